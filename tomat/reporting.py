@@ -1,0 +1,76 @@
+"""What every verb prints and writes alike: JSON reports, progress bars, the console."""
+
+import json
+import math
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+console = Console()
+"""Standard output; a table keeps its width when the output is a pipe or a file."""
+
+
+def to_jsonable(value: Any) -> Any:
+    """`value` with NumPy scalars and arrays, tuples and paths turned into what JSON has; NaN and infinities become None."""
+    if isinstance(value, Mapping):
+        return {str(key): to_jsonable(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [to_jsonable(item) for item in value]
+    if hasattr(value, "tolist"):
+        return to_jsonable(value.tolist())
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, bool | int | str) or value is None:
+        return value
+    return str(value)
+
+
+def dump_json(value: Mapping[str, Any]) -> str:
+    """`value` as JSON text that is the same, byte for byte, for the same content: sorted keys, indent 2, final newline."""
+    return json.dumps(to_jsonable(value), indent=2, sort_keys=True, allow_nan=False) + "\n"
+
+
+def write_text(path: str | os.PathLike[str], text: str) -> None:
+    """Write `text` to the local file `path` in one step: a reader sees the old content or the new, never a part."""
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+        # mkstemp makes private files; a report is as readable as any other file of the user.
+        umask = os.umask(0)
+        os.umask(umask)
+        os.chmod(temporary, 0o666 & ~umask)
+        os.replace(temporary, target)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def write_json(path: str | os.PathLike[str], value: Mapping[str, Any]) -> None:
+    """Write `value` to the local file `path` as `dump_json` gives it, in one step."""
+    write_text(path, dump_json(value))
+
+
+def progress(**columns: str) -> Progress:
+    """A progress bar with count, elapsed and remaining time.
+
+    Args:
+        columns: further columns, name to Rich markup with the task's fields, such as `rate="{task.fields[rate]}"`.
+    """
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        *(TextColumn(markup) for markup in columns.values()),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+        console=console,
+    )

@@ -1,0 +1,355 @@
+"""The configuration of a training run, and how YAML, presets and `--a.b value` overrides become one.
+
+Four layers, each over the one before: tomat's defaults for Levanter's `TrainerConfig`, the model preset, the YAML file,
+the overrides. The result is one frozen `TrainConfig` that alone decides the compiled training step: the planner compiles
+from it what the trainer runs from it.
+"""
+
+import copy
+import dataclasses
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import draccus
+import levanter.config  # noqa: F401  (registers draccus codecs for jmp policies, time deltas and checkpoint policies)
+import mergedeep
+import yaml
+from levanter.models.lm_model import LmConfig
+from levanter.optim.config import AdamConfig, OptimizerConfig
+from levanter.tracker.wandb import WandbConfig
+from levanter.trainer import TrainerConfig
+
+from tomat.errors import TomatError
+from tomat.tokens.patch import LAYOUTS, SequenceLayout
+from tomat.tokens.vocabulary import Vocabulary
+from tomat.training.loader import BlockShuffleConfig
+from tomat.training.loss import LossConfig
+from tomat.training.model import DensityDecoderConfig
+from tomat.training.presets import preset_model
+
+TRAINER_DEFAULTS: dict[str, Any] = {
+    # Levanter would stop on a CPU; whether a run belongs there is the user's `slice`, checked in `run.py`.
+    "require_accelerator": False,
+    # Both write the step's text on every start (tens of MB for 1B); the planner gives the same and more.
+    "log_jaxprs": False,
+    "log_xla_hlo": False,
+    # Levanter's default watches gradients, which compiles a second step.
+    "watch": {"watch_targets": []},
+    # With these options a CPU trace of the demo is 2.7 MB instead of 44 MB, and holds the HLO that the parser needs.
+    "profiler": {
+        "profile_options": {"enable_hlo_proto": True, "python_tracer_level": 0, "host_tracer_level": 2},
+        "upload": {"enabled": False},
+    },
+    "mp": "compute=bfloat16,params=float32,output=bfloat16",
+}
+"""What tomat sets in Levanter's `TrainerConfig` where Levanter's own default does not fit."""
+
+OWNED_BY_TOMAT = {
+    "trainer.id": "run_name",
+    "trainer.log_dir": "output_dir",
+    "trainer.checkpointer.base_path": "output_dir",
+    "trainer.tracker": "trackers",
+    "trainer.wandb": "trackers.wandb",
+    "trainer.mesh.param_mapping": "sharding",
+    "model.max_seq_len": "data.seq_len",
+}
+"""Levanter keys that follow from a tomat key, which is the one to set."""
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """Which tokens a run reads."""
+
+    source: Literal["embedded", "shards"] = "shards"
+    """`embedded`: the densities that ship with tomat, tokenised into the run's folder on first use; `shards`: data sets
+    written by `tomat tokenise`."""
+    train: str | None = None
+    """Folder or `gs://` URL of the training shard set (`source: shards`)."""
+    validation: str | None = None
+    """Folder or `gs://` URL of the validation shard set (`source: shards`)."""
+    layout: str = "v3-p19"
+    """The sequence layout (`tomat/tokens/patch.py`); a shard set with another one is refused."""
+    n_density_tokens: int = 16384
+    """Number of density ids: bins of the Lloyd-Max codec. A shard set with another number is refused."""
+    seq_len: int | None = None
+    """Tokens per sequence that the model reads; None: the layout's context. Shorter cuts each row."""
+    shuffle: BlockShuffleConfig = BlockShuffleConfig()
+    """How rows are shuffled; no cache is built."""
+    verify_checksums: bool = True
+    """Check the checksum of every block as it is read."""
+    patches_per_material: int = 64
+    """Patches drawn from each cell (`source: embedded`)."""
+    codec_objective: Literal["absolute", "squared"] = "absolute"
+    """What the codec fitted to the embedded densities minimises (`source: embedded`)."""
+
+    def __post_init__(self) -> None:
+        if self.layout not in LAYOUTS:
+            raise TomatError(f"data.layout is '{self.layout}'; expected one of {', '.join(sorted(LAYOUTS))}.")
+        if self.source == "shards" and self.train is None:
+            raise TomatError(
+                "data.source is 'shards' but data.train is not set; give the folder or gs:// URL of a shard set "
+                "(`tomat tokenise` writes one), or set data.source=embedded."
+            )
+        if self.source == "embedded" and (self.train or self.validation):
+            raise TomatError(
+                "data.source is 'embedded', yet data.train or data.validation is set; use data.source=shards to read them."
+            )
+        context = self.sequence_layout.context
+        if self.seq_len is not None and not 2 <= self.seq_len <= context:
+            raise TomatError(
+                f"data.seq_len is {self.seq_len}; expected 2 to {context}, the context of layout {self.layout}."
+            )
+        if self.n_density_tokens < 2:
+            raise TomatError(f"data.n_density_tokens is {self.n_density_tokens}; expected at least 2.")
+
+    @property
+    def sequence_layout(self) -> SequenceLayout:
+        """The layout named by `layout`."""
+        return LAYOUTS[self.layout]
+
+    @property
+    def tokens_per_sequence(self) -> int:
+        """`seq_len`, or the layout's context where that is not set."""
+        return self.seq_len if self.seq_len is not None else self.sequence_layout.context
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """The vocabulary with `n_density_tokens` density ids."""
+        return Vocabulary(self.n_density_tokens)
+
+
+@dataclass(frozen=True)
+class TrackersConfig:
+    """Where metrics go besides `metrics.jsonl`, which every run writes."""
+
+    wandb: WandbConfig | None = None
+    """Weights & Biases; None: not used."""
+    tensorboard: bool = False
+    """Write TensorBoard event files under the run's folder (needs the `tensorboard` extra)."""
+
+
+@dataclass(frozen=True)
+class CompilerConfig:
+    """Flags of the XLA compilers, set before the first device is touched. Each belongs in a YAML with its reason."""
+
+    xla_flags: list[str] = field(default_factory=list)
+    """Flags of XLA itself (CPU and GPU), `--xla_...`."""
+    libtpu_args: list[str] = field(default_factory=list)
+    """Flags of the TPU compiler, `--xla_tpu_...`."""
+
+    def __post_init__(self) -> None:
+        for flag in (*self.xla_flags, *self.libtpu_args):
+            if not flag.startswith("--") or " " in flag:
+                raise TomatError(f"compiler flag '{flag}' is not of the form --name=value.")
+
+
+@dataclass(frozen=True)
+class EvaluationConfig:
+    """The evaluation after the last step."""
+
+    patches_per_material: int = 8
+    """Patches drawn from each held-out material; 0: no evaluation at the end."""
+    picture: bool = True
+    """Draw a slice of one held-out material: reference, prediction, difference."""
+    seed: int = 0
+    """Seeds the anchors of the patches."""
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """One training run, whole."""
+
+    run_name: str = "run"
+    """Names the run and its folder; the same name continues the same run."""
+    output_dir: str = "runs"
+    """Folder or `gs://` URL that holds run folders."""
+    purpose: str = ""
+    """What the run is for or which run it reproduces; copied to the run's page."""
+    slice: str | None = None
+    """The TPU slice the run is meant for, such as v6e-16; None: whatever devices are there."""
+    preset: str | None = None
+    """Model preset whose keys lie beneath `model` (`tomat/training/presets.py`)."""
+    data: DataConfig = field(default_factory=lambda: DataConfig(source="embedded"))
+    """The tokens."""
+    model: LmConfig = field(default_factory=lambda: DensityDecoderConfig())
+    """Any Levanter decoder; `type: density_decoder` (Qwen3 with tomat's knobs) by default."""
+    loss: LossConfig = LossConfig()
+    """The loss."""
+    optimizer: OptimizerConfig = field(default_factory=AdamConfig)
+    """Levanter's optimizers and schedules: `lr_schedule` cosine, linear, constant; `warmup`, `decay` (constant with a
+    decay at the end is WSD)."""
+    sharding: Literal["replicated", "zero1", "fsdp"] = "replicated"
+    """`replicated`: parameters and optimizer state whole on every chip. `zero1`: float32 parameters and optimizer state
+    split over the data axis, the compute-precision parameters gathered once per step. `fsdp`: split, and gathered by XLA
+    operation by operation (Levanter's default)."""
+    trackers: TrackersConfig = TrackersConfig()
+    """Metrics beyond `metrics.jsonl`."""
+    compiler: CompilerConfig = CompilerConfig()
+    """XLA flags."""
+    evaluation: EvaluationConfig = EvaluationConfig()
+    """The evaluation after the last step."""
+    trainer: TrainerConfig = field(default_factory=lambda: draccus.decode(TrainerConfig, TRAINER_DEFAULTS))
+    """Levanter's trainer: steps, batch, microbatch (`per_device_parallelism`), mesh, checkpoints, profiler window."""
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", self.run_name):
+            raise TomatError(f"run_name is '{self.run_name}'; expected letters, digits, '.', '_' and '-'.")
+        self.loss.check_layout(self.data.sequence_layout.tokens_per_voxel)
+
+    @property
+    def run_dir(self) -> str:
+        """The run's folder or URL."""
+        return f"{self.output_dir.rstrip('/')}/{self.run_name}"
+
+    @property
+    def seq_len(self) -> int:
+        """Tokens per sequence."""
+        return self.data.tokens_per_sequence
+
+    @property
+    def batch_size(self) -> int:
+        """Sequences per step."""
+        size = self.trainer.train_batch_size
+        if not isinstance(size, int):
+            raise TomatError("trainer.train_batch_size is a schedule; tomat expects one integer.")
+        return size
+
+    def model_config(self) -> LmConfig:
+        """The model's configuration with the run's sequence length."""
+        return dataclasses.replace(self.model, max_seq_len=self.seq_len)
+
+    def trainer_config(self) -> TrainerConfig:
+        """Levanter's trainer configuration with everything that follows from tomat's own keys."""
+        param_mapping = {} if self.sharding == "replicated" else {"embed": "data"}
+        checkpointer = dataclasses.replace(
+            self.trainer.checkpointer, base_path=f"{self.run_dir}/checkpoints", append_run_id_to_base_path=False
+        )
+        return dataclasses.replace(
+            self.trainer,
+            id=self.run_name,
+            log_dir=Path(self.output_dir),
+            checkpointer=checkpointer,
+            mesh=dataclasses.replace(self.trainer.mesh, param_mapping=param_mapping),
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """The whole configuration as plain values that `config_from_dict` reads back as an equal configuration."""
+        values = draccus.encode(self)
+        for key in OWNED_BY_TOMAT:
+            _pop(values, key)
+        return values
+
+
+def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
+    """`["--a.b", "1", "--c=x"]` as `{"a": {"b": 1}, "c": "x"}`; values are read as YAML.
+
+    Raises:
+        TomatError: A word that is no flag, or a flag without a value.
+    """
+    result: dict[str, Any] = {}
+    words = list(overrides)
+    while words:
+        word = words.pop(0)
+        if not word.startswith("--") or len(word) < 3:
+            raise TomatError(f"found '{word}' where an override of the form --a.b VALUE was expected.")
+        name, equals, text = word[2:].partition("=")
+        if not equals:
+            if not words:
+                raise TomatError(f"override --{name} has no value; give one, as in --{name} VALUE.")
+            text = words.pop(0)
+        try:
+            value = yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            raise TomatError(f"the value of --{name} is not YAML: {text!r} ({error}).") from error
+        # YAML 1.1 reads 1e-3 (without a dot) as text, which no user of a learning rate means.
+        if isinstance(value, str) and re.fullmatch(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+", value):
+            value = float(value)
+        *parents, leaf = name.split(".")
+        node = result
+        for parent in parents:
+            node = node.setdefault(parent, {})
+            if not isinstance(node, dict):
+                raise TomatError(f"override --{name} goes below --{parent}, which was given a value of its own.")
+        node[leaf] = value
+    return result
+
+
+def load_config(config_path: str | Path | None, overrides: Sequence[str] = ()) -> TrainConfig:
+    """Read a training configuration.
+
+    Args:
+        config_path: A YAML file; None for the defaults alone.
+        overrides: Words from a command line, such as `["--optimizer.learning_rate", "1e-3"]`.
+
+    Raises:
+        TomatError: A missing or malformed file, an unknown key or preset, a value of the wrong type, or a combination
+            of values that cannot work.
+    """
+    from_file: dict[str, Any] = {}
+    if config_path is not None:
+        path = Path(config_path)
+        try:
+            loaded = yaml.safe_load(path.read_text(encoding="utf-8"))
+        except FileNotFoundError as error:
+            raise TomatError(f"config file {path} does not exist; configs/train/ holds the ones that ship.") from error
+        except (yaml.YAMLError, UnicodeDecodeError, IsADirectoryError) as error:
+            raise TomatError(f"config file {path} is not YAML: {error}") from error
+        if not isinstance(loaded, dict | None):
+            raise TomatError(f"config file {path} holds a {type(loaded).__name__}; expected keys and values.")
+        from_file = loaded or {}
+    return config_from_dict(mergedeep.merge({}, from_file, parse_overrides(overrides)), source=str(config_path))
+
+
+def config_from_dict(values: Mapping[str, Any], source: str = "the configuration") -> TrainConfig:
+    """`TrainConfig` from plain values, with tomat's defaults and the preset beneath them.
+
+    Raises:
+        TomatError: As for `load_config`.
+    """
+    for key, own_key in OWNED_BY_TOMAT.items():
+        if _pop(copy.deepcopy(dict(values)), key):
+            raise TomatError(f"{source} sets {key}, which follows from {own_key}; set {own_key} instead.")
+    preset = values.get("preset")
+    # `density_decoder` is the default type; a preset's keys are fields that every Llama-like decoder has.
+    model: dict[str, Any] = {"type": "density_decoder", **(preset_model(preset) if preset is not None else {})}
+    merged = mergedeep.merge({}, {"trainer": TRAINER_DEFAULTS, "model": model}, dict(values))
+    try:
+        return draccus.decode(TrainConfig, merged)
+    except Exception as error:  # draccus wraps what a dataclass raises, by version and by depth, in several classes
+        cause = _tomat_cause(error)
+        if cause is not None:
+            raise cause from None
+        raise TomatError(f"{source} cannot be read: {' '.join(str(error).split())}") from error
+
+
+def config_hash(config: TrainConfig) -> str:
+    """Twelve hexadecimal digits that name the configuration's content."""
+    text = yaml.safe_dump(config.to_dict(), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def _pop(values: dict[str, Any], dotted: str) -> bool:
+    """Remove the key `a.b` from nested `values`; say whether it was there."""
+    *parents, leaf = dotted.split(".")
+    node: Any = values
+    for part in parents:
+        node = node.get(part)
+        if not isinstance(node, dict):
+            return False
+    if leaf not in node:
+        return False
+    del node[leaf]
+    return True
+
+
+def _tomat_cause(error: BaseException | None) -> TomatError | None:
+    """The TomatError that `error` wraps, if there is one."""
+    while error is not None:
+        if isinstance(error, TomatError):
+            return error
+        error = error.__cause__ or error.__context__
+    return None

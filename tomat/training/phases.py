@@ -1,0 +1,68 @@
+"""Where a run's wall-clock goes between the device steps."""
+
+import inspect
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import jax.monitoring
+
+PHASES = ("compile_seconds", "eval_seconds", "checkpoint_seconds", "profiler_seconds")
+_COMPILE_EVENTS = ("/jax/core/compile/jaxpr_to_mlir_module_duration", "/jax/core/compile/backend_compile_duration")
+"""Events of jax 0.11.1. Tracing is left out: it nests, and its event would count inner functions twice."""
+
+
+class PhaseClock:
+    """Seconds per step for each phase, and for the whole step from one `row` to the next.
+
+    `wall_seconds` of a row is the time since the row before; the phases and `step_seconds` are parts of it, so what is
+    left is data loading, tracking and whatever else the host did. `compile_seconds` lies inside whichever phase
+    compiled, mostly the first step.
+    """
+
+    def __init__(self) -> None:
+        self._seconds = dict.fromkeys(PHASES, 0.0)
+        self._last_row = time.monotonic()
+
+    def timed(self, phase: str, hook: Callable[..., Any]) -> Callable[..., Any]:
+        """`hook`, with its duration counted under `phase`."""
+
+        def run(info: Any, force: bool = False) -> None:
+            started = time.monotonic()
+            try:
+                hook(info, force=force) if _accepts_force(hook) else hook(info)
+            finally:
+                self._seconds[phase] += time.monotonic() - started
+
+        return run
+
+    @contextmanager
+    def listening_to_compiles(self) -> Iterator[None]:
+        """Count what JAX reports as lowering and compiling while the context is open."""
+
+        def listen(event: str, duration_seconds: float, **_: Any) -> None:
+            if event in _COMPILE_EVENTS:
+                self._seconds["compile_seconds"] += duration_seconds
+
+        jax.monitoring.register_event_duration_secs_listener(listen)
+        try:
+            yield
+        finally:
+            jax.monitoring.unregister_event_duration_listener(listen)
+
+    def row(self, step_seconds: float) -> dict[str, float]:
+        """What to log for the step that just ended, and start counting for the next.
+
+        Args:
+            step_seconds: Device step with its dispatch, from the first call to the loss on the host.
+        """
+        now = time.monotonic()
+        row = {"step_seconds": step_seconds, "wall_seconds": now - self._last_row, **self._seconds}
+        self._seconds = dict.fromkeys(PHASES, 0.0)
+        self._last_row = now
+        return row
+
+
+def _accepts_force(hook: Callable[..., Any]) -> bool:
+    return "force" in inspect.signature(hook).parameters

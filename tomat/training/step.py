@@ -1,0 +1,86 @@
+"""The training step: loss, optimizer and Levanter's trainer, built from a `TrainConfig` and nothing else.
+
+The trainer runs this step; the planner compiles the same one for a TPU slice without a TPU.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import haliax as hax
+import jax
+import numpy as np
+from haliax import Axis, NamedArray
+from haliax.partitioning import ResourceMapping
+from jaxtyping import PRNGKeyArray
+from levanter.models.lm_model import LmHeadModel
+from levanter.trainer import Trainer, TrainerConfig
+
+from tomat.tokens.vocabulary import DENSITY_START
+from tomat.training.config import TrainConfig
+from tomat.training.loader import TokenExample
+from tomat.training.loss import LossConfig, density_loss
+from tomat.training.model import causal_activations
+
+
+@dataclass(frozen=True, eq=False)
+class DensityLossFunction:
+    """`loss_fn(model, example, key=None) -> (loss, metrics)` as Levanter's trainer calls it."""
+
+    config: LossConfig
+    n_density_tokens: int
+    gather_mapping: ResourceMapping | None
+    """Axis mapping under which the parameters are gathered before the forward pass (ZeRO-1); None: left as they are."""
+    value_table: np.ndarray
+    """Density of each density id, float32 `[n_density_tokens]`, e/A^3."""
+
+    def __call__(
+        self, model: LmHeadModel, example: TokenExample, *, key: PRNGKeyArray | None = None
+    ) -> tuple[jax.Array, dict]:
+        """Loss of one (micro)batch, a float32 scalar, and its metrics.
+
+        Args:
+            model: The decoder in compute precision.
+            example: `tokens`, int32 `[batch, position]`.
+            key: Randomness for models that use some.
+        """
+        if self.gather_mapping is not None:
+            model = hax.shard(model, self.gather_mapping)
+        hidden: NamedArray = causal_activations(model, example.tokens, key=key)
+        return density_loss(
+            hidden,
+            model.get_lm_head(),
+            example.tokens,
+            config=self.config,
+            value_table=self.value_table,
+            density_start=DENSITY_START,
+            n_density_tokens=self.n_density_tokens,
+        )
+
+
+def build_loss_function(config: TrainConfig, value_table: np.ndarray) -> DensityLossFunction:
+    """The loss function of a run.
+
+    Args:
+        config: The run.
+        value_table: float32 `[n_density_tokens]`, e/A^3.
+    """
+    gather = config.trainer_config().compute_axis_mapping if config.sharding == "zero1" else None
+    return DensityLossFunction(config.loss, config.data.n_density_tokens, gather, value_table)
+
+
+def build_trainer(config: TrainConfig, trainer_config: TrainerConfig, value_table: np.ndarray) -> Trainer:
+    """Levanter's trainer with tomat's loss and the configured optimizer, without hooks.
+
+    Args:
+        config: The run.
+        trainer_config: `config.trainer_config()`, initialised.
+        value_table: float32 `[n_density_tokens]`, e/A^3.
+    """
+    optimizer = config.optimizer.build(trainer_config.num_train_steps)
+    return Trainer(trainer_config, optimizer, build_loss_function(config, value_table), add_default_hooks=False)
+
+
+def model_initialiser(config: TrainConfig, key: PRNGKeyArray) -> Callable[[], LmHeadModel]:
+    """A function without arguments that builds the model with freshly drawn weights."""
+    vocab = Axis("vocab", config.data.vocabulary.size)
+    return lambda: config.model_config().build(vocab, key=key)

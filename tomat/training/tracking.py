@@ -1,0 +1,167 @@
+"""What a run says about itself while it trains: `metrics.jsonl`, one JSON object a step, and the progress display."""
+
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+from levanter.tracker.tracker import NoopTracker, Tracker, TrackerConfig
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+from tomat.reporting import console, to_jsonable
+
+METRICS_FILE = "metrics.jsonl"
+
+
+def truncate_metrics(path: Path, first_step: int) -> int:
+    """Drop the lines of `path` at and after `first_step`, so that a resumed run logs every step exactly once.
+
+    A last line cut short by a kill is dropped as well.
+
+    Returns:
+        The number of lines that were dropped.
+    """
+    if not path.exists():
+        return 0
+    kept, dropped = [], 0
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            step = json.loads(line)["step"]
+        except (json.JSONDecodeError, KeyError, TypeError):
+            dropped += 1
+            continue
+        if step < first_step:
+            kept.append(line)
+        else:
+            dropped += 1
+    if dropped:
+        temporary = path.with_suffix(".tmp")
+        temporary.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
+        temporary.replace(path)
+    return dropped
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """The lines of a `metrics.jsonl`, in order of step; a last line cut short is left out."""
+    rows = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            rows.append(json.loads(line))
+        except json.JSONDecodeError:
+            continue
+    return sorted(rows, key=lambda row: row["step"])
+
+
+class JsonLinesTracker(Tracker):
+    """Gathers what is logged for a step and writes it as one line once the next step, or the end, comes."""
+
+    name = "jsonl"
+
+    def __init__(self, path: Path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.path = path
+        self._step: int | None = None
+        self._pending: dict[str, Any] = {}
+
+    def log_hyperparameters(self, hparams: Mapping[str, Any]) -> None:
+        """Hyperparameters are in the run's config.yaml."""
+
+    def log(self, metrics: Mapping[str, Any], *, step: int | None, commit: bool | None = None) -> None:
+        """Add `metrics` to the line of `step`; metrics without a step are left to the other trackers."""
+        del commit
+        if step is None:
+            return
+        step = int(step)
+        if self._step is not None and step != self._step:
+            self._flush()
+        self._step = step
+        self._pending.update(jax.device_get(dict(metrics)))
+
+    def log_summary(self, metrics: Mapping[str, Any]) -> None:
+        """Summaries are in the run's page."""
+
+    def log_artifact(self, artifact_path: Any, *, name: str | None = None, type: str | None = None) -> None:
+        """Artifacts are in the run's folder already."""
+
+    def _flush(self) -> None:
+        if self._step is not None and self._pending:
+            line = json.dumps(to_jsonable({"step": self._step, **self._pending}), sort_keys=True, allow_nan=False)
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(line + "\n")
+        self._pending = {}
+        self._step = None
+
+    def finish(self) -> None:
+        """Write the last line."""
+        self._flush()
+
+
+@TrackerConfig.register_subclass("tomat_jsonl")
+@dataclass
+class JsonLinesTrackerConfig(TrackerConfig):
+    """Writes `metrics.jsonl` on the first process."""
+
+    path: str = METRICS_FILE
+    """The file."""
+
+    def init(self, run_id: str | None) -> Tracker:
+        """The tracker on process 0, and one that does nothing elsewhere."""
+        return JsonLinesTracker(Path(self.path)) if jax.process_index() == 0 else NoopTracker()
+
+
+class TrainingProgress:
+    """A bar with loss, tokens/s, MFU and time left on a terminal; a line every `line_seconds` elsewhere.
+
+    MFU shows as `-` where the chip's peak is not known.
+    """
+
+    def __init__(self, total_steps: int, first_step: int, line_seconds: float = 10.0):
+        self._total = total_steps
+        self._first = first_step
+        self._line_seconds = line_seconds
+        self._started = time.monotonic()
+        self._last_line = 0.0
+        self._bar: Progress | None = None
+        self._task: TaskID | None = None
+        if console.is_terminal and jax.process_index() == 0:
+            self._bar = Progress(
+                TextColumn("train"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TextColumn("loss {task.fields[loss]}  {task.fields[rate]} tokens/s  MFU {task.fields[mfu]}"),
+                TextColumn("left"),
+                TimeRemainingColumn(),
+                console=console,
+            )
+            self._task = self._bar.add_task("train", total=total_steps, completed=first_step, loss="-", rate="-", mfu="-")
+            self._bar.start()
+
+    def update(self, next_step: int, loss: float, tokens_per_second: float, mfu: float | None) -> None:
+        """Show the state after `next_step` steps."""
+        if jax.process_index() != 0:
+            return
+        fields = {
+            "loss": f"{loss:.4f}",
+            "rate": f"{tokens_per_second:,.0f}",
+            "mfu": "-" if mfu is None else f"{100 * mfu:.1f} %",
+        }
+        if self._bar is not None and self._task is not None:
+            self._bar.update(self._task, completed=next_step, **fields)
+            return
+        now = time.monotonic()
+        if next_step in (self._first + 1, self._total) or now - self._last_line >= self._line_seconds:
+            self._last_line = now
+            done = next_step - self._first
+            left_seconds = (now - self._started) / done * (self._total - next_step)
+            console.print(
+                f"step {next_step}/{self._total}  loss {fields['loss']}  {fields['rate']} tokens/s  "
+                f"MFU {fields['mfu']}  left {left_seconds:.0f} s"
+            )
+
+    def close(self) -> None:
+        """Leave the terminal as it was."""
+        if self._bar is not None:
+            self._bar.stop()

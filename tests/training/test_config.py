@@ -1,0 +1,83 @@
+"""Layers of configuration: defaults, preset, YAML, overrides; and what is refused."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tomat.errors import TomatError
+from tomat.training.config import config_from_dict, config_hash, load_config, parse_overrides
+
+CONFIGS = Path(__file__).parents[2] / "configs" / "train"
+
+
+def test_overrides_nest_and_read_yaml_values():
+    words = ["--a.b", "1", "--a.c=x", "--d", "[1, 2]", "--lr", "1e-3", "--flag", "true"]
+    assert parse_overrides(words) == {"a": {"b": 1, "c": "x"}, "d": [1, 2], "lr": 1e-3, "flag": True}
+
+
+@pytest.mark.parametrize("words", [["a.b", "1"], ["--a.b"], ["--"], ["--a", "{"], ["--a", "1", "--a.b", "2"]])
+def test_malformed_overrides_are_refused(words):
+    with pytest.raises(TomatError):
+        parse_overrides(words)
+
+
+def test_overrides_lie_over_yaml_which_lies_over_the_preset(tmp_path):
+    path = tmp_path / "c.yaml"
+    path.write_text("preset: 200m\ndata: {source: embedded}\nmodel: {num_layers: 3}\noptimizer: {learning_rate: 0.5}\n")
+    config = load_config(path, ["--optimizer.learning_rate", "1e-4"])
+    assert config.model.num_layers == 3  # from the file
+    assert config.model.hidden_dim == 1024  # from the preset
+    assert config.optimizer.learning_rate == 1e-4  # from the override
+    assert config.trainer.log_jaxprs is False  # tomat's default over Levanter's
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
+def test_shipped_configs_load_and_survive_a_round_trip(path):
+    config = load_config(path)
+    again = config_from_dict(yaml.safe_load(yaml.safe_dump(config.to_dict())))
+    assert again.to_dict() == config.to_dict()
+    assert config_hash(again) == config_hash(config)
+    assert config.purpose
+    assert config.run_name == path.stem
+
+
+@pytest.mark.parametrize(
+    "words, expected",
+    [
+        (["--preset", "3t"], "preset"),
+        (["--no_such_key", "1"], "no_such_key"),
+        (["--trainer.no_such_key", "1"], "no_such_key"),
+        (["--trainer.num_train_steps", "many"], "num_train_steps"),
+        (["--sharding", "diagonal"], "sharding"),
+        (["--data.layout", "v9"], "v3-p19"),
+        (["--data.seq_len", "100000"], "seq_len"),
+        (["--data.source", "shards"], "data.train"),
+        (["--run_name", "a/b"], "run_name"),
+        (["--trainer.id", "x"], "run_name"),
+        (["--trainer.mesh.param_mapping", "{embed: data}"], "sharding"),
+        (["--compiler.libtpu_args", "[oops]"], "--name=value"),
+    ],
+)
+def test_bad_values_are_one_error_that_names_the_key(words, expected):
+    with pytest.raises(TomatError, match=expected) as caught:
+        load_config(CONFIGS / "demo.yaml", words)
+    assert "\n" not in str(caught.value)
+
+
+def test_missing_and_malformed_files_are_refused(tmp_path):
+    with pytest.raises(TomatError, match="does not exist"):
+        load_config(tmp_path / "none.yaml")
+    path = tmp_path / "list.yaml"
+    path.write_text("- 1\n")
+    with pytest.raises(TomatError, match="list"):
+        load_config(path)
+    path.write_text("a: [1\n")
+    with pytest.raises(TomatError, match="not YAML"):
+        load_config(path)
+
+
+@pytest.mark.parametrize("sharding, mapping", [("replicated", {}), ("zero1", {"embed": "data"}), ("fsdp", {"embed": "data"})])
+def test_sharding_decides_where_parameters_lie(sharding, mapping):
+    config = load_config(CONFIGS / "demo.yaml", ["--sharding", sharding])
+    assert config.trainer_config().mesh.param_mapping == mapping

@@ -1,0 +1,87 @@
+"""Fractional coordinates in [0, 1) as three tokens: sign and exponent, then two bytes of the mantissa.
+
+A coordinate is rounded to a float32 whose mantissa keeps 16 of its 23 bits; the 9 bits of sign and exponent are the
+first token (512 values), the upper and the lower byte of the mantissa the second and third (256 values each). Near 0
+the precision is relative, so that an atom displaced by 1e-6 from the origin is not at the origin.
+"""
+
+import numpy as np
+
+from tomat.errors import TomatError
+
+N_EXPONENT_IDS = 512
+N_BYTE_IDS = 256
+TOKENS_PER_COORDINATE = 3
+N_IDS = N_EXPONENT_IDS + 2 * N_BYTE_IDS
+
+MANTISSA_BITS_KEPT = 16
+_DROPPED_BITS = 23 - MANTISSA_BITS_KEPT
+
+MAX_ERROR = 2.0**-18
+"""Largest |decode(encode(x)) - x| modulo 1: half a step of 2^-17, the step between 1/2 and 1 with 16 mantissa bits."""
+
+
+def encode_positions(frac_coords: np.ndarray) -> np.ndarray:
+    """Three ids for each coordinate, nearest rounding; a coordinate that rounds to 1 becomes 0, which is the same
+    place.
+
+    Args:
+        frac_coords: float [...], in [0, 1).
+
+    Returns:
+        uint16 [..., 3], values in [0, 512), [512, 768) and [768, 1024).
+
+    Raises:
+        TomatError: if a coordinate lies outside [0, 1].
+    """
+    coords = np.ascontiguousarray(frac_coords, dtype=np.float64).reshape(np.shape(frac_coords))
+    if not np.all((coords >= 0) & (coords <= 1)):
+        bad = coords[~((coords >= 0) & (coords <= 1))].flat[0]
+        raise TomatError(
+            f"A fractional coordinate is {bad:g}; expected [0, 1). Wrap the coordinates into the cell first."
+        )
+    # Round in float64, whose mantissa has 52 bits, to 16 of them; the result is exact in float32 (below 2^-126 it loses
+    # bits again, which moves an atom by less than 1e-38).
+    wide = coords.view(np.uint64)
+    wide = (wide + np.uint64(1 << (51 - MANTISSA_BITS_KEPT))) >> np.uint64(52 - MANTISSA_BITS_KEPT)
+    rounded = (wide << np.uint64(52 - MANTISSA_BITS_KEPT)).view(np.float64).astype(np.float32)
+    bits = np.atleast_1d(rounded).view(np.uint32).reshape(coords.shape) >> np.uint32(_DROPPED_BITS)
+    one = np.float32(1).view(np.uint32) >> np.uint32(_DROPPED_BITS)
+    # Also takes -0.0, whose sign bit makes it larger than 1, to 0.
+    bits = np.where(bits >= one, np.uint32(0), bits)
+    return np.stack(
+        [
+            bits >> np.uint32(16),
+            N_EXPONENT_IDS + ((bits >> np.uint32(8)) & np.uint32(0xFF)),
+            N_EXPONENT_IDS + N_BYTE_IDS + (bits & np.uint32(0xFF)),
+        ],
+        axis=-1,
+    ).astype(np.uint16)
+
+
+def decode_positions(ids: np.ndarray) -> np.ndarray:
+    """The coordinates that `encode_positions` rounded to, exactly: `encode_positions(decode_positions(ids)) == ids`.
+
+    Args:
+        ids: integers [..., 3] as `encode_positions` gives them.
+
+    Returns:
+        float64 [...], in [0, 1).
+
+    Raises:
+        TomatError: if an id is out of its group's range, or the coordinate it makes is not in [0, 1).
+    """
+    ids = np.asarray(ids, dtype=np.int64)
+    starts = np.array([0, N_EXPONENT_IDS, N_EXPONENT_IDS + N_BYTE_IDS])
+    counts = np.array([N_EXPONENT_IDS, N_BYTE_IDS, N_BYTE_IDS])
+    parts = ids - starts
+    if np.any((parts < 0) | (parts >= counts)):
+        raise TomatError(
+            "The position ids are not (sign and exponent, byte, byte) triples: expected ids in [0, 512), [512, 768) "
+            "and [768, 1024) in turn. The sequence is damaged, or was written by another position codec."
+        )
+    bits = parts[..., 0] << 16 | parts[..., 1] << 8 | parts[..., 2]
+    if np.any(bits >= int(np.float32(1).view(np.uint32)) >> _DROPPED_BITS):
+        raise TomatError("A position triple decodes to a coordinate outside [0, 1). The sequence is damaged.")
+    values = np.atleast_1d((bits << _DROPPED_BITS).astype(np.uint32)).view(np.float32)
+    return values.astype(np.float64).reshape(bits.shape)

@@ -1,0 +1,319 @@
+"""What is in a data set of tokens: which row holds which patch of which material, laid out before the first token.
+
+Rows run material by material, `patches_per_material` each, in the order the materials were given. The anchors of a
+material follow from the data set's seed and the material's name alone, so any worker writes any rows.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from functools import cached_property
+from typing import Any, Self
+
+import numpy as np
+
+from tomat.codec.base import DensityCodec, check_unit
+from tomat.errors import TomatError
+from tomat.tokens.layouts import SequenceLayout
+from tomat.tokens.vocabulary import VOCABULARY_VERSION
+
+SHARD_FORMAT_VERSION = 1
+DEFAULT_BLOCK_ROWS = 64
+
+CHECKSUM = "sha256 of the chunk's rows as little-endian uint16, without the padding of the last chunk"
+"""Of the decoded rows: the loader checks what it has read without reading it twice, and another compressor makes the
+same checksums. Damage of the stored object itself is caught by its crc32c."""
+
+
+@dataclass(frozen=True)
+class MaterialRows:
+    """The rows of one material."""
+
+    material_id: str
+    row_start: int
+    row_end: int
+    """One past the last row."""
+    anchors_seed: str
+    """Philox key of the anchors, 32 hexadecimal digits."""
+    grid_shape: tuple[int, int, int]
+    """Voxels of the whole cell."""
+
+
+@dataclass(frozen=True)
+class SkippedMaterial:
+    """A material without rows."""
+
+    material_id: str
+    reason: str
+
+
+def anchors_seed(seed: int, material_id: str) -> str:
+    """Philox key (128 bits, 32 hexadecimal digits) of a material's anchors."""
+    return hashlib.sha256(f"{seed}:{material_id}".encode()).hexdigest()[:32]
+
+
+def draw_anchors(key: str, grid_shape: Sequence[int], count: int) -> np.ndarray:
+    """The anchors of a material, in random order; all different where the grid has `count` voxels or more.
+
+    Philox's raw 64-bit stream is fixed by its definition (Salmon et al., 2011, "Parallel random numbers: as easy as
+    1, 2, 3") whatever the NumPy version; the draws on top are made here for the same reason. A voxel is
+    floor(53 random bits x voxels / 2^53): uneven by less than 2^-22 even for 2^31 voxels.
+
+    Args:
+        key: from `anchors_seed`.
+        grid_shape: voxels along each side.
+        count: number of anchors.
+
+    Returns:
+        int64 [count, 3].
+    """
+    n_voxels = int(np.prod(grid_shape, dtype=np.int64))
+    philox = np.random.Philox(key=int(key, 16))
+    if n_voxels <= 4 * count:
+        # Whole random permutations, one after another: each voxel is used once before any is used twice.
+        rounds = -(-count // n_voxels)
+        order = [np.argsort(philox.random_raw(n_voxels), kind="stable") for _ in range(rounds)]
+        flat = np.concatenate(order)[:count]
+    else:
+        flat = np.empty(0, dtype=np.int64)
+        while len(flat) < count:
+            fraction = (philox.random_raw(count) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+            flat = np.concatenate([flat, np.floor(fraction * n_voxels).astype(np.int64)])
+            _, first = np.unique(flat, return_index=True)
+            flat = flat[np.sort(first)]
+        flat = flat[:count]
+    return np.stack(np.unravel_index(flat, tuple(grid_shape)), axis=1).astype(np.int64)
+
+
+@dataclass(frozen=True)
+class ShardManifest:
+    """The contents of a data set; without checksums and not complete, the plan of one."""
+
+    split: str
+    """Name of the split the set is, such as `train`; may be empty."""
+    layout: SequenceLayout
+    """The layout of every row."""
+    rows: int
+    """Rows in all; those that pad the last chunk do not count."""
+    block_rows: int
+    """Rows of a chunk, the block of a shuffle."""
+    codec_sha256: str
+    """Hash of the codec beside the manifest."""
+    n_density_tokens: int
+    """Ids of the codec."""
+    unit: str
+    """Unit of the codec's densities."""
+    patches_per_material: int
+    """Rows of each material, M."""
+    seed: int
+    """Seed of the anchors."""
+    materials: tuple[MaterialRows, ...]
+    """In order of their rows."""
+    skipped: tuple[SkippedMaterial, ...] = ()
+    """Materials that cannot be tokenised, each with its reason."""
+    chunk_checksums: tuple[str, ...] = ()
+    """One for each chunk, as `CHECKSUM` says; empty in a plan."""
+    complete: bool = False
+    """True once every chunk is written."""
+    format_version: int = field(default=SHARD_FORMAT_VERSION)
+    vocabulary_version: int = field(default=VOCABULARY_VERSION)
+
+    def __post_init__(self) -> None:
+        check_unit(self.unit, "The shard set")
+        if self.block_rows < 1 or self.patches_per_material < 1:
+            raise TomatError(
+                f"A shard set has block_rows {self.block_rows} and patches_per_material {self.patches_per_material}; "
+                "expected at least 1 each."
+            )
+        expected = 0
+        for material in self.materials:
+            if material.row_start != expected or material.row_end <= material.row_start:
+                raise TomatError(
+                    f"The manifest is damaged: the rows of {material.material_id} are {material.row_start} to "
+                    f"{material.row_end}, expected them to begin at {expected}."
+                )
+            expected = material.row_end
+        if expected != self.rows:
+            raise TomatError(f"The manifest is damaged: it says {self.rows} rows, its materials have {expected}.")
+        if self.complete and len(self.chunk_checksums) != self.n_chunks:
+            raise TomatError(
+                f"The manifest is damaged: it has {len(self.chunk_checksums)} checksums for {self.n_chunks} chunks."
+            )
+
+    @property
+    def context(self) -> int:
+        """Tokens of a row."""
+        return self.layout.context
+
+    @property
+    def n_chunks(self) -> int:
+        """Chunks of the array, the last one padded."""
+        return -(-self.rows // self.block_rows)
+
+    def chunk_rows(self, chunk: int) -> tuple[int, int]:
+        """First row, and one past the last, of a chunk."""
+        return chunk * self.block_rows, min((chunk + 1) * self.block_rows, self.rows)
+
+    @cached_property
+    def row_ends(self) -> np.ndarray:
+        """int64 [materials]: one past the last row of each."""
+        return np.array([material.row_end for material in self.materials], dtype=np.int64)
+
+    def material_indices(self, rows: np.ndarray) -> np.ndarray:
+        """Index into `materials` of each row; int64, the shape of `rows`.
+
+        Raises:
+            TomatError: if a row is not in the set.
+        """
+        rows = np.asarray(rows, dtype=np.int64)
+        if rows.size and not 0 <= rows.min() <= rows.max() < self.rows:
+            raise TomatError(
+                f"Rows {rows.min()} to {rows.max()} were asked for; the set has rows 0 to {self.rows - 1}."
+            )
+        return np.searchsorted(self.row_ends, rows, side="right")
+
+    def anchors(self, material: MaterialRows) -> np.ndarray:
+        """int64 [rows of the material, 3]: the anchor of each of its rows."""
+        return draw_anchors(material.anchors_seed, material.grid_shape, material.row_end - material.row_start)
+
+    def identity(self) -> dict[str, Any]:
+        """All that decides the tokens, as `plan_identity` gives it."""
+        return plan_identity(
+            [entry.material_id for entry in (*self.materials, *self.skipped)],
+            layout=self.layout,
+            codec_sha256=self.codec_sha256,
+            patches_per_material=self.patches_per_material,
+            seed=self.seed,
+            split=self.split,
+            block_rows=self.block_rows,
+        )
+
+    def to_text(self) -> str:
+        """JSON text, the same for the same manifest, one material or checksum a line."""
+        content = asdict(self) | {"context": self.context, "checksum": CHECKSUM}
+        parts = []
+        for key in sorted(content):
+            value = content[key]
+            if isinstance(value, tuple) and value:
+                items = ",\n  ".join(json.dumps(item, sort_keys=True) for item in value)
+                parts.append(f' "{key}": [\n  {items}\n ]')
+            else:
+                parts.append(f' "{key}": {json.dumps(value, sort_keys=True)}')
+        return "{\n" + ",\n".join(parts) + "\n}\n"
+
+    @classmethod
+    def from_text(cls, text: str | bytes, source: str) -> Self:
+        """The manifest in `to_text`'s JSON.
+
+        Raises:
+            TomatError: if it is none, of another version, or contradicts itself.
+        """
+        again = "Copy or tokenise the set again."
+        try:
+            content: Mapping[str, Any] = json.loads(text)
+            version = content["format_version"], content["vocabulary_version"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise TomatError(
+                f"{source} is not a manifest of a shard set ({type(error).__name__}: {error}). {again}"
+            ) from error
+        if version != (SHARD_FORMAT_VERSION, VOCABULARY_VERSION):
+            raise TomatError(
+                f"{source} has format version {version[0]} and vocabulary version {version[1]}; this tomat reads "
+                f"{SHARD_FORMAT_VERSION} and {VOCABULARY_VERSION}. Tokenise the set again, or use the tomat that wrote "
+                "it."
+            )
+        try:
+            values = {f.name: content[f.name] for f in fields(cls)}
+            values["layout"] = SequenceLayout(**values["layout"])
+            values["materials"] = tuple(
+                MaterialRows(**{**item, "grid_shape": tuple(item["grid_shape"])}) for item in values["materials"]
+            )
+            values["skipped"] = tuple(SkippedMaterial(**item) for item in values["skipped"])
+            values["chunk_checksums"] = tuple(values["chunk_checksums"])
+            return cls(**values)
+        except (KeyError, TypeError, ValueError) as error:
+            raise TomatError(f"{source} is a damaged manifest ({type(error).__name__}: {error}). {again}") from error
+
+
+def plan_identity(
+    material_ids: Iterable[str],
+    *,
+    layout: SequenceLayout,
+    codec_sha256: str,
+    patches_per_material: int,
+    seed: int,
+    split: str,
+    block_rows: int,
+) -> dict[str, Any]:
+    """All that decides the tokens of a data set, but for the order of its materials: plans alike here are of one "
+    "set."""
+    return {
+        "layout": asdict(layout),
+        "codec": codec_sha256,
+        "patches_per_material": patches_per_material,
+        "seed": seed,
+        "split": split,
+        "block_rows": block_rows,
+        "materials": sorted(material_ids),
+    }
+
+
+def plan_rows(
+    materials: Iterable[tuple[str, Sequence[int]]],
+    *,
+    layout: SequenceLayout,
+    codec: DensityCodec,
+    patches_per_material: int,
+    seed: int,
+    split: str = "",
+    skipped: Iterable[SkippedMaterial] = (),
+    block_rows: int = DEFAULT_BLOCK_ROWS,
+) -> ShardManifest:
+    """Lay out the rows of a data set: the manifest, not complete and without checksums.
+
+    Args:
+        materials: name and grid shape of each material that can be tokenised, in the order of their rows.
+        layout, codec: of every row.
+        patches_per_material: rows of each material, M.
+        seed: of the anchors.
+        split: name of the split.
+        skipped: the materials left out, with reasons.
+        block_rows: rows of a chunk.
+
+    Raises:
+        TomatError: if no material is left, or one is named twice.
+    """
+    if patches_per_material < 1:
+        raise TomatError(f"patches_per_material is {patches_per_material}; expected at least 1.")
+    skipped = tuple(skipped)
+    entries = [
+        MaterialRows(
+            material_id=material_id,
+            row_start=i * patches_per_material,
+            row_end=(i + 1) * patches_per_material,
+            anchors_seed=anchors_seed(seed, material_id),
+            grid_shape=(int(shape[0]), int(shape[1]), int(shape[2])),
+        )
+        for i, (material_id, shape) in enumerate(materials)
+    ]
+    names = [entry.material_id for entry in entries] + [entry.material_id for entry in skipped]
+    if len(set(names)) < len(names):
+        twice = next(name for i, name in enumerate(names) if name in names[:i])
+        raise TomatError(f"Material {twice} is named twice; name each material once.")
+    if not entries:
+        first = f" The first reason: {skipped[0].material_id}: {skipped[0].reason}" if skipped else ""
+        raise TomatError(f"There is nothing to tokenise: {len(skipped)} materials were skipped, none is left.{first}")
+    return ShardManifest(
+        split=split,
+        layout=layout,
+        rows=len(entries) * patches_per_material,
+        block_rows=block_rows,
+        codec_sha256=codec.sha256,
+        n_density_tokens=codec.n_density_tokens,
+        unit=codec.unit,
+        patches_per_material=patches_per_material,
+        seed=seed,
+        materials=tuple(entries),
+        skipped=skipped,
+    )

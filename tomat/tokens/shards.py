@@ -1,0 +1,223 @@
+"""A data set of tokens on disk or in a bucket: `tokens.zarr`, `manifest.json`, `codec.json`.
+
+The array is Zarr v3, uint16 [rows, context], a chunk for each block of rows, so that a block is one object. Opening
+reads the manifest and the codec and no tokens; whether a block is whole is checked when it is read.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import tensorstore as ts
+
+from tomat.codec.base import DensityCodec, codec_from_text
+from tomat.errors import TomatError
+from tomat.tokens.layouts import SequenceLayout
+from tomat.tokens.manifest import MaterialRows, ShardManifest, plan_rows
+from tomat.tokens.store import ARRAY_NAME, CODEC_NAME, MANIFEST_NAME, PROGRESS_PREFIX, Store, short_message
+from tomat.tokens.vocabulary import BOS
+from tomat.tokens.writer import finalise, rows_checksum, start_shards, write_chunk, write_shards
+
+__all__ = [
+    "ShardManifest",
+    "ShardSet",
+    "finalise",
+    "open_shards",
+    "plan_rows",
+    "start_shards",
+    "write_chunk",
+    "write_shards",
+]
+
+
+@dataclass(frozen=True, eq=False)
+class ShardSet:
+    """An open, complete data set; made by `open_shards`."""
+
+    url: str
+    """Where it lies, with a final slash."""
+    manifest: ShardManifest
+    codec: DensityCodec
+    array: ts.TensorStore
+    """uint16 [rows, context]."""
+
+    @property
+    def layout(self) -> SequenceLayout:
+        """The layout of every row."""
+        return self.manifest.layout
+
+    @property
+    def rows(self) -> int:
+        """Number of rows."""
+        return self.manifest.rows
+
+    @property
+    def context(self) -> int:
+        """Tokens of a row."""
+        return self.manifest.context
+
+    @property
+    def block_rows(self) -> int:
+        """Rows of a block (a chunk); the last block may have fewer."""
+        return self.manifest.block_rows
+
+    @property
+    def n_blocks(self) -> int:
+        """Number of blocks."""
+        return self.manifest.n_chunks
+
+    def read_block(self, block: int, *, verify: bool = False) -> ts.Future:
+        """Start reading a block.
+
+        Args:
+            block: index, 0 to n_blocks - 1.
+            verify: also compare the rows with the manifest's checksum (a stored object that is damaged or gone is
+                noticed in any case, by its crc32c and by rows that do not begin with BOS).
+
+        Returns:
+            A future of uint16 [rows of the block, context]; its result raises TomatError, naming the chunk, if the
+            chunk is missing or damaged.
+
+        Raises:
+            TomatError: if there is no such block.
+        """
+        if not 0 <= block < self.n_blocks:
+            raise TomatError(f"Block {block} was asked for; {self.url} has blocks 0 to {self.n_blocks - 1}.")
+        start, stop = self.manifest.chunk_rows(block)
+        promise, future = ts.Promise.new()
+
+        def on_read(read: ts.Future) -> None:
+            try:
+                promise.set_result(self._checked(block, read.result, verify))
+            # Anything that goes wrong belongs to whoever waits for the block: an exception lost in TensorStore's thread
+            # would leave the future open for ever.
+            except BaseException as error:
+                promise.set_exception(error)
+
+        self.array[start:stop].read().add_done_callback(on_read)
+        return future
+
+    def _checked(self, block: int, result: Callable[[], np.ndarray], verify: bool) -> np.ndarray:
+        where = f"Chunk {block} of {self.url}{ARRAY_NAME} (object c/{block}/0)"
+        repair = "Copy this chunk again from where the set came from, or tokenise the set again."
+        try:
+            rows = result()
+        except (ValueError, OSError) as error:
+            raise TomatError(f"{where} cannot be read: {short_message(error)}. {repair}") from error
+        # TensorStore reads a chunk that is not there as zeros, and every row begins with BOS.
+        if not np.all(rows[:, 0] == BOS):
+            state = "is missing" if not rows.any() else "is damaged: a row does not begin with BOS"
+            raise TomatError(f"{where} {state}. {repair}")
+        if verify:
+            found, expected = rows_checksum(rows), self.manifest.chunk_checksums[block]
+            if found != expected:
+                raise TomatError(
+                    f"{where} is damaged: its checksum is {found[:12]}..., expected {expected[:12]}... {repair}"
+                )
+        return rows
+
+    def read_rows(self, start: int, stop: int) -> np.ndarray:
+        """Rows start to stop - 1: uint16 [stop - start, context].
+
+        Raises:
+            TomatError: if there are no such rows, or a chunk is missing or damaged.
+        """
+        if not 0 <= start <= stop <= self.rows:
+            raise TomatError(f"Rows {start} to {stop} were asked for; {self.url} has {self.rows} rows.")
+        blocks = range(start // self.block_rows, -(-stop // self.block_rows)) if stop > start else range(0)
+        futures = [self.read_block(block) for block in blocks]
+        rows = [future.result() for future in futures]
+        if not rows:
+            return np.empty((0, self.context), dtype=np.uint16)
+        first = blocks[0] * self.block_rows
+        return np.concatenate(rows)[start - first : stop - first]
+
+    def material_of_row(self, row: int) -> MaterialRows:
+        """The material a row belongs to.
+
+        Raises:
+            TomatError: if there is no such row.
+        """
+        return self.manifest.materials[int(self.material_of_rows(np.array(row)))]
+
+    def material_of_rows(self, rows: np.ndarray) -> np.ndarray:
+        """Index into `manifest.materials` of each row; int64, the shape of `rows`."""
+        return self.manifest.material_indices(rows)
+
+    def anchor_of_row(self, row: int) -> tuple[int, int, int]:
+        """First voxel, in the cell, of the row's patch."""
+        material = self.material_of_row(row)
+        x, y, z = self.manifest.anchors(material)[row - material.row_start].tolist()
+        return x, y, z
+
+    def verify(self, on_block: Callable[[], None] | None = None) -> int:
+        """Read every block and compare it with its checksum, a few blocks ahead.
+
+        Args:
+            on_block: called after each block.
+
+        Returns:
+            Number of blocks, all whole.
+
+        Raises:
+            TomatError: naming the first chunk that is missing or damaged, and how many there are.
+        """
+        errors: list[TomatError] = []
+        ahead = 8
+        pending = [self.read_block(block, verify=True) for block in range(min(ahead, self.n_blocks))]
+        for block in range(self.n_blocks):
+            try:
+                pending.pop(0).result()
+            except TomatError as error:
+                errors.append(error)
+            if block + ahead < self.n_blocks:
+                pending.append(self.read_block(block + ahead, verify=True))
+            if on_block is not None:
+                on_block()
+        if errors:
+            raise TomatError(f"{len(errors)} of {self.n_blocks} chunks are missing or damaged. The first: {errors[0]}")
+        return self.n_blocks
+
+
+def open_shards(place: str | Path) -> ShardSet:
+    """Open a data set for reading.
+
+    Args:
+        place: folder, or `file://` or `gs://` URL.
+
+    Raises:
+        TomatError: if there is no data set, it is of another version or not complete, or its array or codec is not the
+            manifest's.
+    """
+    store = Store(place)
+    content = store.read(MANIFEST_NAME)
+    if content is None:
+        raise TomatError(
+            f"{store.url} holds no shard set: there is no {MANIFEST_NAME}. Write one with `tomat tokenise`."
+        )
+    manifest = ShardManifest.from_text(content, store.url + MANIFEST_NAME)
+    if not manifest.complete:
+        written = len(store.names(PROGRESS_PREFIX))
+        raise TomatError(
+            f"The shard set {store.url} is not complete: {written} of {manifest.n_chunks} chunks are written. Run the "
+            "command that writes it again; it goes on where it stopped."
+        )
+    codec_text = store.read(CODEC_NAME)
+    if codec_text is None:
+        raise TomatError(f"The shard set {store.url} has no {CODEC_NAME}. Copy or tokenise it again.")
+    codec = codec_from_text(codec_text.decode(errors="replace"), store.url + CODEC_NAME)
+    if codec.sha256 != manifest.codec_sha256:
+        raise TomatError(
+            f"The codec {store.url}{CODEC_NAME} is not the one the set was written with: it hashes to "
+            f"{codec.sha256[:12]}..., the manifest says {manifest.codec_sha256[:12]}... Copy or tokenise the set again."
+        )
+    array = store.open_array()
+    expected = ((manifest.rows, manifest.context), "uint16", (manifest.block_rows, manifest.context))
+    found = (tuple(array.shape), array.dtype.name, tuple(array.chunk_layout.read_chunk.shape or ()))
+    if found != expected:
+        raise TomatError(
+            f"The array {store.url}{ARRAY_NAME} is {found[1]} {found[0]} in chunks of {found[2]}; the manifest says "
+            f"{expected[1]} {expected[0]} in chunks of {expected[2]}. Copy or tokenise the set again."
+        )
+    return ShardSet(store.url, manifest, codec, array)

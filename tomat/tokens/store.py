@@ -1,0 +1,135 @@
+"""Where a data set lies: a folder or a `gs://` URL, read and written through TensorStore alike."""
+
+import re
+from pathlib import Path
+
+import tensorstore as ts
+
+from tomat.errors import TomatError
+
+ARRAY_NAME = "tokens.zarr"
+MANIFEST_NAME = "manifest.json"
+CODEC_NAME = "codec.json"
+PROGRESS_PREFIX = "progress/"
+"""One object for each chunk that is written, with its checksum; gone once the set is complete."""
+
+COMPRESSION = {"cname": "zstd", "clevel": 3, "shuffle": "bitshuffle", "typesize": 2}
+"""Blosc with bits shuffled. Normally distributed ids around 10,000 with a deviation of 3,000, 64 x 8,192: 90 % of the
+raw size and 0.6 ms to read, against 93 % and 1.0 ms for plain zstd at level 3 (file://, one core)."""
+
+
+def store_url(place: str | Path) -> str:
+    """The TensorStore URL, with a final slash, of a folder or of a `file://` or `gs://` URL.
+
+    Raises:
+        TomatError: for another scheme.
+    """
+    text = str(place)
+    scheme = re.match(r"([a-z0-9]+)://", text)
+    if scheme is None:
+        text = Path(text).absolute().as_uri()
+    elif scheme.group(1) not in ("file", "gs"):
+        raise TomatError(f"{text} is neither a folder nor a gs:// URL; a shard set lies in one of these.")
+    return text.rstrip("/") + "/"
+
+
+def short_message(error: Exception) -> str:
+    """TensorStore's error without its specification and source locations."""
+    return str(error).split(" [")[0]
+
+
+class Store:
+    """The objects of one data set, by name.
+
+    Args:
+        place: folder, or `file://` or `gs://` URL.
+
+    Raises:
+        TomatError: if the place cannot be opened.
+    """
+
+    def __init__(self, place: str | Path) -> None:
+        self.url = store_url(place)
+        try:
+            self.objects = ts.KvStore.open(self.url).result()
+        except ValueError as error:
+            raise TomatError(f"Cannot open {self.url}: {short_message(error)}.") from error
+
+    def read(self, name: str) -> bytes | None:
+        """The object's bytes; None if there is none.
+
+        Raises:
+            TomatError: if the place cannot be read.
+        """
+        try:
+            found = self.objects.read(name).result()
+        except (ValueError, OSError) as error:
+            raise TomatError(f"Cannot read {self.url}{name}: {short_message(error)}.") from error
+        return found.value if found.state == "value" else None
+
+    def write(self, name: str, content: bytes) -> None:
+        """Write an object in one step: a reader sees the old or the new one.
+
+        Raises:
+            TomatError: if the place cannot be written.
+        """
+        try:
+            self.objects.write(name, content).result()
+        except (ValueError, OSError) as error:
+            raise TomatError(f"Cannot write {self.url}{name}: {short_message(error)}.") from error
+
+    def names(self, prefix: str) -> list[str]:
+        """Names, without the prefix, of the objects that begin with `prefix`, sorted."""
+        end = prefix[:-1] + chr(ord(prefix[-1]) + 1)
+        try:
+            found = self.objects.list(ts.KvStore.KeyRange(prefix, end), strip_prefix_length=len(prefix)).result()
+        except (ValueError, OSError) as error:
+            raise TomatError(f"Cannot list {self.url}{prefix}: {short_message(error)}.") from error
+        return sorted(name.decode() for name in found)
+
+    def delete(self, prefix: str) -> None:
+        """Delete the objects that begin with `prefix`."""
+        end = prefix[:-1] + chr(ord(prefix[-1]) + 1)
+        try:
+            self.objects.delete_range(ts.KvStore.KeyRange(prefix, end)).result()
+        except (ValueError, OSError) as error:
+            raise TomatError(f"Cannot delete {self.url}{prefix}: {short_message(error)}.") from error
+
+    def open_array(self) -> ts.TensorStore:
+        """The token array, for reading and writing.
+
+        Raises:
+            TomatError: if there is none.
+        """
+        try:
+            return ts.open({"driver": "zarr3", "kvstore": self.url + ARRAY_NAME + "/"}, open=True).result()
+        except (ValueError, OSError) as error:
+            raise TomatError(
+                f"Cannot open the token array {self.url}{ARRAY_NAME}: {short_message(error)}. The set is damaged: copy "
+                "or tokenise it again."
+            ) from error
+
+    def create_array(self, rows: int, context: int, block_rows: int) -> ts.TensorStore:
+        """The token array, uint16 [rows, context], chunks of [block_rows, context]; opened if it is there alike.
+
+        Raises:
+            TomatError: if there is another array, or the place cannot be written.
+        """
+        metadata = {
+            "shape": [rows, context],
+            "data_type": "uint16",
+            "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [block_rows, context]}},
+            "codecs": [
+                {"name": "bytes", "configuration": {"endian": "little"}},
+                {"name": "blosc", "configuration": COMPRESSION},
+                {"name": "crc32c"},
+            ],
+            "fill_value": 0,
+        }
+        spec = {"driver": "zarr3", "kvstore": self.url + ARRAY_NAME + "/", "metadata": metadata}
+        try:
+            return ts.open(spec, open=True, create=True).result()
+        except (ValueError, OSError) as error:
+            raise TomatError(
+                f"Cannot create the token array {self.url}{ARRAY_NAME}: {short_message(error)}."
+            ) from error

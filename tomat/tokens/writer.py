@@ -1,0 +1,242 @@
+"""Write a data set of tokens chunk by chunk; any worker writes any chunk alone, and nobody else's.
+
+`start_shards` puts the plan and the codec in place, `write_chunk` writes one chunk and then a small record with its
+checksum, `finalise` gathers the records into the manifest and says `complete: true`. `write_shards` does all three in
+one process. Stopped anywhere and started again it goes on with the first chunk that has no record, and ends with the
+same bytes.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tomat.codec.base import DensityCodec, codec_text
+from tomat.density.grid import DensityGrid
+from tomat.errors import TomatError
+from tomat.reporting import progress
+from tomat.tokens.layouts import SequenceLayout
+from tomat.tokens.manifest import DEFAULT_BLOCK_ROWS, ShardManifest, SkippedMaterial, plan_identity, plan_rows
+from tomat.tokens.patch import check_encodable, encode_rows
+from tomat.tokens.store import ARRAY_NAME, CODEC_NAME, MANIFEST_NAME, PROGRESS_PREFIX, Store, short_message
+
+GetGrid = Callable[[str], DensityGrid]
+"""Reads the density of a material by name; raises TomatError where that is impossible."""
+
+
+def rows_checksum(rows: np.ndarray) -> str:
+    """SHA-256 of rows as little-endian uint16, in hexadecimal."""
+    return hashlib.sha256(np.ascontiguousarray(rows, dtype="<u2").tobytes()).hexdigest()
+
+
+def record_name(chunk: int) -> str:
+    """Name, below `PROGRESS_PREFIX`, of the record of a written chunk."""
+    return f"{chunk:08d}"
+
+
+def start_shards(place: str | Path | Store, plan: ShardManifest, codec: DensityCodec) -> Store:
+    """Put the codec, the empty array and the plan in place; the plan last.
+
+    Raises:
+        TomatError: if another data set lies there, or the place cannot be written.
+    """
+    if codec.sha256 != plan.codec_sha256:
+        raise TomatError("The plan was made with another codec than the one given; plan again.")
+    store = place if isinstance(place, Store) else Store(place)
+    found = read_plan(store)
+    if found is not None:
+        _check_same(store, found, plan.identity())
+    else:
+        # An array and records without a manifest are left-overs of nobody knows what.
+        if store.names(ARRAY_NAME + "/") or store.names(PROGRESS_PREFIX):
+            raise TomatError(f"{store.url} holds a token array but no manifest. Remove it, or choose another place.")
+        store.write(CODEC_NAME, codec_text(codec).encode())
+        store.write(MANIFEST_NAME, plan.to_text().encode())
+    store.create_array(plan.rows, plan.context, plan.block_rows)
+    return store
+
+
+def read_plan(store: Store) -> ShardManifest | None:
+    """The manifest in place, complete or not; None if there is none."""
+    content = store.read(MANIFEST_NAME)
+    return None if content is None else ShardManifest.from_text(content, store.url + MANIFEST_NAME)
+
+
+def _check_same(store: Store, found: ShardManifest, wanted: dict[str, Any]) -> None:
+    differing = [key for key, value in found.identity().items() if wanted[key] != value]
+    if differing:
+        raise TomatError(
+            f"{store.url} holds another data set: it differs in {', '.join(differing)}. Remove it, or choose another "
+            "place."
+        )
+
+
+def chunk_tokens(plan: ShardManifest, chunk: int, get_grid: GetGrid, codec: DensityCodec) -> np.ndarray:
+    """The rows of one chunk: uint16 [rows of the chunk, context].
+
+    Raises:
+        TomatError: if a density cannot be read or written in the layout, or is not of the shape that was planned.
+    """
+    start, stop = plan.chunk_rows(chunk)
+    first, last = plan.material_indices(np.array([start, stop - 1]))
+    parts = []
+    for material in plan.materials[first : last + 1]:
+        grid = get_grid(material.material_id)
+        if tuple(grid.grid_shape) != material.grid_shape:
+            raise TomatError(
+                f"Material {material.material_id} has a grid of {tuple(grid.grid_shape)} voxels; {material.grid_shape} "
+                "were planned. Its density has changed since the plan was made: remove the data set and start again."
+            )
+        wanted = slice(max(start, material.row_start) - material.row_start, stop - material.row_start)
+        parts.append(encode_rows(grid, plan.anchors(material)[wanted], plan.layout, codec))
+    return np.concatenate(parts)
+
+
+def write_chunk(
+    place: str | Path | Store, plan: ShardManifest, chunk: int, get_grid: GetGrid, codec: DensityCodec
+) -> str:
+    """Write one chunk, then its record; needs no other chunk, and touches none.
+
+    Args:
+        place: where `start_shards` put the plan.
+        plan: that plan.
+        chunk: index of the chunk, 0 to plan.n_chunks - 1.
+        get_grid: reads a density by name.
+        codec: the codec of the plan.
+
+    Returns:
+        The chunk's checksum.
+
+    Raises:
+        TomatError: as `chunk_tokens`, or if the place cannot be written.
+    """
+    store = place if isinstance(place, Store) else Store(place)
+    start, stop = plan.chunk_rows(chunk)
+    rows = chunk_tokens(plan, chunk, get_grid, codec)
+    try:
+        store.open_array()[start:stop].write(rows).result()
+    except (ValueError, OSError) as error:
+        raise TomatError(f"Cannot write chunk {chunk} of {store.url}{ARRAY_NAME}: {short_message(error)}.") from error
+    checksum = rows_checksum(rows)
+    store.write(PROGRESS_PREFIX + record_name(chunk), checksum.encode())
+    return checksum
+
+
+def chunk_is_written(store: Store, plan: ShardManifest, chunk: int) -> bool:
+    """True if the chunk has a record, and its stored rows have the record's checksum."""
+    record = store.read(PROGRESS_PREFIX + record_name(chunk))
+    if record is None:
+        return False
+    start, stop = plan.chunk_rows(chunk)
+    try:
+        rows = store.open_array()[start:stop].read().result()
+    except (ValueError, OSError):
+        return False
+    return rows_checksum(rows) == record.decode()
+
+
+def finalise(place: str | Path | Store) -> ShardManifest:
+    """Gather the records of all chunks into the manifest, and mark the set complete.
+
+    Raises:
+        TomatError: if chunks are missing; names how many, and the first.
+    """
+    store = place if isinstance(place, Store) else Store(place)
+    plan = read_plan(store)
+    if plan is None:
+        raise TomatError(f"{store.url} holds no data set: there is no {MANIFEST_NAME}.")
+    if not plan.complete:
+        records = set(store.names(PROGRESS_PREFIX))
+        missing = [chunk for chunk in range(plan.n_chunks) if record_name(chunk) not in records]
+        if missing:
+            raise TomatError(
+                f"{store.url} is not finished: {len(missing)} of {plan.n_chunks} chunks are not written, the first is "
+                f"chunk {missing[0]}. Write them, then finalise."
+            )
+        reads = [store.objects.read(PROGRESS_PREFIX + record_name(chunk)) for chunk in range(plan.n_chunks)]
+        checksums = tuple(read.result().value.decode() for read in reads)
+        plan = replace(plan, chunk_checksums=checksums, complete=True)
+        store.write(MANIFEST_NAME, plan.to_text().encode())
+    store.delete(PROGRESS_PREFIX)
+    return plan
+
+
+def write_shards(
+    place: str | Path,
+    material_ids: Iterable[str],
+    get_grid: GetGrid,
+    *,
+    layout: SequenceLayout,
+    codec: DensityCodec,
+    patches_per_material: int,
+    seed: int,
+    split: str = "",
+    block_rows: int = DEFAULT_BLOCK_ROWS,
+) -> ShardManifest:
+    """Tokenise materials into a data set, in this process; goes on where it was stopped.
+
+    Every density is read once before the first token is written, so that one that cannot be tokenised is skipped, with
+    the reason in the manifest, and the rows of the others are known.
+
+    Args:
+        place: folder or `gs://` URL of the data set.
+        material_ids: names of the materials, in the order of their rows.
+        get_grid: reads a density by name.
+        layout, codec, patches_per_material, seed, split, block_rows: as `plan_rows`.
+
+    Returns:
+        The manifest of the complete set.
+
+    Raises:
+        TomatError: if another data set lies there, nothing can be tokenised, or a density or the place fails.
+    """
+    material_ids = list(material_ids)
+    # A chunk boundary inside a material must not read it twice.
+    read_grid = lru_cache(maxsize=2)(get_grid)
+    store = Store(place)
+    plan = read_plan(store)
+    if plan is not None:
+        wanted = plan_identity(
+            material_ids,
+            layout=layout,
+            codec_sha256=codec.sha256,
+            patches_per_material=patches_per_material,
+            seed=seed,
+            split=split,
+            block_rows=block_rows,
+        )
+        _check_same(store, plan, wanted)
+        if plan.complete:
+            return finalise(store)
+    with progress() as bar:
+        if plan is None:
+            entries: list[tuple[str, tuple[int, int, int]]] = []
+            skipped: list[SkippedMaterial] = []
+            for material_id in bar.track(material_ids, description="Checking densities"):
+                try:
+                    grid = read_grid(material_id)
+                    check_encodable(grid, layout, codec)
+                except TomatError as error:
+                    skipped.append(SkippedMaterial(material_id, str(error)))
+                else:
+                    entries.append((material_id, grid.grid_shape))
+            plan = plan_rows(
+                entries,
+                layout=layout,
+                codec=codec,
+                patches_per_material=patches_per_material,
+                seed=seed,
+                split=split,
+                skipped=skipped,
+                block_rows=block_rows,
+            )
+        start_shards(store, plan, codec)
+        records = set(store.names(PROGRESS_PREFIX))
+        for chunk in bar.track(range(plan.n_chunks), description="Tokenising chunks"):
+            if record_name(chunk) not in records or not chunk_is_written(store, plan, chunk):
+                write_chunk(store, plan, chunk, read_grid, codec)
+    return finalise(store)

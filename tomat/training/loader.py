@@ -1,0 +1,397 @@
+"""Shuffled rows of a shard set, for Levanter's `DataLoader`, with no cache to build and no state but the step number.
+
+Rows of one material lie together on disk, so reading in order would fill a batch with one or two materials, and reading
+rows at random would decode a whole block of rows for each. The block shuffle stands between: blocks of rows are
+permuted over the epoch, and the rows of a *window* of blocks among themselves. Every row is a function of its position
+in the run (`ShuffledIndex`), so a run resumes anywhere at once. Blocks are read once an epoch, ahead of use, and the
+blocks of two windows are kept: the one being consumed and the one being read.
+"""
+
+import threading
+from collections import OrderedDict, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from typing import Literal, cast
+
+import equinox as eqx
+import haliax as hax
+import jax
+import numpy as np
+import tensorstore as ts
+from haliax.partitioning import ResourceMapping
+from jax.sharding import Mesh
+from levanter.data.dataset import AsyncDataset
+from levanter.data.loader import DataLoader
+from levanter.schedule import IntSchedule
+
+from tomat.errors import TomatError
+from tomat.tokens.shards import ShardSet
+from tomat.training.permutation import KeyedPermutation, derive_key
+
+IN_ORDER_WINDOW_BLOCKS = 16
+"""Blocks in a window when nothing is shuffled: only how far to read ahead. 16 MiB of 8,192-token rows."""
+
+READ_AHEAD_BLOCKS = 32
+"""Blocks of the current window being read at one time, besides those that a batch waits for."""
+
+
+@dataclass(frozen=True)
+class BlockShuffleConfig:
+    """How the rows of a shard set are shuffled."""
+
+    io_block_size: int = 64
+    """Rows that are read together: the rows of a chunk of the shard set, or a multiple of them."""
+    window_blocks: int = 1024
+    """Blocks whose rows are permuted together. The loader holds two windows: 1,024 blocks of 64 rows of 8,192 tokens
+    are 1 GiB, so 2 GiB on every host."""
+    perm_type: Literal["feistel", "none", "full"] = "feistel"
+    """`feistel`: blocks permuted over the epoch, rows within each window. `none`: rows in the order of the disk.
+    `full`: one permutation of all rows; each row then costs the reading of its block, unless the set fits the cache."""
+
+    def __post_init__(self) -> None:
+        if self.io_block_size < 1 or self.window_blocks < 1:
+            raise TomatError(
+                f"shuffle.io_block_size is {self.io_block_size} and shuffle.window_blocks is {self.window_blocks}; "
+                "both must be at least 1."
+            )
+        if self.perm_type not in ("feistel", "none", "full"):
+            raise TomatError(f"shuffle.perm_type is '{self.perm_type}'; expected feistel, none or full.")
+
+
+@dataclass(frozen=True)
+class _Epoch:
+    """The block shuffle of one epoch."""
+
+    block_order: KeyedPermutation
+    """Slot in the epoch -> block."""
+    tail_slot: int
+    """Slot of the block that has fewer rows than the others; one past the last slot if there is none."""
+    window_rows: np.ndarray
+    """int64 [windows + 1]: offset in the epoch at which each window begins; ends with the number of rows."""
+
+
+class ShuffledIndex:
+    """The row at every position of a run. Positions count rows since the start of the first epoch, without end.
+
+    Each epoch is a bijection of [0, rows), the rows of a last, shorter block included, and has permutations of its own.
+    With `feistel`, the blocks are dealt to ceil(blocks / window_blocks) windows whose sizes differ by at most one
+    block, so that no epoch ends in a window of a few blocks with a few materials.
+
+    Args:
+        rows: rows of the data set, at least 1.
+        config: the shuffle.
+        seed: seeds every permutation.
+    """
+
+    def __init__(self, rows: int, config: BlockShuffleConfig, seed: int):
+        if rows < 1:
+            raise TomatError("the data set has no rows; tokenise at least one patch.")
+        self.rows = rows
+        self.config = config
+        self.seed = seed
+        self._block_rows = config.io_block_size
+        self._blocks = -(-rows // self._block_rows)
+        self._missing = self._blocks * self._block_rows - rows
+        windows = -(-self._blocks // config.window_blocks)
+        self._window_slots = np.arange(windows + 1, dtype=np.int64) * self._blocks // windows
+        # Levanter asks for positions in order, so two epochs and a few windows are all that is ever live.
+        self._epoch = lru_cache(maxsize=2)(self._make_epoch)
+        self._window_order = lru_cache(maxsize=4)(self._make_window_order)
+        self._full_order = lru_cache(maxsize=2)(self._make_full_order)
+
+    def __call__(self, positions: np.ndarray) -> np.ndarray:
+        """Rows at the given positions.
+
+        Args:
+            positions: integers >= 0, any shape.
+
+        Returns:
+            int64 of the same shape, in [0, rows).
+        """
+        positions = np.asarray(positions, dtype=np.int64)
+        if positions.size and int(positions.min()) < 0:
+            raise IndexError(f"positions in a run are >= 0, got {int(positions.min())}")
+        epochs, offsets = np.divmod(positions, self.rows)
+        if self.config.perm_type == "none":
+            return offsets
+        out = np.empty_like(offsets)
+        for epoch in np.unique(epochs).tolist():
+            here = epochs == epoch
+            if self.config.perm_type == "full":
+                out[here] = self._full_order(epoch)(offsets[here])
+            else:
+                out[here] = self._epoch_rows(epoch, offsets[here])
+        return out
+
+    def window_at(self, position: int) -> tuple[int, int]:
+        """The positions [start, stop) that draw on the same window of blocks as `position`.
+
+        The window of `none` is a stretch of `IN_ORDER_WINDOW_BLOCKS` blocks, that of `full` the epoch.
+        """
+        epoch, offset = divmod(position, self.rows)
+        if self.config.perm_type == "full":
+            start, stop = 0, self.rows
+        elif self.config.perm_type == "none":
+            stretch = IN_ORDER_WINDOW_BLOCKS * self._block_rows
+            start = offset // stretch * stretch
+            stop = min(start + stretch, self.rows)
+        else:
+            bounds = self._epoch(epoch).window_rows
+            window = int(np.searchsorted(bounds, offset, side="right")) - 1
+            start, stop = int(bounds[window]), int(bounds[window + 1])
+        return epoch * self.rows + start, epoch * self.rows + stop
+
+    def _epoch_rows(self, epoch: int, offsets: np.ndarray) -> np.ndarray:
+        """Rows at offsets int64[k] of one epoch of the block shuffle."""
+        order = self._epoch(epoch)
+        windows = np.searchsorted(order.window_rows, offsets, side="right") - 1
+        places = np.empty_like(offsets)
+        for window in np.unique(windows).tolist():
+            here = windows == window
+            start = order.window_rows[window]
+            permuted = self._window_order(epoch, window)(offsets[here] - start)
+            # Number the rows as if the short block were whole: a row behind it moves up by what the block lacks.
+            first_slot = self._window_slots[window]
+            tail_end = (order.tail_slot - first_slot) * self._block_rows + self._block_rows - self._missing
+            permuted += np.where((permuted >= tail_end) & (order.tail_slot >= first_slot), self._missing, 0)
+            places[here] = permuted + first_slot * self._block_rows
+        slots, rows_in_block = np.divmod(places, self._block_rows)
+        return order.block_order(slots) * self._block_rows + rows_in_block
+
+    def _make_epoch(self, epoch: int) -> _Epoch:
+        block_order = KeyedPermutation(self._blocks, derive_key(self.seed, "blocks", epoch))
+        bounds = self._window_slots * self._block_rows
+        tail_slot = self._blocks
+        if self._missing:
+            tail_slot = int(block_order.inverse(np.array([self._blocks - 1]))[0])
+            bounds = bounds - np.where(self._window_slots > tail_slot, self._missing, 0)
+        return _Epoch(block_order, tail_slot, bounds)
+
+    def _make_window_order(self, epoch: int, window: int) -> KeyedPermutation:
+        bounds = self._epoch(epoch).window_rows
+        size = int(bounds[window + 1] - bounds[window])
+        return KeyedPermutation(size, derive_key(self.seed, "window", epoch, window))
+
+    def _make_full_order(self, epoch: int) -> KeyedPermutation:
+        return KeyedPermutation(self.rows, derive_key(self.seed, "full", epoch))
+
+
+class TokenExample(eqx.Module):
+    """One sequence, or with a leading axis a batch of them."""
+
+    tokens: hax.NamedArray
+    """int32 [position]; `DataLoader` adds `batch`, and fills a short last batch with id 0, which is padding."""
+
+
+class _BlockCache:
+    """Blocks read or being read, the least recently used dropped beyond a number of blocks.
+
+    Args:
+        read: starts reading a block.
+        capacity_blocks: blocks held at most.
+    """
+
+    def __init__(self, read: Callable[[int], ts.Future], capacity_blocks: int):
+        self._read = read
+        self._capacity_blocks = capacity_blocks
+        self._futures: OrderedDict[int, ts.Future] = OrderedDict()
+        self.blocks_read = 0
+
+    def get(self, block: int) -> ts.Future:
+        """The block's rows, uint16 [block_rows, context]; reading starts now unless it has been started before."""
+        future = self._futures.get(block)
+        if future is None:
+            future = self._futures[block] = self._read(block)
+            self.blocks_read += 1
+            while len(self._futures) > self._capacity_blocks:
+                self._futures.popitem(last=False)
+        else:
+            self._futures.move_to_end(block)
+        return future
+
+    def forget(self, block: int) -> None:
+        """Read the block anew when it is next asked for."""
+        self._futures.pop(block, None)
+
+
+class ShardDataset(AsyncDataset[TokenExample]):
+    """The rows of a shard set in shuffled order, epoch after epoch, as `TokenExample`s.
+
+    The dataset keeps blocks, never a position: two datasets with equal arguments give equal rows at equal positions,
+    whatever was read before. On several hosts every process asks for its own rows of each batch.
+
+    Args:
+        shards: an open shard set.
+        shuffle: how rows are shuffled.
+        seed: seeds the shuffle.
+        seq_len: tokens of each row that are used, from its start; None: all of them.
+        epochs: passes over the set; None: without end.
+        read_ahead: start reading the blocks of the current and, in step with its consumption, of the next window.
+        verify_checksums: check each block as it is read.
+
+    Raises:
+        TomatError: `seq_len` outside 2..context; a block of the shuffle that is not a whole number of the set's chunks.
+    """
+
+    def __init__(
+        self,
+        shards: ShardSet,
+        shuffle: BlockShuffleConfig,
+        *,
+        seed: int = 0,
+        seq_len: int | None = None,
+        epochs: int | None = None,
+        read_ahead: bool = True,
+        verify_checksums: bool = True,
+    ):
+        super().__init__()
+        if seq_len is not None and not 2 <= seq_len <= shards.context:
+            raise TomatError(f"seq_len is {seq_len}; expected 2 to {shards.context}, the context of this shard set.")
+        if shuffle.perm_type == "feistel" and shuffle.io_block_size % shards.block_rows:
+            raise TomatError(
+                f"shuffle.io_block_size is {shuffle.io_block_size}, but this shard set is stored in chunks of "
+                f"{shards.block_rows} rows; set shuffle.io_block_size to a multiple of {shards.block_rows}."
+            )
+        self.index = ShuffledIndex(shards.rows, shuffle, seed)
+        self.position_axis = hax.Axis("position", seq_len if seq_len is not None else shards.context)
+        self.epochs = epochs
+        self._block_rows = shards.block_rows
+        # With `full` the next blocks are all over the set: nothing is worth reading before it is asked for.
+        self._reads_ahead = read_ahead and shuffle.perm_type != "full"
+        window_blocks = IN_ORDER_WINDOW_BLOCKS if shuffle.perm_type == "none" else shuffle.window_blocks
+        chunks = -(-shards.rows // shards.block_rows)
+        # Where windows do not begin with a chunk (`none`, any block size), one chunk more touches each.
+        self._capacity_blocks = min(chunks, 2 * (window_blocks * shuffle.io_block_size // shards.block_rows + 1))
+        self.cache_bytes = self._capacity_blocks * shards.block_rows * shards.context * 2
+        read = partial(shards.read_block, verify=verify_checksums)
+        self._cache = _BlockCache(read, self._capacity_blocks)
+        # Levanter reads the first example in one thread and the batches in another.
+        self._lock = threading.Lock()
+        self._window: tuple[int, int] | None = None
+        self._rest: deque[int] = deque()
+        self._in_flight: list[ts.Future] = []
+        self._upcoming: deque[int] = deque()
+        self._upcoming_blocks = 0
+
+    cache_bytes: int
+    """Bytes of decoded blocks kept at most."""
+
+    @property
+    def blocks_read(self) -> int:
+        """Blocks whose reading has been started, repeats included."""
+        return self._cache.blocks_read
+
+    def is_finite(self) -> bool:
+        return self.epochs is not None
+
+    async def async_len(self) -> int:
+        if self.epochs is None:
+            raise ValueError("this dataset repeats without end and has no length; set epochs for one that ends")
+        return self.epochs * self.index.rows
+
+    async def getitem_async(self, index: int) -> TokenExample:
+        # `DataLoader` reads example 0 to learn its shape, wherever the run resumes: read nothing ahead for that.
+        return (await self._examples([index], read_ahead=False))[0]
+
+    async def get_batch(self, indices: Sequence[int]) -> Sequence[TokenExample]:
+        """Examples at the given positions of the run.
+
+        Raises:
+            IndexError: a negative position, or one beyond the last epoch.
+            TomatError: a block that is missing or corrupt; names it.
+        """
+        return await self._examples(indices, read_ahead=self._reads_ahead)
+
+    async def _examples(self, indices: Sequence[int], read_ahead: bool) -> list[TokenExample]:
+        positions = np.asarray(indices, dtype=np.int64)
+        if positions.size == 0:
+            return []
+        if self.epochs is not None and int(positions.max()) >= self.epochs * self.index.rows:
+            raise IndexError(f"position {int(positions.max())} of a run of {self.epochs * self.index.rows} rows")
+        blocks, rows = np.divmod(self.index(positions), self._block_rows)
+        distinct, group = np.unique(blocks, return_inverse=True)
+        wanted = np.split(np.argsort(group, kind="stable"), np.cumsum(np.bincount(group))[:-1])
+        tokens = np.empty((positions.size, self.position_axis.size), dtype=np.int32)
+        # No more blocks at a time than the cache holds, so that the limit on memory holds for any batch.
+        for first in range(0, distinct.size, self._capacity_blocks):
+            last = min(first + self._capacity_blocks, distinct.size)
+            with self._lock:
+                reads = [self._cache.get(block) for block in distinct[first:last].tolist()]
+            for block, read, group in zip(distinct[first:last].tolist(), reads, wanted[first:last], strict=True):
+                try:
+                    block_tokens = read.result() if read.done() else await read
+                except BaseException:
+                    with self._lock:
+                        self._cache.forget(block)
+                    raise
+                tokens[group] = block_tokens[rows[group], : tokens.shape[1]]
+        if read_ahead:
+            with self._lock:
+                self._start_reading_ahead(int(positions.max()))
+        # The rows stay NumPy arrays, which Levanter stacks on the host: a device array for each would cost a transfer.
+        return [TokenExample(hax.NamedArray(cast(jax.Array, row), (self.position_axis,))) for row in tokens]
+
+    def _start_reading_ahead(self, position: int) -> None:
+        """Start reading what the rows after `position` need: the rest of their window and a share of the next one."""
+        start, stop = self.index.window_at(position)
+        if self._window != (start, stop):
+            self._window = (start, stop)
+            self._rest = deque(self._blocks_in_order_of_use(position + 1, stop))
+            self._upcoming.clear()
+            if self.epochs is None or stop < self.epochs * self.index.rows:
+                self._upcoming.extend(self._blocks_in_order_of_use(stop, self.index.window_at(stop)[1]))
+            self._upcoming_blocks = len(self._upcoming)
+        # After a start or a resume the window is not there yet. Its reads go out a few at a time, in front of nothing:
+        # the next batch's own reads would queue behind them. In a run's normal course all of these are cached.
+        self._in_flight = [read for read in self._in_flight if not read.done()]
+        while self._rest and len(self._in_flight) < READ_AHEAD_BLOCKS:
+            read = self._cache.get(self._rest.popleft())
+            if not read.done():
+                self._in_flight.append(read)
+        # The next window comes in step with the consumption of this one: no burst, and whole when its first row is due.
+        left = self._upcoming_blocks * (stop - 1 - position) // (stop - start)
+        while len(self._upcoming) > left:
+            self._cache.get(self._upcoming.popleft())
+
+    def _blocks_in_order_of_use(self, start: int, stop: int) -> list[int]:
+        """Blocks that hold the rows at positions [start, stop), each once, the one needed first in front."""
+        blocks = self.index(np.arange(start, stop)) // self._block_rows
+        distinct, first_use = np.unique(blocks, return_index=True)
+        return distinct[np.argsort(first_use)].tolist()
+
+
+def token_loader(
+    dataset: ShardDataset,
+    batch_size: int | IntSchedule | hax.Axis,
+    *,
+    mesh: Mesh,
+    axis_resources: ResourceMapping,
+    batch_axis_name: str | None = None,
+    buffered_batches: int = 8,
+) -> DataLoader[TokenExample]:
+    """Levanter's `DataLoader` over a `ShardDataset`; `iter_from_step(step)` begins at any step.
+
+    `Trainer.data_loader` asks the dataset for 32 batches at once: the first batch after a start or a resume would wait
+    for 32, which draw on nearly every block of a window. Here it waits for the blocks of one batch.
+
+    Args:
+        dataset: the rows.
+        batch_size: sequences a step over all processes, an integer, a schedule or an axis.
+        mesh: the mesh the batches are laid out on.
+        axis_resources: where the batch axis lies on the mesh (the trainer's `compute_axis_mapping`).
+        batch_axis_name: name of the batch axis, unless `batch_size` is an axis; None: `batch`.
+        buffered_batches: batches made ahead of the step that uses them. A batch of 128 x 8,192 tokens is 4 MiB.
+
+    Raises:
+        ValueError: a batch that the devices cannot share evenly.
+    """
+    return DataLoader(
+        dataset,
+        batch_size,
+        batch_axis_name=batch_axis_name,
+        max_buffered_batches=buffered_batches,
+        fetch_batch_size=1,
+        mesh=mesh,
+        axis_resources=axis_resources,
+    )

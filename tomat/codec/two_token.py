@@ -8,7 +8,6 @@ all that lies below the range.
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -39,18 +38,26 @@ class TwoTokenCodec:
     unit: str = UNIT_RHO_TIMES_VOLUME
     """Unit of the densities; the first generation's data is `rho_times_volume`."""
     log10_low: float = -4.13
-    """log10 of the lower end of level 1's predecessor; densities at or below decode to 0."""
+    """log10 of the lower end of the range; densities below it decode to 0."""
     log10_high: float = 4.97
     """log10 of the upper end; densities above take the last level."""
 
     kind: ClassVar[str] = "two_token"
-    n_density_tokens: ClassVar[int] = N_COARSE + N_FINE
-    tokens_per_voxel: ClassVar[int] = 2
 
     def __post_init__(self) -> None:
         check_unit(self.unit, "The two-token codec")
         if not self.log10_low < self.log10_high:
             raise TomatError(f"The two-token codec's log10 range {self.log10_low} to {self.log10_high} is empty.")
+
+    @property
+    def n_density_tokens(self) -> int:
+        """Coarse and fine ids, 4,608 in all."""
+        return N_COARSE + N_FINE
+
+    @property
+    def tokens_per_voxel(self) -> int:
+        """Two ids a voxel."""
+        return 2
 
     @property
     def relative_error(self) -> float:
@@ -102,7 +109,7 @@ class TwoTokenCodec:
         log10 = self.log10_low + (level + 0.5) * ((self.log10_high - self.log10_low) / N_LEVELS)
         return np.where(level == 0, 0.0, 10.0**log10).astype(np.float32)
 
-    @cached_property
+    @property
     def sha256(self) -> str:
         """Hash over unit and range."""
         fields = {"kind": self.kind, "unit": self.unit, "log10_low": self.log10_low, "log10_high": self.log10_high}

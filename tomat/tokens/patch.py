@@ -101,7 +101,7 @@ def _patch_of(values: np.ndarray, anchor: np.ndarray, side: int) -> np.ndarray:
 
 def _in_unit(rho: np.ndarray, grid: DensityGrid, codec: DensityCodec) -> np.ndarray:
     if codec.unit == UNIT_RHO_TIMES_VOLUME:
-        return rho * np.float32(grid.volume_a3)
+        return (rho * np.float64(grid.volume_a3)).astype(np.float32)
     return rho
 
 
@@ -313,13 +313,12 @@ def decode_sequence(
     rest = len(read.ids) - read.place
     if np.any(read.ids[read.place :] != v.PAD):
         read.take(rest, v.PAD, v.PAD + 1, "padding")
+    a, b, c = (lattice[i] * LENGTH_STEP_A for i in range(3))
+    alpha, beta, gamma = (lattice[i] * ANGLE_STEP_DEGREES for i in range(3, 6))
     density = density.reshape(patch_shape if layout.tokens_per_voxel == 1 else (*patch_shape, layout.tokens_per_voxel))
     return DecodedSequence(
         grid_shape=(grid_shape[0], grid_shape[1], grid_shape[2]),
-        lattice_parameters=(
-            *(lattice[i] * LENGTH_STEP_A for i in range(3)),
-            *(lattice[i] * ANGLE_STEP_DEGREES for i in range(3, 6)),
-        ),
+        lattice_parameters=(a, b, c, alpha, beta, gamma),
         atomic_numbers=numbers,
         frac_coords=frac_coords,
         patch_shape=(patch_shape[0], patch_shape[1], patch_shape[2]),

@@ -1,0 +1,170 @@
+"""A fine histogram of densities, counted voxel by voxel, from which codecs are fitted.
+
+The bits of a non-negative float32, read as an integer, grow with its value, so the upper bits name bins that are
+log-spaced from octave to octave and even within one: 2^13 bins an octave, 1.2e-4 of the value wide or less. Counting
+takes a shift and no logarithm. Beside the count a bin keeps the sum of its densities, so means are exact.
+"""
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+
+from tomat.codec.base import UNIT_E_PER_A3, check_unit
+from tomat.errors import TomatError
+
+MANTISSA_BITS = 13
+SHIFT = 23 - MANTISSA_BITS
+N_FINE_BINS = 0x7F800000 >> SHIFT
+"""Fine bins of all finite, non-negative float32."""
+FIRST_NORMAL_BIN = 0x00800000 >> SHIFT
+"""Bin of 1.2e-38, the smallest normal float32. What lies below counts as zero, as XLA treats it on CPU and TPU."""
+
+HISTOGRAM_FORMAT_VERSION = 1
+
+_CHUNK_VOXELS = 1 << 16
+"""The bins and a chunk of this size stay in the second-level cache: 500 M voxels/s on one core, 90 M/s for 1.5 M."""
+
+
+def fine_bin_edges(bins: np.ndarray) -> np.ndarray:
+    """Lower edges of fine bins: float32, exact."""
+    return (np.asarray(bins, dtype=np.int64) << SHIFT).astype(np.uint32).view(np.float32)
+
+
+@dataclass(eq=False)
+class DensityHistogram:
+    """Counts and sums of densities; grows with `add` and `merge`.
+
+    Raises:
+        TomatError: if the unit is unknown.
+    """
+
+    unit: str = UNIT_E_PER_A3
+    """Unit of the densities."""
+    n_zero: int = 0
+    """Voxels of exactly zero (or below 1.2e-38)."""
+    counts: np.ndarray = field(default_factory=lambda: np.zeros(N_FINE_BINS, dtype=np.int64))
+    """int64 [N_FINE_BINS]: voxels of each fine bin, without the zeros."""
+    sums: np.ndarray = field(default_factory=lambda: np.zeros(N_FINE_BINS, dtype=np.float64))
+    """float64 [N_FINE_BINS]: sum of their densities, in `unit`."""
+    max_density: float = 0.0
+    """Largest density seen, in `unit`."""
+
+    def __post_init__(self) -> None:
+        check_unit(self.unit, "The histogram")
+
+    @property
+    def n_voxels(self) -> int:
+        """All voxels, the zeros included."""
+        return self.n_zero + int(self.counts.sum())
+
+    @property
+    def total(self) -> float:
+        """Sum of all densities, in `unit`."""
+        return float(self.sums.sum())
+
+    def add(self, rho: np.ndarray) -> None:
+        """Count every voxel of a density.
+
+        Args:
+            rho: float32 [...], in `unit`, finite and at least 0.
+
+        Raises:
+            TomatError: if a density is negative or not finite; nothing is counted then.
+        """
+        values = np.ascontiguousarray(rho, dtype=np.float32).reshape(-1)
+        if not values.size:
+            return
+        largest, smallest = float(values.max()), float(values.min())
+        if not (0 <= smallest and largest < np.inf):
+            raise TomatError(
+                f"A density to count has values from {smallest:g} to {largest:g} {self.unit}; expected finite values "
+                "of at least 0. Clip small negative values to 0 when reading."
+            )
+        bits = values.view(np.int32)
+        for start in range(0, values.size, _CHUNK_VOXELS):
+            chunk = values[start : start + _CHUNK_VOXELS]
+            # -0.0 is the one value here with its sign bit set; as a signed integer it is the smallest of all.
+            bins = np.maximum(bits[start : start + _CHUNK_VOXELS], 0) >> SHIFT
+            low = int(bins.min())
+            bins = (bins - low).astype(np.int64)
+            counts = np.bincount(bins)
+            sums = np.bincount(bins, weights=chunk)
+            self.counts[low : low + len(counts)] += counts
+            self.sums[low : low + len(sums)] += sums
+        self.n_zero += int(self.counts[:FIRST_NORMAL_BIN].sum())
+        self.counts[:FIRST_NORMAL_BIN] = 0
+        self.sums[:FIRST_NORMAL_BIN] = 0
+        self.max_density = max(self.max_density, largest)
+
+    def merge(self, other: "DensityHistogram") -> None:
+        """Add what another histogram counted.
+
+        Raises:
+            TomatError: if the units differ.
+        """
+        if other.unit != self.unit:
+            raise TomatError(
+                f"A histogram of densities in {other.unit} cannot be added to one in {self.unit}. Count them in one "
+                "unit."
+            )
+        self.n_zero += other.n_zero
+        self.counts += other.counts
+        self.sums += other.sums
+        self.max_density = max(self.max_density, other.max_density)
+
+    @classmethod
+    def merged(cls, histograms: Iterable["DensityHistogram"], unit: str = UNIT_E_PER_A3) -> Self:
+        """All of `histograms` in one."""
+        total = cls(unit)
+        for histogram in histograms:
+            total.merge(histogram)
+        return total
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the bins that are not empty to an `.npz` file, in one step."""
+        target = Path(path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+        filled = np.flatnonzero(self.counts)
+        try:
+            with open(temporary, "wb") as file:
+                np.savez_compressed(
+                    file,
+                    format_version=HISTOGRAM_FORMAT_VERSION,
+                    mantissa_bits=MANTISSA_BITS,
+                    unit=self.unit,
+                    n_zero=self.n_zero,
+                    max_density=self.max_density,
+                    bins=filled.astype(np.int32),
+                    counts=self.counts[filled],
+                    sums=self.sums[filled],
+                )
+            os.replace(temporary, target)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Self:
+        """A histogram that `save` wrote.
+
+        Raises:
+            TomatError: if the file cannot be read, or is no histogram of this version.
+        """
+        try:
+            with np.load(path, allow_pickle=False) as content:
+                version = int(content["format_version"]), int(content["mantissa_bits"])
+                if version != (HISTOGRAM_FORMAT_VERSION, MANTISSA_BITS):
+                    raise TomatError(
+                        f"{path} has histogram format version {version[0]} with {version[1]} mantissa bits; this tomat "
+                        f"reads {HISTOGRAM_FORMAT_VERSION} with {MANTISSA_BITS}. Count the densities again."
+                    )
+                histogram = cls(str(content["unit"]), int(content["n_zero"]), max_density=float(content["max_density"]))
+                histogram.counts[content["bins"]] = content["counts"]
+                histogram.sums[content["bins"]] = content["sums"]
+                return histogram
+        except (OSError, ValueError, KeyError, IndexError, EOFError) as error:
+            raise TomatError(f"{path} is not a histogram ({type(error).__name__}: {error}). Count again.") from error

@@ -72,7 +72,8 @@ class FineBins:
         return np.diff(self.running_sums[cuts]) / np.diff(self.running_counts[cuts])
 
     def medians(self, cuts: np.ndarray) -> np.ndarray:
-        """float64 [n]: median between each two cuts, each fine bin taken as evenly filled; the mean if it is but one."""
+        """float64 [n]: median between each two cuts, each fine bin taken as evenly filled; the mean if it is but "
+        "one."""
         counts = self.running_counts
         middle = (counts[cuts[:-1]] + counts[cuts[1:]]) / 2
         at = np.searchsorted(counts, middle, side="left") - 1

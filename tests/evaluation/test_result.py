@@ -1,0 +1,97 @@
+import dataclasses
+import json
+
+import pytest
+from rich.console import Console
+
+from tomat.errors import TomatError
+from tomat.evaluation.partial import PartialResults
+from tomat.evaluation.result import COLUMNS, FIGURES, LABEL, MaterialResult, TeacherForcedResult
+from tomat.reporting import write_json
+
+SETTINGS = {
+    "run": "demo",
+    "materials_from": "embedded validation",
+    "layout": "v3-p7",
+    "codec_sha256": "0",
+    "patches_per_material": 8,
+    "whole_cell": False,
+    "seed": 0,
+    "seq_len": 512,
+}
+
+
+def material(name: str, model: float, lorenzo: float) -> MaterialResult:
+    """A row whose other figures are 0.5."""
+    floats = {f.name: 0.5 for f in dataclasses.fields(MaterialResult) if f.type is float}
+    own = {"teacher_forced_nmae_median": model, "lorenzo_nmae": lorenzo}
+    return MaterialResult(material_id=name, patches=8, voxels=2744, **{**floats, **own})
+
+
+@pytest.fixture
+def result() -> TeacherForcedResult:
+    rows = (material("LiF-0", 0.02, 0.01), material("Si-0", 0.01, 0.015), material("ZnS-0", 0.04, 0.02))
+    return TeacherForcedResult(SETTINGS, rows)
+
+
+def test_json_round_trip_with_label_and_units(result, tmp_path):
+    write_json(tmp_path / "eval.json", result.to_dict())
+    content = json.loads((tmp_path / "eval.json").read_text())
+    assert content["label"] == LABEL == "teacher-forced diagnostic, not a prediction"
+    assert content["over_materials"]["teacher_forced_nmae_median"]["median"] == 0.02
+    assert content["over_materials"]["lorenzo_nmae"]["median"] == 0.015
+    assert content["paired_nmae_median_minus_lorenzo"]["first_better"] == 1
+    assert "electrons" in content["units"]["charge_e"]
+    assert TeacherForcedResult.from_dict(content) == result
+
+
+def test_figures_leave_out_what_scales_with_the_cell():
+    assert "teacher_forced_charge_relative_error" in FIGURES and "reference_charge_e" not in FIGURES
+    assert {name for _, name in COLUMNS} < set(FIGURES)
+
+
+def test_table_says_what_it_is_and_prints_the_baselines_beside_the_model(result):
+    console = Console(width=160, record=True, file=None, quiet=False)
+    with console.capture() as captured:
+        console.print(result.table(max_rows=2))
+    text = captured.get()
+    assert LABEL in " ".join(text.split())
+    for heading in ("Lorenzo", "copy previous", "constant", "codec floor", "model median"):
+        assert heading in text
+    assert "better one on 1 of 3 materials" in " ".join(text.split())
+    assert "LiF-0" in text and "ZnS-0" not in text and "1 more" in text
+
+
+def test_comparison_needs_the_same_voxels(result):
+    better = tuple(
+        dataclasses.replace(m, teacher_forced_nmae_median=m.teacher_forced_nmae_median / 2) for m in result.materials
+    )
+    other = TeacherForcedResult({**SETTINGS, "run": "other"}, better)
+    assert result.compare(other).second_better == 3
+    for key, value in (("seed", 1), ("whole_cell", True), ("layout", "v3-p12"), ("materials_from", "1 input(s)")):
+        with pytest.raises(TomatError, match=f"differ in {key}"):
+            result.compare(TeacherForcedResult({**SETTINGS, key: value}, better))
+
+
+def test_refuses_what_is_no_report(result):
+    with pytest.raises(TomatError, match="not a report"):
+        TeacherForcedResult.from_dict({"mfu": 0.4})
+    content = result.to_dict()
+    del content["materials"][0]["lorenzo_nmae"]
+    with pytest.raises(TomatError, match="lorenzo_nmae"):
+        TeacherForcedResult.from_dict(content)
+
+
+def test_partial_results_survive_a_kill(result, tmp_path):
+    path = tmp_path / "eval.json.partial"
+    first = PartialResults(path, SETTINGS)
+    assert first.done == {}
+    first.add(result.materials[0])
+    first.add(result.materials[1])
+    with path.open("a") as file:
+        file.write('{"material_id": "ZnS-0", "pat')  # killed in the middle of a line
+    again = PartialResults(path, SETTINGS)
+    assert again.done == {m.material_id: m for m in result.materials[:2]}
+    again.add(result.materials[2])
+    assert list(PartialResults(path, SETTINGS).done.values()) == list(result.materials)
+    assert PartialResults(path, {**SETTINGS, "step": 7}).done == {}

@@ -1,0 +1,153 @@
+"""One plane of a held-out density: reference, teacher-forced answer, and their difference."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tomat.density.grid import DensityGrid
+from tomat.errors import TomatError
+from tomat.evaluation.metrics import nmae
+from tomat.evaluation.patches import tiling_anchors
+from tomat.evaluation.result import LABEL
+from tomat.tokens.patch import check_encodable
+
+if TYPE_CHECKING:  # JAX and Levanter are needed to compute a plane, not to draw one
+    from levanter.models.lm_model import LmHeadModel
+
+    from tomat.evaluation.teacher_forced import TeacherForcedEvaluator
+
+FORMATS = (".png", ".svg", ".pdf")
+
+
+@dataclass(frozen=True, eq=False)
+class DensityPlane:
+    """The voxels (ix, iy, plane) of a cell."""
+
+    material_id: str
+    plane: int
+    """Index along c."""
+    grid_sides: tuple[int, int, int]
+    reference: np.ndarray
+    """float32 [nx, ny], e/A^3, not rounded to the codec."""
+    predicted: np.ndarray
+    """float32 [nx, ny], e/A^3, teacher-forced, median decoder."""
+    length_a: float
+    """Length of the lattice vector a, in A."""
+    length_b: float
+    """Length of b, in A."""
+    gamma_degrees: float
+    """Angle between them."""
+
+
+def most_structured_plane(grid: DensityGrid) -> int:
+    """Index along c of the plane whose density varies most (largest standard deviation; the first of equals)."""
+    return int(np.argmax(grid.rho.astype(np.float64).std(axis=(0, 1))))
+
+
+def teacher_forced_plane(
+    evaluator: "TeacherForcedEvaluator", model: "LmHeadModel", grid: DensityGrid, plane: int | None = None
+) -> DensityPlane:
+    """Tile one slab of patches so that the plane lies in the middle of each, and keep that plane.
+
+    Args:
+        evaluator: with the run's codec and layout.
+        model: a causal decoder.
+        grid: the held-out material.
+        plane: index along c; None for `most_structured_plane`.
+
+    Raises:
+        TomatError: no such plane, or a model that does not read a patch to its end.
+    """
+    chosen = most_structured_plane(grid) if plane is None else plane
+    nx, ny, nz = (int(side) for side in grid.grid_shape)
+    if not 0 <= chosen < nz:
+        raise TomatError(f"plane {chosen} is not in the cell, whose planes along c are 0 to {nz - 1}.")
+    side = check_encodable(grid, evaluator.layout, evaluator.codec)
+    anchors = tiling_anchors((nx, ny, 1), (side, side, 1))
+    anchors[:, 2] = (chosen - side // 2) % nz
+    patches = evaluator.patches_at(model, grid, anchors)
+    middle = patches.counted.reshape(-1, *patches.patch_shape)[:, :, :, side // 2]
+    if not middle.all():
+        raise TomatError(
+            f"the model reads {patches.tokens.shape[1]} tokens, too few for whole patches of {side}^3 voxels, so a "
+            "plane cannot be tiled; draw a picture with a model of the layout's full context."
+        )
+    predicted = evaluator.predict(model, [patches])[0].median[:, :, :, side // 2]
+    image = np.empty((nx, ny), dtype=np.float32)
+    for (x, y, _), tile in zip(anchors, predicted, strict=True):
+        width, height = min(side, nx - x), min(side, ny - y)
+        image[x : x + width, y : y + height] = tile[:width, :height]
+    a, b, _, _, _, gamma = grid.lattice_parameters
+    return DensityPlane(
+        material_id=grid.material_id,
+        plane=chosen,
+        grid_sides=(nx, ny, nz),
+        reference=grid.rho[:, :, chosen],
+        predicted=image,
+        length_a=float(a),
+        length_b=float(b),
+        gamma_degrees=float(gamma),
+    )
+
+
+def draw_plane(plane: DensityPlane, path: str | os.PathLike[str]) -> Path:
+    """Draw a plane to a PNG, SVG or PDF file, the same bytes for the same plane.
+
+    Densities share one square-root colour scale, since they span decades between core and bond; the difference has a
+    linear one, symmetric about zero. The plane is drawn in the crystal's own angle, in A.
+
+    Raises:
+        TomatError: a file ending that is none of those three.
+    """
+    target = Path(path)
+    if target.suffix not in FORMATS:
+        raise TomatError(
+            f"cannot draw to {target}: its ending is {target.suffix!r}, expected one of {', '.join(FORMATS)}."
+        )
+    import matplotlib
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.colors import Normalize, PowerNorm
+    from matplotlib.figure import Figure
+
+    nx, ny = plane.reference.shape
+    along_a, along_b = np.meshgrid(np.arange(nx + 1) / nx, np.arange(ny + 1) / ny, indexing="ij")
+    gamma = np.deg2rad(plane.gamma_degrees)
+    x = along_a * plane.length_a + along_b * plane.length_b * np.cos(gamma)
+    y = along_b * plane.length_b * np.sin(gamma)
+    difference = plane.predicted - plane.reference
+    top = float(max(plane.reference.max(), plane.predicted.max())) or 1.0
+    limit = float(np.abs(difference).max()) or 1.0
+    density_norm, difference_norm = PowerNorm(0.5, vmin=0.0, vmax=top), Normalize(-limit, limit)
+    density_label = r"density (e/$\mathrm{\AA}^3$), square-root scale"
+    panels = (
+        ("reference (DFT)", plane.reference, density_norm, "viridis", density_label),
+        ("teacher-forced, median decoder", plane.predicted, density_norm, "viridis", density_label),
+        ("teacher-forced minus reference", difference, difference_norm, "RdBu_r", r"difference (e/$\mathrm{\AA}^3$)"),
+    )
+    # A Figure without pyplot leaves the caller's backend alone. The salt and the missing dates make the bytes repeat.
+    with matplotlib.rc_context({"svg.hashsalt": "tomat", "font.size": 9}):
+        figure = Figure(figsize=(12.5, 4.4), layout="constrained")
+        FigureCanvasAgg(figure)
+        for axes, (title, values, norm, colours, label) in zip(figure.subplots(1, 3), panels, strict=True):
+            mesh = axes.pcolormesh(x, y, values, norm=norm, cmap=colours, shading="flat", rasterized=True)
+            axes.set_aspect("equal")
+            axes.set_title(title)
+            axes.set_xlabel(r"$\mathrm{\AA}$")
+            figure.colorbar(mesh, ax=axes, orientation="horizontal", label=label, shrink=0.85)
+        error = 100 * nmae(plane.predicted, plane.reference)
+        figure.suptitle(
+            f"{plane.material_id}, plane {plane.plane} of {plane.grid_sides[2]} along c, "
+            f"NMAE in the plane {error:.2f} %\n{LABEL}"
+        )
+        metadata = {".png": {"Software": None}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}[target.suffix]
+        target.parent.mkdir(parents=True, exist_ok=True)
+        temporary = target.with_name(f".{target.name}.{os.getpid()}{target.suffix}")
+        try:
+            figure.savefig(temporary, dpi=120, metadata=metadata)
+            os.replace(temporary, target)
+        finally:
+            temporary.unlink(missing_ok=True)
+    return target

@@ -1,0 +1,164 @@
+"""What a teacher-forced evaluation found: per material, over materials, as JSON and as a table."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from rich.table import Table
+
+from tomat.errors import TomatError
+from tomat.evaluation.metrics import PairedComparison, Spread, compare_paired, spread
+
+LABEL = "teacher-forced diagnostic, not a prediction"
+"""Stands beside every figure: the model was given the true values of all earlier voxels."""
+
+UNITS = {
+    "nmae": "fraction of sum |rho_ref| over the voxels evaluated",
+    "nemd": "fraction of sum |rho_ref| over the voxels evaluated",
+    "cross_entropy_nats": "nats a voxel, softmax over density bins",
+    "charge_e": "electrons in the voxels evaluated (the whole cell where settings.whole_cell is true)",
+    "charge_relative_error": "(predicted - reference) / reference, signed",
+}
+
+
+@dataclass(frozen=True)
+class MaterialResult:
+    """Figures of one material; model and baselines on exactly the same voxels."""
+
+    material_id: str
+    patches: int
+    voxels: int
+    """Voxels counted."""
+    teacher_forced_nmae_median: float
+    teacher_forced_nmae_mean: float
+    teacher_forced_nmae_mode: float
+    teacher_forced_nemd: float
+    teacher_forced_cross_entropy_nats: float
+    teacher_forced_charge_relative_error: float
+    """Of the median decoder."""
+    teacher_forced_charge_e: float
+    """Electrons by the median decoder."""
+    reference_charge_e: float
+    codec_floor_nmae: float
+    """Of the reference rounded to the codec: what a perfect model would have with the median decoder."""
+    lorenzo_nmae: float
+    copy_previous_nmae: float
+    constant_median_nmae: float
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "MaterialResult":
+        """The inverse of `dataclasses.asdict`.
+
+        Raises:
+            TomatError: keys are missing or unknown.
+        """
+        names = {f.name for f in fields(cls)}
+        if values.keys() != names:
+            raise TomatError(
+                f"an evaluation row has other keys than this tomat writes ({sorted(values.keys() ^ names)}). "
+                "Evaluate again."
+            )
+        return cls(**values)
+
+
+FIGURES = tuple(f.name for f in fields(MaterialResult) if f.type is float and not f.name.endswith("_charge_e"))
+"""The figures whose spread over materials means something; electrons scale with the cell."""
+
+
+@dataclass(frozen=True)
+class TeacherForcedResult:
+    """A whole evaluation."""
+
+    settings: Mapping[str, Any]
+    """What was evaluated and how: run, step, split, codec, layout, patches, seed."""
+    materials: tuple[MaterialResult, ...]
+
+    def figure(self, name: str) -> dict[str, float]:
+        """One figure of every material, by material id."""
+        return {material.material_id: getattr(material, name) for material in self.materials}
+
+    def spread(self, name: str) -> Spread:
+        """Spread of one figure over the materials."""
+        return spread(list(self.figure(name).values()))
+
+    def against_lorenzo(self) -> PairedComparison:
+        """The model's median decoder (first) against Lorenzo (second), material by material."""
+        return compare_paired(self.figure("teacher_forced_nmae_median"), self.figure("lorenzo_nmae"))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain mapping for JSON."""
+        return {
+            "label": LABEL,
+            "units": UNITS,
+            "settings": dict(self.settings),
+            "over_materials": {name: self.spread(name).to_dict() for name in FIGURES},
+            "paired_nmae_median_minus_lorenzo": self.against_lorenzo().to_dict(),
+            "materials": [asdict(material) for material in self.materials],
+        }
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "TeacherForcedResult":
+        """The inverse of `to_dict`.
+
+        Raises:
+            TomatError: not the report of a teacher-forced evaluation.
+        """
+        if values.get("label") != LABEL or not isinstance(values.get("materials"), Sequence):
+            raise TomatError("this is not a report of `tomat eval --json`; give one that is.")
+        return cls(dict(values["settings"]), tuple(MaterialResult.from_dict(row) for row in values["materials"]))
+
+    def compare(self, other: "TeacherForcedResult") -> PairedComparison:
+        """NMAE (median decoder) of this evaluation (first) against another (second) of the same voxels.
+
+        Raises:
+            TomatError: the two did not evaluate the same voxels of the same materials.
+        """
+        for key in ("materials_from", "layout", "patches_per_material", "whole_cell", "seed", "seq_len"):
+            mine, theirs = self.settings.get(key), other.settings.get(key)
+            if mine != theirs:
+                raise TomatError(
+                    f"the evaluations differ in {key} ({mine!r} and {theirs!r}), so their voxels differ; "
+                    "evaluate both with the same options."
+                )
+        return compare_paired(self.figure("teacher_forced_nmae_median"), other.figure("teacher_forced_nmae_median"))
+
+    def summary(self) -> str:
+        """Two sentences that say how far the model is from what needs no model."""
+        model, lorenzo = self.spread("teacher_forced_nmae_median"), self.spread("lorenzo_nmae")
+        paired = self.against_lorenzo()
+        return (
+            f"Teacher-forced NMAE (median decoder) {100 * model.median:.2f} % against {100 * lorenzo.median:.2f} % of "
+            f"a Lorenzo extrapolation without parameters (medians over {model.materials} materials). "
+            f"The model is the better one on {paired.first_better} of {paired.materials} materials. "
+            f"This is a {LABEL}."
+        )
+
+    def table(self, max_rows: int = 20) -> Table:
+        """A Rich table: the first `max_rows` materials, then the spread over all; NMAE and NEMD in per cent."""
+        table = Table(title=f"NMAE in % ({LABEL})", caption=self.summary(), caption_justify="left")
+        table.add_column("material", no_wrap=True)
+        for heading in ("voxels", *(heading for heading, _ in COLUMNS)):
+            table.add_column(heading, justify="right")
+        for material in self.materials[:max_rows]:
+            cells = [f"{100 * getattr(material, name):.2f}" for _, name in COLUMNS]
+            table.add_row(material.material_id, f"{material.voxels:,}", *cells)
+        if len(self.materials) > max_rows:
+            table.add_row(f"... {len(self.materials) - max_rows} more", *[""] * (len(COLUMNS) + 1))
+        table.add_section()
+        spreads = [self.spread(name) for _, name in COLUMNS]
+        for row in ("median", "mean", "p10", "p90"):
+            table.add_row(f"{row} over materials", "", *[f"{100 * getattr(s, row):.2f}" for s in spreads])
+        return table
+
+
+COLUMNS = (
+    ("model median", "teacher_forced_nmae_median"),
+    ("mean", "teacher_forced_nmae_mean"),
+    ("mode", "teacher_forced_nmae_mode"),
+    ("NEMD", "teacher_forced_nemd"),
+    ("Lorenzo", "lorenzo_nmae"),
+    ("copy previous", "copy_previous_nmae"),
+    ("constant", "constant_median_nmae"),
+    ("codec floor", "codec_floor_nmae"),
+)
+"""Heading and figure of the table's columns."""

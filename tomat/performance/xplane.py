@@ -1,0 +1,371 @@
+"""Reads one host's ``*.xplane.pb``: devices, operations, steps, programs, host activity.
+
+Planes and lines as JAX and xprof write them: ``/device:TPU:N`` with lines ``XLA Ops``, ``Async XLA Ops``,
+``XLA Modules`` and ``Steps``; ``/device:GPU:N`` with one line a CUDA stream; on a CPU the operations are events of the threads in
+``/host:CPU`` that carry an ``hlo_op`` stat; ``/host:metadata`` holds the HLO modules.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tomat.errors import TomatError
+from tomat.performance.hlo import HloProgram, program_from_bytes
+from tomat.performance.protos import new_message
+from tomat.performance.trace import (
+    DeviceTrace,
+    Events,
+    HostActivity,
+    HostTrace,
+    ModuleRun,
+    OpKind,
+    StepMark,
+    program_name_and_id,
+)
+
+TPU_PLANE = re.compile(r"^/device:TPU:\d+$")
+SPARSE_CORE_PLANE = re.compile(r"^/device:TPU:\d+ SparseCore")
+GPU_PLANE = re.compile(r"^/device:GPU:\d+$")
+OPS_LINE, ASYNC_LINE, MODULES_LINE, STEPS_LINE = "XLA Ops", "Async XLA Ops", "XLA Modules", "Steps"
+MAX_UNKNOWN_SHARE = 0.01
+"""Events that refer to metadata the file does not hold, above which it is refused as truncated or foreign."""
+
+
+@dataclass
+class _Plane:
+    """Accessors over one XPlane message."""
+
+    proto: Any
+    stat_names: dict[int, str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.stat_names = {key: value.name for key, value in self.proto.stat_metadata.items()}
+
+    def value(self, stat: Any) -> Any:
+        kind = stat.WhichOneof("value")
+        if kind is None:
+            return None
+        value = getattr(stat, kind)
+        return self.stat_names.get(value, "") if kind == "ref_value" else value
+
+    def stats(self, stats: Iterable[Any]) -> dict[str, Any]:
+        return {self.stat_names.get(s.metadata_id, ""): self.value(s) for s in stats}
+
+    def stat_id(self, name: str) -> int | None:
+        return next((key for key, value in self.stat_names.items() if value == name), None)
+
+
+def read_xplane_file(path: Path) -> HostTrace:
+    """One host's trace.
+
+    Raises:
+        TomatError: the file is empty, truncated, not an XSpace, or refers to metadata that it does not hold.
+    """
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise TomatError(f"{path}: cannot be read ({error}).") from None
+    return read_xplane_bytes(data, str(path), path.name.removesuffix(".xplane.pb"))
+
+
+def read_xplane_bytes(data: bytes, origin: str, host_name: str) -> HostTrace:
+    """`read_xplane_file` for bytes already in memory."""
+    from google.protobuf.message import DecodeError
+
+    if not data:
+        raise TomatError(f"{origin}: empty file. The profiler was stopped before it wrote; take the profile again.")
+    space = new_message("XSpace")
+    try:
+        space.ParseFromString(data)
+    except DecodeError:
+        raise TomatError(
+            f"{origin}: {len(data):,} bytes that do not decode as an XSpace: truncated, or not an xplane file. "
+            "Copy the file again from the host that wrote it."
+        ) from None
+    if not space.planes:
+        raise TomatError(
+            f"{origin}: an XSpace without planes. Expected the planes of a profile: /device:..., /host:..."
+        )
+    host = HostTrace(origin, "", [], HostActivity(), [], {}, None, {}, 0)
+    host.host = space.hostnames[0] if space.hostnames else host_name
+    host.warnings += [f"profiler: {text}" for text in (*space.errors, *space.warnings)]
+    planes = [_Plane(p) for p in space.planes]
+    _check_metadata(planes, origin)
+    host.event_count = sum(len(line.events) for p in planes for line in p.proto.lines)
+    for plane in planes:
+        _read_session(plane, host)
+    for plane in planes:
+        name = plane.proto.name
+        if TPU_PLANE.match(name):
+            host.devices.append(_read_tpu(plane, host))
+        elif GPU_PLANE.match(name):
+            host.devices.append(_read_gpu(plane, host))
+        elif SPARSE_CORE_PLANE.match(name):
+            host.warnings.append(f"{name} is not part of the breakdown (it runs beside the TensorCore)")
+    for plane in planes:
+        if plane.proto.name.startswith("/host:CPU"):
+            _read_host_plane(plane, host, as_device=not host.devices)
+    host.devices = [d for d in host.devices if len(d.ops)]
+    return host
+
+
+def _check_metadata(planes: list[_Plane], origin: str) -> None:
+    """Refuse a file whose events name metadata that is not there: cut off, or of another schema."""
+    unknown = total = 0
+    for plane in planes:
+        known = plane.proto.event_metadata
+        for line in plane.proto.lines:
+            events = line.events
+            total += len(events)
+            # All events of ordinary files are known; checking a thousand of each line keeps large files fast.
+            step = max(1, len(events) // 1000)
+            for index in range(0, len(events), step):
+                unknown += events[index].metadata_id not in known
+    if total and unknown > MAX_UNKNOWN_SHARE * min(total, 1000 * sum(len(p.proto.lines) for p in planes)):
+        raise TomatError(
+            f"{origin}: at least {unknown:,} of {total:,} events refer to event metadata that the file does not hold. "
+            "It is truncated or was written by a profiler with another schema; take the profile again with a jax whose "
+            "xplane.proto tomat knows (0.11.1)."
+        )
+
+
+def _read_session(plane: _Plane, host: HostTrace) -> None:
+    name = plane.proto.name
+    if name == "Task Environment":
+        stats = plane.stats(plane.proto.stats)
+        start, stop = stats.get("profile_start_time"), stats.get("profile_stop_time")
+        if start and stop:
+            host.session_ns = (int(start), int(stop))
+    if name == "/host:metadata":
+        stats = plane.stats(plane.proto.stats)
+        host.versions = {k: str(v) for k, v in sorted(stats.items()) if k.endswith("_version")}
+        for key, metadata in plane.proto.event_metadata.items():
+            _read_program(plane, key, metadata, host)
+
+
+def _read_program(plane: _Plane, key: int, metadata: Any, host: HostTrace) -> None:
+    for stat in metadata.stats:
+        if plane.stat_names.get(stat.metadata_id) not in ("Hlo Proto", "hlo_proto") or not stat.bytes_value:
+            continue
+        name, program_id = program_name_and_id(metadata.name)
+        program_id = program_id or int(key)
+        try:
+            program = program_from_bytes(stat.bytes_value, f"{host.origin}, module {name}", program_id)
+        except TomatError as error:
+            host.warnings.append(f"the HLO of {name} cannot be read: {error}")
+            continue
+        host.programs[program_id] = program
+
+
+def _steps_from(line: Any, plane: _Plane) -> list[StepMark]:
+    base = line.timestamp_ns * 1000
+    marks = []
+    for event in line.events:
+        metadata = plane.proto.event_metadata[event.metadata_id]
+        label = metadata.name or metadata.display_name
+        number = plane.stats(event.stats).get("step_num", label)
+        start = base + event.offset_ps
+        digits = re.search(r"\d+", str(number))
+        marks.append(StepMark(int(digits.group()) if digits else len(marks), start, start + event.duration_ps))
+    return sorted(marks, key=lambda m: m.start_ps)
+
+
+def _modules_from(line: Any, plane: _Plane) -> list[ModuleRun]:
+    base = line.timestamp_ns * 1000
+    runs = []
+    for event in line.events:
+        metadata = plane.proto.event_metadata[event.metadata_id]
+        name, program_id = program_name_and_id(metadata.name or metadata.display_name)
+        start = base + event.offset_ps
+        runs.append(ModuleRun(name, program_id, start, start + event.duration_ps))
+    return sorted(runs, key=lambda r: r.start_ps)
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if isinstance(value, int | float) else None
+
+
+def _kind_from(plane: _Plane, metadata: Any, event: Any, host: HostTrace) -> OpKind:
+    """The kind of a TPU or GPU operation, from its metadata's stats and, where those are silent, its first event's."""
+    stats = {**plane.stats(event.stats), **plane.stats(metadata.stats)}
+    long_name = str(stats.get("long_name") or metadata.name)
+    name = str(stats.get("hlo_op") or metadata.display_name or metadata.name)
+    if name.startswith("%"):  # the whole instruction: `%fusion.3 = bf16[8,128]{1,0} fusion(...)`
+        name = name[1:].split(" ", 1)[0]
+    program_id = int(_number(stats.get("program_id")) or 0)
+    module = host.programs.get(program_id)
+    program = str(stats.get("hlo_module") or (module.name if module else ""))
+    return OpKind(
+        name=name,
+        program_id=program_id,
+        program=program_name_and_id(program)[0],
+        long_name=long_name,
+        hlo_category=str(stats.get("hlo_category") or ""),
+        op_name=str(stats.get("tf_op") or "").removesuffix(":"),
+        source=str(stats.get("source") or ""),
+        flops=_number(stats.get("model_flops") if "flops" not in stats else stats["flops"]),
+        bytes_accessed=_number(stats.get("bytes_accessed")),
+    )
+
+
+def _read_line(plane: _Plane, line: Any, line_index: int, table: dict[int, int], kinds: list[OpKind],
+               host: HostTrace) -> np.ndarray:  # fmt: skip
+    """int64 [n, 4] of (kind, start, duration, line) of a line whose events' kinds depend on their metadata alone."""
+    events = line.events
+    count = len(events)
+    rows = np.empty((count, 4), dtype=np.int64)
+    metadata_ids = np.fromiter((e.metadata_id for e in events), dtype=np.int64, count=count)
+    rows[:, 1] = np.fromiter((e.offset_ps for e in events), dtype=np.int64, count=count) + line.timestamp_ns * 1000
+    rows[:, 2] = np.fromiter((e.duration_ps for e in events), dtype=np.int64, count=count)
+    rows[:, 3] = line_index
+    ids, first, inverse = np.unique(metadata_ids, return_index=True, return_inverse=True)
+    for key, index in zip(ids.tolist(), first.tolist(), strict=True):
+        if key not in table:
+            table[key] = len(kinds)
+            kinds.append(_kind_from(plane, plane.proto.event_metadata[key], events[index], host))
+    rows[:, 0] = np.array([table[key] for key in ids.tolist()], dtype=np.int64)[inverse] if count else 0
+    return rows
+
+
+def _read_tpu(plane: _Plane, host: HostTrace) -> DeviceTrace:
+    stats = plane.stats(plane.proto.stats)
+    kinds: list[OpKind] = []
+    table: dict[int, int] = {}
+    ops: list[np.ndarray] = [np.empty((0, 4), np.int64)]
+    transfers: list[np.ndarray] = [np.empty((0, 4), np.int64)]
+    modules: list[ModuleRun] = []
+    steps: list[StepMark] = []
+    for index, line in enumerate(plane.proto.lines):
+        name = line.display_name or line.name
+        if name == OPS_LINE:
+            ops.append(_read_line(plane, line, index, table, kinds, host))
+        elif name == ASYNC_LINE:
+            transfers.append(_read_line(plane, line, index, table, kinds, host))
+        elif name == MODULES_LINE:
+            modules = _modules_from(line, plane)
+        elif name == STEPS_LINE:
+            steps = _steps_from(line, plane)
+    device_kind = str(stats.get("device_type_string") or stats.get("device_type") or "")
+    return DeviceTrace(
+        host=host.host,
+        name=plane.proto.name,
+        platform="tpu",
+        device_kind=device_kind,
+        kinds=kinds,
+        ops=Events.of_table(np.concatenate(ops)),
+        async_ops=Events.of_table(np.concatenate(transfers)),
+        modules=modules,
+        steps=steps,
+    )
+
+
+def _read_gpu(plane: _Plane, host: HostTrace) -> DeviceTrace:
+    """A GPU plane: kernels and copies on `Stream` lines; lines that xprof derives from them are left out."""
+    stats = plane.stats(plane.proto.stats)
+    kinds: list[OpKind] = []
+    rows: list[tuple[int, int, int, int]] = []
+    steps: list[StepMark] = []
+    named: dict[tuple[int, str, int], int] = {}
+    for index, line in enumerate(plane.proto.lines):
+        name = line.display_name or line.name
+        if name == STEPS_LINE:
+            steps = _steps_from(line, plane)
+        if not name.startswith("Stream"):
+            continue
+        base = line.timestamp_ns * 1000
+        for event in line.events:
+            # One CUDA kernel serves many HLO operations, so the kind depends on the event's own stats.
+            own = plane.stats(event.stats)
+            key = (event.metadata_id, str(own.get("hlo_op", "")), int(_number(own.get("program_id")) or 0))
+            kind = named.get(key)
+            if kind is None:
+                kind = named[key] = len(kinds)
+                kinds.append(_kind_from(plane, plane.proto.event_metadata[event.metadata_id], event, host))
+            rows.append((kind, base + event.offset_ps, event.duration_ps, index))
+    device_kind = str(stats.get("device_type_string") or stats.get("device_name") or "")
+    empty = Events.build([])
+    return DeviceTrace(host.host, plane.proto.name, "gpu", device_kind, kinds, Events.build(rows), empty, [], steps)
+
+
+def _read_host_plane(plane: _Plane, host: HostTrace, as_device: bool) -> None:
+    """Host threads: steps and activity; with `as_device` the CPU's HLO operations as well."""
+    ids = {n: plane.stat_id(n) for n in ("hlo_op", "hlo_module", "program_id", "run_id", "device_ordinal", "step_num")}
+    role: dict[int, str] = {}
+    kinds: list[OpKind] = []
+    table: dict[tuple[int, int], int] = {}
+    rows: dict[int, list[tuple[int, int, int, int]]] = {}
+    runs: dict[tuple[int, int, int], list[int]] = {}
+    names: dict[int, int] = {}
+    spans: list[tuple[int, int, int]] = []
+    for index, line in enumerate(plane.proto.lines):
+        base = line.timestamp_ns * 1000
+        for event in line.events:
+            key = event.metadata_id
+            kind_of_event = role.get(key)
+            if kind_of_event is None:
+                present = {s.metadata_id for s in event.stats}
+                kind_of_event = "op" if ids["hlo_op"] in present else "step" if ids["step_num"] in present else "span"
+                role[key] = kind_of_event
+            start, duration = base + event.offset_ps, event.duration_ps
+            if kind_of_event == "span":
+                if duration > 0:
+                    spans.append((names.setdefault(key, len(names)), start, start + duration))
+                continue
+            if kind_of_event == "step":
+                number = plane.stats(event.stats).get("step_num")
+                host.host_steps.append(StepMark(int(number or 0), start, start + duration))
+                continue
+            if not as_device:
+                continue
+            values = {s.metadata_id: s for s in event.stats}
+            program_id = _integer(plane, values.get(ids["program_id"]))
+            ordinal = _integer(plane, values.get(ids["device_ordinal"]))
+            kind = table.get((key, program_id))
+            if kind is None:
+                kind = table[key, program_id] = len(kinds)
+                stats = plane.stats(event.stats)
+                kinds.append(OpKind(str(stats["hlo_op"]), program_id, str(stats.get("hlo_module") or "")))
+            rows.setdefault(ordinal, []).append((kind, start, duration, index))
+            run = (ordinal, program_id, _integer(plane, values.get(ids["run_id"])))
+            span = runs.setdefault(run, [start, start + duration, kind])
+            span[0], span[1] = min(span[0], start), max(span[1], start + duration)
+    host.host_steps.sort(key=lambda m: m.start_ps)
+    metadata = plane.proto.event_metadata
+    columns = np.array(spans, dtype=np.int64).reshape(-1, 3).T
+    host.activity = HostActivity([metadata[k].name for k in names], columns[0].astype(np.int32), columns[1], columns[2])
+    for ordinal in sorted(rows):
+        mine = {run: span for run, span in runs.items() if run[0] == ordinal}
+        modules = [ModuleRun(kinds[span[2]].program, run[1], span[0], span[1]) for run, span in mine.items()]
+        host.devices.append(
+            DeviceTrace(
+                host.host,
+                f"/host:CPU:{ordinal}",
+                "cpu",
+                "cpu",
+                kinds,
+                Events.build(rows[ordinal]),
+                Events.build([]),
+                sorted(modules, key=lambda r: r.start_ps),
+                [],
+            )
+        )
+
+
+def _integer(plane: _Plane, stat: Any) -> int:
+    """A stat as an integer, 0 where absent: ids are written as numbers or as decimal text."""
+    value = plane.value(stat) if stat is not None else 0
+    try:
+        return int(value or 0)
+    except (TypeError, ValueError):
+        return 0
+
+
+def programs_in(host: HostTrace) -> list[HloProgram]:
+    """The HLO modules embedded in a host's trace, by name."""
+    return sorted(host.programs.values(), key=lambda p: (p.name, p.program_id))

@@ -77,7 +77,9 @@ def test_missing_and_malformed_files_are_refused(tmp_path):
         load_config(path)
 
 
-@pytest.mark.parametrize("sharding, mapping", [("replicated", {}), ("zero1", {"embed": "data"}), ("fsdp", {"embed": "data"})])
+@pytest.mark.parametrize(
+    "sharding, mapping", [("replicated", {}), ("zero1", {"embed": "data"}), ("fsdp", {"embed": "data"})]
+)
 def test_sharding_decides_where_parameters_lie(sharding, mapping):
     config = load_config(CONFIGS / "demo.yaml", ["--sharding", sharding])
     assert config.trainer_config().mesh.param_mapping == mapping

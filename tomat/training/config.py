@@ -1,12 +1,13 @@
 """The configuration of a training run, and how YAML, presets and `--a.b value` overrides become one.
 
-Four layers, each over the one before: tomat's defaults for Levanter's `TrainerConfig`, the model preset, the YAML file,
+Four layers, each over the last: tomat's defaults for Levanter's `TrainerConfig`, the model preset, the YAML file,
 the overrides. The result is one frozen `TrainConfig` that alone decides the compiled training step: the planner compiles
 from it what the trainer runs from it.
 """
 
 import copy
 import dataclasses
+import enum
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
@@ -24,6 +25,7 @@ from levanter.tracker.wandb import WandbConfig
 from levanter.trainer import TrainerConfig
 
 from tomat.errors import TomatError
+from tomat.reporting import dump_json
 from tomat.tokens.patch import LAYOUTS, SequenceLayout
 from tomat.tokens.vocabulary import Vocabulary
 from tomat.training.loader import BlockShuffleConfig
@@ -96,7 +98,8 @@ class DataConfig:
             )
         if self.source == "embedded" and (self.train or self.validation):
             raise TomatError(
-                "data.source is 'embedded', yet data.train or data.validation is set; use data.source=shards to read them."
+                "data.source is 'embedded', yet data.train or data.validation is set; to read them, "
+                "use data.source=shards."
             )
         context = self.sequence_layout.context
         if self.seq_len is not None and not 2 <= self.seq_len <= context:
@@ -183,9 +186,9 @@ class TrainConfig:
     """Levanter's optimizers and schedules: `lr_schedule` cosine, linear, constant; `warmup`, `decay` (constant with a
     decay at the end is WSD)."""
     sharding: Literal["replicated", "zero1", "fsdp"] = "replicated"
-    """`replicated`: parameters and optimizer state whole on every chip. `zero1`: float32 parameters and optimizer state
-    split over the data axis, the compute-precision parameters gathered once per step. `fsdp`: split, and gathered by XLA
-    operation by operation (Levanter's default)."""
+    """`replicated`: parameters and optimizer state whole on every chip. `zero1`: float32 parameters and optimizer
+    state split over the data axis, the compute-precision parameters gathered once per step. `fsdp`: split, and gathered
+    by XLA operation by operation (Levanter's default)."""
     trackers: TrackersConfig = TrackersConfig()
     """Metrics beyond `metrics.jsonl`."""
     compiler: CompilerConfig = CompilerConfig()
@@ -238,7 +241,7 @@ class TrainConfig:
 
     def to_dict(self) -> dict[str, Any]:
         """The whole configuration as plain values that `config_from_dict` reads back as an equal configuration."""
-        values = draccus.encode(self)
+        values = _plain(draccus.encode(self))
         for key in OWNED_BY_TOMAT:
             _pop(values, key)
         return values
@@ -317,8 +320,12 @@ def config_from_dict(values: Mapping[str, Any], source: str = "the configuration
     # `density_decoder` is the default type; a preset's keys are fields that every Llama-like decoder has.
     model: dict[str, Any] = {"type": "density_decoder", **(preset_model(preset) if preset is not None else {})}
     merged = mergedeep.merge({}, {"trainer": TRAINER_DEFAULTS, "model": model}, dict(values))
+    # draccus 0.11.6 decodes a bool of this field's `str | int | float | bool | None` as the text "True".
+    jax_config = (merged.get("trainer") or {}).pop("jax_config", {})
     try:
-        return draccus.decode(TrainConfig, merged)
+        config = draccus.decode(TrainConfig, merged)
+        trainer = dataclasses.replace(config.trainer, jax_config={**config.trainer.jax_config, **jax_config})
+        return dataclasses.replace(config, trainer=trainer)
     except Exception as error:  # draccus wraps what a dataclass raises, by version and by depth, in several classes
         cause = _tomat_cause(error)
         if cause is not None:
@@ -328,8 +335,20 @@ def config_from_dict(values: Mapping[str, Any], source: str = "the configuration
 
 def config_hash(config: TrainConfig) -> str:
     """Twelve hexadecimal digits that name the configuration's content."""
-    text = yaml.safe_dump(config.to_dict(), sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:12]
+    return hashlib.sha256(dump_json(config.to_dict()).encode()).hexdigest()[:12]
+
+
+def _plain(value: Any) -> Any:
+    """`value` with what draccus 0.11.6 and Levanter leave unencoded (enums, checkpoint policies) as YAML has it."""
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, enum.Enum):
+        return value.value
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return _plain(dataclasses.asdict(value))
+    return value
 
 
 def _pop(values: dict[str, Any], dotted: str) -> bool:

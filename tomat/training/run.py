@@ -102,9 +102,7 @@ def train(config: TrainConfig) -> TrainResult:
         return _train(config, trainer, datasets, table, run_dir)
 
 
-def _train(
-    config: TrainConfig, trainer: Trainer, datasets: Datasets, table: np.ndarray, run_dir: Path
-) -> TrainResult:
+def _train(config: TrainConfig, trainer: Trainer, datasets: Datasets, table: np.ndarray, run_dir: Path) -> TrainResult:
     """`train`, inside the trainer's context."""
     seed_key = jax.random.PRNGKey(config.trainer.seed)
     try:
@@ -123,8 +121,8 @@ def _train(
     if jax.process_index() == 0:
         truncate_metrics(run_dir / METRICS_FILE, first_step)
         console.print(
-            f"run [bold]{config.run_name}[/bold]: {parameters / 1e6:,.1f} M parameters, {datasets.train.rows:,} rows of "
-            f"{config.seq_len} tokens, batch {config.batch_size}, loss {config.loss.kind}, "
+            f"run [bold]{config.run_name}[/bold]: {parameters / 1e6:,.1f} M parameters, {datasets.train.rows:,} rows "
+            f"of {config.seq_len} tokens, batch {config.batch_size}, loss {config.loss.kind}, "
             f"{jax.device_count()} x {jax.devices()[0].device_kind}"
             + (f", resumed at step {first_step}" if first_step else "")
         )
@@ -220,9 +218,7 @@ def _check_first_loss(config: TrainConfig, dataset: ShardDataset, table: np.ndar
     """Stop the run if its first loss is not what the configured loss gives for near-uniform logits."""
     examples = asyncio.run(dataset.get_batch(range(config.batch_size)))
     tokens = np.stack([np.asarray(example.tokens.array) for example in examples])
-    expected = uniform_loss(
-        config.loss, tokens, value_table=table, n_density_tokens=config.data.n_density_tokens
-    )
+    expected = uniform_loss(config.loss, tokens, value_table=table, n_density_tokens=config.data.n_density_tokens)
     check_first_loss(config.loss, measured, expected)
     console.print(f"first loss {measured:.4f}; {config.loss.kind} at uniform logits gives {expected:.4f}")
 
@@ -234,7 +230,10 @@ def local_run_dir(config: TrainConfig) -> Path:
 
 def _set_compiler_flags(config: TrainConfig) -> None:
     """Hand the configured XLA flags to the compilers, which read them from the environment at the first device use."""
-    for variable, flags in (("XLA_FLAGS", config.compiler.xla_flags), ("LIBTPU_INIT_ARGS", config.compiler.libtpu_args)):
+    for variable, flags in (
+        ("XLA_FLAGS", config.compiler.xla_flags),
+        ("LIBTPU_INIT_ARGS", config.compiler.libtpu_args),
+    ):
         if flags:
             os.environ[variable] = " ".join([os.environ.get(variable, ""), *flags]).strip()
 

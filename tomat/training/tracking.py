@@ -136,7 +136,9 @@ class TrainingProgress:
                 TimeRemainingColumn(),
                 console=console,
             )
-            self._task = self._bar.add_task("train", total=total_steps, completed=first_step, loss="-", rate="-", mfu="-")
+            self._task = self._bar.add_task(
+                "train", total=total_steps, completed=first_step, loss="-", rate="-", mfu="-"
+            )
             self._bar.start()
 
     def update(self, next_step: int, loss: float, tokens_per_second: float, mfu: float | None) -> None:

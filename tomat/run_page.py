@@ -1,0 +1,128 @@
+"""The page of a run, `README.md` in the run's folder: what ran, what it learnt, how fast."""
+
+import statistics
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from tomat.reporting import write_text
+from tomat.training.config import config_hash
+from tomat.training.run import CONFIG_FILE
+from tomat.training.tracking import METRICS_FILE, read_metrics
+
+if TYPE_CHECKING:
+    from tomat.evaluation.result import TeacherForcedResult
+    from tomat.training.config import TrainConfig
+    from tomat.training.run import TrainResult
+
+PAGE_FILE = "README.md"
+LOSS_FIGURE = "loss.svg"
+
+
+def write_run_page(config: "TrainConfig", result: "TrainResult", evaluation: "TeacherForcedResult | None") -> Path:
+    """Write the page and its loss curve from what the run's folder holds.
+
+    Returns:
+        The page.
+    """
+    folder = result.run_dir
+    rows = [row for row in read_metrics(folder / METRICS_FILE) if "train/loss" in row]
+    parts = [f"# {config.run_name}", config.purpose, _setup(config, result)]
+    if rows:
+        draw_losses(rows, folder / LOSS_FIGURE)
+        parts += ["## Training", _training(rows), f"![loss by step]({LOSS_FIGURE})"]
+    if evaluation is not None:
+        parts += ["## Held-out compounds", evaluation.summary(), _evaluation(evaluation)]
+        if (folder / "density.png").exists():
+            parts.append("![reference, prediction, difference](density.png)")
+    parts += [
+        "## Configuration",
+        f"`{CONFIG_FILE}` beside this page, in full; what was set for this run:",
+        f"```yaml\n{yaml.safe_dump(_headline(config), sort_keys=False).strip()}\n```",
+    ]
+    path = folder / PAGE_FILE
+    write_text(path, "\n\n".join(part for part in parts if part) + "\n")
+    return path
+
+
+def draw_losses(rows: list[dict[str, Any]], path: Path) -> None:
+    """Training loss by step, and validation loss where it was measured, as SVG; the same bytes for the same rows."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    with matplotlib.rc_context({"svg.hashsalt": "tomat"}):
+        figure, axes = plt.subplots(figsize=(7, 3.5), layout="constrained")
+        axes.plot([row["step"] for row in rows], [row["train/loss"] for row in rows], lw=1, label="training")
+        measured = [row for row in rows if row.get("eval/validation/loss") is not None]
+        if measured:
+            steps, values = zip(*((row["step"], row["eval/validation/loss"]) for row in measured), strict=True)
+            axes.plot(steps, values, "o-", ms=4, label="held-out compounds")
+        axes.set(xlabel="step", ylabel="loss")
+        axes.legend(frameon=False)
+        figure.savefig(path, metadata={"Date": None})
+        plt.close(figure)
+
+
+def _setup(config: "TrainConfig", result: "TrainResult") -> str:
+    return _table(
+        ("", ""),
+        [
+            ("configuration", f"`{config_hash(config)}`"),
+            ("parameters", f"{result.parameters:,}"),
+            ("sequence", f"{config.seq_len} tokens, layout {config.data.layout}"),
+            ("batch", f"{config.batch_size} sequences"),
+            ("steps", f"{result.steps} of {config.trainer.num_train_steps}"),
+            ("loss", f"{config.loss.kind} ({config.loss.unit})"),
+            ("sharding", config.sharding),
+        ],
+    )
+
+
+def _training(rows: list[dict[str, Any]]) -> str:
+    # The first steps compile and warm caches.
+    steady = [row for row in rows[3:] if row.get("compile_seconds", 0.0) == 0.0] or rows
+    last = rows[-10:]
+    figures = [
+        ("first loss", f"{rows[0]['train/loss']:.4f}"),
+        ("last loss (mean of 10 steps)", f"{statistics.mean(row['train/loss'] for row in last):.4f}"),
+        ("step, median", f"{statistics.median(row['step_seconds'] for row in steady):.3f} s"),
+        ("tokens/s, median", f"{statistics.median(row['tokens_per_second'] for row in steady):,.0f}"),
+        ("wall-clock of all steps", f"{sum(row['wall_seconds'] for row in rows):.0f} s"),
+    ]
+    for key, name in (
+        ("mfu_full", "MFU, full attention"),
+        ("mfu_causal", "MFU, causal"),
+        ("mfu_useful", "MFU, useful"),
+    ):
+        values = [row[key] for row in steady if row.get(key) is not None]
+        figures.append(
+            (f"{name}, median", f"{100 * statistics.median(values):.1f} %" if values else "- (unknown chip)")
+        )
+    return _table(("figure", "value"), figures)
+
+
+def _evaluation(evaluation: "TeacherForcedResult") -> str:
+    from tomat.evaluation.result import COLUMNS
+
+    header = ("material", *(f"{heading} %" for heading, _ in COLUMNS))
+    body = [
+        (material.material_id, *(f"{100 * getattr(material, name):.2f}" for _, name in COLUMNS))
+        for material in evaluation.materials
+    ]
+    spreads = [evaluation.spread(name) for _, name in COLUMNS]
+    body.append(("**median over materials**", *(f"{100 * item.median:.2f}" for item in spreads)))
+    return _table(header, body)
+
+
+def _headline(config: "TrainConfig") -> dict[str, Any]:
+    values = config.to_dict()
+    keep = ("run_name", "preset", "slice", "sharding", "data", "loss", "optimizer")
+    return {key: values[key] for key in keep if values.get(key) is not None}
+
+
+def _table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
+    return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)])

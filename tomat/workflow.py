@@ -1,0 +1,135 @@
+"""From densities to an evaluated model: train, evaluate what was held out, draw it, and write the run's page.
+
+The one module that knows all rooms; the rooms know only those before them.
+"""
+
+import argparse
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # the verb pays for these only when it runs
+    from tomat.evaluation.result import TeacherForcedResult
+    from tomat.training.config import TrainConfig
+    from tomat.training.run import TrainResult
+
+DEFAULT_CONFIG = Path("configs/train/demo.yaml")
+EVALUATION_FILE = "evaluation.json"
+PICTURE_FILE = "density.png"
+
+
+def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add the verb `train`."""
+    parser = subparsers.add_parser(
+        "train",
+        help="train a model, evaluate it on held-out materials, write the run's page",
+        description="Train a model, evaluate it on held-out materials and write the run's page. The same run_name "
+        "continues the same run. Any setting of the configuration can follow as --a.b VALUE.",
+        epilog="Settings: tomat/training/config.py documents every field.",
+    )
+    parser.add_argument(
+        "--config_path", type=Path, metavar="FILE", help=f"configuration (default: {DEFAULT_CONFIG} of a checkout)"
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures of the run")
+    parser.set_defaults(run=run_train, takes_overrides=True)
+
+
+def run_train(args: argparse.Namespace) -> int:
+    """Load the configuration and run the workflow."""
+    from tomat.errors import TomatError
+
+    path = args.config_path or DEFAULT_CONFIG
+    if args.config_path is None and not path.exists():
+        raise TomatError(f"{DEFAULT_CONFIG} is not here; name a configuration with --config_path.")
+    started = time.monotonic()
+
+    from tomat.reporting import write_json
+    from tomat.training.config import load_config
+
+    figures = train_and_report(load_config(path, args.overrides), started)
+    if args.json is not None:
+        write_json(args.json, figures)
+    return 0
+
+
+def train_and_report(config: "TrainConfig", started: float) -> dict[str, Any]:
+    """Train, evaluate, draw, write the page.
+
+    Args:
+        config: The run.
+        started: `time.monotonic()` when the user's command began, for `total_seconds`.
+
+    Returns:
+        The run's figures, units in the keys.
+    """
+    import jax
+
+    from tomat.reporting import console, write_json
+    from tomat.run_page import write_run_page
+    from tomat.training.run import train
+
+    result = train(config)
+    evaluation = None
+    if config.evaluation.patches_per_material > 0 and config.data.source == "embedded":
+        evaluation = evaluate_embedded(config, result)
+    figures: dict[str, Any] = {
+        "run": config.run_name,
+        "training": {key: value for key, value in asdict(result).items() if key != "run_dir"},
+        "total_seconds": time.monotonic() - started,
+    }
+    if evaluation is not None:
+        figures["evaluation"] = evaluation.to_dict()
+        write_json(result.run_dir / EVALUATION_FILE, evaluation.to_dict())
+    if jax.process_index() == 0:
+        page = write_run_page(config, result, evaluation)
+        if evaluation is not None:
+            console.print(evaluation.table())
+        if result.first_step < result.steps:
+            console.print(
+                f"loss {result.first_loss:.4f} -> {result.last_loss:.4f} "
+                f"({result.first_loss / result.last_loss:.1f} times lower) in {result.train_seconds:.0f} s of "
+                f"training; {figures['total_seconds']:.0f} s since the command began."
+            )
+        console.print(f"page: {page}")
+    return figures
+
+
+def evaluate_embedded(config: "TrainConfig", result: "TrainResult") -> "TeacherForcedResult":
+    """Teacher-forced evaluation on the embedded materials that were held out, and the picture of the first of them."""
+    import haliax as hax
+
+    from tomat.density.demo import demo_materials, load_demo
+    from tomat.evaluation.picture import draw_plane, teacher_forced_plane
+    from tomat.evaluation.teacher_forced import TeacherForcedConfig, TeacherForcedEvaluator
+    from tomat.reporting import progress
+    from tomat.training.run import load_trained
+
+    run = load_trained(result.run_dir)
+    names = [material.material_id for material in demo_materials("validation")]
+    trainer = config.trainer_config()
+    settings = TeacherForcedConfig(
+        patches_per_material=config.evaluation.patches_per_material, seed=config.evaluation.seed
+    )
+    with trainer.use_device_mesh():
+        evaluator = TeacherForcedEvaluator(
+            run.codec,
+            config.data.sequence_layout,
+            settings.for_devices(trainer.data_axis_size),
+            axis_mapping=trainer.compute_axis_mapping,
+            policy=trainer.mp,
+        )
+        model = hax.shard(run.model, trainer.parameter_axis_mapping)
+        with progress() as bar:
+            task = bar.add_task("evaluate", total=len(names))
+            evaluation = evaluator.evaluate(
+                model,
+                names,
+                load_demo,
+                settings={"run": config.run_name, "step": run.step, "materials_from": "embedded validation"},
+                on_material=lambda _: bar.advance(task),
+            )
+        if config.evaluation.picture:
+            plane = teacher_forced_plane(evaluator, model, load_demo(names[0]))
+            draw_plane(plane, result.run_dir / PICTURE_FILE)
+    return evaluation

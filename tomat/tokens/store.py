@@ -1,7 +1,9 @@
 """Where a data set lies: a folder or a `gs://` URL, read and written through TensorStore alike."""
 
+import contextlib
 import re
 from pathlib import Path
+from urllib.request import url2pathname
 
 import tensorstore as ts
 
@@ -94,6 +96,10 @@ class Store:
             self.objects.delete_range(ts.KvStore.KeyRange(prefix, end)).result()
         except (ValueError, OSError) as error:
             raise TomatError(f"Cannot delete {self.url}{prefix}: {short_message(error)}.") from error
+        if self.url.startswith("file://") and prefix.endswith("/"):
+            # A bucket has no folders; on disk TensorStore leaves the empty one.
+            with contextlib.suppress(OSError):
+                Path(url2pathname(self.url.removeprefix("file://") + prefix)).rmdir()
 
     def open_array(self) -> ts.TensorStore:
         """The token array, for reading and writing.

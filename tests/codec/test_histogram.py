@@ -75,12 +75,12 @@ def test_no_density_is_refused_and_nothing_counted(value):
 def test_file_round_trip(tmp_path):
     histogram = DensityHistogram(unit="rho_times_volume")
     histogram.add(np.random.default_rng(0).gamma(0.3, 2.0, 1000).astype(np.float32))
-    histogram.add(np.zeros(3, np.float32))
+    histogram.add(np.zeros(3, np.float32), material_id="mp-1")
     histogram.save(tmp_path / "histogram.npz")
     back = DensityHistogram.load(tmp_path / "histogram.npz")
     assert content(back) == content(histogram)
     np.testing.assert_array_equal(back.sums, histogram.sums)
-    assert (back.unit, back.max_density) == (histogram.unit, histogram.max_density)
+    assert (back.unit, back.max_density, back.material_ids) == ("rho_times_volume", histogram.max_density, {"mp-1"})
     assert [path.name for path in tmp_path.iterdir()] == ["histogram.npz"]
 
 
@@ -93,3 +93,14 @@ def test_other_units_and_other_files_are_refused(tmp_path):
     for name in ("text", "missing"):
         with pytest.raises(TomatError, match="is not a histogram"):
             DensityHistogram.load(tmp_path / name)
+
+
+def test_no_material_is_counted_twice():
+    first, second = DensityHistogram(), DensityHistogram()
+    for histogram in (first, second):
+        histogram.add(np.ones(3, np.float32), material_id="mp-1")
+    with pytest.raises(TomatError, match="mp-1 is counted already"):
+        first.add(np.ones(3, np.float32), material_id="mp-1")
+    with pytest.raises(TomatError, match="mp-1 is counted in both"):
+        first.merge(second)
+    assert first.n_voxels == 3

@@ -52,6 +52,8 @@ class DensityHistogram:
     """float64 [N_FINE_BINS]: sum of their densities, in `unit`."""
     max_density: float = 0.0
     """Largest density seen, in `unit`."""
+    material_ids: set[str] = field(default_factory=set)
+    """Names of the materials counted, as far as they were given: what a count that was stopped need not count again."""
 
     def __post_init__(self) -> None:
         check_unit(self.unit, "The histogram")
@@ -66,16 +68,20 @@ class DensityHistogram:
         """Sum of all densities, in `unit`."""
         return float(self.sums.sum())
 
-    def add(self, rho: np.ndarray) -> None:
+    def add(self, rho: np.ndarray, material_id: str = "") -> None:
         """Count every voxel of a density.
 
         Args:
             rho: float32 [...], in `unit`, finite and at least 0.
+            material_id: name of the material; may be empty, and is then not kept.
 
         Raises:
-            TomatError: if a density is negative or not finite; nothing is counted then.
+            TomatError: if a density is negative or not finite, or its material has been counted before; nothing is
+                counted then.
         """
         values = np.ascontiguousarray(rho, dtype=np.float32).reshape(-1)
+        if material_id in self.material_ids:
+            raise TomatError(f"Material {material_id} is counted already; count each material once.")
         if not values.size:
             return
         largest, smallest = float(values.max()), float(values.min())
@@ -99,13 +105,17 @@ class DensityHistogram:
         self.counts[:FIRST_NORMAL_BIN] = 0
         self.sums[:FIRST_NORMAL_BIN] = 0
         self.max_density = max(self.max_density, largest)
+        if material_id:
+            self.material_ids.add(material_id)
 
     def merge(self, other: "DensityHistogram") -> None:
         """Add what another histogram counted.
 
         Raises:
-            TomatError: if the units differ.
+            TomatError: if the units differ, or a material is in both.
         """
+        if twice := self.material_ids & other.material_ids:
+            raise TomatError(f"Material {min(twice)} is counted in both histograms; count each material once.")
         if other.unit != self.unit:
             raise TomatError(
                 f"A histogram of densities in {other.unit} cannot be added to one in {self.unit}. Count them in one "
@@ -115,6 +125,7 @@ class DensityHistogram:
         self.counts += other.counts
         self.sums += other.sums
         self.max_density = max(self.max_density, other.max_density)
+        self.material_ids |= other.material_ids
 
     @classmethod
     def merged(cls, histograms: Iterable["DensityHistogram"], unit: str = UNIT_E_PER_A3) -> Self:
@@ -142,6 +153,7 @@ class DensityHistogram:
                     bins=filled.astype(np.int32),
                     counts=self.counts[filled],
                     sums=self.sums[filled],
+                    material_ids=np.array(sorted(self.material_ids), dtype=np.str_),
                 )
             os.replace(temporary, target)
         finally:
@@ -165,6 +177,7 @@ class DensityHistogram:
                 histogram = cls(str(content["unit"]), int(content["n_zero"]), max_density=float(content["max_density"]))
                 histogram.counts[content["bins"]] = content["counts"]
                 histogram.sums[content["bins"]] = content["sums"]
+                histogram.material_ids = set(content["material_ids"].tolist())
                 return histogram
         except (OSError, ValueError, KeyError, IndexError, EOFError) as error:
             raise TomatError(f"{path} is not a histogram ({type(error).__name__}: {error}). Count again.") from error

@@ -1,0 +1,81 @@
+"""Densities to fit or tokenise, by name: files, folders of them, or the embedded ones."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from tomat.density.grid import DensityGrid
+from tomat.errors import TomatError
+
+_SUFFIXES = (".zarr", ".json.gz", ".json", ".gz", ".bz2", ".vasp")
+_FILE_PATTERNS = ("*.json.gz", "CHGCAR*", "*.CHGCAR*", "*.vasp")
+
+
+@dataclass(frozen=True)
+class DensityInputs:
+    """Materials that can be read one by one."""
+
+    material_ids: tuple[str, ...]
+    """Their names, all different."""
+    get_grid: Callable[[str], DensityGrid]
+    """Reads the density of one, by name; raises TomatError if that is impossible."""
+
+
+def demo_inputs(split: str | None) -> DensityInputs:
+    """The embedded densities of a split, "train" or "validation"; None for all."""
+    from tomat.density.demo import demo_materials, load_demo
+
+    return DensityInputs(tuple(material.material_id for material in demo_materials(split)), load_demo)
+
+
+def path_inputs(paths: Iterable[str]) -> DensityInputs:
+    """Densities in files, and in folders of files.
+
+    Args:
+        paths: CHGCAR files, `.json.gz` objects, `.zarr` groups, or folders (also `gs://`) that hold such. A material is
+            called as its file without the suffixes; a file just called CHGCAR as its folder.
+
+    Raises:
+        TomatError: if a path does not exist, a folder holds no density, or two files make one name.
+    """
+    from tomat.density.io import open_density
+
+    found: dict[str, str] = {}
+    for path in paths:
+        for each in _expand(path):
+            name = material_name(each)
+            if name in found:
+                raise TomatError(f"{found[name]} and {each} are both called {name}; rename one of them.")
+            found[name] = each
+    if not found:
+        raise TomatError("No density was given; name files, folders, or the embedded data.")
+    return DensityInputs(tuple(found), lambda name: open_density(found[name]))
+
+
+def material_name(path: str) -> str:
+    """The name of the material in a file: `mp-149` for `data/mp-149.zarr`, `mp-149.json.gz` and `mp-149/CHGCAR.gz`."""
+    name = PurePosixPath(path.replace("\\", "/"))
+    stem = name.name
+    while (suffix := next((each for each in _SUFFIXES if stem.endswith(each)), None)) is not None:
+        stem = stem.removesuffix(suffix)
+    if stem in ("CHGCAR", "AECCAR0", "AECCAR2") and name.parent.name:
+        return name.parent.name
+    return stem
+
+
+def _expand(path: str) -> list[str]:
+    from tomat.density.zarr_store import list_zarr
+
+    is_url = "://" in path
+    if path.rstrip("/").endswith(".zarr") or (not is_url and Path(path).is_file()):
+        return [path.rstrip("/")]
+    if not is_url and not Path(path).is_dir():
+        raise TomatError(f"There is no file or folder {path}; expected CHGCAR files, .json.gz objects or .zarr groups.")
+    files = [str(each) for each in list_zarr(path)]
+    if not is_url:
+        files += [str(each) for pattern in _FILE_PATTERNS for each in Path(path).rglob(pattern) if each.is_file()]
+    if not files:
+        raise TomatError(
+            f"The folder {path} holds no density; expected CHGCAR files, .json.gz objects or .zarr groups."
+        )
+    return sorted(set(files))

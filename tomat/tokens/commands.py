@@ -1,0 +1,195 @@
+"""`tomat tokenise`, `tomat tokens show`, `tomat shards info` and `tomat shards verify`."""
+
+import argparse
+import time
+from pathlib import Path
+from typing import Any
+
+from tomat.errors import TomatError
+
+
+def register(subparsers: argparse._SubParsersAction) -> None:
+    """Add the verbs of the tokens room."""
+    _register_tokenise(subparsers)
+    _register_show(subparsers)
+    _register_shards(subparsers)
+
+
+def _register_tokenise(subparsers: argparse._SubParsersAction) -> None:
+    parser = subparsers.add_parser(
+        "tokenise",
+        help="write a shard set from densities, in one process",
+        description="Cut patches out of densities and write them as tokens. Stopped and started again with the same "
+        "arguments it goes on where it was, and ends with the same bytes.",
+    )
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--input", nargs="+", metavar="PATH", help="densities, or folders (also gs://) of them")
+    source.add_argument(
+        "--demo", choices=("train", "validation"), metavar="SPLIT", help="embedded: train or validation"
+    )
+    parser.add_argument("--layout", default="v3-p19", help="sequence layout (default: %(default)s)")
+    parser.add_argument("--codec", type=Path, required=True, metavar="FILE", help="from `tomat codec fit`")
+    parser.add_argument("--output", required=True, metavar="PLACE", help="folder or gs:// URL of the shard set")
+    parser.add_argument("--patches_per_material", type=int, default=64, help="rows a material (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="of the anchors (default: %(default)s)")
+    parser.add_argument("--split", help="name of the split (default: the embedded one, or none)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures")
+    parser.set_defaults(run=run_tokenise)
+
+
+def _register_show(subparsers: argparse._SubParsersAction) -> None:
+    verbs = subparsers.add_parser("tokens", help="look at sequences").add_subparsers(
+        title="verbs", metavar="VERB", required=True
+    )
+    show = verbs.add_parser("show", help="a sequence in words")
+    show.add_argument("shards", nargs="?", metavar="PLACE", help="a shard set: folder or gs:// URL")
+    show.add_argument("--row", type=int, default=0, help="row of the shard set (default: %(default)s)")
+    show.add_argument("--input", metavar="PATH", help="a density instead of a shard set")
+    show.add_argument("--anchor", type=int, nargs=3, default=(0, 0, 0), metavar=("X", "Y", "Z"), help="first voxel")
+    show.add_argument("--layout", default="v3-p19", help="layout for --input (default: %(default)s)")
+    show.add_argument("--codec", type=Path, metavar="FILE", help="codec for --input")
+    show.add_argument("--voxels", type=int, default=8, help="voxels to spell out (default: %(default)s)")
+    show.add_argument("--raw", action="store_true", help="also every token by name")
+    show.set_defaults(run=run_show)
+
+
+def _register_shards(subparsers: argparse._SubParsersAction) -> None:
+    verbs = subparsers.add_parser("shards", help="look at a shard set").add_subparsers(
+        title="verbs", metavar="VERB", required=True
+    )
+    for name, help_text, run in (
+        ("info", "what a shard set holds", run_info),
+        ("verify", "read every chunk and compare its checksum", run_verify),
+    ):
+        parser = verbs.add_parser(name, help=help_text)
+        parser.add_argument("shards", metavar="PLACE", help="folder or gs:// URL")
+        parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures")
+        parser.set_defaults(run=run)
+
+
+def run_tokenise(args: argparse.Namespace) -> int:
+    """Write the shard set and print what it holds."""
+    from tomat.codec import load_codec
+    from tomat.codec.inputs import demo_inputs, path_inputs
+    from tomat.tokens.layouts import layout_named
+    from tomat.tokens.shards import open_shards
+    from tomat.tokens.writer import write_shards
+
+    layout, codec = layout_named(args.layout), load_codec(args.codec)
+    inputs = demo_inputs(args.demo) if args.demo else path_inputs(args.input)
+    started = time.monotonic()
+    manifest = write_shards(
+        args.output,
+        inputs.material_ids,
+        inputs.get_grid,
+        layout=layout,
+        codec=codec,
+        patches_per_material=args.patches_per_material,
+        seed=args.seed,
+        split=args.demo or "" if args.split is None else args.split,
+    )
+    _report(open_shards(args.output), args.json, {"seconds": time.monotonic() - started})
+    for material in manifest.skipped:
+        print(f"skipped {material.material_id}: {material.reason}")
+    return 0
+
+
+def run_show(args: argparse.Namespace) -> int:
+    """Print one sequence in words."""
+    from tomat.tokens.vocabulary import Vocabulary
+    from tomat.tokens.words import humanise, token_runs
+
+    if (args.shards is None) == (args.input is None):
+        raise TomatError("Give a shard set, or a density with --input PATH --codec FILE.")
+    if args.input is not None:
+        ids, layout, codec = _sequence_of_density(args)
+    else:
+        from tomat.tokens.shards import open_shards
+
+        shards = open_shards(args.shards)
+        ids, layout, codec = shards.read_rows(args.row, args.row + 1)[0], shards.layout, shards.codec
+        material = shards.material_of_row(args.row)
+        x, y, z = shards.anchor_of_row(args.row)
+        print(f"row      {args.row:,} of {shards.rows:,}: {material.material_id}, first voxel {x} {y} {z}")
+    print("\n".join(humanise(ids, layout, codec, args.voxels)))
+    if args.raw:
+        for place, names in token_runs(ids, Vocabulary(codec.n_density_tokens)):
+            words = f"PAD x {len(names)}" if names[0] == "PAD" else "  ".join(names)
+            print(f"{place:6d}  {words}")
+    return 0
+
+
+def _sequence_of_density(args: argparse.Namespace) -> tuple[Any, Any, Any]:
+    from tomat.codec import load_codec
+    from tomat.density.io import open_density
+    from tomat.tokens.patch import encode_sequence, layout_named
+
+    if args.codec is None:
+        raise TomatError("--input needs --codec FILE; fit one with `tomat codec fit`.")
+    layout, codec = layout_named(args.layout), load_codec(args.codec)
+    return encode_sequence(open_density(args.input), tuple(args.anchor), layout, codec), layout, codec
+
+
+def run_info(args: argparse.Namespace) -> int:
+    """Print what a shard set holds."""
+    from tomat.tokens.shards import open_shards
+
+    _report(open_shards(args.shards), args.json, {})
+    return 0
+
+
+def run_verify(args: argparse.Namespace) -> int:
+    """Compare every chunk with its checksum."""
+    from tomat.reporting import progress, write_json
+    from tomat.tokens.shards import open_shards
+
+    shards = open_shards(args.shards)
+    started = time.monotonic()
+    with progress() as bar:
+        task = bar.add_task("Verifying chunks", total=shards.n_blocks)
+        blocks = shards.verify(lambda: bar.advance(task))
+    seconds = time.monotonic() - started
+    print(f"{shards.url}: all {blocks:,} chunks ({shards.rows:,} rows) are whole")
+    if args.json is not None:
+        write_json(args.json, {"url": shards.url, "chunks": blocks, "rows": shards.rows, "seconds": seconds})
+    return 0
+
+
+def _report(shards: Any, path: Path | None, extra: dict[str, Any]) -> None:
+    from rich.table import Table
+
+    from tomat.reporting import console, write_json
+
+    manifest = shards.manifest
+    layout = manifest.layout
+    figures = {
+        "url": shards.url,
+        "split": manifest.split,
+        "layout": layout.name,
+        "context_tokens": layout.context,
+        "voxels_per_patch": layout.n_voxels,
+        "rows": manifest.rows,
+        "tokens": manifest.rows * layout.context,
+        "bytes_uncompressed": manifest.rows * layout.context * 2,
+        "chunks": manifest.n_chunks,
+        "block_rows": manifest.block_rows,
+        "materials": len(manifest.materials),
+        "materials_skipped": len(manifest.skipped),
+        "patches_per_material": manifest.patches_per_material,
+        "seed": manifest.seed,
+        "n_density_tokens": manifest.n_density_tokens,
+        "codec_sha256": manifest.codec_sha256,
+        "unit": manifest.unit,
+    } | extra
+    table = Table(title=shards.url, show_header=False)
+    table.add_row("split", manifest.split or "-")
+    table.add_row("layout", f"{layout.name}: {layout.n_voxels:,} voxels, context {layout.context:,}")
+    table.add_row("rows", f"{manifest.rows:,} in {manifest.n_chunks:,} chunks of {manifest.block_rows}")
+    skipped = f", {len(manifest.skipped):,} skipped" if manifest.skipped else ""
+    table.add_row("materials", f"{len(manifest.materials):,}{skipped}, {manifest.patches_per_material} rows each")
+    table.add_row("tokens", f"{figures['tokens']:,}, {figures['bytes_uncompressed'] / 1e6:,.1f} MB uncompressed")
+    table.add_row("codec", f"{manifest.n_density_tokens:,} ids, {manifest.unit}, {manifest.codec_sha256[:16]}...")
+    table.add_row("seed", str(manifest.seed))
+    console.print(table)
+    if path is not None:
+        write_json(path, figures)

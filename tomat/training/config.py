@@ -26,7 +26,7 @@ from levanter.trainer import TrainerConfig
 
 from tomat.errors import TomatError
 from tomat.reporting import dump_json
-from tomat.tokens.patch import LAYOUTS, SequenceLayout
+from tomat.tokens.layouts import LAYOUTS, SequenceLayout
 from tomat.tokens.vocabulary import Vocabulary
 from tomat.training.loader import BlockShuffleConfig
 from tomat.training.loss import LossConfig
@@ -335,6 +335,8 @@ def config_from_dict(values: Mapping[str, Any], source: str = "the configuration
 
 def config_hash(config: TrainConfig) -> str:
     """Twelve hexadecimal digits that name the configuration's content."""
+    # Read back once: decoding settles 500000 against 500000.0, which are the same setting.
+    config = config_from_dict(config.to_dict())
     return hashlib.sha256(dump_json(config.to_dict()).encode()).hexdigest()[:12]
 
 

@@ -10,7 +10,8 @@ from tomat.codec.histogram import DensityHistogram
 from tomat.codec.lloyd_max import fit_lloyd_max
 from tomat.density.demo import demo_materials, load_demo
 from tomat.errors import TomatError
-from tomat.tokens.shards import ShardSet, open_shards, write_shards
+from tomat.tokens.shards import ShardSet, open_shards
+from tomat.tokens.writer import write_shards
 from tomat.training.config import DataConfig, TrainConfig
 
 EMBEDDED_SEED = 0
@@ -59,8 +60,13 @@ def open_datasets(config: TrainConfig, local_dir: Path) -> Datasets:
     return Datasets(train, validation)
 
 
-def value_table(codec: DensityCodec) -> np.ndarray:
-    """The density that each density id stands for, float32 `[n_density_tokens]`, in e/A^3 (the codec's medians)."""
+def value_table(codec: DensityCodec) -> np.ndarray | None:
+    """The density that each density id stands for, float32 `[n_density_tokens]`, in e/A^3 (the codec's medians).
+
+    None where a voxel takes more than one token, so that no single id has a density.
+    """
+    if codec.tokens_per_voxel > 1:
+        return None
     return codec.decode(np.arange(codec.n_density_tokens, dtype=np.uint16), decoder="median")
 
 

@@ -33,10 +33,11 @@ from tomat.codec import DensityCodec, load_codec
 from tomat.errors import TomatError
 from tomat.performance.mfu import LiveMfu
 from tomat.reporting import console, write_text
+from tomat.tokens.vocabulary import DENSITY_START
 from tomat.training.config import TrainConfig, config_from_dict
 from tomat.training.datasets import Datasets, open_datasets, value_table
 from tomat.training.loader import ShardDataset
-from tomat.training.loss import check_first_loss, uniform_loss
+from tomat.training.loss_start import TIED_LOGIT_STD, UNTIED_LOGIT_STD, check_first_loss, uniform_loss
 from tomat.training.phases import PhaseClock
 from tomat.training.resume import refuse_changes
 from tomat.training.step import build_trainer, model_initialiser
@@ -102,7 +103,7 @@ def train(config: TrainConfig) -> TrainResult:
         return _train(config, trainer, datasets, table, run_dir)
 
 
-def _train(config: TrainConfig, trainer: Trainer, datasets: Datasets, table: np.ndarray, run_dir: Path) -> TrainResult:
+def _train(config: TrainConfig, trainer: Trainer, datasets: Datasets, table: np.ndarray | None, run_dir: Path) -> TrainResult:
     """`train`, inside the trainer's context."""
     seed_key = jax.random.PRNGKey(config.trainer.seed)
     try:
@@ -214,12 +215,27 @@ def _add_hooks(
         trainer.add_hook(clock.timed("profiler_seconds", hook), every=1)
 
 
-def _check_first_loss(config: TrainConfig, dataset: ShardDataset, table: np.ndarray, measured: float) -> None:
+def _check_first_loss(config: TrainConfig, dataset: ShardDataset, table: np.ndarray | None, measured: float) -> None:
     """Stop the run if its first loss is not what the configured loss gives for near-uniform logits."""
     examples = asyncio.run(dataset.get_batch(range(config.batch_size)))
     tokens = np.stack([np.asarray(example.tokens.array) for example in examples])
-    expected = uniform_loss(config.loss, tokens, value_table=table, n_density_tokens=config.data.n_density_tokens)
-    check_first_loss(config.loss, measured, expected)
+    expected = uniform_loss(
+        config.loss,
+        tokens,
+        value_table=table,
+        density_start=DENSITY_START,
+        n_density_tokens=config.data.n_density_tokens,
+        vocab_size=config.data.vocabulary.size,
+        tokens_per_voxel=config.data.sequence_layout.tokens_per_voxel,
+    )
+    check_first_loss(
+        config.loss,
+        measured,
+        expected,
+        value_table=table,
+        n_density_tokens=config.data.n_density_tokens,
+        logit_std=TIED_LOGIT_STD if getattr(config.model, "tie_word_embeddings", False) else UNTIED_LOGIT_STD,
+    )
     console.print(f"first loss {measured:.4f}; {config.loss.kind} at uniform logits gives {expected:.4f}")
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from haliax import Axis, NamedArray
 from haliax.partitioning import ResourceMapping
 from jaxtyping import PRNGKeyArray
+from levanter.metrics import Metric, ReductionType
 from levanter.models.lm_model import LmHeadModel
 from levanter.trainer import Trainer, TrainerConfig
 
@@ -30,12 +31,13 @@ class DensityLossFunction:
     n_density_tokens: int
     gather_mapping: ResourceMapping | None
     """Axis mapping under which the parameters are gathered before the forward pass (ZeRO-1); None: left as they are."""
-    value_table: np.ndarray
-    """Density of each density id, float32 `[n_density_tokens]`, e/A^3."""
+    tokens_per_voxel: int
+    value_table: np.ndarray | None
+    """Density of each density id, float32 `[n_density_tokens]`, e/A^3; None for two tokens per voxel."""
 
     def __call__(
         self, model: LmHeadModel, example: TokenExample, *, key: PRNGKeyArray | None = None
-    ) -> tuple[jax.Array, dict]:
+    ) -> tuple[jax.Array, dict[str, Metric]]:
         """Loss of one (micro)batch, a float32 scalar, and its metrics.
 
         Args:
@@ -46,7 +48,7 @@ class DensityLossFunction:
         if self.gather_mapping is not None:
             model = hax.shard(model, self.gather_mapping)
         hidden: NamedArray = causal_activations(model, example.tokens, key=key)
-        return density_loss(
+        loss, metrics = density_loss(
             hidden,
             model.get_lm_head(),
             example.tokens,
@@ -54,27 +56,31 @@ class DensityLossFunction:
             value_table=self.value_table,
             density_start=DENSITY_START,
             n_density_tokens=self.n_density_tokens,
+            tokens_per_voxel=self.tokens_per_voxel,
         )
+        # All are means over sequences, so that their mean over equal microbatches is exact.
+        return loss, {name: Metric.from_value(value, ReductionType.MEAN) for name, value in metrics.items()}
 
 
-def build_loss_function(config: TrainConfig, value_table: np.ndarray) -> DensityLossFunction:
+def build_loss_function(config: TrainConfig, value_table: np.ndarray | None) -> DensityLossFunction:
     """The loss function of a run.
 
     Args:
         config: The run.
-        value_table: float32 `[n_density_tokens]`, e/A^3.
+        value_table: float32 `[n_density_tokens]`, e/A^3; None for two tokens per voxel.
     """
     gather = config.trainer_config().compute_axis_mapping if config.sharding == "zero1" else None
-    return DensityLossFunction(config.loss, config.data.n_density_tokens, gather, value_table)
+    tokens_per_voxel = config.data.sequence_layout.tokens_per_voxel
+    return DensityLossFunction(config.loss, config.data.n_density_tokens, gather, tokens_per_voxel, value_table)
 
 
-def build_trainer(config: TrainConfig, trainer_config: TrainerConfig, value_table: np.ndarray) -> Trainer:
+def build_trainer(config: TrainConfig, trainer_config: TrainerConfig, value_table: np.ndarray | None) -> Trainer:
     """Levanter's trainer with tomat's loss and the configured optimizer, without hooks.
 
     Args:
         config: The run.
         trainer_config: `config.trainer_config()`, initialised.
-        value_table: float32 `[n_density_tokens]`, e/A^3.
+        value_table: float32 `[n_density_tokens]`, e/A^3; None for two tokens per voxel.
     """
     optimizer = config.optimizer.build(trainer_config.num_train_steps)
     return Trainer(trainer_config, optimizer, build_loss_function(config, value_table), add_default_hooks=False)

@@ -170,12 +170,15 @@ class Recomputation:
                 kept = (*(policy.save_block_internals or ()), *policy.offload_block_internals)
         # Nested checkpointing runs the layers of a group once more, whole, before it runs each again for its gradient.
         whole = 1.0 if nested else 0.0
+        qkv = attention = 1.0
+        if QKV_NAME in kept:
+            # The kept queries and keys are those after their norm, whose gradient needs those before it.
+            heads, kv_heads = config.num_heads, getattr(config, "num_kv_heads", config.num_heads)
+            qkv = (heads + kv_heads) / (heads + 2 * kv_heads) if getattr(config, "use_qk_norm", False) else 0.0
         if ATTENTION_NAME in kept:
             attention = 0.5 if backend == "vanilla" else 0.0
-        else:
-            attention = 1.0
         return cls(
-            qkv=whole + (QKV_NAME not in kept),
+            qkv=whole + qkv,
             attention=whole + attention,
             output=whole + 1.0,
             mlp_in=whole + 1.0,

@@ -1,0 +1,267 @@
+"""FLOPs against what XLA counts in the compiled step, against Levanter, and against the published convention.
+
+Time: about 40 s, nearly all of it XLA's.
+"""
+
+import dataclasses
+from typing import Any
+
+import equinox as eqx
+import haliax as hax
+import jax
+import jax.numpy as jnp
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from levanter.layers.attention import AttentionBackend, AttentionMask
+from levanter.models.llama import LlamaConfig
+from levanter.models.qwen import Qwen3Config
+from levanter.utils.flop_utils import lm_flops_per_token
+
+from tomat.errors import TomatError
+from tomat.performance.executed import (
+    ATTENTION_NAME,
+    QKV_NAME,
+    KernelPass,
+    Recomputation,
+    attention_kernels,
+    executed_head,
+    executed_training_flops,
+)
+from tomat.performance.flops import (
+    ModelShape,
+    UsefulTokens,
+    attention_pairs,
+    forward_flops,
+    levanter_training_flops,
+    training_flops,
+    useful_training_flops,
+)
+from tomat.training.attention import QKV, SplashBlockSizes
+from tomat.training.model import DensityDecoderConfig
+from tomat.training.splash import ATTENTION_OUTPUT
+
+BATCH, SEQ_LEN, VOCAB = 2, 256, 512
+SIZES: dict[str, Any] = dict(
+    max_seq_len=SEQ_LEN,
+    hidden_dim=128,
+    intermediate_dim=384,
+    num_layers=2,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=48,  # not hidden_dim / num_heads
+    tie_word_embeddings=True,
+    attn_backend=AttentionBackend.VANILLA,
+    scan_layers=False,  # XLA counts the body of a loop once
+)
+
+SHAPES = st.builds(
+    ModelShape,
+    hidden_dim=st.integers(1, 256),
+    intermediate_dim=st.integers(1, 512),
+    num_layers=st.integers(1, 4),
+    num_heads=st.integers(1, 8),
+    num_kv_heads=st.integers(1, 8),
+    head_dim=st.integers(1, 64),
+    vocab_size=st.integers(1, 1000),
+    gated_mlp=st.booleans(),
+    sliding_window=st.none() | st.integers(1, 300),
+)
+
+
+def xla_flops(config: LlamaConfig, *, gradient: bool) -> float:
+    """What XLA counts in a compiled forward pass, or value and gradient, of cross-entropy over the whole vocabulary.
+
+    Besides matrix multiplications that is one FLOP for each element of each arithmetic operation (not for exp and its
+    like).
+    """
+    Vocab, Batch, Position = hax.Axis("vocab", VOCAB), hax.Axis("batch", BATCH), hax.Axis("position", SEQ_LEN)
+    model = eqx.filter_eval_shape(lambda: config.build(Vocab, key=jax.random.PRNGKey(0)))
+    parameters, static = eqx.partition(model, lambda leaf: isinstance(leaf, jax.ShapeDtypeStruct))
+
+    def loss(parameters, tokens):
+        model = eqx.combine(parameters, static)
+        hidden = model.activations(tokens, attn_mask=AttentionMask.causal())
+        logits = hax.dot(hidden, model.get_lm_head(), axis="embed")
+        return hax.mean(hax.nn.logsumexp(logits, "vocab") - logits["vocab", 0]).scalar()
+
+    tokens = hax.NamedArray(jax.ShapeDtypeStruct((BATCH, SEQ_LEN), jnp.int32), (Batch, Position))
+    function = jax.value_and_grad(loss) if gradient else loss
+    return jax.jit(function).lower(parameters, tokens).compile().cost_analysis()["flops"]
+
+
+# Elementwise work is left out of the formulas, so XLA counts more: here, where a layer is 128 wide, norms, softmax,
+# rotary embedding and activations come to 2 % of its matrix multiplications (at a width of 1,024 to an eighth of
+# that).
+ELEMENTWISE = 0.03
+
+
+@pytest.mark.parametrize("family", [LlamaConfig, Qwen3Config, DensityDecoderConfig])
+def test_forward_pass_is_what_xla_counts(family):
+    config = family(**SIZES, gradient_checkpointing=False)
+    expected = BATCH * forward_flops(ModelShape.from_config(config, VOCAB), SEQ_LEN).total
+    assert expected < xla_flops(config, gradient=False) < (1 + ELEMENTWISE) * expected
+
+
+def test_training_step_without_checkpointing_is_what_xla_counts():
+    config = LlamaConfig(**SIZES, gradient_checkpointing=False)
+    expected = BATCH * training_flops(ModelShape.from_config(config, VOCAB), SEQ_LEN).total
+    assert expected < xla_flops(config, gradient=True) < (1 + ELEMENTWISE) * expected
+
+
+@pytest.mark.parametrize("hybrid_norm, policy", [(False, "full"), (True, "full"), (False, "save_qkv_attention")])
+def test_recomputation_is_what_xla_counts(policy, hybrid_norm):
+    config = DensityDecoderConfig(**SIZES, gradient_checkpointing=policy, hybrid_norm=hybrid_norm)
+    _assert_executed_is_what_xla_counts(config, ModelShape.from_config(config, VOCAB))
+
+
+def test_nested_recomputation_is_what_xla_counts():
+    config = DensityDecoderConfig(**SIZES | {"scan_layers": True, "num_layers": 4}, gradient_checkpointing="nested")
+    shape = ModelShape.from_config(config, VOCAB)
+    # Of two groups of two layers. Haliax unrolls the groups; the layers of a group run in a loop, whose body XLA counts
+    # once.
+    _assert_executed_is_what_xla_counts(config, dataclasses.replace(shape, num_layers=2))
+
+
+def _assert_executed_is_what_xla_counts(config, shape):
+    kernels = attention_kernels(config, SEQ_LEN, "cpu")
+    recomputation = Recomputation.from_config(config, kernels.backend)
+    head = executed_head(SEQ_LEN, VOCAB, None)
+    expected = BATCH * executed_training_flops(shape, SEQ_LEN, kernels, recomputation, head).total
+    measured = xla_flops(config, gradient=True)
+    assert expected < measured < (1 + ELEMENTWISE) * expected
+    # The tolerance is tight enough to tell the policy from no checkpointing.
+    assert measured > 1.05 * BATCH * training_flops(shape, SEQ_LEN).total
+
+
+@pytest.mark.parametrize(
+    "policy, backend, expected",
+    [
+        (False, "splash", (0, 0, 0, 0, 0)),
+        (True, "splash", (1, 1, 1, 1, 0)),
+        ("off", "splash", (0, 0, 0, 0, 0)),
+        ("offload", "splash", (1, 1, 1, 1, 0)),
+        ("save_attention", "splash", (1, 0, 1, 1, 0)),
+        ("save_attention", "vanilla", (1, 0.5, 1, 1, 0)),
+        ("save_qkv", "splash", (6 / 8, 1, 1, 1, 0)),
+        ("nested", "splash", (2, 2, 2, 2, 1)),
+    ],
+)
+def test_policies(policy, backend, expected):
+    config = DensityDecoderConfig(**SIZES, gradient_checkpointing=policy)
+    assert dataclasses.astuple(Recomputation.from_config(config, backend)) == expected
+
+
+def test_without_a_norm_on_queries_and_keys_their_projections_can_be_kept():
+    config = DensityDecoderConfig(**SIZES, gradient_checkpointing="save_qkv", use_qk_norm=False)
+    assert Recomputation.from_config(config, "splash").qkv == 0
+
+
+def test_checkpoint_names_are_the_decoders():
+    assert (QKV_NAME, ATTENTION_NAME) == (QKV, ATTENTION_OUTPUT)
+
+
+@given(
+    seq_len=st.integers(1, 80),
+    block_q=st.integers(1, 20),
+    block_kv=st.integers(1, 20),
+    window=st.none() | st.integers(1, 90),
+)
+@settings(max_examples=60, deadline=None)
+def test_pairs_and_tiles_are_those_of_the_mask(seq_len, block_q, block_kv, window):
+    seen = [(q, k) for q in range(seq_len) for k in range(q + 1) if window is None or q - k < window]
+    assert attention_pairs(seq_len, "causal", window) == len(seen)
+    tiles = {(q // block_q, k // block_kv) for q, k in seen}
+    assert KernelPass(2, block_q, block_kv).pairs(seq_len, window) == len(tiles) * block_q * block_kv
+
+
+def test_full_pairs_are_the_square_or_the_band():
+    assert attention_pairs(100, "full") == 10_000
+    assert attention_pairs(100, "full", 30) == 3_000
+    assert attention_pairs(100, "full", 300) == 10_000
+
+
+@given(shape=SHAPES, seq_len=st.integers(1, 512))
+@settings(max_examples=50, deadline=None)
+def test_published_formula_and_order_of_the_conventions(shape, seq_len):
+    full, causal = training_flops(shape, seq_len).total, training_flops(shape, seq_len, "causal").total
+    assert causal <= full
+    if shape.sliding_window is None:
+        # PaLM, appendix B: 6 N + 12 L H Q T a token.
+        palm = 6 * shape.matmul_parameters + 12 * shape.num_layers * shape.num_heads * shape.head_dim * seq_len
+        assert full == seq_len * palm
+    whole = UsefulTokens(n_preamble=0, n_density=seq_len, head_rows=shape.vocab_size)
+    assert useful_training_flops(shape, whole).total == causal
+    part = UsefulTokens(n_preamble=seq_len // 3, n_density=seq_len // 3, head_rows=1)
+    assert useful_training_flops(shape, part).total < causal or seq_len == 1
+
+
+def test_useful_tokens_count_logits_only_where_there_is_a_loss():
+    shape = ModelShape(64, 128, 2, 4, 4, 16, 1000)
+    row = UsefulTokens(n_preamble=20, n_density=100, head_rows=800)
+    assert useful_training_flops(shape, row).head == 3 * 2 * 64 * 800 * 100
+    assert useful_training_flops(shape, row).projections == training_flops(shape, 120).projections
+    with_preamble = dataclasses.replace(row, head_rows=1000, loss_on_preamble=True)
+    assert useful_training_flops(shape, with_preamble).head == 3 * 2 * 64 * 1000 * 119
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("head_dim", [None, 48])
+def test_levanters_formula_and_parameter_count(tied, head_dim):
+    config = LlamaConfig(**SIZES | {"tie_word_embeddings": tied, "head_dim": head_dim})
+    shape = ModelShape.from_config(config, VOCAB)
+    per_token = lm_flops_per_token(128, 384, 2, 2, 4, SEQ_LEN, VOCAB, glu=True)
+    assert levanter_training_flops(shape, SEQ_LEN) == pytest.approx(3 * per_token * SEQ_LEN, rel=1e-12)
+    assert shape.total_parameters == config.total_trainable_params(VOCAB)
+    if head_dim is None:
+        # The rest of the difference is 3 FLOP for each entry of the score matrix.
+        masks = 3 * 3 * SEQ_LEN**2 * 2 * 4
+        full = training_flops(shape, SEQ_LEN).total
+        assert levanter_training_flops(shape, SEQ_LEN) == pytest.approx(full + masks, rel=1e-12)
+
+
+def test_parameters_are_those_of_the_built_decoder():
+    for hybrid_norm in (False, True):
+        config = DensityDecoderConfig(**SIZES, hybrid_norm=hybrid_norm)
+        assert ModelShape.from_config(config, VOCAB).total_parameters == config.total_trainable_params(VOCAB)
+
+
+def test_window_of_a_configuration_counts_only_where_it_acts():
+    assert ModelShape.from_config(DensityDecoderConfig(**SIZES, sliding_window=64), VOCAB).sliding_window == 64
+    # Levanter's Qwen3 takes a window, and attends to everything.
+    assert ModelShape.from_config(Qwen3Config(**SIZES, use_sliding_window=True), VOCAB).sliding_window is None
+
+
+def test_splash_kernels():
+    shape = ModelShape(128, 384, 1, 1, 1, 64, VOCAB)
+    unfused = attention_kernels(DensityDecoderConfig(), 1024, "tpu")
+    # Two of 2 x 2 tiles of 512 lie on the diagonal, one below it.
+    assert unfused.forward_flops(shape, 1024) == 2 * 2 * 64 * 3 * 512**2
+    assert unfused.backward_flops(shape, 1024) == 2 * 7 * 64 * 3 * 512**2
+    blocks = SplashBlockSizes(block_q=1024, block_kv=256, block_q_dkv=256, block_kv_dkv=256, use_fused_bwd=True)
+    fused = attention_kernels(DensityDecoderConfig(splash=blocks), 1024, "tpu")
+    assert fused.forward_flops(shape, 1024) == 2 * 2 * 64 * 1024**2
+    assert fused.backward_flops(shape, 1024) == 2 * 5 * 64 * 10 * 256**2
+    windowed = dataclasses.replace(shape, sliding_window=256)
+    assert fused.backward_flops(windowed, 1024) == 2 * 5 * 64 * 7 * 256**2
+    # Levanter's own splash call, and the kernel away from TPUs.
+    assert attention_kernels(LlamaConfig(), 1024, "tpu") == unfused
+    assert attention_kernels(DensityDecoderConfig(), 1024, "gpu").backend == "jax_flash"
+
+
+def test_ragged_loss_blocks_are_rounded_up():
+    assert executed_head(1000, 7, 256).positions == 1024
+    assert executed_head(100, 7, 256).positions == 100
+
+
+@pytest.mark.parametrize("config", [object(), dataclasses.make_dataclass("Moe", ["hidden_dim", "num_experts"])(64, 8)])
+def test_models_of_another_kind_are_refused(config):
+    with pytest.raises(TomatError, match="not known.*Expected a dense decoder"):
+        ModelShape.from_config(config, VOCAB)
+
+
+def test_nonsense_is_refused():
+    with pytest.raises(TomatError, match="hidden_dim is 0"):
+        ModelShape(0, 1, 1, 1, 1, 1, 1)
+    with pytest.raises(TomatError, match="n_density -1"):
+        UsefulTokens(0, -1, 1)

@@ -1,6 +1,6 @@
 """FLOPs against what XLA counts in the compiled step, against Levanter, and against the published convention.
 
-Time: about 40 s, nearly all of it XLA's.
+Time: about 45 s on two busy cores, nearly all of it XLA compiling seven small steps.
 """
 
 import dataclasses
@@ -46,7 +46,7 @@ SIZES: dict[str, Any] = dict(
     max_seq_len=SEQ_LEN,
     hidden_dim=128,
     intermediate_dim=384,
-    num_layers=2,
+    num_layers=1,
     num_heads=4,
     num_kv_heads=2,
     head_dim=48,  # not hidden_dim / num_heads
@@ -96,9 +96,9 @@ def xla_flops(config: LlamaConfig, *, gradient: bool) -> float:
 ELEMENTWISE = 0.03
 
 
-@pytest.mark.parametrize("family", [LlamaConfig, Qwen3Config, DensityDecoderConfig])
+@pytest.mark.parametrize("family", [Qwen3Config, DensityDecoderConfig])
 def test_forward_pass_is_what_xla_counts(family):
-    config = family(**SIZES, gradient_checkpointing=False)
+    config = family(**SIZES | {"num_layers": 2}, gradient_checkpointing=False)
     expected = BATCH * forward_flops(ModelShape.from_config(config, VOCAB), SEQ_LEN).total
     assert expected < xla_flops(config, gradient=False) < (1 + ELEMENTWISE) * expected
 
@@ -210,12 +210,12 @@ def test_useful_tokens_count_logits_only_where_there_is_a_loss():
 def test_levanters_formula_and_parameter_count(tied, head_dim):
     config = LlamaConfig(**SIZES | {"tie_word_embeddings": tied, "head_dim": head_dim})
     shape = ModelShape.from_config(config, VOCAB)
-    per_token = lm_flops_per_token(128, 384, 2, 2, 4, SEQ_LEN, VOCAB, glu=True)
+    per_token = lm_flops_per_token(128, 384, 1, 2, 4, SEQ_LEN, VOCAB, glu=True)
     assert levanter_training_flops(shape, SEQ_LEN) == pytest.approx(3 * per_token * SEQ_LEN, rel=1e-12)
     assert shape.total_parameters == config.total_trainable_params(VOCAB)
     if head_dim is None:
         # The rest of the difference is 3 FLOP for each entry of the score matrix.
-        masks = 3 * 3 * SEQ_LEN**2 * 2 * 4
+        masks = 3 * 3 * SEQ_LEN**2 * 4
         full = training_flops(shape, SEQ_LEN).total
         assert levanter_training_flops(shape, SEQ_LEN) == pytest.approx(full + masks, rel=1e-12)
 

@@ -68,7 +68,7 @@ def draw_codec(codec: LloydMaxCodec, path: Path) -> None:
         TomatError: for another suffix.
     """
     if path.suffix not in PICTURE_FORMATS:
-        raise TomatError(f"A picture is {' or '.join(PICTURE_FORMATS)}, not {path.suffix or path.name!r}.")
+        raise TomatError(f"A picture is {' or '.join(PICTURE_FORMATS)}, not {path.name}.")
     import matplotlib
     from matplotlib.figure import Figure
 

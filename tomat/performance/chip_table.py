@@ -259,15 +259,6 @@ GPUS = (
         source="NVIDIA L4 data sheet (2023), halved for dense",
     ),
     Chip(
-        name="a10g",
-        device_kinds=("NVIDIA A10G",),
-        peak_bf16_flops_per_second=70e12,
-        peak_int8_ops_per_second=140e12,
-        hbm_bytes_nominal=24 * GB,
-        hbm_bytes_per_second=600e9,
-        source="NVIDIA A10G data sheet for AWS (February 2022); the A10 is another chip, with 125 TFLOP/s",
-    ),
-    Chip(
         name="rtx-5090",
         device_kinds=("NVIDIA GeForce RTX 5090",),
         peak_bf16_flops_per_second=209.5e12,

@@ -9,17 +9,12 @@ A *kernel* is an instruction that the machine executes as a unit: fusions are no
 
 from __future__ import annotations
 
-import importlib
 import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 from typing import Any
-
-from tomat.errors import TomatError
-from tomat.performance.protos import new_message
 
 # Bits per element by `PrimitiveType` number (xla/xla_data.proto). Sub-byte types are packed.
 BITS_PER_ELEMENT: dict[int, int] = {
@@ -134,7 +129,8 @@ class HloProgram:
     roots: dict[int, int]
     allocations: tuple[tuple[int, str], ...] = ()
     """(bytes, kind) of each buffer allocation, kind one of parameter, constant, thread-local, temporary."""
-    _frame_index: Any = field(default=None, repr=False)
+    module: Any = field(default=None, repr=False)
+    """The `HloModuleProto` it was read from."""
     notes: list[str] = field(default_factory=list)
 
     @cached_property
@@ -156,8 +152,8 @@ class HloProgram:
             metadata = instruction.proto.metadata
             return (Frame(metadata.source_file, "", metadata.source_line),) if metadata.source_file else ()
         if frame_id not in self._frames:
-            index, stack, current = self._frame_index, [], frame_id
-            while current and index is not None and current <= len(index.stack_frames):
+            index, stack, current = self.module.stack_frame_index, [], frame_id
+            while current and current <= len(index.stack_frames):
                 frame = index.stack_frames[current - 1]
                 where = index.file_locations[frame.file_location_id - 1]
                 function = index.function_names[where.function_name_id - 1]
@@ -348,62 +344,5 @@ def program_from_module(module: Any, program_id: int = 0, buffer_assignment: Any
         computation_names={c.id: c.name for c in module.computations},
         roots={c.id: c.root_id for c in module.computations},
         allocations=tuple(allocations),
-        _frame_index=module.stack_frame_index,
+        module=module,
     )
-
-
-def program_from_bytes(data: bytes, origin: str, program_id: int = 0) -> HloProgram:
-    """The program in a serialised `HloProto` or `HloModuleProto`.
-
-    Raises:
-        TomatError: neither of the two can be read out of `data` (`origin` names it in the message).
-    """
-    from google.protobuf.message import DecodeError
-
-    for kind in ("HloProto", "HloModuleProto"):
-        message = new_message(kind)
-        try:
-            message.ParseFromString(data)
-        except DecodeError:
-            continue
-        module = message.hlo_module if kind == "HloProto" else message
-        if module.computations and module.entry_computation_id in {c.id for c in module.computations}:
-            assignment = message.buffer_assignment if kind == "HloProto" else None
-            return program_from_module(module, program_id, assignment)
-    raise TomatError(
-        f"{origin}: {len(data):,} bytes that are neither an HloProto nor an HloModuleProto with an entry computation. "
-        "Give the optimised module XLA wrote (--xla_dump_to, or compiled.runtime_executable().hlo_modules()[0]), whole."
-    )
-
-
-def program_from_text(text: str, origin: str) -> HloProgram:
-    """The program of HLO text, read by XLA's parser.
-
-    Raises:
-        TomatError: XLA refuses the text (the first line of its reason is in the message).
-    """
-    # jaxlib exposes its HLO bindings nowhere else (jax._src.lib.xla_client wraps the same module).
-    hlo_bindings = importlib.import_module("jaxlib._hlo")
-    try:
-        module = hlo_bindings.hlo_module_from_text(text)
-    except Exception as error:  # jaxlib raises its own XlaRuntimeError, which it does not export by a stable name
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise TomatError(
-            f"{origin}: not HLO text that XLA can parse ({reason}). Expected `HloModule NAME, ...`, whole."
-        ) from None
-    return program_from_bytes(module.as_serialized_hlo_module_proto(), origin)
-
-
-def load_program(path: Path) -> HloProgram:
-    """The program in a `.txt`/`.hlo` (text) or `.pb` (protocol buffer) file, either gzipped (`.gz`) or not."""
-    import gzip
-
-    try:
-        data = path.read_bytes()
-        if data[:2] == b"\x1f\x8b":
-            data = gzip.decompress(data)
-    except (OSError, EOFError) as error:
-        raise TomatError(f"{path}: cannot be read ({error}).") from None
-    if data.lstrip().startswith(b"HloModule"):
-        return program_from_text(data.decode("utf-8", errors="replace"), str(path))
-    return program_from_bytes(data, str(path))

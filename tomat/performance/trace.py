@@ -14,12 +14,11 @@ from pathlib import Path
 import numpy as np
 
 from tomat.errors import TomatError
-from tomat.performance.hlo import HloProgram, load_program
+from tomat.performance.hlo import HloProgram
 
 SESSION_GLOB = "plugins/profile/*"
 XPLANE_SUFFIX = ".xplane.pb"
 CHROME_SUFFIXES = (".trace.json.gz", ".trace.json", ".json.gz", ".json")
-HLO_SUFFIXES = (".txt", ".hlo", ".hlo.pb", ".txt.gz", ".hlo.gz", ".hlo.pb.gz")
 
 
 @dataclass(frozen=True)
@@ -161,11 +160,6 @@ def program_name_and_id(text: str) -> tuple[str, int]:
     return (match.group(1), int(match.group(2))) if match else (text, 0)
 
 
-def is_hlo_path(path: str) -> bool:
-    """Whether a path names an HLO module rather than a trace."""
-    return path.endswith(HLO_SUFFIXES) or (path.endswith(".pb") and not path.endswith(XPLANE_SUFFIX))
-
-
 def load_trace(origin: str | Path, *, session: str | None = None) -> Trace:
     """The trace at `origin`: a profile directory (local path or fsspec URL such as `gs://...`), or one file.
 
@@ -243,6 +237,7 @@ def _load_remote(url: str, session: str | None) -> Trace:
 
 def _read_file(path: Path) -> HostTrace:
     from tomat.performance.chrome import read_chrome_file
+    from tomat.performance.hlo_files import is_hlo_path, load_program
     from tomat.performance.xplane import read_xplane_file
 
     if path.name.endswith(XPLANE_SUFFIX):

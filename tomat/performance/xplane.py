@@ -1,8 +1,8 @@
 """Reads one host's ``*.xplane.pb``: devices, operations, steps, programs, host activity.
 
 Planes and lines as JAX and xprof write them: ``/device:TPU:N`` with lines ``XLA Ops``, ``Async XLA Ops``,
-``XLA Modules`` and ``Steps``; ``/device:GPU:N`` with one line a CUDA stream; on a CPU the operations are events of the threads in
-``/host:CPU`` that carry an ``hlo_op`` stat; ``/host:metadata`` holds the HLO modules.
+``XLA Modules`` and ``Steps``; ``/device:GPU:N`` with one line a CUDA stream; on a CPU the operations are events of the
+threads in ``/host:CPU`` that carry an ``hlo_op`` stat; ``/host:metadata`` holds the HLO modules.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 
 from tomat.errors import TomatError
-from tomat.performance.hlo import HloProgram, program_from_bytes
+from tomat.performance.hlo import HloProgram
+from tomat.performance.hlo_files import program_from_bytes
 from tomat.performance.protos import new_message
 from tomat.performance.trace import (
     DeviceTrace,

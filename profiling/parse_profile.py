@@ -1,0 +1,30 @@
+"""`tomat profile` as a script: where the cycles of a step went, from a profile or a compiled program.
+
+python profiling/parse_profile.py runs/demo --docs docs/tracking
+python profiling/parse_profile.py gs://bucket/runs/r1/profiler --json r1.json
+python profiling/parse_profile.py compare a.json b.json
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # a checkout that is not installed
+
+from tomat.cli import report_errors  # noqa: E402 - after the path is set
+from tomat.performance.profile_commands import EPILOG, add_arguments  # noqa: E402
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description="Where the cycles of a step went.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_arguments(parser)
+    args = parser.parse_args()
+    return report_errors(lambda: args.run(args))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,174 @@
+"""`tomat profile`: parse a trace or a compiled program, compare two, write tracking pages."""
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tomat.errors import TomatError
+
+if TYPE_CHECKING:
+    from tomat.performance.breakdown import Breakdown
+
+
+EPILOG = """\
+forms:
+  tomat profile PROFILE              a JAX profile directory (local or gs://), *.xplane.pb, Chrome/Perfetto JSON,
+                                     a run's folder, or an XLA HLO module (text or proto)
+  tomat profile compare A B          two of those, or breakdowns written by --json; exit status 1 if B regresses
+  tomat profile index DOCS           rewrite the table of runs in DOCS (such as docs/tracking)
+"""
+
+
+def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add `tomat profile`."""
+    parser = subparsers.add_parser(
+        "profile",
+        help="where the cycles of a step went, from a profile or a compiled program",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_arguments(parser)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The verb's arguments, for the launcher as well."""
+    parser.add_argument("target", nargs="+", metavar="PROFILE", help="see the forms below")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the breakdown or comparison")
+    parser.add_argument("--top", type=int, default=15, help="operations to print (default 15)")
+    parser.add_argument("--device_kind", help="JAX's name of the chip, where the input does not hold it")
+    parser.add_argument("--session", help="which session of a profile directory; default: the newest")
+    parser.add_argument("--xprof", action="store_true", help="also compare self times with xprof's own")
+    parser.add_argument("--docs", type=Path, metavar="DIR", help="write the run's page into this tracking folder")
+    parser.add_argument("--run_name", help="name of the page (with --docs); default: the folder's")
+    parser.add_argument("--baseline", help="run on record to diff the configuration against (with --docs)")
+    parser.add_argument("--commit", default="", help="commit of the code that ran (with --docs)")
+    parser.add_argument("--date", default="", help="ISO date of the run (with --docs)")
+    parser.add_argument("--warn_percent", type=float, default=2.0, help="compare: growth of A's step that warns")
+    parser.add_argument("--fail_percent", type=float, default=5.0, help="compare: growth of A's step that fails")
+    parser.set_defaults(run=run_profile)
+
+
+def run_profile(args: argparse.Namespace) -> int:
+    """Dispatch the three forms."""
+    words = args.target
+    if words[0] == "compare":
+        if len(words) != 3:
+            raise TomatError(f"compare takes two profiles or breakdowns, got {len(words) - 1}: {' '.join(words[1:])}.")
+        return _compare(args, words[1], words[2])
+    if words[0] == "index":
+        if len(words) != 2:
+            raise TomatError("index takes one folder, such as docs/tracking.")
+        return _index(Path(words[1]))
+    if len(words) != 1:
+        raise TomatError(
+            f"expected one profile, got {len(words)}: {' '.join(words)}. To compare: tomat profile compare A B."
+        )
+    return _parse(args, words[0])
+
+
+def load_breakdown(target: str, *, device_kind: str | None = None, session: str | None = None) -> "Breakdown":
+    """The breakdown of whatever `target` is: a trace, a run's folder, an HLO module, or a breakdown in JSON.
+
+    Raises:
+        TomatError: it is none of them, or damaged.
+    """
+    from tomat.performance.hlo_files import is_hlo_path, load_program
+    from tomat.performance.program_breakdown import breakdown_from_program
+    from tomat.performance.trace import load_trace
+    from tomat.performance.trace_breakdown import breakdown_from_trace
+
+    path = Path(target)
+    if "://" not in target and path.is_file():
+        if is_hlo_path(path.name):
+            return breakdown_from_program(load_program(path), device_kind=device_kind or "")
+        if path.suffix == ".json" and not path.name.endswith(".trace.json"):
+            data = _read_json(path)
+            if isinstance(data, dict) and "traceEvents" not in data:
+                from tomat.performance.breakdown import Breakdown
+
+                return Breakdown.from_dict(data, target)
+    return breakdown_from_trace(load_trace(profile_place(target), session=session), device_kind=device_kind)
+
+
+def profile_place(target: str) -> str:
+    """Where the profile of `target` is: `profiler/` inside a run's folder, else `target` itself."""
+    path = Path(target)
+    if "://" not in target and (path / "profiler").is_dir():
+        return str(path / "profiler")
+    return target
+
+
+def _read_json(path: Path) -> Any:
+    import json
+
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise TomatError(f"{path}: not JSON ({error}).") from None
+
+
+def _parse(args: argparse.Namespace, target: str) -> int:
+    from tomat.performance.profile_tables import print_breakdown
+    from tomat.reporting import console, write_json
+
+    breakdown = load_breakdown(target, device_kind=args.device_kind, session=args.session)
+    print_breakdown(breakdown, args.top)
+    report = breakdown.to_dict()
+    if args.xprof:
+        from tomat.performance.xprof_check import check_against_xprof
+
+        check = check_against_xprof(Path(profile_place(target)))
+        report["xprof"] = check.to_dict()
+        console.print(
+            f"xprof: self time {check.xprof_seconds:.9f} s over {len(check.ops)} operations, tomat "
+            f"{check.tomat_seconds:.9f} s; largest difference of one operation {check.largest_difference_seconds:.3g} s"
+        )
+    if args.json is not None:
+        write_json(args.json, report)
+    if args.docs is not None:
+        from tomat.performance.report import write_run_page
+
+        page = write_run_page(
+            Path(target),
+            args.docs,
+            breakdown,
+            run_name=args.run_name,
+            baseline=args.baseline,
+            commit=args.commit,
+            date=args.date,
+            kind="measured" if breakdown.source == "trace" else "predicted",
+        )
+        console.print(f"wrote {page}")
+    return 0
+
+
+def _compare(args: argparse.Namespace, a: str, b: str) -> int:
+    from tomat.performance.compare import Thresholds, Verdict, compare
+    from tomat.performance.profile_tables import print_comparison
+    from tomat.reporting import write_json
+
+    if not 0 <= args.warn_percent <= args.fail_percent:
+        raise TomatError(
+            f"--warn_percent {args.warn_percent} and --fail_percent {args.fail_percent}: expected 0 <= warn <= fail."
+        )
+    left = load_breakdown(a, device_kind=args.device_kind)
+    right = load_breakdown(b, device_kind=args.device_kind)
+    result = compare(left, right, Thresholds(args.warn_percent, args.fail_percent))
+    print_comparison(result)
+    if args.json is not None:
+        write_json(args.json, result.to_dict())
+    return 1 if result.verdict == Verdict.FAIL else 0
+
+
+def _index(docs: Path) -> int:
+    from tomat.performance.reference_pages import write_reference_pages
+    from tomat.performance.report import write_index
+    from tomat.reporting import console
+
+    if not docs.is_dir():
+        raise TomatError(f"{docs}: no such folder. Give the tracking folder, such as docs/tracking.")
+    pages = write_reference_pages(docs)
+    pages.append(write_index(docs))
+    for page in pages:
+        console.print(f"up to date: {page}")
+    return 0

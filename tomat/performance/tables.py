@@ -1,0 +1,56 @@
+"""Figures as text: fixed formats and Markdown tables, the same bytes for the same values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+UNKNOWN = "–"
+
+
+def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]], align: str | None = None) -> str:
+    """A table; `align` has one of `l`, `r` per column, default left for the first and right for the others."""
+    alignment = align or "l" + "r" * (len(header) - 1)
+    rule = ["---:" if a == "r" else "---" for a in alignment]
+    lines = [header, rule, *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+
+
+def percent(fraction: float | None, digits: int = 1) -> str:
+    """0.087 -> `8.7 %`."""
+    return UNKNOWN if fraction is None else f"{100 * fraction + 0.0:.{digits}f} %"
+
+
+def seconds(value: float | None) -> str:
+    """With the unit that gives three or four figures before or after the point."""
+    if value is None:
+        return UNKNOWN
+    for unit, scale in (("s", 1.0), ("ms", 1e3), ("µs", 1e6)):
+        if abs(value) * scale >= 1.0 or unit == "µs":
+            return f"{value * scale:.3f} {unit}"
+    return UNKNOWN
+
+
+def quantity(value: float | None, unit: str = "") -> str:
+    """With a decimal prefix: 2.5e12, `FLOP` -> `2.50 TFLOP`."""
+    if value is None:
+        return UNKNOWN
+    for prefix, scale in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if abs(value) >= scale:
+            return f"{value / scale:.2f} {prefix}{unit}".rstrip()
+    return f"{value:.0f} {unit}".rstrip()
+
+
+def count(value: float) -> str:
+    """Whole numbers with thousands separators, others with one digit."""
+    return f"{value:,.0f}" if abs(value - round(value)) < 0.05 else f"{value:,.1f}"
+
+
+def cycles(value: float | None) -> str:
+    """With thousands separators."""
+    return UNKNOWN if value is None else f"{value:,.0f}"
+
+
+def signed(value: float, digits: int = 2) -> str:
+    """With its sign; a value that rounds to zero has a plus."""
+    rounded = round(value, digits) + 0.0
+    return f"{rounded:+.{digits}f}"

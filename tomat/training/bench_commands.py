@@ -3,7 +3,7 @@
 import argparse
 import importlib
 
-BENCH_MODULES = ("tomat.training.bench_loader",)
+BENCH_MODULES = ("tomat.training.bench_loader", "tomat.training.bench_loss", "tomat.performance.bench_profile")
 """Modules with `register_bench(subparsers)`; they import no more than argparse and the standard library."""
 
 

@@ -7,9 +7,10 @@ Levanter's `DataLoader`. Nothing is trained: the figures are the most a training
 import argparse
 import multiprocessing
 import os
+import statistics
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -25,13 +26,14 @@ if TYPE_CHECKING:
 LAYOUT_NAME = "v3-p19"
 N_MATERIALS = 32
 RESUME_STEPS = (10**3, 10**6, 10**9)
+RESUME_REPEATS = 3
 INDEX_POSITIONS = 65_536
 """Positions that the cost of an index is averaged over."""
 
 READERS = {
-    "block_shuffle": "tomat, block shuffle",
-    "in_order": "tomat, in order",
-    "levanter_block_shuffle": "Levanter's block shuffle",
+    "block_shuffle": "tomat shuffled",
+    "in_order": "tomat in order",
+    "levanter_block_shuffle": "Levanter shuffled",
 }
 """Key in the report -> name in the table."""
 
@@ -48,8 +50,6 @@ class LoaderBench:
     """Rows of a block."""
     window_blocks: int
     """Blocks of a window."""
-    seed: int
-    """Seeds the shuffles."""
 
     def __post_init__(self) -> None:
         if min(self.rows, self.batch_rows, self.io_block_size, self.window_blocks) < 1:
@@ -68,7 +68,6 @@ def register_bench(subparsers: "argparse._SubParsersAction[argparse.ArgumentPars
     parser.add_argument("--batch", type=int, default=128, help="rows of a batch (default 128)")
     parser.add_argument("--io_block_size", type=int, default=64, help="rows of a block (default 64)")
     parser.add_argument("--window_blocks", type=int, default=1024, help="blocks of a window (default 1024)")
-    parser.add_argument("--seed", type=int, default=0, help="seeds the shuffles")
     parser.add_argument("--data", type=Path, help="keep the data set in this folder, and use it if it is there")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to FILE")
     parser.set_defaults(run=run)
@@ -78,15 +77,15 @@ def run(args: argparse.Namespace) -> int:
     """Carry out `tomat bench loader`."""
     from tomat.reporting import console, write_json
 
-    bench = LoaderBench(args.rows, args.batch, args.io_block_size, args.window_blocks, args.seed)
+    bench = LoaderBench(args.rows, args.batch, args.io_block_size, args.window_blocks)
     if args.data is not None:
         report = run_bench(bench, args.data)
     else:
         with tempfile.TemporaryDirectory(prefix="tomat-bench-") as folder:
             report = run_bench(bench, Path(folder))
     console.print(report_table(report))
-    resumes = ", ".join(f"step {r['step']:.0e}: {r['first_batch_s']:.2f} s" for r in report["resume"])
-    console.print(f"First batch after a resume at {resumes}.")
+    resumes = ", ".join(f"{r['first_batch_s']:.2f} s at step {r['step']:,}" for r in report["resume"])
+    console.print(f"First batch after a resume (median of {RESUME_REPEATS}): {resumes}.")
     if args.json is not None:
         write_json(args.json, report)
     return 0
@@ -127,23 +126,23 @@ def report_table(report: dict[str, Any]) -> Any:
     from rich.table import Table
 
     table = Table(
-        title=f"{report['rows']:,} rows of 8,192 tokens ({report['stored_bytes'] / 2**30:.2f} GiB stored), blocks of "
-        f"{report['io_block_size_rows']} rows, windows of {report['window_blocks']} blocks, {report['cpu_count']} cores"
+        title=f"{report['rows']:,} rows of 8,192 tokens ({report['stored_bytes'] / 2**30:.2f} GiB stored)\n"
+        f"blocks of {report['io_block_size_rows']} rows, windows of {report['window_blocks']:,} blocks, batches of "
+        f"{report['batch_rows']}, {report['cpu_count']} cores"
     )
-    table.add_column("reader")
-    for header in ("rows/s", "CPU us/row", "us/index", "first batch s", "slowest batch s", "memory GiB", "peak GiB"):
-        table.add_column(header, justify="right")
-    for key, reader in report["readers"].items():
-        table.add_row(
-            READERS[key],
-            f"{reader['rows_per_s']:,.0f}",
-            f"{reader['cpu_us_per_row']:.0f}",
-            f"{reader['index_us']:.2f}",
-            f"{reader['first_batch_s']:.2f}",
-            f"{reader['slowest_later_batch_s']:.2f}",
-            f"{(reader['peak_rss_bytes'] - reader['rss_before_bytes']) / 2**30:.2f}",
-            f"{reader['peak_rss_bytes'] / 2**30:.2f}",
-        )
+    table.add_column("")
+    for name in READERS.values():
+        table.add_column(name, justify="right")
+    for label, figure in (
+        ("rows/s", lambda r: f"{r['rows_per_s']:,.0f}"),
+        ("CPU us a row", lambda r: f"{r['cpu_us_per_row']:.0f}"),
+        ("us an index", lambda r: f"{r['index_us']:.2f}"),
+        ("first batch, s", lambda r: f"{r['first_batch_s']:.2f}"),
+        ("slowest later, s", lambda r: f"{r['slowest_later_batch_s']:.2f}"),
+        ("memory, GiB", lambda r: f"{(r['peak_rss_bytes'] - r['rss_before_bytes']) / 2**30:.2f}"),
+        ("peak RSS, GiB", lambda r: f"{r['peak_rss_bytes'] / 2**30:.2f}"),
+    ):
+        table.add_row(label, *(figure(report["readers"][key]) for key in READERS))
     return table
 
 
@@ -196,7 +195,7 @@ def _in_own_process(
     """Run one reader in a new process; `on_rows(rows, seconds)` follows it."""
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
-    process = context.Process(target=_reader_process, args=(key, bench, str(folder), there))
+    process = context.Process(target=_reader_process, args=(key, bench, folder, there))
     process.start()
     there.close()
     try:
@@ -219,14 +218,14 @@ def _in_own_process(
         process.join()
 
 
-def _reader_process(key: str, bench: LoaderBench, folder: str, connection: Connection) -> None:
+def _reader_process(key: str, bench: LoaderBench, folder: Path, connection: Connection) -> None:
     try:
         connection.send(("result", _measure(key, bench, folder, connection)))
     except Exception as error:  # whatever it is, the parent reports it
         connection.send(("error", f"{type(error).__name__}: {error}"))
 
 
-def _measure(key: str, bench: LoaderBench, folder: str, connection: Connection) -> dict[str, Any]:
+def _measure(key: str, bench: LoaderBench, folder: Path, connection: Connection) -> dict[str, Any]:
     """All figures of one reader."""
     import logging
 
@@ -235,14 +234,19 @@ def _measure(key: str, bench: LoaderBench, folder: str, connection: Connection) 
     # Its warnings about slow batches are the `slowest_later_batch_s` of the report.
     logging.getLogger("levanter.data.loader").setLevel(logging.ERROR)
     shards = open_shards(folder)
-    # Everything is imported and JAX is awake before memory and time are looked at.
+    # This imports everything and wakes JAX, before memory and time are looked at.
     index_us = _index_cost_us(key, bench, shards.rows)
     rss_before = _resident_bytes("VmRSS")
     figures: dict[str, Any] = dict(_throughput(bench, _dataset(key, bench, shards), connection))
     figures |= {"index_us": index_us, "rss_before_bytes": rss_before, "peak_rss_bytes": _resident_bytes("VmHWM")}
     if key == "block_shuffle":
         figures["resume"] = [
-            {"step": step, "first_batch_s": _first_batch_s(bench, _dataset(key, bench, shards), step)}
+            {
+                "step": step,
+                "first_batch_s": statistics.median(
+                    _first_batch_s(bench, _dataset(key, bench, shards), step) for _ in range(RESUME_REPEATS)
+                ),
+            }
             for step in RESUME_STEPS
         ]
     return figures
@@ -255,10 +259,10 @@ def _dataset(key: str, bench: LoaderBench, shards: "ShardSet") -> "AsyncDataset"
     from tomat.training.loader import BlockShuffleConfig, ShardDataset
 
     shuffle = BlockShuffleConfig(bench.io_block_size, bench.window_blocks, "none" if key == "in_order" else "feistel")
-    dataset = ShardDataset(shards, shuffle, seed=bench.seed)
+    dataset = ShardDataset(shards, shuffle)
     if key == "levanter_block_shuffle":
         return _tensorstore_rows(shards, dataset.cache_bytes).block_shuffle(
-            io_block_size=bench.io_block_size, window_blocks=bench.window_blocks, key=jax.random.PRNGKey(bench.seed)
+            io_block_size=bench.io_block_size, window_blocks=bench.window_blocks, key=jax.random.PRNGKey(0)
         )
     return dataset
 
@@ -271,7 +275,6 @@ def _tensorstore_rows(shards: "ShardSet", cache_bytes: int) -> "AsyncDataset":
     import jax
     import numpy as np
     import tensorstore as ts
-    from levanter.data.dataset import AsyncDataset
 
     from tomat.training.loader import TokenExample
 
@@ -279,18 +282,28 @@ def _tensorstore_rows(shards: "ShardSet", cache_bytes: int) -> "AsyncDataset":
     array = ts.open(shards.array.spec(), context=context, open=True, recheck_cached_data=False).result()
     position = hax.Axis("position", shards.context)
 
-    class TensorStoreRows(AsyncDataset[TokenExample]):
+    async def read(indices: Sequence[int]) -> list[TokenExample]:
+        rows = await asyncio.gather(*(array[i].read() for i in indices))
+        return [TokenExample(hax.NamedArray(cast(jax.Array, row.astype(np.int32)), (position,))) for row in rows]
+
+    return _dataset_of(shards.rows, read)
+
+
+def _dataset_of(rows: int, read: Callable[[Sequence[int]], Awaitable[Sequence[Any]]]) -> "AsyncDataset":
+    """A finite dataset whose examples come from `read(indices)`."""
+    from levanter.data.dataset import AsyncDataset
+
+    class Rows(AsyncDataset):
         def is_finite(self) -> bool:
             return True
 
         async def async_len(self) -> int:
-            return shards.rows
+            return rows
 
-        async def get_batch(self, indices: Sequence[int]) -> Sequence[TokenExample]:
-            rows = await asyncio.gather(*(array[i].read() for i in indices))
-            return [TokenExample(hax.NamedArray(cast(jax.Array, row.astype(np.int32)), (position,))) for row in rows]
+        async def get_batch(self, indices: Sequence[int]) -> Sequence[Any]:
+            return await read(indices)
 
-    return TensorStoreRows()
+    return Rows()
 
 
 def _loader(bench: LoaderBench, dataset: "AsyncDataset"):
@@ -316,10 +329,8 @@ def _throughput(bench: LoaderBench, dataset: "AsyncDataset", connection: Connect
         before = time.perf_counter()
         jax.block_until_ready(next(iterator).tokens.array)
         now = time.perf_counter()
-        if k == 0:
-            first_s = now - start
-        else:
-            slowest_s = max(slowest_s, now - before)
+        first_s = first_s or now - start
+        slowest_s = max(slowest_s, now - before) if k else 0.0
         if now - last_report > 0.2 or k == n_batches - 1:
             connection.send(("rows", ((k + 1) * bench.batch_rows, now - start)))
             last_report = now
@@ -335,14 +346,17 @@ def _throughput(bench: LoaderBench, dataset: "AsyncDataset", connection: Connect
 
 
 def _first_batch_s(bench: LoaderBench, dataset: "AsyncDataset", step: int) -> float:
-    """Seconds from nothing to the first batch of a run that resumes at `step`."""
+    """Seconds from an open shard set to the first batch of a run that resumes at `step`."""
     import jax
+    from levanter.data.loader import DataLoader
 
     start = time.perf_counter()
     iterator = _loader(bench, dataset).iter_from_step(step)
     jax.block_until_ready(next(iterator).tokens.array)
     seconds = time.perf_counter() - start
     iterator.close()
+    # Levanter caches a method of every loader by the loader itself, and so would keep the blocks of each repeat.
+    DataLoader.compute_local_device_indices_for_bs.cache_clear()
     return seconds
 
 
@@ -352,24 +366,16 @@ def _index_cost_us(key: str, bench: LoaderBench, rows: int) -> float:
 
     import jax
     import numpy as np
-    from levanter.data.dataset import AsyncDataset
 
     from tomat.training.loader import BlockShuffleConfig, ShuffledIndex
 
-    class RowNumbers(AsyncDataset[int]):
-        def is_finite(self) -> bool:
-            return True
-
-        async def async_len(self) -> int:
-            return rows
-
-        async def get_batch(self, indices: Sequence[int]) -> Sequence[int]:
-            return indices
+    async def row_numbers(indices: Sequence[int]) -> Sequence[int]:
+        return indices
 
     perm_type = "none" if key == "in_order" else "feistel"
-    index = ShuffledIndex(rows, BlockShuffleConfig(bench.io_block_size, bench.window_blocks, perm_type), bench.seed)
-    levanter = RowNumbers().block_shuffle(
-        io_block_size=bench.io_block_size, window_blocks=bench.window_blocks, key=jax.random.PRNGKey(bench.seed)
+    index = ShuffledIndex(rows, BlockShuffleConfig(bench.io_block_size, bench.window_blocks, perm_type), seed=0)
+    levanter = _dataset_of(rows, row_numbers).block_shuffle(
+        io_block_size=bench.io_block_size, window_blocks=bench.window_blocks, key=jax.random.PRNGKey(0)
     )
     calls = [
         np.arange(start, start + bench.batch_rows)

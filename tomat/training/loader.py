@@ -33,7 +33,7 @@ IN_ORDER_WINDOW_BLOCKS = 16
 """Blocks in a window when nothing is shuffled: only how far to read ahead. 16 MiB of 8,192-token rows."""
 
 READ_AHEAD_BLOCKS = 32
-"""Blocks of the current window being read at one time, besides those that a batch waits for."""
+"""Blocks being read ahead at one time, besides those that a batch waits for."""
 
 
 @dataclass(frozen=True)
@@ -345,17 +345,16 @@ class ShardDataset(AsyncDataset[TokenExample]):
             if self.epochs is None or stop < self.epochs * self.index.rows:
                 self._upcoming.extend(self._blocks_in_order_of_use(stop, self.index.window_at(stop)[1]))
             self._upcoming_blocks = len(self._upcoming)
-        # After a start or a resume the window is not there yet. Its reads go out a few at a time, in front of nothing:
-        # the next batch's own reads would queue behind them. In a run's normal course all of these are cached.
-        self._in_flight = [read for read in self._in_flight if not read.done()]
-        while self._rest and len(self._in_flight) < READ_AHEAD_BLOCKS:
-            read = self._cache.get(self._rest.popleft())
-            if not read.done():
-                self._in_flight.append(read)
         # The next window comes in step with the consumption of this one: no burst, and whole when its first row is due.
         left = self._upcoming_blocks * (stop - 1 - position) // (stop - start)
-        while len(self._upcoming) > left:
-            self._cache.get(self._upcoming.popleft())
+        # After a start or a resume much is missing at once. It goes out a few blocks at a time, or the next batch's own
+        # reads would queue behind all of it. In a run's normal course the rest of the window is cached.
+        self._in_flight = [read for read in self._in_flight if not read.done()]
+        for queue, left_in_queue in ((self._rest, 0), (self._upcoming, left)):
+            while len(queue) > left_in_queue and len(self._in_flight) < READ_AHEAD_BLOCKS:
+                read = self._cache.get(queue.popleft())
+                if not read.done():
+                    self._in_flight.append(read)
 
     def _blocks_in_order_of_use(self, start: int, stop: int) -> list[int]:
         """Blocks that hold the rows at positions [start, stop), each once, the one needed first in front."""
@@ -376,7 +375,8 @@ def token_loader(
     """Levanter's `DataLoader` over a `ShardDataset` or a view of one; `iter_from_step(step)` begins at any step.
 
     `Trainer.data_loader` asks the dataset for 32 batches at once: the first batch after a start or a resume would wait
-    for 32, which draw on nearly every block of a window. Here it waits for the blocks of one batch.
+    for 32, which draw on nearly every block of a window. Here it waits for the blocks of one batch. Make a loader once
+    and iterate it again: Levanter keeps every `DataLoader`, and with it the dataset's blocks, until the process ends.
 
     Args:
         dataset: the rows.

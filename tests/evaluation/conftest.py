@@ -76,6 +76,12 @@ def make_decoder():
 
 
 @pytest.fixture(scope="session")
+def decoder(make_decoder):
+    """The decoder that most tests share."""
+    return make_decoder(attn_backend="vanilla")
+
+
+@pytest.fixture(scope="session")
 def make_oracle():
     """Builds a model that looks at the next token and is all but certain of it: its error is the codec's floor."""
     import equinox as eqx

@@ -7,9 +7,9 @@ from tomat.evaluation.teacher_forced import TeacherForcedConfig, TeacherForcedEv
 
 
 @pytest.fixture(scope="module")
-def plane(grid, codec, layout, make_decoder) -> DensityPlane:
+def plane(grid, codec, layout, decoder) -> DensityPlane:
     evaluator = TeacherForcedEvaluator(codec, layout, TeacherForcedConfig(batch_size=4))
-    return teacher_forced_plane(evaluator, make_decoder(), grid)
+    return teacher_forced_plane(evaluator, decoder, grid)
 
 
 def test_plane_holds_the_reference_and_the_models_answer(plane, grid, codec):
@@ -44,10 +44,10 @@ def test_another_plane_gives_another_picture(plane, tmp_path):
     assert draw_plane(plane, tmp_path / "a.png").read_bytes() != draw_plane(other, tmp_path / "b.png").read_bytes()
 
 
-def test_refuses_no_such_plane_and_no_such_format(plane, grid, codec, layout, make_decoder, tmp_path):
+def test_refuses_no_such_plane_and_no_such_format(plane, grid, codec, layout, decoder, tmp_path):
     evaluator = TeacherForcedEvaluator(codec, layout)
     with pytest.raises(TomatError, match="plane 4 is not in the cell, whose planes along c are 0 to 3"):
-        teacher_forced_plane(evaluator, make_decoder(), grid, 4)
+        teacher_forced_plane(evaluator, decoder, grid, 4)
     with pytest.raises(TomatError, match="expected one of .png, .svg, .pdf"):
         draw_plane(plane, tmp_path / "plane.bmp")
     assert list(tmp_path.iterdir()) == []

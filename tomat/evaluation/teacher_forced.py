@@ -11,6 +11,7 @@ from typing import Any
 import equinox as eqx
 import haliax as hax
 import jax
+import jax.numpy as jnp
 import jmp
 import numpy as np
 from haliax import Axis, NamedArray
@@ -108,12 +109,7 @@ class TeacherForcedEvaluator:
         bins = np.arange(codec.n_density_tokens, dtype=np.uint16)
         self.medians = codec.decode(bins, decoder="median")
         self.means = codec.decode(bins, decoder="mean")
-        # An attribute, so that the compiled function lives as long as the evaluator and a hook compiles once.
-        self._decode_batch = eqx.filter_jit(
-            lambda model, batch: _decode_batch(
-                model, batch, self.medians, self.means, self.config.block_voxels, axis_mapping, policy
-            )
-        )
+        self._placement = (axis_mapping, policy)
 
     def sampling(self, model: LmHeadModel) -> dict[str, Any]:
         """What decides which voxels are evaluated and in which bins: part of a result's settings."""
@@ -168,7 +164,7 @@ class TeacherForcedEvaluator:
         total = sum(patches.n_patches for patches in materials)
         parts: list[DecodedVoxels] = []
         for start, batch in self._batches(materials):
-            decoded = self._decode_batch(model, batch)
+            decoded = _decode_batch(model, batch, self.medians, self.means, self.config.block_voxels, *self._placement)
             parts.append(jax.tree.map(_on_host, decoded))
             if on_sequences is not None:
                 on_sequences(min(start + self.config.batch_size, total), total)
@@ -301,16 +297,21 @@ def measure(
         raise TomatError(f"material {material_id}: {error}") from error
 
 
+# One compiled function for all evaluators, so that a hook, or a second evaluation of the same shapes, compiles nothing.
+@eqx.filter_jit
 def _decode_batch(
     model: LmHeadModel,
-    batch: dict[str, Array],
+    batch: dict[str, np.ndarray],
     medians: np.ndarray,
     means: np.ndarray,
     block_voxels: int,
     axis_mapping: ResourceMapping | None,
     policy: jmp.Policy | None,
 ) -> DecodedVoxels:
-    """Forward pass and decoding of one batch: arrays [batch, voxel]."""
+    """Forward pass and decoding of one batch: arrays [batch, voxel].
+
+    The inputs are NumPy arrays, which JAX takes as the same on every host; inside they are traced.
+    """
     if policy is not None:
         model = policy.cast_to_compute(model)
     with hax.axis_mapping(axis_mapping or {}):
@@ -322,11 +323,11 @@ def _decode_batch(
     return decode_hidden(
         hidden.rearrange(("batch", "position", model.Embed.name)).array,
         head.rearrange((model.Vocab.name, model.Embed.name)).array.astype(hidden.dtype),
-        batch["density_start"],
-        batch["reference"],
-        batch["true_bins"],
-        jax.numpy.asarray(medians),
-        jax.numpy.asarray(means),
+        jnp.asarray(batch["density_start"]),
+        jnp.asarray(batch["reference"]),
+        jnp.asarray(batch["true_bins"]),
+        jnp.asarray(medians),
+        jnp.asarray(means),
         block_voxels=block_voxels,
     )
 

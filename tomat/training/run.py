@@ -23,6 +23,7 @@ import levanter.tracker
 import numpy as np
 import yaml
 from levanter.checkpoint import is_checkpoint_path, latest_checkpoint_path, load_checkpoint
+from levanter.data.loader import DataLoader
 from levanter.models.lm_model import LmHeadModel
 from levanter.tracker.tensorboard import TensorboardConfig
 from levanter.tracker.tracker import TrackerConfig
@@ -36,7 +37,7 @@ from tomat.reporting import console, write_text
 from tomat.tokens.vocabulary import DENSITY_START
 from tomat.training.config import TrainConfig, config_from_dict
 from tomat.training.datasets import Datasets, open_datasets, value_table
-from tomat.training.loader import ShardDataset
+from tomat.training.loader import ShardDataset, token_loader
 from tomat.training.loss_start import TIED_LOGIT_STD, UNTIED_LOGIT_STD, check_first_loss, uniform_loss
 from tomat.training.phases import PhaseClock
 from tomat.training.resume import refuse_changes
@@ -103,7 +104,9 @@ def train(config: TrainConfig) -> TrainResult:
         return _train(config, trainer, datasets, table, run_dir)
 
 
-def _train(config: TrainConfig, trainer: Trainer, datasets: Datasets, table: np.ndarray | None, run_dir: Path) -> TrainResult:
+def _train(
+    config: TrainConfig, trainer: Trainer, datasets: Datasets, table: np.ndarray | None, run_dir: Path
+) -> TrainResult:
     """`train`, inside the trainer's context."""
     seed_key = jax.random.PRNGKey(config.trainer.seed)
     try:
@@ -150,7 +153,7 @@ def _train(config: TrainConfig, trainer: Trainer, datasets: Datasets, table: np.
     info = None
     try:
         with clock.listening_to_compiles():
-            batches = trainer.data_loader(dataset).iter_from_step(first_step)
+            batches = _loader(trainer, dataset, config.batch_size).iter_from_step(first_step)
             for info in trainer.training_steps(state, batches):
                 losses.append(float(info.loss))
                 if first_step == 0 and len(losses) == 1:
@@ -176,6 +179,15 @@ def _train(config: TrainConfig, trainer: Trainer, datasets: Datasets, table: np.
     )
 
 
+def _loader(trainer: Trainer, dataset: ShardDataset, batch_size: int) -> DataLoader:
+    """Batches of `dataset` for the trainer's devices.
+
+    `Trainer.data_loader` asks for 32 batches at once (Levanter 0.2.227), so that the first one would wait for nearly a
+    whole shuffle window.
+    """
+    return token_loader(dataset, batch_size, mesh=trainer.device_mesh, axis_resources=trainer.compute_axis_mapping)
+
+
 def _add_hooks(
     config: TrainConfig, trainer: Trainer, datasets: Datasets, clock: PhaseClock, checkpointer: Any, run_dir: Path
 ) -> None:
@@ -193,7 +205,7 @@ def _add_hooks(
             verify_checksums=config.data.verify_checksums,
             epochs=1,
         )
-        loader = trainer.data_loader(validation, trainer.EvalBatch)
+        loader = _loader(trainer, validation, trainer.EvalBatch.size)
 
         @hax.named_jit(axis_resources=trainer.parameter_axis_mapping)
         def validation_loss(model: LmHeadModel, batch: Any) -> Any:

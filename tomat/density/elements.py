@@ -1,0 +1,58 @@
+"""The 118 chemical symbols, and the fewest valence electrons that a pseudopotential leaves an element.
+
+A table of its own, so that a tokenising worker reads a structure without importing pymatgen (about a second).
+"""
+
+SYMBOLS: tuple[str, ...] = tuple(
+    """
+    H He Li Be B C N O F Ne Na Mg Al Si P S Cl Ar K Ca Sc Ti V Cr Mn Fe Co Ni Cu Zn Ga Ge As Se Br Kr Rb Sr Y Zr Nb Mo
+    Tc Ru Rh Pd Ag Cd In Sn Sb Te I Xe Cs Ba La Ce Pr Nd Pm Sm Eu Gd Tb Dy Ho Er Tm Yb Lu Hf Ta W Re Os Ir Pt Au Hg Tl
+    Pb Bi Po At Rn Fr Ra Ac Th Pa U Np Pu Am Cm Bk Cf Es Fm Md No Lr Rf Db Sg Bh Hs Mt Ds Rg Cn Nh Fl Mc Lv Ts Og
+    """.split()
+)
+"""IUPAC symbols in order of atomic number: `SYMBOLS[Z - 1]`."""
+
+_NUMBER_OF = {symbol: number for number, symbol in enumerate(SYMBOLS, start=1)}
+_NOBLE_GASES = (0, 2, 10, 18, 36, 54, 86, 118)
+
+
+def atomic_number(symbol: str) -> int:
+    """Z of a chemical symbol.
+
+    Deuterium and tritium are hydrogen to a density. An oxidation state after the symbol (`O2-`) is ignored.
+
+    Raises:
+        KeyError: no element has this symbol.
+    """
+    bare = symbol.rstrip("+-0123456789.")
+    return 1 if bare in ("D", "T") else _NUMBER_OF[bare]
+
+
+def symbol_of(number: int) -> str:
+    """Chemical symbol of Z in 1..118."""
+    return SYMBOLS[number - 1]
+
+
+def fewest_valence_electrons(number: int) -> int:
+    """A lower bound on the valence electrons that any pseudopotential in use leaves an atom of Z in 1..118.
+
+    Counted from the periodic table: the electrons outside the noble-gas core without a full d or f shell below a p
+    shell; 3 for the lanthanides and actinides, 1 and 2 for the coinage metals and the zinc group. It stays at or below
+    the smallest `ZVAL` of VASP's PBE PAW set and the smallest `q` of the GTH tables (Cu-q1, Zn-q2, Ga-q3, Ti-q4).
+    """
+    core = max(gas for gas in _NOBLE_GASES if gas < number)
+    outside = number - core
+    period_length = min(gas for gas in _NOBLE_GASES if gas >= number) - core
+    if outside <= 2:
+        return outside
+    from_the_right = period_length - outside  # 0 for the noble gas that closes the period
+    if from_the_right <= 5:
+        return 8 - from_the_right
+    if from_the_right == 6:
+        return 2  # zinc, cadmium, mercury
+    if from_the_right == 7:
+        return 1  # copper, silver, gold
+    if period_length == 32 and outside <= 17:
+        return 3  # lanthanides and actinides, up to Lu and Lr
+    group = outside if period_length == 18 else outside - 14
+    return group

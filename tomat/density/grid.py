@@ -1,0 +1,288 @@
+"""`DensityGrid`: an electron density on the regular grid of a periodic cell, in electrons per cubic angstrom."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tomat.density.elements import SYMBOLS, symbol_of
+from tomat.errors import TomatError
+
+if TYPE_CHECKING:
+    from pymatgen.core import Structure
+
+LARGEST_DENSITY_E_PER_A3 = 1.0e5
+"""No valence density is larger. The all-electron density at a nucleus, 2 Z^3 / (pi a0^3) = 4.3 Z^3 e/A^3 from the 1s
+shell, passes this at Z = 29; pseudopotential and PAW valence densities peak between 1 and some thousand e/A^3."""
+
+SMALLEST_CELL_VOLUME_A3 = 1.0
+"""A cell below this holds no atom: the densest elemental solid, diamond, has 5.7 A^3 an atom."""
+
+
+@dataclass(frozen=True, eq=False)
+class DensityGrid:
+    """An electron density and the crystal it belongs to.
+
+    The grid has no duplicate end points: voxel `[i, j, k]` is the value at fractional position `(i/nx, j/ny, k/nz)`.
+
+    Raises:
+        TomatError: an array of the wrong shape, a value that is not finite or that no density has, a flat cell, an
+            atomic number outside 1..118.
+    """
+
+    rho: np.ndarray
+    """float32 `[nx, ny, nz]`, e/A^3, C order."""
+    lattice: np.ndarray
+    """float64 `[3, 3]`, rows a, b, c in A."""
+    atomic_numbers: np.ndarray
+    """int64 `[n_atoms]`, 1..118."""
+    frac_coords: np.ndarray
+    """float64 `[n_atoms, 3]`, in [0, 1)."""
+    material_id: str = ""
+    """What the data set calls it; appears in messages."""
+    clipped_voxels: int = 0
+    """How many negative values were set to zero when it was read or refined."""
+
+    def __post_init__(self) -> None:
+        name = f"density {self.material_id!r}" if self.material_id else "density"
+        rho = np.asarray(self.rho)
+        if rho.ndim != 3 or rho.size == 0:
+            raise TomatError(
+                f"{name}: found an array of shape {rho.shape}, expected three sides of at least 1 voxel each."
+            )
+        with np.errstate(over="ignore"):  # a float64 beyond float32 becomes infinite and is refused just below
+            rho = np.ascontiguousarray(rho, dtype=np.float32)
+        if not np.isfinite(rho).all():
+            count = int(rho.size - np.isfinite(rho).sum())
+            raise TomatError(
+                f"{name}: {count} of {rho.size} values are NaN, infinite or beyond float32; the calculation or the "
+                "file is broken, leave this material out."
+            )
+        largest = float(np.abs(rho).max())
+        if largest > LARGEST_DENSITY_E_PER_A3:
+            raise TomatError(
+                f"{name}: found a value of {largest:.4g} e/A^3, more than any valence density has "
+                f"({LARGEST_DENSITY_E_PER_A3:.0e}); the file may hold rho x V or another quantity."
+            )
+        lattice = np.array(self.lattice, dtype=np.float64)
+        if lattice.shape != (3, 3) or not np.isfinite(lattice).all():
+            raise TomatError(f"{name}: expected a finite lattice of 3 row vectors, found shape {lattice.shape}.")
+        volume_a3 = abs(float(np.linalg.det(lattice)))
+        if volume_a3 < SMALLEST_CELL_VOLUME_A3:
+            raise TomatError(
+                f"{name}: the cell volume is {volume_a3:.3g} A^3; a cell of atoms has at least 1. Check the unit."
+            )
+        numbers = np.array(self.atomic_numbers, dtype=np.int64).reshape(-1)
+        if numbers.size and (numbers.min() < 1 or numbers.max() > len(SYMBOLS)):
+            raise TomatError(f"{name}: atomic numbers {numbers.min()}..{numbers.max()}, expected 1..{len(SYMBOLS)}.")
+        coords = np.array(self.frac_coords, dtype=np.float64).reshape(-1, 3)
+        if coords.shape[0] != numbers.size or not np.isfinite(coords).all():
+            raise TomatError(
+                f"{name}: {numbers.size} atoms, but coordinates of shape {coords.shape}; expected finite [n, 3]."
+            )
+        for array in (rho, lattice, numbers):
+            array.setflags(write=False)
+        object.__setattr__(self, "rho", rho)
+        object.__setattr__(self, "lattice", lattice)
+        object.__setattr__(self, "atomic_numbers", numbers)
+        object.__setattr__(self, "frac_coords", _wrapped(coords))
+
+    @classmethod
+    def from_rho_times_volume(
+        cls,
+        values: np.ndarray,
+        lattice: np.ndarray,
+        atomic_numbers: Sequence[int] | np.ndarray,
+        frac_coords: np.ndarray,
+        *,
+        material_id: str = "",
+        clip_negative: bool = True,
+    ) -> DensityGrid:
+        """From values as VASP writes them.
+
+        Args:
+            values: `[nx, ny, nz]`, rho x V in electrons: their mean is the electron count.
+            clip_negative: set negative values to zero and count them in `clipped_voxels` (PAW densities ring to small
+                negative values in vacuum). The electron count is then not corrected: what was clipped is added to it.
+        """
+        volume_a3 = abs(float(np.linalg.det(np.asarray(lattice, dtype=np.float64))))
+        if volume_a3 < SMALLEST_CELL_VOLUME_A3:
+            raise TomatError(f"density {material_id!r}: the cell volume is {volume_a3:.3g} A^3; expected at least 1.")
+        rho = np.asarray(values) / volume_a3
+        clipped = 0
+        if clip_negative:
+            rho, clipped = clip_negative_values(rho)
+        return cls(rho, lattice, np.asarray(atomic_numbers), frac_coords, material_id, clipped)
+
+    @classmethod
+    def from_structure(cls, rho: np.ndarray, structure: Structure, material_id: str = "") -> DensityGrid:
+        """From `rho` in e/A^3 and an ordered pymatgen structure."""
+        if not structure.is_ordered:
+            raise TomatError(
+                f"density {material_id!r}: the structure has partly occupied sites; expected one element a site."
+            )
+        return cls(
+            rho, structure.lattice.matrix, np.array(structure.atomic_numbers), structure.frac_coords, material_id
+        )
+
+    @property
+    def grid_shape(self) -> tuple[int, int, int]:
+        """Voxels along a, b, c."""
+        nx, ny, nz = self.rho.shape
+        return nx, ny, nz
+
+    @cached_property
+    def volume_a3(self) -> float:
+        """Cell volume in A^3."""
+        return abs(float(np.linalg.det(self.lattice)))
+
+    @property
+    def voxel_volume_a3(self) -> float:
+        """Volume of one voxel in A^3."""
+        return self.volume_a3 / self.rho.size
+
+    @cached_property
+    def electron_count(self) -> float:
+        """Integral of rho over the cell, in electrons, summed in float64."""
+        return float(self.rho.sum(dtype=np.float64)) * self.voxel_volume_a3
+
+    @property
+    def spacing_a(self) -> tuple[float, float, float]:
+        """Distance of neighbouring voxels along a, b, c in A."""
+        a, b, c = np.linalg.norm(self.lattice, axis=1) / np.array(self.grid_shape)
+        return float(a), float(b), float(c)
+
+    @property
+    def lattice_parameters(self) -> tuple[float, float, float, float, float, float]:
+        """a, b, c in A and alpha (b, c), beta (a, c), gamma (a, b) in degrees."""
+        lengths = np.linalg.norm(self.lattice, axis=1)
+        unit = self.lattice / lengths[:, None]
+        cosines = np.clip(np.array([unit[1] @ unit[2], unit[0] @ unit[2], unit[0] @ unit[1]]), -1.0, 1.0)
+        alpha, beta, gamma = np.degrees(np.arccos(cosines))
+        return float(lengths[0]), float(lengths[1]), float(lengths[2]), float(alpha), float(beta), float(gamma)
+
+    @property
+    def formula(self) -> str:
+        """Reduced formula, symbols in alphabetical order: `CaF2`, `AsGa`."""
+        symbols, counts = np.unique([symbol_of(int(number)) for number in self.atomic_numbers], return_counts=True)
+        divisor = np.gcd.reduce(counts) if counts.size else 1
+        reduced = (counts // divisor).tolist()
+        return "".join(f"{symbol}{'' if count == 1 else count}" for symbol, count in zip(symbols, reduced, strict=True))
+
+    @property
+    def structure(self) -> Structure:
+        """The crystal as a pymatgen structure."""
+        from pymatgen.core import Structure
+
+        symbols = [symbol_of(int(number)) for number in self.atomic_numbers]
+        return Structure(self.lattice, symbols, self.frac_coords)
+
+    def rho_times_volume(self) -> np.ndarray:
+        """float32 `[nx, ny, nz]`, rho x V in electrons, as VASP and the `rho_gga` Zarr hold it."""
+        return (self.rho * np.float64(self.volume_a3)).astype(np.float32)
+
+    def patch(self, anchor: Sequence[int], shape: Sequence[int]) -> np.ndarray:
+        """A sub-block of the endless crystal.
+
+        Args:
+            anchor: its first voxel; any integers, also negative or beyond the cell.
+            shape: its sides in voxels, at least 1; also larger than the cell.
+
+        Returns:
+            float32 `shape`, a copy: element `[i, j, k]` is `rho[(anchor + (i, j, k)) mod grid_shape]`.
+        """
+        sides = [int(side) for side in shape]
+        if len(sides) != 3 or len(anchor) != 3 or min(sides) < 1:
+            raise TomatError(
+                f"a patch needs a 3-D anchor and 3 sides of at least 1 voxel, found {list(anchor)} and {sides}."
+            )
+        indices = [
+            (int(start) + np.arange(side)) % n for start, side, n in zip(anchor, sides, self.grid_shape, strict=True)
+        ]
+        return self.rho[np.ix_(*indices)]
+
+    def shifted(self, offset: Sequence[int]) -> DensityGrid:
+        """The same crystal with its origin moved to voxel `offset`: `rho` rolled and atoms translated alike.
+
+        `grid.shifted(o).patch((0, 0, 0), s)` equals `grid.patch(o, s)`.
+        """
+        voxels = np.array([int(value) for value in offset])
+        rho = np.roll(self.rho, tuple(-voxels), axis=(0, 1, 2))
+        return replace(self, rho=rho, frac_coords=self.frac_coords - voxels / np.array(self.grid_shape))
+
+    def supercell(self, repeats: Sequence[int]) -> DensityGrid:
+        """The same crystal described by a cell `repeats` times as large along a, b, c."""
+        times = np.array([int(value) for value in repeats])
+        if times.shape != (3,) or times.min() < 1:
+            raise TomatError(f"a supercell needs 3 repeats of at least 1, found {list(repeats)}.")
+        images = np.indices(tuple(times)).reshape(3, -1).T
+        coords = (self.frac_coords[None, :, :] + images[:, None, :]) / times
+        return replace(
+            self,
+            rho=np.tile(self.rho, tuple(times)),
+            lattice=self.lattice * times[:, None],
+            atomic_numbers=np.tile(self.atomic_numbers, len(images)),
+            frac_coords=coords.reshape(-1, 3),
+            clipped_voxels=self.clipped_voxels * len(images),
+        )
+
+    def refined(self, grid_shape: Sequence[int], *, clip_negative: bool = False) -> DensityGrid:
+        """The trigonometric interpolation of rho on a finer grid.
+
+        Exact for a plane-wave density, whose Fourier series ends: the coefficients are kept, zeros are added beyond
+        them. The electron count stays, and so does every original value where the two grids meet.
+
+        Args:
+            grid_shape: sides of the finer grid, none below the present side.
+            clip_negative: set negative values to zero and count them; for a density whose series was cut off, which
+                rings below zero between voxels.
+        """
+        sides = [int(side) for side in grid_shape]
+        if len(sides) != 3 or any(side < n for side, n in zip(sides, self.grid_shape, strict=True)):
+            raise TomatError(
+                f"density {self.material_id!r}: cannot refine a grid of {self.grid_shape} to {tuple(sides)}; "
+                "no side may shrink."
+            )
+        rho = self.rho.astype(np.float64)
+        for axis, side in enumerate(sides):
+            rho = _fourier_interpolated(rho, axis, side)
+        clipped = 0
+        if clip_negative:
+            rho, clipped = clip_negative_values(rho)
+        return replace(self, rho=rho, clipped_voxels=self.clipped_voxels + clipped)
+
+
+def clip_negative_values(values: np.ndarray) -> tuple[np.ndarray, int]:
+    """`values` with negative numbers set to zero, and how many there were. NaN stays."""
+    negative = values < 0
+    count = int(np.count_nonzero(negative))
+    return (np.where(negative, values.dtype.type(0), values), count) if count else (values, 0)
+
+
+def _wrapped(coords: np.ndarray) -> np.ndarray:
+    """Fractional coordinates in [0, 1); `-1e-17 mod 1` rounds to 1.0, which is 0."""
+    wrapped = np.mod(coords, 1.0)
+    wrapped[wrapped >= 1.0] = 0.0
+    wrapped.setflags(write=False)
+    return wrapped
+
+
+def _fourier_interpolated(values: np.ndarray, axis: int, side: int) -> np.ndarray:
+    """Real `values` interpolated to `side` points along `axis` by zero padding of the half spectrum.
+
+    With an even number of points n the coefficient at n/2 stands for +n/2 and -n/2 together. On a finer grid the two
+    are apart, so each gets half; the half spectrum of a real signal holds only +n/2.
+    """
+    n = values.shape[axis]
+    if side == n:
+        return values
+    spectrum = np.fft.rfft(values, axis=axis)
+    if n % 2 == 0:
+        nyquist = [slice(None)] * values.ndim
+        nyquist[axis] = slice(n // 2, n // 2 + 1)
+        spectrum[tuple(nyquist)] *= 0.5
+    return np.fft.irfft(spectrum, n=side, axis=axis) * (side / n)

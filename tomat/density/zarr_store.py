@@ -1,0 +1,204 @@
+"""Densities as `rho_gga` Zarr v3: one group per material, `<task_id>.zarr`, local or at a URL such as `gs://`.
+
+The array `charge_density_total` (float32, zstd) holds rho x V in electrons; the group attributes `structure` (of
+pymatgen) and `metadata` (`task_id` and whatever the source adds) are JSON strings. Sources chunk the array as one chunk
+or in 16^3 voxels, and some add `charge_density_diff`, the spin density, which is left alone here.
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tomat.density.checks import check_electrons, check_rho_times_volume
+from tomat.density.grid import DensityGrid
+from tomat.density.structures import structure_from_dict
+from tomat.errors import TomatError
+
+TOTAL = "charge_density_total"
+Location = str | os.PathLike[str]
+
+
+def read_zarr(location: Location, material_id: str | None = None) -> DensityGrid:
+    """Read one material.
+
+    Args:
+        location: the group, a local path or a URL.
+        material_id: name to give it; else `task_id` of its metadata, else the name of the group.
+
+    Returns:
+        The density in e/A^3; negative values are set to zero and counted in `clipped_voxels`.
+
+    Raises:
+        TomatError: no such group, an array or attribute that is missing, a chunk that is missing or does not decode,
+            values in another unit, a density that no set of atoms has.
+    """
+    text = os.fspath(location)
+    group = _open_group(text)
+    attributes = dict(group.attrs)
+    array = _total_array(group, text)
+    structure = _json_attribute(attributes, "structure", text)
+    lattice, numbers, coords = structure_from_dict(structure, text)
+    metadata = _json_attribute(attributes, "metadata", text) if "metadata" in attributes else {}
+    name = material_id or str(metadata.get("task_id") or _stem(text))
+    try:
+        values = np.asarray(array[...])
+    except Exception as error:  # zarr, numcodecs and fsspec each raise their own; every one means the same here
+        raise TomatError(
+            f"{text}: array {TOTAL!r} does not decode ({_first_line(error)}); fetch this material again."
+        ) from error
+    _check_all_chunks_present(array, values, text)
+    clipped = check_rho_times_volume(values, lattice, numbers, text)
+    grid = DensityGrid.from_rho_times_volume(values, lattice, numbers, coords, material_id=name)
+    assert grid.clipped_voxels == clipped
+    return grid
+
+
+def read_metadata(location: Location) -> dict[str, Any]:
+    """The `metadata` of one material, without reading its values; empty when it has none."""
+    attributes = dict(_open_group(os.fspath(location)).attrs)
+    return _json_attribute(attributes, "metadata", os.fspath(location)) if "metadata" in attributes else {}
+
+
+def write_zarr(
+    grid: DensityGrid,
+    location: Location,
+    *,
+    chunks: int | None = None,
+    metadata: Mapping[str, Any] | None = None,
+    overwrite: bool = False,
+) -> None:
+    """Write one material.
+
+    Args:
+        location: the group to create, a local path or a URL. A local one appears complete or not at all.
+        chunks: side of cubic chunks (the `rho_gga` set uses 16); None for one chunk.
+        metadata: added to `{"task_id": material_id}`.
+        overwrite: replace what is there; otherwise that is an error.
+    """
+    import zarr
+    from zarr.codecs import ZstdCodec
+
+    text = os.fspath(location)
+    check_electrons(grid, text)
+    local = "://" not in text
+    target = Path(text)
+    if local and target.exists() and not overwrite:
+        raise TomatError(f"{text} is there already; remove it first or ask for it to be replaced.")
+    writing = str(target.with_name(f".{target.name}.{os.getpid()}.tmp")) if local else text
+    side = tuple(min(chunks, n) for n in grid.grid_shape) if chunks else grid.grid_shape
+    try:
+        # An all-zero chunk is written too, so that a missing one always means a loss.
+        with zarr.config.set({"array.write_empty_chunks": True}):
+            group = zarr.open_group(writing, mode="w" if local or overwrite else "w-", zarr_format=3)
+            array = group.create_array(
+                TOTAL,
+                shape=grid.grid_shape,
+                chunks=side,
+                dtype="float32",
+                compressors=[ZstdCodec(level=19)],
+                fill_value=0.0,
+            )
+            array[...] = grid.rho_times_volume()
+        # Last: a group without its attributes is refused on reading, so a broken upload is not taken for a density.
+        group.attrs.update(
+            {
+                "structure": json.dumps(_structure_to_dict(grid), sort_keys=True),
+                "metadata": json.dumps({"task_id": grid.material_id, **(metadata or {})}, sort_keys=True),
+            }
+        )
+        if local:
+            if target.exists():
+                shutil.rmtree(target)
+            os.replace(writing, target)
+    except OSError as error:
+        raise TomatError(f"cannot write {text}: {_first_line(error)}") from error
+    finally:
+        if local:
+            shutil.rmtree(writing, ignore_errors=True)
+
+
+def list_zarr(root: Location) -> list[str]:
+    """The materials under a folder or URL: locations that end in `.zarr`, sorted.
+
+    Raises:
+        TomatError: `root` does not exist or holds none.
+    """
+    import fsspec
+
+    text = os.fspath(root).rstrip("/")
+    try:
+        filesystem, path = fsspec.core.url_to_fs(text)
+        names = sorted(entry for entry in filesystem.ls(path, detail=False) if entry.rstrip("/").endswith(".zarr"))
+    except (OSError, ValueError) as error:
+        raise TomatError(f"cannot list {text}: {_first_line(error)}") from error
+    if not names:
+        raise TomatError(f"no `*.zarr` under {text}; expected one group per material.")
+    return [f"{text}/{name.rstrip('/').rsplit('/', 1)[-1]}" for name in names]
+
+
+def _open_group(text: str) -> Any:
+    import zarr
+
+    if "://" not in text and not Path(text).exists():
+        raise TomatError(f"no density at {text}; the folder does not exist.")
+    try:
+        return zarr.open_group(text, mode="r")
+    except Exception as error:  # as above: one meaning, many types
+        raise TomatError(
+            f"{text} is not a readable Zarr group ({_first_line(error)}); expected the `rho_gga` layout, a group "
+            f"with the array {TOTAL!r}."
+        ) from error
+
+
+def _total_array(group: Any, text: str) -> Any:
+    try:
+        array = group[TOTAL]
+    except Exception as error:
+        raise TomatError(
+            f"{text}: no readable array {TOTAL!r} (found {sorted(group.array_keys())}); expected the `rho_gga` layout."
+        ) from error
+    if getattr(array, "ndim", None) != 3 or array.dtype.kind != "f":
+        raise TomatError(f"{text}: {TOTAL!r} has shape {array.shape} and type {array.dtype}; expected 3-D floats.")
+    return array
+
+
+def _check_all_chunks_present(array: Any, values: np.ndarray, text: str) -> None:
+    """Zarr reads a chunk that is not there as zeros. Only blocks that are zero throughout can be such, and only they
+    are looked up, so that an intact material costs no listing of objects."""
+    sides = array.chunks
+    counts = [-(-n // side) for n, side in zip(array.shape, sides, strict=True)]
+    for index in np.ndindex(*counts):
+        block = tuple(slice(i * side, (i + 1) * side) for i, side in zip(index, sides, strict=True))
+        if not values[block].any() and array.nchunks_initialized < array.nchunks:
+            raise TomatError(
+                f"{text}: {array.nchunks - array.nchunks_initialized} of {array.nchunks} chunks of {TOTAL!r} are "
+                f"missing, among them {index}; fetch this material again."
+            )
+
+
+def _json_attribute(attributes: Mapping[str, Any], key: str, text: str) -> dict[str, Any]:
+    value = attributes.get(key)
+    try:
+        parsed = json.loads(value) if isinstance(value, str) else value
+    except json.JSONDecodeError as error:
+        raise TomatError(f"{text}: attribute {key!r} is not JSON ({error}); expected a JSON string.") from error
+    if not isinstance(parsed, dict):
+        raise TomatError(f"{text}: attribute {key!r} is missing or not an object; expected a JSON string.")
+    return parsed
+
+
+def _structure_to_dict(grid: DensityGrid) -> dict[str, Any]:
+    return json.loads(grid.structure.to_json())
+
+
+def _stem(text: str) -> str:
+    return text.rstrip("/").rsplit("/", 1)[-1].removesuffix(".zarr")
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

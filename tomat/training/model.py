@@ -114,7 +114,7 @@ class DensityDecoderConfig(Qwen3Config):
     """vanilla, jax_flash or splash; None: splash where the step is compiled for TPUs, jax_flash elsewhere."""
     splash: SplashBlockSizes = SplashBlockSizes()
     """Tile sizes of the splash attention kernels."""
-    gradient_checkpointing: bool | str | ScanCheckpointPolicy = "full"
+    gradient_checkpointing: bool | ScanCheckpointPolicy | str = "full"  # str last: draccus reads any value as one
     """One of `NAMED_POLICIES`, true (full), false (off), or the fields of Haliax's `ScanCheckpointPolicy`."""
 
     def __post_init__(self) -> None:

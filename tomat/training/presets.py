@@ -30,7 +30,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     "demo": _preset(hidden_dim=128, num_layers=4, num_heads=4, intermediate_dim=512),
     # 34.7 M parameters, 4 heads of 128.
     "30m": _preset(hidden_dim=512, num_layers=6, num_heads=4, intermediate_dim=2048),
-    # 220.3 M parameters, 16 heads of 64: the shape of the runs on v6e-16. Wider heads (8 of 128) do the same sums with
+    # 220.4 M parameters, 16 heads of 64: the shape of the runs on v6e-16. Wider heads (8 of 128) do the same sums with
     # fewer attention steps: the compiler's estimate outside attention falls from 0.71 s to 0.51 s a step.
     "200m": _preset(hidden_dim=1024, num_layers=12, num_heads=16, intermediate_dim=4096),
     # 1,065.7 M parameters, 16 heads of 128: the shape of the runs on v6e-32.

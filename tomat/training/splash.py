@@ -165,7 +165,7 @@ def splash_attention(
     mesh = jax.sharding.get_abstract_mesh()
     if any(entry is not None for entry in (*pspec_for_axis(Pos), *pspec_for_axis(k.resolve_axis("key_position")))):
         raise TomatError("the mesh splits `position`, which splash attention cannot do; map it to no mesh axis.")
-    batch_entry, head_entry = _mesh_axes(pspec_for_axis(Batch)), _mesh_axes(pspec_for_axis(KvHead))
+    batch_entry, head_entry = (None if mesh.empty else _mesh_axes(pspec_for_axis(axes)) for axes in (Batch, (KvHead,)))
     head_shards = math.prod(mesh.shape[name] for name in head_entry or ())
 
     window = mask.sliding_window

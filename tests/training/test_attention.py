@@ -1,0 +1,309 @@
+import contextlib
+import dataclasses
+import math
+
+import haliax as hax
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from haliax import Axis
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax.sharding import AbstractDevice, AbstractMesh, AxisType
+from levanter.layers.attention import AttentionBackend, AttentionMask, dot_product_attention
+
+from tomat.errors import TomatError
+from tomat.training.attention import (
+    DensityAttention,
+    DensityAttentionConfig,
+    flash_attention,
+    flash_block,
+    resolve_backend,
+    traced_platform,
+)
+from tomat.training.splash import SplashBlockSizes, splash_attention
+
+BATCH, SEQ_LEN, HEAD_SIZE = 2, 256, 16
+INTERPRETED = SplashBlockSizes(
+    *(128,) * 8,
+    interpret=True,
+)
+TPU = AbstractDevice(device_kind="TPU v6 lite", num_cores=1, platform="tpu")
+POD = AbstractMesh((4, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2, abstract_device=TPU)
+
+
+def qkv(num_heads: int, num_kv_heads: int, seq_len: int = SEQ_LEN):
+    rng = np.random.default_rng(num_heads)
+    kv_axes = (Axis("batch", BATCH), Axis("kv_head", num_kv_heads))
+    group = Axis("q_heads_per_group", num_heads // num_kv_heads)
+
+    def draw(*axes):
+        return hax.named(jnp.asarray(rng.normal(size=[axis.size for axis in axes]), jnp.float32), axes)
+
+    D, Pos, KeyPos = Axis("head_size", HEAD_SIZE), Axis("position", seq_len), Axis("key_position", seq_len)
+    return draw(*kv_axes, group, Pos, D), draw(*kv_axes, KeyPos, D), draw(*kv_axes, KeyPos, D)
+
+
+def vanilla(q, k, v, mask):
+    return dot_product_attention(
+        "position", "key_position", "head_size", q, k, v, mask, attn_backend=AttentionBackend.VANILLA
+    )
+
+
+@contextlib.contextmanager
+def two_devices():
+    """A mesh that splits the batch over two CPU devices."""
+    with jax.set_mesh(jax.make_mesh((2,), ("data",), axis_types=(AxisType.Auto,))), hax.axis_mapping({"batch": "data"}):
+        yield
+
+
+def assert_same_values_and_gradients(attention, q, k, v, mask):
+    """`attention` against the plain formula: outputs, and gradients for a random output gradient."""
+    weight = np.random.default_rng(7).normal(size=[axis.size for axis in q.axes])
+
+    def run(function):
+        def scalar(q, k, v):
+            out = function(q, k, v, mask).rearrange(q.axes)
+            return (out.array * weight).sum(), out.array
+
+        return jax.jit(jax.value_and_grad(scalar, argnums=(0, 1, 2), has_aux=True))(q, k, v)
+
+    (_, out), grads = run(attention)
+    (_, expected), expected_grads = run(vanilla)
+    np.testing.assert_allclose(out, expected, atol=2e-5)
+    for grad, expected_grad in zip(grads, expected_grads, strict=True):
+        np.testing.assert_allclose(grad.rearrange(expected_grad.axes).array, expected_grad.array, atol=5e-5)
+
+
+def segments(*lengths: int) -> tuple[hax.NamedArray, hax.NamedArray]:
+    ids = hax.named(np.repeat(np.arange(len(lengths)), lengths), Axis("position", sum(lengths)))
+    return ids, ids
+
+
+@pytest.mark.parametrize(
+    ("num_heads", "num_kv_heads", "mask", "blocks", "mesh"),
+    [
+        pytest.param(2, 2, AttentionMask.causal(), INTERPRETED, two_devices, id="two-devices"),
+        pytest.param(
+            4,
+            2,
+            AttentionMask.causal(sliding_window=100),
+            INTERPRETED,
+            contextlib.nullcontext,
+            id="window-grouped-heads",
+        ),
+        pytest.param(
+            2,
+            1,
+            AttentionMask.causal(segment_ids=segments(90, 166)),
+            SplashBlockSizes(256, 256, 128, 128, 256, 128, use_fused_bwd=True, q_layout="seq_minor", interpret=True),
+            contextlib.nullcontext,
+            id="segments-fused-mixed-tiles",
+        ),
+    ],
+)
+def test_splash_equals_the_plain_formula(num_heads, num_kv_heads, mask, blocks, mesh):
+    with mesh():
+        assert_same_values_and_gradients(
+            lambda q, k, v, mask: splash_attention(q, k, v, mask, blocks), *qkv(num_heads, num_kv_heads), mask
+        )
+
+
+@pytest.mark.parametrize("block", [64, 256])
+@pytest.mark.parametrize("window", [None, 70])
+def test_flash_equals_the_plain_formula(block, window):
+    assert_same_values_and_gradients(
+        lambda q, k, v, mask: flash_attention(q, k, v, mask, block),
+        *qkv(4, 2),
+        AttentionMask.causal(sliding_window=window),
+    )
+
+
+def lowered_for_tpu(blocks: SplashBlockSizes, mask=None, *, seq_len=1024, mapping=None) -> str:
+    """The TPU program of the gradient of splash attention on a mesh of 4 x 2 chips; needs no TPU."""
+    mask = AttentionMask.causal() if mask is None else mask
+    shapes = [jax.ShapeDtypeStruct(a.array.shape, jnp.bfloat16) for a in qkv(4, 4, seq_len)]
+    axes = [a.axes for a in qkv(4, 4, seq_len)]
+
+    def gradient(*arrays):
+        def scalar(*arrays):
+            named = [hax.named(array, ax) for array, ax in zip(arrays, axes, strict=True)]
+            return splash_attention(*named, mask, blocks).array.astype(jnp.float32).sum()
+
+        with hax.axis_mapping({"kv_head": "model"} if mapping is None else mapping):
+            return jax.grad(scalar, argnums=(0, 1, 2))(*arrays)
+
+    with jax.sharding.use_abstract_mesh(POD):
+        return jax.jit(gradient).trace(*shapes).lower(lowering_platforms=("tpu",)).as_text()
+
+
+def test_splash_traces_for_a_tpu_mesh_and_splits_heads_over_it():
+    text = lowered_for_tpu(SplashBlockSizes())
+    assert text.count("tpu_custom_call") == 3  # forward, gradients of keys and values, gradient of queries
+    # 4 heads over a model axis of 2: each chip runs the kernel on 2 heads.
+    assert "tensor<2x2x1024x16xbf16>" in text
+    assert "tensor<2x2x1024x16xbf16>" not in lowered_for_tpu(SplashBlockSizes(), mapping={})
+
+
+def test_fused_backward_is_one_kernel():
+    text = lowered_for_tpu(SplashBlockSizes(use_fused_bwd=True))
+    assert text.count("tpu_custom_call") == 2
+    assert "splash_mha_dq" not in text
+
+
+@pytest.mark.parametrize("field", [f.name for f in dataclasses.fields(SplashBlockSizes) if f.name != "interpret"])
+def test_every_splash_knob_changes_the_tpu_program(field):
+    value = {"use_fused_bwd": True}.get(field, 256 if field.startswith("block") else "seq_minor")
+    changed = dataclasses.replace(SplashBlockSizes(), **{field: value})
+    assert lowered_for_tpu(changed) != lowered_for_tpu(SplashBlockSizes())
+
+
+def test_sliding_window_changes_the_tpu_program():
+    assert lowered_for_tpu(SplashBlockSizes(), AttentionMask.causal(sliding_window=300)) != lowered_for_tpu(
+        SplashBlockSizes()
+    )
+
+
+def test_splash_refuses_positions_split_over_the_mesh():
+    with pytest.raises(TomatError, match="splits `position`"):
+        lowered_for_tpu(SplashBlockSizes(), mapping={"position": "model"})
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [
+        AttentionMask(),
+        AttentionMask.causal(offset=1),
+        AttentionMask.bidirectional_sliding_window(3),
+        AttentionMask.causal() & AttentionMask.bidirectional_sliding_window(3),
+    ],
+)
+def test_splash_refuses_masks_it_does_not_have(mask):
+    with pytest.raises(TomatError, match="jax_flash or vanilla"):
+        splash_attention(*qkv(2, 2), mask, INTERPRETED)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"block_q": 100}, r"block_q is 100.*multiple of 128"),
+        ({"block_kv_dq": 0}, r"block_kv_dq is 0"),
+        ({"block_kv": 384, "block_kv_compute": 256}, r"block_kv is 384 and block_kv_compute is 256"),
+        ({"use_fused_bwd": True, "block_q_dq": 512}, r"block_q_dq is 512"),
+    ],
+)
+def test_impossible_block_sizes_are_refused(fields, message):
+    with pytest.raises(TomatError, match=message):
+        SplashBlockSizes(**fields)
+
+
+@pytest.mark.parametrize(
+    ("fields", "seq_len", "message"),
+    [
+        ({}, 1000, "1000.*multiple of 128"),
+        ({"block_q": 1024}, 4608, "block_q is 1024 and the sequence length is 4608"),
+        ({"block_kv_dkv_compute": 1024}, 4096, "block_kv_dkv_compute is 1024, but block_kv_dkv is 512"),
+    ],
+)
+def test_block_sizes_that_do_not_fit_the_sequence_are_refused(fields, seq_len, message):
+    with pytest.raises(TomatError, match=message):
+        SplashBlockSizes(**fields).for_sequence(seq_len)
+
+
+@given(tiles=st.integers(1, 80), fused=st.booleans())
+@settings(max_examples=30, deadline=None)
+def test_default_blocks_fit_any_sequence_that_splash_takes(tiles, fused):
+    seq_len = 128 * tiles
+    sizes = SplashBlockSizes(use_fused_bwd=fused).for_sequence(seq_len)
+    assert sizes.has_backward_blocks
+    for field in dataclasses.fields(sizes):
+        size = getattr(sizes, field.name)
+        if field.name.startswith("block_") and size is not None:
+            assert seq_len % size == 0 and size % 128 == 0 and size <= 512
+    assert (sizes.block_q_dq is None) == fused
+
+
+@given(seq_len=st.integers(1, 9000))
+@settings(max_examples=60, deadline=None)
+def test_flash_block_divides_the_sequence_or_is_refused(seq_len):
+    divisors = [d for d in range(1, min(seq_len, 1024) + 1) if seq_len % d == 0]
+    if seq_len > 1024 and max(divisors) < 128:
+        with pytest.raises(TomatError, match=f"{seq_len}.*largest divisor up to 1024 is {max(divisors)}"):
+            flash_block(seq_len, None)
+    else:
+        assert flash_block(seq_len, None) == max(divisors)
+
+
+def test_flash_block_of_ones_own_must_divide_the_sequence():
+    assert flash_block(600, 200) == 200
+    with pytest.raises(TomatError, match="is 512 and the sequence length is 600"):
+        flash_block(600, 512)
+
+
+@pytest.mark.parametrize(
+    ("backend", "platform", "expected"),
+    [
+        (None, "tpu", "splash"),
+        (None, "cpu", "jax_flash"),
+        (None, "gpu", "jax_flash"),
+        (AttentionBackend.DEFAULT, "tpu", "splash"),
+        (AttentionBackend.VANILLA, "tpu", "vanilla"),
+        (AttentionBackend.SPLASH, "tpu", "splash"),
+        (AttentionBackend.SPLASH, None, "splash"),
+    ],
+)
+def test_backend_follows_the_platform(backend, platform, expected):
+    assert resolve_backend(backend, platform) == expected
+
+
+def test_platform_is_that_of_the_mesh_and_not_of_this_machine():
+    assert traced_platform() == jax.default_backend()
+    with jax.sharding.use_abstract_mesh(POD):
+        assert traced_platform() == "tpu"
+
+
+def attention_layer(**fields) -> tuple[DensityAttention, hax.NamedArray]:
+    Embed = Axis("embed", 32)
+    config = DensityAttentionConfig(Embed=Embed, num_heads=2, num_kv_heads=1, **fields)
+    layer = DensityAttention.init(config, key=jax.random.PRNGKey(0))
+    return layer, hax.random.normal(jax.random.PRNGKey(1), (Axis("batch", 1), Axis("position", 32), Embed))
+
+
+def test_splash_on_a_cpu_is_one_clear_error():
+    layer, x = attention_layer(attn_backend=AttentionBackend.SPLASH)
+    with pytest.raises(TomatError, match="splash needs a TPU: use jax_flash or vanilla"):
+        layer(x, AttentionMask.causal())
+
+
+@pytest.mark.parametrize("mask", [None, AttentionMask(), hax.ones((Axis("position", 32), Axis("key_position", 32)))])
+def test_attention_without_a_causal_mask_is_refused(mask):
+    layer, x = attention_layer()
+    with pytest.raises(TomatError, match="would see the future"):
+        layer(x, mask)
+
+
+def test_layer_applies_its_window_whatever_mask_it_gets():
+    windowed, x = attention_layer(sliding_window=10)
+    plain, _ = attention_layer()
+    expected = plain(x, AttentionMask.causal(sliding_window=10)).array
+    np.testing.assert_array_equal(windowed(x, AttentionMask.causal()).array, expected)
+    assert not np.array_equal(plain(x, AttentionMask.causal()).array, expected)
+
+
+def test_decoding_from_a_cache_with_a_window_is_refused():
+    layer, x = attention_layer(sliding_window=10)
+    with pytest.raises(TomatError, match="sliding_window is 10"):
+        layer.paged_decode(x, None, None, pos_ids=hax.arange(Axis("position", 32)))
+
+
+def test_scores_are_scaled_by_the_root_of_the_head_size():
+    # The second query sees two keys, a unit vector along it and zero, with weights softmax([1, 0] / sqrt(head size));
+    # the values are the keys, so the result along the query is the first weight.
+    D = Axis("head_size", HEAD_SIZE)
+    q = hax.named(np.eye(1, HEAD_SIZE), (Axis("position", 1), D)).broadcast_axis(Axis("kv_head", 1))
+    q = hax.concatenate("position", [q, q]).broadcast_axis(Axis("q_heads_per_group", 1))
+    q = q.rearrange(("kv_head", "q_heads_per_group", "position", "head_size"))
+    k = hax.named(np.eye(2, HEAD_SIZE) * [[1], [0]], (Axis("key_position", 2), D)).broadcast_axis(Axis("kv_head", 1))
+    out = flash_attention(q, k, k, AttentionMask.causal()).array[0, 0, 1, 0]
+    assert float(out) == pytest.approx(1 / (1 + math.exp(-1 / math.sqrt(HEAD_SIZE))))

@@ -1,0 +1,391 @@
+import dataclasses
+from collections import Counter
+
+import draccus
+import equinox as eqx
+import haliax as hax
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from haliax import Axis
+from haliax.nn.scan import BlockSeq, ScanCheckpointPolicy, Stacked
+from levanter.layers.attention import AttentionBackend, AttentionMask
+from levanter.layers.rotary import Llama3RotaryEmbeddings
+from levanter.models.gemma import Gemma2Config, GemmaConfig
+from levanter.models.llama import LlamaConfig
+from levanter.models.lm_model import LmConfig
+from levanter.models.mistral import MistralConfig
+from levanter.models.mixtral import MixtralConfig
+from levanter.models.olmo import Olmo2Config
+from levanter.models.qwen import Qwen3Config, QwenConfig
+
+from tomat.errors import TomatError
+from tomat.training.attention import DensityAttention
+from tomat.training.model import (
+    NAMED_POLICIES,
+    DensityDecoder,
+    DensityDecoderConfig,
+    DensityDecoderLayer,
+    build_mask,
+    causal_activations,
+    parameter_count,
+)
+from tomat.training.splash import SplashBlockSizes
+
+VOCAB = Axis("vocab", 50)
+SHAPE = dict(hidden_dim=32, intermediate_dim=48, num_layers=2, num_heads=2, num_kv_heads=1)
+BACKENDS = {
+    "vanilla": dict(attn_backend=AttentionBackend.VANILLA),
+    "jax_flash": dict(attn_backend=AttentionBackend.JAX_FLASH, flash_attention_block_size=64),
+    "splash": dict(attn_backend=AttentionBackend.SPLASH, splash=SplashBlockSizes(128, 128, interpret=True)),
+}
+
+
+def decoder(seq_len: int = 64, **fields) -> DensityDecoderConfig:
+    return DensityDecoderConfig(**{"max_seq_len": seq_len, **SHAPE, **fields})
+
+
+def shapes(config: LmConfig):
+    """The model of `config` with shapes for arrays."""
+    return eqx.filter_eval_shape(lambda: config.build(VOCAB, key=jax.random.PRNGKey(0)))
+
+
+def build(config: LmConfig):
+    """The model of `config` with random weights, norms included; drawn by NumPy, which compiles nothing."""
+    rng = np.random.default_rng(0)
+    return jax.tree.map(
+        lambda leaf: jnp.asarray(rng.normal(scale=0.3, size=leaf.shape), leaf.dtype) if is_shape(leaf) else leaf,
+        shapes(config),
+    )
+
+
+def is_shape(leaf) -> bool:
+    return isinstance(leaf, jax.ShapeDtypeStruct)
+
+
+def random_tokens(seq_len: int, batch: int = 1, seed: int = 0) -> hax.NamedArray:
+    ids = np.random.default_rng(seed).integers(0, VOCAB.size, (batch, seq_len))
+    return hax.named(jnp.asarray(ids), (Axis("batch", batch), Axis("position", seq_len)))
+
+
+def logits(config: LmConfig):
+    """Function of tokens [batch, position] that gives logits [batch, position, vocab] as NumPy, and compiles once."""
+    model = build(config)
+    head = model.get_lm_head()
+
+    @eqx.filter_jit
+    def run(model, tokens):
+        return hax.dot(causal_activations(model, tokens), head, axis="embed").rearrange(("batch", "position", "vocab"))
+
+    return lambda tokens: np.asarray(run(model, tokens).array)
+
+
+def with_token_changed(tokens: hax.NamedArray, position: int) -> hax.NamedArray:
+    ids = tokens.array.at[:, position].set((tokens.array[:, position] + 1) % VOCAB.size)
+    return hax.named(ids, tokens.axes)
+
+
+def assert_influence(run, seq_len: int, changed: int, last: int) -> None:
+    """Changing the token at `changed` alters the logits from there to `last`, and leaves all others bit-identical."""
+    tokens = random_tokens(seq_len)
+    before, after = run(tokens), run(with_token_changed(tokens, changed))
+    differs = (before != after).any(axis=(0, 2))
+    assert np.isfinite(before).all()
+    expected = np.zeros(seq_len, bool)
+    expected[changed : last + 1] = True
+    np.testing.assert_array_equal(differs, expected)
+
+
+def test_build_gives_tomats_classes():
+    # Levanter's own init methods return classes written into them; a subclass that relies on them is never built.
+    for scan_layers, container in ((True, Stacked), (False, BlockSeq)):
+        model = shapes(decoder(scan_layers=scan_layers))
+        assert type(model) is DensityDecoder
+        assert type(model.transformer.layers) is container
+        layer = model.transformer.layers.stacked if scan_layers else model.transformer.layers.unstacked()[0]
+        assert type(layer) is DensityDecoderLayer
+        assert type(layer.self_attn) is DensityAttention
+        assert type(layer.self_attn.rot_embs) is Llama3RotaryEmbeddings
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_later_token_leaves_earlier_logits_bit_identical(backend):
+    seq_len = 256 if backend == "splash" else 128
+    run = logits(decoder(seq_len, **BACKENDS[backend]))
+    for changed in (0, 70, seq_len - 1):
+        assert_influence(run, seq_len, changed, last=seq_len - 1)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_token_beyond_the_window_has_no_influence(backend):
+    seq_len = 256 if backend == "splash" else 128
+    run = logits(decoder(seq_len, num_layers=1, sliding_window=20, **BACKENDS[backend]))
+    for changed in (0, 50):
+        assert_influence(run, seq_len, changed, last=changed + 19)
+
+
+def test_the_window_acts_in_every_layer():
+    run = logits(decoder(num_layers=3, sliding_window=5))
+    assert_influence(run, 64, 10, last=10 + 3 * 4)
+
+
+FOREIGN = {
+    "llama": LlamaConfig,
+    "qwen3": Qwen3Config,
+    "mistral": MistralConfig,
+    "gemma": GemmaConfig,
+    "olmo2": Olmo2Config,
+}
+
+
+@pytest.mark.parametrize("kind", FOREIGN)
+def test_any_levanter_decoder_is_causal(kind):
+    config = FOREIGN[kind](max_seq_len=32, **SHAPE)
+    assert_influence(logits(config), 32, 11, last=31)
+
+
+@pytest.mark.parametrize(
+    "config", [Qwen3Config(use_sliding_window=True, sliding_window=4), MistralConfig(sliding_window=4)]
+)
+def test_the_window_of_a_foreign_decoder_acts(config):
+    config = dataclasses.replace(config, max_seq_len=32, **{**SHAPE, "num_layers": 1})
+    assert_influence(logits(config), 32, 11, last=14)
+
+
+def test_mask_follows_the_flags_of_the_configuration():
+    assert build_mask(Qwen3Config(use_sliding_window=False, sliding_window=4)).sliding_window is None
+    assert build_mask(LlamaConfig()).sliding_window is None
+    assert build_mask(decoder(sliding_window=4, use_sliding_window=False)).sliding_window is None
+    assert build_mask(decoder(sliding_window=4)).sliding_window == 4
+    assert build_mask(decoder()).is_causal
+
+
+@pytest.mark.parametrize(
+    "config", [QwenConfig(use_sliding_window=True, sliding_window=4), Gemma2Config(sliding_window=4)]
+)
+def test_windows_that_levanter_lacks_are_refused(config):
+    with pytest.raises(TomatError, match="sliding_window 4.*density_decoder"):
+        build_mask(config)
+
+
+def test_mixture_of_experts_is_refused():
+    config = MixtralConfig(max_seq_len=16, **SHAPE, n_routed_experts=2, num_experts_per_tok=1, sliding_window=None)
+    mesh = jax.make_mesh((2,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    with jax.set_mesh(mesh), hax.axis_mapping({"batch": "data"}), pytest.raises(TomatError, match="mixture of experts"):
+        eqx.filter_eval_shape(lambda model: causal_activations(model, random_tokens(16, batch=2)), build(config))
+
+
+def parameter_names(config: DensityDecoderConfig) -> set[str]:
+    return {jax.tree_util.keystr(path) for path, leaf in jax.tree_util.tree_leaves_with_path(shapes(config))}
+
+
+def test_norm_and_tying_knobs_change_the_parameters():
+    base = parameter_names(decoder())
+    assert {name.split(".")[-2] for name in base - parameter_names(decoder(use_qk_norm=False))} == {"q_norm", "k_norm"}
+    added = parameter_names(decoder(hybrid_norm=True)) - base
+    assert {name.split(".")[-2] for name in added} == {"post_attn_layernorm", "post_mlp_layernorm"}
+    assert any("lm_head" in name for name in parameter_names(decoder(tie_word_embeddings=False)) - base)
+
+
+def gradient_function(config: LmConfig, tokens: hax.NamedArray):
+    """(function of the model's arrays that gives the gradient of a scalar of the activations, shapes of the arrays)."""
+    arrays, rest = eqx.partition(shapes(config), is_shape)
+
+    def gradient(arrays):
+        def scalar(arrays):
+            return (causal_activations(eqx.combine(arrays, rest), tokens).array ** 2).sum()
+
+        return jax.grad(scalar)(arrays)
+
+    return gradient, arrays
+
+
+def operations(config: LmConfig) -> Counter:
+    """How often each operation stands in the traced gradient, bodies of loops and kernels included."""
+    gradient, arrays = gradient_function(config, random_tokens(config.max_seq_len))
+    counts: Counter = Counter()
+
+    def visit(jaxpr):
+        for equation in jaxpr.eqns:
+            counts[equation.primitive.name] += 1
+            for value in jax.tree.leaves(list(equation.params.values()), is_leaf=lambda x: hasattr(x, "eqns")):
+                inner = getattr(value, "jaxpr", value)
+                if hasattr(inner, "eqns"):
+                    visit(inner)
+
+    visit(jax.make_jaxpr(gradient)(arrays).jaxpr)
+    return counts
+
+
+@pytest.mark.parametrize("scan_layers", [True, False])
+def test_checkpoint_policies_recompute_what_they_say(scan_layers):
+    counts = {
+        name: operations(
+            decoder(128, num_layers=4, gradient_checkpointing=name, scan_layers=scan_layers, **BACKENDS["jax_flash"])
+        )
+        for name in NAMED_POLICIES
+    }
+    copies = 1 if scan_layers else 4
+    matmuls = {name: count["dot_general"] for name, count in counts.items()}
+    loops = {name: count["while"] for name, count in counts.items()}
+    # A layer's forward pass has 7 projections, and 2 products in attention's 2 nested loops; the output of the last
+    # projection is not needed again.
+    assert matmuls["full"] - matmuls["off"] == 8 * copies
+    assert loops["full"] - loops["off"] == 2 * copies
+    assert loops["save_attention"] == loops["save_qkv_attention"] == loops["off"]
+    assert matmuls["full"] - matmuls["save_attention"] == 2 * copies
+    assert loops["save_qkv"] == loops["full"]
+    assert matmuls["save_qkv"] < matmuls["full"]
+    assert matmuls["save_qkv_attention"] < min(matmuls["save_qkv"], matmuls["save_attention"])
+    assert counts["offload"]["device_put"] == 2 * copies  # to the host and back
+    assert counts["full"]["device_put"] == 0
+    assert counts["nested"]["scan"] > counts["full"]["scan"] or not scan_layers
+
+
+def test_checkpoint_policies_change_memory_and_not_gradients():
+    compiled, gradients = {}, {}
+    for name in ("off", "full", "save_attention", "offload"):
+        config = decoder(128, num_layers=6, gradient_checkpointing=name, **BACKENDS["vanilla"])
+        gradient, arrays = gradient_function(config, random_tokens(128))
+        compiled[name] = jax.jit(gradient).lower(arrays).compile()
+        gradients[name] = jax.tree.leaves(compiled[name](eqx.filter(build(config), eqx.is_array)))
+    memory = {name: program.memory_analysis().temp_size_in_bytes for name, program in compiled.items()}
+    assert 2 * memory["full"] < memory["off"]
+    assert memory["full"] < memory["save_attention"] < memory["off"]
+    for name in gradients:
+        for grad, expected in zip(gradients[name], gradients["off"], strict=True):
+            np.testing.assert_allclose(grad, expected, rtol=1e-3, atol=1e-4)
+
+
+def test_save_attention_runs_the_splash_kernel_forward_once():
+    def kernels(policy):
+        config = decoder(256, gradient_checkpointing=policy, attn_backend=AttentionBackend.SPLASH)
+        gradient, arrays = gradient_function(config, random_tokens(256))
+        text = jax.jit(gradient).trace(arrays).lower(lowering_platforms=("tpu",)).as_text()
+        return Counter(name for name in ("fwd", "dkv", "dq") for _ in range(text.count(f'"splash_mha_{name}')))
+
+    with jax.sharding.use_abstract_mesh(tpu_mesh()):
+        assert kernels("full") == {"fwd": 2, "dkv": 1, "dq": 1}
+        assert kernels("save_attention") == {"fwd": 1, "dkv": 1, "dq": 1}
+
+
+def tpu_mesh():
+    device = jax.sharding.AbstractDevice(device_kind="TPU v6 lite", num_cores=1, platform="tpu")
+    axis_types = (jax.sharding.AxisType.Auto,)
+    return jax.sharding.AbstractMesh((4,), ("data",), axis_types=axis_types, abstract_device=device)
+
+
+def test_backend_defaults_to_splash_on_a_tpu_mesh_only():
+    gradient, arrays = gradient_function(decoder(256), random_tokens(256))
+    with jax.sharding.use_abstract_mesh(tpu_mesh()):
+        assert "splash_mha" in jax.jit(gradient).trace(arrays).lower(lowering_platforms=("tpu",)).as_text()
+    assert operations(decoder(256))["pallas_call"] == 0
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"sliding_window": 16},
+        {"use_qk_norm": False},
+        {"hybrid_norm": True},
+        {"attn_backend": AttentionBackend.VANILLA},
+        {"flash_attention_block_size": 32},
+        {"scan_layers": False},
+        {"upcast_attn": True},
+        {"gradient_checkpointing": "save_attention"},
+    ],
+    ids=lambda fields: next(iter(fields)),
+)
+def test_every_model_knob_changes_the_program(fields):
+    def program(config):
+        gradient, arrays = gradient_function(config, random_tokens(64))
+        arrays = jax.tree.map(lambda array: jax.ShapeDtypeStruct(array.shape, jnp.bfloat16), arrays)
+        return jax.jit(gradient).lower(arrays).as_text()
+
+    assert program(decoder(64, **fields)) != program(decoder(64))
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"num_heads": 4, "num_kv_heads": 3}, "num_heads is 4 and num_kv_heads is 3"),
+        ({"num_heads": 3, "num_kv_heads": 1}, "hidden_dim is 32 and num_heads is 3"),
+        ({"head_dim": 5}, "head size is 5"),
+        ({"num_layers": 0}, "num_layers is 0"),
+        ({"sliding_window": 0}, "sliding_window is 0"),
+        ({"use_sliding_window": True}, "sliding_window is not set"),
+        ({"gradient_checkpointing": "most"}, "'most'.*save_attention"),
+        ({"attn_backend": AttentionBackend.NVTE}, "nvte.*vanilla, jax_flash, splash"),
+        ({"attn_backend": AttentionBackend.SPLASH, "max_seq_len": 100}, "100.*multiple of 128"),
+        (
+            {"attn_backend": AttentionBackend.SPLASH, "max_seq_len": 640, "splash": SplashBlockSizes(block_q=512)},
+            "block_q is 512 and the sequence length is 640",
+        ),
+        ({"attn_backend": AttentionBackend.JAX_FLASH, "flash_attention_block_size": 50}, "is 50 and .* is 64"),
+    ],
+)
+def test_impossible_configurations_are_refused(fields, message):
+    with pytest.raises(TomatError, match=message):
+        decoder(**fields)
+
+
+def test_a_model_without_a_sequence_length_is_refused():
+    with pytest.raises(TomatError, match="max_seq_len is 0"):
+        build(decoder(max_seq_len=0))
+
+
+def test_a_call_without_a_mask_is_refused():
+    with pytest.raises(TomatError, match="would see the future"):
+        eqx.filter_eval_shape(lambda: build(decoder())(random_tokens(64)))
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {},
+        {"gradient_checkpointing": True},
+        {"gradient_checkpointing": "offload"},
+        {"gradient_checkpointing": {"save_carries": "offload", "save_block_internals": ["attention_output"]}},
+        {"attn_backend": "splash", "splash": {"block_q": 1024, "use_fused_bwd": True, "k_layout": "seq_minor"}},
+        {"sliding_window": 512, "use_qk_norm": False, "rope": {"type": "default", "theta": 1000}},
+    ],
+)
+def test_configuration_survives_its_plain_values(values):
+    config = draccus.decode(LmConfig, {"type": "density_decoder", **values})
+    assert type(config) is DensityDecoderConfig
+    assert draccus.decode(LmConfig, draccus.encode(config, LmConfig)) == config
+
+
+def test_checkpoint_policy_of_ones_own_is_taken_as_it_is():
+    policy = ScanCheckpointPolicy(save_block_internals=["qkv"])
+    assert decoder(gradient_checkpointing=policy).checkpoint_policy == policy
+    assert decoder(gradient_checkpointing=False).checkpoint_policy == NAMED_POLICIES["off"].policy
+    assert decoder(gradient_checkpointing=True).checkpoint_policy == NAMED_POLICIES["full"].policy
+
+
+def test_parameter_count_equals_the_built_model():
+    config = decoder(hybrid_norm=True, tie_word_embeddings=False)
+    model = config.build(VOCAB, key=jax.random.PRNGKey(0))
+    built = sum(array.size for array in jax.tree.leaves(eqx.filter(model, eqx.is_array)))
+    assert parameter_count(config, VOCAB.size) == config.total_trainable_params(VOCAB.size) == built
+
+
+def test_export_to_hugging_face_only_of_what_qwen3_has():
+    exported = decoder().to_hf_config(VOCAB.size)
+    assert (exported.hidden_size, exported.num_hidden_layers, exported.vocab_size) == (32, 2, VOCAB.size)
+    for fields in ({"hybrid_norm": True}, {"use_qk_norm": False}, {"sliding_window": 8}):
+        with pytest.raises(TomatError, match=next(iter(fields))):
+            decoder(**fields).to_hf_config(VOCAB.size)
+
+
+def test_packed_sequences_do_not_see_each_other():
+    config = decoder(128, **BACKENDS["jax_flash"])
+    model = build(config)
+    tokens = random_tokens(128)
+    ids = hax.named(np.repeat([0, 1], [50, 78]), "position")
+    mask = AttentionMask.causal(segment_ids=(ids, ids))
+    activations = eqx.filter_jit(lambda tokens: model.activations(tokens, attn_mask=mask).array)
+    before, after = activations(tokens), activations(with_token_changed(tokens, 10))
+    np.testing.assert_array_equal(before[:, 50:], after[:, 50:])
+    assert (before[:, 49] != after[:, 49]).any()

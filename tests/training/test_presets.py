@@ -1,0 +1,52 @@
+import draccus
+import pytest
+from levanter.models.llama import LlamaConfig
+from levanter.models.lm_model import LmConfig
+
+from tomat.errors import TomatError
+from tomat.training.model import DensityDecoderConfig, parameter_count
+from tomat.training.presets import PRESETS, preset_model
+
+VOCAB_SIZE = 18_570
+
+
+def config_of(name: str, kind: str = "density_decoder") -> LmConfig:
+    return draccus.decode(LmConfig, {"type": kind, **preset_model(name)})
+
+
+@pytest.mark.parametrize(
+    ("name", "hidden", "layers", "heads", "head_size", "ffn", "millions"),
+    [
+        ("demo", 128, 4, 4, 32, 512, 3.4),
+        ("30m", 512, 6, 4, 128, 2048, 34.7),
+        ("200m", 1024, 12, 16, 64, 4096, 220.4),
+        ("1b", 2048, 20, 16, 128, 5632, 1065.7),
+    ],
+)
+def test_presets_have_the_size_they_are_named_for(name, hidden, layers, heads, head_size, ffn, millions):
+    count = parameter_count(config_of(name), VOCAB_SIZE)
+    attention = 4 * hidden * hidden + 2 * head_size
+    layer = attention + 3 * hidden * ffn + 2 * hidden
+    assert count == VOCAB_SIZE * hidden + layers * layer + hidden
+    assert round(count / 1e6, 1) == millions
+    config = config_of(name)
+    assert isinstance(config, DensityDecoderConfig)
+    assert (config.num_kv_heads, config.actual_head_size) == (heads, head_size)
+    assert config.tie_word_embeddings
+
+
+def test_presets_fit_other_decoders():
+    for name in PRESETS:
+        config = config_of(name, "llama")
+        assert type(config) is LlamaConfig
+        assert config.hidden_dim == PRESETS[name]["hidden_dim"]
+
+
+def test_preset_is_a_copy():
+    preset_model("demo")["rope"]["type"] = "default"
+    assert preset_model("demo")["rope"] == {"type": "llama3"}
+
+
+def test_unknown_preset_names_the_known_ones():
+    with pytest.raises(TomatError, match="'2b'.*demo, 30m, 200m, 1b"):
+        preset_model("2b")

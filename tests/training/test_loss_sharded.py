@@ -126,7 +126,7 @@ def test_the_heads_gradient_is_reduced_once(report):
     in_all, in_loops = report["on the mesh"]
     assert in_loops == 0
     assert in_all >= 1
-    assert report["left to the partitioner"][1] > 0, "the partitioner no longer reduces in the loop: shard_map may go"
+    assert report["left to the partitioner"][1] > 0, "the CPU's partitioner no longer reduces in the loop"
 
 
 def test_an_abstract_mesh_compiles_the_same(report):

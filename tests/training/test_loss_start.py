@@ -3,6 +3,7 @@
 import math
 from functools import lru_cache, partial
 from itertools import permutations, product
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,15 +14,16 @@ from hypothesis import strategies as st
 
 from tomat.errors import TomatError
 from tomat.training.loss import plain_loss
-from tomat.training.loss_config import LOSS_KINDS, LossConfig
+from tomat.training.loss_config import LOSS_KINDS, LossConfig, LossVocabulary
 from tomat.training.loss_start import TIED_LOGIT_STD, UNTIED_LOGIT_STD, check_first_loss, uniform_loss
 
 START, K, V = 7, 512, 530
 VALUES = np.concatenate([[0.0], np.geomspace(1e-3, 6.0, K - 1)])
-IDS = dict(value_table=VALUES, density_start=START, n_density_tokens=K)
+IDS: dict[str, Any] = dict(value_table=VALUES, density_start=START, n_density_tokens=K)
+VARIANTS: list[tuple[LossVocabulary, float]] = [("density", 0.0), ("full", 0.5)]
 CONFIGS = [
     LossConfig(kind=kind, vocabulary=vocabulary, preamble_weight=preamble, emd_weight=0.4)
-    for kind, (vocabulary, preamble) in product(LOSS_KINDS, [("density", 0.0), ("full", 0.5)])
+    for kind, (vocabulary, preamble) in product(LOSS_KINDS, VARIANTS)
 ]
 
 
@@ -83,7 +85,7 @@ def test_fresh_models_pass(config, logit_std):
 def test_another_loss_is_refused():
     """Every pair of kinds, at the size of a production codec, but for the two cross-entropies: both are log K."""
     table = np.concatenate([[0.0], np.geomspace(1e-3, 20.0, 16383)])
-    ids = dict(value_table=table, n_density_tokens=16384)
+    ids: dict[str, Any] = dict(value_table=table, n_density_tokens=16384)
     tokens = np.random.default_rng(0).integers(2186, 2186 + 16384, (2, 500))
     configs = [LossConfig(kind=kind) for kind in LOSS_KINDS]
     first = {c: uniform_loss(c, tokens, density_start=2186, vocab_size=18570, **ids) for c in configs}
@@ -97,7 +99,7 @@ def test_another_loss_is_refused():
 def test_the_first_generations_mistake_is_refused():
     """A whole-vocabulary cross-entropy of ln 18,570 = 9.83 nats, logged as an EMD and as a loss over 16,384 bins."""
     table = np.concatenate([[0.0], np.geomspace(1e-4, 50.0, 16383)])
-    bound = dict(value_table=table, n_density_tokens=16384)
+    bound: dict[str, Any] = dict(value_table=table, n_density_tokens=16384)
     emd = uniform_loss(
         LossConfig(kind="emd"), np.array([[1, 2186 + 9000]]), density_start=2186, vocab_size=18570, **bound
     )

@@ -72,10 +72,10 @@ def density_loss(
     Returns:
         The loss, a float32 scalar in `config.unit`, and float32 scalar metrics, each a mean over the sequences of a
         mean over the sequence's positions (so means over equal microbatches are exact): `density_loss`;
-        `cross_entropy_nats` of the true bin; `top1_accuracy` among the density bins; `emd_e_per_A3`, the mean of sum
-        p |v - r|, and `rho_mean_e_per_A3` of the targets, whose ratio is the NEMD (both only with values);
-        `preamble_cross_entropy_nats` (only with a preamble weight); `density_positions`, mean count; and
-        `sequences_without_density`, the fraction that contributed 0.
+        `cross_entropy_nats` of the true bin; `top1_accuracy` among the density bins, a tie of n counting 1/n;
+        `emd_e_per_A3`, the mean of sum p |v - r|, and `rho_mean_e_per_A3` of the targets, whose ratio is the NEMD
+        (both only with values); `preamble_cross_entropy_nats` (only with a preamble weight); `density_positions`,
+        mean count; and `sequences_without_density`, the fraction that contributed 0.
 
     Raises:
         TomatError: shapes, table or layout do not fit each other, or the batch does not divide over the devices.
@@ -118,6 +118,8 @@ def plain_loss(
     bins = jnp.arange(n_density_tokens)
     cross_entropy = -jnp.take_along_axis(log_p, t[..., None], axis=-1)[..., 0]
     emd = jnp.sum(p * jnp.abs(v - r), axis=-1)
+    best = density_logits == jnp.max(density_logits, axis=-1, keepdims=True)
+    top1 = jnp.take_along_axis(best, t[..., None], axis=-1)[..., 0] / jnp.sum(best, axis=-1)
 
     if config.kind == "cross_entropy":
         loss = cross_entropy
@@ -152,7 +154,7 @@ def plain_loss(
         density_loss=jnp.sum(w.density_mean * loss),
         cross_entropy=jnp.sum(w.density_mean * cross_entropy),
         emd=jnp.sum(w.density_mean * emd),
-        top1=jnp.sum(w.density_mean * (jnp.argmax(density_logits, axis=-1) == t)),
+        top1=jnp.sum(w.density_mean * top1),
         rho=jnp.sum(w.density_mean * r[..., 0]),
         other_cross_entropy=jnp.sum(w.other_mean * other_cross_entropy),
     )

@@ -10,7 +10,7 @@ LossKind = Literal["cross_entropy", "soft_cross_entropy", "ce_emd", "emd", "l1_m
 TargetSpace = Literal["bin", "rho"]
 LossVocabulary = Literal["density", "full"]
 
-LOSS_KINDS: tuple[str, ...] = get_args(LossKind)
+LOSS_KINDS: tuple[LossKind, ...] = get_args(LossKind)
 
 CROSS_ENTROPY_KINDS = frozenset({"cross_entropy", "soft_cross_entropy", "ce_emd"})
 """Kinds with a cross-entropy term: their first value is about the logarithm of the number of ids."""
@@ -58,8 +58,10 @@ class LossConfig:
     -log(probability of any density token) to each formula; for `cross_entropy` that is exactly -log p_t over the whole
     vocabulary."""
     block_positions: int = 256
-    """Positions whose logits exist at one time. A block holds batch x block_positions x ids float32 values about three
-    times; it should have some thousand rows, so that its matmuls outweigh the update of the head's gradient."""
+    """Positions whose logits exist at one time: batch on a device x block_positions x ids float32 values. Compiled
+    for a v6e chip with 8 sequences of 8,192 positions, 16,384 bins and a width of 1,024, `soft_cross_entropy` at 128
+    and 256 takes an estimated 23.3 and 22.7 ms a step, and `emd` at 256 and 512 21.6 and 23.7 ms (three matmuls at
+    the peak rate: 7.2 ms), with 0.10, 0.30, 0.17 and 0.57 GB of temporaries."""
 
     def __post_init__(self) -> None:
         for name, kinds in (("kind", LossKind), ("target_space", TargetSpace), ("vocabulary", LossVocabulary)):
@@ -83,7 +85,7 @@ class LossConfig:
 
     @property
     def unit(self) -> str:
-        """Unit of the loss: `nats` or `e_per_A3`."""
+        """Unit of the formula: `nats` or `e_per_A3`. `full` and a preamble add nats to either."""
         return "nats" if self.kind in CROSS_ENTROPY_KINDS else "e_per_A3"
 
     def check_layout(self, tokens_per_voxel: int) -> None:

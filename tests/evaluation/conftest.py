@@ -14,7 +14,7 @@ from tomat.tokens.patch import SequenceLayout
 N_BINS = 64
 
 
-def make_grid(shape: tuple[int, int, int], material_id: str = "gaussians") -> DensityGrid:
+def gaussian_grid(shape: tuple[int, int, int], material_id: str = "gaussians") -> DensityGrid:
     """Two periodic Gaussians and a floor in a triclinic cell; smooth, positive, without symmetry."""
     lattice = np.array([[3.0, 0.0, 0.0], [0.7, 2.8, 0.0], [0.2, 0.4, 3.3]])
     frac_coords = np.array([[0.1, 0.2, 0.3], [0.55, 0.6, 0.8]])
@@ -34,16 +34,22 @@ def make_grid(shape: tuple[int, int, int], material_id: str = "gaussians") -> De
 
 
 @pytest.fixture(scope="session")
+def make_grid():
+    """`gaussian_grid`, for tests that need several."""
+    return gaussian_grid
+
+
+@pytest.fixture(scope="session")
 def grid() -> DensityGrid:
     """7 x 5 x 4 voxels: no side is a multiple of the layout's 3."""
-    return make_grid((7, 5, 4))
+    return gaussian_grid((7, 5, 4))
 
 
 @pytest.fixture(scope="session")
 def codec() -> DensityCodec:
     """64 Lloyd-Max bins fitted to a finer sampling of the same density."""
     histogram = DensityHistogram()
-    histogram.add(make_grid((24, 20, 22)).rho)
+    histogram.add(gaussian_grid((24, 20, 22)).rho)
     return fit_lloyd_max(histogram, n_bins=N_BINS, objective="absolute")
 
 

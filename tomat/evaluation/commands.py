@@ -23,7 +23,9 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         description="Teacher-forced NMAE and NEMD of a run on held-out materials, beside constant, copy-previous and "
         "Lorenzo baselines. A diagnostic, not a prediction: the model reads the true values of all earlier voxels.",
     )
-    parser.add_argument("--run", type=Path, required=True, metavar="DIR", help="the run's folder, such as runs/demo")
+    parser.add_argument(
+        "--run", dest="run_dir", type=Path, required=True, metavar="DIR", help="the run's folder, such as runs/demo"
+    )
     parser.add_argument("--step", type=int, help="checkpoint to evaluate (default: the newest)")
     source = parser.add_mutually_exclusive_group()
     source.add_argument(
@@ -72,7 +74,7 @@ def run_eval(args: argparse.Namespace) -> int:
         seed=args.seed,
         batch_size=args.batch_size,
     )
-    run = load_trained(args.run, args.step)
+    run = load_trained(args.run_dir, args.step)
     names, load, materials_from = _materials(args, run.config.data.source)
     settings = {"run": run.config.run_name, "step": run.step, "materials_from": materials_from}
     trainer = run.config.trainer_config()
@@ -150,7 +152,7 @@ def _materials(args: argparse.Namespace, trained_on: str) -> "tuple[list[str], C
         return list(dict.fromkeys(args.input)), open_density, f"{len(args.input)} input(s)"
     if args.split is None and trained_on != "embedded":
         raise TomatError(
-            f"{args.run} was trained on a shard set, which holds densities only as tokens; name held-out densities "
+            f"{args.run_dir} was trained on a shard set, which holds densities only as tokens; name held-out densities "
             "with --input, or the embedded set with --split validation."
         )
     from tomat.density.demo import demo_materials, load_demo

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,8 +12,8 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-console = Console()
-"""Standard output; a table keeps its width when the output is a pipe or a file."""
+console = Console(width=None if sys.stdout.isatty() else 132)
+"""Standard output. In a pipe or a file, where Rich would assume 80 columns, tables get the width they need."""
 
 
 def to_jsonable(value: Any) -> Any:

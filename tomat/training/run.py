@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import equinox as eqx
 import fsspec
 import haliax as hax
 import jax
@@ -281,11 +282,17 @@ def _initialise(config: TrainConfig, run_dir: Path) -> TrainerConfig:
     trainer_config.distributed = dataclasses.replace(trainer_config.distributed, initialize_jax_distributed=False)
     _check_batch(config, trainer_config)
     trainer_config.initialize()
-    # Levanter's own log goes to the run's folder; the terminal is for the progress bar and for what needs attention.
+    _quiet_terminal()
+    return trainer_config
+
+
+def _quiet_terminal() -> None:
+    """Leave the terminal to the progress bar and to what needs attention; Levanter's own log is in the run's folder."""
     for handler in logging.getLogger().handlers:
         if type(handler) is logging.StreamHandler:
             handler.setLevel(logging.WARNING)
-    return trainer_config
+    # Levanter 0.2.227 warns once for every optional part that a model does not have, some 40 lines for each load.
+    logging.getLogger("levanter.tensorstore_serialization").setLevel(logging.ERROR)
 
 
 def _check_batch(config: TrainConfig, trainer_config: TrainerConfig) -> None:
@@ -307,6 +314,7 @@ def load_trained(run_dir: str | Path, step: int | None = None) -> LoadedRun:
     Raises:
         TomatError: No such run, no whole checkpoint, or one that does not fit the run's configuration.
     """
+    _quiet_terminal()
     folder = Path(run_dir)
     config_path = folder / CONFIG_FILE
     if not config_path.exists():
@@ -319,9 +327,13 @@ def load_trained(run_dir: str | Path, step: int | None = None) -> LoadedRun:
         raise TomatError(f"{checkpoints} holds no whole checkpoint; train the run first.") from error
     if not is_checkpoint_path(path):
         raise TomatError(f"{path} is not a whole checkpoint.")
-    shape = jax.eval_shape(model_initialiser(config, jax.random.PRNGKey(0)))
+    shape = eqx.filter_eval_shape(model_initialiser(config, jax.random.PRNGKey(0)))
+    trainer = config.trainer_config()
     try:
-        model = load_checkpoint(shape, path, subpath="model")
+        with trainer.use_device_mesh():
+            model = load_checkpoint(
+                shape, path, subpath="model", axis_mapping=trainer.parameter_axis_mapping, mesh=trainer.device_mesh
+            )
     except (ValueError, KeyError, FileNotFoundError) as error:
         raise TomatError(f"{path} does not hold the model of {config_path}: {error}") from error
     found_step = json.loads(_read(f"{path}/metadata.json"))["step"]

@@ -63,14 +63,14 @@ def show_command(args: argparse.Namespace) -> int:
             write_json(args.json, report)
         return 0
 
-    table = Table(
-        "cell", "split", "structure type", "electrons", "cut-off / Ha", "k-mesh", "native", "refined", "spacing / A"
-    )
+    table = Table()
+    table.add_column("cell", no_wrap=True)
+    for title in ("split", "electrons", "cut-off / Ha", "k-mesh", "native", "refined", "spacing / A"):
+        table.add_column(title)
     for material in demo_materials():
         table.add_row(
             material.material_id,
             material.split,
-            material.structure_type,
             str(material.n_electrons),
             f"{material.e_cut_hartree:g}",
             "x".join(map(str, material.k_mesh)),
@@ -79,7 +79,10 @@ def show_command(args: argparse.Namespace) -> int:
             f"{max(material.spacing_a):.4f}",
         )
     console.print(table)
-    errors = Table("cell", "setting raised", "to", "NMAE / %", title="Measured error of the settings")
+    errors = Table(title="Measured error of the settings: NMAE against the same cell with one setting raised")
+    errors.add_column("cell", no_wrap=True)
+    for title in ("setting", "raised to", "NMAE / %"):
+        errors.add_column(title)
     for entry in demo_index()["convergence"]:
         k_mesh = "x".join(map(str, entry["reference_k_mesh"]))
         to = k_mesh if entry["setting"] == "k_mesh" else f"{entry['reference_e_cut_hartree']:g} Ha"

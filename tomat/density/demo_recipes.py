@@ -163,7 +163,7 @@ def _special_compounds() -> list[Compound]:
         Compound(
             "AlGaAs2", "copper-gold ordered zinc blende", tetragonal, al_ga_as, 18.0, (4, 4, 3), (1, 1, 1), ("ideal",)
         ),
-        Compound("SrTiO3", "perovskite", 3.905 * np.eye(3), perovskite, 45.0, *COARSE_MESH, ("ideal", "sheared")),
+        Compound("SrTiO3", "perovskite", 3.905 * np.eye(3), perovskite, 45.0, *COARSE_MESH, ("ideal",)),
         Compound(
             "SiO2", "rutile", np.diag([4.18, 4.18, 2.667]), rutile, 45.0, (2, 2, 3), (1, 1, 1), ("ideal", "sheared")
         ),
@@ -194,20 +194,20 @@ def compounds() -> list[Compound]:
         _binary("zinc blende", 5.46, ("Al", 3), ("P", 5), 18.0, two, zb),
         _binary("zinc blende", 4.36, ("Si", 4), ("C", 4), 45.0, one, zb),
         _fluorite("fluorite", 5.80, ("Sr", 10), ("F", 7), "SrF2", 40.0, one, ionic, "validation"),
-        _wurtzite(3.081, 5.045, 0.376, ("Si", 4), ("C", 4), 45.0, one),
-        _binary("rock salt", 4.083, ("Li", 3), ("H", 1), 50.0, one, zb),
+        _wurtzite(3.081, 5.045, 0.376, ("Si", 4), ("C", 4), 45.0, (ideal,)),
+        _binary("rock salt", 4.083, ("Li", 3), ("H", 1), 50.0, (ideal,), zb),
         _special_compounds()[0],
         _special_compounds()[3],
         _binary("zinc blende", 5.661, ("Al", 3), ("As", 5), 18.0, one, zb),
         _binary("zinc blende", 4.538, ("B", 3), ("P", 5), 30.0, one, zb),
-        _binary("rock salt", 4.63, ("Na", 1), ("F", 7), 52.0, one, ionic),
+        _binary("rock salt", 4.63, ("Na", 1), ("F", 7), 52.0, (ideal,), ionic),
         _fluorite("antifluorite", 6.53, ("S", 6), ("Na", 1), "Na2S", 25.0, one, ionic),
         _binary("zinc blende", 5.87, ("In", 3), ("P", 5), 18.0, one, zb),
-        _binary("caesium chloride", 4.29, ("Cs", 9), ("Br", 7), 22.0, one, ionic),
+        _binary("caesium chloride", 4.29, ("Cs", 9), ("Br", 7), 22.0, (ideal,), ionic),
         _special_compounds()[1],
         _special_compounds()[4],
         _binary("zinc blende", 5.54, ("Si", 4), ("Ge", 4), 18.0, one, zb),
-        _binary("rock salt", 6.29, ("K", 9), ("Cl", 7), 25.0, one, ionic),
+        _binary("rock salt", 6.29, ("K", 9), ("Cl", 7), 25.0, (ideal,), ionic),
         _binary("zinc blende", 6.136, ("Al", 3), ("Sb", 5), 15.0, one, zb),
     ]
 

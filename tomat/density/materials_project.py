@@ -7,6 +7,7 @@ values are rho x V in electrons, nested as `[nx][ny][nz]`.
 import gzip
 import json
 import os
+import zlib
 from typing import Any
 
 import numpy as np
@@ -73,7 +74,7 @@ def _load(source: str) -> Any:
     try:
         text = gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw
         return json.loads(text)
-    except (OSError, EOFError, ValueError) as error:
+    except (OSError, EOFError, ValueError, zlib.error) as error:
         raise TomatError(
             f"{source} is not a complete gzipped JSON document ({type(error).__name__}: {error}); fetch it again."
         ) from error

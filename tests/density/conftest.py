@@ -1,0 +1,25 @@
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from tomat.density.grid import DensityGrid
+
+
+def lithium_fluoride(shape: tuple[int, int, int] = (6, 5, 4), seed: int = 0) -> DensityGrid:
+    """A random positive density with the 10 electrons of Li-q3 and F-q7 in a skewed cell, atoms anywhere."""
+    rng = np.random.default_rng(seed)
+    lattice = np.array([[2.9, 0.1, 0.0], [0.4, 3.0, 0.2], [-0.3, 0.5, 3.2]])
+    rho = rng.uniform(0.1, 1.0, shape)
+    rho *= 10 / (rho.mean() * np.linalg.det(lattice))
+    return DensityGrid(rho, lattice, np.array([3, 9]), rng.uniform(-1, 2, (2, 3)), "LiF")
+
+
+@pytest.fixture(scope="session")
+def make_grid() -> Callable[..., DensityGrid]:
+    return lithium_fluoride
+
+
+@pytest.fixture
+def grid() -> DensityGrid:
+    return lithium_fluoride()

@@ -1,0 +1,79 @@
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tomat.density.demo_build import build_demo_data
+from tomat.density.demo_dft import Calculation
+from tomat.density.demo_recipes import CellRecipe, Distortion
+from tomat.density.zarr_store import read_zarr
+from tomat.errors import TomatError
+from tomat.reporting import dump_json
+
+
+def hydrogen(material_id: str, a: float) -> CellRecipe:
+    """H2 in a small box: the cheapest insulator there is, a second of computing."""
+    return CellRecipe(
+        material_id=material_id,
+        compound="H2",
+        structure_type="molecule",
+        split="train",
+        variant="ideal",
+        lattice_a=((a, 0.0, 0.0), (0.0, a, 0.0), (0.0, 0.0, a)),
+        symbols=("H", "H"),
+        valence=(1, 1),
+        frac_coords=((0.1, 0.1, 0.1), (0.1, 0.1, 0.1 + 0.74 / a)),
+        e_cut_hartree=6.0,
+        k_mesh=(1, 1, 1),
+        k_shift=(0, 0, 0),
+        distortion=Distortion(),
+    )
+
+
+def test_build_resume_and_change(tmp_path):
+    first, second = hydrogen("H2-a", 3.0), hydrogen("H2-b", 3.2)
+    index = build_demo_data(tmp_path, recipes=[first], convergence=False, processes=1)
+    assert [cell["material_id"] for cell in index["cells"]] == ["H2-a"] and not index["discarded"]
+    assert json.loads(dump_json(index)) == json.loads((tmp_path / "index.json").read_text())
+    cell = index["cells"][0]
+    grid = read_zarr(tmp_path / "H2-a.zarr")
+    assert grid.electron_count == pytest.approx(2, rel=1e-6)
+    assert list(grid.grid_shape) == cell["native_shape"] and max(cell["refined_spacing_a"]) <= 0.065
+    assert cell["calculation"]["code"].startswith("eminus ") and cell["calculation"]["converged"]
+
+    written = (tmp_path / "H2-a.zarr" / "zarr.json").stat().st_mtime_ns
+    build_demo_data(tmp_path, recipes=[first, second], convergence=False, processes=1)
+    assert (tmp_path / "H2-a.zarr" / "zarr.json").stat().st_mtime_ns == written
+    both = json.loads((tmp_path / "index.json").read_text())
+    assert [cell["material_id"] for cell in both["cells"]] == ["H2-a", "H2-b"]
+
+    # Nothing is left to do, so not even a process starts; a changed recipe is no longer what was stored.
+    again = build_demo_data(tmp_path, recipes=[first, second], convergence=False, processes=1)
+    assert json.loads(dump_json(again)) == both
+    changed = build_demo_data(
+        tmp_path, recipes=[replace(first, e_cut_hartree=5.0), second], convergence=False, processes=1
+    )
+    assert changed["cells"][0]["calculation"]["e_cut_hartree"] == 5.0
+    assert read_zarr(tmp_path / "H2-a.zarr").grid_shape < grid.grid_shape
+
+
+def test_what_did_not_converge_is_discarded(tmp_path):
+    from tomat.density.demo_build import _reason_to_discard
+
+    recipe = hydrogen("H2-c", 3.0)
+    record = {"scf_iterations": 96, "electron_count": 2.0}
+    stuck = Calculation(np.ones((3, 3, 3)), False, record)
+    assert _reason_to_discard(recipe, stuck) == "not converged after 96 iterations"
+    lost = Calculation(np.ones((3, 3, 3)), True, record | {"electron_count": 1.9})
+    assert "2 expected" in _reason_to_discard(recipe, lost)
+    assert not _reason_to_discard(recipe, Calculation(np.ones((3, 3, 3)), True, record))
+
+
+def test_a_folder_with_another_index_is_refused(tmp_path):
+    for content, message in (("{}", "not an index"), ('{"format_version": 99}', "format version 99, expected 1")):
+        (tmp_path / "index.json").write_text(content)
+        with pytest.raises(TomatError, match=message):
+            build_demo_data(tmp_path, recipes=[], processes=1)
+    with pytest.raises(TomatError, match="expected at least 1"):
+        build_demo_data(tmp_path, processes=0)

@@ -1,0 +1,134 @@
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tomat.density.demo_dft import band_limited_shape, calculate, fourier_truncated, time_reversal_mesh
+from tomat.density.demo_recipes import CellRecipe, Distortion, cell_recipes, compounds
+from tomat.errors import TomatError
+
+
+def silicon(**changes) -> CellRecipe:
+    """A calculation of about a second: four bands, a low cut-off, four k-points."""
+    a = 5.431 / 2
+    parts = dict(
+        material_id="Si-test",
+        compound="Si",
+        structure_type="diamond",
+        split="train",
+        variant="ideal",
+        lattice_a=((0.0, a, a), (a, 0.0, a), (a, a, 0.0)),
+        symbols=("Si", "Si"),
+        valence=(4, 4),
+        frac_coords=((0.0, 0.0, 0.0), (0.25, 0.25, 0.25)),
+        e_cut_hartree=6.0,
+        k_mesh=(2, 2, 2),
+        k_shift=(1, 1, 1),
+        distortion=Distortion(),
+    )
+    return CellRecipe(**(parts | changes))
+
+
+@pytest.fixture(scope="module")
+def calculation():
+    return calculate(silicon())
+
+
+def test_a_real_calculation_converges_to_the_valence_electrons(calculation):
+    record = calculation.record
+    assert calculation.converged and record["converged"]
+    assert record["electron_count"] == pytest.approx(8, abs=1e-9)
+    assert record["pseudopotentials"] == ["Si GTH-PBE-q4"]
+    assert abs(record["last_energy_change_hartree"]) < record["energy_tolerance_hartree"]
+    # A density of orbitals is nowhere negative, also after it was cut to the smallest grid.
+    assert calculation.rho.min() > 0
+
+
+def test_the_density_of_silicon_has_its_bonds(calculation):
+    """Between two neighbours, at (1/8, 1/8, 1/8), stands the bond; the empty site (5/8, 5/8, 5/8) is nearly void."""
+    points = np.array([[0.125] * 3, [0.625] * 3])
+    index = np.stack(np.meshgrid(*[np.fft.fftfreq(n, 1 / n) for n in calculation.rho.shape], indexing="ij"), axis=-1)
+    spectrum = np.fft.fftn(calculation.rho) / calculation.rho.size
+    bond, void = (np.sum(spectrum * np.exp(2j * np.pi * index @ point)).real for point in points)
+    assert bond > 0.8 * calculation.rho.max() and void < 0.1 * bond
+
+
+def test_the_native_grid_holds_the_whole_fourier_series(calculation):
+    """No coefficient was lost to the smaller grid, and none of those kept lies beyond twice the orbitals' reach."""
+    assert calculation.record["fourier_truncation_nmae"] < 1e-12
+    rho, recipe = calculation.rho, silicon()
+    lattice_bohr = np.array(recipe.lattice_a) / 0.529177210903
+    index = np.stack(np.meshgrid(*[np.fft.fftfreq(n, 1 / n) for n in rho.shape], indexing="ij"), axis=-1)
+    g = np.linalg.norm(index @ (2 * np.pi * np.linalg.inv(lattice_bohr).T), axis=-1)
+    spectrum = np.abs(np.fft.fftn(rho)) / rho.size
+    beyond = g > 2 * math.sqrt(2 * recipe.e_cut_hartree) + 1e-6
+    assert beyond.any()
+    assert spectrum[beyond].max() < 1e-12 * spectrum.max()
+    assert spectrum[~beyond & (g > 1.9 * math.sqrt(2 * recipe.e_cut_hartree))].max() > 1e-9 * spectrum.max()
+
+
+def test_symmetry_of_the_crystal_shows_in_the_density(calculation):
+    """Diamond and the mesh are unchanged by exchanging the axes; the start of the minimisation, random, is not."""
+    rho = calculation.rho
+    for axes in ((1, 0, 2), (2, 1, 0), (1, 2, 0)):
+        assert np.abs(rho - rho.transpose(axes)).sum() < 1e-3 * rho.sum()
+
+
+def test_a_pseudopotential_that_does_not_exist_is_one_error():
+    with pytest.raises(TomatError, match="no GTH pseudopotential of valence"):
+        calculate(silicon(valence=(2, 2)))
+
+
+@given(st.tuples(*[st.integers(1, 5)] * 3), st.tuples(*[st.integers(0, 1)] * 3))
+@settings(max_examples=40, deadline=None)
+def test_time_reversal_mesh_is_the_whole_mesh(mesh, shift):
+    """Summing a function of k that is even and periodic gives the same as over the full mesh."""
+    k_points, weights = time_reversal_mesh(mesh, shift)
+    full = (np.indices(mesh).reshape(3, -1).T + np.array(shift) / 2) / np.array(mesh)
+
+    def even(k):
+        return np.cos(2 * np.pi * k @ np.array([1, 2, -1])) + np.cos(2 * np.pi * k @ np.array([3, 0, 1]))
+
+    assert weights.sum() == pytest.approx(1)
+    assert weights @ even(k_points) == pytest.approx(even(full).mean(), abs=1e-12)
+    assert len(k_points) <= len(full) // 2 + 4 and np.abs(k_points).max() <= 0.5
+
+
+@given(st.integers(0, 100), st.tuples(*[st.integers(0, 3)] * 3), st.tuples(*[st.integers(0, 4)] * 3))
+@settings(max_examples=20, deadline=None)
+def test_fourier_truncation_undoes_zero_padding(make_grid, seed, reach, extra):
+    shape = tuple(2 * r + 1 for r in reach)
+    grid = make_grid(shape, seed)
+    fine = grid.refined([n + more for n, more in zip(shape, extra, strict=True)])
+    np.testing.assert_allclose(fourier_truncated(fine.rho, shape), grid.rho, rtol=1e-5, atol=1e-5)
+
+
+def test_band_limited_shape_of_a_cube():
+    """A cube of side pi bohr at 8 hartree: orbitals reach |G| = 4, the density 8 = 4 reciprocal vectors of length 2."""
+    assert band_limited_shape(math.pi * np.eye(3), 8.0) == (9, 9, 9)
+
+
+def test_recipes_are_what_the_data_set_promises():
+    recipes = cell_recipes()
+    assert len({recipe.material_id for recipe in recipes}) == len(recipes) >= 40
+    assert len({recipe.compound for recipe in recipes}) >= 12
+    assert len({recipe.structure_type for recipe in recipes}) >= 5
+    held_out = {recipe.compound for recipe in recipes if recipe.split == "validation"}
+    assert held_out.isdisjoint(recipe.compound for recipe in recipes if recipe.split == "train")
+    assert len({compound.structure_type for compound in compounds() if compound.split == "validation"}) >= 3
+    for recipe in recipes:
+        k_points, weights = time_reversal_mesh(recipe.k_mesh, recipe.k_shift)
+        np.testing.assert_allclose(weights, 1 / len(k_points), err_msg=recipe.material_id)
+        assert sum(recipe.valence) % 2 == 0, recipe.material_id
+
+
+def test_atoms_keep_their_distance_in_every_cell():
+    """A misplaced atom or a wild rattle would bring two atoms together: the shortest bond, of diamond, is 1.54 A."""
+    for recipe in cell_recipes():
+        coords, lattice = np.array(recipe.frac_coords), np.array(recipe.lattice_a)
+        images = np.indices((3, 3, 3)).reshape(3, -1).T - 1
+        difference = coords[:, None, None, :] - coords[None, :, None, :] + images
+        distances = np.linalg.norm(difference @ lattice, axis=-1)
+        assert 1.3 < distances[distances > 1e-6].min() < 3.8, recipe.material_id

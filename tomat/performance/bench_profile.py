@@ -67,7 +67,7 @@ def write_bench_trace(hlo: Path, device_kind: str, n_events: int, path: Path) ->
     def options(n_steps: int) -> BuildOptions:
         return BuildOptions(
             device_kind=device_kind,
-            op_seconds=lambda instruction: compiler_seconds(program, instruction, roofs) or 20e-6,
+            op_seconds=lambda instruction: max(compiler_seconds(program, instruction, roofs) or 0.0, 50e-9),
             n_steps=n_steps,
             hlo_proto=serialise_program(program),
         )

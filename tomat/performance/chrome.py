@@ -9,6 +9,7 @@ from __future__ import annotations
 import gzip
 import json
 import re
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,7 @@ def read_chrome_file(path: Path) -> HostTrace:
         if data[:2] == b"\x1f\x8b":
             data = gzip.decompress(data)
         document = json.loads(data)
-    except (OSError, EOFError, ValueError) as error:
+    except (OSError, EOFError, ValueError, zlib.error) as error:
         raise TomatError(f"{path}: not a JSON trace ({error}). It may be truncated: copy it again.") from None
     events = document.get("traceEvents") if isinstance(document, dict) else document
     if not isinstance(events, list) or not all(isinstance(e, dict) for e in events):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import importlib
+import zlib
 from pathlib import Path
 
 from tomat.errors import TomatError
@@ -67,7 +68,7 @@ def load_program(path: Path) -> HloProgram:
         data = path.read_bytes()
         if data[:2] == b"\x1f\x8b":
             data = gzip.decompress(data)
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         raise TomatError(f"{path}: cannot be read ({error}).") from None
     if data.lstrip().startswith(b"HloModule"):
         return program_from_text(data.decode("utf-8", errors="replace"), str(path))

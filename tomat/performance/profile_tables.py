@@ -8,7 +8,7 @@ from rich.table import Table
 from tomat.performance.breakdown import Breakdown
 from tomat.performance.categories import Direction
 from tomat.performance.compare import Comparison, Verdict
-from tomat.performance.tables import UNKNOWN, count, cycles, percent, seconds, signed
+from tomat.performance.tables import UNKNOWN, count, percent, quantity, seconds, signed
 from tomat.reporting import console
 
 VERDICT_STYLE = {Verdict.PASS: "green", Verdict.WARN: "yellow", Verdict.FAIL: "bold red"}
@@ -22,13 +22,16 @@ def print_breakdown(breakdown: Breakdown, top: int) -> None:
         f"{breakdown.n_devices} device(s), {breakdown.n_hosts} host(s), {breakdown.n_steps} step(s)"
     )
     table = _table(
-        "per step and device", ("category", "cycles", "time", "share", "of peak", "of HBM", "bound"), left=(0, 6)
+        "per step and device; flops, HBM: share of peak",
+        ("category", "cycles", "time", "share", "flops", "HBM", "bound"),
+        (0, 6),
+        ("bound",),
     )
     for row in breakdown.categories:
         hidden = f" ({seconds(row.hidden_seconds)} beside compute)" if row.hidden_seconds and not row.seconds else ""
         table.add_row(
             row.name + hidden,
-            cycles(row.cycles),
+            quantity(row.cycles),
             seconds(row.seconds),
             percent(row.share),
             percent(row.flops_fraction),
@@ -45,18 +48,23 @@ def print_breakdown(breakdown: Breakdown, top: int) -> None:
         console.print(f"note: {note}", markup=False)
 
 
-def _table(title: str, columns: tuple[str, ...], left: tuple[int, ...]) -> Table:
-    """A table that fits 100 columns; the page and the JSON have the rest."""
-    table = Table(title=title, box=SIMPLE_HEAD, pad_edge=False)
+def _table(title: str, columns: tuple[str, ...], left: tuple[int, ...], folding: tuple[str, ...]) -> Table:
+    """A table that fits 80 columns; the page and the JSON have the rest."""
+    table = Table(title=title, box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for index, name in enumerate(columns):
         side = "left" if index in left else "right"
-        table.add_column(name, justify=side, no_wrap=index not in (0, 1, 5), overflow="fold")
+        table.add_column(name, justify=side, no_wrap=name not in folding, overflow="fold")
     return table
 
 
 def _operations(breakdown: Breakdown, top: int) -> Table:
     title = f"operations with the most time ({min(top, len(breakdown.ops))} of {len(breakdown.ops)})"
-    table = _table(title, ("operation", "category", "times", "time", "share", "source"), left=(0, 1, 5))
+    table = _table(
+        title,
+        ("operation", "category", "times", "time", "share", "source"),
+        (0, 1, 5),
+        ("operation", "category", "source"),
+    )
     for op in breakdown.top(top):
         share = percent(op.seconds / breakdown.step_seconds if breakdown.step_seconds else None)
         kind = f"{op.category}, {op.direction}" if op.direction == Direction.RECOMPUTE else str(op.category)
@@ -67,7 +75,7 @@ def _operations(breakdown: Breakdown, top: int) -> Table:
 def print_comparison(result: Comparison) -> None:
     """Per-category deltas, largest first, and the verdict."""
     names = ("category", "A", "B", "cycles", "points", "of A's step", "verdict")
-    table = _table(f"{result.a} -> {result.b}", names, left=(0, 6))
+    table = _table(f"{result.a} -> {result.b}", names, (0, 6), ("cycles",))
     for row in result.rows:
         style = VERDICT_STYLE[row.verdict]
         table.add_row(

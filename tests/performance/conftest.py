@@ -1,0 +1,70 @@
+"""Profiles that several tests read: a program compiled for v6e, a TPU trace built of it, a real CPU trace."""
+
+import gzip
+from pathlib import Path
+
+import pytest
+
+from tomat.performance.breakdown import Roofs
+from tomat.performance.hlo import HloProgram, Instruction
+from tomat.performance.hlo_files import load_program, serialise_program
+from tomat.performance.program_costs import compiler_seconds
+from tomat.performance.trace_builder import BuildOptions, build_xspace
+
+PROFILES = Path(__file__).parents[1] / "data" / "profiles"
+V6E = "TPU v6 lite"
+KERNEL_SECONDS = 20e-6
+"""What the fixture gives a Pallas kernel: no TPU ever timed it."""
+SHORTEST_SECONDS = 50e-9
+"""No operation of a real trace takes no time."""
+
+
+def fixture_seconds(program: HloProgram, instruction: Instruction, roofs: Roofs) -> float:
+    """What the fixture says a kernel takes: the compiler's estimate, a fixed time where there is none."""
+    seconds = compiler_seconds(program, instruction, roofs)
+    return KERNEL_SECONDS if seconds is None else max(seconds, SHORTEST_SECONDS)
+
+
+@pytest.fixture(scope="session")
+def v6e_program() -> HloProgram:
+    return load_program(PROFILES / "v6e_step.hlo.pb.gz")
+
+
+@pytest.fixture(scope="session")
+def tpu_bytes(v6e_program: HloProgram):
+    """Builds the xplane bytes of one host: `tpu_bytes(first_device=2, n_steps=4, ...)`."""
+    roofs = Roofs.of_device_kind(V6E)
+
+    def build(**changes) -> bytes:
+        options = {
+            "device_kind": V6E,
+            "op_seconds": lambda i: fixture_seconds(v6e_program, i, roofs),
+            "n_steps": 4,
+            "n_devices": 2,
+            "peak_flops_per_second": roofs.flops_per_second,
+            "peak_hbm_bytes_per_second": roofs.hbm_bytes_per_second,
+            "hlo_proto": serialise_program(v6e_program),
+        }
+        return build_xspace(v6e_program, BuildOptions(**{**options, **changes}))
+
+    return build
+
+
+@pytest.fixture(scope="session")
+def tpu_profile(tmp_path_factory, tpu_bytes) -> Path:
+    """A profile directory of two hosts with two devices each."""
+    root = tmp_path_factory.mktemp("tpu_profile")
+    session = root / "plugins" / "profile" / "2026_01_01_00_00_00"
+    session.mkdir(parents=True)
+    for host in (0, 1):
+        data = tpu_bytes(first_device=2 * host, hostname=f"host{host}", device_skew=0.01)
+        (session / f"host{host}.xplane.pb").write_bytes(data)
+    return root
+
+
+@pytest.fixture(scope="session")
+def cpu_profile(tmp_path_factory) -> Path:
+    """The real CPU trace, unpacked."""
+    path = tmp_path_factory.mktemp("cpu_profile") / "host0.xplane.pb"
+    path.write_bytes(gzip.decompress((PROFILES / "cpu_step.xplane.pb.gz").read_bytes()))
+    return path

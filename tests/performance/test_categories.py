@@ -1,0 +1,136 @@
+import pytest
+
+from tomat.performance.categories import (
+    Category,
+    Direction,
+    Evidence,
+    Part,
+    classify,
+    classify_program,
+    direction_of,
+    part_of,
+    path_components,
+)
+from tomat.performance.hlo import Frame
+from tomat.performance.hlo_files import program_from_text
+
+BACKWARD = "jit(step)/transpose(jvp(Model))/while/body/checkpoint/"
+
+
+def test_paths_are_opened():
+    assert path_components("jit(step)/jvp(jit(silu))/mul") == ["step", "silu", "mul"]
+    assert path_components("jit(f)/contract embed -> batch, position, embed/0 1 2 , 3 2 -> 0 1 3/dot_general") == [
+        "f",
+        "0 1 2 , 3 2 -> 0 1 3",
+        "dot_general",
+    ]
+
+
+def test_directions():
+    assert direction_of("jit(step)/jvp(Model)/mul") == Direction.FORWARD
+    assert direction_of(BACKWARD + "mul") == Direction.BACKWARD
+    assert direction_of(BACKWARD + "rematted_computation/mul") == Direction.RECOMPUTE
+    assert direction_of("jit(step)/optimizer/mul") == Direction.NONE
+
+
+def test_the_call_stack_tells_what_the_scope_does_not():
+    path = "jit(step)/jvp(Model)/while/body/LlamaDecoderLayer/mul"
+    assert part_of(path, ()) == Part.LAYER_OTHER
+    norm = Frame("site-packages/haliax/nn/normalization.py", "RmsNorm.__call__", 130)
+    caller = Frame("site-packages/levanter/models/llama.py", "LlamaDecoderLayer.__call__", 330)
+    assert part_of(path, (norm, caller)) == Part.NORM_ROTARY
+    softmax = Frame("site-packages/haliax/nn/normalization.py", "log_softmax", 155)
+    assert part_of("jit(step)/jvp(loss)/jit(log_softmax)/sub", (softmax,)) == Part.LOSS
+
+
+@pytest.mark.parametrize(
+    ("opcode", "inner", "path", "target", "expected"),
+    [
+        ("fusion", {"convolution", "add"}, "jit(s)/jvp(M)/LlamaMlp/dot_general", "", Category.MATMUL),
+        ("fusion", {"convolution"}, "jit(s)/jvp(loss)/dot_general", "", Category.LOSS),
+        ("fusion", {"dot"}, "jit(s)/jvp(M)/Attention/dot_product_attention/dot", "", Category.ATTENTION_FORWARD),
+        ("fusion", {"dot"}, BACKWARD + "Attention/dot_product_attention/dot", "", Category.ATTENTION_BACKWARD),
+        ("fusion", {"dot"}, BACKWARD + "rematted_computation/dot_product_attention/dot", "",
+         Category.ATTENTION_FORWARD),
+        ("fusion", {"copy", "bitcast", "convert"}, "jit(s)/jvp(M)/LlamaMlp/x", "", Category.COPIES),
+        ("fusion", {"all-reduce", "add"}, BACKWARD + "x", "", Category.COLLECTIVES_EXPOSED),
+        ("all-gather-done", {"all-gather-done"}, "", "", Category.COLLECTIVES_EXPOSED),
+        ("fusion", {"multiply", "add"}, "jit(s)/optimizer/mul", "", Category.OPTIMIZER),
+        ("fusion", {"gather"}, "jit(s)/jvp(M)/Embedding.embed/gather", "", Category.EMBEDDING),
+        ("custom-call", {"custom-call"}, "jit(s)/jvp(M)/my_kernel", "tpu_custom_call", Category.CUSTOM_KERNELS),
+        ("custom-call", {"custom-call"}, "", "__cublas$lt$matmul", Category.MATMUL),
+        ("custom-call", {"custom-call"}, "", "__cudnn$fmhaSoftmax", Category.ATTENTION_FORWARD),
+        ("custom-call", {"custom-call"}, "", "xla_python_cpu_callback", Category.HOST),
+        ("while", {"while"}, "jit(s)/jvp(M)/while", "", Category.CONTROL),
+        ("fusion", {"multiply", "exponential"}, "jit(s)/jvp(M)/LlamaMlp/mul", "", Category.ELEMENTWISE),
+    ],
+)  # fmt: skip
+def test_categories(opcode, inner, path, target, expected):
+    evidence = [Evidence(path, (), 1.0)] if path else []
+    assert classify(opcode, frozenset(inner), evidence, target).category == expected
+
+
+def test_the_heavier_inner_instruction_decides():
+    loss = Evidence("jit(s)/jvp(loss)/mul", (), 1000.0)
+    norm = Evidence("jit(s)/jvp(M)/rms_norm/mul", (), 10.0)
+    assert classify("fusion", frozenset({"multiply"}), [loss, norm]).category == Category.LOSS
+    light_loss = Evidence(loss.op_name, (), 1.0)
+    assert classify("fusion", frozenset({"multiply"}), [light_loss, norm]).category == Category.NORM_ROTARY
+
+
+def test_the_v6e_program(v6e_program):
+    verdicts = classify_program(v6e_program)
+    assert {k.instruction.name for k in v6e_program.kernels()} == set(verdicts)
+    kernels = {k.instruction.name: k.instruction for k in v6e_program.kernels()}
+    flash = {n: verdicts[n] for n, i in kernels.items() if i.custom_call_target == "tpu_custom_call"}
+    directions = {n.split(".")[0]: [] for n in flash}
+    for name, verdict in flash.items():
+        assert verdict.part == Part.ATTENTION_CORE
+        directions[name.split(".")[0]].append((verdict.category, verdict.direction))
+    # The forward kernel runs in both loops under the same path: in the backward loop it is a recomputation.
+    assert sorted(directions["splash_mha_fwd_residuals"]) == [
+        (Category.ATTENTION_FORWARD, Direction.FORWARD),
+        (Category.ATTENTION_FORWARD, Direction.RECOMPUTE),
+    ]
+    assert directions["splash_mha_dq_no_residuals"] == [(Category.ATTENTION_BACKWARD, Direction.BACKWARD)]
+    for name, instruction in kernels.items():
+        opcodes = {i.opcode for i in v6e_program.inner(instruction)}
+        if opcodes & {"all-gather", "all-reduce", "all-to-all"}:
+            assert verdicts[name].category == Category.COLLECTIVES_EXPOSED
+        if instruction.opcode in ("copy-start", "copy-done"):
+            assert verdicts[name].category in (Category.COPIES, Category.EMBEDDING)
+    assert not [n for n, v in verdicts.items() if v.category == Category.UNATTRIBUTED]
+    optimizer = [v for n, v in verdicts.items() if v.category == Category.OPTIMIZER]
+    assert optimizer and all(v.direction == Direction.NONE for v in optimizer)
+
+
+def test_renaming_every_instruction_changes_no_verdict(v6e_program):
+    """Categories do not hang on names: the same program with its instructions renamed is judged the same."""
+    from tomat.performance.hlo_files import program_from_bytes, serialise_program
+    from tomat.performance.protos import new_message
+
+    proto = new_message("HloProto")
+    proto.ParseFromString(serialise_program(v6e_program))
+    names = {}
+    for computation in proto.hlo_module.computations:
+        for instruction in computation.instructions:
+            names[instruction.name] = f"x{len(names)}"
+            instruction.name = names[instruction.name]
+    renamed = classify_program(program_from_bytes(proto.SerializeToString(), "renamed"))
+    before = classify_program(v6e_program)
+    assert {names[name]: verdict for name, verdict in before.items()} == renamed
+
+
+def test_vanilla_attention_on_the_cpu_is_found_in_fusions():
+    import jax
+    import jax.numpy as jnp
+
+    def attention(q, k, v):
+        with jax.named_scope("dot_product_attention"):
+            return (jax.nn.softmax(q @ k.T) @ v).sum()
+
+    args = [jnp.ones((64, 32))] * 3
+    text = jax.jit(jax.grad(attention, argnums=(0, 1, 2))).lower(*args).compile().as_text()
+    found = {v.category for v in classify_program(program_from_text(text, "attention")).values()}
+    assert {Category.ATTENTION_FORWARD, Category.ATTENTION_BACKWARD} <= found
+    assert Category.MATMUL not in found

@@ -1,0 +1,107 @@
+import jax
+import jax.numpy as jnp
+import pytest
+
+from tomat.errors import TomatError
+from tomat.performance.hlo import FREE_OPCODES
+from tomat.performance.hlo_costs import matmul_flops
+from tomat.performance.hlo_files import load_program, program_from_bytes, program_from_text, serialise_program
+
+
+def compiled_text(function, *args) -> str:
+    return jax.jit(function).lower(*args).compile().as_text()
+
+
+@pytest.mark.parametrize("length", [1, 3, 7])
+def test_trip_count_of_a_scan(length):
+    def scan(x):
+        return jax.lax.scan(lambda c, _: (jnp.sin(c @ c), None), x, None, length=length)[0]
+
+    program = program_from_text(compiled_text(scan, jnp.ones((8, 8))), "scan")
+    loops = [i for body in program.computations.values() for i in body if i.opcode == "while"]
+    assert [program.trip_count(loop) for loop in loops] == ([] if length == 1 else [length])
+
+
+def test_trip_count_without_xlas_annotation():
+    text = """HloModule m, entry_computation_layout={(f32[4]{0})->f32[4]{0}}
+body {
+  p = (s32[], f32[4]{0}) parameter(0)
+  i = s32[] get-tuple-element(p), index=0
+  x = f32[4]{0} get-tuple-element(p), index=1
+  step = s32[] constant(2)
+  next = s32[] add(i, step)
+  y = f32[4]{0} add(x, x)
+  ROOT t = (s32[], f32[4]{0}) tuple(next, y)
+}
+cond {
+  p = (s32[], f32[4]{0}) parameter(0)
+  i = s32[] get-tuple-element(p), index=0
+  n = s32[] constant(11)
+  ROOT lt = pred[] compare(i, n), direction=LT
+}
+ENTRY main {
+  a = f32[4]{0} parameter(0)
+  start = s32[] constant(3)
+  init = (s32[], f32[4]{0}) tuple(start, a)
+  loop = (s32[], f32[4]{0}) while(init), condition=cond, body=body
+  ROOT out = f32[4]{0} get-tuple-element(loop), index=1
+}
+"""
+    program = program_from_text(text, "loop")
+    assert program.trip_count(program.by_name["loop"]) == 4  # 3, 5, 7, 9
+    assert {k.instruction.name: k.executions for k in program.kernels()}["y"] == 4
+
+
+def test_a_loop_that_depends_on_data_is_counted_once_and_said():
+    def search(x):
+        return jax.lax.while_loop(lambda s: jnp.sum(s) < 100.0, lambda s: s * 1.5 + 1.0, x)
+
+    program = program_from_text(compiled_text(search, jnp.ones(16)), "search")
+    program.kernels()
+    assert any("trip count unknown" in note for note in program.notes)
+
+
+def test_the_v6e_program(v6e_program):
+    loops = [k.instruction for k in v6e_program.kernels() if k.instruction.opcode == "while"]
+    assert [v6e_program.trip_count(loop) for loop in loops] == [4, 4]  # layers, forward and backward
+    kernels = {k.instruction.name: k for k in v6e_program.kernels()}
+    flash = [
+        k for name, k in kernels.items() if name.startswith("splash_mha") and k.instruction.opcode == "custom-call"
+    ]
+    assert len(flash) == 4 and all(k.executions == 4 and k.in_loop for k in flash)
+    assert not {k.instruction.opcode for k in kernels.values()} & FREE_OPCODES
+    assert any(i.estimated_cycles for i in v6e_program.by_name.values())
+
+
+def test_source_lines_skip_wrapper_libraries(v6e_program):
+    sources = {v6e_program.source(k.instruction) for k in v6e_program.kernels()} - {""}
+    assert any(s.startswith("levanter/layers/rotary.py:") for s in sources)
+    assert not any(s.startswith(("/", "jax/_src")) for s in sources)
+    rows = [k.instruction for k in v6e_program.kernels() if "Attention" in k.instruction.op_name]
+    assert {v6e_program.source(i).split("/")[0] for i in rows if v6e_program.frames(i)[1:]} == {"levanter"}
+
+
+def test_text_module_and_proto_are_the_same_program(v6e_program, tmp_path):
+    raw = serialise_program(v6e_program)
+    module = v6e_program.module.SerializeToString()
+    (tmp_path / "a.hlo.pb").write_bytes(raw)
+    (tmp_path / "b.pb").write_bytes(module)
+    text = compiled_text(lambda x: (x @ x).sum(), jnp.ones((8, 8)))
+    (tmp_path / "c.txt").write_text(text)
+    names = [i.instruction.name for i in v6e_program.kernels()]
+    for file in ("a.hlo.pb", "b.pb"):
+        assert [k.instruction.name for k in load_program(tmp_path / file).kernels()] == names
+    from_text = load_program(tmp_path / "c.txt")
+    assert sum(matmul_flops(from_text, k.instruction) for k in from_text.kernels()) == 2 * 8**3
+
+
+def test_bad_modules_are_refused(v6e_program, tmp_path):
+    with pytest.raises(TomatError, match="not HLO text that XLA can parse"):
+        program_from_text("HloModule broken\nENTRY main { oops }", "x.txt")
+    with pytest.raises(TomatError, match="neither an HloProto nor an HloModuleProto"):
+        program_from_bytes(b"\x00\x01 not a proto", "x.pb")
+    with pytest.raises(TomatError, match="neither an HloProto"):
+        program_from_bytes(serialise_program(v6e_program)[:5000], "cut.pb")
+    (tmp_path / "bad.hlo.gz").write_bytes(b"\x1f\x8b\x08\x00 broken")
+    with pytest.raises(TomatError, match="cannot be read"):
+        load_program(tmp_path / "bad.hlo.gz")

@@ -1,0 +1,134 @@
+import gzip
+import json
+import shutil
+
+import pytest
+
+from tomat.errors import TomatError
+from tomat.performance.protos import new_message
+from tomat.performance.trace import load_trace, program_name_and_id
+
+
+def test_hosts_of_a_session_are_merged(tpu_profile):
+    trace = load_trace(tpu_profile)
+    assert [h.host for h in trace.hosts] == ["host0", "host1"]
+    assert [d.name for d in trace.devices] == [f"/device:TPU:{n}" for n in range(4)]
+    assert trace.event_count == sum(h.event_count for h in trace.hosts)
+
+
+def test_the_newest_session_is_read_and_said(tpu_profile, tmp_path, cpu_profile):
+    root = tmp_path / "profile"
+    shutil.copytree(tpu_profile, root)
+    older = root / "plugins" / "profile" / "2025_01_01_00_00_00"
+    older.mkdir()
+    shutil.copy(cpu_profile, older / "old.xplane.pb")
+    trace = load_trace(root)
+    assert len(trace.devices) == 4 and "2 sessions found" in trace.notes[0]
+    assert load_trace(root, session="2025_01_01_00_00_00").devices[0].platform == "cpu"
+    with pytest.raises(TomatError, match="no session 'nope'. Sessions there: 2025"):
+        load_trace(root, session="nope")
+
+
+def test_object_storage(tpu_profile):
+    import fsspec
+
+    filesystem = fsspec.filesystem("memory")
+    for file in tpu_profile.rglob("*.xplane.pb"):
+        filesystem.pipe_file(f"/runs/r1/profiler/{file.relative_to(tpu_profile)}", file.read_bytes())
+    assert len(load_trace("memory://runs/r1/profiler").devices) == 4
+    with pytest.raises(TomatError, match="no .*xplane.pb file beneath it"):
+        load_trace("memory://runs/r2/profiler")
+
+
+def test_places_without_a_trace(tmp_path):
+    with pytest.raises(TomatError, match="no such file or directory"):
+        load_trace(tmp_path / "absent")
+    with pytest.raises(TomatError, match="did the run reach its start step"):
+        load_trace(tmp_path)
+    (tmp_path / "notes.md").write_text("x")
+    with pytest.raises(TomatError, match="not a trace by its name"):
+        load_trace(tmp_path / "notes.md")
+
+
+def test_a_host_without_a_device_plane(tpu_bytes, tmp_path):
+    space = new_message("XSpace")
+    space.ParseFromString(tpu_bytes(n_steps=2))
+    kept = [p for p in space.planes if not p.name.startswith("/device")]
+    bare = new_message("XSpace")
+    for plane in kept:
+        bare.planes.add().CopyFrom(plane)
+    bare.hostnames.append("coordinator")
+    (tmp_path / "a.xplane.pb").write_bytes(bare.SerializeToString())
+    with pytest.raises(TomatError, match="no device timeline"):
+        load_trace(tmp_path / "a.xplane.pb")
+    (tmp_path / "b.xplane.pb").write_bytes(tpu_bytes(n_steps=2))
+    trace = load_trace(tmp_path)
+    assert len(trace.devices) == 2
+    assert any("coordinator: host without a device plane" in n for n in trace.notes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"start_unix_ns": 1_800_000_000_000_000_000, "first_device": 2, "hostname": "b"}, "sessions lie .* apart"),
+        ({"device_kind": "TPU v5 lite", "first_device": 2, "hostname": "b"}, "their devices differ"),
+        ({"hostname": "a"}, "both claim host 'a' and the same devices"),
+    ],
+)
+def test_hosts_of_different_runs_are_refused(tpu_bytes, tmp_path, changes, reason):
+    (tmp_path / "a.xplane.pb").write_bytes(tpu_bytes(n_steps=2, hostname="a"))
+    (tmp_path / "b.xplane.pb").write_bytes(tpu_bytes(n_steps=2, **changes))
+    with pytest.raises(TomatError, match=f"not hosts of one run: .*{reason}"):
+        load_trace(tmp_path)
+
+
+def test_hosts_that_ran_different_programs_are_refused(tpu_bytes, cpu_profile, tmp_path):
+    shutil.copy(cpu_profile, tmp_path / "a.xplane.pb")
+    (tmp_path / "b.xplane.pb").write_bytes(tpu_bytes(n_steps=2, start_unix_ns=0))
+    with pytest.raises(TomatError, match="not hosts of one run"):
+        load_trace(tmp_path)
+
+
+def chrome_events(hlo: bool):
+    """A TPU device of one step of two operations, as trace.json names them."""
+    events = [
+        {"ph": "M", "pid": 3, "name": "process_name", "args": {"name": "/device:TPU:0 (pid 3)"}},
+        {"ph": "X", "pid": 3, "tid": 1, "name": "0", "ts": 0, "dur": 10, "args": {}},
+        {"ph": "X", "pid": 3, "tid": 2, "name": "jit_step(9)", "ts": 0, "dur": 10, "args": {"run_id": "1"}},
+    ]
+    for tid, name in ((1, "Steps"), (2, "XLA Modules"), (3, "XLA Ops")):
+        events.append({"ph": "M", "pid": 3, "tid": tid, "name": "thread_name", "args": {"name": name}})
+    details = {"hlo_category": "convolution fusion", "tf_op": "jit(step)/jvp(M)/LlamaMlp/dot_general:", "flops": "100"}
+    events.append(
+        {"ph": "X", "pid": 3, "tid": 3, "name": "fusion.1", "ts": 0, "dur": 6, "args": details if hlo else {}}
+    )
+    events.append({"ph": "X", "pid": 3, "tid": 3, "name": "copy.2", "ts": 6, "dur": 3.5, "args": {}})
+    return events
+
+
+def test_a_chrome_trace(tmp_path):
+    path = tmp_path / "host.trace.json.gz"
+    path.write_bytes(gzip.compress(json.dumps({"traceEvents": chrome_events(True)}).encode()))
+    (device,) = load_trace(path).devices
+    assert [(k.name, k.program, k.program_id, k.flops) for k in device.kinds] == [
+        ("fusion.1", "jit_step", 9, 100.0),
+        ("copy.2", "jit_step", 9, None),
+    ]
+    assert device.ops.duration_ps.tolist() == [6_000_000, 3_500_000]
+    assert len(device.steps) == len(device.modules) == 1
+
+
+@pytest.mark.parametrize("text", ['{"traceEvents": [', '{"other": 1}', '{"traceEvents": [1, 2]}', "[]]"])
+def test_damaged_chrome_traces(tmp_path, text):
+    path = tmp_path / "x.trace.json"
+    path.write_text(text)
+    with pytest.raises(TomatError, match="not a JSON trace|not a Chrome or Perfetto trace"):
+        load_trace(path)
+    (tmp_path / "y.trace.json.gz").write_bytes(gzip.compress(text.encode() * 40)[:30])
+    with pytest.raises(TomatError, match="not a JSON trace"):
+        load_trace(tmp_path / "y.trace.json.gz")
+
+
+def test_program_names():
+    assert program_name_and_id("jit_step(28)") == ("jit_step", 28)
+    assert program_name_and_id("jit_step") == ("jit_step", 0)

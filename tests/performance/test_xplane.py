@@ -1,0 +1,84 @@
+import pytest
+
+from tomat.errors import TomatError
+from tomat.performance.protos import new_message
+from tomat.performance.xplane import read_xplane_bytes
+
+
+def read(data: bytes):
+    return read_xplane_bytes(data, "x.xplane.pb", "x")
+
+
+def test_a_tpu_host(tpu_bytes, v6e_program):
+    host = read(tpu_bytes(hostname="h7"))
+    assert host.host == "h7" and [d.name for d in host.devices] == ["/device:TPU:0", "/device:TPU:1"]
+    device = host.devices[0]
+    assert device.device_kind == "TPU v6 lite" and device.platform == "tpu"
+    assert len(device.steps) == len(device.modules) == 4
+    assert device.modules[0].program_id == v6e_program.program_id
+    assert set(host.programs) == {v6e_program.program_id}
+    names = {k.name for k in device.kinds}
+    assert names <= set(v6e_program.by_name) and "splash_mha_dq_no_residuals.1" in names
+    assert len(device.async_ops) > 0
+
+
+def test_a_cpu_host(cpu_profile):
+    host = read(cpu_profile.read_bytes())
+    assert [d.name for d in host.devices] == ["/host:CPU:0", "/host:CPU:1"]
+    assert [m.number for m in host.host_steps] == list(range(6))
+    assert host.versions["jax_version"] == "0.11.1"
+    for device in host.devices:
+        assert len(device.modules) == 6
+        assert {k.program for k in device.kinds} == {"jit_step"}
+
+
+def test_a_gpu_host_built_after_the_schema():
+    """Streams of a GPU plane: kernels carry their HLO operation as event stats, copies carry none."""
+    space = new_message("XSpace")
+    plane = space.planes.add(name="/device:GPU:0")
+    for number, name in enumerate(["hlo_op", "hlo_module", "dot.3", "jit_step", "device_type_string"], start=1):
+        plane.stat_metadata[number].name = name
+    plane.stats.add(metadata_id=5, str_value="NVIDIA H100 80GB HBM3")
+    for number, name in enumerate(["sm90_xmma_gemm_bf16", "MemcpyD2D", "not a stream"], start=1):
+        plane.event_metadata[number].id, plane.event_metadata[number].name = number, name
+    compute = plane.lines.add(id=7, name="Stream #7(Compute)", timestamp_ns=1)
+    kernel = compute.events.add(metadata_id=1, offset_ps=0, duration_ps=500)
+    kernel.stats.add(metadata_id=1, ref_value=3)
+    kernel.stats.add(metadata_id=2, ref_value=4)
+    plane.lines.add(id=8, name="Stream #8(Memcpy)", timestamp_ns=1).events.add(
+        metadata_id=2, offset_ps=100, duration_ps=50
+    )
+    plane.lines.add(id=9, name="XLA Ops", timestamp_ns=1).events.add(metadata_id=3, offset_ps=0, duration_ps=500)
+    device = read(space.SerializeToString()).devices[0]
+    assert device.device_kind == "NVIDIA H100 80GB HBM3" and device.platform == "gpu"
+    assert [(k.name, k.program) for k in device.kinds] == [("dot.3", "jit_step"), ("MemcpyD2D", "")]
+    assert sorted(device.ops.duration_ps.tolist()) == [50, 500]
+
+
+def test_empty_truncated_and_foreign_files(tpu_bytes):
+    with pytest.raises(TomatError, match="empty file"):
+        read(b"")
+    data = tpu_bytes(n_steps=2)
+    for cut in (len(data) // 3, len(data) // 2, len(data) - 7):
+        with pytest.raises(TomatError, match="truncated"):
+            read(data[:cut])
+    with pytest.raises(TomatError, match="do not decode as an XSpace"):
+        read(b"<html>not a profile</html>" * 100)
+    with pytest.raises(TomatError, match="without planes"):
+        read(b"\x22\x02h1")  # an XSpace that holds a hostname only
+
+
+def test_a_trace_of_another_schema_is_refused(tpu_bytes):
+    """A writer that keeps its event metadata elsewhere leaves events that name nothing."""
+    space = new_message("XSpace")
+    space.ParseFromString(tpu_bytes(n_steps=2))
+    for plane in space.planes:
+        plane.event_metadata.clear()
+    with pytest.raises(TomatError, match="refer to event metadata that the file does not hold"):
+        read(space.SerializeToString())
+
+
+def test_damaged_hlo_is_a_warning_and_not_the_end(tpu_bytes):
+    host = read(tpu_bytes(hlo_proto=b"\x0a\xff\xff\xff not a module"))
+    assert len(host.devices) == 2 and not host.programs
+    assert any("the HLO of jit_step cannot be read" in w for w in host.warnings)

@@ -1,0 +1,24 @@
+import pytest
+
+from tomat.errors import TomatError
+from tomat.performance.xprof_check import check_against_xprof
+
+
+def test_self_times_are_xprofs(tpu_profile):
+    check = check_against_xprof(tpu_profile)
+    assert len(check.ops) > 400
+    # xprof sums float64 microseconds; nothing but that rounding may differ
+    assert check.largest_difference_seconds < 1e-12
+    assert check.tomat_seconds == pytest.approx(check.xprof_seconds, rel=1e-12)
+    assert check.to_dict()["occurrences_differ"] == 0
+    assert not list(tpu_profile.rglob("*op_stats*"))  # xprof's caches went elsewhere
+
+
+def test_a_cpu_trace_has_no_xprof_rows(cpu_profile):
+    with pytest.raises(TomatError, match="xprof finds no device operations"):
+        check_against_xprof(cpu_profile)
+
+
+def test_nothing_to_read(tmp_path):
+    with pytest.raises(TomatError, match="xprof reads nothing else"):
+        check_against_xprof(tmp_path)

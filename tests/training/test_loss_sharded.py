@@ -47,7 +47,8 @@ def loss(config, hidden, head, tokens):
 
 
 def step(config):
-    return jax.value_and_grad(partial(loss, config), argnums=(0, 1), has_aux=True)
+    differentiated = jax.value_and_grad(partial(loss, config), argnums=(0, 1), has_aux=True)
+    return jax.jit(differentiated, compiler_options={"xla_backend_optimization_level": "0"})
 
 
 def reductions(text):
@@ -81,14 +82,14 @@ cases = {
     "batch over 2, model axis idle": ((2, 2), ("data", "model"), {"batch": "data", "heads": "model"}, P("data"), P()),
 }
 config = LossConfig(kind="ce_emd", vocabulary="full", preamble_weight=0.5, block_positions=5)
-alone = jax.jit(step(config))(hidden, head, tokens)
+alone = step(config)(hidden, head, tokens)
 for name, (shape, names, mapping, spec, head_spec) in cases.items():
     mesh = jax.make_mesh(shape, names, axis_types=(AxisType.Auto,) * len(shape))
     arrays = [
         jax.device_put(x, NamedSharding(mesh, s)) for x, s in ((hidden, spec), (head, head_spec), (tokens, spec))
     ]
     with jax.set_mesh(mesh), hax.axis_mapping(mapping):
-        report["errors"][name] = error(jax.jit(step(config))(*arrays), alone)
+        report["errors"][name] = error(step(config)(*arrays), alone)
 
 mesh = jax.make_mesh((4,), ("data",), axis_types=(AxisType.Auto,))
 shapes = [
@@ -97,22 +98,22 @@ shapes = [
 ]
 config = LossConfig(block_positions=4)
 with jax.set_mesh(mesh):
-    report["left to the partitioner"] = reductions(jax.jit(step(config)).lower(*shapes).compile().as_text())
+    report["left to the partitioner"] = reductions(step(config).lower(*shapes).compile().as_text())
     with hax.axis_mapping({"batch": "data"}):
-        report["on the mesh"] = reductions(jax.jit(step(config)).lower(*shapes).compile().as_text())
+        report["on the mesh"] = reductions(step(config).lower(*shapes).compile().as_text())
         try:
             density_loss(hidden[:3], head, tokens[:3], config=config, **IDS)
         except TomatError as refusal:
             report["refusal"] = str(refusal)
 with jax.sharding.use_abstract_mesh(mesh.abstract_mesh), hax.axis_mapping({"batch": "data"}):
-    report["abstract mesh"] = reductions(jax.jit(step(config)).lower(*shapes).compile().as_text())
+    report["abstract mesh"] = reductions(step(config).lower(*shapes).compile().as_text())
 print(json.dumps(report))
 """
 
 
 @pytest.fixture(scope="module")
 def report():
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(SCRIPT)], capture_output=True, text=True, timeout=300)
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(SCRIPT)], capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])
 

@@ -78,8 +78,6 @@ def measure(
         if size < 2 if name == "n_density_tokens" else size < 1:
             raise TomatError(f"{name} is {size}; expected at least {2 if name == 'n_density_tokens' else 1}.")
 
-    from functools import partial
-
     import jax
     import jax.numpy as jnp
     import numpy as np
@@ -99,7 +97,8 @@ def measure(
     )
 
     def compiled_memory(loss):
-        of = jax.value_and_grad(partial(loss, config=config, **ids), argnums=(0, 1), has_aux=True)
+        # Without the metrics, which cost the plain formulas more than the blocks.
+        of = jax.value_and_grad(lambda *inputs: loss(*inputs, config=config, **ids)[0], argnums=(0, 1))
         memory = jax.jit(of).lower(*arrays).compile().memory_analysis()
         if memory is None:
             raise TomatError(f"JAX's {jax.default_backend()} backend does not report compiled memory; try another one.")

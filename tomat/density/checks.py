@@ -34,15 +34,12 @@ def check_electrons(grid: DensityGrid, source: str) -> None:
         )
 
 
-def check_rho_times_volume(values: np.ndarray, lattice: np.ndarray, atomic_numbers: np.ndarray, source: str) -> int:
+def check_rho_times_volume(values: np.ndarray, lattice: np.ndarray, atomic_numbers: np.ndarray, source: str) -> None:
     """Refuse values that are not rho x V of these atoms.
 
     Args:
         values: `[nx, ny, nz]` as read.
         lattice: `[3, 3]` in A.
-
-    Returns:
-        The number of negative values.
 
     Raises:
         TomatError: values that are not finite, a quantity with both signs, or a mean that is no electron count; where
@@ -76,4 +73,3 @@ def check_rho_times_volume(values: np.ndarray, lattice: np.ndarray, atomic_numbe
             f"{source}: the values average to {total:.4g}; as rho x V that is the electron count, and these "
             f"{atomic_numbers.size} atoms have {least:.4g} to {most:.4g}; {hint}."
         )
-    return int(np.count_nonzero(negative))

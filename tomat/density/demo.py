@@ -74,8 +74,8 @@ def demo_materials(split: Split | None = None) -> list[DemoMaterial]:
 def load_demo(material_id: str) -> DensityGrid:
     """One embedded density at its refined grid, e/A^3.
 
-    Rounding to float32 on disk leaves values as low as -1e-6 of the largest one between the stored voxels; they are set
-    to zero and counted in `clipped_voxels`.
+    The interpolation of a plane-wave density is nowhere negative; should rounding make it so, the value is set to zero
+    and counted in `clipped_voxels` (0 in every cell shipped).
 
     Raises:
         TomatError: no cell of this name.

@@ -34,12 +34,9 @@ ELECTRON_TOLERANCE = 1e-6
 CONVERGENCE_CUTOFF_FACTOR = 1.5
 K_MESH_CHECKS: dict[str, tuple[int, int, int]] = {
     "Si-diamond-ideal": (6, 6, 6),
-    "GaAs-zinc-blende-ideal": (6, 6, 6),
-    "C-diamond-ideal": (6, 6, 6),
     "NaCl-rock-salt-ideal": (4, 4, 4),
     "MgO-rock-salt-ideal": (4, 4, 4),
     "CsCl-caesium-chloride-ideal": (4, 4, 4),
-    "AlN-wurtzite-ideal": (4, 4, 4),
 }
 """Denser meshes, moved by half a step along each axis, that the recipe's mesh is held against."""
 CUTOFF_CHECKS = (
@@ -52,7 +49,6 @@ CUTOFF_CHECKS = (
     "LiF-rock-salt-ideal",
     "CsCl-caesium-chloride-ideal",
     "CaF2-fluorite-ideal",
-    "AlN-wurtzite-ideal",
 )
 """Cells that are computed again at 1.5 times the cut-off."""
 

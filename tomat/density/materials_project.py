@@ -62,11 +62,11 @@ def read_materials_project(location: Location, material_id: str | None = None) -
 
 
 def _load(source: str) -> Any:
-    import fsspec
+    import fsspec.core
 
     try:
-        with fsspec.open(source, "rb") as file:
-            raw = file.read()  # type: ignore[union-attr]
+        filesystem, path = fsspec.core.url_to_fs(source)
+        raw = filesystem.cat_file(path)
     except FileNotFoundError as error:
         raise TomatError(f"no density at {source}.") from error
     except (OSError, ValueError) as error:

@@ -94,8 +94,9 @@ FRAME_RULES: tuple[tuple[re.Pattern[str], re.Pattern[str], Part], ...] = tuple(
         (r"/optax/|levanter/optim/", r"", Part.OPTIMIZER),
         (r"normalization\.py$", r"norm|standardize", Part.NORM_ROTARY),  # the same file holds softmax
         (r"rotary\.py$", r"", Part.NORM_ROTARY),
-        (r"(tomat/training|levanter/models)/loss\.py$|fused_cross_entropy", r"", Part.LOSS),
-        (r"splash_attention|flash_attention", r"", Part.ATTENTION_CORE),
+        (r"tomat/training/loss\w*\.py$|levanter/models/loss\.py$|fused_cross_entropy", r"", Part.LOSS),
+        (r"splash_attention|flash_attention|tomat/training/splash\.py$", r"", Part.ATTENTION_CORE),
+        (r"tomat/training/attention\.py$", r"_attend|flash|_blockwise", Part.ATTENTION_CORE),
         (r"", r"dot_product_attention|softmax_attention", Part.ATTENTION_CORE),
         (r"", r"rms_?norm|layer_?norm|rotary|_rotate_half", Part.NORM_ROTARY),
         (r"", r"cross_entropy|log_softmax|logsumexp|next_token_loss", Part.LOSS),
@@ -106,7 +107,7 @@ FRAME_RULES: tuple[tuple[re.Pattern[str], re.Pattern[str], Part], ...] = tuple(
         (r"", r"decoderlayer", Part.LAYER_OTHER),
     )
 )
-EARLY_PARTS = frozenset({Part.OPTIMIZER, Part.NORM_ROTARY})
+EARLY_PARTS = frozenset({Part.OPTIMIZER, Part.NORM_ROTARY, Part.ATTENTION_CORE, Part.LOSS})
 """Parts that a call frame decides before the scope path is asked."""
 
 

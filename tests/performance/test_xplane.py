@@ -2,6 +2,7 @@ import pytest
 
 from tomat.errors import TomatError
 from tomat.performance.protos import new_message
+from tomat.performance.trace import with_program_of_run
 from tomat.performance.xplane import read_xplane_bytes
 
 
@@ -20,6 +21,29 @@ def test_a_tpu_host(tpu_bytes, v6e_program):
     names = {k.name for k in device.kinds}
     assert names <= set(v6e_program.by_name) and "splash_mha_dq_no_residuals.1" in names
     assert len(device.async_ops) > 0
+
+
+def test_program_ids_are_64_bit_fingerprints(v6e_program, tpu_bytes):
+    """A float or a sign would lose the program; so would an operation that carries no id."""
+    from dataclasses import replace
+
+    fingerprint = 2**63 + 12345678901
+    space = new_message("XSpace")
+    space.ParseFromString(tpu_bytes(n_devices=1))
+    old = v6e_program.program_id
+    for plane in space.planes:
+        names = {key: value.name for key, value in plane.stat_metadata.items()}
+        for metadata in plane.event_metadata.values():
+            metadata.name = metadata.name.replace(f"({old})", f"({fingerprint})")
+            for stat in metadata.stats:
+                if names[stat.metadata_id] == "program_id":
+                    stat.int64_value = fingerprint - 2**64
+    host = read(space.SerializeToString())
+    assert set(host.programs) == {fingerprint}
+    assert {(k.program, k.program_id) for k in host.devices[0].kinds} == {("jit_step", fingerprint)}
+    nameless = [replace(k, program="", program_id=0) for k in host.devices[0].kinds]
+    device = host.devices[0]
+    assert with_program_of_run(nameless, device.ops, device.modules)[0].program_id == fingerprint
 
 
 def test_a_cpu_host(cpu_profile):

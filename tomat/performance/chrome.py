@@ -25,6 +25,7 @@ from tomat.performance.trace import (
     OpKind,
     StepMark,
     program_name_and_id,
+    with_program_of_run,
 )
 
 PS_PER_US = 1_000_000
@@ -109,8 +110,9 @@ class _Reader:
                 rows = transfers if name.startswith("Async") else ops
                 rows += [_row(e, line, table, kinds) for e in track]
         modules.sort(key=lambda m: m.start_ps)
-        kinds = _with_program_of_run(kinds, ops, modules)
-        return DeviceTrace(self.host, process, platform, "", kinds, Events.build(ops), Events.build(transfers), modules,
+        operations = Events.build(ops)
+        kinds = with_program_of_run(kinds, operations, modules)
+        return DeviceTrace(self.host, process, platform, "", kinds, operations, Events.build(transfers), modules,
                            sorted(steps, key=lambda s: s.start_ps))  # fmt: skip
 
     def _host(self, tracks: dict[tuple[Any, Any], list[dict[str, Any]]], result: HostTrace, as_device: bool) -> None:
@@ -175,24 +177,6 @@ def _row(
             )
         )
     return kind, _ps(event["ts"]), _ps(event.get("dur", 0)), line
-
-
-def _with_program_of_run(
-    kinds: list[OpKind], ops: list[tuple[int, int, int, int]], modules: list[ModuleRun]
-) -> list[OpKind]:
-    """Name the program of operations that do not, by the execution in which they first ran."""
-    from dataclasses import replace
-
-    starts = np.array([m.start_ps for m in modules], dtype=np.int64)
-    first: dict[int, int] = {}
-    for kind, start, _, _ in ops:
-        first[kind] = min(first.get(kind, start), start)
-    named = list(kinds)
-    for kind, start in first.items():
-        index = int(np.searchsorted(starts, start, side="right")) - 1
-        if not named[kind].program and index >= 0 and start < modules[index].end_ps:
-            named[kind] = replace(named[kind], program=modules[index].program, program_id=modules[index].program_id)
-    return named
 
 
 def _integer(value: Any) -> int:

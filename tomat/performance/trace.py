@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import tempfile
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -158,6 +158,23 @@ def program_name_and_id(text: str) -> tuple[str, int]:
     """`jit_step(28)` -> (`jit_step`, 28); the id is 0 where there is none."""
     match = re.fullmatch(r"(.*)\((\d+)\)", text.strip())
     return (match.group(1), int(match.group(2))) if match else (text, 0)
+
+
+def with_program_of_run(kinds: list[OpKind], ops: Events, modules: list[ModuleRun]) -> list[OpKind]:
+    """The kinds, those that name no program given that of the execution in which they first ran."""
+    nameless = [index for index, kind in enumerate(kinds) if not kind.program]
+    if not nameless or not modules or not len(ops):
+        return kinds
+    first = np.full(len(kinds), np.iinfo(np.int64).max)
+    np.minimum.at(first, ops.kind, ops.start_ps)
+    starts = np.array([m.start_ps for m in modules], dtype=np.int64)
+    named = list(kinds)
+    for index in nameless:
+        run = int(np.searchsorted(starts, first[index], side="right")) - 1
+        if run >= 0 and first[index] < modules[run].end_ps:
+            program_id = kinds[index].program_id or modules[run].program_id
+            named[index] = replace(kinds[index], program=modules[run].program, program_id=program_id)
+    return named
 
 
 def load_trace(origin: str | Path, *, session: str | None = None) -> Trace:

@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 
 from tomat.errors import TomatError
-from tomat.performance.hlo import HloProgram
 from tomat.performance.hlo_files import program_from_bytes
 from tomat.performance.protos import new_message
 from tomat.performance.trace import (
@@ -28,6 +27,7 @@ from tomat.performance.trace import (
     OpKind,
     StepMark,
     program_name_and_id,
+    with_program_of_run,
 )
 
 TPU_PLANE = re.compile(r"^/device:TPU:\d+$")
@@ -155,7 +155,7 @@ def _read_program(plane: _Plane, key: int, metadata: Any, host: HostTrace) -> No
         if plane.stat_names.get(stat.metadata_id) not in ("Hlo Proto", "hlo_proto") or not stat.bytes_value:
             continue
         name, program_id = program_name_and_id(metadata.name)
-        program_id = program_id or int(key)
+        program_id = program_id or unsigned(int(key))
         try:
             program = program_from_bytes(stat.bytes_value, f"{host.origin}, module {name}", program_id)
         except TomatError as error:
@@ -199,7 +199,7 @@ def _kind_from(plane: _Plane, metadata: Any, event: Any, host: HostTrace) -> OpK
     name = str(stats.get("hlo_op") or metadata.display_name or metadata.name)
     if name.startswith("%"):  # the whole instruction: `%fusion.3 = bf16[8,128]{1,0} fusion(...)`
         name = name[1:].split(" ", 1)[0]
-    program_id = int(_number(stats.get("program_id")) or 0)
+    program_id = _as_integer(stats.get("program_id"))
     module = host.programs.get(program_id)
     program = str(stats.get("hlo_module") or (module.name if module else ""))
     return OpKind(
@@ -253,13 +253,14 @@ def _read_tpu(plane: _Plane, host: HostTrace) -> DeviceTrace:
         elif name == STEPS_LINE:
             steps = _steps_from(line, plane)
     device_kind = str(stats.get("device_type_string") or stats.get("device_type") or "")
+    operations = Events.of_table(np.concatenate(ops))
     return DeviceTrace(
         host=host.host,
         name=plane.proto.name,
         platform="tpu",
         device_kind=device_kind,
-        kinds=kinds,
-        ops=Events.of_table(np.concatenate(ops)),
+        kinds=with_program_of_run(kinds, operations, modules),
+        ops=operations,
         async_ops=Events.of_table(np.concatenate(transfers)),
         modules=modules,
         steps=steps,
@@ -283,7 +284,7 @@ def _read_gpu(plane: _Plane, host: HostTrace) -> DeviceTrace:
         for event in line.events:
             # One CUDA kernel serves many HLO operations, so the kind depends on the event's own stats.
             own = plane.stats(event.stats)
-            key = (event.metadata_id, str(own.get("hlo_op", "")), int(_number(own.get("program_id")) or 0))
+            key = (event.metadata_id, str(own.get("hlo_op", "")), _as_integer(own.get("program_id")))
             kind = named.get(key)
             if kind is None:
                 kind = named[key] = len(kinds)
@@ -360,13 +361,17 @@ def _read_host_plane(plane: _Plane, host: HostTrace, as_device: bool) -> None:
 
 def _integer(plane: _Plane, stat: Any) -> int:
     """A stat as an integer, 0 where absent: ids are written as numbers or as decimal text."""
-    value = plane.value(stat) if stat is not None else 0
+    return _as_integer(plane.value(stat) if stat is not None else 0)
+
+
+def _as_integer(value: Any) -> int:
+    # never through a float: a TPU's program id is a 64-bit fingerprint
     try:
-        return int(value or 0)
+        return unsigned(int(value or 0))
     except (TypeError, ValueError):
         return 0
 
 
-def programs_in(host: HostTrace) -> list[HloProgram]:
-    """The HLO modules embedded in a host's trace, by name."""
-    return sorted(host.programs.values(), key=lambda p: (p.name, p.program_id))
+def unsigned(value: int) -> int:
+    """An id as an unsigned 64-bit number: writers store the same fingerprint as int64, uint64 and text."""
+    return value % 2**64

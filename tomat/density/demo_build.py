@@ -48,7 +48,6 @@ CUTOFF_CHECKS = (
     "MgO-rock-salt-ideal",
     "LiF-rock-salt-ideal",
     "CsCl-caesium-chloride-ideal",
-    "CaF2-fluorite-ideal",
 )
 """Cells that are computed again at 1.5 times the cut-off."""
 

@@ -168,7 +168,7 @@ def test_full_vocabulary_with_preamble_is_the_usual_language_model_loss():
     assert metrics["preamble_cross_entropy_nats"] > 0
 
 
-@pytest.mark.parametrize("kind", LOSS_KINDS)
+@pytest.mark.parametrize("kind", ["soft_cross_entropy", "crps"])
 def test_padding_and_later_positions_cost_nothing(kind):
     hidden, head, tokens = make_batch(5, 2, 12)
     tokens = tokens.at[:, 8:].set(0)

@@ -33,6 +33,8 @@ COLOURS: dict[str, str] = {
     Category.IDLE: "#d4d9dd",
     Category.UNATTRIBUTED: "#ece4e4",
 }
+SMALLEST_SHARE = 0.0005
+"""Of the step, for a point of the roofline."""
 RC: dict[Any, Any] = {"svg.hashsalt": "tomat", "svg.fonttype": "none", "font.size": 9.0, "axes.spines.top": False,
       "axes.spines.right": False}  # fmt: skip
 
@@ -85,16 +87,32 @@ def _shares(axes: Axes, breakdown: Breakdown) -> None:
 
 def _roofline_points(breakdown: Breakdown) -> list[tuple[float, float, float, str]]:
     """(flops per HBM byte, flops per second, share, category) of operations that have all of them."""
-    points = []
-    for op in breakdown.ops:
-        if op.flops and op.hbm_bytes and op.seconds > 0 and breakdown.roofs.flops_per_second:
-            share = op.seconds / breakdown.step_seconds
-            if share >= 0.0005:
-                points.append((op.flops / op.hbm_bytes, op.flops / op.seconds, share, str(op.category)))
+    roofs = breakdown.roofs
+    shown = [
+        op
+        for op in breakdown.ops
+        if op.flops and op.hbm_bytes is not None and op.seconds >= SMALLEST_SHARE * breakdown.step_seconds > 0
+    ]
+    if not roofs.flops_per_second or not roofs.hbm_bytes_per_second or not shown:
+        return []
+    intensities = [op.flops / op.hbm_bytes for op in shown if op.flops and op.hbm_bytes]
+    # What stays in VMEM moves no HBM bytes; it stands at the right edge.
+    edge = 10 * max([*intensities, 10 * roofs.flops_per_second / roofs.hbm_bytes_per_second])
+    points = [
+        (
+            op.flops / op.hbm_bytes if op.flops and op.hbm_bytes else edge,
+            (op.flops or 0.0) / op.seconds,
+            op.seconds / breakdown.step_seconds,
+            str(op.category),
+        )
+        for op in shown
+    ]
     return sorted(points)
 
 
 def _roofline(axes: Axes, breakdown: Breakdown) -> None:
+    from matplotlib.lines import Line2D
+
     points = _roofline_points(breakdown)
     peak, bandwidth = breakdown.roofs.flops_per_second, breakdown.roofs.hbm_bytes_per_second
     if not peak or not bandwidth:
@@ -112,10 +130,14 @@ def _roofline(axes: Axes, breakdown: Breakdown) -> None:
             color=COLOURS[category],
             alpha=0.7,
             lw=0,
-            label=category,
         )
-    axes.set(xscale="log", yscale="log", xlabel="flops per HBM byte", ylabel="flops per second")
-    axes.legend(frameon=False, fontsize=7, loc="lower right", markerscale=0.3)
+    axes.set(
+        xscale="log", yscale="log", xlabel="flops per HBM byte (right edge: none moved)", ylabel="flops per second"
+    )
+    handles = [
+        Line2D([], [], marker="o", ls="", ms=4, color=COLOURS[c], label=c) for c in sorted({p[3] for p in points})
+    ]
+    axes.legend(handles=handles, frameon=False, fontsize=7, loc="lower right")
 
 
 def _histogram(axes: Axes, breakdown: Breakdown) -> None:

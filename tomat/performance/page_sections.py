@@ -39,12 +39,15 @@ def setup_section(record: Mapping[str, Any], breakdown: Breakdown | None) -> str
         rows.append(("batch", f"{record['batch_sequences']} sequences of {record['sequence_tokens']} tokens"))
     if breakdown is not None:
         roofs = breakdown.roofs
+        peaks = (
+            f"{quantity(roofs.flops_per_second, 'FLOP/s')} bf16, {quantity(roofs.hbm_bytes_per_second, 'B/s')} HBM, "
+            f"{quantity(roofs.clock_hz, 'Hz')}"
+        )
         rows += [
             ("device", f"{roofs.device_kind or 'unknown'}, {breakdown.n_devices} on {breakdown.n_hosts} host(s)"),
             ("profile", f"`{breakdown.title}`, {breakdown.source}, mean of {breakdown.n_steps} step(s)"),
-            ("peaks of a device", f"{quantity(roofs.flops_per_second, 'FLOP/s')}, "
-             f"{quantity(roofs.hbm_bytes_per_second, 'B/s')} HBM, {quantity(roofs.clock_hz, 'Hz')}"),
-        ]  # fmt: skip
+            ("peaks of a device", peaks if roofs.flops_per_second else "not in the table of chips"),
+        ]
     return markdown_table(("", ""), rows, "ll")
 
 
@@ -85,10 +88,13 @@ def mfu_section(report: Mapping[str, Any] | None) -> str:
             (name.replace("_", " "), seconds(value), percent(value / wall), percent(lost.get(name), 2))
             for name, value in parts.items()
         ]
-        lines.append(
-            f"Over the wall clock of {report['n_steps']:,} steps ({seconds(wall)}) MFU (full) is "
-            f"{percent(report.get('wall_mfu_full'))}, over the steps alone {percent(report.get('step_mfu_full'))}:"
-        )
+        sentence = f"The wall clock of {report['n_steps']:,} steps, {seconds(wall)}, by part"
+        if report.get("wall_mfu_full") is not None:
+            sentence += (
+                f"; over all of it MFU (full) is {percent(report['wall_mfu_full'])}, "
+                f"over the steps alone {percent(report['step_mfu_full'])}"
+            )
+        lines.append(f"{sentence}:")
         lines.append(markdown_table(("part", "time", "share", "MFU lost"), table))
     return "\n\n".join(lines)
 

@@ -6,11 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from tomat.errors import TomatError
+from tomat.tokens.retokenize_commands import register_retokenize
 
 
 def register(subparsers: argparse._SubParsersAction) -> None:
     """Add the verbs of the tokens room."""
     _register_tokenise(subparsers)
+    register_retokenize(subparsers)
     _register_show(subparsers)
     _register_shards(subparsers)
 

@@ -22,6 +22,7 @@ __all__ = [
     "DecodedSequence",
     "SequenceLayout",
     "check_encodable",
+    "check_grid_encodable",
     "decode_sequence",
     "encode_rows",
     "encode_sequence",
@@ -44,6 +45,11 @@ def check_encodable(grid: DensityGrid, layout: SequenceLayout, codec: DensityCod
             is too short for the atoms, or codec and layout differ in tokens a voxel.
     """
     _check_codec(layout, codec)
+    return check_grid_encodable(grid, layout)
+
+
+def check_grid_encodable(grid: DensityGrid, layout: SequenceLayout) -> int:
+    """As `check_encodable`, while there is no codec yet."""
     _grid_and_lattice_integers(grid)
     _element_ids(grid)
     return layout.patch_side(len(grid.atomic_numbers))

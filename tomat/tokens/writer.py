@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import tensorstore as ts
 
 from tomat.codec.base import DensityCodec, codec_text
 from tomat.density.grid import DensityGrid
@@ -97,7 +98,12 @@ def chunk_tokens(plan: ShardManifest, chunk: int, get_grid: GetGrid, codec: Dens
 
 
 def write_chunk(
-    place: str | Path | Store, plan: ShardManifest, chunk: int, get_grid: GetGrid, codec: DensityCodec
+    place: str | Path | Store,
+    plan: ShardManifest,
+    chunk: int,
+    get_grid: GetGrid,
+    codec: DensityCodec,
+    array: ts.TensorStore | None = None,
 ) -> str:
     """Write one chunk, then its record; needs no other chunk, and touches none.
 
@@ -107,6 +113,7 @@ def write_chunk(
         chunk: index of the chunk, 0 to plan.n_chunks - 1.
         get_grid: reads a density by name.
         codec: the codec of the plan.
+        array: the token array, for a caller that writes many chunks; else it is opened.
 
     Returns:
         The chunk's checksum.
@@ -115,15 +122,24 @@ def write_chunk(
         TomatError: as `chunk_tokens`, or if the place cannot be written.
     """
     store = place if isinstance(place, Store) else Store(place)
-    start, stop = plan.chunk_rows(chunk)
     rows = chunk_tokens(plan, chunk, get_grid, codec)
-    try:
-        store.open_array()[start:stop].write(rows).result()
-    except (ValueError, OSError) as error:
-        raise TomatError(f"Cannot write chunk {chunk} of {store.url}{ARRAY_NAME}: {short_message(error)}.") from error
+    write_rows(store, array if array is not None else store.open_array(), plan, chunk, rows)
     checksum = rows_checksum(rows)
     store.write(PROGRESS_PREFIX + record_name(chunk), checksum.encode())
     return checksum
+
+
+def write_rows(store: Store, array: ts.TensorStore, plan: ShardManifest, chunk: int, rows: np.ndarray) -> None:
+    """Write the rows of one chunk as one object, and nothing else.
+
+    Raises:
+        TomatError: if the place cannot be written.
+    """
+    start, stop = plan.chunk_rows(chunk)
+    try:
+        array[start:stop].write(rows).result()
+    except (ValueError, OSError) as error:
+        raise TomatError(f"Cannot write chunk {chunk} of {store.url}{ARRAY_NAME}: {short_message(error)}.") from error
 
 
 def chunk_is_written(store: Store, plan: ShardManifest, chunk: int) -> bool:

@@ -18,13 +18,13 @@ from typing import Any, Literal
 import draccus
 import levanter.config  # noqa: F401  (registers draccus codecs for jmp policies, time deltas and checkpoint policies)
 import mergedeep
-import yaml
 from levanter.models.lm_model import LmConfig
 from levanter.optim.config import AdamConfig, OptimizerConfig
 from levanter.tracker.wandb import WandbConfig
 from levanter.trainer import TrainerConfig
 
 from tomat.errors import TomatError
+from tomat.overrides import parse_overrides, read_yaml, tomat_cause
 from tomat.reporting import dump_json
 from tomat.tokens.layouts import LAYOUTS, SequenceLayout
 from tomat.tokens.vocabulary import Vocabulary
@@ -247,40 +247,6 @@ class TrainConfig:
         return values
 
 
-def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
-    """`["--a.b", "1", "--c=x"]` as `{"a": {"b": 1}, "c": "x"}`; values are read as YAML.
-
-    Raises:
-        TomatError: A word that is no flag, or a flag without a value.
-    """
-    result: dict[str, Any] = {}
-    words = list(overrides)
-    while words:
-        word = words.pop(0)
-        if not word.startswith("--") or len(word) < 3:
-            raise TomatError(f"found '{word}' where an override of the form --a.b VALUE was expected.")
-        name, equals, text = word[2:].partition("=")
-        if not equals:
-            if not words:
-                raise TomatError(f"override --{name} has no value; give one, as in --{name} VALUE.")
-            text = words.pop(0)
-        try:
-            value = yaml.safe_load(text)
-        except yaml.YAMLError as error:
-            raise TomatError(f"the value of --{name} is not YAML: {text!r} ({error}).") from error
-        # YAML 1.1 reads 1e-3 (without a dot) as text, which no user of a learning rate means.
-        if isinstance(value, str) and re.fullmatch(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+", value):
-            value = float(value)
-        *parents, leaf = name.split(".")
-        node = result
-        for parent in parents:
-            node = node.setdefault(parent, {})
-            if not isinstance(node, dict):
-                raise TomatError(f"override --{name} goes below --{parent}, which was given a value of its own.")
-        node[leaf] = value
-    return result
-
-
 def load_config(config_path: str | Path | None, overrides: Sequence[str] = ()) -> TrainConfig:
     """Read a training configuration.
 
@@ -294,16 +260,7 @@ def load_config(config_path: str | Path | None, overrides: Sequence[str] = ()) -
     """
     from_file: dict[str, Any] = {}
     if config_path is not None:
-        path = Path(config_path)
-        try:
-            loaded = yaml.safe_load(path.read_text(encoding="utf-8"))
-        except FileNotFoundError as error:
-            raise TomatError(f"config file {path} does not exist; configs/train/ holds the ones that ship.") from error
-        except (yaml.YAMLError, UnicodeDecodeError, IsADirectoryError) as error:
-            raise TomatError(f"config file {path} is not YAML: {error}") from error
-        if not isinstance(loaded, dict | None):
-            raise TomatError(f"config file {path} holds a {type(loaded).__name__}; expected keys and values.")
-        from_file = loaded or {}
+        from_file = read_yaml(config_path, "configs/train/")
     return config_from_dict(mergedeep.merge({}, from_file, parse_overrides(overrides)), source=str(config_path))
 
 
@@ -327,7 +284,7 @@ def config_from_dict(values: Mapping[str, Any], source: str = "the configuration
         trainer = dataclasses.replace(config.trainer, jax_config={**config.trainer.jax_config, **jax_config})
         return dataclasses.replace(config, trainer=trainer)
     except Exception as error:  # draccus wraps what a dataclass raises, by version and by depth, in several classes
-        cause = _tomat_cause(error)
+        cause = tomat_cause(error)
         if cause is not None:
             raise cause from None
         raise TomatError(f"{source} cannot be read: {' '.join(str(error).split())}") from error
@@ -365,12 +322,3 @@ def _pop(values: dict[str, Any], dotted: str) -> bool:
         return False
     del node[leaf]
     return True
-
-
-def _tomat_cause(error: BaseException | None) -> TomatError | None:
-    """The TomatError that `error` wraps, if there is one."""
-    while error is not None:
-        if isinstance(error, TomatError):
-            return error
-        error = error.__cause__ or error.__context__
-    return None

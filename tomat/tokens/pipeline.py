@@ -1,0 +1,318 @@
+"""Re-tokenising many materials: the three stages, and the function that does one unit of each.
+
+*Survey* reads every density once: grid, atoms, electron count, whether it can be written, and, where a codec is to be
+fitted, the histogram of its voxels. *Fit* adds the histograms in the order of the units and fits the codec. *Write*
+turns chunks into tokens. A unit's function needs nothing but its arguments and the storage, so a process pool runs it
+on a laptop and Zephyr on a cluster. A unit that is finished has left an object that says so; whatever is killed and
+started again goes on with the units that have not, and ends with the same bytes.
+"""
+
+import hashlib
+import json
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tomat.codec.base import DensityCodec, codec_from_text
+from tomat.codec.histogram import DensityHistogram
+from tomat.codec.lloyd_max import fit_lloyd_max
+from tomat.codec.two_token import TwoTokenCodec
+from tomat.density.elements import symbol_of
+from tomat.density.grid import DensityGrid
+from tomat.errors import TomatError
+from tomat.tokens.manifest import ShardManifest
+from tomat.tokens.patch import check_grid_encodable
+from tomat.tokens.pipeline_config import RetokenizeConfig
+from tomat.tokens.sources import Material, UnreachableError, read_text
+from tomat.tokens.store import ARRAY_NAME, CODEC_NAME, PROGRESS_PREFIX, Store
+from tomat.tokens.writer import read_plan, record_name, write_chunk
+
+SURVEY_PREFIX = "survey/"
+"""An object for each surveyed unit; gone once the set is complete."""
+
+LARGEST_UNIT = 256
+"""Materials of a unit at most: some ten seconds of work, which is what a kill loses."""
+UNITS_AIMED_AT = 512
+"""Units of a small set: enough for 50 workers to end at nearly the same time."""
+
+
+@dataclass(frozen=True)
+class SurveyUnit:
+    """Materials that are surveyed together."""
+
+    index: int
+    materials: tuple[Material, ...]
+
+    @property
+    def record(self) -> str:
+        """Name of the object that says what was found."""
+        return f"{SURVEY_PREFIX}{self.index:06d}.json"
+
+    @property
+    def histogram(self) -> str:
+        """Name of the object with the voxels counted."""
+        return f"{SURVEY_PREFIX}{self.index:06d}.npz"
+
+
+@dataclass(frozen=True)
+class WriteUnit:
+    """Chunks that are written together."""
+
+    chunks: tuple[int, ...]
+    materials: tuple[Material, ...]
+    """Those whose rows are in the chunks, in the order of their rows."""
+
+
+@dataclass(frozen=True)
+class Surveyed:
+    """A material that can be tokenised."""
+
+    material_id: str
+    grid_shape: tuple[int, int, int]
+    n_atoms: int
+    n_electrons: float
+    """Integral of the density, to four decimals."""
+    clipped_voxels: int
+    """Negative values that were set to zero on reading."""
+
+
+@dataclass(frozen=True)
+class UnitSurvey:
+    """What the survey of a unit found."""
+
+    materials: tuple[Surveyed, ...]
+    skipped: tuple[tuple[str, str], ...]
+    """Material and reason."""
+
+    def to_bytes(self) -> bytes:
+        """JSON, the same for the same findings."""
+        return json.dumps(asdict(self), sort_keys=True).encode()
+
+    @classmethod
+    def from_bytes(cls, content: bytes) -> "UnitSurvey":
+        """What `to_bytes` wrote."""
+        values = json.loads(content)
+        materials = (Surveyed(**{**item, "grid_shape": tuple(item["grid_shape"])}) for item in values["materials"])
+        return cls(tuple(materials), tuple((name, reason) for name, reason in values["skipped"]))
+
+
+def unit_size(n_materials: int) -> int:
+    """Materials of a unit. It follows from their number alone: histograms are added unit by unit, and sums of floats
+    depend on the grouping, which must not depend on the number of workers."""
+    return min(max(-(-n_materials // UNITS_AIMED_AT), 1), LARGEST_UNIT)
+
+
+def survey_units(materials: Sequence[Material]) -> list[SurveyUnit]:
+    """The units of the survey, in order."""
+    size = unit_size(len(materials))
+    return [
+        SurveyUnit(index, tuple(materials[start : start + size]))
+        for index, start in enumerate(range(0, len(materials), size))
+    ]
+
+
+def expected_electrons(material: Material, grid: DensityGrid, valences: dict[str, float]) -> float:
+    """The electron count a density should have: what its source states, else the sum of the valences, else the nearest
+    whole number."""
+    if material.n_electrons is not None:
+        return material.n_electrons
+    symbols = [symbol_of(int(number)) for number in grid.atomic_numbers]
+    if symbols and all(symbol in valences for symbol in symbols):
+        return sum(valences[symbol] for symbol in symbols)
+    return max(round(grid.electron_count), 1)
+
+
+def survey_material(config: RetokenizeConfig, material: Material, grid: DensityGrid) -> Surveyed:
+    """Check that a density can be tokenised.
+
+    Raises:
+        TomatError: the reason why it cannot.
+    """
+    expected = expected_electrons(material, grid, config.valences)
+    found = grid.electron_count
+    if abs(found - expected) > config.electron_tolerance * expected:
+        raise TomatError(
+            f"the density integrates to {found:.4f} electrons, expected {expected:g}: off by "
+            f"{100 * abs(found - expected) / expected:.2f} %, more than {100 * config.electron_tolerance:g} %."
+        )
+    check_grid_encodable(grid, config.sequence_layout)
+    return Surveyed(
+        material.material_id, grid.grid_shape, len(grid.atomic_numbers), round(found, 4), grid.clipped_voxels
+    )
+
+
+def survey_unit(config: RetokenizeConfig, unit: SurveyUnit) -> int:
+    """Survey the materials of a unit, and leave the findings in the output.
+
+    Returns:
+        Number of materials.
+
+    Raises:
+        TomatError: if input or output cannot be reached.
+    """
+    store = open_store(config)
+    histogram = DensityHistogram() if config.fits_codec else None
+    found: list[Surveyed] = []
+    skipped: list[tuple[str, str]] = []
+    with reading(unit.materials, config.storage_tries) as read:
+        for material in unit.materials:
+            try:
+                grid = read(material.material_id)
+                surveyed = survey_material(config, material, grid)
+                if histogram is not None:
+                    histogram.add(grid.rho)
+            except UnreachableError:
+                raise
+            except TomatError as error:
+                skipped.append((material.material_id, str(error)))
+            else:
+                found.append(surveyed)
+    if histogram is not None:
+        store.write(unit.histogram, _histogram_bytes(histogram))
+    # Last: the record says that the histogram is there.
+    store.write(unit.record, UnitSurvey(tuple(found), tuple(skipped)).to_bytes())
+    return len(unit.materials)
+
+
+def fit_codec(config: RetokenizeConfig, store: Store, units: Iterable[SurveyUnit]) -> DensityCodec:
+    """The codec of the set: the one that is given, or one fitted to the histograms of all units.
+
+    Raises:
+        TomatError: if the codec cannot be read, or there are too few densities to fit one.
+    """
+    if config.codec is not None:
+        return codec_from_text(read_text(config.codec, config.storage_tries), config.codec)
+    if not config.fits_codec:
+        return TwoTokenCodec()
+    total = DensityHistogram()
+    for unit in units:
+        content = store.read(unit.histogram)
+        if content is None:
+            raise TomatError(f"{store.url}{unit.histogram} is gone. Remove {store.url}{SURVEY_PREFIX} and start again.")
+        total.merge(_histogram_from_bytes(content))
+    return fit_lloyd_max(total, config.bins, config.objective)
+
+
+def write_units(plan: ShardManifest, materials: Sequence[Material], missing: Sequence[int]) -> list[WriteUnit]:
+    """The chunks that are missing, in units whose materials lie together, so that few are read twice."""
+    by_id = {material.material_id: material for material in materials}
+    per_chunk = max(plan.block_rows / plan.patches_per_material, 1)
+    size = max(int(unit_size(len(plan.materials)) / per_chunk), 1)
+    units = []
+    for start in range(0, len(missing), size):
+        chunks = tuple(missing[start : start + size])
+        names: dict[str, None] = {}
+        for chunk in chunks:
+            first_row, stop_row = plan.chunk_rows(chunk)
+            first, last = plan.material_indices(np.array([first_row, stop_row - 1])).tolist()
+            names |= dict.fromkeys(entry.material_id for entry in plan.materials[first : last + 1])
+        units.append(WriteUnit(chunks, tuple(by_id[name] for name in names)))
+    return units
+
+
+def missing_chunks(store: Store, plan: ShardManifest) -> list[int]:
+    """The chunks without a record, or whose object is gone. Two listings; `tomat shards verify` reads the content."""
+    if plan.complete:
+        return []
+    records = set(store.names(PROGRESS_PREFIX))
+    objects = set(store.names(f"{ARRAY_NAME}/c/"))
+    return [chunk for chunk in range(plan.n_chunks) if record_name(chunk) not in records or f"{chunk}/0" not in objects]
+
+
+@lru_cache(maxsize=2)
+def _open_set(output: str, tries: int, codec_sha256: str) -> tuple[Store, ShardManifest, DensityCodec, Any]:
+    """Store, plan, codec and array, read once by a process; the hash keeps it from taking an older set's."""
+    store = Store(output, tries)
+    plan = read_plan(store)
+    codec_text = store.read(CODEC_NAME)
+    if plan is None or codec_text is None or plan.codec_sha256 != codec_sha256:
+        raise TomatError(f"The plan in {store.url} has gone or changed while it was carried out. Start again.")
+    return store, plan, codec_from_text(codec_text.decode(), store.url + CODEC_NAME), store.open_array()
+
+
+def write_unit(config: RetokenizeConfig, codec_sha256: str, unit: WriteUnit) -> int:
+    """Write the chunks of a unit, each with its record; finished ones are written again with the same bytes.
+
+    Returns:
+        Number of rows.
+
+    Raises:
+        TomatError: if a density or the output fails.
+    """
+    store, plan, codec, array = _open_set(config.output, config.storage_tries, codec_sha256)
+    rows = 0
+    with reading(unit.materials, config.storage_tries) as read:
+        for chunk in unit.chunks:
+            write_chunk(store, plan, chunk, read, codec, array)
+            start, stop = plan.chunk_rows(chunk)
+            rows += stop - start
+    return rows
+
+
+def open_store(config: RetokenizeConfig) -> Store:
+    """The place of the set."""
+    return Store(config.output, config.storage_tries)
+
+
+@contextmanager
+def reading(materials: Sequence[Material], tries: int) -> Iterator[Callable[[str], DensityGrid]]:
+    """A function that reads materials by name, best in the order given.
+
+    The last two stay in memory, since a chunk may end inside a material. From a bucket the next one is fetched while
+    the present one is encoded; only one ahead, so that three grids of 448 x 448 x 110 stay far below a gigabyte.
+    """
+    order = {material.material_id: index for index, material in enumerate(materials)}
+    ahead: dict[int, Future[DensityGrid]] = {}
+    with ThreadPoolExecutor(1) as executor:
+
+        @lru_cache(maxsize=2)
+        def read(material_id: str) -> DensityGrid:
+            index = order[material_id]
+            future = ahead.pop(index, None)
+            following = index + 1
+            if following < len(materials) and materials[following].is_remote and following not in ahead:
+                ahead.clear()
+                ahead[following] = executor.submit(materials[following].read, tries)
+            return materials[index].read(tries) if future is None else future.result()
+
+        yield read
+
+
+def request_identity(
+    config: RetokenizeConfig, materials: Sequence[Material], codec_sha256: str | None
+) -> dict[str, Any]:
+    """All that decides the bytes of the set; where the densities lie does not."""
+    names = "\n".join(material.material_id for material in materials)
+    return {
+        "layout": asdict(config.sequence_layout),
+        "codec": codec_sha256 or {"fit": "lloyd_max", "bins": config.bins, "objective": config.objective},
+        "patches_per_material": config.patches_per_material,
+        "seed": config.seed,
+        "split": config.split,
+        "block_rows": config.block_rows,
+        "electron_tolerance": config.electron_tolerance,
+        "valences": dict(sorted(config.valences.items())),
+        "materials": len(materials),
+        "materials_sha256": hashlib.sha256(names.encode()).hexdigest(),
+    }
+
+
+def _histogram_bytes(histogram: DensityHistogram) -> bytes:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "histogram.npz"
+        histogram.save(path)
+        return path.read_bytes()
+
+
+def _histogram_from_bytes(content: bytes) -> DensityHistogram:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "histogram.npz"
+        path.write_bytes(content)
+        return DensityHistogram.load(path)

@@ -7,6 +7,7 @@ import yaml
 
 from tomat.errors import TomatError
 from tomat.training.config import config_from_dict, config_hash, load_config, parse_overrides
+from tomat.training.model import NAMED_POLICIES
 
 CONFIGS = Path(__file__).parents[2] / "configs" / "train"
 
@@ -83,3 +84,10 @@ def test_missing_and_malformed_files_are_refused(tmp_path):
 def test_sharding_decides_where_parameters_lie(sharding, mapping):
     config = load_config(CONFIGS / "demo.yaml", ["--sharding", sharding])
     assert config.trainer_config().mesh.param_mapping == mapping
+
+
+@pytest.mark.parametrize("policy", sorted(NAMED_POLICIES))
+def test_named_checkpoint_policies_are_tomats_and_not_haliaxs(policy):
+    """Haliax has policies of its own under some of the names, which draccus would otherwise choose."""
+    config = load_config(CONFIGS / "demo.yaml", ["--model.gradient_checkpointing", policy])
+    assert config.model.checkpoint_policy == NAMED_POLICIES[policy].policy

@@ -12,7 +12,7 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import cast
+from typing import Literal, cast
 
 import equinox as eqx
 import haliax as hax
@@ -65,12 +65,14 @@ NAMED_POLICIES: Mapping[str, NamedPolicy] = MappingProxyType(
             ScanCheckpointPolicy(save_block_internals=[ATTENTION_OUTPUT]),
         ),
         "save_qkv": NamedPolicy(
-            "As full, and queries, keys and values are kept: their projections, norms and rotary embedding run once.",
+            "As full, and queries, keys and values are kept as attention takes them: their projections, norms and rotary "
+            "embedding run once. With use_qk_norm only the values gain: the gradient of a norm needs what went into it, "
+            "so queries and keys are projected again.",
             ScanCheckpointPolicy(save_block_internals=[QKV]),
         ),
         "save_qkv_attention": NamedPolicy(
-            "save_qkv and save_attention together: only the output projection, the MLP and the norms are computed "
-            "again.",
+            "save_qkv and save_attention together: the output projection, the MLP and the norms are computed again, "
+            "with use_qk_norm also queries and keys.",
             ScanCheckpointPolicy(save_block_internals=[QKV, ATTENTION_OUTPUT]),
         ),
         "offload": NamedPolicy(
@@ -85,6 +87,10 @@ NAMED_POLICIES: Mapping[str, NamedPolicy] = MappingProxyType(
     }
 )
 """Values of `model.gradient_checkpointing` beside true (full), false (off) and a whole `ScanCheckpointPolicy`."""
+
+
+PolicyName = Literal["off", "full", "save_attention", "save_qkv", "save_qkv_attention", "offload", "nested"]
+"""The keys of `NAMED_POLICIES`. Haliax knows some of these names too, and means other policies by them."""
 
 
 @LmConfig.register_subclass("density_decoder")
@@ -114,7 +120,7 @@ class DensityDecoderConfig(Qwen3Config):
     """vanilla, jax_flash or splash; None: splash where the step is compiled for TPUs, jax_flash elsewhere."""
     splash: SplashBlockSizes = SplashBlockSizes()
     """Tile sizes of the splash attention kernels."""
-    gradient_checkpointing: bool | ScanCheckpointPolicy | str = "full"  # str last: draccus reads any value as one
+    gradient_checkpointing: bool | PolicyName | ScanCheckpointPolicy = "full"  # names before Haliax's own of them
     """One of `NAMED_POLICIES`, true (full), false (off), or the fields of Haliax's `ScanCheckpointPolicy`."""
 
     def __post_init__(self) -> None:

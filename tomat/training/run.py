@@ -11,6 +11,7 @@ import json
 import logging
 import os
 import time
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -281,7 +282,10 @@ def _initialise(config: TrainConfig, run_dir: Path) -> TrainerConfig:
     trainer_config.distributed.initialize()
     trainer_config.distributed = dataclasses.replace(trainer_config.distributed, initialize_jax_distributed=False)
     _check_batch(config, trainer_config)
-    trainer_config.initialize()
+    with warnings.catch_warnings():
+        # A second run in one process (a notebook, a test): the tracker of the first one is finished.
+        warnings.filterwarnings("ignore", message="Global tracker is already set")
+        trainer_config.initialize()
     _quiet_terminal()
     return trainer_config
 

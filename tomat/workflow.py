@@ -4,6 +4,8 @@ The one module that knows all rooms; the rooms know only those before them.
 """
 
 import argparse
+import datetime
+import subprocess
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -46,11 +48,12 @@ def run_train(args: argparse.Namespace) -> int:
 
     from tomat.reporting import write_json
     from tomat.training.config import load_config
+    from tomat.training.preemption import EXIT_STATUS
 
     figures = train_and_report(load_config(path, args.overrides), started)
     if args.json is not None:
         write_json(args.json, figures)
-    return 0
+    return EXIT_STATUS if figures["training"]["preempted"] else 0
 
 
 def train_and_report(config: "TrainConfig", started: float) -> dict[str, Any]:
@@ -70,8 +73,9 @@ def train_and_report(config: "TrainConfig", started: float) -> dict[str, Any]:
     from tomat.training.run import train
 
     result = train(config)
+    profile_page = write_profile_page(config, result)
     evaluation = None
-    if config.evaluation.patches_per_material > 0 and config.data.source == "embedded":
+    if config.evaluation.patches_per_material > 0 and config.data.source == "embedded" and not result.preempted:
         evaluation = evaluate_embedded(config, result)
     figures: dict[str, Any] = {
         "run": config.run_name,
@@ -91,8 +95,58 @@ def train_and_report(config: "TrainConfig", started: float) -> dict[str, Any]:
                 f"({result.first_loss / result.last_loss:.1f} times lower) in {result.train_seconds:.0f} s of "
                 f"training; {figures['total_seconds']:.0f} s since the command began."
             )
-        console.print(f"page: {page}")
+        console.print(f"page: {page}" + (f", profile: {profile_page}" if profile_page is not None else ""))
     return figures
+
+
+def write_profile_page(config: "TrainConfig", result: "TrainResult") -> Path | None:
+    """The tracking page of a run that was profiled: where each cycle of a step went, and the MFU by every convention.
+
+    Returns:
+        The page; None where nothing was profiled, or on a process that is not the first.
+    """
+    import jax
+
+    from tomat.errors import TomatError
+    from tomat.performance.chips import slice_named
+    from tomat.performance.mfu import RunMfu, RunTimes, StepWork
+    from tomat.performance.profile_commands import load_breakdown
+    from tomat.performance.report import write_run_page
+    from tomat.reporting import console
+    from tomat.training.config import config_hash
+    from tomat.training.tracking import METRICS_FILE, read_metrics
+
+    if jax.process_index() != 0 or not any((result.run_dir / "profiler").rglob("*.xplane.pb")):
+        return None
+    work = StepWork.from_config(config, jax.devices()[0].platform)
+    times = RunTimes.from_rows(read_metrics(result.run_dir / METRICS_FILE))
+    mfu = RunMfu(work, times, slice_named(config.slice) if config.slice is not None else None).to_dict()
+    try:
+        breakdown = load_breakdown(str(result.run_dir))
+        return write_run_page(
+            result.run_dir,
+            Path(config.tracking_dir),
+            breakdown,
+            mfu,
+            run_name=config.run_name,
+            baseline=config.baseline,
+            commit=_commit(),
+            date=datetime.date.today().isoformat(),
+            config_hash=config_hash(config),
+        )
+    except TomatError as error:
+        # The run itself is whole; a trace that cannot be read must not make it look failed.
+        console.print(f"[yellow]warning:[/yellow] no profile page: {error}")
+        return None
+
+
+def _commit() -> str:
+    """The commit of the code that runs, `-dirty` with local changes; empty outside a checkout."""
+    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return ""
 
 
 def evaluate_embedded(config: "TrainConfig", result: "TrainResult") -> "TeacherForcedResult":

@@ -4,7 +4,10 @@ About a minute, most of it compiling; every test reads the one run that the modu
 """
 
 import json
+import os
 import shutil
+import signal
+import time
 from pathlib import Path
 
 import jax
@@ -115,3 +118,41 @@ def test_missing_runs_and_checkpoints_are_refused(unbroken, tmp_path):
     shutil.copytree(unbroken, tmp_path / "demo", ignore=shutil.ignore_patterns("checkpoints"))
     with pytest.raises(TomatError, match="no whole checkpoint"):
         load_trained(tmp_path / "demo")
+
+
+def test_sigterm_stops_with_a_checkpoint_and_the_run_continues(unbroken, tmp_path, monkeypatch):
+    """The signal arrives while the third step is being reported; the run ends after it and goes on from there."""
+    from tomat.training.tracking import TrainingProgress
+
+    update = TrainingProgress.update
+
+    def interrupted(self, next_step, *args):
+        update(self, next_step, *args)
+        if next_step == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    words = ("--trainer.checkpointer.keep", "[{every: 100, until: null}]")
+    with monkeypatch.context() as patch:
+        patch.setattr(TrainingProgress, "update", interrupted)
+        result = train(tiny(tmp_path, *words))
+    assert result.preempted and result.steps == 3
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    result = train(tiny(tmp_path, *words))
+    assert not result.preempted and (result.first_step, result.steps) == (3, 6)
+    assert losses(tmp_path / "demo") == losses(unbroken)
+
+
+def test_a_profiled_run_writes_its_tracking_page(tmp_path):
+    from tomat.workflow import train_and_report
+
+    words = (
+        "--trainer.profiler",
+        "{enabled: true, start_step: 2, num_steps: 2}",
+        "--evaluation.patches_per_material",
+        "0",
+    )
+    config = tiny(tmp_path, *words, "--tracking_dir", str(tmp_path / "tracking"))
+    train_and_report(config, time.monotonic())
+    page = (tmp_path / "tracking" / "demo.md").read_text()
+    assert "attention" in page and "optimizer" in page
+    assert "demo" in (tmp_path / "tracking" / "index.md").read_text()

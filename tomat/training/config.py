@@ -1,8 +1,7 @@
 """The configuration of a training run, and how YAML, presets and `--a.b value` overrides become one.
 
 Four layers, each over the last: tomat's defaults for Levanter's `TrainerConfig`, the model preset, the YAML file,
-the overrides. The result is one frozen `TrainConfig` that alone decides the compiled training step: the planner compiles
-from it what the trainer runs from it.
+the overrides. The result is one frozen `TrainConfig` that alone decides the compiled training step.
 """
 
 import copy
@@ -195,6 +194,10 @@ class TrainConfig:
     """XLA flags."""
     evaluation: EvaluationConfig = EvaluationConfig()
     """The evaluation after the last step."""
+    tracking_dir: str = "docs/tracking"
+    """Where the page of a profiled run is written."""
+    baseline: str | None = None
+    """Name of a run in `tracking_dir` that the page shows the configuration against."""
     trainer: TrainerConfig = field(default_factory=lambda: draccus.decode(TrainerConfig, TRAINER_DEFAULTS))
     """Levanter's trainer: steps, batch, microbatch (`per_device_parallelism`), mesh, checkpoints, profiler window."""
 

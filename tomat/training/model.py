@@ -65,9 +65,9 @@ NAMED_POLICIES: Mapping[str, NamedPolicy] = MappingProxyType(
             ScanCheckpointPolicy(save_block_internals=[ATTENTION_OUTPUT]),
         ),
         "save_qkv": NamedPolicy(
-            "As full, and queries, keys and values are kept as attention takes them: their projections, norms and rotary "
-            "embedding run once. With use_qk_norm only the values gain: the gradient of a norm needs what went into it, "
-            "so queries and keys are projected again.",
+            "As full, and queries, keys and values are kept as attention takes them: their projections, norms and "
+            "rotary embedding run once. With use_qk_norm only the values gain: the gradient of a norm needs what went "
+            "into it, so queries and keys are projected again.",
             ScanCheckpointPolicy(save_block_internals=[QKV]),
         ),
         "save_qkv_attention": NamedPolicy(

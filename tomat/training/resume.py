@@ -26,7 +26,7 @@ FIXED_KEYS = (
     "trainer.model_averaging",
     "trainer.quantization",
 )
-"""What decides what is learnt: data and codec, shuffle, model, loss, optimizer with its schedule, batch, steps, seed."""
+"""What decides what is learnt: data and codec, shuffle, model, loss, optimizer and schedule, batch, steps, seed."""
 
 FREE_KEYS = (
     "data.verify_checksums",

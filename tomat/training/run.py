@@ -42,6 +42,7 @@ from tomat.training.datasets import Datasets, open_datasets, value_table
 from tomat.training.loader import ShardDataset, token_loader
 from tomat.training.loss_start import TIED_LOGIT_STD, UNTIED_LOGIT_STD, check_first_loss, uniform_loss
 from tomat.training.phases import PhaseClock
+from tomat.training.preemption import StopRequest
 from tomat.training.resume import refuse_changes
 from tomat.training.step import build_trainer, model_initialiser
 from tomat.training.tracking import METRICS_FILE, JsonLinesTrackerConfig, TrainingProgress, truncate_metrics
@@ -71,6 +72,8 @@ class TrainResult:
     """Wall-clock from the first batch to the last step, compilation included."""
     parameters: int
     """Trainable numbers in the model."""
+    preempted: bool = False
+    """SIGTERM stopped the run before its last step; the same command continues it."""
 
 
 @dataclass(frozen=True)
@@ -150,11 +153,12 @@ def _train(
     _add_hooks(config, trainer, datasets, clock, checkpointer, run_dir)
     live_mfu = LiveMfu.from_config(config, jax.devices()[0].device_kind, jax.device_count())
     progress = TrainingProgress(total_steps, first_step)
+    stop = StopRequest()
     losses: list[float] = []
     started = time.monotonic()
     info = None
     try:
-        with clock.listening_to_compiles():
+        with clock.listening_to_compiles(), stop.listening():
             batches = _loader(trainer, dataset, config.batch_size).iter_from_step(first_step)
             for info in trainer.training_steps(state, batches):
                 losses.append(float(info.loss))
@@ -163,6 +167,9 @@ def _train(
                 row = clock.row(info.step_duration) | live_mfu.row(info.step_duration)
                 levanter.tracker.log(row, step=info.step)
                 progress.update(info.next_step, losses[-1], row["tokens_per_second"], row.get("mfu_full"))
+                if stop.reached(info.next_step):
+                    console.print(f"SIGTERM: stopping after step {info.next_step}, with a checkpoint.")
+                    break
             if info is None:
                 raise TomatError("no step was run: the data loader ended at once.")
             trainer.run_hooks(info, force=True)
@@ -178,6 +185,7 @@ def _train(
         float(np.mean(losses[-10:])),
         time.monotonic() - started,
         parameters,
+        preempted=stop.agreed and info.next_step < total_steps,
     )
 
 

@@ -1,4 +1,4 @@
-"""`tomat tokenise`, `tomat tokens show`, `tomat shards info` and `tomat shards verify`."""
+"""`tomat tokenise`, `tomat tokens show` and `tomat shards info`; further verbs of the room lie beside it."""
 
 import argparse
 import time
@@ -7,6 +7,7 @@ from typing import Any
 
 from tomat.errors import TomatError
 from tomat.tokens.retokenize_commands import register_retokenize
+from tomat.tokens.shard_commands import register_import, register_verify
 
 
 def register(subparsers: argparse._SubParsersAction) -> None:
@@ -59,14 +60,12 @@ def _register_shards(subparsers: argparse._SubParsersAction) -> None:
     verbs = subparsers.add_parser("shards", help="look at a shard set").add_subparsers(
         title="verbs", metavar="VERB", required=True
     )
-    for name, help_text, run in (
-        ("info", "what a shard set holds", run_info),
-        ("verify", "read every chunk and compare its checksum", run_verify),
-    ):
-        parser = verbs.add_parser(name, help=help_text)
-        parser.add_argument("shards", metavar="PLACE", help="folder or gs:// URL")
-        parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures")
-        parser.set_defaults(run=run)
+    parser = verbs.add_parser("info", help="what a shard set holds")
+    parser.add_argument("shards", metavar="PLACE", help="folder or gs:// URL")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures")
+    parser.set_defaults(run=run_info)
+    register_verify(verbs)
+    register_import(verbs)
 
 
 def run_tokenise(args: argparse.Namespace) -> int:
@@ -137,23 +136,6 @@ def run_info(args: argparse.Namespace) -> int:
     from tomat.tokens.shards import open_shards
 
     _report(open_shards(args.shards), args.json, {})
-    return 0
-
-
-def run_verify(args: argparse.Namespace) -> int:
-    """Compare every chunk with its checksum."""
-    from tomat.reporting import progress, write_json
-    from tomat.tokens.shards import open_shards
-
-    shards = open_shards(args.shards)
-    started = time.monotonic()
-    with progress() as bar:
-        task = bar.add_task("Verifying chunks", total=shards.n_blocks)
-        blocks = shards.verify(lambda: bar.advance(task))
-    seconds = time.monotonic() - started
-    print(f"{shards.url}: all {blocks:,} chunks ({shards.rows:,} rows) are whole")
-    if args.json is not None:
-        write_json(args.json, {"url": shards.url, "chunks": blocks, "rows": shards.rows, "seconds": seconds})
     return 0
 
 

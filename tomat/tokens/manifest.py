@@ -21,6 +21,9 @@ from tomat.tokens.vocabulary import VOCABULARY_VERSION
 SHARD_FORMAT_VERSION = 1
 DEFAULT_BLOCK_ROWS = 64
 
+IMPORTED_ANCHORS = "imported"
+"""In place of a key for anchors that were drawn by another program and are not known."""
+
 CHECKSUM = "sha256 of the chunk's rows as little-endian uint16, without the padding of the last chunk"
 """Of the decoded rows: the loader checks what it has read without reading it twice, and another compressor makes the
 same checksums. Damage of the stored object itself is caught by its crc32c."""
@@ -35,7 +38,7 @@ class MaterialRows:
     row_end: int
     """One past the last row."""
     anchors_seed: str
-    """Philox key of the anchors, 32 hexadecimal digits."""
+    """Philox key of the anchors, 32 hexadecimal digits; or `IMPORTED_ANCHORS`."""
     grid_shape: tuple[int, int, int]
     """Voxels of the whole cell."""
 
@@ -174,7 +177,16 @@ class ShardManifest:
         return np.searchsorted(self.row_ends, rows, side="right")
 
     def anchors(self, material: MaterialRows) -> np.ndarray:
-        """int64 [rows of the material, 3]: the anchor of each of its rows."""
+        """int64 [rows of the material, 3]: the anchor of each of its rows.
+
+        Raises:
+            TomatError: if the set was imported and its anchors are not known.
+        """
+        if material.anchors_seed == IMPORTED_ANCHORS:
+            raise TomatError(
+                f"The rows of {material.material_id} were imported, and where their patches lie is not known. Tokenise "
+                "the densities to have it."
+            )
         return draw_anchors(material.anchors_seed, material.grid_shape, material.row_end - material.row_start)
 
     def identity(self) -> dict[str, Any]:

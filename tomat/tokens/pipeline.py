@@ -32,15 +32,15 @@ from tomat.tokens.patch import check_grid_encodable
 from tomat.tokens.pipeline_config import RetokenizeConfig
 from tomat.tokens.sources import Material, UnreachableError, read_text
 from tomat.tokens.store import ARRAY_NAME, CODEC_NAME, PROGRESS_PREFIX, Store
-from tomat.tokens.writer import read_plan, record_name, write_chunk
+from tomat.tokens.writer import ChunkWriter, chunk_tokens, read_plan, record_name
 
 SURVEY_PREFIX = "survey/"
 """An object for each surveyed unit; gone once the set is complete."""
 
 LARGEST_UNIT = 256
 """Materials of a unit at most: some ten seconds of work, which is what a kill loses."""
-UNITS_AIMED_AT = 512
-"""Units of a small set: enough for 50 workers to end at nearly the same time."""
+UNITS_AIMED_AT = 128
+"""Units of a small set: a few for each core of one machine, each with a histogram of some megabytes to write."""
 
 
 @dataclass(frozen=True)
@@ -248,9 +248,9 @@ def write_unit(config: RetokenizeConfig, codec_sha256: str, unit: WriteUnit) -> 
     """
     store, plan, codec, array = _open_set(config.output, config.storage_tries, codec_sha256)
     rows = 0
-    with reading(unit.materials, config.storage_tries) as read:
+    with reading(unit.materials, config.storage_tries) as read, ChunkWriter(store, plan, array) as writer:
         for chunk in unit.chunks:
-            write_chunk(store, plan, chunk, read, codec, array)
+            writer.write(chunk, chunk_tokens(plan, chunk, read, codec))
             start, stop = plan.chunk_rows(chunk)
             rows += stop - start
     return rows

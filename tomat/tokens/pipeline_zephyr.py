@@ -14,6 +14,9 @@ from tomat.errors import TomatError
 WORKER_MEMORY = "2g"
 """Of a worker: the largest grid of the Materials Project set takes less than half of it (`tomat bench tokenise`)."""
 
+WORKER_DISK = "4g"
+"""Of a worker: nothing but Zephyr's messages lies on it. Fray's default of 64 GB would keep small machines out."""
+
 MAX_EXECUTION_RETRIES = 3
 """Whole pools that Zephyr starts again; its default of 100 would hide a broken cluster for hours."""
 
@@ -42,8 +45,8 @@ class ZephyrRunner:
         context = ZephyrContext(
             name="tomat-retokenize",
             max_workers=self.workers,
-            resources=ResourceConfig(cpu=1, ram=self.memory),
-            coordinator_resources=ResourceConfig(cpu=0.1, ram=self.memory, preemptible=False),
+            resources=ResourceConfig(cpu=1, ram=self.memory, disk=WORKER_DISK),
+            coordinator_resources=ResourceConfig(cpu=0.1, ram=self.memory, disk=WORKER_DISK, preemptible=False),
             chunk_storage_prefix=self.temporary,
             max_execution_retries=MAX_EXECUTION_RETRIES,
         )

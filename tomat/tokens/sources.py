@@ -123,13 +123,30 @@ def _listed(config: RetokenizeConfig) -> list[Material]:
                 f"{place} names the index {bad!r} in the split '{config.split}'; {config.filelist} has the indices 0 "
                 f"to {len(names) - 1}. Is it the split of another list?"
             )
-    root, suffix = config.input.rstrip("/"), SUFFIXES[config.source]
+    root, suffix = _density_folder(config), SUFFIXES[config.source]
     return [Material(names[index], f"{root}/{names[index]}{suffix}") for index in chosen]
+
+
+def _density_folder(config: RetokenizeConfig) -> str:
+    """Where the densities lie: the input, or the folder `label` of a `rho_gga` tree."""
+    root = config.input.rstrip("/")
+    if config.source != "rho_gga":
+        return root
+    import fsspec
+
+    def is_tree() -> bool:
+        try:
+            filesystem, path = fsspec.core.url_to_fs(root)
+            return filesystem.isdir(f"{path.rstrip('/')}/label")
+        except (OSError, ValueError) as error:
+            raise TomatError(f"Cannot read {root}: {type(error).__name__}: {error}.") from error
+
+    return f"{root}/label" if with_retries(is_tree, root, config.storage_tries) else root
 
 
 def _found(config: RetokenizeConfig) -> list[str]:
     """Every density below the input, sorted."""
-    root = config.input.rstrip("/")
+    root = _density_folder(config)
     if config.source == "chgcar":
         if "://" in root:
             raise TomatError(f"CHGCARs are read from a local folder; found {root}. Copy them, or convert them to Zarr.")

@@ -3,7 +3,12 @@
 import argparse
 import importlib
 
-BENCH_MODULES = ("tomat.training.bench_loader", "tomat.training.bench_loss", "tomat.performance.bench_profile")
+BENCH_MODULES = (
+    "tomat.tokens.bench_tokenise",
+    "tomat.training.bench_loader",
+    "tomat.training.bench_loss",
+    "tomat.performance.bench_profile",
+)
 """Modules with `register_bench(subparsers)`; they import no more than argparse and the standard library."""
 
 

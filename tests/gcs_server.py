@@ -1,0 +1,317 @@
+"""A small Google Cloud Storage: the part of its JSON API that gcsfs and TensorStore use, with faults on demand.
+
+Objects in memory, with generations and preconditions that hold, media, multipart and resumable uploads, ranges (suffix
+ranges too), lists with delimiter and pages, deletes, and the metadata server of a virtual machine. Run alone it serves
+a bucket for experiments: `python tests/gcs_server.py --port 4443`.
+"""
+
+import argparse
+import json
+import random
+import re
+import threading
+import urllib.parse
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Literal
+
+Fault = Literal["429", "503", "drop", "truncate"]
+"""A status; the connection closed without an answer; an answer cut off half-way, its full length announced."""
+
+
+@dataclass
+class Faults:
+    """Which requests go wrong."""
+
+    share: float = 0.0
+    """Part of all requests that fail."""
+    kinds: tuple[Fault, ...] = ("429", "503", "drop", "truncate")
+    seed: int = 0
+    only: Callable[[str, str], bool] = lambda method, path: True
+    """Method and path of the requests that may fail."""
+    counts: Counter = field(default_factory=Counter)
+    """How many of each kind there were."""
+
+    def __post_init__(self) -> None:
+        self.random = random.Random(self.seed)
+        self.lock = threading.Lock()
+
+    def draw(self, method: str, path: str) -> Fault | None:
+        with self.lock:
+            if not self.only(method, path) or self.random.random() >= self.share:
+                return None
+            kind = self.random.choice(self.kinds)
+            self.counts[kind] += 1
+            return kind
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: "BucketServer"
+
+    def do_GET(self) -> None:
+        self._serve("GET")
+
+    def do_POST(self) -> None:
+        self._serve("POST")
+
+    def do_PUT(self) -> None:
+        self._serve("PUT")
+
+    def do_DELETE(self) -> None:
+        self._serve("DELETE")
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Requests are not printed."""
+
+    def _serve(self, method: str) -> None:
+        url = urllib.parse.urlsplit(self.path)
+        self.query = dict(urllib.parse.parse_qsl(url.query))
+        self.content = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        self.server.requests[method] += 1
+        self.fault = None if "computeMetadata" in url.path else self.server.faults.draw(method, url.path)
+        if self.fault in ("429", "503"):
+            self._answer(int(self.fault), b'{"error": {"code": %s, "message": "injected"}}' % self.fault.encode())
+            return
+        if self.fault == "drop":
+            # Also after the request was carried out: the client cannot know, and has to ask again.
+            if self.server.faults.random.random() < 0.5:
+                self._route(method, url.path, silent=True)
+            self.close_connection = True
+            return
+        self._route(method, url.path)
+
+    def _route(self, method: str, path: str, silent: bool = False) -> None:
+        self.silent = silent
+        if "computeMetadata" in path:
+            self._metadata_server(path)
+        elif found := re.fullmatch(r"(?:/upload|/resumable/upload)/storage/v1/b/([^/]+)/o", path):
+            self._upload(method, found.group(1))
+        elif found := re.fullmatch(r"(?:/download)?/storage/v1/b/([^/]+)/o/(.+)", path):
+            self._object(method, found.group(1), urllib.parse.unquote(found.group(2)))
+        elif (found := re.fullmatch(r"/storage/v1/b/([^/]+)/o/?", path)) and method == "GET":
+            self._list(found.group(1))
+        elif (found := re.fullmatch(r"/storage/v1/b/([^/]+)/?", path)) and method == "GET":
+            name = found.group(1)
+            known = name in self.server.regions
+            body = {"kind": "storage#bucket", "name": name, "location": self.server.regions.get(name, "")}
+            self._answer(200 if known else 404, json.dumps(body).encode())
+        else:
+            self._answer(404, b'{"error": {"code": 404, "message": "no such method"}}')
+
+    def _metadata_server(self, path: str) -> None:
+        answers = {
+            "/computeMetadata/v1/instance/zone": f"projects/1/zones/{self.server.worker_zone}",
+            "/computeMetadata/v1/project/project-id": "emulated",
+        }
+        if self.server.worker_zone and path in answers:
+            self._answer(200, answers[path].encode(), headers={"Metadata-Flavor": "Google"})
+        else:
+            self._answer(404)
+
+    def _object(self, method: str, bucket: str, name: str) -> None:
+        server, key = self.server, (bucket, name)
+        with server.lock:
+            content, generation = server.stored.get(key, (None, 0))
+            metadata = None if content is None else server.metadata(key)
+            if method == "DELETE":
+                if self.query.get("ifGenerationMatch", str(generation)) != str(generation):
+                    self._answer(412)
+                    return
+                server.stored.pop(key, None)
+                self._answer(404 if content is None else 204)
+                return
+        if content is None or method != "GET":
+            self._answer(404, b'{"error": {"code": 404, "message": "No such object"}}')
+        elif self.query.get("alt") != "media":
+            self._answer(200, json.dumps(metadata).encode())
+        elif self.query.get("ifGenerationNotMatch") == str(generation):
+            self._answer(304, generation=generation)
+        elif self.query.get("ifGenerationMatch", str(generation)) != str(generation):
+            self._answer(412)
+        else:
+            first, last = 0, len(content)
+            wanted = re.fullmatch(r"bytes=(\d*)-(\d*)", self.headers.get("Range", ""))
+            if wanted:
+                low, high = wanted.groups()
+                first = int(low) if low else max(len(content) - int(high), 0)
+                last = min(int(high) + 1, len(content)) if low and high else len(content)
+            headers = {"Content-Range": f"bytes {first}-{last - 1}/{len(content)}"} if wanted else {}
+            self._answer(206 if wanted else 200, content[first:last], generation, headers)
+
+    def _list(self, bucket: str) -> None:
+        prefix, delimiter = self.query.get("prefix", ""), self.query.get("delimiter", "")
+        start, end = self.query.get("startOffset", ""), self.query.get("endOffset", "")
+        size = int(self.query.get("maxResults") or 1000)
+        after = self.query.get("pageToken", "")
+        with self.server.lock:
+            if bucket not in self.server.regions:
+                self._answer(404, b'{"error": {"code": 404, "message": "The specified bucket does not exist."}}')
+                return
+            names = sorted(n for b, n in self.server.stored if b == bucket and n.startswith(prefix) and n >= start)
+            items, prefixes, token = [], [], ""
+            for name in names:
+                if (end and name >= end) or name <= after:
+                    continue
+                if len(items) == size:
+                    token = items[-1]["name"]
+                    break
+                rest = name[len(prefix) :]
+                if delimiter and delimiter in rest:
+                    prefixes.append(prefix + rest.split(delimiter)[0] + delimiter)
+                else:
+                    items.append(self.server.metadata((bucket, name)))
+        body = {"kind": "storage#objects", "items": items, "prefixes": sorted(set(prefixes))}
+        self._answer(200, json.dumps(body | ({"nextPageToken": token} if token else {})).encode())
+
+    def _upload(self, method: str, bucket: str) -> None:
+        kind = self.query.get("uploadType")
+        if method == "PUT" or (kind == "resumable" and "upload_id" in self.query):
+            self._resumable_part()
+        elif kind == "resumable":
+            name = self.query.get("name") or json.loads(self.content or b"{}").get("name", "")
+            with self.server.lock:
+                upload = f"{len(self.server.uploads) + 1}"
+                self.server.uploads[upload] = (bucket, name, bytearray())
+            location = f"{self.server.url}/upload/storage/v1/b/{bucket}/o?uploadType=resumable&upload_id={upload}"
+            self._answer(200, b"{}", headers={"Location": location})
+        elif kind == "multipart":
+            boundary = re.search(r'boundary="?([^";]+)"?', self.headers["Content-Type"])
+            assert boundary is not None
+            parts = self.content.split(b"--" + boundary.group(1).encode())[1:-1]
+            bodies = [
+                part.split(b"\r\n\r\n", 1)[1] if b"\r\n\r\n" in part else part.split(b"\n\n", 1)[1] for part in parts
+            ]
+            name = json.loads(bodies[0])["name"]
+            self._store(bucket, name, re.sub(rb"\r?\n\Z", b"", bodies[1]))
+        else:
+            self._store(bucket, self.query["name"], self.content)
+
+    def _resumable_part(self) -> None:
+        with self.server.lock:
+            bucket, name, content = self.server.uploads[self.query["upload_id"]]
+            span = re.fullmatch(r"bytes (?:(\d+)-(\d+)|\*)/(\d+|\*)", self.headers.get("Content-Range", ""))
+            if span and span.group(1) is not None:
+                content[int(span.group(1)) :] = self.content
+            elif not span:
+                content[:] = self.content
+            total = span.group(3) if span else str(len(content))
+        if total != "*" and len(content) == int(total):
+            self._store(bucket, name, bytes(content))
+        else:
+            received = {"Range": f"bytes=0-{len(content) - 1}"} if content else {}
+            self._answer(308, headers=received)
+
+    def _store(self, bucket: str, name: str, content: bytes) -> None:
+        with self.server.lock:
+            if bucket not in self.server.regions:
+                self._answer(404, b'{"error": {"code": 404, "message": "The specified bucket does not exist."}}')
+                return
+            _, generation = self.server.stored.get((bucket, name), (b"", 0))
+            if self.query.get("ifGenerationMatch", str(generation)) != str(generation):
+                self._answer(412, b'{"error": {"code": 412, "message": "conditionNotMet"}}')
+                return
+            self.server.put(bucket, name, content)
+            metadata = self.server.metadata((bucket, name))
+        self._answer(200, json.dumps(metadata).encode())
+
+    def _answer(self, status: int, content: bytes = b"", generation: int = 0, headers: dict | None = None) -> None:
+        if getattr(self, "silent", False):
+            return
+        self.send_response(status)
+        for key, value in {"x-goog-generation": str(generation), **(headers or {})}.items():
+            self.send_header(key, value)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        if self.fault == "truncate" and len(content) > 1:
+            self.wfile.write(content[: len(content) // 2])
+            self.close_connection = True
+        else:
+            self.wfile.write(content)
+
+
+class BucketServer(ThreadingHTTPServer):
+    """Buckets at `url`; a process reads one as `gs://bucket/` with the environment `environment`."""
+
+    daemon_threads = True
+    request_queue_size = 128
+
+    def __init__(self, port: int = 0) -> None:
+        super().__init__(("127.0.0.1", port), Handler)
+        self.stored: dict[tuple[str, str], tuple[bytes, int]] = {}
+        self.uploads: dict[str, tuple[str, str, bytearray]] = {}
+        self.regions = {"bucket": "US-EAST5"}
+        self.worker_zone = ""
+        """Zone of the pretended virtual machine, `us-east5-b`; empty for none."""
+        self.generation = 0
+        self.lock = threading.RLock()
+        self.faults = Faults()
+        self.requests: Counter = Counter()
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A client that went away is no news."""
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+    @property
+    def objects(self) -> dict[str, tuple[bytes, int]]:
+        """Content and generation by name, of the bucket `bucket`."""
+        with self.lock:
+            return {name: value for (bucket, name), value in self.stored.items() if bucket == "bucket"}
+
+    def put(self, bucket: str, name: str, content: bytes) -> None:
+        with self.lock:
+            self.generation += 1
+            self.stored[bucket, name] = content, self.generation
+
+    def remove(self, name: str) -> None:
+        """Lose an object of the bucket `bucket`."""
+        with self.lock:
+            del self.stored["bucket", name]
+
+    def metadata(self, key: tuple[str, str]) -> dict[str, str]:
+        content, generation = self.stored[key]
+        return {
+            "kind": "storage#object",
+            "name": key[1],
+            "bucket": key[0],
+            "size": str(len(content)),
+            "generation": str(generation),
+            "metageneration": "1",
+            "updated": "2026-01-01T00:00:00.000Z",
+            "timeCreated": "2026-01-01T00:00:00.000Z",
+        }
+
+    @property
+    def environment(self) -> dict[str, str]:
+        address = f"127.0.0.1:{self.server_address[1]}"
+        return {
+            "TENSORSTORE_GCS_HTTP_URL": self.url,
+            "STORAGE_EMULATOR_HOST": self.url,
+            "CLOUD_STORAGE_EMULATOR_ENDPOINT": self.url,
+            **{key: address for key in ("GCE_METADATA_HOST", "GCE_METADATA_IP", "GCE_METADATA_ROOT")},
+        }
+
+
+def main() -> None:
+    """Serve a bucket until interrupted, and say how to use it."""
+    parser = argparse.ArgumentParser(description="An empty bucket gs://bucket in memory, for experiments.")
+    parser.add_argument("--port", type=int, default=4443)
+    parser.add_argument("--fault_share", type=float, default=0.0, help="part of the requests that fail")
+    args = parser.parse_args()
+    with BucketServer(args.port) as server:
+        server.faults = Faults(args.fault_share)
+        for key, value in server.environment.items():
+            print(f"export {key}={value}", flush=True)
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            print(f"injected faults: {dict(server.faults.counts)}")
+
+
+if __name__ == "__main__":
+    main()

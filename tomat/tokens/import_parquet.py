@@ -1,0 +1,219 @@
+"""Take over a data set of the first generation: Parquet files of `task_id` and `input_ids`, and a `meta.json`.
+
+Its sequences are those of this vocabulary (version 3 or 2 of the layout), without padding, one material after another.
+Its densities are density times cell volume, and so must be its codec's unit. Its anchors were drawn otherwise, so an
+imported set does not know them, and cannot be compared with its densities.
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tomat.codec.base import UNIT_RHO_TIMES_VOLUME, DensityCodec, require_unit
+from tomat.codec.two_token import TwoTokenCodec
+from tomat.errors import TomatError
+from tomat.reporting import progress
+from tomat.tokens import vocabulary as v
+from tomat.tokens.layouts import SequenceLayout
+from tomat.tokens.manifest import DEFAULT_BLOCK_ROWS, IMPORTED_ANCHORS, MaterialRows, ShardManifest
+from tomat.tokens.patch import decode_sequence
+from tomat.tokens.store import PROGRESS_PREFIX, Store
+from tomat.tokens.vocabulary import Vocabulary
+from tomat.tokens.writer import ChunkWriter, chunk_is_written, finalise, record_name, start_shards
+
+TWO_TOKEN_NAME = "two_token_9_12"
+"""`density_codec_name` of `meta.json` for the 9 + 12 bit codec, whose range is in `meta.json` too."""
+
+
+@dataclass(frozen=True)
+class FirstGeneration:
+    """A data set of the first generation."""
+
+    folder: Path
+    files: tuple[Path, ...]
+    meta: dict[str, Any]
+
+    @classmethod
+    def open(cls, folder: Path) -> "FirstGeneration":
+        """Read `meta.json` and list the Parquet files.
+
+        Raises:
+            TomatError: if either is missing or `meta.json` lacks what is needed.
+        """
+        files = tuple(sorted(folder.glob("*.parquet")))
+        try:
+            meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
+            for key in ("split", "patch_size", "patches_per_material", "seed", "vocab"):
+                meta[key]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise TomatError(
+                f"{folder} is no data set of the first generation ({type(error).__name__}: {error}); expected "
+                "*.parquet files and a meta.json with split, patch_size, patches_per_material, seed and vocab."
+            ) from error
+        if not files:
+            raise TomatError(f"{folder} has a meta.json but no *.parquet.")
+        return cls(folder, files, meta)
+
+    def codec(self, given: DensityCodec | None) -> DensityCodec:
+        """The codec of the set: the one given, or the two-token one that `meta.json` describes.
+
+        Raises:
+            TomatError: if there is none, its unit is another one, or its vocabulary is not the set's.
+        """
+        codec = given
+        if codec is None:
+            if self.meta.get("density_codec_name") != TWO_TOKEN_NAME:
+                raise TomatError(
+                    f"{self.folder} was written with the codec {self.meta.get('density_codec_name')!r}, which "
+                    "meta.json does not hold; give it with --codec FILE."
+                )
+            found = self.meta["vocab"]["density_codec"]
+            codec = TwoTokenCodec(UNIT_RHO_TIMES_VOLUME, float(found["log_min"]), float(found["log_max"]))
+        require_unit(codec, UNIT_RHO_TIMES_VOLUME, str(self.folder))
+        size, expected = Vocabulary(codec.n_density_tokens).size, self.meta["vocab"].get("total_size")
+        if size != expected:
+            raise TomatError(
+                f"{self.folder} has a vocabulary of {expected} ids, the codec makes one of {size}. Give the codec the "
+                "set was written with."
+            )
+        return codec
+
+    def rows(self, batch_rows: int) -> Iterator[tuple[list[str], list[np.ndarray]]]:
+        """Names of the materials and ids of each row, `batch_rows` at a time, in order.
+
+        Raises:
+            TomatError: if a file cannot be read, or lacks a column.
+        """
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        for path in self.files:
+            try:
+                with pq.ParquetFile(path) as file:
+                    for batch in file.iter_batches(batch_rows, columns=["task_id", "input_ids"]):
+                        lists = batch.column(1)
+                        flat = lists.values.to_numpy(zero_copy_only=False)
+                        offsets = lists.offsets.to_numpy()
+                        yield (
+                            batch.column(0).to_pylist(),
+                            [flat[a:b] for a, b in zip(offsets[:-1], offsets[1:], strict=True)],
+                        )
+            except (OSError, pa.ArrowException, KeyError) as error:
+                raise TomatError(f"{path} cannot be read ({type(error).__name__}: {error}); fetch it again.") from error
+
+
+def import_first_generation(
+    folder: Path,
+    place: str | Path,
+    layout: SequenceLayout,
+    codec: DensityCodec | None = None,
+    block_rows: int = DEFAULT_BLOCK_ROWS,
+) -> ShardManifest:
+    """Write a data set of the first generation as a shard set; goes on where it was stopped.
+
+    Args:
+        folder: with the Parquet files and `meta.json`.
+        place: folder or `gs://` URL of the shard set.
+        layout: the layout its sequences are in.
+        codec: the codec it was written with; None for the two-token codec that `meta.json` describes.
+        block_rows: rows of a chunk.
+
+    Raises:
+        TomatError: if the set cannot be read, is not in that layout, or its rows are shuffled over the materials.
+    """
+    source = FirstGeneration.open(folder)
+    if source.meta["patch_size"] != layout.patch_size:
+        raise TomatError(
+            f"{folder} has patches of {source.meta['patch_size']} voxels a side, layout {layout.name} of "
+            f"{layout.patch_size}. Name the layout it was written in with --layout."
+        )
+    codec = source.codec(codec)
+    store = Store(place)
+    with progress() as bar:
+        task = bar.add_task("Reading names", total=None)
+        plan = _plan(source, layout, codec, block_rows)
+        bar.remove_task(task)
+        start_shards(store, plan, codec)
+        records = set(store.names(PROGRESS_PREFIX))
+        task = bar.add_task("Importing rows", total=plan.rows)
+        with ChunkWriter(store, plan) as writer:
+            for chunk, rows in enumerate(_chunks(source, plan)):
+                if record_name(chunk) not in records or not chunk_is_written(store, plan, chunk):
+                    writer.write(chunk, rows)
+                bar.advance(task, len(rows))
+    return finalise(store)
+
+
+def _plan(source: FirstGeneration, layout: SequenceLayout, codec: DensityCodec, block_rows: int) -> ShardManifest:
+    """Which rows are of which material; the first sequence of each is read back whole."""
+    entries: list[MaterialRows] = []
+    seen: set[str] = set()
+    row = 0
+    for names, sequences in source.rows(1024):
+        for name, ids in zip(names, sequences, strict=True):
+            if entries and entries[-1].material_id == name:
+                last = entries[-1]
+                entries[-1] = MaterialRows(name, last.row_start, row + 1, last.anchors_seed, last.grid_shape)
+            elif name in seen:
+                raise TomatError(
+                    f"The rows of {name} are not together in {source.folder}: it was shuffled. Import the set as it "
+                    "was before; the loader shuffles."
+                )
+            else:
+                seen.add(name)
+                shape = decode_sequence(_checked(ids, layout, codec.n_density_tokens, name), layout, codec).grid_shape
+                entries.append(MaterialRows(name, row, row + 1, IMPORTED_ANCHORS, shape))
+            row += 1
+    if not entries:
+        raise TomatError(f"{source.folder} has no rows.")
+    return ShardManifest(
+        split=str(source.meta["split"]),
+        layout=layout,
+        rows=row,
+        block_rows=block_rows,
+        codec_sha256=codec.sha256,
+        n_density_tokens=codec.n_density_tokens,
+        unit=codec.unit,
+        patches_per_material=int(source.meta["patches_per_material"]),
+        seed=int(source.meta["seed"]),
+        materials=tuple(entries),
+    )
+
+
+def _checked(ids: np.ndarray, layout: SequenceLayout, n_density_tokens: int, name: str) -> np.ndarray:
+    """The sequence, if it can be one of the layout.
+
+    Raises:
+        TomatError: if it is too long, has an id outside the vocabulary, or does not run from BOS to EOS.
+    """
+    size = Vocabulary(n_density_tokens).size
+    good = 2 <= len(ids) <= layout.context and 0 <= ids.min() <= ids.max() < size
+    used = ids[ids != v.PAD] if good else ids
+    if not good or used[0] != v.BOS or used[-1] != v.EOS:
+        raise TomatError(
+            f"A sequence of {name} has {len(ids)} tokens with ids from {ids.min() if len(ids) else '-'} to "
+            f"{ids.max() if len(ids) else '-'}; expected BOS to EOS in at most {layout.context} tokens, ids below "
+            f"{size}. Name the layout and codec the set was written with."
+        )
+    return ids
+
+
+def _chunks(source: FirstGeneration, plan: ShardManifest) -> Iterator[np.ndarray]:
+    """The rows of each chunk, padded to the context."""
+    rows = np.full((plan.block_rows, plan.context), v.PAD, dtype=np.uint16)
+    filled = 0
+    for names, sequences in source.rows(plan.block_rows):
+        for name, ids in zip(names, sequences, strict=True):
+            checked = _checked(ids, plan.layout, plan.n_density_tokens, name)
+            rows[filled, : len(checked)] = checked
+            filled += 1
+            if filled == plan.block_rows:
+                yield rows
+                rows = np.full((plan.block_rows, plan.context), v.PAD, dtype=np.uint16)
+                filled = 0
+    if filled:
+        yield rows[:filled]

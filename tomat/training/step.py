@@ -6,11 +6,10 @@ The trainer runs this step; the planner compiles the same one for a TPU slice wi
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import haliax as hax
 import jax
 import numpy as np
 from haliax import Axis, NamedArray
-from haliax.partitioning import ResourceMapping
+from haliax.partitioning import ResourceMapping, pspec_for_axis
 from jaxtyping import PRNGKeyArray
 from levanter.metrics import Metric, ReductionType
 from levanter.models.lm_model import LmHeadModel
@@ -46,7 +45,7 @@ class DensityLossFunction:
             key: Randomness for models that use some.
         """
         if self.gather_mapping is not None:
-            model = hax.shard(model, self.gather_mapping)
+            model = _gathered(model, self.gather_mapping)
         hidden: NamedArray = causal_activations(model, example.tokens, key=key)
         loss, metrics = density_loss(
             hidden,
@@ -60,6 +59,22 @@ class DensityLossFunction:
         )
         # All are means over sequences, so that their mean over equal microbatches is exact.
         return loss, {name: Metric.from_value(value, ReductionType.MEAN) for name, value in metrics.items()}
+
+
+def _gathered(model: LmHeadModel, mapping: ResourceMapping) -> LmHeadModel:
+    """`model` with each parameter laid out as `mapping` says, which for most of them is whole on every chip.
+
+    `haliax.shard` (0.2.227) states no constraint where no axis is mapped, and leaves it to XLA where to gather: those
+    parameters were gathered layer by layer, forward and backward.
+    """
+
+    def gather(leaf: NamedArray | object) -> NamedArray | object:
+        if not isinstance(leaf, NamedArray):
+            return leaf
+        spec = pspec_for_axis(leaf.axes, mapping)
+        return NamedArray(jax.lax.with_sharding_constraint(leaf.array, spec), leaf.axes)
+
+    return jax.tree.map(gather, model, is_leaf=lambda leaf: isinstance(leaf, NamedArray))
 
 
 def build_loss_function(config: TrainConfig, value_table: np.ndarray | None) -> DensityLossFunction:

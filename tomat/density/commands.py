@@ -86,7 +86,8 @@ def show_command(args: argparse.Namespace) -> int:
     for entry in demo_index()["convergence"]:
         k_mesh = "x".join(map(str, entry["reference_k_mesh"]))
         to = k_mesh if entry["setting"] == "k_mesh" else f"{entry['reference_e_cut_hartree']:g} Ha"
-        errors.add_row(entry["material_id"], entry["setting"], to, f"{entry['nmae_percent']:.2f}")
+        nmae = "reference did not converge" if entry["nmae_percent"] is None else f"{entry['nmae_percent']:.2f}"
+        errors.add_row(entry["material_id"], entry["setting"], to, nmae)
     console.print(errors)
     if args.json:
         write_json(args.json, demo_index())

@@ -174,41 +174,41 @@ def _special_compounds() -> list[Compound]:
 def compounds() -> list[Compound]:
     """Every compound in every structure type, training compounds and the held-out ones (`split="validation"`)."""
     ideal, squeezed, wide = "ideal", "compressed", "expanded"
-    zb, ionic = FINE_MESH, COARSE_MESH
+    fine, ionic = FINE_MESH, COARSE_MESH
     one, two = (ideal, "sheared"), (ideal, squeezed, "sheared")
     return [
-        _binary("diamond", 5.431, ("Si", 4), ("Si", 4), 20.0, (ideal, wide, "sheared"), zb),
+        _binary("diamond", 5.431, ("Si", 4), ("Si", 4), 20.0, (ideal, wide, "sheared"), fine),
         _binary("rock salt", 5.64, ("Na", 1), ("Cl", 7), 25.0, (ideal, wide, "sheared"), ionic),
-        _binary("zinc blende", 5.653, ("Ga", 3), ("As", 5), 18.0, two, zb),
-        _binary("zinc blende", 5.451, ("Ga", 3), ("P", 5), 18.0, two, zb, "validation"),
-        _binary("rock salt", 4.21, ("Mg", 2), ("O", 6), 55.0, (ideal, wide, "sheared"), ionic, "validation"),
+        _binary("zinc blende", 5.653, ("Ga", 3), ("As", 5), 18.0, two, fine),
+        _binary("zinc blende", 5.451, ("Ga", 3), ("P", 5), 18.0, two, fine, "validation"),
+        _binary("rock salt", 4.21, ("Mg", 2), ("O", 6), 55.0, (ideal, wide, "sheared"), fine, "validation"),
         _fluorite("fluorite", 5.463, ("Ca", 10), ("F", 7), "CaF2", 45.0, one, ionic),
-        _fluorite("antifluorite", 6.35, ("Si", 4), ("Mg", 2), "Mg2Si", 15.0, two, zb),
+        _fluorite("antifluorite", 6.35, ("Si", 4), ("Mg", 2), "Mg2Si", 15.0, two, fine),
         _wurtzite(3.112, 4.982, 0.382, ("Al", 3), ("N", 5), 45.0, one, "validation"),
         _binary("caesium chloride", 4.12, ("Cs", 9), ("Cl", 7), 25.0, two, ionic),
-        _binary("zinc blende", 3.615, ("B", 3), ("N", 5), 50.0, two, zb),
-        _binary("rock salt", 5.20, ("Mg", 2), ("S", 6), 25.0, (ideal, wide, "sheared"), ionic),
-        _binary("diamond", 3.567, ("C", 4), ("C", 4), 50.0, two, zb),
+        _binary("zinc blende", 3.615, ("B", 3), ("N", 5), 50.0, two, fine),
+        _binary("rock salt", 5.20, ("Mg", 2), ("S", 6), 25.0, (ideal, wide, "sheared"), fine),
+        _binary("diamond", 3.567, ("C", 4), ("C", 4), 50.0, two, fine),
         _binary("rock salt", 4.03, ("Li", 3), ("F", 7), 66.0, one, ionic),
         _special_compounds()[2],
-        _binary("zinc blende", 5.46, ("Al", 3), ("P", 5), 18.0, two, zb),
-        _binary("zinc blende", 4.36, ("Si", 4), ("C", 4), 45.0, one, zb),
+        _binary("zinc blende", 5.46, ("Al", 3), ("P", 5), 18.0, two, fine),
+        _binary("zinc blende", 4.36, ("Si", 4), ("C", 4), 45.0, one, fine),
         _fluorite("fluorite", 5.80, ("Sr", 10), ("F", 7), "SrF2", 40.0, one, ionic, "validation"),
         _wurtzite(3.081, 5.045, 0.376, ("Si", 4), ("C", 4), 45.0, (ideal,)),
-        _binary("rock salt", 4.083, ("Li", 3), ("H", 1), 50.0, (ideal,), zb),
+        _binary("rock salt", 4.083, ("Li", 3), ("H", 1), 50.0, (ideal,), fine),
         _special_compounds()[0],
         _special_compounds()[3],
-        _binary("zinc blende", 5.661, ("Al", 3), ("As", 5), 18.0, one, zb),
-        _binary("zinc blende", 4.538, ("B", 3), ("P", 5), 30.0, one, zb),
+        _binary("zinc blende", 5.661, ("Al", 3), ("As", 5), 18.0, one, fine),
+        _binary("zinc blende", 4.538, ("B", 3), ("P", 5), 30.0, one, fine),
         _binary("rock salt", 4.63, ("Na", 1), ("F", 7), 52.0, (ideal,), ionic),
         _fluorite("antifluorite", 6.53, ("S", 6), ("Na", 1), "Na2S", 25.0, one, ionic),
-        _binary("zinc blende", 5.87, ("In", 3), ("P", 5), 18.0, one, zb),
+        _binary("zinc blende", 5.87, ("In", 3), ("P", 5), 18.0, one, fine),
         _binary("caesium chloride", 4.29, ("Cs", 9), ("Br", 7), 22.0, (ideal,), ionic),
         _special_compounds()[1],
         _special_compounds()[4],
-        _binary("zinc blende", 5.54, ("Si", 4), ("Ge", 4), 18.0, one, zb),
+        _binary("zinc blende", 5.54, ("Si", 4), ("Ge", 4), 18.0, one, fine),
         _binary("rock salt", 6.29, ("K", 9), ("Cl", 7), 25.0, (ideal,), ionic),
-        _binary("zinc blende", 6.136, ("Al", 3), ("Sb", 5), 15.0, one, zb),
+        _binary("zinc blende", 6.136, ("Al", 3), ("Sb", 5), 15.0, one, fine),
     ]
 
 

@@ -80,6 +80,6 @@ def test_set_in_a_bucket_is_the_set_in_a_folder(tmp_path, make_grid, codec, buck
     assert {name.removeprefix("sets/one/"): content for name, (content, _) in bucket.objects.items()} == in_folder
     assert run(READ).stdout.startswith("4 ")
     # A chunk that is lost is missed.
-    del bucket.objects["sets/one/tokens.zarr/c/2/0"]
+    bucket.remove("sets/one/tokens.zarr/c/2/0")
     error = run(READ, status=1).stderr
     assert "1 of 4 chunks are missing or damaged. The first: Chunk 2 of gs://bucket/sets/one/" in error

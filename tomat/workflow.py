@@ -70,6 +70,7 @@ def train_and_report(config: "TrainConfig", started: float) -> dict[str, Any]:
 
     from tomat.reporting import console, write_json
     from tomat.run_page import write_run_page
+    from tomat.training.published import is_remote, publish
     from tomat.training.run import train
 
     result = train(config)
@@ -87,6 +88,8 @@ def train_and_report(config: "TrainConfig", started: float) -> dict[str, Any]:
         write_json(result.run_dir / EVALUATION_FILE, evaluation.to_dict())
     if jax.process_index() == 0:
         page = write_run_page(config, result, evaluation)
+        if is_remote(config.output_dir):
+            publish(config.run_dir, result.run_dir)
         if evaluation is not None:
             console.print(evaluation.table())
         if result.first_step < result.steps:

@@ -8,7 +8,7 @@ import numpy as np
 from tomat.codec import DensityCodec
 from tomat.codec.histogram import DensityHistogram
 from tomat.codec.lloyd_max import fit_lloyd_max
-from tomat.density.demo import demo_materials, load_demo
+from tomat.density.demo import SPLITS, demo_materials, load_demo
 from tomat.errors import TomatError
 from tomat.tokens.shards import ShardSet, open_shards
 from tomat.tokens.writer import write_shards
@@ -91,7 +91,7 @@ def _tokenise_embedded(data: DataConfig, train_url: str, validation_url: str) ->
     for material in demo_materials("train"):
         histogram.add(load_demo(material.material_id).rho)
     codec = fit_lloyd_max(histogram, n_bins=data.n_density_tokens, objective=data.codec_objective)
-    for split, url in (("train", train_url), ("validation", validation_url)):
+    for split, url in zip(SPLITS, (train_url, validation_url), strict=True):
         write_shards(
             url,
             [material.material_id for material in demo_materials(split)],

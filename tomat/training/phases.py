@@ -22,7 +22,7 @@ class PhaseClock:
     """
 
     def __init__(self) -> None:
-        self._seconds = dict.fromkeys(PHASES, 0.0)
+        self._seconds: dict[str, float] = dict.fromkeys(PHASES, 0.0)
         self._last_row = time.monotonic()
 
     def timed(self, phase: str, hook: Callable[..., Any]) -> Callable[..., Any]:
@@ -41,9 +41,9 @@ class PhaseClock:
     def listening_to_compiles(self) -> Iterator[None]:
         """Count what JAX reports as lowering and compiling while the context is open."""
 
-        def listen(event: str, duration_seconds: float, **_: Any) -> None:
+        def listen(event: str, duration_secs: float, **_: str | int) -> None:
             if event in _COMPILE_EVENTS:
-                self._seconds["compile_seconds"] += duration_seconds
+                self._seconds["compile_seconds"] += duration_secs
 
         jax.monitoring.register_event_duration_secs_listener(listen)
         try:
@@ -59,7 +59,7 @@ class PhaseClock:
         """
         now = time.monotonic()
         row = {"step_seconds": step_seconds, "wall_seconds": now - self._last_row, **self._seconds}
-        self._seconds = dict.fromkeys(PHASES, 0.0)
+        self._seconds: dict[str, float] = dict.fromkeys(PHASES, 0.0)
         self._last_row = now
         return row
 

@@ -9,10 +9,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import yaml
 
 from tomat.errors import TomatError
 from tomat.training.config import TrainConfig
+from tomat.training.published import is_remote
 
 FIXED_KEYS = (
     "data",
@@ -63,7 +65,8 @@ def refuse_changes(recorded: Path, config: TrainConfig) -> None:
     Raises:
         TomatError: With every difference, one a line.
     """
-    if not recorded.exists() or not any((recorded.parent / "checkpoints").glob("step-*")):
+    files, root = fsspec.core.url_to_fs(config.run_dir if is_remote(config.output_dir) else str(recorded.parent))
+    if not recorded.exists() or not files.glob(f"{root}/checkpoints/step-*"):
         return
     try:
         old = yaml.safe_load(recorded.read_text(encoding="utf-8"))

@@ -14,7 +14,7 @@ import time
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import equinox as eqx
 import fsspec
@@ -27,6 +27,7 @@ import yaml
 from levanter.checkpoint import is_checkpoint_path, latest_checkpoint_path, load_checkpoint
 from levanter.data.loader import DataLoader
 from levanter.models.lm_model import LmHeadModel
+from levanter.tracker.telemetry import capture_stall_diagnostics
 from levanter.tracker.tensorboard import TensorboardConfig
 from levanter.tracker.tracker import TrackerConfig
 from levanter.trainer import Trainer, TrainerConfig
@@ -43,6 +44,7 @@ from tomat.training.loader import ShardDataset, token_loader
 from tomat.training.loss_start import TIED_LOGIT_STD, UNTIED_LOGIT_STD, check_first_loss, uniform_loss
 from tomat.training.phases import PhaseClock
 from tomat.training.preemption import StopRequest
+from tomat.training.published import fetch, is_remote, publish
 from tomat.training.resume import refuse_changes
 from tomat.training.step import build_trainer, model_initialiser
 from tomat.training.tracking import METRICS_FILE, JsonLinesTrackerConfig, TrainingProgress, truncate_metrics
@@ -96,6 +98,8 @@ def train(config: TrainConfig) -> TrainResult:
     run_dir = local_run_dir(config)
     _set_compiler_flags(config)
     run_dir.mkdir(parents=True, exist_ok=True)
+    if is_remote(config.output_dir):
+        fetch(config.run_dir, run_dir)
     refuse_changes(run_dir / CONFIG_FILE, config)
     trainer_config = _initialise(config, run_dir)
     datasets = open_datasets(config, run_dir)
@@ -105,6 +109,8 @@ def train(config: TrainConfig) -> TrainResult:
     table = value_table(datasets.codec)
     trainer = build_trainer(config, trainer_config, table)
     with trainer, contextlib.ExitStack() as stack:
+        if is_remote(config.output_dir) and jax.process_index() == 0:
+            stack.callback(publish, config.run_dir, run_dir)
         stack.callback(trainer.tracker.finish)
         return _train(config, trainer, datasets, table, run_dir)
 
@@ -203,7 +209,9 @@ def _add_hooks(
 ) -> None:
     """Everything that happens between steps, each part timed by `clock` under its own name."""
     trainer.add_hook(levanter.callbacks.log_step_info(config.trainer.num_train_steps), every=1)
-    watchdog = config.trainer.progress_watchdog.create(process_index=jax.process_index(), diagnostic=lambda: None)
+    watchdog = config.trainer.progress_watchdog.create(
+        process_index=jax.process_index(), diagnostic=capture_stall_diagnostics
+    )
     if watchdog is not None:
         trainer.add_hook(watchdog, every=1)
     if datasets.validation is not None and config.trainer.max_eval_batches != 0:
@@ -222,7 +230,10 @@ def _add_hooks(
             return trainer.loss_fn(model, batch, key=None)
 
         hook = levanter.callbacks.compute_validation_loss(
-            validation_loss, loader, max_batches=config.trainer.max_eval_batches, name="validation"
+            cast(Any, validation_loss),  # its protocol asks for *inputs, which one batch satisfies
+            loader,
+            max_batches=config.trainer.max_eval_batches,
+            name="validation",
         )
         trainer.add_hook(clock.timed("eval_seconds", hook), every=config.trainer.steps_per_eval)
 
@@ -263,7 +274,7 @@ def _check_first_loss(config: TrainConfig, dataset: ShardDataset, table: np.ndar
 
 def local_run_dir(config: TrainConfig) -> Path:
     """The folder for what must lie on a local disk: logs, metrics, profiles."""
-    return Path("runs") / config.run_name if "://" in config.output_dir else Path(config.run_dir)
+    return Path("runs") / config.run_name if is_remote(config.output_dir) else Path(config.run_dir)
 
 
 def _set_compiler_flags(config: TrainConfig) -> None:
@@ -332,7 +343,7 @@ def load_trained(run_dir: str | Path, step: int | None = None) -> LoadedRun:
     if not config_path.exists():
         raise TomatError(f"{folder} is not a run: it has no {CONFIG_FILE}.")
     config = config_from_dict(yaml.safe_load(config_path.read_text(encoding="utf-8")), source=str(config_path))
-    checkpoints = f"{config.run_dir}/checkpoints" if "://" in config.output_dir else str(folder / "checkpoints")
+    checkpoints = f"{config.run_dir}/checkpoints" if is_remote(config.output_dir) else str(folder / "checkpoints")
     try:
         path = latest_checkpoint_path(checkpoints) if step is None else f"{checkpoints}/step-{step}"
     except FileNotFoundError as error:
@@ -353,5 +364,5 @@ def load_trained(run_dir: str | Path, step: int | None = None) -> LoadedRun:
 
 
 def _read(url: str) -> str:
-    with fsspec.open(url, "r") as file:
-        return file.read()
+    files, path = fsspec.core.url_to_fs(url)
+    return files.cat_file(path).decode()

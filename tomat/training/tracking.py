@@ -145,7 +145,7 @@ class TrainingProgress:
         """Show the state after `next_step` steps."""
         if jax.process_index() != 0:
             return
-        fields = {
+        fields: dict[str, Any] = {
             "loss": f"{loss:.4f}",
             "rate": f"{tokens_per_second:,.0f}",
             "mfu": "-" if mfu is None else f"{100 * mfu:.1f} %",

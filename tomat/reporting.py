@@ -17,7 +17,7 @@ console = Console(width=None if sys.stdout.isatty() else 132)
 
 
 def to_jsonable(value: Any) -> Any:
-    """`value` with NumPy scalars and arrays, tuples and paths turned into what JSON has; NaN and infinities become None."""
+    """`value` with NumPy scalars and arrays, tuples and paths as JSON has them; NaN and infinities become None."""
     if isinstance(value, Mapping):
         return {str(key): to_jsonable(item) for key, item in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
@@ -32,7 +32,7 @@ def to_jsonable(value: Any) -> Any:
 
 
 def dump_json(value: Mapping[str, Any]) -> str:
-    """`value` as JSON text that is the same, byte for byte, for the same content: sorted keys, indent 2, final newline."""
+    """`value` as JSON text, the same bytes for the same content: sorted keys, indent 2, final newline."""
     return json.dumps(to_jsonable(value), indent=2, sort_keys=True, allow_nan=False) + "\n"
 
 

@@ -1,7 +1,7 @@
 """A run's small files in its bucket: fetched before a run, published after it.
 
-With `output_dir` in a bucket the checkpoints go there by themselves. Log, metrics and configuration are written on local
-disk, where they can be appended to; a machine that takes over a preempted run needs them too.
+With `output_dir` in a bucket the checkpoints go there by themselves. Log, metrics and configuration are written on
+local disk, where they can be appended to; a machine that takes over a preempted run needs them too.
 """
 
 from pathlib import Path

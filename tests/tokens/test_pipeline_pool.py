@@ -1,0 +1,131 @@
+import random
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tomat.tokens.bench_kill import children, run_with_kills, set_files
+from tomat.tokens.pipeline_driver import retokenize
+from tomat.tokens.pipeline_pool import PoolRunner
+
+
+# Workers import the functions they run; a program of its own is what they can import from.
+PROGRAM = """
+import os
+import signal
+import sys
+from pathlib import Path
+from tomat.cli import report_errors
+from tomat.tokens.pipeline_pool import PoolRunner
+
+def touch(folder, unit):
+    (folder / str(unit)).touch()
+    return 1
+
+def kill_once(folder, unit):
+    # The first call ends its process, as the kernel does when memory is short.
+    try:
+        (folder / "killed").touch(exist_ok=False)
+    except FileExistsError:
+        return touch(folder, unit)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def kill_always(folder, unit):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def refuse(folder, unit):
+        raise TomatError(f"unit {unit} cannot be")
+
+def main():
+    done = []
+    PoolRunner(int(sys.argv[3])).run(partial(globals()[sys.argv[2]], Path(sys.argv[1])), range(4), done.append)
+    print(sum(done))
+    return 0
+
+if __name__ == "__main__":
+    sys.exit(report_errors(main))
+"""
+
+
+def run(tmp_path, function, workers=2):
+    folder = tmp_path / "units"
+    folder.mkdir()
+    (tmp_path / "program.py").write_text(PROGRAM)
+    command = [sys.executable, tmp_path / "program.py", folder, function, str(workers)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    return done, {path.name for path in folder.iterdir()}
+
+
+@pytest.mark.slow
+def test_units_of_a_killed_worker_are_done_by_another(tmp_path):
+    done, made = run(tmp_path, "kill_once")
+    assert (done.returncode, done.stdout) == (0, "4\n"), done.stderr
+    assert made == {"0", "1", "2", "3", "killed"}
+
+
+@pytest.mark.slow
+def test_workers_that_always_die_are_one_error(tmp_path):
+    done, _ = run(tmp_path, "kill_always")
+    assert done.returncode == 2
+    assert "error: Workers died 3 times in a row before finishing anything, 4 units are left" in done.stderr
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_refusal_of_a_unit_ends_the_run(tmp_path, workers):
+    done, _ = run(tmp_path, "refuse", workers)
+    assert done.returncode == 2 and "error: unit " in done.stderr and "Traceback" not in done.stderr
+
+
+def test_workers_end_with_their_driver(tmp_path):
+    script = tmp_path / "driver.py"
+    script.write_text(
+        "import time\nfrom tomat.tokens.pipeline_pool import PoolRunner\n"
+        "def wait(unit):\n    time.sleep(120)\n    return 1\n"
+        "if __name__ == '__main__':\n    PoolRunner(2).run(wait, range(4), print)\n"
+    )
+    with subprocess.Popen([sys.executable, script]) as driver:
+        workers = wait_for(lambda: spawned(driver.pid) if len(spawned(driver.pid)) == 2 else None)
+        driver.kill()
+    wait_for(lambda: True if not any(running(pid) for pid in workers) else None)
+
+
+def spawned(pid):
+    """The workers of a driver; multiprocessing's resource tracker is another child of it."""
+    return [each for each in children(pid) if b"spawn_main" in command_line(each)]
+
+
+def command_line(pid):
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            return file.read()
+    except OSError:
+        return b""
+
+
+def running(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def wait_for(condition, seconds=60):
+    end = time.monotonic() + seconds
+    while (found := condition()) is None:
+        assert time.monotonic() < end
+        time.sleep(0.1)
+    return found
+
+
+@pytest.mark.slow
+def test_killed_three_times_it_ends_with_the_same_bytes(tmp_path, tree, retokenize_config):
+    retokenize(retokenize_config(tmp_path / "unbroken"), PoolRunner(1))
+    words = ["--input", tree, "--output", tmp_path / "killed", "--filelist", "mp_filelist.txt", "--layout", "v3-p7"]
+    words += ["--split_file", "split_limit_22M.json", "--bins", "200", "--patches_per_material", "20"]
+    words += ["--block_rows", "8", "--workers", "2"]
+    command = [sys.executable, "-m", "tomat.cli", "retokenize", *map(str, words)]
+    hits = run_with_kills(command, random.Random(0), horizon_seconds=4, kills=3)
+    assert hits["driver"] + hits["worker"] >= 1
+    assert set_files(tmp_path / "killed") == set_files(tmp_path / "unbroken")

@@ -6,6 +6,7 @@ wrong verb answer at once, and a verb pays only for what it uses.
 
 import argparse
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 
@@ -41,6 +42,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit status: 0 for success, 2 for input that was refused (with one line on standard error), or what the verb
         returns.
     """
+    # Levanter imports transformers, which advises on every start that PyTorch is missing; nothing here wants it.
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     parser = build_parser()
     args, rest = parser.parse_known_args(argv)
     if rest and not getattr(args, "takes_overrides", False):

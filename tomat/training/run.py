@@ -141,7 +141,7 @@ def _train(
             f"{jax.device_count()} x {jax.devices()[0].device_kind}"
             + (f", resumed at step {first_step}" if first_step else "")
         )
-    if (warning := config.loss.warning()) is not None:
+    if (warning := config.loss.warning()) is not None and jax.process_index() == 0:
         console.print(f"[yellow]warning:[/yellow] {warning}")
     if first_step >= total_steps:
         console.print(f"training is complete: {first_step} of {total_steps} steps are done.")
@@ -269,7 +269,8 @@ def _check_first_loss(config: TrainConfig, dataset: ShardDataset, table: np.ndar
         n_density_tokens=config.data.n_density_tokens,
         logit_std=TIED_LOGIT_STD if getattr(config.model, "tie_word_embeddings", False) else UNTIED_LOGIT_STD,
     )
-    console.print(f"first loss {measured:.4f}; {config.loss.kind} at uniform logits gives {expected:.4f}")
+    if jax.process_index() == 0:
+        console.print(f"first loss {measured:.4f}; {config.loss.kind} at uniform logits gives {expected:.4f}")
 
 
 def local_run_dir(config: TrainConfig) -> Path:

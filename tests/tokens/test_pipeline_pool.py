@@ -9,14 +9,15 @@ from tomat.tokens.bench_kill import children, run_with_kills, set_files
 from tomat.tokens.pipeline_driver import retokenize
 from tomat.tokens.pipeline_pool import PoolRunner
 
-
 # Workers import the functions they run; a program of its own is what they can import from.
 PROGRAM = """
 import os
 import signal
 import sys
+from functools import partial
 from pathlib import Path
 from tomat.cli import report_errors
+from tomat.errors import TomatError
 from tomat.tokens.pipeline_pool import PoolRunner
 
 def touch(folder, unit):
@@ -35,7 +36,7 @@ def kill_always(folder, unit):
     os.kill(os.getpid(), signal.SIGKILL)
 
 def refuse(folder, unit):
-        raise TomatError(f"unit {unit} cannot be")
+    raise TomatError(f"unit {unit} cannot be")
 
 def main():
     done = []

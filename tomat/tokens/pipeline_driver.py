@@ -79,11 +79,11 @@ def retokenize(config: RetokenizeConfig, runner: Runner, *, allow_cross_region: 
         TomatError: if input, output and worker are in different regions and that is not allowed; input or output cannot
             be reached; the output holds another set; too many materials are skipped; or nothing can be tokenised.
     """
+    store = open_store(config)
+    # Also finds out whether the output can be reached, before anything is listed or read.
+    started = store.read(REQUEST_NAME)
     if message := check_regions(known_places(config.input, config.output), allow_cross_region):
         console.print(message)
-    store = open_store(config)
-    # Also finds out whether the output can be reached and is this set, before anything is listed or read.
-    started = store.read(REQUEST_NAME)
     materials = find_materials(config)
     check_request(config, store, started, materials)
     plan = read_plan(store)

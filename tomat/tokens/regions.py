@@ -5,6 +5,7 @@ should be a decision.
 """
 
 import json
+import logging
 import os
 import urllib.error
 import urllib.request
@@ -66,6 +67,8 @@ def bucket_region(url: str) -> str | None:
         return None
     import fsspec
 
+    # gcsfs logs what it raises, with a traceback; that the region is not known is no news.
+    logging.getLogger("gcsfs").setLevel(logging.CRITICAL)
     try:
         filesystem, _ = fsspec.core.url_to_fs(url)
         answer = filesystem.call("GET", "b/{}", rest.split("/")[0], json_out=True)

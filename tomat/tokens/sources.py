@@ -7,6 +7,7 @@ taken for a broken material: such reads are tried again, and then end the run.
 
 import gzip
 import json
+import logging
 import random
 import time
 from collections.abc import Callable, Iterator
@@ -209,6 +210,8 @@ def with_retries[Result](read: Callable[[], Result], place: str, tries: int) -> 
         UnreachableError: after the last try.
         TomatError: what `read` raises for another reason, at once.
     """
+    # gcsfs logs what it raises, with a traceback, which a user would take for a crash; here it becomes one line.
+    logging.getLogger("gcsfs").setLevel(logging.CRITICAL)
     for attempt in range(tries):
         try:
             return read()

@@ -29,7 +29,8 @@ def retry_context(tries: int) -> ts.Context:
     """TensorStore's settings for a bucket that is tried `tries` times: on 408, 429, 5xx and broken connections, with
     a wait that doubles from 0.5 s to 16 s."""
     return ts.Context(
-        {"gcs_request_retries": {"max_retries": max(tries - 1, 0), "initial_delay": "500ms", "max_delay": "16s"}}
+        # At least one: TensorStore refuses 0.
+        {"gcs_request_retries": {"max_retries": max(tries - 1, 1), "initial_delay": "500ms", "max_delay": "16s"}}
     )
 
 

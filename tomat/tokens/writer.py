@@ -159,6 +159,7 @@ class ChunkWriter:
             TomatError: if this chunk or one before it cannot be written.
         """
         start, stop = self.plan.chunk_rows(chunk)
+        clear_partial_chunk(self.store, self.plan, chunk)
         future = self.array[start:stop].write(rows)
         future.commit.force()
         checksum = rows_checksum(rows)
@@ -185,6 +186,18 @@ class ChunkWriter:
             ) from error
 
 
+def clear_partial_chunk(store: Store, plan: ShardManifest, chunk: int) -> None:
+    """Delete the object of a chunk that is not full, the last one. TensorStore reads such a chunk to keep its other
+    rows, of which there are none, and would fail on a damaged one."""
+    start, stop = plan.chunk_rows(chunk)
+    if stop - start < plan.block_rows:
+        name = f"{ARRAY_NAME}/c/{chunk}/0"
+        try:
+            store.objects.write(name, None).result()
+        except (ValueError, OSError) as error:
+            raise TomatError(f"Cannot write {store.url}{name}: {short_message(error)}.") from error
+
+
 def write_rows(store: Store, array: ts.TensorStore, plan: ShardManifest, chunk: int, rows: np.ndarray) -> None:
     """Write the rows of one chunk as one object, and nothing else.
 
@@ -192,6 +205,7 @@ def write_rows(store: Store, array: ts.TensorStore, plan: ShardManifest, chunk: 
         TomatError: if the place cannot be written.
     """
     start, stop = plan.chunk_rows(chunk)
+    clear_partial_chunk(store, plan, chunk)
     try:
         array[start:stop].write(rows).result()
     except (ValueError, OSError) as error:

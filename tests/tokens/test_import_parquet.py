@@ -1,0 +1,132 @@
+import json
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tomat.codec.histogram import DensityHistogram
+from tomat.codec.lloyd_max import fit_lloyd_max
+from tomat.codec.two_token import TwoTokenCodec
+from tomat.errors import TomatError
+from tomat.tokens.import_parquet import import_first_generation
+from tomat.tokens.layouts import SequenceLayout
+from tomat.tokens.patch import encode_rows
+from tomat.tokens.shards import open_shards
+from tomat.tokens.vocabulary import PAD, Vocabulary
+
+ROWS = {"mp-3": 7, "mp-1": 5, "mp-2": 7}
+LAYOUTS = {"v3": SequenceLayout("first-v3", "v3", 4, 160), "v2": SequenceLayout("first-v2", "v2", 4, 260, 2)}
+
+
+@pytest.fixture(scope="module")
+def product_codec(make_grid):
+    histogram = DensityHistogram("rho_times_volume")
+    for seed in range(3):
+        histogram.add(make_grid(seed=seed).rho_times_volume())
+    return fit_lloyd_max(histogram, 256)
+
+
+def write(folder, make_grid, layout, codec, name="lmq", shuffled=False, unpadded=True):
+    """A set as the first generation left it: files of unpadded rows, a material's rows together."""
+    folder.mkdir()
+    names, rows = [], []
+    for k, (material, count) in enumerate(ROWS.items()):
+        grid = make_grid((5, 6, 7), n_atoms=2, seed=k)
+        anchors = np.random.default_rng(k).integers(0, 5, (count, 3))
+        rows += list(encode_rows(grid, anchors, layout, codec))
+        names += [material] * count
+    if shuffled:
+        names = names[1:] + names[:1]
+    lists = [row[row != PAD].astype(np.int32) if unpadded else row.astype(np.int32) for row in rows]
+    for part, (start, stop) in enumerate([(0, 6), (6, 19)]):
+        columns = {"task_id": names[start:stop], "input_ids": pa.array(lists[start:stop], pa.list_(pa.int32()))}
+        pq.write_table(pa.table(columns), folder / f"shard-{part:05d}.parquet")
+    meta = {
+        "split": "train",
+        "patch_size": 4,
+        "patches_per_material": 7,
+        "seed": 42,
+        "density_codec_name": name,
+        "vocab": {
+            "total_size": Vocabulary(codec.n_density_tokens).size,
+            "density_codec": {"log_min": -4.127, "log_max": 4.967},
+        },
+    }
+    (folder / "meta.json").write_text(json.dumps(meta))
+    return np.stack(rows)
+
+
+@pytest.mark.parametrize("unpadded", [True, False])
+def test_rows_are_taken_over(tmp_path, make_grid, product_codec, unpadded):
+    rows = write(tmp_path / "old", make_grid, LAYOUTS["v3"], product_codec, unpadded=unpadded)
+    import_first_generation(tmp_path / "old", tmp_path / "new", LAYOUTS["v3"], product_codec, block_rows=8)
+    shards = open_shards(tmp_path / "new")
+    np.testing.assert_array_equal(shards.read_rows(0, 19), rows)
+    assert shards.verify() == 3
+    assert [(each.material_id, each.row_start, each.row_end) for each in shards.manifest.materials] == [
+        ("mp-3", 0, 7),
+        ("mp-1", 7, 12),
+        ("mp-2", 12, 19),
+    ]
+    assert (shards.manifest.seed, shards.manifest.split, shards.manifest.unit) == (42, "train", "rho_times_volume")
+    with pytest.raises(TomatError, match="mp-3 were imported, and where their patches lie is not known"):
+        shards.anchor_of_row(0)
+
+
+def test_two_token_codec_is_in_the_metadata(tmp_path, make_grid):
+    codec = TwoTokenCodec("rho_times_volume", -4.127, 4.967)
+    rows = write(tmp_path / "old", make_grid, LAYOUTS["v2"], codec, "two_token_9_12")
+    import_first_generation(tmp_path / "old", tmp_path / "new", LAYOUTS["v2"])
+    shards = open_shards(tmp_path / "new")
+    np.testing.assert_array_equal(shards.read_rows(0, 19), rows)
+    assert shards.codec.sha256 == codec.sha256
+
+
+def test_stopped_and_started_again(tmp_path, make_grid, product_codec):
+    write(tmp_path / "old", make_grid, LAYOUTS["v3"], product_codec)
+    arguments = (tmp_path / "old", tmp_path / "new", LAYOUTS["v3"], product_codec, 8)
+    last = tmp_path / "old" / "shard-00001.parquet"
+    content = last.read_bytes()
+    last.write_bytes(content[:-50])
+    with pytest.raises(TomatError, match="shard-00001.parquet cannot be read"):
+        import_first_generation(*arguments)
+    last.write_bytes(content)
+    manifest = import_first_generation(*arguments)
+    assert manifest.complete and import_first_generation(*arguments) == manifest
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("shuffled", "rows of mp-3 are not together"),
+        ("unit", "fitted to densities in e_per_A3"),
+        ("vocabulary", "has a vocabulary of"),
+        ("layout", "patches of 4 voxels a side, layout v3-p7 of 7"),
+        ("no codec", "codec 'lmq', which meta.json does not hold"),
+        ("no meta", "is no data set of the first generation"),
+        ("context", "expected BOS to EOS in at most 140 tokens"),
+    ],
+)
+def test_what_cannot_be_imported(tmp_path, make_grid, codec, product_codec, change, message):
+    write(tmp_path / "old", make_grid, LAYOUTS["v3"], product_codec, shuffled=change == "shuffled")
+    layout, given = LAYOUTS["v3"], product_codec
+    if change == "unit":
+        given = codec
+    elif change == "vocabulary":
+        given = TwoTokenCodec()
+    elif change == "layout":
+        layout = SequenceLayout("v3-p7", "v3", 7, 512)
+    elif change == "no codec":
+        given = None
+    elif change == "no meta":
+        (tmp_path / "old" / "meta.json").unlink()
+    elif change == "context":
+        layout = SequenceLayout("first-v3", "v3", 4, 140)
+        rows = pq.read_table(tmp_path / "old" / "shard-00000.parquet")
+        longer = [row + [2186] * 60 for row in rows["input_ids"].to_pylist()]
+        table = pa.table({"task_id": rows["task_id"], "input_ids": pa.array(longer, pa.list_(pa.int32()))})
+        pq.write_table(table, tmp_path / "old" / "shard-00000.parquet")
+    with pytest.raises(TomatError, match=message):
+        import_first_generation(tmp_path / "old", tmp_path / "new", layout, given)
+    assert not (tmp_path / "new").exists()

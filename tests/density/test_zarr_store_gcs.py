@@ -29,7 +29,7 @@ class Bucket(ThreadingHTTPServer):
 
 
 class Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
+    protocol_version = "HTTP/1.0"  # a connection a request: none is left open when the test ends
     server: Bucket
 
     def do_GET(self) -> None:

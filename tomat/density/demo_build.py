@@ -35,7 +35,6 @@ CONVERGENCE_CUTOFF_FACTOR = 1.5
 K_MESH_CHECKS: dict[str, tuple[int, int, int]] = {
     "Si-diamond-ideal": (6, 6, 6),
     "NaCl-rock-salt-ideal": (4, 4, 4),
-    "MgO-rock-salt-ideal": (6, 6, 6),
     "LiF-rock-salt-ideal": (4, 4, 4),
     "CsCl-caesium-chloride-ideal": (4, 4, 4),
 }

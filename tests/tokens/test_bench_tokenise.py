@@ -1,0 +1,16 @@
+import json
+
+import pytest
+
+from tomat.cli import main
+
+
+@pytest.mark.slow
+def test_bench_writes_figures_beside_what_they_are_compared_with(tmp_path):
+    words = ["--materials", "2", "--kill_runs", "1", "--folder", str(tmp_path), "--json", str(tmp_path / "b.json")]
+    assert main(["bench", "tokenise", *words]) == 0
+    figures = json.loads((tmp_path / "b.json").read_text())
+    ratio = figures["write_patches_per_cpu_second"] / figures["numpy_searchsorted_patches_per_cpu_second"]
+    assert figures["write_over_numpy_searchsorted_cpu_ratio"] == pytest.approx(ratio)
+    assert figures["kill_runs_byte_identical"] == 1 and figures["training_set_core_hours"] > 0
+    assert not [path for path in tmp_path.iterdir() if path.is_dir()]

@@ -1,0 +1,38 @@
+import pytest
+
+from tomat.errors import TomatError
+from tomat.tokens.regions import Place, bucket_region, check_regions, known_places, same_region
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "same"),
+    [
+        ("us-east5", "us-east5", True),
+        ("us-east5", "us-central1", False),
+        ("us", "us-central1", True),
+        ("us", "europe-west4", False),
+        ("nam4", "us-east1", True),
+        ("nam4", "us-east5", False),
+        ("eu", "europe-west4", True),
+        ("eur4", "europe-west4", True),
+        ("amazon s3", "us-east1", False),
+    ],
+)
+def test_same_region(first, second, same):
+    assert same_region(first, second) is same and same_region(second, first) is same
+
+
+def test_places_apart_need_consent():
+    places = [Place("input", "gs://a", "us"), Place("output", "gs://b", "us-east5"), Place("worker", "vm", "us-west1")]
+    assert check_regions(places[:2], False) is None and check_regions(places[::2], False) is None
+    with pytest.raises(
+        TomatError, match=r"output \(gs://b\) in us-east5, worker \(vm\) in us-west1.*allow_cross_region"
+    ):
+        check_regions(places, False)
+    assert "us-west1" in (check_regions(places, True) or "")
+
+
+def test_folders_are_where_the_worker_is(tmp_path):
+    assert bucket_region(str(tmp_path)) is None and bucket_region(f"file://{tmp_path}") is None
+    assert known_places(str(tmp_path), str(tmp_path)) == []
+    assert bucket_region("s3://bucket/chgcars") == "amazon s3"

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from tomat.codec import DensityCodec, load_codec
-from tomat.codec.histogram import DensityHistogram
+from tomat.codec.histogram import SHIFT, DensityHistogram
 from tomat.codec.lloyd_max import LloydMaxCodec, fit_lloyd_max
 from tomat.errors import TomatError
 
@@ -60,6 +60,11 @@ def test_fitted_codec_encodes_as_searchsorted_over_many_chunks(codec):
     # The shape and the memory order of the input do not matter.
     block = RHO[:24_000].reshape(20, 30, 40)
     np.testing.assert_array_equal(codec.encode(block.transpose(2, 0, 1)), codec.encode(block).transpose(2, 0, 1))
+
+
+def test_fitted_edges_lie_between_fine_bins(codec):
+    """So that the lookup alone gives the bin, without a comparison for each voxel."""
+    assert not np.any(codec.edges.view(np.uint32) & ((1 << SHIFT) - 1))
 
 
 def test_zero_has_a_bin_of_its_own(codec):

@@ -52,8 +52,7 @@ def run_fit(args: argparse.Namespace) -> int:
     histogram = DensityHistogram.load(kept) if kept is not None and kept.exists() else DensityHistogram()
     if extra := sorted(histogram.material_ids - set(inputs.material_ids)):
         raise TomatError(
-            f"{kept} has counted {extra[0]}, which is not among the inputs. Give the same inputs, or another "
-            "file."
+            f"{kept} has counted {extra[0]}, which is not among the inputs. Give the same inputs, or another file."
         )
     left = [name for name in inputs.material_ids if name not in histogram.material_ids]
     saved = time.monotonic()

@@ -3,12 +3,13 @@
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import Literal
 
 from tomat.density.grid import DensityGrid
 from tomat.errors import TomatError
 
 _SUFFIXES = (".zarr", ".json.gz", ".json", ".gz", ".bz2", ".vasp")
-_FILE_PATTERNS = ("*.json.gz", "CHGCAR*", "*.CHGCAR*", "*.vasp")
+_PATTERNS = ("*.zarr", "*.json.gz", "CHGCAR*", "*.CHGCAR*", "*.vasp")
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,7 @@ class DensityInputs:
     """Reads the density of one, by name; raises TomatError if that is impossible."""
 
 
-def demo_inputs(split: str | None) -> DensityInputs:
+def demo_inputs(split: Literal["train", "validation"] | None) -> DensityInputs:
     """The embedded densities of a split, "train" or "validation"; None for all."""
     from tomat.density.demo import demo_materials, load_demo
 
@@ -49,7 +50,7 @@ def path_inputs(paths: Iterable[str]) -> DensityInputs:
             found[name] = each
     if not found:
         raise TomatError("No density was given; name files, folders, or the embedded data.")
-    return DensityInputs(tuple(found), lambda name: open_density(found[name]))
+    return DensityInputs(tuple(found), lambda name: open_density(found[name], name))
 
 
 def material_name(path: str) -> str:
@@ -64,18 +65,22 @@ def material_name(path: str) -> str:
 
 
 def _expand(path: str) -> list[str]:
-    from tomat.density.zarr_store import list_zarr
+    """The densities at a path: itself, or those in the folder, sorted."""
+    path = path.rstrip("/")
+    if path.endswith(".zarr"):
+        return [path]
+    if "://" in path:
+        from tomat.density.zarr_store import list_zarr
 
-    is_url = "://" in path
-    if path.rstrip("/").endswith(".zarr") or (not is_url and Path(path).is_file()):
-        return [path.rstrip("/")]
-    if not is_url and not Path(path).is_dir():
+        return [path] if path.endswith(_SUFFIXES) else list_zarr(path)
+    folder = Path(path)
+    if folder.is_file():
+        return [path]
+    if not folder.is_dir():
         raise TomatError(f"There is no file or folder {path}; expected CHGCAR files, .json.gz objects or .zarr groups.")
-    files = [str(each) for each in list_zarr(path)]
-    if not is_url:
-        files += [str(each) for pattern in _FILE_PATTERNS for each in Path(path).rglob(pattern) if each.is_file()]
+    files = {str(each) for pattern in _PATTERNS for each in folder.rglob(pattern)}
     if not files:
         raise TomatError(
             f"The folder {path} holds no density; expected CHGCAR files, .json.gz objects or .zarr groups."
         )
-    return sorted(set(files))
+    return sorted(files)

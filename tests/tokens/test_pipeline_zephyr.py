@@ -53,6 +53,7 @@ def test_on_threads_the_bytes_are_those_of_a_pool(tmp_path, retokenize_config):
     runner = ZephyrRunner(str(tmp_path / "messages"), workers=2)
     retokenize(retokenize_config(tmp_path / "zephyr"), runner)
     assert files(tmp_path / "zephyr") == files(tmp_path / "pool")
+    assert not (tmp_path / "messages").exists()
 
 
 @pytest.mark.slow

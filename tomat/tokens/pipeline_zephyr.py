@@ -5,8 +5,10 @@ units; Zephyr tries it again when its worker is lost. A unit leaves its own reco
 skips what is finished; Zephyr's own results are not kept.
 """
 
+import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from tomat.errors import TomatError
@@ -65,6 +67,9 @@ class ZephyrRunner:
                 f"The Zephyr pipeline failed ({type(error).__name__}: {error}). The same command goes on where it "
                 "stopped."
             ) from error
+        # Zephyr deletes what it wrote and leaves the empty folder; a bucket has none.
+        with contextlib.suppress(OSError):
+            Path(self.temporary).rmdir()
         for result in results:
             if "refused" in result:
                 refusals.append(result["refused"])

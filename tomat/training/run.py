@@ -7,6 +7,7 @@ A run's folder holds `config.yaml` (the whole configuration), `codec.json`, `met
 import asyncio
 import contextlib
 import dataclasses
+import importlib.util
 import json
 import logging
 import os
@@ -295,6 +296,11 @@ def _initialise(config: TrainConfig, run_dir: Path) -> TrainerConfig:
     if config.trackers.wandb is not None:
         trackers.append(config.trackers.wandb)
     if config.trackers.tensorboard:
+        if importlib.util.find_spec("tensorboardX") is None:
+            raise TomatError(
+                "trackers.tensorboard is set, but tensorboardX is not installed; install it with "
+                "`uv sync --extra tensorboard`."
+            )
         trackers.append(TensorboardConfig(logdir=str(run_dir / "tensorboard")))
     trainer_config.tracker = tuple(trackers)
     trainer_config.log_dir = run_dir

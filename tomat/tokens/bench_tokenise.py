@@ -15,8 +15,8 @@ TRAINING_MATERIALS = 77_498
 TRAINING_MEDIAN_VOXELS = 1.26e6
 """Materials Project training set; the grids of this benchmark have 1.00e6 voxels."""
 CORE_HOUR_USD = 0.0335
-"""A vCPU of an e2-standard machine in us-central1, on demand, with its 4 GB of memory: $0.134 for four an hour
-(cloud.google.com/compute/vm-instance-pricing); preemptible machines cost about a third."""
+"""An assumption, to be replaced by one's own price: about $0.134 an hour for the four vCPUs of an e2-standard-4
+(list: cloud.google.com/compute/vm-instance-pricing). It enters only the projected cost."""
 
 
 def register_bench(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:

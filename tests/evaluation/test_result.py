@@ -51,15 +51,28 @@ def test_figures_leave_out_what_scales_with_the_cell():
 
 
 def test_table_says_what_it_is_and_prints_the_baselines_beside_the_model(result):
-    console = Console(width=160, record=True, file=None, quiet=False)
-    with console.capture() as captured:
-        console.print(result.table(max_rows=2))
-    text = captured.get()
+    text = printed(result.table(max_rows=2), width=160)
     assert LABEL in " ".join(text.split())
     for heading in ("Lorenzo", "copy previous", "constant", "codec floor", "model median"):
         assert heading in text
     assert "better one on 1 of 3 materials" in " ".join(text.split())
     assert "LiF-0" in text and "ZnS-0" not in text and "1 more" in text
+
+
+def printed(table, width: int) -> str:
+    console = Console(width=width)
+    with console.capture() as captured:
+        console.print(table)
+    return captured.get()
+
+
+def test_table_cuts_no_figure_in_80_columns():
+    rows = tuple(material(f"GaP-zinc-blende-compressed-{i}", model, 0.0066) for i, model in enumerate((0.9876, 3.77)))
+    text = printed(TeacherForcedResult(SETTINGS, rows).table(), width=80)
+    assert "…" not in text
+    assert (
+        "98.76" in text and " 377 " in text and text.count(" 0.66") == 7
+    )  # two rows, four spreads, the sentence below
 
 
 def test_comparison_needs_the_same_voxels(result):

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from tomat.errors import TomatError
@@ -134,21 +135,35 @@ class TeacherForcedResult:
         )
 
     def table(self, max_rows: int = 20) -> Table:
-        """A Rich table: the first `max_rows` materials, then the spread over all; NMAE and NEMD in per cent."""
-        table = Table(title=f"NMAE in % ({LABEL})", caption=self.summary(), caption_justify="left")
-        table.add_column("material", no_wrap=True)
-        for heading in ("voxels", *(heading for heading, _ in COLUMNS)):
-            table.add_column(heading, justify="right")
+        """A Rich table: the first `max_rows` materials, then the spread over all; NMAE and NEMD in per cent.
+
+        Fits 80 columns: headings wrap at their words, material ids anywhere, figures never.
+        """
+        table = Table(
+            title=f"NMAE in % ({LABEL})",
+            caption=self.summary(),
+            caption_justify="left",
+            box=SIMPLE_HEAD,
+            padding=(0, 1, 0, 0),
+        )
+        table.add_column("material", overflow="fold")
+        for heading, _ in COLUMNS:
+            longest_word = max(len(word) for word in heading.split())
+            table.add_column(heading, justify="right", min_width=max(longest_word, len(_percent(10.0))))
         for material in self.materials[:max_rows]:
-            cells = [f"{100 * getattr(material, name):.2f}" for _, name in COLUMNS]
-            table.add_row(material.material_id, f"{material.voxels:,}", *cells)
+            table.add_row(material.material_id, *[_percent(getattr(material, name)) for _, name in COLUMNS])
         if len(self.materials) > max_rows:
-            table.add_row(f"... {len(self.materials) - max_rows} more", *[""] * (len(COLUMNS) + 1))
+            table.add_row(f"... {len(self.materials) - max_rows} more", *[""] * len(COLUMNS))
         table.add_section()
         spreads = [self.spread(name) for _, name in COLUMNS]
         for row in ("median", "mean", "p10", "p90"):
-            table.add_row(f"{row} over materials", "", *[f"{100 * getattr(s, row):.2f}" for s in spreads])
+            table.add_row(f"all: {row}", *[_percent(getattr(s, row)) for s in spreads])
         return table
+
+
+def _percent(fraction: float) -> str:
+    """`fraction` in per cent: two decimals below 100 %, none above."""
+    return f"{100 * fraction:.2f}" if fraction < 1 else f"{100 * fraction:,.0f}"
 
 
 COLUMNS = (

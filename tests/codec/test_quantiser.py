@@ -102,3 +102,20 @@ def test_any_number_of_intervals_up_to_the_distinct_values(values, data):
         # Cutting at the edges puts each fine bin where the cuts put it.
         ids = np.searchsorted(edges, fine.lower, side="right")
         np.testing.assert_array_equal(ids, np.repeat(np.arange(n), np.diff(cuts)))
+
+
+@pytest.mark.parametrize("absolute", [True, False])
+def test_lloyd_agrees_with_lloyd_on_the_voxels(absolute):
+    """The same alternation on the sorted voxels themselves, without histogram, from evenly filled bins."""
+    rho = np.sort(np.exp(-2 + 1.8 * ndtri(np.linspace(0.001, 0.999, 100_000))).astype(np.float32))
+    values = np.quantile(rho, [0.125, 0.375, 0.625, 0.875])
+    for _ in range(100):
+        bounds = np.concatenate([[0], np.searchsorted(rho, (values[1:] + values[:-1]) / 2), [len(rho)]])
+        parts = [rho[start:stop].astype(np.float64) for start, stop in zip(bounds[:-1], bounds[1:], strict=True)]
+        values = np.array([np.median(part) if absolute else part.mean() for part in parts])
+    distance = np.concatenate([np.abs(part - value) for part, value in zip(parts, values, strict=True)])
+    expected = distance.sum() if absolute else (distance**2).sum()
+    fine = fine_of(rho)
+    cuts, _ = lloyd(fine, 4, absolute)
+    fitted = fine.absolute_error(cuts, fine.medians(cuts)) if absolute else fine.squared_error(cuts, fine.means(cuts))
+    assert fitted == pytest.approx(expected, rel=2e-4)

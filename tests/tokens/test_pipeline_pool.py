@@ -123,10 +123,23 @@ def wait_for(condition, seconds=60):
 @pytest.mark.slow
 def test_killed_three_times_it_ends_with_the_same_bytes(tmp_path, tree, retokenize_config):
     retokenize(retokenize_config(tmp_path / "unbroken"), PoolRunner(1))
-    words = ["--input", tree, "--output", tmp_path / "killed", "--filelist", "mp_filelist.txt", "--layout", "v3-p7"]
-    words += ["--split_file", "split_limit_22M.json", "--bins", "200", "--patches_per_material", "20"]
-    words += ["--block_rows", "8", "--workers", "2"]
-    command = [sys.executable, "-m", "tomat.cli", "retokenize", *map(str, words)]
-    hits = run_with_kills(command, random.Random(0), horizon_seconds=4, kills=3)
-    assert hits["driver"] + hits["worker"] >= 1
-    assert set_files(tmp_path / "killed") == set_files(tmp_path / "unbroken")
+
+    def command(output):
+        words = ["--input", tree, "--output", output, "--filelist", "mp_filelist.txt", "--layout", "v3-p7"]
+        words += ["--split_file", "split_limit_22M.json", "--bins", "200", "--patches_per_material", "20"]
+        words += ["--block_rows", "8", "--workers", "2"]
+        return [sys.executable, "-m", "tomat.cli", "retokenize", *map(str, words)]
+
+    began = time.monotonic()
+    subprocess.run(command(tmp_path / "timed"), check=True, stdout=subprocess.DEVNULL)
+    horizon_seconds = time.monotonic() - began
+    hits = 0
+    # A moment drawn for a kill can lie behind the end of a start; on a machine whose speed varies all three may.
+    for attempt in range(5):
+        output = tmp_path / f"killed{attempt}"
+        found = run_with_kills(command(output), random.Random(attempt), horizon_seconds, kills=3)
+        assert set_files(output) == set_files(tmp_path / "unbroken")
+        hits += found["driver"] + found["worker"]
+        if hits >= 2:
+            break
+    assert hits >= 1

@@ -8,7 +8,16 @@ from pathlib import Path
 
 import fsspec
 
-PUBLISHED = ("config.yaml", "codec.json", "metrics.jsonl", "evaluation.json", "README.md", "loss.svg", "density.png")
+PUBLISHED = (
+    "config.yaml",
+    "codec.json",
+    "metrics.jsonl",
+    "history.jsonl",
+    "evaluation.json",
+    "README.md",
+    "loss.svg",
+    "density.png",
+)
 """What of a run's folder is published, where it is there."""
 
 

@@ -298,11 +298,10 @@ def _database(path: str) -> tuple[set[str], dict[str, int]]:
     def walk(location: str, prefix: str) -> None:
         need(location)
         for entry in ts.ocdbt.dump(store, location).result()["entries"]:
-            key = prefix + bytes(entry["key"]).decode()
-            if "location" in entry:
-                walk(entry["location"], key)
+            if "location" in entry:  # an inner node of the tree; keys below it lack the prefix they share
+                walk(entry["location"], prefix + entry["subtree_common_prefix"].decode())
                 continue
-            keys.add(key)
+            keys.add(prefix + entry["key"].decode())
             if "indirect_value" in entry:
                 need(entry["indirect_value"])
 

@@ -39,7 +39,7 @@ class Place:
     """A role in the job and where it is."""
 
     role: str
-    """`input`, `output` or `worker`."""
+    """`input`, `output` or `worker`; of a run, `training data`, `checkpoints`, `machine`."""
     what: str
     """The bucket, or the machine."""
     region: str
@@ -104,8 +104,20 @@ def known_places(input_url: str, output_url: str) -> list[Place]:
     return [place for place in found if place.region]
 
 
-def check_regions(places: list[Place], allow_cross_region: bool) -> str | None:
+def check_regions(
+    places: list[Place],
+    allow_cross_region: bool,
+    *,
+    cost: str = "Moving the data between them is slow and is charged by the byte",
+    remedy: str = "Run where the data is, or add --allow_cross_region.",
+) -> str | None:
     """Refuse to move the data between regions unless that is allowed.
+
+    Args:
+        places: What there is, and where.
+        allow_cross_region: It is allowed.
+        cost: What it costs, a sentence without its full stop.
+        remedy: What to do instead, a sentence.
 
     Returns:
         What to say when it is allowed and happens; None when all is in one region.
@@ -123,8 +135,7 @@ def check_regions(places: list[Place], allow_cross_region: bool) -> str | None:
         return None
     listed = ", ".join(f"{place.role} ({place.what}) in {place.region}" for place in places)
     if not allow_cross_region:
-        raise TomatError(
-            f"Input, output and worker are in different regions: {listed}. Moving the data between them is slow and "
-            "is charged by the byte. Run where the data is, or add --allow_cross_region."
-        )
+        roles = [place.role for place in places]
+        named = f"{', '.join(roles[:-1])} and {roles[-1]}".capitalize()
+        raise TomatError(f"{named} are in different regions: {listed}. {cost}. {remedy}")
     return f"data moves between regions: {json.dumps({place.role: place.region for place in places}, sort_keys=True)}"

@@ -27,14 +27,20 @@ from tomat.overrides import parse_overrides, read_yaml, tomat_cause
 from tomat.reporting import dump_json
 from tomat.tokens.layouts import LAYOUTS, SequenceLayout
 from tomat.tokens.vocabulary import Vocabulary
+from tomat.training.config_checks import check_loading, check_wandb
+from tomat.training.guards_config import GuardsConfig
 from tomat.training.loader import BlockShuffleConfig
 from tomat.training.loss import LossConfig
 from tomat.training.model import DensityDecoderConfig
+from tomat.training.preemption import PreemptionConfig
 from tomat.training.presets import preset_model
 
 TRAINER_DEFAULTS: dict[str, Any] = {
     # Levanter would stop on a CPU; whether a run belongs there is the user's `slice`, checked in `run.py`.
     "require_accelerator": False,
+    # `guards` judge the loss inside the step, and name step and materials.
+    "crash_on_nan": False,
+    "crash_on_inf": False,
     # Both write the step's text on every start (tens of MB for 1B); the planner gives the same and more.
     "log_jaxprs": False,
     "log_xla_hlo": False,
@@ -194,6 +200,10 @@ class TrainConfig:
     """XLA flags."""
     evaluation: EvaluationConfig = EvaluationConfig()
     """The evaluation after the last step."""
+    guards: GuardsConfig = GuardsConfig()
+    """What a run watches for while it trains, and what it does about it."""
+    preemption: PreemptionConfig = PreemptionConfig()
+    """What happens when the machine is taken away."""
     tracking_dir: str = "docs/tracking"
     """Where the page of a profiled run is written."""
     baseline: str | None = None
@@ -205,11 +215,20 @@ class TrainConfig:
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", self.run_name):
             raise TomatError(f"run_name is '{self.run_name}'; expected letters, digits, '.', '_' and '-'.")
         self.loss.check_layout(self.data.sequence_layout.tokens_per_voxel)
+        check_loading(self.trainer)
+        check_wandb(self.trackers.wandb, self.run_name)
 
     @property
     def run_dir(self) -> str:
         """The run's folder or URL."""
         return f"{self.output_dir.rstrip('/')}/{self.run_name}"
+
+    @property
+    def temporary_checkpoints(self) -> str | None:
+        """Where `trainer.checkpointer.temporary_base_path` sends this run's temporary checkpoints; None: beside the
+        permanent ones."""
+        base = self.trainer.checkpointer.temporary_base_path
+        return None if base is None else f"{base.rstrip('/')}/{self.run_name}"
 
     @property
     def seq_len(self) -> int:
@@ -232,7 +251,10 @@ class TrainConfig:
         """Levanter's trainer configuration with everything that follows from tomat's own keys."""
         param_mapping = {} if self.sharding == "replicated" else {"embed": "data"}
         checkpointer = dataclasses.replace(
-            self.trainer.checkpointer, base_path=f"{self.run_dir}/checkpoints", append_run_id_to_base_path=False
+            self.trainer.checkpointer,
+            base_path=f"{self.run_dir}/checkpoints",
+            temporary_base_path=self.temporary_checkpoints,
+            append_run_id_to_base_path=False,
         )
         return dataclasses.replace(
             self.trainer,

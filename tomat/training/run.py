@@ -41,6 +41,7 @@ from tomat.reporting import console, write_text
 from tomat.tokens.vocabulary import DENSITY_START
 from tomat.training.config import TrainConfig, config_from_dict
 from tomat.training.datasets import Datasets, open_datasets, value_table
+from tomat.training.guards import RunGuards
 from tomat.training.loader import ShardDataset, token_loader
 from tomat.training.loss_start import TIED_LOGIT_STD, UNTIED_LOGIT_STD, check_first_loss, uniform_loss
 from tomat.training.phases import PhaseClock
@@ -103,21 +104,29 @@ def train(config: TrainConfig) -> TrainResult:
         fetch(config.run_dir, run_dir)
     refuse_changes(run_dir / CONFIG_FILE, config)
     trainer_config = _initialise(config, run_dir)
-    datasets = open_datasets(config, run_dir)
-    if jax.process_index() == 0:
-        write_text(run_dir / CONFIG_FILE, yaml.safe_dump(config.to_dict(), sort_keys=False))
-        datasets.codec.save(str(run_dir / CODEC_FILE))
-    table = value_table(datasets.codec)
-    trainer = build_trainer(config, trainer_config, table)
-    with trainer, contextlib.ExitStack() as stack:
+    guards = RunGuards(config, run_dir)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(guards.active())
+        datasets = open_datasets(config, run_dir)
+        guards.check_start(datasets, run_dir / CODEC_FILE)
+        if jax.process_index() == 0:
+            write_text(run_dir / CONFIG_FILE, yaml.safe_dump(config.to_dict(), sort_keys=False))
+            datasets.codec.save(str(run_dir / CODEC_FILE))
+        table = value_table(datasets.codec)
+        trainer = stack.enter_context(build_trainer(config, trainer_config, table))
         if is_remote(config.output_dir) and jax.process_index() == 0:
             stack.callback(publish, config.run_dir, run_dir)
         stack.callback(trainer.tracker.finish)
-        return _train(config, trainer, datasets, table, run_dir)
+        return _train(config, trainer, datasets, table, run_dir, guards)
 
 
 def _train(
-    config: TrainConfig, trainer: Trainer, datasets: Datasets, table: np.ndarray | None, run_dir: Path
+    config: TrainConfig,
+    trainer: Trainer,
+    datasets: Datasets,
+    table: np.ndarray | None,
+    run_dir: Path,
+    guards: RunGuards,
 ) -> TrainResult:
     """`train`, inside the trainer's context."""
     seed_key = jax.random.PRNGKey(config.trainer.seed)
@@ -155,6 +164,7 @@ def _train(
         seq_len=config.seq_len,
         verify_checksums=config.data.verify_checksums,
     )
+    guards.attach(trainer, state, dataset, datasets)
     clock = PhaseClock()
     checkpointer = trainer.config.checkpointer.create(trainer.run_id)
     _add_hooks(config, trainer, datasets, clock, checkpointer, run_dir)
@@ -189,7 +199,8 @@ def _train(
         first_step,
         info.next_step,
         losses[0],
-        float(np.mean(losses[-10:])),
+        # A batch that was passed over has no loss to report.
+        float(np.nanmean(losses[-10:])) if np.isfinite(losses[-10:]).any() else losses[-1],
         time.monotonic() - started,
         parameters,
         preempted=stop.agreed and info.next_step < total_steps,

@@ -18,6 +18,7 @@ from levanter.trainer import Trainer, TrainerConfig
 
 from tomat.tokens.vocabulary import DENSITY_START
 from tomat.training.config import TrainConfig
+from tomat.training.guard_loss import guard_updates
 from tomat.training.loader import TokenExample
 from tomat.training.loss import LossConfig, density_loss
 from tomat.training.model import causal_activations
@@ -91,14 +92,14 @@ def build_loss_function(config: TrainConfig, value_table: np.ndarray | None) -> 
 
 
 def build_trainer(config: TrainConfig, trainer_config: TrainerConfig, value_table: np.ndarray | None) -> Trainer:
-    """Levanter's trainer with tomat's loss and the configured optimizer, without hooks.
+    """Levanter's trainer with tomat's loss and the configured optimizer, guarded, without hooks.
 
     Args:
         config: The run.
         trainer_config: `config.trainer_config()`, initialised.
         value_table: float32 `[n_density_tokens]`, e/A^3; None for two tokens per voxel.
     """
-    optimizer = config.optimizer.build(trainer_config.num_train_steps)
+    optimizer = guard_updates(config.optimizer.build(trainer_config.num_train_steps), config.guards)
     # Levanter 0.2.227 types the loss with arguments that its trainer never passes.
     loss_function = cast(Any, build_loss_function(config, value_table))
     return Trainer(trainer_config, optimizer, loss_function, add_default_hooks=False)

@@ -263,7 +263,9 @@ def computation_directions(program: HloProgram) -> dict[int, Direction]:
     """The direction of each loop body or called computation, by the transforms in its instructions' paths."""
     found: dict[int, Direction] = {}
     for computation_id, instructions in program.computations.items():
-        directions = {direction_of(i.op_name) for i in instructions}
+        # A constant that XLA sank into a loop keeps the path of another use: the reference's forward scan holds constants
+        # of its backward pass.
+        directions = {direction_of(i.op_name) for i in instructions if i.opcode not in FREE_OPCODES}
         looped = computation_id != program.entry_id
         if looped and Direction.BACKWARD in directions and len(instructions) > 1:
             found[computation_id] = Direction.BACKWARD

@@ -1,0 +1,316 @@
+"""Compiles a training step for a TPU slice in a process of its own, with limits and a cache.
+
+The cache is a folder. `requests/` maps a configuration, before it is lowered, to a program; `programs/` holds what was
+found, by the hash of the lowered module, the slice, the compiler and its flags. Two configurations that lower to the same
+module share the compile, and a change of tomat's own code is noticed because the module changes.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import importlib.metadata
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tomat.errors import TomatError
+from tomat.performance.chips import Slice, slice_named
+from tomat.planning.compile_child import (
+    EXECUTABLE_FILE,
+    LLO_DUMP,
+    PROGRAM_FILE,
+    RESULT_FILE,
+    SCHEDULE_FILE,
+    XLA_DUMP,
+    dump_flags,
+)
+from tomat.planning.memory import MemoryReport
+from tomat.planning.topology import compiler_version, libtpu_environment
+from tomat.reporting import write_json
+
+if TYPE_CHECKING:
+    from tomat.performance.hlo import HloProgram
+    from tomat.planning.llo import OpSchedule
+    from tomat.training.config import TrainConfig
+
+GIB = 2**30
+POLL_SECONDS = 0.2
+
+IRRELEVANT_KEYS = (
+    "run_name", "output_dir", "purpose", "trackers", "evaluation", "tracking_dir", "baseline", "slice",
+    "data.train", "data.validation", "data.shuffle", "data.verify_checksums", "data.patches_per_material",
+    "data.codec_objective", "trainer.checkpointer", "trainer.profiler", "trainer.seed", "trainer.steps_per_eval",
+    "trainer.max_eval_batches", "trainer.progress_watchdog",
+)  # fmt: skip
+"""Keys that do not reach the compiled step. A key that is missing here costs a lowering (10 s), not a wrong answer."""
+
+STEP_SOURCES = ("training/*.py", "tokens/layouts.py", "tokens/vocabulary.py", "planning/lowering.py",
+                "planning/topology.py", "planning/compile_child.py", "planning/memory.py", "planning/llo.py")  # fmt: skip
+"""Files of tomat that decide what a configuration lowers to and what is kept of a compile."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one compile may take. The 200M step takes 2 minutes and 4 GB on two cores, the 1B step as much."""
+
+    seconds: float = 1800.0
+    memory_bytes: int = 16 * GIB
+
+
+@dataclass(frozen=True)
+class CompiledStep:
+    """One training step compiled for one slice, as the cache holds it."""
+
+    folder: Path
+    result: dict[str, Any]
+    cached: bool
+    """The answer was there already."""
+
+    @property
+    def key(self) -> str:
+        """Names the program: module, slice, compiler and flags."""
+        return self.folder.name
+
+    @property
+    def slice_(self) -> Slice:
+        """What it was compiled for."""
+        return slice_named(self.result["slice"])
+
+    @property
+    def fits(self) -> bool:
+        """Whether the program fits the memory of a device."""
+        return self.result["status"] == "fits"
+
+    @property
+    def compiler(self) -> str:
+        """`libtpu 0.0.46`."""
+        return self.result["compiler"]
+
+    @cached_property
+    def memory(self) -> MemoryReport:
+        """Where the bytes are, of one device."""
+        return MemoryReport.from_dict(self.result["memory"])
+
+    @cached_property
+    def program(self) -> HloProgram:
+        """The optimised module; only of a step that fits."""
+        from tomat.performance.hlo_files import load_program
+
+        return load_program(self.folder / PROGRAM_FILE)
+
+    @cached_property
+    def schedules(self) -> dict[str, OpSchedule]:
+        """The final schedule of each operation, by the name of its HLO instruction; only of a step that fits."""
+        from tomat.planning.llo import OpSchedule
+
+        values = json.loads(gzip.decompress((self.folder / SCHEDULE_FILE).read_bytes()))
+        return {name: OpSchedule.from_dict(value) for name, value in values.items()}
+
+    @property
+    def executable_file(self) -> Path:
+        """The serialised executable, where it was asked for."""
+        return self.folder / EXECUTABLE_FILE
+
+
+def default_cache_dir() -> Path:
+    """`~/.cache/tomat/plan`."""
+    return Path.home() / ".cache" / "tomat" / "plan"
+
+
+def compile_step(
+    config: TrainConfig,
+    slice_: Slice,
+    *,
+    cache_dir: Path | None = None,
+    limits: Limits | None = None,
+    value_table: np.ndarray | None = None,
+    executable: bool = False,
+    on_stage: Callable[[str], None] = lambda stage: None,
+) -> CompiledStep:
+    """Compile the step of `config` for `slice_`, or find it in the cache.
+
+    Args:
+        config: The run.
+        slice_: What to compile for.
+        cache_dir: Default: `default_cache_dir()`.
+        limits: Time and memory of the compiling process.
+        value_table: Densities of the bins, as the run's codec has them; default: a stand-in, which changes no operation.
+        executable: Keep the serialised executable too.
+        on_stage: Told `starting`, `lowering`, `compiling`, `reading`.
+
+    Raises:
+        TomatError: No compiler, a batch that does not divide, a step that cannot be lowered or compiled, or a limit
+            that was passed. A program that needs too much memory is an answer, not an error.
+    """
+    compiler = compiler_version()
+    limits = limits or Limits()
+    check_batch(config, slice_)
+    cache = cache_dir or default_cache_dir()
+    programs = cache / "programs"
+    try:
+        programs.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise TomatError(f"the plan cache {cache} cannot be made ({error}); give another --cache_dir.") from error
+    request = {
+        "config": config.to_dict(),
+        "slice": slice_.name,
+        "compiler": compiler,
+        "libtpu_args": list(config.compiler.libtpu_args),
+        "xla_flags": list(config.compiler.xla_flags),
+    }
+    request_file = cache / "requests" / f"{_request_key(request, value_table)}.json"
+    found = _from_cache(request_file, programs, executable)
+    if found is not None:
+        return found
+    with tempfile.TemporaryDirectory(dir=cache, prefix=".work-") as work_name:
+        work = Path(work_name)
+        table_file = None
+        if value_table is not None:
+            table_file = str(work / "table.npy")
+            np.save(table_file, value_table)
+        whole = request | {
+            "value_table": table_file,
+            "programs_dir": str(programs),
+            "work_dir": str(work),
+            "executable": executable,
+        }
+        write_json(work / "request.json", whole)
+        key = _run_child(work, slice_, request, limits, on_stage)
+    write_json(request_file, {"program": key})
+    return CompiledStep(programs / key, _result(programs / key), cached=False)
+
+
+def check_batch(config: TrainConfig, slice_: Slice) -> None:
+    """Refuse a batch that the slice's devices cannot share evenly.
+
+    Raises:
+        TomatError: With the unit of which the batch must be a multiple.
+    """
+    from tomat.planning.topology import data_axis_size
+
+    data_axis = data_axis_size(config, slice_.n_devices)
+    per_device = config.trainer.per_device_parallelism
+    unit = data_axis * max(per_device, 1)
+    if config.batch_size < 1 or config.batch_size % unit:
+        raise TomatError(
+            f"trainer.train_batch_size is {config.batch_size}; expected a multiple of {unit} on {slice_.name}, which is "
+            f"{data_axis} device(s) on the data axis times a microbatch of {max(per_device, 1)} per device. Change the "
+            "batch, trainer.per_device_parallelism or --slice."
+        )
+
+
+def _result(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / RESULT_FILE).read_text(encoding="utf-8"))
+
+
+def _from_cache(request_file: Path, programs: Path, executable: bool) -> CompiledStep | None:
+    try:
+        folder = programs / json.loads(request_file.read_text(encoding="utf-8"))["program"]
+        result = _result(folder)
+    except (OSError, ValueError, KeyError):
+        return None
+    if executable and result["status"] == "fits" and not (folder / EXECUTABLE_FILE).exists():
+        return None
+    return CompiledStep(folder, result, cached=True)
+
+
+def _request_key(request: dict[str, Any], value_table: np.ndarray | None) -> str:
+    """Names a request before it is lowered."""
+    config = json.loads(json.dumps(request["config"], default=str))
+    for key in IRRELEVANT_KEYS:
+        node = config
+        *parents, leaf = key.split(".")
+        for parent in parents:
+            node = node.get(parent) or {}
+        node.pop(leaf, None)
+    package = Path(__file__).parent.parent
+    sources = hashlib.sha256()
+    for pattern in STEP_SOURCES:
+        for path in sorted(package.glob(pattern)):
+            sources.update(path.read_bytes())
+    versions = [importlib.metadata.version(name) for name in ("jax", "marin-levanter", "marin-haliax", "optax")]
+    table = hashlib.sha256(value_table.tobytes()).hexdigest() if value_table is not None else None
+    words = json.dumps([request | {"config": config}, versions, sources.hexdigest(), table], sort_keys=True)
+    return hashlib.sha256(words.encode()).hexdigest()[:24]
+
+
+def _run_child(
+    work: Path, slice_: Slice, request: dict[str, Any], limits: Limits, on_stage: Callable[[str], None]
+) -> str:
+    """Run `compile_child` to its end; the key of the program it left in the cache."""
+    libtpu_dump, xla_dump = dump_flags(work)
+    for name in (LLO_DUMP, XLA_DUMP):
+        (work / name).mkdir()
+    environment = os.environ | libtpu_environment(
+        slice_, request["libtpu_args"] + libtpu_dump, request["xla_flags"] + xla_dump
+    )
+    command = [sys.executable, "-m", "tomat.planning.compile_child", str(work / "request.json")]
+    last: dict[str, Any] = {"stage": "starting"}
+    with (work / "stderr.txt").open("wb") as errors:
+        child = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True, cwd=work)
+
+        def listen() -> None:
+            assert child.stdout is not None
+            for line in child.stdout:
+                # libraries may print too; a stage is a JSON object of ours
+                if line.startswith('{"stage"'):
+                    last.clear()
+                    last.update(json.loads(line))
+                    on_stage(last["stage"])
+
+        listener = threading.Thread(target=listen, daemon=True)
+        listener.start()
+        try:
+            _watch(child, limits, last)
+        finally:
+            if child.poll() is None:
+                child.kill()
+            child.wait()
+            listener.join(timeout=5)
+    if child.returncode == 2 and last["stage"] == "refused":
+        raise TomatError(last["message"])
+    if child.returncode != 0 or "key" not in last:
+        tail = (work / "stderr.txt").read_text(encoding="utf-8", errors="replace").strip().splitlines()[-6:]
+        raise TomatError(
+            f"the compiling process ended with status {child.returncode} while {last['stage']}; the end of what it "
+            "said:\n  " + "\n  ".join(line[:300] for line in tail)
+        )
+    return last["key"]
+
+
+def _watch(child: subprocess.Popen[str], limits: Limits, last: dict[str, Any]) -> None:
+    """Wait for the child, and end it when it passes a limit."""
+    import psutil
+
+    began = time.monotonic()
+    process = psutil.Process(child.pid)
+    while child.poll() is None:
+        time.sleep(POLL_SECONDS)
+        try:
+            used_bytes = process.memory_info().rss
+        except psutil.Error:
+            continue
+        if used_bytes > limits.memory_bytes:
+            child.kill()
+            raise TomatError(
+                f"the compile used {used_bytes / GIB:.1f} GiB of this machine's memory, above the limit of "
+                f"{limits.memory_bytes / GIB:.1f} GiB, while {last['stage']}; raise --memory_limit_gib."
+            )
+        if time.monotonic() - began > limits.seconds:
+            child.kill()
+            raise TomatError(
+                f"the compile took longer than {limits.seconds:.0f} s (it was {last['stage']}); raise "
+                "--time_limit_seconds."
+            )

@@ -1,0 +1,107 @@
+"""The trainer's step for a mesh of devices that are not there, as StableHLO.
+
+The step is `Trainer._train_step` as `named_jit` wraps it in Levanter 0.2.227, of which this module is the counterpart
+for shapes: `named_jit(...).lower` wants arrays on a mesh of real devices, and with a mesh of described ones any
+operation outside the trace ends in "'Executable' object has no attribute 'local_devices'". So the state is made of
+`ShapeDtypeStruct`s, and the trace sees the mesh's abstract form alone. A test holds the result against what the
+trainer lowers on a mesh of CPU devices.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import equinox as eqx
+import haliax as hax
+import jax
+import jax.numpy as jnp
+import numpy as np
+from haliax.partitioning import ResourceMapping, infer_resource_partitions
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from levanter.tracker import NoopConfig
+from levanter.trainer_state import TrainerState
+
+from tomat.training.config import TrainConfig
+from tomat.training.loader import TokenExample
+from tomat.training.step import build_trainer, model_initialiser
+
+
+def stand_in_table(config: TrainConfig) -> np.ndarray | None:
+    """Densities for the codec's bins where no codec is at hand, float32 `[n_density_tokens]`, e/A^3.
+
+    They are constants of the program: their values change no operation, no shape and no layout.
+    """
+    if config.data.sequence_layout.tokens_per_voxel != 1:
+        return None
+    return np.linspace(0, 36, config.data.n_density_tokens, dtype=np.float32)
+
+
+def lower_step(config: TrainConfig, mesh: Mesh, value_table: np.ndarray | None) -> jax.stages.Lowered:
+    """Lower one training step for `mesh`.
+
+    Levanter reads the number of devices from JAX (batch per device, microbatches): the process must show as many as the
+    mesh has (`jax_num_cpu_devices`).
+
+    Args:
+        config: The run.
+        mesh: Devices of a topology or of this machine.
+        value_table: As for `build_trainer`; constants of the program.
+    """
+    trainer_config = config.trainer_config()
+    trainer_config.tracker = NoopConfig()
+    trainer_config._validate_and_set_defaults()
+    trainer = build_trainer(config, trainer_config, value_table)
+    mapping = trainer.parameter_axis_mapping
+    key = jax.random.PRNGKey(0)
+
+    def initialise() -> TrainerState:
+        return TrainerState.init(
+            trainer.optimizer,
+            model_initialiser(config, key)(),
+            key=key,
+            is_trainable=True,
+            mp=trainer_config.mp,
+            quantization=trainer_config.quantization,
+            model_averaging=trainer_config.model_averaging,
+        )
+
+    batch, position = hax.Axis("batch", config.batch_size), hax.Axis("position", config.seq_len)
+    tokens = hax.NamedArray(jax.ShapeDtypeStruct((batch.size, position.size), jnp.int32), (batch, position))
+    with jax.sharding.use_abstract_mesh(mesh.abstract_mesh), hax.axis_mapping(mapping):
+        state = _placed(eqx.filter_eval_shape(initialise), mapping, mesh)
+        example = _placed(TokenExample(tokens=tokens), trainer.compute_axis_mapping, mesh)
+        arguments = (state, (example,), {})
+        is_shape = lambda leaf: isinstance(leaf, jax.ShapeDtypeStruct)  # noqa: E731
+        dynamic, static = eqx.partition(arguments, is_shape)
+
+        def run(arguments: Any) -> Any:
+            return trainer._train_step(*eqx.combine(arguments, static), _no_hooks=True)
+
+        out_shapes = eqx.filter(eqx.filter_eval_shape(run, dynamic), is_shape)
+        out_shardings = infer_resource_partitions(out_shapes, mapping, mesh)
+
+        def _train_step(donated: Any, reserved: Any) -> Any:
+            # `named_jit` returns the static parts beside the arrays, which names the results `result[0]...`.
+            return eqx.filter(run(eqx.combine(donated, reserved)), eqx.is_array), ()
+
+        donated, reserved = eqx.partition(dynamic, (True, False, False))
+        jitted = jax.jit(_train_step, donate_argnums=0, out_shardings=(out_shardings, None))
+        return jitted.lower(donated, reserved)
+
+
+def _placed(tree: Any, mapping: ResourceMapping, mesh: Mesh) -> Any:
+    """The shapes of `tree` with the shardings that `mapping` gives them; what has no named axes is replicated."""
+    shardings = infer_resource_partitions(tree, mapping, mesh)
+
+    def place(leaf: Any, sharding: Any) -> Any:
+        if not isinstance(leaf, jax.ShapeDtypeStruct):
+            return leaf
+        whole = NamedSharding(mesh, PartitionSpec())
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding if sharding is not None else whole)
+
+    is_named = lambda leaf: isinstance(leaf, hax.NamedArray)  # noqa: E731
+
+    def place_named(leaf: Any, sharding: Any) -> Any:
+        return hax.NamedArray(place(leaf.array, sharding), leaf.axes) if is_named(leaf) else place(leaf, sharding)
+
+    return jax.tree.map(place_named, tree, shardings, is_leaf=is_named)

@@ -48,9 +48,12 @@ XPLANE_ONEOFS: dict[str, tuple[str, tuple[str, ...]]] = {
 
 HLO_PACKAGE = "xla"
 HLO_FIELDS: dict[str, str] = {
-    "LayoutProto": "minor_to_major 1 int64*, memory_space 8 int64",
+    "TileProto": "dimensions 1 int64*",
+    "LayoutProto": "minor_to_major 1 int64*, tiles 6 TileProto*, memory_space 8 int64",
     "ShapeProto": "element_type 2 int32, dimensions 3 int64*, tuple_shapes 4 ShapeProto*, layout 5 LayoutProto",
-    "LiteralProto": "shape 1 ShapeProto, s32s 4 int32*, s64s 5 int64*, u32s 6 uint32*, u64s 7 uint64*",
+    "LiteralProto": (
+        "shape 1 ShapeProto, s32s 4 int32*, s64s 5 int64*, u32s 6 uint32*, u64s 7 uint64*, s8s 15 bytes, s16s 17 bytes"
+    ),
     "OpMetadata": (
         "op_type 1 string, op_name 2 string, source_file 3 string, source_line 4 int32, stack_frame_id 15 int32"
     ),
@@ -72,8 +75,31 @@ HLO_FIELDS: dict[str, str] = {
         "parameter_number 9 int64, fusion_kind 11 string, tuple_index 13 int64, dimensions 14 int64*, "
         "window 15 Window, convolution_dimension_numbers 16 ConvolutionDimensionNumbers, feature_group_count 50 int64, "
         "custom_call_target 28 string, dot_dimension_numbers 30 DotDimensionNumbers, comparison_direction 63 string, "
-        "id 35 int64, operand_ids 36 int64*, called_computation_ids 38 int64*, backend_config 43 bytes"
+        "id 35 int64, operand_ids 36 int64*, called_computation_ids 38 int64*, backend_config 43 bytes, "
+        "replica_groups 49 ReplicaGroup*, use_global_device_ids 71 bool, channel_id 26 int64, "
+        "source_target_pairs 52 SourceTarget*, collective_device_list 87 CollectiveDeviceListProto, "
+        "iota_collective_device_list 92 IotaReplicaGroupListProto, "
+        "mesh_axes_replica_group_list 93 MeshAxesReplicaGroupListProto"
     ),
+    "ReplicaGroup": "replica_ids 1 int64*",
+    "CollectiveDeviceListProto": "replica_groups 1 ReplicaGroup*",
+    "IotaReplicaGroupListProto": (
+        "num_replica_groups 1 int64, num_devices_per_group 2 int64, iota_reshape_dims 3 int64*, "
+        "iota_transpose_perm 4 int32*"
+    ),
+    "MeshAxis": "name 1 string, size 2 int64",
+    "IotaTransform": "reshape_dims 1 int64*, transpose_perm 2 int64*",
+    "MeshProto": "axes 1 MeshAxis*, device_ids 2 int64*, iota_transform 3 IotaTransform",
+    "SubAxis": "pre_size 1 int64, size 2 int64",
+    "AxisRefProto": "mesh_axis_index 1 int64, sub_axis_info 2 SubAxis",
+    "MeshAxesReplicaGroupListProto": "mesh 1 MeshProto, axes 2 AxisRefProto*",
+    "SourceTarget": "source 1 int64, target 2 int64",
+    "ComputationDevice": "replica_device_ids 1 int64*",
+    "DeviceAssignmentProto": (
+        "replica_count 1 int32, computation_count 2 int32, computation_devices 3 ComputationDevice*"
+    ),
+    "InstructionSequence": "instruction_ids 1 int64*",
+    "HloScheduleProto": "sequences 1 map<InstructionSequence>",
     "HloComputationProto": "name 1 string, instructions 2 HloInstructionProto*, id 5 int64, root_id 6 int64",
     "FileLocation": "file_name_id 1 int32, function_name_id 2 int32, line 3 int32",
     "StackFrame": "file_location_id 1 int32, parent_frame_id 2 int32",
@@ -82,13 +108,23 @@ HLO_FIELDS: dict[str, str] = {
     ),
     "HloModuleProto": (
         "name 1 string, computations 3 HloComputationProto*, id 5 int64, entry_computation_id 6 int64, "
+        "schedule 7 HloScheduleProto, device_assignment 15 DeviceAssignmentProto, "
         "stack_frame_index 17 StackFrameIndexProto"
     ),
+    "Assigned": "logical_buffer_id 1 int64, offset 2 int64, size 3 int64",
     "BufferAllocationProto": (
         "index 1 int64, size 2 int64, is_thread_local 3 bool, is_entry_computation_parameter 5 bool, "
-        "maybe_live_out 7 bool, color 8 int64, is_constant 12 bool"
+        "maybe_live_out 7 bool, color 8 int64, assigned 9 Assigned*, is_constant 12 bool, "
+        "is_parameter_aliased_with_output 13 bool"
     ),
-    "BufferAssignmentProto": "buffer_allocations 3 BufferAllocationProto*",
+    "Location": "instruction_name 2 string, shape_index 3 int64*, instruction_id 4 int64",
+    "LogicalBufferProto": "id 1 int64, size 2 int64, defined_at 3 Location, color 4 int64",
+    "Event": "kind 1 int32, buffer_id 2 int64, share_with_canonical_id 5 int64",
+    "HeapSimulatorTrace": "events 1 Event*",
+    "BufferAssignmentProto": (
+        "logical_buffers 1 LogicalBufferProto*, buffer_allocations 3 BufferAllocationProto*, "
+        "heap_simulator_traces 4 HeapSimulatorTrace*"
+    ),
     "HloProto": "hlo_module 1 HloModuleProto, buffer_assignment 3 BufferAssignmentProto",
 }
 

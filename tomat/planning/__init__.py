@@ -1,0 +1,1 @@
+"""What a training step needs on a TPU slice, found by compiling it where there is no TPU."""

@@ -1,0 +1,330 @@
+"""How often a region of a TPU program runs, read off the scalar instructions that decide it.
+
+The final VLIW bundles of an op are in a form where every value is defined once (``%s46_s6 = sadd.s32 1, %s20004_s17``:
+value ``s46`` in register ``s6``), but for values spilled to scalar memory, which have several stores. From these
+definitions the trip count of a loop and the share of the iterations in which a predicated region runs follow, wherever
+they depend on loop counters, on indices of a kernel's grid or on prefetched operands alone.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from bisect import bisect_left
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+DEFINITION = re.compile(r"%([sp]\d+)_[sp]\d+ = ([a-z][\w.]*)\s*(.*?)(?=\s+;;|\s+\}(?:\s|$)|$)")
+_STORE = re.compile(r"= sst \[smem:\[(#allocation\d+_spill)\]\] %([sp]\d+)_")
+_GRID_INDEX = re.compile(r"iter bound = (\d+)")
+_PREFETCH = re.compile(r"= dma\.\w+_to_smem .*?/\*(?:vmem|hbm)=\*/%(s\d+)_.*?/\*smem=\*/(%s\d+|\[#allocation\d+\])")
+_PREFETCHED = re.compile(r"#allocation(\d+)(?!\d|_spill)")
+_COMMENT = re.compile(r"/\*.*?\*/")
+
+MAX_COMBINATIONS = 1 << 20
+"""Largest number of index combinations that are tried one by one to find a share."""
+
+_MASK = (1 << 32) - 1
+
+
+def _signed(value: int) -> int:
+    value &= _MASK
+    return value - (1 << 32) if value >> 31 else value
+
+
+_BINARY: dict[str, Callable[[int, int], int]] = {
+    "sadd": lambda a, b: a + b,
+    "ssub": lambda a, b: a - b,
+    "smul": lambda a, b: a * b,
+    "sshll": lambda a, b: a << (b & 31),
+    "sshrl": lambda a, b: (a & _MASK) >> (b & 31),
+    "sshra": lambda a, b: a >> (b & 31),
+    "sand": lambda a, b: a & b,
+    "sor": lambda a, b: a | b,
+    "sxor": lambda a, b: a ^ b,
+    "smin": min,
+    "smax": max,
+    "por": lambda a, b: int(bool(a or b)),
+    "pand": lambda a, b: int(bool(a and b)),
+    "pnand": lambda a, b: int(not (a and b)),
+    "pnor": lambda a, b: int(not (a or b)),
+    "pxor": lambda a, b: int(bool(a) != bool(b)),
+    "scmp.eq": lambda a, b: int(a == b),
+    "scmp.ne": lambda a, b: int(a != b),
+    "scmp.lt": lambda a, b: int(a < b),
+    "scmp.le": lambda a, b: int(a <= b),
+    "scmp.gt": lambda a, b: int(a > b),
+    "scmp.ge": lambda a, b: int(a >= b),
+}
+_UNARY: dict[str, Callable[[int], int]] = {"smov": lambda a: a, "pmov": lambda a: a, "pneg": lambda a: int(not a)}
+
+
+@dataclass(frozen=True)
+class Symbol:
+    """What a value depends on that the instructions leave open: `counter` of a loop, `grid` index, `operand`, or
+    `unknown`; `index` is the loop's first bundle, the dimension of the grid or the number of the operand."""
+
+    kind: str
+    index: int = -1
+    start: int = 0
+    """First value of a counter; it advances by `step`."""
+    step: int = 1
+
+
+UNKNOWN = Symbol("unknown")
+
+Expression = Symbol | int | tuple
+"""A symbol, a constant, or (operation, argument, ...)."""
+
+
+@dataclass
+class _Definition:
+    bundle: int
+    operation: str
+    text: str
+
+
+@dataclass
+class ScalarCode:
+    """The scalar and predicate definitions of one op, and the loops around them."""
+
+    loops: list[tuple[int, int]] = field(default_factory=list)
+    """[first bundle, bundle after the last) of each loop."""
+    regions: list[tuple[int, int]] = field(default_factory=list)
+    """The same of each predicated region."""
+    _definitions: dict[str, _Definition] = field(default_factory=dict)
+    _stores: dict[str, list[tuple[int, str]]] = field(default_factory=dict)
+    _prefetches: list[tuple[str, str]] = field(default_factory=list)
+    _known: dict[str, Expression] = field(default_factory=dict)
+
+    def add(self, bundle: int, text: str) -> None:
+        """Takes note of the definitions and spills in a line of a bundle."""
+        for name, operation, arguments in DEFINITION.findall(text):
+            self._definitions[name] = _Definition(bundle, operation, arguments)
+        if "_spill" in text:
+            for slot, name in _STORE.findall(text):
+                self._stores.setdefault(slot, []).append((bundle, name))
+        if "_to_smem" in text:
+            self._prefetches += _PREFETCH.findall(text)
+
+    @cached_property
+    def prefetched(self) -> dict[int, int]:
+        """Allocation in scalar memory -> number of the operand copied into it before the kernel starts."""
+        found: dict[int, int] = {}
+        for source, destination in self._prefetches:
+            if destination.startswith("%"):
+                definition = self._definitions.get(destination[1:])
+                destination = definition.text if definition else ""
+            allocation = _PREFETCHED.search(destination)
+            for _ in range(8):  # through the address arithmetic to the operand
+                definition = self._definitions.get(source)
+                if definition is None:
+                    break
+                index = re.search(r"index: (\d+), kind: input", definition.text)
+                if definition.operation.startswith("inlined_call_operand") and index and allocation:
+                    found[int(allocation[1])] = int(index[1])
+                    break
+                inner = re.search(r"%(s\d+)_", _COMMENT.sub("", definition.text))
+                if inner is None:
+                    break
+                source = inner[1]
+        return found
+
+    def expression(self, name: str, depth: int = 0) -> Expression:
+        """What `name` (such as ``p205``) is in terms of constants and symbols."""
+        if name in self._known:
+            return self._known[name]
+        if depth > 60:
+            return UNKNOWN
+        self._known[name] = UNKNOWN  # what depends on itself other than as a counter is not known
+        found = self._expand(name, depth)
+        self._known[name] = found
+        return found
+
+    def _expand(self, name: str, depth: int) -> Expression:
+        definition = self._definitions.get(name)
+        if definition is None:
+            return UNKNOWN
+        bounds = set(_GRID_INDEX.findall(definition.text))
+        if len(bounds) == 1:
+            return Symbol("grid", int(bounds.pop()))
+        text = definition.text
+        operation = definition.operation
+        if operation == "sphi":
+            inputs = re.findall(r"%([sp]\d+)_", _COMMENT.sub("", text))
+            return self._counter(definition.bundle, inputs, name, depth) if len(inputs) == 2 else UNKNOWN
+        if operation == "sld":
+            return self._loaded(text, definition.bundle, name, depth)
+        if operation == "scalar_select":
+            text = re.sub(r"/\*(?:predicate|on_true|on_false)=\*/", "", text)
+        text = _COMMENT.sub("", text).strip().rstrip(",")
+        arguments = [a.strip() for a in re.split(r",\s*(?![^(]*\))", text) if a.strip()]
+        if arguments and re.fullmatch(r"\(!?%p\d+_p\d+\)", arguments[0]):
+            arguments = arguments[1:]  # only computed where its region runs: it is used nowhere else
+        elif arguments and "(" in arguments[0]:
+            return self._selected(arguments, depth)
+        values = [self._argument(a, depth) for a in arguments]
+        base = ".".join(operation.split(".")[:2]) if operation.startswith("scmp") else operation.split(".")[0]
+        if operation == "scalar_select" and len(values) == 3:
+            return ("select", *values)
+        if len(values) == 2 and base in _BINARY:
+            return _folded((base, *values))
+        if len(values) == 1 and base in _UNARY:
+            return values[0] if base != "pneg" else _folded((base, values[0]))
+        return UNKNOWN
+
+    def _argument(self, text: str, depth: int) -> Expression:
+        match = re.fullmatch(r"%([sp]\d+)_[sp]\d+", text)
+        if match:
+            return self.expression(match[1], depth + 1)
+        try:
+            return _signed(int(text, 0))
+        except ValueError:
+            return UNKNOWN
+
+    def _selected(self, arguments: list[str], depth: int) -> Expression:
+        """`smov (%p, old), new`: `new` where the predicate holds, else `old`."""
+        match = re.fullmatch(r"\((!?)%(p\d+)_p\d+, (.+)\)", arguments[0])
+        if match is None or len(arguments) != 2:
+            return UNKNOWN
+        predicate = self.expression(match[2], depth + 1)
+        if match[1]:
+            predicate = _folded(("pneg", predicate))
+        return ("select", predicate, self._argument(arguments[1], depth), self._argument(match[3], depth))
+
+    def _counter(self, bundle: int, inputs: list[str], name: str, depth: int) -> Expression:
+        """A value that starts as `inputs[0]` and is advanced by a constant into `inputs[1]` on each iteration."""
+        start = self.expression(inputs[0], depth + 1)
+        if not isinstance(start, int):
+            return UNKNOWN
+        known = self._known
+        itself = Symbol("itself", bundle, len(known))
+        # Afresh, since what is found on the way is in terms of `itself` and holds nowhere else.
+        self._known = {k: v for k, v in known.items() if isinstance(v, Symbol) and v.kind == "itself"}
+        self._known[name] = itself
+        update = self.expression(inputs[1], depth + 1)
+        self._known = known
+        if isinstance(update, tuple) and update[0] == "sadd" and itself in update:
+            step = update[1] if update[2] == itself else update[2]
+            if isinstance(step, int) and step:
+                return Symbol("counter", bundle, start, step)
+        return UNKNOWN
+
+    def _loaded(self, text: str, bundle: int, name: str, depth: int) -> Expression:
+        spilled = re.search(r"#allocation\d+_spill", text)
+        if spilled is None:
+            allocation = _PREFETCHED.search(text)
+            operand = self.prefetched.get(int(allocation[1])) if allocation else None
+            return UNKNOWN if operand is None else Symbol("operand", operand)
+        stores = self._stores.get(spilled[0], [])
+        before = [store for store in stores if store[0] < bundle]
+        if not before:
+            return UNKNOWN
+        last = max(before)
+        if any(first <= last[0] < end and not first <= bundle < end for first, end in self.regions):
+            return UNKNOWN  # stored in a region that may have been passed over
+        for first, end in sorted(self.loops, key=lambda loop: loop[0] - loop[1]):
+            if last[0] < first <= bundle < end:
+                later = [store for store in stores if bundle <= store[0] < end]
+                if later:
+                    return self._counter(first, [last[1], max(later)[1]], name, depth)
+        return self.expression(last[1], depth + 1)
+
+    def trip_count(self, first_bundle: int, predicate: str, negated: bool) -> int | None:
+        """How often the loop at `first_bundle` runs, which jumps back while `predicate` (or not, if `negated`)."""
+        condition = self.expression(predicate)
+        if negated:
+            condition = _folded(("pneg", condition))
+        symbols = symbols_of(condition)
+        if len(symbols) != 1:
+            return None
+        (symbol,) = symbols
+        if symbol.kind != "counter" or symbol.index != first_bundle:
+            return None
+        # The test stands at the end: one more iteration for each value of the counter that jumps back.
+        low, high = 0, 1
+        again = lambda n: bool(_evaluate(condition, {symbol: symbol.start + n * symbol.step}))  # noqa: E731
+        while again(high - 1):
+            low, high = high, high * 2
+            if high > 1 << 32:
+                return None
+        return low + bisect_left(range(low, high), True, key=lambda n: not again(n)) + 1
+
+    def share(
+        self, predicate: str, negated: bool, trips: Mapping[int, int | None], grid: tuple[int, ...]
+    ) -> tuple[float | None, str]:
+        """In which share of the cases a predicate (or its negation) holds, and what it depends on.
+
+        Args:
+            predicate: Name of the predicate value.
+            negated: Whether its negation is asked for.
+            trips: Loop (first bundle) -> trip count.
+            grid: Sizes of the kernel's grid, empty if it has none.
+
+        Returns:
+            The share, None where it depends on data or is beyond this reader; and `constant`, `iteration`,
+            `grid D,...`, `operand N,...` or `unknown`.
+        """
+        condition = self.expression(predicate)
+        if negated:
+            condition = _folded(("pneg", condition))
+        symbols = symbols_of(condition)
+        kinds = {symbol.kind for symbol in symbols}
+        if not symbols:
+            return float(bool(_evaluate(condition, {}))), "constant"
+        if "unknown" in kinds:
+            return None, "unknown"
+        if "operand" in kinds:
+            return None, "operand " + ",".join(sorted({str(s.index) for s in symbols if s.kind == "operand"}))
+        values: list[range] = []
+        for symbol in symbols:
+            count = trips.get(symbol.index) if symbol.kind == "counter" else _dimension(grid, symbol.index)
+            if not count:
+                return None, "unknown"
+            values.append(range(symbol.start, symbol.start + count * symbol.step, symbol.step))
+        if math.prod(len(v) for v in values) > MAX_COMBINATIONS:
+            return None, "unknown"
+        held = sum(
+            bool(_evaluate(condition, dict(zip(symbols, case, strict=True)))) for case in itertools.product(*values)
+        )
+        dimensions = sorted(symbol.index for symbol in symbols if symbol.kind == "grid")
+        reason = "grid " + ",".join(map(str, dimensions)) if dimensions else "iteration"
+        return held / math.prod(len(v) for v in values), reason
+
+
+def _dimension(grid: tuple[int, ...], index: int) -> int:
+    return grid[index] if 0 <= index < len(grid) else 0
+
+
+def symbols_of(expression: Expression) -> tuple[Symbol, ...]:
+    """The distinct symbols in an expression, in order of appearance."""
+    found: dict[Symbol, None] = {}
+    open_ = [expression]
+    while open_:
+        item = open_.pop()
+        if isinstance(item, Symbol):
+            found[item] = None
+        elif isinstance(item, tuple):
+            open_ += item[1:]
+    return tuple(found)
+
+
+def _folded(expression: tuple) -> Expression:
+    return expression if symbols_of(expression) else _evaluate(expression, {})
+
+
+def _evaluate(expression: Expression, values: Mapping[Symbol, int]) -> int:
+    if isinstance(expression, int):
+        return expression
+    if isinstance(expression, Symbol):
+        return values[expression]
+    operation, *arguments = expression
+    if operation == "select":
+        chosen = arguments[1] if _evaluate(arguments[0], values) else arguments[2]
+        return _evaluate(chosen, values)
+    known = [_evaluate(a, values) for a in arguments]
+    if len(known) == 1:
+        return _signed(_UNARY[operation](known[0]))
+    return _signed(_BINARY[operation](known[0], known[1]))

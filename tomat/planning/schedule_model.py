@@ -1,0 +1,235 @@
+"""Seconds of a TPU kernel from the compiler's own schedule: bundles x how often each region runs.
+
+A bundle takes one cycle. The compiler spaces the instructions of a matrix unit, of the transcendental unit and of the
+cross-lane unit as far apart as these units need, so their occupancy is in the count already (on the reference 200M step
+no region has more `mxu_cycles` than bundles). What the count leaves out is waiting: for HBM, where a step of a Pallas
+kernel moves more than it computes (taken into account here), and for other chips.
+"""
+
+from __future__ import annotations
+
+import array
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tomat.performance.hlo import HloProgram, Instruction
+from tomat.performance.hlo_costs import kernel_hbm_bytes
+from tomat.planning.llo import OpSchedule, Region
+
+UNCOUNTED_LOOP_SHARE = 0.01
+"""Above this share of an op's executed bundles in loops of unknown trip count (counted once) no time is given."""
+
+
+@dataclass(frozen=True)
+class ScheduleTime:
+    """What an op's schedule says about one execution of it."""
+
+    seconds: float
+    bundle_seconds: float
+    """Executed bundles, one a cycle."""
+    mxu_seconds: float
+    """The busier matrix unit at work, within `bundle_seconds`."""
+    hbm_seconds: float | None
+    """Pallas kernels: time for the blocks they fetch. Of a splash kernel an upper bound (each input block anew in each
+    active step), of others a lower one (each array once). None for other ops and where no bandwidth is given."""
+    bound: str
+    """`bundles` or `hbm`."""
+    active_share: float | None
+    """Splash kernels: share of the grid's steps whose block the mask does not empty."""
+    assumed_bundle_share: float
+    """Share of the executed bundles in predicated regions that were taken to be entered, for want of knowing better."""
+
+
+def schedule_seconds(
+    program: HloProgram, instruction: Instruction, schedule: OpSchedule, clock_hz: float
+) -> float | None:
+    """Seconds of one execution of `instruction` by its schedule; None where `schedule_time` gives none."""
+    time = schedule_time(program, instruction, schedule, clock_hz)
+    return None if time is None else time.seconds
+
+
+def schedule_time(
+    program: HloProgram,
+    instruction: Instruction,
+    schedule: OpSchedule,
+    clock_hz: float,
+    hbm_bytes_per_second: float | None = None,
+) -> ScheduleTime | None:
+    """One execution of `instruction` by its schedule; None if the trip count of a loop that matters is unknown.
+
+    Predicated regions that depend on a loop counter or a grid index alone count in their share of the iterations, those
+    of a splash kernel that depend on its mask in the share of its active blocks, all others (the remainders of dynamic
+    slices, what depends on data) as entered each time.
+
+    Args:
+        program: The program, for the constants that the kernel reads.
+        instruction: The op.
+        schedule: Its schedule (`matched_schedules`).
+        clock_hz: Clock of the core.
+        hbm_bytes_per_second: Bandwidth; None: transfers are not held against the computation.
+    """
+    active = active_share(program, instruction, schedule)
+
+    def executions(region: Region) -> float | None:
+        return active if region.executions is None and region.reason.startswith("operand") else None
+
+    bundles = schedule.executed(lambda region: region.bundles, executions)
+    uncounted = schedule.executed(_bundles_where(schedule, "loop", set()), executions)
+    if not bundles or uncounted > UNCOUNTED_LOOP_SHARE * bundles:
+        return None
+    decided = {"operand"} if active is not None else set()
+    assumed = schedule.executed(_bundles_where(schedule, "branch", decided), executions)
+    mxu = schedule.executed(lambda region: region.mxu_cycles, executions)
+    seconds = bundles / clock_hz
+    hbm = None
+    if schedule.windows and hbm_bytes_per_second:
+        # Blocks are double-buffered: the fetch for the next step runs beside the computation of this one, so that the
+        # active steps take the longer of the two; those skipped fetch nothing.
+        skipped = 0.0
+        if active is None:
+            hbm = kernel_hbm_bytes(program, instruction) / hbm_bytes_per_second
+        else:
+            per_step = sum(region.read_bytes for region in schedule.body.walk())
+            hbm = active * math.prod(schedule.grid) * per_step / hbm_bytes_per_second
+            skipped = (1.0 - active) * _executed_without(schedule, executions) / clock_hz
+        seconds = max(seconds, hbm + skipped)
+    return ScheduleTime(
+        seconds=seconds,
+        bundle_seconds=bundles / clock_hz,
+        mxu_seconds=mxu / clock_hz,
+        hbm_seconds=hbm,
+        bound="hbm" if seconds > bundles / clock_hz else "bundles",
+        active_share=active,
+        assumed_bundle_share=assumed / bundles,
+    )
+
+
+def _bundles_where(schedule: OpSchedule, kind: str, decided: set[str]):
+    """Counts the bundles inside regions of `kind` whose executions are open, for `OpSchedule.executed`."""
+    inside: set[int] = set()
+    for region in schedule.body.walk():
+        if region.kind == kind and region.executions is None and region.reason.split()[0] not in decided:
+            inside |= {id(inner) for inner in region.walk()}
+    return lambda region: region.bundles if id(region) in inside else 0
+
+
+def _executed_without(schedule: OpSchedule, executions) -> float:
+    """Executed bundles outside the regions that depend on an operand: what a skipped step costs, times the steps."""
+    masked: set[int] = set()
+    for region in schedule.body.walk():
+        if region.executions is None and region.reason.startswith("operand"):
+            masked |= {id(inner) for inner in region.walk()}
+    return schedule.executed(lambda region: 0 if id(region) in masked else region.bundles, executions)
+
+
+def is_splash(instruction: Instruction) -> bool:
+    """Whether an instruction is one of the kernels of JAX's splash attention (they are named so)."""
+    return instruction.custom_call_target == "tpu_custom_call" and "splash_m" in instruction.op_name
+
+
+def active_share(program: HloProgram, instruction: Instruction, schedule: OpSchedule) -> float | None:
+    """Which share of a splash kernel's grid steps its mask leaves something to do; None for other kernels.
+
+    The kernel reads it from prefetched operand 1 (`block_mask`: 0 for a block that the mask empties, 1 partly masked,
+    2 full; JAX's `splash_attention_mask_info.MaskInfo`), a constant of the program for causal and local masks. Without
+    operand 1, or where it is not a constant, every step counts as active.
+    """
+    masked = [r for r in schedule.body.walk() if r.executions is None and r.reason.startswith("operand")]
+    if not is_splash(instruction) or not masked:
+        return None
+    number = int(masked[0].reason.split()[1].split(",")[-1])
+    operands = program.operands(instruction)
+    blocks = constant_integers(program, operands[number]) if number < len(operands) else None
+    return sum(b > 0 for b in blocks) / len(blocks) if blocks else 1.0
+
+
+def constant_integers(program: HloProgram, instruction: Instruction) -> list[int] | None:
+    """The values of an integer array that is a constant of the program, followed through copies and loops that hand it
+    on unchanged; None where it is computed."""
+    loops = {called: i for body in program.computations.values() for i in body if i.opcode == "while"
+             for called in i.called_ids}  # fmt: skip
+    current: Instruction | None = instruction
+    for _ in range(64):
+        if current is None:
+            return None
+        if current.opcode == "constant":
+            literal = current.proto.literal
+            for code, data in (("b", literal.s8s), ("h", literal.s16s)):  # little-endian, as libtpu's hosts are
+                if data:
+                    return list(array.array(code, data))
+            return list(literal.s32s) or None
+        operands = program.operands(current)
+        if current.opcode in ("copy", "copy-start", "copy-done", "bitcast", "reshape") and operands:
+            current = operands[0]
+        elif current.opcode == "get-tuple-element":
+            current = _element(program, operands[0], current.proto.tuple_index, loops)
+        else:
+            return None
+    return None
+
+
+def _element(
+    program: HloProgram, source: Instruction, index: int, loops: Mapping[int, Instruction]
+) -> Instruction | None:
+    """Element `index` of a tuple, taken from before a loop if the loop does not change it."""
+    if source.opcode == "tuple":
+        return program.operands(source)[index]
+    loop = source if source.opcode == "while" else loops.get(source.computation_id)
+    if loop is None or (source is not loop and source.opcode != "parameter"):
+        return None
+    root = program.root(loop.called_ids[0])
+    if root is None or root.opcode != "tuple":
+        return None
+    kept = program.operands(root)[index]
+    if kept.opcode != "get-tuple-element" or kept.proto.tuple_index != index:
+        return None
+    initial = program.operands(loop)[0]
+    return program.operands(initial)[index] if initial.opcode == "tuple" else None
+
+
+def matched_schedules(program: HloProgram, schedules: Mapping[str, OpSchedule]) -> dict[str, OpSchedule]:
+    """The schedule of each instruction of `program` that has one, by name.
+
+    libtpu compiles what occurs more than once (the two halves of a windowed einsum, the recomputed forward of a
+    checkpointed layer) once: an instruction without a schedule of its own has that of an equal one, with the same
+    opcode, operand and result layouts, backend estimate and computation.
+    """
+    by_key: dict[tuple, OpSchedule] = {}
+    waiting: list[tuple[str, tuple]] = []
+    found: dict[str, OpSchedule] = {}
+    for instruction in program.by_id.values():
+        schedule = schedules.get(instruction.name)
+        if schedule is not None:
+            found[instruction.name] = schedule
+            by_key.setdefault(_key(program, instruction), schedule)
+        elif instruction.opcode in ("fusion", "custom-call", "copy", "broadcast", "iota", "convert", "add"):
+            waiting.append((instruction.name, _key(program, instruction)))
+    for name, key in waiting:
+        if key in by_key:
+            found[name] = by_key[key]
+    return found
+
+
+def _key(program: HloProgram, instruction: Instruction) -> tuple:
+    """What two instructions with the same code have in common."""
+
+    def shape(i: Instruction) -> tuple:
+        return tuple(_layout(part) for part in (i.proto.shape.tuple_shapes or (i.proto.shape,)))
+
+    inner = tuple((i.opcode, shape(i)) for i in program.inner(instruction)) if instruction.opcode == "fusion" else ()
+    kernel = instruction.op_name.rsplit("/", 2)[-2:] if instruction.opcode == "custom-call" else ()
+    return (
+        instruction.opcode,
+        instruction.custom_call_target,
+        tuple(kernel),
+        instruction.estimated_cycles,
+        shape(instruction),
+        tuple(shape(o) for o in program.operands(instruction)),
+        inner,
+    )
+
+
+def _layout(proto) -> tuple:
+    layout = proto.layout
+    return (proto.element_type, tuple(proto.dimensions), tuple(layout.minor_to_major), layout.memory_space)

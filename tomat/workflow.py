@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:  # the verb pays for these only when it runs
     from tomat.evaluation.result import TeacherForcedResult
     from tomat.training.config import TrainConfig
+    from tomat.training.origins import Continuation
+    from tomat.training.preemption import StopRequest
     from tomat.training.run import TrainResult
 
 DEFAULT_CONFIG = Path("configs/train/demo.yaml")
@@ -27,13 +29,33 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         "train",
         help="train a model, evaluate it on held-out materials, write the run's page",
         description="Train a model, evaluate it on held-out materials and write the run's page. The same run_name "
-        "continues the same run. Any setting of the configuration can follow as --a.b VALUE.",
+        "continues the same run, from its newest whole checkpoint. Any setting of the configuration can follow as "
+        "--a.b VALUE.",
         epilog="Settings: tomat/training/config.py documents every field.",
     )
     parser.add_argument(
         "--config_path", type=Path, metavar="FILE", help=f"configuration (default: {DEFAULT_CONFIG} of a checkout)"
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures of the run")
+    parser.add_argument(
+        "--allow_change",
+        default="",
+        metavar="KEY[,KEY...]",
+        help="settings, such as optimizer.learning_rate, that may differ from those the run began with; recorded",
+    )
+    parser.add_argument(
+        "--fork",
+        metavar="NEW_NAME",
+        help="begin run NEW_NAME with model, optimizer state and step of a checkpoint of the run that run_name names",
+    )
+    parser.add_argument(
+        "--fork_step", type=int, metavar="N", help="fork checkpoint step-N (default: the newest whole one)"
+    )
+    parser.add_argument(
+        "--warm_start",
+        metavar="RUN_OR_CHECKPOINT",
+        help="begin a new run with the weights alone of another one: fresh optimizer, step 0, its own warm-up",
+    )
     parser.set_defaults(run=run_train, takes_overrides=True)
 
 
@@ -48,20 +70,37 @@ def run_train(args: argparse.Namespace) -> int:
 
     from tomat.reporting import write_json
     from tomat.training.config import load_config
-    from tomat.training.preemption import EXIT_STATUS
+    from tomat.training.origins import Continuation
+    from tomat.training.preemption import EXIT_STATUS, StopRequest
 
-    figures = train_and_report(load_config(path, args.overrides), started)
-    if args.json is not None:
-        write_json(args.json, figures)
+    config = load_config(path, args.overrides)
+    fork_of = None
+    if args.fork is not None:
+        fork_of = config.run_name
+        config = load_config(path, [*args.overrides, "--run_name", args.fork])
+    allow = tuple(key for key in args.allow_change.split(",") if key)
+    continuation = Continuation(allow, fork_of, args.fork_step, args.warm_start)
+    stop = StopRequest(config.preemption.grace_seconds)
+    with stop.listening():
+        figures = train_and_report(config, started, continuation, stop)
+        if args.json is not None:
+            write_json(args.json, figures)
     return EXIT_STATUS if figures["training"]["preempted"] else 0
 
 
-def train_and_report(config: "TrainConfig", started: float) -> dict[str, Any]:
+def train_and_report(
+    config: "TrainConfig",
+    started: float,
+    continuation: "Continuation | None" = None,
+    stop: "StopRequest | None" = None,
+) -> dict[str, Any]:
     """Train, evaluate, draw, write the page.
 
     Args:
         config: The run.
         started: `time.monotonic()` when the user's command began, for `total_seconds`.
+        continuation: Changes by leave, a fork, a warm start; None: none of them.
+        stop: Listening to SIGTERM; None: only the training does.
 
     Returns:
         The run's figures, units in the keys.
@@ -73,8 +112,9 @@ def train_and_report(config: "TrainConfig", started: float) -> dict[str, Any]:
     from tomat.training.published import is_remote, publish
     from tomat.training.run import train
 
-    result = train(config)
-    profile_page = write_profile_page(config, result)
+    result = train(config, continuation, stop)
+    # What is left of the grace is for the log and the page.
+    profile_page = None if result.preempted else write_profile_page(config, result)
     evaluation = None
     if config.evaluation.patches_per_material > 0 and config.data.source == "embedded" and not result.preempted:
         evaluation = evaluate_embedded(config, result)

@@ -241,8 +241,9 @@ class RunTimes:
 
         A row has `step_seconds` and `wall_seconds`, and may have `compile_seconds`, `eval_seconds`,
         `checkpoint_seconds`, `profiler_seconds`, and Levanter's `throughput/loading_time` and `throughput/hook_time`
-        (all hooks, those three among them), in seconds. What was compiled lies inside another part: it is taken out of
-        the step as far as that exceeds the median step, then out of the evaluation; the rest was in nobody's time.
+        (all hooks, evaluation and profiler among them), in seconds. What was compiled lies inside another part: it is
+        taken out of the step as far as that exceeds the median step, then out of the evaluation; the rest was in
+        nobody's time.
 
         Raises:
             TomatError: No row has a step time.
@@ -270,14 +271,14 @@ class RunTimes:
             hooks = _seconds(row, "hook_seconds", "throughput/hook_time")
             in_step = min(compiled, max(0.0, step - typical))
             in_evaluation = min(compiled - in_step, evaluation)
-            row_wall = _seconds(row, "wall_seconds") or step + loading + max(hooks, evaluation + checkpoint + profiler)
+            row_wall = _seconds(row, "wall_seconds") or step + loading + checkpoint + max(hooks, evaluation + profiler)
             found = {
                 "compile": compiled,
                 "data_loading": loading,
                 "evaluation": evaluation - in_evaluation,
                 "checkpoint": checkpoint,
                 "profiler": profiler,
-                "hooks": max(0.0, hooks - evaluation - checkpoint - profiler),
+                "hooks": max(0.0, hooks - evaluation - profiler),
             }
             for part, seconds in found.items():
                 parts[part] += seconds

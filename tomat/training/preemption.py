@@ -1,51 +1,234 @@
 """Stopping a run in good order when the machine is about to be taken away."""
 
+import contextlib
+import os
 import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from types import FrameType
 
 import jax
+import numpy as np
 from jax.experimental import multihost_utils
 
+from tomat.errors import TomatError
+
 EXIT_STATUS = 128 + signal.SIGTERM
-"""What the process exits with after it stopped in good order: 143, which launchers know as "ended by SIGTERM"."""
+"""What the process exits with after SIGTERM: 143, which launchers know as "ended by SIGTERM": start it again."""
+
+NOTICES = {"preempted": ("TRUE",), "maintenance-event": ("TERMINATE_ON_HOST_MAINTENANCE",)}
+"""Keys of `http://metadata.google.internal/computeMetadata/v1/instance/` and the values that announce the end of the
+machine (Compute Engine documentation: "Create and use Spot VMs", "Monitor and plan for a host maintenance event")."""
+
+
+@dataclass(frozen=True)
+class PreemptionConfig:
+    """How a run reacts to losing its machine."""
+
+    grace_seconds: float = 25.0
+    """From SIGTERM to the end of the process, at most: the step, the checkpoint with its commit, the trackers. A v6e
+    that is taken away leaves 30 s."""
+    maintenance_notice: bool = True
+    """On a TPU VM, stop as on SIGTERM when its metadata server announces a preemption or a maintenance that ends it."""
+    poll_seconds: float = 2.0
+    """How often the metadata server is asked."""
+
+    def __post_init__(self) -> None:
+        for name in ("grace_seconds", "poll_seconds"):
+            if not getattr(self, name) > 0:
+                raise TomatError(f"preemption.{name} is {getattr(self, name)}; expected a number of seconds above 0.")
 
 
 class StopRequest:
-    """Whether the run has been asked to stop; all hosts of a slice get the same answer at the same step."""
+    """Whether the process has been asked to stop; all hosts of a slice get the same answer at the same step.
 
-    def __init__(self) -> None:
-        self._signalled = False
+    Before the first step, and after the last checkpoint, nothing would be lost: there SIGTERM ends the process at once,
+    as an exception that closes whatever is open. Between them (`defer`) it is only noted, and the loop asks `reached`
+    after every step. A thread that no compilation can hold up watches the grace and a second signal.
+
+    Args:
+        grace_seconds: How long the process may live after the first signal.
+        on_overrun: Called with one sentence when the grace is over, before the process is ended.
+    """
+
+    def __init__(self, grace_seconds: float = 25.0, on_overrun: Callable[[str], None] | None = None) -> None:
+        self.grace_seconds = grace_seconds
+        self.on_overrun = on_overrun
+        self.cause = ""
+        """`SIGTERM`, or the notice that was read; empty while nobody asked."""
         self.agreed = False
         """`reached` has answered yes."""
+        self.unsaved = False
+        """Steps have been done since the last checkpoint that is complete."""
+        self.step = 0
+        """Steps done, for the history."""
+        self._deferred = False
+        self._asked_at: float | None = None
+        self._signals_allowed = 1
+        self._signals = 0
+        self._lock = threading.Lock()
+        self._closed = threading.Event()
 
-    def reached(self, step: int) -> bool:
-        """Whether to stop after `step`. Every host must ask after every step.
+    @property
+    def asked(self) -> bool:
+        """This host has been told to stop."""
+        return self._asked_at is not None
 
-        Of several hosts each may be told at another moment; stopping there would leave the others in a collective.
-        JAX's preemption service, which listens to SIGTERM itself where `jax.distributed` runs, picks one step for all.
+    @property
+    def remaining_seconds(self) -> float:
+        """What is left of the grace; infinite while nobody asked."""
+        return float("inf") if self._asked_at is None else self._asked_at + self.grace_seconds - time.monotonic()
+
+    def reached(self) -> bool:
+        """Whether to stop after the step just done. Every host must ask after every step.
+
+        Of several hosts each may be told at another moment, and stopping there would leave the others in a collective:
+        they stop after the first step at whose end one of them had been told.
         """
+        mine = self.asked
         if jax.process_count() > 1:
-            self.agreed = self.agreed or multihost_utils.reached_preemption_sync_point(step)
-        else:
-            self.agreed = self.agreed or self._signalled
+            mine = bool(np.any(multihost_utils.process_allgather(np.array(mine))))
+        self.agreed = self.agreed or mine
         return self.agreed
 
-    @contextmanager
+    def defer(self, step: int) -> None:
+        """From now on there are steps to save, `step` by now: a signal is noted, for whoever asks `reached`."""
+        self.step = step
+        self._deferred = True
+        self.unsaved = True
+
+    def resume_at_once(self) -> None:
+        """From now on nothing would be lost: a signal ends the process, and so does one that was noted unanswered."""
+        self._deferred = False
+        self.unsaved = False
+        if self.asked and not self.agreed:
+            raise SystemExit(EXIT_STATUS)
+
+    def limit_exit(self, status: int) -> None:
+        """End the process with `status` after the grace, if it has not ended by itself.
+
+        After an error on one of several hosts: what is open may wait for hosts that are gone.
+        """
+        timer = threading.Timer(self.grace_seconds, _leave, (status, "the hosts that are left did not answer"))
+        timer.daemon = True
+        timer.start()
+
+    @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
-        """Take SIGTERM while the context is open, in the main thread; a second one ends the process at once."""
-        if jax.process_count() > 1:
-            yield
-            return
-        before = signal.signal(signal.SIGTERM, self._on_signal)
+        """Take SIGTERM while the context is open. Python gives signals to the main thread alone: elsewhere, nothing."""
+        main = threading.current_thread() is threading.main_thread()
+        before = signal.getsignal(signal.SIGTERM)
+        read_end, write_end = os.pipe()
+        os.set_blocking(write_end, False)
+        wakeup_before = -1
+        if main:
+            # The byte is written by the signal itself, whatever the main thread is doing; the handler below only runs
+            # once Python code does, which a compilation of minutes keeps waiting.
+            wakeup_before = signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
+            self.take_over()
+        watcher = threading.Thread(target=self._watch, args=(read_end,), name="preemption", daemon=True)
+        watcher.start()
         try:
             yield
         finally:
-            signal.signal(signal.SIGTERM, before)
+            self._closed.set()
+            if main:
+                signal.set_wakeup_fd(wakeup_before)
+                signal.signal(signal.SIGTERM, before if before is not None else signal.SIG_DFL)
+            with contextlib.suppress(OSError):
+                os.write(write_end, b"\0")
+            watcher.join()
+            os.close(read_end)
+            os.close(write_end)
+
+    def poll_notices(self, poll_seconds: float) -> None:
+        """From now on ask the machine's metadata server for a notice, in a thread; one counts as a first SIGTERM.
+
+        Args:
+            poll_seconds: How often.
+        """
+        threading.Thread(target=self._poll_notices, args=(poll_seconds,), name="notices", daemon=True).start()
+
+    def take_over(self) -> None:
+        """Install the handler of SIGTERM; again after a library has put its own in its place."""
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, self._on_signal)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        if self._signalled:
-            sys.exit(EXIT_STATUS)
-        self._signalled = True
+        self._ask("SIGTERM")
+        if not self._deferred:
+            raise SystemExit(EXIT_STATUS)
+
+    def _ask(self, cause: str) -> None:
+        with self._lock:
+            if self._asked_at is None:
+                self._asked_at = time.monotonic()
+                self.cause = cause
+
+    def _watch(self, read_end: int) -> None:
+        """Count signals as they arrive, and end the process at a second one or when the grace is over."""
+        waiter = threading.Thread(target=self._watch_grace, name="grace", daemon=True)
+        waiter.start()
+        while not self._closed.is_set():
+            for number in os.read(read_end, 64):
+                if number != signal.SIGTERM:
+                    continue
+                self._signals += 1
+                self._ask("SIGTERM")
+                if self._signals > self._signals_allowed:
+                    _leave(EXIT_STATUS, "a second SIGTERM: leaving at once")
+
+    def _watch_grace(self) -> None:
+        while not self._closed.wait(min(0.2, max(self.remaining_seconds, 0.01))):
+            if self.remaining_seconds > 0:
+                continue
+            what = (
+                "the step and its checkpoint were not done in time; the run goes on from its last whole checkpoint"
+                if self.unsaved
+                else "no step was left unsaved"
+            )
+            message = f"{self.cause}: {self.grace_seconds:.0f} s of grace are over: {what}"
+            if self.on_overrun is not None:
+                with contextlib.suppress(Exception):  # whatever happens, the process must end now
+                    self.on_overrun(message)
+            _leave(EXIT_STATUS, message)
+
+    def _poll_notices(self, poll_seconds: float) -> None:
+        """Ask the metadata server until it announces something that it did not announce at the start."""
+        known = {key: read_notice(key) for key in NOTICES}
+        while not self._closed.wait(poll_seconds):
+            for key, ends in NOTICES.items():
+                value = read_notice(key)
+                if value in ends and value != known[key]:
+                    self._signals_allowed += 1  # the one below; that of the machine going down may follow
+                    self._ask(f"{key} {value}")
+                    os.kill(os.getpid(), signal.SIGTERM)
+                    return
+                if value is not None:
+                    known[key] = value
+
+
+def read_notice(key: str, timeout_seconds: float = 2.0) -> str | None:
+    """`instance/<key>` of the machine's metadata server; None where there is no answer.
+
+    The server is Google's, or the one that `GCE_METADATA_HOST` names, as for Google's own libraries.
+    """
+    host = os.environ.get("GCE_METADATA_HOST", "metadata.google.internal")
+    request = urllib.request.Request(
+        f"http://{host}/computeMetadata/v1/instance/{key}", headers={"Metadata-Flavor": "Google"}
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=timeout_seconds) as answer:
+            return answer.read().decode().strip()
+    except (OSError, urllib.error.URLError, ValueError):
+        return None
+
+
+def _leave(status: int, message: str) -> None:
+    print(message, file=sys.stderr, flush=True)
+    os._exit(status)

@@ -8,11 +8,15 @@ from pathlib import Path
 
 import fsspec
 
+from tomat.training.history import HISTORY_FILE, read_events
+
+CONFIG_FILE = "config.yaml"
+CODEC_FILE = "codec.json"
 PUBLISHED = (
-    "config.yaml",
-    "codec.json",
+    CONFIG_FILE,
+    CODEC_FILE,
     "metrics.jsonl",
-    "history.jsonl",
+    HISTORY_FILE,
     "evaluation.json",
     "README.md",
     "loss.svg",
@@ -27,16 +31,18 @@ def is_remote(output_dir: str) -> bool:
 
 
 def fetch(run_url: str, run_dir: Path) -> list[str]:
-    """Copy the published files that `run_dir` lacks; what is there is newer.
+    """Copy the published files that `run_dir` lacks, or all of them where another machine went on with the run since.
 
     Returns:
         The names that were copied.
     """
     files, root = fsspec.core.url_to_fs(run_url)
+    files.invalidate_cache()
     copied = []
     run_dir.mkdir(parents=True, exist_ok=True)
+    overtaken = _last_time(run_url) > _last_time(run_dir)
     for name in PUBLISHED:
-        if not (run_dir / name).exists() and files.exists(f"{root}/{name}"):
+        if (overtaken or not (run_dir / name).exists()) and files.exists(f"{root}/{name}"):
             (run_dir / name).write_bytes(files.cat_file(f"{root}/{name}"))
             copied.append(name)
     return copied
@@ -53,3 +59,9 @@ def publish(run_url: str, run_dir: Path) -> list[str]:
     for name in copied:
         files.pipe_file(f"{root}/{name}", (run_dir / name).read_bytes())
     return copied
+
+
+def _last_time(run: Path | str) -> str:
+    """When the last event of a run's history was written; empty where it has none."""
+    events = read_events(run)
+    return str(events[-1].get("time", "")) if events else ""

@@ -1,11 +1,11 @@
-"""Refusing to continue a run as another one.
+"""Continuing a run as the run it was, and no other.
 
 Four of the first generation's scripts in a row resumed on other data than the run had; the loss spiked and nobody knew
-why. What decides what a model learns may therefore not change under a run's name; what only decides how fast or where
-it learns may.
+why. What decides what a model learns may therefore not change under a run's name, unless the change is named; what only
+decides how fast or where it learns may.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import fsspec
 import yaml
 
 from tomat.errors import TomatError
+from tomat.training.checkpoints import CHECKPOINT_FOLDER
 from tomat.training.config import TrainConfig
 from tomat.training.published import is_remote
 
@@ -43,8 +44,11 @@ FREE_KEYS = (
 )
 """What lies below a fixed key but decides only how the same numbers are computed."""
 
+Changes = dict[str, tuple[Any, Any]]
+"""Old and new value by dotted key."""
 
-def changed_keys(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+
+def changed_keys(old: Mapping[str, Any], new: Mapping[str, Any]) -> Changes:
     """Fixed keys whose value differs, each with its old and new value; a key absent on one side counts as None."""
     flat_old, flat_new = _flatten(old), _flatten(new)
     changed = {}
@@ -55,31 +59,83 @@ def changed_keys(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tu
     return changed
 
 
-def refuse_changes(recorded: Path, config: TrainConfig) -> None:
+def allowed_changes(
+    old: Mapping[str, Any], config: TrainConfig, allow: Sequence[str], what: str
+) -> tuple[Changes, list[str]]:
+    """The changes from `old` to `config`, all of which must be named.
+
+    Args:
+        old: The configuration on record.
+        config: The configuration about to run.
+        allow: Dotted keys that may differ.
+        what: Names the run on record in the error, such as "run 'a' exists".
+
+    Returns:
+        The changes, and the keys of `allow` that are no different.
+
+    Raises:
+        TomatError: With every difference that is not named, one a line; or a key that is no key of the configuration.
+    """
+    new = plain_values(config)
+    changed = changed_keys(old, new)
+    known = _flatten(new).keys() | _flatten(old).keys()
+    for key in allow:
+        if key not in known:
+            below = sorted(name for name in changed if name.startswith(key + "."))
+            hint = f"; below it these differ: {', '.join(below)}" if below else ""
+            raise TomatError(
+                f"--allow_change names '{key}', which is no key of the configuration{hint}. Give each key in full, "
+                "such as optimizer.learning_rate."
+            )
+    refused = {key: values for key, values in changed.items() if key not in allow}
+    if refused:
+        lines = "\n".join(f"  {key}: {before!r} -> {after!r}" for key, (before, after) in refused.items())
+        raise TomatError(
+            f"{what} with another configuration:\n{lines}\n"
+            "Use another run_name, or the values the run began with. A change that is meant is taken by name and "
+            f"recorded: --allow_change {','.join(refused)}"
+        )
+    return changed, [key for key in allow if key not in changed]
+
+
+def refuse_changes(recorded: Path, config: TrainConfig, allow: Sequence[str] = ()) -> tuple[Changes, list[str]]:
     """Stop if the run's folder belongs to a run that learns something else.
 
     Args:
         recorded: The `config.yaml` in the run's folder; nothing is checked where there is none, or no checkpoint.
         config: The configuration about to run.
+        allow: Dotted keys that may differ.
+
+    Returns:
+        As for `allowed_changes`.
 
     Raises:
-        TomatError: With every difference, one a line.
+        TomatError: As for `allowed_changes`.
     """
     files, root = fsspec.core.url_to_fs(config.run_dir if is_remote(config.output_dir) else str(recorded.parent))
-    if not recorded.exists() or not files.glob(f"{root}/checkpoints/step-*"):
-        return
+    if not recorded.exists() or not files.glob(f"{root}/{CHECKPOINT_FOLDER}/step-*"):
+        return {}, list(allow)
+    return allowed_changes(read_config(str(recorded)), config, allow, f"run '{config.run_name}' exists")
+
+
+def read_config(path: str) -> dict[str, Any]:
+    """A recorded `config.yaml` as plain values.
+
+    Raises:
+        TomatError: There is none, or it is not YAML.
+    """
+    files, root = fsspec.core.url_to_fs(path)
     try:
-        old = yaml.safe_load(recorded.read_text(encoding="utf-8"))
+        return yaml.safe_load(files.cat_file(root))
+    except FileNotFoundError as error:
+        raise TomatError(f"{path} does not exist; name a run that has been started.") from error
     except yaml.YAMLError as error:
-        raise TomatError(f"{recorded} is not YAML ({error}); restore it or use another run_name.") from error
-    # Through YAML, so that tuples and lists compare as what the file holds.
-    changed = changed_keys(old, yaml.safe_load(yaml.safe_dump(config.to_dict())))
-    if changed:
-        lines = "\n".join(f"  {key}: {before!r} -> {after!r}" for key, (before, after) in changed.items())
-        raise TomatError(
-            f"run '{config.run_name}' exists with another configuration:\n{lines}\n"
-            "Use another run_name, or the values the run began with."
-        )
+        raise TomatError(f"{path} is not YAML ({error}); restore it or use another run_name.") from error
+
+
+def plain_values(config: TrainConfig) -> dict[str, Any]:
+    """The configuration as its `config.yaml` holds it, so that tuples and lists compare as what the file has."""
+    return yaml.safe_load(yaml.safe_dump(config.to_dict()))
 
 
 def _below(key: str, prefixes: tuple[str, ...]) -> bool:

@@ -6,31 +6,19 @@ A run's folder holds `config.yaml` (the whole configuration), `codec.json`, `met
 
 import asyncio
 import contextlib
-import dataclasses
-import importlib.util
-import json
-import logging
-import os
 import time
-import warnings
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import equinox as eqx
-import fsspec
-import haliax as hax
 import jax
-import levanter.callbacks
 import levanter.tracker
 import numpy as np
 import yaml
-from levanter.checkpoint import is_checkpoint_path, latest_checkpoint_path, load_checkpoint
-from levanter.data.loader import DataLoader
+from levanter.callbacks import ProgressEvent, progress_event_scope
+from levanter.checkpoint import load_checkpoint
 from levanter.models.lm_model import LmHeadModel
-from levanter.tracker.telemetry import capture_stall_diagnostics
-from levanter.tracker.tensorboard import TensorboardConfig
-from levanter.tracker.tracker import TrackerConfig
 from levanter.trainer import Trainer, TrainerConfig
 from levanter.utils.tree_utils import inference_mode
 
@@ -39,24 +27,25 @@ from tomat.errors import TomatError
 from tomat.performance.mfu import LiveMfu
 from tomat.reporting import console, write_text
 from tomat.tokens.vocabulary import DENSITY_START
-from tomat.training.config import TrainConfig, config_from_dict
+from tomat.training.checkpointer import RunCheckpointer
+from tomat.training.checkpoints import find_checkpoint
+from tomat.training.config import TrainConfig, config_from_dict, config_hash
 from tomat.training.datasets import Datasets, open_datasets, value_table
 from tomat.training.guards import RunGuards
-from tomat.training.loader import ShardDataset, token_loader
+from tomat.training.history import append_event, read_events
+from tomat.training.hooks import DATA_KEY, add_hooks, make_loader
+from tomat.training.loader import ShardDataset
 from tomat.training.loss_start import TIED_LOGIT_STD, UNTIED_LOGIT_STD, check_first_loss, uniform_loss
+from tomat.training.origins import Continuation, Start, plan_start
 from tomat.training.phases import PhaseClock
 from tomat.training.preemption import StopRequest
-from tomat.training.published import fetch, is_remote, publish
-from tomat.training.resume import refuse_changes
+from tomat.training.published import CODEC_FILE, CONFIG_FILE, fetch, is_remote, publish
+from tomat.training.startup import initialise, local_run_dir, quiet_terminal, set_compiler_flags
 from tomat.training.step import build_trainer, model_initialiser
-from tomat.training.tracking import METRICS_FILE, JsonLinesTrackerConfig, TrainingProgress, truncate_metrics
+from tomat.training.tracking import METRICS_FILE, TrainingProgress, truncate_metrics
 
-CONFIG_FILE = "config.yaml"
-CODEC_FILE = "codec.json"
-MODEL_KEY, TRAINING_KEY, DATA_KEY = 0, 1, 2
-"""What a run's seed is folded with for the weights, the training step and the data order."""
-
-logger = logging.getLogger(__name__)
+MODEL_KEY, TRAINING_KEY = 0, 1
+"""What a run's seed is folded with for the weights and the training step."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +66,7 @@ class TrainResult:
     parameters: int
     """Trainable numbers in the model."""
     preempted: bool = False
-    """SIGTERM stopped the run before its last step; the same command continues it."""
+    """SIGTERM, or a notice, stopped the run; the same command continues it."""
 
 
 @dataclass(frozen=True)
@@ -90,73 +79,152 @@ class LoadedRun:
     step: int
 
 
-def train(config: TrainConfig) -> TrainResult:
-    """Train until `trainer.num_train_steps`, from the newest checkpoint of the run where there is one.
+def train(
+    config: TrainConfig, continuation: Continuation | None = None, stop: StopRequest | None = None
+) -> TrainResult:
+    """Train until `trainer.num_train_steps`, from the newest whole checkpoint of the run where there is one.
+
+    Args:
+        config: The run.
+        continuation: Changes by leave, a fork, a warm start; None: none of them.
+        stop: Listening already, where a command does more than train; None: SIGTERM is listened to here.
 
     Raises:
         TomatError: Data, configuration, devices or a checkpoint that do not go together, or a first loss that is not
             the configured one.
     """
-    run_dir = local_run_dir(config)
-    _set_compiler_flags(config)
-    run_dir.mkdir(parents=True, exist_ok=True)
-    if is_remote(config.output_dir):
-        fetch(config.run_dir, run_dir)
-    refuse_changes(run_dir / CONFIG_FILE, config)
-    trainer_config = _initialise(config, run_dir)
+    with contextlib.ExitStack() as stack:
+        if stop is None:
+            stop = StopRequest(config.preemption.grace_seconds)
+            stack.enter_context(stop.listening())
+        run_dir = local_run_dir(config)
+        set_compiler_flags(config)
+        if is_remote(config.output_dir):
+            fetch(config.run_dir, run_dir)
+        start = plan_start(config, continuation or Continuation(), run_dir)
+        run_dir.mkdir(parents=True, exist_ok=True)
+        trainer_config = initialise(config, run_dir)
+        stop.take_over()  # the TPU's library has installed a handler of its own
+        if config.preemption.maintenance_notice and jax.default_backend() == "tpu":
+            stop.poll_notices(config.preemption.poll_seconds)
+        try:
+            return _train(config, trainer_config, start, run_dir, stop)
+        except BaseException:
+            if jax.process_count() > 1:
+                stop.limit_exit(1)
+            raise
+
+
+def _train(
+    config: TrainConfig, trainer_config: TrainerConfig, start: Start, run_dir: Path, stop: StopRequest
+) -> TrainResult:
+    """`train`, once the devices are there."""
     guards = RunGuards(config, run_dir)
+    first = jax.process_index() == 0
     with contextlib.ExitStack() as stack:
         stack.enter_context(guards.active())
         datasets = open_datasets(config, run_dir)
         guards.check_start(datasets, run_dir / CODEC_FILE)
-        if jax.process_index() == 0:
+        start.settle(datasets.codec)
+        if first:
             write_text(run_dir / CONFIG_FILE, yaml.safe_dump(config.to_dict(), sort_keys=False))
             datasets.codec.save(str(run_dir / CODEC_FILE))
         table = value_table(datasets.codec)
+        trainer_config.load_checkpoint = start.checkpoint is not None
+        trainer_config.load_checkpoint_path = None if start.checkpoint is None else start.checkpoint.path
         trainer = stack.enter_context(build_trainer(config, trainer_config, table))
-        if is_remote(config.output_dir) and jax.process_index() == 0:
+        if is_remote(config.output_dir) and first:
             stack.callback(publish, config.run_dir, run_dir)
         stack.callback(trainer.tracker.finish)
-        return _train(config, trainer, datasets, table, run_dir, guards)
+        state = _initial_state(config, trainer, start)
+        first_step = int(state.step)
+        stop.step = first_step
+        stop.on_overrun = lambda message: _record(run_dir, "stop", stop.step, reason=message)
+        _announce(config, datasets, state, start, run_dir)
+        if first_step >= config.trainer.num_train_steps:
+            console.print(f"training is complete: {first_step} of {config.trainer.num_train_steps} steps are done.")
+            count = _parameters(state)
+            return TrainResult(run_dir, first_step, first_step, float("nan"), float("nan"), 0.0, count)
+        try:
+            return _loop(config, trainer, state, datasets, table, start, run_dir, guards, stop)
+        except SystemExit:
+            if stop.asked:
+                _record(run_dir, "preempted", stop.step, cause=stop.cause, saved=not stop.unsaved)
+            raise
+        except BaseException as error:
+            _record(run_dir, "stop", stop.step, reason=f"{type(error).__name__}: {error}"[:500])
+            raise
 
 
-def _train(
-    config: TrainConfig,
-    trainer: Trainer,
-    datasets: Datasets,
-    table: np.ndarray | None,
-    run_dir: Path,
-    guards: RunGuards,
-) -> TrainResult:
-    """`train`, inside the trainer's context."""
+def _initial_state(config: TrainConfig, trainer: Trainer, start: Start) -> Any:
+    """The trainer's state: of the run's checkpoint, or fresh, with the weights of another run after a warm start.
+
+    Raises:
+        TomatError: A checkpoint of another model or optimizer.
+    """
     seed_key = jax.random.PRNGKey(config.trainer.seed)
+    training_key = jax.random.fold_in(seed_key, TRAINING_KEY)
+    initialiser = model_initialiser(config, jax.random.fold_in(seed_key, MODEL_KEY))
+    source = start.checkpoint or start.weights
     try:
-        state = trainer.initial_state(
-            jax.random.fold_in(seed_key, TRAINING_KEY),
-            model_init=model_initialiser(config, jax.random.fold_in(seed_key, MODEL_KEY)),
+        if start.weights is None:
+            return trainer.initial_state(training_key, model_init=initialiser)
+        model = load_checkpoint(
+            eqx.filter_eval_shape(initialiser),
+            start.weights.path,
+            subpath="model",
+            axis_mapping=trainer.parameter_axis_mapping,
+            mesh=trainer.device_mesh,
         )
+        return trainer.initial_state(training_key, model=model)
     except (ValueError, KeyError, FileNotFoundError) as error:
         raise TomatError(
-            f"the checkpoint under {trainer.checkpoint_path} does not hold this model ({error}); use the run's own "
-            "model settings, or another run_name."
+            f"the checkpoint {source.path if source else ''} does not hold this model and optimizer ({error}); use the "
+            "run's own settings, or another run_name."
         ) from error
-    first_step = int(state.step)
-    total_steps = config.trainer.num_train_steps
-    parameters = sum(leaf.size for leaf in jax.tree.leaves(state.trainable_model))
-    if jax.process_index() == 0:
-        truncate_metrics(run_dir / METRICS_FILE, first_step)
-        console.print(
-            f"run [bold]{config.run_name}[/bold]: {parameters / 1e6:,.1f} M parameters, {datasets.train.rows:,} rows "
-            f"of {config.seq_len} tokens, batch {config.batch_size}, loss {config.loss.kind}, "
-            f"{jax.device_count()} x {jax.devices()[0].device_kind}"
-            + (f", resumed at step {first_step}" if first_step else "")
-        )
-    if (warning := config.loss.warning()) is not None and jax.process_index() == 0:
-        console.print(f"[yellow]warning:[/yellow] {warning}")
-    if first_step >= total_steps:
-        console.print(f"training is complete: {first_step} of {total_steps} steps are done.")
-        return TrainResult(run_dir, first_step, first_step, float("nan"), float("nan"), 0.0, parameters)
 
+
+def _announce(config: TrainConfig, datasets: Datasets, state: Any, start: Start, run_dir: Path) -> None:
+    """Say what begins, on the terminal and in the run's history; cut the log back to where the run goes on."""
+    if jax.process_index() != 0:
+        return
+    first_step = int(state.step)
+    again = truncate_metrics(run_dir / METRICS_FILE, first_step)
+    before = [event for event in read_events(run_dir) if event["event"] in ("start", "resume", "stop", "preempted")]
+    devices = f"{jax.device_count()} x {jax.devices()[0].device_kind}"
+    details = {"devices": devices, "hosts": jax.process_count(), "configuration": config_hash(config)}
+    if not before:
+        append_event(run_dir, "start", first_step, **details)
+    elif first_step < config.trainer.num_train_steps:
+        # Whoever is killed cannot say so.
+        after = before[-1]["event"] if before[-1]["event"] in ("stop", "preempted") else "killed"
+        found = start.checkpoint.path if start.checkpoint is not None else None
+        append_event(run_dir, "resume", first_step, after=after, checkpoint=found, steps_again=again, **details)
+    if is_remote(config.output_dir):
+        publish(config.run_dir, run_dir)
+    console.print(
+        f"run [bold]{config.run_name}[/bold]: {_parameters(state) / 1e6:,.1f} M parameters, {datasets.train.rows:,} "
+        f"rows of {config.seq_len} tokens, batch {config.batch_size}, loss {config.loss.kind}, {devices}"
+        + (f", resumed at step {first_step}" if first_step else "")
+    )
+    if (warning := config.loss.warning()) is not None:
+        console.print(f"[yellow]warning:[/yellow] {warning}")
+
+
+def _loop(
+    config: TrainConfig,
+    trainer: Trainer,
+    state: Any,
+    datasets: Datasets,
+    table: np.ndarray | None,
+    start: Start,
+    run_dir: Path,
+    guards: RunGuards,
+    stop: StopRequest,
+) -> TrainResult:
+    """Step, report, save, until the last step or a request to stop."""
+    first_step, total_steps = int(state.step), config.trainer.num_train_steps
+    parameters = _parameters(state)
     dataset = ShardDataset(
         datasets.train,
         config.data.shuffle,
@@ -164,36 +232,62 @@ def _train(
         seq_len=config.seq_len,
         verify_checksums=config.data.verify_checksums,
     )
+    # From the end of the first step there is something to save.
+    trainer.add_hook(lambda info: stop.defer(info.next_step), every=1)
     guards.attach(trainer, state, dataset, datasets)
     clock = PhaseClock()
-    checkpointer = trainer.config.checkpointer.create(trainer.run_id)
-    _add_hooks(config, trainer, datasets, clock, checkpointer, run_dir)
+    closing = add_hooks(config, trainer, datasets, clock, run_dir, stop)
+
+    def publish_log() -> None:
+        # A machine that goes on from the checkpoint finds the log of every step before it.
+        if is_remote(config.output_dir) and jax.process_index() == 0:
+            publish(config.run_dir, run_dir)
+
+    checkpointer = RunCheckpointer(trainer.config.checkpointer, trainer.run_id, start.partial, publish_log)
+
+    def save(info: Any, force: bool = False) -> None:
+        with progress_event_scope(info.emit_event, ProgressEvent.CHECKPOINT_STARTED, ProgressEvent.CHECKPOINT_FINISHED):
+            checkpointer.on_step(tree=info.state.saveable_state, step=info.step, force=force)
+            if force:
+                checkpointer.wait_until_finished()
+
+    save = clock.timed("checkpoint_seconds", save)
     live_mfu = LiveMfu.from_config(config, jax.devices()[0].device_kind, jax.device_count())
     progress = TrainingProgress(total_steps, first_step)
-    stop = StopRequest()
     losses: list[float] = []
     started = time.monotonic()
     info = None
     try:
-        with clock.listening_to_compiles(), stop.listening():
-            batches = _loader(trainer, dataset, config.batch_size).iter_from_step(first_step)
+        with clock.listening_to_compiles():
+            batches = make_loader(trainer, dataset, config.batch_size).iter_from_step(first_step)
             for info in trainer.training_steps(state, batches):
                 losses.append(float(info.loss))
-                if first_step == 0 and len(losses) == 1:
+                if len(losses) == 1 and first_step == 0 and start.weights is None:
                     _check_first_loss(config, dataset, table, losses[0])
+                last = info.next_step >= total_steps
+                for hook in closing if last else []:
+                    hook(info, force=True)
                 row = clock.row(info.step_duration) | live_mfu.row(info.step_duration)
-                levanter.tracker.log(row, step=info.step)
+                # The line of the step is on disk before the step can be in a checkpoint: the log has no holes.
+                levanter.tracker.log(row, step=info.step, commit=True)
                 progress.update(info.next_step, losses[-1], row["tokens_per_second"], row.get("mfu_full"))
-                if stop.reached(info.next_step):
-                    console.print(f"SIGTERM: stopping after step {info.next_step}, with a checkpoint.")
+                stopping = stop.reached()
+                if stopping and jax.process_index() == 0:
+                    console.print(f"{stop.cause or 'SIGTERM'}: stopping after step {info.step}, with a checkpoint.")
+                save(info, force=last or stopping)
+                if stopping:
                     break
-            if info is None:
-                raise TomatError("no step was run: the data loader ended at once.")
-            trainer.run_hooks(info, force=True)
+        if info is None:
+            raise TomatError("no step was run: the data loader ended at once.")
     finally:
         progress.close()
         # A run that has returned has its checkpoints on disk.
         checkpointer.wait_until_finished()
+    if stop.agreed:
+        _record(run_dir, "preempted", info.next_step, cause=stop.cause or "another host", saved=True)
+    else:
+        _record(run_dir, "stop", info.next_step, reason="complete")
+    stop.resume_at_once()
     return TrainResult(
         run_dir,
         first_step,
@@ -203,61 +297,17 @@ def _train(
         float(np.nanmean(losses[-10:])) if np.isfinite(losses[-10:]).any() else losses[-1],
         time.monotonic() - started,
         parameters,
-        preempted=stop.agreed and info.next_step < total_steps,
+        preempted=stop.agreed,
     )
 
 
-def _loader(trainer: Trainer, dataset: ShardDataset, batch_size: int) -> DataLoader:
-    """Batches of `dataset` for the trainer's devices.
-
-    `Trainer.data_loader` asks for 32 batches at once (Levanter 0.2.227), so that the first one would wait for nearly a
-    whole shuffle window.
-    """
-    return token_loader(dataset, batch_size, mesh=trainer.device_mesh, axis_resources=trainer.compute_axis_mapping)
+def _record(run_dir: Path, event: str, step: int, **details: Any) -> None:
+    if jax.process_index() == 0:
+        append_event(run_dir, event, step, **details)
 
 
-def _add_hooks(
-    config: TrainConfig, trainer: Trainer, datasets: Datasets, clock: PhaseClock, checkpointer: Any, run_dir: Path
-) -> None:
-    """Everything that happens between steps, each part timed by `clock` under its own name."""
-    trainer.add_hook(levanter.callbacks.log_step_info(config.trainer.num_train_steps), every=1)
-    watchdog = config.trainer.progress_watchdog.create(
-        process_index=jax.process_index(), diagnostic=capture_stall_diagnostics
-    )
-    if watchdog is not None:
-        trainer.add_hook(watchdog, every=1)
-    if datasets.validation is not None and config.trainer.max_eval_batches != 0:
-        validation = ShardDataset(
-            datasets.validation,
-            config.data.shuffle,
-            seed=config.trainer.seed + DATA_KEY,
-            seq_len=config.seq_len,
-            verify_checksums=config.data.verify_checksums,
-            epochs=1,
-        )
-        loader = _loader(trainer, validation, trainer.EvalBatch.size)
-
-        @hax.named_jit(axis_resources=trainer.parameter_axis_mapping)
-        def validation_loss(model: LmHeadModel, batch: Any) -> Any:
-            return trainer.loss_fn(model, batch, key=None)
-
-        hook = levanter.callbacks.compute_validation_loss(
-            cast(Any, validation_loss),  # its protocol asks for *inputs, which one batch satisfies
-            loader,
-            max_batches=config.trainer.max_eval_batches,
-            name="validation",
-        )
-        trainer.add_hook(clock.timed("eval_seconds", hook), every=config.trainer.steps_per_eval)
-
-    def checkpoint(info: Any, force: bool = False) -> None:
-        checkpointer.on_step(tree=info.state.saveable_state, step=info.step, force=force)
-
-    trainer.add_hook(clock.timed("checkpoint_seconds", checkpoint), every=1)
-    profiler = config.trainer.profiler
-    profile_steps = profiler.resolve_num_profile_steps(config.trainer.num_train_steps) if profiler.is_enabled else 0
-    if profile_steps > 0:
-        hook = profiler.build(str(run_dir / "profiler"), run_id=config.run_name, num_steps=profile_steps)
-        trainer.add_hook(clock.timed("profiler_seconds", hook), every=1)
+def _parameters(state: Any) -> int:
+    return sum(leaf.size for leaf in jax.tree.leaves(state.trainable_model))
 
 
 def _check_first_loss(config: TrainConfig, dataset: ShardDataset, table: np.ndarray | None, measured: float) -> None:
@@ -285,102 +335,30 @@ def _check_first_loss(config: TrainConfig, dataset: ShardDataset, table: np.ndar
         console.print(f"first loss {measured:.4f}; {config.loss.kind} at uniform logits gives {expected:.4f}")
 
 
-def local_run_dir(config: TrainConfig) -> Path:
-    """The folder for what must lie on a local disk: logs, metrics, profiles."""
-    return Path("runs") / config.run_name if is_remote(config.output_dir) else Path(config.run_dir)
-
-
-def _set_compiler_flags(config: TrainConfig) -> None:
-    """Hand the configured XLA flags to the compilers, which read them from the environment at the first device use."""
-    for variable, flags in (
-        ("XLA_FLAGS", config.compiler.xla_flags),
-        ("LIBTPU_INIT_ARGS", config.compiler.libtpu_args),
-    ):
-        if flags:
-            os.environ[variable] = " ".join([os.environ.get(variable, ""), *flags]).strip()
-
-
-def _initialise(config: TrainConfig, run_dir: Path) -> TrainerConfig:
-    """Start `jax.distributed`, logging and trackers; the first call that touches a device."""
-    trainer_config = config.trainer_config()
-    trackers: list[TrackerConfig] = [JsonLinesTrackerConfig(path=str(run_dir / METRICS_FILE))]
-    if config.trackers.wandb is not None:
-        trackers.append(config.trackers.wandb)
-    if config.trackers.tensorboard:
-        if importlib.util.find_spec("tensorboardX") is None:
-            raise TomatError(
-                "trackers.tensorboard is set, but tensorboardX is not installed; install it with "
-                "`uv sync --extra tensorboard`."
-            )
-        trackers.append(TensorboardConfig(logdir=str(run_dir / "tensorboard")))
-    trainer_config.tracker = tuple(trackers)
-    trainer_config.log_dir = run_dir
-    # Before any collective: on a pod, `jax.device_count()` is right only after this.
-    trainer_config.distributed.initialize()
-    trainer_config.distributed = dataclasses.replace(trainer_config.distributed, initialize_jax_distributed=False)
-    _check_batch(config, trainer_config)
-    with warnings.catch_warnings():
-        # A second run in one process (a notebook, a test): the tracker of the first one is finished.
-        warnings.filterwarnings("ignore", message="Global tracker is already set")
-        trainer_config.initialize()
-    _quiet_terminal()
-    return trainer_config
-
-
-def _quiet_terminal() -> None:
-    """Leave the terminal to the progress bar and to what needs attention; Levanter's own log is in the run's folder."""
-    for handler in logging.getLogger().handlers:
-        if type(handler) is logging.StreamHandler:
-            handler.setLevel(logging.WARNING)
-    # Levanter 0.2.227 warns once for every optional part that a model does not have, some 40 lines for each load.
-    logging.getLogger("levanter.tensorstore_serialization").setLevel(logging.ERROR)
-
-
-def _check_batch(config: TrainConfig, trainer_config: TrainerConfig) -> None:
-    """Refuse a batch that the devices cannot share evenly, before Levanter does it with an assertion."""
-    data_axis = trainer_config.data_axis_size
-    per_device = trainer_config.per_device_parallelism
-    unit = data_axis * (per_device if per_device > 0 else 1)
-    if config.batch_size < 1 or config.batch_size % unit != 0:
-        raise TomatError(
-            f"trainer.train_batch_size is {config.batch_size}; expected a multiple of {unit}, which is {data_axis} "
-            f"device(s) on the data axis times a microbatch of {max(per_device, 1)} per device. Change the batch or "
-            "trainer.per_device_parallelism."
-        )
-
-
 def load_trained(run_dir: str | Path, step: int | None = None) -> LoadedRun:
     """The model of a run at its newest checkpoint, or at `step`.
 
     Raises:
         TomatError: No such run, no whole checkpoint, or one that does not fit the run's configuration.
     """
-    _quiet_terminal()
+    quiet_terminal()
     folder = Path(run_dir)
     config_path = folder / CONFIG_FILE
     if not config_path.exists():
         raise TomatError(f"{folder} is not a run: it has no {CONFIG_FILE}.")
     config = config_from_dict(yaml.safe_load(config_path.read_text(encoding="utf-8")), source=str(config_path))
-    checkpoints = f"{config.run_dir}/checkpoints" if is_remote(config.output_dir) else str(folder / "checkpoints")
-    try:
-        path = latest_checkpoint_path(checkpoints) if step is None else f"{checkpoints}/step-{step}"
-    except FileNotFoundError as error:
-        raise TomatError(f"{checkpoints} holds no whole checkpoint; train the run first.") from error
-    if not is_checkpoint_path(path):
-        raise TomatError(f"{path} is not a whole checkpoint.")
+    found = find_checkpoint(config.run_dir if is_remote(config.output_dir) else str(folder), step)
     shape = eqx.filter_eval_shape(model_initialiser(config, jax.random.PRNGKey(0)))
     trainer = config.trainer_config()
     try:
         with trainer.use_device_mesh():
             model = load_checkpoint(
-                shape, path, subpath="model", axis_mapping=trainer.parameter_axis_mapping, mesh=trainer.device_mesh
+                shape,
+                found.path,
+                subpath="model",
+                axis_mapping=trainer.parameter_axis_mapping,
+                mesh=trainer.device_mesh,
             )
     except (ValueError, KeyError, FileNotFoundError) as error:
-        raise TomatError(f"{path} does not hold the model of {config_path}: {error}") from error
-    found_step = json.loads(_read(f"{path}/metadata.json"))["step"]
-    return LoadedRun(config, inference_mode(model, True), load_codec(str(folder / CODEC_FILE)), int(found_step))
-
-
-def _read(url: str) -> str:
-    files, path = fsspec.core.url_to_fs(url)
-    return files.cat_file(path).decode()
+        raise TomatError(f"{found.path} does not hold the model of {config_path}: {error}") from error
+    return LoadedRun(config, inference_mode(model, True), load_codec(str(folder / CODEC_FILE)), found.step)

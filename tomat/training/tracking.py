@@ -56,7 +56,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 
 class JsonLinesTracker(Tracker):
-    """Gathers what is logged for a step and writes it as one line once the next step, or the end, comes."""
+    """Gathers what is logged for a step and writes it as one line once it is committed, or the next step comes."""
 
     name = "jsonl"
 
@@ -70,8 +70,8 @@ class JsonLinesTracker(Tracker):
         """Hyperparameters are in the run's config.yaml."""
 
     def log(self, metrics: Mapping[str, Any], *, step: int | None, commit: bool | None = None) -> None:
-        """Add `metrics` to the line of `step`; metrics without a step are left to the other trackers."""
-        del commit
+        """Add `metrics` to the line of `step`, and write it if they are its last (`commit`); metrics without a step are
+        left to the other trackers."""
         if step is None:
             return
         step = int(step)
@@ -79,6 +79,8 @@ class JsonLinesTracker(Tracker):
             self._flush()
         self._step = step
         self._pending.update(jax.device_get(dict(metrics)))
+        if commit:
+            self._flush()
 
     def log_summary(self, metrics: Mapping[str, Any]) -> None:
         """Summaries are in the run's page."""

@@ -1,0 +1,118 @@
+"""Levanter's checkpointer, so that at every moment the newest whole checkpoint of a run stays whole."""
+
+import logging
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+from levanter.checkpoint import Checkpointer, CheckpointerConfig, CheckpointInterval
+
+from tomat.training.checkpoints import Checkpoint, examine, read_metadata, remove, unmark, write_metadata
+
+logger = logging.getLogger(__name__)
+
+
+class RunCheckpointer(Checkpointer):
+    """Saves as Levanter's does, but never into a folder that has something in it.
+
+    Levanter 0.2.227 writes a step that it has saved already a second time into the same folder (its forced save of the
+    last step), and opens the database that a killed save left behind: killed again there, a whole checkpoint would be
+    lost, or a folder that an older `metadata.json` calls complete would hold two saves mixed.
+
+    Args:
+        config: Levanter's settings, their paths complete.
+        run_id: The run's name.
+        partial: Checkpoints known not to be whole. They are removed after the next complete save.
+        before_save: Called on every process before a save begins.
+    """
+
+    def __init__(
+        self,
+        config: CheckpointerConfig,
+        run_id: str,
+        partial: Sequence[Checkpoint] = (),
+        before_save: Callable[[], None] = lambda: None,
+    ):
+        self._before_save = before_save
+        self._partial = [found.path for found in partial]
+        self._saved: tuple[str, bool] | None = None
+        """Path of the last save and whether it is temporary."""
+        if jax.process_index() == 0:
+            # Before Levanter looks for temporary checkpoints to keep and to remove.
+            for found in partial:
+                unmark(found)
+        super().__init__(
+            base_path=config.expanded_path(run_id),
+            save_interval=config.save_interval,
+            step_policies=[CheckpointInterval(**interval) for interval in config.keep or []],
+            temporary_base_path=config.expanded_temporary_path(run_id),
+            delete_old_temp_checkpoints=config.delete_old_temp_checkpoints,
+            keep_last_temporary_checkpoints=config.keep_last_temporary_checkpoints,
+            debug=config.debug,
+            write_config=config.write,
+        )
+
+    def save_checkpoint(
+        self,
+        tree: Any,
+        step: int,
+        destination: str,
+        commit_callback: Callable[[], None] | None = None,
+        *,
+        is_temporary: bool = False,
+        base_path_override: str | None = None,
+    ) -> None:
+        """Save `tree`; a step that is saved already at most becomes permanent."""
+        path = os.path.join(base_path_override if base_path_override is not None else self.base_path, destination)
+        if self._saved is not None and self._saved[0] == path:
+            if self._saved[1] and not is_temporary:
+                self._make_permanent(path, commit_callback)
+                self._saved = (path, False)
+            return
+        self._before_save()
+        if not self._clear(path, step):
+            logger.warning("%s is there and whole; it is left as it is.", path)
+            return
+
+        def committed() -> None:
+            if commit_callback is not None:
+                commit_callback()
+            self._remove_partial(path)
+
+        super().save_checkpoint(
+            tree, step, destination, committed, is_temporary=is_temporary, base_path_override=base_path_override
+        )
+        self._saved = (path, is_temporary)
+
+    def _make_permanent(self, path: str, commit_callback: Callable[[], None] | None) -> None:
+        self._manager.wait_until_finished()
+        if jax.process_index() == 0:
+            write_metadata(path, {**read_metadata(path), "is_temporary": False})
+        if commit_callback is not None:
+            commit_callback()
+
+    def _clear(self, path: str, step: int) -> bool:
+        """Remove what a killed process left at `path`, on all hosts before any of them writes; False if it is whole."""
+        clear = True
+        if jax.process_index() == 0:
+            clear = not examine(path, step).whole
+            if clear:
+                remove(path)
+        if jax.process_count() > 1:
+            clear = bool(multihost_utils.broadcast_one_to_all(np.array(clear)))
+        return clear
+
+    def _remove_partial(self, saved: str) -> None:
+        """Remove the checkpoints that were never whole, now that a newer one is."""
+        paths, self._partial = self._partial, []
+        if jax.process_index() != 0:
+            return
+        for path in paths:
+            if path != saved:
+                try:
+                    remove(path)
+                except OSError as error:  # they cost space and nothing else
+                    logger.warning("%s could not be removed: %s", path, error)

@@ -22,6 +22,7 @@ COMMAND_MODULES = (
     "tomat.performance.commands",
     "tomat.performance.profile_commands",
     "tomat.training.bench_commands",
+    "tomat.launch.commands",
 )
 
 

@@ -1,0 +1,104 @@
+"""A checkout with a training that does what a test asks of it, and a `gcloud` whose machines are folders."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+FAKE_GCLOUD = Path(__file__).parent / "fake_gcloud.py"
+
+TRAINING = '''
+"""Does what the next line of the world's behaviours says: exit statuses of the hosts, `wait`, or `preempt`."""
+import json, os, pathlib, signal, sys, time
+
+home = pathlib.Path.home()
+world = pathlib.Path(os.environ["FAKE_GCLOUD_WORLD"])
+host = int(home.name.split("-")[1])
+counter = world / f"attempts-host-{host}"
+attempt = int(counter.read_text()) if counter.exists() else 0
+counter.write_text(str(attempt + 1))
+behaviour = json.loads((world / "behaviours.json").read_text())[attempt]
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+print(f"host {host} attempt {attempt + 1}: {' '.join(sys.argv[1:])}", flush=True)
+if behaviour == "preempt" and host == 0:
+    (world / "preempted").touch()
+if isinstance(behaviour, list):
+    behaviour = behaviour[host]
+if isinstance(behaviour, int):
+    if behaviour == 2:
+        print("error: data.train does not exist.", flush=True)
+    sys.exit(behaviour)
+time.sleep(60)
+'''
+
+PYTHON3 = """#!/bin/sh
+# On a host: `python3 -m uv sync` makes the environment's interpreter, here this one.
+case "$*" in "-m uv sync"*) mkdir -p .venv/bin && ln -s {python} .venv/bin/python ;; esac
+"""
+
+CONFIG = """
+run_name: soak_1
+slice: v6e-16
+output_dir: gs://bucket/runs
+data: {source: embedded, layout: v3-p7, n_density_tokens: 128}
+preset: demo
+"""
+
+
+@dataclass(frozen=True)
+class World:
+    """What is outside tomat."""
+
+    folder: Path
+    checkout: Path
+
+    def behave(self, *behaviours: object) -> None:
+        """What the training does at each start: an exit status, one a host, `wait` or `preempt`."""
+        (self.folder / "behaviours.json").write_text(json.dumps(behaviours))
+
+    def answer(self, name: str, *answers: str) -> None:
+        (self.folder / f"{name}.json").write_text(json.dumps(answers))
+
+    def calls(self) -> list[list[str]]:
+        path = self.folder / "calls.jsonl"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def verbs(self) -> list[str]:
+        """`create`, `ssh`, `delete`, ... without the questions."""
+        return [
+            words[3]
+            for words in self.calls()
+            if words[3] not in ("describe", "scp") and "tomat-status" not in str(words)
+        ]
+
+    def machines(self) -> list[str]:
+        return sorted(path.name for path in (self.folder / "machines").glob("*"))
+
+
+@pytest.fixture
+def world(tmp_path, monkeypatch) -> World:
+    folder, checkout, programs = (tmp_path / name for name in ("world", "checkout", "bin"))
+    for path in (folder, checkout, programs):
+        path.mkdir()
+    for name, text in (
+        ("gcloud", f'#!/bin/sh\nexec {sys.executable} -S {FAKE_GCLOUD} "$@"\n'),
+        ("python3", PYTHON3.format(python=sys.executable)),
+    ):
+        (programs / name).write_text(text)
+        (programs / name).chmod(0o755)
+    (checkout / "train_tomat_tpu.py").write_text(TRAINING)
+    (checkout / "run.yaml").write_text(CONFIG)
+    git = ["git", "-c", "user.name=t", "-c", "user.email=t@t"]
+    for words in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "a"]):
+        subprocess.run([*git, *words], cwd=checkout, check=True)
+    monkeypatch.chdir(checkout)
+    monkeypatch.setenv("PATH", f"{programs}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("FAKE_GCLOUD_WORLD", str(folder))
+    made = World(folder, checkout)
+    yield made
+    for name in made.machines():
+        subprocess.run(["gcloud", "compute", "tpus", "tpu-vm", "delete", name], check=False, capture_output=True)

@@ -1,0 +1,57 @@
+"""`tomat launch` refuses what it cannot do, before anything is paid for."""
+
+import shutil
+
+import pytest
+
+from tomat.cli import main
+
+WORDS = ["launch", "--config_path", "run.yaml", "--zone", "us-east5-b"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["launch", "--config_path", "run.yaml"], "--zone is missing"),
+        ([*WORDS, "--slice", "null"], "names no slice"),
+        ([*WORDS, "--slice", "v6e-5"], "slice 'v6e-5' is not known"),
+        ([*WORDS, "--optimizer.no_such_key", "1"], "no_such_key"),
+        ([*WORDS, "--execute", "--output_dir", "runs"], "lost with the machine"),
+        ([*WORDS, "--execute", "--output_dir", "gs://BUCKET/runs"], "your bucket"),
+        ([*WORDS, "--poll_seconds", "0"], "poll_seconds"),
+    ],
+)
+def test_bad_input_is_one_line(world, capsys, words, message):
+    assert main(words) == 2
+    told = capsys.readouterr().err
+    assert message in told and told.startswith("error: ") and told.count("\n") == 1
+    assert world.calls() == []
+
+
+def test_a_missing_gcloud_is_told(world, capsys, monkeypatch, tmp_path):
+    programs = tmp_path / "only-git"
+    programs.mkdir()
+    (programs / "git").symlink_to(shutil.which("git"))
+    monkeypatch.setenv("PATH", str(programs))
+    assert main([*WORDS, "--execute"]) == 2
+    assert "`gcloud` is not on PATH" in capsys.readouterr().err
+
+
+def test_a_changed_checkout_is_not_sent_unasked(world, capsys):
+    (world.checkout / "train_tomat_tpu.py").write_text("raise SystemExit\n")
+    assert main([*WORDS, "--execute"]) == 2
+    assert "1 file(s) differ from the last commit" in capsys.readouterr().err
+    assert main(WORDS) == 0
+    assert "# warning: 1 file(s) differ" in capsys.readouterr().out
+
+
+def test_a_folder_that_is_no_checkout_is_refused(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(WORDS) == 2
+    assert "root of a checkout" in capsys.readouterr().err
+
+
+def test_the_iris_form_is_printed(world, capsys):
+    assert main([*WORDS, "--iris", "marin", "--trainer.num_train_steps", "7"]) == 0
+    line = capsys.readouterr().out.splitlines()[-1]
+    assert line.startswith("iris --cluster=marin job run") and line.endswith("--trainer.num_train_steps 7")

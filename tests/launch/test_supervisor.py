@@ -1,0 +1,182 @@
+"""The restart loop against a `gcloud` whose hosts are folders: the scripts really run there, with signals and locks."""
+
+import json
+import threading
+import time
+
+import pytest
+
+from tomat.errors import TomatError
+from tomat.launch.command import run_command
+from tomat.launch.gcloud import TpuLaunch
+from tomat.launch.supervisor import Ending, RestartPolicy, Supervisor, _judge
+
+FAST = RestartPolicy(
+    backoff_seconds=0.01, poll_seconds=0.05, straggler_seconds=0.2, max_failures=3, unreachable_polls=3
+)
+
+
+def supervisor(policy: RestartPolicy = FAST, **settings) -> Supervisor:
+    values = {"run_name": "soak_1", "slice_name": "v6e-16", "zone": "us-east5-b", "tpu_name": "soak"}
+    launch = TpuLaunch(**{**values, "config_path": "run.yaml", "overrides": ("--a", "b c"), **settings})
+    return Supervisor(launch, policy, run_command, print)
+
+
+def test_a_run_survives_preemption_crash_and_orderly_stop(world):
+    world.behave("preempt", 143, 1, 0)
+    report = supervisor().supervise()
+    assert report.endings == ["lost its machines", "was stopped in good order", "failed", "finished"]
+    # Only the lost machines are created again, and only new machines are installed on.
+    assert world.verbs() == [
+        "create",
+        "ssh",
+        "ssh",
+        "ssh",
+        "delete",
+        "create",
+        "ssh",
+        "ssh",
+        "ssh",
+        "ssh",
+        "ssh",
+        "delete",
+    ]
+    assert world.machines() == []
+    assert report.waited_seconds == pytest.approx(0.01)
+    logs = world.checkout / "runs" / "soak_1" / "launch"
+    for host in range(4):
+        text = (logs / f"attempt-4-host-{host}.log").read_text()
+        assert text == f"host {host} attempt 4: --config_path ../config.yaml --a b c\n"
+
+
+def test_a_refused_input_is_never_tried_again(world):
+    world.behave([2, 2, 2, 2])
+    with pytest.raises(TomatError, match="refused its input.*data.train does not exist"):
+        supervisor().supervise()
+    assert (world.folder / "attempts-host-0").read_text() == "1"
+    assert world.machines() == []
+
+
+def test_failures_in_a_row_are_capped_and_wait_longer_each_time(world):
+    world.behave(1, 1, 1, 0)
+    watched = supervisor()
+    with pytest.raises(TomatError, match="failed 3 times in a row"):
+        watched.supervise()
+    assert watched.report.waited_seconds == pytest.approx(0.01 + 0.02)
+    assert world.machines() == []
+
+
+def test_restarts_are_capped(world):
+    world.behave(143, 143, 143)
+    with pytest.raises(TomatError, match="1 restarts are used up"):
+        supervisor(RestartPolicy(poll_seconds=0.05, max_restarts=1)).supervise()
+
+
+def test_hosts_that_outlive_one_that_crashed_are_stopped_in_good_order(world):
+    world.behave([1, "wait", "wait", "wait"], 0)
+    watched = supervisor()
+    assert watched.supervise().endings == ["failed", "finished"]
+    statuses = [words for words in world.calls() if "kill -TERM" in str(words)]
+    assert len(statuses) == 1
+
+
+def test_a_training_that_runs_already_is_watched(world):
+    world.behave("wait", 0)
+    first = supervisor()
+    for command in (first.launch.create, *first.launch.pack, *first.launch.install, first.launch.start):
+        assert run_command(command).ok
+    before = len(world.calls())
+
+    def stop_it() -> None:
+        while len(world.calls()) < before + 3:  # the supervisor has found it running
+            time.sleep(0.05)
+        run_command(first.launch.stop)
+
+    stopping = threading.Thread(target=stop_it)
+    stopping.start()
+    report = supervisor().supervise()
+    stopping.join()
+    assert report.endings == ["was stopped in good order", "finished"]
+    assert world.verbs().count("create") == 1
+
+
+def test_a_queued_resource_is_waited_for_and_asked_for_again(world):
+    world.behave(0)
+    world.answer("queue", "WAITING_FOR_RESOURCES", "SUSPENDED", "WAITING_FOR_RESOURCES", "ACTIVE")
+    report = supervisor(queued_resource=True, slice_name="v6e-4").supervise()
+    assert report.endings == ["finished"]
+    assert [verb for verb in world.verbs() if verb != "ssh"] == ["create", "delete", "create", "delete"]
+    assert not list(world.folder.glob("queue-*-qr"))
+
+
+def test_capacity_is_waited_for_but_other_refusals_are_told(world):
+    world.behave(0)
+    world.answer("create", "RESOURCE_EXHAUSTED: there is no more capacity in the zone")
+    assert supervisor(slice_name="v6e-4").supervise().endings == ["got no machines", "finished"]
+    world.answer("create", "PERMISSION_DENIED: no quota")
+    with pytest.raises(TomatError, match="PERMISSION_DENIED.*Check zone"):
+        supervisor(slice_name="v6e-4").supervise()
+
+
+def test_a_gcloud_that_does_not_answer_is_given_up(world):
+    world.answer("describe", *["UNAUTHENTICATED: run gcloud auth login"] * 3)
+    with pytest.raises(TomatError, match="3 times in a row.*auth login"):
+        supervisor(slice_name="v6e-4").supervise()
+    assert world.verbs() == []
+
+
+def test_kept_machines_stay(world):
+    world.behave(0)
+    launch = supervisor(slice_name="v6e-4").launch
+    Supervisor(launch, FAST, run_command, print, keep=True).supervise()
+    assert world.machines() == ["soak"]
+
+
+@pytest.mark.parametrize(
+    ("statuses", "ending"),
+    [
+        (["0", "0"], Ending.FINISHED),
+        (["143", "0"], Ending.PREEMPTED),
+        (["143", "1"], Ending.FAILED),
+        (["2", "143"], Ending.REFUSED),
+        (["gone", "0"], Ending.FAILED),
+    ],
+)
+def test_the_hosts_end_together(statuses, ending):
+    assert _judge(statuses)[0] is ending
+
+
+def test_waits_double_up_to_the_longest():
+    policy = RestartPolicy(backoff_seconds=30, max_backoff_seconds=900)
+    assert [policy.wait_seconds(n) for n in (1, 2, 3, 9, 2000)] == [30, 60, 120, 900, 900]
+    with pytest.raises(TomatError, match="poll_seconds"):
+        RestartPolicy(poll_seconds=0)
+
+
+def test_the_verb_runs_what_it_prints_and_writes_figures(world, capsys):
+    """Through the command line: the same commands, dry and executed."""
+    from tomat.cli import main
+
+    words = [
+        "launch",
+        "--config_path",
+        "run.yaml",
+        "--zone",
+        "us-east5-b",
+        "--slice",
+        "v6e-4",
+        "--poll_seconds",
+        "0.05",
+    ]
+    assert main(words) == 0
+    printed = capsys.readouterr().out
+    assert world.calls() == []
+    world.behave(143, 0)
+    assert main([*words, "--execute", "--json", "figures.json"]) == 0
+    for words_run in world.calls():
+        line = next(
+            command for command in printed.splitlines() if command.startswith("gcloud") and words_run[3] in command
+        )
+        assert line.startswith("gcloud compute tpus")
+    figures = json.loads((world.checkout / "figures.json").read_text())
+    assert figures["endings"] == ["was stopped in good order", "finished"] and figures["attempts"] == 2

@@ -1,0 +1,104 @@
+"""One external command: what a dry run prints and what an execution runs are the same object."""
+
+import shlex
+import shutil
+import subprocess
+import sys
+import threading
+from collections import deque
+from dataclasses import dataclass
+
+from tomat.errors import TomatError
+
+KEPT_LINES = 30
+"""Last lines of a shown command's output that are kept for the error message."""
+TIMEOUT_STATUS = 124
+"""Status of a command that ran past its time, as of coreutils' `timeout`."""
+
+
+@dataclass(frozen=True)
+class Command:
+    """A program and its arguments."""
+
+    purpose: str
+    """What it is for, in a few words; the comment above it in a dry run."""
+    argv: tuple[str, ...]
+    """The program and its arguments."""
+    timeout_seconds: float
+    """After this it is killed and counts as failed."""
+    quiet: bool = False
+    """Its output is read by tomat and not shown."""
+
+    @property
+    def line(self) -> str:
+        """The command as a shell takes it."""
+        return shlex.join(self.argv)
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a command ended."""
+
+    status: int
+    """Its exit status; 124 where it ran past its time."""
+    output: str
+    """Standard output of a quiet command; of a shown one the last lines of both streams."""
+    errors: str = ""
+    """Standard error of a quiet command."""
+
+    @property
+    def ok(self) -> bool:
+        """Whether it ended with status 0."""
+        return self.status == 0
+
+    @property
+    def last_line(self) -> str:
+        """The last line it said, for an error message."""
+        lines = [line.strip() for line in (self.errors or self.output).splitlines() if line.strip()]
+        return lines[-1] if lines else "it said nothing"
+
+
+def require_program(name: str, where_from: str) -> None:
+    """Stop where a program is missing.
+
+    Raises:
+        TomatError: It is not on PATH.
+    """
+    if shutil.which(name) is None:
+        raise TomatError(f"`{name}` is not on PATH; install {where_from}, or leave --execute out to see the commands.")
+
+
+def run_command(command: Command) -> Result:
+    """Run a command to its end, showing its output as it comes unless it is quiet."""
+    if command.quiet:
+        try:
+            done = subprocess.run(
+                command.argv, capture_output=True, text=True, timeout=command.timeout_seconds, stdin=subprocess.DEVNULL
+            )
+        except subprocess.TimeoutExpired:
+            return Result(TIMEOUT_STATUS, "", f"no answer within {command.timeout_seconds:.0f} s")
+        return Result(done.returncode, done.stdout, done.stderr)
+    kept: deque[str] = deque(maxlen=KEPT_LINES)
+    with subprocess.Popen(
+        command.argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, text=True
+    ) as process:
+        timed_out = threading.Event()
+
+        def end() -> None:
+            timed_out.set()
+            process.kill()
+
+        timer = threading.Timer(command.timeout_seconds, end)
+        timer.start()
+        try:
+            assert process.stdout is not None
+            for line in process.stdout:
+                sys.stdout.write(line)
+                sys.stdout.flush()
+                kept.append(line)
+            status = process.wait()
+        finally:
+            timer.cancel()
+    if timed_out.is_set():
+        return Result(TIMEOUT_STATUS, "".join(kept) + f"no end within {command.timeout_seconds:.0f} s\n")
+    return Result(status, "".join(kept))

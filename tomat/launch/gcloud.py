@@ -1,0 +1,224 @@
+"""The gcloud commands of one launch on a TPU slice: create, send, install, start, ask, stop, collect, delete.
+
+Flags as in https://cloud.google.com/sdk/gcloud/reference/compute/tpus/tpu-vm and .../queued-resources (October 2025).
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+
+from tomat.errors import TomatError
+from tomat.launch.command import Command
+from tomat.launch.remote import (
+    FOLDER,
+    LOG_FILE,
+    install_script,
+    start_script,
+    status_script,
+    stop_script,
+    training_command,
+)
+from tomat.performance.chips import Slice, slice_named
+
+RUNTIME_VERSIONS: Mapping[str, str] = MappingProxyType(
+    {
+        "v6e": "v2-alpha-tpuv6e",
+        "v5p": "v2-alpha-tpuv5",
+        "v5e": "v2-alpha-tpuv5-lite",
+        "v4": "tpu-ubuntu2204-base",
+    }
+)
+"""Chip -> software of a TPU VM for JAX (https://cloud.google.com/tpu/docs/runtimes). TPU7x is not there: it is offered
+through GKE only (https://cloud.google.com/tpu/docs/queued-resources)."""
+
+STOP_GRACE_SECONDS = 40
+"""What `stop` gives a training: its own grace of 25 s, and as much again for the shell and slow disks."""
+
+
+def accelerator_type(tpu_slice: Slice) -> str:
+    """The slice's name in the TPU API, which calls v5e `v5litepod` (https://cloud.google.com/tpu/docs/v5e)."""
+    return tpu_slice.name.replace("v5e-", "v5litepod-")
+
+
+def runtime_version(tpu_slice: Slice) -> str:
+    """The software that the slice's hosts boot with.
+
+    Raises:
+        TomatError: The slice is not offered as TPU VMs.
+    """
+    version = RUNTIME_VERSIONS.get(tpu_slice.chip.name) if tpu_slice.libtpu_topology is not None else None
+    if version is None:
+        raise TomatError(
+            f"slice is '{tpu_slice.name}', which is not offered as TPU VMs; expected one of "
+            f"{', '.join(f'{chip}-N' for chip in RUNTIME_VERSIONS)} (TPU7x needs GKE; GPUs need no `tomat launch`)."
+        )
+    return version
+
+
+def tpu_name_for(run_name: str) -> str:
+    """A name that the TPU API accepts, made from a run's name."""
+    return f"tomat-{re.sub('[^a-z0-9]+', '-', run_name.lower()).strip('-')}"[:61].rstrip("-")
+
+
+@dataclass(frozen=True)
+class TpuLaunch:
+    """What is launched, and where; the properties and methods are the commands."""
+
+    run_name: str
+    slice_name: str
+    zone: str
+    """Zone of the slice, such as us-east5-b."""
+    tpu_name: str
+    """Name of the TPU VM; a queued resource gets it with `-qr` behind."""
+    config_path: str
+    """The configuration, as seen from the checkout."""
+    overrides: Sequence[str] = field(default_factory=tuple)
+    """What follows the configuration on the training's command line."""
+    project: str | None = None
+    """None: gcloud's own."""
+    queued_resource: bool = False
+    """Queue for the slice instead of asking once."""
+    spot: bool = False
+    """Capacity that can be taken away."""
+    output_folder: Path = Path("runs")
+    """Local folder; `RUN/launch` below it holds what is sent and the logs."""
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"[a-z]([-a-z0-9]{0,60}[a-z0-9])?", self.tpu_name):
+            raise TomatError(
+                f"--tpu_name is '{self.tpu_name}'; expected lower-case letters, digits and '-', a letter first."
+            )
+        if not re.fullmatch(r"[a-z]+-[a-z]+\d+-[a-z]", self.zone):
+            raise TomatError(f"--zone is '{self.zone}'; expected a zone such as us-east5-b.")
+        runtime_version(self.slice)
+
+    @property
+    def slice(self) -> Slice:
+        """The slice."""
+        return slice_named(self.slice_name)
+
+    @property
+    def folder(self) -> Path:
+        """Local folder of this launch."""
+        return self.output_folder / self.run_name / "launch"
+
+    @property
+    def queue_name(self) -> str:
+        """Name of the queued resource."""
+        return f"{self.tpu_name}-qr"
+
+    def _place(self) -> tuple[str, ...]:
+        return (f"--zone={self.zone}", *((f"--project={self.project}",) if self.project else ()))
+
+    def _gcloud(
+        self, purpose: str, words: tuple[str, ...], *, timeout_seconds: float = 600, quiet: bool = False
+    ) -> Command:
+        return Command(purpose, ("gcloud", "compute", "tpus", *words, *self._place()), timeout_seconds, quiet)
+
+    def _on_all_hosts(self, purpose: str, script: str, *, timeout_seconds: float, quiet: bool = False) -> Command:
+        words = ("tpu-vm", "ssh", self.tpu_name, "--worker=all", f"--command={script}")
+        return self._gcloud(purpose, words, timeout_seconds=timeout_seconds, quiet=quiet)
+
+    @property
+    def create(self) -> Command:
+        """Ask for the slice."""
+        spot = ("--spot",) if self.spot else ()
+        kind = accelerator_type(self.slice)
+        version = runtime_version(self.slice)
+        if self.queued_resource:
+            words = ("queued-resources", "create", self.queue_name, f"--node-id={self.tpu_name}")
+            words = (*words, f"--accelerator-type={kind}", f"--runtime-version={version}", *spot)
+            return self._gcloud(f"queue for {self._size}", words)
+        words = ("tpu-vm", "create", self.tpu_name, f"--accelerator-type={kind}", f"--version={version}", *spot)
+        return self._gcloud(f"create {self._size}", words, timeout_seconds=1800)
+
+    @property
+    def _size(self) -> str:
+        hosts = self.slice.n_hosts
+        return f"{self.slice.n_chips} chips on {hosts} host{'s' if hosts > 1 else ''}"
+
+    @property
+    def queue_state(self) -> Command:
+        """The state of the queued resource: ACTIVE where the slice is there."""
+        words = ("queued-resources", "describe", self.queue_name, "--format=value(state.state)")
+        return self._gcloud("state of the queued resource: ACTIVE when it is there", words, quiet=True)
+
+    @property
+    def machine_state(self) -> Command:
+        """The state of the TPU VM: READY, PREEMPTED, ..."""
+        words = ("tpu-vm", "describe", self.tpu_name, "--format=value(state)")
+        return self._gcloud("state of the slice: READY, PREEMPTED, ...", words, timeout_seconds=120, quiet=True)
+
+    @property
+    def pack(self) -> list[Command]:
+        """Put the commit that is checked out, and the configuration, into the launch's folder."""
+        folder = str(self.folder)
+        archive = ("git", "archive", "--format=tar.gz", f"--output={folder}/checkout.tgz", "HEAD")
+        return [
+            Command("a folder for what is sent and for logs", ("mkdir", "-p", folder), 60),
+            Command("pack the commit that is checked out", archive, 300),
+            Command("and the configuration as it is now", ("cp", self.config_path, f"{folder}/config.yaml"), 60),
+        ]
+
+    @property
+    def install(self) -> list[Command]:
+        """Send both to every host and install."""
+        files = (f"{self.folder}/checkout.tgz", f"{self.folder}/config.yaml")
+        copy = ("tpu-vm", "scp", *files, f"{self.tpu_name}:{FOLDER}/", "--worker=all")
+        return [
+            self._on_all_hosts("a folder on every host", f"mkdir -p {FOLDER}", timeout_seconds=600),
+            self._gcloud("send both to every host", copy, timeout_seconds=1200),
+            self._on_all_hosts("install on every host", install_script(), timeout_seconds=1800),
+        ]
+
+    @property
+    def start(self) -> Command:
+        """Start the training on every host."""
+        script = start_script(training_command(self.overrides))
+        return self._on_all_hosts("start the training on every host", script, timeout_seconds=600)
+
+    @property
+    def status(self) -> Command:
+        """Ask every host after its training."""
+        return self._on_all_hosts("ask every host", status_script(), timeout_seconds=180, quiet=True)
+
+    @property
+    def stop(self) -> Command:
+        """Stop the training on every host that still has one."""
+        script = stop_script(STOP_GRACE_SECONDS)
+        return self._on_all_hosts("stop what is left of the training", script, timeout_seconds=600)
+
+    def logs(self, attempt: int) -> list[Command]:
+        """Copy every host's log here, under the number of the attempt; gcloud copies from one host at a time."""
+        commands = []
+        for host in range(self.slice.n_hosts):
+            target = f"{self.folder}/attempt-{attempt}-host-{host}.log"
+            words = ("tpu-vm", "scp", f"{self.tpu_name}:{FOLDER}/{LOG_FILE}", target, f"--worker={host}")
+            commands.append(self._gcloud(f"collect the log of host {host}", words, timeout_seconds=300, quiet=True))
+        return commands
+
+    @property
+    def delete(self) -> Command:
+        """Give the slice back."""
+        if self.queued_resource:
+            words = ("queued-resources", "delete", self.queue_name, "--force", "--quiet")
+        else:
+            words = ("tpu-vm", "delete", self.tpu_name, "--quiet")
+        return self._gcloud("give the slice back", words, timeout_seconds=1200)
+
+    def commands(self) -> list[Command]:
+        """Every command of a launch that is never interrupted, in order."""
+        queue = [self.queue_state] if self.queued_resource else []
+        return [
+            self.create,
+            *queue,
+            self.machine_state,
+            *self.pack,
+            *self.install,
+            self.start,
+            self.status,
+            *self.logs(1),
+            self.delete,
+        ]

@@ -1,0 +1,284 @@
+"""Keep one launch alive: create the slice, start the training, watch, restart, collect logs, give the slice back."""
+
+import enum
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from tomat.errors import TomatError
+from tomat.launch.command import Command, Result
+from tomat.launch.gcloud import TpuLaunch
+from tomat.launch.remote import parse_statuses
+
+REFUSED_STATUS = 2
+"""The training refused its input (`tomat.cli.main`): the same command would be refused again."""
+STOPPED_IN_ORDER_STATUS = 143
+"""SIGTERM stopped the training, with a checkpoint (`tomat.training.preemption.EXIT_STATUS`)."""
+
+LOST_STATES = frozenset({"PREEMPTED", "TERMINATED", "STOPPED", "STOPPING", "DELETING", "HIDING", "HIDDEN", "absent"})
+"""States of a TPU VM that it does not come back from by itself; the others (READY apart) pass.
+https://cloud.google.com/python/docs/reference/tpu/latest/google.cloud.tpu_v2.types.Node.State"""
+LOST_QUEUE_STATES = frozenset({"FAILED", "SUSPENDING", "SUSPENDED", "DELETING", "absent"})
+"""States of a queued resource that it does not come back from (https://cloud.google.com/tpu/docs/queued-resources)."""
+NO_CAPACITY = ("RESOURCE_EXHAUSTED", "no more capacity", "no available capacity", "stockout")
+"""What gcloud says where a slice cannot be had now, as opposed to never."""
+
+
+class Ending(enum.Enum):
+    """How an attempt ended."""
+
+    FINISHED = "finished"
+    REFUSED = "refused its input"
+    PREEMPTED = "was stopped in good order"
+    MACHINE_LOST = "lost its machines"
+    NO_CAPACITY = "got no machines"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True)
+class RestartPolicy:
+    """When to try again, and when to stop trying."""
+
+    max_restarts: int = 200
+    """Restarts of whatever kind."""
+    max_failures: int = 5
+    """Failures in a row; losing machines is none, and an attempt that lasted `healthy_seconds` breaks the row."""
+    backoff_seconds: float = 30.0
+    """Wait after the first failure or refused request for machines; doubles with each further one."""
+    max_backoff_seconds: float = 900.0
+    """Longest wait."""
+    healthy_seconds: float = 1800.0
+    """An attempt that lasted this long was no immediate failure."""
+    poll_seconds: float = 30.0
+    """Between two questions."""
+    straggler_seconds: float = 120.0
+    """How long other hosts may go on after one has ended; then they are stopped."""
+    unreachable_polls: int = 10
+    """Unanswered questions in a row after which an attempt counts as failed."""
+    log_seconds: float = 600.0
+    """Between two collections of the logs, which a preempted machine takes with it."""
+
+    def __post_init__(self) -> None:
+        if self.max_restarts < 0 or self.max_failures < 1 or min(self.backoff_seconds, self.poll_seconds) <= 0:
+            raise TomatError(
+                f"max_restarts is {self.max_restarts}, max_failures {self.max_failures}, backoff_seconds "
+                f"{self.backoff_seconds}, poll_seconds {self.poll_seconds}; expected at least 0, 1, and more than 0."
+            )
+
+    def wait_seconds(self, in_a_row: int) -> float:
+        """The wait after the `in_a_row`-th failure in a row, from 1."""
+        return min(self.backoff_seconds * 2.0 ** min(in_a_row - 1, 60), self.max_backoff_seconds)
+
+
+@dataclass
+class LaunchReport:
+    """What happened; the figures of `--json`."""
+
+    endings: list[str] = field(default_factory=list)
+    """How each attempt ended, in order."""
+    waited_seconds: float = 0.0
+    """Backoff, all together."""
+    total_seconds: float = 0.0
+    """From the first command to the last."""
+
+
+class Supervisor:
+    """Carries one `TpuLaunch` out, by whatever runs its commands."""
+
+    def __init__(
+        self,
+        launch: TpuLaunch,
+        policy: RestartPolicy,
+        run: Callable[[Command], Result],
+        say: Callable[[str], None],
+        keep: bool = False,
+    ):
+        self.launch = launch
+        self.policy = policy
+        self.report = LaunchReport()
+        self._run = run
+        self._say = say
+        self._keep = keep
+        self._installed = False
+        self._logs_at = 0.0
+        self._unanswered = ""
+
+    def supervise(self) -> LaunchReport:
+        """Run the training to its end.
+
+        Raises:
+            TomatError: The training refused its input or failed too often, or gcloud refused a request for another
+                reason than capacity. Logs are collected and the slice is given back before, unless it is to be kept.
+        """
+        began = time.monotonic()
+        try:
+            self._restart_until_finished()
+        finally:
+            self.report.total_seconds = time.monotonic() - began
+        return self.report
+
+    def _restart_until_finished(self) -> None:
+        failures = unlucky = 0
+        while True:
+            attempt = len(self.report.endings) + 1
+            started = time.monotonic()
+            ending, why = self._attempt(attempt)
+            self.report.endings.append(ending.value)
+            self._say(f"attempt {attempt} {ending.value}{f': {why}' if why else ''}")
+            if ending is Ending.FINISHED:
+                self._give_back()
+                return
+            if time.monotonic() - started >= self.policy.healthy_seconds:
+                failures = 0
+            failures += ending is Ending.FAILED
+            unlucky = unlucky + 1 if ending is Ending.NO_CAPACITY else 0
+            if ending is Ending.REFUSED:
+                self._stop_trying("the training refused its input; the same command would be refused again")
+            if failures >= self.policy.max_failures:
+                self._stop_trying(f"the training failed {failures} times in a row")
+            if attempt > self.policy.max_restarts:
+                self._stop_trying(f"{self.policy.max_restarts} restarts are used up")
+            if ending is Ending.FAILED or ending is Ending.NO_CAPACITY:
+                wait = self.policy.wait_seconds(max(failures, unlucky))
+                self._say(f"next attempt in {wait:.0f} s")
+                self.report.waited_seconds += wait
+                time.sleep(wait)
+
+    def _stop_trying(self, why: str) -> None:
+        said = self._last_error()
+        self._give_back()
+        raise TomatError(f"{why}{said}; the logs are in {self.launch.folder}.")
+
+    def _give_back(self) -> None:
+        if self._keep:
+            self._say(f"kept, at its price: {self.launch.tpu_name}. Give it back with: {self.launch.delete.line}")
+        else:
+            self._run(self.launch.delete)
+
+    def _attempt(self, attempt: int) -> tuple[Ending, str]:
+        """One start of the training, from whatever state the slice is in, to its end."""
+        ready = self._machine()
+        if ready is not None:
+            return ready
+        if "running" in self._statuses():
+            self._say("the training is running already; watching it")
+        else:
+            steps = [] if self._installed else [*self.launch.pack, *self.launch.install]
+            for command in (*steps, self.launch.start):
+                result = self._run(command)
+                if not result.ok:
+                    if command in self.launch.pack:
+                        raise TomatError(f"`{command.line}` ended with status {result.status}: {result.last_line}.")
+                    return Ending.FAILED, f"cannot {command.purpose}: {result.last_line}"
+            self._installed = True
+        self._logs_at = time.monotonic()
+        ending, why = self._watch(attempt)
+        if ending is not Ending.MACHINE_LOST:
+            self._collect(attempt)
+        return ending, why
+
+    def _machine(self) -> tuple[Ending, str] | None:
+        """Get the slice to READY, creating it where it is not there; an ending if it cannot be had now."""
+        silent = 0
+        while True:
+            state = self._machine_state()
+            if state == "READY":
+                return None
+            silent = silent + 1 if state == "unknown" else 0
+            if silent >= self.policy.unreachable_polls:
+                raise TomatError(
+                    f"`{self.launch.machine_state.line}` failed {silent} times in a row: {self._unanswered}. Check the "
+                    "network and `gcloud auth list`; the slice, if there is one, is left as it is."
+                )
+            queue = self._state(self.launch.queue_state) if self.launch.queued_resource else "absent"
+            waiting = self.launch.queued_resource and queue not in LOST_QUEUE_STATES
+            if state in LOST_STATES and not (waiting and state == "absent"):
+                self._installed = False
+                if state != "absent" or (self.launch.queued_resource and queue != "absent"):
+                    self._say(f"the slice is {state}, the queued resource {queue}: deleting what is left of it")
+                    self._run(self.launch.delete)
+                result = self._run(self.launch.create)
+                if not result.ok:
+                    said = result.output + result.errors
+                    if any(words.lower() in said.lower() for words in NO_CAPACITY):
+                        return Ending.NO_CAPACITY, result.last_line
+                    raise TomatError(
+                        f"`{self.launch.create.line}` ended with status {result.status}: {result.last_line}. Check "
+                        "zone, project, quota and name; nothing was started."
+                    )
+                continue
+            time.sleep(self.policy.poll_seconds)
+
+    def _machine_state(self) -> str:
+        return self._state(self.launch.machine_state)
+
+    def _state(self, command: Command) -> str:
+        """What a `describe` says: a state, `absent`, or `unknown` where the question was not answered."""
+        result = self._run(command)
+        if result.ok:
+            return result.output.strip() or "unknown"
+        said = (result.output + result.errors).lower()
+        if "not_found" in said or "not found" in said:
+            return "absent"
+        self._unanswered = result.last_line
+        return "unknown"
+
+    def _statuses(self) -> list[str]:
+        """The state of the training on each host; empty where not every host answered."""
+        result = self._run(self.launch.status)
+        statuses = parse_statuses(result.output)
+        return statuses if result.ok and len(statuses) == self.launch.slice.n_hosts else []
+
+    def _watch(self, attempt: int) -> tuple[Ending, str]:
+        """Until the training has ended on every host, or the slice is gone."""
+        silent = 0
+        first_end: float | None = None
+        while True:
+            time.sleep(self.policy.poll_seconds)
+            state = self._machine_state()
+            if state in LOST_STATES:
+                return Ending.MACHINE_LOST, f"the slice is {state}"
+            statuses = self._statuses() if state == "READY" else []
+            if not statuses:
+                silent += 1
+                if silent >= self.policy.unreachable_polls:
+                    return Ending.FAILED, f"the slice is {state}, and no host answered {silent} times in a row"
+                continue
+            silent = 0
+            if "running" not in statuses:
+                return _judge(statuses)
+            if any(status != "running" for status in statuses):
+                first_end = time.monotonic() if first_end is None else first_end
+                if time.monotonic() - first_end >= self.policy.straggler_seconds:
+                    self._say(f"the hosts are {', '.join(statuses)}: stopping what still runs")
+                    self._run(self.launch.stop)
+            if time.monotonic() - self._logs_at >= self.policy.log_seconds:
+                self._collect(attempt)
+
+    def _collect(self, attempt: int) -> None:
+        self._logs_at = time.monotonic()
+        for command in self.launch.logs(attempt):
+            result = self._run(command)
+            if not result.ok:
+                self._say(f"{command.purpose}: {result.last_line}")
+
+    def _last_error(self) -> str:
+        """The training's own error message, from the newest logs."""
+        for path in sorted(self.launch.folder.glob(f"attempt-{len(self.report.endings)}-host-*.log")):
+            lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+            errors = [line for line in lines if line.startswith("error: ") or "Error: " in line]
+            if errors:
+                return f" ({errors[-1]})"
+        return ""
+
+
+def _judge(statuses: list[str]) -> tuple[Ending, str]:
+    """The ending that the hosts' exit statuses make together."""
+    said = f"exit status {', '.join(statuses)}"
+    if str(REFUSED_STATUS) in statuses:
+        return Ending.REFUSED, said
+    if set(statuses) == {"0"}:
+        return Ending.FINISHED, ""
+    if set(statuses) <= {"0", str(STOPPED_IN_ORDER_STATUS)}:
+        return Ending.PREEMPTED, said
+    return Ending.FAILED, said

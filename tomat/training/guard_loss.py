@@ -195,7 +195,7 @@ class BadLossGuard:
             return
         if self._config.on_bad_loss == "skip":
             raise TomatError(
-                f"{found}, the {in_row}. bad step in a row; guards.max_skips is {self._config.max_skips}. Model and "
+                f"{found}: {in_row} bad steps in a row; guards.max_skips is {self._config.max_skips}. Model and "
                 f"optimizer are as they were before the first of them. The batch's materials: {named}. It is not a "
                 "single batch: lower the learning rate, or go back to an earlier checkpoint."
             )

@@ -83,12 +83,12 @@ def full_storage_cause(error: BaseException) -> BaseException | None:
         if current is None or current in seen:
             continue
         seen.append(current)
-        if getattr(current, "errno", None) in FULL_ERRNOS or _says_full(current):
-            return current
         # What Levanter's trainer gathers while it closes is in the arguments of one RuntimeError.
         nested = [item for arg in current.args if isinstance(arg, list) for item in arg]
         pending += [current.__cause__, current.__context__, *(n for n in nested if isinstance(n, BaseException))]
-    return None
+    # The operating system's own error names the file; what quotes it in its text comes second.
+    exact = [item for item in seen if getattr(item, "errno", None) in FULL_ERRNOS]
+    return next(iter(exact + [item for item in seen if _says_full(item)]), None)
 
 
 def _says_full(error: BaseException) -> bool:

@@ -1,0 +1,197 @@
+"""Real runs on a data set with one poisoned row: what stops, what is skipped, what is written down.
+
+About half a minute, most of it compiling; the tests read three runs that the module's fixtures made.
+"""
+
+import math
+import shutil
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tensorstore as ts
+
+from tomat.codec.histogram import DensityHistogram
+from tomat.codec.lloyd_max import fit_lloyd_max
+from tomat.errors import TomatError
+from tomat.tokens.shards import open_shards
+from tomat.training.config import TrainConfig, load_config
+from tomat.training.datasets import open_datasets
+from tomat.training.history import read_events
+from tomat.training.hooks import DATA_KEY
+from tomat.training.loader import ShuffledIndex
+from tomat.training.run import load_trained, train
+from tomat.training.tracking import TrainingProgress, read_metrics
+
+TINY = [
+    "--preset", "demo", "--data.layout", "v3-p7", "--trainer.mp", "compute=float32,params=float32,output=float32",
+    "--model.num_layers", "1", "--model.hidden_dim", "32", "--model.intermediate_dim", "64", "--model.num_heads", "2",
+    "--model.num_kv_heads", "2", "--data.n_density_tokens", "64", "--trainer.train_batch_size", "4",
+    "--trainer.num_train_steps", "6", "--trainer.max_eval_batches", "0", "--trainer.checkpointer.keep",
+    "[{every: 1, until: null}]", "--evaluation.patches_per_material", "0",
+]  # fmt: skip
+BAD_STEP = 3
+NO_TOKEN = 65535
+"""An id far beyond the vocabulary."""
+
+
+@pytest.fixture(scope="module")
+def clean(tmp_path_factory) -> Path:
+    """The embedded densities, tokenised."""
+    folder = tmp_path_factory.mktemp("clean")
+    words = ["--data.source", "embedded", "--data.patches_per_material", "4", "--output_dir", str(folder)]
+    open_datasets(load_config(None, [*TINY, *words]), folder)
+    return folder / "data" / "train"
+
+
+@pytest.fixture(scope="module")
+def poisoned(clean, tmp_path_factory) -> tuple[Path, str]:
+    """A copy in which one row of the batch of `BAD_STEP` is not what its checksum says; and that row's material."""
+    folder = tmp_path_factory.mktemp("poisoned") / "train"
+    shutil.copytree(clean, folder)
+    config = run_config(folder, folder.parent)
+    shards = open_shards(folder)
+    index = ShuffledIndex(shards.rows, config.data.shuffle, config.trainer.seed + DATA_KEY)
+    row = int(index(np.array([4 * BAD_STEP + 1]))[0])
+    array = ts.open({"driver": "zarr3", "kvstore": f"file://{folder}/tokens.zarr/"}, open=True).result()
+    array[row, 1:].write(np.full(shards.context - 1, NO_TOKEN, np.uint16)).result()
+    return folder, shards.material_of_row(row).material_id
+
+
+def run_config(data: Path, output_dir: Path, *words: str) -> TrainConfig:
+    places = ["--data.source", "shards", "--data.train", str(data), "--output_dir", str(output_dir)]
+    return load_config(None, [*TINY, *places, *words])
+
+
+@pytest.fixture(scope="module", autouse=True)
+def overflow():
+    """Let the loss of a batch with `NO_TOKEN` be NaN, and its gradient, as where a kernel overflows on some input."""
+    import tomat.training.step as step_module
+
+    density_loss = step_module.density_loss
+
+    def overflowing(hidden, lm_head, tokens, **settings):
+        loss, metrics = density_loss(hidden, lm_head, tokens, **settings)
+        return loss * jnp.where(jnp.any(tokens.array == NO_TOKEN), jnp.nan, 1.0), metrics
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(step_module, "density_loss", overflowing)
+        yield
+
+
+UNVERIFIED = ("--data.verify_checksums", "false")
+SKIP = (*UNVERIFIED, "--guards.on_bad_loss", "skip")
+
+
+@pytest.fixture(scope="module")
+def stopped(poisoned, tmp_path_factory) -> tuple[Path, str]:
+    """A run that the bad batch stopped, and its error."""
+    folder = tmp_path_factory.mktemp("stopped")
+    with pytest.raises(TomatError) as error:
+        train(run_config(poisoned[0], folder, *UNVERIFIED))
+    return folder / "run", str(error.value)
+
+
+@pytest.fixture(scope="module")
+def skipping(poisoned, tmp_path_factory) -> Path:
+    """A run that passed over the bad batch, never stopped; its caches are cleared after its fifth step."""
+    update = TrainingProgress.update
+
+    def forgetful(self, next_step, *args):
+        update(self, next_step, *args)
+        if next_step == 5:
+            jax.clear_caches()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TrainingProgress, "update", forgetful)
+        result = train(run_config(poisoned[0], tmp_path_factory.mktemp("skipping"), *SKIP))
+    assert math.isfinite(result.last_loss)
+    return result.run_dir
+
+
+def steps(run_dir: Path) -> list[int]:
+    return sorted(int(path.name.removeprefix("step-")) for path in (run_dir / "checkpoints").glob("step-*"))
+
+
+def guard_events(run_dir: Path, name: str) -> list[dict]:
+    return [event for event in read_events(run_dir) if event["event"] == f"guard:{name}"]
+
+
+def assert_same_model(one: Path, other: Path, step: int, other_step: int) -> None:
+    models = (load_trained(one, step).model, load_trained(other, other_step).model)
+    for ours, theirs in zip(*map(jax.tree.leaves, models), strict=True):
+        assert np.isfinite(ours).all()
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def test_a_bad_loss_stops_the_run_before_it_is_saved(stopped, poisoned):
+    run_dir, message = stopped
+    assert f"step {BAD_STEP}: the loss is not finite" in message and poisoned[1] in message
+    assert "--guards.on_bad_loss skip" in message
+    assert max(steps(run_dir)) == BAD_STEP - 1
+    [event] = guard_events(run_dir, "bad_loss")
+    assert (event["step"], event["action"]) == (BAD_STEP, "stop") and poisoned[1] in event["materials"]
+
+
+def test_a_skipped_batch_leaves_the_model_as_it_was(skipping):
+    assert_same_model(skipping, skipping, BAD_STEP - 1, BAD_STEP)
+    rows = read_metrics(skipping / "metrics.jsonl")
+    assert [row["step"] for row in rows] == list(range(6))
+    assert [row["train/loss"] is None for row in rows] == [step == BAD_STEP for step in range(6)]
+    assert [row.get("guards/bad_steps") for row in rows] == [None] * 3 + [1, 1, 1]
+    # The schedule moves on with the step.
+    rates = [row["optim/learning_rate"] for row in rows]
+    assert len(set(rates)) == len(rates)
+
+
+def test_a_stopped_run_goes_on_with_the_batch_skipped(stopped, skipping, poisoned, tmp_path):
+    shutil.copytree(stopped[0], tmp_path / "run")
+    result = train(run_config(poisoned[0], tmp_path, *SKIP))
+    assert (result.first_step, result.steps) == (BAD_STEP, 6)
+    assert_same_model(result.run_dir, skipping, 5, 5)
+    assert [event["action"] for event in guard_events(result.run_dir, "bad_loss")] == ["stop", "skip"]
+
+
+def test_a_learning_rate_beyond_all_sense_ends_the_run_though_it_skips(clean, tmp_path):
+    words = ("--optimizer.learning_rate", "1e30", "--guards.on_bad_loss", "skip", "--guards.max_skips", "1")
+    with pytest.raises(TomatError, match=r"step 1: the update is not finite .* 2 bad steps in a row; .*max_skips is 1"):
+        train(run_config(clean, tmp_path, *words))
+    assert [event["action"] for event in guard_events(tmp_path / "run", "bad_loss")] == ["skip", "stop"]
+    assert steps(tmp_path / "run") == []
+
+
+def test_a_step_that_is_compiled_again_is_reported(skipping, stopped):
+    events = guard_events(skipping, "recompilation")
+    assert [(event["function"], event["step"]) for event in events] == [("jit(_train_step)", 5)]
+    assert events[0]["seconds"] > 0
+    assert read_metrics(skipping / "metrics.jsonl")[5]["guards/recompilations"] == 1
+    assert guard_events(stopped[0], "recompilation") == []
+
+
+def test_a_damaged_chunk_ends_the_run_with_its_name(poisoned, tmp_path):
+    with pytest.raises(TomatError, match=r"Chunk \d+ of .*tokens.zarr.* is damaged: its checksum .* Copy this chunk"):
+        train(run_config(poisoned[0], tmp_path))
+
+
+def test_an_incomplete_set_is_refused(clean, tmp_path):
+    shutil.copytree(clean, tmp_path / "train")
+    manifest = tmp_path / "train" / "manifest.json"
+    text = manifest.read_text()
+    assert '"complete": true' in text
+    manifest.write_text(text.replace('"complete": true', '"complete": false'))
+    with pytest.raises(TomatError, match="is not complete: .* Run the command that writes it again"):
+        train(run_config(tmp_path / "train", tmp_path))
+    assert not (tmp_path / "run" / "checkpoints").exists()
+
+
+def test_weights_of_another_codec_are_refused(stopped, poisoned, tmp_path):
+    shutil.copytree(stopped[0], tmp_path / "run")
+    histogram = DensityHistogram()
+    histogram.add(np.random.default_rng(0).exponential(size=(20, 20, 20)))
+    other = fit_lloyd_max(histogram, 64)
+    other.save(str(tmp_path / "run" / "codec.json"))
+    with pytest.raises(TomatError, match=f"run 'run' was trained with codec {other.sha256[:12]}.*retokenize --codec"):
+        train(run_config(poisoned[0], tmp_path, *SKIP))
+    assert other.sha256 in (tmp_path / "run" / "codec.json").read_text()

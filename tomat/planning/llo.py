@@ -16,7 +16,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tomat.errors import TomatError
 from tomat.planning.scalar_code import ScalarCode
@@ -213,8 +213,7 @@ def read_schedule(bundles: Path, utilisation: Path | None, op_name: str) -> OpSc
             f"{bundles}: {reader.n_bundles} bundles, but {len(rows)} rows in its utilisation file. The dump is "
             "incomplete; compile again."
         )
-    grid = reader.grid
-    return OpSchedule(op_name, reader.tree(rows), units, capacity, grid, tuple(sorted(reader.windows)))
+    return OpSchedule(op_name, reader.tree(rows), units, capacity, reader.grid, tuple(sorted(reader.windows)))
 
 
 def _read_utilisation(path: Path) -> tuple[tuple[str, ...], tuple[int, ...], list[tuple[int, ...]]]:
@@ -228,9 +227,20 @@ def _read_utilisation(path: Path) -> tuple[tuple[str, ...], tuple[int, ...], lis
 
 MXU_CYCLES_PER_PRODUCT = {"bf16": 8, "f32": 4}
 """Cycles a matrix unit needs for one `vmatmul` (16 rows of bf16, 8 of f32: two rows a cycle). Source: the spacing that
-the compiler itself keeps between products on one unit, 8 bundles in 21,477 of 23,600 cases and 4 in 20,009 of 21,300 (all
-ops of the reference 200M step on v6e); 256x256 multiply-adds x 2 rows x 2 units x 1.75 GHz is the chip's peak."""
-_PRODUCT = re.compile(r"vmatmul\.mubr(?:\.msk)?(?:\.(bf16|f32))?[\w.]*\.mxu(\d)")
+the compiler itself keeps between products on one unit: 8 bundles in 21,477 of 23,600 cases and 4 in 20,009 of 21,300
+(all ops of the reference 200M step on v6e). 256x256 multiply-adds x 2 rows x 2 units x 1.75 GHz is the chip's peak."""
+_PRODUCT = re.compile(r"vmatmul\.mubr(?:\.msk)?(?:\.(bf16|f32))?[\w.]*\.mxu([01])")
+
+
+class _Span(NamedTuple):
+    """Bundles [first, end) that a branch jumps back over (a loop, repeated while) or passes over (entered where) the
+    predicate holds, or does not if negated."""
+
+    first: int
+    end: int
+    kind: str
+    predicate: str
+    negated: bool
 
 
 class _Reader:
@@ -245,7 +255,7 @@ class _Reader:
         self._branches: list[tuple[int, str, str, int]] = []
         self._code = ScalarCode()
         self._products: dict[int, list[int]] = {}
-        self._transfers: list[tuple[int, str, int]] = []
+        self._transfers: dict[int, list[int]] = {}
 
     def line(self, line: str) -> None:
         match = _ADDRESS.match(line)
@@ -262,10 +272,11 @@ class _Reader:
         if "vmatmul" in line:
             for kind, unit in _PRODUCT.findall(line):
                 cycles = self._products.setdefault(self._current, [0, 0])
-                cycles[int(unit) % 2] += MXU_CYCLES_PER_PRODUCT[kind or "f32"]
+                cycles[int(unit)] += MXU_CYCLES_PER_PRODUCT[kind or "f32"]
         if "dma." in line:
             for direction, granules in _TRANSFER.findall(line):
-                self._transfers.append((self._current, direction, int(granules) * BYTES_PER_GRANULE))
+                moved = self._transfers.setdefault(self._current, [0, 0])
+                moved[direction == "vmem_to_hbm"] += int(granules) * BYTES_PER_GRANULE
         if "window allocation" in line:
             self.windows |= {(kind, int(number), shape) for kind, number, shape in _WINDOW.findall(line)}
         if not self.grid and "iteration_bounds" in line:
@@ -274,71 +285,61 @@ class _Reader:
                 self.grid = tuple(int(n) for n in bounds[1].split(",") if n.strip())
 
     def tree(self, rows: list[tuple[int, ...]]) -> Region:
-        """The regions, their bundles and how often they run."""
-        spans: list[tuple[int, int, str, str, str]] = []
+        """The regions, their bundles and how often they run; `rows` are the slots filled, by bundle."""
+        spans: list[_Span] = []
         for bundle, negated, predicate, target in self._branches:
             start = self._starts.get(target)
             after = bundle + 1 + BRANCH_DELAY_SLOTS
             if start is None:
-                continue  # a jump out of what is left of the op: nothing is passed over that another branch has not
+                continue  # out of the op; seen once in 225 ops, behind its last region
             if start <= bundle:
-                spans.append((start, after, "loop", predicate, negated))
-            elif after < start:
-                spans.append((after, start, "branch", predicate, negated))
-        spans.sort(key=lambda span: (span[0], -span[1]))
-        self._code.loops = [(first, end) for first, end, kind, *_ in spans if kind == "loop"]
-        self._code.regions = [(first, end) for first, end, kind, *_ in spans if kind == "branch"]
-        trips = {
-            first: self._code.trip_count(first, predicate, negated == "!") if predicate else None
-            for first, _, kind, predicate, negated in spans
-            if kind == "loop"
-        }
-        return self._build((0, self.n_bundles, "body", "", ""), spans, trips, rows)
+                spans.append(_Span(start, after, "loop", predicate, bool(negated)))
+            elif after < start:  # entered where the branch around it is not taken
+                spans.append(_Span(after, start, "branch", predicate, not negated))
+        spans.sort(key=lambda span: (span.first, -span.end))
+        self._code.loops = [(span.first, span.end) for span in spans if span.kind == "loop"]
+        self._code.regions = [(span.first, span.end) for span in spans if span.kind == "branch"]
+        trips = {s.first: self._code.trip_count(s.first, s.predicate, s.negated) for s in spans if s.kind == "loop"}
+        return self._build(_Span(0, self.n_bundles, "body", "", False), spans, trips, rows, ())
 
     def _build(
-        self, span: tuple[int, int, str, str, str], inside: list[Any], trips: dict[int, int | None], rows: list[Any]
+        self,
+        span: _Span,
+        inside: list[_Span],
+        trips: dict[int, int | None],
+        rows: list[tuple[int, ...]],
+        given: tuple[tuple[str, bool], ...],
     ) -> Region:
-        first, end, kind, predicate, negated = span
-        children: list[Region] = []
-        own = list(range(first, end))
-        if inside:
-            kept, cursor, own = [], first, []
-            while inside:
-                head = inside[0]
-                stop = min(head[1], end)
-                nested = [s for s in inside[1:] if s[0] < stop]
-                kept.append(((head[0], stop, *head[2:]), nested))
-                inside = inside[1 + len(nested) :]
-            for head, nested in kept:
-                own += range(cursor, head[0])
-                cursor = head[1]
-                children.append(self._build(head, nested, trips, rows))
-            own += range(cursor, end)
         executions: float | None = 1.0
         reason = "constant"
-        if kind == "loop":
-            executions = trips[first]
+        if span.kind == "loop":
+            executions = trips[span.first]
             reason = "counter" if executions is not None else "unknown"
-        elif kind == "branch" and predicate:  # entered where the branch around it is not taken
-            executions, reason = self._code.share(predicate, negated != "!", trips, self.grid)
-        elif kind == "branch":
-            executions, reason = 0.0, "constant"
-        members = set(own)
-        slots = tuple(sum(column) for column in zip(*(rows[b] for b in own), strict=True)) if rows and own else ()
-        busy = [self._products[b] for b in own if b in self._products] if self._products else []
-        moved = {"hbm_to_vmem": 0, "vmem_to_hbm": 0}
-        for bundle, direction, size in self._transfers:
-            if bundle in members:
-                moved[direction] += size
+        elif span.kind == "branch":
+            executions, reason = self._code.share(span.predicate, span.negated, trips, self.grid, given)
+            given = (*given, (span.predicate, span.negated))
+        children: list[Region] = []
+        own: list[int] = []
+        cursor = span.first
+        while inside:
+            head = inside[0]._replace(end=min(inside[0].end, span.end))
+            nested = [s for s in inside[1:] if s.first < head.end]
+            inside = inside[1 + len(nested) :]
+            own += range(cursor, head.first)
+            cursor = head.end
+            children.append(self._build(head, nested, trips, rows, given))
+        own += range(cursor, span.end)
+        busy = [self._products[b] for b in own if b in self._products]
+        moved = [self._transfers[b] for b in own if b in self._transfers]
         return Region(
-            kind=kind,
-            first_bundle=first,
+            kind=span.kind,
+            first_bundle=span.first,
             bundles=len(own),
-            slots=slots or ((0,) * len(rows[0]) if rows else ()),
+            slots=tuple(sum(rows[b][n] for b in own) for n in range(len(rows[0]))) if rows else (),
             executions=executions,
             reason=reason,
-            mxu_cycles=max(sum(b[0] for b in busy), sum(b[1] for b in busy)) if busy else 0,
-            read_bytes=moved["hbm_to_vmem"],
-            written_bytes=moved["vmem_to_hbm"],
+            mxu_cycles=max((sum(cycles) for cycles in zip(*busy, strict=True)), default=0),
+            read_bytes=sum(read for read, _ in moved),
+            written_bytes=sum(written for _, written in moved),
             regions=tuple(children),
         )

@@ -232,28 +232,38 @@ class ScalarCode:
                     return self._counter(first, [last[1], max(later)[1]], name, depth)
         return self.expression(last[1], depth + 1)
 
+    def _condition(self, predicate: str, negated: bool) -> Expression:
+        condition = self.expression(predicate) if predicate else 1  # a branch without a predicate is always taken
+        return _folded(("pneg", condition)) if negated else condition
+
     def trip_count(self, first_bundle: int, predicate: str, negated: bool) -> int | None:
         """How often the loop at `first_bundle` runs, which jumps back while `predicate` (or not, if `negated`)."""
-        condition = self.expression(predicate)
-        if negated:
-            condition = _folded(("pneg", condition))
+        condition = self._condition(predicate, negated)
         symbols = symbols_of(condition)
         if len(symbols) != 1:
             return None
         (symbol,) = symbols
         if symbol.kind != "counter" or symbol.index != first_bundle:
             return None
-        # The test stands at the end: one more iteration for each value of the counter that jumps back.
-        low, high = 0, 1
-        again = lambda n: bool(_evaluate(condition, {symbol: symbol.start + n * symbol.step}))  # noqa: E731
-        while again(high - 1):
-            low, high = high, high * 2
-            if high > 1 << 32:
+
+        def left(trips: int) -> bool:
+            """Whether the loop ends after that many iterations: the test stands at its end."""
+            return not evaluate(condition, {symbol: symbol.start + (trips - 1) * symbol.step})
+
+        most = 1
+        while not left(most):
+            most *= 2
+            if most > 1 << 32:
                 return None
-        return low + bisect_left(range(low, high), True, key=lambda n: not again(n)) + 1
+        return bisect_left(range(most), True, lo=most // 2 + 1, key=left) if most > 1 else 1
 
     def share(
-        self, predicate: str, negated: bool, trips: Mapping[int, int | None], grid: tuple[int, ...]
+        self,
+        predicate: str,
+        negated: bool,
+        trips: Mapping[int, int | None],
+        grid: tuple[int, ...],
+        given: tuple[tuple[str, bool], ...] = (),
     ) -> tuple[float | None, str]:
         """In which share of the cases a predicate (or its negation) holds, and what it depends on.
 
@@ -262,22 +272,24 @@ class ScalarCode:
             negated: Whether its negation is asked for.
             trips: Loop (first bundle) -> trip count.
             grid: Sizes of the kernel's grid, empty if it has none.
+            given: (predicate, negated) of the regions around: only cases in which these hold are counted.
 
         Returns:
             The share, None where it depends on data or is beyond this reader; and `constant`, `iteration`,
             `grid D,...`, `operand N,...` or `unknown`.
         """
-        condition = self.expression(predicate)
-        if negated:
-            condition = _folded(("pneg", condition))
+        condition = self._condition(predicate, negated)
         symbols = symbols_of(condition)
         kinds = {symbol.kind for symbol in symbols}
         if not symbols:
-            return float(bool(_evaluate(condition, {}))), "constant"
-        if "unknown" in kinds:
+            return float(bool(evaluate(condition, {}))), "constant"
+        if kinds - {"counter", "grid", "operand"}:
             return None, "unknown"
         if "operand" in kinds:
             return None, "operand " + ",".join(sorted({str(s.index) for s in symbols if s.kind == "operand"}))
+        around = [
+            c for c in (self._condition(*g) for g in given) if symbols_of(c) and set(symbols_of(c)) <= set(symbols)
+        ]
         values: list[range] = []
         for symbol in symbols:
             count = trips.get(symbol.index) if symbol.kind == "counter" else _dimension(grid, symbol.index)
@@ -286,12 +298,15 @@ class ScalarCode:
             values.append(range(symbol.start, symbol.start + count * symbol.step, symbol.step))
         if math.prod(len(v) for v in values) > MAX_COMBINATIONS:
             return None, "unknown"
-        held = sum(
-            bool(_evaluate(condition, dict(zip(symbols, case, strict=True)))) for case in itertools.product(*values)
-        )
+        cases = held = 0
+        for combination in itertools.product(*values):
+            case = dict(zip(symbols, combination, strict=True))
+            if all(evaluate(c, case) for c in around):
+                cases += 1
+                held += bool(evaluate(condition, case))
         dimensions = sorted(symbol.index for symbol in symbols if symbol.kind == "grid")
         reason = "grid " + ",".join(map(str, dimensions)) if dimensions else "iteration"
-        return held / math.prod(len(v) for v in values), reason
+        return (held / cases if cases else 0.0), reason
 
 
 def _dimension(grid: tuple[int, ...], index: int) -> int:
@@ -312,19 +327,20 @@ def symbols_of(expression: Expression) -> tuple[Symbol, ...]:
 
 
 def _folded(expression: tuple) -> Expression:
-    return expression if symbols_of(expression) else _evaluate(expression, {})
+    return expression if symbols_of(expression) else evaluate(expression, {})
 
 
-def _evaluate(expression: Expression, values: Mapping[Symbol, int]) -> int:
+def evaluate(expression: Expression, values: Mapping[Symbol, int]) -> int:
+    """An expression's value, 32 bits with sign, with the symbols as given."""
     if isinstance(expression, int):
         return expression
     if isinstance(expression, Symbol):
         return values[expression]
     operation, *arguments = expression
     if operation == "select":
-        chosen = arguments[1] if _evaluate(arguments[0], values) else arguments[2]
-        return _evaluate(chosen, values)
-    known = [_evaluate(a, values) for a in arguments]
+        chosen = arguments[1] if evaluate(arguments[0], values) else arguments[2]
+        return evaluate(chosen, values)
+    known = [evaluate(a, values) for a in arguments]
     if len(known) == 1:
         return _signed(_UNARY[operation](known[0]))
     return _signed(_BINARY[operation](known[0], known[1]))

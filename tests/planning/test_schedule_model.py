@@ -1,0 +1,122 @@
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tomat.performance.hlo import HloProgram
+from tomat.performance.hlo_files import program_from_text
+from tomat.planning.llo import OpSchedule, read_schedules
+from tomat.planning.schedule_model import (
+    active_share,
+    constant_integers,
+    matched_schedules,
+    schedule_seconds,
+    schedule_time,
+)
+
+DUMP = Path(__file__).parent / "data" / "llo"
+SPLASH = "splash_mha_fwd_residuals.14"
+BROADCAST = "broadcast.1442.clone"
+CLOCK_HZ = 1.75e9
+
+# The kernel as the compiled step holds it: twice in a scan that hands its mask on, which it copies to VMEM.
+HLO = """HloModule m, entry_computation_layout={(bf16[8,16,8192,64]{3,2,1,0})->bf16[8,16,8192,64]{3,2,1,0}}
+body {
+  p = (s32[], s8[1,4,4]{2,1,0}, bf16[8,16,8192,64]{3,2,1,0}) parameter(0)
+  i = s32[] get-tuple-element(p), index=0
+  blocks = s8[1,4,4]{2,1,0} get-tuple-element(p), index=1
+  x = bf16[8,16,8192,64]{3,2,1,0} get-tuple-element(p), index=2
+  one = s32[] constant(1)
+  next = s32[] add(i, one)
+  blocks.vmem = s8[1,4,4]{2,1,0:S(1)} copy(blocks)
+  splash_mha_fwd_residuals.14 = bf16[8,16,8192,64]{3,2,1,0} custom-call(blocks.vmem, blocks.vmem, x, x, x), \
+custom_call_target="tpu_custom_call", metadata={op_name="jit(step)/splash_mha_fwd_residuals/pallas_call"}
+  splash_mha_fwd_residuals.13 = bf16[8,16,8192,64]{3,2,1,0} custom-call(blocks.vmem, blocks.vmem, \
+splash_mha_fwd_residuals.14, x, x), \
+custom_call_target="tpu_custom_call", metadata={op_name="jit(step)/checkpoint/splash_mha_fwd_residuals/pallas_call"}
+  splash_mha_dq.1 = bf16[8,16,8192,64]{3,2,1,0} custom-call(blocks.vmem, blocks.vmem, \
+splash_mha_fwd_residuals.13, x, x), \
+custom_call_target="tpu_custom_call", metadata={op_name="jit(step)/splash_mha_dq/pallas_call"}
+  ROOT t = (s32[], s8[1,4,4]{2,1,0}, bf16[8,16,8192,64]{3,2,1,0}) tuple(next, HANDED_ON, splash_mha_dq.1)
+}
+cond {
+  p = (s32[], s8[1,4,4]{2,1,0}, bf16[8,16,8192,64]{3,2,1,0}) parameter(0)
+  i = s32[] get-tuple-element(p), index=0
+  n = s32[] constant(12)
+  ROOT lt = pred[] compare(i, n), direction=LT
+}
+ENTRY main {
+  x = bf16[8,16,8192,64]{3,2,1,0} parameter(0)
+  zero = s32[] constant(0)
+  mask = s8[1,4,4]{2,1,0} constant({ { {1,0,0,0}, {2,1,0,0}, {2,2,1,0}, {2,2,2,1} } })
+  init = (s32[], s8[1,4,4]{2,1,0}, bf16[8,16,8192,64]{3,2,1,0}) tuple(zero, mask, x)
+  loop = (s32[], s8[1,4,4]{2,1,0}, bf16[8,16,8192,64]{3,2,1,0}) while(init), condition=cond, body=body
+  ROOT out = bf16[8,16,8192,64]{3,2,1,0} get-tuple-element(loop), index=2
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def program() -> HloProgram:
+    return program_from_text(HLO.replace("HANDED_ON", "blocks"), "test")
+
+
+@pytest.fixture(scope="module")
+def schedules() -> dict[str, OpSchedule]:
+    return read_schedules(DUMP)
+
+
+def test_the_mask_is_found_through_the_loop(program):
+    kernel = program.by_name[SPLASH]
+    assert constant_integers(program, program.operands(kernel)[1]) == [1, 0, 0, 0, 2, 1, 0, 0, 2, 2, 1, 0, 2, 2, 2, 1]
+    assert constant_integers(program, program.operands(kernel)[2]) is None
+
+
+def test_a_splash_kernel_counts_its_active_steps(program, schedules):
+    kernel = program.by_name[SPLASH]
+    assert active_share(program, kernel, schedules[SPLASH]) == 10 / 16
+    # Regions of the fixture as its README counts them: 15 bundles on 10 of 16 steps, 2 and 4 on one of 16.
+    bundles = 10 + 32770 * 65 + 32768 * (39 + 2 / 16 + 15 * 10 / 16 + 4 / 16)
+    assert schedule_seconds(program, kernel, schedules[SPLASH], CLOCK_HZ) == pytest.approx(bundles / CLOCK_HZ)
+
+
+def test_a_mask_that_the_loop_changes_leaves_every_step_active(schedules):
+    program = program_from_text(HLO.replace("HANDED_ON", "blocks.vmem"), "test")
+    assert active_share(program, program.by_name[SPLASH], schedules[SPLASH]) == 1.0
+
+
+def test_blocks_from_memory_bound_a_kernel(program, schedules):
+    kernel = program.by_name[SPLASH]
+    fast = schedule_time(program, kernel, schedules[SPLASH], CLOCK_HZ, 1e15)
+    slow = schedule_time(program, kernel, schedules[SPLASH], CLOCK_HZ, 1e10)
+    assert fast is not None and slow is not None and slow.hbm_seconds is not None
+    assert (fast.bound, slow.bound) == ("bundles", "hbm")
+    assert fast.seconds == fast.bundle_seconds == slow.bundle_seconds
+    # Queries, keys and values of 512 x 128 bf16 in each active step.
+    assert slow.hbm_seconds == pytest.approx(32768 * 10 / 16 * 3 * 512 * 128 * 2 / 1e10)
+    assert slow.seconds > slow.hbm_seconds
+    assert fast.mxu_seconds == pytest.approx(32768 * 10 / 16 * 24 / CLOCK_HZ)
+
+
+def test_equal_ops_share_a_schedule(program, schedules):
+    matched = matched_schedules(program, {SPLASH: schedules[SPLASH]})
+    assert set(matched) == {SPLASH, "splash_mha_fwd_residuals.13"}
+    assert matched["splash_mha_fwd_residuals.13"] is schedules[SPLASH]
+
+
+def test_a_loop_of_unknown_length_gives_no_time(program, schedules):
+    kernel, schedule = program.by_name[SPLASH], schedules[BROADCAST]
+    (loop,) = schedule.body.regions
+    unknown = replace(schedule, body=replace(schedule.body, regions=(replace(loop, executions=None),)))
+    assert schedule_time(program, kernel, schedule, CLOCK_HZ) is not None
+    assert schedule_time(program, kernel, unknown, CLOCK_HZ) is None
+
+
+def test_what_is_assumed_is_said(program, schedules):
+    kernel, schedule = program.by_name[SPLASH], schedules[BROADCAST]
+    (loop,) = schedule.body.regions
+    (body,) = loop.regions
+    open_ = replace(loop, regions=(replace(body, executions=None, reason="unknown"),))
+    time = schedule_time(program, kernel, replace(schedule, body=replace(schedule.body, regions=(open_,))), CLOCK_HZ)
+    assert time is not None
+    assert time.assumed_bundle_share == pytest.approx(39 * 517 / (16 + 517 * 59))

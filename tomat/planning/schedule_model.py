@@ -3,8 +3,9 @@
 A bundle takes one cycle. The compiler spaces the products on a matrix unit as far apart as the unit needs, so that its
 occupancy is in the count already: no region of the reference 200M and 1B steps has more `mxu_cycles` than bundles, and
 the densest has 98 % as many. What the count leaves out is waiting, above all for HBM. In a Pallas kernel that is taken
-into account here; most other ops of those steps wait for HBM (their bundles come to 0.25 of XLA's `estimated_cycles` in
-matmuls, 0.19 in normalisation and rotary, 0.07 in copies), so their time is the larger of these seconds and of their bytes over bandwidth.
+into account here. Most other ops of those steps wait for HBM: their bundles come to 0.25 of XLA's `estimated_cycles` in
+matmuls, 0.19 in normalisation and rotary and 0.07 in copies, so their time is the larger of these seconds and of their
+bytes over bandwidth (`roofline`).
 """
 
 from __future__ import annotations

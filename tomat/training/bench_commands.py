@@ -7,6 +7,7 @@ BENCH_MODULES = (
     "tomat.tokens.bench_tokenise",
     "tomat.training.bench_loader",
     "tomat.training.bench_loss",
+    "tomat.training.bench_preemption",
     "tomat.performance.bench_profile",
 )
 """Modules with `register_bench(subparsers)`; they import no more than argparse and the standard library."""

@@ -70,16 +70,16 @@ def _convolution_flops(program: HloProgram, instruction: Instruction) -> float:
     numbers = instruction.proto.convolution_dimension_numbers
     features = kernel.shape.dims[numbers.kernel_input_feature_dimension]
     spatial_outputs = 1
-    valid_positions = 1
+    pairs = 1
     for axis, window in enumerate(instruction.proto.window.dimensions):
         size_in = left.shape.dims[numbers.input_spatial_dimensions[axis]]
         size_out = instruction.shape.dims[numbers.output_spatial_dimensions[axis]]
-        valid_positions *= _valid_positions(window, size_in, size_out)
+        pairs *= valid_positions(window, size_in, size_out)
         spatial_outputs *= size_out
-    return 2.0 * (instruction.shape.elements / max(1, spatial_outputs)) * valid_positions * features
+    return 2.0 * (instruction.shape.elements / max(1, spatial_outputs)) * pairs * features
 
 
-def _valid_positions(window: object, size_in: int, size_out: int) -> int:
+def valid_positions(window: object, size_in: int, size_out: int) -> int:
     """Pairs (output position, kernel position) along one dimension that meet an input element."""
     get = lambda name, default: getattr(window, name) or default  # noqa: E731 - proto3 leaves ones as zero
     size, stride = get("size", 1), get("stride", 1)
@@ -160,31 +160,58 @@ def _sliced(holder: Instruction, window: Instruction) -> int:
     return window.shape.byte_count() if in_hbm else 0
 
 
+def _users(program: HloProgram, computation_id: int) -> dict[int, list[Instruction]]:
+    users: dict[int, list[Instruction]] = {}
+    for instruction in program.computations[computation_id]:
+        for operand_id in set(instruction.operand_ids):
+            users.setdefault(operand_id, []).append(instruction)
+    return users
+
+
+def _touched_bytes(program: HloProgram, holder: Instruction, users: dict[int, list[Instruction]]) -> int | None:
+    """Bytes of a fused parameter that its slices read, through bitcasts, padding and nested fusions; None: all."""
+    reads = users.get(holder.proto.id, [])
+    if not reads:
+        return None
+    total = 0
+    for read in reads:
+        if read.opcode in ("bitcast", "pad"):
+            touched = _touched_bytes(program, read, users)
+            if touched is not None and read.opcode == "pad":  # what a slice takes of the padding is not read
+                touched = touched * holder.shape.elements // max(1, read.shape.elements)
+        elif read.opcode in ("dynamic-slice", "slice", "gather") and read.operand_ids[0] == holder.proto.id:
+            touched = read.shape.byte_count()
+        elif read.opcode == "dynamic-update-slice" and read.operand_ids[0] == holder.proto.id:
+            touched = 0
+        elif read.opcode == "fusion" and read.called_ids and read.operand_ids.count(holder.proto.id) == 1:
+            number = read.operand_ids.index(holder.proto.id)
+            inner = next(
+                i
+                for i in program.computations[read.called_ids[0]]
+                if i.opcode == "parameter" and i.proto.parameter_number == number
+            )
+            touched = _touched_bytes(program, inner, _users(program, read.called_ids[0]))
+        else:
+            touched = None
+        if touched is None:
+            return None
+        total += touched
+    return total
+
+
 def _fusion_bytes(program: HloProgram, fusion: Instruction, operands: list[Instruction]) -> float:
     if not fusion.called_ids:
         return 0.0
-    body = program.computations[fusion.called_ids[0]]
-    users: dict[int, list[Instruction]] = {}
-    for inner in body:
-        for operand_id in inner.operand_ids:
-            users.setdefault(operand_id, []).append(inner)
+    users = _users(program, fusion.called_ids[0])
     total = 0
-    for parameter in body:
+    for parameter in program.computations[fusion.called_ids[0]]:
         if parameter.opcode != "parameter" or parameter.proto.parameter_number >= len(operands):
             continue
         operand = operands[parameter.proto.parameter_number]
         if operand.shape.byte_count(HBM_MEMORY_SPACE) == 0:
             continue
-        reads = users.get(parameter.proto.id, [])
-        first_operand = parameter.proto.id
-        if reads and all(
-            r.opcode in ("dynamic-slice", "slice", "gather", "dynamic-update-slice")
-            and r.operand_ids[0] == first_operand
-            for r in reads
-        ):
-            total += sum(r.shape.byte_count() for r in reads if r.opcode != "dynamic-update-slice")
-        else:
-            total += operand.shape.byte_count(HBM_MEMORY_SPACE)
+        touched = _touched_bytes(program, parameter, users)
+        total += operand.shape.byte_count(HBM_MEMORY_SPACE) if touched is None else touched
     root = program.root(fusion.called_ids[0])
     results = program.operands(root) if root is not None and root.opcode == "tuple" else [root]
     shapes = fusion.shape.parts or (fusion.shape,)

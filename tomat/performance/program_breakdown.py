@@ -18,6 +18,7 @@ def breakdown_from_program(
     *,
     device_kind: str,
     kernel_seconds: KernelSeconds | None = None,
+    hidden_seconds: KernelSeconds | None = None,
     title: str | None = None,
     n_devices: int = 1,
     notes: tuple[str, ...] = (),
@@ -28,6 +29,8 @@ def breakdown_from_program(
         program: the optimised module.
         device_kind: JAX's name of the chip it was compiled for.
         kernel_seconds: time of one execution of a kernel, None where unknown; default: `compiler_seconds`.
+        hidden_seconds: time that one execution of a collective runs beside other kernels, not part of `kernel_seconds`;
+            None or 0 for other kernels. Default: nothing is hidden.
         title: default: the program's name.
         n_devices: devices the program is partitioned over (reported, not used).
         notes: what the reader should know about the prediction.
@@ -58,8 +61,10 @@ def breakdown_from_program(
             direction=verdict.direction,
             occurrences=times,
             seconds=(seconds or 0.0) * times,
+            hidden_seconds=(hidden_seconds(instruction) or 0.0) * times if hidden_seconds is not None else 0.0,
             flops=flops * times if flops is not None else None,
-            hbm_bytes=kernel_hbm_bytes(program, instruction) * times,
+            # What takes no time of its own runs beside the kernels; its bytes over no time would be no rate.
+            hbm_bytes=kernel_hbm_bytes(program, instruction) * times if seconds != 0.0 else 0.0,
             op_name=instruction.op_name,
             source=program.source(instruction),
         )

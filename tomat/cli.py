@@ -21,6 +21,7 @@ COMMAND_MODULES = (
     "tomat.evaluation.commands",
     "tomat.performance.commands",
     "tomat.performance.profile_commands",
+    "tomat.planning.plan_commands",
     "tomat.training.bench_commands",
     "tomat.launch.commands",
 )

@@ -71,7 +71,11 @@ HOST_OPCODES = frozenset({"infeed", "outfeed", "send", "recv"})
 HOST_CALLS = re.compile(r"callback|MoveToHost|MoveToDevice|HostExecute|host_compute", re.IGNORECASE)
 MATMUL_CALLS = re.compile(r"gemm|matmul|cublas|onednn|__cudnn\$conv|scaled_dot$", re.IGNORECASE)
 ATTENTION_CALLS = re.compile(r"fmha|flash_?attention|splash", re.IGNORECASE)
-NO_CODE_CALLS = frozenset({"AllocateBuffer", "Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape"})
+NO_CODE_CALLS = frozenset(
+    {"AllocateBuffer", "ConcatBitcast", "AssumeGatherIndicesInBound", "Sharding", "SPMDFullToShardShape",
+     "SPMDShardToFullShape"}
+)  # fmt: skip
+"""Custom calls for which no machine code is made."""
 
 # Scopes on the path that JAX records (`op_name`); the innermost component that matches decides.
 PATH_RULES: tuple[tuple[re.Pattern[str], Part], ...] = (
@@ -263,8 +267,8 @@ def computation_directions(program: HloProgram) -> dict[int, Direction]:
     """The direction of each loop body or called computation, by the transforms in its instructions' paths."""
     found: dict[int, Direction] = {}
     for computation_id, instructions in program.computations.items():
-        # A constant that XLA sank into a loop keeps the path of another use: the reference's forward scan holds constants
-        # of its backward pass.
+        # A constant that XLA sank into a loop keeps the path of another use: the reference's forward scan holds
+        # constants of its backward pass.
         directions = {direction_of(i.op_name) for i in instructions if i.opcode not in FREE_OPCODES}
         looped = computation_id != program.entry_id
         if looped and Direction.BACKWARD in directions and len(instructions) > 1:

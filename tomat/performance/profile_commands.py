@@ -54,7 +54,7 @@ def run_profile(args: argparse.Namespace) -> int:
     if words[0] == "compare":
         if len(words) != 3:
             raise TomatError(f"compare takes two profiles or breakdowns, got {len(words) - 1}: {' '.join(words[1:])}.")
-        return _compare(args, words[1], words[2])
+        return compare_targets(args, words[1], words[2])
     if words[0] == "index":
         if len(words) != 2:
             raise TomatError("index takes one folder, such as docs/tracking.")
@@ -86,6 +86,10 @@ def load_breakdown(target: str, *, device_kind: str | None = None, session: str 
             if isinstance(data, dict) and "traceEvents" not in data:
                 from tomat.performance.breakdown import Breakdown
 
+                if "program_key" in data:  # a plan
+                    data = data["breakdown"]
+                    if data is None:
+                        raise TomatError(f"{target} is the plan of a step that does not fit; it has no breakdown.")
                 return Breakdown.from_dict(data, target)
     return breakdown_from_trace(load_trace(profile_place(target), session=session), device_kind=device_kind)
 
@@ -142,7 +146,8 @@ def _parse(args: argparse.Namespace, target: str) -> int:
     return 0
 
 
-def _compare(args: argparse.Namespace, a: str, b: str) -> int:
+def compare_targets(args: argparse.Namespace, a: str, b: str) -> int:
+    """Compare two profiles, plans or breakdowns; 1 if the second one regresses beyond `args.fail_percent`."""
     from tomat.performance.compare import Thresholds, Verdict, compare
     from tomat.performance.profile_tables import print_comparison
     from tomat.reporting import write_json

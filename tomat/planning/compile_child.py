@@ -22,6 +22,9 @@ from typing import Any
 from tomat.errors import TomatError
 from tomat.reporting import write_json
 
+CACHE_FORMAT = 1
+"""Of what is kept of a compile; a new one makes old entries invisible."""
+
 RESULT_FILE = "result.json"
 PROGRAM_FILE = "program.hlo.pb.gz"
 SCHEDULE_FILE = "schedule.json.gz"
@@ -163,9 +166,11 @@ def _buffer_assignment(work: Path) -> bytes | None:
     return found[-1].read_bytes() if found else None
 
 
-def program_key(lowered_sha256: str, slice_name: str, compiler: str, libtpu_args: list[str], xla_flags: list[str]) -> str:
+def program_key(
+    lowered_sha256: str, slice_name: str, compiler: str, libtpu_args: list[str], xla_flags: list[str]
+) -> str:
     """What names a compile: the StableHLO, the slice, the compiler and its flags."""
-    words = json.dumps([lowered_sha256, slice_name, compiler, libtpu_args, xla_flags])
+    words = json.dumps([CACHE_FORMAT, lowered_sha256, slice_name, compiler, libtpu_args, xla_flags])
     return hashlib.sha256(words.encode()).hexdigest()[:24]
 
 

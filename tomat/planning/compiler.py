@@ -1,8 +1,8 @@
 """Compiles a training step for a TPU slice in a process of its own, with limits and a cache.
 
 The cache is a folder. `requests/` maps a configuration, before it is lowered, to a program; `programs/` holds what was
-found, by the hash of the lowered module, the slice, the compiler and its flags. Two configurations that lower to the same
-module share the compile, and a change of tomat's own code is noticed because the module changes.
+found, by the hash of the lowered module, the slice, the compiler and its flags. Two configurations that lower to the
+same module share the compile, and a change of tomat's own code is noticed because the module changes.
 """
 
 from __future__ import annotations
@@ -56,9 +56,12 @@ IRRELEVANT_KEYS = (
 )  # fmt: skip
 """Keys that do not reach the compiled step. A key that is missing here costs a lowering (10 s), not a wrong answer."""
 
-STEP_SOURCES = ("training/*.py", "tokens/layouts.py", "tokens/vocabulary.py", "planning/lowering.py",
-                "planning/topology.py", "planning/compile_child.py", "planning/memory.py", "planning/llo.py")  # fmt: skip
-"""Files of tomat that decide what a configuration lowers to and what is kept of a compile."""
+STEP_SOURCES = (
+    "training/attention.py", "training/config.py", "training/loss*.py", "training/model.py", "training/presets.py",
+    "training/splash.py", "training/step.py", "tokens/layouts.py", "tokens/vocabulary.py", "planning/lowering.py",
+    "planning/topology.py", "planning/compile_child.py",
+)  # fmt: skip
+"""Files of tomat that decide what a configuration lowers to."""
 
 
 @dataclass(frozen=True)
@@ -146,7 +149,8 @@ def compile_step(
         slice_: What to compile for.
         cache_dir: Default: `default_cache_dir()`.
         limits: Time and memory of the compiling process.
-        value_table: Densities of the bins, as the run's codec has them; default: a stand-in, which changes no operation.
+        value_table: Densities of the bins, as the run's codec has them; default: a stand-in, which changes no
+            operation.
         executable: Keep the serialised executable too.
         on_stage: Told `starting`, `lowering`, `compiling`, `reading`.
 
@@ -205,9 +209,9 @@ def check_batch(config: TrainConfig, slice_: Slice) -> None:
     unit = data_axis * max(per_device, 1)
     if config.batch_size < 1 or config.batch_size % unit:
         raise TomatError(
-            f"trainer.train_batch_size is {config.batch_size}; expected a multiple of {unit} on {slice_.name}, which is "
-            f"{data_axis} device(s) on the data axis times a microbatch of {max(per_device, 1)} per device. Change the "
-            "batch, trainer.per_device_parallelism or --slice."
+            f"trainer.train_batch_size is {config.batch_size}; expected a multiple of {unit} on {slice_.name}, which "
+            f"is {data_axis} device(s) on the data axis times a microbatch of {max(per_device, 1)} per device. Change "
+            "the batch, trainer.per_device_parallelism or --slice."
         )
 
 

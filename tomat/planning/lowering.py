@@ -66,7 +66,8 @@ def lower_step(config: TrainConfig, mesh: Mesh, value_table: np.ndarray | None) 
         )
 
     batch, position = hax.Axis("batch", config.batch_size), hax.Axis("position", config.seq_len)
-    tokens = hax.NamedArray(jax.ShapeDtypeStruct((batch.size, position.size), jnp.int32), (batch, position))
+    shape: Any = jax.ShapeDtypeStruct((batch.size, position.size), jnp.int32)
+    tokens = hax.NamedArray(shape, (batch, position))
     with jax.sharding.use_abstract_mesh(mesh.abstract_mesh), hax.axis_mapping(mapping):
         state = _placed(eqx.filter_eval_shape(initialise), mapping, mesh)
         example = _placed(TokenExample(tokens=tokens), trainer.compute_axis_mapping, mesh)

@@ -36,7 +36,9 @@ def planned_slice(config: TrainConfig, slice_name: str | None) -> Slice:
         )
     found = slice_named(name)
     if found.libtpu_topology is None:
-        raise TomatError(f"slice '{name}' is not a TPU slice; the step can be compiled without the device for TPUs only.")
+        raise TomatError(
+            f"slice '{name}' is not a TPU slice; the step can be compiled without the device for TPUs only."
+        )
     return found
 
 
@@ -47,9 +49,7 @@ def compiler_version() -> str:
         TomatError: libtpu is missing, or it is not the one that this jax was released with.
     """
     if importlib.util.find_spec("libtpu") is None:
-        raise TomatError(
-            "the TPU compiler is not installed; install it with `uv sync --extra plan` (it needs no TPU)."
-        )
+        raise TomatError("the TPU compiler is not installed; install it with `uv sync --extra plan` (it needs no TPU).")
     found = importlib.metadata.version("libtpu")
     wanted = _libtpu_of_jax()
     if wanted is not None and not found.startswith(wanted):
@@ -101,9 +101,7 @@ def topology_devices(slice_: Slice) -> list[Any]:
         # A v4 runs with its two cores as one device; the topology's own default shows them as two.
         arguments["chip_config_name"] = "megacore"
     try:
-        described = topologies.get_topology_desc(
-            platform="tpu", topology_name=str(slice_.libtpu_topology), **arguments
-        )
+        described = topologies.get_topology_desc(platform="tpu", topology_name=str(slice_.libtpu_topology), **arguments)
     except Exception as error:  # JaxRuntimeError, of which jax exports no stable name
         raise TomatError(
             f"{compiler_version()} cannot describe {slice_.name} (topology {slice_.libtpu_topology}): "

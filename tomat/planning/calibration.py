@@ -1,0 +1,236 @@
+"""What the plan said against what pods measured, and the error that every estimate therefore carries.
+
+`<tracking_dir>/calibration.yaml` holds measurements kept by hand, `<tracking_dir>/calibration.json` those and the
+runs that `tomat plan --record` added, each beside its prediction. Plans read the latter.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tomat.errors import TomatError
+from tomat.performance.categories import Category
+from tomat.performance.chips import slice_named
+from tomat.reporting import write_json
+
+if TYPE_CHECKING:
+    from tomat.planning.plan import Plan
+    from tomat.training.config import TrainConfig
+
+MEASUREMENTS_FILE = "calibration.yaml"
+RECORD_FILE = "calibration.json"
+PACKAGED_FILE = Path(__file__).with_name("calibration.json")
+"""The record of the release in an installed tomat (`pyproject.toml` puts it there); a checkout has it in `docs`."""
+CHECKOUT_FILE = Path(__file__).parent.parent.parent / "docs" / "tracking" / RECORD_FILE
+
+FEW_RUNS = 5
+"""Measured runs below which the correction is not trusted beyond its own size. (A choice.)"""
+
+SHARES = {
+    "attention_share": (Category.ATTENTION_FORWARD, Category.ATTENTION_BACKWARD),
+    "collectives_share": (Category.COLLECTIVES_EXPOSED,),
+    "matmul_share": (Category.MATMUL,),
+}
+"""Shares of a step that a measurement may give, and the categories of the plan that they stand for."""
+
+
+@dataclass(frozen=True)
+class CalibrationRow:
+    """One measurement and what the plan says of the same configuration."""
+
+    name: str
+    slice: str
+    source: str
+    """Where the measured figures are from."""
+    measured: Mapping[str, Any]
+    """`fits`, and of `step_seconds`, `hbm_required_gib` and `SHARES` what is known."""
+    predicted: Mapping[str, Any] = field(default_factory=dict)
+    """The same keys, but `model_seconds` for the step by the cycle models alone; empty where it was not planned yet."""
+    config_path: str | None = None
+    """The configuration, with `overrides`; None: `config` holds it whole."""
+    overrides: tuple[str, ...] = ()
+    config: Mapping[str, Any] | None = None
+    compiler: str = ""
+
+    @property
+    def step_ratio(self) -> float | None:
+        """Measured step time over that of the cycle models."""
+        measured, predicted = self.measured.get("step_seconds"), self.predicted.get("model_seconds")
+        return measured / predicted if measured and predicted else None
+
+    @property
+    def chip(self) -> str:
+        """Name of the chip."""
+        return slice_named(self.slice).chip.name
+
+    def training_config(self) -> TrainConfig:
+        """The configuration that was measured.
+
+        Raises:
+            TomatError: Its file is missing or is no configuration.
+        """
+        from tomat.training.config import config_from_dict, load_config
+
+        if self.config is not None:
+            return config_from_dict(self.config, source=f"the recorded run {self.name}")
+        # where the tokens lie does not matter to the step
+        return load_config(self.config_path, list(self.overrides))
+
+    def with_plan(self, plan: Plan) -> CalibrationRow:
+        """This row beside what `plan` says."""
+        predicted: dict[str, Any] = {
+            "fits": plan.compiled.fits,
+            "hbm_required_gib": plan.compiled.memory.required_bytes / 2**30,
+        }
+        if plan.step is not None:
+            predicted["model_seconds"] = plan.step.model_seconds
+            shares = {row.name: row.share for row in plan.step.breakdown.categories}
+            for key, categories in SHARES.items():
+                predicted[key] = sum(shares.get(str(category), 0.0) for category in categories)
+        return replace(self, predicted=predicted, compiler=plan.compiled.compiler, slice=plan.slice_.name)
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """All rows on record."""
+
+    rows: tuple[CalibrationRow, ...]
+
+    @staticmethod
+    def load(tracking_dir: Path) -> Calibration:
+        """The record of `tracking_dir`, else the one that came with tomat.
+
+        Raises:
+            TomatError: The record is damaged.
+        """
+        for path in (tracking_dir / RECORD_FILE, PACKAGED_FILE, CHECKOUT_FILE):
+            if path.is_file():
+                return Calibration._read(path)
+        return Calibration(())
+
+    @staticmethod
+    def _read(path: Path) -> Calibration:
+        try:
+            rows = json.loads(path.read_text(encoding="utf-8"))["rows"]
+            return Calibration(tuple(CalibrationRow(**{**row, "overrides": tuple(row["overrides"])}) for row in rows))
+        except (ValueError, KeyError, TypeError) as error:
+            raise TomatError(
+                f"{path}: a damaged calibration ({error}); write it again with tomat plan --calibrate."
+            ) from None
+
+    def save(self, tracking_dir: Path) -> Path:
+        """Write the record into `tracking_dir`."""
+        path = tracking_dir / RECORD_FILE
+        write_json(path, {"rows": [asdict(row) for row in self.rows]})
+        return path
+
+    def with_row(self, row: CalibrationRow) -> Calibration:
+        """This record with `row` in the place of the one of its name, or at the end."""
+        kept = [row if row.name == old.name else old for old in self.rows]
+        return Calibration(tuple(kept if row in kept else [*kept, row]))
+
+    def step_ratios(self, chip: str, without: str | None = None) -> list[float]:
+        """Measured over modelled step time of the runs on `chip`; of all runs where it has none.
+
+        Args:
+            chip: Name of the chip.
+            without: A row to leave out.
+        """
+        known = [(row.chip, row.step_ratio) for row in self.rows if row.step_ratio is not None and row.name != without]
+        return [ratio for name, ratio in known if name == chip] or [ratio for _, ratio in known]
+
+    def scale(self, chip: str, without: str | None = None) -> float:
+        """What the cycle models' step time is multiplied with: the geometric mean of `step_ratios`, 1 without any."""
+        logs = [math.log(ratio) for ratio in self.step_ratios(chip, without)]
+        return math.exp(sum(logs) / len(logs)) if logs else 1.0
+
+    def known_error(self, chip: str) -> float:
+        """By which fraction a step time may be off, either way.
+
+        The largest residual of the measured runs; with fewer than `FEW_RUNS` of them at least the correction itself,
+        since a factor that two runs agree on is not yet known for a third.
+        """
+        ratios, scale = self.step_ratios(chip), self.scale(chip)
+        residual = max((abs(math.log(ratio / scale)) for ratio in ratios), default=0.0)
+        return math.exp(max(residual, abs(math.log(scale)) if len(ratios) < FEW_RUNS else 0.0)) - 1
+
+    def factors(self, chip: str) -> tuple[float, float]:
+        """(low, high): the range of a step time around its estimate."""
+        factor = 1 + self.known_error(chip)
+        return 1 / factor, factor
+
+    def notes(self, chip: str) -> tuple[str, ...]:
+        """What the reader of an estimate must know."""
+        ratios = self.step_ratios(chip)
+        if not ratios:
+            return ("nothing is on record to compare the estimate with: its error is unknown, and no range is given",)
+        here = any(row.step_ratio is not None and row.chip == chip for row in self.rows)
+        where = f"{len(ratios)} measured runs" + (f" on {chip}" if here else f", none of them on {chip}")
+        return (
+            f"times are estimates: the cycle models times {self.scale(chip):.2f}, which {where} took longer than the "
+            f"models say; range +/- {100 * self.known_error(chip):.0f} %; the host's part of a step is not in it",
+        )
+
+
+def read_measurements(tracking_dir: Path) -> tuple[list[CalibrationRow], list[str]]:
+    """The measurements kept by hand, and the notes below them.
+
+    Raises:
+        TomatError: The file is missing or damaged.
+    """
+    import yaml
+
+    path = tracking_dir / MEASUREMENTS_FILE
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+        rows = [
+            CalibrationRow(
+                name=item["name"],
+                slice="",
+                source=" ".join(item["source"].split()),
+                measured=item["measured"],
+                config_path=item["config_path"],
+                overrides=tuple(item.get("overrides", ())),
+            )
+            for item in data["measurements"]
+        ]
+        return rows, [" ".join(note.split()) for note in data.get("notes", ())]
+    except (OSError, yaml.YAMLError, KeyError, TypeError, AttributeError) as error:
+        raise TomatError(
+            f"{path}: cannot be read as measurements ({error!r}); expected a list `measurements` of name, config_path, "
+            "measured and source. Run from a checkout, or give --tracking_dir."
+        ) from None
+
+
+def row_of_run(run_dir: Path) -> CalibrationRow:
+    """A measurement from a run's own folder: the median of its steady steps.
+
+    Raises:
+        TomatError: No run, a run on no TPU slice, or too few steps.
+    """
+    from tomat.performance.mfu import RunTimes
+    from tomat.training.config import load_config
+    from tomat.training.tracking import METRICS_FILE, read_metrics
+
+    config_path, metrics_path = run_dir / "config.yaml", run_dir / METRICS_FILE
+    for path in (config_path, metrics_path):
+        if not path.is_file():
+            raise TomatError(f"{path} does not exist; expected the folder of a run that `tomat train` made.")
+    config = load_config(config_path)
+    if config.slice is None:
+        raise TomatError(
+            f"{config_path} names no slice, so nobody knows what was measured; set `slice` and record again."
+        )
+    times = RunTimes.from_rows(read_metrics(metrics_path))
+    return CalibrationRow(
+        name=config.run_name,
+        slice=config.slice,
+        source=f"run {config.run_name}, median of {len(times.steady_step_seconds)} steady steps",
+        measured={"fits": True, "step_seconds": times.step_percentiles["p50"]},
+        config=config.to_dict(),
+    )

@@ -1,0 +1,235 @@
+"""`docs/tracking/calibration.md`: the plan beside every measured pod, and how far off it was."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from tomat.performance.document import empty_section, update_document
+from tomat.performance.tables import UNKNOWN, markdown_table, percent, seconds
+from tomat.planning.calibration import Calibration, CalibrationRow, read_measurements, row_of_run
+from tomat.planning.compiler import Limits
+from tomat.planning.estimate import MODELS
+from tomat.planning.plan import make_plan
+from tomat.planning.topology import planned_slice
+from tomat.reporting import console
+
+PAGE = "calibration.md"
+TEMPLATE = f"""# Calibration: the plan beside the pod
+
+What `tomat plan` says of steps that pods have run. `tomat plan --calibrate` plans every row again and rewrites what is
+between the markers; `tomat plan --record RUN` adds a run of yours. Text outside the markers is yours.
+
+## Step time
+
+{empty_section("steps")}
+
+## Memory
+
+{empty_section("memory")}
+
+## Shares of the step
+
+{empty_section("shares")}
+
+## The cycle models
+
+{empty_section("models")}
+
+## What differs
+
+{empty_section("notes")}
+"""
+
+GOALS = {"step": 0.15, "memory": 0.01, "share": 0.05}
+"""Errors that were set as goals before the first comparison: of a step time and of a memory, relative; of a share,
+absolute."""
+
+
+def calibrate(
+    tracking_dir: Path,
+    *,
+    run_dir: Path | None = None,
+    only_new: bool = False,
+    cache_dir: Path | None = None,
+    limits: Limits | None = None,
+    on_stage: Callable[[str, str], None] = lambda what, stage: None,
+) -> dict[str, Any]:
+    """Plan what was measured and write the record and the page.
+
+    Args:
+        tracking_dir: Where `calibration.yaml` is and the page goes.
+        run_dir: A run to add.
+        only_new: Plan only what has no prediction yet.
+        cache_dir, limits: As for `compile_step`.
+        on_stage: Told the row and what the compile is doing.
+
+    Returns:
+        The record, for a JSON report.
+
+    Raises:
+        TomatError: Measurements or a configuration that cannot be read, or a compile that failed. Rows planned before
+            are then on record already.
+    """
+    kept, notes = read_measurements(tracking_dir)
+    record = Calibration.load(tracking_dir)
+    by_name = {row.name: row for row in record.rows}
+    recorded = [row for row in record.rows if row.config is not None]
+    rows: list[CalibrationRow] = [*kept, *recorded]
+    if run_dir is not None:
+        added = row_of_run(run_dir)
+        rows = [*(row for row in rows if row.name != added.name), added]
+    tables: dict[str, dict[str, dict[str, float]]] = {}
+    done = Calibration(())
+    for row in rows:
+        config = row.training_config()
+        config = replace(config, tracking_dir=str(tracking_dir))
+        slice_ = planned_slice(config, row.slice or None)
+        old = by_name.get(row.name)
+        if only_new and old is not None and old.measured == row.measured and old.predicted:
+            done = done.with_row(old)
+            continue
+
+        def stage(said: str, name: str = row.name) -> None:
+            on_stage(name, said)
+
+        plan = make_plan(config, slice_, cache_dir=cache_dir, limits=limits, on_stage=stage)
+        done = done.with_row(row.with_plan(plan))
+        if plan.step is not None:
+            tables[row.name] = plan.step.model_table()
+        # A calibration that is stopped keeps what it has planned.
+        left = [by_name[other.name] for other in rows if other.name in by_name]
+        Calibration((*done.rows, *(r for r in left if r.name not in {d.name for d in done.rows}))).save(tracking_dir)
+    done.save(tracking_dir)
+    contents = {
+        "steps": steps_section(done),
+        "memory": memory_section(done.rows),
+        "shares": shares_section(done.rows),
+        "models": models_section(done.rows, tables) if tables else None,
+        "notes": "\n".join(f"- {note}" for note in notes),
+    }
+    update_document(tracking_dir / PAGE, {name: text for name, text in contents.items() if text is not None}, TEMPLATE)
+    console.print(f"wrote {tracking_dir / PAGE}", highlight=False)
+    return {"rows": [asdict(row) for row in done.rows]}
+
+
+def steps_section(record: Calibration) -> str:
+    """Measured and predicted step times, with the row itself left out of its own correction."""
+    header = ("run", "measured", "models alone", "error", "corrected by the other runs", "error")
+    rows = []
+    errors = []
+    for row in record.rows:
+        measured, modelled = row.measured.get("step_seconds"), row.predicted.get("model_seconds")
+        if measured is None:
+            continue
+        if modelled is None:
+            rows.append((row.name, seconds(measured), "did not fit", UNKNOWN, UNKNOWN, UNKNOWN))
+            continue
+        others = record.scale(row.chip, without=row.name)
+        corrected = modelled * others
+        errors.append(abs(corrected / measured - 1))
+        rows.append(
+            (
+                row.name,
+                seconds(measured),
+                seconds(modelled),
+                percent(modelled / measured - 1),
+                f"{seconds(corrected)} (times {others:.3f})",
+                percent(corrected / measured - 1),
+            )
+        )
+    chips = sorted({row.chip for row in record.rows if row.step_ratio is not None})
+    said = [
+        f"On {chip} estimates are the models' times {record.scale(chip):.3f}, with a range of +/- "
+        f"{percent(record.known_error(chip), 0)}."
+        for chip in chips
+    ]
+    goal = _goal(errors, GOALS["step"])
+    return "\n\n".join(
+        [
+            markdown_table(header, rows),
+            f"Goal: within {percent(GOALS['step'], 0)}; {goal}. "
+            + " ".join(said)
+            + " The correction is one factor for "
+            "the whole step, fitted to these runs: the last column shows what it would have been without the run itself.",
+        ]
+    )
+
+
+def memory_section(rows: Sequence[CalibrationRow]) -> str:
+    """Needed memory and whether it fits."""
+    header = ("run", "the pod", "needed, GiB", "planned", "needed, GiB", "error")
+    table, errors, right = [], [], 0
+    for row in rows:
+        measured, predicted = row.measured, row.predicted
+        needed, planned = measured.get("hbm_required_gib"), predicted.get("hbm_required_gib")
+        error = planned / needed - 1 if needed and planned else None
+        if error is not None:
+            errors.append(abs(error))
+        right += measured.get("fits") == predicted.get("fits")
+        table.append(
+            (
+                row.name,
+                "ran" if measured.get("fits") else "out of memory",
+                UNKNOWN if needed is None else f"{needed:.2f}",
+                "fits" if predicted.get("fits") else "does not fit",
+                UNKNOWN if planned is None else f"{planned:.2f}",
+                percent(error, 2),
+            )
+        )
+    said = f"The verdict is right for {right} of {len(table)}. Goal for what is needed: within {percent(GOALS['memory'], 0)}; "
+    return "\n\n".join([markdown_table(header, table, "llrlrr"), said + _goal(errors, GOALS["memory"]) + "."])
+
+
+def shares_section(rows: Sequence[CalibrationRow]) -> str:
+    """Shares of the step that a profile gave."""
+    header = ("run", "share", "profile", "planned", "difference, points")
+    table, errors = [], []
+    for row in rows:
+        for key, measured in row.measured.items():
+            if not key.endswith("_share"):
+                continue
+            planned = row.predicted.get(key)
+            if planned is not None:
+                errors.append(abs(planned - measured))
+            difference = UNKNOWN if planned is None else f"{100 * (planned - measured):+.1f}"
+            table.append((row.name, key.removesuffix("_share"), percent(measured), percent(planned), difference))
+    if not table:
+        return "No profile is on record."
+    goal = _goal(errors, GOALS["share"])
+    return "\n\n".join([markdown_table(header, table, "llrrr"), f"Goal: within 5 points; {goal}."])
+
+
+def models_section(rows: Sequence[CalibrationRow], tables: dict[str, dict[str, dict[str, float]]]) -> str:
+    """Each model's seconds by category; a model leaves out what it does not know."""
+    parts = []
+    for row in rows:
+        if row.name not in tables:
+            continue
+        categories = sorted(tables[row.name].items(), key=lambda item: -item[1]["estimate"])
+        shown = [
+            (name, *(seconds(values[model]) if values[model] else UNKNOWN for model in MODELS))
+            for name, values in categories
+            if max(values.values()) > 1e-3
+        ]
+        sums = (seconds(sum(values[model] for _, values in categories)) for model in MODELS)
+        measured = row.measured.get("step_seconds")
+        parts += [
+            f"### {row.name}" + (f": measured {seconds(measured)}" if measured else ""),
+            markdown_table(
+                ("category", "XLA's cycles", "roofline", "VLIW schedule", "estimate"), [*shown, ("**sum**", *sums)]
+            ),
+        ]
+    parts.append(
+        "The estimate takes the longer of schedule and HBM traffic, which explains both pods with nearly the same factor. "
+        "XLA's own cycles and the roofline say nothing of Pallas kernels; the schedule alone says nothing of waiting for "
+        "memory."
+    )
+    return "\n\n".join(parts)
+
+
+def _goal(errors: Sequence[float], goal: float) -> str:
+    met = sum(error <= goal for error in errors)
+    return f"met by {met} of {len(errors)}" if errors else "nothing to compare"

@@ -1,0 +1,177 @@
+"""The plan of a training step: does it fit, where will its cycles go, which MFU to expect."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tomat.performance.breakdown import Breakdown
+from tomat.performance.chips import Slice
+from tomat.performance.mfu import MFU_KEYS, TYPICAL_ATOMS, StepWork, slice_dict
+from tomat.planning.calibration import Calibration
+from tomat.planning.compiler import CompiledStep, Limits, compile_step
+from tomat.planning.estimate import StepEstimate, estimate_step
+from tomat.planning.llo import slot_utilisation
+from tomat.planning.schedule_model import matched_schedules
+
+if TYPE_CHECKING:
+    from tomat.training.config import TrainConfig
+
+
+@dataclass(frozen=True)
+class Interval:
+    """An estimate and the range in which the measured value is expected."""
+
+    estimate: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One configuration on one slice."""
+
+    config: TrainConfig
+    slice_: Slice
+    compiled: CompiledStep
+    calibration: Calibration
+
+    @cached_property
+    def step(self) -> StepEstimate | None:
+        """The cycle models on the compiled program; None where it does not fit."""
+        if not self.compiled.fits:
+            return None
+        return estimate_step(
+            self.compiled.program,
+            self.compiled.schedules,
+            self.slice_,
+            title=f"{self.config.run_name} on {self.slice_.name}, planned",
+            device_kind=self.slice_.chip.device_kinds[0],
+            scale=self.calibration.scale(self.slice_.chip.name),
+            notes=self.notes,
+        )
+
+    @property
+    def breakdown(self) -> Breakdown | None:
+        """Where the cycles are expected to go; None where it does not fit."""
+        return self.step.breakdown if self.step is not None else None
+
+    @cached_property
+    def work(self) -> StepWork:
+        """The FLOPs of the step by every convention."""
+        return StepWork.from_config(self.config, "tpu", TYPICAL_ATOMS)
+
+    @cached_property
+    def step_seconds(self) -> Interval | None:
+        """Duration of a step, without the host's part; the range is the known error of the method."""
+        if self.breakdown is None:
+            return None
+        seconds = self.breakdown.step_seconds
+        low, high = self.calibration.factors(self.slice_.chip.name)
+        return Interval(seconds, seconds * low, seconds * high)
+
+    @cached_property
+    def utilisation(self) -> dict[str, Interval]:
+        """`MFU_KEYS`, fractions; empty where the step does not fit."""
+        if self.step_seconds is None:
+            return {}
+        peak = self.slice_.peak_bf16_flops_per_second
+        at = {
+            which: self.work.utilisation(getattr(self.step_seconds, which), peak)
+            for which in ("estimate", "low", "high")
+        }
+        # the longest step has the lowest utilisation
+        return {key: Interval(at["estimate"][key], at["high"][key], at["low"][key]) for key in MFU_KEYS}
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the reader must know about the estimate."""
+        return self.calibration.notes(self.slice_.chip.name)
+
+    def pallas_kernels(self) -> list[dict[str, Any]]:
+        """The Pallas kernels of the step: schedule, share of the slots, what binds; longest first."""
+        if self.step is None:
+            return []
+        schedules = matched_schedules(self.compiled.program, self.compiled.schedules)
+        rows = []
+        for name, op in self.step.ops.items():
+            if op.schedule is None or self.compiled.program.by_name[name].custom_call_target != "tpu_custom_call":
+                continue
+            rows.append(
+                {
+                    "name": name,
+                    "executions": op.executions,
+                    "seconds_per_execution": op.schedule.seconds,
+                    "seconds_per_step": op.schedule.seconds * op.executions,
+                    "mxu_busy_seconds": op.schedule.mxu_seconds,
+                    "bound": op.schedule.bound,
+                    "active_grid_share": op.schedule.active_share,
+                    "slot_utilisation": slot_utilisation(schedules[name]),
+                }
+            )
+        return sorted(rows, key=lambda row: -row["seconds_per_step"])
+
+    def to_dict(self) -> dict[str, Any]:
+        """For a JSON report: bytes, seconds, fractions; all of one device but for the utilisation."""
+        from tomat.training.config import config_hash
+
+        memory, seconds = self.compiled.memory, self.step_seconds
+        return {
+            "run_name": self.config.run_name,
+            "fits": self.compiled.fits,
+            "hbm_required_bytes": memory.required_bytes,
+            "hbm_capacity_bytes": memory.capacity_bytes,
+            "step_seconds": asdict(seconds) if seconds is not None else None,
+            **{key: asdict(self.utilisation[key]) if self.utilisation else None for key in MFU_KEYS},
+            "breakdown": self.breakdown.to_dict() if self.breakdown is not None else None,
+            "memory": memory.to_dict(),
+            "models_seconds": self.step.model_table() if self.step is not None else None,
+            "estimate_basis_seconds": self.step.basis_seconds() if self.step is not None else None,
+            "pallas_kernels": self.pallas_kernels(),
+            "collectives": (
+                {name: asdict(time) for name, time in self.step.collectives.items()} if self.step is not None else None
+            ),
+            "work": self.work.to_dict(),
+            **slice_dict(self.slice_),
+            "compiler": self.compiled.compiler,
+            "program_key": self.compiled.key,
+            "lowered_sha256": self.compiled.result["lowered_sha256"],
+            "config_hash": config_hash(self.config),
+            "cached": self.compiled.cached,
+            "lower_seconds": self.compiled.result["lower_seconds"],
+            "compile_seconds": self.compiled.result["compile_seconds"],
+            "notes": list(self.notes),
+        }
+
+
+def make_plan(
+    config: TrainConfig,
+    slice_: Slice,
+    *,
+    cache_dir: Path | None = None,
+    limits: Limits | None = None,
+    value_table: np.ndarray | None = None,
+    executable: bool = False,
+    on_stage: Callable[[str], None] = lambda stage: None,
+) -> Plan:
+    """Compile the step of `config` for `slice_` (or find it in the cache) and estimate it.
+
+    Raises:
+        TomatError: As for `compile_step`. That the step does not fit is an answer.
+    """
+    calibration = Calibration.load(Path(config.tracking_dir))
+    compiled = compile_step(
+        config,
+        slice_,
+        cache_dir=cache_dir,
+        limits=limits,
+        value_table=value_table,
+        executable=executable,
+        on_stage=on_stage,
+    )
+    return Plan(config, slice_, compiled, calibration)

@@ -1,0 +1,318 @@
+"""`tomat plan`: what a training step needs on a TPU slice, without the slice."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tomat.errors import TomatError
+
+if TYPE_CHECKING:
+    from tomat.performance.chips import Slice
+    from tomat.planning.compiler import Limits
+    from tomat.planning.plan import Plan
+    from tomat.training.config import TrainConfig
+
+EPILOG = """\
+forms:
+  tomat plan --config_path CONFIG [--slice v6e-16] [--a.b VALUE ...]   one step: memory, cycles, MFU
+  tomat plan --like RUN [--a.b VALUE ...]                              the step of an existing run
+  tomat plan --config_path CONFIG --max_batch [--policies full,none]   the largest batch that fits
+  tomat plan --sweep configs/sweeps/mfu-200m.yaml                      many steps, ranked, with a page
+  tomat plan --calibrate | --record RUN                                plan and measurement side by side
+  tomat plan compare A B       two plans, profiles or breakdowns; exit status 1 if B's step grew
+
+Plans are cached in ~/.cache/tomat/plan, by the lowered program, the compiler and its flags.
+"""
+
+DEFAULT_TRACKING_DIR = Path("docs/tracking")
+
+
+def register(subparsers: argparse._SubParsersAction) -> None:
+    """Add `tomat plan`."""
+    parser = subparsers.add_parser(
+        "plan",
+        help="compile the training step for a TPU slice without one: memory, cycles, MFU",
+        description="Compile the training step for a TPU slice on a machine without one, and say whether it fits, where "
+        "its cycles go and which MFU to expect.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_arguments(parser)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The verb's arguments, for the launcher as well."""
+    what = parser.add_argument_group("what to plan")
+    what.add_argument("--config_path", type=Path, help="a training configuration; overrides (--a.b VALUE) follow")
+    what.add_argument("--like", type=Path, metavar="RUN", help="a run's folder: its configuration")
+    what.add_argument("--slice", help="accelerator type, such as v6e-16; default: the configuration's")
+    what.add_argument("--codec", type=Path, metavar="FILE", help="codec.json, for the densities in --executable")
+    what.add_argument("--sweep", type=Path, metavar="FILE", help="plan every row of a sweep")
+    what.add_argument("--workers", type=int, default=1, help="rows of a sweep at once (default 1: one uses two cores)")
+    what.add_argument("--max_batch", "--max-batch", action="store_true", help="find the largest batch that fits")
+    what.add_argument("--policies", default="", help="with --max_batch: checkpoint policies, comma-separated")
+    what.add_argument("--no_search", action="store_true", help="if it does not fit, do not look for what would")
+    what.add_argument("--calibrate", action="store_true", help="plan every measured step again, and write the page")
+    what.add_argument("--record", type=Path, metavar="RUN", help="add a measured run to the calibration")
+    out = parser.add_argument_group("output")
+    out.add_argument("--json", type=Path, metavar="FILE", help="write the plan; bytes, seconds, fractions")
+    out.add_argument("--top", type=int, default=12, help="operations and buffers to print (default 12)")
+    out.add_argument("--docs", action="store_true", help="write the plan's page into the tracking folder")
+    out.add_argument("--tracking_dir", type=Path, help=f"tracking folder (default: {DEFAULT_TRACKING_DIR})")
+    out.add_argument("--emit", type=Path, metavar="FILE", help="write the planned configuration, ready for the pod")
+    out.add_argument("--executable", type=Path, metavar="FILE", help="write the serialised executable")
+    limits = parser.add_argument_group("limits of a compile")
+    limits.add_argument("--time_limit_seconds", type=float, default=1800.0)
+    limits.add_argument("--memory_limit_gib", type=float, default=16.0)
+    limits.add_argument("--cache_dir", type=Path, help="default: ~/.cache/tomat/plan")
+    parser.add_argument("--warn_percent", type=float, default=2.0, help="compare: growth of A's step that warns")
+    parser.add_argument("--fail_percent", type=float, default=5.0, help="compare: growth of A's step that fails")
+    parser.set_defaults(run=run_plan, takes_overrides=True, device_kind=None)
+
+
+def run_plan(args: argparse.Namespace) -> int:
+    """Dispatch the forms."""
+    overrides = list(getattr(args, "overrides", []))
+    # A positional argument would swallow the values of overrides, which argparse does not know.
+    if overrides[:1] == ["compare"]:
+        return _compare(args, overrides[1:])
+    if args.sweep is not None:
+        return _sweep(args, overrides)
+    if args.calibrate or args.record is not None:
+        return _calibrate(args, overrides)
+    return _plan(args, overrides)
+
+
+def _limits(args: argparse.Namespace) -> Limits:
+    from tomat.planning.compiler import GIB, Limits
+
+    if not (args.time_limit_seconds > 0 and args.memory_limit_gib > 0):
+        raise TomatError("--time_limit_seconds and --memory_limit_gib must be more than 0.")
+    return Limits(args.time_limit_seconds, int(args.memory_limit_gib * GIB))
+
+
+def _refuse_overrides(overrides: list[str], form: str) -> None:
+    if overrides:
+        raise TomatError(f"{form} takes no overrides; got {' '.join(overrides)}.")
+
+
+def _compare(args: argparse.Namespace, words: list[str]) -> int:
+    from tomat.performance.profile_commands import compare_targets
+
+    if len(words) != 2:
+        raise TomatError(f"compare takes two plans, profiles or breakdowns, got {len(words)}: {' '.join(words)}.")
+    return compare_targets(args, words[0], words[1])
+
+
+def _sweep(args: argparse.Namespace, overrides: list[str]) -> int:
+    from tomat.planning.sweep import run_sweep
+
+    _refuse_overrides(overrides, "--sweep")
+    return run_sweep(
+        args.sweep,
+        args.tracking_dir or DEFAULT_TRACKING_DIR,
+        workers=args.workers,
+        cache_dir=args.cache_dir,
+        limits=_limits(args),
+        json=args.json,
+    )
+
+
+def _calibrate(args: argparse.Namespace, overrides: list[str]) -> int:
+    from tomat.planning.calibration_page import calibrate
+    from tomat.reporting import write_json
+
+    _refuse_overrides(overrides, "--calibrate")
+    with _Stages() as stages:
+        record = calibrate(
+            args.tracking_dir or DEFAULT_TRACKING_DIR,
+            run_dir=args.record,
+            only_new=not args.calibrate,
+            cache_dir=args.cache_dir,
+            limits=_limits(args),
+            on_stage=stages.show,
+        )
+    if args.json is not None:
+        write_json(args.json, record)
+    return 0
+
+
+def _configuration(args: argparse.Namespace, overrides: list[str]) -> tuple[TrainConfig, Slice]:
+    from tomat.planning.topology import planned_slice
+    from tomat.training.config import load_config
+
+    if (args.config_path is None) == (args.like is None):
+        raise TomatError("give --config_path with a training configuration, or --like with a run's folder.")
+    path = args.config_path
+    if path is None:
+        path = args.like / "config.yaml"
+        if not path.is_file():
+            raise TomatError(f"{path} does not exist; expected the folder of a run that `tomat train` made.")
+    if args.tracking_dir is not None:
+        overrides = [*overrides, "--tracking_dir", str(args.tracking_dir)]
+    config = load_config(path, overrides)
+    return config, planned_slice(config, args.slice)
+
+
+def _plan(args: argparse.Namespace, overrides: list[str]) -> int:
+    from tomat.planning.plan import make_plan
+    from tomat.planning.plan_tables import print_plan
+    from tomat.reporting import console, write_json
+
+    config, slice_ = _configuration(args, overrides)
+    table = None
+    if args.codec is not None:
+        from tomat.codec import load_codec
+        from tomat.training.datasets import value_table
+
+        table = value_table(load_codec(str(args.codec)))
+    if args.max_batch:
+        return _max_batch(args, config, slice_)
+    with _Stages() as stages:
+        plan = make_plan(
+            config,
+            slice_,
+            cache_dir=args.cache_dir,
+            limits=_limits(args),
+            value_table=table,
+            executable=args.executable is not None,
+            on_stage=lambda stage: stages.show(f"{config.run_name} on {slice_.name}", stage),
+        )
+    print_plan(plan, args.top)
+    report = plan.to_dict()
+    if not plan.compiled.fits and not args.no_search:
+        report["nearest_fits"] = _search(args, config, slice_)
+    if args.json is not None:
+        write_json(args.json, report)
+    if args.docs:
+        console.print(f"wrote {_write_page(plan)}", highlight=False)
+    if args.emit is not None or args.executable is not None:
+        _emit(args, plan)
+    return 0 if plan.compiled.fits else 1
+
+
+def _search(args: argparse.Namespace, config: TrainConfig, slice_: Slice) -> list[dict[str, Any]]:
+    from tomat.planning.compiler import compile_step
+    from tomat.planning.plan_tables import print_trials
+    from tomat.planning.search import nearest_fits
+
+    with _Stages() as stages:
+        trials = nearest_fits(
+            config,
+            slice_,
+            lambda changed, on: compile_step(changed, on, cache_dir=args.cache_dir, limits=_limits(args)),
+            lambda overrides: stages.show("looking for what fits", " ".join(f"{k}={v}" for k, v in overrides.items())),
+        )
+    print_trials(trials)
+    return [trial.to_dict() for trial in trials]
+
+
+def _max_batch(args: argparse.Namespace, config: TrainConfig, slice_: Slice) -> int:
+    from tomat.planning.compiler import compile_step
+    from tomat.planning.plan_tables import print_largest
+    from tomat.planning.search import largest_batch
+    from tomat.reporting import write_json
+
+    words = [word for word in args.policies.split(",") if word]
+    policies = [{"true": True, "false": False}.get(word, word) for word in words] or None
+    with _Stages() as stages:
+        found = largest_batch(
+            config,
+            slice_,
+            lambda changed, on: compile_step(changed, on, cache_dir=args.cache_dir, limits=_limits(args)),
+            policies,
+            lambda overrides: stages.show("largest batch", " ".join(f"{k}={v}" for k, v in overrides.items())),
+        )
+    print_largest(found)
+    if args.json is not None:
+        write_json(args.json, {"slice": slice_.name, "largest_batches": [one.to_dict() for one in found]})
+    return 0 if all(one.fits is not None for one in found) else 1
+
+
+def _write_page(plan: Plan) -> Path:
+    """The plan's page in the tracking folder, `<run_name>-plan.md`."""
+    import tempfile
+
+    import yaml
+
+    from tomat.performance.report import write_run_page
+    from tomat.reporting import write_text
+    from tomat.training.config import config_hash
+
+    figures = None
+    if plan.step_seconds is not None:
+        utilisation = {key: value.estimate for key, value in plan.utilisation.items()}
+        tokens = plan.work.tokens / plan.step_seconds.estimate
+        figures = {
+            **plan.work.to_dict(),
+            **utilisation,
+            "slice": plan.slice_.name,
+            "step_seconds": plan.step_seconds.estimate,
+            "tokens_per_second_per_chip": tokens / plan.slice_.n_chips,
+        }
+    with tempfile.TemporaryDirectory() as folder:
+        write_text(Path(folder) / "config.yaml", yaml.safe_dump(plan.config.to_dict(), sort_keys=False))
+        return write_run_page(
+            Path(folder),
+            Path(plan.config.tracking_dir),
+            plan.breakdown,
+            figures,
+            run_name=f"{plan.config.run_name}-plan",
+            baseline=plan.config.baseline,
+            config_hash=config_hash(plan.config),
+            kind="predicted",
+        )
+
+
+def _emit(args: argparse.Namespace, plan: Plan) -> None:
+    """Write the configuration, and the executable where it was asked for."""
+    import shutil
+
+    import yaml
+
+    from tomat.reporting import console, write_text
+
+    if not plan.compiled.fits:
+        raise TomatError("the step does not fit; nothing was emitted. The changes above would.")
+    if args.emit is not None:
+        values = {**plan.config.to_dict(), "slice": plan.slice_.name}
+        seconds = plan.step_seconds
+        assert seconds is not None
+        head = (
+            f"# Planned for {plan.slice_.name} with {plan.compiled.compiler}: "
+            f"{plan.compiled.memory.required_bytes / 2**30:.2f} of {plan.compiled.memory.capacity_bytes / 2**30:.2f} GiB, "
+            f"step {seconds.estimate:.3f} s ({seconds.low:.3f} to {seconds.high:.3f}), program {plan.compiled.key}.\n"
+        )
+        write_text(args.emit, head + yaml.safe_dump(values, sort_keys=False))
+        console.print(f"wrote {args.emit}", highlight=False)
+    if args.executable is not None:
+        args.executable.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(plan.compiled.executable_file, args.executable)
+        console.print(f"wrote {args.executable}", highlight=False)
+
+
+class _Stages:
+    """What the compile is doing, with the time it has taken."""
+
+    def __init__(self) -> None:
+        from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+        from tomat.reporting import console
+
+        self._bar = Progress(
+            SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn(), console=console, transient=True
+        )
+        self._task = self._bar.add_task("planning")
+
+    def __enter__(self) -> _Stages:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._bar.stop()
+
+    def show(self, what: str, stage: str) -> None:
+        """Say what is under way."""
+        self._bar.update(self._task, description=f"{what}: {stage}")

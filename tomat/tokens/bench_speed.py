@@ -1,13 +1,10 @@
 """Speed and memory of re-tokenising, for `tomat bench tokenise`."""
 
-import multiprocessing
 import resource
 import subprocess
 import sys
 import time
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +15,10 @@ from tomat.codec.histogram import DensityHistogram
 from tomat.codec.lloyd_max import LloydMaxCodec
 from tomat.density.grid import DensityGrid
 from tomat.density.zarr_store import write_zarr
+from tomat.errors import TomatError
+from tomat.tokens.bench_workers import LEAST_MATERIALS, measure_workers
 from tomat.tokens.manifest import plan_rows
-from tomat.tokens.pipeline import SurveyUnit, WriteUnit, fit_codec, open_store, survey_unit, write_unit, write_units
+from tomat.tokens.pipeline import SurveyUnit, fit_codec, open_store, survey_unit, write_unit, write_units
 from tomat.tokens.pipeline_config import RetokenizeConfig
 from tomat.tokens.sources import find_materials
 from tomat.tokens.writer import start_shards
@@ -28,8 +27,6 @@ SIDE = 100
 LARGEST_GRID = (448, 448, 110)
 """The largest grid of the Materials Project set."""
 PATCHES = 64
-ROUNDS = 6
-"""Turns of one worker and of two; the fastest of each counts, the one that other processes disturbed least."""
 
 _LARGEST_RUN = """
 import resource, sys
@@ -60,11 +57,24 @@ def lattice_of_gaussians(shape: tuple[int, int, int], n_atoms: int, seed: int, n
     return DensityGrid(rho, lattice, np.full(n_atoms, 14), coords, material_id=name)
 
 
-def measure_speed(folder: Path, n_materials: int) -> dict[str, Any]:
+def measure_speed(folder: Path, n_materials: int, rounds: int) -> dict[str, Any]:
     """Survey and write on grids of 100^3 with one worker and with two, and parts of the work alone.
 
     CPU seconds are those of one process with all its threads; wall time on a shared machine is longer.
+
+    Args:
+        folder: where to write.
+        n_materials: grids to write, at least `LEAST_MATERIALS`.
+        rounds: turns of one worker and of two.
+
+    Raises:
+        TomatError: for fewer materials or rounds.
     """
+    if n_materials < LEAST_MATERIALS or rounds < 1:
+        raise TomatError(
+            f"--materials is {n_materials} and --rounds {rounds}; expected at least {LEAST_MATERIALS} materials (0 "
+            "leaves the speed out) and 1 round."
+        )
     source = folder / "in"
     for k in range(n_materials):
         write_zarr(lattice_of_gaussians((SIDE, SIDE, SIDE), 12, k % 4, f"m{k:04d}"), source / f"m{k:04d}.zarr")
@@ -108,36 +118,7 @@ def measure_speed(folder: Path, n_materials: int) -> dict[str, Any]:
         "numpy_searchsorted_patches_per_second": PATCHES / plain_wall,
         "write_over_numpy_searchsorted_cpu_ratio": (patches / write_cpu) / (PATCHES / plain_cpu),
         "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-    } | measure_workers(config, codec.sha256, chunks, patches)
-
-
-def measure_workers(
-    config: RetokenizeConfig, codec_sha256: str, units: list[WriteUnit], patches: int
-) -> dict[str, Any]:
-    """The write stage on one worker process and on two, taking turns, without the seconds in which they start.
-
-    The set is written again over itself: the same bytes, the same work.
-    """
-    times: dict[int, list[float]] = {1: [], 2: []}
-    with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool:
-        write = partial(write_unit, config, codec_sha256)
-        list(pool.map(write, units))
-        for _ in range(ROUNDS):
-            for workers in times:
-                parts = [units[k::workers] for k in range(workers)]
-                began = time.perf_counter()
-                list(pool.map(partial(_write_all, config, codec_sha256), parts))
-                times[workers].append(time.perf_counter() - began)
-    return {
-        "one_worker_patches_per_second": patches / min(times[1]),
-        "two_workers_patches_per_second": patches / min(times[2]),
-        "two_workers_over_one_ratio": min(times[1]) / min(times[2]),
-    }
-
-
-def _write_all(config: RetokenizeConfig, codec_sha256: str, units: list[WriteUnit]) -> None:
-    for unit in units:
-        write_unit(config, codec_sha256, unit)
+    } | measure_workers(config, codec.sha256, chunks, rounds)
 
 
 def _plain_encode(grid: DensityGrid, codec: DensityCodec, anchors: np.ndarray) -> None:

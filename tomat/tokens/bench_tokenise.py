@@ -23,6 +23,7 @@ def register_bench(subparsers: "argparse._SubParsersAction[argparse.ArgumentPars
     """Add `tomat bench tokenise`."""
     parser = subparsers.add_parser("tokenise", help="speed, memory and restarts of re-tokenising")
     parser.add_argument("--materials", type=int, default=24, help="grids of 100^3 (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=4, help="turns of one worker and of two (default: %(default)s)")
     parser.add_argument("--largest", action="store_true", help="also the memory of a worker on 448 x 448 x 110")
     parser.add_argument("--kill_runs", type=int, default=0, metavar="N", help="runs killed at random moments")
     parser.add_argument("--seed", type=int, default=0, help="of the moments (default: %(default)s)")
@@ -43,7 +44,7 @@ def run_bench(args: argparse.Namespace) -> int:
         folder = Path(name)
         figures: dict[str, Any] = {"cpus": len(os.sched_getaffinity(0)), "load_average_1min": os.getloadavg()[0]}
         if args.materials:
-            figures |= measure_speed(folder, args.materials)
+            figures |= measure_speed(folder, args.materials, args.rounds)
             rate = figures["write_patches_per_cpu_second"]
             per_set = TRAINING_MATERIALS * 64 / rate / 3600
             survey = TRAINING_MATERIALS * TRAINING_MEDIAN_VOXELS / figures["survey_voxels_per_cpu_second"] / 3600

@@ -45,17 +45,18 @@ def draw_figures(breakdown: Breakdown, folder: Path, stem: str) -> list[tuple[st
     Returns:
         (caption, file) of each.
     """
-    drawn = [("Share of the step by category", _draw(folder / f"{stem}-shares.svg", _shares, breakdown, (7.5, 1.9)))]
+    drawn = [("Share of the step by category", draw_svg(folder / f"{stem}-shares.svg", _shares, breakdown, (7.5, 1.9)))]
     if any(_roofline_points(breakdown)):
-        figure = _draw(folder / f"{stem}-roofline.svg", _roofline, breakdown, (6.0, 4.0))
+        figure = draw_svg(folder / f"{stem}-roofline.svg", _roofline, breakdown, (6.0, 4.0))
         drawn.append(("Operations against the chip's roofs (area: share of the step)", figure))
     if len(breakdown.step_times_seconds) > 1:
-        figure = _draw(folder / f"{stem}-steps.svg", _histogram, breakdown, (6.0, 2.4))
+        figure = draw_svg(folder / f"{stem}-steps.svg", _histogram, breakdown, (6.0, 2.4))
         drawn.append(("Step times", figure))
     return drawn
 
 
-def _draw(path: Path, draw: Any, breakdown: Breakdown, size: tuple[float, float]) -> Path:
+def draw_svg(path: Path, draw: Any, subject: Any, size: tuple[float, float]) -> Path:
+    """Write `draw(axes, subject)` as an SVG of `size` inches, unless the file holds it already."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -63,7 +64,7 @@ def _draw(path: Path, draw: Any, breakdown: Breakdown, size: tuple[float, float]
 
     with matplotlib.rc_context(rc=RC):
         figure, axes = plt.subplots(figsize=size, layout="constrained")
-        draw(axes, breakdown)
+        draw(axes, subject)
         buffer = io.StringIO()
         figure.savefig(buffer, format="svg", metadata={"Date": None})
         plt.close(figure)

@@ -30,7 +30,7 @@ from tomat.reporting import dump_json, write_text
 
 RUN_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
 CONFIG_FILE = "config.yaml"
-DATA_DIR, FIGURES_DIR, INDEX_FILE = "data", "figures", "index.md"
+DATA_DIR, FIGURES_DIR, SWEEPS_DIR, INDEX_FILE = "data", "figures", "sweeps", "index.md"
 RECORD_FORMAT = 1
 RECORD_MFU_KEYS = ("mfu_full", "mfu_causal", "mfu_useful", "mfu_levanter", "hfu", "tokens_per_second_per_chip")
 
@@ -179,8 +179,28 @@ def write_index(docs_dir: Path) -> Path:
     rows = [_index_row(record, docs_dir) for record in records]
     table = markdown_table(header, rows, "llll" + "r" * 7 + "ll") if rows else "No run is on record yet."
     template = INDEX_TEMPLATE.format(runs=empty_section("runs"))
-    update_document(docs_dir / INDEX_FILE, {"runs": table}, template)
+    contents = {"runs": table}
+    sweeps = _sweeps_section(docs_dir)
+    if sweeps:
+        contents["sweeps"] = sweeps
+    update_document(docs_dir / INDEX_FILE, contents, template)
     return docs_dir / INDEX_FILE
+
+
+def _sweeps_section(docs_dir: Path) -> str:
+    """Links to the sweeps of plans (`tomat/planning/sweep.py`) whose records are in `docs_dir/sweeps`."""
+    rows = []
+    for path in sorted((docs_dir / SWEEPS_DIR).glob("*.json")):
+        try:
+            record = json.loads(path.read_text(encoding="utf-8"))
+            best = record["ranking"][0] if record["n_fitting"] else UNKNOWN
+            link = f"[{record['title']}]({record['sweep']}.md)"
+            rows.append((link, str(record["n_rows"]), str(record["n_fitting"]), best))
+        except (ValueError, KeyError, TypeError):
+            raise TomatError(f"{path}: damaged record of a sweep; delete it and run the sweep again.") from None
+    if not rows:
+        return ""
+    return "## Sweeps\n\n" + markdown_table(("sweep", "rows", "fit", "best MFU"), rows, "lrrl")
 
 
 def _index_row(record: Mapping[str, Any], docs_dir: Path) -> tuple[str, ...]:

@@ -1,0 +1,321 @@
+"""Sweeps whose plans are made of two real compiles (data/scan_fits, data/scan_oom), stretched by what the row sets."""
+
+import dataclasses
+import gzip
+import json
+import shutil
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tomat.errors import TomatError
+from tomat.performance.breakdown import Breakdown
+from tomat.performance.chips import Slice
+from tomat.performance.document import find_sections
+from tomat.performance.hlo_files import load_program, program_from_text
+from tomat.performance.mfu import MFU_KEYS, StepWork
+from tomat.performance.program_breakdown import breakdown_from_program
+from tomat.planning.compile_child import PROGRAM_FILE
+from tomat.planning.compiler import CompiledStep
+from tomat.planning.memory import memory_of_compiled, memory_of_oom
+from tomat.planning.sweep import plan_rows, read_record, record_path
+from tomat.planning.sweep_config import load_sweep
+from tomat.planning.sweep_page import pareto_front, write_sweep_page
+from tomat.planning.sweep_rows import FAILED, FITS, OOM, ranked
+from tomat.planning.windowed import windowed_einsums
+from tomat.training.config import TrainConfig
+
+DATA = Path(__file__).parent / "data"
+SWEEPS = Path(__file__).parents[2] / "configs" / "sweeps"
+CAPACITY = round(31.24 * 2**30)
+STATS = {
+    "argument_size_in_bytes": 134217728, "output_size_in_bytes": 100663840, "alias_size_in_bytes": 100663296,
+    "temp_size_in_bytes": 2281995008, "generated_code_size_in_bytes": 3419136, "peak_memory_in_bytes": 2181044768,
+}  # fmt: skip
+REFUSED = (
+    "RESOURCE_EXHAUSTED: Ran out of memory on HBM, the total memory required for HLO temporaries (61.09G) exceeds "
+    "available HBM (31.24G). HLO module: jit_step."
+)
+
+SWEEP = """
+name: small
+title: A small sweep
+introduction: Two settings.
+config_path: train.yaml
+slice: v6e-4
+rows:
+  - {name: base, explain: "Why is base slow?"}
+  - name: whole
+    question: Does it help to keep the parameters whole?
+    overrides: [--sharding, replicated]
+  - name: large
+    question: Does a large batch fit?
+    overrides: {trainer.train_batch_size: 1024}
+  - {name: broken, question: "Is a broken row kept apart?", overrides: {model.num_heads: 3}}
+grid:
+  sharding: [fsdp, replicated]
+  trainer.seed: [1, 2]
+exclude: [{sharding: replicated, trainer.seed: 2}]
+"""
+
+
+@dataclass(frozen=True)
+class StoredPlan:
+    """A plan as `make_plan` would return it, from a stored compile."""
+
+    config: TrainConfig
+    slice_: Slice
+    compiled: CompiledStep
+    breakdown: Breakdown | None
+
+    def to_dict(self) -> dict[str, Any]:
+        memory = self.compiled.memory
+        values = dict.fromkeys(("step_seconds", *MFU_KEYS))
+        if self.breakdown is not None:
+            seconds = {n: f * self.breakdown.step_seconds for n, f in (("estimate", 1), ("low", 0.9), ("high", 1.2))}
+            work, peak = StepWork.from_config(self.config, "tpu"), self.slice_.peak_bf16_flops_per_second
+            of = {"estimate": "estimate", "low": "high", "high": "low"}
+            values = {"step_seconds": seconds} | {
+                key: {name: work.utilisation(seconds[of[name]], peak)[key] for name in of} for key in MFU_KEYS
+            }
+        return {
+            "fits": self.compiled.fits,
+            "hbm_required_bytes": memory.required_bytes,
+            "hbm_capacity_bytes": memory.capacity_bytes,
+            "memory": memory.to_dict(),
+            "compiler": "libtpu 0.0.46",
+            "program_key": self.compiled.key,
+            "compile_seconds": self.compiled.result["compile_seconds"],
+            "notes": [],
+            **values,
+        }
+
+
+class StoredPlanner:
+    """Plans from the stored compiles: batches above 512 do not fit, whole parameters take a third of the time."""
+
+    def __init__(self, programs: Path):
+        self.planned: list[TrainConfig] = []
+        self.fitting, self.refused = programs / "fits", programs / "oom"
+        self.fitting.mkdir()
+        shutil.copy(DATA / "scan_fits.hlo.pb.gz", self.fitting / PROGRAM_FILE)
+        program = load_program(self.fitting / PROGRAM_FILE)
+        assignment = gzip.decompress((DATA / "scan_fits.hlo.pb.gz").read_bytes())
+        self.memory = memory_of_compiled(STATS, assignment, program, CAPACITY)
+        oom = memory_of_oom(REFUSED, gzip.decompress((DATA / "scan_oom.hlo.pb.gz").read_bytes()))
+        assert oom is not None
+        self.oom = oom
+        self.breakdown = breakdown_from_program(program, device_kind="TPU v6 lite")
+
+    def __call__(self, config: TrainConfig, slice_: Slice, on_stage) -> StoredPlan:
+        self.planned.append(config)
+        on_stage("compiling")
+        if config.batch_size > 512:
+            result = {"status": "oom", "memory": self.oom.to_dict(), "compile_seconds": 20.0}
+            return StoredPlan(config, slice_, CompiledStep(self.refused, result, cached=False), None)
+        memory = self.memory
+        if config.sharding == "replicated":
+            memory = dataclasses.replace(memory, required_bytes=2 * memory.required_bytes)
+        factor = 1 / 3 if config.sharding == "replicated" else 1.0
+        ops = tuple(dataclasses.replace(op, seconds=factor * op.seconds) for op in self.breakdown.ops)
+        breakdown = dataclasses.replace(self.breakdown, ops=ops, step_seconds=factor * self.breakdown.step_seconds)
+        result = {"status": "fits", "memory": memory.to_dict(), "compile_seconds": 100.0}
+        return StoredPlan(config, slice_, CompiledStep(self.fitting, result, cached=False), breakdown)
+
+
+@pytest.fixture
+def planner(tmp_path) -> StoredPlanner:
+    (tmp_path / "programs").mkdir()
+    return StoredPlanner(tmp_path / "programs")
+
+
+@pytest.fixture
+def sweep_file(tmp_path) -> Path:
+    config = {"data": {"source": "embedded", "layout": "v3-p7"}, "preset": "demo", "sharding": "fsdp"}
+    (tmp_path / "train.yaml").write_text(json.dumps(config | {"trainer": {"train_batch_size": 8}}))
+    (tmp_path / "sweep.yaml").write_text(SWEEP)
+    return tmp_path / "sweep.yaml"
+
+
+def test_rows_and_grid_are_read(sweep_file):
+    sweep = load_sweep(sweep_file)
+    assert [row.name for row in sweep.rows] == [
+        "base", "whole", "large", "broken", "fsdp, seed=1", "fsdp, seed=2", "replicated, seed=1"
+    ]  # fmt: skip
+    assert [row.base for row in sweep.rows] == [None, *["base"] * 6]
+    config, slice_ = sweep.rows[1].load()
+    assert (config.sharding, slice_.name) == ("replicated", "v6e-4")
+    assert sweep.rows[-1].load()[0].trainer.seed == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("title:", "titel:"), "unknown key 'titel'"),
+        (("config_path: train.yaml", ""), "has no config_path"),
+        (("name: whole", "name: base"), "more than one row is called 'base'"),
+        (("  - {name: base,", "  - {name: base, base: other,"), "base 'other', which is no row"),
+        (("name: small", "name: a/b"), "names files"),
+        (("trainer.seed: [1, 2]", "trainer.seed: 1"), "expected a list"),
+        (("trainer.seed: 2}]", "trainer.seed: 3}]"), "exclude has trainer.seed: 3"),
+        (("[--sharding, replicated]", "[sharding, replicated]"), "override of the form"),
+    ],
+)
+def test_a_wrong_file_is_refused_with_the_reason(sweep_file, change, message):
+    assert change[0] in SWEEP
+    sweep_file.write_text(SWEEP.replace(*change))
+    with pytest.raises(TomatError, match=message):
+        load_sweep(sweep_file)
+
+
+@pytest.mark.parametrize("name", ["mfu-200m", "tracking-issue"])
+def test_shipped_sweeps_hold_configurations_that_load(name):
+    sweep = load_sweep(SWEEPS / f"{name}.yaml")
+    loaded = {row.name: row.load() for row in sweep.rows}
+    for row in sweep.rows:
+        assert row.question or row.explain or name == "mfu-200m", f"{row.name} answers nothing"
+        config, slice_ = loaded[row.name]
+        assert slice_.name == config.slice
+    distinct = {json.dumps(config.to_dict(), sort_keys=True, default=str) for config, _ in loaded.values()}
+    assert len(distinct) == len(sweep.rows)
+
+
+def test_every_row_is_recorded_and_failures_stand_alone(sweep_file, planner, tmp_path):
+    sweep, docs, said = load_sweep(sweep_file), tmp_path / "docs", {}
+    record = plan_rows(sweep, docs, planner, workers=3, on_done=lambda row, verdict: said.update({row.name: verdict}))
+    assert record == read_record(record_path(docs, "small"))
+    rows = {row["name"]: row for row in record["rows"]}
+    assert list(rows) == [row.name for row in sweep.rows] and set(said) == set(rows)
+    assert {name: row["status"] for name, row in rows.items() if row["status"] != FITS} == {
+        "large": OOM, "broken": FAILED
+    }  # fmt: skip
+    assert "num_heads is 3" in rows["broken"]["error"]
+    assert rows["large"]["hbm_required_bytes"] > rows["large"]["hbm_capacity_bytes"]
+    tokens = 8 * 512 / 4
+    assert rows["base"]["tokens_per_second_per_chip"]["low"] == pytest.approx(
+        tokens / rows["base"]["step_seconds"]["high"]
+    )
+    assert sum(group["seconds"] for group in rows["base"]["categories"]) == pytest.approx(
+        rows["base"]["step_seconds"]["estimate"]
+    )
+    order = [row["name"] for row in ranked(record["rows"])]
+    assert order[0] in ("whole", "replicated, seed=1") and order[-2:] == ["large", "broken"]
+    assert {row["name"] for row in pareto_front(record["rows"])} == {"base", "replicated, seed=1"}
+
+
+def test_the_page_answers_with_the_figures_and_keeps_what_people_wrote(sweep_file, planner, tmp_path):
+    sweep, docs = load_sweep(sweep_file), tmp_path / "docs"
+    page = write_sweep_page(plan_rows(sweep, docs, planner), docs)
+    text = page.read_text()
+    assert set(find_sections(text, "page")) == {"introduction", "ranking", "pareto", "shares", "answers"}
+    answers = text.split("## Answers")[1]
+    whole = answers.split("### Does it help to keep the parameters whole?")[1].split("###")[0]
+    assert "**3.00 times** the tokens/s of a chip, a difference beyond the intervals" in whole
+    large = answers.split("### Does a large batch fit?")[1].split("###")[0]
+    assert "**does not fit**: 61." in large and "of 31.24 GiB" in large
+    assert "no answer" in answers.split("### Is a broken row kept apart?")[1].split("###")[0]
+    why = answers.split("### Why is base slow?")[1].split("###")[0]
+    assert "Most is left unused in matmul" in why and "No matmul is cut" in why
+    assert "gains most: 3.00 times" in answers.split("### In short")[1]
+    assert (docs / "figures" / "small-pareto.svg").read_text().startswith("<?xml")
+    assert "[A small sweep](small.md)" in (docs / "index.md").read_text()
+
+    page.write_text(text.replace("## Verdict\n", "## Verdict\n\nKeep them whole.\n"))
+    files = [f for f in docs.rglob("*") if f.is_file()]
+    before = {file: file.stat().st_mtime_ns for file in files}
+    write_sweep_page(plan_rows(sweep, docs, planner), docs)
+    assert {file: file.stat().st_mtime_ns for file in files} == before
+
+
+def test_an_interrupted_sweep_keeps_its_rows_and_goes_on(sweep_file, planner, tmp_path):
+    sweep, docs = load_sweep(sweep_file), tmp_path / "docs"
+
+    def interrupted(config, slice_, on_stage):
+        if len(planner.planned) == 2:
+            raise KeyboardInterrupt
+        return planner(config, slice_, on_stage)
+
+    with pytest.raises(KeyboardInterrupt):
+        plan_rows(sweep, docs, interrupted)
+    assert [row["name"] for row in read_record(record_path(docs, "small"))["rows"]] == ["base", "whole"]
+    record = plan_rows(sweep, docs, planner)
+    assert [row["name"] for row in record["rows"]] == [row.name for row in sweep.rows]
+
+    # A row that means something else now is not taken from the record.
+    sweep_file.write_text(SWEEP.replace("trainer.train_batch_size: 1024", "trainer.train_batch_size: 16"))
+    changed = load_sweep(sweep_file)
+    planner.planned.clear()
+    with pytest.raises(KeyboardInterrupt):
+        plan_rows(changed, docs, interrupted)
+    kept = [row["name"] for row in read_record(record_path(docs, "small"))["rows"]]
+    assert kept == [row.name for row in changed.rows if row.name != "large"]
+
+
+def test_rows_run_side_by_side(sweep_file, planner, tmp_path):
+    met = threading.Barrier(2, timeout=20)
+    rows = load_sweep(sweep_file)
+    two = dataclasses.replace(rows, rows=rows.rows[:2])
+
+    def together(config, slice_, on_stage):
+        met.wait()  # breaks, and fails the row, unless both are here at once
+        return planner(config, slice_, on_stage)
+
+    record = plan_rows(two, tmp_path / "docs", together, workers=2)
+    assert [row["status"] for row in record["rows"]] == [FITS, FITS]
+
+
+def test_a_run_of_the_same_name_is_not_overwritten(sweep_file, planner, tmp_path):
+    (tmp_path / "docs" / "data").mkdir(parents=True)
+    (tmp_path / "docs" / "data" / "small.json").write_text("{}")
+    with pytest.raises(TomatError, match="rename the sweep"):
+        plan_rows(load_sweep(sweep_file), tmp_path / "docs", planner)
+    assert planner.planned == []
+
+
+WINDOWED = """HloModule windowed, entry_computation_layout={(f32[8,256]{1,0},f32[64,32]{1,0})->f32[8,32]{1,0}}
+
+windowed_dot_general_body_ag (p: CARRY) -> CARRY {
+  p = CARRY parameter(0)
+  i = s32[] get-tuple-element(p), index=0
+  x = f32[8,256]{1,0} get-tuple-element(p), index=1
+  w = f32[64,32]{1,0} get-tuple-element(p), index=2
+  y = f32[8,32]{1,0} get-tuple-element(p), index=3
+  one = s32[] constant(1)
+  next = s32[] add(i, one)
+  part = f32[8,64]{1,0} slice(x), slice={[0:8], [0:64]}
+  product = f32[8,32]{1,0} dot(part, w), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+  total = f32[8,32]{1,0} add(y, product)
+  ROOT r = CARRY tuple(next, x, w, total)
+}
+
+windowed_dot_general_cond_ag (q: CARRY) -> pred[] {
+  q = CARRY parameter(0)
+  j = s32[] get-tuple-element(q), index=0
+  four = s32[] constant(4)
+  ROOT less = pred[] compare(j, four), direction=LT
+}
+
+ENTRY main {
+  a = f32[8,256]{1,0} parameter(0)
+  b = f32[64,32]{1,0} parameter(1)
+  zero = s32[] constant(0)
+  zero.f = f32[] constant(0)
+  start = f32[8,32]{1,0} broadcast(zero.f), dimensions={}
+  initial = CARRY tuple(zero, a, b, start)
+  loop = CARRY while(initial), condition=windowed_dot_general_cond_ag,
+    body=windowed_dot_general_body_ag
+  ROOT out = f32[8,32]{1,0} get-tuple-element(loop), index=3
+}
+""".replace("CARRY", "(s32[], f32[8,256]{1,0}, f32[64,32]{1,0}, f32[8,32]{1,0})")
+
+
+def test_windowed_einsums_are_told_by_their_loops():
+    program = program_from_text(WINDOWED, "windowed")
+    found = windowed_einsums(program, {"product": 3.0, "total": 1.0, "start": 1.0}, 8.0)
+    assert found is not None
+    assert (found.n_loops, found.steps, found.narrowest_contraction) == (1, 4.0, 64)
+    assert (found.seconds, found.share) == (4.0, 0.5)
+    assert windowed_einsums(load_program(DATA / "scan_fits.hlo.pb.gz"), {}, 1.0) is None

@@ -18,6 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from levanter.optim.skipstep import SkipStepConfig
+from levanter.tracker import CompositeTracker
 
 from tomat.errors import TomatError
 from tomat.training.config import config_from_dict, load_config
@@ -26,6 +27,7 @@ from tomat.training.guard_start import check_clocks, check_run_regions, clock_wa
 from tomat.training.guard_storage import check_free_space, explaining_full_storage, full_storage_cause
 from tomat.training.guards_config import SPIKE_HISTORY, GuardsConfig
 from tomat.training.resume import changed_keys
+from tomat.training.tracking import JsonLinesTracker
 
 PARAMETERS = {"w": jnp.array([1.0, -2.0, 3.0]), "b": jnp.array(0.5)}
 SKIP = GuardsConfig(on_bad_loss="skip", spike_window=8)
@@ -250,6 +252,16 @@ def test_a_full_disk_is_found_in_what_an_error_came_from(tmp_path):
         raise gathered
     with pytest.raises(KeyError), explaining_full_storage(tmp_path, str(tmp_path), lambda: 0):
         raise KeyError("quota of something else")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full: no file that is always full")
+def test_a_log_that_cannot_be_written_says_so(tmp_path):
+    """Levanter would go on without the line."""
+    (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
+    log = JsonLinesTracker(tmp_path / "metrics.jsonl")
+    CompositeTracker([log]).log({"train/loss": 1.0}, step=3, commit=True)
+    assert log.failure is not None and full_storage_cause(log.failure) is log.failure
+    assert log.failure.filename == str(tmp_path / "metrics.jsonl")
 
 
 def test_a_device_out_of_memory_is_no_full_disk():

@@ -19,6 +19,7 @@ from typing import Any
 import fsspec
 import jax
 from levanter.callbacks.progress_watchdog import ProgressWatchdog
+from levanter.tracker import CompositeTracker
 from levanter.trainer import Trainer
 
 from tomat.reporting import console
@@ -31,6 +32,7 @@ from tomat.training.guard_start import check_clocks, check_codec, check_run_regi
 from tomat.training.guard_storage import check_free_space, checkpoint_bytes, explaining_full_storage
 from tomat.training.history import append_event
 from tomat.training.loader import ShardDataset
+from tomat.training.tracking import JsonLinesTracker
 
 
 class RunGuards:
@@ -47,6 +49,7 @@ class RunGuards:
         self._hang = HangGuard(config.guards, run_dir, config.run_dir)
         self._recompile = RecompileGuard(run_dir, expected=2 if config.trainer.watch.is_enabled else 1)
         self._watchdog: ProgressWatchdog | None = None
+        self._log: JsonLinesTracker | None = None
         self._checkpoint_bytes = 0
 
     @contextmanager
@@ -59,6 +62,7 @@ class RunGuards:
             self._watchdog = stack.enter_context(self._hang.watching())
             stack.enter_context(self._recompile.listening())
             yield
+            self.check_log()
 
     def check_start(self, datasets: Datasets, codec_file: Path) -> None:
         """Refuse data, places or clocks that the run must not go on with.
@@ -88,6 +92,9 @@ class RunGuards:
             TomatError: No room for the run's checkpoints.
         """
         self._checkpoint_bytes = checkpoint_bytes(state)
+        if isinstance(trainer.tracker, CompositeTracker):
+            logs = [tracker for tracker in trainer.tracker.loggers if isinstance(tracker, JsonLinesTracker)]
+            self._log = next(iter(logs), None)
         if jax.process_index() == 0:
             check_free_space(self._config.output_dir, self._checkpoint_bytes)
         self._hang.step = int(state.step)
@@ -99,6 +106,15 @@ class RunGuards:
         trainer.add_hook(self._count, every=1)
         if self._watchdog is not None:
             trainer.add_hook(self._watchdog, every=1)
+
+    def check_log(self) -> None:
+        """Raise what kept a line of `metrics.jsonl` from being written; before a save, whose log would have a hole.
+
+        Raises:
+            OSError: From writing the file; `active` explains it if the disk is full.
+        """
+        if self._log is not None and self._log.failure is not None:
+            raise self._log.failure
 
     def _count(self, info: Any) -> None:
         self._hang.step = int(info.next_step)

@@ -270,6 +270,7 @@ def _loop(
                 row = clock.row(info.step_duration) | live_mfu.row(info.step_duration)
                 # The line of the step is on disk before the step can be in a checkpoint: the log has no holes.
                 levanter.tracker.log(row, step=info.step, commit=True)
+                guards.check_log()
                 progress.update(info.next_step, losses[-1], row["tokens_per_second"], row.get("mfu_full"))
                 stopping = stop.reached()
                 if stopping and jax.process_index() == 0:

@@ -63,6 +63,9 @@ class JsonLinesTracker(Tracker):
     def __init__(self, path: Path):
         path.parent.mkdir(parents=True, exist_ok=True)
         self.path = path
+        self.failure: OSError | None = None
+        """Why a line could not be written. Levanter's composite tracker (0.2.227) logs what a tracker raises and goes
+        on, which would leave a hole in the log; so it is kept here, for the guards to raise."""
         self._step: int | None = None
         self._pending: dict[str, Any] = {}
 
@@ -91,8 +94,12 @@ class JsonLinesTracker(Tracker):
     def _flush(self) -> None:
         if self._step is not None and self._pending:
             line = json.dumps(to_jsonable({"step": self._step, **self._pending}), sort_keys=True, allow_nan=False)
-            with self.path.open("a", encoding="utf-8") as file:
-                file.write(line + "\n")
+            try:
+                with self.path.open("a", encoding="utf-8") as file:
+                    file.write(line + "\n")
+            except OSError as error:
+                # The file's buffer raises without the file's name.
+                self.failure = OSError(error.errno, error.strerror, str(self.path))
         self._pending = {}
         self._step = None
 

@@ -8,7 +8,8 @@ import yaml
 
 from tomat.reporting import write_text
 from tomat.training.config import config_hash
-from tomat.training.run import CONFIG_FILE
+from tomat.training.history import read_events
+from tomat.training.published import CONFIG_FILE
 from tomat.training.tracking import METRICS_FILE, read_metrics
 
 if TYPE_CHECKING:
@@ -28,7 +29,8 @@ def write_run_page(config: "TrainConfig", result: "TrainResult", evaluation: "Te
     """
     folder = result.run_dir
     rows = [row for row in read_metrics(folder / METRICS_FILE) if "train/loss" in row]
-    parts = [f"# {config.run_name}", config.purpose, _setup(config, result)]
+    events = read_events(folder)
+    parts = [f"# {config.run_name}", config.purpose, _origin(events), _setup(config, result)]
     if rows:
         draw_losses(rows, folder / LOSS_FIGURE)
         parts += ["## Training", _training(rows), f"![loss by step]({LOSS_FIGURE})"]
@@ -36,6 +38,8 @@ def write_run_page(config: "TrainConfig", result: "TrainResult", evaluation: "Te
         parts += ["## Held-out compounds", evaluation.summary(), _evaluation(evaluation)]
         if (folder / "density.png").exists():
             parts.append("![reference, prediction, difference](density.png)")
+    if events:
+        parts += ["## History", history_summary(events), _history(events)]
     parts += [
         "## Configuration",
         f"`{CONFIG_FILE}` beside this page, in full; what was set for this run:",
@@ -79,6 +83,47 @@ def _setup(config: "TrainConfig", result: "TrainResult") -> str:
             ("sharding", config.sharding),
         ],
     )
+
+
+def _origin(events: list[dict[str, Any]]) -> str:
+    """Says that the weights are not the run's own from the first step on."""
+    lines = []
+    for event in events:
+        if event["event"] == "fork":
+            lines.append(
+                f"**Fork** of run `{event['parent']}` after {event['step']} steps, with its model, optimizer state and "
+                "step."
+            )
+        elif event["event"] == "warm_start":
+            lines.append(
+                f"**Warm start**: the weights of `{event['checkpoint']}`, a fresh optimizer, step 0, and a warm-up of "
+                f"its own ({event['warmup']:g})."
+            )
+    return "\n\n".join(lines)
+
+
+def history_summary(events: list[dict[str, Any]]) -> str:
+    """One sentence: interruptions survived, steps done again, changes."""
+    resumes = [event for event in events if event["event"] == "resume"]
+    orderly = sum(event.get("after") == "preempted" for event in resumes)
+    killed = sum(event.get("after") == "killed" for event in resumes)
+    again = sum(event.get("steps_again") or 0 for event in resumes)
+    changes = sum(event["event"] == "allow_change" for event in events)
+    return (
+        f"{len(resumes)} interruptions survived ({orderly} with a checkpoint in time, {killed} killed), {again} steps "
+        f"done again, {changes} settings changed by leave."
+    )
+
+
+def _history(events: list[dict[str, Any]]) -> str:
+    rows = []
+    for event in events:
+        details = {key: value for key, value in event.items() if key not in ("time", "event", "step")}
+        text = ", ".join(f"{key}: {value}" for key, value in details.items() if value not in (None, {}, ""))
+        # A cell of a table is one line without bars.
+        text = " ".join(text.split()).replace("|", "/")
+        rows.append((str(event.get("time", ""))[:19], event["event"], str(event["step"]), text))
+    return _table(("time (UTC)", "event", "step", "details"), rows)
 
 
 def _training(rows: list[dict[str, Any]]) -> str:

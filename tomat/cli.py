@@ -24,6 +24,7 @@ COMMAND_MODULES = (
     "tomat.planning.plan_commands",
     "tomat.training.bench_commands",
     "tomat.launch.commands",
+    "tomat.runs.commands",
 )
 
 

@@ -1,0 +1,83 @@
+"""`tomat runs` on folders and on a bucket."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tomat.cli import main
+
+
+@pytest.fixture
+def two_runs(make_run):
+    make_run("a", steps=20, saved=(19,))
+    make_run("b", partial=(12,), events=({"event": "start", "step": 0, "configuration": "abc"},))
+    return make_run("c", steps=3, saved=()).parent
+
+
+def test_the_verbs_show_what_is_there(two_runs, tmp_path, capsys):
+    assert main(["runs", "list", str(two_runs), "--json", str(tmp_path / "list.json")]) == 0
+    printed = capsys.readouterr().out
+    assert "finished" in printed and "20 of 20" in printed and "10 of 20" in printed
+    runs = json.loads((tmp_path / "list.json").read_text())["runs"]
+    assert [(run["name"], run["state"], run["last_whole_step"], run["partial_checkpoints"]) for run in runs] == [
+        ("a", "finished", 19, 0),
+        ("b", "open", 9, 1),
+        ("c", "open", None, 0),
+    ]
+    assert main(["runs", "show", str(two_runs / "b"), "--json", str(tmp_path / "show.json")]) == 0
+    assert "never completed" in " ".join(capsys.readouterr().out.split())
+    shown = json.loads((tmp_path / "show.json").read_text())
+    assert shown["configuration_hashes"] == ["abc"] and [item["step"] for item in shown["checkpoints"]] == [4, 9, 12]
+
+
+def test_verify_says_it_with_its_status(two_runs, capsys):
+    assert main(["runs", "verify", str(two_runs)]) == 0
+    lines = (two_runs / "b" / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (two_runs / "b" / "metrics.jsonl").write_text("".join(lines[:4] + lines[5:]))
+    assert main(["runs", "verify", str(two_runs)]) == 1
+    printed = capsys.readouterr().out
+    assert "damaged b" in printed and "lacks step 4" in printed and "sound a" in printed
+
+
+@pytest.mark.parametrize(
+    ("verb", "place"), [("list", "nothing"), ("list", "."), ("show", "runs"), ("verify", "nothing")]
+)
+def test_places_that_are_none_are_refused(two_runs, monkeypatch, capsys, verb, place):
+    monkeypatch.chdir(two_runs.parent)
+    (two_runs.parent / "runs" / "a" / "config.yaml").rename(two_runs.parent / "kept.yaml")
+    assert main(["runs", verb, place]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("error: ") and told.count("\n") == 1
+
+
+def test_a_garbled_configuration_is_told(two_runs, capsys):
+    (two_runs / "a" / "config.yaml").write_text("{")
+    assert main(["runs", "list", str(two_runs)]) == 2
+    assert "is not YAML" in capsys.readouterr().err
+
+
+def test_runs_in_a_bucket_read_the_same(two_runs, bucket, tmp_path):
+    """In processes of their own: gcsfs and TensorStore read the service's address once."""
+    for path in two_runs.rglob("*"):
+        if path.is_file():
+            bucket.put("bucket", f"runs/{path.relative_to(two_runs)}", path.read_bytes())
+
+    def runs(*words: str) -> "subprocess.CompletedProcess[str]":
+        command = [sys.executable, "-m", "tomat.cli", "runs", *words]
+        return subprocess.run(command, env={**os.environ, **bucket.environment}, capture_output=True, text=True)
+
+    listed = runs("list", "gs://bucket/runs", "--json", str(tmp_path / "bucket.json"))
+    assert listed.returncode == 0, listed.stderr
+    assert main(["runs", "list", str(two_runs), "--json", str(tmp_path / "folder.json")]) == 0
+    here, there = (json.loads((tmp_path / name).read_text())["runs"] for name in ("folder.json", "bucket.json"))
+    own = {"url", "written_seconds_utc", "state_detail"}
+    assert [{k: v for k, v in run.items() if k not in own} for run in here] == [
+        {k: v for k, v in run.items() if k not in own} for run in there
+    ]
+    damaged = next(name for name in bucket.objects if "/a/checkpoints/step-19/d/" in name)
+    bucket.remove(damaged)
+    verified = runs("verify", "gs://bucket/runs/a")
+    assert verified.returncode == 1 and "step-19" in verified.stdout, verified.stderr

@@ -5,6 +5,7 @@ import json
 import random
 import tempfile
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -50,7 +51,9 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def soak(folder: Path, kills: int, seed: int, settings: "SoakSettings") -> dict[str, Any]:
+def soak(
+    folder: Path, kills: int, seed: int, settings: "SoakSettings", aims: Sequence[str] = (), warm: bool = True
+) -> dict[str, Any]:
     """Kill the run until `kills` kills have hit, each round to its end; compare every round with the unbroken run.
 
     Args:
@@ -58,6 +61,8 @@ def soak(folder: Path, kills: int, seed: int, settings: "SoakSettings") -> dict[
         kills: Kills that must hit.
         seed: Of the moments.
         settings: The run.
+        aims: What the kills are aimed at, in turn; empty: everything in `tomat.training.soak.AIMS`.
+        warm: As for `run_unbroken`.
 
     Raises:
         TomatError: A round that does not end as the unbroken run did, or a kill that costs more than the save interval.
@@ -83,7 +88,7 @@ def soak(folder: Path, kills: int, seed: int, settings: "SoakSettings") -> dict[
         write_json(folder / STATE_FILE, state)
 
     if state["unbroken"] is None:
-        state["unbroken"] = asdict(run_unbroken(folder, settings))
+        state["unbroken"] = asdict(run_unbroken(folder, settings, warm))
         save()
     unbroken = Unbroken(**{**state["unbroken"], "eval_steps": tuple(state["unbroken"]["eval_steps"])})
     config_path = folder / "soak.yaml"
@@ -97,7 +102,7 @@ def soak(folder: Path, kills: int, seed: int, settings: "SoakSettings") -> dict[
             place = folder / f"round-{len(compared)}"
             rng = random.Random(f"{seed}-{number}")
             enough = hits(state) >= kills
-            aim = UNDISTURBED if enough else _aim(place / RUN_NAME, number, settings)
+            aim = UNDISTURBED if enough else _aim(place / RUN_NAME, number, settings, aims or AIMS)
             start = start_and_kill(place, config_path, aim, settings, unbroken, rng)
             state["starts"].append(as_row(start))
             state["in_round"] = start.status != 0
@@ -125,11 +130,11 @@ def _read_state(path: Path, seed: int, settings: dict[str, Any]) -> dict[str, An
     return state
 
 
-def _aim(run: Path, number: int, settings: "SoakSettings") -> str:
+def _aim(run: Path, number: int, settings: "SoakSettings", aims: Sequence[str]) -> str:
     """The next aim in turn; a profile only where the run has not passed it."""
-    from tomat.training.soak import AIMS, logged_steps
+    from tomat.training.soak import logged_steps
 
-    aim = AIMS[number % len(AIMS)]
+    aim = aims[number % len(aims)]
     passed = logged_steps(run) > settings.profile_start
     return aim.replace("profile", "evaluation") if passed else aim
 

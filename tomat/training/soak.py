@@ -152,10 +152,14 @@ def _ended_with(process: "subprocess.Popen[str]") -> Iterator[None]:
             process.wait()
 
 
-def run_unbroken(folder: Path, settings: SoakSettings) -> Unbroken:
-    """Write the configuration to `folder/soak.yaml`, and run it twice in `folder/unbroken`; the second is measured.
+def run_unbroken(folder: Path, settings: SoakSettings, warm: bool = True) -> Unbroken:
+    """Write the configuration to `folder/soak.yaml`, and run it in `folder/unbroken`.
 
-    The first fills the cache of compiled programs, that the second and every killed run find full.
+    Args:
+        folder: Of the soak.
+        settings: The run.
+        warm: Run it in `folder/first` before, which fills the cache of compiled programs, so that the measured run
+            takes as long as one that is killed and finds the cache full.
 
     Raises:
         TomatError: The run fails, or the two differ.
@@ -164,7 +168,7 @@ def run_unbroken(folder: Path, settings: SoakSettings) -> Unbroken:
     config_path.parent.mkdir(parents=True, exist_ok=True)
     config_path.write_text(yaml.safe_dump(settings.config(folder), sort_keys=False))
     seconds = 0.0
-    for name in ("first", "unbroken"):
+    for name in ("first", "unbroken") if warm else ("unbroken",):
         began = time.monotonic()
         process = run_soak_process(folder / name, config_path)
         with _ended_with(process):
@@ -172,8 +176,9 @@ def run_unbroken(folder: Path, settings: SoakSettings) -> Unbroken:
         if process.returncode != 0:
             raise TomatError(f"the unbroken run failed with status {process.returncode}: {_tail(folder / name)}")
         seconds = time.monotonic() - began
-    # What was compiled and what came out of the cache must compute the same.
-    compare_runs(folder / "unbroken" / RUN_NAME, folder / "first" / RUN_NAME)
+    if warm:
+        # What was compiled and what came out of the cache must compute the same.
+        compare_runs(folder / "unbroken" / RUN_NAME, folder / "first" / RUN_NAME)
     rows = read_rows(folder / "unbroken" / RUN_NAME)
     evaluations = [row for row in rows if "eval/validation/loss" in row]
     window = range(settings.profile_start, settings.profile_start + settings.profile_steps + 1)

@@ -1,0 +1,88 @@
+"""The soak of `tomat bench preemption` in short: four kills, and what they must not change. About a minute."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tomat.cli import main
+from tomat.errors import TomatError
+from tomat.training.bench_preemption import report_table, soak
+from tomat.training.soak import RUN_NAME, SoakSettings, compare_runs, logged_steps, newest_partial
+
+SETTINGS = SoakSettings(steps=40, save_every=4, eval_every=9, profile_start=22, profile_steps=3)
+AIMS = ("sigkill commit", "sigterm evaluation", "sigkill profile", "sigkill commit")
+
+
+@pytest.fixture(scope="module")
+def soaked(tmp_path_factory) -> tuple[Path, dict]:
+    folder = tmp_path_factory.mktemp("soak")
+    return folder, soak(folder, len(AIMS), 0, SETTINGS, AIMS, warm=False)
+
+
+@pytest.mark.slow
+def test_a_run_killed_four_times_is_the_run_nobody_killed(soaked):
+    folder, report = soaked
+    assert report["kills"] == 4 and report["runs"] == report["runs_bit_identical"] >= 1
+    assert report["log_lines_compared"] == 40 * report["runs"]
+    assert report["steps_lost_after_sigterm_max"] == 0
+    assert report["steps_lost_max"] <= SETTINGS.steps
+    state = json.loads((folder / "soak.json").read_text())
+    assert [start["status"] for start in state["starts"]].count(143) >= 1
+    assert report_table(report).row_count == 8
+
+
+def test_any_difference_is_seen(soaked, tmp_path):
+    unbroken = soaked[0] / "unbroken" / RUN_NAME
+    run = tmp_path / RUN_NAME
+    shutil.copytree(unbroken, run, ignore=shutil.ignore_patterns("data", "profiler"))
+    assert compare_runs(run, unbroken)["log_lines"] == 40
+    metrics = run / "metrics.jsonl"
+    lines = metrics.read_text().splitlines(keepends=True)
+    for changed, message in (
+        ([*lines[:7], *lines[8:]], "holes"),
+        ([*lines, lines[-1]], "step twice"),
+        ([*lines[:-1], lines[-1].replace('"train/loss": ', '"train/loss": 1')], "train/loss of step 39"),
+    ):
+        metrics.write_text("".join(changed))
+        with pytest.raises(TomatError, match=message):
+            compare_runs(run, unbroken)
+    metrics.write_text("".join(lines))
+    shutil.rmtree(run / "checkpoints" / "step-39")
+    with pytest.raises(TomatError, match="ends at"):
+        compare_runs(run, unbroken)
+
+
+def test_a_checkpoint_of_other_numbers_is_seen(soaked, tmp_path):
+    """Step 36 under the name of the last step holds other weights."""
+    unbroken = soaked[0] / "unbroken" / RUN_NAME
+    run = tmp_path / RUN_NAME
+    shutil.copytree(unbroken, run, ignore=shutil.ignore_patterns("data", "profiler", "step-39"))
+    last = run / "checkpoints" / "step-39"
+    (run / "checkpoints" / "step-36").rename(last)
+    metadata = json.loads((last / "metadata.json").read_text())
+    (last / "metadata.json").write_text(json.dumps({**metadata, "step": 39}))
+    with pytest.raises(TomatError, match="differs between"):
+        compare_runs(run, unbroken)
+
+
+def test_the_folder_is_read_while_it_is_written(tmp_path):
+    assert logged_steps(tmp_path) == 0 and newest_partial(tmp_path) is None
+    (tmp_path / "metrics.jsonl").write_text('{"step": 0}\n{"step": 1}\n{"st')
+    assert logged_steps(tmp_path) == 2
+    for step, complete in ((5, True), (10, False)):
+        path = tmp_path / "checkpoints" / f"step-{step}"
+        path.mkdir(parents=True)
+        if complete:
+            (path / "metadata.json").write_text("{}")
+    assert newest_partial(tmp_path) == 10
+    (tmp_path / "checkpoints" / "step-15").mkdir()
+    (tmp_path / "checkpoints" / "step-15" / "metadata.json").write_text("{}")
+    assert newest_partial(tmp_path) is None
+
+
+def test_another_soak_in_the_folder_is_refused(soaked, capsys):
+    assert main(["bench", "preemption", "--folder", str(soaked[0]), "--kills", "4", "--seed", "9"]) == 2
+    assert "belongs to another soak" in capsys.readouterr().err
+    assert main(["bench", "preemption", "--kills", "0"]) == 2

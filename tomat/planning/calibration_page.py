@@ -152,8 +152,8 @@ def steps_section(record: Calibration) -> str:
             markdown_table(header, rows),
             f"Goal: within {percent(GOALS['step'], 0)}; {goal}. "
             + " ".join(said)
-            + " The correction is one factor for "
-            "the whole step, fitted to these runs: the last column shows what it would have been without the run itself.",
+            + " The correction is one "
+            "factor for the whole step, fitted to these runs: the last columns leave the run itself out of it.",
         ]
     )
 
@@ -179,8 +179,11 @@ def memory_section(rows: Sequence[CalibrationRow]) -> str:
                 percent(error, 2),
             )
         )
-    said = f"The verdict is right for {right} of {len(table)}. Goal for what is needed: within {percent(GOALS['memory'], 0)}; "
-    return "\n\n".join([markdown_table(header, table, "llrlrr"), said + _goal(errors, GOALS["memory"]) + "."])
+    said = (
+        f"The verdict is right for {right} of {len(table)}. Goal for what is needed: within "
+        f"{percent(GOALS['memory'], 0)}; {_goal(errors, GOALS['memory'])}."
+    )
+    return "\n\n".join([markdown_table(header, table, "llrlrr"), said])
 
 
 def shares_section(rows: Sequence[CalibrationRow]) -> str:
@@ -223,9 +226,9 @@ def models_section(rows: Sequence[CalibrationRow], tables: dict[str, dict[str, d
             ),
         ]
     parts.append(
-        "The estimate takes the longer of schedule and HBM traffic, which explains both pods with nearly the same factor. "
-        "XLA's own cycles and the roofline say nothing of Pallas kernels; the schedule alone says nothing of waiting for "
-        "memory."
+        "The estimate takes the longer of schedule and HBM traffic, which leaves nearly the same factor to both pods. "
+        "XLA's own cycles and the roofline say nothing of Pallas kernels; the schedule alone says nothing of waiting "
+        "for memory."
     )
     return "\n\n".join(parts)
 

@@ -14,7 +14,7 @@ import json
 import os
 import shutil
 import sys
-import tempfile
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -47,12 +47,20 @@ MEMORY_FIELDS = (
 def main(request_file: str) -> int:
     """Compile what the request asks for; 0 if the cache then holds the answer, which may be that it does not fit."""
     request = json.loads(Path(request_file).read_text(encoding="utf-8"))
+    threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
     try:
         _compile(request)
     except TomatError as error:
         _say("refused", message=str(error))
         return 2
     return 0
+
+
+def _end_with_parent(parent: int) -> None:
+    """End this process when its parent is gone: nobody would wait for the answer, and a compile takes all cores."""
+    while os.getppid() == parent:
+        time.sleep(1.0)
+    os._exit(1)
 
 
 def _compile(request: dict[str, Any]) -> None:
@@ -98,30 +106,29 @@ def _compile(request: dict[str, Any]) -> None:
         "lower_seconds": lower_seconds,
     }
     work = Path(request["work_dir"])
-    with tempfile.TemporaryDirectory(dir=request["programs_dir"], prefix=".part-") as part_name:
-        part = Path(part_name)
-        began = time.perf_counter()
-        compiled, error = None, ""
-        try:
-            compiled = lowered.compile()
-        except Exception as raised:  # JaxRuntimeError, of which jax exports no stable name
-            error = str(raised)
-            if "RESOURCE_EXHAUSTED" not in error:
-                raise TomatError(
-                    f"{request['compiler']} cannot compile the step for {slice_.name}: {_first_line(raised)}"
-                ) from raised
-        result["compile_seconds"] = time.perf_counter() - began
-        _say("reading")
-        if compiled is None:
-            _write_oom(result, error, work)
-        else:
-            _write_program(result, compiled, work, part, slice_, request["executable"])
-        write_json(part / RESULT_FILE, result)
-        os.chmod(part, 0o755)
-        if folder.exists():
-            shutil.rmtree(folder)
-        os.rename(part, folder)
-        part.mkdir()  # for the context manager to remove
+    # In the parent's working folder, which goes away with whatever an end by force leaves there.
+    part = work / "part"
+    part.mkdir()
+    began = time.perf_counter()
+    compiled, error = None, ""
+    try:
+        compiled = lowered.compile()
+    except Exception as raised:  # JaxRuntimeError, of which jax exports no stable name
+        error = str(raised)
+        if "RESOURCE_EXHAUSTED" not in error:
+            raise TomatError(
+                f"{request['compiler']} cannot compile the step for {slice_.name}: {_first_line(raised)}"
+            ) from raised
+    result["compile_seconds"] = time.perf_counter() - began
+    _say("reading")
+    if compiled is None:
+        _write_oom(result, error, work)
+    else:
+        _write_program(result, compiled, work, part, slice_, request["executable"])
+    write_json(part / RESULT_FILE, result)
+    if folder.exists():
+        shutil.rmtree(folder)
+    os.rename(part, folder)
     _say("done", key=key)
 
 

@@ -7,11 +7,13 @@ same module share the compile, and a change of tomat's own code is noticed becau
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import hashlib
 import importlib.metadata
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -178,6 +180,7 @@ def compile_step(
     found = _from_cache(request_file, programs, executable)
     if found is not None:
         return found
+    _remove_abandoned(cache)
     with tempfile.TemporaryDirectory(dir=cache, prefix=".work-") as work_name:
         work = Path(work_name)
         table_file = None
@@ -213,6 +216,14 @@ def check_batch(config: TrainConfig, slice_: Slice) -> None:
             f"is {data_axis} device(s) on the data axis times a microbatch of {max(per_device, 1)} per device. Change "
             "the batch, trainer.per_device_parallelism or --slice."
         )
+
+
+def _remove_abandoned(cache: Path) -> None:
+    """Remove the working folders of compiles that were killed; none that lives is a day old."""
+    for folder in cache.glob(".work-*"):
+        with contextlib.suppress(OSError):
+            if time.time() - folder.stat().st_mtime > 86_400:
+                shutil.rmtree(folder)
 
 
 def _result(folder: Path) -> dict[str, Any]:

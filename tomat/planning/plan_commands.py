@@ -34,8 +34,8 @@ def register(subparsers: argparse._SubParsersAction) -> None:
     parser = subparsers.add_parser(
         "plan",
         help="compile the training step for a TPU slice without one: memory, cycles, MFU",
-        description="Compile the training step for a TPU slice on a machine without one, and say whether it fits, where "
-        "its cycles go and which MFU to expect.",
+        description="Compile the training step for a TPU slice on a machine without one, and say whether it fits, "
+        "where its cycles go and which MFU to expect.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -278,11 +278,11 @@ def _emit(args: argparse.Namespace, plan: Plan) -> None:
         raise TomatError("the step does not fit; nothing was emitted. The changes above would.")
     if args.emit is not None:
         values = {**plan.config.to_dict(), "slice": plan.slice_.name}
-        seconds = plan.step_seconds
+        seconds, memory = plan.step_seconds, plan.compiled.memory
         assert seconds is not None
         head = (
             f"# Planned for {plan.slice_.name} with {plan.compiled.compiler}: "
-            f"{plan.compiled.memory.required_bytes / 2**30:.2f} of {plan.compiled.memory.capacity_bytes / 2**30:.2f} GiB, "
+            f"{memory.required_bytes / 2**30:.2f} of {memory.capacity_bytes / 2**30:.2f} GiB, "
             f"step {seconds.estimate:.3f} s ({seconds.low:.3f} to {seconds.high:.3f}), program {plan.compiled.key}.\n"
         )
         write_text(args.emit, head + yaml.safe_dump(values, sort_keys=False))

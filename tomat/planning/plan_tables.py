@@ -45,8 +45,8 @@ def print_plan(plan: Plan, top: int) -> None:
     compiled, memory = plan.compiled, plan.compiled.memory
     how = "from the cache" if compiled.cached else f"compiled in {compiled.result['compile_seconds']:.0f} s"
     console.print(
-        f"[bold]{plan.config.run_name}[/bold] on {plan.slice_.name}: {plan.slice_.n_chips} chips, {plan.slice_.n_hosts} "
-        f"host(s), {compiled.compiler}, {how}"
+        f"[bold]{plan.config.run_name}[/bold] on {plan.slice_.name}: {plan.slice_.n_chips} chips, "
+        f"{plan.slice_.n_hosts} host(s), {compiled.compiler}, {how}"
     )
     print_memory(memory, top)
     if plan.step is None or plan.breakdown is None or plan.step_seconds is None:
@@ -84,7 +84,7 @@ def print_plan(plan: Plan, top: int) -> None:
     console.print(figures)
     console.print(
         f"step [bold]{span.estimate:.3f} s[/bold] ({span.low:.3f} to {span.high:.3f}), "
-        f"{plan.work.tokens / span.estimate:,.0f} tokens/s, {plan.work.useful_tokens / span.estimate:,.0f} of them useful"
+        f"{plan.work.tokens / span.estimate:,.0f} tokens/s, of them {plan.work.useful_tokens / span.estimate:,.0f} useful"
     )
 
 
@@ -100,9 +100,8 @@ def print_memory(memory: MemoryReport, top: int) -> None:
         ("program", memory.program_bytes),
         ("live at the peak", memory.peak_bytes),
     ]
-    console.print(
-        "  " + ", ".join(f"{name} {gib(count)}" for name, count in parts if count is not None), highlight=False
-    )
+    known = ", ".join(f"{name} {gib(count)}" for name, count in parts if count is not None)
+    console.print(f"  {known}", highlight=False)
     if memory.largest and top > 0:
         view = table(f"largest buffers, {memory.largest_are}", "shape", "size", "operation", "source line")
         for buffer in memory.largest[:top]:

@@ -14,6 +14,7 @@ from levanter.trainer import TrainerConfig
 
 from tomat.errors import TomatError
 from tomat.training.config import TrainConfig
+from tomat.training.devices import ignore_absent_tpu
 from tomat.training.published import is_remote
 from tomat.training.tracking import METRICS_FILE, JsonLinesTrackerConfig
 
@@ -54,6 +55,7 @@ def initialise(config: TrainConfig, run_dir: Path) -> TrainerConfig:
     trainer_config.log_dir = run_dir
     # JAX's own service takes SIGTERM in C++, where neither the grace nor a second signal can be told from it.
     jax.config.update("jax_enable_preemption_service", False)
+    ignore_absent_tpu()
     # Before any collective: on a pod, `jax.device_count()` is right only after this.
     trainer_config.distributed.initialize()
     trainer_config.distributed = dataclasses.replace(trainer_config.distributed, initialize_jax_distributed=False)

@@ -1,0 +1,128 @@
+"""A small model planned for a v6e-4 by the real TPU compiler, where it is installed (`uv sync --extra plan`)."""
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tomat.cli import main
+from tomat.errors import TomatError
+from tomat.planning.compiler import Limits, compile_step
+from tomat.planning.topology import planned_slice
+from tomat.training.config import load_config
+
+pytest.importorskip("libtpu", reason="the TPU compiler is not installed: uv sync --extra plan")
+
+SMALL = [
+    "--preset", "demo", "--data.source", "embedded", "--data.layout", "v3-p7", "--data.n_density_tokens", "256",
+    "--model.num_layers", "2", "--model.hidden_dim", "256", "--model.intermediate_dim", "512", "--model.num_heads", "2",
+    "--model.num_kv_heads", "2", "--model.head_dim", "128", "--trainer.train_batch_size", "8",
+    "--model.attn_backend", "splash", "--run_name", "small",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("plan-cache")
+
+
+@pytest.fixture(scope="module")
+def report(cache) -> dict:
+    """The plan's JSON, by the verb."""
+    out = cache / "plan.json"
+    assert main(["plan", *SMALL_CONFIG(cache), "--slice", "v6e-4", "--cache_dir", str(cache), "--json", str(out)]) == 0
+    return json.loads(out.read_text())
+
+
+def SMALL_CONFIG(folder: Path) -> list[str]:
+    """A configuration file for the verb."""
+    path = folder / "small.yaml"
+    path.write_text(yaml.safe_dump(load_config(None, SMALL).to_dict()))
+    return ["--config_path", str(path)]
+
+
+@pytest.mark.slow
+def test_a_plan_has_memory_cycles_and_utilisation(report):
+    assert report["fits"] is True
+    assert 0 < report["hbm_required_bytes"] < report["hbm_capacity_bytes"]
+    step = report["step_seconds"]
+    assert 0 < step["low"] < step["estimate"] < step["high"]
+    for key in ("mfu_full", "mfu_causal", "mfu_useful", "hfu"):
+        assert 0 < report[key]["low"] < report[key]["estimate"] < report[key]["high"] < 1
+    assert report["mfu_useful"]["estimate"] < report["mfu_causal"]["estimate"] < report["mfu_full"]["estimate"]
+    breakdown = report["breakdown"]
+    assert sum(op["seconds"] for op in breakdown["ops"]) == pytest.approx(step["estimate"])
+    kernels = {kernel["name"].split(".")[0] for kernel in report["pallas_kernels"]}
+    assert {"splash_mha_fwd_residuals", "splash_mha_dkv_no_residuals"} <= kernels
+    assert any(op["category"] == "matmul" and op["seconds"] > 0 for op in breakdown["ops"])
+    # two layers, in the forward and in the backward scan
+    assert {kernel["executions"] for kernel in report["pallas_kernels"]} == {2.0}
+
+
+@pytest.mark.slow
+def test_the_same_plan_again_compiles_nothing(report, cache):
+    config = load_config(cache / "small.yaml")
+    stages: list[str] = []
+    again = compile_step(config, planned_slice(config, "v6e-4"), cache_dir=cache, on_stage=stages.append)
+    assert again.cached and stages == [] and again.key == report["program_key"]
+    # another learning rate is another configuration, and another program
+    other = load_config(cache / "small.yaml", ["--run_name", "other", "--trainer.seed", "7"])
+    assert compile_step(other, planned_slice(other, "v6e-4"), cache_dir=cache).cached
+
+
+@pytest.mark.slow
+def test_a_step_that_does_not_fit_is_an_answer_with_what_would(cache, capsys):
+    out = cache / "oom.json"
+    words = ["--trainer.train_batch_size", "32768", "--model.gradient_checkpointing", "false"]
+    status = main(
+        ["plan", *SMALL_CONFIG(cache), "--slice", "v6e-4", "--cache_dir", str(cache), "--json", str(out), "--no_search"]
+        + words
+    )
+    found = json.loads(out.read_text())
+    assert status == 1 and found["fits"] is False and found["step_seconds"] is None and found["breakdown"] is None
+    assert found["hbm_required_bytes"] > found["hbm_capacity_bytes"] > 31 * 2**30
+    assert found["memory"]["largest"][0]["hbm_bytes"] > 2**30
+    assert "does not fit" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_emit_writes_a_configuration_that_loads(report, cache, tmp_path):
+    out = tmp_path / "ready.yaml"
+    assert main(["plan", *SMALL_CONFIG(cache), "--slice", "v6e-4", "--cache_dir", str(cache), "--emit", str(out)]) == 0
+    assert load_config(out).slice == "v6e-4"
+    assert report["program_key"] in out.read_text()
+
+
+@pytest.mark.slow
+def test_compare_shows_two_plans(report, cache, capsys):
+    path = str(cache / "plan.json")
+    assert main(["plan", "compare", path, path]) == 0
+    assert "matmul" in capsys.readouterr().out
+
+
+def test_limits_end_the_compile_with_their_names(tmp_path):
+    config = load_config(None, SMALL)
+    slice_ = planned_slice(config, "v6e-4")
+    with pytest.raises(TomatError, match="--time_limit_seconds"):
+        compile_step(config, slice_, cache_dir=tmp_path, limits=Limits(seconds=1.0))
+    with pytest.raises(TomatError, match="--memory_limit_gib"):
+        compile_step(config, slice_, cache_dir=tmp_path, limits=Limits(memory_bytes=50 * 2**20))
+    assert not any((tmp_path / "programs").iterdir())
+    assert not list(tmp_path.glob(".work-*"))
+
+
+@pytest.mark.parametrize(
+    ("words", "slice_name", "says"),
+    [
+        ([], "v9-4", "not known"),
+        ([], None, "--slice"),
+        ([], "h100x8", "no TPUs"),
+        (["--trainer.train_batch_size", "6"], "v6e-4", "multiple of 4"),
+        (["--trainer.mesh.axes", "{data: 3}"], "v6e-4", "trainer.mesh"),
+    ],
+)
+def test_what_cannot_be_planned_is_refused_before_a_compile(words, slice_name, says, tmp_path):
+    config = load_config(None, [*SMALL, *words])
+    with pytest.raises(TomatError, match=says):
+        compile_step(config, planned_slice(config, slice_name), cache_dir=tmp_path)

@@ -2,8 +2,7 @@
 
 Everything lies in a world, the folder named by FAKE_GCLOUD_WORLD: `calls.jsonl` records every command line,
 `machines/NAME/host-I` are the homes, `preempted` takes every machine away, `queue.json`,
-`create.json` and `describe.json` hold answers
-that are still to be given.
+`create.json`, `describe.json` and `ssh.json` hold answers that are still to be given.
 """
 
 import json
@@ -34,6 +33,9 @@ def tpu_vm(verb: str, names: list[str], flags: dict[str, str]) -> int:
     if verb == "scp":
         return copy(names, flags["worker"])
     if verb == "describe" and (error := answer("describe.json")) is not None:
+        if error.isalpha():
+            print(error)
+            return 0
         print(f"ERROR: (gcloud.compute.tpus.tpu-vm.describe) {error}", file=sys.stderr)
         return 1
     machine = WORLD / "machines" / names[0]
@@ -49,6 +51,10 @@ def tpu_vm(verb: str, names: list[str], flags: dict[str, str]) -> int:
         shutil.rmtree(machine)
         (WORLD / "preempted").unlink(missing_ok=True)
     elif verb == "ssh":
+        if (error := answer("ssh.json")) is not None:
+            (WORLD / "preempted").touch()
+            print(f"ERROR: (gcloud.compute.tpus.tpu-vm.ssh) {error}", file=sys.stderr)
+            return 1
         running = [
             subprocess.Popen(["bash", "-c", flags["command"]], cwd=home, env={**os.environ, "HOME": str(home)})
             for home in hosts(machine, flags["worker"])

@@ -118,6 +118,21 @@ def test_capacity_is_waited_for_but_other_refusals_are_told(world):
         supervisor(slice_name="v6e-4").supervise()
 
 
+def test_machines_lost_while_installing_are_no_failure(world):
+    world.behave(0)
+    world.answer("ssh", "", "connection reset")  # the answer to the first question, and to `mkdir`
+    watched = supervisor(slice_name="v6e-4")
+    assert watched.supervise().endings == ["lost its machines", "finished"]
+    assert watched.report.waited_seconds == 0
+
+
+def test_a_slice_that_is_being_deleted_is_waited_for(world):
+    world.behave(0)
+    world.answer("describe", "DELETING", "STOPPING")
+    supervisor(slice_name="v6e-4").supervise()
+    assert [verb for verb in world.verbs() if verb != "ssh"] == ["create", "delete"]
+
+
 def test_a_gcloud_that_does_not_answer_is_given_up(world):
     world.answer("describe", *["UNAUTHENTICATED: run gcloud auth login"] * 3)
     with pytest.raises(TomatError, match="3 times in a row.*auth login"):

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from tomat.errors import TomatError
-from tomat.launch.command import Command, Result
+from tomat.launch.command import TIMEOUT_STATUS, Command, Result
 from tomat.launch.gcloud import TpuLaunch
 from tomat.launch.remote import parse_statuses
 
@@ -18,6 +18,8 @@ STOPPED_IN_ORDER_STATUS = 143
 LOST_STATES = frozenset({"PREEMPTED", "TERMINATED", "STOPPED", "STOPPING", "DELETING", "HIDING", "HIDDEN", "absent"})
 """States of a TPU VM that it does not come back from by itself; the others (READY apart) pass.
 https://cloud.google.com/python/docs/reference/tpu/latest/google.cloud.tpu_v2.types.Node.State"""
+PASSING_STATES = frozenset({"DELETING", "STOPPING", "SUSPENDING"})
+"""Lost, but still being taken apart: nothing of that name can be created or deleted now."""
 LOST_QUEUE_STATES = frozenset({"FAILED", "SUSPENDING", "SUSPENDED", "DELETING", "absent"})
 """States of a queued resource that it does not come back from (https://cloud.google.com/tpu/docs/queued-resources)."""
 NO_CAPACITY = ("RESOURCE_EXHAUSTED", "no more capacity", "no available capacity", "stockout")
@@ -152,8 +154,8 @@ class Supervisor:
     def _give_back(self) -> None:
         if self._keep:
             self._say(f"kept, at its price: {self.launch.tpu_name}. Give it back with: {self.launch.delete.line}")
-        else:
-            self._run(self.launch.delete)
+        elif not self._run(self.launch.delete).ok:
+            self._say(f"NOT given back, and paid for until it is: {self.launch.delete.line}")
 
     def _attempt(self, attempt: int) -> tuple[Ending, str]:
         """One start of the training, from whatever state the slice is in, to its end."""
@@ -169,6 +171,8 @@ class Supervisor:
                 if not result.ok:
                     if command in self.launch.pack:
                         raise TomatError(f"`{command.line}` ended with status {result.status}: {result.last_line}.")
+                    if (state := self._machine_state()) in LOST_STATES:
+                        return Ending.MACHINE_LOST, f"the slice is {state}"
                     return Ending.FAILED, f"cannot {command.purpose}: {result.last_line}"
             self._installed = True
         self._logs_at = time.monotonic()
@@ -192,13 +196,14 @@ class Supervisor:
                 )
             queue = self._state(self.launch.queue_state) if self.launch.queued_resource else "absent"
             waiting = self.launch.queued_resource and queue not in LOST_QUEUE_STATES
-            if state in LOST_STATES and not (waiting and state == "absent"):
+            passing = state in PASSING_STATES or queue in PASSING_STATES
+            if state in LOST_STATES and not passing and not (waiting and state == "absent"):
                 self._installed = False
                 if state != "absent" or (self.launch.queued_resource and queue != "absent"):
                     self._say(f"the slice is {state}, the queued resource {queue}: deleting what is left of it")
                     self._run(self.launch.delete)
                 result = self._run(self.launch.create)
-                if not result.ok:
+                if not result.ok and result.status != TIMEOUT_STATUS:  # one that takes long may still come
                     said = result.output + result.errors
                     if any(words.lower() in said.lower() for words in NO_CAPACITY):
                         return Ending.NO_CAPACITY, result.last_line
@@ -206,7 +211,8 @@ class Supervisor:
                         f"`{self.launch.create.line}` ended with status {result.status}: {result.last_line}. Check "
                         "zone, project, quota and name; nothing was started."
                     )
-                continue
+                if result.ok:
+                    continue
             time.sleep(self.policy.poll_seconds)
 
     def _machine_state(self) -> str:

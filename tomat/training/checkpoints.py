@@ -7,6 +7,7 @@ files go in any order, so that `metadata.json` may outlive the data. Here a chec
 the manifest is in the database and every file the database points into is there and long enough.
 """
 
+import contextlib
 import datetime
 import json
 import re
@@ -26,6 +27,9 @@ METADATA_FILE = "metadata.json"
 MANIFEST_FILE = "manifest.json"
 UNMARKED_FILE = "metadata.partial.json"
 """What `metadata.json` is renamed to in a checkpoint that is not whole, so that no other reader takes it for one."""
+
+REMOVAL_TRIES = 3
+"""How often a removal is tried; each request in it is tried by the file system as often as that sees fit."""
 
 _ABSENT = ("NOT_FOUND", "DATA_LOSS", "FAILED_PRECONDITION", "OUT_OF_RANGE", "INVALID_ARGUMENT")
 """TensorStore's status codes for a database with a part that is missing, cut short or garbled. Any other error, such as
@@ -155,11 +159,14 @@ def unmark(checkpoint: Checkpoint) -> None:
 def remove(path: str) -> None:
     """Remove a checkpoint, its `metadata.json` first: cut short at any point, what is left is recognised as partial."""
     files, root = fsspec.core.url_to_fs(path)
-    files.invalidate_cache()
-    if files.exists(f"{root}/{METADATA_FILE}"):
-        files.rm(f"{root}/{METADATA_FILE}")
-    if files.exists(root):
-        files.rm(root, recursive=True)
+    for name, recursive in ((f"{root}/{METADATA_FILE}", False), (root, True)):
+        for _ in range(REMOVAL_TRIES):
+            files.invalidate_cache()
+            if not files.exists(name):
+                break
+            # A request that was carried out but not answered is sent again, and finds nothing.
+            with contextlib.suppress(FileNotFoundError):
+                files.rm(name, recursive=recursive)
 
 
 def copy(checkpoint: Checkpoint, destination: str) -> None:

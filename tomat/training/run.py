@@ -140,12 +140,12 @@ def _train(
         first_step = int(state.step)
         stop.step = first_step
         stop.on_overrun = lambda message: _record(run_dir, "stop", stop.step, reason=message)
-        _announce(config, datasets, state, start, run_dir)
-        if first_step >= config.trainer.num_train_steps:
-            console.print(f"training is complete: {first_step} of {config.trainer.num_train_steps} steps are done.")
-            count = _parameters(state)
-            return TrainResult(run_dir, first_step, first_step, float("nan"), float("nan"), 0.0, count)
         try:
+            _announce(config, datasets, state, start, run_dir)
+            if first_step >= config.trainer.num_train_steps:
+                console.print(f"training is complete: {first_step} of {config.trainer.num_train_steps} steps are done.")
+                count = _parameters(state)
+                return TrainResult(run_dir, first_step, first_step, float("nan"), float("nan"), 0.0, count)
             return _loop(config, trainer, state, datasets, table, start, run_dir, guards, stop)
         except SystemExit:
             if stop.asked:

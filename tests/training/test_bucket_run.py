@@ -1,0 +1,84 @@
+"""A run whose folder is a bucket that fails now and then; killed, and taken over by another machine. About a minute."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tomat.training.config import load_config
+from tomat.training.run import train
+from tomat.training.tracking import read_metrics
+
+DEMO = Path(__file__).parents[2] / "configs" / "train" / "demo.yaml"
+STEPS = 12
+TINY = [
+    "--model.num_layers", "1", "--model.hidden_dim", "32", "--model.intermediate_dim", "64", "--model.num_heads", "2",
+    "--model.num_kv_heads", "2", "--data.n_density_tokens", "64", "--data.patches_per_material", "4",
+    "--trainer.train_batch_size", "4", "--trainer.num_train_steps", str(STEPS), "--trainer.max_eval_batches", "0",
+    "--trainer.checkpointer.keep", "[{every: 4, until: null}]", "--evaluation.patches_per_material", "0",
+]  # fmt: skip
+
+
+@pytest.fixture
+def bucket() -> Iterator[Any]:
+    spec = importlib.util.spec_from_file_location("gcs_server", Path(__file__).parent.parent / "gcs_server.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # its dataclasses look their module up by name
+    spec.loader.exec_module(module)
+    with module.BucketServer() as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+def machine(bucket: Any, disk: Path) -> subprocess.Popen:
+    """The command on a machine whose own disk is `disk`."""
+    disk.mkdir()
+    line = [sys.executable, "-m", "tomat.cli", "train", "--config_path", str(DEMO), "--output_dir", "gs://bucket/runs"]
+    return subprocess.Popen(
+        [*line, *TINY],
+        cwd=disk,
+        env={**os.environ, **bucket.environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+@pytest.mark.slow
+def test_another_machine_takes_over_a_run_in_a_bucket_that_fails_now_and_then(bucket, tmp_path):
+    bucket.faults.share = 0.03
+    first = machine(bucket, tmp_path / "first")
+    deadline = time.monotonic() + 600
+    while time.monotonic() < deadline and first.poll() is None:
+        if any(name.endswith("step-4/metadata.json") for name in bucket.objects):
+            break
+        time.sleep(0.01)
+    first.kill()
+    output, _ = first.communicate()
+    assert "runs/demo/checkpoints/step-4/metadata.json" in bucket.objects, output[-3000:]
+
+    second = machine(bucket, tmp_path / "second")
+    output, _ = second.communicate(timeout=600)
+    assert second.returncode == 0, output[-3000:]
+    assert "resumed at step" in output
+    assert bucket.faults.counts.total() > 5
+
+    rows = read_metrics(tmp_path / "second" / "runs" / "demo" / "metrics.jsonl")
+    unbroken = train(load_config(DEMO, [*TINY, "--output_dir", str(tmp_path)])).run_dir
+    expected = read_metrics(unbroken / "metrics.jsonl")
+    assert [(row["step"], row["train/loss"]) for row in rows] == [(row["step"], row["train/loss"]) for row in expected]
+    published = bucket.objects["runs/demo/metrics.jsonl"][0].decode().splitlines()
+    assert len(published) == STEPS
+    history = bucket.objects["runs/demo/history.jsonl"][0].decode()
+    assert '"after": "killed"' in history and '"reason": "complete"' in history

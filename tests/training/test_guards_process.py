@@ -74,7 +74,7 @@ def test_a_disk_that_fills_up_ends_the_run_and_the_run_goes_on_with_more(tmp_pat
         env={**os.environ, "DISK": str(disk), "KEPT": str(kept)},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=900,
     )
     assert done.returncode == 2, done.stdout[-3000:] + done.stderr[-3000:]
     [error] = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
@@ -90,7 +90,7 @@ def test_a_disk_that_fills_up_ends_the_run_and_the_run_goes_on_with_more(tmp_pat
 def test_a_loader_that_hangs_ends_the_process_with_its_stacks(tmp_path):
     more = ["--output_dir", str(tmp_path), "--guards.hang_seconds", "4"]
     done = subprocess.run(
-        [sys.executable, "-c", HANGS, *words(tmp_path, *more)], capture_output=True, text=True, timeout=300
+        [sys.executable, "-c", HANGS, *words(tmp_path, *more)], capture_output=True, text=True, timeout=900
     )
     assert done.returncode == 124, done.stdout[-3000:] + done.stderr[-3000:]
     run_dir = tmp_path / "demo"

@@ -20,7 +20,6 @@ TINY = [
     "--model.num_layers", "2", "--model.hidden_dim", "32", "--model.intermediate_dim", "64", "--model.num_heads", "2",
     "--model.num_kv_heads", "2", "--model.head_dim", "16", "--data.n_density_tokens", "64",
     "--trainer.train_batch_size", "8", "--data.seq_len", "256", "--loss.block_positions", "128",
-    "--trainer.load_checkpoint", "false",
 ]  # fmt: skip
 
 
@@ -46,6 +45,7 @@ class Step:
     def __init__(self, config: TrainConfig):
         trainer_config = config.trainer_config()
         trainer_config.tracker = NoopConfig()
+        trainer_config.load_checkpoint = False
         trainer_config._validate_and_set_defaults()
         table = np.linspace(0, 1, config.data.n_density_tokens, dtype=np.float32)
         self.config = config

@@ -30,8 +30,8 @@ ORDERLY_STATUS = 143
 """Of a run that SIGTERM stopped (`tomat.training.preemption.EXIT_STATUS`, which needs JAX)."""
 WATCH_SECONDS = 0.002
 """Between two looks into the run's folder; a step of the soak's model takes 16 ms, a commit about 10 ms."""
-START_TIMEOUT_SECONDS = 600.0
-"""A start that takes longer has hung."""
+START_TIMEOUT_SECONDS = 3600.0
+"""A start that takes longer has hung; on an overloaded machine one of 20 s has taken 10 minutes."""
 
 AIMS = ("sigterm", "sigkill", "sigkill commit", "sigkill evaluation", "sigkill profile") + (
     "sigterm commit",

@@ -6,7 +6,18 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tomat.performance.tables import UNKNOWN, markdown_table, percent, seconds
-from tomat.planning.sweep_rows import FAILED, FITS, OOM, SAME, base_of, beyond_error, gib, memory_space, ranked, speedup
+from tomat.planning.sweep_rows import (
+    FAILED,
+    FITS,
+    OOM,
+    SAME,
+    against_error,
+    base_of,
+    gib,
+    ranked,
+    required_text,
+    speedup,
+)
 
 CHANGES_SHOWN = 3
 NEGLIGIBLE_SHARE = 0.001
@@ -35,13 +46,12 @@ def answer(row: Mapping[str, Any], base: Mapping[str, Any] | None) -> str:
     required, capacity = row["hbm_required_bytes"], row["hbm_capacity_bytes"]
     if row["status"] == OOM:
         largest = row["largest_buffers"][0] if row["largest_buffers"] else None
-        said = f"{name} **does not fit**: {gib(required)} of {gib(capacity)}{memory_space(row)}, "
-        said += f"{gib(required - capacity)} too much."
+        said = f"{name} **does not fit**: {required_text(row)}, {gib(required - capacity)} too much."
         if largest:
             said += f" The largest buffer is {largest['shape']} ({gib(largest['hbm_bytes'])}"
             said += f", {largest['source']})." if largest["source"] else ")."
         return said
-    said = f"{name} **fits**: {gib(required)} of {gib(capacity)}"
+    said = f"{name} **fits**: {required_text(row)}"
     if base is not None and base["status"] == FITS:
         said += f" (`{base['name']}`: {gib(base['hbm_required_bytes'])})"
     said += "."
@@ -59,12 +69,16 @@ def answer(row: Mapping[str, Any], base: Mapping[str, Any] | None) -> str:
     if abs(factor - 1) < SAME:
         said += f"nothing changes: {factor:.2f} times the tokens/s of a chip."
     else:
-        sure = "beyond" if beyond_error(row, base) else "within"
-        said += f"**{factor:.2f} times** the tokens/s of a chip, a difference {sure} the intervals."
+        said += f"**{factor:.2f} times** the tokens/s of a chip, a difference {against_error(row, base)}."
     changes = category_changes(row, base)
-    if changes and abs(factor - 1) >= SAME:
-        listed = ", ".join(f"{category} {change:+.3f} s" for category, change in changes[:CHANGES_SHOWN])
-        said += f" Most of it, at `{base['name']}`'s tokens a step: {listed}."
+    least = SAME * base["step_seconds"]["estimate"]
+    listed = ", ".join(
+        f"{category} {'+' if change > 0 else '-'}{seconds(abs(change))}"
+        for category, change in changes[:CHANGES_SHOWN]
+        if abs(change) >= least
+    )
+    if listed:
+        said += f" What changed most, at `{base['name']}`'s tokens a step: {listed}."
     return said
 
 
@@ -171,10 +185,9 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> str:
             continue
         factor, best = max(gains, key=lambda gain: (gain[0], gain[1]["name"]))
         if factor > 1 + SAME:
-            sure = "beyond" if beyond_error(best, base) else "within"
             lines.append(
                 f"- Over `{base['name']}`, `{best['name']}` gains most: {factor:.2f} times the tokens/s of a chip, "
-                f"{sure} the intervals; MFU full {_estimate(base, 'mfu_full')} to {_estimate(best, 'mfu_full')}."
+                f"{against_error(best, base)}; MFU full {_estimate(base, 'mfu_full')} to {_estimate(best, 'mfu_full')}."
             )
         else:
             lines.append(f"- None of the rows compared with `{base['name']}` is faster.")

@@ -12,7 +12,17 @@ from tomat.performance.report import FIGURES_DIR, write_index
 from tomat.performance.tables import UNKNOWN, markdown_table, percent, seconds
 from tomat.planning.changes import override_words
 from tomat.planning.sweep_answers import answers_section
-from tomat.planning.sweep_rows import FAILED, FITS, OOM, base_of, gib, largest_category, memory_space, ranked, verdict
+from tomat.planning.sweep_rows import (
+    FAILED,
+    FITS,
+    MFU_KEYS,
+    OOM,
+    base_of,
+    largest_category,
+    ranked,
+    required_text,
+    verdict,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -96,6 +106,9 @@ def introduction_section(record: Mapping[str, Any]) -> str:
 
 def ranking_section(rows: Sequence[Mapping[str, Any]]) -> str:
     """Every row, the best MFU first."""
+    notes = [
+        f"{note[0].upper()}{note[1:]}." for note in dict.fromkeys(n for row in rows for n in row.get("notes") or ())
+    ]
     body = []
     for place, row in enumerate(ranked(rows), 1):
         settings = " ".join(override_words(row["overrides"])).replace("--", "")
@@ -114,14 +127,12 @@ def ranking_section(rows: Sequence[Mapping[str, Any]]) -> str:
                 verdict(row, base_of(row, rows)),
             )
         )
-    return markdown_table(HEADER, body, "rlllrrrrrrrll") + "\n\n" + LEGEND
+    return markdown_table(HEADER, body, "rlllrrrrrrrll") + "\n\n" + " ".join([LEGEND, *notes])
 
 
 def memory_text(row: Mapping[str, Any]) -> str:
-    """`10.10 GiB of 31.24 GiB`."""
-    if row["status"] == FAILED:
-        return UNKNOWN
-    return f"{gib(row['hbm_required_bytes'])} of {gib(row['hbm_capacity_bytes'])}{memory_space(row)}"
+    """`10.10 of 31.24 GiB`."""
+    return UNKNOWN if row["status"] == FAILED else required_text(row)
 
 
 def category_text(row: Mapping[str, Any]) -> str:
@@ -216,20 +227,15 @@ def print_ranking(record: Mapping[str, Any]) -> None:
     from tomat.reporting import console
 
     table = Table(title=record["title"])
-    for heading, justify in (("row", "left"), ("HBM", "right"), ("step", "right"), ("MFU full", "right"),
-                             ("causal", "right"), ("useful", "right"), ("HFU", "right"), ("largest category", "left"),
-                             ("verdict", "left")):  # fmt: skip
-        table.add_column(heading, justify=justify)  # pyright: ignore[reportArgumentType]
+    shown = (("step_seconds", seconds), *((key, percent) for key in MFU_KEYS))
+    for heading in ("row", "HBM", "step", "MFU full", "causal", "useful", "HFU", "largest category", "verdict"):
+        table.add_column(heading, justify="left" if heading in ("row", "largest category", "verdict") else "right")
     rows = record["rows"]
     for row in ranked(rows):
         table.add_row(
             row["name"],
             memory_text(row),
-            interval_text(row.get("step_seconds"), seconds),
-            *(
-                interval_text(row.get(key), percent, bare=True)
-                for key in ("mfu_full", "mfu_causal", "mfu_useful", "hfu")
-            ),
+            *(interval_text(row.get(key), show, bare=True) for key, show in shown),
             category_text(row),
             verdict(row, base_of(row, rows)),
         )

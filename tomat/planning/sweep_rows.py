@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
+from tomat.performance.tables import percent
 from tomat.planning.sweep_config import SweepRow
 from tomat.planning.windowed import windowed_einsums
 
@@ -149,10 +150,13 @@ def speedup(record: Mapping[str, Any], base: Mapping[str, Any] | None) -> float 
     return mine["estimate"] / theirs["estimate"] if mine and theirs else None
 
 
-def beyond_error(record: Mapping[str, Any], base: Mapping[str, Any]) -> bool:
-    """Whether the intervals of the two speeds do not touch."""
+def against_error(record: Mapping[str, Any], base: Mapping[str, Any]) -> str:
+    """How a difference of speed stands against the intervals: `beyond the intervals` where they do not touch."""
     mine, theirs = record["tokens_per_second_per_chip"], base["tokens_per_second_per_chip"]
-    return mine["low"] > theirs["high"] or mine["high"] < theirs["low"]
+    if mine["low"] == mine["high"] or theirs["low"] == theirs["high"]:
+        return "with an error that is not known"
+    apart = mine["low"] > theirs["high"] or mine["high"] < theirs["low"]
+    return "beyond the intervals" if apart else "within the intervals"
 
 
 def verdict(record: Mapping[str, Any], base: Mapping[str, Any] | None) -> str:
@@ -161,7 +165,8 @@ def verdict(record: Mapping[str, Any], base: Mapping[str, Any] | None) -> str:
         return f"failed: {record['error']}"
     if record["status"] == OOM:
         over = record["hbm_required_bytes"] - record["hbm_capacity_bytes"]
-        return f"does not fit: {gib(over)}{memory_space(record)} too much ({over / record['hbm_capacity_bytes']:.0%})"
+        share = percent(over / record["hbm_capacity_bytes"], 0)
+        return f"does not fit: {gib(over)}{memory_space(record)} too much ({share})"
     if record["base"] is None:
         return "base"
     factor = speedup(record, base)
@@ -170,13 +175,20 @@ def verdict(record: Mapping[str, Any], base: Mapping[str, Any] | None) -> str:
     if abs(factor - 1) < SAME:
         return f"as fast as `{record['base']}` ({factor:.2f}x tokens/s/chip)"
     words = "faster" if factor > 1 else "slower"
-    sure = "beyond" if beyond_error(record, base) else "within"
-    return f"{words} than `{record['base']}`: {factor:.2f}x tokens/s/chip, {sure} the intervals"
+    return f"{words} than `{record['base']}`: {factor:.2f}x tokens/s/chip, {against_error(record, base)}"
 
 
 def gib(count: float) -> str:
     """Bytes as `31.24 GiB`; below 1 GiB in MiB."""
     return f"{count / 2**30:.2f} GiB" if abs(count) >= 2**30 else f"{count / 2**20:.1f} MiB"
+
+
+def required_text(record: Mapping[str, Any]) -> str:
+    """Of a row that was compiled, `10.10 of 31.24 GiB`."""
+    required, capacity = record["hbm_required_bytes"], record["hbm_capacity_bytes"]
+    if capacity < 2**30:
+        return f"{gib(required)} of {gib(capacity)}{memory_space(record)}"
+    return f"{required / 2**30:.2f} of {gib(capacity)}"
 
 
 def memory_space(record: Mapping[str, Any]) -> str:

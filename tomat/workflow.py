@@ -56,6 +56,11 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         metavar="RUN_OR_CHECKPOINT",
         help="begin a new run with the weights alone of another one: fresh optimizer, step 0, its own warm-up",
     )
+    parser.add_argument(
+        "--plan_first",
+        action="store_true",
+        help="compile the step for the configured TPU slice first, and do not start a run that cannot fit",
+    )
     parser.set_defaults(run=run_train, takes_overrides=True)
 
 
@@ -78,6 +83,8 @@ def run_train(args: argparse.Namespace) -> int:
     if args.fork is not None:
         fork_of = config.run_name
         config = load_config(path, [*args.overrides, "--run_name", args.fork])
+    if args.plan_first:
+        refuse_what_cannot_fit(config)
     allow = tuple(key for key in args.allow_change.split(",") if key)
     continuation = Continuation(allow, fork_of, args.fork_step, args.warm_start)
     stop = StopRequest(config.preemption.grace_seconds)
@@ -86,6 +93,30 @@ def run_train(args: argparse.Namespace) -> int:
         if args.json is not None:
             write_json(args.json, figures)
     return EXIT_STATUS if figures["training"]["preempted"] else 0
+
+
+def refuse_what_cannot_fit(config: "TrainConfig") -> None:
+    """Plan the run's step for its slice (`tomat plan`), on the machine that is about to run it or another.
+
+    Raises:
+        TomatError: The step needs more memory than a chip has, or cannot be planned.
+    """
+    from tomat.errors import TomatError
+    from tomat.planning.compiler import compile_step
+    from tomat.planning.topology import planned_slice
+    from tomat.reporting import console
+
+    slice_ = planned_slice(config, None)
+    with console.status(f"planning {config.run_name} on {slice_.name}"):
+        step = compile_step(config, slice_)
+    memory = step.memory
+    said = f"{memory.required_bytes / 2**30:.2f} of {memory.capacity_bytes / 2**30:.2f} GiB of each device"
+    if not step.fits:
+        raise TomatError(
+            f"run '{config.run_name}' does not fit {slice_.name}: it needs {said}. "
+            "`tomat plan` with the same arguments looks for the nearest changes that do."
+        )
+    console.print(f"planned: needs {said}")
 
 
 def train_and_report(

@@ -21,6 +21,7 @@ from levanter.utils.flop_utils import lm_flops_per_token
 from tomat.errors import TomatError
 from tomat.performance.executed import (
     ATTENTION_NAME,
+    MLP_NAME,
     QKV_NAME,
     KernelPass,
     Recomputation,
@@ -38,7 +39,7 @@ from tomat.performance.flops import (
     useful_training_flops,
 )
 from tomat.training.attention import QKV, SplashBlockSizes
-from tomat.training.model import DensityDecoderConfig
+from tomat.training.model import MLP_PROJECTIONS, DensityDecoderConfig
 from tomat.training.splash import ATTENTION_OUTPUT
 
 BATCH, SEQ_LEN, VOCAB = 2, 256, 512
@@ -109,7 +110,9 @@ def test_training_step_without_checkpointing_is_what_xla_counts():
     assert expected < xla_flops(config, gradient=True) < (1 + ELEMENTWISE) * expected
 
 
-@pytest.mark.parametrize("hybrid_norm, policy", [(False, "full"), (True, "full"), (False, "save_qkv_attention")])
+@pytest.mark.parametrize(
+    "hybrid_norm, policy", [(False, "full"), (True, "full"), (False, "save_matmuls")]
+)
 def test_recomputation_is_what_xla_counts(policy, hybrid_norm):
     config = DensityDecoderConfig(**SIZES, gradient_checkpointing=policy, hybrid_norm=hybrid_norm)
     _assert_executed_is_what_xla_counts(config, ModelShape.from_config(config, VOCAB))
@@ -158,7 +161,7 @@ def test_without_a_norm_on_queries_and_keys_their_projections_can_be_kept():
 
 
 def test_checkpoint_names_are_the_decoders():
-    assert (QKV_NAME, ATTENTION_NAME) == (QKV, ATTENTION_OUTPUT)
+    assert (QKV_NAME, ATTENTION_NAME, MLP_NAME) == (QKV, ATTENTION_OUTPUT, MLP_PROJECTIONS)
 
 
 @given(

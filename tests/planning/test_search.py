@@ -22,7 +22,7 @@ GIB = 2**30
 CAPACITY = round(31.24 * GIB)
 KEPT_PER_SEQUENCE = {
     "off": 8.9, "save_qkv_attention": 1.4, "save_attention": 0.9, "save_qkv": 1.1, "full": 0.5, "offload": 0.4,
-    "nested": 0.4,
+    "nested": 0.4, "save_attention_mlp": 4.4, "save_matmuls": 4.9,
 }  # fmt: skip
 """GiB for a sequence of a chip; `off` as the compiler found for the 200M at context 4608 (71.39 GiB for 8)."""
 

@@ -235,6 +235,8 @@ def test_checkpoint_policies_recompute_what_they_say(scan_layers):
     assert loops["full"] - loops["off"] == 2 * copies
     assert loops["save_attention"] == loops["save_qkv_attention"] == loops["off"]
     assert matmuls["full"] - matmuls["save_attention"] == 2 * copies
+    assert matmuls["save_attention"] - matmuls["save_attention_mlp"] == 2 * copies
+    assert matmuls["save_qkv_attention"] - matmuls["save_matmuls"] == 2 * copies
     assert loops["save_qkv"] == loops["full"]
     assert matmuls["save_qkv"] < matmuls["full"]
     assert matmuls["save_qkv_attention"] < min(matmuls["save_qkv"], matmuls["save_attention"])

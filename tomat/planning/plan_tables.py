@@ -84,7 +84,7 @@ def print_plan(plan: Plan, top: int) -> None:
     console.print(figures)
     console.print(
         f"step [bold]{span.estimate:.3f} s[/bold] ({span.low:.3f} to {span.high:.3f}), "
-        f"{plan.work.tokens / span.estimate:,.0f} tokens/s, of them {plan.work.useful_tokens / span.estimate:,.0f} useful"
+        f"{plan.work.tokens / span.estimate:,.0f} tokens/s, {plan.work.useful_tokens / span.estimate:,.0f} useful"
     )
 
 

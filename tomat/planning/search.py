@@ -29,7 +29,8 @@ MICROBATCH, CHECKPOINTING, SHARDING, TILES, BATCH, TOGETHER = (
 """Dimensions of a search. All but `BATCH` leave what is learnt as it is, up to rounding."""
 
 POLICIES_BY_RECOMPUTATION = (
-    "off", "save_qkv_attention", "save_attention", "save_qkv", "full", "offload", "nested"
+    "off", "save_matmuls", "save_attention_mlp", "save_qkv_attention", "save_attention", "save_qkv", "full", "offload",
+    "nested",
 )  # fmt: skip
 """`NAMED_POLICIES` from the lightest recomputation to the heaviest. `offload` computes as much again as `full`, and
 moves each layer's input to the host and back."""

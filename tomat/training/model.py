@@ -38,6 +38,9 @@ from tomat.training.attention import (
 )
 from tomat.training.splash import ATTENTION_OUTPUT, SplashBlockSizes
 
+MLP_PROJECTIONS = "mlp_projections"
+"""Name, for checkpoint policies, of what the two input projections of the MLP give."""
+
 
 @dataclass(frozen=True)
 class NamedPolicy:
@@ -75,6 +78,15 @@ NAMED_POLICIES: Mapping[str, NamedPolicy] = MappingProxyType(
             "with use_qk_norm also queries and keys.",
             ScanCheckpointPolicy(save_block_internals=[QKV, ATTENTION_OUTPUT]),
         ),
+        "save_attention_mlp": NamedPolicy(
+            "save_attention, and what the MLP's two input projections give is kept: the attention projections, norms "
+            "and activations are computed again. 4 x intermediate_dim bytes a token and layer in bfloat16.",
+            ScanCheckpointPolicy(save_block_internals=[ATTENTION_OUTPUT, MLP_PROJECTIONS]),
+        ),
+        "save_matmuls": NamedPolicy(
+            "save_qkv_attention and save_attention_mlp together.",
+            ScanCheckpointPolicy(save_block_internals=[QKV, ATTENTION_OUTPUT, MLP_PROJECTIONS]),
+        ),
         "offload": NamedPolicy(
             "As full, with the input of each layer moved to host memory until the backward pass.",
             ScanCheckpointPolicy(save_carries="offload"),
@@ -89,7 +101,10 @@ NAMED_POLICIES: Mapping[str, NamedPolicy] = MappingProxyType(
 """Values of `model.gradient_checkpointing` beside true (full), false (off) and a whole `ScanCheckpointPolicy`."""
 
 
-PolicyName = Literal["off", "full", "save_attention", "save_qkv", "save_qkv_attention", "offload", "nested"]
+PolicyName = Literal[
+    "off", "full", "save_attention", "save_qkv", "save_qkv_attention", "save_attention_mlp", "save_matmuls", "offload",
+    "nested",
+]  # fmt: skip
 """The keys of `NAMED_POLICIES`. Haliax knows some of these names too, and means other policies by them."""
 
 
@@ -220,6 +235,17 @@ def _norm(config: DensityDecoderConfig) -> hnn.RmsNorm:
     return cast(hnn.RmsNorm, config.mk_LayerNorm(config.Embed))
 
 
+class DensityMlp(LlamaMlp):
+    """Levanter's SwiGLU block, with names on what its input projections give, for checkpoint policies to keep."""
+
+    @named_call
+    def __call__(self, x: NamedArray, *, key=None) -> NamedArray:
+        k_gate, k_up, k_down = maybe_rng_split(key, 3)
+        projected = (self.gate_proj(x, key=k_gate), self.up_proj(x, key=k_up))
+        gate, up = tree_checkpoint_name(projected, MLP_PROJECTIONS)
+        return self.down_proj(self.act(gate) * up, key=k_down)
+
+
 class DensityDecoderLayer(LlamaDecoderLayer):
     """One layer: Levanter's Llama layer around `DensityAttention`."""
 
@@ -227,7 +253,8 @@ class DensityDecoderLayer(LlamaDecoderLayer):
     def init(config: DensityDecoderConfig, *, key) -> "DensityDecoderLayer":
         k_attention, k_mlp = jrandom.split(key, 2)
         attention = DensityAttention.init(config.attention_config(), key=k_attention)
-        mlp = LlamaMlp.init(config.Embed, config.Mlp, config.activation_function, key=k_mlp, use_bias=config.use_bias)
+        plain = LlamaMlp.init(config.Embed, config.Mlp, config.activation_function, key=k_mlp, use_bias=config.use_bias)
+        mlp = DensityMlp(plain.gate_proj, plain.up_proj, plain.down_proj, plain.act)
         norms = [_norm(config) for _ in range(4 if config.hybrid_norm else 2)]
         return DensityDecoderLayer(config, attention, mlp, *norms)
 

@@ -164,10 +164,11 @@ def test_in_another_thread_nothing_listens_and_nothing_breaks():
     assert seen == [False]
 
 
-@pytest.mark.parametrize("field", ["grace_seconds", "poll_seconds"])
-def test_times_are_positive(field):
-    with pytest.raises(TomatError, match=f"preemption.{field}"):
-        PreemptionConfig(**{field: 0.0})
+def test_times_are_positive():
+    with pytest.raises(TomatError, match="preemption.grace_seconds"):
+        PreemptionConfig(grace_seconds=0.0)
+    with pytest.raises(TomatError, match="preemption.poll_seconds"):
+        PreemptionConfig(poll_seconds=-1.0)
 
 
 class MetadataServer(BaseHTTPRequestHandler):

@@ -4,7 +4,10 @@ import dataclasses
 import gzip
 import json
 import shutil
+import subprocess
+import sys
 import threading
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -265,6 +268,26 @@ def test_rows_run_side_by_side(sweep_file, planner, tmp_path):
 
     record = plan_rows(two, tmp_path / "docs", together, workers=2)
     assert [row["status"] for row in record["rows"]] == [FITS, FITS]
+
+
+def test_an_interrupt_ends_the_compiles_in_progress(sweep_file, planner, tmp_path):
+    """A compiler ignores an interrupt for minutes; the sweep must not wait for it, nor call its end a failure."""
+    sweep, docs, started = load_sweep(sweep_file), tmp_path / "docs", threading.Event()
+    command = [sys.executable, "-c", "import time; time.sleep(300)", "tomat.planning.compile_child"]
+
+    def compiling(config, slice_, on_stage):
+        if config.sharding == "replicated":
+            assert started.wait(20)
+            raise KeyboardInterrupt
+        with subprocess.Popen(command) as child:
+            started.set()
+            raise TomatError(f"the compiling process ended with status {child.wait()}")
+
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        plan_rows(sweep, docs, compiling, workers=2)
+    assert time.monotonic() - began < 60
+    assert not record_path(docs, "small").exists()
 
 
 def test_a_run_of_the_same_name_is_not_overwritten(sweep_file, planner, tmp_path):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json as json_module
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from tomat.training.config import TrainConfig
 
 RECORD_FORMAT = 1
+COMPILE_MODULE = "tomat.planning.compile_child"
+"""A word of the command line of a compiling process (`compiler.py`)."""
 
 PlanRow = Callable[["TrainConfig", "Slice", Callable[[str], None]], PlanLike]
 """(configuration, slice, told the stages) -> the plan; raises TomatError."""
@@ -179,7 +182,22 @@ def _run_pool(
                 future.result()
     finally:
         stopping.set()
-        pool.shutdown(wait=True, cancel_futures=True)
+        pool.shutdown(wait=False, cancel_futures=True)
+        while any(future.running() for future in waiting):
+            _end_compiles()
+            time.sleep(0.2)
+
+
+def _end_compiles() -> None:
+    """End the compiling processes of this one: deep in the compiler they do not notice an interrupt for minutes."""
+    import psutil
+
+    for child in psutil.Process().children():
+        try:
+            if COMPILE_MODULE in child.cmdline():
+                child.kill()
+        except psutil.NoSuchProcess:
+            continue
 
 
 def _record(sweep: SweepConfig, rows: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:

@@ -27,19 +27,20 @@ def cache(tmp_path_factory) -> Path:
     return tmp_path_factory.mktemp("plan-cache")
 
 
-@pytest.fixture(scope="module")
-def report(cache) -> dict:
-    """The plan's JSON, by the verb."""
-    out = cache / "plan.json"
-    assert main(["plan", *SMALL_CONFIG(cache), "--slice", "v6e-4", "--cache_dir", str(cache), "--json", str(out)]) == 0
-    return json.loads(out.read_text())
-
-
-def SMALL_CONFIG(folder: Path) -> list[str]:
+def small_config(folder: Path) -> list[str]:
     """A configuration file for the verb."""
     path = folder / "small.yaml"
     path.write_text(yaml.safe_dump(load_config(None, SMALL).to_dict()))
     return ["--config_path", str(path)]
+
+
+@pytest.fixture(scope="module")
+def report(cache) -> dict:
+    """The plan's JSON, by the verb."""
+    out = cache / "plan.json"
+    words = ["--slice", "v6e-4", "--cache_dir", str(cache), "--json", str(out), "--executable", str(cache / "step.bin")]
+    assert main(["plan", *small_config(cache), *words]) == 0
+    return json.loads(out.read_text())
 
 
 @pytest.mark.slow
@@ -76,7 +77,7 @@ def test_a_step_that_does_not_fit_is_an_answer_with_what_would(cache, capsys):
     out = cache / "oom.json"
     words = ["--trainer.train_batch_size", "32768", "--model.gradient_checkpointing", "false"]
     status = main(
-        ["plan", *SMALL_CONFIG(cache), "--slice", "v6e-4", "--cache_dir", str(cache), "--json", str(out), "--no_search"]
+        ["plan", *small_config(cache), "--slice", "v6e-4", "--cache_dir", str(cache), "--json", str(out), "--no_search"]
         + words
     )
     found = json.loads(out.read_text())
@@ -89,8 +90,9 @@ def test_a_step_that_does_not_fit_is_an_answer_with_what_would(cache, capsys):
 @pytest.mark.slow
 def test_emit_writes_a_configuration_that_loads(report, cache, tmp_path):
     out = tmp_path / "ready.yaml"
-    assert main(["plan", *SMALL_CONFIG(cache), "--slice", "v6e-4", "--cache_dir", str(cache), "--emit", str(out)]) == 0
+    assert main(["plan", *small_config(cache), "--slice", "v6e-4", "--cache_dir", str(cache), "--emit", str(out)]) == 0
     assert load_config(out).slice == "v6e-4"
+    assert (cache / "step.bin").stat().st_size > 100_000  # the machine code of the step
     assert report["program_key"] in out.read_text()
 
 

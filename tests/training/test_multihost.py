@@ -3,6 +3,7 @@
 Two to three minutes on two cores: each start of a pair costs some 15 s of imports and compilation on both.
 """
 
+import shutil
 import signal
 import socket
 import subprocess
@@ -48,14 +49,18 @@ def start_pair(output_dir: Path) -> list[subprocess.Popen]:
     return hosts
 
 
-def end_pair(hosts: list[subprocess.Popen], seconds: float = 300.0) -> tuple[list[int], list[str]]:
+def end_pair(hosts: list[subprocess.Popen], seconds: float = 600.0) -> tuple[list[int], list[str]]:
     """Exit statuses and outputs; a host that is still there after `seconds` fails the test."""
-    outputs = [host.communicate(timeout=seconds)[0] for host in hosts]
+    try:
+        outputs = [host.communicate(timeout=seconds)[0] for host in hosts]
+    finally:
+        for host in hosts:
+            host.kill()
     return [host.returncode for host in hosts], outputs
 
 
 def wait_for_step(run: Path, step: int, hosts: list[subprocess.Popen]) -> None:
-    deadline = time.monotonic() + 300
+    deadline = time.monotonic() + 600
     while time.monotonic() < deadline and all(host.poll() is None for host in hosts):
         if (run / "metrics.jsonl").exists() and any(row["step"] >= step for row in read_metrics(run / "metrics.jsonl")):
             return
@@ -88,8 +93,6 @@ def test_two_processes_train_what_one_does(pair, tmp_path):
 @pytest.mark.slow
 def test_a_run_goes_on_with_half_the_devices_and_another_sharding(pair, tmp_path):
     """Same data in the same order, and the losses within float tolerance: two hosts of a slice, then one alone."""
-    import shutil
-
     run, _ = pair
     shutil.copytree(run, tmp_path / "demo")
     for found in list_checkpoints(str(tmp_path / "demo")):

@@ -25,6 +25,7 @@ from tomat.planning.compile_child import PROGRAM_FILE
 from tomat.planning.compiler import CompiledStep
 from tomat.planning.memory import memory_of_compiled, memory_of_oom
 from tomat.planning.sweep import plan_rows, read_record, record_path
+from tomat.planning.sweep_answers import explanation
 from tomat.planning.sweep_config import load_sweep
 from tomat.planning.sweep_page import pareto_front, write_sweep_page
 from tomat.planning.sweep_rows import FAILED, FITS, OOM, ranked
@@ -231,6 +232,22 @@ def test_the_page_answers_with_the_figures_and_keeps_what_people_wrote(sweep_fil
     before = {file: file.stat().st_mtime_ns for file in files}
     write_sweep_page(plan_rows(sweep, docs, planner), docs)
     assert {file: file.stat().st_mtime_ns for file in files} == before
+
+
+def test_an_explanation_counts_kernels_that_state_no_flops():
+    groups = [
+        {"name": "matmul", "seconds": 0.2, "share": 0.2, "hidden_seconds": 0.0, "flops_fraction": 0.5},
+        {"name": "attention forward", "seconds": 0.8, "share": 0.8, "hidden_seconds": 0.0, "flops_fraction": None},
+    ]
+    figure = {"estimate": 0.3, "low": 0.3, "high": 0.3}
+    row = {
+        "name": "row", "status": FITS, "slice": "v6e-4", "base": None, "categories": groups, "hfu": figure,
+        "mfu_full": figure, "step_seconds": dict.fromkeys(figure, 1.0), "windowed_einsums": None,
+    }  # fmt: skip
+    said = explanation(row, [row])
+    # 0.3 in all, 0.2 x 0.5 of it in matmuls; the rest, 0.2, is a quarter of the peak in 0.8 of the step.
+    assert "what is missing to the HFU, 20.0 %" in said
+    assert "Most is left unused in attention forward: 80.0 % of the step at 25.0 % of the peak" in said
 
 
 def test_an_interrupted_sweep_keeps_its_rows_and_goes_on(sweep_file, planner, tmp_path):

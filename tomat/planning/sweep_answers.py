@@ -101,7 +101,6 @@ def explanation(row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> st
         return answer(row, base_of(row, rows))
     hfu = row["hfu"]["estimate"]
     groups = [g for g in row["categories"] if g["share"] >= NEGLIGIBLE_SHARE]
-    known = sum(g["share"] * g["flops_fraction"] for g in groups if g["flops_fraction"] is not None)
     table = []
     for group in sorted(groups, key=lambda g: (-g["share"], g["name"])):
         fraction = group["flops_fraction"]
@@ -123,19 +122,23 @@ def explanation(row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> st
         "the part of the peak that it reaches:",
         markdown_table(header, table),
     ]
-    unknown = [g["name"] for g in groups if g["flops_fraction"] is None]
-    if unknown:
+    # (category, share of the step, part of the peak that it adds)
+    stated = [
+        (g["name"], g["share"], g["share"] * g["flops_fraction"]) for g in groups if g["flops_fraction"] is not None
+    ]
+    unstated = [g for g in groups if g["flops_fraction"] is None]
+    if unstated:
+        names = " and ".join(g["name"] for g in unstated)
+        rest = max(hfu - sum(added for _, _, added in stated), 0.0)
+        stated.append((names, sum(g["share"] for g in unstated), rest))
         parts.append(
-            f"The program states no flops for {' and '.join(unknown)}; together they add what is missing to the HFU, "
-            f"{percent(max(hfu - known, 0.0))}."
+            f"The program states no flops for {names}; together they add what is missing to the HFU, {percent(rest)}."
         )
-    stated = [g for g in groups if g["flops_fraction"] is not None]
-    if stated:
-        worst = max(stated, key=lambda g: g["share"] * (1 - g["flops_fraction"]))
-        parts.append(
-            f"Most is left unused in {worst['name']}: {percent(worst['share'])} of the step at "
-            f"{percent(worst['flops_fraction'])} of the peak. A share of the cycles is no share of the peak."
-        )
+    name, share, added = max(stated, key=lambda item: item[1] - item[2])
+    parts.append(
+        f"Most is left unused in {name}: {percent(share)} of the step at {percent(added / share)} of the peak. A share "
+        "of the cycles is no share of the peak."
+    )
     parts.append(_windowed_sentence(row, rows))
     return "\n\n".join(part for part in parts if part)
 

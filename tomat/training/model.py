@@ -241,9 +241,11 @@ class DensityMlp(LlamaMlp):
     @named_call
     def __call__(self, x: NamedArray, *, key=None) -> NamedArray:
         k_gate, k_up, k_down = maybe_rng_split(key, 3)
-        projected = (self.gate_proj(x, key=k_gate), self.up_proj(x, key=k_up))
-        gate, up = tree_checkpoint_name(projected, MLP_PROJECTIONS)
-        return self.down_proj(self.act(gate) * up, key=k_down)
+        # In Levanter's order, so that without such a policy the program is Levanter's to the letter.
+        gate = tree_checkpoint_name(self.gate_proj(x, key=k_gate), MLP_PROJECTIONS)
+        hidden = self.act(gate)
+        hidden = hidden * tree_checkpoint_name(self.up_proj(x, key=k_up), MLP_PROJECTIONS)
+        return self.down_proj(hidden, key=k_down)
 
 
 class DensityDecoderLayer(LlamaDecoderLayer):

@@ -69,7 +69,10 @@ def test_another_machine_takes_over_a_run_in_a_bucket_that_fails_now_and_then(bu
     assert "runs/demo/checkpoints/step-4/metadata.json" in bucket.objects, output[-3000:]
 
     second = machine(bucket, tmp_path / "second")
-    output, _ = second.communicate(timeout=600)
+    try:
+        output, _ = second.communicate(timeout=600)
+    finally:
+        second.kill()
     assert second.returncode == 0, output[-3000:]
     assert "resumed at step" in output
     assert bucket.faults.counts.total() > 5

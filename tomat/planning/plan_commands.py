@@ -18,7 +18,7 @@ EPILOG = """\
 forms:
   tomat plan --config_path CONFIG [--slice v6e-16] [--a.b VALUE ...]   one step: memory, cycles, MFU
   tomat plan --like RUN [--a.b VALUE ...]                              the step of an existing run
-  tomat plan --config_path CONFIG --max_batch [--policies full,none]   the largest batch that fits
+  tomat plan --config_path CONFIG --max_batch [--policies full,off]   the largest batch that fits
   tomat plan --sweep configs/sweeps/mfu-200m.yaml                      many steps, ranked, with a page
   tomat plan --calibrate | --record RUN                                plan and measurement side by side
   tomat plan compare A B       two plans, profiles or breakdowns; exit status 1 if B's step grew

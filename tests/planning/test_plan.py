@@ -1,6 +1,8 @@
 """A small model planned for a v6e-4 by the real TPU compiler, where it is installed (`uv sync --extra plan`)."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -70,6 +72,18 @@ def test_the_same_plan_again_compiles_nothing(report, cache):
     # another learning rate is another configuration, and another program
     other = load_config(cache / "small.yaml", ["--run_name", "other", "--trainer.seed", "7"])
     assert compile_step(other, planned_slice(other, "v6e-4"), cache_dir=cache).cached
+
+
+@pytest.mark.slow
+def test_a_question_asked_before_is_answered_without_jax(report, cache):
+    """The first time without `--executable` keeps the answer, the second finds it."""
+    words = ["plan", *small_config(cache), "--slice", "v6e-4", "--cache_dir", str(cache)]
+    assert main([*words, "--json", str(cache / "again.json")]) == 0
+    code = f"import sys; from tomat.cli import main; status = main({[*words, '--json', str(cache / 'third.json')]!r})\n"
+    code += "sys.exit(status or ('jax' in sys.modules))"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])
+    first, third = (json.loads((cache / name).read_text()) for name in ("again.json", "third.json"))
+    assert third == {**first, "cached": True}
 
 
 @pytest.mark.slow

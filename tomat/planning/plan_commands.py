@@ -139,39 +139,69 @@ def _calibrate(args: argparse.Namespace, overrides: list[str]) -> int:
     return 0
 
 
-def _configuration(args: argparse.Namespace, overrides: list[str]) -> tuple[TrainConfig, Slice]:
+def _config_file(args: argparse.Namespace) -> Path:
+    if (args.config_path is None) == (args.like is None):
+        raise TomatError("give --config_path with a training configuration, or --like with a run's folder.")
+    if args.config_path is not None:
+        return args.config_path
+    path = args.like / "config.yaml"
+    if not path.is_file():
+        raise TomatError(f"{path} does not exist; expected the folder of a run that `tomat train` made.")
+    return path
+
+
+def _load(path: Path, overrides: list[str], slice_name: str | None) -> tuple[TrainConfig, Slice]:
     from tomat.planning.topology import planned_slice
     from tomat.training.config import load_config
 
-    if (args.config_path is None) == (args.like is None):
-        raise TomatError("give --config_path with a training configuration, or --like with a run's folder.")
-    path = args.config_path
-    if path is None:
-        path = args.like / "config.yaml"
-        if not path.is_file():
-            raise TomatError(f"{path} does not exist; expected the folder of a run that `tomat train` made.")
-    if args.tracking_dir is not None:
-        overrides = [*overrides, "--tracking_dir", str(args.tracking_dir)]
     config = load_config(path, overrides)
-    return config, planned_slice(config, args.slice)
+    return config, planned_slice(config, slice_name)
 
 
 def _plan(args: argparse.Namespace, overrides: list[str]) -> int:
-    from tomat.planning.plan import make_plan
-    from tomat.planning.plan_tables import print_plan
-    from tomat.reporting import console, write_json
+    from tomat.planning.answers import AnswerCache
+    from tomat.planning.compiler import default_cache_dir
+    from tomat.planning.plan_tables import print_plan, print_trials
+    from tomat.reporting import write_json
 
-    config, slice_ = _configuration(args, overrides)
+    path = _config_file(args)
+    if args.tracking_dir is not None:
+        overrides = [*overrides, "--tracking_dir", str(args.tracking_dir)]
+    if args.max_batch:
+        return _max_batch(args, *_load(path, overrides, args.slice))
+    answers = AnswerCache(args.cache_dir or default_cache_dir())
+    key = answers.key(path, overrides, args.slice, args.tracking_dir or DEFAULT_TRACKING_DIR, args.codec)
+    writes = args.docs or args.emit is not None or args.executable is not None
+    report = None if writes else answers.find(key)
+    plan = None
+    if report is None:
+        config, slice_ = _load(path, overrides, args.slice)
+        plan = _compile_plan(args, config, slice_)
+        report = plan.to_dict()
+    print_plan(report, args.top)
+    if not report["fits"] and not args.no_search:
+        if "nearest_fits" not in report:
+            report["nearest_fits"] = _search(args, *_load(path, overrides, args.slice))
+        print_trials(report["nearest_fits"])
+    answers.keep(key, report)
+    if args.json is not None:
+        write_json(args.json, report)
+    if plan is not None:
+        _write(args, plan)
+    return 0 if report["fits"] else 1
+
+
+def _compile_plan(args: argparse.Namespace, config: TrainConfig, slice_: Slice) -> Plan:
+    from tomat.planning.plan import make_plan
+
     table = None
     if args.codec is not None:
         from tomat.codec import load_codec
         from tomat.training.datasets import value_table
 
         table = value_table(load_codec(str(args.codec)))
-    if args.max_batch:
-        return _max_batch(args, config, slice_)
     with _Stages() as stages:
-        plan = make_plan(
+        return make_plan(
             config,
             slice_,
             cache_dir=args.cache_dir,
@@ -180,22 +210,10 @@ def _plan(args: argparse.Namespace, overrides: list[str]) -> int:
             executable=args.executable is not None,
             on_stage=lambda stage: stages.show(f"{config.run_name} on {slice_.name}", stage),
         )
-    print_plan(plan, args.top)
-    report = plan.to_dict()
-    if not plan.compiled.fits and not args.no_search:
-        report["nearest_fits"] = _search(args, config, slice_)
-    if args.json is not None:
-        write_json(args.json, report)
-    if args.docs:
-        console.print(f"wrote {_write_page(plan)}", highlight=False)
-    if args.emit is not None or args.executable is not None:
-        _emit(args, plan)
-    return 0 if plan.compiled.fits else 1
 
 
 def _search(args: argparse.Namespace, config: TrainConfig, slice_: Slice) -> list[dict[str, Any]]:
     from tomat.planning.compiler import compile_step
-    from tomat.planning.plan_tables import print_trials
     from tomat.planning.search import nearest_fits
 
     with _Stages() as stages:
@@ -205,7 +223,6 @@ def _search(args: argparse.Namespace, config: TrainConfig, slice_: Slice) -> lis
             lambda changed, on: compile_step(changed, on, cache_dir=args.cache_dir, limits=_limits(args)),
             lambda overrides: stages.show("looking for what fits", " ".join(f"{k}={v}" for k, v in overrides.items())),
         )
-    print_trials(trials)
     return [trial.to_dict() for trial in trials]
 
 
@@ -266,25 +283,28 @@ def _write_page(plan: Plan) -> Path:
         )
 
 
-def _emit(args: argparse.Namespace, plan: Plan) -> None:
-    """Write the configuration, and the executable where it was asked for."""
+def _write(args: argparse.Namespace, plan: Plan) -> None:
+    """Write the page, the configuration and the executable that were asked for."""
     import shutil
 
     import yaml
 
     from tomat.reporting import console, write_text
 
-    if not plan.compiled.fits:
+    if args.docs:
+        console.print(f"wrote {_write_page(plan)}", highlight=False)
+    if args.emit is None and args.executable is None:
+        return
+    seconds, memory = plan.step_seconds, plan.compiled.memory
+    if seconds is None:
         raise TomatError("the step does not fit; nothing was emitted. The changes above would.")
     if args.emit is not None:
-        values = {**plan.config.to_dict(), "slice": plan.slice_.name}
-        seconds, memory = plan.step_seconds, plan.compiled.memory
-        assert seconds is not None
         head = (
             f"# Planned for {plan.slice_.name} with {plan.compiled.compiler}: "
             f"{memory.required_bytes / 2**30:.2f} of {memory.capacity_bytes / 2**30:.2f} GiB, "
             f"step {seconds.estimate:.3f} s ({seconds.low:.3f} to {seconds.high:.3f}), program {plan.compiled.key}.\n"
         )
+        values = {**plan.config.to_dict(), "slice": plan.slice_.name}
         write_text(args.emit, head + yaml.safe_dump(values, sort_keys=False))
         console.print(f"wrote {args.emit}", highlight=False)
     if args.executable is not None:

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
+from tomat.performance.breakdown import Breakdown
 from tomat.performance.profile_tables import print_breakdown
 from tomat.performance.tables import percent, seconds
-from tomat.planning.estimate import MODELS
+from tomat.planning.memory import MemoryReport
 from tomat.reporting import console
 
 if TYPE_CHECKING:
-    from tomat.planning.memory import MemoryReport
-    from tomat.planning.plan import Plan
-    from tomat.planning.search import LargestBatch, Trial
+    from tomat.planning.search import LargestBatch
 
+MODEL_NAMES = ("compiler", "roofline", "schedule", "estimate")
 CONVENTIONS = (
     ("mfu_full", "MFU, full attention"),
     ("mfu_causal", "MFU, causal attention"),
@@ -40,52 +40,62 @@ def table(title: str, *columns: str) -> Table:
     return made
 
 
-def print_plan(plan: Plan, top: int) -> None:
-    """Memory, cycles, the models side by side, MFU."""
-    compiled, memory = plan.compiled, plan.compiled.memory
-    how = "from the cache" if compiled.cached else f"compiled in {compiled.result['compile_seconds']:.0f} s"
+def print_plan(report: Mapping[str, Any], top: int) -> None:
+    """Memory, cycles, the models side by side, MFU.
+
+    Args:
+        report: `Plan.to_dict()`, as made or as kept.
+        top: Operations and buffers to print.
+    """
+    how = "from the cache" if report["cached"] else f"compiled in {report['compile_seconds']:.0f} s"
     console.print(
-        f"[bold]{plan.config.run_name}[/bold] on {plan.slice_.name}: {plan.slice_.n_chips} chips, "
-        f"{plan.slice_.n_hosts} host(s), {compiled.compiler}, {how}"
+        f"[bold]{report['run_name']}[/bold] on {report['slice']}: {report['n_chips']} chips, {report['n_hosts']} "
+        f"host(s), {report['compiler']}, {how}"
     )
-    print_memory(memory, top)
-    if plan.step is None or plan.breakdown is None or plan.step_seconds is None:
+    print_memory(MemoryReport.from_dict(report["memory"]), top)
+    if report["breakdown"] is None:
         return
-    print_breakdown(plan.breakdown, top)
+    print_breakdown(Breakdown.from_dict(report["breakdown"], "the plan"), top)
     models = table(
         "the cycle models, before calibration", "category", "XLA's cycles", "roofline", "schedule", "estimate"
     )
-    rows = sorted(plan.step.model_table().items(), key=lambda item: -item[1]["estimate"])
+    rows = sorted(report["models_seconds"].items(), key=lambda item: -item[1]["estimate"])
+    whole = sum(row["estimate"] for _, row in rows)
     for name, row in rows:
-        if row["estimate"] > 0.001 * plan.step.model_seconds:
-            models.add_row(name, *(seconds(row[model]) if row[model] else "-" for model in MODELS))
+        if row["estimate"] > 0.001 * whole:
+            models.add_row(name, *(seconds(row[model]) if row[model] else "-" for model in MODEL_NAMES))
     console.print(models)
-    kernels = plan.pallas_kernels()
-    if kernels:
-        view = table(
-            "Pallas kernels: share of the slots that executed bundles fill",
-            "kernel", "runs", "a step", "MXU", "VALU", "EUP", "XLU", "load", "store", "bound",
-        )  # fmt: skip
-        for kernel in kernels:
-            use = kernel["slot_utilisation"]
-            view.add_row(
-                kernel["name"],
-                f"{kernel['executions']:.0f}",
-                seconds(kernel["seconds_per_step"]),
-                *(percent(use.get(unit), 0) for unit in ("MXU", "VALU", "EUP", "XLU", "VLOAD", "VSTORE")),
-                kernel["bound"],
-            )
-        console.print(view)
-    span = plan.step_seconds
+    if report["pallas_kernels"]:
+        _print_kernels(report["pallas_kernels"])
     figures = table("utilisation of the slice's peak", "", "estimate", "from", "to")
     for key, label in CONVENTIONS:
-        found = plan.utilisation[key]
-        figures.add_row(label, percent(found.estimate), percent(found.low), percent(found.high))
+        found = report[key]
+        figures.add_row(label, percent(found["estimate"]), percent(found["low"]), percent(found["high"]))
     console.print(figures)
+    span, work = report["step_seconds"], report["work"]
+    tokens = work["batch_sequences"] * work["sequence_tokens"] / span["estimate"]
+    useful = work["batch_sequences"] * work["useful_tokens_per_sequence"] / span["estimate"]
     console.print(
-        f"step [bold]{span.estimate:.3f} s[/bold] ({span.low:.3f} to {span.high:.3f}), "
-        f"{plan.work.tokens / span.estimate:,.0f} tokens/s, {plan.work.useful_tokens / span.estimate:,.0f} useful"
+        f"step [bold]{span['estimate']:.3f} s[/bold] ({span['low']:.3f} to {span['high']:.3f}), {tokens:,.0f} "
+        f"tokens/s, {useful:,.0f} useful"
     )
+
+
+def _print_kernels(kernels: Sequence[Mapping[str, Any]]) -> None:
+    view = table(
+        "Pallas kernels: share of the slots that executed bundles fill",
+        "kernel", "runs", "a step", "MXU", "VALU", "EUP", "XLU", "load", "store", "bound",
+    )  # fmt: skip
+    for kernel in kernels:
+        use = kernel["slot_utilisation"]
+        view.add_row(
+            kernel["name"],
+            f"{kernel['executions']:.0f}",
+            seconds(kernel["seconds_per_step"]),
+            *(percent(use.get(unit), 0) for unit in ("MXU", "VALU", "EUP", "XLU", "VLOAD", "VSTORE")),
+            kernel["bound"],
+        )
+    console.print(view)
 
 
 def print_memory(memory: MemoryReport, top: int) -> None:
@@ -111,15 +121,15 @@ def print_memory(memory: MemoryReport, top: int) -> None:
         console.print(f"note: {note}", markup=False)
 
 
-def print_trials(trials: Sequence[Trial]) -> None:
-    """What was tried to make a step fit."""
+def print_trials(trials: Sequence[Mapping[str, Any]]) -> None:
+    """What was tried to make a step fit, as `Trial.to_dict` gives it."""
     if not trials:
         console.print("no change of microbatch, checkpointing, sharding or batch is left to try.")
         return
     view = table("nearest changes, each compiled", "change", "needs", "verdict")
     for trial in trials:
-        verdict = trial.error if trial.fits is None else "[green]fits[/green]" if trial.fits else "does not fit"
-        view.add_row(trial.words, gib(trial.required_bytes), verdict)
+        verdict = trial["error"] or ("[green]fits[/green]" if trial["fits"] else "does not fit")
+        view.add_row(trial["words"], gib(trial["required_bytes"]), verdict)
     console.print(view)
 
 

@@ -1,0 +1,71 @@
+"""Whole answers of `tomat plan`, kept so that the same question is answered without Levanter and JAX.
+
+Reading a configuration imports them, which takes seconds; the question itself is text. An answer is found by that text:
+the YAML file, the overrides, the slice, the calibration, tomat's own sources and the versions of what compiles.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tomat.overrides import parse_overrides, read_yaml
+from tomat.planning.calibration import Calibration
+from tomat.reporting import write_json
+
+COMPILING_PACKAGES = ("jax", "jaxlib", "libtpu", "marin-levanter", "marin-haliax", "optax", "equinox")
+
+
+class AnswerCache:
+    """The answers below a plan cache."""
+
+    def __init__(self, cache_dir: Path) -> None:
+        self._folder = cache_dir / "answers"
+
+    def key(
+        self,
+        config_path: Path,
+        overrides: Sequence[str],
+        slice_name: str | None,
+        tracking_dir: Path,
+        codec: Path | None,
+    ) -> str | None:
+        """Names a question; None where a package is missing, so that the compile says which.
+
+        Raises:
+            TomatError: The configuration is no YAML, or the overrides are malformed.
+        """
+        try:
+            versions = [importlib.metadata.version(name) for name in COMPILING_PACKAGES]
+        except importlib.metadata.PackageNotFoundError:
+            return None
+        sources = hashlib.sha256()
+        for path in sorted(Path(__file__).parent.parent.rglob("*.py")):
+            sources.update(path.read_bytes())
+        question = {
+            "config": read_yaml(config_path, "configs/train/"),
+            "overrides": parse_overrides(overrides),
+            "slice": slice_name,
+            "calibration": repr(Calibration.load(tracking_dir)),
+            "codec": hashlib.sha256(codec.read_bytes()).hexdigest() if codec is not None else None,
+            "sources": sources.hexdigest(),
+            "versions": versions,
+        }
+        return hashlib.sha256(json.dumps(question, sort_keys=True, default=str).encode()).hexdigest()[:24]
+
+    def find(self, key: str | None) -> dict[str, Any] | None:
+        """The report of `Plan.to_dict` that was kept for a question."""
+        try:
+            report = json.loads((self._folder / f"{key}.json").read_text(encoding="utf-8"))
+            return {**report, "cached": True}
+        except (OSError, ValueError):
+            return None
+
+    def keep(self, key: str | None, report: dict[str, Any]) -> None:
+        """Keep a report."""
+        if key is not None:
+            write_json(self._folder / f"{key}.json", report)

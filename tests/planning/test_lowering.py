@@ -1,5 +1,7 @@
 """What the planner lowers is what the trainer runs, to the letter."""
 
+import dataclasses
+
 import haliax as hax
 import jax
 import jax.numpy as jnp
@@ -17,7 +19,7 @@ TINY = [
     "--preset", "demo", "--data.source", "embedded", "--data.layout", "v3-p7", "--data.n_density_tokens", "64",
     "--model.num_layers", "2", "--model.hidden_dim", "32", "--model.intermediate_dim", "64", "--model.num_heads", "2",
     "--model.num_kv_heads", "2", "--model.head_dim", "16", "--data.seq_len", "256", "--loss.block_positions", "128",
-    "--trainer.train_batch_size", "8", "--trainer.load_checkpoint", "false",
+    "--trainer.train_batch_size", "8",
 ]  # fmt: skip
 
 
@@ -30,7 +32,7 @@ TINY = [
 )
 def test_the_trainers_stablehlo(words):
     config = load_config(None, [*TINY, *words])
-    trainer_config = config.trainer_config()
+    trainer_config = dataclasses.replace(config.trainer_config(), load_checkpoint=False)
     trainer_config.tracker = NoopConfig()
     trainer_config._validate_and_set_defaults()
     table = stand_in_table(config)

@@ -133,7 +133,7 @@ def test_limits_end_the_compile_with_their_names(tmp_path):
     [
         ([], "v9-4", "not known"),
         ([], None, "--slice"),
-        ([], "h100x8", "no TPUs"),
+        ([], "h100x8", "not a TPU slice"),
         (["--trainer.train_batch_size", "6"], "v6e-4", "multiple of 4"),
         (["--trainer.mesh.axes", "{data: 3}"], "v6e-4", "trainer.mesh"),
     ],

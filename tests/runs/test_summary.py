@@ -69,7 +69,11 @@ def test_the_state_is_what_the_run_wrote_last(make_run, settings, state, detail)
 
 def test_what_a_run_went_on_after_is_counted(make_run):
     events = [START] + [{"event": "resume", "step": 5, "after": after} for after in ("killed", "preempted", "stop")]
-    assert summary_of(make_run(events=tuple(events))).survived == 2
+    overrun = {"event": "stop", "step": 5, "reason": "SIGTERM: 25 s of grace are over: no step was left unsaved"}
+    events += [overrun, events[-1], overrun]
+    summary = summary_of(make_run(events=tuple(events)))
+    assert summary.survived == 3
+    assert (summary.state, summary.state_detail) == ("preempted", "SIGTERM after step 4")
 
 
 def test_a_run_that_has_only_begun(make_run):

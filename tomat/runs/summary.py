@@ -77,9 +77,7 @@ def summarise(record: RunRecord, whole: Checkpoint | None, partial: int, now_utc
         last_loss=statistics.fmean(losses[-10:]) if losses else None,
         validation_loss=validations[-1] if validations else None,
         mfu=statistics.median(mfus) if mfus else None,
-        survived=sum(
-            event["event"] == "resume" and event.get("after") in ("preempted", "killed") for event in record.events
-        ),
+        survived=_survived(record.events),
         written_utc=record.written_utc,
     )
 
@@ -94,7 +92,7 @@ def run_state(record: RunRecord, done: int, whole: Checkpoint | None, now_utc: f
     if total is not None and done >= total and whole is not None and whole.step >= total - 1:
         return "finished", ""
     last = next((event for event in reversed(record.events) if event["event"] in ENDS), None)
-    if last is not None and last["event"] == "preempted":
+    if last is not None and _is_preemption(last):
         return "preempted", f"{last.get('cause') or 'SIGTERM'} after step {last.get('step', 0) - 1}"
     guard = _guard_that_ended_it(record.events)
     if guard is not None:
@@ -103,6 +101,23 @@ def run_state(record: RunRecord, done: int, whole: Checkpoint | None, now_utc: f
         return "stopped", str(last.get("reason", ""))
     age = "nothing written yet" if record.written_utc is None else f"last written {_ago(now_utc - record.written_utc)}"
     return "open", age
+
+
+def _is_preemption(event: dict[str, Any]) -> bool:
+    """The event of a run that SIGTERM or a notice ended, in good order or because its grace was over."""
+    overrun = event["event"] == "stop" and "of grace are over" in str(event.get("reason", ""))
+    return event["event"] == "preempted" or overrun
+
+
+def _survived(events: list[dict[str, Any]]) -> int:
+    """How often the run went on after SIGTERM, a notice or a kill."""
+    count = 0
+    last: dict[str, Any] | None = None
+    for event in events:
+        if event["event"] == "resume":
+            count += event.get("after") in ("preempted", "killed") or (last is not None and _is_preemption(last))
+        last = event if event["event"] in ENDS else last
+    return count
 
 
 def _guard_that_ended_it(events: list[dict[str, Any]]) -> dict[str, Any] | None:

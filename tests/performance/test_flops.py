@@ -110,9 +110,7 @@ def test_training_step_without_checkpointing_is_what_xla_counts():
     assert expected < xla_flops(config, gradient=True) < (1 + ELEMENTWISE) * expected
 
 
-@pytest.mark.parametrize(
-    "hybrid_norm, policy", [(False, "full"), (True, "full"), (False, "save_matmuls")]
-)
+@pytest.mark.parametrize("hybrid_norm, policy", [(False, "full"), (True, "full"), (False, "save_matmuls")])
 def test_recomputation_is_what_xla_counts(policy, hybrid_norm):
     config = DensityDecoderConfig(**SIZES, gradient_checkpointing=policy, hybrid_norm=hybrid_norm)
     _assert_executed_is_what_xla_counts(config, ModelShape.from_config(config, VOCAB))

@@ -81,9 +81,7 @@ def test_a_removal_cut_short_is_seen_whichever_file_went_first(run, tmp_path):
             assert newest is not None and newest.step == 20
             needed += 1
         else:  # a file that only older versions of the database point into
-            assert read_all(tmp_path / "run" / "checkpoints" / "step-100") == read_all(
-                run / "checkpoints" / "step-100"
-            )
+            assert read_all(tmp_path / "run" / "checkpoints" / "step-100") == read_all(run / "checkpoints" / "step-100")
         shutil.rmtree(tmp_path / "run")
     assert needed >= 5
 

@@ -97,12 +97,12 @@ CASES = {
         """,
     ),
     "hosts that do not answer": (
-        1.0, 0, 1, 20.0, ["did not answer"], ["left"],
+        1.0, 0, 1, 20.0, ["did not answer"], ["went on"],
         """
         stop.limit_exit(1)
         ready()
         compile_something()
-        print("left", flush=True)
+        print("went on", flush=True)
         """,
     ),
 }  # fmt: skip

@@ -150,9 +150,7 @@ def steps_section(record: Calibration) -> str:
     return "\n\n".join(
         [
             markdown_table(header, rows),
-            f"Goal: within {percent(GOALS['step'], 0)}; {goal}. "
-            + " ".join(said)
-            + " The correction is one "
+            f"Goal: within {percent(GOALS['step'], 0)}; {goal}. " + " ".join(said) + " The correction is one "
             "factor for the whole step, fitted to these runs: the last columns leave the run itself out of it.",
         ]
     )

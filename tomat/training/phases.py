@@ -18,7 +18,8 @@ class PhaseClock:
 
     `wall_seconds` of a row is the time since the row before; the phases and `step_seconds` are parts of it, so what is
     left is data loading, tracking and whatever else the host did. `compile_seconds` lies inside whichever phase
-    compiled, mostly the first step. A step is saved after its row is written, so its `checkpoint_seconds` are in the next.
+    compiled, mostly the first step. A step is saved after its row is written, so its `checkpoint_seconds` are in the
+    next.
     """
 
     def __init__(self) -> None:

@@ -102,6 +102,17 @@ def test_a_step_that_does_not_fit_is_an_answer_with_what_would(cache, capsys):
 
 
 @pytest.mark.slow
+def test_a_run_that_cannot_fit_is_not_started(cache, tmp_path, monkeypatch):
+    (tmp_path / ".cache" / "tomat").mkdir(parents=True)
+    (tmp_path / ".cache" / "tomat" / "plan").symlink_to(cache)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    words = ["--trainer.train_batch_size", "32768", "--model.gradient_checkpointing", "false", "--slice", "v6e-4"]
+    run = ["--plan_first", "--output_dir", str(tmp_path / "runs")]
+    assert main(["train", *small_config(cache), *run, *words]) == 2
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.slow
 def test_emit_writes_a_configuration_that_loads(report, cache, tmp_path):
     out = tmp_path / "ready.yaml"
     assert main(["plan", *small_config(cache), "--slice", "v6e-4", "--cache_dir", str(cache), "--emit", str(out)]) == 0

@@ -76,7 +76,7 @@ def print_plan(report: Mapping[str, Any], top: int) -> None:
     tokens = work["batch_sequences"] * work["sequence_tokens"] / span["estimate"]
     useful = work["batch_sequences"] * work["useful_tokens_per_sequence"] / span["estimate"]
     console.print(
-        f"step [bold]{span['estimate']:.3f} s[/bold] ({span['low']:.3f} to {span['high']:.3f}), {tokens:,.0f} "
+        f"step [bold]{seconds(span['estimate'])}[/bold] ({seconds(span['low'])} to {seconds(span['high'])}), {tokens:,.0f} "
         f"tokens/s, {useful:,.0f} useful"
     )
 

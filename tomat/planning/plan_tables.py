@@ -75,9 +75,9 @@ def print_plan(report: Mapping[str, Any], top: int) -> None:
     span, work = report["step_seconds"], report["work"]
     tokens = work["batch_sequences"] * work["sequence_tokens"] / span["estimate"]
     useful = work["batch_sequences"] * work["useful_tokens_per_sequence"] / span["estimate"]
+    interval = f"({seconds(span['low'])} to {seconds(span['high'])})"
     console.print(
-        f"step [bold]{seconds(span['estimate'])}[/bold] ({seconds(span['low'])} to {seconds(span['high'])}), {tokens:,.0f} "
-        f"tokens/s, {useful:,.0f} useful"
+        f"step [bold]{seconds(span['estimate'])}[/bold] {interval}, {tokens:,.0f} tokens/s, {useful:,.0f} useful"
     )
 
 

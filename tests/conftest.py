@@ -1,7 +1,31 @@
-"""Every test runs on two CPU devices, so that sharding is exercised wherever a mesh is used."""
+"""Every test runs on two CPU devices, so that sharding is exercised wherever a mesh is used; and the bucket server."""
 
+import importlib.util
 import os
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
 
 # Read by JAX when its first device is touched, which is after this file.
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=2"
+
+
+@pytest.fixture
+def bucket() -> Iterator[Any]:
+    """A bucket server: `gs://bucket/` for a process with the environment `bucket.environment`."""
+    spec = importlib.util.spec_from_file_location("gcs_server", Path(__file__).parent / "gcs_server.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # its dataclasses look their module up by name
+    spec.loader.exec_module(module)
+    with module.BucketServer() as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()

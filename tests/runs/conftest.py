@@ -1,10 +1,7 @@
 """Runs as training leaves them: configuration, log, history, checkpoints in Levanter's layout."""
 
-import importlib.util
 import json
-import sys
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -56,19 +53,3 @@ def make_run(tmp_path) -> MakeRun:
         return run
 
     return make
-
-
-@pytest.fixture
-def bucket() -> Iterator[Any]:
-    """A bucket server: `gs://bucket/` for a process with the environment `bucket.environment`."""
-    spec = importlib.util.spec_from_file_location("gcs_server", Path(__file__).parent.parent / "gcs_server.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # its dataclasses look their module up by name
-    spec.loader.exec_module(module)
-    with module.BucketServer() as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield server
-        server.shutdown()
-        thread.join()

@@ -1,12 +1,9 @@
 """A run whose folder is a bucket that fails now and then; killed, and taken over by another machine. About a minute."""
 
-import importlib.util
 import os
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,21 +21,6 @@ TINY = [
     "--trainer.train_batch_size", "4", "--trainer.num_train_steps", str(STEPS), "--trainer.max_eval_batches", "0",
     "--trainer.checkpointer.keep", "[{every: 4, until: null}]", "--evaluation.patches_per_material", "0",
 ]  # fmt: skip
-
-
-@pytest.fixture
-def bucket() -> Iterator[Any]:
-    spec = importlib.util.spec_from_file_location("gcs_server", Path(__file__).parent.parent / "gcs_server.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # its dataclasses look their module up by name
-    spec.loader.exec_module(module)
-    with module.BucketServer() as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield server
-        server.shutdown()
-        thread.join()
 
 
 def machine(bucket: Any, disk: Path) -> subprocess.Popen:

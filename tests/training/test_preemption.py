@@ -14,7 +14,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from tomat.errors import TomatError
-from tomat.training.preemption import NOTICES, PreemptionConfig, StopRequest, read_notice
+from tomat.tokens.regions import instance_metadata
+from tomat.training.preemption import NOTICES, PreemptionConfig, StopRequest
 
 PROLOGUE = """
 import atexit, hashlib, sys, time
@@ -234,4 +235,4 @@ def test_a_notice_that_was_there_already_does_not_stop_every_new_start(metadata)
 
 def test_without_a_metadata_server_there_is_no_notice(monkeypatch):
     monkeypatch.setenv("GCE_METADATA_HOST", "127.0.0.1:9")
-    assert read_notice("preempted", timeout_seconds=0.5) is None
+    assert instance_metadata("preempted", timeout_seconds=0.5) is None

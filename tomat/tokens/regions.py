@@ -78,18 +78,26 @@ def bucket_region(url: str) -> str | None:
         return None
 
 
-def worker_region() -> str | None:
-    """Region of the Google virtual machine this runs on, such as `us-east5`; None elsewhere."""
+def instance_metadata(key: str, timeout_seconds: float = METADATA_TIMEOUT_SECONDS) -> str | None:
+    """`instance/<key>` of this Google virtual machine; None elsewhere, or where there is no answer.
+
+    The server is Google's, or the one that `GCE_METADATA_HOST` names, as for Google's own libraries.
+    """
     host = os.environ.get("GCE_METADATA_HOST", METADATA_HOST)
     request = urllib.request.Request(
-        f"http://{host}/computeMetadata/v1/instance/zone", headers={"Metadata-Flavor": "Google"}
+        f"http://{host}/computeMetadata/v1/instance/{key}", headers={"Metadata-Flavor": "Google"}
     )
     try:
-        with urllib.request.urlopen(request, timeout=METADATA_TIMEOUT_SECONDS) as answer:
-            zone = answer.read().decode().rsplit("/", 1)[-1]
+        with urllib.request.urlopen(request, timeout=timeout_seconds) as answer:
+            return answer.read().decode().strip()
     except (urllib.error.URLError, OSError, ValueError):
         return None
-    return zone.rsplit("-", 1)[0] or None
+
+
+def worker_region() -> str | None:
+    """Region of the Google virtual machine this runs on, such as `us-east5`; None elsewhere."""
+    zone = instance_metadata("zone")
+    return zone.rsplit("/", 1)[-1].rsplit("-", 1)[0] or None if zone is not None else None
 
 
 def known_places(input_url: str, output_url: str) -> list[Place]:

@@ -6,8 +6,6 @@ import signal
 import sys
 import threading
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import FrameType
@@ -17,6 +15,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from tomat.errors import TomatError
+from tomat.tokens.regions import instance_metadata
 
 EXIT_STATUS = 128 + signal.SIGTERM
 """What the process exits with after SIGTERM: 143, which launchers know as "ended by SIGTERM": start it again."""
@@ -200,10 +199,10 @@ class StopRequest:
 
     def _poll_notices(self, poll_seconds: float) -> None:
         """Ask the metadata server until it announces something that it did not announce at the start."""
-        known = {key: read_notice(key) for key in NOTICES}
+        known = {key: instance_metadata(key) for key in NOTICES}
         while not self._closed.wait(poll_seconds):
             for key, ends in NOTICES.items():
-                value = read_notice(key)
+                value = instance_metadata(key)
                 if value in ends and value != known[key]:
                     self._signals_allowed += 1  # the one below; that of the machine going down may follow
                     self._ask(f"{key} {value}")
@@ -211,22 +210,6 @@ class StopRequest:
                     return
                 if value is not None:
                     known[key] = value
-
-
-def read_notice(key: str, timeout_seconds: float = 2.0) -> str | None:
-    """`instance/<key>` of the machine's metadata server; None where there is no answer.
-
-    The server is Google's, or the one that `GCE_METADATA_HOST` names, as for Google's own libraries.
-    """
-    host = os.environ.get("GCE_METADATA_HOST", "metadata.google.internal")
-    request = urllib.request.Request(
-        f"http://{host}/computeMetadata/v1/instance/{key}", headers={"Metadata-Flavor": "Google"}
-    )
-    try:
-        with urllib.request.urlopen(request, timeout=timeout_seconds) as answer:
-            return answer.read().decode().strip()
-    except (OSError, urllib.error.URLError, ValueError):
-        return None
 
 
 def _leave(status: int, message: str) -> None:

@@ -15,15 +15,28 @@ from dataclasses import dataclass
 from typing import cast
 
 import equinox as eqx
+import haliax as hax
 import jax
 import jax.numpy as jnp
-from haliax import NamedArray
+from haliax import Axis, NamedArray
 from haliax.jax_utils import maybe_rng_split, named_call, tree_checkpoint_name
+from haliax.nn.normalization import LayerNormBase
+from jax.sharding import PartitionSpec
 from levanter.layers.attention import Attention, AttentionBackend, AttentionConfig, AttentionMask, dot_product_attention
 from levanter.layers.flash_attention import _flash_attention_backward, _flash_attention_forward
+from levanter.layers.rotary import RotaryEmbeddings
 
 from tomat.errors import TomatError
-from tomat.training.splash import ATTENTION_OUTPUT, LANES, SplashBlockSizes, largest_divisor, splash_attention
+from tomat.training.norm_rotary import QkRotaryConfig, norm_rotate
+from tomat.training.splash import (
+    ATTENTION_OUTPUT,
+    LANES,
+    SplashBlockSizes,
+    flatten_group,
+    largest_divisor,
+    mesh_axes,
+    splash_attention,
+)
 
 QKV = "qkv"
 """Checkpoint name of queries, keys and values, after normalisation and rotary embedding."""
@@ -71,10 +84,12 @@ def resolve_backend(
 
 @dataclass(frozen=True)
 class DensityAttentionConfig(AttentionConfig):
-    """Levanter's attention configuration with the tiles of the splash kernel."""
+    """Levanter's attention configuration with the TPU kernels' settings."""
 
     splash: SplashBlockSizes = SplashBlockSizes()
     """Tile sizes of the splash kernels."""
+    qk_rotary: QkRotaryConfig = QkRotaryConfig()
+    """What computes the norm and the rotary embedding of queries and keys."""
 
 
 class DensityAttention(Attention):
@@ -115,7 +130,9 @@ class DensityAttention(Attention):
         if self.config.sliding_window is not None:
             mask = mask.with_sliding_window(self.config.sliding_window)
         key_proj, key_o = maybe_rng_split(key, 2)
-        q, k, v = tree_checkpoint_name(self._compute_qkv(x, key=key_proj, pos_ids=pos_ids), QKV)
+        fused = self.config.qk_rotary.kernel == "pallas"
+        compute_qkv = self._compute_qkv_fused if fused else self._compute_qkv
+        q, k, v = tree_checkpoint_name(compute_qkv(x, key=key_proj, pos_ids=pos_ids), QKV)
         q = q.rearrange((..., "kv_head", "q_heads_per_group", "position", "head_size"))
         k = k.rearrange((..., "kv_head", "position", "head_size")).rename({"position": "key_position"})
         v = v.rearrange((..., "kv_head", "position", "head_size")).rename({"position": "key_position"})
@@ -123,11 +140,44 @@ class DensityAttention(Attention):
         attended = attended.flatten_axes(("kv_head", "q_heads_per_group"), "heads").astype(x.dtype)
         return self.o_proj(attended, key=key_o)
 
+    def _compute_qkv_fused(
+        self, x: NamedArray, *, key, pos_ids: NamedArray | None
+    ) -> tuple[NamedArray, NamedArray, NamedArray]:
+        """As `_compute_qkv`, with norm, rotary embedding and the scale 1 / sqrt(D) of the queries in one kernel.
+
+        Raises:
+            TomatError: The kernel cannot run here, or not with this model.
+        """
+        config = self.config
+        backend = resolve_backend(config.attn_backend, traced_platform(), interpret=config.splash.interpret)
+        if backend != AttentionBackend.SPLASH or self.rot_embs is None:
+            what = (
+                f"the attention backend is {backend}" if self.rot_embs is not None else "there is no rotary embedding"
+            )
+            raise TomatError(
+                f"model.qk_rotary.kernel is pallas, but {what}; the kernel runs beside splash attention on a TPU. Use "
+                "model.qk_rotary.kernel: xla."
+            )
+        if pos_ids is not None:
+            raise TomatError(
+                "model.qk_rotary.kernel is pallas, and positions were given; the kernel takes positions that count "
+                "from 0. Use model.qk_rotary.kernel: xla."
+            )
+        key_q, key_k, key_v = maybe_rng_split(key, 3)
+        q, k, v = self.q_proj(x, key=key_q), self.k_proj(x, key=key_k), self.v_proj(x, key=key_v)
+        Pos, HeadSize = x.resolve_axis("position"), q.resolve_axis("head_size")
+        cos, sin = rotary_tables(self.rot_embs, Pos, HeadSize)
+        scale = 1 / math.sqrt(HeadSize.size)
+        q = _norm_rotate_named(q, self.q_norm, cos * scale, sin * scale, config.qk_rotary)
+        return q, _norm_rotate_named(k, self.k_norm, cos, sin, config.qk_rotary), v
+
     def _attend(self, q: NamedArray, k: NamedArray, v: NamedArray, mask: AttentionMask, dtype) -> NamedArray:
         config = self.config
         match resolve_backend(config.attn_backend, traced_platform(), interpret=config.splash.interpret):
             case AttentionBackend.SPLASH:
-                return splash_attention(q.astype(dtype), k.astype(dtype), v.astype(dtype), mask, config.splash)
+                scaled = config.qk_rotary.kernel == "pallas"
+                q, k, v = q.astype(dtype), k.astype(dtype), v.astype(dtype)
+                return splash_attention(q, k, v, mask, config.splash, q_is_scaled=scaled)
             case AttentionBackend.JAX_FLASH:
                 block = config.flash_attention_block_size
                 return flash_attention(q.astype(dtype), k.astype(dtype), v, mask, block)
@@ -157,6 +207,52 @@ class DensityAttention(Attention):
                 "sliding window; run the whole sequence through causal_activations instead."
             )
         return super().paged_decode(x, kv_cache, batch_info, pos_ids=pos_ids, key=key)
+
+
+def rotary_tables(rotary: RotaryEmbeddings, Pos: Axis, HeadSize: Axis) -> tuple[jax.Array, jax.Array]:
+    """Factors of a vector and of its swapped halves, float32 `[position, head_size]`, of any rotary embedding.
+
+    A rotary embedding turns (a, b), the halves of a vector, into (a cos - b sin, b cos + a sin), whatever its
+    frequencies: what it makes of (1, 0) is (cos, sin).
+    """
+    half = HeadSize.size // 2
+    first = hax.arange(HeadSize) < half
+    turned = rotary(first.astype(jnp.float32).broadcast_axis(Pos), hax.arange(Pos))
+    table = turned.rearrange((Pos, HeadSize)).array
+    cos, sin = table[:, :half], table[:, half:]
+    return jnp.concatenate([cos, cos], axis=1), jnp.concatenate([-sin, sin], axis=1)
+
+
+def _norm_rotate_named(
+    x: NamedArray, norm: LayerNormBase | None, cos: jax.Array, sin: jax.Array, config: QkRotaryConfig
+) -> NamedArray:
+    """`norm_rotate` of queries or keys in a `shard_map` over the mesh in scope, the positions after the heads."""
+    Pos, HeadSize = x.resolve_axis("position"), x.resolve_axis("head_size")
+    Heads = tuple(axis for axis in x.axes if axis.name in ("kv_head", "q_heads_per_group"))
+    Batch = tuple(axis for axis in x.axes if axis not in (*Heads, Pos, HeadSize))
+    x = x.rearrange((*Batch, Pos, *Heads, HeadSize))
+    bshd = flatten_group(flatten_group(x, Heads, "heads"), Batch, "batch").rearrange(("batch", Pos, "heads", HeadSize))
+    weight = None if norm is None or norm.weight is None else norm.weight.array
+    eps = 0.0 if norm is None else norm.eps
+
+    def rotate(x: jax.Array, weight: jax.Array | None, cos: jax.Array, sin: jax.Array) -> jax.Array:
+        return norm_rotate(
+            x, weight, cos, sin, eps=eps, block_positions=config.block_positions, interpret=config.interpret
+        )
+
+    mesh = jax.sharding.get_abstract_mesh()
+    if not mesh.empty:
+        batch, heads, whole = mesh_axes(Batch), mesh_axes(Heads), PartitionSpec()
+        rotate = jax.shard_map(
+            rotate,
+            mesh=mesh,
+            in_specs=(PartitionSpec(batch, None, heads), whole, whole, whole),
+            out_specs=PartitionSpec(batch, heads),
+            check_vma=False,  # a Pallas call does not say over which mesh axes its result varies
+        )
+    out = rotate(bshd.array, weight, cos, sin)
+    axes = (*Batch, *Heads, Pos, HeadSize)
+    return hax.named(out.reshape([axis.size for axis in axes]), axes)
 
 
 def flash_attention(

@@ -36,6 +36,7 @@ from tomat.training.attention import (
     DensityAttentionConfig,
     flash_block,
 )
+from tomat.training.norm_rotary import QkRotaryConfig
 from tomat.training.splash import ATTENTION_OUTPUT, SplashBlockSizes
 
 MLP_PROJECTIONS = "mlp_projections"
@@ -135,6 +136,8 @@ class DensityDecoderConfig(Qwen3Config):
     """vanilla, jax_flash or splash; None: splash where the step is compiled for TPUs, jax_flash elsewhere."""
     splash: SplashBlockSizes = SplashBlockSizes()
     """Tile sizes of the splash attention kernels."""
+    qk_rotary: QkRotaryConfig = QkRotaryConfig()
+    """What computes the norm and the rotary embedding of queries and keys."""
     gradient_checkpointing: bool | PolicyName | ScanCheckpointPolicy = "full"  # names before Haliax's own of them
     """One of `NAMED_POLICIES`, true (full), false (off), or the fields of Haliax's `ScanCheckpointPolicy`."""
 
@@ -154,6 +157,7 @@ class DensityDecoderConfig(Qwen3Config):
             )
         if self.actual_head_size % 2:
             raise TomatError(f"the head size is {self.actual_head_size}; the rotary embedding expects an even one.")
+        self.qk_rotary.check_head_size(self.actual_head_size)
         if self.sliding_window is not None and self.sliding_window < 1:
             raise TomatError(f"model.sliding_window is {self.sliding_window}; expected at least 1, or null for none.")
         if self.use_sliding_window and self.sliding_window is None:
@@ -204,6 +208,7 @@ class DensityDecoderConfig(Qwen3Config):
             "qk_norm": self.norm_config if self.use_qk_norm else None,
             "sliding_window": self.window,
             "splash": self.splash,
+            "qk_rotary": self.qk_rotary,
         }
         return DensityAttentionConfig(**values)
 

@@ -138,7 +138,13 @@ _BLOCK_FIELDS = tuple(field.name for field in dataclasses.fields(SplashBlockSize
 
 
 def splash_attention(
-    q: NamedArray, k: NamedArray, v: NamedArray, mask: AttentionMask, blocks: SplashBlockSizes
+    q: NamedArray,
+    k: NamedArray,
+    v: NamedArray,
+    mask: AttentionMask,
+    blocks: SplashBlockSizes,
+    *,
+    q_is_scaled: bool = False,
 ) -> NamedArray:
     """Causal attention by JAX's splash kernel, in a `shard_map` over the mesh in scope.
 
@@ -148,6 +154,7 @@ def splash_attention(
         v: As `k`.
         mask: Causal, with or without a sliding window and segment ids.
         blocks: The tiles.
+        q_is_scaled: The queries are already divided by sqrt(head_size).
 
     Returns:
         [..., kv_head, q_heads_per_group, position, head_size], in the type of `q`.
@@ -165,7 +172,7 @@ def splash_attention(
     mesh = jax.sharding.get_abstract_mesh()
     if any(entry is not None for entry in (*pspec_for_axis(Pos), *pspec_for_axis(k.resolve_axis("key_position")))):
         raise TomatError("the mesh splits `position`, which splash attention cannot do; map it to no mesh axis.")
-    batch_entry, head_entry = (None if mesh.empty else _mesh_axes(pspec_for_axis(axes)) for axes in (Batch, (KvHead,)))
+    batch_entry, head_entry = (None if mesh.empty else mesh_axes(axes) for axes in (Batch, (KvHead,)))
     head_shards = math.prod(mesh.shape[name] for name in head_entry or ())
 
     window = mask.sliding_window
@@ -186,9 +193,9 @@ def splash_attention(
         interpret=blocks.interpret,
     )
 
-    scaled = q * (1 / math.sqrt(q.axis_size("head_size")))
+    scaled = q if q_is_scaled else q * (1 / math.sqrt(q.axis_size("head_size")))
     bhsd = [
-        _flatten(_flatten(array, heads, "heads"), Batch, "batch").array
+        flatten_group(flatten_group(array, heads, "heads"), Batch, "batch").array
         for array, heads in ((scaled, (KvHead, Group)), (k, (KvHead,)), (v, (KvHead,)))
     ]
     segments = None if mask.segment_ids is None else _segment_ids(mask.segment_ids, Batch, Pos)
@@ -218,15 +225,15 @@ def _attend_batch(kernel: splash_attention_kernel.SplashAttentionKernel, q, k, v
     return cast(jax.Array, jax.vmap(kernel)(q, k, v, segments))
 
 
-def _mesh_axes(spec: PartitionSpec) -> tuple[str, ...] | None:
+def mesh_axes(axes: tuple[Axis, ...]) -> tuple[str, ...] | None:
     """The mesh axes that split a (flattened) group of logical axes; None if there are none."""
     names: list[str] = []
-    for entry in spec:
+    for entry in pspec_for_axis(axes):
         names += () if entry is None else (entry,) if isinstance(entry, str) else entry
     return tuple(names) or None
 
 
-def _flatten(array: NamedArray, axes: tuple[Axis, ...], name: str) -> NamedArray:
+def flatten_group(array: NamedArray, axes: tuple[Axis, ...], name: str) -> NamedArray:
     """`array` with `axes` as one axis `name`, a new leading one of size 1 if `axes` is empty."""
     return array.flatten_axes(axes, name) if axes else array.broadcast_axis(Axis(name, 1))
 
@@ -236,7 +243,7 @@ def _segment_ids(ids: tuple[NamedArray, NamedArray], Batch: tuple[Axis, ...], Po
 
     def flat(array: NamedArray) -> jax.Array:
         array = array.rename({axis.name: Pos.name for axis in array.axes if axis.name == "key_position"})
-        return _flatten(array.broadcast_to((*Batch, Pos)), Batch, "batch").array.astype(jnp.int32)
+        return flatten_group(array.broadcast_to((*Batch, Pos)), Batch, "batch").array.astype(jnp.int32)
 
     queries, keys = ids
     return SegmentIds(flat(queries), flat(keys))

@@ -1,0 +1,133 @@
+"""The norm and rotary kernel, in Pallas' interpreter, against its formula and against Levanter's layers."""
+
+import contextlib
+import dataclasses
+
+import equinox as eqx
+import haliax as hax
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from haliax import Axis
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax.sharding import AxisType
+from levanter.layers.attention import AttentionBackend, AttentionMask
+from levanter.layers.rotary import DefaultRotaryEmbeddingsConfig, Llama3RotaryEmbeddingsConfig
+
+from tomat.errors import TomatError
+from tomat.training.attention import DensityAttention
+from tomat.training.model import DensityDecoderConfig
+from tomat.training.norm_rotary import QkRotaryConfig, norm_rotate
+from tomat.training.splash import SplashBlockSizes
+
+SEQ_LEN = 128
+
+
+def formula(x, weight, cos, sin, eps):
+    """`[B, S, H, D]` to `[B, H, S, D]`, as the docstring of `norm_rotate` says it."""
+    if weight is not None:
+        x = weight * x / jnp.sqrt(jnp.mean(x**2, axis=-1, keepdims=True) + eps)
+    half = x.shape[-1] // 2
+    swapped = jnp.concatenate([x[..., half:], x[..., :half]], axis=-1)
+    return jnp.swapaxes(x * cos[:, None] + swapped * sin[:, None], 1, 2)
+
+
+@given(
+    batch=st.integers(1, 3),
+    n_chunks=st.integers(1, 6),
+    heads=st.integers(1, 3),
+    head_size=st.sampled_from([128, 256]),
+    block=st.sampled_from([64, 128, 192]),
+    with_norm=st.booleans(),
+    seed=st.integers(0, 99),
+)
+@settings(max_examples=8, deadline=None)
+def test_values_and_gradients_are_the_formulas(batch, n_chunks, heads, head_size, block, with_norm, seed):
+    S, rng, eps = 64 * n_chunks, np.random.default_rng(seed), 1e-3
+    x, by_out = rng.normal(size=(batch, S, heads, head_size)), rng.normal(size=(batch, heads, S, head_size))
+    cos, sin = rng.normal(size=(2, S, head_size))
+    weight = rng.normal(size=head_size) if with_norm else None
+    x, by_out, cos, sin, weight = jax.tree.map(lambda a: jnp.asarray(a, jnp.float32), (x, by_out, cos, sin, weight))
+
+    def run(function):
+        out, pull = jax.vjp(function, x, weight)
+        return out, *jax.tree.leaves(pull(by_out))
+
+    got = run(lambda x, w: norm_rotate(x, w, cos, sin, eps=eps, block_positions=block, interpret=True))
+    expected = run(lambda x, w: formula(x, w, cos, sin, eps))
+    assert len(got) == len(expected) == (3 if with_norm else 2)
+    for a, b in zip(got, expected, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5 * float(jnp.abs(b).max()))
+
+
+@contextlib.contextmanager
+def two_devices():
+    """A mesh that splits the batch over two CPU devices."""
+    with jax.set_mesh(jax.make_mesh((2,), ("data",), axis_types=(AxisType.Auto,))), hax.axis_mapping({"batch": "data"}):
+        yield
+
+
+def attention_config(**fields) -> DensityDecoderConfig:
+    sizes = dict(hidden_dim=64, intermediate_dim=64, num_layers=1, num_heads=2, num_kv_heads=1, head_dim=128)
+    splash = SplashBlockSizes(128, 128, interpret=True)
+    values = dict(max_seq_len=SEQ_LEN, attn_backend=AttentionBackend.SPLASH, splash=splash)
+    return DensityDecoderConfig(**{**sizes, **values, **fields})
+
+
+def attention_and_gradient(config: DensityDecoderConfig):
+    """Output and gradients by parameters and input of one attention layer with random weights."""
+    layer = DensityAttention.init(config.attention_config(), key=jax.random.PRNGKey(0))
+    rng = np.random.default_rng(1)
+    arrays, static = eqx.partition(layer, eqx.is_array)
+    arrays = jax.tree.map(lambda a: a + jnp.asarray(rng.normal(scale=0.2, size=a.shape), a.dtype), arrays)
+    x = hax.named(
+        jnp.asarray(rng.normal(size=(2, SEQ_LEN, 64)), jnp.float32),
+        (Axis("batch", 2), Axis("position", SEQ_LEN), config.Embed),
+    )
+    weight = rng.normal(size=x.array.shape)
+
+    @jax.jit
+    @jax.value_and_grad
+    def run(arrays_and_x):
+        arrays, x = arrays_and_x
+        out = eqx.combine(arrays, static)(x, AttentionMask.causal())
+        return (out.rearrange(("batch", "position", "embed")).array * weight).sum()
+
+    return run((arrays, x))
+
+
+@pytest.mark.parametrize(
+    ("rope", "use_qk_norm", "mesh"),
+    [
+        (Llama3RotaryEmbeddingsConfig(), True, contextlib.nullcontext),
+        (DefaultRotaryEmbeddingsConfig(theta=200), False, contextlib.nullcontext),
+        (DefaultRotaryEmbeddingsConfig(), True, two_devices),
+    ],
+)
+def test_attention_with_the_kernel_is_levanters(rope, use_qk_norm, mesh):
+    config = attention_config(rope=rope, use_qk_norm=use_qk_norm)
+    fused = dataclasses.replace(config, qk_rotary=QkRotaryConfig("pallas", 64, interpret=True))
+    with mesh():
+        value, gradients = attention_and_gradient(fused)
+        expected_value, expected_gradients = attention_and_gradient(config)
+    np.testing.assert_allclose(value, expected_value, rtol=1e-5)
+    got, expected = jax.tree.leaves(gradients), jax.tree.leaves(expected_gradients)
+    assert len(got) == (7 if use_qk_norm else 5)  # four projections, two norms, the input
+    for a, b in zip(got, expected, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5 * float(jnp.abs(b).max()))
+
+
+def test_what_the_kernel_cannot_do_is_refused():
+    with pytest.raises(TomatError, match=r"head size is 64; the kernel takes multiples of 128"):
+        attention_config(head_dim=64, qk_rotary=QkRotaryConfig("pallas"))
+    with pytest.raises(TomatError, match=r"block_positions is 100; expected a positive multiple of 64"):
+        QkRotaryConfig("pallas", 100)
+    with pytest.raises(TomatError, match=r"kernel is 'triton'; expected xla or pallas"):
+        QkRotaryConfig("triton")  # pyright: ignore[reportArgumentType]
+    with pytest.raises(TomatError, match=r"got 96 positions and a head size of 128"):
+        norm_rotate(jnp.zeros((1, 96, 1, 128)), None, jnp.zeros((96, 128)), jnp.zeros((96, 128)), eps=0.0)
+    flash = attention_config(attn_backend=AttentionBackend.JAX_FLASH, qk_rotary=QkRotaryConfig("pallas"))
+    with pytest.raises(TomatError, match=r"the attention backend is .*jax_flash.*qk_rotary.kernel: xla"):
+        attention_and_gradient(flash)

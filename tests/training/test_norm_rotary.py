@@ -26,12 +26,12 @@ SEQ_LEN = 128
 
 
 def formula(x, weight, cos, sin, eps):
-    """`[B, S, H, D]` to `[B, H, S, D]`, as the docstring of `norm_rotate` says it."""
+    """As the docstring of `norm_rotate` says it."""
     if weight is not None:
         x = weight * x / jnp.sqrt(jnp.mean(x**2, axis=-1, keepdims=True) + eps)
     half = x.shape[-1] // 2
     swapped = jnp.concatenate([x[..., half:], x[..., :half]], axis=-1)
-    return jnp.swapaxes(x * cos[:, None] + swapped * sin[:, None], 1, 2)
+    return x * cos + swapped * sin
 
 
 @given(
@@ -46,7 +46,7 @@ def formula(x, weight, cos, sin, eps):
 @settings(max_examples=8, deadline=None)
 def test_values_and_gradients_are_the_formulas(batch, n_chunks, heads, head_size, block, with_norm, seed):
     S, rng, eps = 64 * n_chunks, np.random.default_rng(seed), 1e-3
-    x, by_out = rng.normal(size=(batch, S, heads, head_size)), rng.normal(size=(batch, heads, S, head_size))
+    x, by_out = rng.normal(size=(2, batch, heads, S, head_size))
     cos, sin = rng.normal(size=(2, S, head_size))
     weight = rng.normal(size=head_size) if with_norm else None
     x, by_out, cos, sin, weight = jax.tree.map(lambda a: jnp.asarray(a, jnp.float32), (x, by_out, cos, sin, weight))
@@ -127,7 +127,7 @@ def test_what_the_kernel_cannot_do_is_refused():
     with pytest.raises(TomatError, match=r"kernel is 'triton'; expected xla or pallas"):
         QkRotaryConfig("triton")  # pyright: ignore[reportArgumentType]
     with pytest.raises(TomatError, match=r"got 96 positions and a head size of 128"):
-        norm_rotate(jnp.zeros((1, 96, 1, 128)), None, jnp.zeros((96, 128)), jnp.zeros((96, 128)), eps=0.0)
+        norm_rotate(jnp.zeros((1, 1, 96, 128)), None, jnp.zeros((96, 128)), jnp.zeros((96, 128)), eps=0.0)
     flash = attention_config(attn_backend=AttentionBackend.JAX_FLASH, qk_rotary=QkRotaryConfig("pallas"))
     with pytest.raises(TomatError, match=r"the attention backend is .*jax_flash.*qk_rotary.kernel: xla"):
         attention_and_gradient(flash)

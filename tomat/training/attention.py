@@ -230,8 +230,8 @@ def _norm_rotate_named(
     Pos, HeadSize = x.resolve_axis("position"), x.resolve_axis("head_size")
     Heads = tuple(axis for axis in x.axes if axis.name in ("kv_head", "q_heads_per_group"))
     Batch = tuple(axis for axis in x.axes if axis not in (*Heads, Pos, HeadSize))
-    x = x.rearrange((*Batch, Pos, *Heads, HeadSize))
-    bshd = flatten_group(flatten_group(x, Heads, "heads"), Batch, "batch").rearrange(("batch", Pos, "heads", HeadSize))
+    axes = (*Batch, *Heads, Pos, HeadSize)
+    bhsd = flatten_group(flatten_group(x.rearrange(axes), Heads, "heads"), Batch, "batch")
     weight = None if norm is None or norm.weight is None else norm.weight.array
     eps = 0.0 if norm is None else norm.eps
 
@@ -246,12 +246,11 @@ def _norm_rotate_named(
         rotate = jax.shard_map(
             rotate,
             mesh=mesh,
-            in_specs=(PartitionSpec(batch, None, heads), whole, whole, whole),
+            in_specs=(PartitionSpec(batch, heads), whole, whole, whole),
             out_specs=PartitionSpec(batch, heads),
             check_vma=False,  # a Pallas call does not say over which mesh axes its result varies
         )
-    out = rotate(bshd.array, weight, cos, sin)
-    axes = (*Batch, *Heads, Pos, HeadSize)
+    out = rotate(bhsd.array, weight, cos, sin)
     return hax.named(out.reshape([axis.size for axis in axes]), axes)
 
 

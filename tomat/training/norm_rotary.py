@@ -3,7 +3,8 @@
 Left to XLA (libtpu 0.0.46) the norm, the swapped halves and the sum are three kernels that each read and write all
 queries in HBM, before attention and again, with more of them, in the backward pass: 64 of 391 ms of the best 200M step
 on a v6e-16 (model time, `docs/tracking/mfu-campaign.md`). Here the projection's output is read once and what attention
-takes is written once, already laid out by heads.
+takes is written once, both laid out by heads: with positions before the heads, libtpu 0.0.46 writes the projection in
+another order and copies it.
 
 Axis letters: B batch, S positions, H heads, D head size.
 """
@@ -87,7 +88,7 @@ def norm_rotate(
     n_d cos_d + n_((d + D/2) mod D) sin_d.
 
     Args:
-        x: `[B, S, H, D]`, of the compute type.
+        x: `[B, H, S, D]`, of the compute type.
         weight: `[D]`; None: no norm.
         cos: Float32 `[S, D]`.
         sin: Float32 `[S, D]`, negative in the first half of D.
@@ -101,7 +102,7 @@ def norm_rotate(
     Raises:
         TomatError: S is not a multiple of 64, or D not of 128.
     """
-    S, D = x.shape[1], x.shape[3]
+    S, D = x.shape[2:]
     if S % ROWS or D % LANES:
         raise TomatError(
             f"the norm and rotary kernel got {S} positions and a head size of {D}; expected multiples of {ROWS} and "
@@ -114,19 +115,19 @@ def norm_rotate(
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _norm_rotate(spec: _Spec, x: jax.Array, weight: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
-    B, S, H, D = x.shape
-    by_position, by_head, table, vector = _block_specs(spec.block, D)
+    B, H, S, D = x.shape
+    heads, table, vector = _block_specs(spec.block, D)
     return pl.pallas_call(
         partial(_forward_kernel, spec),
         grid=(S // spec.block, B, H),
-        in_specs=[by_position, vector, table, table],
-        out_specs=by_head,
-        out_shape=jax.ShapeDtypeStruct((B, H, S, D), x.dtype),
+        in_specs=[heads, vector, table, table],
+        out_specs=heads,
+        out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype),
         compiler_params=pltpu.CompilerParams(dimension_semantics=("arbitrary",) * 3),
         cost_estimate=_cost(x, passes=2, flops_per_element=10),
         interpret=spec.interpret,
         name="norm_rotary_fwd",
-    )(x.reshape(B, S, H * D), weight.astype(jnp.float32)[None], cos, sin)
+    )(x, weight.astype(jnp.float32)[None], cos, sin)
 
 
 def _forward(spec: _Spec, x: jax.Array, weight: jax.Array, cos: jax.Array, sin: jax.Array):
@@ -135,35 +136,34 @@ def _forward(spec: _Spec, x: jax.Array, weight: jax.Array, cos: jax.Array, sin: 
 
 def _backward(spec: _Spec, residuals: tuple[jax.Array, ...], by_output: jax.Array):
     x, weight, cos, sin = residuals
-    B, S, H, D = x.shape
-    by_position, by_head, table, vector = _block_specs(spec.block, D)
+    B, H, S, D = x.shape
+    heads, table, vector = _block_specs(spec.block, D)
     by_x, by_weight = pl.pallas_call(
         partial(_backward_kernel, spec),
         grid=(S // spec.block, B, H),
-        in_specs=[by_head, by_position, vector, table, table],
-        out_specs=[by_position, pl.BlockSpec((SUBLANES, D), lambda s, b, h: (0, 0))],
+        in_specs=[heads, heads, vector, table, table],
+        out_specs=[heads, pl.BlockSpec((SUBLANES, D), lambda s, b, h: (0, 0))],
         out_shape=[
-            jax.ShapeDtypeStruct((B, S, H * D), x.dtype),
+            jax.ShapeDtypeStruct(x.shape, x.dtype),
             jax.ShapeDtypeStruct((SUBLANES, D), jnp.float32),
         ],
         compiler_params=pltpu.CompilerParams(dimension_semantics=("arbitrary",) * 3),
         cost_estimate=_cost(x, passes=3, flops_per_element=20),
         interpret=spec.interpret,
         name="norm_rotary_bwd",
-    )(by_output, x.reshape(B, S, H * D), weight.astype(jnp.float32)[None], cos, sin)
-    return by_x.reshape(x.shape), by_weight.sum(axis=0).astype(weight.dtype), None, None
+    )(by_output, x, weight.astype(jnp.float32)[None], cos, sin)
+    return by_x, by_weight.sum(axis=0).astype(weight.dtype), None, None
 
 
 _norm_rotate.defvjp(_forward, _backward)
 
 
-def _block_specs(block: int, D: int) -> tuple[pl.BlockSpec, pl.BlockSpec, pl.BlockSpec, pl.BlockSpec]:
-    """Blocks of an array `[B, S, H D]`, of one `[B, H, S, D]`, of a table `[S, D]` and of a vector `[1, D]`.
+def _block_specs(block: int, D: int) -> tuple[pl.BlockSpec, pl.BlockSpec, pl.BlockSpec]:
+    """Blocks of an array `[B, H, S, D]`, of a table `[S, D]` and of a vector `[1, D]`.
 
     Positions are the outermost dimension of the grid, so that a block of the tables is fetched once for all heads.
     """
     return (
-        pl.BlockSpec((1, block, D), lambda s, b, h: (b, s, h)),
         pl.BlockSpec((1, 1, block, D), lambda s, b, h: (b, h, s, 0)),
         pl.BlockSpec((block, D), lambda s, b, h: (s, 0)),
         pl.BlockSpec((1, D), lambda s, b, h: (0, 0)),
@@ -192,7 +192,7 @@ def _normalised(spec: _Spec, x: jax.Array) -> tuple[jax.Array, jax.Array]:
 def _forward_kernel(spec: _Spec, x_ref, weight_ref, cos_ref, sin_ref, out_ref) -> None:
     def chunk(i, _):
         rows = pl.ds(pl.multiple_of(i * ROWS, ROWS), ROWS)
-        n = x_ref[0, rows, :].astype(jnp.float32)
+        n = x_ref[0, 0, rows, :].astype(jnp.float32)
         if spec.eps is not None:
             n = _normalised(spec, n)[0] * weight_ref[...]
         rotated = n * cos_ref[rows, :] + _swap_halves(n) * sin_ref[rows, :]
@@ -216,11 +216,11 @@ def _backward_kernel(spec: _Spec, by_out_ref, x_ref, weight_ref, cos_ref, sin_re
         if spec.eps is None:
             by_x = by_n
         else:
-            unit, inverse = _normalised(spec, x_ref[0, rows, :].astype(jnp.float32))
+            unit, inverse = _normalised(spec, x_ref[0, 0, rows, :].astype(jnp.float32))
             by_weight += jnp.sum((by_n * unit).reshape(-1, SUBLANES, by_n.shape[-1]), axis=0)
             by_unit = by_n * weight_ref[...]
             by_x = inverse * (by_unit - unit * jnp.mean(by_unit * unit, axis=-1, keepdims=True))
-        by_x_ref[0, rows, :] = by_x.astype(by_x_ref.dtype)
+        by_x_ref[0, 0, rows, :] = by_x.astype(by_x_ref.dtype)
         return by_weight
 
     by_weight_ref[...] += lax.fori_loop(0, spec.block // ROWS, chunk, jnp.zeros(by_weight_ref.shape, jnp.float32))

@@ -58,6 +58,7 @@ def test_the_call_stack_tells_what_the_scope_does_not():
         ("fusion", {"multiply", "add"}, "jit(s)/optimizer/mul", "", Category.OPTIMIZER),
         ("fusion", {"gather"}, "jit(s)/jvp(M)/Embedding.embed/gather", "", Category.EMBEDDING),
         ("custom-call", {"custom-call"}, "jit(s)/jvp(M)/my_kernel", "tpu_custom_call", Category.CUSTOM_KERNELS),
+        ("custom-call", {"custom-call"}, "jvp(A)/norm_rotary_fwd/pallas_call", "tpu_custom_call", Category.NORM_ROTARY),
         ("custom-call", {"custom-call"}, "", "__cublas$lt$matmul", Category.MATMUL),
         ("custom-call", {"custom-call"}, "", "__cudnn$fmhaSoftmax", Category.ATTENTION_FORWARD),
         ("custom-call", {"custom-call"}, "", "xla_python_cpu_callback", Category.HOST),

@@ -20,7 +20,7 @@ SMALL = [
     "--preset", "demo", "--data.source", "embedded", "--data.layout", "v3-p7", "--data.n_density_tokens", "256",
     "--model.num_layers", "2", "--model.hidden_dim", "256", "--model.intermediate_dim", "512", "--model.num_heads", "2",
     "--model.num_kv_heads", "2", "--model.head_dim", "128", "--trainer.train_batch_size", "8",
-    "--model.attn_backend", "splash", "--run_name", "small",
+    "--model.attn_backend", "splash", "--model.qk_rotary.kernel", "pallas", "--run_name", "small",
 ]  # fmt: skip
 
 
@@ -57,7 +57,7 @@ def test_a_plan_has_memory_cycles_and_utilisation(report):
     breakdown = report["breakdown"]
     assert sum(op["seconds"] for op in breakdown["ops"]) == pytest.approx(step["estimate"])
     kernels = {kernel["name"].split(".")[0] for kernel in report["pallas_kernels"]}
-    assert {"splash_mha_fwd_residuals", "splash_mha_dkv_no_residuals"} <= kernels
+    assert {"splash_mha_fwd_residuals", "splash_mha_dkv_no_residuals", "norm_rotary_fwd", "norm_rotary_bwd"} <= kernels
     assert any(op["category"] == "matmul" and op["seconds"] > 0 for op in breakdown["ops"])
     # two layers, in the forward and in the backward scan
     assert {kernel["executions"] for kernel in report["pallas_kernels"]} == {2.0}

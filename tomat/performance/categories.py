@@ -238,10 +238,10 @@ def _category(opcode: str, inner: frozenset[str], part: Part, direction: Directi
         return Category.ATTENTION_BACKWARD if direction == Direction.BACKWARD else Category.ATTENTION_FORWARD
     if work & {"dot", "convolution", "ragged-dot", "scaled-dot"} or MATMUL_CALLS.search(target):
         return Category.MATMUL
-    if opcode == "custom-call":
-        return Category.CUSTOM_KERNELS
     if part == Part.NORM_ROTARY:
         return Category.NORM_ROTARY
+    if opcode == "custom-call":
+        return Category.CUSTOM_KERNELS
     if not opcode and not path:
         return Category.UNATTRIBUTED
     return Category.ELEMENTWISE

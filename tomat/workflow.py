@@ -108,7 +108,7 @@ def refuse_what_cannot_fit(config: "TrainConfig") -> None:
 
     slice_ = planned_slice(config, None)
     with console.status(f"planning {config.run_name} on {slice_.name}"):
-        step = compile_step(config, slice_)
+        step = compile_step(config, slice_, memory_only=True)
     memory = step.memory
     said = f"{memory.required_bytes / 2**30:.2f} of {memory.capacity_bytes / 2**30:.2f} GiB of each device"
     if not step.fits:

@@ -87,6 +87,21 @@ def test_a_question_asked_before_is_answered_without_jax(report, cache):
 
 
 @pytest.mark.slow
+def test_memory_alone_is_that_of_the_whole_compile(report, cache, tmp_path):
+    config = load_config(cache / "small.yaml")
+    known = compile_step(config, planned_slice(config, "v6e-4"), cache_dir=cache, memory_only=True)
+    assert known.cached and known.key == report["program_key"]
+    fresh = compile_step(config, planned_slice(config, "v6e-4"), cache_dir=tmp_path, memory_only=True)
+    assert not fresh.cached and fresh.fits
+    assert fresh.memory.required_bytes == report["hbm_required_bytes"]
+    assert fresh.memory.largest == known.memory.largest
+    assert compile_step(config, planned_slice(config, "v6e-4"), cache_dir=tmp_path, memory_only=True).cached
+    # It is no answer to who wants the program.
+    assert not (fresh.folder / "program.hlo.pb.gz").exists()
+    assert all(path.stem.endswith("-memory") for path in (tmp_path / "requests").iterdir())
+
+
+@pytest.mark.slow
 def test_a_step_that_does_not_fit_is_an_answer_with_what_would(cache, capsys):
     out = cache / "oom.json"
     words = ["--trainer.train_batch_size", "32768", "--model.gradient_checkpointing", "false"]

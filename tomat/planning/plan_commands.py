@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
     from tomat.performance.chips import Slice
     from tomat.planning.compiler import Limits
     from tomat.planning.plan import Plan
+    from tomat.planning.search import Compile
     from tomat.training.config import TrainConfig
 
 EPILOG = """\
@@ -220,14 +222,21 @@ def _search(args: argparse.Namespace, config: TrainConfig, slice_: Slice) -> lis
         trials = nearest_fits(
             config,
             slice_,
-            lambda changed, on: compile_step(changed, on, cache_dir=args.cache_dir, limits=_limits(args)),
+            _compile_memory(args),
             lambda overrides: stages.show("looking for what fits", " ".join(f"{k}={v}" for k, v in overrides.items())),
+            compile_whole=partial(compile_step, cache_dir=args.cache_dir, limits=_limits(args)),
         )
     return [trial.to_dict() for trial in trials]
 
 
-def _max_batch(args: argparse.Namespace, config: TrainConfig, slice_: Slice) -> int:
+def _compile_memory(args: argparse.Namespace) -> Compile:
+    """What the searches compile with: until the memory is known."""
     from tomat.planning.compiler import compile_step
+
+    return partial(compile_step, cache_dir=args.cache_dir, limits=_limits(args), memory_only=True)
+
+
+def _max_batch(args: argparse.Namespace, config: TrainConfig, slice_: Slice) -> int:
     from tomat.planning.plan_tables import print_largest
     from tomat.planning.search import largest_batch
     from tomat.reporting import write_json
@@ -238,7 +247,7 @@ def _max_batch(args: argparse.Namespace, config: TrainConfig, slice_: Slice) -> 
         found = largest_batch(
             config,
             slice_,
-            lambda changed, on: compile_step(changed, on, cache_dir=args.cache_dir, limits=_limits(args)),
+            _compile_memory(args),
             policies,
             lambda overrides: stages.show("largest batch", " ".join(f"{k}={v}" for k, v in overrides.items())),
         )

@@ -1,6 +1,7 @@
 """Searches by compiling: the nearest change with which a step fits, and the largest batch that does.
 
-Nothing is guessed. An estimate only chooses what to compile next, and every answer is a program that was compiled.
+Nothing is guessed. An estimate only chooses what to compile next, and every answer is a program whose buffers the
+compiler has assigned.
 """
 
 from __future__ import annotations
@@ -119,6 +120,7 @@ def nearest_fits(
     compile: Compile,
     on_try: OnTry = lambda overrides: None,
     *,
+    compile_whole: Compile | None = None,
     max_compiles: int = MAX_COMPILES,
 ) -> list[Trial]:
     """The nearest changes with which a step that does not fit would, each found by compiling it.
@@ -130,8 +132,9 @@ def nearest_fits(
     Args:
         config: The run, as it does not fit.
         slice_: What it is to run on.
-        compile: `compile_step`, with its cache and limits.
+        compile: `compile_step`, with its cache and limits; it may stop when the memory in HBM is known.
         on_try: Told the overrides before each compile.
+        compile_whole: The same without stopping, for the tiles of kernels; default: `compile`.
         max_compiles: No more compiles than this, the first one of `config` and answers from the cache not counted.
 
     Returns:
@@ -146,6 +149,7 @@ def nearest_fits(
     compiler = _Compiler(config, slice_, compile, on_try, max_compiles)
     dimensions = [(name, found) for name, found in _dimensions(config, slice_, base.memory) if found]
     for place, (dimension, candidates) in enumerate(dimensions):
+        compiler.compile = compile_whole if dimension == TILES and compile_whole is not None else compile
         # One compile stays for each dimension to come, so that a long one does not hide the others.
         reserve = len(dimensions) - place - 1
         for overrides in candidates:

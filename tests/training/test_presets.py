@@ -1,13 +1,17 @@
+from pathlib import Path
+
 import draccus
 import pytest
 from levanter.models.llama import LlamaConfig
 from levanter.models.lm_model import LmConfig
 
 from tomat.errors import TomatError
+from tomat.training.config import load_config
 from tomat.training.model import DensityDecoderConfig, parameter_count
 from tomat.training.presets import PRESETS, preset_model
 
 VOCAB_SIZE = 18_570
+CONFIGS = Path(__file__).parents[2] / "configs" / "train"
 
 
 def config_of(name: str, kind: str = "density_decoder") -> LmConfig:
@@ -50,3 +54,17 @@ def test_preset_is_a_copy():
 def test_unknown_preset_names_the_known_ones():
     with pytest.raises(TomatError, match="'2b'.*demo, 30m, 200m, 1b"):
         preset_model("2b")
+
+
+@pytest.mark.parametrize("name", ["200m-v6e16", "1b-v6e32"])
+def test_the_fast_recipe_trains_the_same_thing(name):
+    reference, fast = (load_config(CONFIGS / f"{name}{suffix}.yaml") for suffix in ("", "-fast"))
+    n_reference, n_fast = (
+        parameter_count(config.model_config(), config.data.vocabulary.size) for config in (reference, fast)
+    )
+    assert abs(n_fast / n_reference - 1) < 0.02
+    for same in ("slice", "data", "optimizer", "trainer"):
+        assert getattr(fast, same) == getattr(reference, same), same
+    assert (fast.loss.kind, fast.loss.vocabulary) == (reference.loss.kind, reference.loss.vocabulary)
+    assert fast.model_config().max_seq_len == reference.model_config().max_seq_len == 8192
+    assert fast.sharding != reference.sharding

@@ -1,6 +1,7 @@
 import argparse
 import json
 from itertools import combinations_with_replacement
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -44,7 +45,7 @@ def test_packing_is_the_best_there_is(context, n_atoms, n_patches, shared, small
         cubes = [(side,) * 3 for side in sides]
         each = [layout.used_tokens(n_atoms, cube) for cube in cubes]
         if shared:
-            # One preamble; of the others remain OFFSET and SHAPE (5 each), the brackets of the density (2) and the voxels.
+            # One preamble; the others have OFFSET (5), the brackets of the density (2) and, if smaller, SHAPE (5).
             tokens = 21 + 10 * n_atoms + 7 * (n_patches - 1)
             tokens += sum(side**3 + (5 if side < max(sides) else 0) for side in sides)
         else:
@@ -66,6 +67,25 @@ def test_what_packing_wins_wider_boxes_win_without_masks():
         assert best["voxels"] <= 1.035 * filled["voxels"]
         assert best["neighbour_share"] < filled["neighbour_share"]
         assert filled["voxels"] <= without_preamble(LAYOUTS["v3-fill8k"]) == 8000
+
+
+def test_the_guide_has_these_figures():
+    guide = (Path(__file__).parents[2] / "docs" / "guides" / "layouts.md").read_text(encoding="utf-8")
+    for row in context_table(8192, [1, 4, 12, 29, 88], smallest_side=8):
+        best = [
+            max((use for use in row["packed"] if use["shared_preamble"] == shared), key=lambda use: use["voxels"])
+            for shared in (True, False)
+        ]
+        cells = [str(row["n_atoms"]), str(row["preamble_tokens"])]
+        for use in (row["layouts"]["v3-p19"], row["layouts"]["v3-p20"]):
+            cells.append(f"{use['voxels']:,} ({use['voxel_share']:.1%})")
+        for use in (row["layouts"]["v3-fill8k"], row["wide_box"]):
+            sides = " x ".join(map(str, use["patch_shapes_voxels"][0]))
+            cells.append(f"{sides}: {use['voxels']:,} ({use['voxel_share']:.1%})")
+        for use in best:
+            cubes = " + ".join(f"{shape[0]}^3" for shape in use["patch_shapes_voxels"])
+            cells.append(f"{cubes}: {use['voxels']:,} ({use['voxel_share']:.1%})")
+        assert f"| {' | '.join(cells)} |".replace("%", " %") in guide
 
 
 def test_verb(tmp_path, capsys):

@@ -42,7 +42,7 @@ def test_cube_is_the_largest_that_fits(name, n_atoms):
     except TomatError:
         assert layout.used_tokens(n_atoms, (1, 1, 1)) > layout.context
         return
-    cube, next_cube = (side,) * 3, (side + 1,) * 3
+    cube, next_cube = (side, side, side), (side + 1, side + 1, side + 1)
     assert layout.patch_shape(n_atoms) == cube
     assert layout.used_tokens(n_atoms, cube) <= layout.context
     assert side == layout.patch_size or layout.used_tokens(n_atoms, next_cube) > layout.context

@@ -70,6 +70,21 @@ def test_patches_shrink_where_the_atoms_take_the_room(grid, codec, layout):
     np.testing.assert_array_equal(decode_sequence(patches.tokens[0], short, codec).rho, patches.visible(codec)[0])
 
 
+def test_a_cell_tiled_with_boxes_counts_every_voxel_once(grid, codec, layout):
+    boxes = dataclasses.replace(layout, name="boxes", context=layout.context + 21, max_side_difference=1)
+    shape = boxes.patch_shape(len(grid.atomic_numbers))
+    assert len(set(shape)) == 2
+    patches = make_patches(grid, tiling_anchors(grid.grid_shape, shape), boxes, codec, tiling=True)
+    assert patches.n_voxels == np.prod(grid.grid_shape)
+    assert patches.reference.shape[1:] == patches.patch_shape == shape
+    counted = patches.counted.reshape(patches.reference.shape)
+    np.testing.assert_array_equal(np.sort(patches.reference[counted]), np.sort(grid.rho, axis=None))
+    for row in range(patches.n_patches):
+        np.testing.assert_array_equal(
+            decode_sequence(patches.tokens[row], boxes, codec).rho, patches.visible(codec)[row]
+        )
+
+
 def test_refuses_codecs_it_has_no_meaning_for(grid, codec, layout):
     anchors = np.zeros((1, 3), dtype=np.int64)
     with pytest.raises(TomatError, match="2 tokens a voxel"):

@@ -1,3 +1,5 @@
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -21,8 +23,11 @@ def test_plane_holds_the_reference_and_the_models_answer(plane, grid, codec):
     assert plane.gamma_degrees == pytest.approx(np.rad2deg(np.arctan2(2.8, 0.7)))
 
 
-@pytest.mark.parametrize("chosen", [0, 2, 3])
-def test_tiles_lie_where_they_belong(grid, codec, layout, chosen, make_oracle):
+@pytest.mark.parametrize(("chosen", "boxes"), [(0, False), (2, False), (3, False), (2, True)])
+def test_tiles_lie_where_they_belong(grid, codec, layout, chosen, boxes, make_oracle):
+    if boxes:
+        layout = dataclasses.replace(layout, context=64, max_side_difference=1)
+        assert layout.patch_shape(len(grid.atomic_numbers)) == (2, 3, 3)
     evaluator = TeacherForcedEvaluator(codec, layout, TeacherForcedConfig(batch_size=4))
     found = teacher_forced_plane(evaluator, make_oracle(), grid, chosen)
     np.testing.assert_array_equal(found.predicted, codec.decode(codec.encode(grid.rho[:, :, chosen])))
@@ -38,8 +43,6 @@ def test_same_plane_gives_the_same_bytes(plane, tmp_path, ending):
 
 
 def test_another_plane_gives_another_picture(plane, tmp_path):
-    import dataclasses
-
     other = dataclasses.replace(plane, predicted=plane.predicted + np.float32(0.1))
     assert draw_plane(plane, tmp_path / "a.png").read_bytes() != draw_plane(other, tmp_path / "b.png").read_bytes()
 

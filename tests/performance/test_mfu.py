@@ -63,6 +63,11 @@ def test_useful_tokens_of_the_default_layout():
     # 21 fixed tokens and 10 for each of 12 atoms; 19^3 voxels.
     assert (work.useful.n_preamble, work.useful.n_density) == (141, 6859)
     assert work.tokens == 128 * 8192
+    filled = StepWork.from_config(load_config(CONFIGS / "200m-v6e16.yaml", ["--data.layout", "v3-fill8k"]), "tpu", 29)
+    # SHAPE and 10 for each of 29 atoms; a box of 19 x 20 x 20.
+    assert (filled.useful.n_preamble, filled.useful.n_density) == (21 + 5 + 290, 7600)
+    assert (filled.flops_full, filled.flops_executed) == (work.flops_full, work.flops_executed)
+    assert filled.flops_useful > 1.1 * work.flops_useful
     many = StepWork.from_config(load_config(CONFIGS / "200m-v6e16.yaml"), "tpu", n_atoms=300)
     assert many.useful.n_density < 6859  # the patch shrinks
 

@@ -103,6 +103,7 @@ def test_stopped_and_started_again(tmp_path, make_grid, product_codec):
         ("unit", "fitted to densities in e_per_A3"),
         ("vocabulary", "has a vocabulary of"),
         ("layout", "patches of 4 voxels a side, layout v3-p7 of 7"),
+        ("boxes", "layout first-v3 has boxes"),
         ("no codec", "codec 'lmq', which meta.json does not hold"),
         ("no meta", "is no data set of the first generation"),
         ("context", "expected BOS to EOS in at most 140 tokens"),
@@ -117,6 +118,8 @@ def test_what_cannot_be_imported(tmp_path, make_grid, codec, product_codec, chan
         given = TwoTokenCodec()
     elif change == "layout":
         layout = SequenceLayout("v3-p7", "v3", 7, 512)
+    elif change == "boxes":
+        layout = SequenceLayout("first-v3", "v3", 4, 160, max_side_difference=1)
     elif change == "no codec":
         given = None
     elif change == "no meta":

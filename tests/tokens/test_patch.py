@@ -12,6 +12,8 @@ from tomat.tokens.layouts import SequenceLayout
 from tomat.tokens.patch import check_encodable, decode_sequence, encode_rows, encode_sequence
 
 V3 = SequenceLayout("small-v3", "v3", 4, 160)
+FILLING = SequenceLayout("small-filling", "v3", 4, 160, max_side_difference=2)
+FILLING_V2 = SequenceLayout("small-filling-v2", "v2", 4, 160, max_side_difference=1)
 V2 = SequenceLayout("small-v2", "v2", 4, 220, tokens_per_voxel=2)
 
 cases = st.fixed_dictionaries(
@@ -37,11 +39,11 @@ def test_v3_round_trip(make_grid, codec, case, anchor):
     ids = encode_sequence(grid, anchor, V3, codec)
     assert ids.dtype == np.uint16 and ids.shape == (160,)
     read = decode_sequence(ids, V3, codec)
-    side = V3.patch_side(case["n_atoms"])
-    assert read.grid_shape == grid.grid_shape and read.patch_shape == (side,) * 3 and read.offset is None
+    patch_shape = V3.patch_shape(case["n_atoms"])
+    assert read.grid_shape == grid.grid_shape and read.patch_shape == patch_shape and read.offset is None
     np.testing.assert_array_equal(read.atomic_numbers, grid.atomic_numbers)
     # The voxels are those of the density, up to the codec's bins.
-    patch = grid.patch(anchor, (side,) * 3)
+    patch = grid.patch(anchor, patch_shape)
     np.testing.assert_array_equal(read.density_tokens, codec.encode(patch))
     np.testing.assert_array_equal(read.rho, codec.decode(codec.encode(patch)))
     # The atoms are those of the crystal seen from the patch.
@@ -50,7 +52,7 @@ def test_v3_round_trip(make_grid, codec, case, anchor):
     parameters = np.array(grid.lattice_parameters)
     assert np.all(np.abs(np.array(read.lattice_parameters) - parameters) <= [0.02501] * 3 + [0.1001] * 3)
     has_shape = v.SHAPE_START in ids[: np.flatnonzero(ids == v.DENSITY_BLOCK_START)[0]]
-    assert has_shape == (side < V3.patch_size)
+    assert has_shape == (patch_shape != (4, 4, 4))
 
 
 @settings(max_examples=40, deadline=None)
@@ -60,15 +62,47 @@ def test_v2_round_trip(make_grid, case, anchor, unit):
     ids = encode_sequence(grid, anchor, V2, codec)
     read = decode_sequence(ids, V2, codec)
     shape = np.array(grid.grid_shape)
-    side = V2.patch_side(case["n_atoms"])
-    assert read.grid_shape == grid.grid_shape and read.patch_shape == (side,) * 3
+    patch_shape = V2.patch_shape(case["n_atoms"])
+    assert read.grid_shape == grid.grid_shape and read.patch_shape == patch_shape
     np.testing.assert_array_equal(read.offset, np.array(anchor) % shape)
     assert np.all(wrapped_distance(read.frac_coords, grid.frac_coords) <= MAX_ERROR)
-    patch = grid.patch(anchor, (side,) * 3) * (np.float64(grid.volume_a3) if unit == "rho_times_volume" else 1)
+    patch = grid.patch(anchor, patch_shape) * (np.float64(grid.volume_a3) if unit == "rho_times_volume" else 1)
     np.testing.assert_allclose(read.values, patch, rtol=1e-5)
     if unit == "rho_times_volume":
         with pytest.raises(TomatError, match="rho_times_volume, not e_per_A3"):
             _ = read.rho
+
+
+@settings(max_examples=60, deadline=None)
+@given(cases, anchors, st.sampled_from([FILLING, FILLING_V2]))
+def test_round_trip_of_boxes(make_grid, codec, case, anchor, layout):
+    grid = make_grid(**case)
+    ids = encode_sequence(grid, anchor, layout, codec)
+    read = decode_sequence(ids, layout, codec)
+    box = layout.patch_shape(case["n_atoms"])
+    assert read.patch_shape == box and read.grid_shape == grid.grid_shape
+    # Voxel by voxel, wrapped round the cell axis by axis.
+    along = [(anchor[axis] + np.arange(box[axis])) % grid.grid_shape[axis] for axis in range(3)]
+    np.testing.assert_array_equal(read.density_tokens, codec.encode(grid.rho[np.ix_(*along)]))
+    origin = np.array(anchor) / grid.grid_shape if layout.version == "v3" else np.zeros(3)
+    assert np.all(wrapped_distance(read.frac_coords, grid.frac_coords - origin) <= MAX_ERROR + 1e-14)
+    np.testing.assert_array_equal(read.atomic_numbers, grid.atomic_numbers)
+    # What is not padding is what the layout counts, and a reader of cubes of the same P reads the same.
+    assert np.count_nonzero(ids) == layout.used_tokens(case["n_atoms"], box)
+    cubes = SequenceLayout("cubes", layout.version, layout.patch_size, layout.context)
+    np.testing.assert_array_equal(decode_sequence(ids, cubes, codec).density_tokens, read.density_tokens)
+    rows = encode_rows(grid, np.array([anchor, (0, 0, 0), anchor]), layout, codec)
+    np.testing.assert_array_equal(rows[[0, 2]], [ids, ids])
+
+
+def test_boxes_say_their_shape_and_the_default_cube_does_not(make_grid, codec):
+    layout = SequenceLayout("filling", "v3", 4, 21 + 64, max_side_difference=1)
+    for n_atoms, box in ((0, (4, 4, 4)), (1, (3, 4, 4)), (2, (3, 3, 4)), (3, (3, 3, 3))):
+        ids = encode_sequence(make_grid(n_atoms=n_atoms), (1, 2, 3), layout, codec).tolist()
+        assert (v.SHAPE_START in ids) == (box != (4, 4, 4))
+        if v.SHAPE_START in ids:
+            assert ids[ids.index(v.SHAPE_START) :][:5] == [9, *(138 + side for side in box), 10]
+        assert decode_sequence(np.array(ids), layout, codec).patch_shape == box
 
 
 def test_v3_token_by_token(codec):
@@ -108,11 +142,11 @@ def test_v3_token_by_token(codec):
 
 
 def test_smaller_patch_where_atoms_leave_no_room(make_grid, codec):
-    assert [V3.patch_side(n) for n in (7, 8, 10, 11, 12, 13)] == [4, 3, 3, 2, 2, 1]
+    assert [V3.patch_shape(n) for n in (7, 8, 10, 11, 12, 13)] == [(side,) * 3 for side in (4, 3, 3, 2, 2, 1)]
     for n_atoms in (8, 12, 13):
         ids = encode_sequence(make_grid(n_atoms=n_atoms), (9, 0, 8), V3, codec)
         read = decode_sequence(ids, V3, codec)
-        assert read.patch_shape == (V3.patch_side(n_atoms),) * 3
+        assert read.patch_shape == V3.patch_shape(n_atoms)
     with pytest.raises(TomatError, match="too short: 14 atoms"):
         encode_sequence(make_grid(n_atoms=14), (0, 0, 0), V3, codec)
 

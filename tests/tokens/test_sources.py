@@ -88,7 +88,7 @@ def test_settings_that_cannot_be(words, message):
         load_retokenize_config(None, words)
 
 
-@pytest.mark.parametrize("name", ["v3-p19", "v3-p15", "v3-p12", "v3-p11", "v2-p14"])
+@pytest.mark.parametrize("name", ["v3-p19", "v3-p20", "v3-fill8k", "v3-p15", "v3-p12", "v3-p11", "v2-p14"])
 def test_shipped_configurations_say_what_their_layout_is(name):
     path = f"configs/tokenize/{name}.yaml"
     config = load_retokenize_config(path, ["--input", "in", "--output", "out"])

@@ -7,6 +7,7 @@ the answer is held against), so the codec's own rounding is part of every figure
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 
 import numpy as np
 
@@ -107,8 +108,8 @@ def make_patches(
             too short for any voxel, or for the whole patch in a tiling.
     """
     check_codec(codec)
-    side = check_encodable(grid, layout, codec)
-    patch_shape, n_voxels = (side, side, side), side**3
+    patch_shape = check_encodable(grid, layout, codec)
+    n_voxels = prod(patch_shape)
     length = layout.context if seq_len is None else seq_len
     rows = encode_rows(grid, anchors, layout, codec)
     # Every row of a material has the same preamble, so the first row tells where the density block starts.

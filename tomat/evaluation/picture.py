@@ -65,20 +65,20 @@ def teacher_forced_plane(
     nx, ny, nz = (int(side) for side in grid.grid_shape)
     if not 0 <= chosen < nz:
         raise TomatError(f"plane {chosen} is not in the cell, whose planes along c are 0 to {nz - 1}.")
-    side = check_encodable(grid, evaluator.layout, evaluator.codec)
-    anchors = tiling_anchors((nx, ny, 1), (side, side, 1))
-    anchors[:, 2] = (chosen - side // 2) % nz
+    px, py, pz = check_encodable(grid, evaluator.layout, evaluator.codec)
+    anchors = tiling_anchors((nx, ny, 1), (px, py, 1))
+    anchors[:, 2] = (chosen - pz // 2) % nz
     patches = evaluator.patches_at(model, grid, anchors)
-    middle = patches.counted.reshape(-1, *patches.patch_shape)[:, :, :, side // 2]
+    middle = patches.counted.reshape(-1, *patches.patch_shape)[:, :, :, pz // 2]
     if not middle.all():
         raise TomatError(
-            f"the model reads {patches.tokens.shape[1]} tokens, too few for whole patches of {side}^3 voxels, so a "
-            "plane cannot be tiled; draw a picture with a model of the layout's full context."
+            f"the model reads {patches.tokens.shape[1]} tokens, too few for whole patches of {px} x {py} x {pz} "
+            "voxels, so a plane cannot be tiled; draw a picture with a model of the layout's full context."
         )
-    predicted = evaluator.predict(model, [patches])[0].median[:, :, :, side // 2]
+    predicted = evaluator.predict(model, [patches])[0].median[:, :, :, pz // 2]
     image = np.empty((nx, ny), dtype=np.float32)
     for (x, y, _), tile in zip(anchors, predicted, strict=True):
-        width, height = min(side, nx - x), min(side, ny - y)
+        width, height = min(px, nx - x), min(py, ny - y)
         image[x : x + width, y : y + height] = tile[:width, :height]
     a, b, _, _, _, gamma = grid.lattice_parameters
     return DensityPlane(

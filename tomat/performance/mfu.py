@@ -9,6 +9,7 @@ issue; `hfu` counts what the program executes.
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from math import prod
 from statistics import median, quantiles
 from typing import Any
 
@@ -77,11 +78,11 @@ class StepWork:
         rows = config.data.n_density_tokens if density_only else vocab_size
         seq_len = config.seq_len
         layout = config.data.sequence_layout
-        side = layout.patch_side(n_atoms)
-        n_preamble = min(layout.preamble_tokens(n_atoms, side), seq_len)
+        patch_shape = layout.patch_shape(n_atoms)
+        n_preamble = min(layout.preamble_tokens(n_atoms, patch_shape), seq_len)
         useful = UsefulTokens(
             n_preamble=n_preamble,
-            n_density=min(layout.tokens_per_voxel * side**3, seq_len - n_preamble),
+            n_density=min(layout.tokens_per_voxel * prod(patch_shape), seq_len - n_preamble),
             head_rows=rows,
             loss_on_preamble=config.loss.preamble_weight > 0,
         )

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from tomat.errors import TomatError
+from tomat.tokens.layout_commands import register_layouts
 from tomat.tokens.retokenize_commands import register_retokenize
 from tomat.tokens.shard_commands import register_import, register_verify
 
@@ -54,6 +55,7 @@ def _register_show(subparsers: argparse._SubParsersAction) -> None:
     show.add_argument("--voxels", type=int, default=8, help="voxels to spell out (default: %(default)s)")
     show.add_argument("--raw", action="store_true", help="also every token by name")
     show.set_defaults(run=run_show)
+    register_layouts(verbs)
 
 
 def _register_shards(subparsers: argparse._SubParsersAction) -> None:
@@ -167,7 +169,8 @@ def _report(shards: Any, path: Path | None, extra: dict[str, Any]) -> None:
     } | extra
     table = Table(title=shards.url, show_header=False)
     table.add_row("split", manifest.split or "-")
-    table.add_row("layout", f"{layout.name}: {layout.n_voxels:,} voxels, context {layout.context:,}")
+    most = "up to " if layout.fills_context else ""
+    table.add_row("layout", f"{layout.name}: {most}{layout.n_voxels:,} voxels, context {layout.context:,}")
     table.add_row("rows", f"{manifest.rows:,} in {manifest.n_chunks:,} chunks of {manifest.block_rows}")
     skipped = f", {len(manifest.skipped):,} skipped" if manifest.skipped else ""
     table.add_row("materials", f"{len(manifest.materials):,}{skipped}, {manifest.patches_per_material} rows each")

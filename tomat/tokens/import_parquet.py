@@ -126,6 +126,11 @@ def import_first_generation(
         TomatError: if the set cannot be read, is not in that layout, or its rows are shuffled over the materials.
     """
     source = FirstGeneration.open(folder)
+    if layout.fills_context:
+        raise TomatError(
+            f"{folder} has cubes, as all sets of the first generation; layout {layout.name} has boxes. Name the layout "
+            "it was written in with --layout."
+        )
     if source.meta["patch_size"] != layout.patch_size:
         raise TomatError(
             f"{folder} has patches of {source.meta['patch_size']} voxels a side, layout {layout.name} of "

@@ -203,7 +203,7 @@ class ShardManifest:
 
     def to_text(self) -> str:
         """JSON text, the same for the same manifest, one material or checksum a line."""
-        content = asdict(self) | {"context": self.context, "checksum": CHECKSUM}
+        content = asdict(self) | {"layout": self.layout.to_dict(), "context": self.context, "checksum": CHECKSUM}
         parts = []
         for key in sorted(content):
             value = content[key]
@@ -261,7 +261,7 @@ def plan_identity(
     """All that decides the tokens of a data set, but for the order of its materials: plans alike here are of one "
     "set."""
     return {
-        "layout": asdict(layout),
+        "layout": layout.to_dict(),
         "codec": codec_sha256,
         "patches_per_material": patches_per_material,
         "seed": seed,

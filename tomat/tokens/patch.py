@@ -6,6 +6,7 @@ into the cell.
 """
 
 from dataclasses import dataclass
+from math import prod
 from typing import NoReturn
 
 import numpy as np
@@ -15,7 +16,7 @@ from tomat.codec.position import TOKENS_PER_COORDINATE, decode_positions, encode
 from tomat.density.grid import DensityGrid
 from tomat.errors import TomatError
 from tomat.tokens import vocabulary as v
-from tomat.tokens.layouts import LAYOUTS, SequenceLayout, layout_named
+from tomat.tokens.layouts import LAYOUTS, PatchShape, SequenceLayout, layout_named
 
 __all__ = [
     "LAYOUTS",
@@ -37,8 +38,8 @@ ANGLE_STEP_DEGREES = 0.2
 _INTEGER_END = v.INTEGER_START + v.N_INTEGERS
 
 
-def check_encodable(grid: DensityGrid, layout: SequenceLayout, codec: DensityCodec) -> int:
-    """Check that patches of `grid` can be written in `layout`, and return the side of the patch, in voxels.
+def check_encodable(grid: DensityGrid, layout: SequenceLayout, codec: DensityCodec) -> PatchShape:
+    """Check that patches of `grid` can be written in `layout`, and return the shape of the patch, in voxels.
 
     Raises:
         TomatError: if a grid side exceeds 1023, an element or the lattice is out of the vocabulary's range, the context
@@ -48,11 +49,11 @@ def check_encodable(grid: DensityGrid, layout: SequenceLayout, codec: DensityCod
     return check_grid_encodable(grid, layout)
 
 
-def check_grid_encodable(grid: DensityGrid, layout: SequenceLayout) -> int:
+def check_grid_encodable(grid: DensityGrid, layout: SequenceLayout) -> PatchShape:
     """As `check_encodable`, while there is no codec yet."""
     _grid_and_lattice_integers(grid)
     _element_ids(grid)
-    return layout.patch_side(len(grid.atomic_numbers))
+    return layout.patch_shape(len(grid.atomic_numbers))
 
 
 def _named(grid: DensityGrid) -> str:
@@ -95,14 +96,13 @@ def _element_ids(grid: DensityGrid) -> np.ndarray:
     return numbers - 1 + v.ELEMENT_START
 
 
-def _patch_of(values: np.ndarray, anchor: np.ndarray, side: int) -> np.ndarray:
-    """The `side`^3 voxels from `anchor` (inside the cell), wrapped; `values` is [nx, ny, nz, ...]."""
-    shape = values.shape[:3]
-    if all(start + side <= length for start, length in zip(anchor, shape, strict=True)):
-        x, y, z = anchor
-        return values[x : x + side, y : y + side, z : z + side]
-    steps = np.arange(side)
-    return values[np.ix_(*((start + steps) % length for start, length in zip(anchor, shape, strict=True)))]
+def _patch_of(values: np.ndarray, anchor: np.ndarray, patch_shape: PatchShape) -> np.ndarray:
+    """The box of voxels from `anchor` (inside the cell), wrapped; `values` is [nx, ny, nz, ...]."""
+    ends = [int(start) + side for start, side in zip(anchor, patch_shape, strict=True)]
+    if all(end <= length for end, length in zip(ends, values.shape, strict=False)):
+        return values[tuple(slice(int(start), end) for start, end in zip(anchor, ends, strict=True))]
+    steps = [np.arange(int(start), end) for start, end in zip(anchor, ends, strict=True)]
+    return values[np.ix_(*(each % length for each, length in zip(steps, values.shape, strict=False)))]
 
 
 def _in_unit(rho: np.ndarray, grid: DensityGrid, codec: DensityCodec) -> np.ndarray:
@@ -129,7 +129,8 @@ def encode_rows(grid: DensityGrid, anchors: np.ndarray, layout: SequenceLayout, 
         TomatError: as `check_encodable`.
     """
     v.Vocabulary(codec.n_density_tokens)
-    side = check_encodable(grid, layout, codec)
+    patch_shape = check_encodable(grid, layout, codec)
+    n_voxels = prod(patch_shape)
     shape, lattice = _grid_and_lattice_integers(grid)
     anchors = np.asarray(anchors, dtype=np.int64).reshape(-1, 3) % shape
     n_rows, n_atoms = len(anchors), len(grid.atomic_numbers)
@@ -153,27 +154,27 @@ def encode_rows(grid: DensityGrid, anchors: np.ndarray, layout: SequenceLayout, 
     )
     parts = [np.broadcast_to(same, (n_rows, len(same))), positions + v.POSITION_START]
     parts.append(np.full((n_rows, 1), v.POSITIONS_END))
-    if layout.version == "v2" or side < layout.patch_size:
-        parts.append(integers(v.SHAPE_START, [side] * 3, v.SHAPE_END))
+    if layout.version == "v2" or patch_shape != layout.default_shape:
+        parts.append(integers(v.SHAPE_START, list(patch_shape), v.SHAPE_END))
     if layout.version == "v2":
         parts.append(integers(v.OFFSET_START, anchors, v.OFFSET_END))
-        parts.append(integers(v.HIGH_START, (anchors + side - 1) % shape, v.HIGH_END))
+        parts.append(integers(v.HIGH_START, (anchors + patch_shape - 1) % shape, v.HIGH_END))
     parts.append(np.full((n_rows, 1), v.DENSITY_BLOCK_START))
     preamble = np.concatenate(parts, axis=1)
 
     rows = np.full((n_rows, layout.context), v.PAD, dtype=np.uint16)
     start = preamble.shape[1]
-    end = start + layout.tokens_per_voxel * side**3
+    end = start + layout.tokens_per_voxel * n_voxels
     rows[:, :start] = preamble
     rows[:, end] = v.DENSITY_BLOCK_END
     rows[:, end + 1] = v.EOS
     # Encoding is voxel by voxel, so encode the smaller of the two: the whole cell, or the patches.
-    whole = codec.encode(_in_unit(grid.rho, grid, codec)) if n_rows * side**3 >= grid.rho.size else None
+    whole = codec.encode(_in_unit(grid.rho, grid, codec)) if n_rows * n_voxels >= grid.rho.size else None
     for row, anchor in zip(rows, anchors, strict=True):
         if whole is None:
-            ids = codec.encode(_in_unit(np.ascontiguousarray(_patch_of(grid.rho, anchor, side)), grid, codec))
+            ids = codec.encode(_in_unit(np.ascontiguousarray(_patch_of(grid.rho, anchor, patch_shape)), grid, codec))
         else:
-            ids = _patch_of(whole, anchor, side)
+            ids = _patch_of(whole, anchor, patch_shape)
         row[start:end] = ids.reshape(-1)
     rows[:, start:end] += np.uint16(v.DENSITY_START)
     return rows
@@ -300,7 +301,7 @@ def decode_sequence(
     positions = read.take(n_ids, v.POSITION_START, v.DENSITY_START, "a coordinate")
     read.expect(v.POSITIONS_END)
     frac_coords = decode_positions(positions.reshape(n_atoms, 3, TOKENS_PER_COORDINATE))
-    patch_shape = (layout.patch_size,) * 3
+    patch_shape: tuple[int, ...] = layout.default_shape
     if layout.version == "v2" or read.next_is(v.SHAPE_START):
         patch_shape = read.integers(v.SHAPE_START, 3, v.SHAPE_END)
     offset = None

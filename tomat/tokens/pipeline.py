@@ -291,7 +291,7 @@ def request_identity(
     """All that decides the bytes of the set; where the densities lie does not."""
     names = "\n".join(material.material_id for material in materials)
     return {
-        "layout": asdict(config.sequence_layout),
+        "layout": config.sequence_layout.to_dict(),
         "codec": codec_sha256 or {"fit": "lloyd_max", "bins": config.bins, "objective": config.objective},
         "patches_per_material": config.patches_per_material,
         "seed": config.seed,

@@ -27,6 +27,13 @@ from tomat.training.loss_tiles import TABLE_FILE, LossTiles
 LIMIT_SECONDS = 1800.0
 """Of one compile: 40 to 300 s on two cores, by how much else runs on them."""
 
+PACKAGE = Path(__file__).parent.parent
+SOURCES = (
+    "training/loss*.py", "planning/loss_child.py", "planning/llo.py", "planning/scalar_code.py",
+    "planning/schedule_model.py", "planning/roofline.py", "planning/estimate.py",
+)  # fmt: skip
+"""Files of tomat that decide an answer."""
+
 
 @dataclass(frozen=True)
 class LossShape:
@@ -61,6 +68,19 @@ class LossShape:
         }
 
 
+def kept_answer(request: dict[str, Any], cache_dir: Path) -> Path:
+    """Where the cache holds, or will hold, the answer to a request."""
+    from tomat.planning.topology import compiler_version
+
+    sources = hashlib.sha256()
+    for pattern in SOURCES:
+        for path in sorted(PACKAGE.glob(pattern)):
+            sources.update(path.read_bytes())
+    versions = [compiler_version(), importlib.metadata.version("jax")]
+    words = json.dumps([request, versions, sources.hexdigest()], sort_keys=True)
+    return cache_dir / f"{hashlib.sha256(words.encode()).hexdigest()[:24]}.json"
+
+
 def planned(request: dict[str, Any], cache_dir: Path) -> dict[str, Any]:
     """What the compiler makes of a request, from the cache or by compiling.
 
@@ -75,15 +95,9 @@ def planned(request: dict[str, Any], cache_dir: Path) -> dict[str, Any]:
         TomatError: No compiler, or a compiling process that failed.
     """
     from tomat.performance.chips import slice_named
-    from tomat.planning.topology import compiler_version, libtpu_environment
+    from tomat.planning.topology import libtpu_environment
 
-    compiler = compiler_version()
-    package = Path(__file__).parent.parent
-    sources = hashlib.sha256()
-    for path in sorted((*package.glob("training/loss*.py"), *package.glob("planning/*.py"))):
-        sources.update(path.read_bytes())
-    words = json.dumps([request, compiler, importlib.metadata.version("jax"), sources.hexdigest()], sort_keys=True)
-    kept = cache_dir / f"{hashlib.sha256(words.encode()).hexdigest()[:24]}.json"
+    kept = kept_answer(request, cache_dir)
     if kept.exists():
         return json.loads(kept.read_text(encoding="utf-8"))
     cache_dir.mkdir(parents=True, exist_ok=True)
@@ -96,7 +110,7 @@ def planned(request: dict[str, Any], cache_dir: Path) -> dict[str, Any]:
         result_file = work / "result.json"
         command = [sys.executable, "-m", "tomat.planning.loss_child", str(work / "request.json"), str(result_file)]
         environment = os.environ | libtpu_environment(slice_named(request["slice"]), libtpu_flags, [])
-        environment["PYTHONPATH"] = os.pathsep.join([str(package.parent), *filter(None, [os.getenv("PYTHONPATH")])])
+        environment["PYTHONPATH"] = os.pathsep.join([str(PACKAGE.parent), *filter(None, [os.getenv("PYTHONPATH")])])
         try:
             child = subprocess.run(
                 command, env=environment, capture_output=True, text=True, cwd=work, timeout=LIMIT_SECONDS

@@ -148,7 +148,7 @@ def _plan(spec: BlockSpec, n: int, head_shape: tuple[int, ...], dtype: jnp.dtype
     n_others = n_rows - spec.n_bins if config.vocabulary == "full" or config.preamble_weight > 0 else 0
     density_ids, other_ids = (-(-count // tiles.block_ids) * tiles.block_ids for count in (spec.n_bins, n_others))
     resident = min(tiles.resident_rows, -(-n // tiles.block_rows) * tiles.block_rows)
-    capacity = check_vmem(tiles, resident, width, jnp.dtype(dtype).itemsize, n_statistics(config), device_kind)
+    vmem_bytes = check_vmem(tiles, resident, width, jnp.dtype(dtype).itemsize, n_statistics(config), device_kind)
     return KernelPlan(
         config=config,
         has_values=spec.has_values,
@@ -159,7 +159,7 @@ def _plan(spec: BlockSpec, n: int, head_shape: tuple[int, ...], dtype: jnp.dtype
         block_rows=tiles.block_rows,
         block_ids=tiles.block_ids,
         chunk_rows=tiles.chunk_rows,
-        vmem_bytes=capacity,
+        vmem_bytes=vmem_bytes,
         interpret=config.interpret,
     )
 

@@ -25,8 +25,11 @@ VMEM_BYTES = {
     "TPU v6 lite": 128 * 2**20,
 }
 """VMEM of a core by JAX's name of the device (`vmem_capacity_bytes` in jax 0.11.1's `tpu_info.py`)."""
-VMEM_SHARE = 0.9
-"""Share of VMEM that the kernels' blocks may take; the compiler needs the rest for what it spills."""
+VMEM_SHARE = 0.8
+"""Share of VMEM that the kernels' blocks may take; the rest is for the products on their way and what is spilled."""
+SPARE_VMEM = 16 * 2**20
+"""VMEM that is granted on top of the blocks, bytes. What is not asked for stays with XLA, which keeps other arrays
+there."""
 
 TABLE_FILE = Path(__file__).with_name("loss_tiles.json")
 
@@ -152,7 +155,7 @@ def vmem_bytes(tiles: LossTiles, rows: int, width: int, itemsize: int, n_statist
 
 
 def check_vmem(tiles: LossTiles, rows: int, width: int, itemsize: int, n_statistics: int, device_kind: str) -> int:
-    """VMEM that the kernels may take, bytes: the chip's, where the tiles fit.
+    """VMEM to ask for, bytes, where the tiles fit.
 
     Raises:
         TomatError: They do not.
@@ -166,4 +169,4 @@ def check_vmem(tiles: LossTiles, rows: int, width: int, itemsize: int, n_statist
             f"{capacity / 2**20:.0f} MiB, of which {VMEM_SHARE * capacity / 2**20:.0f} may be used. Set a smaller "
             "loss.tiles.resident_rows or loss.tiles.block_ids, or loss.kernel: xla."
         )
-    return capacity
+    return needed + SPARE_VMEM

@@ -197,16 +197,23 @@ class ExecutedHead:
     """Positions with logits, a ragged last block rounded up."""
     rows: int
     """Ids with logits."""
+    passes: int = TRAINING_PASSES
+    """Products with the head: logits, and one for each gradient; the Pallas loss computes the logits twice."""
 
 
-def executed_head(seq_len: int, rows: int, block_positions: int | None) -> ExecutedHead:
-    """Logits as tomat's blocked loss computes them: every position, padding too, once, in blocks.
+def executed_head(
+    seq_len: int, rows: int, block_positions: int | None, kernel: Literal["xla", "pallas"] = "xla"
+) -> ExecutedHead:
+    """Logits as tomat's loss computes them: every position, padding too.
 
     Args:
         seq_len: Positions.
         rows: Ids over which the loss normalises.
-        block_positions: Positions of a block; None: all in one.
+        block_positions: Positions of a block of the `xla` kernel; None: all in one.
+        kernel: `loss.kernel`. What `pallas` pads ids to whole tiles with (2 % of 18,570 at 512) is not counted.
     """
+    if kernel == "pallas":
+        return ExecutedHead(seq_len, rows, TRAINING_PASSES + 1)
     block = seq_len if block_positions is None else min(block_positions, seq_len)
     return ExecutedHead(math.ceil(seq_len / block) * block, rows)
 
@@ -221,7 +228,7 @@ def executed_training_flops(
         seq_len: Positions, padding included.
         kernels: Attention.
         recomputation: Gradient checkpointing.
-        head: The loss; its logits are computed once, and multiplied twice more for the two gradients.
+        head: The loss; its logits, and what is multiplied for the two gradients.
     """
     again = (
         recomputation.qkv * shape.qkv_weights
@@ -234,5 +241,5 @@ def executed_training_flops(
     return Flops(
         projections=2 * seq_len * weights,
         attention=(1 + recomputation.attention) * forward + kernels.backward_flops(shape, seq_len),
-        head=TRAINING_PASSES * 2 * head.positions * shape.hidden_dim * head.rows,
+        head=head.passes * 2 * head.positions * shape.hidden_dim * head.rows,
     )

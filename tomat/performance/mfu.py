@@ -92,7 +92,7 @@ class StepWork:
             seq_len,
             kernels,
             Recomputation.from_config(config.model, kernels.backend),
-            executed_head(seq_len, rows, config.loss.block_positions),
+            executed_head(seq_len, rows, config.loss.block_positions, config.loss.kernel),
         )
         batch = config.batch_size
         return cls(

@@ -60,7 +60,7 @@ IRRELEVANT_KEYS = (
 """Keys that do not reach the compiled step. A key that is missing here costs a lowering (10 s), not a wrong answer."""
 
 STEP_SOURCES = (
-    "training/attention.py", "training/config.py", "training/loss*.py", "training/model.py",
+    "training/attention.py", "training/config.py", "training/loss*.py", "training/loss_tiles.json", "training/model.py",
     "training/norm_rotary.py", "training/presets.py", "training/splash.py", "training/step.py", "tokens/layouts.py",
     "tokens/vocabulary.py", "planning/lowering.py", "planning/topology.py", "planning/compile_child.py",
 )  # fmt: skip

@@ -5,10 +5,13 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from tomat.errors import TomatError
+from tomat.training.loss_tiles import LossTiles
 
 LossKind = Literal["cross_entropy", "soft_cross_entropy", "ce_emd", "emd", "l1_mean", "crps"]
 TargetSpace = Literal["bin", "rho"]
 LossVocabulary = Literal["density", "full"]
+
+LossKernel = Literal["xla", "pallas"]
 
 LOSS_KINDS: tuple[LossKind, ...] = get_args(LossKind)
 
@@ -63,8 +66,23 @@ class LossConfig:
     and 256 takes an estimated 23.3 and 22.7 ms a step, and `emd` at 256 and 512 21.6 and 23.7 ms (three matmuls at
     the peak rate: 7.2 ms), with 0.10, 0.30, 0.17 and 0.57 GB of temporaries."""
 
+    kernel: LossKernel = "xla"
+    """`xla`: a scan over blocks of `block_positions`, on any platform. `pallas`: two TPU kernels that keep the logits
+    in VMEM (`loss_pallas.py`), for every kind but `crps`. Values and gradients are the same up to rounding. `tomat
+    bench loss-tiles` plans both for a chip."""
+    tiles: LossTiles = LossTiles()
+    """Of the `pallas` kernel; what is not set comes from a table of tuned tiles."""
+    interpret: bool = False
+    """Run the `pallas` kernel in Pallas' interpreter on whatever platform there is: to check values without a TPU, much
+    slower than `xla`."""
+
     def __post_init__(self) -> None:
-        for name, kinds in (("kind", LossKind), ("target_space", TargetSpace), ("vocabulary", LossVocabulary)):
+        for name, kinds in (
+            ("kind", LossKind),
+            ("target_space", TargetSpace),
+            ("vocabulary", LossVocabulary),
+            ("kernel", LossKernel),
+        ):
             value = getattr(self, name)
             if value not in get_args(kinds):
                 raise TomatError(f"loss.{name} is {value!r}; expected one of {', '.join(get_args(kinds))}.")
@@ -82,6 +100,11 @@ class LossConfig:
             raise TomatError(f"loss.preamble_weight is {self.preamble_weight}; expected 0 (density only) or more.")
         if self.block_positions < 1:
             raise TomatError(f"loss.block_positions is {self.block_positions}; expected at least 1.")
+        if self.kernel == "pallas" and self.kind == "crps":
+            raise TomatError(
+                "loss.kind crps needs a cumulative sum over all bins, which the pallas kernel, working through them in "
+                "tiles, does not have. Set loss.kernel: xla."
+            )
 
     @property
     def unit(self) -> str:

@@ -255,7 +255,7 @@ def _scan_blocks(
     weights: PositionWeights,
     tables: BinTables,
 ) -> tuple[LossSums, tuple[jax.Array, ...]]:
-    """All blocks of the positions on this device, and the sum over devices.
+    """All blocks of the positions on this device.
 
     Returns:
         The sums, and with `differentiate` the gradients of `sums.loss`: by `hidden`, in its type, and by `head`, in
@@ -309,6 +309,16 @@ def _scan_blocks(
     zero = jnp.zeros((), jnp.float32)
     none_yet = (jnp.zeros_like(hidden), jnp.zeros(head.shape, jnp.float32)) if differentiate else ()
     (sums, gradients), _ = lax.scan(step, (LossSums(*(zero,) * len(LossSums._fields)), none_yet), jnp.arange(n_blocks))
+    return sums, gradients
+
+
+def _on_device(spec: BlockSpec, differentiate: bool, *arrays) -> tuple[LossSums, tuple[jax.Array, ...]]:
+    """The part of batch and positions on this device, by the configured kernel, and the sum over devices."""
+    if spec.config.kernel == "pallas":
+        from tomat.training.loss_pallas import pallas_loss_sums as local_sums  # Pallas' TPU half takes a second
+    else:
+        local_sums = _scan_blocks
+    sums, gradients = local_sums(spec, differentiate, *arrays)
     if spec.sharding is not None:
         # Once, after the scan. Left to XLA, a CPU mesh reduces the head's gradient in every block; libtpu 0.0.46 moves
         # that reduction out of the loop, but nothing promises that it will.
@@ -320,13 +330,13 @@ def _scan_blocks(
 
 
 def _on_mesh(spec: BlockSpec, differentiate: bool, *arrays) -> tuple[LossSums, tuple[jax.Array, ...]]:
-    """`_scan_blocks`, on each device its part of batch and positions when there is a mesh."""
-    scan = partial(_scan_blocks, spec, differentiate)
+    """`_on_device`, on each device its part of batch and positions when there is a mesh."""
+    on_device = partial(_on_device, spec, differentiate)
     if spec.sharding is None:
-        return scan(*arrays)
+        return on_device(*arrays)
     whole, split2, split3 = PartitionSpec(), spec.sharding.spec(2), spec.sharding.spec(3)
     return jax.shard_map(
-        scan,
+        on_device,
         mesh=spec.sharding.mesh,
         in_specs=(split3, whole, split2, split2, whole),
         out_specs=(whole, (split3, whole) if differentiate else ()),

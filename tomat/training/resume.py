@@ -41,6 +41,9 @@ FREE_KEYS = (
     "model.reference_checkpoint",
     "model.tokenizer",
     "loss.block_positions",
+    "loss.kernel",
+    "loss.tiles",
+    "loss.interpret",
 )
 """What lies below a fixed key but decides only how the same numbers are computed."""
 

@@ -77,7 +77,7 @@ def test_the_verb_plans_both_and_finds_them_again(tmp_path: Path, monkeypatch, c
         assert answer["seconds"] == pytest.approx(sum(answer["categories"].values()))
         assert answer["categories"]["loss"] > 0
     kernels = {k["name"].split(".")[0]: k for k in pallas["kernels"]}
-    assert kernels["loss_gradients"]["grid"] == kernels["loss_statistics"]["grid"] == [2]
+    assert kernels["loss_gradients"]["grid"] == [2]
     busy = [k["mxu_seconds"] for k in (kernels["loss_gradients"], kernels["loss_statistics"])]
     assert busy[0] == pytest.approx(3 * busy[1], rel=0.01)
 

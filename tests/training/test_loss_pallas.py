@@ -116,7 +116,7 @@ def test_two_tokens_per_voxel_have_no_densities():
     config = LossConfig(
         kind="cross_entropy", vocabulary="full", kernel="pallas", tiles=LossTiles(80, 80, 128, 16), interpret=True
     )
-    ids = IDS | {"value_table": None}
+    ids: dict[str, Any] = IDS | {"value_table": None}
     loss, metrics = density_loss(*arrays, config=config, tokens_per_voxel=2, **ids)
     expected, _ = plain_loss(*arrays, config=config, tokens_per_voxel=2, **ids)
     np.testing.assert_allclose(loss, expected, rtol=1e-5)

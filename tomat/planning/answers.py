@@ -44,7 +44,8 @@ class AnswerCache:
         except importlib.metadata.PackageNotFoundError:
             return None
         sources = hashlib.sha256()
-        for path in sorted(Path(__file__).parent.parent.rglob("*.py")):
+        package = Path(__file__).parent.parent
+        for path in sorted(path for kind in ("*.py", "*.json", "*.yaml") for path in package.rglob(kind)):
             sources.update(path.read_bytes())
         question = {
             "config": read_yaml(config_path, "configs/train/"),

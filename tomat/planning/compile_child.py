@@ -79,6 +79,9 @@ def _compile(request: dict[str, Any]) -> None:
     slice_ = slice_named(request["slice"])
     # Levanter asks JAX how many devices there are (`lowering.py`).
     jax.config.update("jax_num_cpu_devices", slice_.n_devices)
+    # A Pallas kernel carries the source lines of its operations into the module: without this another checkout of the
+    # same tomat would compile everything again.
+    jax.config.update("jax_hlo_source_file_canonicalization_regex", "^.*/(?=tomat/)")
     config = config_from_dict(request["config"], source="the configuration to plan")
     mesh = slice_mesh(config, topology_devices(slice_))
     table = np.load(request["value_table"]) if request["value_table"] else stand_in_table(config)

@@ -9,6 +9,7 @@ BENCH_MODULES = (
     "tomat.training.bench_loss",
     "tomat.training.bench_preemption",
     "tomat.performance.bench_profile",
+    "tomat.numerics.bench",
 )
 """Modules with `register_bench(subparsers)`; they import no more than argparse and the standard library."""
 

@@ -12,6 +12,7 @@ variants:
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -104,7 +105,7 @@ def load_variants(path: str | Path) -> NumericsConfig:
         cause = tomat_cause(error)
         raise TomatError(f"{path}: {cause or ' '.join(str(error).split())}") from None
     introduction = " ".join(config.introduction.split())
-    place = str(Path(path).parent / config.config_path)
+    place = os.path.normpath(Path(path).parent / config.config_path)
     return replace(config, config_path=place, introduction=introduction, title=config.title or config.name)
 
 

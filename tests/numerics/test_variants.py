@@ -82,7 +82,7 @@ def test_runs_without_an_evaluation_are_refused(tmp_path: Path):
 
 def test_the_variants_that_ship_can_be_planned(tmp_path: Path):
     numerics = load_variants(ROOT / "configs" / "numerics" / "demo.yaml")
-    runs = plan_runs(numerics, [0, 1, 2], None, tmp_path)
+    runs = plan_runs(numerics, [0], None, tmp_path)
     exact = {variant.name for variant in numerics.variants if variant.exact}
     assert {"all-exact", "save-attention", "loss-blocks-64"} <= exact
     assert runs["1x128"][0].config.model.num_heads == 1

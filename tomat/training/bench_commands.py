@@ -10,6 +10,7 @@ BENCH_MODULES = (
     "tomat.training.bench_preemption",
     "tomat.performance.bench_profile",
     "tomat.planning.bench_loss_tiles",
+    "tomat.numerics.bench",
 )
 """Modules with `register_bench(subparsers)`; they import no more than argparse and the standard library."""
 

@@ -125,8 +125,7 @@ class TeacherForcedEvaluator:
     def patches(self, model: LmHeadModel, grid: DensityGrid) -> EvaluationPatches:
         """The patches of `grid` that the configuration asks for, cut to what `model` reads."""
         if self.config.whole_cell:
-            side = check_encodable(grid, self.layout, self.codec)
-            anchors = tiling_anchors(grid.grid_shape, (side, side, side))
+            anchors = tiling_anchors(grid.grid_shape, check_encodable(grid, self.layout, self.codec))
         else:
             count = self.config.patches_per_material
             anchors = random_anchors(grid.material_id, grid.grid_shape, count, self.config.seed)

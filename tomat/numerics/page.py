@@ -36,7 +36,7 @@ PAGE_TEMPLATE = """# {title}
 
 EXACT_HEADER = ("variant", "settings", "why", "first step", "first window", "all steps", "over noise", "verdict",
                 "NMAE - base", "NEMD - base")  # fmt: skip
-INEXACT_HEADER = ("variant", "settings", "why", "parameters", "NMAE", "- base", "NEMD", "- base", "seeds worse",
+INEXACT_HEADER = ("variant", "settings", "why", "parameters", "NMAE", "- base", "NEMD", "- base", "NMAE higher in",
                   "loss over noise")  # fmt: skip
 
 
@@ -108,7 +108,7 @@ def exact_section(record: Mapping[str, Any]) -> str:
             _relative(row["first_step_relative_difference"]),
             _relative(row["first_window_relative_difference"]),
             _relative(row["largest_relative_difference"]),
-            f"{row['largest_window_difference_over_noise']:.3f}",
+            _relative(row["largest_window_difference_over_noise"]),
             verdict(row),
             _difference(row["held_out_nmae_median"]),
             _difference(row["held_out_nemd"]),
@@ -118,7 +118,8 @@ def exact_section(record: Mapping[str, Any]) -> str:
     text = (
         "Largest relative difference of the loss to the base of the same seed, in the first step (rounding alone), in "
         "the first window and in all steps (rounding grows as training goes on); and the largest window difference of "
-        "the mean curve over the noise."
+        "the mean curve over the noise. Tile sizes of the attention kernel and Pallas kernels are not here: a CPU runs "
+        "them only in interpret mode, where their own tests hold values and gradients against a reference."
     )
     return markdown_table(EXACT_HEADER, body, "lllrrrrlrr") + "\n\n" + text
 
@@ -148,7 +149,7 @@ def inexact_section(record: Mapping[str, Any]) -> str:
                 _difference(nmae),
                 _error(nemd),
                 _difference(nemd),
-                f"{nmae['seeds_higher']} of {len(record['seeds'])}",
+                f"{nmae['seeds_higher']} of {len(record['seeds'])} seeds",
                 "another loss" if over is None else f"{over:.2f}",
             )
         )
@@ -184,7 +185,7 @@ def _draw_curves(axes: Axes, record: Mapping[str, Any]) -> None:
             style = "--" if row["exact"] else "-"
             axes.plot(steps, _means(row["loss_window_means"]), style, lw=1, label=row["name"])
     axes.plot(steps, _means(base), color="black", lw=0.8, label="base, mean")
-    axes.set(xlabel="step", ylabel=f"loss, {record['loss_unit']}", yscale="log")
+    axes.set(xlabel="step", ylabel=f"loss, {record['loss_unit']}")
     axes.legend(frameon=False, fontsize=7, ncols=2)
 
 
@@ -216,7 +217,7 @@ def report_table(record: Mapping[str, Any]) -> Table:
             row["name"],
             verdict(row).strip("*") if row["exact"] else "no",
             _relative(row["largest_relative_difference"]) if same else UNKNOWN,
-            f"{row['largest_window_difference_over_noise']:.3f}" if same else UNKNOWN,
+            _relative(row["largest_window_difference_over_noise"]) if same else UNKNOWN,
             _error(row["held_out_nmae_median"]),
             _difference(row["held_out_nmae_median"]),
             _difference(row["held_out_nemd"]),

@@ -85,6 +85,8 @@ def test_a_training_that_runs_already_is_watched(world):
     first = supervisor()
     for command in (first.launch.create, *first.launch.pack, *first.launch.install, first.launch.start):
         assert run_command(command).ok
+    while first._statuses() != ["running"] * 4:  # what was started has to come up first
+        time.sleep(0.05)
     before = len(world.calls())
 
     def stop_it() -> None:

@@ -110,7 +110,6 @@ def planned(request: dict[str, Any], cache_dir: Path) -> dict[str, Any]:
         result_file = work / "result.json"
         command = [sys.executable, "-m", "tomat.planning.loss_child", str(work / "request.json"), str(result_file)]
         environment = os.environ | libtpu_environment(slice_named(request["slice"]), libtpu_flags, [])
-        environment["PYTHONPATH"] = os.pathsep.join([str(PACKAGE.parent), *filter(None, [os.getenv("PYTHONPATH")])])
         try:
             child = subprocess.run(
                 command, env=environment, capture_output=True, text=True, cwd=work, timeout=LIMIT_SECONDS

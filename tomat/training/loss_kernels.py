@@ -82,6 +82,27 @@ class LossSums(NamedTuple):
     other_cross_entropy: jax.Array
 
 
+def weighted_sums(
+    weights: PositionWeights,
+    loss: jax.Array,
+    cross_entropy: jax.Array,
+    emd: jax.Array,
+    top1: jax.Array,
+    rho: jax.Array,
+    other_cross_entropy: jax.Array,
+) -> LossSums:
+    """The sums of some positions; weights and values of each are of one shape."""
+    return LossSums(
+        loss=jnp.sum(weights.density * loss + weights.other * other_cross_entropy),
+        density_loss=jnp.sum(weights.density_mean * loss),
+        cross_entropy=jnp.sum(weights.density_mean * cross_entropy),
+        emd=jnp.sum(weights.density_mean * emd),
+        top1=jnp.sum(weights.density_mean * top1),
+        rho=jnp.sum(weights.density_mean * rho),
+        other_cross_entropy=jnp.sum(weights.other_mean * other_cross_entropy),
+    )
+
+
 class _PositionTerms(NamedTuple):
     """Per position `[B, Q]`, and the gradient of `loss` by the density logits `[B, Q, K]`."""
 
@@ -234,14 +255,8 @@ def _block_terms(
             row_weight = row_weight + weights.other
         gradient = gradient + row_weight[..., None] * everything.p
 
-    sums = LossSums(
-        loss=jnp.sum(weights.density * terms.loss + weights.other * other_cross_entropy),
-        density_loss=jnp.sum(weights.density_mean * terms.loss),
-        cross_entropy=jnp.sum(weights.density_mean * terms.cross_entropy),
-        emd=jnp.sum(weights.density_mean * terms.emd),
-        top1=jnp.sum(weights.density_mean * terms.top1),
-        rho=jnp.sum(weights.density_mean * terms.rho),
-        other_cross_entropy=jnp.sum(weights.other_mean * other_cross_entropy),
+    sums = weighted_sums(
+        weights, terms.loss, terms.cross_entropy, terms.emd, terms.top1, terms.rho, other_cross_entropy
     )
     return sums, gradient
 

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from tomat.training.loss_kernels import BinTables, BlockSpec, LossSums, PositionWeights
+from tomat.training.loss_kernels import BinTables, BlockSpec, LossSums, PositionWeights, weighted_sums
 from tomat.training.loss_pallas_kernels import (
     CENTRE,
     DENSITY_FACTOR,
@@ -115,7 +115,16 @@ def pallas_loss_sums(
         given = {TARGET: group.target, RHO: group.rho}
         statistics = row_statistics(plan, _scalars(given, plan.resident_rows), table, group_hidden, sorted_head)
         terms = _terms(plan, statistics, group)
-        sums = LossSums(*(a + b for a, b in zip(sums, _group_sums(terms, group), strict=True)))
+        group_sums = weighted_sums(
+            group.weights,
+            terms.loss,
+            terms.cross_entropy,
+            terms.emd,
+            terms.top1,
+            group.rho,
+            terms.other_cross_entropy,
+        )
+        sums = LossSums(*(a + b for a, b in zip(sums, group_sums, strict=True)))
         if differentiate:
             by_hidden, by_head = so_far
             scalars = _scalars(given | terms.scalars, plan.resident_rows)
@@ -287,17 +296,3 @@ def _terms(plan: KernelPlan, statistics: jax.Array, rows: _Rows) -> _Terms:
             OTHER_FACTOR: factor[1],
         }
     return _Terms(loss, cross_entropy, emd, top1, other_cross_entropy, scalars)
-
-
-def _group_sums(terms: _Terms, rows: _Rows) -> LossSums:
-    """The sums of S rows."""
-    w = rows.weights
-    return LossSums(
-        loss=jnp.sum(w.density * terms.loss + w.other * terms.other_cross_entropy),
-        density_loss=jnp.sum(w.density_mean * terms.loss),
-        cross_entropy=jnp.sum(w.density_mean * terms.cross_entropy),
-        emd=jnp.sum(w.density_mean * terms.emd),
-        top1=jnp.sum(w.density_mean * terms.top1),
-        rho=jnp.sum(w.density_mean * rows.rho),
-        other_cross_entropy=jnp.sum(w.other_mean * terms.other_cross_entropy),
-    )

@@ -36,6 +36,7 @@ FREE_KEYS = (
     "model.attn_backend",
     "model.flash_attention_block_size",
     "model.gradient_checkpointing",
+    "model.qk_rotary",
     "model.scan_layers",
     "model.splash",
     "model.reference_checkpoint",

@@ -1,11 +1,12 @@
 """What every verb prints and writes alike: JSON reports, progress bars, the console."""
 
+import contextlib
 import json
 import math
 import os
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,16 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 console = Console(width=None if sys.stdout.isatty() else 132)
 """Standard output. In a pipe or a file, where Rich would assume 80 columns, tables get the width they need."""
+
+
+def counted(number: int, noun: str, plural: str | None = None) -> str:
+    """`1 chunk`, `2 chunks`, `1,024 chunks`."""
+    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
+
+
+def is_or_are(number: int) -> str:
+    """The verb after `counted`."""
+    return "is" if number == 1 else "are"
 
 
 def to_jsonable(value: Any) -> Any:
@@ -42,7 +53,8 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
+        # Half of a surrogate pair, as damaged JSON can hold, is written as its escape.
+        with os.fdopen(handle, "w", encoding="utf-8", errors="backslashreplace") as file:
             file.write(text)
         # mkstemp makes private files; a report is as readable as any other file of the user.
         umask = os.umask(0)
@@ -57,6 +69,29 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
 def write_json(path: str | os.PathLike[str], value: Mapping[str, Any]) -> None:
     """Write `value` to the local file `path` as `dump_json` gives it, in one step."""
     write_text(path, dump_json(value))
+
+
+@contextlib.contextmanager
+def json_on_standard_output() -> Iterator[Path]:
+    """A file for the report of `--json -`: what it holds at the end goes to standard output, and nothing else does.
+
+    Meanwhile everything that is printed, by child processes too, goes to standard error.
+    """
+    with tempfile.TemporaryDirectory(prefix="tomat-json-") as folder:
+        report = Path(folder) / "report.json"
+        sys.stdout.flush()
+        kept = os.dup(1)
+        os.dup2(2, 1)
+        try:
+            with contextlib.redirect_stdout(sys.stderr):
+                yield report
+        finally:
+            os.dup2(kept, 1)
+            os.close(kept)
+            # A verb that ends with an error may have written its report before.
+            if report.exists():
+                sys.stdout.write(report.read_text(encoding="utf-8"))
+                sys.stdout.flush()
 
 
 def progress(**columns: str) -> Progress:

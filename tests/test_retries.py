@@ -1,0 +1,70 @@
+import errno
+import gzip
+
+import pytest
+
+from tomat import retries
+from tomat.errors import TomatError
+from tomat.retries import PASSING_ERRNOS, UnreachableError, local_fault, outage, with_retries
+from tomat.tokens.store import is_passing
+
+
+@pytest.fixture
+def waits(monkeypatch):
+    found = []
+    monkeypatch.setattr(retries.time, "sleep", found.append)
+    return found
+
+
+def test_outage_is_told_from_a_broken_material():
+    def wrapped(cause):
+        error = TomatError("cannot read")
+        error.__cause__ = cause
+        return error
+
+    assert outage(wrapped(ConnectionResetError())) and outage(wrapped(TimeoutError()))
+    for harmless in (FileNotFoundError(), gzip.BadGzipFile(), ValueError(), None):
+        assert outage(wrapped(harmless)) is None
+
+
+def test_only_remote_outages_are_tried_again(waits):
+    calls = []
+
+    def read():
+        calls.append(1)
+        raise TomatError("cannot read") from ConnectionRefusedError("refused")
+
+    match = "gs://bucket/a cannot be reached after 2 tries: ConnectionRefusedError.*Check the bucket, the credentials"
+    with pytest.raises(UnreachableError, match=match):
+        with_retries(read, "gs://bucket/a", 2)
+    assert len(calls) == 2
+    with pytest.raises(TomatError, match="^cannot read$"):
+        with_retries(read, "folder/a", 2)
+    assert len(calls) == 3
+
+
+def test_a_disk_that_does_not_answer_has_no_credentials(waits):
+    def read():
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    with pytest.raises(UnreachableError, match="^folder/a cannot be reached after 2 tries: .*") as refused:
+        with_retries(read, "folder/a", 2)
+    assert "Check the disk or the network" in str(refused.value) and "credentials" not in str(refused.value)
+
+
+@pytest.mark.parametrize("number", [errno.EBUSY, errno.EMFILE, errno.ENOTCONN, errno.EHOSTDOWN, errno.EAGAIN])
+def test_densities_and_shard_sets_agree_on_what_passes(number):
+    assert number in PASSING_ERRNOS
+    assert is_passing(OSError(number, "")) and local_fault(OSError(number, ""))
+
+
+def test_a_lost_sector_is_tried_again_but_the_fault_of_the_file(waits):
+    calls = []
+
+    def read():
+        calls.append(1)
+        raise OSError(errno.EIO, "Input/output error")
+
+    with pytest.raises(OSError, match="Input/output"):
+        with_retries(read, "folder/a", 3)
+    assert len(calls) == 3 and len(waits) == 2

@@ -1,0 +1,25 @@
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tomat.errors import TomatError
+from tomat.places import local_target
+
+
+@given(st.lists(st.sampled_from(["..", ".", "a", "b", "", "/", "~"]), max_size=6).map("/".join))
+def test_a_target_lies_below_its_folder_or_is_refused(name):
+    folder = Path("/somewhere/scratch")
+    try:
+        target = local_target(folder, name, "gs://bucket")
+    except TomatError as error:
+        assert repr(name) in str(error) and "gs://bucket" in str(error)
+        return
+    assert folder in target.parents and ".." not in target.parts
+
+
+@pytest.mark.parametrize("name", ["../x", "a/../../x", "/etc/passwd", "a/\x00", "..", ""])
+def test_names_that_lead_out(name):
+    with pytest.raises(TomatError, match="leads out of the folder"):
+        local_target(Path("/somewhere/scratch"), name, "gs://bucket")

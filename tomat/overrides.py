@@ -10,14 +10,19 @@ from typing import Any
 
 import yaml
 
+from tomat.documents import YAML_ERRORS
 from tomat.errors import TomatError
 
 
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())
+
+
 def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
-    """`["--a.b", "1", "--c=x"]` as `{"a": {"b": 1}, "c": "x"}`; values are read as YAML.
+    """`["--a.b", "1", "--c=x"]` as `{"a": {"b": 1}, "c": "x"}`; values are read as YAML, and `--a-b` is `--a_b`.
 
     Raises:
-        TomatError: A word that is no flag, or a flag without a value.
+        TomatError: A word that is no flag, a flag without a value, or two of which one would undo the other.
     """
     result: dict[str, Any] = {}
     words = list(overrides)
@@ -26,14 +31,15 @@ def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
         if not word.startswith("--") or len(word) < 3:
             raise TomatError(f"found '{word}' where an override of the form --a.b VALUE was expected.")
         name, equals, text = word[2:].partition("=")
+        name = name.replace("-", "_")
         if not equals:
             if not words:
                 raise TomatError(f"override --{name} has no value; give one, as in --{name} VALUE.")
             text = words.pop(0)
         try:
             value = yaml.safe_load(text)
-        except yaml.YAMLError as error:
-            raise TomatError(f"the value of --{name} is not YAML: {text!r} ({error}).") from error
+        except YAML_ERRORS as error:
+            raise TomatError(f"the value of --{name} is not YAML: {text!r} ({_one_line(error)}).") from error
         # YAML 1.1 reads 1e-3 (without a dot) as text, which no user of a learning rate means.
         if isinstance(value, str) and re.fullmatch(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+", value):
             value = float(value)
@@ -43,6 +49,10 @@ def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
             node = node.setdefault(parent, {})
             if not isinstance(node, dict):
                 raise TomatError(f"override --{name} goes below --{parent}, which was given a value of its own.")
+        if isinstance(node.get(leaf), dict):
+            raise TomatError(
+                f"override --{name} would replace what was given below it before; give the one or the other."
+            )
         node[leaf] = value
     return result
 
@@ -62,8 +72,10 @@ def read_yaml(config_path: str | Path, shipped: str) -> dict[str, Any]:
         loaded = yaml.safe_load(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise TomatError(f"config file {path} does not exist; {shipped} holds the ones that ship.") from error
-    except (yaml.YAMLError, UnicodeDecodeError, IsADirectoryError) as error:
-        raise TomatError(f"config file {path} is not YAML: {error}") from error
+    except OSError as error:
+        raise TomatError(f"config file {path} cannot be read: {error.strerror or error}.") from error
+    except YAML_ERRORS as error:
+        raise TomatError(f"config file {path} is not YAML: {_one_line(error)}") from error
     if not isinstance(loaded, dict | None):
         raise TomatError(f"config file {path} holds a {type(loaded).__name__}; expected keys and values.")
     return loaded or {}

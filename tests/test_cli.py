@@ -1,0 +1,201 @@
+"""The command line: what is refused, how fast, and what a report on standard output is."""
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tomat.arguments import Parser, report_file
+from tomat.cli import build_parser, main
+
+ROOT = Path(__file__).parents[1]
+HEAVY = ("jax", "levanter", "pymatgen", "scipy", "matplotlib", "numpy")
+"""JAX with Levanter takes 17 seconds of CPU time to import, and NumPy as long as everything else of `--help`."""
+
+
+def leaves(parser: argparse.ArgumentParser, words: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Parser]]:
+    """Every verb's words and parser."""
+    below = [action.choices for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+    if not below and isinstance(parser, Parser):
+        yield words, parser
+    for choices in below:
+        for name, verb in (choices or {}).items():
+            yield from leaves(verb, (*words, name))
+
+
+LEAVES = dict(leaves(build_parser()))
+RESULT = "result "
+
+
+def run_apart(lines: list[list[str]]) -> list[tuple[int, str, set[str]]]:
+    """Run command lines in one fresh process: status, standard error, and heavy modules imported by then, of each."""
+    code = (
+        "import contextlib, io, json, sys\n"
+        "from tomat.cli import main\n"
+        f"for words in json.loads(sys.argv[1]):\n"
+        "    told = io.StringIO()\n"
+        "    with contextlib.redirect_stderr(told), contextlib.redirect_stdout(io.StringIO()):\n"
+        "        try:\n"
+        "            status = main(words)\n"
+        "        except SystemExit as ended:\n"
+        "            status = ended.code\n"
+        f"    loaded = [name for name in {HEAVY!r} if name in sys.modules]\n"
+        f"    print({RESULT!r} + json.dumps([status, told.getvalue(), loaded]))\n"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code, json.dumps(lines)], capture_output=True, text=True, cwd=ROOT, check=True
+    )
+    found = [json.loads(line[len(RESULT) :]) for line in result.stdout.splitlines() if line.startswith(RESULT)]
+    return [(status, told, set(loaded)) for status, told, loaded in found]
+
+
+def test_no_verb_imports_anything_heavy_for_its_help():
+    lines = [["--help"], ["--version"], *([*words, "--help"] for words in LEAVES)]
+    for words, (status, _, loaded) in zip(lines, run_apart(lines), strict=True):
+        assert status == 0 and not loaded, words
+
+
+def test_no_verb_imports_anything_heavy_to_refuse_a_flag():
+    lines = [[*words, *required(parser), "--no_such_flag"] for words, parser in LEAVES.items()]
+    for words, (status, told, loaded) in zip(lines, run_apart(lines), strict=True):
+        assert status == 2 and "no_such_flag" in told and not loaded, (words, told)
+        assert told.startswith("error: ") and told.count("\n") == 1
+
+
+def required(parser: Parser) -> list[str]:
+    """Words for what a verb cannot do without, which exist."""
+    words = ["--config_path", "configs/train/demo.yaml"] if parser.prog in OF_A_CONFIGURATION else []
+    words += ["--zone", "z"] if parser.prog == "tomat launch" else []
+    words += ["--step_seconds", "1"] if parser.prog == "tomat mfu" else []
+    for group in parser._mutually_exclusive_groups:
+        words += [group._group_actions[0].option_strings[0], "README.md"] if group.required else []
+    for action in parser._actions:
+        if action.required and action.dest not in ("config_path",):
+            value = "README.md" if action.dest != "run_dir" else RUN
+            words += [action.option_strings[0], value] if action.option_strings else [value]
+    return words
+
+
+RUN = "tests/data/run"
+OF_A_CONFIGURATION = ("tomat train", "tomat plan", "tomat mfu", "tomat launch")
+
+
+WRONG = [
+    ("eval --run nowhere", "nowhere is not a run"),
+    ("eval --run RUN --batch_size 0", "--batch_size: found '0', expected a whole number of at least 1"),
+    ("eval --run RUN --step -1", "--step: found '-1'"),
+    ("eval --run RUN --split test", "invalid choice: 'test'"),
+    ("eval --run RUN --input nowhere/CHGCAR", "nowhere/CHGCAR does not exist"),
+    ("eval --run RUN --json configs", "configs is a folder"),
+    ("eval --run RUN --json README.md/x", "README.md, which is no folder"),
+    ("eval --run RUN extra", "unrecognized arguments: extra"),
+    ("eval --run RUN --batch 3", "unrecognized arguments: --batch 3"),
+    ("train --config_path nowhere.yaml", "nowhere.yaml does not exist; configs/train/ holds"),
+    ("train --config_path configs", "configs is a folder"),
+    ("train CONFIG --trainer.num_train_stepz 3", "did you mean trainer.num_train_steps?"),
+    ("train CONFIG --trainer.checkpointer.kep 3", "did you mean trainer.checkpointer.keep?"),
+    ("train CONFIG --loss {knd}", "did you mean loss.kind?"),
+    ("train CONFIG --loss.kind", "--loss.kind has no value"),
+    ("train CONFIG crps", "found 'crps' where an override"),
+    ("train CONFIG --optimizer.learning_rate [", "is not YAML"),
+    ("train CONFIG --fork_step 3", "--fork_step needs --fork"),
+    ("plan --slice v6e-16", "give --config_path"),
+    ("plan --like nowhere", "nowhere is not a run"),
+    ("plan CONFIG --memory_limit_gib -1", "--memory_limit_gib: found '-1', expected a finite number above 0"),
+    ("plan CONFIG --time_limit_seconds inf", "--time_limit_seconds: found 'inf'"),
+    ("plan CONFIG --workers two", "--workers: found 'two'"),
+    ("plan CONFIG --no_such_key 1", "no_such_key"),
+    ("plan --sweep nowhere.yaml", "nowhere.yaml does not exist"),
+    ("mfu CONFIG", "--step_seconds is missing"),
+    ("mfu CONFIG --step_seconds nan", "--step_seconds: found 'nan', expected a finite number above 0"),
+    ("mfu CONFIG --step_seconds 2 --slice v6e-5", "slice 'v6e-5' is not known"),
+    ("mfu --run nowhere", "nowhere is not a run"),
+    ("launch --config_path nowhere.yaml", "nowhere.yaml does not exist"),
+    ("launch CONFIG --poll_seconds 0", "--poll_seconds: found '0'"),
+    ("launch CONFIG", "--zone is missing"),
+    ("retokenize --output x --patches 3", "did you mean patches_per_material?"),
+    ("retokenize --config_path nowhere.yaml", "configs/tokenize/ holds"),
+    ("bench loss --hidden-dim 0", "--hidden_dim: found '0'"),
+    ("bench numerics --steps 1e3", "--steps: found '1e3'"),
+    ("frobnicate", "invalid choice: 'frobnicate'"),
+    ("", "required: VERB"),
+]
+
+
+@pytest.fixture(scope="module")
+def refusals() -> dict[str, tuple[int, str, set[str]]]:
+    """What became of each command line of `WRONG`, in one process: what one of them imports, later ones show too."""
+    places = {"CONFIG": ["--config_path", "configs/train/200m-v6e16.yaml"], "RUN": [RUN]}
+    lines = [[each for word in words.split() for each in places.get(word, [word])] for words, _ in WRONG]
+    return dict(zip([words for words, _ in WRONG], run_apart(lines), strict=True))
+
+
+@pytest.mark.parametrize(("words", "message"), WRONG)
+def test_wrong_words_are_one_line_before_anything_heavy(words, message, refusals):
+    status, told, loaded = refusals[words]
+    assert status == 2 and message in told, told
+    assert told.startswith("error: ") and told.count("\n") == 1
+    assert not loaded - {"numpy"}
+
+
+def test_every_argument_of_every_verb_says_what_it_is():
+    for words, parser in LEAVES.items():
+        assert parser.description, words
+        for action in parser._actions:
+            # A default alone does not say what it is the default of.
+            said = re.sub(r"\(?defaults?:?.*?(\)|$)", "", action.help or "")
+            assert len(said) > 5 and action.help != argparse.SUPPRESS, (words, action.dest)
+
+
+def test_flags_are_printed_with_underscores_and_taken_with_dashes():
+    for words, parser in LEAVES.items():
+        flags = [flag for action in parser._actions for flag in action.option_strings if flag.startswith("--")]
+        assert not [flag for flag in flags if "-" in flag[2:]], words
+    parser = build_parser()
+    for spelt in ("--patches-per-material", "--patches_per_material", "--patches-per_material"):
+        args, _ = parser.parse_known_args(["eval", "--run", str(ROOT / RUN), spelt, "3", "--batch-size=2"])
+        assert (args.patches_per_material, args.batch_size) == (3, 2)
+    args, rest = parser.parse_known_args(["plan", "--max-batch", "--trainer.num-train-steps", "--a-b", "--x-y=p-q"])
+    # The value of an override stays as it is.
+    assert args.max_batch and rest == ["--trainer.num_train_steps", "--a-b", "--x_y=p-q"]
+    assert parser.parse_known_args(["demo_data", "show", "demo_data"])[0].material_id == "demo_data"
+
+
+def test_every_report_can_go_to_standard_output():
+    for words, parser in LEAVES.items():
+        for action in parser._actions:
+            assert action.dest != "json" or action.type is report_file, words
+
+
+def test_a_report_on_standard_output_is_alone_there(tmp_path):
+    command = [sys.executable, "-m", "tomat.cli", "tokens", "layouts", "--atoms", "4", "--json"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    runs = [
+        subprocess.run([*command, where], capture_output=True, text=True, cwd=tmp_path, env=environment, check=True)
+        for where in ("-", "figures.json")
+    ]
+    assert json.loads(runs[0].stdout) == json.loads((tmp_path / "figures.json").read_text())
+    assert "Voxels in 8,192 tokens" in runs[0].stderr and "Voxels in 8,192 tokens" in runs[1].stdout
+    assert [path.name for path in tmp_path.iterdir()] == ["figures.json"]
+
+
+def test_a_refused_verb_leaves_standard_output_empty(tmp_path, capfd):
+    assert main(["shards", "info", str(tmp_path), "--json", "-"]) == 2
+    told = capfd.readouterr()
+    assert told.out == "" and told.err.startswith("error: ")
+
+
+def test_child_processes_do_not_write_between_the_json(capfd):
+    from tomat.reporting import json_on_standard_output
+
+    with json_on_standard_output() as report:
+        subprocess.run([sys.executable, "-c", "print('of a child')"], check=True)
+        report.write_text('{"a": 1}\n')
+    told = capfd.readouterr()
+    assert told.out == '{"a": 1}\n' and told.err == "of a child\n"

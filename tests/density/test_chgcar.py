@@ -1,8 +1,11 @@
+import gzip
+
 import numpy as np
 import pytest
 
 from tomat.density.chgcar import read_chgcar, write_chgcar
 from tomat.density.grid import DensityGrid
+from tomat.density.rules import ReadRules
 from tomat.errors import TomatError
 
 
@@ -44,11 +47,11 @@ Direct
 
 
 def test_a_chgcar_written_by_hand_runs_x_fastest(tmp_path):
-    (tmp_path / "CHGCAR").write_text(HELIUM.format(0.5, 1.0, 2.0, 2.5, 3.0, 4.0))
+    (tmp_path / "CHGCAR").write_text(HELIUM.format(0.5, 1.0, 2.0, 2.5, 2.6, 3.4))
     grid = read_chgcar(tmp_path / "CHGCAR")
-    expected = np.array([[[0.5], [2.5]], [[1.0], [3.0]], [[2.0], [4.0]]]) / 24
+    expected = np.array([[[0.5], [2.5]], [[1.0], [2.6]], [[2.0], [3.4]]]) / 24
     np.testing.assert_allclose(grid.rho, expected, rtol=1e-6)
-    assert grid.electron_count == pytest.approx(13 / 6)
+    assert grid.electron_count == pytest.approx(2)
 
 
 def test_a_missing_file(tmp_path):
@@ -62,7 +65,7 @@ def test_a_file_that_ends_early(tmp_path, grid, share):
     write_chgcar(grid, whole)
     text = whole.read_text()
     whole.write_text(text[: int(share * len(text))])
-    with pytest.raises(TomatError, match="CHGCAR is not a complete CHGCAR"):
+    with pytest.raises(TomatError, match="CHGCAR is not a complete (CHGCAR|structure header)"):
         read_chgcar(whole)
 
 
@@ -70,7 +73,7 @@ def test_a_file_that_ends_early(tmp_path, grid, share):
 def test_a_file_that_is_none(tmp_path, content):
     for name in ("CHGCAR", "CHGCAR.gz"):
         (tmp_path / name).write_bytes(content)
-        with pytest.raises(TomatError, match="is not a complete CHGCAR"):
+        with pytest.raises(TomatError, match="is not a complete (CHGCAR|structure header)"):
             read_chgcar(tmp_path / name)
 
 
@@ -94,3 +97,129 @@ def test_values_in_another_unit(tmp_path):
 def test_a_folder_that_does_not_exist_is_one_error(tmp_path, grid):
     with pytest.raises(TomatError, match="cannot write"):
         write_chgcar(grid, tmp_path / "absent" / "CHGCAR")
+
+
+def as_vasp_writes(grid, *, spin_blocks=0, augmentation=True, newline="\n"):
+    """A CHGCAR as VASP 5 and 6 write it: 5 values a line, augmentation occupancies, moments before a spin density."""
+
+    def numbers(values):
+        words = [f" {value:.11E}" for value in values]
+        return newline.join("".join(words[start : start + 5]) for start in range(0, len(words), 5)) + newline
+
+    lattice = newline.join("  " + " ".join(f"{x:.6f}" for x in row) for row in grid.lattice)
+    coords = newline.join(" " + " ".join(f"{x:.6f}" for x in row) for row in grid.frac_coords)
+    head = newline.join(["LiF", "   1.0", lattice, "   Li_sv/abc F", "  1  1", "Direct", coords, " ", ""])
+    rng = np.random.default_rng(0)
+    text = head
+    for block in range(1 + spin_blocks):
+        if block:
+            text += numbers(rng.normal(size=2))
+        values = grid.rho_times_volume().ravel(order="F") if not block else rng.normal(size=grid.rho.size)
+        text += "   ".join(["", *map(str, grid.grid_shape)]) + newline + numbers(values)
+        for atom in (1, 2) if augmentation else ():
+            text += f"augmentation occupancies {atom:3d} {13:3d}{newline}" + numbers(rng.normal(size=13))
+    return text
+
+
+@pytest.mark.parametrize("spin_blocks", [0, 1, 3])
+@pytest.mark.parametrize("augmentation", [True, False])
+@pytest.mark.parametrize("newline", ["\n", "\r\n"])
+def test_what_vasp_writes_is_read(tmp_path, grid, spin_blocks, augmentation, newline):
+    text = as_vasp_writes(grid, spin_blocks=spin_blocks, augmentation=augmentation, newline=newline)
+    (tmp_path / "CHGCAR").write_bytes(text.encode())
+    back = read_chgcar(tmp_path / "CHGCAR")
+    np.testing.assert_allclose(back.rho, grid.rho, rtol=1e-5)
+    assert back.atomic_numbers.tolist() == [3, 9] and back.clipped_voxels == 0
+    if newline == "\n":
+        from pymatgen.io.vasp import Chgcar
+
+        expected = np.asarray(Chgcar.from_file(tmp_path / "CHGCAR").data["total"]) / grid.volume_a3
+        np.testing.assert_allclose(back.rho, expected, rtol=1e-6)
+    (tmp_path / "CHGCAR.gz").write_bytes(gzip.compress(text.encode()))
+    np.testing.assert_array_equal(read_chgcar(tmp_path / "CHGCAR.gz").rho, back.rho)
+
+
+def test_negative_values_and_exponents_of_three_digits(tmp_path):
+    text = HELIUM.format("0.50000000000E+00", "-.10000000000-104", "2.0", "2.5", "2.6", "4.5")
+    (tmp_path / "CHGCAR").write_text(text)
+    grid = read_chgcar(tmp_path / "CHGCAR", rules=ReadRules(accept=("fractional_electrons",)))
+    np.testing.assert_allclose(grid.rho[1, 0, 0], 0)
+    assert grid.clipped_voxels == 1 and grid.rho[0, 0, 0] == pytest.approx(0.5 / 24)
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (lambda text: text.replace("   6   5   4\n", "   6   5   3\n", 1), "values are left over"),
+        (lambda text: text.replace("   6   5   4\n", "   6   5   5\n", 1), "augmentation|not a complete CHGCAR"),
+        (
+            lambda text: text.replace("   6   5   4\n", "   99999999   99999999   99999999\n", 1),
+            "the grid is 99,999,999",
+        ),
+        (lambda text: text.replace("   6   5   4\n", "   0   5   4\n", 1), "the grid is 0 x 5 x 4"),
+        (
+            lambda text: text.replace("   6   5   4\n", "   4   5   6\n").replace(
+                "   4   5   6\n", "   6   5   4\n", 1
+            ),
+            "there is a grid 4 x 5 x 6",
+        ),
+        (lambda text: text + " 0.1 0.2\n", "values are left over"),
+        (lambda text: text[: len(text) - 60], "not a complete CHGCAR"),
+        (
+            lambda text: text.replace("augmentation occupancies   2  13", "augmentation occupancies   2  14"),
+            "augmentation",
+        ),
+        (
+            lambda text: text.replace("augmentation occupancies   2  13", "augmentation occupancies   2  99999999999"),
+            "number of augmentation occupancies",
+        ),
+    ],
+)
+def test_damage_between_the_blocks(tmp_path, grid, edit, message):
+    text = as_vasp_writes(grid, spin_blocks=1)
+    assert edit(text) != text
+    (tmp_path / "CHGCAR").write_text(edit(text))
+    with pytest.raises(TomatError, match=message):
+        read_chgcar(tmp_path / "CHGCAR")
+
+
+def test_a_bomb_behind_a_small_header_is_refused_early(tmp_path):
+    head = HELIUM.format(0.5, 1.0, 2.0, 2.5, 2.6, 3.4)
+    with gzip.open(tmp_path / "CHGCAR.gz", "wb", compresslevel=1) as file:
+        file.write(head.encode())
+        for _ in range(20):
+            file.write((b" " * 63 + b"\n") * (1 << 14))
+    with pytest.raises(TomatError, match="holds more than .* bytes, the most that such a density can need"):
+        read_chgcar(tmp_path / "CHGCAR.gz")
+
+
+@pytest.mark.parametrize("name", ["AECCAR0", "AECCAR1.gz", "x.AECCAR0.vasp", "PARCHG.0001"])
+def test_no_total_density_unless_it_is_asked_for(tmp_path, name):
+    text = HELIUM.format(0.5, 1.0, 2.0, 2.5, 2.6, 3.4).encode()
+    (tmp_path / name).write_bytes(gzip.compress(text) if name.endswith(".gz") else text)
+    with pytest.raises(TomatError, match="no total density; expected a CHGCAR. `--accept not_total`"):
+        read_chgcar(tmp_path / name)
+    assert read_chgcar(tmp_path / name, rules=ReadRules(accept=("not_total",))).formula == "He"
+
+
+@pytest.mark.parametrize("name", ["ELFCAR.vasp", "LOCPOT.vasp"])
+def test_what_is_no_density_has_no_way_in(tmp_path, name):
+    (tmp_path / name).write_text(HELIUM.format(0.5, 1.0, 2.0, 2.5, 2.6, 3.4))
+    with pytest.raises(TomatError, match="holds a .*, no density; expected a CHGCAR.$"):
+        read_chgcar(tmp_path / name, rules=ReadRules(accept=("not_total",)))
+
+
+def test_a_part_is_accepted_by_its_name_alone(tmp_path):
+    """`--accept not_total` for one AECCAR0 must not let a CHGCAR in another unit in."""
+    text = HELIUM.format(*[0.01 * value for value in (0.5, 1.0, 2.0, 2.5, 2.6, 3.4)])
+    for name in ("AECCAR0", "CHGCAR"):
+        (tmp_path / name).write_text(text)
+    rules = ReadRules(accept=("not_total",))
+    assert read_chgcar(tmp_path / "AECCAR0", rules=rules).electron_count == pytest.approx(0.02)
+    with pytest.raises(TomatError, match="average to 0.02"):
+        read_chgcar(tmp_path / "CHGCAR", rules=rules)
+
+
+def test_a_valence_density_of_all_electrons_is_total(tmp_path):
+    (tmp_path / "AECCAR2").write_text(HELIUM.format(0.5, 1.0, 2.0, 2.5, 2.6, 3.4))
+    assert read_chgcar(tmp_path / "AECCAR2").formula == "He"

@@ -4,8 +4,10 @@ import json
 import numpy as np
 import pytest
 
+from tomat.density import io
 from tomat.density.chgcar import write_chgcar
-from tomat.density.io import open_density
+from tomat.density.io import check_species_apply, open_density
+from tomat.density.rules import ReadRules
 from tomat.density.zarr_store import write_zarr
 from tomat.errors import TomatError
 
@@ -30,3 +32,23 @@ def test_other_names_are_refused(tmp_path):
         open_density(tmp_path / "notes.txt")
     with pytest.raises(TomatError, match="does not exist"):
         open_density(tmp_path / "nothing")
+
+
+def test_what_a_reader_did_not_foresee_is_one_line_of_the_file(tmp_path, monkeypatch):
+    def fail(*_):
+        raise PermissionError(13, "Permission denied" + "\nand more" * 300)
+
+    monkeypatch.setattr(io, "_reader", lambda text: fail)
+    with pytest.raises(
+        TomatError, match="CHGCAR cannot be read as a density .PermissionError.*cannot be opened"
+    ) as found:
+        open_density(tmp_path / "CHGCAR")
+    assert "\n" not in str(found.value) and "and more" not in str(found.value)
+
+
+def test_elements_are_for_chgcars(tmp_path):
+    rules = ReadRules(species=("Na",))
+    check_species_apply(["a.zarr", "b/CHGCAR.xz"], rules)
+    check_species_apply(["a.zarr"], ReadRules(accept=("zeros",)))
+    with pytest.raises(TomatError, match="--species names Na, but none of the inputs is a CHGCAR"):
+        check_species_apply(["a.zarr", "CHGCAR.json.gz"], rules)

@@ -102,3 +102,54 @@ def test_nan_is_counted(tmp_path, grid):
     write(tmp_path / "g.json.gz", document(grid, values))
     with pytest.raises(TomatError, match="1 of 120 values are NaN"):
         read_materials_project(tmp_path / "g.json.gz")
+
+
+def values_of(content):
+    return content["data"]["data"]["total"]["data"]
+
+
+def sites_of(content):
+    return content["data"]["poscar"]["structure"]["sites"]
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (lambda doc: values_of(doc)[1][1].__setitem__(1, 10**400), "beyond float64"),
+        (lambda doc: values_of(doc)[1][1].__setitem__(1, True), r"holds a bool at \[1\]\[1\]"),
+        (lambda doc: values_of(doc)[1][1].__setitem__(1, "1.5"), "holds a str"),
+        (lambda doc: values_of(doc)[1][1].__setitem__(1, None), "holds a NoneType"),
+        (lambda doc: values_of(doc)[1].__setitem__(1, 3.5), "ragged"),
+        (lambda doc: doc["data"]["data"]["total"].update(data={"a": 1}), "expected .nx..ny..nz."),
+        (lambda doc: doc["data"]["data"]["total"].update(data="abc"), "expected .nx..ny..nz."),
+        (lambda doc: sites_of(doc)[0]["abc"].__setitem__(0, 10**400), "not a pymatgen structure"),
+        (lambda doc: sites_of(doc)[0]["species"][0].update(element="Xx"), "not a pymatgen structure"),
+        (lambda doc: sites_of(doc)[0]["species"][0].update(element=7), "not a pymatgen structure"),
+        (lambda doc: sites_of(doc)[0].update(species=[]), "site 0 holds"),
+        (lambda doc: doc["data"]["poscar"]["structure"].update(sites=5), "not a pymatgen structure"),
+        (lambda doc: doc["data"]["poscar"]["structure"].update(sites=[{}] * 1_000_000), "1,000,000 atoms"),
+        (lambda doc: doc["data"]["poscar"]["structure"]["lattice"]["matrix"][0].__setitem__(0, 3.9), "states"),
+        (lambda doc: sites_of(doc)[1]["abc"].__setitem__(2, 0.123), "not the same place"),
+        (lambda doc: doc.update(data=[1, 2]), "where a Materials Project charge density has"),
+    ],
+)
+def test_wrong_types_and_numbers(tmp_path, grid, edit, message):
+    content = document(grid)
+    edit(content)
+    (tmp_path / "h.json").write_text(json.dumps(content))
+    with pytest.raises(TomatError, match=message):
+        read_materials_project(tmp_path / "h.json")
+
+
+def test_nesting_without_end(tmp_path):
+    (tmp_path / "i.json").write_text("[" * 200_000)
+    with pytest.raises(TomatError, match="not a complete gzipped JSON document .RecursionError"):
+        read_materials_project(tmp_path / "i.json")
+
+
+def test_a_bomb(tmp_path):
+    with gzip.open(tmp_path / "j.json.gz", "wb", compresslevel=1) as file:
+        for _ in range(100):
+            file.write(b" " * (1 << 20))
+    with pytest.raises(TomatError, match="decompresses to more than"):
+        read_materials_project(tmp_path / "j.json.gz")

@@ -1,9 +1,14 @@
 """Is this array the electron density of these atoms, in the unit it is said to have?"""
 
+from typing import Literal
+
 import numpy as np
 
 from tomat.density.elements import fewest_valence_electrons
+from tomat.density.geometry import BOHR_A, check_cell
 from tomat.density.grid import DensityGrid
+from tomat.density.limits import check_atom_count, check_grid_shape
+from tomat.density.rules import DEFAULT_RULES, ReadRules
 from tomat.errors import TomatError
 
 LARGEST_NEGATIVE_SHARE = 0.05
@@ -12,6 +17,109 @@ vacuum; a spin or difference density has shares near one half."""
 
 LOWEST_VALENCE_SHARE = 0.75
 """Electrons found over the fewest that pseudopotentials leave these atoms. Below one for charged cells and rounding."""
+
+STEEP_SHARE_OF_MEAN = 0.1
+"""A zero beside a value above this share of the mean is steep. A density that decays into vacuum reaches zero, or what
+rounding and clipped ringing make of it, through values of about 1e-4 of the mean."""
+
+LONGEST_STEEP_RUN = 12
+"""Zeros in a row, in the order of the file, that may end at an ordinary value: 0.8 A at 0.065 A a voxel. PAW densities
+can dip below zero within some voxels of a nucleus, and a file written after clipping has zeros there."""
+
+LARGEST_STEEP_SHARE = 1e-3
+"""Of all voxels, that may be zero beside ordinary values."""
+
+
+def density_of(
+    values: np.ndarray,
+    lattice: np.ndarray,
+    atomic_numbers: np.ndarray,
+    frac_coords: np.ndarray,
+    *,
+    source: str,
+    material_id: str,
+    rules: ReadRules = DEFAULT_RULES,
+    partial: bool = False,
+) -> DensityGrid:
+    """The density that a reader has found, once it has passed every check: the one way from a file to a `DensityGrid`.
+
+    Args:
+        values: `[nx, ny, nz]`, rho x V in electrons as read.
+        lattice: `[3, 3]` in A.
+        atomic_numbers: `[n]`.
+        frac_coords: `[n, 3]`.
+        source: named in errors.
+        partial: any part of the electrons of these atoms will do.
+
+    Raises:
+        TomatError: a cell or a grid that cannot be, values that are no total density of these atoms, or a part of them
+            that was zeroed.
+    """
+    check_grid_shape(values.shape, source)
+    check_atom_count(len(atomic_numbers), source)
+    if "distances" not in rules.accept:
+        check_cell(lattice, atomic_numbers, frac_coords, source)
+    check_rho_times_volume(values, lattice, atomic_numbers, source, partial=partial)
+    if "zeros" not in rules.accept:
+        check_zeros(values, source)
+    if rules.electron_tolerance is not None and not partial and "fractional_electrons" not in rules.accept:
+        check_whole_electrons(float(np.mean(values, dtype=np.float64)), rules.electron_tolerance, source)
+    return DensityGrid.from_rho_times_volume(values, lattice, atomic_numbers, frac_coords, material_id=material_id)
+
+
+def check_whole_electrons(found: float, tolerance: float, source: str) -> None:
+    """Refuse an electron count that is no whole number; above 1 / (2 tolerance) electrons, every count is near one.
+
+    Raises:
+        TomatError: with the count.
+    """
+    nearest = max(round(found), 1)
+    if abs(found - nearest) > tolerance * nearest:
+        raise TomatError(
+            f"{source}: the density integrates to {found:.4f} electrons, {100 * abs(found - nearest) / nearest:.2f} % "
+            f"off a whole number, more than {100 * tolerance:g} %; a part of it is damaged or missing. "
+            "`--accept fractional_electrons` reads it as it is."
+        )
+
+
+def check_zeros(values: np.ndarray, source: str) -> None:
+    """Refuse values of which a part was zeroed: exact zeros beside ordinary values, in runs or in number.
+
+    Zeros as such say nothing: half of a slab's vacuum can be zero after rounding or clipping. But a density is smooth,
+    and reaches zero through small values; a lost page, a lost chunk and scattered losses do not.
+
+    Args:
+        values: `[nx, ny, nz]`.
+
+    Raises:
+        TomatError: with the number of zeros.
+    """
+    zero = values == 0
+    n_zeros = int(np.count_nonzero(zero))
+    if not n_zeros:
+        return
+    ordinary = values > STEEP_SHARE_OF_MEAN * float(np.mean(values, dtype=np.float64))
+    beside = np.zeros_like(ordinary)
+    for axis in range(3):
+        for step in (1, -1):
+            beside |= np.roll(ordinary, step, axis)
+    n_steep = int(np.count_nonzero(zero & beside))
+    run = max(_longest_steep_run(values, zero, ordinary, order) for order in ("C", "F"))
+    if n_steep > LARGEST_STEEP_SHARE * values.size or run > LONGEST_STEEP_RUN:
+        raise TomatError(
+            f"{source}: {n_zeros:,} of {values.size:,} values are exactly zero, {n_steep:,} of them beside ordinary "
+            f"values and up to {run:,} in a row; a density reaches zero through small values. A part of the file was "
+            "zeroed: fetch it again. `--accept zeros` reads it as it is."
+        )
+
+
+def _longest_steep_run(values: np.ndarray, zero: np.ndarray, ordinary: np.ndarray, order: Literal["C", "F"]) -> int:
+    """The longest run of zeros in the order of the file that begins or ends at an ordinary value."""
+    flat, steep = zero.ravel(order), ordinary.ravel(order)
+    edges = np.flatnonzero(np.diff(flat, prepend=False, append=False))
+    starts, stops = edges[::2], edges[1::2]
+    at_end = steep[starts - 1] | steep[stops % len(steep)]  # the crystal is periodic
+    return int(np.max((stops - starts)[at_end], initial=0))
 
 
 def plausible_electron_counts(atomic_numbers: np.ndarray) -> tuple[float, float]:
@@ -34,12 +142,15 @@ def check_electrons(grid: DensityGrid, source: str) -> None:
         )
 
 
-def check_rho_times_volume(values: np.ndarray, lattice: np.ndarray, atomic_numbers: np.ndarray, source: str) -> None:
+def check_rho_times_volume(
+    values: np.ndarray, lattice: np.ndarray, atomic_numbers: np.ndarray, source: str, *, partial: bool = False
+) -> None:
     """Refuse values that are not rho x V of these atoms.
 
     Args:
         values: `[nx, ny, nz]` as read.
         lattice: `[3, 3]` in A.
+        partial: any part of the electrons will do.
 
     Raises:
         TomatError: values that are not finite, a quantity with both signs, or a mean that is no electron count; where
@@ -61,9 +172,10 @@ def check_rho_times_volume(values: np.ndarray, lattice: np.ndarray, atomic_numbe
             "difference density."
         )
     least, most = plausible_electron_counts(atomic_numbers)
+    least = 0.0 if partial else least
     if not least <= total <= most:
         volume_a3 = abs(float(np.linalg.det(lattice)))
-        bohr3_in_a3 = 0.529177210903**3  # CODATA 2018
+        bohr3_in_a3 = BOHR_A**3
         hint = "the file is damaged or belongs to another structure"
         if least <= total * volume_a3 <= most:
             hint = "the values look like e/A^3; multiply them by the cell volume"

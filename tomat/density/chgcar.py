@@ -1,55 +1,101 @@
-"""VASP's CHGCAR, through pymatgen: text, rho x V in electrons, x fastest. Plain, `.gz` or `.bz2`."""
+"""VASP's CHGCAR: text, rho x V in electrons, x fastest. Plain, `.gz`, `.bz2` or `.xz`."""
 
 import os
+import re
 import tempfile
-import warnings
+from collections.abc import Iterable
+from io import BytesIO
 from pathlib import Path
 
 import numpy as np
 
-from tomat.density.checks import check_electrons, check_rho_times_volume
+from tomat.density.checks import check_electrons, density_of
 from tomat.density.grid import DensityGrid
+from tomat.density.limits import COMPRESSION_ERRORS, BoundedText, check_grid_shape, open_text
+from tomat.density.poscar import read_header, species_of
+from tomat.density.rules import DEFAULT_RULES, ReadRules
 from tomat.errors import TomatError
 
 Location = str | os.PathLike[str]
 
+NOT_TOTAL = {
+    "AECCAR0": "the density of the cores",
+    "AECCAR1": "the superposition of free atoms",
+    "PARCHG": "the density of some bands",
+}
+"""VASP's files of the same format, by name, that hold another density than the total one."""
 
-def read_chgcar(path: Location, material_id: str | None = None) -> DensityGrid:
-    """Read the total density of a CHGCAR; a spin density in it is left alone.
+NO_DENSITY = {"ELFCAR": "a localisation function", "LOCPOT": "a potential"}
+"""VASP's files of the same format, by name, that hold no density in any unit."""
+
+_VALUE_BYTES = 32
+"""Most bytes of text for a value: VASP writes 18, `%.18e` takes 26."""
+
+_BYTES_PER_ATOM = 100_000
+"""Most bytes of text for the augmentation occupancies of an atom in one block: 32 projectors, 32^2 values."""
+
+_LINES_AT_ONCE = 1 << 16
+_LONGEST_LINE_BYTES = 1 << 26
+_AUGMENTATION = b"augmentation occupancies"
+
+
+def read_chgcar(path: Location, material_id: str | None = None, rules: ReadRules = DEFAULT_RULES) -> DensityGrid:
+    """Read the total density of a CHGCAR; spin densities and augmentation occupancies in it are checked and left alone.
 
     Args:
         material_id: name to give it; else the file name.
+        rules: elements of a file that names none, and refusals that are lifted.
 
     Returns:
         The density in e/A^3; negative values are set to zero and counted in `clipped_voxels`.
 
     Raises:
-        TomatError: no such file, a file that is no CHGCAR or ends early, values in another unit, a density that no set
-            of atoms has.
+        TomatError: no such file, a file that is no CHGCAR, ends early, holds more or fewer values than its grid, or
+            names no elements; the name of a file that is no total density; whatever `density_of` refuses.
     """
-    from pymatgen.io.vasp import Chgcar
-
     source = os.fspath(path)
     if not Path(path).is_file():
         raise TomatError(f"no CHGCAR at {source}; expected a file.")
-    try:
-        with warnings.catch_warnings():
-            # pymatgen warns about POSCAR details (selective dynamics, old formats) that do not touch the density.
-            warnings.simplefilter("ignore")
-            chgcar = Chgcar.from_file(source)
-        values = np.asarray(chgcar.data["total"], dtype=np.float64)
-        structure = chgcar.structure
-        lattice, numbers, coords = structure.lattice.matrix, np.array(structure.atomic_numbers), structure.frac_coords
-    except Exception as error:  # pymatgen's parser stumbles over damage in a dozen ways; each means the same here
-        reason = (str(error).strip().splitlines() or [""])[0]
+    if (name := _name_among(NO_DENSITY, source)) is not None:
+        raise TomatError(f"{source}: {name} holds {NO_DENSITY[name]}, no density; expected a CHGCAR.")
+    partial = is_partial(source)
+    if partial and "not_total" not in rules.accept:
+        name = _name_among(NOT_TOTAL, source) or ""
         raise TomatError(
-            f"{source} is not a complete CHGCAR ({type(error).__name__}: {reason}); expected a POSCAR header, the grid "
-            "and nx*ny*nz values. It may be cut off: compare its size with the original."
+            f"{source}: {name} holds {NOT_TOTAL[name]}, no total density; expected a CHGCAR. `--accept not_total` "
+            "reads it nevertheless."
+        )
+    try:
+        text = open_text(source, source)
+        with text.stream:
+            header = read_header(text)
+            numbers = species_of(header, Path(path), rules)
+            values = _read_values(text, len(numbers))
+    except COMPRESSION_ERRORS as error:
+        raise TomatError(
+            f"{source} is not a complete CHGCAR ({type(error).__name__}: {error}). It may be cut off or damaged: "
+            "compare it with the original."
         ) from error
-    check_rho_times_volume(values, lattice, numbers, source)
-    return DensityGrid.from_rho_times_volume(
-        values, lattice, numbers, coords, material_id=material_id or Path(source).name
+    return density_of(
+        values,
+        header.lattice,
+        numbers,
+        header.frac_coords,
+        source=source,
+        material_id=material_id or Path(source).name,
+        rules=rules,
+        partial=partial,
     )
+
+
+def is_partial(location: str) -> bool:
+    """Whether a file is called as one that holds a part of the electrons, which only `--accept not_total` reads."""
+    return _name_among(NOT_TOTAL, location) is not None
+
+
+def _name_among(names: Iterable[str], location: str) -> str | None:
+    """The first of VASP's names that the file's name holds."""
+    return next((name for name in names if name in location.rsplit("/", 1)[-1].upper()), None)
 
 
 def write_chgcar(grid: DensityGrid, path: Location) -> None:
@@ -73,3 +119,117 @@ def write_chgcar(grid: DensityGrid, path: Location) -> None:
             os.replace(temporary, target)
     except OSError as error:
         raise TomatError(f"cannot write {target}: {error}") from error
+
+
+def _read_values(text: BoundedText, n_atoms: int) -> np.ndarray:
+    """The total density, rho x V, `[nx, ny, nz]`. What is behind it is walked through to the end, so that values left
+    over, a spin density cut off and a damaged end of the compression are seen."""
+    source = text.source
+    shape = _grid_line(_next_line(text, 4096))
+    if shape is None:
+        raise TomatError(f"{source} is not a complete CHGCAR: no line with the three sides of the grid.")
+    check_grid_shape(shape, source)
+    n_values = int(np.prod(shape))
+    text.limit_bytes = text.read_bytes + 4 * (n_values * _VALUE_BYTES + n_atoms * _BYTES_PER_ATOM) + 2**20
+    total = _block(text, n_values, f"grid {_sides(shape)}")
+    blocks, loose = 1, 0
+    while line := _next_line(text, _LONGEST_LINE_BYTES):
+        grid = _grid_line(line)
+        if grid is not None:
+            if grid != shape or loose not in (0, n_atoms) or blocks == 4:
+                raise TomatError(
+                    f"{source}: after {blocks} block(s) on the grid {_sides(shape)} and {loose} further values there "
+                    f"is a grid {_sides(grid)}; expected up to three spin densities on the same grid."
+                )
+            _block(text, n_values, f"spin density on the grid {_sides(shape)}")
+            blocks, loose = blocks + 1, 0
+        elif line.startswith(_AUGMENTATION):
+            words = line.split()
+            if not (words[-1].isdigit() and len(words[-1]) <= 6):
+                raise TomatError(f"{source}: found {line[:60]!r}; expected the number of augmentation occupancies.")
+            _block(text, int(words[-1]), "augmentation occupancies")
+        else:  # the magnetic moments of the atoms stand before a spin density
+            loose += _parsed(line, source, "magnetic moments").size
+            if loose > n_atoms:
+                break
+    if loose:
+        raise TomatError(
+            f"{source}: values are left over after the {n_values:,} of the grid {_sides(shape)}; the grid line or the "
+            "values are damaged."
+        )
+    if blocks == 3:
+        raise TomatError(f"{source} is not a complete CHGCAR: it ends after two of three magnetisation densities.")
+    return np.ascontiguousarray(total.reshape(shape, order="F"))
+
+
+def _next_line(text: BoundedText, longest: int) -> bytes:
+    """The next line that is not empty, stripped; empty at the end."""
+    while line := text.line(longest):
+        if stripped := line.strip():
+            return stripped
+    return b""
+
+
+def _grid_line(line: bytes) -> tuple[int, int, int] | None:
+    """The sides in a line of three whole numbers; None for another line."""
+    words = line.split()
+    if len(words) != 3 or not all(word.isdigit() and len(word) < 10 for word in words):
+        return None
+    nx, ny, nz = (int(word) for word in words)
+    return nx, ny, nz
+
+
+def _block(text: BoundedText, n_values: int, what: str) -> np.ndarray:
+    """`n_values` numbers over as many lines as they take; a block ends with its line."""
+    parts: list[np.ndarray] = []
+    found, per_line = 0, 1
+    while found < n_values:
+        # As many lines as are certain to belong to the block, from the values of its first line.
+        certain = min((n_values - found) // per_line, _LINES_AT_ONCE) if found else 1
+        lines = text.lines(max(certain, 1), _LONGEST_LINE_BYTES)
+        if not lines:
+            raise TomatError(
+                f"{text.source} is not a complete CHGCAR: {found:,} of {n_values:,} values of the {what}. It may be "
+                "cut off: compare its size with the original."
+            )
+        part = _parsed(lines, text.source, what)
+        if not found:
+            per_line = max(part.size, 1)
+        parts.append(part)
+        found += part.size
+    if found != n_values:
+        raise TomatError(f"{text.source}: {found:,} values where the {what} has {n_values:,}; the file is damaged.")
+    return np.concatenate(parts) if parts else np.empty(0)
+
+
+def _parsed(lines: bytes, source: str, what: str) -> np.ndarray:
+    """The numbers in a piece of text.
+
+    Raises:
+        TomatError: a word that is no number.
+    """
+    values = _numbers(lines)
+    if values is None:
+        # Fortran leaves the E out where an exponent has three digits: 0.12345678901-100.
+        values = _numbers(re.sub(rb"(\d)([+-]\d{3})\b", rb"\1E\2", lines))
+    if values is None:
+        word = next((word for word in lines.split() if _numbers(word) is None), b"")
+        raise TomatError(
+            f"{source} is not a complete CHGCAR: found {word[:40].decode('latin-1')!r} among the values of the {what}."
+        )
+    return values
+
+
+def _numbers(text: bytes) -> np.ndarray | None:
+    """All numbers of a text; None if a word of it is none."""
+    from pymatgen.optimization.fast_parser import parse_n_doubles
+
+    space = np.frombuffer(b" " + text, dtype=np.uint8) <= 32
+    n_words = int(np.count_nonzero(space[:-1] & ~space[1:]))
+    values = np.empty(n_words + 1)
+    # The parser stops at what is no number, and takes 1.2.3 or 1-100 as two.
+    return values[:n_words] if parse_n_doubles(BytesIO(text), values, n_words + 1) == n_words else None
+
+
+def _sides(shape: tuple[int, int, int]) -> str:
+    return " x ".join(map(str, shape))

@@ -3,22 +3,37 @@
 import argparse
 from pathlib import Path
 
+from tomat.arguments import positive_int, report_file
+
 
 def register(subparsers: argparse._SubParsersAction) -> None:
     """Add the verbs of this room."""
     parser = subparsers.add_parser("demo-data", help="the embedded DFT densities: list them, or compute them again")
     verbs = parser.add_subparsers(title="verbs", metavar="VERB", required=True)
 
-    build = verbs.add_parser("build", help="compute the densities with eminus; continues where it was stopped")
-    build.add_argument("--out", type=Path, default=Path("runs/demo_data"), metavar="DIR", help="default: %(default)s")
-    build.add_argument("--processes", type=int, default=2, metavar="N", help="calculations at a time (default: 2)")
+    build = verbs.add_parser(
+        "build",
+        help="compute the densities with eminus; continues where it was stopped",
+        description="Compute the embedded densities again with eminus, and check that they converge. Hours of CPU "
+        "time; started again it continues where it was stopped.",
+    )
+    build.add_argument(
+        "--out", type=Path, default=Path("runs/demo_data"), metavar="DIR", help="folder to write (default: %(default)s)"
+    )
+    build.add_argument(
+        "--processes", type=positive_int, default=2, metavar="N", help="calculations at a time (default: 2)"
+    )
     build.add_argument("--only", nargs="+", metavar="ID", help="only these cells, without the convergence checks")
-    build.add_argument("--json", type=Path, metavar="FILE", help="write the index also here")
+    build.add_argument("--json", type=report_file, metavar="FILE", help="write the index also here")
     build.set_defaults(run=build_command)
 
-    show = verbs.add_parser("show", help="list the embedded cells, how they were computed and how well they converged")
+    show = verbs.add_parser(
+        "show",
+        help="list the embedded cells, how they were computed and how well they converged",
+        description="List the embedded cells, the settings they were computed with, and the measured error of these.",
+    )
     show.add_argument("material_id", nargs="?", help="one cell in full")
-    show.add_argument("--json", type=Path, metavar="FILE", help="write what is shown as JSON")
+    show.add_argument("--json", type=report_file, metavar="FILE", help="write what is shown as JSON")
     show.set_defaults(run=show_command)
 
 

@@ -12,6 +12,19 @@ SYMBOLS: tuple[str, ...] = tuple(
 )
 """IUPAC symbols in order of atomic number: `SYMBOLS[Z - 1]`."""
 
+_COVALENT_RADII_A: tuple[float, ...] = tuple(
+    float(word)
+    for word in """
+    0.31 0.28 1.28 0.96 0.84 0.73 0.71 0.66 0.57 0.58 1.66 1.41 1.21 1.11 1.07 1.05 1.02 1.06 2.03 1.76 1.70 1.60
+    1.53 1.39 1.50 1.42 1.38 1.24 1.32 1.22 1.22 1.20 1.19 1.20 1.20 1.16 2.20 1.95 1.90 1.75 1.64 1.54 1.47 1.46
+    1.42 1.39 1.45 1.44 1.42 1.39 1.39 1.38 1.39 1.40 2.44 2.15 2.07 2.04 2.03 2.01 1.99 1.98 1.98 1.96 1.94 1.92
+    1.92 1.89 1.90 1.87 1.87 1.75 1.70 1.62 1.51 1.44 1.41 1.36 1.36 1.32 1.45 1.46 1.48 1.40 1.50 1.50 2.60 2.21
+    2.15 2.06 2.00 1.96 1.90 1.87 1.80 1.69
+    """.split()
+)
+"""Of Z = 1..96: Cordero et al., Covalent radii revisited, Dalton Trans. 2832 (2008), table 2; for carbon that of sp2,
+for manganese, iron and cobalt the mean of low and high spin. Beyond, that of curium."""
+
 _NUMBER_OF = {symbol: number for number, symbol in enumerate(SYMBOLS, start=1)}
 _NOBLE_GASES = (0, 2, 10, 18, 36, 54, 86, 118)
 
@@ -31,6 +44,11 @@ def atomic_number(symbol: str) -> int:
 def symbol_of(number: int) -> str:
     """Chemical symbol of Z in 1..118."""
     return SYMBOLS[number - 1]
+
+
+def covalent_radius_a(number: int) -> float:
+    """Covalent radius of Z in 1..118, A."""
+    return _COVALENT_RADII_A[min(number, len(_COVALENT_RADII_A)) - 1]
 
 
 def fewest_valence_electrons(number: int) -> int:

@@ -1,39 +1,96 @@
 """Open a density whatever its format."""
 
 import os
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from tomat.density.grid import DensityGrid
+from tomat.density.rules import DEFAULT_RULES, ReadRules
 from tomat.errors import TomatError
 
 CHGCAR_NAMES = ("CHGCAR", "AECCAR", "CHG", "PARCHG")
 
 
-def open_density(location: str | os.PathLike[str], material_id: str | None = None) -> DensityGrid:
+def open_density(
+    location: str | os.PathLike[str], material_id: str | None = None, rules: ReadRules = DEFAULT_RULES
+) -> DensityGrid:
     """Read a CHGCAR, a `rho_gga` Zarr group or a Materials Project document, told apart by name.
 
     Args:
-        location: `*CHGCAR*[.gz|.bz2]`, `*.vasp`, `*.zarr` (or a folder with `zarr.json`), `*.json[.gz]`; Zarr and JSON
-            also as URLs.
+        location: `*CHGCAR*[.gz|.bz2|.xz]`, `*.vasp`, `*.zarr` (or a folder with `zarr.json`), `*.json[.gz]`; Zarr and
+            JSON also as URLs.
+        rules: what may be assumed, and which refusals are lifted.
 
     Raises:
         TomatError: a name of none of these kinds, or what the reader of its kind finds wrong.
+        MemoryError: as it is; it says nothing about the file.
     """
     text = os.fspath(location).rstrip("/")
+    return read_density(lambda: _reader(text)(text, material_id, rules), text)
+
+
+def check_species_apply(locations: Iterable[str], rules: ReadRules) -> None:
+    """Refuse elements for densities of which none is a CHGCAR: the other kinds always name theirs.
+
+    Raises:
+        TomatError: naming the flag.
+    """
+    if rules.species and not any(_is_chgcar(each.rstrip("/")) for each in locations):
+        raise TomatError(
+            f"--species names {' '.join(rules.species)}, but none of the inputs is a CHGCAR; other files name their "
+            "elements themselves. Leave it out."
+        )
+
+
+def read_density(read: Callable[[], DensityGrid], location: str) -> DensityGrid:
+    """Call `read`, and make a TomatError that names the file of whatever it raises.
+
+    Readers refuse by themselves what they foresee. But a file can be broken in ways that surface anywhere in Zarr,
+    pymatgen, NumPy or a decompressor, each with exceptions of its own, and one such file must not end the work on all.
+
+    Args:
+        read: reads one density.
+        location: its path or URL, or another name of it.
+
+    Raises:
+        TomatError: what `read` raises, with its class and first line.
+        MemoryError: as it is; it says nothing about the file.
+    """
+    try:
+        return read()
+    except (TomatError, MemoryError):
+        raise
+    except Exception as error:
+        first = (str(error).strip().splitlines() or [""])[0]
+        raise TomatError(
+            f"{location} cannot be read as a density ({type(error).__name__}: {first[:300]}); it cannot be opened, is "
+            "damaged, or holds something else."
+        ) from error
+
+
+def _reader(text: str) -> Callable[[str, str | None, ReadRules], DensityGrid]:
     name = text.rsplit("/", 1)[-1]
     if name.endswith(".zarr") or (Path(text) / "zarr.json").is_file():
         from tomat.density.zarr_store import read_zarr
 
-        return read_zarr(text, material_id)
+        return read_zarr
     if name.endswith((".json.gz", ".json")):
         from tomat.density.materials_project import read_materials_project
 
-        return read_materials_project(text, material_id)
-    if any(kind in name.upper() for kind in CHGCAR_NAMES) or name.endswith(".vasp"):
+        return read_materials_project
+    if _is_chgcar(text):
         from tomat.density.chgcar import read_chgcar
 
-        return read_chgcar(text, material_id)
+        return read_chgcar
     there = "is there, but" if "://" in text or Path(text).exists() else "does not exist, and"
     raise TomatError(
-        f"{text} {there} its name is of no known kind; expected CHGCAR*[.gz|.bz2], *.vasp, *.zarr, *.json.gz or *.json."
+        f"{text} {there} its name is of no known kind; expected CHGCAR*[.gz|.bz2|.xz], *.vasp, *.zarr, *.json.gz or "
+        "*.json."
     )
+
+
+def _is_chgcar(text: str) -> bool:
+    """Whether a file that is no other kind's is read as a CHGCAR."""
+    name = text.rsplit("/", 1)[-1]
+    other = name.endswith((".zarr", ".json.gz", ".json")) or (Path(text) / "zarr.json").is_file()
+    return not other and (any(kind in name.upper() for kind in CHGCAR_NAMES) or name.endswith(".vasp"))

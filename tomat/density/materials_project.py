@@ -4,23 +4,25 @@
 values are rho x V in electrons, nested as `[nx][ny][nz]`.
 """
 
-import gzip
 import json
 import os
-import zlib
 from typing import Any
 
 import numpy as np
 
-from tomat.density.checks import check_rho_times_volume
+from tomat.density.checks import density_of
 from tomat.density.grid import DensityGrid
+from tomat.density.limits import COMPRESSION_ERRORS, check_grid_shape, decompressed
+from tomat.density.rules import DEFAULT_RULES, ReadRules
 from tomat.density.structures import structure_from_dict
 from tomat.errors import TomatError
 
 Location = str | os.PathLike[str]
 
 
-def read_materials_project(location: Location, material_id: str | None = None) -> DensityGrid:
+def read_materials_project(
+    location: Location, material_id: str | None = None, rules: ReadRules = DEFAULT_RULES
+) -> DensityGrid:
     """Read one document.
 
     Args:
@@ -31,8 +33,8 @@ def read_materials_project(location: Location, material_id: str | None = None) -
         The density in e/A^3; negative values are set to zero and counted in `clipped_voxels`.
 
     Raises:
-        TomatError: no such object, damaged compression or JSON, a part that is missing, values in another unit, a
-            density that no set of atoms has.
+        TomatError: no such object, damaged compression or JSON, more than a density can need, a part that is missing or
+            of another type; whatever `density_of` refuses.
     """
     source = os.fspath(location)
     document = _load(source)
@@ -48,17 +50,35 @@ def read_materials_project(location: Location, material_id: str | None = None) -
             "`data.poscar.structure` and `data.data.total`."
         ) from error
     lattice, numbers, coords = structure_from_dict(structure, source)
-    try:
-        values = np.array(nested, dtype=np.float64)
-    except (TypeError, ValueError) as error:
-        raise TomatError(
-            f"{source}: `data.data.total` is ragged or not numeric ({error}); fetch the object again."
-        ) from error
-    if values.ndim != 3 or values.size == 0:
-        raise TomatError(f"{source}: `data.data.total` has shape {values.shape}; expected [nx][ny][nz].")
-    check_rho_times_volume(values, lattice, numbers, source)
+    values = _values(nested, source)
     name = material_id or str(document.get("task_id") or document.get("fs_id") or source.rsplit("/", 1)[-1])
-    return DensityGrid.from_rho_times_volume(values, lattice, numbers, coords, material_id=name)
+    return density_of(values, lattice, numbers, coords, source=source, material_id=name, rules=rules)
+
+
+def _values(nested: Any, source: str) -> np.ndarray:
+    """float64 `[nx, ny, nz]` of lists of lists of lists of numbers."""
+    where = f"{source}: `data.data.total`"
+    try:
+        shape = (len(nested), len(nested[0]), len(nested[0][0]))
+        if not (isinstance(nested, list) and isinstance(nested[0], list) and isinstance(nested[0][0], list)):
+            raise TypeError("not nested lists")
+    except (TypeError, LookupError) as error:
+        raise TomatError(f"{where} is a {type(nested).__name__}; expected [nx][ny][nz] lists.") from error
+    check_grid_shape(shape, source)
+    values = np.empty(shape)
+    for i, plane in enumerate(nested):
+        rows = plane if isinstance(plane, list) and len(plane) == shape[1] else [None]
+        for j, row in enumerate(rows):
+            if not isinstance(row, list) or len(row) != shape[2]:
+                raise TomatError(f"{where} is ragged at [{i}][{j}]; expected {shape[1]} x {shape[2]} values.")
+            # `true` and "1" would pass as numbers.
+            if odd := set(map(type, row)) - {float, int}:
+                raise TomatError(f"{where} holds a {odd.pop().__name__} at [{i}][{j}]; expected numbers.")
+            try:
+                values[i, j] = row
+            except OverflowError as error:
+                raise TomatError(f"{where} holds a number beyond float64 at [{i}][{j}]; fetch it again.") from error
+    return values
 
 
 def _load(source: str) -> Any:
@@ -72,9 +92,8 @@ def _load(source: str) -> Any:
     except (OSError, ValueError) as error:
         raise TomatError(f"cannot read {source}: {error}") from error
     try:
-        text = gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw
-        return json.loads(text)
-    except (OSError, EOFError, ValueError, zlib.error) as error:
+        return json.loads(decompressed(raw, source))
+    except (*COMPRESSION_ERRORS, ValueError, RecursionError) as error:
         raise TomatError(
             f"{source} is not a complete gzipped JSON document ({type(error).__name__}: {error}); fetch it again."
         ) from error

@@ -2,10 +2,13 @@
 
 The array `charge_density_total` (float32, zstd) holds rho x V in electrons; the group attributes `structure` (of
 pymatgen) and `metadata` (`task_id` and whatever the source adds) are JSON strings. Sources chunk the array as one chunk
-or in 16^3 voxels, and some add `charge_density_diff`, the spin density, which is left alone here.
+or in 16^3 voxels, and some add `charge_density_diff`, the spin density, which is left alone here. What tomat writes has
+zstd's checksum in every chunk, and the attribute `sha256` over values, structure and metadata.
 """
 
+import hashlib
 import json
+import math
 import os
 import shutil
 from collections.abc import Mapping
@@ -14,16 +17,21 @@ from typing import Any
 
 import numpy as np
 
-from tomat.density.checks import check_electrons, check_rho_times_volume
+from tomat.density.checks import check_electrons, density_of
 from tomat.density.grid import DensityGrid
+from tomat.density.rules import DEFAULT_RULES, ReadRules
 from tomat.density.structures import structure_from_dict
 from tomat.errors import TomatError
 
 TOTAL = "charge_density_total"
+CHECKSUM = "sha256"
+CODEC_BYTES = 64
+"""What a codec may add to a chunk that it cannot shrink."""
+
 Location = str | os.PathLike[str]
 
 
-def read_zarr(location: Location, material_id: str | None = None) -> DensityGrid:
+def read_zarr(location: Location, material_id: str | None = None, rules: ReadRules = DEFAULT_RULES) -> DensityGrid:
     """Read one material.
 
     Args:
@@ -34,8 +42,9 @@ def read_zarr(location: Location, material_id: str | None = None) -> DensityGrid
         The density in e/A^3; negative values are set to zero and counted in `clipped_voxels`.
 
     Raises:
-        TomatError: no such group, an array or attribute that is missing, a chunk that is missing or does not decode,
-            values in another unit, a density that no set of atoms has.
+        TomatError: no such group, an array or attribute that is missing or larger than any density's, a chunk that is
+            missing or does not decode, another checksum than the one written; whatever `density_of` refuses.
+        MemoryError: as it is; it says nothing about the material.
     """
     text = os.fspath(location)
     group = _open_group(text)
@@ -45,15 +54,25 @@ def read_zarr(location: Location, material_id: str | None = None) -> DensityGrid
     lattice, numbers, coords = structure_from_dict(structure, text)
     metadata = _json_attribute(attributes, "metadata", text) if "metadata" in attributes else {}
     name = material_id or str(metadata.get("task_id") or _stem(text))
+    group.store.chunk_bytes = math.prod(array.chunks) * array.dtype.itemsize + CODEC_BYTES
     try:
         values = np.asarray(array[...])
+    except TomatError as error:
+        raise TomatError(f"{text}: {error}") from error
+    except MemoryError:
+        raise
     except Exception as error:  # zarr, numcodecs and fsspec each raise their own; every one means the same here
         raise TomatError(
             f"{text}: array {TOTAL!r} does not decode ({_first_line(error)}); fetch this material again."
         ) from error
     _check_all_chunks_present(array, values, text)
-    check_rho_times_volume(values, lattice, numbers, text)
-    return DensityGrid.from_rho_times_volume(values, lattice, numbers, coords, material_id=name)
+    grid = density_of(values, lattice, numbers, coords, source=text, material_id=name, rules=rules)
+    if attributes.get(CHECKSUM, found := _checksum(values, attributes)) != found:
+        raise TomatError(
+            f"{text}: values, structure or metadata are not what was written (sha256 {found[:12]}..., written "
+            f"{str(attributes[CHECKSUM])[:12]}...); fetch this material again."
+        )
+    return grid
 
 
 def read_metadata(location: Location) -> dict[str, Any]:
@@ -98,17 +117,17 @@ def write_zarr(
                 shape=grid.grid_shape,
                 chunks=side,
                 dtype="float32",
-                compressors=[ZstdCodec(level=19)],
+                compressors=[ZstdCodec(level=19, checksum=True)],
                 fill_value=0.0,
             )
-            array[...] = grid.rho_times_volume()
+            values = grid.rho_times_volume()
+            array[...] = values
+        attributes = {
+            "structure": json.dumps(_structure_to_dict(grid), sort_keys=True),
+            "metadata": json.dumps({"task_id": grid.material_id, **(metadata or {})}, sort_keys=True),
+        }
         # Last: a group without its attributes is refused on reading, so a broken upload is not taken for a density.
-        group.attrs.update(
-            {
-                "structure": json.dumps(_structure_to_dict(grid), sort_keys=True),
-                "metadata": json.dumps({"task_id": grid.material_id, **(metadata or {})}, sort_keys=True),
-            }
-        )
+        group.attrs.update({**attributes, CHECKSUM: _checksum(values, attributes)})
         if local:
             if target.exists():
                 shutil.rmtree(target)
@@ -139,13 +158,25 @@ def list_zarr(root: Location) -> list[str]:
     return [f"{text}/{name.rstrip('/').rsplit('/', 1)[-1]}" for name in names]
 
 
+def _checksum(values: np.ndarray, attributes: Mapping[str, Any]) -> str:
+    """sha256 of the shape, the values as little-endian float32 and the attributes that are JSON strings."""
+    words = json.dumps([list(values.shape), attributes.get("structure"), attributes.get("metadata")], sort_keys=True)
+    return hashlib.sha256(words.encode() + np.ascontiguousarray(values, dtype="<f4").tobytes()).hexdigest()
+
+
 def _open_group(text: str) -> Any:
     import zarr
+
+    from tomat.density.zarr_limits import read_only_store
 
     if "://" not in text and not Path(text).exists():
         raise TomatError(f"no density at {text}; the folder does not exist.")
     try:
-        return zarr.open_group(text, mode="r")
+        return zarr.open_group(read_only_store(text), mode="r")
+    except TomatError as error:
+        raise TomatError(f"{text}: {error}") from error
+    except MemoryError:
+        raise
     except Exception as error:  # as above: one meaning, many types
         raise TomatError(
             f"{text} is not a readable Zarr group ({_first_line(error)}); expected the `rho_gga` layout, a group "
@@ -154,14 +185,23 @@ def _open_group(text: str) -> Any:
 
 
 def _total_array(group: Any, text: str) -> Any:
+    import zarr
+
+    from tomat.density.zarr_limits import check_array
+
     try:
         array = group[TOTAL]
+    except MemoryError:
+        raise
     except Exception as error:
         raise TomatError(
-            f"{text}: no readable array {TOTAL!r} (found {sorted(group.array_keys())}); expected the `rho_gga` layout."
+            f"{text}: no readable array {TOTAL!r} ({_first_line(error)}); expected the `rho_gga` layout."
         ) from error
-    if getattr(array, "ndim", None) != 3 or array.dtype.kind != "f":
+    if not isinstance(array, zarr.Array):
+        raise TomatError(f"{text}: {TOTAL!r} has the form of a group; expected an array.")
+    if array.ndim != 3 or array.dtype.kind != "f":
         raise TomatError(f"{text}: {TOTAL!r} has shape {array.shape} and type {array.dtype}; expected 3-D floats.")
+    check_array(array, f"{text}: {TOTAL!r}")
     return array
 
 
@@ -187,7 +227,7 @@ def _json_attribute(attributes: Mapping[str, Any], key: str, text: str) -> dict[
     value = attributes.get(key)
     try:
         parsed = json.loads(value) if isinstance(value, str) else value
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise TomatError(f"{text}: attribute {key!r} is not JSON ({error}); expected a JSON string.") from error
     if not isinstance(parsed, dict):
         raise TomatError(f"{text}: attribute {key!r} is missing or not an object; expected a JSON string.")

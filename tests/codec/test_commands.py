@@ -1,4 +1,5 @@
 import argparse
+import dataclasses
 import json
 
 import numpy as np
@@ -23,7 +24,8 @@ def run(*arguments):
 
 def grid_of(seed):
     rho = np.random.default_rng(seed).lognormal(-2.5, 0.5, (16, 16, 16)).astype(np.float32)
-    return DensityGrid(rho, np.diag([4.0, 4.0, 5.0]), np.array([14, 14]), np.array([[0, 0, 0], [0.5, 0.5, 0.5]]))
+    rho *= 8 / (rho.mean(dtype=np.float64) * 80)  # two silicon atoms without their cores
+    return DensityGrid(rho, np.diag([4.0, 4.0, 5.0]), np.array([14, 14]), np.array([[0, 0, 0], [0.4, 0.4, 0.4]]))
 
 
 @pytest.fixture
@@ -95,6 +97,12 @@ def test_show(tmp_path, capsys):
     assert run("codec", "show", tmp_path / "codec.json", "--plot", picture, "--json", figures) == 0
     assert "squared error" in capsys.readouterr().out
     assert picture.read_text().startswith("<?xml") and json.loads(figures.read_text())["n_density_tokens"] == 64
+
+
+def test_show_of_a_codec_that_does_not_say_how_it_was_fitted(tmp_path):
+    dataclasses.replace(fitted_to([grid_of(0)], 64), fit={}).save(tmp_path / "codec.json")
+    with pytest.raises(TomatError, match="does not say how it was fitted"):
+        run("codec", "show", tmp_path / "codec.json")
 
 
 def test_show_of_the_two_token_codec(tmp_path, capsys):

@@ -104,3 +104,51 @@ def test_no_material_is_counted_twice():
     with pytest.raises(TomatError, match="mp-1 is counted in both"):
         first.merge(second)
     assert first.n_voxels == 3
+
+
+@pytest.fixture
+def saved(tmp_path):
+    histogram = DensityHistogram()
+    histogram.add(np.random.default_rng(0).gamma(0.3, 2.0, 1000).astype(np.float32), material_id="mp-1")
+    histogram.save(tmp_path / "histogram.npz")
+    return tmp_path / "histogram.npz"
+
+
+def test_damaged_file_is_one_line_with_its_name(saved):
+    whole = saved.read_bytes()
+    for place in range(0, len(whole), 97):
+        saved.write_bytes(whole[:place] + bytes([whole[place] ^ 4]) + whole[place + 1 :])
+        try:
+            found = DensityHistogram.load(saved)
+        except TomatError as error:
+            assert "histogram.npz" in str(error) and "\n" not in str(error)
+        else:
+            # In a part of the archive that says nothing, such as a date.
+            saved.write_bytes(whole)
+            assert content(found) == content(DensityHistogram.load(saved))
+
+
+@pytest.mark.parametrize(
+    ("part", "change"),
+    [
+        ("bins", lambda x: x[::-1]),
+        ("bins", lambda x: -x),
+        ("bins", lambda x: x.astype(float)),
+        ("counts", lambda x: x * 2),
+        ("counts", lambda x: -x),
+        ("counts", lambda x: x[:-1]),
+        ("sums", lambda x: x * np.nan),
+        ("sums", lambda x: x * np.inf),
+        ("sums", lambda x: -x),
+        ("n_zero", lambda x: -1),
+        ("max_density", lambda x: np.nan),
+        ("max_density", lambda x: x * 2),
+        ("unit", lambda x: "bohr"),
+    ],
+)
+def test_counts_that_no_densities_make_are_refused(saved, part, change):
+    with np.load(saved) as parts:
+        values = dict(parts)
+    np.savez_compressed(saved, **(values | {part: change(values[part])}))
+    with pytest.raises(TomatError, match="histogram.npz"):
+        DensityHistogram.load(saved)

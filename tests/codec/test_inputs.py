@@ -20,6 +20,7 @@ from tomat.errors import TomatError
         ("mp-149.json.gz", "mp-149"),
         ("data/mp-149/CHGCAR", "mp-149"),
         ("data/mp-149/CHGCAR.gz", "mp-149"),
+        ("data/mp-149/CHGCAR.xz", "mp-149"),
         ("CHGCAR_Si.vasp", "CHGCAR_Si"),
         ("CHGCAR", "CHGCAR"),
     ],
@@ -31,8 +32,8 @@ def test_material_name(path, name):
 @pytest.fixture
 def grid():
     rho = np.random.default_rng(0).uniform(0.05, 0.15, (6, 6, 6)).astype(np.float32)
-    # 8 electrons in 80 A^3: two silicon atoms without their cores.
-    return DensityGrid(rho, np.diag([4.0, 4.0, 5.0]), np.array([14, 14]), np.array([[0, 0, 0], [0.5, 0.5, 0.5]]))
+    rho *= 8 / (rho.mean() * 80)  # electrons in A^3: two silicon atoms without their cores
+    return DensityGrid(rho, np.diag([4.0, 4.0, 5.0]), np.array([14, 14]), np.array([[0, 0, 0], [0.4, 0.4, 0.4]]))
 
 
 def test_folder_of_all_kinds(tmp_path, grid):

@@ -133,10 +133,9 @@ def test_number_of_bins_out_of_range_is_refused(histogram, n_bins):
         fit_lloyd_max(histogram, n_bins)
 
 
-def test_values_above_the_fit_take_the_last_bin_and_are_counted(codec):
+def test_values_above_the_fit_take_the_last_bin(codec):
     rho = np.array([1.0, codec.fitted_max, 2 * codec.fitted_max], np.float32)
     assert codec.encode(rho)[1] == codec.encode(rho)[2] == codec.n_bins - 1
-    assert codec.n_above_fit(rho) == 1
 
 
 def test_decode_refuses_what_is_no_bin(codec):
@@ -177,7 +176,10 @@ def test_hash_covers_all_that_decides_the_ids_and_densities(codec):
         (lambda c: c.update(format_version=99), "format version 99"),
         (lambda c: c["medians"].__setitem__(5, c["medians"][5] * (1 + 1e-6)), "damaged codec"),
         (lambda c: c.pop("edges"), "damaged codec"),
-        (lambda c: c["means"].reverse(), "strictly increasing"),
+        (lambda c: c["means"].reverse(), "codec.json is a damaged codec: .*strictly increasing"),
+        (lambda c: c["edges"].__setitem__(3, 10**400), "damaged codec"),
+        (lambda c: c.update(medians=3), "damaged codec"),
+        (lambda c: c.update(unit="bohr"), "codec.json is a damaged codec: .*unit 'bohr'"),
     ],
 )
 def test_damaged_file_is_refused(codec, tmp_path, change, message):
@@ -188,9 +190,51 @@ def test_damaged_file_is_refused(codec, tmp_path, change, message):
         load_codec(tmp_path / "codec.json")
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda c: c.update(fitted_max=c["fitted_max"] * 2),
+        lambda c: c.update(fitted_min=0.0),
+        lambda c: c["fit"].update(n_voxels=1),
+        lambda c: c["fit"]["counts"].__setitem__(3, 0),
+        lambda c: c["fit"]["nmae_floor"]["absolute"].update(median=0.0),
+    ],
+)
+def test_what_a_codec_says_of_its_fit_cannot_change_unnoticed(codec, tmp_path, change):
+    """Its hash, by which sets and runs know it, is over what decides ids and densities alone."""
+    codec.save(tmp_path / "codec.json")
+    content = json.loads((tmp_path / "codec.json").read_text())
+    change(content)
+    (tmp_path / "codec.json").write_text(json.dumps(content))
+    with pytest.raises(TomatError, match="codec.json is damaged: its content hashes to"):
+        load_codec(tmp_path / "codec.json")
+
+
+def test_codec_of_before_there_was_a_checksum_is_read(codec, tmp_path):
+    content = codec.to_dict()
+    del content["fitted_min"]
+    (tmp_path / "codec.json").write_text(json.dumps(content))
+    found = load_codec(tmp_path / "codec.json")
+    assert found.sha256 == codec.sha256 and found.fitted_range == (0.0, codec.fitted_max)
+    (tmp_path / "codec.json").write_text(json.dumps(content | {"fitted_maw": 1.0}))
+    with pytest.raises(TomatError, match="no checksum, and an unknown key 'fitted_maw'"):
+        load_codec(tmp_path / "codec.json")
+
+
+@pytest.mark.parametrize("fitted", [(0.1, np.nan), (0.1, np.inf), (np.nan, 1e9), (-0.1, 1e9), (1e10, 1e9), (0.0, 1e-3)])
+def test_densities_that_no_fit_saw_are_refused(codec, fitted):
+    with pytest.raises(TomatError, match="says it saw densities from"):
+        dataclasses.replace(codec, fitted_min=fitted[0], fitted_max=fitted[1])
+
+
+def test_range_of_the_fit_is_that_of_its_densities(codec):
+    low, high = codec.fitted_range
+    assert high == RHO.max() and RHO.min() * (1 - 2e-4) <= low <= RHO.min()
+
+
 def test_file_that_is_no_codec_is_refused(tmp_path):
     with pytest.raises(TomatError, match="Cannot read the codec"):
         load_codec(tmp_path / "missing.json")
     (tmp_path / "codec.json").write_text("{")
-    with pytest.raises(TomatError, match="not valid JSON"):
+    with pytest.raises(TomatError, match="is not JSON"):
         load_codec(tmp_path / "codec.json")

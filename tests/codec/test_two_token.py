@@ -58,6 +58,12 @@ def test_ids_of_another_codec_are_refused():
         TwoTokenCodec().decode(np.array([[600, 700]]))
 
 
+@pytest.mark.parametrize("ends", [(-np.inf, 4.97), (-4.13, np.inf), (np.nan, 4.97), (4.97, -4.13), (-400, 4.97)])
+def test_range_that_no_float32_has_is_refused(ends):
+    with pytest.raises(TomatError, match="log10 range is .* within -38 to 38"):
+        TwoTokenCodec(log10_low=ends[0], log10_high=ends[1])
+
+
 def test_file_keeps_the_unit_and_the_hash(tmp_path):
     first, second = TwoTokenCodec(), TwoTokenCodec(unit="e_per_A3")
     first.save(tmp_path / "codec.json")

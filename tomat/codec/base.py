@@ -9,6 +9,7 @@ from typing import Any, Literal, Protocol, Self, runtime_checkable
 
 import numpy as np
 
+from tomat.checked_json import parse_checked, refuse_unknown_keys, with_checksum
 from tomat.errors import TomatError
 
 UNIT_E_PER_A3 = "e_per_A3"
@@ -39,6 +40,12 @@ class DensityCodec(Protocol):
     @property
     def unit(self) -> str:
         """Unit of the densities, one of `UNITS`."""
+        ...
+
+    @property
+    def fitted_range(self) -> tuple[float, float]:
+        """Smallest density above zero, and largest, that ids stand for, in `unit`. What lies outside, zero apart, takes
+        the first or the last id; a smallest of 0 says that it is not known."""
         ...
 
     @property
@@ -107,7 +114,7 @@ def float32_list(table: np.ndarray) -> list[float]:
 
 def codec_text(codec: DensityCodec) -> str:
     """The codec as JSON text, the same for the same codec, one table a line."""
-    content = codec.to_dict()
+    content = with_checksum(codec.to_dict())
     lines = [f'  "{key}": {json.dumps(content[key], sort_keys=True)}' for key in sorted(content)]
     return "{\n" + ",\n".join(lines) + "\n}\n"
 
@@ -128,30 +135,33 @@ def codec_from_text(text: str, source: str) -> DensityCodec:
     """The codec in `codec_text`'s JSON.
 
     Raises:
-        TomatError: if the text is no codec, of an unknown kind or version, or its hash does not fit its tables.
+        TomatError: if the text is no codec, of an unknown kind or version, or its hashes do not fit its content.
     """
     from tomat.codec.lloyd_max import LloydMaxCodec
     from tomat.codec.two_token import TwoTokenCodec
 
-    again = "Fit the codec again with `tomat codec fit`."
-    try:
-        content = json.loads(text)
-    except ValueError as error:
-        raise TomatError(f"{source} is not a codec: it is not valid JSON ({error}). {again}") from error
+    again = "Fit the codec again with `tomat codec fit`, or copy it again from where it came from."
+    content, checked = parse_checked(text, source, "a codec", again)
     kinds = {LloydMaxCodec.kind: LloydMaxCodec, TwoTokenCodec.kind: TwoTokenCodec}
-    if not isinstance(content, dict) or content.get("kind") not in kinds:
-        found = content.get("kind") if isinstance(content, dict) else type(content).__name__
-        raise TomatError(f"{source} is not a codec: its kind is {found!r}, expected one of {', '.join(kinds)}. {again}")
+    kind = content.get("kind")
+    if not isinstance(kind, str) or kind not in kinds:
+        raise TomatError(f"{source} is not a codec: its kind is {kind!r}, expected one of {', '.join(kinds)}. {again}")
     version = content.get("format_version")
     if version != CODEC_FORMAT_VERSION:
         raise TomatError(
             f"{source} has codec format version {version!r}; this tomat reads {CODEC_FORMAT_VERSION}. {again}"
         )
+    if not checked:
+        refuse_unknown_keys(content, kinds[kind].keys, source, again)
     try:
-        codec = kinds[content["kind"]].from_dict(content)
+        # A number beyond float32 is refused by the codec's own checks, which say more than NumPy's warning.
+        with np.errstate(over="ignore", invalid="ignore"):
+            codec = kinds[kind].from_dict(content)
         expected = content["sha256"]
-    except (KeyError, TypeError, ValueError) as error:
+    except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
         raise TomatError(f"{source} is a damaged codec: {type(error).__name__}: {error}. {again}") from error
+    except TomatError as error:
+        raise TomatError(f"{source} is a damaged codec: {error} {again}") from error
     if codec.sha256 != expected:
         raise TomatError(
             f"{source} is a damaged codec: its tables hash to {codec.sha256[:12]}..., the file says "

@@ -5,7 +5,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tomat.errors import TomatError
+from tomat.arguments import output_file, positive_int, report_file
+from tomat.density.rules import add_rule_flags, refuse_rules, rules_of
+from tomat.errors import RetryableError, TomatError
 
 SAVE_EVERY_SECONDS = 30.0
 """Between two saves of a growing histogram: a save takes a few tenths of a second."""
@@ -24,17 +26,26 @@ def register(subparsers: argparse._SubParsersAction) -> None:
     source = fit.add_mutually_exclusive_group(required=True)
     source.add_argument("--input", nargs="+", metavar="PATH", help="densities, or folders (also gs://) of them")
     source.add_argument("--demo", action="store_true", help="the embedded training densities")
-    fit.add_argument("--bins", type=int, default=16_384, help="bins, the one of zero included (default: %(default)s)")
+    add_rule_flags(fit)
+    fit.add_argument(
+        "--bins", type=positive_int, default=16_384, help="bins, the one of zero included (default: %(default)s)"
+    )
     fit.add_argument("--objective", choices=("absolute", "squared"), default="absolute", help="error to minimise")
-    fit.add_argument("--histogram", type=Path, metavar="FILE", help="keep the counts here; goes on where it stopped")
-    fit.add_argument("--output", type=Path, required=True, metavar="FILE", help="the codec, JSON")
-    fit.add_argument("--json", type=Path, metavar="FILE", help="write the figures")
+    fit.add_argument(
+        "--histogram", type=output_file, metavar="FILE", help="keep the counts here; goes on where it stopped"
+    )
+    fit.add_argument("--output", type=output_file, required=True, metavar="FILE", help="the codec, JSON")
+    fit.add_argument("--json", type=report_file, metavar="FILE", help="write the figures")
     fit.set_defaults(run=run_fit)
 
-    show = verbs.add_parser("show", help="bins, mass, widths and NMAE floor of a codec")
+    show = verbs.add_parser(
+        "show",
+        help="bins, mass, widths and NMAE floor of a codec",
+        description="Bins of a codec, what share of the voxels lies in which, and the NMAE that no model can go below.",
+    )
     show.add_argument("codec", type=Path, help="the codec, JSON")
-    show.add_argument("--plot", type=Path, metavar="FILE", help="draw the bins, .svg or .png")
-    show.add_argument("--json", type=Path, metavar="FILE", help="write the figures")
+    show.add_argument("--plot", type=output_file, metavar="FILE", help="draw the bins, .svg or .png")
+    show.add_argument("--json", type=report_file, metavar="FILE", help="write the figures")
     show.set_defaults(run=run_show)
 
 
@@ -47,7 +58,9 @@ def run_fit(args: argparse.Namespace) -> int:
 
     if not 2 <= args.bins <= 1 << 16:
         raise TomatError(f"--bins is {args.bins:,}; expected 2 to 65,536.")
-    inputs = demo_inputs("train") if args.demo else path_inputs(args.input)
+    if args.demo:
+        refuse_rules(args.species, args.accept, "the embedded densities")
+    inputs = demo_inputs("train") if args.demo else path_inputs(args.input, rules_of(args.species, args.accept))
     kept: Path | None = args.histogram
     histogram = DensityHistogram.load(kept) if kept is not None and kept.exists() else DensityHistogram()
     if extra := sorted(histogram.material_ids - set(inputs.material_ids)):
@@ -60,11 +73,16 @@ def run_fit(args: argparse.Namespace) -> int:
     with progress() as bar:
         for name in bar.track(left, description="Counting voxels"):
             try:
-                grid = inputs.get_grid(name)
+                histogram.add(inputs.get_grid(name).rho, name)
+            except RetryableError:
+                raise
+            except MemoryError as error:
+                raise TomatError(
+                    f"Memory ran out while the voxels of {name} were counted: {error}. Leave this material out."
+                ) from error
             except TomatError as error:
                 skipped[name] = str(error)
                 continue
-            histogram.add(grid.rho, name)
             if kept is not None and time.monotonic() - saved > SAVE_EVERY_SECONDS:
                 histogram.save(kept)
                 saved = time.monotonic()
@@ -112,11 +130,11 @@ def _report(codec: Any, path: Path | None, extra: dict[str, Any]) -> dict[str, A
 def _print(figures: dict[str, Any], path: Path) -> None:
     from rich.table import Table
 
-    from tomat.reporting import console
+    from tomat.reporting import console, counted
 
     table = Table(title=str(path), show_header=False)
     unit = {"e_per_A3": "e/A^3"}.get(figures["unit"], figures["unit"])
-    table.add_row("kind", f"{figures['kind']}, {figures['tokens_per_voxel']} token(s) a voxel, {unit}")
+    table.add_row("kind", f"{figures['kind']}, {counted(figures['tokens_per_voxel'], 'token')} a voxel, {unit}")
     table.add_row("ids", f"{figures['n_density_tokens']:,}")
     if "objective" in figures:
         widths = ", ".join(
@@ -124,7 +142,9 @@ def _print(figures: dict[str, Any], path: Path) -> None:
         )
         table.add_row("fitted for", f"{figures['objective']} error")
         table.add_row("voxels", f"{figures['n_voxels']:,}, {100 * figures['zero_share']:.3g} % exactly zero")
-        table.add_row("range", f"{figures['smallest_edge']:.3g} to {figures['largest_density']:.4g} {unit}")
+        low = figures["smallest_density"]
+        smallest = "not recorded" if low is None else f"{low:.3g}"
+        table.add_row("densities fitted", f"{smallest} to {figures['largest_density']:.4g} {unit}, and zero")
         table.add_row("voxels a bin", f"{figures['voxels_per_bin_min']:,} to {figures['voxels_per_bin_max']:,}")
         table.add_row("bin width / median", widths)
         for objective, floors in figures["nmae_floor_fraction"].items():

@@ -6,6 +6,7 @@ takes a shift and no logarithm. Beside the count a bin keeps the sum of its dens
 """
 
 import os
+import zipfile
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -160,24 +161,66 @@ class DensityHistogram:
             temporary.unlink(missing_ok=True)
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Self:
+    def load(
+        cls, path: str | os.PathLike[str], source: str | None = None, remedy: str = "Remove it and count again."
+    ) -> Self:
         """A histogram that `save` wrote.
+
+        Args:
+            path: the file.
+            source: what to call it in errors, if not by its path.
+            remedy: a sentence that says what to do about one that is damaged.
 
         Raises:
             TomatError: if the file cannot be read, or is no histogram of this version.
         """
+        source = source or str(path)
         try:
+            # Every part has a CRC32; NumPy would read a damaged header before it gets to it.
+            with zipfile.ZipFile(path) as archive:
+                if (damaged := archive.testzip()) is not None:
+                    raise ValueError(f"its part {damaged} is damaged")
             with np.load(path, allow_pickle=False) as content:
                 version = int(content["format_version"]), int(content["mantissa_bits"])
                 if version != (HISTOGRAM_FORMAT_VERSION, MANTISSA_BITS):
                     raise TomatError(
-                        f"{path} has histogram format version {version[0]} with {version[1]} mantissa bits; this tomat "
-                        f"reads {HISTOGRAM_FORMAT_VERSION} with {MANTISSA_BITS}. Count the densities again."
+                        f"{source} has histogram format version {version[0]} with {version[1]} mantissa bits; this "
+                        f"tomat reads {HISTOGRAM_FORMAT_VERSION} with {MANTISSA_BITS}. {remedy}"
                     )
+                check_unit(str(content["unit"]), source)
                 histogram = cls(str(content["unit"]), int(content["n_zero"]), max_density=float(content["max_density"]))
-                histogram.counts[content["bins"]] = content["counts"]
-                histogram.sums[content["bins"]] = content["sums"]
-                histogram.material_ids = set(content["material_ids"].tolist())
+                bins, counts, sums = (np.asarray(content[name]) for name in ("bins", "counts", "sums"))
+                _check_counts(bins, counts, sums, histogram)
+                histogram.counts[bins] = counts
+                histogram.sums[bins] = sums
+                histogram.material_ids = {str(name) for name in content["material_ids"].tolist()}
                 return histogram
-        except (OSError, ValueError, KeyError, IndexError, EOFError) as error:
-            raise TomatError(f"{path} is not a histogram ({type(error).__name__}: {error}). Count again.") from error
+        except (TomatError, MemoryError):
+            raise
+        # zipfile, zlib, struct, ast and NumPy each raise their own for a damaged archive.
+        except Exception as error:
+            raise TomatError(f"{source} is not a histogram ({type(error).__name__}: {error}). {remedy}") from error
+
+
+def _check_counts(bins: np.ndarray, counts: np.ndarray, sums: np.ndarray, histogram: DensityHistogram) -> None:
+    """Refuse bins that no densities fill.
+
+    Raises:
+        ValueError: what cannot be.
+    """
+    if not bins.ndim == counts.ndim == sums.ndim == 1 or not len(bins) == len(counts) == len(sums):
+        raise ValueError(f"bins, counts and sums have the shapes {bins.shape}, {counts.shape} and {sums.shape}")
+    if bins.dtype.kind not in "iu" or counts.dtype.kind not in "iu" or sums.dtype.kind != "f":
+        raise ValueError(f"bins, counts and sums are {bins.dtype}, {counts.dtype} and {sums.dtype}")
+    if histogram.n_zero < 0 or not 0 <= histogram.max_density < np.inf:
+        raise ValueError(f"it counts {histogram.n_zero} zeros and a largest density of {histogram.max_density}")
+    if not len(bins):
+        return
+    if bins[0] < FIRST_NORMAL_BIN or bins[-1] >= N_FINE_BINS or np.any(np.diff(bins.astype(np.int64)) <= 0):
+        raise ValueError("its bins are not ascending, or out of range")
+    # Edges are float32 and sums float64, so only the sums are rounded.
+    lower = fine_bin_edges(bins).astype(np.float64)
+    inside = (sums >= lower * counts * (1 - 1e-6)) & (sums <= lower * (1 + 2.0**-MANTISSA_BITS) * counts * (1 + 1e-6))
+    largest_bin = int(np.float32(histogram.max_density).view(np.int32)) >> SHIFT
+    if np.any(counts < 1) or not np.all(inside) or largest_bin != bins[-1]:
+        raise ValueError("its counts, sums and largest density contradict each other")

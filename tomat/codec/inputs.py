@@ -6,9 +6,11 @@ from pathlib import Path, PurePosixPath
 from typing import Literal
 
 from tomat.density.grid import DensityGrid
+from tomat.density.rules import DEFAULT_RULES, ReadRules
 from tomat.errors import TomatError
+from tomat.retries import with_retries
 
-_SUFFIXES = (".zarr", ".json.gz", ".json", ".gz", ".bz2", ".vasp")
+_SUFFIXES = (".zarr", ".json.gz", ".json", ".gz", ".bz2", ".xz", ".vasp")
 _PATTERNS = ("*.zarr", "*.json.gz", "CHGCAR*", "*.CHGCAR*", "*.vasp")
 
 
@@ -19,27 +21,33 @@ class DensityInputs:
     material_ids: tuple[str, ...]
     """Their names, all different."""
     get_grid: Callable[[str], DensityGrid]
-    """Reads the density of one, by name; raises TomatError if that is impossible."""
+    """Reads the density of one, by name; raises TomatError if that is impossible, and RetryableError if its place
+    cannot be reached now."""
 
 
 def demo_inputs(split: Literal["train", "validation"] | None) -> DensityInputs:
     """The embedded densities of a split, "train" or "validation"; None for all."""
     from tomat.density.demo import demo_materials, load_demo
+    from tomat.density.io import read_density
 
-    return DensityInputs(tuple(material.material_id for material in demo_materials(split)), load_demo)
+    names = tuple(material.material_id for material in demo_materials(split))
+    return DensityInputs(names, lambda name: read_density(lambda: load_demo(name), f"the embedded {name}"))
 
 
-def path_inputs(paths: Iterable[str]) -> DensityInputs:
+def path_inputs(paths: Iterable[str], rules: ReadRules = DEFAULT_RULES) -> DensityInputs:
     """Densities in files, and in folders of files.
 
     Args:
         paths: CHGCAR files, `.json.gz` objects, `.zarr` groups, or folders (also `gs://`) that hold such. A material is
             called as its file without the suffixes; a file just called CHGCAR as its folder.
+        rules: what may be assumed of them, and which refusals are lifted.
 
     Raises:
-        TomatError: if a path does not exist, a folder holds no density, or two files make one name.
+        TomatError: if a path does not exist, a folder holds no density, two files make one name, or the rules name
+            elements and no file is of a kind that may lack them.
+        UnreachableError: if a bucket cannot be reached.
     """
-    from tomat.density.io import open_density
+    from tomat.density.io import check_species_apply, open_density
 
     found: dict[str, str] = {}
     for path in paths:
@@ -50,7 +58,12 @@ def path_inputs(paths: Iterable[str]) -> DensityInputs:
             found[name] = each
     if not found:
         raise TomatError("No density was given; name files, folders, or the embedded data.")
-    return DensityInputs(tuple(found), lambda name: open_density(found[name], name))
+    check_species_apply(found.values(), rules)
+
+    def get_grid(name: str) -> DensityGrid:
+        return with_retries(lambda: open_density(found[name], name, rules), found[name])
+
+    return DensityInputs(tuple(found), get_grid)
 
 
 def material_name(path: str) -> str:
@@ -72,7 +85,7 @@ def _expand(path: str) -> list[str]:
     if "://" in path:
         from tomat.density.zarr_store import list_zarr
 
-        return [path] if path.endswith(_SUFFIXES) else list_zarr(path)
+        return [path] if path.endswith(_SUFFIXES) else with_retries(lambda: list_zarr(path), path)
     folder = Path(path)
     if folder.is_file():
         return [path]

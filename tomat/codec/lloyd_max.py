@@ -54,10 +54,17 @@ class LloydMaxCodec:
     """float32 [n_bins], strictly increasing, in `unit`; 0 for bin 0."""
     fitted_max: float
     """Largest density the fit saw, in `unit`; above it the last bin is a guess."""
+    fitted_min: float = 0.0
+    """Smallest density above zero the fit saw, in `unit` (the lower edge of its fine bin); below it bin 1 is a guess.
+    0: not recorded, as in codecs of before it was."""
     fit: Mapping[str, Any] = field(default_factory=dict)
     """How the fit went: `n_voxels`, voxels of each bin (`counts`), `nmae_floor` of both objectives with both tables."""
 
     kind: ClassVar[str] = "lloyd_max"
+    keys: ClassVar[frozenset[str]] = frozenset(
+        "format_version kind unit objective edges medians means fitted_max fitted_min fit sha256".split()
+    )
+    """Of the file."""
 
     def __post_init__(self) -> None:
         check_unit(self.unit, "The Lloyd-Max codec")
@@ -84,6 +91,11 @@ class LloydMaxCodec:
                     raise TomatError(f"The Lloyd-Max codec's {name} lie outside their bins.")
         if self.edges[0] <= 0:
             raise TomatError("The Lloyd-Max codec's first edge is 0; bin 0 holds exact zero, so it must be above.")
+        if not 0 <= self.fitted_min <= self.fitted_max < np.inf or self.fitted_max < self.edges[-1]:
+            raise TomatError(
+                f"The Lloyd-Max codec says it saw densities from {self.fitted_min:g} to {self.fitted_max:g}; expected "
+                f"finite ones, up to its last edge of {self.edges[-1]:g} or more."
+            )
 
     @property
     def n_bins(self) -> int:
@@ -119,8 +131,8 @@ class LloydMaxCodec:
     def encode(self, rho: np.ndarray) -> np.ndarray:
         """Bin of each density, `np.searchsorted(edges, rho, side="right")`, computed from the bits of the float32.
 
-        Negative values go to bin 0, values above the last edge to the last bin (`n_above_fit` counts those that no
-        fit has seen); NaN is the caller's to exclude, as `DensityGrid` does.
+        Negative values go to bin 0, values above the last edge to the last bin; NaN is the caller's to
+        exclude, as `DensityGrid` does.
 
         Args:
             rho: float32 [...], in `unit`.
@@ -164,9 +176,10 @@ class LloydMaxCodec:
             )
         return (self.medians if decoder == "median" else self.means)[ids]
 
-    def n_above_fit(self, rho: np.ndarray) -> int:
-        """Number of densities above all that the fit saw; they take the last bin and may be far from its value."""
-        return int(np.count_nonzero(np.asarray(rho) > self.fitted_max))
+    @property
+    def fitted_range(self) -> tuple[float, float]:
+        """Smallest density above zero, and largest, that the fit saw, in `unit`; a smallest of 0 is not known."""
+        return self.fitted_min, self.fitted_max
 
     @property
     def sha256(self) -> str:
@@ -185,6 +198,7 @@ class LloydMaxCodec:
             "medians": float32_list(self.medians),
             "means": float32_list(self.means),
             "fitted_max": self.fitted_max,
+            "fitted_min": self.fitted_min,
             "fit": dict(self.fit),
             "sha256": self.sha256,
         }
@@ -199,6 +213,7 @@ class LloydMaxCodec:
             medians=np.asarray(content["medians"], dtype=np.float32),
             means=np.asarray(content["means"], dtype=np.float32),
             fitted_max=float(content["fitted_max"]),
+            fitted_min=float(content.get("fitted_min", 0.0)),
             fit=dict(content["fit"]),
         )
 
@@ -243,7 +258,7 @@ def fit_lloyd_max(
         "iterations": {each: fit[2] for each, fit in fits.items()},
         "nmae_floor": {each: fit[1] for each, fit in fits.items()},
     }
-    return replace(codec, fit=report)
+    return replace(codec, fit=report, fitted_min=float(fine.lower[0]))
 
 
 def _fit_one(

@@ -17,6 +17,9 @@ def codec_figures(codec: DensityCodec) -> dict[str, Any]:
 
     For a Lloyd-Max codec: bins, voxels, share of zeros, quantiles of the bins' widths, relative to their medians, over
     voxels, and the NMAE floor of both objectives with both tables.
+
+    Raises:
+        TomatError: if a Lloyd-Max codec does not say how it was fitted.
     """
     figures: dict[str, Any] = {
         "kind": codec.to_dict()["kind"],
@@ -26,7 +29,12 @@ def codec_figures(codec: DensityCodec) -> dict[str, Any]:
         "tokens_per_voxel": codec.tokens_per_voxel,
     }
     if not isinstance(codec, LloydMaxCodec):
-        return figures
+        return figures | {"smallest_density": codec.fitted_range[0], "largest_density": codec.fitted_range[1]}
+    if missing := {"counts", "n_voxels", "iterations", "nmae_floor"} - set(codec.fit):
+        raise TomatError(
+            f"The codec {codec.sha256[:12]}... does not say how it was fitted: there is no {min(missing)}. Fit it "
+            "again with `tomat codec fit`."
+        )
     counts = np.array(codec.fit["counts"], dtype=np.int64)
     width = relative_widths(codec)
     order = np.argsort(width)
@@ -40,6 +48,7 @@ def codec_figures(codec: DensityCodec) -> dict[str, Any]:
         "objective": codec.objective,
         "n_voxels": codec.fit["n_voxels"],
         "zero_share": float(counts[0] / counts.sum()),
+        "smallest_density": codec.fitted_min or None,
         "largest_density": codec.fitted_max,
         "smallest_edge": float(codec.edges[1]) if len(codec.edges) > 1 else None,
         "last_edge": float(codec.edges[-1]),

@@ -32,7 +32,7 @@ class TwoTokenCodec:
     """The 9 + 12 bit codec; its ids are 0 to 511 for the coarse and 512 to 4,607 for the fine token.
 
     Raises:
-        TomatError: if the unit is unknown or the range is empty.
+        TomatError: if the unit is unknown, or the range is empty or beyond float32.
     """
 
     unit: str = UNIT_RHO_TIMES_VOLUME
@@ -43,11 +43,17 @@ class TwoTokenCodec:
     """log10 of the upper end; densities above take the last level."""
 
     kind: ClassVar[str] = "two_token"
+    keys: ClassVar[frozenset[str]] = frozenset("format_version kind unit log10_low log10_high sha256".split())
+    """Of the file."""
 
     def __post_init__(self) -> None:
         check_unit(self.unit, "The two-token codec")
-        if not self.log10_low < self.log10_high:
-            raise TomatError(f"The two-token codec's log10 range {self.log10_low} to {self.log10_high} is empty.")
+        # float32 spans 10^-38 to 10^38.
+        if not -38 <= self.log10_low < self.log10_high <= 38:
+            raise TomatError(
+                f"The two-token codec's log10 range is {self.log10_low} to {self.log10_high}; expected an ascending "
+                "one within -38 to 38."
+            )
 
     @property
     def n_density_tokens(self) -> int:
@@ -58,6 +64,11 @@ class TwoTokenCodec:
     def tokens_per_voxel(self) -> int:
         """Two ids a voxel."""
         return 2
+
+    @property
+    def fitted_range(self) -> tuple[float, float]:
+        """The ends of the range, in `unit`: densities below it decode to 0, those above it take the last level."""
+        return 10.0**self.log10_low, 10.0**self.log10_high
 
     @property
     def relative_error(self) -> float:

@@ -45,6 +45,8 @@ def codec(make_grid) -> LloydMaxCodec:
     histogram = DensityHistogram()
     for seed in range(3):
         histogram.add(make_grid(seed=seed).rho)
+    # The embedded densities, and others that tests make up, lie within this codec too.
+    histogram.add(np.geomspace(1e-6, 100, 20_000, dtype=np.float32))
     return fit_lloyd_max(histogram, 256)
 
 
@@ -78,9 +80,8 @@ def tree(tmp_path, make_grid) -> Path:
     for k, name in enumerate(names):
         grid = make_grid((9, 10, 8 + k), n_atoms=2, seed=k, material_id=name)
         rho = grid.rho * np.float32(8 / grid.electron_count)
-        write_zarr(
-            DensityGrid(rho, grid.lattice, np.array([14, 14]), grid.frac_coords), root / "label" / f"{name}.zarr"
-        )
+        coords = grid.frac_coords[:1] + np.array([[0.0], [0.4]])  # a bond of 2.6 to 2.9 A
+        write_zarr(DensityGrid(rho, grid.lattice, np.array([14, 14]), coords), root / "label" / f"{name}.zarr")
     (root / "mp_filelist.txt").write_text("\n".join(names) + "\n")
     (root / "split_limit_22M.json").write_text('{"train": [4, 0, 1, 2, 5], "validation": [3], "test": []}')
     return root

@@ -5,10 +5,14 @@ import shutil
 import numpy as np
 import pytest
 
+from tomat.checked_json import CHECKSUM_KEY, with_checksum
+from tomat.cli import main
+from tomat.density.chgcar import write_chgcar
 from tomat.density.demo import demo_materials
 from tomat.density.grid import DensityGrid
 from tomat.density.zarr_store import write_zarr
 from tomat.errors import TomatError
+from tomat.tokens import writer
 from tomat.tokens.commands import register
 from tomat.tokens.shards import open_shards
 
@@ -24,7 +28,8 @@ def run(*arguments):
 def densities(tmp_path):
     for k, z in enumerate((14, 6)):
         rho = np.random.default_rng(k).lognormal(-2.5, 0.5, (9, 10, 11)).astype(np.float32)
-        grid = DensityGrid(rho, np.diag([4.0, 4.0, 5.0]), np.array([z, z]), np.array([[0, 0, 0], [0.5, 0.5, 0.5]]))
+        rho *= 8 / (rho.mean(dtype=np.float64) * 80)
+        grid = DensityGrid(rho, np.diag([4.0, 4.0, 5.0]), np.array([z, z]), np.array([[0, 0, 0], [0.25, 0.25, 0.25]]))
         write_zarr(grid, tmp_path / "in" / f"mp-{k}.zarr")
     return tmp_path / "in"
 
@@ -68,6 +73,7 @@ def test_tokenise_the_embedded_densities(tmp_path, codec):
 def test_info_and_verify(tmp_path, shards, capsys):
     assert run("shards", "info", shards, "--json", tmp_path / "info.json") == 0
     assert json.loads((tmp_path / "info.json").read_text())["tokens"] == 80 * 512
+    assert "ids, e/A^3," in capsys.readouterr().out
     assert run("shards", "verify", shards, "--json", tmp_path / "verify.json") == 0
     assert json.loads((tmp_path / "verify.json").read_text())["chunks"] == 2
     assert "all 2 chunks (80 rows) are whole" in capsys.readouterr().out
@@ -113,3 +119,151 @@ def test_another_set_in_the_place_is_left_alone(tmp_path, shards, densities):
         run("tokenise", *arguments, "--patches_per_material", 7)
     assert before == {path: path.read_bytes() for path in shards.rglob("*") if path.is_file()}
     shutil.rmtree(shards)
+
+
+def test_defaults_in_the_help_are_those_of_the_settings():
+    from tomat.tokens.pipeline_config import RetokenizeConfig
+    from tomat.tokens.retokenize_commands import SETTINGS
+
+    config = RetokenizeConfig(input="in", output="out")
+    for name in ("source", "split", "layout", "max_clipped_share", "max_skipped", "seed"):
+        assert f"(default: {getattr(config, name)})" in SETTINGS[name]
+
+
+def test_one_is_one(tmp_path, densities, codec, capsys):
+    """One chunk, one row, one material: no plural in what is said of them."""
+    codec.save(tmp_path / "codec.json")
+    arguments = ["--input", densities / "mp-0.zarr", "--layout", "v3-p7", "--codec", tmp_path / "codec.json"]
+    run("tokenise", *arguments, "--patches_per_material", 1, "--output", tmp_path / "set")
+    run("shards", "info", tmp_path / "set")
+    run("shards", "verify", tmp_path / "set", "--input", densities, "--source", "rho_gga")
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "1 chunk (1 row) is whole" in printed and "1 row (343 voxels) agrees with the source" in printed
+    for plural in ("1 chunks", "1 rows", "1 materials"):
+        assert f" {plural}" not in printed
+    (tmp_path / "set" / "tokens.zarr" / "c" / "0" / "0").unlink()
+    with pytest.raises(TomatError, match="1 of 1 chunk is missing or damaged"):
+        run("shards", "verify", tmp_path / "set")
+
+
+def test_verify_finds_the_embedded_densities(tmp_path, codec, capsys):
+    """Sets of `--demo` and of trainings on the embedded densities do not say where their densities lie."""
+    codec.save(tmp_path / "codec.json")
+    arguments = ["--demo", "validation", "--layout", "v3-p7", "--codec", tmp_path / "codec.json", "--split", "mine"]
+    run("tokenise", *arguments, "--patches_per_material", 2, "--output", tmp_path / "set")
+    capsys.readouterr()
+    run("shards", "verify", tmp_path / "set")
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "compared with the embedded densities" in printed and "agree with the source" in printed
+    chunk = tmp_path / "set" / "tokens.zarr" / "c" / "0" / "0"
+    whole = chunk.read_bytes()
+    chunk.unlink()
+    run("shards", "verify", tmp_path / "set", "--repair")
+    assert chunk.read_bytes() == whole
+
+
+def test_verify_of_other_sets_asks_where_the_densities_lie(shards, capsys):
+    run("shards", "verify", shards)
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "not compared with its densities" in printed and "--input, or --source embedded, says it" in printed
+    with pytest.raises(TomatError, match="the embedded set has no material mp-0; is it where the set came from"):
+        run("shards", "verify", shards, "--source", "embedded")
+    with pytest.raises(TomatError, match="which does not say where its densities lie. Leave them out"):
+        run("shards", "verify", shards, "--accept", "zeros")
+
+
+@pytest.mark.parametrize("flags", [["--species", "Na"], ["--accept", "zeros"]])
+def test_flags_that_could_do_nothing_are_refused(tmp_path, shards, flags):
+    codec = ["--layout", "v3-p7", "--codec", tmp_path / "codec.json", "--output", tmp_path / "out"]
+    with pytest.raises(TomatError, match="are for --input; they say nothing of the embedded densities. Leave them out"):
+        run("tokenise", "--demo", "train", *codec, *flags)
+    with pytest.raises(TomatError, match="are for --input; they say nothing of a shard set"):
+        run("tokens", "show", shards, *flags)
+    assert main(["codec", "fit", "--demo", "--output", str(tmp_path / "out"), *flags]) == 2
+    assert not (tmp_path / "out").exists()
+
+
+def test_elements_for_files_that_name_theirs_are_refused(tmp_path, shards, densities):
+    codec = ["--layout", "v3-p7", "--codec", tmp_path / "codec.json"]
+    for words in (["tokenise", "--input", densities, "--output", tmp_path / "out"], ["tokens", "show", "--input"]):
+        words = words if words[0] == "tokenise" else [*words, densities / "mp-0.zarr"]
+        with pytest.raises(TomatError, match="--species names Si, but none of the inputs is a CHGCAR"):
+            run(*words, *codec, "--species", "Si")
+
+
+@pytest.fixture
+def unnamed(tmp_path):
+    """A VASP 4 CHGCAR of silicon, which names no element."""
+    rho = np.random.default_rng(0).lognormal(-2.5, 0.5, (9, 10, 11)).astype(np.float32)
+    rho *= 8 / (rho.mean(dtype=np.float64) * 80)
+    grid = DensityGrid(rho, np.diag([4.0, 4.0, 5.0]), np.array([14, 14]), np.array([[0, 0, 0], [0.25, 0.25, 0.25]]))
+    folder = tmp_path / "in" / "mp-1"
+    folder.mkdir(parents=True)
+    write_chgcar(grid, folder / "CHGCAR")
+    lines = (folder / "CHGCAR").read_text().splitlines()
+    assert lines.pop(5).split() == ["Si"]
+    (folder / "CHGCAR").write_text("\n".join(lines) + "\n")
+    return folder
+
+
+@pytest.mark.parametrize("verb", ["tokenise", "codec fit", "retokenize"])
+def test_elements_that_a_file_does_not_name(tmp_path, unnamed, codec, verb, caplog):
+    codec.save(tmp_path / "codec.json")
+    words = {
+        "tokenise": ["tokenise", "--input", unnamed, "--codec", tmp_path / "codec.json", "--layout", "v3-p7"],
+        "codec fit": ["codec", "fit", "--input", unnamed, "--bins", 50],
+        "retokenize": [
+            "retokenize",
+            "--source",
+            "chgcar",
+            "--input",
+            unnamed.parent,
+            "--layout",
+            "v3-p7",
+            "--workers",
+            1,
+        ]
+        + ["--codec", tmp_path / "codec.json", "--max_skipped", 0],
+    }[verb]
+    words = [str(word) for word in words]
+    assert main([*words, "--output", str(tmp_path / "none")]) == 2
+    assert not (tmp_path / "none").exists() or verb == "retokenize"
+    assert main([*words, "--species", "Si", "--output", str(tmp_path / "by_flag")]) == 0
+    header = (unnamed / "CHGCAR").read_text().splitlines()[:9]
+    (unnamed / "POSCAR").write_text("\n".join([*header[:5], "Si", *header[5:], "", ""]))
+    caplog.clear()
+    assert main([*words, "--output", str(tmp_path / "by_poscar")]) == 0
+    if verb != "codec fit":
+        rows = [open_shards(tmp_path / name).read_rows(0, 1)[0] for name in ("by_flag", "by_poscar")]
+        for row in rows:  # ATOMS Si Si
+            place = row.tolist().index(20 + 14 - 1)
+            assert row[place : place + 2].tolist() == [33, 33]
+    if verb == "retokenize":  # the set remembers how its densities were read
+        assert main(["shards", "verify", str(tmp_path / "by_flag")]) == 0
+    if verb != "retokenize":  # its workers are processes of their own
+        assert "taken from the POSCAR beside it: Si" in caplog.text
+
+
+def test_a_set_goes_on_with_the_elements_it_was_begun_with(tmp_path, unnamed, codec, monkeypatch):
+    codec.save(tmp_path / "codec.json")
+    words = ["tokenise", "--input", unnamed, "--codec", tmp_path / "codec.json", "--layout", "v3-p7"]
+    words += ["--output", tmp_path / "set", "--patches_per_material", 200]
+
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(writer, "write_chunk", stop)
+        with pytest.raises(KeyboardInterrupt):
+            run(*words, "--species", "Si")
+    with pytest.raises(TomatError, match="holds another data set: it differs in species. Remove it"):
+        run(*words, "--species", "C")
+    with pytest.raises(TomatError, match="holds another data set: it differs in accept. Remove it"):
+        run(*words, "--species", "Si", "--accept", "zeros")
+    # A set that was begun before they were recorded goes on.
+    manifest = tmp_path / "set" / "manifest.json"
+    content = json.loads(manifest.read_text())
+    assert content.pop("read_rules") == {"species": ["Si"], "accept": []}
+    manifest.write_text(json.dumps(with_checksum({key: content[key] for key in content if key != CHECKSUM_KEY})))
+    run(*words, "--species", "Si")
+    assert open_shards(tmp_path / "set").rows == 200

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tomat.checked_json import CHECKSUM_KEY, with_checksum
 from tomat.errors import TomatError
 from tomat.tokens.layouts import LAYOUTS
 from tomat.tokens.manifest import ShardManifest, SkippedMaterial, anchors_seed, draw_anchors, plan_rows
@@ -100,13 +101,47 @@ def test_text_round_trip(plan):
         (lambda c: c.update(complete=True), "0 checksums for 4 chunks"),
         (lambda c: c["materials"][0].update(colour="red"), "damaged manifest"),
         (lambda c: c.update(unit="bohr"), "unit 'bohr'"),
+        (lambda c: c["layout"].update(patch_size=6), "called v3-p7, but is not the layout of that name"),
+        (lambda c: c["layout"].update(name="v3-p11"), "called v3-p11, but is not the layout of that name"),
+        (lambda c: c.update(context=511), "says a context of 511, its layout has 512"),
+        (lambda c: c["materials"][1].update(material_id="mp-4"), "anchors of mp-4 have the key .* make "),
+        (lambda c: c.update(seed=4), "anchors of mp-1 have the key .* the seed 4 make"),
+        (lambda c: c["materials"][1].update(material_id="../mp-2"), "called '../mp-2'; expected a name"),
+        (lambda c: c["skipped"][0].update(material_id="/tmp/mp-9"), "called '/tmp/mp-9'; expected a name"),
+        (lambda c: c.update(rows=True), "rows is True"),
+        (lambda c: c.update(block_rows=-8), "block_rows is -8"),
+        (lambda c: c["materials"][0].update(grid_shape=[4, 5]), "rows and grid of a material"),
+        (lambda c: c.update(max_clipped_share=float("nan")), "max_clipped_share is nan"),
+        (lambda c: c.update(clipped=[{"material_id": "mp-1"}]), "damaged manifest"),
     ],
 )
 def test_manifest_that_contradicts_itself_is_refused(plan, change, message):
     content = json.loads(plan.to_text())
     change(content)
+    # With a checksum that fits, and as a manifest of before there was one.
+    with pytest.raises(TomatError, match=message):
+        ShardManifest.from_text(json.dumps(with_checksum(content)), "here")
+    del content[CHECKSUM_KEY]
     with pytest.raises(TomatError, match=message):
         ShardManifest.from_text(json.dumps(content), "here")
+
+
+def test_manifest_of_before_there_was_a_checksum_is_read_and_says_so(plan):
+    content = json.loads(plan.to_text())
+    for key in (CHECKSUM_KEY, "clipped", "max_clipped_share"):
+        del content[key]
+    found = ShardManifest.from_text(json.dumps(content), "here")
+    assert found == plan and not found.has_checksum and plan.has_checksum
+    # Written again it has one, and one that lost a known key's name has not become such a manifest.
+    assert ShardManifest.from_text(found.to_text(), "here").has_checksum
+    content = json.loads(plan.to_text())
+    content["content_sha25v"] = content.pop(CHECKSUM_KEY)
+    with pytest.raises(TomatError, match="no checksum, and an unknown key 'content_sha25v'"):
+        ShardManifest.from_text(json.dumps(content), "here")
+
+
+def test_manifest_laid_out_anew_is_whole(plan):
+    assert ShardManifest.from_text(json.dumps(json.loads(plan.to_text())), "here") == plan
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", "null"])
@@ -119,7 +154,7 @@ def test_nothing_or_the_same_material_twice_cannot_be_planned(codec):
     settings = {"layout": LAYOUTS["v3-p7"], "codec": codec, "seed": 0}
     with pytest.raises(TomatError, match="mp-1 is named twice"):
         plan_rows([("mp-1", (4, 4, 4))] * 2, patches_per_material=1, **settings)
-    with pytest.raises(TomatError, match="1 materials were skipped.*too large"):
+    with pytest.raises(TomatError, match="1 material was skipped.*too large"):
         plan_rows([], patches_per_material=1, skipped=[SkippedMaterial("mp-9", "too large")], **settings)
     with pytest.raises(TomatError, match="patches_per_material is 0"):
         plan_rows([("mp-1", (4, 4, 4))], patches_per_material=0, **settings)
@@ -131,3 +166,14 @@ def test_identity_changes_with_all_that_decides_the_tokens(plan):
         assert dataclasses.replace(plan, **change).identity() != plan.identity()
     done = dataclasses.replace(plan, chunk_checksums=("0",) * 4, complete=True)
     assert done.identity() == plan.identity()
+
+
+def test_read_rules_are_kept_and_damaged_ones_refused(plan):
+    ruled = dataclasses.replace(plan, read_rules={"species": ("Mg", "O"), "accept": ()})
+    assert ShardManifest.from_text(ruled.to_text(), "manifest.json") == ruled
+    assert ruled.identity() == plan.identity() | {"species": ["Mg", "O"], "accept": []}
+    for bad in ([], {"species": ["Mg"]}, {"species": "Mg", "accept": []}, {"species": ["Xx"], "accept": []}):
+        content = json.loads(ruled.to_text()) | {"read_rules": bad}
+        del content[CHECKSUM_KEY]
+        with pytest.raises(TomatError, match="manifest.json"):
+            ShardManifest.from_text(json.dumps(content), "manifest.json")

@@ -6,6 +6,7 @@ import shutil
 import numpy as np
 import pytest
 
+from tomat.density.chgcar import write_chgcar
 from tomat.density.zarr_store import read_zarr, write_zarr
 from tomat.errors import TomatError
 from tomat.tokens.pipeline import unit_size
@@ -127,7 +128,7 @@ def write_unchecked(grid, place):
     [
         ("missing", "no density at"),
         ("truncated", "does not decode"),
-        ("electrons", "8.0480 electrons, expected 8: off by 0.60 %"),
+        ("electrons", "mp-1.zarr: .*8.0480 electrons, 0.60 % off a whole number.*--accept fractional_electrons"),
         ("unit", "electrons? count|average to"),
     ],
 )
@@ -150,6 +151,33 @@ def test_bad_material_is_skipped_with_its_reason(tmp_path, tree, retokenize_conf
 def test_electron_count_within_the_tolerance_passes(tmp_path, tree, retokenize_config):
     damage(tree, "mp-1", "rounding")
     assert not retokenize(retokenize_config(tmp_path / "set"), PoolRunner(1)).manifest.skipped
+
+
+def test_electrons_that_are_no_whole_number_are_let_in_by_name(tmp_path, tree, retokenize_config):
+    damage(tree, "mp-1", "electrons")
+    accept = {"accept": ("fractional_electrons",)}
+    assert not retokenize(retokenize_config(tmp_path / "set", **accept), PoolRunner(1)).manifest.skipped
+    # Where the count is stated, it must be that count.
+    with pytest.raises(TomatError, match="mp-1: .*8.0480 electrons, expected 8: off by 0.60 %"):
+        retokenize(retokenize_config(tmp_path / "stated", valences={"Si": 4}, **accept), PoolRunner(1))
+
+
+def test_a_part_of_the_electrons_is_let_in_by_its_name_alone(tmp_path, tree, retokenize_config):
+    grid = read_zarr(tree / "label" / "mp-1.zarr")
+    folder = tmp_path / "in"
+    folder.mkdir()
+    write_chgcar(grid, folder / "mp-1.vasp")
+    lines = (folder / "mp-1.vasp").read_text().splitlines()
+    head = next(k for k, line in enumerate(lines) if line.split() == list(map(str, grid.grid_shape))) + 1
+    part = "\n".join([*lines[:head], *(f"{0.8 * value:.11E}" for value in grid.rho_times_volume().ravel(order="F"))])
+    for name in ("mp-1_PARCHG.vasp", "mp-2.vasp"):
+        (folder / name).write_text(part + "\n")
+    settings = {"input": str(folder), "source": "chgcar", "filelist": None, "split_file": None, "bins": 50}
+    settings |= {"max_skipped": 3, "accept": ("not_total",)}
+    manifest = retokenize(retokenize_config(tmp_path / "set", **settings), PoolRunner(1)).manifest
+    assert [each.material_id for each in manifest.materials] == ["mp-1", "mp-1_PARCHG"]
+    ((name, reason),) = [(each.material_id, each.reason) for each in manifest.skipped]
+    assert name == "mp-2" and "6.4000 electrons, 6.67 % off a whole number" in reason
 
 
 def test_valences_say_what_to_expect(tmp_path, retokenize_config):
@@ -186,7 +214,7 @@ def test_validation_takes_the_training_codec(tmp_path, retokenize_config, whole)
     result = retokenize(retokenize_config(tmp_path / "validation", split="validation", codec=codec), PoolRunner(1))
     assert [each.material_id for each in result.manifest.materials] == ["mp-3"]
     assert open_shards(tmp_path / "validation").codec.sha256 == open_shards(tmp_path / "whole").codec.sha256
-    with pytest.raises(TomatError, match="makes 1 token.s. a voxel, the layout v2-p14 writes 2"):
+    with pytest.raises(TomatError, match="makes 1 token a voxel, the layout v2-p14 writes 2"):
         retokenize(retokenize_config(tmp_path / "v2", codec=codec, layout="v2-p14"), PoolRunner(1))
 
 

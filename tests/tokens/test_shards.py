@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tomat.checked_json import with_checksum
 from tomat.errors import TomatError
 from tomat.tokens.layouts import SequenceLayout
 from tomat.tokens.patch import decode_sequence, encode_sequence
@@ -142,7 +143,7 @@ def test_whole_chunk_in_the_wrong_place_is_noticed_when_verified(place):
 
 
 def edit(path, **changes):
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    path.write_text(json.dumps(with_checksum(json.loads(path.read_text()) | changes)))
 
 
 def test_set_that_is_not_complete_is_refused(place):

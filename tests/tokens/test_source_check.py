@@ -77,6 +77,18 @@ def test_repair_from_another_source_is_refused(shards, get_grid):
     assert shards.verify() == 13
 
 
+def test_repair_without_the_density_says_only_what_is_missing(tmp_path, shards, capsys):
+    """The densities are those of another place; nothing of the set has to be removed for that."""
+    (tmp_path / "set" / "tokens.zarr" / "c" / "2" / "0").unlink()
+    (tmp_path / "other" / "label").mkdir(parents=True)
+    (tmp_path / "rho_gga" / "label" / "mp-0.zarr").rename(tmp_path / "other" / "label" / "mp-0.zarr")
+    words = ["shards", "verify", str(tmp_path / "set"), "--repair", "--source", "rho_gga", "--input"]
+    assert main([*words, str(tmp_path / "other")]) == 2
+    error = capsys.readouterr().err
+    assert "/other has no material mp-4; is it where the set came from?" in error
+    assert "remove" not in error and "laid out" not in error
+
+
 def test_sample_is_of_different_rows():
     rows = sample_rows(1000, 64, 0)
     assert len(set(rows)) == 64 and rows == sorted(rows) and rows != sample_rows(1000, 64, 1)

@@ -6,7 +6,7 @@ import pytest
 from tomat.density.demo import demo_materials
 from tomat.errors import TomatError
 from tomat.tokens.pipeline_config import RetokenizeConfig, load_retokenize_config
-from tomat.tokens.sources import UnreachableError, find_materials, outage, with_retries
+from tomat.tokens.sources import find_materials
 
 
 def names(config):
@@ -25,6 +25,8 @@ def test_filelist_and_split_give_the_order(tmp_path, tree, retokenize_config):
     ("filelist", "split", "message"),
     [
         ("mp-0\nmp-1\nmp-0\n", '{"train": [0, 1, 2]}', "mp-0 is named twice"),
+        ("mp-0\n..\n", '{"train": [1]}', r"called '\.\.'; expected a name"),
+        ("mp-0\n\tmp\x07\n", '{"train": [1]}', "expected a name of printable characters"),
         ("mp-0\n", '{"train": []}', "split 'train' is empty"),
         ("mp-0\n", '{"train": [1]}', "names the index 1 .* has the indices 0 to 0"),
         ("mp-0\n", '{"train": [-1]}', "names the index -1"),
@@ -81,6 +83,8 @@ def test_embedded_densities_state_their_electrons():
         (["--input", "in", "--output", "out", "--seed", "x"], "cannot be read"),
         (["--input", "in", "--output", "out", "--split_file", "s.json"], "split_file is set, but filelist"),
         (["--input", "in", "--output", "out", "--electron_tolerance", "0"], "electron_tolerance"),
+        (["--input", "in", "--output", "out", "--species", "[Na]"], "source 'rho_gga', which names its elements"),
+        (["--source", "embedded", "--output", "out", "--accept", "[zeros]"], "the embedded densities need none of it"),
     ],
 )
 def test_settings_that_cannot_be(words, message):
@@ -98,29 +102,3 @@ def test_shipped_configurations_say_what_their_layout_is(name):
     assert f"{layout.n_voxels:,} voxels" in text and f"context of {layout.context:,}" in text
     for atoms in (2, 12, 88):
         assert f"{100 * layout.padding_share(atoms):.1f} % at {atoms} atoms" in text
-
-
-def test_outage_is_told_from_a_broken_material():
-    def wrapped(cause):
-        error = TomatError("cannot read")
-        error.__cause__ = cause
-        return error
-
-    assert outage(wrapped(ConnectionResetError())) and outage(wrapped(TimeoutError()))
-    for harmless in (FileNotFoundError(), gzip.BadGzipFile(), ValueError(), None):
-        assert outage(wrapped(harmless)) is None
-
-
-def test_only_remote_outages_are_tried_again():
-    calls = []
-
-    def read():
-        calls.append(1)
-        raise TomatError("cannot read") from ConnectionResetError("reset")
-
-    with pytest.raises(UnreachableError, match="gs://bucket/a cannot be reached after 2 tries: ConnectionResetError"):
-        with_retries(read, "gs://bucket/a", 2)
-    assert len(calls) == 2
-    with pytest.raises(TomatError, match="cannot read"):
-        with_retries(read, "folder/a", 2)
-    assert len(calls) == 3

@@ -23,7 +23,7 @@ def test_sequence_in_words(grid, codec):
     lines = humanise(encode_sequence(grid, (1, 0, 0), V3, codec), V3, codec, first_voxels=2)
     value = codec.decode(codec.encode(np.float32(0.25)))
     assert lines == [
-        "layout   p2: 64 tokens, 15 of them padding (23.4%)",
+        "layout   p2: 64 tokens, 15 of them padding (23.4 %)",
         "cell     a 3.00  b 4.00  c 5.00 A, alpha 90.0  beta 90.0  gamma 90.0 degrees",
         "grid     4 x 5 x 6 voxels",
         "atoms    2, at fractions of the cell from the patch's first voxel",

@@ -1,16 +1,20 @@
 import shutil
+import types
 
 import numpy as np
 import pytest
 
-from tomat.errors import TomatError
+from tomat.errors import RetryableError, TomatError
+from tomat.tokens.clipping import MAX_CLIPPED_SHARE
 from tomat.tokens.layouts import SequenceLayout
 from tomat.tokens.manifest import plan_rows
 from tomat.tokens.shards import open_shards
-from tomat.tokens.writer import finalise, start_shards, write_chunk, write_shards
+from tomat.tokens.writer import chunk_is_written, finalise, start_shards, write_chunk, write_shards
 
 LAYOUT = SequenceLayout("small", "v3", 4, 160)
 SETTINGS = {"layout": LAYOUT, "patches_per_material": 10, "seed": 5, "block_rows": 8}
+COUNTED = {"clipped": (), "max_clipped_share": MAX_CLIPPED_SHARE}
+"""As `write_shards` plans, which finds no voxel outside the codec."""
 NAMES = ["a", "b", "c"]
 
 
@@ -74,7 +78,7 @@ def test_stopped_and_started_again_it_ends_with_the_same_bytes(tmp_path, grids, 
 
 def test_finished_chunks_are_not_made_again_and_damaged_ones_are(tmp_path, grids, codec, whole):
     place = tmp_path / "set"
-    plan = plan_rows([(name, (5, 6, 7)) for name in NAMES], codec=codec, **SETTINGS)
+    plan = plan_rows([(name, (5, 6, 7)) for name in NAMES], codec=codec, **SETTINGS, **COUNTED)
     start_shards(place, plan, codec)
     for chunk in (3, 0, 1):
         write_chunk(place, plan, chunk, grids, codec)
@@ -91,7 +95,7 @@ def test_finished_chunks_are_not_made_again_and_damaged_ones_are(tmp_path, grids
 
 def test_workers_write_chunks_in_any_order(tmp_path, grids, codec, whole):
     place = tmp_path / "set"
-    plan = plan_rows([(name, (5, 6, 7)) for name in NAMES], codec=codec, **SETTINGS)
+    plan = plan_rows([(name, (5, 6, 7)) for name in NAMES], codec=codec, **SETTINGS, **COUNTED)
     start_shards(place, plan, codec)
     # A second worker finds the plan in place.
     start_shards(place, plan, codec)
@@ -162,6 +166,59 @@ def test_array_of_unknown_origin_is_refused(tmp_path, grids, codec, whole):
     shutil.rmtree(place / "tokens.zarr")
     write_shards(place, NAMES, grids, codec=codec, **SETTINGS)
     assert files(place) == whole
+
+
+class Silent:
+    """The objects of a set, whose bucket stops answering for some."""
+
+    def __init__(self, objects, prefix):
+        self.objects, self.prefix = objects, prefix
+
+    def __getattr__(self, name):
+        return getattr(self.objects, name)
+
+    def read(self, name):
+        if not name.startswith(self.prefix):
+            return self.objects.read(name)
+
+        def result():
+            raise ValueError("UNAVAILABLE: no answer")
+
+        return types.SimpleNamespace(result=result)
+
+
+def test_outage_while_records_are_read_is_no_traceback_and_no_damage(tmp_path, grids, codec, monkeypatch):
+    plan = plan_rows([(name, (5, 6, 7)) for name in NAMES], codec=codec, **SETTINGS, **COUNTED)
+    store = start_shards(tmp_path / "set", plan, codec)
+    for chunk in range(4):
+        write_chunk(store, plan, chunk, grids, codec)
+
+    def open_array():
+        raise RetryableError("Cannot open: UNAVAILABLE")
+
+    assert chunk_is_written(store, plan, 0)
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "open_array", open_array)
+        with pytest.raises(RetryableError, match="UNAVAILABLE"):  # and not: the chunk has to be made again
+            chunk_is_written(store, plan, 0)
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "objects", Silent(store.objects, "progress/"))
+        with pytest.raises(RetryableError, match="Cannot read .*/set/progress/: UNAVAILABLE: no answer"):
+            finalise(store)
+    assert finalise(store).complete
+
+
+def test_density_that_breaks_after_the_check_is_named(tmp_path, grids, codec):
+    seen = set()
+
+    def get_grid(name):
+        if name == "b" and name in seen:
+            raise TomatError("b.zarr does not decode.")
+        seen.add(name)
+        return grids(name)
+
+    with pytest.raises(TomatError, match="Material b could be read when the rows were laid out, .*decode. Restore it"):
+        write_shards(tmp_path / "set", NAMES, get_grid, codec=codec, **SETTINGS)
 
 
 def test_place_that_cannot_be_written_is_refused(tmp_path, grids, codec):

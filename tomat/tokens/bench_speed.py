@@ -43,7 +43,10 @@ def lattice_of_gaussians(shape: tuple[int, int, int], n_atoms: int, seed: int, n
     count that is whole. `n_atoms` silicon atoms of four electrons, at a spacing of 0.065 A."""
     rng = np.random.default_rng(seed)
     lattice = np.diag(0.065 * np.array(shape))
-    coords = rng.uniform(0, 1, (n_atoms, 3))
+    # On a mesh of at least 2.1 A, some sites of which stay empty: no two atoms are closer than a bond.
+    mesh = np.floor(np.diag(lattice) / 2.1).astype(int)
+    sites = np.indices(mesh.tolist()).reshape(3, -1).T / mesh
+    coords = (rng.choice(sites, n_atoms, replace=False) + rng.uniform(0, 1, 3)) % 1
     # A product of periodic functions of one axis each; a sum over atoms of such is cheap for any grid.
     rho = np.full(shape, 1e-4, dtype=np.float32)
     for atom in coords:

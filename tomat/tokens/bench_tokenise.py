@@ -9,6 +9,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from tomat.arguments import count, positive_int, report_file
+
 FIRST_GENERATION_PATCHES_PER_SECOND = 27.0
 """The first generation's tokeniser, one core of a machine of this kind, P = 19, M = 64."""
 TRAINING_MATERIALS = 77_498
@@ -21,14 +23,21 @@ CORE_HOUR_USD = 0.0335
 
 def register_bench(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add `tomat bench tokenise`."""
-    parser = subparsers.add_parser("tokenise", help="speed, memory and restarts of re-tokenising")
-    parser.add_argument("--materials", type=int, default=24, help="grids of 100^3 (default: %(default)s)")
-    parser.add_argument("--rounds", type=int, default=4, help="turns of one worker and of two (default: %(default)s)")
+    parser = subparsers.add_parser(
+        "tokenise",
+        help="speed, memory and restarts of re-tokenising",
+        description="Patches and voxels a second of re-tokenising, by one worker and by two, the memory of a worker, "
+        "and whether killed runs end with the same bytes.",
+    )
+    parser.add_argument("--materials", type=count, default=24, help="grids of 100^3 (default: %(default)s)")
+    parser.add_argument(
+        "--rounds", type=positive_int, default=4, help="turns of one worker and of two (default: %(default)s)"
+    )
     parser.add_argument("--largest", action="store_true", help="also the memory of a worker on 448 x 448 x 110")
-    parser.add_argument("--kill_runs", type=int, default=0, metavar="N", help="runs killed at random moments")
-    parser.add_argument("--seed", type=int, default=0, help="of the moments (default: %(default)s)")
+    parser.add_argument("--kill_runs", type=count, default=0, metavar="N", help="runs killed at random moments")
+    parser.add_argument("--seed", type=count, default=0, help="of the moments (default: %(default)s)")
     parser.add_argument("--folder", type=Path, help="where to write (default: a temporary folder)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures")
+    parser.add_argument("--json", type=report_file, metavar="FILE", help="write the figures")
     parser.set_defaults(run=run_bench)
 
 

@@ -47,9 +47,12 @@ class FirstGeneration:
         files = tuple(sorted(folder.glob("*.parquet")))
         try:
             meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
-            for key in ("split", "patch_size", "patches_per_material", "seed", "vocab"):
-                meta[key]
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            for key in ("patch_size", "patches_per_material", "seed"):
+                if type(meta[key]) is not int:
+                    raise TypeError(f"{key} is {meta[key]!r:.80}")
+            if not isinstance(meta["split"], str) or not isinstance(meta["vocab"], dict):
+                raise TypeError(f"split is {meta['split']!r:.80} and vocab {meta['vocab']!r:.80}")
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise TomatError(
                 f"{folder} is no data set of the first generation ({type(error).__name__}: {error}); expected "
                 "*.parquet files and a meta.json with split, patch_size, patches_per_material, seed and vocab."
@@ -71,8 +74,15 @@ class FirstGeneration:
                     f"{self.folder} was written with the codec {self.meta.get('density_codec_name')!r}, which "
                     "meta.json does not hold; give it with --codec FILE."
                 )
-            found = self.meta["vocab"]["density_codec"]
-            codec = TwoTokenCodec(UNIT_RHO_TIMES_VOLUME, float(found["log_min"]), float(found["log_max"]))
+            try:
+                found = self.meta["vocab"]["density_codec"]
+                low, high = float(found["log_min"]), float(found["log_max"])
+            except (KeyError, TypeError, ValueError, OverflowError) as error:
+                raise TomatError(
+                    f"{self.folder}/meta.json does not say the range of its codec ({type(error).__name__}: {error}); "
+                    "expected vocab.density_codec with log_min and log_max. Fetch it again."
+                ) from error
+            codec = TwoTokenCodec(UNIT_RHO_TIMES_VOLUME, low, high)
         require_unit(codec, UNIT_RHO_TIMES_VOLUME, str(self.folder))
         size, expected = Vocabulary(codec.n_density_tokens).size, self.meta["vocab"].get("total_size")
         if size != expected:
@@ -86,7 +96,7 @@ class FirstGeneration:
         """Names of the materials and ids of each row, `batch_rows` at a time, in order.
 
         Raises:
-            TomatError: if a file cannot be read, or lacks a column.
+            TomatError: if a file cannot be read, lacks a column, or has one of another type.
         """
         import pyarrow as pa
         import pyarrow.parquet as pq
@@ -94,16 +104,40 @@ class FirstGeneration:
         for path in self.files:
             try:
                 with pq.ParquetFile(path) as file:
+                    _check_columns(file.schema_arrow, path)
                     for batch in file.iter_batches(batch_rows, columns=["task_id", "input_ids"]):
                         lists = batch.column(1)
+                        if batch.column(0).null_count or lists.null_count or lists.values.null_count:
+                            raise TomatError(f"{path} has rows without a name or without ids; fetch it again.")
                         flat = lists.values.to_numpy(zero_copy_only=False)
                         offsets = lists.offsets.to_numpy()
                         yield (
                             batch.column(0).to_pylist(),
                             [flat[a:b] for a, b in zip(offsets[:-1], offsets[1:], strict=True)],
                         )
-            except (OSError, pa.ArrowException, KeyError) as error:
+            # Arrow's own are OSError, ValueError, KeyError, IndexError, TypeError or MemoryError too; a name that is no
+            # UTF-8 is a UnicodeDecodeError.
+            except (OSError, pa.ArrowException, LookupError, ValueError, TypeError) as error:
                 raise TomatError(f"{path} cannot be read ({type(error).__name__}: {error}); fetch it again.") from error
+
+
+def _check_columns(schema: Any, path: Path) -> None:
+    """Refuse columns of other types than names and lists of integers.
+
+    Raises:
+        TomatError: with what was found.
+    """
+    import pyarrow as pa
+
+    names, ids = schema.field("task_id").type, schema.field("input_ids").type
+    is_list = pa.types.is_list(ids) or pa.types.is_large_list(ids)
+    if not (pa.types.is_string(names) or pa.types.is_large_string(names)) or not (
+        is_list and pa.types.is_integer(ids.value_type)
+    ):
+        raise TomatError(
+            f"{path} has task_id of type {names} and input_ids of type {ids}; expected names and lists of integers. "
+            "Fetch it again."
+        )
 
 
 def import_first_generation(

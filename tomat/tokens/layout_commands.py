@@ -1,8 +1,9 @@
 """`tomat tokens layouts`: how much of a context is density, in each layout and with patches packed into it."""
 
 import argparse
-from pathlib import Path
 from typing import Any
+
+from tomat.arguments import positive_int, report_file
 
 
 def register_layouts(verbs: argparse._SubParsersAction) -> None:
@@ -13,17 +14,21 @@ def register_layouts(verbs: argparse._SubParsersAction) -> None:
         description="For materials of some numbers of atoms: the patch of each layout of a context, what part of the "
         "context it is, and the same for several cubes packed into one context, which no layout does.",
     )
-    parser.add_argument("--context", type=int, default=8192, help="tokens (default: %(default)s)")
+    parser.add_argument("--context", type=positive_int, default=8192, help="tokens (default: %(default)s)")
     parser.add_argument(
-        "--atoms", type=int, nargs="+", default=[1, 4, 12, 29, 88], help="of the materials (default: 1 4 12 29 88)"
+        "--atoms",
+        type=positive_int,
+        nargs="+",
+        default=[1, 4, 12, 29, 88],
+        help="of the materials (default: 1 4 12 29 88)",
     )
     parser.add_argument(
         "--smallest_side",
-        type=int,
+        type=positive_int,
         default=8,
         help="of packed cubes, in voxels (default: %(default)s, half an angstrom)",
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures; shares are fractions")
+    parser.add_argument("--json", type=report_file, metavar="FILE", help="write the figures; shares are fractions")
     parser.set_defaults(run=run_layouts)
 
 

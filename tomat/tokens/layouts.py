@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from tomat.codec.position import TOKENS_PER_COORDINATE
 from tomat.errors import TomatError
+from tomat.reporting import counted
 
 TOKENS_PER_ATOM = 1 + 3 * TOKENS_PER_COORDINATE
 """The element, and three coordinates."""
@@ -127,11 +128,12 @@ class SequenceLayout:
             shapes = [(side, side, side) for side in range(1, self.patch_size) if side**3 <= room]
         if shapes:
             return max(shapes, key=lambda shape: (prod(shape), -surface(shape), shape))
+        takes, leaves = ("takes", "leaves") if n_atoms == 1 else ("take", "leave")
         raise TomatError(
-            f"The context of layout {self.name} is too short: {n_atoms} atoms take "
-            f"{self._preamble(n_atoms, says_shape=True):,} of {self.context:,} tokens and leave no room for density. "
-            f"Use a layout with a longer context ({self.used_tokens(n_atoms, self.default_shape):,} tokens hold the "
-            "full patch), or leave this material out."
+            f"The context of layout {self.name} is too short: {counted(n_atoms, 'atom')} {takes} "
+            f"{self._preamble(n_atoms, says_shape=True):,} of {self.context:,} tokens and {leaves} no room for "
+            f"density. Use a layout with a longer context ({self.used_tokens(n_atoms, self.default_shape):,} tokens "
+            "hold the full patch), or leave this material out."
         )
 
     def padding_share(self, n_atoms: int) -> float:

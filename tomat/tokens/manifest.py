@@ -6,15 +6,20 @@ material follow from the data set's seed and the material's name alone, so any w
 
 import hashlib
 import json
+import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any, Self
 
 import numpy as np
 
+from tomat.checked_json import with_checksum
 from tomat.codec.base import DensityCodec, check_unit
 from tomat.errors import TomatError
+from tomat.reporting import counted
+from tomat.tokens.clipping import ClippedMaterial
 from tomat.tokens.layouts import SequenceLayout
 from tomat.tokens.vocabulary import VOCABULARY_VERSION
 
@@ -49,6 +54,19 @@ class SkippedMaterial:
 
     material_id: str
     reason: str
+
+
+def check_material_id(material_id: str) -> None:
+    """Refuse a name that is no plain name: whoever writes a file for each material would write it elsewhere.
+
+    Raises:
+        TomatError: naming it.
+    """
+    if material_id in ("", ".", "..") or not material_id.isprintable() or re.search(r"[/\\]", material_id):
+        raise TomatError(
+            f"A material is called {material_id!r}; expected a name of printable characters without '/' and '\\'. "
+            "Rename it where it comes from."
+        )
 
 
 def anchors_seed(seed: int, material_id: str) -> str:
@@ -115,12 +133,22 @@ class ShardManifest:
     """In order of their rows."""
     skipped: tuple[SkippedMaterial, ...] = ()
     """Materials that cannot be tokenised, each with its reason."""
+    clipped: tuple[ClippedMaterial, ...] | None = None
+    """The materials with voxels outside the codec; None: not counted (imported, or planned before they were)."""
+    max_clipped_share: float | None = None
+    """Share of its electrons that a material may lose outside the codec before it is skipped; None: not counted."""
+    read_rules: Mapping[str, Sequence[str]] | None = None
+    """What was assumed of the densities: `species` and `accept`, by name. None: not recorded (imported, embedded,
+    written by `tomat retokenize`, whose request has them, or planned before they were)."""
     chunk_checksums: tuple[str, ...] = ()
     """One for each chunk, as `CHECKSUM` says; empty in a plan."""
     complete: bool = False
     """True once every chunk is written."""
     format_version: int = field(default=SHARD_FORMAT_VERSION)
     vocabulary_version: int = field(default=VOCABULARY_VERSION)
+    has_checksum: bool = field(default=True, compare=False)
+    """False for a manifest that was read from a file of before manifests had a checksum of their own. Not in the file;
+    what is written always has one."""
 
     def __post_init__(self) -> None:
         check_unit(self.unit, "The shard set")
@@ -130,6 +158,8 @@ class ShardManifest:
                 "expected at least 1 each."
             )
         expected = 0
+        for entry in (*self.materials, *self.skipped):
+            check_material_id(entry.material_id)
         for material in self.materials:
             if material.row_start != expected or material.row_end <= material.row_start:
                 raise TomatError(
@@ -138,10 +168,13 @@ class ShardManifest:
                 )
             expected = material.row_end
         if expected != self.rows:
-            raise TomatError(f"The manifest is damaged: it says {self.rows} rows, its materials have {expected}.")
+            raise TomatError(
+                f"The manifest is damaged: it says {counted(self.rows, 'row')}, its materials have {expected}."
+            )
         if self.complete and len(self.chunk_checksums) != self.n_chunks:
             raise TomatError(
-                f"The manifest is damaged: it has {len(self.chunk_checksums)} checksums for {self.n_chunks} chunks."
+                f"The manifest is damaged: it has {counted(len(self.chunk_checksums), 'checksum')} for "
+                f"{counted(self.n_chunks, 'chunk')}."
             )
 
     @property
@@ -199,11 +232,15 @@ class ShardManifest:
             seed=self.seed,
             split=self.split,
             block_rows=self.block_rows,
+            max_clipped_share=self.max_clipped_share,
+            read_rules=self.read_rules,
         )
 
     def to_text(self) -> str:
         """JSON text, the same for the same manifest, one material or checksum a line."""
         content = asdict(self) | {"layout": self.layout.to_dict(), "context": self.context, "checksum": CHECKSUM}
+        del content["has_checksum"]
+        content = with_checksum(content)
         parts = []
         for key in sorted(content):
             value = content[key]
@@ -219,33 +256,11 @@ class ShardManifest:
         """The manifest in `to_text`'s JSON.
 
         Raises:
-            TomatError: if it is none, of another version, or contradicts itself.
+            TomatError: if it is none, of another version, damaged, or contradicts itself.
         """
-        again = "Copy or tokenise the set again."
-        try:
-            content: Mapping[str, Any] = json.loads(text)
-            version = content["format_version"], content["vocabulary_version"]
-        except (ValueError, KeyError, TypeError) as error:
-            raise TomatError(
-                f"{source} is not a manifest of a shard set ({type(error).__name__}: {error}). {again}"
-            ) from error
-        if version != (SHARD_FORMAT_VERSION, VOCABULARY_VERSION):
-            raise TomatError(
-                f"{source} has format version {version[0]} and vocabulary version {version[1]}; this tomat reads "
-                f"{SHARD_FORMAT_VERSION} and {VOCABULARY_VERSION}. Tokenise the set again, or use the tomat that wrote "
-                "it."
-            )
-        try:
-            values = {f.name: content[f.name] for f in fields(cls)}
-            values["layout"] = SequenceLayout(**values["layout"])
-            values["materials"] = tuple(
-                MaterialRows(**{**item, "grid_shape": tuple(item["grid_shape"])}) for item in values["materials"]
-            )
-            values["skipped"] = tuple(SkippedMaterial(**item) for item in values["skipped"])
-            values["chunk_checksums"] = tuple(values["chunk_checksums"])
-            return cls(**values)
-        except (KeyError, TypeError, ValueError) as error:
-            raise TomatError(f"{source} is a damaged manifest ({type(error).__name__}: {error}). {again}") from error
+        from tomat.tokens.manifest_text import parse_manifest
+
+        return parse_manifest(cls, text, source)
 
 
 def plan_identity(
@@ -257,9 +272,16 @@ def plan_identity(
     seed: int,
     split: str,
     block_rows: int,
+    max_clipped_share: float | None,
+    read_rules: Mapping[str, Sequence[str]] | None = None,
 ) -> dict[str, Any]:
-    """All that decides the tokens of a data set, but for the order of its materials: plans alike here are of one "
-    "set."""
+    """All that decides the tokens of a data set, but for the order of its materials.
+
+    Plans alike here are of one set.
+    """
+    # A set of before they were counted or recorded has none, and goes on as it began.
+    share = {} if max_clipped_share is None else {"max_clipped_share": max_clipped_share}
+    rules = {} if read_rules is None else {key: list(read_rules[key]) for key in sorted(read_rules)}
     return {
         "layout": layout.to_dict(),
         "codec": codec_sha256,
@@ -268,6 +290,8 @@ def plan_identity(
         "split": split,
         "block_rows": block_rows,
         "materials": sorted(material_ids),
+        **share,
+        **rules,
     }
 
 
@@ -281,6 +305,9 @@ def plan_rows(
     split: str = "",
     skipped: Iterable[SkippedMaterial] = (),
     block_rows: int = DEFAULT_BLOCK_ROWS,
+    clipped: Iterable[ClippedMaterial] | None = None,
+    max_clipped_share: float | None = None,
+    read_rules: Mapping[str, Sequence[str]] | None = None,
 ) -> ShardManifest:
     """Lay out the rows of a data set: the manifest, not complete and without checksums.
 
@@ -292,9 +319,12 @@ def plan_rows(
         split: name of the split.
         skipped: the materials left out, with reasons.
         block_rows: rows of a chunk.
+        clipped: the materials with voxels outside the codec; None if they were not counted.
+        max_clipped_share: above which a material was skipped for them.
+        read_rules: what is assumed of the densities, such as `{"species": ["Na"], "accept": []}`; None if not recorded.
 
     Raises:
-        TomatError: if no material is left, or one is named twice.
+        TomatError: if no material is left, one is named twice, or a name is none.
     """
     if patches_per_material < 1:
         raise TomatError(f"patches_per_material is {patches_per_material}; expected at least 1.")
@@ -311,11 +341,14 @@ def plan_rows(
     ]
     names = [entry.material_id for entry in entries] + [entry.material_id for entry in skipped]
     if len(set(names)) < len(names):
-        twice = next(name for i, name in enumerate(names) if name in names[:i])
+        twice = next(name for name, count in Counter(names).items() if count > 1)
         raise TomatError(f"Material {twice} is named twice; name each material once.")
     if not entries:
+        was = "was" if len(skipped) == 1 else "were"
         first = f" The first reason: {skipped[0].material_id}: {skipped[0].reason}" if skipped else ""
-        raise TomatError(f"There is nothing to tokenise: {len(skipped)} materials were skipped, none is left.{first}")
+        raise TomatError(
+            f"There is nothing to tokenise: {counted(len(skipped), 'material')} {was} skipped, none is left.{first}"
+        )
     return ShardManifest(
         split=split,
         layout=layout,
@@ -328,4 +361,7 @@ def plan_rows(
         seed=seed,
         materials=tuple(entries),
         skipped=skipped,
+        clipped=None if clipped is None else tuple(clipped),
+        max_clipped_share=max_clipped_share,
+        read_rules=None if read_rules is None else {key: tuple(names) for key, names in read_rules.items()},
     )

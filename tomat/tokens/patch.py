@@ -15,6 +15,7 @@ from tomat.codec.base import UNIT_E_PER_A3, UNIT_RHO_TIMES_VOLUME, Decoder, Dens
 from tomat.codec.position import TOKENS_PER_COORDINATE, decode_positions, encode_positions
 from tomat.density.grid import DensityGrid
 from tomat.errors import TomatError
+from tomat.reporting import counted
 from tomat.tokens import vocabulary as v
 from tomat.tokens.layouts import LAYOUTS, PatchShape, SequenceLayout, layout_named
 
@@ -63,7 +64,7 @@ def _named(grid: DensityGrid) -> str:
 def _check_codec(layout: SequenceLayout, codec: DensityCodec) -> None:
     if codec.tokens_per_voxel != layout.tokens_per_voxel:
         raise TomatError(
-            f"Layout {layout.name} writes {layout.tokens_per_voxel} token(s) a voxel, the codec makes "
+            f"Layout {layout.name} writes {counted(layout.tokens_per_voxel, 'token')} a voxel, the codec makes "
             f"{codec.tokens_per_voxel}. Use a layout and a codec that agree: v2-p14 goes with the two-token codec, the "
             "v3 layouts with a Lloyd-Max codec."
         )

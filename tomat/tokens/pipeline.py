@@ -9,8 +9,9 @@ started again goes on with the units that have not, and ends with the same bytes
 
 import hashlib
 import json
+import math
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -20,19 +21,23 @@ from typing import Any
 
 import numpy as np
 
+from tomat.checked_json import parse_checked, refuse_unknown_keys, with_checksum
 from tomat.codec.base import DensityCodec, codec_from_text
 from tomat.codec.histogram import DensityHistogram
 from tomat.codec.lloyd_max import fit_lloyd_max
 from tomat.codec.two_token import TwoTokenCodec
+from tomat.density.checks import check_whole_electrons
+from tomat.density.chgcar import is_partial
 from tomat.density.elements import symbol_of
 from tomat.density.grid import DensityGrid
-from tomat.errors import TomatError
+from tomat.errors import RetryableError, TomatError
+from tomat.tokens.clipping import ClippedMaterial, clipped_of
 from tomat.tokens.manifest import ShardManifest
 from tomat.tokens.patch import check_grid_encodable
 from tomat.tokens.pipeline_config import RetokenizeConfig
-from tomat.tokens.sources import Material, UnreachableError, read_text
+from tomat.tokens.sources import Material, read_text
 from tomat.tokens.store import ARRAY_NAME, CODEC_NAME, PROGRESS_PREFIX, Store
-from tomat.tokens.writer import ChunkWriter, chunk_tokens, read_plan, record_name
+from tomat.tokens.writer import ChunkWriter, chunk_tokens, planned, read_plan, record_name
 
 SURVEY_PREFIX = "survey/"
 """An object for each surveyed unit; gone once the set is complete."""
@@ -81,6 +86,8 @@ class Surveyed:
     """Integral of the density, to four decimals."""
     clipped_voxels: int
     """Negative values that were set to zero on reading."""
+    outside_codec: ClippedMaterial | None = None
+    """Voxels outside the codec; None while there is none, and in surveys of before they were counted."""
 
 
 @dataclass(frozen=True)
@@ -92,15 +99,48 @@ class UnitSurvey:
     """Material and reason."""
 
     def to_bytes(self) -> bytes:
-        """JSON, the same for the same findings."""
-        return json.dumps(asdict(self), sort_keys=True).encode()
+        """JSON with its checksum, the same for the same findings."""
+        return json.dumps(with_checksum(asdict(self)), sort_keys=True).encode()
 
     @classmethod
-    def from_bytes(cls, content: bytes) -> "UnitSurvey":
-        """What `to_bytes` wrote."""
-        values = json.loads(content)
-        materials = (Surveyed(**{**item, "grid_shape": tuple(item["grid_shape"])}) for item in values["materials"])
-        return cls(tuple(materials), tuple((name, reason) for name, reason in values["skipped"]))
+    def from_bytes(cls, content: bytes, unit: SurveyUnit, source: str) -> "UnitSurvey":
+        """What `to_bytes` wrote.
+
+        Raises:
+            TomatError: if it is damaged, or of other materials than the unit's.
+        """
+        again = "Remove this file and run the same command again; it surveys its materials again."
+        values, checked = parse_checked(content, source, "the survey of some materials", again)
+        if not checked:
+            refuse_unknown_keys(values, frozenset({"materials", "skipped"}), source, again)
+        try:
+            found = cls(
+                tuple(_surveyed(item) for item in values["materials"]),
+                tuple((str(name), str(reason)) for name, reason in values["skipped"]),
+            )
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            raise TomatError(f"{source} is a damaged survey ({type(error).__name__}: {error}). {again}") from error
+        names = [each.material_id for each in found.materials] + [name for name, _ in found.skipped]
+        if sorted(names) != sorted(each.material_id for each in unit.materials):
+            raise TomatError(f"{source} is damaged: it is not of the materials it should be of. {again}")
+        return found
+
+
+def _surveyed(item: Mapping[str, Any]) -> Surveyed:
+    """A material from JSON.
+
+    Raises:
+        LookupError, TypeError, ValueError: what is missing or wrong.
+    """
+    outside = item.get("outside_codec")
+    shape = tuple(item["grid_shape"])
+    counts = (*shape, item["n_atoms"], item["clipped_voxels"])
+    if len(shape) != 3 or not all(type(each) is int and each >= 0 for each in counts) or min(shape) < 1:
+        raise ValueError(f"a material is {item!r:.120}")
+    if not isinstance(item["material_id"], str) or not math.isfinite(item["n_electrons"]):
+        raise ValueError(f"a material is {item!r:.120}")
+    outside_codec = None if outside is None else ClippedMaterial(**outside)
+    return Surveyed(**{**item, "grid_shape": shape, "outside_codec": outside_codec})
 
 
 def unit_size(n_materials: int) -> int:
@@ -118,33 +158,44 @@ def survey_units(materials: Sequence[Material]) -> list[SurveyUnit]:
     ]
 
 
-def expected_electrons(material: Material, grid: DensityGrid, valences: dict[str, float]) -> float:
-    """The electron count a density should have: what its source states, else the sum of the valences, else the nearest
-    whole number."""
+def expected_electrons(material: Material, grid: DensityGrid, valences: dict[str, float]) -> float | None:
+    """The electron count a density should have: what its source states, else the sum of the valences; None where
+    neither says."""
     if material.n_electrons is not None:
         return material.n_electrons
     symbols = [symbol_of(int(number)) for number in grid.atomic_numbers]
     if symbols and all(symbol in valences for symbol in symbols):
         return sum(valences[symbol] for symbol in symbols)
-    return max(round(grid.electron_count), 1)
+    return None
 
 
-def survey_material(config: RetokenizeConfig, material: Material, grid: DensityGrid) -> Surveyed:
+def survey_material(
+    config: RetokenizeConfig, material: Material, grid: DensityGrid, codec: DensityCodec | None
+) -> Surveyed:
     """Check that a density can be tokenised.
+
+    Args:
+        codec: the codec, if it is there before the survey.
 
     Raises:
         TomatError: the reason why it cannot.
     """
-    expected = expected_electrons(material, grid, config.valences)
     found = grid.electron_count
-    if abs(found - expected) > config.electron_tolerance * expected:
-        raise TomatError(
-            f"the density integrates to {found:.4f} electrons, expected {expected:g}: off by "
-            f"{100 * abs(found - expected) / expected:.2f} %, more than {100 * config.electron_tolerance:g} %."
-        )
+    # A part of the electrons has no count to compare with; the reader lets one in only by its name and `accept`.
+    if config.source != "chgcar" or not is_partial(material.location):
+        expected = expected_electrons(material, grid, config.valences)
+        if expected is None and "fractional_electrons" not in config.accept:
+            check_whole_electrons(found, config.electron_tolerance, material.location)
+        if expected is not None and abs(found - expected) > config.electron_tolerance * expected:
+            raise TomatError(
+                f"the density integrates to {found:.4f} electrons, expected {expected:g}: off by "
+                f"{100 * abs(found - expected) / expected:.2f} %, more than {100 * config.electron_tolerance:g} %."
+            )
     check_grid_encodable(grid, config.sequence_layout)
+    # A codec that is fitted to these very densities has none of their voxels outside.
+    outside = None if codec is None else clipped_of(grid, codec, material.material_id, config.max_clipped_share)
     return Surveyed(
-        material.material_id, grid.grid_shape, len(grid.atomic_numbers), round(found, 4), grid.clipped_voxels
+        material.material_id, grid.grid_shape, len(grid.atomic_numbers), round(found, 4), grid.clipped_voxels, outside
     )
 
 
@@ -159,19 +210,28 @@ def survey_unit(config: RetokenizeConfig, unit: SurveyUnit) -> int:
     """
     store = open_store(config)
     histogram = DensityHistogram() if config.fits_codec else None
+    codec = None if config.fits_codec else codec_before_survey(config)
     found: list[Surveyed] = []
     skipped: list[tuple[str, str]] = []
     with reading(unit.materials, config.storage_tries) as read:
         for material in unit.materials:
             try:
                 grid = read(material.material_id)
-                surveyed = survey_material(config, material, grid)
+                surveyed = survey_material(config, material, grid, codec)
                 if histogram is not None:
                     histogram.add(grid.rho)
-            except UnreachableError:
+            except RetryableError:
                 raise
+            except MemoryError as error:
+                raise TomatError(
+                    f"Memory ran out while {material.material_id} ({material.location}) was surveyed: {error}. Use "
+                    "fewer --workers, or leave this material out; the same command goes on where it stopped."
+                ) from error
             except TomatError as error:
                 skipped.append((material.material_id, str(error)))
+            # What a reader let pass can surface in any step; it is this material's fault, and not the run's end.
+            except Exception as error:
+                skipped.append((material.material_id, f"{material.location}: {type(error).__name__}: {error}"))
             else:
                 found.append(surveyed)
     if histogram is not None:
@@ -181,22 +241,33 @@ def survey_unit(config: RetokenizeConfig, unit: SurveyUnit) -> int:
     return len(unit.materials)
 
 
+def codec_before_survey(config: RetokenizeConfig) -> DensityCodec:
+    """The codec of a set that fits none: the one that is given, or the two-token codec.
+
+    Raises:
+        TomatError: if it cannot be read.
+    """
+    if config.codec is not None:
+        return codec_from_text(read_text(config.codec, config.storage_tries), config.codec)
+    return TwoTokenCodec()
+
+
 def fit_codec(config: RetokenizeConfig, store: Store, units: Iterable[SurveyUnit]) -> DensityCodec:
     """The codec of the set: the one that is given, or one fitted to the histograms of all units.
 
     Raises:
-        TomatError: if the codec cannot be read, or there are too few densities to fit one.
+        TomatError: if the codec cannot be read, a histogram is damaged, or there are too few densities to fit one.
     """
-    if config.codec is not None:
-        return codec_from_text(read_text(config.codec, config.storage_tries), config.codec)
     if not config.fits_codec:
-        return TwoTokenCodec()
+        return codec_before_survey(config)
     total = DensityHistogram()
     for unit in units:
         content = store.read(unit.histogram)
+        source = store.url + unit.histogram
+        again = f"Remove {store.url}{unit.record} and run the same command again; it counts these materials again."
         if content is None:
-            raise TomatError(f"{store.url}{unit.histogram} is gone. Remove {store.url}{SURVEY_PREFIX} and start again.")
-        total.merge(_histogram_from_bytes(content))
+            raise TomatError(f"{source} is gone. {again}")
+        total.merge(_histogram_from_bytes(content, source, again))
     return fit_lloyd_max(total, config.bins, config.objective)
 
 
@@ -234,7 +305,7 @@ def _open_set(output: str, tries: int, codec_sha256: str) -> tuple[Store, ShardM
     codec_text = store.read(CODEC_NAME)
     if plan is None or codec_text is None or plan.codec_sha256 != codec_sha256:
         raise TomatError(f"The plan in {store.url} has gone or changed while it was carried out. Start again.")
-    return store, plan, codec_from_text(codec_text.decode(), store.url + CODEC_NAME), store.open_array()
+    return store, plan, codec_from_text(codec_text.decode(errors="replace"), store.url + CODEC_NAME), store.open_array()
 
 
 def write_unit(config: RetokenizeConfig, codec_sha256: str, unit: WriteUnit) -> int:
@@ -250,7 +321,7 @@ def write_unit(config: RetokenizeConfig, codec_sha256: str, unit: WriteUnit) -> 
     rows = 0
     with reading(unit.materials, config.storage_tries) as read, ChunkWriter(store, plan, array) as writer:
         for chunk in unit.chunks:
-            writer.write(chunk, chunk_tokens(plan, chunk, read, codec))
+            writer.write(chunk, chunk_tokens(plan, chunk, planned(read), codec))
             start, stop = plan.chunk_rows(chunk)
             rows += stop - start
     return rows
@@ -298,7 +369,11 @@ def request_identity(
         "split": config.split,
         "block_rows": config.block_rows,
         "electron_tolerance": config.electron_tolerance,
+        "max_clipped_share": config.max_clipped_share,
         "valences": dict(sorted(config.valences.items())),
+        # Only where given: sets from before these settings stay the same request.
+        **({"species": list(config.species)} if config.species else {}),
+        **({"accept": sorted(config.accept)} if config.accept else {}),
         "materials": len(materials),
         "materials_sha256": hashlib.sha256(names.encode()).hexdigest(),
     }
@@ -311,8 +386,8 @@ def _histogram_bytes(histogram: DensityHistogram) -> bytes:
         return path.read_bytes()
 
 
-def _histogram_from_bytes(content: bytes) -> DensityHistogram:
+def _histogram_from_bytes(content: bytes, source: str, remedy: str) -> DensityHistogram:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "histogram.npz"
         path.write_bytes(content)
-        return DensityHistogram.load(path)
+        return DensityHistogram.load(path, source, remedy)

@@ -2,16 +2,21 @@
 
 import dataclasses
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from tomat.density.elements import SYMBOLS
+from tomat.density.rules import ReadRules
 from tomat.errors import TomatError
 from tomat.overrides import parse_overrides, read_yaml, tomat_cause
+from tomat.reporting import counted
+from tomat.retries import STORAGE_TRIES
+from tomat.tokens.clipping import MAX_CLIPPED_SHARE, check_max_clipped_share
 from tomat.tokens.layouts import SequenceLayout, layout_named
 from tomat.tokens.manifest import DEFAULT_BLOCK_ROWS
-from tomat.tokens.store import STORAGE_TRIES
 
 
 @dataclass(frozen=True)
@@ -52,11 +57,19 @@ class RetokenizeConfig:
     block_rows: int = DEFAULT_BLOCK_ROWS
     """Rows of a chunk."""
     electron_tolerance: float = 0.005
-    """Largest relative deviation of a density's integral from its electron count; beyond it the material is skipped."""
+    """Largest relative deviation of a density's integral from its electron count; beyond it the material is skipped.
+    With `accept: fractional_electrons` only from a count that the source or `valences` state."""
     valences: dict[str, float] = field(default_factory=dict)
     """Valence electrons of each element (`ZVAL` of the POTCARs). Where a material's elements are all in it, they give
     the electron count that is expected; else it is the nearest whole number, which says little above 100 electrons.
     The embedded densities come with theirs."""
+    max_clipped_share: float = MAX_CLIPPED_SHARE
+    """Electrons that a material may lose because its voxels lie outside the codec, as a share of all; beyond it the
+    material is skipped. What is lost below it is counted in the manifest."""
+    species: tuple[str, ...] = ()
+    """Elements of CHGCARs that name none (VASP 4), in the order of their counts."""
+    accept: tuple[str, ...] = ()
+    """Refusals that are lifted, `tomat/density/rules.py`: not_total, distances, zeros, fractional_electrons."""
     max_skipped: float = 0.01
     """Skipped materials that fail the run when there are more: a number, or below 1 a share of all."""
     storage_tries: int = STORAGE_TRIES
@@ -64,6 +77,16 @@ class RetokenizeConfig:
 
     def __post_init__(self) -> None:
         layout_named(self.layout)
+        ReadRules(self.species, self.accept)
+        if self.species and self.source != "chgcar":
+            raise TomatError(
+                f"species is {' '.join(self.species)} and the source '{self.source}', which names its elements; "
+                "species is for CHGCARs that name none. Leave it out."
+            )
+        if self.accept and self.source == "embedded":
+            raise TomatError(
+                f"accept is {' '.join(self.accept)}; the embedded densities need none of it. Leave it out."
+            )
         if not self.output:
             raise TomatError("There is no output; give a folder or gs:// URL with --output.")
         if bool(self.input) == (self.source == "embedded"):
@@ -76,11 +99,17 @@ class RetokenizeConfig:
         for name, low in (("patches_per_material", 1), ("block_rows", 1), ("bins", 2), ("storage_tries", 1)):
             if getattr(self, name) < low:
                 raise TomatError(f"{name} is {getattr(self, name)}; expected at least {low}.")
-        if not 0 < self.electron_tolerance < 1 or self.max_skipped < 0:
+        # NaN fails every comparison, so each of these asks for what is good.
+        if not 0 < self.electron_tolerance < 1:
+            raise TomatError(f"electron_tolerance is {self.electron_tolerance}; expected a share between 0 and 1.")
+        check_max_clipped_share(self.max_clipped_share)
+        share, number = 0 <= self.max_skipped < 1, 1 <= self.max_skipped < math.inf
+        if not share and not (number and self.max_skipped == int(self.max_skipped)):
             raise TomatError(
-                f"electron_tolerance is {self.electron_tolerance} and max_skipped {self.max_skipped}; expected a share "
-                "between 0 and 1, and at least 0."
+                f"max_skipped is {self.max_skipped}; expected a share of the materials from 0 to below 1, or a whole "
+                "number of them."
             )
+        _check_valences(self.valences)
         if self.fits_codec and self.split not in ("train", ""):
             raise TomatError(
                 f"The split is '{self.split}' and no codec is given. A codec is fitted to training data alone: give "
@@ -100,6 +129,25 @@ class RetokenizeConfig:
     def n_skipped_allowed(self, n_materials: int) -> int:
         """How many of `n_materials` may be skipped."""
         return int(self.max_skipped * n_materials) if self.max_skipped < 1 else int(self.max_skipped)
+
+
+def _check_valences(valences: Mapping[str, float]) -> None:
+    """Refuse electrons that no pseudopotential of an element leaves.
+
+    Raises:
+        TomatError: naming the element.
+    """
+    for symbol, electrons in valences.items():
+        if symbol not in SYMBOLS:
+            quoted = "; write 'No' with quotes: YAML reads it as a truth value" if symbol in ("False", "no") else ""
+            raise TomatError(f"valences has {symbol!r}; expected symbols of elements, such as {{Si: 4}}{quoted}.")
+        atomic_number = SYMBOLS.index(symbol) + 1
+        # One more than the neutral atom has: VASP's fractional hydrogens go up to H1.75.
+        if not 0 < electrons <= atomic_number + 1:
+            raise TomatError(
+                f"valences says {electrons} electrons for {symbol}; expected a number above 0, and at most about its "
+                f"{counted(atomic_number, 'electron')} (ZVAL of its POTCAR)."
+            )
 
 
 def load_retokenize_config(
@@ -123,6 +171,7 @@ def load_retokenize_config(
     known = {each.name for each in dataclasses.fields(RetokenizeConfig)}
     if unknown := sorted(set(values) - known):
         raise TomatError(f"There is no setting {unknown[0]!r}; expected one of {', '.join(sorted(known))}.")
+    _refuse_truth_values(values)
     try:
         return draccus.decode(RetokenizeConfig, values)
     except Exception as error:  # draccus wraps what a dataclass raises, by version and by depth, in several classes
@@ -132,6 +181,21 @@ def load_retokenize_config(
         raise TomatError(
             f"{config_path or 'The configuration'} cannot be read: {' '.join(str(error).split())}"
         ) from error
+
+
+def _refuse_truth_values(values: Mapping[str, Any]) -> None:
+    """Refuse `true` for a number, which draccus would take for 1.
+
+    Raises:
+        TomatError: naming the setting.
+    """
+    numbers = {each.name for each in dataclasses.fields(RetokenizeConfig) if each.type in (int, float)}
+    valences = values.get("valences")
+    given = {key: value for key, value in values.items() if key in numbers}
+    if isinstance(valences, Mapping):
+        given |= {f"valences of {symbol}": electrons for symbol, electrons in valences.items()}
+    if bad := next((key for key, value in given.items() if isinstance(value, bool)), None):
+        raise TomatError(f"{bad} is {given[bad]}; expected a number.")
 
 
 def config_text(config: RetokenizeConfig) -> str:

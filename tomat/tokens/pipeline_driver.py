@@ -12,9 +12,10 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, Protocol
 
+from tomat.checked_json import CHECKSUM_KEY, content_checksum, parse_checked, refuse_unknown_keys, with_checksum
 from tomat.codec.base import DensityCodec, codec_from_text
 from tomat.errors import TomatError
-from tomat.reporting import console, progress
+from tomat.reporting import console, counted, progress
 from tomat.tokens.manifest import ShardManifest, SkippedMaterial, plan_rows
 from tomat.tokens.pipeline import (
     SURVEY_PREFIX,
@@ -113,20 +114,24 @@ def check_request(config: RetokenizeConfig, store: Store, started: bytes | None,
         codec = codec_from_text(read_text(config.codec, config.storage_tries), config.codec)
         if codec.tokens_per_voxel != config.sequence_layout.tokens_per_voxel:
             raise TomatError(
-                f"The codec {config.codec} makes {codec.tokens_per_voxel} token(s) a voxel, the layout {config.layout} "
-                f"writes {config.sequence_layout.tokens_per_voxel}. Use a codec and a layout that agree."
+                f"The codec {config.codec} makes {counted(codec.tokens_per_voxel, 'token')} a voxel, the layout "
+                f"{config.layout} writes {config.sequence_layout.tokens_per_voxel}. Use a codec and a layout that "
+                "agree."
             )
         codec_sha256 = codec.sha256
     # By way of JSON, so that tuples and lists compare equal.
     wanted = json.loads(json.dumps(request_identity(config, materials, codec_sha256)))
     if started is not None:
+        again = f"Remove {store.url} and start again."
         try:
-            found = json.loads(started)["identity"]
+            found = request_content(started, store.url + REQUEST_NAME, again)["identity"]
+            # A set that was begun before voxels outside the codec were counted goes on as it began.
+            found = {"max_clipped_share": wanted["max_clipped_share"]} | found
+            found = {key: value for key, value in found.items() if key not in rules_without_use(config.source)}
             differing = sorted(key for key in wanted | found if wanted.get(key) != found.get(key))
-        except (ValueError, KeyError, TypeError) as error:
+        except (KeyError, TypeError, AttributeError) as error:
             raise TomatError(
-                f"{store.url}{REQUEST_NAME} is damaged ({type(error).__name__}: {error}). Remove {store.url} and start "
-                "again."
+                f"{store.url}{REQUEST_NAME} is damaged ({type(error).__name__}: {error}). {again}"
             ) from error
         if differing:
             raise TomatError(
@@ -141,8 +146,26 @@ def check_request(config: RetokenizeConfig, store: Store, started: bytes | None,
     settings = json.loads(config_text(config))
     # Where the set lies and how patient its writer was say nothing about it.
     source = {key: settings[key] for key in ("source", "input", "filelist", "split_file")}
-    content = {"identity": wanted, "source": source}
+    source |= {key: settings[key] for key in ("species", "accept") if settings[key]}
+    content = with_checksum({"identity": wanted, "source": source})
     store.write(REQUEST_NAME, (json.dumps(content, sort_keys=True, indent=1) + "\n").encode())
+
+
+def rules_without_use(source: str | None) -> tuple[str, ...]:
+    """The settings of `ReadRules` that do nothing for a source; requests of before they were refused may have them."""
+    return {"chgcar": (), "embedded": ("species", "accept")}.get(source or "", ("species",))
+
+
+def request_content(content: bytes, source: str, remedy: str) -> dict[str, Any]:
+    """What a request says.
+
+    Raises:
+        TomatError: if it is damaged; ends with the remedy.
+    """
+    values, checked = parse_checked(content, source, "the request of a shard set", remedy)
+    if not checked:
+        refuse_unknown_keys(values, frozenset({"identity", "source"}), source, remedy)
+    return values
 
 
 def _survey_and_plan(
@@ -154,8 +177,15 @@ def _survey_and_plan(
     findings = {
         unit.index: _finding(store, unit) for unit in units if unit.record.removeprefix(SURVEY_PREFIX) in records
     }
-    # A unit with skipped materials is looked at again: they may have been repaired since.
-    left = [unit for unit in units if unit.index not in findings or findings[unit.index].skipped]
+    # A unit with skipped materials is looked at again: they may have been repaired since. So is one of before voxels
+    # outside the codec were counted.
+    left = [
+        unit
+        for unit in units
+        if unit.index not in findings
+        or findings[unit.index].skipped
+        or not (config.fits_codec or all(each.outside_codec for each in findings[unit.index].materials))
+    ]
     _run_with_bar(
         runner,
         partial(survey_unit, config),
@@ -179,9 +209,14 @@ def _survey_and_plan(
         split=config.split,
         skipped=skipped,
         block_rows=config.block_rows,
+        clipped=[each.outside_codec for each in found if each.outside_codec is not None and each.outside_codec.voxels],
+        max_clipped_share=config.max_clipped_share,
     )
-    lines = ",\n  ".join(json.dumps(asdict(material), sort_keys=True) for material in found)
-    store.write(SURVEY_NAME, f'{{\n "materials": [\n  {lines}\n ]\n}}\n'.encode())
+    records = [asdict(material) for material in found]
+    checksum = content_checksum({"materials": records})
+    lines = ",\n  ".join(json.dumps(record, sort_keys=True) for record in records)
+    text = f'{{\n "{CHECKSUM_KEY}": "{checksum}",\n "materials": [\n  {lines}\n ]\n}}\n'
+    store.write(SURVEY_NAME, text.encode())
     return plan, codec, sum(len(unit.materials) for unit in left)
 
 
@@ -195,9 +230,9 @@ def check_skipped(skipped: Sequence[SkippedMaterial], n_materials: int, allowed:
         shown = "; ".join(f"{each.material_id}: {each.reason}" for each in skipped[:REASONS_SHOWN])
         more = f"; and {len(skipped) - REASONS_SHOWN} more" if len(skipped) > REASONS_SHOWN else ""
         raise TomatError(
-            f"{len(skipped)} of {n_materials} materials would be skipped, more than the {allowed} that max_skipped "
-            f"allows: {shown}{more}. Repair them, or raise --max_skipped; the same command then goes on ({url} keeps "
-            "what was surveyed)."
+            f"{len(skipped)} of {counted(n_materials, 'material')} would be skipped, more than the {allowed} that "
+            f"max_skipped allows: {shown}{more}. Repair them, or raise --max_skipped; the same command then "
+            f"goes on ({url} keeps what was surveyed)."
         )
 
 
@@ -205,14 +240,14 @@ def _finding(store: Store, unit: SurveyUnit) -> UnitSurvey:
     content = store.read(unit.record)
     if content is None:
         raise TomatError(f"{store.url}{unit.record} is gone although its unit was surveyed. Run the command again.")
-    return UnitSurvey.from_bytes(content)
+    return UnitSurvey.from_bytes(content, unit, store.url + unit.record)
 
 
 def _codec_in_place(store: Store) -> DensityCodec:
     content = store.read(CODEC_NAME)
     if content is None:
         raise TomatError(f"{store.url} has a plan but no {CODEC_NAME}. Remove it and start again.")
-    return codec_from_text(content.decode(), store.url + CODEC_NAME)
+    return codec_from_text(content.decode(errors="replace"), store.url + CODEC_NAME)
 
 
 def _write(

@@ -9,6 +9,7 @@ from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.connection import wait
 
 from tomat.errors import TomatError
+from tomat.reporting import counted, is_or_are
 
 DEATHS_IN_A_ROW = 3
 """Pools that may break without one unit being finished in between. A worker that is killed for its memory will be
@@ -41,7 +42,8 @@ class PoolRunner:
             deaths = 0 if finished else deaths + 1
             if left and deaths == DEATHS_IN_A_ROW:
                 raise TomatError(
-                    f"Workers died {deaths} times in a row before finishing anything, {len(left)} units are left. They "
+                    f"Workers died {deaths} times in a row before finishing anything, "
+                    f"{counted(len(left), 'unit')} {is_or_are(len(left))} left. They "
                     "may have run out of memory: use fewer --workers. The same command goes on where it stopped."
                 )
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tomat.errors import TomatError
+from tomat.reporting import counted
 
 WORKER_MEMORY = "2g"
 """Of a worker: the largest grid of the Materials Project set takes less than half of it (`tomat bench tokenise`)."""
@@ -76,7 +77,7 @@ class ZephyrRunner:
             else:
                 on_done(result["items"])
         if refusals:
-            more = f" ({len(refusals) - 1} more units failed)" if len(refusals) > 1 else ""
+            more = f" ({counted(len(refusals) - 1, 'more unit')} failed)" if len(refusals) > 1 else ""
             raise TomatError(f"{refusals[0]}{more}")
 
 

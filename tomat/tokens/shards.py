@@ -13,9 +13,10 @@ import tensorstore as ts
 
 from tomat.codec.base import DensityCodec, codec_from_text
 from tomat.errors import TomatError
+from tomat.reporting import counted, is_or_are
 from tomat.tokens.layouts import SequenceLayout
 from tomat.tokens.manifest import MaterialRows, ShardManifest, plan_rows
-from tomat.tokens.store import ARRAY_NAME, CODEC_NAME, MANIFEST_NAME, PROGRESS_PREFIX, Store, short_message
+from tomat.tokens.store import ARRAY_NAME, CODEC_NAME, MANIFEST_NAME, PROGRESS_PREFIX, Store, storage_error
 from tomat.tokens.vocabulary import BOS
 from tomat.tokens.writer import finalise, rows_checksum, start_shards, write_chunk, write_shards
 
@@ -104,7 +105,7 @@ class ShardSet:
         try:
             rows = result()
         except (ValueError, OSError) as error:
-            raise TomatError(f"{where} cannot be read: {short_message(error)}. {repair}") from error
+            raise storage_error(f"{where} cannot be read", error, repair) from error
         # TensorStore reads a chunk that is not there as zeros, and every row begins with BOS.
         if not np.all(rows[:, 0] == BOS):
             state = "is missing" if not rows.any() else "is damaged: a row does not begin with BOS"
@@ -124,7 +125,8 @@ class ShardSet:
             TomatError: if there are no such rows, or a chunk is missing or damaged.
         """
         if not 0 <= start <= stop <= self.rows:
-            raise TomatError(f"Rows {start} to {stop} were asked for; {self.url} has {self.rows} rows.")
+            asked = f"Row {start} was" if stop == start + 1 else f"Rows {start} to {stop - 1} were"
+            raise TomatError(f"{asked} asked for; {self.url} has {counted(self.rows, 'row')}, numbered from 0.")
         blocks = range(start // self.block_rows, -(-stop // self.block_rows)) if stop > start else range(0)
         futures = [self.read_block(block) for block in blocks]
         rows = [future.result() for future in futures]
@@ -176,7 +178,10 @@ class ShardSet:
             if on_block is not None:
                 on_block()
         if errors:
-            raise TomatError(f"{len(errors)} of {self.n_blocks} chunks are missing or damaged. The first: {errors[0]}")
+            raise TomatError(
+                f"{len(errors)} of {counted(self.n_blocks, 'chunk')} {is_or_are(self.n_blocks)} missing or damaged. "
+                f"The first: {errors[0]}"
+            )
         return self.n_blocks
 
 
@@ -200,8 +205,9 @@ def open_shards(place: str | Path) -> ShardSet:
     if not manifest.complete:
         written = len(store.names(PROGRESS_PREFIX))
         raise TomatError(
-            f"The shard set {store.url} is not complete: {written} of {manifest.n_chunks} chunks are written. Run the "
-            "command that writes it again; it goes on where it stopped."
+            f"The shard set {store.url} is not complete: {written} of {counted(manifest.n_chunks, 'chunk')} "
+            f"{is_or_are(manifest.n_chunks)} written. Run the command that writes it again; it goes on where it "
+            "stopped."
         )
     codec_text = store.read(CODEC_NAME)
     if codec_text is None:

@@ -1,33 +1,24 @@
 """Where the densities to tokenise lie: `rho_gga` trees with id list and split, Materials Project objects, CHGCARs, the
 embedded ones.
 
-A material that is broken is its own fault and is skipped; a place that cannot be reached is nobody's and must never be
-taken for a broken material: such reads are tried again, and then end the run.
+A material that is broken is its own fault and is skipped; a place that cannot be reached is tried again, and then ends
+the run (`tomat/retries.py`).
 """
 
-import gzip
 import json
-import logging
-import random
-import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tomat.codec.inputs import material_name
 from tomat.density.grid import DensityGrid
+from tomat.density.rules import DEFAULT_RULES, ReadRules
 from tomat.errors import TomatError
+from tomat.retries import with_retries
+from tomat.tokens.manifest import check_material_id
 from tomat.tokens.pipeline_config import RetokenizeConfig
 
 SUFFIXES = {"rho_gga": ".zarr", "materials_project": ".json.gz"}
 """What an id of a list is called below the input."""
-
-LONGEST_WAIT_SECONDS = 16.0
-"""Between two tries; the wait doubles from half a second."""
-
-
-class UnreachableError(TomatError):
-    """A place could not be read for no fault of the material."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +30,8 @@ class Material:
     """Path or URL; `embedded:<id>` for one that ships with tomat."""
     n_electrons: float | None = None
     """Valence electrons that its source states."""
+    rules: ReadRules = DEFAULT_RULES
+    """What may be assumed of it, and which refusals are lifted."""
 
     @property
     def is_remote(self) -> bool:
@@ -53,22 +46,23 @@ class Material:
 
         Raises:
             UnreachableError: if it still cannot be.
-            TomatError: if the material is missing or broken.
+            TomatError: if the material is missing or broken, whatever its reader raised.
+            MemoryError: as it is; it says nothing about the material.
         """
+        from tomat.density.io import open_density, read_density
+
         if self.location.startswith("embedded:"):
             from tomat.density.demo import load_demo
 
-            return load_demo(self.location.removeprefix("embedded:"))
-        from tomat.density.io import open_density
-
-        return with_retries(lambda: open_density(self.location, self.material_id), self.location, tries)
+            return read_density(lambda: load_demo(self.location.removeprefix("embedded:")), self.location)
+        return with_retries(lambda: open_density(self.location, self.material_id, self.rules), self.location, tries)
 
 
 def find_materials(config: RetokenizeConfig) -> tuple[Material, ...]:
     """The materials that a configuration names, in the order of their rows.
 
     Raises:
-        TomatError: if there is none, one is named twice, or a list cannot be read.
+        TomatError: if there is none, one is named twice or by a path, or a list cannot be read.
     """
     if config.source == "embedded":
         materials = _embedded(config.split)
@@ -76,8 +70,12 @@ def find_materials(config: RetokenizeConfig) -> tuple[Material, ...]:
         materials = _listed(config)
     else:
         materials = [Material(material_name(path), path) for path in _found(config)]
+    # The survey compares the electron count with what source or `valences` state.
+    rules = ReadRules(tuple(config.species), tuple(config.accept), electron_tolerance=None)
+    materials = [replace(material, rules=rules) for material in materials]
     seen: dict[str, Material] = {}
     for material in materials:
+        check_material_id(material.material_id)
         if material.material_id in seen:
             raise TomatError(
                 f"Material {material.material_id} is named twice: {seen[material.material_id].location} and "
@@ -199,52 +197,3 @@ def read_text(place: str, tries: int) -> str:
         TomatError: if there is none, or it cannot be read.
     """
     return _read_text(place, tries)
-
-
-def with_retries[Result](read: Callable[[], Result], place: str, tries: int) -> Result:
-    """Call `read`; where it fails because a remote place cannot be reached, wait and call it again.
-
-    gcsfs tries a request six times by itself; this is for outages that last longer.
-
-    Raises:
-        UnreachableError: after the last try.
-        TomatError: what `read` raises for another reason, at once.
-    """
-    # gcsfs logs what it raises, with a traceback, which a user would take for a crash; here it becomes one line.
-    logging.getLogger("gcsfs").setLevel(logging.CRITICAL)
-    for attempt in range(tries):
-        try:
-            return read()
-        except Exception as error:
-            cause = outage(error) if "://" in place else None
-            if cause is None:
-                raise
-            if attempt + 1 == tries:
-                raise UnreachableError(
-                    f"{place} cannot be reached after {tries} tries: {type(cause).__name__}: {cause}. Check the "
-                    "bucket, the credentials and the network, then run the same command again; it goes on where it "
-                    "stopped."
-                ) from error
-        # Many workers meet the same outage; a random part keeps them from coming back at the same moment.
-        time.sleep(min(0.5 * 2**attempt, LONGEST_WAIT_SECONDS) * random.uniform(0.75, 1.25))
-    raise AssertionError("tries is at least 1")
-
-
-def outage(error: BaseException | None) -> BaseException | None:
-    """The cause of `error` that says that a place cannot be reached; None if the data is at fault."""
-    for cause in _causes(error):
-        # What a decompressor says of damaged data, and what a store says of a missing object.
-        if isinstance(cause, gzip.BadGzipFile | FileNotFoundError | IsADirectoryError | NotADirectoryError):
-            return None
-        # aiohttp, requests, botocore, google-auth and gcsfs have no common base class, and importing them to ask costs
-        # a second.
-        module = type(cause).__module__.split(".")[0]
-        if isinstance(cause, OSError) or module in ("aiohttp", "requests", "botocore", "google", "gcsfs"):
-            return cause
-    return None
-
-
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    while error is not None:
-        yield error
-        error = error.__cause__ or error.__context__

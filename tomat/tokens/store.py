@@ -2,12 +2,14 @@
 
 import contextlib
 import re
+import sys
 from pathlib import Path
 from urllib.request import url2pathname
 
 import tensorstore as ts
 
-from tomat.errors import TomatError
+from tomat.errors import RetryableError, TomatError
+from tomat.retries import PASSING_ERRNOS, STORAGE_TRIES
 
 ARRAY_NAME = "tokens.zarr"
 MANIFEST_NAME = "manifest.json"
@@ -18,11 +20,6 @@ PROGRESS_PREFIX = "progress/"
 COMPRESSION = {"cname": "zstd", "clevel": 3, "shuffle": "bitshuffle", "typesize": 2}
 """Blosc with bits shuffled. Normally distributed ids around 10,000 with a deviation of 3,000, 64 x 8,192: 90 % of the
 raw size and 0.6 ms to read, against 93 % and 1.0 ms for plain zstd at level 3 (file://, one core)."""
-
-
-STORAGE_TRIES = 7
-"""How often a request to a bucket is tried before the place counts as unreachable: 6 waits of 0.5 to 16 s, half a
-minute in all. TensorStore's own default, 32 waits of up to 32 s, would hide an outage for a quarter of an hour."""
 
 
 def retry_context(tries: int) -> ts.Context:
@@ -54,6 +51,48 @@ def short_message(error: Exception) -> str:
     return str(error).split(" [")[0]
 
 
+PASSING_CODES = ("ABORTED", "UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED")
+"""TensorStore's status codes for a fault that passes. `ABORTED: All 6 retry attempts failed` is what 0.1.84 says of a
+bucket that went on answering 429 or 503, broke connections, cut answers short or could not be reached."""
+
+
+def is_passing(error: BaseException) -> bool:
+    """Whether an error of TensorStore, the operating system or gcsfs is one that passes, as far as it says."""
+    if isinstance(error, RetryableError | TimeoutError | ConnectionError):
+        return True
+    if isinstance(error, OSError) and error.errno is not None:
+        return error.errno in PASSING_ERRNOS
+    if str(error).startswith(PASSING_CODES):
+        return True
+    # Loaded by whoever opened a gs:// URL through fsspec; the rule of what is worth another try is its own.
+    gcsfs_retry = sys.modules.get("gcsfs.retry")
+    return gcsfs_retry is not None and gcsfs_retry.is_retriable(error)
+
+
+def storage_errors() -> tuple[type[Exception], ...]:
+    """What fsspec raises for a place that cannot be read or written: OSError, and where gcsfs is loaded its own
+    classes, which are no OSError (2026.2.0)."""
+    gcsfs_retry = sys.modules.get("gcsfs.retry")
+    return (OSError, *((gcsfs_retry.HttpError, *gcsfs_retry.RETRIABLE_EXCEPTIONS) if gcsfs_retry is not None else ()))
+
+
+def storage_error(what: str, error: Exception, remedy: str) -> TomatError:
+    """The error to raise for a place that could not be read or written.
+
+    Args:
+        what: What could not be done, such as "gs://b/x cannot be read".
+        error: As TensorStore, the operating system or gcsfs raised it.
+        remedy: What to do if the error is one that stays; empty: nothing is said.
+
+    Returns:
+        A `RetryableError` if the error passes.
+    """
+    cause = " ".join(short_message(error).split()).rstrip(".") or type(error).__name__
+    if is_passing(error):
+        return RetryableError(f"{what}: {cause}. The storage did not answer; try again.")
+    return TomatError(f"{what}: {cause}.{f' {remedy}' if remedy else ''}")
+
+
 class Store:
     """The objects of one data set, by name.
 
@@ -71,7 +110,7 @@ class Store:
         try:
             self.objects = ts.KvStore.open(self.url, context=self.context).result()
         except ValueError as error:
-            raise TomatError(f"Cannot open {self.url}: {short_message(error)}.") from error
+            raise storage_error(f"Cannot open {self.url}", error, "") from error
 
     def read(self, name: str) -> bytes | None:
         """The object's bytes; None if there is none.
@@ -82,7 +121,7 @@ class Store:
         try:
             found = self.objects.read(name).result()
         except (ValueError, OSError) as error:
-            raise TomatError(f"Cannot read {self.url}{name}: {short_message(error)}.") from error
+            raise storage_error(f"Cannot read {self.url}{name}", error, "") from error
         return found.value if found.state == "value" else None
 
     def write(self, name: str, content: bytes) -> None:
@@ -94,7 +133,7 @@ class Store:
         try:
             self.objects.write(name, content).result()
         except (ValueError, OSError) as error:
-            raise TomatError(f"Cannot write {self.url}{name}: {short_message(error)}.") from error
+            raise storage_error(f"Cannot write {self.url}{name}", error, "") from error
 
     def names(self, prefix: str) -> list[str]:
         """Names, without the prefix, of the objects that begin with `prefix`, sorted."""
@@ -102,7 +141,7 @@ class Store:
         try:
             found = self.objects.list(ts.KvStore.KeyRange(prefix, end), strip_prefix_length=len(prefix)).result()
         except (ValueError, OSError) as error:
-            raise TomatError(f"Cannot list {self.url}{prefix}: {short_message(error)}.") from error
+            raise storage_error(f"Cannot list {self.url}{prefix}", error, "") from error
         return sorted(name.decode() for name in found)
 
     def delete(self, prefix: str) -> None:
@@ -111,7 +150,7 @@ class Store:
         try:
             self.objects.delete_range(ts.KvStore.KeyRange(prefix, end)).result()
         except (ValueError, OSError) as error:
-            raise TomatError(f"Cannot delete {self.url}{prefix}: {short_message(error)}.") from error
+            raise storage_error(f"Cannot delete {self.url}{prefix}", error, "") from error
         if self.url.startswith("file://") and prefix.endswith("/"):
             # A bucket has no folders; on disk TensorStore leaves the empty one.
             with contextlib.suppress(OSError):
@@ -127,9 +166,10 @@ class Store:
             spec = {"driver": "zarr3", "kvstore": self.url + ARRAY_NAME + "/"}
             return ts.open(spec, open=True, context=self.context).result()
         except (ValueError, OSError) as error:
-            raise TomatError(
-                f"Cannot open the token array {self.url}{ARRAY_NAME}: {short_message(error)}. The set is damaged: copy "
-                "or tokenise it again."
+            raise storage_error(
+                f"Cannot open the token array {self.url}{ARRAY_NAME}",
+                error,
+                "The set is damaged: copy or tokenise it again.",
             ) from error
 
     def create_array(self, rows: int, context: int, block_rows: int) -> ts.TensorStore:
@@ -153,6 +193,4 @@ class Store:
         try:
             return ts.open(spec, open=True, create=True, context=self.context).result()
         except (ValueError, OSError) as error:
-            raise TomatError(
-                f"Cannot create the token array {self.url}{ARRAY_NAME}: {short_message(error)}."
-            ) from error
+            raise storage_error(f"Cannot create the token array {self.url}{ARRAY_NAME}", error, "") from error

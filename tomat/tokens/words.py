@@ -53,8 +53,9 @@ def humanise(ids: np.ndarray, layout: SequenceLayout, codec: DensityCodec, first
     where = "" if read.offset is None else f", first voxel {_triple(read.offset)}"
     n_padding = int(np.count_nonzero(np.asarray(ids) == v.PAD))
     a, b, c, alpha, beta, gamma = read.lattice_parameters
+    padding_percent = 100 * n_padding / len(ids)
     lines = [
-        f"layout   {layout.name}: {len(ids):,} tokens, {n_padding:,} of them padding ({n_padding / len(ids):.1%})",
+        f"layout   {layout.name}: {len(ids):,} tokens, {n_padding:,} of them padding ({padding_percent:.1f} %)",
         f"cell     a {a:.2f}  b {b:.2f}  c {c:.2f} A, alpha {alpha:.1f}  beta {beta:.1f}  gamma {gamma:.1f} degrees",
         f"grid     {_triple(read.grid_shape)} voxels",
         f"atoms    {len(read.atomic_numbers)}, at fractions of the cell from the "

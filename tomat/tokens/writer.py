@@ -7,8 +7,10 @@ same bytes.
 """
 
 import hashlib
+import re
+import zlib
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -19,12 +21,14 @@ import tensorstore as ts
 
 from tomat.codec.base import DensityCodec, codec_text
 from tomat.density.grid import DensityGrid
-from tomat.errors import TomatError
-from tomat.reporting import progress
+from tomat.density.io import read_density
+from tomat.errors import RetryableError, TomatError
+from tomat.reporting import counted, is_or_are, progress
+from tomat.tokens.clipping import MAX_CLIPPED_SHARE, ClippedMaterial, check_max_clipped_share, clipped_of
 from tomat.tokens.layouts import SequenceLayout
 from tomat.tokens.manifest import DEFAULT_BLOCK_ROWS, ShardManifest, SkippedMaterial, plan_identity, plan_rows
 from tomat.tokens.patch import check_encodable, encode_rows
-from tomat.tokens.store import ARRAY_NAME, CODEC_NAME, MANIFEST_NAME, PROGRESS_PREFIX, Store, short_message
+from tomat.tokens.store import ARRAY_NAME, CODEC_NAME, MANIFEST_NAME, PROGRESS_PREFIX, Store, storage_error
 
 GetGrid = Callable[[str], DensityGrid]
 """Reads the density of a material by name; raises TomatError where that is impossible."""
@@ -38,6 +42,27 @@ def rows_checksum(rows: np.ndarray) -> str:
 def record_name(chunk: int) -> str:
     """Name, below `PROGRESS_PREFIX`, of the record of a written chunk."""
     return f"{chunk:08d}"
+
+
+def record_content(checksum: str) -> bytes:
+    """The record of a written chunk: its checksum, and a CRC32 of that."""
+    return f"{checksum} {zlib.crc32(checksum.encode()):08x}".encode()
+
+
+def checksum_of_record(content: bytes, source: str) -> str:
+    """The checksum in a record. Those of before there was a CRC32 are the checksum alone.
+
+    Raises:
+        TomatError: if the record is damaged.
+    """
+    found = re.fullmatch(rb"([0-9a-f]{64})( [0-9a-f]{8})?", content)
+    checksum = found.group(1).decode() if found else ""
+    if found is None or (found.group(2) is not None and record_content(checksum) != content):
+        raise TomatError(
+            f"{source} is damaged: it is the record of a written chunk, and should hold its checksum. Remove this file "
+            "and run the same command again; it writes the chunk again."
+        )
+    return checksum
 
 
 def start_shards(place: str | Path | Store, plan: ShardManifest, codec: DensityCodec) -> Store:
@@ -69,7 +94,7 @@ def read_plan(store: Store) -> ShardManifest | None:
 
 
 def _check_same(store: Store, found: ShardManifest, wanted: dict[str, Any]) -> None:
-    differing = [key for key, value in found.identity().items() if wanted[key] != value]
+    differing = [key for key, value in found.identity().items() if wanted.get(key) != value]
     if differing:
         raise TomatError(
             f"{store.url} holds another data set: it differs in {', '.join(differing)}. Remove it, or choose another "
@@ -81,7 +106,8 @@ def chunk_tokens(plan: ShardManifest, chunk: int, get_grid: GetGrid, codec: Dens
     """The rows of one chunk: uint16 [rows of the chunk, context].
 
     Raises:
-        TomatError: if a density cannot be read or written in the layout, or is not of the shape that was planned.
+        TomatError: if a density cannot be read or written in the layout, or is not of the shape that was planned;
+            names the material.
     """
     start, stop = plan.chunk_rows(chunk)
     first, last = plan.material_indices(np.array([start, stop - 1]))
@@ -96,6 +122,23 @@ def chunk_tokens(plan: ShardManifest, chunk: int, get_grid: GetGrid, codec: Dens
         wanted = slice(max(start, material.row_start) - material.row_start, stop - material.row_start)
         parts.append(encode_rows(grid, plan.anchors(material)[wanted], plan.layout, codec))
     return np.concatenate(parts)
+
+
+def planned(get_grid: GetGrid) -> GetGrid:
+    """`get_grid` for materials that have rows, so that they can no longer be skipped: what it raises says so."""
+
+    def read(material_id: str) -> DensityGrid:
+        try:
+            return get_grid(material_id)
+        except RetryableError:
+            raise
+        except TomatError as error:
+            raise TomatError(
+                f"Material {material_id} could be read when the rows were laid out, and no longer can: {error} Restore "
+                "it and run the same command again; or remove the data set and start again without it."
+            ) from error
+
+    return read
 
 
 def write_chunk(
@@ -173,7 +216,7 @@ class ChunkWriter:
             chunk, checksum, future = self.chunks.popleft()
             self._wait(chunk, future)
             name = PROGRESS_PREFIX + record_name(chunk)
-            self.records.append((chunk, self.store.objects.write(name, checksum.encode())))
+            self.records.append((chunk, self.store.objects.write(name, record_content(checksum))))
         while len(self.records) > behind:
             self._wait(*self.records.popleft())
 
@@ -181,9 +224,7 @@ class ChunkWriter:
         try:
             future.result()
         except (ValueError, OSError) as error:
-            raise TomatError(
-                f"Cannot write chunk {chunk} of {self.store.url}{ARRAY_NAME}: {short_message(error)}."
-            ) from error
+            raise storage_error(f"Cannot write chunk {chunk} of {self.store.url}{ARRAY_NAME}", error, "") from error
 
 
 def clear_partial_chunk(store: Store, plan: ShardManifest, chunk: int) -> None:
@@ -195,7 +236,7 @@ def clear_partial_chunk(store: Store, plan: ShardManifest, chunk: int) -> None:
         try:
             store.objects.write(name, None).result()
         except (ValueError, OSError) as error:
-            raise TomatError(f"Cannot write {store.url}{name}: {short_message(error)}.") from error
+            raise storage_error(f"Cannot write {store.url}{name}", error, "") from error
 
 
 def write_rows(store: Store, array: ts.TensorStore, plan: ShardManifest, chunk: int, rows: np.ndarray) -> None:
@@ -209,27 +250,34 @@ def write_rows(store: Store, array: ts.TensorStore, plan: ShardManifest, chunk: 
     try:
         array[start:stop].write(rows).result()
     except (ValueError, OSError) as error:
-        raise TomatError(f"Cannot write chunk {chunk} of {store.url}{ARRAY_NAME}: {short_message(error)}.") from error
+        raise storage_error(f"Cannot write chunk {chunk} of {store.url}{ARRAY_NAME}", error, "") from error
 
 
 def chunk_is_written(store: Store, plan: ShardManifest, chunk: int) -> bool:
-    """True if the chunk has a record, and its stored rows have the record's checksum."""
-    record = store.read(PROGRESS_PREFIX + record_name(chunk))
+    """True if the chunk has a whole record, and its stored rows have the record's checksum.
+
+    Raises:
+        RetryableError: if the place does not answer.
+    """
+    name = PROGRESS_PREFIX + record_name(chunk)
+    record = store.read(name)
     if record is None:
         return False
     start, stop = plan.chunk_rows(chunk)
     try:
         rows = store.open_array()[start:stop].read().result()
-    except (ValueError, OSError):
+        return rows_checksum(rows) == checksum_of_record(record, store.url + name)
+    except RetryableError:
+        raise
+    except (ValueError, OSError, TomatError):
         return False
-    return rows_checksum(rows) == record.decode()
 
 
 def finalise(place: str | Path | Store) -> ShardManifest:
     """Gather the records of all chunks into the manifest, and mark the set complete.
 
     Raises:
-        TomatError: if chunks are missing; names how many, and the first.
+        TomatError: if chunks are missing, or a record is damaged; names how many, and the first. If the place fails.
     """
     store = place if isinstance(place, Store) else Store(place)
     plan = read_plan(store)
@@ -240,12 +288,19 @@ def finalise(place: str | Path | Store) -> ShardManifest:
         missing = [chunk for chunk in range(plan.n_chunks) if record_name(chunk) not in records]
         if missing:
             raise TomatError(
-                f"{store.url} is not finished: {len(missing)} of {plan.n_chunks} chunks are not written, the first is "
-                f"chunk {missing[0]}. Write them, then finalise."
+                f"{store.url} is not finished: {len(missing)} of {counted(plan.n_chunks, 'chunk')} "
+                f"{is_or_are(plan.n_chunks)} not written, the first is chunk {missing[0]}. Write them, then finalise."
             )
-        reads = [store.objects.read(PROGRESS_PREFIX + record_name(chunk)) for chunk in range(plan.n_chunks)]
-        checksums = tuple(read.result().value.decode() for read in reads)
-        plan = replace(plan, chunk_checksums=checksums, complete=True)
+        names = [PROGRESS_PREFIX + record_name(chunk) for chunk in range(plan.n_chunks)]
+        reads = [store.objects.read(name) for name in names]
+        try:
+            found = [read.result().value for read in reads]
+        except (ValueError, OSError) as error:
+            raise storage_error(f"Cannot read {store.url}{PROGRESS_PREFIX}", error, "") from error
+        checksums = tuple(
+            checksum_of_record(record, store.url + name) for name, record in zip(names, found, strict=True)
+        )
+        plan = replace(plan, chunk_checksums=checksums, complete=True, has_checksum=True)
         store.write(MANIFEST_NAME, plan.to_text().encode())
     store.delete(PROGRESS_PREFIX)
     return plan
@@ -262,6 +317,8 @@ def write_shards(
     seed: int,
     split: str = "",
     block_rows: int = DEFAULT_BLOCK_ROWS,
+    max_clipped_share: float = MAX_CLIPPED_SHARE,
+    read_rules: Mapping[str, Sequence[str]] | None = None,
 ) -> ShardManifest:
     """Tokenise materials into a data set, in this process; goes on where it was stopped.
 
@@ -273,6 +330,8 @@ def write_shards(
         material_ids: names of the materials, in the order of their rows.
         get_grid: reads a density by name.
         layout, codec, patches_per_material, seed, split, block_rows: as `plan_rows`.
+        max_clipped_share: a material that loses more of its electrons outside the codec is skipped.
+        read_rules: what `get_grid` assumes of the densities, as `plan_rows`.
 
     Returns:
         The manifest of the complete set.
@@ -280,9 +339,10 @@ def write_shards(
     Raises:
         TomatError: if another data set lies there, nothing can be tokenised, or a density or the place fails.
     """
+    check_max_clipped_share(max_clipped_share)
     material_ids = list(material_ids)
     # A chunk boundary inside a material must not read it twice.
-    read_grid = lru_cache(maxsize=2)(get_grid)
+    read_grid = lru_cache(maxsize=2)(lambda name: read_density(lambda: get_grid(name), f"material {name}"))
     store = Store(place)
     plan = read_plan(store)
     if plan is not None:
@@ -294,6 +354,8 @@ def write_shards(
             seed=seed,
             split=split,
             block_rows=block_rows,
+            max_clipped_share=max_clipped_share,
+            read_rules=read_rules,
         )
         _check_same(store, plan, wanted)
         if plan.complete:
@@ -302,14 +364,23 @@ def write_shards(
         if plan is None:
             entries: list[tuple[str, tuple[int, int, int]]] = []
             skipped: list[SkippedMaterial] = []
+            clipped: list[ClippedMaterial] = []
             for material_id in bar.track(material_ids, description="Checking densities"):
                 try:
                     grid = read_grid(material_id)
                     check_encodable(grid, layout, codec)
+                    outside = clipped_of(grid, codec, material_id, max_clipped_share)
+                except RetryableError:
+                    raise
+                except MemoryError as error:
+                    raise TomatError(
+                        f"Memory ran out while {material_id} was checked: {error}. Leave this material out."
+                    ) from error
                 except TomatError as error:
                     skipped.append(SkippedMaterial(material_id, str(error)))
                 else:
                     entries.append((material_id, grid.grid_shape))
+                    clipped += [outside] if outside.voxels else []
             plan = plan_rows(
                 entries,
                 layout=layout,
@@ -319,10 +390,13 @@ def write_shards(
                 split=split,
                 skipped=skipped,
                 block_rows=block_rows,
+                clipped=clipped,
+                max_clipped_share=max_clipped_share,
+                read_rules=read_rules,
             )
         start_shards(store, plan, codec)
         records = set(store.names(PROGRESS_PREFIX))
         for chunk in bar.track(range(plan.n_chunks), description="Tokenising chunks"):
             if record_name(chunk) not in records or not chunk_is_written(store, plan, chunk):
-                write_chunk(store, plan, chunk, read_grid, codec)
+                write_chunk(store, plan, chunk, planned(read_grid), codec)
     return finalise(store)

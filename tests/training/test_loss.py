@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tomat.errors import TomatError
-from tomat.training.loss import LOSS_KINDS, LossConfig, density_loss, plain_loss
+from tomat.training.loss import LOSS_KINDS, LossConfig, density_loss, evaluation_sums, plain_loss
 
 START, K, V, E = 7, 24, 33, 6
 """Density ids 7..30 of 33: ids of both other sorts, before and after."""
@@ -95,6 +95,8 @@ def test_blocked_equals_plain(kind, vocabulary, preamble_weight, block, seed, sc
         preamble_weight=preamble_weight,
         vocabulary=vocabulary,
         block_positions=block,
+        # Every block size in both halves of the cases.
+        z_loss_weight=0.3 if block in (5, 16, 40) else 0.0,
         **target,
     )
     arrays = make_batch(seed, 2, 17, scale)
@@ -205,6 +207,66 @@ def test_sequence_without_density_contributes_nothing_and_is_counted():
     np.testing.assert_allclose(loss, alone / 2, rtol=1e-6)
     assert metrics["sequences_without_density"] == 0.5
     assert np.all(np.asarray(by_hidden[2:]) == 0)
+
+
+@pytest.mark.parametrize("vocabulary", ["density", "full"])
+@pytest.mark.parametrize("preamble_weight", [0.0, 0.5])
+def test_z_loss_against_numpy(vocabulary, preamble_weight):
+    hidden, head, tokens = make_batch(21, 3, 14)
+    plain = dict(kind="cross_entropy", vocabulary=vocabulary, preamble_weight=preamble_weight, block_positions=5)
+    without, metrics, by_without = value_and_gradients(density_loss, hidden, head, tokens, LossConfig(**plain))
+    config = LossConfig(**plain, z_loss_weight=0.01)
+    found, metrics_too, by_found = value_and_gradients(density_loss, hidden, head, tokens, config)
+
+    def z_loss(hidden, head):
+        """0.01 z^2 in float64, and its gradients: dz/dlogit is the softmax."""
+        hidden, head = np.asarray(hidden, np.float64), np.asarray(head, np.float64)
+        total, by_hidden, by_head = 0.0, np.zeros_like(hidden), np.zeros_like(head)
+        for b, row in enumerate(np.asarray(tokens)):
+            targets = row[1:]
+            density = (targets >= START) & (targets < START + K)
+            weights = np.where(density, 1.0, np.where(targets != 0, preamble_weight, 0.0))
+            for p in np.flatnonzero(weights):
+                ids = slice(START, START + K) if vocabulary == "density" and density[p] else slice(0, V)
+                exponentials = np.exp(head[ids] @ hidden[b, p])
+                z, share = np.log(exponentials.sum()), weights[p] / weights.sum() / len(tokens)
+                total += 0.01 * share * z**2
+                by_logits = 0.02 * share * z * exponentials / exponentials.sum()
+                by_hidden[b, p] += by_logits @ head[ids]
+                by_head[ids] += np.outer(by_logits, hidden[b, p])
+        return total, by_hidden, by_head
+
+    value, by_hidden, by_head = z_loss(hidden, head)
+    assert value > 0.05
+    np.testing.assert_allclose(found - without, value, rtol=1e-4)
+    assert_close(by_found[0] - by_without[0], by_hidden, 1e-4, "gradient by hidden")
+    assert_close(by_found[1] - by_without[1], by_head, 1e-4, "gradient by head")
+    for name in metrics:  # of the formulas alone, but for what is minimised
+        if name != "density_loss":
+            np.testing.assert_allclose(metrics_too[name], metrics[name], rtol=1e-6, err_msg=name)
+
+
+def test_evaluation_sums_do_not_depend_on_the_batches():
+    """Rows that fill a batch up, and one that is nothing but preamble, do not count; all others weigh the same."""
+    hidden, head, tokens = make_batch(31, 6, 15)
+    tokens = tokens.at[4].set(3).at[5].set(0)
+    config = LossConfig(kind="ce_emd", preamble_weight=0.3, block_positions=4)
+
+    def sums(rows: list[int]) -> dict[str, float]:
+        index = jnp.asarray(rows)
+        loss, metrics = value_of(density_loss, hidden[index], head, tokens[index], config)
+        return {name: float(value) for name, value in evaluation_sums(loss, metrics, len(rows)).items()}
+
+    alone = [sums([i]) for i in range(4)]
+    expected = {name: sum(part[name] for part in alone) for name in alone[0]}
+    assert expected["sequences"] == 4
+    for batches in ([[0, 1, 2, 3]], [[0, 1, 2], [3, 5, 5]], [[0, 4], [1, 5], [2, 4], [3, 4]], [[0, 1, 2, 3, 4, 5]]):
+        parts = [sums(batch) for batch in batches]
+        for name, value in expected.items():
+            assert sum(part[name] for part in parts) == pytest.approx(value, rel=1e-6), (name, batches)
+    # By the plain definitions, row by row.
+    losses = [float(value_of(plain_loss, hidden[i : i + 1], head, tokens[i : i + 1], config)[0]) for i in range(4)]
+    assert expected["loss"] / 4 == pytest.approx(np.mean(losses), rel=1e-5)
 
 
 def test_perfect_prediction_and_its_metrics():

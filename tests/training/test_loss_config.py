@@ -29,6 +29,8 @@ def test_reads_back_from_yaml_as_written():
         (dict(emd_weight=-1.0), "emd_weight is -1.0"),
         (dict(preamble_weight=-0.1), "preamble_weight is -0.1"),
         (dict(preamble_weight=math.inf), "preamble_weight is inf"),
+        (dict(z_loss_weight=-1e-4), "z_loss_weight is -0.0001"),
+        (dict(z_loss_weight=1e-4, kernel="pallas"), "the pallas kernel has no z-loss"),
         (dict(block_positions=0), "block_positions is 0"),
     ],
 )
@@ -53,6 +55,7 @@ def test_describe_names_what_acts():
     assert (
         LossConfig().describe(16384, 18570) == "soft_cross_entropy over 16,384 density bins, Gaussian target of 2 bins"
     )
+    assert LossConfig(kind="emd", z_loss_weight=1e-4).describe(16, 20) == "emd over 16 density bins; z-loss 0.0001"
     rho = LossConfig(target_space="rho", target_sigma=0.01, preamble_weight=0.1)
     assert rho.describe(256, 2442).endswith("Gaussian target of 0.01 e/A^3; preamble weight 0.1")
     full = LossConfig(kind="ce_emd", vocabulary="full", emd_weight=5)

@@ -24,6 +24,8 @@ VARIANTS: list[tuple[LossVocabulary, float]] = [("density", 0.0), ("full", 0.5)]
 CONFIGS = [
     LossConfig(kind=kind, vocabulary=vocabulary, preamble_weight=preamble, emd_weight=0.4)
     for kind, (vocabulary, preamble) in product(LOSS_KINDS, VARIANTS)
+] + [
+    LossConfig(vocabulary=vocabulary, preamble_weight=preamble, z_loss_weight=0.1) for vocabulary, preamble in VARIANTS
 ]
 
 

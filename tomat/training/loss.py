@@ -10,14 +10,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from haliax import NamedArray
-from haliax.partitioning import _get_mesh, physical_axis_name
 from jax import lax
 
 from tomat.errors import TomatError
 from tomat.training.loss_config import LOSS_KINDS, LossConfig
-from tomat.training.loss_kernels import BinTables, BlockSpec, LossSums, PositionWeights, Sharding, blocked_loss_sums
+from tomat.training.loss_kernels import BinTables, BlockSpec, LossSums, PositionWeights, blocked_loss_sums
+from tomat.training.sharding import Sharding, current_mesh, mesh_axes
 
-__all__ = ["LOSS_KINDS", "LossConfig", "density_loss", "plain_loss"]
+__all__ = ["LOSS_KINDS", "LossConfig", "density_loss", "evaluation_sums", "plain_loss"]
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,8 @@ def density_loss(
         `cross_entropy_nats` of the true bin; `top1_accuracy` among the density bins, a tie of n counting 1/n;
         `emd_e_per_A3`, the mean of sum p |v - r|, and `rho_mean_e_per_A3` of the targets, whose ratio is the NEMD
         (both only with values); `preamble_cross_entropy_nats` (only with a preamble weight); `density_positions`,
-        mean count; and `sequences_without_density`, the fraction that contributed 0.
+        mean count; and `sequences_without_density`, the fraction that contributed 0 to all of them. In training
+        they are part of every mean; `evaluation_sums` leaves them out.
 
     Raises:
         TomatError: shapes, table or layout do not fit each other, or the batch does not divide over the devices.
@@ -89,6 +90,26 @@ def density_loss(
     spec = BlockSpec(config, inputs.first_bin, n_density_tokens, inputs.has_values, sharding)
     sums = blocked_loss_sums(spec, inputs.hidden, inputs.head, inputs.rows, inputs.weights, inputs.tables)
     return sums.loss, _metrics(sums, inputs, config)
+
+
+def evaluation_sums(loss: jax.Array, metrics: dict[str, jax.Array], n_sequences: int) -> dict[str, jax.Array]:
+    """A batch's loss and metrics as sums over the sequences that count, so that batches of any size add up exactly.
+
+    **A sequence counts if it has a density position.** Without one nothing is asked of the model: such rows are what
+    Levanter's loader fills a short last batch with, and a row of the data that is nothing but preamble, if a set has
+    one, is left out in the same way, of the preamble's cross-entropy too.
+
+    Args:
+        loss, metrics: Of `density_loss`.
+        n_sequences: Rows of the batch, filling included.
+
+    Returns:
+        Float32 scalars: `sequences`, the number that count; `loss` and each metric but `sequences_without_density`,
+        summed over them.
+    """
+    sums = {name: value * n_sequences for name, value in metrics.items() if name != "sequences_without_density"}
+    counted = jnp.round(n_sequences * (1.0 - metrics["sequences_without_density"]))
+    return {"sequences": counted, "loss": loss * n_sequences} | sums
 
 
 def plain_loss(
@@ -140,17 +161,20 @@ def plain_loss(
         step = (bins >= t[..., None]).astype(jnp.float32)
         loss = jnp.sum((jnp.cumsum(p, axis=-1) - step)[..., :-1] ** 2 * jnp.diff(v), axis=-1)
 
-    other_cross_entropy = jnp.zeros_like(loss)
+    other_cross_entropy = other_z_loss = jnp.zeros_like(loss)
     if config.vocabulary == "full":
         not_density = jax.nn.logsumexp(logits, axis=-1) - jax.nn.logsumexp(density_logits, axis=-1)
         loss, cross_entropy = loss + not_density, cross_entropy + not_density
     if config.preamble_weight > 0:
         log_p_all = jax.nn.log_softmax(logits)
         other_cross_entropy = -jnp.take_along_axis(log_p_all, x.rows[..., None], axis=-1)[..., 0]
+        other_z_loss = config.z_loss_weight * jax.nn.logsumexp(logits, axis=-1) ** 2
+    logits_in_use = logits if config.vocabulary == "full" else density_logits
+    loss = loss + config.z_loss_weight * jax.nn.logsumexp(logits_in_use, axis=-1) ** 2
 
     w = x.weights
     sums = LossSums(
-        loss=jnp.sum(w.density * loss + w.other * other_cross_entropy),
+        loss=jnp.sum(w.density * loss + w.other * (other_cross_entropy + other_z_loss)),
         density_loss=jnp.sum(w.density_mean * loss),
         cross_entropy=jnp.sum(w.density_mean * cross_entropy),
         emd=jnp.sum(w.density_mean * emd),
@@ -225,7 +249,7 @@ def _prepare(
         density=density / total,
         other=config.preamble_weight * other * has_density / total,
         density_mean=density / (jnp.maximum(n_density, 1.0) * n_sequences),
-        other_mean=other / (jnp.maximum(n_other, 1.0) * n_sequences),
+        other_mean=other * has_density / (jnp.maximum(n_other, 1.0) * n_sequences),
     )
     if config.vocabulary == "full" or config.preamble_weight > 0:
         rows, first_bin = targets, density_start
@@ -292,24 +316,12 @@ def _plain(x: jax.Array | NamedArray, axes: tuple[str, ...]) -> jax.Array:
 
 
 def _sharding(hidden: jax.Array | NamedArray) -> Sharding | None:
-    """How the current axis mapping spreads batch and position over the current mesh; None where it does not.
-
-    JAX knows the mesh but not the logical axes, haliax's thread-local mapping knows those; Levanter's attention looks
-    both up in the same way. Under the planner's abstract mesh this gives the abstract mesh.
-    """
-    mesh = _get_mesh()
-    if mesh is None or mesh.empty:
+    """How the current axis mapping spreads batch and position over the current mesh; None where it does not."""
+    mesh = current_mesh()
+    if mesh is None:
         return None
-
-    def axes(name: str) -> tuple[str, ...]:
-        physical = physical_axis_name(name)
-        if physical is None:
-            return ()
-        names = (physical,) if isinstance(physical, str) else tuple(physical)
-        return tuple(axis for axis in names if mesh.shape.get(axis, 1) > 1)
-
     has_batch = isinstance(hidden, NamedArray) and any(axis.name == "batch" for axis in hidden.axes) or hidden.ndim == 3
-    batch, position = axes("batch") if has_batch else (), axes("position")
+    batch, position = mesh_axes(mesh, "batch") if has_batch else (), mesh_axes(mesh, "position")
     return Sharding(mesh, batch, position) if batch or position else None
 
 

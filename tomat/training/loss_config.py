@@ -40,6 +40,8 @@ class LossConfig:
     `emd` is the 1-Wasserstein distance to a point mass; `crps` is the continuous ranked probability score (Gneiting and
     Raftery, J. Am. Stat. Assoc. 102, 359 (2007), eq. 20).
 
+    `vocabulary: full` and `z_loss_weight` add to each of them.
+
     A sequence costs the weighted mean over its positions, density positions with weight 1; a batch costs the mean
     over its sequences. So the mean over equal microbatches is the loss of the whole batch, and padding costs nothing.
     """
@@ -60,6 +62,10 @@ class LossConfig:
     """`density`: the softmax runs over the density bins only. `full`: over the whole vocabulary, which adds
     -log(probability of any density token) to each formula; for `cross_entropy` that is exactly -log p_t over the whole
     vocabulary."""
+    z_loss_weight: float = 0.0
+    """What z^2 costs, in nats^-1, with z the logarithm of the sum of exp(logit) over the ids that a position's softmax
+    runs over (those of `vocabulary`; for a preamble position all), and the position's weight. It keeps the logits from
+    drifting (ST-MoE, arXiv 2202.08906, eq. 5; PaLM, arXiv 2204.02311, has 1e-4). 0: none. Not with `kernel: pallas`."""
     block_positions: int = 256
     """Positions whose logits exist at one time: batch on a device x block_positions x ids float32 values. Compiled
     for a v6e chip with 8 sequences of 8,192 positions, 16,384 bins and a width of 1,024, `soft_cross_entropy` at 128
@@ -98,6 +104,13 @@ class LossConfig:
             )
         if not (math.isfinite(self.preamble_weight) and self.preamble_weight >= 0):
             raise TomatError(f"loss.preamble_weight is {self.preamble_weight}; expected 0 (density only) or more.")
+        if not (math.isfinite(self.z_loss_weight) and self.z_loss_weight >= 0):
+            raise TomatError(f"loss.z_loss_weight is {self.z_loss_weight}; expected 0 (none) or more, such as 1e-4.")
+        if self.kernel == "pallas" and self.z_loss_weight > 0:
+            raise TomatError(
+                f"loss.z_loss_weight is {self.z_loss_weight}, and the pallas kernel has no z-loss. Set loss.kernel: "
+                "xla, or loss.z_loss_weight: 0."
+            )
         if self.block_positions < 1:
             raise TomatError(f"loss.block_positions is {self.block_positions}; expected at least 1.")
         if self.kernel == "pallas" and self.kind == "crps":
@@ -138,7 +151,8 @@ class LossConfig:
         elif self.kind == "ce_emd":
             detail = f", {self.emd_weight:g} nats per e/A^3 of EMD"
         preamble = f"; preamble weight {self.preamble_weight:g}" if self.preamble_weight else ""
-        return f"{self.kind} over {ids}{detail}{preamble}"
+        z_loss = f"; z-loss {self.z_loss_weight:g}" if self.z_loss_weight else ""
+        return f"{self.kind} over {ids}{detail}{preamble}{z_loss}"
 
     def warning(self) -> str | None:
         """What a user should know before training with this loss, or None."""

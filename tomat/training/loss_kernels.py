@@ -15,24 +15,10 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.sharding import AbstractMesh, Mesh, PartitionSpec
+from jax.sharding import PartitionSpec
 
 from tomat.training.loss_config import LossConfig
-
-
-@dataclass(frozen=True)
-class Sharding:
-    """How batch and positions are spread over a mesh; everything else is whole on every device."""
-
-    mesh: Mesh | AbstractMesh
-    batch: tuple[str, ...]
-    """Mesh axes over which the batch is split."""
-    position: tuple[str, ...]
-    """Mesh axes over which the positions are split."""
-
-    def spec(self, rank: int) -> PartitionSpec:
-        """Specification of an array `[batch, position, ...]` of this rank."""
-        return PartitionSpec(self.batch or None, self.position or None, *(None,) * (rank - 2))
+from tomat.training.sharding import Sharding
 
 
 @dataclass(frozen=True)
@@ -212,6 +198,10 @@ def _density_terms(spec: BlockSpec, tables: BinTables, logits: jax.Array, target
         by_p = lax.cumsum(by_cumulative, axis=2, reverse=True)
         gradient = p * (by_p - _sum(p * by_p))
 
+    if config.z_loss_weight > 0 and config.vocabulary == "density":
+        loss = loss + config.z_loss_weight * log_normaliser**2
+        gradient = gradient + 2.0 * config.z_loss_weight * log_normaliser * p
+
     loss, cross_entropy, emd, top1, rho = (x[..., 0] for x in (loss, cross_entropy, emd, top1, rho))
     return _PositionTerms(loss, cross_entropy, emd, top1, rho, gradient)
 
@@ -233,32 +223,40 @@ def _block_terms(
     density_logits = lax.slice_in_dim(logits, spec.first_bin, last, axis=2)
     terms = _density_terms(spec, tables, density_logits, target)
     gradient = weights.density[..., None] * terms.gradient
-    other_cross_entropy = jnp.zeros_like(terms.loss)
+    other_cross_entropy = other_z_loss = jnp.zeros_like(terms.loss)
 
     if config.vocabulary == "full" or config.preamble_weight > 0:
         everything = _Softmax.of(logits)
         log_normaliser = everything.log_normaliser
+        z_loss, softmax_share = jnp.zeros_like(terms.loss), 1.0
+        if config.z_loss_weight > 0:
+            z_loss = config.z_loss_weight * log_normaliser[..., 0] ** 2
+            # The gradient of z^2 is 2 z times the softmax.
+            softmax_share = 1.0 + 2.0 * config.z_loss_weight * log_normaliser[..., 0]
         pad = ((0, 0), (0, 0), (spec.first_bin, n_rows - last))
         row_weight = jnp.zeros_like(weights.other)
         if config.vocabulary == "full":
             density = _Softmax.of(density_logits)
             # -log(probability of any density token): the chain rule of -log p_t.
             not_density = (log_normaliser - density.log_normaliser)[..., 0]
-            terms = terms._replace(loss=terms.loss + not_density, cross_entropy=terms.cross_entropy + not_density)
+            terms = terms._replace(
+                loss=terms.loss + not_density + z_loss, cross_entropy=terms.cross_entropy + not_density
+            )
             gradient = gradient - weights.density[..., None] * density.p
-            row_weight = row_weight + weights.density
+            row_weight = row_weight + weights.density * softmax_share
         gradient = jnp.pad(gradient, pad)
         if config.preamble_weight > 0:
             hit = lax.broadcasted_iota(jnp.int32, logits.shape, 2) == rows[..., None]
             other_cross_entropy = (log_normaliser - _sum(jnp.where(hit, logits, 0.0)))[..., 0]
             gradient = gradient - weights.other[..., None] * hit
-            row_weight = row_weight + weights.other
+            row_weight = row_weight + weights.other * softmax_share
+            other_z_loss = z_loss
         gradient = gradient + row_weight[..., None] * everything.p
 
     sums = weighted_sums(
         weights, terms.loss, terms.cross_entropy, terms.emd, terms.top1, terms.rho, other_cross_entropy
     )
-    return sums, gradient
+    return sums._replace(loss=sums.loss + jnp.sum(weights.other * other_z_loss)), gradient
 
 
 def _scan_blocks(

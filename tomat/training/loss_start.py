@@ -10,6 +10,7 @@ import math
 import numpy as np
 
 from tomat.errors import TomatError
+from tomat.tokens.vocabulary import MAX_IDS
 from tomat.training.loss_config import CROSS_ENTROPY_KINDS, LossConfig
 
 UNTIED_LOGIT_STD = 1.0
@@ -53,13 +54,16 @@ def uniform_loss(
     per_bin = _uniform_loss_per_bin(config, value_table, n_density_tokens)
     if config.vocabulary == "full":
         per_bin = per_bin + math.log(vocab_size / n_density_tokens)
+    log_ids = math.log(vocab_size if config.vocabulary == "full" else n_density_tokens)
+    per_bin = per_bin + config.z_loss_weight * log_ids**2
+    per_other = math.log(vocab_size) + config.z_loss_weight * math.log(vocab_size) ** 2
     total = 0.0
     for row in targets:
         bins = row[(row >= density_start) & (row < density_start + n_density_tokens)] - density_start
         if bins.size == 0:
             continue
         other = config.preamble_weight * (np.count_nonzero(row != pad_id) - bins.size)
-        total += (per_bin[bins].sum() + other * math.log(vocab_size)) / (bins.size + other)
+        total += (per_bin[bins].sum() + other * per_other) / (bins.size + other)
     return float(total / len(targets))
 
 
@@ -108,7 +112,9 @@ def first_loss_tolerance(
         sampling = float(np.std(np.asarray(value_table, np.float64))) * math.exp(logit_std**2 / 2)
         slope = {"crps": 2.0, "ce_emd": config.emd_weight}.get(config.kind, 1.0)
         tolerance += 4.0 * slope * sampling / math.sqrt(n_density_tokens)
-    return tolerance
+    # Spread logits add s^2 / 2 to z, the logarithm of at most as many ids as there are.
+    log_ids, shift = math.log(MAX_IDS), logit_std**2 / 2
+    return tolerance + config.z_loss_weight * ((log_ids + shift) ** 2 - log_ids**2)
 
 
 def check_first_loss(

@@ -36,6 +36,7 @@ from tomat.training.attention import (
     DensityAttentionConfig,
     flash_block,
 )
+from tomat.training.embedding import with_float32_sums
 from tomat.training.norm_rotary import QkRotaryConfig
 from tomat.training.splash import ATTENTION_OUTPUT, SplashBlockSizes
 
@@ -361,6 +362,8 @@ def build_mask(config: LmConfig) -> AttentionMask:
 def causal_activations(model: LmHeadModel, tokens: NamedArray, *, key=None) -> NamedArray:
     """The last hidden state at every position, each computed from the tokens up to that position and no later one.
 
+    The gradient of the embedding is summed in float32 (`embedding.py`), whatever the model computes in.
+
     Args:
         model: Any Levanter decoder.
         tokens: Token ids, int [batch, position].
@@ -374,7 +377,7 @@ def causal_activations(model: LmHeadModel, tokens: NamedArray, *, key=None) -> N
         TomatError: A mixture of experts, whose router has a loss of its own that tomat's losses do not add, or a window
             as in `build_mask`.
     """
-    activations = model.activations(tokens, attn_mask=build_mask(model.config), key=key)
+    activations = with_float32_sums(model).activations(tokens, attn_mask=build_mask(model.config), key=key)
     if isinstance(activations, tuple):
         raise TomatError(
             f"model.type {model.config.get_choice_name(type(model.config))} is a mixture of experts, whose router loss "

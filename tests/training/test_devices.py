@@ -1,0 +1,69 @@
+"""The platform is decided without libtpu only where it is installed and no TPU is."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from tomat.training import devices
+
+
+class Settings:
+    """Of `jax.config`, what is asked and set."""
+
+    def __init__(self, platforms: str | None) -> None:
+        self.jax_platforms = platforms
+
+    def update(self, name: str, value: str) -> None:
+        setattr(self, name, value)
+
+
+@pytest.fixture
+def machine(monkeypatch, tmp_path):
+    """A machine: its settings of JAX, files below /dev, whether libtpu is there, and JAX's plugins."""
+
+    def make(*, files=(), libtpu=True, plugins=(), platforms=None):
+        for name in files:
+            (tmp_path / name).parent.mkdir(exist_ok=True)
+            (tmp_path / name).touch()
+        settings = Settings(platforms)
+        monkeypatch.setattr(devices, "jax", SimpleNamespace(config=settings))
+        monkeypatch.setattr(devices, "DEVICES", tmp_path)
+        find = SimpleNamespace(util=SimpleNamespace(find_spec=lambda name: object() if libtpu else None))
+        entries = SimpleNamespace(entry_points=lambda group: list(plugins))
+        monkeypatch.setattr(devices, "importlib", SimpleNamespace(util=find.util, metadata=entries))
+        return settings
+
+    return make
+
+
+def test_an_absent_tpu_is_not_looked_for_and_that_is_said(machine, capsys):
+    settings = machine()
+    devices.ignore_absent_tpu()
+    assert settings.jax_platforms == "cpu"
+    assert "no TPU is here: computing on the CPU" in capsys.readouterr().out
+    devices.ignore_absent_tpu()
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize(
+    "what",
+    [
+        {"files": ["accel0"]},
+        {"files": ["vfio/0"]},
+        {"libtpu": False},
+        {"plugins": ["cuda13"]},
+        {"platforms": "tpu"},
+    ],
+    ids=str,
+)
+def test_everything_stays_where_a_tpu_is_or_another_platform(machine, capsys, what):
+    settings = machine(**what)
+    devices.ignore_absent_tpu()
+    assert settings.jax_platforms == what.get("platforms")
+    assert capsys.readouterr().out == ""
+
+
+def test_a_folder_of_vfio_without_a_device_is_no_tpu(machine):
+    settings = machine(files=["vfio/vfio"])
+    devices.ignore_absent_tpu()
+    assert settings.jax_platforms == "cpu"

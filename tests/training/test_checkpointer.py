@@ -110,3 +110,34 @@ def test_the_log_is_published_before_a_save(run):
     save(checkpointer, 1)
     save(checkpointer, 2)
     assert [found.step if found else None for found in seen] == [None, 1]
+
+
+def test_a_clock_that_is_set_back_stops_no_timed_save(run, monkeypatch):
+    """Local time goes back an hour at step 3, as at the end of summer time; the interval is a minute, a step half."""
+    monotonic = [1000.0]
+    wall = [datetime.datetime(2026, 10, 25, 2, 50)]
+
+    class Clock(datetime.datetime):
+        @classmethod
+        def now(cls, tz=None):
+            return wall[0] if tz is None else datetime.datetime.now(tz)
+
+    class Datetime:
+        datetime, timedelta, UTC, timezone = Clock, datetime.timedelta, datetime.UTC, datetime.timezone
+
+    monkeypatch.setattr("levanter.checkpoint.datetime", Datetime)
+    monkeypatch.setattr("time.monotonic", lambda: monotonic[0])
+    config = CheckpointerConfig(
+        base_path=str(run / "checkpoints"),
+        save_interval=datetime.timedelta(minutes=1),
+        keep=None,
+        append_run_id_to_base_path=False,
+    )
+    checkpointer = RunCheckpointer(config, "run")
+    saved = set()
+    for step in range(1, 9):
+        monotonic[0] += 30.0
+        wall[0] += datetime.timedelta(seconds=30) - datetime.timedelta(hours=step == 3)
+        save(checkpointer, step)
+        saved |= {found.step for found in list_checkpoints(str(run))}
+    assert saved == {2, 4, 6, 8}

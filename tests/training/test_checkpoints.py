@@ -124,6 +124,15 @@ def test_temporary_ones_are_found_where_they_are_sent(run, tmp_path):
     assert newest is not None and newest.step == 200
 
 
+def test_what_is_wrong_with_a_step_is_told_of_the_place_that_has_it(run, tmp_path):
+    latest = save(tmp_path / "elsewhere", 200)
+    (latest / "manifest.ocdbt").unlink()
+    with pytest.raises(TomatError, match=f"{latest} is not a whole checkpoint: its database is damaged"):
+        find_checkpoint(str(run), 200, str(latest.parent))
+    with pytest.raises(TomatError, match="run.*/checkpoints/step-4 is not a whole checkpoint: it does not exist"):
+        find_checkpoint(str(run), 4, str(latest.parent))
+
+
 def test_a_name_leads_to_a_whole_checkpoint_or_to_an_error(run, tmp_path):
     assert find_checkpoint(str(run)).step == 100
     assert find_checkpoint(str(run), 3).step == 3
@@ -154,3 +163,18 @@ def test_a_copy_is_whole_permanent_and_equal(run, tmp_path):
     assert read_all(Path(found.path)) == read_all(run / "checkpoints" / "step-20")
     remove(found.path)
     assert not os.path.exists(found.path)
+
+
+def test_a_copy_stays_in_its_folder(run, tmp_path, monkeypatch):
+    """A bucket may hold an object named `../../x`; the copy that is there stays, and nothing is written."""
+    import fsspec
+
+    source = examine(str(run / "checkpoints" / "step-20"), 20)
+    copy(source, f"{tmp_path}/b/checkpoints/step-20")
+    before = sorted(str(path) for path in tmp_path.rglob("*"))
+    files = fsspec.filesystem("file")
+    found = files.find(source.path)
+    monkeypatch.setattr(type(files), "find", lambda self, root: [*found, f"{root}/../../x"])
+    with pytest.raises(TomatError, match=r"leads out of the folder .* Rename the object\.$"):
+        copy(source, f"{tmp_path}/b/checkpoints/step-20")
+    assert sorted(str(path) for path in tmp_path.rglob("*")) == before

@@ -1,18 +1,46 @@
 """Levanter's checkpointer, so that at every moment the newest whole checkpoint of a run stays whole."""
 
+import datetime
 import logging
 import os
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
+from jax.experimental.array_serialization.serialization import GlobalAsyncCheckpointManager
 from levanter.checkpoint import Checkpointer, CheckpointerConfig, CheckpointInterval
 
 from tomat.training.checkpoints import Checkpoint, examine, read_metadata, remove, unmark, write_metadata
+from tomat.training.checksums import write_checksums
 
 logger = logging.getLogger(__name__)
+
+
+SAVE_TIMEOUT_SECONDS = 1800
+"""How long one host waits for the others to have written; Levanter's own limit."""
+
+
+class ChecksummingManager(GlobalAsyncCheckpointManager):
+    """Writes the checksums of a checkpoint after its last array, of every host, and before its `metadata.json`.
+
+    Levanter 0.2.227 writes `metadata.json` first thing in the callback that it hands to JAX's manager (0.11.1), which
+    calls it on the first process once all have committed, and has no place for anything before it but this.
+    """
+
+    path: str = ""
+    """Folder or URL of the checkpoint that is saved next."""
+
+    def _start_async_commit(self, on_commit_callback: Callable[[], None]) -> None:
+        path = self.path
+
+        def complete() -> None:
+            write_checksums(path)
+            on_commit_callback()
+
+        super()._start_async_commit(complete)
 
 
 class RunCheckpointer(Checkpointer):
@@ -49,11 +77,13 @@ class RunCheckpointer(Checkpointer):
             save_interval=config.save_interval,
             step_policies=[CheckpointInterval(**interval) for interval in config.keep or []],
             temporary_base_path=config.expanded_temporary_path(run_id),
+            dt_now_injection=_monotonic_now,
             delete_old_temp_checkpoints=config.delete_old_temp_checkpoints,
             keep_last_temporary_checkpoints=config.keep_last_temporary_checkpoints,
             debug=config.debug,
             write_config=config.write,
         )
+        self._manager = ChecksummingManager(timeout_secs=SAVE_TIMEOUT_SECONDS)
 
     def save_checkpoint(
         self,
@@ -82,6 +112,7 @@ class RunCheckpointer(Checkpointer):
                 commit_callback()
             self._remove_partial(path)
 
+        self._manager.path = path
         super().save_checkpoint(
             tree, step, destination, committed, is_temporary=is_temporary, base_path_override=base_path_override
         )
@@ -116,3 +147,12 @@ class RunCheckpointer(Checkpointer):
                     remove(path)
                 except OSError as error:  # they cost space and nothing else
                     logger.warning("%s could not be removed: %s", path, error)
+
+
+def _monotonic_now() -> datetime.datetime:
+    """A time that only ever goes on, for `save_interval`; its origin means nothing.
+
+    Levanter's own (0.2.227) is naive local time: a clock set back an hour, or the end of summer time, stops the saves
+    for that hour.
+    """
+    return datetime.datetime.min + datetime.timedelta(seconds=time.monotonic())

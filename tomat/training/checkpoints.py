@@ -4,7 +4,9 @@ Levanter 0.2.227 writes a checkpoint as `manifest.json` (every array it will hol
 database (`manifest.ocdbt` and `d/`), then, once every process has committed, `metadata.json`. Its own reader takes
 whatever has a `metadata.json` for whole. That holds for a save that was cut short, but not for a removal that was: the
 files go in any order, so that `metadata.json` may outlive the data. Here a checkpoint counts as whole if every array of
-the manifest is in the database and every file the database points into is there and long enough.
+the manifest is in the database, every file the database points into is there and long enough, and every file is what
+its checksum says (`checksums.py`). Reading a whole checkpoint takes its time: contents are compared where one is to be
+loaded, and by `tomat runs verify`; elsewhere sizes are.
 """
 
 import contextlib
@@ -14,13 +16,17 @@ import re
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import fsspec
 import tensorstore as ts
 
-from tomat.errors import TomatError
-from tomat.tokens.store import STORAGE_TRIES, retry_context, short_message, store_url
+from tomat.errors import RetryableError, TomatError
+from tomat.places import local_target
+from tomat.reporting import console
+from tomat.tokens.store import STORAGE_TRIES, retry_context, short_message, storage_error, storage_errors, store_url
+from tomat.training.checksums import CHECKSUM_FILE, damage, listing
 
 CHECKPOINT_FOLDER = "checkpoints"
 METADATA_FILE = "metadata.json"
@@ -30,6 +36,8 @@ UNMARKED_FILE = "metadata.partial.json"
 
 REMOVAL_TRIES = 3
 """How often a removal is tried; each request in it is tried by the file system as often as that sees fit."""
+
+UNREADABLE = "Give this user the right to read it, or name another place."
 
 _ABSENT = ("NOT_FOUND", "DATA_LOSS", "FAILED_PRECONDITION", "OUT_OF_RANGE", "INVALID_ARGUMENT")
 """TensorStore's status codes for a database with a part that is missing, cut short or garbled. Any other error, such as
@@ -52,22 +60,28 @@ class Checkpoint:
     """When it was completed, seconds since 1970; None where it never was."""
     temporary: bool = False
     """Saved by the clock, and removed once a later one is complete."""
+    has_checksums: bool = True
+    """False for one that an earlier version saved: whether its data are what was saved is not known."""
 
 
-def list_checkpoints(run_url: str, temporary_url: str | None = None) -> list[Checkpoint]:
+NO_CHECKSUMS = f"saved without {CHECKSUM_FILE}, by an earlier version: whether its data are intact is not known"
+
+
+def list_checkpoints(run_url: str, temporary_url: str | None = None, *, read_data: bool = False) -> list[Checkpoint]:
     """Every checkpoint of a run, whole or not, sorted by step.
 
     Args:
         run_url: The run's folder or URL.
         temporary_url: Where `trainer.checkpointer.temporary_base_path` sends the run's temporary checkpoints, if it is
             set.
+        read_data: As for `examine`.
 
     Raises:
         TomatError: A place that cannot be read just now.
     """
     folders = _folders(run_url, temporary_url)
     with ThreadPoolExecutor(8) as pool:  # each waits for a few small reads
-        return sorted(pool.map(lambda found: examine(*found), folders), key=_order)
+        return sorted(pool.map(lambda found: examine(found[0], found[1], read_data), folders), key=_order)
 
 
 def newest_whole(run_url: str, temporary_url: str | None = None) -> Checkpoint | None:
@@ -77,6 +91,21 @@ def newest_whole(run_url: str, temporary_url: str | None = None) -> Checkpoint |
         TomatError: As for `list_checkpoints`.
     """
     return next((found for found in _newest_first(run_url, temporary_url) if found.whole), None)
+
+
+def with_data_read(found: list[Checkpoint]) -> list[Checkpoint]:
+    """`found`, sorted by step, with the data read of as many as it takes to know the newest whole one.
+
+    Raises:
+        TomatError: As for `examine`.
+    """
+    checked = list(found)
+    for index in reversed(range(len(found))):
+        if found[index].whole:
+            checked[index] = examine(found[index].path, found[index].step, read_data=True)
+            if checked[index].whole:
+                break
+    return checked
 
 
 def survey(run_url: str, temporary_url: str | None = None) -> tuple[Checkpoint | None, list[Checkpoint]]:
@@ -93,34 +122,66 @@ def survey(run_url: str, temporary_url: str | None = None) -> tuple[Checkpoint |
     return None, partial
 
 
-def find_checkpoint(place: str, step: int | None = None) -> Checkpoint:
+def find_checkpoint(place: str, step: int | None = None, temporary_url: str | None = None) -> Checkpoint:
     """The whole checkpoint that `place` names: a checkpoint itself, or a run, of which the newest or `step`.
+
+    Its data are read and compared with their checksums; a newer one that is damaged is passed over with a warning.
+
+    Args:
+        place: Folder or URL.
+        step: Which of a run's.
+        temporary_url: As for `list_checkpoints`.
 
     Raises:
         TomatError: There is none, or it is not whole.
     """
     place = place.rstrip("/")
-    name = re.fullmatch(r"step-(\d+)", place.rsplit("/", 1)[-1])
-    if name is not None:
-        found = examine(place, int(name.group(1)))
+    if is_checkpoint_name(place):
+        found = examine(place, int(place.rsplit("-", 1)[-1]), read_data=True)
     elif step is not None:
-        found = examine(f"{place}/{CHECKPOINT_FOLDER}/step-{step}", step)
+        found = examine(f"{place}/{CHECKPOINT_FOLDER}/step-{step}", step, read_data=True)
+        if not found.whole and temporary_url is not None:
+            other = examine(f"{temporary_url.rstrip('/')}/step-{step}", step, read_data=True)
+            # Of two that are not whole the one that was once complete is what the user means.
+            if other.whole or (found.seconds_utc is None and other.seconds_utc is not None):
+                found = other
     else:
-        newest = newest_whole(place)
+        every = with_data_read(list_checkpoints(place, temporary_url))
+        newest = max((item for item in every if item.whole), key=_order, default=None)
         if newest is None:
-            raise TomatError(f"{place} holds no whole checkpoint; name a run that has trained, or a checkpoint of one.")
-        return newest
+            raise TomatError(
+                f"{place} holds no whole checkpoint; name a run that has trained, or a checkpoint of one."
+                + "".join(f" {item.path} is damaged: {item.reason}." for item in every if item.seconds_utc is not None)
+            )
+        for item in every:
+            if item.step > newest.step and item.seconds_utc is not None:  # a save cut short was never complete
+                console.print(f"[yellow]warning:[/yellow] {item.path} is passed over: {item.reason}.")
+        found = newest
     if not found.whole:
         raise TomatError(f"{found.path} is not a whole checkpoint: {found.reason}. Name another one.")
+    say_if_unchecked(found)
     return found
 
 
-def examine(path: str, step: int) -> Checkpoint:
+def is_checkpoint_name(place: str) -> bool:
+    """Whether a folder or URL is named as a checkpoint is, `step-N`, and not as a run."""
+    return re.fullmatch(r"step-\d+", place.rstrip("/").rsplit("/", 1)[-1]) is not None
+
+
+def say_if_unchecked(found: Checkpoint) -> None:
+    """Print that the data of a checkpoint could not be compared with anything, where that is so."""
+    if not found.has_checksums:
+        console.print(f"[yellow]warning:[/yellow] {found.path} was {NO_CHECKSUMS}.")
+
+
+def examine(path: str, step: int, read_data: bool = False) -> Checkpoint:
     """Whether the checkpoint at `path` is whole.
 
     Args:
         path: Folder or URL of the checkpoint.
         step: The step that its name says.
+        read_data: Read every file and compare it with its checksum; False: compare its size, and the checksum where
+            the listing of a bucket holds it.
 
     Raises:
         TomatError: It cannot be read just now, which says nothing about it.
@@ -129,21 +190,29 @@ def examine(path: str, step: int) -> Checkpoint:
     files.invalidate_cache()
     root = root.rstrip("/")
     try:
-        sizes = {name[len(root) + 1 :]: info["size"] for name, info in files.find(root, detail=True).items()}
+        listed = listing(files, root)
+        sizes = {name: info["size"] for name, info in listed.items()}
         metadata = _json(files, f"{root}/{METADATA_FILE}") if METADATA_FILE in sizes else None
         manifest = _json(files, f"{root}/{MANIFEST_FILE}") if MANIFEST_FILE in sizes else None
     except FileNotFoundError:  # removed while it was looked at
         return Checkpoint(path, step, False, "it is being removed", None)
-    except OSError as error:
-        raise TomatError(f"{path} cannot be read: {error}. Try again.") from error
+    except storage_errors() as error:
+        raise storage_error(f"{path} cannot be read", error, UNREADABLE) from error
     if metadata is None:
         why = "it was never completed" if sizes else "it does not exist"
         return Checkpoint(path, step, False, f"{why} (no readable {METADATA_FILE})", None)
     seconds = _seconds(metadata.get("timestamp"))
     temporary = bool(metadata.get("is_temporary", False))
     reason = "" if metadata.get("step") == step else f"{METADATA_FILE} says step {metadata.get('step')}"
+    if not reason and CHECKSUM_FILE in sizes:  # before the database, of which a damaged file could say anything
+        try:
+            reason = damage(path, listed, files.cat_file(f"{root}/{CHECKSUM_FILE}"), read_data)
+        except FileNotFoundError:
+            reason = "it is being removed"
+        except storage_errors() as error:
+            raise storage_error(f"{path} cannot be read", error, UNREADABLE) from error
     reason = reason or _missing(path, sizes, manifest)
-    return Checkpoint(path, step, not reason, reason, seconds, temporary)
+    return Checkpoint(path, step, not reason, reason, seconds, temporary, CHECKSUM_FILE in sizes)
 
 
 def unmark(checkpoint: Checkpoint) -> None:
@@ -173,13 +242,17 @@ def copy(checkpoint: Checkpoint, destination: str) -> None:
     """Copy a whole checkpoint, its `metadata.json` last and as a permanent one.
 
     Raises:
-        TomatError: The copy is not whole.
+        TomatError: The copy is not whole, or a file of the checkpoint has a name that leads out of `destination`;
+            nothing is written then.
     """
     source, source_root = fsspec.core.url_to_fs(checkpoint.path)
     target, target_root = fsspec.core.url_to_fs(destination)
+    names = {name: name[len(source_root.rstrip("/")) + 1 :] for name in source.find(source_root)}
+    if "file" in target.protocol:
+        for relative in names.values():
+            local_target(Path(target_root), relative, checkpoint.path)
     remove(destination)
-    for name in source.find(source_root):
-        relative = name[len(source_root.rstrip("/")) + 1 :]
+    for name, relative in names.items():
         if relative == METADATA_FILE:
             continue
         to = f"{target_root}/{relative}"
@@ -193,9 +266,11 @@ def copy(checkpoint: Checkpoint, destination: str) -> None:
                     write.write(block)
     metadata = {**(_json(source, f"{source_root}/{METADATA_FILE}") or {}), "is_temporary": False}
     write_metadata(destination, metadata)
-    copied = examine(destination, checkpoint.step)
+    copied = examine(destination, checkpoint.step, read_data=True)
     if not copied.whole:
-        raise TomatError(f"the copy of {checkpoint.path} to {destination} is not whole: {copied.reason}. Try again.")
+        raise RetryableError(
+            f"the copy of {checkpoint.path} to {destination} is not whole: {copied.reason}. Try again."
+        )
 
 
 def read_metadata(path: str) -> dict[str, Any]:
@@ -225,6 +300,15 @@ def array_shapes(path: str) -> dict[str, tuple[int, ...]]:
     return {entry["path"]: tuple(entry["shape"]) for entry in manifest["arrays"]}
 
 
+AVERAGED, LAST = "averaged", "of the last step"
+"""Kinds of weights: `trainer.model_averaging` keeps an average beside those of the last step."""
+
+
+def weights_kind(path: str) -> str:
+    """Which weights of a checkpoint are used for anything but training on: `AVERAGED` where it has them, or `LAST`."""
+    return AVERAGED if any(name.startswith("model_averaging/model/") for name in array_shapes(path)) else LAST
+
+
 def _order(found: Checkpoint) -> tuple[int, str]:
     return found.step, found.path
 
@@ -241,10 +325,10 @@ def _folders(run_url: str, temporary_url: str | None) -> list[tuple[str, int]]:
             names = [
                 entry["name"].rstrip("/") for entry in files.ls(plain, detail=True) if entry["type"] == "directory"
             ]
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             continue
-        except OSError as error:
-            raise TomatError(f"{root} cannot be read: {error}. Try again.") from error
+        except storage_errors() as error:
+            raise storage_error(f"{root} cannot be read", error, UNREADABLE) from error
         for name in names:
             if (match := re.fullmatch(r"step-(\d+)", name.rsplit("/", 1)[-1])) is not None:
                 found.append((f"{root.rstrip('/')}/{match.group(0)}", int(match.group(1))))
@@ -282,7 +366,7 @@ def _missing(path: str, sizes: dict[str, int], manifest: dict[str, Any] | None) 
         message = short_message(error)
         if isinstance(error, ValueError) and any(code in message for code in _ABSENT):
             return f"its database is damaged ({message})"
-        raise TomatError(f"{path} cannot be read: {message}. Try again.") from error
+        raise storage_error(f"{path} cannot be read", error, UNREADABLE) from error
     for name, end in sorted(extents.items()):
         if sizes.get(name, 0) < end:
             return f"{name} has {sizes.get(name, 0)} of {end} bytes"

@@ -14,6 +14,6 @@ DEMO_CONFIG = Path(__file__).parent / "configs" / "train" / "demo.yaml"
 if __name__ == "__main__":
     arguments = sys.argv[1:]
     # A help request or a config of the user's own takes the demo's place.
-    if not any(word.split("=")[0] in ("--config_path", "-h", "--help") for word in arguments):
+    if not any(word.split("=")[0].replace("-", "_") in ("__config_path", "_h", "__help") for word in arguments):
         arguments = ["--config_path", str(DEMO_CONFIG), *arguments]
     sys.exit(main(["train", *arguments]))

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from tomat.documents import is_figure
 from tomat.reporting import write_text
 from tomat.training.config import config_hash
 from tomat.training.history import read_events
@@ -28,7 +29,7 @@ def write_run_page(config: "TrainConfig", result: "TrainResult", evaluation: "Te
         The page.
     """
     folder = result.run_dir
-    rows = [row for row in read_metrics(folder / METRICS_FILE) if "train/loss" in row]
+    rows = [row for row in read_metrics(folder / METRICS_FILE) if is_figure(row.get("train/loss"))]
     events = read_events(folder)
     parts = [f"# {config.run_name}", config.purpose, _origin(events), _setup(config, result)]
     if rows:
@@ -60,7 +61,7 @@ def draw_losses(rows: list[dict[str, Any]], path: Path) -> None:
     with matplotlib.rc_context({"svg.hashsalt": "tomat"}):
         figure, axes = plt.subplots(figsize=(7, 3.5), layout="constrained")
         axes.plot([row["step"] for row in rows], [row["train/loss"] for row in rows], lw=1, label="training")
-        measured = [row for row in rows if row.get("eval/validation/loss") is not None]
+        measured = [row for row in rows if is_figure(row.get("eval/validation/loss"))]
         if measured:
             steps, values = zip(*((row["step"], row["eval/validation/loss"]) for row in measured), strict=True)
             axes.plot(steps, values, "o-", ms=4, label="held-out compounds")
@@ -91,13 +92,14 @@ def _origin(events: list[dict[str, Any]]) -> str:
     for event in events:
         if event["event"] == "fork":
             lines.append(
-                f"**Fork** of run `{event['parent']}` after {event['step']} steps, with its model, optimizer state and "
-                "step."
+                f"**Fork** of run `{event.get('parent')}` after {event.get('step')} steps, with its model, optimizer "
+                "state and step."
             )
         elif event["event"] == "warm_start":
+            warmup = event.get("warmup")
             lines.append(
-                f"**Warm start**: the weights of `{event['checkpoint']}`, a fresh optimizer, step 0, and a warm-up of "
-                f"its own ({event['warmup']:g})."
+                f"**Warm start**: the weights of `{event.get('checkpoint')}`, a fresh optimizer, step 0, and a warm-up "
+                f"of its own ({f'{warmup:g}' if is_figure(warmup) else warmup})."
             )
     return "\n\n".join(lines)
 
@@ -107,7 +109,7 @@ def history_summary(events: list[dict[str, Any]]) -> str:
     resumes = [event for event in events if event["event"] == "resume"]
     orderly = sum(event.get("after") == "preempted" for event in resumes)
     killed = sum(event.get("after") == "killed" for event in resumes)
-    again = sum(event.get("steps_again") or 0 for event in resumes)
+    again = sum(event["steps_again"] for event in resumes if is_figure(event.get("steps_again")))
     changes = sum(event["event"] == "allow_change" for event in events)
     return (
         f"{len(resumes)} interruptions survived ({orderly} with a checkpoint in time, {killed} killed), {again} steps "
@@ -122,31 +124,41 @@ def _history(events: list[dict[str, Any]]) -> str:
         text = ", ".join(f"{key}: {value}" for key, value in details.items() if value not in (None, {}, ""))
         # A cell of a table is one line without bars.
         text = " ".join(text.split()).replace("|", "/")
-        rows.append((str(event.get("time", ""))[:19], event["event"], str(event["step"]), text))
+        rows.append((str(event.get("time", ""))[:19], event["event"], str(event.get("step", "")), text))
     return _table(("time (UTC)", "event", "step", "details"), rows)
 
 
 def _training(rows: list[dict[str, Any]]) -> str:
     # The first steps compile and warm caches.
-    steady = [row for row in rows[3:] if row.get("compile_seconds", 0.0) == 0.0] or rows
+    steady = [row for row in rows[3:] if not row.get("compile_seconds")] or rows
     last = rows[-10:]
     figures = [
         ("first loss", f"{rows[0]['train/loss']:.4f}"),
         ("last loss (mean of 10 steps)", f"{statistics.mean(row['train/loss'] for row in last):.4f}"),
-        ("step, median", f"{statistics.median(row['step_seconds'] for row in steady):.3f} s"),
-        ("tokens/s, median", f"{statistics.median(row['tokens_per_second'] for row in steady):,.0f}"),
-        ("wall-clock of all steps", f"{sum(row['wall_seconds'] for row in rows):.0f} s"),
+        ("step, median", _median(steady, "step_seconds", "{:.3f} s")),
+        ("tokens/s, median", _median(steady, "tokens_per_second", "{:,.0f}")),
+        ("wall-clock of all steps", f"{sum(_figures(rows, 'wall_seconds')):.0f} s"),
     ]
     for key, name in (
         ("mfu_full", "MFU, full attention"),
         ("mfu_causal", "MFU, causal"),
         ("mfu_useful", "MFU, useful"),
     ):
-        values = [row[key] for row in steady if row.get(key) is not None]
+        values = _figures(steady, key)
         figures.append(
             (f"{name}, median", f"{100 * statistics.median(values):.1f} %" if values else "- (unknown chip)")
         )
     return _table(("figure", "value"), figures)
+
+
+def _figures(rows: list[dict[str, Any]], key: str) -> list[float]:
+    """The rows' figures of one name; one that was not finite is null in the log."""
+    return [row[key] for row in rows if is_figure(row.get(key))]
+
+
+def _median(rows: list[dict[str, Any]], key: str, form: str) -> str:
+    values = _figures(rows, key)
+    return form.format(statistics.median(values)) if values else "-"
 
 
 def _evaluation(evaluation: "TeacherForcedResult") -> str:

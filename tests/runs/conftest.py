@@ -10,6 +10,8 @@ import pytest
 import tensorstore as ts
 import yaml
 
+from tomat.training.checksums import write_checksums
+
 MakeRun = Callable[..., Path]
 
 
@@ -23,6 +25,7 @@ def save_checkpoint(run: Path, step: int, complete: bool = True) -> Path:
     store = ts.open({"driver": "zarr3", "kvstore": kvstore}, create=True, dtype="float32", shape=(8,)).result()
     store.write(np.ones(8, np.float32)).result()
     if complete:
+        write_checksums(str(path))
         (path / "metadata.json").write_text(json.dumps({"step": step, "timestamp": "2026-01-02T03:04:05"}))
     return path
 

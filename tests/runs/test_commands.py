@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from tomat.cli import main
+from tomat.runs.commands import COLUMNS
 
 
 @pytest.fixture
@@ -31,6 +32,17 @@ def test_the_verbs_show_what_is_there(two_runs, tmp_path, capsys):
     assert "never completed" in " ".join(capsys.readouterr().out.split())
     shown = json.loads((tmp_path / "show.json").read_text())
     assert shown["configuration_hashes"] == ["abc"] and [item["step"] for item in shown["checkpoints"]] == [4, 9, 12]
+
+
+def test_the_list_says_what_its_columns_are(two_runs, capsys):
+    assert main(["runs", "list", str(two_runs)]) == 0
+    printed = capsys.readouterr().out
+    for heading, meaning in COLUMNS:
+        assert f"{heading}: {meaning}" in printed
+    assert all(heading.split()[0] in printed.split("run: its name")[0] for heading, _ in COLUMNS)
+    with pytest.raises(SystemExit):
+        main(["runs", "list", "--help"])
+    assert "MFU %            median of the last 50 steps" in capsys.readouterr().out
 
 
 def test_verify_says_it_with_its_status(two_runs, capsys):
@@ -57,6 +69,14 @@ def test_a_garbled_configuration_is_told(two_runs, capsys):
     (two_runs / "a" / "config.yaml").write_text("{")
     assert main(["runs", "list", str(two_runs)]) == 2
     assert "is not YAML" in capsys.readouterr().err
+
+
+def test_a_log_that_cannot_be_read_is_told(two_runs, capsys):
+    (two_runs / "a" / "metrics.jsonl").unlink()
+    (two_runs / "a" / "metrics.jsonl").mkdir()
+    assert main(["runs", "list", str(two_runs)]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("error: ") and "metrics.jsonl cannot be read" in told and told.count("\n") == 1
 
 
 def test_runs_in_a_bucket_read_the_same(two_runs, bucket, tmp_path):

@@ -1,6 +1,7 @@
 """Damage is found, and what a kill leaves behind is not called damage."""
 
 import json
+import tracemalloc
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -26,6 +27,19 @@ def test_a_save_cut_short_is_a_note_and_a_damaged_one_a_problem(make_run):
         file.unlink()
     (problem,) = verdict_of(run).problems
     assert "step-4" in problem
+
+
+def test_data_that_differ_from_their_checksum_are_a_problem_and_data_without_one_a_note(make_run):
+    run = make_run(saved=(4, 9))
+    data = max((run / "checkpoints" / "step-9" / "d").iterdir(), key=lambda path: path.stat().st_size)
+    content = bytearray(data.read_bytes())
+    content[len(content) // 2] ^= 1
+    data.write_bytes(content)
+    (run / "checkpoints" / "step-4" / "checksums.json").unlink()
+    verdict = verify_run(read_record(str(run)), list_checkpoints(str(run), read_data=True))
+    (problem,), (note,) = verdict.problems, verdict.notes
+    assert "step-9" in problem and data.name in problem
+    assert "step 4" in note and "not known" in note
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -62,3 +76,26 @@ def test_a_cut_last_line_is_a_note_and_a_garbled_one_before_it_a_problem(make_ru
 def test_a_log_that_ends_before_the_newest_checkpoint_is_a_problem(make_run):
     (problem,) = verdict_of(make_run(steps=8, saved=(4, 9))).problems
     assert "ends at step 7" in problem and "step 9" in problem
+
+
+def test_a_step_of_a_trillion_costs_nothing(make_run):
+    """Such a line is damage; one of a billion is a step, and its gap is counted without a list of it."""
+    run = make_run()
+    log = (run / "metrics.jsonl").read_text()
+    (run / "metrics.jsonl").write_text(log.replace('"step": 5', '"step": 1000000000000'))
+    tracemalloc.start()
+    found = verdict_of(run).problems
+    assert found == ("line 6 of metrics.jsonl is not JSON with a step from 0 to 10^9", "metrics.jsonl lacks step 5")
+    (run / "metrics.jsonl").write_text(log.replace('"step": 9', '"step": 1000000000'))
+    assert "lacks step 9, 10, 11, 12, 13 and 999,999,986 more" in verdict_of(run).problems[0]
+    assert tracemalloc.get_traced_memory()[1] < 20 * 2**20
+    tracemalloc.stop()
+
+
+def test_a_damaged_line_of_the_history_is_named(make_run):
+    run = make_run(events=({"event": "start", "step": 0}, {"event": "stop", "step": 3}))
+    text = (run / "history.jsonl").read_text()
+    (run / "history.jsonl").write_text(text.replace('"start"', "7") + '{"event": "st')
+    verdict = verdict_of(run)
+    assert verdict.problems == ("line 1 of history.jsonl is not JSON with an event",)
+    assert "the last line of history.jsonl was cut short" in verdict.notes

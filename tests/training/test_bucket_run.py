@@ -6,6 +6,7 @@ import sys
 import time
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import pytest
 
@@ -67,3 +68,26 @@ def test_another_machine_takes_over_a_run_in_a_bucket_that_fails_now_and_then(bu
     assert len(published) == STEPS
     history = bucket.objects["runs/demo/history.jsonl"][0].decode()
     assert '"after": "killed"' in history and '"reason": "complete"' in history
+
+
+@pytest.mark.slow
+def test_data_that_cannot_be_read_just_now_end_the_run_with_the_status_that_is_tried_again(bucket, tmp_path):
+    """Manifest and codec are read; then every block answers 503, for longer than TensorStore tries."""
+    from tomat.training.datasets import open_datasets
+
+    config = load_config(DEMO, [*TINY, "--output_dir", str(tmp_path)])
+    folder = Path(open_datasets(config, tmp_path / "demo").train.url.removeprefix("file://"))
+    for path in folder.rglob("*"):
+        if path.is_file():
+            bucket.put("bucket", f"set/{path.relative_to(folder)}", path.read_bytes())
+    bucket.faults.kinds, bucket.faults.share = ("503",), 1.0
+    bucket.faults.only = lambda method, path: "tokens.zarr/c" in unquote(path)
+    (tmp_path / "set.yaml").write_text("preset: demo\ndata: {source: shards, layout: v3-p7}\n")
+    line = [sys.executable, "-m", "tomat.cli", "train", "--config_path", str(tmp_path / "set.yaml")]
+    line += [*TINY, "--data.train", "gs://bucket/set", "--output_dir", str(tmp_path / "runs")]
+    environment = {**os.environ, **bucket.environment}
+    done = subprocess.run(line, env=environment, capture_output=True, text=True, timeout=900)
+    assert done.returncode == 75, done.stderr[-3000:]
+    errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1 and "tokens.zarr" in errors[0] and "try again" in errors[0]
+    assert bucket.faults.counts["503"] > 0

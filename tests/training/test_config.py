@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from tomat.errors import TomatError
-from tomat.training.config import config_from_dict, config_hash, load_config, parse_overrides
+from tomat.training.config import config_from_dict, config_hash, load_config, parse_overrides, recorded_config
 from tomat.training.model import NAMED_POLICIES
 
 CONFIGS = Path(__file__).parents[2] / "configs" / "train"
@@ -17,10 +17,27 @@ def test_overrides_nest_and_read_yaml_values():
     assert parse_overrides(words) == {"a": {"b": 1, "c": "x"}, "d": [1, 2], "lr": 1e-3, "flag": True}
 
 
-@pytest.mark.parametrize("words", [["a.b", "1"], ["--a.b"], ["--"], ["--a", "{"], ["--a", "1", "--a.b", "2"]])
+def test_dashes_are_underscores_in_keys_and_stay_in_values():
+    assert parse_overrides(["--a-b.c-d", "e-f", "--g-h=--i-j"]) == {"a_b": {"c_d": "e-f"}, "g_h": "--i-j"}
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["a.b", "1"],
+        ["--a.b"],
+        ["--"],
+        ["--a", "{"],
+        ["--a", "1", "--a.b", "2"],
+        ["--a.b", "1", "--a", "{c: 2}"],
+        ["--a", "2026-13-01"],
+        ["--a", "[" * 1000],
+    ],
+)
 def test_malformed_overrides_are_refused(words):
-    with pytest.raises(TomatError):
+    with pytest.raises(TomatError) as refused:
         parse_overrides(words)
+    assert "\n" not in str(refused.value)
 
 
 def test_overrides_lie_over_yaml_which_lies_over_the_preset(tmp_path):
@@ -91,3 +108,24 @@ def test_named_checkpoint_policies_are_tomats_and_not_haliaxs(policy):
     """Haliax has policies of its own under some of the names, which draccus would otherwise choose."""
     config = load_config(CONFIGS / "demo.yaml", ["--model.gradient_checkpointing", policy])
     assert config.model.checkpoint_policy == NAMED_POLICIES[policy].policy
+
+
+def test_a_recorded_setting_that_never_did_anything_is_left_out_with_a_word(tmp_path, capsys):
+    """What earlier versions took and never read does not keep a trained run from being used."""
+    now = load_config("configs/train/demo.yaml")
+    then = yaml.safe_load(yaml.safe_dump(now.to_dict()))
+    then["model"]["initializer_range"] = 0.5
+    then["trainer"]["watch"]["interval"] = 7
+    then["trainer"]["mp"] = f"{now.to_dict()['trainer']['mp'].rpartition(',')[0]},output=float16"
+    then["optimizer"] = {"type": "muon", "lr": 0.3}
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump(then))
+    with pytest.raises(TomatError, match="watch.interval is 7, which tomat does not take"):
+        load_config(path)
+    found = recorded_config(path)
+    said = "".join(capsys.readouterr().out.split())
+    for key in ("model.initializer_range", "trainer.watch.interval", "optimizer.lr", "trainer.mp(output)"):
+        assert f"sets{key},whichdidnothing" in said
+    assert (found.model, found.trainer) == (now.model, now.trainer)
+    path.write_text(yaml.safe_dump(now.to_dict()))
+    assert recorded_config(path) == now and capsys.readouterr().out == ""

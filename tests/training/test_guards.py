@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from levanter.optim.skipstep import SkipStepConfig
 from levanter.tracker import CompositeTracker
 
-from tomat.errors import TomatError
+from tomat.errors import RetryableError, TomatError
 from tomat.training.config import config_from_dict, load_config
 from tomat.training.guard_loss import GuardedState, guard_updates, spike_limit
 from tomat.training.guard_start import check_clocks, check_run_regions, clock_warnings, storage_clock_skew
@@ -252,6 +252,21 @@ def test_a_full_disk_is_found_in_what_an_error_came_from(tmp_path):
         raise gathered
     with pytest.raises(KeyError), explaining_full_storage(tmp_path, str(tmp_path), lambda: 0):
         raise KeyError("quota of something else")
+
+
+def test_storage_that_does_not_answer_a_save_is_worth_another_try(tmp_path):
+    """As TensorStore says it, gathered by Levanter's trainer while it closes; XLA says the same words of a host."""
+    unanswered = ValueError("ABORTED: All 6 retry attempts failed: injected [source locations='a']")
+    gathered = RuntimeError("errors while closing", [unanswered])
+    with (
+        pytest.raises(RetryableError, match="gs://bucket/runs/run: the storage did not answer.*same command"),
+        explaining_full_storage(tmp_path, "gs://bucket/runs/run", lambda: 1024),
+    ):
+        raise gathered
+    for other in (jax.errors.JaxRuntimeError("UNAVAILABLE: host 3"), TomatError("no"), ValueError("UNAVAILABL")):
+        with pytest.raises(type(other)) as seen, explaining_full_storage(tmp_path, str(tmp_path), lambda: 0):
+            raise other
+        assert not isinstance(seen.value, RetryableError)
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full: no file that is always full")

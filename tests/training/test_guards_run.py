@@ -3,6 +3,7 @@
 About half a minute, most of it compiling; the tests read three runs that the module's fixtures made.
 """
 
+import dataclasses
 import math
 import shutil
 from pathlib import Path
@@ -16,7 +17,7 @@ import tensorstore as ts
 from tomat.codec.histogram import DensityHistogram
 from tomat.codec.lloyd_max import fit_lloyd_max
 from tomat.errors import TomatError
-from tomat.tokens.shards import open_shards
+from tomat.tokens.shards import ShardManifest, open_shards
 from tomat.training.config import TrainConfig, load_config
 from tomat.training.datasets import open_datasets
 from tomat.training.history import read_events
@@ -178,9 +179,9 @@ def test_a_damaged_chunk_ends_the_run_with_its_name(poisoned, tmp_path):
 def test_an_incomplete_set_is_refused(clean, tmp_path):
     shutil.copytree(clean, tmp_path / "train")
     manifest = tmp_path / "train" / "manifest.json"
-    text = manifest.read_text()
-    assert '"complete": true' in text
-    manifest.write_text(text.replace('"complete": true', '"complete": false'))
+    whole = ShardManifest.from_text(manifest.read_text(), "manifest")
+    assert whole.complete
+    manifest.write_text(dataclasses.replace(whole, complete=False).to_text())
     with pytest.raises(TomatError, match="is not complete: .* Run the command that writes it again"):
         train(run_config(tmp_path / "train", tmp_path))
     assert not (tmp_path / "run" / "checkpoints").exists()

@@ -5,7 +5,7 @@ import json
 import fsspec
 import pytest
 
-from tomat.errors import TomatError
+from tomat.errors import RetryableError, TomatError
 from tomat.training.history import HISTORY_FILE, append_event, read_events
 
 
@@ -35,6 +35,17 @@ def test_a_run_without_history_and_one_in_a_bucket(tmp_path):
     memory.pipe_file("/bucket/history/run/history.jsonl", (tmp_path / HISTORY_FILE).read_bytes())
     assert [event["event"] for event in read_events("memory://bucket/history/run")] == ["start"]
     memory.rm("/bucket/history", recursive=True)
+
+
+def test_a_history_that_cannot_be_read_just_now_is_one_error_to_try_again(monkeypatch):
+    memory = fsspec.filesystem("memory")
+
+    def fails(self: object, path: str) -> bytes:
+        raise TimeoutError("no answer")
+
+    monkeypatch.setattr(type(memory), "cat_file", fails)
+    with pytest.raises(RetryableError, match="memory://bucket/run/history.jsonl cannot be read: no answer"):
+        read_events("memory://bucket/run")
 
 
 def test_details_cannot_hide_what_every_event_has(tmp_path):

@@ -112,7 +112,7 @@ def test_told_to_stop_while_it_compiles_it_leaves_nothing_half_done(unbroken, tm
     # Either the compilation was left, or its step was done and saved.
     assert all(found.whole for found in list_checkpoints(str(tmp_path / "demo"))), output
     events = read_events(tmp_path / "demo")
-    assert [event["event"] for event in events] == ["start", "preempted"] and events[-1]["step"] <= 1, output
+    assert [event["event"] for event in events] == ["data", "start", "preempted"] and events[-1]["step"] <= 1, output
     result = train(tiny(tmp_path))
     assert result.first_step == events[-1]["step"]
     assert_equal_runs(tmp_path / "demo", unbroken)
@@ -131,7 +131,8 @@ def test_told_to_stop_while_it_evaluates_it_finishes_and_saves(unbroken, tmp_pat
     assert result.preempted and result.steps == 8
     assert train(tiny(tmp_path)).first_step == 8
     assert_equal_runs(tmp_path / "demo", unbroken)
-    assert [event["event"] for event in read_events(tmp_path / "demo")] == ["start", "preempted", "resume", "stop"]
+    events = [event["event"] for event in read_events(tmp_path / "demo")]
+    assert events == ["data", "start", "preempted", "resume", "stop"]
 
 
 def test_a_long_evaluation_makes_room_for_the_checkpoint(tmp_path, monkeypatch):

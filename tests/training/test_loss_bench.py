@@ -16,7 +16,7 @@ def bench_parser() -> argparse.ArgumentParser:
 
 def test_reports_the_logits_that_the_plain_formulas_hold(tmp_path, capsys):
     report_path = tmp_path / "loss.json"
-    sizes = "--batch 2 --positions 512 --hidden-dim 16 --density-tokens 1024 --block-positions 32 --dtype float32"
+    sizes = "--batch 2 --positions 512 --hidden_dim 16 --density_tokens 1024 --block_positions 32 --dtype float32"
     args = bench_parser().parse_args(["loss", *sizes.split(), "--json", str(report_path)])
     assert args.run(args) == 0
     report = json.loads(report_path.read_text())

@@ -1,5 +1,6 @@
 """What a run begins from: changes by name, forks, warm starts. Real, tiny runs; most of the minute is compiling."""
 
+import dataclasses
 import shutil
 from pathlib import Path
 
@@ -8,14 +9,18 @@ import numpy as np
 import pytest
 import yaml
 
-from tomat.codec import load_codec
-from tomat.errors import TomatError
-from tomat.training.checkpoints import find_checkpoint, list_checkpoints
+from tomat.errors import RetryableError, TomatError
+from tomat.training import origins
+from tomat.training import run as run_module
+from tomat.training.checkpoints import Checkpoint, find_checkpoint, list_checkpoints
 from tomat.training.config import TrainConfig, load_config
+from tomat.training.datasets import open_datasets
 from tomat.training.history import read_events
-from tomat.training.origins import Continuation, plan_start
+from tomat.training.origins import Continuation, plan_start, refuse_codec
+from tomat.training.published import fetch
 from tomat.training.resume import changed_keys, plain_values, read_config
 from tomat.training.run import load_trained, train
+from tomat.training.startup import initialise
 from tomat.training.tracking import read_metrics
 
 DEMO = Path(__file__).parents[2] / "configs" / "train" / "demo.yaml"
@@ -75,6 +80,26 @@ def test_a_change_is_taken_by_name_and_recorded(runs):
     assert start.changes == {} and start.unchanged == ["optimizer.learning_rate"]
 
 
+def test_a_checkpoint_of_damaged_data_is_passed_over_for_an_older_one(runs, capsys, monkeypatch):
+    """As one that was cut short: said, recorded, and the run goes on as it did the first time."""
+    run = runs / "demo"
+    before = losses(run)
+    damaged = max((run / "checkpoints" / "step-5" / "d").iterdir(), key=lambda path: path.stat().st_size)
+    content = bytearray(damaged.read_bytes())
+    content[len(content) // 2] ^= 1
+    damaged.write_bytes(content)
+    opened = []
+    monkeypatch.setattr(run_module, "initialise", lambda *args: opened.append(args[-1]) or initialise(*args))
+    result = train(tiny(runs))
+    assert (result.first_step, result.steps) == (5, 6)
+    assert opened == [5]  # the step from which TensorBoard forgets
+    assert losses(run) == before
+    (event,) = named(run, "partial_checkpoint")
+    assert event["step"] == 6 and damaged.name in event["reason"]
+    assert "passed over" in " ".join(capsys.readouterr().out.split())
+    assert [found.whole for found in list_checkpoints(str(run), read_data=True)] == [True, True, True]
+
+
 @pytest.mark.parametrize("key, hint", [("optimizer", "optimizer.learning_rate"), ("optimizer.learning_rat", "in full")])
 def test_only_whole_keys_are_taken(runs, key, hint):
     config = tiny(runs, "--optimizer.learning_rate", "0.5")
@@ -126,17 +151,51 @@ def _start_anew(runs: Path) -> None:
 def test_a_fork_whose_copy_was_cut_short_is_copied_again(runs):
     config, fork = tiny(runs, "--run_name", "child"), Continuation(fork_of="demo", fork_step=4)
     start = plan_start(config, fork, runs / "child")
-    assert start.fork is not None
-    start._fork(start.fork)
+    datasets = open_datasets(config, runs / "child")
+    start.record(datasets)
+    start.copy_fork()
     copied = runs / "child" / "checkpoints" / "step-4"
     (copied / "metadata.json").unlink()
     next((copied / "d").iterdir()).unlink()
     assert not list_checkpoints(str(runs / "child"))[0].whole
-    again = plan_start(config, Continuation(fork_of="demo"), runs / "child")
-    assert again.fork is not None and again.fork.step == 4
-    again._fork(again.fork)
+    # Also for a command that does not name the fork any more: never a run with fresh weights in its place.
+    for wanted in (Continuation(), Continuation(fork_of="demo")):
+        again = plan_start(config, wanted, runs / "child")
+        assert again.fork is not None and again.fork.step == 4
+    again.record(datasets)
+    again.copy_fork()
     assert find_checkpoint(str(runs / "child")).step == 4
     assert len(named(runs / "child", "fork")) == 1
+
+
+def test_a_fork_in_a_bucket_is_known_there_before_it_is_copied(runs, tmp_path, monkeypatch):
+    """A machine that is taken away while it copies: another one goes on with the fork."""
+    (tmp_path / "machine").mkdir()
+    monkeypatch.chdir(tmp_path / "machine")
+    bucket = f"file://{runs}"
+    config = dataclasses.replace(tiny(runs, "--run_name", "child"), output_dir=bucket)
+    fork = Continuation(fork_of="demo", fork_step=2)
+    found: list[str] = []
+
+    def cut_short(source: Checkpoint, destination: str) -> None:
+        found.extend(path.name for path in (runs / "child").iterdir())
+        raise RetryableError("taken away")
+
+    with monkeypatch.context() as patch, pytest.raises(RetryableError, match="taken away"):
+        patch.setattr(origins, "copy", cut_short)
+        train(config, fork)
+    assert {"config.yaml", "codec.json", "history.jsonl"} <= set(found)
+    fetch(config.run_dir, tmp_path / "another")
+    again = plan_start(config, fork, tmp_path / "another")
+    assert again.fork is not None and again.fork.step == 2
+
+
+def test_a_codec_that_cannot_be_read_is_one_error(runs, tmp_path):
+    codec = open_datasets(tiny(runs), runs / "demo").codec
+    (runs / "demo" / "codec.json").unlink()
+    (runs / "demo" / "codec.json").mkdir()
+    with pytest.raises(TomatError, match="codec.json cannot be read"):
+        refuse_codec(str(runs / "demo"), codec, "run 'demo'")
 
 
 def test_a_warm_start_takes_the_weights_and_nothing_else(runs, parent):
@@ -158,12 +217,31 @@ def test_a_warm_start_takes_the_weights_and_nothing_else(runs, parent):
         train(config, Continuation(warm_start=str(runs / "demo")))
 
 
+def test_the_temporary_checkpoints_of_another_run_are_found(runs, tmp_path):
+    place, newest = tmp_path / "passing" / "demo", runs / "demo" / "checkpoints" / "step-5"
+    recorded = yaml.safe_load((runs / "demo" / "config.yaml").read_text())
+    recorded["trainer"]["checkpointer"]["temporary_base_path"] = str(place.parent)
+    (runs / "demo" / "config.yaml").write_text(yaml.safe_dump(recorded))
+    place.mkdir(parents=True)
+    newest.rename(place / newest.name)
+    longer = ("--trainer.num_train_steps", "8")
+    wanted = Continuation(("trainer.num_train_steps", "trainer.checkpointer.temporary_base_path"), "demo")
+    child = train(tiny(runs, "--run_name", "child", *longer), wanted)
+    assert child.first_step == 6 and named(child.run_dir, "fork")[0]["checkpoint"] == str(place / newest.name)
+    wanted = Continuation(warm_start=str(runs / "demo"))
+    start = plan_start(tiny(runs, "--run_name", "warm", *longer), wanted, runs / "warm")
+    assert start.weights is not None and start.weights.path == str(place / newest.name)
+    start.settle(open_datasets(start.config, runs / "warm").codec)  # the codec is the run's, wherever its weights lie
+
+
 def test_a_warm_start_killed_before_its_first_checkpoint_stays_warm(runs, parent):
     config = tiny(runs, "--run_name", "warm")
     wanted = Continuation(warm_start=str(parent))
     start = plan_start(config, wanted, runs / "warm")
     assert start.weights is not None
-    start.settle(load_codec(parent / "codec.json"))
+    datasets = open_datasets(config, runs / "warm")
+    start.settle(datasets.codec)
+    start.record(datasets)
     again = plan_start(config, Continuation(), runs / "warm")
     assert again.weights is not None and again.weights.path == start.weights.path
 

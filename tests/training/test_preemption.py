@@ -18,7 +18,7 @@ from tomat.tokens.regions import instance_metadata
 from tomat.training.preemption import NOTICES, PreemptionConfig, StopRequest
 
 PROLOGUE = """
-import atexit, hashlib, sys, time
+import atexit, faulthandler, hashlib, sys, time
 from tomat.training.preemption import EXIT_STATUS, StopRequest
 stop = StopRequest(grace_seconds=float(sys.argv[1]), on_overrun=lambda message: print("overrun", flush=True))
 
@@ -51,7 +51,7 @@ CASES = {
             ready()
             while not stop.reached():
                 time.sleep(0.01)
-            print("saved", stop.step, flush=True)
+            print(f"saved {stop.step}", flush=True)
         sys.exit(EXIT_STATUS)
         """,
     ),
@@ -109,6 +109,128 @@ CASES = {
 }  # fmt: skip
 
 
+INTERRUPTED = {
+    # name: (Ctrl-Cs, seconds between them, status, expected in the output, not expected, program)
+    "nothing to save": (
+        1, 0.0, 130, ["closed"], ["saved first"],
+        """
+        with stop.listening():
+            try:
+                ready()
+                time.sleep(60)
+            except KeyboardInterrupt:
+                print("closed", flush=True)
+        sys.exit(stop.status)
+        """,
+    ),
+    "a step to save, which takes longer than the grace": (
+        1, 0.0, 130, ["saved first", "saved 3 Ctrl-C"], ["overrun"],
+        """
+        with stop.listening():
+            stop.defer(3)
+            ready()
+            while not stop.reached():
+                time.sleep(0.01)
+            time.sleep(1.5)
+            print(f"saved {stop.step} {stop.cause}", flush=True)
+        sys.exit(stop.status)
+        """,
+    ),
+    "one press that arrives twice": (
+        2, 0.05, 130, ["saved 3"], ["leaving at once"],
+        """
+        with stop.listening():
+            stop.defer(3)
+            ready()
+            while not stop.reached():
+                time.sleep(0.01)
+            time.sleep(1.5)
+            print(f"saved {stop.step}", flush=True)
+        sys.exit(stop.status)
+        """,
+    ),
+    "one press that arrives twice, with nothing to save": (
+        2, 0.05, 130, ["closed"], ["leaving at once"],
+        """
+        with stop.listening():
+            try:
+                ready()
+                time.sleep(60)
+            except KeyboardInterrupt:
+                time.sleep(1)  # as long as it takes to publish a log and give a lease back
+                print("closed", flush=True)
+        sys.exit(stop.status)
+        """,
+    ),
+    "a second press while what is open is closed": (
+        2, 2.0, 130, ["a second Ctrl-C: leaving at once"], ["closed"],
+        """
+        with stop.listening():
+            try:
+                ready()
+                time.sleep(60)
+            except KeyboardInterrupt:
+                time.sleep(30)
+                print("closed", flush=True)
+        """,
+    ),
+    "a signal that is handled while the handler of another has the lock": (
+        1, 0.0, 130, ["saved 3"], ["Timeout"],
+        """
+        faulthandler.dump_traceback_later(20, exit=True)
+        with stop.listening():
+            stop.defer(3)
+            with stop._lock:
+                ready()
+                while not stop.asked:
+                    time.sleep(0.01)
+            print(f"saved {stop.step}", flush=True)
+        sys.exit(stop.status)
+        """,
+    ),
+    "a second press": (
+        2, 2.0, 130, ["a second Ctrl-C: leaving at once", "last whole checkpoint"], ["compiled"],
+        """
+        with stop.listening():
+            stop.defer(3)
+            ready()
+            compile_something()
+            print("compiled", flush=True)
+        """,
+    ),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def interrupted() -> dict[str, tuple[int, str]]:
+    """Status and output of every case; the grace is one second."""
+    processes = {}
+    for name, (*_, program) in INTERRUPTED.items():
+        command = [sys.executable, "-c", PROLOGUE + textwrap.dedent(program), "1.0"]
+        processes[name] = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    result = {}
+    for name, process in processes.items():
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        time.sleep(0.2)
+        for _ in range(INTERRUPTED[name][0]):
+            process.send_signal(signal.SIGINT)
+            time.sleep(INTERRUPTED[name][1])
+        output = process.stdout.read()
+        result[name] = (process.wait(timeout=60), output)
+        process.stdout.close()
+    return result
+
+
+@pytest.mark.parametrize("name", INTERRUPTED)
+def test_a_process_that_is_interrupted_by_a_person(interrupted, name):
+    _, _, status, expected, unexpected, _ = INTERRUPTED[name]
+    code, output = interrupted[name]
+    assert code == status, output
+    assert all(text in output for text in expected), output
+    assert not any(text in output for text in unexpected), output
+
+
 @pytest.fixture(scope="module")
 def ended() -> dict[str, tuple[int, float, str]]:
     """Status, seconds from the first signal to the end, and output of every case."""
@@ -142,12 +264,25 @@ def test_a_process_that_is_told_to_stop(ended, name):
 
 
 def test_the_handler_is_gone_afterwards():
-    before = signal.getsignal(signal.SIGTERM)
+    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
     stop = StopRequest()
     with stop.listening():
-        assert signal.getsignal(signal.SIGTERM) != before
+        assert signal.getsignal(signal.SIGTERM) != before[0] and signal.getsignal(signal.SIGINT) != before[1]
         assert not stop.asked and stop.remaining_seconds == float("inf")
-    assert signal.getsignal(signal.SIGTERM) == before
+    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
+
+
+def test_a_machine_that_is_taken_away_after_ctrl_c_has_its_grace_from_then():
+    stop = StopRequest(grace_seconds=60.0)
+    with stop.listening():
+        stop.defer(1)
+        os.kill(os.getpid(), signal.SIGINT)
+        assert stop.reached() and stop.cause == "Ctrl-C" and stop.status == 130
+        assert stop._asked_at is not None
+        stop._asked_at -= 100.0
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert wait_for(lambda: stop.cause == "SIGTERM")
+        assert stop.status == 143 and 50 < stop.remaining_seconds <= 60
 
 
 def test_in_another_thread_nothing_listens_and_nothing_breaks():

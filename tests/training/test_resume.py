@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import fsspec
 import pytest
 import yaml
 
@@ -59,3 +60,42 @@ def test_what_is_learnt_may_not_change(recorded, words, key):
 def test_without_a_checkpoint_there_is_nothing_to_continue(recorded):
     (recorded.parent / "checkpoints" / "step-3").rmdir()
     refuse_changes(recorded, load_config(DEMO, ["--loss.kind", "crps"]))
+
+
+@pytest.mark.parametrize("content, state", [(None, "missing"), ("", "empty"), ("  \n", "empty")])
+def test_checkpoints_without_a_configuration_are_not_continued(recorded, content, state):
+    recorded.unlink()
+    if content is not None:
+        recorded.write_text(content)
+    with pytest.raises(TomatError, match=rf"has checkpoints, but config\.yaml .* is {state}.*copy.*run_name"):
+        refuse_changes(recorded, load_config(DEMO))
+
+
+def test_a_configuration_that_holds_no_settings_is_one_error(recorded):
+    recorded.write_text("- a\n- b\n")
+    with pytest.raises(TomatError, match="holds no settings"):
+        refuse_changes(recorded, load_config(DEMO))
+
+
+@pytest.mark.parametrize("content", ["!!bool x", "[" * 5000, b"\xff\xfe\xff", "{"])
+def test_a_configuration_that_is_not_yaml_is_one_error(recorded, content):
+    recorded.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(TomatError, match="is not YAML .* Restore it or use another run_name"):
+        refuse_changes(recorded, load_config(DEMO))
+
+
+def test_a_place_that_cannot_be_listed_is_one_error(recorded, monkeypatch):
+    def refuse(self: object, path: str) -> list[str]:
+        raise PermissionError(13, "Permission denied", path)
+
+    monkeypatch.setattr(fsspec.AbstractFileSystem, "glob", refuse)
+    with pytest.raises(TomatError, match=f"{recorded.parent} cannot be read: .*Give this user the right"):
+        refuse_changes(recorded, load_config(DEMO))
+
+
+def test_checkpoints_that_lie_elsewhere_count(recorded, tmp_path):
+    (recorded.parent / "checkpoints" / "step-3").rmdir()
+    (tmp_path / "temporary" / "demo" / "step-5").mkdir(parents=True)
+    words = ["--trainer.checkpointer.temporary_base_path", str(tmp_path / "temporary")]
+    with pytest.raises(TomatError, match="loss.kind"):
+        refuse_changes(recorded, load_config(DEMO, [*words, "--loss.kind", "crps"]))

@@ -1,11 +1,29 @@
 """`tomat runs list`, `show` and `verify`: runs in a folder or a bucket, without starting JAX."""
 
 import argparse
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from tomat.arguments import report_file
 
 if TYPE_CHECKING:
     from tomat.runs.summary import RunSummary
+
+COLUMNS = (
+    ("run", "its name"),
+    ("steps", "in the log, of those it is to have"),
+    (
+        "state",
+        "what it wrote last: finished, preempted, stopped, a guard that ended it, or open, with the age of its log",
+    ),
+    ("checkpoint", "last step in the newest whole checkpoint; a resume goes on after it"),
+    ("cut short", "checkpoints after that one which are not whole and are never resumed from (`show`: all such)"),
+    ("training loss", "of the first step -> mean of the last 10, in the unit of the configured loss"),
+    ("validation loss", "the newest, in the same unit"),
+    ("MFU %", "median of the last 50 steps, every query counted against every key; - where the chip's peak is unknown"),
+    ("interruptions", "times it went on after SIGTERM, Ctrl-C, a notice of preemption or a kill"),
+)
+"""Heading of each column of `list`, and what stands in it; `show` has them as rows."""
+LEGEND = "\n".join(f"  {heading:16} {meaning}" for heading, meaning in COLUMNS)
 
 
 def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -17,9 +35,15 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         ("show", "one run: its history, checkpoints and figures", "folder or gs:// URL of a run", run_show),
         ("verify", "check every checkpoint and the log; status 1 on damage", "folder or gs:// URL", run_verify),
     ):
-        parser = verbs.add_parser(name, help=text)
+        parser = verbs.add_parser(
+            name,
+            help=text,
+            description=f"{text[0].upper()}{text[1:]}.",
+            epilog=None if name == "verify" else f"columns:\n{LEGEND}",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
         parser.add_argument("place", nargs="?" if name == "list" else None, default="runs", metavar="PLACE", help=place)
-        parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures")
+        parser.add_argument("--json", type=report_file, metavar="FILE", help="write the figures")
         parser.set_defaults(run=function)
 
 
@@ -42,11 +66,13 @@ def run_list(args: argparse.Namespace) -> int:
             whole, partial = survey(url, record.temporary_url)
             summaries.append(summarise(record, whole, len(partial), time.time()))
     table = Table(title=args.place)
-    for name in ("run", "step", "state", "whole to", "partial", "loss", "validation", "MFU", "survived"):
-        table.add_column(name, justify="left" if name in ("run", "state") else "right", overflow="fold")
+    for heading, _ in COLUMNS:
+        table.add_column(heading, justify="left" if heading in ("run", "state") else "right", overflow="fold")
     for summary in summaries:
         table.add_row(*_cells(summary))
     console.print(table)
+    for heading, meaning in COLUMNS:
+        console.print(f"{heading}: {meaning}", markup=False, highlight=False)
     if args.json is not None:
         write_json(args.json, {"runs": [summary.to_dict() for summary in summaries]})
     return 0
@@ -73,8 +99,7 @@ def run_show(args: argparse.Namespace) -> int:
     whole = [found for found in checkpoints if found.whole]
     summary = summarise(record, whole[-1] if whole else None, len(checkpoints) - len(whole), time.time())
     table = Table(title=summary.url, show_header=False)
-    labels = ("run", "step", "state", "whole checkpoint", "partial", "loss", "validation", "MFU", "survived")
-    for label, cell in zip(labels, _cells(summary), strict=True):
+    for (label, _), cell in zip(COLUMNS, _cells(summary), strict=True):
         table.add_row(label, cell)
     hashes = list(dict.fromkeys(event["configuration"] for event in record.events if "configuration" in event))
     table.add_row("configuration", ", ".join(hashes) or "-")
@@ -105,7 +130,7 @@ _ORIGINS = ("fork", "warm_start")
 
 def run_verify(args: argparse.Namespace) -> int:
     """Check runs; status 1 if one is damaged."""
-    from tomat.reporting import console, progress, write_json
+    from tomat.reporting import console, counted, progress, write_json
     from tomat.runs.record import find_runs, read_record
     from tomat.runs.verify import verify_run
     from tomat.training.checkpoints import list_checkpoints
@@ -114,12 +139,12 @@ def run_verify(args: argparse.Namespace) -> int:
     with progress() as bar:
         for url in bar.track(find_runs(args.place), description="verify runs"):
             record = read_record(url)
-            verdicts.append(verify_run(record, list_checkpoints(url, record.temporary_url)))
+            verdicts.append(verify_run(record, list_checkpoints(url, record.temporary_url, read_data=True)))
     for verdict in verdicts:
         colour, word = ("red", "damaged") if verdict.problems else ("green", "sound")
         console.print(
-            f"[{colour}]{word}[/{colour}] {verdict.name}: {verdict.checkpoints} whole checkpoints, "
-            f"{verdict.log_lines} lines of log",
+            f"[{colour}]{word}[/{colour}] {verdict.name}: {counted(verdict.checkpoints, 'whole checkpoint')}, "
+            f"{counted(verdict.log_lines, 'line')} of log",
             highlight=False,
         )
         for problem in verdict.problems:
@@ -142,7 +167,7 @@ def _cells(summary: "RunSummary") -> list[str]:
         str(summary.partial_checkpoints),
         "-" if summary.first_loss is None else f"{first} -> {last}",
         _number(summary.validation_loss),
-        "-" if summary.mfu is None else f"{100 * summary.mfu:.1f} %",
+        "-" if summary.mfu is None else f"{100 * summary.mfu:.1f}",
         str(summary.survived),
     ]
 

@@ -1,15 +1,16 @@
 """What a run has written about itself, read from its folder or bucket."""
 
 import datetime
-import json
 from dataclasses import dataclass
 from typing import Any
 
 import fsspec
-import yaml
 
+from tomat.documents import mapping, parse_yaml
 from tomat.errors import TomatError
-from tomat.training.history import read_events
+from tomat.tokens.store import storage_error, storage_errors
+from tomat.training.history import read_history
+from tomat.training.log_lines import parse_metrics
 
 CONFIG_FILE = "config.yaml"
 METRICS_FILE = "metrics.jsonl"
@@ -26,11 +27,13 @@ class RunRecord:
     rows: list[dict[str, Any]]
     """The lines of `metrics.jsonl` in the order they were written."""
     unreadable_lines: tuple[int, ...]
-    """Numbers, from 1, of lines that are no JSON object with a step."""
+    """Numbers, from 1, of lines that are no JSON object with a step from 0 to 10^9."""
     events: list[dict[str, Any]]
     """`history.jsonl`."""
     written_utc: float | None
     """When `metrics.jsonl` was last written, seconds since 1970; None where it has not been."""
+    unreadable_events: tuple[int, ...] = ()
+    """Numbers, from 1, of lines of `history.jsonl` that are no JSON object with an event."""
 
     @property
     def name(self) -> str:
@@ -40,13 +43,13 @@ class RunRecord:
     @property
     def total_steps(self) -> int | None:
         """Steps the run is to have; None where its configuration does not say."""
-        steps = (self.config.get("trainer") or {}).get("num_train_steps")
-        return int(steps) if isinstance(steps, int) else None
+        steps = mapping(self.config.get("trainer")).get("num_train_steps")
+        return steps if isinstance(steps, int) and not isinstance(steps, bool) else None
 
     @property
     def temporary_url(self) -> str | None:
         """Where temporary checkpoints go, if elsewhere."""
-        checkpointer = (self.config.get("trainer") or {}).get("checkpointer") or {}
+        checkpointer = mapping(mapping(self.config.get("trainer")).get("checkpointer"))
         base = checkpointer.get("temporary_base_path")
         return f"{str(base).rstrip('/')}/{self.name}" if base else None
 
@@ -67,8 +70,8 @@ def find_runs(place: str) -> list[str]:
         names = sorted(path.rsplit("/", 1)[-1] for path in below if files.exists(f"{path}/{CONFIG_FILE}"))
     except (FileNotFoundError, NotADirectoryError) as error:
         raise TomatError(f"{place} does not exist; give a run's folder or URL, or the one that holds runs.") from error
-    except OSError as error:
-        raise TomatError(f"{place} cannot be read: {error}. Try again.") from error
+    except storage_errors() as error:
+        raise storage_error(f"{place} cannot be read", error, "Give this user the right to read it.") from error
     if not names:
         raise TomatError(f"{place} holds no run: no folder in it has a {CONFIG_FILE}. Give the `output_dir` of runs.")
     return [f"{place}/{name}" for name in names]
@@ -78,29 +81,26 @@ def read_record(url: str) -> RunRecord:
     """Read a run's small files.
 
     Raises:
-        TomatError: The configuration cannot be read.
+        TomatError: One of them cannot be read.
     """
     files, root = fsspec.core.url_to_fs(url)
     try:
-        config = yaml.safe_load(files.cat_file(f"{root}/{CONFIG_FILE}"))
-    except yaml.YAMLError as error:
-        raise TomatError(f"{url}/{CONFIG_FILE} is not YAML ({error}); restore it.") from error
-    except OSError as error:
-        raise TomatError(f"{url}/{CONFIG_FILE} cannot be read: {error}.") from error
+        config = parse_yaml(files.cat_file(f"{root}/{CONFIG_FILE}"), f"{url}/{CONFIG_FILE}")
+    except storage_errors() as error:
+        raise storage_error(f"{url}/{CONFIG_FILE} cannot be read", error, "") from error
     rows: list[dict[str, Any]] = []
-    unreadable: list[int] = []
+    unreadable: tuple[int, ...] = ()
     written = None
     metrics = f"{root}/{METRICS_FILE}"
-    if files.exists(metrics):
-        for number, line in enumerate(files.cat_file(metrics).decode(errors="replace").splitlines(), start=1):
-            try:
-                row = json.loads(line)
-                rows.append({**row, "step": int(row["step"])})
-            except (ValueError, KeyError, TypeError):
-                unreadable.append(number)
-        modified = files.modified(metrics)
-        if modified.tzinfo is None:
-            modified = modified.replace(tzinfo=datetime.UTC)
-        written = modified.timestamp()
+    try:
+        if files.exists(metrics):
+            rows, unreadable = parse_metrics(files.cat_file(metrics).decode(errors="replace"))
+            modified = files.modified(metrics)
+            if modified.tzinfo is None:
+                modified = modified.replace(tzinfo=datetime.UTC)
+            written = modified.timestamp()
+    except storage_errors() as error:
+        raise storage_error(f"{url}/{METRICS_FILE} cannot be read", error, "") from error
     config = config if isinstance(config, dict) else {}
-    return RunRecord(url, config, rows, tuple(unreadable), read_events(url), written)
+    events, unreadable_events = read_history(url)
+    return RunRecord(url, config, rows, unreadable, events, written, unreadable_events)

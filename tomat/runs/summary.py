@@ -1,10 +1,10 @@
 """One line a run: how far it is, whether it ended and how, what it has learnt, what it survived."""
 
-import math
 import statistics
 from dataclasses import dataclass
 from typing import Any
 
+from tomat.documents import is_figure
 from tomat.runs.record import RunRecord
 from tomat.training.checkpoints import Checkpoint
 
@@ -39,7 +39,7 @@ class RunSummary:
     mfu: float | None
     """Median over the last 50 steps of MFU by the full count; None where the chip's peak is not known."""
     survived: int
-    """Times the run went on after SIGTERM, a notice or a kill."""
+    """Times the run went on after SIGTERM, Ctrl-C, a notice or a kill."""
     written_utc: float | None
 
     def to_dict(self) -> dict[str, Any]:
@@ -59,9 +59,9 @@ def summarise(record: RunRecord, whole: Checkpoint | None, partial: int, now_utc
         partial: How many of its checkpoints are not whole.
         now_utc: The present, seconds since 1970.
     """
-    losses = [row["train/loss"] for row in record.rows if _is_number(row.get("train/loss"))]
-    validations = [row["eval/validation/loss"] for row in record.rows if _is_number(row.get("eval/validation/loss"))]
-    mfus = [row["mfu_full"] for row in record.rows[-MFU_STEPS:] if _is_number(row.get("mfu_full"))]
+    losses = [row["train/loss"] for row in record.rows if is_figure(row.get("train/loss"))]
+    validations = [row["eval/validation/loss"] for row in record.rows if is_figure(row.get("eval/validation/loss"))]
+    mfus = [row["mfu_full"] for row in record.rows[-MFU_STEPS:] if is_figure(row.get("mfu_full"))]
     done = max((row["step"] for row in record.rows), default=-1) + 1
     state, detail = run_state(record, done, whole, now_utc)
     return RunSummary(
@@ -104,13 +104,13 @@ def run_state(record: RunRecord, done: int, whole: Checkpoint | None, now_utc: f
 
 
 def _is_preemption(event: dict[str, Any]) -> bool:
-    """The event of a run that SIGTERM or a notice ended, in good order or because its grace was over."""
+    """The event of a run that SIGTERM, Ctrl-C or a notice ended, in good order or because its grace was over."""
     overrun = event["event"] == "stop" and "of grace are over" in str(event.get("reason", ""))
     return event["event"] == "preempted" or overrun
 
 
 def _survived(events: list[dict[str, Any]]) -> int:
-    """How often the run went on after SIGTERM, a notice or a kill."""
+    """How often the run went on after SIGTERM, Ctrl-C, a notice or a kill."""
     count = 0
     last: dict[str, Any] | None = None
     for event in events:
@@ -136,7 +136,3 @@ def _ago(seconds: float) -> str:
         if seconds >= 2 * size:
             return f"{seconds / size:.0f} {unit} ago"
     return f"{seconds:.0f} s ago"
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

@@ -1,9 +1,12 @@
 """Whether what a run left is sound: every checkpoint whole, every step in the log once."""
 
+import itertools
+from collections import Counter
 from dataclasses import dataclass
 
 from tomat.runs.record import METRICS_FILE, RunRecord
-from tomat.training.checkpoints import Checkpoint
+from tomat.training.checkpoints import NO_CHECKSUMS, Checkpoint
+from tomat.training.history import HISTORY_FILE
 
 NAMED = 5
 """Steps that a message names before it says how many more there are."""
@@ -31,6 +34,12 @@ def verify_run(record: RunRecord, checkpoints: list[Checkpoint]) -> Verdict:
         checkpoints: All of them, each examined.
     """
     problems, notes = _check_log(record)
+    last_event = len(record.events) + len(record.unreadable_events)
+    for number in record.unreadable_events:
+        if number == last_event:
+            notes.append(f"the last line of {HISTORY_FILE} was cut short")
+        else:
+            problems.append(f"line {number} of {HISTORY_FILE} is not JSON with an event")
     whole = [found for found in checkpoints if found.whole]
     for found in checkpoints:
         if found.whole:
@@ -39,6 +48,8 @@ def verify_run(record: RunRecord, checkpoints: list[Checkpoint]) -> Verdict:
             notes.append(f"{found.path}: {found.reason}; being written, or cut short by a kill, and never resumed from")
         else:
             problems.append(f"{found.path}: {found.reason}")
+    if unchecked := [found.step for found in whole if not found.has_checksums]:
+        notes.append(f"step {_name(unchecked)}: {NO_CHECKSUMS}")
     last = record.rows[-1]["step"] if record.rows else -1
     if whole and whole[-1].step > last:
         problems.append(f"{METRICS_FILE} ends at step {last}, before the newest checkpoint, step {whole[-1].step}")
@@ -55,7 +66,7 @@ def _check_log(record: RunRecord) -> tuple[list[str], list[str]]:
         if number == total_lines:
             notes.append(f"the last line of {METRICS_FILE} was cut short; a resume drops it")
         else:
-            problems.append(f"line {number} of {METRICS_FILE} is not JSON with a step")
+            problems.append(f"line {number} of {METRICS_FILE} is not JSON with a step from 0 to 10^9")
     steps = [row["step"] for row in record.rows]
     if not steps:
         return problems, [*notes, f"no {METRICS_FILE}, or nothing in it"]
@@ -64,17 +75,26 @@ def _check_log(record: RunRecord) -> tuple[list[str], list[str]]:
     allowed = {0} | {event["step"] for event in record.events if event["event"] == "fork" and "step" in event}
     if begin not in allowed:
         problems.append(f"{METRICS_FILE} begins at step {begin}; expected {' or '.join(map(str, sorted(allowed)))}")
-    missing = sorted(set(range(begin, max(steps) + 1)) - set(steps))
-    if missing:
-        problems.append(f"{METRICS_FILE} lacks step {_name(missing)}")
-    twice = sorted({step for step in steps if steps.count(step) > 1}) if len(set(steps)) < len(steps) else []
+    times = Counter(steps)
+    n_missing = max(steps) + 1 - begin - len(times)
+    if n_missing:
+        problems.append(f"{METRICS_FILE} lacks step {_name(_first_missing(sorted(times)), n_missing)}")
+    twice = sorted(step for step, count in times.items() if count > 1)
     if twice:
-        problems.append(f"{METRICS_FILE} has more than one line for step {_name(twice)}")
+        problems.append(f"{METRICS_FILE} has more than one line for step {_name(twice, len(twice))}")
     if not twice and steps != sorted(steps):
         problems.append(f"{METRICS_FILE} is not in order of step")
     return problems, notes
 
 
-def _name(steps: list[int]) -> str:
-    more = f" and {len(steps) - NAMED} more" if len(steps) > NAMED else ""
+def _first_missing(steps: list[int]) -> list[int]:
+    """The first `NAMED` numbers between distinct, ascending steps; a damaged step may lie 10^9 after the others."""
+    between = (number for a, b in itertools.pairwise(steps) for number in range(a + 1, b))
+    return list(itertools.islice(between, NAMED))
+
+
+def _name(steps: list[int], count: int | None = None) -> str:
+    """The first steps, and how many more there are of `count` (default: as many as named here)."""
+    count = len(steps) if count is None else count
+    more = f" and {count - NAMED:,} more" if count > NAMED else ""
     return ", ".join(map(str, steps[:NAMED])) + more

@@ -1,9 +1,9 @@
 """`tomat bench loss`: the memory that the blocked loss needs, against the plain formulas."""
 
 import argparse
-from pathlib import Path
 from typing import Any
 
+from tomat.arguments import positive_int, report_file
 from tomat.errors import TomatError
 from tomat.training.loss_config import LOSS_KINDS, LossConfig
 
@@ -19,13 +19,20 @@ def register_bench(subparsers: argparse._SubParsersAction) -> None:
         "report the temporary memory of the blocked loss and of the plain formulas.",
     )
     parser.add_argument("--kind", default="emd", choices=LOSS_KINDS, help="the formula (default: emd)")
-    parser.add_argument("--batch", type=int, default=8, help="sequences on one device (default: 8)")
-    parser.add_argument("--positions", type=int, default=8192, help="tokens per sequence (default: 8192)")
-    parser.add_argument("--hidden-dim", type=int, default=1024, help="width of the model (default: 1024)")
-    parser.add_argument("--density-tokens", type=int, default=16384, help="density bins (default: 16384)")
-    parser.add_argument("--block-positions", type=int, default=LossConfig().block_positions, help="default: 256")
-    parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32"], help="default: bfloat16")
-    parser.add_argument("--json", type=Path, help="also write the figures to this file")
+    parser.add_argument("--batch", type=positive_int, default=8, help="sequences on one device (default: 8)")
+    parser.add_argument("--positions", type=positive_int, default=8192, help="tokens per sequence (default: 8192)")
+    parser.add_argument("--hidden_dim", type=positive_int, default=1024, help="width of the model (default: 1024)")
+    parser.add_argument("--density_tokens", type=positive_int, default=16384, help="density bins (default: 16384)")
+    parser.add_argument(
+        "--block_positions",
+        type=positive_int,
+        default=LossConfig().block_positions,
+        help="positions of a block (default: 256)",
+    )
+    parser.add_argument(
+        "--dtype", default="bfloat16", choices=["bfloat16", "float32"], help="compute type (default: bfloat16)"
+    )
+    parser.add_argument("--json", type=report_file, metavar="FILE", help="write the figures")
     parser.set_defaults(run=run)
 
 
@@ -83,8 +90,10 @@ def measure(
     import numpy as np
 
     from tomat.tokens.vocabulary import DENSITY_START, Vocabulary
+    from tomat.training.devices import ignore_absent_tpu
     from tomat.training.loss import density_loss, plain_loss
 
+    ignore_absent_tpu()
     arrays = (
         jax.ShapeDtypeStruct((batch, positions, hidden_dim), jnp.dtype(dtype)),
         jax.ShapeDtypeStruct((Vocabulary(n_density_tokens).size, hidden_dim), jnp.dtype(dtype)),

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tomat.arguments import count, positive_int, report_file
 from tomat.errors import TomatError
 
 if TYPE_CHECKING:
@@ -22,14 +23,17 @@ MAX_STARTS_PER_KILL = 4
 def register_bench(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add `tomat bench preemption`."""
     parser = subparsers.add_parser(
-        "preemption", help="kill a run at random moments; weights and log against an unbroken run"
+        "preemption",
+        help="kill a run at random moments; weights and log against an unbroken run",
+        description="Kill a small run at random and at chosen moments, start it again each time, and compare weights "
+        "and log of every round with those of a run that nothing interrupted.",
     )
-    parser.add_argument("--kills", type=int, default=30, help="(default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="of the moments (default: %(default)s)")
+    parser.add_argument("--kills", type=positive_int, default=30, help="kills that must hit (default: %(default)s)")
+    parser.add_argument("--seed", type=count, default=0, help="of the moments (default: %(default)s)")
     parser.add_argument(
         "--folder", type=Path, help="keep everything here; the same command goes on where it was stopped"
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to FILE")
+    parser.add_argument("--json", type=report_file, metavar="FILE", help="write the figures to FILE")
     parser.set_defaults(run=run)
 
 

@@ -24,10 +24,10 @@ from levanter.trainer import TrainerConfig
 
 from tomat.errors import TomatError
 from tomat.overrides import parse_overrides, read_yaml, tomat_cause
-from tomat.reporting import dump_json
+from tomat.reporting import console, dump_json
 from tomat.tokens.layouts import LAYOUTS, SequenceLayout
 from tomat.tokens.vocabulary import Vocabulary
-from tomat.training.config_checks import check_loading, check_wandb
+from tomat.training.config_checks import check_effect, check_loading, check_values, check_wandb, drop_without_effect
 from tomat.training.guards_config import GuardsConfig
 from tomat.training.loader import BlockShuffleConfig
 from tomat.training.loss import LossConfig
@@ -215,7 +215,9 @@ class TrainConfig:
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", self.run_name):
             raise TomatError(f"run_name is '{self.run_name}'; expected letters, digits, '.', '_' and '-'.")
         self.loss.check_layout(self.data.sequence_layout.tokens_per_voxel)
+        check_values(self)
         check_loading(self.trainer)
+        check_effect(self.trainer, self.model, self.optimizer)
         check_wandb(self.trackers.wandb, self.run_name)
 
     @property
@@ -287,6 +289,24 @@ def load_config(config_path: str | Path | None, overrides: Sequence[str] = ()) -
     if config_path is not None:
         from_file = read_yaml(config_path, "configs/train/")
     return config_from_dict(mergedeep.merge({}, from_file, parse_overrides(overrides)), source=str(config_path))
+
+
+def recorded_config(config_path: str | Path, overrides: Sequence[str] = ()) -> TrainConfig:
+    """The configuration that a run left.
+
+    What an earlier version took and never read is left out, with a word: a run that was trained can still be used.
+
+    Args:
+        config_path: The run's `config.yaml`.
+        overrides: As for `load_config`.
+
+    Raises:
+        TomatError: As for `load_config`.
+    """
+    values = read_yaml(config_path, "runs/NAME/")
+    for key in drop_without_effect(values):
+        console.print(f"note: {config_path} sets {key}, which did nothing when the run was trained; it is left out.")
+    return config_from_dict(mergedeep.merge({}, values, parse_overrides(overrides)), source=str(config_path))
 
 
 def config_from_dict(values: Mapping[str, Any], source: str = "the configuration") -> TrainConfig:

@@ -3,7 +3,9 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+import jax
 import numpy as np
+from jax.experimental import multihost_utils
 
 from tomat.codec import DensityCodec
 from tomat.codec.histogram import DensityHistogram
@@ -40,7 +42,14 @@ def open_datasets(config: TrainConfig, local_dir: Path) -> Datasets:
     data = config.data
     if data.source == "embedded":
         train_url, validation_url = (str(local_dir / "data" / split) for split in ("train", "validation"))
-        _tokenise_embedded(data, train_url, validation_url)
+        # Hosts may share a disk, where two that write one set at a time break each other's. So the first writes, and
+        # the others, once it has, what their own disk still lacks: nothing, where they share it.
+        if jax.process_index() == 0:
+            _tokenise_embedded(data, train_url, validation_url)
+        if jax.process_count() > 1:
+            multihost_utils.sync_global_devices("tomat: the embedded densities are tokenised")
+        if jax.process_index() > 0:
+            _tokenise_embedded(data, train_url, validation_url)
     else:
         if data.train is None:
             raise TomatError("data.train is not set; give the folder or gs:// URL of a shard set.")

@@ -29,13 +29,10 @@ class RecompileGuard:
 
     Args:
         run_dir: The run's local folder, for its history.
-        expected: Compilations of the training step that belong to it: two where Levanter's `watch` has a step of its
-            own, else one.
     """
 
-    def __init__(self, run_dir: Path, expected: int = 1):
+    def __init__(self, run_dir: Path):
         self._run_dir = run_dir
-        self._expected = {WATCHED[0]: expected}
         self._compiled: Counter[str] = Counter()
         self._unreported: list[tuple[str, float]] = []
         self._total = 0
@@ -49,7 +46,7 @@ class RecompileGuard:
             if event != BACKEND_COMPILE_EVENT or name not in WATCHED:
                 return
             self._compiled[name] += 1
-            if self._compiled[name] > self._expected.get(name, 1):
+            if self._compiled[name] > 1:
                 self._unreported.append((name, duration_secs))
 
         jax.monitoring.register_event_duration_secs_listener(listen)

@@ -9,7 +9,8 @@ from typing import Any
 
 import jax
 
-from tomat.errors import TomatError
+from tomat.errors import RetryableError, TomatError
+from tomat.tokens.store import is_passing, storage_errors
 from tomat.training.published import is_remote
 
 FREE_CHECKPOINTS = 2
@@ -49,7 +50,7 @@ def check_free_space(output_dir: str, needed: int) -> None:
 
 @contextmanager
 def explaining_full_storage(run_dir: Path, run_url: str, needed: Any) -> Iterator[None]:
-    """Turn whatever a full disk or bucket raises into one error.
+    """Turn whatever a full disk or bucket, or one that does not answer, raises into one error.
 
     Args:
         run_dir: The run's local folder.
@@ -58,11 +59,17 @@ def explaining_full_storage(run_dir: Path, run_url: str, needed: Any) -> Iterato
 
     Raises:
         TomatError: Naming path, bytes needed and bytes free.
+        RetryableError: The storage does not answer.
     """
     try:
         yield
     except Exception as error:
         cause = full_storage_cause(error)
+        if cause is None and not isinstance(error, TomatError) and (passing := passing_cause(error)) is not None:
+            raise RetryableError(
+                f"{run_url}: the storage did not answer ({first_line(passing)}). The checkpoints written before are "
+                "whole, and the same command continues from the last of them."
+            ) from error
         if cause is None:
             raise
         path = str(getattr(cause, "filename", None) or run_url)
@@ -76,6 +83,21 @@ def explaining_full_storage(run_dir: Path, run_url: str, needed: Any) -> Iterato
 
 def full_storage_cause(error: BaseException) -> BaseException | None:
     """The error among `error` and what led to it that says a disk or a quota is full; None where none does."""
+    seen = _causes(error)
+    # The operating system's own error names the file; what quotes it in its text comes second.
+    exact = [item for item in seen if getattr(item, "errno", None) in FULL_ERRNOS]
+    return next(iter(exact + [item for item in seen if _says_full(item)]), None)
+
+
+def passing_cause(error: BaseException) -> BaseException | None:
+    """The error among `error` and what led to it that storage raised which does not answer now; None where none is."""
+    # XLA's errors begin with the same codes: there they are said of another host.
+    storage = (ValueError, *storage_errors())
+    return next((item for item in _causes(error) if isinstance(item, storage) and is_passing(item)), None)
+
+
+def _causes(error: BaseException) -> list[BaseException]:
+    """`error`, and what led to it."""
     seen: list[BaseException] = []
     pending: list[BaseException | None] = [error]
     while pending:
@@ -86,9 +108,7 @@ def full_storage_cause(error: BaseException) -> BaseException | None:
         # What Levanter's trainer gathers while it closes is in the arguments of one RuntimeError.
         nested = [item for arg in current.args if isinstance(arg, list) for item in arg]
         pending += [current.__cause__, current.__context__, *(n for n in nested if isinstance(n, BaseException))]
-    # The operating system's own error names the file; what quotes it in its text comes second.
-    exact = [item for item in seen if getattr(item, "errno", None) in FULL_ERRNOS]
-    return next(iter(exact + [item for item in seen if _says_full(item)]), None)
+    return seen
 
 
 def _says_full(error: BaseException) -> bool:

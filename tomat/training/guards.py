@@ -47,10 +47,11 @@ class RunGuards:
         self._config = config
         self._run_dir = run_dir
         self._hang = HangGuard(config.guards, run_dir, config.run_dir)
-        self._recompile = RecompileGuard(run_dir, expected=2 if config.trainer.watch.is_enabled else 1)
+        self._recompile = RecompileGuard(run_dir)
         self._watchdog: ProgressWatchdog | None = None
         self._log: JsonLinesTracker | None = None
         self._checkpoint_bytes = 0
+        self._warnings: list[tuple[str, str]] = []
 
     @contextmanager
     def active(self) -> Iterator[None]:
@@ -80,10 +81,15 @@ class RunGuards:
         warnings = [("clock_skew", text) for text in check_clocks(self._config)]
         if (across := check_run_regions(self._config, datasets)) is not None:
             warnings.append(("regions", across))
+        self._warnings = warnings
         if jax.process_index() == 0:
-            for name, text in warnings:
+            for _, text in warnings:
                 console.print(f"[yellow]warning:[/yellow] {text}")
-                append_event(self._run_dir, f"guard:{name}", 0, message=text)
+
+    def record_start(self) -> None:
+        """Write what `check_start` warned of into the run's history; on the first process, once the run goes on."""
+        for name, text in self._warnings:
+            append_event(self._run_dir, f"guard:{name}", 0, message=text)
 
     def attach(self, trainer: Trainer, state: Any, dataset: ShardDataset, datasets: Datasets) -> None:
         """Put the guards between the steps; before any other hook, since the first that raises stops the rest.

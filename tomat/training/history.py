@@ -14,6 +14,8 @@ import fsspec
 
 from tomat.errors import TomatError
 from tomat.reporting import to_jsonable
+from tomat.tokens.store import storage_error, storage_errors
+from tomat.training.log_lines import parse_events
 
 HISTORY_FILE = "history.jsonl"
 _RESERVED = ("time", "event", "step")
@@ -25,7 +27,7 @@ def append_event(run_dir: Path, event: str, step: int, **details: Any) -> dict[s
     Args:
         run_dir: The run's local folder, which is made where it is missing.
         event: What happened: `start`, `resume`, `stop`, `preempted`, `fork`, `warm_start`, `allow_change`,
-            `partial_checkpoint`, `guard:<name>`, ...
+            `partial_checkpoint`, `data`, `guard:<name>`, ...
         step: Steps done when it happened.
         details: Whatever belongs to the event, in values that JSON has.
 
@@ -54,19 +56,26 @@ def read_events(run_dir: Path | str) -> list[dict[str, Any]]:
     """The events of a run in the order they were written; none where the run has no history.
 
     Args:
-        run_dir: The run's folder, or its URL in a bucket. A line cut short by a kill is left out.
+        run_dir: The run's folder, or its URL in a bucket. A line cut short by a kill, or damaged, is left out.
+
+    Raises:
+        TomatError: The history cannot be read; a `RetryableError` if the storage does not answer.
+    """
+    return read_history(run_dir)[0]
+
+
+def read_history(run_dir: Path | str) -> tuple[list[dict[str, Any]], tuple[int, ...]]:
+    """The events of a run as `read_events` gives them, and the numbers, from 1, of lines that are none.
+
+    Raises:
+        TomatError: As for `read_events`.
     """
     files, root = fsspec.core.url_to_fs(str(run_dir))
     try:
         text = files.cat_file(f"{root.rstrip('/')}/{HISTORY_FILE}").decode(errors="replace")
-    except FileNotFoundError:
-        return []
-    events = []
-    for line in text.splitlines():
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError:
-            continue
-        if isinstance(row, dict) and "event" in row:
-            events.append(row)
-    return events
+    except (FileNotFoundError, NotADirectoryError):
+        return [], ()
+    except storage_errors() as error:
+        what = f"{str(run_dir).rstrip('/')}/{HISTORY_FILE} cannot be read"
+        raise storage_error(what, error, "Give this user the right to read it.") from error
+    return parse_events(text)

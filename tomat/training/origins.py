@@ -1,12 +1,13 @@
 """What a process begins from: its run's newest whole checkpoint, another run's, another run's weights, or nothing.
 
 `plan_start` only reads, and refuses what cannot work before anything is written. `Start.settle` then lets the first
-process decide for all of them, and leaves what was decided in the run's history.
+process decide for all of them. Once the state has been loaded, `Start.record` leaves what was decided in the run's
+history: a start that fails leaves a run as it was.
 """
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +20,23 @@ from tomat.codec import DensityCodec
 from tomat.codec.base import codec_from_text
 from tomat.errors import TomatError
 from tomat.reporting import console
+from tomat.tokens.store import storage_error, storage_errors
 from tomat.training.checkpoints import (
     CHECKPOINT_FOLDER,
     Checkpoint,
     copy,
     examine,
     find_checkpoint,
+    is_checkpoint_name,
     list_checkpoints,
     newest_whole,
+    say_if_unchecked,
+    weights_kind,
+    with_data_read,
 )
 from tomat.training.config import TrainConfig
+from tomat.training.data_record import DATA_EVENT, Contents, changed_contents, data_contents, recorded_contents
+from tomat.training.datasets import Datasets
 from tomat.training.history import append_event, read_events
 from tomat.training.published import CODEC_FILE, CONFIG_FILE
 from tomat.training.resume import Changes, allowed_changes, changed_keys, plain_values, read_config, refuse_changes
@@ -65,48 +73,107 @@ class Start:
     """To be loaded without the optimizer's state."""
     asked: str = ""
     """The weights as the user named them."""
+    origin: str = ""
+    """Folder or URL of the run that the fork or the weights come from."""
+    origin_temporary: str | None = None
+    """Where that run's configuration sends its temporary checkpoints; None: beside the permanent ones."""
     checkpoint: Checkpoint | None = None
     """Of the run itself; known once `settle` has been called."""
     partial: list[Checkpoint] = field(default_factory=list)
     """Checkpoints of the run that are not whole; known on the first process once `settle` has been called."""
+    newest: Checkpoint | None = None
+    """The newest whole checkpoint of the run as its files looked when the start was planned."""
+    events: list[dict[str, Any]] = field(default_factory=list)
+    """The run's history when the start was planned."""
+    allow_change: tuple[str, ...] = ()
+    """Keys that may differ."""
+    data_of: str = ""
+    """The run whose data these must be, as an error names it; empty for a run that begins."""
+    recorded_data: Contents | None = None
+    """What is on record of that run's data; None: nothing."""
+    changed_data: dict[str, tuple[str | None, str | None]] = field(default_factory=dict)
+    """Hashes of sets whose content has changed, by leave."""
+
+    @property
+    def source(self) -> Checkpoint | None:
+        """What the state is loaded from: the run's own checkpoint, or the one that a fork takes over."""
+        return self.checkpoint if self.checkpoint is not None else self.fork
+
+    @property
+    def first_step(self) -> int:
+        """The step that the run is to begin with, which is that of steps done; known once `settle` has been called."""
+        return 0 if self.source is None else self.source.step + 1
+
+    @property
+    def is_outdated(self) -> bool:
+        """Another process has gone on with the run since the start was planned."""
+        newest = newest_whole(self.config.run_dir, self.config.temporary_checkpoints)
+        return newest != self.newest or read_events(self.run_dir) != self.events
+
+    def check_data(self, datasets: Datasets) -> None:
+        """Compare the data with those that the run, or the fork's parent, was trained on.
+
+        Raises:
+            TomatError: Other data, without leave.
+        """
+        self.changed_data = changed_contents(self.recorded_data, datasets, self.allow_change, self.data_of)
+        self.unchanged = [key for key in self.unchanged if key not in self.changed_data]
 
     def settle(self, codec: DensityCodec) -> None:
-        """Copy a fork's checkpoint, find the one to begin with, and record both; every process must call it.
+        """Find the checkpoint to begin with, the same on every process; each must call it. Writes nothing.
 
         Raises:
             TomatError: Weights of another codec, or a checkpoint that another host cannot see.
         """
         for found, what in ((self.fork, f"run '{self.fork_of}'"), (self.weights, f"'{self.asked}'")):
             if found is not None:
-                refuse_codec(found, codec, what)
+                refuse_codec(self.origin, codec, what)
         config, steps = self.config, np.array([-1, 0, -1])
         if jax.process_index() == 0:
-            self._record_changes()
-            if self.fork is not None:
-                self._fork(self.fork)
-            found = list_checkpoints(config.run_dir, config.temporary_checkpoints)
+            found = with_data_read(list_checkpoints(config.run_dir, config.temporary_checkpoints))
             self.partial = [item for item in found if not item.whole]
             whole = [item for item in found if item.whole]
             for item in self.partial:
                 console.print(f"[yellow]warning:[/yellow] {item.path} is passed over: {item.reason}.")
-                append_event(self.run_dir, "partial_checkpoint", item.step + 1, path=item.path, reason=item.reason)
             if whole:
                 self.checkpoint = whole[-1]
+                say_if_unchecked(self.checkpoint)
                 steps[:2] = self.checkpoint.step, self.checkpoint.path.startswith(config.temporary_checkpoints or "\0")
-            elif self.weights is not None:
-                steps[2] = self.weights.step
+            elif (elsewhere := self.fork or self.weights) is not None:
+                steps[2] = elsewhere.step
         if jax.process_count() > 1:
             steps = np.asarray(multihost_utils.broadcast_one_to_all(steps))
-        step, temporary, weights_step = (int(value) for value in steps)
+        step, temporary, elsewhere_step = (int(value) for value in steps)
         if jax.process_index() != 0:
             self.checkpoint = self._of_first_process(step, bool(temporary)) if step >= 0 else None
-            if self.weights is not None and weights_step >= 0:
-                base = self.weights.path.rsplit("/", 1)[0]
-                self.weights = find_checkpoint(f"{base}/step-{weights_step}")
+            if elsewhere_step >= 0:
+                chosen = find_checkpoint(self.origin, elsewhere_step, self.origin_temporary)
+                self.fork, self.weights = (chosen if found else None for found in (self.fork, self.weights))
         if self.checkpoint is not None:
-            self.weights = None
-        if self.weights is not None and jax.process_index() == 0:
-            self._record_warm_start(self.weights, codec)
+            self.fork = self.weights = None
+
+    def record(self, datasets: Datasets) -> None:
+        """Write into the run's history what was decided; on the first process, once the state has been loaded."""
+        for item in self.partial:
+            append_event(self.run_dir, "partial_checkpoint", item.step + 1, path=item.path, reason=item.reason)
+        self._record_changes()
+        self._record_data(datasets)
+        if self.fork is not None:
+            self._record_fork(self.fork)
+        if self.weights is not None:
+            self._record_warm_start(self.weights, datasets.codec)
+
+    def copy_fork(self) -> None:
+        """Copy the checkpoint of a fork into the run; on the first process, once its history and configuration are
+        where another machine would find them.
+
+        Raises:
+            TomatError: The copy is not whole.
+        """
+        if self.fork is not None:
+            copied = f"{self.config.run_dir}/{CHECKPOINT_FOLDER}/step-{self.fork.step}"
+            copy(self.fork, copied)
+            self.checkpoint = examine(copied, self.fork.step)
 
     def _of_first_process(self, step: int, temporary: bool) -> Checkpoint:
         base = self.config.temporary_checkpoints if temporary else f"{self.config.run_dir}/{CHECKPOINT_FOLDER}"
@@ -122,13 +189,28 @@ class Start:
     def _record_changes(self) -> None:
         for key in self.unchanged:
             console.print(f"--allow_change {key}: it does not differ from the run on record.")
-        if self.changes and self.fork is None:
-            step = newest_whole(self.config.run_dir, self.config.temporary_checkpoints)
+        if self.fork is None:
             for key, (before, after) in self.changes.items():
-                console.print(f"changed by leave: {key}: {before!r} -> {after!r}")
-                append_event(self.run_dir, "allow_change", step.step + 1 if step else 0, key=key, old=before, new=after)
+                self._record_change(key, before, after)
 
-    def _fork(self, source: Checkpoint) -> None:
+    def _record_change(self, key: str, before: Any, after: Any) -> None:
+        console.print(f"changed by leave: {key}: {before!r} -> {after!r}")
+        append_event(self.run_dir, "allow_change", self.first_step, key=key, old=before, new=after)
+
+    def _record_data(self, datasets: Datasets) -> None:
+        for key, (before, after) in self.changed_data.items():
+            self._record_change(f"{key} (content)", before, after)
+        contents = data_contents(datasets)
+        if self.data_of and self.recorded_data is None:
+            console.print(
+                f"[yellow]warning:[/yellow] {self.data_of} has no record of its data's content, as an earlier version "
+                "left it: whether they are the same data could not be checked. They are recorded now."
+            )
+        if recorded_contents(read_events(self.run_dir)) != contents:
+            names = {key.removeprefix("data."): sha256 for key, sha256 in contents.items()}
+            append_event(self.run_dir, DATA_EVENT, self.first_step, **names)
+
+    def _record_fork(self, source: Checkpoint) -> None:
         console.print(f"fork of run '{self.fork_of}' after step {source.step}: model, optimizer state and step.")
         if not any(event["event"] == "fork" for event in read_events(self.run_dir)):
             append_event(
@@ -139,11 +221,11 @@ class Start:
                 checkpoint=source.path,
                 changes={key: {"old": before, "new": after} for key, (before, after) in self.changes.items()},
             )
-        copy(source, f"{self.config.run_dir}/{CHECKPOINT_FOLDER}/step-{source.step}")
 
     def _record_warm_start(self, source: Checkpoint, codec: DensityCodec) -> None:
+        weights = weights_kind(source.path)
         console.print(
-            f"warm start: the weights of {source.path}, a fresh optimizer, step 0, warm-up "
+            f"warm start: the weights of {source.path} ({weights}), a fresh optimizer, step 0, warm-up "
             f"{self.config.optimizer.warmup}."
         )
         if not any(event["event"] == "warm_start" for event in read_events(self.run_dir)):
@@ -154,6 +236,7 @@ class Start:
                 source=self.asked,
                 checkpoint=source.path,
                 source_step=source.step,
+                weights=weights,
                 codec_sha256=codec.sha256,
                 warmup=self.config.optimizer.warmup,
             )
@@ -176,8 +259,16 @@ def plan_start(config: TrainConfig, wanted: Continuation, run_dir: Path) -> Star
     if wanted.fork_step is not None and wanted.fork_of is None:
         raise TomatError("--fork_step needs --fork NEW_NAME.")
     start = Start(config, run_dir)
-    events = read_events(run_dir)
-    begun = newest_whole(config.run_dir, config.temporary_checkpoints) is not None
+    events = start.events = read_events(run_dir)
+    start.newest = newest_whole(config.run_dir, config.temporary_checkpoints)
+    begun = start.newest is not None
+    start.allow_change = wanted.allow_change
+    if begun:
+        start.data_of, start.recorded_data = f"run '{config.run_name}'", recorded_contents(events)
+    parent = next((event.get("parent") for event in reversed(events) if event["event"] == "fork"), None)
+    if parent is not None and not begun and wanted.fork_of is None and wanted.warm_start is None:
+        # Killed before its copy was complete: the fork again, never silently without its parent's checkpoint.
+        wanted = replace(wanted, fork_of=str(parent))
     if wanted.fork_of is not None and not begun:
         _plan_fork(start, wanted, events)
         return start
@@ -198,18 +289,20 @@ def plan_start(config: TrainConfig, wanted: Continuation, run_dir: Path) -> Star
     return start
 
 
-def refuse_codec(found: Checkpoint, codec: DensityCodec, what: str) -> None:
-    """Stop if weights were trained with another codec than the data have: the same id would be another density.
+def refuse_codec(run_url: str, codec: DensityCodec, what: str) -> None:
+    """Stop if a run was trained with another codec than the data have: the same id would be another density.
 
     Raises:
-        TomatError: With both codecs, or if the weights' codec is not on record.
+        TomatError: With both codecs, or if the run's codec is not on record or cannot be read.
     """
-    url = f"{_run_of(found)}/{CODEC_FILE}"
+    url = f"{run_url}/{CODEC_FILE}"
     files, path = fsspec.core.url_to_fs(url)
     try:
         theirs = codec_from_text(files.cat_file(path).decode(), url)
     except FileNotFoundError as error:
         raise TomatError(f"{url} does not exist, so that the codec of {what} is not known; it is needed.") from error
+    except storage_errors() as error:
+        raise storage_error(f"{url} cannot be read", error, "Give this user the right to read it.") from error
     if theirs.sha256 != codec.sha256:
         raise TomatError(
             f"{what} was trained with codec {theirs.sha256[:12]} ({theirs.n_density_tokens} density ids), the data "
@@ -218,9 +311,16 @@ def refuse_codec(found: Checkpoint, codec: DensityCodec, what: str) -> None:
         )
 
 
-def _run_of(found: Checkpoint) -> str:
-    """The run that a checkpoint lies in: `<run>/checkpoints/step-N`."""
-    return found.path.rstrip("/").rsplit("/", 2)[0]
+def _run_of(asked: str) -> str:
+    """The run that the user has named: itself, or by one of its checkpoints, `<run>/checkpoints/step-N`."""
+    asked = asked.rstrip("/")
+    return asked.rsplit("/", 2)[0] if is_checkpoint_name(asked) else asked
+
+
+def _temporary_of(url: str, recorded: Mapping[str, Any]) -> str | None:
+    """Where the run at `url` keeps its temporary checkpoints, by its own configuration; None: beside the others."""
+    base = ((recorded.get("trainer") or {}).get("checkpointer") or {}).get("temporary_base_path")
+    return None if base is None else f"{str(base).rstrip('/')}/{url.rsplit('/', 1)[-1]}"
 
 
 def _plan_fork(start: Start, wanted: Continuation, events: list[dict[str, Any]]) -> None:
@@ -236,8 +336,9 @@ def _plan_fork(start: Start, wanted: Continuation, events: list[dict[str, Any]])
     if begun is not None and begun.get("parent") == parent and wanted.fork_step in (None, begun["step"] - 1):
         start.fork = find_checkpoint(str(begun["checkpoint"]))  # the copy was cut short
     else:
-        start.fork = find_checkpoint(url, wanted.fork_step)
-    start.fork_of = parent
+        start.fork = find_checkpoint(url, wanted.fork_step, _temporary_of(url, recorded))
+    start.fork_of, start.origin, start.origin_temporary = parent, url, _temporary_of(url, recorded)
+    start.data_of, start.recorded_data = f"run '{parent}', to be forked,", recorded_contents(read_events(url))
 
 
 def _same_parent(name: str, wanted: Continuation, events: list[dict[str, Any]]) -> None:
@@ -266,8 +367,9 @@ def _plan_warm_start(start: Start, asked: str, place: str) -> None:
             f"optimizer.warmup is {warmup}; a warm start has a fresh optimizer, whose first steps at the full learning "
             "rate would undo the weights. Set optimizer.warmup above 0 (steps, or a fraction of all steps below 1)."
         )
-    source = find_checkpoint(place)
-    recorded = read_config(f"{_run_of(source)}/{CONFIG_FILE}")
+    run = _run_of(asked)
+    recorded = read_config(f"{run}/{CONFIG_FILE}")
+    source = find_checkpoint(place, temporary_url=_temporary_of(run, recorded))
     differences = {
         key: values
         for key, values in changed_keys(recorded, plain_values(config)).items()
@@ -277,3 +379,4 @@ def _plan_warm_start(start: Start, asked: str, place: str) -> None:
         lines = "\n".join(f"  {key}: {before!r} -> {after!r}" for key, (before, after) in differences.items())
         raise TomatError(f"the weights of {source.path} are those of another model:\n{lines}\nSet what they had.")
     start.weights, start.asked = source, asked
+    start.origin, start.origin_temporary = run, _temporary_of(run, recorded)

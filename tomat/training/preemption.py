@@ -1,4 +1,4 @@
-"""Stopping a run in good order when the machine is about to be taken away."""
+"""Stopping a run in good order when the machine is about to be taken away, or a person presses Ctrl-C."""
 
 import contextlib
 import os
@@ -19,6 +19,15 @@ from tomat.tokens.regions import instance_metadata
 
 EXIT_STATUS = 128 + signal.SIGTERM
 """What the process exits with after SIGTERM: 143, which launchers know as "ended by SIGTERM": start it again."""
+
+INTERRUPT_STATUS = 128 + signal.SIGINT
+"""What it exits with after Ctrl-C: 130."""
+
+CTRL_C = "Ctrl-C"
+
+SAME_PRESS_SECONDS = 0.5
+"""SIGINTs so close together are one Ctrl-C: the terminal sends it to every process, and a parent such as `uv run` may
+pass it on once more."""
 
 NOTICES = {"preempted": ("TRUE",), "maintenance-event": ("TERMINATE_ON_HOST_MAINTENANCE",)}
 """Keys of `http://metadata.google.internal/computeMetadata/v1/instance/` and the values that announce the end of the
@@ -50,8 +59,11 @@ class StopRequest:
     as an exception that closes whatever is open. Between them (`defer`) it is only noted, and the loop asks `reached`
     after every step. A thread that no compilation can hold up watches the grace and a second signal.
 
+    Ctrl-C (SIGINT) is taken the same way, but nobody takes the machine away: the step and its checkpoint may take as
+    long as they do, and a second Ctrl-C ends the process at once.
+
     Args:
-        grace_seconds: How long the process may live after the first signal.
+        grace_seconds: How long the process may live after the first SIGTERM.
         on_overrun: Called with one sentence when the grace is over, before the process is ended.
     """
 
@@ -59,7 +71,7 @@ class StopRequest:
         self.grace_seconds = grace_seconds
         self.on_overrun = on_overrun
         self.cause = ""
-        """`SIGTERM`, or the notice that was read; empty while nobody asked."""
+        """`SIGTERM`, `Ctrl-C`, or the notice that was read; empty while nobody asked."""
         self.agreed = False
         """`reached` has answered yes."""
         self.unsaved = False
@@ -70,7 +82,10 @@ class StopRequest:
         self._asked_at: float | None = None
         self._signals_allowed = 1
         self._signals = 0
-        self._lock = threading.Lock()
+        self._interrupted_at: float | None = None
+        self._raised = False
+        # A second signal may be handled while the main thread, in the handler of the first, holds it.
+        self._lock = threading.RLock()
         self._closed = threading.Event()
 
     @property
@@ -80,7 +95,7 @@ class StopRequest:
 
     @property
     def remaining_seconds(self) -> float:
-        """What is left of the grace; infinite while nobody asked."""
+        """What is left of the grace; infinite while nobody asked. After Ctrl-C it ends nothing but an evaluation."""
         return float("inf") if self._asked_at is None else self._asked_at + self.grace_seconds - time.monotonic()
 
     def reached(self) -> bool:
@@ -106,7 +121,12 @@ class StopRequest:
         self._deferred = False
         self.unsaved = False
         if self.asked and not self.agreed:
-            raise SystemExit(EXIT_STATUS)
+            self._raise(KeyboardInterrupt() if self.cause == CTRL_C else SystemExit(EXIT_STATUS))
+
+    @property
+    def status(self) -> int:
+        """What a process exits with that was stopped so."""
+        return INTERRUPT_STATUS if self.cause == CTRL_C else EXIT_STATUS
 
     def limit_exit(self, status: int) -> None:
         """End the process with `status` after the grace, if it has not ended by itself.
@@ -119,9 +139,10 @@ class StopRequest:
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
-        """Take SIGTERM while the context is open. Python gives signals to the main thread alone: elsewhere, nothing."""
+        """Take SIGTERM and Ctrl-C while the context is open. Python gives signals to the main thread alone: elsewhere,
+        nothing."""
         main = threading.current_thread() is threading.main_thread()
-        before = signal.getsignal(signal.SIGTERM)
+        before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
         read_end, write_end = os.pipe()
         os.set_blocking(write_end, False)
         wakeup_before = -1
@@ -138,7 +159,8 @@ class StopRequest:
             self._closed.set()
             if main:
                 signal.set_wakeup_fd(wakeup_before)
-                signal.signal(signal.SIGTERM, before if before is not None else signal.SIG_DFL)
+                for number, handler in before.items():
+                    signal.signal(number, handler if handler is not None else signal.SIG_DFL)
             with contextlib.suppress(OSError):
                 os.write(write_end, b"\0")
             watcher.join()
@@ -154,18 +176,28 @@ class StopRequest:
         threading.Thread(target=self._poll_notices, args=(poll_seconds,), name="notices", daemon=True).start()
 
     def take_over(self) -> None:
-        """Install the handler of SIGTERM; again after a library has put its own in its place."""
+        """Install the handlers; again after a library has put its own in their place."""
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, self._on_signal)
+            # Where Ctrl-C is ignored, as in a background job of a shell, it stays so.
+            if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+                signal.signal(signal.SIGINT, self._on_signal)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        self._ask("SIGTERM")
+        self._ask(CTRL_C if number == signal.SIGINT else "SIGTERM")
         if not self._deferred:
-            raise SystemExit(EXIT_STATUS)
+            self._raise(KeyboardInterrupt() if number == signal.SIGINT else SystemExit(EXIT_STATUS))
+
+    def _raise(self, end: BaseException) -> None:
+        """Raise `end`, once: a copy of the signal must not interrupt what the first exception closes, such as a lease.
+        A second press, a second SIGTERM and the end of the grace are left to the watching thread."""
+        if not self._raised:
+            self._raised = True
+            raise end
 
     def _ask(self, cause: str) -> None:
         with self._lock:
-            if self._asked_at is None:
+            if self._asked_at is None or (self.cause == CTRL_C and cause != CTRL_C):  # now there is a deadline
                 self._asked_at = time.monotonic()
                 self.cause = cause
 
@@ -175,6 +207,8 @@ class StopRequest:
         waiter.start()
         while not self._closed.is_set():
             for number in os.read(read_end, 64):
+                if number == signal.SIGINT and signal.getsignal(signal.SIGINT) == self._on_signal:
+                    self._count_interrupt()
                 if number != signal.SIGTERM:
                     continue
                 self._signals += 1
@@ -182,9 +216,20 @@ class StopRequest:
                 if self._signals > self._signals_allowed:
                     _leave(EXIT_STATUS, "a second SIGTERM: leaving at once")
 
+    def _count_interrupt(self) -> None:
+        now = time.monotonic()
+        if self._interrupted_at is None:
+            self._interrupted_at = now
+            self._ask(CTRL_C)
+            if self._deferred:
+                message = "Ctrl-C: the step is finished and saved first; again, and the process ends at once"
+                print(message, file=sys.stderr, flush=True)
+        elif now - self._interrupted_at > SAME_PRESS_SECONDS:
+            _leave(INTERRUPT_STATUS, "a second Ctrl-C: leaving at once; the run goes on from its last whole checkpoint")
+
     def _watch_grace(self) -> None:
         while not self._closed.wait(min(0.2, max(self.remaining_seconds, 0.01))):
-            if self.remaining_seconds > 0:
+            if self.remaining_seconds > 0 or self.cause == CTRL_C:
                 continue
             what = (
                 "the step and its checkpoint were not done in time; the run goes on from its last whole checkpoint"

@@ -12,7 +12,9 @@ from typing import Any
 import fsspec
 import yaml
 
+from tomat.documents import parse_yaml
 from tomat.errors import TomatError
+from tomat.tokens.store import storage_error, storage_errors
 from tomat.training.checkpoints import CHECKPOINT_FOLDER
 from tomat.training.config import TrainConfig
 from tomat.training.published import is_remote
@@ -106,7 +108,7 @@ def refuse_changes(recorded: Path, config: TrainConfig, allow: Sequence[str] = (
     """Stop if the run's folder belongs to a run that learns something else.
 
     Args:
-        recorded: The `config.yaml` in the run's folder; nothing is checked where there is none, or no checkpoint.
+        recorded: The `config.yaml` in the run's folder; nothing is checked where the run has no checkpoint.
         config: The configuration about to run.
         allow: Dotted keys that may differ.
 
@@ -114,11 +116,24 @@ def refuse_changes(recorded: Path, config: TrainConfig, allow: Sequence[str] = (
         As for `allowed_changes`.
 
     Raises:
-        TomatError: As for `allowed_changes`.
+        TomatError: As for `allowed_changes`; or there are checkpoints and no configuration to compare with, or the
+            run's place cannot be read.
     """
-    files, root = fsspec.core.url_to_fs(config.run_dir if is_remote(config.output_dir) else str(recorded.parent))
-    if not recorded.exists() or not files.glob(f"{root}/{CHECKPOINT_FOLDER}/step-*"):
+    run_url = config.run_dir if is_remote(config.output_dir) else str(recorded.parent)
+    places = [f"{run_url}/{CHECKPOINT_FOLDER}", *filter(None, [config.temporary_checkpoints])]
+    try:
+        begun = any(files.glob(f"{root}/step-*") for files, root in map(fsspec.core.url_to_fs, places))
+    except storage_errors() as error:
+        raise storage_error(f"{run_url} cannot be read", error, "Give this user the right to read it.") from error
+    if not begun:
         return {}, list(allow)
+    if not recorded.exists() or not recorded.read_bytes().strip():
+        raise TomatError(
+            f"run '{config.run_name}' has checkpoints, but {recorded.name} in {run_url} is "
+            f"{'empty' if recorded.exists() else 'missing'}, so that nothing shows whether this is the same run. Put "
+            "it back from a copy (or start the command the run began with under a new run_name, and take the file that "
+            "this writes), or use another run_name."
+        )
     return allowed_changes(read_config(str(recorded)), config, allow, f"run '{config.run_name}' exists")
 
 
@@ -126,15 +141,19 @@ def read_config(path: str) -> dict[str, Any]:
     """A recorded `config.yaml` as plain values.
 
     Raises:
-        TomatError: There is none, or it is not YAML.
+        TomatError: There is none, it cannot be read, or it is not YAML.
     """
     files, root = fsspec.core.url_to_fs(path)
     try:
-        return yaml.safe_load(files.cat_file(root))
+        content = files.cat_file(root)
     except FileNotFoundError as error:
         raise TomatError(f"{path} does not exist; name a run that has been started.") from error
-    except yaml.YAMLError as error:
-        raise TomatError(f"{path} is not YAML ({error}); restore it or use another run_name.") from error
+    except storage_errors() as error:
+        raise storage_error(f"{path} cannot be read", error, "Give this user the right to read it.") from error
+    values = parse_yaml(content, path, "Restore it or use another run_name.")
+    if not isinstance(values, dict):
+        raise TomatError(f"{path} holds no settings, but {values!r:.80}; restore it or use another run_name.")
+    return values
 
 
 def plain_values(config: TrainConfig) -> dict[str, Any]:

@@ -8,16 +8,15 @@ import asyncio
 import contextlib
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import equinox as eqx
 import jax
 import levanter.tracker
 import numpy as np
 import yaml
 from levanter.callbacks import ProgressEvent, progress_event_scope
-from levanter.checkpoint import load_checkpoint
 from levanter.models.lm_model import LmHeadModel
 from levanter.trainer import Trainer, TrainerConfig
 from levanter.utils.tree_utils import inference_mode
@@ -28,9 +27,10 @@ from tomat.performance.mfu import LiveMfu
 from tomat.reporting import console, write_text
 from tomat.tokens.vocabulary import DENSITY_START
 from tomat.training.checkpointer import RunCheckpointer
-from tomat.training.checkpoints import find_checkpoint
-from tomat.training.config import TrainConfig, config_from_dict, config_hash
+from tomat.training.checkpoints import AVERAGED, find_checkpoint
+from tomat.training.config import TrainConfig, config_hash, recorded_config
 from tomat.training.datasets import Datasets, open_datasets, value_table
+from tomat.training.devices import ignore_absent_tpu
 from tomat.training.guards import RunGuards
 from tomat.training.history import append_event, read_events
 from tomat.training.hooks import DATA_KEY, add_hooks, make_loader
@@ -40,8 +40,17 @@ from tomat.training.origins import Continuation, Start, plan_start
 from tomat.training.phases import PhaseClock
 from tomat.training.preemption import StopRequest
 from tomat.training.published import CODEC_FILE, CONFIG_FILE, fetch, is_remote, publish
-from tomat.training.startup import initialise, local_run_dir, quiet_terminal, set_compiler_flags
-from tomat.training.step import build_trainer, model_initialiser
+from tomat.training.restore import begin_with_weights, load_weights, restore_state
+from tomat.training.run_lock import RunLock, hold_run
+from tomat.training.startup import (
+    connect,
+    initialise,
+    local_run_dir,
+    make_folder,
+    quiet_terminal,
+    set_compiler_flags,
+)
+from tomat.training.step import build_trainer
 from tomat.training.tracking import METRICS_FILE, TrainingProgress, truncate_metrics
 
 MODEL_KEY, TRAINING_KEY = 0, 1
@@ -66,7 +75,7 @@ class TrainResult:
     parameters: int
     """Trainable numbers in the model."""
     preempted: bool = False
-    """SIGTERM, or a notice, stopped the run; the same command continues it."""
+    """SIGTERM, Ctrl-C or a notice stopped the run; the same command continues it."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +86,8 @@ class LoadedRun:
     model: LmHeadModel
     codec: DensityCodec
     step: int
+    weights: str
+    """`averaged` where the run averages its weights (`trainer.model_averaging`), or `of the last step`."""
 
 
 def train(
@@ -87,28 +98,38 @@ def train(
     Args:
         config: The run.
         continuation: Changes by leave, a fork, a warm start; None: none of them.
-        stop: Listening already, where a command does more than train; None: SIGTERM is listened to here.
+        stop: Listening already, where a command does more than train; None: SIGTERM and Ctrl-C
+            are listened to here.
 
     Raises:
-        TomatError: Data, configuration, devices or a checkpoint that do not go together, or a first loss that is not
-            the configured one.
+        TomatError: Data, configuration, devices or a checkpoint that do not go together, another process that trains
+            the run, or a first loss that is not the configured one.
+        RetryableError: Storage that did not answer.
     """
     with contextlib.ExitStack() as stack:
         if stop is None:
             stop = StopRequest(config.preemption.grace_seconds)
             stack.enter_context(stop.listening())
-        run_dir = local_run_dir(config)
+        run_dir, continuation = local_run_dir(config), continuation or Continuation()
         set_compiler_flags(config)
         if is_remote(config.output_dir):
+            make_folder(run_dir)
             fetch(config.run_dir, run_dir)
-        start = plan_start(config, continuation or Continuation(), run_dir)
-        run_dir.mkdir(parents=True, exist_ok=True)
-        trainer_config = initialise(config, run_dir)
+        start = plan_start(config, continuation, run_dir)
+        make_folder(run_dir)
+        trainer_config = connect(config)
         stop.take_over()  # the TPU's library has installed a handler of its own
         if config.preemption.maintenance_notice and jax.default_backend() == "tpu":
             stop.poll_notices(config.preemption.poll_seconds)
         try:
-            return _train(config, trainer_config, start, run_dir, stop)
+            hold = RunLock()
+            if jax.process_index() == 0:
+                hold = stack.enter_context(hold_run(config.run_dir, run_dir, config.run_name))
+                fetched = is_remote(config.output_dir) and fetch(config.run_dir, run_dir)
+                if fetched or start.is_outdated:
+                    # Another process has gone on with the run before this one had its turn.
+                    start = plan_start(config, continuation, run_dir)
+            return _train(config, trainer_config, start, run_dir, stop, hold)
         except BaseException:
             if jax.process_count() > 1:
                 stop.limit_exit(1)
@@ -116,7 +137,7 @@ def train(
 
 
 def _train(
-    config: TrainConfig, trainer_config: TrainerConfig, start: Start, run_dir: Path, stop: StopRequest
+    config: TrainConfig, trainer_config: TrainerConfig, start: Start, run_dir: Path, stop: StopRequest, hold: RunLock
 ) -> TrainResult:
     """`train`, once the devices are there."""
     guards = RunGuards(config, run_dir)
@@ -125,33 +146,42 @@ def _train(
         stack.enter_context(guards.active())
         datasets = open_datasets(config, run_dir)
         guards.check_start(datasets, run_dir / CODEC_FILE)
+        start.check_data(datasets)
         start.settle(datasets.codec)
-        if first:
-            write_text(run_dir / CONFIG_FILE, yaml.safe_dump(config.to_dict(), sort_keys=False))
-            datasets.codec.save(str(run_dir / CODEC_FILE))
+        # Only now: of a run that cannot go on, TensorBoard would already have dropped the last steps.
+        initialise(config, trainer_config, run_dir, start.first_step)
         table = value_table(datasets.codec)
-        trainer_config.load_checkpoint = start.checkpoint is not None
-        trainer_config.load_checkpoint_path = None if start.checkpoint is None else start.checkpoint.path
+        trainer_config.load_checkpoint = start.source is not None
+        trainer_config.load_checkpoint_path = None if start.source is None else start.source.path
         trainer = stack.enter_context(build_trainer(config, trainer_config, table))
-        if is_remote(config.output_dir) and first:
-            stack.callback(publish, config.run_dir, run_dir)
+        stack.callback(_publish, config, run_dir, hold)
         stack.callback(trainer.tracker.finish)
         state = _initial_state(config, trainer, start)
+        if first:
+            # Only now: a resume that fails leaves the run as it was.
+            start.record(datasets)
+            guards.record_start()
+            write_text(run_dir / CONFIG_FILE, yaml.safe_dump(config.to_dict(), sort_keys=False))
+            datasets.codec.save(str(run_dir / CODEC_FILE))
+            if start.fork is not None:
+                # A large checkpoint takes minutes to copy; a machine that goes on with the run must know what it is.
+                _publish(config, run_dir, hold)
+                start.copy_fork()
         first_step = int(state.step)
         stop.step = first_step
         stop.on_overrun = lambda message: _record(run_dir, "stop", stop.step, reason=message)
         try:
             _announce(config, datasets, state, start, run_dir)
+            _publish(config, run_dir, hold)
             if first_step >= config.trainer.num_train_steps:
                 console.print(f"training is complete: {first_step} of {config.trainer.num_train_steps} steps are done.")
                 count = _parameters(state)
                 return TrainResult(run_dir, first_step, first_step, float("nan"), float("nan"), 0.0, count)
-            return _loop(config, trainer, state, datasets, table, start, run_dir, guards, stop)
-        except SystemExit:
-            if stop.asked:
-                _record(run_dir, "preempted", stop.step, cause=stop.cause, saved=not stop.unsaved)
-            raise
+            return _loop(config, trainer, state, datasets, table, start, run_dir, guards, stop, hold)
         except BaseException as error:
+            if isinstance(error, SystemExit | KeyboardInterrupt) and stop.asked:
+                _record(run_dir, "preempted", stop.step, cause=stop.cause, saved=not stop.unsaved)
+                raise
             _record(run_dir, "stop", stop.step, reason=f"{type(error).__name__}: {error}"[:500])
             raise
 
@@ -164,19 +194,13 @@ def _initial_state(config: TrainConfig, trainer: Trainer, start: Start) -> Any:
     """
     seed_key = jax.random.PRNGKey(config.trainer.seed)
     training_key = jax.random.fold_in(seed_key, TRAINING_KEY)
-    initialiser = model_initialiser(config, jax.random.fold_in(seed_key, MODEL_KEY))
-    source = start.checkpoint or start.weights
+    source = start.source or start.weights
     try:
         if start.weights is None:
-            return trainer.initial_state(training_key, model_init=initialiser)
-        model = load_checkpoint(
-            eqx.filter_eval_shape(initialiser),
-            start.weights.path,
-            subpath="model",
-            axis_mapping=trainer.parameter_axis_mapping,
-            mesh=trainer.device_mesh,
-        )
-        return trainer.initial_state(training_key, model=model)
+            path = None if start.source is None else start.source.path
+            return restore_state(config, trainer, path, training_key, jax.random.fold_in(seed_key, MODEL_KEY))
+        model, _ = load_weights(config, start.weights.path, trainer.parameter_axis_mapping, trainer.device_mesh)
+        return begin_with_weights(trainer, training_key, model)
     except (ValueError, KeyError, FileNotFoundError) as error:
         raise TomatError(
             f"the checkpoint {source.path if source else ''} does not hold this model and optimizer ({error}); use the "
@@ -200,8 +224,6 @@ def _announce(config: TrainConfig, datasets: Datasets, state: Any, start: Start,
         after = before[-1]["event"] if before[-1]["event"] in ("stop", "preempted") else "killed"
         found = start.checkpoint.path if start.checkpoint is not None else None
         append_event(run_dir, "resume", first_step, after=after, checkpoint=found, steps_again=again, **details)
-    if is_remote(config.output_dir):
-        publish(config.run_dir, run_dir)
     console.print(
         f"run [bold]{config.run_name}[/bold]: {_parameters(state) / 1e6:,.1f} M parameters, {datasets.train.rows:,} "
         f"rows of {config.seq_len} tokens, batch {config.batch_size}, loss {config.loss.kind}, {devices}"
@@ -221,6 +243,7 @@ def _loop(
     run_dir: Path,
     guards: RunGuards,
     stop: StopRequest,
+    hold: RunLock,
 ) -> TrainResult:
     """Step, report, save, until the last step or a request to stop."""
     first_step, total_steps = int(state.step), config.trainer.num_train_steps
@@ -238,11 +261,8 @@ def _loop(
     clock = PhaseClock()
     closing = add_hooks(config, trainer, datasets, clock, run_dir, stop)
 
-    def publish_log() -> None:
-        # A machine that goes on from the checkpoint finds the log of every step before it.
-        if is_remote(config.output_dir) and jax.process_index() == 0:
-            publish(config.run_dir, run_dir)
-
+    # A machine that goes on from the checkpoint finds the log of every step before it.
+    publish_log = partial(_publish, config, run_dir, hold)
     checkpointer = RunCheckpointer(trainer.config.checkpointer, trainer.run_id, start.partial, publish_log)
 
     def save(info: Any, force: bool = False) -> None:
@@ -265,18 +285,22 @@ def _loop(
                 if len(losses) == 1 and first_step == 0 and start.weights is None:
                     _check_first_loss(config, dataset, table, losses[0])
                 last = info.next_step >= total_steps
-                for hook in closing if last else []:
-                    hook(info, force=True)
+                if last:
+                    closing.close(info, complete=True)
                 row = clock.row(info.step_duration) | live_mfu.row(info.step_duration)
                 # The line of the step is on disk before the step can be in a checkpoint: the log has no holes.
                 levanter.tracker.log(row, step=info.step, commit=True)
                 guards.check_log()
+                hold.check()
                 progress.update(info.next_step, losses[-1], row["tokens_per_second"], row.get("mfu_full"))
                 stopping = stop.reached()
                 if stopping and jax.process_index() == 0:
                     console.print(f"{stop.cause or 'SIGTERM'}: stopping after step {info.step}, with a checkpoint.")
                 save(info, force=last or stopping)
                 if stopping:
+                    stop.unsaved = False  # whatever takes too long from here on
+                    if not last:
+                        closing.close(info, complete=False)
                     break
         if info is None:
             raise TomatError("no step was run: the data loader ended at once.")
@@ -300,6 +324,19 @@ def _loop(
         parameters,
         preempted=stop.agreed,
     )
+
+
+def _publish(config: TrainConfig, run_dir: Path, hold: RunLock) -> None:
+    """Bring the files of a run in a bucket up to date, if they are still this process's: an outage may have cost it the
+    lease unnoticed.
+
+    Raises:
+        TomatError: Another process trains the run now, or the bucket cannot be written.
+        RetryableError: The bucket does not answer.
+    """
+    hold.confirm()
+    if is_remote(config.output_dir) and jax.process_index() == 0:
+        publish(config.run_dir, run_dir)
 
 
 def _record(run_dir: Path, event: str, step: int, **details: Any) -> None:
@@ -337,29 +374,26 @@ def _check_first_loss(config: TrainConfig, dataset: ShardDataset, table: np.ndar
 
 
 def load_trained(run_dir: str | Path, step: int | None = None) -> LoadedRun:
-    """The model of a run at its newest checkpoint, or at `step`.
+    """The model of a run at its newest checkpoint, or at `step`, with its averaged weights where it has any.
 
     Raises:
         TomatError: No such run, no whole checkpoint, or one that does not fit the run's configuration.
     """
     quiet_terminal()
+    ignore_absent_tpu()
     folder = Path(run_dir)
     config_path = folder / CONFIG_FILE
     if not config_path.exists():
         raise TomatError(f"{folder} is not a run: it has no {CONFIG_FILE}.")
-    config = config_from_dict(yaml.safe_load(config_path.read_text(encoding="utf-8")), source=str(config_path))
-    found = find_checkpoint(config.run_dir if is_remote(config.output_dir) else str(folder), step)
-    shape = eqx.filter_eval_shape(model_initialiser(config, jax.random.PRNGKey(0)))
+    config = recorded_config(config_path)
+    place = config.run_dir if is_remote(config.output_dir) else str(folder)
+    found = find_checkpoint(place, step, config.temporary_checkpoints)
     trainer = config.trainer_config()
     try:
         with trainer.use_device_mesh():
-            model = load_checkpoint(
-                shape,
-                found.path,
-                subpath="model",
-                axis_mapping=trainer.parameter_axis_mapping,
-                mesh=trainer.device_mesh,
-            )
+            model, weights = load_weights(config, found.path, trainer.parameter_axis_mapping, trainer.device_mesh)
     except (ValueError, KeyError, FileNotFoundError) as error:
         raise TomatError(f"{found.path} does not hold the model of {config_path}: {error}") from error
-    return LoadedRun(config, inference_mode(model, True), load_codec(str(folder / CODEC_FILE)), found.step)
+    if weights == AVERAGED:
+        console.print(f"weights of {found.path}: averaged, as trainer.model_averaging says.")
+    return LoadedRun(config, inference_mode(model, True), load_codec(str(folder / CODEC_FILE)), found.step, weights)

@@ -1,9 +1,12 @@
-"""Bringing the devices up: compiler flags, `jax.distributed`, logs and trackers."""
+"""Bringing the devices up: compiler flags, `jax.distributed`; then, once data, codec and checkpoint have been judged,
+log and trackers."""
 
+import contextlib
 import dataclasses
 import importlib.util
 import logging
 import os
+import socket
 import warnings
 from pathlib import Path
 
@@ -24,6 +27,21 @@ def local_run_dir(config: TrainConfig) -> Path:
     return Path("runs") / config.run_name if is_remote(config.output_dir) else Path(config.run_dir)
 
 
+def make_folder(run_dir: Path) -> None:
+    """Make the run's local folder.
+
+    Raises:
+        TomatError: It cannot be made.
+    """
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise TomatError(
+            f"{run_dir} cannot be made: {error.strerror or error}. Set --output_dir to a folder that this user may "
+            "write."
+        ) from error
+
+
 def set_compiler_flags(config: TrainConfig) -> None:
     """Hand the configured XLA flags to the compilers, which read them from the environment at the first device use."""
     for variable, flags in (
@@ -34,25 +52,18 @@ def set_compiler_flags(config: TrainConfig) -> None:
             os.environ[variable] = " ".join([os.environ.get(variable, ""), *flags]).strip()
 
 
-def initialise(config: TrainConfig, run_dir: Path) -> TrainerConfig:
-    """Start `jax.distributed`, logging and trackers; the first call that touches a device.
+def connect(config: TrainConfig) -> TrainerConfig:
+    """Start `jax.distributed`; the first call that touches a device. Writes nothing.
 
     Raises:
         TomatError: A tracker that is not installed, or a batch that the devices cannot share.
     """
     trainer_config = config.trainer_config()
-    trackers: list[TrackerConfig] = [JsonLinesTrackerConfig(path=str(run_dir / METRICS_FILE))]
-    if config.trackers.wandb is not None:
-        trackers.append(dataclasses.replace(config.trackers.wandb, id=config.run_name))
-    if config.trackers.tensorboard:
-        if importlib.util.find_spec("tensorboardX") is None:
-            raise TomatError(
-                "trackers.tensorboard is set, but tensorboardX is not installed; install it with "
-                "`uv sync --extra tensorboard`."
-            )
-        trackers.append(TensorboardConfig(logdir=str(run_dir / "tensorboard")))
-    trainer_config.tracker = tuple(trackers)
-    trainer_config.log_dir = run_dir
+    if config.trackers.tensorboard and importlib.util.find_spec("tensorboardX") is None:
+        raise TomatError(
+            "trackers.tensorboard is set, but tensorboardX is not installed; install it with "
+            "`uv sync --extra tensorboard`."
+        )
     # JAX's own service takes SIGTERM in C++, where neither the grace nor a second signal can be told from it.
     jax.config.update("jax_enable_preemption_service", False)
     ignore_absent_tpu()
@@ -60,12 +71,68 @@ def initialise(config: TrainConfig, run_dir: Path) -> TrainerConfig:
     trainer_config.distributed.initialize()
     trainer_config.distributed = dataclasses.replace(trainer_config.distributed, initialize_jax_distributed=False)
     check_batch(config, trainer_config)
+    return trainer_config
+
+
+def trackers(config: TrainConfig, run_dir: Path, first_step: int) -> tuple[TrackerConfig, ...]:
+    """Where the run's metrics go.
+
+    Args:
+        config: The run.
+        run_dir: Its local folder.
+        first_step: The step that this process is to begin with.
+    """
+    found: list[TrackerConfig] = [JsonLinesTrackerConfig(path=str(run_dir / METRICS_FILE))]
+    if config.trackers.wandb is not None:
+        found.append(dataclasses.replace(config.trackers.wandb, id=config.run_name))
+    if config.trackers.tensorboard:
+        # What a killed process wrote beyond its checkpoint is taken back, or TensorBoard would show those steps twice.
+        found.append(TensorboardConfig(logdir=str(run_dir / "tensorboard"), purge_step=first_step))
+    return tuple(found)
+
+
+def initialise(config: TrainConfig, trainer_config: TrainerConfig, run_dir: Path, first_step: int) -> None:
+    """Start logging and trackers.
+
+    Args:
+        config: The run.
+        trainer_config: From `connect`; its tracker and its folder for logs are set.
+        run_dir: The run's local folder.
+        first_step: The step that this process is to begin with.
+    """
+    trainer_config.tracker = trackers(config, run_dir, first_step)
+    trainer_config.log_dir = run_dir
     with warnings.catch_warnings():
         # A second run in one process (a notebook, a test): the tracker of the first one is finished.
         warnings.filterwarnings("ignore", message="Global tracker is already set")
         trainer_config.initialize()
+    rename_log(run_dir, config.run_name)
     quiet_terminal()
-    return trainer_config
+
+
+def rename_log(run_dir: Path, run_name: str) -> None:
+    """Have Levanter's log in `<run_name>.log`.
+
+    Levanter 0.2.227 hands its logging the name with `.log`, which adds `.log` to it (`TrainerConfig.initialize`,
+    `init_logging`), and takes no other name. What earlier starts wrote under that name is moved too.
+    """
+    wrong, right = (run_dir / f"{run_name}{suffix}" for suffix in (".log.log", ".log"))
+    root = logging.getLogger()
+    for handler in list(root.handlers):
+        if isinstance(handler, logging.FileHandler) and Path(handler.baseFilename) == wrong.absolute():
+            renamed = logging.FileHandler(right, mode=handler.mode)
+            renamed.setLevel(handler.level)
+            renamed.setFormatter(handler.formatter)
+            root.removeHandler(handler)
+            handler.close()
+            root.addHandler(renamed)
+    # Hosts that share the folder share the file: one of them takes it away, whole.
+    taken = wrong.with_name(f".{wrong.name}.{socket.gethostname()}.{os.getpid()}")
+    with contextlib.suppress(FileNotFoundError):
+        wrong.rename(taken)
+        with right.open("ab") as file:
+            file.write(taken.read_bytes())
+        taken.unlink()
 
 
 def quiet_terminal() -> None:

@@ -12,14 +12,15 @@ from levanter.tracker.tracker import NoopTracker, Tracker, TrackerConfig
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from tomat.reporting import console, to_jsonable
-
-METRICS_FILE = "metrics.jsonl"
+from tomat.training.log_lines import metrics_row
+from tomat.training.log_lines import read_metrics as read_metrics
+from tomat.training.published import METRICS_FILE
 
 
 def truncate_metrics(path: Path, first_step: int) -> int:
     """Drop the lines of `path` at and after `first_step`, so that a resumed run logs every step exactly once.
 
-    A last line cut short by a kill is dropped as well.
+    A last line cut short by a kill is dropped as well, as is a damaged one.
 
     Returns:
         The number of lines that were dropped.
@@ -27,13 +28,9 @@ def truncate_metrics(path: Path, first_step: int) -> int:
     if not path.exists():
         return 0
     kept, dropped = [], 0
-    for line in path.read_text(encoding="utf-8").splitlines():
-        try:
-            step = json.loads(line)["step"]
-        except (json.JSONDecodeError, KeyError, TypeError):
-            dropped += 1
-            continue
-        if step < first_step:
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        row = metrics_row(line)
+        if row is not None and row["step"] < first_step:
             kept.append(line)
         else:
             dropped += 1
@@ -42,17 +39,6 @@ def truncate_metrics(path: Path, first_step: int) -> int:
         temporary.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
         temporary.replace(path)
     return dropped
-
-
-def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The lines of a `metrics.jsonl`, in order of step; a last line cut short is left out."""
-    rows = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        try:
-            rows.append(json.loads(line))
-        except json.JSONDecodeError:
-            continue
-    return sorted(rows, key=lambda row: row["step"])
 
 
 class JsonLinesTracker(Tracker):

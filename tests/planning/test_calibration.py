@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from tomat.errors import TomatError
+from tomat.performance.chips import slice_named
 from tomat.planning.calibration import FEW_RUNS, Calibration, CalibrationRow, read_measurements, row_of_run
 from tomat.planning.calibration_page import memory_section, shares_section, steps_section
 from tomat.training.config import load_config
@@ -82,6 +83,85 @@ def test_a_run_of_the_users_becomes_a_measurement(tmp_path):
     (tmp_path / "config.yaml").write_text(yaml.safe_dump({**config.to_dict(), "slice": None}))
     with pytest.raises(TomatError, match="slice"):
         row_of_run(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "[]", "null", '{"rows": 3}', '{"rows": [3]}', '{"rows": [{"name": "a"}]}', "[" * 100_000, "\x00",
+        '{"rows": [{"name": 1, "slice": 2, "source": 3, "measured": {"fits": true}, "overrides": []}]}',
+        '{"rows": [{"name": "a", "slice": "v99-3", "source": "", "measured": {"fits": true}, "overrides": []}]}',
+        '{"rows": [{"name": "a", "slice": "v6e-4", "source": "", "measured": [], "overrides": []}]}',
+        '{"rows": [{"name": "a", "slice": "v6e-4", "source": "", "measured": {}, "overrides": []}]}',
+        '{"rows": [{"name": "a", "slice": "v6e-4", "source": "", "measured": {"fits": 1}, "overrides": []}]}',
+        '{"rows": [{"name": "a", "slice": "v6e-4", "source": "", "measured": {"fits": true}, "overrides": [],'
+        ' "doubted": {"matmul_share": "not measured"}}]}',
+        '{"rows": [{"name": "a", "slice": "v6e-4", "source": "", "measured": {"fits": true, "step_seconds": 2.0},'
+        ' "overrides": [], "doubted": {"step_seconds": "it cannot be"}}]}',
+        '{"rows": [{"name": "a", "slice": "v6e-4", "source": "", "measured": {"fits": true, "matmul_share": 0.2},'
+        ' "overrides": [], "doubted": {"matmul_share": 3}}]}',
+    ],
+)  # fmt: skip
+def test_a_damaged_record_is_one_clear_error(tmp_path, text):
+    (tmp_path / "calibration.json").write_text(text)
+    with pytest.raises(TomatError) as refused:
+        Calibration.load(tmp_path)
+    assert len(str(refused.value)) < 1000
+    assert "\n" not in str(refused.value) and "calibration.json" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "3", "measurements: 3", "measurements: [3]", "measurements: [{name: a}]", "a: [", "\x00",
+        "measurements: [{name: a, config_path: x, source: 3, measured: {fits: true}}]",
+        "measurements: [{name: a, config_path: x, source: y, measured: 3}]",
+        "measurements: [{name: a, config_path: x, source: y, measured: {fits: true}, overrides: 3}]",
+        "measurements: [{name: a, config_path: x, source: y, measured: {fits: true}, doubted: 3}]",
+        "measurements: [{name: a, config_path: x, source: y, measured: {fits: true}}]\nnotes: 3",
+        "measurements: [{name: a, config_path: [x], source: y, measured: {fits: true}}]",
+    ],
+)  # fmt: skip
+def test_damaged_measurements_are_one_clear_error(tmp_path, text):
+    (tmp_path / "calibration.yaml").write_text(text)
+    with pytest.raises(TomatError, match="calibration.yaml"):
+        read_measurements(tmp_path)
+    (tmp_path / "calibration.yaml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(TomatError, match="calibration.yaml"):
+        read_measurements(tmp_path)
+
+
+def test_a_measurement_far_from_its_plan_is_refused():
+    with pytest.raises(TomatError, match="206 times the 1.75 seconds"):
+        row("a", 361.0, 1.75).checked("a file")
+    assert row("a", 3.61, 1.75).checked("a file").step_ratio == pytest.approx(3.61 / 1.75)
+
+
+def test_a_doubted_share_is_shown_with_its_reason_and_meets_no_goal():
+    sure = CalibrationRow("d", "v6e-16", "a test", {"fits": True, "attention_share": 0.17},
+                          {"fits": True, "attention_share": 0.29})  # fmt: skip
+    assert "met by 0 of 1" in shares_section([sure])
+    text = shares_section([replace(sure, doubted={"attention_share": "it cannot be."})])
+    assert "+12.0 (doubted)" in text and "it cannot be." in text and "nothing to compare" in text
+
+
+def test_why_the_1b_profile_cannot_be():
+    """The arithmetic of the reason that the measurements give."""
+    rows = {measured.slice or measured.name[:4]: measured for measured in read_measurements(TRACKING)[0][:2]}
+    small, large = rows["200M"], rows["1B, "]
+    seconds, heads = [], []
+    for one in (small, large):
+        config = one.training_config()
+        model, sequences = config.model, config.batch_size // slice_named(str(config.slice)).n_chips
+        seconds.append(one.measured["attention_share"] * one.measured["step_seconds"])
+        heads.append(sequences * model.num_heads * model.num_layers)
+    assert [round(1e3 * value) for value in seconds] == [978, 979]
+    assert heads[1] / heads[0] == pytest.approx(1.67, abs=0.005)
+    expected = seconds[0] * heads[1] / heads[0]
+    why = large.doubted["attention_share"]
+    for figure in ("979 ms", "978 ms", "1.67 times", f"{expected:.2f} s",
+                   f"{100 * expected / large.measured['step_seconds']:.1f} %"):  # fmt: skip
+        assert figure in why
 
 
 def test_the_page_says_how_far_off_each_row_is():

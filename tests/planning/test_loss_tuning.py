@@ -64,8 +64,8 @@ def test_the_verb_plans_both_and_finds_them_again(tmp_path: Path, monkeypatch, c
     parser = argparse.ArgumentParser()
     register_bench(parser.add_subparsers(required=True))
     report_file = tmp_path / "report.json"
-    sizes = "--batch 1 --positions 256 --hidden-dim 128 --density-tokens 256 --vocabulary density"
-    words = f"loss-tiles {sizes} --tiles 256,128,128,32 --block-positions 128 --cache-dir {tmp_path / 'cache'}"
+    sizes = "--batch 1 --positions 256 --hidden_dim 128 --density_tokens 256 --vocabulary density"
+    words = f"loss-tiles {sizes} --tiles 256,128,128,32 --block_positions 128 --cache_dir {tmp_path / 'cache'}"
     args = parser.parse_args([*words.split(), "--json", str(report_file)])
     assert args.run(args) == 0
     xla, pallas = json.loads(report_file.read_text())["candidates"]

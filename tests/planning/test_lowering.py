@@ -10,6 +10,8 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 from levanter.tracker import NoopConfig
 
+from tomat.errors import TomatError
+from tomat.planning.compile_child import set_jax_options
 from tomat.planning.lowering import lower_step, stand_in_table
 from tomat.training.config import load_config
 from tomat.training.loader import TokenExample
@@ -64,3 +66,16 @@ def test_the_values_of_the_bins_change_no_operation():
         [line.split("=")[-1].split()[0] for line in text.splitlines() if "=" in line] for text in (first, second)
     ]
     assert operations[0] == operations[1]
+
+
+def test_what_a_run_sets_of_jax_is_set_before_the_step_is_traced():
+    name, before = "jax_default_matmul_precision", jax.config.jax_default_matmul_precision
+    try:
+        set_jax_options({name: "highest", "jax_platforms": "nowhere", "jax_compilation_cache_dir": "/nowhere"})
+        assert jax.config.jax_default_matmul_precision == "highest"
+        assert jax.config.jax_platforms != "nowhere" and jax.config.jax_compilation_cache_dir != "/nowhere"
+    finally:
+        jax.config.update(name, before)
+    for options in ({"jax_of_nobody": 1}, {name: "no precision"}):
+        with pytest.raises(TomatError, match=f"trainer.jax_config.{next(iter(options))}"):
+            set_jax_options(options)

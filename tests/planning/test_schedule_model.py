@@ -55,6 +55,60 @@ ENTRY main {
 }
 """
 
+CHANGED = HLO.replace("HANDED_ON", "changed").replace(
+    "  ROOT t =", "  changed = s8[1,4,4]{2,1,0} negate(blocks)\n  ROOT t ="
+)
+
+
+def nested(text: str, depth: int, mask: str = "mask") -> str:
+    """`HLO` with its loop in `depth` loops of 2 iterations, as gradient accumulation makes them.
+
+    Args:
+        text: `HLO`, filled in.
+        depth: Loops around.
+        mask: What they return as their mask: `mask`, as they got it, or `other`, its negation.
+    """
+    head = text.split("ENTRY main {")[0]
+    kinds = "s32[], s32[], s8[1,4,4]{2,1,0}, bf16[8,16,8192,64]{3,2,1,0}"
+    inner, condition = "body", "cond"
+    for level in range(depth):
+        # the innermost loop has one counter, the others have that of the layers to start as well
+        given, loop_type, place = ("start, start, blocks, x", f"({kinds})", 2)
+        if level == 0:
+            given, loop_type, place = ("start, blocks, x", "(" + kinds.removeprefix("s32[], ") + ")", 1)
+        head += f"""outer{level} {{
+  p = ({kinds}) parameter(0)
+  i = s32[] get-tuple-element(p), index=0
+  start = s32[] get-tuple-element(p), index=1
+  blocks = s8[1,4,4]{{2,1,0}} get-tuple-element(p), index=2
+  x = bf16[8,16,8192,64]{{3,2,1,0}} get-tuple-element(p), index=3
+  one = s32[] constant(1)
+  next = s32[] add(i, one)
+  init = {loop_type} tuple({given})
+  loop = {loop_type} while(init), condition={condition}, body={inner}
+  mask = s8[1,4,4]{{2,1,0}} get-tuple-element(loop), index={place}
+  other = s8[1,4,4]{{2,1,0}} negate(mask)
+  y = bf16[8,16,8192,64]{{3,2,1,0}} get-tuple-element(loop), index={place + 1}
+  ROOT t = ({kinds}) tuple(next, start, {mask}, y)
+}}
+again{level} {{
+  p = ({kinds}) parameter(0)
+  i = s32[] get-tuple-element(p), index=0
+  n = s32[] constant(2)
+  ROOT lt = pred[] compare(i, n), direction=LT
+}}
+"""
+        inner, condition = f"outer{level}", f"again{level}"
+    return f"""{head}ENTRY main {{
+  x = bf16[8,16,8192,64]{{3,2,1,0}} parameter(0)
+  zero = s32[] constant(0)
+  mask = s8[1,4,4]{{2,1,0}} constant({{ {{ {{1,0,0,0}}, {{2,1,0,0}}, {{2,2,1,0}}, {{2,2,2,1}} }} }})
+  init = ({kinds}) tuple(zero, zero, mask, x)
+  loop = ({kinds}) while(init), condition={condition}, body={inner}
+  ROOT out = bf16[8,16,8192,64]{{3,2,1,0}} get-tuple-element(loop), index=3
+}}
+"""
+
 
 @pytest.fixture(scope="module")
 def program() -> HloProgram:
@@ -81,8 +135,35 @@ def test_a_splash_kernel_counts_its_active_steps(program, schedules):
 
 
 def test_a_mask_that_the_loop_changes_leaves_every_step_active(schedules):
-    program = program_from_text(HLO.replace("HANDED_ON", "blocks.vmem"), "test")
+    program = program_from_text(CHANGED, "test")
     assert active_share(program, program.by_name[SPLASH], schedules[SPLASH]) == 1.0
+    time = schedule_time(program, program.by_name[SPLASH], schedules[SPLASH], CLOCK_HZ)
+    assert time is not None and time.mask_found is False
+
+
+def test_a_copy_of_the_mask_is_the_mask(schedules):
+    program = program_from_text(HLO.replace("HANDED_ON", "blocks.vmem"), "test")
+    assert active_share(program, program.by_name[SPLASH], schedules[SPLASH]) == 10 / 16
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_the_mask_is_found_through_loops_in_loops(schedules, depth):
+    program = program_from_text(nested(HLO.replace("HANDED_ON", "blocks"), depth), "test")
+    assert active_share(program, program.by_name[SPLASH], schedules[SPLASH]) == 10 / 16
+    time = schedule_time(program, program.by_name[SPLASH], schedules[SPLASH], CLOCK_HZ)
+    assert time is not None and time.mask_found
+    # 12 layers in each of 2 microbatches (of 2 more groups); the counter of the layers starts at a constant of the
+    # outermost loop.
+    executions = {kernel.instruction.name: kernel.executions for kernel in program.kernels()}
+    assert executions[SPLASH] == 12 * 2**depth
+    assert not program.notes
+
+
+def test_a_mask_that_an_outer_loop_changes_is_not_found(schedules):
+    inner_changes = program_from_text(nested(CHANGED, 1), "test")
+    outer_changes = program_from_text(nested(HLO.replace("HANDED_ON", "blocks"), 1, mask="other"), "test")
+    for program in (inner_changes, outer_changes):
+        assert active_share(program, program.by_name[SPLASH], schedules[SPLASH]) == 1.0
 
 
 def test_blocks_from_memory_bound_a_kernel(program, schedules):

@@ -24,7 +24,7 @@ from tomat.performance.program_breakdown import breakdown_from_program
 from tomat.planning.compile_child import PROGRAM_FILE
 from tomat.planning.compiler import CompiledStep
 from tomat.planning.memory import memory_of_compiled, memory_of_oom
-from tomat.planning.sweep import plan_rows, read_record, record_path
+from tomat.planning.sweep import plan_rows, read_record, record_path, run_sweep
 from tomat.planning.sweep_answers import explanation
 from tomat.planning.sweep_config import load_sweep
 from tomat.planning.sweep_page import pareto_front, write_sweep_page
@@ -187,6 +187,29 @@ def test_shipped_sweeps_hold_configurations_that_load(name):
     assert len(distinct) == len(sweep.rows)
 
 
+def test_a_grid_of_millions_is_refused_before_it_is_expanded(tmp_path):
+    axes = "\n".join(f"  trainer.seed{n}: [{', '.join(map(str, range(40)))}]" for n in range(5))
+    (tmp_path / "s.yaml").write_text(f"name: s\nconfig_path: x.yaml\nrows: [{{name: a}}]\ngrid:\n{axes}\n")
+    with pytest.raises(TomatError, match=r"102,400,001 rows \(a grid of 40 x 40 x 40 x 40 x 40 .* at most 1,000"):
+        load_sweep(tmp_path / "s.yaml")
+    (tmp_path / "s.yaml").write_text("name: s\nconfig_path: x.yaml\ngrid: 3\n")
+    with pytest.raises(TomatError, match="grid"):
+        load_sweep(tmp_path / "s.yaml")
+
+
+def test_single_rows_leave_the_others_as_they_are(sweep_file, planner, tmp_path):
+    sweep = load_sweep(sweep_file)
+    whole = plan_rows(sweep, tmp_path, planner)
+    planner.planned.clear()
+    again = plan_rows(sweep, tmp_path, planner, only=[sweep.rows[0].name])
+    assert len(planner.planned) == 1 and again == whole
+    # the record on disk sorts its keys; the page shows the settings in the order of the file
+    orders = {row.name: list(row.overrides) for row in sweep.rows}
+    assert all(list(row["overrides"]) == orders[row["name"]] for row in again["rows"])
+    with pytest.raises(TomatError, match="has no row 'nobody'"):
+        plan_rows(sweep, tmp_path, planner, only=["nobody"])
+
+
 def test_every_row_is_recorded_and_failures_stand_alone(sweep_file, planner, tmp_path):
     sweep, docs, said = load_sweep(sweep_file), tmp_path / "docs", {}
     record = plan_rows(sweep, docs, planner, workers=3, on_done=lambda row, verdict: said.update({row.name: verdict}))
@@ -285,6 +308,18 @@ def test_rows_run_side_by_side(sweep_file, planner, tmp_path):
 
     record = plan_rows(two, tmp_path / "docs", together, workers=2)
     assert [row["status"] for row in record["rows"]] == [FITS, FITS]
+
+
+def test_a_row_is_told_where_the_stages_are(sweep_file, planner, tmp_path, monkeypatch, capsys):
+    """Not on standard output, where a terminal's live display would wipe it."""
+    monkeypatch.setattr(
+        "tomat.planning.plan.make_plan", lambda row, slice_, *, on_stage, **_: planner(row, slice_, on_stage)
+    )
+    assert run_sweep(sweep_file, tmp_path / "docs", workers=2, only=["base", "whole"]) == 0
+    told = capsys.readouterr()
+    for number in (1, 2):
+        assert f" s] {number} of 2, " in told.err and f"{number} of 2, " not in told.out
+    assert "base: base" in told.err
 
 
 def test_an_interrupt_ends_the_compiles_in_progress(sweep_file, planner, tmp_path):

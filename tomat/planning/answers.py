@@ -1,13 +1,13 @@
 """Whole answers of `tomat plan`, kept so that the same question is answered without Levanter and JAX.
 
 Reading a configuration imports them, which takes seconds; the question itself is text. An answer is found by that text:
-the YAML file, the overrides, the slice, the calibration, tomat's own sources and the versions of what compiles.
+the YAML file, the overrides, the slice, the calibration, tomat's own sources and every installed package.
 """
 
 from __future__ import annotations
 
 import hashlib
-import importlib.metadata
+import importlib.util
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,9 +15,9 @@ from typing import Any
 
 from tomat.overrides import parse_overrides, read_yaml
 from tomat.planning.calibration import Calibration
+from tomat.planning.plan_cache import read_answer
+from tomat.planning.sources import PACKAGE, installed_packages
 from tomat.reporting import write_json
-
-COMPILING_PACKAGES = ("jax", "jaxlib", "libtpu", "marin-levanter", "marin-haliax", "optax", "equinox")
 
 
 class AnswerCache:
@@ -34,18 +34,16 @@ class AnswerCache:
         tracking_dir: Path,
         codec: Path | None,
     ) -> str | None:
-        """Names a question; None where a package is missing, so that the compile says which.
+        """Names a question; None where the compiler is missing, so that the compile says so.
 
         Raises:
             TomatError: The configuration is no YAML, or the overrides are malformed.
         """
-        try:
-            versions = [importlib.metadata.version(name) for name in COMPILING_PACKAGES]
-        except importlib.metadata.PackageNotFoundError:
+        if importlib.util.find_spec("libtpu") is None:
             return None
         sources = hashlib.sha256()
-        package = Path(__file__).parent.parent
-        for path in sorted(path for kind in ("*.py", "*.json", "*.yaml") for path in package.rglob(kind)):
+        for path in sorted(path for kind in ("*.py", "*.json", "*.yaml") for path in PACKAGE.rglob(kind)):
+            sources.update(f"{path.relative_to(PACKAGE).as_posix()} {path.stat().st_size}\n".encode())
             sources.update(path.read_bytes())
         question = {
             "config": read_yaml(config_path, "configs/train/"),
@@ -54,17 +52,14 @@ class AnswerCache:
             "calibration": repr(Calibration.load(tracking_dir)),
             "codec": hashlib.sha256(codec.read_bytes()).hexdigest() if codec is not None else None,
             "sources": sources.hexdigest(),
-            "versions": versions,
+            "packages": installed_packages(),
         }
         return hashlib.sha256(json.dumps(question, sort_keys=True, default=str).encode()).hexdigest()[:24]
 
     def find(self, key: str | None) -> dict[str, Any] | None:
         """The report of `Plan.to_dict` that was kept for a question."""
-        try:
-            report = json.loads((self._folder / f"{key}.json").read_text(encoding="utf-8"))
-            return {**report, "cached": True}
-        except (OSError, ValueError):
-            return None
+        report = read_answer(self._folder / f"{key}.json")
+        return {**report, "cached": True} if report is not None and "fits" in report else None
 
     def keep(self, key: str | None, report: dict[str, Any]) -> None:
         """Keep a report."""

@@ -3,6 +3,7 @@
 import argparse
 from pathlib import Path
 
+from tomat.arguments import positive_int, report_file
 from tomat.errors import TomatError
 from tomat.training.loss_config import LOSS_KINDS
 from tomat.training.loss_tiles import NAMES, LossTiles
@@ -23,13 +24,19 @@ def register_bench(subparsers: argparse._SubParsersAction) -> None:
         "libtpu, no TPU; one or more minutes a candidate. What was compiled is kept, and found again.",
     )
     parser.add_argument("--slice", default="v6e-1", help="one chip of it (default: v6e-1)")
-    parser.add_argument("--batch", type=int, default=8, help="sequences on one device (default: 8)")
-    parser.add_argument("--positions", type=int, default=8192, help="tokens per sequence (default: 8192)")
-    parser.add_argument("--hidden-dim", type=int, default=1024, help="width of the model (default: 1024)")
-    parser.add_argument("--density-tokens", type=int, default=16384, help="density bins (default: 16384)")
-    parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32"], help="default: bfloat16")
-    parser.add_argument("--kind", default="cross_entropy", choices=LOSS_KINDS, help="default: cross_entropy")
-    parser.add_argument("--vocabulary", default="full", choices=["density", "full"], help="default: full")
+    parser.add_argument("--batch", type=positive_int, default=8, help="sequences on one device (default: 8)")
+    parser.add_argument("--positions", type=positive_int, default=8192, help="tokens per sequence (default: 8192)")
+    parser.add_argument("--hidden_dim", type=positive_int, default=1024, help="width of the model (default: 1024)")
+    parser.add_argument("--density_tokens", type=positive_int, default=16384, help="density bins (default: 16384)")
+    parser.add_argument(
+        "--dtype", default="bfloat16", choices=["bfloat16", "float32"], help="compute type (default: bfloat16)"
+    )
+    parser.add_argument(
+        "--kind", default="cross_entropy", choices=LOSS_KINDS, help="the formula (default: cross_entropy)"
+    )
+    parser.add_argument(
+        "--vocabulary", default="full", choices=["density", "full"], help="ids of the softmax (default: full)"
+    )
     parser.add_argument(
         "--tiles",
         action="append",
@@ -37,15 +44,15 @@ def register_bench(subparsers: argparse._SubParsersAction) -> None:
         help=f"a candidate; may be repeated (default: {' '.join(DEFAULT_TILES)})",
     )
     parser.add_argument(
-        "--block-positions",
-        type=int,
+        "--block_positions",
+        type=positive_int,
         nargs="*",
         default=list(DEFAULT_BLOCKS),
         help=f"blocks of XLA's loss to compare with (default: {' '.join(map(str, DEFAULT_BLOCKS))})",
     )
-    parser.add_argument("--cache-dir", type=Path, help="default: ~/.cache/tomat/loss-tiles")
+    parser.add_argument("--cache_dir", type=Path, help="what was compiled before (default: ~/.cache/tomat/loss-tiles)")
     parser.add_argument("--write", action="store_true", help="put the best tiles into tomat's table")
-    parser.add_argument("--json", type=Path, help="also write the figures to this file")
+    parser.add_argument("--json", type=report_file, metavar="FILE", help="write the figures")
     parser.set_defaults(run=run)
 
 

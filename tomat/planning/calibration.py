@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 from tomat.errors import TomatError
 from tomat.performance.categories import Category
 from tomat.performance.chips import slice_named
-from tomat.reporting import write_json
+from tomat.planning.calibration_checks import check_against_plan, check_figures
+from tomat.reporting import counted, write_json
 
 if TYPE_CHECKING:
     from tomat.planning.plan import Plan
@@ -56,6 +57,9 @@ class CalibrationRow:
     overrides: tuple[str, ...] = ()
     config: Mapping[str, Any] | None = None
     compiler: str = ""
+    doubted: Mapping[str, str] = field(default_factory=dict)
+    """Measured shares that cannot be, and why: shown, and held against no goal. Other figures are not doubted, since a
+    step time moves every estimate: a row whose figures cannot be is taken out."""
 
     @property
     def step_ratio(self) -> float | None:
@@ -92,7 +96,39 @@ class CalibrationRow:
             shares = {row.name: row.share for row in plan.step.breakdown.categories}
             for key, categories in SHARES.items():
                 predicted[key] = sum(shares.get(str(category), 0.0) for category in categories)
+        check_against_plan(self.measured, predicted, f"the measurement {self.name!r}")
         return replace(self, predicted=predicted, compiler=plan.compiled.compiler, slice=plan.slice_.name)
+
+    def checked(self, where: str) -> CalibrationRow:
+        """This row, if its figures can be.
+
+        Args:
+            where: The file it is from, for the error.
+
+        Raises:
+            TomatError: A field of another type, an unknown slice, or figures that `calibration_checks` refuses.
+        """
+        texts = (self.name, self.slice, self.source, self.compiler, self.config_path or "", *self.overrides)
+        if not all(isinstance(text, str) for text in texts) or not isinstance(self.config or {}, Mapping):
+            raise TomatError(f"{where}: the row {self.name!r} has a field of another kind than text.")
+        row = f"{where}: {self.name!r}"
+        check_figures(self.measured, f"{row}, measured")
+        if self.predicted:
+            check_figures(self.predicted, f"{row}, predicted")
+        check_against_plan(self.measured, self.predicted, row)
+        if not isinstance(self.doubted, Mapping) or not all(
+            key in SHARES and key in self.measured and isinstance(why, str) for key, why in self.doubted.items()
+        ):
+            raise TomatError(
+                f"{row}: doubted is {self.doubted!r}; expected measured shares ({', '.join(SHARES)}), each with the "
+                "reason as text. Take a row out whose other figures cannot be."
+            )
+        if self.slice:
+            try:
+                slice_named(self.slice)
+            except TomatError as error:
+                raise TomatError(f"{row}: {error}") from None
+        return self
 
 
 @dataclass(frozen=True)
@@ -106,7 +142,7 @@ class Calibration:
         """The record of `tracking_dir`, else the one that came with tomat.
 
         Raises:
-            TomatError: The record is damaged.
+            TomatError: The record is damaged, or holds figures that cannot be.
         """
         for path in (tracking_dir / RECORD_FILE, PACKAGED_FILE, CHECKOUT_FILE):
             if path.is_file():
@@ -116,12 +152,14 @@ class Calibration:
     @staticmethod
     def _read(path: Path) -> Calibration:
         try:
-            rows = json.loads(path.read_text(encoding="utf-8"))["rows"]
-            return Calibration(tuple(CalibrationRow(**{**row, "overrides": tuple(row["overrides"])}) for row in rows))
-        except (ValueError, KeyError, TypeError) as error:
+            data = json.loads(path.read_text(encoding="utf-8"))
+            rows = [CalibrationRow(**{**row, "overrides": tuple(row["overrides"])}) for row in data["rows"]]
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise TomatError(
-                f"{path}: a damaged calibration ({error}); write it again with tomat plan --calibrate."
+                f"{path}: a damaged calibration ({type(error).__name__}: {error}); restore it, or delete it and write "
+                "it again with tomat plan --calibrate."
             ) from None
+        return Calibration(tuple(row.checked(str(path)) for row in rows))
 
     def save(self, tracking_dir: Path) -> Path:
         """Write the record into `tracking_dir`."""
@@ -181,7 +219,7 @@ def read_measurements(tracking_dir: Path) -> tuple[list[CalibrationRow], list[st
     """The measurements kept by hand, and the notes below them.
 
     Raises:
-        TomatError: The file is missing or damaged.
+        TomatError: The file is missing or damaged, or holds figures that cannot be.
     """
     import yaml
 
@@ -196,32 +234,34 @@ def read_measurements(tracking_dir: Path) -> tuple[list[CalibrationRow], list[st
                 measured=item["measured"],
                 config_path=item["config_path"],
                 overrides=tuple(item.get("overrides", ())),
+                doubted={key: " ".join(why.split()) for key, why in item.get("doubted", {}).items()},
             )
             for item in data["measurements"]
         ]
-        return rows, [" ".join(note.split()) for note in data.get("notes", ())]
-    except (OSError, yaml.YAMLError, KeyError, TypeError, AttributeError) as error:
+        notes = [" ".join(note.split()) for note in data.get("notes", ())]
+    except (OSError, yaml.YAMLError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise TomatError(
             f"{path}: cannot be read as measurements ({error!r}); expected a list `measurements` of name, config_path, "
             "measured and source. Run from a checkout, or give --tracking_dir."
         ) from None
+    return [row.checked(str(path)) for row in rows], notes
 
 
 def row_of_run(run_dir: Path) -> CalibrationRow:
     """A measurement from a run's own folder: the median of its steady steps.
 
     Raises:
-        TomatError: No run, a run on no TPU slice, or too few steps.
+        TomatError: No run, a run on no TPU slice, too few steps, or steps that take no plausible time.
     """
     from tomat.performance.mfu import RunTimes
-    from tomat.training.config import load_config
+    from tomat.training.config import recorded_config
     from tomat.training.tracking import METRICS_FILE, read_metrics
 
     config_path, metrics_path = run_dir / "config.yaml", run_dir / METRICS_FILE
     for path in (config_path, metrics_path):
         if not path.is_file():
             raise TomatError(f"{path} does not exist; expected the folder of a run that `tomat train` made.")
-    config = load_config(config_path)
+    config = recorded_config(config_path)
     if config.slice is None:
         raise TomatError(
             f"{config_path} names no slice, so nobody knows what was measured; set `slice` and record again."
@@ -230,7 +270,7 @@ def row_of_run(run_dir: Path) -> CalibrationRow:
     return CalibrationRow(
         name=config.run_name,
         slice=config.slice,
-        source=f"run {config.run_name}, median of {len(times.steady_step_seconds)} steady steps",
+        source=f"run {config.run_name}, median of {counted(len(times.steady_step_seconds), 'steady step')}",
         measured={"fits": True, "step_seconds": times.step_percentiles["p50"]},
         config=config.to_dict(),
-    )
+    ).checked(str(run_dir))

@@ -89,7 +89,7 @@ def calibrate(
         slice_ = planned_slice(config, row.slice or None)
         old = by_name.get(row.name)
         if only_new and old is not None and old.measured == row.measured and old.predicted:
-            done = done.with_row(old)
+            done = done.with_row(replace(old, source=row.source, doubted=row.doubted))
             continue
 
         def stage(said: str, name: str = row.name) -> None:
@@ -187,20 +187,26 @@ def memory_section(rows: Sequence[CalibrationRow]) -> str:
 def shares_section(rows: Sequence[CalibrationRow]) -> str:
     """Shares of the step that a profile gave."""
     header = ("run", "share", "profile", "planned", "difference, points")
-    table, errors = [], []
+    table, errors, doubts = [], [], []
     for row in rows:
         for key, measured in row.measured.items():
             if not key.endswith("_share"):
                 continue
             planned = row.predicted.get(key)
-            if planned is not None:
+            doubted = row.doubted.get(key)
+            if planned is not None and doubted is None:
                 errors.append(abs(planned - measured))
             difference = UNKNOWN if planned is None else f"{100 * (planned - measured):+.1f}"
+            if doubted is not None:
+                difference += " (doubted)"
+                doubts.append(
+                    f"The profile's {key.removesuffix('_share')} of {row.name} is held against no goal: {doubted}"
+                )
             table.append((row.name, key.removesuffix("_share"), percent(measured), percent(planned), difference))
     if not table:
         return "No profile is on record."
     goal = _goal(errors, GOALS["share"])
-    return "\n\n".join([markdown_table(header, table, "llrrr"), f"Goal: within 5 points; {goal}."])
+    return "\n\n".join([markdown_table(header, table, "llrrr"), f"Goal: within 5 points; {goal}.", *doubts])
 
 
 def models_section(rows: Sequence[CalibrationRow], tables: dict[str, dict[str, dict[str, float]]]) -> str:

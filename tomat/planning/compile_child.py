@@ -12,20 +12,24 @@ import hashlib
 import importlib.metadata
 import json
 import os
-import shutil
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from tomat.errors import TomatError
+from tomat.planning.plan_cache import RESULT_FILE, keep, open_result
+from tomat.planning.sources import sources_digest
 from tomat.reporting import write_json
 
 CACHE_FORMAT = 1
 """Of what is kept of a compile; a new one makes old entries invisible."""
 
-RESULT_FILE = "result.json"
+READERS = ("tomat.planning.llo", "tomat.planning.memory")
+"""Modules that read what the compiler leaves into what is kept."""
+
 PROGRAM_FILE = "program.hlo.pb.gz"
 SCHEDULE_FILE = "schedule.json.gz"
 EXECUTABLE_FILE = "executable.bin"
@@ -83,6 +87,7 @@ def _compile(request: dict[str, Any]) -> None:
     # same tomat would compile everything again.
     jax.config.update("jax_hlo_source_file_canonicalization_regex", "^.*/(?=tomat/)")
     config = config_from_dict(request["config"], source="the configuration to plan")
+    set_jax_options(config.trainer.jax_config)
     mesh = slice_mesh(config, topology_devices(slice_))
     table = np.load(request["value_table"]) if request["value_table"] else stand_in_table(config)
     _say("lowering")
@@ -98,12 +103,10 @@ def _compile(request: dict[str, Any]) -> None:
     key = program_key(text_sha256, slice_.name, request["compiler"], request["libtpu_args"], request["xla_flags"])
     folder = Path(request["programs_dir"]) / key
     memory_folder = folder.with_name(key + MEMORY_SUFFIX)
-    if (folder / RESULT_FILE).exists() and (not request["executable"] or (folder / EXECUTABLE_FILE).exists()):
-        _say("cached", key=key)
-        return
-    if request["memory_only"] and (memory_folder / RESULT_FILE).exists():
-        _say("cached", key=memory_folder.name)
-        return
+    for kept in (folder, memory_folder) if request["memory_only"] else (folder,):
+        if is_kept(kept, request["executable"]):
+            _say("cached", key=kept.name)
+            return
     _say("compiling", key=key)
     result: dict[str, Any] = {
         "slice": slice_.name,
@@ -139,8 +142,41 @@ def _compile(request: dict[str, Any]) -> None:
     else:
         _write_program(result, compiled, work, part, slice_, request["executable"])
     write_json(part / RESULT_FILE, result)
-    _keep(part, folder)
+    keep(part, folder)
     _say("done", key=key)
+
+
+def needed_files(folder: Path, executable: bool) -> list[str]:
+    """Files that the answer in `folder` has beside its result where the step fits."""
+    if folder.name.endswith(MEMORY_SUFFIX):
+        return []
+    return [PROGRAM_FILE, SCHEDULE_FILE, *([EXECUTABLE_FILE] if executable else [])]
+
+
+def is_kept(folder: Path, executable: bool) -> bool:
+    """Whether the cache holds an answer in `folder` that the process that asked for it will take."""
+    opened = open_result(folder, needed_files(folder, executable))
+    if opened is not None:
+        opened[0].close()
+    return opened is not None
+
+
+PLACE_OPTIONS = ("jax_platforms", "jax_num_cpu_devices", "jax_compilation_cache", "jax_persistent_cache", "jax_cpu")
+"""Beginnings of JAX's options that say where a program runs and is kept, and not what it is."""
+
+
+def set_jax_options(options: Mapping[str, Any]) -> None:
+    """Set what a run sets of JAX before it traces the step (`trainer.jax_config`, in `TrainerConfig.initialize`)."""
+    import jax
+
+    for name, value in options.items():
+        if not name.startswith(PLACE_OPTIONS):
+            try:
+                jax.config.update(name, value)
+            except (AttributeError, ValueError, TypeError) as error:
+                raise TomatError(
+                    f"trainer.jax_config.{name} is {value!r}, which jax {jax.__version__} refuses ({error})."
+                ) from None
 
 
 def _answer_when_code_begins(result: dict[str, Any], work: Path, folder: Path, slice_: Any, began: float) -> None:
@@ -164,15 +200,9 @@ def _answer_when_code_begins(result: dict[str, Any], work: Path, folder: Path, s
     part = work / "memory"
     part.mkdir()
     write_json(part / RESULT_FILE, result)
-    _keep(part, folder)
+    keep(part, folder)
     _say("done", key=folder.name)
     os._exit(0)
-
-
-def _keep(part: Path, folder: Path) -> None:
-    if folder.exists():
-        shutil.rmtree(folder)
-    os.rename(part, folder)
 
 
 def _write_oom(result: dict[str, Any], message: str, work: Path) -> None:
@@ -219,8 +249,10 @@ def _buffer_assignment(work: Path) -> bytes | None:
 def program_key(
     lowered_sha256: str, slice_name: str, compiler: str, libtpu_args: list[str], xla_flags: list[str]
 ) -> str:
-    """What names a compile: the StableHLO, the slice, the compiler and its flags."""
-    words = json.dumps([CACHE_FORMAT, lowered_sha256, slice_name, compiler, libtpu_args, xla_flags])
+    """What names a compile: the StableHLO, the slice, the compiler and its flags, what calls it and what reads it."""
+    versions = [importlib.metadata.version(name) for name in ("jax", "jaxlib")]
+    readers = sources_digest(*READERS)
+    words = json.dumps([CACHE_FORMAT, lowered_sha256, slice_name, compiler, libtpu_args, xla_flags, versions, readers])
     return hashlib.sha256(words.encode()).hexdigest()[:24]
 
 

@@ -2,28 +2,25 @@
 
 The cache is a folder. `requests/` maps a configuration, before it is lowered, to a program; `programs/` holds what was
 found, by the hash of the lowered module, the slice, the compiler and its flags. Two configurations that lower to the
-same module share the compile, and a change of tomat's own code is noticed because the module changes.
+same module share the compile. A request counts for the sources and packages that it was lowered with (`sources.py`).
+The compiling process has an environment of its own: nothing that is set where it was started decides an answer.
 """
 
 from __future__ import annotations
 
-import contextlib
 import gzip
 import hashlib
-import importlib.metadata
 import json
-import os
-import shutil
 import subprocess
 import sys
-import tempfile
 import threading
 import time
+import zlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -34,13 +31,16 @@ from tomat.planning.compile_child import (
     LLO_DUMP,
     MEMORY_SUFFIX,
     PROGRAM_FILE,
-    RESULT_FILE,
     SCHEDULE_FILE,
     XLA_DUMP,
     dump_flags,
+    needed_files,
 )
 from tomat.planning.memory import MemoryReport
-from tomat.planning.topology import compiler_version, libtpu_environment
+from tomat.planning.plan_cache import CACHE_GIB, GIB, evict, open_result, remove_abandoned, work_folder
+from tomat.planning.sources import installed_packages, sources_digest
+from tomat.planning.stages import DONE
+from tomat.planning.topology import child_environment, compiler_version
 from tomat.reporting import write_json
 
 if TYPE_CHECKING:
@@ -48,7 +48,6 @@ if TYPE_CHECKING:
     from tomat.planning.llo import OpSchedule
     from tomat.training.config import TrainConfig
 
-GIB = 2**30
 POLL_SECONDS = 0.2
 
 IRRELEVANT_KEYS = (
@@ -59,20 +58,19 @@ IRRELEVANT_KEYS = (
 )  # fmt: skip
 """Keys that do not reach the compiled step. A key that is missing here costs a lowering (10 s), not a wrong answer."""
 
-STEP_SOURCES = (
-    "training/attention.py", "training/config.py", "training/loss*.py", "training/loss_tiles.json", "training/model.py",
-    "training/norm_rotary.py", "training/presets.py", "training/splash.py", "training/step.py", "tokens/layouts.py",
-    "tokens/vocabulary.py", "planning/lowering.py", "planning/topology.py", "planning/compile_child.py",
-)  # fmt: skip
-"""Files of tomat that decide what a configuration lowers to."""
+CHILD_MODULE = "tomat.planning.compile_child"
+"""What lowers and compiles; its imports are what decides an answer."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What one compile may take. The 200M step takes 2 minutes and 4 GB on two cores, the 1B step as much."""
+    """What one compile may take. On two cores the reference 200M step takes 2 minutes and 4 GB, the 1B step as much;
+    the fast 200M step, whose layers are not scanned, took 393 s."""
 
     seconds: float = 1800.0
     memory_bytes: int = 16 * GIB
+    cache_bytes: int = round(CACHE_GIB * GIB)
+    """What the cache may hold when it is done."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +81,8 @@ class CompiledStep:
     result: dict[str, Any]
     cached: bool
     """The answer was there already."""
+    lock: IO[bytes] | None = field(default=None, repr=False, compare=False)
+    """Keeps the folder from being evicted as long as this object lives."""
 
     @property
     def key(self) -> str:
@@ -118,11 +118,19 @@ class CompiledStep:
 
     @cached_property
     def schedules(self) -> dict[str, OpSchedule]:
-        """The final schedule of each operation, by the name of its HLO instruction; only of a step that fits."""
+        """The final schedule of each operation, by the name of its HLO instruction; only of a step that fits.
+
+        Raises:
+            TomatError: The cache's file is damaged.
+        """
         from tomat.planning.llo import OpSchedule
 
-        values = json.loads(gzip.decompress((self.folder / SCHEDULE_FILE).read_bytes()))
-        return {name: OpSchedule.from_dict(value) for name, value in values.items()}
+        path = self.folder / SCHEDULE_FILE
+        try:
+            values = json.loads(gzip.decompress(path.read_bytes()))
+            return {name: OpSchedule.from_dict(value) for name, value in values.items()}
+        except (OSError, EOFError, zlib.error, ValueError, LookupError, TypeError, AttributeError) as error:
+            raise TomatError(f"{path} is damaged ({error}); delete {self.folder} and plan again.") from None
 
     @property
     def executable_file(self) -> Path:
@@ -158,7 +166,8 @@ def compile_step(
         executable: Keep the serialised executable too.
         memory_only: Stop when the memory in HBM is known, before the code is made: a tenth of the time, and without
             `program` and `schedules`. Whether the kernels' tiles fit the memory on the chip is not known then.
-        on_stage: Told `starting`, `lowering`, `compiling`, `reading`.
+        on_stage: Told `starting`, `lowering`, then `compiling` and `reading`, or `cached`; what was removed from a full
+            cache; and last `done`. Nothing of what is found before a process is started.
 
     Raises:
         TomatError: No compiler, a batch that does not divide, a step that cannot be lowered or compiled, or a limit
@@ -180,6 +189,7 @@ def compile_step(
         "libtpu_args": list(config.compiler.libtpu_args),
         "xla_flags": list(config.compiler.xla_flags),
     }
+    remove_abandoned(cache)
     request_key = _request_key(request, value_table)
     request_file = cache / "requests" / f"{request_key}.json"
     found = _from_cache(request_file, programs, executable)
@@ -188,9 +198,7 @@ def compile_step(
         found = _from_cache(request_file, programs, False)
     if found is not None:
         return found
-    _remove_abandoned(cache)
-    with tempfile.TemporaryDirectory(dir=cache, prefix=".work-") as work_name:
-        work = Path(work_name)
+    with work_folder(cache) as work:
         table_file = None
         if value_table is not None:
             table_file = str(work / "table.npy")
@@ -204,8 +212,18 @@ def compile_step(
         }
         write_json(work / "request.json", whole)
         key = _run_child(work, slice_, request, limits, on_stage)
+    opened = open_result(programs / key, needed_files(programs / key, executable))
+    if opened is None:
+        raise TomatError(
+            f"{programs / key} was removed, or damaged, as soon as it was made. If other plans fill the same cache, "
+            "raise --cache_gib; else give another --cache_dir."
+        )
     write_json(request_file, {"program": key})
-    return CompiledStep(programs / key, _result(programs / key), cached=False)
+    evicted = evict(cache, limits.cache_bytes)
+    if evicted is not None:
+        on_stage(str(evicted))
+    on_stage(DONE)
+    return CompiledStep(programs / key, opened[1], cached=False, lock=opened[0])
 
 
 def check_batch(config: TrainConfig, slice_: Slice) -> None:
@@ -227,27 +245,13 @@ def check_batch(config: TrainConfig, slice_: Slice) -> None:
         )
 
 
-def _remove_abandoned(cache: Path) -> None:
-    """Remove the working folders of compiles that were killed; none that lives is a day old."""
-    for folder in cache.glob(".work-*"):
-        with contextlib.suppress(OSError):
-            if time.time() - folder.stat().st_mtime > 86_400:
-                shutil.rmtree(folder)
-
-
-def _result(folder: Path) -> dict[str, Any]:
-    return json.loads((folder / RESULT_FILE).read_text(encoding="utf-8"))
-
-
 def _from_cache(request_file: Path, programs: Path, executable: bool) -> CompiledStep | None:
     try:
         folder = programs / json.loads(request_file.read_text(encoding="utf-8"))["program"]
-        result = _result(folder)
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, KeyError, TypeError):
         return None
-    if executable and result["status"] == "fits" and not (folder / EXECUTABLE_FILE).exists():
-        return None
-    return CompiledStep(folder, result, cached=True)
+    opened = open_result(folder, needed_files(folder, executable))
+    return CompiledStep(folder, opened[1], cached=True, lock=opened[0]) if opened is not None else None
 
 
 def _request_key(request: dict[str, Any], value_table: np.ndarray | None) -> str:
@@ -259,14 +263,9 @@ def _request_key(request: dict[str, Any], value_table: np.ndarray | None) -> str
         for parent in parents:
             node = node.get(parent) or {}
         node.pop(leaf, None)
-    package = Path(__file__).parent.parent
-    sources = hashlib.sha256()
-    for pattern in STEP_SOURCES:
-        for path in sorted(package.glob(pattern)):
-            sources.update(path.read_bytes())
-    versions = [importlib.metadata.version(name) for name in ("jax", "marin-levanter", "marin-haliax", "optax")]
     table = hashlib.sha256(value_table.tobytes()).hexdigest() if value_table is not None else None
-    words = json.dumps([request | {"config": config}, versions, sources.hexdigest(), table], sort_keys=True)
+    found = [installed_packages(), sources_digest(CHILD_MODULE), table]
+    words = json.dumps([request | {"config": config}, *found], sort_keys=True)
     return hashlib.sha256(words.encode()).hexdigest()[:24]
 
 
@@ -277,10 +276,8 @@ def _run_child(
     libtpu_dump, xla_dump = dump_flags(work)
     for name in (LLO_DUMP, XLA_DUMP):
         (work / name).mkdir()
-    environment = os.environ | libtpu_environment(
-        slice_, request["libtpu_args"] + libtpu_dump, request["xla_flags"] + xla_dump
-    )
-    command = [sys.executable, "-m", "tomat.planning.compile_child", str(work / "request.json")]
+    environment = child_environment(slice_, request["libtpu_args"] + libtpu_dump, request["xla_flags"] + xla_dump)
+    command = [sys.executable, "-m", CHILD_MODULE, str(work / "request.json")]
     last: dict[str, Any] = {"stage": "starting"}
     with (work / "stderr.txt").open("wb") as errors:
         child = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True, cwd=work)
@@ -292,7 +289,8 @@ def _run_child(
                 if line.startswith('{"stage"'):
                     last.clear()
                     last.update(json.loads(line))
-                    on_stage(last["stage"])
+                    if last["stage"] not in (DONE, "refused"):
+                        on_stage(last["stage"])
 
         listener = threading.Thread(target=listen, daemon=True)
         listener.start()

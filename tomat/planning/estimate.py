@@ -23,7 +23,9 @@ from tomat.performance.breakdown import Breakdown, Roofs
 from tomat.performance.categories import NO_CODE_CALLS, Category, Classified, classify_program
 from tomat.performance.chips import Slice
 from tomat.performance.hlo import CONTROL_OPCODES, HloProgram, Instruction
+from tomat.performance.hlo_costs import kernel_flops
 from tomat.performance.program_breakdown import breakdown_from_program
+from tomat.planning.assumed import PALLAS_TARGET, Assumption, assumptions
 from tomat.planning.interconnect import CollectiveTime, overlap
 from tomat.planning.llo import OpSchedule
 from tomat.planning.roofline import RooflineTime, roofline_seconds
@@ -69,6 +71,8 @@ class StepEstimate:
     """By the estimate, times `scale`."""
     scale: float
     """Measured over estimated time of the pods so far (`calibration.py`), spread evenly over the operations."""
+    assumed: tuple[Assumption, ...] = ()
+    """What the models did not find and took for granted."""
 
     @property
     def model_seconds(self) -> float:
@@ -100,6 +104,7 @@ def estimate_step(
     device_kind: str,
     scale: float = 1.0,
     notes: tuple[str, ...] = (),
+    memory_bytes: Mapping[str, int] | None = None,
 ) -> StepEstimate:
     """One step of `program` on one device of `slice_`.
 
@@ -110,7 +115,8 @@ def estimate_step(
         title: Of the breakdown.
         device_kind: JAX's name of the chip.
         scale: What the models' times are multiplied with.
-        notes: What the reader of the breakdown should know.
+        notes: What the reader of the breakdown should know; what was assumed is added.
+        memory_bytes: Of the breakdown, where the program itself has no buffer assignment.
     """
     roofs = Roofs.of_device_kind(device_kind)
     verdicts = classify_program(program)
@@ -141,10 +147,28 @@ def estimate_step(
             collectives[instruction.name].hidden_seconds * scale if instruction.name in collectives else 0.0
         ),
         notes=notes,
+        kernel_flops=lambda instruction: _flops(program, instruction, ops[instruction.name].schedule, roofs),
         title=title,
         n_devices=slice_.n_devices,
+        n_hosts=slice_.n_hosts,
     )
-    return StepEstimate(ops, collectives, breakdown, scale)
+    assumed = assumptions(program, ops, matched, breakdown)
+    # The breakdown's own notes are on loops and kernels that it knows nothing of: `assumed` has them with their shares.
+    said = (*notes, *(assumption.sentence for assumption in assumed))
+    breakdown = replace(breakdown, notes=said, memory_bytes=memory_bytes or breakdown.memory_bytes)
+    return StepEstimate(ops, collectives, breakdown, scale, assumed)
+
+
+def _flops(program: HloProgram, instruction: Instruction, schedule: ScheduleTime | None, roofs: Roofs) -> float | None:
+    """Flops of one execution; of a Pallas kernel what its matrix units do while its bundles keep them busy.
+
+    HLO does not know what a Pallas kernel multiplies, and its author's estimate may say 0. A unit that is busy works at
+    its peak, on padding too: a head of 64 fills a quarter of a v6e's matrix unit and counts as if it filled it.
+    """
+    stated = kernel_flops(program, instruction)
+    if instruction.custom_call_target != PALLAS_TARGET or schedule is None or not roofs.flops_per_second:
+        return stated
+    return max(schedule.mxu_seconds * roofs.flops_per_second, stated or 0.0)
 
 
 def _op_times(

@@ -12,7 +12,6 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,19 +19,17 @@ from typing import Any
 
 from tomat.errors import TomatError
 from tomat.planning.compile_child import LLO_DUMP, XLA_DUMP, dump_flags
-from tomat.reporting import write_json
+from tomat.planning.plan_cache import CACHE_GIB, GIB, evict, read_answer, remove_abandoned, work_folder
+from tomat.planning.sources import installed_packages, sources_digest
+from tomat.reporting import console, write_json
 from tomat.training.loss_config import LossConfig, LossKind, LossVocabulary
 from tomat.training.loss_tiles import TABLE_FILE, LossTiles
 
 LIMIT_SECONDS = 1800.0
 """Of one compile: 40 to 300 s on two cores, by how much else runs on them."""
 
-PACKAGE = Path(__file__).parent.parent
-SOURCES = (
-    "training/loss*.py", "planning/loss_child.py", "planning/llo.py", "planning/scalar_code.py",
-    "planning/schedule_model.py", "planning/roofline.py", "planning/estimate.py",
-)  # fmt: skip
-"""Files of tomat that decide an answer."""
+CHILD_MODULE = "tomat.planning.loss_child"
+"""What lowers, compiles and measures a loss; its imports are what decides an answer."""
 
 
 @dataclass(frozen=True)
@@ -72,12 +69,8 @@ def kept_answer(request: dict[str, Any], cache_dir: Path) -> Path:
     """Where the cache holds, or will hold, the answer to a request."""
     from tomat.planning.topology import compiler_version
 
-    sources = hashlib.sha256()
-    for pattern in SOURCES:
-        for path in sorted(PACKAGE.glob(pattern)):
-            sources.update(path.read_bytes())
-    versions = [compiler_version(), importlib.metadata.version("jax")]
-    words = json.dumps([request, versions, sources.hexdigest()], sort_keys=True)
+    found = [compiler_version(), installed_packages(), sources_digest(CHILD_MODULE)]
+    words = json.dumps([request, *found], sort_keys=True)
     return cache_dir / f"{hashlib.sha256(words.encode()).hexdigest()[:24]}.json"
 
 
@@ -95,21 +88,22 @@ def planned(request: dict[str, Any], cache_dir: Path) -> dict[str, Any]:
         TomatError: No compiler, or a compiling process that failed.
     """
     from tomat.performance.chips import slice_named
-    from tomat.planning.topology import libtpu_environment
+    from tomat.planning.topology import child_environment
 
     kept = kept_answer(request, cache_dir)
-    if kept.exists():
-        return json.loads(kept.read_text(encoding="utf-8"))
+    answer = read_answer(kept)
+    if answer is not None:
+        return answer
     cache_dir.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=cache_dir, prefix=".work-") as name:
-        work = Path(name)
+    remove_abandoned(cache_dir)
+    with work_folder(cache_dir) as work:
         for folder in (LLO_DUMP, XLA_DUMP):
             (work / folder).mkdir()
         write_json(work / "request.json", request)
         libtpu_flags, _ = dump_flags(work)
         result_file = work / "result.json"
-        command = [sys.executable, "-m", "tomat.planning.loss_child", str(work / "request.json"), str(result_file)]
-        environment = os.environ | libtpu_environment(slice_named(request["slice"]), libtpu_flags, [])
+        command = [sys.executable, "-m", CHILD_MODULE, str(work / "request.json"), str(result_file)]
+        environment = child_environment(slice_named(request["slice"]), libtpu_flags, [])
         try:
             child = subprocess.run(
                 command, env=environment, capture_output=True, text=True, cwd=work, timeout=LIMIT_SECONDS
@@ -121,8 +115,13 @@ def planned(request: dict[str, Any], cache_dir: Path) -> dict[str, Any]:
         if child.returncode != 0 or not result_file.exists():
             tail = "\n  ".join(line[:300] for line in child.stderr.strip().splitlines()[-6:])
             raise TomatError(f"the compiling process ended with status {child.returncode}:\n  {tail}")
+        # Read before it is in the cache, where another tuning may evict it.
+        answer = json.loads(result_file.read_text(encoding="utf-8"))
         os.replace(result_file, kept)
-    return json.loads(kept.read_text(encoding="utf-8"))
+    evicted = evict(cache_dir, round(CACHE_GIB * GIB))
+    if evicted is not None:
+        console.print(str(evicted), highlight=False)
+    return answer
 
 
 def tune(

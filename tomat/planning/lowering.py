@@ -72,7 +72,10 @@ def lower_step(config: TrainConfig, mesh: Mesh, value_table: np.ndarray | None) 
         state = _placed(eqx.filter_eval_shape(initialise), mapping, mesh)
         example = _placed(TokenExample(tokens=tokens), trainer.compute_axis_mapping, mesh)
         arguments = (state, (example,), {})
-        is_shape = lambda leaf: isinstance(leaf, jax.ShapeDtypeStruct)  # noqa: E731
+
+        def is_shape(leaf: Any) -> bool:
+            return isinstance(leaf, jax.ShapeDtypeStruct)
+
         dynamic, static = eqx.partition(arguments, is_shape)
 
         def run(arguments: Any) -> Any:
@@ -100,7 +103,8 @@ def _placed(tree: Any, mapping: ResourceMapping, mesh: Mesh) -> Any:
         whole = NamedSharding(mesh, PartitionSpec())
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding if sharding is not None else whole)
 
-    is_named = lambda leaf: isinstance(leaf, hax.NamedArray)  # noqa: E731
+    def is_named(leaf: Any) -> bool:
+        return isinstance(leaf, hax.NamedArray)
 
     def place_named(leaf: Any, sharding: Any) -> Any:
         return hax.NamedArray(place(leaf.array, sharding), leaf.axes) if is_named(leaf) else place(leaf, sharding)

@@ -82,6 +82,18 @@ class MemoryReport:
         """Holes in the heap at the peak."""
         return None if self.peak_bytes is None else max(0, self.required_bytes - self.peak_bytes)
 
+    def by_kind(self) -> dict[str, int]:
+        """What `required_bytes` is made of, by kind; the kinds that the compiler did not tell are the rest."""
+        known = {
+            "arguments": self.argument_bytes,
+            "outputs": self.output_bytes,
+            "temporaries": self.temporary_bytes,
+        }
+        kinds = {name: size for name, size in known.items() if size}
+        rest = self.required_bytes - sum(kinds.values())
+        name = "constants" if None not in known.values() else "others"
+        return kinds | ({name: rest} if rest > 0 else {})
+
     def to_dict(self) -> dict[str, Any]:
         """JSON; `from_dict` reads it back."""
         return {**asdict(self), "headroom_bytes": self.headroom_bytes, "fragmentation_bytes": self.fragmentation_bytes}

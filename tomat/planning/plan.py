@@ -13,6 +13,7 @@ import numpy as np
 from tomat.performance.breakdown import Breakdown
 from tomat.performance.chips import Slice
 from tomat.performance.mfu import MFU_KEYS, TYPICAL_ATOMS, StepWork, slice_dict
+from tomat.planning.assumed import PALLAS_TARGET
 from tomat.planning.calibration import Calibration
 from tomat.planning.compiler import CompiledStep, Limits, compile_step
 from tomat.planning.estimate import StepEstimate, estimate_step
@@ -53,7 +54,8 @@ class Plan:
             title=f"{self.config.run_name} on {self.slice_.name}, planned",
             device_kind=self.slice_.chip.device_kinds[0],
             scale=self.calibration.scale(self.slice_.chip.name),
-            notes=self.notes,
+            notes=self.calibration.notes(self.slice_.chip.name),
+            memory_bytes=self.compiled.memory.by_kind(),
         )
 
     @property
@@ -90,8 +92,9 @@ class Plan:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What the reader must know about the estimate."""
-        return self.calibration.notes(self.slice_.chip.name)
+        """What the reader must know about the estimate: its error, and what it assumes."""
+        assumed = self.step.assumed if self.step is not None else ()
+        return (*self.calibration.notes(self.slice_.chip.name), *(one.sentence for one in assumed))
 
     def pallas_kernels(self) -> list[dict[str, Any]]:
         """The Pallas kernels of the step: schedule, share of the slots, what binds; longest first."""
@@ -100,7 +103,7 @@ class Plan:
         schedules = matched_schedules(self.compiled.program, self.compiled.schedules)
         rows = []
         for name, op in self.step.ops.items():
-            if op.schedule is None or self.compiled.program.by_name[name].custom_call_target != "tpu_custom_call":
+            if op.schedule is None or self.compiled.program.by_name[name].custom_call_target != PALLAS_TARGET:
                 continue
             rows.append(
                 {
@@ -111,6 +114,8 @@ class Plan:
                     "mxu_busy_seconds": op.schedule.mxu_seconds,
                     "bound": op.schedule.bound,
                     "active_grid_share": op.schedule.active_share,
+                    "mask_found": op.schedule.mask_found,
+                    "assumed_bundle_share": op.schedule.assumed_bundle_share,
                     "slot_utilisation": slot_utilisation(schedules[name]),
                 }
             )
@@ -131,6 +136,7 @@ class Plan:
             "breakdown": self.breakdown.to_dict() if self.breakdown is not None else None,
             "memory": memory.to_dict(),
             "models_seconds": self.step.model_table() if self.step is not None else None,
+            "assumed": [one.to_dict() for one in self.step.assumed] if self.step is not None else None,
             "estimate_basis_seconds": self.step.basis_seconds() if self.step is not None else None,
             "pallas_kernels": self.pallas_kernels(),
             "collectives": (

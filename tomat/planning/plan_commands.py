@@ -7,9 +7,22 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tomat.arguments import (
+    config_file,
+    count,
+    existing_file,
+    output_file,
+    percent,
+    positive_float,
+    positive_int,
+    report_file,
+    run_folder,
+)
 from tomat.errors import TomatError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tomat.performance.chips import Slice
     from tomat.planning.compiler import Limits
     from tomat.planning.plan import Plan
@@ -25,7 +38,8 @@ forms:
   tomat plan --calibrate | --record RUN                                plan and measurement side by side
   tomat plan compare A B       two plans, profiles or breakdowns; exit status 1 if B's step grew
 
-Plans are cached in ~/.cache/tomat/plan, by the lowered program, the compiler and its flags.
+Plans are cached in ~/.cache/tomat/plan, by the lowered program, the compiler and its flags; beyond --cache_gib the
+least recently used are removed. No variable of this environment decides the step: the configuration does.
 """
 
 DEFAULT_TRACKING_DIR = Path("docs/tracking")
@@ -47,30 +61,48 @@ def register(subparsers: argparse._SubParsersAction) -> None:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The verb's arguments, for the launcher as well."""
     what = parser.add_argument_group("what to plan")
-    what.add_argument("--config_path", type=Path, help="a training configuration; overrides (--a.b VALUE) follow")
-    what.add_argument("--like", type=Path, metavar="RUN", help="a run's folder: its configuration")
+    what.add_argument(
+        "--config_path",
+        type=config_file("configs/train/"),
+        help="a training configuration; overrides (--a.b VALUE) follow",
+    )
+    what.add_argument("--like", type=run_folder, metavar="RUN", help="a run's folder: its configuration")
     what.add_argument("--slice", help="accelerator type, such as v6e-16; default: the configuration's")
-    what.add_argument("--codec", type=Path, metavar="FILE", help="codec.json, for the densities in --executable")
-    what.add_argument("--sweep", type=Path, metavar="FILE", help="plan every row of a sweep")
-    what.add_argument("--workers", type=int, default=1, help="rows of a sweep at once (default 1: one uses two cores)")
-    what.add_argument("--max_batch", "--max-batch", action="store_true", help="find the largest batch that fits")
+    what.add_argument(
+        "--codec", type=existing_file, metavar="FILE", help="codec.json, for the densities in --executable"
+    )
+    what.add_argument("--sweep", type=existing_file, metavar="FILE", help="plan every row of a sweep")
+    what.add_argument(
+        "--row", action="append", default=[], metavar="NAME", help="of --sweep: only this row; repeatable"
+    )
+    what.add_argument(
+        "--workers", type=positive_int, default=1, help="rows of a sweep at once (default 1: one uses two cores)"
+    )
+    what.add_argument("--max_batch", action="store_true", help="find the largest batch that fits")
     what.add_argument("--policies", default="", help="with --max_batch: checkpoint policies, comma-separated")
     what.add_argument("--no_search", action="store_true", help="if it does not fit, do not look for what would")
     what.add_argument("--calibrate", action="store_true", help="plan every measured step again, and write the page")
     what.add_argument("--record", type=Path, metavar="RUN", help="add a measured run to the calibration")
     out = parser.add_argument_group("output")
-    out.add_argument("--json", type=Path, metavar="FILE", help="write the plan; bytes, seconds, fractions")
-    out.add_argument("--top", type=int, default=12, help="operations and buffers to print (default 12)")
+    out.add_argument("--json", type=report_file, metavar="FILE", help="write the plan; bytes, seconds, fractions")
+    out.add_argument("--top", type=count, default=12, help="operations and buffers to print (default 12)")
     out.add_argument("--docs", action="store_true", help="write the plan's page into the tracking folder")
     out.add_argument("--tracking_dir", type=Path, help=f"tracking folder (default: {DEFAULT_TRACKING_DIR})")
-    out.add_argument("--emit", type=Path, metavar="FILE", help="write the planned configuration, ready for the pod")
-    out.add_argument("--executable", type=Path, metavar="FILE", help="write the serialised executable")
+    out.add_argument(
+        "--emit", type=output_file, metavar="FILE", help="write the planned configuration, ready for the pod"
+    )
+    out.add_argument("--executable", type=output_file, metavar="FILE", help="write the serialised executable")
     limits = parser.add_argument_group("limits of a compile")
-    limits.add_argument("--time_limit_seconds", type=float, default=1800.0)
-    limits.add_argument("--memory_limit_gib", type=float, default=16.0)
-    limits.add_argument("--cache_dir", type=Path, help="default: ~/.cache/tomat/plan")
-    parser.add_argument("--warn_percent", type=float, default=2.0, help="compare: growth of A's step that warns")
-    parser.add_argument("--fail_percent", type=float, default=5.0, help="compare: growth of A's step that fails")
+    limits.add_argument(
+        "--time_limit_seconds", type=positive_float, default=1800.0, help="longest compile (default: 1800)"
+    )
+    limits.add_argument(
+        "--memory_limit_gib", type=positive_float, default=16.0, help="most memory of this machine (default: 16)"
+    )
+    limits.add_argument("--cache_dir", type=Path, help="what was planned before (default: ~/.cache/tomat/plan)")
+    limits.add_argument("--cache_gib", type=positive_float, default=2.0, help="what the cache may hold (default 2)")
+    parser.add_argument("--warn_percent", type=percent, default=2.0, help="compare: growth of A's step that warns")
+    parser.add_argument("--fail_percent", type=percent, default=5.0, help="compare: growth of A's step that fails")
     parser.set_defaults(run=run_plan, takes_overrides=True, device_kind=None)
 
 
@@ -80,6 +112,8 @@ def run_plan(args: argparse.Namespace) -> int:
     # A positional argument would swallow the values of overrides, which argparse does not know.
     if overrides[:1] == ["compare"]:
         return _compare(args, overrides[1:])
+    if args.row and args.sweep is None:
+        raise TomatError(f"--row {args.row[0]} is a row of a sweep; give its file with --sweep.")
     if args.sweep is not None:
         return _sweep(args, overrides)
     if args.calibrate or args.record is not None:
@@ -90,9 +124,7 @@ def run_plan(args: argparse.Namespace) -> int:
 def _limits(args: argparse.Namespace) -> Limits:
     from tomat.planning.compiler import GIB, Limits
 
-    if not (args.time_limit_seconds > 0 and args.memory_limit_gib > 0):
-        raise TomatError("--time_limit_seconds and --memory_limit_gib must be more than 0.")
-    return Limits(args.time_limit_seconds, int(args.memory_limit_gib * GIB))
+    return Limits(args.time_limit_seconds, int(args.memory_limit_gib * GIB), int(args.cache_gib * GIB))
 
 
 def _refuse_overrides(overrides: list[str], form: str) -> None:
@@ -112,6 +144,7 @@ def _sweep(args: argparse.Namespace, overrides: list[str]) -> int:
     from tomat.planning.sweep import run_sweep
 
     _refuse_overrides(overrides, "--sweep")
+    _say_withheld()
     return run_sweep(
         args.sweep,
         args.tracking_dir or DEFAULT_TRACKING_DIR,
@@ -119,15 +152,18 @@ def _sweep(args: argparse.Namespace, overrides: list[str]) -> int:
         cache_dir=args.cache_dir,
         limits=_limits(args),
         json=args.json,
+        only=args.row,
     )
 
 
 def _calibrate(args: argparse.Namespace, overrides: list[str]) -> int:
     from tomat.planning.calibration_page import calibrate
+    from tomat.planning.stages import Stages
     from tomat.reporting import write_json
 
     _refuse_overrides(overrides, "--calibrate")
-    with _Stages() as stages:
+    _say_withheld()
+    with Stages() as stages:
         record = calibrate(
             args.tracking_dir or DEFAULT_TRACKING_DIR,
             run_dir=args.record,
@@ -161,29 +197,33 @@ def _load(path: Path, overrides: list[str], slice_name: str | None) -> tuple[Tra
 
 
 def _plan(args: argparse.Namespace, overrides: list[str]) -> int:
+    from tomat.config_keys import check_words
+
+    path = _config_file(args)
+    # Before the seconds that importing JAX and Levanter takes.
+    check_words(path, overrides)
+    _say_withheld()
+
     from tomat.planning.answers import AnswerCache
     from tomat.planning.compiler import default_cache_dir
     from tomat.planning.plan_tables import print_plan, print_trials
     from tomat.reporting import write_json
 
-    path = _config_file(args)
     if args.tracking_dir is not None:
         overrides = [*overrides, "--tracking_dir", str(args.tracking_dir)]
     if args.max_batch:
-        return _max_batch(args, *_load(path, overrides, args.slice))
+        return _max_batch(args, path, overrides)
     answers = AnswerCache(args.cache_dir or default_cache_dir())
     key = answers.key(path, overrides, args.slice, args.tracking_dir or DEFAULT_TRACKING_DIR, args.codec)
     writes = args.docs or args.emit is not None or args.executable is not None
     report = None if writes else answers.find(key)
     plan = None
     if report is None:
-        config, slice_ = _load(path, overrides, args.slice)
-        plan = _compile_plan(args, config, slice_)
-        report = plan.to_dict()
+        plan, report = _compile_plan(args, path, overrides)
     print_plan(report, args.top)
     if not report["fits"] and not args.no_search:
         if "nearest_fits" not in report:
-            report["nearest_fits"] = _search(args, *_load(path, overrides, args.slice))
+            report["nearest_fits"] = _search(args, path, overrides)
         print_trials(report["nearest_fits"])
     answers.keep(key, report)
     if args.json is not None:
@@ -193,61 +233,96 @@ def _plan(args: argparse.Namespace, overrides: list[str]) -> int:
     return 0 if report["fits"] else 1
 
 
-def _compile_plan(args: argparse.Namespace, config: TrainConfig, slice_: Slice) -> Plan:
-    from tomat.planning.plan import make_plan
+def _compile_plan(args: argparse.Namespace, path: Path, overrides: list[str]) -> tuple[Plan, dict[str, Any]]:
+    """The plan and its report."""
+    from tomat.planning.stages import Stages
 
-    table = None
-    if args.codec is not None:
-        from tomat.codec import load_codec
-        from tomat.training.datasets import value_table
+    limits = _limits(args)
+    with Stages() as stages:
+        stages.show("plan", "importing JAX and reading the configuration")
+        from tomat.planning.plan import make_plan
 
-        table = value_table(load_codec(str(args.codec)))
-    with _Stages() as stages:
-        return make_plan(
+        config, slice_ = _load(path, overrides, args.slice)
+        table = None
+        if args.codec is not None:
+            from tomat.codec import load_codec
+            from tomat.training.datasets import value_table
+
+            table = value_table(load_codec(str(args.codec)))
+        stages.done("plan")
+        what = f"{config.run_name} on {slice_.name}"
+        stages.show(what, "looking into the cache, else starting the compiler")
+        plan = make_plan(
             config,
             slice_,
             cache_dir=args.cache_dir,
-            limits=_limits(args),
+            limits=limits,
             value_table=table,
             executable=args.executable is not None,
-            on_stage=lambda stage: stages.show(f"{config.run_name} on {slice_.name}", stage),
+            on_stage=lambda stage: stages.show(what, stage),
+        )
+        stages.show(what, "estimating")
+        return plan, plan.to_dict()
+
+
+def _say_withheld() -> None:
+    """Say which variables of this environment a run here would obey, and a plan does not; before JAX sets its own."""
+    from rich.console import Console
+
+    from tomat.planning.topology import withheld_variables
+
+    names = withheld_variables()
+    if names:
+        Console(stderr=True).print(
+            f"note: set in this environment and kept from the compile: {', '.join(names)}; what decides a step is in "
+            "the configuration (compiler.*, trainer.jax_config)",
+            markup=False,
+            highlight=False,
+            soft_wrap=True,
         )
 
 
-def _search(args: argparse.Namespace, config: TrainConfig, slice_: Slice) -> list[dict[str, Any]]:
+def _search(args: argparse.Namespace, path: Path, overrides: list[str]) -> list[dict[str, Any]]:
     from tomat.planning.compiler import compile_step
     from tomat.planning.search import nearest_fits
+    from tomat.planning.stages import Stages
 
-    with _Stages() as stages:
+    what = "looking for what fits"
+    with Stages() as stages:
+        config, slice_ = _load(path, overrides, args.slice)
+        on_stage = partial(stages.show, what)
         trials = nearest_fits(
             config,
             slice_,
-            _compile_memory(args),
-            lambda overrides: stages.show("looking for what fits", " ".join(f"{k}={v}" for k, v in overrides.items())),
-            compile_whole=partial(compile_step, cache_dir=args.cache_dir, limits=_limits(args)),
+            _compile_memory(args, on_stage),
+            lambda overrides: stages.show(what, " ".join(f"{k}={v}" for k, v in overrides.items())),
+            compile_whole=partial(compile_step, cache_dir=args.cache_dir, limits=_limits(args), on_stage=on_stage),
         )
     return [trial.to_dict() for trial in trials]
 
 
-def _compile_memory(args: argparse.Namespace) -> Compile:
+def _compile_memory(args: argparse.Namespace, on_stage: Callable[[str], None]) -> Compile:
     """What the searches compile with: until the memory is known."""
     from tomat.planning.compiler import compile_step
 
-    return partial(compile_step, cache_dir=args.cache_dir, limits=_limits(args), memory_only=True)
+    return partial(compile_step, cache_dir=args.cache_dir, limits=_limits(args), memory_only=True, on_stage=on_stage)
 
 
-def _max_batch(args: argparse.Namespace, config: TrainConfig, slice_: Slice) -> int:
+def _max_batch(args: argparse.Namespace, path: Path, overrides: list[str]) -> int:
     from tomat.planning.plan_tables import print_largest
     from tomat.planning.search import largest_batch
+    from tomat.planning.stages import Stages
     from tomat.reporting import write_json
 
     words = [word for word in args.policies.split(",") if word]
     policies = [{"true": True, "false": False}.get(word, word) for word in words] or None
-    with _Stages() as stages:
+    with Stages() as stages:
+        stages.show("largest batch", "importing JAX and reading the configuration")
+        config, slice_ = _load(path, overrides, args.slice)
         found = largest_batch(
             config,
             slice_,
-            _compile_memory(args),
+            _compile_memory(args, partial(stages.show, "largest batch")),
             policies,
             lambda overrides: stages.show("largest batch", " ".join(f"{k}={v}" for k, v in overrides.items())),
         )
@@ -320,28 +395,3 @@ def _write(args: argparse.Namespace, plan: Plan) -> None:
         args.executable.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(plan.compiled.executable_file, args.executable)
         console.print(f"wrote {args.executable}", highlight=False)
-
-
-class _Stages:
-    """What the compile is doing, with the time it has taken."""
-
-    def __init__(self) -> None:
-        from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
-        from tomat.reporting import console
-
-        self._bar = Progress(
-            SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn(), console=console, transient=True
-        )
-        self._task = self._bar.add_task("planning")
-
-    def __enter__(self) -> _Stages:
-        self._bar.start()
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self._bar.stop()
-
-    def show(self, what: str, stage: str) -> None:
-        """Say what is under way."""
-        self._bar.update(self._task, description=f"{what}: {stage}")

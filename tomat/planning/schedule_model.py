@@ -10,7 +10,6 @@ bytes over bandwidth (`roofline`).
 
 from __future__ import annotations
 
-import array
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from typing import Any
 
 from tomat.performance.hlo import HloProgram, Instruction
 from tomat.performance.hlo_costs import kernel_hbm_bytes
+from tomat.performance.hlo_values import constant_values, origin
 from tomat.planning.llo import OpSchedule, Region
 
 UNCOUNTED_LOOP_SHARE = 0.01
@@ -42,6 +42,9 @@ class ScheduleTime:
     """Splash kernels: share of the grid's steps whose block the mask does not empty."""
     assumed_bundle_share: float
     """Share of the executed bundles in predicated regions that were taken to be entered, for want of knowing better."""
+    mask_found: bool = True
+    """False for a splash kernel whose mask is no constant that could be found: every block is counted, an upper
+    bound."""
 
 
 def schedule_seconds(
@@ -105,6 +108,7 @@ def schedule_time(
         bound="hbm" if seconds > bundles / clock_hz else "bundles",
         active_share=active,
         assumed_bundle_share=assumed / bundles,
+        mask_found=active is None or bool(_mask_blocks(program, instruction, schedule)),
     )
 
 
@@ -135,60 +139,37 @@ def active_share(program: HloProgram, instruction: Instruction, schedule: OpSche
     """Which share of a splash kernel's grid steps its mask leaves something to do; None for other kernels.
 
     The kernel reads it from prefetched operand 1 (`block_mask`: 0 for a block that the mask empties, 1 partly masked,
-    2 full; JAX's `splash_attention_mask_info.MaskInfo`), a constant of the program for causal and local masks. Without
-    operand 1, or where it is not a constant, every step counts as active.
+    2 full; JAX's `splash_attention_mask_info.MaskInfo`), a constant of the program for causal and local masks. Where it
+    is not found, every step counts as active, which `ScheduleTime.mask_found` says.
     """
-    masked = [r for r in schedule.body.walk() if r.executions is None and r.reason.startswith("operand")]
-    if not is_splash(instruction) or not masked:
+    if not _masked_regions(instruction, schedule):
         return None
-    number = int(masked[0].reason.split()[1].split(",")[-1])
-    operands = program.operands(instruction)
-    blocks = constant_integers(program, operands[number]) if number < len(operands) else None
+    blocks = _mask_blocks(program, instruction, schedule)
     return sum(b > 0 for b in blocks) / len(blocks) if blocks else 1.0
 
 
+def _masked_regions(instruction: Instruction, schedule: OpSchedule) -> list[Region]:
+    """The regions of a splash kernel that run where its mask leaves something to do."""
+    if not is_splash(instruction):
+        return []
+    return [r for r in schedule.body.walk() if r.executions is None and r.reason.startswith("operand")]
+
+
+def _mask_blocks(program: HloProgram, instruction: Instruction, schedule: OpSchedule) -> list[int] | None:
+    """`block_mask` of a splash kernel with masked regions; None where it is no constant that is found."""
+    number = int(_masked_regions(instruction, schedule)[0].reason.split()[1].split(",")[-1])
+    operands = program.operands(instruction)
+    return constant_integers(program, operands[number]) if number < len(operands) else None
+
+
 def constant_integers(program: HloProgram, instruction: Instruction) -> list[int] | None:
-    """The values of an integer array that is a constant of the program, followed through copies and loops that hand it
-    on unchanged; None where it is computed."""
-    loops = {called: i for body in program.computations.values() for i in body if i.opcode == "while"
-             for called in i.called_ids}  # fmt: skip
-    current: Instruction | None = instruction
-    for _ in range(64):
-        if current is None:
-            return None
-        if current.opcode == "constant":
-            literal = current.proto.literal
-            for code, data in (("b", literal.s8s), ("h", literal.s16s)):  # little-endian, as libtpu's hosts are
-                if data:
-                    return list(array.array(code, data))
-            return list(literal.s32s) or None
-        operands = program.operands(current)
-        if current.opcode in ("copy", "copy-start", "copy-done", "bitcast", "reshape") and operands:
-            current = operands[0]
-        elif current.opcode == "get-tuple-element":
-            current = _element(program, operands[0], current.proto.tuple_index, loops)
-        else:
-            return None
-    return None
-
-
-def _element(
-    program: HloProgram, source: Instruction, index: int, loops: Mapping[int, Instruction]
-) -> Instruction | None:
-    """Element `index` of a tuple, taken from before a loop if the loop does not change it."""
-    if source.opcode == "tuple":
-        return program.operands(source)[index]
-    loop = source if source.opcode == "while" else loops.get(source.computation_id)
-    if loop is None or (source is not loop and source.opcode != "parameter"):
-        return None
-    root = program.root(loop.called_ids[0])
-    if root is None or root.opcode != "tuple":
-        return None
-    kept = program.operands(root)[index]
-    if kept.opcode != "get-tuple-element" or kept.proto.tuple_index != index:
-        return None
-    initial = program.operands(loop)[0]
-    return program.operands(initial)[index] if initial.opcode == "tuple" else None
+    """The values of an integer array that is a constant of the program, followed through copies and through loops, one
+    inside another, that hand it on unchanged; None where it is computed."""
+    found = origin(program, instruction)
+    if found[0].opcode == "broadcast" and not found[1]:
+        values = constant_values(origin(program, program.operands(found[0])[0]))
+        return values * found[0].shape.elements if values is not None and len(values) == 1 else None
+    return constant_values(found)
 
 
 def matched_schedules(program: HloProgram, schedules: Mapping[str, OpSchedule]) -> dict[str, OpSchedule]:

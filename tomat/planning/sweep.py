@@ -7,6 +7,7 @@ it was when it is started again. `<tracking_dir>/sweeps/<name>.json` is rewritte
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json as json_module
 import threading
 import time
@@ -17,9 +18,10 @@ from typing import TYPE_CHECKING, Any
 
 from tomat.errors import TomatError
 from tomat.performance.report import SWEEPS_DIR
+from tomat.planning.stages import Stages
 from tomat.planning.sweep_config import SweepConfig, SweepRow, load_sweep
 from tomat.planning.sweep_rows import FAILED, FITS, PlanLike, base_of, failed, planned, ranked, verdict
-from tomat.reporting import console, dump_json, progress, to_jsonable, write_json, write_text
+from tomat.reporting import console, dump_json, to_jsonable, write_json, write_text
 
 if TYPE_CHECKING:
     from tomat.performance.chips import Slice
@@ -27,8 +29,6 @@ if TYPE_CHECKING:
     from tomat.training.config import TrainConfig
 
 RECORD_FORMAT = 1
-COMPILE_MODULE = "tomat.planning.compile_child"
-"""A word of the command line of a compiling process (`compiler.py`)."""
 
 PlanRow = Callable[["TrainConfig", "Slice", Callable[[str], None]], PlanLike]
 """(configuration, slice, told the stages) -> the plan; raises TomatError."""
@@ -45,6 +45,7 @@ def run_sweep(
     cache_dir: Path | None = None,
     limits: Limits | None = None,
     json: Path | None = None,
+    only: Sequence[str] = (),
 ) -> int:
     """Plan every row of a sweep's file, print the ranking, and write the record, the figure and the page.
 
@@ -55,6 +56,7 @@ def run_sweep(
         cache_dir: As for `compile_step`.
         limits: Of each compile.
         json: Also write the record here.
+        only: Names of the rows to plan, the others stay as they are on record; empty: all.
 
     Returns:
         0 if every row has an answer, which may be that it does not fit; 1 if rows failed.
@@ -74,22 +76,18 @@ def run_sweep(
         row = dataclasses.replace(row, tracking_dir=str(tracking_dir))
         return make_plan(row, slice_, cache_dir=cache_dir, limits=limits, on_stage=on_stage)
 
-    with progress(stage="{task.fields[stage]}") as bar:
-        total = bar.add_task(f"sweep {config.name}", total=len(config.rows), stage="")
-        tasks = {}
+    with Stages() as stages:
+        numbers, n_rows = itertools.count(1), len(set(only)) or len(config.rows)
 
         def show(row: SweepRow, stage: str) -> None:
-            if row.name not in tasks:
-                tasks[row.name] = bar.add_task(f"  {row.name}", total=1, stage="")
-            bar.update(tasks[row.name], stage=stage)
+            stages.show(row.name, stage)
 
         def done(row: SweepRow, said: str) -> None:
-            if row.name in tasks:
-                bar.remove_task(tasks.pop(row.name))
-            bar.advance(total)
-            bar.console.print(f"{row.name}: {said}", highlight=False, markup=False)
+            stages.done(row.name)
+            # Not to standard output: a terminal's live display would wipe the line.
+            stages.say(f"{next(numbers)} of {n_rows}, {row.name}: {said}")
 
-        record = plan_rows(config, tracking_dir, plan_row, workers=workers, on_stage=show, on_done=done)
+        record = plan_rows(config, tracking_dir, plan_row, workers=workers, on_stage=show, on_done=done, only=only)
     print_ranking(record)
     page = write_sweep_page(record, tracking_dir)
     if json is not None:
@@ -106,18 +104,28 @@ def plan_rows(
     workers: int = 1,
     on_stage: OnRow = lambda row, stage: None,
     on_done: OnRow = lambda row, verdict: None,
+    only: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Plan the rows of a sweep; each is in the record on disk once it is done.
 
     A row that raises is recorded as failed, and the sweep goes on. Rows that wait are dropped if the sweep
     is interrupted; what the record held of them before stays.
 
+    Args:
+        only: Names of the rows to plan; empty: all.
+
     Returns:
         The record.
 
     Raises:
-        TomatError: The tracking folder holds a run of the sweep's name, or a damaged record.
+        TomatError: The tracking folder holds a run of the sweep's name, or a damaged record; or `only` names no row.
     """
+    unknown = sorted(set(only) - {row.name for row in sweep.rows})
+    if unknown:
+        raise TomatError(
+            f"sweep {sweep.name} has no row {unknown[0]!r}; rows: {', '.join(r.name for r in sweep.rows)}."
+        )
+    wanted = [row for row in sweep.rows if not only or row.name in only]
     path = record_path(tracking_dir, sweep.name)
     if (tracking_dir / "data" / f"{sweep.name}.json").exists():
         raise TomatError(
@@ -125,7 +133,8 @@ def plan_rows(
         )
     earlier = {row["name"]: row for row in read_record(path)["rows"]} if path.exists() else {}
     rows: dict[str, Mapping[str, Any]] = {
-        row.name: earlier[row.name]
+        # with the settings in the order of the file, which the record, whose keys are sorted, does not keep
+        row.name: earlier[row.name] | {"overrides": to_jsonable(row.overrides)}
         for row in sweep.rows
         if row.name in earlier and earlier[row.name]["overrides"] == to_jsonable(row.overrides)
     }
@@ -141,6 +150,7 @@ def plan_rows(
     def work(row: SweepRow) -> None:
         config, slice_ = None, None
         try:
+            on_stage(row, "reading the configuration")
             config, slice_ = row.load()
             plan = plan_row(config, slice_, lambda stage: on_stage(row, stage))
             record = planned(row, config, slice_, plan)
@@ -153,7 +163,7 @@ def plan_rows(
             keep(row, record)
 
     stopping = threading.Event()
-    _run_pool(work, sweep.rows, workers, stopping)
+    _run_pool(work, wanted, workers, stopping)
     result = _record(sweep, rows)
     write_if_changed(path, dump_json(result))
     return result
@@ -192,9 +202,11 @@ def _end_compiles() -> None:
     """End the compiling processes of this one: deep in the compiler they do not notice an interrupt for minutes."""
     import psutil
 
+    from tomat.planning.compiler import CHILD_MODULE
+
     for child in psutil.Process().children():
         try:
-            if COMPILE_MODULE in child.cmdline():
+            if CHILD_MODULE in child.cmdline():
                 child.kill()
         except psutil.NoSuchProcess:
             continue

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -94,6 +95,9 @@ class _SweepKeys:
     exclude: list[Any] = field(default_factory=list)
 
 
+MAX_ROWS = 1000
+"""Rows of a sweep. Each is a compile of minutes: a thousand are days, and a grid of 40^5 is a slip."""
+
 ROW_KEYS = ("name", "config_path", "overrides", "slice", "base", "question", "explain")
 
 
@@ -111,6 +115,9 @@ def load_sweep(path: str | Path) -> SweepConfig:
     keys = _SweepKeys(**{key: value for key, value in values.items() if value is not None})
     if not RUN_NAME.match(str(keys.name)):
         raise TomatError(f"{path}: name is {keys.name!r}; expected letters, digits, '.', '_' and '-': it names files.")
+    for key in ("rows", "exclude"):
+        if not isinstance(getattr(keys, key), list):
+            raise TomatError(f"{path}: {key} is {getattr(keys, key)!r}; expected a list.")
     rows = []
     for number, row in enumerate(keys.rows, 1):
         where = f"{path}: row {number}"
@@ -165,11 +172,20 @@ def _row(row: Mapping[str, Any], keys: _SweepKeys, path: Path, where: str) -> Sw
 
 def _grid_rows(keys: _SweepKeys, path: Path) -> list[dict[str, Any]]:
     """The combinations of the grid that no entry of `exclude` names."""
+    if not isinstance(keys.grid, Mapping):
+        raise TomatError(f"{path}: grid is {keys.grid!r}; expected axes, each with a list of values.")
     axes: list[list[tuple[str, str, dict[str, Any]]]] = []  # of (axis, label, overrides)
     for axis, values in keys.grid.items():
         if not isinstance(values, list) or not values:
             raise TomatError(f"{path}: grid.{axis} is {values!r}; expected a list of values.")
         axes.append([_grid_value(axis, value, path) for value in values])
+    n_rows = len(keys.rows) + (math.prod(map(len, axes)) if axes else 0)
+    if n_rows > MAX_ROWS:
+        sizes = " x ".join(str(len(axis)) for axis in axes)
+        raise TomatError(
+            f"{path} has {n_rows:,} rows (a grid of {sizes} and {len(keys.rows)} of their own); at most {MAX_ROWS:,} "
+            "can be planned, each for minutes. Take values out of the grid, or make several sweeps."
+        )
     for entry in keys.exclude:
         if not isinstance(entry, Mapping) or not entry or set(entry) - set(keys.grid):
             raise TomatError(f"{path}: exclude has {entry!r}; expected axes of the grid, each with one of its values.")

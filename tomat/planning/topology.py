@@ -2,7 +2,7 @@
 
 libtpu 0.0.46 holds the compiler of every TPU generation and opens none of them while it only compiles. It reads what it
 must know from its own environment variables before JAX is imported, so a compile runs in a process of its own
-(`compile_child.py`) that is started with `libtpu_environment`.
+(`compile_child.py`) that is started with `child_environment`.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import math
+import os
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -88,8 +89,29 @@ def libtpu_environment(slice_: Slice, libtpu_args: list[str], xla_flags: list[st
     }
 
 
+PASSED_ON = ("PATH", "HOME", "USER", "LANG", "LC_ALL", "TMPDIR", "PYTHONPATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
+"""Variables that a compiling process has from its parent: what it needs to start, nothing that decides a program."""
+
+WITHHELD = ("JAX_", "XLA_", "LIBTPU_", "TPU_", "PALLAS_", "EQX_", "HALIAX_", "LEVANTER_")
+"""Beginnings of variables that would decide what is traced or compiled; the configuration decides that."""
+
+
+def child_environment(slice_: Slice, libtpu_args: list[str], xla_flags: list[str]) -> dict[str, str]:
+    """The whole environment of a compiling process: of this process' own only `PASSED_ON`."""
+    passed = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
+    return passed | libtpu_environment(slice_, libtpu_args, xla_flags)
+
+
+def withheld_variables() -> list[str]:
+    """Variables set here that would change a step where it runs, and do not reach the compile.
+
+    `JAX_PLATFORMS` is not among them: the compile has its own, and it changes no step.
+    """
+    return sorted(name for name in os.environ if name.startswith(WITHHELD) and name != "JAX_PLATFORMS")
+
+
 def topology_devices(slice_: Slice) -> list[Any]:
-    """The devices of the slice as the compiler describes them; for a process started with `libtpu_environment`.
+    """The devices of the slice as the compiler describes them; for a process started with `child_environment`.
 
     Raises:
         TomatError: The compiler does not know the topology, or shows another number of devices than the slice has.

@@ -1,0 +1,215 @@
+"""The folders of a cache of plans: working folders that end with their process, answers that appear whole, a bound.
+
+- An answer is a folder below `programs/` or a JSON file. It appears by one rename and is never replaced: who has opened
+  it reads one compile's files to the end.
+- A reader holds a shared lock (`flock`) on the folder's result; what is locked is not evicted.
+- A working folder, `.work-*`, belongs to the process that holds the lock beside it. One whose lock is free is removed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import shutil
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from tomat.errors import TomatError
+from tomat.reporting import counted
+
+RESULT_FILE = "result.json"
+"""In each folder below `programs/`; its time of change is that of the last use."""
+
+GIB = 2**30
+CACHE_GIB = 2.0
+"""Default bound of a cache. A plan of the 200M step with scanned layers takes 0.24 MB, its answer as much: thousands of
+plans. (A choice.)"""
+
+WORK, LOCK, EVICTED = ".work-", ".lock", ".evicted-"
+UNLOCKED_SECONDS = 86_400.0
+"""Age from which a working folder without a lock is abandoned: such were made before there were locks."""
+RETRY_SECONDS = 0.05
+"""Between attempts to put an answer where another is being removed."""
+
+
+@dataclass(frozen=True)
+class Evicted:
+    """What `evict` removed."""
+
+    count: int
+    removed_bytes: int
+    limit_bytes: int
+
+    def __str__(self) -> str:
+        return (
+            f"removed {counted(self.count, 'answer')} ({self.removed_bytes / GIB:.2f} GiB), the least recently used, "
+            f"from the cache: it may hold {self.limit_bytes / GIB:.2f} GiB"
+        )
+
+
+@contextlib.contextmanager
+def work_folder(cache: Path) -> Iterator[Path]:
+    """A folder in `cache` for one compile, which goes away with it.
+
+    The lock is there and held before the folder is, so that no folder looks abandoned while it is being made.
+    """
+    handle, name = tempfile.mkstemp(dir=cache, prefix=WORK, suffix=LOCK)
+    lock = Path(name)
+    folder = lock.with_suffix("")
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        folder.mkdir(mode=0o700)
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        lock.unlink(missing_ok=True)
+        os.close(handle)
+
+
+def remove_abandoned(cache: Path) -> None:
+    """Remove what compiles that were killed left in `cache`."""
+    for lock in cache.glob(f"{WORK}*{LOCK}"):
+        with contextlib.suppress(OSError), lock.open("r+b") as file:  # NFS locks for one alone what can be written
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(lock.with_suffix(""), ignore_errors=True)
+            lock.unlink()
+    for folder in [*cache.glob(f"{WORK}*"), *cache.glob(f"{EVICTED}*")]:
+        with contextlib.suppress(OSError):
+            unlocked = folder.is_dir() and not folder.with_name(folder.name + LOCK).exists()
+            old = time.time() - folder.stat().st_mtime > UNLOCKED_SECONDS
+            if unlocked and (old or folder.name.startswith(EVICTED)):
+                shutil.rmtree(folder)
+
+
+def keep(part: Path, folder: Path) -> None:
+    """Make `part` the answer `folder`, in one step; where there is one, it stays, and gets the files that it lacks."""
+    for _ in range(8):
+        try:
+            os.rename(part, folder)
+            return
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+                raise
+        if (kept := open_result(folder)) is not None:
+            with kept[0]:
+                for path in part.iterdir():
+                    if not (folder / path.name).exists():
+                        os.replace(path, folder / path.name)
+            return
+        if not _remove(folder):  # damaged; or evicted, or read as another's new answer, at this moment
+            time.sleep(RETRY_SECONDS)
+    raise TomatError(f"the plan cache {folder.parent.parent} cannot take an answer; remove {folder.name} from it.")
+
+
+def open_result(folder: Path, needed: Sequence[str] = ()) -> tuple[IO[bytes], dict[str, Any]] | None:
+    """The result in a folder of the cache, and the file that, while it is open, keeps the folder from being evicted.
+
+    Args:
+        folder: Below `programs/`.
+        needed: Files that the folder must hold too if its step fits.
+
+    Returns:
+        None where there is none, where it is damaged or lacks a needed file, and where it is being evicted.
+    """
+    path = folder / RESULT_FILE
+    try:
+        file = path.open("rb")
+    except OSError:
+        return None
+    try:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        result = json.loads(file.read())
+        # The lock may have come when the folder was gone already: then the name is free, or another's.
+        if not isinstance(result, dict) or not os.path.samestat(os.fstat(file.fileno()), path.stat()):
+            raise ValueError("not this folder's")
+        if result.get("status") == "fits" and not all((folder / name).exists() for name in needed):
+            raise ValueError("files are missing")
+        os.utime(path)
+    except (OSError, ValueError, RecursionError):
+        file.close()
+        return None
+    return file, result
+
+
+def read_answer(path: Path) -> dict[str, Any] | None:
+    """An answer that is one JSON file; None where there is none, or a damaged one."""
+    try:
+        answer = json.loads(path.read_text(encoding="utf-8"))
+        os.utime(path)  # the least recently used go first
+    except (OSError, ValueError, RecursionError):
+        return None
+    return answer if isinstance(answer, dict) else None
+
+
+def evict(cache: Path, limit_bytes: int) -> Evicted | None:
+    """Remove the least recently used answers until the cache holds no more than `limit_bytes`; none that is being read.
+
+    Returns:
+        What was removed; None if nothing was.
+    """
+    answers = [*(cache / "programs").glob("*"), *(cache / "answers").glob("*.json"), *cache.glob("*.json")]
+    entries = []
+    for path in answers:
+        with contextlib.suppress(OSError):
+            used = path / RESULT_FILE if path.is_dir() else path
+            entries.append((used.stat().st_mtime if used.exists() else 0.0, _size(path), path))
+    held = sum(size for _, size, _ in entries)
+    count = removed = 0
+    for _, size, path in sorted(entries, key=lambda entry: (entry[0], entry[2].name)):
+        if held - removed <= limit_bytes:
+            break
+        if _remove(path):
+            count, removed = count + 1, removed + size
+    if count == 0:
+        return None
+    _remove_dangling(cache)
+    return Evicted(count, removed, limit_bytes)
+
+
+def _size(path: Path) -> int:
+    files = path.iterdir() if path.is_dir() else (path,)
+    return sum(file.stat().st_size for file in files)
+
+
+def _remove(path: Path) -> bool:
+    """Remove an answer unless somebody reads it."""
+    try:
+        if path.is_file():  # read in one go, which an unlinked file survives
+            path.unlink()
+            return True
+        result = path / RESULT_FILE
+        if not result.exists():
+            _set_aside(path)
+            return True
+        with result.open("r+b") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # The lock may have come when the folder was gone already: then the name is another's.
+            if not os.path.samestat(os.fstat(file.fileno()), result.stat()):
+                return False
+            _set_aside(path)
+        return True
+    except OSError:  # locked by a reader, or gone
+        return False
+
+
+def _set_aside(folder: Path) -> None:
+    """Take a folder out of the cache in one step, then delete it."""
+    aside = folder.parent.parent / f"{EVICTED}{uuid.uuid4().hex}"
+    os.rename(folder, aside)
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def _remove_dangling(cache: Path) -> None:
+    """Remove the requests whose program is gone."""
+    for request in (cache / "requests").glob("*.json"):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            if not (cache / "programs" / json.loads(request.read_text(encoding="utf-8"))["program"]).exists():
+                request.unlink()

@@ -73,3 +73,15 @@ def test_roofs_of_the_chip_table():
     roofs = Roofs.of_device_kind("TPU v6 lite")
     assert (roofs.flops_per_second, roofs.clock_hz) == (918e12, 1.75e9)
     assert Roofs.of_device_kind("cpu") == Roofs("cpu")
+
+
+@pytest.mark.parametrize("seconds", [float("nan"), float("inf"), None, "1", True])
+def test_figures_that_are_none_are_refused(seconds):
+    good = of(op()).to_dict()
+    assert Breakdown.from_dict(good).to_dict() == good
+    with pytest.raises(TomatError, match="x.json: a damaged breakdown .step_seconds is"):
+        Breakdown.from_dict({**good, "step_seconds": seconds}, "x.json")
+    with pytest.raises(TomatError, match="a damaged breakdown .seconds is"):
+        Breakdown.from_dict({**good, "ops": [{**good["ops"][0], "seconds": seconds}]}, "x.json")
+    with pytest.raises(TomatError, match="the operations take 2.0 s and the step 1.0 s"):
+        Breakdown.from_dict({**good, "ops": [good["ops"][0], {**good["ops"][0], "name": "twice"}]}, "x.json")

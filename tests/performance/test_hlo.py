@@ -1,11 +1,14 @@
 import jax
 import jax.numpy as jnp
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tomat.errors import TomatError
 from tomat.performance.hlo import FREE_OPCODES
-from tomat.performance.hlo_costs import matmul_flops
+from tomat.performance.hlo_costs import _divisible, matmul_flops
 from tomat.performance.hlo_files import load_program, program_from_bytes, program_from_text, serialise_program
+from tomat.performance.protos import new_message
 
 
 def compiled_text(function, *args) -> str:
@@ -105,3 +108,50 @@ def test_bad_modules_are_refused(v6e_program, tmp_path):
     (tmp_path / "bad.hlo.gz").write_bytes(b"\x1f\x8b\x08\x00 broken")
     with pytest.raises(TomatError, match="cannot be read"):
         load_program(tmp_path / "bad.hlo.gz")
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (
+            lambda m: m.computations[0].instructions[-1].operand_ids.append(10**6),
+            "an operand that does not stand before",
+        ),
+        (
+            lambda m: m.computations[0].instructions[-1].called_computation_ids.append(10**6),
+            "calls a computation that is",
+        ),
+        (
+            lambda m: m.computations[-1].instructions[-1].called_computation_ids.append(m.computations[-1].id),
+            "calls itself",
+        ),
+        (lambda m: m.computations[0].instructions[0].shape.dimensions.append(-1), "has the shape"),
+        (lambda m: m.computations[0].instructions[0].shape.dimensions.append(2**62), "has the shape"),
+        (lambda m: setattr(m.computations[0], "root_id", 10**6), "a result that is not among"),
+        (lambda m: m.computations[0].instructions[0].window.dimensions.add(size=2**40), "a window larger"),
+    ],
+)
+def test_a_module_that_leads_nowhere_is_refused(v6e_program, damage, reason):
+    message = new_message("HloProto")
+    message.ParseFromString(serialise_program(v6e_program))
+    damage(message.hlo_module)
+    with pytest.raises(TomatError, match=f"x.pb: a damaged HLO module .*{reason}"):
+        program_from_bytes(message.SerializeToString(), "x.pb")
+
+
+def test_stack_frames_that_lead_back_end(v6e_program):
+    message = new_message("HloProto")
+    message.ParseFromString(serialise_program(v6e_program))
+    frames = message.hlo_module.stack_frame_index.stack_frames
+    frames[0].parent_frame_id = 1
+    program = program_from_bytes(message.SerializeToString(), "x.pb")
+    found = [i for body in program.computations.values() for i in body if i.frame_id]
+    assert found and all(len(program.frames(i)) <= len(frames) for i in found)
+
+
+@given(st.integers(-50, 50), st.integers(-5, 300), st.integers(1, 40), st.integers(-90, 90), st.integers(1, 40))
+def test_divisible_positions_are_counted_without_a_loop(first, count, stride, offset, base):
+    last = first + count
+    assert _divisible(first, last, stride, offset, base) == sum(
+        (o * stride + offset) % base == 0 for o in range(first, last + 1)
+    )

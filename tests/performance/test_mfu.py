@@ -3,7 +3,6 @@
 Time: about 10 s, most of it imports.
 """
 
-import argparse
 import json
 import warnings
 from pathlib import Path
@@ -13,26 +12,17 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tomat.cli import report_errors
+from tomat.cli import main
 from tomat.errors import TomatError
 from tomat.performance.chips import chip_for_device_kind, slice_named
-from tomat.performance.commands import register
 from tomat.performance.mfu import MFU_KEYS, WALL_PARTS, LiveMfu, MfuReport, RunMfu, RunTimes, StepWork
 from tomat.training.config import config_from_dict, load_config
 
 CONFIGS = Path(__file__).parents[2] / "configs" / "train"
+RUN = str(Path(__file__).parents[1] / "data" / "run")
 
 REFERENCE = [("200m-v6e16", "v6e-16", 2.08, 0.087), ("1b-v6e32", "v6e-32", 5.76, 0.130)]
 """Configuration, slice, seconds a step and MFU of the two reference runs, as they were reported ("8.7 %", "13 %")."""
-
-
-def main(arguments):
-    """The verb as `tomat` runs it, without the other rooms' verbs."""
-    parser = argparse.ArgumentParser()
-    register(parser.add_subparsers())
-    args, overrides = parser.parse_known_args(arguments)
-    args.overrides = overrides
-    return report_errors(lambda: args.run(args))
 
 
 def small_config(**loss):
@@ -89,7 +79,7 @@ def test_twice_the_time_or_chips_is_half_the_mfu():
             assert other.utilisation[key] == pytest.approx(base[key] / 2)
 
 
-@pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan")])
+@pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan"), float("inf"), 1e6])
 def test_a_step_takes_time(seconds):
     with pytest.raises(TomatError, match="step_seconds"):
         MfuReport(StepWork.from_config(small_config(), "tpu"), slice_named("v6e-16"), seconds)
@@ -251,19 +241,34 @@ def test_verb_with_a_run(run_dir, tmp_path, capsys):
     assert "data loading" in capsys.readouterr().out
 
 
+def test_a_run_faster_than_its_slice_is_refused(run_dir, tmp_path, capsys):
+    """Its useful work alone would take one chip longer: another slice ran it."""
+    rows = [a_row(0, 5.0, compile_seconds=4.0), *(a_row(i, 1e-6) for i in range(1, 5))]
+    (run_dir / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    out = tmp_path / "mfu.json"
+    assert main(["mfu", "--run", str(run_dir), "--slice", "v6e-1", "--json", str(out)]) == 2
+    told = capsys.readouterr().err
+    assert "takes v6e-1 at least" in told and "metrics.jsonl" in told and told.count("\n") == 1
+    assert not out.exists()
+    assert main(["mfu", "--run", str(run_dir), "--json", str(out)]) == 0
+
+
 @pytest.mark.parametrize(
     "arguments, message",
     [
         ([], "give --config_path"),
-        (["--config_path", "a.yaml", "--run", "b"], "give --config_path"),
+        (["--config_path", str(CONFIGS / "demo.yaml"), "--run", RUN], "give --config_path"),
         (["--config_path", "nowhere.yaml", "--step_seconds", "1"], "nowhere.yaml does not exist"),
         (["--config_path", str(CONFIGS / "200m-v6e16.yaml")], "--step_seconds is missing"),
-        (["--config_path", str(CONFIGS / "200m-v6e16.yaml"), "--step_seconds", "0"], "expected more than 0"),
+        (
+            ["--config_path", str(CONFIGS / "200m-v6e16.yaml"), "--step_seconds", "0"],
+            "expected a finite number above 0",
+        ),
         (["--config_path", str(CONFIGS / "demo.yaml"), "--step_seconds", "1"], "names no slice"),
         (["--config_path", str(CONFIGS / "demo.yaml"), "--step_seconds", "1", "--slice", "v6e-3"], "not known"),
-        (["--config_path", str(CONFIGS / "demo.yaml"), "--step_seconds", "1", "--atoms", "0"], "--atoms is 0"),
-        (["--run", "nowhere"], "nowhere/config.yaml does not exist"),
-        (["--run", "nowhere", "--step_seconds", "1"], "does not go with --run"),
+        (["--config_path", str(CONFIGS / "demo.yaml"), "--step_seconds", "1", "--atoms", "0"], "--atoms: found '0'"),
+        (["--run", "nowhere"], "nowhere is not a run"),
+        (["--run", RUN, "--step_seconds", "1"], "does not go with --run"),
     ],
 )
 def test_bad_input_is_one_line(arguments, message, tmp_path, capsys):
@@ -272,3 +277,26 @@ def test_bad_input_is_one_line(arguments, message, tmp_path, capsys):
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1
     assert not out.exists()
+
+
+@pytest.mark.parametrize("seconds", [float("nan"), float("inf"), -1.0, 1e6, "0.5", True])
+def test_a_log_with_a_time_that_is_none_is_refused(seconds):
+    with pytest.raises(TomatError, match="step 1 of the log has step_seconds"):
+        RunTimes.from_rows([{"step": 0, "step_seconds": 0.5}, {"step": 1, "step_seconds": seconds}])
+    assert RunTimes.from_rows([{"step": 0, "step_seconds": 0.5, "eval_seconds": None}]).wall_seconds == 0.5
+    with pytest.raises(TomatError, match="eval_seconds .*; expected a finite number of at least 0"):
+        RunTimes.from_rows([{"step": 0, "step_seconds": 0.5, "eval_seconds": float("inf")}])
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--step_seconds", "0.001"), "takes v6e-16 at least"),
+        (("--step_seconds", "inf"), "step_seconds"),
+        (("--step_seconds", "2.08", "--atoms", "1000000"), "atom"),
+    ],
+)
+def test_what_no_step_can_be_is_refused(words, message, capsys):
+    assert main(["mfu", "--config_path", str(CONFIGS / "200m-v6e16.yaml"), *words]) == 2
+    told = capsys.readouterr().err
+    assert message in told and told.count("\n") == 1

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tomat.cli import main
 from tomat.errors import TomatError
 from tomat.performance.profile_commands import register
 
@@ -58,6 +59,19 @@ def test_an_hlo_module(tmp_path, capsys):
     assert "lower bound" in " ".join(capsys.readouterr().out.split())
 
 
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [((), "give --device_kind, such as 'TPU v6 lite'"), (("--device_kind", "TPU v99"), "no peak .* 'TPU v99'")],
+)
+def test_an_hlo_module_needs_a_known_chip(flags, message, tmp_path):
+    """Without one every row would take no time."""
+    for words in ((HLO,), ("compare", HLO, HLO)):
+        with pytest.raises(TomatError, match=message) as refused:
+            run(*words, *flags, "--json", tmp_path / "x.json")
+        assert "\n" not in str(refused.value)
+    assert not (tmp_path / "x.json").exists()
+
+
 def test_index(tmp_path, capsys):
     assert run("index", tmp_path) == 0
     assert "No run is on record yet." in (tmp_path / "index.md").read_text()
@@ -78,6 +92,25 @@ def test_index(tmp_path, capsys):
 def test_wrong_words(words, message):
     with pytest.raises(TomatError, match=message):
         run(*words)
+
+
+@pytest.mark.parametrize(("flag", "value"), [("--warn_percent", "nan"), ("--fail_percent", "inf")])
+def test_thresholds_are_finite(flag, value, capsys):
+    assert main(["profile", "compare", "a", "b", flag, value]) == 2
+    assert f"{flag}: found '{value}', expected a percentage" in capsys.readouterr().err
+
+
+def test_each_form_has_its_own_help(capsys):
+    def help_of(*words: str) -> str:
+        with pytest.raises(SystemExit) as end:
+            run(*words, "--help")
+        assert end.value.code == 0
+        return capsys.readouterr().out
+
+    compare = help_of("compare")
+    assert "profile compare [-h]" in compare and "A B" in compare and "--session" not in compare
+    assert "profile index [-h]" in help_of("index") and "DOCS" in help_of("index")
+    assert help_of("some/profile") == help_of() and "--session" in help_of()
 
 
 def test_the_launcher_prints_one_line_for_a_user_error(tmp_path):

@@ -7,6 +7,7 @@ import yaml
 from tomat.errors import TomatError
 from tomat.performance.breakdown import Breakdown, OpRow, Roofs
 from tomat.performance.categories import Category, Direction, Part
+from tomat.performance.page_sections import memory_section
 from tomat.performance.report import flatten, read_record, write_index, write_run_page
 
 CONFIG = {
@@ -128,3 +129,50 @@ def test_names_and_records_are_checked(tmp_path, breakdown):
 
 def test_flatten():
     assert flatten({"a": {"b": 1, "c": {}}, "d": [1]}) == {"a.b": 1, "a.c": {}, "d": [1]}
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("kind", "guessed"), ("run", "../r1"), ("mfu_full", float("nan")), ("step_seconds", "2 s"), ("config", [1])],
+)
+def test_a_damaged_record_names_its_value(tmp_path, key, value):
+    docs = tmp_path / "docs"
+    write_run_page(run_folder(tmp_path), docs, None, MFU)
+    record = docs / "data" / "r1.json"
+    record.write_text(json.dumps({**json.loads(record.read_text()), key: value}))
+    index = (docs / "index.md").read_bytes()
+    with pytest.raises(TomatError, match=f"r1.json: a damaged record, its {key} is"):
+        write_index(docs)
+    assert (docs / "index.md").read_bytes() == index
+
+
+def test_a_page_that_is_no_text_is_left_alone(tmp_path, breakdown):
+    run, docs = run_folder(tmp_path), tmp_path / "docs"
+    page = write_run_page(run, docs, breakdown, MFU)
+    page.write_bytes(page.read_bytes() + b"\xff")
+    before = snapshot(docs)
+    with pytest.raises(TomatError, match="r1.md: not a text in UTF-8"):
+        write_run_page(run, docs, breakdown, MFU)
+    assert snapshot(docs) == before
+
+
+def test_the_memory_section_says_how_to_get_what_is_missing(breakdown):
+    from dataclasses import replace
+
+    trace = memory_section(replace(breakdown, memory_bytes={}, source="trace"))
+    assert "is not known" in trace and "`tomat plan`" in trace and "enable_hlo_proto" in trace
+    compiled = memory_section(replace(breakdown, memory_bytes={}, source="compiled"))
+    assert "--xla_dump_to" in compiled and "No profile was taken." in memory_section(None)
+
+
+def test_a_sweep_that_is_not_whole_says_how_many_rows_are_planned(tmp_path):
+    """Else the rows that nobody planned yet read as rows that do not fit."""
+    (tmp_path / "sweeps").mkdir()
+    record = {"title": "A sweep", "sweep": "s", "n_rows": 3, "n_fitting": 2, "ranking": ["a", "b"]}
+    path = tmp_path / "sweeps" / "s.json"
+    path.write_text(json.dumps(record | {"rows": [{"name": "a"}, {"name": "b"}]}))
+    write_index(tmp_path)
+    assert "| [A sweep](s.md) | 2 of 3 planned | 2 | a |" in (tmp_path / "index.md").read_text()
+    path.write_text(json.dumps(record | {"rows": [{"name": name} for name in "abc"]}))
+    write_index(tmp_path)
+    assert "| [A sweep](s.md) | 3 | 2 | a |" in (tmp_path / "index.md").read_text()

@@ -1,12 +1,19 @@
 import gzip
 import json
 import shutil
+import tempfile
+import tracemalloc
 
 import pytest
+from fsspec.implementations.memory import MemoryFile
 
 from tomat.errors import TomatError
+from tomat.performance.hlo_files import load_program
+from tomat.performance.page_sections import breakdown_section
+from tomat.performance.profile_tables import print_breakdown
 from tomat.performance.protos import new_message
-from tomat.performance.trace import load_trace, program_name_and_id
+from tomat.performance.trace import load_trace, natural_order, program_name_and_id
+from tomat.performance.trace_breakdown import breakdown_from_trace
 
 
 def test_hosts_of_a_session_are_merged(tpu_profile):
@@ -132,3 +139,136 @@ def test_damaged_chrome_traces(tmp_path, text):
 def test_program_names():
     assert program_name_and_id("jit_step(28)") == ("jit_step", 28)
     assert program_name_and_id("jit_step") == ("jit_step", 0)
+
+
+def test_numbers_in_names_count(tpu_bytes, tmp_path):
+    for name in ("run_9", "run_10", "run_1"):
+        session = tmp_path / "plugins" / "profile" / name
+        session.mkdir(parents=True)
+        (session / "h.xplane.pb").write_bytes(tpu_bytes(n_steps=2, n_devices=1, hostname=name))
+    trace = load_trace(tmp_path)
+    assert trace.hosts[0].host == "run_10"
+    assert "3 sessions found, the newest by its name (run_10) is read" in trace.notes
+    assert natural_order("2026_01_09") < natural_order("2026_01_10") < natural_order("2026_02_01")
+
+
+def test_a_name_that_leads_out_of_the_folder(tpu_bytes, tmp_path, monkeypatch):
+    """A bucket may hold an object of any name; nothing of it is written beside the scratch folder."""
+    import fsspec
+
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(scratch))
+    filesystem = fsspec.filesystem("memory")
+    filesystem.store["/evil/profiler/../../../out.xplane.pb"] = MemoryFile(
+        filesystem, "/evil/profiler/../../../out.xplane.pb", tpu_bytes(n_steps=2, n_devices=1)
+    )
+    monkeypatch.setattr(filesystem, "find", lambda root: list(filesystem.store))
+    try:
+        with pytest.raises(TomatError, match="leads out of the folder .* the address of the one session to read"):
+            load_trace("memory://evil/profiler")
+    finally:
+        del filesystem.store["/evil/profiler/../../../out.xplane.pb"]
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+def chrome_file(tmp_path, change):
+    """Four steps of 10 us, every 20 us, after `change` of the list of events."""
+    events = [event for event in chrome_events(True) if event["ph"] == "M"]
+    for step in range(4):
+        for event in chrome_events(True):
+            if event["ph"] == "X":
+                name = str(step) if event["tid"] == 1 else event["name"]
+                events.append({**event, "name": name, "ts": event["ts"] + 20 * step})
+    changed = change(events)
+    path = tmp_path / "host.trace.json"
+    path.write_text(json.dumps({"traceEvents": events if changed is None else changed}))
+    return path
+
+
+def complete(events):
+    return [event for event in events if event["ph"] == "X"]
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda events: complete(events)[2].update(dur=-3), "1 have a negative duration"),
+        (lambda events: complete(events)[2].pop("dur") and None, "1 have no duration"),
+        (lambda events: complete(events)[2].update(ts=float("nan")), "1 have no time that is a number"),
+        (lambda events: complete(events)[2].update(ts=1.8e18), "1 lie or last more than a day"),
+        (lambda events: complete(events)[2].update(dur=1e300), "1 lie or last more than a day"),
+        (lambda events: complete(events)[2].update(args=[1]), "1 are not formed as events"),
+        (lambda events: complete(events)[2].update(tid=[1]), "1 are not formed as events"),
+    ],
+)
+def test_damaged_chrome_events_are_left_out_and_said(tmp_path, change, reason, capsys):
+    breakdown = breakdown_from_trace(load_trace(chrome_file(tmp_path, change)))
+    assert breakdown.step_seconds == pytest.approx(20e-6)
+    assert breakdown.n_events_left_out == 1 == breakdown.to_dict()["n_events_left_out"]
+    (said,) = [note for note in breakdown.notes if "1 of 16 events are damaged and left out" in note]
+    assert reason in said and said in breakdown_section(breakdown, [])
+    print_breakdown(breakdown, 3)
+    assert reason in " ".join(capsys.readouterr().out.split())
+
+
+def test_null_args_are_no_args(tmp_path):
+    def without(events):
+        for event in complete(events):
+            event["args"] = None
+
+    breakdown = breakdown_from_trace(load_trace(chrome_file(tmp_path, without)))
+    assert breakdown.step_seconds == pytest.approx(20e-6) and breakdown.n_events_left_out == 0
+
+
+def test_times_since_1970(tmp_path):
+    def shifted(scale):
+        def change(events):
+            for event in complete(events):
+                event["ts"] += scale
+
+        return change
+
+    breakdown = breakdown_from_trace(load_trace(chrome_file(tmp_path, shifted(1_760_000_000_000_000))))
+    assert breakdown.step_seconds == pytest.approx(20e-6) and breakdown.n_events_left_out == 0
+    with pytest.raises(TomatError, match="host.trace.json: its times, .* nanoseconds since 1970"):
+        load_trace(chrome_file(tmp_path, shifted(1_760_000_000_000_000_000)))
+
+
+def test_a_mostly_damaged_trace_is_refused(tmp_path):
+    def negative(events):
+        for event in complete(events):
+            event["dur"] = -1
+
+    with pytest.raises(TomatError, match="16 of 16 events are damaged"):
+        load_trace(chrome_file(tmp_path, negative))
+
+
+def test_each_device_is_judged_by_its_own_events(tmp_path):
+    """Half of a device's operations are damaged; a busy host has a hundred times as many events."""
+
+    def damaged(events):
+        busy = [{"ph": "X", "pid": 99, "tid": 1, "name": "python", "ts": 1, "dur": 1}] * 5000
+        operations = [event for event in complete(events) if event["pid"] == 3]
+        more = [{**event, "ts": event["ts"] + 80 * n} for n in range(4) for event in operations]
+        for event in more[::2]:
+            event["dur"] = -1
+        return [*(e for e in events if e["ph"] == "M"), *more, *busy]
+
+    with pytest.raises(TomatError, match=r"device:TPU:0: \d+ of \d+ events are damaged"):
+        load_trace(chrome_file(tmp_path, damaged))
+
+
+@pytest.mark.parametrize("name", ["bomb.trace.json.gz", "bomb.hlo.pb.gz"])
+def test_what_unpacks_to_gigabytes_is_refused(tmp_path, name):
+    """300 MB of zeros in 300 kB: refused after the 64 MiB that any file may unpack to."""
+    path = tmp_path / name
+    with gzip.open(path, "wb", compresslevel=9) as file:
+        for _ in range(300):
+            file.write(bytes(10**6))
+    tracemalloc.start()
+    with pytest.raises(TomatError, match="unpack to more than 67,108,864"):
+        load_trace(path) if "trace" in name else load_program(path)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 250 * 2**20

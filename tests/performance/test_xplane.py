@@ -98,8 +98,35 @@ def test_a_trace_of_another_schema_is_refused(tpu_bytes):
     space.ParseFromString(tpu_bytes(n_steps=2))
     for plane in space.planes:
         plane.event_metadata.clear()
-    with pytest.raises(TomatError, match="refer to event metadata that the file does not hold"):
+    with pytest.raises(TomatError, match="name metadata that the file does not hold.* another schema .*0.11.1"):
         read(space.SerializeToString())
+
+
+def test_each_device_is_judged_by_its_own_events(tpu_bytes):
+    """Half of one device's operations are damaged; the host's Python tracer wrote a hundred times as many events."""
+    space = new_message("XSpace")
+    space.ParseFromString(tpu_bytes(n_steps=2))
+    host = space.planes.add(name="/host:CPU", id=7)
+    host.event_metadata[1].id, host.event_metadata[1].name = 1, "python"
+    line = host.lines.add(id=1, name="python")
+    line.events.extend([type(line.events.add(metadata_id=1))(metadata_id=1, duration_ps=1)] * 150_000)
+    assert read(space.SerializeToString()).left_out == {}
+    device = next(plane for plane in space.planes if plane.name == "/device:TPU:1")
+    operations = next(line for line in device.lines if line.name == "XLA Ops").events
+    for event in operations[::2]:
+        event.duration_ps = -1
+    with pytest.raises(TomatError, match=r"x.xplane.pb, /device:TPU:1: [\d,]+ of [\d,]+ events are damaged"):
+        read(space.SerializeToString())
+
+
+def test_a_label_of_more_digits_than_a_number_has_is_none(tpu_bytes):
+    space = new_message("XSpace")
+    space.ParseFromString(tpu_bytes(n_steps=2, n_devices=1))
+    for plane in space.planes:
+        for metadata in plane.event_metadata.values():
+            if metadata.name in ("0", "1"):
+                metadata.name = f"{metadata.name}{10**19}"
+    assert [mark.number for mark in read(space.SerializeToString()).devices[0].steps] == [0, 1]
 
 
 def test_damaged_hlo_is_a_warning_and_not_the_end(tpu_bytes):

@@ -3,17 +3,28 @@
 import argparse
 from pathlib import Path
 
+from tomat.arguments import existing_file, positive_int, report_file
+
 DEFAULT_EVENTS = 1_000_000
 GOAL_SECONDS, GOAL_BYTES = 10.0, 2 * 10**9
 
 
 def register_bench(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add `tomat bench profile`."""
-    parser = subparsers.add_parser("profile", help="parse a trace of a million events, on one core")
-    parser.add_argument("--events", type=int, default=DEFAULT_EVENTS, help=f"default {DEFAULT_EVENTS:,}")
-    parser.add_argument("--hlo", type=Path, required=True, help="an optimised HLO module (text or proto) to execute")
-    parser.add_argument("--device_kind", default="TPU v6 lite", help="default: TPU v6 lite")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures")
+    parser = subparsers.add_parser(
+        "profile",
+        help="parse a trace of a million events, on one core",
+        description="Build the trace of a TPU that executes a module, read it in a process of its own, and report the "
+        "time and the peak of memory.",
+    )
+    parser.add_argument(
+        "--events", type=positive_int, default=DEFAULT_EVENTS, help=f"events of the trace (default: {DEFAULT_EVENTS:,})"
+    )
+    parser.add_argument(
+        "--hlo", type=existing_file, required=True, help="an optimised HLO module (text or proto) to execute"
+    )
+    parser.add_argument("--device_kind", default="TPU v6 lite", help="JAX's name of the chip (default: TPU v6 lite)")
+    parser.add_argument("--json", type=report_file, metavar="FILE", help="write the figures")
     parser.set_defaults(run=run_bench)
 
 

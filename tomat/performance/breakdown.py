@@ -6,12 +6,14 @@ for a compiled step. The rows of `Breakdown.categories` and of `Breakdown.parts`
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from tomat.documents import is_figure
 from tomat.errors import TomatError
 from tomat.performance.categories import Category, Direction, Part
 
@@ -141,6 +143,8 @@ class Breakdown:
     gaps: tuple[GapRow, ...] = ()
     memory_bytes: Mapping[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    n_events_left_out: int = 0
+    """Events of the trace that are damaged and in no figure; the notes say why."""
 
     @property
     def categories(self) -> tuple[GroupRow, ...]:
@@ -245,6 +249,7 @@ class Breakdown:
             "gaps": [asdict(g) for g in self.gaps],
             "memory_bytes": dict(sorted(self.memory_bytes.items())),
             "notes": list(self.notes),
+            "n_events_left_out": self.n_events_left_out,
             "categories": [asdict(r) for r in self.categories],
             "parts": [asdict(r) for r in self.parts],
             "ops": [asdict(o) for o in self.top(len(self.ops))],
@@ -263,8 +268,9 @@ class Breakdown:
                 f"{origin}: not a breakdown of format {FORMAT_VERSION} (found {version!r}). "
                 "Write it with `tomat profile TRACE --json FILE`."
             )
-        device = data["device"]
         try:
+            device = data["device"]
+            _check_figures(data)
             return Breakdown(
                 title=data["title"],
                 source=data["source"],
@@ -295,9 +301,52 @@ class Breakdown:
                 gaps=tuple(GapRow(**g) for g in data["gaps"]),
                 memory_bytes=dict(data["memory_bytes"]),
                 notes=tuple(data["notes"]),
+                # Older breakdowns left nothing out.
+                n_events_left_out=data.get("n_events_left_out", 0),
             )
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise TomatError(f"{origin}: a damaged breakdown ({error}). Write it again with `tomat profile`.") from None
+
+
+_TEXTS = ("title", "source", "device_kind", "name", "program", "opcode", "category", "part", "direction", "op_name",
+          "before", "after", "host_activity")  # fmt: skip
+_COUNTS = ("n_devices", "n_hosts", "n_steps", "n_events_left_out", "count")
+MAX_FIGURE = 1e30
+"""No flops, bytes or seconds of a step reach it: 10,000 chips of 1 PFLOP/s take 3,000 years to as many flops. The sums
+and products of larger ones are no finite numbers."""
+_SIGNED = ("seconds",)
+"""The row of waits takes the rounding of all others and may be as little as -1e-9 of a step."""
+
+
+def _check_figures(data: Mapping[str, Any]) -> None:
+    """Refuse a breakdown's values that no breakdown has.
+
+    Raises:
+        ValueError: names the value. Damage that leaves a figure finite cannot be seen: the file has no checksum.
+    """
+    nullable = {"flops", "hbm_bytes", *(key for key in data["device"] if key != "device_kind")}
+    rows = [data["device"], *data["ops"], *data["step_classes"], *data["gaps"]]
+    rows += [{"count": size} for size in data["memory_bytes"].values()]
+    rows += [{"step_seconds": time} for time in data["step_times_seconds"]]
+    rows += [{"title": note} for note in data["notes"]]
+    rows.append({key: data[key] for key in ("title", "source", "step_seconds", "n_devices", "n_hosts", "n_steps")})
+    rows.append({"n_events_left_out": data.get("n_events_left_out", 0)})
+    for row in rows:
+        for key, value in row.items():
+            if key in _TEXTS:
+                sound = isinstance(value, str)
+            elif key in _COUNTS:
+                sound = isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_FIGURE
+            else:
+                least = -MAX_FIGURE if key in _SIGNED else 0
+                sound = (value is None and key in nullable) or (is_figure(value) and least <= value <= MAX_FIGURE)
+            if not sound:
+                raise ValueError(f"{key} is {value!r}")
+    if data["n_steps"] < 1 or data["n_devices"] < 1:
+        raise ValueError(f"n_steps is {data['n_steps']} and n_devices {data['n_devices']}")
+    total = sum(op["seconds"] for op in data["ops"])
+    if not math.isclose(total, data["step_seconds"], rel_tol=1e-6, abs_tol=1e-12):
+        raise ValueError(f"the operations take {total} s and the step {data['step_seconds']} s")
 
 
 def _sum_known(values: Iterable[float | None]) -> float | None:

@@ -6,10 +6,12 @@ else was kept.
 
 from __future__ import annotations
 
-import gzip
 import json
+import math
 import re
-import zlib
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,12 @@ import numpy as np
 
 from tomat.errors import TomatError
 from tomat.performance.trace import (
+    FAR_AWAY,
+    LONGEST_TRACE_PS,
+    MALFORMED,
+    NEGATIVE_DURATION,
+    NO_DURATION,
+    NO_TIME,
     DeviceTrace,
     Events,
     HostActivity,
@@ -24,11 +32,17 @@ from tomat.performance.trace import (
     ModuleRun,
     OpKind,
     StepMark,
+    clock_origin,
     program_name_and_id,
+    refuse_damaged,
     with_program_of_run,
 )
+from tomat.performance.unpack import read_unpacked
 
 PS_PER_US = 1_000_000
+US_PER_DAY = LONGEST_TRACE_PS // PS_PER_US
+LATEST_US = 10**16
+"""The year 2286 in microseconds since 1970. The present in nanoseconds is 1.8e18."""
 MAX_EVENTS_WRITTEN = 1_000_000
 """The profiler's own limit on a Chrome trace; a file that reaches it has lost events (tsl trace_viewer)."""
 
@@ -37,20 +51,46 @@ def read_chrome_file(path: Path) -> HostTrace:
     """The trace in a JSON file.
 
     Raises:
-        TomatError: not gzip or JSON, or no `traceEvents` in it.
+        TomatError: not gzip or JSON, no `traceEvents` in it, times in another unit, or more than a few damaged events.
+            Up to that many are left out and counted.
     """
+    data = read_unpacked(path, "JSON trace")
     try:
-        data = path.read_bytes()
-        if data[:2] == b"\x1f\x8b":
-            data = gzip.decompress(data)
         document = json.loads(data)
-    except (OSError, EOFError, ValueError, zlib.error) as error:
+    except (ValueError, RecursionError) as error:
         raise TomatError(f"{path}: not a JSON trace ({error}). It may be truncated: copy it again.") from None
     events = document.get("traceEvents") if isinstance(document, dict) else document
     if not isinstance(events, list) or not all(isinstance(e, dict) for e in events):
         raise TomatError(f"{path}: JSON without a list `traceEvents`; it is not a Chrome or Perfetto trace.")
     host = path.name.split(".trace.json")[0].removesuffix(".json.gz").removesuffix(".json")
     return _Reader(host, str(path)).read(events)
+
+
+@dataclass(frozen=True)
+class _Placed:
+    """A complete event and its time on the trace's clock."""
+
+    event: dict[str, Any]
+    start_ps: int
+    duration_ps: int
+
+    @property
+    def end_ps(self) -> int:
+        return self.start_ps + self.duration_ps
+
+
+def _args(event: dict[str, Any]) -> dict[str, Any]:
+    return event.get("args") or {}
+
+
+def _track(event: dict[str, Any]) -> tuple[Any, Any]:
+    return event.get("pid"), event.get("tid")
+
+
+def _is_formed(event: dict[str, Any]) -> bool:
+    """Whether its process and thread are names or numbers, and its arguments, if any, keys and values."""
+    plain = all(not isinstance(key, list | dict) for key in _track(event))
+    return plain and isinstance(event.get("args"), dict | None)
 
 
 class _Reader:
@@ -60,22 +100,27 @@ class _Reader:
         self.host, self.origin = host, origin
         self.processes: dict[Any, str] = {}
         self.threads: dict[tuple[Any, Any], str] = {}
+        self.left_out: dict[Any, Counter[str]] = {}
+        """Damaged events of each process, by what is wrong with them."""
 
     def read(self, events: list[dict[str, Any]]) -> HostTrace:
-        tracks: dict[tuple[Any, Any], list[dict[str, Any]]] = {}
+        tracks: dict[tuple[Any, Any], list[_Placed]] = {}
+        result = HostTrace(self.origin, self.host, [], HostActivity(), [], {}, None, {}, 0)
+        complete = [event for event in events if event.get("ph") == "X"]
         for event in events:
-            phase = event.get("ph")
-            if phase == "M":
+            if event.get("ph") == "M":
                 self._name(event)
-            elif phase == "X" and "ts" in event:
-                tracks.setdefault((event.get("pid"), event.get("tid")), []).append(event)
-        count = sum(len(t) for t in tracks.values())
-        result = HostTrace(self.origin, self.host, [], HostActivity(), [], {}, None, {}, count)
+        for placed in self._placed(complete, result):
+            tracks.setdefault(_track(placed.event), []).append(placed)
+        count = result.event_count = len(complete)
+        refuse_damaged(self.origin, result.left_out, count)
         if count >= MAX_EVENTS_WRITTEN:
             result.warnings.append(f"{count:,} events: the writer's limit is reached, so events are missing")
         for pid, process in sorted(self.processes.items(), key=lambda item: str(item[0])):
             mine = {key: track for key, track in tracks.items() if key[0] == pid}
             if re.match(r"^/device:(TPU|GPU):\d+", process):
+                damaged = self.left_out.get(pid, Counter())
+                refuse_damaged(f"{self.origin}, {process}", damaged, damaged.total() + sum(map(len, mine.values())))
                 result.devices.append(self._device(process, mine))
         host_tracks = {k: t for k, t in tracks.items() if self.processes.get(k[0], "").startswith("/host:CPU")}
         self._host(host_tracks, result, as_device=not result.devices)
@@ -83,13 +128,44 @@ class _Reader:
         return result
 
     def _name(self, event: dict[str, Any]) -> None:
-        name = str(event.get("args", {}).get("name", ""))
+        if not _is_formed(event):
+            return
+        name = str(_args(event).get("name", ""))
         if event.get("name") == "process_name":
             self.processes[event.get("pid")] = re.sub(r" \(pid.*\)$", "", name)
         elif event.get("name") == "thread_name":
-            self.threads[event.get("pid"), event.get("tid")] = name
+            self.threads[_track(event)] = name
 
-    def _device(self, process: str, tracks: dict[tuple[Any, Any], list[dict[str, Any]]]) -> DeviceTrace:
+    def _placed(self, events: list[dict[str, Any]], result: HostTrace) -> Iterator[_Placed]:
+        """The events with their times in picoseconds; damaged ones are counted in `result` and left out."""
+        times = [_number(event.get("ts")) for event in events]
+        origin_us = clock_origin([(math.floor(t), 1) for t in times if t is not None], US_PER_DAY)
+        if abs(origin_us) > LATEST_US:
+            raise TomatError(
+                f"{self.origin}: its times, such as {origin_us}, cannot be the microseconds that a Chrome trace has; "
+                "nanoseconds since 1970? Divide `ts` and `dur` by 1,000 if they are."
+            )
+        for event, time in zip(events, times, strict=True):
+            duration = _number(event.get("dur"))
+            if not _is_formed(event):
+                self._leave_out(event, MALFORMED, result)
+            elif time is None:
+                self._leave_out(event, NO_TIME, result)
+            elif duration is None:
+                self._leave_out(event, NO_DURATION, result)
+            elif duration < 0:
+                self._leave_out(event, NEGATIVE_DURATION, result)
+            elif abs(time - origin_us) > US_PER_DAY or duration > US_PER_DAY:
+                self._leave_out(event, FAR_AWAY, result)
+            else:
+                yield _Placed(event, round((time - origin_us) * PS_PER_US), round(duration * PS_PER_US))
+
+    def _leave_out(self, event: dict[str, Any], wrong: str, result: HostTrace) -> None:
+        result.leave_out(wrong)
+        if not isinstance(event.get("pid"), list | dict):
+            self.left_out.setdefault(event.get("pid"), Counter())[wrong] += 1
+
+    def _device(self, process: str, tracks: dict[tuple[Any, Any], list[_Placed]]) -> DeviceTrace:
         platform = "tpu" if "TPU" in process else "gpu"
         table: dict[tuple[str, str, int], int] = {}
         kinds: list[OpKind] = []
@@ -100,10 +176,9 @@ class _Reader:
         for line, (key, track) in enumerate(sorted(tracks.items(), key=lambda item: str(item[0]))):
             name = self.threads.get(key, "")
             if name == "XLA Modules":
-                for event in track:
-                    program, program_id = program_name_and_id(str(event.get("name", "")))
-                    start = _ps(event["ts"])
-                    modules.append(ModuleRun(program, program_id, start, start + _ps(event.get("dur", 0))))
+                for placed in track:
+                    program, program_id = program_name_and_id(str(placed.event.get("name", "")))
+                    modules.append(ModuleRun(program, program_id, placed.start_ps, placed.end_ps))
             elif name == "Steps":
                 steps += [_step(e, i) for i, e in enumerate(track)]
             elif name in ("XLA Ops", "Async XLA Ops") or (platform == "gpu" and name.startswith("Stream")):
@@ -115,22 +190,22 @@ class _Reader:
         return DeviceTrace(self.host, process, platform, "", kinds, operations, Events.build(transfers), modules,
                            sorted(steps, key=lambda s: s.start_ps))  # fmt: skip
 
-    def _host(self, tracks: dict[tuple[Any, Any], list[dict[str, Any]]], result: HostTrace, as_device: bool) -> None:
+    def _host(self, tracks: dict[tuple[Any, Any], list[_Placed]], result: HostTrace, as_device: bool) -> None:
         table: dict[tuple[str, str, int], int] = {}
         kinds: list[OpKind] = []
         rows: list[tuple[int, int, int, int]] = []
         names: dict[str, int] = {}
         spans: list[tuple[int, int, int]] = []
         for line, (_, track) in enumerate(sorted(tracks.items(), key=lambda item: str(item[0]))):
-            for event in track:
-                args = event.get("args", {})
-                start, duration = _ps(event["ts"]), _ps(event.get("dur", 0))
+            for placed in track:
+                args = _args(placed.event)
                 if "hlo_op" in args and as_device:
-                    rows.append(_row(event, line, table, kinds))
+                    rows.append(_row(placed, line, table, kinds))
                 elif "step_num" in args:
-                    result.host_steps.append(_step(event, len(result.host_steps)))
-                elif duration > 0:
-                    spans.append((names.setdefault(str(event.get("name", "")), len(names)), start, start + duration))
+                    result.host_steps.append(_step(placed, len(result.host_steps)))
+                elif placed.duration_ps > 0:
+                    name = str(placed.event.get("name", ""))
+                    spans.append((names.setdefault(name, len(names)), placed.start_ps, placed.end_ps))
         result.host_steps.sort(key=lambda s: s.start_ps)
         array = np.array(spans, dtype=np.int64).reshape(-1, 3)
         result.activity = HostActivity(list(names), array[:, 0].astype(np.int32), array[:, 1], array[:, 2])
@@ -142,20 +217,16 @@ class _Reader:
             )
 
 
-def _ps(microseconds: Any) -> int:
-    return round(float(microseconds) * PS_PER_US)
-
-
-def _step(event: dict[str, Any], index: int) -> StepMark:
-    number = str(event.get("args", {}).get("step_num", event.get("name", index)))
-    start = _ps(event["ts"])
-    return StepMark(int(number) if number.isdigit() else index, start, start + _ps(event.get("dur", 0)))
+def _step(placed: _Placed, index: int) -> StepMark:
+    number = str(_args(placed.event).get("step_num", placed.event.get("name", index)))
+    counted = re.fullmatch(r"\d{1,18}", number, re.ASCII)
+    return StepMark(int(number) if counted else index, placed.start_ps, placed.end_ps)
 
 
 def _row(
-    event: dict[str, Any], line: int, table: dict[tuple[str, str, int], int], kinds: list[OpKind]
+    placed: _Placed, line: int, table: dict[tuple[str, str, int], int], kinds: list[OpKind]
 ) -> tuple[int, int, int, int]:
-    args = event.get("args", {})
+    event, args = placed.event, _args(placed.event)
     name = str(args.get("hlo_op") or event.get("name", ""))
     program, program_id = program_name_and_id(str(args.get("hlo_module", "")))
     program_id = _integer(args.get("program_id")) or program_id
@@ -176,18 +247,30 @@ def _row(
                 bytes_accessed=_optional(args.get("bytes_accessed") or args.get("raw_bytes_accessed")),
             )
         )
-    return kind, _ps(event["ts"]), _ps(event.get("dur", 0)), line
+    return kind, placed.start_ps, placed.duration_ps, line
 
 
 def _integer(value: Any) -> int:
     try:
         return int(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return 0
 
 
-def _optional(value: Any) -> float | None:
-    try:
-        return float(value)
-    except (TypeError, ValueError):
+def _number(value: Any) -> float | int | None:
+    """A finite number, exact where it is an integer; None for anything else."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    if not isinstance(value, float | str):
         return None
+    try:
+        number = float(value)
+    except ValueError:
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _optional(value: Any) -> float | None:
+    """A count, None where there is none or one that cannot be."""
+    number = _number(value)
+    return float(number) if number is not None and 0 <= number < 1e300 else None

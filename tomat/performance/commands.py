@@ -1,9 +1,9 @@
 """`tomat mfu`: what share of the chips' peak a step or a run has reached, by every convention at once."""
 
 import argparse
-from pathlib import Path
 from typing import Any
 
+from tomat.arguments import config_file, positive_float, positive_int, report_file, run_folder
 from tomat.errors import TomatError
 
 _CONVENTIONS = (
@@ -23,22 +23,35 @@ def register(subparsers: argparse._SubParsersAction) -> None:
         description="FLOPs utilisation of a step time on a slice, or of a run from its log. Overrides of the "
         "configuration (--a.b VALUE) are taken as `tomat train` takes them.",
     )
-    parser.add_argument("--config_path", type=Path, help="a training configuration")
-    parser.add_argument("--run", type=Path, dest="run_dir", help="a run's folder, such as runs/demo")
+    parser.add_argument("--config_path", type=config_file("configs/train/"), help="a training configuration")
+    parser.add_argument("--run", type=run_folder, dest="run_dir", help="a run's folder, such as runs/demo")
     parser.add_argument("--slice", help="accelerator type, such as v6e-16 or h100x8; default: the configuration's")
-    parser.add_argument("--step_seconds", type=float, help="duration of a step (with --config_path)")
-    parser.add_argument("--batch", type=int, help="sequences per step; default: the configuration's")
-    parser.add_argument("--seq_len", type=int, help="tokens per sequence; default: the configuration's")
-    parser.add_argument("--atoms", type=int, help="atoms of a typical material, for the useful tokens; default: 12")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures; MFUs are fractions")
+    parser.add_argument("--step_seconds", type=positive_float, help="duration of a step (with --config_path)")
+    parser.add_argument("--batch", type=positive_int, help="sequences per step; default: the configuration's")
+    parser.add_argument("--seq_len", type=positive_int, help="tokens per sequence; default: the configuration's")
+    parser.add_argument(
+        "--atoms", type=positive_int, help="atoms of a typical material, for the useful tokens; default: 12"
+    )
+    parser.add_argument("--json", type=report_file, metavar="FILE", help="write the figures; MFUs are fractions")
     # `run` is the function of the verb.
     parser.set_defaults(run=run_mfu, takes_overrides=True)
 
 
 def run_mfu(args: argparse.Namespace) -> int:
     """Compute, print, and write what was asked for."""
+    from tomat.config_keys import check_words
+    from tomat.performance.chips import slice_named
+
     if (args.config_path is None) == (args.run_dir is None):
         raise TomatError("give --config_path with --slice and --step_seconds, or --run with a run's folder.")
+    if args.run_dir is not None and args.step_seconds is not None:
+        raise TomatError("--step_seconds does not go with --run, whose log has the step times.")
+    if args.run_dir is None and args.step_seconds is None:
+        raise TomatError("--step_seconds is missing: the measured duration of a step, such as 2.08.")
+    # Before the seconds that importing JAX and Levanter takes.
+    check_words(args.config_path, _overrides(args))
+    if args.slice is not None:
+        slice_named(args.slice)
     result = _of_run(args) if args.run_dir is not None else _of_config(args)
     _print(result)
     if args.json is not None:
@@ -62,8 +75,10 @@ def _work(config: Any, slice_name: str | None, n_atoms: int | None):
     from tomat.performance.mfu import TYPICAL_ATOMS, StepWork
 
     found = slice_named(slice_name) if slice_name is not None else None
-    if n_atoms is not None and n_atoms < 1:
-        raise TomatError(f"--atoms is {n_atoms}; expected at least 1.")
+    # The layout itself refuses atoms beside which not one voxel fits; some layouts cut the sequence instead.
+    layout = config.data.sequence_layout
+    if n_atoms is not None and layout.preamble_tokens(n_atoms, layout.default_shape) >= config.seq_len:
+        raise TomatError(f"--atoms is {n_atoms}, whose tokens fill a sequence of {config.seq_len:,}; give fewer atoms.")
     platform = "cpu" if found is None else "tpu" if found.libtpu_topology is not None else "gpu"
     return found, StepWork.from_config(config, platform, n_atoms or TYPICAL_ATOMS)
 
@@ -72,35 +87,58 @@ def _of_config(args: argparse.Namespace) -> dict[str, Any]:
     from tomat.performance.mfu import MfuReport
     from tomat.training.config import load_config
 
-    if args.step_seconds is None:
-        raise TomatError("--step_seconds is missing: the measured duration of a step, such as 2.08.")
     config = load_config(args.config_path, _overrides(args))
     found, work = _work(config, args.slice or config.slice, args.atoms)
     if found is None:
         raise TomatError(f"{args.config_path} names no slice; give --slice, such as v6e-16.")
-    return MfuReport(work, found, args.step_seconds).to_dict()
+    report = MfuReport(work, found, args.step_seconds)
+    _refuse_impossible(
+        f"--step_seconds is {args.step_seconds}",
+        args.step_seconds,
+        report.utilisation["mfu_useful"],
+        found.name,
+        "Give seconds, and the slice that was measured.",
+    )
+    return report.to_dict()
+
+
+def _refuse_impossible(said: str, step_seconds: float, useful: float, slice_name: str, advice: str) -> None:
+    """Stop at a step that is shorter than its useful work takes at the chips' peak."""
+    if useful > 1:
+        raise TomatError(
+            f"{said}: the useful work of the step alone takes {slice_name} at least {useful * step_seconds:.3g} s at "
+            f"its peak. {advice}"
+        )
 
 
 def _of_run(args: argparse.Namespace) -> dict[str, Any]:
     from tomat.performance.mfu import RunMfu, RunTimes
-    from tomat.training.config import load_config
+    from tomat.training.config import recorded_config
     from tomat.training.tracking import METRICS_FILE, read_metrics
 
-    if args.step_seconds is not None:
-        raise TomatError("--step_seconds does not go with --run, whose log has the step times.")
     config_path, metrics_path = args.run_dir / "config.yaml", args.run_dir / METRICS_FILE
     for path in (config_path, metrics_path):
         if not path.is_file():
             raise TomatError(f"{path} does not exist; expected the folder of a run that `tomat train` made.")
-    config = load_config(config_path, _overrides(args))
+    config = recorded_config(config_path, _overrides(args))
     found, work = _work(config, args.slice or config.slice, args.atoms)
-    return RunMfu(work, RunTimes.from_rows(read_metrics(metrics_path)), found).to_dict()
+    result = RunMfu(work, RunTimes.from_rows(read_metrics(metrics_path)), found).to_dict()
+    if found is not None:
+        seconds = result["step_seconds"]
+        _refuse_impossible(
+            f"the median step of {metrics_path} is {seconds:.3g} s",
+            seconds,
+            result["mfu_useful"],
+            found.name,
+            f"Give the slice, batch and sequence that {args.run_dir} ran with.",
+        )
+    return result
 
 
 def _print(result: dict[str, Any]) -> None:
     from rich.table import Table
 
-    from tomat.reporting import console
+    from tomat.reporting import console, counted
 
     model, where = result["model"], result["slice"]
     console.print(
@@ -112,7 +150,7 @@ def _print(result: dict[str, Any]) -> None:
     spread = ""
     if "n_steps" in result:
         spread = (
-            f" (median of {result['n_steady_steps']} steady steps of {result['n_steps']}; p10 "
+            f" (median of {counted(result['n_steady_steps'], 'steady step')} of {result['n_steps']}; p10 "
             f"{result['step_seconds_p10']:.3f} s, p90 {result['step_seconds_p90']:.3f} s)"
         )
     rate = result["tokens_per_second_per_chip"]

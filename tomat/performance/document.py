@@ -68,6 +68,18 @@ def _refusal(origin: str, line: int, what: str) -> TomatError:
     )
 
 
+def read_document(path: Path) -> str:
+    """The text of a Markdown file.
+
+    Raises:
+        TomatError: it cannot be read, or is not UTF-8.
+    """
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise TomatError(f"{path}: not a text in UTF-8 ({error}). Restore the file; it was not changed.") from None
+
+
 def replace_sections(text: str, contents: Mapping[str, str], origin: str) -> str:
     """`text` with the named sections' contents replaced; sections that it lacks are appended at its end."""
     sections = find_sections(text, origin)
@@ -91,7 +103,7 @@ def update_document(path: Path, contents: Mapping[str, str], template: str) -> b
         TomatError: the document's markers are broken; it is left as it is.
     """
     existed = path.exists()
-    before = path.read_text(encoding="utf-8") if existed else template
+    before = read_document(path) if existed else template
     after = replace_sections(before, contents, str(path))
     if existed and after == before:
         return False

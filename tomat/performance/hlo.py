@@ -9,12 +9,18 @@ A *kernel* is an instruction that the machine executes as a unit: fusions are no
 
 from __future__ import annotations
 
+import contextlib
+import graphlib
 import json
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
+
+from tomat.errors import TomatError
+from tomat.performance.hlo_values import constant_values, initial_value, origin
 
 # Bits per element by `PrimitiveType` number (xla/xla_data.proto). Sub-byte types are packed.
 BITS_PER_ELEMENT: dict[int, int] = {
@@ -32,6 +38,13 @@ FREE_OPCODES = frozenset(
 """Opcodes for which XLA emits no kernel: they name or alias a buffer."""
 
 CONTROL_OPCODES = frozenset({"while", "conditional", "call"})
+
+CALLS = {"while": 2, "conditional": 1, "call": 1, "fusion": 1}
+"""Computations that an instruction of the opcode calls at the least."""
+MAX_SIZE = 2**48
+"""Of a dimension: 256 T elements are in no memory."""
+MAX_WINDOW = 2**24
+MAX_TRIPS = 2**40
 
 LIBRARY_FILES = re.compile(r"(^|/)(jax|jaxlib|haliax|equinox|contextlib\.py)(/|$)")
 """Files whose lines tell the reader of a report nothing: wrappers between the model's line and the primitive."""
@@ -97,7 +110,7 @@ class Instruction:
             return {}
         try:
             config = json.loads(self.proto.backend_config)
-        except (ValueError, UnicodeDecodeError):
+        except (ValueError, RecursionError):
             return {}
         return config if isinstance(config, dict) else {}
 
@@ -105,7 +118,7 @@ class Instruction:
     def estimated_cycles(self) -> float | None:
         """XLA's own estimate for one execution (TPU fusions only); None where the compiler gave none."""
         cycles = self.backend_config.get("window_config", {}).get("estimated_cycles")
-        return float(cycles) if cycles is not None and float(cycles) > 0 else None
+        return float(cycles) if cycles is not None and 0 < float(cycles) < math.inf else None
 
 
 @dataclass(frozen=True)
@@ -153,7 +166,8 @@ class HloProgram:
             return (Frame(metadata.source_file, "", metadata.source_line),) if metadata.source_file else ()
         if frame_id not in self._frames:
             index, stack, current = self.module.stack_frame_index, [], frame_id
-            while current and current <= len(index.stack_frames):
+            # Not more frames than there are: a damaged parent may lead back.
+            while 0 < current <= len(index.stack_frames) and len(stack) < len(index.stack_frames):
                 frame = index.stack_frames[current - 1]
                 where = index.file_locations[frame.file_location_id - 1]
                 function = index.function_names[where.function_name_id - 1]
@@ -205,6 +219,16 @@ class HloProgram:
                     share = 1.0 / len(branches) if instruction.opcode == "conditional" else 1.0
                     yield from self._walk(called, times * share, in_loop, bound)
 
+    @cached_property
+    def callers(self) -> dict[int, list[Instruction]]:
+        """The loops, calls, fusions and conditionals that run each computation, by its id."""
+        found: dict[int, list[Instruction]] = {}
+        for instruction in self.by_id.values():
+            if instruction.opcode in (*CONTROL_OPCODES, "fusion"):
+                for called in set(instruction.called_ids):
+                    found.setdefault(called, []).append(instruction)
+        return found
+
     def trip_count(self, loop: Instruction) -> int | None:
         """How often a `while` body runs: XLA's annotation, else read off the condition; None if neither tells.
 
@@ -212,18 +236,18 @@ class HloProgram:
         """
         known = loop.backend_config.get("known_trip_count", {}).get("n")
         if known is not None:
-            return int(known)
+            return int(known) if 0 <= int(known) < MAX_TRIPS else None
         body_id, condition_id = loop.called_ids[0], loop.called_ids[1]
         compare = self.root(condition_id)
         if compare is None or compare.opcode != "compare" or len(compare.operand_ids) != 2:
             return None
         left, right = (self.by_id[i] for i in compare.operand_ids)
-        if left.opcode != "get-tuple-element":
+        counter, path = origin(self, left)
+        if counter.opcode != "parameter" or counter.computation_id != condition_id or len(path) != 1:
             return None
-        counter = left.proto.tuple_index
-        limit = self._loop_constant(right, loop)
-        start = self._loop_constant(left, loop)
-        step = self._step(body_id, counter, loop)
+        limit = self._constant(origin(self, right))
+        start = self._constant(initial_value(self, loop, path[0]))
+        step = self._step(body_id, path[0])
         direction = compare.proto.comparison_direction
         if limit is None or start is None or not step or direction not in ("LT", "LE", "GT", "GE", "NE"):
             return None
@@ -231,38 +255,16 @@ class HloProgram:
         inclusive = 1 if direction in ("LE", "GE") else 0
         return max(0, -(-(span + inclusive) // abs(step)))
 
-    def _loop_constant(self, instruction: Instruction, loop: Instruction, depth: int = 0) -> int | None:
-        """The integer an instruction holds when `loop` starts, followed through the loop's initial tuple."""
-        if depth > 16:
-            return None
-        if instruction.opcode == "constant":
-            literal = instruction.proto.literal
-            for values in (literal.s32s, literal.s64s, literal.u32s, literal.u64s):
-                if len(values) == 1:
-                    return int(values[0])
-            return None
-        operands = self.operands(instruction)
-        if instruction.opcode in ("copy", "bitcast", "convert", "reshape") and operands:
-            return self._loop_constant(operands[0], loop, depth + 1)
-        if instruction.opcode != "get-tuple-element" or not operands:
-            return None
-        source, index = operands[0], instruction.proto.tuple_index
-        if source.opcode == "parameter" and source.computation_id in loop.called_ids:
-            initial = self.operands(loop)[0]
-            if initial.opcode == "tuple":
-                return self._loop_constant(self.operands(initial)[index], loop, depth + 1)
-        if source.opcode == "tuple":
-            return self._loop_constant(self.operands(source)[index], loop, depth + 1)
-        return None
+    def _constant(self, found: tuple[Instruction, tuple[int, ...]]) -> int | None:
+        values = constant_values(found)
+        return values[0] if values is not None and len(values) == 1 else None
 
-    def _step(self, body_id: int, counter: int, loop: Instruction) -> int | None:
-        """By how much the body advances tuple element `counter`."""
+    def _step(self, body_id: int, counter: int) -> int | None:
+        """By how much the body advances tuple element `counter`; None where that is no constant."""
         root = self.root(body_id)
         if root is None or root.opcode != "tuple" or counter >= len(root.operand_ids):
             return None
-        update = self.by_id[root.operand_ids[counter]]
-        while update.opcode in ("copy", "bitcast"):
-            update = self.operands(update)[0]
+        update, _ = origin(self, self.by_id[root.operand_ids[counter]])
         if update.opcode == "fusion":  # CPU and GPU wrap the scalar add in a fusion of its own
             inner = self.root(update.called_ids[0])
             if inner is None:
@@ -272,11 +274,10 @@ class HloProgram:
             return None
         sign = 1 if update.opcode == "add" else -1
         for operand in self.operands(update):
-            value = self._loop_constant(operand, loop) if operand.opcode == "constant" else None
+            value = self._constant(origin(self, operand))
             if value is not None:
                 return sign * value
-        # The increment is a loop-invariant element or a fusion operand: JAX's scans and loops advance by one.
-        return sign
+        return None
 
     def source(self, instruction: Instruction) -> str:
         """`file:line` of the innermost frame that is model code, "" where the module has no metadata."""
@@ -292,6 +293,58 @@ class HloProgram:
             if kind != "thread-local":
                 totals[kind] = totals.get(kind, 0) + size
         return totals
+
+
+@contextlib.contextmanager
+def sound_parts(program: HloProgram) -> Iterator[None]:
+    """What follows reads a module whose structure is sound (`check_structure`) but not each of its instructions.
+
+    Raises:
+        TomatError: for what a damaged instruction raises: an operand too few, a dimension that is not there.
+    """
+    try:
+        yield
+    except (LookupError, ValueError, TypeError, AttributeError, ArithmeticError, StopIteration) as error:
+        raise TomatError(
+            f"the HLO of {program.name or 'a program'} is damaged: its parts do not fit together "
+            f"({type(error).__name__}: {error}). Dump the module or take the profile again."
+        ) from error
+
+
+def check_structure(module: Any) -> None:
+    """Refuse a decoded `HloModuleProto` that would lead a reader in circles or out of it.
+
+    Raises:
+        ValueError: says which part is not there, stands too late or calls itself.
+    """
+    called: dict[int, set[int]] = {c.id: set() for c in module.computations}
+    seen: set[int] = set()
+    if len(called) != len(module.computations):
+        raise ValueError("two computations have one id")
+    for computation in module.computations:
+        before: set[int] = set()
+        for i in computation.instructions:
+            if i.id in seen:
+                raise ValueError(f"two instructions have the id {i.id}")
+            if not before.issuperset(i.operand_ids):
+                raise ValueError(f"{i.name or i.id} has an operand that does not stand before it")
+            if not called.keys() >= set(i.called_computation_ids):
+                raise ValueError(f"{i.name or i.id} calls a computation that is not there")
+            if len(i.called_computation_ids) < CALLS.get(i.opcode, 0):
+                raise ValueError(f"{i.name or i.id} calls {len(i.called_computation_ids)} computations")
+            if any(not 0 <= size < MAX_SIZE for size in i.shape.dimensions):
+                raise ValueError(f"{i.name or i.id} has the shape {list(i.shape.dimensions)}")
+            if any(not 0 <= w.size < MAX_WINDOW or not 0 <= w.base_dilation < MAX_WINDOW for w in i.window.dimensions):
+                raise ValueError(f"{i.name or i.id} has a window larger than arrays are")
+            seen.add(i.id)
+            before.add(i.id)
+            called[computation.id].update(i.called_computation_ids)
+        if computation.root_id not in before:
+            raise ValueError(f"{computation.name or computation.id} has a result that is not among its instructions")
+    try:
+        graphlib.TopologicalSorter(called).prepare()
+    except graphlib.CycleError:
+        raise ValueError("a computation calls itself") from None
 
 
 def short_path(path: str) -> str:

@@ -9,6 +9,8 @@ update.
 
 from __future__ import annotations
 
+import math
+
 from tomat.performance.hlo import CONTROL_OPCODES, FREE_OPCODES, HBM_MEMORY_SPACE, HloProgram, Instruction
 
 TRANSCENDENTAL = frozenset(
@@ -81,13 +83,16 @@ def _convolution_flops(program: HloProgram, instruction: Instruction) -> float:
 
 def valid_positions(window: object, size_in: int, size_out: int) -> int:
     """Pairs (output position, kernel position) along one dimension that meet an input element."""
-    get = lambda name, default: getattr(window, name) or default  # noqa: E731 - proto3 leaves ones as zero
+
+    def get(name: str, default: int) -> int:
+        return getattr(window, name) or default  # proto3 leaves ones as zero
+
     size, stride = get("size", 1), get("stride", 1)
     dilation, base = get("window_dilation", 1), get("base_dilation", 1)
     low = int(getattr(window, "padding_low", 0))
     reach = (size_in - 1) * base
     if size == 1 and base == 1 and low == 0:
-        return sum(1 for _ in range(min(size_out, reach // stride + 1)))
+        return max(0, min(size_out, reach // stride + 1))
     count = 0
     for kernel in range(size):
         offset = kernel * dilation - low
@@ -97,8 +102,18 @@ def valid_positions(window: object, size_in: int, size_out: int) -> int:
         if base == 1:
             count += max(0, last - first + 1)
         else:
-            count += sum(1 for o in range(first, last + 1) if (o * stride + offset) % base == 0)
+            count += _divisible(first, last, stride, offset, base)
     return count
+
+
+def _divisible(first: int, last: int, stride: int, offset: int, base: int) -> int:
+    """How many o of first..last have `o * stride + offset` divisible by `base`."""
+    common = math.gcd(stride, base)
+    if offset % common or last < first:
+        return 0
+    period = base // common
+    residue = -(offset // common) * pow(stride // common, -1, period) % period
+    return (last - residue) // period - (first - 1 - residue) // period
 
 
 def kernel_flops(program: HloProgram, instruction: Instruction) -> float | None:

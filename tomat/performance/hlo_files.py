@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import gzip
 import importlib
-import zlib
 from pathlib import Path
 
 from tomat.errors import TomatError
-from tomat.performance.hlo import HloProgram, program_from_module
+from tomat.performance.hlo import HloProgram, check_structure, program_from_module
 from tomat.performance.protos import new_message
+from tomat.performance.unpack import read_unpacked
 
 HLO_SUFFIXES = (".txt", ".hlo", ".hlo.pb", ".txt.gz", ".hlo.gz", ".hlo.pb.gz")
 XPLANE_SUFFIX = ".xplane.pb"
@@ -37,6 +36,12 @@ def program_from_bytes(data: bytes, origin: str, program_id: int = 0) -> HloProg
         module = message.hlo_module if kind == "HloProto" else message
         if module.computations and module.entry_computation_id in {c.id for c in module.computations}:
             assignment = message.buffer_assignment if kind == "HloProto" else None
+            try:
+                check_structure(module)
+            except ValueError as error:
+                raise TomatError(
+                    f"{origin}: a damaged HLO module ({error}). Write it again, or copy it from where it was written."
+                ) from None
             return program_from_module(module, program_id, assignment)
     raise TomatError(
         f"{origin}: {len(data):,} bytes that are neither an HloProto nor an HloModuleProto with an entry computation. "
@@ -64,12 +69,7 @@ def program_from_text(text: str, origin: str) -> HloProgram:
 
 def load_program(path: Path) -> HloProgram:
     """The program in a `.txt`/`.hlo` (text) or `.pb` (protocol buffer) file, either gzipped (`.gz`) or not."""
-    try:
-        data = path.read_bytes()
-        if data[:2] == b"\x1f\x8b":
-            data = gzip.decompress(data)
-    except (OSError, EOFError, zlib.error) as error:
-        raise TomatError(f"{path}: cannot be read ({error}).") from None
+    data = read_unpacked(path, "HLO module")
     if data.lstrip().startswith(b"HloModule"):
         return program_from_text(data.decode("utf-8", errors="replace"), str(path))
     return program_from_bytes(data, str(path))

@@ -6,6 +6,7 @@ padding and logits without a loss, `mfu_levanter` is what Levanter logs, and the
 issue; `hfu` counts what the program executes.
 """
 
+import math
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -13,6 +14,7 @@ from math import prod
 from statistics import median, quantiles
 from typing import Any
 
+from tomat.documents import is_figure
 from tomat.errors import TomatError
 from tomat.performance.chips import Slice, chip_for_device_kind
 from tomat.performance.executed import (
@@ -31,6 +33,9 @@ from tomat.performance.flops import (
 
 TYPICAL_ATOMS = 12
 """Atoms of the median material of the Materials Project set; the preamble's length follows from them."""
+
+MAX_STEP_SECONDS = 86_400
+"""Longer than a day is no step, but a clock that was set or a damaged number."""
 
 MFU_KEYS = ("mfu_full", "mfu_causal", "mfu_useful", "mfu_levanter", "hfu")
 
@@ -140,8 +145,10 @@ class MfuReport:
     step_seconds: float
 
     def __post_init__(self) -> None:
-        if not self.step_seconds > 0:
-            raise TomatError(f"step_seconds is {self.step_seconds}; expected more than 0.")
+        if not 0 < self.step_seconds <= MAX_STEP_SECONDS:
+            raise TomatError(
+                f"step_seconds is {self.step_seconds}; expected more than 0, at most {MAX_STEP_SECONDS:,}."
+            )
 
     @property
     def utilisation(self) -> dict[str, float]:
@@ -247,8 +254,10 @@ class RunTimes:
         nobody's time.
 
         Raises:
-            TomatError: No row has a step time.
+            TomatError: No row has a step time, or a time is not finite, negative or longer than a step can be.
         """
+        for row in rows:
+            _refuse_times(row)
         timed = [row for row in rows if _seconds(row, "step_seconds") > 0]
         if not timed:
             raise TomatError(
@@ -347,10 +356,29 @@ class RunMfu:
         return result
 
 
+TIME_KEYS = (
+    "step_seconds", "wall_seconds", "compile_seconds", "eval_seconds", "checkpoint_seconds", "profiler_seconds",
+    "loading_seconds", "hook_seconds", "throughput/loading_time", "throughput/hook_time",
+)  # fmt: skip
+
+
+def _refuse_times(row: Mapping[str, Any]) -> None:
+    """Stop at a duration that cannot be one; null stands for one that was not measured."""
+    for key in TIME_KEYS:
+        value = row.get(key)
+        longest = MAX_STEP_SECONDS if key == "step_seconds" else math.inf
+        if value is not None and not (is_figure(value) and 0 <= value <= longest):
+            expected = f"0 to {longest:,} seconds" if longest < math.inf else "a finite number of at least 0"
+            raise TomatError(
+                f"step {row.get('step')} of the log has {key} {value!r}; expected {expected}. Delete the line, or "
+                "restore the log."
+            )
+
+
 def _seconds(row: Mapping[str, Any], *names: str) -> float:
     """The first of `names` that `row` has as a number; 0 if it has none."""
     for name in names:
         value = row.get(name)
-        if isinstance(value, int | float) and not isinstance(value, bool):
+        if is_figure(value):
             return float(value)
     return 0.0

@@ -17,6 +17,16 @@ from tomat.performance.tables import (
 )
 
 TOP_OPERATIONS = 20
+# By whether a trace, rather than a compiled program, lacks it.
+NO_BUFFERS = {
+    True: "How much HBM the step holds is not known: this trace records when operations ran, and came without XLA's "
+    "buffer assignment (which array lies where, for how long). Two ways to get it: `tomat plan` compiles the same "
+    "configuration and lists the memory with its largest buffers; or profile with `enable_hlo_proto`, which puts the "
+    "assignment into `*.xplane.pb` where the backend gives it (a JSON trace never has it).",
+    False: "How much HBM the step holds is not in this module, which came without XLA's buffer assignment (which array "
+    "lies where, for how long). `tomat profile` of the `*after_optimizations.hlo.pb` that XLA writes under "
+    "`--xla_dump_to=DIR --xla_dump_hlo_as_proto` has it.",
+}
 CONVENTIONS = (
     ("mfu_full", "MFU, full attention (PaLM, Levanter's pair count)"),
     ("mfu_causal", "MFU, causal attention (MaxText)"),
@@ -108,8 +118,10 @@ def _figure(report: Mapping[str, Any], key: str, label: str, show: Any, spread: 
 
 def memory_section(breakdown: Breakdown | None) -> str:
     """Bytes of the main program's buffers, from its buffer assignment."""
-    if breakdown is None or not breakdown.memory_bytes:
-        return "### HBM\n\nThe profile holds no buffer assignment."
+    if breakdown is None:
+        return "### HBM\n\nNo profile was taken."
+    if not breakdown.memory_bytes:
+        return f"### HBM\n\n{NO_BUFFERS[breakdown.source == 'trace']}"
     capacity = breakdown.roofs.hbm_bytes
     total = sum(breakdown.memory_bytes.values())
     rows = [

@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tomat.arguments import count, percent, report_file
 from tomat.errors import TomatError
 
 if TYPE_CHECKING:
@@ -16,6 +17,8 @@ forms:
                                      a run's folder, or an XLA HLO module (text or proto)
   tomat profile compare A B          two of those, or breakdowns written by --json; exit status 1 if B regresses
   tomat profile index DOCS           rewrite the table of runs in DOCS (such as docs/tracking)
+
+`tomat profile compare --help` and `tomat profile index --help` tell of those alone.
 """
 
 
@@ -24,17 +27,22 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser = subparsers.add_parser(
         "profile",
         help="where the cycles of a step went, from a profile or a compiled program",
+        description="Where the cycles of a step went, from a profile or a compiled program.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
+        add_help=False,
     )
     add_arguments(parser)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The verb's arguments, for the launcher as well."""
+    if not parser.add_help:
+        text = "show this help, or that of the form before it, and exit"
+        parser.add_argument("-h", "--help", action=_FormHelp, help=text)
     parser.add_argument("target", nargs="+", metavar="PROFILE", help="see the forms below")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the breakdown or comparison")
-    parser.add_argument("--top", type=int, default=15, help="operations to print (default 15)")
+    parser.add_argument("--json", type=report_file, metavar="FILE", help="write the breakdown or comparison")
+    parser.add_argument("--top", type=count, default=15, help="operations to print (default 15)")
     parser.add_argument("--device_kind", help="JAX's name of the chip, where the input does not hold it")
     parser.add_argument("--session", help="which session of a profile directory; default: the newest")
     parser.add_argument("--xprof", action="store_true", help="also compare self times with xprof's own")
@@ -43,9 +51,44 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--baseline", help="run on record to diff the configuration against (with --docs)")
     parser.add_argument("--commit", default="", help="commit of the code that ran (with --docs)")
     parser.add_argument("--date", default="", help="ISO date of the run (with --docs)")
-    parser.add_argument("--warn_percent", type=float, default=2.0, help="compare: growth of A's step that warns")
-    parser.add_argument("--fail_percent", type=float, default=5.0, help="compare: growth of A's step that fails")
+    parser.add_argument("--warn_percent", type=percent, default=2.0, help="compare: growth of A's step that warns")
+    parser.add_argument("--fail_percent", type=percent, default=5.0, help="compare: growth of A's step that fails")
     parser.set_defaults(run=run_profile)
+
+
+class _FormHelp(argparse.Action):
+    """`--help` after `compare` or `index` says what that form takes. Forms are words, since a profile is one too."""
+
+    def __init__(self, option_strings: list[str], dest: str, **options: Any) -> None:
+        super().__init__(option_strings, argparse.SUPPRESS, nargs=0, default=argparse.SUPPRESS, **options)
+
+    def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, *_: Any) -> None:
+        form = (getattr(namespace, "target", None) or [""])[0]
+        shown = _form_parser(form, f"{parser.prog} {form}") or parser
+        shown.print_help()
+        parser.exit()
+
+
+def _form_parser(form: str, prog: str) -> argparse.ArgumentParser | None:
+    """A parser that prints a form's help; None for a profile."""
+    if form == "index":
+        parser = argparse.ArgumentParser(prog, description="Rewrite the reference pages and the table of all runs.")
+        parser.add_argument("DOCS", help="the tracking folder, such as docs/tracking")
+        return parser
+    if form != "compare":
+        return None
+    parser = argparse.ArgumentParser(
+        prog,
+        description="Compare two steps, category by category, largest change first. Exit status 1 if the step, or a "
+        "category, of B took so much longer than in A that it fails.",
+    )
+    for name in ("A", "B"):
+        parser.add_argument(name, help="a profile, a compiled program, a plan, or a breakdown that --json wrote")
+    parser.add_argument("--warn_percent", metavar="P", help="growth, in %% of A's step, that warns (default 2)")
+    parser.add_argument("--fail_percent", metavar="P", help="growth, in %% of A's step, that fails (default 5)")
+    parser.add_argument("--device_kind", help="JAX's name of the chip, where an input does not hold it")
+    parser.add_argument("--json", metavar="FILE", help="write the comparison")
+    return parser
 
 
 def run_profile(args: argparse.Namespace) -> int:
@@ -72,6 +115,7 @@ def load_breakdown(target: str, *, device_kind: str | None = None, session: str 
     Raises:
         TomatError: it is none of them, or damaged.
     """
+    from tomat.performance.hlo import sound_parts
     from tomat.performance.hlo_files import is_hlo_path, load_program
     from tomat.performance.program_breakdown import breakdown_from_program
     from tomat.performance.trace import load_trace
@@ -80,18 +124,42 @@ def load_breakdown(target: str, *, device_kind: str | None = None, session: str 
     path = Path(target)
     if "://" not in target and path.is_file():
         if is_hlo_path(path.name):
-            return breakdown_from_program(load_program(path), device_kind=device_kind or "")
+            program = load_program(path)
+            _refuse_unknown_chip(target, device_kind)
+            with sound_parts(program):
+                return breakdown_from_program(program, device_kind=device_kind or "")
         if path.suffix == ".json" and not path.name.endswith(".trace.json"):
             data = _read_json(path)
             if isinstance(data, dict) and "traceEvents" not in data:
                 from tomat.performance.breakdown import Breakdown
 
                 if "program_key" in data:  # a plan
-                    data = data["breakdown"]
+                    data = data.get("breakdown", {})
                     if data is None:
                         raise TomatError(f"{target} is the plan of a step that does not fit; it has no breakdown.")
                 return Breakdown.from_dict(data, target)
     return breakdown_from_trace(load_trace(profile_place(target), session=session), device_kind=device_kind)
+
+
+def _refuse_unknown_chip(target: str, device_kind: str | None) -> None:
+    """Stop where a compiled program's times would all be unknown: it does not say which chip it is for."""
+    import warnings
+
+    from tomat.performance.breakdown import Roofs
+
+    if not device_kind:
+        raise TomatError(
+            f"{target}: a compiled program does not say which chip it is for; give --device_kind, such as "
+            "'TPU v6 lite'."
+        )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the refusal says it
+        roofs = Roofs.of_device_kind(device_kind)
+    if not roofs.flops_per_second or not roofs.hbm_bytes_per_second:
+        raise TomatError(
+            f"{target}: no peak flops and bandwidth are known of --device_kind '{device_kind}', so its operations have "
+            "no times; give JAX's name of a chip, such as 'TPU v6 lite'."
+        )
 
 
 def profile_place(target: str) -> str:
@@ -103,12 +171,9 @@ def profile_place(target: str) -> str:
 
 
 def _read_json(path: Path) -> Any:
-    import json
+    from tomat.documents import read_json
 
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise TomatError(f"{path}: not JSON ({error}).") from None
+    return read_json(path, "Write it again with --json, or copy the trace again.")
 
 
 def _parse(args: argparse.Namespace, target: str) -> int:
@@ -152,7 +217,7 @@ def compare_targets(args: argparse.Namespace, a: str, b: str) -> int:
     from tomat.performance.profile_tables import print_comparison
     from tomat.reporting import write_json
 
-    if not 0 <= args.warn_percent <= args.fail_percent:
+    if args.warn_percent > args.fail_percent:
         raise TomatError(
             f"--warn_percent {args.warn_percent} and --fail_percent {args.fail_percent}: expected 0 <= warn <= fail."
         )

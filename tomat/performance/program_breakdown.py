@@ -7,10 +7,12 @@ from collections.abc import Callable
 from tomat.performance.breakdown import Breakdown, OpRow, Roofs
 from tomat.performance.categories import classify_program
 from tomat.performance.hlo import HloProgram, Instruction
-from tomat.performance.hlo_costs import kernel_flops, kernel_hbm_bytes
+from tomat.performance.hlo_costs import kernel_flops as stated_flops
+from tomat.performance.hlo_costs import kernel_hbm_bytes
 from tomat.performance.program_costs import compiler_seconds
 
 KernelSeconds = Callable[[Instruction], float | None]
+KernelFlops = Callable[[Instruction], float | None]
 
 
 def breakdown_from_program(
@@ -19,8 +21,10 @@ def breakdown_from_program(
     device_kind: str,
     kernel_seconds: KernelSeconds | None = None,
     hidden_seconds: KernelSeconds | None = None,
+    kernel_flops: KernelFlops | None = None,
     title: str | None = None,
     n_devices: int = 1,
+    n_hosts: int = 1,
     notes: tuple[str, ...] = (),
 ) -> Breakdown:
     """One run of `program` on one device, kernels one after the other, loop bodies times their trip counts.
@@ -31,8 +35,10 @@ def breakdown_from_program(
         kernel_seconds: time of one execution of a kernel, None where unknown; default: `compiler_seconds`.
         hidden_seconds: time that one execution of a collective runs beside other kernels, not part of `kernel_seconds`;
             None or 0 for other kernels. Default: nothing is hidden.
+        kernel_flops: flops of one execution of a kernel, None where unknown; default: what HLO says.
         title: default: the program's name.
         n_devices: devices the program is partitioned over (reported, not used).
+        n_hosts: machines that these devices are in (reported, not used).
         notes: what the reader should know about the prediction.
 
     A kernel of unknown time has a row with its flops, bytes and occurrences and no time, and a note says how many those
@@ -40,6 +46,7 @@ def breakdown_from_program(
     """
     roofs = Roofs.of_device_kind(device_kind)
     cost = kernel_seconds or (lambda instruction: compiler_seconds(program, instruction, roofs))
+    count_flops = kernel_flops or (lambda instruction: stated_flops(program, instruction))
     verdicts = classify_program(program)
     rows: dict[str, OpRow] = {}
     unknown: list[str] = []
@@ -48,7 +55,7 @@ def breakdown_from_program(
         seconds = cost(instruction)
         if seconds is None:
             unknown.append(instruction.name)
-        flops = kernel_flops(program, instruction)
+        flops = count_flops(instruction)
         before = rows.get(instruction.name)
         times = kernel.executions + (before.occurrences if before else 0.0)
         verdict = verdicts[instruction.name]
@@ -80,6 +87,7 @@ def breakdown_from_program(
         step_seconds=sum(op.seconds for op in ops),
         ops=ops,
         n_devices=n_devices,
+        n_hosts=n_hosts,
         memory_bytes=program.memory_bytes(),
         notes=tuple(said),
     )

@@ -7,15 +7,15 @@ holds the SVGs. Everything is written from what is passed in: no clock is read, 
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from tomat.documents import is_figure, parse_yaml, read_json
 from tomat.errors import TomatError
 from tomat.performance.breakdown import Breakdown
-from tomat.performance.document import empty_section, section_text, update_document
+from tomat.performance.document import empty_section, find_sections, read_document, section_text, update_document
 from tomat.performance.figures import draw_figures
 from tomat.performance.page_sections import (
     breakdown_section,
@@ -32,6 +32,7 @@ RUN_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
 CONFIG_FILE = "config.yaml"
 DATA_DIR, FIGURES_DIR, SWEEPS_DIR, INDEX_FILE = "data", "figures", "sweeps", "index.md"
 RECORD_FORMAT = 1
+KINDS = ("measured", "predicted", "reference")
 RECORD_MFU_KEYS = ("mfu_full", "mfu_causal", "mfu_useful", "mfu_levanter", "hfu", "tokens_per_second_per_chip")
 
 PAGE_TEMPLATE = """# {title}
@@ -172,8 +173,8 @@ def write_index(docs_dir: Path) -> Path:
     """The table of all records in `docs_dir/data`, newest first, reference figures last."""
     records = [read_record(docs_dir, path.stem) for path in sorted((docs_dir / DATA_DIR).glob("*.json"))]
     records.sort(key=lambda r: r["run"])
-    records.sort(key=lambda r: r["date"] or "", reverse=True)
-    records.sort(key=lambda r: ("measured", "predicted", "reference").index(r["kind"]))
+    records.sort(key=lambda r: r.get("date") or "", reverse=True)
+    records.sort(key=lambda r: KINDS.index(r["kind"]))
     header = ("run", "kind", "model", "slice", "batch", "tokens", "step", "MFU full", "causal", "useful", "HFU",
               "largest category", "verdict")  # fmt: skip
     rows = [_index_row(record, docs_dir) for record in records]
@@ -192,11 +193,13 @@ def _sweeps_section(docs_dir: Path) -> str:
     rows = []
     for path in sorted((docs_dir / SWEEPS_DIR).glob("*.json")):
         try:
-            record = json.loads(path.read_text(encoding="utf-8"))
-            best = record["ranking"][0] if record["n_fitting"] else UNKNOWN
+            record = read_json(path, "Delete it and run the sweep again.")
+            best = str(record["ranking"][0]) if record["n_fitting"] else UNKNOWN
             link = f"[{record['title']}]({record['sweep']}.md)"
-            rows.append((link, str(record["n_rows"]), str(record["n_fitting"]), best))
-        except (ValueError, KeyError, TypeError):
+            n_planned, n_rows = len(record["rows"]), record["n_rows"]
+            said = str(n_rows) if n_planned == n_rows else f"{n_planned} of {n_rows} planned"
+            rows.append((link, said, str(record["n_fitting"]), best))
+        except (LookupError, TypeError):
             raise TomatError(f"{path}: damaged record of a sweep; delete it and run the sweep again.") from None
     if not rows:
         return ""
@@ -208,7 +211,7 @@ def _index_row(record: Mapping[str, Any], docs_dir: Path) -> tuple[str, ...]:
     page = docs_dir / (record.get("page") or f"{name}.md")
     verdict = record.get("verdict") or ""
     if page.exists() and not verdict:
-        verdict = section_text(page.read_text(encoding="utf-8"), "Verdict").split("\n")[0]
+        verdict = section_text(read_document(page), "Verdict").split("\n")[0]
     share = record.get("largest_category_share")
     largest = f"{record['largest_category']} {percent(share, 0)}" if record.get("largest_category") else UNKNOWN
     link = f"[{name}]({page.name})" if page.exists() else name
@@ -233,16 +236,36 @@ def read_record(docs_dir: Path, name: str) -> dict[str, Any]:
         TomatError: there is none of that name, or it is damaged.
     """
     path = docs_dir / DATA_DIR / f"{name}.json"
-    try:
-        record = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    remedy = "Delete it and write the run's page again."
+    if not path.exists():
         known = ", ".join(sorted(p.stem for p in (docs_dir / DATA_DIR).glob("*.json"))) or "none"
-        raise TomatError(f"run {name!r} is not on record in {docs_dir / DATA_DIR}; on record: {known}.") from None
-    except ValueError as error:
-        raise TomatError(f"{path}: damaged record ({error}); delete it and write the run's page again.") from None
+        raise TomatError(f"run {name!r} is not on record in {docs_dir / DATA_DIR}; on record: {known}.")
+    record = read_json(path, f"It is a damaged record. {remedy}")
     if not isinstance(record, dict) or record.get("record_format") != RECORD_FORMAT:
-        raise TomatError(f"{path}: not a record of format {RECORD_FORMAT}; delete it and write the run's page again.")
+        raise TomatError(f"{path}: not a record of format {RECORD_FORMAT}. {remedy}")
+    wrong = [key for key, sound in RECORD_KEYS.items() if not sound(record.get(key))]
+    if wrong:
+        raise TomatError(f"{path}: a damaged record, its {wrong[0]} is {record.get(wrong[0])!r}. {remedy}")
     return record
+
+
+def _is_figure_or_none(value: Any) -> bool:
+    return value is None or is_figure(value)
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+# What a record's values are. A record has no checksum, so a figure that damage made another figure cannot be seen.
+RECORD_KEYS: dict[str, Callable[[Any], bool]] = {
+    "run": lambda value: isinstance(value, str) and RUN_NAME.match(value) is not None,
+    "kind": lambda value: value in KINDS,
+    **dict.fromkeys(("commit", "config_hash"), _is_text),
+    **dict.fromkeys(("date", "verdict", "page", "largest_category"), lambda value: value is None or _is_text(value)),
+    **dict.fromkeys((*RECORD_MFU_KEYS, "step_seconds", "largest_category_share"), _is_figure_or_none),
+    "config": lambda value: isinstance(value, dict),
+}
 
 
 def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -267,21 +290,17 @@ def _nested(config: Mapping[str, Any], *keys: str) -> Any:
 def _read_config(path: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
-    import yaml
-
     try:
-        config = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
-        raise TomatError(f"{path}: not YAML ({error}).") from None
+        config = parse_yaml(path.read_bytes(), path)
+    except OSError as error:
+        raise TomatError(f"{path}: cannot be read ({error.strerror or error}).") from None
     return config if isinstance(config, dict) else {}
 
 
 def _refuse_broken(path: Path) -> None:
     """Check a document's markers before anything is written."""
-    from tomat.performance.document import find_sections
-
     if path.exists():
-        find_sections(path.read_text(encoding="utf-8"), str(path))
+        find_sections(read_document(path), str(path))
 
 
 def _write_if_changed(path: Path, text: str) -> None:

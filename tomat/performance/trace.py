@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import tempfile
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -15,10 +16,24 @@ import numpy as np
 
 from tomat.errors import TomatError
 from tomat.performance.hlo import HloProgram
+from tomat.places import local_target
 
 SESSION_GLOB = "plugins/profile/*"
 XPLANE_SUFFIX = ".xplane.pb"
 CHROME_SUFFIXES = (".trace.json.gz", ".trace.json", ".json.gz", ".json")
+LONGEST_TRACE_PS = 86_400 * 10**12
+"""A day. Profilers keep seconds; an event further than this from the others, or longer, has a damaged time."""
+MAX_LEFT_OUT = 10
+MAX_LEFT_OUT_SHARE = 0.01
+"""Damaged events of a file or of one device that are left out, above which (both) the file is refused as damaged or
+foreign."""
+# What is wrong with an event that is left out, for the note that says so.
+UNKNOWN_METADATA = "name metadata that the file does not hold"
+NEGATIVE_DURATION = "have a negative duration"
+NO_DURATION = "have no duration"
+NO_TIME = "have no time that is a number"
+FAR_AWAY = "lie or last more than a day from the others"
+MALFORMED = "are not formed as events"
 
 
 @dataclass(frozen=True)
@@ -127,6 +142,13 @@ class HostTrace:
     versions: dict[str, str]
     event_count: int
     warnings: list[str] = field(default_factory=list)
+    left_out: dict[str, int] = field(default_factory=dict)
+    """Events that are damaged and in none of the above: what is wrong with them, and how many."""
+
+    def leave_out(self, wrong: str, count: int = 1) -> None:
+        """Count events that cannot be used."""
+        if count:
+            self.left_out[wrong] = self.left_out.get(wrong, 0) + count
 
 
 @dataclass
@@ -145,6 +167,11 @@ class Trace:
     def event_count(self) -> int:
         return sum(host.event_count for host in self.hosts)
 
+    @property
+    def left_out_count(self) -> int:
+        """Damaged events that no figure counts."""
+        return sum(sum(host.left_out.values()) for host in self.hosts)
+
     def program(self, program_id: int, name: str = "") -> HloProgram | None:
         """The HLO of a program by its id, else by a name that only one program has; None where the trace has none."""
         for host in self.hosts:
@@ -156,8 +183,54 @@ class Trace:
 
 def program_name_and_id(text: str) -> tuple[str, int]:
     """`jit_step(28)` -> (`jit_step`, 28); the id is 0 where there is none."""
-    match = re.fullmatch(r"(.*)\((\d+)\)", text.strip())
+    match = re.fullmatch(r"(.*)\((\d{1,20})\)", text.strip(), re.ASCII | re.DOTALL)
     return (match.group(1), int(match.group(2))) if match else (text, 0)
+
+
+def clock_origin(times: Iterable[tuple[int, int]], one_day: int) -> int:
+    """The time to count from: 0 where a trace counts from its own start, else the middle one of `times`.
+
+    Args:
+        times: (time, events that have it), in the writer's unit; some writers count from 1970, whose picoseconds are
+            more than 64 bits hold.
+        one_day: in that unit.
+    """
+    ordered = sorted((time, weight) for time, weight in times if weight > 0)
+    half = sum(weight for _, weight in ordered) / 2
+    for time, weight in ordered:
+        half -= weight
+        if half <= 0:
+            return time if abs(time) > one_day else 0
+    return 0
+
+
+def left_out_note(left_out: Mapping[str, int], event_count: int) -> str:
+    """Which events are in no figure, and why."""
+    total = sum(left_out.values())
+    return f"{total:,} of {event_count:,} events are damaged and left out: " + ", ".join(
+        f"{count:,} {wrong}" for wrong, count in sorted(left_out.items())
+    )
+
+
+def refuse_damaged(place: str, left_out: Mapping[str, int], event_count: int) -> None:
+    """Stop where so many events are damaged that what is left is no picture of the step.
+
+    Args:
+        place: A file, or a device in it. A device is judged alone too: a host has a hundred times its events.
+        left_out: What is wrong with its damaged events, and how many.
+        event_count: All its events.
+
+    Raises:
+        TomatError: above `MAX_LEFT_OUT` events and `MAX_LEFT_OUT_SHARE` of all.
+    """
+    total = sum(left_out.values())
+    if total > MAX_LEFT_OUT and total > MAX_LEFT_OUT_SHARE * event_count:
+        other_schema = " It may come from a profiler with another schema than that of jax 0.11.1."
+        raise TomatError(
+            f"{place}: {left_out_note(left_out, event_count)}. At most {MAX_LEFT_OUT_SHARE:.0%} may be; copy the file "
+            "again from the host that wrote it, or take the profile again."
+            f"{other_schema if UNKNOWN_METADATA in left_out else ''}"
+        )
 
 
 def with_program_of_run(kinds: list[OpKind], ops: Events, modules: list[ModuleRun]) -> list[OpKind]:
@@ -215,14 +288,20 @@ def _session_files(directory: Path, session: str | None, notes: list[str]) -> li
                 names = ", ".join(sorted(Path(s).name for s in sessions))
                 raise TomatError(f"{directory}: no session {session!r}. Sessions there: {names}.")
         else:
-            chosen = [sorted(sessions, key=lambda s: Path(s).name)[-1]]
+            chosen = [sorted(sessions, key=lambda s: (natural_order(Path(s).name), natural_order(s)))[-1]]
             if len(sessions) > 1:
-                notes.append(f"{len(sessions)} sessions found, the newest ({Path(chosen[0]).name}) is read")
+                notes.append(f"{len(sessions)} sessions found, the newest by its name ({Path(chosen[0]).name}) is read")
         return sessions[chosen[0]]
     raise TomatError(
         f"{directory}: no *{XPLANE_SUFFIX} file beneath it. A JAX profile directory has "
         f"{SESSION_GLOB}/<host>{XPLANE_SUFFIX}; was the profiler on, and did the run reach its start step?"
     )
+
+
+def natural_order(name: str) -> tuple[tuple[str, int, str], ...]:
+    """A sort key in which numbers count as such: `run_9` before `run_10`."""
+    pairs = re.findall(r"(\D*)(\d*)", name, re.ASCII)
+    return tuple((text, len(digits.lstrip("0")), digits.lstrip("0")) for text, digits in pairs)
 
 
 def _load_remote(url: str, session: str | None) -> Trace:
@@ -240,9 +319,11 @@ def _load_remote(url: str, session: str | None) -> Trace:
             raise TomatError(f"{url}: cannot be listed ({error}). Check the address and the credentials.") from None
         if any(f.endswith(XPLANE_SUFFIX) for f in files):
             files = [f for f in files if f.endswith(XPLANE_SUFFIX)]
-        for file in files:
-            target = Path(scratch) / file.removeprefix(root.rstrip("/")).lstrip("/")
-            target = target if target != Path(scratch) else Path(scratch) / Path(file).name
+        below = root.rstrip("/")
+        names = [file.removeprefix(below).lstrip("/") or file.rsplit("/", 1)[-1] for file in files]
+        remedy = "Rename the object, or give the address of the one session to read."
+        targets = [local_target(Path(scratch), name, url, remedy) for name in names]
+        for file, target in zip(files, targets, strict=True):
             target.parent.mkdir(parents=True, exist_ok=True)
             filesystem.get_file(file, str(target))
         if not files:
@@ -284,6 +365,8 @@ def merge_hosts(origin: str, hosts: list[HostTrace], notes: list[str] | None = N
         )
     for host in hosts:
         trace.notes += [f"{host.host}: {w}" for w in host.warnings]
+        if host.left_out:
+            trace.notes.append(f"{host.host}: {left_out_note(host.left_out, host.event_count)}")
         if not host.devices:
             trace.notes.append(f"{host.host}: host without a device plane, it contributes no operations")
     _refuse_mixed_runs(trace)

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tomat.errors import TomatError
 from tomat.performance.breakdown import Breakdown, GapRow, OpRow, Roofs, StepClass
 from tomat.performance.categories import (
     MOVEMENT,
@@ -20,7 +19,7 @@ from tomat.performance.categories import (
     classify,
     classify_program,
 )
-from tomat.performance.hlo import CONTROL_OPCODES, Frame, HloProgram
+from tomat.performance.hlo import CONTROL_OPCODES, Frame, HloProgram, sound_parts
 from tomat.performance.hlo_costs import (
     COLLECTIVES,
     ELEMENTWISE,
@@ -29,8 +28,9 @@ from tomat.performance.hlo_costs import (
     kernel_flops,
     kernel_hbm_bytes,
 )
+from tomat.performance.steps import StepWindows, step_windows
 from tomat.performance.timeline import Attribution, attribute
-from tomat.performance.trace import DeviceTrace, HostTrace, OpKind, StepMark, Trace, main_program
+from tomat.performance.trace import DeviceTrace, HostTrace, OpKind, Trace, main_program
 
 PS_PER_SECOND = 1e12
 STEADY_BAND = 0.25
@@ -71,7 +71,8 @@ def breakdown_from_trace(trace: Trace, *, device_kind: str | None = None, title:
         title: default: the name of the main program.
 
     Raises:
-        TomatError: the trace has neither step markers nor program executions, so that no step can be told from another.
+        TomatError: the trace has neither step markers nor program executions that can be used, so that no step can be
+            told from another.
     """
     devices = trace.devices
     kind_of_chip = device_kind or next((d.device_kind for d in devices if d.device_kind), "")
@@ -88,24 +89,24 @@ def breakdown_from_trace(trace: Trace, *, device_kind: str | None = None, title:
     for host in trace.hosts:
         for device in host.devices:
             table = [_known(kind, trace, cache) for kind in device.kinds]
-            windows = step_windows(device, host, main[0] if main else "", step_notes)
-            result = _attribute_device(device, table, windows)
-            scale = 1.0 / (len(windows) * len(devices) * PS_PER_SECOND)
+            steps = step_windows(device, host, main[0] if main else "", step_notes)
+            result = _attribute_device(device, table, steps)
+            scale = 1.0 / (steps.n_steps * len(devices) * PS_PER_SECOND)
             for index, item in enumerate(table):
                 key = (item.row.program, item.row.name)
                 known.setdefault(key, item)
                 seconds[key] += (
                     result.exclusive_ps[index] * scale,
                     result.hidden_ps[index] * scale,
-                    result.occurrences[index] / (len(windows) * len(devices)),
+                    result.occurrences[index] / (steps.n_steps * len(devices)),
                 )
             between += result.between_ps * scale
             waiting += result.waiting_ps * scale
-            per_device.append(result.total_ps / len(windows) / PS_PER_SECOND)
-            durations += [float(d) / PS_PER_SECOND for d in windows[:, 1] - windows[:, 0]]
+            per_device.append(result.total_ps / steps.n_steps / PS_PER_SECOND)
+            durations += [float(d) / PS_PER_SECOND for d in steps.durations_ps]
             if result.between_ps + result.waiting_ps > longest_gap_time:
                 longest_gap_time = result.between_ps + result.waiting_ps
-                gaps = _gap_rows(result, device, host, len(windows))
+                gaps = _gap_rows(result, device, host, steps.n_steps)
     ops = [_timed(known[key].row, values) for key, values in sorted(seconds.items()) if values[0] or values[2]]
     ops += _remainder_rows(between, waiting)
     program = trace.program(main_program_id(devices, main[0]), main[0]) if main else None
@@ -119,6 +120,7 @@ def breakdown_from_trace(trace: Trace, *, device_kind: str | None = None, title:
         n_devices=len(devices),
         n_hosts=len(trace.hosts),
         n_steps=round(len(durations) / len(devices)),
+        n_events_left_out=trace.left_out_count,
         step_times_seconds=tuple(durations),
         step_classes=step_classes(durations),
         gaps=tuple(gaps),
@@ -130,32 +132,6 @@ def breakdown_from_trace(trace: Trace, *, device_kind: str | None = None, title:
 def main_program_id(devices: list[DeviceTrace], name: str) -> int:
     """The id of the program of that name on the first device that ran it, 0 where its events carry none."""
     return next((k.program_id for d in devices for k in d.kinds if k.program == name and k.program_id), 0)
-
-
-def step_windows(device: DeviceTrace, host: HostTrace, main: str, notes: set[str]) -> np.ndarray:
-    """int64 [n, 2] of [start, start of the next) steps in ps.
-
-    The device's `Steps` line, else the host's step annotations, else executions of the main program. The last step is
-    left out where three or more are known, since the wait that follows it is not: its window would end early.
-    """
-    marks: list[StepMark] = device.steps
-    if not marks and host.host_steps:
-        marks = host.host_steps
-        notes.add("steps are the host's step annotations")
-    if not marks:
-        runs = [m for m in device.modules if m.program == main]
-        marks = [StepMark(i, r.start_ps, r.end_ps) for i, r in enumerate(sorted(runs, key=lambda r: r.start_ps))]
-        notes.add(f"no step markers: a step is one execution of {main}")
-    if not marks:
-        raise TomatError(
-            f"{host.origin}: {device.name} has {len(device.ops):,} operations but no step markers and no program "
-            "executions, so its time cannot be given per step. Expected a `Steps` or `XLA Modules` line, or "
-            "jax.profiler.StepTraceAnnotation around the step on the host."
-        )
-    starts = [m.start_ps for m in marks]
-    windows = np.array([*zip(starts, [*starts[1:], max(marks[-1].end_ps, starts[-1] + 1)], strict=True)], np.int64)
-    windows = windows[windows[:, 1] > windows[:, 0]]
-    return windows[:-1] if len(windows) >= 3 else windows
 
 
 def step_classes(durations: list[float]) -> tuple[StepClass, ...]:
@@ -177,10 +153,10 @@ def step_classes(durations: list[float]) -> tuple[StepClass, ...]:
     return tuple(rows)
 
 
-def _attribute_device(device: DeviceTrace, table: list[_Known], windows: np.ndarray) -> Attribution:
+def _attribute_device(device: DeviceTrace, table: list[_Known], steps: StepWindows) -> Attribution:
     collective = np.array([item.row.category == Category.COLLECTIVES_EXPOSED for item in table], dtype=bool)
     spans = np.array([(m.start_ps, m.end_ps) for m in device.modules], dtype=np.int64).reshape(-1, 2)
-    return attribute(device.ops, device.async_ops, collective, windows, spans)
+    return attribute(device.ops, device.async_ops, collective, steps.windows, spans)
 
 
 def _timed(row: OpRow, values: np.ndarray) -> OpRow:
@@ -234,6 +210,11 @@ def _known(kind: OpKind, trace: Trace, cache: dict[int, dict[str, Classified]]) 
 
 
 def _known_from_hlo(kind: OpKind, program: HloProgram, cache: dict[int, dict[str, Classified]]) -> _Known:
+    with sound_parts(program):
+        return _from_instruction(kind, program, cache)
+
+
+def _from_instruction(kind: OpKind, program: HloProgram, cache: dict[int, dict[str, Classified]]) -> _Known:
     instruction = program.by_name[kind.name]
     if id(program) not in cache:
         cache[id(program)] = classify_program(program)
@@ -305,7 +286,10 @@ def _gap_rows(result: Attribution, device: DeviceTrace, host: HostTrace, n_steps
     groups: dict[tuple[int, int], list[int]] = defaultdict(list)
     for index in np.argsort(-length, kind="stable")[:100_000].tolist():
         groups[int(gaps.before[index]), int(gaps.after[index])].append(index)
-    name = lambda k: device.kinds[k].name if k >= 0 else "(start of the trace)"  # noqa: E731
+
+    def name(k: int) -> str:
+        return device.kinds[k].name if k >= 0 else "(start of the trace)"
+
     rows = []
     for (before, after), members in groups.items():
         longest = max(members, key=lambda i: int(length[i]))
@@ -346,7 +330,8 @@ def _quality_notes(
     if program is None:
         notes.append("the trace holds no HLO (enable_hlo_proto was off): categories come from event stats alone")
     else:
-        program.kernels()
+        with sound_parts(program):
+            program.kernels()
         notes += sorted(set(program.notes))
     blind = sum(o.seconds for o in ops if o.program and not known[o.program, o.name].from_hlo)
     if program is not None and blind > 0.001 * total:

@@ -204,7 +204,10 @@ class _DevicePlane:
         metadata = self._new_metadata(key)
         metadata.name = f"%{instruction.name} = {instruction.opcode}()"
         metadata.display_name = instruction.name
-        add = lambda name, value: self.stats.add(metadata.stats, name, value)  # noqa: E731
+
+        def add(name: str, value: Any) -> None:
+            self.stats.add(metadata.stats, name, value)
+
         add("hlo_category", hlo_category(self.program, instruction))
         add("flops", int(kernel_flops(self.program, instruction) or 0))
         add("bytes_accessed", self._bytes_accessed(instruction))

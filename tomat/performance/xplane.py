@@ -7,8 +7,10 @@ threads in ``/host:CPU`` that carry an ``hlo_op`` stat; ``/host:metadata`` holds
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,11 @@ from tomat.errors import TomatError
 from tomat.performance.hlo_files import program_from_bytes
 from tomat.performance.protos import new_message
 from tomat.performance.trace import (
+    FAR_AWAY,
+    LONGEST_TRACE_PS,
+    NEGATIVE_DURATION,
+    NO_TIME,
+    UNKNOWN_METADATA,
     DeviceTrace,
     Events,
     HostActivity,
@@ -26,16 +33,19 @@ from tomat.performance.trace import (
     ModuleRun,
     OpKind,
     StepMark,
+    clock_origin,
     program_name_and_id,
+    refuse_damaged,
     with_program_of_run,
 )
 
 TPU_PLANE = re.compile(r"^/device:TPU:\d+$")
 SPARSE_CORE_PLANE = re.compile(r"^/device:TPU:\d+ SparseCore")
 GPU_PLANE = re.compile(r"^/device:GPU:\d+$")
+DEVICE_PLANE = re.compile(r"^/device:(TPU|GPU):\d+$")
 OPS_LINE, ASYNC_LINE, MODULES_LINE, STEPS_LINE = "XLA Ops", "Async XLA Ops", "XLA Modules", "Steps"
-MAX_UNKNOWN_SHARE = 0.01
-"""Events that refer to metadata the file does not hold, above which it is refused as truncated or foreign."""
+MAX_STEP_DIGITS = 18
+"""A step's number with more is none: it may be more than 64 bits hold."""
 
 
 @dataclass
@@ -43,6 +53,8 @@ class _Plane:
     """Accessors over one XPlane message."""
 
     proto: Any
+    origin_ns: int = 0
+    """The `timestamp_ns` of lines that counts as time 0."""
     stat_names: dict[int, str] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -58,6 +70,26 @@ class _Plane:
     def stats(self, stats: Iterable[Any]) -> dict[str, Any]:
         return {self.stat_names.get(s.metadata_id, ""): self.value(s) for s in stats}
 
+    def base_ps(self, line: Any) -> int:
+        """Where the offsets of a line's events count from; more than 64 bits where its time is damaged."""
+        return (line.timestamp_ns - self.origin_ns) * 1000
+
+    def placed(self, line: Any, host: HostTrace) -> Iterator[tuple[Any, int, int]]:
+        """(event, start_ps, duration_ps) of a line's events; damaged ones are counted in `host` and left out."""
+        base, known = self.base_ps(line), self.proto.event_metadata
+        for event in line.events:
+            start, duration = base + event.offset_ps, event.duration_ps
+            if event.metadata_id not in known:
+                host.leave_out(UNKNOWN_METADATA)
+            elif event.num_occurrences:  # a sum over many events, which has no place in time
+                host.leave_out(NO_TIME)
+            elif duration < 0:
+                host.leave_out(NEGATIVE_DURATION)
+            elif abs(start) > LONGEST_TRACE_PS or duration > LONGEST_TRACE_PS:
+                host.leave_out(FAR_AWAY)
+            else:
+                yield event, start, duration
+
     def stat_id(self, name: str) -> int | None:
         return next((key for key, value in self.stat_names.items() if value == name), None)
 
@@ -66,7 +98,8 @@ def read_xplane_file(path: Path) -> HostTrace:
     """One host's trace.
 
     Raises:
-        TomatError: the file is empty, truncated, not an XSpace, or refers to metadata that it does not hold.
+        TomatError: the file is empty, truncated, not an XSpace, or more than a few of its events are damaged. Up to
+            that many are left out and counted.
     """
     try:
         data = path.read_bytes()
@@ -96,53 +129,45 @@ def read_xplane_bytes(data: bytes, origin: str, host_name: str) -> HostTrace:
     host = HostTrace(origin, "", [], HostActivity(), [], {}, None, {}, 0)
     host.host = space.hostnames[0] if space.hostnames else host_name
     host.warnings += [f"profiler: {text}" for text in (*space.errors, *space.warnings)]
-    planes = [_Plane(p) for p in space.planes]
-    _check_metadata(planes, origin)
+    origin_ns = _origin_ns(space.planes)
+    planes = [_Plane(p, origin_ns) for p in space.planes]
     host.event_count = sum(len(line.events) for p in planes for line in p.proto.lines)
     for plane in planes:
         _read_session(plane, host)
     for plane in planes:
-        name = plane.proto.name
+        name, before = plane.proto.name, Counter(host.left_out)
         if TPU_PLANE.match(name):
             host.devices.append(_read_tpu(plane, host))
         elif GPU_PLANE.match(name):
             host.devices.append(_read_gpu(plane, host))
         elif SPARSE_CORE_PLANE.match(name):
             host.warnings.append(f"{name} is not part of the breakdown (it runs beside the TensorCore)")
+        count = sum(len(line.events) for line in plane.proto.lines)
+        refuse_damaged(f"{origin}, {name}", Counter(host.left_out) - before, count)
     for plane in planes:
         if plane.proto.name.startswith("/host:CPU"):
             _read_host_plane(plane, host, as_device=not host.devices)
     host.devices = [d for d in host.devices if len(d.ops)]
+    refuse_damaged(origin, host.left_out, host.event_count)
     return host
 
 
-def _check_metadata(planes: list[_Plane], origin: str) -> None:
-    """Refuse a file whose events name metadata that is not there: cut off, or of another schema."""
-    unknown = total = 0
+def _origin_ns(planes: Iterable[Any]) -> int:
+    """The time from which to count: that of the devices' lines, or of all where the CPU is the device."""
+    times: dict[bool, list[tuple[int, int]]] = {True: [], False: []}
     for plane in planes:
-        known = plane.proto.event_metadata
-        for line in plane.proto.lines:
-            events = line.events
-            total += len(events)
-            # All events of ordinary files are known; checking a thousand of each line keeps large files fast.
-            step = max(1, len(events) // 1000)
-            for index in range(0, len(events), step):
-                unknown += events[index].metadata_id not in known
-    if total and unknown > MAX_UNKNOWN_SHARE * min(total, 1000 * sum(len(p.proto.lines) for p in planes)):
-        raise TomatError(
-            f"{origin}: at least {unknown:,} of {total:,} events refer to event metadata that the file does not hold. "
-            "It is truncated or was written by a profiler with another schema; take the profile again with a jax whose "
-            "xplane.proto tomat knows (0.11.1)."
-        )
+        on_device = DEVICE_PLANE.match(plane.name) is not None
+        times[on_device] += [(line.timestamp_ns, len(line.events)) for line in plane.lines if line.events]
+    return clock_origin(times[True] or times[False], LONGEST_TRACE_PS // 1000)
 
 
 def _read_session(plane: _Plane, host: HostTrace) -> None:
     name = plane.proto.name
     if name == "Task Environment":
         stats = plane.stats(plane.proto.stats)
-        start, stop = stats.get("profile_start_time"), stats.get("profile_stop_time")
-        if start and stop:
-            host.session_ns = (int(start), int(stop))
+        start, stop = _as_integer(stats.get("profile_start_time")), _as_integer(stats.get("profile_stop_time"))
+        if 0 < start <= stop:
+            host.session_ns = (start, stop)
     if name == "/host:metadata":
         stats = plane.stats(plane.proto.stats)
         host.versions = {k: str(v) for k, v in sorted(stats.items()) if k.endswith("_version")}
@@ -164,32 +189,31 @@ def _read_program(plane: _Plane, key: int, metadata: Any, host: HostTrace) -> No
         host.programs[program_id] = program
 
 
-def _steps_from(line: Any, plane: _Plane) -> list[StepMark]:
-    base = line.timestamp_ns * 1000
+def _steps_from(line: Any, plane: _Plane, host: HostTrace) -> list[StepMark]:
     marks = []
-    for event in line.events:
+    for event, start, duration in plane.placed(line, host):
         metadata = plane.proto.event_metadata[event.metadata_id]
         label = metadata.name or metadata.display_name
         number = plane.stats(event.stats).get("step_num", label)
-        start = base + event.offset_ps
-        digits = re.search(r"\d+", str(number))
-        marks.append(StepMark(int(digits.group()) if digits else len(marks), start, start + event.duration_ps))
+        found = re.search(r"\d+", str(number), re.ASCII)
+        digits = found.group() if found else ""
+        counts = 0 < len(digits) <= MAX_STEP_DIGITS
+        marks.append(StepMark(int(digits) if counts else len(marks), start, start + duration))
     return sorted(marks, key=lambda m: m.start_ps)
 
 
-def _modules_from(line: Any, plane: _Plane) -> list[ModuleRun]:
-    base = line.timestamp_ns * 1000
+def _modules_from(line: Any, plane: _Plane, host: HostTrace) -> list[ModuleRun]:
     runs = []
-    for event in line.events:
+    for event, start, duration in plane.placed(line, host):
         metadata = plane.proto.event_metadata[event.metadata_id]
         name, program_id = program_name_and_id(metadata.name or metadata.display_name)
-        start = base + event.offset_ps
-        runs.append(ModuleRun(name, program_id, start, start + event.duration_ps))
+        runs.append(ModuleRun(name, program_id, start, start + duration))
     return sorted(runs, key=lambda r: r.start_ps)
 
 
 def _number(value: Any) -> float | None:
-    return float(value) if isinstance(value, int | float) else None
+    """A count as the profiler wrote it, None where it wrote none or one that cannot be."""
+    return float(value) if isinstance(value, int | float) and 0 <= value < math.inf else None
 
 
 def _kind_from(plane: _Plane, metadata: Any, event: Any, host: HostTrace) -> OpKind:
@@ -219,17 +243,38 @@ def _read_line(plane: _Plane, line: Any, line_index: int, table: dict[int, int],
                host: HostTrace) -> np.ndarray:  # fmt: skip
     """int64 [n, 4] of (kind, start, duration, line) of a line whose events' kinds depend on their metadata alone."""
     events = line.events
-    count = len(events)
+    n_events = len(events)
+
+    def column(values: Iterable[int]) -> np.ndarray:
+        return np.fromiter(values, dtype=np.int64, count=n_events)
+
+    metadata_ids = column(e.metadata_id for e in events)
+    offsets, durations = column(e.offset_ps for e in events), column(e.duration_ps for e in events)
+    sums = column(e.num_occurrences for e in events) != 0
+    base = plane.base_ps(line)
+    base_fits = abs(base) <= LONGEST_TRACE_PS
+    shift = base if base_fits else 0
+    # Offsets are compared before they are added, since a damaged one may be as large as 64 bits hold.
+    far = (offsets > LONGEST_TRACE_PS - shift) | (offsets < -LONGEST_TRACE_PS - shift)
+    far |= (durations > LONGEST_TRACE_PS) | (not base_fits)
+    unknown = np.isin(metadata_ids, list(plane.proto.event_metadata), invert=True)
+    good = np.ones(n_events, dtype=bool)
+    for wrong, which in (
+        (UNKNOWN_METADATA, unknown), (NO_TIME, sums), (NEGATIVE_DURATION, durations < 0), (FAR_AWAY, far)
+    ):  # fmt: skip
+        host.leave_out(wrong, int((good & which).sum()))
+        good &= ~which
+    kept = np.flatnonzero(good)
+    metadata_ids, count = metadata_ids[kept], len(kept)
     rows = np.empty((count, 4), dtype=np.int64)
-    metadata_ids = np.fromiter((e.metadata_id for e in events), dtype=np.int64, count=count)
-    rows[:, 1] = np.fromiter((e.offset_ps for e in events), dtype=np.int64, count=count) + line.timestamp_ns * 1000
-    rows[:, 2] = np.fromiter((e.duration_ps for e in events), dtype=np.int64, count=count)
+    rows[:, 1] = offsets[kept] + shift
+    rows[:, 2] = durations[kept]
     rows[:, 3] = line_index
     ids, first, inverse = np.unique(metadata_ids, return_index=True, return_inverse=True)
     for key, index in zip(ids.tolist(), first.tolist(), strict=True):
         if key not in table:
             table[key] = len(kinds)
-            kinds.append(_kind_from(plane, plane.proto.event_metadata[key], events[index], host))
+            kinds.append(_kind_from(plane, plane.proto.event_metadata[key], events[int(kept[index])], host))
     rows[:, 0] = np.array([table[key] for key in ids.tolist()], dtype=np.int64)[inverse] if count else 0
     return rows
 
@@ -249,9 +294,9 @@ def _read_tpu(plane: _Plane, host: HostTrace) -> DeviceTrace:
         elif name == ASYNC_LINE:
             transfers.append(_read_line(plane, line, index, table, kinds, host))
         elif name == MODULES_LINE:
-            modules = _modules_from(line, plane)
+            modules = _modules_from(line, plane, host)
         elif name == STEPS_LINE:
-            steps = _steps_from(line, plane)
+            steps = _steps_from(line, plane, host)
     device_kind = str(stats.get("device_type_string") or stats.get("device_type") or "")
     operations = Events.of_table(np.concatenate(ops))
     return DeviceTrace(
@@ -277,11 +322,10 @@ def _read_gpu(plane: _Plane, host: HostTrace) -> DeviceTrace:
     for index, line in enumerate(plane.proto.lines):
         name = line.display_name or line.name
         if name == STEPS_LINE:
-            steps = _steps_from(line, plane)
+            steps = _steps_from(line, plane, host)
         if not name.startswith("Stream"):
             continue
-        base = line.timestamp_ns * 1000
-        for event in line.events:
+        for event, start, duration in plane.placed(line, host):
             # One CUDA kernel serves many HLO operations, so the kind depends on the event's own stats.
             own = plane.stats(event.stats)
             key = (event.metadata_id, str(own.get("hlo_op", "")), _as_integer(own.get("program_id")))
@@ -289,7 +333,7 @@ def _read_gpu(plane: _Plane, host: HostTrace) -> DeviceTrace:
             if kind is None:
                 kind = named[key] = len(kinds)
                 kinds.append(_kind_from(plane, plane.proto.event_metadata[event.metadata_id], event, host))
-            rows.append((kind, base + event.offset_ps, event.duration_ps, index))
+            rows.append((kind, start, duration, index))
     device_kind = str(stats.get("device_type_string") or stats.get("device_name") or "")
     empty = Events.build([])
     return DeviceTrace(host.host, plane.proto.name, "gpu", device_kind, kinds, Events.build(rows), empty, [], steps)
@@ -306,22 +350,20 @@ def _read_host_plane(plane: _Plane, host: HostTrace, as_device: bool) -> None:
     names: dict[int, int] = {}
     spans: list[tuple[int, int, int]] = []
     for index, line in enumerate(plane.proto.lines):
-        base = line.timestamp_ns * 1000
-        for event in line.events:
+        for event, start, duration in plane.placed(line, host):
             key = event.metadata_id
             kind_of_event = role.get(key)
             if kind_of_event is None:
                 present = {s.metadata_id for s in event.stats}
                 kind_of_event = "op" if ids["hlo_op"] in present else "step" if ids["step_num"] in present else "span"
                 role[key] = kind_of_event
-            start, duration = base + event.offset_ps, event.duration_ps
             if kind_of_event == "span":
                 if duration > 0:
                     spans.append((names.setdefault(key, len(names)), start, start + duration))
                 continue
             if kind_of_event == "step":
-                number = plane.stats(event.stats).get("step_num")
-                host.host_steps.append(StepMark(int(number or 0), start, start + duration))
+                number = _as_integer(plane.stats(event.stats).get("step_num"))
+                host.host_steps.append(StepMark(number, start, start + duration))
                 continue
             if not as_device:
                 continue
@@ -332,7 +374,8 @@ def _read_host_plane(plane: _Plane, host: HostTrace, as_device: bool) -> None:
             if kind is None:
                 kind = table[key, program_id] = len(kinds)
                 stats = plane.stats(event.stats)
-                kinds.append(OpKind(str(stats["hlo_op"]), program_id, str(stats.get("hlo_module") or "")))
+                name = str(stats.get("hlo_op") or plane.proto.event_metadata[key].name)
+                kinds.append(OpKind(name, program_id, str(stats.get("hlo_module") or "")))
             rows.setdefault(ordinal, []).append((kind, start, duration, index))
             run = (ordinal, program_id, _integer(plane, values.get(ids["run_id"])))
             span = runs.setdefault(run, [start, start + duration, kind])
@@ -368,7 +411,7 @@ def _as_integer(value: Any) -> int:
     # never through a float: a TPU's program id is a 64-bit fingerprint
     try:
         return unsigned(int(value or 0))
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return 0
 
 

@@ -1,6 +1,11 @@
 """`tomat eval` on a run's folder as training leaves it: configuration, codec, checkpoint."""
 
+import dataclasses
 import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import yaml
@@ -43,7 +48,9 @@ def inputs(tmp_path_factory, make_grid):
     paths = []
     for shape, name in (((7, 8, 9), "a"), ((8, 8, 6), "b")):
         paths.append(str(folder / f"{name}.zarr"))
-        write_zarr(make_grid(shape, name), paths[-1])
+        grid = make_grid(shape, name)
+        # A reader takes whole electrons only: 10 of Si-q4 and O-q6.
+        write_zarr(dataclasses.replace(grid, rho=grid.rho * (10 / grid.electron_count)), paths[-1])
     return paths
 
 
@@ -59,10 +66,31 @@ def test_report_is_whole_and_says_what_it_is(report, inputs):
     content = json.loads(report.read_text())
     assert content["label"] == LABEL
     assert [row["material_id"] for row in content["materials"]] == inputs
-    assert [row["voxels"] for row in content["materials"]] == [2 * 343] * 2
+    # The second cell is 6 voxels high: what a patch of 7 holds again counts once.
+    assert [row["voxels"] for row in content["materials"]] == [2 * 7 * 7 * 7, 2 * 7 * 7 * 6]
     settings = content["settings"]
     assert (settings["run"], settings["step"], settings["layout"], settings["seed"]) == ("tiny", 3, "v3-p7", 0)
     assert not list(report.parent.glob("*.partial"))
+
+
+@pytest.mark.slow
+def test_a_machine_without_a_tpu_is_not_asked_for_one(run_dir, inputs):
+    """As a user has it: without the JAX_PLATFORMS of these tests, beside a TPU library that is there to plan with."""
+    pytest.importorskip("libtpu")
+    words = ["eval", "--run", str(run_dir), "--input", inputs[0], "--patches_per_material", "1", "--json", "-"]
+    environment = {name: value for name, value in os.environ.items() if name not in ("JAX_PLATFORMS", "XLA_FLAGS")}
+    result = subprocess.run(
+        [sys.executable, "-c", "import sys; from tomat.cli import main; sys.exit(main(sys.argv[1:]))", *words],
+        capture_output=True,
+        text=True,
+        cwd=Path(__file__).parents[2],
+        env=environment,
+        check=True,
+    )
+    assert json.loads(result.stdout)["label"] == LABEL
+    assert "no TPU is here: computing on the CPU" in result.stderr
+    for noise in ("libtpu", "TPU initialization", "E0000", "W0000", "Traceback"):
+        assert noise not in result.stderr, result.stderr
 
 
 def test_table_comparison_and_picture(run_dir, inputs, report, tmp_path, capsys):
@@ -94,8 +122,8 @@ def test_stopped_evaluation_goes_on_where_it_was(run_dir, inputs, report, tmp_pa
     ("words", "message"),
     [
         (["--picture", "plane.gif"], "cannot draw to plane.gif"),
-        (["--against", "missing.json"], "cannot read missing.json"),
-        (["--patches_per_material", "0"], "patches_per_material is 0; expected at least 1"),
+        (["--against", "missing.json"], "missing.json does not exist"),
+        (["--patches_per_material", "0"], "found '0', expected a whole number of at least 1"),
         (["--step", "7"], "step-7 is not a whole checkpoint"),
         (["--run", "nowhere"], "nowhere is not a run"),
         (["--input", "nowhere/CHGCAR"], "nowhere/CHGCAR"),
@@ -111,7 +139,7 @@ def test_refused_in_one_line(run_dir, words, message, capsys, monkeypatch, tmp_p
 
 
 def test_damaged_report_is_refused(run_dir, tmp_path, capsys):
-    for name, text, message in (("a.json", "{", "cannot read"), ("b.json", '{"mfu": 1}', "not a report")):
+    for name, text, message in (("a.json", "{", "is not JSON"), ("b.json", '{"mfu": 1}', "not a report")):
         (tmp_path / name).write_text(text)
         assert main(["eval", "--run", str(run_dir), "--against", str(tmp_path / name)]) == 2
         assert message in capsys.readouterr().err

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tomat.codec.base import UNIT_RHO_TIMES_VOLUME
 from tomat.codec.two_token import TwoTokenCodec
 from tomat.errors import TomatError
-from tomat.evaluation.patches import inside_cell, make_patches, random_anchors, tiling_anchors
+from tomat.evaluation.patches import first_copies, inside_cell, make_patches, random_anchors, tiling_anchors
 from tomat.tokens.patch import decode_sequence
 
 sides = st.tuples(*[st.integers(1, 9)] * 3)
@@ -24,6 +24,33 @@ def test_tiling_counts_every_voxel_once(grid_shape, patch_shape):
     for anchor, counted in zip(anchors, inside, strict=True):
         np.add.at(times, tuple((anchor + offsets[counted]).T), 1)
     assert (times == 1).all()
+
+
+@settings(max_examples=40, deadline=None)
+@given(sides, sides, st.integers(0, 10**6))
+def test_a_patch_counts_a_voxel_where_it_is_first_read(grid_shape, patch_shape, seed):
+    anchor = np.random.default_rng(seed).integers(0, grid_shape)
+    offsets = np.stack(np.unravel_index(np.arange(np.prod(patch_shape)), patch_shape), axis=-1)
+    seen, expected = set(), []
+    for voxel in map(tuple, (anchor + offsets) % grid_shape):
+        expected.append(voxel not in seen)
+        seen.add(voxel)
+    np.testing.assert_array_equal(first_copies(grid_shape, patch_shape), expected)
+
+
+@pytest.mark.parametrize("tiling", [False, True])
+def test_a_patch_larger_than_the_cell_counts_the_cell_once(make_grid, codec, layout, tiling):
+    """2 x 5 x 2 voxels in a patch of 3 x 3 x 3: what wraps round has been read, and would be copied without error."""
+    grid = make_grid((2, 5, 2))
+    anchors = tiling_anchors(grid.grid_shape, (3, 3, 3)) if tiling else np.array([[1, 3, 0], [0, 4, 1]])
+    patches = make_patches(grid, anchors, layout, codec, tiling=tiling)
+    assert patches.n_voxels == (20 if tiling else 2 * 2 * 3 * 2)
+    counted = patches.counted.reshape(patches.reference.shape)
+    for row, anchor in enumerate(anchors):
+        x, y, z = (anchor + np.argwhere(counted[row])).T
+        voxels = list(zip(x % 2, y % 5, z % 2, strict=True))
+        assert len(set(voxels)) == len(voxels)
+        np.testing.assert_array_equal(patches.reference[row][counted[row]], [grid.rho[voxel] for voxel in voxels])
 
 
 def test_random_anchors_belong_to_seed_and_material_alone():

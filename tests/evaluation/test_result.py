@@ -5,6 +5,7 @@ import pytest
 from rich.console import Console
 
 from tomat.errors import TomatError
+from tomat.evaluation.commands import read_report
 from tomat.evaluation.partial import PartialResults
 from tomat.evaluation.result import COLUMNS, FIGURES, LABEL, MaterialResult, TeacherForcedResult
 from tomat.reporting import write_json
@@ -108,3 +109,43 @@ def test_partial_results_survive_a_kill(result, tmp_path):
     again.add(result.materials[2])
     assert list(PartialResults(path, SETTINGS).done.values()) == list(result.materials)
     assert PartialResults(path, {**SETTINGS, "step": 7}).done == {}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda c: c["materials"][1].update(lorenzo_nmae=None), "lorenzo_nmae of 'Si-0' is None; expected a finite"),
+        (lambda c: c["materials"][1].update(lorenzo_nmae=float("inf")), "expected a finite number"),
+        (lambda c: c["materials"][1].update(voxels=2.5), "voxels of 'Si-0' is 2.5; expected a whole number"),
+        (lambda c: c["materials"][1].update(material_id=7), "expected text"),
+        (lambda c: c["materials"].append(c["materials"][0]), "1 of 4 materials stand in it more than once"),
+        (lambda c: c["materials"].append([1]), "has other keys"),
+        (lambda c: c.pop("settings"), "not a report"),
+        (lambda c: c.update(materials={}), "not a report"),
+    ],
+)
+def test_a_damaged_report_is_refused_by_name(result, tmp_path, change, message):
+    content = json.loads(json.dumps(result.to_dict()))
+    change(content)
+    path = tmp_path / "e.json"
+    path.write_text(json.dumps(content))
+    with pytest.raises(TomatError, match=f"e.json: .*{message}"):
+        read_report(path)
+
+
+@pytest.mark.parametrize("data", [b"", b"[", b"[" * 100_000, b"[1]", b"\xff", b"7"])
+def test_what_is_no_report_is_refused_by_name(tmp_path, data):
+    (tmp_path / "e.json").write_bytes(data)
+    with pytest.raises(TomatError, match="e.json"):
+        read_report(tmp_path / "e.json")
+
+
+def test_a_damaged_line_of_finished_materials_is_refused(result, tmp_path):
+    path = tmp_path / "e.json.partial"
+    for row in result.materials:
+        PartialResults(path, SETTINGS).add(row)
+    text = path.read_text()
+    path.write_text(text.replace('"lorenzo_nmae": 0.015', '"lorenzo_nmae": NaN'))
+    with pytest.raises(TomatError, match="e.json.partial, line 3: lorenzo_nmae .* Delete the file"):
+        PartialResults(path, SETTINGS)
+    assert "NaN" in path.read_text()

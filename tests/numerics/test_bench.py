@@ -91,7 +91,7 @@ def test_a_killed_run_is_continued_and_an_ended_one_is_left_alone(trained: Path,
     events = [event["event"] for event in read_events(first)]
     assert events.count("resume") == 1 and events[-1] == "stop"
     assert next(event for event in read_events(first) if event["event"] == "resume")["after"] == "killed"
-    assert [event["event"] for event in read_events(second)] == ["start", "stop"]
+    assert [event["event"] for event in read_events(second)] == ["data", "start", "stop"]
     written = (first / "evaluation.json").stat().st_mtime_ns
     assert bench(trained, "--only", "base", "--steps", str(STEPS)) == 0
     assert (first / "evaluation.json").stat().st_mtime_ns == written

@@ -1,8 +1,12 @@
 """`tomat eval`: the teacher-forced diagnostic of a trained run, beside its baselines."""
 
 import argparse
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from tomat.arguments import count, existing_file, output_file, positive_int, report_file, run_folder
+from tomat.density.rules import add_rule_flags, refuse_rules, rules_of
 
 if TYPE_CHECKING:  # the verb pays for these only when it runs
     from collections.abc import Callable, Mapping, Sequence
@@ -24,9 +28,14 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         "Lorenzo baselines. A diagnostic, not a prediction: the model reads the true values of all earlier voxels.",
     )
     parser.add_argument(
-        "--run", dest="run_dir", type=Path, required=True, metavar="DIR", help="the run's folder, such as runs/demo"
+        "--run",
+        dest="run_dir",
+        type=run_folder,
+        required=True,
+        metavar="DIR",
+        help="the run's folder, such as runs/demo",
     )
-    parser.add_argument("--step", type=int, help="checkpoint to evaluate (default: the newest)")
+    parser.add_argument("--step", type=count, help="checkpoint to evaluate (default: the newest)")
     source = parser.add_mutually_exclusive_group()
     source.add_argument(
         "--split", choices=("train", "validation"), help="materials of the embedded set (default: validation)"
@@ -37,17 +46,22 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         metavar="PATH",
         help="densities instead: CHGCAR, rho_gga Zarr or Materials Project json.gz",
     )
-    parser.add_argument("--patches_per_material", type=int, default=8, metavar="N", help="random patches (default: 8)")
+    add_rule_flags(parser)
+    parser.add_argument(
+        "--patches_per_material", type=positive_int, default=8, metavar="N", help="random patches (default: 8)"
+    )
     parser.add_argument("--whole_cell", action="store_true", help="tile each cell, counting every voxel once")
-    parser.add_argument("--seed", type=int, default=0, help="seeds the patches' anchors (default: 0)")
-    parser.add_argument("--batch_size", type=int, default=8, metavar="B", help="sequences a forward pass (default: 8)")
+    parser.add_argument("--seed", type=count, default=0, help="seeds the patches' anchors (default: 0)")
     parser.add_argument(
-        "--against", type=Path, metavar="FILE", help="an earlier --json report: compare, paired by material"
+        "--batch_size", type=positive_int, default=8, metavar="B", help="sequences a forward pass (default: 8)"
     )
     parser.add_argument(
-        "--picture", type=Path, metavar="FILE", help="draw a plane of the first material (.png, .svg or .pdf)"
+        "--against", type=existing_file, metavar="FILE", help="an earlier --json report: compare, paired by material"
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures of every material")
+    parser.add_argument(
+        "--picture", type=output_file, metavar="FILE", help="draw a plane of the first material (.png, .svg or .pdf)"
+    )
+    parser.add_argument("--json", type=report_file, metavar="FILE", help="write the figures of every material")
     parser.set_defaults(run=run_eval)
 
 
@@ -59,6 +73,9 @@ def run_eval(args: argparse.Namespace) -> int:
     # Before the minutes of work, not after them.
     if args.picture is not None and args.picture.suffix not in FORMATS:
         raise TomatError(f"cannot draw to {args.picture}; give a file that ends in {', '.join(FORMATS)}.")
+    for place in args.input or ():
+        if "://" not in place and not os.path.exists(place):
+            raise TomatError(f"{place} does not exist; --input takes densities that `tomat tokenise` reads too.")
     earlier = None if args.against is None else read_report(args.against)
 
     import haliax as hax
@@ -76,7 +93,12 @@ def run_eval(args: argparse.Namespace) -> int:
     )
     run = load_trained(args.run_dir, args.step)
     names, load, materials_from = _materials(args, run.config.data.source)
-    settings = {"run": run.config.run_name, "step": run.step, "materials_from": materials_from}
+    settings = {
+        "run": run.config.run_name,
+        "step": run.step,
+        "weights": run.weights,
+        "materials_from": materials_from,
+    }
     trainer = run.config.trainer_config()
     with trainer.use_device_mesh():
         evaluator = TeacherForcedEvaluator(
@@ -147,9 +169,13 @@ def _materials(args: argparse.Namespace, trained_on: str) -> "tuple[list[str], C
     from tomat.errors import TomatError
 
     if args.input is not None:
-        from tomat.density import open_density
+        from tomat.density.io import check_species_apply, open_density
 
-        return list(dict.fromkeys(args.input)), open_density, f"{len(args.input)} input(s)"
+        rules = rules_of(args.species, args.accept)
+        names = list(dict.fromkeys(args.input))
+        check_species_apply(names, rules)
+        return names, lambda name: open_density(name, rules=rules), f"{len(args.input)} input(s)"
+    refuse_rules(args.species, args.accept, "the embedded densities")
     if args.split is None and trained_on != "embedded":
         raise TomatError(
             f"{args.run_dir} was trained on a shard set, which holds densities only as tokens; name held-out densities "
@@ -167,15 +193,13 @@ def read_report(path: Path) -> "TeacherForcedResult":
     Raises:
         TomatError: no such file, or not such a report.
     """
-    import json
-
+    from tomat.documents import read_json
     from tomat.errors import TomatError
     from tomat.evaluation.result import TeacherForcedResult
 
+    report = read_json(path, "Give a report of `tomat eval --json`.")
     try:
-        return TeacherForcedResult.from_dict(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise TomatError(f"cannot read {path} as a report of `tomat eval --json`: {error}") from error
+        return TeacherForcedResult.from_dict(report)
     except TomatError as error:
         raise TomatError(f"{path}: {error}") from error
 

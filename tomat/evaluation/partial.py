@@ -6,6 +6,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from tomat.documents import parse_json
+from tomat.errors import TomatError
 from tomat.evaluation.result import MaterialResult
 
 
@@ -15,6 +17,9 @@ class PartialResults:
     Args:
         path: the file; its folder is made if it is missing.
         settings: what decides the figures; a file of other settings is started afresh.
+
+    Raises:
+        TomatError: a line other than the last is damaged.
     """
 
     def __init__(self, path: Path, settings: Mapping[str, Any]) -> None:
@@ -30,11 +35,18 @@ class PartialResults:
         """Finished materials of the same settings, by id; a torn last line is dropped."""
         if not self.path.exists():
             return {}
-        header, *rows = self.path.read_text(encoding="utf-8").split("\n")
+        header, *rows = self.path.read_text(encoding="utf-8", errors="replace").split("\n")
         if header != self._header:
             return {}
-        whole = [MaterialResult.from_dict(json.loads(row)) for row in rows[:-1]]
-        return {result.material_id: result for result in whole}
+        remedy = "Delete the file; its materials are then evaluated again."
+        done = {}
+        for number, row in enumerate(rows[:-1], start=2):
+            try:
+                result = MaterialResult.from_dict(parse_json(row, "the line", ""))
+            except TomatError as error:
+                raise TomatError(f"{self.path}, line {number}: {error} {remedy}") from None
+            done[result.material_id] = result
+        return done
 
     def add(self, result: MaterialResult) -> None:
         """Keep one finished material."""

@@ -1,5 +1,8 @@
 """Which voxels of a held-out cell are evaluated: random patches, or a tiling that counts every voxel once.
 
+Where a patch is larger than the cell it wraps round and holds voxels again; the model has then read their density
+already, and a copy counts for nothing.
+
 A patch carries its tokens (what the model reads) beside the **unquantised** reference density of the same voxels (what
 the answer is held against), so the codec's own rounding is part of every figure and is reported apart as its floor.
 """
@@ -85,6 +88,12 @@ def inside_cell(anchors: np.ndarray, grid_shape: Sequence[int], patch_shape: Seq
     return (x[:, :, None, None] & y[:, None, :, None] & z[:, None, None, :]).reshape(len(anchors), -1)
 
 
+def first_copies(grid_shape: Sequence[int], patch_shape: Sequence[int]) -> np.ndarray:
+    """bool [voxel]: whether a patch has not held the voxel before (C order); only a patch larger than the cell has."""
+    x, y, z = (np.arange(patch) < side for patch, side in zip(patch_shape, grid_shape, strict=True))
+    return (x[:, None, None] & y[None, :, None] & z[None, None, :]).reshape(-1)
+
+
 def make_patches(
     grid: DensityGrid,
     anchors: np.ndarray,
@@ -125,6 +134,8 @@ def make_patches(
     counted[:, :reached] = True
     if tiling:
         counted &= inside_cell(anchors, grid.grid_shape, patch_shape)
+    else:
+        counted &= first_copies(grid.grid_shape, patch_shape)
     return EvaluationPatches(
         material_id=grid.material_id,
         tokens=np.ascontiguousarray(rows[:, :length]),

@@ -1,12 +1,13 @@
 """What a teacher-forced evaluation found: per material, over materials, as JSON and as a table."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
+from tomat.documents import is_figure, mapping
 from tomat.errors import TomatError
 from tomat.evaluation.metrics import PairedComparison, Spread, compare_paired, spread
 
@@ -51,14 +52,21 @@ class MaterialResult:
         """The inverse of `dataclasses.asdict`.
 
         Raises:
-            TomatError: keys are missing or unknown.
+            TomatError: keys are missing or unknown, or a figure is no finite number.
         """
         names = {f.name for f in fields(cls)}
-        if values.keys() != names:
-            raise TomatError(
-                f"an evaluation row has other keys than this tomat writes ({sorted(values.keys() ^ names)}). "
-                "Evaluate again."
-            )
+        if not isinstance(values, Mapping) or values.keys() != names:
+            other = sorted(values.keys() ^ names) if isinstance(values, Mapping) else type(values).__name__
+            raise TomatError(f"an evaluation row has other keys than this tomat writes ({other}). Evaluate again.")
+        for field in fields(cls):
+            value = values[field.name]
+            whole = isinstance(value, int) and not isinstance(value, bool) and value >= 0
+            sound = isinstance(value, str) if field.type is str else whole if field.type is int else is_figure(value)
+            if not sound:
+                expected = {str: "text", int: "a whole number"}.get(field.type, "a finite number")
+                raise TomatError(
+                    f"{field.name} of {values['material_id']!r} is {value!r}; expected {expected}. Evaluate again."
+                )
         return cls(**values)
 
 
@@ -102,11 +110,20 @@ class TeacherForcedResult:
         """The inverse of `to_dict`.
 
         Raises:
-            TomatError: not the report of a teacher-forced evaluation.
+            TomatError: not the report of a teacher-forced evaluation, or a damaged one.
         """
-        if values.get("label") != LABEL or not isinstance(values.get("materials"), Sequence):
+        rows = mapping(values).get("materials")
+        if (
+            not isinstance(rows, list)
+            or values.get("label") != LABEL
+            or not isinstance(values.get("settings"), Mapping)
+        ):
             raise TomatError("this is not a report of `tomat eval --json`; give one that is.")
-        return cls(dict(values["settings"]), tuple(MaterialResult.from_dict(row) for row in values["materials"]))
+        materials = tuple(MaterialResult.from_dict(row) for row in rows)
+        twice = len(materials) - len({material.material_id for material in materials})
+        if twice:
+            raise TomatError(f"{twice} of {len(materials)} materials stand in it more than once. Evaluate again.")
+        return cls(dict(values["settings"]), materials)
 
     def compare(self, other: "TeacherForcedResult") -> PairedComparison:
         """NMAE (median decoder) of this evaluation (first) against another (second) of the same voxels.
@@ -127,10 +144,12 @@ class TeacherForcedResult:
         """Two sentences that say how far the model is from what needs no model."""
         model, lorenzo = self.spread("teacher_forced_nmae_median"), self.spread("lorenzo_nmae")
         paired = self.against_lorenzo()
+        averaged = "The weights are averaged ones. " if self.settings.get("weights") == "averaged" else ""
         return (
             f"Teacher-forced NMAE (median decoder) {100 * model.median:.2f} % against {100 * lorenzo.median:.2f} % of "
             f"a Lorenzo extrapolation without parameters (medians over {model.materials} materials). "
             f"The model is the better one on {paired.first_better} of {paired.materials} materials. "
+            f"{averaged}"
             f"This is a {LABEL}."
         )
 

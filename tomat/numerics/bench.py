@@ -3,6 +3,7 @@
 import argparse
 from pathlib import Path
 
+from tomat.arguments import existing_file, positive_int, report_file
 from tomat.errors import TomatError
 
 DEFAULT_VARIANTS = Path("configs/numerics/demo.yaml")
@@ -19,19 +20,31 @@ def register_bench(subparsers: "argparse._SubParsersAction[argparse.ArgumentPars
         "goes on where it was stopped. Exit status 1 if a variant that is meant to be exact is not.",
     )
     parser.add_argument(
-        "--variants", type=Path, default=DEFAULT_VARIANTS, metavar="FILE", help="(default: %(default)s)"
+        "--variants",
+        type=existing_file,
+        default=DEFAULT_VARIANTS,
+        metavar="FILE",
+        help="the configuration and its variants (default: %(default)s)",
     )
     parser.add_argument("--seeds", default="0,1,2", metavar="N,N[,N...]", help="at least two (default: %(default)s)")
-    parser.add_argument("--steps", type=int, metavar="N", help="of every run (default: the configuration's)")
+    parser.add_argument("--steps", type=positive_int, metavar="N", help="of every run (default: the configuration's)")
     parser.add_argument("--only", metavar="NAME[,NAME...]", help="train these variants and the base")
     parser.add_argument("--compare_only", action="store_true", help="train nothing; compare what has ended")
     parser.add_argument(
-        "--output_dir", type=Path, default=Path("runs/numerics"), metavar="DIR", help="(default: %(default)s)"
+        "--output_dir",
+        type=Path,
+        default=Path("runs/numerics"),
+        metavar="DIR",
+        help="folder of the runs (default: %(default)s)",
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures")
+    parser.add_argument("--json", type=report_file, metavar="FILE", help="write the figures")
     parser.add_argument("--docs", action="store_true", help="write the page into the tracking folder")
     parser.add_argument(
-        "--tracking_dir", type=Path, default=DEFAULT_TRACKING_DIR, metavar="DIR", help="(default: %(default)s)"
+        "--tracking_dir",
+        type=Path,
+        default=DEFAULT_TRACKING_DIR,
+        metavar="DIR",
+        help="tracking folder, for --docs (default: %(default)s)",
     )
     parser.set_defaults(run=run)
 
@@ -45,8 +58,6 @@ def run(args: argparse.Namespace) -> int:
     from tomat.reporting import console, progress, write_json
 
     seeds = _seeds(args.seeds)
-    if args.steps is not None and args.steps < 1:
-        raise TomatError(f"--steps is {args.steps}; expected at least 1.")
     numerics = load_variants(args.variants)
     runs = plan_runs(numerics, seeds, args.steps, args.output_dir)
     names = [BASE, *args.only.split(",")] if args.only else list(runs)

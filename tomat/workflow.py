@@ -5,11 +5,15 @@ The one module that knows all rooms; the rooms know only those before them.
 
 import argparse
 import datetime
+import math
+import shlex
 import subprocess
 import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from tomat.arguments import config_file, count, report_file
 
 if TYPE_CHECKING:  # the verb pays for these only when it runs
     from tomat.evaluation.result import TeacherForcedResult
@@ -34,9 +38,12 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         epilog="Settings: tomat/training/config.py documents every field.",
     )
     parser.add_argument(
-        "--config_path", type=Path, metavar="FILE", help=f"configuration (default: {DEFAULT_CONFIG} of a checkout)"
+        "--config_path",
+        type=config_file("configs/train/"),
+        metavar="FILE",
+        help=f"configuration (default: {DEFAULT_CONFIG} of a checkout)",
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures of the run")
+    parser.add_argument("--json", type=report_file, metavar="FILE", help="write the figures of the run")
     parser.add_argument(
         "--allow_change",
         default="",
@@ -49,7 +56,7 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         help="begin run NEW_NAME with model, optimizer state and step of a checkpoint of the run that run_name names",
     )
     parser.add_argument(
-        "--fork_step", type=int, metavar="N", help="fork checkpoint step-N (default: the newest whole one)"
+        "--fork_step", type=count, metavar="N", help="fork checkpoint step-N (default: the newest whole one)"
     )
     parser.add_argument(
         "--warm_start",
@@ -66,17 +73,22 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 def run_train(args: argparse.Namespace) -> int:
     """Load the configuration and run the workflow."""
+    from tomat.config_keys import check_words
     from tomat.errors import TomatError
 
     path = args.config_path or DEFAULT_CONFIG
     if args.config_path is None and not path.exists():
         raise TomatError(f"{DEFAULT_CONFIG} is not here; name a configuration with --config_path.")
     started = time.monotonic()
+    if args.fork_step is not None and args.fork is None:
+        raise TomatError("--fork_step needs --fork NEW_NAME.")
+    # Before the seconds that importing JAX and Levanter takes.
+    check_words(path, args.overrides)
 
-    from tomat.reporting import write_json
+    from tomat.reporting import console, write_json
     from tomat.training.config import load_config
     from tomat.training.origins import Continuation
-    from tomat.training.preemption import EXIT_STATUS, StopRequest
+    from tomat.training.preemption import StopRequest
 
     config = load_config(path, args.overrides)
     fork_of = None
@@ -88,11 +100,32 @@ def run_train(args: argparse.Namespace) -> int:
     allow = tuple(key for key in args.allow_change.split(",") if key)
     continuation = Continuation(allow, fork_of, args.fork_step, args.warm_start)
     stop = StopRequest(config.preemption.grace_seconds)
-    with stop.listening():
-        figures = train_and_report(config, started, continuation, stop)
-        if args.json is not None:
-            write_json(args.json, figures)
-    return EXIT_STATUS if figures["training"]["preempted"] else 0
+    try:
+        with stop.listening():
+            figures = train_and_report(config, started, continuation, stop)
+            if args.json is not None:
+                write_json(args.json, figures)
+        return stop.status if figures["training"]["preempted"] else 0
+    finally:
+        if stop.asked:
+            said = f"the same command continues the run: {train_command(args, path)}"
+            console.print(said, soft_wrap=True, markup=False, highlight=False)
+
+
+def train_command(args: argparse.Namespace, path: Path) -> str:
+    """The command line of a training as a shell takes it, to start it again.
+
+    Args:
+        args: As parsed.
+        path: The configuration.
+    """
+    if path.is_relative_to(Path.cwd()):
+        path = path.relative_to(Path.cwd())
+    words = ["tomat", "train", "--config_path", str(path)]
+    for name in ("allow_change", "fork", "fork_step", "warm_start"):
+        if getattr(args, name) not in (None, ""):
+            words += [f"--{name}", str(getattr(args, name))]
+    return shlex.join([*words, *(["--plan_first"] if args.plan_first else []), *args.overrides])
 
 
 def refuse_what_cannot_fit(config: "TrainConfig") -> None:
@@ -103,12 +136,14 @@ def refuse_what_cannot_fit(config: "TrainConfig") -> None:
     """
     from tomat.errors import TomatError
     from tomat.planning.compiler import compile_step
+    from tomat.planning.stages import Stages
     from tomat.planning.topology import planned_slice
     from tomat.reporting import console
 
     slice_ = planned_slice(config, None)
-    with console.status(f"planning {config.run_name} on {slice_.name}"):
-        step = compile_step(config, slice_, memory_only=True)
+    what = f"planning {config.run_name} on {slice_.name}"
+    with Stages() as stages:
+        step = compile_step(config, slice_, memory_only=True, on_stage=lambda stage: stages.show(what, stage))
     memory = step.memory
     said = f"{memory.required_bytes / 2**30:.2f} of {memory.capacity_bytes / 2**30:.2f} GiB of each device"
     if not step.fits:
@@ -140,12 +175,12 @@ def train_and_report(
 
     from tomat.reporting import console, write_json
     from tomat.run_page import write_run_page
-    from tomat.training.published import is_remote, publish
+    from tomat.training.published import PAGE_FILES, is_remote, publish
     from tomat.training.run import train
 
     result = train(config, continuation, stop)
-    # What is left of the grace is for the log and the page.
-    profile_page = None if result.preempted else write_profile_page(config, result)
+    # After SIGTERM what is left of the grace is for the pages: the steps are saved.
+    profile_page = write_profile_page(config, result)
     evaluation = None
     if config.evaluation.patches_per_material > 0 and config.data.source == "embedded" and not result.preempted:
         evaluation = evaluate_embedded(config, result)
@@ -160,17 +195,30 @@ def train_and_report(
     if jax.process_index() == 0:
         page = write_run_page(config, result, evaluation)
         if is_remote(config.output_dir):
-            publish(config.run_dir, result.run_dir)
+            publish(config.run_dir, result.run_dir, PAGE_FILES)
         if evaluation is not None:
             console.print(evaluation.table())
         if result.first_step < result.steps:
             console.print(
-                f"loss {result.first_loss:.4f} -> {result.last_loss:.4f} "
-                f"({result.first_loss / result.last_loss:.1f} times lower) in {result.train_seconds:.0f} s of "
-                f"training; {figures['total_seconds']:.0f} s since the command began."
+                f"loss {result.first_loss:.4f} -> {result.last_loss:.4f}"
+                f"{loss_change(result.first_loss, result.last_loss)} in {result.train_seconds:.0f} s of training"
+                + (f" from step {result.first_step}" if result.first_step else "")
+                + f"; {figures['total_seconds']:.0f} s since the command began."
             )
         console.print(f"page: {page}" + (f", profile: {profile_page}" if profile_page is not None else ""))
     return figures
+
+
+def loss_change(first: float, last: float) -> str:
+    """` (2.3 times lower)`, ` (1.1 % higher)`; nothing where the two are equal or a ratio says nothing."""
+    if not (math.isfinite(first) and math.isfinite(last) and first > 0 and last > 0):
+        return ""
+    if first >= 1.5 * last:
+        return f" ({first / last:.1f} times lower)"
+    percent = 100 * abs(last / first - 1)
+    if percent < 0.05:
+        return ""
+    return f" ({percent:.1f} % {'lower' if last < first else 'higher'})"
 
 
 def write_profile_page(config: "TrainConfig", result: "TrainResult") -> Path | None:
@@ -254,7 +302,12 @@ def evaluate_embedded(config: "TrainConfig", result: "TrainResult") -> "TeacherF
                 model,
                 names,
                 load_demo,
-                settings={"run": config.run_name, "step": run.step, "materials_from": "embedded validation"},
+                settings={
+                    "run": config.run_name,
+                    "step": run.step,
+                    "weights": run.weights,
+                    "materials_from": "embedded validation",
+                },
                 on_material=lambda _: bar.advance(task),
             )
         if config.evaluation.picture:

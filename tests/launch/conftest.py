@@ -20,11 +20,20 @@ world = pathlib.Path(os.environ["FAKE_GCLOUD_WORLD"])
 host = int(home.name.split("-")[1])
 counter = world / f"attempts-host-{host}"
 attempt = int(counter.read_text()) if counter.exists() else 0
-counter.write_text(str(attempt + 1))
+new = counter.with_suffix(".new")
+new.write_text(str(attempt + 1))
+new.replace(counter)
 behaviour = json.loads((world / "behaviours.json").read_text())[attempt]
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
 print(f"host {host} attempt {attempt + 1}: {' '.join(sys.argv[1:])}", flush=True)
 if behaviour == "preempt" and host == 0:
+    # Once all four have begun: a host that never counted this start would be one behaviour behind for good.
+    others = [world / f"attempts-host-{index}" for index in range(4)]
+    deadline = time.monotonic() + 60
+    while not all(path.exists() and int(path.read_text()) > attempt for path in others):
+        if time.monotonic() > deadline:
+            sys.exit("the other hosts have not begun within 60 s")
+        time.sleep(0.01)
     (world / "preempted").touch()
 if isinstance(behaviour, list):
     behaviour = behaviour[host]

@@ -46,6 +46,7 @@ def test_a_changed_checkout_is_not_sent_unasked(world, capsys):
 
 
 def test_a_folder_that_is_no_checkout_is_refused(tmp_path, monkeypatch, capsys):
+    (tmp_path / "run.yaml").write_text("slice: v6e-16\n")
     monkeypatch.chdir(tmp_path)
     assert main(WORDS) == 2
     assert "root of a checkout" in capsys.readouterr().err

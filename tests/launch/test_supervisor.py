@@ -57,6 +57,20 @@ def test_a_refused_input_is_never_tried_again(world):
     assert world.machines() == []
 
 
+def test_storage_that_did_not_answer_is_tried_again_with_a_wait(world):
+    world.behave([75, 1, 1, 1], 0)
+    report = supervisor().supervise()
+    assert report.endings == ["could not reach its storage", "finished"]
+    assert report.waited_seconds == pytest.approx(0.01)
+
+
+def test_storage_that_never_answers_ends_the_launch_as_failures_do(world):
+    world.behave(75, 75, 1, 0)
+    with pytest.raises(TomatError, match="failed 3 times in a row"):
+        supervisor().supervise()
+    assert world.machines() == []
+
+
 def test_failures_in_a_row_are_capped_and_wait_longer_each_time(world):
     world.behave(1, 1, 1, 0)
     watched = supervisor()
@@ -156,6 +170,8 @@ def test_kept_machines_stay(world):
         (["143", "0"], Ending.PREEMPTED),
         (["143", "1"], Ending.FAILED),
         (["2", "143"], Ending.REFUSED),
+        (["143", "75"], Ending.STORAGE_FAULT),
+        (["2", "75"], Ending.STORAGE_FAULT),
         (["gone", "0"], Ending.FAILED),
     ],
 )

@@ -5,6 +5,8 @@ import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tomat.arguments import config_file, count, positive_float, report_file
+
 if TYPE_CHECKING:
     from tomat.launch.supervisor import RestartPolicy
     from tomat.training.config import TrainConfig
@@ -23,7 +25,11 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         epilog="The guide is docs/guides/preemption.md.",
     )
     parser.add_argument(
-        "--config_path", required=True, metavar="FILE", help="configuration; its `slice` is what is used"
+        "--config_path",
+        type=config_file("configs/train/"),
+        required=True,
+        metavar="FILE",
+        help="configuration; its `slice` is what is used",
     )
     parser.add_argument("--zone", help="zone, such as us-east5-b")
     parser.add_argument("--project", help="project (default: gcloud's own)")
@@ -35,23 +41,33 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser.add_argument("--keep", action="store_true", help="do not give the slice back at the end")
     parser.add_argument("--allow_dirty", action="store_true", help="send the last commit although files differ from it")
     policy = parser.add_argument_group("restarts")
-    policy.add_argument("--max_restarts", type=int, default=200, help="of whatever kind (default: %(default)s)")
-    policy.add_argument("--max_failures", type=int, default=5, help="failures in a row (default: %(default)s)")
-    policy.add_argument("--backoff_seconds", type=float, default=30.0, help="first wait (default: %(default)s)")
-    policy.add_argument("--poll_seconds", type=float, default=30.0, help="between questions (default: %(default)s)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write what happened (with --execute)")
+    policy.add_argument("--max_restarts", type=count, default=200, help="of whatever kind (default: %(default)s)")
+    policy.add_argument("--max_failures", type=count, default=5, help="failures in a row (default: %(default)s)")
+    policy.add_argument(
+        "--backoff_seconds", type=positive_float, default=30.0, help="first wait (default: %(default)s)"
+    )
+    policy.add_argument(
+        "--poll_seconds", type=positive_float, default=30.0, help="between questions (default: %(default)s)"
+    )
+    parser.add_argument("--json", type=report_file, metavar="FILE", help="write what happened (with --execute)")
     parser.set_defaults(run=run_launch, takes_overrides=True)
 
 
 def run_launch(args: argparse.Namespace) -> int:
     """Read the configuration, and print or run the launch."""
+    from tomat.config_keys import check_words
     from tomat.errors import TomatError
-    from tomat.training.config import load_config
 
     if not Path(LAUNCHER).exists():
         raise TomatError(
             f"{LAUNCHER} is not here; run `tomat launch` in the root of a checkout, which is what it sends."
         )
+    check_words(args.config_path, args.overrides)
+    if args.zone is None and not args.iris:
+        raise TomatError("--zone is missing; give the zone of your capacity, as in --zone us-east5-b.")
+
+    from tomat.training.config import load_config
+
     config = load_config(args.config_path, args.overrides)
     if config.slice is None:
         raise TomatError(f"{args.config_path} names no slice; add one, as in `slice: v6e-16`, or give --slice v6e-16.")
@@ -64,21 +80,18 @@ def run_launch(args: argparse.Namespace) -> int:
 
 
 def _launch_gcloud(args: argparse.Namespace, config: "TrainConfig") -> int:
-    from tomat.errors import TomatError
     from tomat.launch.command import require_program, run_command
     from tomat.launch.gcloud import TpuLaunch, tpu_name_for
     from tomat.launch.supervisor import RestartPolicy, Supervisor
     from tomat.reporting import console, write_json
 
-    if args.zone is None:
-        raise TomatError("--zone is missing; give the zone of your capacity, as in --zone us-east5-b.")
     assert config.slice is not None
     launch = TpuLaunch(
         run_name=config.run_name,
         slice_name=config.slice,
         zone=args.zone,
         tpu_name=args.tpu_name or tpu_name_for(config.run_name),
-        config_path=args.config_path,
+        config_path=str(args.config_path),
         overrides=tuple(args.overrides),
         project=args.project,
         queued_resource=args.queued_resource,
@@ -124,7 +137,7 @@ def _launch_iris(args: argparse.Namespace, config: "TrainConfig") -> int:
         cluster=args.iris,
         run_name=config.run_name,
         slice_name=config.slice,
-        config_path=args.config_path,
+        config_path=str(args.config_path),
         overrides=args.overrides,
         zone=args.zone,
         spot=args.spot,

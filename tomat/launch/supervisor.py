@@ -5,13 +5,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from tomat.errors import TomatError
+from tomat.errors import REFUSED_STATUS, RETRY_STATUS, TomatError
 from tomat.launch.command import TIMEOUT_STATUS, Command, Result
 from tomat.launch.gcloud import TpuLaunch
 from tomat.launch.remote import parse_statuses
 
-REFUSED_STATUS = 2
-"""The training refused its input (`tomat.cli.main`): the same command would be refused again."""
 STOPPED_IN_ORDER_STATUS = 143
 """SIGTERM stopped the training, with a checkpoint (`tomat.training.preemption.EXIT_STATUS`)."""
 
@@ -34,6 +32,7 @@ class Ending(enum.Enum):
     PREEMPTED = "was stopped in good order"
     MACHINE_LOST = "lost its machines"
     NO_CAPACITY = "got no machines"
+    STORAGE_FAULT = "could not reach its storage"
     FAILED = "failed"
 
 
@@ -44,7 +43,8 @@ class RestartPolicy:
     max_restarts: int = 200
     """Restarts of whatever kind."""
     max_failures: int = 5
-    """Failures in a row; losing machines is none, and an attempt that lasted `healthy_seconds` breaks the row."""
+    """Failures in a row, storage that did not answer among them; losing machines is none, and an attempt that lasted
+    `healthy_seconds` breaks the row."""
     backoff_seconds: float = 30.0
     """Wait after the first failure or refused request for machines; doubles with each further one."""
     max_backoff_seconds: float = 900.0
@@ -132,7 +132,7 @@ class Supervisor:
                 return
             if time.monotonic() - started >= self.policy.healthy_seconds:
                 failures = 0
-            failures += ending is Ending.FAILED
+            failures += ending in (Ending.FAILED, Ending.STORAGE_FAULT)
             unlucky = unlucky + 1 if ending is Ending.NO_CAPACITY else 0
             if ending is Ending.REFUSED:
                 self._stop_trying("the training refused its input; the same command would be refused again")
@@ -140,7 +140,7 @@ class Supervisor:
                 self._stop_trying(f"the training failed {failures} times in a row")
             if attempt > self.policy.max_restarts:
                 self._stop_trying(f"{self.policy.max_restarts} restarts are used up")
-            if ending is Ending.FAILED or ending is Ending.NO_CAPACITY:
+            if ending in (Ending.FAILED, Ending.STORAGE_FAULT, Ending.NO_CAPACITY):
                 wait = self.policy.wait_seconds(max(failures, unlucky))
                 self._say(f"next attempt in {wait:.0f} s")
                 self.report.waited_seconds += wait
@@ -281,6 +281,9 @@ class Supervisor:
 def _judge(statuses: list[str]) -> tuple[Ending, str]:
     """The ending that the hosts' exit statuses make together."""
     said = f"exit status {', '.join(statuses)}"
+    # Before a refusal by another host, which may come of the same fault; if not, the next attempt shows it.
+    if str(RETRY_STATUS) in statuses:
+        return Ending.STORAGE_FAULT, said
     if str(REFUSED_STATUS) in statuses:
         return Ending.REFUSED, said
     if set(statuses) == {"0"}:

@@ -1,0 +1,52 @@
+"""Settings of re-tokenising that no set can have."""
+
+import pytest
+
+from tomat.errors import TomatError
+from tomat.tokens.pipeline_config import load_retokenize_config
+
+IMPLAUSIBLE = (
+    ("--valences", "{Si: .nan}"),
+    ("--valences", "{Si: .inf}"),
+    ("--valences", "{Si: -4}"),
+    ("--valences", "{Si: 0}"),
+    ("--valences", "{Si: 400}"),
+    ("--valences", "{Si: four}"),
+    ("--valences", "{Si: true}"),
+    ("--valences", "{Xx: 4}"),
+    ("--max_skipped", ".nan"),
+    ("--max_skipped", ".inf"),
+    ("--max_skipped", "-.inf"),
+    ("--max_skipped", "-0.1"),
+    ("--max_skipped", "1.5"),
+    ("--electron_tolerance", ".nan"),
+    ("--electron_tolerance", ".inf"),
+    ("--electron_tolerance", "-0.01"),
+    ("--electron_tolerance", "1.5"),
+)
+
+
+@pytest.mark.parametrize(("flag", "value"), IMPLAUSIBLE)
+def test_implausible_setting_is_refused(flag, value, figure):
+    error = None
+    try:
+        load_retokenize_config(None, ["--input", "in", "--output", "out", flag, value])
+    except TomatError as refusal:
+        error = refusal
+    figure("A9", f"retokenize {flag} '{value}'", "accepted" if error is None else "refused")
+    assert error is not None
+    # In the message's own words, without the traceback of a decoder.
+    assert flag.removeprefix("--") in str(error)
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [
+        ("--valences", "{Si: 4, H: 1.75, Fe: 14}"),
+        ("--max_skipped", "0"),
+        ("--max_skipped", "0.5"),
+        ("--max_skipped", "3"),
+    ],
+)
+def test_plausible_settings_pass(flag, value):
+    load_retokenize_config(None, ["--input", "in", "--output", "out", flag, value])

@@ -1,0 +1,101 @@
+"""Ways to damage a valid file: bytes, and values of a document. Strategies draw what to do; nothing here is random."""
+
+import copy
+import json
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from hypothesis import strategies as st
+
+ODD_INTEGERS = (-1, 0, 1, 2, 7, 10**6, 10**12, 2**31, 2**62, -(2**62), 2**63 - 1, -(2**63))
+ODD_VALUES = (
+    None, True, False, -1, 0, 1, 0.5, 10**12, 10**400, 2**63, -1e-300, 1e308, math.inf, -math.inf, math.nan, "", "x",
+    "nan", "1e999", "\x00", "\ud800", "²", "../../x", "2026-99-99", [], [None], {}, {"a": 1}, [[1]],
+)  # fmt: skip
+
+BYTE_DAMAGE = st.lists(
+    st.tuples(
+        st.sampled_from(("flip", "cut", "zero", "repeat", "drop", "write")),
+        st.floats(0, 1),
+        st.integers(0, 255),
+    ),
+    min_size=1,
+    max_size=3,
+)
+"""What to do, where in the file as a share of it, and a bit, byte or length."""
+
+
+def damaged_bytes(data: bytes, damage: Sequence[tuple[str, float, int]]) -> bytes:
+    """`data` after each of `damage`."""
+    for kind, where, number in damage:
+        at = min(int(where * len(data)), max(0, len(data) - 1))
+        if kind == "cut":
+            data = data[:at]
+        elif kind == "flip" and data:
+            data = data[:at] + bytes([data[at] ^ (1 << number % 8)]) + data[at + 1 :]
+        elif kind == "zero":
+            data = data[:at] + bytes(min(number, len(data) - at)) + data[at + number :]
+        elif kind == "repeat":
+            data = data[: at + number] + data[at:]
+        elif kind == "drop":
+            data = data[:at] + data[at + number :]
+        elif kind == "write":
+            data = data[:at] + bytes([number]) + data[at + 1 :]
+    return data
+
+
+VALUE_DAMAGE = st.lists(
+    st.tuples(
+        st.integers(0, 10**6),
+        st.sampled_from(("set", "set", "set", "delete", "rename", "double", "swap")),
+        st.sampled_from(range(len(ODD_VALUES))),
+    ),
+    min_size=1,
+    max_size=3,
+)
+"""Which value of the document, what to do with it, and the odd value to set, or the one beside it to swap it with."""
+
+
+def damaged_document(document: Any, damage: Sequence[tuple[int, str, int]]) -> Any:
+    """A copy of `document` after each of `damage`."""
+    document = copy.deepcopy(document)
+    for place, kind, odd in damage:
+        places = list(_places(document))
+        if not places:
+            return ODD_VALUES[odd]
+        holder, key = places[place % len(places)]
+        if kind == "delete":
+            del holder[key]
+        elif kind == "rename" and isinstance(holder, dict):
+            holder[f"{key}x"] = holder.pop(key)
+        elif kind == "double" and isinstance(holder, list):
+            holder.insert(key, copy.deepcopy(holder[key]))
+        elif kind == "swap":
+            keys = list(holder) if isinstance(holder, dict) else range(len(holder))
+            other = keys[odd % len(keys)]
+            holder[key], holder[other] = holder[other], holder[key]
+        else:
+            holder[key] = copy.deepcopy(ODD_VALUES[odd])
+    return document
+
+
+def _places(node: Any) -> list[tuple[Any, Any]]:
+    keys = list(node) if isinstance(node, dict) else range(len(node)) if isinstance(node, list) else ()
+    return [place for key in keys for place in ((node, key), *_places(node[key]))]
+
+
+def damaged_texts(document: Any, write: Callable[[Any], str] = json.dumps) -> st.SearchStrategy[bytes]:
+    """Bytes of `document` as `write` gives it, with damage to its values or to the bytes."""
+    whole = write(document).encode()
+    values = VALUE_DAMAGE.map(lambda damage: write(damaged_document(document, damage)).encode())
+    return st.one_of(values, values, BYTE_DAMAGE.map(lambda damage: damaged_bytes(whole, damage)))
+
+
+def damaged_lines(rows: list[Any]) -> st.SearchStrategy[bytes]:
+    """Bytes of a file of JSON lines, with damage to values, lines or bytes."""
+    return damaged_texts(rows, lambda found: "".join(json.dumps(row) + "\n" for row in _as_rows(found)))
+
+
+def _as_rows(found: Any) -> list[Any]:
+    return found if isinstance(found, list) else [found]

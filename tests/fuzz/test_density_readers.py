@@ -1,0 +1,308 @@
+"""Whole files of every kind, damaged: the reader gives the original's density or one `TomatError`, and soon.
+
+What cannot be known from a file is left out, and only that: plain text has no checksum, so that a digit that became
+another, two lines of values that changed places, or a value replaced by a plausible one read as another density. For
+flipped bits and lost or added bytes in a plain CHGCAR or JSON the property is only that nothing but a density or a
+`TomatError` comes out. What is compressed has a checksum, and so has what tomat writes.
+"""
+
+import copy
+import gzip
+import json
+import shutil
+import time
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tomat.density.grid import DensityGrid
+from tomat.density.io import open_density
+from tomat.density.zarr_store import write_zarr
+from tomat.errors import TomatError
+
+LONGEST_SECONDS = 10.0
+"""CPU time of one reading; a whole file takes a hundredth of one."""
+
+
+def crystal():
+    """Two Gaussians in a skewed cell of LiF, 10 electrons on 9 x 8 x 7 voxels."""
+    lattice = np.array([[2.9, 0.1, 0.0], [0.4, 3.0, 0.2], [-0.3, 0.5, 3.2]])
+    coords = np.array([[0.1, 0.2, 0.3], [0.6, 0.7, 0.8]])
+    points = np.stack(np.meshgrid(*[np.arange(n) / n for n in (9, 8, 7)], indexing="ij"), -1)
+    rho = np.full(points.shape[:3], 0.05)
+    for place, height in zip(coords, (0.3, 2.0), strict=True):
+        rho += height * np.exp(-np.square(((points - place + 0.5) % 1 - 0.5) @ lattice).sum(-1))
+    rho *= 10 / (rho.mean() * np.linalg.det(lattice))
+    return DensityGrid(rho, lattice, np.array([3, 9]), coords, "LiF")
+
+
+WHOLE = crystal()
+FIRST_VALUE_LINE = 12
+LAST_VALUE_LINE = FIRST_VALUE_LINE + -(-WHOLE.rho.size // 5) - 1
+
+
+def chgcar_lines(spin):
+    """The lines of a CHGCAR with augmentation occupancies and, if asked for, moments and a spin density."""
+    rng = np.random.default_rng(0)
+
+    def numbers(values):
+        words = [f" {value:.11E}" for value in values]
+        return ["".join(words[start : start + 5]) for start in range(0, len(words), 5)]
+
+    lines = ["LiF", "  1.0", *(" ".join(f"{x:.6f}" for x in row) for row in WHOLE.lattice), "Li F", "1 1", "Direct"]
+    lines += [*(" ".join(f"{x:.6f}" for x in row) for row in WHOLE.frac_coords), ""]
+    for values in [WHOLE.rho_times_volume().ravel(order="F")] + [rng.normal(size=WHOLE.rho.size)] * spin:
+        lines += ["  9  8  7", *numbers(values)]
+        for atom in (1, 2):
+            lines += [f"augmentation occupancies {atom:3d}  13", *numbers(rng.normal(size=13))]
+        lines += numbers(rng.normal(size=2)) if spin and "  9  8  7" not in lines[FIRST_VALUE_LINE:] else []
+    return lines
+
+
+def document():
+    """A Materials Project document."""
+    total = {"@class": "array", "dtype": "float64", "data": WHOLE.rho_times_volume().tolist()}
+    structure = json.loads(WHOLE.structure.to_json())
+    return {"task_id": "mp-1", "fs_id": "7", "data": {"poscar": {"structure": structure}, "data": {"total": total}}}
+
+
+LINES = {spin: chgcar_lines(spin) for spin in (0, 1)}
+DOCUMENT = document()
+
+
+@pytest.fixture(scope="module")
+def stores(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("stores")
+    for chunks in (None, 4):
+        write_zarr(WHOLE, folder / f"{chunks}.zarr", chunks=chunks)
+    return folder
+
+
+def outcome(path, comparable=True):
+    """ "same" or "refused"; anything else fails the test."""
+    started = time.process_time()
+    try:
+        found = open_density(path)
+    except TomatError as error:
+        assert str(error) and len(str(error)) < 2000
+        # What no reader foresaw would be a refusal of this kind, whatever the fault of the reader.
+        assert "cannot be read as a density" not in str(error)
+        return "refused"
+    finally:
+        assert time.process_time() - started < LONGEST_SECONDS
+    if not comparable:
+        return "read"
+    np.testing.assert_allclose(found.rho, WHOLE.rho, rtol=1e-5)
+    np.testing.assert_allclose(found.lattice, WHOLE.lattice, atol=1e-5)
+    np.testing.assert_allclose(found.frac_coords, WHOLE.frac_coords, atol=1e-5)
+    assert found.atomic_numbers.tolist() == WHOLE.atomic_numbers.tolist()
+    return "same"
+
+
+def damaged(content, how, rng):
+    """Bytes with one damage of storage."""
+    content = bytearray(content)
+    start = int(rng.integers(len(content)))
+    length = int(rng.integers(1, 600))
+    if how == "bits":
+        for _ in range(rng.integers(1, 4)):
+            content[rng.integers(len(content))] ^= 1 << rng.integers(8)
+    elif how == "cut":
+        del content[start:]
+    elif how == "zeroed":
+        content[start : start + length] = bytes(len(content[start : start + length]))
+    elif how == "removed":
+        del content[start : start + length]
+    elif how == "inserted":
+        content[start:start] = rng.bytes(length)
+    return bytes(content)
+
+
+SEEDS = st.integers(0, 2**32 - 1)
+STORAGE = st.sampled_from(["bits", "cut", "zeroed", "removed", "inserted"])
+BOUNDED = {"deadline": None, "derandomize": True, "database": None}
+
+
+def test_whole_files_are_read(tmp_path, stores):
+    for spin, lines in LINES.items():
+        (tmp_path / f"CHGCAR.{spin}").write_text("\n".join(lines) + "\n")
+        assert outcome(tmp_path / f"CHGCAR.{spin}") == "same"
+    (tmp_path / "a.json").write_text(json.dumps(DOCUMENT))
+    assert outcome(tmp_path / "a.json") == "same"
+    assert [outcome(stores / f"{chunks}.zarr") for chunks in (None, 4)] == ["same", "same"]
+
+
+def test_lines_and_numbers_of_a_chgcar(tmp_path, tried):
+    outcomes = Counter()
+
+    @given(st.sampled_from([0, 1]), st.sampled_from(["remove", "repeat", "cut", "number", "grid", "counts"]), SEEDS)
+    @settings(max_examples=600, **BOUNDED)
+    def damage(spin, how, seed):
+        rng = np.random.default_rng(seed)
+        lines = list(LINES[spin])
+        place = int(rng.integers(len(lines)))
+        if how == "remove":
+            del lines[place]
+        elif how == "repeat":
+            lines.insert(place, lines[place])
+        elif how == "cut":
+            del lines[place:]
+        elif how == "number":
+            place = int(rng.integers(FIRST_VALUE_LINE, LAST_VALUE_LINE + 1))
+            words = lines[place].split()
+            words[rng.integers(len(words))] = str(
+                rng.choice(["nan", "inf", "-inf", "1e30", "-1e30", "****", "1,5", "x"])
+            )
+            lines[place] = " ".join(words)
+        elif how == "grid":
+            sides = rng.choice([0, 1, 2, 6, 7, 8, 9, 10, 99_999, 99_999_999], 3).tolist()
+            if np.prod([float(side) for side in sides]) == WHOLE.rho.size:  # as many values in another order
+                return
+            lines[FIRST_VALUE_LINE - 1] = " ".join(map(str, sides))
+        else:
+            lines[6] = " ".join(map(str, rng.choice([0, 1, 2, 3, 99_999_999, -1], rng.integers(1, 4)).tolist()))
+            if lines[6].split() == ["1", "1"]:
+                return
+        (tmp_path / "CHGCAR").write_text("\n".join(lines) + "\n")
+        found = outcome(tmp_path / "CHGCAR")
+        assert found == "refused" or how in ("remove", "repeat", "cut")
+        outcomes[found] += 1
+
+    damage()
+    tried("CHGCAR, lines and numbers", outcomes.total(), outcomes["refused"])
+
+
+def test_storage_of_a_plain_chgcar(tmp_path, tried):
+    content = ("\n".join(LINES[1]) + "\n").encode()
+    outcomes = Counter()
+
+    @given(STORAGE, SEEDS)
+    @settings(max_examples=500, **BOUNDED)
+    def damage(how, seed):
+        (tmp_path / "CHGCAR").write_bytes(damaged(content, how, np.random.default_rng(seed)))
+        outcomes[outcome(tmp_path / "CHGCAR", comparable=how in ("cut", "zeroed"))] += 1
+
+    damage()
+    tried("CHGCAR, storage", outcomes.total(), outcomes["refused"])
+
+
+@pytest.mark.parametrize("name", ["CHGCAR.gz", "mp-1.json.gz"])
+def test_storage_of_a_compressed_file(tmp_path, tried, name):
+    text = "\n".join(LINES[0]) + "\n" if name == "CHGCAR.gz" else json.dumps(DOCUMENT)
+    content = gzip.compress(text.encode())
+    outcomes = Counter()
+
+    @given(STORAGE, SEEDS)
+    @settings(max_examples=300, **BOUNDED)
+    def damage(how, seed):
+        (tmp_path / name).write_bytes(damaged(content, how, np.random.default_rng(seed)))
+        outcomes[outcome(tmp_path / name)] += 1
+
+    damage()
+    tried(f"{name.partition('.')[0]} gzip, storage", outcomes.total(), outcomes["refused"])
+
+
+def places(node, path=()):
+    """Every place in nested lists and dictionaries."""
+    yield path
+    children = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
+    for key, child in children:
+        yield from places(child, (*path, key))
+
+
+ALL_PLACES = [path for path in places(DOCUMENT) if path]
+STRUCTURE_PLACES = [path for path in ALL_PLACES if "total" not in path]
+WRONG = [None, "x", "", {}, {"a": 1}, [], [[]], [[[]]], True, 10**400, -(10**400), float("nan"), float("inf"), 1e300]
+
+
+def test_types_and_numbers_of_a_document(tmp_path, tried):
+    outcomes = Counter()
+
+    @given(st.booleans(), st.sampled_from(["replace", "remove", "repeat"]), SEEDS)
+    @settings(max_examples=500, **BOUNDED)
+    def damage(anywhere, how, seed):
+        rng = np.random.default_rng(seed)
+        chosen = ALL_PLACES if anywhere else STRUCTURE_PLACES
+        *parents, last = chosen[rng.integers(len(chosen))]
+        content = copy.deepcopy(DOCUMENT)
+        node = content
+        for key in parents:
+            node = node[key]
+        if how == "replace":
+            node[last] = WRONG[rng.integers(len(WRONG))]
+        elif how == "remove" or isinstance(node, dict):
+            del node[last]
+        else:
+            node.insert(last, node[last])
+        (tmp_path / "mp-1.json").write_text(json.dumps(content))
+        outcomes[outcome(tmp_path / "mp-1.json")] += 1
+
+    damage()
+    tried("Materials Project JSON, types and numbers", outcomes.total(), outcomes["refused"])
+
+
+def test_storage_of_a_plain_document(tmp_path, tried):
+    content = json.dumps(DOCUMENT).encode()
+    outcomes = Counter()
+
+    @given(STORAGE, SEEDS)
+    @settings(max_examples=300, **BOUNDED)
+    def damage(how, seed):
+        (tmp_path / "mp-1.json").write_bytes(damaged(content, how, np.random.default_rng(seed)))
+        outcomes[outcome(tmp_path / "mp-1.json", comparable=how == "cut")] += 1
+
+    damage()
+    tried("Materials Project JSON, storage", outcomes.total(), outcomes["refused"])
+
+
+def test_stores(tmp_path, stores, tried):
+    outcomes = Counter()
+
+    @given(
+        st.sampled_from([None, 4]),
+        st.sampled_from(["bits", "cut", "zeroed", "removed", "inserted", "empty", "lost", "swapped", "key", "value"]),
+        SEEDS,
+    )
+    @settings(max_examples=400, **BOUNDED)
+    def damage(chunks, how, seed):
+        rng = np.random.default_rng(seed)
+        path = tmp_path / "a.zarr"
+        shutil.rmtree(path, ignore_errors=True)
+        shutil.copytree(stores / f"{chunks}.zarr", path)
+        files = sorted(file for file in path.rglob("*") if file.is_file())
+        victim = files[rng.integers(len(files))]
+        if how == "empty":
+            victim.write_bytes(b"")
+        elif how == "lost":
+            victim.unlink()
+        elif how == "swapped":
+            swap(victim, files[rng.integers(len(files))])
+        elif how in ("key", "value"):
+            victim = [file for file in files if file.name == "zarr.json"][rng.integers(2)]
+            content = json.loads(victim.read_text())
+            *parents, last = list(places(content))[rng.integers(1, len(list(places(content))))]
+            node = content
+            for key in parents:
+                node = node[key]
+            if how == "key":
+                del node[last]
+            else:
+                node[last] = WRONG[rng.integers(len(WRONG))]
+            victim.write_text(json.dumps(content))
+        else:
+            victim.write_bytes(damaged(victim.read_bytes(), how, rng))
+        outcomes[outcome(path)] += 1
+
+    damage()
+    tried("Zarr", outcomes.total(), outcomes["refused"])
+
+
+def swap(one: Path, other: Path) -> None:
+    """Change the content of two files."""
+    first, second = one.read_bytes(), other.read_bytes()
+    one.write_bytes(second)
+    other.write_bytes(first)

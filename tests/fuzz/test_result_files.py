@@ -1,0 +1,583 @@
+"""Every reader of files that runs, profiles and plans leave gives a valid result or one TomatError for damaged ones.
+
+Traces, programs, logs and reports have no checksum: a number that damage made another possible number cannot be seen,
+so the property is only that what comes out is whole. Each reader has a valid file that is damaged in the ways of
+`damage.py`; none may raise anything else, take longer than `HANG_SECONDS`, or more than `MEMORY_BYTES`.
+"""
+
+import contextlib
+import gzip
+import json
+import math
+import resource
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import HealthCheck, Phase, given, note, settings
+from hypothesis import strategies as st
+
+from tomat.errors import TomatError
+from tomat.evaluation.commands import read_report
+from tomat.evaluation.partial import PartialResults
+from tomat.evaluation.result import LABEL, MaterialResult, TeacherForcedResult
+from tomat.overrides import parse_overrides, read_yaml
+from tomat.performance.breakdown import Breakdown, Roofs
+from tomat.performance.compare import compare
+from tomat.performance.hlo import HloProgram, Instruction
+from tomat.performance.hlo_files import program_from_text, serialise_program
+from tomat.performance.mfu import RunTimes
+from tomat.performance.page_sections import breakdown_section, memory_section, operations_section
+from tomat.performance.profile_commands import load_breakdown
+from tomat.performance.program_costs import compiler_seconds
+from tomat.performance.protos import new_message
+from tomat.performance.report import read_record, write_index
+from tomat.performance.trace_builder import BuildOptions, build_xspace
+from tomat.planning.calibration import Calibration, read_measurements
+from tomat.planning.sweep_config import load_sweep
+from tomat.runs.record import read_record as read_run
+from tomat.runs.summary import summarise
+from tomat.runs.verify import verify_run
+from tomat.training.history import read_events
+from tomat.training.log_lines import read_metrics
+
+damage = sys.modules["fuzz_damage"]
+
+HANG_SECONDS = 10
+"""Of CPU, so that a busy machine is no hang."""
+MEMORY_BYTES = 4 * 2**30
+V6E = "TPU v6 lite"
+Tried = Callable[[str, int, int], None]
+
+HLO_TEXT = """HloModule tiny
+
+%fused (p0: f32[8,8], p1: f32[8,8]) -> f32[8,8] {
+  %p0 = f32[8,8] parameter(0)
+  %p1 = f32[8,8] parameter(1)
+  ROOT %add.1 = f32[8,8] add(%p0, %p1)
+}
+
+%body (s: (s32[], f32[8,8])) -> (s32[], f32[8,8]) {
+  %s = (s32[], f32[8,8]) parameter(0)
+  %i = s32[] get-tuple-element(%s), index=0
+  %x = f32[8,8] get-tuple-element(%s), index=1
+  %one = s32[] constant(1)
+  %next = s32[] add(%i, %one)
+  %dot.1 = f32[8,8] dot(%x, %x), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+  ROOT %t = (s32[], f32[8,8]) tuple(%next, %dot.1)
+}
+
+%condition (c: (s32[], f32[8,8])) -> pred[] {
+  %c = (s32[], f32[8,8]) parameter(0)
+  %j = s32[] get-tuple-element(%c), index=0
+  %n = s32[] constant(3)
+  ROOT %lt = pred[] compare(%j, %n), direction=LT
+}
+
+ENTRY %main (a: f32[8,8], k: f32[4,8,8]) -> f32[8,8] {
+  %a = f32[8,8] parameter(0)
+  %k = f32[4,8,8] parameter(1)
+  %zero = s32[] constant(0)
+  %start = (s32[], f32[8,8]) tuple(%zero, %a)
+  %while.1 = (s32[], f32[8,8]) while(%start), condition=%condition, body=%body
+  %y = f32[8,8] get-tuple-element(%while.1), index=1
+  %slice.1 = f32[1,8,8] slice(%k), slice={[0:1], [0:8], [0:8]}
+  %convolution.1 = f32[1,8,8] convolution(%slice.1, %k), window={size=4 pad=0_3}, dim_labels=b0f_0io->b0f
+  %copy.1 = f32[8,8] copy(%y)
+  ROOT %fusion.1 = f32[8,8] fusion(%copy.1, %a), kind=kLoop, calls=%fused
+}
+"""
+
+
+@contextlib.contextmanager
+def limits() -> Iterator[None]:
+    """Raise in a reader that hangs or takes far more memory than its file."""
+
+    def stop(*_: Any) -> None:
+        raise AssertionError(f"the reader took more than {HANG_SECONDS} s of CPU")
+
+    pages = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[0])
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    handler = signal.signal(signal.SIGPROF, stop)
+    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + MEMORY_BYTES, before[1]))
+    signal.setitimer(signal.ITIMER_PROF, HANG_SECONDS)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, handler)
+        resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+def fuzz(
+    tried: Tried, reader: str, whole: Any, inputs: st.SearchStrategy[Any], read: Callable[[Any], None], count: int
+) -> None:
+    """Read `count` damaged inputs: each gives a result that `read` finds whole, or a TomatError of one line.
+
+    The undamaged input, `whole`, is read first: where that is refused, no damage would ever be seen.
+    """
+    seen = refused = 0
+    with limits():
+        read(whole)
+
+    @settings(
+        max_examples=count, derandomize=True, deadline=None, database=None, phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )  # fmt: skip
+    @given(inputs)
+    def one(damaged: Any) -> None:
+        nonlocal seen, refused
+        seen += 1
+        note(repr(damaged)[:2000])
+        try:
+            with limits():
+                read(damaged)
+        except TomatError as error:
+            refused += 1
+            assert str(error).strip() and "Traceback" not in str(error) and "\n" not in str(error)
+
+    one()
+    tried(reader, seen, refused)
+    assert 0 < refused < seen  # neither everything nor nothing is refused: the damage reaches the reader
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("fuzz")
+
+
+@pytest.fixture(scope="module")
+def program() -> HloProgram:
+    return program_from_text(HLO_TEXT, "tiny")
+
+
+@pytest.fixture(scope="module")
+def xspace(program: HloProgram) -> bytes:
+    """A trace of four steps of the program on one TPU, with its HLO, and a host that was waiting."""
+    roofs = Roofs.of_device_kind(V6E)
+
+    def seconds(instruction: Instruction) -> float:
+        return max(1e-6, compiler_seconds(program, instruction, roofs) or 0.0)
+
+    space = new_message("XSpace")
+    space.ParseFromString(
+        build_xspace(program, BuildOptions(V6E, seconds, n_steps=4, hlo_proto=serialise_program(program)))
+    )
+    host = space.planes.add(name="/host:CPU", id=7)
+    host.event_metadata[1].id, host.event_metadata[1].name = 1, "wait"
+    host.lines.add(id=1, name="python").events.add(metadata_id=1, offset_ps=0, duration_ps=10**9)
+    return space.SerializeToString()
+
+
+def whole_breakdown(breakdown: Breakdown) -> None:
+    """A breakdown whose figures are finite and add up, and which can be shown and compared."""
+    assert math.isfinite(breakdown.step_seconds) and breakdown.step_seconds >= 0
+    shares = sum(row.share for row in breakdown.categories)
+    assert breakdown.step_seconds == 0 or breakdown.source != "trace" or abs(shares - 1) < 1e-6
+    json.dumps(breakdown.to_dict(), allow_nan=False)
+    for section in (memory_section(breakdown), breakdown_section(breakdown, []), operations_section(breakdown)):
+        assert section
+    compare(breakdown, breakdown)
+
+
+def read_file(path: Path, data: bytes, read: Callable[[Path], Any]) -> Any:
+    path.write_bytes(data)
+    return read(path)
+
+
+def json_lines(rows: list[Any]) -> str:
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+def breakdown_of_file(path: Path) -> Callable[[bytes], None]:
+    return lambda data: whole_breakdown(read_file(path, data, lambda p: load_breakdown(str(p), device_kind=V6E)))
+
+
+EVENT_DAMAGE = st.lists(
+    st.tuples(
+        st.sampled_from(("event", "event", "event", "line", "stat", "metadata")),
+        st.sampled_from(
+            ("offset_ps", "duration_ps", "metadata_id", "timestamp_ns", "uint64_value", "str_value", "name")
+        ),
+        st.integers(0, 10**6),
+        st.sampled_from(damage.ODD_INTEGERS),
+    ),
+    min_size=1,
+    max_size=12,
+)
+
+
+def damaged_xspace(data: bytes, steps: list[tuple[str, str, int, int]]) -> bytes:
+    """A trace in which fields of events, lines and statistics hold something else."""
+    space = new_message("XSpace")
+    space.ParseFromString(data)
+    lines = [line for plane in space.planes for line in plane.lines]
+    events = [event for line in lines for event in line.events]
+    metadata = [entry for plane in space.planes for _, entry in sorted(plane.event_metadata.items())]
+    stats = [stat for holder in (*space.planes, *events, *metadata) for stat in holder.stats]
+    places = {"event": events, "line": lines, "stat": stats, "metadata": metadata}
+    for kind, field, place, value in steps:
+        target = places[kind][place % len(places[kind])]
+        with contextlib.suppress(AttributeError, ValueError, TypeError):  # the message has no such field
+            setattr(target, field, str(value) if field in ("str_value", "name") else value)
+    return space.SerializeToString()
+
+
+def test_xplane(tried: Tried, folder: Path, xspace: bytes):
+    inputs = st.one_of(
+        damage.BYTE_DAMAGE.map(lambda steps: damage.damaged_bytes(xspace, steps)),
+        EVENT_DAMAGE.map(lambda steps: damaged_xspace(xspace, steps)),
+    )
+    fuzz(tried, "xplane", xspace, inputs, breakdown_of_file(folder / "a.xplane.pb"), 500)
+
+
+def chrome_document() -> dict[str, Any]:
+    """Two steps of two operations on a TPU, and a host that waits."""
+    events: list[dict[str, Any]] = [
+        {"ph": "M", "pid": 3, "name": "process_name", "args": {"name": "/device:TPU:0 (pid 3)"}},
+        {"ph": "M", "pid": 9, "name": "process_name", "args": {"name": "/host:CPU"}},
+    ]
+    for tid, name in ((1, "Steps"), (2, "XLA Modules"), (3, "XLA Ops")):
+        events.append({"ph": "M", "pid": 3, "tid": tid, "name": "thread_name", "args": {"name": name}})
+    for step in range(4):
+        at = 20.0 * step
+        details = {"hlo_category": "convolution fusion", "tf_op": "jit(step)/dot_general:", "flops": "100"}
+        events += [
+            {"ph": "X", "pid": 3, "tid": 1, "name": str(step), "ts": at, "dur": 10, "args": {}},
+            {"ph": "X", "pid": 3, "tid": 2, "name": "jit_step(9)", "ts": at, "dur": 10, "args": {"run_id": "1"}},
+            {"ph": "X", "pid": 3, "tid": 3, "name": "fusion.1", "ts": at, "dur": 6, "args": details},
+            {"ph": "X", "pid": 3, "tid": 3, "name": "copy.2", "ts": at + 6, "dur": 3.5, "args": None},
+            {"ph": "X", "pid": 9, "tid": 1, "name": "wait", "ts": at + 9, "dur": 8},
+        ]
+    return {"traceEvents": events}
+
+
+def test_chrome_trace(tried: Tried, folder: Path):
+    inputs = damage.damaged_texts(chrome_document())
+    whole = json.dumps(chrome_document()).encode()
+    fuzz(tried, "Chrome trace", whole, inputs, breakdown_of_file(folder / "a.trace.json"), 600)
+
+
+def test_gzipped_chrome_trace(tried: Tried, folder: Path):
+    packed = gzip.compress(json.dumps(chrome_document()).encode(), mtime=0)
+    inputs = damage.BYTE_DAMAGE.map(lambda steps: damage.damaged_bytes(packed, steps))
+    fuzz(tried, "Chrome trace, gzip", packed, inputs, breakdown_of_file(folder / "a.trace.json.gz"), 200)
+
+
+INSTRUCTION_DAMAGE = st.lists(
+    st.tuples(
+        st.sampled_from(
+            ("id", "operand", "called", "size", "tuple_index", "opcode", "parameter_number", "config", "frame",
+             "contracted", "window", "root", "drop", "literal")
+        ),
+        st.integers(0, 10**6),
+        st.sampled_from(damage.ODD_INTEGERS),
+    ),
+    min_size=1,
+    max_size=3,
+)  # fmt: skip
+CONFIGS = (b"{", b"[]", b'{"window_config": {"estimated_cycles": "nan"}}', b'{"window_config": 3}', b"[" * 20000,
+           b'{"known_trip_count": {"n": "-7"}}', b'{"known_trip_count": {"n": "99999999999999999999"}}')  # fmt: skip
+
+
+def damaged_module(data: bytes, steps: list[tuple[str, int, int]]) -> bytes:
+    """An HLO module whose instructions name, call or hold something else."""
+    message = new_message("HloProto")
+    message.ParseFromString(data)
+    module = message.hlo_module
+    opcodes = sorted(
+        {i.opcode for c in module.computations for i in c.instructions} | {"scatter", "all-reduce", "custom-call"}
+    )
+    for kind, place, value in steps:
+        found = [i for c in module.computations for i in c.instructions]
+        target = found[place % len(found)]
+        with contextlib.suppress(ValueError, IndexError):  # the value does not fit the field, or there is none
+            if kind == "operand":
+                target.operand_ids[place % len(target.operand_ids) if target.operand_ids else 0] = value
+            elif kind == "called":
+                target.called_computation_ids.append(module.computations[value % len(module.computations)].id)
+            elif kind == "size":
+                target.shape.dimensions.append(value)
+            elif kind == "opcode":
+                target.opcode = opcodes[value % len(opcodes)]
+            elif kind == "config":
+                target.backend_config = CONFIGS[value % len(CONFIGS)]
+            elif kind == "frame":
+                target.metadata.stack_frame_id = value
+            elif kind == "contracted":
+                target.dot_dimension_numbers.lhs_contracting_dimensions.append(value)
+            elif kind == "window":
+                target.window.dimensions.add(size=value, base_dilation=value, stride=3)
+            elif kind == "root":
+                module.computations[place % len(module.computations)].root_id = value
+            elif kind == "drop":
+                del target.operand_ids[:]
+            elif kind == "literal":
+                target.literal.s32s.append(value)
+            else:
+                setattr(target, kind, value)
+    return message.SerializeToString()
+
+
+def test_hlo_module(tried: Tried, folder: Path, program: HloProgram):
+    whole = serialise_program(program)
+    inputs = st.one_of(
+        damage.BYTE_DAMAGE.map(lambda steps: damage.damaged_bytes(whole, steps)),
+        INSTRUCTION_DAMAGE.map(lambda steps: damaged_module(whole, steps)),
+    )
+    fuzz(tried, "HLO module", whole, inputs, breakdown_of_file(folder / "a.hlo.pb"), 600)
+
+
+def test_gzipped_hlo_module(tried: Tried, folder: Path, program: HloProgram):
+    packed = gzip.compress(serialise_program(program), mtime=0)
+    inputs = damage.BYTE_DAMAGE.map(lambda steps: damage.damaged_bytes(packed, steps))
+    fuzz(tried, "HLO module, gzip", packed, inputs, breakdown_of_file(folder / "a.hlo.pb.gz"), 150)
+
+
+def test_breakdown(tried: Tried, folder: Path, xspace: bytes):
+    (folder / "b.xplane.pb").write_bytes(xspace)
+    whole = load_breakdown(str(folder / "b.xplane.pb")).to_dict()
+    inputs = damage.damaged_texts(whole)
+    fuzz(tried, "breakdown", json.dumps(whole).encode(), inputs, breakdown_of_file(folder / "b.json"), 500)
+
+
+ROWS = [
+    {"step": step, "train/loss": 4.0 - step / 10, "mfu_full": 0.01, "step_seconds": 0.5, "wall_seconds": 0.6,
+     "compile_seconds": 2.0 if step == 0 else 0.0, "eval_seconds": 0.1, "throughput/loading_time": 0.01,
+     "eval/validation/loss": 3.5}
+    for step in range(6)
+]  # fmt: skip
+EVENTS = [
+    {"time": "2026-01-01T00:00:00", "event": "start", "step": 0, "configuration": "abc"},
+    {"time": "2026-01-01T00:01:00", "event": "preempted", "step": 3, "cause": "SIGTERM"},
+    {"time": "2026-01-01T00:02:00", "event": "resume", "step": 3, "after": "preempted", "steps_again": 0},
+    {"time": "2026-01-01T00:03:00", "event": "guard:bad_loss", "step": 5, "action": "stop", "reason": "not finite"},
+]
+CONFIG = {
+    "run_name": "a", "purpose": "for a test", "preset": "tiny",
+    "trainer": {"num_train_steps": 20, "checkpointer": {"temporary_base_path": None}}, "data": {"seq_len": 64},
+}  # fmt: skip
+
+
+def test_metrics(tried: Tried, folder: Path):
+    def read(path: Path) -> None:
+        rows = read_metrics(path)
+        assert [row["step"] for row in rows] == sorted(row["step"] for row in rows)
+        times = RunTimes.from_rows(rows)
+        figures = (times.wall_seconds, times.step_seconds, *times.part_seconds.values())
+        assert all(math.isfinite(figure) for figure in figures)
+        assert all(value > 0 for value in times.step_percentiles.values())
+
+    fuzz(
+        tried, "metrics.jsonl", json_lines(ROWS).encode(), damage.damaged_lines(ROWS),
+        lambda data: read_file(folder / "m.jsonl", data, read), 600,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "history.jsonl", "config.yaml"])
+def test_run_folder(tried: Tried, folder: Path, name: str):
+    """What `tomat runs` reads of a run, one of its files damaged; nothing but its configuration can refuse it."""
+    run = folder / f"run-{name}"
+    run.mkdir()
+    texts = {
+        "metrics.jsonl": json_lines(ROWS), "history.jsonl": json_lines(EVENTS), "config.yaml": yaml.safe_dump(CONFIG),
+    }  # fmt: skip
+    for file, text in texts.items():
+        (run / file).write_text(text, encoding="utf-8")
+    damaged = {
+        "metrics.jsonl": damage.damaged_lines(ROWS),
+        "history.jsonl": damage.damaged_lines(EVENTS),
+        "config.yaml": damage.damaged_texts(CONFIG, lambda value: yaml.safe_dump(value)),
+    }[name]
+    problems = 0
+
+    def read(data: bytes) -> None:
+        nonlocal problems
+        (run / name).write_bytes(data)
+        record = read_run(str(run))
+        summary = summarise(record, None, 0, 0.0)
+        json.dumps(summary.to_dict(), allow_nan=False)
+        verdict = verify_run(record, [])
+        problems += bool(verdict.problems)
+        assert all(len(text) < 1000 for text in verdict.problems)
+        assert read_events(run) == record.events
+        if name != "config.yaml" and verdict.problems:
+            raise TomatError("damage was found")
+
+    fuzz(tried, f"run folder, {name}", texts[name].encode(), damaged, read, 300)
+
+
+def report_document() -> dict[str, Any]:
+    """A report of `tomat eval --json` of two materials."""
+    figures = {
+        "patches": 2, "voxels": 128, "teacher_forced_nmae_median": 0.1, "teacher_forced_nmae_mean": 0.12,
+        "teacher_forced_nmae_mode": 0.11, "teacher_forced_nemd": 0.2, "teacher_forced_cross_entropy_nats": 1.5,
+        "teacher_forced_charge_relative_error": -0.01, "teacher_forced_charge_e": 9.9, "reference_charge_e": 10.0,
+        "codec_floor_nmae": 0.001, "lorenzo_nmae": 0.3, "copy_previous_nmae": 0.4, "constant_median_nmae": 0.9,
+    }  # fmt: skip
+    materials = tuple(MaterialResult.from_dict({"material_id": name, **figures}) for name in ("mp-1", "mp-2"))
+    report = TeacherForcedResult({"run": "a", "step": 3, "layout": "v3", "seed": 0}, materials).to_dict()
+    assert report["label"] == LABEL
+    return report
+
+
+def test_evaluation_report(tried: Tried, folder: Path):
+    report = report_document()
+    needed = {key: report[key] for key in ("label", "settings", "materials")}  # the rest is for other readers
+    whole = TeacherForcedResult.from_dict(report)
+
+    def read(path: Path) -> None:
+        result = read_report(path)
+        json.dumps(result.to_dict(), allow_nan=False)
+        assert result.summary() and result.table().row_count
+        with contextlib.suppress(TomatError):  # of other materials, or other settings
+            whole.compare(result)
+
+    inputs = damage.damaged_texts(needed)
+    undamaged = json.dumps(needed).encode()
+    fuzz(tried, "evaluation report", undamaged, inputs, lambda data: read_file(folder / "e.json", data, read), 80)
+
+
+def test_partial_evaluation(tried: Tried, folder: Path):
+    rows = [{"settings": {"run": "a"}}, *report_document()["materials"]]
+
+    def read(path: Path) -> None:
+        done = PartialResults(path, {"run": "a"}).done
+        assert set(PartialResults(path, {"run": "a"}).done) == set(done)
+
+    inputs = damage.damaged_lines(rows)
+    whole = json_lines(rows).encode()
+    fuzz(tried, "partial evaluation", whole, inputs, lambda data: read_file(folder / "p.jsonl", data, read), 300)
+
+
+PAGE = """# Runs
+
+By hand.
+
+<!-- tomat:begin runs -->
+old
+<!-- tomat:end runs -->
+
+More by hand.
+
+<!-- tomat:begin sweeps -->
+<!-- tomat:end sweeps -->
+
+## Verdict
+
+Good.
+"""
+RECORD = {
+    "record_format": 1, "run": "r1", "kind": "measured", "commit": "abc", "date": "2026-01-01", "config_hash": "12",
+    "slice": "v6e-16", "model": "200m", "batch_sequences": 64, "sequence_tokens": 8192, "step_seconds": 0.5,
+    "mfu_full": 0.4, "mfu_causal": 0.3, "mfu_useful": 0.2, "mfu_levanter": 0.4, "hfu": 0.5,
+    "tokens_per_second_per_chip": 1000.0, "largest_category": "matmul", "largest_category_share": 0.4,
+    "config": {"a.b": 1},
+}  # fmt: skip
+SWEEP = {
+    "title": "a sweep",
+    "sweep": "s1",
+    "n_rows": 3,
+    "n_fitting": 2,
+    "ranking": ["row 1", "row 2"],
+    "rows": [{}] * 2,
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "document"), [("index.md", None), ("data/r1.json", RECORD), ("sweeps/s1.json", SWEEP)]
+)
+def test_tracking_folder(tried: Tried, folder: Path, name: str, document: dict[str, Any] | None):
+    """The index is written anew, or refused and left as it was with what people wrote in it."""
+    docs = folder / name.replace("/", "-")
+    for file, text in (("index.md", PAGE), ("data/r1.json", json.dumps(RECORD)), ("sweeps/s1.json", json.dumps(SWEEP))):
+        (docs / file).parent.mkdir(parents=True, exist_ok=True)
+        (docs / file).write_text(text, encoding="utf-8")
+    inputs = (
+        damage.BYTE_DAMAGE.map(lambda steps: damage.damaged_bytes(PAGE.encode(), steps))
+        if document is None
+        else damage.damaged_texts(document)
+    )
+
+    def read(data: bytes) -> None:
+        (docs / name).write_bytes(data)
+        before = (docs / "index.md").read_bytes()
+        try:
+            write_index(docs)
+            read_record(docs, "r1")
+        except TomatError:
+            assert (docs / "index.md").read_bytes() == before or name != "index.md"
+            raise
+        assert b"<!-- tomat:begin runs -->" in (docs / "index.md").read_bytes()
+
+    whole = PAGE if document is None else json.dumps(document)
+    fuzz(tried, f"tracking folder, {name}", whole.encode(), inputs, read, 250)
+
+
+def test_overrides_and_configuration_files(tried: Tried, folder: Path):
+    text = "a:\n  b: 1.5\n  c: [1, two, {d: 2026-01-01}]\nrun_name: x\n"
+
+    def read(data: bytes) -> None:
+        assert isinstance(read_file(folder / "c.yaml", data, lambda path: read_yaml(path, "configs/")), dict)
+        assert isinstance(parse_overrides(["--a.b", data.decode(errors="replace"), "--c=1"]), dict)
+
+    odd = st.sampled_from(
+        ["!!int x", "!!float x", "!!bool x", "!!timestamp x", "2026-99-99", "0b_", "{[]: 1}", "[" * 1000]
+    )
+    inputs = st.one_of(
+        damage.BYTE_DAMAGE.map(lambda steps: damage.damaged_bytes(text.encode(), steps)),
+        odd.map(lambda value: text.replace("1.5", value).encode()),
+    )
+    fuzz(tried, "configuration YAML", text.encode(), inputs, read, 200)
+
+
+CALIBRATION = {
+    "rows": [
+        {"name": "a", "slice": "v6e-16", "source": "x", "measured": {"fits": True, "step_seconds": 2.0},
+         "config_path": "c.yaml", "overrides": ["--a", "1"], "config": None,
+         "predicted": {"fits": True, "model_seconds": 1.5}, "compiler": "0.0.46"}
+    ]
+}  # fmt: skip
+
+
+def test_calibration(tried: Tried, folder: Path):
+    def read(data: bytes) -> None:
+        (folder / "calibration.json").write_bytes(data)
+        record = Calibration.load(folder)
+        assert 0 < record.scale("v6e") < math.inf and 0 <= record.known_error("v6e") < math.inf
+        assert record.notes("v6e")
+
+    fuzz(tried, "calibration.json", json.dumps(CALIBRATION).encode(), damage.damaged_texts(CALIBRATION), read, 250)
+
+
+def test_measurements(tried: Tried, folder: Path):
+    document = {
+        "measurements": [{key: CALIBRATION["rows"][0][key] for key in ("name", "source", "measured", "config_path")}]
+    }
+    inputs = damage.damaged_texts(document, lambda value: yaml.safe_dump(value))
+
+    def read(data: bytes) -> None:
+        (folder / "calibration.yaml").write_bytes(data)
+        rows, _ = read_measurements(folder)
+        for row in rows:
+            assert row.step_ratio is None or row.step_ratio > 0
+
+    fuzz(tried, "calibration.yaml", yaml.safe_dump(document).encode(), inputs, read, 250)
+
+
+def test_sweep(tried: Tried, folder: Path):
+    document = {
+        "name": "s", "config_path": "c.yaml", "base": "first", "overrides": {"a.b": 1},
+        "rows": [{"name": "first", "overrides": {"c": 2}}, {"name": "second", "slice": "v6e-8"}],
+        "grid": {"x.y": [1, 2], "z": [{"name": "big", "overrides": {"w": 3}}]}, "exclude": [{"x.y": 2}],
+    }  # fmt: skip
+    inputs = damage.damaged_texts(document, lambda value: yaml.safe_dump(value))
+
+    def read(data: bytes) -> None:
+        assert read_file(folder / "s.yaml", data, lambda path: load_sweep(path).rows)
+
+    fuzz(tried, "sweep YAML", yaml.safe_dump(document).encode(), inputs, read, 300)

@@ -1,0 +1,366 @@
+"""Every file of a shard set, of its making and of what it is imported from, damaged.
+
+Files with a checksum give what was written or one TomatError: a difference is never silent. Files without one (a YAML
+configuration, Parquet rows, manifests and codecs of before they had checksums) give something whole or one TomatError.
+None raises anything else, or takes longer than `HANG_SECONDS`.
+"""
+
+import contextlib
+import dataclasses
+import json
+import math
+import shutil
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from tomat.checked_json import CHECKSUM_KEY, with_checksum
+from tomat.codec.base import codec_from_text, codec_text
+from tomat.codec.histogram import DensityHistogram
+from tomat.codec.lloyd_max import fit_lloyd_max
+from tomat.codec.two_token import TwoTokenCodec
+from tomat.density.grid import DensityGrid
+from tomat.errors import TomatError
+from tomat.tokens.clipping import ClippedMaterial
+from tomat.tokens.import_parquet import import_first_generation
+from tomat.tokens.layouts import LAYOUTS, SequenceLayout
+from tomat.tokens.manifest import ShardManifest, SkippedMaterial, plan_rows
+from tomat.tokens.patch import encode_rows
+from tomat.tokens.pipeline import Surveyed, SurveyUnit, UnitSurvey
+from tomat.tokens.pipeline_config import load_retokenize_config
+from tomat.tokens.pipeline_driver import request_content
+from tomat.tokens.shards import open_shards, write_shards
+from tomat.tokens.sources import Material
+from tomat.tokens.vocabulary import Vocabulary
+from tomat.tokens.writer import checksum_of_record, record_content
+
+damage = sys.modules["fuzz_damage"]
+
+HANG_SECONDS = 10
+"""Of CPU, so that a busy machine is no hang."""
+Tried = Callable[[str, int, int], None]
+
+
+def bounded(examples: int) -> settings:
+    return settings(
+        max_examples=examples,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        # Without shrinking a failure names its input as it is, in bounded time.
+        phases=(Phase.explicit, Phase.generate),
+        suppress_health_check=list(HealthCheck),
+    )
+
+
+def damaged_bytes(content: bytes) -> st.SearchStrategy[bytes]:
+    """A file with damage to its bytes."""
+    return damage.BYTE_DAMAGE.map(lambda steps: damage.damaged_bytes(content, steps))
+
+
+def damaged_values(document: Any) -> st.SearchStrategy[bytes]:
+    """A document as JSON, with damage to its values."""
+    return damage.VALUE_DAMAGE.map(lambda steps: json.dumps(damage.damaged_document(document, steps)).encode())
+
+
+def damaged_json(text: str) -> st.SearchStrategy[bytes]:
+    """A JSON file with damage to its bytes or to its values."""
+    return damaged_bytes(text.encode()) | damaged_values(json.loads(text))
+
+
+class Hang(BaseException):
+    """A reader took too long; no `except Exception` of a reader makes a refusal of it."""
+
+
+@contextlib.contextmanager
+def no_hang() -> Iterator[None]:
+    def stop(*_: object) -> None:
+        raise Hang(f"a reader took more than {HANG_SECONDS} s of CPU time")
+
+    before = signal.signal(signal.SIGPROF, stop)
+    signal.setitimer(signal.ITIMER_PROF, HANG_SECONDS)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
+
+
+class Reader:
+    """Calls a reader on damaged inputs, and counts."""
+
+    def __init__(self, name: str, read: Callable[[Any], Any], tried: Tried) -> None:
+        self.name, self.read, self.tried = name, read, tried
+        self.inputs = self.refused = 0
+
+    def __call__(self, content: Any) -> Any:
+        """What the reader gives; None if it refuses in one line."""
+        self.inputs += 1
+        try:
+            with no_hang():
+                return self.read(content)
+        except TomatError as error:
+            assert str(error) and "Traceback" not in str(error)
+            self.refused += 1
+            return None
+
+    def check(self, inputs: st.SearchStrategy[Any], examples: int, same: Callable[[Any], bool]) -> None:
+        """Every input is refused, or `same` holds for what it gives."""
+
+        @bounded(examples)
+        @given(inputs)
+        def run(content: Any) -> None:
+            found = self(content)
+            assert found is None or same(found), content
+
+        self.inputs = self.refused = 0
+        run()
+        self.tried(self.name, self.inputs, self.refused)
+
+
+@pytest.fixture
+def reader(tried: Tried) -> Callable[[str, Callable[[Any], Any]], Reader]:
+    return lambda name, read: Reader(name, read, tried)
+
+
+def density(seed: int = 0, name: str = "") -> DensityGrid:
+    rng = np.random.default_rng(seed)
+    rho = rng.lognormal(-2, 0.5, (6, 7, 8)).astype(np.float32)
+    coords = rng.uniform(0, 1, (2, 3))
+    return DensityGrid(rho, np.diag([4.0, 4.0, 5.0]), np.array([14, 14]), coords, name)
+
+
+@pytest.fixture(scope="module")
+def codec():
+    histogram = DensityHistogram()
+    histogram.add(np.geomspace(1e-3, 10, 3000, dtype=np.float32))
+    return fit_lloyd_max(histogram, 40)
+
+
+@pytest.fixture(scope="module")
+def manifest(codec) -> ShardManifest:
+    plan = plan_rows(
+        [("mp-1", (40, 44, 48)), ("mp-2", (50, 50, 50)), ("mp-3", (41, 42, 43))],
+        layout=LAYOUTS["v3-p7"],
+        codec=codec,
+        patches_per_material=10,
+        seed=3,
+        split="train",
+        skipped=[SkippedMaterial("mp-9", "too large")],
+        block_rows=8,
+        clipped=[ClippedMaterial("mp-2", 3, 1, 2.5e-5)],
+        max_clipped_share=0.001,
+    )
+    return dataclasses.replace(plan, chunk_checksums=tuple(f"{k:064x}" for k in range(4)), complete=True)
+
+
+def without(text: str, *keys: str) -> str:
+    return json.dumps({key: value for key, value in json.loads(text).items() if key not in keys})
+
+
+def test_manifest(reader, manifest):
+    read = reader("manifest", lambda content: ShardManifest.from_text(content, "manifest.json"))
+    read.check(damaged_json(manifest.to_text()), 400, lambda found: found == manifest)
+
+
+def test_manifest_of_before_there_was_a_checksum(reader, manifest):
+    def whole(found: ShardManifest) -> bool:
+        found.chunk_rows(0)
+        # Wherever the rows lie, the names, seeds and layouts that make their tokens are not another set's.
+        anchors = [(each.material_id, each.anchors_seed) for each in found.materials]
+        expected = [(each.material_id, each.anchors_seed) for each in manifest.materials]
+        imported = [(name, "imported") for name, _ in expected]
+        assert all(pair in (*expected, *imported) for pair in anchors) and found.layout == manifest.layout
+        return ShardManifest.from_text(found.to_text(), "again") == found
+
+    old = without(manifest.to_text(), CHECKSUM_KEY, "clipped", "max_clipped_share")
+    read = reader("manifest without a checksum", lambda content: ShardManifest.from_text(content, "manifest.json"))
+    read.check(damaged_json(old), 300, whole)
+
+
+@pytest.mark.parametrize("kind", ["lloyd_max", "two_token"])
+def test_codec(reader, codec, kind):
+    whole = codec if kind == "lloyd_max" else TwoTokenCodec()
+    expected = whole.to_dict()
+
+    def parse(content: bytes) -> Any:
+        return codec_from_text(content.decode(errors="replace"), "codec.json")
+
+    read = reader(f"codec, {kind}", parse)
+    read.check(damaged_json(codec_text(whole)), 200, lambda found: found.to_dict() == expected)
+    old = reader(f"codec without a checksum, {kind}", parse)
+    text = without(codec_text(whole), CHECKSUM_KEY, "fitted_min")
+    old.check(damaged_json(text), 150, lambda found: found.sha256 == whole.sha256)
+
+
+def test_layout_configuration(reader, tmp_path):
+    text = Path("configs/tokenize/v3-p19.yaml").read_text() + "valences: {Si: 4, O: 6}\nmax_skipped: 0.02\n"
+    path = tmp_path / "layout.yaml"
+
+    def parse(content: bytes) -> Any:
+        path.write_bytes(content)
+        return load_retokenize_config(path, ["--input", "in", "--output", "out"])
+
+    def plausible(found: Any) -> bool:
+        numbers = [found.max_skipped, found.electron_tolerance, found.max_clipped_share, *found.valences.values()]
+        return all(math.isfinite(each) and each >= 0 for each in numbers) and found.layout in LAYOUTS
+
+    read = reader("layout YAML", parse)
+    read.check(damaged_bytes(text.encode()), 60, plausible)
+    keys = {"layout": "v3-p19", "patches_per_material": 64, "valences": {"Si": 4}, "max_skipped": 0.01, "bins": 512}
+    keys |= {"electron_tolerance": 0.005, "max_clipped_share": 0.001, "seed": 0, "split": "train", "block_rows": 64}
+    # JSON is YAML, and has every odd value.
+    read.check(damaged_values(keys), 120, plausible)
+
+
+def test_survey(reader):
+    unit = SurveyUnit(0, tuple(Material(f"mp-{k}", f"in/mp-{k}.zarr") for k in range(3)))
+    outside = ClippedMaterial("mp-1", 3, 1, 2.5e-5)
+    surveyed = tuple(Surveyed(f"mp-{k}", (40, 41, 42 + k), 2, 8.0, 17, outside if k else None) for k in range(2))
+    whole = UnitSurvey(surveyed, (("mp-2", "does not decode"),))
+    read = reader("survey", lambda content: UnitSurvey.from_bytes(content, unit, "survey/000000.json"))
+    assert read(whole.to_bytes()) == whole
+    read.check(damaged_json(whole.to_bytes().decode()), 250, lambda found: found == whole)
+
+
+def test_histogram(reader, tmp_path):
+    whole = DensityHistogram()
+    whole.add(np.random.default_rng(0).gamma(0.3, 2.0, 300).astype(np.float32), "mp-1")
+    path = tmp_path / "histogram.npz"
+    whole.save(path)
+    content = path.read_bytes()
+
+    def parse(damaged: bytes) -> DensityHistogram:
+        path.write_bytes(damaged)
+        return DensityHistogram.load(path)
+
+    def same(found: DensityHistogram) -> bool:
+        tables = np.array_equal(found.counts, whole.counts) and np.array_equal(found.sums, whole.sums)
+        rest = (found.unit, found.n_zero, found.max_density, found.material_ids)
+        return tables and rest == (whole.unit, whole.n_zero, whole.max_density, whole.material_ids)
+
+    reader("histogram", parse).check(damaged_bytes(content), 250, same)
+
+
+def test_request(reader):
+    whole = {"identity": {"layout": {"name": "v3-p7", "context": 512}, "seed": 0}, "source": {"input": "in"}}
+    read = reader("request", lambda content: request_content(content, "request.json", "Remove it."))
+    read.check(damaged_json(json.dumps(with_checksum(whole))), 150, lambda found: found == whole)
+
+
+def test_record_of_a_chunk(reader):
+    checksum = f"{12345:064x}"
+    read = reader("record of a chunk", lambda content: checksum_of_record(content, "progress/00000000"))
+    # One damage: cut after its checksum a record is one of before there was a CRC32, which guards nothing further.
+    once = damage.BYTE_DAMAGE.map(lambda steps: damage.damaged_bytes(record_content(checksum), steps[:1]))
+    read.check(once, 150, lambda found: found == checksum)
+
+
+@pytest.fixture(scope="module")
+def shard_set(tmp_path_factory, codec) -> tuple[Path, np.ndarray]:
+    place = tmp_path_factory.mktemp("fuzz") / "set"
+    layout = SequenceLayout("small", "v3", 4, 160)
+    write_shards(
+        place,
+        ["mp-0", "mp-1"],
+        lambda name: density(int(name[-1]), name),
+        layout=layout,
+        codec=codec,
+        patches_per_material=8,
+        seed=0,
+        block_rows=8,
+    )
+    return place, open_shards(place).read_rows(0, 16)
+
+
+@pytest.mark.parametrize("name", ["tokens.zarr/c/1/0", "tokens.zarr/zarr.json", "manifest.json", "codec.json"])
+def test_objects_of_a_set(reader, shard_set, tmp_path, name):
+    place, rows = shard_set
+    copied = tmp_path / "set"
+    shutil.copytree(place, copied)
+    content = (copied / name).read_bytes()
+
+    def parse(damaged: bytes) -> np.ndarray:
+        (copied / name).write_bytes(damaged)
+        shards = open_shards(copied)
+        return np.concatenate([shards.read_block(block, verify=True).result() for block in range(shards.n_blocks)])
+
+    inputs = (
+        damaged_bytes(content) | damaged_json(content.decode()) if name.endswith("json") else damaged_bytes(content)
+    )
+    reader(f"set, {name}", parse).check(inputs, 70, lambda found: np.array_equal(found, rows))
+
+
+def test_parquet_import(reader, tmp_path):
+    """Rows of the first generation have no checksum; what is imported must be a whole set, or nothing complete."""
+    layout, codec = SequenceLayout("first-v2", "v2", 4, 260, 2), TwoTokenCodec()
+    sequences, names = [], []
+    for seed, name in enumerate(("mp-3", "mp-1")):
+        grid = density(seed, name)
+        for row in encode_rows(grid, np.zeros((2, 3), dtype=int) + [[0, 0, 0], [1, 2, 3]], layout, codec):
+            sequences.append(row[row != 0].tolist())
+            names.append(name)
+    table = pa.table({"task_id": names, "input_ids": pa.array(sequences, pa.list_(pa.int32()))})
+    old = tmp_path / "old"
+    old.mkdir()
+    pq.write_table(table, old / "rows.parquet", compression="NONE")
+    meta = {
+        "split": "train",
+        "patch_size": 4,
+        "patches_per_material": 2,
+        "seed": 0,
+        "density_codec_name": "two_token_9_12",
+        "vocab": {
+            "total_size": Vocabulary(codec.n_density_tokens).size,
+            "density_codec": {"log_min": codec.log10_low, "log_max": codec.log10_high},
+        },
+    }
+    (old / "meta.json").write_text(json.dumps(meta))
+    whole = {path.name: path.read_bytes() for path in old.iterdir()}
+
+    def parse(damaged: tuple[str, bytes]) -> Any:
+        for name, content in (whole | dict([damaged])).items():
+            (old / name).write_bytes(content)
+        shutil.rmtree(tmp_path / "new", ignore_errors=True)
+        import_first_generation(old, tmp_path / "new", layout)
+        return open_shards(tmp_path / "new")
+
+    def sound(shards: Any) -> bool:
+        shards.verify()
+        size = Vocabulary(codec.n_density_tokens).size
+        return all(row.max() < size for row in shards.read_rows(0, shards.rows))
+
+    read = reader("Parquet import", parse)
+    assert read(("rows.parquet", whole["rows.parquet"])).rows == 4
+    read.check(st.tuples(st.just("rows.parquet"), damaged_bytes(whole["rows.parquet"])), 100, sound)
+    read.check(st.tuples(st.just("meta.json"), damaged_json(json.dumps(meta))), 60, sound)
+    odd = st.sampled_from(
+        (
+            {"task_id": [1, 2]},
+            {"task_id": [None, "mp-1"]},
+            {"task_id": ["mp-1", "../x"]},
+            {"input_ids": [1, 2]},
+            {"input_ids": [None, [1, 2]]},
+            {"input_ids": [[1, None], [1, 2]]},
+            {"input_ids": [[1.5], [2.5]]},
+            {"input_ids": [["a"], ["b"]]},
+            {"input_ids": [[], []]},
+            {"input_ids": [[-1, 2], [2**40]]},
+        )
+    )
+
+    def columns(change: dict[str, Any]) -> tuple[str, bytes]:
+        sink = pa.BufferOutputStream()
+        pq.write_table(pa.table({"task_id": ["mp-1", "mp-2"], "input_ids": [[1, 2], [1, 2]]} | change), sink)
+        return "rows.parquet", sink.getvalue().to_pybytes()
+
+    read.check(odd.map(columns), 10, lambda found: False)

@@ -11,19 +11,20 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # a checkout that is not installed
 
-from tomat.cli import report_errors  # noqa: E402 - after the path is set
+from tomat.arguments import Parser  # noqa: E402 - after the path is set
+from tomat.cli import run_verb  # noqa: E402 - after the path is set
 from tomat.performance.profile_commands import EPILOG, add_arguments  # noqa: E402
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         description="Where the cycles of a step went.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
+        add_help=False,  # `add_arguments` adds that of the forms
     )
     add_arguments(parser)
-    args = parser.parse_args()
-    return report_errors(lambda: args.run(args))
+    return run_verb(parser)
 
 
 if __name__ == "__main__":

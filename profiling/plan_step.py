@@ -10,19 +10,19 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # a checkout that is not installed
 
-from tomat.cli import report_errors  # noqa: E402 - after the path is set
+from tomat.arguments import Parser  # noqa: E402 - after the path is set
+from tomat.cli import run_verb  # noqa: E402 - after the path is set
 from tomat.planning.plan_commands import EPILOG, add_arguments  # noqa: E402
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         description="Compile the training step for a TPU slice on a machine without one.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add_arguments(parser)
-    args, args.overrides = parser.parse_known_args()
-    return report_errors(lambda: args.run(args))
+    return run_verb(parser)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ a bucket for experiments: `python tests/gcs_server.py --port 4443`.
 """
 
 import argparse
+import base64
 import json
 import random
 import re
@@ -16,6 +17,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Literal
+
+import google_crc32c
 
 Fault = Literal["429", "503", "drop", "truncate"]
 """A status; the connection closed without an answer; an answer cut off half-way, its full length announced."""
@@ -280,6 +283,7 @@ class BucketServer(ThreadingHTTPServer):
             "name": key[1],
             "bucket": key[0],
             "size": str(len(content)),
+            "crc32c": base64.b64encode(google_crc32c.Checksum(content).digest()).decode(),
             "generation": str(generation),
             "metageneration": "1",
             "updated": "2026-01-01T00:00:00.000Z",

@@ -7,7 +7,7 @@ same as `tomat train`; overrides follow as `--a.b value`.
 import sys
 from pathlib import Path
 
-from tomat.cli import main
+from tomat.app.cli import main
 
 DEMO_CONFIG = Path(__file__).parent / "configs" / "train" / "demo.yaml"
 

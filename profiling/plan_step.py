@@ -10,9 +10,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # a checkout that is not installed
 
-from tomat.arguments import Parser  # noqa: E402 - after the path is set
-from tomat.cli import run_verb  # noqa: E402 - after the path is set
-from tomat.planning.plan_commands import EPILOG, add_arguments  # noqa: E402
+from tomat.app.cli import run_verb  # noqa: E402 - after the path is set
+from tomat.app.plan_verbs import EPILOG, add_arguments  # noqa: E402
+from tomat.base.arguments import Parser  # noqa: E402 - after the path is set
 
 
 def main() -> int:

@@ -4,8 +4,8 @@ import argparse
 
 import pytest
 
-from tomat import arguments
-from tomat.errors import TomatError
+from tomat.base import arguments
+from tomat.base.errors import TomatError
 
 
 def parse(kind, word: str):

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tomat.arguments import Parser, report_file
-from tomat.cli import build_parser, main
+from tomat.app.cli import build_parser, main
+from tomat.base.arguments import Parser, report_file
 
 ROOT = Path(__file__).parents[1]
 HEAVY = ("jax", "levanter", "pymatgen", "scipy", "matplotlib", "numpy")
@@ -37,7 +37,7 @@ def run_apart(lines: list[list[str]]) -> list[tuple[int, str, set[str]]]:
     """Run command lines in one fresh process: status, standard error, and heavy modules imported by then, of each."""
     code = (
         "import contextlib, io, json, sys\n"
-        "from tomat.cli import main\n"
+        "from tomat.app.cli import main\n"
         f"for words in json.loads(sys.argv[1]):\n"
         "    told = io.StringIO()\n"
         "    with contextlib.redirect_stderr(told), contextlib.redirect_stdout(io.StringIO()):\n"
@@ -174,7 +174,7 @@ def test_every_report_can_go_to_standard_output():
 
 
 def test_a_report_on_standard_output_is_alone_there(tmp_path):
-    command = [sys.executable, "-m", "tomat.cli", "tokens", "layouts", "--atoms", "4", "--json"]
+    command = [sys.executable, "-m", "tomat.app.cli", "tokens", "layouts", "--atoms", "4", "--json"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     runs = [
         subprocess.run([*command, where], capture_output=True, text=True, cwd=tmp_path, env=environment, check=True)
@@ -192,7 +192,7 @@ def test_a_refused_verb_leaves_standard_output_empty(tmp_path, capfd):
 
 
 def test_child_processes_do_not_write_between_the_json(capfd):
-    from tomat.reporting import json_on_standard_output
+    from tomat.base.reporting import json_on_standard_output
 
     with json_on_standard_output() as report:
         subprocess.run([sys.executable, "-c", "print('of a child')"], check=True)

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tomat.config_keys import RETOKENIZING, TRAINING, check_keys, check_words, known_fields
-from tomat.errors import TomatError
+from tomat.app.config_keys import RETOKENIZING, TRAINING, check_keys, check_words, known_fields
+from tomat.base.errors import TomatError
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 

@@ -2,8 +2,8 @@ import math
 
 import pytest
 
-from tomat.documents import is_figure, parse_json, parse_yaml, read_json
-from tomat.errors import TomatError
+from tomat.base.documents import is_figure, parse_json, parse_yaml, read_json
+from tomat.base.errors import TomatError
 
 
 @pytest.mark.parametrize(

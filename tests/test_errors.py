@@ -5,9 +5,9 @@ import errno
 import pytest
 import requests
 
-from tomat.cli import report_errors
-from tomat.errors import RetryableError, TomatError
-from tomat.tokens.store import is_passing, storage_error, storage_errors
+from tomat.app.cli import report_errors
+from tomat.base.errors import RetryableError, TomatError
+from tomat.base.storage import is_passing, storage_error, storage_errors
 
 
 def raising(error: BaseException):

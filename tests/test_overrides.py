@@ -1,7 +1,7 @@
 import pytest
 
-from tomat.errors import TomatError
-from tomat.overrides import read_yaml
+from tomat.base.errors import TomatError
+from tomat.base.overrides import read_yaml
 
 
 def test_a_file_that_cannot_be_read_is_not_said_to_be_no_yaml(tmp_path):

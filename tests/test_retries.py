@@ -3,10 +3,10 @@ import gzip
 
 import pytest
 
-from tomat import retries
-from tomat.errors import TomatError
-from tomat.retries import PASSING_ERRNOS, UnreachableError, local_fault, outage, with_retries
-from tomat.tokens.store import is_passing
+from tomat.base import retries
+from tomat.base.errors import TomatError
+from tomat.base.retries import PASSING_ERRNOS, UnreachableError, local_fault, outage, with_retries
+from tomat.base.storage import is_passing
 
 
 @pytest.fixture

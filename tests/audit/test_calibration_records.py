@@ -6,7 +6,7 @@ import math
 import pytest
 import yaml
 
-from tomat.errors import TomatError
+from tomat.base.errors import TomatError
 from tomat.planning.calibration import Calibration, read_measurements
 
 GOOD = {

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from levanter.checkpoint import CheckpointerConfig
 
-from tomat.errors import TomatError
+from tomat.base.errors import TomatError
+from tomat.runs.checkpoints import find_checkpoint
 from tomat.training.checkpointer import RunCheckpointer
-from tomat.training.checkpoints import find_checkpoint
 
 FLIPS = 60
 PAGE_BYTES = 4096

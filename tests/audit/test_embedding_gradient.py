@@ -13,9 +13,9 @@ import jmp
 import numpy as np
 import pytest
 
+from tomat.loss.density_loss import LossConfig, density_loss
+from tomat.model.decoder import DensityDecoderConfig, causal_activations
 from tomat.tokens.vocabulary import DENSITY_START, Vocabulary
-from tomat.training.loss import LossConfig, density_loss
-from tomat.training.model import DensityDecoderConfig, causal_activations
 
 N_BINS, SEQUENCES, POSITIONS = 64, 128, 160
 STRUCTURAL = tuple(range(1, 21))

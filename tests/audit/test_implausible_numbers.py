@@ -2,8 +2,8 @@
 
 import pytest
 
-from tomat.errors import TomatError
-from tomat.tokens.pipeline_config import load_retokenize_config
+from tomat.base.errors import TomatError
+from tomat.tokens.pipeline.config import load_retokenize_config
 
 IMPLAUSIBLE = (
     ("--valences", "{Si: .nan}"),

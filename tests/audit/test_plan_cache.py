@@ -13,12 +13,13 @@ from pathlib import Path
 import pytest
 
 import tomat
-from tomat.planning import compile_child, compiler
-from tomat.planning.topology import planned_slice
+from tomat.planning.compile import child as compile_child
+from tomat.planning.compile import compiler
+from tomat.planning.compile.topology import planned_slice
 from tomat.training.config import load_config
 
 PACKAGE = Path(tomat.__file__).parent
-KEY = "from tomat.planning.compiler import _request_key; print(_request_key({'config': {}, 'slice': 'v6e-4'}, None))"
+KEY = "from tomat.planning.compile.compiler import _request_key; print(_request_key({'config': {}, 'slice': 'v6e-4'}, None))"
 CONFIG = [
     "--preset", "demo", "--data.source", "embedded", "--data.layout", "v3-p7", "--data.n_density_tokens", "256",
     "--trainer.train_batch_size", "8",
@@ -134,8 +135,8 @@ def test_an_answer_that_is_being_read_is_not_replaced(tmp_path, figure):
 def test_what_a_killed_compile_leaves_is_removed_by_the_next(tmp_path, monkeypatch, figure):
     pytest.importorskip("libtpu", reason="the TPU compiler is not installed: uv sync --extra plan")
     code = (
-        "from pathlib import Path; from tomat.planning.compiler import compile_step; "
-        "from tomat.planning.topology import planned_slice; from tomat.training.config import load_config\n"
+        "from pathlib import Path; from tomat.planning.compile.compiler import compile_step; "
+        "from tomat.planning.compile.topology import planned_slice; from tomat.training.config import load_config\n"
         f"config = load_config(None, {CONFIG!r})\n"
         f"compile_step(config, planned_slice(config, 'v6e-4'), cache_dir=Path({str(tmp_path)!r}))"
     )

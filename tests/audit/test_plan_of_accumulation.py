@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from tomat.planning.compile.topology import planned_slice
 from tomat.planning.plan import Plan, make_plan
-from tomat.planning.topology import planned_slice
 from tomat.training.config import load_config
 
 pytest.importorskip("libtpu", reason="the TPU compiler is not installed: uv sync --extra plan")

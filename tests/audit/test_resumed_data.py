@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from tomat.cli import main
+from tomat.app.cli import main
 from tomat.codec.histogram import DensityHistogram
 from tomat.codec.lloyd_max import fit_lloyd_max
-from tomat.density.demo import demo_materials, load_demo
+from tomat.density.demo.embedded import demo_materials, load_demo
 from tomat.tokens.layouts import LAYOUTS
 from tomat.tokens.shards import write_shards
 from tomat.training.tracking import read_metrics

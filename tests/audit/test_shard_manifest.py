@@ -5,9 +5,9 @@ import random
 
 import numpy as np
 
+from tomat.base.errors import TomatError
 from tomat.codec.histogram import DensityHistogram
 from tomat.codec.lloyd_max import fit_lloyd_max
-from tomat.errors import TomatError
 from tomat.tokens.layouts import LAYOUTS
 from tomat.tokens.manifest import ShardManifest, SkippedMaterial, plan_rows
 

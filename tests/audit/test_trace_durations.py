@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 
-from tomat.errors import TomatError
-from tomat.performance.breakdown import Breakdown, Roofs
-from tomat.performance.hlo_files import load_program
-from tomat.performance.program_costs import compiler_seconds, roofline_seconds
-from tomat.performance.protos import new_message
-from tomat.performance.trace import merge_hosts
-from tomat.performance.trace_breakdown import breakdown_from_trace
-from tomat.performance.trace_builder import BuildOptions, build_xspace
-from tomat.performance.xplane import read_xplane_bytes
+from tomat.base.errors import TomatError
+from tomat.profile.breakdown import Breakdown, Roofs
+from tomat.profile.hlo_files import load_program
+from tomat.profile.program_costs import compiler_seconds, roofline_seconds
+from tomat.profile.protos import new_message
+from tomat.profile.trace import merge_hosts
+from tomat.profile.trace_breakdown import breakdown_from_trace
+from tomat.profile.trace_builder import BuildOptions, build_xspace
+from tomat.profile.xplane import read_xplane_bytes
 
 PROFILES = Path(__file__).parents[1] / "data" / "profiles"
 UNKNOWN_ID = 10**9

@@ -5,14 +5,14 @@ import json
 import numpy as np
 import pytest
 
+from tomat.app.codec_verbs import register
+from tomat.base.errors import TomatError
 from tomat.codec import load_codec
-from tomat.codec.commands import register
 from tomat.codec.histogram import DensityHistogram
 from tomat.codec.lloyd_max import fit_lloyd_max
 from tomat.codec.two_token import TwoTokenCodec
 from tomat.density.grid import DensityGrid
 from tomat.density.zarr_store import write_zarr
-from tomat.errors import TomatError
 
 
 def run(*arguments):

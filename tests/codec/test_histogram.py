@@ -4,8 +4,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
+from tomat.base.errors import TomatError
 from tomat.codec.histogram import FIRST_NORMAL_BIN, N_FINE_BINS, DensityHistogram, fine_bin_edges
-from tomat.errors import TomatError
 
 densities = arrays(np.float32, st.integers(0, 200), elements=st.floats(0, 2.0**40, width=32))
 

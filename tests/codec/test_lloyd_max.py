@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
+from tomat.base.errors import TomatError
 from tomat.codec import DensityCodec, load_codec
 from tomat.codec.histogram import SHIFT, DensityHistogram
 from tomat.codec.lloyd_max import LloydMaxCodec, fit_lloyd_max
-from tomat.errors import TomatError
 
 RHO = np.random.default_rng(0).lognormal(-2, 1.8, 300_000).astype(np.float32)
 

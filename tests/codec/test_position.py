@@ -3,8 +3,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tomat.base.errors import TomatError
 from tomat.codec.position import MAX_ERROR, N_IDS, decode_positions, encode_positions
-from tomat.errors import TomatError
 
 coordinates = st.floats(0, 1, exclude_max=True, allow_subnormal=False)
 

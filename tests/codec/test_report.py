@@ -1,11 +1,11 @@
 import numpy as np
 import pytest
 
+from tomat.base.errors import TomatError
 from tomat.codec.histogram import DensityHistogram
 from tomat.codec.lloyd_max import fit_lloyd_max
 from tomat.codec.report import codec_figures, draw_codec, relative_widths
 from tomat.codec.two_token import TwoTokenCodec
-from tomat.errors import TomatError
 
 
 @pytest.fixture(scope="module")

@@ -3,9 +3,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tomat.base.errors import TomatError
 from tomat.codec import load_codec
 from tomat.codec.two_token import N_LEVELS, TwoTokenCodec
-from tomat.errors import TomatError
 
 
 @settings(deadline=None)

@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 
+from tomat.base.errors import TomatError
 from tomat.density.checks import (
     check_electrons,
     check_rho_times_volume,
@@ -11,7 +12,6 @@ from tomat.density.checks import (
 )
 from tomat.density.grid import DensityGrid
 from tomat.density.rules import ACCEPTABLE, ReadRules
-from tomat.errors import TomatError
 
 
 def check(values, grid):

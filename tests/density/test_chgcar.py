@@ -3,10 +3,10 @@ import gzip
 import numpy as np
 import pytest
 
+from tomat.base.errors import TomatError
 from tomat.density.chgcar import read_chgcar, write_chgcar
 from tomat.density.grid import DensityGrid
 from tomat.density.rules import ReadRules
-from tomat.errors import TomatError
 
 
 @pytest.mark.parametrize("name", ["CHGCAR", "CHGCAR.gz", "CHGCAR.bz2"])

@@ -3,9 +3,9 @@ import json
 
 import pytest
 
-from tomat.density.commands import register
-from tomat.density.demo import demo_materials
-from tomat.errors import TomatError
+from tomat.app.density_verbs import register
+from tomat.base.errors import TomatError
+from tomat.density.demo.embedded import demo_materials
 
 
 def run(*argv: str) -> int:

@@ -5,10 +5,10 @@ import math
 import numpy as np
 import pytest
 
-from tomat.density.demo import DATA_DIR, demo_index, demo_materials, load_demo
-from tomat.density.demo_recipes import cell_recipes
+from tomat.base.errors import TomatError
+from tomat.density.demo.embedded import DATA_DIR, demo_index, demo_materials, load_demo
+from tomat.density.demo.recipes import cell_recipes
 from tomat.density.zarr_store import read_metadata, read_zarr
-from tomat.errors import TomatError
 
 MATERIALS = demo_materials()
 

@@ -4,12 +4,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tomat.density.demo_build import build_demo_data
-from tomat.density.demo_dft import Calculation
-from tomat.density.demo_recipes import CellRecipe, Distortion
+from tomat.base.errors import TomatError
+from tomat.base.reporting import dump_json
+from tomat.density.demo.build import build_demo_data
+from tomat.density.demo.dft import Calculation
+from tomat.density.demo.recipes import CellRecipe, Distortion
 from tomat.density.zarr_store import read_zarr
-from tomat.errors import TomatError
-from tomat.reporting import dump_json
 
 
 def hydrogen(material_id: str, a: float) -> CellRecipe:
@@ -59,7 +59,7 @@ def test_build_resume_and_change(tmp_path):
 
 
 def test_what_did_not_converge_is_discarded(tmp_path):
-    from tomat.density.demo_build import _reason_to_discard
+    from tomat.density.demo.build import _reason_to_discard
 
     recipe = hydrogen("H2-c", 3.0)
     record = {"scf_iterations": 96, "electron_count": 2.0}

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tomat.density.demo_dft import band_limited_shape, calculate, fourier_truncated, time_reversal_mesh
-from tomat.density.demo_recipes import CellRecipe, Distortion, cell_recipes, compounds
-from tomat.errors import TomatError
+from tomat.base.errors import TomatError
+from tomat.density.demo.dft import band_limited_shape, calculate, fourier_truncated, time_reversal_mesh
+from tomat.density.demo.recipes import CellRecipe, Distortion, cell_recipes, compounds
 
 
 def silicon(**changes) -> CellRecipe:

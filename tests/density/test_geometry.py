@@ -3,10 +3,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tomat.density.demo import demo_materials, load_demo
+from tomat.base.errors import TomatError
+from tomat.density.demo.embedded import demo_materials, load_demo
 from tomat.density.elements import SYMBOLS, atomic_number, covalent_radius_a
 from tomat.density.geometry import BOHR_A, _neighbours, _reduced, check_cell
-from tomat.errors import TomatError
 
 # Structures at ambient pressure unless said: cell in A, symbols, fractional coordinates.
 FCC = [[0, 0, 0], [0.5, 0.5, 0], [0.5, 0, 0.5], [0, 0.5, 0.5]]

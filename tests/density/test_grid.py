@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tomat.base.errors import TomatError
 from tomat.density.grid import DensityGrid
-from tomat.errors import TomatError
 
 shapes = st.tuples(*[st.integers(1, 7)] * 3)
 offsets = st.tuples(*[st.integers(-20, 20)] * 3)

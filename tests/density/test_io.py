@@ -4,12 +4,12 @@ import json
 import numpy as np
 import pytest
 
+from tomat.base.errors import TomatError
 from tomat.density import io
 from tomat.density.chgcar import write_chgcar
 from tomat.density.io import check_species_apply, open_density
 from tomat.density.rules import ReadRules
 from tomat.density.zarr_store import write_zarr
-from tomat.errors import TomatError
 
 
 def test_every_kind_gives_the_same_density(tmp_path, grid):

@@ -6,6 +6,7 @@ import tracemalloc
 
 import pytest
 
+from tomat.base.errors import TomatError
 from tomat.density.limits import (
     FREE_BYTES,
     MOST_ATOMS,
@@ -15,7 +16,6 @@ from tomat.density.limits import (
     check_grid_shape,
     decompressed,
 )
-from tomat.errors import TomatError
 
 
 @pytest.mark.parametrize("pack", [bytes, gzip.compress, bz2.compress, lzma.compress])

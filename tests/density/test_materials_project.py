@@ -4,8 +4,8 @@ import json
 import numpy as np
 import pytest
 
+from tomat.base.errors import TomatError
 from tomat.density.materials_project import read_materials_project
-from tomat.errors import TomatError
 
 
 def document(grid, values=None):

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tomat.base.errors import TomatError
 from tomat.density.limits import BoundedText
 from tomat.density.poscar import read_header, species_of
 from tomat.density.rules import ReadRules
-from tomat.errors import TomatError
 
 SODIUM = """bcc sodium, VASP 4
  1.0

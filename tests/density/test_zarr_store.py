@@ -8,10 +8,10 @@ import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tomat.base.errors import TomatError
 from tomat.density.grid import DensityGrid
 from tomat.density.io import open_density
 from tomat.density.zarr_store import TOTAL, list_zarr, read_metadata, read_zarr, write_zarr
-from tomat.errors import TomatError
 
 
 @given(st.integers(0, 1000), st.tuples(*[st.integers(1, 9)] * 3), st.sampled_from([None, 2, 4, 16]))

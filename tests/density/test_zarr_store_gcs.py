@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tomat.base.errors import TomatError
 from tomat.density.io import open_density
 from tomat.density.zarr_store import list_zarr, read_zarr, write_zarr
-from tomat.errors import TomatError
 
 
 class Bucket(ThreadingHTTPServer):

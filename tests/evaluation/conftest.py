@@ -66,8 +66,8 @@ def make_decoder():
     import haliax as hax
     import jax
 
+    from tomat.model.decoder import DensityDecoderConfig
     from tomat.tokens.vocabulary import Vocabulary
-    from tomat.training.model import DensityDecoderConfig
 
     plain = DensityDecoderConfig(
         max_seq_len=72, hidden_dim=32, intermediate_dim=48, num_layers=2, num_heads=2, num_kv_heads=2
@@ -95,8 +95,8 @@ def make_oracle():
     import jax.numpy as jnp
     from levanter.models.lm_model import LmHeadModel
 
+    from tomat.model.decoder import DensityDecoderConfig
     from tomat.tokens.vocabulary import DENSITY_START
-    from tomat.training.model import DensityDecoderConfig
 
     class Oracle(LmHeadModel):
         n_bins: int = eqx.field(static=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tomat.cli import main
+from tomat.app.cli import main
 from tomat.density.zarr_store import write_zarr
 from tomat.evaluation.result import LABEL, TeacherForcedResult
 
@@ -80,7 +80,7 @@ def test_a_machine_without_a_tpu_is_not_asked_for_one(run_dir, inputs):
     words = ["eval", "--run", str(run_dir), "--input", inputs[0], "--patches_per_material", "1", "--json", "-"]
     environment = {name: value for name, value in os.environ.items() if name not in ("JAX_PLATFORMS", "XLA_FLAGS")}
     result = subprocess.run(
-        [sys.executable, "-c", "import sys; from tomat.cli import main; sys.exit(main(sys.argv[1:]))", *words],
+        [sys.executable, "-c", "import sys; from tomat.app.cli import main; sys.exit(main(sys.argv[1:]))", *words],
         capture_output=True,
         text=True,
         cwd=Path(__file__).parents[2],

@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from tomat.errors import TomatError
+from tomat.base.errors import TomatError
 from tomat.evaluation.metrics import compare_paired, electron_count, nemd, nmae, spread
 
 densities = arrays(np.float32, (4, 3, 2), elements=st.floats(0.0078125, 64, width=32))

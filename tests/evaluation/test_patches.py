@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tomat.base.errors import TomatError
 from tomat.codec.base import UNIT_RHO_TIMES_VOLUME
 from tomat.codec.two_token import TwoTokenCodec
-from tomat.errors import TomatError
 from tomat.evaluation.patches import first_copies, inside_cell, make_patches, random_anchors, tiling_anchors
 from tomat.tokens.patch import decode_sequence
 

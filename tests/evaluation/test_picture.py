@@ -3,7 +3,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from tomat.errors import TomatError
+from tomat.base.errors import TomatError
 from tomat.evaluation.picture import DensityPlane, draw_plane, most_structured_plane, teacher_forced_plane
 from tomat.evaluation.teacher_forced import TeacherForcedConfig, TeacherForcedEvaluator
 

@@ -4,11 +4,11 @@ import json
 import pytest
 from rich.console import Console
 
-from tomat.errors import TomatError
-from tomat.evaluation.commands import read_report
+from tomat.app.eval_verbs import read_report
+from tomat.base.errors import TomatError
+from tomat.base.reporting import write_json
 from tomat.evaluation.partial import PartialResults
 from tomat.evaluation.result import COLUMNS, FIGURES, LABEL, MaterialResult, TeacherForcedResult
-from tomat.reporting import write_json
 
 SETTINGS = {
     "run": "demo",

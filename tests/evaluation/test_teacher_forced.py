@@ -12,12 +12,12 @@ from jax.sharding import Mesh
 from levanter.layers.attention import AttentionMask
 from levanter.models.qwen import Qwen3Config
 
-from tomat.errors import TomatError
+from tomat.base.errors import TomatError
 from tomat.evaluation.metrics import nmae
 from tomat.evaluation.result import FIGURES
 from tomat.evaluation.teacher_forced import TeacherForcedConfig, TeacherForcedEvaluator
+from tomat.model.decoder import causal_activations
 from tomat.tokens.vocabulary import DENSITY_START
-from tomat.training.model import causal_activations
 
 CONTEXT = 72
 N_BINS = 64

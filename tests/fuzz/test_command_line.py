@@ -10,9 +10,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tomat.arguments import Parser
-from tomat.cli import build_parser, run_verb
-from tomat.config_keys import RETOKENIZING, TRAINING, check_words
+from tomat.app.cli import build_parser, run_verb
+from tomat.app.config_keys import RETOKENIZING, TRAINING, check_words
+from tomat.base.arguments import Parser
 
 HEAVY = {"jax", "levanter", "haliax", "equinox", "numpy", "pymatgen", "scipy", "matplotlib", "tensorstore", "xprof"}
 CONFIGS = Path(__file__).parents[2] / "configs"

@@ -19,10 +19,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tomat.base.errors import TomatError
 from tomat.density.grid import DensityGrid
 from tomat.density.io import open_density
 from tomat.density.zarr_store import write_zarr
-from tomat.errors import TomatError
 
 LONGEST_SECONDS = 10.0
 """CPU time of one reading; a whole file takes a hundredth of one."""

@@ -21,29 +21,29 @@ import yaml
 from hypothesis import HealthCheck, Phase, given, note, settings
 from hypothesis import strategies as st
 
-from tomat.errors import TomatError
-from tomat.evaluation.commands import read_report
+from tomat.app.eval_verbs import read_report
+from tomat.app.profile_verbs import load_breakdown
+from tomat.base.errors import TomatError
+from tomat.base.overrides import parse_overrides, read_yaml
 from tomat.evaluation.partial import PartialResults
 from tomat.evaluation.result import LABEL, MaterialResult, TeacherForcedResult
-from tomat.overrides import parse_overrides, read_yaml
-from tomat.performance.breakdown import Breakdown, Roofs
-from tomat.performance.compare import compare
-from tomat.performance.hlo import HloProgram, Instruction
-from tomat.performance.hlo_files import program_from_text, serialise_program
-from tomat.performance.mfu import RunTimes
-from tomat.performance.page_sections import breakdown_section, memory_section, operations_section
-from tomat.performance.profile_commands import load_breakdown
-from tomat.performance.program_costs import compiler_seconds
-from tomat.performance.protos import new_message
-from tomat.performance.report import read_record, write_index
-from tomat.performance.trace_builder import BuildOptions, build_xspace
+from tomat.hardware.mfu import RunTimes
 from tomat.planning.calibration import Calibration, read_measurements
-from tomat.planning.sweep_config import load_sweep
+from tomat.profile.breakdown import Breakdown, Roofs
+from tomat.profile.compare import compare
+from tomat.profile.hlo import HloProgram, Instruction
+from tomat.profile.hlo_files import program_from_text, serialise_program
+from tomat.profile.program_costs import compiler_seconds
+from tomat.profile.protos import new_message
+from tomat.profile.trace_builder import BuildOptions, build_xspace
+from tomat.runs.history import read_events
+from tomat.runs.log_lines import read_metrics
 from tomat.runs.record import read_record as read_run
 from tomat.runs.summary import summarise
 from tomat.runs.verify import verify_run
-from tomat.training.history import read_events
-from tomat.training.log_lines import read_metrics
+from tomat.tracking.page_sections import breakdown_section, memory_section, operations_section
+from tomat.tracking.report import read_record, write_index
+from tomat.tuning.sweep_config import load_sweep
 
 damage = sys.modules["fuzz_damage"]
 

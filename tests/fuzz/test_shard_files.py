@@ -23,23 +23,23 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from tomat.checked_json import CHECKSUM_KEY, with_checksum
+from tomat.base.checked_json import CHECKSUM_KEY, with_checksum
+from tomat.base.errors import TomatError
 from tomat.codec.base import codec_from_text, codec_text
 from tomat.codec.histogram import DensityHistogram
 from tomat.codec.lloyd_max import fit_lloyd_max
 from tomat.codec.two_token import TwoTokenCodec
 from tomat.density.grid import DensityGrid
-from tomat.errors import TomatError
 from tomat.tokens.clipping import ClippedMaterial
 from tomat.tokens.import_parquet import import_first_generation
 from tomat.tokens.layouts import LAYOUTS, SequenceLayout
 from tomat.tokens.manifest import ShardManifest, SkippedMaterial, plan_rows
 from tomat.tokens.patch import encode_rows
-from tomat.tokens.pipeline import Surveyed, SurveyUnit, UnitSurvey
-from tomat.tokens.pipeline_config import load_retokenize_config
-from tomat.tokens.pipeline_driver import request_content
+from tomat.tokens.pipeline.config import load_retokenize_config
+from tomat.tokens.pipeline.driver import request_content
+from tomat.tokens.pipeline.sources import Material
+from tomat.tokens.pipeline.stages import Surveyed, SurveyUnit, UnitSurvey
 from tomat.tokens.shards import open_shards, write_shards
-from tomat.tokens.sources import Material
 from tomat.tokens.vocabulary import Vocabulary
 from tomat.tokens.writer import checksum_of_record, record_content
 

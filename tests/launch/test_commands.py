@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 
-from tomat.cli import main
+from tomat.app.cli import main
 
 WORDS = ["launch", "--config_path", "run.yaml", "--zone", "us-east5-b"]
 

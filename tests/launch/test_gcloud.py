@@ -4,9 +4,9 @@ import re
 
 import pytest
 
-from tomat.errors import TomatError
+from tomat.base.errors import TomatError
+from tomat.hardware.chips import TPU_SLICES, slice_named
 from tomat.launch.gcloud import RUNTIME_VERSIONS, TpuLaunch, accelerator_type, runtime_version, tpu_name_for
-from tomat.performance.chips import TPU_SLICES, slice_named
 
 
 def launch(**settings) -> TpuLaunch:

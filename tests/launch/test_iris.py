@@ -5,7 +5,7 @@ import shlex
 
 import pytest
 
-from tomat.errors import TomatError
+from tomat.base.errors import TomatError
 from tomat.launch.iris import iris_command
 
 SETTINGS = {"cluster": "marin", "run_name": "a", "slice_name": "v6e-16", "config_path": "configs/train/200m-v6e16.yaml"}

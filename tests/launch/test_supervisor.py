@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from tomat.errors import TomatError
+from tomat.base.errors import TomatError
 from tomat.launch.command import run_command
 from tomat.launch.gcloud import TpuLaunch
 from tomat.launch.supervisor import Ending, RestartPolicy, Supervisor, _judge
@@ -188,7 +188,7 @@ def test_waits_double_up_to_the_longest():
 
 def test_the_verb_runs_what_it_prints_and_writes_figures(world, capsys):
     """Through the command line: the same commands, dry and executed."""
-    from tomat.cli import main
+    from tomat.app.cli import main
 
     words = [
         "launch",

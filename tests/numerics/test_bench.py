@@ -13,9 +13,9 @@ import psutil
 import pytest
 import yaml
 
-from tomat.cli import main
-from tomat.numerics.runs import LOCK_FILE
-from tomat.training.history import read_events
+from tomat.app.cli import main
+from tomat.bench.numerics.runs import LOCK_FILE
+from tomat.runs.history import read_events
 
 STEPS = 40
 BASE_YAML = {

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tomat.errors import TomatError
-from tomat.numerics.compare import compare_curves, compare_figure, window_means, window_noise
+from tomat.base.errors import TomatError
+from tomat.bench.numerics.compare import compare_curves, compare_figure, window_means, window_noise
 
 
 def seeds_of_a_run(seeds: int = 3, steps: int = 200) -> np.ndarray:

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tomat.errors import TomatError
-from tomat.numerics.variants import BASE, load_variants, plan_runs
+from tomat.base.errors import TomatError
+from tomat.bench.numerics.variants import BASE, load_variants, plan_runs
 
 ROOT = Path(__file__).parents[2]
 GOOD = {

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from tomat.performance.breakdown import Roofs
-from tomat.performance.hlo import HloProgram, Instruction
-from tomat.performance.hlo_files import load_program, serialise_program
-from tomat.performance.program_costs import compiler_seconds
-from tomat.performance.trace_builder import BuildOptions, build_xspace
+from tomat.profile.breakdown import Roofs
+from tomat.profile.hlo import HloProgram, Instruction
+from tomat.profile.hlo_files import load_program, serialise_program
+from tomat.profile.program_costs import compiler_seconds
+from tomat.profile.trace_builder import BuildOptions, build_xspace
 
 PROFILES = Path(__file__).parents[1] / "data" / "profiles"
 V6E = "TPU v6 lite"

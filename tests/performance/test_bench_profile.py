@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from tomat.errors import TomatError
-from tomat.performance.bench_profile import register_bench
+from tomat.base.errors import TomatError
+from tomat.bench.profile import register_bench
 
 HLO = Path(__file__).parents[1] / "data" / "profiles" / "v6e_step.hlo.pb.gz"
 

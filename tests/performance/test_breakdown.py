@@ -2,9 +2,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tomat.errors import TomatError
-from tomat.performance.breakdown import Bound, Breakdown, OpRow, Roofs
-from tomat.performance.categories import Category, Direction, Part
+from tomat.base.errors import TomatError
+from tomat.profile.breakdown import Bound, Breakdown, OpRow, Roofs
+from tomat.profile.categories import Category, Direction, Part
 
 ROOFS = Roofs("chip", flops_per_second=100.0, hbm_bytes_per_second=10.0, clock_hz=1000.0)
 

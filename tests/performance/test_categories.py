@@ -1,6 +1,6 @@
 import pytest
 
-from tomat.performance.categories import (
+from tomat.profile.categories import (
     Category,
     Direction,
     Evidence,
@@ -11,8 +11,8 @@ from tomat.performance.categories import (
     part_of,
     path_components,
 )
-from tomat.performance.hlo import Frame
-from tomat.performance.hlo_files import program_from_text
+from tomat.profile.hlo import Frame
+from tomat.profile.hlo_files import program_from_text
 
 BACKWARD = "jit(step)/transpose(jvp(Model))/while/body/checkpoint/"
 
@@ -107,8 +107,8 @@ def test_the_v6e_program(v6e_program):
 
 def test_renaming_every_instruction_changes_no_verdict(v6e_program):
     """Categories do not hang on names: the same program with its instructions renamed is judged the same."""
-    from tomat.performance.hlo_files import program_from_bytes, serialise_program
-    from tomat.performance.protos import new_message
+    from tomat.profile.hlo_files import program_from_bytes, serialise_program
+    from tomat.profile.protos import new_message
 
     proto = new_message("HloProto")
     proto.ParseFromString(serialise_program(v6e_program))

@@ -4,8 +4,8 @@ import warnings
 
 import pytest
 
-from tomat.errors import TomatError
-from tomat.performance.chips import CHIPS, TPU_SLICES, chip_for_device_kind, slice_named
+from tomat.base.errors import TomatError
+from tomat.hardware.chips import CHIPS, TPU_SLICES, chip_for_device_kind, slice_named
 
 
 @pytest.mark.parametrize("chip", CHIPS.values(), ids=lambda chip: chip.name)

@@ -1,8 +1,8 @@
 import pytest
 
-from tomat.performance.breakdown import Breakdown, OpRow, Roofs
-from tomat.performance.categories import Category, Direction, Part
-from tomat.performance.compare import Thresholds, Verdict, compare
+from tomat.profile.breakdown import Breakdown, OpRow, Roofs
+from tomat.profile.categories import Category, Direction, Part
+from tomat.profile.compare import Thresholds, Verdict, compare
 
 ROOFS = Roofs("chip", 1.0, 1.0, clock_hz=1000.0)
 

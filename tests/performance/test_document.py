@@ -2,8 +2,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tomat.errors import TomatError
-from tomat.performance.document import (
+from tomat.base.errors import TomatError
+from tomat.pages.document import (
     begin_marker,
     empty_section,
     end_marker,

@@ -3,10 +3,10 @@ from xml.etree import ElementTree
 
 import pytest
 
-from tomat.performance.breakdown import Roofs
-from tomat.performance.categories import Category
-from tomat.performance.figures import COLOURS, draw_figures
-from tomat.performance.program_breakdown import breakdown_from_program
+from tomat.profile.breakdown import Roofs
+from tomat.profile.categories import Category
+from tomat.profile.program_breakdown import breakdown_from_program
+from tomat.tracking.figures import COLOURS, draw_figures
 
 
 @pytest.fixture(scope="module")

@@ -18,8 +18,8 @@ from levanter.models.llama import LlamaConfig
 from levanter.models.qwen import Qwen3Config
 from levanter.utils.flop_utils import lm_flops_per_token
 
-from tomat.errors import TomatError
-from tomat.performance.executed import (
+from tomat.base.errors import TomatError
+from tomat.hardware.executed import (
     ATTENTION_NAME,
     MLP_NAME,
     QKV_NAME,
@@ -29,7 +29,7 @@ from tomat.performance.executed import (
     executed_head,
     executed_training_flops,
 )
-from tomat.performance.flops import (
+from tomat.hardware.flops import (
     ModelShape,
     UsefulTokens,
     attention_pairs,
@@ -38,9 +38,9 @@ from tomat.performance.flops import (
     training_flops,
     useful_training_flops,
 )
-from tomat.training.attention import QKV, SplashBlockSizes
-from tomat.training.model import MLP_PROJECTIONS, DensityDecoderConfig
-from tomat.training.splash import ATTENTION_OUTPUT
+from tomat.model.attention import QKV, SplashBlockSizes
+from tomat.model.decoder import MLP_PROJECTIONS, DensityDecoderConfig
+from tomat.model.splash import ATTENTION_OUTPUT
 
 BATCH, SEQ_LEN, VOCAB = 2, 256, 512
 SIZES: dict[str, Any] = dict(

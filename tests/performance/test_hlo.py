@@ -4,11 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tomat.errors import TomatError
-from tomat.performance.hlo import FREE_OPCODES
-from tomat.performance.hlo_costs import _divisible, matmul_flops
-from tomat.performance.hlo_files import load_program, program_from_bytes, program_from_text, serialise_program
-from tomat.performance.protos import new_message
+from tomat.base.errors import TomatError
+from tomat.profile.hlo import FREE_OPCODES
+from tomat.profile.hlo_costs import _divisible, matmul_flops
+from tomat.profile.hlo_files import load_program, program_from_bytes, program_from_text, serialise_program
+from tomat.profile.protos import new_message
 
 
 def compiled_text(function, *args) -> str:

@@ -2,13 +2,13 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from tomat.performance.hlo_costs import (
+from tomat.profile.hlo_costs import (
     collective_bytes,
     kernel_flops,
     kernel_hbm_bytes,
     matmul_flops,
 )
-from tomat.performance.hlo_files import program_from_text
+from tomat.profile.hlo_files import program_from_text
 
 
 def test_flops_of_plain_programs_are_xlas_own():

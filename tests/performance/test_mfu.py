@@ -12,10 +12,10 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tomat.cli import main
-from tomat.errors import TomatError
-from tomat.performance.chips import chip_for_device_kind, slice_named
-from tomat.performance.mfu import MFU_KEYS, WALL_PARTS, LiveMfu, MfuReport, RunMfu, RunTimes, StepWork
+from tomat.app.cli import main
+from tomat.base.errors import TomatError
+from tomat.hardware.chips import chip_for_device_kind, slice_named
+from tomat.hardware.mfu import MFU_KEYS, WALL_PARTS, LiveMfu, MfuReport, RunMfu, RunTimes, StepWork
 from tomat.training.config import config_from_dict, load_config
 
 CONFIGS = Path(__file__).parents[2] / "configs" / "train"

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tomat.cli import main
-from tomat.errors import TomatError
-from tomat.performance.profile_commands import register
+from tomat.app.cli import main
+from tomat.app.profile_verbs import register
+from tomat.base.errors import TomatError
 
 ROOT = Path(__file__).parents[2]
 HLO = Path(__file__).parents[1] / "data" / "profiles" / "v6e_step.hlo.pb.gz"

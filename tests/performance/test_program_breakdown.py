@@ -2,12 +2,12 @@ import json
 
 import pytest
 
-from tomat.performance.breakdown import Bound, Breakdown
-from tomat.performance.categories import Category
-from tomat.performance.program_breakdown import breakdown_from_program
-from tomat.performance.program_costs import compiler_seconds, roofline_seconds
-from tomat.performance.trace import load_trace
-from tomat.performance.trace_breakdown import breakdown_from_trace
+from tomat.profile.breakdown import Bound, Breakdown
+from tomat.profile.categories import Category
+from tomat.profile.program_breakdown import breakdown_from_program
+from tomat.profile.program_costs import compiler_seconds, roofline_seconds
+from tomat.profile.trace import load_trace
+from tomat.profile.trace_breakdown import breakdown_from_trace
 
 V6E = "TPU v6 lite"
 GOLDEN_CYCLES = {

@@ -5,7 +5,7 @@ import jaxlib
 import pytest
 from google.protobuf import descriptor_pb2
 
-from tomat.performance.protos import HLO_FIELDS, XPLANE_FIELDS, new_message, parse_fields
+from tomat.profile.protos import HLO_FIELDS, XPLANE_FIELDS, new_message, parse_fields
 
 SCALARS = {1: "double", 3: "int64", 4: "uint64", 5: "int32", 8: "bool", 9: "string", 12: "bytes", 13: "uint32"}
 

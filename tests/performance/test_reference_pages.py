@@ -4,9 +4,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tomat.errors import TomatError
-from tomat.performance.reference_pages import DATA_FILE, PAGES, utilisation, write_reference_pages
-from tomat.performance.report import write_index
+from tomat.base.errors import TomatError
+from tomat.tracking.reference_pages import DATA_FILE, PAGES, utilisation, write_reference_pages
+from tomat.tracking.report import write_index
 
 TRACKING = Path(__file__).parents[2] / "docs" / "tracking"
 

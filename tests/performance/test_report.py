@@ -4,11 +4,11 @@ import re
 import pytest
 import yaml
 
-from tomat.errors import TomatError
-from tomat.performance.breakdown import Breakdown, OpRow, Roofs
-from tomat.performance.categories import Category, Direction, Part
-from tomat.performance.page_sections import memory_section
-from tomat.performance.report import flatten, read_record, write_index, write_run_page
+from tomat.base.errors import TomatError
+from tomat.profile.breakdown import Breakdown, OpRow, Roofs
+from tomat.profile.categories import Category, Direction, Part
+from tomat.tracking.page_sections import memory_section
+from tomat.tracking.report import flatten, read_record, write_index, write_run_page
 
 CONFIG = {
     "run_name": "r1",

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tomat.errors import TomatError
-from tomat.performance.steps import step_windows
-from tomat.performance.trace import DeviceTrace, Events, HostActivity, HostTrace, ModuleRun, OpKind, StepMark
+from tomat.base.errors import TomatError
+from tomat.profile.steps import step_windows
+from tomat.profile.trace import DeviceTrace, Events, HostActivity, HostTrace, ModuleRun, OpKind, StepMark
 
 STEP_PS, BUSY_PS = 1000, 950
 

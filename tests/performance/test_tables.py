@@ -1,6 +1,6 @@
 import pytest
 
-from tomat.performance.tables import count, cycles, markdown_table, percent, quantity, seconds, signed
+from tomat.pages.tables import count, cycles, markdown_table, percent, quantity, seconds, signed
 
 
 @pytest.mark.parametrize(

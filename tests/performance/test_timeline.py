@@ -2,8 +2,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tomat.performance.timeline import attribute
-from tomat.performance.trace import Events
+from tomat.profile.timeline import attribute
+from tomat.profile.trace import Events
 
 HORIZON = 40
 N_KINDS = 5

@@ -7,13 +7,13 @@ import tracemalloc
 import pytest
 from fsspec.implementations.memory import MemoryFile
 
-from tomat.errors import TomatError
-from tomat.performance.hlo_files import load_program
-from tomat.performance.page_sections import breakdown_section
-from tomat.performance.profile_tables import print_breakdown
-from tomat.performance.protos import new_message
-from tomat.performance.trace import load_trace, natural_order, program_name_and_id
-from tomat.performance.trace_breakdown import breakdown_from_trace
+from tomat.base.errors import TomatError
+from tomat.profile.hlo_files import load_program
+from tomat.profile.protos import new_message
+from tomat.profile.trace import load_trace, natural_order, program_name_and_id
+from tomat.profile.trace_breakdown import breakdown_from_trace
+from tomat.tracking.page_sections import breakdown_section
+from tomat.tracking.profile_tables import print_breakdown
 
 
 def test_hosts_of_a_session_are_merged(tpu_profile):

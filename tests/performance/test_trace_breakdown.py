@@ -1,12 +1,12 @@
 import numpy as np
 import pytest
 
-from tomat.errors import TomatError
-from tomat.performance.categories import Category, Direction
-from tomat.performance.protos import new_message
-from tomat.performance.trace import load_trace
-from tomat.performance.trace_breakdown import breakdown_from_trace, step_classes
-from tomat.performance.xplane import read_xplane_bytes
+from tomat.base.errors import TomatError
+from tomat.profile.categories import Category, Direction
+from tomat.profile.protos import new_message
+from tomat.profile.trace import load_trace
+from tomat.profile.trace_breakdown import breakdown_from_trace, step_classes
+from tomat.profile.xplane import read_xplane_bytes
 
 
 @pytest.fixture(scope="module")

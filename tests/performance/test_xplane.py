@@ -1,9 +1,9 @@
 import pytest
 
-from tomat.errors import TomatError
-from tomat.performance.protos import new_message
-from tomat.performance.trace import with_program_of_run
-from tomat.performance.xplane import read_xplane_bytes
+from tomat.base.errors import TomatError
+from tomat.profile.protos import new_message
+from tomat.profile.trace import with_program_of_run
+from tomat.profile.xplane import read_xplane_bytes
 
 
 def read(data: bytes):

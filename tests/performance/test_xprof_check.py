@@ -1,7 +1,7 @@
 import pytest
 
-from tomat.errors import TomatError
-from tomat.performance.xprof_check import check_against_xprof
+from tomat.base.errors import TomatError
+from tomat.profile.xprof_check import check_against_xprof
 
 
 def test_self_times_are_xprofs(tpu_profile):

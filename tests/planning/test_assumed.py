@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from tomat.performance.chips import slice_named
-from tomat.performance.hlo_files import program_from_text
-from tomat.performance.page_sections import memory_section, setup_section
-from tomat.planning.estimate import StepEstimate, estimate_step
-from tomat.planning.llo import OpSchedule, Region, read_schedules
-from tomat.planning.memory import MemoryReport
+from tomat.hardware.chips import slice_named
+from tomat.planning.cost.estimate import StepEstimate, estimate_step
+from tomat.planning.cost.llo import OpSchedule, Region, read_schedules
+from tomat.planning.cost.memory import MemoryReport
+from tomat.profile.hlo_files import program_from_text
+from tomat.tracking.page_sections import memory_section, setup_section
 
 DUMP = Path(__file__).parent / "data" / "llo"
 SPLASH = "splash_mha_fwd_residuals.14"

@@ -3,8 +3,8 @@ from dataclasses import dataclass
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tomat.performance.hlo_files import program_from_text
-from tomat.planning.buffers import ALLOCATE, FREE, SHARE, live_at_peak, saved_value, shape_text
+from tomat.planning.cost.buffers import ALLOCATE, FREE, SHARE, live_at_peak, saved_value, shape_text
+from tomat.profile.hlo_files import program_from_text
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tomat.errors import TomatError
-from tomat.performance.chips import slice_named
+from tomat.base.errors import TomatError
+from tomat.hardware.chips import slice_named
 from tomat.planning.calibration import FEW_RUNS, Calibration, CalibrationRow, read_measurements, row_of_run
 from tomat.planning.calibration_page import memory_section, shares_section, steps_section
 from tomat.training.config import load_config

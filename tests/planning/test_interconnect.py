@@ -2,11 +2,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tomat.performance.categories import Category
-from tomat.performance.chips import slice_named
-from tomat.performance.hlo_files import program_from_text
-from tomat.performance.program_breakdown import breakdown_from_program
-from tomat.planning.interconnect import HOP_SECONDS, collective_seconds, executed_order, overlap
+from tomat.hardware.chips import slice_named
+from tomat.planning.cost.interconnect import HOP_SECONDS, collective_seconds, executed_order, overlap
+from tomat.profile.categories import Category
+from tomat.profile.hlo_files import program_from_text
+from tomat.profile.program_breakdown import breakdown_from_program
 
 V6E_4, V6E_16, V6E_256 = slice_named("v6e-4"), slice_named("v6e-16"), slice_named("v6e-256")
 LINK = 90e9

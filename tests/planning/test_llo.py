@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tomat.errors import TomatError
-from tomat.planning.llo import OpSchedule, Region, read_schedule, read_schedules, slot_utilisation
+from tomat.base.errors import TomatError
+from tomat.planning.cost.llo import OpSchedule, Region, read_schedule, read_schedules, slot_utilisation
 
 DUMP = Path(__file__).parent / "data" / "llo"
 BROADCAST = "broadcast.1442.clone"

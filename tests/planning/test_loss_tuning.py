@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from tomat.errors import TomatError
-from tomat.planning import loss_tuning
-from tomat.planning.bench_loss_tiles import parse_tiles, register_bench
-from tomat.planning.loss_tuning import LossShape, check_tiles, table_entry, write_entry
-from tomat.training.loss_tiles import LossTiles, load_table, tuned_tiles
+from tomat.base.errors import TomatError
+from tomat.bench.loss_tiles import parse_tiles, register_bench
+from tomat.loss.tiles import LossTiles, load_table, tuned_tiles
+from tomat.tuning import loss_tuning
+from tomat.tuning.loss_tuning import LossShape, check_tiles, table_entry, write_entry
 
 SHAPE = LossShape(width=512, density_tokens=1024)
 

@@ -3,9 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from tomat.errors import TomatError
-from tomat.performance.hlo_files import program_from_bytes
-from tomat.planning.memory import (
+from tomat.base.errors import TomatError
+from tomat.planning.cost.memory import (
     COMPILERS_LIST,
     LARGEST_RESULTS,
     LIVE_AT_PEAK,
@@ -13,6 +12,7 @@ from tomat.planning.memory import (
     memory_of_compiled,
     memory_of_oom,
 )
+from tomat.profile.hlo_files import program_from_bytes
 
 DATA = Path(__file__).parent / "data"
 GIB = 2**30

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tomat.cli import main
-from tomat.errors import TomatError
-from tomat.planning.compiler import Limits, compile_step
-from tomat.planning.topology import planned_slice
+from tomat.app.cli import main
+from tomat.base.errors import TomatError
+from tomat.planning.compile.compiler import Limits, compile_step
+from tomat.planning.compile.topology import planned_slice
 from tomat.training.config import load_config
 
 pytest.importorskip("libtpu", reason="the TPU compiler is not installed: uv sync --extra plan")
@@ -79,7 +79,7 @@ def test_a_question_asked_before_is_answered_without_jax(report, cache):
     """The first time without `--executable` keeps the answer, the second finds it."""
     words = ["plan", *small_config(cache), "--slice", "v6e-4", "--cache_dir", str(cache)]
     assert main([*words, "--json", str(cache / "again.json")]) == 0
-    code = f"import sys; from tomat.cli import main; status = main({[*words, '--json', str(cache / 'third.json')]!r})\n"
+    code = f"import sys; from tomat.app.cli import main; status = main({[*words, '--json', str(cache / 'third.json')]!r})\n"
     code += "sys.exit(status or ('jax' in sys.modules))"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])
     first, third = (json.loads((cache / name).read_text()) for name in ("again.json", "third.json"))

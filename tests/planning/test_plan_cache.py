@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from tomat.errors import TomatError
+from tomat.base.errors import TomatError
 from tomat.planning import plan_cache
 from tomat.planning.answers import AnswerCache
-from tomat.planning.compile_child import EXECUTABLE_FILE, PROGRAM_FILE, SCHEDULE_FILE, is_kept
-from tomat.planning.compiler import CompiledStep
+from tomat.planning.compile.child import EXECUTABLE_FILE, PROGRAM_FILE, SCHEDULE_FILE, is_kept
+from tomat.planning.compile.compiler import CompiledStep
 from tomat.planning.plan_cache import evict, keep, open_result, read_answer, remove_abandoned, work_folder
 
 SIZE = 100_000

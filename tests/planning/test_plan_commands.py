@@ -6,11 +6,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tomat.cli import main
-from tomat.errors import TomatError
-from tomat.planning import compiler, plan_commands
-from tomat.planning.compiler import Limits, compile_step
-from tomat.planning.topology import planned_slice
+from tomat.app import plan_verbs as plan_commands
+from tomat.app.cli import main
+from tomat.base.errors import TomatError
+from tomat.planning.compile import compiler
+from tomat.planning.compile.compiler import Limits, compile_step
+from tomat.planning.compile.topology import planned_slice
 from tomat.training.config import load_config
 
 SMALL = [
@@ -21,7 +22,7 @@ SMALL = [
 CHILD = """
 import json, sys
 from pathlib import Path
-from tomat.planning.compile_child import PROGRAM_FILE, SCHEDULE_FILE, is_kept
+from tomat.planning.compile.child import PROGRAM_FILE, SCHEDULE_FILE, is_kept
 from tomat.planning.plan_cache import keep
 import gzip
 

@@ -2,10 +2,10 @@ from pathlib import Path
 
 import pytest
 
-from tomat.performance.chips import CHIPS, slice_named
-from tomat.performance.hlo_costs import matmul_flops
-from tomat.performance.hlo_files import load_program, program_from_text
-from tomat.planning.roofline import RooflineTime, roofline_seconds
+from tomat.hardware.chips import CHIPS, slice_named
+from tomat.planning.cost.roofline import RooflineTime, roofline_seconds
+from tomat.profile.hlo_costs import matmul_flops
+from tomat.profile.hlo_files import load_program, program_from_text
 
 V6E = CHIPS["v6e"]
 PROFILES = Path(__file__).parents[1] / "data" / "profiles"

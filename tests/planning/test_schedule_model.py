@@ -3,16 +3,16 @@ from pathlib import Path
 
 import pytest
 
-from tomat.performance.hlo import HloProgram
-from tomat.performance.hlo_files import program_from_text
-from tomat.planning.llo import OpSchedule, read_schedules
-from tomat.planning.schedule_model import (
+from tomat.planning.cost.llo import OpSchedule, read_schedules
+from tomat.planning.cost.schedule_model import (
     active_share,
     constant_integers,
     matched_schedules,
     schedule_seconds,
     schedule_time,
 )
+from tomat.profile.hlo import HloProgram
+from tomat.profile.hlo_files import program_from_text
 
 DUMP = Path(__file__).parent / "data" / "llo"
 SPLASH = "splash_mha_fwd_residuals.14"

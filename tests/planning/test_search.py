@@ -7,15 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tomat.errors import TomatError
-from tomat.performance.chips import Slice, slice_named
+from tomat.base.errors import TomatError
+from tomat.hardware.chips import Slice, slice_named
+from tomat.model.decoder import NAMED_POLICIES
 from tomat.planning.changes import changed, checked_keys, override_words, parsed_words
-from tomat.planning.compiler import CompiledStep
-from tomat.planning.memory import MemoryReport
-from tomat.planning.search import POLICIES_BY_RECOMPUTATION, SHARDINGS, largest_batch, nearest_fits
-from tomat.planning.topology import data_axis_size
+from tomat.planning.compile.compiler import CompiledStep
+from tomat.planning.compile.topology import data_axis_size
+from tomat.planning.cost.memory import MemoryReport
 from tomat.training.config import TrainConfig, load_config
-from tomat.training.model import NAMED_POLICIES
+from tomat.tuning.search import POLICIES_BY_RECOMPUTATION, SHARDINGS, largest_batch, nearest_fits
 
 CONFIG = Path(__file__).parents[2] / "configs" / "train" / "200m-v6e16.yaml"
 GIB = 2**30

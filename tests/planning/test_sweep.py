@@ -14,23 +14,23 @@ from typing import Any
 
 import pytest
 
-from tomat.errors import TomatError
-from tomat.performance.breakdown import Breakdown
-from tomat.performance.chips import Slice
-from tomat.performance.document import find_sections
-from tomat.performance.hlo_files import load_program, program_from_text
-from tomat.performance.mfu import MFU_KEYS, StepWork
-from tomat.performance.program_breakdown import breakdown_from_program
-from tomat.planning.compile_child import PROGRAM_FILE
-from tomat.planning.compiler import CompiledStep
-from tomat.planning.memory import memory_of_compiled, memory_of_oom
-from tomat.planning.sweep import plan_rows, read_record, record_path, run_sweep
-from tomat.planning.sweep_answers import explanation
-from tomat.planning.sweep_config import load_sweep
-from tomat.planning.sweep_page import pareto_front, write_sweep_page
-from tomat.planning.sweep_rows import FAILED, FITS, OOM, ranked
-from tomat.planning.windowed import windowed_einsums
+from tomat.base.errors import TomatError
+from tomat.hardware.chips import Slice
+from tomat.hardware.mfu import MFU_KEYS, StepWork
+from tomat.pages.document import find_sections
+from tomat.planning.compile.child import PROGRAM_FILE
+from tomat.planning.compile.compiler import CompiledStep
+from tomat.planning.cost.memory import memory_of_compiled, memory_of_oom
+from tomat.planning.cost.windowed import windowed_einsums
+from tomat.profile.breakdown import Breakdown
+from tomat.profile.hlo_files import load_program, program_from_text
+from tomat.profile.program_breakdown import breakdown_from_program
 from tomat.training.config import TrainConfig
+from tomat.tuning.sweep import plan_rows, read_record, record_path, run_sweep
+from tomat.tuning.sweep_answers import explanation
+from tomat.tuning.sweep_config import load_sweep
+from tomat.tuning.sweep_page import pareto_front, write_sweep_page
+from tomat.tuning.sweep_rows import FAILED, FITS, OOM, ranked
 
 DATA = Path(__file__).parent / "data"
 SWEEPS = Path(__file__).parents[2] / "configs" / "sweeps"
@@ -325,7 +325,7 @@ def test_a_row_is_told_where_the_stages_are(sweep_file, planner, tmp_path, monke
 def test_an_interrupt_ends_the_compiles_in_progress(sweep_file, planner, tmp_path):
     """A compiler ignores an interrupt for minutes; the sweep must not wait for it, nor call its end a failure."""
     sweep, docs, started = load_sweep(sweep_file), tmp_path / "docs", threading.Event()
-    command = [sys.executable, "-c", "import time; time.sleep(300)", "tomat.planning.compile_child"]
+    command = [sys.executable, "-c", "import time; time.sleep(300)", "tomat.planning.compile.child"]
 
     def compiling(config, slice_, on_stage):
         if config.sharding == "replicated":

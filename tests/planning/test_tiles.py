@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tomat.performance.chips import CHIPS
-from tomat.performance.hlo_costs import matmul_flops
-from tomat.performance.hlo_files import program_from_text
-from tomat.planning.tiles import MatrixProduct, matrix_products, mxu_seconds, padded_bytes
+from tomat.hardware.chips import CHIPS
+from tomat.planning.cost.tiles import MatrixProduct, matrix_products, mxu_seconds, padded_bytes
+from tomat.profile.hlo_costs import matmul_flops
+from tomat.profile.hlo_files import program_from_text
 
 V6E = CHIPS["v6e"]
 

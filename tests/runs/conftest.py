@@ -10,7 +10,7 @@ import pytest
 import tensorstore as ts
 import yaml
 
-from tomat.training.checksums import write_checksums
+from tomat.runs.checksums import write_checksums
 
 MakeRun = Callable[..., Path]
 

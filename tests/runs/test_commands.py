@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from tomat.cli import main
-from tomat.runs.commands import COLUMNS
+from tomat.app.cli import main
+from tomat.app.runs_verbs import COLUMNS
 
 
 @pytest.fixture
@@ -86,7 +86,7 @@ def test_runs_in_a_bucket_read_the_same(two_runs, bucket, tmp_path):
             bucket.put("bucket", f"runs/{path.relative_to(two_runs)}", path.read_bytes())
 
     def runs(*words: str) -> "subprocess.CompletedProcess[str]":
-        command = [sys.executable, "-m", "tomat.cli", "runs", *words]
+        command = [sys.executable, "-m", "tomat.app.cli", "runs", *words]
         return subprocess.run(command, env={**os.environ, **bucket.environment}, capture_output=True, text=True)
 
     listed = runs("list", "gs://bucket/runs", "--json", str(tmp_path / "bucket.json"))

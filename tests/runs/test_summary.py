@@ -4,9 +4,9 @@ import time
 
 import pytest
 
+from tomat.runs.checkpoints import survey
 from tomat.runs.record import read_record
 from tomat.runs.summary import RunSummary, summarise
-from tomat.training.checkpoints import survey
 
 START = {"event": "start", "step": 0}
 

@@ -6,9 +6,9 @@ import tracemalloc
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tomat.runs.checkpoints import list_checkpoints
 from tomat.runs.record import read_record
 from tomat.runs.verify import Verdict, verify_run
-from tomat.training.checkpoints import list_checkpoints
 
 
 def verdict_of(run) -> Verdict:

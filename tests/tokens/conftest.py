@@ -13,7 +13,7 @@ from tomat.codec.histogram import DensityHistogram
 from tomat.codec.lloyd_max import LloydMaxCodec, fit_lloyd_max
 from tomat.density.grid import DensityGrid
 from tomat.density.zarr_store import write_zarr
-from tomat.tokens.pipeline_config import RetokenizeConfig
+from tomat.tokens.pipeline.config import RetokenizeConfig
 
 MakeGrid = Callable[..., DensityGrid]
 

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 import zarr
 
-from tomat import retries
-from tomat.cli import main
+from tomat.app.cli import main
+from tomat.base import retries
+from tomat.base.errors import TomatError
+from tomat.base.retries import UnreachableError
 from tomat.density import io
-from tomat.errors import TomatError
-from tomat.retries import UnreachableError
-from tomat.tokens.pipeline_driver import retokenize
-from tomat.tokens.pipeline_pool import PoolRunner
+from tomat.tokens.pipeline.driver import retokenize
+from tomat.tokens.pipeline.pool import PoolRunner
 from tomat.tokens.shards import open_shards
 
 ALLOWED = {"max_skipped": 0.4}
@@ -72,7 +72,7 @@ def test_broken_groups_are_skipped_by_name_in_one_process_and_in_two(tmp_path, b
 
 @pytest.mark.slow
 def test_broken_groups_are_skipped_on_zephyr(tmp_path, bad_tree, retokenize_config):
-    from tomat.tokens.pipeline_zephyr import ZephyrRunner
+    from tomat.tokens.pipeline.zephyr import ZephyrRunner
 
     runner = ZephyrRunner(str(tmp_path / "messages"), workers=2)
     manifest = retokenize(retokenize_config(tmp_path / "zephyr", **ALLOWED), runner).manifest

@@ -5,10 +5,10 @@ import sys
 
 import pytest
 
-from tomat.cli import main
-from tomat.tokens.bench_workers import UNIT_MATERIALS, _long_unit
-from tomat.tokens.pipeline import WriteUnit
-from tomat.tokens.sources import Material
+from tomat.app.cli import main
+from tomat.bench.retokenize_workers import UNIT_MATERIALS, _long_unit
+from tomat.tokens.pipeline.sources import Material
+from tomat.tokens.pipeline.stages import WriteUnit
 
 
 @pytest.mark.slow
@@ -30,7 +30,7 @@ def test_bench_writes_figures_beside_what_they_are_compared_with(tmp_path):
 _AFFINITIES = """
 import os, sys
 from concurrent.futures import ThreadPoolExecutor
-from tomat.tokens.bench_workers import _hold_to
+from tomat.bench.retokenize_workers import _hold_to
 with ThreadPoolExecutor(1) as before, ThreadPoolExecutor(1) as after:
     before.submit(int).result()
     _hold_to({int(sys.argv[1])})

@@ -6,15 +6,15 @@ import shutil
 import numpy as np
 import pytest
 
-from tomat.cli import main
+from tomat.app.cli import main
+from tomat.base.errors import TomatError
 from tomat.codec.histogram import DensityHistogram
 from tomat.codec.lloyd_max import fit_lloyd_max
 from tomat.codec.two_token import TwoTokenCodec
 from tomat.density.zarr_store import read_zarr, write_zarr
-from tomat.errors import TomatError
 from tomat.tokens.clipping import ClippedMaterial, clipped_lines, clipped_of, count_clipped
-from tomat.tokens.pipeline_driver import retokenize
-from tomat.tokens.pipeline_pool import PoolRunner
+from tomat.tokens.pipeline.driver import retokenize
+from tomat.tokens.pipeline.pool import PoolRunner
 from tomat.tokens.shards import open_shards
 
 

@@ -5,15 +5,15 @@ import shutil
 import numpy as np
 import pytest
 
-from tomat.checked_json import CHECKSUM_KEY, with_checksum
-from tomat.cli import main
+from tomat.app.cli import main
+from tomat.app.token_verbs import register
+from tomat.base.checked_json import CHECKSUM_KEY, with_checksum
+from tomat.base.errors import TomatError
 from tomat.density.chgcar import write_chgcar
-from tomat.density.demo import demo_materials
+from tomat.density.demo.embedded import demo_materials
 from tomat.density.grid import DensityGrid
 from tomat.density.zarr_store import write_zarr
-from tomat.errors import TomatError
 from tomat.tokens import writer
-from tomat.tokens.commands import register
 from tomat.tokens.shards import open_shards
 
 
@@ -122,8 +122,8 @@ def test_another_set_in_the_place_is_left_alone(tmp_path, shards, densities):
 
 
 def test_defaults_in_the_help_are_those_of_the_settings():
-    from tomat.tokens.pipeline_config import RetokenizeConfig
-    from tomat.tokens.retokenize_commands import SETTINGS
+    from tomat.app.retokenize_verbs import SETTINGS
+    from tomat.tokens.pipeline.config import RetokenizeConfig
 
     config = RetokenizeConfig(input="in", output="out")
     for name in ("source", "split", "layout", "max_clipped_share", "max_skipped", "seed"):

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tomat.errors import TomatError
-from tomat.tokens.commands import register
+from tomat.app.token_verbs import register
+from tomat.base.errors import TomatError
 from tomat.tokens.context_use import context_table, one_patch, packed, without_preamble
 from tomat.tokens.layouts import LAYOUTS, SequenceLayout
 from tomat.tokens.patch import encode_sequence

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from tomat.checked_json import CHECKSUM_KEY
-from tomat.cli import main
-from tomat.errors import TomatError
-from tomat.tokens.pipeline_driver import retokenize
-from tomat.tokens.pipeline_pool import PoolRunner
+from tomat.app.cli import main
+from tomat.base.checked_json import CHECKSUM_KEY
+from tomat.base.errors import TomatError
+from tomat.tokens.pipeline.driver import retokenize
+from tomat.tokens.pipeline.pool import PoolRunner
 
 
 def files(place):
@@ -94,7 +94,7 @@ def test_damaged_file_is_named_with_its_remedy(tmp_path, half_done, whole, name,
 
 def test_damaged_record_is_written_again_in_one_process(tmp_path, half_done, whole):
     """`tokenise` reads every finished chunk again; a record that is damaged is no record."""
-    from tomat.tokens.store import Store
+    from tomat.base.storage import Store
     from tomat.tokens.writer import chunk_is_written, read_plan
 
     half_done(12)

@@ -14,7 +14,7 @@ status=0
 "$@" || status=$?
 mount -o remount,size=20m "$DISK"
 "$@"
-"$PYTHON" -m tomat.cli shards verify "$DISK/set"
+"$PYTHON" -m tomat.app.cli shards verify "$DISK/set"
 exit $status
 """
 
@@ -32,7 +32,7 @@ def namespaces_allowed():
 def test_full_disk_leaves_a_set_that_can_be_finished(tmp_path, tree, retokenize_config, size):
     disk = tmp_path / "disk"
     disk.mkdir()
-    words = [sys.executable, "-m", "tomat.cli", "retokenize", "--input", tree, "--output", disk / "set"]
+    words = [sys.executable, "-m", "tomat.app.cli", "retokenize", "--input", tree, "--output", disk / "set"]
     words += ["--layout", "v3-p7", "--bins", "200", "--patches_per_material", "100", "--workers", "1"]
     done = subprocess.run(
         [

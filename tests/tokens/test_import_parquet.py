@@ -5,10 +5,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tomat.base.errors import TomatError
 from tomat.codec.histogram import DensityHistogram
 from tomat.codec.lloyd_max import fit_lloyd_max
 from tomat.codec.two_token import TwoTokenCodec
-from tomat.errors import TomatError
 from tomat.tokens.import_parquet import import_first_generation
 from tomat.tokens.layouts import SequenceLayout
 from tomat.tokens.patch import encode_rows

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tomat.errors import TomatError
+from tomat.base.errors import TomatError
 from tomat.tokens.layouts import LAYOUTS, SequenceLayout, layout_named
 
 

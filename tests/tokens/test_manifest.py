@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tomat.checked_json import CHECKSUM_KEY, with_checksum
-from tomat.errors import TomatError
+from tomat.base.checked_json import CHECKSUM_KEY, with_checksum
+from tomat.base.errors import TomatError
 from tomat.tokens.layouts import LAYOUTS
 from tomat.tokens.manifest import ShardManifest, SkippedMaterial, anchors_seed, draw_anchors, plan_rows
 

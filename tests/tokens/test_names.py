@@ -7,10 +7,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tomat.checked_json import with_checksum
-from tomat.cli import main
-from tomat.tokens.pipeline_driver import retokenize
-from tomat.tokens.pipeline_pool import PoolRunner
+from tomat.app.cli import main
+from tomat.base.checked_json import with_checksum
+from tomat.tokens.pipeline.driver import retokenize
+from tomat.tokens.pipeline.pool import PoolRunner
 from tomat.tokens.shards import open_shards
 
 NAMES = ["../evil", "/tmp/tomat-evil", "..", "a/b", "gs://bucket/evil", "file:///tmp/tomat-evil", "a\\b", "", "a\x00b"]
@@ -70,7 +70,7 @@ def test_parquet_with_a_path_for_a_name_is_refused(tmp_path, tree, retokenize_co
 
 
 def test_plan_with_a_path_for_a_name_cannot_be_made(tmp_path, retokenize_config):
-    from tomat.errors import TomatError
+    from tomat.base.errors import TomatError
 
     manifest = retokenize(retokenize_config(tmp_path / "set", patches_per_material=2), PoolRunner(1)).manifest
     first = dataclasses.replace(manifest.materials[0], material_id="../evil")

@@ -3,10 +3,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tomat.base.errors import TomatError
 from tomat.codec.position import MAX_ERROR
 from tomat.codec.two_token import TwoTokenCodec
 from tomat.density.grid import DensityGrid
-from tomat.errors import TomatError
 from tomat.tokens import vocabulary as v
 from tomat.tokens.layouts import SequenceLayout
 from tomat.tokens.patch import check_encodable, decode_sequence, encode_rows, encode_sequence

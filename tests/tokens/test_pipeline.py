@@ -6,15 +6,15 @@ import shutil
 import numpy as np
 import pytest
 
+from tomat.base.errors import TomatError
 from tomat.density.chgcar import write_chgcar
 from tomat.density.zarr_store import read_zarr, write_zarr
-from tomat.errors import TomatError
-from tomat.tokens.pipeline import unit_size
-from tomat.tokens.pipeline_driver import retokenize
-from tomat.tokens.pipeline_pool import PoolRunner
+from tomat.tokens.pipeline.driver import retokenize
+from tomat.tokens.pipeline.pool import PoolRunner
+from tomat.tokens.pipeline.sources import find_materials
+from tomat.tokens.pipeline.stages import unit_size
 from tomat.tokens.shards import open_shards
 from tomat.tokens.source_check import compare_with_source
-from tomat.tokens.sources import find_materials
 
 
 def files(place):

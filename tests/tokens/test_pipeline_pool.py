@@ -5,9 +5,9 @@ import time
 
 import pytest
 
-from tomat.tokens.bench_kill import children, run_with_kills, set_files
-from tomat.tokens.pipeline_driver import retokenize
-from tomat.tokens.pipeline_pool import PoolRunner
+from tomat.bench.retokenize_kill import children, run_with_kills, set_files
+from tomat.tokens.pipeline.driver import retokenize
+from tomat.tokens.pipeline.pool import PoolRunner
 
 # Workers import the functions they run; a program of its own is what they can import from.
 PROGRAM = """
@@ -16,9 +16,9 @@ import signal
 import sys
 from functools import partial
 from pathlib import Path
-from tomat.cli import report_errors
-from tomat.errors import TomatError
-from tomat.tokens.pipeline_pool import PoolRunner
+from tomat.app.cli import report_errors
+from tomat.base.errors import TomatError
+from tomat.tokens.pipeline.pool import PoolRunner
 
 def touch(folder, unit):
     (folder / str(unit)).touch()
@@ -81,7 +81,7 @@ def test_refusal_of_a_unit_ends_the_run(tmp_path, workers):
 def test_workers_end_with_their_driver(tmp_path):
     script = tmp_path / "driver.py"
     script.write_text(
-        "import time\nfrom tomat.tokens.pipeline_pool import PoolRunner\n"
+        "import time\nfrom tomat.tokens.pipeline.pool import PoolRunner\n"
         "def wait(unit):\n    time.sleep(120)\n    return 1\n"
         "if __name__ == '__main__':\n    PoolRunner(2).run(wait, range(4), print)\n"
     )
@@ -128,7 +128,7 @@ def test_killed_three_times_it_ends_with_the_same_bytes(tmp_path, tree, retokeni
         words = ["--input", tree, "--output", output, "--filelist", "mp_filelist.txt", "--layout", "v3-p7"]
         words += ["--split_file", "split_limit_22M.json", "--bins", "200", "--patches_per_material", "20"]
         words += ["--block_rows", "8", "--workers", "2"]
-        return [sys.executable, "-m", "tomat.cli", "retokenize", *map(str, words)]
+        return [sys.executable, "-m", "tomat.app.cli", "retokenize", *map(str, words)]
 
     began = time.monotonic()
     subprocess.run(command(tmp_path / "timed"), check=True, stdout=subprocess.DEVNULL)

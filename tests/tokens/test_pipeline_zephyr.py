@@ -7,10 +7,10 @@ import sys
 
 import pytest
 
-from tomat.errors import TomatError
-from tomat.tokens.pipeline_driver import retokenize
-from tomat.tokens.pipeline_pool import PoolRunner
-from tomat.tokens.pipeline_zephyr import ZephyrRunner
+from tomat.base.errors import TomatError
+from tomat.tokens.pipeline.driver import retokenize
+from tomat.tokens.pipeline.pool import PoolRunner
+from tomat.tokens.pipeline.zephyr import ZephyrRunner
 
 
 def files(place):
@@ -33,7 +33,7 @@ from pathlib import Path
 from fray.current_client import set_current_client
 from fray.iris_backend import FrayIrisClient
 from iris.cluster.local_cluster import LocalCluster, make_local_cluster_config
-from tomat.cli import main
+from tomat.app.cli import main
 
 if __name__ == "__main__":
     cluster = LocalCluster(make_local_cluster_config(2))

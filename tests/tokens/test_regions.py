@@ -1,7 +1,7 @@
 import pytest
 
-from tomat.errors import TomatError
-from tomat.tokens.regions import Place, bucket_region, check_regions, known_places, same_region
+from tomat.base.errors import TomatError
+from tomat.base.regions import Place, bucket_region, check_regions, known_places, same_region
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ import sys
 
 import pytest
 
-from tomat.density.demo import DATA_DIR, demo_materials
-from tomat.errors import RETRY_STATUS
+from tomat.base.errors import RETRY_STATUS
+from tomat.density.demo.embedded import DATA_DIR, demo_materials
 
 MATERIALS = 4
 WORDS = ["--layout", "v3-p7", "--bins", "300", "--patches_per_material", "24", "--workers", "1", "--storage_tries", "5"]
@@ -19,7 +19,7 @@ WORDS = ["--layout", "v3-p7", "--bins", "300", "--patches_per_material", "24", "
 def tomat(bucket, *words, status=0, timeout=120):
     """Run a verb in a process of its own: TensorStore and gcsfs read the address of the service once."""
     done = subprocess.run(
-        [sys.executable, "-m", "tomat.cli", *map(str, words)],
+        [sys.executable, "-m", "tomat.app.cli", *map(str, words)],
         env={**os.environ, **bucket.environment, "JAX_PLATFORMS": "cpu"},
         capture_output=True,
         text=True,
@@ -106,7 +106,7 @@ def test_unreachable_bucket_is_one_error(bucket):
             [
                 sys.executable,
                 "-m",
-                "tomat.cli",
+                "tomat.app.cli",
                 "retokenize",
                 "--source",
                 "embedded",

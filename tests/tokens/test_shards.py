@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tomat.checked_json import with_checksum
-from tomat.errors import TomatError
+from tomat.base.checked_json import with_checksum
+from tomat.base.errors import TomatError
 from tomat.tokens.layouts import SequenceLayout
 from tomat.tokens.patch import decode_sequence, encode_sequence
 from tomat.tokens.shards import open_shards, write_shards

@@ -7,14 +7,14 @@ import shutil
 import numpy as np
 import pytest
 
-from tomat.cli import main
+from tomat.app.cli import main
+from tomat.base.errors import TomatError
 from tomat.density.grid import DensityGrid
-from tomat.errors import TomatError
-from tomat.tokens.pipeline_driver import retokenize
-from tomat.tokens.pipeline_pool import PoolRunner
+from tomat.tokens.pipeline.driver import retokenize
+from tomat.tokens.pipeline.pool import PoolRunner
+from tomat.tokens.pipeline.sources import find_materials
 from tomat.tokens.shards import open_shards
 from tomat.tokens.source_check import compare_with_source, repair_chunks, sample_rows
-from tomat.tokens.sources import find_materials
 
 
 @pytest.fixture

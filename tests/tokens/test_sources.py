@@ -3,10 +3,10 @@ import json
 
 import pytest
 
-from tomat.density.demo import demo_materials
-from tomat.errors import TomatError
-from tomat.tokens.pipeline_config import RetokenizeConfig, load_retokenize_config
-from tomat.tokens.sources import find_materials
+from tomat.base.errors import TomatError
+from tomat.density.demo.embedded import demo_materials
+from tomat.tokens.pipeline.config import RetokenizeConfig, load_retokenize_config
+from tomat.tokens.pipeline.sources import find_materials
 
 
 def names(config):

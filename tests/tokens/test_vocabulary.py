@@ -1,7 +1,7 @@
 import pytest
 
+from tomat.base.errors import TomatError
 from tomat.codec import position
-from tomat.errors import TomatError
 from tomat.tokens import vocabulary as v
 from tomat.tokens.vocabulary import Vocabulary
 

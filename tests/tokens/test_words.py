@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
 
+from tomat.base.errors import TomatError
 from tomat.codec.two_token import TwoTokenCodec
 from tomat.density.grid import DensityGrid
-from tomat.errors import TomatError
 from tomat.tokens.layouts import SequenceLayout
 from tomat.tokens.patch import encode_sequence
 from tomat.tokens.vocabulary import Vocabulary

@@ -4,7 +4,7 @@ import types
 import numpy as np
 import pytest
 
-from tomat.errors import RetryableError, TomatError
+from tomat.base.errors import RetryableError, TomatError
 from tomat.tokens.clipping import MAX_CLIPPED_SHARE
 from tomat.tokens.layouts import SequenceLayout
 from tomat.tokens.manifest import plan_rows

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from jax.sharding import AbstractDevice, AbstractMesh, AxisType
 from levanter.layers.attention import AttentionBackend, AttentionMask, dot_product_attention
 
-from tomat.errors import TomatError
-from tomat.training.attention import (
+from tomat.base.errors import TomatError
+from tomat.model.attention import (
     DensityAttention,
     DensityAttentionConfig,
     flash_attention,
@@ -22,7 +22,7 @@ from tomat.training.attention import (
     resolve_backend,
     traced_platform,
 )
-from tomat.training.splash import SplashBlockSizes, splash_attention
+from tomat.model.splash import SplashBlockSizes, splash_attention
 
 BATCH, SEQ_LEN, HEAD_SIZE = 2, 256, 16
 INTERPRETED = SplashBlockSizes(

@@ -27,7 +27,16 @@ TINY = [
 def machine(bucket: Any, disk: Path) -> subprocess.Popen:
     """The command on a machine whose own disk is `disk`."""
     disk.mkdir()
-    line = [sys.executable, "-m", "tomat.cli", "train", "--config_path", str(DEMO), "--output_dir", "gs://bucket/runs"]
+    line = [
+        sys.executable,
+        "-m",
+        "tomat.app.cli",
+        "train",
+        "--config_path",
+        str(DEMO),
+        "--output_dir",
+        "gs://bucket/runs",
+    ]
     return subprocess.Popen(
         [*line, *TINY],
         cwd=disk,
@@ -83,7 +92,7 @@ def test_data_that_cannot_be_read_just_now_end_the_run_with_the_status_that_is_t
     bucket.faults.kinds, bucket.faults.share = ("503",), 1.0
     bucket.faults.only = lambda method, path: "tokens.zarr/c" in unquote(path)
     (tmp_path / "set.yaml").write_text("preset: demo\ndata: {source: shards, layout: v3-p7}\n")
-    line = [sys.executable, "-m", "tomat.cli", "train", "--config_path", str(tmp_path / "set.yaml")]
+    line = [sys.executable, "-m", "tomat.app.cli", "train", "--config_path", str(tmp_path / "set.yaml")]
     line += [*TINY, "--data.train", "gs://bucket/set", "--output_dir", str(tmp_path / "runs")]
     environment = {**os.environ, **bucket.environment}
     done = subprocess.run(line, env=environment, capture_output=True, text=True, timeout=900)

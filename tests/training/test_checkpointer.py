@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from levanter.checkpoint import CheckpointerConfig, load_checkpoint
 
+from tomat.runs.checkpoints import examine, list_checkpoints, newest_whole
 from tomat.training.checkpointer import RunCheckpointer
-from tomat.training.checkpoints import examine, list_checkpoints, newest_whole
 
 
 def make(run: Path, partial=(), before_save=lambda: None, every: int | None = None) -> RunCheckpointer:

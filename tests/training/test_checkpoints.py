@@ -11,8 +11,8 @@ import tensorstore as ts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tomat.errors import TomatError
-from tomat.training.checkpoints import (
+from tomat.base.errors import TomatError
+from tomat.runs.checkpoints import (
     array_shapes,
     copy,
     examine,

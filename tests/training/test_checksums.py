@@ -14,16 +14,16 @@ import numpy as np
 import pytest
 from levanter.checkpoint import CheckpointerConfig, load_checkpoint
 
-from tomat.training import checkpointer as module
-from tomat.training.checkpointer import RunCheckpointer
-from tomat.training.checkpoints import (
+from tomat.runs.checkpoints import (
     examine,
     find_checkpoint,
     list_checkpoints,
     say_if_unchecked,
     with_data_read,
 )
-from tomat.training.checksums import CHECKSUM_FILE, UNHASHED
+from tomat.runs.checksums import CHECKSUM_FILE, UNHASHED
+from tomat.training import checkpointer as module
+from tomat.training.checkpointer import RunCheckpointer
 
 
 def make(run: Path) -> RunCheckpointer:
@@ -147,7 +147,7 @@ import datetime, sys
 import jax.numpy as jnp
 from levanter.checkpoint import CheckpointerConfig
 from tomat.training.checkpointer import RunCheckpointer
-from tomat.training.checkpoints import copy, examine
+from tomat.runs.checkpoints import copy, examine
 run = sys.argv[1]
 config = CheckpointerConfig(
     base_path=f"{run}/checkpoints", save_interval=datetime.timedelta(1), append_run_id_to_base_path=False

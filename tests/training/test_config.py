@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tomat.errors import TomatError
+from tomat.base.errors import TomatError
+from tomat.model.decoder import NAMED_POLICIES
 from tomat.training.config import config_from_dict, config_hash, load_config, parse_overrides, recorded_config
-from tomat.training.model import NAMED_POLICIES
 
 CONFIGS = Path(__file__).parents[2] / "configs" / "train"
 

@@ -5,16 +5,16 @@ from pathlib import Path
 
 import pytest
 
+from tomat.base.errors import TomatError
 from tomat.codec.histogram import DensityHistogram
 from tomat.codec.lloyd_max import fit_lloyd_max
-from tomat.density.demo import demo_materials, load_demo
-from tomat.errors import TomatError
+from tomat.density.demo.embedded import demo_materials, load_demo
+from tomat.runs.history import HISTORY_FILE, append_event, read_events
 from tomat.tokens.layouts import LAYOUTS
 from tomat.tokens.shards import open_shards, write_shards
 from tomat.training.config import load_config
 from tomat.training.data_record import changed_contents, content_sha256, data_contents, recorded_contents
 from tomat.training.datasets import Datasets
-from tomat.training.history import HISTORY_FILE, append_event, read_events
 from tomat.training.origins import Start
 
 NAMES = [material.material_id for material in demo_materials("train")][:3]

@@ -20,10 +20,10 @@ from jax.sharding import Mesh
 from levanter.models.gpt2 import Gpt2Config
 from levanter.models.qwen import Qwen3Config
 
-from tomat.performance.chips import slice_named
-from tomat.planning.topology import libtpu_environment
-from tomat.training.embedding import Float32SumEmbedding, embedding_rows, with_float32_sums
-from tomat.training.model import DensityDecoderConfig
+from tomat.hardware.chips import slice_named
+from tomat.model.decoder import DensityDecoderConfig
+from tomat.model.embedding import Float32SumEmbedding, embedding_rows, with_float32_sums
+from tomat.planning.compile.topology import libtpu_environment
 
 VOCAB, EMBED, BATCH, POSITION = Axis("vocab", 33), Axis("embed", 8), Axis("batch", 4), Axis("position", 600)
 
@@ -113,9 +113,9 @@ import sys
 
 import jax
 
-from tomat.performance.chips import slice_named
-from tomat.planning.lowering import lower_step, stand_in_table
-from tomat.planning.topology import slice_mesh, topology_devices
+from tomat.hardware.chips import slice_named
+from tomat.planning.compile.lowering import lower_step, stand_in_table
+from tomat.planning.compile.topology import slice_mesh, topology_devices
 from tomat.training.config import load_config
 
 slice_ = slice_named("v6e-4")

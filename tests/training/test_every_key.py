@@ -36,8 +36,9 @@ from levanter.optim.skipstep import SkipStepConfig
 from levanter.tracker.wandb import WandbConfig
 from levanter.trainer import Trainer, TrainerConfig
 
-from tomat.errors import TomatError
-from tomat.planning.lowering import lower_step, stand_in_table
+from tomat.base.errors import TomatError
+from tomat.model.splash import SplashBlockSizes
+from tomat.planning.compile.lowering import lower_step, stand_in_table
 from tomat.training import startup
 from tomat.training.checkpointer import RunCheckpointer
 from tomat.training.config import OWNED_BY_TOMAT, TrainConfig, load_config
@@ -47,7 +48,6 @@ from tomat.training.config_checks import (
     OPTIMIZER_NO_EFFECT,
     OPTIMIZERS_THAT_CANNOT_RUN,
 )
-from tomat.training.splash import SplashBlockSizes
 
 ROOT = Path(__file__).parents[2]
 TINY = [
@@ -180,24 +180,24 @@ TESTED = {
 """Keys whose effect another test shows."""
 
 READ = {
-    "baseline": ("tomat/workflow.py", "config.baseline"),
+    "baseline": ("tomat/app/workflow.py", "config.baseline"),
     "compiler.libtpu_args": ("tomat/training/startup.py", "config.compiler.libtpu_args"),
     "compiler.xla_flags": ("tomat/training/startup.py", "config.compiler.xla_flags"),
     "data.source": ("tomat/training/datasets.py", "data.source"),
     "data.train": ("tomat/training/datasets.py", "data.train"),
     "data.validation": ("tomat/training/datasets.py", "data.validation"),
-    "evaluation.patches_per_material": ("tomat/workflow.py", "config.evaluation.patches_per_material"),
-    "evaluation.picture": ("tomat/workflow.py", "config.evaluation.picture"),
-    "evaluation.seed": ("tomat/workflow.py", "config.evaluation.seed"),
-    "guards.hang_seconds": ("tomat/training/guard_hang.py", "self._config.hang_seconds"),
-    "guards.max_clock_skew_seconds": ("tomat/training/guard_start.py", "guards.max_clock_skew_seconds"),
-    "guards.startup_hang_seconds": ("tomat/training/guard_hang.py", "self._config.startup_hang_seconds"),
+    "evaluation.patches_per_material": ("tomat/app/workflow.py", "config.evaluation.patches_per_material"),
+    "evaluation.picture": ("tomat/app/workflow.py", "config.evaluation.picture"),
+    "evaluation.seed": ("tomat/app/workflow.py", "config.evaluation.seed"),
+    "guards.hang_seconds": ("tomat/training/guards/hang.py", "self._config.hang_seconds"),
+    "guards.max_clock_skew_seconds": ("tomat/training/guards/start.py", "guards.max_clock_skew_seconds"),
+    "guards.startup_hang_seconds": ("tomat/training/guards/hang.py", "self._config.startup_hang_seconds"),
     "preemption.maintenance_notice": ("tomat/training/run.py", "config.preemption.maintenance_notice"),
     "preemption.poll_seconds": ("tomat/training/run.py", "config.preemption.poll_seconds"),
-    "purpose": ("tomat/run_page.py", "config.purpose"),
-    "slice": ("tomat/planning/topology.py", "config.slice"),
+    "purpose": ("tomat/app/run_page.py", "config.purpose"),
+    "slice": ("tomat/planning/compile/topology.py", "config.slice"),
     "trackers.tensorboard": ("tomat/training/startup.py", "config.trackers.tensorboard"),
-    "tracking_dir": ("tomat/workflow.py", "config.tracking_dir"),
+    "tracking_dir": ("tomat/app/workflow.py", "config.tracking_dir"),
     "trainer.seed": ("tomat/training/run.py", "config.trainer.seed"),
 }
 """Keys that a module outside of the configuration reads, and where."""

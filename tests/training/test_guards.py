@@ -20,12 +20,12 @@ from hypothesis import strategies as st
 from levanter.optim.skipstep import SkipStepConfig
 from levanter.tracker import CompositeTracker
 
-from tomat.errors import RetryableError, TomatError
+from tomat.base.errors import RetryableError, TomatError
 from tomat.training.config import config_from_dict, load_config
-from tomat.training.guard_loss import GuardedState, guard_updates, spike_limit
-from tomat.training.guard_start import check_clocks, check_run_regions, clock_warnings, storage_clock_skew
-from tomat.training.guard_storage import check_free_space, explaining_full_storage, full_storage_cause
-from tomat.training.guards_config import SPIKE_HISTORY, GuardsConfig
+from tomat.training.guards.config import SPIKE_HISTORY, GuardsConfig
+from tomat.training.guards.loss import GuardedState, guard_updates, spike_limit
+from tomat.training.guards.room import check_free_space, explaining_full_storage, full_storage_cause
+from tomat.training.guards.start import check_clocks, check_run_regions, clock_warnings, storage_clock_skew
 from tomat.training.resume import changed_keys
 from tomat.training.tracking import JsonLinesTracker
 

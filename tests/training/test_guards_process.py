@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tomat.training.checkpoints import newest_whole
-from tomat.training.history import read_events
+from tomat.runs.checkpoints import newest_whole
+from tomat.runs.history import read_events
 from tomat.training.tracking import read_metrics
 
 TINY = [
@@ -46,7 +46,7 @@ async def waits_for_ever(self, indices):
     return await get_batch(self, indices)
 
 ShardDataset.get_batch = waits_for_ever
-from tomat.cli import main
+from tomat.app.cli import main
 sys.exit(main(sys.argv[1:]))
 """
 
@@ -68,7 +68,7 @@ def namespaces_allowed() -> bool:
 def test_a_disk_that_fills_up_ends_the_run_and_the_run_goes_on_with_more(tmp_path):
     disk, kept = tmp_path / "disk", tmp_path / "kept"
     disk.mkdir()
-    train = [sys.executable, "-m", "tomat.cli", *words(tmp_path, "--output_dir", str(disk))]
+    train = [sys.executable, "-m", "tomat.app.cli", *words(tmp_path, "--output_dir", str(disk))]
     done = subprocess.run(
         ["unshare", "-rm", "bash", "-c", ON_A_SMALL_DISK, "bash", str(disk), *train],
         env={**os.environ, "DISK": str(disk), "KEPT": str(kept)},

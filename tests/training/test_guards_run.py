@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 import tensorstore as ts
 
+from tomat.base.errors import TomatError
 from tomat.codec.histogram import DensityHistogram
 from tomat.codec.lloyd_max import fit_lloyd_max
-from tomat.errors import TomatError
+from tomat.runs.history import read_events
 from tomat.tokens.shards import ShardManifest, open_shards
 from tomat.training.config import TrainConfig, load_config
 from tomat.training.datasets import open_datasets
-from tomat.training.history import read_events
 from tomat.training.hooks import DATA_KEY
 from tomat.training.loader import ShuffledIndex
 from tomat.training.run import load_trained, train

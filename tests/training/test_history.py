@@ -5,8 +5,8 @@ import json
 import fsspec
 import pytest
 
-from tomat.errors import RetryableError, TomatError
-from tomat.training.history import HISTORY_FILE, append_event, read_events
+from tomat.base.errors import RetryableError, TomatError
+from tomat.runs.history import HISTORY_FILE, append_event, read_events
 
 
 def test_events_are_kept_in_order_with_their_details(tmp_path):

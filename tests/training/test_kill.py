@@ -14,9 +14,9 @@ import jax
 import numpy as np
 import pytest
 
-from tomat.training.checkpoints import examine, list_checkpoints, newest_whole
+from tomat.runs.checkpoints import examine, list_checkpoints, newest_whole
+from tomat.runs.history import read_events
 from tomat.training.config import TrainConfig, load_config
-from tomat.training.history import read_events
 from tomat.training.hooks import Evaluation
 from tomat.training.run import load_trained, train
 from tomat.training.tracking import read_metrics
@@ -37,7 +37,7 @@ def tiny(output_dir: Path, *words: str) -> TrainConfig:
 
 
 def command(output_dir: Path, *words: str) -> subprocess.Popen:
-    line = [sys.executable, "-m", "tomat.cli", "train", "--config_path", str(DEMO), "--output_dir", str(output_dir)]
+    line = [sys.executable, "-m", "tomat.app.cli", "train", "--config_path", str(DEMO), "--output_dir", str(output_dir)]
     return subprocess.Popen([*line, *TINY, *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 

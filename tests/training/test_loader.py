@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from levanter.data.dataset import AsyncDataset
 from scipy import stats
 
+from tomat.base.errors import TomatError
 from tomat.codec.lloyd_max import LloydMaxCodec
 from tomat.density.grid import DensityGrid
-from tomat.errors import TomatError
 from tomat.tokens.layouts import SequenceLayout
 from tomat.tokens.shards import ShardSet, open_shards, write_shards
 from tomat.training.loader import (

@@ -2,8 +2,8 @@ import json
 
 import pytest
 
-from tomat.errors import TomatError
-from tomat.training.log_lines import MAX_STEP, parse_events, parse_metrics, read_metrics
+from tomat.base.errors import TomatError
+from tomat.runs.log_lines import MAX_STEP, parse_events, parse_metrics, read_metrics
 
 BAD = ["", "{", "[1]", "7", '{"step": "1"}', '{"step": true}', '{"step": 1.5}', '{"step": -1}', '{"step": Infinity}',
        '{"step": 1000000000000}', "{}", "[" * 100_000]  # fmt: skip

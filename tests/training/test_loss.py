@@ -12,8 +12,8 @@ from haliax import Axis, named
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tomat.errors import TomatError
-from tomat.training.loss import LOSS_KINDS, LossConfig, density_loss, evaluation_sums, plain_loss
+from tomat.base.errors import TomatError
+from tomat.loss.density_loss import LOSS_KINDS, LossConfig, density_loss, evaluation_sums, plain_loss
 
 START, K, V, E = 7, 24, 33, 6
 """Density ids 7..30 of 33: ids of both other sorts, before and after."""

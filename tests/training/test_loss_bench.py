@@ -3,9 +3,9 @@ import json
 
 import pytest
 
-from tomat.errors import TomatError
-from tomat.training.bench_loss import measure, register_bench
-from tomat.training.loss_config import LossConfig
+from tomat.base.errors import TomatError
+from tomat.bench.loss import measure, register_bench
+from tomat.loss.config import LossConfig
 
 
 def bench_parser() -> argparse.ArgumentParser:

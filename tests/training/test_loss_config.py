@@ -3,8 +3,8 @@ import math
 import draccus
 import pytest
 
-from tomat.errors import TomatError
-from tomat.training.loss_config import LOSS_KINDS, LossConfig
+from tomat.base.errors import TomatError
+from tomat.loss.config import LOSS_KINDS, LossConfig
 
 
 def test_default_is_the_soft_target_and_only_emd_warns():

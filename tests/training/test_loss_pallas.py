@@ -14,11 +14,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tomat.errors import TomatError
-from tomat.performance.chips import slice_named
-from tomat.planning.topology import libtpu_environment
-from tomat.training.loss import LossConfig, density_loss, plain_loss
-from tomat.training.loss_tiles import LossTiles
+from tomat.base.errors import TomatError
+from tomat.hardware.chips import slice_named
+from tomat.loss.density_loss import LossConfig, density_loss, plain_loss
+from tomat.loss.tiles import LossTiles
+from tomat.planning.compile.topology import libtpu_environment
 
 START, K, E = 7, 200, 16
 """Density ids 7..206 of 211: ids of both other sorts, and neither section a whole number of tiles of 128."""
@@ -160,8 +160,8 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
 jax.config.update("jax_num_cpu_devices", 4)
 
-from tomat.training.loss import LossConfig, density_loss, plain_loss
-from tomat.training.loss_tiles import LossTiles
+from tomat.loss.density_loss import LossConfig, density_loss, plain_loss
+from tomat.loss.tiles import LossTiles
 
 START, K, V, E, B, T = 7, 24, 33, 8, 4, 12
 IDS = dict(value_table=np.geomspace(1e-3, 6.0, K), density_start=START, n_density_tokens=K)
@@ -219,13 +219,13 @@ import json
 import sys
 from pathlib import Path
 
-from tomat.performance.chips import slice_named
-from tomat.performance.hlo import HBM_MEMORY_SPACE
-from tomat.performance.hlo_files import program_from_bytes
-from tomat.planning.loss_child import lower_loss
-from tomat.planning.topology import topology_devices
-from tomat.performance.categories import classify_program
-from tomat.performance.hlo_costs import kernel_flops
+from tomat.hardware.chips import slice_named
+from tomat.profile.hlo import HBM_MEMORY_SPACE
+from tomat.profile.hlo_files import program_from_bytes
+from tomat.tuning.loss_child import lower_loss
+from tomat.planning.compile.topology import topology_devices
+from tomat.profile.categories import classify_program
+from tomat.profile.hlo_costs import kernel_flops
 
 device = topology_devices(slice_named("v6e-4"))[0]
 for request in json.load(sys.stdin):

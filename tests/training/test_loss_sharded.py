@@ -25,8 +25,8 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
 jax.config.update("jax_num_cpu_devices", 4)
 
-from tomat.errors import TomatError
-from tomat.training.loss import LossConfig, density_loss
+from tomat.base.errors import TomatError
+from tomat.loss.density_loss import LossConfig, density_loss
 
 START, K, V, E, B, T = 7, 24, 33, 8, 4, 12
 IDS = dict(value_table=np.geomspace(1e-3, 6.0, K), density_start=START, n_density_tokens=K)

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tomat.errors import TomatError
-from tomat.training.loss import plain_loss
-from tomat.training.loss_config import LOSS_KINDS, LossConfig, LossVocabulary
-from tomat.training.loss_start import TIED_LOGIT_STD, UNTIED_LOGIT_STD, check_first_loss, uniform_loss
+from tomat.base.errors import TomatError
+from tomat.loss.config import LOSS_KINDS, LossConfig, LossVocabulary
+from tomat.loss.density_loss import plain_loss
+from tomat.loss.start import TIED_LOGIT_STD, UNTIED_LOGIT_STD, check_first_loss, uniform_loss
 
 START, K, V = 7, 512, 530
 VALUES = np.concatenate([[0.0], np.geomspace(1e-3, 6.0, K - 1)])

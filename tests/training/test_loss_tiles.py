@@ -2,9 +2,9 @@ import json
 
 import pytest
 
-from tomat.errors import TomatError
-from tomat.training.loss_config import LossConfig
-from tomat.training.loss_tiles import (
+from tomat.base.errors import TomatError
+from tomat.loss.config import LossConfig
+from tomat.loss.tiles import (
     NAMES,
     TABLE_FILE,
     VMEM_BYTES,

@@ -20,9 +20,9 @@ from levanter.models.mixtral import MixtralConfig
 from levanter.models.olmo import Olmo2Config
 from levanter.models.qwen import Qwen3Config, QwenConfig
 
-from tomat.errors import TomatError
-from tomat.training.attention import DensityAttention
-from tomat.training.model import (
+from tomat.base.errors import TomatError
+from tomat.model.attention import DensityAttention
+from tomat.model.decoder import (
     NAMED_POLICIES,
     DensityDecoder,
     DensityDecoderConfig,
@@ -31,7 +31,7 @@ from tomat.training.model import (
     causal_activations,
     parameter_count,
 )
-from tomat.training.splash import SplashBlockSizes
+from tomat.model.splash import SplashBlockSizes
 
 VOCAB = Axis("vocab", 50)
 SHAPE = dict(hidden_dim=32, intermediate_dim=48, num_layers=2, num_heads=2, num_kv_heads=1)

@@ -15,9 +15,9 @@ import jax
 import numpy as np
 import pytest
 
-from tomat.training.checkpoints import list_checkpoints, newest_whole
+from tomat.runs.checkpoints import list_checkpoints, newest_whole
+from tomat.runs.history import read_events
 from tomat.training.config import load_config
-from tomat.training.history import read_events
 from tomat.training.run import load_trained, train
 from tomat.training.tracking import read_metrics
 
@@ -37,7 +37,7 @@ def start_pair(output_dir: Path) -> list[subprocess.Popen]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{probe.getsockname()[1]}"
-    line = [sys.executable, "-m", "tomat.cli", "train", "--config_path", str(DEMO), "--output_dir", str(output_dir)]
+    line = [sys.executable, "-m", "tomat.app.cli", "train", "--config_path", str(DEMO), "--output_dir", str(output_dir)]
     hosts = []
     for index in (0, 1):
         distributed = f"{{coordinator_address: '{address}', num_processes: 2, process_id: {index}}}"

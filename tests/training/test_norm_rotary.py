@@ -16,11 +16,11 @@ from jax.sharding import AxisType
 from levanter.layers.attention import AttentionBackend, AttentionMask
 from levanter.layers.rotary import DefaultRotaryEmbeddingsConfig, Llama3RotaryEmbeddingsConfig
 
-from tomat.errors import TomatError
-from tomat.training.attention import DensityAttention
-from tomat.training.model import DensityDecoderConfig
-from tomat.training.norm_rotary import QkRotaryConfig, norm_rotate
-from tomat.training.splash import SplashBlockSizes
+from tomat.base.errors import TomatError
+from tomat.model.attention import DensityAttention
+from tomat.model.decoder import DensityDecoderConfig
+from tomat.model.norm_rotary import QkRotaryConfig, norm_rotate
+from tomat.model.splash import SplashBlockSizes
 
 SEQ_LEN = 128
 

@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 import yaml
 
-from tomat.errors import RetryableError, TomatError
+from tomat.base.errors import RetryableError, TomatError
+from tomat.runs.checkpoints import Checkpoint, find_checkpoint, list_checkpoints
+from tomat.runs.history import read_events
+from tomat.runs.published import fetch
 from tomat.training import origins
 from tomat.training import run as run_module
-from tomat.training.checkpoints import Checkpoint, find_checkpoint, list_checkpoints
 from tomat.training.config import TrainConfig, load_config
 from tomat.training.datasets import open_datasets
-from tomat.training.history import read_events
 from tomat.training.origins import Continuation, plan_start, refuse_codec
-from tomat.training.published import fetch
 from tomat.training.resume import changed_keys, plain_values, read_config
 from tomat.training.run import load_trained, train
 from tomat.training.startup import initialise

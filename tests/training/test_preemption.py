@@ -13,8 +13,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from tomat.errors import TomatError
-from tomat.tokens.regions import instance_metadata
+from tomat.base.errors import TomatError
+from tomat.base.regions import instance_metadata
 from tomat.training.preemption import NOTICES, PreemptionConfig, StopRequest
 
 PROLOGUE = """

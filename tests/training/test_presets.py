@@ -5,10 +5,10 @@ import pytest
 from levanter.models.llama import LlamaConfig
 from levanter.models.lm_model import LmConfig
 
-from tomat.errors import TomatError
+from tomat.base.errors import TomatError
+from tomat.model.decoder import DensityDecoderConfig, parameter_count
+from tomat.model.presets import PRESETS, preset_model
 from tomat.training.config import load_config
-from tomat.training.model import DensityDecoderConfig, parameter_count
-from tomat.training.presets import PRESETS, preset_model
 
 VOCAB_SIZE = 18_570
 CONFIGS = Path(__file__).parents[2] / "configs" / "train"

@@ -6,8 +6,8 @@ import json
 import fsspec
 import pytest
 
-from tomat.training.history import HISTORY_FILE
-from tomat.training.published import fetch, is_remote, publish
+from tomat.runs.history import HISTORY_FILE
+from tomat.runs.published import fetch, is_remote, publish
 
 
 @pytest.fixture

@@ -16,11 +16,11 @@ from levanter.checkpoint import load_checkpoint
 from levanter.optim.config import OptimizerConfig
 from levanter.trainer_state import TrainerState
 
-from tomat.errors import TomatError
+from tomat.base.errors import TomatError
+from tomat.runs.history import read_events
 from tomat.training import restore
 from tomat.training.config import TrainConfig, load_config
-from tomat.training.guard_loss import guard_updates
-from tomat.training.history import read_events
+from tomat.training.guards.loss import guard_updates
 from tomat.training.origins import Continuation
 from tomat.training.restore import rearrange
 from tomat.training.run import load_trained, train

@@ -6,7 +6,7 @@ import fsspec
 import pytest
 import yaml
 
-from tomat.errors import TomatError
+from tomat.base.errors import TomatError
 from tomat.training.config import load_config
 from tomat.training.resume import refuse_changes
 

@@ -20,18 +20,18 @@ import pytest
 import yaml
 from levanter.tracker.tensorboard import TensorboardConfig
 
-from tomat.cli import main
-from tomat.errors import TomatError
+from tomat.app.cli import main
+from tomat.base.errors import TomatError
+from tomat.runs.checkpoints import newest_whole
+from tomat.runs.history import read_events
+from tomat.runs.lock import Holder
 from tomat.training import run as run_module
-from tomat.training.checkpoints import newest_whole
 from tomat.training.config import TrainConfig, load_config
 from tomat.training.data_record import recorded_contents
-from tomat.training.history import read_events
 from tomat.training.hooks import ClosingHooks
 from tomat.training.origins import Continuation
 from tomat.training.preemption import StopRequest
 from tomat.training.run import load_trained, train
-from tomat.training.run_lock import Holder
 from tomat.training.startup import trackers
 from tomat.training.tracking import TrainingProgress, read_metrics
 
@@ -299,7 +299,7 @@ def test_a_run_that_is_stopped_writes_its_page_and_that_of_its_trace(tmp_path, m
 
 
 def test_a_profiled_run_writes_its_tracking_page(tmp_path):
-    from tomat.workflow import train_and_report
+    from tomat.app.workflow import train_and_report
 
     words = (
         "--trainer.profiler",

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from tomat.errors import RetryableError, TomatError
-from tomat.training.run_lock import LEASE_FILE, LOCK_FILE, Holder, Lease, hold_run
+from tomat.base.errors import RetryableError, TomatError
+from tomat.runs.lock import LEASE_FILE, LOCK_FILE, Holder, Lease, hold_run
 
 HOLDS = """
 import sys, time
 from pathlib import Path
-from tomat.training.run_lock import hold_run
+from tomat.runs.lock import hold_run
 
 with hold_run(sys.argv[1], Path(sys.argv[2]), "a"):
     print("held", flush=True)

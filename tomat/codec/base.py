@@ -9,8 +9,8 @@ from typing import Any, Literal, Protocol, Self, runtime_checkable
 
 import numpy as np
 
-from tomat.checked_json import parse_checked, refuse_unknown_keys, with_checksum
-from tomat.errors import TomatError
+from tomat.base.checked_json import parse_checked, refuse_unknown_keys, with_checksum
+from tomat.base.errors import TomatError
 
 UNIT_E_PER_A3 = "e_per_A3"
 UNIT_RHO_TIMES_VOLUME = "rho_times_volume"

@@ -14,8 +14,8 @@ from typing import Self
 
 import numpy as np
 
+from tomat.base.errors import TomatError
 from tomat.codec.base import UNIT_E_PER_A3, check_unit
-from tomat.errors import TomatError
 
 MANTISSA_BITS = 13
 SHIFT = 23 - MANTISSA_BITS

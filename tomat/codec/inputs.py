@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Literal
 
+from tomat.base.errors import TomatError
+from tomat.base.retries import with_retries
 from tomat.density.grid import DensityGrid
 from tomat.density.rules import DEFAULT_RULES, ReadRules
-from tomat.errors import TomatError
-from tomat.retries import with_retries
 
 _SUFFIXES = (".zarr", ".json.gz", ".json", ".gz", ".bz2", ".xz", ".vasp")
 _PATTERNS = ("*.zarr", "*.json.gz", "CHGCAR*", "*.CHGCAR*", "*.vasp")
@@ -27,7 +27,7 @@ class DensityInputs:
 
 def demo_inputs(split: Literal["train", "validation"] | None) -> DensityInputs:
     """The embedded densities of a split, "train" or "validation"; None for all."""
-    from tomat.density.demo import demo_materials, load_demo
+    from tomat.density.demo.embedded import demo_materials, load_demo
     from tomat.density.io import read_density
 
     names = tuple(material.material_id for material in demo_materials(split))

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 
+from tomat.base.errors import TomatError
 from tomat.codec.base import (
     CODEC_FORMAT_VERSION,
     DECODERS,
@@ -23,7 +24,6 @@ from tomat.codec.base import (
 )
 from tomat.codec.histogram import FIRST_NORMAL_BIN, SHIFT, DensityHistogram, fine_bin_edges
 from tomat.codec.quantiser import FineBins, lloyd
-from tomat.errors import TomatError
 
 Objective = Literal["absolute", "squared"]
 OBJECTIVES: tuple[Objective, ...] = ("absolute", "squared")

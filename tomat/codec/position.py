@@ -7,7 +7,7 @@ the precision is relative, so that an atom displaced by 1e-6 from the origin is 
 
 import numpy as np
 
-from tomat.errors import TomatError
+from tomat.base.errors import TomatError
 
 N_EXPONENT_IDS = 512
 N_BYTE_IDS = 256

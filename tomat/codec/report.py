@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 
+from tomat.base.errors import TomatError
 from tomat.codec.base import DensityCodec
 from tomat.codec.lloyd_max import LloydMaxCodec
-from tomat.errors import TomatError
 
 PICTURE_FORMATS = (".svg", ".png")
 

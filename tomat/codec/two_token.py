@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
+from tomat.base.errors import TomatError
 from tomat.codec.base import (
     CODEC_FORMAT_VERSION,
     UNIT_RHO_TIMES_VOLUME,
@@ -20,7 +21,6 @@ from tomat.codec.base import (
     content_sha256,
     write_codec,
 )
-from tomat.errors import TomatError
 
 N_COARSE = 512
 N_FINE = 4096

@@ -8,7 +8,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tomat.density.demo import DemoMaterial, demo_materials, load_demo
+    from tomat.density.demo.embedded import DemoMaterial, demo_materials, load_demo
     from tomat.density.grid import DensityGrid
     from tomat.density.io import open_density
 
@@ -21,4 +21,4 @@ def __getattr__(name: str) -> Any:
     """What this room exports, on first use: `tomat --help` imports its commands, and NumPy would double that time."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(_MODULES.get(name, "tomat.density.demo")), name)
+    return getattr(importlib.import_module(_MODULES.get(name, "tomat.density.demo.embedded")), name)

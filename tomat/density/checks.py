@@ -4,12 +4,12 @@ from typing import Literal
 
 import numpy as np
 
+from tomat.base.errors import TomatError
 from tomat.density.elements import fewest_valence_electrons
 from tomat.density.geometry import BOHR_A, check_cell
 from tomat.density.grid import DensityGrid
 from tomat.density.limits import check_atom_count, check_grid_shape
 from tomat.density.rules import DEFAULT_RULES, ReadRules
-from tomat.errors import TomatError
 
 LARGEST_NEGATIVE_SHARE = 0.05
 """Negative charge over positive charge above which an array is refused. PAW densities ring to about 1e-4 of it in

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import numpy as np
 
+from tomat.base.errors import TomatError
 from tomat.density.checks import check_electrons, density_of
 from tomat.density.grid import DensityGrid
 from tomat.density.limits import COMPRESSION_ERRORS, BoundedText, check_grid_shape, open_text
 from tomat.density.poscar import read_header, species_of
 from tomat.density.rules import DEFAULT_RULES, ReadRules
-from tomat.errors import TomatError
 
 Location = str | os.PathLike[str]
 

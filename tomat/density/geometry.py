@@ -2,8 +2,8 @@
 
 import numpy as np
 
+from tomat.base.errors import TomatError
 from tomat.density.elements import covalent_radius_a, symbol_of
-from tomat.errors import TomatError
 
 LEAST_VOLUME_PER_ATOM_A3 = 1.0
 """Diamond, the densest element at ambient pressure, has 5.7 A^3; hydrogen at 500 GPa has 1.15 (r_s = 1.23 bohr,

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from tomat.base.errors import TomatError
 from tomat.density.elements import SYMBOLS, symbol_of
-from tomat.errors import TomatError
 
 if TYPE_CHECKING:
     from pymatgen.core import Structure

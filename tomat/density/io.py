@@ -4,9 +4,9 @@ import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from tomat.base.errors import TomatError
 from tomat.density.grid import DensityGrid
 from tomat.density.rules import DEFAULT_RULES, ReadRules
-from tomat.errors import TomatError
 
 CHGCAR_NAMES = ("CHGCAR", "AECCAR", "CHG", "PARCHG")
 

@@ -12,7 +12,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from tomat.errors import TomatError
+from tomat.base.errors import TomatError
 
 MOST_ATOMS = 10_000
 """Of a cell. The largest of the Materials Project has 444; plane-wave DFT ends at a few thousand."""

@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
+from tomat.base.errors import TomatError
 from tomat.density.checks import density_of
 from tomat.density.grid import DensityGrid
 from tomat.density.limits import COMPRESSION_ERRORS, check_grid_shape, decompressed
 from tomat.density.rules import DEFAULT_RULES, ReadRules
 from tomat.density.structures import structure_from_dict
-from tomat.errors import TomatError
 
 Location = str | os.PathLike[str]
 

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import numpy as np
 
+from tomat.base.errors import TomatError
 from tomat.density.elements import SYMBOLS, atomic_number
 from tomat.density.limits import COMPRESSION_ERRORS, BoundedText, check_atom_count, open_text
 from tomat.density.rules import ReadRules
-from tomat.errors import TomatError
 
 MOST_GROUPS = 400
 """Counts in a header. VASP writes 20 a line, and a line of them for atoms that are not sorted by element."""

@@ -4,8 +4,8 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from tomat.base.errors import TomatError
 from tomat.density.elements import SYMBOLS
-from tomat.errors import TomatError
 
 ACCEPTABLE = {
     "not_total": "files called AECCAR0, AECCAR1 or PARCHG, which hold a part of the electrons",

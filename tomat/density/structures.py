@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 
+from tomat.base.errors import TomatError
 from tomat.density.elements import atomic_number
 from tomat.density.limits import check_atom_count
-from tomat.errors import TomatError
 
 SAME_VOLUME = 1e-3
 """Relative; some sources round the lattice's numbers to 8 digits, some to 6 decimals."""

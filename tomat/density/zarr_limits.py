@@ -10,8 +10,8 @@ from typing import Any
 from zarr.abc.store import Store
 from zarr.storage import FsspecStore, LocalStore, WrapperStore
 
+from tomat.base.errors import TomatError
 from tomat.density.limits import MOST_VOXELS, check_grid_shape
-from tomat.errors import TomatError
 
 MOST_METADATA_BYTES = 2**26
 """Of a `zarr.json`: a structure of 10,000 atoms takes 3 MB."""

@@ -17,11 +17,11 @@ from typing import Any
 
 import numpy as np
 
+from tomat.base.errors import TomatError
 from tomat.density.checks import check_electrons, density_of
 from tomat.density.grid import DensityGrid
 from tomat.density.rules import DEFAULT_RULES, ReadRules
 from tomat.density.structures import structure_from_dict
-from tomat.errors import TomatError
 
 TOTAL = "charge_density_total"
 CHECKSUM = "sha256"

@@ -10,7 +10,7 @@ from math import isfinite
 
 import numpy as np
 
-from tomat.errors import TomatError
+from tomat.base.errors import TomatError
 
 BOOTSTRAP_SAMPLES = 10_000
 """Resamples behind a confidence interval; its end points then move by about 1 % of the interval from seed to seed."""

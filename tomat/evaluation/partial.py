@@ -6,8 +6,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from tomat.documents import parse_json
-from tomat.errors import TomatError
+from tomat.base.documents import parse_json
+from tomat.base.errors import TomatError
 from tomat.evaluation.result import MaterialResult
 
 

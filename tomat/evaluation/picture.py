@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from tomat.base.errors import TomatError
 from tomat.density.grid import DensityGrid
-from tomat.errors import TomatError
 from tomat.evaluation.metrics import nmae
 from tomat.evaluation.patches import tiling_anchors
 from tomat.evaluation.result import LABEL

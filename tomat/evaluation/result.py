@@ -7,8 +7,8 @@ from typing import Any
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from tomat.documents import is_figure, mapping
-from tomat.errors import TomatError
+from tomat.base.documents import is_figure, mapping
+from tomat.base.errors import TomatError
 from tomat.evaluation.metrics import PairedComparison, Spread, compare_paired, spread
 
 LABEL = "teacher-forced diagnostic, not a prediction"

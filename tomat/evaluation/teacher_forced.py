@@ -19,9 +19,9 @@ from haliax.partitioning import ResourceMapping
 from jax import Array
 from levanter.models.lm_model import LmHeadModel
 
+from tomat.base.errors import TomatError
 from tomat.codec import DensityCodec
 from tomat.density.grid import DensityGrid
-from tomat.errors import TomatError
 from tomat.evaluation.baselines import predict_baselines, quantise
 from tomat.evaluation.decoding import DecodedVoxels, decode_hidden
 from tomat.evaluation.metrics import electron_count, nemd, nmae
@@ -33,9 +33,9 @@ from tomat.evaluation.patches import (
     tiling_anchors,
 )
 from tomat.evaluation.result import MaterialResult, TeacherForcedResult
+from tomat.model.decoder import causal_activations
 from tomat.tokens.patch import SequenceLayout, check_encodable
 from tomat.tokens.vocabulary import DENSITY_START
-from tomat.training.model import causal_activations
 
 
 @dataclass(frozen=True)

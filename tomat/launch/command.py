@@ -8,7 +8,7 @@ import threading
 from collections import deque
 from dataclasses import dataclass
 
-from tomat.errors import TomatError
+from tomat.base.errors import TomatError
 
 KEPT_LINES = 30
 """Last lines of a shown command's output that are kept for the error message."""

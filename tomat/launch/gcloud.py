@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 
-from tomat.errors import TomatError
+from tomat.base.errors import TomatError
+from tomat.hardware.chips import Slice, slice_named
 from tomat.launch.command import Command
 from tomat.launch.remote import (
     FOLDER,
@@ -20,7 +21,6 @@ from tomat.launch.remote import (
     stop_script,
     training_command,
 )
-from tomat.performance.chips import Slice, slice_named
 
 RUNTIME_VERSIONS: Mapping[str, str] = MappingProxyType(
     {

@@ -6,10 +6,10 @@ Iris restarts a job by itself: machines that are taken away do not count (up to 
 
 from collections.abc import Sequence
 
-from tomat.errors import TomatError
+from tomat.base.errors import TomatError
+from tomat.hardware.chips import slice_named
 from tomat.launch.command import Command
 from tomat.launch.gcloud import accelerator_type, runtime_version
-from tomat.performance.chips import slice_named
 
 PINNED_VERSION = "0.2.227.dev40316220070"
 """Of marin-iris, which the options below belong to."""

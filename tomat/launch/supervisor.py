@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from tomat.errors import REFUSED_STATUS, RETRY_STATUS, TomatError
+from tomat.base.errors import REFUSED_STATUS, RETRY_STATUS, TomatError
 from tomat.launch.command import TIMEOUT_STATUS, Command, Result
 from tomat.launch.gcloud import TpuLaunch
 from tomat.launch.remote import parse_statuses

@@ -13,11 +13,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tomat.overrides import parse_overrides, read_yaml
+from tomat.base.overrides import parse_overrides, read_yaml
+from tomat.base.reporting import write_json
 from tomat.planning.calibration import Calibration
 from tomat.planning.plan_cache import read_answer
 from tomat.planning.sources import PACKAGE, installed_packages
-from tomat.reporting import write_json
 
 
 class AnswerCache:

@@ -13,11 +13,11 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tomat.errors import TomatError
-from tomat.performance.categories import Category
-from tomat.performance.chips import slice_named
+from tomat.base.errors import TomatError
+from tomat.base.reporting import counted, write_json
+from tomat.hardware.chips import slice_named
 from tomat.planning.calibration_checks import check_against_plan, check_figures
-from tomat.reporting import counted, write_json
+from tomat.profile.categories import Category
 
 if TYPE_CHECKING:
     from tomat.planning.plan import Plan
@@ -253,7 +253,7 @@ def row_of_run(run_dir: Path) -> CalibrationRow:
     Raises:
         TomatError: No run, a run on no TPU slice, too few steps, or steps that take no plausible time.
     """
-    from tomat.performance.mfu import RunTimes
+    from tomat.hardware.mfu import RunTimes
     from tomat.training.config import recorded_config
     from tomat.training.tracking import METRICS_FILE, read_metrics
 

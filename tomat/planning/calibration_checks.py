@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from tomat.errors import TomatError
+from tomat.base.errors import TomatError
 
 BOUNDS: dict[str, tuple[float, float, str]] = {
     "step_seconds": (1e-4, 600.0, "seconds"),

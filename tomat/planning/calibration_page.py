@@ -7,14 +7,14 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from tomat.performance.document import empty_section, update_document
-from tomat.performance.tables import UNKNOWN, markdown_table, percent, seconds
+from tomat.base.reporting import console
+from tomat.pages.document import empty_section, update_document
+from tomat.pages.tables import UNKNOWN, markdown_table, percent, seconds
 from tomat.planning.calibration import Calibration, CalibrationRow, read_measurements, row_of_run
-from tomat.planning.compiler import Limits
-from tomat.planning.estimate import MODELS
+from tomat.planning.compile.compiler import Limits
+from tomat.planning.compile.topology import planned_slice
+from tomat.planning.cost.estimate import MODELS
 from tomat.planning.plan import make_plan
-from tomat.planning.topology import planned_slice
-from tomat.reporting import console
 
 PAGE = "calibration.md"
 TEMPLATE = f"""# Calibration: the plan beside the pod

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from tomat.errors import TomatError
-from tomat.overrides import parse_overrides
+from tomat.base.errors import TomatError
+from tomat.base.overrides import parse_overrides
 
 if TYPE_CHECKING:
     from tomat.training.config import TrainConfig

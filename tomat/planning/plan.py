@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tomat.performance.breakdown import Breakdown
-from tomat.performance.chips import Slice
-from tomat.performance.mfu import MFU_KEYS, TYPICAL_ATOMS, StepWork, slice_dict
-from tomat.planning.assumed import PALLAS_TARGET
+from tomat.hardware.chips import Slice
+from tomat.hardware.mfu import MFU_KEYS, TYPICAL_ATOMS, StepWork, slice_dict
 from tomat.planning.calibration import Calibration
-from tomat.planning.compiler import CompiledStep, Limits, compile_step
-from tomat.planning.estimate import StepEstimate, estimate_step
-from tomat.planning.llo import slot_utilisation
-from tomat.planning.schedule_model import matched_schedules
+from tomat.planning.compile.compiler import CompiledStep, Limits, compile_step
+from tomat.planning.cost.assumed import PALLAS_TARGET
+from tomat.planning.cost.estimate import StepEstimate, estimate_step
+from tomat.planning.cost.llo import slot_utilisation
+from tomat.planning.cost.schedule_model import matched_schedules
+from tomat.profile.breakdown import Breakdown
 
 if TYPE_CHECKING:
     from tomat.training.config import TrainConfig

@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from tomat.errors import TomatError
-from tomat.reporting import counted
+from tomat.base.errors import TomatError
+from tomat.base.reporting import counted
 
 RESULT_FILE = "result.json"
 """In each folder below `programs/`; its time of change is that of the last use."""

@@ -21,7 +21,7 @@ def module_files(*modules: str, package: Path = PACKAGE) -> list[Path]:
     alone counts as well: it costs a needless lowering now and then, never a wrong answer.
 
     Args:
-        modules: Dotted names, such as `tomat.planning.compile_child`.
+        modules: Dotted names, such as `tomat.planning.compile.child`.
         package: Folder of the package that they are in.
     """
     waiting = [path for name in modules for path in _files_of(name, package)]

@@ -6,11 +6,11 @@ from typing import Any
 
 import fsspec
 
-from tomat.documents import mapping, parse_yaml
-from tomat.errors import TomatError
-from tomat.tokens.store import storage_error, storage_errors
-from tomat.training.history import read_history
-from tomat.training.log_lines import parse_metrics
+from tomat.base.documents import mapping, parse_yaml
+from tomat.base.errors import TomatError
+from tomat.base.storage import storage_error, storage_errors
+from tomat.runs.history import read_history
+from tomat.runs.log_lines import parse_metrics
 
 CONFIG_FILE = "config.yaml"
 METRICS_FILE = "metrics.jsonl"

@@ -4,9 +4,9 @@ import statistics
 from dataclasses import dataclass
 from typing import Any
 
-from tomat.documents import is_figure
+from tomat.base.documents import is_figure
+from tomat.runs.checkpoints import Checkpoint
 from tomat.runs.record import RunRecord
-from tomat.training.checkpoints import Checkpoint
 
 MFU_STEPS = 50
 """Last steps whose median is shown."""

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tomat.base.errors import TomatError
+from tomat.base.reporting import counted
 from tomat.codec.base import UNIT_RHO_TIMES_VOLUME, DensityCodec
 from tomat.density.grid import DensityGrid
-from tomat.errors import TomatError
-from tomat.reporting import counted
 
 MAX_CLIPPED_SHARE = 0.001
 """Electrons that a material may lose outside the codec, as a share of all: 0.1 %. The loss is NMAE that no model can

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
-from tomat.errors import TomatError
+from tomat.base.errors import TomatError
 from tomat.tokens.layouts import (
     BLOCK_OF_THREE,
     FIXED_TOKENS,

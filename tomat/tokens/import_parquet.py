@@ -13,15 +13,15 @@ from typing import Any
 
 import numpy as np
 
+from tomat.base.errors import TomatError
+from tomat.base.reporting import progress
+from tomat.base.storage import PROGRESS_PREFIX, Store
 from tomat.codec.base import UNIT_RHO_TIMES_VOLUME, DensityCodec, require_unit
 from tomat.codec.two_token import TwoTokenCodec
-from tomat.errors import TomatError
-from tomat.reporting import progress
 from tomat.tokens import vocabulary as v
 from tomat.tokens.layouts import SequenceLayout
 from tomat.tokens.manifest import DEFAULT_BLOCK_ROWS, IMPORTED_ANCHORS, MaterialRows, ShardManifest
 from tomat.tokens.patch import decode_sequence
-from tomat.tokens.store import PROGRESS_PREFIX, Store
 from tomat.tokens.vocabulary import Vocabulary
 from tomat.tokens.writer import ChunkWriter, chunk_is_written, finalise, record_name, start_shards
 

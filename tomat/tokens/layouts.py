@@ -11,9 +11,9 @@ from dataclasses import asdict, dataclass
 from math import prod
 from typing import Any, Literal
 
+from tomat.base.errors import TomatError
+from tomat.base.reporting import counted
 from tomat.codec.position import TOKENS_PER_COORDINATE
-from tomat.errors import TomatError
-from tomat.reporting import counted
 
 TOKENS_PER_ATOM = 1 + 3 * TOKENS_PER_COORDINATE
 """The element, and three coordinates."""

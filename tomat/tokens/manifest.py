@@ -15,10 +15,10 @@ from typing import Any, Self
 
 import numpy as np
 
-from tomat.checked_json import with_checksum
+from tomat.base.checked_json import with_checksum
+from tomat.base.errors import TomatError
+from tomat.base.reporting import counted
 from tomat.codec.base import DensityCodec, check_unit
-from tomat.errors import TomatError
-from tomat.reporting import counted
 from tomat.tokens.clipping import ClippedMaterial
 from tomat.tokens.layouts import SequenceLayout
 from tomat.tokens.vocabulary import VOCABULARY_VERSION

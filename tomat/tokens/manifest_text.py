@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from tomat.checked_json import parse_checked, refuse_unknown_keys
+from tomat.base.checked_json import parse_checked, refuse_unknown_keys
+from tomat.base.errors import TomatError
 from tomat.density.rules import ReadRules
-from tomat.errors import TomatError
 from tomat.tokens.clipping import ClippedMaterial, check_max_clipped_share
 from tomat.tokens.layouts import LAYOUTS, SequenceLayout
 from tomat.tokens.manifest import (

@@ -11,11 +11,11 @@ from typing import NoReturn
 
 import numpy as np
 
+from tomat.base.errors import TomatError
+from tomat.base.reporting import counted
 from tomat.codec.base import UNIT_E_PER_A3, UNIT_RHO_TIMES_VOLUME, Decoder, DensityCodec
 from tomat.codec.position import TOKENS_PER_COORDINATE, decode_positions, encode_positions
 from tomat.density.grid import DensityGrid
-from tomat.errors import TomatError
-from tomat.reporting import counted
 from tomat.tokens import vocabulary as v
 from tomat.tokens.layouts import LAYOUTS, PatchShape, SequenceLayout, layout_named
 

@@ -11,12 +11,12 @@ from pathlib import Path
 import numpy as np
 import tensorstore as ts
 
+from tomat.base.errors import TomatError
+from tomat.base.reporting import counted, is_or_are
+from tomat.base.storage import ARRAY_NAME, CODEC_NAME, MANIFEST_NAME, PROGRESS_PREFIX, Store, storage_error
 from tomat.codec.base import DensityCodec, codec_from_text
-from tomat.errors import TomatError
-from tomat.reporting import counted, is_or_are
 from tomat.tokens.layouts import SequenceLayout
 from tomat.tokens.manifest import MaterialRows, ShardManifest, plan_rows
-from tomat.tokens.store import ARRAY_NAME, CODEC_NAME, MANIFEST_NAME, PROGRESS_PREFIX, Store, storage_error
 from tomat.tokens.vocabulary import BOS
 from tomat.tokens.writer import finalise, rows_checksum, start_shards, write_chunk, write_shards
 

@@ -5,13 +5,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tomat.base.errors import TomatError
+from tomat.base.storage import Store
 from tomat.codec.base import UNIT_RHO_TIMES_VOLUME
 from tomat.codec.position import MAX_ERROR
 from tomat.density.grid import DensityGrid
-from tomat.errors import TomatError
 from tomat.tokens.patch import ANGLE_STEP_DEGREES, LENGTH_STEP_A, decode_sequence
 from tomat.tokens.shards import ShardSet
-from tomat.tokens.store import Store
 from tomat.tokens.writer import chunk_tokens, rows_checksum, write_rows
 
 COORDINATE_TOLERANCE = 2 * MAX_ERROR

@@ -6,7 +6,7 @@ follow, one for each id of the codec, so 16,384 Lloyd-Max bins make 18,570 ids i
 
 from dataclasses import dataclass
 
-from tomat.errors import TomatError
+from tomat.base.errors import TomatError
 
 VOCABULARY_VERSION = 3
 

@@ -19,16 +19,16 @@ from typing import Any, Self
 import numpy as np
 import tensorstore as ts
 
+from tomat.base.errors import RetryableError, TomatError
+from tomat.base.reporting import counted, is_or_are, progress
+from tomat.base.storage import ARRAY_NAME, CODEC_NAME, MANIFEST_NAME, PROGRESS_PREFIX, Store, storage_error
 from tomat.codec.base import DensityCodec, codec_text
 from tomat.density.grid import DensityGrid
 from tomat.density.io import read_density
-from tomat.errors import RetryableError, TomatError
-from tomat.reporting import counted, is_or_are, progress
 from tomat.tokens.clipping import MAX_CLIPPED_SHARE, ClippedMaterial, check_max_clipped_share, clipped_of
 from tomat.tokens.layouts import SequenceLayout
 from tomat.tokens.manifest import DEFAULT_BLOCK_ROWS, ShardManifest, SkippedMaterial, plan_identity, plan_rows
 from tomat.tokens.patch import check_encodable, encode_rows
-from tomat.tokens.store import ARRAY_NAME, CODEC_NAME, MANIFEST_NAME, PROGRESS_PREFIX, Store, storage_error
 
 GetGrid = Callable[[str], DensityGrid]
 """Reads the density of a material by name; raises TomatError where that is impossible."""

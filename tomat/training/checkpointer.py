@@ -13,8 +13,8 @@ from jax.experimental import multihost_utils
 from jax.experimental.array_serialization.serialization import GlobalAsyncCheckpointManager
 from levanter.checkpoint import Checkpointer, CheckpointerConfig, CheckpointInterval
 
-from tomat.training.checkpoints import Checkpoint, examine, read_metadata, remove, unmark, write_metadata
-from tomat.training.checksums import write_checksums
+from tomat.runs.checkpoints import Checkpoint, examine, read_metadata, remove, unmark, write_metadata
+from tomat.runs.checksums import write_checksums
 
 logger = logging.getLogger(__name__)
 

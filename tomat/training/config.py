@@ -22,18 +22,18 @@ from levanter.optim.config import AdamConfig, OptimizerConfig
 from levanter.tracker.wandb import WandbConfig
 from levanter.trainer import TrainerConfig
 
-from tomat.errors import TomatError
-from tomat.overrides import parse_overrides, read_yaml, tomat_cause
-from tomat.reporting import console, dump_json
+from tomat.base.errors import TomatError
+from tomat.base.overrides import parse_overrides, read_yaml, tomat_cause
+from tomat.base.reporting import console, dump_json
+from tomat.loss.density_loss import LossConfig
+from tomat.model.decoder import DensityDecoderConfig
+from tomat.model.presets import preset_model
 from tomat.tokens.layouts import LAYOUTS, SequenceLayout
 from tomat.tokens.vocabulary import Vocabulary
 from tomat.training.config_checks import check_effect, check_loading, check_values, check_wandb, drop_without_effect
-from tomat.training.guards_config import GuardsConfig
+from tomat.training.guards.config import GuardsConfig
 from tomat.training.loader import BlockShuffleConfig
-from tomat.training.loss import LossConfig
-from tomat.training.model import DensityDecoderConfig
 from tomat.training.preemption import PreemptionConfig
-from tomat.training.presets import preset_model
 
 TRAINER_DEFAULTS: dict[str, Any] = {
     # Levanter would stop on a CPU; whether a run belongs there is the user's `slice`, checked in `run.py`.
@@ -180,7 +180,7 @@ class TrainConfig:
     slice: str | None = None
     """The TPU slice the run is meant for, such as v6e-16; None: whatever devices are there."""
     preset: str | None = None
-    """Model preset whose keys lie beneath `model` (`tomat/training/presets.py`)."""
+    """Model preset whose keys lie beneath `model` (`tomat/model/presets.py`)."""
     data: DataConfig = field(default_factory=lambda: DataConfig(source="embedded"))
     """The tokens."""
     model: LmConfig = field(default_factory=lambda: DensityDecoderConfig())

@@ -21,7 +21,7 @@ from levanter.optim.model_averaging import EmaDecaySqrtConfig
 from levanter.tracker.wandb import WandbConfig
 from levanter.trainer import TrainerConfig
 
-from tomat.errors import TomatError
+from tomat.base.errors import TomatError
 
 _OPTIONS = (
     "a run continues by itself from its newest whole checkpoint; `--fork NEW_NAME` begins another run with a "

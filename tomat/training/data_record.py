@@ -8,8 +8,8 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tomat.errors import TomatError
-from tomat.reporting import dump_json
+from tomat.base.errors import TomatError
+from tomat.base.reporting import dump_json
 from tomat.tokens.shards import ShardSet
 from tomat.training.datasets import Datasets
 

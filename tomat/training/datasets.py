@@ -7,11 +7,11 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
+from tomat.base.errors import TomatError
 from tomat.codec import DensityCodec
 from tomat.codec.histogram import DensityHistogram
 from tomat.codec.lloyd_max import fit_lloyd_max
-from tomat.density.demo import SPLITS, demo_materials, load_demo
-from tomat.errors import TomatError
+from tomat.density.demo.embedded import SPLITS, demo_materials, load_demo
 from tomat.tokens.shards import ShardSet, open_shards
 from tomat.tokens.writer import write_shards
 from tomat.training.config import DataConfig, TrainConfig

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import jax
 
-from tomat.reporting import console
+from tomat.base.reporting import console
 
 DEVICES = Path("/dev")
 TPU_DEVICE_FILES = ("accel[0-9]*", "vfio/[0-9]*")

@@ -19,13 +19,13 @@ from levanter.models.lm_model import LmHeadModel
 from levanter.tracker.telemetry import capture_stall_diagnostics
 from levanter.trainer import Trainer
 
-from tomat.errors import TomatError
-from tomat.reporting import console
+from tomat.base.errors import TomatError
+from tomat.base.reporting import console
+from tomat.loss.density_loss import evaluation_sums
+from tomat.runs.history import append_event
 from tomat.training.config import TrainConfig
 from tomat.training.datasets import Datasets
-from tomat.training.history import append_event
 from tomat.training.loader import ShardDataset, token_loader
-from tomat.training.loss import evaluation_sums
 from tomat.training.phases import PhaseClock
 from tomat.training.preemption import StopRequest
 

@@ -25,7 +25,7 @@ from levanter.data.dataset import AsyncDataset
 from levanter.data.loader import DataLoader
 from levanter.schedule import IntSchedule
 
-from tomat.errors import TomatError
+from tomat.base.errors import TomatError
 from tomat.tokens.shards import ShardSet
 from tomat.training.permutation import KeyedPermutation, derive_key
 

@@ -16,12 +16,12 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
+from tomat.base.errors import TomatError
+from tomat.base.reporting import console
+from tomat.base.storage import storage_error, storage_errors
 from tomat.codec import DensityCodec
 from tomat.codec.base import codec_from_text
-from tomat.errors import TomatError
-from tomat.reporting import console
-from tomat.tokens.store import storage_error, storage_errors
-from tomat.training.checkpoints import (
+from tomat.runs.checkpoints import (
     CHECKPOINT_FOLDER,
     Checkpoint,
     copy,
@@ -34,11 +34,11 @@ from tomat.training.checkpoints import (
     weights_kind,
     with_data_read,
 )
+from tomat.runs.history import append_event, read_events
+from tomat.runs.published import CODEC_FILE, CONFIG_FILE
 from tomat.training.config import TrainConfig
 from tomat.training.data_record import DATA_EVENT, Contents, changed_contents, data_contents, recorded_contents
 from tomat.training.datasets import Datasets
-from tomat.training.history import append_event, read_events
-from tomat.training.published import CODEC_FILE, CONFIG_FILE
 from tomat.training.resume import Changes, allowed_changes, changed_keys, plain_values, read_config, refuse_changes
 
 

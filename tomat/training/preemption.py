@@ -14,8 +14,8 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from tomat.errors import TomatError
-from tomat.tokens.regions import instance_metadata
+from tomat.base.errors import TomatError
+from tomat.base.regions import instance_metadata
 
 EXIT_STATUS = 128 + signal.SIGTERM
 """What the process exits with after SIGTERM: 143, which launchers know as "ended by SIGTERM": start it again."""

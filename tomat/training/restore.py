@@ -22,8 +22,8 @@ from levanter.models.lm_model import LmHeadModel
 from levanter.trainer import Trainer
 from levanter.trainer_state import TrainerState
 
-from tomat.errors import TomatError
-from tomat.training.checkpoints import AVERAGED, array_shapes, weights_kind
+from tomat.base.errors import TomatError
+from tomat.runs.checkpoints import AVERAGED, array_shapes, weights_kind
 from tomat.training.config import TrainConfig
 from tomat.training.step import model_initialiser
 

@@ -12,12 +12,12 @@ from typing import Any
 import fsspec
 import yaml
 
-from tomat.documents import parse_yaml
-from tomat.errors import TomatError
-from tomat.tokens.store import storage_error, storage_errors
-from tomat.training.checkpoints import CHECKPOINT_FOLDER
+from tomat.base.documents import parse_yaml
+from tomat.base.errors import TomatError
+from tomat.base.storage import storage_error, storage_errors
+from tomat.runs.checkpoints import CHECKPOINT_FOLDER
+from tomat.runs.published import is_remote
 from tomat.training.config import TrainConfig
-from tomat.training.published import is_remote
 
 FIXED_KEYS = (
     "data",

@@ -21,27 +21,27 @@ from levanter.models.lm_model import LmHeadModel
 from levanter.trainer import Trainer, TrainerConfig
 from levanter.utils.tree_utils import inference_mode
 
+from tomat.base.errors import TomatError
+from tomat.base.reporting import console, write_text
 from tomat.codec import DensityCodec, load_codec
-from tomat.errors import TomatError
-from tomat.performance.mfu import LiveMfu
-from tomat.reporting import console, write_text
+from tomat.hardware.mfu import LiveMfu
+from tomat.loss.start import TIED_LOGIT_STD, UNTIED_LOGIT_STD, check_first_loss, uniform_loss
+from tomat.runs.checkpoints import AVERAGED, find_checkpoint
+from tomat.runs.history import append_event, read_events
+from tomat.runs.lock import RunLock, hold_run
+from tomat.runs.published import CODEC_FILE, CONFIG_FILE, fetch, is_remote, publish
 from tomat.tokens.vocabulary import DENSITY_START
 from tomat.training.checkpointer import RunCheckpointer
-from tomat.training.checkpoints import AVERAGED, find_checkpoint
 from tomat.training.config import TrainConfig, config_hash, recorded_config
 from tomat.training.datasets import Datasets, open_datasets, value_table
 from tomat.training.devices import ignore_absent_tpu
-from tomat.training.guards import RunGuards
-from tomat.training.history import append_event, read_events
+from tomat.training.guards.watch import RunGuards
 from tomat.training.hooks import DATA_KEY, add_hooks, make_loader
 from tomat.training.loader import ShardDataset
-from tomat.training.loss_start import TIED_LOGIT_STD, UNTIED_LOGIT_STD, check_first_loss, uniform_loss
 from tomat.training.origins import Continuation, Start, plan_start
 from tomat.training.phases import PhaseClock
 from tomat.training.preemption import StopRequest
-from tomat.training.published import CODEC_FILE, CONFIG_FILE, fetch, is_remote, publish
 from tomat.training.restore import begin_with_weights, load_weights, restore_state
-from tomat.training.run_lock import RunLock, hold_run
 from tomat.training.startup import (
     connect,
     initialise,

@@ -15,10 +15,10 @@ from levanter.tracker.tensorboard import TensorboardConfig
 from levanter.tracker.tracker import TrackerConfig
 from levanter.trainer import TrainerConfig
 
-from tomat.errors import TomatError
+from tomat.base.errors import TomatError
+from tomat.runs.published import is_remote
 from tomat.training.config import TrainConfig
 from tomat.training.devices import ignore_absent_tpu
-from tomat.training.published import is_remote
 from tomat.training.tracking import METRICS_FILE, JsonLinesTrackerConfig
 
 

@@ -16,12 +16,12 @@ from levanter.metrics import Metric, ReductionType
 from levanter.models.lm_model import LmHeadModel
 from levanter.trainer import Trainer, TrainerConfig
 
+from tomat.loss.density_loss import LossConfig, density_loss
+from tomat.model.decoder import causal_activations
 from tomat.tokens.vocabulary import DENSITY_START
 from tomat.training.config import TrainConfig
-from tomat.training.guard_loss import guard_updates
+from tomat.training.guards.loss import guard_updates
 from tomat.training.loader import TokenExample
-from tomat.training.loss import LossConfig, density_loss
-from tomat.training.model import causal_activations
 
 
 @dataclass(frozen=True, eq=False)

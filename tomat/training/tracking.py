@@ -11,10 +11,10 @@ import jax
 from levanter.tracker.tracker import NoopTracker, Tracker, TrackerConfig
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from tomat.reporting import console, to_jsonable
-from tomat.training.log_lines import metrics_row
-from tomat.training.log_lines import read_metrics as read_metrics
-from tomat.training.published import METRICS_FILE
+from tomat.base.reporting import console, to_jsonable
+from tomat.runs.log_lines import metrics_row
+from tomat.runs.log_lines import read_metrics as read_metrics
+from tomat.runs.published import METRICS_FILE
 
 
 def truncate_metrics(path: Path, first_step: int) -> int:

@@ -114,7 +114,7 @@ def make_tpu() -> None:
 
         compiled = jax.jit(step, donate_argnums=(0,)).lower(arrays, tokens).compile()
 
-    from tomat.performance.protos import new_message
+    from tomat.profile.protos import new_message
 
     proto = new_message("HloProto")
     proto.hlo_module.ParseFromString(compiled.runtime_executable().hlo_modules()[0].as_serialized_hlo_module_proto())
@@ -172,7 +172,7 @@ def make_cpu() -> None:
 
 def scrub_trace(data: bytes) -> bytes:
     """Keep the programs that ran, shorten their paths, and forget the machine's name."""
-    from tomat.performance.protos import new_message
+    from tomat.profile.protos import new_message
 
     space = new_message("XSpace")
     space.ParseFromString(data)

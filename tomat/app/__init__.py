@@ -1,0 +1,1 @@
+"""The command line: every verb, and the pages that a run leaves."""

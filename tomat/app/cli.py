@@ -1,0 +1,90 @@
+"""The `tomat` command: it parses and calls, and decides nothing.
+
+Each room registers its own verbs in its `commands.py`; those modules import only argparse, so that `tomat --help` and a
+wrong verb answer at once, and a verb pays only for what it uses.
+"""
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+from tomat import __version__
+from tomat.base.arguments import STANDARD_OUTPUT, Parser
+from tomat.base.errors import REFUSED_STATUS, RETRY_STATUS, RetryableError, TomatError
+
+COMMAND_MODULES = (
+    "tomat.app.density_verbs",
+    "tomat.app.codec_verbs",
+    "tomat.app.token_verbs",
+    "tomat.app.workflow",
+    "tomat.app.eval_verbs",
+    "tomat.app.mfu_verbs",
+    "tomat.app.profile_verbs",
+    "tomat.app.plan_verbs",
+    "tomat.app.bench_verbs",
+    "tomat.app.launch_verbs",
+    "tomat.app.runs_verbs",
+)
+
+
+def build_parser() -> Parser:
+    """The parser of every verb of every room."""
+    parser = Parser(
+        prog="tomat",
+        description="Transformers on the electron densities of crystals: data, training, evaluation, performance.",
+        epilog="`tomat VERB --help` says the rest. Verbs that report figures write them with --json FILE, and with "
+        "--json - to standard output. Dashes may stand for the underscores of a flag.",
+    )
+    parser.add_argument(
+        "--version", action="version", version=f"tomat {__version__}", help="print the version and exit"
+    )
+    subparsers = parser.add_subparsers(title="verbs", metavar="VERB", required=True)
+    for name in COMMAND_MODULES:
+        importlib.import_module(name).register(subparsers)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one verb.
+
+    Returns:
+        The exit status: 0 for success, 2 for input that was refused and 75 for storage that did not answer (with one
+        line on standard error), or what the verb returns.
+    """
+    return run_verb(build_parser(), argv)
+
+
+def run_verb(parser: Parser, argv: Sequence[str] | None = None) -> int:
+    """Read the words of a command line (None: this process's) with `parser`, and run the verb; returns as `main`."""
+    # Levanter imports transformers, which advises on every start that PyTorch is missing; nothing here wants it.
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+
+    def run() -> int:
+        args, args.overrides = parser.parse_known_args(sys.argv[1:] if argv is None else argv)
+        if getattr(args, "json", None) != STANDARD_OUTPUT:
+            return args.run(args)
+
+        from tomat.base.reporting import json_on_standard_output
+
+        with json_on_standard_output() as args.json:
+            return args.run(args)
+
+    return report_errors(run)
+
+
+def report_errors(run) -> int:
+    """Call `run`, and turn a TomatError into one line on standard error and its status: 2, or 75 to try again."""
+    try:
+        return run()
+    except TomatError as error:
+        # A path or a value that the error names may hold line breaks.
+        print("error:", *str(error).splitlines(), file=sys.stderr)
+        return RETRY_STATUS if isinstance(error, RetryableError) else REFUSED_STATUS
+    except KeyboardInterrupt:
+        print("stopped by the user", file=sys.stderr)
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,154 @@
+"""`tomat codec fit` and `tomat codec show`."""
+
+import argparse
+import time
+from pathlib import Path
+from typing import Any
+
+from tomat.base.arguments import output_file, positive_int, report_file
+from tomat.base.errors import RetryableError, TomatError
+from tomat.density.rules import add_rule_flags, refuse_rules, rules_of
+
+SAVE_EVERY_SECONDS = 30.0
+"""Between two saves of a growing histogram: a save takes a few tenths of a second."""
+
+
+def register(subparsers: argparse._SubParsersAction) -> None:
+    """Add `tomat codec`."""
+    verbs = subparsers.add_parser("codec", help="fit a codec to densities, or look at one").add_subparsers(
+        title="verbs", metavar="VERB", required=True
+    )
+    fit = verbs.add_parser(
+        "fit",
+        help="fit Lloyd-Max bins to every voxel of many densities",
+        description="Count every voxel, fit bins for absolute and for squared error, and keep those of the objective.",
+    )
+    source = fit.add_mutually_exclusive_group(required=True)
+    source.add_argument("--input", nargs="+", metavar="PATH", help="densities, or folders (also gs://) of them")
+    source.add_argument("--demo", action="store_true", help="the embedded training densities")
+    add_rule_flags(fit)
+    fit.add_argument(
+        "--bins", type=positive_int, default=16_384, help="bins, the one of zero included (default: %(default)s)"
+    )
+    fit.add_argument("--objective", choices=("absolute", "squared"), default="absolute", help="error to minimise")
+    fit.add_argument(
+        "--histogram", type=output_file, metavar="FILE", help="keep the counts here; goes on where it stopped"
+    )
+    fit.add_argument("--output", type=output_file, required=True, metavar="FILE", help="the codec, JSON")
+    fit.add_argument("--json", type=report_file, metavar="FILE", help="write the figures")
+    fit.set_defaults(run=run_fit)
+
+    show = verbs.add_parser(
+        "show",
+        help="bins, mass, widths and NMAE floor of a codec",
+        description="Bins of a codec, what share of the voxels lies in which, and the NMAE that no model can go below.",
+    )
+    show.add_argument("codec", type=Path, help="the codec, JSON")
+    show.add_argument("--plot", type=output_file, metavar="FILE", help="draw the bins, .svg or .png")
+    show.add_argument("--json", type=report_file, metavar="FILE", help="write the figures")
+    show.set_defaults(run=run_show)
+
+
+def run_fit(args: argparse.Namespace) -> int:
+    """Count, fit, save, and print the figures."""
+    from tomat.base.reporting import progress
+    from tomat.codec.histogram import DensityHistogram
+    from tomat.codec.inputs import demo_inputs, path_inputs
+    from tomat.codec.lloyd_max import fit_lloyd_max
+
+    if not 2 <= args.bins <= 1 << 16:
+        raise TomatError(f"--bins is {args.bins:,}; expected 2 to 65,536.")
+    if args.demo:
+        refuse_rules(args.species, args.accept, "the embedded densities")
+    inputs = demo_inputs("train") if args.demo else path_inputs(args.input, rules_of(args.species, args.accept))
+    kept: Path | None = args.histogram
+    histogram = DensityHistogram.load(kept) if kept is not None and kept.exists() else DensityHistogram()
+    if extra := sorted(histogram.material_ids - set(inputs.material_ids)):
+        raise TomatError(
+            f"{kept} has counted {extra[0]}, which is not among the inputs. Give the same inputs, or another file."
+        )
+    left = [name for name in inputs.material_ids if name not in histogram.material_ids]
+    saved = time.monotonic()
+    skipped = {}
+    with progress() as bar:
+        for name in bar.track(left, description="Counting voxels"):
+            try:
+                histogram.add(inputs.get_grid(name).rho, name)
+            except RetryableError:
+                raise
+            except MemoryError as error:
+                raise TomatError(
+                    f"Memory ran out while the voxels of {name} were counted: {error}. Leave this material out."
+                ) from error
+            except TomatError as error:
+                skipped[name] = str(error)
+                continue
+            if kept is not None and time.monotonic() - saved > SAVE_EVERY_SECONDS:
+                histogram.save(kept)
+                saved = time.monotonic()
+    if kept is not None:
+        histogram.save(kept)
+    if not histogram.n_voxels:
+        reason = next(iter(skipped.values()), "there is no input")
+        raise TomatError(f"No density could be read, so there is nothing to fit. The first reason: {reason}")
+    codec = fit_lloyd_max(histogram, args.bins, args.objective)
+    codec.save(args.output)
+    figures = _report(codec, args.json, {"skipped": skipped, "n_materials": len(histogram.material_ids)})
+    _print(figures, args.output)
+    for name, reason in skipped.items():
+        print(f"skipped {name}: {reason}")
+    return 0
+
+
+def run_show(args: argparse.Namespace) -> int:
+    """Print the figures of a codec, and draw it if asked."""
+    from tomat.codec import load_codec
+    from tomat.codec.lloyd_max import LloydMaxCodec
+    from tomat.codec.report import draw_codec
+
+    codec = load_codec(args.codec)
+    if args.plot is not None:
+        if not isinstance(codec, LloydMaxCodec):
+            raise TomatError(
+                f"{args.codec} has levels at equal distances, nothing to draw; only Lloyd-Max codecs are drawn."
+            )
+        draw_codec(codec, args.plot)
+    _print(_report(codec, args.json, {}), args.codec)
+    return 0
+
+
+def _report(codec: Any, path: Path | None, extra: dict[str, Any]) -> dict[str, Any]:
+    from tomat.base.reporting import write_json
+    from tomat.codec.report import codec_figures
+
+    figures = codec_figures(codec) | extra
+    if path is not None:
+        write_json(path, figures)
+    return figures
+
+
+def _print(figures: dict[str, Any], path: Path) -> None:
+    from rich.table import Table
+
+    from tomat.base.reporting import console, counted
+
+    table = Table(title=str(path), show_header=False)
+    unit = {"e_per_A3": "e/A^3"}.get(figures["unit"], figures["unit"])
+    table.add_row("kind", f"{figures['kind']}, {counted(figures['tokens_per_voxel'], 'token')} a voxel, {unit}")
+    table.add_row("ids", f"{figures['n_density_tokens']:,}")
+    if "objective" in figures:
+        widths = ", ".join(
+            f"{100 * value:.3g} % ({key})" for key, value in figures["relative_bin_width_by_voxel"].items()
+        )
+        table.add_row("fitted for", f"{figures['objective']} error")
+        table.add_row("voxels", f"{figures['n_voxels']:,}, {100 * figures['zero_share']:.3g} % exactly zero")
+        low = figures["smallest_density"]
+        smallest = "not recorded" if low is None else f"{low:.3g}"
+        table.add_row("densities fitted", f"{smallest} to {figures['largest_density']:.4g} {unit}, and zero")
+        table.add_row("voxels a bin", f"{figures['voxels_per_bin_min']:,} to {figures['voxels_per_bin_max']:,}")
+        table.add_row("bin width / median", widths)
+        for objective, floors in figures["nmae_floor_fraction"].items():
+            text = ", ".join(f"{name}s {100 * value:.4f} %" for name, value in sorted(floors.items(), reverse=True))
+            table.add_row(f"NMAE floor, {objective} fit", text)
+    table.add_row("sha256", figures["sha256"])
+    console.print(table)

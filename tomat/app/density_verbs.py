@@ -1,0 +1,109 @@
+"""`tomat demo-data build|show`."""
+
+import argparse
+from pathlib import Path
+
+from tomat.base.arguments import positive_int, report_file
+
+
+def register(subparsers: argparse._SubParsersAction) -> None:
+    """Add the verbs of this room."""
+    parser = subparsers.add_parser("demo-data", help="the embedded DFT densities: list them, or compute them again")
+    verbs = parser.add_subparsers(title="verbs", metavar="VERB", required=True)
+
+    build = verbs.add_parser(
+        "build",
+        help="compute the densities with eminus; continues where it was stopped",
+        description="Compute the embedded densities again with eminus, and check that they converge. Hours of CPU "
+        "time; started again it continues where it was stopped.",
+    )
+    build.add_argument(
+        "--out", type=Path, default=Path("runs/demo_data"), metavar="DIR", help="folder to write (default: %(default)s)"
+    )
+    build.add_argument(
+        "--processes", type=positive_int, default=2, metavar="N", help="calculations at a time (default: 2)"
+    )
+    build.add_argument("--only", nargs="+", metavar="ID", help="only these cells, without the convergence checks")
+    build.add_argument("--json", type=report_file, metavar="FILE", help="write the index also here")
+    build.set_defaults(run=build_command)
+
+    show = verbs.add_parser(
+        "show",
+        help="list the embedded cells, how they were computed and how well they converged",
+        description="List the embedded cells, the settings they were computed with, and the measured error of these.",
+    )
+    show.add_argument("material_id", nargs="?", help="one cell in full")
+    show.add_argument("--json", type=report_file, metavar="FILE", help="write what is shown as JSON")
+    show.set_defaults(run=show_command)
+
+
+def build_command(args: argparse.Namespace) -> int:
+    """`tomat demo-data build`."""
+    from tomat.base.errors import TomatError
+    from tomat.base.reporting import console, write_json
+    from tomat.density.demo.build import build_demo_data
+    from tomat.density.demo.recipes import cell_recipes
+
+    recipes = None
+    if args.only:
+        known = {recipe.material_id: recipe for recipe in cell_recipes()}
+        unknown = sorted(set(args.only) - set(known))
+        if unknown:
+            raise TomatError(f"no recipe for {', '.join(unknown)}; `tomat demo-data show` lists the cells.")
+        recipes = [known[name] for name in args.only]
+    index = build_demo_data(args.out, recipes=recipes, convergence=recipes is None, processes=args.processes)
+    console.print(f"{args.out}: {len(index['cells'])} cells, {len(index['discarded'])} discarded as not converged")
+    for entry in index["discarded"]:
+        console.print(f"  {entry['recipe']['material_id']}: {entry['reason']}")
+    if args.json:
+        write_json(args.json, index)
+    return 0
+
+
+def show_command(args: argparse.Namespace) -> int:
+    """`tomat demo-data show`."""
+    import json
+
+    from rich.table import Table
+
+    from tomat.base.reporting import console, dump_json, write_json
+    from tomat.density.demo.embedded import demo_index, demo_materials, load_demo
+
+    if args.material_id:
+        grid = load_demo(args.material_id)
+        entry = next(cell for cell in demo_index()["cells"] if cell["material_id"] == args.material_id)
+        report = {**entry, "electron_count": grid.electron_count, "formula": grid.formula}
+        console.print_json(json.dumps(json.loads(dump_json(report))))
+        if args.json:
+            write_json(args.json, report)
+        return 0
+
+    table = Table()
+    table.add_column("cell", no_wrap=True)
+    for title in ("split", "electrons", "cut-off / Ha", "k-mesh", "native", "refined", "spacing / A"):
+        table.add_column(title)
+    for material in demo_materials():
+        table.add_row(
+            material.material_id,
+            material.split,
+            str(material.n_electrons),
+            f"{material.e_cut_hartree:g}",
+            "x".join(map(str, material.k_mesh)),
+            "x".join(map(str, material.native_shape)),
+            "x".join(map(str, material.grid_shape)),
+            f"{max(material.spacing_a):.4f}",
+        )
+    console.print(table)
+    errors = Table(title="Measured error of the settings: NMAE against the same cell with one setting raised")
+    errors.add_column("cell", no_wrap=True)
+    for title in ("setting", "raised to", "NMAE / %"):
+        errors.add_column(title)
+    for entry in demo_index()["convergence"]:
+        k_mesh = "x".join(map(str, entry["reference_k_mesh"]))
+        to = k_mesh if entry["setting"] == "k_mesh" else f"{entry['reference_e_cut_hartree']:g} Ha"
+        nmae = "reference did not converge" if entry["nmae_percent"] is None else f"{entry['nmae_percent']:.2f}"
+        errors.add_row(entry["material_id"], entry["setting"], to, nmae)
+    console.print(errors)
+    if args.json:
+        write_json(args.json, demo_index())
+    return 0

@@ -1,0 +1,215 @@
+"""`tomat eval`: the teacher-forced diagnostic of a trained run, beside its baselines."""
+
+import argparse
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tomat.base.arguments import count, existing_file, output_file, positive_int, report_file, run_folder
+from tomat.density.rules import add_rule_flags, refuse_rules, rules_of
+
+if TYPE_CHECKING:  # the verb pays for these only when it runs
+    from collections.abc import Callable, Mapping, Sequence
+
+    from levanter.models.lm_model import LmHeadModel
+
+    from tomat.density.grid import DensityGrid
+    from tomat.evaluation.metrics import PairedComparison
+    from tomat.evaluation.result import TeacherForcedResult
+    from tomat.evaluation.teacher_forced import TeacherForcedEvaluator
+
+
+def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add the verb `eval`."""
+    parser = subparsers.add_parser(
+        "eval",
+        help="teacher-forced NMAE and NEMD of a run on held-out materials, beside baselines",
+        description="Teacher-forced NMAE and NEMD of a run on held-out materials, beside constant, copy-previous and "
+        "Lorenzo baselines. A diagnostic, not a prediction: the model reads the true values of all earlier voxels.",
+    )
+    parser.add_argument(
+        "--run",
+        dest="run_dir",
+        type=run_folder,
+        required=True,
+        metavar="DIR",
+        help="the run's folder, such as runs/demo",
+    )
+    parser.add_argument("--step", type=count, help="checkpoint to evaluate (default: the newest)")
+    source = parser.add_mutually_exclusive_group()
+    source.add_argument(
+        "--split", choices=("train", "validation"), help="materials of the embedded set (default: validation)"
+    )
+    source.add_argument(
+        "--input",
+        nargs="+",
+        metavar="PATH",
+        help="densities instead: CHGCAR, rho_gga Zarr or Materials Project json.gz",
+    )
+    add_rule_flags(parser)
+    parser.add_argument(
+        "--patches_per_material", type=positive_int, default=8, metavar="N", help="random patches (default: 8)"
+    )
+    parser.add_argument("--whole_cell", action="store_true", help="tile each cell, counting every voxel once")
+    parser.add_argument("--seed", type=count, default=0, help="seeds the patches' anchors (default: 0)")
+    parser.add_argument(
+        "--batch_size", type=positive_int, default=8, metavar="B", help="sequences a forward pass (default: 8)"
+    )
+    parser.add_argument(
+        "--against", type=existing_file, metavar="FILE", help="an earlier --json report: compare, paired by material"
+    )
+    parser.add_argument(
+        "--picture", type=output_file, metavar="FILE", help="draw a plane of the first material (.png, .svg or .pdf)"
+    )
+    parser.add_argument("--json", type=report_file, metavar="FILE", help="write the figures of every material")
+    parser.set_defaults(run=run_eval)
+
+
+def run_eval(args: argparse.Namespace) -> int:
+    """Evaluate, print the table, and write what was asked for."""
+    from tomat.base.errors import TomatError
+    from tomat.evaluation.picture import FORMATS
+
+    # Before the minutes of work, not after them.
+    if args.picture is not None and args.picture.suffix not in FORMATS:
+        raise TomatError(f"cannot draw to {args.picture}; give a file that ends in {', '.join(FORMATS)}.")
+    for place in args.input or ():
+        if "://" not in place and not os.path.exists(place):
+            raise TomatError(f"{place} does not exist; --input takes densities that `tomat tokenise` reads too.")
+    earlier = None if args.against is None else read_report(args.against)
+
+    import haliax as hax
+
+    from tomat.base.reporting import console, write_json
+    from tomat.evaluation.picture import draw_plane, teacher_forced_plane
+    from tomat.evaluation.teacher_forced import TeacherForcedConfig, TeacherForcedEvaluator
+    from tomat.training.run import load_trained
+
+    config = TeacherForcedConfig(
+        patches_per_material=args.patches_per_material,
+        whole_cell=args.whole_cell,
+        seed=args.seed,
+        batch_size=args.batch_size,
+    )
+    run = load_trained(args.run_dir, args.step)
+    names, load, materials_from = _materials(args, run.config.data.source)
+    settings = {
+        "run": run.config.run_name,
+        "step": run.step,
+        "weights": run.weights,
+        "materials_from": materials_from,
+    }
+    trainer = run.config.trainer_config()
+    with trainer.use_device_mesh():
+        evaluator = TeacherForcedEvaluator(
+            run.codec,
+            run.config.data.sequence_layout,
+            config.for_devices(trainer.data_axis_size),
+            axis_mapping=trainer.compute_axis_mapping,
+            policy=trainer.mp,
+        )
+        model = hax.shard(run.model, trainer.parameter_axis_mapping)
+        result = _evaluate(evaluator, model, names, load, settings, args.json)
+        console.print(result.table())
+        if earlier is not None:
+            console.print(f"Against {args.against}: {describe_comparison(result.compare(earlier))}")
+        if args.json is not None:
+            write_json(args.json, result.to_dict())
+            _partial_path(args.json).unlink(missing_ok=True)
+            console.print(f"figures: {args.json}")
+        if args.picture is not None:
+            plane = teacher_forced_plane(evaluator, model, load(names[0]))
+            console.print(f"picture: {draw_plane(plane, args.picture)}")
+    return 0
+
+
+def _evaluate(
+    evaluator: "TeacherForcedEvaluator",
+    model: "LmHeadModel",
+    names: "Sequence[str]",
+    load: "Callable[[str], DensityGrid]",
+    settings: "Mapping[str, Any]",
+    report: Path | None,
+) -> "TeacherForcedResult":
+    """Evaluate under a progress bar, keeping finished materials beside the report to be."""
+    from tomat.base.reporting import progress
+    from tomat.evaluation.partial import PartialResults
+    from tomat.evaluation.result import MaterialResult
+
+    partial = None
+    if report is not None:
+        partial = PartialResults(_partial_path(report), {**settings, **evaluator.sampling(model)})
+    done = partial.done if partial is not None else {}
+    with progress() as bar:
+        materials = bar.add_task("materials", total=len(names), completed=sum(name in done for name in names))
+        sequences = bar.add_task("sequences", total=None)
+
+        def on_material(result: MaterialResult) -> None:
+            if partial is not None:
+                partial.add(result)
+            bar.advance(materials)
+
+        return evaluator.evaluate(
+            model,
+            names,
+            load,
+            settings=settings,
+            done=done,
+            on_material=on_material,
+            on_sequences=lambda done, total: bar.update(sequences, completed=done, total=total),
+        )
+
+
+def _partial_path(report: Path) -> Path:
+    return report.with_name(report.name + ".partial")
+
+
+def _materials(args: argparse.Namespace, trained_on: str) -> "tuple[list[str], Callable[[str], DensityGrid], str]":
+    """Names of the materials, how to load one, and where they come from in words."""
+    from tomat.base.errors import TomatError
+
+    if args.input is not None:
+        from tomat.density.io import check_species_apply, open_density
+
+        rules = rules_of(args.species, args.accept)
+        names = list(dict.fromkeys(args.input))
+        check_species_apply(names, rules)
+        return names, lambda name: open_density(name, rules=rules), f"{len(args.input)} input(s)"
+    refuse_rules(args.species, args.accept, "the embedded densities")
+    if args.split is None and trained_on != "embedded":
+        raise TomatError(
+            f"{args.run_dir} was trained on a shard set, which holds densities only as tokens; name held-out densities "
+            "with --input, or the embedded set with --split validation."
+        )
+    from tomat.density.demo.embedded import demo_materials, load_demo
+
+    split = args.split or "validation"
+    return [material.material_id for material in demo_materials(split)], load_demo, f"embedded {split}"
+
+
+def read_report(path: Path) -> "TeacherForcedResult":
+    """The report that `--json` wrote.
+
+    Raises:
+        TomatError: no such file, or not such a report.
+    """
+    from tomat.base.documents import read_json
+    from tomat.base.errors import TomatError
+    from tomat.evaluation.result import TeacherForcedResult
+
+    report = read_json(path, "Give a report of `tomat eval --json`.")
+    try:
+        return TeacherForcedResult.from_dict(report)
+    except TomatError as error:
+        raise TomatError(f"{path}: {error}") from error
+
+
+def describe_comparison(paired: "PairedComparison") -> str:
+    """A paired comparison of NMAE in a sentence or two, in percentage points."""
+    verdict = "which leaves out zero" if paired.decided else "which holds zero, so neither is shown to be better"
+    return (
+        f"mean difference in NMAE {100 * paired.mean_difference:+.3f} points, 95 % interval "
+        f"{100 * paired.mean_difference_ci95_low:+.3f} to {100 * paired.mean_difference_ci95_high:+.3f}, {verdict}; "
+        f"lower on {paired.first_better}, higher on {paired.second_better} of {paired.materials} materials "
+        f"(sign test p = {paired.sign_test_p_value:.2g})."
+    )

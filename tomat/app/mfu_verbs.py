@@ -1,0 +1,195 @@
+"""`tomat mfu`: what share of the chips' peak a step or a run has reached, by every convention at once."""
+
+import argparse
+from typing import Any
+
+from tomat.base.arguments import config_file, positive_float, positive_int, report_file, run_folder
+from tomat.base.errors import TomatError
+
+_CONVENTIONS = (
+    ("mfu_full", "MFU, full attention", "every query sees every key: PaLM"),
+    ("mfu_causal", "MFU, causal attention", "only the pairs that the mask leaves: MaxText"),
+    ("mfu_useful", "MFU, useful", "no padding, no logits without a loss"),
+    ("mfu_levanter", "MFU, as Levanter logs it", "full attention, the tracking issue's convention"),
+    ("hfu", "HFU", "what the program multiplies, recomputation and whole tiles included"),
+)
+
+
+def register(subparsers: argparse._SubParsersAction) -> None:
+    """Add `tomat mfu`."""
+    parser = subparsers.add_parser(
+        "mfu",
+        help="FLOPs utilisation of a step time, or of a run",
+        description="FLOPs utilisation of a step time on a slice, or of a run from its log. Overrides of the "
+        "configuration (--a.b VALUE) are taken as `tomat train` takes them.",
+    )
+    parser.add_argument("--config_path", type=config_file("configs/train/"), help="a training configuration")
+    parser.add_argument("--run", type=run_folder, dest="run_dir", help="a run's folder, such as runs/demo")
+    parser.add_argument("--slice", help="accelerator type, such as v6e-16 or h100x8; default: the configuration's")
+    parser.add_argument("--step_seconds", type=positive_float, help="duration of a step (with --config_path)")
+    parser.add_argument("--batch", type=positive_int, help="sequences per step; default: the configuration's")
+    parser.add_argument("--seq_len", type=positive_int, help="tokens per sequence; default: the configuration's")
+    parser.add_argument(
+        "--atoms", type=positive_int, help="atoms of a typical material, for the useful tokens; default: 12"
+    )
+    parser.add_argument("--json", type=report_file, metavar="FILE", help="write the figures; MFUs are fractions")
+    # `run` is the function of the verb.
+    parser.set_defaults(run=run_mfu, takes_overrides=True)
+
+
+def run_mfu(args: argparse.Namespace) -> int:
+    """Compute, print, and write what was asked for."""
+    from tomat.app.config_keys import check_words
+    from tomat.hardware.chips import slice_named
+
+    if (args.config_path is None) == (args.run_dir is None):
+        raise TomatError("give --config_path with --slice and --step_seconds, or --run with a run's folder.")
+    if args.run_dir is not None and args.step_seconds is not None:
+        raise TomatError("--step_seconds does not go with --run, whose log has the step times.")
+    if args.run_dir is None and args.step_seconds is None:
+        raise TomatError("--step_seconds is missing: the measured duration of a step, such as 2.08.")
+    # Before the seconds that importing JAX and Levanter takes.
+    check_words(args.config_path, _overrides(args))
+    if args.slice is not None:
+        slice_named(args.slice)
+    result = _of_run(args) if args.run_dir is not None else _of_config(args)
+    _print(result)
+    if args.json is not None:
+        from tomat.base.reporting import write_json
+
+        write_json(args.json, result)
+    return 0
+
+
+def _overrides(args: argparse.Namespace) -> list[str]:
+    words = list(getattr(args, "overrides", []))
+    if args.batch is not None:
+        words += ["--trainer.train_batch_size", str(args.batch)]
+    if args.seq_len is not None:
+        words += ["--data.seq_len", str(args.seq_len)]
+    return words
+
+
+def _work(config: Any, slice_name: str | None, n_atoms: int | None):
+    from tomat.hardware.chips import slice_named
+    from tomat.hardware.mfu import TYPICAL_ATOMS, StepWork
+
+    found = slice_named(slice_name) if slice_name is not None else None
+    # The layout itself refuses atoms beside which not one voxel fits; some layouts cut the sequence instead.
+    layout = config.data.sequence_layout
+    if n_atoms is not None and layout.preamble_tokens(n_atoms, layout.default_shape) >= config.seq_len:
+        raise TomatError(f"--atoms is {n_atoms}, whose tokens fill a sequence of {config.seq_len:,}; give fewer atoms.")
+    platform = "cpu" if found is None else "tpu" if found.libtpu_topology is not None else "gpu"
+    return found, StepWork.from_config(config, platform, n_atoms or TYPICAL_ATOMS)
+
+
+def _of_config(args: argparse.Namespace) -> dict[str, Any]:
+    from tomat.hardware.mfu import MfuReport
+    from tomat.training.config import load_config
+
+    config = load_config(args.config_path, _overrides(args))
+    found, work = _work(config, args.slice or config.slice, args.atoms)
+    if found is None:
+        raise TomatError(f"{args.config_path} names no slice; give --slice, such as v6e-16.")
+    report = MfuReport(work, found, args.step_seconds)
+    _refuse_impossible(
+        f"--step_seconds is {args.step_seconds}",
+        args.step_seconds,
+        report.utilisation["mfu_useful"],
+        found.name,
+        "Give seconds, and the slice that was measured.",
+    )
+    return report.to_dict()
+
+
+def _refuse_impossible(said: str, step_seconds: float, useful: float, slice_name: str, advice: str) -> None:
+    """Stop at a step that is shorter than its useful work takes at the chips' peak."""
+    if useful > 1:
+        raise TomatError(
+            f"{said}: the useful work of the step alone takes {slice_name} at least {useful * step_seconds:.3g} s at "
+            f"its peak. {advice}"
+        )
+
+
+def _of_run(args: argparse.Namespace) -> dict[str, Any]:
+    from tomat.hardware.mfu import RunMfu, RunTimes
+    from tomat.training.config import recorded_config
+    from tomat.training.tracking import METRICS_FILE, read_metrics
+
+    config_path, metrics_path = args.run_dir / "config.yaml", args.run_dir / METRICS_FILE
+    for path in (config_path, metrics_path):
+        if not path.is_file():
+            raise TomatError(f"{path} does not exist; expected the folder of a run that `tomat train` made.")
+    config = recorded_config(config_path, _overrides(args))
+    found, work = _work(config, args.slice or config.slice, args.atoms)
+    result = RunMfu(work, RunTimes.from_rows(read_metrics(metrics_path)), found).to_dict()
+    if found is not None:
+        seconds = result["step_seconds"]
+        _refuse_impossible(
+            f"the median step of {metrics_path} is {seconds:.3g} s",
+            seconds,
+            result["mfu_useful"],
+            found.name,
+            f"Give the slice, batch and sequence that {args.run_dir} ran with.",
+        )
+    return result
+
+
+def _print(result: dict[str, Any]) -> None:
+    from rich.table import Table
+
+    from tomat.base.reporting import console, counted
+
+    model, where = result["model"], result["slice"]
+    console.print(
+        f"{result['parameters_total'] / 1e6:,.1f} M parameters ({model['hidden_dim']} x {model['num_layers']}, "
+        f"{model['num_heads']} heads of {model['head_dim']}, vocabulary {model['vocab_size']:,}), "
+        f"{result['batch_sequences']} sequences of {result['sequence_tokens']:,} tokens, "
+        f"{result['useful_tokens_per_sequence']:,} of them useful"
+    )
+    spread = ""
+    if "n_steps" in result:
+        spread = (
+            f" (median of {counted(result['n_steady_steps'], 'steady step')} of {result['n_steps']}; p10 "
+            f"{result['step_seconds_p10']:.3f} s, p90 {result['step_seconds_p90']:.3f} s)"
+        )
+    rate = result["tokens_per_second_per_chip"]
+    console.print(
+        f"step {result['step_seconds']:.3f} s{spread}, {result['tokens_per_second']:,.0f} tokens/s"
+        + (f", {rate:,.0f} a chip" if rate is not None else "")
+    )
+    if where is None:
+        console.print("The slice is not known, so there is no MFU; give --slice.")
+    else:
+        peak = result["peak_bf16_flops_per_second_per_chip"] / 1e12
+        console.print(f"{where}: {result['n_chips']} chips {result['chip']} of {peak:,.0f} TFLOP/s bf16")
+        in_run = "n_steps" in result
+        table = Table()
+        table.add_column("utilisation")
+        for column in ("step", "p10", "p90", "wall clock") if in_run else ("step",):
+            table.add_column(column, justify="right")
+        table.add_column("what it counts")
+        for key, name, meaning in _CONVENTIONS:
+            keys = (key, f"{key}_p10", f"{key}_p90", f"wall_{key}") if in_run else (key,)
+            table.add_row(name, *(f"{100 * result[k]:.2f} %" for k in keys), meaning)
+        console.print(table)
+    if "wall_seconds_by_part" in result:
+        _print_parts(result)
+
+
+def _print_parts(result: dict[str, Any]) -> None:
+    from rich.table import Table
+
+    from tomat.base.reporting import console
+
+    wall, lost = result["wall_seconds"], result.get("wall_mfu_full_lost", {})
+    table = Table(title=f"{wall:,.1f} s of wall-clock time")
+    table.add_column("part")
+    for column in ("seconds", "share", "MFU lost, points") if lost else ("seconds", "share"):
+        table.add_column(column, justify="right")
+    for part, seconds in result["wall_seconds_by_part"].items():
+        cells = [part.replace("_", " "), f"{seconds:,.2f}", f"{100 * seconds / wall:.1f} %"]
+        if lost:
+            cells.append(f"{100 * lost[part]:.2f}" if part in lost else "")
+        table.add_row(*cells)
+    console.print(table)

@@ -1,0 +1,244 @@
+"""`tomat profile`: parse a trace or a compiled program, compare two, write tracking pages."""
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tomat.base.arguments import count, percent, report_file
+from tomat.base.errors import TomatError
+
+if TYPE_CHECKING:
+    from tomat.profile.breakdown import Breakdown
+
+
+EPILOG = """\
+forms:
+  tomat profile PROFILE              a JAX profile directory (local or gs://), *.xplane.pb, Chrome/Perfetto JSON,
+                                     a run's folder, or an XLA HLO module (text or proto)
+  tomat profile compare A B          two of those, or breakdowns written by --json; exit status 1 if B regresses
+  tomat profile index DOCS           rewrite the table of runs in DOCS (such as docs/tracking)
+
+`tomat profile compare --help` and `tomat profile index --help` tell of those alone.
+"""
+
+
+def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add `tomat profile`."""
+    parser = subparsers.add_parser(
+        "profile",
+        help="where the cycles of a step went, from a profile or a compiled program",
+        description="Where the cycles of a step went, from a profile or a compiled program.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        add_help=False,
+    )
+    add_arguments(parser)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The verb's arguments, for the launcher as well."""
+    if not parser.add_help:
+        text = "show this help, or that of the form before it, and exit"
+        parser.add_argument("-h", "--help", action=_FormHelp, help=text)
+    parser.add_argument("target", nargs="+", metavar="PROFILE", help="see the forms below")
+    parser.add_argument("--json", type=report_file, metavar="FILE", help="write the breakdown or comparison")
+    parser.add_argument("--top", type=count, default=15, help="operations to print (default 15)")
+    parser.add_argument("--device_kind", help="JAX's name of the chip, where the input does not hold it")
+    parser.add_argument("--session", help="which session of a profile directory; default: the newest")
+    parser.add_argument("--xprof", action="store_true", help="also compare self times with xprof's own")
+    parser.add_argument("--docs", type=Path, metavar="DIR", help="write the run's page into this tracking folder")
+    parser.add_argument("--run_name", help="name of the page (with --docs); default: the folder's")
+    parser.add_argument("--baseline", help="run on record to diff the configuration against (with --docs)")
+    parser.add_argument("--commit", default="", help="commit of the code that ran (with --docs)")
+    parser.add_argument("--date", default="", help="ISO date of the run (with --docs)")
+    parser.add_argument("--warn_percent", type=percent, default=2.0, help="compare: growth of A's step that warns")
+    parser.add_argument("--fail_percent", type=percent, default=5.0, help="compare: growth of A's step that fails")
+    parser.set_defaults(run=run_profile)
+
+
+class _FormHelp(argparse.Action):
+    """`--help` after `compare` or `index` says what that form takes. Forms are words, since a profile is one too."""
+
+    def __init__(self, option_strings: list[str], dest: str, **options: Any) -> None:
+        super().__init__(option_strings, argparse.SUPPRESS, nargs=0, default=argparse.SUPPRESS, **options)
+
+    def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, *_: Any) -> None:
+        form = (getattr(namespace, "target", None) or [""])[0]
+        shown = _form_parser(form, f"{parser.prog} {form}") or parser
+        shown.print_help()
+        parser.exit()
+
+
+def _form_parser(form: str, prog: str) -> argparse.ArgumentParser | None:
+    """A parser that prints a form's help; None for a profile."""
+    if form == "index":
+        parser = argparse.ArgumentParser(prog, description="Rewrite the reference pages and the table of all runs.")
+        parser.add_argument("DOCS", help="the tracking folder, such as docs/tracking")
+        return parser
+    if form != "compare":
+        return None
+    parser = argparse.ArgumentParser(
+        prog,
+        description="Compare two steps, category by category, largest change first. Exit status 1 if the step, or a "
+        "category, of B took so much longer than in A that it fails.",
+    )
+    for name in ("A", "B"):
+        parser.add_argument(name, help="a profile, a compiled program, a plan, or a breakdown that --json wrote")
+    parser.add_argument("--warn_percent", metavar="P", help="growth, in %% of A's step, that warns (default 2)")
+    parser.add_argument("--fail_percent", metavar="P", help="growth, in %% of A's step, that fails (default 5)")
+    parser.add_argument("--device_kind", help="JAX's name of the chip, where an input does not hold it")
+    parser.add_argument("--json", metavar="FILE", help="write the comparison")
+    return parser
+
+
+def run_profile(args: argparse.Namespace) -> int:
+    """Dispatch the three forms."""
+    words = args.target
+    if words[0] == "compare":
+        if len(words) != 3:
+            raise TomatError(f"compare takes two profiles or breakdowns, got {len(words) - 1}: {' '.join(words[1:])}.")
+        return compare_targets(args, words[1], words[2])
+    if words[0] == "index":
+        if len(words) != 2:
+            raise TomatError("index takes one folder, such as docs/tracking.")
+        return _index(Path(words[1]))
+    if len(words) != 1:
+        raise TomatError(
+            f"expected one profile, got {len(words)}: {' '.join(words)}. To compare: tomat profile compare A B."
+        )
+    return _parse(args, words[0])
+
+
+def load_breakdown(target: str, *, device_kind: str | None = None, session: str | None = None) -> "Breakdown":
+    """The breakdown of whatever `target` is: a trace, a run's folder, an HLO module, or a breakdown in JSON.
+
+    Raises:
+        TomatError: it is none of them, or damaged.
+    """
+    from tomat.profile.hlo import sound_parts
+    from tomat.profile.hlo_files import is_hlo_path, load_program
+    from tomat.profile.program_breakdown import breakdown_from_program
+    from tomat.profile.trace import load_trace
+    from tomat.profile.trace_breakdown import breakdown_from_trace
+
+    path = Path(target)
+    if "://" not in target and path.is_file():
+        if is_hlo_path(path.name):
+            program = load_program(path)
+            _refuse_unknown_chip(target, device_kind)
+            with sound_parts(program):
+                return breakdown_from_program(program, device_kind=device_kind or "")
+        if path.suffix == ".json" and not path.name.endswith(".trace.json"):
+            data = _read_json(path)
+            if isinstance(data, dict) and "traceEvents" not in data:
+                from tomat.profile.breakdown import Breakdown
+
+                if "program_key" in data:  # a plan
+                    data = data.get("breakdown", {})
+                    if data is None:
+                        raise TomatError(f"{target} is the plan of a step that does not fit; it has no breakdown.")
+                return Breakdown.from_dict(data, target)
+    return breakdown_from_trace(load_trace(profile_place(target), session=session), device_kind=device_kind)
+
+
+def _refuse_unknown_chip(target: str, device_kind: str | None) -> None:
+    """Stop where a compiled program's times would all be unknown: it does not say which chip it is for."""
+    import warnings
+
+    from tomat.profile.breakdown import Roofs
+
+    if not device_kind:
+        raise TomatError(
+            f"{target}: a compiled program does not say which chip it is for; give --device_kind, such as "
+            "'TPU v6 lite'."
+        )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the refusal says it
+        roofs = Roofs.of_device_kind(device_kind)
+    if not roofs.flops_per_second or not roofs.hbm_bytes_per_second:
+        raise TomatError(
+            f"{target}: no peak flops and bandwidth are known of --device_kind '{device_kind}', so its operations have "
+            "no times; give JAX's name of a chip, such as 'TPU v6 lite'."
+        )
+
+
+def profile_place(target: str) -> str:
+    """Where the profile of `target` is: `profiler/` inside a run's folder, else `target` itself."""
+    path = Path(target)
+    if "://" not in target and (path / "profiler").is_dir():
+        return str(path / "profiler")
+    return target
+
+
+def _read_json(path: Path) -> Any:
+    from tomat.base.documents import read_json
+
+    return read_json(path, "Write it again with --json, or copy the trace again.")
+
+
+def _parse(args: argparse.Namespace, target: str) -> int:
+    from tomat.base.reporting import console, write_json
+    from tomat.tracking.profile_tables import print_breakdown
+
+    breakdown = load_breakdown(target, device_kind=args.device_kind, session=args.session)
+    print_breakdown(breakdown, args.top)
+    report = breakdown.to_dict()
+    if args.xprof:
+        from tomat.profile.xprof_check import check_against_xprof
+
+        check = check_against_xprof(Path(profile_place(target)))
+        report["xprof"] = check.to_dict()
+        console.print(
+            f"xprof: self time {check.xprof_seconds:.9f} s over {len(check.ops)} operations, tomat "
+            f"{check.tomat_seconds:.9f} s; largest difference of one operation {check.largest_difference_seconds:.3g} s"
+        )
+    if args.json is not None:
+        write_json(args.json, report)
+    if args.docs is not None:
+        from tomat.tracking.report import write_run_page
+
+        page = write_run_page(
+            Path(target),
+            args.docs,
+            breakdown,
+            run_name=args.run_name,
+            baseline=args.baseline,
+            commit=args.commit,
+            date=args.date,
+            kind="measured" if breakdown.source == "trace" else "predicted",
+        )
+        console.print(f"wrote {page}")
+    return 0
+
+
+def compare_targets(args: argparse.Namespace, a: str, b: str) -> int:
+    """Compare two profiles, plans or breakdowns; 1 if the second one regresses beyond `args.fail_percent`."""
+    from tomat.base.reporting import write_json
+    from tomat.profile.compare import Thresholds, Verdict, compare
+    from tomat.tracking.profile_tables import print_comparison
+
+    if args.warn_percent > args.fail_percent:
+        raise TomatError(
+            f"--warn_percent {args.warn_percent} and --fail_percent {args.fail_percent}: expected 0 <= warn <= fail."
+        )
+    left = load_breakdown(a, device_kind=args.device_kind)
+    right = load_breakdown(b, device_kind=args.device_kind)
+    result = compare(left, right, Thresholds(args.warn_percent, args.fail_percent))
+    print_comparison(result)
+    if args.json is not None:
+        write_json(args.json, result.to_dict())
+    return 1 if result.verdict == Verdict.FAIL else 0
+
+
+def _index(docs: Path) -> int:
+    from tomat.base.reporting import console
+    from tomat.tracking.reference_pages import write_reference_pages
+    from tomat.tracking.report import write_index
+
+    if not docs.is_dir():
+        raise TomatError(f"{docs}: no such folder. Give the tracking folder, such as docs/tracking.")
+    pages = write_reference_pages(docs)
+    pages.append(write_index(docs))
+    for page in pages:
+        console.print(f"up to date: {page}")
+    return 0

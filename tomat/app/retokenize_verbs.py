@@ -1,0 +1,143 @@
+"""`tomat retokenize`: densities to a shard set, by all cores of a machine or by a cluster."""
+
+import argparse
+from collections.abc import Mapping
+from typing import Any
+
+from tomat.base.arguments import config_file, positive_int, report_file
+from tomat.base.errors import TomatError
+from tomat.density.rules import add_rule_flags
+
+SETTINGS: Mapping[str, str] = {
+    "input": "folder or URL (gs://, s3://) of the densities",
+    "output": "folder or gs:// URL of the shard set",
+    "source": "rho_gga, materials_project, chgcar or embedded (default: rho_gga)",
+    "filelist": "file with a material id a line, also below --input (default: all that --input holds)",
+    "split_file": "JSON with lists of indices into the filelist by split (default: every material)",
+    "split": "split to take and to record (default: train)",
+    "layout": "sequence layout, such as v3-p19; `tomat tokens layouts` compares them (default: v3-p19)",
+    "codec": "codec to use, path or URL (default: fit one to these densities)",
+    "max_clipped_share": "share of its electrons a material may lose outside the codec, else skipped (default: 0.001)",
+    "max_skipped": "materials that may be skipped: a number, or below 1 a share of all (default: 0.01)",
+    "seed": "of the anchors (default: 0)",
+}
+"""Settings with a flag of their own in `--help`; every other is an override alike, `--block_rows 128`."""
+
+
+def register_retokenize(subparsers: argparse._SubParsersAction) -> None:
+    """Add `tomat retokenize`."""
+    parser = subparsers.add_parser(
+        "retokenize",
+        help="write a shard set from many densities: a process pool, or Zephyr on a cluster",
+        description="Survey the densities, fit a codec (unless one is given), write the tokens. Stopped at any moment "
+        "and started again with the same arguments it goes on, and ends with the same bytes, whatever the number of "
+        "workers. Every setting of tomat/tokens/pipeline/config.py can be given as --name VALUE.",
+    )
+    parser.add_argument(
+        "--config_path", type=config_file("configs/tokenize/"), metavar="FILE", help="YAML, see configs/tokenize/"
+    )
+    for name, text in SETTINGS.items():
+        parser.add_argument(f"--{name}", metavar="VALUE", help=text)
+    add_rule_flags(parser)
+    parser.add_argument(
+        "--runner", choices=("pool", "zephyr"), default="pool", help="where workers run (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--workers",
+        type=positive_int,
+        metavar="N",
+        help="at most (default: pool one a core, zephyr one a unit)",
+    )
+    parser.add_argument(
+        "--worker_memory", default=None, metavar="SIZE", help="of a Zephyr worker, such as 4g (default: 2g)"
+    )
+    parser.add_argument("--allow_cross_region", action="store_true", help="move data between regions knowingly")
+    parser.add_argument("--json", type=report_file, metavar="FILE", help="write the figures")
+    parser.set_defaults(run=run_retokenize, takes_overrides=True)
+
+
+def run_retokenize(args: argparse.Namespace) -> int:
+    """Write or finish the set, and print what it holds, what was skipped, and the padding."""
+    from tomat.app.config_keys import RETOKENIZING, check_words
+
+    words = [word for name in SETTINGS if (value := getattr(args, name)) is not None for word in (f"--{name}", value)]
+    check_words(args.config_path, [*words, *args.overrides], RETOKENIZING, "configs/tokenize/")
+
+    from tomat.base.reporting import console, counted, write_json
+    from tomat.tokens.clipping import clipped_figures, clipped_lines
+    from tomat.tokens.pipeline.config import load_retokenize_config
+    from tomat.tokens.pipeline.driver import retokenize, skipped_by_reason
+
+    rules = {"species": args.species, "accept": args.accept}
+    config = load_retokenize_config(args.config_path, [*words, *args.overrides], rules)
+    runner: Any
+    if args.runner == "zephyr":
+        from tomat.tokens.pipeline.zephyr import WORKER_MEMORY, ZephyrRunner
+
+        temporary = config.output.rstrip("/") + "-zephyr"
+        runner = ZephyrRunner(temporary, args.workers, args.worker_memory or WORKER_MEMORY)
+    else:
+        from tomat.tokens.pipeline.pool import PoolRunner
+
+        runner = PoolRunner(args.workers)
+    result = retokenize(config, runner, allow_cross_region=args.allow_cross_region)
+    manifest = result.manifest
+    padding = padding_share(config.output, config.storage_tries, manifest)
+    padded = "padding not known" if padding is None else f"{100 * padding:.1f} % padding"
+    console.print(
+        f"{config.output}: {counted(manifest.rows, 'row')} of {manifest.context:,} tokens from "
+        f"{counted(len(manifest.materials), 'material')}, {padded}, "
+        f"{counted(len(manifest.skipped), 'material')} skipped"
+    )
+    for line in clipped_lines(manifest.clipped, manifest.max_clipped_share):
+        console.print(line, markup=False)
+    for entry in manifest.skipped:
+        console.print(f"skipped {entry.material_id}: {entry.reason}", markup=False)
+    if args.json is not None:
+        write_json(
+            args.json,
+            {
+                "output": config.output,
+                "rows": manifest.rows,
+                "context_tokens": manifest.context,
+                "chunks": manifest.n_chunks,
+                "materials": len(manifest.materials),
+                "materials_skipped": len(manifest.skipped),
+                "skipped_reasons": dict(skipped_by_reason(manifest)),
+                "padding_fraction": padding,
+                **clipped_figures(manifest.clipped),
+                "codec_sha256": manifest.codec_sha256,
+                "materials_surveyed_by_this_run": result.surveyed,
+                "rows_written_by_this_run": result.rows_written,
+                "survey_seconds": result.survey_seconds,
+                "write_seconds": result.write_seconds,
+                "materials_surveyed_per_second": result.surveyed / max(result.survey_seconds, 1e-9),
+                "rows_written_per_second": result.rows_written / max(result.write_seconds, 1e-9),
+            },
+        )
+    return 0
+
+
+def padding_share(output: str, tries: int, manifest: Any) -> float | None:
+    """Part of all tokens that is padding, from the number of atoms of every material, 0 to 1; None without a survey.
+
+    Raises:
+        TomatError: if the survey is damaged.
+    """
+    from tomat.base.checked_json import parse_checked
+    from tomat.base.storage import Store
+    from tomat.tokens.pipeline.driver import SURVEY_NAME
+
+    store = Store(output, tries)
+    content = store.read(SURVEY_NAME)
+    if content is None:
+        return None
+    source = store.url + SURVEY_NAME
+    remedy = "The set itself is complete; remove this file, and the padding is not known."
+    values, _ = parse_checked(content, source, "the survey of a shard set", remedy)
+    try:
+        atoms = [each["n_atoms"] for each in values["materials"]]
+        shares = [manifest.layout.padding_share(n_atoms) for n_atoms in atoms]
+        return sum(shares) / len(shares)
+    except (LookupError, TypeError, ArithmeticError, TomatError) as error:
+        raise TomatError(f"{source} is damaged ({type(error).__name__}: {error}). {remedy}") from error

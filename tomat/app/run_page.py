@@ -1,0 +1,185 @@
+"""The page of a run, `README.md` in the run's folder: what ran, what it learnt, how fast."""
+
+import statistics
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from tomat.base.documents import is_figure
+from tomat.base.reporting import write_text
+from tomat.runs.history import read_events
+from tomat.runs.published import CONFIG_FILE
+from tomat.training.config import config_hash
+from tomat.training.tracking import METRICS_FILE, read_metrics
+
+if TYPE_CHECKING:
+    from tomat.evaluation.result import TeacherForcedResult
+    from tomat.training.config import TrainConfig
+    from tomat.training.run import TrainResult
+
+PAGE_FILE = "README.md"
+LOSS_FIGURE = "loss.svg"
+
+
+def write_run_page(config: "TrainConfig", result: "TrainResult", evaluation: "TeacherForcedResult | None") -> Path:
+    """Write the page and its loss curve from what the run's folder holds.
+
+    Returns:
+        The page.
+    """
+    folder = result.run_dir
+    rows = [row for row in read_metrics(folder / METRICS_FILE) if is_figure(row.get("train/loss"))]
+    events = read_events(folder)
+    parts = [f"# {config.run_name}", config.purpose, _origin(events), _setup(config, result)]
+    if rows:
+        draw_losses(rows, folder / LOSS_FIGURE)
+        parts += ["## Training", _training(rows), f"![loss by step]({LOSS_FIGURE})"]
+    if evaluation is not None:
+        parts += ["## Held-out compounds", evaluation.summary(), _evaluation(evaluation)]
+        if (folder / "density.png").exists():
+            parts.append("![reference, prediction, difference](density.png)")
+    if events:
+        parts += ["## History", history_summary(events), _history(events)]
+    parts += [
+        "## Configuration",
+        f"`{CONFIG_FILE}` beside this page, in full; what was set for this run:",
+        f"```yaml\n{yaml.safe_dump(_headline(config), sort_keys=False).strip()}\n```",
+    ]
+    path = folder / PAGE_FILE
+    write_text(path, "\n\n".join(part for part in parts if part) + "\n")
+    return path
+
+
+def draw_losses(rows: list[dict[str, Any]], path: Path) -> None:
+    """Training loss by step, and validation loss where it was measured, as SVG; the same bytes for the same rows."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    with matplotlib.rc_context({"svg.hashsalt": "tomat"}):
+        figure, axes = plt.subplots(figsize=(7, 3.5), layout="constrained")
+        axes.plot([row["step"] for row in rows], [row["train/loss"] for row in rows], lw=1, label="training")
+        measured = [row for row in rows if is_figure(row.get("eval/validation/loss"))]
+        if measured:
+            steps, values = zip(*((row["step"], row["eval/validation/loss"]) for row in measured), strict=True)
+            axes.plot(steps, values, "o-", ms=4, label="held-out compounds")
+        axes.set(xlabel="step", ylabel="loss")
+        axes.legend(frameon=False)
+        figure.savefig(path, metadata={"Date": None})
+        plt.close(figure)
+
+
+def _setup(config: "TrainConfig", result: "TrainResult") -> str:
+    return _table(
+        ("", ""),
+        [
+            ("configuration", f"`{config_hash(config)}`"),
+            ("parameters", f"{result.parameters:,}"),
+            ("sequence", f"{config.seq_len} tokens, layout {config.data.layout}"),
+            ("batch", f"{config.batch_size} sequences"),
+            ("steps", f"{result.steps} of {config.trainer.num_train_steps}"),
+            ("loss", f"{config.loss.kind} ({config.loss.unit})"),
+            ("sharding", config.sharding),
+        ],
+    )
+
+
+def _origin(events: list[dict[str, Any]]) -> str:
+    """Says that the weights are not the run's own from the first step on."""
+    lines = []
+    for event in events:
+        if event["event"] == "fork":
+            lines.append(
+                f"**Fork** of run `{event.get('parent')}` after {event.get('step')} steps, with its model, optimizer "
+                "state and step."
+            )
+        elif event["event"] == "warm_start":
+            warmup = event.get("warmup")
+            lines.append(
+                f"**Warm start**: the weights of `{event.get('checkpoint')}`, a fresh optimizer, step 0, and a warm-up "
+                f"of its own ({f'{warmup:g}' if is_figure(warmup) else warmup})."
+            )
+    return "\n\n".join(lines)
+
+
+def history_summary(events: list[dict[str, Any]]) -> str:
+    """One sentence: interruptions survived, steps done again, changes."""
+    resumes = [event for event in events if event["event"] == "resume"]
+    orderly = sum(event.get("after") == "preempted" for event in resumes)
+    killed = sum(event.get("after") == "killed" for event in resumes)
+    again = sum(event["steps_again"] for event in resumes if is_figure(event.get("steps_again")))
+    changes = sum(event["event"] == "allow_change" for event in events)
+    return (
+        f"{len(resumes)} interruptions survived ({orderly} with a checkpoint in time, {killed} killed), {again} steps "
+        f"done again, {changes} settings changed by leave."
+    )
+
+
+def _history(events: list[dict[str, Any]]) -> str:
+    rows = []
+    for event in events:
+        details = {key: value for key, value in event.items() if key not in ("time", "event", "step")}
+        text = ", ".join(f"{key}: {value}" for key, value in details.items() if value not in (None, {}, ""))
+        # A cell of a table is one line without bars.
+        text = " ".join(text.split()).replace("|", "/")
+        rows.append((str(event.get("time", ""))[:19], event["event"], str(event.get("step", "")), text))
+    return _table(("time (UTC)", "event", "step", "details"), rows)
+
+
+def _training(rows: list[dict[str, Any]]) -> str:
+    # The first steps compile and warm caches.
+    steady = [row for row in rows[3:] if not row.get("compile_seconds")] or rows
+    last = rows[-10:]
+    figures = [
+        ("first loss", f"{rows[0]['train/loss']:.4f}"),
+        ("last loss (mean of 10 steps)", f"{statistics.mean(row['train/loss'] for row in last):.4f}"),
+        ("step, median", _median(steady, "step_seconds", "{:.3f} s")),
+        ("tokens/s, median", _median(steady, "tokens_per_second", "{:,.0f}")),
+        ("wall-clock of all steps", f"{sum(_figures(rows, 'wall_seconds')):.0f} s"),
+    ]
+    for key, name in (
+        ("mfu_full", "MFU, full attention"),
+        ("mfu_causal", "MFU, causal"),
+        ("mfu_useful", "MFU, useful"),
+    ):
+        values = _figures(steady, key)
+        figures.append(
+            (f"{name}, median", f"{100 * statistics.median(values):.1f} %" if values else "- (unknown chip)")
+        )
+    return _table(("figure", "value"), figures)
+
+
+def _figures(rows: list[dict[str, Any]], key: str) -> list[float]:
+    """The rows' figures of one name; one that was not finite is null in the log."""
+    return [row[key] for row in rows if is_figure(row.get(key))]
+
+
+def _median(rows: list[dict[str, Any]], key: str, form: str) -> str:
+    values = _figures(rows, key)
+    return form.format(statistics.median(values)) if values else "-"
+
+
+def _evaluation(evaluation: "TeacherForcedResult") -> str:
+    from tomat.evaluation.result import COLUMNS
+
+    header = ("material", *(f"{heading} %" for heading, _ in COLUMNS))
+    body = [
+        (material.material_id, *(f"{100 * getattr(material, name):.2f}" for _, name in COLUMNS))
+        for material in evaluation.materials
+    ]
+    spreads = [evaluation.spread(name) for _, name in COLUMNS]
+    body.append(("**median over materials**", *(f"{100 * item.median:.2f}" for item in spreads)))
+    return _table(header, body)
+
+
+def _headline(config: "TrainConfig") -> dict[str, Any]:
+    values = config.to_dict()
+    keep = ("run_name", "preset", "slice", "sharding", "data", "loss", "optimizer")
+    return {key: values[key] for key in keep if values.get(key) is not None}
+
+
+def _table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
+    return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)])

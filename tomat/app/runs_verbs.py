@@ -1,0 +1,176 @@
+"""`tomat runs list`, `show` and `verify`: runs in a folder or a bucket, without starting JAX."""
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+from tomat.base.arguments import report_file
+
+if TYPE_CHECKING:
+    from tomat.runs.summary import RunSummary
+
+COLUMNS = (
+    ("run", "its name"),
+    ("steps", "in the log, of those it is to have"),
+    (
+        "state",
+        "what it wrote last: finished, preempted, stopped, a guard that ended it, or open, with the age of its log",
+    ),
+    ("checkpoint", "last step in the newest whole checkpoint; a resume goes on after it"),
+    ("cut short", "checkpoints after that one which are not whole and are never resumed from (`show`: all such)"),
+    ("training loss", "of the first step -> mean of the last 10, in the unit of the configured loss"),
+    ("validation loss", "the newest, in the same unit"),
+    ("MFU %", "median of the last 50 steps, every query counted against every key; - where the chip's peak is unknown"),
+    ("interruptions", "times it went on after SIGTERM, Ctrl-C, a notice of preemption or a kill"),
+)
+"""Heading of each column of `list`, and what stands in it; `show` has them as rows."""
+LEGEND = "\n".join(f"  {heading:16} {meaning}" for heading, meaning in COLUMNS)
+
+
+def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add the verbs `runs list`, `runs show` and `runs verify`."""
+    verbs = subparsers.add_parser("runs", help="look at runs: state, checkpoints, losses, what they survived")
+    verbs = verbs.add_subparsers(title="verbs", metavar="VERB", required=True)
+    for name, text, place, function in (
+        ("list", "the runs in a folder or bucket, one a line", "folder or gs:// URL of runs, or of one", run_list),
+        ("show", "one run: its history, checkpoints and figures", "folder or gs:// URL of a run", run_show),
+        ("verify", "check every checkpoint and the log; status 1 on damage", "folder or gs:// URL", run_verify),
+    ):
+        parser = verbs.add_parser(
+            name,
+            help=text,
+            description=f"{text[0].upper()}{text[1:]}.",
+            epilog=None if name == "verify" else f"columns:\n{LEGEND}",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        parser.add_argument("place", nargs="?" if name == "list" else None, default="runs", metavar="PLACE", help=place)
+        parser.add_argument("--json", type=report_file, metavar="FILE", help="write the figures")
+        parser.set_defaults(run=function)
+
+
+def run_list(args: argparse.Namespace) -> int:
+    """Print one line a run."""
+    import time
+
+    from rich.table import Table
+
+    from tomat.base.reporting import console, progress, write_json
+    from tomat.runs.checkpoints import survey
+    from tomat.runs.record import find_runs, read_record
+    from tomat.runs.summary import summarise
+
+    urls = find_runs(args.place)
+    summaries = []
+    with progress() as bar:
+        for url in bar.track(urls, description="read runs"):
+            record = read_record(url)
+            whole, partial = survey(url, record.temporary_url)
+            summaries.append(summarise(record, whole, len(partial), time.time()))
+    table = Table(title=args.place)
+    for heading, _ in COLUMNS:
+        table.add_column(heading, justify="left" if heading in ("run", "state") else "right", overflow="fold")
+    for summary in summaries:
+        table.add_row(*_cells(summary))
+    console.print(table)
+    for heading, meaning in COLUMNS:
+        console.print(f"{heading}: {meaning}", markup=False, highlight=False)
+    if args.json is not None:
+        write_json(args.json, {"runs": [summary.to_dict() for summary in summaries]})
+    return 0
+
+
+def run_show(args: argparse.Namespace) -> int:
+    """Print one run in detail."""
+    import time
+
+    from rich.table import Table
+
+    from tomat.base.errors import TomatError
+    from tomat.base.reporting import console, write_json
+    from tomat.runs.checkpoints import list_checkpoints
+    from tomat.runs.record import find_runs, read_record
+    from tomat.runs.summary import summarise
+
+    urls = find_runs(args.place)
+    if urls != [args.place.rstrip("/")]:
+        names = ", ".join(url.rsplit("/", 1)[-1] for url in urls)
+        raise TomatError(f"{args.place} holds runs and is none; name one of them: {names}.")
+    record = read_record(urls[0])
+    checkpoints = list_checkpoints(urls[0], record.temporary_url)
+    whole = [found for found in checkpoints if found.whole]
+    summary = summarise(record, whole[-1] if whole else None, len(checkpoints) - len(whole), time.time())
+    table = Table(title=summary.url, show_header=False)
+    for (label, _), cell in zip(COLUMNS, _cells(summary), strict=True):
+        table.add_row(label, cell)
+    hashes = list(dict.fromkeys(event["configuration"] for event in record.events if "configuration" in event))
+    table.add_row("configuration", ", ".join(hashes) or "-")
+    parents = [str(event.get("parent") or event.get("source")) for event in record.events if event["event"] in _ORIGINS]
+    table.add_row("came from", ", ".join(parents) or "-")
+    purpose = " ".join(str(record.config.get("purpose") or "").split())
+    table.add_row("purpose", purpose or "-")
+    for found in checkpoints:
+        kind = "temporary" if found.temporary else "whole" if found.whole else found.reason
+        table.add_row(f"step-{found.step}", kind)
+    console.print(table)
+    history = Table(title="history")
+    for name in ("time (UTC)", "event", "step", "details"):
+        history.add_column(name)
+    for event in record.events:
+        details = {key: value for key, value in event.items() if key not in ("time", "event", "step")}
+        words = ", ".join(f"{key} {value}" for key, value in details.items() if value not in (None, ""))
+        history.add_row(str(event.get("time", ""))[:19], event["event"], str(event.get("step", "")), words)
+    console.print(history)
+    if args.json is not None:
+        figures = {"history": record.events, "configuration_hashes": hashes}
+        write_json(args.json, {**summary.to_dict(), **figures, "checkpoints": [vars(found) for found in checkpoints]})
+    return 0
+
+
+_ORIGINS = ("fork", "warm_start")
+
+
+def run_verify(args: argparse.Namespace) -> int:
+    """Check runs; status 1 if one is damaged."""
+    from tomat.base.reporting import console, counted, progress, write_json
+    from tomat.runs.checkpoints import list_checkpoints
+    from tomat.runs.record import find_runs, read_record
+    from tomat.runs.verify import verify_run
+
+    verdicts = []
+    with progress() as bar:
+        for url in bar.track(find_runs(args.place), description="verify runs"):
+            record = read_record(url)
+            verdicts.append(verify_run(record, list_checkpoints(url, record.temporary_url, read_data=True)))
+    for verdict in verdicts:
+        colour, word = ("red", "damaged") if verdict.problems else ("green", "sound")
+        console.print(
+            f"[{colour}]{word}[/{colour}] {verdict.name}: {counted(verdict.checkpoints, 'whole checkpoint')}, "
+            f"{counted(verdict.log_lines, 'line')} of log",
+            highlight=False,
+        )
+        for problem in verdict.problems:
+            console.print(f"  {problem}", highlight=False, markup=False)
+        for note in verdict.notes:
+            console.print(f"  note: {note}", highlight=False, markup=False)
+    if args.json is not None:
+        write_json(args.json, {"runs": [vars(verdict) for verdict in verdicts]})
+    return 1 if any(verdict.problems for verdict in verdicts) else 0
+
+
+def _cells(summary: "RunSummary") -> list[str]:
+    """A summary as the columns of `list`."""
+    first, last = _number(summary.first_loss), _number(summary.last_loss)
+    return [
+        summary.name,
+        f"{summary.steps_done:,} of {summary.steps_total:,}" if summary.steps_total is not None else "?",
+        f"{summary.state}: {summary.state_detail}" if summary.state_detail else summary.state,
+        "-" if summary.last_whole_step is None else f"step {summary.last_whole_step:,}",
+        str(summary.partial_checkpoints),
+        "-" if summary.first_loss is None else f"{first} -> {last}",
+        _number(summary.validation_loss),
+        "-" if summary.mfu is None else f"{100 * summary.mfu:.1f}",
+        str(summary.survived),
+    ]
+
+
+def _number(value: Any) -> str:
+    return "-" if value is None else f"{value:.4f}"

@@ -1,0 +1,188 @@
+"""`tomat shards verify` and `tomat shards import`."""
+
+import argparse
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tomat.base.arguments import count, report_file
+from tomat.base.errors import TomatError
+from tomat.density.rules import add_rule_flags, refuse_rules
+
+SAMPLE_ROWS = 64
+"""Rows compared with their source: a fault that hits one material in twenty is missed by 4 % of such samples."""
+
+
+def register_verify(verbs: argparse._SubParsersAction) -> None:
+    """Add `verify` to the verbs of `tomat shards`."""
+    parser = verbs.add_parser(
+        "verify",
+        help="read every chunk and compare its checksum; compare rows with their source; repair",
+        description="Read every chunk and compare its checksum, then read a sample of rows back into densities and "
+        "compare them with the source: every voxel must lie in its token's bin.",
+    )
+    parser.add_argument("shards", metavar="PLACE", help="folder or gs:// URL")
+    parser.add_argument("--input", metavar="PLACE", help="the densities (default: where `tomat retokenize` had them)")
+    parser.add_argument("--source", default=None, help="kind of --input, as in `tomat retokenize`")
+    add_rule_flags(parser)
+    parser.add_argument(
+        "--sample", type=count, default=SAMPLE_ROWS, metavar="ROWS", help="default: %(default)s; 0: none"
+    )
+    parser.add_argument("--seed", type=count, default=0, help="of the sample")
+    parser.add_argument("--repair", action="store_true", help="write the damaged chunks again, and only these")
+    parser.add_argument("--json", type=report_file, metavar="FILE", help="write the figures")
+    parser.set_defaults(run=run_verify)
+
+
+def register_import(verbs: argparse._SubParsersAction) -> None:
+    """Add `import` to the verbs of `tomat shards`."""
+    parser = verbs.add_parser(
+        "import",
+        help="take over Parquet rows of input_ids with a meta.json",
+        description="Write the rows of first-generation Parquet files as a shard set, without changing a token.",
+    )
+    parser.add_argument("folder", type=Path, help="the Parquet files and meta.json")
+    parser.add_argument("--output", required=True, metavar="PLACE", help="folder or gs:// URL of the shard set")
+    parser.add_argument("--layout", required=True, help="layout of its sequences, such as v3-p19")
+    parser.add_argument("--codec", type=Path, metavar="FILE", help="codec it was written with (default: of meta.json)")
+    parser.add_argument("--json", type=report_file, metavar="FILE", help="write the figures")
+    parser.set_defaults(run=run_import)
+
+
+def run_verify(args: argparse.Namespace) -> int:
+    """Check, repair if asked, and print the figures."""
+    from tomat.app.token_verbs import NO_CHECKSUM
+    from tomat.base.reporting import console, counted, is_or_are, progress, write_json
+    from tomat.tokens.clipping import clipped_figures, clipped_lines
+    from tomat.tokens.shards import open_shards
+    from tomat.tokens.source_check import compare_with_source, damaged_chunks, repair_chunks, sample_rows
+
+    shards = open_shards(args.shards)
+    started = time.monotonic()
+    get_grid = _source(shards, args) if args.repair or args.sample else None
+    with progress() as bar:
+        task = bar.add_task("Verifying chunks", total=shards.n_blocks)
+        damaged = damaged_chunks(shards, lambda: bar.advance(task))
+        if damaged and args.repair:
+            if get_grid is None:
+                raise TomatError(f"{shards.url} does not say where its densities lie; give them with --input.")
+            task = bar.add_task("Repairing chunks", total=len(damaged))
+            repair_chunks(shards, sorted(damaged), get_grid, lambda: bar.advance(task))
+    n = shards.n_blocks
+    figures: dict[str, Any] = {"url": shards.url, "chunks": shards.n_blocks, "rows": shards.rows}
+    figures |= clipped_figures(shards.manifest.clipped) | {"manifest_has_checksum": shards.manifest.has_checksum}
+    figures |= {"chunks_damaged": len(damaged), "chunks_repaired": len(damaged) if args.repair else 0}
+    if damaged and not args.repair:
+        first = damaged[min(damaged)]
+        raise TomatError(
+            f"{len(damaged)} of {counted(n, 'chunk')} {is_or_are(n)} missing or damaged. The first: {first} Or let "
+            "`tomat shards verify --repair` write it again."
+        )
+    if damaged:
+        which = "chunk" if len(damaged) == 1 else "chunks"
+        console.print(f"repaired {which} {', '.join(map(str, sorted(damaged)))}")
+    every = "" if n == 1 else "all "
+    console.print(f"{shards.url}: {every}{counted(n, 'chunk')} ({counted(shards.rows, 'row')}) {is_or_are(n)} whole")
+    if not shards.manifest.has_checksum:
+        console.print(f"manifest: {NO_CHECKSUM}")
+    for line in clipped_lines(shards.manifest.clipped, shards.manifest.max_clipped_share):
+        console.print(line, markup=False)
+    if get_grid is not None and args.sample:
+        rows = sample_rows(shards.rows, args.sample, args.seed)
+        with progress() as bar:
+            task = bar.add_task("Comparing rows with their source", total=len(rows))
+            sample = compare_with_source(shards, rows, get_grid, lambda: bar.advance(task))
+        figures |= {
+            "rows_compared": sample.rows,
+            "voxels_compared": sample.voxels,
+            "nmae_fraction": sample.nmae,
+            "largest_relative_error_fraction": sample.largest_relative_error,
+        }
+        console.print(
+            f"{counted(sample.rows, 'row')} ({sample.voxels:,} voxels) agree{'s' if sample.rows == 1 else ''} with the "
+            f"source: every voxel lies in its token's bin; NMAE of the sample {100 * sample.nmae:.4f} %"
+        )
+    elif args.sample:
+        console.print(
+            "not compared with its densities: the set does not say where they lie (--input, or --source embedded, says "
+            "it)"
+        )
+    if args.json is not None:
+        write_json(args.json, figures | {"seconds": time.monotonic() - started})
+    return 0
+
+
+def _source(shards: Any, args: argparse.Namespace) -> Callable[[str], Any] | None:
+    """Reads the densities of the set; None if it is not known where they are."""
+    from tomat.base.reporting import console
+    from tomat.base.storage import Store
+    from tomat.tokens.pipeline.config import RetokenizeConfig
+    from tomat.tokens.pipeline.driver import REQUEST_NAME, request_content, rules_without_use
+    from tomat.tokens.pipeline.sources import find_materials
+
+    settings: dict[str, Any] = {}
+    # With both given there is nothing left to learn from the request.
+    content = None if args.input and args.source else Store(shards.url).read(REQUEST_NAME)
+    if content is not None:
+        name, remedy = f"{shards.url}{REQUEST_NAME}", "Say where the densities lie with --input and --source."
+        settings = request_content(content, name, remedy).get("source", {})
+        places, rules = ("source", "input", "filelist", "split_file"), ("species", "accept")
+        good = isinstance(settings, dict) and set(settings) <= {*places, *rules}
+        good = good and all(isinstance(settings.get(name), str | None) for name in places)
+        lists = [settings.get(name, []) for name in rules] if good else []
+        if not good or not all(isinstance(each, list) and all(isinstance(x, str) for x in each) for each in lists):
+            raise TomatError(f"{name} is damaged: it says {settings!r:.200} of where the densities lie. {remedy}")
+        settings = {
+            key: value for key, value in settings.items() if key not in rules_without_use(settings.get("source"))
+        }
+    elif args.input is None and args.source is None:
+        from tomat.density.demo.embedded import demo_materials
+
+        named = {entry.material_id for entry in (*shards.manifest.materials, *shards.manifest.skipped)}
+        # What `tomat tokenise --input` wrote says how it was read.
+        known = shards.manifest.read_rules is None and named <= {each.material_id for each in demo_materials()}
+        if not known:
+            refuse_rules(args.species, args.accept, f"{shards.url}, which does not say where its densities lie")
+            return None
+        settings["source"] = "embedded"
+    if args.source == "embedded" and args.input is None:
+        settings = {}
+    if args.input is not None:
+        settings["input"] = args.input
+    if args.source is not None:
+        settings["source"] = args.source
+    settings |= {key: value for key in ("species", "accept") if (value := getattr(args, key)) is not None}
+    embedded = settings.get("source") == "embedded"
+    # Whatever the split is called, the names find the embedded densities.
+    split = "" if embedded else shards.manifest.split
+    # The codec is not read here; naming one keeps the configuration from asking for a fit on validation data.
+    config = RetokenizeConfig(output=shards.url, split=split, codec="codec.json", **settings)
+    if embedded and args.sample:
+        console.print("compared with the embedded densities")
+    by_id = {material.material_id: material for material in find_materials(config)}
+
+    def get_grid(material_id: str) -> Any:
+        if material_id not in by_id:
+            place = config.input or "the embedded set"
+            raise TomatError(f"{place} has no material {material_id}; is it where the set came from?")
+        return by_id[material_id].read(config.storage_tries)
+
+    return get_grid
+
+
+def run_import(args: argparse.Namespace) -> int:
+    """Import, and print what the set holds."""
+    from tomat.base.reporting import console, counted, write_json
+    from tomat.codec import load_codec
+    from tomat.tokens.import_parquet import import_first_generation
+    from tomat.tokens.layouts import layout_named
+
+    codec = None if args.codec is None else load_codec(args.codec)
+    manifest = import_first_generation(args.folder, args.output, layout_named(args.layout), codec)
+    rows, materials = counted(manifest.rows, "row"), counted(len(manifest.materials), "material")
+    console.print(f"{args.output}: {rows} of {materials} imported")
+    if args.json is not None:
+        figures = {"output": args.output, "rows": manifest.rows, "materials": len(manifest.materials)}
+        write_json(args.json, figures | {"codec_sha256": manifest.codec_sha256})
+    return 0

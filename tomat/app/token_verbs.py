@@ -1,0 +1,228 @@
+"""`tomat tokenise`, `tomat tokens show` and `tomat shards info`; further verbs of the room lie beside it."""
+
+import argparse
+import time
+from pathlib import Path
+from typing import Any
+
+from tomat.app.layout_verbs import register_layouts
+from tomat.app.retokenize_verbs import register_retokenize
+from tomat.app.shard_verbs import register_import, register_verify
+from tomat.base.arguments import count, positive_int, report_file, share, whole_number
+from tomat.base.errors import TomatError
+from tomat.density.rules import add_rule_flags, refuse_rules, rules_of
+
+NO_CHECKSUM = "no checksum of its own: written before manifests had one"
+"""What is said of such a manifest."""
+
+
+def register(subparsers: argparse._SubParsersAction) -> None:
+    """Add the verbs of the tokens room."""
+    _register_tokenise(subparsers)
+    register_retokenize(subparsers)
+    _register_show(subparsers)
+    _register_shards(subparsers)
+
+
+def _register_tokenise(subparsers: argparse._SubParsersAction) -> None:
+    parser = subparsers.add_parser(
+        "tokenise",
+        help="write a shard set from densities, in one process",
+        description="Cut patches out of densities and write them as tokens. Stopped and started again with the same "
+        "arguments it goes on where it was, and ends with the same bytes.",
+    )
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--input", nargs="+", metavar="PATH", help="densities, or folders (also gs://) of them")
+    source.add_argument(
+        "--demo", choices=("train", "validation"), metavar="SPLIT", help="embedded: train or validation"
+    )
+    add_rule_flags(parser)
+    parser.add_argument("--layout", default="v3-p19", help="sequence layout (default: %(default)s)")
+    parser.add_argument("--codec", type=Path, required=True, metavar="FILE", help="from `tomat codec fit`")
+    parser.add_argument("--output", required=True, metavar="PLACE", help="folder or gs:// URL of the shard set")
+    parser.add_argument(
+        "--patches_per_material", type=positive_int, default=64, help="rows a material (default: %(default)s)"
+    )
+    parser.add_argument("--seed", type=count, default=0, help="of the anchors (default: %(default)s)")
+    parser.add_argument("--split", help="name of the split (default: the embedded one, or none)")
+    parser.add_argument(
+        "--max_clipped_share",
+        type=share,
+        metavar="SHARE",
+        help="share of its electrons a material may lose outside the codec, else skipped (default: 0.001)",
+    )
+    parser.add_argument("--json", type=report_file, metavar="FILE", help="write the figures")
+    parser.set_defaults(run=run_tokenise)
+
+
+def _register_show(subparsers: argparse._SubParsersAction) -> None:
+    verbs = subparsers.add_parser("tokens", help="look at sequences").add_subparsers(
+        title="verbs", metavar="VERB", required=True
+    )
+    show = verbs.add_parser(
+        "show",
+        help="a sequence in words",
+        description="A sequence of a shard set, or of a density with --input and --codec, in words: cell, atoms, first "
+        "voxels.",
+    )
+    show.add_argument("shards", nargs="?", metavar="PLACE", help="a shard set: folder or gs:// URL")
+    show.add_argument("--row", type=count, default=0, help="row of the shard set (default: %(default)s)")
+    show.add_argument("--input", metavar="PATH", help="a density instead of a shard set")
+    add_rule_flags(show)
+    show.add_argument(
+        "--anchor", type=whole_number, nargs=3, default=(0, 0, 0), metavar=("X", "Y", "Z"), help="first voxel"
+    )
+    show.add_argument("--layout", default="v3-p19", help="layout for --input (default: %(default)s)")
+    show.add_argument("--codec", type=Path, metavar="FILE", help="codec for --input")
+    show.add_argument("--voxels", type=count, default=8, help="voxels to spell out (default: %(default)s)")
+    show.add_argument("--raw", action="store_true", help="also every token by name")
+    show.set_defaults(run=run_show)
+    register_layouts(verbs)
+
+
+def _register_shards(subparsers: argparse._SubParsersAction) -> None:
+    verbs = subparsers.add_parser("shards", help="look at a shard set").add_subparsers(
+        title="verbs", metavar="VERB", required=True
+    )
+    parser = verbs.add_parser(
+        "info", help="what a shard set holds", description="What a shard set holds, from its manifest alone."
+    )
+    parser.add_argument("shards", metavar="PLACE", help="folder or gs:// URL")
+    parser.add_argument("--json", type=report_file, metavar="FILE", help="write the figures")
+    parser.set_defaults(run=run_info)
+    register_verify(verbs)
+    register_import(verbs)
+
+
+def run_tokenise(args: argparse.Namespace) -> int:
+    """Write the shard set and print what it holds."""
+    from tomat.codec import load_codec
+    from tomat.codec.inputs import demo_inputs, path_inputs
+    from tomat.tokens.clipping import MAX_CLIPPED_SHARE
+    from tomat.tokens.layouts import layout_named
+    from tomat.tokens.shards import open_shards
+    from tomat.tokens.writer import write_shards
+
+    layout, codec = layout_named(args.layout), load_codec(args.codec)
+    rules = rules_of(args.species, args.accept)
+    if args.demo:
+        refuse_rules(args.species, args.accept, "the embedded densities")
+    inputs = demo_inputs(args.demo) if args.demo else path_inputs(args.input, rules)
+    started = time.monotonic()
+    manifest = write_shards(
+        args.output,
+        inputs.material_ids,
+        inputs.get_grid,
+        layout=layout,
+        codec=codec,
+        patches_per_material=args.patches_per_material,
+        seed=args.seed,
+        split=args.demo or "" if args.split is None else args.split,
+        max_clipped_share=MAX_CLIPPED_SHARE if args.max_clipped_share is None else args.max_clipped_share,
+        read_rules=None if args.demo else {"species": rules.species, "accept": sorted(rules.accept)},
+    )
+    _report(open_shards(args.output), args.json, {"seconds": time.monotonic() - started})
+    for material in manifest.skipped:
+        print(f"skipped {material.material_id}: {material.reason}")
+    return 0
+
+
+def run_show(args: argparse.Namespace) -> int:
+    """Print one sequence in words."""
+    from tomat.tokens.vocabulary import Vocabulary
+    from tomat.tokens.words import humanise, token_runs
+
+    if (args.shards is None) == (args.input is None):
+        raise TomatError("Give a shard set, or a density with --input PATH --codec FILE.")
+    if args.input is not None:
+        ids, layout, codec = _sequence_of_density(args)
+    else:
+        from tomat.tokens.shards import open_shards
+
+        refuse_rules(args.species, args.accept, "a shard set")
+        shards = open_shards(args.shards)
+        ids, layout, codec = shards.read_rows(args.row, args.row + 1)[0], shards.layout, shards.codec
+        material = shards.material_of_row(args.row)
+        x, y, z = shards.anchor_of_row(args.row)
+        print(f"row      {args.row:,} of {shards.rows:,}: {material.material_id}, first voxel {x} {y} {z}")
+    print("\n".join(humanise(ids, layout, codec, args.voxels)))
+    if args.raw:
+        for place, names in token_runs(ids, Vocabulary(codec.n_density_tokens)):
+            words = f"PAD x {len(names)}" if names[0] == "PAD" else "  ".join(names)
+            print(f"{place:6d}  {words}")
+    return 0
+
+
+def _sequence_of_density(args: argparse.Namespace) -> tuple[Any, Any, Any]:
+    from tomat.codec import load_codec
+    from tomat.density.io import check_species_apply, open_density
+    from tomat.tokens.patch import encode_sequence, layout_named
+
+    if args.codec is None:
+        raise TomatError("--input needs --codec FILE; fit one with `tomat codec fit`.")
+    layout, codec = layout_named(args.layout), load_codec(args.codec)
+    rules = rules_of(args.species, args.accept)
+    check_species_apply([args.input], rules)
+    grid = open_density(args.input, rules=rules)
+    return encode_sequence(grid, tuple(args.anchor), layout, codec), layout, codec
+
+
+def run_info(args: argparse.Namespace) -> int:
+    """Print what a shard set holds."""
+    from tomat.tokens.shards import open_shards
+
+    _report(open_shards(args.shards), args.json, {})
+    return 0
+
+
+def _report(shards: Any, path: Path | None, extra: dict[str, Any]) -> None:
+    from rich.table import Table
+
+    from tomat.base.reporting import console, counted, write_json
+    from tomat.tokens.clipping import clipped_figures, clipped_lines
+    from tomat.tokens.words import UNIT_WORDS
+
+    manifest = shards.manifest
+    layout = manifest.layout
+    figures = {
+        "url": shards.url,
+        "split": manifest.split,
+        "layout": layout.name,
+        "context_tokens": layout.context,
+        "voxels_per_patch": layout.n_voxels,
+        "rows": manifest.rows,
+        "tokens": manifest.rows * layout.context,
+        "bytes_uncompressed": manifest.rows * layout.context * 2,
+        "chunks": manifest.n_chunks,
+        "block_rows": manifest.block_rows,
+        "materials": len(manifest.materials),
+        "materials_skipped": len(manifest.skipped),
+        "patches_per_material": manifest.patches_per_material,
+        "seed": manifest.seed,
+        "n_density_tokens": manifest.n_density_tokens,
+        "codec_sha256": manifest.codec_sha256,
+        "unit": manifest.unit,
+        "manifest_has_checksum": manifest.has_checksum,
+        "max_clipped_share": manifest.max_clipped_share,
+    }
+    figures |= clipped_figures(manifest.clipped) | extra
+    table = Table(title=shards.url, show_header=False)
+    table.add_row("split", manifest.split or "-")
+    most = "up to " if layout.fills_context else ""
+    table.add_row("layout", f"{layout.name}: {most}{layout.n_voxels:,} voxels, context {layout.context:,}")
+    table.add_row("rows", f"{manifest.rows:,} in {counted(manifest.n_chunks, 'chunk')} of {manifest.block_rows}")
+    skipped = f", {len(manifest.skipped):,} skipped" if manifest.skipped else ""
+    table.add_row(
+        "materials", f"{len(manifest.materials):,}{skipped}, {counted(manifest.patches_per_material, 'row')} each"
+    )
+    table.add_row("tokens", f"{figures['tokens']:,}, {figures['bytes_uncompressed'] / 1e6:,.1f} MB uncompressed")
+    table.add_row(
+        "codec", f"{manifest.n_density_tokens:,} ids, {UNIT_WORDS[manifest.unit]}, {manifest.codec_sha256[:16]}..."
+    )
+    table.add_row("seed", str(manifest.seed))
+    table.add_row("manifest", "its checksum fits" if manifest.has_checksum else NO_CHECKSUM)
+    console.print(table)
+    for line in clipped_lines(manifest.clipped, manifest.max_clipped_share):
+        console.print(line, markup=False)
+    if path is not None:
+        write_json(path, figures)

@@ -1,0 +1,316 @@
+"""From densities to an evaluated model: train, evaluate what was held out, draw it, and write the run's page.
+
+The one module that knows all rooms; the rooms know only those before them.
+"""
+
+import argparse
+import datetime
+import math
+import shlex
+import subprocess
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tomat.base.arguments import config_file, count, report_file
+
+if TYPE_CHECKING:  # the verb pays for these only when it runs
+    from tomat.evaluation.result import TeacherForcedResult
+    from tomat.training.config import TrainConfig
+    from tomat.training.origins import Continuation
+    from tomat.training.preemption import StopRequest
+    from tomat.training.run import TrainResult
+
+DEFAULT_CONFIG = Path("configs/train/demo.yaml")
+EVALUATION_FILE = "evaluation.json"
+PICTURE_FILE = "density.png"
+
+
+def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add the verb `train`."""
+    parser = subparsers.add_parser(
+        "train",
+        help="train a model, evaluate it on held-out materials, write the run's page",
+        description="Train a model, evaluate it on held-out materials and write the run's page. The same run_name "
+        "continues the same run, from its newest whole checkpoint. Any setting of the configuration can follow as "
+        "--a.b VALUE.",
+        epilog="Settings: tomat/training/config.py documents every field.",
+    )
+    parser.add_argument(
+        "--config_path",
+        type=config_file("configs/train/"),
+        metavar="FILE",
+        help=f"configuration (default: {DEFAULT_CONFIG} of a checkout)",
+    )
+    parser.add_argument("--json", type=report_file, metavar="FILE", help="write the figures of the run")
+    parser.add_argument(
+        "--allow_change",
+        default="",
+        metavar="KEY[,KEY...]",
+        help="settings, such as optimizer.learning_rate, that may differ from those the run began with; recorded",
+    )
+    parser.add_argument(
+        "--fork",
+        metavar="NEW_NAME",
+        help="begin run NEW_NAME with model, optimizer state and step of a checkpoint of the run that run_name names",
+    )
+    parser.add_argument(
+        "--fork_step", type=count, metavar="N", help="fork checkpoint step-N (default: the newest whole one)"
+    )
+    parser.add_argument(
+        "--warm_start",
+        metavar="RUN_OR_CHECKPOINT",
+        help="begin a new run with the weights alone of another one: fresh optimizer, step 0, its own warm-up",
+    )
+    parser.add_argument(
+        "--plan_first",
+        action="store_true",
+        help="compile the step for the configured TPU slice first, and do not start a run that cannot fit",
+    )
+    parser.set_defaults(run=run_train, takes_overrides=True)
+
+
+def run_train(args: argparse.Namespace) -> int:
+    """Load the configuration and run the workflow."""
+    from tomat.app.config_keys import check_words
+    from tomat.base.errors import TomatError
+
+    path = args.config_path or DEFAULT_CONFIG
+    if args.config_path is None and not path.exists():
+        raise TomatError(f"{DEFAULT_CONFIG} is not here; name a configuration with --config_path.")
+    started = time.monotonic()
+    if args.fork_step is not None and args.fork is None:
+        raise TomatError("--fork_step needs --fork NEW_NAME.")
+    # Before the seconds that importing JAX and Levanter takes.
+    check_words(path, args.overrides)
+
+    from tomat.base.reporting import console, write_json
+    from tomat.training.config import load_config
+    from tomat.training.origins import Continuation
+    from tomat.training.preemption import StopRequest
+
+    config = load_config(path, args.overrides)
+    fork_of = None
+    if args.fork is not None:
+        fork_of = config.run_name
+        config = load_config(path, [*args.overrides, "--run_name", args.fork])
+    if args.plan_first:
+        refuse_what_cannot_fit(config)
+    allow = tuple(key for key in args.allow_change.split(",") if key)
+    continuation = Continuation(allow, fork_of, args.fork_step, args.warm_start)
+    stop = StopRequest(config.preemption.grace_seconds)
+    try:
+        with stop.listening():
+            figures = train_and_report(config, started, continuation, stop)
+            if args.json is not None:
+                write_json(args.json, figures)
+        return stop.status if figures["training"]["preempted"] else 0
+    finally:
+        if stop.asked:
+            said = f"the same command continues the run: {train_command(args, path)}"
+            console.print(said, soft_wrap=True, markup=False, highlight=False)
+
+
+def train_command(args: argparse.Namespace, path: Path) -> str:
+    """The command line of a training as a shell takes it, to start it again.
+
+    Args:
+        args: As parsed.
+        path: The configuration.
+    """
+    if path.is_relative_to(Path.cwd()):
+        path = path.relative_to(Path.cwd())
+    words = ["tomat", "train", "--config_path", str(path)]
+    for name in ("allow_change", "fork", "fork_step", "warm_start"):
+        if getattr(args, name) not in (None, ""):
+            words += [f"--{name}", str(getattr(args, name))]
+    return shlex.join([*words, *(["--plan_first"] if args.plan_first else []), *args.overrides])
+
+
+def refuse_what_cannot_fit(config: "TrainConfig") -> None:
+    """Plan the run's step for its slice (`tomat plan`), on the machine that is about to run it or another.
+
+    Raises:
+        TomatError: The step needs more memory than a chip has, or cannot be planned.
+    """
+    from tomat.base.errors import TomatError
+    from tomat.base.reporting import console
+    from tomat.planning.compile.compiler import compile_step
+    from tomat.planning.compile.topology import planned_slice
+    from tomat.planning.stages import Stages
+
+    slice_ = planned_slice(config, None)
+    what = f"planning {config.run_name} on {slice_.name}"
+    with Stages() as stages:
+        step = compile_step(config, slice_, memory_only=True, on_stage=lambda stage: stages.show(what, stage))
+    memory = step.memory
+    said = f"{memory.required_bytes / 2**30:.2f} of {memory.capacity_bytes / 2**30:.2f} GiB of each device"
+    if not step.fits:
+        raise TomatError(
+            f"run '{config.run_name}' does not fit {slice_.name}: it needs {said}. "
+            "`tomat plan` with the same arguments looks for the nearest changes that do."
+        )
+    console.print(f"planned: needs {said}")
+
+
+def train_and_report(
+    config: "TrainConfig",
+    started: float,
+    continuation: "Continuation | None" = None,
+    stop: "StopRequest | None" = None,
+) -> dict[str, Any]:
+    """Train, evaluate, draw, write the page.
+
+    Args:
+        config: The run.
+        started: `time.monotonic()` when the user's command began, for `total_seconds`.
+        continuation: Changes by leave, a fork, a warm start; None: none of them.
+        stop: Listening to SIGTERM; None: only the training does.
+
+    Returns:
+        The run's figures, units in the keys.
+    """
+    import jax
+
+    from tomat.app.run_page import write_run_page
+    from tomat.base.reporting import console, write_json
+    from tomat.runs.published import PAGE_FILES, is_remote, publish
+    from tomat.training.run import train
+
+    result = train(config, continuation, stop)
+    # After SIGTERM what is left of the grace is for the pages: the steps are saved.
+    profile_page = write_profile_page(config, result)
+    evaluation = None
+    if config.evaluation.patches_per_material > 0 and config.data.source == "embedded" and not result.preempted:
+        evaluation = evaluate_embedded(config, result)
+    figures: dict[str, Any] = {
+        "run": config.run_name,
+        "training": {key: value for key, value in asdict(result).items() if key != "run_dir"},
+        "total_seconds": time.monotonic() - started,
+    }
+    if evaluation is not None:
+        figures["evaluation"] = evaluation.to_dict()
+        write_json(result.run_dir / EVALUATION_FILE, evaluation.to_dict())
+    if jax.process_index() == 0:
+        page = write_run_page(config, result, evaluation)
+        if is_remote(config.output_dir):
+            publish(config.run_dir, result.run_dir, PAGE_FILES)
+        if evaluation is not None:
+            console.print(evaluation.table())
+        if result.first_step < result.steps:
+            console.print(
+                f"loss {result.first_loss:.4f} -> {result.last_loss:.4f}"
+                f"{loss_change(result.first_loss, result.last_loss)} in {result.train_seconds:.0f} s of training"
+                + (f" from step {result.first_step}" if result.first_step else "")
+                + f"; {figures['total_seconds']:.0f} s since the command began."
+            )
+        console.print(f"page: {page}" + (f", profile: {profile_page}" if profile_page is not None else ""))
+    return figures
+
+
+def loss_change(first: float, last: float) -> str:
+    """` (2.3 times lower)`, ` (1.1 % higher)`; nothing where the two are equal or a ratio says nothing."""
+    if not (math.isfinite(first) and math.isfinite(last) and first > 0 and last > 0):
+        return ""
+    if first >= 1.5 * last:
+        return f" ({first / last:.1f} times lower)"
+    percent = 100 * abs(last / first - 1)
+    if percent < 0.05:
+        return ""
+    return f" ({percent:.1f} % {'lower' if last < first else 'higher'})"
+
+
+def write_profile_page(config: "TrainConfig", result: "TrainResult") -> Path | None:
+    """The tracking page of a run that was profiled: where each cycle of a step went, and the MFU by every convention.
+
+    Returns:
+        The page; None where nothing was profiled, or on a process that is not the first.
+    """
+    import jax
+
+    from tomat.app.profile_verbs import load_breakdown
+    from tomat.base.errors import TomatError
+    from tomat.base.reporting import console
+    from tomat.hardware.chips import slice_named
+    from tomat.hardware.mfu import RunMfu, RunTimes, StepWork
+    from tomat.tracking.report import write_run_page
+    from tomat.training.config import config_hash
+    from tomat.training.tracking import METRICS_FILE, read_metrics
+
+    if jax.process_index() != 0 or not any((result.run_dir / "profiler").rglob("*.xplane.pb")):
+        return None
+    work = StepWork.from_config(config, jax.devices()[0].platform)
+    times = RunTimes.from_rows(read_metrics(result.run_dir / METRICS_FILE))
+    mfu = RunMfu(work, times, slice_named(config.slice) if config.slice is not None else None).to_dict()
+    try:
+        breakdown = load_breakdown(str(result.run_dir))
+        return write_run_page(
+            result.run_dir,
+            Path(config.tracking_dir),
+            breakdown,
+            mfu,
+            run_name=config.run_name,
+            baseline=config.baseline,
+            commit=_commit(),
+            date=datetime.date.today().isoformat(),
+            config_hash=config_hash(config),
+        )
+    except TomatError as error:
+        # The run itself is whole; a trace that cannot be read must not make it look failed.
+        console.print(f"[yellow]warning:[/yellow] no profile page: {error}")
+        return None
+
+
+def _commit() -> str:
+    """The commit of the code that runs, `-dirty` with local changes; empty outside a checkout."""
+    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+
+
+def evaluate_embedded(config: "TrainConfig", result: "TrainResult") -> "TeacherForcedResult":
+    """Teacher-forced evaluation on the embedded materials that were held out, and the picture of the first of them."""
+    import haliax as hax
+
+    from tomat.base.reporting import progress
+    from tomat.density.demo.embedded import demo_materials, load_demo
+    from tomat.evaluation.picture import draw_plane, teacher_forced_plane
+    from tomat.evaluation.teacher_forced import TeacherForcedConfig, TeacherForcedEvaluator
+    from tomat.training.run import load_trained
+
+    run = load_trained(result.run_dir)
+    names = [material.material_id for material in demo_materials("validation")]
+    trainer = config.trainer_config()
+    settings = TeacherForcedConfig(
+        patches_per_material=config.evaluation.patches_per_material, seed=config.evaluation.seed
+    )
+    with trainer.use_device_mesh():
+        evaluator = TeacherForcedEvaluator(
+            run.codec,
+            config.data.sequence_layout,
+            settings.for_devices(trainer.data_axis_size),
+            axis_mapping=trainer.compute_axis_mapping,
+            policy=trainer.mp,
+        )
+        model = hax.shard(run.model, trainer.parameter_axis_mapping)
+        with progress() as bar:
+            task = bar.add_task("evaluate", total=len(names))
+            evaluation = evaluator.evaluate(
+                model,
+                names,
+                load_demo,
+                settings={
+                    "run": config.run_name,
+                    "step": run.step,
+                    "weights": run.weights,
+                    "materials_from": "embedded validation",
+                },
+                on_material=lambda _: bar.advance(task),
+            )
+        if config.evaluation.picture:
+            plane = teacher_forced_plane(evaluator, model, load_demo(names[0]))
+            draw_plane(plane, result.run_dir / PICTURE_FILE)
+    return evaluation

@@ -1,0 +1,161 @@
+"""What the verbs share in reading a command line: one parser, and the types of its numbers and files.
+
+Only the standard library, so that a wrong word is refused before anything heavy is imported.
+"""
+
+import argparse
+import contextlib
+import math
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from tomat.base.errors import TomatError
+
+STANDARD_OUTPUT = Path("-")
+"""`--json -`: the report goes to standard output, and everything else to standard error."""
+CONFIG_FILE = "config.yaml"
+"""What makes a folder the folder of a run."""
+
+
+class Parser(argparse.ArgumentParser):
+    """An `ArgumentParser` that refuses with one `TomatError`, in every verb alike.
+
+    Flags are printed with underscores, as the keys of the configuration are, and taken with dashes too. A flag cannot
+    be abbreviated: among overrides (`--a.b VALUE`) a misspelt key would be read as some flag that begins alike.
+    """
+
+    def __init__(self, *args, **kwargs) -> None:
+        super().__init__(*args, **{"allow_abbrev": False, **kwargs})
+
+    # Subparsers are called through this method as well.
+    def parse_known_args(self, args=None, namespace=None):  # pyright: ignore[reportIncompatibleMethodOverride]
+        """As `ArgumentParser` does it; words that belong to nothing are refused by a verb that takes no overrides."""
+        words = [self._flag_as_declared(word) for word in (sys.argv[1:] if args is None else args)]
+        words[:1] = [self._verb_as_declared(word) for word in words[:1]]
+        found, rest = super().parse_known_args(words, namespace)
+        if getattr(found, "takes_overrides", False):
+            rest = underscored(rest)
+        elif rest:
+            self.error(f"unrecognized arguments: {' '.join(rest)}")
+        return found, rest
+
+    def error(self, message: str) -> NoReturn:
+        """Refuse the command line.
+
+        Raises:
+            TomatError: Always.
+        """
+        raise TomatError(f"{message.rstrip('.')}. `{self.prog} --help` says what is expected.")
+
+    def _flag_as_declared(self, word: str) -> str:
+        """`--max-batch` as `--max_batch`, where that is a flag."""
+        name, equals, value = word.partition("=")
+        spelt = underscored_flag(name) if name.startswith("--") else name
+        return spelt + equals + value if spelt in self._option_string_actions else word
+
+    def _verb_as_declared(self, word: str) -> str:
+        """`demo_data` as `demo-data`, where that is a verb."""
+        verbs = [action.choices for action in self._actions if isinstance(action, argparse._SubParsersAction)]
+        spelt = word.replace("_", "-")
+        return spelt if any(spelt in names for names in verbs if names) else word
+
+
+def underscored_flag(name: str) -> str:
+    """`--a-b.c-d` as `--a_b.c_d`."""
+    return "--" + name[2:].replace("-", "_")
+
+
+def underscored(overrides: Sequence[str]) -> list[str]:
+    """Overrides with underscores in their keys. Values stay: `["--a-b", "c-d"]` as `["--a_b", "c-d"]`."""
+    words, is_value = [], False
+    for word in overrides:
+        name, equals, value = word.partition("=")
+        if is_value or not name.startswith("--"):
+            words.append(word)
+            is_value = False
+        else:
+            words.append(underscored_flag(name) + equals + value)
+            is_value = not equals
+    return words
+
+
+def _number[Number: (int, float)](
+    convert: Callable[[str], Number], holds: Callable[[Number], bool], expected: str
+) -> Callable[[str], Number]:
+    """An argparse type: a number for which `holds` is true, which it is for no NaN; `expected` says which these are."""
+
+    def parse(text: str) -> Number:
+        with contextlib.suppress(ValueError):
+            value = convert(text)
+            if holds(value):
+                return value
+        raise argparse.ArgumentTypeError(f"found '{text}', expected {expected}")
+
+    return parse
+
+
+MOST = 2**53
+"""No count on a command line is larger; beyond it a float no longer holds every whole number."""
+
+positive_int = _number(int, lambda value: 1 <= value <= MOST, "a whole number of at least 1")
+count = _number(int, lambda value: 0 <= value <= MOST, "a whole number of at least 0")
+whole_number = _number(int, lambda value: -MOST <= value <= MOST, "a whole number")
+positive_float = _number(float, lambda value: 0 < value < math.inf, "a finite number above 0")
+share = _number(float, lambda value: 0 <= value <= 1, "a share from 0 to 1")
+percent = _number(float, lambda value: 0 <= value < math.inf, "a percentage of at least 0")
+
+
+def existing_file(text: str) -> Path:
+    """An argparse type: a local file that is there."""
+    # Of os.path and not of Path, which raises on names that are too long.
+    if not os.path.exists(text):
+        raise argparse.ArgumentTypeError(f"{text} does not exist")
+    if os.path.isdir(text):
+        raise argparse.ArgumentTypeError(f"{text} is a folder, expected a file")
+    return Path(text)
+
+
+def config_file(shipped: str) -> Callable[[str], Path]:
+    """An argparse type: a configuration that is there.
+
+    Args:
+        shipped: folder of those that ship with tomat, named when it is not.
+    """
+
+    def parse(text: str) -> Path:
+        if not os.path.exists(text):
+            raise argparse.ArgumentTypeError(f"config file {text} does not exist; {shipped} holds the ones that ship")
+        return existing_file(text)
+
+    return parse
+
+
+def run_folder(text: str) -> Path:
+    """An argparse type: the local folder of a run."""
+    if not os.path.isfile(os.path.join(text, CONFIG_FILE)):
+        raise argparse.ArgumentTypeError(
+            f"{text} is not a run: it has no {CONFIG_FILE}; give a folder that `tomat train` made, such as runs/demo"
+        )
+    return Path(text)
+
+
+def output_file(text: str) -> Path:
+    """An argparse type: a local file that can be written. Its folder need not be there."""
+    if os.path.isdir(text):
+        raise argparse.ArgumentTypeError(f"{text} is a folder, expected the name of a file")
+    folder = os.path.dirname(os.path.abspath(text))
+    while not os.path.lexists(folder):
+        folder = os.path.dirname(folder)
+    if not os.path.isdir(folder):
+        raise argparse.ArgumentTypeError(f"{text} lies below {folder}, which is no folder")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise argparse.ArgumentTypeError(f"{text} cannot be written: no permission in {folder}")
+    return Path(text)
+
+
+def report_file(text: str) -> Path:
+    """An argparse type: a file that can be written, or `-` for standard output."""
+    return STANDARD_OUTPUT if text == str(STANDARD_OUTPUT) else output_file(text)

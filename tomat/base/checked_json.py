@@ -1,0 +1,65 @@
+"""JSON files that carry a checksum of their own content.
+
+A bit that flips in a name or a number leaves valid JSON. The checksum is over the content, not the bytes, so that a
+file that was only laid out anew still counts as whole. Files of before there was one are read, and whoever reads them
+is told.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from tomat.base.documents import parse_json
+from tomat.base.errors import TomatError
+
+CHECKSUM_KEY = "content_sha256"
+"""Holds the checksum of everything else in the file."""
+
+
+def content_checksum(content: Mapping[str, Any]) -> str:
+    """SHA-256 of the content as JSON with sorted keys and no white space, without `CHECKSUM_KEY`."""
+    rest = {key: value for key, value in content.items() if key != CHECKSUM_KEY}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def with_checksum(content: Mapping[str, Any]) -> dict[str, Any]:
+    """The content with its checksum."""
+    return {**content, CHECKSUM_KEY: content_checksum(content)}
+
+
+def parse_checked(text: str | bytes, source: str, what: str, remedy: str) -> tuple[dict[str, Any], bool]:
+    """The content of a JSON object, and whether it had a checksum, which is taken out.
+
+    Args:
+        text: the file's.
+        source: path or URL, named in errors.
+        what: what the file should be, such as `a manifest of a shard set`.
+        remedy: a sentence that says what to do about a damaged one.
+
+    Raises:
+        TomatError: if it is no JSON object, or its content has another checksum than it says.
+    """
+    content = parse_json(text, f"{source} is not {what}: it", remedy)
+    if not isinstance(content, dict):
+        raise TomatError(f"{source} is not {what}: it holds a {type(content).__name__}. {remedy}")
+    if CHECKSUM_KEY not in content:
+        return content, False
+    expected = content.pop(CHECKSUM_KEY)
+    found = content_checksum(content)
+    if found != expected:
+        raise TomatError(
+            f"{source} is damaged: its content hashes to {found[:12]}..., the file says {str(expected)[:12]}... "
+            f"{remedy}"
+        )
+    return content, True
+
+
+def refuse_unknown_keys(content: Mapping[str, Any], known: frozenset[str], source: str, remedy: str) -> None:
+    """Refuse a key that no version writes, in a file without a checksum: damage may have made it of a known one.
+
+    Raises:
+        TomatError: naming the key.
+    """
+    if unknown := sorted(set(content) - known):
+        raise TomatError(f"{source} is damaged: it has no checksum, and an unknown key {unknown[0]!r}. {remedy}")

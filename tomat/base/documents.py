@@ -1,0 +1,62 @@
+"""JSON and YAML of files that may be damaged: values, or one TomatError that names the file."""
+
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeGuard
+
+import yaml
+
+from tomat.base.errors import TomatError
+
+YAML_ERRORS = (yaml.YAMLError, ValueError, TypeError, AttributeError, LookupError, ArithmeticError, RecursionError)
+"""What PyYAML 6 raises: it lets through what its constructors of dates, numbers and truth values raise (`!!bool x` is a
+KeyError), and deep nesting ends in a RecursionError."""
+
+
+def parse_json(text: str | bytes, origin: str | Path, remedy: str = "Write it again.") -> Any:
+    """The value of a JSON text.
+
+    Raises:
+        TomatError: it is not JSON; `origin` names it and `remedy` says what to do.
+    """
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise TomatError(f"{origin} is not JSON ({error}). {remedy}") from None
+
+
+def read_json(path: Path, remedy: str = "Write it again.") -> Any:
+    """The value in a JSON file.
+
+    Raises:
+        TomatError: it cannot be read, or is not JSON.
+    """
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise TomatError(f"{path}: cannot be read ({error.strerror or error}).") from None
+    return parse_json(data, path, remedy)
+
+
+def parse_yaml(text: str | bytes, origin: str | Path, remedy: str = "Restore it.") -> Any:
+    """The value of a YAML text.
+
+    Raises:
+        TomatError: it is not YAML; `origin` names it and `remedy` says what to do.
+    """
+    try:
+        return yaml.safe_load(text)
+    except YAML_ERRORS as error:
+        raise TomatError(f"{origin} is not YAML ({' '.join(str(error).split())}). {remedy}") from None
+
+
+def is_figure(value: Any) -> TypeGuard[int | float]:
+    """Whether a value is a finite number that a float can hold; truth values are none."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+
+
+def mapping(value: Any) -> Mapping[str, Any]:
+    """A value's keys, none where it is something else."""
+    return value if isinstance(value, Mapping) else {}

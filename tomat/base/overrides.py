@@ -1,0 +1,90 @@
+"""Configuration files and `--a.b value` overrides as plain nested values, before any dataclass sees them.
+
+Without JAX, so that the configuration of a tokenising worker is read in milliseconds.
+"""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tomat.base.documents import YAML_ERRORS
+from tomat.base.errors import TomatError
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())
+
+
+def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
+    """`["--a.b", "1", "--c=x"]` as `{"a": {"b": 1}, "c": "x"}`; values are read as YAML, and `--a-b` is `--a_b`.
+
+    Raises:
+        TomatError: A word that is no flag, a flag without a value, or two of which one would undo the other.
+    """
+    result: dict[str, Any] = {}
+    words = list(overrides)
+    while words:
+        word = words.pop(0)
+        if not word.startswith("--") or len(word) < 3:
+            raise TomatError(f"found '{word}' where an override of the form --a.b VALUE was expected.")
+        name, equals, text = word[2:].partition("=")
+        name = name.replace("-", "_")
+        if not equals:
+            if not words:
+                raise TomatError(f"override --{name} has no value; give one, as in --{name} VALUE.")
+            text = words.pop(0)
+        try:
+            value = yaml.safe_load(text)
+        except YAML_ERRORS as error:
+            raise TomatError(f"the value of --{name} is not YAML: {text!r} ({_one_line(error)}).") from error
+        # YAML 1.1 reads 1e-3 (without a dot) as text, which no user of a learning rate means.
+        if isinstance(value, str) and re.fullmatch(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+", value):
+            value = float(value)
+        *parents, leaf = name.split(".")
+        node = result
+        for parent in parents:
+            node = node.setdefault(parent, {})
+            if not isinstance(node, dict):
+                raise TomatError(f"override --{name} goes below --{parent}, which was given a value of its own.")
+        if isinstance(node.get(leaf), dict):
+            raise TomatError(
+                f"override --{name} would replace what was given below it before; give the one or the other."
+            )
+        node[leaf] = value
+    return result
+
+
+def read_yaml(config_path: str | Path, shipped: str) -> dict[str, Any]:
+    """The keys and values of a YAML file; an empty file has none.
+
+    Args:
+        config_path: the file.
+        shipped: folder of the configurations that ship with tomat, named when the file does not exist.
+
+    Raises:
+        TomatError: A file that is missing, is not YAML, or holds something else than keys and values.
+    """
+    path = Path(config_path)
+    try:
+        loaded = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise TomatError(f"config file {path} does not exist; {shipped} holds the ones that ship.") from error
+    except OSError as error:
+        raise TomatError(f"config file {path} cannot be read: {error.strerror or error}.") from error
+    except YAML_ERRORS as error:
+        raise TomatError(f"config file {path} is not YAML: {_one_line(error)}") from error
+    if not isinstance(loaded, dict | None):
+        raise TomatError(f"config file {path} holds a {type(loaded).__name__}; expected keys and values.")
+    return loaded or {}
+
+
+def tomat_cause(error: BaseException | None) -> TomatError | None:
+    """The TomatError that `error` wraps, if there is one."""
+    while error is not None:
+        if isinstance(error, TomatError):
+            return error
+        error = error.__cause__ or error.__context__
+    return None

@@ -1,0 +1,149 @@
+"""Where input, output and worker are, and whether that is one place.
+
+Reading a bucket from another region costs money by the byte and made a training step wait a minute for its data; so it
+should be a decision.
+"""
+
+import json
+import logging
+import os
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tomat.base.errors import TomatError
+
+DUAL_REGIONS: Mapping[str, tuple[str, ...]] = {
+    "nam4": ("us-central1", "us-east1"),
+    "eur4": ("europe-north1", "europe-west4"),
+    "eur5": ("europe-west1", "europe-west2"),
+    "eur7": ("europe-west2", "europe-west3"),
+    "eur8": ("europe-west3", "europe-west6"),
+    "asia1": ("asia-northeast1", "asia-northeast2"),
+}
+"""Predefined dual-regions of Cloud Storage (cloud.google.com/storage/docs/locations)."""
+
+MULTI_REGIONS: Mapping[str, str] = {"us": "us-", "eu": "europe-", "asia": "asia-"}
+"""Multi-regions of Cloud Storage and how the names of their regions begin (same page)."""
+
+METADATA_HOST = "metadata.google.internal"
+"""Metadata server of a Google virtual machine; `GCE_METADATA_HOST` names another, as Google's own libraries have it."""
+
+METADATA_TIMEOUT_SECONDS = 2.0
+"""It answers within milliseconds where there is one."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """A role in the job and where it is."""
+
+    role: str
+    """`input`, `output` or `worker`; of a run, `training data`, `checkpoints`, `machine`."""
+    what: str
+    """The bucket, or the machine."""
+    region: str
+    """`us-east5`; a multi- or dual-region, `us`, `nam4`; `amazon s3` for another provider's bucket."""
+
+
+def same_region(first: str, second: str) -> bool:
+    """True if data between the two stays in a region: the same one, or one that the other consists of."""
+    if first == second:
+        return True
+    for whole, part in ((first, second), (second, first)):
+        if part in DUAL_REGIONS.get(whole, ()) or (whole in MULTI_REGIONS and part.startswith(MULTI_REGIONS[whole])):
+            return True
+    return False
+
+
+def bucket_region(url: str) -> str | None:
+    """Region of the bucket of a URL, in lower case; None for a folder, and where the bucket does not tell."""
+    scheme, separator, rest = url.partition("://")
+    if not separator or scheme == "file":
+        return None
+    if scheme == "s3":
+        return "amazon s3"
+    if scheme not in ("gs", "gcs"):
+        return None
+    import fsspec
+
+    # gcsfs logs what it raises, with a traceback; that the region is not known is no news.
+    logging.getLogger("gcsfs").setLevel(logging.CRITICAL)
+    try:
+        filesystem, _ = fsspec.core.url_to_fs(url)
+        answer = filesystem.call("GET", "b/{}", rest.split("/")[0], json_out=True)
+        return str(answer["location"]).lower()
+    # A reader of objects need not be allowed to read the bucket itself; gcsfs has an exception of its own for each way.
+    except Exception:
+        return None
+
+
+def instance_metadata(key: str, timeout_seconds: float = METADATA_TIMEOUT_SECONDS) -> str | None:
+    """`instance/<key>` of this Google virtual machine; None elsewhere, or where there is no answer.
+
+    The server is Google's, or the one that `GCE_METADATA_HOST` names, as for Google's own libraries.
+    """
+    host = os.environ.get("GCE_METADATA_HOST", METADATA_HOST)
+    request = urllib.request.Request(
+        f"http://{host}/computeMetadata/v1/instance/{key}", headers={"Metadata-Flavor": "Google"}
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=timeout_seconds) as answer:
+            return answer.read().decode().strip()
+    except (urllib.error.URLError, OSError, ValueError):
+        return None
+
+
+def worker_region() -> str | None:
+    """Region of the Google virtual machine this runs on, such as `us-east5`; None elsewhere."""
+    zone = instance_metadata("zone")
+    return zone.rsplit("/", 1)[-1].rsplit("-", 1)[0] or None if zone is not None else None
+
+
+def known_places(input_url: str, output_url: str) -> list[Place]:
+    """The regions of input, output and this machine, as far as they are known."""
+    found = [
+        Place("input", input_url, bucket_region(input_url) or ""),
+        Place("output", output_url, bucket_region(output_url) or ""),
+    ]
+    # A folder is on the worker; asking where the worker is takes up to two seconds off Google's network.
+    if any(place.region for place in found):
+        found.append(Place("worker", "this machine", worker_region() or ""))
+    return [place for place in found if place.region]
+
+
+def check_regions(
+    places: list[Place],
+    allow_cross_region: bool,
+    *,
+    cost: str = "Moving the data between them is slow and is charged by the byte",
+    remedy: str = "Run where the data is, or add --allow_cross_region.",
+) -> str | None:
+    """Refuse to move the data between regions unless that is allowed.
+
+    Args:
+        places: What there is, and where.
+        allow_cross_region: It is allowed.
+        cost: What it costs, a sentence without its full stop.
+        remedy: What to do instead, a sentence.
+
+    Returns:
+        What to say when it is allowed and happens; None when all is in one region.
+
+    Raises:
+        TomatError: naming the regions.
+    """
+    apart = [
+        (first, second)
+        for i, first in enumerate(places)
+        for second in places[i + 1 :]
+        if not same_region(first.region, second.region)
+    ]
+    if not apart:
+        return None
+    listed = ", ".join(f"{place.role} ({place.what}) in {place.region}" for place in places)
+    if not allow_cross_region:
+        roles = [place.role for place in places]
+        named = f"{', '.join(roles[:-1])} and {roles[-1]}".capitalize()
+        raise TomatError(f"{named} are in different regions: {listed}. {cost}. {remedy}")
+    return f"data moves between regions: {json.dumps({place.role: place.region for place in places}, sort_keys=True)}"

@@ -1,0 +1,108 @@
+"""Places that cannot be reached now: told from broken data, and tried again.
+
+A material that is broken is its own fault; a place that does not answer is nobody's, and must never be taken for a
+broken material: such reads are tried again, and then end the run.
+"""
+
+import errno
+import gzip
+import logging
+import random
+import time
+from collections.abc import Callable, Iterator
+
+from tomat.base.errors import RetryableError
+from tomat.base.reporting import counted
+
+STORAGE_TRIES = 7
+"""How often a request to a bucket is tried before the place counts as unreachable: 6 waits of 0.5 to 16 s, half a
+minute in all. TensorStore's own default, 32 waits of up to 32 s, would hide an outage for a quarter of an hour."""
+
+LONGEST_WAIT_SECONDS = 16.0
+"""Between two tries; the wait doubles from half a second."""
+
+PASSING_ERRNOS = frozenset(
+    {
+        errno.EAGAIN,
+        errno.EBUSY,
+        errno.EMFILE,
+        errno.ENFILE,
+        errno.ENOMEM,
+        errno.ESTALE,
+        errno.ETIMEDOUT,
+        errno.ENOTCONN,
+        errno.ECONNRESET,
+        errno.EHOSTDOWN,
+        errno.EHOSTUNREACH,
+        errno.ENETDOWN,
+        errno.ENETUNREACH,
+    }
+)
+"""What the operating system says of a network, of a mounted bucket or NFS that does not answer, and of a machine short
+of handles or memory; none of it is the fault of a file."""
+
+
+class UnreachableError(RetryableError):
+    """A place could not be read for no fault of the material."""
+
+
+def with_retries[Result](read: Callable[[], Result], place: str, tries: int = STORAGE_TRIES) -> Result:
+    """Call `read`; where it fails because a place cannot be reached, wait and call it again.
+
+    gcsfs tries a request six times by itself; this is for outages that last longer, and for file systems behind which
+    there is a network.
+
+    Raises:
+        UnreachableError: after the last try.
+        TomatError: what `read` raises for another reason, at once.
+    """
+    # gcsfs logs what it raises, with a traceback, which a user would take for a crash; here it becomes one line.
+    logging.getLogger("gcsfs").setLevel(logging.CRITICAL)
+    remote = "://" in place
+    for attempt in range(tries):
+        try:
+            return read()
+        except MemoryError:
+            raise
+        except Exception as error:
+            cause = outage(error) if remote else local_fault(error)
+            # A disk, too, says EIO, of a sector that is lost for good: after the last try that is the file's fault.
+            lost = isinstance(cause, OSError) and cause.errno == errno.EIO and not remote
+            if cause is None or (lost and attempt + 1 == tries):
+                raise
+            if attempt + 1 == tries:
+                check = "the bucket, the credentials and the network" if remote else "the disk or the network"
+                raise UnreachableError(
+                    f"{place} cannot be reached after {counted(tries, 'try', 'tries')}: {type(cause).__name__}: "
+                    f"{cause}. Check {check}, then run the same command again; it goes on where it stopped."
+                ) from error
+        # Many workers meet the same outage; a random part keeps them from coming back at the same moment.
+        time.sleep(min(0.5 * 2**attempt, LONGEST_WAIT_SECONDS) * random.uniform(0.75, 1.25))
+    raise AssertionError("tries is at least 1")
+
+
+def outage(error: BaseException | None) -> BaseException | None:
+    """The cause of `error` that says that a place cannot be reached; None if the data is at fault."""
+    for cause in _causes(error):
+        # What a decompressor says of damaged data, and what a store says of a missing object.
+        if isinstance(cause, gzip.BadGzipFile | FileNotFoundError | IsADirectoryError | NotADirectoryError):
+            return None
+        # aiohttp, requests, botocore, google-auth and gcsfs have no common base class, and importing them to ask costs
+        # a second.
+        module = type(cause).__module__.split(".")[0]
+        if isinstance(cause, OSError) or module in ("aiohttp", "requests", "botocore", "google", "gcsfs"):
+            return cause
+    return None
+
+
+def local_fault(error: BaseException | None) -> OSError | None:
+    """The cause of `error` that says that a file system could not answer; None if the file is at fault."""
+    # EIO is worth another try, but of a disk of this machine it stays.
+    faults = PASSING_ERRNOS | {errno.EIO}
+    return next((each for each in _causes(error) if isinstance(each, OSError) and each.errno in faults), None)
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__

@@ -1,0 +1,1 @@
+"""Everything that measures tomat itself."""

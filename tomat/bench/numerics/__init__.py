@@ -1,0 +1,1 @@
+"""Variants of a configuration, trained over seeds: which learn the same."""

@@ -1,0 +1,172 @@
+"""The runs behind the comparison: each a `tomat train` in a process of its own, continued where it was stopped."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from tomat.base.errors import TomatError
+from tomat.bench.numerics.variants import PlannedRun
+from tomat.evaluation.result import TeacherForcedResult
+from tomat.runs.record import CONFIG_FILE, RunRecord, read_record
+
+EVALUATION_FILE = "evaluation.json"
+"""Written by `tomat train` at the very end of a run."""
+LOCK_FILE = "numerics.lock"
+LOGS_DIR = "logs"
+PREEMPTED_STATUS = 143
+"""Of a run that SIGTERM stopped (`tomat.training.preemption.EXIT_STATUS`, which needs JAX)."""
+LOG_LINES_SHOWN = 12
+SETTLED_ELSEWHERE = ("output_dir", "tracking_dir", "purpose")
+"""Keys of a configuration that say nothing about how a run computes."""
+
+
+@dataclass(frozen=True)
+class FinishedRun:
+    """What one run left."""
+
+    seed: int
+    losses: np.ndarray
+    """Training loss of every step, float64 [steps]."""
+    held_out_nmae_median: float
+    """Of the median decoder, teacher-forced, mean over the held-out materials; a fraction."""
+    held_out_nemd: float
+    """Mean over the held-out materials; a fraction."""
+    devices: str
+    """Such as `1 x cpu`."""
+    train_seconds: float
+    """Wall-clock of its steps, compilation and evaluation included."""
+
+
+def read_finished(run: PlannedRun) -> FinishedRun | None:
+    """The run's figures; None where it has not ended yet.
+
+    Raises:
+        TomatError: The folder holds a run of that name with other settings, or its files are damaged.
+    """
+    folder = Path(run.config.run_dir)
+    if not (folder / CONFIG_FILE).exists():
+        return None
+    record = read_record(str(folder))
+    _check_settings(run, record, folder)
+    steps = run.config.trainer.num_train_steps
+    if len(record.rows) < steps or not (folder / EVALUATION_FILE).exists():
+        return None
+    losses = {row["step"]: row.get("train/loss") for row in record.rows}
+    missing = [step for step in range(steps) if losses.get(step) is None]
+    if missing:
+        raise TomatError(f"{folder} has no loss of step {missing[0]}; delete the folder and start again.")
+    try:
+        evaluation = TeacherForcedResult.from_dict(json.loads((folder / EVALUATION_FILE).read_text(encoding="utf-8")))
+    except (ValueError, KeyError, TomatError) as error:
+        raise TomatError(f"{folder / EVALUATION_FILE} is damaged ({error}); delete it and start again.") from error
+    started = [event for event in record.events if event["event"] in ("start", "resume")]
+    return FinishedRun(
+        seed=run.seed,
+        losses=np.array([losses[step] for step in range(steps)], dtype=np.float64),
+        held_out_nmae_median=evaluation.spread("teacher_forced_nmae_median").mean,
+        held_out_nemd=evaluation.spread("teacher_forced_nemd").mean,
+        devices=str(started[-1].get("devices", "")) if started else "",
+        train_seconds=float(sum(row.get("wall_seconds") or 0.0 for row in record.rows)),
+    )
+
+
+def _check_settings(run: PlannedRun, record: RunRecord, folder: Path) -> None:
+    from tomat.training.config import config_from_dict
+    from tomat.training.resume import plain_values
+
+    # Read back once, as the recorded one has been: decoding settles 1 against 1.0.
+    planned = plain_values(config_from_dict(run.config.to_dict()))
+    recorded = plain_values(config_from_dict(record.config, str(folder / CONFIG_FILE)))
+    differing = sorted(
+        f"{key}.{name}"
+        for key in planned.keys() | recorded.keys()
+        if key not in SETTLED_ELSEWHERE
+        for name in _differing(planned.get(key), recorded.get(key))
+    )
+    if differing:
+        raise TomatError(
+            f"{folder} holds a run with other settings ({', '.join(differing).replace('.,', ',').rstrip('.')}); "
+            "name another --output_dir, or delete that folder."
+        )
+
+
+def _differing(first: Any, second: Any) -> list[str]:
+    if isinstance(first, Mapping) and isinstance(second, Mapping):
+        return [name for name in first.keys() | second.keys() if first.get(name) != second.get(name)]
+    return [] if first == second else [""]
+
+
+def train_all(
+    runs: Sequence[PlannedRun], output_dir: Path, on_run: Callable[[PlannedRun, str], None]
+) -> dict[str, FinishedRun]:
+    """Train every run that has not ended, one after the other.
+
+    Args:
+        runs: In order.
+        output_dir: Holds them; only one process trains in it at a time.
+        on_run: Told of each run what becomes of it: `training`, then `done`.
+
+    Returns:
+        By run name.
+
+    Raises:
+        TomatError: A run that fails or is stopped, with the end of its log; what is done stays done.
+    """
+    finished = {}
+    with _alone_in(output_dir) as lock:
+        # Every folder is looked at before hours of work, so that one made otherwise is found first.
+        for run in runs:
+            read_finished(run)
+        for run in runs:
+            found = read_finished(run)
+            if found is None:
+                on_run(run, "training")
+                _train(run, output_dir / LOGS_DIR / f"{run.name}.log", lock)
+                found = read_finished(run)
+            if found is None:
+                raise TomatError(f"run {run.name} ended without all of its steps and its evaluation; see its log.")
+            finished[run.name] = found
+            on_run(run, "done")
+    return finished
+
+
+def _train(run: PlannedRun, log: Path, lock: IO[str]) -> None:
+    log.parent.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, "-m", "tomat.app.cli", "train", *run.words]
+    with log.open("a") as output:
+        # The child holds the lock too: killed alone, this process leaves a run that nobody else may touch yet.
+        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, pass_fds=[lock.fileno()])
+        try:
+            status = process.wait()
+        except BaseException:
+            process.terminate()  # saves a checkpoint
+            process.wait()
+            raise
+    if status == PREEMPTED_STATUS:
+        raise TomatError(f"run {run.name} was stopped and has saved a checkpoint; the same command goes on from there.")
+    if status != 0:
+        said = "\n".join(log.read_text(errors="replace").splitlines()[-LOG_LINES_SHOWN:])
+        raise TomatError(f"run {run.name} ended with status {status}; its log {log} ends:\n{said}")
+
+
+@contextlib.contextmanager
+def _alone_in(folder: Path) -> Iterator[IO[str]]:
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / LOCK_FILE).open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise TomatError(
+                f"another process trains in {folder} (it holds {LOCK_FILE}); wait for it, or name another --output_dir."
+            ) from None
+        yield file

@@ -1,0 +1,122 @@
+"""`tomat bench profile`: how fast a large trace is read and broken down, and in how much memory."""
+
+import argparse
+from pathlib import Path
+
+from tomat.base.arguments import existing_file, positive_int, report_file
+
+DEFAULT_EVENTS = 1_000_000
+GOAL_SECONDS, GOAL_BYTES = 10.0, 2 * 10**9
+
+
+def register_bench(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add `tomat bench profile`."""
+    parser = subparsers.add_parser(
+        "profile",
+        help="parse a trace of a million events, on one core",
+        description="Build the trace of a TPU that executes a module, read it in a process of its own, and report the "
+        "time and the peak of memory.",
+    )
+    parser.add_argument(
+        "--events", type=positive_int, default=DEFAULT_EVENTS, help=f"events of the trace (default: {DEFAULT_EVENTS:,})"
+    )
+    parser.add_argument(
+        "--hlo", type=existing_file, required=True, help="an optimised HLO module (text or proto) to execute"
+    )
+    parser.add_argument("--device_kind", default="TPU v6 lite", help="JAX's name of the chip (default: TPU v6 lite)")
+    parser.add_argument("--json", type=report_file, metavar="FILE", help="write the figures")
+    parser.set_defaults(run=run_bench)
+
+
+def run_bench(args: argparse.Namespace) -> int:
+    """Build a TPU trace of the module, parse it in a fresh process, print wall and CPU time and peak memory."""
+    import json
+    import subprocess
+    import sys
+    import tempfile
+
+    from tomat.base.errors import TomatError
+    from tomat.base.reporting import console, write_json
+
+    if args.events < 1000:
+        raise TomatError(f"--events is {args.events}; expected at least 1,000.")
+    with tempfile.TemporaryDirectory(prefix="tomat-bench-") as scratch:
+        trace = Path(scratch) / "bench.xplane.pb"
+        events = write_bench_trace(args.hlo, args.device_kind, args.events, trace)
+        size = trace.stat().st_size
+        # A process of its own: its peak memory is the parser's alone, and the imports count.
+        command = [sys.executable, "-m", "tomat.bench.profile", str(trace)]
+        result = subprocess.run(command, capture_output=True, text=True, check=False)
+    if result.returncode != 0:
+        raise TomatError(f"the parser failed on the built trace: {result.stderr.strip()[-500:]}")
+    figures = {"events": events, "file_bytes": size, **json.loads(result.stdout)}
+    console.print(
+        f"{figures['events']:,} events, {size / 1e6:.1f} MB: {figures['wall_seconds']:.2f} s wall, "
+        f"{figures['cpu_seconds']:.2f} s CPU (goal under {GOAL_SECONDS:.0f} s), imports included; peak memory "
+        f"{figures['peak_memory_bytes'] / 1e9:.2f} GB (goal under {GOAL_BYTES / 1e9:.0f} GB)"
+    )
+    if args.json is not None:
+        write_json(args.json, figures)
+    return 0
+
+
+def write_bench_trace(hlo: Path, device_kind: str, n_events: int, path: Path) -> int:
+    """Write a one-device TPU trace of at least `n_events` events, as many steps of the module as that takes.
+
+    Returns:
+        The number of events written.
+    """
+    from tomat.profile.breakdown import Roofs
+    from tomat.profile.hlo_files import load_program, serialise_program
+    from tomat.profile.program_costs import compiler_seconds
+    from tomat.profile.protos import new_message
+    from tomat.profile.trace_builder import BuildOptions, build_xspace
+
+    program = load_program(hlo)
+    roofs = Roofs.of_device_kind(device_kind)
+
+    def options(n_steps: int) -> BuildOptions:
+        return BuildOptions(
+            device_kind=device_kind,
+            op_seconds=lambda instruction: max(compiler_seconds(program, instruction, roofs) or 0.0, 50e-9),
+            n_steps=n_steps,
+            hlo_proto=serialise_program(program),
+        )
+
+    def count(data: bytes) -> int:
+        space = new_message("XSpace")
+        space.ParseFromString(data)
+        return sum(len(line.events) for plane in space.planes for line in plane.lines)
+
+    per_step = count(build_xspace(program, options(1)))
+    data = build_xspace(program, options(-(-n_events // per_step)))
+    path.write_bytes(data)
+    return count(data)
+
+
+def _parse_and_measure(path: str) -> None:
+    import json
+    import resource
+    import time
+
+    start_wall, start_cpu = time.perf_counter(), time.process_time()
+    from tomat.profile.trace import load_trace
+    from tomat.profile.trace_breakdown import breakdown_from_trace
+
+    trace = load_trace(path)
+    breakdown = breakdown_from_trace(trace)
+    figures = {
+        "wall_seconds": time.perf_counter() - start_wall,
+        "cpu_seconds": time.process_time() - start_cpu,
+        "peak_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        "events_parsed": trace.event_count,
+        "operations": len(breakdown.ops),
+        "step_seconds": breakdown.step_seconds,
+    }
+    print(json.dumps(figures))
+
+
+if __name__ == "__main__":
+    import sys
+
+    _parse_and_measure(sys.argv[1])

@@ -1,0 +1,114 @@
+"""Re-tokenising killed at random moments, driver or worker, against one unbroken run; for `tomat bench tokenise`."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from tomat.base.errors import TomatError
+
+ARGUMENTS = ("--source", "embedded", "--split", "validation", "--layout", "v3-p7", "--patches_per_material", "96")
+"""A set of some seconds. 96 patches a material: chunks of 64 rows begin inside materials. 20 units and 30 chunks."""
+
+
+def set_files(folder: Path) -> dict[str, bytes]:
+    """Every file of a set and its content."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def retokenize_command(output: Path, codec: Path, workers: int) -> list[str]:
+    """The command line that writes the set."""
+    command = [sys.executable, "-m", "tomat.app.cli", "retokenize", *ARGUMENTS, "--codec", str(codec)]
+    return [*command, "--output", str(output), "--workers", str(workers)]
+
+
+def children(pid: int) -> list[int]:
+    """Processes that a process started, from `/proc`."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                parent = int((entry / "stat").read_text().rsplit(")", 1)[1].split()[1])
+            except (OSError, IndexError, ValueError):
+                continue  # it ended meanwhile
+            if parent == pid:
+                found.append(int(entry.name))
+    return found
+
+
+def run_with_kills(command: list[str], rng: random.Random, horizon_seconds: float, kills: int) -> Counter[str]:
+    """Run a command again and again until it ends by itself, killing its driver or one of its workers on the way.
+
+    Args:
+        command: the command.
+        rng: chooses moment and victim.
+        horizon_seconds: a kill comes at a time drawn evenly up to this.
+        kills: how many starts are killed at most.
+
+    Returns:
+        How many kills hit the driver, how many a worker, and how many starts ended before their kill.
+
+    Raises:
+        TomatError: if the command fails by itself.
+    """
+    hits: Counter[str] = Counter()
+    while True:
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+            if sum(hits.values()) < kills:
+                try:
+                    process.wait(rng.uniform(0, horizon_seconds))
+                    hits["ended before the kill"] += 1
+                except subprocess.TimeoutExpired:
+                    workers = children(process.pid)
+                    if workers and rng.random() < 0.5:
+                        os.kill(rng.choice(workers), signal.SIGKILL)
+                        hits["worker"] += 1
+                    else:
+                        process.kill()
+                        hits["driver"] += 1
+            output, _ = process.communicate()
+        if process.returncode == 0:
+            return hits
+        if process.returncode != -signal.SIGKILL:
+            raise TomatError(f"The command failed by itself with status {process.returncode}: {output[-2000:]}")
+
+
+def kill_test(folder: Path, runs: int, seed: int) -> dict[str, Any]:
+    """Kill runs at random moments, and compare what they leave in the end with an unbroken run.
+
+    Raises:
+        TomatError: if a run ends with other bytes.
+    """
+    from tomat.codec.histogram import DensityHistogram
+    from tomat.codec.lloyd_max import fit_lloyd_max
+    from tomat.density.demo.embedded import demo_materials, load_demo
+
+    histogram = DensityHistogram()
+    for material in demo_materials("validation"):
+        histogram.add(load_demo(material.material_id).rho)
+    codec = folder / "codec.json"
+    fit_lloyd_max(histogram, 512).save(codec)
+    began = time.monotonic()
+    subprocess.run(retokenize_command(folder / "unbroken", codec, 2), check=True, stdout=subprocess.DEVNULL)
+    horizon = time.monotonic() - began
+    expected = set_files(folder / "unbroken")
+    rng = random.Random(seed)
+    total: Counter[str] = Counter()
+    for run in range(runs):
+        place = folder / f"killed{run}"
+        total += run_with_kills(retokenize_command(place, codec, 2), rng, horizon, rng.randint(1, 4))
+        if set_files(place) != expected:
+            raise TomatError(f"Run {run} of the kill test ended with other bytes than the unbroken run: {place}.")
+    return {
+        "kill_runs": runs,
+        "kill_runs_byte_identical": runs,
+        "kills_of_the_driver": total["driver"],
+        "kills_of_a_worker": total["worker"],
+        "starts_that_ended_before_their_kill": total["ended before the kill"],
+        "unbroken_run_seconds": horizon,
+    }

@@ -1,0 +1,301 @@
+"""Build the embedded data set: compute every cell of `demo_recipes`, store it, write the index.
+
+The index is the state of the build: it is rewritten, in one step, after every cell, and a build that is started again
+computes only what it lacks or what a changed recipe asks for.
+"""
+
+import json
+import math
+import multiprocessing
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tomat.base.errors import TomatError
+from tomat.base.reporting import progress, write_json
+from tomat.density.demo.dft import Calculation, calculate
+from tomat.density.demo.recipes import CellRecipe, cell_recipes
+from tomat.density.elements import atomic_number
+from tomat.density.grid import DensityGrid
+from tomat.density.zarr_store import write_zarr
+
+INDEX_NAME = "index.json"
+INDEX_FORMAT = 1
+SPACING_A = 0.065
+"""Largest voxel spacing after refinement: the median of the Materials Project densities is 0.064 A."""
+ELECTRON_TOLERANCE = 1e-6
+"""Relative: float32 storage of rho x V keeps the count to about 1e-8."""
+CONVERGENCE_CUTOFF_FACTOR = 1.5
+K_MESH_CHECKS: dict[str, tuple[int, int, int]] = {
+    "Si-diamond-ideal": (6, 6, 6),
+    "NaCl-rock-salt-ideal": (4, 4, 4),
+    "LiF-rock-salt-ideal": (4, 4, 4),
+    "CsCl-caesium-chloride-ideal": (4, 4, 4),
+}
+"""Denser meshes, moved by half a step along each axis, that the recipe's mesh is held against."""
+CUTOFF_CHECKS = (
+    "Si-diamond-ideal",
+    "C-diamond-ideal",
+    "GaAs-zinc-blende-ideal",
+    "BN-zinc-blende-ideal",
+    "NaCl-rock-salt-ideal",
+    "MgO-rock-salt-ideal",
+    "LiF-rock-salt-ideal",
+    "CsCl-caesium-chloride-ideal",
+    "CaF2-fluorite-ideal",
+    "AlN-wurtzite-ideal",
+)
+"""Cells that are computed again at 1.5 times the cut-off."""
+
+
+@dataclass(frozen=True)
+class ConvergenceCheck:
+    """One cell computed again with one setting raised."""
+
+    recipe: CellRecipe
+    setting: str
+    e_cut_hartree: float
+    k_mesh: tuple[int, int, int]
+    k_shift: tuple[int, int, int]
+
+    def key(self) -> dict[str, Any]:
+        """What identifies it in the index."""
+        return {
+            "material_id": self.recipe.material_id,
+            "setting": self.setting,
+            "reference_e_cut_hartree": self.e_cut_hartree,
+            "reference_k_mesh": list(self.k_mesh),
+        }
+
+    def key_text(self) -> str:
+        """`key` as one string."""
+        return json.dumps(self.key(), sort_keys=True)
+
+    def settings(self) -> dict[str, Any]:
+        """Arguments of `calculate`."""
+        return {"e_cut_hartree": self.e_cut_hartree, "k_mesh": self.k_mesh, "k_shift": self.k_shift}
+
+
+def build_demo_data(
+    out_dir: str | os.PathLike[str],
+    *,
+    recipes: Sequence[CellRecipe] | None = None,
+    convergence: bool = True,
+    processes: int = 2,
+) -> dict[str, Any]:
+    """Compute what `out_dir` lacks of the data set.
+
+    Args:
+        out_dir: receives `<material_id>.zarr` and `index.json`.
+        recipes: cells to compute; None for the whole set.
+        convergence: also compute the cells of `K_MESH_CHECKS` and `CUTOFF_CHECKS` with denser settings.
+        processes: calculations at a time, one core each.
+
+    Returns:
+        The index as written.
+
+    Raises:
+        TomatError: `out_dir` holds the index of another format, or no process can be started.
+    """
+    if processes < 1:
+        raise TomatError(f"found processes={processes}, expected at least 1.")
+    root = Path(out_dir)
+    root.mkdir(parents=True, exist_ok=True)
+    chosen = list(cell_recipes() if recipes is None else recipes)
+    cells, discarded, checked = _state(root, chosen)
+    todo = [recipe for recipe in chosen if recipe.material_id not in cells | discarded]
+    checks = [
+        check
+        for check in (_checks(chosen) if convergence else [])
+        if check.key_text() not in checked and check.recipe.material_id not in discarded
+    ]
+
+    def save() -> dict[str, Any]:
+        index = _index(chosen, cells, discarded, checked)
+        write_json(root / INDEX_NAME, index)
+        return index
+
+    with progress() as bar, _one_blas_thread():
+        task = bar.add_task("densities", total=len(todo) + len(checks))
+        # A spawned process starts without this one's threads and BLAS state.
+        with ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn")) as pool:
+            try:
+                cell_jobs = {pool.submit(calculate, recipe): recipe for recipe in todo}
+                check_jobs = {pool.submit(calculate, check.recipe, **check.settings()): check for check in checks}
+                for future in as_completed(cell_jobs):
+                    recipe, calculation = cell_jobs[future], future.result()
+                    reason = _reason_to_discard(recipe, calculation)
+                    if reason:
+                        record = {"recipe": recipe.to_dict(), "calculation": calculation.record}
+                        discarded[recipe.material_id] = {**record, "reason": reason}
+                    else:
+                        cells[recipe.material_id] = _store(root, recipe, calculation)
+                    save()
+                    bar.advance(task)
+                for future in as_completed(check_jobs):
+                    check, calculation = check_jobs[future], future.result()
+                    if check.recipe.material_id in cells:
+                        checked[check.key_text()] = _compare(root, check, calculation)
+                        save()
+                    bar.advance(task)
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+    return save()
+
+
+def refined_shape(grid: DensityGrid) -> tuple[int, int, int]:
+    """The shape with spacing at or below `SPACING_A` and sides whose only prime factors are 2, 3 and 5."""
+    from scipy.fft import next_fast_len
+
+    lengths = np.linalg.norm(grid.lattice, axis=1)
+    sides = [max(math.ceil(length / SPACING_A), n) for length, n in zip(lengths, grid.grid_shape, strict=True)]
+    fast = [next_fast_len(side, real=True) for side in sides]
+    if None in fast:  # scipy's answer for a length beyond its integers
+        raise TomatError(f"a grid of {sides} voxels is too large.")
+    nx, ny, nz = (int(side) for side in fast if side is not None)
+    return nx, ny, nz
+
+
+def _grid(recipe: CellRecipe, rho: np.ndarray) -> DensityGrid:
+    numbers = np.array([atomic_number(symbol) for symbol in recipe.symbols])
+    return DensityGrid(rho, np.array(recipe.lattice_a), numbers, np.array(recipe.frac_coords), recipe.material_id)
+
+
+def _reason_to_discard(recipe: CellRecipe, calculation: Calculation) -> str:
+    record = calculation.record
+    if not calculation.converged:
+        return f"not converged after {record['scf_iterations']} iterations"
+    if abs(record["electron_count"] / sum(recipe.valence) - 1) > ELECTRON_TOLERANCE:
+        return f"{record['electron_count']} electrons, {sum(recipe.valence)} expected"
+    return ""
+
+
+def _store(root: Path, recipe: CellRecipe, calculation: Calculation) -> dict[str, Any]:
+    grid = _grid(recipe, calculation.rho)
+    shape = refined_shape(grid)
+    fine = grid.refined(shape)
+    entry = {
+        "material_id": recipe.material_id,
+        "recipe": recipe.to_dict(),
+        "calculation": calculation.record,
+        "native_shape": list(grid.grid_shape),
+        "refined_shape": list(shape),
+        "native_spacing_a": list(grid.spacing_a),
+        "refined_spacing_a": list(fine.spacing_a),
+        "volume_a3": grid.volume_a3,
+        "stored_electron_count": grid.electron_count,
+        "largest_rho_e_per_a3": float(fine.rho.max()),
+        "smallest_refined_rho_e_per_a3": float(fine.rho.min()),
+    }
+    metadata = {"source": "tomat demo-data build", "recipe": recipe.to_dict(), "calculation": calculation.record}
+    write_zarr(grid, root / f"{recipe.material_id}.zarr", metadata=metadata, overwrite=True)
+    return entry
+
+
+def _checks(recipes: Sequence[CellRecipe]) -> Iterator[ConvergenceCheck]:
+    by_id = {recipe.material_id: recipe for recipe in recipes}
+    for material_id, mesh in K_MESH_CHECKS.items():
+        if material_id in by_id:
+            recipe = by_id[material_id]
+            yield ConvergenceCheck(recipe, "k_mesh", recipe.e_cut_hartree, mesh, (1, 1, 1))
+    for material_id in CUTOFF_CHECKS:
+        if material_id in by_id:
+            recipe = by_id[material_id]
+            e_cut = CONVERGENCE_CUTOFF_FACTOR * recipe.e_cut_hartree
+            yield ConvergenceCheck(recipe, "e_cut", e_cut, recipe.k_mesh, recipe.k_shift)
+
+
+def _compare(root: Path, check: ConvergenceCheck, calculation: Calculation) -> dict[str, Any]:
+    """NMAE of the stored density against `calculation`, both refined to one grid; None if that did not converge."""
+    from tomat.density.zarr_store import read_zarr
+
+    stored = read_zarr(root / f"{check.recipe.material_id}.zarr")
+    denser = _grid(check.recipe, calculation.rho)
+    shape = [max(sides) for sides in zip(refined_shape(stored), refined_shape(denser), strict=True)]
+    one, other = stored.refined(shape).rho.astype(np.float64), denser.refined(shape).rho.astype(np.float64)
+    nmae_percent = 100 * float(np.abs(one - other).sum() / np.abs(other).sum())
+    return {
+        **check.key(),
+        "reference_k_shift_half_steps": list(check.k_shift),
+        "e_cut_hartree": check.recipe.e_cut_hartree,
+        "k_mesh": list(check.recipe.k_mesh),
+        "k_shift_half_steps": list(check.recipe.k_shift),
+        "nmae_percent": round(nmae_percent, 4) if calculation.converged else None,
+        "seconds": calculation.record["seconds"],
+    }
+
+
+def _state(
+    root: Path, recipes: Sequence[CellRecipe]
+) -> tuple[dict[str, dict[str, Any]], dict[str, dict[str, Any]], dict[str, dict[str, Any]]]:
+    """What an earlier build left that still fits: cells, discarded cells, convergence checks."""
+    path = root / INDEX_NAME
+    if not path.exists():
+        return {}, {}, {}
+    try:
+        index = json.loads(path.read_text(encoding="utf-8"))
+        found = index["format_version"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise TomatError(f"{path} is not an index of this data set ({error}); build into another folder.") from error
+    if found != INDEX_FORMAT:
+        raise TomatError(f"{path} has format version {found}, expected {INDEX_FORMAT}; build into another folder.")
+    wanted = {recipe.material_id: json.loads(json.dumps(recipe.to_dict())) for recipe in recipes}
+    cells, discarded = (
+        {
+            entry["recipe"]["material_id"]: entry
+            for entry in index[key]
+            if wanted.get(entry["recipe"]["material_id"]) == entry["recipe"]
+        }
+        for key in ("cells", "discarded")
+    )
+    cells = {name: entry for name, entry in cells.items() if (root / f"{name}.zarr" / "zarr.json").exists()}
+    names = ("material_id", "setting", "reference_e_cut_hartree", "reference_k_mesh")
+    checked = {
+        json.dumps({name: entry[name] for name in names}, sort_keys=True): entry
+        for entry in index["convergence"]
+        if entry["material_id"] in cells
+    }
+    return cells, discarded, checked
+
+
+def _index(
+    recipes: Sequence[CellRecipe],
+    cells: dict[str, dict[str, Any]],
+    discarded: dict[str, dict[str, Any]],
+    checked: dict[str, dict[str, Any]],
+) -> dict[str, Any]:
+    order = [recipe.material_id for recipe in recipes]
+    return {
+        "format_version": INDEX_FORMAT,
+        "description": (
+            "Valence electron densities of plane-wave DFT with PBE and GTH pseudopotentials (norm-conserving: not PAW "
+            "densities), computed with eminus. Stored on the smallest grid that holds the whole Fourier series, as "
+            "rho x V."
+        ),
+        "largest_refined_spacing_a": SPACING_A,
+        "cells": [cells[name] for name in order if name in cells],
+        "discarded": [discarded[name] for name in order if name in discarded],
+        "convergence": [checked[key] for key in sorted(checked)],
+    }
+
+
+@contextmanager
+def _one_blas_thread() -> Iterator[None]:
+    """Spawned calculations inherit one BLAS thread each; two of them otherwise fight for the cores."""
+    name = "OMP_NUM_THREADS"
+    before = os.environ.get(name)
+    os.environ[name] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before

@@ -1,0 +1,1 @@
+"""TPU chips and slices, floating-point operations of a step, and MFU."""

@@ -1,0 +1,182 @@
+"""Chips by the name JAX gives them, and the slices they come in.
+
+A chip that is not in the table is None, with a warning: no utilisation is better than a wrong one.
+"""
+
+import re
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from types import MappingProxyType
+
+from tomat.base.errors import TomatError
+from tomat.hardware.chip_table import GPUS, TPUS, Chip
+
+CHIPS: Mapping[str, Chip] = MappingProxyType({chip.name: chip for chip in (*TPUS, *GPUS)})
+"""Name -> chip."""
+
+_BY_DEVICE_KIND = {kind: chip for chip in CHIPS.values() for kind in chip.device_kinds}
+_warned: set[str] = set()
+
+
+def chip_for_device_kind(device_kind: str) -> Chip | None:
+    """The chip that JAX calls `device_kind`; None, and one warning a process, if it is not in the table.
+
+    CPUs have no row, and need no warning: their peak depends on the machine, and nobody asks for their MFU.
+    """
+    chip = _BY_DEVICE_KIND.get(device_kind)
+    if chip is None and device_kind.lower() != "cpu" and device_kind not in _warned:
+        _warned.add(device_kind)
+        warnings.warn(
+            f"no peak is known for the device kind '{device_kind}', so no MFU is reported; add a row with its "
+            "source to tomat/hardware/chip_table.py.",
+            stacklevel=2,
+        )
+    return chip
+
+
+@dataclass(frozen=True)
+class Slice:
+    """Chips that one job gets, wired together."""
+
+    name: str
+    """Accelerator type, such as v6e-16."""
+    chip: Chip
+    topology: tuple[int, ...]
+    """Chips along each axis of the interconnect."""
+    wrap: tuple[bool, ...]
+    """Which axes close to a ring."""
+    n_hosts: int
+    """Machines, each of which runs one process."""
+    libtpu_topology: str | None
+    """Name for `jax.experimental.topologies.get_topology_desc`; None: not a TPU."""
+
+    @property
+    def n_chips(self) -> int:
+        """Chips of the slice."""
+        return prod(self.topology)
+
+    @property
+    def n_devices(self) -> int:
+        """Devices that JAX shows."""
+        return self.n_chips * self.chip.jax_devices_per_chip
+
+    @property
+    def chips_per_host(self) -> int:
+        """Chips of one machine."""
+        return self.n_chips // self.n_hosts
+
+    @property
+    def peak_bf16_flops_per_second(self) -> float:
+        """Peak of all chips together."""
+        return self.n_chips * self.chip.peak_bf16_flops_per_second
+
+    @property
+    def chips_per_host_bounds(self) -> tuple[int, int, int] | None:
+        """What libtpu must be told about a machine's chips (`chips_per_host_bounds`); None: not a TPU."""
+        if self.libtpu_topology is None:
+            return None
+        if self.n_hosts == 1:
+            x, y, z = (*self.topology, 1, 1)[:3]
+            return x, y, z
+        return 2, 2, 1
+
+
+# Shapes of Cloud TPU slices, chips: topology. v6e and v5e (https://cloud.google.com/tpu/docs/v6e, .../v5e): one machine
+# holds up to 8 chips, a slice of several machines has 4 on each. v5p, v4 and TPU7x (.../v5p, .../v4, .../tpu7x): names
+# count TensorCores, of which a chip has two, and a machine has 4 chips.
+_FLAT = {1: (1, 1), 4: (2, 2), 8: (2, 4), 16: (4, 4), 32: (4, 8), 64: (8, 8), 128: (8, 16), 256: (16, 16)}
+_CUBIC = {
+    4: (2, 2, 1),
+    8: (2, 2, 2),
+    16: (2, 2, 4),
+    32: (2, 4, 4),
+    64: (4, 4, 4),
+    128: (4, 4, 8),
+    256: (4, 8, 8),
+    512: (8, 8, 8),
+    1024: (8, 8, 16),
+    2048: (8, 16, 16),
+    4096: (16, 16, 16),
+}
+_FLAT_RING = 16
+"""Length at which an axis of v5e and v6e closes: that of the pod (16 x 16)."""
+_CUBE = 4
+"""Axes of v4, v5p and TPU7x close where every axis is a multiple of it: optical switches join whole cubes."""
+
+
+def _flat(chip: Chip, prefix: str) -> list[Slice]:
+    slices = []
+    for n_chips, topology in _FLAT.items():
+        slices.append(
+            Slice(
+                name=f"{prefix}-{n_chips}",
+                chip=chip,
+                topology=topology,
+                wrap=tuple(side == _FLAT_RING for side in topology),
+                n_hosts=1 if n_chips <= 8 else n_chips // chip.chips_per_host,
+                libtpu_topology=f"{chip.name}:{'x'.join(map(str, topology))}",
+            )
+        )
+    return slices
+
+
+def _cubic(chip: Chip) -> list[Slice]:
+    slices = []
+    for n_chips, topology in _CUBIC.items():
+        if chip.name == "v4" and n_chips > 2048:  # larger ones are not offered as an accelerator type
+            continue
+        slices.append(
+            Slice(
+                name=f"{chip.name}-{2 * n_chips}",
+                chip=chip,
+                topology=topology,
+                wrap=(all(side % _CUBE == 0 for side in topology),) * 3,
+                n_hosts=n_chips // chip.chips_per_host,
+                libtpu_topology=f"{chip.name}:{'x'.join(map(str, topology))}",
+            )
+        )
+    return slices
+
+
+TPU_SLICES: Mapping[str, Slice] = MappingProxyType(
+    {
+        s.name: s
+        for s in (
+            *_flat(CHIPS["v6e"], "v6e"),
+            *_flat(CHIPS["v5e"], "v5e"),
+            *_flat(CHIPS["v5e"], "v5litepod"),
+            *_cubic(CHIPS["v5p"]),
+            *_cubic(CHIPS["v4"]),
+            *_cubic(CHIPS["tpu7x"]),
+        )
+    }
+)
+"""Accelerator type -> slice."""
+
+
+def slice_named(name: str) -> Slice:
+    """The slice of that accelerator type: `v6e-16` (16 chips), `v5p-16` (16 TensorCores, 8 chips), `h100x8` (8 GPUs).
+
+    Raises:
+        TomatError: There is no such slice.
+    """
+    if name in TPU_SLICES:
+        return TPU_SLICES[name]
+    match = re.fullmatch(r"(.+?)(?:x([1-9]\d*))?", name)
+    chip = CHIPS.get(match.group(1)) if match else None
+    if match is not None and chip is not None and chip in GPUS:
+        n_gpus = int(match.group(2) or 1)
+        hosts = -(-n_gpus // chip.chips_per_host)
+        if n_gpus <= chip.chips_per_host or n_gpus % chip.chips_per_host == 0:
+            return Slice(name, chip, (n_gpus,), (False,), hosts, None)
+        raise TomatError(
+            f"slice is '{name}'; expected up to {chip.chips_per_host} GPUs, or a multiple of {chip.chips_per_host}."
+        )
+    family = name.split("-")[0]
+    known = [s for s in TPU_SLICES if s.split("-")[0] == family] or [
+        "v6e-N, v5e-N, v5p-N, v4-N, tpu7x-N (N: 8, 16, 32, ...)",
+        f"or a GPU and their number, as in h100x8 ({', '.join(chip.name for chip in GPUS)})",
+    ]
+    raise TomatError(f"slice '{name}' is not known; expected one of {', '.join(known)}.")

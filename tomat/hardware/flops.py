@@ -1,0 +1,288 @@
+"""Floating-point operations of a decoder, counted from its shape.
+
+What is counted: the matrix multiplications, two FLOP for each multiply-add. Norms, rotary embedding, softmax,
+activation functions, the optimizer and everything else that is done element by element are not: they are a few per
+cent of the FLOPs, run on other units than the peak is given for, and no published MFU has them (Chowdhery et al. 2022,
+PaLM, appendix B, arXiv:2204.02311; Kaplan et al. 2020, arXiv:2001.08361, section 2.1).
+
+With D hidden, F intermediate, H query heads, K key-value heads, d head size, L layers, V vocabulary, a token costs
+forward
+
+    projections  2 L (D H d + 2 D K d + H d D + n_mlp D F)      n_mlp = 3 with a gated MLP, 2 without
+    attention    2 L H d * 2 * (keys that its query sees)       scores, and their product with the values
+    head         2 D V                                          tied or not: the matrix is multiplied all the same
+
+PaLM's `6 N + 12 L H Q T` per token is three times that: N are the matrix parameters (the tied head once), Q is d, T the
+length of the sequence. The backward pass multiplies twice for each multiplication of the forward pass (by the
+activations for the weights, by the weights for the activations), so a training step costs three forward passes.
+
+Three conventions differ in what they hold to be the work:
+
+- *full*: every query sees every key of the sequence (or of the window), although half of them are masked: PaLM's, and
+  Levanter's with one term more (`levanter_training_flops`).
+- *causal*: the S (S + 1) / 2 pairs that the mask leaves: MaxText's, since its pull request 1988.
+- *useful*: as causal, for the tokens that are not padding, with logits only where there is a loss and only for the ids
+  that the loss looks at.
+
+`executed.py` counts what the compiled program multiplies instead: whole tiles, and whatever is computed twice.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from tomat.base.errors import TomatError
+
+AttentionCount = Literal["full", "causal"]
+
+TRAINING_PASSES = 3
+"""Forward passes that a training step costs: one forward, two backward."""
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """Everything about a decoder that its FLOPs depend on."""
+
+    hidden_dim: int
+    intermediate_dim: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    tied_embeddings: bool = True
+    """One matrix for embedding and head."""
+    gated_mlp: bool = True
+    """Gate, up and down projections (Llama, Qwen); without: up and down."""
+    qk_norm: bool = False
+    """A norm over each head's queries and keys."""
+    hybrid_norm: bool = False
+    """Two norms more a layer, after attention and after the MLP."""
+    sliding_window: int | None = None
+    """Keys that a query sees at most, itself included; None: all before it."""
+
+    def __post_init__(self) -> None:
+        for name in (
+            "hidden_dim",
+            "intermediate_dim",
+            "num_layers",
+            "num_heads",
+            "num_kv_heads",
+            "head_dim",
+            "vocab_size",
+        ):
+            value = getattr(self, name)
+            if value < 1:
+                raise TomatError(f"ModelShape.{name} is {value}; expected at least 1.")
+        if self.sliding_window is not None and self.sliding_window < 1:
+            raise TomatError(f"ModelShape.sliding_window is {self.sliding_window}; expected at least 1, or None.")
+
+    @classmethod
+    def from_config(cls, config: Any, vocab_size: int) -> "ModelShape":
+        """The shape of any Levanter decoder of the Llama family (Llama, Qwen3, tomat's own).
+
+        Args:
+            config: The model configuration.
+            vocab_size: Ids of the vocabulary.
+
+        Raises:
+            TomatError: The configuration lacks what the formulas need.
+        """
+        missing = [n for n in ("hidden_dim", "intermediate_dim", "num_layers", "num_heads") if not hasattr(config, n)]
+        if missing or getattr(config, "num_experts", 1) not in (None, 0, 1):
+            reason = f"no {', '.join(missing)}" if missing else "experts, of which only some run for each token"
+            raise TomatError(
+                f"FLOPs of a {type(config).__name__} are not known: it has {reason}. Expected a dense decoder of the "
+                "Llama family."
+            )
+        head_dim = getattr(config, "head_dim", None) or config.hidden_dim // config.num_heads
+        if hasattr(config, "window"):
+            window = config.window
+        else:
+            # Levanter's Qwen3 carries a window, and its own Llama attention ignores it.
+            window = None
+        return cls(
+            hidden_dim=config.hidden_dim,
+            intermediate_dim=config.intermediate_dim,
+            num_layers=config.num_layers,
+            num_heads=config.num_heads,
+            num_kv_heads=getattr(config, "num_kv_heads", config.num_heads),
+            head_dim=head_dim,
+            vocab_size=vocab_size,
+            tied_embeddings=bool(getattr(config, "tie_word_embeddings", False)),
+            qk_norm=bool(getattr(config, "use_qk_norm", False)),
+            hybrid_norm=bool(getattr(config, "hybrid_norm", False)),
+            sliding_window=window,
+        )
+
+    @property
+    def qkv_weights(self) -> int:
+        """Weights of one layer's query, key and value projections."""
+        return self.hidden_dim * self.head_dim * (self.num_heads + 2 * self.num_kv_heads)
+
+    @property
+    def output_weights(self) -> int:
+        """Weights of one layer's attention output projection."""
+        return self.num_heads * self.head_dim * self.hidden_dim
+
+    @property
+    def mlp_in_weights(self) -> int:
+        """Weights of one layer's gate and up projections."""
+        return (2 if self.gated_mlp else 1) * self.hidden_dim * self.intermediate_dim
+
+    @property
+    def mlp_out_weights(self) -> int:
+        """Weights of one layer's down projection."""
+        return self.intermediate_dim * self.hidden_dim
+
+    @property
+    def layer_matmul_weights(self) -> int:
+        """Matrix weights of one layer."""
+        return self.qkv_weights + self.output_weights + self.mlp_in_weights + self.mlp_out_weights
+
+    @property
+    def head_weights(self) -> int:
+        """Weights of the output head, tied or not."""
+        return self.hidden_dim * self.vocab_size
+
+    @property
+    def matmul_parameters(self) -> int:
+        """Parameters that multiply each token: all layers, and the head (also where it is the embedding's matrix)."""
+        return self.num_layers * self.layer_matmul_weights + self.head_weights
+
+    @property
+    def total_parameters(self) -> int:
+        """All parameters, norms (without bias) and the embedding included."""
+        norms = self.hidden_dim * (4 if self.hybrid_norm else 2) + (2 * self.head_dim if self.qk_norm else 0)
+        embedding = 0 if self.tied_embeddings else self.head_weights
+        return self.matmul_parameters + embedding + self.num_layers * norms + self.hidden_dim
+
+
+@dataclass(frozen=True)
+class Flops:
+    """FLOPs by kind."""
+
+    projections: float
+    """Matrix multiplications by layer weights."""
+    attention: float
+    """Scores, and their product with the values."""
+    head: float
+    """Logits."""
+
+    @property
+    def total(self) -> float:
+        """Sum."""
+        return self.projections + self.attention + self.head
+
+    def __mul__(self, factor: float) -> "Flops":
+        return Flops(self.projections * factor, self.attention * factor, self.head * factor)
+
+    __rmul__ = __mul__
+
+
+def attention_pairs(seq_len: int, count: AttentionCount, sliding_window: int | None = None) -> int:
+    """Query-key pairs of one head in one sequence.
+
+    full: S min(S, w); causal: the sum of min(i, w) for i = 1..S, which is S (S + 1) / 2 without a window.
+
+    Args:
+        seq_len: Positions S.
+        count: Whether pairs that the causal mask hides are counted.
+        sliding_window: Keys that a query sees at most, itself included, w; None: no limit.
+    """
+    window = seq_len if sliding_window is None else min(sliding_window, seq_len)
+    if count == "full":
+        return seq_len * window
+    return window * (window + 1) // 2 + (seq_len - window) * window
+
+
+def forward_flops(
+    shape: ModelShape,
+    seq_len: int,
+    count: AttentionCount = "full",
+    *,
+    head_positions: int | None = None,
+    head_rows: int | None = None,
+) -> Flops:
+    """FLOPs of one forward pass over one sequence.
+
+    Args:
+        shape: The decoder.
+        seq_len: Positions.
+        count: How attention is counted.
+        head_positions: Positions with logits; None: all.
+        head_rows: Ids with logits; None: the whole vocabulary.
+    """
+    rows = shape.vocab_size if head_rows is None else head_rows
+    positions = seq_len if head_positions is None else head_positions
+    pairs = attention_pairs(seq_len, count, shape.sliding_window)
+    return Flops(
+        projections=2 * seq_len * shape.num_layers * shape.layer_matmul_weights,
+        attention=2 * 2 * pairs * shape.num_layers * shape.num_heads * shape.head_dim,
+        head=2 * positions * shape.hidden_dim * rows,
+    )
+
+
+def training_flops(shape: ModelShape, seq_len: int, count: AttentionCount = "full") -> Flops:
+    """FLOPs of a training step over one sequence, with logits at every position for the whole vocabulary.
+
+    Multiply by the sequences of a batch for the step, divide by `seq_len` for the FLOPs of a token.
+    """
+    return TRAINING_PASSES * forward_flops(shape, seq_len, count)
+
+
+@dataclass(frozen=True)
+class UsefulTokens:
+    """What of a sequence is not padding, and what of the logits the loss looks at."""
+
+    n_preamble: int
+    """Tokens that are neither density nor padding: cell, atoms, markers."""
+    n_density: int
+    """Density tokens."""
+    head_rows: int
+    """Ids over which the loss normalises."""
+    loss_on_preamble: bool = False
+    """Whether tokens of the preamble are predicted too."""
+
+    def __post_init__(self) -> None:
+        if self.n_preamble < 0 or self.n_density < 0 or self.head_rows < 1:
+            raise TomatError(
+                f"UsefulTokens has n_preamble {self.n_preamble}, n_density {self.n_density}, head_rows "
+                f"{self.head_rows}; expected no negative number of tokens, and at least one row."
+            )
+
+    @property
+    def n_tokens(self) -> int:
+        """Tokens that are not padding."""
+        return self.n_preamble + self.n_density
+
+    @property
+    def loss_positions(self) -> int:
+        """Positions whose next token is predicted; nothing predicts the first token."""
+        return max(0, self.n_tokens - 1) if self.loss_on_preamble else self.n_density
+
+
+def useful_training_flops(shape: ModelShape, row: UsefulTokens) -> Flops:
+    """FLOPs of a training step over one sequence that its result depends on: no padding, no masked pair, no logit that
+    the loss leaves out."""
+    return TRAINING_PASSES * forward_flops(
+        shape, row.n_tokens, "causal", head_positions=row.loss_positions, head_rows=row.head_rows
+    )
+
+
+def levanter_training_flops(shape: ModelShape, seq_len: int) -> float:
+    """FLOPs of a training step over one sequence as Levanter counts them: 3 x `lm_flops_per_token` x S.
+
+    `levanter.utils.flop_utils.lm_flops_per_token` (marin-levanter 0.2.227.dev40316220070) is the *full* convention
+    with 3 FLOP more for each entry of the score matrix (mask and softmax, after Megatron-LM), and takes D / H for the
+    head size whatever the configuration says. It is the convention of the runs in the tracking issue. With 918
+    TFLOP/s, 18,570 ids and as many key-value heads as heads it gives 8.73 % for 200M (v6e-16, batch 128, context
+    8,192, 2.08 s) and 12.94 % for 1B (v6e-32, batch 256, 5.76 s), where they read about 8.7 % and about 13 %. The
+    plain full convention (`training_flops`) gives 8.68 % and 12.92 %, which round to the same; two-token data with its
+    6,794 ids would give 8.48 % and 12.76 %, and 8 key-value heads instead of 16 would give 8.47 % and 12.32 %.
+    """
+    head_dim = shape.hidden_dim / shape.num_heads
+    dense = (shape.mlp_in_weights + shape.mlp_out_weights) + shape.hidden_dim**2
+    dense += shape.hidden_dim * head_dim * (shape.num_heads + 2 * shape.num_kv_heads)
+    attention = seq_len * shape.num_heads * (4 * head_dim + 3)
+    forward = shape.num_layers * (2 * dense + attention) + 2 * shape.head_weights
+    return TRAINING_PASSES * forward * seq_len

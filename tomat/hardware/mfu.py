@@ -1,0 +1,384 @@
+"""Model FLOPs utilisation: the FLOPs of a step over what the chips could have done in its time.
+
+Every figure here is a fraction (0.087 is 8.7 %). `flops.py` says what the conventions count: `mfu_full` and
+`mfu_causal` are the published ones (logits for the whole vocabulary at every position), `mfu_useful` leaves out
+padding and logits without a loss, `mfu_levanter` is what Levanter logs, and the convention of the runs in the tracking
+issue; `hfu` counts what the program executes.
+"""
+
+import math
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from math import prod
+from statistics import median, quantiles
+from typing import Any
+
+from tomat.base.documents import is_figure
+from tomat.base.errors import TomatError
+from tomat.hardware.chips import Slice, chip_for_device_kind
+from tomat.hardware.executed import (
+    Recomputation,
+    attention_kernels,
+    executed_head,
+    executed_training_flops,
+)
+from tomat.hardware.flops import (
+    ModelShape,
+    UsefulTokens,
+    levanter_training_flops,
+    training_flops,
+    useful_training_flops,
+)
+
+TYPICAL_ATOMS = 12
+"""Atoms of the median material of the Materials Project set; the preamble's length follows from them."""
+
+MAX_STEP_SECONDS = 86_400
+"""Longer than a day is no step, but a clock that was set or a damaged number."""
+
+MFU_KEYS = ("mfu_full", "mfu_causal", "mfu_useful", "mfu_levanter", "hfu")
+
+
+@dataclass(frozen=True)
+class StepWork:
+    """What one training step is, whatever it runs on."""
+
+    shape: ModelShape
+    batch_sequences: int
+    sequence_tokens: int
+    useful: UsefulTokens
+    """A typical sequence."""
+    flops_full: float
+    flops_causal: float
+    flops_useful: float
+    flops_levanter: float
+    flops_executed: float
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of a step, padding included."""
+        return self.batch_sequences * self.sequence_tokens
+
+    @property
+    def useful_tokens(self) -> int:
+        """Tokens of a step without padding, for typical sequences."""
+        return self.batch_sequences * self.useful.n_tokens
+
+    @classmethod
+    def from_config(cls, config: Any, platform: str, n_atoms: int = TYPICAL_ATOMS) -> "StepWork":
+        """The work of a run's step.
+
+        Args:
+            config: A `TrainConfig`.
+            platform: "tpu", "gpu" or "cpu"; decides the attention kernel where the configuration names none.
+            n_atoms: Atoms of a typical material, for the useful tokens.
+
+        Raises:
+            TomatError: A model or a setting whose FLOPs are not known.
+        """
+        vocab_size = config.data.vocabulary.size
+        shape = ModelShape.from_config(config.model, vocab_size)
+        density_only = config.loss.vocabulary == "density" and config.loss.preamble_weight == 0
+        rows = config.data.n_density_tokens if density_only else vocab_size
+        seq_len = config.seq_len
+        layout = config.data.sequence_layout
+        patch_shape = layout.patch_shape(n_atoms)
+        n_preamble = min(layout.preamble_tokens(n_atoms, patch_shape), seq_len)
+        useful = UsefulTokens(
+            n_preamble=n_preamble,
+            n_density=min(layout.tokens_per_voxel * prod(patch_shape), seq_len - n_preamble),
+            head_rows=rows,
+            loss_on_preamble=config.loss.preamble_weight > 0,
+        )
+        kernels = attention_kernels(config.model, seq_len, platform)
+        executed = executed_training_flops(
+            shape,
+            seq_len,
+            kernels,
+            Recomputation.from_config(config.model, kernels.backend),
+            executed_head(seq_len, rows, config.loss.block_positions, config.loss.kernel),
+        )
+        batch = config.batch_size
+        return cls(
+            shape=shape,
+            batch_sequences=batch,
+            sequence_tokens=seq_len,
+            useful=useful,
+            flops_full=batch * training_flops(shape, seq_len, "full").total,
+            flops_causal=batch * training_flops(shape, seq_len, "causal").total,
+            flops_useful=batch * useful_training_flops(shape, useful).total,
+            flops_levanter=batch * levanter_training_flops(shape, seq_len),
+            flops_executed=batch * executed.total,
+        )
+
+    def utilisation(self, seconds: float, peak_flops_per_second: float) -> dict[str, float]:
+        """`MFU_KEYS` of a step that took `seconds` on chips with this peak together."""
+        done = (self.flops_full, self.flops_causal, self.flops_useful, self.flops_levanter, self.flops_executed)
+        return {key: flops / (seconds * peak_flops_per_second) for key, flops in zip(MFU_KEYS, done, strict=True)}
+
+    def to_dict(self) -> dict[str, Any]:
+        """For a JSON report; FLOPs are those of one step."""
+        return {
+            "model": asdict(self.shape),
+            "parameters_total": self.shape.total_parameters,
+            "parameters_matmul": self.shape.matmul_parameters,
+            "batch_sequences": self.batch_sequences,
+            "sequence_tokens": self.sequence_tokens,
+            "useful_tokens_per_sequence": self.useful.n_tokens,
+            "density_tokens_per_sequence": self.useful.n_density,
+            "loss_vocabulary_rows": self.useful.head_rows,
+            "flops_per_step_full": self.flops_full,
+            "flops_per_step_causal": self.flops_causal,
+            "flops_per_step_useful": self.flops_useful,
+            "flops_per_step_levanter": self.flops_levanter,
+            "flops_per_step_executed": self.flops_executed,
+        }
+
+
+@dataclass(frozen=True)
+class MfuReport:
+    """A step's work on a slice in a given time."""
+
+    work: StepWork
+    slice: Slice
+    step_seconds: float
+
+    def __post_init__(self) -> None:
+        if not 0 < self.step_seconds <= MAX_STEP_SECONDS:
+            raise TomatError(
+                f"step_seconds is {self.step_seconds}; expected more than 0, at most {MAX_STEP_SECONDS:,}."
+            )
+
+    @property
+    def utilisation(self) -> dict[str, float]:
+        """`MFU_KEYS`."""
+        return self.work.utilisation(self.step_seconds, self.slice.peak_bf16_flops_per_second)
+
+    def to_dict(self) -> dict[str, Any]:
+        """For a JSON report; MFUs are fractions."""
+        chips = self.slice.n_chips
+        return {
+            **self.work.to_dict(),
+            **self.utilisation,
+            **slice_dict(self.slice),
+            "step_seconds": self.step_seconds,
+            "tokens_per_second": self.work.tokens / self.step_seconds,
+            "tokens_per_second_per_chip": self.work.tokens / self.step_seconds / chips,
+            "useful_tokens_per_second_per_chip": self.work.useful_tokens / self.step_seconds / chips,
+        }
+
+
+def slice_dict(found: Slice) -> dict[str, Any]:
+    """A slice for a JSON report."""
+    return {
+        "slice": found.name,
+        "chip": found.chip.name,
+        "chip_source": found.chip.source,
+        "n_chips": found.n_chips,
+        "n_hosts": found.n_hosts,
+        "peak_bf16_flops_per_second_per_chip": found.chip.peak_bf16_flops_per_second,
+    }
+
+
+class LiveMfu:
+    """What a training loop logs for each step."""
+
+    def __init__(self, work: StepWork | None, tokens_per_step: int, peak_flops_per_second: float | None, n_chips: int):
+        self._work = work
+        self._tokens = tokens_per_step
+        self._peak = peak_flops_per_second
+        self._n_chips = n_chips
+
+    @classmethod
+    def from_config(cls, config: Any, device_kind: str, n_devices: int) -> "LiveMfu":
+        """For a run on the devices at hand.
+
+        An unknown chip, or a model whose FLOPs are not known, warns; the run then logs no MFU.
+
+        Args:
+            config: A `TrainConfig`.
+            device_kind: `jax.devices()[0].device_kind`.
+            n_devices: `jax.device_count()`.
+        """
+        tokens = config.batch_size * config.seq_len
+        chip = chip_for_device_kind(device_kind)
+        if chip is None:
+            return cls(None, tokens, None, n_devices)
+        try:
+            work = StepWork.from_config(config, "tpu" if device_kind.startswith("TPU") else "gpu")
+        except TomatError as error:
+            warnings.warn(f"no MFU is reported: {error}", stacklevel=2)
+            work = None
+        peak = n_devices * chip.peak_bf16_flops_per_device
+        return cls(work, tokens, peak, max(1, n_devices // chip.jax_devices_per_chip))
+
+    def row(self, step_seconds: float) -> dict[str, float]:
+        """`tokens_per_second` and `tokens_per_second_per_chip`, and `MFU_KEYS` where the peak is known.
+
+        Args:
+            step_seconds: Duration of the step.
+        """
+        rate = self._tokens / step_seconds
+        row = {"tokens_per_second": rate, "tokens_per_second_per_chip": rate / self._n_chips}
+        if self._work is not None and self._peak is not None:
+            row |= self._work.utilisation(step_seconds, self._peak)
+        return row
+
+
+WALL_PARTS = ("compile", "data_loading", "evaluation", "checkpoint", "profiler", "hooks", "other")
+"""Where wall-clock time goes beside the device steps."""
+
+
+@dataclass(frozen=True)
+class RunTimes:
+    """A run's wall-clock time, split; the parts sum to it exactly."""
+
+    n_steps: int
+    steady_step_seconds: tuple[float, ...]
+    """Duration of each step in which nothing was compiled."""
+    wall_seconds: float
+    step_seconds: float
+    """All steps, without what was compiled inside them."""
+    part_seconds: Mapping[str, float]
+    """`WALL_PARTS`. `other` is what no clock saw; it is negative where clocks overlap."""
+
+    @classmethod
+    def from_rows(cls, rows: Sequence[Mapping[str, Any]]) -> "RunTimes":
+        """From the rows of a `metrics.jsonl`.
+
+        A row has `step_seconds` and `wall_seconds`, and may have `compile_seconds`, `eval_seconds`,
+        `checkpoint_seconds`, `profiler_seconds`, and Levanter's `throughput/loading_time` and `throughput/hook_time`
+        (all hooks, evaluation and profiler among them), in seconds. What was compiled lies inside another part: it is
+        taken out of the step as far as that exceeds the median step, then out of the evaluation; the rest was in
+        nobody's time.
+
+        Raises:
+            TomatError: No row has a step time, or a time is not finite, negative or longer than a step can be.
+        """
+        for row in rows:
+            _refuse_times(row)
+        timed = [row for row in rows if _seconds(row, "step_seconds") > 0]
+        if not timed:
+            raise TomatError(
+                f"none of the {len(rows)} rows of the log has step_seconds; expected the metrics.jsonl of a tomat run."
+            )
+        steady = tuple(float(row["step_seconds"]) for row in timed if _seconds(row, "compile_seconds") == 0)
+        if steady:
+            typical = median(steady)
+        else:
+            shortest = min(float(row["step_seconds"]) for row in timed)
+            left = [row["step_seconds"] - _seconds(row, "compile_seconds") for row in timed]
+            # Of a step that compiled all along, nothing says how long it would have taken otherwise.
+            typical = min([seconds for seconds in left if seconds > 0], default=shortest)
+        parts: dict[str, float] = {part: 0.0 for part in WALL_PARTS}
+        wall = steps = 0.0
+        for row in timed:
+            step, compiled = _seconds(row, "step_seconds"), _seconds(row, "compile_seconds")
+            evaluation, checkpoint = _seconds(row, "eval_seconds"), _seconds(row, "checkpoint_seconds")
+            profiler = _seconds(row, "profiler_seconds")
+            loading = _seconds(row, "loading_seconds", "throughput/loading_time")
+            hooks = _seconds(row, "hook_seconds", "throughput/hook_time")
+            in_step = min(compiled, max(0.0, step - typical))
+            in_evaluation = min(compiled - in_step, evaluation)
+            row_wall = _seconds(row, "wall_seconds") or step + loading + checkpoint + max(hooks, evaluation + profiler)
+            found = {
+                "compile": compiled,
+                "data_loading": loading,
+                "evaluation": evaluation - in_evaluation,
+                "checkpoint": checkpoint,
+                "profiler": profiler,
+                "hooks": max(0.0, hooks - evaluation - profiler),
+            }
+            for part, seconds in found.items():
+                parts[part] += seconds
+            steps += step - in_step
+            wall += row_wall
+        parts["other"] = wall - steps - sum(parts.values())
+        return cls(len(timed), steady, wall, steps, parts)
+
+    @property
+    def step_percentiles(self) -> dict[str, float]:
+        """p10, p50 and p90 of the steady steps, seconds; of all steps' mean where none was steady."""
+        durations = self.steady_step_seconds or (self.step_seconds / self.n_steps,)
+        if len(durations) == 1:
+            return dict.fromkeys(("p10", "p50", "p90"), durations[0])
+        tenths = quantiles(durations, n=10, method="inclusive")
+        return {"p10": tenths[0], "p50": tenths[4], "p90": tenths[8]}
+
+
+@dataclass(frozen=True)
+class RunMfu:
+    """MFU of a run, over its steps and over its wall-clock time."""
+
+    work: StepWork
+    times: RunTimes
+    slice: Slice | None
+    """None: not known, and no MFU."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """For a JSON report.
+
+        `mfu_full` and the like are of the median steady step. `step_mfu_full` is of all steps' own time and
+        `wall_mfu_full` of the wall-clock time; `wall_mfu_full_lost` says which part cost how much of their difference.
+        """
+        times, work = self.times, self.work
+        percentiles = times.step_percentiles
+        n_chips = self.slice.n_chips if self.slice is not None else None
+        result: dict[str, Any] = {
+            **work.to_dict(),
+            "n_steps": times.n_steps,
+            "n_steady_steps": len(times.steady_step_seconds),
+            "wall_seconds": times.wall_seconds,
+            "wall_seconds_by_part": {"device_steps": times.step_seconds, **times.part_seconds},
+            "step_seconds": percentiles["p50"],
+            **{f"step_seconds_{name}": seconds for name, seconds in percentiles.items()},
+            "tokens_per_second": work.tokens / percentiles["p50"],
+            "wall_tokens_per_second": work.tokens * times.n_steps / times.wall_seconds,
+        }
+        if self.slice is None or n_chips is None:
+            return result | dict.fromkeys((*MFU_KEYS, "tokens_per_second_per_chip", "slice"))
+        peak = self.slice.peak_bf16_flops_per_second
+        result |= slice_dict(self.slice)
+        result["tokens_per_second_per_chip"] = result["tokens_per_second"] / n_chips
+        # The slowest tenth of the steps has the lowest MFU.
+        for name, of_steps in (("p10", "p90"), ("p50", "p50"), ("p90", "p10")):
+            for key, value in work.utilisation(percentiles[of_steps], peak).items():
+                result[f"{key}_{name}"] = value
+        result |= {key: result[f"{key}_p50"] for key in MFU_KEYS}
+        over_steps = work.utilisation(times.step_seconds / times.n_steps, peak)
+        over_wall = work.utilisation(times.wall_seconds / times.n_steps, peak)
+        result |= {f"step_{key}": value for key, value in over_steps.items()}
+        result |= {f"wall_{key}": value for key, value in over_wall.items()}
+        result["wall_mfu_full_lost"] = {
+            part: over_steps["mfu_full"] * seconds / times.wall_seconds for part, seconds in times.part_seconds.items()
+        }
+        return result
+
+
+TIME_KEYS = (
+    "step_seconds", "wall_seconds", "compile_seconds", "eval_seconds", "checkpoint_seconds", "profiler_seconds",
+    "loading_seconds", "hook_seconds", "throughput/loading_time", "throughput/hook_time",
+)  # fmt: skip
+
+
+def _refuse_times(row: Mapping[str, Any]) -> None:
+    """Stop at a duration that cannot be one; null stands for one that was not measured."""
+    for key in TIME_KEYS:
+        value = row.get(key)
+        longest = MAX_STEP_SECONDS if key == "step_seconds" else math.inf
+        if value is not None and not (is_figure(value) and 0 <= value <= longest):
+            expected = f"0 to {longest:,} seconds" if longest < math.inf else "a finite number of at least 0"
+            raise TomatError(
+                f"step {row.get('step')} of the log has {key} {value!r}; expected {expected}. Delete the line, or "
+                "restore the log."
+            )
+
+
+def _seconds(row: Mapping[str, Any], *names: str) -> float:
+    """The first of `names` that `row` has as a number; 0 if it has none."""
+    for name in names:
+        value = row.get(name)
+        if is_figure(value):
+            return float(value)
+    return 0.0

@@ -1,0 +1,172 @@
+"""Tiles of the Pallas loss: what a configuration may set, and the table of tuned ones. No JAX here.
+
+`loss_tiles.json` beside this module is the table, written by `tomat bench loss-tiles`: for each chip, width, number of
+ids and compute type the tiles with the shortest planned time, that time, those of the others, and the compiler.
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from tomat.base.errors import TomatError
+
+LANES = 128
+"""Lanes of a TPU vector register: ids of a tile are a multiple of it."""
+PACKED_ROWS = 16
+"""Rows of a bfloat16 register tile (two rows in each of 8 sublanes): rows of a block are a multiple of it."""
+VMEM_BYTES = {
+    "TPU v4": 16 * 2**20,
+    "TPU v5 lite": 128 * 2**20,
+    "TPU v5": 64 * 2**20,
+    "TPU v6 lite": 128 * 2**20,
+}
+"""VMEM of a core by JAX's name of the device (`vmem_capacity_bytes` in jax 0.11.1's `tpu_info.py`)."""
+VMEM_SHARE = 0.8
+"""Share of VMEM that the kernels' blocks may take; the rest is for the products on their way and what is spilled."""
+SPARE_VMEM = 16 * 2**20
+"""VMEM that is granted on top of the blocks, bytes. What is not asked for stays with XLA, which keeps other arrays
+there."""
+
+TABLE_FILE = Path(__file__).with_name("loss_tiles.json")
+
+
+@dataclass(frozen=True)
+class LossTiles:
+    """Tiles of the Pallas loss. They change the speed, not (beyond rounding) the values.
+
+    A size of None is taken from the table of tuned tiles.
+    """
+
+    resident_rows: int | None = None
+    """Positions (of all sequences on a device) that are worked on between two passes over the head: their hidden
+    states and gradients stay in VMEM meanwhile. A multiple of `block_rows`."""
+    block_rows: int | None = None
+    """Positions of one matrix product; a multiple of 16."""
+    block_ids: int | None = None
+    """Ids of one matrix product; a multiple of 128."""
+    chunk_rows: int | None = None
+    """Positions whose softmax sums are held in registers at one time; a multiple of 16 that divides `block_rows`."""
+
+    def __post_init__(self) -> None:
+        for name, unit in zip(NAMES, (PACKED_ROWS, PACKED_ROWS, LANES, PACKED_ROWS), strict=True):
+            size = getattr(self, name)
+            if size is not None and (size < unit or size % unit):
+                raise TomatError(f"loss.tiles.{name} is {size}; expected a positive multiple of {unit}.")
+        for outer, inner in (("resident_rows", "block_rows"), ("block_rows", "chunk_rows")):
+            large, small = getattr(self, outer), getattr(self, inner)
+            if large is not None and small is not None and large % small:
+                raise TomatError(
+                    f"loss.tiles.{outer} is {large} and {inner} is {small}; expected {outer} to be a multiple of "
+                    f"{inner}."
+                )
+
+    def filled(self, tuned: "LossTiles") -> "LossTiles":
+        """With the sizes of `tuned` where this has none.
+
+        Raises:
+            TomatError: The two do not go together.
+        """
+        mine = {name: size for name, size in asdict(self).items() if size is not None}
+        return LossTiles(**asdict(tuned) | mine)
+
+
+NAMES = tuple(field.name for field in fields(LossTiles))
+
+
+@dataclass(frozen=True)
+class TunedTiles:
+    """One entry of the table."""
+
+    device_kind: str
+    """JAX's name of the chip."""
+    width: int
+    ids: int
+    dtype: str
+    tiles: LossTiles
+
+    def distance(self, width: int, ids: int) -> float:
+        """How far another shape is: factors between the widths and between the numbers of ids, as logarithms."""
+        return abs(math.log(self.width / width)) + abs(math.log(self.ids / ids))
+
+
+@lru_cache
+def load_table(path: Path = TABLE_FILE) -> tuple[TunedTiles, ...]:
+    """The table of tuned tiles.
+
+    Raises:
+        TomatError: It is missing or not what `tomat bench loss-tiles` writes.
+    """
+    try:
+        rows: list[Mapping[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["entries"]
+        return tuple(
+            TunedTiles(row["device_kind"], row["width"], row["ids"], row["dtype"], LossTiles(**row["tiles"]))
+            for row in rows
+        )
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise TomatError(
+            f"the table of loss tiles {path} cannot be read ({error}); write it with `tomat bench loss-tiles`, or set "
+            f"{', '.join('loss.tiles.' + name for name in NAMES)}."
+        ) from error
+
+
+def tuned_tiles(
+    device_kind: str, width: int, ids: int, dtype: str, table: tuple[TunedTiles, ...] | None = None
+) -> LossTiles:
+    """The tiles of the nearest entry: of this chip and type where there is one, then by width and number of ids.
+
+    Args:
+        device_kind: JAX's name of the chip; of a chip without entries the others' are taken.
+        width: Of the model.
+        ids: Rows of the head in use.
+        dtype: Compute type, such as `bfloat16`.
+        table: Default: `load_table()`.
+
+    Raises:
+        TomatError: An empty or unreadable table.
+    """
+    entries = load_table() if table is None else table
+    if not entries:
+        raise TomatError("the table of loss tiles is empty; write it with `tomat bench loss-tiles`.")
+    return min(entries, key=lambda e: (e.device_kind != device_kind, e.dtype != dtype, e.distance(width, ids))).tiles
+
+
+def vmem_bytes(tiles: LossTiles, rows: int, width: int, itemsize: int, n_statistics: int) -> int:
+    """VMEM of the blocks of the larger of the two kernels, bytes.
+
+    Args:
+        tiles: With every size.
+        rows: Rows resident: `tiles.resident_rows`, or fewer where a device has fewer.
+        width: Of the model.
+        itemsize: Bytes of a value of the compute type.
+        n_statistics: Sums of each row in the first kernel.
+    """
+    block_rows, block_ids = tiles.block_rows or 0, tiles.block_ids or 0
+    lanes = 4 * LANES * rows
+    logits = 2 * 4 * block_rows * block_ids
+    head = 2 * itemsize * block_ids * width
+    statistics = lanes * (1 + 2 * n_statistics) + itemsize * rows * width + head + logits
+    by_head = 4 * 4 * block_ids * width
+    gradients = lanes + (4 + 2 * itemsize) * rows * width + head + by_head + logits + itemsize * block_rows * block_ids
+    return max(statistics, gradients)
+
+
+def check_vmem(tiles: LossTiles, rows: int, width: int, itemsize: int, n_statistics: int, device_kind: str) -> int:
+    """VMEM to ask for, bytes, where the tiles fit.
+
+    Raises:
+        TomatError: They do not.
+    """
+    capacity = VMEM_BYTES.get(device_kind, max(VMEM_BYTES.values()))
+    needed = vmem_bytes(tiles, rows, width, itemsize, n_statistics)
+    if needed > VMEM_SHARE * capacity:
+        raise TomatError(
+            f"the tiles of the Pallas loss need {needed / 2**20:.0f} MiB of VMEM at a width of {width} "
+            f"({', '.join(f'{name} {getattr(tiles, name)}' for name in NAMES)}); {device_kind} has "
+            f"{capacity / 2**20:.0f} MiB, of which {VMEM_SHARE * capacity / 2**20:.0f} may be used. Set a smaller "
+            "loss.tiles.resident_rows or loss.tiles.block_ids, or loss.kernel: xla."
+        )
+    return needed + SPARE_VMEM

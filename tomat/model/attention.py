@@ -1,0 +1,327 @@
+"""Causal attention with a choice of kernel.
+
+Three backends compute the same function:
+
+- `vanilla`: one matrix of scores per head; memory grows with the square of the sequence.
+- `jax_flash`: Levanter's blockwise attention in plain JAX, for any platform.
+- `splash`: the Pallas kernels of JAX for TPUs (`splash.py`).
+
+The backend follows the platform of the mesh that the step is traced for, which may be a TPU topology on a machine that
+has none, and not the platform of this machine.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import cast
+
+import equinox as eqx
+import haliax as hax
+import jax
+import jax.numpy as jnp
+from haliax import Axis, NamedArray
+from haliax.jax_utils import maybe_rng_split, named_call, tree_checkpoint_name
+from haliax.nn.normalization import LayerNormBase
+from jax.sharding import PartitionSpec
+from levanter.layers.attention import Attention, AttentionBackend, AttentionConfig, AttentionMask, dot_product_attention
+from levanter.layers.flash_attention import _flash_attention_backward, _flash_attention_forward
+from levanter.layers.rotary import RotaryEmbeddings
+
+from tomat.base.errors import TomatError
+from tomat.model.norm_rotary import QkRotaryConfig, norm_rotate
+from tomat.model.splash import (
+    ATTENTION_OUTPUT,
+    LANES,
+    SplashBlockSizes,
+    flatten_group,
+    largest_divisor,
+    mesh_axes,
+    splash_attention,
+)
+
+QKV = "qkv"
+"""Checkpoint name of queries, keys and values, after normalisation and rotary embedding."""
+
+BACKENDS = (AttentionBackend.VANILLA, AttentionBackend.JAX_FLASH, AttentionBackend.SPLASH)
+"""The backends that tomat's decoder has."""
+
+MAX_FLASH_BLOCK = 1024
+"""Largest block of `jax_flash` where none is set: Levanter's `BLOCK_SIZE`."""
+
+
+def traced_platform() -> str | None:
+    """The platform ("cpu", "gpu", "tpu") of the mesh in scope; None if that mesh names no device.
+
+    A mesh of a TPU topology says "tpu" on a machine without one. With no mesh in scope: JAX's default platform here.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty:
+        return jax.default_backend()
+    return None if mesh.abstract_device is None else mesh.abstract_device.platform
+
+
+def resolve_backend(
+    backend: AttentionBackend | None, platform: str | None, *, interpret: bool = False
+) -> AttentionBackend:
+    """The backend to use on `platform`.
+
+    Args:
+        backend: What the configuration says; None: splash on a TPU, blockwise JAX elsewhere.
+        platform: As `traced_platform` gives it; None: unknown, which is taken for where the step will be compiled.
+        interpret: The splash kernels are to run in Pallas' interpreter, on any platform.
+
+    Raises:
+        TomatError: Splash on a platform that is not a TPU.
+    """
+    if backend is None or backend == AttentionBackend.DEFAULT:
+        return AttentionBackend.SPLASH if platform == "tpu" else AttentionBackend.JAX_FLASH
+    if backend == AttentionBackend.SPLASH and platform not in ("tpu", None) and not interpret:
+        raise TomatError(
+            f"model.attn_backend is splash, but the step is for {platform}; splash needs a TPU: use jax_flash or "
+            "vanilla."
+        )
+    return backend
+
+
+@dataclass(frozen=True)
+class DensityAttentionConfig(AttentionConfig):
+    """Levanter's attention configuration with the TPU kernels' settings."""
+
+    splash: SplashBlockSizes = SplashBlockSizes()
+    """Tile sizes of the splash kernels."""
+    qk_rotary: QkRotaryConfig = QkRotaryConfig()
+    """What computes the norm and the rotary embedding of queries and keys."""
+
+
+class DensityAttention(Attention):
+    """Causal self-attention: Levanter's projections, norms and rotary embedding around tomat's choice of kernel.
+
+    Shapes: `x` is [..., position, embed], the result has the same axes.
+    """
+
+    config: DensityAttentionConfig = eqx.field(static=True)
+
+    @staticmethod
+    def init(config: DensityAttentionConfig, *, key) -> "DensityAttention":
+        base = Attention.init(config, key=key)
+        return DensityAttention(
+            config, base.q_proj, base.k_proj, base.v_proj, base.o_proj, base.q_norm, base.k_norm, base.rot_embs
+        )
+
+    @named_call
+    def __call__(
+        self,
+        x: NamedArray,
+        mask: NamedArray | AttentionMask | None,
+        *,
+        key=None,
+        pos_ids: NamedArray | None = None,
+    ) -> NamedArray:
+        """Attend.
+
+        Raises:
+            TomatError: `mask` is not a causal `AttentionMask` (None would let every position see the future), or the
+                backend cannot run on the mesh in scope.
+        """
+        if not isinstance(mask, AttentionMask) or not mask.is_causal:
+            raise TomatError(
+                "attention was called without a causal mask, and would see the future; call the model through "
+                "tomat.model.decoder.causal_activations, or pass tomat.model.decoder.build_mask(config)."
+            )
+        if self.config.sliding_window is not None:
+            mask = mask.with_sliding_window(self.config.sliding_window)
+        key_proj, key_o = maybe_rng_split(key, 2)
+        fused = self.config.qk_rotary.kernel == "pallas"
+        compute_qkv = self._compute_qkv_fused if fused else self._compute_qkv
+        q, k, v = tree_checkpoint_name(compute_qkv(x, key=key_proj, pos_ids=pos_ids), QKV)
+        q = q.rearrange((..., "kv_head", "q_heads_per_group", "position", "head_size"))
+        k = k.rearrange((..., "kv_head", "position", "head_size")).rename({"position": "key_position"})
+        v = v.rearrange((..., "kv_head", "position", "head_size")).rename({"position": "key_position"})
+        attended = self._attend(q, k, v, mask, jnp.float32 if self.config.upcast_attn else x.dtype)
+        attended = attended.flatten_axes(("kv_head", "q_heads_per_group"), "heads").astype(x.dtype)
+        return self.o_proj(attended, key=key_o)
+
+    def _compute_qkv_fused(
+        self, x: NamedArray, *, key, pos_ids: NamedArray | None
+    ) -> tuple[NamedArray, NamedArray, NamedArray]:
+        """As `_compute_qkv`, with norm, rotary embedding and the scale 1 / sqrt(D) of the queries in one kernel.
+
+        Raises:
+            TomatError: The kernel cannot run here, or not with this model.
+        """
+        config = self.config
+        backend = resolve_backend(config.attn_backend, traced_platform(), interpret=config.splash.interpret)
+        if backend != AttentionBackend.SPLASH or self.rot_embs is None:
+            what = (
+                f"the attention backend is {backend}" if self.rot_embs is not None else "there is no rotary embedding"
+            )
+            raise TomatError(
+                f"model.qk_rotary.kernel is pallas, but {what}; the kernel runs beside splash attention on a TPU. Use "
+                "model.qk_rotary.kernel: xla."
+            )
+        if pos_ids is not None:
+            raise TomatError(
+                "model.qk_rotary.kernel is pallas, and positions were given; the kernel takes positions that count "
+                "from 0. Use model.qk_rotary.kernel: xla."
+            )
+        key_q, key_k, key_v = maybe_rng_split(key, 3)
+        q, k, v = self.q_proj(x, key=key_q), self.k_proj(x, key=key_k), self.v_proj(x, key=key_v)
+        Pos, HeadSize = x.resolve_axis("position"), q.resolve_axis("head_size")
+        cos, sin = rotary_tables(self.rot_embs, Pos, HeadSize)
+        scale = 1 / math.sqrt(HeadSize.size)
+        q = _norm_rotate_named(q, self.q_norm, cos * scale, sin * scale, config.qk_rotary)
+        return q, _norm_rotate_named(k, self.k_norm, cos, sin, config.qk_rotary), v
+
+    def _attend(self, q: NamedArray, k: NamedArray, v: NamedArray, mask: AttentionMask, dtype) -> NamedArray:
+        config = self.config
+        match resolve_backend(config.attn_backend, traced_platform(), interpret=config.splash.interpret):
+            case AttentionBackend.SPLASH:
+                scaled = config.qk_rotary.kernel == "pallas"
+                q, k, v = q.astype(dtype), k.astype(dtype), v.astype(dtype)
+                return splash_attention(q, k, v, mask, config.splash, q_is_scaled=scaled)
+            case AttentionBackend.JAX_FLASH:
+                block = config.flash_attention_block_size
+                return flash_attention(q.astype(dtype), k.astype(dtype), v, mask, block)
+            case _:
+                out = dot_product_attention(
+                    "position",
+                    "key_position",
+                    "head_size",
+                    q,
+                    k,
+                    v,
+                    mask,
+                    attention_dtype=dtype,
+                    attn_backend=AttentionBackend.VANILLA,
+                )
+                return tree_checkpoint_name(out, ATTENTION_OUTPUT)
+
+    def paged_decode(self, x, kv_cache, batch_info, *, pos_ids, key=None):
+        """Levanter's decoding step, which has no sliding window.
+
+        Raises:
+            TomatError: The configuration has one.
+        """
+        if self.config.sliding_window is not None:
+            raise TomatError(
+                f"model.sliding_window is {self.config.sliding_window}, and decoding from a key-value cache has no "
+                "sliding window; run the whole sequence through causal_activations instead."
+            )
+        return super().paged_decode(x, kv_cache, batch_info, pos_ids=pos_ids, key=key)
+
+
+def rotary_tables(rotary: RotaryEmbeddings, Pos: Axis, HeadSize: Axis) -> tuple[jax.Array, jax.Array]:
+    """Factors of a vector and of its swapped halves, float32 `[position, head_size]`, of any rotary embedding.
+
+    A rotary embedding turns (a, b), the halves of a vector, into (a cos - b sin, b cos + a sin), whatever its
+    frequencies: what it makes of (1, 0) is (cos, sin).
+    """
+    half = HeadSize.size // 2
+    first = hax.arange(HeadSize) < half
+    turned = rotary(first.astype(jnp.float32).broadcast_axis(Pos), hax.arange(Pos))
+    table = turned.rearrange((Pos, HeadSize)).array
+    cos, sin = table[:, :half], table[:, half:]
+    return jnp.concatenate([cos, cos], axis=1), jnp.concatenate([-sin, sin], axis=1)
+
+
+def _norm_rotate_named(
+    x: NamedArray, norm: LayerNormBase | None, cos: jax.Array, sin: jax.Array, config: QkRotaryConfig
+) -> NamedArray:
+    """`norm_rotate` of queries or keys in a `shard_map` over the mesh in scope, the positions after the heads."""
+    Pos, HeadSize = x.resolve_axis("position"), x.resolve_axis("head_size")
+    Heads = tuple(axis for axis in x.axes if axis.name in ("kv_head", "q_heads_per_group"))
+    Batch = tuple(axis for axis in x.axes if axis not in (*Heads, Pos, HeadSize))
+    axes = (*Batch, *Heads, Pos, HeadSize)
+    bhsd = flatten_group(flatten_group(x.rearrange(axes), Heads, "heads"), Batch, "batch")
+    weight = None if norm is None or norm.weight is None else norm.weight.array
+    eps = 0.0 if norm is None else norm.eps
+
+    def rotate(x: jax.Array, weight: jax.Array | None, cos: jax.Array, sin: jax.Array) -> jax.Array:
+        return norm_rotate(
+            x, weight, cos, sin, eps=eps, block_positions=config.block_positions, interpret=config.interpret
+        )
+
+    mesh = jax.sharding.get_abstract_mesh()
+    if not mesh.empty:
+        batch, heads, whole = mesh_axes(Batch), mesh_axes(Heads), PartitionSpec()
+        rotate = jax.shard_map(
+            rotate,
+            mesh=mesh,
+            in_specs=(PartitionSpec(batch, heads), whole, whole, whole),
+            out_specs=PartitionSpec(batch, heads),
+            check_vma=False,  # a Pallas call does not say over which mesh axes its result varies
+        )
+    out = rotate(bhsd.array, weight, cos, sin)
+    return hax.named(out.reshape([axis.size for axis in axes]), axes)
+
+
+def flash_attention(
+    q: NamedArray, k: NamedArray, v: NamedArray, mask: AttentionMask, block_size: int | None = None
+) -> NamedArray:
+    """Causal attention by Levanter's blockwise algorithm, with residuals that a checkpoint policy can keep by name.
+
+    Shapes as in `splash_attention`. A sliding window masks, but saves no work: every block up to the diagonal is
+    computed.
+
+    Args:
+        q: Queries.
+        k: Keys.
+        v: Values.
+        mask: Any mask.
+        block_size: Positions per block; None: the largest divisor of the sequence length up to 1,024.
+
+    Raises:
+        TomatError: `block_size` does not divide the sequence, or none is set and the sequence has no divisor from 128
+            to 1,024.
+    """
+    Pos, KeyPos, HeadSize = q.resolve_axis("position"), k.resolve_axis("key_position"), q.resolve_axis("head_size")
+    block = flash_block(Pos.size, block_size)
+    scaled = q * (1 / math.sqrt(HeadSize.size))
+    return _blockwise(
+        (scaled, k, v, None),
+        Pos,
+        KeyPos,
+        HeadSize,
+        mask,
+        None,
+        0.0,
+        inference=True,
+        key=None,
+        block_size=block,
+        precision=None,
+        logits_soft_cap=None,
+    )
+
+
+def flash_block(seq_len: int, block_size: int | None) -> int:
+    """Positions per block of `flash_attention`; raises TomatError as that says."""
+    if block_size is not None:
+        if block_size < 1 or seq_len % block_size:
+            raise TomatError(
+                f"model.flash_attention_block_size is {block_size} and the sequence length is {seq_len}; expected a "
+                "block that divides the sequence."
+            )
+        return block_size
+    block = largest_divisor(seq_len, MAX_FLASH_BLOCK)
+    if block < min(seq_len, LANES):
+        raise TomatError(
+            f"the sequence length is {seq_len}, whose largest divisor up to {MAX_FLASH_BLOCK} is {block}; jax_flash "
+            f"expects one of at least {LANES}. Choose another length, or attn_backend vanilla."
+        )
+    return block
+
+
+def _blockwise_forward(*args, **kwargs):
+    # Named inside the forward rule: a name on the result alone would keep the output, yet recompute the log-sum-exp,
+    # and with it all of attention.
+    out, (_, logsumexp) = _flash_attention_forward(*args, **kwargs)
+    out, logsumexp = tree_checkpoint_name((out, logsumexp), ATTENTION_OUTPUT)
+    return out, (out, logsumexp)
+
+
+@eqx.filter_custom_vjp
+def _blockwise(qkv, *args, **kwargs):
+    return cast(NamedArray, _flash_attention_forward(None, qkv, *args, **kwargs)[0])
+
+
+_blockwise.def_fwd(_blockwise_forward)
+_blockwise.def_bwd(_flash_attention_backward)

@@ -1,0 +1,386 @@
+"""The decoder that reads densities: Levanter's Qwen3 with knobs that act.
+
+`DensityDecoderConfig` is the default `model.type`. It differs from Levanter's `qwen3` in that `use_qk_norm`,
+`sliding_window` and `gradient_checkpointing` with unrolled layers do what they say, and in that every tile size of the
+TPU attention kernel is in the configuration (`splash.py`). Its classes override `init`: Levanter's `init` methods
+return classes written into them, so that a subclass that relies on them is never built.
+
+Any other Levanter decoder works too, through `causal_activations`.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Literal, cast
+
+import equinox as eqx
+import haliax as hax
+import haliax.nn as hnn
+import jax
+import jax.random as jrandom
+from haliax import Axis, NamedArray
+from haliax.jax_utils import maybe_rng_split, named_call, shaped_rng_split, tree_checkpoint_name
+from haliax.nn.scan import BlockFoldable, BlockSeq, ScanCheckpointPolicy, Stacked
+from levanter.layers.attention import AttentionBackend, AttentionMask
+from levanter.layers.rotary import Llama3RotaryEmbeddingsConfig, RotaryEmbeddingsConfig
+from levanter.models.llama import LlamaDecoderLayer, LlamaEmbedding, LlamaLMHeadModel, LlamaMlp, LlamaTransformer
+from levanter.models.lm_model import LmConfig, LmHeadModel
+from levanter.models.qwen import Qwen3Config
+
+from tomat.base.errors import TomatError
+from tomat.model.attention import (
+    BACKENDS,
+    QKV,
+    DensityAttention,
+    DensityAttentionConfig,
+    flash_block,
+)
+from tomat.model.embedding import with_float32_sums
+from tomat.model.norm_rotary import QkRotaryConfig
+from tomat.model.splash import ATTENTION_OUTPUT, SplashBlockSizes
+
+MLP_PROJECTIONS = "mlp_projections"
+"""Name, for checkpoint policies, of what the two input projections of the MLP give."""
+
+
+@dataclass(frozen=True)
+class NamedPolicy:
+    """A gradient checkpointing policy with a name."""
+
+    meaning: str
+    """What is kept from the forward pass, and what that costs."""
+    policy: ScanCheckpointPolicy
+    """The same for Haliax's scan over layers."""
+
+
+NAMED_POLICIES: Mapping[str, NamedPolicy] = MappingProxyType(
+    {
+        "off": NamedPolicy(
+            "Everything the backward pass needs is kept; nothing is computed twice.",
+            ScanCheckpointPolicy(disable=True),
+        ),
+        "full": NamedPolicy(
+            "Only the input of each layer is kept; the layer is computed again.",
+            ScanCheckpointPolicy(simple=True),
+        ),
+        "save_attention": NamedPolicy(
+            "As full, and the output of attention with its log-sum-exp is kept: the attention kernel runs forward once "
+            "(vanilla attention still computes its scores twice).",
+            ScanCheckpointPolicy(save_block_internals=[ATTENTION_OUTPUT]),
+        ),
+        "save_qkv": NamedPolicy(
+            "As full, and queries, keys and values are kept as attention takes them: their projections, norms and "
+            "rotary embedding run once. With use_qk_norm only the values gain: the gradient of a norm needs what went "
+            "into it, so queries and keys are projected again.",
+            ScanCheckpointPolicy(save_block_internals=[QKV]),
+        ),
+        "save_qkv_attention": NamedPolicy(
+            "save_qkv and save_attention together: the output projection, the MLP and the norms are computed again, "
+            "with use_qk_norm also queries and keys.",
+            ScanCheckpointPolicy(save_block_internals=[QKV, ATTENTION_OUTPUT]),
+        ),
+        "save_attention_mlp": NamedPolicy(
+            "save_attention, and what the MLP's two input projections give is kept: the attention projections, norms "
+            "and activations are computed again. 4 x intermediate_dim bytes a token and layer in bfloat16.",
+            ScanCheckpointPolicy(save_block_internals=[ATTENTION_OUTPUT, MLP_PROJECTIONS]),
+        ),
+        "save_matmuls": NamedPolicy(
+            "save_qkv_attention and save_attention_mlp together.",
+            ScanCheckpointPolicy(save_block_internals=[QKV, ATTENTION_OUTPUT, MLP_PROJECTIONS]),
+        ),
+        "offload": NamedPolicy(
+            "As full, with the input of each layer moved to host memory until the backward pass.",
+            ScanCheckpointPolicy(save_carries="offload"),
+        ),
+        "nested": NamedPolicy(
+            "As full in two levels: the input of every sqrt(layers)-th layer is kept, and layers are computed up to "
+            "three times (with scan_layers; unrolled layers: as full).",
+            ScanCheckpointPolicy(nested=True, simple=True),
+        ),
+    }
+)
+"""Values of `model.gradient_checkpointing` beside true (full), false (off) and a whole `ScanCheckpointPolicy`."""
+
+
+PolicyName = Literal[
+    "off", "full", "save_attention", "save_qkv", "save_qkv_attention", "save_attention_mlp", "save_matmuls", "offload",
+    "nested",
+]  # fmt: skip
+"""The keys of `NAMED_POLICIES`. Haliax knows some of these names too, and means other policies by them."""
+
+
+@LmConfig.register_subclass("density_decoder")
+@dataclass(frozen=True)
+class DensityDecoderConfig(Qwen3Config):
+    """Levanter's Qwen3 with knobs that act. Fields not described here are Levanter's (`LlamaConfig`).
+
+    Raises:
+        TomatError: Values that cannot work together, with both of them.
+    """
+
+    max_seq_len: int = 0
+    """Tokens per sequence. A training configuration fills it in from its data; 0: not known yet."""
+    tie_word_embeddings: bool = True
+    """One matrix for embedding and logits."""
+    rope: RotaryEmbeddingsConfig = field(default_factory=Llama3RotaryEmbeddingsConfig)
+    """Rotary embedding; Llama-3's by default."""
+    use_qk_norm: bool = True
+    """RMS norm over each head's queries and keys."""
+    hybrid_norm: bool = False
+    """A norm more after attention and after the MLP, before each is added to the residual stream."""
+    sliding_window: int | None = None  # pyright: ignore[reportIncompatibleVariableOverride]
+    """Each position sees itself and `sliding_window` - 1 positions before it, in every layer; None: all before it."""
+    use_sliding_window: bool | None = None  # pyright: ignore[reportIncompatibleVariableOverride]
+    """False turns `sliding_window` off, as in a Hugging Face configuration; None: on if `sliding_window` is set."""
+    attn_backend: AttentionBackend | None = None
+    """vanilla, jax_flash or splash; None: splash where the step is compiled for TPUs, jax_flash elsewhere."""
+    splash: SplashBlockSizes = SplashBlockSizes()
+    """Tile sizes of the splash attention kernels."""
+    qk_rotary: QkRotaryConfig = QkRotaryConfig()
+    """What computes the norm and the rotary embedding of queries and keys."""
+    gradient_checkpointing: bool | PolicyName | ScanCheckpointPolicy = "full"  # names before Haliax's own of them
+    """One of `NAMED_POLICIES`, true (full), false (off), or the fields of Haliax's `ScanCheckpointPolicy`."""
+
+    def __post_init__(self) -> None:
+        for name in ("hidden_dim", "intermediate_dim", "num_layers", "num_heads", "num_kv_heads"):
+            if getattr(self, name) < 1:
+                raise TomatError(f"model.{name} is {getattr(self, name)}; expected at least 1.")
+        if self.num_heads % self.num_kv_heads:
+            raise TomatError(
+                f"model.num_heads is {self.num_heads} and num_kv_heads is {self.num_kv_heads}; expected num_heads to "
+                "be a multiple of num_kv_heads."
+            )
+        if self.head_dim is None and self.hidden_dim % self.num_heads:
+            raise TomatError(
+                f"model.hidden_dim is {self.hidden_dim} and num_heads is {self.num_heads}; expected a multiple of "
+                "num_heads, or head_dim set."
+            )
+        if self.actual_head_size % 2:
+            raise TomatError(f"the head size is {self.actual_head_size}; the rotary embedding expects an even one.")
+        self.qk_rotary.check_head_size(self.actual_head_size)
+        if self.sliding_window is not None and self.sliding_window < 1:
+            raise TomatError(f"model.sliding_window is {self.sliding_window}; expected at least 1, or null for none.")
+        if self.use_sliding_window and self.sliding_window is None:
+            raise TomatError("model.use_sliding_window is true, but sliding_window is not set; give its length.")
+        if self.attn_backend not in (None, AttentionBackend.DEFAULT, *BACKENDS):
+            raise TomatError(
+                f"model.attn_backend is {self.attn_backend}; expected one of {', '.join(BACKENDS)}, or null."
+            )
+        self.checkpoint_policy  # noqa: B018  (raises if the policy is unknown)
+        if self.max_seq_len and self.attn_backend == AttentionBackend.SPLASH:
+            self.splash.for_sequence(self.max_seq_len)
+        if self.max_seq_len and self.attn_backend == AttentionBackend.JAX_FLASH:
+            flash_block(self.max_seq_len, self.flash_attention_block_size)
+
+    @property
+    def model_type(self) -> type["DensityDecoder"]:
+        """The class that `build` builds."""
+        return DensityDecoder
+
+    @property
+    def window(self) -> int | None:
+        """The sliding window in force, in positions; None: there is none."""
+        return None if self.use_sliding_window is False else self.sliding_window
+
+    @property
+    def checkpoint_policy(self) -> ScanCheckpointPolicy:
+        """What `gradient_checkpointing` stands for.
+
+        Raises:
+            TomatError: It is the name of no policy.
+        """
+        choice = self.gradient_checkpointing
+        if isinstance(choice, ScanCheckpointPolicy):
+            return choice
+        name = choice if isinstance(choice, str) else "full" if choice else "off"
+        if name not in NAMED_POLICIES:
+            raise TomatError(
+                f"model.gradient_checkpointing is '{choice}'; expected true, false, one of "
+                f"{', '.join(NAMED_POLICIES)}, or the fields of a ScanCheckpointPolicy."
+            )
+        return NAMED_POLICIES[name].policy
+
+    def attention_config(self) -> DensityAttentionConfig:
+        """The attention's part of the configuration."""
+        base = super().attention_config()
+        values = {field.name: getattr(base, field.name) for field in dataclasses.fields(base)}
+        values |= {
+            "qk_norm": self.norm_config if self.use_qk_norm else None,
+            "sliding_window": self.window,
+            "splash": self.splash,
+            "qk_rotary": self.qk_rotary,
+        }
+        return DensityAttentionConfig(**values)
+
+    def total_trainable_params(self, vocab_size: int) -> float:
+        """Parameters, counted from the shapes of the model as built."""
+        return parameter_count(self, vocab_size)
+
+    def to_hf_config(self, vocab_size: int, config_overrides: dict | None = None):
+        """A Hugging Face Qwen3 configuration of the same model.
+
+        Raises:
+            TomatError: Hugging Face's Qwen3 has no such model.
+        """
+        without = {
+            "use_qk_norm": not self.use_qk_norm,
+            "hybrid_norm": self.hybrid_norm,
+            "input_embedding_norm": self.input_embedding_norm,
+            "sliding_window": self.window is not None,
+        }
+        if any(without.values()):
+            names = ", ".join(f"{name}={getattr(self, name)}" for name, differs in without.items() if differs)
+            raise TomatError(f"Hugging Face's Qwen3 has no counterpart of {names}; this model cannot be exported.")
+        plain = dataclasses.replace(self, use_sliding_window=False)
+        return super(DensityDecoderConfig, plain).to_hf_config(vocab_size, config_overrides)
+
+
+def _norm(config: DensityDecoderConfig) -> hnn.RmsNorm:
+    """A new norm over `embed`; Levanter declares the base class of what it builds."""
+    return cast(hnn.RmsNorm, config.mk_LayerNorm(config.Embed))
+
+
+class DensityMlp(LlamaMlp):
+    """Levanter's SwiGLU block, with names on what its input projections give, for checkpoint policies to keep."""
+
+    @named_call
+    def __call__(self, x: NamedArray, *, key=None) -> NamedArray:
+        k_gate, k_up, k_down = maybe_rng_split(key, 3)
+        # In Levanter's order, so that without such a policy the program is Levanter's to the letter.
+        gate = tree_checkpoint_name(self.gate_proj(x, key=k_gate), MLP_PROJECTIONS)
+        hidden = self.act(gate)
+        hidden = hidden * tree_checkpoint_name(self.up_proj(x, key=k_up), MLP_PROJECTIONS)
+        return self.down_proj(hidden, key=k_down)
+
+
+class DensityDecoderLayer(LlamaDecoderLayer):
+    """One layer: Levanter's Llama layer around `DensityAttention`."""
+
+    @staticmethod
+    def init(config: DensityDecoderConfig, *, key) -> "DensityDecoderLayer":
+        k_attention, k_mlp = jrandom.split(key, 2)
+        attention = DensityAttention.init(config.attention_config(), key=k_attention)
+        plain = LlamaMlp.init(config.Embed, config.Mlp, config.activation_function, key=k_mlp, use_bias=config.use_bias)
+        mlp = DensityMlp(plain.gate_proj, plain.up_proj, plain.down_proj, plain.act)
+        norms = [_norm(config) for _ in range(4 if config.hybrid_norm else 2)]
+        return DensityDecoderLayer(config, attention, mlp, *norms)
+
+
+class DensityTransformer(LlamaTransformer):
+    """The layers and the last norm."""
+
+    config: DensityDecoderConfig = eqx.field(static=True)
+
+    @staticmethod
+    def init(config: DensityDecoderConfig, *, key) -> "DensityTransformer":
+        container = Stacked if config.scan_layers else BlockSeq
+        layers = container.init(config.Layers, DensityDecoderLayer, gradient_checkpointing=config.checkpoint_policy)(
+            config, key=shaped_rng_split(key, config.num_layers)
+        )
+        return DensityTransformer(config, cast(BlockFoldable[LlamaDecoderLayer], layers), _norm(config))
+
+    @named_call
+    def __call__(
+        self, x: NamedArray, attn_mask: NamedArray | AttentionMask | None, *, key, pos_ids: NamedArray | None = None
+    ) -> NamedArray:
+        if isinstance(self.layers, Stacked):
+            return super().__call__(x, attn_mask, key=key, pos_ids=pos_ids)
+        keys = maybe_rng_split(key, self.config.num_layers)
+        # Haliax's BlockSeq stores the policy and does not apply it.
+        policy = dataclasses.replace(self.config.checkpoint_policy, prevent_cse=True)
+
+        def run_layer(carry, layer, key):
+            carry = tree_checkpoint_name(carry, "layer_input")
+            return layer(carry, mask=attn_mask, key=key, pos_ids=pos_ids)
+
+        run = policy.checkpoint("layer_input", "layer_parameters", run_layer)
+        for layer, layer_key in zip(self.layers.unstacked(), keys, strict=True):
+            x = run(x, layer, layer_key)
+        return self.norm(x)
+
+
+class DensityDecoder(LlamaLMHeadModel):
+    """Embedding, layers and (tied) logits."""
+
+    transformer: DensityTransformer
+
+    @classmethod
+    def init(cls, Vocab: Axis, config: DensityDecoderConfig, *, key) -> "DensityDecoder":
+        if config.max_seq_len < 1:
+            raise TomatError(f"model.max_seq_len is {config.max_seq_len}; give the sequence length to build a model.")
+        k_transformer, k_embedding = jrandom.split(key, 2)
+        transformer = DensityTransformer.init(config, key=k_transformer)
+        embeddings = LlamaEmbedding.init(Vocab, config, key=k_embedding)
+        head = None
+        if not config.tie_word_embeddings:
+            head = hnn.Linear.init(In=config.Embed, Out=Vocab, key=k_embedding, use_bias=False, out_first=True)
+        return cls(transformer, embeddings, head)
+
+
+def parameter_count(config: LmConfig, vocab_size: int) -> int:
+    """Parameters of the model that `config` builds, counted from its shapes; nothing is allocated.
+
+    Args:
+        config: Any Levanter model.
+        vocab_size: Number of token ids.
+    """
+    if config.max_seq_len < 1:
+        config = dataclasses.replace(config, max_seq_len=1)
+    Vocab = Axis("vocab", vocab_size)
+    shapes = eqx.filter_eval_shape(lambda key: config.build(Vocab, key=key), jrandom.PRNGKey(0))
+    return sum(leaf.size for leaf in jax.tree.leaves(shapes) if isinstance(leaf, jax.ShapeDtypeStruct))
+
+
+def _effective_window(config: LmConfig) -> int | None:
+    """The sliding window, in positions, that has to go into the mask of any model of `config`; None: none."""
+    if isinstance(config, DensityDecoderConfig):
+        return config.window
+    window = getattr(config, "sliding_window", None)
+    kind = config.get_choice_name(type(config))
+    if window is None or getattr(config, "use_sliding_window", True) is False:
+        return None
+    if kind in ("olmo3", "snowball"):  # these mask for themselves, by layer
+        return None
+    if kind in ("qwen3", "mistral"):  # one window for all layers, which Levanter accepts and does not apply
+        return window
+    raise TomatError(
+        f"model.type {kind} has sliding_window {window}, which Levanter does not apply layer by layer as that model "
+        "means it; unset it, or use model.type density_decoder."
+    )
+
+
+def build_mask(config: LmConfig) -> AttentionMask:
+    """The attention mask of a decoder: causal, with the sliding window of its configuration.
+
+    Raises:
+        TomatError: The configuration asks for a window that Levanter's model does not have.
+    """
+    return AttentionMask.causal(sliding_window=_effective_window(config))
+
+
+def causal_activations(model: LmHeadModel, tokens: NamedArray, *, key=None) -> NamedArray:
+    """The last hidden state at every position, each computed from the tokens up to that position and no later one.
+
+    The gradient of the embedding is summed in float32 (`embedding.py`), whatever the model computes in.
+
+    Args:
+        model: Any Levanter decoder.
+        tokens: Token ids, int [batch, position].
+        key: Random key, for models with dropout.
+
+    Returns:
+        [batch, position, embed], in the type the model computes in. The logits are its product with
+        `model.get_lm_head()`.
+
+    Raises:
+        TomatError: A mixture of experts, whose router has a loss of its own that tomat's losses do not add, or a window
+            as in `build_mask`.
+    """
+    activations = with_float32_sums(model).activations(tokens, attn_mask=build_mask(model.config), key=key)
+    if isinstance(activations, tuple):
+        raise TomatError(
+            f"model.type {model.config.get_choice_name(type(model.config))} is a mixture of experts, whose router loss "
+            "tomat does not add; choose a dense decoder."
+        )
+    return hax.auto_sharded(activations.rearrange((..., "position", model.config.Embed)))

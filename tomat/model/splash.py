@@ -1,0 +1,255 @@
+"""Causal attention by the Pallas splash kernels of JAX for TPUs, every tile size of theirs in the configuration.
+
+Levanter's wrapper of the same kernels takes one block size for all eight and never uses the fused backward kernel.
+
+Axis letters: B batch, H query heads, S positions, D head size.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, cast
+
+import haliax as hax
+import jax
+import jax.numpy as jnp
+from haliax import Axis, NamedArray
+from haliax.partitioning import pspec_for_axis
+from jax.experimental.pallas.ops.tpu.splash_attention import SegmentIds, splash_attention_kernel, splash_attention_mask
+from jax.sharding import NamedSharding, PartitionSpec
+from levanter.layers.attention import AttentionMask
+
+from tomat.base.errors import TomatError
+
+ATTENTION_OUTPUT = "attention_output"
+"""Checkpoint name of what attention yields before its output projection, and of the residuals (the log-sum-exp of each
+row of scores) that its backward needs."""
+
+LANES = 128
+"""Lanes of a TPU vector register: splash tiles are multiples of it (`NUM_LANES` in JAX's splash kernel)."""
+
+DEFAULT_SPLASH_BLOCK = 512
+"""Tile where none is set: Levanter's `DEFAULT_SPLASH_BLOCK_SIZE`."""
+
+QkvLayout = Literal["head_dim_minor", "seq_minor"]
+
+
+@dataclass(frozen=True)
+class SplashBlockSizes:
+    """Tile sizes of the splash attention kernels. They change the speed, not (beyond rounding) the values.
+
+    A size of None becomes the largest multiple of 128 up to 512 that divides the sequence; a `compute` size of None
+    becomes that of its memory block. Sizes count positions.
+    """
+
+    block_q: int | None = None
+    """Queries per step of the forward kernel."""
+    block_kv: int | None = None
+    """Keys fetched per step of the forward kernel."""
+    block_kv_compute: int | None = None
+    """Keys per inner step of the forward kernel; divides `block_kv`."""
+    block_q_dkv: int | None = None
+    """Queries per step of the kernel for the gradients of keys and values (all three gradients when fused)."""
+    block_kv_dkv: int | None = None
+    """Keys fetched per step of that kernel."""
+    block_kv_dkv_compute: int | None = None
+    """Keys per inner step of that kernel; divides `block_kv_dkv`."""
+    block_q_dq: int | None = None
+    """Queries per step of the kernel for the gradient of queries; not with `use_fused_bwd`."""
+    block_kv_dq: int | None = None
+    """Keys per step of that kernel; not with `use_fused_bwd`."""
+    use_fused_bwd: bool = False
+    """One backward kernel for all three gradients. It writes a gradient of the queries for each block of `block_kv_dkv`
+    keys and sums them afterwards, so its memory grows as that block shrinks."""
+    q_layout: QkvLayout = "head_dim_minor"
+    """Which dimension of the queries lies innermost in memory."""
+    k_layout: QkvLayout = "head_dim_minor"
+    """The same for the keys."""
+    v_layout: QkvLayout = "head_dim_minor"
+    """The same for the values."""
+    interpret: bool = False
+    """Run the kernels in Pallas' interpreter on whatever platform there is: to check values without a TPU, much slower
+    than any other backend."""
+
+    def __post_init__(self) -> None:
+        for name in _BLOCK_FIELDS:
+            size = getattr(self, name)
+            if size is not None and (size < LANES or size % LANES):
+                raise TomatError(f"model.splash.{name} is {size}; expected a positive multiple of {LANES}.")
+        for compute, memory in (("block_kv_compute", "block_kv"), ("block_kv_dkv_compute", "block_kv_dkv")):
+            inner, outer = getattr(self, compute), getattr(self, memory)
+            if inner is not None and outer is not None and outer % inner:
+                raise TomatError(
+                    f"model.splash.{memory} is {outer} and {compute} is {inner}; expected {memory} to be a multiple "
+                    f"of {compute}."
+                )
+        if self.use_fused_bwd and not (self.block_q_dq is None and self.block_kv_dq is None):
+            raise TomatError(
+                f"model.splash.use_fused_bwd is true, yet block_q_dq is {self.block_q_dq} and block_kv_dq is "
+                f"{self.block_kv_dq}; the fused backward has no separate kernel for queries: leave both unset."
+            )
+
+    def for_sequence(self, seq_len: int) -> splash_attention_kernel.BlockSizes:
+        """The kernels' block sizes for sequences of `seq_len` positions, with every size filled in.
+
+        Raises:
+            TomatError: `seq_len` is not a multiple of 128, or a size does not divide it.
+        """
+        if seq_len % LANES:
+            raise TomatError(
+                f"the sequence length is {seq_len}; splash attention expects a multiple of {LANES}. Choose another "
+                "length, or attn_backend jax_flash or vanilla."
+            )
+        default = largest_divisor(seq_len, DEFAULT_SPLASH_BLOCK, LANES)
+        sizes: dict[str, int | None] = {}
+        for name in _BLOCK_FIELDS:
+            size = getattr(self, name)
+            if size is None and name.endswith("_compute"):
+                size = sizes[name.removesuffix("_compute")]
+            sizes[name] = default if size is None else size
+        for name, size in sizes.items():
+            if size is not None and seq_len % size:
+                raise TomatError(
+                    f"model.splash.{name} is {size} and the sequence length is {seq_len}; expected a block that "
+                    "divides the sequence."
+                )
+        for compute, memory in (("block_kv_compute", "block_kv"), ("block_kv_dkv_compute", "block_kv_dkv")):
+            inner, outer = sizes[compute], sizes[memory]
+            if inner is not None and outer is not None and outer % inner:
+                raise TomatError(
+                    f"model.splash.{compute} is {inner}, but {memory} is {outer} for a sequence length of {seq_len}; "
+                    f"expected {memory} to be a multiple of {compute}."
+                )
+        if self.use_fused_bwd:
+            sizes["block_q_dq"] = sizes["block_kv_dq"] = None
+        layouts = {
+            name: splash_attention_kernel.QKVLayout[getattr(self, name).upper()]
+            for name in ("q_layout", "k_layout", "v_layout")
+        }
+        return splash_attention_kernel.BlockSizes(
+            **sizes,  # pyright: ignore[reportArgumentType]  (block_q and block_kv are filled in above)
+            **layouts,
+            use_fused_bwd_kernel=self.use_fused_bwd,
+        )
+
+
+_BLOCK_FIELDS = tuple(field.name for field in dataclasses.fields(SplashBlockSizes) if field.name.startswith("block_"))
+
+
+def splash_attention(
+    q: NamedArray,
+    k: NamedArray,
+    v: NamedArray,
+    mask: AttentionMask,
+    blocks: SplashBlockSizes,
+    *,
+    q_is_scaled: bool = False,
+) -> NamedArray:
+    """Causal attention by JAX's splash kernel, in a `shard_map` over the mesh in scope.
+
+    Args:
+        q: [..., kv_head, q_heads_per_group, position, head_size].
+        k: [..., kv_head, key_position, head_size].
+        v: As `k`.
+        mask: Causal, with or without a sliding window and segment ids.
+        blocks: The tiles.
+        q_is_scaled: The queries are already divided by sqrt(head_size).
+
+    Returns:
+        [..., kv_head, q_heads_per_group, position, head_size], in the type of `q`.
+
+    Raises:
+        TomatError: A mask that the kernel does not have, positions split over the mesh, or tiles that do not fit.
+    """
+    if not mask.is_causal or not (mask.explicit_mask is mask.causal_offset is mask.bidirectional_window is None):
+        raise TomatError(
+            "splash attention takes a causal mask with an optional sliding window and segment ids; use attn_backend "
+            "jax_flash or vanilla for any other."
+        )
+    KvHead, Group, Pos = (q.resolve_axis(name) for name in ("kv_head", "q_heads_per_group", "position"))
+    Batch = tuple(axis for axis in q.axes if axis.name not in (KvHead.name, Group.name, Pos.name, "head_size"))
+    mesh = jax.sharding.get_abstract_mesh()
+    if any(entry is not None for entry in (*pspec_for_axis(Pos), *pspec_for_axis(k.resolve_axis("key_position")))):
+        raise TomatError("the mesh splits `position`, which splash attention cannot do; map it to no mesh axis.")
+    batch_entry, head_entry = (None if mesh.empty else mesh_axes(axes) for axes in (Batch, (KvHead,)))
+    head_shards = math.prod(mesh.shape[name] for name in head_entry or ())
+
+    window = mask.sliding_window
+    shape = (Pos.size, Pos.size)
+    # LocalMask with nothing to the right is causal itself. A conjunction of a causal and a local mask, which has no
+    # closed form in the kernel, would be read from HBM block by block.
+    head_mask = (
+        splash_attention_mask.CausalMask(shape)
+        if window is None or window >= Pos.size
+        else splash_attention_mask.LocalMask(shape, window_size=(window - 1, 0), offset=0)
+    )
+    kernel = splash_attention_kernel.make_splash_mha(
+        splash_attention_mask.MultiHeadMask([head_mask] * (KvHead.size * Group.size)),
+        block_sizes=blocks.for_sequence(Pos.size),
+        head_shards=head_shards,
+        q_seq_shards=1,
+        residual_checkpoint_name=ATTENTION_OUTPUT,
+        interpret=blocks.interpret,
+    )
+
+    scaled = q if q_is_scaled else q * (1 / math.sqrt(q.axis_size("head_size")))
+    bhsd = [
+        flatten_group(flatten_group(array, heads, "heads"), Batch, "batch").array
+        for array, heads in ((scaled, (KvHead, Group)), (k, (KvHead,)), (v, (KvHead,)))
+    ]
+    segments = None if mask.segment_ids is None else _segment_ids(mask.segment_ids, Batch, Pos)
+
+    attend: Callable[..., jax.Array] = _attend_batch
+    if not mesh.empty:
+        spec = PartitionSpec(batch_entry, head_entry)
+        attend = jax.shard_map(
+            attend,
+            mesh=mesh,
+            in_specs=(
+                kernel.manual_sharding_spec(NamedSharding(mesh, PartitionSpec(head_entry, None))),
+                spec,
+                spec,
+                spec,
+                PartitionSpec(batch_entry),
+            ),
+            out_specs=spec,
+            check_vma=False,  # a Pallas call does not say over which mesh axes its result varies
+        )
+    out = attend(kernel, *bhsd, segments)
+    return hax.named(out.reshape([axis.size for axis in q.axes]), q.axes)
+
+
+def _attend_batch(kernel: splash_attention_kernel.SplashAttentionKernel, q, k, v, segments) -> jax.Array:
+    """`kernel` over the batch axis: q [B, H, S, D], k and v [B, key heads, S, D], segments [B, S] or None."""
+    return cast(jax.Array, jax.vmap(kernel)(q, k, v, segments))
+
+
+def mesh_axes(axes: tuple[Axis, ...]) -> tuple[str, ...] | None:
+    """The mesh axes that split a (flattened) group of logical axes; None if there are none."""
+    names: list[str] = []
+    for entry in pspec_for_axis(axes):
+        names += () if entry is None else (entry,) if isinstance(entry, str) else entry
+    return tuple(names) or None
+
+
+def flatten_group(array: NamedArray, axes: tuple[Axis, ...], name: str) -> NamedArray:
+    """`array` with `axes` as one axis `name`, a new leading one of size 1 if `axes` is empty."""
+    return array.flatten_axes(axes, name) if axes else array.broadcast_axis(Axis(name, 1))
+
+
+def _segment_ids(ids: tuple[NamedArray, NamedArray], Batch: tuple[Axis, ...], Pos: Axis) -> SegmentIds:
+    """Segment ids of queries and keys, each [B, S]."""
+
+    def flat(array: NamedArray) -> jax.Array:
+        array = array.rename({axis.name: Pos.name for axis in array.axes if axis.name == "key_position"})
+        return flatten_group(array.broadcast_to((*Batch, Pos)), Batch, "batch").array.astype(jnp.int32)
+
+    queries, keys = ids
+    return SegmentIds(flat(queries), flat(keys))
+
+
+def largest_divisor(n: int, limit: int, multiple_of: int = 1) -> int:
+    """The largest multiple of `multiple_of` up to `limit` that divides `n`; `multiple_of` must divide `n`."""
+    candidates = range(min(n, limit) // multiple_of * multiple_of, 0, -multiple_of)
+    return next(size for size in candidates if n % size == 0)

@@ -1,0 +1,1 @@
+"""Documents whose figures stand between markers, and Markdown tables."""

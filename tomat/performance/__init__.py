@@ -1,1 +1,0 @@
-"""Performance: how fast a step is, how fast the chip could do it, and where the difference goes."""

@@ -1,0 +1,1 @@
+"""The training step, lowered and compiled for a TPU slice on a machine without one."""

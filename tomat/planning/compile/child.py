@@ -1,0 +1,286 @@
+"""The process that compiles one training step for a TPU slice: `python -m tomat.planning.compile.child REQUEST.json`.
+
+Apart from its parent (`compiler.py`) because libtpu reads its flags once a process, may abort it, and needs gigabytes
+that only the end of a process gives back. Stages go to standard output as JSON lines; what is found goes to a folder of
+the cache that appears whole or not at all.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import importlib.metadata
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tomat.base.errors import TomatError
+from tomat.base.reporting import write_json
+from tomat.planning.plan_cache import RESULT_FILE, keep, open_result
+from tomat.planning.sources import sources_digest
+
+CACHE_FORMAT = 1
+"""Of what is kept of a compile; a new one makes old entries invisible."""
+
+READERS = ("tomat.planning.cost.llo", "tomat.planning.cost.memory")
+"""Modules that read what the compiler leaves into what is kept."""
+
+PROGRAM_FILE = "program.hlo.pb.gz"
+SCHEDULE_FILE = "schedule.json.gz"
+EXECUTABLE_FILE = "executable.bin"
+
+MEMORY_SUFFIX = "-memory"
+"""Of the key of a compile that was ended when its memory was known."""
+
+XLA_DUMP, LLO_DUMP = "xla", "llo"
+"""Folders of the request's working directory that the compiler dumps into."""
+
+MEMORY_FIELDS = (
+    "argument_size_in_bytes",
+    "output_size_in_bytes",
+    "alias_size_in_bytes",
+    "temp_size_in_bytes",
+    "generated_code_size_in_bytes",
+    "peak_memory_in_bytes",
+)
+"""What `compiled.memory_analysis()` (jax 0.11.1) says about the memory of one device."""
+
+
+def main(request_file: str) -> int:
+    """Compile what the request asks for; 0 if the cache then holds the answer, which may be that it does not fit."""
+    request = json.loads(Path(request_file).read_text(encoding="utf-8"))
+    threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
+    try:
+        _compile(request)
+    except TomatError as error:
+        _say("refused", message=str(error))
+        return 2
+    return 0
+
+
+def _end_with_parent(parent: int) -> None:
+    """End this process when its parent is gone: nobody would wait for the answer, and a compile takes all cores."""
+    while os.getppid() == parent:
+        time.sleep(1.0)
+    os._exit(1)
+
+
+def _compile(request: dict[str, Any]) -> None:
+    import jax
+    import numpy as np
+
+    from tomat.hardware.chips import slice_named
+    from tomat.planning.compile.lowering import lower_step, stand_in_table
+    from tomat.planning.compile.topology import slice_mesh, topology_devices
+    from tomat.training.config import config_from_dict
+
+    _say("starting")
+    slice_ = slice_named(request["slice"])
+    # Levanter asks JAX how many devices there are (`lowering.py`).
+    jax.config.update("jax_num_cpu_devices", slice_.n_devices)
+    # A Pallas kernel carries the source lines of its operations into the module: without this another checkout of the
+    # same tomat would compile everything again.
+    jax.config.update("jax_hlo_source_file_canonicalization_regex", "^.*/(?=tomat/)")
+    config = config_from_dict(request["config"], source="the configuration to plan")
+    set_jax_options(config.trainer.jax_config)
+    mesh = slice_mesh(config, topology_devices(slice_))
+    table = np.load(request["value_table"]) if request["value_table"] else stand_in_table(config)
+    _say("lowering")
+    began = time.perf_counter()
+    try:
+        lowered = lower_step(config, mesh, table)
+    except TomatError:
+        raise
+    except Exception as error:  # whatever the model, the loss or JAX raise while tracing
+        raise TomatError(f"the step cannot be lowered for {slice_.name}: {_first_line(error)}") from error
+    lower_seconds = time.perf_counter() - began
+    text_sha256 = hashlib.sha256(lowered.as_text().encode()).hexdigest()
+    key = program_key(text_sha256, slice_.name, request["compiler"], request["libtpu_args"], request["xla_flags"])
+    folder = Path(request["programs_dir"]) / key
+    memory_folder = folder.with_name(key + MEMORY_SUFFIX)
+    for kept in (folder, memory_folder) if request["memory_only"] else (folder,):
+        if is_kept(kept, request["executable"]):
+            _say("cached", key=kept.name)
+            return
+    _say("compiling", key=key)
+    result: dict[str, Any] = {
+        "slice": slice_.name,
+        "compiler": request["compiler"],
+        "jax": importlib.metadata.version("jax"),
+        "levanter": importlib.metadata.version("marin-levanter"),
+        "libtpu_args": request["libtpu_args"],
+        "xla_flags": request["xla_flags"],
+        "lowered_sha256": text_sha256,
+        "lower_seconds": lower_seconds,
+    }
+    work = Path(request["work_dir"])
+    # In the parent's working folder, which goes away with whatever an end by force leaves there.
+    part = work / "part"
+    part.mkdir()
+    began = time.perf_counter()
+    if request["memory_only"]:
+        watch = (result, work, memory_folder, slice_, began)
+        threading.Thread(target=_answer_when_code_begins, args=watch, daemon=True).start()
+    compiled, error = None, ""
+    try:
+        compiled = lowered.compile()
+    except Exception as raised:  # JaxRuntimeError, of which jax exports no stable name
+        error = str(raised)
+        if "RESOURCE_EXHAUSTED" not in error:
+            raise TomatError(
+                f"{request['compiler']} cannot compile the step for {slice_.name}: {_first_line(raised)}"
+            ) from raised
+    result["compile_seconds"] = time.perf_counter() - began
+    _say("reading")
+    if compiled is None:
+        _write_oom(result, error, work)
+    else:
+        _write_program(result, compiled, work, part, slice_, request["executable"])
+    write_json(part / RESULT_FILE, result)
+    keep(part, folder)
+    _say("done", key=key)
+
+
+def needed_files(folder: Path, executable: bool) -> list[str]:
+    """Files that the answer in `folder` has beside its result where the step fits."""
+    if folder.name.endswith(MEMORY_SUFFIX):
+        return []
+    return [PROGRAM_FILE, SCHEDULE_FILE, *([EXECUTABLE_FILE] if executable else [])]
+
+
+def is_kept(folder: Path, executable: bool) -> bool:
+    """Whether the cache holds an answer in `folder` that the process that asked for it will take."""
+    opened = open_result(folder, needed_files(folder, executable))
+    if opened is not None:
+        opened[0].close()
+    return opened is not None
+
+
+PLACE_OPTIONS = ("jax_platforms", "jax_num_cpu_devices", "jax_compilation_cache", "jax_persistent_cache", "jax_cpu")
+"""Beginnings of JAX's options that say where a program runs and is kept, and not what it is."""
+
+
+def set_jax_options(options: Mapping[str, Any]) -> None:
+    """Set what a run sets of JAX before it traces the step (`trainer.jax_config`, in `TrainerConfig.initialize`)."""
+    import jax
+
+    for name, value in options.items():
+        if not name.startswith(PLACE_OPTIONS):
+            try:
+                jax.config.update(name, value)
+            except (AttributeError, ValueError, TypeError) as error:
+                raise TomatError(
+                    f"trainer.jax_config.{name} is {value!r}, which jax {jax.__version__} refuses ({error})."
+                ) from None
+
+
+def _answer_when_code_begins(result: dict[str, Any], work: Path, folder: Path, slice_: Any, began: float) -> None:
+    """Keep the memory of a step that fits, and end this process, as soon as the compiler writes the first schedule.
+
+    libtpu 0.0.46 assigns the buffers, refuses or goes on, and only then makes code: a step that does not fit leaves no
+    file of a schedule. The code takes nine tenths of the time: of the 200M step on a v6e-16 (two cores) the buffers
+    stand 3 s after the compile began, the code 80 s later.
+    """
+    from tomat.planning.cost.memory import memory_of_compiled
+
+    while not any((work / LLO_DUMP).glob("*final_*")):
+        time.sleep(0.1)
+    result["compile_seconds"] = time.perf_counter() - began
+    assignment = _buffer_assignment(work)
+    if assignment is None:
+        return  # not this compiler's way any more: the whole compile answers
+    capacity = slice_.chip.hbm_bytes_usable // slice_.chip.jax_devices_per_chip
+    result["status"] = "fits"
+    result["memory"] = memory_of_compiled({}, assignment, None, capacity).to_dict()
+    part = work / "memory"
+    part.mkdir()
+    write_json(part / RESULT_FILE, result)
+    keep(part, folder)
+    _say("done", key=folder.name)
+    os._exit(0)
+
+
+def _write_oom(result: dict[str, Any], message: str, work: Path) -> None:
+    from tomat.planning.cost.memory import memory_of_oom
+
+    result["status"] = "oom"
+    result["message"] = message
+    memory = memory_of_oom(message, _buffer_assignment(work))
+    if memory is None:
+        raise TomatError(f"{result['compiler']} says RESOURCE_EXHAUSTED, but not of what: {message[:500]}")
+    result["memory"] = memory.to_dict()
+
+
+def _write_program(
+    result: dict[str, Any], compiled: Any, work: Path, part: Path, slice_: Any, with_executable: bool
+) -> None:
+    from tomat.planning.cost.llo import read_schedules
+    from tomat.planning.cost.memory import memory_of_compiled
+    from tomat.profile.hlo_files import program_from_bytes
+
+    result["status"] = "fits"
+    executable = compiled.runtime_executable()
+    module = executable.hlo_modules()[0].as_serialized_hlo_module_proto()
+    # Level 6 costs 0.1 s for the 2 MB of a 200M step and leaves a fifth.
+    (part / PROGRAM_FILE).write_bytes(gzip.compress(module, compresslevel=6, mtime=0))
+    stats = compiled.memory_analysis()
+    sizes = {name: int(getattr(stats, name)) for name in MEMORY_FIELDS}
+    program = program_from_bytes(module, "the compiled step")
+    capacity = slice_.chip.hbm_bytes_usable // slice_.chip.jax_devices_per_chip
+    result["memory"] = memory_of_compiled(sizes, _buffer_assignment(work), program, capacity).to_dict()
+    result["memory_analysis"] = sizes
+    schedules = {name: schedule.to_dict() for name, schedule in read_schedules(work / LLO_DUMP).items()}
+    (part / SCHEDULE_FILE).write_bytes(gzip.compress(json.dumps(schedules).encode(), compresslevel=6, mtime=0))
+    if with_executable:
+        (part / EXECUTABLE_FILE).write_bytes(executable.serialize())
+
+
+def _buffer_assignment(work: Path) -> bytes | None:
+    """The module with its buffer assignment, which the compiler dumps even of a program that does not fit."""
+    found = sorted((work / XLA_DUMP).glob("*.after_optimizations.hlo.pb"), key=lambda path: path.stat().st_size)
+    return found[-1].read_bytes() if found else None
+
+
+def program_key(
+    lowered_sha256: str, slice_name: str, compiler: str, libtpu_args: list[str], xla_flags: list[str]
+) -> str:
+    """What names a compile: the StableHLO, the slice, the compiler and its flags, what calls it and what reads it."""
+    versions = [importlib.metadata.version(name) for name in ("jax", "jaxlib")]
+    readers = sources_digest(*READERS)
+    words = json.dumps([CACHE_FORMAT, lowered_sha256, slice_name, compiler, libtpu_args, xla_flags, versions, readers])
+    return hashlib.sha256(words.encode()).hexdigest()[:24]
+
+
+def dump_flags(work: Path) -> tuple[list[str], list[str]]:
+    """(libtpu, XLA) flags that make the compiler leave what is read here, and change nothing in the program.
+
+    The regex keeps the final bundles alone: 0.2 GB instead of 8 GB for the 200M step, and a compile of 121 s instead of
+    more than 200 s.
+    """
+    return (
+        [
+            f"--xla_jf_dump_to={work / LLO_DUMP}",
+            "--xla_jf_dump_llo_text=true",
+            "--xla_jf_emit_annotations=true",
+            "--xla_jf_dump_llo_pass_label_regex=final_bundles|final_hlo-static-per-bundle",
+        ],
+        [f"--xla_dump_to={work / XLA_DUMP}", "--xla_dump_hlo_as_proto", "--xla_dump_hlo_module_re=train_step"],
+    )
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
+def _say(stage: str, **details: Any) -> None:
+    print(json.dumps({"stage": stage, **details}), flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

@@ -1,0 +1,1 @@
+"""What a compiled step costs: memory, cycles of each operation, collectives."""

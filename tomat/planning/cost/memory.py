@@ -1,0 +1,278 @@
+"""Does a compiled step fit, and what fills the memory: read from the compiler's refusal, or from what it compiled.
+
+libtpu 0.0.46 refuses with one line: "Ran out of memory on HBM, the total memory required for HLO temporaries (35.64G)
+exceeds available HBM (31.24G)". That total is *not* the temporaries alone: for the 200M model on v6e-16 (batch 64,
+context 4608, no checkpointing) its buffer assignment holds 38,062,899,808 bytes of temporaries, 203,272,192 of
+arguments, 163,840 of constants and 1,216 of outputs, together 35.64 GiB. Older releases, and the paths of this one that
+find out later, print "Used 36.01G of 31.25G hbm", a table and the largest allocations; XLA's documentation
+(docs/errors/error_1000.md) has two more forms. All are read here. G is 2**30 bytes throughout.
+
+The line names no buffer; the buffer assignment, which ``--xla_dump_to`` writes before the compiler gives up, does.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from tomat.base.errors import TomatError
+from tomat.planning.cost.buffers import Assignment, Buffer, read_assignment, shape_text
+from tomat.profile.hlo import HBM_MEMORY_SPACE, HloProgram
+
+LARGEST_COUNT = 24
+"""Buffers a report keeps."""
+
+ROUNDING_BYTES = 2**30 // 100
+"""Messages print two decimals of a GiB."""
+
+LIVE_AT_PEAK = "live at the peak"
+COMPILERS_LIST = "as the compiler lists them"
+LARGEST_RESULTS = "largest results of operations; which of them live together is not known"
+
+_UNITS = {"": 1, "B": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+_SIZE = r"(-?\d+(?:\.\d+)?)\s*([KMGT]?)i?B?"
+
+# (what the compiler required, what it had), by the sentences of XLA:TPU; see the module.
+_TOTALS = (
+    re.compile(rf"memory required for HLO temporaries \({_SIZE}\) exceeds available HBM \({_SIZE}\)"),
+    re.compile(rf"Used {_SIZE} of {_SIZE} (?P<space>hbm|vmem|smem|sflag|cmem)\."),
+    re.compile(rf"TensorCore Hbm usage: {_SIZE}, .*?exceeding available bytes: {_SIZE}"),
+    re.compile(rf"unlikely to have enough memory\. Requires {_SIZE}, has {_SIZE} available"),
+    re.compile(rf"Scoped allocation with size {_SIZE} and limit {_SIZE} exceeded scoped (?P<space>vmem) limit"),
+)
+_ROW = r"^\s*{}\s+" + _SIZE + r"\s*$"
+
+
+@dataclass(frozen=True)
+class MemoryReport:
+    """The memory of one device's program, bytes; None where the compiler did not tell."""
+
+    fits: bool
+    required_bytes: int
+    """What the compiler compares with the capacity: arguments, temporaries with their fragmentation, constants,
+    outputs."""
+    capacity_bytes: int
+    argument_bytes: int | None = None
+    output_bytes: int | None = None
+    """Outputs with a place of their own, not those that overwrite donated arguments."""
+    alias_bytes: int | None = None
+    """Part of the arguments that outputs overwrite."""
+    temporary_bytes: int | None = None
+    """The heap of temporaries, fragmentation included."""
+    program_bytes: int | None = None
+    """The machine code, which comes on top of `required_bytes`."""
+    peak_bytes: int | None = None
+    """Arguments and the buffers live together when most are: `required_bytes` without fragmentation."""
+    largest: tuple[Buffer, ...] = ()
+    largest_are: str = ""
+    """What `largest` holds: `LIVE_AT_PEAK`, `COMPILERS_LIST` or `LARGEST_RESULTS`."""
+    memory_space: str = "hbm"
+    """`hbm`, or the on-chip memory that a kernel's blocks did not fit (`vmem`): no batch size helps there."""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def headroom_bytes(self) -> int:
+        """Capacity left; negative: the overshoot."""
+        return self.capacity_bytes - self.required_bytes
+
+    @property
+    def fragmentation_bytes(self) -> int | None:
+        """Holes in the heap at the peak."""
+        return None if self.peak_bytes is None else max(0, self.required_bytes - self.peak_bytes)
+
+    def by_kind(self) -> dict[str, int]:
+        """What `required_bytes` is made of, by kind; the kinds that the compiler did not tell are the rest."""
+        known = {
+            "arguments": self.argument_bytes,
+            "outputs": self.output_bytes,
+            "temporaries": self.temporary_bytes,
+        }
+        kinds = {name: size for name, size in known.items() if size}
+        rest = self.required_bytes - sum(kinds.values())
+        name = "constants" if None not in known.values() else "others"
+        return kinds | ({name: rest} if rest > 0 else {})
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON; `from_dict` reads it back."""
+        return {**asdict(self), "headroom_bytes": self.headroom_bytes, "fragmentation_bytes": self.fragmentation_bytes}
+
+    @staticmethod
+    def from_dict(data: Mapping[str, Any]) -> MemoryReport:
+        """The report that `to_dict` wrote.
+
+        Raises:
+            TomatError: `data` is something else.
+        """
+        derived = {"headroom_bytes", "fragmentation_bytes"}
+        try:
+            fields = {key: value for key, value in data.items() if key not in derived}
+            fields["largest"] = tuple(Buffer(**buffer) for buffer in fields["largest"])
+            fields["notes"] = tuple(fields["notes"])
+            return MemoryReport(**fields)
+        except (AttributeError, KeyError, TypeError) as error:
+            raise TomatError(f"not a memory report of tomat plan ({error}); plan again.") from None
+
+
+def memory_of_oom(message: str, hlo_proto: bytes | None = None) -> MemoryReport | None:
+    """What a refusal for want of memory says; None if `message` is about something else.
+
+    Args:
+        message: The compiler's error, whole.
+        hlo_proto: A serialised `HloProto` with a buffer assignment (`*.after_optimizations.hlo.pb` of
+            ``--xla_dump_to``): exact bytes, and the buffers live at the peak.
+    """
+    found = next((match for pattern in _TOTALS if (match := pattern.search(message))), None)
+    if found is None:
+        return None
+    required, capacity = _bytes(found.group(1), found.group(2)), _bytes(found.group(3), found.group(4))
+    space = found.groupdict().get("space") or "hbm"
+    assignment = read_assignment(hlo_proto) if hlo_proto is not None and space == "hbm" else None
+    if assignment is not None:
+        exact = assignment.total_bytes
+        # A figure further from it than its rounding counts more than buffers (machine code, what the system reserves).
+        return _report(assignment, exact if abs(required - exact) <= ROUNDING_BYTES else required, capacity)
+    listed = tuple(_listed_buffers(message))
+    return MemoryReport(
+        fits=False,
+        required_bytes=required,
+        capacity_bytes=capacity,
+        argument_bytes=_row(message, "arguments"),
+        temporary_bytes=_row_of_temporaries(message),
+        largest=listed[:LARGEST_COUNT],
+        largest_are=COMPILERS_LIST if listed else "",
+        memory_space=space,
+    )
+
+
+def memory_of_compiled(
+    stats: Mapping[str, int],
+    hlo_proto: bytes | None,
+    program: HloProgram | None,
+    capacity_bytes: int,
+) -> MemoryReport:
+    """The memory of a program that the compiler accepted.
+
+    Args:
+        stats: `*_size_in_bytes` of `compiled.memory_analysis()`.
+        hlo_proto: A serialised `HloProto` with a buffer assignment, as for `memory_of_oom`.
+        program: The optimised program, for its largest results where there is no buffer assignment.
+        capacity_bytes: Memory of one device.
+
+    libtpu 0.0.46 adds to `temp_size_in_bytes` the part of the heap that the assignment's own list of peak buffers does
+    not name, and 32,704 bytes (three programs, to the byte). That list misses what loops carry: 1B on v6e-32 reports
+    16,687,908,896 bytes for a heap of 11,311,530,016. So the heap of the buffer assignment is what counts; without one
+    the report is an upper bound, and says so.
+    """
+    assignment = read_assignment(hlo_proto) if hlo_proto is not None else None
+    code = stats.get("generated_code_size_in_bytes")
+    if assignment is not None:
+        return _report(assignment, assignment.total_bytes, capacity_bytes, program_bytes=code, fits=True)
+    arguments, outputs = stats["argument_size_in_bytes"], stats["output_size_in_bytes"]
+    aliased, temporaries = stats["alias_size_in_bytes"], stats["temp_size_in_bytes"]
+    return MemoryReport(
+        fits=True,
+        required_bytes=arguments + temporaries + max(0, outputs - aliased),
+        capacity_bytes=capacity_bytes,
+        argument_bytes=arguments,
+        output_bytes=max(0, outputs - aliased),
+        alias_bytes=aliased,
+        temporary_bytes=temporaries,
+        program_bytes=code,
+        peak_bytes=stats.get("peak_memory_in_bytes"),
+        largest=_largest_results(program) if program is not None else (),
+        largest_are=LARGEST_RESULTS if program is not None else "",
+        notes=("without a buffer assignment the temporaries are an upper bound: libtpu adds fragmentation to them",),
+    )
+
+
+def _report(
+    assignment: Assignment,
+    required: int,
+    capacity: int,
+    *,
+    program_bytes: int | None = None,
+    fits: bool = False,
+) -> MemoryReport:
+    return MemoryReport(
+        fits=fits,
+        required_bytes=required,
+        capacity_bytes=capacity,
+        argument_bytes=assignment.argument_bytes,
+        output_bytes=assignment.output_bytes,
+        alias_bytes=assignment.alias_bytes,
+        temporary_bytes=assignment.heap_bytes,
+        program_bytes=program_bytes,
+        peak_bytes=assignment.total_bytes - assignment.heap_bytes + assignment.live_bytes,
+        largest=assignment.buffers[:LARGEST_COUNT],
+        largest_are=LIVE_AT_PEAK,
+    )
+
+
+def _bytes(figure: str, unit: str) -> int:
+    return round(float(figure) * _UNITS[unit])
+
+
+def _row(message: str, name: str) -> int | None:
+    """A row of the table under "Total hbm usage"; None where it is missing or says "unknown size"."""
+    match = re.search(_ROW.format(name), message, re.MULTILINE)
+    return _bytes(match.group(1), match.group(2)) if match else None
+
+
+def _row_of_temporaries(message: str) -> int | None:
+    match = re.search(rf"^\s*HLO temp\s+{_SIZE}", message, re.MULTILINE)
+    return _bytes(match.group(1), match.group(2)) if match else None
+
+
+def _listed_buffers(message: str) -> list[Buffer]:
+    """The numbered entries under "Largest program allocations in hbm"."""
+    listed = []
+    for entry in re.split(r"^\s*\d+\. (?=Size: )", message, flags=re.MULTILINE)[1:]:
+        size = re.match(rf"Size: {_SIZE}", entry)
+        if size is None:
+            continue
+        unpadded = re.search(rf"^\s*Unpadded size: {_SIZE}", entry, re.MULTILINE)
+        shape = re.search(r"^\s*Shape: (.+?)\s*$", entry, re.MULTILINE)
+        label = re.search(r"^\s*XLA label: %?([\w.\-]+) = (?:.*?[\s}\])])?([\w\-]+)\(", entry, re.MULTILINE)
+        path = re.search(r'op_name="([^"]*)"', entry)
+        file = re.search(r'source_file="([^"]*)"', entry)
+        line = re.search(r"source_line=(\d+)", entry)
+        allocated = _bytes(size.group(1), size.group(2))
+        listed.append(
+            Buffer(
+                hbm_bytes=allocated,
+                logical_bytes=_bytes(unpadded.group(1), unpadded.group(2)) if unpadded else allocated,
+                shape=shape.group(1) if shape else "",
+                instruction=label.group(1) if label else "",
+                opcode=label.group(2) if label else "",
+                op_name=path.group(1) if path else "",
+                source=f"{file.group(1)}:{line.group(1)}" if file and line else "",
+            )
+        )
+    return listed
+
+
+def _largest_results(program: HloProgram) -> tuple[Buffer, ...]:
+    """The largest arrays in HBM that kernels of the program write, one for each operation."""
+    found = {}
+    for kernel in program.kernels():
+        instruction = kernel.instruction
+        if instruction.opcode in ("while", "conditional", "call") or instruction.opcode.endswith("-done"):
+            continue
+        parts = [(instruction.proto.shape, instruction.shape)]
+        if instruction.shape.parts:
+            parts = list(zip(instruction.proto.shape.tuple_shapes, instruction.shape.parts, strict=True))
+        for written, shape in parts:
+            size = shape.byte_count(HBM_MEMORY_SPACE)
+            if size > (found[instruction.name].hbm_bytes if instruction.name in found else 0):
+                found[instruction.name] = Buffer(
+                    hbm_bytes=size,
+                    logical_bytes=size,
+                    shape=shape_text(written),
+                    instruction=instruction.name,
+                    opcode=instruction.opcode,
+                    op_name=instruction.op_name,
+                    source=program.source(instruction),
+                )
+    return tuple(sorted(found.values(), key=lambda b: (-b.hbm_bytes, b.instruction))[:LARGEST_COUNT])

@@ -1,0 +1,219 @@
+"""Seconds of a TPU kernel from the compiler's own schedule: bundles x how often each region runs.
+
+A bundle takes one cycle. The compiler spaces the products on a matrix unit as far apart as the unit needs, so that its
+occupancy is in the count already: no region of the reference 200M and 1B steps has more `mxu_cycles` than bundles, and
+the densest has 98 % as many. What the count leaves out is waiting, above all for HBM. In a Pallas kernel that is taken
+into account here. Most other ops of those steps wait for HBM: their bundles come to 0.25 of XLA's `estimated_cycles` in
+matmuls, 0.19 in normalisation and rotary and 0.07 in copies, so their time is the larger of these seconds and of their
+bytes over bandwidth (`roofline`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tomat.planning.cost.llo import OpSchedule, Region
+from tomat.profile.hlo import HloProgram, Instruction
+from tomat.profile.hlo_costs import kernel_hbm_bytes
+from tomat.profile.hlo_values import constant_values, origin
+
+UNCOUNTED_LOOP_SHARE = 0.01
+"""Above this share of an op's executed bundles in loops of unknown trip count (counted once) no time is given."""
+
+
+@dataclass(frozen=True)
+class ScheduleTime:
+    """What an op's schedule says about one execution of it."""
+
+    seconds: float
+    bundle_seconds: float
+    """Executed bundles, one a cycle."""
+    mxu_seconds: float
+    """The busier matrix unit at work, within `bundle_seconds`."""
+    hbm_seconds: float | None
+    """Pallas kernels: time for the blocks they fetch. Of a splash kernel an upper bound (each input block anew in each
+    active step), of others a lower one (each array once). None for other ops and where no bandwidth is given."""
+    bound: str
+    """`bundles` or `hbm`."""
+    active_share: float | None
+    """Splash kernels: share of the grid's steps whose block the mask does not empty."""
+    assumed_bundle_share: float
+    """Share of the executed bundles in predicated regions that were taken to be entered, for want of knowing better."""
+    mask_found: bool = True
+    """False for a splash kernel whose mask is no constant that could be found: every block is counted, an upper
+    bound."""
+
+
+def schedule_seconds(
+    program: HloProgram, instruction: Instruction, schedule: OpSchedule, clock_hz: float
+) -> float | None:
+    """Seconds of one execution of `instruction` by its schedule; None where `schedule_time` gives none."""
+    time = schedule_time(program, instruction, schedule, clock_hz)
+    return None if time is None else time.seconds
+
+
+def schedule_time(
+    program: HloProgram,
+    instruction: Instruction,
+    schedule: OpSchedule,
+    clock_hz: float,
+    hbm_bytes_per_second: float | None = None,
+) -> ScheduleTime | None:
+    """One execution of `instruction` by its schedule; None if the trip count of a loop that matters is unknown.
+
+    Predicated regions that depend on a loop counter or a grid index alone count in their share of the iterations, those
+    of a splash kernel that depend on its mask in the share of its active blocks, all others (the remainders of dynamic
+    slices, what depends on data) as entered each time.
+
+    Args:
+        program: The program, for the constants that the kernel reads.
+        instruction: The op.
+        schedule: Its schedule (`matched_schedules`).
+        clock_hz: Clock of the core.
+        hbm_bytes_per_second: Bandwidth; None: transfers are not held against the computation.
+    """
+    active = active_share(program, instruction, schedule)
+
+    def executions(region: Region) -> float | None:
+        return active if region.executions is None and region.reason.startswith("operand") else None
+
+    bundles = schedule.executed(lambda region: region.bundles, executions)
+    uncounted = schedule.executed(_bundles_where(schedule, "loop", set()), executions)
+    if not bundles or uncounted > UNCOUNTED_LOOP_SHARE * bundles:
+        return None
+    decided = {"operand"} if active is not None else set()
+    assumed = schedule.executed(_bundles_where(schedule, "branch", decided), executions)
+    mxu = schedule.executed(lambda region: region.mxu_cycles, executions)
+    seconds = bundles / clock_hz
+    hbm = None
+    if schedule.windows and hbm_bytes_per_second:
+        # Blocks are double-buffered: the fetch for the next step runs beside the computation of this one, so that the
+        # active steps take the longer of the two; those skipped fetch nothing.
+        skipped = 0.0
+        if active is None:
+            hbm = kernel_hbm_bytes(program, instruction) / hbm_bytes_per_second
+        else:
+            per_step = sum(region.read_bytes for region in schedule.body.walk())
+            hbm = active * math.prod(schedule.grid) * per_step / hbm_bytes_per_second
+            skipped = (1.0 - active) * _executed_without(schedule, executions) / clock_hz
+        seconds = max(seconds, hbm + skipped)
+    return ScheduleTime(
+        seconds=seconds,
+        bundle_seconds=bundles / clock_hz,
+        mxu_seconds=mxu / clock_hz,
+        hbm_seconds=hbm,
+        bound="hbm" if seconds > bundles / clock_hz else "bundles",
+        active_share=active,
+        assumed_bundle_share=assumed / bundles,
+        mask_found=active is None or bool(_mask_blocks(program, instruction, schedule)),
+    )
+
+
+def _bundles_where(schedule: OpSchedule, kind: str, decided: set[str]) -> Callable[[Region], float]:
+    """Counts the bundles inside regions of `kind` whose executions are open, for `OpSchedule.executed`."""
+    inside: set[int] = set()
+    for region in schedule.body.walk():
+        if region.kind == kind and region.executions is None and region.reason.split()[0] not in decided:
+            inside |= {id(inner) for inner in region.walk()}
+    return lambda region: region.bundles if id(region) in inside else 0
+
+
+def _executed_without(schedule: OpSchedule, executions: Callable[[Region], float | None]) -> float:
+    """Executed bundles outside the regions that depend on an operand: what a skipped step costs, times the steps."""
+    masked: set[int] = set()
+    for region in schedule.body.walk():
+        if region.executions is None and region.reason.startswith("operand"):
+            masked |= {id(inner) for inner in region.walk()}
+    return schedule.executed(lambda region: 0 if id(region) in masked else region.bundles, executions)
+
+
+def is_splash(instruction: Instruction) -> bool:
+    """Whether an instruction is one of the kernels of JAX's splash attention (they are named so)."""
+    return instruction.custom_call_target == "tpu_custom_call" and "splash_m" in instruction.op_name
+
+
+def active_share(program: HloProgram, instruction: Instruction, schedule: OpSchedule) -> float | None:
+    """Which share of a splash kernel's grid steps its mask leaves something to do; None for other kernels.
+
+    The kernel reads it from prefetched operand 1 (`block_mask`: 0 for a block that the mask empties, 1 partly masked,
+    2 full; JAX's `splash_attention_mask_info.MaskInfo`), a constant of the program for causal and local masks. Where it
+    is not found, every step counts as active, which `ScheduleTime.mask_found` says.
+    """
+    if not _masked_regions(instruction, schedule):
+        return None
+    blocks = _mask_blocks(program, instruction, schedule)
+    return sum(b > 0 for b in blocks) / len(blocks) if blocks else 1.0
+
+
+def _masked_regions(instruction: Instruction, schedule: OpSchedule) -> list[Region]:
+    """The regions of a splash kernel that run where its mask leaves something to do."""
+    if not is_splash(instruction):
+        return []
+    return [r for r in schedule.body.walk() if r.executions is None and r.reason.startswith("operand")]
+
+
+def _mask_blocks(program: HloProgram, instruction: Instruction, schedule: OpSchedule) -> list[int] | None:
+    """`block_mask` of a splash kernel with masked regions; None where it is no constant that is found."""
+    number = int(_masked_regions(instruction, schedule)[0].reason.split()[1].split(",")[-1])
+    operands = program.operands(instruction)
+    return constant_integers(program, operands[number]) if number < len(operands) else None
+
+
+def constant_integers(program: HloProgram, instruction: Instruction) -> list[int] | None:
+    """The values of an integer array that is a constant of the program, followed through copies and through loops, one
+    inside another, that hand it on unchanged; None where it is computed."""
+    found = origin(program, instruction)
+    if found[0].opcode == "broadcast" and not found[1]:
+        values = constant_values(origin(program, program.operands(found[0])[0]))
+        return values * found[0].shape.elements if values is not None and len(values) == 1 else None
+    return constant_values(found)
+
+
+def matched_schedules(program: HloProgram, schedules: Mapping[str, OpSchedule]) -> dict[str, OpSchedule]:
+    """The schedule of each instruction of `program` that has one, by name.
+
+    libtpu compiles what occurs more than once (the two halves of a windowed einsum, the recomputed forward of a
+    checkpointed layer) once: an instruction without a schedule of its own has that of an equal one, with the same
+    opcode, operand and result layouts, backend estimate and computation.
+    """
+    by_key: dict[tuple, OpSchedule] = {}
+    waiting: list[tuple[str, tuple]] = []
+    found: dict[str, OpSchedule] = {}
+    for instruction in program.by_id.values():
+        schedule = schedules.get(instruction.name)
+        if schedule is not None:
+            found[instruction.name] = schedule
+            by_key.setdefault(_key(program, instruction), schedule)
+        elif instruction.opcode in ("fusion", "custom-call", "copy", "broadcast", "iota", "convert", "add"):
+            waiting.append((instruction.name, _key(program, instruction)))
+    for name, key in waiting:
+        if key in by_key:
+            found[name] = by_key[key]
+    return found
+
+
+def _key(program: HloProgram, instruction: Instruction) -> tuple:
+    """What two instructions with the same code have in common."""
+
+    def shape(i: Instruction) -> tuple:
+        return tuple(_layout(part) for part in (i.proto.shape.tuple_shapes or (i.proto.shape,)))
+
+    inner = tuple((i.opcode, shape(i)) for i in program.inner(instruction)) if instruction.opcode == "fusion" else ()
+    kernel = instruction.op_name.rsplit("/", 2)[-2:] if instruction.opcode == "custom-call" else ()
+    return (
+        instruction.opcode,
+        instruction.custom_call_target,
+        tuple(kernel),
+        instruction.estimated_cycles,
+        shape(instruction),
+        tuple(shape(o) for o in program.operands(instruction)),
+        inner,
+    )
+
+
+def _layout(proto: Any) -> tuple:
+    layout = proto.layout
+    return (proto.element_type, tuple(proto.dimensions), tuple(layout.minor_to_major), layout.memory_space)

@@ -1,0 +1,1 @@
+"""Traces and compiled programs, read into one breakdown of a step."""

@@ -1,0 +1,360 @@
+"""Where the cycles of one training step went: the table that a trace and a compiled program both become.
+
+All figures are per step and per device: the mean over the steps and devices of a trace, one run of one device's program
+for a compiled step. The rows of `Breakdown.categories` and of `Breakdown.parts` each sum to `step_seconds`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from tomat.base.documents import is_figure
+from tomat.base.errors import TomatError
+from tomat.profile.categories import Category, Direction, Part
+
+FORMAT_VERSION = 1
+LATENCY_FRACTION = 0.1
+"""An operation that reaches less than a tenth of both roofs is bound by neither: it waits, starts up or is too small.
+(A choice, not a measurement: large v6e matmuls and copies reach 0.8-0.9 of theirs.)"""
+
+
+class Bound(StrEnum):
+    """What limits an operation."""
+
+    COMPUTE = "compute"
+    MEMORY = "memory"
+    COMMUNICATION = "communication"
+    LATENCY = "latency"
+    UNKNOWN = ""
+
+
+@dataclass(frozen=True)
+class Roofs:
+    """Peaks of one device; None where unknown (a CPU, or a chip that is not in the table)."""
+
+    device_kind: str
+    flops_per_second: float | None = None
+    hbm_bytes_per_second: float | None = None
+    clock_hz: float | None = None
+    hbm_bytes: int | None = None
+
+    @staticmethod
+    def of_device_kind(device_kind: str) -> Roofs:
+        """The peaks of a JAX device kind, from the table of chips, per JAX device."""
+        from tomat.hardware.chips import chip_for_device_kind
+
+        chip = chip_for_device_kind(device_kind) if device_kind else None
+        if chip is None:
+            return Roofs(device_kind)
+        shared = chip.jax_devices_per_chip
+        return Roofs(
+            device_kind=device_kind,
+            flops_per_second=chip.peak_bf16_flops_per_second / shared,
+            hbm_bytes_per_second=chip.hbm_bytes_per_second / shared if chip.hbm_bytes_per_second else None,
+            clock_hz=chip.clock_hz,
+            hbm_bytes=chip.hbm_bytes_usable // shared if chip.hbm_bytes_usable else None,
+        )
+
+
+@dataclass(frozen=True)
+class OpRow:
+    """One operation: an HLO kernel, or a row for time without one."""
+
+    name: str
+    program: str
+    opcode: str
+    category: Category
+    part: Part
+    direction: Direction
+    occurrences: float
+    seconds: float
+    """Exclusive time; sums to the step over all rows."""
+    hidden_seconds: float = 0.0
+    """Collectives: time in flight beside compute, not part of the sum."""
+    flops: float | None = None
+    hbm_bytes: float | None = None
+    op_name: str = ""
+    source: str = ""
+
+
+@dataclass(frozen=True)
+class GroupRow:
+    """A category, or a part of the model in one direction."""
+
+    name: str
+    occurrences: float
+    seconds: float
+    share: float
+    hidden_seconds: float
+    cycles: float | None
+    flops: float | None
+    hbm_bytes: float | None
+    flops_fraction: float | None
+    """Achieved flops over the device's peak, during this row's time."""
+    bandwidth_fraction: float | None
+    bound: Bound
+
+
+@dataclass(frozen=True)
+class StepClass:
+    """Steps of similar duration."""
+
+    name: str
+    count: int
+    mean_seconds: float
+    p10_seconds: float
+    p50_seconds: float
+    p90_seconds: float
+
+
+@dataclass(frozen=True)
+class GapRow:
+    """Waits of the device between the same two operations."""
+
+    before: str
+    after: str
+    occurrences: float
+    seconds: float
+    longest_seconds: float
+    host_activity: str
+    """The host span that covered most of the longest one; "" where none did."""
+
+
+@dataclass(frozen=True)
+class Breakdown:
+    """See the module."""
+
+    title: str
+    source: str
+    """`trace` (measured) or `compiled` (predicted)."""
+    roofs: Roofs
+    step_seconds: float
+    ops: tuple[OpRow, ...]
+    n_devices: int = 1
+    n_hosts: int = 1
+    n_steps: int = 1
+    step_times_seconds: tuple[float, ...] = ()
+    step_classes: tuple[StepClass, ...] = ()
+    gaps: tuple[GapRow, ...] = ()
+    memory_bytes: Mapping[str, int] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    n_events_left_out: int = 0
+    """Events of the trace that are damaged and in no figure; the notes say why."""
+
+    @property
+    def categories(self) -> tuple[GroupRow, ...]:
+        """One row a category that occurs, in the order of `Category`; hidden collectives as a row of share 0."""
+        groups: dict[str, list[OpRow]] = defaultdict(list)
+        for op in self.ops:
+            groups[op.category].append(op)
+        rows = [self.group(c, groups[c]) for c in Category if c in groups]
+        hidden = sum(op.hidden_seconds for op in self.ops)
+        if hidden > 0:
+            name = Category.COLLECTIVES_HIDDEN
+            rows.append(GroupRow(name, 0, 0.0, 0.0, hidden, None, None, None, None, None, Bound.COMMUNICATION))
+            order = {str(category): place for place, category in enumerate(Category)}
+            rows.sort(key=lambda r: order[r.name])
+        return tuple(rows)
+
+    @property
+    def parts(self) -> tuple[GroupRow, ...]:
+        """One row a (part, direction) that occurs, largest first."""
+        groups: dict[str, list[OpRow]] = defaultdict(list)
+        for op in self.ops:
+            name = f"{op.part}, {op.direction}" if op.direction else str(op.part)
+            if op.category in (Category.IDLE, Category.UNATTRIBUTED, Category.HOST):
+                name = str(op.category)
+            groups[name].append(op)
+        rows = [self.group(name, ops) for name, ops in groups.items()]
+        return tuple(sorted(rows, key=lambda r: (-r.seconds, r.name)))
+
+    def top(self, count: int) -> tuple[OpRow, ...]:
+        """The `count` operations with the most time."""
+        return tuple(sorted(self.ops, key=lambda o: (-o.seconds, o.program, o.name))[:count])
+
+    def group(self, name: str, ops: Iterable[OpRow]) -> GroupRow:
+        """The sum of rows."""
+        rows = list(ops)
+        seconds = sum(o.seconds for o in rows)
+        flops = _sum_known(o.flops for o in rows)
+        hbm_bytes = _sum_known(o.hbm_bytes for o in rows)
+        return GroupRow(
+            name=str(name),
+            occurrences=sum(o.occurrences for o in rows),
+            seconds=seconds,
+            share=seconds / self.step_seconds if self.step_seconds else 0.0,
+            hidden_seconds=sum(o.hidden_seconds for o in rows),
+            cycles=seconds * self.roofs.clock_hz if self.roofs.clock_hz else None,
+            flops=flops,
+            hbm_bytes=hbm_bytes,
+            flops_fraction=_fraction(flops, seconds, self.roofs.flops_per_second),
+            bandwidth_fraction=_fraction(hbm_bytes, seconds, self.roofs.hbm_bytes_per_second),
+            bound=self.bound(rows),
+        )
+
+    def bound(self, ops: Iterable[OpRow]) -> Bound:
+        """What limits these operations together: the roof they come closest to, if they come close to one."""
+        rows = list(ops)
+        seconds = sum(o.seconds for o in rows)
+        kinds = {o.category for o in rows}
+        if kinds <= {Category.COLLECTIVES_EXPOSED, Category.COLLECTIVES_HIDDEN} and kinds:
+            return Bound.COMMUNICATION
+        if kinds and kinds <= {Category.IDLE, Category.HOST, Category.UNATTRIBUTED, Category.CONTROL}:
+            return Bound.LATENCY
+        compute = _fraction(_sum_known(o.flops for o in rows), seconds, self.roofs.flops_per_second)
+        memory = _fraction(_sum_known(o.hbm_bytes for o in rows), seconds, self.roofs.hbm_bytes_per_second)
+        if compute is None or memory is None:
+            return Bound.UNKNOWN
+        if max(compute, memory) < LATENCY_FRACTION:
+            return Bound.LATENCY
+        return Bound.COMPUTE if compute >= memory else Bound.MEMORY
+
+    @property
+    def flops(self) -> float | None:
+        """Known flops of a step on one device."""
+        return _sum_known(o.flops for o in self.ops)
+
+    @property
+    def hbm_bytes(self) -> float | None:
+        """Known HBM traffic of a step on one device."""
+        return _sum_known(o.hbm_bytes for o in self.ops)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON with units in the keys; `from_dict` reads it back, the derived tables are for other readers."""
+        roofs = self.roofs
+        return {
+            "format_version": FORMAT_VERSION,
+            "title": self.title,
+            "source": self.source,
+            "device": {
+                "device_kind": roofs.device_kind,
+                "peak_flops_per_second": roofs.flops_per_second,
+                "peak_hbm_bytes_per_second": roofs.hbm_bytes_per_second,
+                "clock_hz": roofs.clock_hz,
+                "hbm_bytes": roofs.hbm_bytes,
+            },
+            "step_seconds": self.step_seconds,
+            "n_devices": self.n_devices,
+            "n_hosts": self.n_hosts,
+            "n_steps": self.n_steps,
+            "flops_per_step_per_device": self.flops,
+            "hbm_bytes_per_step_per_device": self.hbm_bytes,
+            "step_times_seconds": list(self.step_times_seconds),
+            "step_classes": [asdict(c) for c in self.step_classes],
+            "gaps": [asdict(g) for g in self.gaps],
+            "memory_bytes": dict(sorted(self.memory_bytes.items())),
+            "notes": list(self.notes),
+            "n_events_left_out": self.n_events_left_out,
+            "categories": [asdict(r) for r in self.categories],
+            "parts": [asdict(r) for r in self.parts],
+            "ops": [asdict(o) for o in self.top(len(self.ops))],
+        }
+
+    @staticmethod
+    def from_dict(data: Mapping[str, Any], origin: str = "breakdown") -> Breakdown:
+        """The breakdown that `to_dict` wrote.
+
+        Raises:
+            TomatError: `data` is something else, or of another format version.
+        """
+        version = data.get("format_version") if isinstance(data, Mapping) else None
+        if version != FORMAT_VERSION or "ops" not in data:
+            raise TomatError(
+                f"{origin}: not a breakdown of format {FORMAT_VERSION} (found {version!r}). "
+                "Write it with `tomat profile TRACE --json FILE`."
+            )
+        try:
+            device = data["device"]
+            _check_figures(data)
+            return Breakdown(
+                title=data["title"],
+                source=data["source"],
+                roofs=Roofs(
+                    device["device_kind"],
+                    device["peak_flops_per_second"],
+                    device["peak_hbm_bytes_per_second"],
+                    device["clock_hz"],
+                    device["hbm_bytes"],
+                ),
+                step_seconds=data["step_seconds"],
+                ops=tuple(
+                    OpRow(
+                        **{
+                            **op,
+                            "category": Category(op["category"]),
+                            "part": Part(op["part"]),
+                            "direction": Direction(op["direction"]),
+                        }
+                    )
+                    for op in data["ops"]
+                ),
+                n_devices=data["n_devices"],
+                n_hosts=data["n_hosts"],
+                n_steps=data["n_steps"],
+                step_times_seconds=tuple(data["step_times_seconds"]),
+                step_classes=tuple(StepClass(**c) for c in data["step_classes"]),
+                gaps=tuple(GapRow(**g) for g in data["gaps"]),
+                memory_bytes=dict(data["memory_bytes"]),
+                notes=tuple(data["notes"]),
+                # Older breakdowns left nothing out.
+                n_events_left_out=data.get("n_events_left_out", 0),
+            )
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise TomatError(f"{origin}: a damaged breakdown ({error}). Write it again with `tomat profile`.") from None
+
+
+_TEXTS = ("title", "source", "device_kind", "name", "program", "opcode", "category", "part", "direction", "op_name",
+          "before", "after", "host_activity")  # fmt: skip
+_COUNTS = ("n_devices", "n_hosts", "n_steps", "n_events_left_out", "count")
+MAX_FIGURE = 1e30
+"""No flops, bytes or seconds of a step reach it: 10,000 chips of 1 PFLOP/s take 3,000 years to as many flops. The sums
+and products of larger ones are no finite numbers."""
+_SIGNED = ("seconds",)
+"""The row of waits takes the rounding of all others and may be as little as -1e-9 of a step."""
+
+
+def _check_figures(data: Mapping[str, Any]) -> None:
+    """Refuse a breakdown's values that no breakdown has.
+
+    Raises:
+        ValueError: names the value. Damage that leaves a figure finite cannot be seen: the file has no checksum.
+    """
+    nullable = {"flops", "hbm_bytes", *(key for key in data["device"] if key != "device_kind")}
+    rows = [data["device"], *data["ops"], *data["step_classes"], *data["gaps"]]
+    rows += [{"count": size} for size in data["memory_bytes"].values()]
+    rows += [{"step_seconds": time} for time in data["step_times_seconds"]]
+    rows += [{"title": note} for note in data["notes"]]
+    rows.append({key: data[key] for key in ("title", "source", "step_seconds", "n_devices", "n_hosts", "n_steps")})
+    rows.append({"n_events_left_out": data.get("n_events_left_out", 0)})
+    for row in rows:
+        for key, value in row.items():
+            if key in _TEXTS:
+                sound = isinstance(value, str)
+            elif key in _COUNTS:
+                sound = isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_FIGURE
+            else:
+                least = -MAX_FIGURE if key in _SIGNED else 0
+                sound = (value is None and key in nullable) or (is_figure(value) and least <= value <= MAX_FIGURE)
+            if not sound:
+                raise ValueError(f"{key} is {value!r}")
+    if data["n_steps"] < 1 or data["n_devices"] < 1:
+        raise ValueError(f"n_steps is {data['n_steps']} and n_devices {data['n_devices']}")
+    total = sum(op["seconds"] for op in data["ops"])
+    if not math.isclose(total, data["step_seconds"], rel_tol=1e-6, abs_tol=1e-12):
+        raise ValueError(f"the operations take {total} s and the step {data['step_seconds']} s")
+
+
+def _sum_known(values: Iterable[float | None]) -> float | None:
+    known = [v for v in values if v is not None]
+    return sum(known) if known else None
+
+
+def _fraction(amount: float | None, seconds: float, peak: float | None) -> float | None:
+    if amount is None or not peak or seconds <= 0:
+        return None
+    return amount / seconds / peak

@@ -1,0 +1,401 @@
+"""An optimised HLO module as the profiler and the planner need it: which instructions run, how often, from which line.
+
+Read from HLO text, a serialised ``HloModuleProto`` or ``HloProto``, whole or out of a trace. Text goes through XLA's
+own parser (``jaxlib``), so all three arrive as the same protocol buffer and nothing is parsed here.
+
+A *kernel* is an instruction that the machine executes as a unit: fusions are not opened, the bodies of ``while``,
+``call`` and ``conditional`` are, times their trip counts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import graphlib
+import json
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from tomat.base.errors import TomatError
+from tomat.profile.hlo_values import constant_values, initial_value, origin
+
+# Bits per element by `PrimitiveType` number (xla/xla_data.proto). Sub-byte types are packed.
+BITS_PER_ELEMENT: dict[int, int] = {
+    1: 8, 2: 8, 3: 16, 4: 32, 5: 64, 6: 8, 7: 16, 8: 32, 9: 64, 10: 16, 11: 32, 12: 64, 15: 64, 16: 16, 18: 128,
+    19: 8, 20: 8, 21: 4, 22: 4, 23: 8, 24: 8, 25: 8, 26: 2, 27: 2, 28: 8, 29: 8, 30: 1, 31: 1, 32: 4, 33: 8, 35: 6,
+    36: 6,
+}  # fmt: skip
+HBM_MEMORY_SPACE = 0
+"""Layout memory space of ordinary device memory; on a TPU `S(1)` is VMEM, `S(2)` sync flags, `S(5)` the host."""
+
+FREE_OPCODES = frozenset(
+    {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "add-dependency", "domain",
+     "opt-barrier", "optimization-barrier", "partition-id", "replica-id"}
+)  # fmt: skip
+"""Opcodes for which XLA emits no kernel: they name or alias a buffer."""
+
+CONTROL_OPCODES = frozenset({"while", "conditional", "call"})
+
+CALLS = {"while": 2, "conditional": 1, "call": 1, "fusion": 1}
+"""Computations that an instruction of the opcode calls at the least."""
+MAX_SIZE = 2**48
+"""Of a dimension: 256 T elements are in no memory."""
+MAX_WINDOW = 2**24
+MAX_TRIPS = 2**40
+
+LIBRARY_FILES = re.compile(r"(^|/)(jax|jaxlib|haliax|equinox|contextlib\.py)(/|$)")
+"""Files whose lines tell the reader of a report nothing: wrappers between the model's line and the primitive."""
+
+
+@dataclass(frozen=True)
+class Frame:
+    """One call frame of the Python stack that made an instruction."""
+
+    file: str
+    function: str
+    line: int
+
+
+@dataclass(frozen=True)
+class Shape:
+    """An array or tuple shape; `bits` per element, `memory_space` of the layout."""
+
+    dims: tuple[int, ...]
+    bits: int
+    memory_space: int
+    parts: tuple[Shape, ...] = ()
+
+    @property
+    def elements(self) -> int:
+        """Elements of the array, or of all arrays of the tuple."""
+        if self.parts:
+            return sum(p.elements for p in self.parts)
+        count = 1
+        for d in self.dims:
+            count *= d
+        return count
+
+    def byte_count(self, memory_space: int | None = None) -> int:
+        """Bytes without padding, of the arrays in `memory_space` (None: anywhere)."""
+        if self.parts:
+            return sum(p.byte_count(memory_space) for p in self.parts)
+        if memory_space is not None and memory_space != self.memory_space:
+            return 0
+        return (self.elements * self.bits + 7) // 8 if self.bits else 0
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """One HLO instruction; `proto` keeps the rest of its fields."""
+
+    name: str
+    opcode: str
+    shape: Shape
+    op_name: str
+    """The path of JAX scopes, e.g. `jit(step)/transpose(jvp(Model))/while/body/Attention/dot_general`."""
+    frame_id: int
+    operand_ids: tuple[int, ...]
+    called_ids: tuple[int, ...]
+    custom_call_target: str
+    computation_id: int
+    proto: Any = field(repr=False, compare=False)
+
+    @cached_property
+    def backend_config(self) -> dict[str, Any]:
+        """The backend's JSON, empty where there is none or where it is not JSON (some GPU custom calls)."""
+        if not self.proto.backend_config:
+            return {}
+        try:
+            config = json.loads(self.proto.backend_config)
+        except (ValueError, RecursionError):
+            return {}
+        return config if isinstance(config, dict) else {}
+
+    @property
+    def estimated_cycles(self) -> float | None:
+        """XLA's own estimate for one execution (TPU fusions only); None where the compiler gave none."""
+        cycles = self.backend_config.get("window_config", {}).get("estimated_cycles")
+        return float(cycles) if cycles is not None and 0 < float(cycles) < math.inf else None
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """An executed instruction and how often one run of the program executes it."""
+
+    instruction: Instruction
+    executions: float
+    in_loop: bool
+
+
+@dataclass
+class HloProgram:
+    """A module: computations, instructions by id and name, stack frames, allocations."""
+
+    name: str
+    program_id: int
+    entry_id: int
+    computations: dict[int, list[Instruction]]
+    computation_names: dict[int, str]
+    roots: dict[int, int]
+    allocations: tuple[tuple[int, str], ...] = ()
+    """(bytes, kind) of each buffer allocation, kind one of parameter, constant, thread-local, temporary."""
+    module: Any = field(default=None, repr=False)
+    """The `HloModuleProto` it was read from."""
+    notes: list[str] = field(default_factory=list)
+
+    @cached_property
+    def by_id(self) -> dict[int, Instruction]:
+        return {i.proto.id: i for instructions in self.computations.values() for i in instructions}
+
+    @cached_property
+    def by_name(self) -> dict[str, Instruction]:
+        return {i.name: i for instructions in self.computations.values() for i in instructions}
+
+    @cached_property
+    def _frames(self) -> dict[int, tuple[Frame, ...]]:
+        return {}
+
+    def frames(self, instruction: Instruction) -> tuple[Frame, ...]:
+        """The Python stack of an instruction, innermost first; empty where the module carries none."""
+        frame_id = instruction.frame_id
+        if not frame_id:
+            metadata = instruction.proto.metadata
+            return (Frame(metadata.source_file, "", metadata.source_line),) if metadata.source_file else ()
+        if frame_id not in self._frames:
+            index, stack, current = self.module.stack_frame_index, [], frame_id
+            # Not more frames than there are: a damaged parent may lead back.
+            while 0 < current <= len(index.stack_frames) and len(stack) < len(index.stack_frames):
+                frame = index.stack_frames[current - 1]
+                where = index.file_locations[frame.file_location_id - 1]
+                function = index.function_names[where.function_name_id - 1]
+                stack.append(Frame(index.file_names[where.file_name_id - 1], function, where.line))
+                current = frame.parent_frame_id
+            self._frames[frame_id] = tuple(stack)
+        return self._frames[frame_id]
+
+    def root(self, computation_id: int) -> Instruction | None:
+        return self.by_id.get(self.roots[computation_id])
+
+    def operands(self, instruction: Instruction) -> list[Instruction]:
+        return [self.by_id[i] for i in instruction.operand_ids if i in self.by_id]
+
+    def inner(self, instruction: Instruction) -> list[Instruction]:
+        """The instructions a kernel is made of: those of its fused or wrapped computations, else itself.
+
+        The scalar reducers that `reduce`, `scatter` and the collectives apply are not among them.
+        """
+        if instruction.opcode not in ("fusion", "async-start", "async-update", "async-done", "call"):
+            return [instruction]
+        found: list[Instruction] = []
+        for called in instruction.called_ids:
+            for inner in self.computations.get(called, ()):
+                found += self.inner(inner) if inner.opcode in ("fusion", "call") else [inner]
+        return found or [instruction]
+
+    def kernels(self) -> list[Kernel]:
+        """Every executed instruction with its executions per run of the program, free opcodes left out."""
+        return list(self._walk(self.entry_id, 1.0, False, {}))
+
+    def _walk(self, computation_id: int, times: float, in_loop: bool, bound: dict[int, int]) -> Iterator[Kernel]:
+        for instruction in self.computations[computation_id]:
+            if instruction.opcode in FREE_OPCODES:
+                continue
+            yield Kernel(instruction, times, in_loop)
+            if instruction.opcode == "while":
+                trips = self.trip_count(instruction)
+                if trips is None:
+                    self.notes.append(f"loop {instruction.name}: trip count unknown, its body is counted once")
+                # called computations of a while: the body, then the condition (xla/hlo/ir/hlo_instruction.cc).
+                body, condition = instruction.called_ids[0], instruction.called_ids[1]
+                yield from self._walk(body, times * (1 if trips is None else trips), True, bound)
+                yield from self._walk(condition, times * (1 if trips is None else trips + 1), True, bound)
+            elif instruction.opcode in CONTROL_OPCODES:
+                branches = instruction.called_ids
+                for called in branches:
+                    # One branch of a conditional runs; which one is not known before it runs.
+                    share = 1.0 / len(branches) if instruction.opcode == "conditional" else 1.0
+                    yield from self._walk(called, times * share, in_loop, bound)
+
+    @cached_property
+    def callers(self) -> dict[int, list[Instruction]]:
+        """The loops, calls, fusions and conditionals that run each computation, by its id."""
+        found: dict[int, list[Instruction]] = {}
+        for instruction in self.by_id.values():
+            if instruction.opcode in (*CONTROL_OPCODES, "fusion"):
+                for called in set(instruction.called_ids):
+                    found.setdefault(called, []).append(instruction)
+        return found
+
+    def trip_count(self, loop: Instruction) -> int | None:
+        """How often a `while` body runs: XLA's annotation, else read off the condition; None if neither tells.
+
+        TPU modules carry no annotation. Their scans compare a counter in the loop's tuple with a constant.
+        """
+        known = loop.backend_config.get("known_trip_count", {}).get("n")
+        if known is not None:
+            return int(known) if 0 <= int(known) < MAX_TRIPS else None
+        body_id, condition_id = loop.called_ids[0], loop.called_ids[1]
+        compare = self.root(condition_id)
+        if compare is None or compare.opcode != "compare" or len(compare.operand_ids) != 2:
+            return None
+        left, right = (self.by_id[i] for i in compare.operand_ids)
+        counter, path = origin(self, left)
+        if counter.opcode != "parameter" or counter.computation_id != condition_id or len(path) != 1:
+            return None
+        limit = self._constant(origin(self, right))
+        start = self._constant(initial_value(self, loop, path[0]))
+        step = self._step(body_id, path[0])
+        direction = compare.proto.comparison_direction
+        if limit is None or start is None or not step or direction not in ("LT", "LE", "GT", "GE", "NE"):
+            return None
+        span = limit - start if direction in ("LT", "LE", "NE") else start - limit
+        inclusive = 1 if direction in ("LE", "GE") else 0
+        return max(0, -(-(span + inclusive) // abs(step)))
+
+    def _constant(self, found: tuple[Instruction, tuple[int, ...]]) -> int | None:
+        values = constant_values(found)
+        return values[0] if values is not None and len(values) == 1 else None
+
+    def _step(self, body_id: int, counter: int) -> int | None:
+        """By how much the body advances tuple element `counter`; None where that is no constant."""
+        root = self.root(body_id)
+        if root is None or root.opcode != "tuple" or counter >= len(root.operand_ids):
+            return None
+        update, _ = origin(self, self.by_id[root.operand_ids[counter]])
+        if update.opcode == "fusion":  # CPU and GPU wrap the scalar add in a fusion of its own
+            inner = self.root(update.called_ids[0])
+            if inner is None:
+                return None
+            update = inner
+        if update.opcode not in ("add", "subtract"):
+            return None
+        sign = 1 if update.opcode == "add" else -1
+        for operand in self.operands(update):
+            value = self._constant(origin(self, operand))
+            if value is not None:
+                return sign * value
+        return None
+
+    def source(self, instruction: Instruction) -> str:
+        """`file:line` of the innermost frame that is model code, "" where the module has no metadata."""
+        frames = self.frames(instruction)
+        for frame in (*(f for f in frames if not LIBRARY_FILES.search(f.file)), *frames[:1]):
+            return f"{short_path(frame.file)}:{frame.line}"
+        return ""
+
+    def memory_bytes(self) -> dict[str, int]:
+        """Bytes allocated by kind (`parameter`, `constant`, `temporary`); empty without a buffer assignment."""
+        totals: dict[str, int] = {}
+        for size, kind in self.allocations:
+            if kind != "thread-local":
+                totals[kind] = totals.get(kind, 0) + size
+        return totals
+
+
+@contextlib.contextmanager
+def sound_parts(program: HloProgram) -> Iterator[None]:
+    """What follows reads a module whose structure is sound (`check_structure`) but not each of its instructions.
+
+    Raises:
+        TomatError: for what a damaged instruction raises: an operand too few, a dimension that is not there.
+    """
+    try:
+        yield
+    except (LookupError, ValueError, TypeError, AttributeError, ArithmeticError, StopIteration) as error:
+        raise TomatError(
+            f"the HLO of {program.name or 'a program'} is damaged: its parts do not fit together "
+            f"({type(error).__name__}: {error}). Dump the module or take the profile again."
+        ) from error
+
+
+def check_structure(module: Any) -> None:
+    """Refuse a decoded `HloModuleProto` that would lead a reader in circles or out of it.
+
+    Raises:
+        ValueError: says which part is not there, stands too late or calls itself.
+    """
+    called: dict[int, set[int]] = {c.id: set() for c in module.computations}
+    seen: set[int] = set()
+    if len(called) != len(module.computations):
+        raise ValueError("two computations have one id")
+    for computation in module.computations:
+        before: set[int] = set()
+        for i in computation.instructions:
+            if i.id in seen:
+                raise ValueError(f"two instructions have the id {i.id}")
+            if not before.issuperset(i.operand_ids):
+                raise ValueError(f"{i.name or i.id} has an operand that does not stand before it")
+            if not called.keys() >= set(i.called_computation_ids):
+                raise ValueError(f"{i.name or i.id} calls a computation that is not there")
+            if len(i.called_computation_ids) < CALLS.get(i.opcode, 0):
+                raise ValueError(f"{i.name or i.id} calls {len(i.called_computation_ids)} computations")
+            if any(not 0 <= size < MAX_SIZE for size in i.shape.dimensions):
+                raise ValueError(f"{i.name or i.id} has the shape {list(i.shape.dimensions)}")
+            if any(not 0 <= w.size < MAX_WINDOW or not 0 <= w.base_dilation < MAX_WINDOW for w in i.window.dimensions):
+                raise ValueError(f"{i.name or i.id} has a window larger than arrays are")
+            seen.add(i.id)
+            before.add(i.id)
+            called[computation.id].update(i.called_computation_ids)
+        if computation.root_id not in before:
+            raise ValueError(f"{computation.name or computation.id} has a result that is not among its instructions")
+    try:
+        graphlib.TopologicalSorter(called).prepare()
+    except graphlib.CycleError:
+        raise ValueError("a computation calls itself") from None
+
+
+def short_path(path: str) -> str:
+    """A source path from its package on: what stands after `site-packages/`, else the last three components."""
+    if "site-packages/" in path:
+        return path.split("site-packages/", 1)[1]
+    return "/".join(path.split("/")[-3:]).lstrip("/")
+
+
+def _shape(proto: Any) -> Shape:
+    if proto.tuple_shapes:
+        return Shape((), 0, HBM_MEMORY_SPACE, tuple(_shape(p) for p in proto.tuple_shapes))
+    return Shape(tuple(proto.dimensions), BITS_PER_ELEMENT.get(proto.element_type, 0), proto.layout.memory_space)
+
+
+def program_from_module(module: Any, program_id: int = 0, buffer_assignment: Any = None) -> HloProgram:
+    """The program of a decoded `HloModuleProto` (and `BufferAssignmentProto`)."""
+    computations: dict[int, list[Instruction]] = {}
+    for computation in module.computations:
+        computations[computation.id] = [
+            Instruction(
+                name=i.name,
+                opcode=i.opcode,
+                shape=_shape(i.shape),
+                op_name=i.metadata.op_name,
+                frame_id=i.metadata.stack_frame_id,
+                operand_ids=tuple(i.operand_ids),
+                called_ids=tuple(i.called_computation_ids),
+                custom_call_target=i.custom_call_target,
+                computation_id=computation.id,
+                proto=i,
+            )
+            for i in computation.instructions
+        ]
+    allocations = []
+    for allocation in buffer_assignment.buffer_allocations if buffer_assignment is not None else ():
+        kind = "temporary"
+        if allocation.is_thread_local:
+            kind = "thread-local"
+        elif allocation.is_entry_computation_parameter:
+            kind = "parameter"
+        elif allocation.is_constant:
+            kind = "constant"
+        allocations.append((allocation.size, kind))
+    return HloProgram(
+        name=module.name,
+        program_id=program_id or module.id,
+        entry_id=module.entry_computation_id,
+        computations=computations,
+        computation_names={c.id: c.name for c in module.computations},
+        roots={c.id: c.root_id for c in module.computations},
+        allocations=tuple(allocations),
+        module=module,
+    )

@@ -1,0 +1,346 @@
+"""A trace of real steps as a `Breakdown`."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from dataclasses import dataclass
+
+import numpy as np
+
+from tomat.profile.breakdown import Breakdown, GapRow, OpRow, Roofs, StepClass
+from tomat.profile.categories import (
+    MOVEMENT,
+    Category,
+    Classified,
+    Direction,
+    Evidence,
+    Part,
+    classify,
+    classify_program,
+)
+from tomat.profile.hlo import CONTROL_OPCODES, Frame, HloProgram, sound_parts
+from tomat.profile.hlo_costs import (
+    COLLECTIVES,
+    ELEMENTWISE,
+    TRANSCENDENTAL,
+    base_opcode,
+    kernel_flops,
+    kernel_hbm_bytes,
+)
+from tomat.profile.steps import StepWindows, step_windows
+from tomat.profile.timeline import Attribution, attribute
+from tomat.profile.trace import DeviceTrace, HostTrace, OpKind, Trace, main_program
+
+PS_PER_SECOND = 1e12
+STEADY_BAND = 0.25
+"""Steps within this share of the median duration are `steady`, others `slow` or `fast`."""
+MAX_GAP_ROWS = 10
+
+# What an `hlo_category` (xprof) says about the opcodes inside, for traces without HLO. Keys are matched in order.
+HLO_CATEGORY_OPCODES: tuple[tuple[str, str], ...] = (
+    (r"all-reduce", "all-reduce"), (r"all-gather", "all-gather"), (r"reduce-scatter", "reduce-scatter"),
+    (r"all-to-all", "all-to-all"), (r"collective", "collective-permute"), (r"convolution|dot|matmul", "dot"),
+    (r"data formatting|copy|transpose|broadcast|slice|pad|reshape", "copy"), (r"infeed", "infeed"),
+    (r"outfeed", "outfeed"), (r"host send|send", "send"), (r"host recv|recv", "recv"), (r"while", "while"),
+    (r"conditional", "conditional"), (r"call", "custom-call"), (r"fusion|elementwise|reduce|sort|rng", "add"),
+)  # fmt: skip
+# Last resort, for GPU events that carry no HLO: the CUDA kernel's own name.
+KERNEL_NAME_OPCODES: tuple[tuple[str, str], ...] = (
+    (r"nccl.*allreduce", "all-reduce"), (r"nccl.*allgather", "all-gather"), (r"nccl.*reducescatter", "reduce-scatter"),
+    (r"nccl", "collective-permute"), (r"memcpyh2d|memcpyd2h|memcpy.*(htod|dtoh)", "send"), (r"memcpy|memset", "copy"),
+    (r"gemm|cutlass|xmma|cublas|nvjet", "dot"),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Known:
+    """What is known about one operation kind, from HLO where the trace has it, else from its own stats."""
+
+    row: OpRow
+    """With zero time and, where known, flops and bytes of ONE execution."""
+    from_hlo: bool
+
+
+def breakdown_from_trace(trace: Trace, *, device_kind: str | None = None, title: str | None = None) -> Breakdown:
+    """The mean step of a trace.
+
+    Args:
+        trace: see `load_trace`.
+        device_kind: JAX's name of the chip, where the trace does not hold it (Chrome traces).
+        title: default: the name of the main program.
+
+    Raises:
+        TomatError: the trace has neither step markers nor program executions that can be used, so that no step can be
+            told from another.
+    """
+    devices = trace.devices
+    kind_of_chip = device_kind or next((d.device_kind for d in devices if d.device_kind), "")
+    main = main_program(devices)
+    cache: dict[int, dict[str, Classified]] = {}
+    seconds: dict[tuple[str, str], np.ndarray] = defaultdict(lambda: np.zeros(3))
+    known: dict[tuple[str, str], _Known] = {}
+    between = waiting = 0.0
+    per_device: list[float] = []
+    durations: list[float] = []
+    gaps: list[GapRow] = []
+    longest_gap_time = -1.0
+    step_notes: set[str] = set()
+    for host in trace.hosts:
+        for device in host.devices:
+            table = [_known(kind, trace, cache) for kind in device.kinds]
+            steps = step_windows(device, host, main[0] if main else "", step_notes)
+            result = _attribute_device(device, table, steps)
+            scale = 1.0 / (steps.n_steps * len(devices) * PS_PER_SECOND)
+            for index, item in enumerate(table):
+                key = (item.row.program, item.row.name)
+                known.setdefault(key, item)
+                seconds[key] += (
+                    result.exclusive_ps[index] * scale,
+                    result.hidden_ps[index] * scale,
+                    result.occurrences[index] / (steps.n_steps * len(devices)),
+                )
+            between += result.between_ps * scale
+            waiting += result.waiting_ps * scale
+            per_device.append(result.total_ps / steps.n_steps / PS_PER_SECOND)
+            durations += [float(d) / PS_PER_SECOND for d in steps.durations_ps]
+            if result.between_ps + result.waiting_ps > longest_gap_time:
+                longest_gap_time = result.between_ps + result.waiting_ps
+                gaps = _gap_rows(result, device, host, steps.n_steps)
+    ops = [_timed(known[key].row, values) for key, values in sorted(seconds.items()) if values[0] or values[2]]
+    ops += _remainder_rows(between, waiting)
+    program = trace.program(main_program_id(devices, main[0]), main[0]) if main else None
+    notes = [*trace.notes, *sorted(step_notes), *_quality_notes(ops, known, per_device, program)]
+    return Breakdown(
+        title=title or (main[0] if main else "trace"),
+        source="trace",
+        roofs=Roofs.of_device_kind(kind_of_chip),
+        step_seconds=sum(op.seconds for op in ops),
+        ops=tuple(ops),
+        n_devices=len(devices),
+        n_hosts=len(trace.hosts),
+        n_steps=round(len(durations) / len(devices)),
+        n_events_left_out=trace.left_out_count,
+        step_times_seconds=tuple(durations),
+        step_classes=step_classes(durations),
+        gaps=tuple(gaps),
+        memory_bytes=program.memory_bytes() if program else {},
+        notes=tuple(notes),
+    )
+
+
+def main_program_id(devices: list[DeviceTrace], name: str) -> int:
+    """The id of the program of that name on the first device that ran it, 0 where its events carry none."""
+    return next((k.program_id for d in devices for k in d.kinds if k.program == name and k.program_id), 0)
+
+
+def step_classes(durations: list[float]) -> tuple[StepClass, ...]:
+    """Steps by how far their duration lies from the median: steady, slow, fast; empty classes left out."""
+    if not durations:
+        return ()
+    values = np.sort(np.array(durations))
+    median = float(np.median(values))
+    groups = {
+        "steady": values[np.abs(values - median) <= STEADY_BAND * median],
+        "slow": values[values > (1 + STEADY_BAND) * median],
+        "fast": values[values < (1 - STEADY_BAND) * median],
+    }
+    rows = []
+    for name, group in groups.items():
+        if len(group):
+            p10, p50, p90 = (float(np.percentile(group, q)) for q in (10, 50, 90))
+            rows.append(StepClass(name, len(group), float(group.mean()), p10, p50, p90))
+    return tuple(rows)
+
+
+def _attribute_device(device: DeviceTrace, table: list[_Known], steps: StepWindows) -> Attribution:
+    collective = np.array([item.row.category == Category.COLLECTIVES_EXPOSED for item in table], dtype=bool)
+    spans = np.array([(m.start_ps, m.end_ps) for m in device.modules], dtype=np.int64).reshape(-1, 2)
+    return attribute(device.ops, device.async_ops, collective, steps.windows, spans)
+
+
+def _timed(row: OpRow, values: np.ndarray) -> OpRow:
+    seconds, hidden, occurrences = (float(v) for v in values)
+    return OpRow(
+        name=row.name,
+        program=row.program,
+        opcode=row.opcode,
+        category=row.category,
+        part=row.part,
+        direction=row.direction,
+        occurrences=occurrences,
+        seconds=seconds,
+        hidden_seconds=hidden,
+        flops=row.flops * occurrences if row.flops is not None else None,
+        hbm_bytes=row.hbm_bytes * occurrences if row.hbm_bytes is not None else None,
+        op_name=row.op_name,
+        source=row.source,
+    )
+
+
+def _remainder_rows(between: float, waiting: float) -> list[OpRow]:
+    rows = []
+    if between > 0:
+        rows.append(_bare_row("(no program running)", Category.IDLE, between))
+    # Sums of float64 picoseconds leave a remainder of either sign around 1e-9 of the step; it belongs to this row too.
+    if waiting != 0:
+        rows.append(_bare_row("(program running, no operation)", Category.UNATTRIBUTED, waiting))
+    return rows
+
+
+def _bare_row(name: str, category: Category, seconds: float) -> OpRow:
+    return OpRow(name, "", "", category, Part.OUTSIDE, Direction.NONE, 0.0, seconds)
+
+
+def _known(kind: OpKind, trace: Trace, cache: dict[int, dict[str, Classified]]) -> _Known:
+    program = trace.program(kind.program_id, kind.program)
+    if program is not None and kind.name in program.by_name:
+        return _known_from_hlo(kind, program, cache)
+    opcode = _opcode(kind)
+    frames = (Frame(kind.source.rsplit(":", 1)[0], "", 0),) if kind.source else ()
+    evidence = [Evidence(kind.op_name, frames, 1.0)] if kind.op_name or frames else []
+    target = kind.name if opcode == "custom-call" else ""
+    if opcode:
+        verdict = classify(opcode, frozenset({_inner_opcode(kind, opcode)}), evidence, target)
+    else:
+        verdict = Classified(Category.UNATTRIBUTED, Part.OUTSIDE, Direction.NONE)
+    row = OpRow(kind.name, kind.program, opcode, verdict.category, verdict.part, verdict.direction, 0.0, 0.0,
+                flops=kind.flops, hbm_bytes=kind.bytes_accessed, op_name=kind.op_name, source=kind.source)  # fmt: skip
+    return _Known(row, False)
+
+
+def _known_from_hlo(kind: OpKind, program: HloProgram, cache: dict[int, dict[str, Classified]]) -> _Known:
+    with sound_parts(program):
+        return _from_instruction(kind, program, cache)
+
+
+def _from_instruction(kind: OpKind, program: HloProgram, cache: dict[int, dict[str, Classified]]) -> _Known:
+    instruction = program.by_name[kind.name]
+    if id(program) not in cache:
+        cache[id(program)] = classify_program(program)
+    verdict = cache[id(program)].get(kind.name)
+    if verdict is None:  # an instruction of a computation that the entry does not reach, such as a host thread's
+        evidence = [Evidence(instruction.op_name, program.frames(instruction), 1.0)]
+        inner = frozenset(i.opcode for i in program.inner(instruction))
+        verdict = classify(instruction.opcode, inner, evidence, instruction.custom_call_target)
+    flops = kernel_flops(program, instruction)
+    row = OpRow(
+        name=kind.name,
+        program=program.name,
+        opcode=instruction.opcode,
+        category=verdict.category,
+        part=verdict.part,
+        direction=verdict.direction,
+        occurrences=0.0,
+        seconds=0.0,
+        # A profiler that knows nothing of a kernel's work writes 0.
+        flops=(kind.flops or None) if flops is None else flops,
+        hbm_bytes=kernel_hbm_bytes(program, instruction),
+        op_name=instruction.op_name or kind.op_name,
+        source=program.source(instruction) or kind.source,
+    )
+    return _Known(row, True)
+
+
+def _opcode(kind: OpKind) -> str:
+    """The opcode of an operation without HLO: from its printed instruction, its category, its kernel's name."""
+    match = re.search(r"= .*?[\])}] ([a-z][a-z0-9\-]*)\(", kind.long_name)
+    if match:
+        return match.group(1)
+    for table, text in ((HLO_CATEGORY_OPCODES, kind.hlo_category), (KERNEL_NAME_OPCODES, kind.name + kind.long_name)):
+        for pattern, opcode in table:
+            if text and re.search(pattern, text.lower()):
+                return opcode
+    if kind.op_name:
+        return "fusion"
+    return _opcode_in_name(kind.name) if kind.program else ""
+
+
+def _opcode_in_name(name: str) -> str:
+    """XLA names an instruction after its opcode and number (`dot.151`) unless a kernel or a user named it."""
+    base = re.sub(r"(\.\d+|\.clone|\.remat)+$", "", name).removeprefix("wrapped_")
+    if base.endswith("fusion") or base in ELEMENTWISE | TRANSCENDENTAL:
+        return "fusion"
+    computing = {"dot", "convolution", "custom-call", "reduce", "sort", "scatter"}
+    known = MOVEMENT | COLLECTIVES | CONTROL_OPCODES | computing
+    return base if base_opcode(base) in known or base in ("copy-start", "copy-done") else ""
+
+
+def _inner_opcode(kind: OpKind, opcode: str) -> str:
+    """For a fusion without HLO, the opcode that its `hlo_category`, its path or the words of its name stand for."""
+    if opcode != "fusion":
+        return opcode
+    for pattern, inner in HLO_CATEGORY_OPCODES:
+        if kind.hlo_category and re.search(pattern, kind.hlo_category.lower()):
+            return inner
+    words = set(re.sub(r"(\.\d+|\.clone)+$", "", kind.name).replace("_fusion", "").split("_"))
+    if "dot_general" in kind.op_name or words & {"dot", "convolution"}:
+        return "dot"
+    return "copy" if words and words <= MOVEMENT else "add"
+
+
+def _gap_rows(result: Attribution, device: DeviceTrace, host: HostTrace, n_steps: int) -> list[GapRow]:
+    """Waits grouped by the operations around them, longest sum first."""
+    gaps = result.gaps
+    length = gaps.end_ps - gaps.start_ps
+    groups: dict[tuple[int, int], list[int]] = defaultdict(list)
+    for index in np.argsort(-length, kind="stable")[:100_000].tolist():
+        groups[int(gaps.before[index]), int(gaps.after[index])].append(index)
+
+    def name(k: int) -> str:
+        return device.kinds[k].name if k >= 0 else "(start of the trace)"
+
+    rows = []
+    for (before, after), members in groups.items():
+        longest = max(members, key=lambda i: int(length[i]))
+        rows.append((float(length[members].sum()), name(before), name(after), len(members), longest))
+    rows.sort(key=lambda r: (-r[0], r[1], r[2]))
+    return [
+        GapRow(
+            before=before,
+            after=after,
+            occurrences=count / n_steps,
+            seconds=total / n_steps / PS_PER_SECOND,
+            longest_seconds=float(length[longest]) / PS_PER_SECOND,
+            host_activity=_host_activity(host, int(gaps.start_ps[longest]), int(gaps.end_ps[longest])),
+        )
+        for total, before, after, count, longest in rows[:MAX_GAP_ROWS]
+        if total > 0
+    ]
+
+
+def _host_activity(host: HostTrace, start_ps: int, end_ps: int) -> str:
+    """The shortest host span that covers at least half of an interval, "" if none does."""
+    activity = host.activity
+    if not len(activity.start_ps):
+        return ""
+    overlap = np.minimum(activity.end_ps, end_ps) - np.maximum(activity.start_ps, start_ps)
+    covering = np.flatnonzero(overlap * 2 >= end_ps - start_ps)
+    if not len(covering):
+        return ""
+    shortest = covering[np.argmin((activity.end_ps - activity.start_ps)[covering])]
+    return activity.names[int(activity.name[shortest])]
+
+
+def _quality_notes(
+    ops: list[OpRow], known: dict[tuple[str, str], _Known], per_device: list[float], program: HloProgram | None
+) -> list[str]:
+    notes = []
+    total = sum(o.seconds for o in ops)
+    if program is None:
+        notes.append("the trace holds no HLO (enable_hlo_proto was off): categories come from event stats alone")
+    else:
+        with sound_parts(program):
+            program.kernels()
+        notes += sorted(set(program.notes))
+    blind = sum(o.seconds for o in ops if o.program and not known[o.program, o.name].from_hlo)
+    if program is not None and blind > 0.001 * total:
+        notes.append(f"{100 * blind / total:.1f} % of the time is in operations without HLO")
+    opaque = sorted({o.name for o in ops if o.flops is None and o.program and o.seconds > 0.001 * total})
+    if opaque:
+        notes.append(f"flops unknown for custom calls: {', '.join(opaque[:6])}{' ...' if len(opaque) > 6 else ''}")
+    if len(per_device) > 1:
+        slow, fast = max(per_device), min(per_device)
+        if slow - fast > 0.01 * slow:
+            notes.append(f"mean step over devices: fastest {fast:.6f} s, slowest {slow:.6f} s")
+    return notes

@@ -1,0 +1,227 @@
+"""Writes a program's execution as the ``*.xplane.pb`` a TPU would have written, with durations given by the caller.
+
+So a *predicted* step can be opened in XProf or Perfetto beside a measured one, and the parser can be checked against
+xprof on a TPU trace without a TPU. Planes, lines and stats follow xprof's schema (``xplane_schema.cc``): device planes
+``/device:TPU:N``; lines ``Steps``, ``XLA Modules``, ``XLA Ops``, ``Async XLA Ops``; per operation ``hlo_category``,
+``flops``, ``bytes_accessed``, ``tf_op``, ``source``, ``program_id``, ``symbol_id``; per event ``device_offset_ps`` and
+``device_duration_ps``; per execution ``run_id``. It is built, not recorded: the file says so in its hostname.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from tomat.profile.hlo import CONTROL_OPCODES, FREE_OPCODES, HloProgram, Instruction
+from tomat.profile.hlo_costs import COLLECTIVES, base_opcode, kernel_flops
+from tomat.profile.protos import new_message
+
+PS_PER_SECOND = 1e12
+BUILT_HOST = "built-not-recorded"
+STEPS, MODULES, OPS, ASYNC = 1, 2, 3, 4  # line ids; xprof finds lines by name
+
+
+@dataclass(frozen=True)
+class BuildOptions:
+    """What to write."""
+
+    device_kind: str
+    op_seconds: Callable[[Instruction], float]
+    """Duration of one execution of a kernel."""
+    n_steps: int = 3
+    first_device: int = 0
+    n_devices: int = 1
+    seconds_between_steps: float = 50e-6
+    device_skew: float = 0.0
+    """Each device is this much slower than the one before it."""
+    peak_flops_per_second: float | None = None
+    peak_hbm_bytes_per_second: float | None = None
+    hostname: str = BUILT_HOST
+    start_unix_ns: int = 1_700_000_000_000_000_000
+    hlo_proto: bytes | None = None
+    """Serialised HloProto to embed; None leaves the HLO out."""
+
+
+def hlo_category(program: HloProgram, instruction: Instruction) -> str:
+    """The category that XLA:TPU's profiler writes, as far as the opcode and the fusion tell it."""
+    opcode = instruction.opcode
+    if opcode != "fusion":
+        return opcode
+    inner = {i.opcode for i in program.inner(instruction)}
+    if base := sorted({base_opcode(o) for o in inner} & COLLECTIVES):
+        return f"{base[0]} fusion"
+    if "convolution" in inner or "dot" in inner:
+        return "convolution fusion"
+    kind = instruction.proto.fusion_kind
+    return {"kLoop": "loop fusion", "kInput": "input fusion", "kOutput": "output fusion"}.get(kind, "custom fusion")
+
+
+class _Stats:
+    """Interns stat and event names of one plane."""
+
+    def __init__(self, plane: Any) -> None:
+        self.plane = plane
+        self.ids: dict[str, int] = {}
+
+    def add(self, target: Any, name: str, value: float | int | str | bytes) -> None:
+        if name not in self.ids:
+            self.ids[name] = len(self.ids) + 1
+            metadata = self.plane.stat_metadata[self.ids[name]]
+            metadata.id, metadata.name = self.ids[name], name
+        stat = target.add(metadata_id=self.ids[name])
+        if isinstance(value, bytes):
+            stat.bytes_value = value
+        elif isinstance(value, str):
+            stat.str_value = value
+        elif isinstance(value, float):
+            stat.double_value = value
+        elif value < 0:
+            stat.int64_value = value
+        else:
+            stat.uint64_value = value
+
+
+def build_xspace(program: HloProgram, options: BuildOptions) -> bytes:
+    """A serialised XSpace of `options.n_steps` executions of `program` on each of `options.n_devices` devices."""
+    space = new_message("XSpace")
+    space.hostnames.append(options.hostname)
+    _metadata_plane(space, program, options)
+    end_ps = 0
+    for index in range(options.n_devices):
+        end_ps = max(end_ps, _DevicePlane(space, program, options, options.first_device + index).write())
+    _host_planes(space, options, end_ps)
+    return space.SerializeToString()
+
+
+def _metadata_plane(space: Any, program: HloProgram, options: BuildOptions) -> None:
+    plane = space.planes.add(name="/host:metadata", id=1)
+    stats = _Stats(plane)
+    if options.hlo_proto is not None:
+        metadata = plane.event_metadata[program.program_id]
+        metadata.id, metadata.name = program.program_id, f"{program.name}({program.program_id})"
+        stats.add(metadata.stats, "Hlo Proto", options.hlo_proto)
+
+
+def _host_planes(space: Any, options: BuildOptions, end_ps: int) -> None:
+    environment = space.planes.add(name="Task Environment", id=2)
+    stats = _Stats(environment)
+    stats.add(environment.stats, "profile_start_time", options.start_unix_ns)
+    stats.add(environment.stats, "profile_stop_time", options.start_unix_ns + end_ps // 1000)
+
+
+class _DevicePlane:
+    """One TPU's plane."""
+
+    def __init__(self, space: Any, program: HloProgram, options: BuildOptions, ordinal: int) -> None:
+        self.program, self.options = program, options
+        self.plane = space.planes.add(name=f"/device:TPU:{ordinal}", id=100 + ordinal)
+        self.stats = _Stats(self.plane)
+        self.stats.add(self.plane.stats, "device_type_string", options.device_kind)
+        if options.peak_flops_per_second:
+            self.stats.add(self.plane.stats, "peak_teraflops_per_second", options.peak_flops_per_second / 1e12)
+        if options.peak_hbm_bytes_per_second:
+            gigabytes = options.peak_hbm_bytes_per_second / 1e9
+            self.stats.add(self.plane.stats, "peak_hbm_bw_gigabytes_per_second", gigabytes)
+        names = {STEPS: "Steps", MODULES: "XLA Modules", OPS: "XLA Ops", ASYNC: "Async XLA Ops"}
+        self.lines = {key: self.plane.lines.add(id=key, name=name, timestamp_ns=0) for key, name in names.items()}
+        self.metadata_ids: dict[str, int] = {}
+        self.next_id = itertools.count(1)
+        self.slow = 1.0 + options.device_skew * ordinal
+        self.in_flight: dict[str, int] = {}
+        self.durations: dict[str, int] = {}
+
+    def write(self) -> int:
+        now = 1_000_000
+        for step in range(self.options.n_steps):
+            begin = now
+            run_id = 7000 + step
+            now = self._run(self.program.entry_id, now)
+            self._event(MODULES, self._module_metadata(), begin, now, {"run_id": run_id})
+            self._event(STEPS, self._step_metadata(step), begin, now, {"group_id": step})
+            now += int(self.options.seconds_between_steps * PS_PER_SECOND)
+        return now
+
+    def _run(self, computation_id: int, now: int) -> int:
+        """Write a computation's kernels one after the other; returns when it ends."""
+        for instruction in self.program.computations[computation_id]:
+            if instruction.opcode in FREE_OPCODES:
+                continue
+            begin = now
+            if instruction.opcode == "while":
+                body, condition = instruction.called_ids[:2]
+                for _ in range(self.program.trip_count(instruction) or 1):
+                    now = self._run(condition, now)
+                    now = self._run(body, now)
+                now = self._run(condition, now)
+            elif instruction.opcode in CONTROL_OPCODES:
+                now = self._run(instruction.called_ids[0], now)
+            else:
+                now += self._duration(instruction)
+            if instruction.opcode.endswith("-start"):
+                self.in_flight[instruction.name] = begin
+            if instruction.opcode.endswith("-done"):
+                started = self.in_flight.pop(self.program.operands(instruction)[0].name, begin)
+                self._event(ASYNC, self._op_metadata(self.program.operands(instruction)[0]), started, now, {})
+            offsets = {"device_offset_ps": begin, "device_duration_ps": now - begin}
+            self._event(OPS, self._op_metadata(instruction), begin, now, offsets)
+        return now
+
+    def _duration(self, instruction: Instruction) -> int:
+        if instruction.name not in self.durations:
+            seconds = self.options.op_seconds(instruction) * self.slow
+            self.durations[instruction.name] = int(seconds * PS_PER_SECOND)
+        return self.durations[instruction.name]
+
+    def _event(self, line: int, metadata_id: int, begin: int, end: int, stats: dict[str, int]) -> None:
+        event = self.lines[line].events.add(metadata_id=metadata_id, offset_ps=begin, duration_ps=end - begin)
+        for name, value in stats.items():
+            self.stats.add(event.stats, name, value)
+
+    def _new_metadata(self, key: str) -> Any:
+        identity = self.metadata_ids[key] = next(self.next_id)
+        metadata = self.plane.event_metadata[identity]
+        metadata.id = identity
+        return metadata
+
+    def _module_metadata(self) -> int:
+        key = "module"
+        if key not in self.metadata_ids:
+            self._new_metadata(key).name = f"{self.program.name}({self.program.program_id})"
+        return self.metadata_ids[key]
+
+    def _step_metadata(self, step: int) -> int:
+        key = f"step {step}"
+        if key not in self.metadata_ids:
+            self._new_metadata(key).name = str(step)
+        return self.metadata_ids[key]
+
+    def _op_metadata(self, instruction: Instruction) -> int:
+        key = f"op {instruction.name}"
+        if key in self.metadata_ids:
+            return self.metadata_ids[key]
+        metadata = self._new_metadata(key)
+        metadata.name = f"%{instruction.name} = {instruction.opcode}()"
+        metadata.display_name = instruction.name
+
+        def add(name: str, value: Any) -> None:
+            self.stats.add(metadata.stats, name, value)
+
+        add("hlo_category", hlo_category(self.program, instruction))
+        add("flops", int(kernel_flops(self.program, instruction) or 0))
+        add("bytes_accessed", self._bytes_accessed(instruction))
+        add("program_id", self.program.program_id)
+        add("symbol_id", int(instruction.proto.id))
+        if instruction.op_name:
+            add("tf_op", f"{instruction.op_name}:")
+        if source := self.program.source(instruction):
+            add("source", source)
+        return self.metadata_ids[key]
+
+    def _bytes_accessed(self, instruction: Instruction) -> int:
+        """Operands and results wherever they live: the profiler's stat does not tell HBM from VMEM."""
+        operands = {o.proto.id: o for o in self.program.operands(instruction)}.values()
+        if instruction.opcode in CONTROL_OPCODES:
+            return 0
+        return sum(o.shape.byte_count() for o in operands) + instruction.shape.byte_count()

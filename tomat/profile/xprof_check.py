@@ -1,0 +1,135 @@
+"""The same trace through xprof's own converters: per-operation self time and occurrences beside tomat's."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import tempfile
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tomat.base.errors import TomatError
+from tomat.profile.timeline import attribute
+from tomat.profile.trace import XPLANE_SUFFIX, Trace, load_trace
+
+
+@dataclass(frozen=True)
+class OpCheck:
+    """One operation over the whole trace, all devices; seconds of self time, and executions."""
+
+    name: str
+    tomat_seconds: float
+    xprof_seconds: float
+    tomat_occurrences: int
+    xprof_occurrences: int
+
+
+@dataclass(frozen=True)
+class XprofCheck:
+    """The comparison; a negative xprof figure does not occur, an operation only one side has counts 0 on the other."""
+
+    ops: tuple[OpCheck, ...]
+
+    @property
+    def tomat_seconds(self) -> float:
+        return sum(op.tomat_seconds for op in self.ops)
+
+    @property
+    def xprof_seconds(self) -> float:
+        return sum(op.xprof_seconds for op in self.ops)
+
+    @property
+    def largest_difference_seconds(self) -> float:
+        """Of a single operation."""
+        return max((abs(op.tomat_seconds - op.xprof_seconds) for op in self.ops), default=0.0)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON with units in the keys."""
+        return {
+            "n_operations": len(self.ops),
+            "tomat_self_seconds": self.tomat_seconds,
+            "xprof_self_seconds": self.xprof_seconds,
+            "largest_difference_seconds": self.largest_difference_seconds,
+            "occurrences_differ": sum(op.tomat_occurrences != op.xprof_occurrences for op in self.ops),
+        }
+
+
+def check_against_xprof(path: Path) -> XprofCheck:
+    """Compare a local xplane file or profile directory with xprof's `hlo_stats` of it.
+
+    Raises:
+        TomatError: xprof finds no device operations in it (CPU traces have none), or there is nothing to read.
+    """
+    files = [path] if path.is_file() else sorted(path.rglob(f"*{XPLANE_SUFFIX}"))
+    if not files:
+        raise TomatError(f"{path}: no *{XPLANE_SUFFIX} file; xprof reads nothing else.")
+    theirs = _xprof_ops(files)
+    if not theirs:
+        raise TomatError(f"{path}: xprof finds no device operations in it. Its tables need a TPU or GPU plane.")
+    mine = _tomat_ops(load_trace(path))
+    rows = []
+    for name in sorted({*mine, *theirs}):
+        a, b = mine.get(name, (0.0, 0)), theirs.get(name, (0.0, 0))
+        rows.append(OpCheck(name, a[0], b[0], a[1], b[1]))
+    return XprofCheck(tuple(sorted(rows, key=lambda r: (-r.xprof_seconds, r.name))))
+
+
+def _tomat_ops(trace: Trace) -> dict[str, tuple[float, int]]:
+    """Self time of every operation over the whole trace: one window from the first event to the last."""
+    totals: dict[str, list[float]] = defaultdict(lambda: [0.0, 0])
+    for device in trace.devices:
+        ends = device.ops.start_ps + device.ops.duration_ps
+        window = np.array([[device.ops.start_ps.min(), ends.max() + 1]])
+        none = np.zeros(len(device.kinds), dtype=bool)
+        result = attribute(device.ops, device.async_ops, none, window, np.empty((0, 2), np.int64))
+        for kind, ps, n in zip(device.kinds, result.exclusive_ps, result.occurrences, strict=True):
+            totals[kind.name][0] += float(ps) / 1e12
+            totals[kind.name][1] += int(n)
+    return {name: (values[0], int(values[1])) for name, values in totals.items()}
+
+
+def _xprof_ops(files: list[Path]) -> dict[str, tuple[float, int]]:
+    """xprof's `hlo_stats`, made on a copy: it writes its caches beside the trace."""
+    from xprof.convert import raw_to_tool_data
+
+    with tempfile.TemporaryDirectory(prefix="tomat-xprof-") as scratch:
+        session = Path(scratch) / "plugins" / "profile" / "session"
+        session.mkdir(parents=True)
+        copies = [str(shutil.copy(file, session / file.name)) for file in files]
+        with _quiet():
+            data, _ = raw_to_tool_data.xspace_to_tool_data(copies, "hlo_stats", {"use_saved_result": False})
+    if not data:
+        return {}
+    table = json.loads(data)
+    table = table[0] if isinstance(table, list) else table
+    columns = {column["id"]: index for index, column in enumerate(table["cols"])}
+    totals: dict[str, list[float]] = defaultdict(lambda: [0.0, 0])
+    for row in table["rows"]:
+        cells = row["c"]
+        name = str(cells[columns["hlo_op_name"]]["v"])
+        if name == "IDLE":
+            continue
+        totals[name][0] += float(cells[columns["total_self_time"]]["v"]) / 1e6
+        totals[name][1] += int(cells[columns["occurrences"]]["v"])
+    return {name: (values[0], int(values[1])) for name, values in totals.items()}
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """xprof's C++ side logs to file descriptor 2 whatever the log level."""
+    saved = os.dup(2)
+    sink = os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(sink, 2)
+        yield
+    finally:
+        os.dup2(saved, 2)
+        os.close(saved)
+        os.close(sink)

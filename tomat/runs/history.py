@@ -1,0 +1,81 @@
+"""A run's own record, `history.jsonl`: when it started, resumed, stopped, and what was changed under its name.
+
+One JSON object a line, in order of time, only ever appended to: `time` (UTC, ISO 8601), `event`, `step`, and what the
+event needs besides. It is published with the run and shown in the run's page.
+"""
+
+import datetime
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import fsspec
+
+from tomat.base.errors import TomatError
+from tomat.base.reporting import to_jsonable
+from tomat.base.storage import storage_error, storage_errors
+from tomat.runs.log_lines import parse_events
+
+HISTORY_FILE = "history.jsonl"
+_RESERVED = ("time", "event", "step")
+
+
+def append_event(run_dir: Path, event: str, step: int, **details: Any) -> dict[str, Any]:
+    """Write one event at the end of the run's history, and wait until it is on disk.
+
+    Args:
+        run_dir: The run's local folder, which is made where it is missing.
+        event: What happened: `start`, `resume`, `stop`, `preempted`, `fork`, `warm_start`, `allow_change`,
+            `partial_checkpoint`, `data`, `guard:<name>`, ...
+        step: Steps done when it happened.
+        details: Whatever belongs to the event, in values that JSON has.
+
+    Returns:
+        The event as written.
+    """
+    if any(name in details for name in _RESERVED):
+        raise TomatError(f"an event's details may not be called {', '.join(_RESERVED)}; found {sorted(details)}.")
+    time = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
+    row = to_jsonable({"time": time, "event": event, "step": int(step), **details})
+    line = json.dumps(row, allow_nan=False) + "\n"
+    run_dir.mkdir(parents=True, exist_ok=True)
+    with (run_dir / HISTORY_FILE).open("a+b") as file:
+        # A kill may have cut the last line short; this one must not become part of it.
+        if file.seek(0, os.SEEK_END) > 0:
+            file.seek(-1, os.SEEK_END)
+            if file.read(1) != b"\n":
+                line = "\n" + line
+        file.write(line.encode())
+        file.flush()
+        os.fsync(file.fileno())
+    return row
+
+
+def read_events(run_dir: Path | str) -> list[dict[str, Any]]:
+    """The events of a run in the order they were written; none where the run has no history.
+
+    Args:
+        run_dir: The run's folder, or its URL in a bucket. A line cut short by a kill, or damaged, is left out.
+
+    Raises:
+        TomatError: The history cannot be read; a `RetryableError` if the storage does not answer.
+    """
+    return read_history(run_dir)[0]
+
+
+def read_history(run_dir: Path | str) -> tuple[list[dict[str, Any]], tuple[int, ...]]:
+    """The events of a run as `read_events` gives them, and the numbers, from 1, of lines that are none.
+
+    Raises:
+        TomatError: As for `read_events`.
+    """
+    files, root = fsspec.core.url_to_fs(str(run_dir))
+    try:
+        text = files.cat_file(f"{root.rstrip('/')}/{HISTORY_FILE}").decode(errors="replace")
+    except (FileNotFoundError, NotADirectoryError):
+        return [], ()
+    except storage_errors() as error:
+        what = f"{str(run_dir).rstrip('/')}/{HISTORY_FILE} cannot be read"
+        raise storage_error(what, error, "Give this user the right to read it.") from error
+    return parse_events(text)

@@ -1,0 +1,72 @@
+"""`metrics.jsonl` and `history.jsonl` as they are read: the whole lines, and the numbers of the damaged ones."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from tomat.base.errors import TomatError
+
+MAX_STEP = 10**9
+"""Of a run: 30 years of one step a second. A larger number is damage."""
+
+
+def parse_metrics(text: str) -> tuple[list[dict[str, Any]], tuple[int, ...]]:
+    """The rows of a `metrics.jsonl` in the order they stand, and the numbers, from 1, of lines that are none."""
+    rows, unreadable = [], []
+    for number, line in enumerate(text.splitlines(), start=1):
+        row = metrics_row(line)
+        if row is None:
+            unreadable.append(number)
+        else:
+            rows.append(row)
+    return rows, tuple(unreadable)
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """The lines of a `metrics.jsonl`, in order of step; a last line cut short is left out.
+
+    Raises:
+        TomatError: the file cannot be read, or another line is no JSON object with a step.
+    """
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise TomatError(f"{path}: cannot be read ({error.strerror or error}).") from None
+    rows, unreadable = parse_metrics(text)
+    damaged = [number for number in unreadable if number <= len(rows) + len(unreadable) - 1]
+    if damaged:
+        raise TomatError(
+            f"{path}: line {damaged[0]} is no JSON object with a step ({len(damaged)} such in all). Delete what is "
+            "damaged, or restore the file; `tomat runs verify` names every line."
+        )
+    return sorted(rows, key=lambda row: row["step"])
+
+
+def metrics_row(line: str) -> dict[str, Any] | None:
+    """A line of a `metrics.jsonl`; None where it is no JSON object with a step from 0 to `MAX_STEP`."""
+    row = _json_object(line)
+    return row if row is not None and _is_step(row.get("step")) else None
+
+
+def parse_events(text: str) -> tuple[list[dict[str, Any]], tuple[int, ...]]:
+    """The events of a `history.jsonl` in the order they stand, and the numbers, from 1, of lines that are none."""
+    events, unreadable = [], []
+    for number, line in enumerate(text.splitlines(), start=1):
+        row = _json_object(line)
+        if row is not None and isinstance(row.get("event"), str) and _is_step(row.get("step", 0)):
+            events.append(row)
+        else:
+            unreadable.append(number)
+    return events, tuple(unreadable)
+
+
+def _json_object(line: str) -> dict[str, Any] | None:
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return row if isinstance(row, dict) else None
+
+
+def _is_step(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_STEP

@@ -1,0 +1,99 @@
+"""A run's small files in its bucket: fetched before a run, published after it.
+
+With `output_dir` in a bucket the checkpoints go there by themselves. Log, metrics and configuration are written on
+local disk, where they can be appended to; a machine that takes over a preempted run needs them too. Which copy is ahead
+is told by the events in it, never by a clock: those of two machines differ.
+"""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import fsspec
+
+from tomat.base.storage import storage_error, storage_errors
+from tomat.runs.history import HISTORY_FILE, read_events
+
+CONFIG_FILE = "config.yaml"
+CODEC_FILE = "codec.json"
+METRICS_FILE = "metrics.jsonl"
+PAGE_FILES = ("evaluation.json", "README.md", "loss.svg", "density.png")
+"""The run's page, and what is made with it after the training."""
+PUBLISHED = (
+    CONFIG_FILE,
+    CODEC_FILE,
+    METRICS_FILE,
+    HISTORY_FILE,
+    *PAGE_FILES,
+)
+"""What of a run's folder is published, where it is there."""
+
+
+def is_remote(output_dir: str) -> bool:
+    """Whether `output_dir` names a bucket and not a folder."""
+    return "://" in output_dir
+
+
+def fetch(run_url: str, run_dir: Path) -> list[str]:
+    """Copy the published files that `run_dir` lacks, or all of them where another machine went on with the run since.
+
+    Returns:
+        The names that were copied.
+
+    Raises:
+        TomatError: The bucket cannot be read; a `RetryableError` if it does not answer.
+    """
+    files, root = fsspec.core.url_to_fs(run_url)
+    files.invalidate_cache()
+    copied = []
+    run_dir.mkdir(parents=True, exist_ok=True)
+    with _explaining(f"{run_url} cannot be read"):
+        events, present = read_events(run_url), {name for name in PUBLISHED if files.exists(f"{root}/{name}")}
+    known = read_events(run_dir)
+    # Every start, and every end that could be told, is an event: the bucket has one that this machine has not.
+    overtaken = known[: len(events)] != events
+    for name in PUBLISHED:
+        local = run_dir / name
+        wanted = overtaken or not local.exists()
+        if not wanted and name == METRICS_FILE and events == known:
+            # Lines that were cut for a resume which never began may come back: the next resume cuts them again.
+            with _explaining(f"{run_url} cannot be read"):
+                wanted = name in present and files.size(f"{root}/{name}") > local.stat().st_size
+        if wanted and name in present:
+            with _explaining(f"{run_url}/{name} cannot be read"):
+                content = files.cat_file(f"{root}/{name}")
+            local.write_bytes(content)
+            copied.append(name)
+    return copied
+
+
+def publish(run_url: str, run_dir: Path, names: Sequence[str] = PUBLISHED) -> list[str]:
+    """Copy the files of `run_dir` to its bucket.
+
+    Args:
+        run_url: The run's URL.
+        run_dir: The run's local folder.
+        names: Which of them; log and history only while no other process can write theirs (`run_lock`).
+
+    Returns:
+        The names that were copied.
+
+    Raises:
+        TomatError: The bucket cannot be written; a `RetryableError` if it does not answer.
+    """
+    files, root = fsspec.core.url_to_fs(run_url)
+    copied = [name for name in names if (run_dir / name).exists()]
+    for name in copied:
+        content = (run_dir / name).read_bytes()
+        with _explaining(f"{run_url}/{name} cannot be written"):
+            files.pipe_file(f"{root}/{name}", content)
+    return copied
+
+
+@contextlib.contextmanager
+def _explaining(what: str) -> Iterator[None]:
+    """Turn what a bucket raises into one error."""
+    try:
+        yield
+    except storage_errors() as error:
+        raise storage_error(what, error, "Give this user the right to it, or set another --output_dir.") from error

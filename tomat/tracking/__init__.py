@@ -1,0 +1,1 @@
+"""The pages of breakdowns, and the index of all pages."""

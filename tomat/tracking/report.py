@@ -1,0 +1,308 @@
+"""The pages of ``docs/tracking``: one a run or plan, and the table of all of them.
+
+``<run>.md`` has hand-written parts (hypothesis, verdict, next) and tomat's sections between markers;
+``data/<run>.json`` is the row of the index and the configuration that later pages are diffed against; ``figures/``
+holds the SVGs. Everything is written from what is passed in: no clock is read, so writing twice changes nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from tomat.base.documents import is_figure, parse_yaml, read_json
+from tomat.base.errors import TomatError
+from tomat.base.reporting import dump_json, write_text
+from tomat.pages.document import empty_section, find_sections, read_document, section_text, update_document
+from tomat.pages.tables import UNKNOWN, markdown_table, percent, seconds
+from tomat.profile.breakdown import Breakdown
+from tomat.tracking.figures import draw_figures
+from tomat.tracking.page_sections import (
+    breakdown_section,
+    differences_section,
+    memory_section,
+    mfu_section,
+    operations_section,
+    setup_section,
+)
+
+RUN_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+CONFIG_FILE = "config.yaml"
+DATA_DIR, FIGURES_DIR, SWEEPS_DIR, INDEX_FILE = "data", "figures", "sweeps", "index.md"
+RECORD_FORMAT = 1
+KINDS = ("measured", "predicted", "reference")
+RECORD_MFU_KEYS = ("mfu_full", "mfu_causal", "mfu_useful", "mfu_levanter", "hfu", "tokens_per_second_per_chip")
+
+PAGE_TEMPLATE = """# {title}
+
+## Hypothesis
+
+<!-- Why this run: what is expected to change, by how much, and why. -->
+
+## Setup
+
+{setup}
+
+{differences}
+
+## Results
+
+{mfu}
+
+{memory}
+
+{breakdown}
+
+{operations}
+
+## Verdict
+
+<!-- What it showed, with the figure that decides it. Negative results stay. -->
+
+## Next
+
+<!-- What to try because of it. -->
+"""
+
+INDEX_TEMPLATE = """# Runs and plans
+
+Every run, plan and reference figure on record. tomat rewrites the table; a run's verdict is the first line under
+`## Verdict` of its page. MFU is a share of the slice's peak bf16 flops: *full* counts every query against every key,
+*causal* the pairs the mask leaves, *useful* no padding and no logits without a loss.
+
+{runs}
+"""
+
+
+def write_run_page(
+    run_dir: Path,
+    docs_dir: Path,
+    breakdown: Breakdown | None,
+    mfu_report: Mapping[str, Any] | None = None,
+    *,
+    run_name: str | None = None,
+    baseline: str | None = None,
+    commit: str = "",
+    date: str = "",
+    config_hash: str = "",
+    kind: str = "measured",
+) -> Path:
+    """Write (or bring up to date) the page of one run, its figures, its record and the index.
+
+    Args:
+        run_dir: the run's folder; `config.yaml` in it is the setup. It may lack one (a plan, a foreign trace).
+        docs_dir: the tracking folder, such as `docs/tracking`.
+        breakdown: of its profile; None leaves those sections saying that there was none.
+        mfu_report: `MfuReport.to_dict()` or `RunMfu.to_dict()`.
+        run_name: default: the folder's name; letters, digits, `.`, `_`, `-`.
+        baseline: name of a run in `docs_dir` to diff the configuration against.
+        commit: of the code that ran, as the caller knows it.
+        date: ISO date of the run, as the caller knows it.
+        config_hash: of the configuration, as the caller computes it.
+        kind: `measured`, `predicted` or `reference`.
+
+    Returns:
+        The page.
+
+    Raises:
+        TomatError: the page's or index's markers are broken, the baseline is not on record, or the name is not usable.
+            Nothing is written then.
+    """
+    name = run_name or Path(run_dir).name
+    if not RUN_NAME.match(name):
+        raise TomatError(f"run name is {name!r}; expected letters, digits, '.', '_' and '-', since it names files.")
+    config = _read_config(Path(run_dir) / CONFIG_FILE)
+    base = read_record(docs_dir, baseline) if baseline else None
+    page, index = docs_dir / f"{name}.md", docs_dir / INDEX_FILE
+    record = make_record(name, breakdown, mfu_report, config, commit, date, config_hash, kind)
+    _refuse_broken(page)
+    _refuse_broken(index)
+    figures = draw_figures(breakdown, docs_dir / FIGURES_DIR, name) if breakdown else []
+    links = [(caption, f"{FIGURES_DIR}/{path.name}") for caption, path in figures]
+    contents = {
+        "setup": setup_section(record, breakdown),
+        "differences": differences_section(flatten(config), base),
+        "mfu": mfu_section(mfu_report),
+        "memory": memory_section(breakdown),
+        "breakdown": breakdown_section(breakdown, links),
+        "operations": operations_section(breakdown),
+    }
+    template = PAGE_TEMPLATE.format(title=name, **{key: empty_section(key) for key in contents})
+    update_document(page, contents, template)
+    _write_if_changed(docs_dir / DATA_DIR / f"{name}.json", dump_json(record))
+    write_index(docs_dir)
+    return page
+
+
+def make_record(
+    name: str,
+    breakdown: Breakdown | None,
+    mfu_report: Mapping[str, Any] | None,
+    config: Mapping[str, Any],
+    commit: str,
+    date: str,
+    config_hash: str,
+    kind: str,
+) -> dict[str, Any]:
+    """The row of the index, and what a later page needs to name this run as its baseline."""
+    mfu = dict(mfu_report or {})
+    largest = max(breakdown.categories, key=lambda r: r.seconds, default=None) if breakdown else None
+    step = mfu.get("step_seconds") or (breakdown.step_seconds if breakdown else None)
+    return {
+        "record_format": RECORD_FORMAT,
+        "run": name,
+        "kind": kind,
+        "commit": commit,
+        "date": date,
+        "config_hash": config_hash,
+        "slice": mfu.get("slice") or config.get("slice"),
+        "model": config.get("preset"),
+        "batch_sequences": mfu.get("batch_sequences") or _nested(config, "trainer", "train_batch_size"),
+        "sequence_tokens": mfu.get("sequence_tokens") or _nested(config, "data", "seq_len"),
+        "step_seconds": step,
+        **{key: mfu.get(key) for key in RECORD_MFU_KEYS},
+        "largest_category": largest.name if largest else None,
+        "largest_category_share": largest.share if largest else None,
+        "config": flatten(config),
+    }
+
+
+def write_index(docs_dir: Path) -> Path:
+    """The table of all records in `docs_dir/data`, newest first, reference figures last."""
+    records = [read_record(docs_dir, path.stem) for path in sorted((docs_dir / DATA_DIR).glob("*.json"))]
+    records.sort(key=lambda r: r["run"])
+    records.sort(key=lambda r: r.get("date") or "", reverse=True)
+    records.sort(key=lambda r: KINDS.index(r["kind"]))
+    header = ("run", "kind", "model", "slice", "batch", "tokens", "step", "MFU full", "causal", "useful", "HFU",
+              "largest category", "verdict")  # fmt: skip
+    rows = [_index_row(record, docs_dir) for record in records]
+    table = markdown_table(header, rows, "llll" + "r" * 7 + "ll") if rows else "No run is on record yet."
+    template = INDEX_TEMPLATE.format(runs=empty_section("runs"))
+    contents = {"runs": table}
+    sweeps = _sweeps_section(docs_dir)
+    if sweeps:
+        contents["sweeps"] = sweeps
+    update_document(docs_dir / INDEX_FILE, contents, template)
+    return docs_dir / INDEX_FILE
+
+
+def _sweeps_section(docs_dir: Path) -> str:
+    """Links to the sweeps of plans (`tomat/tuning/sweep.py`) whose records are in `docs_dir/sweeps`."""
+    rows = []
+    for path in sorted((docs_dir / SWEEPS_DIR).glob("*.json")):
+        try:
+            record = read_json(path, "Delete it and run the sweep again.")
+            best = str(record["ranking"][0]) if record["n_fitting"] else UNKNOWN
+            link = f"[{record['title']}]({record['sweep']}.md)"
+            n_planned, n_rows = len(record["rows"]), record["n_rows"]
+            said = str(n_rows) if n_planned == n_rows else f"{n_planned} of {n_rows} planned"
+            rows.append((link, said, str(record["n_fitting"]), best))
+        except (LookupError, TypeError):
+            raise TomatError(f"{path}: damaged record of a sweep; delete it and run the sweep again.") from None
+    if not rows:
+        return ""
+    return "## Sweeps\n\n" + markdown_table(("sweep", "rows", "fit", "best MFU"), rows, "lrrl")
+
+
+def _index_row(record: Mapping[str, Any], docs_dir: Path) -> tuple[str, ...]:
+    name = record["run"]
+    page = docs_dir / (record.get("page") or f"{name}.md")
+    verdict = record.get("verdict") or ""
+    if page.exists() and not verdict:
+        verdict = section_text(read_document(page), "Verdict").split("\n")[0]
+    share = record.get("largest_category_share")
+    largest = f"{record['largest_category']} {percent(share, 0)}" if record.get("largest_category") else UNKNOWN
+    link = f"[{name}]({page.name})" if page.exists() else name
+    return (
+        link,
+        record["kind"],
+        str(record.get("model") or UNKNOWN),
+        str(record.get("slice") or UNKNOWN),
+        str(record.get("batch_sequences") or UNKNOWN),
+        str(record.get("sequence_tokens") or UNKNOWN),
+        seconds(record.get("step_seconds")),
+        *(percent(record.get(key)) for key in ("mfu_full", "mfu_causal", "mfu_useful", "hfu")),
+        largest,
+        verdict or UNKNOWN,
+    )
+
+
+def read_record(docs_dir: Path, name: str) -> dict[str, Any]:
+    """The record of a run.
+
+    Raises:
+        TomatError: there is none of that name, or it is damaged.
+    """
+    path = docs_dir / DATA_DIR / f"{name}.json"
+    remedy = "Delete it and write the run's page again."
+    if not path.exists():
+        known = ", ".join(sorted(p.stem for p in (docs_dir / DATA_DIR).glob("*.json"))) or "none"
+        raise TomatError(f"run {name!r} is not on record in {docs_dir / DATA_DIR}; on record: {known}.")
+    record = read_json(path, f"It is a damaged record. {remedy}")
+    if not isinstance(record, dict) or record.get("record_format") != RECORD_FORMAT:
+        raise TomatError(f"{path}: not a record of format {RECORD_FORMAT}. {remedy}")
+    wrong = [key for key, sound in RECORD_KEYS.items() if not sound(record.get(key))]
+    if wrong:
+        raise TomatError(f"{path}: a damaged record, its {wrong[0]} is {record.get(wrong[0])!r}. {remedy}")
+    return record
+
+
+def _is_figure_or_none(value: Any) -> bool:
+    return value is None or is_figure(value)
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+# What a record's values are. A record has no checksum, so a figure that damage made another figure cannot be seen.
+RECORD_KEYS: dict[str, Callable[[Any], bool]] = {
+    "run": lambda value: isinstance(value, str) and RUN_NAME.match(value) is not None,
+    "kind": lambda value: value in KINDS,
+    **dict.fromkeys(("commit", "config_hash"), _is_text),
+    **dict.fromkeys(("date", "verdict", "page", "largest_category"), lambda value: value is None or _is_text(value)),
+    **dict.fromkeys((*RECORD_MFU_KEYS, "step_seconds", "largest_category_share"), _is_figure_or_none),
+    "config": lambda value: isinstance(value, dict),
+}
+
+
+def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings as `a.b.c` -> value; lists stay values."""
+    flat: dict[str, Any] = {}
+    for key, value in config.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, Mapping) and value:
+            flat |= flatten(value, f"{name}.")
+        else:
+            flat[name] = value
+    return flat
+
+
+def _nested(config: Mapping[str, Any], *keys: str) -> Any:
+    value: Any = config
+    for key in keys:
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return value
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    if not path.exists():
+        return {}
+    try:
+        config = parse_yaml(path.read_bytes(), path)
+    except OSError as error:
+        raise TomatError(f"{path}: cannot be read ({error.strerror or error}).") from None
+    return config if isinstance(config, dict) else {}
+
+
+def _refuse_broken(path: Path) -> None:
+    """Check a document's markers before anything is written."""
+    if path.exists():
+        find_sections(read_document(path), str(path))
+
+
+def _write_if_changed(path: Path, text: str) -> None:
+    if not path.exists() or path.read_text(encoding="utf-8") != text:
+        write_text(path, text)

@@ -1,0 +1,72 @@
+"""A step that is compiled again after the first: the run goes on, slower than anybody thinks, so it says so.
+
+A batch of another shape, a weak type or a layout that changes makes JAX compile the step anew. On a TPU that is
+minutes, during which the chips do nothing.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.monitoring
+import levanter.tracker
+
+from tomat.base.reporting import console
+from tomat.runs.history import append_event
+
+BACKEND_COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
+"""What jax 0.11.1 reports after each compilation, with the name of the function."""
+
+WATCHED = ("jit(_train_step)", "jit(validation_loss)")
+"""The two large programs of a run, Levanter's training step and the evaluation's; helpers are compiled for many."""
+
+
+class RecompileGuard:
+    """Counts compilations of the large programs, and reports each that follows the one each of them needs.
+
+    Args:
+        run_dir: The run's local folder, for its history.
+    """
+
+    def __init__(self, run_dir: Path):
+        self._run_dir = run_dir
+        self._compiled: Counter[str] = Counter()
+        self._unreported: list[tuple[str, float]] = []
+        self._total = 0
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Take note of compilations while the context is open."""
+
+        def listen(event: str, duration_secs: float, **details: str | int) -> None:
+            name = str(details.get("fun_name"))
+            if event != BACKEND_COMPILE_EVENT or name not in WATCHED:
+                return
+            self._compiled[name] += 1
+            if self._compiled[name] > 1:
+                self._unreported.append((name, duration_secs))
+
+        jax.monitoring.register_event_duration_secs_listener(listen)
+        try:
+            yield
+        finally:
+            jax.monitoring.unregister_event_duration_listener(listen)
+
+    def __call__(self, info: Any) -> None:
+        """The hook after each step."""
+        step = int(info.step)
+        reported, self._unreported = self._unreported, []
+        self._total += len(reported)
+        if self._total:
+            levanter.tracker.log({"guards/recompilations": self._total}, step=step)
+        if jax.process_index() != 0:
+            return
+        for name, seconds in reported:
+            append_event(self._run_dir, "guard:recompilation", step, function=name, seconds=round(seconds, 3))
+            console.print(
+                f"[yellow]warning:[/yellow] {name} was compiled again at step {step}, which took {seconds:.1f} s; "
+                "shapes or types of its input have changed. `jax_log_compiles` in trainer.jax_config says which."
+            )

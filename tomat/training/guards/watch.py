@@ -1,0 +1,126 @@
+"""The guards of a run, put together: what refuses to begin, what watches, what ends the run in time.
+
+| guard | module | when |
+|---|---|---|
+| codec, regions, clocks | `guard_start` | before the first step |
+| room for checkpoints | `guard_storage` | before the first step, and wherever it runs out |
+| loss and update | `guard_loss` | every step, before it can be saved |
+| recompilation | `guard_compile` | every step |
+| hang | `guard_hang` | from the start, in a thread |
+
+That a data set is complete is checked as it is opened, and its checksums as it is read (`tokens/shards.py`).
+"""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import jax
+from levanter.callbacks.progress_watchdog import ProgressWatchdog
+from levanter.tracker import CompositeTracker
+from levanter.trainer import Trainer
+
+from tomat.base.reporting import console
+from tomat.runs.history import append_event
+from tomat.training.config import TrainConfig
+from tomat.training.datasets import Datasets
+from tomat.training.guards.compile import RecompileGuard
+from tomat.training.guards.hang import HangGuard
+from tomat.training.guards.loss import BadLossGuard
+from tomat.training.guards.room import check_free_space, checkpoint_bytes, explaining_full_storage
+from tomat.training.guards.start import check_clocks, check_codec, check_run_regions
+from tomat.training.loader import ShardDataset
+from tomat.training.tracking import JsonLinesTracker
+
+
+class RunGuards:
+    """All guards of one run on this process.
+
+    Args:
+        config: The run.
+        run_dir: Its local folder.
+    """
+
+    def __init__(self, config: TrainConfig, run_dir: Path):
+        self._config = config
+        self._run_dir = run_dir
+        self._hang = HangGuard(config.guards, run_dir, config.run_dir)
+        self._recompile = RecompileGuard(run_dir)
+        self._watchdog: ProgressWatchdog | None = None
+        self._log: JsonLinesTracker | None = None
+        self._checkpoint_bytes = 0
+        self._warnings: list[tuple[str, str]] = []
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """Watch for hangs, recompilations and full storage while the context is open."""
+        with ExitStack() as stack:
+            stack.enter_context(
+                explaining_full_storage(self._run_dir, self._config.run_dir, lambda: self._checkpoint_bytes)
+            )
+            self._watchdog = stack.enter_context(self._hang.watching())
+            stack.enter_context(self._recompile.listening())
+            yield
+            self.check_log()
+
+    def check_start(self, datasets: Datasets, codec_file: Path) -> None:
+        """Refuse data, places or clocks that the run must not go on with.
+
+        Args:
+            datasets: The open data.
+            codec_file: The run's own record of its codec, from when it began.
+
+        Raises:
+            TomatError: What was found, and what to do.
+        """
+        files, root = fsspec.core.url_to_fs(self._config.run_dir)
+        if codec_file.exists() and files.glob(f"{root}/checkpoints/step-*"):
+            check_codec(codec_file, datasets.codec, f"run '{self._config.run_name}'")
+        warnings = [("clock_skew", text) for text in check_clocks(self._config)]
+        if (across := check_run_regions(self._config, datasets)) is not None:
+            warnings.append(("regions", across))
+        self._warnings = warnings
+        if jax.process_index() == 0:
+            for _, text in warnings:
+                console.print(f"[yellow]warning:[/yellow] {text}")
+
+    def record_start(self) -> None:
+        """Write what `check_start` warned of into the run's history; on the first process, once the run goes on."""
+        for name, text in self._warnings:
+            append_event(self._run_dir, f"guard:{name}", 0, message=text)
+
+    def attach(self, trainer: Trainer, state: Any, dataset: ShardDataset, datasets: Datasets) -> None:
+        """Put the guards between the steps; before any other hook, since the first that raises stops the rest.
+
+        Raises:
+            TomatError: No room for the run's checkpoints.
+        """
+        self._checkpoint_bytes = checkpoint_bytes(state)
+        if isinstance(trainer.tracker, CompositeTracker):
+            logs = [tracker for tracker in trainer.tracker.loggers if isinstance(tracker, JsonLinesTracker)]
+            self._log = next(iter(logs), None)
+        if jax.process_index() == 0:
+            check_free_space(self._config.output_dir, self._checkpoint_bytes)
+        self._hang.step = int(state.step)
+        trainer.add_hook(
+            BadLossGuard(self._config.guards, trainer, dataset, datasets.train, self._config.batch_size, self._run_dir),
+            every=1,
+        )
+        trainer.add_hook(self._recompile, every=1)
+        trainer.add_hook(self._count, every=1)
+        if self._watchdog is not None:
+            trainer.add_hook(self._watchdog, every=1)
+
+    def check_log(self) -> None:
+        """Raise what kept a line of `metrics.jsonl` from being written; before a save, whose log would have a hole.
+
+        Raises:
+            OSError: From writing the file; `active` explains it if the disk is full.
+        """
+        if self._log is not None and self._log.failure is not None:
+            raise self._log.failure
+
+    def _count(self, info: Any) -> None:
+        self._hang.step = int(info.next_step)

@@ -1,0 +1,1 @@
+"""Many plans: searches, sweeps, and the tiles of the loss."""

@@ -1,0 +1,208 @@
+"""Tunes the tiles of the Pallas loss by the compiler's own schedule, and writes the table that the loss reads.
+
+Each candidate is compiled alone, for one chip, in a process of its own, and kept in a cache by what was asked, the
+compiler and the loss's sources: a tuning that was stopped goes on where it was. `tomat bench loss-tiles` is the verb.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from tomat.base.errors import TomatError
+from tomat.base.reporting import console, write_json
+from tomat.loss.config import LossConfig, LossKind, LossVocabulary
+from tomat.loss.tiles import TABLE_FILE, LossTiles
+from tomat.planning.compile.child import LLO_DUMP, XLA_DUMP, dump_flags
+from tomat.planning.plan_cache import CACHE_GIB, GIB, evict, read_answer, remove_abandoned, work_folder
+from tomat.planning.sources import installed_packages, sources_digest
+
+LIMIT_SECONDS = 1800.0
+"""Of one compile: 40 to 300 s on two cores, by how much else runs on them."""
+
+CHILD_MODULE = "tomat.tuning.loss_child"
+"""What lowers, compiles and measures a loss; its imports are what decides an answer."""
+
+
+@dataclass(frozen=True)
+class LossShape:
+    """Loss and arrays of one device."""
+
+    slice_name: str = "v6e-1"
+    batch: int = 8
+    positions: int = 8192
+    width: int = 1024
+    density_tokens: int = 16384
+    dtype: str = "bfloat16"
+    kind: LossKind = "cross_entropy"
+    vocabulary: LossVocabulary = "full"
+
+    @property
+    def ids(self) -> int:
+        """Ids over which the loss normalises."""
+        from tomat.tokens.vocabulary import Vocabulary
+
+        return self.density_tokens if self.vocabulary == "density" else Vocabulary(self.density_tokens).size
+
+    def request(self, **loss: Any) -> dict[str, Any]:
+        """What `loss_child.py` is asked: this shape, with these arguments of `LossConfig` on top."""
+        return {
+            "slice": self.slice_name,
+            "batch": self.batch,
+            "positions": self.positions,
+            "width": self.width,
+            "density_tokens": self.density_tokens,
+            "dtype": self.dtype,
+            "loss": {"kind": self.kind, "vocabulary": self.vocabulary} | loss,
+        }
+
+
+def kept_answer(request: dict[str, Any], cache_dir: Path) -> Path:
+    """Where the cache holds, or will hold, the answer to a request."""
+    from tomat.planning.compile.topology import compiler_version
+
+    found = [compiler_version(), installed_packages(), sources_digest(CHILD_MODULE)]
+    words = json.dumps([request, *found], sort_keys=True)
+    return cache_dir / f"{hashlib.sha256(words.encode()).hexdigest()[:24]}.json"
+
+
+def planned(request: dict[str, Any], cache_dir: Path) -> dict[str, Any]:
+    """What the compiler makes of a request, from the cache or by compiling.
+
+    Args:
+        request: As `LossShape.request` gives it.
+        cache_dir: Made if it is missing.
+
+    Returns:
+        As `loss_child.measure`, or `{"refused": why}`.
+
+    Raises:
+        TomatError: No compiler, or a compiling process that failed.
+    """
+    from tomat.hardware.chips import slice_named
+    from tomat.planning.compile.topology import child_environment
+
+    kept = kept_answer(request, cache_dir)
+    answer = read_answer(kept)
+    if answer is not None:
+        return answer
+    cache_dir.mkdir(parents=True, exist_ok=True)
+    remove_abandoned(cache_dir)
+    with work_folder(cache_dir) as work:
+        for folder in (LLO_DUMP, XLA_DUMP):
+            (work / folder).mkdir()
+        write_json(work / "request.json", request)
+        libtpu_flags, _ = dump_flags(work)
+        result_file = work / "result.json"
+        command = [sys.executable, "-m", CHILD_MODULE, str(work / "request.json"), str(result_file)]
+        environment = child_environment(slice_named(request["slice"]), libtpu_flags, [])
+        try:
+            child = subprocess.run(
+                command, env=environment, capture_output=True, text=True, cwd=work, timeout=LIMIT_SECONDS
+            )
+        except subprocess.TimeoutExpired as error:
+            raise TomatError(
+                f"compiling a loss took longer than {LIMIT_SECONDS:.0f} s; start it again on a quieter machine."
+            ) from error
+        if child.returncode != 0 or not result_file.exists():
+            tail = "\n  ".join(line[:300] for line in child.stderr.strip().splitlines()[-6:])
+            raise TomatError(f"the compiling process ended with status {child.returncode}:\n  {tail}")
+        # Read before it is in the cache, where another tuning may evict it.
+        answer = json.loads(result_file.read_text(encoding="utf-8"))
+        os.replace(result_file, kept)
+    evicted = evict(cache_dir, round(CACHE_GIB * GIB))
+    if evicted is not None:
+        console.print(str(evicted), highlight=False)
+    return answer
+
+
+def tune(
+    shape: LossShape,
+    tiles: Sequence[LossTiles],
+    block_positions: Sequence[int],
+    cache_dir: Path,
+    on_candidate: Callable[[str], None] = lambda name: None,
+) -> list[dict[str, Any]]:
+    """Every candidate planned: XLA's loss in blocks of these positions, the Pallas loss with these tiles.
+
+    Args:
+        shape: Loss and arrays.
+        tiles: Candidates, every size set.
+        block_positions: Blocks of the XLA loss.
+        cache_dir: As for `planned`.
+        on_candidate: Told the name of a candidate before it is compiled.
+
+    Returns:
+        One dictionary each: `kernel`, `tiles` or `block_positions`, and the child's answer.
+    """
+    rows = []
+    for block in block_positions:
+        on_candidate(f"xla, {block} positions")
+        answer = planned(shape.request(kernel="xla", block_positions=block), cache_dir)
+        rows.append({"kernel": "xla", "block_positions": block} | answer)
+    for candidate in tiles:
+        on_candidate("pallas, " + " x ".join(str(size) for size in asdict(candidate).values()))
+        answer = planned(shape.request(kernel="pallas", tiles=asdict(candidate)), cache_dir)
+        rows.append({"kernel": "pallas", "tiles": asdict(candidate)} | answer)
+    return rows
+
+
+def table_entry(shape: LossShape, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """What the table keeps of one tuning: the tiles of the shortest planned time, and what they won against.
+
+    Raises:
+        TomatError: No tiles could be compiled.
+    """
+    answered = [row for row in rows if "refused" not in row]
+    pallas = sorted((r for r in answered if r["kernel"] == "pallas"), key=lambda r: r["seconds"])
+    if not pallas:
+        reasons = sorted({row["refused"] for row in rows if "refused" in row})
+        raise TomatError(
+            f"none of {len(rows)} candidates is a Pallas loss that compiles at a width of {shape.width}: "
+            + (" ".join(reasons) or "give --tiles.")
+        )
+    best = pallas[0]
+    return {
+        "device_kind": best["device_kind"],
+        "width": shape.width,
+        "ids": shape.ids,
+        "dtype": shape.dtype,
+        "tiles": best["tiles"],
+        "planned_seconds": best["seconds"],
+        "provenance": {
+            "compiler": best["compiler"],
+            "jax": importlib.metadata.version("jax"),
+            "shape": asdict(shape),
+            "candidates": [
+                {key: row[key] for key in ("kernel", "tiles", "block_positions", "seconds", "refused") if key in row}
+                for row in rows
+            ],
+        },
+    }
+
+
+def write_entry(entry: dict[str, Any], table_file: Path = TABLE_FILE) -> None:
+    """Put an entry into the table, in the place of one for the same chip, width, ids and type."""
+    keys = ("device_kind", "width", "ids", "dtype")
+    entries = json.loads(table_file.read_text(encoding="utf-8"))["entries"] if table_file.exists() else []
+    others = [e for e in entries if any(e[key] != entry[key] for key in keys)]
+    write_json(table_file, {"entries": sorted([*others, entry], key=lambda e: tuple(e[key] for key in keys))})
+
+
+def check_tiles(tiles: LossTiles, shape: LossShape) -> None:
+    """Refuse a candidate before it costs a compile.
+
+    Raises:
+        TomatError: A size is missing, or this loss has no Pallas kernel.
+    """
+    if None in asdict(tiles).values():
+        raise TomatError(f"tiles {tiles} leave a size open; a candidate has all of them.")
+    LossConfig(kind=shape.kind, vocabulary=shape.vocabulary, kernel="pallas", tiles=tiles)

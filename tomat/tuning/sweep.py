@@ -1,0 +1,255 @@
+"""Runs a sweep: every row planned, one after the other or several at once, recorded as it is done.
+
+A row is a plan, and the plan cache keeps its compile: a sweep that was stopped, or that has failed rows, goes on where
+it was when it is started again. `<tracking_dir>/sweeps/<name>.json` is rewritten after each row.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json as json_module
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tomat.base.errors import TomatError
+from tomat.base.reporting import console, dump_json, to_jsonable, write_json, write_text
+from tomat.planning.stages import Stages
+from tomat.tracking.report import SWEEPS_DIR
+from tomat.tuning.sweep_config import SweepConfig, SweepRow, load_sweep
+from tomat.tuning.sweep_rows import FAILED, FITS, PlanLike, base_of, failed, planned, ranked, verdict
+
+if TYPE_CHECKING:
+    from tomat.hardware.chips import Slice
+    from tomat.planning.compile.compiler import Limits
+    from tomat.training.config import TrainConfig
+
+RECORD_FORMAT = 1
+
+PlanRow = Callable[["TrainConfig", "Slice", Callable[[str], None]], PlanLike]
+"""(configuration, slice, told the stages) -> the plan; raises TomatError."""
+
+OnRow = Callable[[SweepRow, str], None]
+"""Told of a row what it is doing, and at last its verdict."""
+
+
+def run_sweep(
+    sweep: str | Path,
+    tracking_dir: Path,
+    *,
+    workers: int = 1,
+    cache_dir: Path | None = None,
+    limits: Limits | None = None,
+    json: Path | None = None,
+    only: Sequence[str] = (),
+) -> int:
+    """Plan every row of a sweep's file, print the ranking, and write the record, the figure and the page.
+
+    Args:
+        sweep: The YAML file (`sweep_config.py`).
+        tracking_dir: Such as `docs/tracking`.
+        workers: Rows at once. A compile keeps two cores busy and takes 4 GB.
+        cache_dir: As for `compile_step`.
+        limits: Of each compile.
+        json: Also write the record here.
+        only: Names of the rows to plan, the others stay as they are on record; empty: all.
+
+    Returns:
+        0 if every row has an answer, which may be that it does not fit; 1 if rows failed.
+
+    Raises:
+        TomatError: The file cannot be read, or the tracking folder holds a run of the sweep's name.
+    """
+    from tomat.planning.plan import make_plan
+    from tomat.tuning.sweep_page import print_ranking, write_sweep_page
+
+    config = load_sweep(sweep)
+    if workers < 1:
+        raise TomatError(f"--workers is {workers}; expected at least 1.")
+
+    def plan_row(row: TrainConfig, slice_: Slice, on_stage: Callable[[str], None]) -> PlanLike:
+        # The calibration of the folder that the page goes to.
+        row = dataclasses.replace(row, tracking_dir=str(tracking_dir))
+        return make_plan(row, slice_, cache_dir=cache_dir, limits=limits, on_stage=on_stage)
+
+    with Stages() as stages:
+        numbers, n_rows = itertools.count(1), len(set(only)) or len(config.rows)
+
+        def show(row: SweepRow, stage: str) -> None:
+            stages.show(row.name, stage)
+
+        def done(row: SweepRow, said: str) -> None:
+            stages.done(row.name)
+            # Not to standard output: a terminal's live display would wipe the line.
+            stages.say(f"{next(numbers)} of {n_rows}, {row.name}: {said}")
+
+        record = plan_rows(config, tracking_dir, plan_row, workers=workers, on_stage=show, on_done=done, only=only)
+    print_ranking(record)
+    page = write_sweep_page(record, tracking_dir)
+    if json is not None:
+        write_json(json, record)
+    console.print(f"wrote {page}", highlight=False)
+    return 1 if any(row["status"] == FAILED for row in record["rows"]) else 0
+
+
+def plan_rows(
+    sweep: SweepConfig,
+    tracking_dir: Path,
+    plan_row: PlanRow,
+    *,
+    workers: int = 1,
+    on_stage: OnRow = lambda row, stage: None,
+    on_done: OnRow = lambda row, verdict: None,
+    only: Sequence[str] = (),
+) -> dict[str, Any]:
+    """Plan the rows of a sweep; each is in the record on disk once it is done.
+
+    A row that raises is recorded as failed, and the sweep goes on. Rows that wait are dropped if the sweep
+    is interrupted; what the record held of them before stays.
+
+    Args:
+        only: Names of the rows to plan; empty: all.
+
+    Returns:
+        The record.
+
+    Raises:
+        TomatError: The tracking folder holds a run of the sweep's name, or a damaged record; or `only` names no row.
+    """
+    unknown = sorted(set(only) - {row.name for row in sweep.rows})
+    if unknown:
+        raise TomatError(
+            f"sweep {sweep.name} has no row {unknown[0]!r}; rows: {', '.join(r.name for r in sweep.rows)}."
+        )
+    wanted = [row for row in sweep.rows if not only or row.name in only]
+    path = record_path(tracking_dir, sweep.name)
+    if (tracking_dir / "data" / f"{sweep.name}.json").exists():
+        raise TomatError(
+            f"{tracking_dir} has a run called {sweep.name!r}, whose page the sweep would take; rename the sweep."
+        )
+    earlier = {row["name"]: row for row in read_record(path)["rows"]} if path.exists() else {}
+    rows: dict[str, Mapping[str, Any]] = {
+        # with the settings in the order of the file, which the record, whose keys are sorted, does not keep
+        row.name: earlier[row.name] | {"overrides": to_jsonable(row.overrides)}
+        for row in sweep.rows
+        if row.name in earlier and earlier[row.name]["overrides"] == to_jsonable(row.overrides)
+    }
+    lock = threading.Lock()
+
+    def keep(row: SweepRow, record: Mapping[str, Any]) -> None:
+        with lock:
+            rows[row.name] = record
+            write_if_changed(path, dump_json(_record(sweep, rows)))
+            known = list(rows.values())
+        on_done(row, verdict(record, base_of(record, known)))
+
+    def work(row: SweepRow) -> None:
+        config, slice_ = None, None
+        try:
+            on_stage(row, "reading the configuration")
+            config, slice_ = row.load()
+            plan = plan_row(config, slice_, lambda stage: on_stage(row, stage))
+            record = planned(row, config, slice_, plan)
+        except TomatError as error:
+            record = failed(row, config, slice_, str(error))
+        except Exception as error:  # whatever a model or a library raises, the other rows do not depend on it
+            record = failed(row, config, slice_, f"{type(error).__name__}: {error}")
+        # An interrupt also ends the compiles in progress, which is not their failure.
+        if not stopping.is_set():
+            keep(row, record)
+
+    stopping = threading.Event()
+    _run_pool(work, wanted, workers, stopping)
+    result = _record(sweep, rows)
+    write_if_changed(path, dump_json(result))
+    return result
+
+
+def _run_pool(
+    work: Callable[[SweepRow], None], rows: Sequence[SweepRow], workers: int, stopping: threading.Event
+) -> None:
+    """`work` on every row, `workers` at once; threads suffice, since the compiles are processes of their own."""
+
+    def guarded(row: SweepRow) -> None:
+        if stopping.is_set():
+            return
+        try:
+            work(row)
+        except BaseException:
+            stopping.set()
+            raise
+
+    pool = ThreadPoolExecutor(max_workers=workers, thread_name_prefix="sweep")
+    waiting: set[Future[None]] = {pool.submit(guarded, row) for row in rows}
+    try:
+        while waiting:
+            done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
+            for future in done:
+                future.result()
+    finally:
+        stopping.set()
+        pool.shutdown(wait=False, cancel_futures=True)
+        while any(future.running() for future in waiting):
+            _end_compiles()
+            time.sleep(0.2)
+
+
+def _end_compiles() -> None:
+    """End the compiling processes of this one: deep in the compiler they do not notice an interrupt for minutes."""
+    import psutil
+
+    from tomat.planning.compile.compiler import CHILD_MODULE
+
+    for child in psutil.Process().children():
+        try:
+            if CHILD_MODULE in child.cmdline():
+                child.kill()
+        except psutil.NoSuchProcess:
+            continue
+
+
+def _record(sweep: SweepConfig, rows: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    in_order = [rows[row.name] for row in sweep.rows if row.name in rows]
+    record = {
+        "record_format": RECORD_FORMAT,
+        "sweep": sweep.name,
+        "title": sweep.title,
+        "introduction": sweep.introduction,
+        "n_rows": len(sweep.rows),
+        "n_fitting": sum(row["status"] == FITS for row in in_order),
+        "ranking": [row["name"] for row in ranked(in_order)],
+        "rows": in_order,
+    }
+    return to_jsonable(record)
+
+
+def record_path(tracking_dir: Path, name: str) -> Path:
+    """Where the record of the sweep `name` is."""
+    return tracking_dir / SWEEPS_DIR / f"{name}.json"
+
+
+def read_record(path: Path) -> dict[str, Any]:
+    """A sweep's record.
+
+    Raises:
+        TomatError: It is missing, damaged, or of another format.
+    """
+    try:
+        record = json_module.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise TomatError(f"{path}: no such sweep on record; run it with `tomat plan --sweep`.") from None
+    except ValueError as error:
+        raise TomatError(f"{path}: damaged record ({error}); delete it and run the sweep again.") from None
+    if not isinstance(record, dict) or record.get("record_format") != RECORD_FORMAT:
+        raise TomatError(f"{path}: not a sweep's record of format {RECORD_FORMAT}; delete it and run the sweep again.")
+    return record
+
+
+def write_if_changed(path: Path, text: str) -> None:
+    """Write `text` unless the file holds it already."""
+    if not path.exists() or path.read_text(encoding="utf-8") != text:
+        write_text(path, text)

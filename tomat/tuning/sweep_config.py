@@ -1,0 +1,219 @@
+"""What a sweep plans: its YAML file as a list of rows, each a training configuration, a slice and a question.
+
+```yaml
+name: mfu-200m                      # of the page and the record
+title: The 200M step, setting by setting
+config_path: ../train/200m-v6e16.yaml   # beside the sweep's file; each row may name another
+overrides: {data.n_density_tokens: 16384}   # of every row
+base: as configured                 # the row that others are compared with; default: the first
+rows:
+  - name: as configured
+  - {name: replicated, question: "Need it be split?", overrides: {sharding: replicated}}
+grid:                               # every combination is a row more
+  sharding: [replicated, zero1]
+  heads:                            # several settings under one name
+    - {name: 16x64, overrides: {model.num_heads: 16, model.num_kv_heads: 16}}
+exclude: [{sharding: zero1, heads: 16x64}]
+```
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tomat.base.errors import TomatError
+from tomat.base.overrides import read_yaml
+from tomat.planning.changes import checked_keys, override_words
+from tomat.tracking.report import RUN_NAME
+
+if TYPE_CHECKING:
+    from tomat.hardware.chips import Slice
+    from tomat.training.config import TrainConfig
+
+
+@dataclass(frozen=True)
+class SweepRow:
+    """One step to plan."""
+
+    name: str
+    """Unique in the sweep."""
+    config_path: Path
+    """The training configuration."""
+    overrides: Mapping[str, Any]
+    """Dotted keys and values on top of it."""
+    slice: str | None
+    """None: the configuration's own."""
+    base: str | None
+    """Name of the row that this one is compared with; None: it is compared with none."""
+    question: str = ""
+    """What the row answers; rows with the same text answer it together."""
+    explain: str = ""
+    """A question about the row's own step, answered from where its time goes."""
+
+    def load(self) -> tuple[TrainConfig, Slice]:
+        """The configuration and the slice.
+
+        Raises:
+            TomatError: As for `load_config` and `planned_slice`.
+        """
+        from tomat.planning.compile.topology import planned_slice
+        from tomat.training.config import load_config
+
+        config = load_config(self.config_path, override_words(self.overrides))
+        return config, planned_slice(config, self.slice)
+
+
+@dataclass(frozen=True)
+class SweepConfig:
+    """A sweep, its rows in the order of the file, those of the grid last."""
+
+    name: str
+    rows: tuple[SweepRow, ...]
+    title: str = ""
+    introduction: str = ""
+
+
+@dataclass(frozen=True)
+class _SweepKeys:
+    """Keys of a sweep's file."""
+
+    name: str
+    config_path: str
+    title: str = ""
+    introduction: str = ""
+    slice: str | None = None
+    base: str | None = None
+    overrides: Any = None
+    rows: list[Any] = field(default_factory=list)
+    grid: dict[str, Any] = field(default_factory=dict)
+    exclude: list[Any] = field(default_factory=list)
+
+
+MAX_ROWS = 1000
+"""Rows of a sweep. Each is a compile of minutes: a thousand are days, and a grid of 40^5 is a slip."""
+
+ROW_KEYS = ("name", "config_path", "overrides", "slice", "base", "question", "explain")
+
+
+def load_sweep(path: str | Path) -> SweepConfig:
+    """Read a sweep.
+
+    Raises:
+        TomatError: A file that cannot be read, an unknown key, a name that is missing, unusable or there twice, or a
+            base that is no row.
+    """
+    path = Path(path)
+    values = read_yaml(path, "configs/sweeps/")
+    known = {f.name for f in fields(_SweepKeys)}
+    _check_keys(values, known, {"name", "config_path"}, str(path))
+    keys = _SweepKeys(**{key: value for key, value in values.items() if value is not None})
+    if not RUN_NAME.match(str(keys.name)):
+        raise TomatError(f"{path}: name is {keys.name!r}; expected letters, digits, '.', '_' and '-': it names files.")
+    for key in ("rows", "exclude"):
+        if not isinstance(getattr(keys, key), list):
+            raise TomatError(f"{path}: {key} is {getattr(keys, key)!r}; expected a list.")
+    rows = []
+    for number, row in enumerate(keys.rows, 1):
+        where = f"{path}: row {number}"
+        if not isinstance(row, Mapping):
+            raise TomatError(f"{where} is {row!r}; expected a mapping with a name and overrides.")
+        _check_keys(row, set(ROW_KEYS), {"name"}, where)
+        rows.append(_row(row, keys, path, where))
+    rows += [_row(row, keys, path, f"{path}: grid") for row in _grid_rows(keys, path)]
+    if not rows:
+        raise TomatError(f"{path} has no rows; give rows, a grid, or both.")
+    names = [row.name for row in rows]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise TomatError(f"{path}: more than one row is called {twice[0]!r}; names tell rows apart.")
+    default = keys.base or names[0]
+    based = []
+    for row in rows:
+        base = row.base or default
+        if base not in names:
+            raise TomatError(
+                f"{path}: row {row.name!r} has the base {base!r}, which is no row; rows: {', '.join(names)}."
+            )
+        values = {f.name: getattr(row, f.name) for f in fields(row)}
+        based.append(SweepRow(**{**values, "base": None if base == row.name else base}))
+    return SweepConfig(keys.name, tuple(based), keys.title or keys.name, keys.introduction.strip())
+
+
+def _check_keys(values: Mapping[str, Any], known: set[str], needed: set[str], where: str) -> None:
+    unknown = sorted(set(values) - known)
+    if unknown:
+        raise TomatError(f"{where} has the unknown key {unknown[0]!r}; expected some of {', '.join(sorted(known))}.")
+    missing = sorted(key for key in needed if not values.get(key))
+    if missing:
+        raise TomatError(f"{where} has no {missing[0]}; it needs {' and '.join(sorted(needed))}.")
+
+
+def _row(row: Mapping[str, Any], keys: _SweepKeys, path: Path, where: str) -> SweepRow:
+    name = str(row["name"])
+    if "\n" in name or "|" in name:
+        raise TomatError(f"{where} is called {name!r}; expected one line without '|', since it stands in a table.")
+    return SweepRow(
+        name=name,
+        # Beside the file, so that a sweep means the same from wherever it is started.
+        config_path=path.parent / str(row.get("config_path") or keys.config_path),
+        overrides=checked_keys(keys.overrides, str(path)) | checked_keys(row.get("overrides"), where),
+        slice=row.get("slice") or keys.slice,
+        base=row.get("base"),
+        question=" ".join(str(row.get("question") or "").split()),
+        explain=" ".join(str(row.get("explain") or "").split()),
+    )
+
+
+def _grid_rows(keys: _SweepKeys, path: Path) -> list[dict[str, Any]]:
+    """The combinations of the grid that no entry of `exclude` names."""
+    if not isinstance(keys.grid, Mapping):
+        raise TomatError(f"{path}: grid is {keys.grid!r}; expected axes, each with a list of values.")
+    axes: list[list[tuple[str, str, dict[str, Any]]]] = []  # of (axis, label, overrides)
+    for axis, values in keys.grid.items():
+        if not isinstance(values, list) or not values:
+            raise TomatError(f"{path}: grid.{axis} is {values!r}; expected a list of values.")
+        axes.append([_grid_value(axis, value, path) for value in values])
+    n_rows = len(keys.rows) + (math.prod(map(len, axes)) if axes else 0)
+    if n_rows > MAX_ROWS:
+        sizes = " x ".join(str(len(axis)) for axis in axes)
+        raise TomatError(
+            f"{path} has {n_rows:,} rows (a grid of {sizes} and {len(keys.rows)} of their own); at most {MAX_ROWS:,} "
+            "can be planned, each for minutes. Take values out of the grid, or make several sweeps."
+        )
+    for entry in keys.exclude:
+        if not isinstance(entry, Mapping) or not entry or set(entry) - set(keys.grid):
+            raise TomatError(f"{path}: exclude has {entry!r}; expected axes of the grid, each with one of its values.")
+        for axis, value in entry.items():
+            labels = {label for labelled in axes for name, label, _ in labelled if name == axis}
+            if _label(axis, value) not in labels:
+                raise TomatError(f"{path}: exclude has {axis}: {value!r}; the grid has {', '.join(sorted(labels))}.")
+    rows = []
+    for combination in itertools.product(*axes) if axes else ():
+        labels = {axis: label for axis, label, _ in combination}
+        if any(all(labels[axis] == _label(axis, value) for axis, value in entry.items()) for entry in keys.exclude):
+            continue
+        overrides = {key: value for _, _, part in combination for key, value in part.items()}
+        rows.append({"name": ", ".join(labels.values()), "overrides": overrides})
+    return rows
+
+
+def _grid_value(axis: str, value: Any, path: Path) -> tuple[str, str, dict[str, Any]]:
+    if isinstance(value, Mapping):
+        if set(value) != {"name", "overrides"}:
+            raise TomatError(
+                f"{path}: grid.{axis} holds {dict(value)!r}; expected a plain value of {axis}, or "
+                "{name: ..., overrides: {...}} for several settings under one name."
+            )
+        return axis, str(value["name"]), checked_keys(value["overrides"], f"{path}: grid.{axis}")
+    return axis, _label(axis, value), {axis: value}
+
+
+def _label(axis: str, value: Any) -> str:
+    """A grid value in a row's name: text speaks for itself, a number needs its key."""
+    return value if isinstance(value, str) else f"{axis.rpartition('.')[2]}={json.dumps(value)}"

@@ -1,0 +1,242 @@
+"""The page of a sweep: ranking, MFU against memory, where the time goes, answers; and the ranking on the console."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tomat.pages.document import empty_section, find_sections, update_document
+from tomat.pages.tables import UNKNOWN, markdown_table, percent, seconds
+from tomat.planning.changes import override_words
+from tomat.tracking.figures import draw_svg
+from tomat.tracking.report import FIGURES_DIR, write_index
+from tomat.tuning.sweep_answers import answers_section
+from tomat.tuning.sweep_rows import (
+    FAILED,
+    FITS,
+    MFU_KEYS,
+    OOM,
+    base_of,
+    largest_category,
+    ranked,
+    required_text,
+    verdict,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+PAGE_TEMPLATE = """# {title}
+
+{introduction}
+
+## Ranking
+
+{ranking}
+
+## MFU against memory
+
+{pareto}
+
+## Where the time goes
+
+{shares}
+
+## Answers
+
+{answers}
+
+## Verdict
+
+<!-- What to do because of it. The text outside tomat's markers is yours. -->
+"""
+
+HEADER = ("", "row", "settings", "slice", "batch x tokens", "HBM", "step", "MFU full", "causal", "useful", "HFU",
+          "largest category", "verdict")  # fmt: skip
+LEGEND = (
+    "Planned, not measured. HBM: of one chip, required and available. Intervals are the method's known error "
+    "(`calibration.md`); it is largely common to the rows of one model, so their order is surer than their figures. "
+    "MFU counts the pairs in the attention's window, so a sliding window lowers the counted work too: compare such "
+    "rows by tokens/s."
+)
+
+
+def write_sweep_page(record: Mapping[str, Any], tracking_dir: Path) -> Path:
+    """Write (or bring up to date) the page of a sweep, its figure and the index.
+
+    Args:
+        record: As `plan_rows` returns it.
+        tracking_dir: Such as `docs/tracking`.
+
+    Returns:
+        The page.
+
+    Raises:
+        TomatError: The page's or the index's markers are broken. Nothing is written then.
+    """
+    page = tracking_dir / f"{record['sweep']}.md"
+    for path in (page, tracking_dir / "index.md"):
+        if path.exists():
+            find_sections(path.read_text(encoding="utf-8"), str(path))
+    rows = record["rows"]
+    contents = {
+        "introduction": introduction_section(record),
+        "ranking": ranking_section(rows),
+        "pareto": pareto_section(record, tracking_dir),
+        "shares": shares_section(rows),
+        "answers": answers_section(rows),
+    }
+    template = PAGE_TEMPLATE.format(title=record["title"], **{name: empty_section(name) for name in contents})
+    update_document(page, contents, template)
+    write_index(tracking_dir)
+    return page
+
+
+def introduction_section(record: Mapping[str, Any]) -> str:
+    """What was planned, with which compiler."""
+    compilers = sorted({row["compiler"] for row in record["rows"] if row.get("compiler")})
+    said = f"{record['n_fitting']} of {record['n_rows']} rows fit."
+    missing = record["n_rows"] - len(record["rows"])
+    if missing:
+        said += f" {missing} are not planned yet: run the sweep again to continue."
+    said += f" Compiled by {', '.join(compilers)}." if compilers else ""
+    return f"{record['introduction']}\n\n{said}".strip()
+
+
+def ranking_section(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Every row, the best MFU first."""
+    notes = [
+        f"{note[0].upper()}{note[1:]}." for note in dict.fromkeys(n for row in rows for n in row.get("notes") or ())
+    ]
+    body = []
+    for place, row in enumerate(ranked(rows), 1):
+        settings = " ".join(override_words(row["overrides"])).replace("--", "")
+        body.append(
+            (
+                str(place),
+                row["name"],
+                f"`{settings}`" if settings else UNKNOWN,
+                str(row["slice"] or UNKNOWN),
+                f"{row['batch_sequences']} x {row['sequence_tokens']}" if row["batch_sequences"] else UNKNOWN,
+                memory_text(row),
+                interval_text(row.get("step_seconds"), seconds),
+                interval_text(row.get("mfu_full"), percent),
+                *(interval_text(row.get(key), percent, bare=True) for key in ("mfu_causal", "mfu_useful", "hfu")),
+                category_text(row),
+                verdict(row, base_of(row, rows)),
+            )
+        )
+    return markdown_table(HEADER, body, "rlllrrrrrrrll") + "\n\n" + " ".join([LEGEND, *notes])
+
+
+def memory_text(row: Mapping[str, Any]) -> str:
+    """`10.10 of 31.24 GiB`."""
+    return UNKNOWN if row["status"] == FAILED else required_text(row)
+
+
+def category_text(row: Mapping[str, Any]) -> str:
+    """The largest category and its share."""
+    largest = largest_category(row)
+    return f"{largest['name']} {percent(largest['share'], 0)}" if largest else UNKNOWN
+
+
+def interval_text(value: Mapping[str, float] | None, show: Any, bare: bool = False) -> str:
+    """`8.7 % (7.5 % to 10.1 %)`, or the estimate alone."""
+    if value is None:
+        return UNKNOWN
+    estimate = show(value["estimate"])
+    return estimate if bare else f"{estimate} ({show(value['low'])} to {show(value['high'])})"
+
+
+def shares_section(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The share of each category in the rows that fit."""
+    shown = [row for row in ranked(rows) if row["status"] == FITS and row["categories"]]
+    if not shown:
+        return "No row fits."
+    names: dict[str, float] = {}
+    for row in shown:
+        for group in row["categories"]:
+            names[group["name"]] = max(names.get(group["name"], 0.0), group["share"])
+    kept = [name for name, share in sorted(names.items(), key=lambda item: (-item[1], item[0])) if share >= 0.01]
+    body = []
+    for row in shown:
+        mine = {group["name"]: group["share"] for group in row["categories"]}
+        body.append((row["name"], seconds(row["step_seconds"]["estimate"]), *(percent(mine.get(n), 0) for n in kept)))
+    return markdown_table(("row", "step", *kept), body) + "\n\nCategories below 1 % in every row are left out."
+
+
+def pareto_section(record: Mapping[str, Any], tracking_dir: Path) -> str:
+    """The figure, and the rows that no other beats in both MFU and memory."""
+    fitting = _points(record["rows"])
+    if not fitting:
+        return "No row fits."
+    figure = tracking_dir / FIGURES_DIR / f"{record['sweep']}-pareto.svg"
+    draw_svg(figure, _draw_pareto, record, (7.0, 4.2))
+    front = ", ".join(f"`{row['name']}`" for row in pareto_front(record["rows"]))
+    return (
+        f"![MFU against HBM]({FIGURES_DIR}/{figure.name})\n\nNumbers are places in the ranking, bars the intervals, "
+        f"crosses rows that do not fit. Least memory for the MFU: {front}."
+    )
+
+
+def _points(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    return [row for row in rows if row["status"] == FITS and row["mfu_full"]]
+
+
+def pareto_front(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Rows than which no other has more MFU (full) and less memory, by memory."""
+    front: list[Mapping[str, Any]] = []
+    best = 0.0
+    for row in sorted(_points(rows), key=lambda r: (r["hbm_required_bytes"], -r["mfu_full"]["estimate"], r["name"])):
+        if row["mfu_full"]["estimate"] > best:
+            best = row["mfu_full"]["estimate"]
+            front.append(row)
+    return front
+
+
+def _draw_pareto(axes: Axes, record: Mapping[str, Any]) -> None:
+    rows = record["rows"]
+    place = {row["name"]: number for number, row in enumerate(ranked(rows), 1)}
+    for row in _points(rows):
+        x, mfu = row["hbm_required_bytes"] / 2**30, row["mfu_full"]
+        y, low, high = (100 * mfu[name] for name in ("estimate", "low", "high"))
+        axes.errorbar([x], [y], [[y - low], [high - y]], fmt="o", ms=4, lw=0.8, color="#2b6cb0", ecolor="#a7b0b8")
+        axes.annotate(str(place[row["name"]]), (x, y), textcoords="offset points", xytext=(5, 3), fontsize=8)
+    front = pareto_front(rows)
+    axes.step(
+        [row["hbm_required_bytes"] / 2**30 for row in front],
+        [100 * row["mfu_full"]["estimate"] for row in front],
+        where="post", color="#2f855a", lw=1,
+    )  # fmt: skip
+    for row in rows:
+        if row["status"] == OOM and row["memory_space"] == "hbm":
+            x = row["hbm_required_bytes"] / 2**30
+            axes.plot([x], [0], "x", color="#c53030", clip_on=False)
+            axes.annotate(str(place[row["name"]]), (x, 0), textcoords="offset points", xytext=(5, 3), fontsize=8)
+    for capacity in sorted({row["hbm_capacity_bytes"] for row in _points(rows)}):
+        axes.axvline(capacity / 2**30, color="black", lw=0.8, ls="--")
+    axes.set(xlabel="HBM required by a chip, GiB (dashed: available)", ylabel="MFU full, %", ylim=(0, None))
+    axes.set_xlim(left=0)
+
+
+def print_ranking(record: Mapping[str, Any]) -> None:
+    """The ranking on the console."""
+    from rich.table import Table
+
+    from tomat.base.reporting import console
+
+    table = Table(title=record["title"])
+    shown = (("step_seconds", seconds), *((key, percent) for key in MFU_KEYS))
+    for heading in ("row", "HBM", "step", "MFU full", "causal", "useful", "HFU", "largest category", "verdict"):
+        table.add_column(heading, justify="left" if heading in ("row", "largest category", "verdict") else "right")
+    rows = record["rows"]
+    for row in ranked(rows):
+        table.add_row(
+            row["name"],
+            memory_text(row),
+            *(interval_text(row.get(key), show, bare=True) for key, show in shown),
+            category_text(row),
+            verdict(row, base_of(row, rows)),
+        )
+    console.print(table)

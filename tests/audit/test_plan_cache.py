@@ -19,7 +19,10 @@ from tomat.planning.compile.topology import planned_slice
 from tomat.training.config import load_config
 
 PACKAGE = Path(tomat.__file__).parent
-KEY = "from tomat.planning.compile.compiler import _request_key; print(_request_key({'config': {}, 'slice': 'v6e-4'}, None))"
+KEY = (
+    "from tomat.planning.compile.compiler import _request_key; "
+    "print(_request_key({'config': {}, 'slice': 'v6e-4'}, None))"
+)
 CONFIG = [
     "--preset", "demo", "--data.source", "embedded", "--data.layout", "v3-p7", "--data.n_density_tokens", "256",
     "--trainer.train_batch_size", "8",

@@ -79,7 +79,8 @@ def test_a_question_asked_before_is_answered_without_jax(report, cache):
     """The first time without `--executable` keeps the answer, the second finds it."""
     words = ["plan", *small_config(cache), "--slice", "v6e-4", "--cache_dir", str(cache)]
     assert main([*words, "--json", str(cache / "again.json")]) == 0
-    code = f"import sys; from tomat.app.cli import main; status = main({[*words, '--json', str(cache / 'third.json')]!r})\n"
+    code = "import sys; from tomat.app.cli import main\n"
+    code += f"status = main({[*words, '--json', str(cache / 'third.json')]!r})\n"
     code += "sys.exit(status or ('jax' in sys.modules))"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])
     first, third = (json.loads((cache / name).read_text()) for name in ("again.json", "third.json"))

@@ -6,7 +6,7 @@ that tomat reads are declared here and decoded by ``google.protobuf``; fields le
 fields a newer writer adds are ignored, as protocol buffers intend.
 
 Field numbers: the descriptors embedded in jaxlib 0.11.1 (``xla/service/hlo.proto``, ``xla/xla_data.proto``,
-``tsl/profiler/protobuf/xplane.proto``). ``tests/performance/test_protos.py`` reads them out of the installed jaxlib and
+``tsl/profiler/protobuf/xplane.proto``). ``tests/profile/test_protos.py`` reads them out of the installed jaxlib and
 compares, so a release of XLA that renumbers a field fails a test.
 """
 

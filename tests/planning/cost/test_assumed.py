@@ -13,7 +13,7 @@ from tomat.planning.cost.memory import MemoryReport
 from tomat.profile.hlo_files import program_from_text
 from tomat.tracking.page_sections import memory_section, setup_section
 
-DUMP = Path(__file__).parent / "data" / "llo"
+DUMP = Path(__file__).parents[1] / "data" / "llo"
 SPLASH = "splash_mha_fwd_residuals.14"
 SHAPE = "bf16[8,16,8192,64]{3,2,1,0}"
 COST = 'backend_config={"custom_call_config":{"cost_estimate":{"flops":"1000","bytes_accessed":"1000"}}}'

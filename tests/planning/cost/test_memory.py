@@ -14,7 +14,7 @@ from tomat.planning.cost.memory import (
 )
 from tomat.profile.hlo_files import program_from_bytes
 
-DATA = Path(__file__).parent / "data"
+DATA = Path(__file__).parents[1] / "data"
 GIB = 2**30
 V6E_BYTES = round(31.24 * GIB)
 

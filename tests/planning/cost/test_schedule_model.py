@@ -14,7 +14,7 @@ from tomat.planning.cost.schedule_model import (
 from tomat.profile.hlo import HloProgram
 from tomat.profile.hlo_files import program_from_text
 
-DUMP = Path(__file__).parent / "data" / "llo"
+DUMP = Path(__file__).parents[1] / "data" / "llo"
 SPLASH = "splash_mha_fwd_residuals.14"
 BROADCAST = "broadcast.1442.clone"
 CLOCK_HZ = 1.75e9

@@ -8,7 +8,7 @@ import yaml
 from tomat.base.errors import TomatError
 from tomat.bench.numerics.variants import BASE, load_variants, plan_runs
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 GOOD = {
     "name": "mine",
     "config_path": "demo.yaml",

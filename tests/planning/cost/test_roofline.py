@@ -8,7 +8,7 @@ from tomat.profile.hlo_costs import matmul_flops
 from tomat.profile.hlo_files import load_program, program_from_text
 
 V6E = CHIPS["v6e"]
-PROFILES = Path(__file__).parents[1] / "data" / "profiles"
+PROFILES = Path(__file__).parents[2] / "data" / "profiles"
 
 
 def roofline(body: str, name: str = "y", computations: str = "", **extra) -> RooflineTime | None:

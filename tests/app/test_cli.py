@@ -14,7 +14,7 @@ import pytest
 from tomat.app.cli import build_parser, main
 from tomat.base.arguments import Parser, report_file
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 HEAVY = ("jax", "levanter", "pymatgen", "scipy", "matplotlib", "numpy")
 """JAX with Levanter takes 17 seconds of CPU time to import, and NumPy as long as everything else of `--help`."""
 

@@ -10,7 +10,7 @@ import yaml
 from tomat.app.config_keys import RETOKENIZING, TRAINING, check_keys, check_words, known_fields
 from tomat.base.errors import TomatError
 
-CONFIGS = Path(__file__).parents[1] / "configs"
+CONFIGS = Path(__file__).parents[2] / "configs"
 
 
 def test_the_source_says_what_the_classes_say():

@@ -157,7 +157,7 @@ def test_settings_that_cannot_work_are_refused(key, value):
 @pytest.fixture(scope="module")
 def google():
     """The bucket server of `tests/gcs_server.py`, with the metadata of a machine in us-east5."""
-    path = Path(__file__).parents[1] / "gcs_server.py"
+    path = Path(__file__).parents[2] / "gcs_server.py"
     spec = importlib.util.spec_from_file_location("gcs_server_of_guards", path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

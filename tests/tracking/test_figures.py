@@ -1,17 +1,21 @@
 import dataclasses
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
 from tomat.profile.breakdown import Roofs
 from tomat.profile.categories import Category
+from tomat.profile.hlo_files import load_program
 from tomat.profile.program_breakdown import breakdown_from_program
 from tomat.tracking.figures import COLOURS, draw_figures
 
+PROGRAM = Path(__file__).parents[1] / "data" / "profiles" / "v6e_step.hlo.pb.gz"
+
 
 @pytest.fixture(scope="module")
-def breakdown(v6e_program):
-    compiled = breakdown_from_program(v6e_program, device_kind="TPU v6 lite")
+def breakdown():
+    compiled = breakdown_from_program(load_program(PROGRAM), device_kind="TPU v6 lite")
     return dataclasses.replace(compiled, step_times_seconds=(0.001, 0.0012, 0.0011))
 
 

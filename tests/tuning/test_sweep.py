@@ -32,7 +32,7 @@ from tomat.tuning.sweep_config import load_sweep
 from tomat.tuning.sweep_page import pareto_front, write_sweep_page
 from tomat.tuning.sweep_rows import FAILED, FITS, OOM, ranked
 
-DATA = Path(__file__).parent / "data"
+DATA = Path(__file__).parents[1] / "planning" / "data"
 SWEEPS = Path(__file__).parents[2] / "configs" / "sweeps"
 CAPACITY = round(31.24 * 2**30)
 STATS = {

@@ -7,7 +7,7 @@ import pytest
 
 from tomat.app.codec_verbs import register
 from tomat.base.errors import TomatError
-from tomat.codec import load_codec
+from tomat.codec.files import load_codec, write_codec
 from tomat.codec.histogram import DensityHistogram
 from tomat.codec.lloyd_max import fit_lloyd_max
 from tomat.codec.two_token import TwoTokenCodec
@@ -92,7 +92,7 @@ def test_fit_of_the_embedded_densities(tmp_path):
 
 
 def test_show(tmp_path, capsys):
-    fitted_to([grid_of(0)], 64, "squared").save(tmp_path / "codec.json")
+    write_codec(fitted_to([grid_of(0)], 64, "squared"), tmp_path / "codec.json")
     picture, figures = tmp_path / "codec.svg", tmp_path / "figures.json"
     assert run("codec", "show", tmp_path / "codec.json", "--plot", picture, "--json", figures) == 0
     assert "squared error" in capsys.readouterr().out
@@ -100,13 +100,13 @@ def test_show(tmp_path, capsys):
 
 
 def test_show_of_a_codec_that_does_not_say_how_it_was_fitted(tmp_path):
-    dataclasses.replace(fitted_to([grid_of(0)], 64), fit={}).save(tmp_path / "codec.json")
+    write_codec(dataclasses.replace(fitted_to([grid_of(0)], 64), fit={}), tmp_path / "codec.json")
     with pytest.raises(TomatError, match="does not say how it was fitted"):
         run("codec", "show", tmp_path / "codec.json")
 
 
 def test_show_of_the_two_token_codec(tmp_path, capsys):
-    TwoTokenCodec().save(tmp_path / "codec.json")
+    write_codec(TwoTokenCodec(), tmp_path / "codec.json")
     assert run("codec", "show", tmp_path / "codec.json") == 0
     assert "4,608" in capsys.readouterr().out
     with pytest.raises(TomatError, match="nothing to draw"):

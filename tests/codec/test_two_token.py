@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tomat.base.errors import TomatError
-from tomat.codec import load_codec
+from tomat.codec.files import load_codec, write_codec
 from tomat.codec.two_token import N_LEVELS, TwoTokenCodec
 
 
@@ -66,6 +66,6 @@ def test_range_that_no_float32_has_is_refused(ends):
 
 def test_file_keeps_the_unit_and_the_hash(tmp_path):
     first, second = TwoTokenCodec(), TwoTokenCodec(unit="e_per_A3")
-    first.save(tmp_path / "codec.json")
+    write_codec(first, tmp_path / "codec.json")
     assert load_codec(tmp_path / "codec.json") == first
     assert first.unit == "rho_times_volume" and first.sha256 != second.sha256

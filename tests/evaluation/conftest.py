@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from tomat.codec import DensityCodec
+from tomat.codec.base import DensityCodec
 from tomat.codec.histogram import DensityHistogram
 from tomat.codec.lloyd_max import fit_lloyd_max
 from tomat.density.grid import DensityGrid

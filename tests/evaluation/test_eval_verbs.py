@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from tomat.app.cli import main
+from tomat.codec.files import write_codec
 from tomat.density.zarr_store import write_zarr
 from tomat.evaluation.result import LABEL, TeacherForcedResult
 
@@ -38,7 +39,7 @@ def run_dir(tmp_path_factory, codec):
     model = eqx.filter_jit(model_initialiser(config, jax.random.PRNGKey(0)))()
     save_checkpoint({"model": model}, step=3, checkpoint_path=str(folder / "tiny" / "checkpoints" / "step-3"))
     (folder / "tiny" / "config.yaml").write_text(yaml.safe_dump(config.to_dict()))
-    codec.save(str(folder / "tiny" / "codec.json"))
+    write_codec(codec, folder / "tiny" / "codec.json")
     return folder / "tiny"
 
 

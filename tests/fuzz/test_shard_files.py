@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 
 from tomat.base.checked_json import CHECKSUM_KEY, with_checksum
 from tomat.base.errors import TomatError
-from tomat.codec.base import codec_from_text, codec_text
+from tomat.codec.files import codec_from_text, codec_text, write_codec
 from tomat.codec.histogram import DensityHistogram
 from tomat.codec.lloyd_max import fit_lloyd_max
 from tomat.codec.two_token import TwoTokenCodec
@@ -34,6 +34,7 @@ from tomat.tokens.clipping import ClippedMaterial
 from tomat.tokens.import_parquet import import_first_generation
 from tomat.tokens.layouts import LAYOUTS, SequenceLayout
 from tomat.tokens.manifest import ShardManifest, SkippedMaterial, plan_rows
+from tomat.tokens.manifest_text import parse_manifest
 from tomat.tokens.patch import encode_rows
 from tomat.tokens.pipeline.config import load_retokenize_config
 from tomat.tokens.pipeline.driver import request_content
@@ -168,7 +169,7 @@ def without(text: str, *keys: str) -> str:
 
 
 def test_manifest(reader, manifest):
-    read = reader("manifest", lambda content: ShardManifest.from_text(content, "manifest.json"))
+    read = reader("manifest", lambda content: parse_manifest(content, "manifest.json"))
     read.check(damaged_json(manifest.to_text()), 400, lambda found: found == manifest)
 
 
@@ -180,10 +181,10 @@ def test_manifest_of_before_there_was_a_checksum(reader, manifest):
         expected = [(each.material_id, each.anchors_seed) for each in manifest.materials]
         imported = [(name, "imported") for name, _ in expected]
         assert all(pair in (*expected, *imported) for pair in anchors) and found.layout == manifest.layout
-        return ShardManifest.from_text(found.to_text(), "again") == found
+        return parse_manifest(found.to_text(), "again") == found
 
     old = without(manifest.to_text(), CHECKSUM_KEY, "clipped", "max_clipped_share")
-    read = reader("manifest without a checksum", lambda content: ShardManifest.from_text(content, "manifest.json"))
+    read = reader("manifest without a checksum", lambda content: parse_manifest(content, "manifest.json"))
     read.check(damaged_json(old), 300, whole)
 
 
@@ -236,7 +237,7 @@ def test_histogram(reader, tmp_path):
     whole = DensityHistogram()
     whole.add(np.random.default_rng(0).gamma(0.3, 2.0, 300).astype(np.float32), "mp-1")
     path = tmp_path / "histogram.npz"
-    whole.save(path)
+    write_codec(whole, path)
     content = path.read_bytes()
 
     def parse(damaged: bytes) -> DensityHistogram:

@@ -14,6 +14,7 @@ from tomat.app.cli import main
 from tomat.base import retries
 from tomat.base.errors import TomatError
 from tomat.base.retries import UnreachableError
+from tomat.codec.files import write_codec
 from tomat.density import io
 from tomat.tokens.pipeline.driver import retokenize
 from tomat.tokens.pipeline.pool import PoolRunner
@@ -195,7 +196,7 @@ def test_memory_that_runs_out_in_a_zarr_group_is_no_fault_of_it(tmp_path, retoke
 
 def test_an_outage_ends_tokenise_and_codec_fit(tmp_path, tree, codec, monkeypatch, no_waits, capsys):
     """The material is not at fault, so that neither a codec nor a set may be finished without it."""
-    codec.save(tmp_path / "codec.json")
+    write_codec(codec, tmp_path / "codec.json")
     folder = str(tree / "label")
     monkeypatch.setattr(io, "_reader", Reader(OSError(errno.ESTALE, "Stale file handle")))
     assert main(["codec", "fit", "--input", folder, "--bins", "20", "--output", str(tmp_path / "other.json")]) == 75

@@ -7,6 +7,7 @@ import sys
 import numpy as np
 import pytest
 
+from tomat.codec.files import write_codec
 from tomat.density.grid import DensityGrid
 from tomat.tokens.layouts import SequenceLayout
 from tomat.tokens.shards import write_shards
@@ -17,7 +18,7 @@ LAYOUT = SequenceLayout("small", "v3", 4, 160)
 WRITE = """
 import sys
 import numpy as np
-from tomat.codec import load_codec
+from tomat.codec.files import load_codec
 from tomat.density.grid import DensityGrid
 from tomat.tokens.layouts import SequenceLayout
 from tomat.tokens.shards import write_shards
@@ -67,7 +68,7 @@ def test_set_in_a_bucket_is_the_set_in_a_folder(tmp_path, make_grid, codec, buck
     np.savez(
         tmp_path / "grid.npz", rho=grid.rho, lattice=grid.lattice, numbers=grid.atomic_numbers, coords=grid.frac_coords
     )
-    codec.save(tmp_path / "codec.json")
+    write_codec(codec, tmp_path / "codec.json")
     folder = tmp_path / "set"
     write_shards(
         folder, "abc", lambda name: grid, layout=LAYOUT, codec=codec, patches_per_material=10, seed=1, block_rows=8

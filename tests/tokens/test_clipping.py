@@ -8,6 +8,7 @@ import pytest
 
 from tomat.app.cli import main
 from tomat.base.errors import TomatError
+from tomat.codec.files import write_codec
 from tomat.codec.histogram import DensityHistogram
 from tomat.codec.lloyd_max import fit_lloyd_max
 from tomat.codec.two_token import TwoTokenCodec
@@ -143,7 +144,7 @@ def test_negative_values_are_counted_apart(tmp_path, tree, retokenize_config):
 
 
 def test_tokenise_takes_the_share(tmp_path, tree, narrow, capsys):
-    narrow.save(tmp_path / "codec.json")
+    write_codec(narrow, tmp_path / "codec.json")
     words = ["tokenise", "--input", tree / "label" / "mp-1.zarr", "--layout", "v3-p7", "--patches_per_material", "2"]
     words += ["--codec", tmp_path / "codec.json", "--output", tmp_path / "set"]
     assert main([*map(str, words)]) == 2

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from tomat.base.checked_json import CHECKSUM_KEY, with_checksum
 from tomat.base.errors import TomatError
 from tomat.tokens.layouts import LAYOUTS
-from tomat.tokens.manifest import ShardManifest, SkippedMaterial, anchors_seed, draw_anchors, plan_rows
+from tomat.tokens.manifest import SkippedMaterial, anchors_seed, draw_anchors, plan_rows
+from tomat.tokens.manifest_text import parse_manifest
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +86,7 @@ def test_rows_are_laid_out_material_by_material(plan):
 
 def test_text_round_trip(plan):
     text = plan.to_text()
-    back = ShardManifest.from_text(text, "here")
+    back = parse_manifest(text, "here")
     assert back == plan and back.to_text() == text
     assert json.loads(text)["skipped"] == [{"material_id": "mp-9", "reason": "too large"}]
 
@@ -120,34 +121,34 @@ def test_manifest_that_contradicts_itself_is_refused(plan, change, message):
     change(content)
     # With a checksum that fits, and as a manifest of before there was one.
     with pytest.raises(TomatError, match=message):
-        ShardManifest.from_text(json.dumps(with_checksum(content)), "here")
+        parse_manifest(json.dumps(with_checksum(content)), "here")
     del content[CHECKSUM_KEY]
     with pytest.raises(TomatError, match=message):
-        ShardManifest.from_text(json.dumps(content), "here")
+        parse_manifest(json.dumps(content), "here")
 
 
 def test_manifest_of_before_there_was_a_checksum_is_read_and_says_so(plan):
     content = json.loads(plan.to_text())
     for key in (CHECKSUM_KEY, "clipped", "max_clipped_share"):
         del content[key]
-    found = ShardManifest.from_text(json.dumps(content), "here")
+    found = parse_manifest(json.dumps(content), "here")
     assert found == plan and not found.has_checksum and plan.has_checksum
     # Written again it has one, and one that lost a known key's name has not become such a manifest.
-    assert ShardManifest.from_text(found.to_text(), "here").has_checksum
+    assert parse_manifest(found.to_text(), "here").has_checksum
     content = json.loads(plan.to_text())
     content["content_sha25v"] = content.pop(CHECKSUM_KEY)
     with pytest.raises(TomatError, match="no checksum, and an unknown key 'content_sha25v'"):
-        ShardManifest.from_text(json.dumps(content), "here")
+        parse_manifest(json.dumps(content), "here")
 
 
 def test_manifest_laid_out_anew_is_whole(plan):
-    assert ShardManifest.from_text(json.dumps(json.loads(plan.to_text())), "here") == plan
+    assert parse_manifest(json.dumps(json.loads(plan.to_text())), "here") == plan
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", "null"])
 def test_text_that_is_no_manifest_is_refused(text):
     with pytest.raises(TomatError, match="here is not a manifest"):
-        ShardManifest.from_text(text, "here")
+        parse_manifest(text, "here")
 
 
 def test_nothing_or_the_same_material_twice_cannot_be_planned(codec):
@@ -170,10 +171,10 @@ def test_identity_changes_with_all_that_decides_the_tokens(plan):
 
 def test_read_rules_are_kept_and_damaged_ones_refused(plan):
     ruled = dataclasses.replace(plan, read_rules={"species": ("Mg", "O"), "accept": ()})
-    assert ShardManifest.from_text(ruled.to_text(), "manifest.json") == ruled
+    assert parse_manifest(ruled.to_text(), "manifest.json") == ruled
     assert ruled.identity() == plan.identity() | {"species": ["Mg", "O"], "accept": []}
     for bad in ([], {"species": ["Mg"]}, {"species": "Mg", "accept": []}, {"species": ["Xx"], "accept": []}):
         content = json.loads(ruled.to_text()) | {"read_rules": bad}
         del content[CHECKSUM_KEY]
         with pytest.raises(TomatError, match="manifest.json"):
-            ShardManifest.from_text(json.dumps(content), "manifest.json")
+            parse_manifest(json.dumps(content), "manifest.json")

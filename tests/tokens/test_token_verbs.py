@@ -9,6 +9,7 @@ from tomat.app.cli import main
 from tomat.app.token_verbs import register
 from tomat.base.checked_json import CHECKSUM_KEY, with_checksum
 from tomat.base.errors import TomatError
+from tomat.codec.files import write_codec
 from tomat.density.chgcar import write_chgcar
 from tomat.density.demo.embedded import demo_materials
 from tomat.density.grid import DensityGrid
@@ -36,7 +37,7 @@ def densities(tmp_path):
 
 @pytest.fixture
 def shards(tmp_path, densities, codec):
-    codec.save(tmp_path / "codec.json")
+    write_codec(codec, tmp_path / "codec.json")
     arguments = ["--input", densities, "--layout", "v3-p7", "--codec", tmp_path / "codec.json"]
     arguments += ["--patches_per_material", 40, "--seed", 3, "--split", "train", "--json", tmp_path / "figures.json"]
     assert run("tokenise", *arguments, "--output", tmp_path / "set") == 0
@@ -53,7 +54,7 @@ def test_tokenise(tmp_path, shards, capsys):
 
 def test_tokenise_prints_what_it_skipped(tmp_path, densities, codec, capsys):
     (densities / "mp-9.json.gz").write_bytes(b"not gzip")
-    codec.save(tmp_path / "codec.json")
+    write_codec(codec, tmp_path / "codec.json")
     arguments = ["--input", densities, "--layout", "v3-p7", "--codec", tmp_path / "codec.json"]
     run("tokenise", *arguments, "--patches_per_material", 4, "--output", tmp_path / "set")
     printed = capsys.readouterr().out
@@ -61,7 +62,7 @@ def test_tokenise_prints_what_it_skipped(tmp_path, densities, codec, capsys):
 
 
 def test_tokenise_the_embedded_densities(tmp_path, codec):
-    codec.save(tmp_path / "codec.json")
+    write_codec(codec, tmp_path / "codec.json")
     arguments = ["--demo", "validation", "--layout", "v3-p7", "--codec", tmp_path / "codec.json"]
     run("tokenise", *arguments, "--patches_per_material", 2, "--output", tmp_path / "set")
     manifest = open_shards(tmp_path / "set").manifest
@@ -132,7 +133,7 @@ def test_defaults_in_the_help_are_those_of_the_settings():
 
 def test_one_is_one(tmp_path, densities, codec, capsys):
     """One chunk, one row, one material: no plural in what is said of them."""
-    codec.save(tmp_path / "codec.json")
+    write_codec(codec, tmp_path / "codec.json")
     arguments = ["--input", densities / "mp-0.zarr", "--layout", "v3-p7", "--codec", tmp_path / "codec.json"]
     run("tokenise", *arguments, "--patches_per_material", 1, "--output", tmp_path / "set")
     run("shards", "info", tmp_path / "set")
@@ -148,7 +149,7 @@ def test_one_is_one(tmp_path, densities, codec, capsys):
 
 def test_verify_finds_the_embedded_densities(tmp_path, codec, capsys):
     """Sets of `--demo` and of trainings on the embedded densities do not say where their densities lie."""
-    codec.save(tmp_path / "codec.json")
+    write_codec(codec, tmp_path / "codec.json")
     arguments = ["--demo", "validation", "--layout", "v3-p7", "--codec", tmp_path / "codec.json", "--split", "mine"]
     run("tokenise", *arguments, "--patches_per_material", 2, "--output", tmp_path / "set")
     capsys.readouterr()
@@ -208,7 +209,7 @@ def unnamed(tmp_path):
 
 @pytest.mark.parametrize("verb", ["tokenise", "codec fit", "retokenize"])
 def test_elements_that_a_file_does_not_name(tmp_path, unnamed, codec, verb, caplog):
-    codec.save(tmp_path / "codec.json")
+    write_codec(codec, tmp_path / "codec.json")
     words = {
         "tokenise": ["tokenise", "--input", unnamed, "--codec", tmp_path / "codec.json", "--layout", "v3-p7"],
         "codec fit": ["codec", "fit", "--input", unnamed, "--bins", 50],
@@ -245,7 +246,7 @@ def test_elements_that_a_file_does_not_name(tmp_path, unnamed, codec, verb, capl
 
 
 def test_a_set_goes_on_with_the_elements_it_was_begun_with(tmp_path, unnamed, codec, monkeypatch):
-    codec.save(tmp_path / "codec.json")
+    write_codec(codec, tmp_path / "codec.json")
     words = ["tokenise", "--input", unnamed, "--codec", tmp_path / "codec.json", "--layout", "v3-p7"]
     words += ["--output", tmp_path / "set", "--patches_per_material", 200]
 

@@ -52,6 +52,7 @@ def register(subparsers: argparse._SubParsersAction) -> None:
 def run_fit(args: argparse.Namespace) -> int:
     """Count, fit, save, and print the figures."""
     from tomat.base.reporting import progress
+    from tomat.codec.files import write_codec
     from tomat.codec.histogram import DensityHistogram
     from tomat.codec.inputs import demo_inputs, path_inputs
     from tomat.codec.lloyd_max import fit_lloyd_max
@@ -92,7 +93,7 @@ def run_fit(args: argparse.Namespace) -> int:
         reason = next(iter(skipped.values()), "there is no input")
         raise TomatError(f"No density could be read, so there is nothing to fit. The first reason: {reason}")
     codec = fit_lloyd_max(histogram, args.bins, args.objective)
-    codec.save(args.output)
+    write_codec(codec, args.output)
     figures = _report(codec, args.json, {"skipped": skipped, "n_materials": len(histogram.material_ids)})
     _print(figures, args.output)
     for name, reason in skipped.items():
@@ -102,7 +103,7 @@ def run_fit(args: argparse.Namespace) -> int:
 
 def run_show(args: argparse.Namespace) -> int:
     """Print the figures of a codec, and draw it if asked."""
-    from tomat.codec import load_codec
+    from tomat.codec.files import load_codec
     from tomat.codec.lloyd_max import LloydMaxCodec
     from tomat.codec.report import draw_codec
 

@@ -245,7 +245,7 @@ def _compile_plan(args: argparse.Namespace, path: Path, overrides: list[str]) ->
         config, slice_ = _load(path, overrides, args.slice)
         table = None
         if args.codec is not None:
-            from tomat.codec import load_codec
+            from tomat.codec.files import load_codec
             from tomat.training.datasets import value_table
 
             table = value_table(load_codec(str(args.codec)))

@@ -14,6 +14,10 @@ SAMPLE_ROWS = 64
 """Rows compared with their source: a fault that hits one material in twenty is missed by 4 % of such samples."""
 
 
+NO_CHECKSUM = "no checksum of its own: written before manifests had one"
+"""What is said of such a manifest."""
+
+
 def register_verify(verbs: argparse._SubParsersAction) -> None:
     """Add `verify` to the verbs of `tomat shards`."""
     parser = verbs.add_parser(
@@ -52,7 +56,6 @@ def register_import(verbs: argparse._SubParsersAction) -> None:
 
 def run_verify(args: argparse.Namespace) -> int:
     """Check, repair if asked, and print the figures."""
-    from tomat.app.token_verbs import NO_CHECKSUM
     from tomat.base.reporting import console, counted, is_or_are, progress, write_json
     from tomat.tokens.clipping import clipped_figures, clipped_lines
     from tomat.tokens.shards import open_shards
@@ -174,7 +177,7 @@ def _source(shards: Any, args: argparse.Namespace) -> Callable[[str], Any] | Non
 def run_import(args: argparse.Namespace) -> int:
     """Import, and print what the set holds."""
     from tomat.base.reporting import console, counted, write_json
-    from tomat.codec import load_codec
+    from tomat.codec.files import load_codec
     from tomat.tokens.import_parquet import import_first_generation
     from tomat.tokens.layouts import layout_named
 

@@ -7,13 +7,10 @@ from typing import Any
 
 from tomat.app.layout_verbs import register_layouts
 from tomat.app.retokenize_verbs import register_retokenize
-from tomat.app.shard_verbs import register_import, register_verify
+from tomat.app.shard_verbs import NO_CHECKSUM, register_import, register_verify
 from tomat.base.arguments import count, positive_int, report_file, share, whole_number
 from tomat.base.errors import TomatError
 from tomat.density.rules import add_rule_flags, refuse_rules, rules_of
-
-NO_CHECKSUM = "no checksum of its own: written before manifests had one"
-"""What is said of such a manifest."""
 
 
 def register(subparsers: argparse._SubParsersAction) -> None:
@@ -96,7 +93,7 @@ def _register_shards(subparsers: argparse._SubParsersAction) -> None:
 
 def run_tokenise(args: argparse.Namespace) -> int:
     """Write the shard set and print what it holds."""
-    from tomat.codec import load_codec
+    from tomat.codec.files import load_codec
     from tomat.codec.inputs import demo_inputs, path_inputs
     from tomat.tokens.clipping import MAX_CLIPPED_SHARE
     from tomat.tokens.layouts import layout_named
@@ -154,7 +151,7 @@ def run_show(args: argparse.Namespace) -> int:
 
 
 def _sequence_of_density(args: argparse.Namespace) -> tuple[Any, Any, Any]:
-    from tomat.codec import load_codec
+    from tomat.codec.files import load_codec
     from tomat.density.io import check_species_apply, open_density
     from tomat.tokens.patch import encode_sequence, layout_named
 

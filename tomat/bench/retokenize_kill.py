@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tomat.base.errors import TomatError
+from tomat.codec.files import write_codec
 
 ARGUMENTS = ("--source", "embedded", "--split", "validation", "--layout", "v3-p7", "--patches_per_material", "96")
 """A set of some seconds. 96 patches a material: chunks of 64 rows begin inside materials. 20 units and 30 chunks."""
@@ -92,7 +93,7 @@ def kill_test(folder: Path, runs: int, seed: int) -> dict[str, Any]:
     for material in demo_materials("validation"):
         histogram.add(load_demo(material.material_id).rho)
     codec = folder / "codec.json"
-    fit_lloyd_max(histogram, 512).save(codec)
+    write_codec(fit_lloyd_max(histogram, 512), codec)
     began = time.monotonic()
     subprocess.run(retokenize_command(folder / "unbroken", codec, 2), check=True, stdout=subprocess.DEVNULL)
     horizon = time.monotonic() - began

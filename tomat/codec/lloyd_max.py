@@ -4,7 +4,6 @@ Bin 0 is exact zero. Each other bin runs from an edge up to, not including, the 
 bin keeps two reconstructions: its median, best for absolute error, and its mean, best for squared error.
 """
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -13,15 +12,7 @@ from typing import Any, ClassVar, Literal, Self
 import numpy as np
 
 from tomat.base.errors import TomatError
-from tomat.codec.base import (
-    CODEC_FORMAT_VERSION,
-    DECODERS,
-    Decoder,
-    check_unit,
-    content_sha256,
-    float32_list,
-    write_codec,
-)
+from tomat.codec.base import CODEC_FORMAT_VERSION, DECODERS, Decoder, check_unit, content_sha256, float32_list
 from tomat.codec.histogram import FIRST_NORMAL_BIN, SHIFT, DensityHistogram, fine_bin_edges
 from tomat.codec.quantiser import FineBins, lloyd
 
@@ -216,10 +207,6 @@ class LloydMaxCodec:
             fitted_min=float(content.get("fitted_min", 0.0)),
             fit=dict(content["fit"]),
         )
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the codec to a JSON file that is the same, byte for byte, for the same codec."""
-        write_codec(self, path)
 
 
 def fit_lloyd_max(

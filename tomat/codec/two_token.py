@@ -5,7 +5,6 @@ token, the lower 12 the second. A level is a factor 10^(9.1 / 2^21) = 1 + 1.0e-5
 all that lies below the range.
 """
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
@@ -13,14 +12,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 from tomat.base.errors import TomatError
-from tomat.codec.base import (
-    CODEC_FORMAT_VERSION,
-    UNIT_RHO_TIMES_VOLUME,
-    Decoder,
-    check_unit,
-    content_sha256,
-    write_codec,
-)
+from tomat.codec.base import CODEC_FORMAT_VERSION, UNIT_RHO_TIMES_VOLUME, Decoder, check_unit, content_sha256
 
 N_COARSE = 512
 N_FINE = 4096
@@ -141,7 +133,3 @@ class TwoTokenCodec:
     def from_dict(cls, content: Mapping[str, Any]) -> Self:
         """The codec that `to_dict` described."""
         return cls(content["unit"], float(content["log10_low"]), float(content["log10_high"]))
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the codec to a JSON file."""
-        write_codec(self, path)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from tomat.codec import DensityCodec
+from tomat.codec.base import DensityCodec
 
 Baseline = Callable[[np.ndarray, float], np.ndarray]
 

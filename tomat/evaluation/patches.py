@@ -15,8 +15,7 @@ from math import prod
 import numpy as np
 
 from tomat.base.errors import TomatError
-from tomat.codec import DensityCodec
-from tomat.codec.base import UNIT_E_PER_A3, require_unit
+from tomat.codec.base import UNIT_E_PER_A3, DensityCodec, require_unit
 from tomat.density.grid import DensityGrid
 from tomat.tokens.patch import SequenceLayout, check_encodable, encode_rows
 from tomat.tokens.vocabulary import DENSITY_BLOCK_START, DENSITY_START

@@ -20,7 +20,7 @@ from jax import Array
 from levanter.models.lm_model import LmHeadModel
 
 from tomat.base.errors import TomatError
-from tomat.codec import DensityCodec
+from tomat.codec.base import DensityCodec
 from tomat.density.grid import DensityGrid
 from tomat.evaluation.baselines import predict_baselines, quantise
 from tomat.evaluation.decoding import DecodedVoxels, decode_hidden

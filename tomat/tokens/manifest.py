@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
@@ -250,17 +250,6 @@ class ShardManifest:
             else:
                 parts.append(f' "{key}": {json.dumps(value, sort_keys=True)}')
         return "{\n" + ",\n".join(parts) + "\n}\n"
-
-    @classmethod
-    def from_text(cls, text: str | bytes, source: str) -> Self:
-        """The manifest in `to_text`'s JSON.
-
-        Raises:
-            TomatError: if it is none, of another version, damaged, or contradicts itself.
-        """
-        from tomat.tokens.manifest_text import parse_manifest
-
-        return parse_manifest(cls, text, source)
 
 
 def plan_identity(

@@ -50,8 +50,12 @@ _LARGEST_INTEGER = 1 << 53
 """Of rows, so that NumPy takes them. A seed is only hashed, and may be any."""
 
 
-def parse_manifest[Manifest: ShardManifest](kind: type[Manifest], text: str | bytes, source: str) -> Manifest:
-    """See `ShardManifest.from_text`."""
+def parse_manifest(text: str | bytes, source: str) -> ShardManifest:
+    """The manifest in `ShardManifest.to_text`'s JSON.
+
+    Raises:
+        TomatError: if it is none, of another version, damaged, or contradicts itself; it names `source`.
+    """
     again = "Copy or tokenise the set again."
     content, checked = parse_checked(text, source, "a manifest of a shard set", again)
     try:
@@ -67,7 +71,7 @@ def parse_manifest[Manifest: ShardManifest](kind: type[Manifest], text: str | by
     if not checked:
         refuse_unknown_keys(content, frozenset(_TYPES) | {"context", "checksum"}, source, again)
     try:
-        manifest = kind(**_values(content), has_checksum=checked)
+        manifest = ShardManifest(**_values(content), has_checksum=checked)
         _check_derived(manifest, content)
     except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
         raise TomatError(f"{source} is a damaged manifest ({type(error).__name__}: {error}). {again}") from error

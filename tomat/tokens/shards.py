@@ -14,9 +14,11 @@ import tensorstore as ts
 from tomat.base.errors import TomatError
 from tomat.base.reporting import counted, is_or_are
 from tomat.base.storage import ARRAY_NAME, CODEC_NAME, MANIFEST_NAME, PROGRESS_PREFIX, Store, storage_error
-from tomat.codec.base import DensityCodec, codec_from_text
+from tomat.codec.base import DensityCodec
+from tomat.codec.files import codec_from_text
 from tomat.tokens.layouts import SequenceLayout
 from tomat.tokens.manifest import MaterialRows, ShardManifest, plan_rows
+from tomat.tokens.manifest_text import parse_manifest
 from tomat.tokens.vocabulary import BOS
 from tomat.tokens.writer import finalise, rows_checksum, start_shards, write_chunk, write_shards
 
@@ -201,7 +203,7 @@ def open_shards(place: str | Path) -> ShardSet:
         raise TomatError(
             f"{store.url} holds no shard set: there is no {MANIFEST_NAME}. Write one with `tomat tokenise`."
         )
-    manifest = ShardManifest.from_text(content, store.url + MANIFEST_NAME)
+    manifest = parse_manifest(content, store.url + MANIFEST_NAME)
     if not manifest.complete:
         written = len(store.names(PROGRESS_PREFIX))
         raise TomatError(

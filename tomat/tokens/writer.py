@@ -22,12 +22,14 @@ import tensorstore as ts
 from tomat.base.errors import RetryableError, TomatError
 from tomat.base.reporting import counted, is_or_are, progress
 from tomat.base.storage import ARRAY_NAME, CODEC_NAME, MANIFEST_NAME, PROGRESS_PREFIX, Store, storage_error
-from tomat.codec.base import DensityCodec, codec_text
+from tomat.codec.base import DensityCodec
+from tomat.codec.files import codec_text
 from tomat.density.grid import DensityGrid
 from tomat.density.io import read_density
 from tomat.tokens.clipping import MAX_CLIPPED_SHARE, ClippedMaterial, check_max_clipped_share, clipped_of
 from tomat.tokens.layouts import SequenceLayout
 from tomat.tokens.manifest import DEFAULT_BLOCK_ROWS, ShardManifest, SkippedMaterial, plan_identity, plan_rows
+from tomat.tokens.manifest_text import parse_manifest
 from tomat.tokens.patch import check_encodable, encode_rows
 
 GetGrid = Callable[[str], DensityGrid]
@@ -90,7 +92,7 @@ def start_shards(place: str | Path | Store, plan: ShardManifest, codec: DensityC
 def read_plan(store: Store) -> ShardManifest | None:
     """The manifest in place, complete or not; None if there is none."""
     content = store.read(MANIFEST_NAME)
-    return None if content is None else ShardManifest.from_text(content, store.url + MANIFEST_NAME)
+    return None if content is None else parse_manifest(content, store.url + MANIFEST_NAME)
 
 
 def _check_same(store: Store, found: ShardManifest, wanted: dict[str, Any]) -> None:

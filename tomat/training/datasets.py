@@ -8,7 +8,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from tomat.base.errors import TomatError
-from tomat.codec import DensityCodec
+from tomat.codec.base import DensityCodec
 from tomat.codec.histogram import DensityHistogram
 from tomat.codec.lloyd_max import fit_lloyd_max
 from tomat.density.demo.embedded import SPLITS, demo_materials, load_demo

@@ -19,8 +19,8 @@ from jax.experimental import multihost_utils
 from tomat.base.errors import TomatError
 from tomat.base.reporting import console
 from tomat.base.storage import storage_error, storage_errors
-from tomat.codec import DensityCodec
-from tomat.codec.base import codec_from_text
+from tomat.codec.base import DensityCodec
+from tomat.codec.files import codec_from_text
 from tomat.runs.checkpoints import (
     CHECKPOINT_FOLDER,
     Checkpoint,

@@ -23,7 +23,8 @@ from levanter.utils.tree_utils import inference_mode
 
 from tomat.base.errors import TomatError
 from tomat.base.reporting import console, write_text
-from tomat.codec import DensityCodec, load_codec
+from tomat.codec.base import DensityCodec
+from tomat.codec.files import load_codec, write_codec
 from tomat.hardware.mfu import LiveMfu
 from tomat.loss.start import TIED_LOGIT_STD, UNTIED_LOGIT_STD, check_first_loss, uniform_loss
 from tomat.runs.checkpoints import AVERAGED, find_checkpoint
@@ -162,7 +163,7 @@ def _train(
             start.record(datasets)
             guards.record_start()
             write_text(run_dir / CONFIG_FILE, yaml.safe_dump(config.to_dict(), sort_keys=False))
-            datasets.codec.save(str(run_dir / CODEC_FILE))
+            write_codec(datasets.codec, run_dir / CODEC_FILE)
             if start.fork is not None:
                 # A large checkpoint takes minutes to copy; a machine that goes on with the run must know what it is.
                 _publish(config, run_dir, hold)

@@ -15,10 +15,12 @@ import pytest
 import tensorstore as ts
 
 from tomat.base.errors import TomatError
+from tomat.codec.files import write_codec
 from tomat.codec.histogram import DensityHistogram
 from tomat.codec.lloyd_max import fit_lloyd_max
 from tomat.runs.history import read_events
-from tomat.tokens.shards import ShardManifest, open_shards
+from tomat.tokens.manifest_text import parse_manifest
+from tomat.tokens.shards import open_shards
 from tomat.training.config import TrainConfig, load_config
 from tomat.training.datasets import open_datasets
 from tomat.training.hooks import DATA_KEY
@@ -179,7 +181,7 @@ def test_a_damaged_chunk_ends_the_run_with_its_name(poisoned, tmp_path):
 def test_an_incomplete_set_is_refused(clean, tmp_path):
     shutil.copytree(clean, tmp_path / "train")
     manifest = tmp_path / "train" / "manifest.json"
-    whole = ShardManifest.from_text(manifest.read_text(), "manifest")
+    whole = parse_manifest(manifest.read_text(), "manifest")
     assert whole.complete
     manifest.write_text(dataclasses.replace(whole, complete=False).to_text())
     with pytest.raises(TomatError, match="is not complete: .* Run the command that writes it again"):
@@ -192,7 +194,7 @@ def test_weights_of_another_codec_are_refused(stopped, poisoned, tmp_path):
     histogram = DensityHistogram()
     histogram.add(np.random.default_rng(0).exponential(size=(20, 20, 20)))
     other = fit_lloyd_max(histogram, 64)
-    other.save(str(tmp_path / "run" / "codec.json"))
+    write_codec(other, tmp_path / "run" / "codec.json")
     with pytest.raises(TomatError, match=f"run 'run' was trained with codec {other.sha256[:12]}.*retokenize --codec"):
         train(run_config(poisoned[0], tmp_path, *SKIP))
     assert other.sha256 in (tmp_path / "run" / "codec.json").read_text()

@@ -17,7 +17,8 @@ from tomat.base.errors import TomatError
 from tomat.base.regions import check_regions, known_places
 from tomat.base.reporting import console, counted, progress
 from tomat.base.storage import ARRAY_NAME, CODEC_NAME, MANIFEST_NAME, Store
-from tomat.codec.base import DensityCodec, codec_from_text
+from tomat.codec.base import DensityCodec
+from tomat.codec.files import codec_from_text
 from tomat.tokens.manifest import ShardManifest, SkippedMaterial, plan_rows
 from tomat.tokens.pipeline.config import RetokenizeConfig, config_text
 from tomat.tokens.pipeline.sources import Material, find_materials, read_text

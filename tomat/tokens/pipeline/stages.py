@@ -24,7 +24,8 @@ import numpy as np
 from tomat.base.checked_json import parse_checked, refuse_unknown_keys, with_checksum
 from tomat.base.errors import RetryableError, TomatError
 from tomat.base.storage import ARRAY_NAME, CODEC_NAME, PROGRESS_PREFIX, Store
-from tomat.codec.base import DensityCodec, codec_from_text
+from tomat.codec.base import DensityCodec
+from tomat.codec.files import codec_from_text
 from tomat.codec.histogram import DensityHistogram
 from tomat.codec.lloyd_max import fit_lloyd_max
 from tomat.codec.two_token import TwoTokenCodec

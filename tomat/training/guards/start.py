@@ -14,7 +14,8 @@ from jax.experimental import multihost_utils
 
 from tomat.base.errors import TomatError
 from tomat.base.regions import Place, bucket_region, check_regions, worker_region
-from tomat.codec import DensityCodec, load_codec
+from tomat.codec.base import DensityCodec
+from tomat.codec.files import load_codec
 from tomat.tokens.shards import ShardSet
 from tomat.training.config import TrainConfig
 from tomat.training.datasets import Datasets

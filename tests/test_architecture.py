@@ -1,0 +1,222 @@
+"""The walls of the house: rooms in one order, no circles, no JAX where it would slow a worker down, names that resolve.
+
+`docs/architecture.md` has the list of rooms; everything else is read from the source.
+"""
+
+import ast
+import importlib
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "tomat"
+LIGHT_ROOMS = ("base", "pages", "density", "codec", "tokens", "hardware", "runs", "launch")
+"""Rooms that import no JAX, directly or through others."""
+HEAVY = ("jax", "jaxlib", "levanter", "haliax", "equinox", "optax")
+MOST_LINES = 4_500
+"""Of a room."""
+
+
+def module_of(path: Path) -> str:
+    name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+    return name.removesuffix(".__init__")
+
+
+MODULES = {module_of(path): path for path in sorted(PACKAGE.rglob("*.py"))}
+TREES = {module: ast.parse(path.read_text(encoding="utf-8")) for module, path in MODULES.items()}
+
+
+def imported_names(module: str) -> list[str]:
+    """Every name that a module imports, lazily and for types too, as `package.name`."""
+    names = []
+    for node in ast.walk(TREES[module]):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{module} has a relative import"
+            names += [f"{node.module}.{alias.name}" for alias in node.names]
+    return names
+
+
+def imported_modules(module: str) -> set[str]:
+    """The modules of tomat that a module imports."""
+    found = set()
+    for name in imported_names(module):
+        if name in MODULES:
+            found.add(name)
+        elif name.rpartition(".")[0] in MODULES:
+            found.add(name.rpartition(".")[0])
+    return found - {module}
+
+
+IMPORTS = {module: imported_modules(module) for module in MODULES}
+
+
+def room_of(module: str) -> str:
+    return module.split(".")[1]
+
+
+def rooms() -> list[str]:
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    table = text[text.index("| room |") :].partition("\n\n")[0]
+    return re.findall(r"^\| `(\w+)` \|", table, flags=re.MULTILINE)
+
+
+def circles(imports: dict[str, set[str]]) -> list[set[str]]:
+    """Modules that reach themselves, grouped with those that they reach and that reach them (Tarjan, 1972)."""
+    index: dict[str, int] = {}
+    lowest: dict[str, int] = {}
+    stack: list[str] = []
+    found = []
+
+    def visit(module: str) -> None:
+        index[module] = lowest[module] = len(index)
+        stack.append(module)
+        for other in imports[module]:
+            if other not in index:
+                visit(other)
+                lowest[module] = min(lowest[module], lowest[other])
+            elif other in stack:
+                lowest[module] = min(lowest[module], index[other])
+        if lowest[module] == index[module]:
+            group = set(stack[stack.index(module) :])
+            del stack[stack.index(module) :]
+            if len(group) > 1:
+                found.append(group)
+
+    for module in imports:
+        if module not in index:
+            visit(module)
+    return found
+
+
+def strings(tree: ast.Module) -> list[str]:
+    return [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+
+
+def test_the_list_of_rooms_is_the_list_of_folders():
+    folders = [path.name for path in PACKAGE.iterdir() if path.is_dir() and path.name != "__pycache__"]
+    assert sorted(rooms()) == sorted(folders)
+    assert not [module for module in MODULES if module.count(".") == 1 and not MODULES[module].name == "__init__.py"]
+
+
+def test_a_room_imports_only_rooms_before_it():
+    order = rooms()
+    climbs = [
+        f"{module} imports {other}"
+        for module, others in IMPORTS.items()
+        for other in others
+        if module != "tomat" and other != "tomat" and order.index(room_of(other)) > order.index(room_of(module))
+    ]
+    assert not climbs
+
+
+def test_no_files_import_each_other():
+    assert not circles(IMPORTS)
+
+
+def test_the_search_for_circles_finds_them():
+    assert circles({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}) == [{"a", "b", "c"}]
+    assert circles({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []
+
+
+@pytest.mark.parametrize("room", LIGHT_ROOMS)
+def test_a_light_room_imports_no_jax(room):
+    heavy = {
+        f"{module}: {name}"
+        for module in MODULES
+        if module != "tomat" and room_of(module) == room
+        for name in imported_names(module)
+        if name.split(".")[0] in HEAVY
+    }
+    assert not heavy
+
+
+def test_a_process_with_every_light_room_has_no_jax():
+    """What the packages import that the rooms do, among them Zephyr and pymatgen where they are imported at once."""
+    modules = [module for module in MODULES if module != "tomat" and room_of(module) in LIGHT_ROOMS]
+    code = "import importlib, sys\n"
+    code += f"for name in {modules!r}: importlib.import_module(name)\n"
+    code += f"sys.exit(' '.join(name for name in {HEAVY!r} if name in sys.modules) or 0)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+
+
+def test_no_room_is_too_large():
+    lines = dict.fromkeys(rooms(), 0)
+    for module, path in MODULES.items():
+        if module != "tomat":
+            lines[room_of(module)] += len(path.read_text(encoding="utf-8").splitlines())
+    assert {room: count for room, count in lines.items() if count > MOST_LINES} == {}
+
+
+def test_modules_that_strings_name_exist():
+    missing = {
+        f"{module}: {text}"
+        for module, tree in TREES.items()
+        for text in strings(tree)
+        if re.fullmatch(r"tomat(\.\w+)+", text)
+        and text not in MODULES
+        # A class or function: its module exists, and has it.
+        and not (
+            text.rpartition(".")[0] in MODULES
+            and hasattr(importlib.import_module(text.rpartition(".")[0]), text.rpartition(".")[2])
+        )
+    }
+    assert not missing
+
+
+def test_files_that_code_and_guides_name_exist():
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "docs" / "guides").glob("*.md")]
+    texts = {
+        path.name: path.read_text(encoding="utf-8") for path in [*pages, *MODULES.values()] if path.stem != "CHANGELOG"
+    }
+    missing = {
+        f"{name}: {path}"
+        for name, text in texts.items()
+        for path in re.findall(
+            r"(?<![\w/.*])(?:tomat|tests|configs|docs/guides|docs/tracking)/[\w./-]+\.(?:py|md|yaml|json)\b", text
+        )
+        if not (ROOT / path).exists()
+    }
+    assert not missing
+
+
+def test_files_in_backticks_of_the_architecture_exist():
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    paths = re.findall(r"`(\w+/[\w/]+\.py)`", text)
+    assert len(paths) > 40
+    assert not [path for path in paths if not (PACKAGE / path).exists() and not (ROOT / path).exists()]
+
+
+def test_files_that_the_wheel_takes_from_outside_exist():
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        project = tomllib.load(file)
+    taken = project["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"]
+    for source, target in taken.items():
+        assert (ROOT / source).is_file()
+        assert (ROOT / target).parent.is_dir() and not (ROOT / target).exists()
+    module, _, function = project["project"]["scripts"]["tomat"].partition(":")
+    assert callable(getattr(importlib.import_module(module), function))
+
+
+def test_a_training_configuration_is_called_by_its_type():
+    """`config: Any` hides which keys a function reads."""
+    untyped = [
+        f"{module}:{node.lineno}"
+        for module, tree in TREES.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.arg) and node.arg == "config" and node.annotation is not None
+        if ast.unparse(node.annotation) == "Any"
+    ]
+    assert not untyped
+
+
+def test_folders_of_scripts_are_no_packages():
+    """An `__init__.py` there would shadow the standard library's `tokenize` and `profiling`."""
+    assert not [path for name in ("tokenize", "profiling") for path in (ROOT / name).rglob("__init__.py")]

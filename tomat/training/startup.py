@@ -1,7 +1,6 @@
 """Bringing the devices up: compiler flags, `jax.distributed`; then, once data, codec and checkpoint have been judged,
 log and trackers."""
 
-import contextlib
 import dataclasses
 import importlib.util
 import logging
@@ -128,11 +127,13 @@ def rename_log(run_dir: Path, run_name: str) -> None:
             root.addHandler(renamed)
     # Hosts that share the folder share the file: one of them takes it away, whole.
     taken = wrong.with_name(f".{wrong.name}.{socket.gethostname()}.{os.getpid()}")
-    with contextlib.suppress(FileNotFoundError):
+    try:
         wrong.rename(taken)
-        with right.open("ab") as file:
-            file.write(taken.read_bytes())
-        taken.unlink()
+    except FileNotFoundError:  # another host has it, or nothing was logged
+        return
+    with right.open("ab") as file:
+        file.write(taken.read_bytes())
+    taken.unlink()
 
 
 def quiet_terminal() -> None:

@@ -47,23 +47,25 @@ def dump_json(value: Mapping[str, Any]) -> str:
     return json.dumps(to_jsonable(value), indent=2, sort_keys=True, allow_nan=False) + "\n"
 
 
+@contextlib.contextmanager
+def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """A path to write to; what lies there takes the place of `path` in one step as the block ends without an error.
+
+    It has the suffix of `path`, by which libraries choose a format or a compression, and lies on the same disk.
+    """
+    target = Path(path)
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as folder:
+        temporary = Path(folder) / target.name
+        yield temporary
+        os.replace(temporary, target)
+
+
 def write_text(path: str | os.PathLike[str], text: str) -> None:
     """Write `text` to the local file `path` in one step: a reader sees the old content or the new, never a part."""
-    target = Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-    try:
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as temporary:
         # Half of a surrogate pair, as damaged JSON can hold, is written as its escape.
-        with os.fdopen(handle, "w", encoding="utf-8", errors="backslashreplace") as file:
-            file.write(text)
-        # mkstemp makes private files; a report is as readable as any other file of the user.
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(temporary, 0o666 & ~umask)
-        os.replace(temporary, target)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+        temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
 
 
 def write_json(path: str | os.PathLike[str], value: Mapping[str, Any]) -> None:

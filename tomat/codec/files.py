@@ -8,6 +8,7 @@ import numpy as np
 
 from tomat.base.checked_json import parse_checked, refuse_unknown_keys, with_checksum
 from tomat.base.errors import TomatError
+from tomat.base.reporting import write_text
 from tomat.codec.base import CODEC_FORMAT_VERSION, DensityCodec
 from tomat.codec.lloyd_max import LloydMaxCodec
 from tomat.codec.two_token import TwoTokenCodec
@@ -22,14 +23,7 @@ def codec_text(codec: DensityCodec) -> str:
 
 def write_codec(codec: DensityCodec, path: str | os.PathLike[str]) -> None:
     """Write `codec_text` to `path` in one step: a reader sees the old codec or the new, never a part."""
-    target = Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_text(codec_text(codec), encoding="utf-8")
-        os.replace(temporary, target)
-    finally:
-        temporary.unlink(missing_ok=True)
+    write_text(path, codec_text(codec))
 
 
 def codec_from_text(text: str, source: str) -> DensityCodec:

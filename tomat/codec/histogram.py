@@ -9,12 +9,12 @@ import os
 import zipfile
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Self
 
 import numpy as np
 
 from tomat.base.errors import TomatError
+from tomat.base.reporting import replacing
 from tomat.codec.base import UNIT_E_PER_A3, check_unit
 
 MANTISSA_BITS = 13
@@ -138,27 +138,22 @@ class DensityHistogram:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the bins that are not empty to an `.npz` file, in one step."""
-        target = Path(path)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
         filled = np.flatnonzero(self.counts)
-        try:
-            with open(temporary, "wb") as file:
-                np.savez_compressed(
-                    file,
-                    format_version=HISTOGRAM_FORMAT_VERSION,
-                    mantissa_bits=MANTISSA_BITS,
-                    unit=self.unit,
-                    n_zero=self.n_zero,
-                    max_density=self.max_density,
-                    bins=filled.astype(np.int32),
-                    counts=self.counts[filled],
-                    sums=self.sums[filled],
-                    material_ids=np.array(sorted(self.material_ids), dtype=np.str_),
-                )
-            os.replace(temporary, target)
-        finally:
-            temporary.unlink(missing_ok=True)
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        # A file and not its name: NumPy would add `.npz` to a name without it.
+        with replacing(path) as temporary, temporary.open("wb") as file:
+            np.savez_compressed(
+                file,
+                format_version=HISTOGRAM_FORMAT_VERSION,
+                mantissa_bits=MANTISSA_BITS,
+                unit=self.unit,
+                n_zero=self.n_zero,
+                max_density=self.max_density,
+                bins=filled.astype(np.int32),
+                counts=self.counts[filled],
+                sums=self.sums[filled],
+                material_ids=np.array(sorted(self.material_ids), dtype=np.str_),
+            )
 
     @classmethod
     def load(

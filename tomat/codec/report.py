@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from tomat.base.errors import TomatError
+from tomat.base.reporting import replacing
 from tomat.codec.base import DensityCodec
 from tomat.codec.lloyd_max import LloydMaxCodec
 
@@ -108,10 +109,6 @@ def draw_codec(codec: LloydMaxCodec, path: Path) -> None:
         lower.set_xlabel(f"density, {unit}")
         lower.set_xscale("log")
         metadata = {"Date": None} if path.suffix == ".svg" else {"Software": None}
-        temporary = path.with_name(f".{path.stem}.tmp{path.suffix}")
         path.parent.mkdir(parents=True, exist_ok=True)
-        try:
+        with replacing(path) as temporary:
             figure.savefig(temporary, dpi=120, metadata=metadata)
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)

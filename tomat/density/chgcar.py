@@ -2,7 +2,6 @@
 
 import os
 import re
-import tempfile
 from collections.abc import Iterable
 from io import BytesIO
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from tomat.base.errors import TomatError
+from tomat.base.reporting import replacing
 from tomat.density.checks import check_electrons, density_of
 from tomat.density.grid import DensityGrid
 from tomat.density.limits import COMPRESSION_ERRORS, BoundedText, check_grid_shape, open_text
@@ -112,11 +112,8 @@ def write_chgcar(grid: DensityGrid, path: Location) -> None:
     structure = grid.structure.get_sorted_structure(key=lambda site: site.specie.Z)
     chgcar = Chgcar(structure, {"total": values})
     try:
-        # The suffix, which decides on the compression, has to stay at the end of the temporary name.
-        with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as folder:
-            temporary = Path(folder) / target.name
+        with replacing(target) as temporary:
             chgcar.write_file(str(temporary))
-            os.replace(temporary, target)
     except OSError as error:
         raise TomatError(f"cannot write {target}: {error}") from error
 

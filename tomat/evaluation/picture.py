@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tomat.base.errors import TomatError
+from tomat.base.reporting import replacing
 from tomat.density.grid import DensityGrid
 from tomat.evaluation.metrics import nmae
 from tomat.evaluation.patches import tiling_anchors
@@ -144,10 +145,6 @@ def draw_plane(plane: DensityPlane, path: str | os.PathLike[str]) -> Path:
         )
         metadata = {".png": {"Software": None}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}[target.suffix]
         target.parent.mkdir(parents=True, exist_ok=True)
-        temporary = target.with_name(f".{target.name}.{os.getpid()}{target.suffix}")
-        try:
+        with replacing(target) as temporary:
             figure.savefig(temporary, dpi=120, metadata=metadata)
-            os.replace(temporary, target)
-        finally:
-            temporary.unlink(missing_ok=True)
     return target

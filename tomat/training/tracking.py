@@ -11,7 +11,7 @@ import jax
 from levanter.tracker.tracker import NoopTracker, Tracker, TrackerConfig
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from tomat.base.reporting import console, to_jsonable
+from tomat.base.reporting import console, to_jsonable, write_text
 from tomat.runs.log_lines import metrics_row
 from tomat.runs.log_lines import read_metrics as read_metrics
 from tomat.runs.published import METRICS_FILE
@@ -35,9 +35,7 @@ def truncate_metrics(path: Path, first_step: int) -> int:
         else:
             dropped += 1
     if dropped:
-        temporary = path.with_suffix(".tmp")
-        temporary.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
-        temporary.replace(path)
+        write_text(path, "".join(line + "\n" for line in kept))
     return dropped
 
 

@@ -1,0 +1,58 @@
+"""Files that appear whole or not at all, and numbers as JSON has them."""
+
+import json
+import math
+import os
+import stat
+
+import numpy as np
+import pytest
+
+from tomat.base.reporting import counted, dump_json, replacing, write_text
+
+
+def test_a_file_is_replaced_when_the_block_ends(tmp_path):
+    target = tmp_path / "report.json.gz"
+    target.write_text("old")
+    with replacing(target) as temporary:
+        assert temporary.name == target.name  # the suffix decides on a format
+        temporary.write_text("new")
+        assert target.read_text() == "old"
+    assert target.read_text() == "new"
+    assert os.listdir(tmp_path) == [target.name]
+
+
+def test_an_error_leaves_the_old_file_and_nothing_else(tmp_path):
+    target = tmp_path / "report"
+    target.write_text("old")
+    with pytest.raises(KeyboardInterrupt), replacing(target) as temporary:
+        temporary.write_text("a part")
+        raise KeyboardInterrupt
+    assert target.read_text() == "old" and os.listdir(tmp_path) == [target.name]
+
+
+def test_a_written_file_is_as_readable_as_any_other(tmp_path):
+    write_text(tmp_path / "new" / "report", "text")
+    (tmp_path / "other").write_text("text")
+    modes = {stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "new" / "report", tmp_path / "other")}
+    assert len(modes) == 1
+
+
+def test_half_of_a_surrogate_pair_can_be_written(tmp_path):
+    write_text(tmp_path / "report", "a\ud800b")
+    assert (tmp_path / "report").read_text() == "a\\ud800b"
+
+
+def test_json_is_the_same_for_the_same_content():
+    value = {"b": np.float32(0.5), "a": [np.int64(1), math.nan, (1, 2)], "c": np.arange(3)}
+    text = dump_json(value)
+    assert text == dump_json(dict(reversed(value.items())))
+    assert json.loads(text) == {"a": [1, None, [1, 2]], "b": 0.5, "c": [0, 1, 2]}
+
+
+def test_counted():
+    assert [counted(1, "chunk"), counted(1024, "chunk"), counted(0, "try", "tries")] == [
+        "1 chunk",
+        "1,024 chunks",
+        "0 tries",
+    ]

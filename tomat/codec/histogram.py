@@ -9,6 +9,7 @@ import os
 import zipfile
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Self
 
 import numpy as np

@@ -47,7 +47,7 @@ class LloydMaxCodec:
     """Largest density the fit saw, in `unit`; above it the last bin is a guess."""
     fitted_min: float = 0.0
     """Smallest density above zero the fit saw, in `unit` (the lower edge of its fine bin); below it bin 1 is a guess.
-    0: not recorded, as in codecs of before it was."""
+    0: not recorded, as in older codecs."""
     fit: Mapping[str, Any] = field(default_factory=dict)
     """How the fit went: `n_voxels`, voxels of each bin (`counts`), `nmae_floor` of both objectives with both tables."""
 

@@ -29,7 +29,7 @@ class ReadRules:
     accept: tuple[str, ...] = ()
     """Keys of `ACCEPTABLE` whose refusal is lifted."""
     electron_tolerance: float | None = 0.005
-    """Largest relative deviation of the electron count from a whole number. None: whoever reads knows the count and
+    """Largest relative deviation of the electron count from a whole number. None: the caller knows the count and
     compares it himself."""
 
     def __post_init__(self) -> None:

@@ -128,7 +128,7 @@ class DensityDecoderConfig(Qwen3Config):
     use_qk_norm: bool = True
     """RMS norm over each head's queries and keys."""
     hybrid_norm: bool = False
-    """A norm more after attention and after the MLP, before each is added to the residual stream."""
+    """Also normalise the output of attention and that of the MLP, before each is added to the residual stream."""
     sliding_window: int | None = None  # pyright: ignore[reportIncompatibleVariableOverride]
     """Each position sees itself and `sliding_window` - 1 positions before it, in every layer; None: all before it."""
     use_sliding_window: bool | None = None  # pyright: ignore[reportIncompatibleVariableOverride]

@@ -42,7 +42,7 @@ class ClippedMaterial:
     def __post_init__(self) -> None:
         counts = (self.below_voxels, self.above_voxels)
         whole = all(type(count) is int and 0 <= count < 1 << 53 for count in counts)
-        # NaN and infinity fail the comparison; a material of before had no share.
+        # NaN and infinity fail the comparison; a material of an older set has no share.
         if not isinstance(self.material_id, str) or not whole or not 0 <= self.electron_share < np.inf:
             raise ValueError(f"voxels outside the codec are {self!r:.120}")
 
@@ -107,7 +107,7 @@ def check_max_clipped_share(share: float) -> None:
 def clipped_lines(clipped: Sequence[ClippedMaterial] | None, max_share: float | None) -> list[str]:
     """What to say about the voxels outside the codec: one line in all, and one for each of the worst materials."""
     if clipped is None:
-        return ["voxels outside the codec: not counted (an imported set, or one of before they were counted)"]
+        return ["voxels outside the codec: not counted (an imported set, or an older one)"]
     if not clipped:
         return ["voxels outside the codec: none"]
     worst = sorted(clipped, key=lambda each: -each.electron_share)

@@ -147,8 +147,7 @@ class ShardManifest:
     format_version: int = field(default=SHARD_FORMAT_VERSION)
     vocabulary_version: int = field(default=VOCABULARY_VERSION)
     has_checksum: bool = field(default=True, compare=False)
-    """False for a manifest that was read from a file of before manifests had a checksum of their own. Not in the file;
-    what is written always has one."""
+    """False for a manifest that was read from an older file, without a checksum of its own. Not in the file; what is written always has one."""
 
     def __post_init__(self) -> None:
         check_unit(self.unit, "The shard set")
@@ -268,7 +267,7 @@ def plan_identity(
 
     Plans alike here are of one set.
     """
-    # A set of before they were counted or recorded has none, and goes on as it began.
+    # An older set, in which they were not counted or recorded, has none, and goes on as it began.
     share = {} if max_clipped_share is None else {"max_clipped_share": max_clipped_share}
     rules = {} if read_rules is None else {key: list(read_rules[key]) for key in sorted(read_rules)}
     return {

@@ -1,6 +1,6 @@
 """A manifest read from its file: what damage can have made of it is refused, or changes nothing.
 
-A file of before manifests had a checksum of their own is guarded by what it says twice: the layout and its name, the
+A file that is older than the checksums of manifests is guarded by what it says twice: the layout and its name, the
 anchors' keys and the names and seed that make them.
 """
 
@@ -128,7 +128,7 @@ def _material_rows(item: Mapping[str, Any]) -> MaterialRows:
 
 
 def _check_derived(manifest: ShardManifest, content: Mapping[str, Any]) -> None:
-    """What a manifest says twice must agree: the only guard of one of before manifests had a checksum.
+    """What a manifest says twice must agree: the only guard of one without a checksum.
 
     Raises:
         TomatError: naming what does not.

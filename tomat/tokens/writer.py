@@ -52,7 +52,7 @@ def record_content(checksum: str) -> bytes:
 
 
 def checksum_of_record(content: bytes, source: str) -> str:
-    """The checksum in a record. Those of before there was a CRC32 are the checksum alone.
+    """The checksum in a record. Older ones, without a CRC32, are the checksum alone.
 
     Raises:
         TomatError: if the record is damaged.

@@ -153,7 +153,7 @@ def check_request(config: RetokenizeConfig, store: Store, started: bytes | None,
 
 
 def rules_without_use(source: str | None) -> tuple[str, ...]:
-    """The settings of `ReadRules` that do nothing for a source; requests of before they were refused may have them."""
+    """The settings of `ReadRules` that do nothing for a source; older requests may have them."""
     return {"chgcar": (), "embedded": ("species", "accept")}.get(source or "", ("species",))
 
 
@@ -178,7 +178,7 @@ def _survey_and_plan(
     findings = {
         unit.index: _finding(store, unit) for unit in units if unit.record.removeprefix(SURVEY_PREFIX) in records
     }
-    # A unit with skipped materials is looked at again: they may have been repaired since. So is one of before voxels
+    # A unit with skipped materials is looked at again: they may have been repaired since. So is an older one, in which voxels
     # outside the codec were counted.
     left = [
         unit

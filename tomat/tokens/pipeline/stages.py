@@ -88,7 +88,7 @@ class Surveyed:
     clipped_voxels: int
     """Negative values that were set to zero on reading."""
     outside_codec: ClippedMaterial | None = None
-    """Voxels outside the codec; None while there is none, and in surveys of before they were counted."""
+    """Voxels outside the codec; None while there is no codec, and in older surveys, which did not count them."""
 
 
 @dataclass(frozen=True)

@@ -178,8 +178,8 @@ def _survey_and_plan(
     findings = {
         unit.index: _finding(store, unit) for unit in units if unit.record.removeprefix(SURVEY_PREFIX) in records
     }
-    # A unit with skipped materials is looked at again: they may have been repaired since. So is an older one, in which voxels
-    # outside the codec were counted.
+    # A unit with skipped materials is looked at again: they may have been repaired since. So is an older one, in which
+    # voxels outside the codec were not counted.
     left = [
         unit
         for unit in units

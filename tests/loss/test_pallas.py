@@ -225,6 +225,7 @@ from tomat.profile.hlo_files import program_from_bytes
 from tomat.tuning.loss_child import lower_loss
 from tomat.planning.compile.topology import topology_devices
 from tomat.profile.categories import classify_program
+from tomat.profile.hlo_kernels import executed_kernels
 from tomat.profile.hlo_costs import kernel_flops
 
 device = topology_devices(slice_named("v6e-4"))[0]
@@ -239,7 +240,7 @@ for request in json.load(sys.stdin):
         for part in (i.shape.parts or (i.shape,))
         if part.memory_space == HBM_MEMORY_SPACE
     ]
-    calls = [k for k in program.kernels() if k.instruction.custom_call_target == "tpu_custom_call"]
+    calls = [k for k in executed_kernels(program) if k.instruction.custom_call_target == "tpu_custom_call"]
     verdicts = classify_program(program)
     print(json.dumps({
         "logits": logits,

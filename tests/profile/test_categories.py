@@ -13,6 +13,7 @@ from tomat.profile.categories import (
 )
 from tomat.profile.hlo import Frame
 from tomat.profile.hlo_files import program_from_text
+from tomat.profile.hlo_kernels import executed_kernels
 
 BACKWARD = "jit(step)/transpose(jvp(Model))/while/body/checkpoint/"
 
@@ -81,8 +82,8 @@ def test_the_heavier_inner_instruction_decides():
 
 def test_the_v6e_program(v6e_program):
     verdicts = classify_program(v6e_program)
-    assert {k.instruction.name for k in v6e_program.kernels()} == set(verdicts)
-    kernels = {k.instruction.name: k.instruction for k in v6e_program.kernels()}
+    assert {k.instruction.name for k in executed_kernels(v6e_program)} == set(verdicts)
+    kernels = {k.instruction.name: k.instruction for k in executed_kernels(v6e_program)}
     flash = {n: verdicts[n] for n, i in kernels.items() if i.custom_call_target == "tpu_custom_call"}
     directions = {n.split(".")[0]: [] for n in flash}
     for name, verdict in flash.items():

@@ -14,6 +14,7 @@ from enum import StrEnum
 
 from tomat.profile.hlo import CONTROL_OPCODES, FREE_OPCODES, Frame, HloProgram, Instruction
 from tomat.profile.hlo_costs import COLLECTIVES, base_opcode, instruction_flops
+from tomat.profile.hlo_kernels import executed_kernels
 
 
 class Category(StrEnum):
@@ -284,7 +285,7 @@ def classify_program(program: HloProgram) -> dict[str, Classified]:
     """The verdict on every instruction of a program that can run as a kernel, by instruction name."""
     surrounding = computation_directions(program)
     verdicts: dict[str, Classified] = {}
-    for kernel in program.kernels():
+    for kernel in executed_kernels(program):
         instruction = kernel.instruction
         if instruction.name in verdicts:
             continue

@@ -18,13 +18,17 @@ from typing import Any
 import numpy as np
 
 from tomat.base.errors import TomatError
-from tomat.profile.trace import (
+from tomat.profile.damage import (
     FAR_AWAY,
     LONGEST_TRACE_PS,
     MALFORMED,
     NEGATIVE_DURATION,
     NO_DURATION,
     NO_TIME,
+    clock_origin,
+    refuse_damaged,
+)
+from tomat.profile.trace_data import (
     DeviceTrace,
     Events,
     HostActivity,
@@ -32,9 +36,7 @@ from tomat.profile.trace import (
     ModuleRun,
     OpKind,
     StepMark,
-    clock_origin,
     program_name_and_id,
-    refuse_damaged,
     with_program_of_run,
 )
 from tomat.profile.unpack import read_unpacked

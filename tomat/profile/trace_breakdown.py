@@ -28,9 +28,10 @@ from tomat.profile.hlo_costs import (
     kernel_flops,
     kernel_hbm_bytes,
 )
+from tomat.profile.hlo_kernels import loop_notes
 from tomat.profile.steps import StepWindows, step_windows
 from tomat.profile.timeline import Attribution, attribute
-from tomat.profile.trace import DeviceTrace, HostTrace, OpKind, Trace, main_program
+from tomat.profile.trace_data import DeviceTrace, HostTrace, OpKind, Trace, main_program
 
 PS_PER_SECOND = 1e12
 STEADY_BAND = 0.25
@@ -331,8 +332,7 @@ def _quality_notes(
         notes.append("the trace holds no HLO (enable_hlo_proto was off): categories come from event stats alone")
     else:
         with sound_parts(program):
-            program.kernels()
-        notes += sorted(set(program.notes))
+            notes += loop_notes(program)
     blind = sum(o.seconds for o in ops if o.program and not known[o.program, o.name].from_hlo)
     if program is not None and blind > 0.001 * total:
         notes.append(f"{100 * blind / total:.1f} % of the time is in operations without HLO")

@@ -18,14 +18,18 @@ from typing import Any
 import numpy as np
 
 from tomat.base.errors import TomatError
-from tomat.profile.hlo_files import program_from_bytes
-from tomat.profile.protos import new_message
-from tomat.profile.trace import (
+from tomat.profile.damage import (
     FAR_AWAY,
     LONGEST_TRACE_PS,
     NEGATIVE_DURATION,
     NO_TIME,
     UNKNOWN_METADATA,
+    clock_origin,
+    refuse_damaged,
+)
+from tomat.profile.hlo_files import XPLANE_SUFFIX, program_from_bytes
+from tomat.profile.protos import new_message
+from tomat.profile.trace_data import (
     DeviceTrace,
     Events,
     HostActivity,
@@ -33,9 +37,7 @@ from tomat.profile.trace import (
     ModuleRun,
     OpKind,
     StepMark,
-    clock_origin,
     program_name_and_id,
-    refuse_damaged,
     with_program_of_run,
 )
 
@@ -105,7 +107,7 @@ def read_xplane_file(path: Path) -> HostTrace:
         data = path.read_bytes()
     except OSError as error:
         raise TomatError(f"{path}: cannot be read ({error}).") from None
-    return read_xplane_bytes(data, str(path), path.name.removesuffix(".xplane.pb"))
+    return read_xplane_bytes(data, str(path), path.name.removesuffix(XPLANE_SUFFIX))
 
 
 def read_xplane_bytes(data: bytes, origin: str, host_name: str) -> HostTrace:

@@ -16,8 +16,10 @@ from typing import Any
 import numpy as np
 
 from tomat.base.errors import TomatError
+from tomat.profile.hlo_files import XPLANE_SUFFIX
 from tomat.profile.timeline import attribute
-from tomat.profile.trace import XPLANE_SUFFIX, Trace, load_trace
+from tomat.profile.trace import load_trace
+from tomat.profile.trace_data import Trace
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import os
 import shutil
@@ -63,12 +64,24 @@ class XprofCheck:
         }
 
 
+def require_xprof() -> None:
+    """Stop where there is nothing to compare with.
+
+    Raises:
+        TomatError: xprof is not installed.
+    """
+    if importlib.util.find_spec("xprof") is None:
+        raise TomatError("xprof is not installed; install it with `uv sync --extra xprof`.")
+
+
 def check_against_xprof(path: Path) -> XprofCheck:
     """Compare a local xplane file or profile directory with xprof's `hlo_stats` of it.
 
     Raises:
-        TomatError: xprof finds no device operations in it (CPU traces have none), or there is nothing to read.
+        TomatError: xprof finds no device operations in it (CPU traces have none), or is not installed, or there is
+            nothing to read.
     """
+    require_xprof()
     files = [path] if path.is_file() else sorted(path.rglob(f"*{XPLANE_SUFFIX}"))
     if not files:
         raise TomatError(f"{path}: no *{XPLANE_SUFFIX} file; xprof reads nothing else.")

@@ -107,7 +107,7 @@ class _Reader:
 
     def read(self, events: list[dict[str, Any]]) -> HostTrace:
         tracks: dict[tuple[Any, Any], list[_Placed]] = {}
-        result = HostTrace(self.origin, self.host, [], HostActivity(), [], {}, None, {}, 0)
+        result = HostTrace(self.origin, self.host)
         complete = [event for event in events if event.get("ph") == "X"]
         for event in events:
             if event.get("ph") == "M":
@@ -212,11 +212,8 @@ class _Reader:
         array = np.array(spans, dtype=np.int64).reshape(-1, 3)
         result.activity = HostActivity(list(names), array[:, 0].astype(np.int32), array[:, 1], array[:, 2])
         if rows:
-            empty = Events.build([])
             # JSON keeps no run_id, so executions cannot be told apart: steps must come from the host's annotations.
-            result.devices.append(
-                DeviceTrace(self.host, "/host:CPU:0", "cpu", "cpu", kinds, Events.build(rows), empty, [], [])
-            )
+            result.devices.append(DeviceTrace(self.host, "/host:CPU:0", "cpu", "cpu", kinds, Events.build(rows)))
 
 
 def _step(placed: _Placed, index: int) -> StepMark:

@@ -68,10 +68,7 @@ class Shape:
         """Elements of the array, or of all arrays of the tuple."""
         if self.parts:
             return sum(p.elements for p in self.parts)
-        count = 1
-        for d in self.dims:
-            count *= d
-        return count
+        return math.prod(self.dims)
 
     def byte_count(self, memory_space: int | None = None) -> int:
         """Bytes without padding, of the arrays in `memory_space` (None: anywhere)."""

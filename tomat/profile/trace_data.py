@@ -88,10 +88,10 @@ class DeviceTrace:
     """JAX's name of the chip, e.g. `TPU v6 lite`; "" where the trace does not hold it."""
     kinds: list[OpKind]
     ops: Events
-    async_ops: Events
+    async_ops: Events = field(default_factory=lambda: Events.build([]))
     """The `Async XLA Ops` line of a TPU: transfers in flight beside the operations."""
-    modules: list[ModuleRun]
-    steps: list[StepMark]
+    modules: list[ModuleRun] = field(default_factory=list)
+    steps: list[StepMark] = field(default_factory=list)
 
 
 @dataclass
@@ -110,14 +110,14 @@ class HostTrace:
 
     origin: str
     host: str
-    devices: list[DeviceTrace]
-    activity: HostActivity
-    host_steps: list[StepMark]
-    programs: dict[int, HloProgram]
-    session_ns: tuple[int, int] | None
+    devices: list[DeviceTrace] = field(default_factory=list)
+    activity: HostActivity = field(default_factory=HostActivity)
+    host_steps: list[StepMark] = field(default_factory=list)
+    programs: dict[int, HloProgram] = field(default_factory=dict)
+    session_ns: tuple[int, int] | None = None
     """Start and stop of the profiling session, Unix nanoseconds."""
-    versions: dict[str, str]
-    event_count: int
+    versions: dict[str, str] = field(default_factory=dict)
+    event_count: int = 0
     warnings: list[str] = field(default_factory=list)
     left_out: dict[str, int] = field(default_factory=dict)
     """Events that are damaged and in none of the above: what is wrong with them, and how many."""

@@ -128,8 +128,7 @@ def read_xplane_bytes(data: bytes, origin: str, host_name: str) -> HostTrace:
         raise TomatError(
             f"{origin}: an XSpace without planes. Expected the planes of a profile: /device:..., /host:..."
         )
-    host = HostTrace(origin, "", [], HostActivity(), [], {}, None, {}, 0)
-    host.host = space.hostnames[0] if space.hostnames else host_name
+    host = HostTrace(origin, space.hostnames[0] if space.hostnames else host_name)
     host.warnings += [f"profiler: {text}" for text in (*space.errors, *space.warnings)]
     origin_ns = _origin_ns(space.planes)
     planes = [_Plane(p, origin_ns) for p in space.planes]
@@ -337,8 +336,7 @@ def _read_gpu(plane: _Plane, host: HostTrace) -> DeviceTrace:
                 kinds.append(_kind_from(plane, plane.proto.event_metadata[event.metadata_id], event, host))
             rows.append((kind, start, duration, index))
     device_kind = str(stats.get("device_type_string") or stats.get("device_name") or "")
-    empty = Events.build([])
-    return DeviceTrace(host.host, plane.proto.name, "gpu", device_kind, kinds, Events.build(rows), empty, [], steps)
+    return DeviceTrace(host.host, plane.proto.name, "gpu", device_kind, kinds, Events.build(rows), steps=steps)
 
 
 def _read_host_plane(plane: _Plane, host: HostTrace, as_device: bool) -> None:
@@ -397,9 +395,7 @@ def _read_host_plane(plane: _Plane, host: HostTrace, as_device: bool) -> None:
                 "cpu",
                 kinds,
                 Events.build(rows[ordinal]),
-                Events.build([]),
-                sorted(modules, key=lambda r: r.start_ps),
-                [],
+                modules=sorted(modules, key=lambda r: r.start_ps),
             )
         )
 

@@ -13,7 +13,9 @@ import jmp
 import numpy as np
 import pytest
 
-from tomat.loss.density_loss import LossConfig, density_loss
+from tomat.loss.config import LossConfig
+from tomat.loss.density_loss import density_loss
+from tomat.loss.target import DensityTarget
 from tomat.model.decoder import DensityDecoderConfig, causal_activations
 from tomat.tokens.vocabulary import DENSITY_START, Vocabulary
 
@@ -61,7 +63,7 @@ def gradients() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         named = hax.named(tokens, ("batch", "position"))
         value, _ = density_loss(
             causal_activations(model, named), model.get_lm_head(), named, config=LossConfig(kind="cross_entropy"),
-            value_table=np.linspace(0, 1, N_BINS), density_start=DENSITY_START, n_density_tokens=N_BINS,
+            target=DensityTarget(N_BINS, np.linspace(0, 1, N_BINS)),
         )  # fmt: skip
         return value
 

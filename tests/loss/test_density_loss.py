@@ -13,13 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tomat.base.errors import TomatError
-from tomat.loss.density_loss import LOSS_KINDS, LossConfig, density_loss, evaluation_sums, plain_loss
+from tomat.loss.config import LOSS_KINDS, LossConfig
+from tomat.loss.density_loss import density_loss, evaluation_sums, plain_loss
+from tomat.loss.target import DensityTarget
 
 START, K, V, E = 7, 24, 33, 6
 """Density ids 7..30 of 33: ids of both other sorts, before and after."""
 
 VALUES = np.concatenate([[0.0], np.geomspace(1e-3, 6.0, K - 1)]).astype(np.float32)
-IDS: dict[str, Any] = dict(value_table=VALUES, density_start=START, n_density_tokens=K)
+TARGET = DensityTarget(K, VALUES, START)
 
 UNOPTIMISED = {"xla_backend_optimization_level": "0"}
 """The arrays are tiny: compiling is what these tests take their time for."""
@@ -42,15 +44,15 @@ def make_batch(seed: int, batch: int, positions: int, scale: float = 2.0):
 
 def value_and_gradients(loss, hidden, head, tokens, config):
     def of(hidden, head):
-        return loss(hidden, head, tokens, config=config, **IDS)
+        return loss(hidden, head, tokens, config=config, target=TARGET)
 
     differentiated = jax.value_and_grad(of, argnums=(0, 1), has_aux=True)
     (value, metrics), gradients = jax.jit(differentiated, compiler_options=UNOPTIMISED)(hidden, head)
     return value, metrics, gradients
 
 
-def value_of(loss, hidden, head, tokens, config, **ids):
-    of = partial(loss, config=config, **{**IDS, **ids})
+def value_of(loss, hidden, head, tokens, config, target=TARGET):
+    of = partial(loss, config=config, target=target)
     return jax.jit(of, compiler_options=UNOPTIMISED)(hidden, head, tokens)
 
 
@@ -76,7 +78,7 @@ CASES = [
 def compiled_comparison(config: LossConfig):
     """Value, metrics and gradients of the blocked and of the plain loss, in one compiled function."""
     losses = [
-        jax.value_and_grad(partial(loss, config=config, **IDS), argnums=(0, 1), has_aux=True)
+        jax.value_and_grad(partial(loss, config=config, target=TARGET), argnums=(0, 1), has_aux=True)
         for loss in (density_loss, plain_loss)
     ]
     return jax.jit(lambda *arrays: [loss(*arrays) for loss in losses], compiler_options=UNOPTIMISED)
@@ -308,7 +310,7 @@ def test_scaled_loss_scales_both_gradients():
 
     def scaled(factor: float):
         def of(h, w):
-            return factor * density_loss(h, w, tokens, config=LossConfig(), **IDS)[0]
+            return factor * density_loss(h, w, tokens, config=LossConfig(), target=TARGET)[0]
 
         return jax.jit(jax.grad(of, argnums=(0, 1)))(hidden, head)
 
@@ -342,26 +344,24 @@ def test_named_arrays_in_any_axis_order():
 def test_two_tokens_per_voxel():
     hidden, head, tokens = make_batch(10, 2, 12)
     config = LossConfig(kind="cross_entropy", vocabulary="full", block_positions=5)
-    ids: dict[str, Any] = {"value_table": None, "tokens_per_voxel": 2}
-    loss, metrics = value_of(density_loss, hidden, head, tokens, config, **ids)
+    target = DensityTarget(K, None, START, tokens_per_voxel=2)
+    loss, metrics = value_of(density_loss, hidden, head, tokens, config, target)
     expected, _ = value_of(plain_loss, hidden, head, tokens, config)
     np.testing.assert_allclose(loss, expected, rtol=1e-6)
     assert "emd_e_per_A3" not in metrics
     with pytest.raises(TomatError, match="2 tokens per voxel"):
-        value_of(density_loss, hidden, head, tokens, LossConfig(), **ids)
+        value_of(density_loss, hidden, head, tokens, LossConfig(), target)
 
 
 def test_memory_does_not_grow_with_positions_times_vocabulary():
     """Compiled temporary memory of value and gradient, 8 times the positions, the block the same."""
     k, embed = 1024, 8
-    values = np.linspace(0.0, 3.0, k)
+    target = DensityTarget(k, np.linspace(0.0, 3.0, k), START)
 
     def temporary_bytes(loss, positions):
         def of(hidden, head, tokens):
             config = LossConfig(kind="emd", block_positions=64)
-            return loss(
-                hidden, head, tokens, config=config, value_table=values, density_start=START, n_density_tokens=k
-            )[0]
+            return loss(hidden, head, tokens, config=config, target=target)[0]
 
         shapes = [
             jax.ShapeDtypeStruct((2, positions, embed), jnp.float32),
@@ -384,15 +384,14 @@ def test_memory_does_not_grow_with_positions_times_vocabulary():
         (dict(tokens=jnp.zeros((2, 7), jnp.int32)), r"tokens \(2, 7\)"),
         (dict(tokens=jnp.zeros((2, 8), jnp.float32)), "type float32"),
         (dict(head=jnp.zeros((V, E + 1))), r"head \(33, 7\)"),
-        (dict(density_start=20), "20..43 and the head has 33 rows"),
-        (dict(value_table=VALUES[:-1]), r"shape \(23,\) and there are 24"),
-        (dict(value_table=VALUES[::-1]), "does not increase from bin 0"),
-        (dict(value_table=np.where(np.arange(K) == 3, np.nan, VALUES)), "1 of 24 densities"),
-        (dict(value_table=None), "needs the codec's table"),
+        (dict(target=DensityTarget(K, VALUES, 20)), "20..43 and the head has 33 rows"),
+        (dict(target=DensityTarget(K, None, START)), "needs the codec's table"),
         (dict(hidden=named(jnp.zeros((2, 8)), (Axis("batch", 2), Axis("embed", 8)))), "axes .'batch', 'embed'."),
     ],
 )
 def test_refuses(change, message):
     hidden, head, tokens = make_batch(1, 2, 8)
     with pytest.raises(TomatError, match=message):
-        density_loss(**{**IDS, "hidden": hidden, "head": head, "tokens": tokens, "config": LossConfig(), **change})
+        density_loss(
+            **{"hidden": hidden, "head": head, "tokens": tokens, "config": LossConfig(), "target": TARGET, **change}
+        )

@@ -16,7 +16,9 @@ from hypothesis import strategies as st
 
 from tomat.base.errors import TomatError
 from tomat.hardware.chips import slice_named
-from tomat.loss.density_loss import LossConfig, density_loss, plain_loss
+from tomat.loss.config import LossConfig
+from tomat.loss.density_loss import density_loss, plain_loss
+from tomat.loss.target import DensityTarget
 from tomat.loss.tiles import LossTiles
 from tomat.planning.compile.topology import libtpu_environment
 
@@ -24,7 +26,7 @@ START, K, E = 7, 200, 16
 """Density ids 7..206 of 211: ids of both other sorts, and neither section a whole number of tiles of 128."""
 V = START + K + 4
 VALUES = np.concatenate([[0.0], np.geomspace(1e-3, 6.0, K - 1)]).astype(np.float32)
-IDS: dict[str, Any] = dict(value_table=VALUES, density_start=START, n_density_tokens=K)
+TARGET = DensityTarget(K, VALUES, START)
 
 UNOPTIMISED = {"xla_backend_optimization_level": "0"}
 
@@ -71,7 +73,7 @@ def assert_close(got, expected, relative: float, name: str):
 @lru_cache
 def differentiated(loss, config: LossConfig):
     """Value, metrics and gradients of a loss, compiled."""
-    of = jax.value_and_grad(partial(loss, config=config, **IDS), argnums=(0, 1), has_aux=True)
+    of = jax.value_and_grad(partial(loss, config=config, target=TARGET), argnums=(0, 1), has_aux=True)
     return jax.jit(of, compiler_options=UNOPTIMISED)
 
 
@@ -103,10 +105,10 @@ def test_equals_the_plain_formulas(kind, vocabulary, preamble_weight, tiles, tar
 def test_whole_tiles_without_padding_and_no_gradient():
     bins = 256
     arrays = make_batch(3, positions=32, bins=bins)
-    ids: dict[str, Any] = dict(value_table=np.linspace(0, 6, bins), density_start=START, n_density_tokens=bins)
+    target = DensityTarget(bins, np.linspace(0, 6, bins), START)
     config = LossConfig(kind="emd", kernel="pallas", tiles=LossTiles(64, 16, 128, 16), interpret=True)
-    expected, expected_metrics = plain_loss(*arrays, config=config, **ids)
-    value, metrics = jax.jit(partial(density_loss, config=config, **ids))(*arrays)
+    expected, expected_metrics = plain_loss(*arrays, config=config, target=target)
+    value, metrics = jax.jit(partial(density_loss, config=config, target=target))(*arrays)
     np.testing.assert_allclose(value, expected, rtol=1e-5)
     np.testing.assert_allclose(metrics["cross_entropy_nats"], expected_metrics["cross_entropy_nats"], rtol=1e-5)
 
@@ -116,9 +118,9 @@ def test_two_tokens_per_voxel_have_no_densities():
     config = LossConfig(
         kind="cross_entropy", vocabulary="full", kernel="pallas", tiles=LossTiles(80, 80, 128, 16), interpret=True
     )
-    ids: dict[str, Any] = IDS | {"value_table": None}
-    loss, metrics = density_loss(*arrays, config=config, tokens_per_voxel=2, **ids)
-    expected, _ = plain_loss(*arrays, config=config, tokens_per_voxel=2, **ids)
+    target = DensityTarget(K, None, START, tokens_per_voxel=2)
+    loss, metrics = density_loss(*arrays, config=config, target=target)
+    expected, _ = plain_loss(*arrays, config=config, target=target)
     np.testing.assert_allclose(loss, expected, rtol=1e-5)
     assert "emd_e_per_A3" not in metrics
 
@@ -145,7 +147,7 @@ def test_tiles_that_do_not_fit():
     ]
     config = LossConfig(kernel="pallas", tiles=LossTiles(65536, 512, 512, 32))
     with pytest.raises(TomatError, match="need .* MiB of VMEM at a width of 4096"):
-        jax.eval_shape(partial(density_loss, config=config, **IDS), *shapes)
+        jax.eval_shape(partial(density_loss, config=config, target=TARGET), *shapes)
 
 
 MESH_SCRIPT = """
@@ -160,11 +162,13 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
 jax.config.update("jax_num_cpu_devices", 4)
 
-from tomat.loss.density_loss import LossConfig, density_loss, plain_loss
+from tomat.loss.config import LossConfig
+from tomat.loss.density_loss import density_loss, plain_loss
+from tomat.loss.target import DensityTarget
 from tomat.loss.tiles import LossTiles
 
 START, K, V, E, B, T = 7, 24, 33, 8, 4, 12
-IDS = dict(value_table=np.geomspace(1e-3, 6.0, K), density_start=START, n_density_tokens=K)
+TARGET = DensityTarget(K, np.geomspace(1e-3, 6.0, K), START)
 rng = np.random.default_rng(0)
 tokens = rng.integers(START, START + K, (B, T)).astype(np.int32)
 tokens[:, :3] = 2
@@ -176,7 +180,7 @@ config = LossConfig(kind="ce_emd", vocabulary="full", kernel="pallas", tiles=Los
 def step(loss):
     def of(hidden, head, tokens):
         named = NamedArray(hidden, ("batch", "position", "embed")), NamedArray(head, ("vocab", "embed"))
-        return loss(*named, NamedArray(tokens, ("batch", "position")), config=config, **IDS)
+        return loss(*named, NamedArray(tokens, ("batch", "position")), config=config, target=TARGET)
 
     return jax.jit(
         jax.value_and_grad(of, argnums=(0, 1), has_aux=True),
@@ -225,6 +229,7 @@ from tomat.profile.hlo_files import program_from_bytes
 from tomat.tuning.loss_child import lower_loss
 from tomat.planning.compile.topology import topology_devices
 from tomat.profile.categories import classify_program
+from tomat.profile.hlo_kernels import executed_kernels
 from tomat.profile.hlo_costs import kernel_flops
 
 device = topology_devices(slice_named("v6e-4"))[0]
@@ -239,7 +244,7 @@ for request in json.load(sys.stdin):
         for part in (i.shape.parts or (i.shape,))
         if part.memory_space == HBM_MEMORY_SPACE
     ]
-    calls = [k for k in program.kernels() if k.instruction.custom_call_target == "tpu_custom_call"]
+    calls = [k for k in executed_kernels(program) if k.instruction.custom_call_target == "tpu_custom_call"]
     verdicts = classify_program(program)
     print(json.dumps({
         "logits": logits,

@@ -26,10 +26,12 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 jax.config.update("jax_num_cpu_devices", 4)
 
 from tomat.base.errors import TomatError
-from tomat.loss.density_loss import LossConfig, density_loss
+from tomat.loss.config import LossConfig
+from tomat.loss.density_loss import density_loss
+from tomat.loss.target import DensityTarget
 
 START, K, V, E, B, T = 7, 24, 33, 8, 4, 12
-IDS = dict(value_table=np.geomspace(1e-3, 6.0, K), density_start=START, n_density_tokens=K)
+TARGET = DensityTarget(K, np.geomspace(1e-3, 6.0, K), START)
 BATCH, POSITION, EMBED, VOCAB = Axis("batch", B), Axis("position", T), Axis("embed", E), Axis("vocab", V)
 
 rng = np.random.default_rng(0)
@@ -43,7 +45,7 @@ head = rng.normal(size=(V, E)).astype(np.float32)
 
 def loss(config, hidden, head, tokens):
     named = NamedArray(hidden, ("batch", "position", "embed")), NamedArray(head, ("vocab", "embed"))
-    return density_loss(*named, NamedArray(tokens, ("batch", "position")), config=config, **IDS)
+    return density_loss(*named, NamedArray(tokens, ("batch", "position")), config=config, target=TARGET)
 
 
 def step(config):
@@ -102,7 +104,7 @@ with jax.set_mesh(mesh):
     with hax.axis_mapping({"batch": "data"}):
         report["on the mesh"] = reductions(step(config).lower(*shapes).compile().as_text())
         try:
-            density_loss(hidden[:3], head, tokens[:3], config=config, **IDS)
+            density_loss(hidden[:3], head, tokens[:3], config=config, target=TARGET)
         except TomatError as refusal:
             report["refusal"] = str(refusal)
 with jax.sharding.use_abstract_mesh(mesh.abstract_mesh), hax.axis_mapping({"batch": "data"}):

@@ -1,6 +1,13 @@
+import importlib.util
+import re
+from pathlib import Path
+
 import pytest
 
+import tomat
+import tomat.model
 from tomat.profile.categories import (
+    FRAME_RULES,
     Category,
     Direction,
     Evidence,
@@ -13,6 +20,7 @@ from tomat.profile.categories import (
 )
 from tomat.profile.hlo import Frame
 from tomat.profile.hlo_files import program_from_text
+from tomat.profile.hlo_kernels import executed_kernels
 
 BACKWARD = "jit(step)/transpose(jvp(Model))/while/body/checkpoint/"
 
@@ -41,6 +49,58 @@ def test_the_call_stack_tells_what_the_scope_does_not():
     assert part_of(path, (norm, caller)) == Part.NORM_ROTARY
     softmax = Frame("site-packages/haliax/nn/normalization.py", "log_softmax", 155)
     assert part_of("jit(step)/jvp(loss)/jit(log_softmax)/sub", (softmax,)) == Part.LOSS
+
+
+@pytest.fixture(scope="module")
+def package_files() -> list[str]:
+    """Files of the packages whose code a training step runs, as call frames name them."""
+    names = ("tomat", "optax", "levanter", "haliax", "jax")
+    files: list[str] = []
+    for name in names:
+        spec = importlib.util.find_spec(name)
+        assert spec is not None and spec.origin is not None
+        files += [str(path) for path in Path(spec.origin).parent.rglob("*.py")]
+    return files
+
+
+@pytest.mark.parametrize("pattern", [file.pattern for files, _, _ in FRAME_RULES for file in files])
+def test_every_file_of_the_rules_exists(pattern, package_files):
+    found = [file for file in package_files if re.search(pattern, file)]
+    assert found, f"no file of today's packages is at {pattern}: has a module moved?"
+
+
+def test_the_functions_that_are_attention_itself_exist():
+    source = (Path(tomat.model.__path__[0]) / "attention.py").read_text()
+    rules = [function for files, function, _ in FRAME_RULES if any("attention" in f.pattern for f in files)]
+    assert [f for f in rules if f.pattern], "no rule tells the attention kernel from its projections"
+    for function in rules:
+        for name in filter(None, function.pattern.split("|")):
+            assert re.search(rf"def \w*{name}", source), name
+
+
+@pytest.mark.parametrize(
+    ("now", "before", "function", "part"),
+    [
+        ("loss/density_loss.py", "training/loss.py", "density_loss", Part.LOSS),
+        ("loss/xla.py", "training/loss_kernels.py", "_density_terms", Part.LOSS),
+        ("loss/sharded.py", "training/loss_kernels.py", "_on_device", Part.LOSS),
+        ("loss/pallas.py", "training/loss_pallas.py", "_terms", Part.LOSS),
+        ("loss/pallas_kernels.py", "training/loss_pallas_kernels.py", "_statistics_kernel", Part.LOSS),
+        ("model/splash.py", "training/splash.py", "splash_attention", Part.ATTENTION_CORE),
+        ("model/attention.py", "training/attention.py", "Attention._attend", Part.ATTENTION_CORE),
+        ("model/attention.py", "training/attention.py", "Attention.__call__", Part.ATTENTION_PROJECTIONS),
+        ("model/norm_rotary.py", "training/norm_rotary.py", "norm_rotary", Part.NORM_ROTARY),
+        ("model/embedding.py", "training/embedding.py", "lookup", Part.EMBEDDING),
+        ("model/decoder.py", "training/model.py", "DensityDecoderLayer.__call__", Part.LAYER_OTHER),
+        ("training/step.py", "training/step.py", "_gathered", Part.OUTSIDE),
+        ("training/guards/loss.py", "training/guard_loss.py", "guard_updates", Part.OUTSIDE),
+    ],
+)
+def test_modules_that_moved_are_told_where_they_are_and_where_they_were(now, before, function, part):
+    assert (Path(tomat.__path__[0]) / now).is_file()
+    for file in (now, before):
+        assert part_of("", (Frame(f"/home/me/tomat/{file}", function, 1),)) == part
+        assert part_of("", (Frame(f"tomat/{file}", function, 1),)) == part
 
 
 @pytest.mark.parametrize(
@@ -81,8 +141,8 @@ def test_the_heavier_inner_instruction_decides():
 
 def test_the_v6e_program(v6e_program):
     verdicts = classify_program(v6e_program)
-    assert {k.instruction.name for k in v6e_program.kernels()} == set(verdicts)
-    kernels = {k.instruction.name: k.instruction for k in v6e_program.kernels()}
+    assert {k.instruction.name for k in executed_kernels(v6e_program)} == set(verdicts)
+    kernels = {k.instruction.name: k.instruction for k in executed_kernels(v6e_program)}
     flash = {n: verdicts[n] for n, i in kernels.items() if i.custom_call_target == "tpu_custom_call"}
     directions = {n.split(".")[0]: [] for n in flash}
     for name, verdict in flash.items():

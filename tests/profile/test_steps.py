@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from tomat.base.errors import TomatError
 from tomat.profile.steps import step_windows
-from tomat.profile.trace import DeviceTrace, Events, HostActivity, HostTrace, ModuleRun, OpKind, StepMark
+from tomat.profile.trace_data import DeviceTrace, Events, HostActivity, HostTrace, ModuleRun, OpKind, StepMark
 
 STEP_PS, BUSY_PS = 1000, 950
 

@@ -3,7 +3,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tomat.profile.timeline import attribute
-from tomat.profile.trace import Events
+from tomat.profile.trace_data import Events
 
 HORIZON = 40
 N_KINDS = 5

@@ -10,8 +10,9 @@ from fsspec.implementations.memory import MemoryFile
 from tomat.base.errors import TomatError
 from tomat.profile.hlo_files import load_program
 from tomat.profile.protos import new_message
-from tomat.profile.trace import load_trace, natural_order, program_name_and_id
+from tomat.profile.trace import load_trace, natural_order
 from tomat.profile.trace_breakdown import breakdown_from_trace
+from tomat.profile.trace_data import program_name_and_id
 from tomat.tracking.page_sections import breakdown_section
 from tomat.tracking.profile_tables import print_breakdown
 

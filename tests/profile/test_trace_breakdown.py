@@ -3,6 +3,7 @@ import pytest
 
 from tomat.base.errors import TomatError
 from tomat.profile.categories import Category, Direction
+from tomat.profile.hlo_kernels import executed_kernels
 from tomat.profile.protos import new_message
 from tomat.profile.trace import load_trace
 from tomat.profile.trace_breakdown import breakdown_from_trace, step_classes
@@ -36,7 +37,7 @@ def test_a_tpu_step(tpu, v6e_program):
     assert rows["attention forward"].seconds == pytest.approx(8 * 20e-6 * 1.015, rel=1e-6)
     assert rows["attention forward"].cycles == pytest.approx(8 * 20e-6 * 1.015 * 1.75e9, rel=1e-6)
     assert rows["idle between steps"].seconds == pytest.approx(50e-6, rel=1e-6)
-    kernels = [k for k in v6e_program.kernels() if k.instruction.opcode != "while"]
+    kernels = [k for k in executed_kernels(v6e_program) if k.instruction.opcode != "while"]
     ops = {o.name: o for o in tpu.ops}
     # the builder runs a loop's condition once more than its body, as the machine does
     for kernel in kernels:

@@ -2,7 +2,7 @@ import pytest
 
 from tomat.base.errors import TomatError
 from tomat.profile.protos import new_message
-from tomat.profile.trace import with_program_of_run
+from tomat.profile.trace_data import with_program_of_run
 from tomat.profile.xplane import read_xplane_bytes
 
 

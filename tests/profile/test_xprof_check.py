@@ -1,3 +1,5 @@
+import sys
+
 import pytest
 
 from tomat.base.errors import TomatError
@@ -17,6 +19,12 @@ def test_self_times_are_xprofs(tpu_profile):
 def test_a_cpu_trace_has_no_xprof_rows(cpu_profile):
     with pytest.raises(TomatError, match="xprof finds no device operations"):
         check_against_xprof(cpu_profile)
+
+
+def test_without_xprof_the_remedy_is_said(tpu_profile, monkeypatch):
+    monkeypatch.setitem(sys.modules, "xprof", None)
+    with pytest.raises(TomatError, match="uv sync --extra xprof"):
+        check_against_xprof(tpu_profile)
 
 
 def test_nothing_to_read(tmp_path):

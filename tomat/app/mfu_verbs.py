@@ -1,10 +1,15 @@
 """`tomat mfu`: what share of the chips' peak a step or a run has reached, by every convention at once."""
 
 import argparse
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tomat.base.arguments import config_file, positive_float, positive_int, report_file, run_folder
 from tomat.base.errors import TomatError
+
+if TYPE_CHECKING:
+    from tomat.hardware.chips import Slice
+    from tomat.hardware.mfu import StepWork
+    from tomat.training.config import TrainConfig
 
 _CONVENTIONS = (
     ("mfu_full", "MFU, full attention", "every query sees every key: PaLM"),
@@ -70,7 +75,7 @@ def _overrides(args: argparse.Namespace) -> list[str]:
     return words
 
 
-def _work(config: Any, slice_name: str | None, n_atoms: int | None):
+def _work(config: "TrainConfig", slice_name: str | None, n_atoms: int | None) -> "tuple[Slice | None, StepWork]":
     from tomat.hardware.chips import slice_named
     from tomat.hardware.mfu import TYPICAL_ATOMS, StepWork
 

@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--top", type=count, default=15, help="operations to print (default 15)")
     parser.add_argument("--device_kind", help="JAX's name of the chip, where the input does not hold it")
     parser.add_argument("--session", help="which session of a profile directory; default: the newest")
-    parser.add_argument("--xprof", action="store_true", help="also compare self times with xprof's own")
+    parser.add_argument("--xprof", action="store_true", help="also compare self times with xprof's own (extra xprof)")
     parser.add_argument("--docs", type=Path, metavar="DIR", help="write the run's page into this tracking folder")
     parser.add_argument("--run_name", help="name of the page (with --docs); default: the folder's")
     parser.add_argument("--baseline", help="run on record to diff the configuration against (with --docs)")
@@ -180,6 +180,10 @@ def _parse(args: argparse.Namespace, target: str) -> int:
     from tomat.base.reporting import console, write_json
     from tomat.tracking.profile_tables import print_breakdown
 
+    if args.xprof:
+        from tomat.profile.xprof_check import require_xprof
+
+        require_xprof()  # before the seconds that reading the trace takes
     breakdown = load_breakdown(target, device_kind=args.device_kind, session=args.session)
     print_breakdown(breakdown, args.top)
     report = breakdown.to_dict()

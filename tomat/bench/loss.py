@@ -90,7 +90,8 @@ def measure(
     import numpy as np
 
     from tomat.loss.density_loss import density_loss, plain_loss
-    from tomat.tokens.vocabulary import DENSITY_START, Vocabulary
+    from tomat.loss.target import DensityTarget
+    from tomat.tokens.vocabulary import Vocabulary
     from tomat.training.devices import ignore_absent_tpu
 
     ignore_absent_tpu()
@@ -99,15 +100,11 @@ def measure(
         jax.ShapeDtypeStruct((Vocabulary(n_density_tokens).size, hidden_dim), jnp.dtype(dtype)),
         jax.ShapeDtypeStruct((batch, positions), jnp.int32),
     )
-    ids: dict[str, Any] = dict(
-        value_table=np.linspace(0.0, 1.0, n_density_tokens),
-        density_start=DENSITY_START,
-        n_density_tokens=n_density_tokens,
-    )
+    target = DensityTarget(n_density_tokens, np.linspace(0.0, 1.0, n_density_tokens))
 
     def compiled_memory(loss):
         # Without the metrics, which cost the plain formulas more than the blocks.
-        of = jax.value_and_grad(lambda *inputs: loss(*inputs, config=config, **ids)[0], argnums=(0, 1))
+        of = jax.value_and_grad(lambda *inputs: loss(*inputs, config=config, target=target)[0], argnums=(0, 1))
         memory = jax.jit(of).lower(*arrays).compile().memory_analysis()
         if memory is None:
             raise TomatError(f"JAX's {jax.default_backend()} backend does not report compiled memory; try another one.")

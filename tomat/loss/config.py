@@ -74,7 +74,7 @@ class LossConfig:
 
     kernel: LossKernel = "xla"
     """`xla`: a scan over blocks of `block_positions`, on any platform. `pallas`: two TPU kernels that keep the logits
-    in VMEM (`loss_pallas.py`), for every kind but `crps`. Values and gradients are the same up to rounding. `tomat
+    in VMEM (`pallas.py`), for every kind but `crps`. Values and gradients are the same up to rounding. `tomat
     bench loss-tiles` plans both for a chip."""
     tiles: LossTiles = LossTiles()
     """Of the `pallas` kernel; what is not set comes from a table of tuned tiles."""

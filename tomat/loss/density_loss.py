@@ -4,7 +4,6 @@ Shapes: B batch, P positions, E embedding, V vocabulary, R rows of the head in u
 """
 
 import math
-from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
@@ -13,29 +12,11 @@ from haliax import NamedArray
 from jax import lax
 
 from tomat.base.errors import TomatError
-from tomat.loss.config import LOSS_KINDS, LossConfig
-from tomat.loss.xla import BinTables, BlockSpec, LossSums, PositionWeights, blocked_loss_sums
+from tomat.loss.config import LossConfig
+from tomat.loss.interface import BinTables, BlockSpec, LossInputs, LossSums, PositionWeights
+from tomat.loss.sharded import loss_sums
+from tomat.loss.target import DensityTarget
 from tomat.model.sharding import Sharding, current_mesh, mesh_axes
-
-__all__ = ["LOSS_KINDS", "LossConfig", "density_loss", "evaluation_sums", "plain_loss"]
-
-
-@dataclass(frozen=True)
-class _Inputs:
-    """What both losses compute from, as plain arrays."""
-
-    hidden: jax.Array
-    """`[B, P, E]`."""
-    head: jax.Array
-    """`[R, E]`: the rows of the density ids, or of all ids."""
-    rows: jax.Array
-    """Row of `head` of each position's target, int32 `[B, P]`."""
-    first_bin: int
-    """Row of `head` of density bin 0."""
-    weights: PositionWeights
-    tables: BinTables
-    has_values: bool
-    constant_metrics: dict[str, jax.Array]
 
 
 def density_loss(
@@ -44,11 +25,7 @@ def density_loss(
     tokens: jax.Array | NamedArray,
     *,
     config: LossConfig,
-    value_table: np.ndarray | None,
-    density_start: int,
-    n_density_tokens: int,
-    pad_id: int = 0,
-    tokens_per_voxel: int = 1,
+    target: DensityTarget,
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
     """Loss of a batch and its metrics, never holding the logits of more than `config.block_positions` positions.
 
@@ -62,12 +39,7 @@ def density_loss(
         head: Output embedding, `[vocab, embed]`.
         tokens: Ids, integer `[batch, position]` or `[position]`.
         config: The loss.
-        value_table: Density of each density id, `[n_density_tokens]`, e/A^3, increasing: the codec's medians. None
-            where one id has no density (two tokens per voxel).
-        density_start: Id of density bin 0.
-        n_density_tokens: Number of density ids K.
-        pad_id: The id that is padding: no loss where it is the target.
-        tokens_per_voxel: Of the layout. Above 1 the table is not used.
+        target: The density ids, and what they stand for.
 
     Returns:
         The loss, a float32 scalar in `config.unit`, and float32 scalar metrics, each a mean over the sequences of a
@@ -82,14 +54,11 @@ def density_loss(
         TomatError: shapes, table or layout do not fit each other, or the batch does not divide over the devices.
     """
     sharding = _sharding(hidden)
-    inputs = _prepare(
-        hidden, head, tokens, config, value_table, density_start, n_density_tokens, pad_id, tokens_per_voxel
-    )
+    spec, inputs, constant_metrics = _prepare(hidden, head, tokens, config, target)
     if sharding is not None:
         _check_divisible(inputs.hidden, sharding)
-    spec = BlockSpec(config, inputs.first_bin, n_density_tokens, inputs.has_values, sharding)
-    sums = blocked_loss_sums(spec, inputs.hidden, inputs.head, inputs.rows, inputs.weights, inputs.tables)
-    return sums.loss, _metrics(sums, inputs, config)
+    sums = loss_sums(spec, sharding, inputs)
+    return sums.loss, _metrics(spec, sums, constant_metrics)
 
 
 def evaluation_sums(loss: jax.Array, metrics: dict[str, jax.Array], n_sequences: int) -> dict[str, jax.Array]:
@@ -118,25 +87,21 @@ def plain_loss(
     tokens: jax.Array | NamedArray,
     *,
     config: LossConfig,
-    value_table: np.ndarray | None,
-    density_start: int,
-    n_density_tokens: int,
-    pad_id: int = 0,
-    tokens_per_voxel: int = 1,
+    target: DensityTarget,
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
     """The same as `density_loss`, written as the formulas of `LossConfig` say it and differentiated by JAX.
 
     It holds several float32 arrays `[batch, position, ids]`: for tests, and to read. Arguments, results and errors
     are those of `density_loss`.
     """
-    x = _prepare(hidden, head, tokens, config, value_table, density_start, n_density_tokens, pad_id, tokens_per_voxel)
-    v, t = x.tables.values, jnp.clip(x.rows - x.first_bin, 0, n_density_tokens - 1)
+    spec, x, constant_metrics = _prepare(hidden, head, tokens, config, target)
+    v, t = x.tables.values, jnp.clip(x.rows - spec.first_bin, 0, spec.n_bins - 1)
     r = v[t][..., None]
     logits = jnp.einsum("bpe,re->bpr", x.hidden, x.head, preferred_element_type=jnp.float32)
-    density_logits = logits[..., x.first_bin : x.first_bin + n_density_tokens]
+    density_logits = logits[..., spec.first_bin : spec.first_bin + spec.n_bins]
     log_p = jax.nn.log_softmax(density_logits)
     p = jnp.exp(log_p)
-    bins = jnp.arange(n_density_tokens)
+    bins = jnp.arange(spec.n_bins)
     cross_entropy = -jnp.take_along_axis(log_p, t[..., None], axis=-1)[..., 0]
     emd = jnp.sum(p * jnp.abs(v - r), axis=-1)
     best = density_logits == jnp.max(density_logits, axis=-1, keepdims=True)
@@ -182,18 +147,18 @@ def plain_loss(
         rho=jnp.sum(w.density_mean * r[..., 0]),
         other_cross_entropy=jnp.sum(w.other_mean * other_cross_entropy),
     )
-    return sums.loss, _metrics(sums, x, config)
+    return sums.loss, _metrics(spec, sums, constant_metrics)
 
 
-def _metrics(sums: LossSums, inputs: _Inputs, config: LossConfig) -> dict[str, jax.Array]:
+def _metrics(spec: BlockSpec, sums: LossSums, constant_metrics: dict[str, jax.Array]) -> dict[str, jax.Array]:
     metrics = {
         "density_loss": sums.density_loss,
         "cross_entropy_nats": sums.cross_entropy,
         "top1_accuracy": sums.top1,
-    } | inputs.constant_metrics
-    if inputs.has_values:
+    } | constant_metrics
+    if spec.has_values:
         metrics |= {"emd_e_per_A3": sums.emd, "rho_mean_e_per_A3": sums.rho}
-    if config.preamble_weight > 0:
+    if spec.config.preamble_weight > 0:
         metrics["preamble_cross_entropy_nats"] = sums.other_cross_entropy
     # The hand-written backward pass has no gradient for them.
     return {name: lax.stop_gradient(value) for name, value in metrics.items()}
@@ -204,14 +169,10 @@ def _prepare(
     head: jax.Array | NamedArray,
     tokens: jax.Array | NamedArray,
     config: LossConfig,
-    value_table: np.ndarray | None,
-    density_start: int,
-    n_density_tokens: int,
-    pad_id: int,
-    tokens_per_voxel: int,
-) -> _Inputs:
-    """Plain arrays of the right shapes, the targets and the weight of each position."""
-    config.check_layout(tokens_per_voxel)
+    target: DensityTarget,
+) -> tuple[BlockSpec, LossInputs, dict[str, jax.Array]]:
+    """Plain arrays of the right shapes with each position's target and weight, and the metrics of these alone."""
+    config.check_layout(target.tokens_per_voxel)
     hidden, head = _plain(hidden, ("batch", "position", "embed")), _plain(head, ("vocab", "embed"))
     tokens = _plain(tokens, ("batch", "position"))
     if hidden.ndim == 2 and tokens.ndim == 1:
@@ -223,24 +184,23 @@ def _prepare(
         )
     if not jnp.issubdtype(tokens.dtype, jnp.integer):
         raise TomatError(f"the loss got tokens of type {tokens.dtype}; expected integer ids.")
-    end = density_start + n_density_tokens
-    if density_start < 0 or n_density_tokens < 2 or end > head.shape[0]:
+    start, end = target.density_start, target.density_end
+    if start < 0 or target.n_density_tokens < 2 or end > head.shape[0]:
         raise TomatError(
-            f"the density ids are {density_start}..{end - 1} and the head has {head.shape[0]} rows; expected at "
+            f"the density ids are {start}..{end - 1} and the head has {head.shape[0]} rows; expected at "
             "least two density ids within the head. Build the model with the vocabulary of the data's codec."
         )
-    has_values = value_table is not None and tokens_per_voxel == 1
-    if not has_values and config.kind != "cross_entropy":
+    if not target.has_values and config.kind != "cross_entropy":
         raise TomatError(
             f"loss.kind {config.kind} needs the codec's table of densities, and there is none for this data."
         )
 
     n_sequences = tokens.shape[0]
-    targets = jnp.concatenate([tokens[:, 1:], jnp.full((n_sequences, 1), pad_id, tokens.dtype)], axis=1).astype(
+    targets = jnp.concatenate([tokens[:, 1:], jnp.full((n_sequences, 1), target.pad_id, tokens.dtype)], axis=1).astype(
         jnp.int32
     )
-    is_density = (targets >= density_start) & (targets < end)
-    is_other = (targets != pad_id) & ~is_density
+    is_density = (targets >= start) & (targets < end)
+    is_other = (targets != target.pad_id) & ~is_density
     density, other = is_density.astype(jnp.float32), is_other.astype(jnp.float32)
     n_density, n_other = density.sum(axis=1, keepdims=True), other.sum(axis=1, keepdims=True)
     has_density = n_density > 0
@@ -252,56 +212,26 @@ def _prepare(
         other_mean=other * has_density / (jnp.maximum(n_other, 1.0) * n_sequences),
     )
     if config.vocabulary == "full" or config.preamble_weight > 0:
-        rows, first_bin = targets, density_start
+        rows, first_bin = targets, start
     else:
-        rows, first_bin, head = targets - density_start, 0, head[density_start:end]
-    return _Inputs(
-        hidden=hidden,
-        head=head,
-        rows=rows,
-        first_bin=first_bin,
-        weights=PositionWeights(*(lax.stop_gradient(w) for w in weights)),
-        tables=_bin_tables(value_table if has_values else None, n_density_tokens),
-        has_values=has_values,
-        constant_metrics={
-            "density_positions": jnp.mean(n_density),
-            "sequences_without_density": 1.0 - jnp.mean(has_density.astype(jnp.float32)),
-        },
-    )
+        rows, first_bin, head = targets - start, 0, head[start:end]
+    spec = BlockSpec(config, first_bin, target.n_density_tokens, target.has_values)
+    weights = PositionWeights(*(lax.stop_gradient(w) for w in weights))
+    constant_metrics = {
+        "density_positions": jnp.mean(n_density),
+        "sequences_without_density": 1.0 - jnp.mean(has_density.astype(jnp.float32)),
+    }
+    return spec, LossInputs(hidden, head, rows, weights, _bin_tables(target)), constant_metrics
 
 
-def _bin_tables(value_table: np.ndarray | None, n_bins: int) -> BinTables:
+def _bin_tables(target: DensityTarget) -> BinTables:
     """Values and widths of the bins. A width reaches half-way to both neighbours, and as far outwards at the ends."""
-    if value_table is None:
-        return BinTables(jnp.zeros(n_bins), jnp.zeros(n_bins))
-    values = check_value_table(value_table, n_bins)
+    if not target.has_values:
+        return BinTables(jnp.zeros(target.n_density_tokens), jnp.zeros(target.n_density_tokens))
+    values = target.values
     gaps = np.diff(values)
     widths = 0.5 * (np.concatenate([gaps[:1], gaps]) + np.concatenate([gaps, gaps[-1:]]))
     return BinTables(jnp.asarray(values, jnp.float32), jnp.asarray(widths, jnp.float32))
-
-
-def check_value_table(value_table: np.ndarray, n_bins: int) -> np.ndarray:
-    """The table as float64 `[n_bins]`.
-
-    Raises:
-        TomatError: it has another length, a value that is not finite, or does not increase from bin to bin.
-    """
-    values = np.asarray(value_table, np.float64)
-    if values.shape != (n_bins,):
-        raise TomatError(
-            f"the table of densities has shape {values.shape} and there are {n_bins} density ids; use the table of the "
-            "codec that wrote the data."
-        )
-    if not np.isfinite(values).all():
-        raise TomatError(f"{np.count_nonzero(~np.isfinite(values))} of {n_bins} densities of the table are not finite.")
-    falls = np.flatnonzero(np.diff(values) <= 0)
-    if falls.size:
-        k = int(falls[0])
-        raise TomatError(
-            f"the table of densities does not increase from bin {k} ({values[k]:g} e/A^3) to bin {k + 1} "
-            f"({values[k + 1]:g} e/A^3), nor at {falls.size - 1} other places; refit the codec with fewer bins."
-        )
-    return values
 
 
 def _plain(x: jax.Array | NamedArray, axes: tuple[str, ...]) -> jax.Array:

@@ -3,11 +3,11 @@
 The rows (positions of all sequences on a device) are taken some thousands at a time. Of these one kernel walks over the
 head and gives each row's sums; from them come the losses, the metrics and a dozen scalars for each row; with those a
 second kernel walks over the head again and gives both gradients. So the logits are computed twice, four matmuls
-instead of the three of `loss_kernels.py`, and what moves through HBM is the head and its gradient, once for each group
+instead of the three of `xla.py`, and what moves through HBM is the head and its gradient, once for each group
 of rows.
 
 Shapes: B batch, P positions, E embedding, R rows of the head in use, K density bins, S rows resident, N rows of this
-device rounded up to a multiple of S; C ids of the kernels' two sections (`loss_pallas_kernels.py`), padding included.
+device rounded up to a multiple of S; C ids of the kernels' two sections (`pallas_kernels.py`), padding included.
 """
 
 from typing import NamedTuple
@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from tomat.loss.interface import BinTables, BlockSpec, LossInputs, LossSums, PositionWeights, weighted_sums
 from tomat.loss.pallas_kernels import (
     CENTRE,
     DENSITY_FACTOR,
@@ -43,7 +44,6 @@ from tomat.loss.pallas_kernels import (
     row_statistics,
 )
 from tomat.loss.tiles import check_vmem, tuned_tiles
-from tomat.loss.xla import BinTables, BlockSpec, LossSums, PositionWeights, weighted_sums
 
 
 class _Rows(NamedTuple):
@@ -68,13 +68,7 @@ class _Terms(NamedTuple):
 
 
 def pallas_loss_sums(
-    spec: BlockSpec,
-    differentiate: bool,
-    hidden: jax.Array,
-    head: jax.Array,
-    rows: jax.Array,
-    weights: PositionWeights,
-    tables: BinTables,
+    spec: BlockSpec, differentiate: bool, inputs: LossInputs
 ) -> tuple[LossSums, tuple[jax.Array, ...]]:
     """All rows of this device: their sums, and with `differentiate` the gradients of `sums.loss` by `hidden`, in its
     type, and by `head`, in float32.
@@ -82,15 +76,12 @@ def pallas_loss_sums(
     Args:
         spec: The loss.
         differentiate: Whether to compute gradients.
-        hidden: `[B, P, E]`.
-        head: `[R, E]`.
-        rows: Row of the head of each target, int32 `[B, P]`.
-        weights: `[B, P]` each.
-        tables: The bins.
+        inputs: What is on this device.
 
     Raises:
         TomatError: The tiles do not fit VMEM, or there are none.
     """
+    hidden, head, rows, weights, tables = inputs
     n = hidden.shape[0] * hidden.shape[1]
     dtype = jnp.result_type(hidden, head)
     plan = _plan(spec, n, head.shape, dtype)

@@ -11,6 +11,7 @@ import numpy as np
 
 from tomat.base.errors import TomatError
 from tomat.loss.config import CROSS_ENTROPY_KINDS, LossConfig
+from tomat.loss.target import DensityTarget
 from tomat.tokens.vocabulary import MAX_IDS
 
 UNTIED_LOGIT_STD = 1.0
@@ -23,56 +24,44 @@ TIED_LOGIT_STD = 0.1
 standard deviation 1/embed)."""
 
 
-def uniform_loss(
-    config: LossConfig,
-    tokens: np.ndarray,
-    *,
-    value_table: np.ndarray | None,
-    density_start: int,
-    n_density_tokens: int,
-    vocab_size: int,
-    pad_id: int = 0,
-    tokens_per_voxel: int = 1,
-) -> float:
+def uniform_loss(config: LossConfig, tokens: np.ndarray, *, target: DensityTarget, vocab_size: int) -> float:
     """The configured loss of these tokens for a prediction that is exactly uniform, in `config.unit`.
 
     Args:
         config: The loss.
         tokens: Ids of a batch, integer `[batch, position]`.
-        value_table: Density of each density id, `[n_density_tokens]`, e/A^3; None for two tokens per voxel.
-        density_start: Id of density bin 0.
-        n_density_tokens: Number of density ids.
+        target: The density ids, and what they stand for.
         vocab_size: Rows of the model's head.
-        pad_id: The id that is padding.
-        tokens_per_voxel: Of the layout.
 
     Raises:
         TomatError: the loss has no meaning for the layout.
     """
-    config.check_layout(tokens_per_voxel)
+    config.check_layout(target.tokens_per_voxel)
     targets = np.asarray(tokens)[:, 1:].astype(np.int64)
-    per_bin = _uniform_loss_per_bin(config, value_table, n_density_tokens)
+    n_bins = target.n_density_tokens
+    per_bin = _uniform_loss_per_bin(config, target)
     if config.vocabulary == "full":
-        per_bin = per_bin + math.log(vocab_size / n_density_tokens)
-    log_ids = math.log(vocab_size if config.vocabulary == "full" else n_density_tokens)
+        per_bin = per_bin + math.log(vocab_size / n_bins)
+    log_ids = math.log(vocab_size if config.vocabulary == "full" else n_bins)
     per_bin = per_bin + config.z_loss_weight * log_ids**2
     per_other = math.log(vocab_size) + config.z_loss_weight * math.log(vocab_size) ** 2
     total = 0.0
     for row in targets:
-        bins = row[(row >= density_start) & (row < density_start + n_density_tokens)] - density_start
+        bins = row[(row >= target.density_start) & (row < target.density_end)] - target.density_start
         if bins.size == 0:
             continue
-        other = config.preamble_weight * (np.count_nonzero(row != pad_id) - bins.size)
+        other = config.preamble_weight * (np.count_nonzero(row != target.pad_id) - bins.size)
         total += (per_bin[bins].sum() + other * per_other) / (bins.size + other)
     return float(total / len(targets))
 
 
-def _uniform_loss_per_bin(config: LossConfig, value_table: np.ndarray | None, n_bins: int) -> np.ndarray:
-    """Loss over the density bins alone, for each target bin, float64 `[n_bins]`."""
+def _uniform_loss_per_bin(config: LossConfig, target: DensityTarget) -> np.ndarray:
+    """Loss over the density bins alone, for each target bin, float64 `[n_density_tokens]`."""
+    n_bins = target.n_density_tokens
     cross_entropy = np.full(n_bins, math.log(n_bins))
     if config.kind in ("cross_entropy", "soft_cross_entropy"):
         return cross_entropy
-    v = np.asarray(value_table, np.float64)
+    v = target.values
     if config.kind == "l1_mean":
         return np.abs(v.mean() - v)
     if config.kind == "crps":
@@ -87,9 +76,7 @@ def _uniform_loss_per_bin(config: LossConfig, value_table: np.ndarray | None, n_
     return emd if config.kind == "emd" else cross_entropy + config.emd_weight * emd
 
 
-def first_loss_tolerance(
-    config: LossConfig, expected: float, *, value_table: np.ndarray | None, n_density_tokens: int, logit_std: float
-) -> float:
+def first_loss_tolerance(config: LossConfig, expected: float, *, target: DensityTarget, logit_std: float) -> float:
     """How far the first loss of a fresh model may be from `uniform_loss`, in `config.unit`.
 
     Independent logits of standard deviation s change a cross-entropy by s^2 / 2 in the mean (the log-mean of a
@@ -101,17 +88,16 @@ def first_loss_tolerance(
     Args:
         config: The loss.
         expected: `uniform_loss` of the batch.
-        value_table: Density of each density id, e/A^3.
-        n_density_tokens: Number of density ids.
+        target: The density ids, and what they stand for.
         logit_std: Standard deviation of the fresh model's logits: `TIED_LOGIT_STD` or `UNTIED_LOGIT_STD`.
     """
     tolerance = 0.02 * abs(expected)
     if config.kind in CROSS_ENTROPY_KINDS or config.vocabulary == "full" or config.preamble_weight > 0:
         tolerance += logit_std**2 / 2 + logit_std
-    if value_table is not None and config.kind not in ("cross_entropy", "soft_cross_entropy"):
-        sampling = float(np.std(np.asarray(value_table, np.float64))) * math.exp(logit_std**2 / 2)
+    if target.has_values and config.kind not in ("cross_entropy", "soft_cross_entropy"):
+        sampling = float(np.std(target.values)) * math.exp(logit_std**2 / 2)
         slope = {"crps": 2.0, "ce_emd": config.emd_weight}.get(config.kind, 1.0)
-        tolerance += 4.0 * slope * sampling / math.sqrt(n_density_tokens)
+        tolerance += 4.0 * slope * sampling / math.sqrt(target.n_density_tokens)
     # Spread logits add s^2 / 2 to z, the logarithm of at most as many ids as there are.
     log_ids, shift = math.log(MAX_IDS), logit_std**2 / 2
     return tolerance + config.z_loss_weight * ((log_ids + shift) ** 2 - log_ids**2)
@@ -122,8 +108,7 @@ def check_first_loss(
     measured: float,
     expected: float,
     *,
-    value_table: np.ndarray | None,
-    n_density_tokens: int,
+    target: DensityTarget,
     logit_std: float = UNTIED_LOGIT_STD,
 ) -> None:
     """Stop a run whose first logged loss is not what the configured loss gives.
@@ -134,16 +119,13 @@ def check_first_loss(
         config: The loss.
         measured: The loss that the training step returned for its first batch.
         expected: `uniform_loss` of the same batch.
-        value_table: Density of each density id, e/A^3.
-        n_density_tokens: Number of density ids.
+        target: The density ids, and what they stand for.
         logit_std: Standard deviation of the fresh model's logits: `TIED_LOGIT_STD` or `UNTIED_LOGIT_STD`.
 
     Raises:
         TomatError: the measured value is not finite, or outside the tolerance.
     """
-    tolerance = first_loss_tolerance(
-        config, expected, value_table=value_table, n_density_tokens=n_density_tokens, logit_std=logit_std
-    )
+    tolerance = first_loss_tolerance(config, expected, target=target, logit_std=logit_std)
     if math.isfinite(measured) and abs(measured - expected) <= tolerance:
         return
     raise TomatError(

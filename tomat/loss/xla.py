@@ -8,85 +8,13 @@ Shapes: B batch, P positions, Q positions of a block, E embedding, R rows of the
 contiguous part of the R rows). Everything is float32 except `hidden` and `head`, which keep the compute type.
 """
 
-from dataclasses import dataclass
-from functools import partial
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.sharding import PartitionSpec
 
-from tomat.loss.config import LossConfig
-from tomat.model.sharding import Sharding
-
-
-@dataclass(frozen=True)
-class BlockSpec:
-    """What the compiled loss depends on besides its arrays."""
-
-    config: LossConfig
-    first_bin: int
-    """Row of the head, among those in use, of density bin 0."""
-    n_bins: int
-    has_values: bool
-    """Whether a bin has a density (false for two-token data)."""
-    sharding: Sharding | None
-
-
-class BinTables(NamedTuple):
-    """Properties of the bins, float32."""
-
-    values: jax.Array
-    """Density of each bin `[K]`, e/A^3, increasing."""
-    widths: jax.Array
-    """Width of each bin `[K]`, e/A^3."""
-
-
-class PositionWeights(NamedTuple):
-    """Weight of each position, `[B, P]`, summed over the batch in the loss and in the metrics.
-
-    `density` and `other` make the loss; `density_mean` and `other_mean` make plain means over the positions of either
-    sort.
-    """
-
-    density: jax.Array
-    other: jax.Array
-    density_mean: jax.Array
-    other_mean: jax.Array
-
-
-class LossSums(NamedTuple):
-    """Weighted sums over all positions, float32 scalars."""
-
-    loss: jax.Array
-    density_loss: jax.Array
-    cross_entropy: jax.Array
-    emd: jax.Array
-    top1: jax.Array
-    rho: jax.Array
-    other_cross_entropy: jax.Array
-
-
-def weighted_sums(
-    weights: PositionWeights,
-    loss: jax.Array,
-    cross_entropy: jax.Array,
-    emd: jax.Array,
-    top1: jax.Array,
-    rho: jax.Array,
-    other_cross_entropy: jax.Array,
-) -> LossSums:
-    """The sums of some positions; weights and values of each are of one shape."""
-    return LossSums(
-        loss=jnp.sum(weights.density * loss + weights.other * other_cross_entropy),
-        density_loss=jnp.sum(weights.density_mean * loss),
-        cross_entropy=jnp.sum(weights.density_mean * cross_entropy),
-        emd=jnp.sum(weights.density_mean * emd),
-        top1=jnp.sum(weights.density_mean * top1),
-        rho=jnp.sum(weights.density_mean * rho),
-        other_cross_entropy=jnp.sum(weights.other_mean * other_cross_entropy),
-    )
+from tomat.loss.interface import BinTables, BlockSpec, LossInputs, LossSums, PositionWeights, weighted_sums
 
 
 class _PositionTerms(NamedTuple):
@@ -259,15 +187,7 @@ def _block_terms(
     return sums._replace(loss=sums.loss + jnp.sum(weights.other * other_z_loss)), gradient
 
 
-def _scan_blocks(
-    spec: BlockSpec,
-    differentiate: bool,
-    hidden: jax.Array,
-    head: jax.Array,
-    rows: jax.Array,
-    weights: PositionWeights,
-    tables: BinTables,
-) -> tuple[LossSums, tuple[jax.Array, ...]]:
+def xla_loss_sums(spec: BlockSpec, differentiate: bool, inputs: LossInputs) -> tuple[LossSums, tuple[jax.Array, ...]]:
     """All blocks of the positions on this device.
 
     Returns:
@@ -277,12 +197,9 @@ def _scan_blocks(
     Args:
         spec: The loss.
         differentiate: Whether to compute gradients.
-        hidden: `[B, P, E]`.
-        head: `[R, E]`.
-        rows: Row of the head of each target, int32 `[B, P]`.
-        weights: `[B, P]` each.
-        tables: The bins.
+        inputs: What is on this device.
     """
+    hidden, head, rows, weights, tables = inputs
     positions = hidden.shape[1]
     block = min(spec.config.block_positions, positions)
     n_blocks = -(-positions // block)
@@ -323,75 +240,3 @@ def _scan_blocks(
     none_yet = (jnp.zeros_like(hidden), jnp.zeros(head.shape, jnp.float32)) if differentiate else ()
     (sums, gradients), _ = lax.scan(step, (LossSums(*(zero,) * len(LossSums._fields)), none_yet), jnp.arange(n_blocks))
     return sums, gradients
-
-
-def _on_device(spec: BlockSpec, differentiate: bool, *arrays) -> tuple[LossSums, tuple[jax.Array, ...]]:
-    """The part of batch and positions on this device, by the configured kernel, and the sum over devices."""
-    if spec.config.kernel == "pallas":
-        from tomat.loss.pallas import pallas_loss_sums as local_sums  # Pallas' TPU half takes a second
-    else:
-        local_sums = _scan_blocks
-    sums, gradients = local_sums(spec, differentiate, *arrays)
-    if spec.sharding is not None:
-        # Once, after the scan. Left to XLA, a CPU mesh reduces the head's gradient in every block; libtpu 0.0.46 moves
-        # that reduction out of the loop, but nothing promises that it will.
-        devices = spec.sharding.batch + spec.sharding.position
-        sums = lax.psum(sums, devices)
-        if differentiate:
-            gradients = (gradients[0], lax.psum(gradients[1], devices))
-    return sums, gradients
-
-
-def _on_mesh(spec: BlockSpec, differentiate: bool, *arrays) -> tuple[LossSums, tuple[jax.Array, ...]]:
-    """`_on_device`, on each device its part of batch and positions when there is a mesh."""
-    on_device = partial(_on_device, spec, differentiate)
-    if spec.sharding is None:
-        return on_device(*arrays)
-    whole, split2, split3 = PartitionSpec(), spec.sharding.spec(2), spec.sharding.spec(3)
-    return jax.shard_map(
-        on_device,
-        mesh=spec.sharding.mesh,
-        in_specs=(split3, whole, split2, split2, whole),
-        out_specs=(whole, (split3, whole) if differentiate else ()),
-        check_vma=False,
-    )(*arrays)
-
-
-def blocked_loss_sums(
-    spec: BlockSpec,
-    hidden: jax.Array,
-    head: jax.Array,
-    rows: jax.Array,
-    weights: PositionWeights,
-    tables: BinTables,
-) -> LossSums:
-    """Weighted sums of loss and metrics over a batch; only `loss` has a gradient, and only by `hidden` and `head`.
-
-    Args:
-        spec: The loss, and how the arrays lie on a mesh.
-        hidden: `[B, P, E]`, any float type.
-        head: `[R, E]`, the rows of the ids in use.
-        rows: Row of `head` of the target of each position, int32 `[B, P]`; anything where the weights are 0.
-        weights: `[B, P]` each, float32.
-        tables: The bins.
-    """
-    return _differentiable_sums(spec, hidden, head, rows, weights, tables)
-
-
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _differentiable_sums(spec: BlockSpec, *arrays) -> LossSums:
-    return _on_mesh(spec, False, *arrays)[0]
-
-
-def _forward(spec: BlockSpec, hidden: jax.Array, head: jax.Array, *others):
-    sums, (by_hidden, by_head) = _on_mesh(spec, True, hidden, head, *others)
-    return sums, (by_hidden, by_head.astype(head.dtype))
-
-
-def _backward(spec: BlockSpec, gradients: tuple[jax.Array, jax.Array], cotangents: LossSums):
-    # The scale is 1 in training: nothing is rounded twice.
-    by_hidden, by_head = ((cotangents.loss * g).astype(g.dtype) for g in gradients)
-    return by_hidden, by_head, None, None, None
-
-
-_differentiable_sums.defvjp(_forward, _backward)

@@ -14,6 +14,7 @@ from enum import StrEnum
 
 from tomat.profile.hlo import CONTROL_OPCODES, FREE_OPCODES, Frame, HloProgram, Instruction
 from tomat.profile.hlo_costs import COLLECTIVES, base_opcode, instruction_flops
+from tomat.profile.hlo_kernels import executed_kernels
 
 
 class Category(StrEnum):
@@ -90,25 +91,30 @@ PATH_RULES: tuple[tuple[re.Pattern[str], Part], ...] = (
     (re.compile(r"decoder_?layer|transformer|block$|scan\(layer", re.IGNORECASE), Part.LAYER_OTHER),
 )  # fmt: skip
 
-# Call frames, innermost first: (file pattern, function pattern, part). Files tell what scopes do not: normalisation
-# and rotary code runs under the scope of whoever calls it.
-FRAME_RULES: tuple[tuple[re.Pattern[str], re.Pattern[str], Part], ...] = tuple(
-    (re.compile(file), re.compile(function, re.IGNORECASE), part)
-    for file, function, part in (
-        (r"/optax/|levanter/optim/", r"", Part.OPTIMIZER),
-        (r"normalization\.py$", r"norm|standardize", Part.NORM_ROTARY),  # the same file holds softmax
-        (r"rotary\.py$", r"", Part.NORM_ROTARY),
-        (r"tomat/training/loss\w*\.py$|levanter/models/loss\.py$|fused_cross_entropy", r"", Part.LOSS),
-        (r"splash_attention|flash_attention|tomat/training/splash\.py$", r"", Part.ATTENTION_CORE),
-        (r"tomat/training/attention\.py$", r"_attend|flash|_blockwise", Part.ATTENTION_CORE),
-        (r"", r"dot_product_attention|softmax_attention", Part.ATTENTION_CORE),
-        (r"", r"rms_?norm|layer_?norm|rotary|_rotate_half", Part.NORM_ROTARY),
-        (r"", r"cross_entropy|log_softmax|logsumexp|next_token_loss", Part.LOSS),
-        (r"/embedding\.py$", r"", Part.EMBEDDING),
-        (r"", r"embedding\.embed|^embed$", Part.EMBEDDING),
-        (r"", r"mlp|feed_?forward", Part.MLP),
-        (r"attention\.py$", r"", Part.ATTENTION_PROJECTIONS),
-        (r"", r"decoderlayer", Part.LAYER_OTHER),
+# Call frames, innermost first: (file patterns, function pattern, part). Files tell what scopes do not: normalisation
+# and rotary code runs under the scope of whoever calls it. Without file patterns a rule is for any file. Programs that
+# were compiled when tomat's loss and attention were in `tomat/training` have those paths in their frames.
+FRAME_RULES: tuple[tuple[tuple[re.Pattern[str], ...], re.Pattern[str], Part], ...] = tuple(
+    (tuple(re.compile(file) for file in files), re.compile(function, re.IGNORECASE), part)
+    for files, function, part in (
+        ((r"/optax/", r"levanter/optim/"), r"", Part.OPTIMIZER),
+        ((r"normalization\.py$",), r"norm|standardize", Part.NORM_ROTARY),  # the same file holds softmax
+        ((r"rotary\.py$",), r"", Part.NORM_ROTARY),
+        (
+            (r"tomat/(loss/|training/loss)\w*\.py$", r"levanter/models/loss\.py$", r"fused_cross_entropy"),
+            r"",
+            Part.LOSS,
+        ),
+        ((r"splash_attention", r"flash_attention", r"tomat/(model|training)/splash\.py$"), r"", Part.ATTENTION_CORE),
+        ((r"tomat/(model|training)/attention\.py$",), r"_attend|flash|_blockwise", Part.ATTENTION_CORE),
+        ((), r"dot_product_attention|softmax_attention", Part.ATTENTION_CORE),
+        ((), r"rms_?norm|layer_?norm|rotary|_rotate_half", Part.NORM_ROTARY),
+        ((), r"cross_entropy|log_softmax|logsumexp|next_token_loss", Part.LOSS),
+        ((r"/embedding\.py$",), r"", Part.EMBEDDING),
+        ((), r"embedding\.embed|^embed$", Part.EMBEDDING),
+        ((), r"mlp|feed_?forward", Part.MLP),
+        ((r"attention\.py$",), r"", Part.ATTENTION_PROJECTIONS),
+        ((), r"decoderlayer", Part.LAYER_OTHER),
     )
 )
 EARLY_PARTS = frozenset({Part.OPTIMIZER, Part.NORM_ROTARY, Part.ATTENTION_CORE, Part.LOSS})
@@ -159,8 +165,8 @@ def part_of(op_name: str, frames: tuple[Frame, ...]) -> Part:
 
 def _part_of_frames(frames: tuple[Frame, ...]) -> Part:
     for frame in frames:
-        for file, function, part in FRAME_RULES:
-            if file.search(frame.file) and function.search(frame.function):
+        for files, function, part in FRAME_RULES:
+            if (not files or any(file.search(frame.file) for file in files)) and function.search(frame.function):
                 return part
     return Part.OUTSIDE
 
@@ -284,7 +290,7 @@ def classify_program(program: HloProgram) -> dict[str, Classified]:
     """The verdict on every instruction of a program that can run as a kernel, by instruction name."""
     surrounding = computation_directions(program)
     verdicts: dict[str, Classified] = {}
-    for kernel in program.kernels():
+    for kernel in executed_kernels(program):
         instruction = kernel.instruction
         if instruction.name in verdicts:
             continue

@@ -18,13 +18,17 @@ from typing import Any
 import numpy as np
 
 from tomat.base.errors import TomatError
-from tomat.profile.trace import (
+from tomat.profile.damage import (
     FAR_AWAY,
     LONGEST_TRACE_PS,
     MALFORMED,
     NEGATIVE_DURATION,
     NO_DURATION,
     NO_TIME,
+    clock_origin,
+    refuse_damaged,
+)
+from tomat.profile.trace_data import (
     DeviceTrace,
     Events,
     HostActivity,
@@ -32,9 +36,7 @@ from tomat.profile.trace import (
     ModuleRun,
     OpKind,
     StepMark,
-    clock_origin,
     program_name_and_id,
-    refuse_damaged,
     with_program_of_run,
 )
 from tomat.profile.unpack import read_unpacked
@@ -105,7 +107,7 @@ class _Reader:
 
     def read(self, events: list[dict[str, Any]]) -> HostTrace:
         tracks: dict[tuple[Any, Any], list[_Placed]] = {}
-        result = HostTrace(self.origin, self.host, [], HostActivity(), [], {}, None, {}, 0)
+        result = HostTrace(self.origin, self.host)
         complete = [event for event in events if event.get("ph") == "X"]
         for event in events:
             if event.get("ph") == "M":
@@ -210,11 +212,8 @@ class _Reader:
         array = np.array(spans, dtype=np.int64).reshape(-1, 3)
         result.activity = HostActivity(list(names), array[:, 0].astype(np.int32), array[:, 1], array[:, 2])
         if rows:
-            empty = Events.build([])
             # JSON keeps no run_id, so executions cannot be told apart: steps must come from the host's annotations.
-            result.devices.append(
-                DeviceTrace(self.host, "/host:CPU:0", "cpu", "cpu", kinds, Events.build(rows), empty, [], [])
-            )
+            result.devices.append(DeviceTrace(self.host, "/host:CPU:0", "cpu", "cpu", kinds, Events.build(rows)))
 
 
 def _step(placed: _Placed, index: int) -> StepMark:

@@ -1,10 +1,7 @@
-"""An optimised HLO module as the profiler and the planner need it: which instructions run, how often, from which line.
+"""An optimised HLO module as the profiler and the planner need it: its instructions, and the lines they come from.
 
 Read from HLO text, a serialised ``HloModuleProto`` or ``HloProto``, whole or out of a trace. Text goes through XLA's
 own parser (``jaxlib``), so all three arrive as the same protocol buffer and nothing is parsed here.
-
-A *kernel* is an instruction that the machine executes as a unit: fusions are not opened, the bodies of ``while``,
-``call`` and ``conditional`` are, times their trip counts.
 """
 
 from __future__ import annotations
@@ -20,7 +17,6 @@ from functools import cached_property
 from typing import Any
 
 from tomat.base.errors import TomatError
-from tomat.profile.hlo_values import constant_values, initial_value, origin
 
 # Bits per element by `PrimitiveType` number (xla/xla_data.proto). Sub-byte types are packed.
 BITS_PER_ELEMENT: dict[int, int] = {
@@ -44,7 +40,6 @@ CALLS = {"while": 2, "conditional": 1, "call": 1, "fusion": 1}
 MAX_SIZE = 2**48
 """Of a dimension: 256 T elements are in no memory."""
 MAX_WINDOW = 2**24
-MAX_TRIPS = 2**40
 
 LIBRARY_FILES = re.compile(r"(^|/)(jax|jaxlib|haliax|equinox|contextlib\.py)(/|$)")
 """Files whose lines tell the reader of a report nothing: wrappers between the model's line and the primitive."""
@@ -73,10 +68,7 @@ class Shape:
         """Elements of the array, or of all arrays of the tuple."""
         if self.parts:
             return sum(p.elements for p in self.parts)
-        count = 1
-        for d in self.dims:
-            count *= d
-        return count
+        return math.prod(self.dims)
 
     def byte_count(self, memory_space: int | None = None) -> int:
         """Bytes without padding, of the arrays in `memory_space` (None: anywhere)."""
@@ -121,15 +113,6 @@ class Instruction:
         return float(cycles) if cycles is not None and 0 < float(cycles) < math.inf else None
 
 
-@dataclass(frozen=True)
-class Kernel:
-    """An executed instruction and how often one run of the program executes it."""
-
-    instruction: Instruction
-    executions: float
-    in_loop: bool
-
-
 @dataclass
 class HloProgram:
     """A module: computations, instructions by id and name, stack frames, allocations."""
@@ -144,7 +127,6 @@ class HloProgram:
     """(bytes, kind) of each buffer allocation, kind one of parameter, constant, thread-local, temporary."""
     module: Any = field(default=None, repr=False)
     """The `HloModuleProto` it was read from."""
-    notes: list[str] = field(default_factory=list)
 
     @cached_property
     def by_id(self) -> dict[int, Instruction]:
@@ -195,30 +177,6 @@ class HloProgram:
                 found += self.inner(inner) if inner.opcode in ("fusion", "call") else [inner]
         return found or [instruction]
 
-    def kernels(self) -> list[Kernel]:
-        """Every executed instruction with its executions per run of the program, free opcodes left out."""
-        return list(self._walk(self.entry_id, 1.0, False, {}))
-
-    def _walk(self, computation_id: int, times: float, in_loop: bool, bound: dict[int, int]) -> Iterator[Kernel]:
-        for instruction in self.computations[computation_id]:
-            if instruction.opcode in FREE_OPCODES:
-                continue
-            yield Kernel(instruction, times, in_loop)
-            if instruction.opcode == "while":
-                trips = self.trip_count(instruction)
-                if trips is None:
-                    self.notes.append(f"loop {instruction.name}: trip count unknown, its body is counted once")
-                # called computations of a while: the body, then the condition (xla/hlo/ir/hlo_instruction.cc).
-                body, condition = instruction.called_ids[0], instruction.called_ids[1]
-                yield from self._walk(body, times * (1 if trips is None else trips), True, bound)
-                yield from self._walk(condition, times * (1 if trips is None else trips + 1), True, bound)
-            elif instruction.opcode in CONTROL_OPCODES:
-                branches = instruction.called_ids
-                for called in branches:
-                    # One branch of a conditional runs; which one is not known before it runs.
-                    share = 1.0 / len(branches) if instruction.opcode == "conditional" else 1.0
-                    yield from self._walk(called, times * share, in_loop, bound)
-
     @cached_property
     def callers(self) -> dict[int, list[Instruction]]:
         """The loops, calls, fusions and conditionals that run each computation, by its id."""
@@ -228,56 +186,6 @@ class HloProgram:
                 for called in set(instruction.called_ids):
                     found.setdefault(called, []).append(instruction)
         return found
-
-    def trip_count(self, loop: Instruction) -> int | None:
-        """How often a `while` body runs: XLA's annotation, else read off the condition; None if neither tells.
-
-        TPU modules carry no annotation. Their scans compare a counter in the loop's tuple with a constant.
-        """
-        known = loop.backend_config.get("known_trip_count", {}).get("n")
-        if known is not None:
-            return int(known) if 0 <= int(known) < MAX_TRIPS else None
-        body_id, condition_id = loop.called_ids[0], loop.called_ids[1]
-        compare = self.root(condition_id)
-        if compare is None or compare.opcode != "compare" or len(compare.operand_ids) != 2:
-            return None
-        left, right = (self.by_id[i] for i in compare.operand_ids)
-        counter, path = origin(self, left)
-        if counter.opcode != "parameter" or counter.computation_id != condition_id or len(path) != 1:
-            return None
-        limit = self._constant(origin(self, right))
-        start = self._constant(initial_value(self, loop, path[0]))
-        step = self._step(body_id, path[0])
-        direction = compare.proto.comparison_direction
-        if limit is None or start is None or not step or direction not in ("LT", "LE", "GT", "GE", "NE"):
-            return None
-        span = limit - start if direction in ("LT", "LE", "NE") else start - limit
-        inclusive = 1 if direction in ("LE", "GE") else 0
-        return max(0, -(-(span + inclusive) // abs(step)))
-
-    def _constant(self, found: tuple[Instruction, tuple[int, ...]]) -> int | None:
-        values = constant_values(found)
-        return values[0] if values is not None and len(values) == 1 else None
-
-    def _step(self, body_id: int, counter: int) -> int | None:
-        """By how much the body advances tuple element `counter`; None where that is no constant."""
-        root = self.root(body_id)
-        if root is None or root.opcode != "tuple" or counter >= len(root.operand_ids):
-            return None
-        update, _ = origin(self, self.by_id[root.operand_ids[counter]])
-        if update.opcode == "fusion":  # CPU and GPU wrap the scalar add in a fusion of its own
-            inner = self.root(update.called_ids[0])
-            if inner is None:
-                return None
-            update = inner
-        if update.opcode not in ("add", "subtract"):
-            return None
-        sign = 1 if update.opcode == "add" else -1
-        for operand in self.operands(update):
-            value = self._constant(origin(self, operand))
-            if value is not None:
-                return sign * value
-        return None
 
     def source(self, instruction: Instruction) -> str:
         """`file:line` of the innermost frame that is model code, "" where the module has no metadata."""

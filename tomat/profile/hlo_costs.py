@@ -36,19 +36,12 @@ def base_opcode(opcode: str) -> str:
     return opcode
 
 
-def _product(dims: tuple[int, ...] | list[int]) -> int:
-    count = 1
-    for d in dims:
-        count *= d
-    return count
-
-
 def instruction_flops(program: HloProgram, instruction: Instruction) -> float:
     """Flops of one instruction that is not a fusion."""
     opcode, out = instruction.opcode, instruction.shape.elements
     if opcode == "dot":
         left = program.operands(instruction)[0].shape.dims
-        contracted = _product([left[i] for i in instruction.proto.dot_dimension_numbers.lhs_contracting_dimensions])
+        contracted = math.prod([left[i] for i in instruction.proto.dot_dimension_numbers.lhs_contracting_dimensions])
         return 2.0 * out * contracted
     if opcode == "convolution":
         return _convolution_flops(program, instruction)
@@ -134,7 +127,7 @@ def _gemm_flops(program: HloProgram, instruction: Instruction) -> float:
     """A cuBLAS call (`__cublas$gemm`, `__cublas$lt$matmul`): its config holds the dot it replaced."""
     numbers = instruction.backend_config["gemm_backend_config"].get("dot_dimension_numbers", {})
     left = program.operands(instruction)[0].shape.dims
-    contracted = _product([left[int(i)] for i in numbers.get("lhs_contracting_dimensions", [])])
+    contracted = math.prod([left[int(i)] for i in numbers.get("lhs_contracting_dimensions", [])])
     result = instruction.shape.parts[0] if instruction.shape.parts else instruction.shape
     return 2.0 * result.elements * contracted
 

@@ -7,10 +7,8 @@ element n of the inner loop's tuple, which is element m of the outer one's, whic
 from __future__ import annotations
 
 import array
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from tomat.profile.hlo import HloProgram, Instruction
+from tomat.profile.hlo import HloProgram, Instruction
 
 Path = tuple[int, ...]
 """Which element of a tuple, of which element, and so on; empty for an array."""

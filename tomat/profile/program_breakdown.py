@@ -9,6 +9,7 @@ from tomat.profile.categories import classify_program
 from tomat.profile.hlo import HloProgram, Instruction
 from tomat.profile.hlo_costs import kernel_flops as stated_flops
 from tomat.profile.hlo_costs import kernel_hbm_bytes
+from tomat.profile.hlo_kernels import executed_kernels, loop_notes
 from tomat.profile.program_costs import compiler_seconds
 
 KernelSeconds = Callable[[Instruction], float | None]
@@ -50,7 +51,7 @@ def breakdown_from_program(
     verdicts = classify_program(program)
     rows: dict[str, OpRow] = {}
     unknown: list[str] = []
-    for kernel in program.kernels():
+    for kernel in executed_kernels(program):
         instruction = kernel.instruction
         seconds = cost(instruction)
         if seconds is None:
@@ -75,7 +76,7 @@ def breakdown_from_program(
             op_name=instruction.op_name,
             source=program.source(instruction),
         )
-    said = list(notes) + sorted(set(program.notes))
+    said = list(notes) + loop_notes(program)
     if unknown:
         names = ", ".join(sorted(set(unknown))[:6])
         said.append(f"no time is known for {len(set(unknown))} kernels ({names}): the step is a lower bound")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tomat.base.errors import TomatError
-from tomat.profile.trace import DeviceTrace, HostTrace, StepMark
+from tomat.profile.trace_data import DeviceTrace, HostTrace, StepMark
 
 MAX_STEPS_OF_A_WINDOW = 100
 """Numbers of neighbouring marks further apart count something else than steps (tokens, sequences), or are damaged."""

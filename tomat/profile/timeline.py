@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tomat.profile.trace import Events
+from tomat.profile.trace_data import Events
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -28,9 +28,10 @@ from tomat.profile.hlo_costs import (
     kernel_flops,
     kernel_hbm_bytes,
 )
+from tomat.profile.hlo_kernels import loop_notes
 from tomat.profile.steps import StepWindows, step_windows
 from tomat.profile.timeline import Attribution, attribute
-from tomat.profile.trace import DeviceTrace, HostTrace, OpKind, Trace, main_program
+from tomat.profile.trace_data import DeviceTrace, HostTrace, OpKind, Trace, main_program
 
 PS_PER_SECOND = 1e12
 STEADY_BAND = 0.25
@@ -75,58 +76,86 @@ def breakdown_from_trace(trace: Trace, *, device_kind: str | None = None, title:
             told from another.
     """
     devices = trace.devices
-    kind_of_chip = device_kind or next((d.device_kind for d in devices if d.device_kind), "")
     main = main_program(devices)
-    cache: dict[int, dict[str, Classified]] = {}
-    seconds: dict[tuple[str, str], np.ndarray] = defaultdict(lambda: np.zeros(3))
-    known: dict[tuple[str, str], _Known] = {}
-    between = waiting = 0.0
-    per_device: list[float] = []
-    durations: list[float] = []
-    gaps: list[GapRow] = []
-    longest_gap_time = -1.0
-    step_notes: set[str] = set()
+    main_name = main[0] if main else ""
+    mean = _MeanStep(trace, main_name)
     for host in trace.hosts:
         for device in host.devices:
-            table = [_known(kind, trace, cache) for kind in device.kinds]
-            steps = step_windows(device, host, main[0] if main else "", step_notes)
-            result = _attribute_device(device, table, steps)
-            scale = 1.0 / (steps.n_steps * len(devices) * PS_PER_SECOND)
-            for index, item in enumerate(table):
-                key = (item.row.program, item.row.name)
-                known.setdefault(key, item)
-                seconds[key] += (
-                    result.exclusive_ps[index] * scale,
-                    result.hidden_ps[index] * scale,
-                    result.occurrences[index] / (steps.n_steps * len(devices)),
-                )
-            between += result.between_ps * scale
-            waiting += result.waiting_ps * scale
-            per_device.append(result.total_ps / steps.n_steps / PS_PER_SECOND)
-            durations += [float(d) / PS_PER_SECOND for d in steps.durations_ps]
-            if result.between_ps + result.waiting_ps > longest_gap_time:
-                longest_gap_time = result.between_ps + result.waiting_ps
-                gaps = _gap_rows(result, device, host, steps.n_steps)
-    ops = [_timed(known[key].row, values) for key, values in sorted(seconds.items()) if values[0] or values[2]]
-    ops += _remainder_rows(between, waiting)
-    program = trace.program(main_program_id(devices, main[0]), main[0]) if main else None
-    notes = [*trace.notes, *sorted(step_notes), *_quality_notes(ops, known, per_device, program)]
+            mean.add(device, host)
+    ops = mean.rows()
+    program = trace.program(main_program_id(devices, main_name), main_name) if main else None
+    blind_seconds = sum(o.seconds for o in ops if o.program and not mean.known[o.program, o.name].from_hlo)
+    quality = _quality_notes(ops, blind_seconds, mean.device_step_seconds, program)
+    kind_of_chip = device_kind or next((d.device_kind for d in devices if d.device_kind), "")
     return Breakdown(
-        title=title or (main[0] if main else "trace"),
+        title=title or main_name or "trace",
         source="trace",
         roofs=Roofs.of_device_kind(kind_of_chip),
         step_seconds=sum(op.seconds for op in ops),
         ops=tuple(ops),
         n_devices=len(devices),
         n_hosts=len(trace.hosts),
-        n_steps=round(len(durations) / len(devices)),
+        n_steps=round(len(mean.step_seconds) / len(devices)),
         n_events_left_out=trace.left_out_count,
-        step_times_seconds=tuple(durations),
-        step_classes=step_classes(durations),
-        gaps=tuple(gaps),
+        step_times_seconds=tuple(mean.step_seconds),
+        step_classes=step_classes(mean.step_seconds),
+        gaps=tuple(mean.gaps),
         memory_bytes=program.memory_bytes() if program else {},
-        notes=tuple(notes),
+        notes=(*trace.notes, *sorted(mean.notes), *quality),
     )
+
+
+class _MeanStep:
+    """The mean step over the devices of a trace, summed up device by device."""
+
+    def __init__(self, trace: Trace, main: str) -> None:
+        """Of `trace`, whose steps run the program `main`."""
+        self._trace, self._main = trace, main
+        self._n_devices = len(trace.devices)
+        self._verdicts: dict[int, dict[str, Classified]] = {}
+        """`classify_program` of each program, by `id`."""
+        self._sums: dict[tuple[str, str], np.ndarray] = defaultdict(lambda: np.zeros(3))
+        """(exclusive seconds, hidden seconds, occurrences) of each operation, by program and name."""
+        self.known: dict[tuple[str, str], _Known] = {}
+        self._between_seconds = self._waiting_seconds = 0.0
+        self._most_idle_ps = -1.0
+        self.gaps: list[GapRow] = []
+        """Of the device that waited most."""
+        self.device_step_seconds: list[float] = []
+        """Mean step of each device."""
+        self.step_seconds: list[float] = []
+        """Every step of every device."""
+        self.notes: set[str] = set()
+
+    def add(self, device: DeviceTrace, host: HostTrace) -> None:
+        """Add one device of a host."""
+        table = [_known(kind, self._trace, self._verdicts) for kind in device.kinds]
+        steps = step_windows(device, host, self._main, self.notes)
+        result = _attribute_device(device, table, steps)
+        n_summed = steps.n_steps * self._n_devices
+        seconds = 1.0 / (n_summed * PS_PER_SECOND)
+        for item, exclusive_ps, hidden_ps, occurrences in zip(
+            table, result.exclusive_ps, result.hidden_ps, result.occurrences, strict=True
+        ):
+            key = (item.row.program, item.row.name)
+            self.known.setdefault(key, item)
+            self._sums[key] += (exclusive_ps * seconds, hidden_ps * seconds, occurrences / n_summed)
+        self._between_seconds += result.between_ps * seconds
+        self._waiting_seconds += result.waiting_ps * seconds
+        self.device_step_seconds.append(result.total_ps / steps.n_steps / PS_PER_SECOND)
+        self.step_seconds += [float(d) / PS_PER_SECOND for d in steps.durations_ps]
+        idle_ps = result.between_ps + result.waiting_ps
+        if idle_ps > self._most_idle_ps:
+            self._most_idle_ps = idle_ps
+            self.gaps = _gap_rows(result, device, host, steps.n_steps)
+
+    def rows(self) -> list[OpRow]:
+        """One row an operation that ran, by program and name, and the rows of time without one."""
+        found = []
+        for key, (seconds, hidden, occurrences) in sorted(self._sums.items()):
+            if seconds or occurrences:
+                found.append(_timed(self.known[key].row, float(seconds), float(hidden), float(occurrences)))
+        return found + _remainder_rows(self._between_seconds, self._waiting_seconds)
 
 
 def main_program_id(devices: list[DeviceTrace], name: str) -> int:
@@ -159,22 +188,14 @@ def _attribute_device(device: DeviceTrace, table: list[_Known], steps: StepWindo
     return attribute(device.ops, device.async_ops, collective, steps.windows, spans)
 
 
-def _timed(row: OpRow, values: np.ndarray) -> OpRow:
-    seconds, hidden, occurrences = (float(v) for v in values)
-    return OpRow(
-        name=row.name,
-        program=row.program,
-        opcode=row.opcode,
-        category=row.category,
-        part=row.part,
-        direction=row.direction,
+def _timed(row: OpRow, seconds: float, hidden_seconds: float, occurrences: float) -> OpRow:
+    return replace(
+        row,
         occurrences=occurrences,
         seconds=seconds,
-        hidden_seconds=hidden,
+        hidden_seconds=hidden_seconds,
         flops=row.flops * occurrences if row.flops is not None else None,
         hbm_bytes=row.hbm_bytes * occurrences if row.hbm_bytes is not None else None,
-        op_name=row.op_name,
-        source=row.source,
     )
 
 
@@ -211,34 +232,30 @@ def _known(kind: OpKind, trace: Trace, cache: dict[int, dict[str, Classified]]) 
 
 def _known_from_hlo(kind: OpKind, program: HloProgram, cache: dict[int, dict[str, Classified]]) -> _Known:
     with sound_parts(program):
-        return _from_instruction(kind, program, cache)
-
-
-def _from_instruction(kind: OpKind, program: HloProgram, cache: dict[int, dict[str, Classified]]) -> _Known:
-    instruction = program.by_name[kind.name]
-    if id(program) not in cache:
-        cache[id(program)] = classify_program(program)
-    verdict = cache[id(program)].get(kind.name)
-    if verdict is None:  # an instruction of a computation that the entry does not reach, such as a host thread's
-        evidence = [Evidence(instruction.op_name, program.frames(instruction), 1.0)]
-        inner = frozenset(i.opcode for i in program.inner(instruction))
-        verdict = classify(instruction.opcode, inner, evidence, instruction.custom_call_target)
-    flops = kernel_flops(program, instruction)
-    row = OpRow(
-        name=kind.name,
-        program=program.name,
-        opcode=instruction.opcode,
-        category=verdict.category,
-        part=verdict.part,
-        direction=verdict.direction,
-        occurrences=0.0,
-        seconds=0.0,
-        # A profiler that knows nothing of a kernel's work writes 0.
-        flops=(kind.flops or None) if flops is None else flops,
-        hbm_bytes=kernel_hbm_bytes(program, instruction),
-        op_name=instruction.op_name or kind.op_name,
-        source=program.source(instruction) or kind.source,
-    )
+        instruction = program.by_name[kind.name]
+        if id(program) not in cache:
+            cache[id(program)] = classify_program(program)
+        verdict = cache[id(program)].get(kind.name)
+        if verdict is None:  # an instruction of a computation that the entry does not reach, such as a host thread's
+            evidence = [Evidence(instruction.op_name, program.frames(instruction), 1.0)]
+            inner = frozenset(i.opcode for i in program.inner(instruction))
+            verdict = classify(instruction.opcode, inner, evidence, instruction.custom_call_target)
+        flops = kernel_flops(program, instruction)
+        row = OpRow(
+            name=kind.name,
+            program=program.name,
+            opcode=instruction.opcode,
+            category=verdict.category,
+            part=verdict.part,
+            direction=verdict.direction,
+            occurrences=0.0,
+            seconds=0.0,
+            # A profiler that knows nothing of a kernel's work writes 0.
+            flops=(kind.flops or None) if flops is None else flops,
+            hbm_bytes=kernel_hbm_bytes(program, instruction),
+            op_name=instruction.op_name or kind.op_name,
+            source=program.source(instruction) or kind.source,
+        )
     return _Known(row, True)
 
 
@@ -323,24 +340,30 @@ def _host_activity(host: HostTrace, start_ps: int, end_ps: int) -> str:
 
 
 def _quality_notes(
-    ops: list[OpRow], known: dict[tuple[str, str], _Known], per_device: list[float], program: HloProgram | None
+    ops: list[OpRow], blind_seconds: float, device_step_seconds: list[float], program: HloProgram | None
 ) -> list[str]:
+    """What a reader should know of the figures.
+
+    Args:
+        ops: Of the mean step.
+        blind_seconds: Of a step, in operations that the trace has no HLO of.
+        device_step_seconds: Mean step of each device.
+        program: The main program, where the trace has its HLO.
+    """
     notes = []
     total = sum(o.seconds for o in ops)
     if program is None:
         notes.append("the trace holds no HLO (enable_hlo_proto was off): categories come from event stats alone")
     else:
         with sound_parts(program):
-            program.kernels()
-        notes += sorted(set(program.notes))
-    blind = sum(o.seconds for o in ops if o.program and not known[o.program, o.name].from_hlo)
-    if program is not None and blind > 0.001 * total:
-        notes.append(f"{100 * blind / total:.1f} % of the time is in operations without HLO")
+            notes += loop_notes(program)
+    if program is not None and blind_seconds > 0.001 * total:
+        notes.append(f"{100 * blind_seconds / total:.1f} % of the time is in operations without HLO")
     opaque = sorted({o.name for o in ops if o.flops is None and o.program and o.seconds > 0.001 * total})
     if opaque:
         notes.append(f"flops unknown for custom calls: {', '.join(opaque[:6])}{' ...' if len(opaque) > 6 else ''}")
-    if len(per_device) > 1:
-        slow, fast = max(per_device), min(per_device)
+    if len(device_step_seconds) > 1:
+        slow, fast = max(device_step_seconds), min(device_step_seconds)
         if slow - fast > 0.01 * slow:
             notes.append(f"mean step over devices: fastest {fast:.6f} s, slowest {slow:.6f} s")
     return notes

@@ -16,6 +16,7 @@ from typing import Any
 
 from tomat.profile.hlo import CONTROL_OPCODES, FREE_OPCODES, HloProgram, Instruction
 from tomat.profile.hlo_costs import COLLECTIVES, base_opcode, kernel_flops
+from tomat.profile.hlo_kernels import trip_count
 from tomat.profile.protos import new_message
 
 PS_PER_SECOND = 1e12
@@ -151,7 +152,7 @@ class _DevicePlane:
             begin = now
             if instruction.opcode == "while":
                 body, condition = instruction.called_ids[:2]
-                for _ in range(self.program.trip_count(instruction) or 1):
+                for _ in range(trip_count(self.program, instruction) or 1):
                     now = self._run(condition, now)
                     now = self._run(body, now)
                 now = self._run(condition, now)

@@ -18,14 +18,18 @@ from typing import Any
 import numpy as np
 
 from tomat.base.errors import TomatError
-from tomat.profile.hlo_files import program_from_bytes
-from tomat.profile.protos import new_message
-from tomat.profile.trace import (
+from tomat.profile.damage import (
     FAR_AWAY,
     LONGEST_TRACE_PS,
     NEGATIVE_DURATION,
     NO_TIME,
     UNKNOWN_METADATA,
+    clock_origin,
+    refuse_damaged,
+)
+from tomat.profile.hlo_files import XPLANE_SUFFIX, program_from_bytes
+from tomat.profile.protos import new_message
+from tomat.profile.trace_data import (
     DeviceTrace,
     Events,
     HostActivity,
@@ -33,9 +37,7 @@ from tomat.profile.trace import (
     ModuleRun,
     OpKind,
     StepMark,
-    clock_origin,
     program_name_and_id,
-    refuse_damaged,
     with_program_of_run,
 )
 
@@ -105,7 +107,7 @@ def read_xplane_file(path: Path) -> HostTrace:
         data = path.read_bytes()
     except OSError as error:
         raise TomatError(f"{path}: cannot be read ({error}).") from None
-    return read_xplane_bytes(data, str(path), path.name.removesuffix(".xplane.pb"))
+    return read_xplane_bytes(data, str(path), path.name.removesuffix(XPLANE_SUFFIX))
 
 
 def read_xplane_bytes(data: bytes, origin: str, host_name: str) -> HostTrace:
@@ -126,8 +128,7 @@ def read_xplane_bytes(data: bytes, origin: str, host_name: str) -> HostTrace:
         raise TomatError(
             f"{origin}: an XSpace without planes. Expected the planes of a profile: /device:..., /host:..."
         )
-    host = HostTrace(origin, "", [], HostActivity(), [], {}, None, {}, 0)
-    host.host = space.hostnames[0] if space.hostnames else host_name
+    host = HostTrace(origin, space.hostnames[0] if space.hostnames else host_name)
     host.warnings += [f"profiler: {text}" for text in (*space.errors, *space.warnings)]
     origin_ns = _origin_ns(space.planes)
     planes = [_Plane(p, origin_ns) for p in space.planes]
@@ -335,8 +336,7 @@ def _read_gpu(plane: _Plane, host: HostTrace) -> DeviceTrace:
                 kinds.append(_kind_from(plane, plane.proto.event_metadata[event.metadata_id], event, host))
             rows.append((kind, start, duration, index))
     device_kind = str(stats.get("device_type_string") or stats.get("device_name") or "")
-    empty = Events.build([])
-    return DeviceTrace(host.host, plane.proto.name, "gpu", device_kind, kinds, Events.build(rows), empty, [], steps)
+    return DeviceTrace(host.host, plane.proto.name, "gpu", device_kind, kinds, Events.build(rows), steps=steps)
 
 
 def _read_host_plane(plane: _Plane, host: HostTrace, as_device: bool) -> None:
@@ -395,9 +395,7 @@ def _read_host_plane(plane: _Plane, host: HostTrace, as_device: bool) -> None:
                 "cpu",
                 kinds,
                 Events.build(rows[ordinal]),
-                Events.build([]),
-                sorted(modules, key=lambda r: r.start_ps),
-                [],
+                modules=sorted(modules, key=lambda r: r.start_ps),
             )
         )
 

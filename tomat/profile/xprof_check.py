@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import os
 import shutil
@@ -16,8 +17,10 @@ from typing import Any
 import numpy as np
 
 from tomat.base.errors import TomatError
+from tomat.profile.hlo_files import XPLANE_SUFFIX
 from tomat.profile.timeline import attribute
-from tomat.profile.trace import XPLANE_SUFFIX, Trace, load_trace
+from tomat.profile.trace import load_trace
+from tomat.profile.trace_data import Trace
 
 
 @dataclass(frozen=True)
@@ -61,12 +64,24 @@ class XprofCheck:
         }
 
 
+def require_xprof() -> None:
+    """Stop where there is nothing to compare with.
+
+    Raises:
+        TomatError: xprof is not installed.
+    """
+    if importlib.util.find_spec("xprof") is None:
+        raise TomatError("xprof is not installed; install it with `uv sync --extra xprof`.")
+
+
 def check_against_xprof(path: Path) -> XprofCheck:
     """Compare a local xplane file or profile directory with xprof's `hlo_stats` of it.
 
     Raises:
-        TomatError: xprof finds no device operations in it (CPU traces have none), or there is nothing to read.
+        TomatError: xprof finds no device operations in it (CPU traces have none), or is not installed, or there is
+            nothing to read.
     """
+    require_xprof()
     files = [path] if path.is_file() else sorted(path.rglob(f"*{XPLANE_SUFFIX}"))
     if not files:
         raise TomatError(f"{path}: no *{XPLANE_SUFFIX} file; xprof reads nothing else.")

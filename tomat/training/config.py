@@ -25,7 +25,7 @@ from levanter.trainer import TrainerConfig
 from tomat.base.errors import TomatError
 from tomat.base.overrides import parse_overrides, read_yaml, tomat_cause
 from tomat.base.reporting import console, dump_json
-from tomat.loss.density_loss import LossConfig
+from tomat.loss.config import LossConfig
 from tomat.model.decoder import DensityDecoderConfig
 from tomat.model.presets import preset_model
 from tomat.tokens.layouts import LAYOUTS, SequenceLayout

@@ -31,7 +31,6 @@ from tomat.runs.checkpoints import AVERAGED, find_checkpoint
 from tomat.runs.history import append_event, read_events
 from tomat.runs.lock import RunLock, hold_run
 from tomat.runs.published import CODEC_FILE, CONFIG_FILE, fetch, is_remote, publish
-from tomat.tokens.vocabulary import DENSITY_START
 from tomat.training.checkpointer import RunCheckpointer
 from tomat.training.config import TrainConfig, config_hash, recorded_config
 from tomat.training.datasets import Datasets, open_datasets, value_table
@@ -51,7 +50,7 @@ from tomat.training.startup import (
     quiet_terminal,
     set_compiler_flags,
 )
-from tomat.training.step import build_trainer
+from tomat.training.step import build_trainer, density_target
 from tomat.training.tracking import METRICS_FILE, TrainingProgress, truncate_metrics
 
 MODEL_KEY, TRAINING_KEY = 0, 1
@@ -353,21 +352,13 @@ def _check_first_loss(config: TrainConfig, dataset: ShardDataset, table: np.ndar
     """Stop the run if its first loss is not what the configured loss gives for near-uniform logits."""
     examples = asyncio.run(dataset.get_batch(range(config.batch_size)))
     tokens = np.stack([np.asarray(example.tokens.array) for example in examples])
-    expected = uniform_loss(
-        config.loss,
-        tokens,
-        value_table=table,
-        density_start=DENSITY_START,
-        n_density_tokens=config.data.n_density_tokens,
-        vocab_size=config.data.vocabulary.size,
-        tokens_per_voxel=config.data.sequence_layout.tokens_per_voxel,
-    )
+    target = density_target(config, table)
+    expected = uniform_loss(config.loss, tokens, target=target, vocab_size=config.data.vocabulary.size)
     check_first_loss(
         config.loss,
         measured,
         expected,
-        value_table=table,
-        n_density_tokens=config.data.n_density_tokens,
+        target=target,
         logit_std=TIED_LOGIT_STD if getattr(config.model, "tie_word_embeddings", False) else UNTIED_LOGIT_STD,
     )
     if jax.process_index() == 0:

@@ -16,9 +16,10 @@ from levanter.metrics import Metric, ReductionType
 from levanter.models.lm_model import LmHeadModel
 from levanter.trainer import Trainer, TrainerConfig
 
-from tomat.loss.density_loss import LossConfig, density_loss
+from tomat.loss.config import LossConfig
+from tomat.loss.density_loss import density_loss
+from tomat.loss.target import DensityTarget
 from tomat.model.decoder import causal_activations
-from tomat.tokens.vocabulary import DENSITY_START
 from tomat.training.config import TrainConfig
 from tomat.training.guards.loss import guard_updates
 from tomat.training.loader import TokenExample
@@ -29,12 +30,9 @@ class DensityLossFunction:
     """`loss_fn(model, example, key=None) -> (loss, metrics)` as Levanter's trainer calls it."""
 
     config: LossConfig
-    n_density_tokens: int
+    target: DensityTarget
     gather_mapping: ResourceMapping | None
     """Axis mapping under which the parameters are gathered before the forward pass (ZeRO-1); None: left as they are."""
-    tokens_per_voxel: int
-    value_table: np.ndarray | None
-    """Density of each density id, float32 `[n_density_tokens]`, e/A^3; None for two tokens per voxel."""
 
     def __call__(
         self, model: LmHeadModel, example: TokenExample, *, key: PRNGKeyArray | None = None
@@ -54,10 +52,7 @@ class DensityLossFunction:
             model.get_lm_head(),
             example.tokens,
             config=self.config,
-            value_table=self.value_table,
-            density_start=DENSITY_START,
-            n_density_tokens=self.n_density_tokens,
-            tokens_per_voxel=self.tokens_per_voxel,
+            target=self.target,
         )
         # All are means over sequences, so that their mean over equal microbatches is exact.
         return loss, {name: Metric.from_value(value, ReductionType.MEAN) for name, value in metrics.items()}
@@ -79,6 +74,17 @@ def _gathered(model: LmHeadModel, mapping: ResourceMapping) -> LmHeadModel:
     return jax.tree.map(gather, model, is_leaf=lambda leaf: isinstance(leaf, NamedArray))
 
 
+def density_target(config: TrainConfig, value_table: np.ndarray | None) -> DensityTarget:
+    """What a run predicts.
+
+    Args:
+        config: The run.
+        value_table: float32 `[n_density_tokens]`, e/A^3; None for two tokens per voxel.
+    """
+    data = config.data
+    return DensityTarget(data.n_density_tokens, value_table, tokens_per_voxel=data.sequence_layout.tokens_per_voxel)
+
+
 def build_loss_function(config: TrainConfig, value_table: np.ndarray | None) -> DensityLossFunction:
     """The loss function of a run.
 
@@ -87,8 +93,7 @@ def build_loss_function(config: TrainConfig, value_table: np.ndarray | None) -> 
         value_table: float32 `[n_density_tokens]`, e/A^3; None for two tokens per voxel.
     """
     gather = config.trainer_config().compute_axis_mapping if config.sharding == "zero1" else None
-    tokens_per_voxel = config.data.sequence_layout.tokens_per_voxel
-    return DensityLossFunction(config.loss, config.data.n_density_tokens, gather, tokens_per_voxel, value_table)
+    return DensityLossFunction(config.loss, density_target(config, value_table), gather)
 
 
 def build_trainer(config: TrainConfig, trainer_config: TrainerConfig, value_table: np.ndarray | None) -> Trainer:

@@ -40,8 +40,9 @@ def lower_loss(request: dict[str, Any], device: Any) -> Any:
 
     from tomat.loss.config import LossConfig
     from tomat.loss.density_loss import density_loss
+    from tomat.loss.target import DensityTarget
     from tomat.loss.tiles import LossTiles
-    from tomat.tokens.vocabulary import DENSITY_START, Vocabulary
+    from tomat.tokens.vocabulary import Vocabulary
 
     config = LossConfig(**request["loss"] | {"tiles": LossTiles(**request["loss"].get("tiles", {}))})
     batch, positions, width, n_bins = (request[key] for key in ("batch", "positions", "width", "density_tokens"))
@@ -60,9 +61,7 @@ def lower_loss(request: dict[str, Any], device: Any) -> Any:
             head,
             tokens,
             config=config,
-            value_table=np.linspace(0, 36, n_bins),
-            density_start=DENSITY_START,
-            n_density_tokens=n_bins,
+            target=DensityTarget(n_bins, np.linspace(0, 36, n_bins)),
         )
 
     with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):

@@ -1,4 +1,5 @@
 import json
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -29,6 +30,13 @@ def hydrogen(material_id: str, a: float) -> CellRecipe:
         k_shift=(0, 0, 0),
         distortion=Distortion(),
     )
+
+
+def test_without_eminus_the_remedy_is_said(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "eminus", None)
+    with pytest.raises(TomatError, match="uv sync --extra demo-data"):
+        build_demo_data(tmp_path, recipes=[hydrogen("H2-a", 3.0)], convergence=False, processes=1)
+    assert not list(tmp_path.glob("*.zarr"))
 
 
 def test_build_resume_and_change(tmp_path):

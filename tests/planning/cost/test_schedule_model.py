@@ -13,6 +13,7 @@ from tomat.planning.cost.schedule_model import (
 )
 from tomat.profile.hlo import HloProgram
 from tomat.profile.hlo_files import program_from_text
+from tomat.profile.hlo_kernels import executed_kernels, loop_notes
 
 DUMP = Path(__file__).parents[1] / "data" / "llo"
 SPLASH = "splash_mha_fwd_residuals.14"
@@ -154,9 +155,9 @@ def test_the_mask_is_found_through_loops_in_loops(schedules, depth):
     assert time is not None and time.mask_found
     # 12 layers in each of 2 microbatches (of 2 more groups); the counter of the layers starts at a constant of the
     # outermost loop.
-    executions = {kernel.instruction.name: kernel.executions for kernel in program.kernels()}
+    executions = {kernel.instruction.name: kernel.executions for kernel in executed_kernels(program)}
     assert executions[SPLASH] == 12 * 2**depth
-    assert not program.notes
+    assert not loop_notes(program)
 
 
 def test_a_mask_that_an_outer_loop_changes_is_not_found(schedules):

@@ -8,6 +8,7 @@ from tomat.hardware.chips import CHIPS
 from tomat.planning.cost.tiles import MatrixProduct, matrix_products, mxu_seconds, padded_bytes
 from tomat.profile.hlo_costs import matmul_flops
 from tomat.profile.hlo_files import program_from_text
+from tomat.profile.hlo_kernels import executed_kernels
 
 V6E = CHIPS["v6e"]
 
@@ -113,5 +114,5 @@ def test_products_of_a_compiled_program_are_its_flops():
     text = jax.jit(layer).lower(*arguments).compile().as_text()
     assert text is not None
     program = program_from_text(text, "layer")
-    products = [p for kernel in program.kernels() for p in matrix_products(program, kernel.instruction)]
+    products = [p for kernel in executed_kernels(program) for p in matrix_products(program, kernel.instruction)]
     assert sum(p.flops for p in products) == 2 * 32 * 32 * 32 + 2 * 32 * 32 * 24

@@ -19,7 +19,7 @@ import numpy as np
 
 from tomat.base.errors import TomatError
 from tomat.base.reporting import progress, write_json
-from tomat.density.demo.dft import Calculation, calculate
+from tomat.density.demo.dft import Calculation, calculate, require_eminus
 from tomat.density.demo.recipes import CellRecipe, cell_recipes
 from tomat.density.elements import atomic_number
 from tomat.density.grid import DensityGrid
@@ -101,7 +101,7 @@ def build_demo_data(
         The index as written.
 
     Raises:
-        TomatError: `out_dir` holds the index of another format, or no process can be started.
+        TomatError: `out_dir` holds the index of another format, eminus is not installed, or no process can be started.
     """
     if processes < 1:
         raise TomatError(f"found processes={processes}, expected at least 1.")
@@ -115,6 +115,8 @@ def build_demo_data(
         for check in (_checks(chosen) if convergence else [])
         if check.key_text() not in checked and check.recipe.material_id not in discarded
     ]
+    if todo or checks:
+        require_eminus()
 
     def save() -> dict[str, Any]:
         index = _index(chosen, cells, discarded, checked)

@@ -9,6 +9,7 @@ changes the energy by less than the tolerance. So convergence here means two str
 criterion, at the lowest energy seen.
 """
 
+import importlib.util
 import math
 import time
 from dataclasses import dataclass
@@ -80,6 +81,16 @@ def fourier_truncated(values: np.ndarray, shape: tuple[int, int, int]) -> np.nda
         kept = np.fft.fftfreq(side, 1 / side).round().astype(int) % n
         spectrum = np.take(spectrum, kept, axis=axis)
     return np.real(np.fft.ifftn(spectrum)) * (math.prod(shape) / values.size)
+
+
+def require_eminus() -> None:
+    """Stop where the code that calculates is not installed.
+
+    Raises:
+        TomatError: It is not.
+    """
+    if importlib.util.find_spec("eminus") is None:
+        raise TomatError("eminus is not installed; install it with `uv sync --extra demo-data`.")
 
 
 def calculate(

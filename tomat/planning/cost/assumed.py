@@ -13,6 +13,7 @@ from tomat.pages.tables import count, percent, seconds
 from tomat.planning.cost.llo import OpSchedule
 from tomat.profile.breakdown import Breakdown
 from tomat.profile.hlo import CONTROL_OPCODES, HloProgram, Instruction
+from tomat.profile.hlo_kernels import executed_kernels, trip_count
 
 if TYPE_CHECKING:
     from tomat.planning.cost.estimate import OpTimes
@@ -87,7 +88,7 @@ def assumptions(
     """Of a loop or a conditional: the kernels that its computations execute."""
     for name, op in ops.items():
         instruction = program.by_name[name]
-        if instruction.opcode == "while" and program.trip_count(instruction) is None:
+        if instruction.opcode == "while" and trip_count(program, instruction) is None:
             found["trip_count_not_found"].append(name)
             inside[name] = _executed(program, instruction)
         elif instruction.opcode == "conditional" and len(instruction.called_ids) > 1:
@@ -126,5 +127,5 @@ def _executed(program: HloProgram, instruction: Instruction) -> list[str]:
                 if inner.opcode in CONTROL_OPCODES:
                     yield from walk(inner.called_ids)
 
-    kernels = {kernel.instruction.name for kernel in program.kernels()}
+    kernels = {kernel.instruction.name for kernel in executed_kernels(program)}
     return [name for name in walk(instruction.called_ids) if name in kernels]

@@ -29,6 +29,7 @@ from tomat.profile.breakdown import Breakdown, Roofs
 from tomat.profile.categories import NO_CODE_CALLS, Category, Classified, classify_program
 from tomat.profile.hlo import CONTROL_OPCODES, HloProgram, Instruction
 from tomat.profile.hlo_costs import kernel_flops
+from tomat.profile.hlo_kernels import executed_kernels
 from tomat.profile.program_breakdown import breakdown_from_program
 
 MODELS = ("compiler", "roofline", "schedule", "estimate")
@@ -121,9 +122,9 @@ def estimate_step(
     roofs = Roofs.of_device_kind(device_kind)
     verdicts = classify_program(program)
     matched = matched_schedules(program, schedules)
-    kernels = {kernel.instruction.name: kernel.instruction for kernel in program.kernels()}
+    kernels = {kernel.instruction.name: kernel.instruction for kernel in executed_kernels(program)}
     executions: dict[str, float] = defaultdict(float)
-    for kernel in program.kernels():
+    for kernel in executed_kernels(program):
         executions[kernel.instruction.name] += kernel.executions
     ops = {
         name: _op_times(program, instruction, verdicts[name], executions[name], matched.get(name), slice_, roofs)

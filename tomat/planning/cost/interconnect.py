@@ -21,6 +21,7 @@ from tomat.hardware.chips import Slice
 from tomat.planning.cost.torus import Link, entrances, hops_across, link_loads, participants, places, route
 from tomat.profile.hlo import FREE_OPCODES, HloProgram, Instruction
 from tomat.profile.hlo_costs import COLLECTIVES, base_opcode
+from tomat.profile.hlo_kernels import trip_count
 
 LINK_EFFICIENCY = 0.9
 """Share of a link's nominal bandwidth that transfers reach; see the module."""
@@ -220,7 +221,7 @@ class _Timeline:
         """Seconds of what is no collective: loops times their trips, the mean of a conditional's branches."""
         called = instruction.called_ids
         if instruction.opcode == "while":
-            trips = self.program.trip_count(instruction)
+            trips = trip_count(self.program, instruction)
             return (1 if trips is None else trips) * (self.run(called[0]) + self.run(called[1]))
         if instruction.opcode == "conditional":
             return sum(self.run(branch) for branch in called) / max(1, len(called))

@@ -20,6 +20,7 @@ from typing import Any
 from tomat.base.errors import TomatError
 from tomat.planning.cost.buffers import Assignment, Buffer, read_assignment, shape_text
 from tomat.profile.hlo import HBM_MEMORY_SPACE, HloProgram
+from tomat.profile.hlo_kernels import executed_kernels
 
 LARGEST_COUNT = 24
 """Buffers a report keeps."""
@@ -256,7 +257,7 @@ def _listed_buffers(message: str) -> list[Buffer]:
 def _largest_results(program: HloProgram) -> tuple[Buffer, ...]:
     """The largest arrays in HBM that kernels of the program write, one for each operation."""
     found = {}
-    for kernel in program.kernels():
+    for kernel in executed_kernels(program):
         instruction = kernel.instruction
         if instruction.opcode in ("while", "conditional", "call") or instruction.opcode.endswith("-done"):
             continue

@@ -14,6 +14,7 @@ from typing import Any
 
 from tomat.profile.hlo import HloProgram
 from tomat.profile.hlo_costs import instruction_flops
+from tomat.profile.hlo_kernels import executed_kernels
 
 LOOP_NAME = re.compile(r"windowed_dot_general_(body|cond)")
 MATMULS = frozenset({"dot", "convolution"})
@@ -54,7 +55,7 @@ def windowed_einsums(
     seconds = 0.0
     contractions: list[int] = []
     executions: dict[int, float] = {}
-    for kernel in program.kernels():
+    for kernel in executed_kernels(program):
         instruction = kernel.instruction
         found = LOOP_NAME.search(program.computation_names.get(instruction.computation_id, ""))
         if found is None:

@@ -1,0 +1,195 @@
+"""What a trace holds, whatever format it was read from: per device, which operation ran when.
+
+Times are integer picoseconds on the session's clock.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from tomat.profile.hlo import HloProgram
+
+
+@dataclass(frozen=True)
+class OpKind:
+    """What the trace itself says about an operation; `None` or "" where it does not."""
+
+    name: str
+    program_id: int
+    program: str
+    long_name: str = ""
+    hlo_category: str = ""
+    op_name: str = ""
+    source: str = ""
+    flops: float | None = None
+    bytes_accessed: float | None = None
+
+
+@dataclass(frozen=True)
+class Events:
+    """Events of one device as parallel arrays, in order of start within a line."""
+
+    kind: np.ndarray
+    """int32 [n]: index into `DeviceTrace.kinds`."""
+    start_ps: np.ndarray
+    """int64 [n]."""
+    duration_ps: np.ndarray
+    """int64 [n]."""
+    line: np.ndarray
+    """int32 [n]: events of one line nest, events of different lines run concurrently."""
+
+    def __len__(self) -> int:
+        return len(self.kind)
+
+    @staticmethod
+    def build(rows: list[tuple[int, int, int, int]]) -> Events:
+        """From (kind, start_ps, duration_ps, line) tuples."""
+        return Events.of_table(np.array(rows, dtype=np.int64).reshape(-1, 4))
+
+    @staticmethod
+    def of_table(table: np.ndarray) -> Events:
+        """From int64 [n, 4] of (kind, start_ps, duration_ps, line): sorted by line and start, outer events first."""
+        order = np.lexsort((-table[:, 2], table[:, 1], table[:, 3]))
+        kind, start, duration, line = (table[order, column] for column in range(4))
+        return Events(kind.astype(np.int32), start, duration, line.astype(np.int32))
+
+
+@dataclass(frozen=True)
+class ModuleRun:
+    """One execution of a program on a device."""
+
+    program: str
+    program_id: int
+    start_ps: int
+    end_ps: int
+
+
+@dataclass(frozen=True)
+class StepMark:
+    """A step as the trace marks it."""
+
+    number: int
+    start_ps: int
+    end_ps: int
+
+
+@dataclass
+class DeviceTrace:
+    """One device (TPU core complex, GPU, or the CPU as a device) of one host."""
+
+    host: str
+    name: str
+    platform: str
+    """`tpu`, `gpu` or `cpu`."""
+    device_kind: str
+    """JAX's name of the chip, e.g. `TPU v6 lite`; "" where the trace does not hold it."""
+    kinds: list[OpKind]
+    ops: Events
+    async_ops: Events = field(default_factory=lambda: Events.build([]))
+    """The `Async XLA Ops` line of a TPU: transfers in flight beside the operations."""
+    modules: list[ModuleRun] = field(default_factory=list)
+    steps: list[StepMark] = field(default_factory=list)
+
+
+@dataclass
+class HostActivity:
+    """What a host's threads were doing: named spans, for telling why a device waited."""
+
+    names: list[str] = field(default_factory=list)
+    name: np.ndarray = field(default_factory=lambda: np.empty(0, np.int32))
+    start_ps: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
+    end_ps: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
+
+
+@dataclass
+class HostTrace:
+    """One host's file."""
+
+    origin: str
+    host: str
+    devices: list[DeviceTrace] = field(default_factory=list)
+    activity: HostActivity = field(default_factory=HostActivity)
+    host_steps: list[StepMark] = field(default_factory=list)
+    programs: dict[int, HloProgram] = field(default_factory=dict)
+    session_ns: tuple[int, int] | None = None
+    """Start and stop of the profiling session, Unix nanoseconds."""
+    versions: dict[str, str] = field(default_factory=dict)
+    event_count: int = 0
+    warnings: list[str] = field(default_factory=list)
+    left_out: dict[str, int] = field(default_factory=dict)
+    """Events that are damaged and in none of the above: what is wrong with them, and how many."""
+
+    def leave_out(self, wrong: str, count: int = 1) -> None:
+        """Count events that cannot be used."""
+        if count:
+            self.left_out[wrong] = self.left_out.get(wrong, 0) + count
+
+
+@dataclass
+class Trace:
+    """The merged hosts of one session."""
+
+    origin: str
+    hosts: list[HostTrace]
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def devices(self) -> list[DeviceTrace]:
+        return [device for host in self.hosts for device in host.devices]
+
+    @property
+    def event_count(self) -> int:
+        return sum(host.event_count for host in self.hosts)
+
+    @property
+    def left_out_count(self) -> int:
+        """Damaged events that no figure counts."""
+        return sum(sum(host.left_out.values()) for host in self.hosts)
+
+    def program(self, program_id: int, name: str = "") -> HloProgram | None:
+        """The HLO of a program by its id, else by a name that only one program has; None where the trace has none."""
+        for host in self.hosts:
+            if program_id in host.programs:
+                return host.programs[program_id]
+        named = {p.program_id: p for host in self.hosts for p in host.programs.values() if name and p.name == name}
+        return next(iter(named.values())) if len(named) == 1 else None
+
+
+def program_name_and_id(text: str) -> tuple[str, int]:
+    """`jit_step(28)` -> (`jit_step`, 28); the id is 0 where there is none."""
+    match = re.fullmatch(r"(.*)\((\d{1,20})\)", text.strip(), re.ASCII | re.DOTALL)
+    return (match.group(1), int(match.group(2))) if match else (text, 0)
+
+
+def with_program_of_run(kinds: list[OpKind], ops: Events, modules: list[ModuleRun]) -> list[OpKind]:
+    """The kinds, those that name no program given that of the execution in which they first ran."""
+    nameless = [index for index, kind in enumerate(kinds) if not kind.program]
+    if not nameless or not modules or not len(ops):
+        return kinds
+    first = np.full(len(kinds), np.iinfo(np.int64).max)
+    np.minimum.at(first, ops.kind, ops.start_ps)
+    starts = np.array([m.start_ps for m in modules], dtype=np.int64)
+    named = list(kinds)
+    for index in nameless:
+        run = int(np.searchsorted(starts, first[index], side="right")) - 1
+        if run >= 0 and first[index] < modules[run].end_ps:
+            program_id = kinds[index].program_id or modules[run].program_id
+            named[index] = replace(kinds[index], program=modules[run].program, program_id=program_id)
+    return named
+
+
+def main_program(devices: list[DeviceTrace]) -> tuple[str, set[str]] | None:
+    """Name of the program with the most operation time on the first device that ran any, and its operations."""
+    for device in devices:
+        if not len(device.ops):
+            continue
+        totals = np.bincount(device.ops.kind, weights=device.ops.duration_ps, minlength=len(device.kinds))
+        by_program: dict[str, float] = {}
+        for kind, total in zip(device.kinds, totals, strict=True):
+            by_program[kind.program] = by_program.get(kind.program, 0.0) + float(total)
+        name = max(by_program, key=lambda p: (by_program[p], p))
+        return name, {k.name for k in device.kinds if k.program == name}
+    return None

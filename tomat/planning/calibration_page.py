@@ -10,11 +10,12 @@ from typing import Any
 from tomat.base.reporting import console
 from tomat.pages.document import empty_section, update_document
 from tomat.pages.tables import UNKNOWN, markdown_table, percent, seconds
-from tomat.planning.calibration import Calibration, CalibrationRow, read_measurements, row_of_run
+from tomat.planning.calibration import SHARES, Calibration, CalibrationRow, read_measurements, row_of_run
+from tomat.planning.calibration_checks import check_against_plan
 from tomat.planning.compile.compiler import Limits
 from tomat.planning.compile.topology import planned_slice
-from tomat.planning.cost.estimate import MODELS
-from tomat.planning.plan import make_plan
+from tomat.planning.cost.op_times import MODELS
+from tomat.planning.plan import Plan, make_plan
 
 PAGE = "calibration.md"
 TEMPLATE = f"""# Calibration: the plan beside the pod
@@ -96,7 +97,7 @@ def calibrate(
             on_stage(name, said)
 
         plan = make_plan(config, slice_, cache_dir=cache_dir, limits=limits, on_stage=stage)
-        done = done.with_row(row.with_plan(plan))
+        done = done.with_row(row_with_plan(row, plan))
         if plan.step is not None:
             tables[row.name] = plan.step.model_table()
         # A calibration that is stopped keeps what it has planned.
@@ -113,6 +114,25 @@ def calibrate(
     update_document(tracking_dir / PAGE, {name: text for name, text in contents.items() if text is not None}, TEMPLATE)
     console.print(f"wrote {tracking_dir / PAGE}", highlight=False)
     return {"rows": [asdict(row) for row in done.rows]}
+
+
+def row_with_plan(row: CalibrationRow, plan: Plan) -> CalibrationRow:
+    """A measurement beside what `plan` says of it.
+
+    Raises:
+        TomatError: As for `check_against_plan`.
+    """
+    predicted: dict[str, Any] = {
+        "fits": plan.compiled.fits,
+        "hbm_required_gib": plan.compiled.memory.required_bytes / 2**30,
+    }
+    if plan.step is not None:
+        predicted["model_seconds"] = plan.step.model_seconds
+        shares = {group.name: group.share for group in plan.step.breakdown.categories}
+        for key, categories in SHARES.items():
+            predicted[key] = sum(shares.get(str(category), 0.0) for category in categories)
+    check_against_plan(row.measured, predicted, f"the measurement {row.name!r}")
+    return replace(row, predicted=predicted, compiler=plan.compiled.compiler, slice=plan.slice_.name)
 
 
 def steps_section(record: Calibration) -> str:

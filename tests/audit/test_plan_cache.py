@@ -40,8 +40,8 @@ def test_every_file_that_the_step_compiles_is_in_the_key(tmp_path, figure):
     shutil.copytree(PACKAGE, tmp_path / "tomat", ignore=shutil.ignore_patterns("demo_data", "__pycache__"))
     before = key_of(tmp_path)
     unnoticed = []
-    for name in ("guard_loss.py", "guards_config.py", "loss.py"):
-        file = tmp_path / "tomat" / "training" / name
+    for name in ("training/guards/loss.py", "training/guards/config.py", "loss/density_loss.py"):
+        file = tmp_path / "tomat" / name
         text = file.read_text()
         file.write_text(text + "\nCHANGED = 1\n")
         if key_of(tmp_path) == before:

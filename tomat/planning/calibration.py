@@ -57,7 +57,7 @@ class CalibrationRow:
     config: Mapping[str, Any] | None = None
     compiler: str = ""
     doubted: Mapping[str, str] = field(default_factory=dict)
-    """Measured shares that cannot be, and why: shown, and held against no goal. Other figures are not doubted, since a
+    """Measured shares that cannot be, and why: shown, and counted in no error. Other figures are not doubted, since a
     step time moves every estimate: a row whose figures cannot be is taken out."""
 
     @property

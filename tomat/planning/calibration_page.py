@@ -44,10 +44,6 @@ between the markers; `tomat plan --record RUN` adds a run of yours. Text outside
 {empty_section("notes")}
 """
 
-GOALS = {"step": 0.15, "memory": 0.01, "share": 0.05}
-"""Errors that were set as goals before the first comparison: of a step time and of a memory, relative; of a share,
-absolute."""
-
 
 def calibrate(
     tracking_dir: Path,
@@ -166,14 +162,12 @@ def steps_section(record: Calibration) -> str:
         f"{percent(record.known_error(chip), 0)}."
         for chip in chips
     ]
-    goal = _goal(errors, GOALS["step"])
-    return "\n\n".join(
-        [
-            markdown_table(header, rows),
-            f"Goal: within {percent(GOALS['step'], 0)}; {goal}. " + " ".join(said) + " The correction is one "
-            "factor for the whole step, fitted to these runs: the last columns leave the run itself out of it.",
-        ]
-    )
+    said += [
+        "The correction is one factor for the whole step, fitted to these runs: the last columns leave the run itself "
+        "out of it.",
+        f"Largest error so: {_largest(errors)}.",
+    ]
+    return "\n\n".join([markdown_table(header, rows), " ".join(said)])
 
 
 def memory_section(rows: Sequence[CalibrationRow]) -> str:
@@ -197,10 +191,7 @@ def memory_section(rows: Sequence[CalibrationRow]) -> str:
                 percent(error, 2),
             )
         )
-    said = (
-        f"The verdict is right for {right} of {len(table)}. Goal for what is needed: within "
-        f"{percent(GOALS['memory'], 0)}; {_goal(errors, GOALS['memory'])}."
-    )
+    said = f"The verdict is right for {right} of {len(table)}. Largest error of what is needed: {_largest(errors, 2)}."
     return "\n\n".join([markdown_table(header, table, "llrlrr"), said])
 
 
@@ -219,14 +210,12 @@ def shares_section(rows: Sequence[CalibrationRow]) -> str:
             difference = UNKNOWN if planned is None else f"{100 * (planned - measured):+.1f}"
             if doubted is not None:
                 difference += " (doubted)"
-                doubts.append(
-                    f"The profile's {key.removesuffix('_share')} of {row.name} is held against no goal: {doubted}"
-                )
+                doubts.append(f"The profile's {key.removesuffix('_share')} of {row.name} counts in no error: {doubted}")
             table.append((row.name, key.removesuffix("_share"), percent(measured), percent(planned), difference))
     if not table:
         return "No profile is on record."
-    goal = _goal(errors, GOALS["share"])
-    return "\n\n".join([markdown_table(header, table, "llrrr"), f"Goal: within 5 points; {goal}.", *doubts])
+    largest = f"Largest difference: {_largest(errors)} of the step."
+    return "\n\n".join([markdown_table(header, table, "llrrr"), largest, *doubts])
 
 
 def models_section(rows: Sequence[CalibrationRow], tables: dict[str, dict[str, dict[str, float]]]) -> str:
@@ -250,13 +239,11 @@ def models_section(rows: Sequence[CalibrationRow], tables: dict[str, dict[str, d
             ),
         ]
     parts.append(
-        "The estimate takes the longer of schedule and HBM traffic, which leaves nearly the same factor to both pods. "
-        "XLA's own cycles and the roofline say nothing of Pallas kernels; the schedule alone says nothing of waiting "
-        "for memory."
+        "The estimate takes the longer of schedule and HBM traffic. XLA's own cycles and the roofline say nothing of "
+        "Pallas kernels; the schedule alone says nothing of waiting for memory."
     )
     return "\n\n".join(parts)
 
 
-def _goal(errors: Sequence[float], goal: float) -> str:
-    met = sum(error <= goal for error in errors)
-    return f"met by {met} of {len(errors)}" if errors else "nothing to compare"
+def _largest(errors: Sequence[float], digits: int = 1) -> str:
+    return percent(max(errors), digits) if errors else "nothing to compare"

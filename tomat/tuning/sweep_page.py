@@ -56,7 +56,10 @@ HEADER = ("", "row", "settings", "slice", "batch x tokens", "HBM", "step", "MFU 
           "largest category", "verdict")  # fmt: skip
 LEGEND = (
     "Planned, not measured. HBM: of one chip, required and available. Intervals are the method's known error "
-    "(`calibration.md`); it is largely common to the rows of one model, so their order is surer than their figures. "
+    "(`calibration.md`); it is largely common to the rows of one model, so their order is surer than their figures."
+)
+WINDOW_KEY = "model.sliding_window"
+WINDOW_LEGEND = (
     "MFU counts the pairs in the attention's window, so a sliding window lowers the counted work too: compare such "
     "rows by tokens/s."
 )
@@ -127,7 +130,8 @@ def ranking_section(rows: Sequence[Mapping[str, Any]]) -> str:
                 verdict(row, base_of(row, rows)),
             )
         )
-    return markdown_table(HEADER, body, "rlllrrrrrrrll") + "\n\n" + " ".join([LEGEND, *notes])
+    legend = [LEGEND, *([WINDOW_LEGEND] if any(WINDOW_KEY in row["overrides"] for row in rows) else [])]
+    return markdown_table(HEADER, body, "rlllrrrrrrrll") + "\n\n" + " ".join([*legend, *notes])
 
 
 def memory_text(row: Mapping[str, Any]) -> str:

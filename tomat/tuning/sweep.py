@@ -25,7 +25,7 @@ from tomat.tuning.sweep_rows import FAILED, FITS, PlanLike, base_of, failed, pla
 
 if TYPE_CHECKING:
     from tomat.hardware.chips import Slice
-    from tomat.planning.compile.compiler import Limits
+    from tomat.planning.compile.process import Limits
     from tomat.training.config import TrainConfig
 
 RECORD_FORMAT = 1

@@ -2,7 +2,7 @@
 
 libtpu 0.0.46 holds the compiler of every TPU generation and opens none of them while it only compiles. It reads what it
 must know from its own environment variables before JAX is imported, so a compile runs in a process of its own
-(`compile_child.py`) that is started with `child_environment`.
+(`process.py`) that is started with `child_environment`.
 """
 
 from __future__ import annotations

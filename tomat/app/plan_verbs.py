@@ -159,8 +159,8 @@ def _sweep(args: argparse.Namespace, overrides: list[str]) -> int:
 
 def _calibrate(args: argparse.Namespace, overrides: list[str]) -> int:
     from tomat.base.reporting import write_json
+    from tomat.base.stages import Stages
     from tomat.planning.calibration_page import calibrate
-    from tomat.planning.stages import Stages
 
     _refuse_overrides(overrides, "--calibrate")
     _say_withheld()
@@ -260,7 +260,7 @@ def _question(args: argparse.Namespace, path: Path, overrides: list[str]) -> str
 
 def _compile_plan(args: argparse.Namespace, path: Path, overrides: list[str]) -> tuple[Plan, dict[str, Any]]:
     """The plan and its report."""
-    from tomat.planning.stages import Stages
+    from tomat.base.stages import Stages
 
     limits = _limits(args)
     with Stages() as stages:
@@ -308,8 +308,8 @@ def _say_withheld() -> None:
 
 
 def _search(args: argparse.Namespace, path: Path, overrides: list[str]) -> list[dict[str, Any]]:
+    from tomat.base.stages import Stages
     from tomat.planning.compile.compiler import compile_step
-    from tomat.planning.stages import Stages
     from tomat.tuning.search import nearest_fits
 
     what = "looking for what fits"
@@ -336,7 +336,7 @@ def _compile_memory(args: argparse.Namespace, on_stage: Callable[[str], None]) -
 def _max_batch(args: argparse.Namespace, path: Path, overrides: list[str]) -> int:
     from tomat.app.plan_tables import print_largest
     from tomat.base.reporting import write_json
-    from tomat.planning.stages import Stages
+    from tomat.base.stages import Stages
     from tomat.tuning.search import largest_batch
 
     words = [word for word in args.policies.split(",") if word]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -88,11 +89,8 @@ def calibrate(
         if only_new and old is not None and old.measured == row.measured and old.predicted:
             done = done.with_row(replace(old, source=row.source, doubted=row.doubted))
             continue
-
-        def stage(said: str, name: str = row.name) -> None:
-            on_stage(name, said)
-
-        plan = make_plan(config, slice_, cache_dir=cache_dir, limits=limits, on_stage=stage)
+        told = partial(on_stage, row.name)
+        plan = make_plan(config, slice_, cache_dir=cache_dir, limits=limits, on_stage=told)
         done = done.with_row(row_with_plan(row, plan))
         if plan.step is not None:
             tables[row.name] = plan.step.model_table()
@@ -134,8 +132,7 @@ def row_with_plan(row: CalibrationRow, plan: Plan) -> CalibrationRow:
 def steps_section(record: Calibration) -> str:
     """Measured and predicted step times, with the row itself left out of its own correction."""
     header = ("run", "measured", "models alone", "error", "corrected by the other runs", "error")
-    rows = []
-    errors = []
+    rows, errors = [], []
     for row in record.rows:
         measured, modelled = row.measured.get("step_seconds"), row.predicted.get("model_seconds")
         if measured is None:

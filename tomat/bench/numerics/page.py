@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from tomat.base.reporting import write_json
 from tomat.pages.document import empty_section, find_sections, update_document
 from tomat.pages.tables import UNKNOWN, count, markdown_table, percent, signed
-from tomat.planning.changes import override_words
 from tomat.tracking.figures import draw_svg
 from tomat.tracking.report import FIGURES_DIR
+from tomat.tuning.changes import override_words
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -13,7 +13,7 @@ import json
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -21,13 +21,13 @@ import numpy as np
 
 from tomat.base.errors import TomatError
 from tomat.base.reporting import write_json
+from tomat.base.stages import DONE
 from tomat.hardware.chips import Slice, slice_named
 from tomat.planning.compile.child import EXECUTABLE_FILE, MEMORY_SUFFIX, PROGRAM_FILE, SCHEDULE_FILE, needed_files
 from tomat.planning.compile.process import Limits, ask, request_key
 from tomat.planning.compile.topology import compiler_version
 from tomat.planning.cost.memory import MemoryReport
 from tomat.planning.plan_cache import open_cache, open_result
-from tomat.planning.stages import DONE
 
 if TYPE_CHECKING:
     from tomat.planning.cost.llo import OpSchedule
@@ -172,15 +172,8 @@ def compile_step(
         "executable": executable,
         "memory_only": memory_only,
     }
-    answer = ask(
-        CHILD_MODULE,
-        whole,
-        slice_,
-        cache,
-        limits,
-        needed=lambda folder: needed_files(folder, executable),
-        on_stage=on_stage,
-    )
+    needed = partial(needed_files, executable=executable)
+    answer = ask(CHILD_MODULE, whole, slice_, cache, limits, needed=needed, on_stage=on_stage)
     write_json(request_file, {"program": answer.folder.name})
     if answer.evicted is not None:
         on_stage(str(answer.evicted))

@@ -23,6 +23,7 @@ from typing import IO, Any
 
 from tomat.base.errors import TomatError
 from tomat.base.reporting import write_json
+from tomat.base.stages import DONE
 from tomat.hardware.chips import Slice
 from tomat.planning.compile.topology import child_environment
 from tomat.planning.plan_cache import (
@@ -37,7 +38,6 @@ from tomat.planning.plan_cache import (
     work_folder,
 )
 from tomat.planning.sources import installed_packages, sources_digest
-from tomat.planning.stages import DONE
 
 XLA_DUMP, LLO_DUMP = "xla", "llo"
 """Folders of a request's working directory that the compiler dumps into."""

@@ -10,7 +10,8 @@ import yaml
 
 from tomat.app.cli import main
 from tomat.base.errors import TomatError
-from tomat.planning.compile.compiler import Limits, compile_step
+from tomat.planning.compile.compiler import compile_step
+from tomat.planning.compile.process import Limits
 from tomat.planning.compile.topology import planned_slice
 from tomat.training.config import load_config
 

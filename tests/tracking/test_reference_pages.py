@@ -1,57 +1,50 @@
-import shutil
+"""The pages of the runs before tomat are kept by hand: their figures are still what tomat computes."""
+
+import json
 from pathlib import Path
 
 import pytest
-import yaml
 
-from tomat.base.errors import TomatError
-from tomat.tracking.reference_pages import DATA_FILE, PAGES, utilisation, write_reference_pages
+from tomat.hardware.chips import slice_named
+from tomat.hardware.flops import ModelShape, levanter_training_flops, training_flops
+from tomat.pages.tables import percent
 from tomat.tracking.report import write_index
 
 TRACKING = Path(__file__).parents[2] / "docs" / "tracking"
+SHAPES = {
+    "200M": ModelShape(1024, 4096, 12, 16, 16, 64, 18570),
+    "1B": ModelShape(2048, 5632, 20, 16, 16, 128, 18570),
+}
 
 
-@pytest.fixture
-def docs(tmp_path):
-    shutil.copy(TRACKING / DATA_FILE, tmp_path / DATA_FILE)
-    return tmp_path
+def reference_records() -> list[dict]:
+    records = [json.loads(path.read_text()) for path in sorted((TRACKING / "data").glob("*.json"))]
+    return [record for record in records if record["kind"] == "reference"]
 
 
-def test_the_committed_pages_are_those_of_the_data(docs):
-    write_reference_pages(docs)
-    for name in PAGES:
-        assert (docs / f"{name}.md").read_text() == (TRACKING / f"{name}.md").read_text()
-
-
-def test_the_stated_mfu_is_levanters_formula():
-    data = yaml.safe_load((TRACKING / DATA_FILE).read_text())
-    timed = [run for run in data["runs"] if run.get("step_seconds")]
+def test_the_mfu_of_the_timed_runs_is_what_tomat_computes_of_their_steps():
+    page = (TRACKING / "reference-runs.md").read_text()
+    timed = [record for record in reference_records() if record["step_seconds"]]
     assert len(timed) == 2
-    for run in timed:
-        figures = utilisation(data, run)
-        assert figures["mfu_levanter"] == pytest.approx(run["mfu_stated"], abs=0.001)
-        assert figures["mfu_causal"] < figures["mfu_full"] <= figures["mfu_levanter"]
+    for record in timed:
+        shape, length = SHAPES[record["model"]], record["sequence_tokens"]
+        flops = {
+            "mfu_levanter": levanter_training_flops(shape, length),
+            "mfu_full": training_flops(shape, length, "full").total,
+            "mfu_causal": training_flops(shape, length, "causal").total,
+        }
+        peak = slice_named(record["slice"]).peak_bf16_flops_per_second * record["step_seconds"]
+        (row,) = [line for line in page.splitlines() if record["run"] in line]
+        for key, value in flops.items():
+            assert record[key] == pytest.approx(record["batch_sequences"] * value / peak)
+            assert f"| {percent(record[key], 2)} |" in row
+        stated = float(record["verdict"].split()[1]) / 100
+        assert record["mfu_levanter"] == pytest.approx(stated, abs=0.001)
 
 
-def test_the_arithmetic_of_the_corrections():
-    data = yaml.safe_load((TRACKING / DATA_FILE).read_text())
-    shares = [sum(row["share"] for row in table["rows"]) for table in data["bottlenecks"]]
-    assert shares[0] == pytest.approx(1.015) and 1 - shares[1] == pytest.approx(0.409)
-    capacity = data["oom"]["capacity_gib"]
-    for row in data["oom"]["rows"][1:]:
-        assert abs(row["compiled_gb"] / row["used_gb"] - 1) < 0.01
-        assert f"{row['used_gb'] - capacity:.3g}" in row["stated_overshoot"]
-
-
-def test_the_index_lists_the_reference_runs(docs):
-    write_reference_pages(docs)
-    text = write_index(docs).read_text()
-    assert text.count("(reference-runs.md) | reference |") == 4
-
-
-def test_no_data_no_pages_and_damaged_data_is_refused(tmp_path):
-    assert write_reference_pages(tmp_path) == []
-    (tmp_path / DATA_FILE).write_text("runs: [{name: x}]")
-    with pytest.raises(TomatError, match="cannot be read as the reference's tables"):
-        write_reference_pages(tmp_path)
-    assert not list(tmp_path.glob("*.md"))
+def test_the_index_lists_the_reference_runs(tmp_path):
+    (tmp_path / "data").mkdir()
+    for record in reference_records():
+        (tmp_path / "data" / f"{record['run']}.json").write_text(json.dumps(record))
+    (tmp_path / "reference-runs.md").write_text((TRACKING / "reference-runs.md").read_text())
+    assert write_index(tmp_path).read_text().count("(reference-runs.md) | reference |") == 4

@@ -7,7 +7,9 @@ import pytest
 from tomat.base.errors import TomatError
 from tomat.bench.loss_tiles import parse_tiles, register_bench
 from tomat.loss.tiles import LossTiles, load_table, tuned_tiles
-from tomat.tuning import loss_tuning
+from tomat.planning.compile.process import LLO_DUMP
+from tomat.planning.plan_cache import open_cache, open_result
+from tomat.tuning import loss_child, loss_tuning
 from tomat.tuning.loss_tuning import LossShape, check_tiles, table_entry, write_entry
 
 SHAPE = LossShape(width=512, density_tokens=1024)
@@ -59,6 +61,24 @@ def test_refuses_candidates():
         check_tiles(LossTiles(512, 256, 512, 32), LossShape(kind="crps", vocabulary="density"))
 
 
+@pytest.mark.parametrize("refused", [False, True])
+def test_a_loss_that_the_compiler_refuses_is_an_answer_too(tmp_path, monkeypatch, capsys, refused):
+    def measure(request, llo_dump):
+        assert llo_dump == tmp_path / LLO_DUMP
+        if refused:
+            raise TomatError("too large")
+        return {"seconds": 1.0}
+
+    monkeypatch.setattr(loss_child, "measure", measure)
+    programs = open_cache(tmp_path / "cache")
+    request = {"key": "abc", "work_dir": str(tmp_path), "programs_dir": str(programs)}
+    loss_child._compile(request)
+    assert json.loads(capsys.readouterr().out.splitlines()[-1]) == {"stage": "done", "key": "abc"}
+    opened = open_result(Path(programs) / "abc")
+    assert opened is not None and opened[1] == ({"refused": "too large"} if refused else {"seconds": 1.0})
+    opened[0].close()
+
+
 def test_the_verb_plans_both_and_finds_them_again(tmp_path: Path, monkeypatch, capsys):
     pytest.importorskip("libtpu")
     parser = argparse.ArgumentParser()
@@ -84,7 +104,7 @@ def test_the_verb_plans_both_and_finds_them_again(tmp_path: Path, monkeypatch, c
     def no_compile(*arguments, **keywords):
         raise AssertionError("compiled again")
 
-    monkeypatch.setattr(loss_tuning.subprocess, "run", no_compile)
+    monkeypatch.setattr(loss_tuning, "ask", no_compile)
     again = parser.parse_args([*words.split(), "--json", str(tmp_path / "again.json")])
     assert again.run(again) == 0
     assert (tmp_path / "again.json").read_text() == report_file.read_text()

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from tomat.base.errors import TomatError
 from tomat.hardware.chips import Slice, slice_named
 from tomat.model.decoder import NAMED_POLICIES
-from tomat.planning.changes import changed, checked_keys, override_words, parsed_words
 from tomat.planning.compile.compiler import CompiledStep
 from tomat.planning.compile.topology import data_axis_size
 from tomat.planning.cost.memory import MemoryReport
 from tomat.training.config import TrainConfig, load_config
+from tomat.tuning.changes import changed, checked_keys, override_words, parsed_words
 from tomat.tuning.search import POLICIES_BY_RECOMPUTATION, SHARDINGS, largest_batch, nearest_fits
 
 CONFIG = Path(__file__).parents[2] / "configs" / "train" / "200m-v6e16.yaml"

@@ -21,7 +21,6 @@ from tomat.pages.document import find_sections
 from tomat.planning.compile.child import PROGRAM_FILE
 from tomat.planning.compile.compiler import CompiledStep
 from tomat.planning.cost.memory import memory_of_compiled, memory_of_oom
-from tomat.planning.cost.windowed import windowed_einsums
 from tomat.profile.breakdown import Breakdown
 from tomat.profile.hlo_files import load_program, program_from_text
 from tomat.profile.program_breakdown import breakdown_from_program
@@ -31,6 +30,7 @@ from tomat.tuning.sweep_answers import explanation
 from tomat.tuning.sweep_config import load_sweep
 from tomat.tuning.sweep_page import pareto_front, write_sweep_page
 from tomat.tuning.sweep_rows import FAILED, FITS, OOM, ranked
+from tomat.tuning.windowed import windowed_einsums
 
 DATA = Path(__file__).parents[1] / "planning" / "data"
 SWEEPS = Path(__file__).parents[2] / "configs" / "sweeps"

@@ -11,14 +11,6 @@ if TYPE_CHECKING:
     from tomat.hardware.mfu import StepWork
     from tomat.training.config import TrainConfig
 
-_CONVENTIONS = (
-    ("mfu_full", "MFU, full attention", "every query sees every key: PaLM"),
-    ("mfu_causal", "MFU, causal attention", "only the pairs that the mask leaves: MaxText"),
-    ("mfu_useful", "MFU, useful", "no padding, no logits without a loss"),
-    ("mfu_levanter", "MFU, as Levanter logs it", "full attention, the tracking issue's convention"),
-    ("hfu", "HFU", "what the program multiplies, recomputation and whole tiles included"),
-)
-
 
 def register(subparsers: argparse._SubParsersAction) -> None:
     """Add `tomat mfu`."""
@@ -144,6 +136,7 @@ def _print(result: dict[str, Any]) -> None:
     from rich.table import Table
 
     from tomat.base.reporting import console, counted
+    from tomat.hardware.mfu import UTILISATIONS
 
     model, where = result["model"], result["slice"]
     console.print(
@@ -174,9 +167,10 @@ def _print(result: dict[str, Any]) -> None:
         for column in ("step", "p10", "p90", "wall clock") if in_run else ("step",):
             table.add_column(column, justify="right")
         table.add_column("what it counts")
-        for key, name, meaning in _CONVENTIONS:
+        for one in UTILISATIONS:
+            key, counts = one.key, f"{one.counts}: {one.source}" if one.source else one.counts
             keys = (key, f"{key}_p10", f"{key}_p90", f"wall_{key}") if in_run else (key,)
-            table.add_row(name, *(f"{100 * result[k]:.2f} %" for k in keys), meaning)
+            table.add_row(one.name, *(f"{100 * result[k]:.2f} %" for k in keys), counts)
         console.print(table)
     if "wall_seconds_by_part" in result:
         _print_parts(result)

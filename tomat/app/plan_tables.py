@@ -9,22 +9,15 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from tomat.base.reporting import console
+from tomat.hardware.mfu import UTILISATIONS
 from tomat.pages.tables import percent, seconds
 from tomat.planning.cost.memory import MemoryReport
+from tomat.planning.cost.op_times import MODELS
 from tomat.profile.breakdown import Breakdown
 from tomat.tracking.profile_tables import print_breakdown
 
 if TYPE_CHECKING:
     from tomat.tuning.search import LargestBatch
-
-MODEL_NAMES = ("compiler", "roofline", "schedule", "estimate")
-CONVENTIONS = (
-    ("mfu_full", "MFU, full attention"),
-    ("mfu_causal", "MFU, causal attention"),
-    ("mfu_useful", "MFU, useful"),
-    ("mfu_levanter", "MFU, as Levanter logs it"),
-    ("hfu", "HFU"),
-)
 
 
 def gib(count: int | None) -> str:
@@ -63,14 +56,14 @@ def print_plan(report: Mapping[str, Any], top: int) -> None:
     whole = sum(row["estimate"] for _, row in rows)
     for name, row in rows:
         if row["estimate"] > 0.001 * whole:
-            models.add_row(name, *(seconds(row[model]) if row[model] else "-" for model in MODEL_NAMES))
+            models.add_row(name, *(seconds(row[model]) if row[model] else "-" for model in MODELS))
     console.print(models)
     if report["pallas_kernels"]:
         _print_kernels(report["pallas_kernels"])
     figures = table("utilisation of the slice's peak", "", "estimate", "from", "to")
-    for key, label in CONVENTIONS:
-        found = report[key]
-        figures.add_row(label, percent(found["estimate"]), percent(found["low"]), percent(found["high"]))
+    for one in UTILISATIONS:
+        found = report[one.key]
+        figures.add_row(one.name, percent(found["estimate"]), percent(found["low"]), percent(found["high"]))
     console.print(figures)
     span, work = report["step_seconds"], report["work"]
     tokens = work["batch_sequences"] * work["sequence_tokens"] / span["estimate"]

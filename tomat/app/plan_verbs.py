@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tomat.hardware.chips import Slice
-    from tomat.planning.compile.compiler import Limits
+    from tomat.planning.compile.process import Limits
     from tomat.planning.plan import Plan
     from tomat.training.config import TrainConfig
     from tomat.tuning.search import Compile
@@ -122,7 +122,8 @@ def run_plan(args: argparse.Namespace) -> int:
 
 
 def _limits(args: argparse.Namespace) -> Limits:
-    from tomat.planning.compile.compiler import GIB, Limits
+    from tomat.planning.compile.process import Limits
+    from tomat.planning.plan_cache import GIB
 
     return Limits(args.time_limit_seconds, int(args.memory_limit_gib * GIB), int(args.cache_gib * GIB))
 
@@ -158,8 +159,8 @@ def _sweep(args: argparse.Namespace, overrides: list[str]) -> int:
 
 def _calibrate(args: argparse.Namespace, overrides: list[str]) -> int:
     from tomat.base.reporting import write_json
+    from tomat.base.stages import Stages
     from tomat.planning.calibration_page import calibrate
-    from tomat.planning.stages import Stages
 
     _refuse_overrides(overrides, "--calibrate")
     _say_withheld()
@@ -206,26 +207,28 @@ def _plan(args: argparse.Namespace, overrides: list[str]) -> int:
 
     from tomat.app.plan_tables import print_plan, print_trials
     from tomat.base.reporting import write_json
-    from tomat.planning.answers import AnswerCache
     from tomat.planning.compile.compiler import default_cache_dir
+    from tomat.planning.plan_cache import find_report, keep_report
 
     if args.tracking_dir is not None:
         overrides = [*overrides, "--tracking_dir", str(args.tracking_dir)]
     if args.max_batch:
         return _max_batch(args, path, overrides)
-    answers = AnswerCache(args.cache_dir or default_cache_dir())
-    key = answers.key(path, overrides, args.slice, args.tracking_dir or DEFAULT_TRACKING_DIR, args.codec)
+    cache, key = args.cache_dir or default_cache_dir(), _question(args, path, overrides)
     writes = args.docs or args.emit is not None or args.executable is not None
-    report = None if writes else answers.find(key)
+    report = find_report(cache, key) if key is not None and not writes else None
     plan = None
-    if report is None:
+    if report is None or "fits" not in report:
         plan, report = _compile_plan(args, path, overrides)
+    else:
+        report["cached"] = True
     print_plan(report, args.top)
     if not report["fits"] and not args.no_search:
         if "nearest_fits" not in report:
             report["nearest_fits"] = _search(args, path, overrides)
         print_trials(report["nearest_fits"])
-    answers.keep(key, report)
+    if key is not None:
+        keep_report(cache, key, report)
     if args.json is not None:
         write_json(args.json, report)
     if plan is not None:
@@ -233,9 +236,31 @@ def _plan(args: argparse.Namespace, overrides: list[str]) -> int:
     return 0 if report["fits"] else 1
 
 
+def _question(args: argparse.Namespace, path: Path, overrides: list[str]) -> str | None:
+    """Names what is asked; None where the compiler is missing, so that the compile says so."""
+    import hashlib
+    import importlib.util
+
+    from tomat.base.overrides import parse_overrides, read_yaml
+    from tomat.planning.calibration import Calibration
+    from tomat.planning.sources import question_key
+
+    if importlib.util.find_spec("libtpu") is None:
+        return None
+    return question_key(
+        {
+            "config": read_yaml(path, "configs/train/"),
+            "overrides": parse_overrides(overrides),
+            "slice": args.slice,
+            "calibration": repr(Calibration.load(args.tracking_dir or DEFAULT_TRACKING_DIR)),
+            "codec": hashlib.sha256(args.codec.read_bytes()).hexdigest() if args.codec is not None else None,
+        }
+    )
+
+
 def _compile_plan(args: argparse.Namespace, path: Path, overrides: list[str]) -> tuple[Plan, dict[str, Any]]:
     """The plan and its report."""
-    from tomat.planning.stages import Stages
+    from tomat.base.stages import Stages
 
     limits = _limits(args)
     with Stages() as stages:
@@ -283,8 +308,8 @@ def _say_withheld() -> None:
 
 
 def _search(args: argparse.Namespace, path: Path, overrides: list[str]) -> list[dict[str, Any]]:
+    from tomat.base.stages import Stages
     from tomat.planning.compile.compiler import compile_step
-    from tomat.planning.stages import Stages
     from tomat.tuning.search import nearest_fits
 
     what = "looking for what fits"
@@ -311,7 +336,7 @@ def _compile_memory(args: argparse.Namespace, on_stage: Callable[[str], None]) -
 def _max_batch(args: argparse.Namespace, path: Path, overrides: list[str]) -> int:
     from tomat.app.plan_tables import print_largest
     from tomat.base.reporting import write_json
-    from tomat.planning.stages import Stages
+    from tomat.base.stages import Stages
     from tomat.tuning.search import largest_batch
 
     words = [word for word in args.policies.split(",") if word]

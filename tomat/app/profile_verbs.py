@@ -72,7 +72,7 @@ class _FormHelp(argparse.Action):
 def _form_parser(form: str, prog: str) -> argparse.ArgumentParser | None:
     """A parser that prints a form's help; None for a profile."""
     if form == "index":
-        parser = argparse.ArgumentParser(prog, description="Rewrite the reference pages and the table of all runs.")
+        parser = argparse.ArgumentParser(prog, description="Rewrite the table of all runs.")
         parser.add_argument("DOCS", help="the tracking folder, such as docs/tracking")
         return parser
     if form != "compare":
@@ -236,13 +236,9 @@ def compare_targets(args: argparse.Namespace, a: str, b: str) -> int:
 
 def _index(docs: Path) -> int:
     from tomat.base.reporting import console
-    from tomat.tracking.reference_pages import write_reference_pages
     from tomat.tracking.report import write_index
 
     if not docs.is_dir():
         raise TomatError(f"{docs}: no such folder. Give the tracking folder, such as docs/tracking.")
-    pages = write_reference_pages(docs)
-    pages.append(write_index(docs))
-    for page in pages:
-        console.print(f"up to date: {page}")
+    console.print(f"up to date: {write_index(docs)}")
     return 0

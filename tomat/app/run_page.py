@@ -8,6 +8,8 @@ import yaml
 
 from tomat.base.documents import is_figure
 from tomat.base.reporting import write_text
+from tomat.hardware.mfu import TABLE_UTILISATIONS
+from tomat.pages.tables import markdown_table
 from tomat.runs.history import read_events
 from tomat.runs.published import CONFIG_FILE
 from tomat.training.config import config_hash
@@ -72,7 +74,7 @@ def draw_losses(rows: list[dict[str, Any]], path: Path) -> None:
 
 
 def _setup(config: "TrainConfig", result: "TrainResult") -> str:
-    return _table(
+    return markdown_table(
         ("", ""),
         [
             ("configuration", f"`{config_hash(config)}`"),
@@ -83,6 +85,7 @@ def _setup(config: "TrainConfig", result: "TrainResult") -> str:
             ("loss", f"{config.loss.kind} ({config.loss.unit})"),
             ("sharding", config.sharding),
         ],
+        "ll",
     )
 
 
@@ -125,7 +128,7 @@ def _history(events: list[dict[str, Any]]) -> str:
         # A cell of a table is one line without bars.
         text = " ".join(text.split()).replace("|", "/")
         rows.append((str(event.get("time", ""))[:19], event["event"], str(event.get("step", "")), text))
-    return _table(("time (UTC)", "event", "step", "details"), rows)
+    return markdown_table(("time (UTC)", "event", "step", "details"), rows, "llrl")
 
 
 def _training(rows: list[dict[str, Any]]) -> str:
@@ -139,16 +142,12 @@ def _training(rows: list[dict[str, Any]]) -> str:
         ("tokens/s, median", _median(steady, "tokens_per_second", "{:,.0f}")),
         ("wall-clock of all steps", f"{sum(_figures(rows, 'wall_seconds')):.0f} s"),
     ]
-    for key, name in (
-        ("mfu_full", "MFU, full attention"),
-        ("mfu_causal", "MFU, causal"),
-        ("mfu_useful", "MFU, useful"),
-    ):
-        values = _figures(steady, key)
+    for one in (one for one in TABLE_UTILISATIONS if one.key != "hfu"):
+        values = _figures(steady, one.key)
         figures.append(
-            (f"{name}, median", f"{100 * statistics.median(values):.1f} %" if values else "- (unknown chip)")
+            (f"{one.name}, median", f"{100 * statistics.median(values):.1f} %" if values else "- (unknown chip)")
         )
-    return _table(("figure", "value"), figures)
+    return markdown_table(("figure", "value"), figures)
 
 
 def _figures(rows: list[dict[str, Any]], key: str) -> list[float]:
@@ -171,15 +170,10 @@ def _evaluation(evaluation: "TeacherForcedResult") -> str:
     ]
     spreads = [evaluation.spread(name) for _, name in COLUMNS]
     body.append(("**median over materials**", *(f"{100 * item.median:.2f}" for item in spreads)))
-    return _table(header, body)
+    return markdown_table(header, body)
 
 
 def _headline(config: "TrainConfig") -> dict[str, Any]:
     values = config.to_dict()
     keep = ("run_name", "preset", "slice", "sharding", "data", "loss", "optimizer")
     return {key: values[key] for key in keep if values.get(key) is not None}
-
-
-def _table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
-    lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
-    return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)])

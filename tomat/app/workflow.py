@@ -136,9 +136,9 @@ def refuse_what_cannot_fit(config: "TrainConfig") -> None:
     """
     from tomat.base.errors import TomatError
     from tomat.base.reporting import console
+    from tomat.base.stages import Stages
     from tomat.planning.compile.compiler import compile_step
     from tomat.planning.compile.topology import planned_slice
-    from tomat.planning.stages import Stages
 
     slice_ = planned_slice(config, None)
     what = f"planning {config.run_name} on {slice_.name}"

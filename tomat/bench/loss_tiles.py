@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from tomat.base.arguments import positive_int, report_file
+from tomat.base.arguments import positive_float, positive_int, report_file
 from tomat.base.errors import TomatError
 from tomat.loss.config import LOSS_KINDS
 from tomat.loss.tiles import NAMES, LossTiles
@@ -51,6 +51,13 @@ def register_bench(subparsers: argparse._SubParsersAction) -> None:
         help=f"blocks of XLA's loss to compare with (default: {' '.join(map(str, DEFAULT_BLOCKS))})",
     )
     parser.add_argument("--cache_dir", type=Path, help="what was compiled before (default: ~/.cache/tomat/loss-tiles)")
+    parser.add_argument(
+        "--time_limit_seconds", type=positive_float, default=1800.0, help="longest compile (default: 1800)"
+    )
+    parser.add_argument(
+        "--memory_limit_gib", type=positive_float, default=16.0, help="most memory of this machine (default: 16)"
+    )
+    parser.add_argument("--cache_gib", type=positive_float, default=2.0, help="what the cache may hold (default 2)")
     parser.add_argument("--write", action="store_true", help="put the best tiles into tomat's table")
     parser.add_argument("--json", type=report_file, metavar="FILE", help="write the figures")
     parser.set_defaults(run=run)
@@ -73,6 +80,8 @@ def run(args: argparse.Namespace) -> int:
     from rich.table import Table
 
     from tomat.base.reporting import console, progress, write_json
+    from tomat.planning.compile.process import Limits
+    from tomat.planning.plan_cache import GIB
     from tomat.tuning.loss_tuning import LossShape, check_tiles, table_entry, tune, write_entry
 
     shape = LossShape(
@@ -89,6 +98,7 @@ def run(args: argparse.Namespace) -> int:
     for candidate in candidates:
         check_tiles(candidate, shape)
     cache_dir = args.cache_dir or Path.home() / ".cache" / "tomat" / "loss-tiles"
+    limits = Limits(args.time_limit_seconds, int(args.memory_limit_gib * GIB), int(args.cache_gib * GIB))
     with progress() as bar:
         task = bar.add_task("compiling", total=len(candidates) + len(args.block_positions))
         started = 0
@@ -98,7 +108,7 @@ def run(args: argparse.Namespace) -> int:
             bar.update(task, description=name, completed=started)
             started += 1
 
-        rows = tune(shape, candidates, args.block_positions, cache_dir, on_candidate)
+        rows = tune(shape, candidates, args.block_positions, cache_dir, on_candidate, limits)
         bar.update(task, completed=started)
     entry = table_entry(shape, rows) if candidates else None
 

@@ -37,7 +37,40 @@ TYPICAL_ATOMS = 12
 MAX_STEP_SECONDS = 86_400
 """Longer than a day is no step, but a clock that was set or a damaged number."""
 
-MFU_KEYS = ("mfu_full", "mfu_causal", "mfu_useful", "mfu_levanter", "hfu")
+
+@dataclass(frozen=True)
+class Utilisation:
+    """One way to count the FLOPs that a step is credited with."""
+
+    key: str
+    """In reports and records."""
+    name: str
+    short: str
+    """Over a column, in a table whose first such column says MFU."""
+    counts: str
+    """What the convention counts."""
+    source: str = ""
+    """Who published figures by it."""
+
+    @property
+    def cited_name(self) -> str:
+        """The name with its source, for pages."""
+        return f"{self.name} ({self.source})" if self.source else self.name
+
+
+UTILISATIONS = (
+    Utilisation(
+        "mfu_full", "MFU, full attention", "MFU full", "every query sees every key", "PaLM, Levanter's pair count"
+    ),
+    Utilisation("mfu_causal", "MFU, causal attention", "causal", "only the pairs that the mask leaves", "MaxText"),
+    Utilisation("mfu_useful", "MFU, useful", "useful", "no padding, no logits without a loss"),
+    Utilisation("mfu_levanter", "MFU, as Levanter logs it", "Levanter", "full attention, mask and softmax with it"),
+    Utilisation("hfu", "HFU", "HFU", "what the program multiplies, recomputation and whole tiles included"),
+)
+"""Every convention, as reports and pages order them."""
+MFU_KEYS = tuple(one.key for one in UTILISATIONS)
+TABLE_UTILISATIONS = tuple(one for one in UTILISATIONS if one.key != "mfu_levanter")
+"""Columns of a table of many steps; Levanter's figure hardly differs from the full one."""
 
 
 @dataclass(frozen=True)

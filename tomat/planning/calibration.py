@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,6 @@ from tomat.planning.calibration_checks import check_against_plan, check_figures
 from tomat.profile.categories import Category
 
 if TYPE_CHECKING:
-    from tomat.planning.plan import Plan
     from tomat.training.config import TrainConfig
 
 MEASUREMENTS_FILE = "calibration.yaml"
@@ -58,7 +57,7 @@ class CalibrationRow:
     config: Mapping[str, Any] | None = None
     compiler: str = ""
     doubted: Mapping[str, str] = field(default_factory=dict)
-    """Measured shares that cannot be, and why: shown, and held against no goal. Other figures are not doubted, since a
+    """Measured shares that cannot be, and why: shown, and counted in no error. Other figures are not doubted, since a
     step time moves every estimate: a row whose figures cannot be is taken out."""
 
     @property
@@ -84,20 +83,6 @@ class CalibrationRow:
             return config_from_dict(self.config, source=f"the recorded run {self.name}")
         # where the tokens lie does not matter to the step
         return load_config(self.config_path, list(self.overrides))
-
-    def with_plan(self, plan: Plan) -> CalibrationRow:
-        """This row beside what `plan` says."""
-        predicted: dict[str, Any] = {
-            "fits": plan.compiled.fits,
-            "hbm_required_gib": plan.compiled.memory.required_bytes / 2**30,
-        }
-        if plan.step is not None:
-            predicted["model_seconds"] = plan.step.model_seconds
-            shares = {row.name: row.share for row in plan.step.breakdown.categories}
-            for key, categories in SHARES.items():
-                predicted[key] = sum(shares.get(str(category), 0.0) for category in categories)
-        check_against_plan(self.measured, predicted, f"the measurement {self.name!r}")
-        return replace(self, predicted=predicted, compiler=plan.compiled.compiler, slice=plan.slice_.name)
 
     def checked(self, where: str) -> CalibrationRow:
         """This row, if its figures can be.

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from tomat.base.reporting import console
 from tomat.pages.document import empty_section, update_document
 from tomat.pages.tables import UNKNOWN, markdown_table, percent, seconds
-from tomat.planning.calibration import Calibration, CalibrationRow, read_measurements, row_of_run
-from tomat.planning.compile.compiler import Limits
+from tomat.planning.calibration import SHARES, Calibration, CalibrationRow, read_measurements, row_of_run
+from tomat.planning.calibration_checks import check_against_plan
+from tomat.planning.compile.process import Limits
 from tomat.planning.compile.topology import planned_slice
-from tomat.planning.cost.estimate import MODELS
-from tomat.planning.plan import make_plan
+from tomat.planning.cost.op_times import MODELS
+from tomat.planning.plan import Plan, make_plan
 
 PAGE = "calibration.md"
 TEMPLATE = f"""# Calibration: the plan beside the pod
@@ -42,10 +44,6 @@ between the markers; `tomat plan --record RUN` adds a run of yours. Text outside
 
 {empty_section("notes")}
 """
-
-GOALS = {"step": 0.15, "memory": 0.01, "share": 0.05}
-"""Errors that were set as goals before the first comparison: of a step time and of a memory, relative; of a share,
-absolute."""
 
 
 def calibrate(
@@ -91,12 +89,9 @@ def calibrate(
         if only_new and old is not None and old.measured == row.measured and old.predicted:
             done = done.with_row(replace(old, source=row.source, doubted=row.doubted))
             continue
-
-        def stage(said: str, name: str = row.name) -> None:
-            on_stage(name, said)
-
-        plan = make_plan(config, slice_, cache_dir=cache_dir, limits=limits, on_stage=stage)
-        done = done.with_row(row.with_plan(plan))
+        told = partial(on_stage, row.name)
+        plan = make_plan(config, slice_, cache_dir=cache_dir, limits=limits, on_stage=told)
+        done = done.with_row(row_with_plan(row, plan))
         if plan.step is not None:
             tables[row.name] = plan.step.model_table()
         # A calibration that is stopped keeps what it has planned.
@@ -115,11 +110,29 @@ def calibrate(
     return {"rows": [asdict(row) for row in done.rows]}
 
 
+def row_with_plan(row: CalibrationRow, plan: Plan) -> CalibrationRow:
+    """A measurement beside what `plan` says of it.
+
+    Raises:
+        TomatError: As for `check_against_plan`.
+    """
+    predicted: dict[str, Any] = {
+        "fits": plan.compiled.fits,
+        "hbm_required_gib": plan.compiled.memory.required_bytes / 2**30,
+    }
+    if plan.step is not None:
+        predicted["model_seconds"] = plan.step.model_seconds
+        shares = {group.name: group.share for group in plan.step.breakdown.categories}
+        for key, categories in SHARES.items():
+            predicted[key] = sum(shares.get(str(category), 0.0) for category in categories)
+    check_against_plan(row.measured, predicted, f"the measurement {row.name!r}")
+    return replace(row, predicted=predicted, compiler=plan.compiled.compiler, slice=plan.slice_.name)
+
+
 def steps_section(record: Calibration) -> str:
     """Measured and predicted step times, with the row itself left out of its own correction."""
     header = ("run", "measured", "models alone", "error", "corrected by the other runs", "error")
-    rows = []
-    errors = []
+    rows, errors = [], []
     for row in record.rows:
         measured, modelled = row.measured.get("step_seconds"), row.predicted.get("model_seconds")
         if measured is None:
@@ -146,14 +159,12 @@ def steps_section(record: Calibration) -> str:
         f"{percent(record.known_error(chip), 0)}."
         for chip in chips
     ]
-    goal = _goal(errors, GOALS["step"])
-    return "\n\n".join(
-        [
-            markdown_table(header, rows),
-            f"Goal: within {percent(GOALS['step'], 0)}; {goal}. " + " ".join(said) + " The correction is one "
-            "factor for the whole step, fitted to these runs: the last columns leave the run itself out of it.",
-        ]
-    )
+    said += [
+        "The correction is one factor for the whole step, fitted to these runs: the last columns leave the run itself "
+        "out of it.",
+        f"Largest error so: {_largest(errors)}.",
+    ]
+    return "\n\n".join([markdown_table(header, rows), " ".join(said)])
 
 
 def memory_section(rows: Sequence[CalibrationRow]) -> str:
@@ -177,10 +188,7 @@ def memory_section(rows: Sequence[CalibrationRow]) -> str:
                 percent(error, 2),
             )
         )
-    said = (
-        f"The verdict is right for {right} of {len(table)}. Goal for what is needed: within "
-        f"{percent(GOALS['memory'], 0)}; {_goal(errors, GOALS['memory'])}."
-    )
+    said = f"The verdict is right for {right} of {len(table)}. Largest error of what is needed: {_largest(errors, 2)}."
     return "\n\n".join([markdown_table(header, table, "llrlrr"), said])
 
 
@@ -199,14 +207,12 @@ def shares_section(rows: Sequence[CalibrationRow]) -> str:
             difference = UNKNOWN if planned is None else f"{100 * (planned - measured):+.1f}"
             if doubted is not None:
                 difference += " (doubted)"
-                doubts.append(
-                    f"The profile's {key.removesuffix('_share')} of {row.name} is held against no goal: {doubted}"
-                )
+                doubts.append(f"The profile's {key.removesuffix('_share')} of {row.name} counts in no error: {doubted}")
             table.append((row.name, key.removesuffix("_share"), percent(measured), percent(planned), difference))
     if not table:
         return "No profile is on record."
-    goal = _goal(errors, GOALS["share"])
-    return "\n\n".join([markdown_table(header, table, "llrrr"), f"Goal: within 5 points; {goal}.", *doubts])
+    largest = f"Largest difference: {_largest(errors)} of the step."
+    return "\n\n".join([markdown_table(header, table, "llrrr"), largest, *doubts])
 
 
 def models_section(rows: Sequence[CalibrationRow], tables: dict[str, dict[str, dict[str, float]]]) -> str:
@@ -230,13 +236,11 @@ def models_section(rows: Sequence[CalibrationRow], tables: dict[str, dict[str, d
             ),
         ]
     parts.append(
-        "The estimate takes the longer of schedule and HBM traffic, which leaves nearly the same factor to both pods. "
-        "XLA's own cycles and the roofline say nothing of Pallas kernels; the schedule alone says nothing of waiting "
-        "for memory."
+        "The estimate takes the longer of schedule and HBM traffic. XLA's own cycles and the roofline say nothing of "
+        "Pallas kernels; the schedule alone says nothing of waiting for memory."
     )
     return "\n\n".join(parts)
 
 
-def _goal(errors: Sequence[float], goal: float) -> str:
-    met = sum(error <= goal for error in errors)
-    return f"met by {met} of {len(errors)}" if errors else "nothing to compare"
+def _largest(errors: Sequence[float], digits: int = 1) -> str:
+    return percent(max(errors), digits) if errors else "nothing to compare"

@@ -13,10 +13,11 @@ import numpy as np
 from tomat.hardware.chips import Slice
 from tomat.hardware.mfu import MFU_KEYS, TYPICAL_ATOMS, StepWork, slice_dict
 from tomat.planning.calibration import Calibration
-from tomat.planning.compile.compiler import CompiledStep, Limits, compile_step
-from tomat.planning.cost.assumed import PALLAS_TARGET
+from tomat.planning.compile.compiler import CompiledStep, compile_step
+from tomat.planning.compile.process import Limits
 from tomat.planning.cost.estimate import StepEstimate, estimate_step
 from tomat.planning.cost.llo import slot_utilisation
+from tomat.planning.cost.op_times import PALLAS_TARGET
 from tomat.planning.cost.schedule_model import matched_schedules
 from tomat.profile.breakdown import Breakdown
 

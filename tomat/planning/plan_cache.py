@@ -17,16 +17,19 @@ import shutil
 import tempfile
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
 from tomat.base.errors import TomatError
-from tomat.base.reporting import counted
+from tomat.base.reporting import counted, write_json
 
 RESULT_FILE = "result.json"
 """In each folder below `programs/`; its time of change is that of the last use."""
+
+PROGRAMS, ANSWERS = "programs", "answers"
+"""Folders of a cache: of compiles, each with its files; of whole reports, each one JSON file."""
 
 GIB = 2**30
 CACHE_GIB = 2.0
@@ -53,6 +56,24 @@ class Evicted:
             f"removed {counted(self.count, 'answer')} ({self.removed_bytes / GIB:.2f} GiB), the least recently used, "
             f"from the cache: it may hold {self.limit_bytes / GIB:.2f} GiB"
         )
+
+
+def open_cache(cache: Path) -> Path:
+    """Make a cache ready for a compile: its folders are there, and what killed compiles left is not.
+
+    Returns:
+        The folder of its programs.
+
+    Raises:
+        TomatError: It cannot be made.
+    """
+    programs = cache / PROGRAMS
+    try:
+        programs.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise TomatError(f"the plan cache {cache} cannot be made ({error}); give another --cache_dir.") from error
+    remove_abandoned(cache)
+    return programs
 
 
 @contextlib.contextmanager
@@ -139,8 +160,14 @@ def open_result(folder: Path, needed: Sequence[str] = ()) -> tuple[IO[bytes], di
     return file, result
 
 
-def read_answer(path: Path) -> dict[str, Any] | None:
-    """An answer that is one JSON file; None where there is none, or a damaged one."""
+def keep_report(cache: Path, key: str, report: Mapping[str, Any]) -> None:
+    """Keep the whole report of a question (`sources.question_key`), to be found without a compile and without JAX."""
+    write_json(cache / ANSWERS / f"{key}.json", report)
+
+
+def find_report(cache: Path, key: str) -> dict[str, Any] | None:
+    """The report of a question; None where there is none, or a damaged one."""
+    path = cache / ANSWERS / f"{key}.json"
     try:
         answer = json.loads(path.read_text(encoding="utf-8"))
         os.utime(path)  # the least recently used go first
@@ -155,7 +182,7 @@ def evict(cache: Path, limit_bytes: int) -> Evicted | None:
     Returns:
         What was removed; None if nothing was.
     """
-    answers = [*(cache / "programs").glob("*"), *(cache / "answers").glob("*.json"), *cache.glob("*.json")]
+    answers = [*(cache / PROGRAMS).glob("*"), *(cache / ANSWERS).glob("*.json")]
     entries = []
     for path in answers:
         with contextlib.suppress(OSError):
@@ -211,5 +238,5 @@ def _remove_dangling(cache: Path) -> None:
     """Remove the requests whose program is gone."""
     for request in (cache / "requests").glob("*.json"):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            if not (cache / "programs" / json.loads(request.read_text(encoding="utf-8"))["program"]).exists():
+            if not (cache / PROGRAMS / json.loads(request.read_text(encoding="utf-8"))["program"]).exists():
                 request.unlink()

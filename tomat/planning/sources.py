@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import json
 import sys
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 PACKAGE = Path(__file__).parent.parent
 
@@ -71,12 +74,27 @@ def _data_files(tree: ast.Module, path: Path) -> list[Path]:
 
 def sources_digest(*modules: str, package: Path = PACKAGE) -> str:
     """SHA-256 over `module_files`, their names and their bytes; read anew each time, since files change."""
+    return _digest(module_files(*modules, package=package), package)
+
+
+def _digest(paths: Iterable[Path], package: Path) -> str:
     digest = hashlib.sha256()
-    for path in module_files(*modules, package=package):
+    for path in paths:
         content = path.read_bytes()
         digest.update(f"{path.relative_to(package).as_posix()} {len(content)}\n".encode())
         digest.update(content)
     return digest.hexdigest()
+
+
+def question_key(question: Mapping[str, Any]) -> str:
+    """Names a question to all of tomat by its text: no import is needed to look for its answer.
+
+    Args:
+        question: Everything that the answer depends on, but for tomat's own files and the installed packages.
+    """
+    files = sorted(path for kind in ("*.py", "*.json", "*.yaml") for path in PACKAGE.rglob(kind))
+    whole = {**question, "sources": _digest(files, PACKAGE), "packages": installed_packages()}
+    return hashlib.sha256(json.dumps(whole, sort_keys=True, default=str).encode()).hexdigest()[:24]
 
 
 def installed_packages() -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tomat.hardware.mfu import UTILISATIONS
 from tomat.pages.tables import (
     UNKNOWN,
     count,
@@ -27,13 +28,6 @@ NO_BUFFERS = {
     "lies where, for how long). `tomat profile` of the `*after_optimizations.hlo.pb` that XLA writes under "
     "`--xla_dump_to=DIR --xla_dump_hlo_as_proto` has it.",
 }
-CONVENTIONS = (
-    ("mfu_full", "MFU, full attention (PaLM, Levanter's pair count)"),
-    ("mfu_causal", "MFU, causal attention (MaxText)"),
-    ("mfu_useful", "MFU, useful work only"),
-    ("mfu_levanter", "MFU, as Levanter logs it"),
-    ("hfu", "HFU (everything executed)"),
-)
 
 
 def setup_section(record: Mapping[str, Any], breakdown: Breakdown | None) -> str:
@@ -83,9 +77,9 @@ def mfu_section(report: Mapping[str, Any] | None) -> str:
     spread = "step_seconds_p10" in report
     header = ("figure", "median", "p10", "p90") if spread else ("figure", "value")
     rows = [_figure(report, "step_seconds", "step time", seconds, spread)]
-    for key, label in CONVENTIONS:
-        if report.get(key) is not None:
-            rows.append(_figure(report, key, label, percent, spread))
+    for one in UTILISATIONS:
+        if report.get(one.key) is not None:
+            rows.append(_figure(report, one.key, one.cited_name, percent, spread))
     for key, label in (("tokens_per_second_per_chip", "tokens/s/chip"), ("tokens_per_second", "tokens/s")):
         if report.get(key) is not None:
             rows.append(_figure(report, key, label, count, spread))

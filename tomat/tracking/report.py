@@ -15,6 +15,7 @@ from typing import Any
 from tomat.base.documents import is_figure, parse_yaml, read_json
 from tomat.base.errors import TomatError
 from tomat.base.reporting import dump_json, write_text
+from tomat.hardware.mfu import MFU_KEYS, TABLE_UTILISATIONS
 from tomat.pages.document import empty_section, find_sections, read_document, section_text, update_document
 from tomat.pages.tables import UNKNOWN, markdown_table, percent, seconds
 from tomat.profile.breakdown import Breakdown
@@ -33,7 +34,7 @@ CONFIG_FILE = "config.yaml"
 DATA_DIR, FIGURES_DIR, SWEEPS_DIR, INDEX_FILE = "data", "figures", "sweeps", "index.md"
 RECORD_FORMAT = 1
 KINDS = ("measured", "predicted", "reference")
-RECORD_MFU_KEYS = ("mfu_full", "mfu_causal", "mfu_useful", "mfu_levanter", "hfu", "tokens_per_second_per_chip")
+RECORD_MFU_KEYS = (*MFU_KEYS, "tokens_per_second_per_chip")
 
 PAGE_TEMPLATE = """# {title}
 
@@ -175,8 +176,8 @@ def write_index(docs_dir: Path) -> Path:
     records.sort(key=lambda r: r["run"])
     records.sort(key=lambda r: r.get("date") or "", reverse=True)
     records.sort(key=lambda r: KINDS.index(r["kind"]))
-    header = ("run", "kind", "model", "slice", "batch", "tokens", "step", "MFU full", "causal", "useful", "HFU",
-              "largest category", "verdict")  # fmt: skip
+    shares = (one.short for one in TABLE_UTILISATIONS)
+    header = ("run", "kind", "model", "slice", "batch", "tokens", "step", *shares, "largest category", "verdict")
     rows = [_index_row(record, docs_dir) for record in records]
     table = markdown_table(header, rows, "llll" + "r" * 7 + "ll") if rows else "No run is on record yet."
     template = INDEX_TEMPLATE.format(runs=empty_section("runs"))
@@ -223,7 +224,7 @@ def _index_row(record: Mapping[str, Any], docs_dir: Path) -> tuple[str, ...]:
         str(record.get("batch_sequences") or UNKNOWN),
         str(record.get("sequence_tokens") or UNKNOWN),
         seconds(record.get("step_seconds")),
-        *(percent(record.get(key)) for key in ("mfu_full", "mfu_causal", "mfu_useful", "hfu")),
+        *(percent(record.get(one.key)) for one in TABLE_UTILISATIONS),
         largest,
         verdict or UNKNOWN,
     )

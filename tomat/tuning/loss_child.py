@@ -1,34 +1,38 @@
-"""The process that compiles one loss for one chip: `python -m tomat.tuning.loss_child REQUEST.json RESULT.json`.
+"""The process that compiles one loss for one chip: `python -m tomat.tuning.loss_child REQUEST.json`.
 
-Value and gradients of the loss alone, on one device of a slice, with the schedule that the compiler gives it; started
-by `loss_tuning.py` with the compiler's environment, and apart from it for the reasons that `compile_child.py` gives.
+Value and gradients of the loss alone, on one device of a slice, with the schedule that the compiler gives it. Started
+by `loss_tuning.py`; `planning/compile/process.py` says why apart from it.
 """
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
 from tomat.base.errors import TomatError
-from tomat.base.reporting import write_json
-from tomat.planning.compile.child import LLO_DUMP
+from tomat.planning.compile.process import LLO_DUMP, answer, keep_answer, say
 
 TOP_KERNELS = 8
 """Kernels on record, the longest."""
 
 
-def main(request_file: str, result_file: str) -> int:
-    """Write what the compiler makes of the request; a loss that it refuses is an answer."""
-    request = json.loads(Path(request_file).read_text(encoding="utf-8"))
+def main(request_file: str) -> int:
+    """Keep what the compiler makes of the request; a loss that it refuses is an answer."""
+    return answer(request_file, _compile)
+
+
+def _compile(request: dict[str, Any]) -> None:
+    say("compiling")
+    work = Path(request["work_dir"])
     try:
-        result = measure(request, Path(request_file).parent / LLO_DUMP)
+        result = measure(request, work / LLO_DUMP)
     except TomatError as error:
         result = {"refused": str(error)}
-    write_json(result_file, result)
-    return 0
+    part = work / "part"
+    part.mkdir()
+    keep_answer(result, part, Path(request["programs_dir"]) / request["key"])
 
 
 def lower_loss(request: dict[str, Any], device: Any) -> Any:
@@ -131,4 +135,4 @@ def measure(request: dict[str, Any], llo_dump: Path) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    sys.exit(main(sys.argv[1]))

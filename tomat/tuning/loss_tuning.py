@@ -6,12 +6,8 @@ compiler and the loss's sources: a tuning that was stopped goes on where it was.
 
 from __future__ import annotations
 
-import hashlib
 import importlib.metadata
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,14 +15,11 @@ from typing import Any
 
 from tomat.base.errors import TomatError
 from tomat.base.reporting import console, write_json
+from tomat.hardware.chips import slice_named
 from tomat.loss.config import LossConfig, LossKind, LossVocabulary
 from tomat.loss.tiles import TABLE_FILE, LossTiles
-from tomat.planning.compile.child import LLO_DUMP, XLA_DUMP, dump_flags
-from tomat.planning.plan_cache import CACHE_GIB, GIB, evict, read_answer, remove_abandoned, work_folder
-from tomat.planning.sources import installed_packages, sources_digest
-
-LIMIT_SECONDS = 1800.0
-"""Of one compile: 40 to 300 s on two cores, by how much else runs on them."""
+from tomat.planning.compile.process import Limits, ask, request_key
+from tomat.planning.plan_cache import open_cache, open_result
 
 CHILD_MODULE = "tomat.tuning.loss_child"
 """What lowers, compiles and measures a loss; its imports are what decides an answer."""
@@ -65,63 +58,33 @@ class LossShape:
         }
 
 
-def kept_answer(request: dict[str, Any], cache_dir: Path) -> Path:
-    """Where the cache holds, or will hold, the answer to a request."""
-    from tomat.planning.compile.topology import compiler_version
-
-    found = [compiler_version(), installed_packages(), sources_digest(CHILD_MODULE)]
-    words = json.dumps([request, *found], sort_keys=True)
-    return cache_dir / f"{hashlib.sha256(words.encode()).hexdigest()[:24]}.json"
-
-
-def planned(request: dict[str, Any], cache_dir: Path) -> dict[str, Any]:
+def planned(request: dict[str, Any], cache_dir: Path, limits: Limits | None = None) -> dict[str, Any]:
     """What the compiler makes of a request, from the cache or by compiling.
 
     Args:
         request: As `LossShape.request` gives it.
         cache_dir: Made if it is missing.
+        limits: Of one compile, which takes 40 to 300 s on two cores, by how much else runs on them.
 
     Returns:
         As `loss_child.measure`, or `{"refused": why}`.
 
     Raises:
-        TomatError: No compiler, or a compiling process that failed.
+        TomatError: No compiler, or a compiling process that failed or passed a limit.
     """
-    from tomat.hardware.chips import slice_named
-    from tomat.planning.compile.topology import child_environment
+    from tomat.planning.compile.topology import compiler_version
 
-    kept = kept_answer(request, cache_dir)
-    answer = read_answer(kept)
-    if answer is not None:
-        return answer
-    cache_dir.mkdir(parents=True, exist_ok=True)
-    remove_abandoned(cache_dir)
-    with work_folder(cache_dir) as work:
-        for folder in (LLO_DUMP, XLA_DUMP):
-            (work / folder).mkdir()
-        write_json(work / "request.json", request)
-        libtpu_flags, _ = dump_flags(work)
-        result_file = work / "result.json"
-        command = [sys.executable, "-m", CHILD_MODULE, str(work / "request.json"), str(result_file)]
-        environment = child_environment(slice_named(request["slice"]), libtpu_flags, [])
-        try:
-            child = subprocess.run(
-                command, env=environment, capture_output=True, text=True, cwd=work, timeout=LIMIT_SECONDS
-            )
-        except subprocess.TimeoutExpired as error:
-            raise TomatError(
-                f"compiling a loss took longer than {LIMIT_SECONDS:.0f} s; start it again on a quieter machine."
-            ) from error
-        if child.returncode != 0 or not result_file.exists():
-            tail = "\n  ".join(line[:300] for line in child.stderr.strip().splitlines()[-6:])
-            raise TomatError(f"the compiling process ended with status {child.returncode}:\n  {tail}")
-        # Read before it is in the cache, where another tuning may evict it.
-        answer = json.loads(result_file.read_text(encoding="utf-8"))
-        os.replace(result_file, kept)
-    evicted = evict(cache_dir, round(CACHE_GIB * GIB))
-    if evicted is not None:
-        console.print(str(evicted), highlight=False)
-    return answer
+    key = request_key([request, compiler_version()], CHILD_MODULE)
+    kept = open_result(open_cache(cache_dir) / key)
+    if kept is not None:
+        kept[0].close()
+        return kept[1]
+    slice_ = slice_named(request["slice"])
+    answer = ask(CHILD_MODULE, {**request, "key": key}, slice_, cache_dir, limits or Limits())
+    answer.lock.close()
+    if answer.evicted is not None:
+        console.print(str(answer.evicted), highlight=False)
+    return answer.result
 
 
 def tune(
@@ -130,6 +93,7 @@ def tune(
     block_positions: Sequence[int],
     cache_dir: Path,
     on_candidate: Callable[[str], None] = lambda name: None,
+    limits: Limits | None = None,
 ) -> list[dict[str, Any]]:
     """Every candidate planned: XLA's loss in blocks of these positions, the Pallas loss with these tiles.
 
@@ -137,7 +101,7 @@ def tune(
         shape: Loss and arrays.
         tiles: Candidates, every size set.
         block_positions: Blocks of the XLA loss.
-        cache_dir: As for `planned`.
+        cache_dir, limits: As for `planned`.
         on_candidate: Told the name of a candidate before it is compiled.
 
     Returns:
@@ -146,11 +110,11 @@ def tune(
     rows = []
     for block in block_positions:
         on_candidate(f"xla, {block} positions")
-        answer = planned(shape.request(kernel="xla", block_positions=block), cache_dir)
+        answer = planned(shape.request(kernel="xla", block_positions=block), cache_dir, limits)
         rows.append({"kernel": "xla", "block_positions": block} | answer)
     for candidate in tiles:
         on_candidate("pallas, " + " x ".join(str(size) for size in asdict(candidate).values()))
-        answer = planned(shape.request(kernel="pallas", tiles=asdict(candidate)), cache_dir)
+        answer = planned(shape.request(kernel="pallas", tiles=asdict(candidate)), cache_dir, limits)
         rows.append({"kernel": "pallas", "tiles": asdict(candidate)} | answer)
     return rows
 

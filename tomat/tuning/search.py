@@ -11,8 +11,8 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from tomat.base.errors import TomatError
-from tomat.planning.changes import changed, override_words
 from tomat.planning.compile.topology import data_axis_size
+from tomat.tuning.changes import changed, override_words
 
 if TYPE_CHECKING:
     from tomat.hardware.chips import Slice

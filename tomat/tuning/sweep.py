@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, Any
 
 from tomat.base.errors import TomatError
 from tomat.base.reporting import console, dump_json, to_jsonable, write_json, write_text
-from tomat.planning.stages import Stages
+from tomat.base.stages import Stages
 from tomat.tracking.report import SWEEPS_DIR
 from tomat.tuning.sweep_config import SweepConfig, SweepRow, load_sweep
 from tomat.tuning.sweep_rows import FAILED, FITS, PlanLike, base_of, failed, planned, ranked, verdict
 
 if TYPE_CHECKING:
     from tomat.hardware.chips import Slice
-    from tomat.planning.compile.compiler import Limits
+    from tomat.planning.compile.process import Limits
     from tomat.training.config import TrainConfig
 
 RECORD_FORMAT = 1

@@ -136,8 +136,7 @@ def explanation(row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> st
         )
     name, share, added = max(stated, key=lambda item: item[1] - item[2])
     parts.append(
-        f"Most is left unused in {name}: {percent(share)} of the step at {percent(added / share)} of the peak. A share "
-        "of the cycles is no share of the peak."
+        f"Most is left unused in {name}: {percent(share)} of the step at {percent(added / share)} of the peak."
     )
     parts.append(_windowed_sentence(row, rows))
     return "\n\n".join(part for part in parts if part)
@@ -149,9 +148,8 @@ def _windowed_sentence(row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]
         return "No matmul is cut into a windowed einsum."
     said = (
         f"{percent(windowed['share'])} of the step ({seconds(windowed['seconds'])}) runs in {windowed['n_loops']} "
-        f"windowed einsums: {windowed['steps']:,.0f} small steps whose matmuls sum over as little as "
-        f"{windowed['narrowest_contraction']} elements and add into the whole activation, because the parameters are "
-        "split over the axis that is summed."
+        f"windowed einsums: {windowed['steps']:,.0f} steps whose matmuls sum over as little as "
+        f"{windowed['narrowest_contraction']} elements."
     )
     without = [
         other

@@ -29,8 +29,8 @@ from typing import TYPE_CHECKING, Any
 
 from tomat.base.errors import TomatError
 from tomat.base.overrides import read_yaml
-from tomat.planning.changes import checked_keys, override_words
 from tomat.tracking.report import RUN_NAME
+from tomat.tuning.changes import checked_keys, override_words
 
 if TYPE_CHECKING:
     from tomat.hardware.chips import Slice

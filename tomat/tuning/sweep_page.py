@@ -6,16 +6,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tomat.hardware.mfu import TABLE_UTILISATIONS
 from tomat.pages.document import empty_section, find_sections, update_document
 from tomat.pages.tables import UNKNOWN, markdown_table, percent, seconds
-from tomat.planning.changes import override_words
 from tomat.tracking.figures import draw_svg
 from tomat.tracking.report import FIGURES_DIR, write_index
+from tomat.tuning.changes import override_words
 from tomat.tuning.sweep_answers import answers_section
 from tomat.tuning.sweep_rows import (
     FAILED,
     FITS,
-    MFU_KEYS,
     OOM,
     base_of,
     largest_category,
@@ -52,11 +52,14 @@ PAGE_TEMPLATE = """# {title}
 <!-- What to do because of it. The text outside tomat's markers is yours. -->
 """
 
-HEADER = ("", "row", "settings", "slice", "batch x tokens", "HBM", "step", "MFU full", "causal", "useful", "HFU",
-          "largest category", "verdict")  # fmt: skip
+HEADER = ("", "row", "settings", "slice", "batch x tokens", "HBM", "step",
+          *(one.short for one in TABLE_UTILISATIONS), "largest category", "verdict")  # fmt: skip
 LEGEND = (
     "Planned, not measured. HBM: of one chip, required and available. Intervals are the method's known error "
-    "(`calibration.md`); it is largely common to the rows of one model, so their order is surer than their figures. "
+    "(`calibration.md`); it is largely common to the rows of one model, so their order is surer than their figures."
+)
+WINDOW_KEY = "model.sliding_window"
+WINDOW_LEGEND = (
     "MFU counts the pairs in the attention's window, so a sliding window lowers the counted work too: compare such "
     "rows by tokens/s."
 )
@@ -109,6 +112,7 @@ def ranking_section(rows: Sequence[Mapping[str, Any]]) -> str:
     notes = [
         f"{note[0].upper()}{note[1:]}." for note in dict.fromkeys(n for row in rows for n in row.get("notes") or ())
     ]
+    full, *others = TABLE_UTILISATIONS
     body = []
     for place, row in enumerate(ranked(rows), 1):
         settings = " ".join(override_words(row["overrides"])).replace("--", "")
@@ -121,13 +125,14 @@ def ranking_section(rows: Sequence[Mapping[str, Any]]) -> str:
                 f"{row['batch_sequences']} x {row['sequence_tokens']}" if row["batch_sequences"] else UNKNOWN,
                 memory_text(row),
                 interval_text(row.get("step_seconds"), seconds),
-                interval_text(row.get("mfu_full"), percent),
-                *(interval_text(row.get(key), percent, bare=True) for key in ("mfu_causal", "mfu_useful", "hfu")),
+                interval_text(row.get(full.key), percent),
+                *(interval_text(row.get(one.key), percent, bare=True) for one in others),
                 category_text(row),
                 verdict(row, base_of(row, rows)),
             )
         )
-    return markdown_table(HEADER, body, "rlllrrrrrrrll") + "\n\n" + " ".join([LEGEND, *notes])
+    legend = [LEGEND, *([WINDOW_LEGEND] if any(WINDOW_KEY in row["overrides"] for row in rows) else [])]
+    return markdown_table(HEADER, body, "rlllrrrrrrrll") + "\n\n" + " ".join([*legend, *notes])
 
 
 def memory_text(row: Mapping[str, Any]) -> str:
@@ -227,8 +232,9 @@ def print_ranking(record: Mapping[str, Any]) -> None:
     from tomat.base.reporting import console
 
     table = Table(title=record["title"])
-    shown = (("step_seconds", seconds), *((key, percent) for key in MFU_KEYS))
-    for heading in ("row", "HBM", "step", "MFU full", "causal", "useful", "HFU", "largest category", "verdict"):
+    shown = (("step_seconds", seconds), *((one.key, percent) for one in TABLE_UTILISATIONS))
+    shares = (one.short for one in TABLE_UTILISATIONS)
+    for heading in ("row", "HBM", "step", *shares, "largest category", "verdict"):
         table.add_column(heading, justify="left" if heading in ("row", "largest category", "verdict") else "right")
     rows = record["rows"]
     for row in ranked(rows):

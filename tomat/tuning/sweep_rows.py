@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
+from tomat.hardware.mfu import TABLE_UTILISATIONS
 from tomat.pages.tables import percent
-from tomat.planning.cost.windowed import windowed_einsums
 from tomat.tuning.sweep_config import SweepRow
+from tomat.tuning.windowed import windowed_einsums
 
 if TYPE_CHECKING:
     from tomat.hardware.chips import Slice
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 FITS, OOM, FAILED = "fits", "does not fit", "failed"
 """Status of a row."""
 
-MFU_KEYS = ("mfu_full", "mfu_causal", "mfu_useful", "hfu")
+UTILISATION_KEYS = tuple(one.key for one in TABLE_UTILISATIONS)
 KEPT_OPERATIONS = 10
 KEPT_BUFFERS = 5
 INTERVAL = ("estimate", "low", "high")
@@ -75,7 +76,7 @@ def planned(row: SweepRow, config: TrainConfig, slice_: Slice, plan: PlanLike) -
         "memory_space": values["memory"]["memory_space"],
         "largest_buffers": values["memory"]["largest"][:KEPT_BUFFERS],
         "step_seconds": step,
-        **{key: _interval(values.get(key)) for key in MFU_KEYS},
+        **{key: _interval(values.get(key)) for key in UTILISATION_KEYS},
         # The shortest step has the most tokens a second.
         "tokens_per_second_per_chip": _interval(
             step and {name: tokens / step[of] for name, of in zip(INTERVAL, ("estimate", "high", "low"), strict=True)}

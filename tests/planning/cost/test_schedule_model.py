@@ -8,7 +8,6 @@ from tomat.planning.cost.schedule_model import (
     active_share,
     constant_integers,
     matched_schedules,
-    schedule_seconds,
     schedule_time,
 )
 from tomat.profile.hlo import HloProgram
@@ -132,7 +131,8 @@ def test_a_splash_kernel_counts_its_active_steps(program, schedules):
     assert active_share(program, kernel, schedules[SPLASH]) == 10 / 16
     # Regions of the fixture as its README counts them: 15 bundles on 10 of 16 steps, 2 and 4 on one of 16.
     bundles = 10 + 32770 * 65 + 32768 * (39 + 2 / 16 + 15 * 10 / 16 + 4 / 16)
-    assert schedule_seconds(program, kernel, schedules[SPLASH], CLOCK_HZ) == pytest.approx(bundles / CLOCK_HZ)
+    time = schedule_time(program, kernel, schedules[SPLASH], CLOCK_HZ)
+    assert time is not None and time.seconds == pytest.approx(bundles / CLOCK_HZ)
 
 
 def test_a_mask_that_the_loop_changes_leaves_every_step_active(schedules):

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from tomat.base.reporting import write_json
 from tomat.pages.document import empty_section, find_sections, update_document
 from tomat.pages.tables import UNKNOWN, count, markdown_table, percent, signed
-from tomat.planning.changes import override_words
 from tomat.tracking.figures import draw_svg
 from tomat.tracking.report import FIGURES_DIR
+from tomat.tuning.changes import override_words
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -118,8 +118,7 @@ def exact_section(record: Mapping[str, Any]) -> str:
     text = (
         "Largest relative difference of the loss to the base of the same seed, in the first step (rounding alone), in "
         "the first window and in all steps (rounding grows as training goes on); and the largest window difference of "
-        "the mean curve over the noise. Tile sizes of the attention kernel and Pallas kernels are not here: a CPU runs "
-        "them only in interpret mode, where their own tests hold values and gradients against a reference."
+        "the mean curve over the noise."
     )
     return markdown_table(EXACT_HEADER, body, "lllrrrrlrr") + "\n\n" + text
 

@@ -1,8 +1,6 @@
 """The process that compiles one training step for a TPU slice: `python -m tomat.planning.compile.child REQUEST.json`.
 
-Apart from its parent (`compiler.py`) because libtpu reads its flags once a process, may abort it, and needs gigabytes
-that only the end of a process gives back. Stages go to standard output as JSON lines; what is found goes to a folder of
-the cache that appears whole or not at all.
+Started by `compiler.py`; `process.py` says why apart from it.
 """
 
 from __future__ import annotations
@@ -20,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from tomat.base.errors import TomatError
-from tomat.base.reporting import write_json
-from tomat.planning.plan_cache import RESULT_FILE, keep, open_result
+from tomat.planning.compile.process import LLO_DUMP, XLA_DUMP, answer, keep_answer, say
+from tomat.planning.plan_cache import open_result
 from tomat.planning.sources import sources_digest
 
 CACHE_FORMAT = 1
@@ -37,9 +35,6 @@ EXECUTABLE_FILE = "executable.bin"
 MEMORY_SUFFIX = "-memory"
 """Of the key of a compile that was ended when its memory was known."""
 
-XLA_DUMP, LLO_DUMP = "xla", "llo"
-"""Folders of the request's working directory that the compiler dumps into."""
-
 MEMORY_FIELDS = (
     "argument_size_in_bytes",
     "output_size_in_bytes",
@@ -53,21 +48,7 @@ MEMORY_FIELDS = (
 
 def main(request_file: str) -> int:
     """Compile what the request asks for; 0 if the cache then holds the answer, which may be that it does not fit."""
-    request = json.loads(Path(request_file).read_text(encoding="utf-8"))
-    threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
-    try:
-        _compile(request)
-    except TomatError as error:
-        _say("refused", message=str(error))
-        return 2
-    return 0
-
-
-def _end_with_parent(parent: int) -> None:
-    """End this process when its parent is gone: nobody would wait for the answer, and a compile takes all cores."""
-    while os.getppid() == parent:
-        time.sleep(1.0)
-    os._exit(1)
+    return answer(request_file, _compile)
 
 
 def _compile(request: dict[str, Any]) -> None:
@@ -79,7 +60,7 @@ def _compile(request: dict[str, Any]) -> None:
     from tomat.planning.compile.topology import slice_mesh, topology_devices
     from tomat.training.config import config_from_dict
 
-    _say("starting")
+    say("starting")
     slice_ = slice_named(request["slice"])
     # Levanter asks JAX how many devices there are (`lowering.py`).
     jax.config.update("jax_num_cpu_devices", slice_.n_devices)
@@ -89,8 +70,9 @@ def _compile(request: dict[str, Any]) -> None:
     config = config_from_dict(request["config"], source="the configuration to plan")
     set_jax_options(config.trainer.jax_config)
     mesh = slice_mesh(config, topology_devices(slice_))
-    table = np.load(request["value_table"]) if request["value_table"] else stand_in_table(config)
-    _say("lowering")
+    stated = request["value_table"]
+    table = np.asarray(stated["values"], stated["dtype"]) if stated else stand_in_table(config)
+    say("lowering")
     began = time.perf_counter()
     try:
         lowered = lower_step(config, mesh, table)
@@ -105,9 +87,9 @@ def _compile(request: dict[str, Any]) -> None:
     memory_folder = folder.with_name(key + MEMORY_SUFFIX)
     for kept in (folder, memory_folder) if request["memory_only"] else (folder,):
         if is_kept(kept, request["executable"]):
-            _say("cached", key=kept.name)
+            say("cached", key=kept.name)
             return
-    _say("compiling", key=key)
+    say("compiling", key=key)
     result: dict[str, Any] = {
         "slice": slice_.name,
         "compiler": request["compiler"],
@@ -119,7 +101,6 @@ def _compile(request: dict[str, Any]) -> None:
         "lower_seconds": lower_seconds,
     }
     work = Path(request["work_dir"])
-    # In the parent's working folder, which goes away with whatever an end by force leaves there.
     part = work / "part"
     part.mkdir()
     began = time.perf_counter()
@@ -136,14 +117,12 @@ def _compile(request: dict[str, Any]) -> None:
                 f"{request['compiler']} cannot compile the step for {slice_.name}: {_first_line(raised)}"
             ) from raised
     result["compile_seconds"] = time.perf_counter() - began
-    _say("reading")
+    say("reading")
     if compiled is None:
         _write_oom(result, error, work)
     else:
         _write_program(result, compiled, work, part, slice_, request["executable"])
-    write_json(part / RESULT_FILE, result)
-    keep(part, folder)
-    _say("done", key=key)
+    keep_answer(result, part, folder)
 
 
 def needed_files(folder: Path, executable: bool) -> list[str]:
@@ -199,9 +178,7 @@ def _answer_when_code_begins(result: dict[str, Any], work: Path, folder: Path, s
     result["memory"] = memory_of_compiled({}, assignment, None, capacity).to_dict()
     part = work / "memory"
     part.mkdir()
-    write_json(part / RESULT_FILE, result)
-    keep(part, folder)
-    _say("done", key=folder.name)
+    keep_answer(result, part, folder)
     os._exit(0)
 
 
@@ -256,30 +233,9 @@ def program_key(
     return hashlib.sha256(words.encode()).hexdigest()[:24]
 
 
-def dump_flags(work: Path) -> tuple[list[str], list[str]]:
-    """(libtpu, XLA) flags that make the compiler leave what is read here, and change nothing in the program.
-
-    The regex keeps the final bundles alone: 0.2 GB instead of 8 GB for the 200M step, and a compile of 121 s instead of
-    more than 200 s.
-    """
-    return (
-        [
-            f"--xla_jf_dump_to={work / LLO_DUMP}",
-            "--xla_jf_dump_llo_text=true",
-            "--xla_jf_emit_annotations=true",
-            "--xla_jf_dump_llo_pass_label_regex=final_bundles|final_hlo-static-per-bundle",
-        ],
-        [f"--xla_dump_to={work / XLA_DUMP}", "--xla_dump_hlo_as_proto", "--xla_dump_hlo_module_re=train_step"],
-    )
-
-
 def _first_line(error: Exception) -> str:
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__
-
-
-def _say(stage: str, **details: Any) -> None:
-    print(json.dumps({"stage": stage, **details}), flush=True)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@
 The cache is a folder. `requests/` maps a configuration, before it is lowered, to a program; `programs/` holds what was
 found, by the hash of the lowered module, the slice, the compiler and its flags. Two configurations that lower to the
 same module share the compile. A request counts for the sources and packages that it was lowered with (`sources.py`).
-The compiling process has an environment of its own: nothing that is set where it was started decides an answer.
 """
 
 from __future__ import annotations
@@ -11,14 +10,10 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
-import subprocess
-import sys
-import threading
-import time
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -26,29 +21,18 @@ import numpy as np
 
 from tomat.base.errors import TomatError
 from tomat.base.reporting import write_json
+from tomat.base.stages import DONE
 from tomat.hardware.chips import Slice, slice_named
-from tomat.planning.compile.child import (
-    EXECUTABLE_FILE,
-    LLO_DUMP,
-    MEMORY_SUFFIX,
-    PROGRAM_FILE,
-    SCHEDULE_FILE,
-    XLA_DUMP,
-    dump_flags,
-    needed_files,
-)
-from tomat.planning.compile.topology import child_environment, compiler_version
+from tomat.planning.compile.child import EXECUTABLE_FILE, MEMORY_SUFFIX, PROGRAM_FILE, SCHEDULE_FILE, needed_files
+from tomat.planning.compile.process import Limits, ask, request_key
+from tomat.planning.compile.topology import compiler_version
 from tomat.planning.cost.memory import MemoryReport
-from tomat.planning.plan_cache import CACHE_GIB, GIB, evict, open_result, remove_abandoned, work_folder
-from tomat.planning.sources import installed_packages, sources_digest
-from tomat.planning.stages import DONE
+from tomat.planning.plan_cache import open_cache, open_result
 
 if TYPE_CHECKING:
     from tomat.planning.cost.llo import OpSchedule
     from tomat.profile.hlo import HloProgram
     from tomat.training.config import TrainConfig
-
-POLL_SECONDS = 0.2
 
 IRRELEVANT_KEYS = (
     "run_name", "output_dir", "purpose", "trackers", "evaluation", "tracking_dir", "baseline", "slice",
@@ -60,17 +44,6 @@ IRRELEVANT_KEYS = (
 
 CHILD_MODULE = "tomat.planning.compile.child"
 """What lowers and compiles; its imports are what decides an answer."""
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What one compile may take. On two cores the reference 200M step takes 2 minutes and 4 GB, the 1B step as much;
-    the fast 200M step, whose layers are not scanned, took 393 s."""
-
-    seconds: float = 1800.0
-    memory_bytes: int = 16 * GIB
-    cache_bytes: int = round(CACHE_GIB * GIB)
-    """What the cache may hold when it is done."""
 
 
 @dataclass(frozen=True)
@@ -177,11 +150,7 @@ def compile_step(
     limits = limits or Limits()
     check_batch(config, slice_)
     cache = cache_dir or default_cache_dir()
-    programs = cache / "programs"
-    try:
-        programs.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise TomatError(f"the plan cache {cache} cannot be made ({error}); give another --cache_dir.") from error
+    programs = open_cache(cache)
     request = {
         "config": config.to_dict(),
         "slice": slice_.name,
@@ -189,41 +158,27 @@ def compile_step(
         "libtpu_args": list(config.compiler.libtpu_args),
         "xla_flags": list(config.compiler.xla_flags),
     }
-    remove_abandoned(cache)
-    request_key = _request_key(request, value_table)
-    request_file = cache / "requests" / f"{request_key}.json"
+    name = _request_key(request, value_table)
+    request_file = cache / "requests" / f"{name}.json"
     found = _from_cache(request_file, programs, executable)
     if found is None and memory_only:
-        request_file = cache / "requests" / f"{request_key}{MEMORY_SUFFIX}.json"
+        request_file = cache / "requests" / f"{name}{MEMORY_SUFFIX}.json"
         found = _from_cache(request_file, programs, False)
     if found is not None:
         return found
-    with work_folder(cache) as work:
-        table_file = None
-        if value_table is not None:
-            table_file = str(work / "table.npy")
-            np.save(table_file, value_table)
-        whole = request | {
-            "value_table": table_file,
-            "programs_dir": str(programs),
-            "work_dir": str(work),
-            "executable": executable,
-            "memory_only": memory_only,
-        }
-        write_json(work / "request.json", whole)
-        key = _run_child(work, slice_, request, limits, on_stage)
-    opened = open_result(programs / key, needed_files(programs / key, executable))
-    if opened is None:
-        raise TomatError(
-            f"{programs / key} was removed, or damaged, as soon as it was made. If other plans fill the same cache, "
-            "raise --cache_gib; else give another --cache_dir."
-        )
-    write_json(request_file, {"program": key})
-    evicted = evict(cache, limits.cache_bytes)
-    if evicted is not None:
-        on_stage(str(evicted))
+    table = {"values": value_table.tolist(), "dtype": str(value_table.dtype)} if value_table is not None else None
+    whole = request | {
+        "value_table": table,
+        "executable": executable,
+        "memory_only": memory_only,
+    }
+    needed = partial(needed_files, executable=executable)
+    answer = ask(CHILD_MODULE, whole, slice_, cache, limits, needed=needed, on_stage=on_stage)
+    write_json(request_file, {"program": answer.folder.name})
+    if answer.evicted is not None:
+        on_stage(str(answer.evicted))
     on_stage(DONE)
-    return CompiledStep(programs / key, opened[1], cached=False, lock=opened[0])
+    return CompiledStep(answer.folder, answer.result, cached=False, lock=answer.lock)
 
 
 def check_batch(config: TrainConfig, slice_: Slice) -> None:
@@ -264,75 +219,4 @@ def _request_key(request: dict[str, Any], value_table: np.ndarray | None) -> str
             node = node.get(parent) or {}
         node.pop(leaf, None)
     table = hashlib.sha256(value_table.tobytes()).hexdigest() if value_table is not None else None
-    found = [installed_packages(), sources_digest(CHILD_MODULE), table]
-    words = json.dumps([request | {"config": config}, *found], sort_keys=True)
-    return hashlib.sha256(words.encode()).hexdigest()[:24]
-
-
-def _run_child(
-    work: Path, slice_: Slice, request: dict[str, Any], limits: Limits, on_stage: Callable[[str], None]
-) -> str:
-    """Run `compile_child` to its end; the key of the program it left in the cache."""
-    libtpu_dump, xla_dump = dump_flags(work)
-    for name in (LLO_DUMP, XLA_DUMP):
-        (work / name).mkdir()
-    environment = child_environment(slice_, request["libtpu_args"] + libtpu_dump, request["xla_flags"] + xla_dump)
-    command = [sys.executable, "-m", CHILD_MODULE, str(work / "request.json")]
-    last: dict[str, Any] = {"stage": "starting"}
-    with (work / "stderr.txt").open("wb") as errors:
-        child = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True, cwd=work)
-
-        def listen() -> None:
-            assert child.stdout is not None
-            for line in child.stdout:
-                # libraries may print too; a stage is a JSON object of ours
-                if line.startswith('{"stage"'):
-                    last.clear()
-                    last.update(json.loads(line))
-                    if last["stage"] not in (DONE, "refused"):
-                        on_stage(last["stage"])
-
-        listener = threading.Thread(target=listen, daemon=True)
-        listener.start()
-        try:
-            _watch(child, limits, last)
-        finally:
-            if child.poll() is None:
-                child.kill()
-            child.wait()
-            listener.join(timeout=5)
-    if child.returncode == 2 and last["stage"] == "refused":
-        raise TomatError(last["message"])
-    if child.returncode != 0 or "key" not in last:
-        tail = (work / "stderr.txt").read_text(encoding="utf-8", errors="replace").strip().splitlines()[-6:]
-        raise TomatError(
-            f"the compiling process ended with status {child.returncode} while {last['stage']}; the end of what it "
-            "said:\n  " + "\n  ".join(line[:300] for line in tail)
-        )
-    return last["key"]
-
-
-def _watch(child: subprocess.Popen[str], limits: Limits, last: dict[str, Any]) -> None:
-    """Wait for the child, and end it when it passes a limit."""
-    import psutil
-
-    began = time.monotonic()
-    process = psutil.Process(child.pid)
-    while child.poll() is None:
-        time.sleep(POLL_SECONDS)
-        try:
-            used_bytes = process.memory_info().rss
-        except psutil.Error:
-            continue
-        if used_bytes > limits.memory_bytes:
-            child.kill()
-            raise TomatError(
-                f"the compile used {used_bytes / GIB:.1f} GiB of this machine's memory, above the limit of "
-                f"{limits.memory_bytes / GIB:.1f} GiB, while {last['stage']}; raise --memory_limit_gib."
-            )
-        if time.monotonic() - began > limits.seconds:
-            child.kill()
-            raise TomatError(
-                f"the compile took longer than {limits.seconds:.0f} s (it was {last['stage']}); raise "
-                "--time_limit_seconds."
-            )
+    return request_key([request | {"config": config}, table], CHILD_MODULE)

@@ -2,7 +2,7 @@
 
 libtpu 0.0.46 holds the compiler of every TPU generation and opens none of them while it only compiles. It reads what it
 must know from its own environment variables before JAX is imported, so a compile runs in a process of its own
-(`compile_child.py`) that is started with `child_environment`.
+(`process.py`) that is started with `child_environment`.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from tomat.hardware.chips import TPU_SLICES, Slice, slice_named
 
 if TYPE_CHECKING:
     from jax.sharding import Mesh
+    from levanter.utils.mesh import MeshConfig
 
     from tomat.training.config import TrainConfig
 
@@ -146,12 +147,7 @@ def slice_mesh(config: TrainConfig, devices: list[Any]) -> Mesh:
     """
     from levanter.utils.mesh import create_mesh_from_axis_specs
 
-    try:
-        ici, dcn = config.trainer_config().mesh.axis_shapes(len(devices), 1)
-    except ValueError as error:
-        raise TomatError(
-            f"trainer.mesh does not fit {len(devices)} devices ({error}); change trainer.mesh.axes or the slice."
-        ) from error
+    ici, dcn = _axis_shapes(config.trainer_config().mesh, len(devices))
     return create_mesh_from_axis_specs(ici_axes=ici, dcn_axes=dcn, devices=devices)
 
 
@@ -162,12 +158,18 @@ def data_axis_size(config: TrainConfig, n_devices: int) -> int:
         TomatError: The configured axes do not divide the devices.
     """
     mesh = config.trainer_config().mesh
+    ici, dcn = _axis_shapes(mesh, n_devices)
+    mapped = mesh.resolved_compute_mapping.get("batch", ())
+    axes = (mapped,) if isinstance(mapped, str) else mapped
+    return math.prod(ici.get(axis, 1) * dcn.get(axis, 1) for axis in axes)
+
+
+def _axis_shapes(mesh: MeshConfig, n_devices: int) -> tuple[dict[str, int], dict[str, int]]:
+    """Sizes of the mesh's axes inside a slice, and between slices."""
     try:
         ici, dcn = mesh.axis_shapes(n_devices, 1)
     except ValueError as error:
         raise TomatError(
             f"trainer.mesh does not fit {n_devices} devices ({error}); change trainer.mesh.axes or the slice."
         ) from error
-    mapped = mesh.resolved_compute_mapping.get("batch", ())
-    axes = (mapped,) if isinstance(mapped, str) else mapped
-    return math.prod(ici.get(axis, 1) * dcn.get(axis, 1) for axis in axes)
+    return dict(ici), dict(dcn)

@@ -7,19 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tomat.pages.tables import count, percent, seconds
 from tomat.planning.cost.llo import OpSchedule
+from tomat.planning.cost.op_times import PALLAS_TARGET, OpTimes
 from tomat.profile.breakdown import Breakdown
 from tomat.profile.hlo import CONTROL_OPCODES, HloProgram, Instruction
 from tomat.profile.hlo_kernels import executed_kernels, trip_count
-
-if TYPE_CHECKING:
-    from tomat.planning.cost.estimate import OpTimes
-
-PALLAS_TARGET = "tpu_custom_call"
-"""Custom-call target of a Pallas kernel on a TPU."""
 
 NAMES_SHOWN = 4
 

@@ -20,46 +20,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from tomat.hardware.chips import Slice
-from tomat.planning.cost.assumed import PALLAS_TARGET, Assumption, assumptions
+from tomat.planning.cost.assumed import Assumption, assumptions
 from tomat.planning.cost.interconnect import CollectiveTime, overlap
 from tomat.planning.cost.llo import OpSchedule
+from tomat.planning.cost.op_times import MODELS, PALLAS_TARGET, OpTimes
 from tomat.planning.cost.roofline import RooflineTime, roofline_seconds
 from tomat.planning.cost.schedule_model import ScheduleTime, matched_schedules, schedule_time
 from tomat.profile.breakdown import Breakdown, Roofs
-from tomat.profile.categories import NO_CODE_CALLS, Category, Classified, classify_program
+from tomat.profile.categories import NO_CODE_CALLS, Classified, classify_program
 from tomat.profile.hlo import CONTROL_OPCODES, HloProgram, Instruction
 from tomat.profile.hlo_costs import kernel_flops
 from tomat.profile.hlo_kernels import executed_kernels
 from tomat.profile.program_breakdown import breakdown_from_program
 
-MODELS = ("compiler", "roofline", "schedule", "estimate")
-
 HBM_EFFICIENCY = 1360 / 1638
 """Share of the nominal HBM bandwidth that a copy reaches on v6e: 1,360 of 1,638 GB/s (AI-Hypercomputer/tpu-recipes,
 microbenchmarks). No such figure is at hand for other chips; the same share is assumed there."""
-
-
-@dataclass(frozen=True)
-class OpTimes:
-    """One kernel: seconds of one execution by each model, None where a model knows nothing of it."""
-
-    name: str
-    category: Category
-    executions: float
-    compiler: float | None
-    roofline: RooflineTime | None
-    schedule: ScheduleTime | None
-    estimate: float | None
-    basis: str
-    """What the estimate rests on: `schedule`, `hbm`, `roofline`, `interconnect`, `compiler`; "" where it has none."""
-
-    def seconds(self, model: str) -> float | None:
-        """One execution by one of `MODELS`."""
-        if model == "roofline":
-            return self.roofline.seconds if self.roofline is not None else None
-        if model == "schedule":
-            return self.schedule.seconds if self.schedule is not None else None
-        return self.compiler if model == "compiler" else self.estimate
 
 
 @dataclass(frozen=True)

@@ -47,14 +47,6 @@ class ScheduleTime:
     bound."""
 
 
-def schedule_seconds(
-    program: HloProgram, instruction: Instruction, schedule: OpSchedule, clock_hz: float
-) -> float | None:
-    """Seconds of one execution of `instruction` by its schedule; None where `schedule_time` gives none."""
-    time = schedule_time(program, instruction, schedule, clock_hz)
-    return None if time is None else time.seconds
-
-
 def schedule_time(
     program: HloProgram,
     instruction: Instruction,

@@ -6,7 +6,7 @@ import time
 
 from rich.console import Console
 
-from tomat.planning.stages import Stages
+from tomat.base.stages import Stages
 
 
 def test_a_pipe_gets_a_line_a_stage_and_a_sign_of_life():

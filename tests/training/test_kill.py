@@ -16,10 +16,10 @@ import pytest
 
 from tomat.runs.checkpoints import examine, list_checkpoints, newest_whole
 from tomat.runs.history import read_events
+from tomat.runs.log_lines import read_metrics
 from tomat.training.config import TrainConfig, load_config
 from tomat.training.hooks import Evaluation
 from tomat.training.run import load_trained, train
-from tomat.training.tracking import read_metrics
 
 DEMO = Path(__file__).parents[2] / "configs" / "train" / "demo.yaml"
 STEPS = 24

@@ -23,16 +23,11 @@ import fsspec
 import tensorstore as ts
 
 from tomat.base.errors import RetryableError, TomatError
+from tomat.base.layout import CHECKPOINT_FOLDER, CHECKSUM_FILE, MANIFEST_FILE, METADATA_FILE, UNMARKED_FILE
 from tomat.base.places import local_target
 from tomat.base.reporting import console
 from tomat.base.storage import STORAGE_TRIES, retry_context, short_message, storage_error, storage_errors, store_url
-from tomat.runs.checksums import CHECKSUM_FILE, damage, listing
-
-CHECKPOINT_FOLDER = "checkpoints"
-METADATA_FILE = "metadata.json"
-MANIFEST_FILE = "manifest.json"
-UNMARKED_FILE = "metadata.partial.json"
-"""What `metadata.json` is renamed to in a checkpoint that is not whole, so that no other reader takes it for one."""
+from tomat.runs.checksums import damage, listing
 
 REMOVAL_TRIES = 3
 """How often a removal is tried; each request in it is tried by the file system as often as that sees fit."""

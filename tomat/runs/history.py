@@ -13,11 +13,11 @@ from typing import Any
 import fsspec
 
 from tomat.base.errors import TomatError
+from tomat.base.layout import HISTORY_FILE
 from tomat.base.reporting import to_jsonable
 from tomat.base.storage import storage_error, storage_errors
 from tomat.runs.log_lines import parse_events
 
-HISTORY_FILE = "history.jsonl"
 _RESERVED = ("time", "event", "step")
 
 

@@ -25,12 +25,10 @@ from typing import Any
 import tensorstore as ts
 
 from tomat.base.errors import RetryableError, TomatError
+from tomat.base.layout import LEASE_FILE, LOCK_FILE
 from tomat.base.reporting import console
 from tomat.base.storage import Store, storage_error
 from tomat.runs.published import is_remote
-
-LOCK_FILE = "train.lock"
-LEASE_FILE = "lease.json"
 
 LEASE_SECONDS = 60.0
 """A lease that is not renewed for so long is given up: the longest that a run waits which follows one that was killed

@@ -8,12 +8,10 @@ import fsspec
 
 from tomat.base.documents import mapping, parse_yaml
 from tomat.base.errors import TomatError
+from tomat.base.layout import CONFIG_FILE, METRICS_FILE
 from tomat.base.storage import storage_error, storage_errors
 from tomat.runs.history import read_history
 from tomat.runs.log_lines import parse_metrics
-
-CONFIG_FILE = "config.yaml"
-METRICS_FILE = "metrics.jsonl"
 
 
 @dataclass(frozen=True)
@@ -104,3 +102,22 @@ def read_record(url: str) -> RunRecord:
     config = config if isinstance(config, dict) else {}
     events, unreadable_events = read_history(url)
     return RunRecord(url, config, rows, unreadable, events, written, unreadable_events)
+
+
+def read_config(path: str) -> dict[str, Any]:
+    """A recorded `config.yaml` as plain values.
+
+    Raises:
+        TomatError: There is none, it cannot be read, or it is not YAML.
+    """
+    files, root = fsspec.core.url_to_fs(path)
+    try:
+        content = files.cat_file(root)
+    except FileNotFoundError as error:
+        raise TomatError(f"{path} does not exist; name a run that has been started.") from error
+    except storage_errors() as error:
+        raise storage_error(f"{path} cannot be read", error, "Give this user the right to read it.") from error
+    values = parse_yaml(content, path, "Restore it or use another run_name.")
+    if not isinstance(values, dict):
+        raise TomatError(f"{path} holds no settings, but {values!r:.80}; restore it or use another run_name.")
+    return values

@@ -23,6 +23,7 @@ from levanter.tracker.wandb import WandbConfig
 from levanter.trainer import TrainerConfig
 
 from tomat.base.errors import TomatError
+from tomat.base.layout import CHECKPOINT_FOLDER
 from tomat.base.overrides import parse_overrides, read_yaml, tomat_cause
 from tomat.base.reporting import console, dump_json
 from tomat.loss.density_loss import LossConfig
@@ -254,7 +255,7 @@ class TrainConfig:
         param_mapping = {} if self.sharding == "replicated" else {"embed": "data"}
         checkpointer = dataclasses.replace(
             self.trainer.checkpointer,
-            base_path=f"{self.run_dir}/checkpoints",
+            base_path=f"{self.run_dir}/{CHECKPOINT_FOLDER}",
             temporary_base_path=self.temporary_checkpoints,
             append_run_id_to_base_path=False,
         )

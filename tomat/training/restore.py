@@ -23,12 +23,45 @@ from levanter.trainer import Trainer
 from levanter.trainer_state import TrainerState
 
 from tomat.base.errors import TomatError
-from tomat.runs.checkpoints import AVERAGED, array_shapes, weights_kind
+from tomat.runs.checkpoints import AVERAGED, Checkpoint, array_shapes, weights_kind
 from tomat.training.config import TrainConfig
 from tomat.training.step import model_initialiser
 
 STACKED, UNROLLED = ".stacked", re.compile(r"\.blocks\[(\d+)\]")
 """How the path of an array inside Haliax's `Stacked` and `BlockSeq` (0.2.227) says which layers it holds."""
+
+
+MODEL_KEY, TRAINING_KEY = 0, 1
+"""What a run's seed is folded with for the weights and the training step."""
+
+
+def initial_state(
+    config: TrainConfig, trainer: Trainer, source: Checkpoint | None, weights: Checkpoint | None
+) -> TrainerState:
+    """The state that a run begins with: a checkpoint's, fresh, or fresh but for the weights of a checkpoint.
+
+    Args:
+        config: The run.
+        trainer: Its trainer, entered.
+        source: Holds the whole state; the checkpoint that the trainer's configuration names.
+        weights: Holds the weights; None where there is a `source`.
+
+    Raises:
+        TomatError: A checkpoint of another model or optimizer.
+    """
+    seed_key = jax.random.PRNGKey(config.trainer.seed)
+    training_key, model_key = (jax.random.fold_in(seed_key, number) for number in (TRAINING_KEY, MODEL_KEY))
+    loaded = source or weights
+    try:
+        if weights is None:
+            return restore_state(config, trainer, None if source is None else source.path, training_key, model_key)
+        model, _ = load_weights(config, weights.path, trainer.parameter_axis_mapping, trainer.device_mesh)
+        return begin_with_weights(trainer, training_key, model)
+    except (ValueError, KeyError, FileNotFoundError) as error:
+        raise TomatError(
+            f"the checkpoint {loaded.path if loaded else ''} does not hold this model and optimizer ({error}); use the "
+            "run's own settings, or another run_name."
+        ) from error
 
 
 def restore_state(

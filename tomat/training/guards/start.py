@@ -1,4 +1,4 @@
-"""What is checked before the first step: codec, regions, clocks."""
+"""What is checked before the first step: regions, clocks."""
 
 import email.utils
 import os
@@ -6,7 +6,6 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import jax
 import numpy as np
@@ -14,7 +13,6 @@ from jax.experimental import multihost_utils
 
 from tomat.base.errors import TomatError
 from tomat.base.regions import Place, bucket_region, check_regions, worker_region
-from tomat.codec import DensityCodec, load_codec
 from tomat.tokens.shards import ShardSet
 from tomat.training.config import TrainConfig
 from tomat.training.datasets import Datasets
@@ -31,28 +29,6 @@ minutes off, so a run with such a clock ends at its first save."""
 STORAGE_HOST = "https://storage.googleapis.com"
 CLOCK_TIMEOUT_SECONDS = 5.0
 _NOT_KNOWN = np.iinfo(np.int32).max
-
-
-def check_codec(recorded: Path, codec: DensityCodec, whose: str) -> None:
-    """Refuse to go on with weights that were trained on another codec: the same id would stand for another density.
-
-    Args:
-        recorded: The `codec.json` that lies with the weights.
-        codec: The codec of the data.
-        whose: Names the weights in the error.
-
-    Raises:
-        TomatError: With both codecs' hashes and numbers of ids.
-    """
-    found = load_codec(recorded)
-    if found.sha256 == codec.sha256:
-        return
-    raise TomatError(
-        f"the data are tokenised with codec {codec.sha256[:12]} ({codec.n_density_tokens} density ids), but {whose} "
-        f"was trained with codec {found.sha256[:12]} ({found.n_density_tokens} density ids, {recorded}). The same id "
-        "stands for another density in each. Use the data set that the run began with, tokenise with that codec "
-        "(`tomat retokenize --codec FILE`), or start a run with another run_name."
-    )
 
 
 def run_places(config: TrainConfig) -> list[Place]:

@@ -14,7 +14,7 @@ from tomat.runs.history import append_event, read_events
 from tomat.tokens.layouts import LAYOUTS
 from tomat.tokens.shards import open_shards, write_shards
 from tomat.training.config import load_config
-from tomat.training.data_record import changed_contents, content_sha256, data_contents, recorded_contents
+from tomat.training.data_record import changed_contents, data_contents, recorded_contents
 from tomat.training.datasets import Datasets
 from tomat.training.origins import RecordedData, StartPlan
 
@@ -42,19 +42,19 @@ def datasets(sets: Path, train: str, validation: str | None = None) -> Datasets:
 
 
 def test_the_content_counts_and_not_the_place(sets):
-    hashes = {place: content_sha256(open_shards(sets / place)) for place in ("a", "again", "other", "fewer")}
+    hashes = {place: open_shards(sets / place).content_sha256 for place in ("a", "again", "other", "fewer")}
     assert hashes["a"] == hashes["again"]
     assert len(set(hashes.values())) == 3
 
 
 def test_a_single_other_checksum_is_another_content(sets, tmp_path):
-    before = content_sha256(open_shards(sets / "a"))
+    before = open_shards(sets / "a").content_sha256
     manifest = sets / "a" / "manifest.json"
     text = manifest.read_text()
     first = json.loads(text)["chunk_checksums"][0]
     shards = open_shards(sets / "a")
     changed = type(shards.manifest)(**{**vars(shards.manifest), "chunk_checksums": (first[::-1],)})
-    assert content_sha256(type(shards)(shards.url, changed, shards.codec, shards.array)) != before
+    assert type(shards)(shards.url, changed, shards.codec, shards.array).content_sha256 != before
 
 
 def test_other_data_are_refused_with_both_hashes_unless_named(sets):
@@ -66,7 +66,7 @@ def test_other_data_are_refused_with_both_hashes_unless_named(sets):
     text = str(refused.value)
     assert "--allow_change data.train" in text and "data.validation" not in text
     for place in ("a", "fewer"):
-        assert content_sha256(open_shards(sets / place))[:12] in text
+        assert open_shards(sets / place).content_sha256[:12] in text
     changed = changed_contents(recorded, now, ("data.train", "data.validation"), "run 'x'")
     assert set(changed) == {"data.train", "data.validation"}
     assert changed_contents(None, now, (), "run 'x'") == {}

@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from tomat.base.errors import RetryableError, TomatError
+from tomat.evaluation.trained import load_trained
 from tomat.runs.checkpoints import Checkpoint, find_checkpoint, list_checkpoints
 from tomat.runs.history import read_events
 from tomat.runs.log_lines import read_metrics
@@ -21,7 +22,7 @@ from tomat.training.config import TrainConfig, load_config
 from tomat.training.datasets import open_datasets
 from tomat.training.origins import Continuation, plan_start, refuse_codec
 from tomat.training.resume import changed_keys, plain_values
-from tomat.training.run import load_trained, train
+from tomat.training.run import train
 from tomat.training.startup import initialise
 
 DEMO = Path(__file__).parents[2] / "configs" / "train" / "demo.yaml"

@@ -22,6 +22,7 @@ from levanter.tracker.tensorboard import TensorboardConfig
 
 from tomat.app.cli import main
 from tomat.base.errors import TomatError
+from tomat.evaluation.trained import load_trained
 from tomat.runs.checkpoints import newest_whole
 from tomat.runs.history import read_events
 from tomat.runs.lock import Holder
@@ -35,7 +36,7 @@ from tomat.training.hooks import ClosingHooks
 from tomat.training.loop import TrainingLoop
 from tomat.training.origins import Continuation
 from tomat.training.preemption import StopRequest
-from tomat.training.run import load_trained, train
+from tomat.training.run import train
 from tomat.training.startup import trackers
 from tomat.training.tracking import TrainingProgress
 

@@ -278,7 +278,7 @@ def evaluate_embedded(config: "TrainConfig", result: "TrainResult") -> "TeacherF
     from tomat.density.demo.embedded import demo_materials, load_demo
     from tomat.evaluation.picture import draw_plane, teacher_forced_plane
     from tomat.evaluation.teacher_forced import TeacherForcedConfig, TeacherForcedEvaluator
-    from tomat.training.run import load_trained
+    from tomat.evaluation.trained import load_trained
 
     run = load_trained(result.run_dir)
     names = [material.material_id for material in demo_materials("validation")]

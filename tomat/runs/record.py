@@ -8,8 +8,9 @@ import fsspec
 
 from tomat.base.documents import mapping, parse_yaml
 from tomat.base.errors import TomatError
-from tomat.base.layout import CONFIG_FILE, METRICS_FILE
+from tomat.base.layout import CODEC_FILE, CONFIG_FILE, METRICS_FILE
 from tomat.base.storage import storage_error, storage_errors
+from tomat.codec.base import DensityCodec, codec_from_text
 from tomat.runs.history import read_history
 from tomat.runs.log_lines import parse_metrics
 
@@ -110,14 +111,32 @@ def read_config(path: str) -> dict[str, Any]:
     Raises:
         TomatError: There is none, it cannot be read, or it is not YAML.
     """
-    files, root = fsspec.core.url_to_fs(path)
-    try:
-        content = files.cat_file(root)
-    except FileNotFoundError as error:
-        raise TomatError(f"{path} does not exist; name a run that has been started.") from error
-    except storage_errors() as error:
-        raise storage_error(f"{path} cannot be read", error, "Give this user the right to read it.") from error
+    content = _content(path, "; name a run that has been started")
     values = parse_yaml(content, path, "Restore it or use another run_name.")
     if not isinstance(values, dict):
         raise TomatError(f"{path} holds no settings, but {values!r:.80}; restore it or use another run_name.")
     return values
+
+
+def read_codec(run_url: str, whose: str) -> DensityCodec:
+    """The codec of the data that a run was trained on.
+
+    Args:
+        run_url: The run's folder or URL.
+        whose: Names the run in the error.
+
+    Raises:
+        TomatError: It is not on record, or cannot be read.
+    """
+    url = f"{run_url}/{CODEC_FILE}"
+    return codec_from_text(_content(url, f", so that the codec of {whose} is not known; it is needed").decode(), url)
+
+
+def _content(url: str, if_missing: str) -> bytes:
+    files, path = fsspec.core.url_to_fs(url)
+    try:
+        return files.cat_file(path)
+    except FileNotFoundError as error:
+        raise TomatError(f"{url} does not exist{if_missing}.") from error
+    except storage_errors() as error:
+        raise storage_error(f"{url} cannot be read", error, "Give this user the right to read it.") from error

@@ -31,7 +31,14 @@ from tomat.model.decoder import DensityDecoderConfig
 from tomat.model.presets import preset_model
 from tomat.tokens.layouts import LAYOUTS, SequenceLayout
 from tomat.tokens.vocabulary import Vocabulary
-from tomat.training.config_checks import check_effect, check_loading, check_values, check_wandb, drop_without_effect
+from tomat.training.config_checks import (
+    check_effect,
+    check_finite,
+    check_loading,
+    check_values,
+    check_wandb,
+    drop_without_effect,
+)
 from tomat.training.guards.config import GuardsConfig
 from tomat.training.loader import BlockShuffleConfig
 from tomat.training.preemption import PreemptionConfig
@@ -216,7 +223,8 @@ class TrainConfig:
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", self.run_name):
             raise TomatError(f"run_name is '{self.run_name}'; expected letters, digits, '.', '_' and '-'.")
         self.loss.check_layout(self.data.sequence_layout.tokens_per_voxel)
-        check_values(self)
+        check_finite(self)
+        check_values(self.trainer, self.optimizer)
         check_loading(self.trainer)
         check_effect(self.trainer, self.model, self.optimizer)
         check_wandb(self.trackers.wandb, self.run_name)

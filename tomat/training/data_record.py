@@ -4,13 +4,10 @@ The configuration names a place. Another set put at that place, with the same co
 word, in the middle of an epoch of other rows.
 """
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tomat.base.errors import TomatError
-from tomat.base.reporting import dump_json
-from tomat.tokens.shards import ShardSet
 from tomat.training.datasets import Datasets
 
 DATA_EVENT = "data"
@@ -20,27 +17,12 @@ Contents = dict[str, str | None]
 """Content hash by key of the configuration, `data.train` and `data.validation`; None where there is no such set."""
 
 
-def content_sha256(shards: ShardSet) -> str:
-    """Hash of all that decides which tokens stand in which row: layout, vocabulary, codec, rows, and the checksum of
-    every chunk's rows. Names of materials and where the set lies do not count."""
-    manifest = shards.manifest
-    content = {
-        "layout": manifest.layout.to_dict(),
-        "vocabulary_version": manifest.vocabulary_version,
-        "codec_sha256": manifest.codec_sha256,
-        "rows": manifest.rows,
-        "block_rows": manifest.block_rows,
-        "chunk_checksums": manifest.chunk_checksums,
-    }
-    return hashlib.sha256(dump_json(content).encode()).hexdigest()
-
-
 def data_contents(datasets: Datasets) -> Contents:
     """The hashes of the open data."""
     validation = datasets.validation
     return {
-        "data.train": content_sha256(datasets.train),
-        "data.validation": None if validation is None else content_sha256(validation),
+        "data.train": datasets.train.content_sha256,
+        "data.validation": None if validation is None else validation.content_sha256,
     }
 
 

@@ -56,15 +56,7 @@ class TrainResult:
 class TrainingLoop:
     """The steps of one process of a run.
 
-    Args:
-        config: The run.
-        folder: Where it writes.
-        datasets: The open data.
-        start: What it begins from.
-        trainer: Entered, without hooks; they are added here.
-        state: What the first step is given.
-        guards: Active.
-        stop: Listening.
+    The trainer is entered and has no hooks yet, the guards are active, and `stop` is listening.
 
     Raises:
         TomatError: No room for the run's checkpoints.

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-import fsspec
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
@@ -19,9 +18,7 @@ from jax.experimental import multihost_utils
 from tomat.base.errors import TomatError
 from tomat.base.layout import CHECKPOINT_FOLDER, CODEC_FILE, CONFIG_FILE
 from tomat.base.reporting import console
-from tomat.base.storage import storage_error, storage_errors
 from tomat.codec import DensityCodec
-from tomat.codec.base import codec_from_text
 from tomat.runs.checkpoints import (
     Checkpoint,
     copy,
@@ -35,7 +32,7 @@ from tomat.runs.checkpoints import (
     with_data_read,
 )
 from tomat.runs.history import append_event, read_events
-from tomat.runs.record import read_config
+from tomat.runs.record import read_codec, read_config
 from tomat.training.config import TrainConfig
 from tomat.training.data_record import DATA_EVENT, Contents, changed_contents, data_contents, recorded_contents
 from tomat.training.datasets import Datasets
@@ -343,14 +340,7 @@ def refuse_codec(run_url: str, codec: DensityCodec, what: str) -> None:
     Raises:
         TomatError: With both codecs, or if the run's codec is not on record or cannot be read.
     """
-    url = f"{run_url}/{CODEC_FILE}"
-    files, path = fsspec.core.url_to_fs(url)
-    try:
-        theirs = codec_from_text(files.cat_file(path).decode(), url)
-    except FileNotFoundError as error:
-        raise TomatError(f"{url} does not exist, so that the codec of {what} is not known; it is needed.") from error
-    except storage_errors() as error:
-        raise storage_error(f"{url} cannot be read", error, "Give this user the right to read it.") from error
+    theirs = read_codec(run_url, what)
     if theirs.sha256 != codec.sha256:
         raise TomatError(
             f"{what} was trained with codec {theirs.sha256[:12]} ({theirs.n_density_tokens} density ids), the data "

@@ -1,6 +1,5 @@
 """Where a run's wall-clock goes between the device steps."""
 
-import inspect
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -27,12 +26,12 @@ class PhaseClock:
         self._last_row = time.monotonic()
 
     def timed(self, phase: str, hook: Callable[..., Any]) -> Callable[..., Any]:
-        """`hook`, with its duration counted under `phase`."""
+        """`hook`, called with `info` and `force`, with its duration counted under `phase`."""
 
         def run(info: Any, force: bool = False) -> None:
             started = time.monotonic()
             try:
-                hook(info, force=force) if _accepts_force(hook) else hook(info)
+                hook(info, force=force)
             finally:
                 self._seconds[phase] += time.monotonic() - started
 
@@ -63,7 +62,3 @@ class PhaseClock:
         self._seconds: dict[str, float] = dict.fromkeys(PHASES, 0.0)
         self._last_row = now
         return row
-
-
-def _accepts_force(hook: Callable[..., Any]) -> bool:
-    return "force" in inspect.signature(hook).parameters

@@ -47,14 +47,15 @@ def initial_state(
         weights: Holds the weights; None where there is a `source`.
 
     Raises:
-        TomatError: A checkpoint of another model or optimizer.
+        TomatError: A checkpoint of another model or optimizer, or of one whose layers cannot be rearranged to the run's
+            `model.scan_layers`.
     """
     seed_key = jax.random.PRNGKey(config.trainer.seed)
     training_key, model_key = (jax.random.fold_in(seed_key, number) for number in (TRAINING_KEY, MODEL_KEY))
     loaded = source or weights
     try:
         if weights is None:
-            return restore_state(config, trainer, None if source is None else source.path, training_key, model_key)
+            return _restored_or_fresh(config, trainer, None if source is None else source.path, training_key, model_key)
         model, _ = load_weights(config, weights.path, trainer.parameter_axis_mapping, trainer.device_mesh)
         return begin_with_weights(trainer, training_key, model)
     except (ValueError, KeyError, FileNotFoundError) as error:
@@ -64,22 +65,10 @@ def initial_state(
         ) from error
 
 
-def restore_state(
+def _restored_or_fresh(
     config: TrainConfig, trainer: Trainer, checkpoint: str | None, training_key: PRNGKeyArray, model_key: PRNGKeyArray
 ) -> TrainerState:
-    """The trainer's state: of the checkpoint that the trainer's configuration names, or fresh.
-
-    Args:
-        config: The run.
-        trainer: Its trainer, entered.
-        checkpoint: Folder or URL of the checkpoint; None: the state is fresh.
-        training_key: Randomness of the training step.
-        model_key: Randomness of fresh weights.
-
-    Raises:
-        TomatError: The state cannot be rearranged to the run's `model.scan_layers`.
-        ValueError, KeyError, FileNotFoundError: The checkpoint holds another model or optimizer.
-    """
+    """The state of the checkpoint that the trainer's configuration names, or a fresh one."""
     initialiser = model_initialiser(config, model_key)
     stored = config if checkpoint is None else _as_stored(config, checkpoint)
     if stored is config:

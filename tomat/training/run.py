@@ -5,33 +5,24 @@ names, the folders of its profile and its checkpoints, and Levanter's log.
 """
 
 import contextlib
-from dataclasses import dataclass
-from pathlib import Path
 
 import jax
 import yaml
-from levanter.models.lm_model import LmHeadModel
 from levanter.trainer_state import TrainerState
-from levanter.utils.tree_utils import inference_mode
 
-from tomat.base.errors import TomatError
 from tomat.base.layout import CODEC_FILE, CONFIG_FILE, METRICS_FILE
 from tomat.base.reporting import console, write_text
-from tomat.codec import DensityCodec, load_codec
-from tomat.runs.checkpoints import AVERAGED, find_checkpoint
 from tomat.runs.history import read_events
 from tomat.runs.log_lines import truncate_metrics
-from tomat.runs.published import is_remote
-from tomat.training.config import TrainConfig, config_hash, recorded_config
+from tomat.training.config import TrainConfig, config_hash
 from tomat.training.datasets import Datasets, open_datasets, value_table
-from tomat.training.devices import ignore_absent_tpu
 from tomat.training.folder import RunFolder
 from tomat.training.guards.watch import RunGuards
 from tomat.training.loop import TrainingLoop, TrainResult, count_parameters
 from tomat.training.origins import Continuation, Start, plan_start
 from tomat.training.preemption import StopRequest
-from tomat.training.restore import initial_state, load_weights
-from tomat.training.startup import connect, initialise, quiet_terminal
+from tomat.training.restore import initial_state
+from tomat.training.startup import connect, initialise
 from tomat.training.step import build_trainer
 
 
@@ -156,41 +147,3 @@ def _announce(datasets: Datasets, state: TrainerState, start: Start, folder: Run
     )
     if (warning := config.loss.warning()) is not None:
         console.print(f"[yellow]warning:[/yellow] {warning}")
-
-
-@dataclass(frozen=True)
-class LoadedRun:
-    """A trained model and what is needed to use it."""
-
-    config: TrainConfig
-    model: LmHeadModel
-    codec: DensityCodec
-    step: int
-    weights: str
-    """`averaged` where the run averages its weights (`trainer.model_averaging`), or `of the last step`."""
-
-
-def load_trained(run_dir: str | Path, step: int | None = None) -> LoadedRun:
-    """The model of a run at its newest checkpoint, or at `step`, with its averaged weights where it has any.
-
-    Raises:
-        TomatError: No such run, no whole checkpoint, or one that does not fit the run's configuration.
-    """
-    quiet_terminal()
-    ignore_absent_tpu()
-    folder = Path(run_dir)
-    config_path = folder / CONFIG_FILE
-    if not config_path.exists():
-        raise TomatError(f"{folder} is not a run: it has no {CONFIG_FILE}.")
-    config = recorded_config(config_path)
-    place = config.run_dir if is_remote(config.output_dir) else str(folder)
-    found = find_checkpoint(place, step, config.temporary_checkpoints)
-    trainer = config.trainer_config()
-    try:
-        with trainer.use_device_mesh():
-            model, weights = load_weights(config, found.path, trainer.parameter_axis_mapping, trainer.device_mesh)
-    except (ValueError, KeyError, FileNotFoundError) as error:
-        raise TomatError(f"{found.path} does not hold the model of {config_path}: {error}") from error
-    if weights == AVERAGED:
-        console.print(f"weights of {found.path}: averaged, as trainer.model_averaging says.")
-    return LoadedRun(config, inference_mode(model, True), load_codec(str(folder / CODEC_FILE)), found.step, weights)

@@ -17,6 +17,7 @@ import tensorstore as ts
 from tomat.base.errors import TomatError
 from tomat.codec.histogram import DensityHistogram
 from tomat.codec.lloyd_max import fit_lloyd_max
+from tomat.evaluation.trained import load_trained
 from tomat.runs.history import read_events
 from tomat.runs.log_lines import read_metrics
 from tomat.tokens.shards import ShardManifest, open_shards
@@ -24,7 +25,7 @@ from tomat.training.config import TrainConfig, load_config
 from tomat.training.datasets import open_datasets
 from tomat.training.hooks import DATA_KEY
 from tomat.training.loader import ShuffledIndex
-from tomat.training.run import load_trained, train
+from tomat.training.run import train
 from tomat.training.tracking import TrainingProgress
 
 TINY = [

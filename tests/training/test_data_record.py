@@ -14,9 +14,9 @@ from tomat.runs.history import append_event, read_events
 from tomat.tokens.layouts import LAYOUTS
 from tomat.tokens.shards import open_shards, write_shards
 from tomat.training.config import load_config
-from tomat.training.data_record import changed_contents, data_contents, recorded_contents
+from tomat.training.data_record import RecordedData, data_contents, recorded_contents
 from tomat.training.datasets import Datasets
-from tomat.training.origins import RecordedData, StartPlan
+from tomat.training.origins import StartPlan
 
 NAMES = [material.material_id for material in demo_materials("train")][:3]
 DEMO = Path(__file__).parents[2] / "configs" / "train" / "demo.yaml"
@@ -58,18 +58,18 @@ def test_a_single_other_checksum_is_another_content(sets, tmp_path):
 
 
 def test_other_data_are_refused_with_both_hashes_unless_named(sets):
-    recorded = data_contents(datasets(sets, "a", "other"))
-    assert changed_contents(recorded, datasets(sets, "again", "other"), (), "run 'x'") == {}
+    recorded = RecordedData("run 'x'", data_contents(datasets(sets, "a", "other")))
+    assert recorded.changes(datasets(sets, "again", "other"), ()) == {}
     now = datasets(sets, "fewer", "a")
     with pytest.raises(TomatError) as refused:
-        changed_contents(recorded, now, ("data.validation",), "run 'x'")
+        recorded.changes(now, ("data.validation",))
     text = str(refused.value)
     assert "--allow_change data.train" in text and "data.validation" not in text
     for place in ("a", "fewer"):
         assert open_shards(sets / place).content_sha256[:12] in text
-    changed = changed_contents(recorded, now, ("data.train", "data.validation"), "run 'x'")
+    changed = recorded.changes(now, ("data.train", "data.validation"))
     assert set(changed) == {"data.train", "data.validation"}
-    assert changed_contents(None, now, (), "run 'x'") == {}
+    assert RecordedData("run 'x'", None).changes(now, ()) == {}
 
 
 def plan(run: Path, allow: tuple[str, ...] = ()) -> StartPlan:

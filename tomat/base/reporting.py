@@ -35,6 +35,12 @@ def readable_bytes(count: int) -> str:
     return f"{value:.3g} {units[0]}"
 
 
+def first_line(error: BaseException) -> str:
+    """The beginning of what `error` says, on one line."""
+    text = " ".join(str(error).split())
+    return text if len(text) <= 200 else text[:200] + "..."
+
+
 def to_jsonable(value: Any) -> Any:
     """`value` with NumPy scalars and arrays, tuples and paths as JSON has them; NaN and infinities become None."""
     if isinstance(value, Mapping):

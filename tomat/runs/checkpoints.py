@@ -88,6 +88,19 @@ def newest_whole(run_url: str, temporary_url: str | None = None) -> Checkpoint |
     return next((found for found in _newest_first(run_url, temporary_url) if found.whole), None)
 
 
+def has_checkpoints(run_url: str, temporary_url: str | None = None) -> bool:
+    """Whether a run has a checkpoint, whole or not.
+
+    Raises:
+        TomatError: As for `list_checkpoints`.
+    """
+    places = [f"{run_url}/{CHECKPOINT_FOLDER}", *filter(None, [temporary_url])]
+    try:
+        return any(files.glob(f"{root}/step-*") for files, root in map(fsspec.core.url_to_fs, places))
+    except storage_errors() as error:
+        raise storage_error(f"{run_url} cannot be read", error, UNREADABLE) from error
+
+
 def with_data_read(found: list[Checkpoint]) -> list[Checkpoint]:
     """`found`, sorted by step, with the data read of as many as it takes to know the newest whole one.
 
@@ -161,6 +174,12 @@ def find_checkpoint(place: str, step: int | None = None, temporary_url: str | No
 def is_checkpoint_name(place: str) -> bool:
     """Whether a folder or URL is named as a checkpoint is, `step-N`, and not as a run."""
     return re.fullmatch(r"step-\d+", place.rstrip("/").rsplit("/", 1)[-1]) is not None
+
+
+def run_of(place: str) -> str:
+    """The run that a folder or URL names: itself, or by one of its checkpoints, `<run>/checkpoints/step-N`."""
+    place = place.rstrip("/")
+    return place.rsplit("/", 2)[0] if is_checkpoint_name(place) else place
 
 
 def say_if_unchecked(found: Checkpoint) -> None:

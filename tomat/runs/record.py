@@ -1,6 +1,7 @@
 """What a run has written about itself, read from its folder or bucket."""
 
 import datetime
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,9 +49,13 @@ class RunRecord:
     @property
     def temporary_url(self) -> str | None:
         """Where temporary checkpoints go, if elsewhere."""
-        checkpointer = mapping(mapping(self.config.get("trainer")).get("checkpointer"))
-        base = checkpointer.get("temporary_base_path")
-        return f"{str(base).rstrip('/')}/{self.name}" if base else None
+        return temporary_place(self.config, self.name)
+
+
+def temporary_place(config: Mapping[str, Any], run_name: str) -> str | None:
+    """Where a run's configuration sends its temporary checkpoints; None: beside the permanent ones."""
+    base = mapping(mapping(config.get("trainer")).get("checkpointer")).get("temporary_base_path")
+    return f"{str(base).rstrip('/')}/{run_name}" if base else None
 
 
 def find_runs(place: str) -> list[str]:

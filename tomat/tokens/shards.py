@@ -70,6 +70,11 @@ class ShardSet:
         return self.manifest.n_chunks
 
     @property
+    def uncompressed_bytes(self) -> int:
+        """Bytes of all rows as uint16."""
+        return self.rows * self.context * np.dtype(np.uint16).itemsize
+
+    @property
     def content_sha256(self) -> str:
         """Hash of all that decides which tokens stand in which row: layout, vocabulary, codec, rows, and the checksum
         of every chunk's rows. Names of materials and where the set lies do not count."""

@@ -6,7 +6,6 @@ history: a start that fails leaves a run as it was.
 """
 
 import math
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -24,22 +23,19 @@ from tomat.runs.checkpoints import (
     copy,
     examine,
     find_checkpoint,
-    is_checkpoint_name,
     list_checkpoints,
     newest_whole,
+    run_of,
     say_if_unchecked,
     weights_kind,
     with_data_read,
 )
-from tomat.runs.history import append_event, read_events
-from tomat.runs.record import read_codec, read_config
+from tomat.runs.history import Event, append_event, last_event, read_events
+from tomat.runs.record import read_codec, read_config, temporary_place
 from tomat.training.config import TrainConfig
-from tomat.training.data_record import DATA_EVENT, Contents, changed_contents, data_contents, recorded_contents
+from tomat.training.data_record import DATA_EVENT, ContentChanges, RecordedData, data_contents, recorded_contents
 from tomat.training.datasets import Datasets
 from tomat.training.resume import Changes, allowed_changes, changed_keys, plain_values, refuse_changes
-
-Event = dict[str, Any]
-"""A line of a run's history."""
 
 ONE_PLACE = "every host must see the same checkpoints: put output_dir into a bucket or on a disk that all share."
 
@@ -74,16 +70,6 @@ class Parent:
 
     def __str__(self) -> str:
         return f"run '{self.asked}'" if self.taken == "state" else f"'{self.asked}'"
-
-
-@dataclass(frozen=True)
-class RecordedData:
-    """Which data a run was trained on, as far as that is known."""
-
-    whose: str
-    """The run, as an error names it."""
-    contents: Contents | None
-    """None: an earlier version left no record of them."""
 
 
 @dataclass(frozen=True)
@@ -124,9 +110,7 @@ class StartPlan:
         """
         if self.newest is not None and (self.run_dir / CODEC_FILE).exists():
             refuse_codec(str(self.run_dir), datasets.codec, f"run '{self.config.run_name}'")
-        changed_data: dict[str, tuple[str | None, str | None]] = {}
-        if self.data is not None:
-            changed_data = changed_contents(self.data.contents, datasets, self.allow_change, self.data.whose)
+        changed_data = {} if self.data is None else self.data.changes(datasets, self.allow_change)
         if self.parent is not None:
             refuse_codec(self.parent.url, datasets.codec, str(self.parent))
         own, partial = self._own_checkpoint() if jax.process_index() == 0 else (None, ())
@@ -190,7 +174,7 @@ class Start:
     """The plan's, with the checkpoint that all processes take; None where the run has one of its own."""
     partial: tuple[Checkpoint, ...] = ()
     """Checkpoints of the run that are not whole; known on the first process."""
-    changed_data: Mapping[str, tuple[str | None, str | None]] = field(default_factory=dict)
+    changed_data: ContentChanges = field(default_factory=dict)
     """Old and new hash of each set whose content may differ and does, by key."""
 
     @property
@@ -216,7 +200,7 @@ class Start:
     def record(self, datasets: Datasets) -> None:
         """Write into the run's history what was decided; on the first process, once the state has been loaded."""
         for found in self.partial:
-            self._append("partial_checkpoint", found.step + 1, path=found.path, reason=found.reason)
+            append_event(self.plan.run_dir, "partial_checkpoint", found.step + 1, path=found.path, reason=found.reason)
         self._record_changes()
         self._record_data(datasets)
         if self.fork is not None:
@@ -238,9 +222,6 @@ class Start:
         copy(source, copied)
         return replace(self, checkpoint=examine(copied, source.step))
 
-    def _append(self, event: str, step: int, **details: Any) -> None:
-        append_event(self.plan.run_dir, event, step, **details)
-
     def _record_changes(self) -> None:
         for key in self.plan.unchanged:
             if key not in self.changed_data:
@@ -251,7 +232,7 @@ class Start:
 
     def _record_change(self, key: str, before: Any, after: Any) -> None:
         console.print(f"changed, as --allow_change permits: {key}: {before!r} -> {after!r}")
-        self._append("allow_change", self.first_step, key=key, old=before, new=after)
+        append_event(self.plan.run_dir, "allow_change", self.first_step, key=key, old=before, new=after)
 
     def _record_data(self, datasets: Datasets) -> None:
         for key, (before, after) in self.changed_data.items():
@@ -264,14 +245,16 @@ class Start:
             )
         if recorded_contents(read_events(self.plan.run_dir)) != contents:
             names = {key.removeprefix("data."): sha256 for key, sha256 in contents.items()}
-            self._append(DATA_EVENT, self.first_step, **names)
+            append_event(self.plan.run_dir, DATA_EVENT, self.first_step, **names)
 
     def _record_fork(self, fork: Parent) -> None:
         source = fork.checkpoint
         console.print(f"fork of {fork} after step {source.step}: model, optimizer state and step.")
-        if _last_event(read_events(self.plan.run_dir), "fork") is None:
+        if last_event(read_events(self.plan.run_dir), "fork") is None:
             changes = {key: {"old": before, "new": after} for key, (before, after) in self.plan.changes.items()}
-            self._append("fork", source.step + 1, parent=fork.asked, checkpoint=source.path, changes=changes)
+            append_event(
+                self.plan.run_dir, "fork", source.step + 1, parent=fork.asked, checkpoint=source.path, changes=changes
+            )
 
     def _record_warm_start(self, parent: Parent, codec: DensityCodec) -> None:
         source, warmup = parent.checkpoint, self.plan.config.optimizer.warmup
@@ -279,8 +262,9 @@ class Start:
         console.print(
             f"warm start: the weights of {source.path} ({weights}), a fresh optimizer, step 0, warm-up {warmup}."
         )
-        if _last_event(read_events(self.plan.run_dir), "warm_start") is None:
-            self._append(
+        if last_event(read_events(self.plan.run_dir), "warm_start") is None:
+            append_event(
+                self.plan.run_dir,
                 "warm_start",
                 0,
                 source=parent.asked,
@@ -311,7 +295,7 @@ def plan_start(config: TrainConfig, wanted: Continuation, run_dir: Path) -> Star
     events = tuple(read_events(run_dir))
     newest = newest_whole(config.run_dir, config.temporary_checkpoints)
     plan = StartPlan(config, run_dir, wanted.allow_change, newest=newest, events=events)
-    forked, warmed = _last_event(events, "fork"), _last_event(events, "warm_start")
+    forked, warmed = last_event(events, "fork"), last_event(events, "warm_start")
     if newest is None:
         if wanted.fork_of is not None:
             return _plan_fork(plan, wanted.fork_of, wanted.fork_step, forked)
@@ -349,22 +333,6 @@ def refuse_codec(run_url: str, codec: DensityCodec, what: str) -> None:
         )
 
 
-def _last_event(events: Sequence[Event], name: str) -> Event | None:
-    return next((event for event in reversed(events) if event["event"] == name), None)
-
-
-def _run_of(asked: str) -> str:
-    """The run that the user has named: itself, or by one of its checkpoints, `<run>/checkpoints/step-N`."""
-    asked = asked.rstrip("/")
-    return asked.rsplit("/", 2)[0] if is_checkpoint_name(asked) else asked
-
-
-def _temporary_of(url: str, recorded: Mapping[str, Any]) -> str | None:
-    """Where the run at `url` keeps its temporary checkpoints, by its own configuration; None: beside the others."""
-    base = ((recorded.get("trainer") or {}).get("checkpointer") or {}).get("temporary_base_path")
-    return None if base is None else f"{str(base).rstrip('/')}/{url.rsplit('/', 1)[-1]}"
-
-
 def _plan_fork(plan: StartPlan, parent: str, step: int | None, begun: Event | None) -> StartPlan:
     """`plan` for a fork of `parent` at `step` (None: the newest); `begun` is the event of a fork that was cut short."""
     config = plan.config
@@ -375,7 +343,7 @@ def _plan_fork(plan: StartPlan, parent: str, step: int | None, begun: Event | No
     changes, unchanged = allowed_changes(
         recorded, config, plan.allow_change, f"run '{parent}', to be forked, was trained"
     )
-    temporary_url = _temporary_of(url, recorded)
+    temporary_url = temporary_place(recorded, parent)
     if begun is not None and begun.get("parent") == parent and step in (None, begun["step"] - 1):
         checkpoint = find_checkpoint(str(begun["checkpoint"]))
     else:
@@ -413,9 +381,9 @@ def _plan_warm_start(plan: StartPlan, asked: str, place: str) -> StartPlan:
             f"optimizer.warmup is {warmup}; a warm start has a fresh optimizer, whose first steps at the full learning "
             "rate would undo the weights. Set optimizer.warmup above 0 (steps, or a fraction of all steps below 1)."
         )
-    run = _run_of(asked)
+    run = run_of(asked)
     recorded = read_config(f"{run}/{CONFIG_FILE}")
-    temporary_url = _temporary_of(run, recorded)
+    temporary_url = temporary_place(recorded, run.rsplit("/", 1)[-1])
     source = find_checkpoint(place, temporary_url=temporary_url)
     differences = {
         key: values

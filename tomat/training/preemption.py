@@ -106,7 +106,7 @@ class StopRequest:
         return self.agreed
 
     def defer(self, step: int) -> None:
-        """From now on there are steps to save, `step` by now: a signal is noted, for whoever asks `reached`."""
+        """From now on there are steps to save, `step` so far: a signal is only noted, until `reached` is asked."""
         self.step = step
         self._deferred = True
         self.unsaved = True

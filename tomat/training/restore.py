@@ -156,7 +156,9 @@ def rearrange(loaded: Any, wanted: Any, axis_mapping: ResourceMapping, mesh: Mes
         elif layer is not None:
             stacked = UNROLLED.sub(STACKED, key)
             if stacked not in unstacked:
-                unstacked[stacked] = _take_apart(_need(leaves, stacked, key), shape, axis_mapping, mesh)
+                if stacked not in leaves:
+                    raise _no_counterpart(key)
+                unstacked[stacked] = _take_apart(leaves.pop(stacked), shape, axis_mapping, mesh)
             index = int(layer.group(1))
             if index >= len(unstacked[stacked]):
                 raise _no_counterpart(key)
@@ -223,12 +225,6 @@ def _stack(leaves: dict[str, Any], key: str, shape: Any, axis_mapping: ResourceM
     axis = _layer_axis(shape, layers[0])
     sharding = sharding_for_axis(shape.axes if isinstance(shape, NamedArray) else (), axis_mapping, mesh)
     return jax.jit(lambda x: jnp.stack(x, axis), out_shardings=sharding)([_array(layer) for layer in layers])
-
-
-def _need(leaves: dict[str, Any], name: str, wanted: str) -> Any:
-    if name not in leaves:
-        raise _no_counterpart(wanted)
-    return leaves.pop(name)
 
 
 def _no_counterpart(name: str) -> TomatError:

@@ -9,12 +9,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import fsspec
 import yaml
 
 from tomat.base.errors import TomatError
-from tomat.base.layout import CHECKPOINT_FOLDER
-from tomat.base.storage import storage_error, storage_errors
+from tomat.runs.checkpoints import has_checkpoints
 from tomat.runs.published import is_remote
 from tomat.runs.record import read_config
 from tomat.training.config import TrainConfig
@@ -120,12 +118,7 @@ def refuse_changes(recorded: Path, config: TrainConfig, allow: Sequence[str] = (
             run's place cannot be read.
     """
     run_url = config.run_dir if is_remote(config.output_dir) else str(recorded.parent)
-    places = [f"{run_url}/{CHECKPOINT_FOLDER}", *filter(None, [config.temporary_checkpoints])]
-    try:
-        begun = any(files.glob(f"{root}/step-*") for files, root in map(fsspec.core.url_to_fs, places))
-    except storage_errors() as error:
-        raise storage_error(f"{run_url} cannot be read", error, "Give this user the right to read it.") from error
-    if not begun:
+    if not has_checkpoints(run_url, config.temporary_checkpoints):
         return {}, list(allow)
     if not recorded.exists() or not recorded.read_bytes().strip():
         raise TomatError(

@@ -189,7 +189,7 @@ def gs_config(train: str, output: str, *words: str):
     return load_config(None, ["--data.source", "shards", "--data.train", train, "--output_dir", output, *words])
 
 
-DATASETS = SimpleNamespace(train=SimpleNamespace(rows=2**21, context=8192), validation=None)
+DATASETS = SimpleNamespace(train=SimpleNamespace(uncompressed_bytes=2**21 * 8192 * 2), validation=None)
 """As far as the size of the data goes: 2,097,152 rows of 16 KiB are 32 GiB."""
 
 

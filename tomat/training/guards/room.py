@@ -10,7 +10,7 @@ from typing import Any
 import jax
 
 from tomat.base.errors import RetryableError, TomatError
-from tomat.base.reporting import readable_bytes
+from tomat.base.reporting import first_line, readable_bytes
 from tomat.base.storage import is_passing, storage_errors
 from tomat.runs.published import is_remote
 
@@ -118,9 +118,3 @@ def _says_full(error: BaseException) -> bool:
         return False
     text = str(error).lower()
     return any(words in text for words in FULL_WORDS)
-
-
-def first_line(error: BaseException) -> str:
-    """The beginning of what `error` says, on one line."""
-    text = " ".join(str(error).split())
-    return text if len(text) <= 200 else text[:200] + "..."

@@ -10,7 +10,6 @@ from jax.experimental import multihost_utils
 from tomat.base.clocks import clock_warnings, storage_clock_skew
 from tomat.base.regions import check_regions, known_places
 from tomat.base.reporting import readable_bytes
-from tomat.tokens.shards import ShardSet
 from tomat.training.config import TrainConfig
 from tomat.training.datasets import Datasets
 
@@ -32,7 +31,7 @@ def check_run_regions(config: TrainConfig, datasets: Datasets) -> str | None:
     """
     data = config.data
     urls = {"training data": data.train, "validation data": data.validation, "checkpoints": config.output_dir}
-    size = sum(_stored_bytes(shards) for shards in (datasets.train, datasets.validation) if shards is not None)
+    size = sum(shards.uncompressed_bytes for shards in (datasets.train, datasets.validation) if shards is not None)
     return check_regions(
         known_places(urls, "machine"),
         config.guards.allow_cross_region,
@@ -41,10 +40,6 @@ def check_run_regions(config: TrainConfig, datasets: Datasets) -> str | None:
         "GiB), and the same data halved the MFU of runs that read them so",
         remedy="Use a slice and buckets of one region, or set --guards.allow_cross_region true.",
     )
-
-
-def _stored_bytes(shards: ShardSet) -> int:
-    return shards.rows * shards.context * np.dtype(np.uint16).itemsize
 
 
 def check_clocks(config: TrainConfig, now: Callable[[], float] = time.time) -> list[str]:

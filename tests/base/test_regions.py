@@ -34,5 +34,5 @@ def test_places_apart_need_consent():
 
 def test_folders_are_where_the_worker_is(tmp_path):
     assert bucket_region(str(tmp_path)) is None and bucket_region(f"file://{tmp_path}") is None
-    assert known_places(str(tmp_path), str(tmp_path)) == []
+    assert known_places({"input": str(tmp_path), "output": None}, "worker") == []
     assert bucket_region("s3://bucket/chgcars") == "amazon s3"

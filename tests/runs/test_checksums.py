@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from levanter.checkpoint import CheckpointerConfig, load_checkpoint
 
+from tomat.base.layout import CHECKSUM_FILE
 from tomat.runs.checkpoints import (
     examine,
     find_checkpoint,
@@ -21,7 +22,7 @@ from tomat.runs.checkpoints import (
     say_if_unchecked,
     with_data_read,
 )
-from tomat.runs.checksums import CHECKSUM_FILE, UNHASHED
+from tomat.runs.checksums import UNHASHED
 from tomat.training import checkpointer as module
 from tomat.training.checkpointer import RunCheckpointer
 

@@ -6,7 +6,8 @@ import fsspec
 import pytest
 
 from tomat.base.errors import RetryableError, TomatError
-from tomat.runs.history import HISTORY_FILE, append_event, read_events
+from tomat.base.layout import HISTORY_FILE
+from tomat.runs.history import append_event, read_events
 
 
 def test_events_are_kept_in_order_with_their_details(tmp_path):

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from tomat.base.errors import RetryableError, TomatError
-from tomat.runs.lock import LEASE_FILE, LOCK_FILE, Holder, Lease, hold_run
+from tomat.base.layout import LEASE_FILE, LOCK_FILE
+from tomat.runs.lock import Holder, Lease, hold_run
 
 HOLDS = """
 import sys, time

@@ -6,7 +6,7 @@ import json
 import fsspec
 import pytest
 
-from tomat.runs.history import HISTORY_FILE
+from tomat.base.layout import HISTORY_FILE
 from tomat.runs.published import fetch, is_remote, publish
 
 

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from tomat.base.errors import RETRY_STATUS
+from tomat.base.layout import RETRY_STATUS
 from tomat.density.demo.embedded import DATA_DIR, demo_materials
 
 MATERIALS = 4

@@ -10,9 +10,9 @@ from urllib.parse import unquote
 
 import pytest
 
+from tomat.runs.log_lines import read_metrics
 from tomat.training.config import load_config
 from tomat.training.run import train
-from tomat.training.tracking import read_metrics
 
 DEMO = Path(__file__).parents[2] / "configs" / "train" / "demo.yaml"
 STEPS = 12

@@ -6,16 +6,17 @@ from pathlib import Path
 import pytest
 
 from tomat.base.errors import TomatError
+from tomat.base.layout import HISTORY_FILE
 from tomat.codec.histogram import DensityHistogram
 from tomat.codec.lloyd_max import fit_lloyd_max
 from tomat.density.demo.embedded import demo_materials, load_demo
-from tomat.runs.history import HISTORY_FILE, append_event, read_events
+from tomat.runs.history import append_event, read_events
 from tomat.tokens.layouts import LAYOUTS
 from tomat.tokens.shards import open_shards, write_shards
 from tomat.training.config import load_config
-from tomat.training.data_record import changed_contents, content_sha256, data_contents, recorded_contents
+from tomat.training.data_record import RecordedData, data_contents, recorded_contents
 from tomat.training.datasets import Datasets
-from tomat.training.origins import Start
+from tomat.training.origins import StartPlan
 
 NAMES = [material.material_id for material in demo_materials("train")][:3]
 DEMO = Path(__file__).parents[2] / "configs" / "train" / "demo.yaml"
@@ -41,76 +42,69 @@ def datasets(sets: Path, train: str, validation: str | None = None) -> Datasets:
 
 
 def test_the_content_counts_and_not_the_place(sets):
-    hashes = {place: content_sha256(open_shards(sets / place)) for place in ("a", "again", "other", "fewer")}
+    hashes = {place: open_shards(sets / place).content_sha256 for place in ("a", "again", "other", "fewer")}
     assert hashes["a"] == hashes["again"]
     assert len(set(hashes.values())) == 3
 
 
 def test_a_single_other_checksum_is_another_content(sets, tmp_path):
-    before = content_sha256(open_shards(sets / "a"))
+    before = open_shards(sets / "a").content_sha256
     manifest = sets / "a" / "manifest.json"
     text = manifest.read_text()
     first = json.loads(text)["chunk_checksums"][0]
     shards = open_shards(sets / "a")
     changed = type(shards.manifest)(**{**vars(shards.manifest), "chunk_checksums": (first[::-1],)})
-    assert content_sha256(type(shards)(shards.url, changed, shards.codec, shards.array)) != before
+    assert type(shards)(shards.url, changed, shards.codec, shards.array).content_sha256 != before
 
 
 def test_other_data_are_refused_with_both_hashes_unless_named(sets):
-    recorded = data_contents(datasets(sets, "a", "other"))
-    assert changed_contents(recorded, datasets(sets, "again", "other"), (), "run 'x'") == {}
+    recorded = RecordedData("run 'x'", data_contents(datasets(sets, "a", "other")))
+    assert recorded.changes(datasets(sets, "again", "other"), ()) == {}
     now = datasets(sets, "fewer", "a")
     with pytest.raises(TomatError) as refused:
-        changed_contents(recorded, now, ("data.validation",), "run 'x'")
+        recorded.changes(now, ("data.validation",))
     text = str(refused.value)
     assert "--allow_change data.train" in text and "data.validation" not in text
     for place in ("a", "fewer"):
-        assert content_sha256(open_shards(sets / place))[:12] in text
-    changed = changed_contents(recorded, now, ("data.train", "data.validation"), "run 'x'")
+        assert open_shards(sets / place).content_sha256[:12] in text
+    changed = recorded.changes(now, ("data.train", "data.validation"))
     assert set(changed) == {"data.train", "data.validation"}
-    assert changed_contents(None, now, (), "run 'x'") == {}
+    assert RecordedData("run 'x'", None).changes(now, ()) == {}
 
 
-def start(run: Path, allow: tuple[str, ...] = ()) -> Start:
+def plan(run: Path, allow: tuple[str, ...] = ()) -> StartPlan:
     """As `plan_start` leaves it for a run that has checkpoints."""
-    made = Start(load_config(DEMO), run, data_of="run 'x'", recorded_data=recorded_contents(read_events(run)))
-    made.allow_change, made.unchanged = allow, list(allow)
-    return made
+    recorded = RecordedData("run 'x'", recorded_contents(read_events(run)))
+    config = load_config(DEMO, ["--output_dir", str(run)])
+    return StartPlan(config, run, allow_change=allow, unchanged=allow, data=recorded)
 
 
 def test_what_is_allowed_is_recorded_and_counts_from_then_on(sets, tmp_path, capsys):
     first = datasets(sets, "a", "other")
-    begun = Start(load_config(DEMO), tmp_path)
-    begun.check_data(first)
-    begun.record(first)
+    StartPlan(load_config(DEMO, ["--output_dir", str(tmp_path)]), tmp_path).settle(first).record(first)
     assert recorded_contents(read_events(tmp_path)) == data_contents(first)
 
     second = datasets(sets, "fewer", "other")
     with pytest.raises(TomatError, match="--allow_change data.train"):
-        start(tmp_path).check_data(second)
-    taken = start(tmp_path, ("data.train",))
-    taken.check_data(second)
-    taken.record(second)
+        plan(tmp_path).settle(second)
+    plan(tmp_path, ("data.train",)).settle(second).record(second)
     events = read_events(tmp_path)
     assert [event["event"] for event in events] == ["data", "allow_change", "data"]
     assert (events[1]["old"], events[1]["new"]) == (events[0]["train"], events[2]["train"])
     assert "does not differ" not in capsys.readouterr().out
     # The same command again, and the data of before.
-    again = start(tmp_path, ("data.train",))
-    again.check_data(second)
-    again.record(second)
+    plan(tmp_path, ("data.train",)).settle(second).record(second)
     assert len(read_events(tmp_path)) == 3
     assert "--allow_change data.train: it does not differ" in capsys.readouterr().out
     with pytest.raises(TomatError, match="--allow_change data.train"):
-        start(tmp_path).check_data(first)
+        plan(tmp_path).settle(first)
 
 
 def test_a_run_from_before_is_told_that_it_could_not_be_checked(sets, tmp_path, capsys):
     append_event(tmp_path, "start", 0)
-    old = start(tmp_path)
-    old.check_data(datasets(sets, "a"))
+    old = plan(tmp_path).settle(datasets(sets, "a"))
     assert (tmp_path / HISTORY_FILE).read_text().count("\n") == 1  # nothing is written before the state has loaded
     old.record(datasets(sets, "a"))
     assert "could not be checked" in " ".join(capsys.readouterr().out.split())
     with pytest.raises(TomatError, match="other data"):
-        start(tmp_path).check_data(datasets(sets, "other"))
+        plan(tmp_path).settle(datasets(sets, "other"))

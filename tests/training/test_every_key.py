@@ -157,7 +157,8 @@ TESTED = {
     "data.shuffle.perm_type": "tests/training/test_loader.py::test_examples_are_the_rows_of_the_index",
     "data.shuffle.window_blocks": "tests/training/test_loader.py::test_windows_tile_the_epoch_and_keep_to_their_blocks",
     "data.verify_checksums": "tests/training/test_loader.py::test_a_damaged_chunk_is_named",
-    "guards.allow_cross_region": "tests/training/guards/test_watch.py::test_data_in_another_region_are_refused_with_the_cost",
+    "guards.allow_cross_region": "tests/training/guards/test_watch.py::"
+    "test_data_in_another_region_are_refused_with_the_cost",
     "guards.max_skips": "tests/training/guards/test_run.py::"
     "test_a_learning_rate_beyond_all_sense_ends_the_run_though_it_skips",
     "loss.interpret": "tests/loss/test_pallas.py::",
@@ -198,7 +199,7 @@ READ = {
     "slice": ("tomat/planning/compile/topology.py", "config.slice"),
     "trackers.tensorboard": ("tomat/training/startup.py", "config.trackers.tensorboard"),
     "tracking_dir": ("tomat/app/workflow.py", "config.tracking_dir"),
-    "trainer.seed": ("tomat/training/run.py", "config.trainer.seed"),
+    "trainer.seed": ("tomat/training/restore.py", "config.trainer.seed"),
 }
 """Keys that a module outside of the configuration reads, and where."""
 

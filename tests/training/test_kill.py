@@ -14,12 +14,13 @@ import jax
 import numpy as np
 import pytest
 
+from tomat.evaluation.trained import load_trained
 from tomat.runs.checkpoints import examine, list_checkpoints, newest_whole
 from tomat.runs.history import read_events
+from tomat.runs.log_lines import read_metrics
 from tomat.training.config import TrainConfig, load_config
 from tomat.training.hooks import Evaluation
-from tomat.training.run import load_trained, train
-from tomat.training.tracking import read_metrics
+from tomat.training.run import train
 
 DEMO = Path(__file__).parents[2] / "configs" / "train" / "demo.yaml"
 STEPS = 24

@@ -10,18 +10,20 @@ import pytest
 import yaml
 
 from tomat.base.errors import RetryableError, TomatError
+from tomat.evaluation.trained import load_trained
 from tomat.runs.checkpoints import Checkpoint, find_checkpoint, list_checkpoints
 from tomat.runs.history import read_events
+from tomat.runs.log_lines import read_metrics
 from tomat.runs.published import fetch
+from tomat.runs.record import read_config
 from tomat.training import origins
 from tomat.training import run as run_module
 from tomat.training.config import TrainConfig, load_config
 from tomat.training.datasets import open_datasets
 from tomat.training.origins import Continuation, plan_start, refuse_codec
-from tomat.training.resume import changed_keys, plain_values, read_config
-from tomat.training.run import load_trained, train
+from tomat.training.resume import changed_keys, plain_values
+from tomat.training.run import train
 from tomat.training.startup import initialise
-from tomat.training.tracking import read_metrics
 
 DEMO = Path(__file__).parents[2] / "configs" / "train" / "demo.yaml"
 TINY = [
@@ -77,7 +79,7 @@ def test_a_change_is_taken_by_name_and_recorded(runs):
     # It is the run's own setting from now on, and the command may be given again.
     assert yaml.safe_load((run / "config.yaml").read_text())["optimizer"]["learning_rate"] == 0.5
     start = plan_start(tiny(runs, *words), Continuation(allow_change=("optimizer.learning_rate",)), run)
-    assert start.changes == {} and start.unchanged == ["optimizer.learning_rate"]
+    assert start.changes == {} and start.unchanged == ("optimizer.learning_rate",)
 
 
 def test_a_checkpoint_of_damaged_data_is_passed_over_for_an_older_one(runs, capsys, monkeypatch):
@@ -150,20 +152,20 @@ def _start_anew(runs: Path) -> None:
 
 def test_a_fork_whose_copy_was_cut_short_is_copied_again(runs):
     config, fork = tiny(runs, "--run_name", "child"), Continuation(fork_of="demo", fork_step=4)
-    start = plan_start(config, fork, runs / "child")
     datasets = open_datasets(config, runs / "child")
+    start = plan_start(config, fork, runs / "child").settle(datasets)
     start.record(datasets)
-    start.copy_fork()
+    start.with_fork_copied()
     copied = runs / "child" / "checkpoints" / "step-4"
     (copied / "metadata.json").unlink()
     next((copied / "d").iterdir()).unlink()
     assert not list_checkpoints(str(runs / "child"))[0].whole
     # Also for a command that does not name the fork any more: never a run with fresh weights in its place.
     for wanted in (Continuation(), Continuation(fork_of="demo")):
-        again = plan_start(config, wanted, runs / "child")
-        assert again.fork is not None and again.fork.step == 4
+        again = plan_start(config, wanted, runs / "child").settle(datasets)
+        assert again.fork is not None and again.fork.checkpoint.step == 4
     again.record(datasets)
-    again.copy_fork()
+    again.with_fork_copied()
     assert find_checkpoint(str(runs / "child")).step == 4
     assert len(named(runs / "child", "fork")) == 1
 
@@ -187,7 +189,7 @@ def test_a_fork_in_a_bucket_is_known_there_before_it_is_copied(runs, tmp_path, m
     assert {"config.yaml", "codec.json", "history.jsonl"} <= set(found)
     fetch(config.run_dir, tmp_path / "another")
     again = plan_start(config, fork, tmp_path / "another")
-    assert again.fork is not None and again.fork.step == 2
+    assert again.parent is not None and again.parent.taken == "state" and again.parent.checkpoint.step == 2
 
 
 def test_a_codec_that_cannot_be_read_is_one_error(runs, tmp_path):
@@ -229,20 +231,20 @@ def test_the_temporary_checkpoints_of_another_run_are_found(runs, tmp_path):
     child = train(tiny(runs, "--run_name", "child", *longer), wanted)
     assert child.first_step == 6 and named(child.run_dir, "fork")[0]["checkpoint"] == str(place / newest.name)
     wanted = Continuation(warm_start=str(runs / "demo"))
-    start = plan_start(tiny(runs, "--run_name", "warm", *longer), wanted, runs / "warm")
+    config = tiny(runs, "--run_name", "warm", *longer)
+    # The codec is the run's, wherever its weights lie.
+    start = plan_start(config, wanted, runs / "warm").settle(open_datasets(config, runs / "warm"))
     assert start.weights is not None and start.weights.path == str(place / newest.name)
-    start.settle(open_datasets(start.config, runs / "warm").codec)  # the codec is the run's, wherever its weights lie
 
 
 def test_a_warm_start_killed_before_its_first_checkpoint_stays_warm(runs, parent):
     config = tiny(runs, "--run_name", "warm")
     wanted = Continuation(warm_start=str(parent))
-    start = plan_start(config, wanted, runs / "warm")
-    assert start.weights is not None
     datasets = open_datasets(config, runs / "warm")
-    start.settle(datasets.codec)
+    start = plan_start(config, wanted, runs / "warm").settle(datasets)
+    assert start.weights is not None
     start.record(datasets)
-    again = plan_start(config, Continuation(), runs / "warm")
+    again = plan_start(config, Continuation(), runs / "warm").settle(datasets)
     assert again.weights is not None and again.weights.path == start.weights.path
 
 

@@ -19,7 +19,8 @@ from tomat.training.preemption import NOTICES, PreemptionConfig, StopRequest
 
 PROLOGUE = """
 import atexit, faulthandler, hashlib, sys, time
-from tomat.training.preemption import EXIT_STATUS, StopRequest
+from tomat.base.layout import STOPPED_STATUS
+from tomat.training.preemption import StopRequest
 stop = StopRequest(grace_seconds=float(sys.argv[1]), on_overrun=lambda message: print("overrun", flush=True))
 
 def compile_something():
@@ -52,7 +53,7 @@ CASES = {
             while not stop.reached():
                 time.sleep(0.01)
             print(f"saved {stop.step}", flush=True)
-        sys.exit(EXIT_STATUS)
+        sys.exit(STOPPED_STATUS)
         """,
     ),
     "asked while the last step was saved": (

@@ -17,15 +17,16 @@ from levanter.optim.config import OptimizerConfig
 from levanter.trainer_state import TrainerState
 
 from tomat.base.errors import TomatError
+from tomat.evaluation.trained import load_trained
 from tomat.runs.history import read_events
+from tomat.runs.log_lines import read_metrics
 from tomat.training import restore
 from tomat.training.config import TrainConfig, load_config
 from tomat.training.guards.loss import guard_updates
 from tomat.training.origins import Continuation
 from tomat.training.restore import rearrange
-from tomat.training.run import load_trained, train
+from tomat.training.run import train
 from tomat.training.step import model_initialiser
-from tomat.training.tracking import read_metrics
 
 DEMO = Path(__file__).parents[2] / "configs" / "train" / "demo.yaml"
 TINY = [

@@ -22,18 +22,23 @@ from levanter.tracker.tensorboard import TensorboardConfig
 
 from tomat.app.cli import main
 from tomat.base.errors import TomatError
+from tomat.evaluation.trained import load_trained
 from tomat.runs.checkpoints import newest_whole
 from tomat.runs.history import read_events
 from tomat.runs.lock import Holder
+from tomat.runs.log_lines import read_metrics
+from tomat.training import folder as folder_module
+from tomat.training import loop as loop_module
 from tomat.training import run as run_module
 from tomat.training.config import TrainConfig, load_config
 from tomat.training.data_record import recorded_contents
 from tomat.training.hooks import ClosingHooks
+from tomat.training.loop import TrainingLoop
 from tomat.training.origins import Continuation
 from tomat.training.preemption import StopRequest
-from tomat.training.run import load_trained, train
+from tomat.training.run import train
 from tomat.training.startup import trackers
-from tomat.training.tracking import TrainingProgress, read_metrics
+from tomat.training.tracking import TrainingProgress
 
 DEMO = Path(__file__).parents[2] / "configs" / "train" / "demo.yaml"
 TINY = [
@@ -122,9 +127,7 @@ def test_a_batch_the_devices_cannot_share_is_refused(tmp_path):
 
 def test_a_loss_that_is_not_the_configured_one_stops_the_run(tmp_path, monkeypatch):
     """As if the configured loss had been silently replaced: the step computes another one than the check expects."""
-    import tomat.training.run as run_module
-
-    monkeypatch.setattr(run_module, "uniform_loss", lambda *args, **kwargs: 0.31)
+    monkeypatch.setattr(loop_module, "uniform_loss", lambda *args, **kwargs: 0.31)
     with pytest.raises(TomatError, match="soft_cross_entropy"):
         train(tiny(tmp_path))
 
@@ -191,7 +194,7 @@ class Reached(Exception):
 def test_a_start_whose_run_went_on_before_its_turn_goes_on_from_there(unbroken, tmp_path, monkeypatch):
     """Between the first look at the run and its lock another process saves, ends and lets go."""
     shutil.copytree(unbroken, tmp_path / "demo", ignore=shutil.ignore_patterns("step-4", "step-5"))
-    lock, begun = run_module.hold_run, []
+    lock, begun = folder_module.hold_run, []
 
     def late(run_url: str, run_dir: Path, run_name: str) -> Any:
         shutil.copytree(unbroken / "checkpoints", run_dir / "checkpoints", dirs_exist_ok=True)
@@ -200,8 +203,8 @@ def test_a_start_whose_run_went_on_before_its_turn_goes_on_from_there(unbroken, 
         (run_dir / "config.yaml").write_text(yaml.safe_dump(recorded))
         return lock(run_url, run_dir, run_name)
 
-    monkeypatch.setattr(run_module, "hold_run", late)
-    monkeypatch.setattr(run_module, "_train", lambda *args: begun.append(args))
+    monkeypatch.setattr(folder_module, "hold_run", late)
+    monkeypatch.setattr(run_module, "open_datasets", lambda *args: begun.append(args))
     with pytest.raises(TomatError, match="optimizer.learning_rate: 0.5 -> 0.02"):
         train(tiny(tmp_path))
     assert begun == []
@@ -219,7 +222,7 @@ def test_files_in_a_bucket_that_another_process_trains_in_by_now_stay_its_own(un
         (bucket / "metrics.jsonl").write_text("theirs")
         raise Reached
 
-    monkeypatch.setattr(run_module, "_loop", outage)
+    monkeypatch.setattr(TrainingLoop, "run", outage)
     with pytest.raises(TomatError, match="now belongs to process .* on host other"):
         train(dataclasses.replace(tiny(tmp_path), output_dir=f"file://{tmp_path}/bucket"))
     assert (bucket / "metrics.jsonl").read_text() == "theirs"

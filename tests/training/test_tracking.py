@@ -2,7 +2,8 @@
 
 import json
 
-from tomat.training.tracking import JsonLinesTracker, read_metrics, truncate_metrics
+from tomat.runs.log_lines import read_metrics, truncate_metrics
+from tomat.training.tracking import JsonLinesTracker
 
 
 def write(path, steps):

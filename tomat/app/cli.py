@@ -11,7 +11,8 @@ from collections.abc import Sequence
 
 from tomat import __version__
 from tomat.base.arguments import STANDARD_OUTPUT, Parser
-from tomat.base.errors import REFUSED_STATUS, RETRY_STATUS, RetryableError, TomatError
+from tomat.base.errors import RetryableError, TomatError
+from tomat.base.layout import INTERRUPTED_STATUS, REFUSED_STATUS, RETRY_STATUS
 
 COMMAND_MODULES = (
     "tomat.app.density_verbs",
@@ -83,7 +84,7 @@ def report_errors(run) -> int:
         return RETRY_STATUS if isinstance(error, RetryableError) else REFUSED_STATUS
     except KeyboardInterrupt:
         print("stopped by the user", file=sys.stderr)
-        return 130
+        return INTERRUPTED_STATUS
 
 
 if __name__ == "__main__":

@@ -83,7 +83,7 @@ def run_eval(args: argparse.Namespace) -> int:
     from tomat.base.reporting import console, write_json
     from tomat.evaluation.picture import draw_plane, teacher_forced_plane
     from tomat.evaluation.teacher_forced import TeacherForcedConfig, TeacherForcedEvaluator
-    from tomat.training.run import load_trained
+    from tomat.evaluation.trained import load_trained
 
     config = TeacherForcedConfig(
         patches_per_material=args.patches_per_material,

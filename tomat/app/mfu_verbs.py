@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from tomat.base.arguments import config_file, positive_float, positive_int, report_file, run_folder
 from tomat.base.errors import TomatError
+from tomat.base.layout import CONFIG_FILE, METRICS_FILE
 
 if TYPE_CHECKING:
     from tomat.hardware.chips import Slice
@@ -110,10 +111,10 @@ def _refuse_impossible(said: str, step_seconds: float, useful: float, slice_name
 
 def _of_run(args: argparse.Namespace) -> dict[str, Any]:
     from tomat.hardware.mfu import RunMfu, RunTimes
+    from tomat.runs.log_lines import read_metrics
     from tomat.training.config import recorded_config
-    from tomat.training.tracking import METRICS_FILE, read_metrics
 
-    config_path, metrics_path = args.run_dir / "config.yaml", args.run_dir / METRICS_FILE
+    config_path, metrics_path = args.run_dir / CONFIG_FILE, args.run_dir / METRICS_FILE
     for path in (config_path, metrics_path):
         if not path.is_file():
             raise TomatError(f"{path} does not exist; expected the folder of a run that `tomat train` made.")

@@ -19,6 +19,7 @@ from tomat.base.arguments import (
     run_folder,
 )
 from tomat.base.errors import TomatError
+from tomat.base.layout import CONFIG_FILE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -183,7 +184,7 @@ def _config_file(args: argparse.Namespace) -> Path:
         raise TomatError("give --config_path with a training configuration, or --like with a run's folder.")
     if args.config_path is not None:
         return args.config_path
-    path = args.like / "config.yaml"
+    path = args.like / CONFIG_FILE
     if not path.is_file():
         raise TomatError(f"{path} does not exist; expected the folder of a run that `tomat train` made.")
     return path
@@ -379,7 +380,7 @@ def _write_page(plan: Plan) -> Path:
             "tokens_per_second_per_chip": tokens / plan.slice_.n_chips,
         }
     with tempfile.TemporaryDirectory() as folder:
-        write_text(Path(folder) / "config.yaml", yaml.safe_dump(plan.config.to_dict(), sort_keys=False))
+        write_text(Path(folder) / CONFIG_FILE, yaml.safe_dump(plan.config.to_dict(), sort_keys=False))
         return write_run_page(
             Path(folder),
             Path(plan.config.tracking_dir),

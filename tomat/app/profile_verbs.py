@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from tomat.base.arguments import count, percent, report_file
 from tomat.base.errors import TomatError
+from tomat.base.layout import PROFILER_FOLDER
 
 if TYPE_CHECKING:
     from tomat.profile.breakdown import Breakdown
@@ -165,8 +166,8 @@ def _refuse_unknown_chip(target: str, device_kind: str | None) -> None:
 def profile_place(target: str) -> str:
     """Where the profile of `target` is: `profiler/` inside a run's folder, else `target` itself."""
     path = Path(target)
-    if "://" not in target and (path / "profiler").is_dir():
-        return str(path / "profiler")
+    if "://" not in target and (path / PROFILER_FOLDER).is_dir():
+        return str(path / PROFILER_FOLDER)
     return target
 
 

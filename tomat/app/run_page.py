@@ -7,24 +7,21 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from tomat.base.documents import is_figure
+from tomat.base.layout import CONFIG_FILE, DENSITY_FIGURE, LOSS_FIGURE, METRICS_FILE, PAGE_FILE
 from tomat.base.reporting import write_text
 from tomat.hardware.mfu import TABLE_UTILISATIONS
 from tomat.pages.tables import markdown_table
 from tomat.runs.history import read_events
-from tomat.runs.published import CONFIG_FILE
+from tomat.runs.log_lines import read_metrics
 from tomat.training.config import config_hash
-from tomat.training.tracking import METRICS_FILE, read_metrics
 
 if TYPE_CHECKING:
     from tomat.evaluation.result import TeacherForcedResult
     from tomat.training.config import TrainConfig
-    from tomat.training.run import TrainResult
-
-PAGE_FILE = "README.md"
-LOSS_FIGURE = "loss.svg"
+    from tomat.training.loop import TrainResult
 
 
-def write_run_page(config: "TrainConfig", result: "TrainResult", evaluation: "TeacherForcedResult | None") -> Path:
+def write_training_page(config: "TrainConfig", result: "TrainResult", evaluation: "TeacherForcedResult | None") -> Path:
     """Write the page and its loss curve from what the run's folder holds.
 
     Returns:
@@ -39,8 +36,8 @@ def write_run_page(config: "TrainConfig", result: "TrainResult", evaluation: "Te
         parts += ["## Training", _training(rows), f"![loss by step]({LOSS_FIGURE})"]
     if evaluation is not None:
         parts += ["## Held-out compounds", evaluation.summary(), _evaluation(evaluation)]
-        if (folder / "density.png").exists():
-            parts.append("![reference, prediction, difference](density.png)")
+        if (folder / DENSITY_FIGURE).exists():
+            parts.append(f"![reference, prediction, difference]({DENSITY_FIGURE})")
     if events:
         parts += ["## History", history_summary(events), _history(events)]
     parts += [
@@ -116,7 +113,7 @@ def history_summary(events: list[dict[str, Any]]) -> str:
     changes = sum(event["event"] == "allow_change" for event in events)
     return (
         f"{len(resumes)} interruptions survived ({orderly} with a checkpoint in time, {killed} killed), {again} steps "
-        f"done again, {changes} settings changed by leave."
+        f"done again, {changes} settings changed with --allow_change."
     )
 
 

@@ -14,17 +14,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tomat.base.arguments import config_file, count, report_file
+from tomat.base.layout import DENSITY_FIGURE, EVALUATION_FILE, METRICS_FILE, PROFILER_FOLDER
 
 if TYPE_CHECKING:  # the verb pays for these only when it runs
     from tomat.evaluation.result import TeacherForcedResult
     from tomat.training.config import TrainConfig
+    from tomat.training.loop import TrainResult
     from tomat.training.origins import Continuation
     from tomat.training.preemption import StopRequest
-    from tomat.training.run import TrainResult
 
 DEFAULT_CONFIG = Path("configs/train/demo.yaml")
-EVALUATION_FILE = "evaluation.json"
-PICTURE_FILE = "density.png"
 
 
 def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -165,7 +164,7 @@ def train_and_report(
     Args:
         config: The run.
         started: `time.monotonic()` when the user's command began, for `total_seconds`.
-        continuation: Changes by leave, a fork, a warm start; None: none of them.
+        continuation: Allowed changes, a fork, a warm start; None: none of them.
         stop: Listening to SIGTERM; None: only the training does.
 
     Returns:
@@ -173,7 +172,7 @@ def train_and_report(
     """
     import jax
 
-    from tomat.app.run_page import write_run_page
+    from tomat.app.run_page import write_training_page
     from tomat.base.reporting import console, write_json
     from tomat.runs.published import PAGE_FILES, is_remote, publish
     from tomat.training.run import train
@@ -193,7 +192,7 @@ def train_and_report(
         figures["evaluation"] = evaluation.to_dict()
         write_json(result.run_dir / EVALUATION_FILE, evaluation.to_dict())
     if jax.process_index() == 0:
-        page = write_run_page(config, result, evaluation)
+        page = write_training_page(config, result, evaluation)
         if is_remote(config.output_dir):
             publish(config.run_dir, result.run_dir, PAGE_FILES)
         if evaluation is not None:
@@ -234,11 +233,11 @@ def write_profile_page(config: "TrainConfig", result: "TrainResult") -> Path | N
     from tomat.base.reporting import console
     from tomat.hardware.chips import slice_named
     from tomat.hardware.mfu import RunMfu, RunTimes, StepWork
+    from tomat.runs.log_lines import read_metrics
     from tomat.tracking.report import write_run_page
     from tomat.training.config import config_hash
-    from tomat.training.tracking import METRICS_FILE, read_metrics
 
-    if jax.process_index() != 0 or not any((result.run_dir / "profiler").rglob("*.xplane.pb")):
+    if jax.process_index() != 0 or not any((result.run_dir / PROFILER_FOLDER).rglob("*.xplane.pb")):
         return None
     work = StepWork.from_config(config, jax.devices()[0].platform)
     times = RunTimes.from_rows(read_metrics(result.run_dir / METRICS_FILE))
@@ -279,7 +278,7 @@ def evaluate_embedded(config: "TrainConfig", result: "TrainResult") -> "TeacherF
     from tomat.density.demo.embedded import demo_materials, load_demo
     from tomat.evaluation.picture import draw_plane, teacher_forced_plane
     from tomat.evaluation.teacher_forced import TeacherForcedConfig, TeacherForcedEvaluator
-    from tomat.training.run import load_trained
+    from tomat.evaluation.trained import load_trained
 
     run = load_trained(result.run_dir)
     names = [material.material_id for material in demo_materials("validation")]
@@ -312,5 +311,5 @@ def evaluate_embedded(config: "TrainConfig", result: "TrainResult") -> "TeacherF
             )
         if config.evaluation.picture:
             plane = teacher_forced_plane(evaluator, model, load_demo(names[0]))
-            draw_plane(plane, result.run_dir / PICTURE_FILE)
+            draw_plane(plane, result.run_dir / DENSITY_FIGURE)
     return evaluation

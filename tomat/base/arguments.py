@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import NoReturn
 
 from tomat.base.errors import TomatError
+from tomat.base.layout import CONFIG_FILE
 
 STANDARD_OUTPUT = Path("-")
 """`--json -`: the report goes to standard output, and everything else to standard error."""
-CONFIG_FILE = "config.yaml"
 """What makes a folder the folder of a run."""
 
 

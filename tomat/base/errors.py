@@ -1,10 +1,5 @@
 """The exceptions a user is meant to read."""
 
-REFUSED_STATUS = 2
-"""Exit status of a `TomatError`: the same command would be refused again."""
-RETRY_STATUS = 75
-"""Exit status of a `RetryableError`: EX_TEMPFAIL of sysexits.h, "temporary failure; the user is invited to retry"."""
-
 
 class TomatError(Exception):
     """Input, configuration or environment that tomat refuses.

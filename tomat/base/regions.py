@@ -100,16 +100,18 @@ def worker_region() -> str | None:
     return zone.rsplit("/", 1)[-1].rsplit("-", 1)[0] or None if zone is not None else None
 
 
-def known_places(input_url: str, output_url: str) -> list[Place]:
-    """The regions of input, output and this machine, as far as they are known."""
-    found = [
-        Place("input", input_url, bucket_region(input_url) or ""),
-        Place("output", output_url, bucket_region(output_url) or ""),
-    ]
-    # A folder is on the worker; asking where the worker is takes up to two seconds off Google's network.
-    if any(place.region for place in found):
-        found.append(Place("worker", "this machine", worker_region() or ""))
-    return [place for place in found if place.region]
+def known_places(urls: Mapping[str, str | None], machine: str) -> list[Place]:
+    """The regions of places and of this machine, as far as they are known; folders are on the machine.
+
+    Args:
+        urls: Folder or URL by role; None where there is none.
+        machine: The role of this machine.
+    """
+    found = [Place(role, url, region) for role, url in urls.items() if url and (region := bucket_region(url))]
+    # Asking where the machine is takes up to two seconds off Google's network.
+    if found and (region := worker_region()):
+        found.append(Place(machine, "this one", region))
+    return found
 
 
 def check_regions(

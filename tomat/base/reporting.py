@@ -27,6 +27,20 @@ def is_or_are(number: int) -> str:
     return "is" if number == 1 else "are"
 
 
+def readable_bytes(count: int) -> str:
+    """`count` as KiB, MiB, GiB or TiB with three digits."""
+    value, units = float(count), ["bytes", "KiB", "MiB", "GiB", "TiB"]
+    while value >= 1024 and len(units) > 1:
+        value, units = value / 1024, units[1:]
+    return f"{value:.3g} {units[0]}"
+
+
+def first_line(error: BaseException) -> str:
+    """The beginning of what `error` says, on one line."""
+    text = " ".join(str(error).split())
+    return text if len(text) <= 200 else text[:200] + "..."
+
+
 def to_jsonable(value: Any) -> Any:
     """`value` with NumPy scalars and arrays, tuples and paths as JSON has them; NaN and infinities become None."""
     if isinstance(value, Mapping):

@@ -21,11 +21,11 @@ import tensorstore as ts
 import yaml
 
 from tomat.base.errors import TomatError
-from tomat.runs.checkpoints import CHECKPOINT_FOLDER, METADATA_FILE, array_shapes, newest_whole
+from tomat.base.layout import CHECKPOINT_FOLDER, METADATA_FILE, METRICS_FILE
+from tomat.runs.checkpoints import array_shapes, newest_whole
 from tomat.runs.history import read_events
 
 RUN_NAME = "soak"
-METRICS_FILE = "metrics.jsonl"
 ORDERLY_STATUS = 143
 """Of a run that SIGTERM stopped (`tomat.training.preemption.EXIT_STATUS`, which needs JAX)."""
 WATCH_SECONDS = 0.002

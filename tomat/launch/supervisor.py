@@ -5,13 +5,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from tomat.base.errors import REFUSED_STATUS, RETRY_STATUS, TomatError
+from tomat.base.errors import TomatError
+from tomat.base.layout import REFUSED_STATUS, RETRY_STATUS, STOPPED_STATUS
 from tomat.launch.command import TIMEOUT_STATUS, Command, Result
 from tomat.launch.gcloud import TpuLaunch
 from tomat.launch.remote import parse_statuses
-
-STOPPED_IN_ORDER_STATUS = 143
-"""SIGTERM stopped the training, with a checkpoint (`tomat.training.preemption.EXIT_STATUS`)."""
 
 LOST_STATES = frozenset({"PREEMPTED", "TERMINATED", "STOPPED", "STOPPING", "DELETING", "HIDING", "HIDDEN", "absent"})
 """States of a TPU VM that it does not come back from by itself; the others (READY apart) pass.
@@ -288,6 +286,6 @@ def _judge(statuses: list[str]) -> tuple[Ending, str]:
         return Ending.REFUSED, said
     if set(statuses) == {"0"}:
         return Ending.FINISHED, ""
-    if set(statuses) <= {"0", str(STOPPED_IN_ORDER_STATUS)}:
+    if set(statuses) <= {"0", str(STOPPED_STATUS)}:
         return Ending.PREEMPTED, said
     return Ending.FAILED, said

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tomat.base.errors import TomatError
+from tomat.base.layout import CONFIG_FILE, METRICS_FILE
 from tomat.base.reporting import counted, write_json
 from tomat.hardware.chips import slice_named
 from tomat.planning.calibration_checks import check_against_plan, check_figures
@@ -239,10 +240,10 @@ def row_of_run(run_dir: Path) -> CalibrationRow:
         TomatError: No run, a run on no TPU slice, too few steps, or steps that take no plausible time.
     """
     from tomat.hardware.mfu import RunTimes
+    from tomat.runs.log_lines import read_metrics
     from tomat.training.config import recorded_config
-    from tomat.training.tracking import METRICS_FILE, read_metrics
 
-    config_path, metrics_path = run_dir / "config.yaml", run_dir / METRICS_FILE
+    config_path, metrics_path = run_dir / CONFIG_FILE, run_dir / METRICS_FILE
     for path in (config_path, metrics_path):
         if not path.is_file():
             raise TomatError(f"{path} does not exist; expected the folder of a run that `tomat train` made.")

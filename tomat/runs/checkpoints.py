@@ -23,16 +23,11 @@ import fsspec
 import tensorstore as ts
 
 from tomat.base.errors import RetryableError, TomatError
+from tomat.base.layout import CHECKPOINT_FOLDER, CHECKSUM_FILE, MANIFEST_FILE, METADATA_FILE, UNMARKED_FILE
 from tomat.base.places import local_target
 from tomat.base.reporting import console
 from tomat.base.storage import STORAGE_TRIES, retry_context, short_message, storage_error, storage_errors, store_url
-from tomat.runs.checksums import CHECKSUM_FILE, damage, listing
-
-CHECKPOINT_FOLDER = "checkpoints"
-METADATA_FILE = "metadata.json"
-MANIFEST_FILE = "manifest.json"
-UNMARKED_FILE = "metadata.partial.json"
-"""What `metadata.json` is renamed to in a checkpoint that is not whole, so that no other reader takes it for one."""
+from tomat.runs.checksums import damage, listing
 
 REMOVAL_TRIES = 3
 """How often a removal is tried; each request in it is tried by the file system as often as that sees fit."""
@@ -91,6 +86,19 @@ def newest_whole(run_url: str, temporary_url: str | None = None) -> Checkpoint |
         TomatError: As for `list_checkpoints`.
     """
     return next((found for found in _newest_first(run_url, temporary_url) if found.whole), None)
+
+
+def has_checkpoints(run_url: str, temporary_url: str | None = None) -> bool:
+    """Whether a run has a checkpoint, whole or not.
+
+    Raises:
+        TomatError: As for `list_checkpoints`.
+    """
+    places = [f"{run_url}/{CHECKPOINT_FOLDER}", *filter(None, [temporary_url])]
+    try:
+        return any(files.glob(f"{root}/step-*") for files, root in map(fsspec.core.url_to_fs, places))
+    except storage_errors() as error:
+        raise storage_error(f"{run_url} cannot be read", error, UNREADABLE) from error
 
 
 def with_data_read(found: list[Checkpoint]) -> list[Checkpoint]:
@@ -166,6 +174,12 @@ def find_checkpoint(place: str, step: int | None = None, temporary_url: str | No
 def is_checkpoint_name(place: str) -> bool:
     """Whether a folder or URL is named as a checkpoint is, `step-N`, and not as a run."""
     return re.fullmatch(r"step-\d+", place.rstrip("/").rsplit("/", 1)[-1]) is not None
+
+
+def run_of(place: str) -> str:
+    """The run that a folder or URL names: itself, or by one of its checkpoints, `<run>/checkpoints/step-N`."""
+    place = place.rstrip("/")
+    return place.rsplit("/", 2)[0] if is_checkpoint_name(place) else place
 
 
 def say_if_unchecked(found: Checkpoint) -> None:

@@ -15,9 +15,9 @@ from typing import Any
 import fsspec
 import google_crc32c
 
-CHECKSUM_FILE = "checksums.json"
+from tomat.base.layout import CHECKSUM_FILE, METADATA_FILE, UNMARKED_FILE
 
-UNHASHED = (CHECKSUM_FILE, "metadata.json", ".metadata.json", "metadata.partial.json")
+UNHASHED = (CHECKSUM_FILE, METADATA_FILE, f".{METADATA_FILE}", UNMARKED_FILE)
 """What is written after the checksums, or renamed later."""
 
 READ_BYTES = 8 * 1024**2

@@ -7,17 +7,21 @@ event needs besides. It is published with the run and shown in the run's page.
 import datetime
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import fsspec
 
 from tomat.base.errors import TomatError
+from tomat.base.layout import HISTORY_FILE
 from tomat.base.reporting import to_jsonable
 from tomat.base.storage import storage_error, storage_errors
 from tomat.runs.log_lines import parse_events
 
-HISTORY_FILE = "history.jsonl"
+Event = dict[str, Any]
+"""`time`, `event`, `step`, and the details of the event."""
+
 _RESERVED = ("time", "event", "step")
 
 
@@ -62,6 +66,11 @@ def read_events(run_dir: Path | str) -> list[dict[str, Any]]:
         TomatError: The history cannot be read; a `RetryableError` if the storage does not answer.
     """
     return read_history(run_dir)[0]
+
+
+def last_event(events: Sequence[Event], name: str) -> Event | None:
+    """The last event of that name; None where there is none."""
+    return next((event for event in reversed(events) if event["event"] == name), None)
 
 
 def read_history(run_dir: Path | str) -> tuple[list[dict[str, Any]], tuple[int, ...]]:

@@ -4,8 +4,8 @@ Two that train the same run write the same log and remove each other's checkpoin
 
 - In a folder `train.lock` is locked with `flock`: the system lets go of it when the process ends, however it ends.
 - In a bucket `lease.json` is created where there is none, renewed while the run is trained, and deleted at its end,
-  each on the condition that nobody else has written it (`ifGenerationMatch`). Whoever finds one watches it: one that is
-  not renewed for `LEASE_SECONDS` of the watcher's own clock is taken over. No clock of another machine is believed.
+  each on the condition that nobody else has written it (`ifGenerationMatch`). Another process watches it, and takes
+  it over if it is not renewed for `LEASE_SECONDS` by the watcher's own clock. No clock of another machine is believed.
 """
 
 import contextlib
@@ -25,12 +25,10 @@ from typing import Any
 import tensorstore as ts
 
 from tomat.base.errors import RetryableError, TomatError
+from tomat.base.layout import LEASE_FILE, LOCK_FILE
 from tomat.base.reporting import console
 from tomat.base.storage import Store, storage_error
 from tomat.runs.published import is_remote
-
-LOCK_FILE = "train.lock"
-LEASE_FILE = "lease.json"
 
 LEASE_SECONDS = 60.0
 """A lease that is not renewed for so long is given up: the longest that a run waits which follows one that was killed

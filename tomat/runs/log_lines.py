@@ -1,10 +1,11 @@
-"""`metrics.jsonl` and `history.jsonl` as they are read: the whole lines, and the numbers of the damaged ones."""
+"""The lines of `metrics.jsonl` and `history.jsonl`: whole ones, damaged ones, and those that a resume drops."""
 
 import json
 from pathlib import Path
 from typing import Any
 
 from tomat.base.errors import TomatError
+from tomat.base.reporting import write_text
 
 MAX_STEP = 10**9
 """Of a run: 30 years of one step a second. A larger number is damage."""
@@ -40,6 +41,28 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
             "damaged, or restore the file; `tomat runs verify` names every line."
         )
     return sorted(rows, key=lambda row: row["step"])
+
+
+def truncate_metrics(path: Path, first_step: int) -> int:
+    """Drop the lines of `path` at and after `first_step`, so that a resumed run logs every step exactly once.
+
+    A last line cut short by a kill is dropped as well, as is a damaged one.
+
+    Returns:
+        The number of lines that were dropped.
+    """
+    if not path.exists():
+        return 0
+    kept, dropped = [], 0
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        row = metrics_row(line)
+        if row is not None and row["step"] < first_step:
+            kept.append(line)
+        else:
+            dropped += 1
+    if dropped:
+        write_text(path, "".join(line + "\n" for line in kept))
+    return dropped
 
 
 def metrics_row(line: str) -> dict[str, Any] | None:

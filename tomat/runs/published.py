@@ -11,21 +11,22 @@ from pathlib import Path
 
 import fsspec
 
-from tomat.base.storage import storage_error, storage_errors
-from tomat.runs.history import HISTORY_FILE, read_events
-
-CONFIG_FILE = "config.yaml"
-CODEC_FILE = "codec.json"
-METRICS_FILE = "metrics.jsonl"
-PAGE_FILES = ("evaluation.json", "README.md", "loss.svg", "density.png")
-"""The run's page, and what is made with it after the training."""
-PUBLISHED = (
-    CONFIG_FILE,
+from tomat.base.layout import (
     CODEC_FILE,
-    METRICS_FILE,
+    CONFIG_FILE,
+    DENSITY_FIGURE,
+    EVALUATION_FILE,
     HISTORY_FILE,
-    *PAGE_FILES,
+    LOSS_FIGURE,
+    METRICS_FILE,
+    PAGE_FILE,
 )
+from tomat.base.storage import storage_error, storage_errors
+from tomat.runs.history import read_events
+
+PAGE_FILES = (EVALUATION_FILE, PAGE_FILE, LOSS_FIGURE, DENSITY_FIGURE)
+"""The run's page, and what is made with it after the training."""
+PUBLISHED = (CONFIG_FILE, CODEC_FILE, METRICS_FILE, HISTORY_FILE, *PAGE_FILES)
 """What of a run's folder is published, where it is there."""
 
 

@@ -1,6 +1,7 @@
 """What a run has written about itself, read from its folder or bucket."""
 
 import datetime
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,12 +9,11 @@ import fsspec
 
 from tomat.base.documents import mapping, parse_yaml
 from tomat.base.errors import TomatError
+from tomat.base.layout import CODEC_FILE, CONFIG_FILE, METRICS_FILE
 from tomat.base.storage import storage_error, storage_errors
+from tomat.codec.base import DensityCodec, codec_from_text
 from tomat.runs.history import read_history
 from tomat.runs.log_lines import parse_metrics
-
-CONFIG_FILE = "config.yaml"
-METRICS_FILE = "metrics.jsonl"
 
 
 @dataclass(frozen=True)
@@ -49,9 +49,13 @@ class RunRecord:
     @property
     def temporary_url(self) -> str | None:
         """Where temporary checkpoints go, if elsewhere."""
-        checkpointer = mapping(mapping(self.config.get("trainer")).get("checkpointer"))
-        base = checkpointer.get("temporary_base_path")
-        return f"{str(base).rstrip('/')}/{self.name}" if base else None
+        return temporary_place(self.config, self.name)
+
+
+def temporary_place(config: Mapping[str, Any], run_name: str) -> str | None:
+    """Where a run's configuration sends its temporary checkpoints; None: beside the permanent ones."""
+    base = mapping(mapping(config.get("trainer")).get("checkpointer")).get("temporary_base_path")
+    return f"{str(base).rstrip('/')}/{run_name}" if base else None
 
 
 def find_runs(place: str) -> list[str]:
@@ -104,3 +108,40 @@ def read_record(url: str) -> RunRecord:
     config = config if isinstance(config, dict) else {}
     events, unreadable_events = read_history(url)
     return RunRecord(url, config, rows, unreadable, events, written, unreadable_events)
+
+
+def read_config(path: str) -> dict[str, Any]:
+    """A recorded `config.yaml` as plain values.
+
+    Raises:
+        TomatError: There is none, it cannot be read, or it is not YAML.
+    """
+    content = _content(path, "; name a run that has been started")
+    values = parse_yaml(content, path, "Restore it or use another run_name.")
+    if not isinstance(values, dict):
+        raise TomatError(f"{path} holds no settings, but {values!r:.80}; restore it or use another run_name.")
+    return values
+
+
+def read_codec(run_url: str, whose: str) -> DensityCodec:
+    """The codec of the data that a run was trained on.
+
+    Args:
+        run_url: The run's folder or URL.
+        whose: Names the run in the error.
+
+    Raises:
+        TomatError: It is not on record, or cannot be read.
+    """
+    url = f"{run_url}/{CODEC_FILE}"
+    return codec_from_text(_content(url, f", so that the codec of {whose} is not known; it is needed").decode(), url)
+
+
+def _content(url: str, if_missing: str) -> bytes:
+    files, path = fsspec.core.url_to_fs(url)
+    try:
+        return files.cat_file(path)
+    except FileNotFoundError as error:
+        raise TomatError(f"{url} does not exist{if_missing}.") from error
+    except storage_errors() as error:
+        raise storage_error(f"{url} cannot be read", error, "Give this user the right to read it.") from error

@@ -4,9 +4,9 @@ import itertools
 from collections import Counter
 from dataclasses import dataclass
 
+from tomat.base.layout import HISTORY_FILE, METRICS_FILE
 from tomat.runs.checkpoints import NO_CHECKSUMS, Checkpoint
-from tomat.runs.history import HISTORY_FILE
-from tomat.runs.record import METRICS_FILE, RunRecord
+from tomat.runs.record import RunRecord
 
 NAMED = 5
 """Steps that a message names before it says how many more there are."""

@@ -4,6 +4,7 @@ The array is Zarr v3, uint16 [rows, context], a chunk for each block of rows, so
 reads the manifest and the codec and no tokens; whether a block is whole is checked when it is read.
 """
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,7 @@ import numpy as np
 import tensorstore as ts
 
 from tomat.base.errors import TomatError
-from tomat.base.reporting import counted, is_or_are
+from tomat.base.reporting import counted, dump_json, is_or_are
 from tomat.base.storage import ARRAY_NAME, CODEC_NAME, MANIFEST_NAME, PROGRESS_PREFIX, Store, storage_error
 from tomat.codec.base import DensityCodec
 from tomat.codec.files import codec_from_text
@@ -69,6 +70,26 @@ class ShardSet:
     def n_blocks(self) -> int:
         """Number of blocks."""
         return self.manifest.n_chunks
+
+    @property
+    def uncompressed_bytes(self) -> int:
+        """Bytes of all rows as uint16."""
+        return self.rows * self.context * np.dtype(np.uint16).itemsize
+
+    @property
+    def content_sha256(self) -> str:
+        """Hash of all that decides which tokens stand in which row: layout, vocabulary, codec, rows, and the checksum
+        of every chunk's rows. Names of materials and where the set lies do not count."""
+        manifest = self.manifest
+        content = {
+            "layout": manifest.layout.to_dict(),
+            "vocabulary_version": manifest.vocabulary_version,
+            "codec_sha256": manifest.codec_sha256,
+            "rows": manifest.rows,
+            "block_rows": manifest.block_rows,
+            "chunk_checksums": manifest.chunk_checksums,
+        }
+        return hashlib.sha256(dump_json(content).encode()).hexdigest()
 
     def read_block(self, block: int, *, verify: bool = False) -> ts.Future:
         """Start reading a block.

@@ -14,6 +14,7 @@ from typing import Any
 
 from tomat.base.documents import is_figure, parse_yaml, read_json
 from tomat.base.errors import TomatError
+from tomat.base.layout import CONFIG_FILE
 from tomat.base.reporting import dump_json, write_text
 from tomat.hardware.mfu import MFU_KEYS, TABLE_UTILISATIONS
 from tomat.pages.document import empty_section, find_sections, read_document, section_text, update_document
@@ -30,7 +31,6 @@ from tomat.tracking.page_sections import (
 )
 
 RUN_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
-CONFIG_FILE = "config.yaml"
 DATA_DIR, FIGURES_DIR, SWEEPS_DIR, INDEX_FILE = "data", "figures", "sweeps", "index.md"
 RECORD_FORMAT = 1
 KINDS = ("measured", "predicted", "reference")

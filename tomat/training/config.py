@@ -23,6 +23,7 @@ from levanter.tracker.wandb import WandbConfig
 from levanter.trainer import TrainerConfig
 
 from tomat.base.errors import TomatError
+from tomat.base.layout import CHECKPOINT_FOLDER
 from tomat.base.overrides import parse_overrides, read_yaml, tomat_cause
 from tomat.base.reporting import console, dump_json
 from tomat.loss.config import LossConfig
@@ -30,7 +31,14 @@ from tomat.model.decoder import DensityDecoderConfig
 from tomat.model.presets import preset_model
 from tomat.tokens.layouts import LAYOUTS, SequenceLayout
 from tomat.tokens.vocabulary import Vocabulary
-from tomat.training.config_checks import check_effect, check_loading, check_values, check_wandb, drop_without_effect
+from tomat.training.config_checks import (
+    check_effect,
+    check_finite,
+    check_loading,
+    check_values,
+    check_wandb,
+    drop_without_effect,
+)
 from tomat.training.guards.config import GuardsConfig
 from tomat.training.loader import BlockShuffleConfig
 from tomat.training.preemption import PreemptionConfig
@@ -215,7 +223,8 @@ class TrainConfig:
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", self.run_name):
             raise TomatError(f"run_name is '{self.run_name}'; expected letters, digits, '.', '_' and '-'.")
         self.loss.check_layout(self.data.sequence_layout.tokens_per_voxel)
-        check_values(self)
+        check_finite(self)
+        check_values(self.trainer, self.optimizer)
         check_loading(self.trainer)
         check_effect(self.trainer, self.model, self.optimizer)
         check_wandb(self.trackers.wandb, self.run_name)
@@ -254,7 +263,7 @@ class TrainConfig:
         param_mapping = {} if self.sharding == "replicated" else {"embed": "data"}
         checkpointer = dataclasses.replace(
             self.trainer.checkpointer,
-            base_path=f"{self.run_dir}/checkpoints",
+            base_path=f"{self.run_dir}/{CHECKPOINT_FOLDER}",
             temporary_base_path=self.temporary_checkpoints,
             append_run_id_to_base_path=False,
         )

@@ -8,7 +8,7 @@ import dataclasses
 import datetime
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
 import jmp
@@ -22,6 +22,9 @@ from levanter.tracker.wandb import WandbConfig
 from levanter.trainer import TrainerConfig
 
 from tomat.base.errors import TomatError
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 _OPTIONS = (
     "a run continues by itself from its newest whole checkpoint; `--fork NEW_NAME` begins another run with a "
@@ -169,19 +172,23 @@ def drop_without_effect(values: dict[str, Any]) -> list[str]:
     return dropped
 
 
-def check_values(config: Any) -> None:
-    """Refuse numbers that cannot be meant, anywhere in a configuration.
-
-    Args:
-        config: The whole `TrainConfig`.
+def check_finite(settings: "DataclassInstance") -> None:
+    """Refuse a number that is not finite, anywhere in a whole configuration.
 
     Raises:
-        TomatError: A number that is not finite, no steps to train, a learning rate below zero, an unknown schedule.
+        TomatError: With its key.
     """
-    for key, value in _numbers(config, ""):
+    for key, value in _numbers(settings, ""):
         if not math.isfinite(value):
             raise TomatError(f"{key} is {value}; expected a finite number.")
-    trainer, optimizer = config.trainer, config.optimizer
+
+
+def check_values(trainer: TrainerConfig, optimizer: OptimizerConfig) -> None:
+    """Refuse numbers that cannot be meant.
+
+    Raises:
+        TomatError: No steps to train, a learning rate below zero, an unknown schedule.
+    """
     for name, least in (("num_train_steps", 1), ("steps_per_eval", 1), ("max_eval_batches", 0)):
         value = getattr(trainer, name)
         if value is not None and value < least:
@@ -216,7 +223,7 @@ def _has_other_output(policy: object) -> bool:
     return parsed.output_dtype != parsed.compute_dtype
 
 
-def _default(config: Any, name: str) -> object:
+def _default(config: "DataclassInstance | type[DataclassInstance]", name: str) -> object:
     return next(field.default for field in dataclasses.fields(config) if field.name == name)
 
 

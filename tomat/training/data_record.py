@@ -4,13 +4,11 @@ The configuration names a place. Another set put at that place, with the same co
 word, in the middle of an epoch of other rows.
 """
 
-import hashlib
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from tomat.base.errors import TomatError
-from tomat.base.reporting import dump_json
-from tomat.tokens.shards import ShardSet
+from tomat.runs.history import Event, last_event
 from tomat.training.datasets import Datasets
 
 DATA_EVENT = "data"
@@ -19,68 +17,61 @@ DATA_EVENT = "data"
 Contents = dict[str, str | None]
 """Content hash by key of the configuration, `data.train` and `data.validation`; None where there is no such set."""
 
-
-def content_sha256(shards: ShardSet) -> str:
-    """Hash of all that decides which tokens stand in which row: layout, vocabulary, codec, rows, and the checksum of
-    every chunk's rows. Names of materials and where the set lies do not count."""
-    manifest = shards.manifest
-    content = {
-        "layout": manifest.layout.to_dict(),
-        "vocabulary_version": manifest.vocabulary_version,
-        "codec_sha256": manifest.codec_sha256,
-        "rows": manifest.rows,
-        "block_rows": manifest.block_rows,
-        "chunk_checksums": manifest.chunk_checksums,
-    }
-    return hashlib.sha256(dump_json(content).encode()).hexdigest()
+ContentChanges = dict[str, tuple[str | None, str | None]]
+"""Old and new hash of each set whose content is another one, by key."""
 
 
 def data_contents(datasets: Datasets) -> Contents:
     """The hashes of the open data."""
     validation = datasets.validation
     return {
-        "data.train": content_sha256(datasets.train),
-        "data.validation": None if validation is None else content_sha256(validation),
+        "data.train": datasets.train.content_sha256,
+        "data.validation": None if validation is None else validation.content_sha256,
     }
 
 
-def recorded_contents(events: Sequence[Mapping[str, Any]]) -> Contents | None:
+def recorded_contents(events: Sequence[Event]) -> Contents | None:
     """The hashes that a run's history holds; None for a run from before they were recorded."""
-    event = next((event for event in reversed(events) if event["event"] == DATA_EVENT), None)
+    event = last_event(events, DATA_EVENT)
     return None if event is None else {f"data.{name}": event.get(name) for name in ("train", "validation")}
 
 
-def changed_contents(
-    recorded: Contents | None, datasets: Datasets, allow: Sequence[str], whose: str
-) -> dict[str, tuple[str | None, str | None]]:
-    """Old and new hash of each set whose content is not the recorded one, by key.
+@dataclass(frozen=True)
+class RecordedData:
+    """Which data a run was trained on, as far as that is known."""
 
-    Args:
-        recorded: Of the run on record; None: nothing is compared.
-        datasets: The open data.
-        allow: Keys that may differ.
-        whose: Names the run on record in the error, such as "run 'a'".
+    whose: str
+    """Names the run in errors, such as "run 'a'"."""
+    contents: Contents | None
+    """None: an earlier version left no record of them, and they are compared with nothing."""
 
-    Raises:
-        TomatError: With both hashes, if a set that differs is not named in `allow`.
-    """
-    if recorded is None:
-        return {}
-    urls = {"data.train": datasets.train.url, "data.validation": datasets.validation and datasets.validation.url}
-    found = data_contents(datasets)
-    changed = {key: (recorded.get(key), now) for key, now in found.items() if recorded.get(key) != now}
-    refused = {key: hashes for key, hashes in changed.items() if key not in allow}
-    if refused:
-        lines = "\n".join(
-            f"  {key} ({urls[key] or 'none'}): content {_short(now)}, expected {_short(before)}"
-            for key, (before, now) in refused.items()
-        )
-        raise TomatError(
-            f"{whose} was trained on other data than lie there now:\n{lines}\n"
-            "Put back the data it began with, or use another run_name. A change that is meant is taken by name and "
-            f"recorded: --allow_change {','.join(refused)}"
-        )
-    return changed
+    def changes(self, datasets: Datasets, allow: Sequence[str]) -> ContentChanges:
+        """What differs in the open data.
+
+        Args:
+            datasets: The open data.
+            allow: Keys that may differ.
+
+        Raises:
+            TomatError: With both hashes, if a set that differs is not named in `allow`.
+        """
+        if self.contents is None:
+            return {}
+        urls = {"data.train": datasets.train.url, "data.validation": datasets.validation and datasets.validation.url}
+        found = data_contents(datasets)
+        changed = {key: (self.contents.get(key), now) for key, now in found.items() if self.contents.get(key) != now}
+        refused = {key: hashes for key, hashes in changed.items() if key not in allow}
+        if refused:
+            lines = "\n".join(
+                f"  {key} ({urls[key] or 'none'}): content {_short(now)}, expected {_short(before)}"
+                for key, (before, now) in refused.items()
+            )
+            raise TomatError(
+                f"{self.whose} was trained on other data than lie there now:\n{lines}\n"
+                "Put back the data it began with, or use another run_name. A change that is meant is taken by name and "
+                f"recorded: --allow_change {','.join(refused)}"
+            )
+        return changed
 
 
 def _short(sha256: str | None) -> str:

@@ -1,6 +1,7 @@
 """The shard sets a configuration names; for the embedded densities, made on first use."""
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -9,15 +10,10 @@ from jax.experimental import multihost_utils
 
 from tomat.base.errors import TomatError
 from tomat.codec.base import DensityCodec
-from tomat.codec.histogram import DensityHistogram
-from tomat.codec.lloyd_max import fit_lloyd_max
-from tomat.density.demo.embedded import SPLITS, demo_materials, load_demo
+from tomat.density.demo.embedded import SPLITS
+from tomat.tokens.demo import write_demo_shards
 from tomat.tokens.shards import ShardSet, open_shards
-from tomat.tokens.writer import write_shards
 from tomat.training.config import DataConfig, TrainConfig
-
-EMBEDDED_SEED = 0
-"""Seeds the anchors of the embedded densities' patches: the demo's data are the same in every run."""
 
 
 @dataclass(frozen=True)
@@ -41,18 +37,26 @@ def open_datasets(config: TrainConfig, local_dir: Path) -> Datasets:
     """
     data = config.data
     if data.source == "embedded":
-        train_url, validation_url = (str(local_dir / "data" / split) for split in ("train", "validation"))
+        folder = local_dir / "data"
+        train_url, validation_url = (str(folder / split) for split in SPLITS)
         # Hosts may share a disk, where two that write one set at a time break each other's. So the first writes, and
         # the others, once it has, what their own disk still lacks: nothing, where they share it.
+        write = partial(
+            write_demo_shards,
+            folder,
+            layout=data.sequence_layout,
+            n_density_tokens=data.n_density_tokens,
+            objective=data.codec_objective,
+            patches_per_material=data.patches_per_material,
+        )
         if jax.process_index() == 0:
-            _tokenise_embedded(data, train_url, validation_url)
+            write()
         if jax.process_count() > 1:
             multihost_utils.sync_global_devices("tomat: the embedded densities are tokenised")
         if jax.process_index() > 0:
-            _tokenise_embedded(data, train_url, validation_url)
+            write()
     else:
-        if data.train is None:
-            raise TomatError("data.train is not set; give the folder or gs:// URL of a shard set.")
+        assert data.train is not None  # or `DataConfig` would have refused it
         train_url, validation_url = data.train, data.validation
     train = _checked(open_shards(train_url), data, "data.train")
     validation = None if validation_url is None else _checked(open_shards(validation_url), data, "data.validation")
@@ -92,21 +96,3 @@ def _checked(shards: ShardSet, data: DataConfig, key: str) -> ShardSet:
             f"data.n_density_tokens={data.n_density_tokens}; set it or use another set."
         )
     return shards
-
-
-def _tokenise_embedded(data: DataConfig, train_url: str, validation_url: str) -> None:
-    """Fit a codec to the embedded training densities and write both shard sets, unless they are there already."""
-    histogram = DensityHistogram()
-    for material in demo_materials("train"):
-        histogram.add(load_demo(material.material_id).rho)
-    codec = fit_lloyd_max(histogram, n_bins=data.n_density_tokens, objective=data.codec_objective)
-    for split, url in zip(SPLITS, (train_url, validation_url), strict=True):
-        write_shards(
-            url,
-            [material.material_id for material in demo_materials(split)],
-            load_demo,
-            layout=data.sequence_layout,
-            codec=codec,
-            patches_per_material=data.patches_per_material,
-            seed=EMBEDDED_SEED,
-        )

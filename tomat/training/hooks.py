@@ -13,16 +13,17 @@ import jax.numpy as jnp
 import levanter.callbacks
 import levanter.tracker
 from levanter.callbacks import ProgressEvent, progress_event_scope
-from levanter.data.loader import DataLoader
 from levanter.metrics import unwrap_metrics
 from levanter.models.lm_model import LmHeadModel
 from levanter.tracker.telemetry import capture_stall_diagnostics
 from levanter.trainer import Trainer
 
 from tomat.base.errors import TomatError
+from tomat.base.layout import PROFILER_FOLDER
 from tomat.base.reporting import console
 from tomat.loss.density_loss import evaluation_sums
 from tomat.runs.history import append_event
+from tomat.tokens.shards import ShardSet
 from tomat.training.config import TrainConfig
 from tomat.training.datasets import Datasets
 from tomat.training.loader import ShardDataset, token_loader
@@ -33,13 +34,16 @@ DATA_KEY = 2
 """What a run's seed is increased by for the data order."""
 
 
-def make_loader(trainer: Trainer, dataset: ShardDataset, batch_size: int) -> DataLoader:
-    """Batches of `dataset` for the trainer's devices.
-
-    `Trainer.data_loader` asks for 32 batches at once (Levanter 0.2.227), so that the first one would wait for nearly a
-    whole shuffle window.
-    """
-    return token_loader(dataset, batch_size, mesh=trainer.device_mesh, axis_resources=trainer.compute_axis_mapping)
+def shuffled_rows(config: TrainConfig, shards: ShardSet, epochs: int | None = None) -> ShardDataset:
+    """The rows of a set in the order that a run reads them; `epochs` None: without end."""
+    return ShardDataset(
+        shards,
+        config.data.shuffle,
+        seed=config.trainer.seed + DATA_KEY,
+        seq_len=config.seq_len,
+        verify_checksums=config.data.verify_checksums,
+        epochs=epochs,
+    )
 
 
 @dataclass(frozen=True)
@@ -70,21 +74,14 @@ def add_hooks(
     if watchdog is not None:
         trainer.add_hook(watchdog, every=1)
     if datasets.validation is not None and config.trainer.max_eval_batches != 0:
-        validation = ShardDataset(
-            datasets.validation,
-            config.data.shuffle,
-            seed=config.trainer.seed + DATA_KEY,
-            seq_len=config.seq_len,
-            verify_checksums=config.data.verify_checksums,
-            epochs=1,
-        )
+        validation = shuffled_rows(config, datasets.validation, epochs=1)
         evaluation = Evaluation(trainer, validation, config.trainer.max_eval_batches, run_dir, stop)
         evaluate = clock.timed("eval_seconds", evaluation)
         trainer.add_hook(evaluate, every=config.trainer.steps_per_eval)
     profiler = config.trainer.profiler
     profile_steps = profiler.resolve_num_profile_steps(config.trainer.num_train_steps) if profiler.is_enabled else 0
     if profile_steps > 0:
-        hook = profiler.build(str(run_dir / "profiler"), run_id=config.run_name, num_steps=profile_steps)
+        hook = profiler.build(str(run_dir / PROFILER_FOLDER), run_id=config.run_name, num_steps=profile_steps)
         trace = clock.timed("profiler_seconds", hook)
         trainer.add_hook(trace, every=1)
     return ClosingHooks(evaluate, trace)
@@ -110,7 +107,9 @@ class Evaluation:
         self._rows = dataset.index.rows
         self._batch_size = trainer.EvalBatch.size
         self._max_batches = max_batches
-        self._loader = make_loader(trainer, dataset, trainer.EvalBatch.size)
+        self._loader = token_loader(
+            dataset, self._batch_size, mesh=trainer.device_mesh, axis_resources=trainer.compute_axis_mapping
+        )
         self._last_step: int | None = None
 
         # Levanter's own loop (`eval_loss_loop`, 0.2.227) averages the batches' losses, however few rows one has.

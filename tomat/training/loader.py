@@ -23,7 +23,6 @@ from haliax.partitioning import ResourceMapping
 from jax.sharding import Mesh
 from levanter.data.dataset import AsyncDataset
 from levanter.data.loader import DataLoader
-from levanter.schedule import IntSchedule
 
 from tomat.base.errors import TomatError
 from tomat.tokens.shards import ShardSet
@@ -365,11 +364,10 @@ class ShardDataset(AsyncDataset[TokenExample]):
 
 def token_loader(
     dataset: AsyncDataset[TokenExample],
-    batch_size: int | IntSchedule | hax.Axis,
+    batch_size: int,
     *,
     mesh: Mesh,
     axis_resources: ResourceMapping,
-    batch_axis_name: str | None = None,
     buffered_batches: int = 8,
 ) -> DataLoader[TokenExample]:
     """Levanter's `DataLoader` over a `ShardDataset` or a view of one; `iter_from_step(step)` begins at any step.
@@ -380,10 +378,9 @@ def token_loader(
 
     Args:
         dataset: the rows.
-        batch_size: sequences a step over all processes, an integer, a schedule or an axis.
+        batch_size: sequences a step over all processes.
         mesh: the mesh the batches are laid out on.
         axis_resources: where the batch axis lies on the mesh (the trainer's `compute_axis_mapping`).
-        batch_axis_name: name of the batch axis, unless `batch_size` is an axis; None: `batch`.
         buffered_batches: batches made ahead of the step that uses them. A batch of 128 x 8,192 tokens is 4 MiB.
 
     Raises:
@@ -392,7 +389,6 @@ def token_loader(
     return DataLoader(
         dataset,
         batch_size,
-        batch_axis_name=batch_axis_name,
         max_buffered_batches=buffered_batches,
         fetch_batch_size=1,
         mesh=mesh,

@@ -1,16 +1,27 @@
 """Where a run's wall-clock goes between the device steps."""
 
-import inspect
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import jax.monitoring
 
 PHASES = ("compile_seconds", "eval_seconds", "checkpoint_seconds", "profiler_seconds")
-_COMPILE_EVENTS = ("/jax/core/compile/jaxpr_to_mlir_module_duration", "/jax/core/compile/backend_compile_duration")
-"""Events of jax 0.11.1. Tracing is left out: it nests, and its event would count inner functions twice."""
+BACKEND_COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
+"""What jax 0.11.1 reports after each compilation, with the name of the function."""
+_COMPILE_EVENTS = ("/jax/core/compile/jaxpr_to_mlir_module_duration", BACKEND_COMPILE_EVENT)
+"""Tracing is left out: it nests, and its event would count inner functions twice."""
+
+
+@contextmanager
+def listening_to_durations(listen: Callable[..., None]) -> Iterator[None]:
+    """Call `listen` with each event that JAX reports, its seconds and its details, while the context is open."""
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        yield
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
 
 
 class PhaseClock:
@@ -27,30 +38,25 @@ class PhaseClock:
         self._last_row = time.monotonic()
 
     def timed(self, phase: str, hook: Callable[..., Any]) -> Callable[..., Any]:
-        """`hook`, with its duration counted under `phase`."""
+        """`hook`, called with `info` and `force`, with its duration counted under `phase`."""
 
         def run(info: Any, force: bool = False) -> None:
             started = time.monotonic()
             try:
-                hook(info, force=force) if _accepts_force(hook) else hook(info)
+                hook(info, force=force)
             finally:
                 self._seconds[phase] += time.monotonic() - started
 
         return run
 
-    @contextmanager
-    def listening_to_compiles(self) -> Iterator[None]:
+    def listening_to_compiles(self) -> AbstractContextManager[None]:
         """Count what JAX reports as lowering and compiling while the context is open."""
 
         def listen(event: str, duration_secs: float, **_: str | int) -> None:
             if event in _COMPILE_EVENTS:
                 self._seconds["compile_seconds"] += duration_secs
 
-        jax.monitoring.register_event_duration_secs_listener(listen)
-        try:
-            yield
-        finally:
-            jax.monitoring.unregister_event_duration_listener(listen)
+        return listening_to_durations(listen)
 
     def row(self, step_seconds: float) -> dict[str, float]:
         """What to log for the step that just ended, and start counting for the next.
@@ -63,7 +69,3 @@ class PhaseClock:
         self._seconds: dict[str, float] = dict.fromkeys(PHASES, 0.0)
         self._last_row = now
         return row
-
-
-def _accepts_force(hook: Callable[..., Any]) -> bool:
-    return "force" in inspect.signature(hook).parameters

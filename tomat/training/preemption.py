@@ -15,13 +15,8 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from tomat.base.errors import TomatError
+from tomat.base.layout import INTERRUPTED_STATUS, STOPPED_STATUS
 from tomat.base.regions import instance_metadata
-
-EXIT_STATUS = 128 + signal.SIGTERM
-"""What the process exits with after SIGTERM: 143, which launchers know as "ended by SIGTERM": start it again."""
-
-INTERRUPT_STATUS = 128 + signal.SIGINT
-"""What it exits with after Ctrl-C: 130."""
 
 CTRL_C = "Ctrl-C"
 
@@ -111,7 +106,7 @@ class StopRequest:
         return self.agreed
 
     def defer(self, step: int) -> None:
-        """From now on there are steps to save, `step` by now: a signal is noted, for whoever asks `reached`."""
+        """From now on there are steps to save, `step` so far: a signal is only noted, until `reached` is asked."""
         self.step = step
         self._deferred = True
         self.unsaved = True
@@ -121,12 +116,22 @@ class StopRequest:
         self._deferred = False
         self.unsaved = False
         if self.asked and not self.agreed:
-            self._raise(KeyboardInterrupt() if self.cause == CTRL_C else SystemExit(EXIT_STATUS))
+            self._raise(KeyboardInterrupt() if self.cause == CTRL_C else SystemExit(STOPPED_STATUS))
 
     @property
     def status(self) -> int:
         """What a process exits with that was stopped so."""
-        return INTERRUPT_STATUS if self.cause == CTRL_C else EXIT_STATUS
+        return INTERRUPTED_STATUS if self.cause == CTRL_C else STOPPED_STATUS
+
+    @contextlib.contextmanager
+    def limiting_exit_on_error(self) -> Iterator[None]:
+        """After an error on one of several hosts, end the process when the grace is over (`limit_exit`)."""
+        try:
+            yield
+        except BaseException:
+            if jax.process_count() > 1:
+                self.limit_exit(1)
+            raise
 
     def limit_exit(self, status: int) -> None:
         """End the process with `status` after the grace, if it has not ended by itself.
@@ -186,7 +191,7 @@ class StopRequest:
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self._ask(CTRL_C if number == signal.SIGINT else "SIGTERM")
         if not self._deferred:
-            self._raise(KeyboardInterrupt() if number == signal.SIGINT else SystemExit(EXIT_STATUS))
+            self._raise(KeyboardInterrupt() if number == signal.SIGINT else SystemExit(STOPPED_STATUS))
 
     def _raise(self, end: BaseException) -> None:
         """Raise `end`, once: a copy of the signal must not interrupt what the first exception closes, such as a lease.
@@ -214,7 +219,7 @@ class StopRequest:
                 self._signals += 1
                 self._ask("SIGTERM")
                 if self._signals > self._signals_allowed:
-                    _leave(EXIT_STATUS, "a second SIGTERM: leaving at once")
+                    _leave(STOPPED_STATUS, "a second SIGTERM: leaving at once")
 
     def _count_interrupt(self) -> None:
         now = time.monotonic()
@@ -225,7 +230,9 @@ class StopRequest:
                 message = "Ctrl-C: the step is finished and saved first; again, and the process ends at once"
                 print(message, file=sys.stderr, flush=True)
         elif now - self._interrupted_at > SAME_PRESS_SECONDS:
-            _leave(INTERRUPT_STATUS, "a second Ctrl-C: leaving at once; the run goes on from its last whole checkpoint")
+            _leave(
+                INTERRUPTED_STATUS, "a second Ctrl-C: leaving at once; the run goes on from its last whole checkpoint"
+            )
 
     def _watch_grace(self) -> None:
         while not self._closed.wait(min(0.2, max(self.remaining_seconds, 0.01))):
@@ -240,7 +247,7 @@ class StopRequest:
             if self.on_overrun is not None:
                 with contextlib.suppress(Exception):  # whatever happens, the process must end now
                     self.on_overrun(message)
-            _leave(EXIT_STATUS, message)
+            _leave(STOPPED_STATUS, message)
 
     def _poll_notices(self, poll_seconds: float) -> None:
         """Ask the metadata server until it announces something that it did not announce at the start."""

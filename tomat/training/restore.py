@@ -23,7 +23,7 @@ from levanter.trainer import Trainer
 from levanter.trainer_state import TrainerState
 
 from tomat.base.errors import TomatError
-from tomat.runs.checkpoints import AVERAGED, array_shapes, weights_kind
+from tomat.runs.checkpoints import AVERAGED, Checkpoint, array_shapes, weights_kind
 from tomat.training.config import TrainConfig
 from tomat.training.step import model_initialiser
 
@@ -31,22 +31,44 @@ STACKED, UNROLLED = ".stacked", re.compile(r"\.blocks\[(\d+)\]")
 """How the path of an array inside Haliax's `Stacked` and `BlockSeq` (0.2.227) says which layers it holds."""
 
 
-def restore_state(
-    config: TrainConfig, trainer: Trainer, checkpoint: str | None, training_key: PRNGKeyArray, model_key: PRNGKeyArray
+MODEL_KEY, TRAINING_KEY = 0, 1
+"""What a run's seed is folded with for the weights and the training step."""
+
+
+def initial_state(
+    config: TrainConfig, trainer: Trainer, source: Checkpoint | None, weights: Checkpoint | None
 ) -> TrainerState:
-    """The trainer's state: of the checkpoint that the trainer's configuration names, or fresh.
+    """The state that a run begins with: a checkpoint's, fresh, or fresh but for the weights of a checkpoint.
 
     Args:
         config: The run.
         trainer: Its trainer, entered.
-        checkpoint: Folder or URL of the checkpoint; None: the state is fresh.
-        training_key: Randomness of the training step.
-        model_key: Randomness of fresh weights.
+        source: Holds the whole state; the checkpoint that the trainer's configuration names.
+        weights: Holds the weights; None where there is a `source`.
 
     Raises:
-        TomatError: The state cannot be rearranged to the run's `model.scan_layers`.
-        ValueError, KeyError, FileNotFoundError: The checkpoint holds another model or optimizer.
+        TomatError: A checkpoint of another model or optimizer, or of one whose layers cannot be rearranged to the run's
+            `model.scan_layers`.
     """
+    seed_key = jax.random.PRNGKey(config.trainer.seed)
+    training_key, model_key = (jax.random.fold_in(seed_key, number) for number in (TRAINING_KEY, MODEL_KEY))
+    loaded = source or weights
+    try:
+        if weights is None:
+            return _restored_or_fresh(config, trainer, None if source is None else source.path, training_key, model_key)
+        model, _ = load_weights(config, weights.path, trainer.parameter_axis_mapping, trainer.device_mesh)
+        return begin_with_weights(trainer, training_key, model)
+    except (ValueError, KeyError, FileNotFoundError) as error:
+        raise TomatError(
+            f"the checkpoint {loaded.path if loaded else ''} does not hold this model and optimizer ({error}); use the "
+            "run's own settings, or another run_name."
+        ) from error
+
+
+def _restored_or_fresh(
+    config: TrainConfig, trainer: Trainer, checkpoint: str | None, training_key: PRNGKeyArray, model_key: PRNGKeyArray
+) -> TrainerState:
+    """The state of the checkpoint that the trainer's configuration names, or a fresh one."""
     initialiser = model_initialiser(config, model_key)
     stored = config if checkpoint is None else _as_stored(config, checkpoint)
     if stored is config:
@@ -134,7 +156,9 @@ def rearrange(loaded: Any, wanted: Any, axis_mapping: ResourceMapping, mesh: Mes
         elif layer is not None:
             stacked = UNROLLED.sub(STACKED, key)
             if stacked not in unstacked:
-                unstacked[stacked] = _take_apart(_need(leaves, stacked, key), shape, axis_mapping, mesh)
+                if stacked not in leaves:
+                    raise _no_counterpart(key)
+                unstacked[stacked] = _take_apart(leaves.pop(stacked), shape, axis_mapping, mesh)
             index = int(layer.group(1))
             if index >= len(unstacked[stacked]):
                 raise _no_counterpart(key)
@@ -201,12 +225,6 @@ def _stack(leaves: dict[str, Any], key: str, shape: Any, axis_mapping: ResourceM
     axis = _layer_axis(shape, layers[0])
     sharding = sharding_for_axis(shape.axes if isinstance(shape, NamedArray) else (), axis_mapping, mesh)
     return jax.jit(lambda x: jnp.stack(x, axis), out_shardings=sharding)([_array(layer) for layer in layers])
-
-
-def _need(leaves: dict[str, Any], name: str, wanted: str) -> Any:
-    if name not in leaves:
-        raise _no_counterpart(wanted)
-    return leaves.pop(name)
 
 
 def _no_counterpart(name: str) -> TomatError:

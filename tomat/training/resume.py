@@ -9,14 +9,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import fsspec
 import yaml
 
-from tomat.base.documents import parse_yaml
 from tomat.base.errors import TomatError
-from tomat.base.storage import storage_error, storage_errors
-from tomat.runs.checkpoints import CHECKPOINT_FOLDER
+from tomat.runs.checkpoints import has_checkpoints
 from tomat.runs.published import is_remote
+from tomat.runs.record import read_config
 from tomat.training.config import TrainConfig
 
 FIXED_KEYS = (
@@ -120,12 +118,7 @@ def refuse_changes(recorded: Path, config: TrainConfig, allow: Sequence[str] = (
             run's place cannot be read.
     """
     run_url = config.run_dir if is_remote(config.output_dir) else str(recorded.parent)
-    places = [f"{run_url}/{CHECKPOINT_FOLDER}", *filter(None, [config.temporary_checkpoints])]
-    try:
-        begun = any(files.glob(f"{root}/step-*") for files, root in map(fsspec.core.url_to_fs, places))
-    except storage_errors() as error:
-        raise storage_error(f"{run_url} cannot be read", error, "Give this user the right to read it.") from error
-    if not begun:
+    if not has_checkpoints(run_url, config.temporary_checkpoints):
         return {}, list(allow)
     if not recorded.exists() or not recorded.read_bytes().strip():
         raise TomatError(
@@ -135,25 +128,6 @@ def refuse_changes(recorded: Path, config: TrainConfig, allow: Sequence[str] = (
             "this writes), or use another run_name."
         )
     return allowed_changes(read_config(str(recorded)), config, allow, f"run '{config.run_name}' exists")
-
-
-def read_config(path: str) -> dict[str, Any]:
-    """A recorded `config.yaml` as plain values.
-
-    Raises:
-        TomatError: There is none, it cannot be read, or it is not YAML.
-    """
-    files, root = fsspec.core.url_to_fs(path)
-    try:
-        content = files.cat_file(root)
-    except FileNotFoundError as error:
-        raise TomatError(f"{path} does not exist; name a run that has been started.") from error
-    except storage_errors() as error:
-        raise storage_error(f"{path} cannot be read", error, "Give this user the right to read it.") from error
-    values = parse_yaml(content, path, "Restore it or use another run_name.")
-    if not isinstance(values, dict):
-        raise TomatError(f"{path} holds no settings, but {values!r:.80}; restore it or use another run_name.")
-    return values
 
 
 def plain_values(config: TrainConfig) -> dict[str, Any]:

@@ -15,30 +15,10 @@ from levanter.tracker.tracker import TrackerConfig
 from levanter.trainer import TrainerConfig
 
 from tomat.base.errors import TomatError
-from tomat.runs.published import is_remote
+from tomat.base.layout import METRICS_FILE
 from tomat.training.config import TrainConfig
 from tomat.training.devices import ignore_absent_tpu
-from tomat.training.tracking import METRICS_FILE, JsonLinesTrackerConfig
-
-
-def local_run_dir(config: TrainConfig) -> Path:
-    """The folder for what must lie on a local disk: logs, metrics, profiles."""
-    return Path("runs") / config.run_name if is_remote(config.output_dir) else Path(config.run_dir)
-
-
-def make_folder(run_dir: Path) -> None:
-    """Make the run's local folder.
-
-    Raises:
-        TomatError: It cannot be made.
-    """
-    try:
-        run_dir.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise TomatError(
-            f"{run_dir} cannot be made: {error.strerror or error}. Set --output_dir to a folder that this user may "
-            "write."
-        ) from error
+from tomat.training.tracking import JsonLinesTrackerConfig
 
 
 def set_compiler_flags(config: TrainConfig) -> None:
@@ -52,7 +32,7 @@ def set_compiler_flags(config: TrainConfig) -> None:
 
 
 def connect(config: TrainConfig) -> TrainerConfig:
-    """Start `jax.distributed`; the first call that touches a device. Writes nothing.
+    """Set the compilers' flags and start `jax.distributed`; the first call that touches a device. Writes nothing.
 
     Raises:
         TomatError: A tracker that is not installed, or a batch that the devices cannot share.
@@ -63,6 +43,7 @@ def connect(config: TrainConfig) -> TrainerConfig:
             "trackers.tensorboard is set, but tensorboardX is not installed; install it with "
             "`uv sync --extra tensorboard`."
         )
+    set_compiler_flags(config)
     # JAX's own service takes SIGTERM in C++, where neither the grace nor a second signal can be told from it.
     jax.config.update("jax_enable_preemption_service", False)
     ignore_absent_tpu()

@@ -11,32 +11,8 @@ import jax
 from levanter.tracker.tracker import NoopTracker, Tracker, TrackerConfig
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from tomat.base.reporting import console, to_jsonable, write_text
-from tomat.runs.log_lines import metrics_row
-from tomat.runs.log_lines import read_metrics as read_metrics
-from tomat.runs.published import METRICS_FILE
-
-
-def truncate_metrics(path: Path, first_step: int) -> int:
-    """Drop the lines of `path` at and after `first_step`, so that a resumed run logs every step exactly once.
-
-    A last line cut short by a kill is dropped as well, as is a damaged one.
-
-    Returns:
-        The number of lines that were dropped.
-    """
-    if not path.exists():
-        return 0
-    kept, dropped = [], 0
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-        row = metrics_row(line)
-        if row is not None and row["step"] < first_step:
-            kept.append(line)
-        else:
-            dropped += 1
-    if dropped:
-        write_text(path, "".join(line + "\n" for line in kept))
-    return dropped
+from tomat.base.layout import METRICS_FILE
+from tomat.base.reporting import console, to_jsonable
 
 
 class JsonLinesTracker(Tracker):

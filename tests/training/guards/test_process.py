@@ -9,7 +9,7 @@ import pytest
 
 from tomat.runs.checkpoints import newest_whole
 from tomat.runs.history import read_events
-from tomat.training.tracking import read_metrics
+from tomat.runs.log_lines import read_metrics
 
 TINY = [
     "--run_name", "demo", "--preset", "demo", "--data.source", "embedded", "--data.layout", "v3-p7",

@@ -18,15 +18,17 @@ from tomat.base.errors import TomatError
 from tomat.codec.files import write_codec
 from tomat.codec.histogram import DensityHistogram
 from tomat.codec.lloyd_max import fit_lloyd_max
+from tomat.evaluation.trained import load_trained
 from tomat.runs.history import read_events
+from tomat.runs.log_lines import read_metrics
 from tomat.tokens.manifest_text import parse_manifest
 from tomat.tokens.shards import open_shards
 from tomat.training.config import TrainConfig, load_config
 from tomat.training.datasets import open_datasets
 from tomat.training.hooks import DATA_KEY
 from tomat.training.loader import ShuffledIndex
-from tomat.training.run import load_trained, train
-from tomat.training.tracking import TrainingProgress, read_metrics
+from tomat.training.run import train
+from tomat.training.tracking import TrainingProgress
 
 TINY = [
     "--preset", "demo", "--data.layout", "v3-p7", "--trainer.mp", "compute=float32,params=float32,output=float32",

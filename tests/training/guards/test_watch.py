@@ -18,14 +18,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from levanter.optim.skipstep import SkipStepConfig
+from levanter.recovery.types import EXIT_STALL
 from levanter.tracker import CompositeTracker
 
+from tomat.base.clocks import clock_warnings, storage_clock_skew
 from tomat.base.errors import RetryableError, TomatError
+from tomat.base.layout import HUNG_STATUS
 from tomat.training.config import config_from_dict, load_config
 from tomat.training.guards.config import SPIKE_HISTORY, GuardsConfig
 from tomat.training.guards.loss import GuardedState, guard_updates, spike_limit
 from tomat.training.guards.room import check_free_space, explaining_full_storage, full_storage_cause
-from tomat.training.guards.start import check_clocks, check_run_regions, clock_warnings, storage_clock_skew
+from tomat.training.guards.start import check_clocks, check_run_regions
 from tomat.training.resume import changed_keys
 from tomat.training.tracking import JsonLinesTracker
 
@@ -130,6 +133,10 @@ def test_levanters_own_skipping_lets_nan_through():
     assert np.isnan(updates["w"]).all()
 
 
+def test_a_hang_ends_with_the_status_on_record():
+    assert HUNG_STATUS == EXIT_STALL
+
+
 def test_every_guard_may_change_when_a_run_is_resumed():
     old = load_config(None, ["--data.source", "embedded"]).to_dict()
     assert old["guards"]["on_bad_loss"] == "stop"
@@ -182,7 +189,7 @@ def gs_config(train: str, output: str, *words: str):
     return load_config(None, ["--data.source", "shards", "--data.train", train, "--output_dir", output, *words])
 
 
-DATASETS = SimpleNamespace(train=SimpleNamespace(rows=2**21, context=8192), validation=None)
+DATASETS = SimpleNamespace(train=SimpleNamespace(uncompressed_bytes=2**21 * 8192 * 2), validation=None)
 """As far as the size of the data goes: 2,097,152 rows of 16 KiB are 32 GiB."""
 
 

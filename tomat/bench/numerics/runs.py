@@ -15,11 +15,11 @@ from typing import IO, Any
 import numpy as np
 
 from tomat.base.errors import TomatError
+from tomat.base.layout import CONFIG_FILE, EVALUATION_FILE
 from tomat.bench.numerics.variants import PlannedRun
 from tomat.evaluation.result import TeacherForcedResult
-from tomat.runs.record import CONFIG_FILE, RunRecord, read_record
+from tomat.runs.record import RunRecord, read_record
 
-EVALUATION_FILE = "evaluation.json"
 """Written by `tomat train` at the very end of a run."""
 LOCK_FILE = "numerics.lock"
 LOGS_DIR = "logs"

@@ -84,7 +84,8 @@ def retokenize(config: RetokenizeConfig, runner: Runner, *, allow_cross_region: 
     store = open_store(config)
     # Also finds out whether the output can be reached, before anything is listed or read.
     started = store.read(REQUEST_NAME)
-    if message := check_regions(known_places(config.input, config.output), allow_cross_region):
+    places = {"input": config.input, "output": config.output}
+    if message := check_regions(known_places(places, "worker"), allow_cross_region):
         console.print(message)
     materials = find_materials(config)
     check_request(config, store, started, materials)

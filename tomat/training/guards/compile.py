@@ -5,20 +5,16 @@ minutes, during which the chips do nothing.
 """
 
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import jax
-import jax.monitoring
 import levanter.tracker
 
 from tomat.base.reporting import console
 from tomat.runs.history import append_event
-
-BACKEND_COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
-"""What jax 0.11.1 reports after each compilation, with the name of the function."""
+from tomat.training.phases import BACKEND_COMPILE_EVENT, listening_to_durations
 
 WATCHED = ("jit(_train_step)", "jit(validation_loss)")
 """The two large programs of a run, Levanter's training step and the evaluation's; helpers are compiled for many."""
@@ -37,8 +33,7 @@ class RecompileGuard:
         self._unreported: list[tuple[str, float]] = []
         self._total = 0
 
-    @contextmanager
-    def listening(self) -> Iterator[None]:
+    def listening(self) -> AbstractContextManager[None]:
         """Take note of compilations while the context is open."""
 
         def listen(event: str, duration_secs: float, **details: str | int) -> None:
@@ -49,11 +44,7 @@ class RecompileGuard:
             if self._compiled[name] > 1:
                 self._unreported.append((name, duration_secs))
 
-        jax.monitoring.register_event_duration_secs_listener(listen)
-        try:
-            yield
-        finally:
-            jax.monitoring.unregister_event_duration_listener(listen)
+        return listening_to_durations(listen)
 
     def __call__(self, info: Any) -> None:
         """The hook after each step."""

@@ -17,15 +17,11 @@ from pathlib import Path
 import fsspec
 import jax
 from levanter.callbacks.progress_watchdog import ProgressTimeout, ProgressWatchdog
-from levanter.recovery.types import EXIT_STALL
 
-from tomat.runs.history import HISTORY_FILE, append_event
+from tomat.base.layout import HISTORY_FILE, HUNG_STATUS
+from tomat.runs.history import append_event
 from tomat.runs.published import is_remote
 from tomat.training.guards.config import GuardsConfig
-
-HANG_EXIT_STATUS = EXIT_STALL
-"""What a process that hung exits with: 124, Levanter's own status for it and that of `timeout`. Starting the same
-command again is right."""
 
 POLLS_PER_LIMIT = 10
 """How often within a limit progress is looked at; the limit is overrun by a tenth at most."""
@@ -91,7 +87,7 @@ class HangGuard:
         # Standard error, unbuffered: nothing else of this process may work any more.
         message = (
             f"error: no progress for {timeout.elapsed:.0f} s after {timeout.event.value} (step {self.step}); the "
-            f"stacks of all threads are in {path}. Exiting with status {HANG_EXIT_STATUS}; the same command "
+            f"stacks of all threads are in {path}. Exiting with status {HUNG_STATUS}; the same command "
             "continues the run from its last checkpoint.\n"
         )
         os.write(2, message.encode())

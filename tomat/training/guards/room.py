@@ -2,7 +2,7 @@
 
 import errno
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 import jax
 
 from tomat.base.errors import RetryableError, TomatError
+from tomat.base.reporting import first_line, readable_bytes
 from tomat.base.storage import is_passing, storage_errors
 from tomat.runs.published import is_remote
 
@@ -49,13 +50,13 @@ def check_free_space(output_dir: str, needed: int) -> None:
 
 
 @contextmanager
-def explaining_full_storage(run_dir: Path, run_url: str, needed: Any) -> Iterator[None]:
+def explaining_full_storage(run_dir: Path, run_url: str, needed: Callable[[], int]) -> Iterator[None]:
     """Turn whatever a full disk or bucket, or one that does not answer, raises into one error.
 
     Args:
         run_dir: The run's local folder.
         run_url: The run's folder or URL, where the checkpoints go.
-        needed: A function without arguments: bytes of a checkpoint, 0 while that is not known.
+        needed: Gives the bytes of a checkpoint, 0 while that is not known.
 
     Raises:
         TomatError: Naming path, bytes needed and bytes free.
@@ -117,17 +118,3 @@ def _says_full(error: BaseException) -> bool:
         return False
     text = str(error).lower()
     return any(words in text for words in FULL_WORDS)
-
-
-def first_line(error: BaseException) -> str:
-    """The beginning of what `error` says, on one line."""
-    text = " ".join(str(error).split())
-    return text if len(text) <= 200 else text[:200] + "..."
-
-
-def readable_bytes(count: int) -> str:
-    """`count` as KiB, MiB, GiB or TiB with three digits."""
-    value, units = float(count), ["bytes", "KiB", "MiB", "GiB", "TiB"]
-    while value >= 1024 and len(units) > 1:
-        value, units = value / 1024, units[1:]
-    return f"{value:.3g} {units[0]}"

@@ -1,70 +1,23 @@
-"""What is checked before the first step: codec, regions, clocks."""
+"""What is checked before the first step: regions, clocks."""
 
-import email.utils
-import os
 import time
-import urllib.error
-import urllib.request
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable
 
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from tomat.base.errors import TomatError
-from tomat.base.regions import Place, bucket_region, check_regions, worker_region
-from tomat.codec.base import DensityCodec
-from tomat.codec.files import load_codec
-from tomat.tokens.shards import ShardSet
+from tomat.base.clocks import clock_warnings, storage_clock_skew
+from tomat.base.regions import check_regions, known_places
+from tomat.base.reporting import readable_bytes
 from tomat.training.config import TrainConfig
 from tomat.training.datasets import Datasets
-from tomat.training.guards.room import readable_bytes
 
 USD_PER_GIB_BETWEEN_REGIONS = 0.02
 """Least that Cloud Storage charges for data that leave a region (cloud.google.com/storage/pricing, "data transfer
 within Google Cloud", between regions of North America or of Europe); between continents it is more."""
 
-REFUSED_CLOCK_SKEW_SECONDS = 300.0
-"""Google refuses the tokens of a service account (`invalid_grant`) if the clock of the machine that asks is five
-minutes off, so a run with such a clock ends at its first save."""
-
-STORAGE_HOST = "https://storage.googleapis.com"
-CLOCK_TIMEOUT_SECONDS = 5.0
 _NOT_KNOWN = np.iinfo(np.int32).max
-
-
-def check_codec(recorded: Path, codec: DensityCodec, whose: str) -> None:
-    """Refuse to go on with weights that were trained on another codec: the same id would stand for another density.
-
-    Args:
-        recorded: The `codec.json` that lies with the weights.
-        codec: The codec of the data.
-        whose: Names the weights in the error.
-
-    Raises:
-        TomatError: With both codecs' hashes and numbers of ids.
-    """
-    found = load_codec(recorded)
-    if found.sha256 == codec.sha256:
-        return
-    raise TomatError(
-        f"the data are tokenised with codec {codec.sha256[:12]} ({codec.n_density_tokens} density ids), but {whose} "
-        f"was trained with codec {found.sha256[:12]} ({found.n_density_tokens} density ids, {recorded}). The same id "
-        "stands for another density in each. Use the data set that the run began with, tokenise with that codec "
-        "(`tomat retokenize --codec FILE`), or start a run with another run_name."
-    )
-
-
-def run_places(config: TrainConfig) -> list[Place]:
-    """The regions of data, checkpoints and this machine, as far as they are known; folders are on the machine."""
-    urls = [("training data", config.data.train), ("validation data", config.data.validation)]
-    urls.append(("checkpoints", config.output_dir))
-    found = [Place(role, url, region) for role, url in urls if url is not None and (region := bucket_region(url))]
-    # Asking where the machine is takes up to two seconds off Google's network.
-    if found and (region := worker_region()):
-        found.append(Place("machine", "this one", region))
-    return found
 
 
 def check_run_regions(config: TrainConfig, datasets: Datasets) -> str | None:
@@ -76,19 +29,17 @@ def check_run_regions(config: TrainConfig, datasets: Datasets) -> str | None:
     Raises:
         TomatError: Naming the regions and the cost.
     """
-    size = sum(_stored_bytes(shards) for shards in (datasets.train, datasets.validation) if shards is not None)
+    data = config.data
+    urls = {"training data": data.train, "validation data": data.validation, "checkpoints": config.output_dir}
+    size = sum(shards.uncompressed_bytes for shards in (datasets.train, datasets.validation) if shards is not None)
     return check_regions(
-        run_places(config),
+        known_places(urls, "machine"),
         config.guards.allow_cross_region,
         cost=f"Read from another region, an epoch of {readable_bytes(size)} costs at least "
         f"USD {size / 2**30 * USD_PER_GIB_BETWEEN_REGIONS:.2g} (uncompressed; USD {USD_PER_GIB_BETWEEN_REGIONS} per "
         "GiB), and the same data halved the MFU of runs that read them so",
         remedy="Use a slice and buckets of one region, or set --guards.allow_cross_region true.",
     )
-
-
-def _stored_bytes(shards: ShardSet) -> int:
-    return shards.rows * shards.context * np.dtype(np.uint16).itemsize
 
 
 def check_clocks(config: TrainConfig, now: Callable[[], float] = time.time) -> list[str]:
@@ -105,7 +56,7 @@ def check_clocks(config: TrainConfig, now: Callable[[], float] = time.time) -> l
         A warning for each clock beyond `guards.max_clock_skew_seconds`.
 
     Raises:
-        TomatError: A clock is beyond `REFUSED_CLOCK_SKEW_SECONDS`.
+        TomatError: A clock is too far off for Google's tokens.
     """
     buckets = [url for url in (config.output_dir, config.data.train) if url and url.startswith(("gs://", "gcs://"))]
     server_skew = storage_clock_skew(now) if buckets else None
@@ -122,55 +73,3 @@ def check_clocks(config: TrainConfig, now: Callable[[], float] = time.time) -> l
         [None if skew == _NOT_KNOWN else int(skew) / 1000 for *_, skew in rows],
         config.guards.max_clock_skew_seconds,
     )
-
-
-def clock_warnings(hosts: Sequence[float], skews: Sequence[float | None], limit: float) -> list[str]:
-    """What to say of the clocks.
-
-    Args:
-        hosts: Each host's clock at one moment, seconds since 1970.
-        skews: Each host's clock less Cloud Storage's, seconds; None where that is not known.
-        limit: Seconds above which a clock is warned of.
-
-    Raises:
-        TomatError: A clock is beyond `REFUSED_CLOCK_SKEW_SECONDS`.
-    """
-    middle = float(np.median(hosts))
-    offs = [(time - middle, f"the clock of host {i}", "the median of all hosts") for i, time in enumerate(hosts)]
-    offs += [(skew, f"the clock of host {i}", "Cloud Storage") for i, skew in enumerate(skews) if skew is not None]
-    warnings = []
-    for off, whose, against in offs:
-        if abs(off) <= limit:
-            continue
-        found = f"{whose} is {abs(off):.0f} s {'ahead of' if off > 0 else 'behind'} {against}"
-        if abs(off) > REFUSED_CLOCK_SKEW_SECONDS:
-            raise TomatError(
-                f"{found}; beyond {REFUSED_CLOCK_SKEW_SECONDS:.0f} s Google refuses its tokens, and the times of "
-                "checkpoints mean nothing. Set the clock (`sudo chronyc makestep`, or restart the machine)."
-            )
-        warnings.append(f"{found}; set it with `sudo chronyc makestep`.")
-    return warnings
-
-
-def storage_clock_skew(now: Callable[[], float] = time.time) -> float | None:
-    """This machine's clock less Cloud Storage's in seconds, to about one; None where the server does not answer.
-
-    The server is the one of `STORAGE_EMULATOR_HOST`, as in Google's own libraries, where that is set.
-    """
-    host = os.environ.get("STORAGE_EMULATOR_HOST", STORAGE_HOST)
-    before = now()
-    try:
-        with urllib.request.urlopen(f"{host}/", timeout=CLOCK_TIMEOUT_SECONDS) as answer:
-            date = answer.headers.get("Date")
-    except urllib.error.HTTPError as error:  # nothing lies at `/`; the answer has a date all the same
-        date = error.headers.get("Date")
-    except (urllib.error.URLError, OSError, ValueError):
-        return None
-    if date is None:
-        return None
-    try:
-        # The header has whole seconds: on average it is half a second old.
-        server = email.utils.parsedate_to_datetime(date).timestamp() + 0.5
-    except ValueError:
-        return None
-    return (before + now()) / 2 - server

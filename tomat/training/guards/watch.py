@@ -2,11 +2,11 @@
 
 | guard | module | when |
 |---|---|---|
-| codec, regions, clocks | `guard_start` | before the first step |
-| room for checkpoints | `guard_storage` | before the first step, and wherever it runs out |
-| loss and update | `guard_loss` | every step, before it can be saved |
-| recompilation | `guard_compile` | every step |
-| hang | `guard_hang` | from the start, in a thread |
+| regions, clocks | `start` | before the first step |
+| room for checkpoints | `room` | before the first step, and wherever it runs out |
+| loss and update | `loss` | every step, before it can be saved |
+| recompilation | `compile` | every step |
+| hang | `hang` | from the start, in a thread |
 
 That a data set is complete is checked as it is opened, and its checksums as it is read (`tokens/shards.py`).
 """
@@ -16,7 +16,6 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-import fsspec
 import jax
 from levanter.callbacks.progress_watchdog import ProgressWatchdog
 from levanter.tracker import CompositeTracker
@@ -30,7 +29,7 @@ from tomat.training.guards.compile import RecompileGuard
 from tomat.training.guards.hang import HangGuard
 from tomat.training.guards.loss import BadLossGuard
 from tomat.training.guards.room import check_free_space, checkpoint_bytes, explaining_full_storage
-from tomat.training.guards.start import check_clocks, check_codec, check_run_regions
+from tomat.training.guards.start import check_clocks, check_run_regions
 from tomat.training.loader import ShardDataset
 from tomat.training.tracking import JsonLinesTracker
 
@@ -65,19 +64,12 @@ class RunGuards:
             yield
             self.check_log()
 
-    def check_start(self, datasets: Datasets, codec_file: Path) -> None:
-        """Refuse data, places or clocks that the run must not go on with.
-
-        Args:
-            datasets: The open data.
-            codec_file: The run's own record of its codec, from when it began.
+    def check_start(self, datasets: Datasets) -> None:
+        """Refuse regions and clocks that the run must not begin with.
 
         Raises:
             TomatError: What was found, and what to do.
         """
-        files, root = fsspec.core.url_to_fs(self._config.run_dir)
-        if codec_file.exists() and files.glob(f"{root}/checkpoints/step-*"):
-            check_codec(codec_file, datasets.codec, f"run '{self._config.run_name}'")
         warnings = [("clock_skew", text) for text in check_clocks(self._config)]
         if (across := check_run_regions(self._config, datasets)) is not None:
             warnings.append(("regions", across))

@@ -1,0 +1,50 @@
+"""The names of a run's files, and the statuses its process ends with: what one room writes and another reads."""
+
+import signal
+
+CONFIG_FILE = "config.yaml"
+"""The whole configuration."""
+CODEC_FILE = "codec.json"
+"""The codec of the data that the run was trained on."""
+METRICS_FILE = "metrics.jsonl"
+"""One JSON object for each step."""
+HISTORY_FILE = "history.jsonl"
+"""One JSON object for each event: starts, ends, changes, what the guards found."""
+LOCK_FILE = "train.lock"
+"""Locked by the process that trains a run in a folder."""
+LEASE_FILE = "lease.json"
+"""Renewed by the process that trains a run in a bucket."""
+
+PAGE_FILE = "README.md"
+"""The run's page."""
+LOSS_FIGURE = "loss.svg"
+"""Loss by step, shown in the page."""
+DENSITY_FIGURE = "density.png"
+"""A slice of one held-out density, shown in the page: reference, prediction, difference."""
+EVALUATION_FILE = "evaluation.json"
+"""Figures of the evaluation after the last step."""
+PROFILER_FOLDER = "profiler"
+"""The traces of a profiled run."""
+
+CHECKPOINT_FOLDER = "checkpoints"
+"""Holds a folder `step-N` for each checkpoint; the files below lie in those."""
+METADATA_FILE = "metadata.json"
+"""Written last by Levanter: step, time, and whether the checkpoint is temporary."""
+UNMARKED_FILE = "metadata.partial.json"
+"""What `METADATA_FILE` is renamed to in a checkpoint that is not whole, so that no other reader takes it for one."""
+MANIFEST_FILE = "manifest.json"
+"""Every array that the checkpoint holds, with its shape; written first by Levanter."""
+CHECKSUM_FILE = "checksums.json"
+"""Size and CRC32C of every file of the checkpoint."""
+
+REFUSED_STATUS = 2
+"""Exit status of a `TomatError`: the same command would be refused again."""
+RETRY_STATUS = 75
+"""Exit status of a `RetryableError`: EX_TEMPFAIL of sysexits.h, "temporary failure; the user is invited to retry"."""
+HUNG_STATUS = 124
+"""Exit status of a process that made no progress, ended by Levanter's watchdog (its `EXIT_STALL`, and that of
+`timeout`). Starting the same command again is right."""
+INTERRUPTED_STATUS = 128 + signal.SIGINT
+"""Exit status after Ctrl-C: 130."""
+STOPPED_STATUS = 128 + signal.SIGTERM
+"""Exit status after SIGTERM: 143. The training was stopped in good order; start it again."""

@@ -1,0 +1,57 @@
+"""The model of a run that has trained, and what is needed to use it."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from levanter.models.lm_model import LmHeadModel
+from levanter.utils.tree_utils import inference_mode
+
+from tomat.base.errors import TomatError
+from tomat.base.layout import CODEC_FILE, CONFIG_FILE
+from tomat.base.reporting import console
+from tomat.codec.base import DensityCodec
+from tomat.codec.files import load_codec
+from tomat.runs.checkpoints import AVERAGED, find_checkpoint
+from tomat.runs.published import is_remote
+from tomat.training.config import TrainConfig, recorded_config
+from tomat.training.devices import ignore_absent_tpu
+from tomat.training.restore import load_weights
+from tomat.training.startup import quiet_terminal
+
+
+@dataclass(frozen=True)
+class LoadedRun:
+    """A trained model and what is needed to use it."""
+
+    config: TrainConfig
+    model: LmHeadModel
+    codec: DensityCodec
+    step: int
+    weights: str
+    """`averaged` where the run averages its weights (`trainer.model_averaging`), or `of the last step`."""
+
+
+def load_trained(run_dir: str | Path, step: int | None = None) -> LoadedRun:
+    """The model of a run at its newest checkpoint, or at `step`, with its averaged weights where it has any.
+
+    Raises:
+        TomatError: No such run, no whole checkpoint, or one that does not fit the run's configuration.
+    """
+    quiet_terminal()
+    ignore_absent_tpu()
+    folder = Path(run_dir)
+    config_path = folder / CONFIG_FILE
+    if not config_path.exists():
+        raise TomatError(f"{folder} is not a run: it has no {CONFIG_FILE}.")
+    config = recorded_config(config_path)
+    place = config.run_dir if is_remote(config.output_dir) else str(folder)
+    found = find_checkpoint(place, step, config.temporary_checkpoints)
+    trainer = config.trainer_config()
+    try:
+        with trainer.use_device_mesh():
+            model, weights = load_weights(config, found.path, trainer.parameter_axis_mapping, trainer.device_mesh)
+    except (ValueError, KeyError, FileNotFoundError) as error:
+        raise TomatError(f"{found.path} does not hold the model of {config_path}: {error}") from error
+    if weights == AVERAGED:
+        console.print(f"weights of {found.path}: averaged, as trainer.model_averaging says.")
+    return LoadedRun(config, inference_mode(model, True), load_codec(str(folder / CODEC_FILE)), found.step, weights)

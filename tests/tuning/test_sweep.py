@@ -8,19 +8,20 @@ import subprocess
 import sys
 import threading
 import time
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tomat.base.errors import TomatError
+from tomat.base.reporting import dump_json
 from tomat.hardware.chips import Slice
-from tomat.hardware.mfu import MFU_KEYS, StepWork
 from tomat.pages.document import find_sections
+from tomat.planning.calibration import Calibration, CalibrationRow
 from tomat.planning.compile.child import PROGRAM_FILE
 from tomat.planning.compile.compiler import CompiledStep
+from tomat.planning.cost.estimate import StepEstimate
 from tomat.planning.cost.memory import memory_of_compiled, memory_of_oom
+from tomat.planning.plan import Plan
 from tomat.profile.breakdown import Breakdown
 from tomat.profile.hlo_files import load_program, program_from_text
 from tomat.profile.program_breakdown import breakdown_from_program
@@ -29,7 +30,7 @@ from tomat.tuning.sweep import plan_rows, read_record, record_path, run_sweep
 from tomat.tuning.sweep_answers import explanation
 from tomat.tuning.sweep_config import load_sweep
 from tomat.tuning.sweep_page import pareto_front, write_sweep_page
-from tomat.tuning.sweep_rows import FAILED, FITS, OOM, ranked
+from tomat.tuning.sweep_rows import FAILED, FITS, OOM, RowRecord, ranked
 from tomat.tuning.windowed import windowed_einsums
 
 DATA = Path(__file__).parents[1] / "planning" / "data"
@@ -66,36 +67,17 @@ exclude: [{sharding: replicated, trainer.seed: 2}]
 """
 
 
-@dataclass(frozen=True)
-class StoredPlan:
-    """A plan as `make_plan` would return it, from a stored compile."""
+MEASURED = CalibrationRow(
+    "pod", "v6e-4", "a test", {"fits": True, "step_seconds": 1.1}, {"fits": True, "model_seconds": 1.0}
+)
 
-    config: TrainConfig
-    slice_: Slice
-    compiled: CompiledStep
-    breakdown: Breakdown | None
 
-    def to_dict(self) -> dict[str, Any]:
-        memory = self.compiled.memory
-        values = dict.fromkeys(("step_seconds", *MFU_KEYS))
-        if self.breakdown is not None:
-            seconds = {n: f * self.breakdown.step_seconds for n, f in (("estimate", 1), ("low", 0.9), ("high", 1.2))}
-            work, peak = StepWork.from_config(self.config, "tpu"), self.slice_.peak_bf16_flops_per_second
-            of = {"estimate": "estimate", "low": "high", "high": "low"}
-            values = {"step_seconds": seconds} | {
-                key: {name: work.utilisation(seconds[of[name]], peak)[key] for name in of} for key in MFU_KEYS
-            }
-        return {
-            "fits": self.compiled.fits,
-            "hbm_required_bytes": memory.required_bytes,
-            "hbm_capacity_bytes": memory.capacity_bytes,
-            "memory": memory.to_dict(),
-            "compiler": "libtpu 0.0.46",
-            "program_key": self.compiled.key,
-            "compile_seconds": self.compiled.result["compile_seconds"],
-            "notes": [],
-            **values,
-        }
+def stored_plan(config: TrainConfig, slice_: Slice, compiled: CompiledStep, breakdown: Breakdown | None) -> Plan:
+    """A plan as `make_plan` would return it, from a stored compile; its step takes what `breakdown` says, +/- 10 %."""
+    plan = Plan(config, slice_, compiled, Calibration((MEASURED,)))
+    # What is computed once, and then kept, is kept already.
+    vars(plan)["step"] = None if breakdown is None else StepEstimate({}, {}, breakdown, scale=1.0)
+    return plan
 
 
 class StoredPlanner:
@@ -114,20 +96,20 @@ class StoredPlanner:
         self.oom = oom
         self.breakdown = breakdown_from_program(program, device_kind="TPU v6 lite")
 
-    def __call__(self, config: TrainConfig, slice_: Slice, on_stage) -> StoredPlan:
+    def __call__(self, config: TrainConfig, slice_: Slice, on_stage) -> Plan:
         self.planned.append(config)
         on_stage("compiling")
         if config.batch_size > 512:
-            result = {"status": "oom", "memory": self.oom.to_dict(), "compile_seconds": 20.0}
-            return StoredPlan(config, slice_, CompiledStep(self.refused, result, cached=False), None)
+            result = {"status": "oom", "memory": self.oom.to_dict(), "compile_seconds": 20.0, "compiler": "libtpu 0"}
+            return stored_plan(config, slice_, CompiledStep(self.refused, result, cached=False), None)
         memory = self.memory
         if config.sharding == "replicated":
             memory = dataclasses.replace(memory, required_bytes=2 * memory.required_bytes)
         factor = 1 / 3 if config.sharding == "replicated" else 1.0
         ops = tuple(dataclasses.replace(op, seconds=factor * op.seconds) for op in self.breakdown.ops)
         breakdown = dataclasses.replace(self.breakdown, ops=ops, step_seconds=factor * self.breakdown.step_seconds)
-        result = {"status": "fits", "memory": memory.to_dict(), "compile_seconds": 100.0}
-        return StoredPlan(config, slice_, CompiledStep(self.fitting, result, cached=False), breakdown)
+        result = {"status": "fits", "memory": memory.to_dict(), "compile_seconds": 100.0, "compiler": "libtpu 0"}
+        return stored_plan(config, slice_, CompiledStep(self.fitting, result, cached=False), breakdown)
 
 
 @pytest.fixture
@@ -228,9 +210,10 @@ def test_every_row_is_recorded_and_failures_stand_alone(sweep_file, planner, tmp
     assert sum(group["seconds"] for group in rows["base"]["categories"]) == pytest.approx(
         rows["base"]["step_seconds"]["estimate"]
     )
-    order = [row["name"] for row in ranked(record["rows"])]
+    typed = [RowRecord.from_dict(row) for row in record["rows"]]
+    order = [row.name for row in ranked(typed)]
     assert order[0] in ("whole", "replicated, seed=1") and order[-2:] == ["large", "broken"]
-    assert {row["name"] for row in pareto_front(record["rows"])} == {"base", "replicated, seed=1"}
+    assert {row.name for row in pareto_front(typed)} == {"base", "replicated, seed=1"}
 
 
 def test_the_page_answers_with_the_figures_and_keeps_what_people_wrote(sweep_file, planner, tmp_path):
@@ -263,14 +246,21 @@ def test_an_explanation_counts_kernels_that_state_no_flops():
         {"name": "attention forward", "seconds": 0.8, "share": 0.8, "hidden_seconds": 0.0, "flops_fraction": None},
     ]
     figure = {"estimate": 0.3, "low": 0.3, "high": 0.3}
-    row = {
-        "name": "row", "status": FITS, "slice": "v6e-4", "base": None, "categories": groups, "hfu": figure,
-        "mfu_full": figure, "step_seconds": dict.fromkeys(figure, 1.0), "windowed_einsums": None,
-    }  # fmt: skip
+    row = RowRecord(
+        "row", "", "", None, {}, "train.yaml", None, None, 8, 512, "v6e-4", 4, FITS, categories=groups, hfu=figure,
+        mfu_full=figure, step_seconds=dict.fromkeys(figure, 1.0),
+    )  # fmt: skip
     said = explanation(row, [row])
     # 0.3 in all, 0.2 x 0.5 of it in matmuls; the rest, 0.2, is a quarter of the peak in 0.8 of the step.
     assert "what is missing to the HFU, 20.0 %" in said
     assert "Most is left unused in attention forward: 80.0 % of the step at 25.0 % of the peak" in said
+
+
+@pytest.mark.parametrize("path", sorted((SWEEPS.parents[1] / "docs" / "tracking" / "sweeps").glob("*.json")))
+def test_records_on_disk_are_read_and_written_without_a_change(path):
+    record = json.loads(path.read_text())
+    rows = [RowRecord.from_dict(row).to_dict() for row in record["rows"]]
+    assert dump_json({**record, "rows": rows}) == path.read_text()
 
 
 def test_an_interrupted_sweep_keeps_its_rows_and_goes_on(sweep_file, planner, tmp_path):

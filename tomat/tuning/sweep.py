@@ -21,16 +21,17 @@ from tomat.base.reporting import console, dump_json, to_jsonable, write_json, wr
 from tomat.base.stages import Stages
 from tomat.tracking.report import SWEEPS_DIR
 from tomat.tuning.sweep_config import SweepConfig, SweepRow, load_sweep
-from tomat.tuning.sweep_rows import FAILED, FITS, PlanLike, base_of, failed, planned, ranked, verdict
+from tomat.tuning.sweep_rows import FAILED, FITS, RowRecord, base_of, failed, planned, ranked, verdict
 
 if TYPE_CHECKING:
     from tomat.hardware.chips import Slice
     from tomat.planning.compile.process import Limits
+    from tomat.planning.plan import Plan
     from tomat.training.config import TrainConfig
 
 RECORD_FORMAT = 1
 
-PlanRow = Callable[["TrainConfig", "Slice", Callable[[str], None]], PlanLike]
+PlanRow = Callable[["TrainConfig", "Slice", Callable[[str], None]], "Plan"]
 """(configuration, slice, told the stages) -> the plan; raises TomatError."""
 
 OnRow = Callable[[SweepRow, str], None]
@@ -71,7 +72,7 @@ def run_sweep(
     if workers < 1:
         raise TomatError(f"--workers is {workers}; expected at least 1.")
 
-    def plan_row(row: TrainConfig, slice_: Slice, on_stage: Callable[[str], None]) -> PlanLike:
+    def plan_row(row: TrainConfig, slice_: Slice, on_stage: Callable[[str], None]) -> Plan:
         # The calibration of the folder that the page goes to.
         row = dataclasses.replace(row, tracking_dir=str(tracking_dir))
         return make_plan(row, slice_, cache_dir=cache_dir, limits=limits, on_stage=on_stage)
@@ -131,16 +132,16 @@ def plan_rows(
         raise TomatError(
             f"{tracking_dir} has a run called {sweep.name!r}, whose page the sweep would take; rename the sweep."
         )
-    earlier = {row["name"]: row for row in read_record(path)["rows"]} if path.exists() else {}
-    rows: dict[str, Mapping[str, Any]] = {
+    earlier = {row["name"]: RowRecord.from_dict(row) for row in read_record(path)["rows"]} if path.exists() else {}
+    rows: dict[str, RowRecord] = {
         # with the settings in the order of the file, which the record, whose keys are sorted, does not keep
-        row.name: earlier[row.name] | {"overrides": to_jsonable(row.overrides)}
+        row.name: dataclasses.replace(earlier[row.name], overrides=to_jsonable(row.overrides))
         for row in sweep.rows
-        if row.name in earlier and earlier[row.name]["overrides"] == to_jsonable(row.overrides)
+        if row.name in earlier and earlier[row.name].overrides == to_jsonable(row.overrides)
     }
     lock = threading.Lock()
 
-    def keep(row: SweepRow, record: Mapping[str, Any]) -> None:
+    def keep(row: SweepRow, record: RowRecord) -> None:
         with lock:
             rows[row.name] = record
             write_if_changed(path, dump_json(_record(sweep, rows)))
@@ -212,7 +213,7 @@ def _end_compiles() -> None:
             continue
 
 
-def _record(sweep: SweepConfig, rows: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+def _record(sweep: SweepConfig, rows: Mapping[str, RowRecord]) -> dict[str, Any]:
     in_order = [rows[row.name] for row in sweep.rows if row.name in rows]
     record = {
         "record_format": RECORD_FORMAT,
@@ -220,9 +221,9 @@ def _record(sweep: SweepConfig, rows: Mapping[str, Mapping[str, Any]]) -> dict[s
         "title": sweep.title,
         "introduction": sweep.introduction,
         "n_rows": len(sweep.rows),
-        "n_fitting": sum(row["status"] == FITS for row in in_order),
-        "ranking": [row["name"] for row in ranked(in_order)],
-        "rows": in_order,
+        "n_fitting": sum(row.status == FITS for row in in_order),
+        "ranking": [row.name for row in ranked(in_order)],
+        "rows": [row.to_dict() for row in in_order],
     }
     return to_jsonable(record)
 
@@ -246,6 +247,11 @@ def read_record(path: Path) -> dict[str, Any]:
         raise TomatError(f"{path}: damaged record ({error}); delete it and run the sweep again.") from None
     if not isinstance(record, dict) or record.get("record_format") != RECORD_FORMAT:
         raise TomatError(f"{path}: not a sweep's record of format {RECORD_FORMAT}; delete it and run the sweep again.")
+    try:
+        for row in record["rows"]:
+            RowRecord.from_dict(row)
+    except (LookupError, TypeError, AttributeError) as error:
+        raise TomatError(f"{path}: damaged record ({error}); delete it and run the sweep again.") from None
     return record
 
 

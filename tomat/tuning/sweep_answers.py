@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from tomat.pages.tables import UNKNOWN, markdown_table, percent, seconds
 from tomat.tuning.sweep_rows import (
@@ -11,6 +10,7 @@ from tomat.tuning.sweep_rows import (
     FITS,
     OOM,
     SAME,
+    RowRecord,
     against_error,
     base_of,
     gib,
@@ -24,38 +24,38 @@ NEGLIGIBLE_SHARE = 0.001
 """Of the step, for a category of an explanation."""
 
 
-def answers_section(rows: Sequence[Mapping[str, Any]]) -> str:
+def answers_section(rows: Sequence[RowRecord]) -> str:
     """Every question with its rows' figures, the explanations, and the sum of it all."""
     parts = []
-    questions = list(dict.fromkeys(row["question"] for row in rows if row["question"]))
+    questions = list(dict.fromkeys(row.question for row in rows if row.question))
     for question in questions:
         parts.append(f"### {question}")
-        parts += [answer(row, base_of(row, rows)) for row in rows if row["question"] == question]
+        parts += [answer(row, base_of(row, rows)) for row in rows if row.question == question]
     for row in rows:
-        if row["explain"]:
-            parts += [f"### {row['explain']}", explanation(row, rows)]
+        if row.explain:
+            parts += [f"### {row.explain}", explanation(row, rows)]
     parts += ["### In short", summary(rows)]
     return "\n\n".join(parts)
 
 
-def answer(row: Mapping[str, Any], base: Mapping[str, Any] | None) -> str:
+def answer(row: RowRecord, base: RowRecord | None) -> str:
     """One row against its base, in sentences."""
-    name = f"`{row['name']}`"
-    if row["status"] == FAILED:
-        return f"{name}: no answer, {row['error']}"
-    required, capacity = row["hbm_required_bytes"], row["hbm_capacity_bytes"]
-    if row["status"] == OOM:
-        largest = row["largest_buffers"][0] if row["largest_buffers"] else None
+    name = f"`{row.name}`"
+    if row.status == FAILED:
+        return f"{name}: no answer, {row.error}"
+    required, capacity = row.hbm_required_bytes, row.hbm_capacity_bytes
+    if row.status == OOM:
+        largest = row.largest_buffers[0] if row.largest_buffers else None
         said = f"{name} **does not fit**: {required_text(row)}, {gib(required - capacity)} too much."
         if largest:
             said += f" The largest buffer is {largest['shape']} ({gib(largest['hbm_bytes'])}"
             said += f", {largest['source']})." if largest["source"] else ")."
         return said
     said = f"{name} **fits**: {required_text(row)}"
-    if base is not None and base["status"] == FITS:
-        said += f" (`{base['name']}`: {gib(base['hbm_required_bytes'])})"
+    if base is not None and base.status == FITS:
+        said += f" (`{base.name}`: {gib(base.hbm_required_bytes)})"
     said += "."
-    step = row["step_seconds"]
+    step = row.step_seconds
     if step is None:
         return said
     said += (
@@ -65,42 +65,42 @@ def answer(row: Mapping[str, Any], base: Mapping[str, Any] | None) -> str:
     factor = speedup(row, base)
     if base is None or factor is None:
         return said
-    said += f" Against `{base['name']}` ({_estimate(base, 'mfu_full')} MFU full), "
+    said += f" Against `{base.name}` ({_estimate(base, 'mfu_full')} MFU full), "
     if abs(factor - 1) < SAME:
         said += f"nothing changes: {factor:.2f} times the tokens/s of a chip."
     else:
         said += f"**{factor:.2f} times** the tokens/s of a chip, a difference {against_error(row, base)}."
     changes = category_changes(row, base)
-    least = SAME * base["step_seconds"]["estimate"]
+    least = SAME * base.estimate("step_seconds")
     listed = ", ".join(
         f"{category} {'+' if change > 0 else '-'}{seconds(abs(change))}"
         for category, change in changes[:CHANGES_SHOWN]
         if abs(change) >= least
     )
     if listed:
-        said += f" What changed most, at `{base['name']}`'s tokens a step: {listed}."
+        said += f" What changed most, at `{base.name}`'s tokens a step: {listed}."
     return said
 
 
-def _estimate(row: Mapping[str, Any], key: str) -> str:
-    return percent(row[key]["estimate"]) if row.get(key) else UNKNOWN
+def _estimate(row: RowRecord, key: str) -> str:
+    value = row.utilisation(key)
+    return percent(value["estimate"]) if value else UNKNOWN
 
 
-def category_changes(row: Mapping[str, Any], base: Mapping[str, Any]) -> list[tuple[str, float]]:
+def category_changes(row: RowRecord, base: RowRecord) -> list[tuple[str, float]]:
     """(category, seconds more than in the base), for as many tokens of a chip as the base's step has; largest first."""
-    tokens = [r["batch_sequences"] * r["sequence_tokens"] / r["n_chips"] for r in (row, base)]
-    mine = {group["name"]: group["seconds"] * tokens[1] / tokens[0] for group in row["categories"]}
-    theirs = {group["name"]: group["seconds"] for group in base["categories"]}
+    mine = {group["name"]: group["seconds"] * base.tokens_per_chip / row.tokens_per_chip for group in row.categories}
+    theirs = {group["name"]: group["seconds"] for group in base.categories}
     changes = [(name, mine.get(name, 0.0) - theirs.get(name, 0.0)) for name in {*mine, *theirs}]
     return sorted(changes, key=lambda change: (-abs(change[1]), change[0]))
 
 
-def explanation(row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> str:
+def explanation(row: RowRecord, rows: Sequence[RowRecord]) -> str:
     """What keeps the utilisation of a row where it is: the peak that each category reaches, and what it leaves."""
-    if row["status"] != FITS or not row["categories"] or not row["hfu"]:
+    if row.status != FITS or not row.categories or not row.hfu:
         return answer(row, base_of(row, rows))
-    hfu = row["hfu"]["estimate"]
-    groups = [g for g in row["categories"] if g["share"] >= NEGLIGIBLE_SHARE]
+    hfu = row.hfu["estimate"]
+    groups = [g for g in row.categories if g["share"] >= NEGLIGIBLE_SHARE]
     table = []
     for group in sorted(groups, key=lambda g: (-g["share"], g["name"])):
         fraction = group["flops_fraction"]
@@ -117,7 +117,7 @@ def explanation(row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> st
         )
     header = ("category", "time", "share of the step", "of peak flops in it", "adds to utilisation", "leaves unused")
     parts = [
-        f"`{row['name']}` on {row['slice']}: a step of {seconds(row['step_seconds']['estimate'])} has MFU full "
+        f"`{row.name}` on {row.slice}: a step of {seconds(row.estimate('step_seconds'))} has MFU full "
         f"{_estimate(row, 'mfu_full')} and HFU {_estimate(row, 'hfu')}. A category adds its share of the step times "
         "the part of the peak that it reaches:",
         markdown_table(header, table),
@@ -142,8 +142,8 @@ def explanation(row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> st
     return "\n\n".join(part for part in parts if part)
 
 
-def _windowed_sentence(row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> str:
-    windowed = row["windowed_einsums"]
+def _windowed_sentence(row: RowRecord, rows: Sequence[RowRecord]) -> str:
+    windowed = row.windowed_einsums
     if not windowed:
         return "No matmul is cut into a windowed einsum."
     said = (
@@ -152,25 +152,23 @@ def _windowed_sentence(row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]
         f"{windowed['narrowest_contraction']} elements."
     )
     without = [
-        other
-        for other in rows
-        if other["base"] == row["name"] and other["status"] == FITS and not other["windowed_einsums"]
+        other for other in rows if other.base == row.name and other.status == FITS and not other.windowed_einsums
     ]
     for other in ranked(without)[:1]:
         factor = speedup(other, row)
         if factor is not None:
             said += (
-                f" `{other['name']}` has none, and {factor:.2f} times the tokens/s of a chip at "
+                f" `{other.name}` has none, and {factor:.2f} times the tokens/s of a chip at "
                 f"{_estimate(other, 'mfu_full')} MFU full."
             )
     return said
 
 
-def summary(rows: Sequence[Mapping[str, Any]]) -> str:
+def summary(rows: Sequence[RowRecord]) -> str:
     """Which rows fit, and the largest gain over each base."""
 
     def names(status: str) -> str:
-        return ", ".join(f"`{row['name']}`" for row in ranked(rows) if row["status"] == status)
+        return ", ".join(f"`{row.name}`" for row in ranked(rows) if row.status == status)
 
     lines = []
     for status, label in ((FITS, "Fit"), (OOM, "Do not fit"), (FAILED, "Failed")):
@@ -180,16 +178,16 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> str:
         gains = [
             (factor, row)
             for row in rows
-            if row["base"] == base["name"] and (factor := speedup(row, base)) is not None
+            if row.base == base.name and (factor := speedup(row, base)) is not None
         ]  # fmt: skip
         if not gains:
             continue
-        factor, best = max(gains, key=lambda gain: (gain[0], gain[1]["name"]))
+        factor, best = max(gains, key=lambda gain: (gain[0], gain[1].name))
         if factor > 1 + SAME:
             lines.append(
-                f"- Over `{base['name']}`, `{best['name']}` gains most: {factor:.2f} times the tokens/s of a chip, "
+                f"- Over `{base.name}`, `{best.name}` gains most: {factor:.2f} times the tokens/s of a chip, "
                 f"{against_error(best, base)}; MFU full {_estimate(base, 'mfu_full')} to {_estimate(best, 'mfu_full')}."
             )
         else:
-            lines.append(f"- None of the rows compared with `{base['name']}` is faster.")
+            lines.append(f"- None of the rows compared with `{base.name}` is faster.")
     return "\n".join(lines)

@@ -17,6 +17,8 @@ from tomat.tuning.sweep_rows import (
     FAILED,
     FITS,
     OOM,
+    Interval,
+    RowRecord,
     base_of,
     largest_category,
     ranked,
@@ -82,11 +84,11 @@ def write_sweep_page(record: Mapping[str, Any], tracking_dir: Path) -> Path:
     for path in (page, tracking_dir / "index.md"):
         if path.exists():
             find_sections(path.read_text(encoding="utf-8"), str(path))
-    rows = record["rows"]
+    rows = [RowRecord.from_dict(row) for row in record["rows"]]
     contents = {
         "introduction": introduction_section(record),
         "ranking": ranking_section(rows),
-        "pareto": pareto_section(record, tracking_dir),
+        "pareto": pareto_section(record["sweep"], rows, tracking_dir),
         "shares": shares_section(rows),
         "answers": answers_section(rows),
     }
@@ -107,46 +109,44 @@ def introduction_section(record: Mapping[str, Any]) -> str:
     return f"{record['introduction']}\n\n{said}".strip()
 
 
-def ranking_section(rows: Sequence[Mapping[str, Any]]) -> str:
+def ranking_section(rows: Sequence[RowRecord]) -> str:
     """Every row, the best MFU first."""
-    notes = [
-        f"{note[0].upper()}{note[1:]}." for note in dict.fromkeys(n for row in rows for n in row.get("notes") or ())
-    ]
+    notes = [f"{note[0].upper()}{note[1:]}." for note in dict.fromkeys(n for row in rows for n in row.notes)]
     full, *others = TABLE_UTILISATIONS
     body = []
     for place, row in enumerate(ranked(rows), 1):
-        settings = " ".join(override_words(row["overrides"])).replace("--", "")
+        settings = " ".join(override_words(row.overrides)).replace("--", "")
         body.append(
             (
                 str(place),
-                row["name"],
+                row.name,
                 f"`{settings}`" if settings else UNKNOWN,
-                str(row["slice"] or UNKNOWN),
-                f"{row['batch_sequences']} x {row['sequence_tokens']}" if row["batch_sequences"] else UNKNOWN,
+                str(row.slice or UNKNOWN),
+                f"{row.batch_sequences} x {row.sequence_tokens}" if row.batch_sequences else UNKNOWN,
                 memory_text(row),
-                interval_text(row.get("step_seconds"), seconds),
-                interval_text(row.get(full.key), percent),
-                *(interval_text(row.get(one.key), percent, bare=True) for one in others),
+                interval_text(row.step_seconds, seconds),
+                interval_text(row.utilisation(full.key), percent),
+                *(interval_text(row.utilisation(one.key), percent, bare=True) for one in others),
                 category_text(row),
                 verdict(row, base_of(row, rows)),
             )
         )
-    legend = [LEGEND, *([WINDOW_LEGEND] if any(WINDOW_KEY in row["overrides"] for row in rows) else [])]
+    legend = [LEGEND, *([WINDOW_LEGEND] if any(WINDOW_KEY in row.overrides for row in rows) else [])]
     return markdown_table(HEADER, body, "rlllrrrrrrrll") + "\n\n" + " ".join([*legend, *notes])
 
 
-def memory_text(row: Mapping[str, Any]) -> str:
+def memory_text(row: RowRecord) -> str:
     """`10.10 of 31.24 GiB`."""
-    return UNKNOWN if row["status"] == FAILED else required_text(row)
+    return UNKNOWN if row.status == FAILED else required_text(row)
 
 
-def category_text(row: Mapping[str, Any]) -> str:
+def category_text(row: RowRecord) -> str:
     """The largest category and its share."""
     largest = largest_category(row)
     return f"{largest['name']} {percent(largest['share'], 0)}" if largest else UNKNOWN
 
 
-def interval_text(value: Mapping[str, float] | None, show: Any, bare: bool = False) -> str:
+def interval_text(value: Interval | None, show: Any, bare: bool = False) -> str:
     """`8.7 % (7.5 % to 10.1 %)`, or the estimate alone."""
     if value is None:
         return UNKNOWN
@@ -154,72 +154,71 @@ def interval_text(value: Mapping[str, float] | None, show: Any, bare: bool = Fal
     return estimate if bare else f"{estimate} ({show(value['low'])} to {show(value['high'])})"
 
 
-def shares_section(rows: Sequence[Mapping[str, Any]]) -> str:
+def shares_section(rows: Sequence[RowRecord]) -> str:
     """The share of each category in the rows that fit."""
-    shown = [row for row in ranked(rows) if row["status"] == FITS and row["categories"]]
+    shown = [row for row in ranked(rows) if row.status == FITS and row.categories]
     if not shown:
         return "No row fits."
     names: dict[str, float] = {}
     for row in shown:
-        for group in row["categories"]:
+        for group in row.categories:
             names[group["name"]] = max(names.get(group["name"], 0.0), group["share"])
     kept = [name for name, share in sorted(names.items(), key=lambda item: (-item[1], item[0])) if share >= 0.01]
     body = []
     for row in shown:
-        mine = {group["name"]: group["share"] for group in row["categories"]}
-        body.append((row["name"], seconds(row["step_seconds"]["estimate"]), *(percent(mine.get(n), 0) for n in kept)))
+        mine = {group["name"]: group["share"] for group in row.categories}
+        body.append((row.name, seconds(row.estimate("step_seconds")), *(percent(mine.get(n), 0) for n in kept)))
     return markdown_table(("row", "step", *kept), body) + "\n\nCategories below 1 % in every row are left out."
 
 
-def pareto_section(record: Mapping[str, Any], tracking_dir: Path) -> str:
+def pareto_section(name: str, rows: Sequence[RowRecord], tracking_dir: Path) -> str:
     """The figure, and the rows that no other beats in both MFU and memory."""
-    fitting = _points(record["rows"])
+    fitting = _points(rows)
     if not fitting:
         return "No row fits."
-    figure = tracking_dir / FIGURES_DIR / f"{record['sweep']}-pareto.svg"
-    draw_svg(figure, _draw_pareto, record, (7.0, 4.2))
-    front = ", ".join(f"`{row['name']}`" for row in pareto_front(record["rows"]))
+    figure = tracking_dir / FIGURES_DIR / f"{name}-pareto.svg"
+    draw_svg(figure, _draw_pareto, rows, (7.0, 4.2))
+    front = ", ".join(f"`{row.name}`" for row in pareto_front(rows))
     return (
         f"![MFU against HBM]({FIGURES_DIR}/{figure.name})\n\nNumbers are places in the ranking, bars the intervals, "
         f"crosses rows that do not fit. Least memory for the MFU: {front}."
     )
 
 
-def _points(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    return [row for row in rows if row["status"] == FITS and row["mfu_full"]]
+def _points(rows: Sequence[RowRecord]) -> list[RowRecord]:
+    return [row for row in rows if row.status == FITS and row.mfu_full]
 
 
-def pareto_front(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+def pareto_front(rows: Sequence[RowRecord]) -> list[RowRecord]:
     """Rows than which no other has more MFU (full) and less memory, by memory."""
-    front: list[Mapping[str, Any]] = []
+    front: list[RowRecord] = []
     best = 0.0
-    for row in sorted(_points(rows), key=lambda r: (r["hbm_required_bytes"], -r["mfu_full"]["estimate"], r["name"])):
-        if row["mfu_full"]["estimate"] > best:
-            best = row["mfu_full"]["estimate"]
+    for row in sorted(_points(rows), key=lambda r: (r.hbm_required_bytes, -r.estimate("mfu_full"), r.name)):
+        if row.estimate("mfu_full") > best:
+            best = row.estimate("mfu_full")
             front.append(row)
     return front
 
 
-def _draw_pareto(axes: Axes, record: Mapping[str, Any]) -> None:
-    rows = record["rows"]
-    place = {row["name"]: number for number, row in enumerate(ranked(rows), 1)}
+def _draw_pareto(axes: Axes, rows: Sequence[RowRecord]) -> None:
+    place = {row.name: number for number, row in enumerate(ranked(rows), 1)}
     for row in _points(rows):
-        x, mfu = row["hbm_required_bytes"] / 2**30, row["mfu_full"]
+        x, mfu = row.hbm_required_bytes / 2**30, row.mfu_full or {}
         y, low, high = (100 * mfu[name] for name in ("estimate", "low", "high"))
         axes.errorbar([x], [y], [[y - low], [high - y]], fmt="o", ms=4, lw=0.8, color="#2b6cb0", ecolor="#a7b0b8")
-        axes.annotate(str(place[row["name"]]), (x, y), textcoords="offset points", xytext=(5, 3), fontsize=8)
+        axes.annotate(str(place[row.name]), (x, y), textcoords="offset points", xytext=(5, 3), fontsize=8)
     front = pareto_front(rows)
     axes.step(
-        [row["hbm_required_bytes"] / 2**30 for row in front],
-        [100 * row["mfu_full"]["estimate"] for row in front],
+        [row.hbm_required_bytes / 2**30 for row in front],
+        [100 * row.estimate("mfu_full") for row in front],
         where="post", color="#2f855a", lw=1,
     )  # fmt: skip
     for row in rows:
-        if row["status"] == OOM and row["memory_space"] == "hbm":
-            x = row["hbm_required_bytes"] / 2**30
+        if row.status == OOM and row.memory_space == "hbm":
+            x = row.hbm_required_bytes / 2**30
             axes.plot([x], [0], "x", color="#c53030", clip_on=False)
-            axes.annotate(str(place[row["name"]]), (x, 0), textcoords="offset points", xytext=(5, 3), fontsize=8)
-    for capacity in sorted({row["hbm_capacity_bytes"] for row in _points(rows)}):
+            axes.annotate(str(place[row.name]), (x, 0), textcoords="offset points", xytext=(5, 3), fontsize=8)
+    for capacity in sorted({row.hbm_capacity_bytes for row in _points(rows)}):
         axes.axvline(capacity / 2**30, color="black", lw=0.8, ls="--")
     axes.set(xlabel="HBM required by a chip, GiB (dashed: available)", ylabel="MFU full, %", ylim=(0, None))
     axes.set_xlim(left=0)
@@ -232,16 +231,16 @@ def print_ranking(record: Mapping[str, Any]) -> None:
     from tomat.base.reporting import console
 
     table = Table(title=record["title"])
-    shown = (("step_seconds", seconds), *((one.key, percent) for one in TABLE_UTILISATIONS))
     shares = (one.short for one in TABLE_UTILISATIONS)
     for heading in ("row", "HBM", "step", *shares, "largest category", "verdict"):
         table.add_column(heading, justify="left" if heading in ("row", "largest category", "verdict") else "right")
-    rows = record["rows"]
+    rows = [RowRecord.from_dict(row) for row in record["rows"]]
     for row in ranked(rows):
         table.add_row(
-            row["name"],
+            row.name,
             memory_text(row),
-            *(interval_text(row.get(key), show, bare=True) for key, show in shown),
+            interval_text(row.step_seconds, seconds, bare=True),
+            *(interval_text(row.utilisation(one.key), percent, bare=True) for one in TABLE_UTILISATIONS),
             category_text(row),
             verdict(row, base_of(row, rows)),
         )

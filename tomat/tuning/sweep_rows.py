@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from dataclasses import MISSING, asdict, dataclass, fields, replace
+from typing import TYPE_CHECKING, Any
 
 from tomat.hardware.mfu import TABLE_UTILISATIONS
 from tomat.pages.tables import percent
@@ -12,8 +13,7 @@ from tomat.tuning.windowed import windowed_einsums
 
 if TYPE_CHECKING:
     from tomat.hardware.chips import Slice
-    from tomat.planning.compile.compiler import CompiledStep
-    from tomat.profile.breakdown import Breakdown
+    from tomat.planning.plan import Plan
     from tomat.training.config import TrainConfig
 
 FITS, OOM, FAILED = "fits", "does not fit", "failed"
@@ -22,23 +22,95 @@ FITS, OOM, FAILED = "fits", "does not fit", "failed"
 UTILISATION_KEYS = tuple(one.key for one in TABLE_UTILISATIONS)
 KEPT_OPERATIONS = 10
 KEPT_BUFFERS = 5
-INTERVAL = ("estimate", "low", "high")
 SAME = 0.01
 """A difference of the estimates below this says nothing: "as fast"."""
 
 
-class PlanLike(Protocol):
-    """What a sweep needs of a plan (`plan.py`)."""
+Interval = Mapping[str, float]
+"""`estimate`, `low` and `high`."""
+
+
+@dataclass(frozen=True)
+class RowRecord:
+    """What a sweep's record keeps of a row; seconds, bytes and fractions of one chip's step.
+
+    A row that failed has no more than what is known before it is planned, and the error.
+    """
+
+    name: str
+    question: str
+    explain: str
+    base: str | None
+    overrides: Mapping[str, Any]
+    config_file: str
+    config_hash: str | None
+    model: str | None
+    batch_sequences: int | None
+    sequence_tokens: int | None
+    slice: str | None
+    n_chips: int | None
+    status: str
+    """`FITS`, `OOM` or `FAILED`."""
+    error: str = ""
+    hbm_required_bytes: int = 0
+    hbm_capacity_bytes: int = 0
+    memory_space: str = "hbm"
+    largest_buffers: Sequence[Mapping[str, Any]] = ()
+    """`MemoryReport.largest`, the first `KEPT_BUFFERS`."""
+    step_seconds: Interval | None = None
+    mfu_full: Interval | None = None
+    mfu_causal: Interval | None = None
+    mfu_useful: Interval | None = None
+    hfu: Interval | None = None
+    tokens_per_second_per_chip: Interval | None = None
+    compiler: str | None = None
+    program_key: str | None = None
+    compile_seconds: float | None = None
+    notes: Sequence[str] = ()
+    """Of the plan."""
+    categories: Sequence[Mapping[str, Any]] = ()
+    """`name`, `seconds`, `share`, `hidden_seconds`, `flops_fraction` of each category; empty where it does not fit."""
+    top_operations: Sequence[Mapping[str, Any]] = ()
+    """`name`, `category`, `seconds`, `source` of the longest."""
+    windowed_einsums: Mapping[str, Any] | None = None
+    """`WindowedEinsums.to_dict()`; None without any."""
+
+    def utilisation(self, key: str) -> Interval | None:
+        """By one of `UTILISATION_KEYS`."""
+        return getattr(self, key)
+
+    def estimate(self, key: str) -> float:
+        """Of an interval that is there: `step_seconds`, a utilisation, `tokens_per_second_per_chip`."""
+        return getattr(self, key)["estimate"]
 
     @property
-    def compiled(self) -> CompiledStep: ...
-    @property
-    def breakdown(self) -> Breakdown | None: ...
-    def to_dict(self) -> dict[str, Any]: ...
+    def tokens_per_chip(self) -> float:
+        """Of one step; of a row whose configuration could be read."""
+        assert self.batch_sequences and self.sequence_tokens and self.n_chips
+        return self.batch_sequences * self.sequence_tokens / self.n_chips
+
+    def to_dict(self) -> dict[str, Any]:
+        """For the record on disk."""
+        values = {one.name: getattr(self, one.name) for one in fields(self)}
+        return {key: values[key] for key in KEYS_OF_FAILED} if self.status == FAILED else values
+
+    @staticmethod
+    def from_dict(values: Mapping[str, Any]) -> RowRecord:
+        """The inverse of `to_dict`; keys of another version are left out.
+
+        Raises:
+            TypeError: A key is missing that every row has.
+        """
+        known = {one.name for one in fields(RowRecord)}
+        return RowRecord(**{key: value for key, value in values.items() if key in known})
+
+
+KEYS_OF_FAILED = (*(one.name for one in fields(RowRecord) if one.default is MISSING), "error")
+"""What a row that failed has on record."""
 
 
 def described(row: SweepRow, config: TrainConfig | None, slice_: Slice | None) -> dict[str, Any]:
-    """What is known of a row before it is planned."""
+    """What is known of a row before it is planned, as arguments of `RowRecord`."""
     from tomat.training.config import config_hash
 
     return {
@@ -57,126 +129,109 @@ def described(row: SweepRow, config: TrainConfig | None, slice_: Slice | None) -
     }
 
 
-def failed(row: SweepRow, config: TrainConfig | None, slice_: Slice | None, error: str) -> dict[str, Any]:
+def failed(row: SweepRow, config: TrainConfig | None, slice_: Slice | None, error: str) -> RowRecord:
     """The record of a row that has no answer."""
-    return {**described(row, config, slice_), "status": FAILED, "error": " ".join(error.split())}
+    return RowRecord(**described(row, config, slice_), status=FAILED, error=" ".join(error.split()))
 
 
-def planned(row: SweepRow, config: TrainConfig, slice_: Slice, plan: PlanLike) -> dict[str, Any]:
-    """The record of a row, with units in the keys; the same for the same plan, whether it was cached or not."""
-    values = plan.to_dict()
-    step = _interval(values.get("step_seconds"))
+def planned(row: SweepRow, config: TrainConfig, slice_: Slice, plan: Plan) -> RowRecord:
+    """The record of a row; the same for the same plan, whether it was cached or not."""
+    step, breakdown, compiled = plan.step_seconds, plan.breakdown, plan.compiled
     tokens = config.batch_size * config.seq_len / slice_.n_chips
-    record = {
-        **described(row, config, slice_),
-        "status": FITS if values["fits"] else OOM,
-        "error": "",
-        "hbm_required_bytes": values["hbm_required_bytes"],
-        "hbm_capacity_bytes": values["hbm_capacity_bytes"],
-        "memory_space": values["memory"]["memory_space"],
-        "largest_buffers": values["memory"]["largest"][:KEPT_BUFFERS],
-        "step_seconds": step,
-        **{key: _interval(values.get(key)) for key in UTILISATION_KEYS},
-        # The shortest step has the most tokens a second.
-        "tokens_per_second_per_chip": _interval(
-            step and {name: tokens / step[of] for name, of in zip(INTERVAL, ("estimate", "high", "low"), strict=True)}
-        ),
-        "compiler": values.get("compiler"),
-        "program_key": values.get("program_key"),
-        "compile_seconds": values.get("compile_seconds"),
-        "notes": list(values.get("notes") or ()),
-        "categories": [],
-        "top_operations": [],
-        "windowed_einsums": None,
-    }
-    breakdown = plan.breakdown
-    if breakdown is not None:
-        seconds = {op.name: op.seconds for op in breakdown.ops}
-        windowed = windowed_einsums(plan.compiled.program, seconds, breakdown.step_seconds)
-        record |= {
-            "categories": [
-                {
-                    "name": group.name,
-                    "seconds": group.seconds,
-                    "share": group.share,
-                    "hidden_seconds": group.hidden_seconds,
-                    "flops_fraction": group.flops_fraction,
-                }
-                for group in breakdown.categories
-            ],
-            "top_operations": [
-                {"name": op.name, "category": str(op.category), "seconds": op.seconds, "source": op.source}
-                for op in breakdown.top(KEPT_OPERATIONS)
-            ],
-            "windowed_einsums": windowed.to_dict() if windowed else None,
-        }
-    return record
+    # The shortest step has the most tokens a second.
+    rate = {"estimate": tokens / step.estimate, "low": tokens / step.high, "high": tokens / step.low} if step else None
+    known = described(row, config, slice_)
+    known |= {key: asdict(plan.utilisation[key]) for key in UTILISATION_KEYS if plan.utilisation}
+    record = RowRecord(
+        **known,
+        status=FITS if compiled.fits else OOM,
+        hbm_required_bytes=compiled.memory.required_bytes,
+        hbm_capacity_bytes=compiled.memory.capacity_bytes,
+        memory_space=compiled.memory.memory_space,
+        largest_buffers=compiled.memory.to_dict()["largest"][:KEPT_BUFFERS],
+        step_seconds=asdict(step) if step is not None else None,
+        tokens_per_second_per_chip=rate,
+        compiler=compiled.compiler,
+        program_key=compiled.key,
+        compile_seconds=compiled.result["compile_seconds"],
+        notes=plan.notes,
+    )
+    if breakdown is None:
+        return record
+    seconds = {op.name: op.seconds for op in breakdown.ops}
+    windowed = windowed_einsums(compiled.program, seconds, breakdown.step_seconds)
+    return replace(
+        record,
+        categories=[
+            {key: getattr(group, key) for key in ("name", "seconds", "share", "hidden_seconds", "flops_fraction")}
+            for group in breakdown.categories
+        ],
+        top_operations=[
+            {"name": op.name, "category": str(op.category), "seconds": op.seconds, "source": op.source}
+            for op in breakdown.top(KEPT_OPERATIONS)
+        ],
+        windowed_einsums=windowed.to_dict() if windowed else None,
+    )
 
 
-def _interval(value: Any) -> dict[str, float] | None:
-    """`{"estimate", "low", "high"}`; None where there is no estimate."""
-    if not isinstance(value, Mapping) or value.get("estimate") is None:
-        return None
-    return {name: float(value[name]) for name in INTERVAL}
-
-
-def largest_category(record: Mapping[str, Any]) -> Mapping[str, Any] | None:
+def largest_category(record: RowRecord) -> Mapping[str, Any] | None:
     """The category with the most time."""
-    return max(record.get("categories") or (), key=lambda group: group["seconds"], default=None)
+    return max(record.categories, key=lambda group: group["seconds"], default=None)
 
 
-def ranked(records: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+def ranked(records: Sequence[RowRecord]) -> list[RowRecord]:
     """The best MFU first; then what does not fit, the smallest overshoot first; then what failed."""
 
-    def order(record: Mapping[str, Any]) -> tuple[int, float, str]:
-        if record["status"] == FITS:
-            mfu = record["mfu_full"]
-            return 0, -(mfu["estimate"] if mfu else 0.0), record["name"]
-        if record["status"] == OOM:
-            return 1, record["hbm_required_bytes"] / record["hbm_capacity_bytes"], record["name"]
-        return 2, 0.0, record["name"]
+    def order(record: RowRecord) -> tuple[int, float, str]:
+        if record.status == FITS:
+            mfu = record.mfu_full
+            return 0, -(mfu["estimate"] if mfu else 0.0), record.name
+        if record.status == OOM:
+            return 1, record.hbm_required_bytes / record.hbm_capacity_bytes, record.name
+        return 2, 0.0, record.name
 
     return sorted(records, key=order)
 
 
-def base_of(record: Mapping[str, Any], records: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+def base_of(record: RowRecord, records: Sequence[RowRecord]) -> RowRecord | None:
     """The record of the row that this one is compared with, if it is there."""
-    return next((other for other in records if other["name"] == record["base"]), None)
+    return next((other for other in records if other.name == record.base), None)
 
 
-def speedup(record: Mapping[str, Any], base: Mapping[str, Any] | None) -> float | None:
+def speedup(record: RowRecord, base: RowRecord | None) -> float | None:
     """Tokens a second and chip over the base's; None where either has no step time."""
-    mine = record.get("tokens_per_second_per_chip")
-    theirs = base.get("tokens_per_second_per_chip") if base is not None else None
+    mine = record.tokens_per_second_per_chip
+    theirs = base.tokens_per_second_per_chip if base is not None else None
     return mine["estimate"] / theirs["estimate"] if mine and theirs else None
 
 
-def against_error(record: Mapping[str, Any], base: Mapping[str, Any]) -> str:
+def against_error(record: RowRecord, base: RowRecord) -> str:
     """How a difference of speed stands against the intervals: `beyond the intervals` where they do not touch."""
-    mine, theirs = record["tokens_per_second_per_chip"], base["tokens_per_second_per_chip"]
+    mine, theirs = record.tokens_per_second_per_chip, base.tokens_per_second_per_chip
+    assert mine is not None and theirs is not None
     if mine["low"] == mine["high"] or theirs["low"] == theirs["high"]:
         return "with an error that is not known"
     apart = mine["low"] > theirs["high"] or mine["high"] < theirs["low"]
     return "beyond the intervals" if apart else "within the intervals"
 
 
-def verdict(record: Mapping[str, Any], base: Mapping[str, Any] | None) -> str:
+def verdict(record: RowRecord, base: RowRecord | None) -> str:
     """How the row stands against its base, in a few words."""
-    if record["status"] == FAILED:
-        return f"failed: {record['error']}"
-    if record["status"] == OOM:
-        over = record["hbm_required_bytes"] - record["hbm_capacity_bytes"]
-        share = percent(over / record["hbm_capacity_bytes"], 0)
+    if record.status == FAILED:
+        return f"failed: {record.error}"
+    if record.status == OOM:
+        over = record.hbm_required_bytes - record.hbm_capacity_bytes
+        share = percent(over / record.hbm_capacity_bytes, 0)
         return f"does not fit: {gib(over)}{memory_space(record)} too much ({share})"
-    if record["base"] is None:
+    if record.base is None:
         return "base"
     factor = speedup(record, base)
     if factor is None or base is None:
-        return f"fits; `{record['base']}` has no step time to compare with"
+        return f"fits; `{record.base}` has no step time to compare with"
     if abs(factor - 1) < SAME:
-        return f"as fast as `{record['base']}` ({factor:.2f}x tokens/s/chip)"
+        return f"as fast as `{record.base}` ({factor:.2f}x tokens/s/chip)"
     words = "faster" if factor > 1 else "slower"
-    return f"{words} than `{record['base']}`: {factor:.2f}x tokens/s/chip, {against_error(record, base)}"
+    return f"{words} than `{record.base}`: {factor:.2f}x tokens/s/chip, {against_error(record, base)}"
 
 
 def gib(count: float) -> str:
@@ -184,15 +239,15 @@ def gib(count: float) -> str:
     return f"{count / 2**30:.2f} GiB" if abs(count) >= 2**30 else f"{count / 2**20:.1f} MiB"
 
 
-def required_text(record: Mapping[str, Any]) -> str:
+def required_text(record: RowRecord) -> str:
     """Of a row that was compiled, `10.10 of 31.24 GiB`."""
-    required, capacity = record["hbm_required_bytes"], record["hbm_capacity_bytes"]
+    required, capacity = record.hbm_required_bytes, record.hbm_capacity_bytes
     if capacity < 2**30:
         return f"{gib(required)} of {gib(capacity)}{memory_space(record)}"
     return f"{required / 2**30:.2f} of {gib(capacity)}"
 
 
-def memory_space(record: Mapping[str, Any]) -> str:
+def memory_space(record: RowRecord) -> str:
     """ " of vmem" where it is a kernel's tiles that do not fit, and not the step."""
-    space = record["memory_space"]
+    space = record.memory_space
     return "" if space == "hbm" else f" of {space}"

@@ -70,7 +70,7 @@ def _overrides(args: argparse.Namespace) -> list[str]:
 
 def _work(config: "TrainConfig", slice_name: str | None, n_atoms: int | None) -> "tuple[Slice | None, StepWork]":
     from tomat.hardware.chips import slice_named
-    from tomat.hardware.mfu import TYPICAL_ATOMS, StepWork
+    from tomat.training.mfu import TYPICAL_ATOMS, step_work
 
     found = slice_named(slice_name) if slice_name is not None else None
     # The layout itself refuses atoms beside which not one voxel fits; some layouts cut the sequence instead.
@@ -78,7 +78,7 @@ def _work(config: "TrainConfig", slice_name: str | None, n_atoms: int | None) ->
     if n_atoms is not None and layout.preamble_tokens(n_atoms, layout.default_shape) >= config.seq_len:
         raise TomatError(f"--atoms is {n_atoms}, whose tokens fill a sequence of {config.seq_len:,}; give fewer atoms.")
     platform = "cpu" if found is None else "tpu" if found.libtpu_topology is not None else "gpu"
-    return found, StepWork.from_config(config, platform, n_atoms or TYPICAL_ATOMS)
+    return found, step_work(config, platform, n_atoms or TYPICAL_ATOMS)
 
 
 def _of_config(args: argparse.Namespace) -> dict[str, Any]:

@@ -232,14 +232,15 @@ def write_profile_page(config: "TrainConfig", result: "TrainResult") -> Path | N
     from tomat.base.errors import TomatError
     from tomat.base.reporting import console
     from tomat.hardware.chips import slice_named
-    from tomat.hardware.mfu import RunMfu, RunTimes, StepWork
+    from tomat.hardware.mfu import RunMfu, RunTimes
     from tomat.runs.log_lines import read_metrics
     from tomat.tracking.report import write_run_page
     from tomat.training.config import config_hash
+    from tomat.training.mfu import step_work
 
     if jax.process_index() != 0 or not any((result.run_dir / PROFILER_FOLDER).rglob("*.xplane.pb")):
         return None
-    work = StepWork.from_config(config, jax.devices()[0].platform)
+    work = step_work(config, jax.devices()[0].platform)
     times = RunTimes.from_rows(read_metrics(result.run_dir / METRICS_FILE))
     mfu = RunMfu(work, times, slice_named(config.slice) if config.slice is not None else None).to_dict()
     try:

@@ -7,32 +7,15 @@ issue; `hfu` counts what the program executes.
 """
 
 import math
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from math import prod
 from statistics import median, quantiles
 from typing import Any
 
 from tomat.base.documents import is_figure
 from tomat.base.errors import TomatError
-from tomat.hardware.chips import Slice, chip_for_device_kind
-from tomat.hardware.executed import (
-    Recomputation,
-    attention_kernels,
-    executed_head,
-    executed_training_flops,
-)
-from tomat.hardware.flops import (
-    ModelShape,
-    UsefulTokens,
-    levanter_training_flops,
-    training_flops,
-    useful_training_flops,
-)
-
-TYPICAL_ATOMS = 12
-"""Atoms of the median material of the Materials Project set; the preamble's length follows from them."""
+from tomat.hardware.chips import Slice
+from tomat.hardware.flops import ModelShape, UsefulTokens
 
 MAX_STEP_SECONDS = 86_400
 """Longer than a day is no step, but a clock that was set or a damaged number."""
@@ -97,53 +80,6 @@ class StepWork:
     def useful_tokens(self) -> int:
         """Tokens of a step without padding, for typical sequences."""
         return self.batch_sequences * self.useful.n_tokens
-
-    @classmethod
-    def from_config(cls, config: Any, platform: str, n_atoms: int = TYPICAL_ATOMS) -> "StepWork":
-        """The work of a run's step.
-
-        Args:
-            config: A `TrainConfig`.
-            platform: "tpu", "gpu" or "cpu"; decides the attention kernel where the configuration names none.
-            n_atoms: Atoms of a typical material, for the useful tokens.
-
-        Raises:
-            TomatError: A model or a setting whose FLOPs are not known.
-        """
-        vocab_size = config.data.vocabulary.size
-        shape = ModelShape.from_config(config.model, vocab_size)
-        density_only = config.loss.vocabulary == "density" and config.loss.preamble_weight == 0
-        rows = config.data.n_density_tokens if density_only else vocab_size
-        seq_len = config.seq_len
-        layout = config.data.sequence_layout
-        patch_shape = layout.patch_shape(n_atoms)
-        n_preamble = min(layout.preamble_tokens(n_atoms, patch_shape), seq_len)
-        useful = UsefulTokens(
-            n_preamble=n_preamble,
-            n_density=min(layout.tokens_per_voxel * prod(patch_shape), seq_len - n_preamble),
-            head_rows=rows,
-            loss_on_preamble=config.loss.preamble_weight > 0,
-        )
-        kernels = attention_kernels(config.model, seq_len, platform)
-        executed = executed_training_flops(
-            shape,
-            seq_len,
-            kernels,
-            Recomputation.from_config(config.model, kernels.backend),
-            executed_head(seq_len, rows, config.loss.block_positions, config.loss.kernel),
-        )
-        batch = config.batch_size
-        return cls(
-            shape=shape,
-            batch_sequences=batch,
-            sequence_tokens=seq_len,
-            useful=useful,
-            flops_full=batch * training_flops(shape, seq_len, "full").total,
-            flops_causal=batch * training_flops(shape, seq_len, "causal").total,
-            flops_useful=batch * useful_training_flops(shape, useful).total,
-            flops_levanter=batch * levanter_training_flops(shape, seq_len),
-            flops_executed=batch * executed.total,
-        )
 
     def utilisation(self, seconds: float, peak_flops_per_second: float) -> dict[str, float]:
         """`MFU_KEYS` of a step that took `seconds` on chips with this peak together."""
@@ -215,36 +151,20 @@ def slice_dict(found: Slice) -> dict[str, Any]:
 
 
 class LiveMfu:
-    """What a training loop logs for each step."""
+    """What a training loop logs for each step.
+
+    Args:
+        work: Of a step; None where its FLOPs are not known, and no MFU is logged.
+        tokens_per_step: Padding included.
+        peak_flops_per_second: Of all chips; None for a chip that is not in the table.
+        n_chips: What the rate per chip is divided by.
+    """
 
     def __init__(self, work: StepWork | None, tokens_per_step: int, peak_flops_per_second: float | None, n_chips: int):
         self._work = work
         self._tokens = tokens_per_step
         self._peak = peak_flops_per_second
         self._n_chips = n_chips
-
-    @classmethod
-    def from_config(cls, config: Any, device_kind: str, n_devices: int) -> "LiveMfu":
-        """For a run on the devices at hand.
-
-        An unknown chip, or a model whose FLOPs are not known, warns; the run then logs no MFU.
-
-        Args:
-            config: A `TrainConfig`.
-            device_kind: `jax.devices()[0].device_kind`.
-            n_devices: `jax.device_count()`.
-        """
-        tokens = config.batch_size * config.seq_len
-        chip = chip_for_device_kind(device_kind)
-        if chip is None:
-            return cls(None, tokens, None, n_devices)
-        try:
-            work = StepWork.from_config(config, "tpu" if device_kind.startswith("TPU") else "gpu")
-        except TomatError as error:
-            warnings.warn(f"no MFU is reported: {error}", stacklevel=2)
-            work = None
-        peak = n_devices * chip.peak_bf16_flops_per_device
-        return cls(work, tokens, peak, max(1, n_devices // chip.jax_devices_per_chip))
 
     def row(self, step_seconds: float) -> dict[str, float]:
         """`tokens_per_second` and `tokens_per_second_per_chip`, and `MFU_KEYS` where the peak is known.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tomat.hardware.chips import Slice
-from tomat.hardware.mfu import MFU_KEYS, TYPICAL_ATOMS, StepWork, slice_dict
+from tomat.hardware.mfu import MFU_KEYS, StepWork, slice_dict
 from tomat.planning.calibration import Calibration
 from tomat.planning.compile.compiler import CompiledStep, compile_step
 from tomat.planning.compile.process import Limits
@@ -23,6 +23,7 @@ from tomat.profile.breakdown import Breakdown
 
 if TYPE_CHECKING:
     from tomat.training.config import TrainConfig
+from tomat.training.mfu import step_work
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ class Plan:
     @cached_property
     def work(self) -> StepWork:
         """The FLOPs of the step by every convention."""
-        return StepWork.from_config(self.config, "tpu", TYPICAL_ATOMS)
+        return step_work(self.config, "tpu")
 
     @cached_property
     def step_seconds(self) -> Interval | None:

@@ -11,7 +11,8 @@ from tomat.base.documents import mapping, parse_yaml
 from tomat.base.errors import TomatError
 from tomat.base.layout import CODEC_FILE, CONFIG_FILE, METRICS_FILE
 from tomat.base.storage import storage_error, storage_errors
-from tomat.codec.base import DensityCodec, codec_from_text
+from tomat.codec.base import DensityCodec
+from tomat.codec.files import codec_from_text
 from tomat.runs.history import read_history
 from tomat.runs.log_lines import parse_metrics
 

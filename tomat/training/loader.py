@@ -25,8 +25,8 @@ from levanter.data.dataset import AsyncDataset
 from levanter.data.loader import DataLoader
 
 from tomat.base.errors import TomatError
+from tomat.tokens.permutation import KeyedPermutation, derive_key
 from tomat.tokens.shards import ShardSet
-from tomat.training.permutation import KeyedPermutation, derive_key
 
 IN_ORDER_WINDOW_BLOCKS = 16
 """Blocks in a window when nothing is shuffled: only how far to read ahead. 16 MiB of 8,192-token rows."""

@@ -16,7 +16,6 @@ from levanter.trainer_state import TrainerState
 
 from tomat.base.errors import TomatError
 from tomat.base.reporting import console
-from tomat.hardware.mfu import LiveMfu
 from tomat.loss.start import TIED_LOGIT_STD, UNTIED_LOGIT_STD, check_first_loss, uniform_loss
 from tomat.training.checkpointer import RunCheckpointer
 from tomat.training.config import TrainConfig
@@ -25,6 +24,7 @@ from tomat.training.folder import RunFolder
 from tomat.training.guards.watch import RunGuards
 from tomat.training.hooks import add_hooks, shuffled_rows
 from tomat.training.loader import TokenExample, token_loader
+from tomat.training.mfu import live_mfu
 from tomat.training.origins import Start
 from tomat.training.phases import PhaseClock
 from tomat.training.preemption import StopRequest
@@ -95,7 +95,7 @@ class TrainingLoop:
             trainer.config.checkpointer, trainer.run_id, start.partial, before_save=folder.publish
         )
         self._save = self._clock.timed("checkpoint_seconds", self._save_untimed)
-        self._live_mfu = LiveMfu.from_config(config, jax.devices()[0].device_kind, jax.device_count())
+        self._live_mfu = live_mfu(config, jax.devices()[0].device_kind, jax.device_count())
         self._progress = TrainingProgress(self._total_steps, self._first_step)
 
     def run(self, state: TrainerState) -> TrainResult:

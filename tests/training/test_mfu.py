@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from tomat.app.cli import main
 from tomat.base.errors import TomatError
 from tomat.hardware.chips import chip_for_device_kind, slice_named
-from tomat.hardware.mfu import MFU_KEYS, WALL_PARTS, LiveMfu, MfuReport, RunMfu, RunTimes, StepWork
+from tomat.hardware.mfu import MFU_KEYS, WALL_PARTS, MfuReport, RunMfu, RunTimes
 from tomat.training.config import config_from_dict, load_config
+from tomat.training.mfu import live_mfu, step_work
 
 CONFIGS = Path(__file__).parents[2] / "configs" / "train"
 RUN = str(Path(__file__).parents[1] / "data" / "run")
@@ -38,7 +39,7 @@ def small_config(**loss):
 
 @pytest.mark.parametrize("name, slice_name, seconds, reported", REFERENCE)
 def test_the_reference_runs(name, slice_name, seconds, reported):
-    work = StepWork.from_config(load_config(CONFIGS / f"{name}.yaml"), "tpu")
+    work = step_work(load_config(CONFIGS / f"{name}.yaml"), "tpu")
     mfu = MfuReport(work, slice_named(slice_name), seconds).utilisation
     # They gave two digits; Levanter's count gives 8.73 % and 12.94 %, the plain full one 8.68 % and 12.92 %.
     assert mfu["mfu_levanter"] == pytest.approx(reported, abs=0.001)
@@ -49,22 +50,22 @@ def test_the_reference_runs(name, slice_name, seconds, reported):
 
 
 def test_useful_tokens_of_the_default_layout():
-    work = StepWork.from_config(load_config(CONFIGS / "200m-v6e16.yaml"), "tpu", n_atoms=12)
+    work = step_work(load_config(CONFIGS / "200m-v6e16.yaml"), "tpu", n_atoms=12)
     # 21 fixed tokens and 10 for each of 12 atoms; 19^3 voxels.
     assert (work.useful.n_preamble, work.useful.n_density) == (141, 6859)
     assert work.tokens == 128 * 8192
-    filled = StepWork.from_config(load_config(CONFIGS / "200m-v6e16.yaml", ["--data.layout", "v3-fill8k"]), "tpu", 29)
+    filled = step_work(load_config(CONFIGS / "200m-v6e16.yaml", ["--data.layout", "v3-fill8k"]), "tpu", 29)
     # SHAPE and 10 for each of 29 atoms; a box of 19 x 20 x 20.
     assert (filled.useful.n_preamble, filled.useful.n_density) == (21 + 5 + 290, 7600)
     assert (filled.flops_full, filled.flops_executed) == (work.flops_full, work.flops_executed)
     assert filled.flops_useful > 1.1 * work.flops_useful
-    many = StepWork.from_config(load_config(CONFIGS / "200m-v6e16.yaml"), "tpu", n_atoms=300)
+    many = step_work(load_config(CONFIGS / "200m-v6e16.yaml"), "tpu", n_atoms=300)
     assert many.useful.n_density < 6859  # the patch shrinks
 
 
 def test_loss_over_density_ids_needs_no_logits_of_others():
-    density = StepWork.from_config(small_config(kind="cross_entropy", vocabulary="density"), "cpu")
-    full = StepWork.from_config(small_config(kind="cross_entropy", vocabulary="full"), "cpu")
+    density = step_work(small_config(kind="cross_entropy", vocabulary="density"), "cpu")
+    full = step_work(small_config(kind="cross_entropy", vocabulary="full"), "cpu")
     assert (density.useful.head_rows, full.useful.head_rows) == (1024, 1024 + 2186)
     assert density.flops_full == full.flops_full
     assert density.flops_useful < full.flops_useful
@@ -72,7 +73,7 @@ def test_loss_over_density_ids_needs_no_logits_of_others():
 
 
 def test_twice_the_time_or_chips_is_half_the_mfu():
-    work = StepWork.from_config(small_config(), "tpu")
+    work = step_work(small_config(), "tpu")
     base = MfuReport(work, slice_named("v6e-16"), 1.0).utilisation
     for other in (MfuReport(work, slice_named("v6e-16"), 2.0), MfuReport(work, slice_named("v6e-32"), 1.0)):
         for key in MFU_KEYS:
@@ -82,31 +83,29 @@ def test_twice_the_time_or_chips_is_half_the_mfu():
 @pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan"), float("inf"), 1e6])
 def test_a_step_takes_time(seconds):
     with pytest.raises(TomatError, match="step_seconds"):
-        MfuReport(StepWork.from_config(small_config(), "tpu"), slice_named("v6e-16"), seconds)
+        MfuReport(step_work(small_config(), "tpu"), slice_named("v6e-16"), seconds)
 
 
 def test_live_mfu_agrees_with_the_report():
     config = load_config(CONFIGS / "200m-v6e16.yaml")
-    row = LiveMfu.from_config(config, "TPU v6 lite", 16).row(2.08)
-    report = MfuReport(StepWork.from_config(config, "tpu"), slice_named("v6e-16"), 2.08).to_dict()
+    row = live_mfu(config, "TPU v6 lite", 16).row(2.08)
+    report = MfuReport(step_work(config, "tpu"), slice_named("v6e-16"), 2.08).to_dict()
     for key in (*MFU_KEYS, "tokens_per_second", "tokens_per_second_per_chip"):
         assert row[key] == pytest.approx(report[key])
 
 
 def test_live_mfu_of_a_chip_with_two_devices():
     config = small_config()
-    row = LiveMfu.from_config(config, "TPU7x", 8).row(1.0)
+    row = live_mfu(config, "TPU7x", 8).row(1.0)
     assert row["tokens_per_second_per_chip"] == 8 * 512 / 4
     chip = chip_for_device_kind("TPU7x")
-    assert row["mfu_full"] == pytest.approx(
-        StepWork.from_config(config, "tpu").flops_full / (4 * chip.peak_bf16_flops_per_second)
-    )
+    assert row["mfu_full"] == pytest.approx(step_work(config, "tpu").flops_full / (4 * chip.peak_bf16_flops_per_second))
 
 
 def test_live_mfu_without_a_known_peak_logs_the_rate_alone():
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # a CPU is nothing to warn about
-        row = LiveMfu.from_config(small_config(), "cpu", 1).row(0.5)
+        row = live_mfu(small_config(), "cpu", 1).row(0.5)
     assert row == {"tokens_per_second": 2 * 8 * 512, "tokens_per_second_per_chip": 2 * 8 * 512}
 
 
@@ -147,9 +146,11 @@ def test_wall_clock_is_attributed():
 
 
 SECONDS = st.floats(0, 100, allow_nan=False)
+WALL_SECONDS = st.floats(1e-9, 100)
+"""No clock counts less than a nanosecond."""
 ROWS = st.lists(
     st.fixed_dictionaries(
-        {"step": st.integers(0, 9), "step_seconds": st.floats(0.01, 100), "wall_seconds": SECONDS},
+        {"step": st.integers(0, 9), "step_seconds": st.floats(0.01, 100), "wall_seconds": WALL_SECONDS},
         optional={
             name: SECONDS
             for name in (
@@ -169,7 +170,7 @@ ROWS = st.lists(
 
 @pytest.fixture(scope="module")
 def small_work():
-    return StepWork.from_config(small_config(), "tpu")
+    return step_work(small_config(), "tpu")
 
 
 @given(rows=ROWS)

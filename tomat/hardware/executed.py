@@ -78,7 +78,7 @@ class AttentionKernels:
         return shape.num_layers * shape.num_heads * per_head
 
 
-def attention_kernels(config: Any, seq_len: int, platform: str) -> AttentionKernels:
+def attention_kernels(model_config: Any, seq_len: int, platform: str) -> AttentionKernels:
     """The kernels that a model configuration means on a platform.
 
     vanilla: the whole score matrix; 2 multiplications forward (scores, values), 4 backward. jax_flash: square blocks up
@@ -87,14 +87,14 @@ def attention_kernels(config: Any, seq_len: int, platform: str) -> AttentionKern
     queries (scores, dP, dQ).
 
     Args:
-        config: The model configuration.
+        model_config: The model configuration.
         seq_len: Positions.
         platform: "tpu", "gpu" or "cpu"; decides where the configuration names no backend.
 
     Raises:
         TomatError: A backend that is none of these.
     """
-    named = getattr(config, "attn_backend", None)
+    named = getattr(model_config, "attn_backend", None)
     backend = "default" if named is None else str(getattr(named, "value", named)).lower()
     if backend == "default":
         backend = "splash" if platform == "tpu" else "jax_flash"
@@ -103,24 +103,24 @@ def attention_kernels(config: Any, seq_len: int, platform: str) -> AttentionKern
             "vanilla", KernelPass(2, seq_len, seq_len), (KernelPass(4, seq_len, seq_len),), skips_outside_window=False
         )
     if backend == "jax_flash":
-        size = getattr(config, "flash_attention_block_size", None) or _largest_divisor(seq_len, MAX_FLASH_BLOCK)
+        size = getattr(model_config, "flash_attention_block_size", None) or _largest_divisor(seq_len, MAX_FLASH_BLOCK)
         return AttentionKernels(
             "jax_flash", KernelPass(2, size, size), (KernelPass(5, size, size),), skips_outside_window=False
         )
     if backend == "splash":
-        return _splash_kernels(config, seq_len)
+        return _splash_kernels(model_config, seq_len)
     raise TomatError(
         f"FLOPs of the attention backend '{backend}' are not known; expected vanilla, jax_flash or splash."
     )
 
 
-def _splash_kernels(config: Any, seq_len: int) -> AttentionKernels:
-    if hasattr(config, "splash"):
-        b = config.splash.for_sequence(seq_len)
+def _splash_kernels(model_config: Any, seq_len: int) -> AttentionKernels:
+    if hasattr(model_config, "splash"):
+        b = model_config.splash.for_sequence(seq_len)
         forward = KernelPass(2, b.block_q, b.block_kv)
         dkv, dq, fused = (b.block_q_dkv, b.block_kv_dkv), (b.block_q_dq, b.block_kv_dq), b.use_fused_bwd_kernel
     else:
-        limit = getattr(config, "flash_attention_block_size", None) or DEFAULT_SPLASH_BLOCK
+        limit = getattr(model_config, "flash_attention_block_size", None) or DEFAULT_SPLASH_BLOCK
         size = _largest_divisor(seq_len, limit)
         forward, dkv, dq, fused = KernelPass(2, size, size), (size, size), (size, size), False
     backward = (KernelPass(5, *dkv),) if fused else (KernelPass(4, *dkv), KernelPass(3, *dq))
@@ -142,20 +142,20 @@ class Recomputation:
     mlp_out: float = 0.0
 
     @classmethod
-    def from_config(cls, config: Any, backend: Backend) -> "Recomputation":
+    def from_config(cls, model_config: Any, backend: Backend) -> "Recomputation":
         """What the configuration's gradient checkpointing computes again.
 
         Args:
-            config: The model configuration; `gradient_checkpointing` is a bool, a name, or Haliax's policy.
+            model_config: The model configuration; `gradient_checkpointing` is a bool, a name, or Haliax's policy.
             backend: Attention backend: vanilla attention needs its scores again even where its output was kept.
 
         Raises:
             TomatError: A policy of a name that is not known.
         """
-        policy = getattr(config, "checkpoint_policy", None)
+        policy = getattr(model_config, "checkpoint_policy", None)
         if policy is None:
-            policy = getattr(config, "gradient_checkpointing", True)
-        hybrid_norm = bool(getattr(config, "hybrid_norm", False))
+            policy = getattr(model_config, "gradient_checkpointing", True)
+        hybrid_norm = bool(getattr(model_config, "hybrid_norm", False))
         kept: tuple[str, ...] = ()
         nested = False
         if policy is False or policy == "save_all":
@@ -175,8 +175,8 @@ class Recomputation:
         qkv = attention = 1.0
         if QKV_NAME in kept:
             # The kept queries and keys are those after their norm, whose gradient needs those before it.
-            heads, kv_heads = config.num_heads, getattr(config, "num_kv_heads", config.num_heads)
-            qkv = (heads + kv_heads) / (heads + 2 * kv_heads) if getattr(config, "use_qk_norm", False) else 0.0
+            heads, kv_heads = model_config.num_heads, getattr(model_config, "num_kv_heads", model_config.num_heads)
+            qkv = (heads + kv_heads) / (heads + 2 * kv_heads) if getattr(model_config, "use_qk_norm", False) else 0.0
         if ATTENTION_NAME in kept:
             attention = 0.5 if backend == "vanilla" else 0.0
         return cls(

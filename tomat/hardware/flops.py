@@ -77,40 +77,41 @@ class ModelShape:
             raise TomatError(f"ModelShape.sliding_window is {self.sliding_window}; expected at least 1, or None.")
 
     @classmethod
-    def from_config(cls, config: Any, vocab_size: int) -> "ModelShape":
+    def from_config(cls, model_config: Any, vocab_size: int) -> "ModelShape":
         """The shape of any Levanter decoder of the Llama family (Llama, Qwen3, tomat's own).
 
         Args:
-            config: The model configuration.
+            model_config: The model configuration.
             vocab_size: Ids of the vocabulary.
 
         Raises:
             TomatError: The configuration lacks what the formulas need.
         """
-        missing = [n for n in ("hidden_dim", "intermediate_dim", "num_layers", "num_heads") if not hasattr(config, n)]
-        if missing or getattr(config, "num_experts", 1) not in (None, 0, 1):
+        needed = ("hidden_dim", "intermediate_dim", "num_layers", "num_heads")
+        missing = [name for name in needed if not hasattr(model_config, name)]
+        if missing or getattr(model_config, "num_experts", 1) not in (None, 0, 1):
             reason = f"no {', '.join(missing)}" if missing else "experts, of which only some run for each token"
             raise TomatError(
-                f"FLOPs of a {type(config).__name__} are not known: it has {reason}. Expected a dense decoder of the "
-                "Llama family."
+                f"FLOPs of a {type(model_config).__name__} are not known: it has {reason}. Expected a dense decoder "
+                "of the Llama family."
             )
-        head_dim = getattr(config, "head_dim", None) or config.hidden_dim // config.num_heads
-        if hasattr(config, "window"):
-            window = config.window
+        head_dim = getattr(model_config, "head_dim", None) or model_config.hidden_dim // model_config.num_heads
+        if hasattr(model_config, "window"):
+            window = model_config.window
         else:
             # Levanter's Qwen3 carries a window, and its own Llama attention ignores it.
             window = None
         return cls(
-            hidden_dim=config.hidden_dim,
-            intermediate_dim=config.intermediate_dim,
-            num_layers=config.num_layers,
-            num_heads=config.num_heads,
-            num_kv_heads=getattr(config, "num_kv_heads", config.num_heads),
+            hidden_dim=model_config.hidden_dim,
+            intermediate_dim=model_config.intermediate_dim,
+            num_layers=model_config.num_layers,
+            num_heads=model_config.num_heads,
+            num_kv_heads=getattr(model_config, "num_kv_heads", model_config.num_heads),
             head_dim=head_dim,
             vocab_size=vocab_size,
-            tied_embeddings=bool(getattr(config, "tie_word_embeddings", False)),
-            qk_norm=bool(getattr(config, "use_qk_norm", False)),
-            hybrid_norm=bool(getattr(config, "hybrid_norm", False)),
+            tied_embeddings=bool(getattr(model_config, "tie_word_embeddings", False)),
+            qk_norm=bool(getattr(model_config, "use_qk_norm", False)),
+            hybrid_norm=bool(getattr(model_config, "hybrid_norm", False)),
             sliding_window=window,
         )
 

@@ -22,7 +22,7 @@ from tomat.planning.cost.schedule_model import matched_schedules
 from tomat.profile.breakdown import Breakdown
 
 if TYPE_CHECKING:
-    from tomat.training.config import TrainConfig
+    from tomat.training.config import TrainConfig, config_hash
 from tomat.training.mfu import step_work
 
 
@@ -125,8 +125,6 @@ class Plan:
 
     def to_dict(self) -> dict[str, Any]:
         """For a JSON report: bytes, seconds, fractions; all of one device but for the utilisation."""
-        from tomat.training.config import config_hash
-
         memory, seconds = self.compiled.memory, self.step_seconds
         return {
             "run_name": self.config.run_name,

@@ -12,6 +12,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import yaml
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "tomat"
@@ -220,3 +221,38 @@ def test_a_training_configuration_is_called_by_its_type():
 def test_folders_of_scripts_are_no_packages():
     """An `__init__.py` there would shadow the standard library's `tokenize` and `profiling`."""
     assert not [path for name in ("tokenize", "profiling") for path in (ROOT / name).rglob("__init__.py")]
+
+
+def reached_by(test: Path) -> set[str]:
+    """The modules of tomat that a test imports, starts as a process or reaches through those."""
+    text = test.read_text(encoding="utf-8")
+    waiting = [module for module in MODULES if re.search(rf"\b{re.escape(module)}\b", text)]
+    waiting += [
+        f"{package}.{name}"
+        for package, names in re.findall(r"from (tomat[\w.]*) import ([^\n(]+)", text)
+        for name in names.replace(",", " ").split()
+        if f"{package}.{name}" in MODULES
+    ]
+    found: set[str] = set()
+    while waiting:
+        module = waiting.pop()
+        if module not in found:
+            found.add(module)
+            # The verbs of `cli` are strings in it.
+            waiting += [*IMPORTS[module], *(text for text in strings(TREES[module]) if text in MODULES)]
+    return found
+
+
+def test_every_module_has_a_test_of_its_name_or_one_that_the_list_names():
+    tests = ROOT / "tests"
+    held_by = yaml.safe_load((tests / "held_by.yaml").read_text(encoding="utf-8"))
+    modules = {str(path.relative_to(PACKAGE)): module for module, path in MODULES.items() if path.stem != "__init__"}
+    named = {test.stem.removeprefix("test_") for test in tests.rglob("test_*_verbs.py")}
+    own = {
+        path
+        for path in modules
+        if (tests / path).with_name(f"test_{Path(path).name}").exists() or Path(path).stem in named
+    }
+    assert set(held_by) == set(modules) - own
+    unreached = [path for path, test in held_by.items() if modules[path] not in reached_by(tests / test)]
+    assert not unreached

@@ -1,0 +1,32 @@
+"""The benchmark of loading, over a data set of 256 rows: every figure is there and counts something."""
+
+import json
+import math
+
+import pytest
+
+from tomat.app.cli import main
+from tomat.base.errors import TomatError
+from tomat.bench.loader import READERS, RESUME_STEPS, LoaderBench
+
+
+@pytest.mark.slow
+def test_every_reader_reads_every_row(tmp_path):
+    words = ["--rows", "256", "--batch", "16", "--io_block_size", "64", "--window_blocks", "2"]
+    report = tmp_path / "loader.json"
+    assert main(["bench", "loader", *words, "--data", str(tmp_path / "data"), "--json", str(report)]) == 0
+    figures = json.loads(report.read_text())
+    assert set(figures["readers"]) == set(READERS)
+    for reader in figures["readers"].values():
+        assert all(value > 0 and math.isfinite(value) for value in reader.values()), reader
+        assert reader["peak_rss_bytes"] >= reader["rss_before_bytes"]
+    assert [resume["step"] for resume in figures["resume"]] == list(RESUME_STEPS)
+
+
+@pytest.mark.parametrize(
+    ("rows", "batch", "message"),
+    [(64, 0, "at least 1"), (65, 16, "multiple of 32"), (32, 64, "at least one batch of 64")],
+)
+def test_what_cannot_be_measured_is_refused(rows, batch, message):
+    with pytest.raises(TomatError, match=message):
+        LoaderBench(rows, batch, 4, 2)

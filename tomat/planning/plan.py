@@ -22,8 +22,7 @@ from tomat.planning.cost.schedule_model import matched_schedules
 from tomat.profile.breakdown import Breakdown
 
 if TYPE_CHECKING:
-    from tomat.training.config import TrainConfig, config_hash
-from tomat.training.mfu import step_work
+    from tomat.training.config import TrainConfig
 
 
 @dataclass(frozen=True)
@@ -68,6 +67,8 @@ class Plan:
     @cached_property
     def work(self) -> StepWork:
         """The FLOPs of the step by every convention."""
+        from tomat.training.mfu import step_work
+
         return step_work(self.config, "tpu")
 
     @cached_property
@@ -85,10 +86,7 @@ class Plan:
         if self.step_seconds is None:
             return {}
         peak = self.slice_.peak_bf16_flops_per_second
-        at = {
-            which: self.work.utilisation(getattr(self.step_seconds, which), peak)
-            for which in ("estimate", "low", "high")
-        }
+        at = {bound: self.work.utilisation(seconds, peak) for bound, seconds in asdict(self.step_seconds).items()}
         # the longest step has the lowest utilisation
         return {key: Interval(at["estimate"][key], at["high"][key], at["low"][key]) for key in MFU_KEYS}
 
@@ -125,6 +123,8 @@ class Plan:
 
     def to_dict(self) -> dict[str, Any]:
         """For a JSON report: bytes, seconds, fractions; all of one device but for the utilisation."""
+        from tomat.training.config import config_hash
+
         memory, seconds = self.compiled.memory, self.step_seconds
         return {
             "run_name": self.config.run_name,

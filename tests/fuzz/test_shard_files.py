@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 
 from tomat.base.checked_json import CHECKSUM_KEY, with_checksum
 from tomat.base.errors import TomatError
-from tomat.codec.files import codec_from_text, codec_text, write_codec
+from tomat.codec.files import codec_from_text, codec_text
 from tomat.codec.histogram import DensityHistogram
 from tomat.codec.lloyd_max import fit_lloyd_max
 from tomat.codec.two_token import TwoTokenCodec
@@ -237,7 +237,7 @@ def test_histogram(reader, tmp_path):
     whole = DensityHistogram()
     whole.add(np.random.default_rng(0).gamma(0.3, 2.0, 300).astype(np.float32), "mp-1")
     path = tmp_path / "histogram.npz"
-    write_codec(whole, path)
+    whole.save(path)
     content = path.read_bytes()
 
     def parse(damaged: bytes) -> DensityHistogram:

@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import signal
 import sys
 import threading
 from collections.abc import Iterator
@@ -13,6 +14,10 @@ import pytest
 # Read by JAX when its first device is touched, which is after this file.
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=2"
+
+# Shells start background jobs with Ctrl-C ignored, which the processes of the tests would inherit.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture

@@ -202,14 +202,6 @@ INTERRUPTED = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module", autouse=True)
-def ctrl_c_acts() -> Iterator[None]:
-    """Shells start background jobs with Ctrl-C ignored, which the processes of these tests would inherit."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
 @pytest.fixture(scope="module")
 def interrupted() -> dict[str, tuple[int, str]]:
     """Status and output of every case; the grace is one second."""

@@ -1,9 +1,12 @@
 """Every test runs on two CPU devices, so that sharding is exercised wherever a mesh is used; and the bucket server."""
 
+import atexit
 import importlib.util
 import os
+import shutil
 import signal
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +17,16 @@ import pytest
 # Read by JAX when its first device is touched, which is after this file.
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=2"
+
+# Many tests train the same tiny model in processes of their own. What one has compiled serves the others of this run:
+# 10 tests of kills and restores took 110 s instead of 174 s. The workers inherit the folder from the process that starts
+# them, which removes it.
+if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+    _compiled = tempfile.mkdtemp(prefix="tomat-tests-")
+    atexit.register(shutil.rmtree, _compiled, ignore_errors=True)
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = _compiled
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.2"
+    os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 
 # Shells start background jobs with Ctrl-C ignored, which the processes of the tests would inherit.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

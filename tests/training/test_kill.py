@@ -37,9 +37,11 @@ def tiny(output_dir: Path, *words: str) -> TrainConfig:
     return load_config(DEMO, [*TINY, "--output_dir", str(output_dir), *words])
 
 
-def command(output_dir: Path, *words: str) -> subprocess.Popen:
+def command(output_dir: Path, **environment: str) -> subprocess.Popen:
     line = [sys.executable, "-m", "tomat.app.cli", "train", "--config_path", str(DEMO), "--output_dir", str(output_dir)]
-    return subprocess.Popen([*line, *TINY, *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    return subprocess.Popen(
+        [*line, *TINY], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**os.environ, **environment}
+    )
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +103,8 @@ def test_killed_in_a_commit_the_run_goes_on_from_the_checkpoint_before(unbroken,
 
 
 def test_told_to_stop_while_it_compiles_it_leaves_nothing_half_done(unbroken, tmp_path):
-    process = command(tmp_path)
+    # What other tests have compiled would be loaded within a second.
+    process = command(tmp_path, JAX_ENABLE_COMPILATION_CACHE="false")
     assert process.stdout is not None
     for line in process.stdout:
         if line.startswith("run demo"):

@@ -19,8 +19,8 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=2"
 
 # Many tests train the same tiny model in processes of their own. What one has compiled serves the others of this run:
-# 10 tests of kills and restores took 110 s instead of 174 s. The workers inherit the folder from the process that starts
-# them, which removes it.
+# 10 tests of kills and restores took 110 s instead of 174 s. The workers inherit the folder from the process that
+# starts them, which removes it.
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     _compiled = tempfile.mkdtemp(prefix="tomat-tests-")
     atexit.register(shutil.rmtree, _compiled, ignore_errors=True)

@@ -1,7 +1,9 @@
 """The knobs of a training step act: each changes the compiled program, and the step they build still trains."""
 
 import dataclasses
+import math
 import re
+from collections.abc import Iterator
 
 import haliax as hax
 import jax
@@ -68,6 +70,16 @@ class Step:
         header, *computations = text.split("\n\n")
         program = [part for part in computations if "{" in part.split("\n")[0]]
         return re.sub(r", metadata=\{[^}]*\}", "", "\n\n".join([header.split("\n")[0], *program]))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def steps_are_compiled() -> Iterator[None]:
+    """A program that is loaded from what other tests have compiled (`tests/conftest.py`) reads otherwise as text: nothing
+    is kept here, and nothing of another module is of these steps."""
+    before = jax.config.jax_persistent_cache_min_compile_time_secs
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", math.inf)
+    yield
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", before)
 
 
 @pytest.fixture(scope="module")

@@ -48,6 +48,61 @@ if __name__ == "__main__":
     sys.exit(report_errors(main))
 """
 
+KILLED_AT_THE_END = """
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from tomat.tokens.pipeline.pool import PoolRunner
+
+FOLDER = Path(sys.argv[1])
+
+def say_who_has_the_lock():
+    # Of the workers that wait for a unit, one reads from the queue's pipe, and the others wait for its lock.
+    while True:
+        frame, names = sys._current_frames()[threading.main_thread().ident], set()
+        while frame is not None:
+            names.add(frame.f_code.co_name)
+            frame = frame.f_back
+        mine = FOLDER / str(os.getpid())
+        mine.touch() if "_recv" in names else mine.unlink(missing_ok=True)
+        time.sleep(0.02)
+
+def work(unit):
+    if threading.active_count() < 3:
+        threading.Thread(target=say_who_has_the_lock, daemon=True).start()
+    time.sleep(0.3)
+    return os.getpid()
+
+def main():
+    pids = []
+
+    def on_done(pid):
+        pids.append(pid)
+        if len(pids) < 8:
+            return
+        time.sleep(0.5)
+        [holder] = [int(path.name) for path in FOLDER.iterdir()]
+        [other] = set(pids) - {holder}
+        for worker in (holder, other):
+            os.kill(worker, signal.SIGSTOP)
+
+        def kill_once_the_pool_ends():
+            time.sleep(1.0)
+            os.kill(holder, signal.SIGKILL)
+            os.kill(other, signal.SIGCONT)
+
+        threading.Thread(target=kill_once_the_pool_ends).start()
+
+    PoolRunner(2).run(work, range(8), on_done)
+    print("ended")
+
+if __name__ == "__main__":
+    main()
+"""
+
 
 def run(tmp_path, function, workers=2):
     folder = tmp_path / "units"
@@ -70,6 +125,14 @@ def test_workers_that_always_die_are_one_error(tmp_path):
     done, _ = run(tmp_path, "kill_always")
     assert done.returncode == 2
     assert "error: Workers died 3 times in a row before finishing anything, 4 units are left" in done.stderr
+
+
+def test_a_worker_that_is_killed_as_the_pool_ends_holds_nobody_up(tmp_path):
+    (tmp_path / "program.py").write_text(KILLED_AT_THE_END)
+    (tmp_path / "waiting").mkdir()
+    command = [sys.executable, tmp_path / "program.py", tmp_path / "waiting"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "ended\n"), done.stderr
 
 
 @pytest.mark.parametrize("workers", [1, 2])

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from multiprocessing.connection import wait
+from multiprocessing.connection import Connection, wait
 
 from tomat.base.errors import TomatError
 from tomat.base.reporting import counted, is_or_are
@@ -30,7 +30,7 @@ class PoolRunner:
             raise TomatError(f"--workers is {self.workers}; expected at least 1.")
 
     def run[Unit](self, function: Callable[[Unit], int], units: Sequence[Unit], on_done: Callable[[int], None]) -> None:
-        """See `pipeline_driver.Runner`."""
+        """See `driver.Runner`."""
         if self.workers == 1:
             for unit in units:
                 on_done(function(unit))
@@ -53,7 +53,14 @@ class PoolRunner:
         """Run the units that are left, and take those that are finished out; how many were."""
         finished = 0
         context = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(min(self.workers, len(left)), context, initializer=_end_with_parent) as pool:
+        driver_is_done, done = context.Pipe(duplex=False)
+        with (
+            driver_is_done,
+            done,
+            ProcessPoolExecutor(
+                min(self.workers, len(left)), context, initializer=_end_with_driver, initargs=(driver_is_done,)
+            ) as pool,
+        ):
             futures = {pool.submit(function, unit): index for index, unit in left.items()}
             try:
                 for future in as_completed(futures):
@@ -65,18 +72,25 @@ class PoolRunner:
             except BaseException:
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise
+            # A worker that is killed while it waits for the next unit keeps the lock of the queue: the others would
+            # wait for it, and the pool for them, for ever (CPython 3.12). So they end by themselves.
+            done.close()
         return finished
 
 
-def _end_with_parent() -> None:
-    """End this worker when the driver is gone. A worker waits on a queue whose other end it holds itself, so it would
-    otherwise wait for ever after the driver was killed."""
+def _end_with_driver(driver_is_done: Connection) -> None:
+    """End this worker when the driver needs it no more, or is gone. A worker waits on a queue whose other end it holds
+    itself, so it would otherwise wait for ever after the driver was killed.
+
+    Args:
+        driver_is_done: At its end when the driver has closed the other side.
+    """
     parent = multiprocessing.parent_process()
     if parent is None:
         return
 
     def watch() -> None:
-        wait([parent.sentinel])
+        wait([parent.sentinel, driver_is_done])
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()

@@ -74,8 +74,8 @@ class Step:
 
 @pytest.fixture(scope="module", autouse=True)
 def steps_are_compiled() -> Iterator[None]:
-    """A program that is loaded from what other tests have compiled (`tests/conftest.py`) reads otherwise as text: nothing
-    is kept here, and nothing of another module is of these steps."""
+    """A program that is loaded from what other tests have compiled (`tests/conftest.py`) reads otherwise as text:
+    nothing is kept here, and nothing of another module is of these steps."""
     before = jax.config.jax_persistent_cache_min_compile_time_secs
     jax.config.update("jax_persistent_cache_min_compile_time_secs", math.inf)
     yield

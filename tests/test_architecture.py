@@ -188,6 +188,13 @@ def test_files_that_code_and_guides_name_exist():
     assert not missing
 
 
+def test_the_tree_of_the_readme_is_the_tree():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    tree = text[text.index("\ntomat/  ") : text.index("\ntokenize/  ")]
+    lines = [re.findall(r"^  (\w+)/(?:  (\w+)/)? ", line) for line in tree.splitlines()[2:]]
+    assert [room for [pair] in lines for room in pair if room] == rooms()
+
+
 def test_files_in_backticks_of_the_architecture_exist():
     text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
     paths = re.findall(r"`(\w+/[\w/]+\.py)`", text)

@@ -1,7 +1,7 @@
 """The `tomat` command: it parses and calls, and decides nothing.
 
-Each room registers its own verbs in its `commands.py`; those modules import only argparse, so that `tomat --help` and a
-wrong verb answer at once, and a verb pays only for what it uses.
+Each `*_verbs.py` beside this file registers its own verbs; those modules import only argparse, so that `tomat --help`
+and a wrong verb answer at once, and a verb pays only for what it uses.
 """
 
 import importlib

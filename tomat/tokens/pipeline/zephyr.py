@@ -44,7 +44,7 @@ class ZephyrRunner:
         self.memory = memory
 
     def run[Unit](self, function: Callable[[Unit], int], units: Sequence[Unit], on_done: Callable[[int], None]) -> None:
-        """See `pipeline_driver.Runner`. Zephyr reports a pipeline's results together, so the bar moves at its end;
+        """See `driver.Runner`. Zephyr reports a pipeline's results together, so the bar moves at its end;
         while it runs, Zephyr's log counts shards, and its counters `tomat/items` the materials or rows."""
         from fray.types import ResourceConfig
         from zephyr.context import ZephyrContext

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tiny_run import tomat
 
 from tomat.app.cli import build_parser, main
 from tomat.base.arguments import Parser, report_file
@@ -174,7 +175,7 @@ def test_every_report_can_go_to_standard_output():
 
 
 def test_a_report_on_standard_output_is_alone_there(tmp_path):
-    command = [sys.executable, "-m", "tomat.app.cli", "tokens", "layouts", "--atoms", "4", "--json"]
+    command = tomat("tokens", "layouts", "--atoms", 4, "--json")
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     runs = [
         subprocess.run([*command, where], capture_output=True, text=True, cwd=tmp_path, env=environment, check=True)

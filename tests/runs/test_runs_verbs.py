@@ -3,9 +3,9 @@
 import json
 import os
 import subprocess
-import sys
 
 import pytest
+from tiny_run import tomat
 
 from tomat.app.cli import main
 from tomat.app.runs_verbs import COLUMNS
@@ -86,7 +86,7 @@ def test_runs_in_a_bucket_read_the_same(two_runs, bucket, tmp_path):
             bucket.put("bucket", f"runs/{path.relative_to(two_runs)}", path.read_bytes())
 
     def runs(*words: str) -> "subprocess.CompletedProcess[str]":
-        command = [sys.executable, "-m", "tomat.app.cli", "runs", *words]
+        command = tomat("runs", *words)
         return subprocess.run(command, env={**os.environ, **bucket.environment}, capture_output=True, text=True)
 
     listed = runs("list", "gs://bucket/runs", "--json", str(tmp_path / "bucket.json"))

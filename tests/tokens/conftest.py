@@ -1,9 +1,5 @@
-import importlib.util
-import sys
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -48,28 +44,6 @@ def codec(make_grid) -> LloydMaxCodec:
     # The embedded densities, and others that tests make up, lie within this codec too.
     histogram.add(np.geomspace(1e-6, 100, 20_000, dtype=np.float32))
     return fit_lloyd_max(histogram, 256)
-
-
-def _gcs_server() -> ModuleType:
-    """`tests/gcs_server.py`, which is a program of its own and in no package."""
-    spec = importlib.util.spec_from_file_location("gcs_server", Path(__file__).parent.parent / "gcs_server.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    # Its dataclasses look their module up by name.
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-@pytest.fixture
-def bucket() -> Iterator[Any]:
-    """A bucket server: `gs://bucket/` for a process with the environment `bucket.environment`."""
-    with _gcs_server().BucketServer() as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield server
-        server.shutdown()
-        thread.join()
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ import subprocess
 import sys
 
 import pytest
+from tiny_run import tomat
 
 # A file system of a megabyte, in a namespace of its own: mounting needs no privilege there.
 SCRIPT = """
@@ -32,7 +33,7 @@ def namespaces_allowed():
 def test_full_disk_leaves_a_set_that_can_be_finished(tmp_path, tree, retokenize_config, size):
     disk = tmp_path / "disk"
     disk.mkdir()
-    words = [sys.executable, "-m", "tomat.app.cli", "retokenize", "--input", tree, "--output", disk / "set"]
+    words = tomat("retokenize", "--input", tree, "--output", disk / "set")
     words += ["--layout", "v3-p7", "--bins", "200", "--patches_per_material", "100", "--workers", "1"]
     done = subprocess.run(
         [

@@ -5,9 +5,9 @@ import json
 import os
 import socket
 import subprocess
-import sys
 
 import pytest
+from tiny_run import DEMO, tiny_run, tomat
 
 from tomat.base.layout import RETRY_STATUS
 from tomat.density.demo.embedded import DATA_DIR, demo_materials
@@ -16,10 +16,10 @@ MATERIALS = 4
 WORDS = ["--layout", "v3-p7", "--bins", "300", "--patches_per_material", "24", "--workers", "1", "--storage_tries", "5"]
 
 
-def tomat(bucket, *words, status=0, timeout=120):
+def run(bucket, *words, status=0, timeout=120):
     """Run a verb in a process of its own: TensorStore and gcsfs read the address of the service once."""
     done = subprocess.run(
-        [sys.executable, "-m", "tomat.app.cli", *map(str, words)],
+        tomat(*words),
         env={**os.environ, **bucket.environment, "JAX_PLATFORMS": "cpu"},
         capture_output=True,
         text=True,
@@ -49,15 +49,15 @@ def digest(bucket, prefix):
 @pytest.mark.slow
 def test_faults_are_survived_without_a_wrong_byte(densities):
     bucket = densities
-    tomat(bucket, "retokenize", "--input", "gs://bucket/rho_gga", "--output", "gs://bucket/calm", *WORDS)
+    run(bucket, "retokenize", "--input", "gs://bucket/rho_gga", "--output", "gs://bucket/calm", *WORDS)
     calm = bucket.requests.total()
     bucket.faults.share = 0.12
-    tomat(bucket, "retokenize", "--input", "gs://bucket/rho_gga", "--output", "gs://bucket/rough", *WORDS)
+    run(bucket, "retokenize", "--input", "gs://bucket/rho_gga", "--output", "gs://bucket/rough", *WORDS)
     assert digest(bucket, "rough/") == digest(bucket, "calm/")
     faults = bucket.faults.counts
     assert calm > 50 and faults.total() >= 5 and len(faults) >= 3, faults
     # Reading back over the same unreliable service gives the same rows, or nothing.
-    done = tomat(bucket, "shards", "verify", "gs://bucket/rough", "--sample", "8")
+    done = run(bucket, "shards", "verify", "gs://bucket/rough", "--sample", "8")
     assert "all 2 chunks (96 rows) are whole" in done.stdout and "8 rows" in done.stdout
 
 
@@ -68,16 +68,16 @@ def test_truncated_object_is_one_skipped_material_and_a_lost_chunk_is_repaired(d
     content = bucket.objects[name][0]
     bucket.put("bucket", name, content[:-100])
     words = ["--input", "gs://bucket/rho_gga", "--output", "gs://bucket/set", *WORDS]
-    error = tomat(bucket, "retokenize", *words, "--max_skipped", "0", status=2).stderr
+    error = run(bucket, "retokenize", *words, "--max_skipped", "0", status=2).stderr
     assert "1 of 4 materials would be skipped" in error and "does not decode" in error
     bucket.put("bucket", name, content)
-    tomat(bucket, "retokenize", *words, "--max_skipped", "0")
+    run(bucket, "retokenize", *words, "--max_skipped", "0")
     whole = digest(bucket, "set/")
     chunk = "set/tokens.zarr/c/1/0"
     bucket.put("bucket", chunk, bucket.objects[chunk][0][:-40])
-    error = tomat(bucket, "shards", "verify", "gs://bucket/set", status=2).stderr
+    error = run(bucket, "shards", "verify", "gs://bucket/set", status=2).stderr
     assert "1 of 2 chunks are missing or damaged. The first: Chunk 1 of gs://bucket/set/" in error
-    tomat(bucket, "shards", "verify", "gs://bucket/set", "--repair", "--sample", "4")
+    run(bucket, "shards", "verify", "gs://bucket/set", "--repair", "--sample", "4")
     assert digest(bucket, "set/") == whole
 
 
@@ -88,10 +88,10 @@ def test_outage_ends_the_run_and_is_no_skipped_material(densities):
     bucket.faults.kinds = ("503",)
     bucket.faults.only = lambda method, path: "charge_density_total%2Fc%2F" in path
     words = ["--input", "gs://bucket/rho_gga", "--output", "gs://bucket/set", *WORDS[:-2], "--storage_tries", "1"]
-    error = tomat(bucket, "retokenize", *words, status=RETRY_STATUS, timeout=300).stderr
+    error = run(bucket, "retokenize", *words, status=RETRY_STATUS, timeout=300).stderr
     assert "cannot be reached after 1 try" in error and "skipped" not in error
     bucket.faults.share = 0.0
-    assert "0 materials skipped" in tomat(bucket, "retokenize", *words).stdout
+    assert "0 materials skipped" in run(bucket, "retokenize", *words).stdout
 
 
 def test_unreachable_bucket_is_one_error(bucket):
@@ -102,22 +102,9 @@ def test_unreachable_bucket_is_one_error(bucket):
             key: value.replace(f"127.0.0.1:{bucket.server_address[1]}", address)
             for key, value in bucket.environment.items()
         }
+        words = ["--source", "embedded", "--output", "gs://bucket/set", "--storage_tries", "2", "--workers", "1"]
         done = subprocess.run(
-            [
-                sys.executable,
-                "-m",
-                "tomat.app.cli",
-                "retokenize",
-                "--source",
-                "embedded",
-                "--output",
-                "gs://bucket/set",
-                "--storage_tries",
-                "2",
-                "--workers",
-                "1",
-                "--allow_cross_region",
-            ],
+            tomat("retokenize", *words, "--allow_cross_region"),
             env={**os.environ, **environment},
             capture_output=True,
             text=True,
@@ -129,7 +116,7 @@ def test_unreachable_bucket_is_one_error(bucket):
 
 def test_bucket_that_does_not_exist_is_one_error(bucket):
     words = ["--source", "embedded", "--output", "gs://nowhere/set", "--storage_tries", "2", "--workers", "1"]
-    error = tomat(bucket, "retokenize", *words, status=2).stderr
+    error = run(bucket, "retokenize", *words, status=2).stderr
     assert "error: Cannot" in error and "gs://nowhere/set" in error and "Traceback" not in error
 
 
@@ -138,10 +125,10 @@ def test_other_region_needs_consent(densities):
     bucket.regions["elsewhere"] = "EUROPE-WEST4"
     bucket.worker_zone = "us-east5-b"
     words = ["--input", "gs://bucket/rho_gga", "--output", "gs://elsewhere/set", *WORDS]
-    error = tomat(bucket, "retokenize", *words, status=2).stderr
+    error = run(bucket, "retokenize", *words, status=2).stderr
     assert "input (gs://bucket/rho_gga) in us-east5, output (gs://elsewhere/set) in europe-west4" in error
     assert not [name for name, _ in bucket.stored if name == "elsewhere"]
-    tomat(bucket, "retokenize", *words, "--allow_cross_region")
+    run(bucket, "retokenize", *words, "--allow_cross_region")
     assert ("elsewhere", "set/manifest.json") in bucket.stored
 
 
@@ -149,8 +136,8 @@ def test_other_region_needs_consent(densities):
 def test_training_reads_the_set_in_the_bucket(tmp_path, densities):
     bucket = densities
     train, validation = "gs://bucket/train", "gs://bucket/validation"
-    tomat(bucket, "retokenize", "--input", "gs://bucket/rho_gga", "--output", train, *WORDS)
-    tomat(
+    run(bucket, "retokenize", "--input", "gs://bucket/rho_gga", "--output", train, *WORDS)
+    run(
         bucket,
         "retokenize",
         "--source",
@@ -172,11 +159,9 @@ def test_training_reads_the_set_in_the_bucket(tmp_path, densities):
         "1",
     )
     words = ["--data.source", "shards", "--data.train", train, "--data.validation", validation]
-    words += ["--data.layout", "v3-p7", "--data.n_density_tokens", 300, "--data.shuffle.window_blocks", 2]
-    words += ["--trainer.num_train_steps", 3, "--trainer.train_batch_size", 4, "--evaluation.patches_per_material", 0]
-    words += ["--model.num_layers", 1, "--model.hidden_dim", 32, "--model.intermediate_dim", 64]
-    words += ["--model.num_heads", 2, "--model.num_kv_heads", 2, "--output_dir", tmp_path, "--run_name", "bucket"]
-    tomat(bucket, "train", "--config_path", "configs/train/demo.yaml", *words, timeout=400)
+    words += [*tiny_run(3, 3), "--data.layout", "v3-p7", "--data.n_density_tokens", 300]
+    words += ["--data.shuffle.window_blocks", 2, "--output_dir", tmp_path, "--run_name", "bucket"]
+    run(bucket, "train", "--config_path", DEMO, *words, timeout=400)
     rows = [json.loads(line) for line in (tmp_path / "bucket" / "metrics.jsonl").read_text().splitlines()]
     losses = [row["train/loss"] for row in rows if "train/loss" in row]
     assert len(losses) == 3 and all(loss > 0 for loss in losses)

@@ -2,41 +2,26 @@
 
 import os
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
 import pytest
+from tiny_run import DEMO, tiny_run, tomat
 
 from tomat.runs.log_lines import read_metrics
 from tomat.training.config import load_config
 from tomat.training.run import train
 
-DEMO = Path(__file__).parents[2] / "configs" / "train" / "demo.yaml"
 STEPS = 12
-TINY = [
-    "--model.num_layers", "1", "--model.hidden_dim", "32", "--model.intermediate_dim", "64", "--model.num_heads", "2",
-    "--model.num_kv_heads", "2", "--data.n_density_tokens", "64", "--data.patches_per_material", "4",
-    "--trainer.train_batch_size", "4", "--trainer.num_train_steps", str(STEPS), "--trainer.max_eval_batches", "0",
-    "--trainer.checkpointer.keep", "[{every: 4, until: null}]", "--evaluation.patches_per_material", "0",
-]  # fmt: skip
+TINY = tiny_run(STEPS, 4)
 
 
 def machine(bucket: Any, disk: Path) -> subprocess.Popen:
     """The command on a machine whose own disk is `disk`."""
     disk.mkdir()
-    line = [
-        sys.executable,
-        "-m",
-        "tomat.app.cli",
-        "train",
-        "--config_path",
-        str(DEMO),
-        "--output_dir",
-        "gs://bucket/runs",
-    ]
+    line = tomat("train", "--config_path", DEMO, "--output_dir", "gs://bucket/runs")
     return subprocess.Popen(
         [*line, *TINY],
         cwd=disk,
@@ -92,7 +77,7 @@ def test_data_that_cannot_be_read_just_now_end_the_run_with_the_status_that_is_t
     bucket.faults.kinds, bucket.faults.share = ("503",), 1.0
     bucket.faults.only = lambda method, path: "tokens.zarr/c" in unquote(path)
     (tmp_path / "set.yaml").write_text("preset: demo\ndata: {source: shards, layout: v3-p7}\n")
-    line = [sys.executable, "-m", "tomat.app.cli", "train", "--config_path", str(tmp_path / "set.yaml")]
+    line = tomat("train", "--config_path", tmp_path / "set.yaml")
     line += [*TINY, "--data.train", "gs://bucket/set", "--output_dir", str(tmp_path / "runs")]
     environment = {**os.environ, **bucket.environment}
     done = subprocess.run(line, env=environment, capture_output=True, text=True, timeout=900)

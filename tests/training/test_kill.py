@@ -6,13 +6,13 @@ About a minute: two processes of their own, and one run in this one to compare w
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
+from tiny_run import DEMO, tiny_run, tomat
 
 from tomat.evaluation.trained import load_trained
 from tomat.runs.checkpoints import examine, list_checkpoints, newest_whole
@@ -22,15 +22,8 @@ from tomat.training.config import TrainConfig, load_config
 from tomat.training.hooks import Evaluation
 from tomat.training.run import train
 
-DEMO = Path(__file__).parents[2] / "configs" / "train" / "demo.yaml"
 STEPS = 24
-TINY = [
-    "--model.num_layers", "1", "--model.hidden_dim", "32", "--model.intermediate_dim", "64", "--model.num_heads", "2",
-    "--model.num_kv_heads", "2", "--data.n_density_tokens", "64", "--data.patches_per_material", "4",
-    "--trainer.train_batch_size", "4", "--trainer.num_train_steps", str(STEPS), "--trainer.steps_per_eval", "8",
-    "--trainer.max_eval_batches", "1", "--trainer.checkpointer.keep", "[{every: 3, until: null}]",
-    "--evaluation.patches_per_material", "0",
-]  # fmt: skip
+TINY = tiny_run(STEPS, 3, "--trainer.steps_per_eval", "8", "--trainer.max_eval_batches", "1")
 
 
 def tiny(output_dir: Path, *words: str) -> TrainConfig:
@@ -38,7 +31,7 @@ def tiny(output_dir: Path, *words: str) -> TrainConfig:
 
 
 def command(output_dir: Path, **environment: str) -> subprocess.Popen:
-    line = [sys.executable, "-m", "tomat.app.cli", "train", "--config_path", str(DEMO), "--output_dir", str(output_dir)]
+    line = tomat("train", "--config_path", DEMO, "--output_dir", output_dir)
     return subprocess.Popen(
         [*line, *TINY], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**os.environ, **environment}
     )

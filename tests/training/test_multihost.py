@@ -7,13 +7,14 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
+from tiny_run import DEMO, tiny_run, tomat
 
 from tomat.evaluation.trained import load_trained
 from tomat.runs.checkpoints import list_checkpoints, newest_whole
@@ -22,23 +23,24 @@ from tomat.runs.log_lines import read_metrics
 from tomat.training.config import load_config
 from tomat.training.run import train
 
-DEMO = Path(__file__).parents[2] / "configs" / "train" / "demo.yaml"
-STEPS = 40
-TINY = [
-    "--model.num_layers", "1", "--model.hidden_dim", "32", "--model.intermediate_dim", "64", "--model.num_heads", "2",
-    "--model.num_kv_heads", "2", "--data.n_density_tokens", "64", "--data.patches_per_material", "4",
-    "--trainer.train_batch_size", "4", "--trainer.num_train_steps", str(STEPS), "--trainer.max_eval_batches", "0",
-    "--trainer.checkpointer.keep", "[{every: 4, until: null}]", "--evaluation.patches_per_material", "0",
-]  # fmt: skip
+STEPS = 20
+TINY = tiny_run(STEPS, 4)
 GRACE_SECONDS = 8
 
 
-def start_pair(output_dir: Path) -> list[subprocess.Popen]:
+@pytest.fixture(scope="module")
+def port() -> Iterator[int]:
+    """A port that nobody else is given while it is held; who asks to share it, as the coordinator does, may listen."""
+    with socket.socket() as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        holder.bind(("127.0.0.1", 0))
+        yield holder.getsockname()[1]
+
+
+def start_pair(output_dir: Path, port: int) -> list[subprocess.Popen]:
     """Both hosts of a slice, on one disk as with a bucket; only the first writes the log."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
-    line = [sys.executable, "-m", "tomat.app.cli", "train", "--config_path", str(DEMO), "--output_dir", str(output_dir)]
+    address = f"127.0.0.1:{port}"
+    line = tomat("train", "--config_path", DEMO, "--output_dir", output_dir)
     hosts = []
     for index in (0, 1):
         distributed = f"{{coordinator_address: '{address}', num_processes: 2, process_id: {index}}}"
@@ -74,10 +76,10 @@ def losses(run: Path) -> list[float]:
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory) -> tuple[Path, list[str]]:
+def pair(tmp_path_factory, port) -> tuple[Path, list[str]]:
     """A run on two hosts that nothing interrupted."""
     folder = tmp_path_factory.mktemp("pair")
-    statuses, outputs = end_pair(start_pair(folder))
+    statuses, outputs = end_pair(start_pair(folder, port))
     assert statuses == [0, 0], [output[-3000:] for output in outputs]
     return folder / "demo", outputs
 
@@ -105,9 +107,9 @@ def test_a_run_goes_on_with_half_the_devices_and_another_sharding(pair, tmp_path
 
 
 @pytest.mark.slow
-def test_a_host_is_killed_and_one_is_told_to_stop_and_nothing_is_lost(pair, tmp_path):
+def test_a_host_is_killed_and_one_is_told_to_stop_and_nothing_is_lost(pair, port, tmp_path):
     run = tmp_path / "demo"
-    hosts = start_pair(tmp_path)
+    hosts = start_pair(tmp_path, port)
     wait_for_step(run, 6, hosts)
     hosts[1].kill()
     killed_at = time.monotonic()
@@ -118,8 +120,8 @@ def test_a_host_is_killed_and_one_is_told_to_stop_and_nothing_is_lost(pair, tmp_
     newest = newest_whole(str(run))
     assert newest is not None and newest.step >= 4
 
-    hosts = start_pair(tmp_path)
-    wait_for_step(run, 16, hosts)
+    hosts = start_pair(tmp_path, port)
+    wait_for_step(run, 12, hosts)
     hosts[1].send_signal(signal.SIGTERM)  # one host alone is told; both stop after the same step
     statuses, outputs = end_pair(hosts)
     assert statuses == [143, 143], [output[-3000:] for output in outputs]
@@ -128,7 +130,7 @@ def test_a_host_is_killed_and_one_is_told_to_stop_and_nothing_is_lost(pair, tmp_
     newest = newest_whole(str(run))
     assert newest is not None and newest.step == events[-1]["step"] - 1
 
-    statuses, outputs = end_pair(start_pair(tmp_path))
+    statuses, outputs = end_pair(start_pair(tmp_path, port))
     assert statuses == [0, 0], [output[-3000:] for output in outputs]
     unbroken, _ = pair
     assert losses(run) == losses(unbroken)

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 import pytest
 import yaml
+from tiny_run import DEMO, tiny_run
 
 from tomat.base.errors import RetryableError, TomatError
 from tomat.evaluation.trained import load_trained
@@ -25,13 +26,7 @@ from tomat.training.resume import changed_keys, plain_values
 from tomat.training.run import train
 from tomat.training.startup import initialise
 
-DEMO = Path(__file__).parents[2] / "configs" / "train" / "demo.yaml"
-TINY = [
-    "--model.num_layers", "1", "--model.hidden_dim", "32", "--model.intermediate_dim", "64", "--model.num_heads", "2",
-    "--model.num_kv_heads", "2", "--data.n_density_tokens", "64", "--data.patches_per_material", "4",
-    "--trainer.train_batch_size", "4", "--trainer.num_train_steps", "6", "--trainer.max_eval_batches", "0",
-    "--trainer.checkpointer.keep", "[{every: 2, until: null}]", "--optimizer.warmup", "2",
-]  # fmt: skip
+TINY = tiny_run(6, 2, "--optimizer.warmup", "2")
 
 
 def tiny(output_dir: Path, *words: str) -> TrainConfig:

@@ -15,6 +15,7 @@ import pytest
 from levanter.checkpoint import load_checkpoint
 from levanter.optim.config import OptimizerConfig
 from levanter.trainer_state import TrainerState
+from tiny_run import DEMO, tiny_run
 
 from tomat.base.errors import TomatError
 from tomat.evaluation.trained import load_trained
@@ -28,14 +29,10 @@ from tomat.training.restore import rearrange
 from tomat.training.run import train
 from tomat.training.step import model_initialiser
 
-DEMO = Path(__file__).parents[2] / "configs" / "train" / "demo.yaml"
-TINY = [
-    "--model.num_layers", "2", "--model.hidden_dim", "32", "--model.intermediate_dim", "64", "--model.num_heads", "2",
-    "--model.num_kv_heads", "2", "--data.n_density_tokens", "64", "--data.patches_per_material", "4",
-    "--trainer.train_batch_size", "4", "--trainer.num_train_steps", "6", "--trainer.max_eval_batches", "0",
-    "--trainer.checkpointer.keep", "[{every: 2, until: null}]", "--optimizer.warmup", "2", "--trainer.mp", "f32",
-    "--trainer.model_averaging", "{type: ema, beta: 0.5}",
-]  # fmt: skip
+TINY = tiny_run(
+    6, 2, "--model.num_layers", "2", "--optimizer.warmup", "2", "--trainer.mp", "f32", "--trainer.model_averaging",
+    "{type: ema, beta: 0.5}",
+)  # fmt: skip
 UNROLLED = ("--model.scan_layers", "false")
 
 

@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 import yaml
 from levanter.tracker.tensorboard import TensorboardConfig
+from tiny_run import DEMO, tiny_run
 
 from tomat.app.cli import main
 from tomat.base.errors import TomatError
@@ -40,13 +41,7 @@ from tomat.training.run import train
 from tomat.training.startup import trackers
 from tomat.training.tracking import TrainingProgress
 
-DEMO = Path(__file__).parents[2] / "configs" / "train" / "demo.yaml"
-TINY = [
-    "--model.num_layers", "1", "--model.hidden_dim", "32", "--model.intermediate_dim", "64", "--model.num_heads", "2",
-    "--model.num_kv_heads", "2", "--data.n_density_tokens", "64", "--data.patches_per_material", "4",
-    "--trainer.train_batch_size", "4", "--trainer.num_train_steps", "6", "--trainer.steps_per_eval", "3",
-    "--trainer.max_eval_batches", "1", "--trainer.checkpointer.keep", "[{every: 2, until: null}]",
-]  # fmt: skip
+TINY = tiny_run(6, 2, "--trainer.steps_per_eval", "3", "--trainer.max_eval_batches", "1")
 
 
 def tiny(output_dir: Path, *words: str) -> TrainConfig:

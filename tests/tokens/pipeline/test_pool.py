@@ -4,6 +4,7 @@ import sys
 import time
 
 import pytest
+from tiny_run import tomat
 
 from tomat.bench.retokenize_kill import children, run_with_kills, set_files
 from tomat.tokens.pipeline.driver import retokenize
@@ -191,7 +192,7 @@ def test_killed_three_times_it_ends_with_the_same_bytes(tmp_path, tree, retokeni
         words = ["--input", tree, "--output", output, "--filelist", "mp_filelist.txt", "--layout", "v3-p7"]
         words += ["--split_file", "split_limit_22M.json", "--bins", "200", "--patches_per_material", "20"]
         words += ["--block_rows", "8", "--workers", "2"]
-        return [sys.executable, "-m", "tomat.app.cli", "retokenize", *map(str, words)]
+        return tomat("retokenize", *words)
 
     began = time.monotonic()
     subprocess.run(command(tmp_path / "timed"), check=True, stdout=subprocess.DEVNULL)

@@ -6,19 +6,14 @@ import sys
 from pathlib import Path
 
 import pytest
+from tiny_run import tiny_run, tomat
 
 from tomat.runs.checkpoints import newest_whole
 from tomat.runs.history import read_events
 from tomat.runs.log_lines import read_metrics
 
 TINY = [
-    "--run_name", "demo", "--preset", "demo", "--data.source", "embedded", "--data.layout", "v3-p7",
-    "--model.num_layers", "1", "--model.hidden_dim", "32", "--model.intermediate_dim", "64",
-    "--model.num_heads", "2", "--model.num_kv_heads", "2", "--data.n_density_tokens", "64",
-    "--data.patches_per_material", "4",
-    "--trainer.train_batch_size", "4", "--trainer.num_train_steps", "12", "--trainer.max_eval_batches", "0",
-    "--evaluation.patches_per_material", "0",
-    "--trainer.checkpointer.keep", "[{every: 1, until: null}]",
+    "--run_name", "demo", "--preset", "demo", "--data.source", "embedded", "--data.layout", "v3-p7", *tiny_run(12, 1),
 ]  # fmt: skip
 
 # A file system of four megabytes, in a namespace of its own: mounting needs no privilege there.
@@ -68,7 +63,7 @@ def namespaces_allowed() -> bool:
 def test_a_disk_that_fills_up_ends_the_run_and_the_run_goes_on_with_more(tmp_path):
     disk, kept = tmp_path / "disk", tmp_path / "kept"
     disk.mkdir()
-    train = [sys.executable, "-m", "tomat.app.cli", *words(tmp_path, "--output_dir", str(disk))]
+    train = tomat(*words(tmp_path, "--output_dir", str(disk)))
     done = subprocess.run(
         ["unshare", "-rm", "bash", "-c", ON_A_SMALL_DISK, "bash", str(disk), *train],
         env={**os.environ, "DISK": str(disk), "KEPT": str(kept)},

@@ -1,10 +1,7 @@
 """The guards one by one: what is judged a bad step, what a skipped one leaves, regions, clocks, full storage."""
 
 import errno
-import importlib.util
 import math
-import sys
-import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from gcs_server import serve_bucket
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from levanter.optim.skipstep import SkipStepConfig
@@ -163,26 +161,15 @@ def test_settings_that_cannot_work_are_refused(key, value):
 
 @pytest.fixture(scope="module")
 def google():
-    """The bucket server of `tests/gcs_server.py`, with the metadata of a machine in us-east5."""
-    path = Path(__file__).parents[2] / "gcs_server.py"
-    spec = importlib.util.spec_from_file_location("gcs_server_of_guards", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    with module.BucketServer() as server:
+    """The bucket server, with the metadata of a machine in us-east5."""
+    with serve_bucket() as server, pytest.MonkeyPatch.context() as patch:
         server.worker_zone = "us-east5-b"
         server.regions["far"] = "EUROPE-WEST4"
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        with pytest.MonkeyPatch.context() as patch:
-            for key, value in server.environment.items():
-                patch.setenv(key, value)
-            fsspec.get_filesystem_class("gs").clear_instance_cache()
-            yield server
+        for key, value in server.environment.items():
+            patch.setenv(key, value)
         fsspec.get_filesystem_class("gs").clear_instance_cache()
-        server.shutdown()
-        thread.join()
+        yield server
+    fsspec.get_filesystem_class("gs").clear_instance_cache()
 
 
 def gs_config(train: str, output: str, *words: str):

@@ -2,7 +2,7 @@
 
 Objects in memory, with generations and preconditions that hold, media, multipart and resumable uploads, ranges (suffix
 ranges too), lists with delimiter and pages, deletes, and the metadata server of a virtual machine. Run alone it serves
-a bucket for experiments: `python tests/gcs_server.py --port 4443`.
+a bucket for experiments: `python tests/support/gcs_server.py --port 4443`.
 """
 
 import argparse
@@ -13,7 +13,8 @@ import re
 import threading
 import urllib.parse
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Literal
@@ -299,6 +300,19 @@ class BucketServer(ThreadingHTTPServer):
             "CLOUD_STORAGE_EMULATOR_ENDPOINT": self.url,
             **{key: address for key in ("GCE_METADATA_HOST", "GCE_METADATA_IP", "GCE_METADATA_ROOT")},
         }
+
+
+@contextmanager
+def serve_bucket() -> Iterator[BucketServer]:
+    """A server of its own thread: `gs://bucket/` for whoever has its `environment`."""
+    with BucketServer() as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield server
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 def main() -> None:

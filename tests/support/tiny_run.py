@@ -1,0 +1,29 @@
+"""The words of a training run that is as small as one can be: one layer on the embedded densities.
+
+All tests that train something use these words and few others, so that what one of them has compiled serves the rest
+(`tests/conftest.py` keeps it).
+"""
+
+import sys
+from pathlib import Path
+
+DEMO = Path(__file__).parents[2] / "configs" / "train" / "demo.yaml"
+ONE_LAYER = [
+    "--model.num_layers", "1", "--model.hidden_dim", "32", "--model.intermediate_dim", "64", "--model.num_heads", "2",
+    "--model.num_kv_heads", "2", "--data.n_density_tokens", "64",
+]  # fmt: skip
+
+
+def tiny_run(steps: int, keep_every: int, *words: str) -> list[str]:
+    """Words for `load_config` or the command `train`: batches of four sequences, no evaluation unless `words` ask."""
+    keep = f"[{{every: {keep_every}, until: null}}]"
+    return [
+        *ONE_LAYER, "--data.patches_per_material", "4", "--trainer.train_batch_size", "4",
+        "--trainer.num_train_steps", str(steps), "--trainer.checkpointer.keep", keep,
+        "--trainer.max_eval_batches", "0", "--evaluation.patches_per_material", "0", *words,
+    ]  # fmt: skip
+
+
+def tomat(*words: object) -> list[str]:
+    """The command line of a process of its own."""
+    return [sys.executable, "-m", "tomat.app.cli", *map(str, words)]

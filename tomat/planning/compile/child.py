@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -211,7 +212,7 @@ def _write_program(
     capacity = slice_.chip.hbm_bytes_usable // slice_.chip.jax_devices_per_chip
     result["memory"] = memory_of_compiled(sizes, _buffer_assignment(work), program, capacity).to_dict()
     result["memory_analysis"] = sizes
-    schedules = {name: schedule.to_dict() for name, schedule in read_schedules(work / LLO_DUMP).items()}
+    schedules = {name: asdict(schedule) for name, schedule in read_schedules(work / LLO_DUMP).items()}
     (part / SCHEDULE_FILE).write_bytes(gzip.compress(json.dumps(schedules).encode(), compresslevel=6, mtime=0))
     if with_executable:
         (part / EXECUTABLE_FILE).write_bytes(executable.serialize())

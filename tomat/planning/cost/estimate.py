@@ -158,12 +158,11 @@ def _op_times(
     roofs: Roofs,
 ) -> OpTimes:
     """Every model on one kernel; collectives are settled later, when it is known what runs beside them."""
-    chip = slice_.chip
     compiler = roofline = scheduled = None
     if instruction.opcode not in CONTROL_OPCODES and roofs.clock_hz and roofs.hbm_bytes_per_second:
         cycles = instruction.estimated_cycles
         compiler = cycles / roofs.clock_hz if cycles is not None else None
-        roofline = roofline_seconds(program, instruction, chip, slice_)
+        roofline = roofline_seconds(program, instruction, slice_)
         if schedule is not None:
             reached = roofs.hbm_bytes_per_second * HBM_EFFICIENCY
             scheduled = schedule_time(program, instruction, schedule, roofs.clock_hz, reached)

@@ -81,7 +81,7 @@ def schedule_time(
     mxu = schedule.executed(lambda region: region.mxu_cycles, executions)
     seconds = bundles / clock_hz
     hbm = None
-    if schedule.windows and hbm_bytes_per_second:
+    if schedule.has_windows and hbm_bytes_per_second:
         # Blocks are double-buffered: the fetch for the next step runs beside the computation of this one, so that the
         # active steps take the longer of the two; those skipped fetch nothing.
         skipped = 0.0

@@ -36,10 +36,6 @@ from tomat.tuning.windowed import windowed_einsums
 DATA = Path(__file__).parents[1] / "planning" / "data"
 SWEEPS = Path(__file__).parents[2] / "configs" / "sweeps"
 CAPACITY = round(31.24 * 2**30)
-STATS = {
-    "argument_size_in_bytes": 134217728, "output_size_in_bytes": 100663840, "alias_size_in_bytes": 100663296,
-    "temp_size_in_bytes": 2281995008, "generated_code_size_in_bytes": 3419136, "peak_memory_in_bytes": 2181044768,
-}  # fmt: skip
 REFUSED = (
     "RESOURCE_EXHAUSTED: Ran out of memory on HBM, the total memory required for HLO temporaries (61.09G) exceeds "
     "available HBM (31.24G). HLO module: jit_step."
@@ -90,7 +86,7 @@ class StoredPlanner:
         shutil.copy(DATA / "scan_fits.hlo.pb.gz", self.fitting / PROGRAM_FILE)
         program = load_program(self.fitting / PROGRAM_FILE)
         assignment = gzip.decompress((DATA / "scan_fits.hlo.pb.gz").read_bytes())
-        self.memory = memory_of_compiled(STATS, assignment, program, CAPACITY)
+        self.memory = memory_of_compiled(assignment, CAPACITY)
         oom = memory_of_oom(REFUSED, gzip.decompress((DATA / "scan_oom.hlo.pb.gz").read_bytes()))
         assert oom is not None
         self.oom = oom

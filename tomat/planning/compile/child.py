@@ -36,16 +36,6 @@ EXECUTABLE_FILE = "executable.bin"
 MEMORY_SUFFIX = "-memory"
 """Of the key of a compile that was ended when its memory was known."""
 
-MEMORY_FIELDS = (
-    "argument_size_in_bytes",
-    "output_size_in_bytes",
-    "alias_size_in_bytes",
-    "temp_size_in_bytes",
-    "generated_code_size_in_bytes",
-    "peak_memory_in_bytes",
-)
-"""What `compiled.memory_analysis()` (jax 0.11.1) says about the memory of one device."""
-
 
 def main(request_file: str) -> int:
     """Compile what the request asks for; 0 if the cache then holds the answer, which may be that it does not fit."""
@@ -92,12 +82,7 @@ def _compile(request: dict[str, Any]) -> None:
             return
     say("compiling", key=key)
     result: dict[str, Any] = {
-        "slice": slice_.name,
         "compiler": request["compiler"],
-        "jax": importlib.metadata.version("jax"),
-        "levanter": importlib.metadata.version("marin-levanter"),
-        "libtpu_args": request["libtpu_args"],
-        "xla_flags": request["xla_flags"],
         "lowered_sha256": text_sha256,
         "lower_seconds": lower_seconds,
     }
@@ -174,9 +159,8 @@ def _answer_when_code_begins(result: dict[str, Any], work: Path, folder: Path, s
     assignment = _buffer_assignment(work)
     if assignment is None:
         return  # not this compiler's way any more: the whole compile answers
-    capacity = slice_.chip.hbm_bytes_usable // slice_.chip.jax_devices_per_chip
     result["status"] = "fits"
-    result["memory"] = memory_of_compiled({}, assignment, None, capacity).to_dict()
+    result["memory"] = memory_of_compiled(assignment, _capacity_bytes(slice_)).to_dict()
     part = work / "memory"
     part.mkdir()
     keep_answer(result, part, folder)
@@ -187,7 +171,6 @@ def _write_oom(result: dict[str, Any], message: str, work: Path) -> None:
     from tomat.planning.cost.memory import memory_of_oom
 
     result["status"] = "oom"
-    result["message"] = message
     memory = memory_of_oom(message, _buffer_assignment(work))
     if memory is None:
         raise TomatError(f"{result['compiler']} says RESOURCE_EXHAUSTED, but not of what: {message[:500]}")
@@ -199,23 +182,23 @@ def _write_program(
 ) -> None:
     from tomat.planning.cost.llo import read_schedules
     from tomat.planning.cost.memory import memory_of_compiled
-    from tomat.profile.hlo_files import program_from_bytes
 
     result["status"] = "fits"
     executable = compiled.runtime_executable()
     module = executable.hlo_modules()[0].as_serialized_hlo_module_proto()
     # Level 6 costs 0.1 s for the 2 MB of a 200M step and leaves a fifth.
     (part / PROGRAM_FILE).write_bytes(gzip.compress(module, compresslevel=6, mtime=0))
-    stats = compiled.memory_analysis()
-    sizes = {name: int(getattr(stats, name)) for name in MEMORY_FIELDS}
-    program = program_from_bytes(module, "the compiled step")
-    capacity = slice_.chip.hbm_bytes_usable // slice_.chip.jax_devices_per_chip
-    result["memory"] = memory_of_compiled(sizes, _buffer_assignment(work), program, capacity).to_dict()
-    result["memory_analysis"] = sizes
+    code_bytes = compiled.memory_analysis().generated_code_size_in_bytes
+    assignment = _buffer_assignment(work) or b""
+    result["memory"] = memory_of_compiled(assignment, _capacity_bytes(slice_), code_bytes).to_dict()
     schedules = {name: asdict(schedule) for name, schedule in read_schedules(work / LLO_DUMP).items()}
     (part / SCHEDULE_FILE).write_bytes(gzip.compress(json.dumps(schedules).encode(), compresslevel=6, mtime=0))
     if with_executable:
         (part / EXECUTABLE_FILE).write_bytes(executable.serialize())
+
+
+def _capacity_bytes(slice_: Any) -> int:
+    return slice_.chip.hbm_bytes_usable // slice_.chip.jax_devices_per_chip
 
 
 def _buffer_assignment(work: Path) -> bytes | None:

@@ -22,7 +22,7 @@ import numpy as np
 from tomat.base.errors import TomatError
 from tomat.base.reporting import write_json
 from tomat.base.stages import DONE
-from tomat.hardware.chips import Slice, slice_named
+from tomat.hardware.chips import Slice
 from tomat.planning.compile.child import EXECUTABLE_FILE, MEMORY_SUFFIX, PROGRAM_FILE, SCHEDULE_FILE, needed_files
 from tomat.planning.compile.process import Limits, ask, request_key
 from tomat.planning.compile.topology import compiler_version
@@ -61,11 +61,6 @@ class CompiledStep:
     def key(self) -> str:
         """Names the program: module, slice, compiler and flags."""
         return self.folder.name
-
-    @property
-    def slice_(self) -> Slice:
-        """What it was compiled for."""
-        return slice_named(self.result["slice"])
 
     @property
     def fits(self) -> bool:

@@ -37,12 +37,8 @@ MEMORY_SUFFIX = "-memory"
 """Of the key of a compile that was ended when its memory was known."""
 
 
-def main(request_file: str) -> int:
-    """Compile what the request asks for; 0 if the cache then holds the answer, which may be that it does not fit."""
-    return answer(request_file, _compile)
-
-
 def _compile(request: dict[str, Any]) -> None:
+    """Compile what the request asks for and keep the answer, which may be that it does not fit."""
     import jax
     import numpy as np
 
@@ -73,7 +69,7 @@ def _compile(request: dict[str, Any]) -> None:
         raise TomatError(f"the step cannot be lowered for {slice_.name}: {_first_line(error)}") from error
     lower_seconds = time.perf_counter() - began
     text_sha256 = hashlib.sha256(lowered.as_text().encode()).hexdigest()
-    key = program_key(text_sha256, slice_.name, request["compiler"], request["libtpu_args"], request["xla_flags"])
+    key = program_key(text_sha256, request)
     folder = Path(request["programs_dir"]) / key
     memory_folder = folder.with_name(key + MEMORY_SUFFIX)
     for kept in (folder, memory_folder) if request["memory_only"] else (folder,):
@@ -81,11 +77,7 @@ def _compile(request: dict[str, Any]) -> None:
             say("cached", key=kept.name)
             return
     say("compiling", key=key)
-    result: dict[str, Any] = {
-        "compiler": request["compiler"],
-        "lowered_sha256": text_sha256,
-        "lower_seconds": lower_seconds,
-    }
+    result = {"compiler": request["compiler"], "lowered_sha256": text_sha256, "lower_seconds": lower_seconds}
     work = Path(request["work_dir"])
     part = work / "part"
     part.mkdir()
@@ -207,13 +199,11 @@ def _buffer_assignment(work: Path) -> bytes | None:
     return found[-1].read_bytes() if found else None
 
 
-def program_key(
-    lowered_sha256: str, slice_name: str, compiler: str, libtpu_args: list[str], xla_flags: list[str]
-) -> str:
+def program_key(lowered_sha256: str, request: Mapping[str, Any]) -> str:
     """What names a compile: the StableHLO, the slice, the compiler and its flags, what calls it and what reads it."""
+    asked = [request[key] for key in ("slice", "compiler", "libtpu_args", "xla_flags")]
     versions = [importlib.metadata.version(name) for name in ("jax", "jaxlib")]
-    readers = sources_digest(*READERS)
-    words = json.dumps([CACHE_FORMAT, lowered_sha256, slice_name, compiler, libtpu_args, xla_flags, versions, readers])
+    words = json.dumps([CACHE_FORMAT, lowered_sha256, *asked, versions, sources_digest(*READERS)])
     return hashlib.sha256(words.encode()).hexdigest()[:24]
 
 
@@ -223,4 +213,4 @@ def _first_line(error: Exception) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    sys.exit(answer(sys.argv[1], _compile))

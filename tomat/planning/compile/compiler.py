@@ -162,16 +162,12 @@ def compile_step(
     if found is not None:
         return found
     table = {"values": value_table.tolist(), "dtype": str(value_table.dtype)} if value_table is not None else None
-    whole = request | {
-        "value_table": table,
-        "executable": executable,
-        "memory_only": memory_only,
-    }
+    whole = request | {"value_table": table, "executable": executable, "memory_only": memory_only}
     needed = partial(needed_files, executable=executable)
     answer = ask(CHILD_MODULE, whole, slice_, cache, limits, needed=needed, on_stage=on_stage)
     write_json(request_file, {"program": answer.folder.name})
-    if answer.evicted is not None:
-        on_stage(str(answer.evicted))
+    if answer.evicted:
+        on_stage(answer.evicted)
     on_stage(DONE)
     return CompiledStep(answer.folder, answer.result, cached=False, lock=answer.lock)
 

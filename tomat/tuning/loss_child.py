@@ -93,7 +93,7 @@ def measure(request: dict[str, Any], llo_dump: Path) -> dict[str, Any]:
     program = program_from_bytes(module, "the compiled loss")
     schedules = read_schedules(llo_dump)
     matched = matched_schedules(program, schedules)
-    estimate = estimate_step(program, schedules, slice_, title="loss", device_kind=device.device_kind)
+    estimate = estimate_step(program, schedules, slice_, title="loss")
     kernels = []
     ops = sorted(estimate.ops.values(), key=lambda op: (op.estimate or 0.0) * op.executions, reverse=True)
     for op in ops[:TOP_KERNELS]:

@@ -78,7 +78,6 @@ def estimate_step(
     slice_: Slice,
     *,
     title: str,
-    device_kind: str,
     scale: float = 1.0,
     notes: tuple[str, ...] = (),
     memory_bytes: Mapping[str, int] | None = None,
@@ -90,11 +89,11 @@ def estimate_step(
         schedules: As `read_schedules` gives them.
         slice_: What it was compiled for.
         title: Of the breakdown.
-        device_kind: JAX's name of the chip.
         scale: What the models' times are multiplied with.
         notes: What the reader of the breakdown should know; what was assumed is added.
         memory_bytes: Of the breakdown, where the program itself has no buffer assignment.
     """
+    device_kind = slice_.chip.device_kinds[0]
     roofs = Roofs.of_device_kind(device_kind)
     verdicts = classify_program(program)
     matched = matched_schedules(program, schedules)
@@ -123,7 +122,6 @@ def estimate_step(
         hidden_seconds=lambda instruction: (
             collectives[instruction.name].hidden_seconds * scale if instruction.name in collectives else 0.0
         ),
-        notes=notes,
         kernel_flops=lambda instruction: _flops(program, instruction, ops[instruction.name].schedule, roofs),
         title=title,
         n_devices=slice_.n_devices,

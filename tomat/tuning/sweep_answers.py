@@ -40,7 +40,9 @@ def answer(row: RowRecord, base: RowRecord | None) -> str:
     """The verdict on a row, with what the ranking does not say: its largest buffer, or what changed since its base."""
     if row.status == FAILED:
         return f"`{row.name}` {verdict(row, base)}"
-    said = f"`{row.name}` ({required_text(row)}): {verdict(row, base)}."
+    is_base = row.status == FITS and row.base is None
+    judged = "fits, and is what other rows are compared with" if is_base else verdict(row, base)
+    said = f"`{row.name}` ({required_text(row)}): {judged}."
     if row.status == OOM and row.largest_buffers:
         largest = row.largest_buffers[0]
         source = f", {largest['source']}" if largest["source"] else ""

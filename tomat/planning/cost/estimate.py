@@ -108,8 +108,10 @@ def estimate_step(
     collectives = overlap(program, lambda instruction: ops[instruction.name].estimate, slice_)
     for name, time in collectives.items():
         if name in ops:
+            # A collective takes what it makes the step wait; a fusion that multiplies as well, its own time on top.
             inner = {i.opcode for i in program.inner(kernels[name])}
-            ops[name] = _with_collective(ops[name], time, fused=bool(inner & {"dot", "convolution"}))
+            own = (ops[name].estimate or 0.0) if inner & {"dot", "convolution"} else 0.0
+            ops[name] = replace(ops[name], estimate=own + time.exposed_seconds, basis="interconnect")
 
     def scaled(instruction: Instruction) -> float | None:
         seconds = ops[instruction.name].estimate
@@ -183,9 +185,3 @@ def _estimate(
     if roofline is not None:
         return max(roofline.seconds, moving), "hbm" if moving >= roofline.seconds else "roofline"
     return compiler, "compiler" if compiler is not None else ""
-
-
-def _with_collective(op: OpTimes, time: CollectiveTime, fused: bool) -> OpTimes:
-    """A collective takes what it makes the step wait; a fusion that multiplies as well, its own time on top."""
-    own = (op.estimate or 0.0) if fused else 0.0
-    return replace(op, estimate=own + time.exposed_seconds, basis="interconnect")

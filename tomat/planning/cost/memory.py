@@ -40,7 +40,6 @@ _TOTALS = (
     re.compile(rf"unlikely to have enough memory\. Requires {_SIZE}, has {_SIZE} available"),
     re.compile(rf"Scoped allocation with size {_SIZE} and limit {_SIZE} exceeded scoped (?P<space>vmem) limit"),
 )
-_ROW = r"^\s*{}\s+" + _SIZE + r"\s*$"
 
 
 @dataclass(frozen=True)
@@ -137,7 +136,7 @@ def memory_of_oom(message: str, hlo_proto: bytes | None = None) -> MemoryReport 
         required_bytes=required,
         capacity_bytes=capacity,
         argument_bytes=_row(message, "arguments"),
-        temporary_bytes=_row_of_temporaries(message),
+        temporary_bytes=_row(message, "HLO temp"),
         largest=listed[:LARGEST_COUNT],
         largest_are=COMPILERS_LIST if listed else "",
         memory_space=space,
@@ -196,13 +195,8 @@ def _bytes(figure: str, unit: str) -> int:
 
 
 def _row(message: str, name: str) -> int | None:
-    """A row of the table under "Total hbm usage"; None where it is missing or says "unknown size"."""
-    match = re.search(_ROW.format(name), message, re.MULTILINE)
-    return _bytes(match.group(1), match.group(2)) if match else None
-
-
-def _row_of_temporaries(message: str) -> int | None:
-    match = re.search(rf"^\s*HLO temp\s+{_SIZE}", message, re.MULTILINE)
+    """A row of the tables of what is used; None where it is missing or says "unknown size"."""
+    match = re.search(rf"^\s*{name}\s+{_SIZE}", message, re.MULTILINE)
     return _bytes(match.group(1), match.group(2)) if match else None
 
 

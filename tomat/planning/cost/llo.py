@@ -52,8 +52,8 @@ class Region:
     executions: float | None
     """Of a loop: its trip count. Of a branch: in which share of the cases it is entered. None where that depends on
     data or could not be read."""
-    reason: str
-    """What `executions` depends on: see `ScalarCode.share`; for loops `counter` or `unknown`."""
+    operand: int | None = None
+    """Of a branch: the prefetched operand of the kernel that decides whether it is entered."""
     mxu_cycles: int = 0
     """Cycles that the busier matrix unit works on the products issued in these bundles."""
     read_bytes: int = 0
@@ -265,12 +265,11 @@ class _Reader:
         given: tuple[tuple[str, bool], ...],
     ) -> Region:
         executions: float | None = 1.0
-        reason = "constant"
+        operand = None
         if span.kind == "loop":
             executions = trips[span.first]
-            reason = "counter" if executions is not None else "unknown"
         elif span.kind == "branch":
-            executions, reason = self._code.share(span.predicate, span.negated, trips, self.grid, given)
+            executions, operand = self._code.share(span.predicate, span.negated, trips, self.grid, given)
             given = (*given, (span.predicate, span.negated))
         children: list[Region] = []
         own: list[int] = []
@@ -290,7 +289,7 @@ class _Reader:
             bundles=len(own),
             slots=tuple(sum(rows[b][n] for b in own) for n in range(len(rows[0]))) if rows else (),
             executions=executions,
-            reason=reason,
+            operand=operand,
             mxu_cycles=max((sum(cycles) for cycles in zip(*busy, strict=True)), default=0),
             read_bytes=sum(self._read_bytes.get(b, 0) for b in own),
             regions=tuple(children),

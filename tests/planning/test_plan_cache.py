@@ -46,9 +46,9 @@ def test_the_least_recently_used_goes_first(tmp_path):
     assert opened is not None and opened[1]["name"] == "a"
     opened[0].close()  # read, and so the most recently used
     evicted = evict(tmp_path, 2 * SIZE + SIZE // 2)
-    assert evicted is not None and evicted.count == 1 and "removed 1 answer (" in str(evicted)
+    assert evicted.startswith("removed 1 answer (")
     assert names(tmp_path) == {"a", "c"}
-    assert evict(tmp_path, 3 * SIZE) is None
+    assert evict(tmp_path, 3 * SIZE) == ""
 
 
 def test_what_is_read_is_not_evicted(tmp_path):
@@ -201,7 +201,7 @@ def test_an_answer_made_while_the_old_one_was_locked_stays(tmp_path, monkeypatch
         real(file, how)
 
     monkeypatch.setattr(plan_cache.fcntl, "flock", late)
-    assert evict(tmp_path, 0) is None
+    assert evict(tmp_path, 0) == ""
     assert names(tmp_path) == {"key"}
 
 

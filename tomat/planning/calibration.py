@@ -58,8 +58,8 @@ class CalibrationRow:
     config: Mapping[str, Any] | None = None
     compiler: str = ""
     doubted: Mapping[str, str] = field(default_factory=dict)
-    """Measured shares that cannot be, and why: shown, and counted in no error. Other figures are not doubted, since a
-    step time moves every estimate: a row whose figures cannot be is taken out."""
+    """Measured shares that cannot be, and why: the page says so. Other figures are not doubted, since a step time moves
+    every estimate: a row whose figures cannot be is taken out."""
 
     @property
     def step_ratio(self) -> float | None:
@@ -130,13 +130,10 @@ class Calibration:
         Raises:
             TomatError: The record is damaged, or holds figures that cannot be.
         """
-        for path in (tracking_dir / RECORD_FILE, PACKAGED_FILE, CHECKOUT_FILE):
-            if path.is_file():
-                return Calibration._read(path)
-        return Calibration(())
-
-    @staticmethod
-    def _read(path: Path) -> Calibration:
+        places = (tracking_dir / RECORD_FILE, PACKAGED_FILE, CHECKOUT_FILE)
+        path = next((path for path in places if path.is_file()), None)
+        if path is None:
+            return Calibration(())
         try:
             data = json.loads(path.read_text(encoding="utf-8"))
             rows = [CalibrationRow(**{**row, "overrides": tuple(row["overrides"])}) for row in data["rows"]]
@@ -147,16 +144,9 @@ class Calibration:
             ) from None
         return Calibration(tuple(row.checked(str(path)) for row in rows))
 
-    def save(self, tracking_dir: Path) -> Path:
+    def save(self, tracking_dir: Path) -> None:
         """Write the record into `tracking_dir`."""
-        path = tracking_dir / RECORD_FILE
-        write_json(path, {"rows": [asdict(row) for row in self.rows]})
-        return path
-
-    def with_row(self, row: CalibrationRow) -> Calibration:
-        """This record with `row` in the place of the one of its name, or at the end."""
-        kept = [row if row.name == old.name else old for old in self.rows]
-        return Calibration(tuple(kept if row in kept else [*kept, row]))
+        write_json(tracking_dir / RECORD_FILE, {"rows": [asdict(row) for row in self.rows]})
 
     def step_ratios(self, chip: str, without: str | None = None) -> list[float]:
         """Measured over modelled step time of the runs on `chip`; of all runs where it has none.

@@ -72,42 +72,41 @@ def calibrate(
             are then on record already.
     """
     kept, notes = read_measurements(tracking_dir)
-    record = Calibration.load(tracking_dir)
-    by_name = {row.name: row for row in record.rows}
-    recorded = [row for row in record.rows if row.config is not None]
-    rows: list[CalibrationRow] = [*kept, *recorded]
+    recorded = {row.name: row for row in Calibration.load(tracking_dir).rows}
+    rows = {row.name: row for row in (*kept, *(row for row in recorded.values() if row.config is not None))}
     if run_dir is not None:
         added = row_of_run(run_dir)
-        rows = [*(row for row in rows if row.name != added.name), added]
+        rows.pop(added.name, None)  # it goes to the end
+        rows[added.name] = added
     tables: dict[str, dict[str, dict[str, float]]] = {}
-    done = Calibration(())
-    for row in rows:
-        config = row.training_config()
-        config = replace(config, tracking_dir=str(tracking_dir))
+    done: dict[str, CalibrationRow] = {}
+    for name, row in rows.items():
+        config = replace(row.training_config(), tracking_dir=str(tracking_dir))
         slice_ = planned_slice(config, row.slice or None)
-        old = by_name.get(row.name)
+        old = recorded.get(name)
         if only_new and old is not None and old.measured == row.measured and old.predicted:
-            done = done.with_row(replace(old, source=row.source, doubted=row.doubted))
+            done[name] = replace(old, source=row.source, doubted=row.doubted)
             continue
-        told = partial(on_stage, row.name)
-        plan = make_plan(config, slice_, cache_dir=cache_dir, limits=limits, on_stage=told)
-        done = done.with_row(row_with_plan(row, plan))
+        plan = make_plan(config, slice_, cache_dir=cache_dir, limits=limits, on_stage=partial(on_stage, name))
+        done[name] = row_with_plan(row, plan)
         if plan.step is not None:
-            tables[row.name] = plan.step.model_table()
+            tables[name] = plan.step.model_table()
         # A calibration that is stopped keeps what it has planned.
-        left = [by_name[other.name] for other in rows if other.name in by_name]
-        Calibration((*done.rows, *(r for r in left if r.name not in {d.name for d in done.rows}))).save(tracking_dir)
-    done.save(tracking_dir)
+        left = {other: recorded[other] for other in rows if other in recorded and other not in done}
+        Calibration((*done.values(), *left.values())).save(tracking_dir)
+    record = Calibration(tuple(done.values()))
+    record.save(tracking_dir)
     contents = {
-        "steps": steps_section(done),
-        "memory": memory_section(done.rows),
-        "shares": shares_section(done.rows),
-        "models": models_section(done.rows, tables) if tables else None,
+        "steps": steps_section(record),
+        "memory": memory_section(record.rows),
+        "shares": shares_section(record.rows),
         "notes": "\n".join(f"- {note}" for note in notes),
     }
-    update_document(tracking_dir / PAGE, {name: text for name, text in contents.items() if text is not None}, TEMPLATE)
+    if tables:
+        contents["models"] = models_section(record.rows, tables)
+    update_document(tracking_dir / PAGE, contents, TEMPLATE)
     console.print(f"wrote {tracking_dir / PAGE}", highlight=False)
-    return {"rows": [asdict(row) for row in done.rows]}
+    return {"rows": [asdict(row) for row in record.rows]}
 
 
 def row_with_plan(row: CalibrationRow, plan: Plan) -> CalibrationRow:
@@ -132,7 +131,7 @@ def row_with_plan(row: CalibrationRow, plan: Plan) -> CalibrationRow:
 def steps_section(record: Calibration) -> str:
     """Measured and predicted step times, with the row itself left out of its own correction."""
     header = ("run", "measured", "models alone", "error", "corrected by the other runs", "error")
-    rows, errors = [], []
+    rows = []
     for row in record.rows:
         measured, modelled = row.measured.get("step_seconds"), row.predicted.get("model_seconds")
         if measured is None:
@@ -142,7 +141,6 @@ def steps_section(record: Calibration) -> str:
             continue
         others = record.scale(row.chip, without=row.name)
         corrected = modelled * others
-        errors.append(abs(corrected / measured - 1))
         rows.append(
             (
                 row.name,
@@ -159,25 +157,20 @@ def steps_section(record: Calibration) -> str:
         f"{percent(record.known_error(chip), 0)}."
         for chip in chips
     ]
-    said += [
+    said.append(
         "The correction is one factor for the whole step, fitted to these runs: the last columns leave the run itself "
-        "out of it.",
-        f"Largest error so: {_largest(errors)}.",
-    ]
+        "out of it."
+    )
     return "\n\n".join([markdown_table(header, rows), " ".join(said)])
 
 
 def memory_section(rows: Sequence[CalibrationRow]) -> str:
     """Needed memory and whether it fits."""
     header = ("run", "the pod", "needed, GiB", "planned", "needed, GiB", "error")
-    table, errors, right = [], [], 0
+    table = []
     for row in rows:
         measured, predicted = row.measured, row.predicted
         needed, planned = measured.get("hbm_required_gib"), predicted.get("hbm_required_gib")
-        error = planned / needed - 1 if needed and planned else None
-        if error is not None:
-            errors.append(abs(error))
-        right += measured.get("fits") == predicted.get("fits")
         table.append(
             (
                 row.name,
@@ -185,34 +178,30 @@ def memory_section(rows: Sequence[CalibrationRow]) -> str:
                 UNKNOWN if needed is None else f"{needed:.2f}",
                 "fits" if predicted.get("fits") else "does not fit",
                 UNKNOWN if planned is None else f"{planned:.2f}",
-                percent(error, 2),
+                percent(planned / needed - 1 if needed and planned else None, 2),
             )
         )
-    said = f"The verdict is right for {right} of {len(table)}. Largest error of what is needed: {_largest(errors, 2)}."
-    return "\n\n".join([markdown_table(header, table, "llrlrr"), said])
+    return markdown_table(header, table, "llrlrr")
 
 
 def shares_section(rows: Sequence[CalibrationRow]) -> str:
     """Shares of the step that a profile gave."""
     header = ("run", "share", "profile", "planned", "difference, points")
-    table, errors, doubts = [], [], []
+    table, doubts = [], []
     for row in rows:
         for key, measured in row.measured.items():
             if not key.endswith("_share"):
                 continue
             planned = row.predicted.get(key)
             doubted = row.doubted.get(key)
-            if planned is not None and doubted is None:
-                errors.append(abs(planned - measured))
             difference = UNKNOWN if planned is None else f"{100 * (planned - measured):+.1f}"
             if doubted is not None:
                 difference += " (doubted)"
-                doubts.append(f"The profile's {key.removesuffix('_share')} of {row.name} counts in no error: {doubted}")
+                doubts.append(f"The profile's {key.removesuffix('_share')} of {row.name} cannot be: {doubted}")
             table.append((row.name, key.removesuffix("_share"), percent(measured), percent(planned), difference))
     if not table:
         return "No profile is on record."
-    largest = f"Largest difference: {_largest(errors)} of the step."
-    return "\n\n".join([markdown_table(header, table, "llrrr"), largest, *doubts])
+    return "\n\n".join([markdown_table(header, table, "llrrr"), *doubts])
 
 
 def models_section(rows: Sequence[CalibrationRow], tables: dict[str, dict[str, dict[str, float]]]) -> str:
@@ -240,7 +229,3 @@ def models_section(rows: Sequence[CalibrationRow], tables: dict[str, dict[str, d
         "Pallas kernels; the schedule alone says nothing of waiting for memory."
     )
     return "\n\n".join(parts)
-
-
-def _largest(errors: Sequence[float], digits: int = 1) -> str:
-    return percent(max(errors), digits) if errors else "nothing to compare"

@@ -53,7 +53,6 @@ class Plan:
             self.compiled.schedules,
             self.slice_,
             title=f"{self.config.run_name} on {self.slice_.name}, planned",
-            device_kind=self.slice_.chip.device_kinds[0],
             scale=self.calibration.scale(self.slice_.chip.name),
             notes=self.calibration.notes(self.slice_.chip.name),
             memory_bytes=self.compiled.memory.by_kind(),
@@ -93,8 +92,7 @@ class Plan:
     @property
     def notes(self) -> tuple[str, ...]:
         """What the reader must know about the estimate: its error, and what it assumes."""
-        assumed = self.step.assumed if self.step is not None else ()
-        return (*self.calibration.notes(self.slice_.chip.name), *(one.sentence for one in assumed))
+        return self.breakdown.notes if self.breakdown is not None else self.calibration.notes(self.slice_.chip.name)
 
     def pallas_kernels(self) -> list[dict[str, Any]]:
         """The Pallas kernels of the step: schedule, share of the slots, what binds; longest first."""

@@ -18,7 +18,6 @@ import tempfile
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
@@ -41,21 +40,6 @@ UNLOCKED_SECONDS = 86_400.0
 """Age from which a working folder without a lock is abandoned: such were made before there were locks."""
 RETRY_SECONDS = 0.05
 """Between attempts to put an answer where another is being removed."""
-
-
-@dataclass(frozen=True)
-class Evicted:
-    """What `evict` removed."""
-
-    count: int
-    removed_bytes: int
-    limit_bytes: int
-
-    def __str__(self) -> str:
-        return (
-            f"removed {counted(self.count, 'answer')} ({self.removed_bytes / GIB:.2f} GiB), the least recently used, "
-            f"from the cache: it may hold {self.limit_bytes / GIB:.2f} GiB"
-        )
 
 
 def open_cache(cache: Path) -> Path:
@@ -176,11 +160,11 @@ def find_report(cache: Path, key: str) -> dict[str, Any] | None:
     return answer if isinstance(answer, dict) else None
 
 
-def evict(cache: Path, limit_bytes: int) -> Evicted | None:
-    """Remove the least recently used answers until the cache holds no more than `limit_bytes`; none that is being read.
+def evict(cache: Path, limit_bytes: int) -> str:
+    """Remove the least recently used answers, none that is being read, until at most `limit_bytes` are held.
 
     Returns:
-        What was removed; None if nothing was.
+        What was removed, for the user; "" if nothing was.
     """
     answers = [*(cache / PROGRAMS).glob("*"), *(cache / ANSWERS).glob("*.json")]
     entries = []
@@ -196,9 +180,12 @@ def evict(cache: Path, limit_bytes: int) -> Evicted | None:
         if _remove(path):
             count, removed = count + 1, removed + size
     if count == 0:
-        return None
+        return ""
     _remove_dangling(cache)
-    return Evicted(count, removed, limit_bytes)
+    return (
+        f"removed {counted(count, 'answer')} ({removed / GIB:.2f} GiB), the least recently used, "
+        f"from the cache: it may hold {limit_bytes / GIB:.2f} GiB"
+    )
 
 
 def _size(path: Path) -> int:

@@ -26,7 +26,6 @@ def breakdown_from_program(
     title: str | None = None,
     n_devices: int = 1,
     n_hosts: int = 1,
-    notes: tuple[str, ...] = (),
 ) -> Breakdown:
     """One run of `program` on one device, kernels one after the other, loop bodies times their trip counts.
 
@@ -40,7 +39,6 @@ def breakdown_from_program(
         title: default: the program's name.
         n_devices: devices the program is partitioned over (reported, not used).
         n_hosts: machines that these devices are in (reported, not used).
-        notes: what the reader should know about the prediction.
 
     A kernel of unknown time has a row with its flops, bytes and occurrences and no time, and a note says how many those
     are: the total is then a lower bound.
@@ -76,7 +74,7 @@ def breakdown_from_program(
             op_name=instruction.op_name,
             source=program.source(instruction),
         )
-    said = list(notes) + loop_notes(program)
+    said = loop_notes(program)
     if unknown:
         names = ", ".join(sorted(set(unknown))[:6])
         said.append(f"no time is known for {len(set(unknown))} kernels ({names}): the step is a lower bound")

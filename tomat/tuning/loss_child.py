@@ -18,12 +18,8 @@ TOP_KERNELS = 8
 """Kernels on record, the longest."""
 
 
-def main(request_file: str) -> int:
-    """Keep what the compiler makes of the request; a loss that it refuses is an answer."""
-    return answer(request_file, _compile)
-
-
 def _compile(request: dict[str, Any]) -> None:
+    """Keep what the compiler makes of the request; a loss that it refuses is an answer."""
     say("compiling")
     work = Path(request["work_dir"])
     try:
@@ -60,13 +56,8 @@ def lower_loss(request: dict[str, Any], device: Any) -> Any:
     )
 
     def loss(hidden: jax.Array, head: jax.Array, tokens: jax.Array):
-        return density_loss(
-            hidden,
-            head,
-            tokens,
-            config=config,
-            target=DensityTarget(n_bins, np.linspace(0, 36, n_bins)),
-        )
+        target = DensityTarget(n_bins, np.linspace(0, 36, n_bins))
+        return density_loss(hidden, head, tokens, config=config, target=target)
 
     with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
         return jax.jit(jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)).lower(*shapes)
@@ -76,8 +67,7 @@ def measure(request: dict[str, Any], llo_dump: Path) -> dict[str, Any]:
     """Planned seconds of a request's loss, by the models of `estimate.py`, and its longest kernels.
 
     Args:
-        request: `slice`, `batch`, `positions`, `width`, `density_tokens`, `dtype` and `loss`, the arguments of
-            `LossConfig`.
+        request: The fields of `LossShape`, and `loss`, the arguments of `LossConfig`.
         llo_dump: Where the compiler was told to write its schedules.
 
     Raises:
@@ -90,7 +80,7 @@ def measure(request: dict[str, Any], llo_dump: Path) -> dict[str, Any]:
     from tomat.planning.cost.schedule_model import matched_schedules
     from tomat.profile.hlo_files import program_from_bytes
 
-    slice_ = slice_named(request["slice"])
+    slice_ = slice_named(request["slice_name"])
     device = topology_devices(slice_)[0]
     lowered = lower_loss(request, device)
     began = time.perf_counter()
@@ -103,7 +93,7 @@ def measure(request: dict[str, Any], llo_dump: Path) -> dict[str, Any]:
     program = program_from_bytes(module, "the compiled loss")
     schedules = read_schedules(llo_dump)
     matched = matched_schedules(program, schedules)
-    estimate = estimate_step(program, schedules, slice_, title="loss", device_kind=device.device_kind)
+    estimate = estimate_step(program, schedules, slice_, title="loss")
     kernels = []
     ops = sorted(estimate.ops.values(), key=lambda op: (op.estimate or 0.0) * op.executions, reverse=True)
     for op in ops[:TOP_KERNELS]:
@@ -135,4 +125,4 @@ def measure(request: dict[str, Any], llo_dump: Path) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    sys.exit(answer(sys.argv[1], _compile))

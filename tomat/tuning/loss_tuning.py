@@ -47,15 +47,7 @@ class LossShape:
 
     def request(self, **loss: Any) -> dict[str, Any]:
         """What `loss_child.py` is asked: this shape, with these arguments of `LossConfig` on top."""
-        return {
-            "slice": self.slice_name,
-            "batch": self.batch,
-            "positions": self.positions,
-            "width": self.width,
-            "density_tokens": self.density_tokens,
-            "dtype": self.dtype,
-            "loss": {"kind": self.kind, "vocabulary": self.vocabulary} | loss,
-        }
+        return {**asdict(self), "loss": {"kind": self.kind, "vocabulary": self.vocabulary} | loss}
 
 
 def planned(request: dict[str, Any], cache_dir: Path, limits: Limits | None = None) -> dict[str, Any]:
@@ -79,11 +71,11 @@ def planned(request: dict[str, Any], cache_dir: Path, limits: Limits | None = No
     if kept is not None:
         kept[0].close()
         return kept[1]
-    slice_ = slice_named(request["slice"])
+    slice_ = slice_named(request["slice_name"])
     answer = ask(CHILD_MODULE, {**request, "key": key}, slice_, cache_dir, limits or Limits())
     answer.lock.close()
-    if answer.evicted is not None:
-        console.print(str(answer.evicted), highlight=False)
+    if answer.evicted:
+        console.print(answer.evicted, highlight=False)
     return answer.result
 
 

@@ -6,7 +6,7 @@ compiler has assigned.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -172,6 +172,7 @@ def _dimensions(config: TrainConfig, slice_: Slice, memory: MemoryReport) -> lis
     whole = config.batch_size // shards
     now = config.trainer.per_device_parallelism
     now = now if now > 0 else whole
+    finer = SHARDINGS[SHARDINGS.index(config.sharding) + 1 :]
     return [
         (
             MICROBATCH,
@@ -182,7 +183,7 @@ def _dimensions(config: TrainConfig, slice_: Slice, memory: MemoryReport) -> lis
             ],
         ),
         (CHECKPOINTING, [{"model.gradient_checkpointing": name} for name in _heavier_policies(config)]),
-        (SHARDING, [{"sharding": name} for name in _finer_shardings(config, shards)]),
+        (SHARDING, [{"sharding": name} for name in finer] if shards > 1 else []),
         (BATCH, _smaller_batches(config, shards, memory)),
     ]
 
@@ -214,10 +215,6 @@ def _heavier_policies(config: TrainConfig) -> list[Any]:
         name = "full"  # a policy of Haliax's fields: whatever it keeps, these keep less
     place = POLICIES_BY_RECOMPUTATION.index(name)
     return [policy for policy in POLICIES_BY_RECOMPUTATION[place + 1 :] if policy not in NEVER_NEAREST]
-
-
-def _finer_shardings(config: TrainConfig, shards: int) -> Sequence[str]:
-    return SHARDINGS[SHARDINGS.index(config.sharding) + 1 :] if shards > 1 else ()
 
 
 def _smaller_tiles(config: TrainConfig) -> list[dict[str, Any]]:

@@ -12,7 +12,7 @@ import json as json_module
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -165,9 +165,7 @@ def plan_rows(
 
     stopping = threading.Event()
     _run_pool(work, wanted, workers, stopping)
-    result = _record(sweep, rows)
-    write_if_changed(path, dump_json(result))
-    return result
+    return _record(sweep, rows)
 
 
 def _run_pool(
@@ -185,16 +183,14 @@ def _run_pool(
             raise
 
     pool = ThreadPoolExecutor(max_workers=workers, thread_name_prefix="sweep")
-    waiting: set[Future[None]] = {pool.submit(guarded, row) for row in rows}
+    futures = [pool.submit(guarded, row) for row in rows]
     try:
-        while waiting:
-            done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
-            for future in done:
-                future.result()
+        for future in as_completed(futures):
+            future.result()
     finally:
         stopping.set()
         pool.shutdown(wait=False, cancel_futures=True)
-        while any(future.running() for future in waiting):
+        while any(future.running() for future in futures):
             _end_compiles()
             time.sleep(0.2)
 

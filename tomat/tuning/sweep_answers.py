@@ -1,4 +1,4 @@
-"""The answers of a sweep: sentences made of its figures, and what keeps a row's MFU where it is."""
+"""The answers of a sweep: what came of each question, and what keeps a row's MFU where it is."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from tomat.tuning.sweep_rows import (
     OOM,
     SAME,
     RowRecord,
-    against_error,
     base_of,
     gib,
     ranked,
     required_text,
     speedup,
+    verdict,
 )
 
 CHANGES_SHOWN = 3
@@ -25,56 +25,34 @@ NEGLIGIBLE_SHARE = 0.001
 
 
 def answers_section(rows: Sequence[RowRecord]) -> str:
-    """Every question with its rows' figures, the explanations, and the sum of it all."""
+    """Every question with its rows' verdicts, and the explanations."""
     parts = []
-    questions = list(dict.fromkeys(row.question for row in rows if row.question))
-    for question in questions:
+    for question in dict.fromkeys(row.question for row in rows if row.question):
         parts.append(f"### {question}")
         parts += [answer(row, base_of(row, rows)) for row in rows if row.question == question]
     for row in rows:
         if row.explain:
             parts += [f"### {row.explain}", explanation(row, rows)]
-    parts += ["### In short", summary(rows)]
-    return "\n\n".join(parts)
+    return "\n\n".join(parts) or "No row asks a question."
 
 
 def answer(row: RowRecord, base: RowRecord | None) -> str:
-    """One row against its base, in sentences."""
-    name = f"`{row.name}`"
+    """The verdict on a row, with what the ranking does not say: its largest buffer, or what changed since its base."""
     if row.status == FAILED:
-        return f"{name}: no answer, {row.error}"
-    required, capacity = row.hbm_required_bytes, row.hbm_capacity_bytes
-    if row.status == OOM:
-        largest = row.largest_buffers[0] if row.largest_buffers else None
-        said = f"{name} **does not fit**: {required_text(row)}, {gib(required - capacity)} too much."
-        if largest:
-            said += f" The largest buffer is {largest['shape']} ({gib(largest['hbm_bytes'])}"
-            said += f", {largest['source']})." if largest["source"] else ")."
+        return f"`{row.name}` {verdict(row, base)}"
+    is_base = row.status == FITS and row.base is None
+    judged = "fits, and is what other rows are compared with" if is_base else verdict(row, base)
+    said = f"`{row.name}` ({required_text(row)}): {judged}."
+    if row.status == OOM and row.largest_buffers:
+        largest = row.largest_buffers[0]
+        source = f", {largest['source']}" if largest["source"] else ""
+        said += f" The largest buffer is {largest['shape']} ({gib(largest['hbm_bytes'])}{source})."
+    if base is None or speedup(row, base) is None:
         return said
-    said = f"{name} **fits**: {required_text(row)}"
-    if base is not None and base.status == FITS:
-        said += f" (`{base.name}`: {gib(base.hbm_required_bytes)})"
-    said += "."
-    step = row.step_seconds
-    if step is None:
-        return said
-    said += (
-        f" A step takes {seconds(step['estimate'])} ({seconds(step['low'])} to {seconds(step['high'])}), MFU full "
-        f"{_estimate(row, 'mfu_full')}, causal {_estimate(row, 'mfu_causal')}, useful {_estimate(row, 'mfu_useful')}."
-    )
-    factor = speedup(row, base)
-    if base is None or factor is None:
-        return said
-    said += f" Against `{base.name}` ({_estimate(base, 'mfu_full')} MFU full), "
-    if abs(factor - 1) < SAME:
-        said += f"nothing changes: {factor:.2f} times the tokens/s of a chip."
-    else:
-        said += f"**{factor:.2f} times** the tokens/s of a chip, a difference {against_error(row, base)}."
-    changes = category_changes(row, base)
     least = SAME * base.estimate("step_seconds")
     listed = ", ".join(
         f"{category} {'+' if change > 0 else '-'}{seconds(abs(change))}"
-        for category, change in changes[:CHANGES_SHOWN]
+        for category, change in category_changes(row, base)[:CHANGES_SHOWN]
         if abs(change) >= least
     )
     if listed:
@@ -162,32 +140,3 @@ def _windowed_sentence(row: RowRecord, rows: Sequence[RowRecord]) -> str:
                 f"{_estimate(other, 'mfu_full')} MFU full."
             )
     return said
-
-
-def summary(rows: Sequence[RowRecord]) -> str:
-    """Which rows fit, and the largest gain over each base."""
-
-    def names(status: str) -> str:
-        return ", ".join(f"`{row.name}`" for row in ranked(rows) if row.status == status)
-
-    lines = []
-    for status, label in ((FITS, "Fit"), (OOM, "Do not fit"), (FAILED, "Failed")):
-        if names(status):
-            lines.append(f"- {label}: {names(status)}.")
-    for base in rows:
-        gains = [
-            (factor, row)
-            for row in rows
-            if row.base == base.name and (factor := speedup(row, base)) is not None
-        ]  # fmt: skip
-        if not gains:
-            continue
-        factor, best = max(gains, key=lambda gain: (gain[0], gain[1].name))
-        if factor > 1 + SAME:
-            lines.append(
-                f"- Over `{base.name}`, `{best.name}` gains most: {factor:.2f} times the tokens/s of a chip, "
-                f"{against_error(best, base)}; MFU full {_estimate(base, 'mfu_full')} to {_estimate(best, 'mfu_full')}."
-            )
-        else:
-            lines.append(f"- None of the rows compared with `{base.name}` is faster.")
-    return "\n".join(lines)

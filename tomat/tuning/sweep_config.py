@@ -23,7 +23,7 @@ import itertools
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -140,8 +140,7 @@ def load_sweep(path: str | Path) -> SweepConfig:
             raise TomatError(
                 f"{path}: row {row.name!r} has the base {base!r}, which is no row; rows: {', '.join(names)}."
             )
-        values = {f.name: getattr(row, f.name) for f in fields(row)}
-        based.append(SweepRow(**{**values, "base": None if base == row.name else base}))
+        based.append(replace(row, base=None if base == row.name else base))
     return SweepConfig(keys.name, tuple(based), keys.title or keys.name, keys.introduction.strip())
 
 

@@ -14,13 +14,11 @@ from tomat.tracking.report import FIGURES_DIR, write_index
 from tomat.tuning.changes import override_words
 from tomat.tuning.sweep_answers import answers_section
 from tomat.tuning.sweep_rows import (
-    FAILED,
     FITS,
     OOM,
     Interval,
     RowRecord,
     base_of,
-    largest_category,
     ranked,
     required_text,
     verdict,
@@ -123,7 +121,7 @@ def ranking_section(rows: Sequence[RowRecord]) -> str:
                 f"`{settings}`" if settings else UNKNOWN,
                 str(row.slice or UNKNOWN),
                 f"{row.batch_sequences} x {row.sequence_tokens}" if row.batch_sequences else UNKNOWN,
-                memory_text(row),
+                required_text(row),
                 interval_text(row.step_seconds, seconds),
                 interval_text(row.utilisation(full.key), percent),
                 *(interval_text(row.utilisation(one.key), percent, bare=True) for one in others),
@@ -135,14 +133,9 @@ def ranking_section(rows: Sequence[RowRecord]) -> str:
     return markdown_table(HEADER, body, "rlllrrrrrrrll") + "\n\n" + " ".join([*legend, *notes])
 
 
-def memory_text(row: RowRecord) -> str:
-    """`10.10 of 31.24 GiB`."""
-    return UNKNOWN if row.status == FAILED else required_text(row)
-
-
 def category_text(row: RowRecord) -> str:
     """The largest category and its share."""
-    largest = largest_category(row)
+    largest = max(row.categories, key=lambda group: group["seconds"], default=None)
     return f"{largest['name']} {percent(largest['share'], 0)}" if largest else UNKNOWN
 
 
@@ -238,7 +231,7 @@ def print_ranking(record: Mapping[str, Any]) -> None:
     for row in ranked(rows):
         table.add_row(
             row.name,
-            memory_text(row),
+            required_text(row),
             interval_text(row.step_seconds, seconds, bare=True),
             *(interval_text(row.utilisation(one.key), percent, bare=True) for one in TABLE_UTILISATIONS),
             category_text(row),

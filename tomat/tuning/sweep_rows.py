@@ -7,7 +7,7 @@ from dataclasses import MISSING, asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from tomat.hardware.mfu import TABLE_UTILISATIONS
-from tomat.pages.tables import percent
+from tomat.pages.tables import UNKNOWN, percent
 from tomat.tuning.sweep_config import SweepRow
 from tomat.tuning.windowed import windowed_einsums
 
@@ -73,7 +73,7 @@ class RowRecord:
     top_operations: Sequence[Mapping[str, Any]] = ()
     """`name`, `category`, `seconds`, `source` of the longest."""
     windowed_einsums: Mapping[str, Any] | None = None
-    """`WindowedEinsums.to_dict()`; None without any."""
+    """Fields of `WindowedEinsums`; None without any."""
 
     def utilisation(self, key: str) -> Interval | None:
         """By one of `UTILISATION_KEYS`."""
@@ -170,13 +170,8 @@ def planned(row: SweepRow, config: TrainConfig, slice_: Slice, plan: Plan) -> Ro
             {"name": op.name, "category": str(op.category), "seconds": op.seconds, "source": op.source}
             for op in breakdown.top(KEPT_OPERATIONS)
         ],
-        windowed_einsums=windowed.to_dict() if windowed else None,
+        windowed_einsums=asdict(windowed) if windowed else None,
     )
-
-
-def largest_category(record: RowRecord) -> Mapping[str, Any] | None:
-    """The category with the most time."""
-    return max(record.categories, key=lambda group: group["seconds"], default=None)
 
 
 def ranked(records: Sequence[RowRecord]) -> list[RowRecord]:
@@ -240,7 +235,9 @@ def gib(count: float) -> str:
 
 
 def required_text(record: RowRecord) -> str:
-    """Of a row that was compiled, `10.10 of 31.24 GiB`."""
+    """`10.10 of 31.24 GiB`."""
+    if record.status == FAILED:
+        return UNKNOWN
     required, capacity = record.hbm_required_bytes, record.hbm_capacity_bytes
     if capacity < 2**30:
         return f"{gib(required)} of {gib(capacity)}{memory_space(record)}"

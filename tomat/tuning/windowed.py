@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from tomat.profile.hlo import HloProgram
 from tomat.profile.hlo_costs import instruction_flops
@@ -36,10 +35,6 @@ class WindowedEinsums:
     narrowest_contraction: int
     """Least length of the sum in one of their matmuls, the length of the cut: 128 in the reference's 200M and 1B, whose
     whole matmuls sum over 1,024 and 2,048. (Those of weight gradients sum over the batch, which is long.)"""
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON with units in the keys."""
-        return asdict(self)
 
 
 def windowed_einsums(

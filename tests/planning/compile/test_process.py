@@ -56,7 +56,7 @@ def asked(tmp_path, monkeypatch):
 def test_an_answer_is_held_while_it_is_open(asked):
     answer, stages = asked("answer", Limits(cache_bytes=0))
     with answer.lock:
-        assert stages == ["compiling"] and answer.result == {"did": "answer"} and answer.evicted is None
+        assert stages == ["compiling"] and answer.result == {"did": "answer"} and answer.evicted == ""
         assert answer.folder.name == "key" and (answer.folder / "result.json").exists()
 
 

@@ -59,9 +59,7 @@ def estimate(
     schedules: dict[str, OpSchedule], start: str = "zero", mask: str = "mask", hlo: str = HLO, **keywords: Any
 ) -> StepEstimate:
     program = program_from_text(hlo.replace("START", start).replace("MASK", mask), "test")
-    return estimate_step(
-        program, schedules, slice_named("v6e-16"), title="test", device_kind="TPU v6 lite", notes=("first",), **keywords
-    )
+    return estimate_step(program, schedules, slice_named("v6e-16"), title="test", notes=("first",), **keywords)
 
 
 def test_a_step_of_which_all_is_known_assumes_nothing(schedules):

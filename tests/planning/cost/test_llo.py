@@ -1,6 +1,6 @@
 import json
 import shutil
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import pytest
@@ -29,9 +29,14 @@ def outline(region: Region) -> list:
     return [region.kind, region.first_bundle, region.bundles, [outline(inner) for inner in region.regions]]
 
 
+def bundles(schedule: OpSchedule) -> int:
+    """Each counted once."""
+    return sum(region.bundles for region in schedule.body.walk())
+
+
 @pytest.mark.parametrize("op_name", [BROADCAST, SPLASH])
 def test_every_bundle_is_in_one_region(schedules, op_name):
-    assert schedules[op_name].bundles == bundle_lines(op_name)
+    assert bundles(schedules[op_name]) == bundle_lines(op_name)
 
 
 def test_a_pipelined_copy_loop(schedules):
@@ -42,7 +47,7 @@ def test_a_pipelined_copy_loop(schedules):
     # 512 blocks of the 8 x 64 grid and five more iterations for the transfers under way.
     assert (loop.executions, body.executions) == (517, pytest.approx(512 / 517))
     assert schedule.executed(lambda region: region.bundles) == pytest.approx(16 + 517 * 20 + 512 * 39)
-    assert body.written_bytes == 8192 * 32  # a block of 128 rows x 1024 in bf16
+    assert not schedule.has_windows
     assert schedule.grid == (8, 64, 1)
 
 
@@ -54,16 +59,12 @@ def test_a_pallas_kernel_with_spilled_counters(schedules):
     (step,) = loop.regions
     assert loop.executions == 8 * 16 * 16 * 16 + 2
     assert step.executions == pytest.approx(32768 / 32770)
-    assert [(r.executions, r.reason) for r in step.regions] == [
-        (1 / 16, "grid 3"),
-        (None, "operand 1"),
-        (1 / 16, "grid 3"),
-    ]
+    assert [(r.executions, r.operand) for r in step.regions] == [(1 / 16, None), (None, 1), (1 / 16, None)]
     assert step.regions[1].mxu_cycles == 2 * 8 + 2 * 4  # of each unit, two products in bf16 and two in f32
     assert loop.read_bytes == 3 * 512 * 128 * 2  # blocks of queries, keys and values, 64 padded to 128 lanes
-    assert schedule.windows[0] == ("input", 2, "bf16[1,1,512,64]")
+    assert schedule.has_windows
     assert schedule.executed(
-        lambda region: region.bundles, lambda region: 0.5 if region.reason == "operand 1" else None
+        lambda region: region.bundles, lambda region: 0.5 if region.operand == 1 else None
     ) == pytest.approx(10 + 32770 * 65 + 32768 * (39 + 2 / 16 + 15 / 2 + 4 / 16))
 
 
@@ -78,9 +79,7 @@ def test_slots_are_weighted_by_how_often_they_run(schedules):
 @pytest.mark.parametrize("op_name", [BROADCAST, SPLASH])
 def test_json(schedules, op_name):
     schedule = schedules[op_name]
-    text = json.dumps(schedule.to_dict())
-    assert OpSchedule.from_dict(json.loads(text)) == schedule
-    assert len(text) < 3000
+    assert OpSchedule.from_dict(json.loads(json.dumps(asdict(schedule)))) == schedule
 
 
 def test_the_last_of_several_schedules_and_odd_names(tmp_path):
@@ -90,7 +89,7 @@ def test_the_last_of_several_schedules_and_odd_names(tmp_path):
     shutil.copy(path, tmp_path / "20-fusion.1-02-final_bundles.txt")
     (tmp_path / "20-fusion.1-03-final_bundles.txt").write_text("     0   :  {}\n   0x1   :  {}\n")
     found = read_schedules(tmp_path)
-    assert {name: schedule.bundles for name, schedule in found.items()} == {"<late-initialization>": 75, "fusion.1": 2}
+    assert {name: bundles(schedule) for name, schedule in found.items()} == {"<late-initialization>": 75, "fusion.1": 2}
     assert slot_utilisation(found["fusion.1"]) == {}
 
 
@@ -189,6 +188,6 @@ def test_executed_bundles_are_those_a_machine_executes(tmp_path_factory, items):
     writer.write(items, "")
     path = tmp_path_factory.getbasetemp() / "1-op-03-final_bundles.txt"
     path.write_text("\n".join(writer.lines) + "\n")
-    schedule = read_schedule(path, None, "op")
-    assert schedule.bundles == len(writer.lines)
+    schedule = read_schedule(path, None)
+    assert bundles(schedule) == len(writer.lines)
     assert schedule.executed(lambda region: region.bundles) == pytest.approx(run(items, 0))

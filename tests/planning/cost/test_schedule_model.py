@@ -198,7 +198,7 @@ def test_what_is_assumed_is_said(program, schedules):
     kernel, schedule = program.by_name[SPLASH], schedules[BROADCAST]
     (loop,) = schedule.body.regions
     (body,) = loop.regions
-    open_ = replace(loop, regions=(replace(body, executions=None, reason="unknown"),))
+    open_ = replace(loop, regions=(replace(body, executions=None),))
     time = schedule_time(program, kernel, replace(schedule, body=replace(schedule.body, regions=(open_,))), CLOCK_HZ)
     assert time is not None
     assert time.assumed_bundle_share == pytest.approx(39 * 517 / (16 + 517 * 59))

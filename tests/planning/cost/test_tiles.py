@@ -74,12 +74,13 @@ def test_products_written_as_convolutions(name):
 
 def test_full_tiles_run_at_the_peak_and_a_thin_contraction_at_a_quarter():
     full = MatrixProduct(1, 65536, 4096, 1024, 16)
-    assert full.utilisation(256) == 1.0
+    assert full.padded_flops(256) == full.flops
     assert mxu_seconds([full], V6E) == pytest.approx(full.flops / 918e12)
     # the windowed einsum of weights sharded over 16 chips: a contraction of 1024 / 16
-    assert MatrixProduct(1, 65536, 4096, 64, 16).utilisation(256) == 0.25
+    thin = MatrixProduct(1, 65536, 4096, 64, 16)
+    assert thin.padded_flops(256) == 4 * thin.flops
     # the same on the 128 x 128 units of v5e
-    assert MatrixProduct(1, 65536, 4096, 64, 16).utilisation(128) == 0.5
+    assert thin.padded_flops(128) == 2 * thin.flops
 
 
 @settings(max_examples=100, deadline=None)

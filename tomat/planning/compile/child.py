@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -35,23 +36,9 @@ EXECUTABLE_FILE = "executable.bin"
 MEMORY_SUFFIX = "-memory"
 """Of the key of a compile that was ended when its memory was known."""
 
-MEMORY_FIELDS = (
-    "argument_size_in_bytes",
-    "output_size_in_bytes",
-    "alias_size_in_bytes",
-    "temp_size_in_bytes",
-    "generated_code_size_in_bytes",
-    "peak_memory_in_bytes",
-)
-"""What `compiled.memory_analysis()` (jax 0.11.1) says about the memory of one device."""
-
-
-def main(request_file: str) -> int:
-    """Compile what the request asks for; 0 if the cache then holds the answer, which may be that it does not fit."""
-    return answer(request_file, _compile)
-
 
 def _compile(request: dict[str, Any]) -> None:
+    """Compile what the request asks for and keep the answer, which may be that it does not fit."""
     import jax
     import numpy as np
 
@@ -82,7 +69,7 @@ def _compile(request: dict[str, Any]) -> None:
         raise TomatError(f"the step cannot be lowered for {slice_.name}: {_first_line(error)}") from error
     lower_seconds = time.perf_counter() - began
     text_sha256 = hashlib.sha256(lowered.as_text().encode()).hexdigest()
-    key = program_key(text_sha256, slice_.name, request["compiler"], request["libtpu_args"], request["xla_flags"])
+    key = program_key(text_sha256, request)
     folder = Path(request["programs_dir"]) / key
     memory_folder = folder.with_name(key + MEMORY_SUFFIX)
     for kept in (folder, memory_folder) if request["memory_only"] else (folder,):
@@ -90,16 +77,7 @@ def _compile(request: dict[str, Any]) -> None:
             say("cached", key=kept.name)
             return
     say("compiling", key=key)
-    result: dict[str, Any] = {
-        "slice": slice_.name,
-        "compiler": request["compiler"],
-        "jax": importlib.metadata.version("jax"),
-        "levanter": importlib.metadata.version("marin-levanter"),
-        "libtpu_args": request["libtpu_args"],
-        "xla_flags": request["xla_flags"],
-        "lowered_sha256": text_sha256,
-        "lower_seconds": lower_seconds,
-    }
+    result = {"compiler": request["compiler"], "lowered_sha256": text_sha256, "lower_seconds": lower_seconds}
     work = Path(request["work_dir"])
     part = work / "part"
     part.mkdir()
@@ -173,9 +151,8 @@ def _answer_when_code_begins(result: dict[str, Any], work: Path, folder: Path, s
     assignment = _buffer_assignment(work)
     if assignment is None:
         return  # not this compiler's way any more: the whole compile answers
-    capacity = slice_.chip.hbm_bytes_usable // slice_.chip.jax_devices_per_chip
     result["status"] = "fits"
-    result["memory"] = memory_of_compiled({}, assignment, None, capacity).to_dict()
+    result["memory"] = memory_of_compiled(assignment, _capacity_bytes(slice_)).to_dict()
     part = work / "memory"
     part.mkdir()
     keep_answer(result, part, folder)
@@ -186,7 +163,6 @@ def _write_oom(result: dict[str, Any], message: str, work: Path) -> None:
     from tomat.planning.cost.memory import memory_of_oom
 
     result["status"] = "oom"
-    result["message"] = message
     memory = memory_of_oom(message, _buffer_assignment(work))
     if memory is None:
         raise TomatError(f"{result['compiler']} says RESOURCE_EXHAUSTED, but not of what: {message[:500]}")
@@ -198,23 +174,23 @@ def _write_program(
 ) -> None:
     from tomat.planning.cost.llo import read_schedules
     from tomat.planning.cost.memory import memory_of_compiled
-    from tomat.profile.hlo_files import program_from_bytes
 
     result["status"] = "fits"
     executable = compiled.runtime_executable()
     module = executable.hlo_modules()[0].as_serialized_hlo_module_proto()
     # Level 6 costs 0.1 s for the 2 MB of a 200M step and leaves a fifth.
     (part / PROGRAM_FILE).write_bytes(gzip.compress(module, compresslevel=6, mtime=0))
-    stats = compiled.memory_analysis()
-    sizes = {name: int(getattr(stats, name)) for name in MEMORY_FIELDS}
-    program = program_from_bytes(module, "the compiled step")
-    capacity = slice_.chip.hbm_bytes_usable // slice_.chip.jax_devices_per_chip
-    result["memory"] = memory_of_compiled(sizes, _buffer_assignment(work), program, capacity).to_dict()
-    result["memory_analysis"] = sizes
-    schedules = {name: schedule.to_dict() for name, schedule in read_schedules(work / LLO_DUMP).items()}
+    code_bytes = compiled.memory_analysis().generated_code_size_in_bytes
+    assignment = _buffer_assignment(work) or b""
+    result["memory"] = memory_of_compiled(assignment, _capacity_bytes(slice_), code_bytes).to_dict()
+    schedules = {name: asdict(schedule) for name, schedule in read_schedules(work / LLO_DUMP).items()}
     (part / SCHEDULE_FILE).write_bytes(gzip.compress(json.dumps(schedules).encode(), compresslevel=6, mtime=0))
     if with_executable:
         (part / EXECUTABLE_FILE).write_bytes(executable.serialize())
+
+
+def _capacity_bytes(slice_: Any) -> int:
+    return slice_.chip.hbm_bytes_usable // slice_.chip.jax_devices_per_chip
 
 
 def _buffer_assignment(work: Path) -> bytes | None:
@@ -223,13 +199,11 @@ def _buffer_assignment(work: Path) -> bytes | None:
     return found[-1].read_bytes() if found else None
 
 
-def program_key(
-    lowered_sha256: str, slice_name: str, compiler: str, libtpu_args: list[str], xla_flags: list[str]
-) -> str:
+def program_key(lowered_sha256: str, request: Mapping[str, Any]) -> str:
     """What names a compile: the StableHLO, the slice, the compiler and its flags, what calls it and what reads it."""
+    asked = [request[key] for key in ("slice", "compiler", "libtpu_args", "xla_flags")]
     versions = [importlib.metadata.version(name) for name in ("jax", "jaxlib")]
-    readers = sources_digest(*READERS)
-    words = json.dumps([CACHE_FORMAT, lowered_sha256, slice_name, compiler, libtpu_args, xla_flags, versions, readers])
+    words = json.dumps([CACHE_FORMAT, lowered_sha256, *asked, versions, sources_digest(*READERS)])
     return hashlib.sha256(words.encode()).hexdigest()[:24]
 
 
@@ -239,4 +213,4 @@ def _first_line(error: Exception) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    sys.exit(answer(sys.argv[1], _compile))

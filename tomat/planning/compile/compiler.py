@@ -22,7 +22,7 @@ import numpy as np
 from tomat.base.errors import TomatError
 from tomat.base.reporting import write_json
 from tomat.base.stages import DONE
-from tomat.hardware.chips import Slice, slice_named
+from tomat.hardware.chips import Slice
 from tomat.planning.compile.child import EXECUTABLE_FILE, MEMORY_SUFFIX, PROGRAM_FILE, SCHEDULE_FILE, needed_files
 from tomat.planning.compile.process import Limits, ask, request_key
 from tomat.planning.compile.topology import compiler_version
@@ -61,11 +61,6 @@ class CompiledStep:
     def key(self) -> str:
         """Names the program: module, slice, compiler and flags."""
         return self.folder.name
-
-    @property
-    def slice_(self) -> Slice:
-        """What it was compiled for."""
-        return slice_named(self.result["slice"])
 
     @property
     def fits(self) -> bool:
@@ -167,16 +162,12 @@ def compile_step(
     if found is not None:
         return found
     table = {"values": value_table.tolist(), "dtype": str(value_table.dtype)} if value_table is not None else None
-    whole = request | {
-        "value_table": table,
-        "executable": executable,
-        "memory_only": memory_only,
-    }
+    whole = request | {"value_table": table, "executable": executable, "memory_only": memory_only}
     needed = partial(needed_files, executable=executable)
     answer = ask(CHILD_MODULE, whole, slice_, cache, limits, needed=needed, on_stage=on_stage)
     write_json(request_file, {"program": answer.folder.name})
-    if answer.evicted is not None:
-        on_stage(str(answer.evicted))
+    if answer.evicted:
+        on_stage(answer.evicted)
     on_stage(DONE)
     return CompiledStep(answer.folder, answer.result, cached=False, lock=answer.lock)
 

@@ -26,17 +26,7 @@ from tomat.base.reporting import write_json
 from tomat.base.stages import DONE
 from tomat.hardware.chips import Slice
 from tomat.planning.compile.topology import child_environment
-from tomat.planning.plan_cache import (
-    CACHE_GIB,
-    GIB,
-    PROGRAMS,
-    RESULT_FILE,
-    Evicted,
-    evict,
-    keep,
-    open_result,
-    work_folder,
-)
+from tomat.planning.plan_cache import CACHE_GIB, GIB, PROGRAMS, RESULT_FILE, evict, keep, open_result, work_folder
 from tomat.planning.sources import installed_packages, sources_digest
 
 XLA_DUMP, LLO_DUMP = "xla", "llo"
@@ -67,8 +57,8 @@ class Answer:
     result: dict[str, Any]
     lock: IO[bytes]
     """Keeps the folder from being evicted while it is open."""
-    evicted: Evicted | None
-    """What had to go for it."""
+    evicted: str
+    """What had to go for it, for the user; "" if nothing had to."""
 
 
 def request_key(request: Any, module: str) -> str:
@@ -90,7 +80,7 @@ def ask(
     """Run `python -m MODULE REQUEST.json` to its end, and open the answer that it left.
 
     Args:
-        module: Its `main` calls `answer`.
+        module: Run as a program it calls `answer`.
         request: For the child, which also gets `programs_dir` and `work_dir`; `libtpu_args` and `xla_flags` in it are
             the compiler's flags.
         slice_: What to compile for.
@@ -159,7 +149,7 @@ def _run(module: str, work: Path, environment: dict[str, str], limits: Limits, o
 
 
 def _watch(child: subprocess.Popen[str], limits: Limits, last: dict[str, Any]) -> None:
-    """Wait for the child, and end it when it passes a limit."""
+    """Wait for the child. Passing a limit is an error, on which the caller ends it."""
     import psutil
 
     began = time.monotonic()
@@ -171,13 +161,11 @@ def _watch(child: subprocess.Popen[str], limits: Limits, last: dict[str, Any]) -
         except psutil.Error:
             continue
         if used_bytes > limits.memory_bytes:
-            child.kill()
             raise TomatError(
                 f"the compile used {used_bytes / GIB:.1f} GiB of this machine's memory, above the limit of "
                 f"{limits.memory_bytes / GIB:.1f} GiB, while {last['stage']}; raise --memory_limit_gib."
             )
         if time.monotonic() - began > limits.seconds:
-            child.kill()
             raise TomatError(
                 f"the compile took longer than {limits.seconds:.0f} s (it was {last['stage']}); raise "
                 "--time_limit_seconds."
@@ -202,7 +190,7 @@ def dump_flags(work: Path) -> tuple[list[str], list[str]]:
 
 
 def answer(request_file: str, carry_out: Callable[[dict[str, Any]], None]) -> int:
-    """The child's `main`: carry out the request; the exit status, 0 if the cache then holds the answer.
+    """All of a child: carry out the request; the exit status, 0 if the cache then holds the answer.
 
     Args:
         request_file: As `ask` wrote it.

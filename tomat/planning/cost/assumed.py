@@ -6,7 +6,7 @@ A plan is read for its sum. What in it is no model of the device's work is named
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from tomat.pages.tables import count, percent, seconds
@@ -57,14 +57,7 @@ class Assumption:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON."""
-        return {
-            "kind": self.kind,
-            "operations": list(self.operations),
-            "executions_per_step": self.executions_per_step,
-            "seconds_per_step": self.seconds_per_step,
-            "step_share": self.step_share,
-            "sentence": self.sentence,
-        }
+        return {**asdict(self), "operations": list(self.operations), "sentence": self.sentence}
 
 
 def assumptions(

@@ -78,7 +78,6 @@ def estimate_step(
     slice_: Slice,
     *,
     title: str,
-    device_kind: str,
     scale: float = 1.0,
     notes: tuple[str, ...] = (),
     memory_bytes: Mapping[str, int] | None = None,
@@ -90,11 +89,11 @@ def estimate_step(
         schedules: As `read_schedules` gives them.
         slice_: What it was compiled for.
         title: Of the breakdown.
-        device_kind: JAX's name of the chip.
         scale: What the models' times are multiplied with.
         notes: What the reader of the breakdown should know; what was assumed is added.
         memory_bytes: Of the breakdown, where the program itself has no buffer assignment.
     """
+    device_kind = slice_.chip.device_kinds[0]
     roofs = Roofs.of_device_kind(device_kind)
     verdicts = classify_program(program)
     matched = matched_schedules(program, schedules)
@@ -109,8 +108,10 @@ def estimate_step(
     collectives = overlap(program, lambda instruction: ops[instruction.name].estimate, slice_)
     for name, time in collectives.items():
         if name in ops:
+            # A collective takes what it makes the step wait; a fusion that multiplies as well, its own time on top.
             inner = {i.opcode for i in program.inner(kernels[name])}
-            ops[name] = _with_collective(ops[name], time, fused=bool(inner & {"dot", "convolution"}))
+            own = (ops[name].estimate or 0.0) if inner & {"dot", "convolution"} else 0.0
+            ops[name] = replace(ops[name], estimate=own + time.exposed_seconds, basis="interconnect")
 
     def scaled(instruction: Instruction) -> float | None:
         seconds = ops[instruction.name].estimate
@@ -123,7 +124,6 @@ def estimate_step(
         hidden_seconds=lambda instruction: (
             collectives[instruction.name].hidden_seconds * scale if instruction.name in collectives else 0.0
         ),
-        notes=notes,
         kernel_flops=lambda instruction: _flops(program, instruction, ops[instruction.name].schedule, roofs),
         title=title,
         n_devices=slice_.n_devices,
@@ -158,12 +158,11 @@ def _op_times(
     roofs: Roofs,
 ) -> OpTimes:
     """Every model on one kernel; collectives are settled later, when it is known what runs beside them."""
-    chip = slice_.chip
     compiler = roofline = scheduled = None
     if instruction.opcode not in CONTROL_OPCODES and roofs.clock_hz and roofs.hbm_bytes_per_second:
         cycles = instruction.estimated_cycles
         compiler = cycles / roofs.clock_hz if cycles is not None else None
-        roofline = roofline_seconds(program, instruction, chip, slice_)
+        roofline = roofline_seconds(program, instruction, slice_)
         if schedule is not None:
             reached = roofs.hbm_bytes_per_second * HBM_EFFICIENCY
             scheduled = schedule_time(program, instruction, schedule, roofs.clock_hz, reached)
@@ -186,9 +185,3 @@ def _estimate(
     if roofline is not None:
         return max(roofline.seconds, moving), "hbm" if moving >= roofline.seconds else "roofline"
     return compiler, "compiler" if compiler is not None else ""
-
-
-def _with_collective(op: OpTimes, time: CollectiveTime, fused: bool) -> OpTimes:
-    """A collective takes what it makes the step wait; a fusion that multiplies as well, its own time on top."""
-    own = (op.estimate or 0.0) if fused else 0.0
-    return replace(op, estimate=own + time.exposed_seconds, basis="interconnect")

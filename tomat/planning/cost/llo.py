@@ -13,8 +13,9 @@ In the 225 ops of the reference 200M step these nest without exception.
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,11 +33,9 @@ _UTILISATION = "final_hlo-static-per-bundle-utilization"
 _ADDRESS = re.compile(r" *(0x[0-9a-f]+|0) +(?:[A-Z]{2})?:")
 _REGION_START = re.compile(r"(?:Start/End empty|Start) region (\d+)")
 _BRANCH = re.compile(r"sbr\.rel (?:\((!?)%(p\d+)_p\d+\) )?target = \$region(\d+)")
-_WINDOW = re.compile(
-    r"(input|output) window allocation for operator (?:input|output) (\d+)\. The window shape is (\S+?), "
-)
+_WINDOW = re.compile(r"(input|output) window allocation for operator (input|output) \d+\. The window shape is \S+, ")
 _GRID = re.compile(r"iteration_bounds: \(([\d, ]*)\)")
-_TRANSFER = re.compile(r"= dma\.(hbm_to_vmem|vmem_to_hbm) .*?/\*size_in_granules=\*/(\d+),")
+_READ = re.compile(r"= dma\.hbm_to_vmem .*?/\*size_in_granules=\*/(\d+),")
 
 
 @dataclass(frozen=True)
@@ -53,14 +52,12 @@ class Region:
     executions: float | None
     """Of a loop: its trip count. Of a branch: in which share of the cases it is entered. None where that depends on
     data or could not be read."""
-    reason: str
-    """What `executions` depends on: see `ScalarCode.share`; for loops `counter` or `unknown`."""
+    operand: int | None = None
+    """Of a branch: the prefetched operand of the kernel that decides whether it is entered."""
     mxu_cycles: int = 0
     """Cycles that the busier matrix unit works on the products issued in these bundles."""
     read_bytes: int = 0
     """Bytes that these bundles ask of HBM, where the size is a constant (predicated transfers counted in full)."""
-    written_bytes: int = 0
-    """The same to HBM."""
     regions: tuple[Region, ...] = ()
 
     def walk(self) -> Iterator[Region]:
@@ -69,39 +66,17 @@ class Region:
         for region in self.regions:
             yield from region.walk()
 
-    @property
-    def total_bundles(self) -> int:
-        """Bundles of the region and all in it, each counted once."""
-        return sum(region.bundles for region in self.walk())
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON, fields at their defaults left out."""
-        data: dict[str, Any] = {
-            "kind": self.kind, "first_bundle": self.first_bundle, "bundles": self.bundles, "slots": list(self.slots),
-            "executions": self.executions, "reason": self.reason,
-        }  # fmt: skip
-        for name in ("mxu_cycles", "read_bytes", "written_bytes"):
-            if getattr(self, name):
-                data[name] = getattr(self, name)
-        if self.regions:
-            data["regions"] = [region.to_dict() for region in self.regions]
-        return data
-
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Region:
-        """The inverse of `to_dict`."""
-        fields = dict(data)
-        fields["slots"] = tuple(fields["slots"])
-        fields["regions"] = tuple(cls.from_dict(region) for region in fields.get("regions", ()))
-        return cls(**fields)
+        """What `dataclasses.asdict` made, from JSON."""
+        regions = tuple(cls.from_dict(region) for region in data["regions"])
+        return cls(**{**data, "slots": tuple(data["slots"]), "regions": regions})
 
 
 @dataclass(frozen=True)
 class OpSchedule:
     """The final schedule of one HLO op."""
 
-    op_name: str
-    """Name of the HLO instruction, such as `fusion.684`."""
     body: Region
     units: tuple[str, ...] = ()
     """Names of the slots, such as MXU."""
@@ -109,13 +84,8 @@ class OpSchedule:
     """Slots of each unit in a bundle."""
     grid: tuple[int, ...] = ()
     """Grid of a Pallas kernel (`iteration_bounds` of its transfers), empty for other ops."""
-    windows: tuple[tuple[str, int, str], ...] = field(default=())
-    """(`input` or `output`, its number, shape) of each block that a grid step works on."""
-
-    @property
-    def bundles(self) -> int:
-        """Bundles of the op, each counted once."""
-        return self.body.total_bundles
+    has_windows: bool = False
+    """Whether a grid step works on blocks that are copied for it."""
 
     def executed(
         self, quantity: Callable[[Region], float], executions: Callable[[Region], float | None] | None = None
@@ -135,24 +105,11 @@ class OpSchedule:
 
         return total(self.body)
 
-    def to_dict(self) -> dict[str, Any]:
-        """JSON."""
-        return {
-            "op_name": self.op_name, "units": list(self.units), "capacity": list(self.capacity),
-            "grid": list(self.grid), "windows": [list(w) for w in self.windows], "body": self.body.to_dict(),
-        }  # fmt: skip
-
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> OpSchedule:
-        """The inverse of `to_dict`."""
-        return cls(
-            op_name=data["op_name"],
-            body=Region.from_dict(data["body"]),
-            units=tuple(data["units"]),
-            capacity=tuple(data["capacity"]),
-            grid=tuple(data["grid"]),
-            windows=tuple((kind, int(number), shape) for kind, number, shape in data["windows"]),
-        )
+        """What `dataclasses.asdict` made, from JSON."""
+        tuples = {name: tuple(data[name]) for name in ("units", "capacity", "grid")}
+        return cls(**{**data, **tuples, "body": Region.from_dict(data["body"])})
 
 
 def slot_utilisation(schedule: OpSchedule) -> dict[str, float]:
@@ -190,12 +147,10 @@ def read_schedules(llo_dir: Path) -> dict[str, OpSchedule]:
             f"{llo_dir}: no *-final_bundles.txt. Compile with LIBTPU_INIT_ARGS containing --xla_jf_dump_to=DIR "
             "--xla_jf_dump_llo_text=true."
         )
-    return {
-        name: read_schedule(path, utilisation.get(f"{stamp[0]}-{name}"), name) for name, (stamp, path) in newest.items()
-    }
+    return {name: read_schedule(path, utilisation.get(f"{stamp[0]}-{name}")) for name, (stamp, path) in newest.items()}
 
 
-def read_schedule(bundles: Path, utilisation: Path | None, op_name: str) -> OpSchedule:
+def read_schedule(bundles: Path, utilisation: Path | None) -> OpSchedule:
     """One op's schedule from its files.
 
     Raises:
@@ -213,7 +168,7 @@ def read_schedule(bundles: Path, utilisation: Path | None, op_name: str) -> OpSc
             f"{bundles}: {reader.n_bundles} bundles, but {len(rows)} rows in its utilisation file. The dump is "
             "incomplete; compile again."
         )
-    return OpSchedule(op_name, reader.tree(rows), units, capacity, reader.grid, tuple(sorted(reader.windows)))
+    return OpSchedule(reader.tree(rows), units, capacity, reader.grid, reader.has_windows)
 
 
 def _read_utilisation(path: Path) -> tuple[tuple[str, ...], tuple[int, ...], list[tuple[int, ...]]]:
@@ -249,13 +204,13 @@ class _Reader:
     def __init__(self) -> None:
         self.n_bundles = 0
         self.grid: tuple[int, ...] = ()
-        self.windows: set[tuple[str, int, str]] = set()
+        self.has_windows = False
         self._current = 0
         self._starts: dict[int, int] = {}
         self._branches: list[tuple[int, str, str, int]] = []
         self._code = ScalarCode()
         self._products: dict[int, list[int]] = {}
-        self._transfers: dict[int, list[int]] = {}
+        self._read_bytes: dict[int, int] = defaultdict(int)
 
     def line(self, line: str) -> None:
         match = _ADDRESS.match(line)
@@ -274,11 +229,10 @@ class _Reader:
                 cycles = self._products.setdefault(self._current, [0, 0])
                 cycles[int(unit)] += MXU_CYCLES_PER_PRODUCT[kind or "f32"]
         if "dma." in line:
-            for direction, granules in _TRANSFER.findall(line):
-                moved = self._transfers.setdefault(self._current, [0, 0])
-                moved[direction == "vmem_to_hbm"] += int(granules) * BYTES_PER_GRANULE
-        if "window allocation" in line:
-            self.windows |= {(kind, int(number), shape) for kind, number, shape in _WINDOW.findall(line)}
+            for granules in _READ.findall(line):
+                self._read_bytes[self._current] += int(granules) * BYTES_PER_GRANULE
+        if "window allocation" in line and _WINDOW.search(line):
+            self.has_windows = True
         if not self.grid and "iteration_bounds" in line:
             bounds = _GRID.search(line)
             if bounds:
@@ -311,12 +265,11 @@ class _Reader:
         given: tuple[tuple[str, bool], ...],
     ) -> Region:
         executions: float | None = 1.0
-        reason = "constant"
+        operand = None
         if span.kind == "loop":
             executions = trips[span.first]
-            reason = "counter" if executions is not None else "unknown"
         elif span.kind == "branch":
-            executions, reason = self._code.share(span.predicate, span.negated, trips, self.grid, given)
+            executions, operand = self._code.share(span.predicate, span.negated, trips, self.grid, given)
             given = (*given, (span.predicate, span.negated))
         children: list[Region] = []
         own: list[int] = []
@@ -330,16 +283,14 @@ class _Reader:
             children.append(self._build(head, nested, trips, rows, given))
         own += range(cursor, span.end)
         busy = [self._products[b] for b in own if b in self._products]
-        moved = [self._transfers[b] for b in own if b in self._transfers]
         return Region(
             kind=span.kind,
             first_bundle=span.first,
             bundles=len(own),
             slots=tuple(sum(rows[b][n] for b in own) for n in range(len(rows[0]))) if rows else (),
             executions=executions,
-            reason=reason,
+            operand=operand,
             mxu_cycles=max((sum(cycles) for cycles in zip(*busy, strict=True)), default=0),
-            read_bytes=sum(read for read, _ in moved),
-            written_bytes=sum(written for _, written in moved),
+            read_bytes=sum(self._read_bytes.get(b, 0) for b in own),
             regions=tuple(children),
         )

@@ -18,9 +18,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from tomat.base.errors import TomatError
-from tomat.planning.cost.buffers import Assignment, Buffer, read_assignment, shape_text
-from tomat.profile.hlo import HBM_MEMORY_SPACE, HloProgram
-from tomat.profile.hlo_kernels import executed_kernels
+from tomat.planning.cost.buffers import Assignment, Buffer, read_assignment
 
 LARGEST_COUNT = 24
 """Buffers a report keeps."""
@@ -30,7 +28,6 @@ ROUNDING_BYTES = 2**30 // 100
 
 LIVE_AT_PEAK = "live at the peak"
 COMPILERS_LIST = "as the compiler lists them"
-LARGEST_RESULTS = "largest results of operations; which of them live together is not known"
 
 _UNITS = {"": 1, "B": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _SIZE = r"(-?\d+(?:\.\d+)?)\s*([KMGT]?)i?B?"
@@ -43,7 +40,6 @@ _TOTALS = (
     re.compile(rf"unlikely to have enough memory\. Requires {_SIZE}, has {_SIZE} available"),
     re.compile(rf"Scoped allocation with size {_SIZE} and limit {_SIZE} exceeded scoped (?P<space>vmem) limit"),
 )
-_ROW = r"^\s*{}\s+" + _SIZE + r"\s*$"
 
 
 @dataclass(frozen=True)
@@ -68,7 +64,7 @@ class MemoryReport:
     """Arguments and the buffers live together when most are: `required_bytes` without fragmentation."""
     largest: tuple[Buffer, ...] = ()
     largest_are: str = ""
-    """What `largest` holds: `LIVE_AT_PEAK`, `COMPILERS_LIST` or `LARGEST_RESULTS`."""
+    """What `largest` holds: `LIVE_AT_PEAK` or `COMPILERS_LIST`."""
     memory_space: str = "hbm"
     """`hbm`, or the on-chip memory that a kernel's blocks did not fit (`vmem`): no batch size helps there."""
     notes: tuple[str, ...] = ()
@@ -140,52 +136,35 @@ def memory_of_oom(message: str, hlo_proto: bytes | None = None) -> MemoryReport 
         required_bytes=required,
         capacity_bytes=capacity,
         argument_bytes=_row(message, "arguments"),
-        temporary_bytes=_row_of_temporaries(message),
+        temporary_bytes=_row(message, "HLO temp"),
         largest=listed[:LARGEST_COUNT],
         largest_are=COMPILERS_LIST if listed else "",
         memory_space=space,
     )
 
 
-def memory_of_compiled(
-    stats: Mapping[str, int],
-    hlo_proto: bytes | None,
-    program: HloProgram | None,
-    capacity_bytes: int,
-) -> MemoryReport:
+def memory_of_compiled(hlo_proto: bytes, capacity_bytes: int, program_bytes: int | None = None) -> MemoryReport:
     """The memory of a program that the compiler accepted.
 
     Args:
-        stats: `*_size_in_bytes` of `compiled.memory_analysis()`.
         hlo_proto: A serialised `HloProto` with a buffer assignment, as for `memory_of_oom`.
-        program: The optimised program, for its largest results where there is no buffer assignment.
         capacity_bytes: Memory of one device.
+        program_bytes: The machine code, where it is made already.
 
-    libtpu 0.0.46 adds to `temp_size_in_bytes` the part of the heap that the assignment's own list of peak buffers does
-    not name, and 32,704 bytes (three programs, to the byte). That list misses what loops carry: 1B on v6e-32 reports
-    16,687,908,896 bytes for a heap of 11,311,530,016. So the heap of the buffer assignment is what counts; without one
-    the report is an upper bound, and says so.
+    Raises:
+        TomatError: `hlo_proto` holds no buffer assignment.
+
+    `compiled.memory_analysis()` would say too much. libtpu 0.0.46 adds to its `temp_size_in_bytes` the part of the heap
+    that the assignment's own list of peak buffers does not name, and 32,704 bytes (three programs, to the byte). That
+    list misses what loops carry: 1B on v6e-32 reports 16,687,908,896 bytes for a heap of 11,311,530,016.
     """
-    assignment = read_assignment(hlo_proto) if hlo_proto is not None else None
-    code = stats.get("generated_code_size_in_bytes")
-    if assignment is not None:
-        return _report(assignment, assignment.total_bytes, capacity_bytes, program_bytes=code, fits=True)
-    arguments, outputs = stats["argument_size_in_bytes"], stats["output_size_in_bytes"]
-    aliased, temporaries = stats["alias_size_in_bytes"], stats["temp_size_in_bytes"]
-    return MemoryReport(
-        fits=True,
-        required_bytes=arguments + temporaries + max(0, outputs - aliased),
-        capacity_bytes=capacity_bytes,
-        argument_bytes=arguments,
-        output_bytes=max(0, outputs - aliased),
-        alias_bytes=aliased,
-        temporary_bytes=temporaries,
-        program_bytes=code,
-        peak_bytes=stats.get("peak_memory_in_bytes"),
-        largest=_largest_results(program) if program is not None else (),
-        largest_are=LARGEST_RESULTS if program is not None else "",
-        notes=("without a buffer assignment the temporaries are an upper bound: libtpu adds fragmentation to them",),
-    )
+    assignment = read_assignment(hlo_proto)
+    if assignment is None:
+        raise TomatError(
+            "the compiler left no buffer assignment, which says what memory a program takes; libtpu 0.0.46 writes one: "
+            "install it with `uv sync --extra plan`."
+        )
+    return _report(assignment, assignment.total_bytes, capacity_bytes, program_bytes=program_bytes, fits=True)
 
 
 def _report(
@@ -216,13 +195,8 @@ def _bytes(figure: str, unit: str) -> int:
 
 
 def _row(message: str, name: str) -> int | None:
-    """A row of the table under "Total hbm usage"; None where it is missing or says "unknown size"."""
-    match = re.search(_ROW.format(name), message, re.MULTILINE)
-    return _bytes(match.group(1), match.group(2)) if match else None
-
-
-def _row_of_temporaries(message: str) -> int | None:
-    match = re.search(rf"^\s*HLO temp\s+{_SIZE}", message, re.MULTILINE)
+    """A row of the tables of what is used; None where it is missing or says "unknown size"."""
+    match = re.search(rf"^\s*{name}\s+{_SIZE}", message, re.MULTILINE)
     return _bytes(match.group(1), match.group(2)) if match else None
 
 
@@ -252,28 +226,3 @@ def _listed_buffers(message: str) -> list[Buffer]:
             )
         )
     return listed
-
-
-def _largest_results(program: HloProgram) -> tuple[Buffer, ...]:
-    """The largest arrays in HBM that kernels of the program write, one for each operation."""
-    found = {}
-    for kernel in executed_kernels(program):
-        instruction = kernel.instruction
-        if instruction.opcode in ("while", "conditional", "call") or instruction.opcode.endswith("-done"):
-            continue
-        parts = [(instruction.proto.shape, instruction.shape)]
-        if instruction.shape.parts:
-            parts = list(zip(instruction.proto.shape.tuple_shapes, instruction.shape.parts, strict=True))
-        for written, shape in parts:
-            size = shape.byte_count(HBM_MEMORY_SPACE)
-            if size > (found[instruction.name].hbm_bytes if instruction.name in found else 0):
-                found[instruction.name] = Buffer(
-                    hbm_bytes=size,
-                    logical_bytes=size,
-                    shape=shape_text(written),
-                    instruction=instruction.name,
-                    opcode=instruction.opcode,
-                    op_name=instruction.op_name,
-                    source=program.source(instruction),
-                )
-    return tuple(sorted(found.values(), key=lambda b: (-b.hbm_bytes, b.instruction))[:LARGEST_COUNT])

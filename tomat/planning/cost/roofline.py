@@ -43,28 +43,18 @@ class RooflineTime:
         """The largest."""
         return max(self.mxu_seconds, self.hbm_seconds, self.vpu_seconds, self.ici_seconds)
 
-    @property
-    def bound(self) -> str:
-        """`mxu`, `hbm`, `vpu` or `ici`; "" for a kernel without work."""
-        if self.seconds == 0:
-            return ""
-        parts = {"mxu": self.mxu_seconds, "hbm": self.hbm_seconds, "vpu": self.vpu_seconds, "ici": self.ici_seconds}
-        return max(parts, key=lambda name: parts[name])
 
-
-def roofline_seconds(
-    program: HloProgram, instruction: Instruction, chip: Chip, slice_: Slice | None = None
-) -> RooflineTime | None:
+def roofline_seconds(program: HloProgram, instruction: Instruction, slice_: Slice) -> RooflineTime | None:
     """The roofline of one execution.
 
     Args:
         program: The optimised module.
         instruction: A kernel of it.
-        chip: What it runs on; without a bandwidth or a clock there is no roofline.
-        slice_: The chips it runs on, for collectives.
+        slice_: The chips it runs on.
 
-    None for kernels whose work HLO does not tell (Pallas calls), and for collectives without a slice.
+    None for kernels whose work HLO does not tell (Pallas calls), and for chips without a bandwidth or links.
     """
+    chip = slice_.chip
     if chip.hbm_bytes_per_second is None:
         return None
     if instruction.opcode in CONTROL_OPCODES:
@@ -73,7 +63,7 @@ def roofline_seconds(
         return None
     ici = 0.0
     if collective_of(program, instruction) is not None:
-        transfer = collective_seconds(program, instruction, slice_) if slice_ is not None else None
+        transfer = collective_seconds(program, instruction, slice_)
         if transfer is None:
             return None
         ici = transfer.seconds

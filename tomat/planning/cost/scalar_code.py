@@ -264,8 +264,8 @@ class ScalarCode:
         trips: Mapping[int, int | None],
         grid: tuple[int, ...],
         given: tuple[tuple[str, bool], ...] = (),
-    ) -> tuple[float | None, str]:
-        """In which share of the cases a predicate (or its negation) holds, and what it depends on.
+    ) -> tuple[float | None, int | None]:
+        """In which share of the cases a predicate (or its negation) holds, and which operand decides it.
 
         Args:
             predicate: Name of the predicate value.
@@ -275,18 +275,18 @@ class ScalarCode:
             given: (predicate, negated) of the regions around: only cases in which these hold are counted.
 
         Returns:
-            The share, None where it depends on data or is beyond this reader; and `constant`, `iteration`,
-            `grid D,...`, `operand N,...` or `unknown`.
+            The share, None where it depends on data or is beyond this reader; and the number of the prefetched operand
+            that it depends on, the last of several, None where it depends on none.
         """
         condition = self._condition(predicate, negated)
         symbols = symbols_of(condition)
         kinds = {symbol.kind for symbol in symbols}
         if not symbols:
-            return float(bool(evaluate(condition, {}))), "constant"
+            return float(bool(evaluate(condition, {}))), None
         if kinds - {"counter", "grid", "operand"}:
-            return None, "unknown"
+            return None, None
         if "operand" in kinds:
-            return None, "operand " + ",".join(sorted({str(s.index) for s in symbols if s.kind == "operand"}))
+            return None, max(symbol.index for symbol in symbols if symbol.kind == "operand")
         around = [
             c for c in (self._condition(*g) for g in given) if symbols_of(c) and set(symbols_of(c)) <= set(symbols)
         ]
@@ -294,19 +294,17 @@ class ScalarCode:
         for symbol in symbols:
             count = trips.get(symbol.index) if symbol.kind == "counter" else _dimension(grid, symbol.index)
             if not count:
-                return None, "unknown"
+                return None, None
             values.append(range(symbol.start, symbol.start + count * symbol.step, symbol.step))
         if math.prod(len(v) for v in values) > MAX_COMBINATIONS:
-            return None, "unknown"
+            return None, None
         cases = held = 0
         for combination in itertools.product(*values):
             case = dict(zip(symbols, combination, strict=True))
             if all(evaluate(c, case) for c in around):
                 cases += 1
                 held += bool(evaluate(condition, case))
-        dimensions = sorted(symbol.index for symbol in symbols if symbol.kind == "grid")
-        reason = "grid " + ",".join(map(str, dimensions)) if dimensions else "iteration"
-        return (held / cases if cases else 0.0), reason
+        return (held / cases if cases else 0.0), None
 
 
 def _dimension(grid: tuple[int, ...], index: int) -> int:

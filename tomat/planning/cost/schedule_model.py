@@ -70,18 +70,17 @@ def schedule_time(
     active = active_share(program, instruction, schedule)
 
     def executions(region: Region) -> float | None:
-        return active if region.executions is None and region.reason.startswith("operand") else None
+        return active if region.operand is not None else None
 
     bundles = schedule.executed(lambda region: region.bundles, executions)
-    uncounted = schedule.executed(_bundles_where(schedule, "loop", set()), executions)
+    uncounted = schedule.executed(_bundles_where(schedule, "loop"), executions)
     if not bundles or uncounted > UNCOUNTED_LOOP_SHARE * bundles:
         return None
-    decided = {"operand"} if active is not None else set()
-    assumed = schedule.executed(_bundles_where(schedule, "branch", decided), executions)
+    assumed = schedule.executed(_bundles_where(schedule, "branch", mask_known=active is not None), executions)
     mxu = schedule.executed(lambda region: region.mxu_cycles, executions)
     seconds = bundles / clock_hz
     hbm = None
-    if schedule.windows and hbm_bytes_per_second:
+    if schedule.has_windows and hbm_bytes_per_second:
         # Blocks are double-buffered: the fetch for the next step runs beside the computation of this one, so that the
         # active steps take the longer of the two; those skipped fetch nothing.
         skipped = 0.0
@@ -104,11 +103,12 @@ def schedule_time(
     )
 
 
-def _bundles_where(schedule: OpSchedule, kind: str, decided: set[str]) -> Callable[[Region], float]:
+def _bundles_where(schedule: OpSchedule, kind: str, mask_known: bool = False) -> Callable[[Region], float]:
     """Counts the bundles inside regions of `kind` whose executions are open, for `OpSchedule.executed`."""
     inside: set[int] = set()
     for region in schedule.body.walk():
-        if region.kind == kind and region.executions is None and region.reason.split()[0] not in decided:
+        decided = mask_known and region.operand is not None
+        if region.kind == kind and region.executions is None and not decided:
             inside |= {id(inner) for inner in region.walk()}
     return lambda region: region.bundles if id(region) in inside else 0
 
@@ -117,7 +117,7 @@ def _executed_without(schedule: OpSchedule, executions: Callable[[Region], float
     """Executed bundles outside the regions that depend on an operand: what a skipped step costs, times the steps."""
     masked: set[int] = set()
     for region in schedule.body.walk():
-        if region.executions is None and region.reason.startswith("operand"):
+        if region.operand is not None:
             masked |= {id(inner) for inner in region.walk()}
     return schedule.executed(lambda region: 0 if id(region) in masked else region.bundles, executions)
 
@@ -144,14 +144,14 @@ def _masked_regions(instruction: Instruction, schedule: OpSchedule) -> list[Regi
     """The regions of a splash kernel that run where its mask leaves something to do."""
     if not is_splash(instruction):
         return []
-    return [r for r in schedule.body.walk() if r.executions is None and r.reason.startswith("operand")]
+    return [region for region in schedule.body.walk() if region.operand is not None]
 
 
 def _mask_blocks(program: HloProgram, instruction: Instruction, schedule: OpSchedule) -> list[int] | None:
     """`block_mask` of a splash kernel with masked regions; None where it is no constant that is found."""
-    number = int(_masked_regions(instruction, schedule)[0].reason.split()[1].split(",")[-1])
+    number = _masked_regions(instruction, schedule)[0].operand
     operands = program.operands(instruction)
-    return constant_integers(program, operands[number]) if number < len(operands) else None
+    return constant_integers(program, operands[number]) if number is not None and number < len(operands) else None
 
 
 def constant_integers(program: HloProgram, instruction: Instruction) -> list[int] | None:

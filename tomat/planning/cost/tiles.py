@@ -73,10 +73,6 @@ class MatrixProduct:
 
         return min(cost(self.m, self.n), cost(self.n, self.m)) * rounded_up(self.k, side)
 
-    def utilisation(self, side: int) -> float:
-        """Share of the array's work that is wanted."""
-        return self.flops / self.padded_flops(side)
-
 
 def matrix_products(program: HloProgram, instruction: Instruction) -> list[MatrixProduct]:
     """The dots and convolutions inside a kernel."""

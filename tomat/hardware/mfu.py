@@ -35,11 +35,6 @@ class Utilisation:
     source: str = ""
     """Who published figures by it."""
 
-    @property
-    def cited_name(self) -> str:
-        """The name with its source, for pages."""
-        return f"{self.name} ({self.source})" if self.source else self.name
-
 
 UTILISATIONS = (
     Utilisation(
@@ -150,21 +145,18 @@ def slice_dict(found: Slice) -> dict[str, Any]:
     }
 
 
+@dataclass(frozen=True)
 class LiveMfu:
-    """What a training loop logs for each step.
+    """What a training loop logs for each step."""
 
-    Args:
-        work: Of a step; None where its FLOPs are not known, and no MFU is logged.
-        tokens_per_step: Padding included.
-        peak_flops_per_second: Of all chips; None for a chip that is not in the table.
-        n_chips: What the rate per chip is divided by.
-    """
-
-    def __init__(self, work: StepWork | None, tokens_per_step: int, peak_flops_per_second: float | None, n_chips: int):
-        self._work = work
-        self._tokens = tokens_per_step
-        self._peak = peak_flops_per_second
-        self._n_chips = n_chips
+    work: StepWork | None
+    """Of a step; None where its FLOPs are not known, and no MFU is logged."""
+    tokens_per_step: int
+    """Padding included."""
+    peak_flops_per_second: float | None
+    """Of all chips; None for a chip that is not in the table."""
+    n_chips: int
+    """What the rate per chip is divided by."""
 
     def row(self, step_seconds: float) -> dict[str, float]:
         """`tokens_per_second` and `tokens_per_second_per_chip`, and `MFU_KEYS` where the peak is known.
@@ -172,10 +164,10 @@ class LiveMfu:
         Args:
             step_seconds: Duration of the step.
         """
-        rate = self._tokens / step_seconds
-        row = {"tokens_per_second": rate, "tokens_per_second_per_chip": rate / self._n_chips}
-        if self._work is not None and self._peak is not None:
-            row |= self._work.utilisation(step_seconds, self._peak)
+        rate = self.tokens_per_step / step_seconds
+        row = {"tokens_per_second": rate, "tokens_per_second_per_chip": rate / self.n_chips}
+        if self.work is not None and self.peak_flops_per_second is not None:
+            row |= self.work.utilisation(step_seconds, self.peak_flops_per_second)
         return row
 
 
@@ -230,8 +222,8 @@ class RunTimes:
             step, compiled = _seconds(row, "step_seconds"), _seconds(row, "compile_seconds")
             evaluation, checkpoint = _seconds(row, "eval_seconds"), _seconds(row, "checkpoint_seconds")
             profiler = _seconds(row, "profiler_seconds")
-            loading = _seconds(row, "loading_seconds", "throughput/loading_time")
-            hooks = _seconds(row, "hook_seconds", "throughput/hook_time")
+            loading = _seconds(row, "throughput/loading_time")
+            hooks = _seconds(row, "throughput/hook_time")
             in_step = min(compiled, max(0.0, step - typical))
             in_evaluation = min(compiled - in_step, evaluation)
             row_wall = _seconds(row, "wall_seconds") or step + loading + checkpoint + max(hooks, evaluation + profiler)
@@ -277,7 +269,6 @@ class RunMfu:
         """
         times, work = self.times, self.work
         percentiles = times.step_percentiles
-        n_chips = self.slice.n_chips if self.slice is not None else None
         result: dict[str, Any] = {
             **work.to_dict(),
             "n_steps": times.n_steps,
@@ -289,11 +280,11 @@ class RunMfu:
             "tokens_per_second": work.tokens / percentiles["p50"],
             "wall_tokens_per_second": work.tokens * times.n_steps / times.wall_seconds,
         }
-        if self.slice is None or n_chips is None:
+        if self.slice is None:
             return result | dict.fromkeys((*MFU_KEYS, "tokens_per_second_per_chip", "slice"))
         peak = self.slice.peak_bf16_flops_per_second
         result |= slice_dict(self.slice)
-        result["tokens_per_second_per_chip"] = result["tokens_per_second"] / n_chips
+        result["tokens_per_second_per_chip"] = result["tokens_per_second"] / self.slice.n_chips
         # The slowest tenth of the steps has the lowest MFU.
         for name, of_steps in (("p10", "p90"), ("p50", "p50"), ("p90", "p10")):
             for key, value in work.utilisation(percentiles[of_steps], peak).items():
@@ -311,7 +302,7 @@ class RunMfu:
 
 TIME_KEYS = (
     "step_seconds", "wall_seconds", "compile_seconds", "eval_seconds", "checkpoint_seconds", "profiler_seconds",
-    "loading_seconds", "hook_seconds", "throughput/loading_time", "throughput/hook_time",
+    "throughput/loading_time", "throughput/hook_time",
 )  # fmt: skip
 
 
@@ -328,10 +319,6 @@ def _refuse_times(row: Mapping[str, Any]) -> None:
             )
 
 
-def _seconds(row: Mapping[str, Any], *names: str) -> float:
-    """The first of `names` that `row` has as a number; 0 if it has none."""
-    for name in names:
-        value = row.get(name)
-        if is_figure(value):
-            return float(value)
-    return 0.0
+def _seconds(row: Mapping[str, Any], name: str) -> float:
+    """A duration that `_refuse_times` let through; 0 where the row has none."""
+    return float(row.get(name) or 0.0)

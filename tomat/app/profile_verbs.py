@@ -156,7 +156,7 @@ def _refuse_unknown_chip(target: str, device_kind: str | None) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the refusal says it
         roofs = Roofs.of_device_kind(device_kind)
-    if not roofs.flops_per_second or not roofs.hbm_bytes_per_second:
+    if not roofs.peak_flops_per_second or not roofs.peak_hbm_bytes_per_second:
         raise TomatError(
             f"{target}: no peak flops and bandwidth are known of --device_kind '{device_kind}', so its operations have "
             "no times; give JAX's name of a chip, such as 'TPU v6 lite'."

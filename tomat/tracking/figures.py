@@ -94,11 +94,11 @@ def _roofline_points(breakdown: Breakdown) -> list[tuple[float, float, float, st
         for op in breakdown.ops
         if op.flops and op.hbm_bytes is not None and op.seconds >= SMALLEST_SHARE * breakdown.step_seconds > 0
     ]
-    if not roofs.flops_per_second or not roofs.hbm_bytes_per_second or not shown:
+    if not roofs.peak_flops_per_second or not roofs.peak_hbm_bytes_per_second or not shown:
         return []
     intensities = [op.flops / op.hbm_bytes for op in shown if op.flops and op.hbm_bytes]
     # What stays in VMEM moves no HBM bytes; it stands at the right edge.
-    edge = 10 * max([*intensities, 10 * roofs.flops_per_second / roofs.hbm_bytes_per_second])
+    edge = 10 * max([*intensities, 10 * roofs.peak_flops_per_second / roofs.peak_hbm_bytes_per_second])
     points = [
         (
             op.flops / op.hbm_bytes if op.flops and op.hbm_bytes else edge,
@@ -115,7 +115,7 @@ def _roofline(axes: Axes, breakdown: Breakdown) -> None:
     from matplotlib.lines import Line2D
 
     points = _roofline_points(breakdown)
-    peak, bandwidth = breakdown.roofs.flops_per_second, breakdown.roofs.hbm_bytes_per_second
+    peak, bandwidth = breakdown.roofs.peak_flops_per_second, breakdown.roofs.peak_hbm_bytes_per_second
     if not peak or not bandwidth:
         return
     low = min(min(p[0] for p in points), peak / bandwidth / 100)

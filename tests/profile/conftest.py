@@ -41,8 +41,6 @@ def tpu_bytes(v6e_program: HloProgram):
             "op_seconds": lambda i: fixture_seconds(v6e_program, i, roofs),
             "n_steps": 4,
             "n_devices": 2,
-            "peak_flops_per_second": roofs.peak_flops_per_second,
-            "peak_hbm_bytes_per_second": roofs.peak_hbm_bytes_per_second,
             "hlo_proto": serialise_program(v6e_program),
         }
         return build_xspace(v6e_program, BuildOptions(**{**options, **changes}))

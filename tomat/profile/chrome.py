@@ -209,8 +209,7 @@ class _Reader:
                     name = str(placed.event.get("name", ""))
                     spans.append((names.setdefault(name, len(names)), placed.start_ps, placed.end_ps))
         result.host_steps.sort(key=lambda s: s.start_ps)
-        array = np.array(spans, dtype=np.int64).reshape(-1, 3)
-        result.activity = HostActivity(list(names), array[:, 0].astype(np.int32), array[:, 1], array[:, 2])
+        result.activity = HostActivity(list(names), np.array(spans, dtype=np.int64).reshape(-1, 3))
         if rows:
             # JSON keeps no run_id, so executions cannot be told apart: steps must come from the host's annotations.
             result.devices.append(DeviceTrace(self.host, "/host:CPU:0", "cpu", "cpu", kinds, Events.build(rows)))

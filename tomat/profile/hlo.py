@@ -123,8 +123,8 @@ class HloProgram:
     computations: dict[int, list[Instruction]]
     computation_names: dict[int, str]
     roots: dict[int, int]
-    allocations: tuple[tuple[int, str], ...] = ()
-    """(bytes, kind) of each buffer allocation, kind one of parameter, constant, thread-local, temporary."""
+    memory_bytes: dict[str, int]
+    """Bytes allocated by kind (`parameter`, `constant`, `temporary`); empty without a buffer assignment."""
     module: Any = field(default=None, repr=False)
     """The `HloModuleProto` it was read from."""
 
@@ -193,14 +193,6 @@ class HloProgram:
         for frame in (*(f for f in frames if not LIBRARY_FILES.search(f.file)), *frames[:1]):
             return f"{short_path(frame.file)}:{frame.line}"
         return ""
-
-    def memory_bytes(self) -> dict[str, int]:
-        """Bytes allocated by kind (`parameter`, `constant`, `temporary`); empty without a buffer assignment."""
-        totals: dict[str, int] = {}
-        for size, kind in self.allocations:
-            if kind != "thread-local":
-                totals[kind] = totals.get(kind, 0) + size
-        return totals
 
 
 @contextlib.contextmanager
@@ -287,16 +279,14 @@ def program_from_module(module: Any, program_id: int = 0, buffer_assignment: Any
             )
             for i in computation.instructions
         ]
-    allocations = []
+    memory_bytes: dict[str, int] = {}
     for allocation in buffer_assignment.buffer_allocations if buffer_assignment is not None else ():
-        kind = "temporary"
         if allocation.is_thread_local:
-            kind = "thread-local"
-        elif allocation.is_entry_computation_parameter:
+            continue
+        kind = "constant" if allocation.is_constant else "temporary"
+        if allocation.is_entry_computation_parameter:
             kind = "parameter"
-        elif allocation.is_constant:
-            kind = "constant"
-        allocations.append((allocation.size, kind))
+        memory_bytes[kind] = memory_bytes.get(kind, 0) + allocation.size
     return HloProgram(
         name=module.name,
         program_id=program_id or module.id,
@@ -304,6 +294,6 @@ def program_from_module(module: Any, program_id: int = 0, buffer_assignment: Any
         computations=computations,
         computation_names={c.id: c.name for c in module.computations},
         roots={c.id: c.root_id for c in module.computations},
-        allocations=tuple(allocations),
+        memory_bytes=memory_bytes,
         module=module,
     )

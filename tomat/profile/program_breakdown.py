@@ -83,7 +83,7 @@ def breakdown_from_program(
         ops=ops,
         n_devices=n_devices,
         n_hosts=n_hosts,
-        memory_bytes=program.memory_bytes(),
+        memory_bytes=program.memory_bytes,
         notes=tuple(said),
     )
 

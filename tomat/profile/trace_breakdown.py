@@ -87,7 +87,7 @@ def breakdown_from_trace(trace: Trace, *, device_kind: str | None = None, title:
         step_times_seconds=tuple(mean.step_seconds),
         step_classes=step_classes(mean.step_seconds),
         gaps=tuple(mean.gaps),
-        memory_bytes=program.memory_bytes() if program else {},
+        memory_bytes=program.memory_bytes if program else {},
         notes=(*trace.notes, *sorted(mean.notes), *quality),
     )
 
@@ -282,15 +282,13 @@ def _gap_rows(result: Attribution, device: DeviceTrace, host: HostTrace, n_steps
 
 def _host_activity(host: HostTrace, start_ps: int, end_ps: int) -> str:
     """The shortest host span that covers at least half of an interval, "" if none does."""
-    activity = host.activity
-    if not len(activity.start_ps):
-        return ""
-    overlap = np.minimum(activity.end_ps, end_ps) - np.maximum(activity.start_ps, start_ps)
+    name, starts, ends = host.activity.spans.T
+    overlap = np.minimum(ends, end_ps) - np.maximum(starts, start_ps)
     covering = np.flatnonzero(overlap * 2 >= end_ps - start_ps)
     if not len(covering):
         return ""
-    shortest = covering[np.argmin((activity.end_ps - activity.start_ps)[covering])]
-    return activity.names[int(activity.name[shortest])]
+    shortest = covering[np.argmin((ends - starts)[covering])]
+    return host.activity.names[name[shortest]]
 
 
 def _quality_notes(

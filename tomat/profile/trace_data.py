@@ -99,9 +99,8 @@ class HostActivity:
     """What a host's threads were doing: named spans, for telling why a device waited."""
 
     names: list[str] = field(default_factory=list)
-    name: np.ndarray = field(default_factory=lambda: np.empty(0, np.int32))
-    start_ps: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
-    end_ps: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
+    spans: np.ndarray = field(default_factory=lambda: np.empty((0, 3), np.int64))
+    """int64 [n, 3] of (index into `names`, start_ps, end_ps)."""
 
 
 @dataclass

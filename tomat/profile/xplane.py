@@ -41,9 +41,7 @@ from tomat.profile.trace_data import (
     with_program_of_run,
 )
 
-TPU_PLANE = re.compile(r"^/device:TPU:\d+$")
 SPARSE_CORE_PLANE = re.compile(r"^/device:TPU:\d+ SparseCore")
-GPU_PLANE = re.compile(r"^/device:GPU:\d+$")
 DEVICE_PLANE = re.compile(r"^/device:(TPU|GPU):\d+$")
 OPS_LINE, ASYNC_LINE, MODULES_LINE, STEPS_LINE = "XLA Ops", "Async XLA Ops", "XLA Modules", "Steps"
 MAX_STEP_DIGITS = 18
@@ -137,10 +135,8 @@ def read_xplane_bytes(data: bytes, origin: str, host_name: str) -> HostTrace:
         _read_session(plane, host)
     for plane in planes:
         name, before = plane.proto.name, Counter(host.left_out)
-        if TPU_PLANE.match(name):
-            host.devices.append(_read_tpu(plane, host))
-        elif GPU_PLANE.match(name):
-            host.devices.append(_read_gpu(plane, host))
+        if device := DEVICE_PLANE.match(name):
+            host.devices.append((_read_tpu if device.group(1) == "TPU" else _read_gpu)(plane, host))
         elif SPARSE_CORE_PLANE.match(name):
             host.warnings.append(f"{name} is not part of the breakdown (it runs beside the TensorCore)")
         count = sum(len(line.events) for line in plane.proto.lines)
@@ -284,22 +280,19 @@ def _read_tpu(plane: _Plane, host: HostTrace) -> DeviceTrace:
     stats = plane.stats(plane.proto.stats)
     kinds: list[OpKind] = []
     table: dict[int, int] = {}
-    ops: list[np.ndarray] = [np.empty((0, 4), np.int64)]
-    transfers: list[np.ndarray] = [np.empty((0, 4), np.int64)]
+    rows: dict[str, list[np.ndarray]] = {line: [np.empty((0, 4), np.int64)] for line in (OPS_LINE, ASYNC_LINE)}
     modules: list[ModuleRun] = []
     steps: list[StepMark] = []
     for index, line in enumerate(plane.proto.lines):
         name = line.display_name or line.name
-        if name == OPS_LINE:
-            ops.append(_read_line(plane, line, index, table, kinds, host))
-        elif name == ASYNC_LINE:
-            transfers.append(_read_line(plane, line, index, table, kinds, host))
+        if name in rows:
+            rows[name].append(_read_line(plane, line, index, table, kinds, host))
         elif name == MODULES_LINE:
             modules = _modules_from(line, plane, host)
         elif name == STEPS_LINE:
             steps = _steps_from(line, plane, host)
     device_kind = str(stats.get("device_type_string") or stats.get("device_type") or "")
-    operations = Events.of_table(np.concatenate(ops))
+    operations = Events.of_table(np.concatenate(rows[OPS_LINE]))
     return DeviceTrace(
         host=host.host,
         name=plane.proto.name,
@@ -307,7 +300,7 @@ def _read_tpu(plane: _Plane, host: HostTrace) -> DeviceTrace:
         device_kind=device_kind,
         kinds=with_program_of_run(kinds, operations, modules),
         ops=operations,
-        async_ops=Events.of_table(np.concatenate(transfers)),
+        async_ops=Events.of_table(np.concatenate(rows[ASYNC_LINE])),
         modules=modules,
         steps=steps,
     )
@@ -382,8 +375,7 @@ def _read_host_plane(plane: _Plane, host: HostTrace, as_device: bool) -> None:
             span[0], span[1] = min(span[0], start), max(span[1], start + duration)
     host.host_steps.sort(key=lambda m: m.start_ps)
     metadata = plane.proto.event_metadata
-    columns = np.array(spans, dtype=np.int64).reshape(-1, 3).T
-    host.activity = HostActivity([metadata[k].name for k in names], columns[0].astype(np.int32), columns[1], columns[2])
+    host.activity = HostActivity([metadata[k].name for k in names], np.array(spans, dtype=np.int64).reshape(-1, 3))
     for ordinal in sorted(rows):
         mine = {run: span for run, span in runs.items() if run[0] == ordinal}
         modules = [ModuleRun(kinds[span[2]].program, run[1], span[0], span[1]) for run, span in mine.items()]

@@ -285,8 +285,6 @@ _COUNTS = ("n_devices", "n_hosts", "n_steps", "n_events_left_out", "count")
 MAX_FIGURE = 1e30
 """No flops, bytes or seconds of a step reach it: 10,000 chips of 1 PFLOP/s take 3,000 years to as many flops. The sums
 and products of larger ones are no finite numbers."""
-_SIGNED = ("seconds",)
-"""The row of waits takes the rounding of all others and may be as little as -1e-9 of a step."""
 
 
 def _check_figures(data: Mapping[str, Any]) -> None:
@@ -312,7 +310,8 @@ def _check_figures(data: Mapping[str, Any]) -> None:
             elif key in _COUNTS:
                 sound = isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_FIGURE
             else:
-                least = -MAX_FIGURE if key in _SIGNED else 0
+                # The row of waits takes the rounding of all others and may be as little as -1e-9 of a step.
+                least = -MAX_FIGURE if key == "seconds" else 0
                 sound = (value is None and key in nullable) or (is_figure(value) and least <= value <= MAX_FIGURE)
             if not sound:
                 raise ValueError(f"{key} is {value!r}")

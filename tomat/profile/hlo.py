@@ -127,6 +127,7 @@ class HloProgram:
     """Bytes allocated by kind (`parameter`, `constant`, `temporary`); empty without a buffer assignment."""
     module: Any = field(default=None, repr=False)
     """The `HloModuleProto` it was read from."""
+    _frames: dict[int, tuple[Frame, ...]] = field(default_factory=dict, repr=False)
 
     @cached_property
     def by_id(self) -> dict[int, Instruction]:
@@ -135,10 +136,6 @@ class HloProgram:
     @cached_property
     def by_name(self) -> dict[str, Instruction]:
         return {i.name: i for instructions in self.computations.values() for i in instructions}
-
-    @cached_property
-    def _frames(self) -> dict[int, tuple[Frame, ...]]:
-        return {}
 
     def frames(self, instruction: Instruction) -> tuple[Frame, ...]:
         """The Python stack of an instruction, innermost first; empty where the module carries none."""

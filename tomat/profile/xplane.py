@@ -11,7 +11,6 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -48,17 +47,13 @@ MAX_STEP_DIGITS = 18
 """A step's number with more is none: it may be more than 64 bits hold."""
 
 
-@dataclass
 class _Plane:
     """Accessors over one XPlane message."""
 
-    proto: Any
-    origin_ns: int = 0
-    """The `timestamp_ns` of lines that counts as time 0."""
-    stat_names: dict[int, str] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.stat_names = {key: value.name for key, value in self.proto.stat_metadata.items()}
+    def __init__(self, proto: Any, origin_ns: int) -> None:
+        """`origin_ns` is the `timestamp_ns` of lines that counts as time 0."""
+        self.proto, self.origin_ns = proto, origin_ns
+        self.stat_names: dict[int, str] = {key: value.name for key, value in proto.stat_metadata.items()}
 
     def value(self, stat: Any) -> Any:
         kind = stat.WhichOneof("value")
@@ -166,8 +161,6 @@ def _read_session(plane: _Plane, host: HostTrace) -> None:
         if 0 < start <= stop:
             host.session_ns = (start, stop)
     if name == "/host:metadata":
-        stats = plane.stats(plane.proto.stats)
-        host.versions = {k: str(v) for k, v in sorted(stats.items()) if k.endswith("_version")}
         for key, metadata in plane.proto.event_metadata.items():
             _read_program(plane, key, metadata, host)
 
@@ -296,7 +289,6 @@ def _read_tpu(plane: _Plane, host: HostTrace) -> DeviceTrace:
     return DeviceTrace(
         host=host.host,
         name=plane.proto.name,
-        platform="tpu",
         device_kind=device_kind,
         kinds=with_program_of_run(kinds, operations, modules),
         ops=operations,
@@ -329,12 +321,12 @@ def _read_gpu(plane: _Plane, host: HostTrace) -> DeviceTrace:
                 kinds.append(_kind_from(plane, plane.proto.event_metadata[event.metadata_id], event, host))
             rows.append((kind, start, duration, index))
     device_kind = str(stats.get("device_type_string") or stats.get("device_name") or "")
-    return DeviceTrace(host.host, plane.proto.name, "gpu", device_kind, kinds, Events.build(rows), steps=steps)
+    return DeviceTrace(host.host, plane.proto.name, device_kind, kinds, Events.build(rows), steps=steps)
 
 
 def _read_host_plane(plane: _Plane, host: HostTrace, as_device: bool) -> None:
     """Host threads: steps and activity; with `as_device` the CPU's HLO operations as well."""
-    ids = {n: plane.stat_id(n) for n in ("hlo_op", "hlo_module", "program_id", "run_id", "device_ordinal", "step_num")}
+    op_stat, step_stat = plane.stat_id("hlo_op"), plane.stat_id("step_num")
     role: dict[int, str] = {}
     kinds: list[OpKind] = []
     table: dict[tuple[int, int], int] = {}
@@ -348,7 +340,7 @@ def _read_host_plane(plane: _Plane, host: HostTrace, as_device: bool) -> None:
             kind_of_event = role.get(key)
             if kind_of_event is None:
                 present = {s.metadata_id for s in event.stats}
-                kind_of_event = "op" if ids["hlo_op"] in present else "step" if ids["step_num"] in present else "span"
+                kind_of_event = "op" if op_stat in present else "step" if step_stat in present else "span"
                 role[key] = kind_of_event
             if kind_of_event == "span":
                 if duration > 0:
@@ -360,17 +352,15 @@ def _read_host_plane(plane: _Plane, host: HostTrace, as_device: bool) -> None:
                 continue
             if not as_device:
                 continue
-            values = {s.metadata_id: s for s in event.stats}
-            program_id = _integer(plane, values.get(ids["program_id"]))
-            ordinal = _integer(plane, values.get(ids["device_ordinal"]))
+            stats = plane.stats(event.stats)
+            program_id, ordinal = _as_integer(stats.get("program_id")), _as_integer(stats.get("device_ordinal"))
             kind = table.get((key, program_id))
             if kind is None:
                 kind = table[key, program_id] = len(kinds)
-                stats = plane.stats(event.stats)
                 name = str(stats.get("hlo_op") or plane.proto.event_metadata[key].name)
                 kinds.append(OpKind(name, program_id, str(stats.get("hlo_module") or "")))
             rows.setdefault(ordinal, []).append((kind, start, duration, index))
-            run = (ordinal, program_id, _integer(plane, values.get(ids["run_id"])))
+            run = (ordinal, program_id, _as_integer(stats.get("run_id")))
             span = runs.setdefault(run, [start, start + duration, kind])
             span[0], span[1] = min(span[0], start), max(span[1], start + duration)
     host.host_steps.sort(key=lambda m: m.start_ps)
@@ -384,7 +374,6 @@ def _read_host_plane(plane: _Plane, host: HostTrace, as_device: bool) -> None:
                 host.host,
                 f"/host:CPU:{ordinal}",
                 "cpu",
-                "cpu",
                 kinds,
                 Events.build(rows[ordinal]),
                 modules=sorted(modules, key=lambda r: r.start_ps),
@@ -392,12 +381,8 @@ def _read_host_plane(plane: _Plane, host: HostTrace, as_device: bool) -> None:
         )
 
 
-def _integer(plane: _Plane, stat: Any) -> int:
-    """A stat as an integer, 0 where absent: ids are written as numbers or as decimal text."""
-    return _as_integer(plane.value(stat) if stat is not None else 0)
-
-
 def _as_integer(value: Any) -> int:
+    """A stat's value as an integer, 0 where absent: ids are written as numbers or as decimal text."""
     # never through a float: a TPU's program id is a 64-bit fingerprint
     try:
         return unsigned(int(value or 0))

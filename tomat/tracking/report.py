@@ -121,17 +121,25 @@ def write_run_page(
     name = run_name or Path(run_dir).name
     if not RUN_NAME.match(name):
         raise TomatError(f"run name is {name!r}; expected letters, digits, '.', '_' and '-', since it names files.")
-    config = _read_config(Path(run_dir) / CONFIG_FILE)
+    settings = flatten(_read_config(Path(run_dir) / CONFIG_FILE))
     base = read_record(docs_dir, baseline) if baseline else None
     page, index = docs_dir / f"{name}.md", docs_dir / INDEX_FILE
-    record = make_record(name, breakdown, mfu_report, config, commit, date, config_hash, kind)
+    record = {
+        "record_format": RECORD_FORMAT,
+        "run": name,
+        "kind": kind,
+        "commit": commit,
+        "date": date,
+        "config_hash": config_hash,
+        **_record_figures(breakdown, mfu_report or {}, settings),
+    }
     _refuse_broken(page)
     _refuse_broken(index)
     figures = draw_figures(breakdown, docs_dir / FIGURES_DIR, name) if breakdown else []
     links = [(caption, f"{FIGURES_DIR}/{path.name}") for caption, path in figures]
     contents = {
         "setup": setup_section(record, breakdown),
-        "differences": differences_section(flatten(config), base),
+        "differences": differences_section(settings, base),
         "mfu": mfu_section(mfu_report),
         "memory": memory_section(breakdown),
         "breakdown": breakdown_section(breakdown, links),
@@ -144,29 +152,13 @@ def write_run_page(
     return page
 
 
-def make_record(
-    name: str,
-    breakdown: Breakdown | None,
-    mfu_report: Mapping[str, Any] | None,
-    config: Mapping[str, Any],
-    commit: str,
-    date: str,
-    config_hash: str,
-    kind: str,
-) -> dict[str, Any]:
-    """The row of the index, and what a later page needs to name this run as its baseline."""
-    mfu, settings = dict(mfu_report or {}), flatten(config)
+def _record_figures(breakdown: Breakdown | None, mfu: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """What the index shows of a run, and what a later page needs to name it as its baseline."""
     largest = max(breakdown.categories, key=lambda r: r.seconds, default=None) if breakdown else None
     step = mfu.get("step_seconds") or (breakdown.step_seconds if breakdown else None)
     return {
-        "record_format": RECORD_FORMAT,
-        "run": name,
-        "kind": kind,
-        "commit": commit,
-        "date": date,
-        "config_hash": config_hash,
-        "slice": mfu.get("slice") or config.get("slice"),
-        "model": config.get("preset"),
+        "slice": mfu.get("slice") or settings.get("slice"),
+        "model": settings.get("preset"),
         "batch_sequences": mfu.get("batch_sequences") or settings.get("trainer.train_batch_size"),
         "sequence_tokens": mfu.get("sequence_tokens") or settings.get("data.seq_len"),
         "step_seconds": step,

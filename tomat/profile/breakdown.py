@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from enum import StrEnum
 from typing import Any
@@ -188,9 +188,8 @@ class Breakdown:
         """The `count` operations with the most time."""
         return tuple(sorted(self.ops, key=lambda o: (-o.seconds, o.program, o.name))[:count])
 
-    def group(self, name: str, ops: Iterable[OpRow]) -> GroupRow:
+    def group(self, name: str, rows: Sequence[OpRow]) -> GroupRow:
         """The sum of rows."""
-        rows = list(ops)
         seconds = sum(o.seconds for o in rows)
         flops = _sum_known(o.flops for o in rows)
         hbm_bytes = _sum_known(o.hbm_bytes for o in rows)
@@ -210,16 +209,6 @@ class Breakdown:
             bound=_bound({o.category for o in rows}, flops_fraction, bandwidth_fraction),
         )
 
-    @property
-    def flops(self) -> float | None:
-        """Known flops of a step on one device."""
-        return _sum_known(o.flops for o in self.ops)
-
-    @property
-    def hbm_bytes(self) -> float | None:
-        """Known HBM traffic of a step on one device."""
-        return _sum_known(o.hbm_bytes for o in self.ops)
-
     def to_dict(self) -> dict[str, Any]:
         """JSON with units in the keys; `from_dict` reads it back, the derived tables are for other readers."""
         content = asdict(replace(self, ops=self.top(len(self.ops))))
@@ -227,8 +216,8 @@ class Breakdown:
             "format_version": FORMAT_VERSION,
             "device": content.pop("roofs"),
             **{key: list(value) if isinstance(value, tuple) else value for key, value in content.items()},
-            "flops_per_step_per_device": self.flops,
-            "hbm_bytes_per_step_per_device": self.hbm_bytes,
+            "flops_per_step_per_device": _sum_known(o.flops for o in self.ops),
+            "hbm_bytes_per_step_per_device": _sum_known(o.hbm_bytes for o in self.ops),
             "categories": [asdict(r) for r in self.categories],
             "parts": [asdict(r) for r in self.parts],
         }

@@ -133,8 +133,9 @@ def write_run_page(
         "config_hash": config_hash,
         **_record_figures(breakdown, mfu_report or {}, settings),
     }
-    _refuse_broken(page)
-    _refuse_broken(index)
+    for path in (page, index):  # before anything is written
+        if path.exists():
+            find_sections(read_document(path), str(path))
     figures = draw_figures(breakdown, docs_dir / FIGURES_DIR, name) if breakdown else []
     links = [(caption, f"{FIGURES_DIR}/{path.name}") for caption, path in figures]
     contents = {
@@ -280,9 +281,3 @@ def _read_config(path: Path) -> Mapping[str, Any]:
         return mapping(parse_yaml(path.read_bytes(), path))
     except OSError as error:
         raise TomatError(f"{path}: cannot be read ({error.strerror or error}).") from None
-
-
-def _refuse_broken(path: Path) -> None:
-    """Check a document's markers before anything is written."""
-    if path.exists():
-        find_sections(read_document(path), str(path))

@@ -14,7 +14,7 @@ import pytest
 from tomat.base.errors import TomatError
 from tomat.profile.breakdown import Breakdown, Roofs
 from tomat.profile.hlo_files import load_program
-from tomat.profile.program_costs import compiler_seconds, roofline_seconds
+from tomat.profile.program_breakdown import compiler_seconds, roofline_seconds
 from tomat.profile.protos import new_message
 from tomat.profile.trace import merge_hosts
 from tomat.profile.trace_breakdown import breakdown_from_trace

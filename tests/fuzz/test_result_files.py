@@ -33,7 +33,7 @@ from tomat.profile.breakdown import Breakdown, Roofs
 from tomat.profile.compare import compare
 from tomat.profile.hlo import HloProgram, Instruction
 from tomat.profile.hlo_files import program_from_text, serialise_program
-from tomat.profile.program_costs import compiler_seconds
+from tomat.profile.program_breakdown import compiler_seconds
 from tomat.profile.protos import new_message
 from tomat.profile.trace_builder import BuildOptions, build_xspace
 from tomat.runs.history import read_events

@@ -264,5 +264,3 @@ def test_models_of_another_kind_are_refused(config):
 def test_nonsense_is_refused():
     with pytest.raises(TomatError, match="hidden_dim is 0"):
         ModelShape(0, 1, 1, 1, 1, 1, 1)
-    with pytest.raises(TomatError, match="n_density -1"):
-        UsefulTokens(0, -1, 1)

@@ -8,7 +8,7 @@ import pytest
 from tomat.profile.breakdown import Roofs
 from tomat.profile.hlo import HloProgram, Instruction
 from tomat.profile.hlo_files import load_program, serialise_program
-from tomat.profile.program_costs import compiler_seconds
+from tomat.profile.program_breakdown import compiler_seconds
 from tomat.profile.trace_builder import BuildOptions, build_xspace
 
 PROFILES = Path(__file__).parents[1] / "data" / "profiles"
@@ -41,8 +41,6 @@ def tpu_bytes(v6e_program: HloProgram):
             "op_seconds": lambda i: fixture_seconds(v6e_program, i, roofs),
             "n_steps": 4,
             "n_devices": 2,
-            "peak_flops_per_second": roofs.flops_per_second,
-            "peak_hbm_bytes_per_second": roofs.hbm_bytes_per_second,
             "hlo_proto": serialise_program(v6e_program),
         }
         return build_xspace(v6e_program, BuildOptions(**{**options, **changes}))

@@ -6,7 +6,7 @@ from tomat.base.errors import TomatError
 from tomat.profile.breakdown import Bound, Breakdown, OpRow, Roofs
 from tomat.profile.categories import Category, Direction, Part
 
-ROOFS = Roofs("chip", flops_per_second=100.0, hbm_bytes_per_second=10.0, clock_hz=1000.0)
+ROOFS = Roofs("chip", peak_flops_per_second=100.0, peak_hbm_bytes_per_second=10.0, clock_hz=1000.0)
 
 
 def op(category=Category.MATMUL, seconds=1.0, flops=0.0, hbm_bytes=0.0, name="x", **changes) -> OpRow:
@@ -71,7 +71,7 @@ def test_damaged_json_is_refused():
 
 def test_roofs_of_the_chip_table():
     roofs = Roofs.of_device_kind("TPU v6 lite")
-    assert (roofs.flops_per_second, roofs.clock_hz) == (918e12, 1.75e9)
+    assert (roofs.peak_flops_per_second, roofs.clock_hz) == (918e12, 1.75e9)
     assert Roofs.of_device_kind("cpu") == Roofs("cpu")
 
 

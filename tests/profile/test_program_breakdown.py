@@ -5,8 +5,7 @@ import pytest
 from tomat.profile.breakdown import Bound, Breakdown
 from tomat.profile.categories import Category
 from tomat.profile.hlo_kernels import executed_kernels
-from tomat.profile.program_breakdown import breakdown_from_program
-from tomat.profile.program_costs import compiler_seconds, roofline_seconds
+from tomat.profile.program_breakdown import breakdown_from_program, compiler_seconds, roofline_seconds
 from tomat.profile.trace import load_trace
 from tomat.profile.trace_breakdown import breakdown_from_trace
 

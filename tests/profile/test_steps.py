@@ -17,13 +17,11 @@ def device_of(steps: list[StepMark], runs: int = 8, runs_per_step: int = 1) -> D
     length = STEP_PS // runs_per_step
     modules = [ModuleRun("jit_step", 1, length * i, length * i + BUSY_PS // runs_per_step) for i in range(runs)]
     ops = Events.build([(0, m.start_ps, m.end_ps - m.start_ps, 0) for m in modules])
-    return DeviceTrace(
-        "h", "/device:TPU:0", "tpu", "", [OpKind("dot", 1, "jit_step")], ops, Events.build([]), modules, steps
-    )
+    return DeviceTrace("h", "/device:TPU:0", "", [OpKind("dot", 1, "jit_step")], ops, Events.build([]), modules, steps)
 
 
 def host_of(device: DeviceTrace, steps: list[StepMark] | None = None) -> HostTrace:
-    return HostTrace("x", "h", [device], HostActivity(), steps or [], {}, None, {}, 8)
+    return HostTrace("x", "h", [device], HostActivity(), steps or [], {}, None, 8)
 
 
 def marks(*numbers: int, times: int = 1) -> list[StepMark]:

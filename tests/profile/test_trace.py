@@ -32,7 +32,7 @@ def test_the_newest_session_is_read_and_said(tpu_profile, tmp_path, cpu_profile)
     shutil.copy(cpu_profile, older / "old.xplane.pb")
     trace = load_trace(root)
     assert len(trace.devices) == 4 and "2 sessions found" in trace.notes[0]
-    assert load_trace(root, session="2025_01_01_00_00_00").devices[0].platform == "cpu"
+    assert load_trace(root, session="2025_01_01_00_00_00").devices[0].device_kind == "cpu"
     with pytest.raises(TomatError, match="no session 'nope'. Sessions there: 2025"):
         load_trace(root, session="nope")
 

@@ -31,7 +31,7 @@ def test_shares_sum_to_the_step(name, request):
 def test_a_tpu_step(tpu, v6e_program):
     """Everything the builder put in comes out: times, occurrences, skew, idle time."""
     assert (tpu.n_devices, tpu.n_hosts, tpu.n_steps) == (4, 2, 3)
-    assert tpu.roofs.flops_per_second == 918e12
+    assert tpu.roofs.peak_flops_per_second == 918e12
     rows = {r.name: r for r in tpu.categories}
     # device n is 1 + 0.01 n slower: 1.015 on average. Two forward kernels of 20 us, 4 layers, in each.
     assert rows["attention forward"].seconds == pytest.approx(8 * 20e-6 * 1.015, rel=1e-6)

@@ -14,7 +14,7 @@ def test_a_tpu_host(tpu_bytes, v6e_program):
     host = read(tpu_bytes(hostname="h7"))
     assert host.host == "h7" and [d.name for d in host.devices] == ["/device:TPU:0", "/device:TPU:1"]
     device = host.devices[0]
-    assert device.device_kind == "TPU v6 lite" and device.platform == "tpu"
+    assert device.device_kind == "TPU v6 lite"
     assert len(device.steps) == len(device.modules) == 4
     assert device.modules[0].program_id == v6e_program.program_id
     assert set(host.programs) == {v6e_program.program_id}
@@ -50,7 +50,6 @@ def test_a_cpu_host(cpu_profile):
     host = read(cpu_profile.read_bytes())
     assert [d.name for d in host.devices] == ["/host:CPU:0", "/host:CPU:1"]
     assert [m.number for m in host.host_steps] == list(range(6))
-    assert host.versions["jax_version"] == "0.11.1"
     for device in host.devices:
         assert len(device.modules) == 6
         assert {k.program for k in device.kinds} == {"jit_step"}
@@ -74,7 +73,7 @@ def test_a_gpu_host_built_after_the_schema():
     )
     plane.lines.add(id=9, name="XLA Ops", timestamp_ns=1).events.add(metadata_id=3, offset_ps=0, duration_ps=500)
     device = read(space.SerializeToString()).devices[0]
-    assert device.device_kind == "NVIDIA H100 80GB HBM3" and device.platform == "gpu"
+    assert device.device_kind == "NVIDIA H100 80GB HBM3"
     assert [(k.name, k.program) for k in device.kinds] == [("dot.3", "jit_step"), ("MemcpyD2D", "")]
     assert sorted(device.ops.duration_ps.tolist()) == [50, 500]
 

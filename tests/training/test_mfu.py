@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tomat.app.cli import main
 from tomat.base.errors import TomatError
 from tomat.hardware.chips import chip_for_device_kind, slice_named
-from tomat.hardware.mfu import MFU_KEYS, WALL_PARTS, MfuReport, RunMfu, RunTimes
+from tomat.hardware.mfu import MFU_KEYS, WALL_PARTS, RunTimes, run_report, step_report
 from tomat.training.config import config_from_dict, load_config
 from tomat.training.mfu import live_mfu, step_work
 
@@ -40,7 +40,7 @@ def small_config(**loss):
 @pytest.mark.parametrize("name, slice_name, seconds, reported", REFERENCE)
 def test_the_reference_runs(name, slice_name, seconds, reported):
     work = step_work(load_config(CONFIGS / f"{name}.yaml"), "tpu")
-    mfu = MfuReport(work, slice_named(slice_name), seconds).utilisation
+    mfu = step_report(work, slice_named(slice_name), seconds)
     # They gave two digits; Levanter's count gives 8.73 % and 12.94 %, the plain full one 8.68 % and 12.92 %.
     assert mfu["mfu_levanter"] == pytest.approx(reported, abs=0.001)
     assert mfu["mfu_full"] == pytest.approx(reported, abs=0.001)
@@ -74,22 +74,22 @@ def test_loss_over_density_ids_needs_no_logits_of_others():
 
 def test_twice_the_time_or_chips_is_half_the_mfu():
     work = step_work(small_config(), "tpu")
-    base = MfuReport(work, slice_named("v6e-16"), 1.0).utilisation
-    for other in (MfuReport(work, slice_named("v6e-16"), 2.0), MfuReport(work, slice_named("v6e-32"), 1.0)):
+    base = step_report(work, slice_named("v6e-16"), 1.0)
+    for other in (step_report(work, slice_named("v6e-16"), 2.0), step_report(work, slice_named("v6e-32"), 1.0)):
         for key in MFU_KEYS:
-            assert other.utilisation[key] == pytest.approx(base[key] / 2)
+            assert other[key] == pytest.approx(base[key] / 2)
 
 
 @pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan"), float("inf"), 1e6])
 def test_a_step_takes_time(seconds):
     with pytest.raises(TomatError, match="step_seconds"):
-        MfuReport(step_work(small_config(), "tpu"), slice_named("v6e-16"), seconds)
+        step_report(step_work(small_config(), "tpu"), slice_named("v6e-16"), seconds)
 
 
 def test_live_mfu_agrees_with_the_report():
     config = load_config(CONFIGS / "200m-v6e16.yaml")
     row = live_mfu(config, "TPU v6 lite", 16).row(2.08)
-    report = MfuReport(step_work(config, "tpu"), slice_named("v6e-16"), 2.08).to_dict()
+    report = step_report(step_work(config, "tpu"), slice_named("v6e-16"), 2.08)
     for key in (*MFU_KEYS, "tokens_per_second", "tokens_per_second_per_chip"):
         assert row[key] == pytest.approx(report[key])
 
@@ -180,7 +180,7 @@ def test_parts_sum_to_the_wall_clock_and_to_the_lost_mfu(small_work, rows):
     assert set(times.part_seconds) == set(WALL_PARTS)
     assert times.step_seconds + sum(times.part_seconds.values()) == pytest.approx(times.wall_seconds, abs=1e-9)
     assert all(times.part_seconds[part] >= 0 for part in WALL_PARTS if part != "other")
-    result = RunMfu(small_work, times, slice_named("v6e-4")).to_dict()
+    result = run_report(small_work, times, slice_named("v6e-4"))
     difference = result["step_mfu_full"] - result["wall_mfu_full"]
     assert sum(result["wall_mfu_full_lost"].values()) == pytest.approx(difference, rel=1e-6, abs=1e-12)
     rounding = 1 + 1e-9

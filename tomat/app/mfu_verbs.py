@@ -82,22 +82,22 @@ def _work(config: "TrainConfig", slice_name: str | None, n_atoms: int | None) ->
 
 
 def _of_config(args: argparse.Namespace) -> dict[str, Any]:
-    from tomat.hardware.mfu import MfuReport
+    from tomat.hardware.mfu import step_report
     from tomat.training.config import load_config
 
     config = load_config(args.config_path, _overrides(args))
     found, work = _work(config, args.slice or config.slice, args.atoms)
     if found is None:
         raise TomatError(f"{args.config_path} names no slice; give --slice, such as v6e-16.")
-    report = MfuReport(work, found, args.step_seconds)
+    result = step_report(work, found, args.step_seconds)
     _refuse_impossible(
         f"--step_seconds is {args.step_seconds}",
         args.step_seconds,
-        report.utilisation["mfu_useful"],
+        result["mfu_useful"],
         found.name,
         "Give seconds, and the slice that was measured.",
     )
-    return report.to_dict()
+    return result
 
 
 def _refuse_impossible(said: str, step_seconds: float, useful: float, slice_name: str, advice: str) -> None:
@@ -110,7 +110,7 @@ def _refuse_impossible(said: str, step_seconds: float, useful: float, slice_name
 
 
 def _of_run(args: argparse.Namespace) -> dict[str, Any]:
-    from tomat.hardware.mfu import RunMfu, RunTimes
+    from tomat.hardware.mfu import RunTimes, run_report
     from tomat.runs.log_lines import read_metrics
     from tomat.training.config import recorded_config
 
@@ -120,7 +120,7 @@ def _of_run(args: argparse.Namespace) -> dict[str, Any]:
             raise TomatError(f"{path} does not exist; expected the folder of a run that `tomat train` made.")
     config = recorded_config(config_path, _overrides(args))
     found, work = _work(config, args.slice or config.slice, args.atoms)
-    result = RunMfu(work, RunTimes.from_rows(read_metrics(metrics_path)), found).to_dict()
+    result = run_report(work, RunTimes.from_rows(read_metrics(metrics_path)), found)
     if found is not None:
         seconds = result["step_seconds"]
         _refuse_impossible(

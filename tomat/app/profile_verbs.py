@@ -1,6 +1,7 @@
 """`tomat profile`: parse a trace or a compiled program, compare two, write tracking pages."""
 
 import argparse
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -156,7 +157,7 @@ def _refuse_unknown_chip(target: str, device_kind: str | None) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the refusal says it
         roofs = Roofs.of_device_kind(device_kind)
-    if not roofs.flops_per_second or not roofs.hbm_bytes_per_second:
+    if not roofs.peak_flops_per_second or not roofs.peak_hbm_bytes_per_second:
         raise TomatError(
             f"{target}: no peak flops and bandwidth are known of --device_kind '{device_kind}', so its operations have "
             "no times; give JAX's name of a chip, such as 'TPU v6 lite'."
@@ -192,10 +193,11 @@ def _parse(args: argparse.Namespace, target: str) -> int:
         from tomat.profile.xprof_check import check_against_xprof
 
         check = check_against_xprof(Path(profile_place(target)))
-        report["xprof"] = check.to_dict()
+        report["xprof"] = asdict(check)
         console.print(
-            f"xprof: self time {check.xprof_seconds:.9f} s over {len(check.ops)} operations, tomat "
-            f"{check.tomat_seconds:.9f} s; largest difference of one operation {check.largest_difference_seconds:.3g} s"
+            f"xprof: self time {check.xprof_self_seconds:.9f} s over {check.n_operations} operations, tomat "
+            f"{check.tomat_self_seconds:.9f} s; largest difference of one operation "
+            f"{check.largest_difference_seconds:.3g} s"
         )
     if args.json is not None:
         write_json(args.json, report)

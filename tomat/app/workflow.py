@@ -232,7 +232,7 @@ def write_profile_page(config: "TrainConfig", result: "TrainResult") -> Path | N
     from tomat.base.errors import TomatError
     from tomat.base.reporting import console
     from tomat.hardware.chips import slice_named
-    from tomat.hardware.mfu import RunMfu, RunTimes
+    from tomat.hardware.mfu import RunTimes, run_report
     from tomat.runs.log_lines import read_metrics
     from tomat.tracking.report import write_run_page
     from tomat.training.config import config_hash
@@ -242,7 +242,7 @@ def write_profile_page(config: "TrainConfig", result: "TrainResult") -> Path | N
         return None
     work = step_work(config, jax.devices()[0].platform)
     times = RunTimes.from_rows(read_metrics(result.run_dir / METRICS_FILE))
-    mfu = RunMfu(work, times, slice_named(config.slice) if config.slice is not None else None).to_dict()
+    mfu = run_report(work, times, slice_named(config.slice) if config.slice is not None else None)
     try:
         breakdown = load_breakdown(str(result.run_dir))
         return write_run_page(

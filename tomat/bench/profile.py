@@ -68,7 +68,7 @@ def write_bench_trace(hlo: Path, device_kind: str, n_events: int, path: Path) ->
     """
     from tomat.profile.breakdown import Roofs
     from tomat.profile.hlo_files import load_program, serialise_program
-    from tomat.profile.program_costs import compiler_seconds
+    from tomat.profile.program_breakdown import compiler_seconds
     from tomat.profile.protos import new_message
     from tomat.profile.trace_builder import BuildOptions, build_xspace
 

@@ -2,14 +2,13 @@
 
 A figure that no source gives is None. `chips.py` looks rows up and knows the slices.
 
-Conventions: FLOP/s and OP/s are dense (NVIDIA prints twice that, for 2:4 sparsity) and accumulate in float32 where the
-hardware makes a difference. `ici_bytes_per_second` is the sum over a chip's links and over both directions, the way
-Cloud TPU and NVLink data sheets state it. Bytes are bytes; GB is 1e9 and GiB 2**30 of them.
+Conventions: FLOP/s are dense (NVIDIA prints twice that, for 2:4 sparsity) and accumulate in float32 where the hardware
+makes a difference. `ici_bytes_per_second` is the sum over a chip's links and over both directions, the way Cloud TPU
+states it. GiB is 2**30 bytes.
 """
 
 from dataclasses import dataclass
 
-GB = 10**9
 GIB = 2**30
 
 
@@ -25,26 +24,18 @@ class Chip:
     """Dense bfloat16 matrix multiplication."""
     source: str
     """Where the figures are from."""
-    peak_int8_ops_per_second: float | None = None
-    """Dense int8 matrix multiplication."""
-    peak_fp8_flops_per_second: float | None = None
-    """Dense float8 matrix multiplication."""
-    hbm_bytes_nominal: int | None = None
-    """Memory on the data sheet."""
     hbm_bytes_usable: int | None = None
     """Memory that XLA lets a program have."""
     hbm_bytes_per_second: float | None = None
     """Memory bandwidth."""
     ici_bytes_per_second: float | None = None
-    """Interconnect between chips, all links, both directions."""
+    """Interconnect between chips, all links, both directions (TPU)."""
     clock_hz: float | None = None
     """Clock at which the matrix units reach the peak."""
     mxu_shape: tuple[int, int] | None = None
     """Rows and columns of one matrix unit's systolic array (TPU)."""
-    n_mxu: int | None = None
-    """Matrix units per chip (TPU)."""
     n_cores: int | None = None
-    """TensorCores of a TPU, streaming multiprocessors of a GPU."""
+    """TensorCores (TPU)."""
     jax_devices_per_chip: int = 1
     """2 where JAX shows each TensorCore as a device of its own."""
     chips_per_host: int = 8
@@ -64,14 +55,11 @@ TPUS = (
         name="v4",
         device_kinds=("TPU v4",),
         peak_bf16_flops_per_second=275e12,
-        peak_int8_ops_per_second=275e12,
-        hbm_bytes_nominal=32 * GIB,
         hbm_bytes_usable=int(2 * 15.25 * GIB),
         hbm_bytes_per_second=1200e9,
         ici_bytes_per_second=6 * 2 * 50e9,
         clock_hz=1.05e9,
         mxu_shape=(128, 128),
-        n_mxu=8,
         n_cores=2,
         chips_per_host=4,
         source="https://cloud.google.com/tpu/docs/v4 (peaks, memory, MXUs); arXiv:2304.01433 table 4 (1,050 MHz, "
@@ -81,14 +69,11 @@ TPUS = (
         name="v5e",
         device_kinds=("TPU v5 lite", "TPU v5e"),
         peak_bf16_flops_per_second=197e12,
-        peak_int8_ops_per_second=393e12,
-        hbm_bytes_nominal=16 * GIB,
         hbm_bytes_usable=int(15.75 * GIB),
         hbm_bytes_per_second=819e9,
         ici_bytes_per_second=400e9,
         clock_hz=1.5e9,
         mxu_shape=(128, 128),
-        n_mxu=4,
         n_cores=1,
         chips_per_host=4,
         source="https://cloud.google.com/tpu/docs/v5e. The clock follows from the peak and 4 MXUs of 128 x 128: "
@@ -98,37 +83,29 @@ TPUS = (
         name="v5p",
         device_kinds=("TPU v5", "TPU v5p"),
         peak_bf16_flops_per_second=459e12,
-        peak_int8_ops_per_second=918e12,
-        peak_fp8_flops_per_second=459e12,
-        hbm_bytes_nominal=95 * GIB,
         hbm_bytes_usable=int(95.73 * GIB),
         hbm_bytes_per_second=2765e9,
         ici_bytes_per_second=1200e9,
         clock_hz=1.75e9,
         mxu_shape=(128, 128),
-        n_mxu=8,
         n_cores=2,
         chips_per_host=4,
-        source="https://cloud.google.com/tpu/docs/v5p; int8 from jax 0.11.1 `jax/_src/tpu_info.py`. The clock follows "
-        f"from the peak and 8 MXUs of 128 x 128: 1.75 GHz. {_LIBTPU} (More than the 95 GiB of the data sheet, which "
-        "says GB elsewhere and GiB here; jax's table has 103e9 bytes, 95.9 GiB.)",
+        source="https://cloud.google.com/tpu/docs/v5p. The clock follows from the peak and 8 MXUs of 128 x 128: "
+        f"1.75 GHz. {_LIBTPU} (More than the 95 GiB of the data sheet, which says "
+        " GB elsewhere and GiB here; jax's table has 103e9 bytes, 95.9 GiB.)",
     ),
     Chip(
         name="v6e",
         device_kinds=("TPU v6 lite", "TPU v6e"),
         peak_bf16_flops_per_second=918e12,
-        peak_int8_ops_per_second=1836e12,
-        peak_fp8_flops_per_second=918e12,
-        hbm_bytes_nominal=32 * GIB,
         hbm_bytes_usable=int(31.24 * GIB),
         hbm_bytes_per_second=1638e9,
         ici_bytes_per_second=800e9,
         clock_hz=1.75e9,
         mxu_shape=(256, 256),
-        n_mxu=2,
         n_cores=1,
         chips_per_host=4,
-        source="https://cloud.google.com/tpu/docs/v6e; bandwidth and fp8 from the table of "
+        source="https://cloud.google.com/tpu/docs/v6e; bandwidth from the table of "
         "https://cloud.google.com/tpu/docs/tpu7x; 2 MXUs also in jax 0.11.1 `jax/_src/tpu_info.py`. The peak is 1.75 "
         f"GHz x 2 MXUs of 256 x 256 x 2 FLOP x 2 passes a cycle. {_LIBTPU} Real v6e pods said 31.25 GiB.",
     ),
@@ -136,13 +113,10 @@ TPUS = (
         name="tpu7x",
         device_kinds=("TPU7x",),
         peak_bf16_flops_per_second=2307e12,
-        peak_fp8_flops_per_second=4614e12,
-        hbm_bytes_nominal=192 * GIB,
         hbm_bytes_usable=int(2 * 94.74 * GIB),
         hbm_bytes_per_second=7380e9,
         ici_bytes_per_second=1200e9,
         mxu_shape=(256, 256),
-        n_mxu=4,
         n_cores=2,
         jax_devices_per_chip=2,
         chips_per_host=4,
@@ -156,94 +130,61 @@ GPUS = (
         name="a100-40gb",
         device_kinds=("NVIDIA A100-SXM4-40GB", "A100-SXM4-40GB"),
         peak_bf16_flops_per_second=312e12,
-        peak_int8_ops_per_second=624e12,
-        hbm_bytes_nominal=40 * GB,
         hbm_bytes_per_second=1555e9,
-        ici_bytes_per_second=600e9,
         clock_hz=1.41e9,
-        n_cores=108,
         source="NVIDIA A100 Tensor Core GPU Architecture white paper (2020), tables 4 and 5",
     ),
     Chip(
         name="a100-80gb",
         device_kinds=("NVIDIA A100-SXM4-80GB", "A100-SXM4-80GB"),
         peak_bf16_flops_per_second=312e12,
-        peak_int8_ops_per_second=624e12,
-        hbm_bytes_nominal=80 * GB,
         hbm_bytes_per_second=2039e9,
-        ici_bytes_per_second=600e9,
         clock_hz=1.41e9,
-        n_cores=108,
         source="NVIDIA A100 data sheet (June 2021), A100 80GB SXM",
     ),
     Chip(
         name="a100-80gb-pcie",
         device_kinds=("NVIDIA A100 80GB PCIe", "A100 80GB PCIe"),
         peak_bf16_flops_per_second=312e12,
-        peak_int8_ops_per_second=624e12,
-        hbm_bytes_nominal=80 * GB,
         hbm_bytes_per_second=1935e9,
         clock_hz=1.41e9,
-        n_cores=108,
-        source="NVIDIA A100 data sheet (June 2021), A100 80GB PCIe; no interconnect without an NVLink bridge",
+        source="NVIDIA A100 data sheet (June 2021), A100 80GB PCIe",
     ),
     Chip(
         name="h100",
         device_kinds=("NVIDIA H100 80GB HBM3",),
         peak_bf16_flops_per_second=989.4e12,
-        peak_int8_ops_per_second=1978.9e12,
-        peak_fp8_flops_per_second=1978.9e12,
-        hbm_bytes_nominal=80 * GB,
         hbm_bytes_per_second=3352e9,
-        ici_bytes_per_second=900e9,
         clock_hz=1.83e9,
-        n_cores=132,
         source=f"{_HOPPER}, H100 SXM5 (1,830 MHz is its boost clock for tensor cores)",
     ),
     Chip(
         name="h100-pcie",
         device_kinds=("NVIDIA H100 PCIe",),
         peak_bf16_flops_per_second=756e12,
-        peak_int8_ops_per_second=1513e12,
-        peak_fp8_flops_per_second=1513e12,
-        hbm_bytes_nominal=80 * GB,
         hbm_bytes_per_second=2039e9,
         clock_hz=1.62e9,
-        n_cores=114,
-        source=f"{_HOPPER}, H100 PCIe (1,620 MHz is its boost clock for tensor cores); no interconnect without bridge",
+        source=f"{_HOPPER}, H100 PCIe (1,620 MHz is its boost clock for tensor cores)",
     ),
     Chip(
         name="h200",
         device_kinds=("NVIDIA H200",),
         peak_bf16_flops_per_second=989.4e12,
-        peak_int8_ops_per_second=1978.9e12,
-        peak_fp8_flops_per_second=1978.9e12,
-        hbm_bytes_nominal=141 * GB,
         hbm_bytes_per_second=4800e9,
-        ici_bytes_per_second=900e9,
-        n_cores=132,
         source="NVIDIA H200 data sheet (2024), H200 SXM: the peaks of the H100 SXM with other memory",
     ),
     Chip(
         name="b200",
         device_kinds=("NVIDIA B200",),
         peak_bf16_flops_per_second=2250e12,
-        peak_int8_ops_per_second=4500e12,
-        peak_fp8_flops_per_second=4500e12,
-        hbm_bytes_nominal=180 * GB,
         hbm_bytes_per_second=8000e9,
-        ici_bytes_per_second=1800e9,
-        source="NVIDIA Blackwell Architecture Technical Brief (2024), HGX B200 at 1,000 W; 180 GB from the DGX B200 "
-        "data sheet (1,440 GB for 8)",
+        source="NVIDIA Blackwell Architecture Technical Brief (2024), HGX B200 at 1,000 W",
     ),
     Chip(
         name="gb200",
         device_kinds=("NVIDIA GB200",),
         peak_bf16_flops_per_second=2500e12,
-        peak_int8_ops_per_second=5000e12,
-        peak_fp8_flops_per_second=5000e12,
         hbm_bytes_per_second=8000e9,
-        ici_bytes_per_second=1800e9,
         chips_per_host=4,
         source="NVIDIA Blackwell Architecture Technical Brief (2024), one GPU of GB200 NVL72",
     ),
@@ -251,24 +192,16 @@ GPUS = (
         name="l4",
         device_kinds=("NVIDIA L4",),
         peak_bf16_flops_per_second=121e12,
-        peak_int8_ops_per_second=242.5e12,
-        peak_fp8_flops_per_second=242.5e12,
-        hbm_bytes_nominal=24 * GB,
         hbm_bytes_per_second=300e9,
-        n_cores=58,
         source="NVIDIA L4 data sheet (2023), halved for dense",
     ),
     Chip(
         name="rtx-5090",
         device_kinds=("NVIDIA GeForce RTX 5090",),
         peak_bf16_flops_per_second=209.5e12,
-        peak_int8_ops_per_second=838e12,
-        peak_fp8_flops_per_second=419e12,
-        hbm_bytes_nominal=32 * GB,
         hbm_bytes_per_second=1792e9,
         clock_hz=2.407e9,
-        n_cores=170,
-        source="NVIDIA RTX Blackwell GPU Architecture white paper (2025), appendix A; bf16 and fp8 accumulate in "
-        "float32, which GeForce cards do at half the speed of float16",
+        source="NVIDIA RTX Blackwell GPU Architecture white paper (2025), appendix A; bf16 accumulates in float32, "
+        "which GeForce cards do at half the speed of float16",
     ),
 )

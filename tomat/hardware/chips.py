@@ -107,52 +107,37 @@ _CUBE = 4
 
 
 def _flat(chip: Chip, prefix: str) -> list[Slice]:
-    slices = []
-    for n_chips, topology in _FLAT.items():
-        slices.append(
-            Slice(
-                name=f"{prefix}-{n_chips}",
-                chip=chip,
-                topology=topology,
-                wrap=tuple(side == _FLAT_RING for side in topology),
-                n_hosts=1 if n_chips <= 8 else n_chips // chip.chips_per_host,
-                libtpu_topology=f"{chip.name}:{'x'.join(map(str, topology))}",
-            )
+    return [
+        Slice(
+            name=f"{prefix}-{n_chips}",
+            chip=chip,
+            topology=topology,
+            wrap=tuple(side == _FLAT_RING for side in topology),
+            n_hosts=1 if n_chips <= 8 else n_chips // chip.chips_per_host,
+            libtpu_topology=f"{chip.name}:{'x'.join(map(str, topology))}",
         )
-    return slices
+        for n_chips, topology in _FLAT.items()
+    ]
 
 
 def _cubic(chip: Chip) -> list[Slice]:
-    slices = []
-    for n_chips, topology in _CUBIC.items():
-        if chip.name == "v4" and n_chips > 2048:  # larger ones are not offered as an accelerator type
-            continue
-        slices.append(
-            Slice(
-                name=f"{chip.name}-{2 * n_chips}",
-                chip=chip,
-                topology=topology,
-                wrap=(all(side % _CUBE == 0 for side in topology),) * 3,
-                n_hosts=n_chips // chip.chips_per_host,
-                libtpu_topology=f"{chip.name}:{'x'.join(map(str, topology))}",
-            )
+    return [
+        Slice(
+            name=f"{chip.name}-{2 * n_chips}",
+            chip=chip,
+            topology=topology,
+            wrap=(all(side % _CUBE == 0 for side in topology),) * 3,
+            n_hosts=n_chips // chip.chips_per_host,
+            libtpu_topology=f"{chip.name}:{'x'.join(map(str, topology))}",
         )
-    return slices
+        for n_chips, topology in _CUBIC.items()
+        if chip.name != "v4" or n_chips <= 2048  # larger ones are not offered as an accelerator type
+    ]
 
 
-TPU_SLICES: Mapping[str, Slice] = MappingProxyType(
-    {
-        s.name: s
-        for s in (
-            *_flat(CHIPS["v6e"], "v6e"),
-            *_flat(CHIPS["v5e"], "v5e"),
-            *_flat(CHIPS["v5e"], "v5litepod"),
-            *_cubic(CHIPS["v5p"]),
-            *_cubic(CHIPS["v4"]),
-            *_cubic(CHIPS["tpu7x"]),
-        )
-    }
-)
+_FLAT_SLICES = (*_flat(CHIPS["v6e"], "v6e"), *_flat(CHIPS["v5e"], "v5e"), *_flat(CHIPS["v5e"], "v5litepod"))
+_CUBIC_SLICES = (*_cubic(CHIPS["v5p"]), *_cubic(CHIPS["v4"]), *_cubic(CHIPS["tpu7x"]))
+TPU_SLICES: Mapping[str, Slice] = MappingProxyType({s.name: s for s in (*_FLAT_SLICES, *_CUBIC_SLICES)})
 """Accelerator type -> slice."""
 
 

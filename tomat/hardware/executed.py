@@ -11,7 +11,7 @@ These FLOPs over the peak are the hardware FLOPs utilisation, HFU (Chowdhery et 
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from tomat.base.errors import TomatError
@@ -99,14 +99,12 @@ def attention_kernels(model_config: Any, seq_len: int, platform: str) -> Attenti
     if backend == "default":
         backend = "splash" if platform == "tpu" else "jax_flash"
     if backend == "vanilla":
-        return AttentionKernels(
-            "vanilla", KernelPass(2, seq_len, seq_len), (KernelPass(4, seq_len, seq_len),), skips_outside_window=False
-        )
+        whole = KernelPass(2, seq_len, seq_len)
+        return AttentionKernels("vanilla", whole, (replace(whole, n_matmuls=4),), skips_outside_window=False)
     if backend == "jax_flash":
         size = getattr(model_config, "flash_attention_block_size", None) or _largest_divisor(seq_len, MAX_FLASH_BLOCK)
-        return AttentionKernels(
-            "jax_flash", KernelPass(2, size, size), (KernelPass(5, size, size),), skips_outside_window=False
-        )
+        tiled = KernelPass(2, size, size)
+        return AttentionKernels("jax_flash", tiled, (replace(tiled, n_matmuls=5),), skips_outside_window=False)
     if backend == "splash":
         return _splash_kernels(model_config, seq_len)
     raise TomatError(

@@ -35,11 +35,6 @@ class Utilisation:
     source: str = ""
     """Who published figures by it."""
 
-    @property
-    def cited_name(self) -> str:
-        """The name with its source, for pages."""
-        return f"{self.name} ({self.source})" if self.source else self.name
-
 
 UTILISATIONS = (
     Utilisation(
@@ -105,37 +100,23 @@ class StepWork:
         }
 
 
-@dataclass(frozen=True)
-class MfuReport:
-    """A step's work on a slice in a given time."""
+def step_report(work: StepWork, slice_: Slice, step_seconds: float) -> dict[str, Any]:
+    """A step's work on a slice in a given time, for a JSON report; MFUs are fractions.
 
-    work: StepWork
-    slice: Slice
-    step_seconds: float
-
-    def __post_init__(self) -> None:
-        if not 0 < self.step_seconds <= MAX_STEP_SECONDS:
-            raise TomatError(
-                f"step_seconds is {self.step_seconds}; expected more than 0, at most {MAX_STEP_SECONDS:,}."
-            )
-
-    @property
-    def utilisation(self) -> dict[str, float]:
-        """`MFU_KEYS`."""
-        return self.work.utilisation(self.step_seconds, self.slice.peak_bf16_flops_per_second)
-
-    def to_dict(self) -> dict[str, Any]:
-        """For a JSON report; MFUs are fractions."""
-        chips = self.slice.n_chips
-        return {
-            **self.work.to_dict(),
-            **self.utilisation,
-            **slice_dict(self.slice),
-            "step_seconds": self.step_seconds,
-            "tokens_per_second": self.work.tokens / self.step_seconds,
-            "tokens_per_second_per_chip": self.work.tokens / self.step_seconds / chips,
-            "useful_tokens_per_second_per_chip": self.work.useful_tokens / self.step_seconds / chips,
-        }
+    Raises:
+        TomatError: The time is no step's.
+    """
+    if not 0 < step_seconds <= MAX_STEP_SECONDS:
+        raise TomatError(f"step_seconds is {step_seconds}; expected more than 0, at most {MAX_STEP_SECONDS:,}.")
+    return {
+        **work.to_dict(),
+        **work.utilisation(step_seconds, slice_.peak_bf16_flops_per_second),
+        **slice_dict(slice_),
+        "step_seconds": step_seconds,
+        "tokens_per_second": work.tokens / step_seconds,
+        "tokens_per_second_per_chip": work.tokens / step_seconds / slice_.n_chips,
+        "useful_tokens_per_second_per_chip": work.useful_tokens / step_seconds / slice_.n_chips,
+    }
 
 
 def slice_dict(found: Slice) -> dict[str, Any]:
@@ -150,21 +131,18 @@ def slice_dict(found: Slice) -> dict[str, Any]:
     }
 
 
+@dataclass(frozen=True)
 class LiveMfu:
-    """What a training loop logs for each step.
+    """What a training loop logs for each step."""
 
-    Args:
-        work: Of a step; None where its FLOPs are not known, and no MFU is logged.
-        tokens_per_step: Padding included.
-        peak_flops_per_second: Of all chips; None for a chip that is not in the table.
-        n_chips: What the rate per chip is divided by.
-    """
-
-    def __init__(self, work: StepWork | None, tokens_per_step: int, peak_flops_per_second: float | None, n_chips: int):
-        self._work = work
-        self._tokens = tokens_per_step
-        self._peak = peak_flops_per_second
-        self._n_chips = n_chips
+    work: StepWork | None
+    """Of a step; None where its FLOPs are not known, and no MFU is logged."""
+    tokens_per_step: int
+    """Padding included."""
+    peak_flops_per_second: float | None
+    """Of all chips; None for a chip that is not in the table."""
+    n_chips: int
+    """What the rate per chip is divided by."""
 
     def row(self, step_seconds: float) -> dict[str, float]:
         """`tokens_per_second` and `tokens_per_second_per_chip`, and `MFU_KEYS` where the peak is known.
@@ -172,10 +150,10 @@ class LiveMfu:
         Args:
             step_seconds: Duration of the step.
         """
-        rate = self._tokens / step_seconds
-        row = {"tokens_per_second": rate, "tokens_per_second_per_chip": rate / self._n_chips}
-        if self._work is not None and self._peak is not None:
-            row |= self._work.utilisation(step_seconds, self._peak)
+        rate = self.tokens_per_step / step_seconds
+        row = {"tokens_per_second": rate, "tokens_per_second_per_chip": rate / self.n_chips}
+        if self.work is not None and self.peak_flops_per_second is not None:
+            row |= self.work.utilisation(step_seconds, self.peak_flops_per_second)
         return row
 
 
@@ -230,8 +208,8 @@ class RunTimes:
             step, compiled = _seconds(row, "step_seconds"), _seconds(row, "compile_seconds")
             evaluation, checkpoint = _seconds(row, "eval_seconds"), _seconds(row, "checkpoint_seconds")
             profiler = _seconds(row, "profiler_seconds")
-            loading = _seconds(row, "loading_seconds", "throughput/loading_time")
-            hooks = _seconds(row, "hook_seconds", "throughput/hook_time")
+            loading = _seconds(row, "throughput/loading_time")
+            hooks = _seconds(row, "throughput/hook_time")
             in_step = min(compiled, max(0.0, step - typical))
             in_evaluation = min(compiled - in_step, evaluation)
             row_wall = _seconds(row, "wall_seconds") or step + loading + checkpoint + max(hooks, evaluation + profiler)
@@ -260,58 +238,52 @@ class RunTimes:
         return {"p10": tenths[0], "p50": tenths[4], "p90": tenths[8]}
 
 
-@dataclass(frozen=True)
-class RunMfu:
-    """MFU of a run, over its steps and over its wall-clock time."""
+def run_report(work: StepWork, times: RunTimes, slice_: Slice | None) -> dict[str, Any]:
+    """MFU of a run, over its steps and over its wall-clock time, for a JSON report.
 
-    work: StepWork
-    times: RunTimes
-    slice: Slice | None
-    """None: not known, and no MFU."""
+    `mfu_full` and the like are of the median steady step. `step_mfu_full` is of all steps' own time and `wall_mfu_full`
+    of the wall-clock time; `wall_mfu_full_lost` says which part cost how much of their difference.
 
-    def to_dict(self) -> dict[str, Any]:
-        """For a JSON report.
-
-        `mfu_full` and the like are of the median steady step. `step_mfu_full` is of all steps' own time and
-        `wall_mfu_full` of the wall-clock time; `wall_mfu_full_lost` says which part cost how much of their difference.
-        """
-        times, work = self.times, self.work
-        percentiles = times.step_percentiles
-        n_chips = self.slice.n_chips if self.slice is not None else None
-        result: dict[str, Any] = {
-            **work.to_dict(),
-            "n_steps": times.n_steps,
-            "n_steady_steps": len(times.steady_step_seconds),
-            "wall_seconds": times.wall_seconds,
-            "wall_seconds_by_part": {"device_steps": times.step_seconds, **times.part_seconds},
-            "step_seconds": percentiles["p50"],
-            **{f"step_seconds_{name}": seconds for name, seconds in percentiles.items()},
-            "tokens_per_second": work.tokens / percentiles["p50"],
-            "wall_tokens_per_second": work.tokens * times.n_steps / times.wall_seconds,
-        }
-        if self.slice is None or n_chips is None:
-            return result | dict.fromkeys((*MFU_KEYS, "tokens_per_second_per_chip", "slice"))
-        peak = self.slice.peak_bf16_flops_per_second
-        result |= slice_dict(self.slice)
-        result["tokens_per_second_per_chip"] = result["tokens_per_second"] / n_chips
-        # The slowest tenth of the steps has the lowest MFU.
-        for name, of_steps in (("p10", "p90"), ("p50", "p50"), ("p90", "p10")):
-            for key, value in work.utilisation(percentiles[of_steps], peak).items():
-                result[f"{key}_{name}"] = value
-        result |= {key: result[f"{key}_p50"] for key in MFU_KEYS}
-        over_steps = work.utilisation(times.step_seconds / times.n_steps, peak)
-        over_wall = work.utilisation(times.wall_seconds / times.n_steps, peak)
-        result |= {f"step_{key}": value for key, value in over_steps.items()}
-        result |= {f"wall_{key}": value for key, value in over_wall.items()}
-        result["wall_mfu_full_lost"] = {
-            part: over_steps["mfu_full"] * seconds / times.wall_seconds for part, seconds in times.part_seconds.items()
-        }
-        return result
+    Args:
+        work: Of a step.
+        times: Of the run.
+        slice_: None where it is not known: no MFU.
+    """
+    percentiles = times.step_percentiles
+    result: dict[str, Any] = {
+        **work.to_dict(),
+        "n_steps": times.n_steps,
+        "n_steady_steps": len(times.steady_step_seconds),
+        "wall_seconds": times.wall_seconds,
+        "wall_seconds_by_part": {"device_steps": times.step_seconds, **times.part_seconds},
+        "step_seconds": percentiles["p50"],
+        **{f"step_seconds_{name}": seconds for name, seconds in percentiles.items()},
+        "tokens_per_second": work.tokens / percentiles["p50"],
+        "wall_tokens_per_second": work.tokens * times.n_steps / times.wall_seconds,
+    }
+    if slice_ is None:
+        return result | dict.fromkeys((*MFU_KEYS, "tokens_per_second_per_chip", "slice"))
+    peak = slice_.peak_bf16_flops_per_second
+    result |= slice_dict(slice_)
+    result["tokens_per_second_per_chip"] = result["tokens_per_second"] / slice_.n_chips
+    # The slowest tenth of the steps has the lowest MFU.
+    for name, of_steps in (("p10", "p90"), ("p50", "p50"), ("p90", "p10")):
+        for key, value in work.utilisation(percentiles[of_steps], peak).items():
+            result[f"{key}_{name}"] = value
+    result |= {key: result[f"{key}_p50"] for key in MFU_KEYS}
+    over_steps = work.utilisation(times.step_seconds / times.n_steps, peak)
+    over_wall = work.utilisation(times.wall_seconds / times.n_steps, peak)
+    result |= {f"step_{key}": value for key, value in over_steps.items()}
+    result |= {f"wall_{key}": value for key, value in over_wall.items()}
+    result["wall_mfu_full_lost"] = {
+        part: over_steps["mfu_full"] * seconds / times.wall_seconds for part, seconds in times.part_seconds.items()
+    }
+    return result
 
 
 TIME_KEYS = (
     "step_seconds", "wall_seconds", "compile_seconds", "eval_seconds", "checkpoint_seconds", "profiler_seconds",
-    "loading_seconds", "hook_seconds", "throughput/loading_time", "throughput/hook_time",
+    "throughput/loading_time", "throughput/hook_time",
 )  # fmt: skip
 
 
@@ -328,10 +300,6 @@ def _refuse_times(row: Mapping[str, Any]) -> None:
             )
 
 
-def _seconds(row: Mapping[str, Any], *names: str) -> float:
-    """The first of `names` that `row` has as a number; 0 if it has none."""
-    for name in names:
-        value = row.get(name)
-        if is_figure(value):
-            return float(value)
-    return 0.0
+def _seconds(row: Mapping[str, Any], name: str) -> float:
+    """A duration that `_refuse_times` let through; 0 where the row has none."""
+    return float(row.get(name) or 0.0)

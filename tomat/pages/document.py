@@ -102,12 +102,15 @@ def update_document(path: Path, contents: Mapping[str, str], template: str) -> b
     Raises:
         TomatError: the document's markers are broken; it is left as it is.
     """
-    existed = path.exists()
-    before = read_document(path) if existed else template
-    after = replace_sections(before, contents, str(path))
-    if existed and after == before:
+    before = read_document(path) if path.exists() else template
+    return write_if_changed(path, replace_sections(before, contents, str(path)))
+
+
+def write_if_changed(path: Path, text: str) -> bool:
+    """Write `text` to a file unless it holds that already; whether it was written."""
+    if path.exists() and path.read_text(encoding="utf-8") == text:
         return False
-    write_text(path, after)
+    write_text(path, text)
     return True
 
 

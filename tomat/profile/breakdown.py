@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
 from enum import StrEnum
 from typing import Any
 
@@ -38,8 +38,8 @@ class Roofs:
     """Peaks of one device; None where unknown (a CPU, or a chip that is not in the table)."""
 
     device_kind: str
-    flops_per_second: float | None = None
-    hbm_bytes_per_second: float | None = None
+    peak_flops_per_second: float | None = None
+    peak_hbm_bytes_per_second: float | None = None
     clock_hz: float | None = None
     hbm_bytes: int | None = None
 
@@ -54,8 +54,8 @@ class Roofs:
         shared = chip.jax_devices_per_chip
         return Roofs(
             device_kind=device_kind,
-            flops_per_second=chip.peak_bf16_flops_per_second / shared,
-            hbm_bytes_per_second=chip.hbm_bytes_per_second / shared if chip.hbm_bytes_per_second else None,
+            peak_flops_per_second=chip.peak_bf16_flops_per_device,
+            peak_hbm_bytes_per_second=chip.hbm_bytes_per_second / shared if chip.hbm_bytes_per_second else None,
             clock_hz=chip.clock_hz,
             hbm_bytes=chip.hbm_bytes_usable // shared if chip.hbm_bytes_usable else None,
         )
@@ -80,6 +80,17 @@ class OpRow:
     hbm_bytes: float | None = None
     op_name: str = ""
     source: str = ""
+
+    def of_step(self, seconds: float, hidden_seconds: float, occurrences: float) -> OpRow:
+        """The row of a step out of that of one execution, whose flops and bytes are taken `occurrences` times."""
+        return replace(
+            self,
+            occurrences=occurrences,
+            seconds=seconds,
+            hidden_seconds=hidden_seconds,
+            flops=self.flops * occurrences if self.flops is not None else None,
+            hbm_bytes=self.hbm_bytes * occurrences if self.hbm_bytes is not None else None,
+        )
 
 
 @dataclass(frozen=True)
@@ -152,13 +163,13 @@ class Breakdown:
         groups: dict[str, list[OpRow]] = defaultdict(list)
         for op in self.ops:
             groups[op.category].append(op)
-        rows = [self.group(c, groups[c]) for c in Category if c in groups]
         hidden = sum(op.hidden_seconds for op in self.ops)
-        if hidden > 0:
-            name = Category.COLLECTIVES_HIDDEN
-            rows.append(GroupRow(name, 0, 0.0, 0.0, hidden, None, None, None, None, None, Bound.COMMUNICATION))
-            order = {str(category): place for place, category in enumerate(Category)}
-            rows.sort(key=lambda r: order[r.name])
+        rows = []
+        for name in Category:
+            if name in groups:
+                rows.append(self.group(name, groups[name]))
+            if name == Category.COLLECTIVES_HIDDEN and hidden > 0:
+                rows.append(GroupRow(name, 0, 0.0, 0.0, hidden, None, None, None, None, None, Bound.COMMUNICATION))
         return tuple(rows)
 
     @property
@@ -177,12 +188,13 @@ class Breakdown:
         """The `count` operations with the most time."""
         return tuple(sorted(self.ops, key=lambda o: (-o.seconds, o.program, o.name))[:count])
 
-    def group(self, name: str, ops: Iterable[OpRow]) -> GroupRow:
+    def group(self, name: str, rows: Sequence[OpRow]) -> GroupRow:
         """The sum of rows."""
-        rows = list(ops)
         seconds = sum(o.seconds for o in rows)
         flops = _sum_known(o.flops for o in rows)
         hbm_bytes = _sum_known(o.hbm_bytes for o in rows)
+        flops_fraction = _fraction(flops, seconds, self.roofs.peak_flops_per_second)
+        bandwidth_fraction = _fraction(hbm_bytes, seconds, self.roofs.peak_hbm_bytes_per_second)
         return GroupRow(
             name=str(name),
             occurrences=sum(o.occurrences for o in rows),
@@ -192,67 +204,22 @@ class Breakdown:
             cycles=seconds * self.roofs.clock_hz if self.roofs.clock_hz else None,
             flops=flops,
             hbm_bytes=hbm_bytes,
-            flops_fraction=_fraction(flops, seconds, self.roofs.flops_per_second),
-            bandwidth_fraction=_fraction(hbm_bytes, seconds, self.roofs.hbm_bytes_per_second),
-            bound=self.bound(rows),
+            flops_fraction=flops_fraction,
+            bandwidth_fraction=bandwidth_fraction,
+            bound=_bound({o.category for o in rows}, flops_fraction, bandwidth_fraction),
         )
-
-    def bound(self, ops: Iterable[OpRow]) -> Bound:
-        """What limits these operations together: the roof they come closest to, if they come close to one."""
-        rows = list(ops)
-        seconds = sum(o.seconds for o in rows)
-        kinds = {o.category for o in rows}
-        if kinds <= {Category.COLLECTIVES_EXPOSED, Category.COLLECTIVES_HIDDEN} and kinds:
-            return Bound.COMMUNICATION
-        if kinds and kinds <= {Category.IDLE, Category.HOST, Category.UNATTRIBUTED, Category.CONTROL}:
-            return Bound.LATENCY
-        compute = _fraction(_sum_known(o.flops for o in rows), seconds, self.roofs.flops_per_second)
-        memory = _fraction(_sum_known(o.hbm_bytes for o in rows), seconds, self.roofs.hbm_bytes_per_second)
-        if compute is None or memory is None:
-            return Bound.UNKNOWN
-        if max(compute, memory) < LATENCY_FRACTION:
-            return Bound.LATENCY
-        return Bound.COMPUTE if compute >= memory else Bound.MEMORY
-
-    @property
-    def flops(self) -> float | None:
-        """Known flops of a step on one device."""
-        return _sum_known(o.flops for o in self.ops)
-
-    @property
-    def hbm_bytes(self) -> float | None:
-        """Known HBM traffic of a step on one device."""
-        return _sum_known(o.hbm_bytes for o in self.ops)
 
     def to_dict(self) -> dict[str, Any]:
         """JSON with units in the keys; `from_dict` reads it back, the derived tables are for other readers."""
-        roofs = self.roofs
+        content = asdict(replace(self, ops=self.top(len(self.ops))))
         return {
             "format_version": FORMAT_VERSION,
-            "title": self.title,
-            "source": self.source,
-            "device": {
-                "device_kind": roofs.device_kind,
-                "peak_flops_per_second": roofs.flops_per_second,
-                "peak_hbm_bytes_per_second": roofs.hbm_bytes_per_second,
-                "clock_hz": roofs.clock_hz,
-                "hbm_bytes": roofs.hbm_bytes,
-            },
-            "step_seconds": self.step_seconds,
-            "n_devices": self.n_devices,
-            "n_hosts": self.n_hosts,
-            "n_steps": self.n_steps,
-            "flops_per_step_per_device": self.flops,
-            "hbm_bytes_per_step_per_device": self.hbm_bytes,
-            "step_times_seconds": list(self.step_times_seconds),
-            "step_classes": [asdict(c) for c in self.step_classes],
-            "gaps": [asdict(g) for g in self.gaps],
-            "memory_bytes": dict(sorted(self.memory_bytes.items())),
-            "notes": list(self.notes),
-            "n_events_left_out": self.n_events_left_out,
+            "device": content.pop("roofs"),
+            **{key: list(value) if isinstance(value, tuple) else value for key, value in content.items()},
+            "flops_per_step_per_device": _sum_known(o.flops for o in self.ops),
+            "hbm_bytes_per_step_per_device": _sum_known(o.hbm_bytes for o in self.ops),
             "categories": [asdict(r) for r in self.categories],
             "parts": [asdict(r) for r in self.parts],
-            "ops": [asdict(o) for o in self.top(len(self.ops))],
         }
 
     @staticmethod
@@ -269,18 +236,11 @@ class Breakdown:
                 "Write it with `tomat profile TRACE --json FILE`."
             )
         try:
-            device = data["device"]
             _check_figures(data)
             return Breakdown(
                 title=data["title"],
                 source=data["source"],
-                roofs=Roofs(
-                    device["device_kind"],
-                    device["peak_flops_per_second"],
-                    device["peak_hbm_bytes_per_second"],
-                    device["clock_hz"],
-                    device["hbm_bytes"],
-                ),
+                roofs=Roofs(**data["device"]),
                 step_seconds=data["step_seconds"],
                 ops=tuple(
                     OpRow(
@@ -314,8 +274,6 @@ _COUNTS = ("n_devices", "n_hosts", "n_steps", "n_events_left_out", "count")
 MAX_FIGURE = 1e30
 """No flops, bytes or seconds of a step reach it: 10,000 chips of 1 PFLOP/s take 3,000 years to as many flops. The sums
 and products of larger ones are no finite numbers."""
-_SIGNED = ("seconds",)
-"""The row of waits takes the rounding of all others and may be as little as -1e-9 of a step."""
 
 
 def _check_figures(data: Mapping[str, Any]) -> None:
@@ -324,7 +282,10 @@ def _check_figures(data: Mapping[str, Any]) -> None:
     Raises:
         ValueError: names the value. Damage that leaves a figure finite cannot be seen: the file has no checksum.
     """
-    nullable = {"flops", "hbm_bytes", *(key for key in data["device"] if key != "device_kind")}
+    device_keys = {one.name for one in fields(Roofs)}
+    if set(data["device"]) != device_keys:
+        raise ValueError(f"device has {sorted(data['device'])}, expected {sorted(device_keys)}")
+    nullable = {"flops", "hbm_bytes", *device_keys} - {"device_kind"}
     rows = [data["device"], *data["ops"], *data["step_classes"], *data["gaps"]]
     rows += [{"count": size} for size in data["memory_bytes"].values()]
     rows += [{"step_seconds": time} for time in data["step_times_seconds"]]
@@ -338,7 +299,8 @@ def _check_figures(data: Mapping[str, Any]) -> None:
             elif key in _COUNTS:
                 sound = isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_FIGURE
             else:
-                least = -MAX_FIGURE if key in _SIGNED else 0
+                # The row of waits takes the rounding of all others and may be as little as -1e-9 of a step.
+                least = -MAX_FIGURE if key == "seconds" else 0
                 sound = (value is None and key in nullable) or (is_figure(value) and least <= value <= MAX_FIGURE)
             if not sound:
                 raise ValueError(f"{key} is {value!r}")
@@ -347,6 +309,19 @@ def _check_figures(data: Mapping[str, Any]) -> None:
     total = sum(op["seconds"] for op in data["ops"])
     if not math.isclose(total, data["step_seconds"], rel_tol=1e-6, abs_tol=1e-12):
         raise ValueError(f"the operations take {total} s and the step {data['step_seconds']} s")
+
+
+def _bound(kinds: set[Category], compute: float | None, memory: float | None) -> Bound:
+    """What limits operations of these categories together: the roof they come closest to, if they come close to one."""
+    if kinds and kinds <= {Category.COLLECTIVES_EXPOSED, Category.COLLECTIVES_HIDDEN}:
+        return Bound.COMMUNICATION
+    if kinds and kinds <= {Category.IDLE, Category.HOST, Category.UNATTRIBUTED, Category.CONTROL}:
+        return Bound.LATENCY
+    if compute is None or memory is None:
+        return Bound.UNKNOWN
+    if max(compute, memory) < LATENCY_FRACTION:
+        return Bound.LATENCY
+    return Bound.COMPUTE if compute >= memory else Bound.MEMORY
 
 
 def _sum_known(values: Iterable[float | None]) -> float | None:

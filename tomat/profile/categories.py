@@ -256,14 +256,11 @@ def _category(opcode: str, inner: frozenset[str], part: Part, direction: Directi
 def gather_evidence(program: HloProgram, instruction: Instruction) -> list[Evidence]:
     """The scopes of a kernel's inner instructions, weighed by their flops, or their elements where they have none."""
     evidence = []
-    inner_instructions = program.inner(instruction)
-    for inner in inner_instructions:
-        if inner.opcode in ("parameter", "constant", "tuple", "get-tuple-element", "bitcast"):
-            continue
-        if not inner.op_name and not inner.frame_id:
-            continue
-        weight = max(instruction_flops(program, inner), float(inner.shape.elements))
-        evidence.append(Evidence(inner.op_name, program.frames(inner), weight))
+    for inner in program.inner(instruction):
+        names_a_buffer = inner.opcode in ("parameter", "constant", "tuple", "get-tuple-element", "bitcast")
+        if (inner.op_name or inner.frame_id) and not names_a_buffer:
+            weight = max(instruction_flops(program, inner), float(inner.shape.elements))
+            evidence.append(Evidence(inner.op_name, program.frames(inner), weight))
     if not evidence and (instruction.op_name or instruction.frame_id):
         evidence.append(Evidence(instruction.op_name, program.frames(instruction), 1.0))
     return evidence
@@ -276,13 +273,13 @@ def computation_directions(program: HloProgram) -> dict[int, Direction]:
         # A constant that XLA sank into a loop keeps the path of another use: the reference's forward scan holds
         # constants of its backward pass.
         directions = {direction_of(i.op_name) for i in instructions if i.opcode not in FREE_OPCODES}
-        looped = computation_id != program.entry_id
-        if looped and Direction.BACKWARD in directions and len(instructions) > 1:
+        found[computation_id] = Direction.NONE
+        if computation_id == program.entry_id:
+            continue
+        if Direction.BACKWARD in directions and len(instructions) > 1:
             found[computation_id] = Direction.BACKWARD
-        elif looped and Direction.FORWARD in directions:
+        elif Direction.FORWARD in directions:
             found[computation_id] = Direction.FORWARD
-        else:
-            found[computation_id] = Direction.NONE
     return found
 
 

@@ -168,7 +168,6 @@ class _Reader:
             self.left_out.setdefault(event.get("pid"), Counter())[wrong] += 1
 
     def _device(self, process: str, tracks: dict[tuple[Any, Any], list[_Placed]]) -> DeviceTrace:
-        platform = "tpu" if "TPU" in process else "gpu"
         table: dict[tuple[str, str, int], int] = {}
         kinds: list[OpKind] = []
         ops: list[tuple[int, int, int, int]] = []
@@ -183,13 +182,13 @@ class _Reader:
                     modules.append(ModuleRun(program, program_id, placed.start_ps, placed.end_ps))
             elif name == "Steps":
                 steps += [_step(e, i) for i, e in enumerate(track)]
-            elif name in ("XLA Ops", "Async XLA Ops") or (platform == "gpu" and name.startswith("Stream")):
+            elif name in ("XLA Ops", "Async XLA Ops") or ("TPU" not in process and name.startswith("Stream")):
                 rows = transfers if name.startswith("Async") else ops
                 rows += [_row(e, line, table, kinds) for e in track]
         modules.sort(key=lambda m: m.start_ps)
         operations = Events.build(ops)
         kinds = with_program_of_run(kinds, operations, modules)
-        return DeviceTrace(self.host, process, platform, "", kinds, operations, Events.build(transfers), modules,
+        return DeviceTrace(self.host, process, "", kinds, operations, Events.build(transfers), modules,
                            sorted(steps, key=lambda s: s.start_ps))  # fmt: skip
 
     def _host(self, tracks: dict[tuple[Any, Any], list[_Placed]], result: HostTrace, as_device: bool) -> None:
@@ -209,11 +208,10 @@ class _Reader:
                     name = str(placed.event.get("name", ""))
                     spans.append((names.setdefault(name, len(names)), placed.start_ps, placed.end_ps))
         result.host_steps.sort(key=lambda s: s.start_ps)
-        array = np.array(spans, dtype=np.int64).reshape(-1, 3)
-        result.activity = HostActivity(list(names), array[:, 0].astype(np.int32), array[:, 1], array[:, 2])
+        result.activity = HostActivity(list(names), np.array(spans, dtype=np.int64).reshape(-1, 3))
         if rows:
             # JSON keeps no run_id, so executions cannot be told apart: steps must come from the host's annotations.
-            result.devices.append(DeviceTrace(self.host, "/host:CPU:0", "cpu", "cpu", kinds, Events.build(rows)))
+            result.devices.append(DeviceTrace(self.host, "/host:CPU:0", "cpu", kinds, Events.build(rows)))
 
 
 def _step(placed: _Placed, index: int) -> StepMark:

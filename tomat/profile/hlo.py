@@ -123,10 +123,11 @@ class HloProgram:
     computations: dict[int, list[Instruction]]
     computation_names: dict[int, str]
     roots: dict[int, int]
-    allocations: tuple[tuple[int, str], ...] = ()
-    """(bytes, kind) of each buffer allocation, kind one of parameter, constant, thread-local, temporary."""
+    memory_bytes: dict[str, int]
+    """Bytes allocated by kind (`parameter`, `constant`, `temporary`); empty without a buffer assignment."""
     module: Any = field(default=None, repr=False)
     """The `HloModuleProto` it was read from."""
+    _frames: dict[int, tuple[Frame, ...]] = field(default_factory=dict, repr=False)
 
     @cached_property
     def by_id(self) -> dict[int, Instruction]:
@@ -135,10 +136,6 @@ class HloProgram:
     @cached_property
     def by_name(self) -> dict[str, Instruction]:
         return {i.name: i for instructions in self.computations.values() for i in instructions}
-
-    @cached_property
-    def _frames(self) -> dict[int, tuple[Frame, ...]]:
-        return {}
 
     def frames(self, instruction: Instruction) -> tuple[Frame, ...]:
         """The Python stack of an instruction, innermost first; empty where the module carries none."""
@@ -193,14 +190,6 @@ class HloProgram:
         for frame in (*(f for f in frames if not LIBRARY_FILES.search(f.file)), *frames[:1]):
             return f"{short_path(frame.file)}:{frame.line}"
         return ""
-
-    def memory_bytes(self) -> dict[str, int]:
-        """Bytes allocated by kind (`parameter`, `constant`, `temporary`); empty without a buffer assignment."""
-        totals: dict[str, int] = {}
-        for size, kind in self.allocations:
-            if kind != "thread-local":
-                totals[kind] = totals.get(kind, 0) + size
-        return totals
 
 
 @contextlib.contextmanager
@@ -287,16 +276,14 @@ def program_from_module(module: Any, program_id: int = 0, buffer_assignment: Any
             )
             for i in computation.instructions
         ]
-    allocations = []
+    memory_bytes: dict[str, int] = {}
     for allocation in buffer_assignment.buffer_allocations if buffer_assignment is not None else ():
-        kind = "temporary"
         if allocation.is_thread_local:
-            kind = "thread-local"
-        elif allocation.is_entry_computation_parameter:
+            continue
+        kind = "constant" if allocation.is_constant else "temporary"
+        if allocation.is_entry_computation_parameter:
             kind = "parameter"
-        elif allocation.is_constant:
-            kind = "constant"
-        allocations.append((allocation.size, kind))
+        memory_bytes[kind] = memory_bytes.get(kind, 0) + allocation.size
     return HloProgram(
         name=module.name,
         program_id=program_id or module.id,
@@ -304,6 +291,6 @@ def program_from_module(module: Any, program_id: int = 0, buffer_assignment: Any
         computations=computations,
         computation_names={c.id: c.name for c in module.computations},
         roots={c.id: c.root_id for c in module.computations},
-        allocations=tuple(allocations),
+        memory_bytes=memory_bytes,
         module=module,
     )

@@ -132,15 +132,6 @@ def _gemm_flops(program: HloProgram, instruction: Instruction) -> float:
     return 2.0 * result.elements * contracted
 
 
-def matmul_flops(program: HloProgram, instruction: Instruction) -> float:
-    """The part of `kernel_flops` that runs on the matrix unit."""
-    return sum(
-        instruction_flops(program, inner)
-        for inner in program.inner(instruction)
-        if inner.opcode in ("dot", "convolution")
-    )
-
-
 def kernel_hbm_bytes(program: HloProgram, instruction: Instruction) -> float:
     """Bytes one execution of a kernel reads from and writes to HBM."""
     opcode = instruction.opcode
@@ -229,13 +220,3 @@ def _fusion_bytes(program: HloProgram, fusion: Instruction, operands: list[Instr
         else:
             total += shape.byte_count(HBM_MEMORY_SPACE)
     return float(total)
-
-
-def collective_bytes(program: HloProgram, instruction: Instruction) -> float:
-    """Payload of a collective kernel: the larger of its operands and its result (bytes, wherever they live)."""
-    for inner in program.inner(instruction):
-        if base_opcode(inner.opcode) in COLLECTIVES:
-            operands = sum(o.shape.byte_count() for o in program.operands(inner))
-            results = inner.shape.parts[-1] if inner.opcode.endswith("-start") and inner.shape.parts else inner.shape
-            return float(max(operands, results.byte_count()))
-    return 0.0

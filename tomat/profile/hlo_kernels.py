@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tomat.profile.hlo import CONTROL_OPCODES, FREE_OPCODES, HloProgram, Instruction
-from tomat.profile.hlo_values import Path, constant_values, initial_value, origin
+from tomat.profile.hlo_values import Path, constant_values, origin
 
 MAX_TRIPS = 2**40
 
@@ -21,12 +21,11 @@ class Kernel:
 
     instruction: Instruction
     executions: float
-    in_loop: bool
 
 
 def executed_kernels(program: HloProgram) -> list[Kernel]:
     """Every executed instruction with its executions per run of the program, free opcodes left out."""
-    return list(_executed(program, program.entry_id, 1.0, False))
+    return list(_executed(program, program.entry_id, 1.0))
 
 
 def loop_notes(program: HloProgram) -> list[str]:
@@ -36,23 +35,22 @@ def loop_notes(program: HloProgram) -> list[str]:
     return sorted(f"loop {name}: trip count unknown, its body is counted once" for name in unknown)
 
 
-def _executed(program: HloProgram, computation_id: int, times: float, in_loop: bool) -> Iterator[Kernel]:
+def _executed(program: HloProgram, computation_id: int, times: float) -> Iterator[Kernel]:
     for instruction in program.computations[computation_id]:
         if instruction.opcode in FREE_OPCODES:
             continue
-        yield Kernel(instruction, times, in_loop)
+        yield Kernel(instruction, times)
         if instruction.opcode == "while":
             trips = trip_count(program, instruction)
             # called computations of a while: the body, then the condition (xla/hlo/ir/hlo_instruction.cc).
             body, condition = instruction.called_ids[0], instruction.called_ids[1]
-            yield from _executed(program, body, times * (1 if trips is None else trips), True)
-            yield from _executed(program, condition, times * (1 if trips is None else trips + 1), True)
+            yield from _executed(program, body, times * (1 if trips is None else trips))
+            yield from _executed(program, condition, times * (1 if trips is None else trips + 1))
         elif instruction.opcode in CONTROL_OPCODES:
-            branches = instruction.called_ids
-            for called in branches:
-                # One branch of a conditional runs; which one is not known before it runs.
-                share = 1.0 / len(branches) if instruction.opcode == "conditional" else 1.0
-                yield from _executed(program, called, times * share, in_loop)
+            # One branch of a conditional runs; which one is not known before it runs.
+            share = 1.0 / len(instruction.called_ids) if instruction.opcode == "conditional" else 1.0
+            for called in instruction.called_ids:
+                yield from _executed(program, called, times * share)
 
 
 def trip_count(program: HloProgram, loop: Instruction) -> int | None:
@@ -72,7 +70,7 @@ def trip_count(program: HloProgram, loop: Instruction) -> int | None:
     if counter.opcode != "parameter" or counter.computation_id != condition_id or len(path) != 1:
         return None
     limit = _constant(origin(program, right))
-    start = _constant(initial_value(program, loop, path[0]))
+    start = _constant(origin(program, program.operands(loop)[0], path))
     step = _step(program, body_id, path[0])
     direction = compare.proto.comparison_direction
     if limit is None or start is None or not step or direction not in ("LT", "LE", "GT", "GE", "NE"):
@@ -92,13 +90,11 @@ def _step(program: HloProgram, body_id: int, counter: int) -> int | None:
     root = program.root(body_id)
     if root is None or root.opcode != "tuple" or counter >= len(root.operand_ids):
         return None
+    update: Instruction | None
     update, _ = origin(program, program.by_id[root.operand_ids[counter]])
     if update.opcode == "fusion":  # CPU and GPU wrap the scalar add in a fusion of its own
-        inner = program.root(update.called_ids[0])
-        if inner is None:
-            return None
-        update = inner
-    if update.opcode not in ("add", "subtract"):
+        update = program.root(update.called_ids[0])
+    if update is None or update.opcode not in ("add", "subtract"):
         return None
     sign = 1 if update.opcode == "add" else -1
     for operand in program.operands(update):

@@ -19,7 +19,9 @@ HANDING_ON = frozenset(
 """Opcodes whose value, read in order, is that of their first operand."""
 
 
-def origin(program: HloProgram, instruction: Instruction, path: Path = ()) -> tuple[Instruction, Path]:
+def origin(
+    program: HloProgram, instruction: Instruction, path: Path = (), open_loops: frozenset[int] = frozenset()
+) -> tuple[Instruction, Path]:
     """The instruction that makes a value, and which element of its tuple that is.
 
     An element of a loop's tuple comes from before the loop where the body returns it as it got it, itself through any
@@ -29,34 +31,8 @@ def origin(program: HloProgram, instruction: Instruction, path: Path = ()) -> tu
         program: The program.
         instruction: Where the value is read.
         path: Element of the instruction's tuple; empty for an array.
+        open_loops: Loops (instruction ids) whose bodies are being looked at: their parameters are where it ends.
     """
-    return _origin(program, instruction, path, frozenset())
-
-
-def initial_value(program: HloProgram, loop: Instruction, index: int) -> tuple[Instruction, Path]:
-    """As `origin`, of element `index` of a loop's tuple as the first iteration finds it."""
-    return origin(program, program.operands(loop)[0], (index,))
-
-
-def constant_values(found: tuple[Instruction, Path]) -> list[int] | None:
-    """The integers of what `origin` found; None where it is no constant of integers."""
-    instruction, path = found
-    if instruction.opcode != "constant" or path:
-        return None
-    literal = instruction.proto.literal
-    for code, data in (("b", literal.s8s), ("h", literal.s16s)):
-        if data:  # little-endian, as the hosts of XLA are
-            return list(array.array(code, data))
-    for values in (literal.s32s, literal.s64s, literal.u32s, literal.u64s):
-        if len(values):
-            return [int(value) for value in values]
-    return None
-
-
-def _origin(
-    program: HloProgram, instruction: Instruction, path: Path, open_loops: frozenset[int]
-) -> tuple[Instruction, Path]:
-    """`origin` that stops at the parameters of `open_loops` (instruction ids), whose bodies are being looked at."""
     while True:
         operands = program.operands(instruction)
         opcode = instruction.opcode
@@ -93,12 +69,27 @@ def _origin(
             return instruction, path
 
 
+def constant_values(found: tuple[Instruction, Path]) -> list[int] | None:
+    """The integers of what `origin` found; None where it is no constant of integers."""
+    instruction, path = found
+    if instruction.opcode != "constant" or path:
+        return None
+    literal = instruction.proto.literal
+    for code, data in (("b", literal.s8s), ("h", literal.s16s)):
+        if data:  # little-endian, as the hosts of XLA are
+            return list(array.array(code, data))
+    for values in (literal.s32s, literal.s64s, literal.u32s, literal.u64s):
+        if len(values):
+            return [int(value) for value in values]
+    return None
+
+
 def _handed_on(program: HloProgram, loop: Instruction, path: Path, open_loops: frozenset[int]) -> bool:
     """Whether a loop's body returns an element of its tuple as it got it."""
     root = program.root(loop.called_ids[0])
     if not path or root is None:
         return False
-    found, element = _origin(program, root, path, open_loops | {loop.proto.id})
+    found, element = origin(program, root, path, open_loops | {loop.proto.id})
     return found.opcode == "parameter" and found.computation_id == loop.called_ids[0] and element == path
 
 

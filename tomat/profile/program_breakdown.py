@@ -1,28 +1,33 @@
-"""A compiled program as a `Breakdown`: the same table as a trace's, with predicted instead of measured time."""
+"""A compiled program as a `Breakdown`: the same table as a trace's, with predicted instead of measured time.
+
+Unless the caller knows better, a kernel takes what the compiler says, else what a roofline gives: XLA:TPU writes
+``estimated_cycles`` into the fusions it schedules; what has none is given the larger of flops over peak and HBM bytes
+over bandwidth, at least one cycle. A kernel that neither knows (a Pallas call without a cost estimate, a collective,
+whose time the interconnect decides) has no time, and is reported as unknown.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from tomat.profile.breakdown import Breakdown, OpRow, Roofs
-from tomat.profile.categories import classify_program
-from tomat.profile.hlo import HloProgram, Instruction
+from tomat.profile.categories import Classified, classify_program
+from tomat.profile.hlo import CONTROL_OPCODES, HloProgram, Instruction
+from tomat.profile.hlo_costs import COLLECTIVES, base_opcode, kernel_hbm_bytes
 from tomat.profile.hlo_costs import kernel_flops as stated_flops
-from tomat.profile.hlo_costs import kernel_hbm_bytes
 from tomat.profile.hlo_kernels import executed_kernels, loop_notes
-from tomat.profile.program_costs import compiler_seconds
 
-KernelSeconds = Callable[[Instruction], float | None]
-KernelFlops = Callable[[Instruction], float | None]
+KernelFigure = Callable[[Instruction], float | None]
 
 
 def breakdown_from_program(
     program: HloProgram,
     *,
     device_kind: str,
-    kernel_seconds: KernelSeconds | None = None,
-    hidden_seconds: KernelSeconds | None = None,
-    kernel_flops: KernelFlops | None = None,
+    kernel_seconds: KernelFigure | None = None,
+    hidden_seconds: KernelFigure | None = None,
+    kernel_flops: KernelFigure | None = None,
     title: str | None = None,
     n_devices: int = 1,
     n_hosts: int = 1,
@@ -45,7 +50,6 @@ def breakdown_from_program(
     """
     roofs = Roofs.of_device_kind(device_kind)
     cost = kernel_seconds or (lambda instruction: compiler_seconds(program, instruction, roofs))
-    count_flops = kernel_flops or (lambda instruction: stated_flops(program, instruction))
     verdicts = classify_program(program)
     rows: dict[str, OpRow] = {}
     unknown: list[str] = []
@@ -54,26 +58,16 @@ def breakdown_from_program(
         seconds = cost(instruction)
         if seconds is None:
             unknown.append(instruction.name)
-        flops = count_flops(instruction)
         before = rows.get(instruction.name)
         times = kernel.executions + (before.occurrences if before else 0.0)
-        verdict = verdicts[instruction.name]
-        rows[instruction.name] = OpRow(
-            name=instruction.name,
-            program=program.name,
-            opcode=instruction.opcode,
-            category=verdict.category,
-            part=verdict.part,
-            direction=verdict.direction,
-            occurrences=times,
-            seconds=(seconds or 0.0) * times,
-            hidden_seconds=(hidden_seconds(instruction) or 0.0) * times if hidden_seconds is not None else 0.0,
-            flops=flops * times if flops is not None else None,
+        row = kernel_row(program, instruction, verdicts[instruction.name])
+        if kernel_flops is not None:
+            row = replace(row, flops=kernel_flops(instruction))
+        if seconds == 0.0:
             # What takes no time of its own runs beside the kernels; its bytes over no time would be no rate.
-            hbm_bytes=kernel_hbm_bytes(program, instruction) * times if seconds != 0.0 else 0.0,
-            op_name=instruction.op_name,
-            source=program.source(instruction),
-        )
+            row = replace(row, hbm_bytes=0.0)
+        hidden = (hidden_seconds(instruction) or 0.0) if hidden_seconds is not None else 0.0
+        rows[instruction.name] = row.of_step((seconds or 0.0) * times, hidden * times, times)
     said = loop_notes(program)
     if unknown:
         names = ", ".join(sorted(set(unknown))[:6])
@@ -87,6 +81,54 @@ def breakdown_from_program(
         ops=ops,
         n_devices=n_devices,
         n_hosts=n_hosts,
-        memory_bytes=program.memory_bytes(),
+        memory_bytes=program.memory_bytes,
         notes=tuple(said),
     )
+
+
+def kernel_row(program: HloProgram, instruction: Instruction, verdict: Classified) -> OpRow:
+    """A kernel without time, with the flops and bytes of one execution as HLO tells them."""
+    return OpRow(
+        name=instruction.name,
+        program=program.name,
+        opcode=instruction.opcode,
+        category=verdict.category,
+        part=verdict.part,
+        direction=verdict.direction,
+        occurrences=0.0,
+        seconds=0.0,
+        flops=stated_flops(program, instruction),
+        hbm_bytes=kernel_hbm_bytes(program, instruction),
+        op_name=instruction.op_name,
+        source=program.source(instruction),
+    )
+
+
+def compiler_seconds(program: HloProgram, instruction: Instruction, roofs: Roofs) -> float | None:
+    """Seconds of one execution, None where neither the compiler nor the roofline knows (see the module)."""
+    if instruction.opcode in CONTROL_OPCODES:
+        return 0.0
+    cycles = instruction.estimated_cycles
+    if cycles is not None and roofs.clock_hz:
+        return cycles / roofs.clock_hz
+    if _communicates(program, instruction):
+        return None
+    seconds = roofline_seconds(program, instruction, roofs)
+    # Nothing takes less: a scalar's bytes over the bandwidth are a third of a cycle, and a rate of 100 %.
+    return max(seconds, 1 / roofs.clock_hz) if seconds and roofs.clock_hz else seconds
+
+
+def _communicates(program: HloProgram, instruction: Instruction) -> bool:
+    """Whether a kernel is, starts or holds a collective; the end of an asynchronous one has no work of its own."""
+    if instruction.opcode.endswith(("-update", "-done")):
+        return False
+    return any(base_opcode(inner.opcode) in COLLECTIVES for inner in program.inner(instruction))
+
+
+def roofline_seconds(program: HloProgram, instruction: Instruction, roofs: Roofs) -> float | None:
+    """max(flops / peak, HBM bytes / bandwidth) of one execution; None for opaque kernels and unknown chips."""
+    flops = stated_flops(program, instruction)
+    if flops is None or not roofs.peak_flops_per_second or not roofs.peak_hbm_bytes_per_second:
+        return None
+    moved = kernel_hbm_bytes(program, instruction)
+    return max(flops / roofs.peak_flops_per_second, moved / roofs.peak_hbm_bytes_per_second)

@@ -54,22 +54,16 @@ HLO_FIELDS: dict[str, str] = {
     "LiteralProto": (
         "shape 1 ShapeProto, s32s 4 int32*, s64s 5 int64*, u32s 6 uint32*, u64s 7 uint64*, s8s 15 bytes, s16s 17 bytes"
     ),
-    "OpMetadata": (
-        "op_type 1 string, op_name 2 string, source_file 3 string, source_line 4 int32, stack_frame_id 15 int32"
-    ),
+    "OpMetadata": "op_name 2 string, source_file 3 string, source_line 4 int32, stack_frame_id 15 int32",
     "WindowDimension": (
-        "size 1 int64, stride 2 int64, padding_low 3 int64, padding_high 4 int64, window_dilation 5 int64, "
-        "base_dilation 6 int64"
+        "size 1 int64, stride 2 int64, padding_low 3 int64, window_dilation 5 int64, base_dilation 6 int64"
     ),
     "Window": "dimensions 1 WindowDimension*",
     "ConvolutionDimensionNumbers": (
         "kernel_input_feature_dimension 3 int64, kernel_output_feature_dimension 4 int64, "
-        "kernel_spatial_dimensions 6 int64*, input_spatial_dimensions 11 int64*, output_spatial_dimensions 12 int64*"
+        "input_spatial_dimensions 11 int64*, output_spatial_dimensions 12 int64*"
     ),
-    "DotDimensionNumbers": (
-        "lhs_contracting_dimensions 1 int64*, rhs_contracting_dimensions 2 int64*, lhs_batch_dimensions 3 int64*, "
-        "rhs_batch_dimensions 4 int64*"
-    ),
+    "DotDimensionNumbers": "lhs_contracting_dimensions 1 int64*, lhs_batch_dimensions 3 int64*",
     "HloInstructionProto": (
         "name 1 string, opcode 2 string, shape 3 ShapeProto, metadata 7 OpMetadata, literal 8 LiteralProto, "
         "parameter_number 9 int64, fusion_kind 11 string, tuple_index 13 int64, dimensions 14 int64*, "
@@ -142,13 +136,12 @@ class Field:
 
 def parse_fields(line: str) -> list[Field]:
     """The fields of one line of the tables above."""
-    fields = []
+    found = []
     for item in line.split(","):
         name, number, kind = item.split()
-        is_map = kind.startswith("map<")
-        repeated = kind.endswith("*")
-        fields.append(Field(name, int(number), kind.removeprefix("map<").rstrip(">*"), repeated, is_map))
-    return fields
+        bare = kind.removeprefix("map<").rstrip(">*")
+        found.append(Field(name, int(number), bare, kind.endswith("*"), kind.startswith("map<")))
+    return found
 
 
 @functools.cache
@@ -173,14 +166,9 @@ def message_classes(package: str) -> dict[str, Any]:
             if field.is_map:
                 entry = message.nested_type.add(name="".join(p.title() for p in field.name.split("_")) + "Entry")
                 entry.options.map_entry = True
+                value_type = f".{package}.{field.type}"
                 entry.field.add(name="key", number=1, type=proto.TYPE_INT64, label=proto.LABEL_OPTIONAL)
-                entry.field.add(
-                    name="value",
-                    number=2,
-                    type=proto.TYPE_MESSAGE,
-                    label=proto.LABEL_OPTIONAL,
-                    type_name=f".{package}.{field.type}",
-                )
+                entry.field.add(name="value", number=2, type_name=value_type, label=proto.LABEL_OPTIONAL)
                 added.type, added.type_name = proto.TYPE_MESSAGE, f".{package}.{message_name}.{entry.name}"
             elif field.type[0].isupper():
                 added.type, added.type_name = proto.TYPE_MESSAGE, f".{package}.{field.type}"

@@ -57,8 +57,6 @@ class Attribution:
 def innermost_segments(events: Events) -> Segments:
     """The stretches in which each event is the innermost of its line; O(n)."""
     starts, ends = events.start_ps, events.start_ps + events.duration_ps
-    if len(events) < 2:
-        return Segments(starts, ends, events.kind)
     same_line = events.line[1:] == events.line[:-1]
     nests = same_line & (starts[1:] < ends[:-1])
     if not np.any(nests):

@@ -20,6 +20,7 @@ from tomat.profile.xplane import read_xplane_file
 
 SESSION_GLOB = "plugins/profile/*"
 CHROME_SUFFIXES = (".trace.json.gz", ".trace.json", ".json.gz", ".json")
+SESSION_SUFFIXES = (XPLANE_SUFFIX, *CHROME_SUFFIXES[:2])
 
 
 def load_trace(origin: str | Path, *, session: str | None = None) -> Trace:
@@ -41,31 +42,32 @@ def load_trace(origin: str | Path, *, session: str | None = None) -> Trace:
     if path.is_file():
         return merge_hosts(location, [_read_file(path)])
     notes: list[str] = []
-    files = _session_files(path, session, notes)
-    return merge_hosts(location, [_read_file(f) for f in files], notes)
+    found = [str(file) for file in path.rglob("*") if file.name.endswith(SESSION_SUFFIXES) and file.is_file()]
+    files = _session_files(location, found, session, notes)
+    return merge_hosts(location, [_read_file(Path(file)) for file in files], notes)
 
 
-def _session_files(directory: Path, session: str | None, notes: list[str]) -> list[Path]:
-    """The trace files of one session beneath a directory, xplane files before JSON ones."""
+def _session_files(origin: str, files: list[str], session: str | None, notes: list[str]) -> list[str]:
+    """The trace files of one session out of all that are beneath `origin`; JSON ones only where no xplane file is."""
     for suffixes in ((XPLANE_SUFFIX,), CHROME_SUFFIXES[:2]):
-        found = sorted(f for f in directory.rglob("*") if f.name.endswith(suffixes) and f.is_file())
-        sessions: dict[str, list[Path]] = {}
-        for file in found:
-            sessions.setdefault(str(file.parent), []).append(file)
+        sessions: dict[str, list[str]] = {}
+        for file in sorted(files):
+            if file.endswith(suffixes):
+                sessions.setdefault(str(Path(file).parent), []).append(file)
         if not sessions:
             continue
         if session is not None:
             chosen = [s for s in sessions if Path(s).name == session]
             if not chosen:
                 names = ", ".join(sorted(Path(s).name for s in sessions))
-                raise TomatError(f"{directory}: no session {session!r}. Sessions there: {names}.")
+                raise TomatError(f"{origin}: no session {session!r}. Sessions there: {names}.")
         else:
             chosen = [sorted(sessions, key=lambda s: (natural_order(Path(s).name), natural_order(s)))[-1]]
             if len(sessions) > 1:
                 notes.append(f"{len(sessions)} sessions found, the newest by its name ({Path(chosen[0]).name}) is read")
         return sessions[chosen[0]]
     raise TomatError(
-        f"{directory}: no *{XPLANE_SUFFIX} file beneath it. A JAX profile directory has "
+        f"{origin}: no *{XPLANE_SUFFIX} file beneath it. A JAX profile directory has "
         f"{SESSION_GLOB}/<host>{XPLANE_SUFFIX}; was the profiler on, and did the run reach its start step?"
     )
 
@@ -81,28 +83,22 @@ def _load_remote(url: str, session: str | None) -> Trace:
     import fsspec
 
     filesystem, root = fsspec.core.url_to_fs(url)
+    try:
+        found = [root] if filesystem.isfile(root) else filesystem.find(root)
+    except (OSError, ValueError) as error:
+        raise TomatError(f"{url}: cannot be listed ({error}). Check the address and the credentials.") from None
+    notes: list[str] = []
+    files = _session_files(url, found, session, notes)
     with tempfile.TemporaryDirectory(prefix="tomat-trace-") as scratch:
-        try:
-            if filesystem.isfile(root):
-                files = [root]
-            else:
-                files = [f for f in filesystem.find(root) if f.endswith((XPLANE_SUFFIX, *CHROME_SUFFIXES[:2]))]
-        except (OSError, ValueError) as error:
-            raise TomatError(f"{url}: cannot be listed ({error}). Check the address and the credentials.") from None
-        if any(f.endswith(XPLANE_SUFFIX) for f in files):
-            files = [f for f in files if f.endswith(XPLANE_SUFFIX)]
-        below = root.rstrip("/")
-        names = [file.removeprefix(below).lstrip("/") or file.rsplit("/", 1)[-1] for file in files]
-        remedy = "Rename the object, or give the address of the one session to read."
-        targets = [local_target(Path(scratch), name, url, remedy) for name in names]
-        for file, target in zip(files, targets, strict=True):
+        hosts = []
+        for file in files:
+            name = file.removeprefix(root.rstrip("/")).lstrip("/") or file.rsplit("/", 1)[-1]
+            remedy = "Rename the object, or give the address of the one session to read."
+            target = local_target(Path(scratch), name, url, remedy)
             target.parent.mkdir(parents=True, exist_ok=True)
             filesystem.get_file(file, str(target))
-        if not files:
-            raise TomatError(f"{url}: no *{XPLANE_SUFFIX} file beneath it. Was the profiler on?")
-        notes: list[str] = []
-        chosen = _session_files(Path(scratch), session, notes)
-        return merge_hosts(url, [_read_file(f) for f in chosen], notes)
+            hosts.append(_read_file(target))
+        return merge_hosts(url, hosts, notes)
 
 
 def _read_file(path: Path) -> HostTrace:

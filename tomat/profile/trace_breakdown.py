@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -20,16 +20,10 @@ from tomat.profile.categories import (
     classify_program,
 )
 from tomat.profile.hlo import CONTROL_OPCODES, Frame, HloProgram, sound_parts
-from tomat.profile.hlo_costs import (
-    COLLECTIVES,
-    ELEMENTWISE,
-    TRANSCENDENTAL,
-    base_opcode,
-    kernel_flops,
-    kernel_hbm_bytes,
-)
+from tomat.profile.hlo_costs import COLLECTIVES, ELEMENTWISE, TRANSCENDENTAL, base_opcode
 from tomat.profile.hlo_kernels import loop_notes
-from tomat.profile.steps import StepWindows, step_windows
+from tomat.profile.program_breakdown import kernel_row
+from tomat.profile.steps import step_windows
 from tomat.profile.timeline import Attribution, attribute
 from tomat.profile.trace_data import DeviceTrace, HostTrace, OpKind, Trace, main_program
 
@@ -54,15 +48,6 @@ KERNEL_NAME_OPCODES: tuple[tuple[str, str], ...] = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class _Known:
-    """What is known about one operation kind, from HLO where the trace has it, else from its own stats."""
-
-    row: OpRow
-    """With zero time and, where known, flops and bytes of ONE execution."""
-    from_hlo: bool
-
-
 def breakdown_from_trace(trace: Trace, *, device_kind: str | None = None, title: str | None = None) -> Breakdown:
     """The mean step of a trace.
 
@@ -83,8 +68,10 @@ def breakdown_from_trace(trace: Trace, *, device_kind: str | None = None, title:
         for device in host.devices:
             mean.add(device, host)
     ops = mean.rows()
-    program = trace.program(main_program_id(devices, main_name), main_name) if main else None
-    blind_seconds = sum(o.seconds for o in ops if o.program and not mean.known[o.program, o.name].from_hlo)
+    # 0 where the events of the main program carry no id.
+    main_id = next((k.program_id for d in devices for k in d.kinds if k.program == main_name and k.program_id), 0)
+    program = trace.program(main_id, main_name) if main else None
+    blind_seconds = sum(o.seconds for o in ops if o.program and not mean.from_hlo[o.program, o.name])
     quality = _quality_notes(ops, blind_seconds, mean.device_step_seconds, program)
     kind_of_chip = device_kind or next((d.device_kind for d in devices if d.device_kind), "")
     return Breakdown(
@@ -96,11 +83,11 @@ def breakdown_from_trace(trace: Trace, *, device_kind: str | None = None, title:
         n_devices=len(devices),
         n_hosts=len(trace.hosts),
         n_steps=round(len(mean.step_seconds) / len(devices)),
-        n_events_left_out=trace.left_out_count,
+        n_events_left_out=sum(sum(host.left_out.values()) for host in trace.hosts),
         step_times_seconds=tuple(mean.step_seconds),
         step_classes=step_classes(mean.step_seconds),
         gaps=tuple(mean.gaps),
-        memory_bytes=program.memory_bytes() if program else {},
+        memory_bytes=program.memory_bytes if program else {},
         notes=(*trace.notes, *sorted(mean.notes), *quality),
     )
 
@@ -116,7 +103,10 @@ class _MeanStep:
         """`classify_program` of each program, by `id`."""
         self._sums: dict[tuple[str, str], np.ndarray] = defaultdict(lambda: np.zeros(3))
         """(exclusive seconds, hidden seconds, occurrences) of each operation, by program and name."""
-        self.known: dict[tuple[str, str], _Known] = {}
+        self._known: dict[tuple[str, str], OpRow] = {}
+        """Each operation without time, with the flops and bytes of one execution where they are known."""
+        self.from_hlo: dict[tuple[str, str], bool] = {}
+        """Whether that is from HLO, else from the trace's own stats."""
         self._between_seconds = self._waiting_seconds = 0.0
         self._most_idle_ps = -1.0
         self.gaps: list[GapRow] = []
@@ -131,14 +121,17 @@ class _MeanStep:
         """Add one device of a host."""
         table = [_known(kind, self._trace, self._verdicts) for kind in device.kinds]
         steps = step_windows(device, host, self._main, self.notes)
-        result = _attribute_device(device, table, steps)
+        collective = np.array([row.category == Category.COLLECTIVES_EXPOSED for row, _ in table], dtype=bool)
+        executions = np.array([(m.start_ps, m.end_ps) for m in device.modules], dtype=np.int64).reshape(-1, 2)
+        result = attribute(device.ops, device.async_ops, collective, steps.windows, executions)
         n_summed = steps.n_steps * self._n_devices
         seconds = 1.0 / (n_summed * PS_PER_SECOND)
-        for item, exclusive_ps, hidden_ps, occurrences in zip(
+        for (row, from_hlo), exclusive_ps, hidden_ps, occurrences in zip(
             table, result.exclusive_ps, result.hidden_ps, result.occurrences, strict=True
         ):
-            key = (item.row.program, item.row.name)
-            self.known.setdefault(key, item)
+            key = (row.program, row.name)
+            self._known.setdefault(key, row)
+            self.from_hlo.setdefault(key, from_hlo)
             self._sums[key] += (exclusive_ps * seconds, hidden_ps * seconds, occurrences / n_summed)
         self._between_seconds += result.between_ps * seconds
         self._waiting_seconds += result.waiting_ps * seconds
@@ -154,13 +147,13 @@ class _MeanStep:
         found = []
         for key, (seconds, hidden, occurrences) in sorted(self._sums.items()):
             if seconds or occurrences:
-                found.append(_timed(self.known[key].row, float(seconds), float(hidden), float(occurrences)))
-        return found + _remainder_rows(self._between_seconds, self._waiting_seconds)
-
-
-def main_program_id(devices: list[DeviceTrace], name: str) -> int:
-    """The id of the program of that name on the first device that ran it, 0 where its events carry none."""
-    return next((k.program_id for d in devices for k in d.kinds if k.program == name and k.program_id), 0)
+                found.append(self._known[key].of_step(float(seconds), float(hidden), float(occurrences)))
+        if self._between_seconds > 0:
+            found.append(_bare_row("(no program running)", Category.IDLE, self._between_seconds))
+        # Sums of float64 picoseconds leave a remainder of either sign around 1e-9 of the step; it belongs here too.
+        if self._waiting_seconds != 0:
+            found.append(_bare_row("(program running, no operation)", Category.UNATTRIBUTED, self._waiting_seconds))
+        return found
 
 
 def step_classes(durations: list[float]) -> tuple[StepClass, ...]:
@@ -182,41 +175,15 @@ def step_classes(durations: list[float]) -> tuple[StepClass, ...]:
     return tuple(rows)
 
 
-def _attribute_device(device: DeviceTrace, table: list[_Known], steps: StepWindows) -> Attribution:
-    collective = np.array([item.row.category == Category.COLLECTIVES_EXPOSED for item in table], dtype=bool)
-    spans = np.array([(m.start_ps, m.end_ps) for m in device.modules], dtype=np.int64).reshape(-1, 2)
-    return attribute(device.ops, device.async_ops, collective, steps.windows, spans)
-
-
-def _timed(row: OpRow, seconds: float, hidden_seconds: float, occurrences: float) -> OpRow:
-    return replace(
-        row,
-        occurrences=occurrences,
-        seconds=seconds,
-        hidden_seconds=hidden_seconds,
-        flops=row.flops * occurrences if row.flops is not None else None,
-        hbm_bytes=row.hbm_bytes * occurrences if row.hbm_bytes is not None else None,
-    )
-
-
-def _remainder_rows(between: float, waiting: float) -> list[OpRow]:
-    rows = []
-    if between > 0:
-        rows.append(_bare_row("(no program running)", Category.IDLE, between))
-    # Sums of float64 picoseconds leave a remainder of either sign around 1e-9 of the step; it belongs to this row too.
-    if waiting != 0:
-        rows.append(_bare_row("(program running, no operation)", Category.UNATTRIBUTED, waiting))
-    return rows
-
-
 def _bare_row(name: str, category: Category, seconds: float) -> OpRow:
     return OpRow(name, "", "", category, Part.OUTSIDE, Direction.NONE, 0.0, seconds)
 
 
-def _known(kind: OpKind, trace: Trace, cache: dict[int, dict[str, Classified]]) -> _Known:
+def _known(kind: OpKind, trace: Trace, cache: dict[int, dict[str, Classified]]) -> tuple[OpRow, bool]:
+    """An operation without time, and whether it is known from HLO."""
     program = trace.program(kind.program_id, kind.program)
     if program is not None and kind.name in program.by_name:
-        return _known_from_hlo(kind, program, cache)
+        return _known_from_hlo(kind, program, cache), True
     opcode = _opcode(kind)
     frames = (Frame(kind.source.rsplit(":", 1)[0], "", 0),) if kind.source else ()
     evidence = [Evidence(kind.op_name, frames, 1.0)] if kind.op_name or frames else []
@@ -227,10 +194,10 @@ def _known(kind: OpKind, trace: Trace, cache: dict[int, dict[str, Classified]]) 
         verdict = Classified(Category.UNATTRIBUTED, Part.OUTSIDE, Direction.NONE)
     row = OpRow(kind.name, kind.program, opcode, verdict.category, verdict.part, verdict.direction, 0.0, 0.0,
                 flops=kind.flops, hbm_bytes=kind.bytes_accessed, op_name=kind.op_name, source=kind.source)  # fmt: skip
-    return _Known(row, False)
+    return row, False
 
 
-def _known_from_hlo(kind: OpKind, program: HloProgram, cache: dict[int, dict[str, Classified]]) -> _Known:
+def _known_from_hlo(kind: OpKind, program: HloProgram, cache: dict[int, dict[str, Classified]]) -> OpRow:
     with sound_parts(program):
         instruction = program.by_name[kind.name]
         if id(program) not in cache:
@@ -240,23 +207,10 @@ def _known_from_hlo(kind: OpKind, program: HloProgram, cache: dict[int, dict[str
             evidence = [Evidence(instruction.op_name, program.frames(instruction), 1.0)]
             inner = frozenset(i.opcode for i in program.inner(instruction))
             verdict = classify(instruction.opcode, inner, evidence, instruction.custom_call_target)
-        flops = kernel_flops(program, instruction)
-        row = OpRow(
-            name=kind.name,
-            program=program.name,
-            opcode=instruction.opcode,
-            category=verdict.category,
-            part=verdict.part,
-            direction=verdict.direction,
-            occurrences=0.0,
-            seconds=0.0,
-            # A profiler that knows nothing of a kernel's work writes 0.
-            flops=(kind.flops or None) if flops is None else flops,
-            hbm_bytes=kernel_hbm_bytes(program, instruction),
-            op_name=instruction.op_name or kind.op_name,
-            source=program.source(instruction) or kind.source,
-        )
-    return _Known(row, True)
+        row = kernel_row(program, instruction, verdict)
+    # A profiler that knows nothing of a kernel's work writes 0.
+    flops = (kind.flops or None) if row.flops is None else row.flops
+    return replace(row, flops=flops, op_name=row.op_name or kind.op_name, source=row.source or kind.source)
 
 
 def _opcode(kind: OpKind) -> str:
@@ -328,15 +282,13 @@ def _gap_rows(result: Attribution, device: DeviceTrace, host: HostTrace, n_steps
 
 def _host_activity(host: HostTrace, start_ps: int, end_ps: int) -> str:
     """The shortest host span that covers at least half of an interval, "" if none does."""
-    activity = host.activity
-    if not len(activity.start_ps):
-        return ""
-    overlap = np.minimum(activity.end_ps, end_ps) - np.maximum(activity.start_ps, start_ps)
+    name, starts, ends = host.activity.spans.T
+    overlap = np.minimum(ends, end_ps) - np.maximum(starts, start_ps)
     covering = np.flatnonzero(overlap * 2 >= end_ps - start_ps)
     if not len(covering):
         return ""
-    shortest = covering[np.argmin((activity.end_ps - activity.start_ps)[covering])]
-    return activity.names[int(activity.name[shortest])]
+    shortest = covering[np.argmin((ends - starts)[covering])]
+    return host.activity.names[name[shortest]]
 
 
 def _quality_notes(

@@ -1,15 +1,14 @@
 """Writes a program's execution as the ``*.xplane.pb`` a TPU would have written, with durations given by the caller.
 
-So a *predicted* step can be opened in XProf or Perfetto beside a measured one, and the parser can be checked against
-xprof on a TPU trace without a TPU. Planes, lines and stats follow xprof's schema (``xplane_schema.cc``): device planes
-``/device:TPU:N``; lines ``Steps``, ``XLA Modules``, ``XLA Ops``, ``Async XLA Ops``; per operation ``hlo_category``,
-``flops``, ``bytes_accessed``, ``tf_op``, ``source``, ``program_id``, ``symbol_id``; per event ``device_offset_ps`` and
-``device_duration_ps``; per execution ``run_id``. It is built, not recorded: the file says so in its hostname.
+So the parser can be timed (`tomat bench profile`) and checked against xprof on a TPU trace without a TPU. Planes, lines
+and stats follow xprof's schema (``xplane_schema.cc``): device planes ``/device:TPU:N``; lines ``Steps``,
+``XLA Modules``, ``XLA Ops``, ``Async XLA Ops``; per operation ``hlo_category``, ``flops``, ``bytes_accessed``,
+``tf_op``, ``source``, ``program_id``, ``symbol_id``; per event ``device_offset_ps`` and ``device_duration_ps``; per
+execution ``run_id``. It is built, not recorded: the file says so in its hostname.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +20,7 @@ from tomat.profile.protos import new_message
 
 PS_PER_SECOND = 1e12
 BUILT_HOST = "built-not-recorded"
+SECONDS_BETWEEN_STEPS = 50e-6
 STEPS, MODULES, OPS, ASYNC = 1, 2, 3, 4  # line ids; xprof finds lines by name
 
 
@@ -34,11 +34,8 @@ class BuildOptions:
     n_steps: int = 3
     first_device: int = 0
     n_devices: int = 1
-    seconds_between_steps: float = 50e-6
     device_skew: float = 0.0
     """Each device is this much slower than the one before it."""
-    peak_flops_per_second: float | None = None
-    peak_hbm_bytes_per_second: float | None = None
     hostname: str = BUILT_HOST
     start_unix_ns: int = 1_700_000_000_000_000_000
     hlo_proto: bytes | None = None
@@ -66,7 +63,7 @@ class _Stats:
         self.plane = plane
         self.ids: dict[str, int] = {}
 
-    def add(self, target: Any, name: str, value: float | int | str | bytes) -> None:
+    def add(self, target: Any, name: str, value: int | str | bytes) -> None:
         if name not in self.ids:
             self.ids[name] = len(self.ids) + 1
             metadata = self.plane.stat_metadata[self.ids[name]]
@@ -76,8 +73,6 @@ class _Stats:
             stat.bytes_value = value
         elif isinstance(value, str):
             stat.str_value = value
-        elif isinstance(value, float):
-            stat.double_value = value
         elif value < 0:
             stat.int64_value = value
         else:
@@ -88,28 +83,18 @@ def build_xspace(program: HloProgram, options: BuildOptions) -> bytes:
     """A serialised XSpace of `options.n_steps` executions of `program` on each of `options.n_devices` devices."""
     space = new_message("XSpace")
     space.hostnames.append(options.hostname)
-    _metadata_plane(space, program, options)
-    end_ps = 0
-    for index in range(options.n_devices):
-        end_ps = max(end_ps, _DevicePlane(space, program, options, options.first_device + index).write())
-    _host_planes(space, options, end_ps)
-    return space.SerializeToString()
-
-
-def _metadata_plane(space: Any, program: HloProgram, options: BuildOptions) -> None:
-    plane = space.planes.add(name="/host:metadata", id=1)
-    stats = _Stats(plane)
+    modules = space.planes.add(name="/host:metadata", id=1)
     if options.hlo_proto is not None:
-        metadata = plane.event_metadata[program.program_id]
+        metadata = modules.event_metadata[program.program_id]
         metadata.id, metadata.name = program.program_id, f"{program.name}({program.program_id})"
-        stats.add(metadata.stats, "Hlo Proto", options.hlo_proto)
-
-
-def _host_planes(space: Any, options: BuildOptions, end_ps: int) -> None:
+        _Stats(modules).add(metadata.stats, "Hlo Proto", options.hlo_proto)
+    ordinals = range(options.first_device, options.first_device + options.n_devices)
+    end_ps = max(_DevicePlane(space, program, options, ordinal).write() for ordinal in ordinals)
     environment = space.planes.add(name="Task Environment", id=2)
     stats = _Stats(environment)
     stats.add(environment.stats, "profile_start_time", options.start_unix_ns)
     stats.add(environment.stats, "profile_stop_time", options.start_unix_ns + end_ps // 1000)
+    return space.SerializeToString()
 
 
 class _DevicePlane:
@@ -120,15 +105,10 @@ class _DevicePlane:
         self.plane = space.planes.add(name=f"/device:TPU:{ordinal}", id=100 + ordinal)
         self.stats = _Stats(self.plane)
         self.stats.add(self.plane.stats, "device_type_string", options.device_kind)
-        if options.peak_flops_per_second:
-            self.stats.add(self.plane.stats, "peak_teraflops_per_second", options.peak_flops_per_second / 1e12)
-        if options.peak_hbm_bytes_per_second:
-            gigabytes = options.peak_hbm_bytes_per_second / 1e9
-            self.stats.add(self.plane.stats, "peak_hbm_bw_gigabytes_per_second", gigabytes)
         names = {STEPS: "Steps", MODULES: "XLA Modules", OPS: "XLA Ops", ASYNC: "Async XLA Ops"}
         self.lines = {key: self.plane.lines.add(id=key, name=name, timestamp_ns=0) for key, name in names.items()}
         self.metadata_ids: dict[str, int] = {}
-        self.next_id = itertools.count(1)
+        """By the name of the events."""
         self.slow = 1.0 + options.device_skew * ordinal
         self.in_flight: dict[str, int] = {}
         self.durations: dict[str, int] = {}
@@ -137,11 +117,11 @@ class _DevicePlane:
         now = 1_000_000
         for step in range(self.options.n_steps):
             begin = now
-            run_id = 7000 + step
             now = self._run(self.program.entry_id, now)
-            self._event(MODULES, self._module_metadata(), begin, now, {"run_id": run_id})
-            self._event(STEPS, self._step_metadata(step), begin, now, {"group_id": step})
-            now += int(self.options.seconds_between_steps * PS_PER_SECOND)
+            module = self._metadata(f"{self.program.name}({self.program.program_id})")
+            self._event(MODULES, module.id, begin, now, {"run_id": 7000 + step})
+            self._event(STEPS, self._metadata(str(step)).id, begin, now, {"group_id": step})
+            now += int(SECONDS_BETWEEN_STEPS * PS_PER_SECOND)
         return now
 
     def _run(self, computation_id: int, now: int) -> int:
@@ -180,30 +160,16 @@ class _DevicePlane:
         for name, value in stats.items():
             self.stats.add(event.stats, name, value)
 
-    def _new_metadata(self, key: str) -> Any:
-        identity = self.metadata_ids[key] = next(self.next_id)
+    def _metadata(self, name: str) -> Any:
+        identity = self.metadata_ids.setdefault(name, len(self.metadata_ids) + 1)
         metadata = self.plane.event_metadata[identity]
-        metadata.id = identity
+        metadata.id, metadata.name = identity, name
         return metadata
 
-    def _module_metadata(self) -> int:
-        key = "module"
-        if key not in self.metadata_ids:
-            self._new_metadata(key).name = f"{self.program.name}({self.program.program_id})"
-        return self.metadata_ids[key]
-
-    def _step_metadata(self, step: int) -> int:
-        key = f"step {step}"
-        if key not in self.metadata_ids:
-            self._new_metadata(key).name = str(step)
-        return self.metadata_ids[key]
-
     def _op_metadata(self, instruction: Instruction) -> int:
-        key = f"op {instruction.name}"
-        if key in self.metadata_ids:
-            return self.metadata_ids[key]
-        metadata = self._new_metadata(key)
-        metadata.name = f"%{instruction.name} = {instruction.opcode}()"
+        metadata = self._metadata(f"%{instruction.name} = {instruction.opcode}()")
+        if metadata.display_name:
+            return metadata.id
         metadata.display_name = instruction.name
 
         def add(name: str, value: Any) -> None:
@@ -218,7 +184,7 @@ class _DevicePlane:
             add("tf_op", f"{instruction.op_name}:")
         if source := self.program.source(instruction):
             add("source", source)
-        return self.metadata_ids[key]
+        return metadata.id
 
     def _bytes_accessed(self, instruction: Instruction) -> int:
         """Operands and results wherever they live: the profiler's stat does not tell HBM from VMEM."""

@@ -82,8 +82,6 @@ class DeviceTrace:
 
     host: str
     name: str
-    platform: str
-    """`tpu`, `gpu` or `cpu`."""
     device_kind: str
     """JAX's name of the chip, e.g. `TPU v6 lite`; "" where the trace does not hold it."""
     kinds: list[OpKind]
@@ -99,9 +97,8 @@ class HostActivity:
     """What a host's threads were doing: named spans, for telling why a device waited."""
 
     names: list[str] = field(default_factory=list)
-    name: np.ndarray = field(default_factory=lambda: np.empty(0, np.int32))
-    start_ps: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
-    end_ps: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
+    spans: np.ndarray = field(default_factory=lambda: np.empty((0, 3), np.int64))
+    """int64 [n, 3] of (index into `names`, start_ps, end_ps)."""
 
 
 @dataclass
@@ -116,7 +113,6 @@ class HostTrace:
     programs: dict[int, HloProgram] = field(default_factory=dict)
     session_ns: tuple[int, int] | None = None
     """Start and stop of the profiling session, Unix nanoseconds."""
-    versions: dict[str, str] = field(default_factory=dict)
     event_count: int = 0
     warnings: list[str] = field(default_factory=list)
     left_out: dict[str, int] = field(default_factory=dict)
@@ -143,11 +139,6 @@ class Trace:
     @property
     def event_count(self) -> int:
         return sum(host.event_count for host in self.hosts)
-
-    @property
-    def left_out_count(self) -> int:
-        """Damaged events that no figure counts."""
-        return sum(sum(host.left_out.values()) for host in self.hosts)
 
     def program(self, program_id: int, name: str = "") -> HloProgram | None:
         """The HLO of a program by its id, else by a name that only one program has; None where the trace has none."""

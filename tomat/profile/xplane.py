@@ -11,7 +11,6 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -41,26 +40,20 @@ from tomat.profile.trace_data import (
     with_program_of_run,
 )
 
-TPU_PLANE = re.compile(r"^/device:TPU:\d+$")
 SPARSE_CORE_PLANE = re.compile(r"^/device:TPU:\d+ SparseCore")
-GPU_PLANE = re.compile(r"^/device:GPU:\d+$")
 DEVICE_PLANE = re.compile(r"^/device:(TPU|GPU):\d+$")
 OPS_LINE, ASYNC_LINE, MODULES_LINE, STEPS_LINE = "XLA Ops", "Async XLA Ops", "XLA Modules", "Steps"
 MAX_STEP_DIGITS = 18
 """A step's number with more is none: it may be more than 64 bits hold."""
 
 
-@dataclass
 class _Plane:
     """Accessors over one XPlane message."""
 
-    proto: Any
-    origin_ns: int = 0
-    """The `timestamp_ns` of lines that counts as time 0."""
-    stat_names: dict[int, str] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.stat_names = {key: value.name for key, value in self.proto.stat_metadata.items()}
+    def __init__(self, proto: Any, origin_ns: int) -> None:
+        """`origin_ns` is the `timestamp_ns` of lines that counts as time 0."""
+        self.proto, self.origin_ns = proto, origin_ns
+        self.stat_names: dict[int, str] = {key: value.name for key, value in proto.stat_metadata.items()}
 
     def value(self, stat: Any) -> Any:
         kind = stat.WhichOneof("value")
@@ -137,10 +130,8 @@ def read_xplane_bytes(data: bytes, origin: str, host_name: str) -> HostTrace:
         _read_session(plane, host)
     for plane in planes:
         name, before = plane.proto.name, Counter(host.left_out)
-        if TPU_PLANE.match(name):
-            host.devices.append(_read_tpu(plane, host))
-        elif GPU_PLANE.match(name):
-            host.devices.append(_read_gpu(plane, host))
+        if device := DEVICE_PLANE.match(name):
+            host.devices.append((_read_tpu if device.group(1) == "TPU" else _read_gpu)(plane, host))
         elif SPARSE_CORE_PLANE.match(name):
             host.warnings.append(f"{name} is not part of the breakdown (it runs beside the TensorCore)")
         count = sum(len(line.events) for line in plane.proto.lines)
@@ -170,8 +161,6 @@ def _read_session(plane: _Plane, host: HostTrace) -> None:
         if 0 < start <= stop:
             host.session_ns = (start, stop)
     if name == "/host:metadata":
-        stats = plane.stats(plane.proto.stats)
-        host.versions = {k: str(v) for k, v in sorted(stats.items()) if k.endswith("_version")}
         for key, metadata in plane.proto.event_metadata.items():
             _read_program(plane, key, metadata, host)
 
@@ -284,30 +273,26 @@ def _read_tpu(plane: _Plane, host: HostTrace) -> DeviceTrace:
     stats = plane.stats(plane.proto.stats)
     kinds: list[OpKind] = []
     table: dict[int, int] = {}
-    ops: list[np.ndarray] = [np.empty((0, 4), np.int64)]
-    transfers: list[np.ndarray] = [np.empty((0, 4), np.int64)]
+    rows: dict[str, list[np.ndarray]] = {line: [np.empty((0, 4), np.int64)] for line in (OPS_LINE, ASYNC_LINE)}
     modules: list[ModuleRun] = []
     steps: list[StepMark] = []
     for index, line in enumerate(plane.proto.lines):
         name = line.display_name or line.name
-        if name == OPS_LINE:
-            ops.append(_read_line(plane, line, index, table, kinds, host))
-        elif name == ASYNC_LINE:
-            transfers.append(_read_line(plane, line, index, table, kinds, host))
+        if name in rows:
+            rows[name].append(_read_line(plane, line, index, table, kinds, host))
         elif name == MODULES_LINE:
             modules = _modules_from(line, plane, host)
         elif name == STEPS_LINE:
             steps = _steps_from(line, plane, host)
     device_kind = str(stats.get("device_type_string") or stats.get("device_type") or "")
-    operations = Events.of_table(np.concatenate(ops))
+    operations = Events.of_table(np.concatenate(rows[OPS_LINE]))
     return DeviceTrace(
         host=host.host,
         name=plane.proto.name,
-        platform="tpu",
         device_kind=device_kind,
         kinds=with_program_of_run(kinds, operations, modules),
         ops=operations,
-        async_ops=Events.of_table(np.concatenate(transfers)),
+        async_ops=Events.of_table(np.concatenate(rows[ASYNC_LINE])),
         modules=modules,
         steps=steps,
     )
@@ -336,12 +321,12 @@ def _read_gpu(plane: _Plane, host: HostTrace) -> DeviceTrace:
                 kinds.append(_kind_from(plane, plane.proto.event_metadata[event.metadata_id], event, host))
             rows.append((kind, start, duration, index))
     device_kind = str(stats.get("device_type_string") or stats.get("device_name") or "")
-    return DeviceTrace(host.host, plane.proto.name, "gpu", device_kind, kinds, Events.build(rows), steps=steps)
+    return DeviceTrace(host.host, plane.proto.name, device_kind, kinds, Events.build(rows), steps=steps)
 
 
 def _read_host_plane(plane: _Plane, host: HostTrace, as_device: bool) -> None:
     """Host threads: steps and activity; with `as_device` the CPU's HLO operations as well."""
-    ids = {n: plane.stat_id(n) for n in ("hlo_op", "hlo_module", "program_id", "run_id", "device_ordinal", "step_num")}
+    op_stat, step_stat = plane.stat_id("hlo_op"), plane.stat_id("step_num")
     role: dict[int, str] = {}
     kinds: list[OpKind] = []
     table: dict[tuple[int, int], int] = {}
@@ -355,7 +340,7 @@ def _read_host_plane(plane: _Plane, host: HostTrace, as_device: bool) -> None:
             kind_of_event = role.get(key)
             if kind_of_event is None:
                 present = {s.metadata_id for s in event.stats}
-                kind_of_event = "op" if ids["hlo_op"] in present else "step" if ids["step_num"] in present else "span"
+                kind_of_event = "op" if op_stat in present else "step" if step_stat in present else "span"
                 role[key] = kind_of_event
             if kind_of_event == "span":
                 if duration > 0:
@@ -367,23 +352,20 @@ def _read_host_plane(plane: _Plane, host: HostTrace, as_device: bool) -> None:
                 continue
             if not as_device:
                 continue
-            values = {s.metadata_id: s for s in event.stats}
-            program_id = _integer(plane, values.get(ids["program_id"]))
-            ordinal = _integer(plane, values.get(ids["device_ordinal"]))
+            stats = plane.stats(event.stats)
+            program_id, ordinal = _as_integer(stats.get("program_id")), _as_integer(stats.get("device_ordinal"))
             kind = table.get((key, program_id))
             if kind is None:
                 kind = table[key, program_id] = len(kinds)
-                stats = plane.stats(event.stats)
                 name = str(stats.get("hlo_op") or plane.proto.event_metadata[key].name)
                 kinds.append(OpKind(name, program_id, str(stats.get("hlo_module") or "")))
             rows.setdefault(ordinal, []).append((kind, start, duration, index))
-            run = (ordinal, program_id, _integer(plane, values.get(ids["run_id"])))
+            run = (ordinal, program_id, _as_integer(stats.get("run_id")))
             span = runs.setdefault(run, [start, start + duration, kind])
             span[0], span[1] = min(span[0], start), max(span[1], start + duration)
     host.host_steps.sort(key=lambda m: m.start_ps)
     metadata = plane.proto.event_metadata
-    columns = np.array(spans, dtype=np.int64).reshape(-1, 3).T
-    host.activity = HostActivity([metadata[k].name for k in names], columns[0].astype(np.int32), columns[1], columns[2])
+    host.activity = HostActivity([metadata[k].name for k in names], np.array(spans, dtype=np.int64).reshape(-1, 3))
     for ordinal in sorted(rows):
         mine = {run: span for run, span in runs.items() if run[0] == ordinal}
         modules = [ModuleRun(kinds[span[2]].program, run[1], span[0], span[1]) for run, span in mine.items()]
@@ -392,7 +374,6 @@ def _read_host_plane(plane: _Plane, host: HostTrace, as_device: bool) -> None:
                 host.host,
                 f"/host:CPU:{ordinal}",
                 "cpu",
-                "cpu",
                 kinds,
                 Events.build(rows[ordinal]),
                 modules=sorted(modules, key=lambda r: r.start_ps),
@@ -400,12 +381,8 @@ def _read_host_plane(plane: _Plane, host: HostTrace, as_device: bool) -> None:
         )
 
 
-def _integer(plane: _Plane, stat: Any) -> int:
-    """A stat as an integer, 0 where absent: ids are written as numbers or as decimal text."""
-    return _as_integer(plane.value(stat) if stat is not None else 0)
-
-
 def _as_integer(value: Any) -> int:
+    """A stat's value as an integer, 0 where absent: ids are written as numbers or as decimal text."""
     # never through a float: a TPU's program id is a 64-bit fingerprint
     try:
         return unsigned(int(value or 0))

@@ -12,7 +12,6 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -24,44 +23,16 @@ from tomat.profile.trace_data import Trace
 
 
 @dataclass(frozen=True)
-class OpCheck:
-    """One operation over the whole trace, all devices; seconds of self time, and executions."""
-
-    name: str
-    tomat_seconds: float
-    xprof_seconds: float
-    tomat_occurrences: int
-    xprof_occurrences: int
-
-
-@dataclass(frozen=True)
 class XprofCheck:
-    """The comparison; a negative xprof figure does not occur, an operation only one side has counts 0 on the other."""
+    """The comparison over the whole trace, all devices; an operation that only one side has counts 0 on the other."""
 
-    ops: tuple[OpCheck, ...]
-
-    @property
-    def tomat_seconds(self) -> float:
-        return sum(op.tomat_seconds for op in self.ops)
-
-    @property
-    def xprof_seconds(self) -> float:
-        return sum(op.xprof_seconds for op in self.ops)
-
-    @property
-    def largest_difference_seconds(self) -> float:
-        """Of a single operation."""
-        return max((abs(op.tomat_seconds - op.xprof_seconds) for op in self.ops), default=0.0)
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON with units in the keys."""
-        return {
-            "n_operations": len(self.ops),
-            "tomat_self_seconds": self.tomat_seconds,
-            "xprof_self_seconds": self.xprof_seconds,
-            "largest_difference_seconds": self.largest_difference_seconds,
-            "occurrences_differ": sum(op.tomat_occurrences != op.xprof_occurrences for op in self.ops),
-        }
+    n_operations: int
+    tomat_self_seconds: float
+    xprof_self_seconds: float
+    largest_difference_seconds: float
+    """Of a single operation."""
+    occurrences_differ: int
+    """Operations that the two have different numbers of executions of."""
 
 
 def require_xprof() -> None:
@@ -89,16 +60,19 @@ def check_against_xprof(path: Path) -> XprofCheck:
     if not theirs:
         raise TomatError(f"{path}: xprof finds no device operations in it. Its tables need a TPU or GPU plane.")
     mine = _tomat_ops(load_trace(path))
-    rows = []
-    for name in sorted({*mine, *theirs}):
-        a, b = mine.get(name, (0.0, 0)), theirs.get(name, (0.0, 0))
-        rows.append(OpCheck(name, a[0], b[0], a[1], b[1]))
-    return XprofCheck(tuple(sorted(rows, key=lambda r: (-r.xprof_seconds, r.name))))
+    names = {*mine, *theirs}
+    return XprofCheck(
+        n_operations=len(names),
+        tomat_self_seconds=sum(seconds for seconds, _ in mine.values()),
+        xprof_self_seconds=sum(seconds for seconds, _ in theirs.values()),
+        largest_difference_seconds=max(abs(mine[name][0] - theirs[name][0]) for name in names),
+        occurrences_differ=sum(mine[name][1] != theirs[name][1] for name in names),
+    )
 
 
-def _tomat_ops(trace: Trace) -> dict[str, tuple[float, int]]:
-    """Self time of every operation over the whole trace: one window from the first event to the last."""
-    totals: dict[str, list[float]] = defaultdict(lambda: [0.0, 0])
+def _tomat_ops(trace: Trace) -> defaultdict[str, list[float]]:
+    """(Self time in seconds, executions) of every operation; one window from the first event to the last."""
+    totals: defaultdict[str, list[float]] = defaultdict(lambda: [0.0, 0])
     for device in trace.devices:
         ends = device.ops.start_ps + device.ops.duration_ps
         window = np.array([[device.ops.start_ps.min(), ends.max() + 1]])
@@ -107,11 +81,11 @@ def _tomat_ops(trace: Trace) -> dict[str, tuple[float, int]]:
         for kind, ps, n in zip(device.kinds, result.exclusive_ps, result.occurrences, strict=True):
             totals[kind.name][0] += float(ps) / 1e12
             totals[kind.name][1] += int(n)
-    return {name: (values[0], int(values[1])) for name, values in totals.items()}
+    return totals
 
 
-def _xprof_ops(files: list[Path]) -> dict[str, tuple[float, int]]:
-    """xprof's `hlo_stats`, made on a copy: it writes its caches beside the trace."""
+def _xprof_ops(files: list[Path]) -> defaultdict[str, list[float]]:
+    """The same by xprof's `hlo_stats`, made on a copy: it writes its caches beside the trace."""
     from xprof.convert import raw_to_tool_data
 
     with tempfile.TemporaryDirectory(prefix="tomat-xprof-") as scratch:
@@ -120,12 +94,12 @@ def _xprof_ops(files: list[Path]) -> dict[str, tuple[float, int]]:
         copies = [str(shutil.copy(file, session / file.name)) for file in files]
         with _quiet():
             data, _ = raw_to_tool_data.xspace_to_tool_data(copies, "hlo_stats", {"use_saved_result": False})
+    totals: defaultdict[str, list[float]] = defaultdict(lambda: [0.0, 0])
     if not data:
-        return {}
+        return totals
     table = json.loads(data)
     table = table[0] if isinstance(table, list) else table
     columns = {column["id"]: index for index, column in enumerate(table["cols"])}
-    totals: dict[str, list[float]] = defaultdict(lambda: [0.0, 0])
     for row in table["rows"]:
         cells = row["c"]
         name = str(cells[columns["hlo_op_name"]]["v"])
@@ -133,7 +107,7 @@ def _xprof_ops(files: list[Path]) -> dict[str, tuple[float, int]]:
             continue
         totals[name][0] += float(cells[columns["total_self_time"]]["v"]) / 1e6
         totals[name][1] += int(cells[columns["occurrences"]]["v"])
-    return {name: (values[0], int(values[1])) for name, values in totals.items()}
+    return totals
 
 
 @contextlib.contextmanager

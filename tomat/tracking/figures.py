@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import io
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tomat.base.reporting import write_text
+from tomat.pages.document import write_if_changed
 from tomat.profile.breakdown import Breakdown
 from tomat.profile.categories import Category
 
@@ -68,9 +69,7 @@ def draw_svg(path: Path, draw: Any, subject: Any, size: tuple[float, float]) -> 
         buffer = io.StringIO()
         figure.savefig(buffer, format="svg", metadata={"Date": None})
         plt.close(figure)
-    text = "\n".join(line.rstrip() for line in buffer.getvalue().splitlines()) + "\n"
-    if not path.exists() or path.read_text(encoding="utf-8") != text:
-        write_text(path, text)
+    write_if_changed(path, "\n".join(line.rstrip() for line in buffer.getvalue().splitlines()) + "\n")
     return path
 
 
@@ -88,56 +87,39 @@ def _shares(axes: Axes, breakdown: Breakdown) -> None:
 
 def _roofline_points(breakdown: Breakdown) -> list[tuple[float, float, float, str]]:
     """(flops per HBM byte, flops per second, share, category) of operations that have all of them."""
-    roofs = breakdown.roofs
-    shown = [
-        op
-        for op in breakdown.ops
-        if op.flops and op.hbm_bytes is not None and op.seconds >= SMALLEST_SHARE * breakdown.step_seconds > 0
-    ]
-    if not roofs.flops_per_second or not roofs.hbm_bytes_per_second or not shown:
+    peak, bandwidth = breakdown.roofs.peak_flops_per_second, breakdown.roofs.peak_hbm_bytes_per_second
+    if not peak or not bandwidth:
         return []
-    intensities = [op.flops / op.hbm_bytes for op in shown if op.flops and op.hbm_bytes]
+    points = []
+    for op in breakdown.ops:
+        if op.flops and op.hbm_bytes is not None and op.seconds >= SMALLEST_SHARE * breakdown.step_seconds > 0:
+            intensity = op.flops / op.hbm_bytes if op.hbm_bytes else math.inf
+            points.append((intensity, op.flops / op.seconds, op.seconds / breakdown.step_seconds, str(op.category)))
     # What stays in VMEM moves no HBM bytes; it stands at the right edge.
-    edge = 10 * max([*intensities, 10 * roofs.flops_per_second / roofs.hbm_bytes_per_second])
-    points = [
-        (
-            op.flops / op.hbm_bytes if op.flops and op.hbm_bytes else edge,
-            (op.flops or 0.0) / op.seconds,
-            op.seconds / breakdown.step_seconds,
-            str(op.category),
-        )
-        for op in shown
-    ]
-    return sorted(points)
+    edge = 10 * max([*(point[0] for point in points if point[0] < math.inf), 10 * peak / bandwidth])
+    return sorted((min(point[0], edge), *point[1:]) for point in points)
 
 
 def _roofline(axes: Axes, breakdown: Breakdown) -> None:
     from matplotlib.lines import Line2D
 
     points = _roofline_points(breakdown)
-    peak, bandwidth = breakdown.roofs.flops_per_second, breakdown.roofs.hbm_bytes_per_second
+    peak, bandwidth = breakdown.roofs.peak_flops_per_second, breakdown.roofs.peak_hbm_bytes_per_second
     if not peak or not bandwidth:
         return
     low = min(min(p[0] for p in points), peak / bandwidth / 100)
     high = max(max(p[0] for p in points), peak / bandwidth * 100)
     ridge = peak / bandwidth
     axes.plot([low, ridge, high], [low * bandwidth, peak, peak], color="black", lw=1)
+    handles = []
     for category in sorted({p[3] for p in points}):
+        handles.append(Line2D([], [], marker="o", ls="", ms=4, color=COLOURS[category], label=category))
         mine = [p for p in points if p[3] == category]
-        axes.scatter(
-            [p[0] for p in mine],
-            [p[1] for p in mine],
-            s=[max(4.0, 1500 * p[2]) for p in mine],
-            color=COLOURS[category],
-            alpha=0.7,
-            lw=0,
-        )
+        intensities, rates, sizes = [p[0] for p in mine], [p[1] for p in mine], [max(4.0, 1500 * p[2]) for p in mine]
+        axes.scatter(intensities, rates, s=sizes, color=COLOURS[category], alpha=0.7, lw=0)
     axes.set(
         xscale="log", yscale="log", xlabel="flops per HBM byte (right edge: none moved)", ylabel="flops per second"
     )
-    handles = [
-        Line2D([], [], marker="o", ls="", ms=4, color=COLOURS[c], label=c) for c in sorted({p[3] for p in points})
-    ]
     axes.legend(handles=handles, frameon=False, fontsize=7, loc="lower right")
 
 

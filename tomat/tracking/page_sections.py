@@ -44,13 +44,13 @@ def setup_section(record: Mapping[str, Any], breakdown: Breakdown | None) -> str
     if breakdown is not None:
         roofs = breakdown.roofs
         peaks = (
-            f"{quantity(roofs.flops_per_second, 'FLOP/s')} bf16, {quantity(roofs.hbm_bytes_per_second, 'B/s')} HBM, "
-            f"{quantity(roofs.clock_hz, 'Hz')}"
+            f"{quantity(roofs.peak_flops_per_second, 'FLOP/s')} bf16, "
+            f"{quantity(roofs.peak_hbm_bytes_per_second, 'B/s')} HBM, {quantity(roofs.clock_hz, 'Hz')}"
         )
         rows += [
             ("device", f"{roofs.device_kind or 'unknown'}, {breakdown.n_devices} on {breakdown.n_hosts} host(s)"),
             ("profile", f"`{breakdown.title}`, {breakdown.source}, mean of {breakdown.n_steps} step(s)"),
-            ("peaks of a device", peaks if roofs.flops_per_second else "not in the table of chips"),
+            ("peaks of a device", peaks if roofs.peak_flops_per_second else "not in the table of chips"),
         ]
     return markdown_table(("", ""), rows, "ll")
 
@@ -79,7 +79,8 @@ def mfu_section(report: Mapping[str, Any] | None) -> str:
     rows = [_figure(report, "step_seconds", "step time", seconds, spread)]
     for one in UTILISATIONS:
         if report.get(one.key) is not None:
-            rows.append(_figure(report, one.key, one.cited_name, percent, spread))
+            cited = f"{one.name} ({one.source})" if one.source else one.name
+            rows.append(_figure(report, one.key, cited, percent, spread))
     for key, label in (("tokens_per_second_per_chip", "tokens/s/chip"), ("tokens_per_second", "tokens/s")):
         if report.get(key) is not None:
             rows.append(_figure(report, key, label, count, spread))

@@ -12,12 +12,19 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from tomat.base.documents import is_figure, parse_yaml, read_json
+from tomat.base.documents import is_figure, mapping, parse_yaml, read_json
 from tomat.base.errors import TomatError
 from tomat.base.layout import CONFIG_FILE
-from tomat.base.reporting import dump_json, write_text
+from tomat.base.reporting import dump_json
 from tomat.hardware.mfu import MFU_KEYS, TABLE_UTILISATIONS
-from tomat.pages.document import empty_section, find_sections, read_document, section_text, update_document
+from tomat.pages.document import (
+    empty_section,
+    find_sections,
+    read_document,
+    section_text,
+    update_document,
+    write_if_changed,
+)
 from tomat.pages.tables import UNKNOWN, markdown_table, percent, seconds
 from tomat.profile.breakdown import Breakdown
 from tomat.tracking.figures import draw_figures
@@ -96,7 +103,7 @@ def write_run_page(
         run_dir: the run's folder; `config.yaml` in it is the setup. It may lack one (a plan, a foreign trace).
         docs_dir: the tracking folder, such as `docs/tracking`.
         breakdown: of its profile; None leaves those sections saying that there was none.
-        mfu_report: `MfuReport.to_dict()` or `RunMfu.to_dict()`.
+        mfu_report: of `step_report` or `run_report` (`hardware/mfu.py`).
         run_name: default: the folder's name; letters, digits, `.`, `_`, `-`.
         baseline: name of a run in `docs_dir` to diff the configuration against.
         commit: of the code that ran, as the caller knows it.
@@ -114,17 +121,26 @@ def write_run_page(
     name = run_name or Path(run_dir).name
     if not RUN_NAME.match(name):
         raise TomatError(f"run name is {name!r}; expected letters, digits, '.', '_' and '-', since it names files.")
-    config = _read_config(Path(run_dir) / CONFIG_FILE)
+    settings = flatten(_read_config(Path(run_dir) / CONFIG_FILE))
     base = read_record(docs_dir, baseline) if baseline else None
     page, index = docs_dir / f"{name}.md", docs_dir / INDEX_FILE
-    record = make_record(name, breakdown, mfu_report, config, commit, date, config_hash, kind)
-    _refuse_broken(page)
-    _refuse_broken(index)
+    record = {
+        "record_format": RECORD_FORMAT,
+        "run": name,
+        "kind": kind,
+        "commit": commit,
+        "date": date,
+        "config_hash": config_hash,
+        **_record_figures(breakdown, mfu_report or {}, settings),
+    }
+    for path in (page, index):  # before anything is written
+        if path.exists():
+            find_sections(read_document(path), str(path))
     figures = draw_figures(breakdown, docs_dir / FIGURES_DIR, name) if breakdown else []
     links = [(caption, f"{FIGURES_DIR}/{path.name}") for caption, path in figures]
     contents = {
         "setup": setup_section(record, breakdown),
-        "differences": differences_section(flatten(config), base),
+        "differences": differences_section(settings, base),
         "mfu": mfu_section(mfu_report),
         "memory": memory_section(breakdown),
         "breakdown": breakdown_section(breakdown, links),
@@ -132,41 +148,25 @@ def write_run_page(
     }
     template = PAGE_TEMPLATE.format(title=name, **{key: empty_section(key) for key in contents})
     update_document(page, contents, template)
-    _write_if_changed(docs_dir / DATA_DIR / f"{name}.json", dump_json(record))
+    write_if_changed(docs_dir / DATA_DIR / f"{name}.json", dump_json(record))
     write_index(docs_dir)
     return page
 
 
-def make_record(
-    name: str,
-    breakdown: Breakdown | None,
-    mfu_report: Mapping[str, Any] | None,
-    config: Mapping[str, Any],
-    commit: str,
-    date: str,
-    config_hash: str,
-    kind: str,
-) -> dict[str, Any]:
-    """The row of the index, and what a later page needs to name this run as its baseline."""
-    mfu = dict(mfu_report or {})
+def _record_figures(breakdown: Breakdown | None, mfu: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """What the index shows of a run, and what a later page needs to name it as its baseline."""
     largest = max(breakdown.categories, key=lambda r: r.seconds, default=None) if breakdown else None
     step = mfu.get("step_seconds") or (breakdown.step_seconds if breakdown else None)
     return {
-        "record_format": RECORD_FORMAT,
-        "run": name,
-        "kind": kind,
-        "commit": commit,
-        "date": date,
-        "config_hash": config_hash,
-        "slice": mfu.get("slice") or config.get("slice"),
-        "model": config.get("preset"),
-        "batch_sequences": mfu.get("batch_sequences") or _nested(config, "trainer", "train_batch_size"),
-        "sequence_tokens": mfu.get("sequence_tokens") or _nested(config, "data", "seq_len"),
+        "slice": mfu.get("slice") or settings.get("slice"),
+        "model": settings.get("preset"),
+        "batch_sequences": mfu.get("batch_sequences") or settings.get("trainer.train_batch_size"),
+        "sequence_tokens": mfu.get("sequence_tokens") or settings.get("data.seq_len"),
         "step_seconds": step,
         **{key: mfu.get(key) for key in RECORD_MFU_KEYS},
         "largest_category": largest.name if largest else None,
         "largest_category_share": largest.share if largest else None,
-        "config": flatten(config),
+        "config": settings,
     }
 
 
@@ -182,8 +182,7 @@ def write_index(docs_dir: Path) -> Path:
     table = markdown_table(header, rows, "llll" + "r" * 7 + "ll") if rows else "No run is on record yet."
     template = INDEX_TEMPLATE.format(runs=empty_section("runs"))
     contents = {"runs": table}
-    sweeps = _sweeps_section(docs_dir)
-    if sweeps:
+    if sweeps := _sweeps_section(docs_dir):
         contents["sweeps"] = sweeps
     update_document(docs_dir / INDEX_FILE, contents, template)
     return docs_dir / INDEX_FILE
@@ -250,21 +249,15 @@ def read_record(docs_dir: Path, name: str) -> dict[str, Any]:
     return record
 
 
-def _is_figure_or_none(value: Any) -> bool:
-    return value is None or is_figure(value)
-
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
-
-
 # What a record's values are. A record has no checksum, so a figure that damage made another figure cannot be seen.
 RECORD_KEYS: dict[str, Callable[[Any], bool]] = {
     "run": lambda value: isinstance(value, str) and RUN_NAME.match(value) is not None,
     "kind": lambda value: value in KINDS,
-    **dict.fromkeys(("commit", "config_hash"), _is_text),
-    **dict.fromkeys(("date", "verdict", "page", "largest_category"), lambda value: value is None or _is_text(value)),
-    **dict.fromkeys((*RECORD_MFU_KEYS, "step_seconds", "largest_category_share"), _is_figure_or_none),
+    **dict.fromkeys(("commit", "config_hash"), lambda value: isinstance(value, str)),
+    **dict.fromkeys(("date", "verdict", "page", "largest_category"), lambda value: isinstance(value, str | None)),
+    **dict.fromkeys(
+        (*RECORD_MFU_KEYS, "step_seconds", "largest_category_share"), lambda value: value is None or is_figure(value)
+    ),
     "config": lambda value: isinstance(value, dict),
 }
 
@@ -281,29 +274,10 @@ def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def _nested(config: Mapping[str, Any], *keys: str) -> Any:
-    value: Any = config
-    for key in keys:
-        value = value.get(key) if isinstance(value, Mapping) else None
-    return value
-
-
-def _read_config(path: Path) -> dict[str, Any]:
+def _read_config(path: Path) -> Mapping[str, Any]:
     if not path.exists():
         return {}
     try:
-        config = parse_yaml(path.read_bytes(), path)
+        return mapping(parse_yaml(path.read_bytes(), path))
     except OSError as error:
         raise TomatError(f"{path}: cannot be read ({error.strerror or error}).") from None
-    return config if isinstance(config, dict) else {}
-
-
-def _refuse_broken(path: Path) -> None:
-    """Check a document's markers before anything is written."""
-    if path.exists():
-        find_sections(read_document(path), str(path))
-
-
-def _write_if_changed(path: Path, text: str) -> None:
-    if not path.exists() or path.read_text(encoding="utf-8") != text:
-        write_text(path, text)

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from tomat.hardware.chips import CHIPS
 from tomat.planning.cost.tiles import MatrixProduct, matrix_products, mxu_seconds, padded_bytes
-from tomat.profile.hlo_costs import matmul_flops
+from tomat.profile.hlo_costs import instruction_flops
 from tomat.profile.hlo_files import program_from_text
 from tomat.profile.hlo_kernels import executed_kernels
 
@@ -17,7 +17,7 @@ def product_of(operation: str, a: str, b: str) -> MatrixProduct:
     text = f"HloModule m\nENTRY e {{\n  a = {a} parameter(0)\n  b = {b} parameter(1)\n  ROOT y = {operation}\n}}"
     program = program_from_text(text, "inline")
     (product,) = matrix_products(program, program.by_name["y"])
-    assert product.flops == matmul_flops(program, program.by_name["y"])
+    assert product.flops == instruction_flops(program, program.by_name["y"])
     return product
 
 

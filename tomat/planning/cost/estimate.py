@@ -143,9 +143,9 @@ def _flops(program: HloProgram, instruction: Instruction, schedule: ScheduleTime
     its peak, on padding too: a head of 64 fills a quarter of a v6e's matrix unit and counts as if it filled it.
     """
     stated = kernel_flops(program, instruction)
-    if instruction.custom_call_target != PALLAS_TARGET or schedule is None or not roofs.flops_per_second:
+    if instruction.custom_call_target != PALLAS_TARGET or schedule is None or not roofs.peak_flops_per_second:
         return stated
-    return max(schedule.mxu_seconds * roofs.flops_per_second, stated or 0.0)
+    return max(schedule.mxu_seconds * roofs.peak_flops_per_second, stated or 0.0)
 
 
 def _op_times(
@@ -159,12 +159,12 @@ def _op_times(
 ) -> OpTimes:
     """Every model on one kernel; collectives are settled later, when it is known what runs beside them."""
     compiler = roofline = scheduled = None
-    if instruction.opcode not in CONTROL_OPCODES and roofs.clock_hz and roofs.hbm_bytes_per_second:
+    if instruction.opcode not in CONTROL_OPCODES and roofs.clock_hz and roofs.peak_hbm_bytes_per_second:
         cycles = instruction.estimated_cycles
         compiler = cycles / roofs.clock_hz if cycles is not None else None
         roofline = roofline_seconds(program, instruction, slice_)
         if schedule is not None:
-            reached = roofs.hbm_bytes_per_second * HBM_EFFICIENCY
+            reached = roofs.peak_hbm_bytes_per_second * HBM_EFFICIENCY
             scheduled = schedule_time(program, instruction, schedule, roofs.clock_hz, reached)
     seconds, basis = _estimate(instruction, compiler, roofline, scheduled)
     return OpTimes(instruction.name, verdict.category, executions, compiler, roofline, scheduled, seconds, basis)

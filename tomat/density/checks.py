@@ -8,7 +8,6 @@ from tomat.base.errors import TomatError
 from tomat.density.elements import fewest_valence_electrons
 from tomat.density.geometry import BOHR_A, check_cell
 from tomat.density.grid import DensityGrid
-from tomat.density.limits import check_atom_count, check_grid_shape
 from tomat.density.rules import DEFAULT_RULES, ReadRules
 
 LARGEST_NEGATIVE_SHARE = 0.05
@@ -44,7 +43,8 @@ def density_of(
     """The density that a reader has found, once it has passed every check: the one way from a file to a `DensityGrid`.
 
     Args:
-        values: `[nx, ny, nz]`, rho x V in electrons as read.
+        values: `[nx, ny, nz]`, rho x V in electrons as read; the reader has checked their number, and that of the
+            atoms, before it read them.
         lattice: `[3, 3]` in A.
         atomic_numbers: `[n]`.
         frac_coords: `[n, 3]`.
@@ -52,11 +52,9 @@ def density_of(
         partial: any part of the electrons of these atoms will do.
 
     Raises:
-        TomatError: a cell or a grid that cannot be, values that are no total density of these atoms, or a part of them
+        TomatError: a cell that cannot be, values that are no total density of these atoms, or a part of them
             that was zeroed.
     """
-    check_grid_shape(values.shape, source)
-    check_atom_count(len(atomic_numbers), source)
     if "distances" not in rules.accept:
         check_cell(lattice, atomic_numbers, frac_coords, source)
     check_rho_times_volume(values, lattice, atomic_numbers, source, partial=partial)

@@ -17,19 +17,7 @@ from tomat.codec.base import UNIT_E_PER_A3, UNIT_RHO_TIMES_VOLUME, Decoder, Dens
 from tomat.codec.position import TOKENS_PER_COORDINATE, decode_positions, encode_positions
 from tomat.density.grid import DensityGrid
 from tomat.tokens import vocabulary as v
-from tomat.tokens.layouts import LAYOUTS, PatchShape, SequenceLayout, layout_named
-
-__all__ = [
-    "LAYOUTS",
-    "DecodedSequence",
-    "SequenceLayout",
-    "check_encodable",
-    "check_grid_encodable",
-    "decode_sequence",
-    "encode_rows",
-    "encode_sequence",
-    "layout_named",
-]
+from tomat.tokens.layouts import PatchShape, SequenceLayout
 
 LENGTH_STEP_A = 0.05
 """Step of the lattice lengths a, b, c, in angstrom: 0.05 to 51.15 fit the integers 1 to 1023."""

@@ -1,7 +1,6 @@
 """The configuration of re-tokenising: one frozen dataclass, from YAML and `--a.b value` overrides."""
 
 import dataclasses
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -196,8 +195,3 @@ def _refuse_truth_values(values: Mapping[str, Any]) -> None:
         given |= {f"valences of {symbol}": electrons for symbol, electrons in valences.items()}
     if bad := next((key for key, value in given.items() if isinstance(value, bool)), None):
         raise TomatError(f"{bad} is {given[bad]}; expected a number.")
-
-
-def config_text(config: RetokenizeConfig) -> str:
-    """The configuration as one line of JSON."""
-    return json.dumps(dataclasses.asdict(config), sort_keys=True)

@@ -1,12 +1,12 @@
 """Units of a stage on the workers of a cluster, through Zephyr (`marin-zephyr`) on Fray and Iris.
 
-Inside an Iris job Fray finds the cluster by itself; elsewhere it runs on threads of this machine. A shard is a few
-units; Zephyr tries it again when its worker is lost. A unit leaves its own record in the output, so a second start
+Inside an Iris job Fray finds the cluster by itself; elsewhere it runs on threads of this machine. A shard is one
+unit; Zephyr tries it again when its worker is lost. A unit leaves its own record in the output, so a second start
 skips what is finished; Zephyr's own results are not kept.
 """
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,11 +19,6 @@ WORKER_MEMORY = "2g"
 
 WORKER_DISK = "4g"
 """Of a worker: nothing but Zephyr's messages lies on it. Fray's default of 64 GB would keep small machines out."""
-
-LARGEST_SHARD = 8
-"""Units of a shard at most. A cluster's worker starts a process for each shard, which took 4 s on an idle core."""
-SHARDS_A_WORKER = 4
-"""At least, so that workers end together."""
 
 MAX_EXECUTION_RETRIES = 3
 """Whole pools that Zephyr starts again; its default of 100 would hide a broken cluster for hours."""
@@ -79,11 +74,6 @@ class ZephyrRunner:
         if refusals:
             more = f" ({counted(len(refusals) - 1, 'more unit')} failed)" if len(refusals) > 1 else ""
             raise TomatError(f"{refusals[0]}{more}")
-
-
-def _run_all[Unit](function: Callable[[Unit], int], units: Sequence[Unit]) -> Iterator[dict[str, Any]]:
-    for unit in units:
-        yield _run_one(function, unit)
 
 
 def _run_one[Unit](function: Callable[[Unit], int], unit: Unit) -> dict[str, Any]:

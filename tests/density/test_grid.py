@@ -7,7 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tomat.base.errors import TomatError
+from tomat.density.checks import density_of
 from tomat.density.grid import DensityGrid
+from tomat.density.rules import ReadRules
 
 shapes = st.tuples(*[st.integers(1, 7)] * 3)
 offsets = st.tuples(*[st.integers(-20, 20)] * 3)
@@ -84,9 +86,16 @@ def test_clipping_after_refining_counts_what_it_sets_to_zero():
     np.testing.assert_array_equal(fine.rho, np.maximum(ringing, 0))
 
 
+def read(grid, values):
+    """The density that a reader makes of rho x V in the cell of `grid`."""
+    rules = ReadRules(accept=("fractional_electrons",))
+    parts = (grid.lattice, grid.atomic_numbers, grid.frac_coords)
+    return density_of(values, *parts, source="file", material_id="LiF", rules=rules)
+
+
 def test_rho_times_volume_is_the_electron_count_on_average(grid):
     assert grid.rho_times_volume().mean(dtype=np.float64) == pytest.approx(10, rel=1e-6)
-    again = DensityGrid.from_rho_times_volume(grid.rho_times_volume(), grid.lattice, [3, 9], grid.frac_coords)
+    again = read(grid, grid.rho_times_volume())
     np.testing.assert_allclose(again.rho, grid.rho, rtol=1e-6)
     assert again.electron_count == pytest.approx(10, rel=1e-6)
 
@@ -94,8 +103,8 @@ def test_rho_times_volume_is_the_electron_count_on_average(grid):
 def test_negative_values_are_clipped_and_counted(grid):
     values = grid.rho_times_volume()
     values[0, 0, :2] = -0.01
-    read = DensityGrid.from_rho_times_volume(values, grid.lattice, [3, 9], grid.frac_coords)
-    assert read.clipped_voxels == 2 and read.rho[0, 0, :2].tolist() == [0, 0]
+    clipped = read(grid, values)
+    assert clipped.clipped_voxels == 2 and clipped.rho[0, 0, :2].tolist() == [0, 0]
 
 
 def test_lattice_parameters_and_structure_agree_with_pymatgen(grid):

@@ -200,11 +200,7 @@ def _block(text: BoundedText, n_values: int, what: str) -> np.ndarray:
 
 
 def _parsed(lines: bytes, source: str, what: str) -> np.ndarray:
-    """The numbers in a piece of text.
-
-    Raises:
-        TomatError: a word that is no number.
-    """
+    """The numbers in a piece of text, of which every word must be one."""
     values = _numbers(lines)
     if values is None:
         # Fortran leaves the E out where an exponent has three digits: 0.12345678901-100.

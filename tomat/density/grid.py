@@ -91,30 +91,6 @@ class DensityGrid:
         object.__setattr__(self, "atomic_numbers", numbers)
         object.__setattr__(self, "frac_coords", _wrapped(coords))
 
-    @classmethod
-    def from_rho_times_volume(
-        cls,
-        values: np.ndarray,
-        lattice: np.ndarray,
-        atomic_numbers: Sequence[int] | np.ndarray,
-        frac_coords: np.ndarray,
-        *,
-        material_id: str = "",
-    ) -> DensityGrid:
-        """From values as VASP writes them.
-
-        Negative ones become zero and are counted in `clipped_voxels` (PAW densities ring to small negative values in
-        vacuum). The electron count is not corrected for it: what was clipped is added.
-
-        Args:
-            values: `[nx, ny, nz]`, rho x V in electrons: their mean is the electron count.
-        """
-        volume_a3 = abs(float(np.linalg.det(np.asarray(lattice, dtype=np.float64))))
-        if volume_a3 < SMALLEST_CELL_VOLUME_A3:
-            raise TomatError(f"density {material_id!r}: the cell volume is {volume_a3:.3g} A^3; expected at least 1.")
-        rho, clipped = clip_negative_values(np.asarray(values) / volume_a3)
-        return cls(rho, lattice, np.asarray(atomic_numbers), frac_coords, material_id, clipped)
-
     @property
     def grid_shape(self) -> tuple[int, int, int]:
         """Voxels along a, b, c."""

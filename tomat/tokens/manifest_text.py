@@ -128,11 +128,7 @@ def _material_rows(item: Mapping[str, Any]) -> MaterialRows:
 
 
 def _check_derived(manifest: ShardManifest, content: Mapping[str, Any]) -> None:
-    """What a manifest says twice must agree: the only guard of one without a checksum.
-
-    Raises:
-        TomatError: naming what does not.
-    """
+    """Refuse what a manifest says twice and not alike: the only guard of one without a checksum."""
     layout = manifest.layout
     if LAYOUTS.get(layout.name, layout) != layout:
         raise TomatError(

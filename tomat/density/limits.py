@@ -140,6 +140,6 @@ def decompressed(raw: bytes, source: str) -> bytes:
     return BoundedText(io.BytesIO(raw), len(raw), source).everything()
 
 
-def open_text(path: str, source: str) -> BoundedText:
+def open_text(path: str) -> BoundedText:
     """A local file, within the limits; close its `stream`."""
-    return BoundedText(open(path, "rb"), os.stat(path).st_size, source)
+    return BoundedText(open(path, "rb"), os.stat(path).st_size, path)

@@ -67,7 +67,7 @@ def test_every_row_is_the_patch_it_is_said_to_be(written, get_grid, codec):
         anchor = shards.anchor_of_row(row)
         np.testing.assert_array_equal(rows[row], encode_sequence(grid, anchor, LAYOUT, codec))
         np.testing.assert_array_equal(
-            decode_sequence(rows[row], LAYOUT, codec).rho, codec.decode(codec.encode(grid.patch(anchor, (4, 4, 4))))
+            decode_sequence(rows[row], LAYOUT, codec).values, codec.decode(codec.encode(grid.patch(anchor, (4, 4, 4))))
         )
 
 

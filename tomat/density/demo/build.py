@@ -23,7 +23,7 @@ from tomat.density.demo.dft import Calculation, calculate, require_eminus
 from tomat.density.demo.recipes import CellRecipe, cell_recipes
 from tomat.density.elements import atomic_number
 from tomat.density.grid import DensityGrid
-from tomat.density.zarr_store import write_zarr
+from tomat.density.zarr_store import read_zarr, write_zarr
 
 INDEX_NAME = "index.json"
 INDEX_FORMAT = 1
@@ -216,8 +216,6 @@ def _checks(recipes: Sequence[CellRecipe]) -> Iterator[ConvergenceCheck]:
 
 def _compare(root: Path, check: ConvergenceCheck, calculation: Calculation) -> dict[str, Any]:
     """NMAE of the stored density against `calculation`, both refined to one grid; None if that did not converge."""
-    from tomat.density.zarr_store import read_zarr
-
     stored = read_zarr(root / f"{check.recipe.material_id}.zarr")
     denser = _grid(check.recipe, calculation.rho)
     shape = [max(sides) for sides in zip(refined_shape(stored), refined_shape(denser), strict=True)]

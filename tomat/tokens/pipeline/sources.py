@@ -14,7 +14,9 @@ from typing import Any
 from tomat.base.errors import TomatError
 from tomat.base.retries import with_retries
 from tomat.codec.inputs import material_name
+from tomat.density.demo.embedded import demo_materials, load_demo
 from tomat.density.grid import DensityGrid
+from tomat.density.io import open_density, read_density
 from tomat.density.rules import DEFAULT_RULES, ReadRules
 from tomat.tokens.manifest import check_material_id
 from tomat.tokens.pipeline.config import RetokenizeConfig
@@ -51,11 +53,7 @@ class Material:
             TomatError: if the material is missing or broken, whatever its reader raised.
             MemoryError: as it is; it says nothing about the material.
         """
-        from tomat.density.io import open_density, read_density
-
         if self.location.startswith("embedded:"):
-            from tomat.density.demo.embedded import load_demo
-
             return read_density(lambda: load_demo(self.location.removeprefix("embedded:")), self.location)
         return with_retries(lambda: open_density(self.location, self.material_id, self.rules), self.location, tries)
 
@@ -90,8 +88,6 @@ def find_materials(config: RetokenizeConfig) -> tuple[Material, ...]:
 
 
 def _embedded(split: str) -> list[Material]:
-    from tomat.density.demo.embedded import demo_materials
-
     return [
         Material(each.material_id, f"embedded:{each.material_id}", each.n_electrons)
         for each in demo_materials(split or None)

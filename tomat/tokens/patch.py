@@ -197,8 +197,8 @@ class DecodedSequence:
     values: np.ndarray
     """float32 [px, py, pz]: the decoded density, in `unit`."""
     unit: str
-    """Unit of `values`, the codec's. For e/A^3 divide `rho_times_volume` by the volume of the cell they were computed in:
-    the lattice here is rounded."""
+    """Unit of `values`, the codec's. To go from `rho_times_volume` to e/A^3, divide by the volume of the cell they
+    were computed in: the lattice here is rounded."""
 
 
 class _Reader:

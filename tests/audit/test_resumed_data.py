@@ -12,7 +12,7 @@ from tomat.codec.lloyd_max import fit_lloyd_max
 from tomat.density.demo.embedded import demo_materials, load_demo
 from tomat.runs.log_lines import read_metrics
 from tomat.tokens.layouts import LAYOUTS
-from tomat.tokens.shards import write_shards
+from tomat.tokens.writer import write_shards
 
 TINY = [
     "--run_name", "resumed", "--preset", "demo", "--data.layout", "v3-p7", "--data.n_density_tokens", "64",

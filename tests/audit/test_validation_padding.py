@@ -21,7 +21,8 @@ import numpy as np
 
 from tomat.codec.lloyd_max import LloydMaxCodec
 from tomat.density.grid import DensityGrid
-from tomat.tokens.shards import open_shards, write_shards
+from tomat.tokens.shards import open_shards
+from tomat.tokens.writer import write_shards
 from tomat.training.config import load_config
 from tomat.training.hooks import Evaluation
 from tomat.training.loader import BlockShuffleConfig, ShardDataset

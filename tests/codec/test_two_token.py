@@ -15,12 +15,8 @@ def test_density_comes_back_within_half_a_level(values):
     rho = np.array(values, dtype=np.float32)
     back = codec.decode(codec.encode(rho))
     assert back.dtype == np.float32
-    # Rounding to float32 adds 6e-8 on either side.
-    np.testing.assert_allclose(back, rho, rtol=codec.relative_error + 1.5e-7)
-
-
-def test_half_a_level_is_five_millionths():
-    assert TwoTokenCodec().relative_error == pytest.approx(np.log(10) * 9.1 / 2**21 / 2, rel=1e-4)
+    # Half a level is 5.0e-6; rounding to float32 adds 6e-8 on either side.
+    np.testing.assert_allclose(back, rho, rtol=10 ** (9.1 / N_LEVELS / 2) - 1 + 1.5e-7)
 
 
 @settings(deadline=None)

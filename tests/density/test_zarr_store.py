@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tomat.base.errors import TomatError
 from tomat.density.grid import DensityGrid
 from tomat.density.io import open_density
-from tomat.density.zarr_store import TOTAL, list_zarr, read_metadata, read_zarr, write_zarr
+from tomat.density.zarr_store import TOTAL, list_zarr, read_zarr, write_zarr
 
 
 @given(st.integers(0, 1000), st.tuples(*[st.integers(1, 9)] * 3), st.sampled_from([None, 2, 4, 16]))
@@ -39,7 +39,6 @@ def test_the_layout_is_rho_gga(tmp_path, grid):
 
     structure = Structure.from_str(str(group.attrs["structure"]), fmt="json")
     np.testing.assert_allclose(structure.lattice.matrix, grid.lattice)
-    assert read_metadata(tmp_path / "a.zarr")["source"] == "test"
 
 
 def test_a_spin_density_beside_it_is_left_alone(tmp_path, grid):

@@ -9,7 +9,7 @@ from tomat.codec.base import DensityCodec
 from tomat.codec.histogram import DensityHistogram
 from tomat.codec.lloyd_max import fit_lloyd_max
 from tomat.density.grid import DensityGrid
-from tomat.tokens.patch import SequenceLayout
+from tomat.tokens.layouts import SequenceLayout
 
 N_BINS = 64
 

@@ -71,7 +71,7 @@ def test_patches_hold_what_the_sequence_says_and_the_true_density(grid, codec, l
     for row, anchor in enumerate(anchors):
         decoded = decode_sequence(patches.tokens[row], layout, codec)
         np.testing.assert_array_equal(decoded.density_tokens.ravel(), patches.true_bins[row])
-        np.testing.assert_array_equal(decoded.rho, patches.visible(codec)[row])
+        np.testing.assert_array_equal(decoded.values, patches.visible(codec)[row])
         np.testing.assert_array_equal(patches.reference[row], grid.patch(anchor, (3, 3, 3)))
     # The reference is not the codec's value, or its own error would be left out.
     assert (patches.reference != patches.visible(codec)).mean() > 0.9
@@ -94,7 +94,7 @@ def test_patches_shrink_where_the_atoms_take_the_room(grid, codec, layout):
     short = dataclasses.replace(layout, name="v3-p3-short", context=66)
     patches = make_patches(grid, np.array([[1, 2, 3]]), short, codec)
     assert patches.patch_shape == (2, 2, 2)
-    np.testing.assert_array_equal(decode_sequence(patches.tokens[0], short, codec).rho, patches.visible(codec)[0])
+    np.testing.assert_array_equal(decode_sequence(patches.tokens[0], short, codec).values, patches.visible(codec)[0])
 
 
 def test_a_cell_tiled_with_boxes_counts_every_voxel_once(grid, codec, layout):
@@ -108,7 +108,7 @@ def test_a_cell_tiled_with_boxes_counts_every_voxel_once(grid, codec, layout):
     np.testing.assert_array_equal(np.sort(patches.reference[counted]), np.sort(grid.rho, axis=None))
     for row in range(patches.n_patches):
         np.testing.assert_array_equal(
-            decode_sequence(patches.tokens[row], boxes, codec).rho, patches.visible(codec)[row]
+            decode_sequence(patches.tokens[row], boxes, codec).values, patches.visible(codec)[row]
         )
 
 

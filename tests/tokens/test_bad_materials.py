@@ -19,6 +19,7 @@ from tomat.density import io
 from tomat.tokens.pipeline.driver import retokenize
 from tomat.tokens.pipeline.pool import PoolRunner
 from tomat.tokens.shards import open_shards
+from tomat.tokens.source_check import damaged_chunks
 
 ALLOWED = {"max_skipped": 0.4}
 
@@ -65,7 +66,7 @@ def test_broken_groups_are_skipped_by_name_in_one_process_and_in_two(tmp_path, b
         assert set(reasons) == {"mp-0", "mp-1"}
         for name, reason in reasons.items():
             assert f"{name}.zarr" in reason
-        assert open_shards(place).verify() == 8
+        assert not damaged_chunks(open_shards(place))
     assert files(tmp_path / "with1") == files(tmp_path / "with2")
     with pytest.raises(TomatError, match="2 of 5 materials would be skipped, more than the 0.*mp-0: .*mp-0.zarr"):
         retokenize(retokenize_config(tmp_path / "none"), PoolRunner(1))

@@ -157,7 +157,7 @@ def test_nothing_or_the_same_material_twice_cannot_be_planned(codec):
         plan_rows([("mp-1", (4, 4, 4))] * 2, patches_per_material=1, **settings)
     with pytest.raises(TomatError, match="1 material was skipped.*too large"):
         plan_rows([], patches_per_material=1, skipped=[SkippedMaterial("mp-9", "too large")], **settings)
-    with pytest.raises(TomatError, match="patches_per_material is 0"):
+    with pytest.raises(TomatError, match="patches_per_material 0; expected at least 1 each"):
         plan_rows([("mp-1", (4, 4, 4))], patches_per_material=0, **settings)
 
 

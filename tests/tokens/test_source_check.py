@@ -14,7 +14,7 @@ from tomat.tokens.pipeline.driver import retokenize
 from tomat.tokens.pipeline.pool import PoolRunner
 from tomat.tokens.pipeline.sources import find_materials
 from tomat.tokens.shards import open_shards
-from tomat.tokens.source_check import compare_with_source, repair_chunks, sample_rows
+from tomat.tokens.source_check import compare_with_source, damaged_chunks, repair_chunks, sample_rows
 
 
 @pytest.fixture
@@ -37,11 +37,11 @@ def changed(grid, **fields):
     ("change", "message"),
     [
         (lambda g: changed(g, rho=g.rho * np.float32(1.2)), "lie in another bin"),
-        (lambda g: g.shifted((0, 0, 1)), "other atoms|another bin"),
+        (lambda g: changed(g, rho=np.roll(g.rho, -1, axis=2)), "another bin"),
         (lambda g: changed(g, frac_coords=g.frac_coords + 1e-3), "other atoms"),
         (lambda g: changed(g, atomic_numbers=np.array([14, 6])), "other atoms"),
         (lambda g: changed(g, lattice=g.lattice * 1.03), "lattice"),
-        (lambda g: g.supercell((1, 1, 2)), "grid"),
+        (lambda g: changed(g, rho=np.tile(g.rho, (1, 1, 2))), "grid"),
     ],
 )
 def test_another_source_is_noticed(shards, get_grid, change, message):
@@ -74,7 +74,7 @@ def test_repair_from_another_source_is_refused(shards, get_grid):
 
     with pytest.raises(TomatError, match="Chunk 2 of .* cannot be repaired from this source"):
         repair_chunks(shards, [2], other)
-    assert shards.verify() == 13
+    assert shards.n_blocks == 13 and not damaged_chunks(shards)
 
 
 def test_repair_without_the_density_says_only_what_is_missing(tmp_path, shards, capsys):

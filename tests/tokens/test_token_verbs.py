@@ -254,7 +254,7 @@ def test_a_set_goes_on_with_the_elements_it_was_begun_with(tmp_path, unnamed, co
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(writer, "write_chunk", stop)
+        patch.setattr(writer, "chunk_tokens", stop)
         with pytest.raises(KeyboardInterrupt):
             run(*words, "--species", "Si")
     with pytest.raises(TomatError, match="holds another data set: it differs in species. Remove it"):

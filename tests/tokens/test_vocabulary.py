@@ -1,7 +1,6 @@
 import pytest
 
 from tomat.base.errors import TomatError
-from tomat.codec import position
 from tomat.tokens import vocabulary as v
 from tomat.tokens.vocabulary import Vocabulary
 
@@ -13,7 +12,6 @@ def test_ids_are_those_of_the_data_that_exists():
     assert (v.NEWLINE, v.LATTICE_START, v.LATTICE_END) == (17, 18, 19)
     assert (v.ELEMENT_START, v.INTEGER_START, v.POSITION_START, v.DENSITY_START) == (20, 138, 1162, 2186)
     assert Vocabulary(16_384).size == 18_570
-    assert v.N_POSITION_IDS == position.N_IDS
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from tomat.tokens.clipping import MAX_CLIPPED_SHARE
 from tomat.tokens.layouts import SequenceLayout
 from tomat.tokens.manifest import plan_rows
 from tomat.tokens.shards import open_shards
-from tomat.tokens.writer import chunk_is_written, finalise, start_shards, write_chunk, write_shards
+from tomat.tokens.writer import ChunkWriter, chunk_is_written, chunk_tokens, finalise, start_shards, write_shards
 
 LAYOUT = SequenceLayout("small", "v3", 4, 160)
 SETTINGS = {"layout": LAYOUT, "patches_per_material": 10, "seed": 5, "block_rows": 8}
@@ -58,6 +58,12 @@ def test_a_set_is_three_files_and_its_chunks(whole):
     assert sorted(whole) == sorted(["manifest.json", "codec.json", "tokens.zarr/zarr.json", *chunks])
 
 
+def write_chunks(store, plan, chunks, get_grid, codec):
+    with ChunkWriter(store, plan) as writer:
+        for chunk in chunks:
+            writer.write(chunk, chunk_tokens(plan, chunk, get_grid, codec))
+
+
 @pytest.mark.parametrize("stop_after", range(0, 7))
 def test_stopped_and_started_again_it_ends_with_the_same_bytes(tmp_path, grids, codec, whole, stop_after):
     place = tmp_path / "again"
@@ -79,9 +85,8 @@ def test_stopped_and_started_again_it_ends_with_the_same_bytes(tmp_path, grids, 
 def test_finished_chunks_are_not_made_again_and_damaged_ones_are(tmp_path, grids, codec, whole):
     place = tmp_path / "set"
     plan = plan_rows([(name, (5, 6, 7)) for name in NAMES], codec=codec, **SETTINGS, **COUNTED)
-    start_shards(place, plan, codec)
-    for chunk in (3, 0, 1):
-        write_chunk(place, plan, chunk, grids, codec)
+    store = start_shards(place, plan, codec)
+    write_chunks(store, plan, (3, 0, 1), grids, codec)
     # Chunk 0 holds rows of a alone, chunk 1 of a and b, chunk 3 of c alone.
     assert grids.reads == ["c", "a", "a", "b"]
     path = place / "tokens.zarr" / "c" / "0" / "0"
@@ -98,14 +103,13 @@ def test_workers_write_chunks_in_any_order(tmp_path, grids, codec, whole):
     plan = plan_rows([(name, (5, 6, 7)) for name in NAMES], codec=codec, **SETTINGS, **COUNTED)
     start_shards(place, plan, codec)
     # A second worker finds the plan in place.
-    start_shards(place, plan, codec)
-    for chunk in (2, 0, 3):
-        write_chunk(place, plan, chunk, grids, codec)
+    store = start_shards(place, plan, codec)
+    write_chunks(store, plan, (2, 0, 3), grids, codec)
     with pytest.raises(TomatError, match="1 of 4 chunks are not written, the first is chunk 1"):
         finalise(place)
-    write_chunk(place, plan, 1, grids, codec)
+    write_chunks(store, plan, [1], grids, codec)
     # Twice is once.
-    write_chunk(place, plan, 1, grids, codec)
+    write_chunks(store, plan, [1], grids, codec)
     manifest = finalise(place)
     assert manifest.complete and files(place) == whole
     assert finalise(place) == manifest
@@ -153,9 +157,8 @@ def test_nothing_is_left_behind_when_nothing_can_be_tokenised(tmp_path, grids, c
 
 def test_density_that_changed_since_the_plan_is_refused(tmp_path, grids, codec):
     plan = plan_rows([("a", (5, 6, 8))], codec=codec, **SETTINGS)
-    start_shards(tmp_path / "set", plan, codec)
     with pytest.raises(TomatError, match="Its density has changed"):
-        write_chunk(tmp_path / "set", plan, 0, grids, codec)
+        chunk_tokens(plan, 0, grids, codec)
 
 
 def test_array_of_unknown_origin_is_refused(tmp_path, grids, codec, whole):
@@ -190,8 +193,7 @@ class Silent:
 def test_outage_while_records_are_read_is_no_traceback_and_no_damage(tmp_path, grids, codec, monkeypatch):
     plan = plan_rows([(name, (5, 6, 7)) for name in NAMES], codec=codec, **SETTINGS, **COUNTED)
     store = start_shards(tmp_path / "set", plan, codec)
-    for chunk in range(4):
-        write_chunk(store, plan, chunk, grids, codec)
+    write_chunks(store, plan, range(4), grids, codec)
 
     def open_array():
         raise RetryableError("Cannot open: UNAVAILABLE")

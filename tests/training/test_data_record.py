@@ -12,7 +12,8 @@ from tomat.codec.lloyd_max import fit_lloyd_max
 from tomat.density.demo.embedded import demo_materials, load_demo
 from tomat.runs.history import append_event, read_events
 from tomat.tokens.layouts import LAYOUTS
-from tomat.tokens.shards import open_shards, write_shards
+from tomat.tokens.shards import open_shards
+from tomat.tokens.writer import write_shards
 from tomat.training.config import load_config
 from tomat.training.data_record import RecordedData, data_contents, recorded_contents
 from tomat.training.datasets import Datasets

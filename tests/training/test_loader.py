@@ -17,7 +17,8 @@ from tomat.base.errors import TomatError
 from tomat.codec.lloyd_max import LloydMaxCodec
 from tomat.density.grid import DensityGrid
 from tomat.tokens.layouts import SequenceLayout
-from tomat.tokens.shards import ShardSet, open_shards, write_shards
+from tomat.tokens.shards import ShardSet, open_shards
+from tomat.tokens.writer import write_shards
 from tomat.training.loader import (
     READ_AHEAD_BLOCKS,
     BlockShuffleConfig,

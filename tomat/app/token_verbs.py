@@ -153,7 +153,8 @@ def run_show(args: argparse.Namespace) -> int:
 def _sequence_of_density(args: argparse.Namespace) -> tuple[Any, Any, Any]:
     from tomat.codec.files import load_codec
     from tomat.density.io import check_species_apply, open_density
-    from tomat.tokens.patch import encode_sequence, layout_named
+    from tomat.tokens.layouts import layout_named
+    from tomat.tokens.patch import encode_sequence
 
     if args.codec is None:
         raise TomatError("--input needs --codec FILE; fit one with `tomat codec fit`.")

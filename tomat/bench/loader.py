@@ -165,8 +165,8 @@ def write_bench_shards(bench: LoaderBench, folder: Path) -> None:
     from tomat.codec.histogram import DensityHistogram
     from tomat.codec.lloyd_max import fit_lloyd_max
     from tomat.density.grid import DensityGrid
-    from tomat.tokens.patch import LAYOUTS
-    from tomat.tokens.shards import write_shards
+    from tomat.tokens.layouts import LAYOUTS
+    from tomat.tokens.writer import write_shards
 
     side, spacing_a = 64, 0.065  # token-format.md: the Materials Project's grids have a spacing of about 0.064 A
 

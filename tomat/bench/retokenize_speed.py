@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from tomat.base.errors import TomatError
+from tomat.base.storage import Store
 from tomat.bench.retokenize_workers import LEAST_MATERIALS, measure_workers
 from tomat.codec.base import DensityCodec
 from tomat.codec.histogram import DensityHistogram
@@ -20,7 +21,7 @@ from tomat.density.zarr_store import write_zarr
 from tomat.tokens.manifest import plan_rows
 from tomat.tokens.pipeline.config import RetokenizeConfig
 from tomat.tokens.pipeline.sources import find_materials
-from tomat.tokens.pipeline.stages import SurveyUnit, fit_codec, open_store, survey_unit, write_unit, write_units
+from tomat.tokens.pipeline.stages import SurveyUnit, fit_codec, survey_unit, write_unit, write_units
 from tomat.tokens.writer import start_shards
 
 SIDE = 100
@@ -82,7 +83,7 @@ def measure_speed(folder: Path, n_materials: int, rounds: int) -> dict[str, Any]
     for k in range(n_materials):
         write_zarr(lattice_of_gaussians((SIDE, SIDE, SIDE), 12, k % 4, f"m{k:04d}"), source / f"m{k:04d}.zarr")
     config = RetokenizeConfig(input=str(source), output=str(folder / "one"))
-    store, materials = open_store(config), find_materials(config)
+    store, materials = Store(config.output, config.storage_tries), find_materials(config)
     # As in a large set, one histogram for many materials.
     units = [SurveyUnit(0, materials)]
     survey_wall, survey_cpu = _timed(lambda: [survey_unit(config, unit) for unit in units])

@@ -6,9 +6,8 @@ takes a shift and no logarithm. Beside the count a bin keeps the sum of its dens
 """
 
 import os
-import zipfile
-from collections.abc import Iterable
 from dataclasses import dataclass, field
+from io import BytesIO
 from pathlib import Path
 from typing import Self
 
@@ -129,54 +128,53 @@ class DensityHistogram:
         self.max_density = max(self.max_density, other.max_density)
         self.material_ids |= other.material_ids
 
-    @classmethod
-    def merged(cls, histograms: Iterable["DensityHistogram"], unit: str = UNIT_E_PER_A3) -> Self:
-        """All of `histograms` in one."""
-        total = cls(unit)
-        for histogram in histograms:
-            total.merge(histogram)
-        return total
+    def to_bytes(self) -> bytes:
+        """The bins that are not empty, as an `.npz` file has them."""
+        filled = np.flatnonzero(self.counts)
+        file = BytesIO()
+        np.savez_compressed(
+            file,
+            format_version=HISTOGRAM_FORMAT_VERSION,
+            mantissa_bits=MANTISSA_BITS,
+            unit=self.unit,
+            n_zero=self.n_zero,
+            max_density=self.max_density,
+            bins=filled.astype(np.int32),
+            counts=self.counts[filled],
+            sums=self.sums[filled],
+            material_ids=np.array(sorted(self.material_ids), dtype=np.str_),
+        )
+        return file.getvalue()
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the bins that are not empty to an `.npz` file, in one step."""
-        filled = np.flatnonzero(self.counts)
+        """Write `to_bytes` to a file, in one step."""
         Path(path).parent.mkdir(parents=True, exist_ok=True)
-        # A file and not its name: NumPy would add `.npz` to a name without it.
-        with replacing(path) as temporary, temporary.open("wb") as file:
-            np.savez_compressed(
-                file,
-                format_version=HISTOGRAM_FORMAT_VERSION,
-                mantissa_bits=MANTISSA_BITS,
-                unit=self.unit,
-                n_zero=self.n_zero,
-                max_density=self.max_density,
-                bins=filled.astype(np.int32),
-                counts=self.counts[filled],
-                sums=self.sums[filled],
-                material_ids=np.array(sorted(self.material_ids), dtype=np.str_),
-            )
+        with replacing(path) as temporary:
+            temporary.write_bytes(self.to_bytes())
 
     @classmethod
     def load(
-        cls, path: str | os.PathLike[str], source: str | None = None, remedy: str = "Remove it and count again."
+        cls,
+        file: str | os.PathLike[str] | BytesIO,
+        source: str | None = None,
+        remedy: str = "Remove it and count again.",
     ) -> Self:
-        """A histogram that `save` wrote.
+        """A histogram that `save` or `to_bytes` wrote.
 
         Args:
-            path: the file.
+            file: its path, or an open file.
             source: what to call it in errors, if not by its path.
             remedy: a sentence that says what to do about one that is damaged.
 
         Raises:
             TomatError: if the file cannot be read, or is no histogram of this version.
         """
-        source = source or str(path)
+        source = source or str(file)
         try:
-            # Every part has a CRC32; NumPy would read a damaged header before it gets to it.
-            with zipfile.ZipFile(path) as archive:
-                if (damaged := archive.testzip()) is not None:
+            with np.load(file, allow_pickle=False) as content:
+                # Every part has a CRC32; NumPy would read a damaged header before it gets to it.
+                if (damaged := content.zip.testzip()) is not None:
                     raise ValueError(f"its part {damaged} is damaged")
-            with np.load(path, allow_pickle=False) as content:
                 version = int(content["format_version"]), int(content["mantissa_bits"])
                 if version != (HISTOGRAM_FORMAT_VERSION, MANTISSA_BITS):
                     raise TomatError(

@@ -7,8 +7,11 @@ from typing import Literal
 
 from tomat.base.errors import TomatError
 from tomat.base.retries import with_retries
+from tomat.density.demo.embedded import demo_materials, load_demo
 from tomat.density.grid import DensityGrid
+from tomat.density.io import check_species_apply, open_density, read_density
 from tomat.density.rules import DEFAULT_RULES, ReadRules
+from tomat.density.zarr_store import list_zarr
 
 _SUFFIXES = (".zarr", ".json.gz", ".json", ".gz", ".bz2", ".xz", ".vasp")
 _PATTERNS = ("*.zarr", "*.json.gz", "CHGCAR*", "*.CHGCAR*", "*.vasp")
@@ -27,9 +30,6 @@ class DensityInputs:
 
 def demo_inputs(split: Literal["train", "validation"] | None) -> DensityInputs:
     """The embedded densities of a split, "train" or "validation"; None for all."""
-    from tomat.density.demo.embedded import demo_materials, load_demo
-    from tomat.density.io import read_density
-
     names = tuple(material.material_id for material in demo_materials(split))
     return DensityInputs(names, lambda name: read_density(lambda: load_demo(name), f"the embedded {name}"))
 
@@ -47,8 +47,6 @@ def path_inputs(paths: Iterable[str], rules: ReadRules = DEFAULT_RULES) -> Densi
             elements and no file is of a kind that may lack them.
         UnreachableError: if a bucket cannot be reached.
     """
-    from tomat.density.io import check_species_apply, open_density
-
     found: dict[str, str] = {}
     for path in paths:
         for each in _expand(path):
@@ -83,8 +81,6 @@ def _expand(path: str) -> list[str]:
     if path.endswith(".zarr"):
         return [path]
     if "://" in path:
-        from tomat.density.zarr_store import list_zarr
-
         return [path] if path.endswith(_SUFFIXES) else with_retries(lambda: list_zarr(path), path)
     folder = Path(path)
     if folder.is_file():

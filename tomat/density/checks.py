@@ -7,8 +7,7 @@ import numpy as np
 from tomat.base.errors import TomatError
 from tomat.density.elements import fewest_valence_electrons
 from tomat.density.geometry import BOHR_A, check_cell
-from tomat.density.grid import DensityGrid
-from tomat.density.limits import check_atom_count, check_grid_shape
+from tomat.density.grid import SMALLEST_CELL_VOLUME_A3, DensityGrid, clip_negative_values
 from tomat.density.rules import DEFAULT_RULES, ReadRules
 
 LARGEST_NEGATIVE_SHARE = 0.05
@@ -43,8 +42,12 @@ def density_of(
 ) -> DensityGrid:
     """The density that a reader has found, once it has passed every check: the one way from a file to a `DensityGrid`.
 
+    Negative values become zero and are counted in `clipped_voxels` (PAW densities ring to small negative values in
+    vacuum). The electron count is not corrected for it: what was clipped is added.
+
     Args:
-        values: `[nx, ny, nz]`, rho x V in electrons as read.
+        values: `[nx, ny, nz]`, rho x V in electrons as read; the reader has checked their number, and that of the
+            atoms, before it read them.
         lattice: `[3, 3]` in A.
         atomic_numbers: `[n]`.
         frac_coords: `[n, 3]`.
@@ -52,11 +55,9 @@ def density_of(
         partial: any part of the electrons of these atoms will do.
 
     Raises:
-        TomatError: a cell or a grid that cannot be, values that are no total density of these atoms, or a part of them
+        TomatError: a cell that cannot be, values that are no total density of these atoms, or a part of them
             that was zeroed.
     """
-    check_grid_shape(values.shape, source)
-    check_atom_count(len(atomic_numbers), source)
     if "distances" not in rules.accept:
         check_cell(lattice, atomic_numbers, frac_coords, source)
     check_rho_times_volume(values, lattice, atomic_numbers, source, partial=partial)
@@ -64,7 +65,11 @@ def density_of(
         check_zeros(values, source)
     if rules.electron_tolerance is not None and not partial and "fractional_electrons" not in rules.accept:
         check_whole_electrons(float(np.mean(values, dtype=np.float64)), rules.electron_tolerance, source)
-    return DensityGrid.from_rho_times_volume(values, lattice, atomic_numbers, frac_coords, material_id=material_id)
+    volume_a3 = abs(float(np.linalg.det(lattice)))
+    if volume_a3 < SMALLEST_CELL_VOLUME_A3:
+        raise TomatError(f"density {material_id!r}: the cell volume is {volume_a3:.3g} A^3; expected at least 1.")
+    rho, clipped = clip_negative_values(values / volume_a3)
+    return DensityGrid(rho, lattice, atomic_numbers, frac_coords, material_id, clipped)
 
 
 def check_whole_electrons(found: float, tolerance: float, source: str) -> None:

@@ -58,15 +58,14 @@ def read_chgcar(path: Location, material_id: str | None = None, rules: ReadRules
         raise TomatError(f"no CHGCAR at {source}; expected a file.")
     if (name := _name_among(NO_DENSITY, source)) is not None:
         raise TomatError(f"{source}: {name} holds {NO_DENSITY[name]}, no density; expected a CHGCAR.")
-    partial = is_partial(source)
-    if partial and "not_total" not in rules.accept:
-        name = _name_among(NOT_TOTAL, source) or ""
+    name = _name_among(NOT_TOTAL, source)
+    if name is not None and "not_total" not in rules.accept:
         raise TomatError(
             f"{source}: {name} holds {NOT_TOTAL[name]}, no total density; expected a CHGCAR. `--accept not_total` "
             "reads it nevertheless."
         )
     try:
-        text = open_text(source, source)
+        text = open_text(source)
         with text.stream:
             header = read_header(text)
             numbers = species_of(header, Path(path), rules)
@@ -84,7 +83,7 @@ def read_chgcar(path: Location, material_id: str | None = None, rules: ReadRules
         source=source,
         material_id=material_id or Path(source).name,
         rules=rules,
-        partial=partial,
+        partial=name is not None,
     )
 
 
@@ -200,11 +199,7 @@ def _block(text: BoundedText, n_values: int, what: str) -> np.ndarray:
 
 
 def _parsed(lines: bytes, source: str, what: str) -> np.ndarray:
-    """The numbers in a piece of text.
-
-    Raises:
-        TomatError: a word that is no number.
-    """
+    """The numbers in a piece of text, of which every word must be one."""
     values = _numbers(lines)
     if values is None:
         # Fortran leaves the E out where an exponent has three digits: 0.12345678901-100.

@@ -91,44 +91,6 @@ class DensityGrid:
         object.__setattr__(self, "atomic_numbers", numbers)
         object.__setattr__(self, "frac_coords", _wrapped(coords))
 
-    @classmethod
-    def from_rho_times_volume(
-        cls,
-        values: np.ndarray,
-        lattice: np.ndarray,
-        atomic_numbers: Sequence[int] | np.ndarray,
-        frac_coords: np.ndarray,
-        *,
-        material_id: str = "",
-        clip_negative: bool = True,
-    ) -> DensityGrid:
-        """From values as VASP writes them.
-
-        Args:
-            values: `[nx, ny, nz]`, rho x V in electrons: their mean is the electron count.
-            clip_negative: set negative values to zero and count them in `clipped_voxels` (PAW densities ring to small
-                negative values in vacuum). The electron count is then not corrected: what was clipped is added to it.
-        """
-        volume_a3 = abs(float(np.linalg.det(np.asarray(lattice, dtype=np.float64))))
-        if volume_a3 < SMALLEST_CELL_VOLUME_A3:
-            raise TomatError(f"density {material_id!r}: the cell volume is {volume_a3:.3g} A^3; expected at least 1.")
-        rho = np.asarray(values) / volume_a3
-        clipped = 0
-        if clip_negative:
-            rho, clipped = clip_negative_values(rho)
-        return cls(rho, lattice, np.asarray(atomic_numbers), frac_coords, material_id, clipped)
-
-    @classmethod
-    def from_structure(cls, rho: np.ndarray, structure: Structure, material_id: str = "") -> DensityGrid:
-        """From `rho` in e/A^3 and an ordered pymatgen structure."""
-        if not structure.is_ordered:
-            raise TomatError(
-                f"density {material_id!r}: the structure has partly occupied sites; expected one element a site."
-            )
-        return cls(
-            rho, structure.lattice.matrix, np.array(structure.atomic_numbers), structure.frac_coords, material_id
-        )
-
     @property
     def grid_shape(self) -> tuple[int, int, int]:
         """Voxels along a, b, c."""
@@ -204,31 +166,6 @@ class DensityGrid:
             (int(start) + np.arange(side)) % n for start, side, n in zip(anchor, sides, self.grid_shape, strict=True)
         ]
         return self.rho[np.ix_(*indices)]
-
-    def shifted(self, offset: Sequence[int]) -> DensityGrid:
-        """The same crystal with its origin moved to voxel `offset`: `rho` rolled and atoms translated alike.
-
-        `grid.shifted(o).patch((0, 0, 0), s)` equals `grid.patch(o, s)`.
-        """
-        voxels = np.array([int(value) for value in offset])
-        rho = np.roll(self.rho, tuple(-voxels), axis=(0, 1, 2))
-        return replace(self, rho=rho, frac_coords=self.frac_coords - voxels / np.array(self.grid_shape))
-
-    def supercell(self, repeats: Sequence[int]) -> DensityGrid:
-        """The same crystal described by a cell `repeats` times as large along a, b, c."""
-        times = np.array([int(value) for value in repeats])
-        if times.shape != (3,) or times.min() < 1:
-            raise TomatError(f"a supercell needs 3 repeats of at least 1, found {list(repeats)}.")
-        images = np.indices(tuple(times)).reshape(3, -1).T
-        coords = (self.frac_coords[None, :, :] + images[:, None, :]) / times
-        return replace(
-            self,
-            rho=np.tile(self.rho, tuple(times)),
-            lattice=self.lattice * times[:, None],
-            atomic_numbers=np.tile(self.atomic_numbers, len(images)),
-            frac_coords=coords.reshape(-1, 3),
-            clipped_voxels=self.clipped_voxels * len(images),
-        )
 
     def refined(self, grid_shape: Sequence[int], *, clip_negative: bool = False) -> DensityGrid:
         """The trigonometric interpolation of rho on a finer grid.

@@ -5,8 +5,11 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from tomat.base.errors import TomatError
+from tomat.density.chgcar import read_chgcar
 from tomat.density.grid import DensityGrid
+from tomat.density.materials_project import read_materials_project
 from tomat.density.rules import DEFAULT_RULES, ReadRules
+from tomat.density.zarr_store import read_zarr
 
 CHGCAR_NAMES = ("CHGCAR", "AECCAR", "CHG", "PARCHG")
 
@@ -71,16 +74,10 @@ def read_density(read: Callable[[], DensityGrid], location: str) -> DensityGrid:
 def _reader(text: str) -> Callable[[str, str | None, ReadRules], DensityGrid]:
     name = text.rsplit("/", 1)[-1]
     if name.endswith(".zarr") or (Path(text) / "zarr.json").is_file():
-        from tomat.density.zarr_store import read_zarr
-
         return read_zarr
     if name.endswith((".json.gz", ".json")):
-        from tomat.density.materials_project import read_materials_project
-
         return read_materials_project
     if _is_chgcar(text):
-        from tomat.density.chgcar import read_chgcar
-
         return read_chgcar
     there = "is there, but" if "://" in text or Path(text).exists() else "does not exist, and"
     raise TomatError(

@@ -115,12 +115,7 @@ class BoundedText:
     def _fill(self) -> bool:
         """Decompress some more; False at the end."""
         piece = self.stream.read(_PIECE_BYTES)
-        self._count(len(piece))
-        self._buffer, self._at = self._buffer[self._at :] + piece, 0
-        return bool(piece)
-
-    def _count(self, n_bytes: int) -> None:
-        self.read_bytes += n_bytes
+        self.read_bytes += len(piece)
         if self.read_bytes > self.limit_bytes:
             raise TomatError(
                 f"{self.source} holds more than {self.limit_bytes:,} bytes, the most that such a density can need; it "
@@ -131,6 +126,8 @@ class BoundedText:
                 f"{self.source} has {self._compressed_bytes:,} bytes and decompresses to more than "
                 f"{self.read_bytes:,}; a density shrinks at most {MOST_EXPANSION} times, so this is none."
             )
+        self._buffer, self._at = self._buffer[self._at :] + piece, 0
+        return bool(piece)
 
 
 def decompressed(raw: bytes, source: str) -> bytes:
@@ -143,6 +140,6 @@ def decompressed(raw: bytes, source: str) -> bytes:
     return BoundedText(io.BytesIO(raw), len(raw), source).everything()
 
 
-def open_text(path: str, source: str) -> BoundedText:
+def open_text(path: str) -> BoundedText:
     """A local file, within the limits; close its `stream`."""
-    return BoundedText(open(path, "rb"), os.stat(path).st_size, source)
+    return BoundedText(open(path, "rb"), os.stat(path).st_size, path)

@@ -190,7 +190,7 @@ def _named_by(path: Path) -> tuple[tuple[str, ...] | None, Header | None]:
     """Species and header of a POSCAR or CONTCAR; the species of a POTCAR."""
     source = os.fspath(path)
     try:
-        text = open_text(source, source)
+        text = open_text(source)
         with text.stream:
             if path.name.startswith("POTCAR"):
                 content = text.everything().decode("latin-1")

@@ -53,7 +53,8 @@ def read_zarr(location: Location, material_id: str | None = None, rules: ReadRul
     structure = _json_attribute(attributes, "structure", text)
     lattice, numbers, coords = structure_from_dict(structure, text)
     metadata = _json_attribute(attributes, "metadata", text) if "metadata" in attributes else {}
-    name = material_id or str(metadata.get("task_id") or _stem(text))
+    stem = text.rstrip("/").rsplit("/", 1)[-1].removesuffix(".zarr")
+    name = material_id or str(metadata.get("task_id") or stem)
     group.store.chunk_bytes = math.prod(array.chunks) * array.dtype.itemsize + CODEC_BYTES
     try:
         values = np.asarray(array[...])
@@ -73,12 +74,6 @@ def read_zarr(location: Location, material_id: str | None = None, rules: ReadRul
             f"{str(attributes[CHECKSUM])[:12]}...); fetch this material again."
         )
     return grid
-
-
-def read_metadata(location: Location) -> dict[str, Any]:
-    """The `metadata` of one material, without reading its values; empty when it has none."""
-    attributes = dict(_open_group(os.fspath(location)).attrs)
-    return _json_attribute(attributes, "metadata", os.fspath(location)) if "metadata" in attributes else {}
 
 
 def write_zarr(
@@ -123,7 +118,7 @@ def write_zarr(
             values = grid.rho_times_volume()
             array[...] = values
         attributes = {
-            "structure": json.dumps(_structure_to_dict(grid), sort_keys=True),
+            "structure": json.dumps(json.loads(grid.structure.to_json()), sort_keys=True),
             "metadata": json.dumps({"task_id": grid.material_id, **(metadata or {})}, sort_keys=True),
         }
         # Last: a group without its attributes is refused on reading, so a broken upload is not taken for a density.
@@ -232,14 +227,6 @@ def _json_attribute(attributes: Mapping[str, Any], key: str, text: str) -> dict[
     if not isinstance(parsed, dict):
         raise TomatError(f"{text}: attribute {key!r} is missing or not an object; expected a JSON string.")
     return parsed
-
-
-def _structure_to_dict(grid: DensityGrid) -> dict[str, Any]:
-    return json.loads(grid.structure.to_json())
-
-
-def _stem(text: str) -> str:
-    return text.rstrip("/").rsplit("/", 1)[-1].removesuffix(".zarr")
 
 
 def _first_line(error: BaseException) -> str:

@@ -17,7 +17,8 @@ import numpy as np
 from tomat.base.errors import TomatError
 from tomat.codec.base import UNIT_E_PER_A3, DensityCodec, require_unit
 from tomat.density.grid import DensityGrid
-from tomat.tokens.patch import SequenceLayout, check_encodable, encode_rows
+from tomat.tokens.layouts import SequenceLayout
+from tomat.tokens.patch import check_encodable, encode_rows
 from tomat.tokens.vocabulary import DENSITY_BLOCK_START, DENSITY_START
 
 

@@ -34,7 +34,8 @@ from tomat.evaluation.patches import (
 )
 from tomat.evaluation.result import MaterialResult, TeacherForcedResult
 from tomat.model.decoder import causal_activations
-from tomat.tokens.patch import SequenceLayout, check_encodable
+from tomat.tokens.layouts import SequenceLayout
+from tomat.tokens.patch import check_encodable
 from tomat.tokens.vocabulary import DENSITY_START
 
 

@@ -33,7 +33,6 @@ FURTHER_PATCH_TOKENS = BLOCK_OF_THREE + DENSITY_BRACKETS
 class ContextUse:
     """Where the tokens of one context go."""
 
-    n_atoms: int
     context: int
     shapes: tuple[PatchShape, ...]
     """Patches, the largest first."""
@@ -78,7 +77,7 @@ def one_patch(layout: SequenceLayout, n_atoms: int) -> ContextUse:
     if layout.tokens_per_voxel != 1:
         raise TomatError(f"Layout {layout.name} has {layout.tokens_per_voxel} tokens a voxel; expected 1.")
     shape = layout.patch_shape(n_atoms)
-    return ContextUse(n_atoms, layout.context, (shape,), prod(shape), layout.used_tokens(n_atoms, shape))
+    return ContextUse(layout.context, (shape,), prod(shape), layout.used_tokens(n_atoms, shape))
 
 
 def packed(
@@ -124,7 +123,7 @@ def packed(
     voxels = sum(side**3 for side in best)
     shapes = BLOCK_OF_THREE * sum(side < best[0] for side in best)
     used = preamble + further * (n_patches - 1) + shapes + voxels
-    return ContextUse(n_atoms, context, tuple((side, side, side) for side in best), voxels, used)
+    return ContextUse(context, tuple((side, side, side) for side in best), voxels, used)
 
 
 def without_preamble(layout: SequenceLayout) -> int:

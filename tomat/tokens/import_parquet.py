@@ -122,11 +122,7 @@ class FirstGeneration:
 
 
 def _check_columns(schema: Any, path: Path) -> None:
-    """Refuse columns of other types than names and lists of integers.
-
-    Raises:
-        TomatError: with what was found.
-    """
+    """Refuse columns of other types than names and lists of integers."""
     import pyarrow as pa
 
     names, ids = schema.field("task_id").type, schema.field("input_ids").type
@@ -224,11 +220,7 @@ def _plan(source: FirstGeneration, layout: SequenceLayout, codec: DensityCodec, 
 
 
 def _checked(ids: np.ndarray, layout: SequenceLayout, n_density_tokens: int, name: str) -> np.ndarray:
-    """The sequence, if it can be one of the layout.
-
-    Raises:
-        TomatError: if it is too long, has an id outside the vocabulary, or does not run from BOS to EOS.
-    """
+    """The sequence, unless it is too long, has an id outside the vocabulary, or does not run from BOS to EOS."""
     size = Vocabulary(n_density_tokens).size
     good = 2 <= len(ids) <= layout.context and 0 <= ids.min() <= ids.max() < size
     used = ids[ids != v.PAD] if good else ids

@@ -223,18 +223,21 @@ class ShardManifest:
         return draw_anchors(material.anchors_seed, material.grid_shape, material.row_end - material.row_start)
 
     def identity(self) -> dict[str, Any]:
-        """All that decides the tokens, as `plan_identity` gives it."""
-        return plan_identity(
-            [entry.material_id for entry in (*self.materials, *self.skipped)],
-            layout=self.layout,
-            codec_sha256=self.codec_sha256,
-            patches_per_material=self.patches_per_material,
-            seed=self.seed,
-            split=self.split,
-            block_rows=self.block_rows,
-            max_clipped_share=self.max_clipped_share,
-            read_rules=self.read_rules,
-        )
+        """All that decides the tokens, but for the order of the materials: plans alike here are of one set."""
+        # An older set, in which they were not counted or recorded, has none, and goes on as it began.
+        share = {} if self.max_clipped_share is None else {"max_clipped_share": self.max_clipped_share}
+        rules = {} if self.read_rules is None else {key: list(self.read_rules[key]) for key in sorted(self.read_rules)}
+        return {
+            "layout": self.layout.to_dict(),
+            "codec": self.codec_sha256,
+            "patches_per_material": self.patches_per_material,
+            "seed": self.seed,
+            "split": self.split,
+            "block_rows": self.block_rows,
+            "materials": sorted(entry.material_id for entry in (*self.materials, *self.skipped)),
+            **share,
+            **rules,
+        }
 
     def to_text(self) -> str:
         """JSON text, the same for the same manifest, one material or checksum a line."""
@@ -250,38 +253,6 @@ class ShardManifest:
             else:
                 parts.append(f' "{key}": {json.dumps(value, sort_keys=True)}')
         return "{\n" + ",\n".join(parts) + "\n}\n"
-
-
-def plan_identity(
-    material_ids: Iterable[str],
-    *,
-    layout: SequenceLayout,
-    codec_sha256: str,
-    patches_per_material: int,
-    seed: int,
-    split: str,
-    block_rows: int,
-    max_clipped_share: float | None,
-    read_rules: Mapping[str, Sequence[str]] | None = None,
-) -> dict[str, Any]:
-    """All that decides the tokens of a data set, but for the order of its materials.
-
-    Plans alike here are of one set.
-    """
-    # An older set, in which they were not counted or recorded, has none, and goes on as it began.
-    share = {} if max_clipped_share is None else {"max_clipped_share": max_clipped_share}
-    rules = {} if read_rules is None else {key: list(read_rules[key]) for key in sorted(read_rules)}
-    return {
-        "layout": layout.to_dict(),
-        "codec": codec_sha256,
-        "patches_per_material": patches_per_material,
-        "seed": seed,
-        "split": split,
-        "block_rows": block_rows,
-        "materials": sorted(material_ids),
-        **share,
-        **rules,
-    }
 
 
 def plan_rows(
@@ -313,10 +284,8 @@ def plan_rows(
         read_rules: what is assumed of the densities, such as `{"species": ["Na"], "accept": []}`; None if not recorded.
 
     Raises:
-        TomatError: if no material is left, one is named twice, or a name is none.
+        TomatError: if no material is left, one is named twice, a name is none, or there are no rows of a material.
     """
-    if patches_per_material < 1:
-        raise TomatError(f"patches_per_material is {patches_per_material}; expected at least 1.")
     skipped = tuple(skipped)
     entries = [
         MaterialRows(

@@ -112,7 +112,7 @@ def _values(content: Mapping[str, Any]) -> dict[str, Any]:
         values["clipped"] = tuple(ClippedMaterial(**item) for item in values["clipped"])
     values["chunk_checksums"] = tuple(values["chunk_checksums"])
     for checksum in values["chunk_checksums"]:
-        if not is_checksum(checksum):
+        if not isinstance(checksum, str) or re.fullmatch(r"[0-9a-f]{64}", checksum) is None:
             raise ValueError(f"the checksum of a chunk is {checksum!r:.80}")
     return values
 
@@ -128,11 +128,7 @@ def _material_rows(item: Mapping[str, Any]) -> MaterialRows:
 
 
 def _check_derived(manifest: ShardManifest, content: Mapping[str, Any]) -> None:
-    """What a manifest says twice must agree: the only guard of one without a checksum.
-
-    Raises:
-        TomatError: naming what does not.
-    """
+    """Refuse what a manifest says twice and not alike: the only guard of one without a checksum."""
     layout = manifest.layout
     if LAYOUTS.get(layout.name, layout) != layout:
         raise TomatError(
@@ -157,8 +153,3 @@ def _check_derived(manifest: ShardManifest, content: Mapping[str, Any]) -> None:
                 f"The manifest is damaged: the anchors of {material.material_id} have the key {material.anchors_seed}; "
                 f"its name and the seed {manifest.seed} make {expected}."
             )
-
-
-def is_checksum(value: object) -> bool:
-    """True for a SHA-256 in lower-case hexadecimal digits."""
-    return isinstance(value, str) and re.fullmatch(r"[0-9a-f]{64}", value) is not None

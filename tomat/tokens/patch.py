@@ -13,23 +13,11 @@ import numpy as np
 
 from tomat.base.errors import TomatError
 from tomat.base.reporting import counted
-from tomat.codec.base import UNIT_E_PER_A3, UNIT_RHO_TIMES_VOLUME, Decoder, DensityCodec
+from tomat.codec.base import UNIT_RHO_TIMES_VOLUME, Decoder, DensityCodec
 from tomat.codec.position import TOKENS_PER_COORDINATE, decode_positions, encode_positions
 from tomat.density.grid import DensityGrid
 from tomat.tokens import vocabulary as v
-from tomat.tokens.layouts import LAYOUTS, PatchShape, SequenceLayout, layout_named
-
-__all__ = [
-    "LAYOUTS",
-    "DecodedSequence",
-    "SequenceLayout",
-    "check_encodable",
-    "check_grid_encodable",
-    "decode_sequence",
-    "encode_rows",
-    "encode_sequence",
-    "layout_named",
-]
+from tomat.tokens.layouts import PatchShape, SequenceLayout
 
 LENGTH_STEP_A = 0.05
 """Step of the lattice lengths a, b, c, in angstrom: 0.05 to 51.15 fit the integers 1 to 1023."""
@@ -209,21 +197,8 @@ class DecodedSequence:
     values: np.ndarray
     """float32 [px, py, pz]: the decoded density, in `unit`."""
     unit: str
-    """Unit of `values`, the codec's."""
-
-    @property
-    def rho(self) -> np.ndarray:
-        """float32 [px, py, pz]: the decoded density in e/A^3.
-
-        Raises:
-            TomatError: if the codec's unit is another one.
-        """
-        if self.unit != UNIT_E_PER_A3:
-            raise TomatError(
-                f"This sequence holds densities in {self.unit}, not {UNIT_E_PER_A3}. Take `values` and divide by the "
-                "volume of the cell they were computed in; the sequence's own lattice is rounded to 0.05 A."
-            )
-        return self.values
+    """Unit of `values`, the codec's. To go from `rho_times_volume` to e/A^3, divide by the volume of the cell they
+    were computed in: the lattice here is rounded."""
 
 
 class _Reader:

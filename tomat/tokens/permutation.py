@@ -71,7 +71,6 @@ class KeyedPermutation:
         if not 0 <= key < 2**128:
             raise ValueError(f"a permutation key is an integer in [0, 2**128), got {key}; make one with derive_key")
         self.n = n
-        self.key = key
         words = np.random.Philox(key=key)
         self._table: np.ndarray | None = None
         self._inverse_table: np.ndarray | None = None

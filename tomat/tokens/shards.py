@@ -16,23 +16,11 @@ from tomat.base.errors import TomatError
 from tomat.base.reporting import counted, dump_json, is_or_are
 from tomat.base.storage import ARRAY_NAME, CODEC_NAME, MANIFEST_NAME, PROGRESS_PREFIX, Store, storage_error
 from tomat.codec.base import DensityCodec
-from tomat.codec.files import codec_from_text
 from tomat.tokens.layouts import SequenceLayout
-from tomat.tokens.manifest import MaterialRows, ShardManifest, plan_rows
+from tomat.tokens.manifest import MaterialRows, ShardManifest
 from tomat.tokens.manifest_text import parse_manifest
 from tomat.tokens.vocabulary import BOS
-from tomat.tokens.writer import finalise, rows_checksum, start_shards, write_chunk, write_shards
-
-__all__ = [
-    "ShardManifest",
-    "ShardSet",
-    "finalise",
-    "open_shards",
-    "plan_rows",
-    "start_shards",
-    "write_chunk",
-    "write_shards",
-]
+from tomat.tokens.writer import rows_checksum, stored_codec
 
 
 @dataclass(frozen=True, eq=False)
@@ -164,48 +152,13 @@ class ShardSet:
         Raises:
             TomatError: if there is no such row.
         """
-        return self.manifest.materials[int(self.material_of_rows(np.array(row)))]
-
-    def material_of_rows(self, rows: np.ndarray) -> np.ndarray:
-        """Index into `manifest.materials` of each row; int64, the shape of `rows`."""
-        return self.manifest.material_indices(rows)
+        return self.manifest.materials[int(self.manifest.material_indices(np.array(row)))]
 
     def anchor_of_row(self, row: int) -> tuple[int, int, int]:
         """First voxel, in the cell, of the row's patch."""
         material = self.material_of_row(row)
         x, y, z = self.manifest.anchors(material)[row - material.row_start].tolist()
         return x, y, z
-
-    def verify(self, on_block: Callable[[], None] | None = None) -> int:
-        """Read every block and compare it with its checksum, a few blocks ahead.
-
-        Args:
-            on_block: called after each block.
-
-        Returns:
-            Number of blocks, all whole.
-
-        Raises:
-            TomatError: naming the first chunk that is missing or damaged, and how many there are.
-        """
-        errors: list[TomatError] = []
-        ahead = 8
-        pending = [self.read_block(block, verify=True) for block in range(min(ahead, self.n_blocks))]
-        for block in range(self.n_blocks):
-            try:
-                pending.pop(0).result()
-            except TomatError as error:
-                errors.append(error)
-            if block + ahead < self.n_blocks:
-                pending.append(self.read_block(block + ahead, verify=True))
-            if on_block is not None:
-                on_block()
-        if errors:
-            raise TomatError(
-                f"{len(errors)} of {counted(self.n_blocks, 'chunk')} {is_or_are(self.n_blocks)} missing or damaged. "
-                f"The first: {errors[0]}"
-            )
-        return self.n_blocks
 
 
 def open_shards(place: str | Path) -> ShardSet:
@@ -232,10 +185,7 @@ def open_shards(place: str | Path) -> ShardSet:
             f"{is_or_are(manifest.n_chunks)} written. Run the command that writes it again; it goes on where it "
             "stopped."
         )
-    codec_text = store.read(CODEC_NAME)
-    if codec_text is None:
-        raise TomatError(f"The shard set {store.url} has no {CODEC_NAME}. Copy or tokenise it again.")
-    codec = codec_from_text(codec_text.decode(errors="replace"), store.url + CODEC_NAME)
+    codec = stored_codec(store)
     if codec.sha256 != manifest.codec_sha256:
         raise TomatError(
             f"The codec {store.url}{CODEC_NAME} is not the one the set was written with: it hashes to "

@@ -7,6 +7,7 @@ follow, one for each id of the codec, so 16,384 Lloyd-Max bins make 18,570 ids i
 from dataclasses import dataclass
 
 from tomat.base.errors import TomatError
+from tomat.codec.position import N_IDS
 
 VOCABULARY_VERSION = 3
 
@@ -33,9 +34,8 @@ N_INTEGERS = 1024
 
 POSITION_START = INTEGER_START + N_INTEGERS
 """First of the ids of `tomat.codec.position`: 512 of sign and exponent, then 256 and 256 of the mantissa."""
-N_POSITION_IDS = 512 + 256 + 256
 
-DENSITY_START = POSITION_START + N_POSITION_IDS
+DENSITY_START = POSITION_START + N_IDS
 """Id of the codec's id 0."""
 
 SPECIAL_NAMES: tuple[str, ...] = (

@@ -8,7 +8,7 @@ from tomat.codec.base import DensityCodec
 from tomat.density.elements import symbol_of
 from tomat.tokens import vocabulary as v
 from tomat.tokens.layouts import SequenceLayout
-from tomat.tokens.patch import DecodedSequence, decode_sequence
+from tomat.tokens.patch import decode_sequence
 from tomat.tokens.vocabulary import Vocabulary
 
 UNIT_WORDS = {"e_per_A3": "e/A^3", "rho_times_volume": "e (density x cell volume)"}
@@ -60,7 +60,10 @@ def humanise(ids: np.ndarray, layout: SequenceLayout, codec: DensityCodec, first
         f"grid     {_triple(read.grid_shape)} voxels",
         f"atoms    {len(read.atomic_numbers)}, at fractions of the cell from the "
         + ("patch's first voxel" if read.offset is None else "cell's origin"),
-        *_atom_lines(read),
+        *(
+            f"         {symbol_of(int(number)):<2}  {x:.5f}  {y:.5f}  {z:.5f}"
+            for number, (x, y, z) in zip(read.atomic_numbers, read.frac_coords, strict=True)
+        ),
         f"patch    {_triple(read.patch_shape)} voxels{where}",
     ]
     unit = UNIT_WORDS[read.unit]
@@ -74,13 +77,6 @@ def humanise(ids: np.ndarray, layout: SequenceLayout, codec: DensityCodec, first
     if read.values.size > first_voxels:
         lines.append(f"         and {read.values.size - first_voxels:,} more, z fastest")
     return lines
-
-
-def _atom_lines(read: DecodedSequence) -> list[str]:
-    return [
-        f"         {symbol_of(int(number)):<2}  {x:.5f}  {y:.5f}  {z:.5f}"
-        for number, (x, y, z) in zip(read.atomic_numbers, read.frac_coords, strict=True)
-    ]
 
 
 def _triple(values: Sequence[int], separator: str = " x ") -> str:

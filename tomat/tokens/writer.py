@@ -1,6 +1,6 @@
 """Write a data set of tokens chunk by chunk; any worker writes any chunk alone, and nobody else's.
 
-`start_shards` puts the plan and the codec in place, `write_chunk` writes one chunk and then a small record with its
+`start_shards` puts the plan and the codec in place, `ChunkWriter` writes chunks and after each a small record with its
 checksum, `finalise` gathers the records into the manifest and says `complete: true`. `write_shards` does all three in
 one process. Stopped anywhere and started again it goes on with the first chunk that has no record, and ends with the
 same bytes.
@@ -12,7 +12,7 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -23,12 +23,12 @@ from tomat.base.errors import RetryableError, TomatError
 from tomat.base.reporting import counted, is_or_are, progress
 from tomat.base.storage import ARRAY_NAME, CODEC_NAME, MANIFEST_NAME, PROGRESS_PREFIX, Store, storage_error
 from tomat.codec.base import DensityCodec
-from tomat.codec.files import codec_text
+from tomat.codec.files import codec_from_text, codec_text
 from tomat.density.grid import DensityGrid
 from tomat.density.io import read_density
 from tomat.tokens.clipping import MAX_CLIPPED_SHARE, ClippedMaterial, check_max_clipped_share, clipped_of
 from tomat.tokens.layouts import SequenceLayout
-from tomat.tokens.manifest import DEFAULT_BLOCK_ROWS, ShardManifest, SkippedMaterial, plan_identity, plan_rows
+from tomat.tokens.manifest import DEFAULT_BLOCK_ROWS, ShardManifest, SkippedMaterial, plan_rows
 from tomat.tokens.manifest_text import parse_manifest
 from tomat.tokens.patch import check_encodable, encode_rows
 
@@ -95,6 +95,18 @@ def read_plan(store: Store) -> ShardManifest | None:
     return None if content is None else parse_manifest(content, store.url + MANIFEST_NAME)
 
 
+def stored_codec(store: Store) -> DensityCodec:
+    """The codec beside a plan.
+
+    Raises:
+        TomatError: if there is none, or it is damaged.
+    """
+    content = store.read(CODEC_NAME)
+    if content is None:
+        raise TomatError(f"The shard set {store.url} has no {CODEC_NAME}. Copy or tokenise it again.")
+    return codec_from_text(content.decode(errors="replace"), store.url + CODEC_NAME)
+
+
 def _check_same(store: Store, found: ShardManifest, wanted: dict[str, Any]) -> None:
     differing = [key for key, value in found.identity().items() if wanted.get(key) != value]
     if differing:
@@ -143,29 +155,6 @@ def planned(get_grid: GetGrid) -> GetGrid:
     return read
 
 
-def write_chunk(
-    place: str | Path | Store, plan: ShardManifest, chunk: int, get_grid: GetGrid, codec: DensityCodec
-) -> str:
-    """Write one chunk, then its record; needs no other chunk, and touches none.
-
-    Args:
-        place: where `start_shards` put the plan.
-        plan: that plan.
-        chunk: index of the chunk, 0 to plan.n_chunks - 1.
-        get_grid: reads a density by name.
-        codec: the codec of the plan.
-
-    Returns:
-        The chunk's checksum.
-
-    Raises:
-        TomatError: as `chunk_tokens`, or if the place cannot be written.
-    """
-    store = place if isinstance(place, Store) else Store(place)
-    with ChunkWriter(store, plan) as writer:
-        return writer.write(chunk, chunk_tokens(plan, chunk, get_grid, codec))
-
-
 class ChunkWriter:
     """Writes chunks, each followed by its record, while the caller makes the next one.
 
@@ -194,11 +183,8 @@ class ChunkWriter:
         if kind is None:
             self._settle(0)
 
-    def write(self, chunk: int, rows: np.ndarray) -> str:
+    def write(self, chunk: int, rows: np.ndarray) -> None:
         """Start to write the rows of a chunk; they must not be changed afterwards.
-
-        Returns:
-            The chunk's checksum.
 
         Raises:
             TomatError: if this chunk or one before it cannot be written.
@@ -207,10 +193,8 @@ class ChunkWriter:
         clear_partial_chunk(self.store, self.plan, chunk)
         future = self.array[start:stop].write(rows)
         future.commit.force()
-        checksum = rows_checksum(rows)
-        self.chunks.append((chunk, checksum, future))
+        self.chunks.append((chunk, rows_checksum(rows), future))
         self._settle(self.BEHIND)
-        return checksum
 
     def _settle(self, behind: int) -> None:
         """Wait until at most `behind` chunks, and as many records, are under way."""
@@ -345,21 +329,22 @@ def write_shards(
     material_ids = list(material_ids)
     # A chunk boundary inside a material must not read it twice.
     read_grid = lru_cache(maxsize=2)(lambda name: read_density(lambda: get_grid(name), f"material {name}"))
+    plan_of = partial(
+        plan_rows,
+        layout=layout,
+        codec=codec,
+        patches_per_material=patches_per_material,
+        seed=seed,
+        split=split,
+        block_rows=block_rows,
+        max_clipped_share=max_clipped_share,
+        read_rules=read_rules,
+    )
     store = Store(place)
     plan = read_plan(store)
     if plan is not None:
-        wanted = plan_identity(
-            material_ids,
-            layout=layout,
-            codec_sha256=codec.sha256,
-            patches_per_material=patches_per_material,
-            seed=seed,
-            split=split,
-            block_rows=block_rows,
-            max_clipped_share=max_clipped_share,
-            read_rules=read_rules,
-        )
-        _check_same(store, plan, wanted)
+        # The grids, which are not read yet, are no part of what a set is known by.
+        _check_same(store, plan, plan_of([(name, (1, 1, 1)) for name in material_ids]).identity())
         if plan.complete:
             return finalise(store)
     with progress() as bar:
@@ -383,22 +368,12 @@ def write_shards(
                 else:
                     entries.append((material_id, grid.grid_shape))
                     clipped += [outside] if outside.voxels else []
-            plan = plan_rows(
-                entries,
-                layout=layout,
-                codec=codec,
-                patches_per_material=patches_per_material,
-                seed=seed,
-                split=split,
-                skipped=skipped,
-                block_rows=block_rows,
-                clipped=clipped,
-                max_clipped_share=max_clipped_share,
-                read_rules=read_rules,
-            )
+            plan = plan_of(entries, skipped=skipped, clipped=clipped)
         start_shards(store, plan, codec)
         records = set(store.names(PROGRESS_PREFIX))
         for chunk in bar.track(range(plan.n_chunks), description="Tokenising chunks"):
             if record_name(chunk) not in records or not chunk_is_written(store, plan, chunk):
-                write_chunk(store, plan, chunk, planned(read_grid), codec)
+                # One by one: whatever stops the next chunk, this one has its record.
+                with ChunkWriter(store, plan) as writer:
+                    writer.write(chunk, chunk_tokens(plan, chunk, planned(read_grid), codec))
     return finalise(store)

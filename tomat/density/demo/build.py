@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from tomat.density.demo.dft import Calculation, calculate, require_eminus
 from tomat.density.demo.recipes import CellRecipe, cell_recipes
 from tomat.density.elements import atomic_number
 from tomat.density.grid import DensityGrid
-from tomat.density.zarr_store import write_zarr
+from tomat.density.zarr_store import read_zarr, write_zarr
 
 INDEX_NAME = "index.json"
 INDEX_FORMAT = 1
@@ -134,7 +134,7 @@ def build_demo_data(
                     recipe, calculation = cell_jobs[future], future.result()
                     reason = _reason_to_discard(recipe, calculation)
                     if reason:
-                        record = {"recipe": recipe.to_dict(), "calculation": calculation.record}
+                        record = {"recipe": asdict(recipe), "calculation": calculation.record}
                         discarded[recipe.material_id] = {**record, "reason": reason}
                     else:
                         cells[recipe.material_id] = _store(root, recipe, calculation)
@@ -185,7 +185,7 @@ def _store(root: Path, recipe: CellRecipe, calculation: Calculation) -> dict[str
     fine = grid.refined(shape)
     entry = {
         "material_id": recipe.material_id,
-        "recipe": recipe.to_dict(),
+        "recipe": asdict(recipe),
         "calculation": calculation.record,
         "native_shape": list(grid.grid_shape),
         "refined_shape": list(shape),
@@ -196,7 +196,7 @@ def _store(root: Path, recipe: CellRecipe, calculation: Calculation) -> dict[str
         "largest_rho_e_per_a3": float(fine.rho.max()),
         "smallest_refined_rho_e_per_a3": float(fine.rho.min()),
     }
-    metadata = {"source": "tomat demo-data build", "recipe": recipe.to_dict(), "calculation": calculation.record}
+    metadata = {"source": "tomat demo-data build", "recipe": asdict(recipe), "calculation": calculation.record}
     write_zarr(grid, root / f"{recipe.material_id}.zarr", metadata=metadata, overwrite=True)
     return entry
 
@@ -216,8 +216,6 @@ def _checks(recipes: Sequence[CellRecipe]) -> Iterator[ConvergenceCheck]:
 
 def _compare(root: Path, check: ConvergenceCheck, calculation: Calculation) -> dict[str, Any]:
     """NMAE of the stored density against `calculation`, both refined to one grid; None if that did not converge."""
-    from tomat.density.zarr_store import read_zarr
-
     stored = read_zarr(root / f"{check.recipe.material_id}.zarr")
     denser = _grid(check.recipe, calculation.rho)
     shape = [max(sides) for sides in zip(refined_shape(stored), refined_shape(denser), strict=True)]
@@ -248,7 +246,7 @@ def _state(
         raise TomatError(f"{path} is not an index of this data set ({error}); build into another folder.") from error
     if found != INDEX_FORMAT:
         raise TomatError(f"{path} has format version {found}, expected {INDEX_FORMAT}; build into another folder.")
-    wanted = {recipe.material_id: json.loads(json.dumps(recipe.to_dict())) for recipe in recipes}
+    wanted = {recipe.material_id: json.loads(json.dumps(asdict(recipe))) for recipe in recipes}
     cells, discarded = (
         {
             entry["recipe"]["material_id"]: entry

@@ -28,13 +28,10 @@ class DemoMaterial:
     compound: str
     """Formula, cation first."""
     structure_type: str
-    variant: str
-    """`ideal`, or how the cell is strained and its atoms displaced (`demo_recipes.VARIANTS`)."""
     split: Split
     """A compound is wholly in one split."""
     n_electrons: int
     """Valence electrons of the pseudopotentials, summed over the cell."""
-    n_atoms: int
     native_shape: tuple[int, int, int]
     """Grid on disk."""
     grid_shape: tuple[int, int, int]
@@ -43,10 +40,6 @@ class DemoMaterial:
     """Voxel spacing of `grid_shape`, A."""
     e_cut_hartree: float
     k_mesh: tuple[int, int, int]
-    pseudopotentials: tuple[str, ...]
-    """With their valence: `Mg GTH-PBE-q2`."""
-    code: str
-    functional: str
 
 
 @cache
@@ -59,14 +52,14 @@ def demo_index() -> dict[str, Any]:
         raise TomatError(f"the embedded data set is damaged ({path}: {error}); install tomat again.") from error
 
 
-def demo_materials(split: Split | None = None) -> list[DemoMaterial]:
+def demo_materials(split: str | None = None) -> list[DemoMaterial]:
     """The embedded cells in the order of the index, of one split or of both.
 
     Raises:
         TomatError: no such split.
     """
     if split is not None and split not in SPLITS:
-        raise TomatError(f"found split {split!r}, expected one of {', '.join(SPLITS)} or None.")
+        raise TomatError(f"The embedded densities have no split {split!r}; expected one of {', '.join(SPLITS)}.")
     materials = [_material(cell) for cell in demo_index()["cells"]]
     return [material for material in materials if split in (None, material.split)]
 
@@ -90,7 +83,7 @@ def load_demo(material_id: str) -> DensityGrid:
 
 
 def _material(cell: dict[str, Any]) -> DemoMaterial:
-    recipe, calculation = cell["recipe"], cell["calculation"]
+    recipe = cell["recipe"]
     nx, ny, nz = cell["native_shape"]
     fine_nx, fine_ny, fine_nz = cell["refined_shape"]
     a, b, c = cell["refined_spacing_a"]
@@ -99,16 +92,11 @@ def _material(cell: dict[str, Any]) -> DemoMaterial:
         material_id=cell["material_id"],
         compound=recipe["compound"],
         structure_type=recipe["structure_type"],
-        variant=recipe["variant"],
         split=recipe["split"],
-        n_electrons=calculation["valence_electrons"],
-        n_atoms=len(recipe["symbols"]),
+        n_electrons=cell["calculation"]["valence_electrons"],
         native_shape=(nx, ny, nz),
         grid_shape=(fine_nx, fine_ny, fine_nz),
         spacing_a=(a, b, c),
         e_cut_hartree=recipe["e_cut_hartree"],
         k_mesh=(ka, kb, kc),
-        pseudopotentials=tuple(calculation["pseudopotentials"]),
-        code=calculation["code"],
-        functional=calculation["functional"],
     )

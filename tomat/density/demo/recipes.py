@@ -6,8 +6,7 @@ index of the data set under `convergence`. Insulators and semiconductors only, a
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -70,10 +69,6 @@ class CellRecipe:
     k_mesh: tuple[int, int, int]
     k_shift: tuple[int, int, int]
     distortion: Distortion
-
-    def to_dict(self) -> dict[str, Any]:
-        """As JSON has it."""
-        return asdict(self)
 
 
 def _fcc(a: float) -> np.ndarray:

@@ -1,7 +1,6 @@
 """The configuration of re-tokenising: one frozen dataclass, from YAML and `--a.b value` overrides."""
 
 import dataclasses
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -132,11 +131,7 @@ class RetokenizeConfig:
 
 
 def _check_valences(valences: Mapping[str, float]) -> None:
-    """Refuse electrons that no pseudopotential of an element leaves.
-
-    Raises:
-        TomatError: naming the element.
-    """
+    """Refuse electrons that no pseudopotential of an element leaves."""
     for symbol, electrons in valences.items():
         if symbol not in SYMBOLS:
             quoted = "; write 'No' with quotes: YAML reads it as a truth value" if symbol in ("False", "no") else ""
@@ -184,11 +179,7 @@ def load_retokenize_config(
 
 
 def _refuse_truth_values(values: Mapping[str, Any]) -> None:
-    """Refuse `true` for a number, which draccus would take for 1.
-
-    Raises:
-        TomatError: naming the setting.
-    """
+    """Refuse `true` for a number, which draccus would take for 1."""
     numbers = {each.name for each in dataclasses.fields(RetokenizeConfig) if each.type in (int, float)}
     valences = values.get("valences")
     given = {key: value for key, value in values.items() if key in numbers}
@@ -196,8 +187,3 @@ def _refuse_truth_values(values: Mapping[str, Any]) -> None:
         given |= {f"valences of {symbol}": electrons for symbol, electrons in valences.items()}
     if bad := next((key for key, value in given.items() if isinstance(value, bool)), None):
         raise TomatError(f"{bad} is {given[bad]}; expected a number.")
-
-
-def config_text(config: RetokenizeConfig) -> str:
-    """The configuration as one line of JSON."""
-    return json.dumps(dataclasses.asdict(config), sort_keys=True)

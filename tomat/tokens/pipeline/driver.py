@@ -16,11 +16,11 @@ from tomat.base.checked_json import CHECKSUM_KEY, content_checksum, parse_checke
 from tomat.base.errors import TomatError
 from tomat.base.regions import check_regions, known_places
 from tomat.base.reporting import console, counted, progress
-from tomat.base.storage import ARRAY_NAME, CODEC_NAME, MANIFEST_NAME, Store
+from tomat.base.storage import ARRAY_NAME, MANIFEST_NAME, Store
 from tomat.codec.base import DensityCodec
 from tomat.codec.files import codec_from_text
 from tomat.tokens.manifest import ShardManifest, SkippedMaterial, plan_rows
-from tomat.tokens.pipeline.config import RetokenizeConfig, config_text
+from tomat.tokens.pipeline.config import RetokenizeConfig
 from tomat.tokens.pipeline.sources import Material, find_materials, read_text
 from tomat.tokens.pipeline.stages import (
     SURVEY_PREFIX,
@@ -28,14 +28,13 @@ from tomat.tokens.pipeline.stages import (
     UnitSurvey,
     fit_codec,
     missing_chunks,
-    open_store,
     request_identity,
     survey_unit,
     survey_units,
     write_unit,
     write_units,
 )
-from tomat.tokens.writer import finalise, read_plan, start_shards
+from tomat.tokens.writer import finalise, read_plan, start_shards, stored_codec
 
 REQUEST_NAME = "request.json"
 """What the set was asked to be; the first object that is written, and kept."""
@@ -81,7 +80,7 @@ def retokenize(config: RetokenizeConfig, runner: Runner, *, allow_cross_region: 
         TomatError: if input, output and worker are in different regions and that is not allowed; input or output cannot
             be reached; the output holds another set; too many materials are skipped; or nothing can be tokenised.
     """
-    store = open_store(config)
+    store = Store(config.output, config.storage_tries)
     # Also finds out whether the output can be reached, before anything is listed or read.
     started = store.read(REQUEST_NAME)
     places = {"input": config.input, "output": config.output}
@@ -97,7 +96,7 @@ def retokenize(config: RetokenizeConfig, runner: Runner, *, allow_cross_region: 
         survey_seconds = time.monotonic() - began
         start_shards(store, plan, codec)
     elif not plan.complete:
-        start_shards(store, plan, _codec_in_place(store))
+        start_shards(store, plan, stored_codec(store))
     began = time.monotonic()
     rows = _write(config, store, plan, materials, runner)
     manifest = finalise(store)
@@ -145,10 +144,9 @@ def check_request(config: RetokenizeConfig, store: Store, started: bytes | None,
         raise TomatError(
             f"{store.url} holds a data set that `tomat retokenize` did not write. Remove it, or choose another place."
         )
-    settings = json.loads(config_text(config))
     # Where the set lies and how patient its writer was say nothing about it.
-    source = {key: settings[key] for key in ("source", "input", "filelist", "split_file")}
-    source |= {key: settings[key] for key in ("species", "accept") if settings[key]}
+    source = {key: getattr(config, key) for key in ("source", "input", "filelist", "split_file")}
+    source |= {key: list(getattr(config, key)) for key in ("species", "accept") if getattr(config, key)}
     content = with_checksum({"identity": wanted, "source": source})
     store.write(REQUEST_NAME, (json.dumps(content, sort_keys=True, indent=1) + "\n").encode())
 
@@ -243,13 +241,6 @@ def _finding(store: Store, unit: SurveyUnit) -> UnitSurvey:
     if content is None:
         raise TomatError(f"{store.url}{unit.record} is gone although its unit was surveyed. Run the command again.")
     return UnitSurvey.from_bytes(content, unit, store.url + unit.record)
-
-
-def _codec_in_place(store: Store) -> DensityCodec:
-    content = store.read(CODEC_NAME)
-    if content is None:
-        raise TomatError(f"{store.url} has a plan but no {CODEC_NAME}. Remove it and start again.")
-    return codec_from_text(content.decode(errors="replace"), store.url + CODEC_NAME)
 
 
 def _write(

@@ -6,13 +6,17 @@ the run (`tomat/base/retries.py`).
 """
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from tomat.base.errors import TomatError
 from tomat.base.retries import with_retries
 from tomat.codec.inputs import material_name
+from tomat.density.demo.embedded import demo_materials, load_demo
 from tomat.density.grid import DensityGrid
+from tomat.density.io import open_density, read_density
 from tomat.density.rules import DEFAULT_RULES, ReadRules
 from tomat.tokens.manifest import check_material_id
 from tomat.tokens.pipeline.config import RetokenizeConfig
@@ -49,11 +53,7 @@ class Material:
             TomatError: if the material is missing or broken, whatever its reader raised.
             MemoryError: as it is; it says nothing about the material.
         """
-        from tomat.density.io import open_density, read_density
-
         if self.location.startswith("embedded:"):
-            from tomat.density.demo.embedded import load_demo
-
             return read_density(lambda: load_demo(self.location.removeprefix("embedded:")), self.location)
         return with_retries(lambda: open_density(self.location, self.material_id, self.rules), self.location, tries)
 
@@ -88,13 +88,9 @@ def find_materials(config: RetokenizeConfig) -> tuple[Material, ...]:
 
 
 def _embedded(split: str) -> list[Material]:
-    from tomat.density.demo.embedded import SPLITS, Split, demo_materials
-
-    chosen: Split | None = next((each for each in SPLITS if each == split), None)
-    if chosen is None and split:
-        raise TomatError(f"The embedded densities have no split {split!r}; expected one of {', '.join(SPLITS)}.")
     return [
-        Material(each.material_id, f"embedded:{each.material_id}", each.n_electrons) for each in demo_materials(chosen)
+        Material(each.material_id, f"embedded:{each.material_id}", each.n_electrons)
+        for each in demo_materials(split or None)
     ]
 
 
@@ -102,13 +98,13 @@ def _listed(config: RetokenizeConfig) -> list[Material]:
     assert config.filelist is not None
     if config.source not in SUFFIXES:
         raise TomatError(f"A filelist needs source rho_gga or materials_project; found '{config.source}'.")
-    lines = _read_text(_below(config.filelist, config.input), config.storage_tries).splitlines()
+    lines = read_text(_below(config.filelist, config.input), config.storage_tries).splitlines()
     names = [material_name(line.strip()) for line in lines if line.strip()]
     chosen = range(len(names))
     if config.split_file is not None:
         place = _below(config.split_file, config.input)
         try:
-            splits = json.loads(_read_text(place, config.storage_tries))
+            splits = json.loads(read_text(place, config.storage_tries))
             chosen = splits[config.split]
             good = all(isinstance(index, int) and 0 <= index < len(names) for index in chosen)
         except (ValueError, KeyError, TypeError) as error:
@@ -131,16 +127,8 @@ def _density_folder(config: RetokenizeConfig) -> str:
     root = config.input.rstrip("/")
     if config.source != "rho_gga":
         return root
-    import fsspec
-
-    def is_tree() -> bool:
-        try:
-            filesystem, path = fsspec.core.url_to_fs(root)
-            return filesystem.isdir(f"{path.rstrip('/')}/label")
-        except (OSError, ValueError) as error:
-            raise TomatError(f"Cannot read {root}: {type(error).__name__}: {error}.") from error
-
-    return f"{root}/label" if with_retries(is_tree, root, config.storage_tries) else root
+    is_tree = _asked(root, config.storage_tries, lambda files, path: files.isdir(f"{path.rstrip('/')}/label"))
+    return f"{root}/label" if is_tree else root
 
 
 def _found(config: RetokenizeConfig) -> list[str]:
@@ -151,18 +139,9 @@ def _found(config: RetokenizeConfig) -> list[str]:
             raise TomatError(f"CHGCARs are read from a local folder; found {root}. Copy them, or convert them to Zarr.")
         paths = [str(each) for pattern in ("CHGCAR*", "*.CHGCAR*", "*.vasp") for each in Path(root).rglob(pattern)]
     else:
-        import fsspec
-
-        def listing() -> list[str]:
-            try:
-                filesystem, path = fsspec.core.url_to_fs(root)
-                return [str(each).rstrip("/").rsplit("/", 1)[-1] for each in filesystem.ls(path, detail=False)]
-            except (OSError, ValueError) as error:
-                raise TomatError(f"Cannot list {root}: {type(error).__name__}: {error}.") from error
-
-        suffix = SUFFIXES[config.source]
-        names = with_retries(listing, root, config.storage_tries)
-        paths = [f"{root}/{name}" for name in names if name.endswith(suffix)]
+        entries = _asked(root, config.storage_tries, lambda files, path: files.ls(path, detail=False))
+        names = [str(each).rstrip("/").rsplit("/", 1)[-1] for each in entries]
+        paths = [f"{root}/{name}" for name in names if name.endswith(SUFFIXES[config.source])]
     if not paths:
         raise TomatError(f"{root} holds no density of the kind '{config.source}'; check --input and --source.")
     return sorted(set(paths))
@@ -175,25 +154,25 @@ def _below(place: str, root: str) -> str:
     return f"{root.rstrip('/')}/{place}"
 
 
-def _read_text(place: str, tries: int) -> str:
-    import fsspec
-
-    def read() -> str:
-        try:
-            filesystem, path = fsspec.core.url_to_fs(place)
-            return filesystem.cat_file(path).decode()
-        except FileNotFoundError as error:
-            raise TomatError(f"There is no {place}.") from error
-        except (OSError, ValueError) as error:
-            raise TomatError(f"Cannot read {place}: {type(error).__name__}: {error}.") from error
-
-    return with_retries(read, place, tries)
-
-
 def read_text(place: str, tries: int) -> str:
     """The text at a path or URL.
 
     Raises:
         TomatError: if there is none, or it cannot be read.
     """
-    return _read_text(place, tries)
+    return _asked(place, tries, lambda files, path: files.cat_file(path).decode())
+
+
+def _asked[Answer](place: str, tries: int, ask: Callable[[Any, str], Answer]) -> Answer:
+    """What `ask` says of the file system that a path or URL lies on, and its path there; tried again in an outage."""
+    import fsspec
+
+    def answer() -> Answer:
+        try:
+            return ask(*fsspec.core.url_to_fs(place))
+        except FileNotFoundError as error:
+            raise TomatError(f"There is no {place}.") from error
+        except (OSError, ValueError) as error:
+            raise TomatError(f"Cannot read {place}: {type(error).__name__}: {error}.") from error
+
+    return with_retries(answer, place, tries)

@@ -10,20 +10,19 @@ started again goes on with the units that have not, and ends with the same bytes
 import hashlib
 import json
 import math
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import lru_cache
-from pathlib import Path
+from io import BytesIO
 from typing import Any
 
 import numpy as np
 
 from tomat.base.checked_json import parse_checked, refuse_unknown_keys, with_checksum
 from tomat.base.errors import RetryableError, TomatError
-from tomat.base.storage import ARRAY_NAME, CODEC_NAME, PROGRESS_PREFIX, Store
+from tomat.base.storage import ARRAY_NAME, PROGRESS_PREFIX, Store
 from tomat.codec.base import DensityCodec
 from tomat.codec.files import codec_from_text
 from tomat.codec.histogram import DensityHistogram
@@ -38,7 +37,7 @@ from tomat.tokens.manifest import ShardManifest
 from tomat.tokens.patch import check_grid_encodable
 from tomat.tokens.pipeline.config import RetokenizeConfig
 from tomat.tokens.pipeline.sources import Material, read_text
-from tomat.tokens.writer import ChunkWriter, chunk_tokens, planned, read_plan, record_name
+from tomat.tokens.writer import ChunkWriter, chunk_tokens, planned, read_plan, record_name, stored_codec
 
 SURVEY_PREFIX = "survey/"
 """An object for each surveyed unit; gone once the set is complete."""
@@ -209,7 +208,7 @@ def survey_unit(config: RetokenizeConfig, unit: SurveyUnit) -> int:
     Raises:
         TomatError: if input or output cannot be reached.
     """
-    store = open_store(config)
+    store = Store(config.output, config.storage_tries)
     histogram = DensityHistogram() if config.fits_codec else None
     codec = None if config.fits_codec else codec_before_survey(config)
     found: list[Surveyed] = []
@@ -236,7 +235,7 @@ def survey_unit(config: RetokenizeConfig, unit: SurveyUnit) -> int:
             else:
                 found.append(surveyed)
     if histogram is not None:
-        store.write(unit.histogram, _histogram_bytes(histogram))
+        store.write(unit.histogram, histogram.to_bytes())
     # Last: the record says that the histogram is there.
     store.write(unit.record, UnitSurvey(tuple(found), tuple(skipped)).to_bytes())
     return len(unit.materials)
@@ -268,7 +267,7 @@ def fit_codec(config: RetokenizeConfig, store: Store, units: Iterable[SurveyUnit
         again = f"Remove {store.url}{unit.record} and run the same command again; it counts these materials again."
         if content is None:
             raise TomatError(f"{source} is gone. {again}")
-        total.merge(_histogram_from_bytes(content, source, again))
+        total.merge(DensityHistogram.load(BytesIO(content), source, again))
     return fit_lloyd_max(total, config.bins, config.objective)
 
 
@@ -303,10 +302,9 @@ def _open_set(output: str, tries: int, codec_sha256: str) -> tuple[Store, ShardM
     """Store, plan, codec and array, read once by a process; the hash keeps it from taking an older set's."""
     store = Store(output, tries)
     plan = read_plan(store)
-    codec_text = store.read(CODEC_NAME)
-    if plan is None or codec_text is None or plan.codec_sha256 != codec_sha256:
+    if plan is None or plan.codec_sha256 != codec_sha256:
         raise TomatError(f"The plan in {store.url} has gone or changed while it was carried out. Start again.")
-    return store, plan, codec_from_text(codec_text.decode(errors="replace"), store.url + CODEC_NAME), store.open_array()
+    return store, plan, stored_codec(store), store.open_array()
 
 
 def write_unit(config: RetokenizeConfig, codec_sha256: str, unit: WriteUnit) -> int:
@@ -326,11 +324,6 @@ def write_unit(config: RetokenizeConfig, codec_sha256: str, unit: WriteUnit) -> 
             start, stop = plan.chunk_rows(chunk)
             rows += stop - start
     return rows
-
-
-def open_store(config: RetokenizeConfig) -> Store:
-    """The place of the set."""
-    return Store(config.output, config.storage_tries)
 
 
 @contextmanager
@@ -378,17 +371,3 @@ def request_identity(
         "materials": len(materials),
         "materials_sha256": hashlib.sha256(names.encode()).hexdigest(),
     }
-
-
-def _histogram_bytes(histogram: DensityHistogram) -> bytes:
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "histogram.npz"
-        histogram.save(path)
-        return path.read_bytes()
-
-
-def _histogram_from_bytes(content: bytes, source: str, remedy: str) -> DensityHistogram:
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "histogram.npz"
-        path.write_bytes(content)
-        return DensityHistogram.load(path, source, remedy)

@@ -1,12 +1,13 @@
 """Units of a stage on the workers of a cluster, through Zephyr (`marin-zephyr`) on Fray and Iris.
 
-Inside an Iris job Fray finds the cluster by itself; elsewhere it runs on threads of this machine. A shard is a few
-units; Zephyr tries it again when its worker is lost. A unit leaves its own record in the output, so a second start
+Inside an Iris job Fray finds the cluster by itself; elsewhere it runs on threads of this machine. A shard is one
+unit; Zephyr tries it again when its worker is lost. A unit leaves its own record in the output, so a second start
 skips what is finished; Zephyr's own results are not kept.
 """
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,28 +21,20 @@ WORKER_MEMORY = "2g"
 WORKER_DISK = "4g"
 """Of a worker: nothing but Zephyr's messages lies on it. Fray's default of 64 GB would keep small machines out."""
 
-LARGEST_SHARD = 8
-"""Units of a shard at most. A cluster's worker starts a process for each shard, which took 4 s on an idle core."""
-SHARDS_A_WORKER = 4
-"""At least, so that workers end together."""
-
 MAX_EXECUTION_RETRIES = 3
 """Whole pools that Zephyr starts again; its default of 100 would hide a broken cluster for hours."""
 
 
+@dataclass(frozen=True)
 class ZephyrRunner:
     """Runs units as shards of a Zephyr pipeline."""
 
-    def __init__(self, temporary: str, workers: int | None = None, memory: str = WORKER_MEMORY) -> None:
-        """
-        Args:
-            temporary: folder or URL that driver and workers reach, for Zephyr's own messages; removed by Zephyr.
-            workers: most workers at a time; None for as many as there are units and the cluster allows.
-            memory: of a worker, such as `2g`.
-        """
-        self.temporary = temporary
-        self.workers = workers
-        self.memory = memory
+    temporary: str
+    """Folder or URL that driver and workers reach, for Zephyr's own messages; removed by Zephyr."""
+    workers: int | None = None
+    """Most workers at a time; None for as many as there are units and the cluster allows."""
+    memory: str = WORKER_MEMORY
+    """Of a worker, such as `2g`."""
 
     def run[Unit](self, function: Callable[[Unit], int], units: Sequence[Unit], on_done: Callable[[int], None]) -> None:
         """See `driver.Runner`. Zephyr reports a pipeline's results together, so the bar moves at its end;
@@ -58,7 +51,6 @@ class ZephyrRunner:
             chunk_storage_prefix=self.temporary,
             max_execution_retries=MAX_EXECUTION_RETRIES,
         )
-        refusals = []
         try:
             results: list[Any] = context.execute(
                 Dataset.from_list(list(units)).map(partial(_run_one, function))
@@ -72,18 +64,10 @@ class ZephyrRunner:
         with contextlib.suppress(OSError):
             Path(self.temporary).rmdir()
         for result in results:
-            if "refused" in result:
-                refusals.append(result["refused"])
-            else:
-                on_done(result["items"])
-        if refusals:
+            on_done(result.get("items", 0))
+        if refusals := [result["refused"] for result in results if "refused" in result]:
             more = f" ({counted(len(refusals) - 1, 'more unit')} failed)" if len(refusals) > 1 else ""
             raise TomatError(f"{refusals[0]}{more}")
-
-
-def _run_all[Unit](function: Callable[[Unit], int], units: Sequence[Unit]) -> Iterator[dict[str, Any]]:
-    for unit in units:
-        yield _run_one(function, unit)
 
 
 def _run_one[Unit](function: Callable[[Unit], int], unit: Unit) -> dict[str, Any]:

@@ -210,4 +210,4 @@ class BadLossGuard:
         """Names of the materials whose patches were in the batch of `step`, sorted."""
         rows = self._dataset.index(np.arange(step * self._batch_size, (step + 1) * self._batch_size))
         materials = self._shards.manifest.materials
-        return sorted({materials[i].material_id for i in self._shards.material_of_rows(rows).tolist()})
+        return sorted({materials[i].material_id for i in self._shards.manifest.material_indices(rows).tolist()})

@@ -16,13 +16,16 @@ import fsspec
 from tomat.base.errors import TomatError
 from tomat.base.layout import HISTORY_FILE
 from tomat.base.reporting import to_jsonable
-from tomat.base.storage import storage_error, storage_errors
+from tomat.base.storage import explaining_storage
 from tomat.runs.log_lines import parse_events
 
 Event = dict[str, Any]
 """`time`, `event`, `step`, and the details of the event."""
 
 _RESERVED = ("time", "event", "step")
+
+REMEDY = "Give this user the right to read it."
+"""Of a file of a run that this user may not read."""
 
 
 def append_event(run_dir: Path, event: str, step: int, **details: Any) -> dict[str, Any]:
@@ -79,12 +82,11 @@ def read_history(run_dir: Path | str) -> tuple[list[dict[str, Any]], tuple[int, 
     Raises:
         TomatError: As for `read_events`.
     """
-    files, root = fsspec.core.url_to_fs(str(run_dir))
-    try:
-        text = files.cat_file(f"{root.rstrip('/')}/{HISTORY_FILE}").decode(errors="replace")
-    except (FileNotFoundError, NotADirectoryError):
-        return [], ()
-    except storage_errors() as error:
-        what = f"{str(run_dir).rstrip('/')}/{HISTORY_FILE} cannot be read"
-        raise storage_error(what, error, "Give this user the right to read it.") from error
+    url = f"{str(run_dir).rstrip('/')}/{HISTORY_FILE}"
+    files, path = fsspec.core.url_to_fs(url)
+    with explaining_storage(f"{url} cannot be read", REMEDY):
+        try:
+            text = files.cat_file(path).decode(errors="replace")
+        except (FileNotFoundError, NotADirectoryError):
+            return [], ()
     return parse_events(text)

@@ -25,7 +25,15 @@ from tomat.base.errors import RetryableError, TomatError
 from tomat.base.layout import CHECKPOINT_FOLDER, CHECKSUM_FILE, MANIFEST_FILE, METADATA_FILE, UNMARKED_FILE
 from tomat.base.places import local_target
 from tomat.base.reporting import console
-from tomat.base.storage import STORAGE_TRIES, explaining_storage, retry_context, short_message, storage_error, store_url
+from tomat.base.storage import (
+    STORAGE_TRIES,
+    Store,
+    explaining_storage,
+    retry_context,
+    short_message,
+    storage_error,
+    store_url,
+)
 from tomat.runs.checksums import damage, listing
 
 REMOVAL_TRIES = 3
@@ -291,13 +299,7 @@ def read_metadata(path: str) -> dict[str, Any]:
 
 def write_metadata(path: str, metadata: dict[str, Any]) -> None:
     """Write the `metadata.json` of a checkpoint in one step."""
-    files, root = fsspec.core.url_to_fs(path)
-    content = json.dumps(metadata).encode()
-    if "file" in files.protocol:
-        files.pipe_file(f"{root}/.{METADATA_FILE}", content)
-        files.mv(f"{root}/.{METADATA_FILE}", f"{root}/{METADATA_FILE}")
-    else:  # an object appears when it is complete
-        files.pipe_file(f"{root}/{METADATA_FILE}", content)
+    Store(path).write(METADATA_FILE, json.dumps(metadata).encode())
 
 
 def array_shapes(path: str) -> dict[str, tuple[int, ...]]:

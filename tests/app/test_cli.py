@@ -14,6 +14,7 @@ from tiny_run import tomat
 
 from tomat.app.cli import build_parser, main
 from tomat.base.arguments import Parser, report_file
+from tomat.base.overrides import parse_overrides
 
 ROOT = Path(__file__).parents[2]
 HEAVY = ("jax", "levanter", "pymatgen", "scipy", "matplotlib", "numpy")
@@ -164,7 +165,7 @@ def test_flags_are_printed_with_underscores_and_taken_with_dashes():
         assert (args.patches_per_material, args.batch_size) == (3, 2)
     args, rest = parser.parse_known_args(["plan", "--max-batch", "--trainer.num-train-steps", "--a-b", "--x-y=p-q"])
     # The value of an override stays as it is.
-    assert args.max_batch and rest == ["--trainer.num_train_steps", "--a-b", "--x_y=p-q"]
+    assert args.max_batch and parse_overrides(rest) == {"trainer": {"num_train_steps": "--a-b"}, "x_y": "p-q"}
     assert parser.parse_known_args(["demo_data", "show", "demo_data"])[0].material_id == "demo_data"
 
 

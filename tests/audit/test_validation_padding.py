@@ -24,6 +24,7 @@ from tomat.density.grid import DensityGrid
 from tomat.tokens.shards import open_shards
 from tomat.tokens.writer import write_shards
 from tomat.training.config import load_config
+from tomat.training.folder import RunFolder
 from tomat.training.hooks import Evaluation
 from tomat.training.loader import BlockShuffleConfig, ShardDataset
 from tomat.training.preemption import StopRequest
@@ -69,7 +70,7 @@ for per_device in per_device_batches:
             key = jax.random.PRNGKey(0)
             model = trainer.initial_state(key, model_init=model_initialiser(config, key)).model
         rows = ShardDataset(shards, BlockShuffleConfig(8, 4), seed=2, seq_len=config.seq_len, epochs=1)
-        evaluation = Evaluation(trainer, rows, None, folder, StopRequest(30.0))
+        evaluation = Evaluation(trainer, rows, RunFolder(config, folder), StopRequest(30.0))
         evaluation(SimpleNamespace(step=0, next_step=1, eval_model=model, emit_event=lambda event: None))
         trainer.tracker.finish()
     row = json.loads(log.read_text().splitlines()[-1])

@@ -5,7 +5,7 @@ import json
 import fsspec
 import pytest
 
-from tomat.base.errors import RetryableError, TomatError
+from tomat.base.errors import RetryableError
 from tomat.base.layout import HISTORY_FILE
 from tomat.runs.history import append_event, read_events
 
@@ -47,9 +47,3 @@ def test_a_history_that_cannot_be_read_just_now_is_one_error_to_try_again(monkey
     monkeypatch.setattr(type(memory), "cat_file", fails)
     with pytest.raises(RetryableError, match="memory://bucket/run/history.jsonl cannot be read: no answer"):
         read_events("memory://bucket/run")
-
-
-def test_details_cannot_hide_what_every_event_has(tmp_path):
-    with pytest.raises(TomatError, match="time, event, step"):
-        append_event(tmp_path, "start", 0, time="yesterday")
-    assert not (tmp_path / HISTORY_FILE).exists()

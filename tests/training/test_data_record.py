@@ -77,7 +77,7 @@ def plan(run: Path, allow: tuple[str, ...] = ()) -> StartPlan:
     """As `plan_start` leaves it for a run that has checkpoints."""
     recorded = RecordedData("run 'x'", recorded_contents(read_events(run)))
     config = load_config(DEMO, ["--output_dir", str(run)])
-    return StartPlan(config, run, allow_change=allow, unchanged=allow, data=recorded)
+    return StartPlan(config, run, allow_change=allow, data=recorded)
 
 
 def test_what_is_allowed_is_recorded_and_counts_from_then_on(sets, tmp_path, capsys):

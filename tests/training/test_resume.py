@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-import fsspec
 import pytest
 import yaml
+from fsspec.implementations.local import LocalFileSystem
 
 from tomat.base.errors import TomatError
 from tomat.training.config import load_config
@@ -85,11 +85,11 @@ def test_a_configuration_that_is_not_yaml_is_one_error(recorded, content):
 
 
 def test_a_place_that_cannot_be_listed_is_one_error(recorded, monkeypatch):
-    def refuse(self: object, path: str) -> list[str]:
+    def refuse(self: object, path: str, **_: object) -> list[str]:
         raise PermissionError(13, "Permission denied", path)
 
-    monkeypatch.setattr(fsspec.AbstractFileSystem, "glob", refuse)
-    with pytest.raises(TomatError, match=f"{recorded.parent} cannot be read: .*Give this user the right"):
+    monkeypatch.setattr(LocalFileSystem, "ls", refuse)
+    with pytest.raises(TomatError, match=f"{recorded.parent}/checkpoints cannot be read: .*Give this user the right"):
         refuse_changes(recorded, load_config(DEMO))
 
 

@@ -8,7 +8,7 @@ import contextlib
 import math
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
@@ -17,7 +17,6 @@ from tomat.base.layout import CONFIG_FILE
 
 STANDARD_OUTPUT = Path("-")
 """`--json -`: the report goes to standard output, and everything else to standard error."""
-"""What makes a folder the folder of a run."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -36,9 +35,7 @@ class Parser(argparse.ArgumentParser):
         words = [self._flag_as_declared(word) for word in (sys.argv[1:] if args is None else args)]
         words[:1] = [self._verb_as_declared(word) for word in words[:1]]
         found, rest = super().parse_known_args(words, namespace)
-        if getattr(found, "takes_overrides", False):
-            rest = underscored(rest)
-        elif rest:
+        if rest and not getattr(found, "takes_overrides", False):
             self.error(f"unrecognized arguments: {' '.join(rest)}")
         return found, rest
 
@@ -53,7 +50,7 @@ class Parser(argparse.ArgumentParser):
     def _flag_as_declared(self, word: str) -> str:
         """`--max-batch` as `--max_batch`, where that is a flag."""
         name, equals, value = word.partition("=")
-        spelt = underscored_flag(name) if name.startswith("--") else name
+        spelt = "--" + name[2:].replace("-", "_") if name.startswith("--") else name
         return spelt + equals + value if spelt in self._option_string_actions else word
 
     def _verb_as_declared(self, word: str) -> str:
@@ -61,25 +58,6 @@ class Parser(argparse.ArgumentParser):
         verbs = [action.choices for action in self._actions if isinstance(action, argparse._SubParsersAction)]
         spelt = word.replace("_", "-")
         return spelt if any(spelt in names for names in verbs if names) else word
-
-
-def underscored_flag(name: str) -> str:
-    """`--a-b.c-d` as `--a_b.c_d`."""
-    return "--" + name[2:].replace("-", "_")
-
-
-def underscored(overrides: Sequence[str]) -> list[str]:
-    """Overrides with underscores in their keys. Values stay: `["--a-b", "c-d"]` as `["--a_b", "c-d"]`."""
-    words, is_value = [], False
-    for word in overrides:
-        name, equals, value = word.partition("=")
-        if is_value or not name.startswith("--"):
-            words.append(word)
-            is_value = False
-        else:
-            words.append(underscored_flag(name) + equals + value)
-            is_value = not equals
-    return words
 
 
 def _number[Number: (int, float)](

@@ -1,5 +1,7 @@
 """The exceptions a user is meant to read."""
 
+from collections.abc import Iterator
+
 
 class TomatError(Exception):
     """Input, configuration or environment that tomat refuses.
@@ -14,3 +16,10 @@ class RetryableError(TomatError):
 
     Printed like any `TomatError`; the exit status is 75, which `tomat launch` takes for "start it again".
     """
+
+
+def causes(error: BaseException | None) -> Iterator[BaseException]:
+    """`error`, what it was raised from, and so on."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__

@@ -8,14 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from tomat.base.documents import YAML_ERRORS
-from tomat.base.errors import TomatError
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())
+from tomat.base.documents import parse_yaml
+from tomat.base.errors import TomatError, causes
 
 
 def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
@@ -36,10 +30,7 @@ def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
             if not words:
                 raise TomatError(f"override --{name} has no value; give one, as in --{name} VALUE.")
             text = words.pop(0)
-        try:
-            value = yaml.safe_load(text)
-        except YAML_ERRORS as error:
-            raise TomatError(f"the value of --{name} is not YAML: {text!r} ({_one_line(error)}).") from error
+        value = parse_yaml(text, f"the value of --{name}, {text!r},", "Give another.")
         # YAML 1.1 reads 1e-3 (without a dot) as text, which no user of a learning rate means.
         if isinstance(value, str) and re.fullmatch(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+", value):
             value = float(value)
@@ -69,13 +60,12 @@ def read_yaml(config_path: str | Path, shipped: str) -> dict[str, Any]:
     """
     path = Path(config_path)
     try:
-        loaded = yaml.safe_load(path.read_text(encoding="utf-8"))
+        text = path.read_bytes()
     except FileNotFoundError as error:
         raise TomatError(f"config file {path} does not exist; {shipped} holds the ones that ship.") from error
     except OSError as error:
         raise TomatError(f"config file {path} cannot be read: {error.strerror or error}.") from error
-    except YAML_ERRORS as error:
-        raise TomatError(f"config file {path} is not YAML: {_one_line(error)}") from error
+    loaded = parse_yaml(text, f"config file {path}", "Correct it.")
     if not isinstance(loaded, dict | None):
         raise TomatError(f"config file {path} holds a {type(loaded).__name__}; expected keys and values.")
     return loaded or {}
@@ -83,8 +73,4 @@ def read_yaml(config_path: str | Path, shipped: str) -> dict[str, Any]:
 
 def tomat_cause(error: BaseException | None) -> TomatError | None:
     """The TomatError that `error` wraps, if there is one."""
-    while error is not None:
-        if isinstance(error, TomatError):
-            return error
-        error = error.__cause__ or error.__context__
-    return None
+    return next((cause for cause in causes(error) if isinstance(cause, TomatError)), None)

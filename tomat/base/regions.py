@@ -78,7 +78,7 @@ def bucket_region(url: str) -> str | None:
         return None
 
 
-def instance_metadata(key: str, timeout_seconds: float = METADATA_TIMEOUT_SECONDS) -> str | None:
+def instance_metadata(key: str) -> str | None:
     """`instance/<key>` of this Google virtual machine; None elsewhere, or where there is no answer.
 
     The server is Google's, or the one that `GCE_METADATA_HOST` names, as for Google's own libraries.
@@ -88,7 +88,7 @@ def instance_metadata(key: str, timeout_seconds: float = METADATA_TIMEOUT_SECOND
         f"http://{host}/computeMetadata/v1/instance/{key}", headers={"Metadata-Flavor": "Google"}
     )
     try:
-        with urllib.request.urlopen(request, timeout=timeout_seconds) as answer:
+        with urllib.request.urlopen(request, timeout=METADATA_TIMEOUT_SECONDS) as answer:
             return answer.read().decode().strip()
     except (urllib.error.URLError, OSError, ValueError):
         return None

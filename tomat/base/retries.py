@@ -9,9 +9,9 @@ import gzip
 import logging
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
-from tomat.base.errors import RetryableError
+from tomat.base.errors import RetryableError, causes
 from tomat.base.reporting import counted
 
 STORAGE_TRIES = 7
@@ -83,7 +83,7 @@ def with_retries[Result](read: Callable[[], Result], place: str, tries: int = ST
 
 def outage(error: BaseException | None) -> BaseException | None:
     """The cause of `error` that says that a place cannot be reached; None if the data is at fault."""
-    for cause in _causes(error):
+    for cause in causes(error):
         # What a decompressor says of damaged data, and what a store says of a missing object.
         if isinstance(cause, gzip.BadGzipFile | FileNotFoundError | IsADirectoryError | NotADirectoryError):
             return None
@@ -99,10 +99,4 @@ def local_fault(error: BaseException | None) -> OSError | None:
     """The cause of `error` that says that a file system could not answer; None if the file is at fault."""
     # EIO is worth another try, but of a disk of this machine it stays.
     faults = PASSING_ERRNOS | {errno.EIO}
-    return next((each for each in _causes(error) if isinstance(each, OSError) and each.errno in faults), None)
-
-
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    while error is not None:
-        yield error
-        error = error.__cause__ or error.__context__
+    return next((each for each in causes(error) if isinstance(each, OSError) and each.errno in faults), None)

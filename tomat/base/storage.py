@@ -3,6 +3,7 @@
 import contextlib
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from urllib.request import url2pathname
 
@@ -76,6 +77,23 @@ def storage_errors() -> tuple[type[Exception], ...]:
     return (OSError, *((gcsfs_retry.HttpError, *gcsfs_retry.RETRIABLE_EXCEPTIONS) if gcsfs_retry is not None else ()))
 
 
+@contextlib.contextmanager
+def explaining_storage(what: str, remedy: str = "") -> Iterator[None]:
+    """Turn what a folder or a bucket raises in the block, through fsspec or TensorStore, into one error.
+
+    Args:
+        what: As for `storage_error`.
+        remedy: As for `storage_error`.
+
+    Raises:
+        TomatError: As `storage_error` makes it.
+    """
+    try:
+        yield
+    except (ValueError, *storage_errors()) as error:
+        raise storage_error(what, error, remedy) from error
+
+
 def storage_error(what: str, error: Exception, remedy: str) -> TomatError:
     """The error to raise for a place that could not be read or written.
 
@@ -107,10 +125,8 @@ class Store:
     def __init__(self, place: str | Path, tries: int = STORAGE_TRIES) -> None:
         self.url = store_url(place)
         self.context = retry_context(tries)
-        try:
+        with explaining_storage(f"Cannot open {self.url}"):
             self.objects = ts.KvStore.open(self.url, context=self.context).result()
-        except ValueError as error:
-            raise storage_error(f"Cannot open {self.url}", error, "") from error
 
     def read(self, name: str) -> bytes | None:
         """The object's bytes; None if there is none.
@@ -118,10 +134,8 @@ class Store:
         Raises:
             TomatError: if the place cannot be read.
         """
-        try:
+        with explaining_storage(f"Cannot read {self.url}{name}"):
             found = self.objects.read(name).result()
-        except (ValueError, OSError) as error:
-            raise storage_error(f"Cannot read {self.url}{name}", error, "") from error
         return found.value if found.state == "value" else None
 
     def write(self, name: str, content: bytes) -> None:
@@ -130,27 +144,19 @@ class Store:
         Raises:
             TomatError: if the place cannot be written.
         """
-        try:
+        with explaining_storage(f"Cannot write {self.url}{name}"):
             self.objects.write(name, content).result()
-        except (ValueError, OSError) as error:
-            raise storage_error(f"Cannot write {self.url}{name}", error, "") from error
 
     def names(self, prefix: str) -> list[str]:
         """Names, without the prefix, of the objects that begin with `prefix`, sorted."""
-        end = prefix[:-1] + chr(ord(prefix[-1]) + 1)
-        try:
-            found = self.objects.list(ts.KvStore.KeyRange(prefix, end), strip_prefix_length=len(prefix)).result()
-        except (ValueError, OSError) as error:
-            raise storage_error(f"Cannot list {self.url}{prefix}", error, "") from error
+        with explaining_storage(f"Cannot list {self.url}{prefix}"):
+            found = self.objects.list(_beginning_with(prefix), strip_prefix_length=len(prefix)).result()
         return sorted(name.decode() for name in found)
 
     def delete(self, prefix: str) -> None:
         """Delete the objects that begin with `prefix`."""
-        end = prefix[:-1] + chr(ord(prefix[-1]) + 1)
-        try:
-            self.objects.delete_range(ts.KvStore.KeyRange(prefix, end)).result()
-        except (ValueError, OSError) as error:
-            raise storage_error(f"Cannot delete {self.url}{prefix}", error, "") from error
+        with explaining_storage(f"Cannot delete {self.url}{prefix}"):
+            self.objects.delete_range(_beginning_with(prefix)).result()
         if self.url.startswith("file://") and prefix.endswith("/"):
             # A bucket has no folders; on disk TensorStore leaves the empty one.
             with contextlib.suppress(OSError):
@@ -162,15 +168,10 @@ class Store:
         Raises:
             TomatError: if there is none.
         """
-        try:
+        remedy = "The set is damaged: copy or tokenise it again."
+        with explaining_storage(f"Cannot open the token array {self.url}{ARRAY_NAME}", remedy):
             spec = {"driver": "zarr3", "kvstore": self.url + ARRAY_NAME + "/"}
             return ts.open(spec, open=True, context=self.context).result()
-        except (ValueError, OSError) as error:
-            raise storage_error(
-                f"Cannot open the token array {self.url}{ARRAY_NAME}",
-                error,
-                "The set is damaged: copy or tokenise it again.",
-            ) from error
 
     def create_array(self, rows: int, context: int, block_rows: int) -> ts.TensorStore:
         """The token array, uint16 [rows, context], chunks of [block_rows, context]; opened if it is there alike.
@@ -190,7 +191,9 @@ class Store:
             "fill_value": 0,
         }
         spec = {"driver": "zarr3", "kvstore": self.url + ARRAY_NAME + "/", "metadata": metadata}
-        try:
+        with explaining_storage(f"Cannot create the token array {self.url}{ARRAY_NAME}"):
             return ts.open(spec, open=True, create=True, context=self.context).result()
-        except (ValueError, OSError) as error:
-            raise storage_error(f"Cannot create the token array {self.url}{ARRAY_NAME}", error, "") from error
+
+
+def _beginning_with(prefix: str) -> ts.KvStore.KeyRange:
+    return ts.KvStore.KeyRange(prefix, prefix[:-1] + chr(ord(prefix[-1]) + 1))

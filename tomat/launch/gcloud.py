@@ -10,6 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from tomat.base.errors import TomatError
+from tomat.base.reporting import counted
 from tomat.hardware.chips import Slice, slice_named
 from tomat.launch.command import Command
 from tomat.launch.remote import (
@@ -109,13 +110,11 @@ class TpuLaunch:
         """Name of the queued resource."""
         return f"{self.tpu_name}-qr"
 
-    def _place(self) -> tuple[str, ...]:
-        return (f"--zone={self.zone}", *((f"--project={self.project}",) if self.project else ()))
-
     def _gcloud(
         self, purpose: str, words: tuple[str, ...], *, timeout_seconds: float = 600, quiet: bool = False
     ) -> Command:
-        return Command(purpose, ("gcloud", "compute", "tpus", *words, *self._place()), timeout_seconds, quiet)
+        place = (f"--zone={self.zone}", *((f"--project={self.project}",) if self.project else ()))
+        return Command(purpose, ("gcloud", "compute", "tpus", *words, *place), timeout_seconds, quiet)
 
     def _on_all_hosts(self, purpose: str, script: str, *, timeout_seconds: float, quiet: bool = False) -> Command:
         words = ("tpu-vm", "ssh", self.tpu_name, "--worker=all", f"--command={script}")
@@ -127,17 +126,13 @@ class TpuLaunch:
         spot = ("--spot",) if self.spot else ()
         kind = accelerator_type(self.slice)
         version = runtime_version(self.slice)
+        size = f"{self.slice.n_chips} chips on {counted(self.slice.n_hosts, 'host')}"
         if self.queued_resource:
             words = ("queued-resources", "create", self.queue_name, f"--node-id={self.tpu_name}")
             words = (*words, f"--accelerator-type={kind}", f"--runtime-version={version}", *spot)
-            return self._gcloud(f"queue for {self._size}", words)
+            return self._gcloud(f"queue for {size}", words)
         words = ("tpu-vm", "create", self.tpu_name, f"--accelerator-type={kind}", f"--version={version}", *spot)
-        return self._gcloud(f"create {self._size}", words, timeout_seconds=1800)
-
-    @property
-    def _size(self) -> str:
-        hosts = self.slice.n_hosts
-        return f"{self.slice.n_chips} chips on {hosts} host{'s' if hosts > 1 else ''}"
+        return self._gcloud(f"create {size}", words, timeout_seconds=1800)
 
     @property
     def queue_state(self) -> Command:

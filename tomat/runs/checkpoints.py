@@ -13,7 +13,6 @@ import contextlib
 import datetime
 import json
 import re
-from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +25,15 @@ from tomat.base.errors import RetryableError, TomatError
 from tomat.base.layout import CHECKPOINT_FOLDER, CHECKSUM_FILE, MANIFEST_FILE, METADATA_FILE, UNMARKED_FILE
 from tomat.base.places import local_target
 from tomat.base.reporting import console
-from tomat.base.storage import STORAGE_TRIES, retry_context, short_message, storage_error, storage_errors, store_url
+from tomat.base.storage import (
+    STORAGE_TRIES,
+    Store,
+    explaining_storage,
+    retry_context,
+    short_message,
+    storage_error,
+    store_url,
+)
 from tomat.runs.checksums import damage, listing
 
 REMOVAL_TRIES = 3
@@ -80,12 +87,12 @@ def list_checkpoints(run_url: str, temporary_url: str | None = None, *, read_dat
 
 
 def newest_whole(run_url: str, temporary_url: str | None = None) -> Checkpoint | None:
-    """The whole checkpoint with the highest step, or None; looks no further back than it must.
+    """The whole checkpoint with the highest step, or None.
 
     Raises:
         TomatError: As for `list_checkpoints`.
     """
-    return next((found for found in _newest_first(run_url, temporary_url) if found.whole), None)
+    return survey(run_url, temporary_url)[0]
 
 
 def has_checkpoints(run_url: str, temporary_url: str | None = None) -> bool:
@@ -94,11 +101,7 @@ def has_checkpoints(run_url: str, temporary_url: str | None = None) -> bool:
     Raises:
         TomatError: As for `list_checkpoints`.
     """
-    places = [f"{run_url}/{CHECKPOINT_FOLDER}", *filter(None, [temporary_url])]
-    try:
-        return any(files.glob(f"{root}/step-*") for files, root in map(fsspec.core.url_to_fs, places))
-    except storage_errors() as error:
-        raise storage_error(f"{run_url} cannot be read", error, UNREADABLE) from error
+    return bool(_folders(run_url, temporary_url))
 
 
 def with_data_read(found: list[Checkpoint]) -> list[Checkpoint]:
@@ -117,13 +120,14 @@ def with_data_read(found: list[Checkpoint]) -> list[Checkpoint]:
 
 
 def survey(run_url: str, temporary_url: str | None = None) -> tuple[Checkpoint | None, list[Checkpoint]]:
-    """The newest whole checkpoint, and all that are newer but not whole.
+    """The newest whole checkpoint, and all that are newer but not whole; looks no further back than it must.
 
     Raises:
         TomatError: As for `list_checkpoints`.
     """
     partial = []
-    for found in _newest_first(run_url, temporary_url):
+    for path, step in sorted(_folders(run_url, temporary_url), key=lambda item: item[1], reverse=True):
+        found = examine(path, step)
         if found.whole:
             return found, partial
         partial.append(found)
@@ -203,15 +207,14 @@ def examine(path: str, step: int, read_data: bool = False) -> Checkpoint:
     files, root = fsspec.core.url_to_fs(path)
     files.invalidate_cache()
     root = root.rstrip("/")
-    try:
-        listed = listing(files, root)
-        sizes = {name: info["size"] for name, info in listed.items()}
-        metadata = _json(files, f"{root}/{METADATA_FILE}") if METADATA_FILE in sizes else None
-        manifest = _json(files, f"{root}/{MANIFEST_FILE}") if MANIFEST_FILE in sizes else None
-    except FileNotFoundError:  # removed while it was looked at
-        return Checkpoint(path, step, False, "it is being removed", None)
-    except storage_errors() as error:
-        raise storage_error(f"{path} cannot be read", error, UNREADABLE) from error
+    with explaining_storage(f"{path} cannot be read", UNREADABLE):
+        try:
+            listed = listing(files, root)
+            sizes = {name: info["size"] for name, info in listed.items()}
+            metadata = _json(files, f"{root}/{METADATA_FILE}") if METADATA_FILE in sizes else None
+            manifest = _json(files, f"{root}/{MANIFEST_FILE}") if MANIFEST_FILE in sizes else None
+        except FileNotFoundError:  # removed while it is looked at
+            return Checkpoint(path, step, False, "it is being removed", None)
     if metadata is None:
         why = "it was never completed" if sizes else "it does not exist"
         return Checkpoint(path, step, False, f"{why} (no readable {METADATA_FILE})", None)
@@ -219,12 +222,11 @@ def examine(path: str, step: int, read_data: bool = False) -> Checkpoint:
     temporary = bool(metadata.get("is_temporary", False))
     reason = "" if metadata.get("step") == step else f"{METADATA_FILE} says step {metadata.get('step')}"
     if not reason and CHECKSUM_FILE in sizes:  # before the database, of which a damaged file could say anything
-        try:
-            reason = damage(path, listed, files.cat_file(f"{root}/{CHECKSUM_FILE}"), read_data)
-        except FileNotFoundError:
-            reason = "it is being removed"
-        except storage_errors() as error:
-            raise storage_error(f"{path} cannot be read", error, UNREADABLE) from error
+        with explaining_storage(f"{path} cannot be read", UNREADABLE):
+            try:
+                reason = damage(path, listed, files.cat_file(f"{root}/{CHECKSUM_FILE}"), read_data)
+            except FileNotFoundError:
+                reason = "it is being removed"
     reason = reason or _missing(path, sizes, manifest)
     return Checkpoint(path, step, not reason, reason, seconds, temporary, CHECKSUM_FILE in sizes)
 
@@ -270,11 +272,10 @@ def copy(checkpoint: Checkpoint, destination: str) -> None:
         if relative == METADATA_FILE:
             continue
         to = f"{target_root}/{relative}"
+        target.makedirs(to.rsplit("/", 1)[0], exist_ok=True)
         if type(source) is type(target):
-            target.makedirs(to.rsplit("/", 1)[0], exist_ok=True)
             target.cp_file(name, to)  # in a bucket, by the server
         else:
-            target.makedirs(to.rsplit("/", 1)[0], exist_ok=True)
             with source.open(name, "rb") as read, target.open(to, "wb") as write:
                 while block := read.read(64 * 1024**2):
                     write.write(block)
@@ -298,13 +299,7 @@ def read_metadata(path: str) -> dict[str, Any]:
 
 def write_metadata(path: str, metadata: dict[str, Any]) -> None:
     """Write the `metadata.json` of a checkpoint in one step."""
-    files, root = fsspec.core.url_to_fs(path)
-    content = json.dumps(metadata).encode()
-    if "file" in files.protocol:
-        files.pipe_file(f"{root}/.{METADATA_FILE}", content)
-        files.mv(f"{root}/.{METADATA_FILE}", f"{root}/{METADATA_FILE}")
-    else:  # an object appears when it is complete
-        files.pipe_file(f"{root}/{METADATA_FILE}", content)
+    Store(path).write(METADATA_FILE, json.dumps(metadata).encode())
 
 
 def array_shapes(path: str) -> dict[str, tuple[int, ...]]:
@@ -335,23 +330,15 @@ def _folders(run_url: str, temporary_url: str | None) -> list[tuple[str, int]]:
             continue
         files, plain = fsspec.core.url_to_fs(root)
         files.invalidate_cache()
-        try:
-            names = [
-                entry["name"].rstrip("/") for entry in files.ls(plain, detail=True) if entry["type"] == "directory"
-            ]
-        except (FileNotFoundError, NotADirectoryError):
-            continue
-        except storage_errors() as error:
-            raise storage_error(f"{root} cannot be read", error, UNREADABLE) from error
-        for name in names:
+        with explaining_storage(f"{root} cannot be read", UNREADABLE):
+            try:
+                entries = files.ls(plain, detail=True)
+            except (FileNotFoundError, NotADirectoryError):
+                continue
+        for name in (entry["name"].rstrip("/") for entry in entries if entry["type"] == "directory"):
             if (match := re.fullmatch(r"step-(\d+)", name.rsplit("/", 1)[-1])) is not None:
                 found.append((f"{root.rstrip('/')}/{match.group(0)}", int(match.group(1))))
     return found
-
-
-def _newest_first(run_url: str, temporary_url: str | None) -> Iterable[Checkpoint]:
-    for path, step in sorted(_folders(run_url, temporary_url), key=lambda item: item[1], reverse=True):
-        yield examine(path, step)
 
 
 def _json(files: Any, path: str) -> dict[str, Any] | None:

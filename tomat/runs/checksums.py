@@ -7,7 +7,6 @@ of its objects: there nothing is read back, neither to write the file nor to che
 
 import base64
 import json
-import os
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -16,8 +15,9 @@ import fsspec
 import google_crc32c
 
 from tomat.base.layout import CHECKSUM_FILE, METADATA_FILE, UNMARKED_FILE
+from tomat.base.storage import Store
 
-UNHASHED = (CHECKSUM_FILE, METADATA_FILE, f".{METADATA_FILE}", UNMARKED_FILE)
+UNHASHED = (CHECKSUM_FILE, METADATA_FILE, UNMARKED_FILE)
 """What is written after the checksums, or renamed later."""
 
 READ_BYTES = 8 * 1024**2
@@ -32,7 +32,8 @@ def write_checksums(path: str) -> None:
     """Write the checksums of every file that lies in the folder or URL `path` now.
 
     Raises:
-        OSError: A file cannot be read, or the checksums cannot be written.
+        OSError: A file cannot be read.
+        TomatError: The checksums cannot be written.
     """
     files, root = fsspec.core.url_to_fs(path)
     files.invalidate_cache()
@@ -41,16 +42,8 @@ def write_checksums(path: str) -> None:
         sums = pool.map(lambda item: _checksum(files, root, *item), found.items())
         entries = {name: {"size": found[name]["size"], "crc32c": crc} for name, crc in zip(found, sums, strict=True)}
     content = json.dumps({"algorithm": "crc32c", "files": entries}, indent=1, sort_keys=True).encode()
-    target = f"{root.rstrip('/')}/{CHECKSUM_FILE}"
-    if "file" not in files.protocol:
-        files.pipe_file(target, content)  # an object appears when it is complete
-        return
-    # TensorStore syncs the data to disk; without the same here a loss of power could leave all but the checksums.
-    with open(f"{target}.new", "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(f"{target}.new", target)
+    # Synced to disk, as the data are: or a loss of power could leave all but the checksums.
+    Store(path).write(CHECKSUM_FILE, content)
 
 
 def damage(path: str, found: Mapping[str, Mapping[str, Any]], content: bytes, read_data: bool) -> str:

@@ -13,19 +13,19 @@ from typing import Any
 
 import fsspec
 
-from tomat.base.errors import TomatError
 from tomat.base.layout import HISTORY_FILE
 from tomat.base.reporting import to_jsonable
-from tomat.base.storage import storage_error, storage_errors
+from tomat.base.storage import explaining_storage
 from tomat.runs.log_lines import parse_events
 
 Event = dict[str, Any]
 """`time`, `event`, `step`, and the details of the event."""
 
-_RESERVED = ("time", "event", "step")
+REMEDY = "Give this user the right to read it."
+"""Of a file of a run that this user may not read."""
 
 
-def append_event(run_dir: Path, event: str, step: int, **details: Any) -> dict[str, Any]:
+def append_event(run_dir: Path, event: str, step: int, **details: Any) -> None:
     """Write one event at the end of the run's history, and wait until it is on disk.
 
     Args:
@@ -34,12 +34,7 @@ def append_event(run_dir: Path, event: str, step: int, **details: Any) -> dict[s
             `partial_checkpoint`, `data`, `guard:<name>`, ...
         step: Steps done when it happened.
         details: Whatever belongs to the event, in values that JSON has.
-
-    Returns:
-        The event as written.
     """
-    if any(name in details for name in _RESERVED):
-        raise TomatError(f"an event's details may not be called {', '.join(_RESERVED)}; found {sorted(details)}.")
     time = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
     row = to_jsonable({"time": time, "event": event, "step": int(step), **details})
     line = json.dumps(row, allow_nan=False) + "\n"
@@ -53,7 +48,6 @@ def append_event(run_dir: Path, event: str, step: int, **details: Any) -> dict[s
         file.write(line.encode())
         file.flush()
         os.fsync(file.fileno())
-    return row
 
 
 def read_events(run_dir: Path | str) -> list[dict[str, Any]]:
@@ -79,12 +73,11 @@ def read_history(run_dir: Path | str) -> tuple[list[dict[str, Any]], tuple[int, 
     Raises:
         TomatError: As for `read_events`.
     """
-    files, root = fsspec.core.url_to_fs(str(run_dir))
-    try:
-        text = files.cat_file(f"{root.rstrip('/')}/{HISTORY_FILE}").decode(errors="replace")
-    except (FileNotFoundError, NotADirectoryError):
-        return [], ()
-    except storage_errors() as error:
-        what = f"{str(run_dir).rstrip('/')}/{HISTORY_FILE} cannot be read"
-        raise storage_error(what, error, "Give this user the right to read it.") from error
+    url = f"{str(run_dir).rstrip('/')}/{HISTORY_FILE}"
+    files, path = fsspec.core.url_to_fs(url)
+    with explaining_storage(f"{url} cannot be read", REMEDY):
+        try:
+            text = files.cat_file(path).decode(errors="replace")
+        except (FileNotFoundError, NotADirectoryError):
+            return [], ()
     return parse_events(text)

@@ -27,7 +27,7 @@ import tensorstore as ts
 from tomat.base.errors import RetryableError, TomatError
 from tomat.base.layout import LEASE_FILE, LOCK_FILE
 from tomat.base.reporting import console
-from tomat.base.storage import Store, storage_error
+from tomat.base.storage import Store, explaining_storage
 from tomat.runs.published import is_remote
 
 LEASE_SECONDS = 60.0
@@ -278,10 +278,8 @@ class Lease(RunLock):
         # Another number each time: the generation in a folder is made of what the file system keeps of it.
         self._renewals += 1
         content = json.dumps({**asdict(self.holder), "renewals": self._renewals}).encode()
-        try:
+        with explaining_storage(f"Cannot write {self.url}", "Give this user the right to write it."):
             written: Any = self._store.objects.write(LEASE_FILE, content, if_equal=generation).result()
-        except (ValueError, OSError) as error:
-            raise storage_error(f"Cannot write {self.url}", error, "Give this user the right to write it.") from error
         if not written.generation:
             # Refused; or carried out, and refused when TensorStore asked again for want of an answer.
             found = self._read()
@@ -293,10 +291,8 @@ class Lease(RunLock):
         return True
 
     def _read(self) -> ts.KvStore.ReadResult:
-        try:
+        with explaining_storage(f"Cannot read {self.url}", "Give this user the right to read it."):
             return self._store.objects.read(LEASE_FILE).result()
-        except (ValueError, OSError) as error:
-            raise storage_error(f"Cannot read {self.url}", error, "Give this user the right to read it.") from error
 
 
 def _machine() -> str:

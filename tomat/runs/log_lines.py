@@ -1,29 +1,26 @@
 """The lines of `metrics.jsonl` and `history.jsonl`: whole ones, damaged ones, and those that a resume drops."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from tomat.base.errors import TomatError
 from tomat.base.reporting import write_text
 
+Row = dict[str, Any]
+"""A line: one JSON object."""
+
 MAX_STEP = 10**9
 """Of a run: 30 years of one step a second. A larger number is damage."""
 
 
-def parse_metrics(text: str) -> tuple[list[dict[str, Any]], tuple[int, ...]]:
+def parse_metrics(text: str) -> tuple[list[Row], tuple[int, ...]]:
     """The rows of a `metrics.jsonl` in the order they stand, and the numbers, from 1, of lines that are none."""
-    rows, unreadable = [], []
-    for number, line in enumerate(text.splitlines(), start=1):
-        row = metrics_row(line)
-        if row is None:
-            unreadable.append(number)
-        else:
-            rows.append(row)
-    return rows, tuple(unreadable)
+    return _parsed(text, metrics_row)
 
 
-def read_metrics(path: Path) -> list[dict[str, Any]]:
+def read_metrics(path: Path) -> list[Row]:
     """The lines of a `metrics.jsonl`, in order of step; a last line cut short is left out.
 
     Raises:
@@ -65,25 +62,29 @@ def truncate_metrics(path: Path, first_step: int) -> int:
     return dropped
 
 
-def metrics_row(line: str) -> dict[str, Any] | None:
+def metrics_row(line: str) -> Row | None:
     """A line of a `metrics.jsonl`; None where it is no JSON object with a step from 0 to `MAX_STEP`."""
     row = _json_object(line)
     return row if row is not None and _is_step(row.get("step")) else None
 
 
-def parse_events(text: str) -> tuple[list[dict[str, Any]], tuple[int, ...]]:
+def parse_events(text: str) -> tuple[list[Row], tuple[int, ...]]:
     """The events of a `history.jsonl` in the order they stand, and the numbers, from 1, of lines that are none."""
-    events, unreadable = [], []
-    for number, line in enumerate(text.splitlines(), start=1):
-        row = _json_object(line)
-        if row is not None and isinstance(row.get("event"), str) and _is_step(row.get("step", 0)):
-            events.append(row)
-        else:
-            unreadable.append(number)
-    return events, tuple(unreadable)
+    return _parsed(text, _event)
 
 
-def _json_object(line: str) -> dict[str, Any] | None:
+def _parsed(text: str, parse: Callable[[str], Row | None]) -> tuple[list[Row], tuple[int, ...]]:
+    rows = [parse(line) for line in text.splitlines()]
+    unreadable = tuple(number for number, row in enumerate(rows, start=1) if row is None)
+    return [row for row in rows if row is not None], unreadable
+
+
+def _event(line: str) -> Row | None:
+    row = _json_object(line)
+    return row if row is not None and isinstance(row.get("event"), str) and _is_step(row.get("step", 0)) else None
+
+
+def _json_object(line: str) -> Row | None:
     try:
         row = json.loads(line)
     except (ValueError, RecursionError):

@@ -5,8 +5,7 @@ local disk, where they can be appended to; a machine that takes over a preempted
 is told by the events in it, never by a clock: those of two machines differ.
 """
 
-import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import fsspec
@@ -21,13 +20,15 @@ from tomat.base.layout import (
     METRICS_FILE,
     PAGE_FILE,
 )
-from tomat.base.storage import storage_error, storage_errors
+from tomat.base.storage import explaining_storage
 from tomat.runs.history import read_events
 
 PAGE_FILES = (EVALUATION_FILE, PAGE_FILE, LOSS_FIGURE, DENSITY_FIGURE)
 """The run's page, and what is made with it after the training."""
 PUBLISHED = (CONFIG_FILE, CODEC_FILE, METRICS_FILE, HISTORY_FILE, *PAGE_FILES)
 """What of a run's folder is published, where it is there."""
+
+_REMEDY = "Give this user the right to it, or set another --output_dir."
 
 
 def is_remote(output_dir: str) -> bool:
@@ -48,7 +49,7 @@ def fetch(run_url: str, run_dir: Path) -> list[str]:
     files.invalidate_cache()
     copied = []
     run_dir.mkdir(parents=True, exist_ok=True)
-    with _explaining(f"{run_url} cannot be read"):
+    with explaining_storage(f"{run_url} cannot be read", _REMEDY):
         events, present = read_events(run_url), {name for name in PUBLISHED if files.exists(f"{root}/{name}")}
     known = read_events(run_dir)
     # Every start, and every end that could be told, is an event: the bucket has one that this machine has not.
@@ -58,10 +59,10 @@ def fetch(run_url: str, run_dir: Path) -> list[str]:
         wanted = overtaken or not local.exists()
         if not wanted and name == METRICS_FILE and events == known:
             # Lines that were cut for a resume which never began may come back: the next resume cuts them again.
-            with _explaining(f"{run_url} cannot be read"):
+            with explaining_storage(f"{run_url} cannot be read", _REMEDY):
                 wanted = name in present and files.size(f"{root}/{name}") > local.stat().st_size
         if wanted and name in present:
-            with _explaining(f"{run_url}/{name} cannot be read"):
+            with explaining_storage(f"{run_url}/{name} cannot be read", _REMEDY):
                 content = files.cat_file(f"{root}/{name}")
             local.write_bytes(content)
             copied.append(name)
@@ -86,15 +87,6 @@ def publish(run_url: str, run_dir: Path, names: Sequence[str] = PUBLISHED) -> li
     copied = [name for name in names if (run_dir / name).exists()]
     for name in copied:
         content = (run_dir / name).read_bytes()
-        with _explaining(f"{run_url}/{name} cannot be written"):
+        with explaining_storage(f"{run_url}/{name} cannot be written", _REMEDY):
             files.pipe_file(f"{root}/{name}", content)
     return copied
-
-
-@contextlib.contextmanager
-def _explaining(what: str) -> Iterator[None]:
-    """Turn what a bucket raises into one error."""
-    try:
-        yield
-    except storage_errors() as error:
-        raise storage_error(what, error, "Give this user the right to it, or set another --output_dir.") from error

@@ -10,10 +10,10 @@ import fsspec
 from tomat.base.documents import mapping, parse_yaml
 from tomat.base.errors import TomatError
 from tomat.base.layout import CODEC_FILE, CONFIG_FILE, METRICS_FILE
-from tomat.base.storage import storage_error, storage_errors
+from tomat.base.storage import explaining_storage
 from tomat.codec.base import DensityCodec
 from tomat.codec.files import codec_from_text
-from tomat.runs.history import read_history
+from tomat.runs.history import REMEDY, read_history
 from tomat.runs.log_lines import parse_metrics
 
 
@@ -23,7 +23,7 @@ class RunRecord:
 
     url: str
     """Folder or URL, without a final slash."""
-    config: dict[str, Any]
+    config: Mapping[str, Any]
     """`config.yaml`."""
     rows: list[dict[str, Any]]
     """The lines of `metrics.jsonl` in the order they were written."""
@@ -68,15 +68,16 @@ def find_runs(place: str) -> list[str]:
     place = place.rstrip("/") or "/"
     files, root = fsspec.core.url_to_fs(place)
     files.invalidate_cache()
-    try:
+    with explaining_storage(f"{place} cannot be read", REMEDY):
         if files.exists(f"{root}/{CONFIG_FILE}"):
             return [place]
-        below = [entry["name"].rstrip("/") for entry in files.ls(root, detail=True) if entry["type"] == "directory"]
+        try:
+            below = [entry["name"].rstrip("/") for entry in files.ls(root, detail=True) if entry["type"] == "directory"]
+        except (FileNotFoundError, NotADirectoryError) as error:
+            raise TomatError(
+                f"{place} does not exist; give a run's folder or URL, or the one that holds runs."
+            ) from error
         names = sorted(path.rsplit("/", 1)[-1] for path in below if files.exists(f"{path}/{CONFIG_FILE}"))
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise TomatError(f"{place} does not exist; give a run's folder or URL, or the one that holds runs.") from error
-    except storage_errors() as error:
-        raise storage_error(f"{place} cannot be read", error, "Give this user the right to read it.") from error
     if not names:
         raise TomatError(f"{place} holds no run: no folder in it has a {CONFIG_FILE}. Give the `output_dir` of runs.")
     return [f"{place}/{name}" for name in names]
@@ -89,24 +90,19 @@ def read_record(url: str) -> RunRecord:
         TomatError: One of them cannot be read.
     """
     files, root = fsspec.core.url_to_fs(url)
-    try:
-        config = parse_yaml(files.cat_file(f"{root}/{CONFIG_FILE}"), f"{url}/{CONFIG_FILE}")
-    except storage_errors() as error:
-        raise storage_error(f"{url}/{CONFIG_FILE} cannot be read", error, "") from error
+    with explaining_storage(f"{url}/{CONFIG_FILE} cannot be read"):
+        config = mapping(parse_yaml(files.cat_file(f"{root}/{CONFIG_FILE}"), f"{url}/{CONFIG_FILE}"))
     rows: list[dict[str, Any]] = []
     unreadable: tuple[int, ...] = ()
     written = None
     metrics = f"{root}/{METRICS_FILE}"
-    try:
+    with explaining_storage(f"{url}/{METRICS_FILE} cannot be read"):
         if files.exists(metrics):
             rows, unreadable = parse_metrics(files.cat_file(metrics).decode(errors="replace"))
             modified = files.modified(metrics)
             if modified.tzinfo is None:
                 modified = modified.replace(tzinfo=datetime.UTC)
             written = modified.timestamp()
-    except storage_errors() as error:
-        raise storage_error(f"{url}/{METRICS_FILE} cannot be read", error, "") from error
-    config = config if isinstance(config, dict) else {}
     events, unreadable_events = read_history(url)
     return RunRecord(url, config, rows, unreadable, events, written, unreadable_events)
 
@@ -140,9 +136,8 @@ def read_codec(run_url: str, whose: str) -> DensityCodec:
 
 def _content(url: str, if_missing: str) -> bytes:
     files, path = fsspec.core.url_to_fs(url)
-    try:
-        return files.cat_file(path)
-    except FileNotFoundError as error:
-        raise TomatError(f"{url} does not exist{if_missing}.") from error
-    except storage_errors() as error:
-        raise storage_error(f"{url} cannot be read", error, "Give this user the right to read it.") from error
+    with explaining_storage(f"{url} cannot be read", REMEDY):
+        try:
+            return files.cat_file(path)
+        except FileNotFoundError as error:
+            raise TomatError(f"{url} does not exist{if_missing}.") from error

@@ -128,11 +128,6 @@ class DataConfig:
         return LAYOUTS[self.layout]
 
     @property
-    def tokens_per_sequence(self) -> int:
-        """`seq_len`, or the layout's context where that is not set."""
-        return self.seq_len if self.seq_len is not None else self.sequence_layout.context
-
-    @property
     def vocabulary(self) -> Vocabulary:
         """The vocabulary with `n_density_tokens` density ids."""
         return Vocabulary(self.n_density_tokens)
@@ -243,8 +238,8 @@ class TrainConfig:
 
     @property
     def seq_len(self) -> int:
-        """Tokens per sequence."""
-        return self.data.tokens_per_sequence
+        """Tokens per sequence: `data.seq_len`, or the layout's context where that is not set."""
+        return self.data.seq_len if self.data.seq_len is not None else self.data.sequence_layout.context
 
     @property
     def batch_size(self) -> int:

@@ -256,9 +256,7 @@ def check_loading(trainer: TrainerConfig) -> None:
         ("load_checkpoint", None),
         ("allow_partial_checkpoint", False),
     ):
-        value = getattr(trainer, key)
-        if value != unset:
-            raise TomatError(f"trainer.{key} is {value!r}, which tomat does not take: {_OPTIONS}.")
+        _refuse_if_set(f"trainer.{key}", getattr(trainer, key), unset, _OPTIONS)
     if trainer.checkpointer.keep_last_temporary_checkpoints < 1:
         raise TomatError(
             "trainer.checkpointer.keep_last_temporary_checkpoints is "

@@ -4,7 +4,6 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import haliax as hax
@@ -22,10 +21,10 @@ from tomat.base.errors import TomatError
 from tomat.base.layout import PROFILER_FOLDER
 from tomat.base.reporting import console
 from tomat.loss.density_loss import evaluation_sums
-from tomat.runs.history import append_event
 from tomat.tokens.shards import ShardSet
 from tomat.training.config import TrainConfig
 from tomat.training.datasets import Datasets
+from tomat.training.folder import RunFolder
 from tomat.training.loader import ShardDataset, token_loader
 from tomat.training.phases import PhaseClock
 from tomat.training.preemption import StopRequest
@@ -63,9 +62,10 @@ class ClosingHooks:
 
 
 def add_hooks(
-    config: TrainConfig, trainer: Trainer, datasets: Datasets, clock: PhaseClock, run_dir: Path, stop: StopRequest
+    folder: RunFolder, trainer: Trainer, datasets: Datasets, clock: PhaseClock, stop: StopRequest
 ) -> ClosingHooks:
     """Everything that happens between steps, each part timed by `clock` under its own name."""
+    config = folder.config
     evaluate = trace = None
     trainer.add_hook(levanter.callbacks.log_step_info(config.trainer.num_train_steps), every=1)
     watchdog = config.trainer.progress_watchdog.create(
@@ -75,13 +75,13 @@ def add_hooks(
         trainer.add_hook(watchdog, every=1)
     if datasets.validation is not None and config.trainer.max_eval_batches != 0:
         validation = shuffled_rows(config, datasets.validation, epochs=1)
-        evaluation = Evaluation(trainer, validation, config.trainer.max_eval_batches, run_dir, stop)
+        evaluation = Evaluation(trainer, validation, folder, stop)
         evaluate = clock.timed("eval_seconds", evaluation)
         trainer.add_hook(evaluate, every=config.trainer.steps_per_eval)
     profiler = config.trainer.profiler
     profile_steps = profiler.resolve_num_profile_steps(config.trainer.num_train_steps) if profiler.is_enabled else 0
     if profile_steps > 0:
-        hook = profiler.build(str(run_dir / PROFILER_FOLDER), run_id=config.run_name, num_steps=profile_steps)
+        hook = profiler.build(str(folder.path / PROFILER_FOLDER), run_id=config.run_name, num_steps=profile_steps)
         trace = clock.timed("profiler_seconds", hook)
         trainer.add_hook(trace, every=1)
     return ClosingHooks(evaluate, trace)
@@ -99,14 +99,12 @@ class Evaluation:
     checkpoint needs the other half. Several hosts cannot agree on that within a batch, so there it is finished.
     """
 
-    def __init__(
-        self, trainer: Trainer, dataset: ShardDataset, max_batches: int | None, run_dir: Path, stop: StopRequest
-    ):
-        self._run_dir = run_dir
+    def __init__(self, trainer: Trainer, dataset: ShardDataset, folder: RunFolder, stop: StopRequest):
+        self._folder = folder
         self._stop = stop
         self._rows = dataset.index.rows
         self._batch_size = trainer.EvalBatch.size
-        self._max_batches = max_batches
+        self._max_batches = folder.config.trainer.max_eval_batches
         self._loader = token_loader(
             dataset, self._batch_size, mesh=trainer.device_mesh, axis_resources=trainer.compute_axis_mapping
         )
@@ -136,7 +134,7 @@ class Evaluation:
                 console.print(
                     f"{self._stop.cause}: the evaluation of step {info.step} is abandoned, so that the step is saved."
                 )
-                append_event(self._run_dir, "evaluation_abandoned", info.next_step)
+            self._folder.record("evaluation_abandoned", info.next_step)
         self._last_step = info.step
 
     def _figures(self, model: LmHeadModel) -> dict[str, float]:

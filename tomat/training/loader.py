@@ -9,7 +9,7 @@ blocks of two windows are kept: the one being consumed and the one being read.
 
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Literal, cast
@@ -33,6 +33,9 @@ IN_ORDER_WINDOW_BLOCKS = 16
 
 READ_AHEAD_BLOCKS = 32
 """Blocks being read ahead at one time, besides those that a batch waits for."""
+
+BUFFERED_BATCHES = 8
+"""Batches made ahead of the step that uses them. A batch of 128 x 8,192 tokens is 4 MiB."""
 
 
 @dataclass(frozen=True)
@@ -186,37 +189,6 @@ class TokenExample(eqx.Module):
     """int32 [position]; `DataLoader` adds `batch`, and fills a short last batch with id 0, which is padding."""
 
 
-class _BlockCache:
-    """Blocks read or being read, the least recently used dropped beyond a number of blocks.
-
-    Args:
-        read: starts reading a block.
-        capacity_blocks: blocks held at most.
-    """
-
-    def __init__(self, read: Callable[[int], ts.Future], capacity_blocks: int):
-        self._read = read
-        self._capacity_blocks = capacity_blocks
-        self._futures: OrderedDict[int, ts.Future] = OrderedDict()
-        self.blocks_read = 0
-
-    def get(self, block: int) -> ts.Future:
-        """The block's rows, uint16 [block_rows, context]; reading starts now unless it has been started before."""
-        future = self._futures.get(block)
-        if future is None:
-            future = self._futures[block] = self._read(block)
-            self.blocks_read += 1
-            while len(self._futures) > self._capacity_blocks:
-                self._futures.popitem(last=False)
-        else:
-            self._futures.move_to_end(block)
-        return future
-
-    def forget(self, block: int) -> None:
-        """Read the block anew when it is next asked for."""
-        self._futures.pop(block, None)
-
-
 class ShardDataset(AsyncDataset[TokenExample]):
     """The rows of a shard set in shuffled order, epoch after epoch, as `TokenExample`s.
 
@@ -227,13 +199,12 @@ class ShardDataset(AsyncDataset[TokenExample]):
         shards: an open shard set.
         shuffle: how rows are shuffled.
         seed: seeds the shuffle.
-        seq_len: tokens of each row that are used, from its start; None: all of them.
+        seq_len: tokens of each row that are used, from its start, at most the set's context; None: all of them.
         epochs: passes over the set; None: without end.
-        read_ahead: start reading the blocks of the current and, in step with its consumption, of the next window.
         verify_checksums: check each block as it is read.
 
     Raises:
-        TomatError: `seq_len` outside 2..context; a block of the shuffle that is not a whole number of the set's chunks.
+        TomatError: a block of the shuffle that is not a whole number of the set's chunks.
     """
 
     def __init__(
@@ -244,12 +215,9 @@ class ShardDataset(AsyncDataset[TokenExample]):
         seed: int = 0,
         seq_len: int | None = None,
         epochs: int | None = None,
-        read_ahead: bool = True,
         verify_checksums: bool = True,
     ):
         super().__init__()
-        if seq_len is not None and not 2 <= seq_len <= shards.context:
-            raise TomatError(f"seq_len is {seq_len}; expected 2 to {shards.context}, the context of this shard set.")
         if shuffle.perm_type == "feistel" and shuffle.io_block_size % shards.block_rows:
             raise TomatError(
                 f"shuffle.io_block_size is {shuffle.io_block_size}, but this shard set is stored in chunks of "
@@ -260,14 +228,17 @@ class ShardDataset(AsyncDataset[TokenExample]):
         self.epochs = epochs
         self._block_rows = shards.block_rows
         # With `full` the next blocks are all over the set: nothing is worth reading before it is asked for.
-        self._reads_ahead = read_ahead and shuffle.perm_type != "full"
+        self._reads_ahead = shuffle.perm_type != "full"
         window_blocks = IN_ORDER_WINDOW_BLOCKS if shuffle.perm_type == "none" else shuffle.window_blocks
         chunks = -(-shards.rows // shards.block_rows)
         # Where windows do not begin with a chunk (`none`, any block size), one chunk more touches each.
         self._capacity_blocks = min(chunks, 2 * (window_blocks * shuffle.io_block_size // shards.block_rows + 1))
         self.cache_bytes = self._capacity_blocks * shards.block_rows * shards.context * 2
-        read = partial(shards.read_block, verify=verify_checksums)
-        self._cache = _BlockCache(read, self._capacity_blocks)
+        """Bytes of decoded blocks kept at most."""
+        self.blocks_read = 0
+        """Blocks whose reading has been started, repeats included."""
+        self._read = partial(shards.read_block, verify=verify_checksums)
+        self._blocks: OrderedDict[int, ts.Future] = OrderedDict()
         # Levanter reads the first example in one thread and the batches in another.
         self._lock = threading.Lock()
         self._window: tuple[int, int] | None = None
@@ -275,14 +246,6 @@ class ShardDataset(AsyncDataset[TokenExample]):
         self._in_flight: list[ts.Future] = []
         self._upcoming: deque[int] = deque()
         self._upcoming_blocks = 0
-
-    cache_bytes: int
-    """Bytes of decoded blocks kept at most."""
-
-    @property
-    def blocks_read(self) -> int:
-        """Blocks whose reading has been started, repeats included."""
-        return self._cache.blocks_read
 
     def is_finite(self) -> bool:
         return self.epochs is not None
@@ -319,13 +282,13 @@ class ShardDataset(AsyncDataset[TokenExample]):
         for first in range(0, distinct.size, self._capacity_blocks):
             last = min(first + self._capacity_blocks, distinct.size)
             with self._lock:
-                reads = [self._cache.get(block) for block in distinct[first:last].tolist()]
+                reads = [self._block(block) for block in distinct[first:last].tolist()]
             for block, read, group in zip(distinct[first:last].tolist(), reads, wanted[first:last], strict=True):
                 try:
                     block_tokens = read.result() if read.done() else await read
                 except BaseException:
                     with self._lock:
-                        self._cache.forget(block)
+                        self._blocks.pop(block, None)  # read anew when it is next asked for
                     raise
                 tokens[group] = block_tokens[rows[group], : tokens.shape[1]]
         if read_ahead:
@@ -333,6 +296,16 @@ class ShardDataset(AsyncDataset[TokenExample]):
                 self._start_reading_ahead(int(positions.max()))
         # The rows stay NumPy arrays, which Levanter stacks on the host: a device array for each would cost a transfer.
         return [TokenExample(hax.NamedArray(cast(jax.Array, row), (self.position_axis,))) for row in tokens]
+
+    def _block(self, block: int) -> ts.Future:
+        """The block's rows, uint16 [block_rows, context]; reading starts now unless it has been started before."""
+        if block not in self._blocks:
+            self._blocks[block] = self._read(block)
+            self.blocks_read += 1
+            if len(self._blocks) > self._capacity_blocks:
+                self._blocks.popitem(last=False)
+        self._blocks.move_to_end(block)
+        return self._blocks[block]
 
     def _start_reading_ahead(self, position: int) -> None:
         """Start reading what the rows after `position` need: the rest of their window and a share of the next one."""
@@ -351,7 +324,7 @@ class ShardDataset(AsyncDataset[TokenExample]):
         self._in_flight = [read for read in self._in_flight if not read.done()]
         for queue, left_in_queue in ((self._rest, 0), (self._upcoming, left)):
             while len(queue) > left_in_queue and len(self._in_flight) < READ_AHEAD_BLOCKS:
-                read = self._cache.get(queue.popleft())
+                read = self._block(queue.popleft())
                 if not read.done():
                     self._in_flight.append(read)
 
@@ -368,7 +341,6 @@ def token_loader(
     *,
     mesh: Mesh,
     axis_resources: ResourceMapping,
-    buffered_batches: int = 8,
 ) -> DataLoader[TokenExample]:
     """Levanter's `DataLoader` over a `ShardDataset` or a view of one; `iter_from_step(step)` begins at any step.
 
@@ -381,7 +353,6 @@ def token_loader(
         batch_size: sequences a step over all processes.
         mesh: the mesh the batches are laid out on.
         axis_resources: where the batch axis lies on the mesh (the trainer's `compute_axis_mapping`).
-        buffered_batches: batches made ahead of the step that uses them. A batch of 128 x 8,192 tokens is 4 MiB.
 
     Raises:
         ValueError: a batch that the devices cannot share evenly.
@@ -389,7 +360,7 @@ def token_loader(
     return DataLoader(
         dataset,
         batch_size,
-        max_buffered_batches=buffered_batches,
+        max_buffered_batches=BUFFERED_BATCHES,
         fetch_batch_size=1,
         mesh=mesh,
         axis_resources=axis_resources,

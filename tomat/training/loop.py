@@ -18,7 +18,6 @@ from tomat.base.errors import TomatError
 from tomat.base.reporting import console
 from tomat.loss.start import TIED_LOGIT_STD, UNTIED_LOGIT_STD, check_first_loss, uniform_loss
 from tomat.training.checkpointer import RunCheckpointer
-from tomat.training.config import TrainConfig
 from tomat.training.datasets import Datasets, value_table
 from tomat.training.folder import RunFolder
 from tomat.training.guards.watch import RunGuards
@@ -65,7 +64,6 @@ class TrainingLoop:
     def __init__(
         self,
         *,
-        config: TrainConfig,
         folder: RunFolder,
         datasets: Datasets,
         start: Start,
@@ -74,8 +72,8 @@ class TrainingLoop:
         guards: RunGuards,
         stop: StopRequest,
     ):
-        self._config = config
         self._folder = folder
+        self._config = config = folder.config
         self._start = start
         self._trainer = trainer
         self._guards = guards
@@ -89,7 +87,7 @@ class TrainingLoop:
         trainer.add_hook(lambda info: stop.defer(info.next_step), every=1)
         guards.attach(trainer, state, self._rows, datasets)
         self._clock = PhaseClock()
-        self._closing = add_hooks(config, trainer, datasets, self._clock, folder.path, stop)
+        self._closing = add_hooks(folder, trainer, datasets, self._clock, stop)
         # A machine that goes on from the checkpoint finds the log of every step before it.
         self._checkpointer = RunCheckpointer(
             trainer.config.checkpointer, trainer.run_id, start.partial, before_save=folder.publish

@@ -82,8 +82,6 @@ class StartPlan:
     """Keys that may differ from the run on record."""
     changes: Changes = field(default_factory=dict)
     """Those that do."""
-    unchanged: tuple[str, ...] = ()
-    """Those that do not."""
     parent: Parent | None = None
     """None for a run that has checkpoints of its own, or begins with fresh weights."""
     data: RecordedData | None = None
@@ -223,8 +221,8 @@ class Start:
         return replace(self, checkpoint=examine(copied, source.step))
 
     def _record_changes(self) -> None:
-        for key in self.plan.unchanged:
-            if key not in self.changed_data:
+        for key in self.plan.allow_change:
+            if key not in self.plan.changes and key not in self.changed_data:
                 console.print(f"--allow_change {key}: it does not differ from the run on record.")
         if self.fork is None:
             for key, (before, after) in self.plan.changes.items():
@@ -304,8 +302,7 @@ def plan_start(config: TrainConfig, wanted: Continuation, run_dir: Path) -> Star
             return _plan_fork(plan, str(forked["parent"]), None, forked)
     elif wanted.fork_of is not None:
         _check_same_fork(config.run_name, wanted, forked)
-    changes, unchanged = refuse_changes(run_dir / CONFIG_FILE, config, wanted.allow_change)
-    plan = replace(plan, changes=changes, unchanged=tuple(unchanged))
+    plan = replace(plan, changes=refuse_changes(run_dir / CONFIG_FILE, config, wanted.allow_change))
     if wanted.warm_start is not None and (newest is not None or warmed is not None):
         _check_same_weights(config.run_name, wanted.warm_start, warmed)
     if newest is not None:
@@ -340,9 +337,7 @@ def _plan_fork(plan: StartPlan, parent: str, step: int | None, begun: Event | No
         raise TomatError(f"--fork {parent}: a run cannot be forked into its own name; give a new one.")
     url = f"{config.output_dir.rstrip('/')}/{parent}"
     recorded = read_config(f"{url}/{CONFIG_FILE}")
-    changes, unchanged = allowed_changes(
-        recorded, config, plan.allow_change, f"run '{parent}', to be forked, was trained"
-    )
+    changes = allowed_changes(recorded, config, plan.allow_change, f"run '{parent}', to be forked, was trained")
     temporary_url = temporary_place(recorded, parent)
     if begun is not None and begun.get("parent") == parent and step in (None, begun["step"] - 1):
         checkpoint = find_checkpoint(str(begun["checkpoint"]))
@@ -351,7 +346,6 @@ def _plan_fork(plan: StartPlan, parent: str, step: int | None, begun: Event | No
     return replace(
         plan,
         changes=changes,
-        unchanged=tuple(unchanged),
         parent=Parent("state", parent, url, temporary_url, checkpoint),
         data=RecordedData(f"run '{parent}', to be forked,", recorded_contents(read_events(url))),
     )

@@ -63,9 +63,7 @@ def changed_keys(old: Mapping[str, Any], new: Mapping[str, Any]) -> Changes:
     return changed
 
 
-def allowed_changes(
-    old: Mapping[str, Any], config: TrainConfig, allow: Sequence[str], what: str
-) -> tuple[Changes, list[str]]:
+def allowed_changes(old: Mapping[str, Any], config: TrainConfig, allow: Sequence[str], what: str) -> Changes:
     """The changes from `old` to `config`, all of which must be named.
 
     Args:
@@ -73,9 +71,6 @@ def allowed_changes(
         config: The configuration about to run.
         allow: Dotted keys that may differ.
         what: Names the run on record in the error, such as "run 'a' exists".
-
-    Returns:
-        The changes, and the keys of `allow` that are no different.
 
     Raises:
         TomatError: With every difference that is not named, one a line; or a key that is no key of the configuration.
@@ -99,19 +94,16 @@ def allowed_changes(
             "Use another run_name, or the values the run began with. A change that is meant is taken by name and "
             f"recorded: --allow_change {','.join(refused)}"
         )
-    return changed, [key for key in allow if key not in changed]
+    return changed
 
 
-def refuse_changes(recorded: Path, config: TrainConfig, allow: Sequence[str] = ()) -> tuple[Changes, list[str]]:
-    """Stop if the run's folder belongs to a run that learns something else.
+def refuse_changes(recorded: Path, config: TrainConfig, allow: Sequence[str] = ()) -> Changes:
+    """The changes to the run whose folder this is, all of which must be named.
 
     Args:
         recorded: The `config.yaml` in the run's folder; nothing is checked where the run has no checkpoint.
         config: The configuration about to run.
         allow: Dotted keys that may differ.
-
-    Returns:
-        As for `allowed_changes`.
 
     Raises:
         TomatError: As for `allowed_changes`; or there are checkpoints and no configuration to compare with, or the
@@ -119,7 +111,7 @@ def refuse_changes(recorded: Path, config: TrainConfig, allow: Sequence[str] = (
     """
     run_url = config.run_dir if is_remote(config.output_dir) else str(recorded.parent)
     if not has_checkpoints(run_url, config.temporary_checkpoints):
-        return {}, list(allow)
+        return {}
     if not recorded.exists() or not recorded.read_bytes().strip():
         raise TomatError(
             f"run '{config.run_name}' has checkpoints, but {recorded.name} in {run_url} is "

@@ -69,7 +69,7 @@ def train(
                 folder = process.enter_context(folder.locked())
                 if folder.fetch() or plan.is_outdated:
                     plan = plan_start(config, continuation, folder.path)
-            guards = RunGuards(config, folder.path)
+            guards = RunGuards(folder)
             run.enter_context(guards.active())
 
             # The data, and with them the checkpoint that all processes begin with.
@@ -102,7 +102,6 @@ def train(
                 nan = float("nan")
                 return TrainResult(folder.path, stop.step, stop.step, nan, nan, 0.0, count_parameters(state))
             loop = TrainingLoop(
-                config=config,
                 folder=folder,
                 datasets=datasets,
                 start=start,

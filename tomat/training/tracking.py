@@ -9,10 +9,13 @@ from typing import Any
 
 import jax
 from levanter.tracker.tracker import NoopTracker, Tracker, TrackerConfig
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import Progress
 
 from tomat.base.layout import METRICS_FILE
-from tomat.base.reporting import console, to_jsonable
+from tomat.base.reporting import console, progress, to_jsonable
+
+LINE_SECONDS = 10.0
+"""Between two lines of progress where there is no terminal."""
 
 
 class JsonLinesTracker(Tracker):
@@ -82,32 +85,22 @@ class JsonLinesTrackerConfig(TrackerConfig):
 
 
 class TrainingProgress:
-    """A bar with loss, tokens/s, MFU and time left on a terminal; a line every `line_seconds` elsewhere.
+    """A bar with loss, tokens/s, MFU and time left on a terminal; a line every `LINE_SECONDS` elsewhere.
 
     MFU shows as `-` where the chip's peak is not known.
     """
 
-    def __init__(self, total_steps: int, first_step: int, line_seconds: float = 10.0):
+    def __init__(self, total_steps: int, first_step: int):
         self._total = total_steps
         self._first = first_step
-        self._line_seconds = line_seconds
         self._started = time.monotonic()
         self._last_line = 0.0
         self._bar: Progress | None = None
-        self._task: TaskID | None = None
         if console.is_terminal and jax.process_index() == 0:
-            self._bar = Progress(
-                TextColumn("train"),
-                BarColumn(),
-                MofNCompleteColumn(),
-                TextColumn("loss {task.fields[loss]}  {task.fields[rate]} tokens/s  MFU {task.fields[mfu]}"),
-                TextColumn("left"),
-                TimeRemainingColumn(),
-                console=console,
+            self._bar = progress(
+                figures="loss {task.fields[loss]}  {task.fields[rate]} tokens/s  MFU {task.fields[mfu]}"
             )
-            self._task = self._bar.add_task(
-                "train", total=total_steps, completed=first_step, loss="-", rate="-", mfu="-"
-            )
+            self._bar.add_task("train", total=total_steps, completed=first_step, loss="-", rate="-", mfu="-")
             self._bar.start()
 
     def update(self, next_step: int, loss: float, tokens_per_second: float, mfu: float | None) -> None:
@@ -119,11 +112,11 @@ class TrainingProgress:
             "rate": f"{tokens_per_second:,.0f}",
             "mfu": "-" if mfu is None else f"{100 * mfu:.1f} %",
         }
-        if self._bar is not None and self._task is not None:
-            self._bar.update(self._task, completed=next_step, **fields)
+        if self._bar is not None:
+            self._bar.update(self._bar.task_ids[0], completed=next_step, **fields)
             return
         now = time.monotonic()
-        if next_step in (self._first + 1, self._total) or now - self._last_line >= self._line_seconds:
+        if next_step in (self._first + 1, self._total) or now - self._last_line >= LINE_SECONDS:
             self._last_line = now
             done = next_step - self._first
             left_seconds = (now - self._started) / done * (self._total - next_step)

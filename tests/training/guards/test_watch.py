@@ -19,14 +19,13 @@ from levanter.optim.skipstep import SkipStepConfig
 from levanter.recovery.types import EXIT_STALL
 from levanter.tracker import CompositeTracker
 
-from tomat.base.clocks import clock_warnings, storage_clock_skew
 from tomat.base.errors import RetryableError, TomatError
 from tomat.base.layout import HUNG_STATUS
 from tomat.training.config import config_from_dict, load_config
 from tomat.training.guards.config import SPIKE_HISTORY, GuardsConfig
 from tomat.training.guards.loss import GuardedState, guard_updates, spike_limit
 from tomat.training.guards.room import check_free_space, explaining_full_storage, full_storage_cause
-from tomat.training.guards.start import check_clocks, check_run_regions
+from tomat.training.guards.start import check_clocks, check_run_regions, clock_warnings, storage_clock_skew
 from tomat.training.resume import changed_keys
 from tomat.training.tracking import JsonLinesTracker
 

@@ -6,14 +6,13 @@ minutes, during which the chips do nothing.
 
 from collections import Counter
 from contextlib import AbstractContextManager
-from pathlib import Path
 from typing import Any
 
 import jax
 import levanter.tracker
 
 from tomat.base.reporting import console
-from tomat.runs.history import append_event
+from tomat.training.folder import RunFolder
 from tomat.training.phases import BACKEND_COMPILE_EVENT, listening_to_durations
 
 WATCHED = ("jit(_train_step)", "jit(validation_loss)")
@@ -21,14 +20,10 @@ WATCHED = ("jit(_train_step)", "jit(validation_loss)")
 
 
 class RecompileGuard:
-    """Counts compilations of the large programs, and reports each that follows the one each of them needs.
+    """Counts compilations of the large programs, and reports each that follows the one each of them needs."""
 
-    Args:
-        run_dir: The run's local folder, for its history.
-    """
-
-    def __init__(self, run_dir: Path):
-        self._run_dir = run_dir
+    def __init__(self, folder: RunFolder):
+        self._folder = folder
         self._compiled: Counter[str] = Counter()
         self._unreported: list[tuple[str, float]] = []
         self._total = 0
@@ -56,7 +51,7 @@ class RecompileGuard:
         if jax.process_index() != 0:
             return
         for name, seconds in reported:
-            append_event(self._run_dir, "guard:recompilation", step, function=name, seconds=round(seconds, 3))
+            self._folder.record("guard:recompilation", step, function=name, seconds=round(seconds, 3))
             console.print(
                 f"[yellow]warning:[/yellow] {name} was compiled again at step {step}, which took {seconds:.1f} s; "
                 "shapes or types of its input have changed. `jax_log_compiles` in trainer.jax_config says which."

@@ -21,7 +21,7 @@ from levanter.callbacks.progress_watchdog import ProgressTimeout, ProgressWatchd
 from tomat.base.layout import HISTORY_FILE, HUNG_STATUS
 from tomat.runs.history import append_event
 from tomat.runs.published import is_remote
-from tomat.training.guards.config import GuardsConfig
+from tomat.training.folder import RunFolder
 
 POLLS_PER_LIMIT = 10
 """How often within a limit progress is looked at; the limit is overrun by a tenth at most."""
@@ -34,18 +34,10 @@ DUMP_SECONDS = 60.0
 
 
 class HangGuard:
-    """The watchdog of one process.
+    """The watchdog of one process. The stacks go into the run's folder, and into its bucket where it has one."""
 
-    Args:
-        config: The guards.
-        run_dir: The run's local folder, where the stacks go.
-        run_url: The run's folder or URL; the stacks are copied there too where it is a bucket.
-    """
-
-    def __init__(self, config: GuardsConfig, run_dir: Path, run_url: str):
-        self._config = config
-        self._run_dir = run_dir
-        self._run_url = run_url
+    def __init__(self, folder: RunFolder):
+        self._folder = folder
         self.step = 0
         """Steps done, for the history."""
 
@@ -56,14 +48,15 @@ class HangGuard:
         Yields:
             The callback that the trainer has to tell its progress to; None where no limit is set.
         """
-        limits = [limit for limit in (self._config.hang_seconds, self._config.startup_hang_seconds) if limit > 0]
+        config = self._folder.config.guards
+        limits = [limit for limit in (config.hang_seconds, config.startup_hang_seconds) if limit > 0]
         if not limits:
             yield None
             return
         watchdog = ProgressWatchdog(
             step_timeout=None,
-            process_timeout=_timeout(self._config.hang_seconds),
-            startup_timeout=_timeout(self._config.startup_hang_seconds),
+            process_timeout=_timeout(config.hang_seconds),
+            startup_timeout=_timeout(config.startup_hang_seconds),
             startup_grace_period=timedelta(0),
             diagnostic=self._record,
             diagnostic_timeout=timedelta(seconds=DUMP_SECONDS),
@@ -76,14 +69,15 @@ class HangGuard:
 
     def _record(self, timeout: ProgressTimeout) -> None:
         """Write the stacks, then the history; called in a thread of its own, after which the process ends."""
-        path = dump_stacks(self._run_dir)
+        run_dir, run_url = self._folder.path, self._folder.config.run_dir
+        path = _dump_stacks(run_dir)
         details = {
             "process": jax.process_index(),
             "after": timeout.event.value,
             "seconds": round(timeout.elapsed, 1),
             "stacks": path.name,
         }
-        append_event(self._run_dir, "guard:hang", self.step, **details)
+        append_event(run_dir, "guard:hang", self.step, **details)
         # Standard error, unbuffered: nothing else of this process may work any more.
         message = (
             f"error: no progress for {timeout.elapsed:.0f} s after {timeout.event.value} (step {self.step}); the "
@@ -91,19 +85,15 @@ class HangGuard:
             "continues the run from its last checkpoint.\n"
         )
         os.write(2, message.encode())
-        if is_remote(self._run_url):
-            files, root = fsspec.core.url_to_fs(self._run_url)
+        if is_remote(run_url):
+            files, root = fsspec.core.url_to_fs(run_url)
             names = [path.name] + ([HISTORY_FILE] if jax.process_index() == 0 else [])
             for name in names:
-                files.pipe_file(f"{root}/{name}", (self._run_dir / name).read_bytes())
+                files.pipe_file(f"{root}/{name}", (run_dir / name).read_bytes())
 
 
-def dump_stacks(run_dir: Path) -> Path:
-    """Write the Python stacks of all threads of this process to `stacks-<process>-<time>.txt` in `run_dir`.
-
-    Returns:
-        The file.
-    """
+def _dump_stacks(run_dir: Path) -> Path:
+    """Write the Python stacks of all threads of this process to the file `stacks-<process>-<time>.txt`."""
     time = datetime.datetime.now(datetime.UTC).strftime("%Y%m%dT%H%M%SZ")
     path = run_dir / f"stacks-{jax.process_index()}-{time}.txt"
     names = {thread.ident: thread.name for thread in threading.enumerate()}

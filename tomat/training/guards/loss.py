@@ -7,7 +7,6 @@ Levanter's `skip_bad_steps` (0.2.227) exists for Adam only, multiplies a bad upd
 NaN, and takes the bad loss into the history that it judges by.
 """
 
-from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import equinox as eqx
@@ -20,8 +19,8 @@ from levanter.trainer import Trainer
 
 from tomat.base.errors import TomatError
 from tomat.base.reporting import console
-from tomat.runs.history import append_event
 from tomat.tokens.shards import ShardSet
+from tomat.training.folder import RunFolder
 from tomat.training.guards.config import SPIKE_HISTORY, GuardsConfig
 from tomat.training.loader import ShardDataset
 
@@ -130,29 +129,18 @@ class BadLossGuard:
     """The hook that acts on the step's judgement; it has to come before the one that saves.
 
     Args:
-        config: The guards.
+        folder: The run's.
         trainer: Where the checkpoints are.
         dataset: The order of the rows, and
         shards: the rows, to name the materials of a bad batch.
-        batch_size: Sequences per step.
-        run_dir: The run's local folder, for its history.
     """
 
-    def __init__(
-        self,
-        config: GuardsConfig,
-        trainer: Trainer,
-        dataset: ShardDataset,
-        shards: ShardSet,
-        batch_size: int,
-        run_dir: Path,
-    ):
-        self._config = config
+    def __init__(self, folder: RunFolder, trainer: Trainer, dataset: ShardDataset, shards: ShardSet):
+        self._folder = folder
+        self._config = folder.config.guards
         self._checkpoints = trainer.checkpoint_path
         self._dataset = dataset
         self._shards = shards
-        self._batch_size = batch_size
-        self._run_dir = run_dir
         self._last_step = -1
 
     def __call__(self, info: Any) -> None:
@@ -173,18 +161,16 @@ class BadLossGuard:
         limit = float(spike_limit(losses, accepted, self._config))
         materials = self._materials(step)
         stops = self._config.on_bad_loss == "stop" or in_row > self._config.max_skips
-        if jax.process_index() == 0:
-            append_event(
-                self._run_dir,
-                "guard:bad_loss",
-                step,
-                action="stop" if stops else "skip",
-                reason=VERDICTS[verdict],
-                loss=repr(loss),
-                spike_limit=repr(limit),
-                skipped_in_row=in_row,
-                materials=materials,
-            )
+        self._folder.record(
+            "guard:bad_loss",
+            step,
+            action="stop" if stops else "skip",
+            reason=VERDICTS[verdict],
+            loss=repr(loss),
+            spike_limit=repr(limit),
+            skipped_in_row=in_row,
+            materials=materials,
+        )
         found = f"step {step}: {VERDICTS[verdict]} (loss {loss:.4g}" + (
             f", limit {limit:.4g})" if verdict == 3 else ")"
         )
@@ -208,6 +194,7 @@ class BadLossGuard:
 
     def _materials(self, step: int) -> list[str]:
         """Names of the materials whose patches were in the batch of `step`, sorted."""
-        rows = self._dataset.index(np.arange(step * self._batch_size, (step + 1) * self._batch_size))
+        batch_size = self._folder.config.batch_size
+        rows = self._dataset.index(np.arange(step * batch_size, (step + 1) * batch_size))
         materials = self._shards.manifest.materials
         return sorted({materials[i].material_id for i in self._shards.manifest.material_indices(rows).tolist()})

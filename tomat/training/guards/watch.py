@@ -13,7 +13,6 @@ That a data set is complete is checked as it is opened, and its checksums as it 
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -22,9 +21,8 @@ from levanter.tracker import CompositeTracker
 from levanter.trainer import Trainer
 
 from tomat.base.reporting import console
-from tomat.runs.history import append_event
-from tomat.training.config import TrainConfig
 from tomat.training.datasets import Datasets
+from tomat.training.folder import RunFolder
 from tomat.training.guards.compile import RecompileGuard
 from tomat.training.guards.hang import HangGuard
 from tomat.training.guards.loss import BadLossGuard
@@ -35,18 +33,13 @@ from tomat.training.tracking import JsonLinesTracker
 
 
 class RunGuards:
-    """All guards of one run on this process.
+    """All guards of one run on this process."""
 
-    Args:
-        config: The run.
-        run_dir: Its local folder.
-    """
-
-    def __init__(self, config: TrainConfig, run_dir: Path):
-        self._config = config
-        self._run_dir = run_dir
-        self._hang = HangGuard(config.guards, run_dir, config.run_dir)
-        self._recompile = RecompileGuard(run_dir)
+    def __init__(self, folder: RunFolder):
+        self._folder = folder
+        self._config = folder.config
+        self._hang = HangGuard(folder)
+        self._recompile = RecompileGuard(folder)
         self._watchdog: ProgressWatchdog | None = None
         self._log: JsonLinesTracker | None = None
         self._checkpoint_bytes = 0
@@ -57,7 +50,7 @@ class RunGuards:
         """Watch for hangs, recompilations and full storage while the context is open."""
         with ExitStack() as stack:
             stack.enter_context(
-                explaining_full_storage(self._run_dir, self._config.run_dir, lambda: self._checkpoint_bytes)
+                explaining_full_storage(self._folder.path, self._config.run_dir, lambda: self._checkpoint_bytes)
             )
             self._watchdog = stack.enter_context(self._hang.watching())
             stack.enter_context(self._recompile.listening())
@@ -81,7 +74,7 @@ class RunGuards:
     def record_start(self) -> None:
         """Write what `check_start` warned of into the run's history; on the first process, once the run goes on."""
         for name, text in self._warnings:
-            append_event(self._run_dir, f"guard:{name}", 0, message=text)
+            self._folder.record(f"guard:{name}", 0, message=text)
 
     def attach(self, trainer: Trainer, state: Any, dataset: ShardDataset, datasets: Datasets) -> None:
         """Put the guards between the steps; before any other hook, since the first that raises stops the rest.
@@ -96,10 +89,7 @@ class RunGuards:
         if jax.process_index() == 0:
             check_free_space(self._config.output_dir, self._checkpoint_bytes)
         self._hang.step = int(state.step)
-        trainer.add_hook(
-            BadLossGuard(self._config.guards, trainer, dataset, datasets.train, self._config.batch_size, self._run_dir),
-            every=1,
-        )
+        trainer.add_hook(BadLossGuard(self._folder, trainer, dataset, datasets.train), every=1)
         trainer.add_hook(self._recompile, every=1)
         trainer.add_hook(self._count, every=1)
         if self._watchdog is not None:

@@ -78,10 +78,10 @@ def run(args: argparse.Namespace) -> int:
     record = make_record(numerics, runs, finished)
     console.print(report_table(record))
     if args.json is not None:
-        write_json(args.json, record)
+        write_json(args.json, record.to_dict())
     if args.docs:
         console.print(f"page: {write_page(record, args.tracking_dir)}")
-    return 0 if record["exact_variants_are_the_same"] else 1
+    return 0 if record.exact_variants_are_the_same else 1
 
 
 def _seeds(text: str) -> list[int]:

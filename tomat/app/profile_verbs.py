@@ -33,14 +33,8 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         formatter_class=argparse.RawDescriptionHelpFormatter,
         add_help=False,
     )
-    add_arguments(parser)
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The verb's arguments, for the launcher as well."""
-    if not parser.add_help:
-        text = "show this help, or that of the form before it, and exit"
-        parser.add_argument("-h", "--help", action=_FormHelp, help=text)
+    text = "show this help, or that of the form before it, and exit"
+    parser.add_argument("-h", "--help", action=_FormHelp, help=text)
     parser.add_argument("target", nargs="+", metavar="PROFILE", help="see the forms below")
     parser.add_argument("--json", type=report_file, metavar="FILE", help="write the breakdown or comparison")
     parser.add_argument("--top", type=count, default=15, help="operations to print (default 15)")

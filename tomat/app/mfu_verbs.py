@@ -38,6 +38,7 @@ def register(subparsers: argparse._SubParsersAction) -> None:
 def run_mfu(args: argparse.Namespace) -> int:
     """Compute, print, and write what was asked for."""
     from tomat.app.config_keys import check_words
+    from tomat.base.reporting import write_report
     from tomat.hardware.chips import slice_named
 
     if (args.config_path is None) == (args.run_dir is None):
@@ -52,10 +53,7 @@ def run_mfu(args: argparse.Namespace) -> int:
         slice_named(args.slice)
     result = _of_run(args) if args.run_dir is not None else _of_config(args)
     _print(result)
-    if args.json is not None:
-        from tomat.base.reporting import write_json
-
-        write_json(args.json, result)
+    write_report(args.json, result)
     return 0
 
 
@@ -114,11 +112,10 @@ def _of_run(args: argparse.Namespace) -> dict[str, Any]:
     from tomat.runs.log_lines import read_metrics
     from tomat.training.config import recorded_config
 
-    config_path, metrics_path = args.run_dir / CONFIG_FILE, args.run_dir / METRICS_FILE
-    for path in (config_path, metrics_path):
-        if not path.is_file():
-            raise TomatError(f"{path} does not exist; expected the folder of a run that `tomat train` made.")
-    config = recorded_config(config_path, _overrides(args))
+    metrics_path = args.run_dir / METRICS_FILE
+    if not metrics_path.is_file():
+        raise TomatError(f"{metrics_path} does not exist; expected the folder of a run that `tomat train` made.")
+    config = recorded_config(args.run_dir / CONFIG_FILE, _overrides(args))
     found, work = _work(config, args.slice or config.slice, args.atoms)
     result = RunMfu(work, RunTimes.from_rows(read_metrics(metrics_path)), found).to_dict()
     if found is not None:

@@ -16,7 +16,7 @@ import yaml
 from tomat.app.plan_tables import print_largest
 from tomat.base.errors import TomatError
 from tomat.base.layout import CONFIG_FILE
-from tomat.base.reporting import console, write_json, write_text
+from tomat.base.reporting import console, write_report, write_text
 from tomat.base.stages import Stages
 from tomat.planning.compile.compiler import compile_step
 from tomat.planning.compile.process import Limits
@@ -110,8 +110,7 @@ def max_batch(args: argparse.Namespace, path: Path, overrides: list[str]) -> int
         until_memory_is_known = partial(compile_step, **compile_arguments(args), memory_only=True, on_stage=show)
         found = largest_batch(config, slice_, until_memory_is_known, policies, lambda tried: show(_words(tried)))
     print_largest(found)
-    if args.json is not None:
-        write_json(args.json, {"slice": slice_.name, "largest_batches": [one.to_dict() for one in found]})
+    write_report(args.json, {"slice": slice_.name, "largest_batches": [one.to_dict() for one in found]})
     return 0 if all(one.fits is not None for one in found) else 1
 
 

@@ -130,7 +130,7 @@ def _sweep(args: argparse.Namespace) -> int:
 
 def _calibrate(args: argparse.Namespace) -> int:
     from tomat.app.plan_step import compile_arguments
-    from tomat.base.reporting import write_json
+    from tomat.base.reporting import write_report
     from tomat.base.stages import Stages
     from tomat.planning.calibration_page import calibrate
 
@@ -142,8 +142,7 @@ def _calibrate(args: argparse.Namespace) -> int:
             **compile_arguments(args),
             on_stage=stages.show,
         )
-    if args.json is not None:
-        write_json(args.json, record)
+    write_report(args.json, record)
     return 0
 
 
@@ -159,7 +158,7 @@ def _plan(args: argparse.Namespace, overrides: list[str]) -> int:
 
     from tomat.app.plan_step import compile_plan, max_batch, search, write_outputs
     from tomat.app.plan_tables import print_plan, print_trials
-    from tomat.base.reporting import write_json
+    from tomat.base.reporting import write_report
     from tomat.planning.compile.compiler import default_cache_dir
     from tomat.planning.plan_cache import find_report, keep_report
 
@@ -182,8 +181,7 @@ def _plan(args: argparse.Namespace, overrides: list[str]) -> int:
         print_trials(report["nearest_fits"])
     if key is not None:
         keep_report(cache, key, report)
-    if args.json is not None:
-        write_json(args.json, report)
+    write_report(args.json, report)
     if plan is not None:
         write_outputs(args, plan)
     return 0 if report["fits"] else 1

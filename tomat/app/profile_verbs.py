@@ -172,7 +172,7 @@ def _read_json(path: Path) -> Any:
 
 
 def _parse(args: argparse.Namespace, target: str) -> int:
-    from tomat.base.reporting import console, write_json
+    from tomat.base.reporting import console, write_report
     from tomat.tracking.profile_tables import print_breakdown
 
     if args.xprof:
@@ -191,8 +191,7 @@ def _parse(args: argparse.Namespace, target: str) -> int:
             f"xprof: self time {check.xprof_seconds:.9f} s over {len(check.ops)} operations, tomat "
             f"{check.tomat_seconds:.9f} s; largest difference of one operation {check.largest_difference_seconds:.3g} s"
         )
-    if args.json is not None:
-        write_json(args.json, report)
+    write_report(args.json, report)
     if args.docs is not None:
         from tomat.tracking.report import write_run_page
 
@@ -212,7 +211,7 @@ def _parse(args: argparse.Namespace, target: str) -> int:
 
 def compare_targets(args: argparse.Namespace, a: str, b: str) -> int:
     """Compare two profiles, plans or breakdowns; 1 if the second one regresses beyond `args.fail_percent`."""
-    from tomat.base.reporting import write_json
+    from tomat.base.reporting import write_report
     from tomat.profile.compare import Thresholds, Verdict, compare
     from tomat.tracking.profile_tables import print_comparison
 
@@ -224,8 +223,7 @@ def compare_targets(args: argparse.Namespace, a: str, b: str) -> int:
     right = load_breakdown(b, device_kind=args.device_kind)
     result = compare(left, right, Thresholds(args.warn_percent, args.fail_percent))
     print_comparison(result)
-    if args.json is not None:
-        write_json(args.json, result.to_dict())
+    write_report(args.json, result.to_dict())
     return 1 if result.verdict == Verdict.FAIL else 0
 
 

@@ -84,7 +84,7 @@ def run_train(args: argparse.Namespace) -> int:
     # Before the seconds that importing JAX and Levanter takes.
     check_words(path, args.overrides)
 
-    from tomat.base.reporting import console, write_json
+    from tomat.base.reporting import console, write_report
     from tomat.training.config import load_config
     from tomat.training.origins import Continuation
     from tomat.training.preemption import StopRequest
@@ -102,29 +102,12 @@ def run_train(args: argparse.Namespace) -> int:
     try:
         with stop.listening():
             figures = train_and_report(config, started, continuation, stop)
-            if args.json is not None:
-                write_json(args.json, figures)
+            write_report(args.json, figures)
         return stop.status if figures["training"]["preempted"] else 0
     finally:
         if stop.asked:
-            said = f"the same command continues the run: {train_command(args, path)}"
+            said = f"the same command continues the run: {shlex.join(['tomat', *args.words])}"
             console.print(said, soft_wrap=True, markup=False, highlight=False)
-
-
-def train_command(args: argparse.Namespace, path: Path) -> str:
-    """The command line of a training as a shell takes it, to start it again.
-
-    Args:
-        args: As parsed.
-        path: The configuration.
-    """
-    if path.is_relative_to(Path.cwd()):
-        path = path.relative_to(Path.cwd())
-    words = ["tomat", "train", "--config_path", str(path)]
-    for name in ("allow_change", "fork", "fork_step", "warm_start"):
-        if getattr(args, name) not in (None, ""):
-            words += [f"--{name}", str(getattr(args, name))]
-    return shlex.join([*words, *(["--plan_first"] if args.plan_first else []), *args.overrides])
 
 
 def refuse_what_cannot_fit(config: "TrainConfig") -> None:

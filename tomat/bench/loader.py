@@ -83,7 +83,7 @@ def register_bench(subparsers: "argparse._SubParsersAction[argparse.ArgumentPars
 
 def run(args: argparse.Namespace) -> int:
     """Carry out `tomat bench loader`."""
-    from tomat.base.reporting import console, write_json
+    from tomat.base.reporting import console, write_report
 
     bench = LoaderBench(args.rows, args.batch, args.io_block_size, args.window_blocks)
     if args.data is not None:
@@ -94,8 +94,7 @@ def run(args: argparse.Namespace) -> int:
     console.print(report_table(report))
     resumes = ", ".join(f"{r['first_batch_s']:.2f} s at step {r['step']:,}" for r in report["resume"])
     console.print(f"First batch after a resume (median of {RESUME_REPEATS}): {resumes}.")
-    if args.json is not None:
-        write_json(args.json, report)
+    write_report(args.json, report)
     return 0
 
 

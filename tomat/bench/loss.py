@@ -38,7 +38,7 @@ def register_bench(subparsers: argparse._SubParsersAction) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure, print and write the figures."""
-    from tomat.base.reporting import console, write_json
+    from tomat.base.reporting import console, write_report
 
     report = measure(
         LossConfig(kind=args.kind, block_positions=args.block_positions),
@@ -56,8 +56,7 @@ def run(args: argparse.Namespace) -> int:
         f"  blocks of {args.block_positions:4d} positions {blocked / GIB:8.2f} GiB, {plain / blocked:.1f} times less",
         soft_wrap=True,
     )
-    if args.json:
-        write_json(args.json, report)
+    write_report(args.json, report)
     return 0
 
 

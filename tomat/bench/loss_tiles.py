@@ -79,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
     """Compile, print and write."""
     from rich.table import Table
 
-    from tomat.base.reporting import console, progress, write_json
+    from tomat.base.reporting import console, progress, write_report
     from tomat.planning.compile.process import Limits
     from tomat.planning.plan_cache import GIB
     from tomat.tuning.loss_tuning import LossShape, check_tiles, table_entry, tune, write_entry
@@ -135,8 +135,7 @@ def run(args: argparse.Namespace) -> int:
     console.print(table)
     for reason in sorted({row["refused"] for row in rows if "refused" in row}):
         console.print(f"[dim]{reason}[/dim]", soft_wrap=True)
-    if args.json:
-        write_json(args.json, {"shape": vars(shape), "candidates": rows})
+    write_report(args.json, {"shape": vars(shape), "candidates": rows})
     if args.write and entry is not None:
         write_entry(entry)
         console.print("The table of tiles has the shortest.")

@@ -39,7 +39,7 @@ def register_bench(subparsers: "argparse._SubParsersAction[argparse.ArgumentPars
 
 def run(args: argparse.Namespace) -> int:
     """Carry out `tomat bench preemption`."""
-    from tomat.base.reporting import console, write_json
+    from tomat.base.reporting import console, write_report
     from tomat.bench.soak import SoakSettings
 
     if args.kills < 1:
@@ -50,8 +50,7 @@ def run(args: argparse.Namespace) -> int:
         with tempfile.TemporaryDirectory(prefix="tomat-soak-") as folder:
             report = soak(Path(folder), args.kills, args.seed, SoakSettings())
     console.print(report_table(report))
-    if args.json is not None:
-        write_json(args.json, report)
+    write_report(args.json, report)
     return 0
 
 

@@ -11,6 +11,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -53,8 +54,6 @@ class LoaderBench:
     """Blocks of a window."""
 
     def __post_init__(self) -> None:
-        if min(self.rows, self.batch_rows, self.io_block_size, self.window_blocks) < 1:
-            raise TomatError("--rows, --batch, --io_block_size and --window_blocks must all be at least 1.")
         if self.rows % N_MATERIALS or self.rows < self.batch_rows:
             raise TomatError(
                 f"--rows is {self.rows}; expected a multiple of {N_MATERIALS} (patches of that many materials), and at "
@@ -86,11 +85,9 @@ def run(args: argparse.Namespace) -> int:
     from tomat.base.reporting import console, write_report
 
     bench = LoaderBench(args.rows, args.batch, args.io_block_size, args.window_blocks)
-    if args.data is not None:
-        report = run_bench(bench, args.data)
-    else:
-        with tempfile.TemporaryDirectory(prefix="tomat-bench-") as folder:
-            report = run_bench(bench, Path(folder))
+    place = tempfile.TemporaryDirectory(prefix="tomat-bench-") if args.data is None else nullcontext(args.data)
+    with place as folder:
+        report = run_bench(bench, Path(folder))
     console.print(report_table(report))
     resumes = ", ".join(f"{r['first_batch_s']:.2f} s at step {r['step']:,}" for r in report["resume"])
     console.print(f"First batch after a resume (median of {RESUME_REPEATS}): {resumes}.")

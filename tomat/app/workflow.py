@@ -256,41 +256,25 @@ def _commit() -> str:
 
 def evaluate_embedded(config: "TrainConfig", result: "TrainResult") -> "TeacherForcedResult":
     """Teacher-forced evaluation on the embedded materials that were held out, and the picture of the first of them."""
-    import haliax as hax
-
     from tomat.base.reporting import progress
     from tomat.density.demo.embedded import demo_materials, load_demo
     from tomat.evaluation.picture import draw_plane, teacher_forced_plane
-    from tomat.evaluation.teacher_forced import TeacherForcedConfig, TeacherForcedEvaluator
+    from tomat.evaluation.teacher_forced import TeacherForcedConfig
     from tomat.evaluation.trained import load_trained
 
     run = load_trained(result.run_dir)
     names = [material.material_id for material in demo_materials("validation")]
-    trainer = config.trainer_config()
-    settings = TeacherForcedConfig(
+    sampling = TeacherForcedConfig(
         patches_per_material=config.evaluation.patches_per_material, seed=config.evaluation.seed
     )
-    with trainer.use_device_mesh():
-        evaluator = TeacherForcedEvaluator(
-            run.codec,
-            config.data.sequence_layout,
-            settings.for_devices(trainer.data_axis_size),
-            axis_mapping=trainer.compute_axis_mapping,
-            policy=trainer.mp,
-        )
-        model = hax.shard(run.model, trainer.parameter_axis_mapping)
+    with run.evaluator(sampling) as (evaluator, model):
         with progress() as bar:
             task = bar.add_task("evaluate", total=len(names))
             evaluation = evaluator.evaluate(
                 model,
                 names,
                 load_demo,
-                settings={
-                    "run": config.run_name,
-                    "step": run.step,
-                    "weights": run.weights,
-                    "materials_from": "embedded validation",
-                },
+                settings=run.settings("embedded validation"),
                 on_material=lambda _: bar.advance(task),
             )
         if config.evaluation.picture:

@@ -110,6 +110,7 @@ def load_breakdown(target: str, *, device_kind: str | None = None, session: str 
     Raises:
         TomatError: it is none of them, or damaged.
     """
+    from tomat.base.documents import read_json
     from tomat.profile.hlo import sound_parts
     from tomat.profile.hlo_files import is_hlo_path, load_program
     from tomat.profile.program_breakdown import breakdown_from_program
@@ -124,7 +125,7 @@ def load_breakdown(target: str, *, device_kind: str | None = None, session: str 
             with sound_parts(program):
                 return breakdown_from_program(program, device_kind=device_kind or "")
         if path.suffix == ".json" and not path.name.endswith(".trace.json"):
-            data = _read_json(path)
+            data = read_json(path, "Write it again with --json, or copy the trace again.")
             if isinstance(data, dict) and "traceEvents" not in data:
                 from tomat.profile.breakdown import Breakdown
 
@@ -163,12 +164,6 @@ def profile_place(target: str) -> str:
     if "://" not in target and (path / PROFILER_FOLDER).is_dir():
         return str(path / PROFILER_FOLDER)
     return target
-
-
-def _read_json(path: Path) -> Any:
-    from tomat.base.documents import read_json
-
-    return read_json(path, "Write it again with --json, or copy the trace again.")
 
 
 def _parse(args: argparse.Namespace, target: str) -> int:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from levanter.data.dataset import AsyncDataset
 
     from tomat.tokens.shards import ShardSet
+    from tomat.training.loader import BlockShuffleConfig
 
 LAYOUT_NAME = "v3-p19"
 N_MATERIALS = 32
@@ -59,6 +60,20 @@ class LoaderBench:
                 f"--rows is {self.rows}; expected a multiple of {N_MATERIALS} (patches of that many materials), and at "
                 f"least one batch of {self.batch_rows}."
             )
+
+    def shuffle(self, key: str) -> "BlockShuffleConfig":
+        """How the reader `key` of tomat's own orders the rows."""
+        from tomat.training.loader import BlockShuffleConfig
+
+        return BlockShuffleConfig(self.io_block_size, self.window_blocks, "none" if key == "in_order" else "feistel")
+
+    def levanter_shuffled(self, dataset: "AsyncDataset") -> "AsyncDataset":
+        """`dataset` in the order of Levanter's shuffle, with the same blocks and windows."""
+        import jax
+
+        return dataset.block_shuffle(
+            io_block_size=self.io_block_size, window_blocks=self.window_blocks, key=jax.random.PRNGKey(0)
+        )
 
 
 def register_bench(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -262,16 +277,11 @@ def _measure(key: str, bench: LoaderBench, folder: Path, connection: Connection)
 
 def _dataset(key: str, bench: LoaderBench, shards: "ShardSet") -> "AsyncDataset":
     """What a reader reads through. Levanter's shuffle stands on TensorStore with a cache as large as tomat's."""
-    import jax
+    from tomat.training.loader import ShardDataset
 
-    from tomat.training.loader import BlockShuffleConfig, ShardDataset
-
-    shuffle = BlockShuffleConfig(bench.io_block_size, bench.window_blocks, "none" if key == "in_order" else "feistel")
-    dataset = ShardDataset(shards, shuffle)
+    dataset = ShardDataset(shards, bench.shuffle(key))
     if key == "levanter_block_shuffle":
-        return _tensorstore_rows(shards, dataset.cache_bytes).block_shuffle(
-            io_block_size=bench.io_block_size, window_blocks=bench.window_blocks, key=jax.random.PRNGKey(0)
-        )
+        return bench.levanter_shuffled(_tensorstore_rows(shards, dataset.cache_bytes))
     return dataset
 
 
@@ -372,19 +382,15 @@ def _index_cost_us(key: str, bench: LoaderBench, rows: int) -> float:
     """Microseconds to find the row at a position, in calls of one batch, without reading any."""
     import asyncio
 
-    import jax
     import numpy as np
 
-    from tomat.training.loader import BlockShuffleConfig, ShuffledIndex
+    from tomat.training.loader import ShuffledIndex
 
     async def row_numbers(indices: Sequence[int]) -> Sequence[int]:
         return indices
 
-    perm_type = "none" if key == "in_order" else "feistel"
-    index = ShuffledIndex(rows, BlockShuffleConfig(bench.io_block_size, bench.window_blocks, perm_type), seed=0)
-    levanter = _dataset_of(rows, row_numbers).block_shuffle(
-        io_block_size=bench.io_block_size, window_blocks=bench.window_blocks, key=jax.random.PRNGKey(0)
-    )
+    index = ShuffledIndex(rows, bench.shuffle(key), seed=0)
+    levanter = bench.levanter_shuffled(_dataset_of(rows, row_numbers))
     calls = [
         np.arange(start, start + bench.batch_rows)
         for start in range(0, min(rows, INDEX_POSITIONS) - bench.batch_rows + 1, bench.batch_rows)

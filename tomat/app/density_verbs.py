@@ -61,8 +61,6 @@ def build_command(args: argparse.Namespace) -> int:
 
 def show_command(args: argparse.Namespace) -> int:
     """`tomat demo-data show`."""
-    import json
-
     from rich.table import Table
 
     from tomat.base.reporting import console, dump_json, write_report
@@ -72,7 +70,7 @@ def show_command(args: argparse.Namespace) -> int:
         grid = load_demo(args.material_id)
         entry = next(cell for cell in demo_index()["cells"] if cell["material_id"] == args.material_id)
         report = {**entry, "electron_count": grid.electron_count, "formula": grid.formula}
-        console.print_json(json.dumps(json.loads(dump_json(report))))
+        console.print_json(dump_json(report))
         write_report(args.json, report)
         return 0
 

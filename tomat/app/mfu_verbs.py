@@ -87,23 +87,19 @@ def _of_config(args: argparse.Namespace) -> dict[str, Any]:
     found, work = _work(config, args.slice or config.slice, args.atoms)
     if found is None:
         raise TomatError(f"{args.config_path} names no slice; give --slice, such as v6e-16.")
-    report = MfuReport(work, found, args.step_seconds)
-    _refuse_impossible(
-        f"--step_seconds is {args.step_seconds}",
-        args.step_seconds,
-        report.utilisation["mfu_useful"],
-        found.name,
-        "Give seconds, and the slice that was measured.",
-    )
-    return report.to_dict()
+    result = MfuReport(work, found, args.step_seconds).to_dict()
+    advice = "Give seconds, and the slice that was measured."
+    _refuse_impossible(result, f"--step_seconds is {args.step_seconds}", advice)
+    return result
 
 
-def _refuse_impossible(said: str, step_seconds: float, useful: float, slice_name: str, advice: str) -> None:
-    """Stop at a step that is shorter than its useful work takes at the chips' peak."""
-    if useful > 1:
+def _refuse_impossible(result: dict[str, Any], said: str, advice: str) -> None:
+    """Stop at a step that is shorter than its useful work takes at the chips' peak, where the slice is known."""
+    if result["slice"] is not None and result["mfu_useful"] > 1:
+        least_seconds = result["mfu_useful"] * result["step_seconds"]
         raise TomatError(
-            f"{said}: the useful work of the step alone takes {slice_name} at least {useful * step_seconds:.3g} s at "
-            f"its peak. {advice}"
+            f"{said}: the useful work of the step alone takes {result['slice']} at least {least_seconds:.3g} s at its "
+            f"peak. {advice}"
         )
 
 
@@ -118,15 +114,8 @@ def _of_run(args: argparse.Namespace) -> dict[str, Any]:
     config = recorded_config(args.run_dir / CONFIG_FILE, _overrides(args))
     found, work = _work(config, args.slice or config.slice, args.atoms)
     result = RunMfu(work, RunTimes.from_rows(read_metrics(metrics_path)), found).to_dict()
-    if found is not None:
-        seconds = result["step_seconds"]
-        _refuse_impossible(
-            f"the median step of {metrics_path} is {seconds:.3g} s",
-            seconds,
-            result["mfu_useful"],
-            found.name,
-            f"Give the slice, batch and sequence that {args.run_dir} ran with.",
-        )
+    said = f"the median step of {metrics_path} is {result['step_seconds']:.3g} s"
+    _refuse_impossible(result, said, f"Give the slice, batch and sequence that {args.run_dir} ran with.")
     return result
 
 

@@ -1,11 +1,7 @@
 import argparse
 import json
 
-import pytest
-
-from tomat.base.errors import TomatError
-from tomat.bench.loss import measure, register_bench
-from tomat.loss.config import LossConfig
+from tomat.bench.loss import register_bench
 
 
 def bench_parser() -> argparse.ArgumentParser:
@@ -25,8 +21,3 @@ def test_reports_the_logits_that_the_plain_formulas_hold(tmp_path, capsys):
     assert report["blocked_temp_bytes"] < logits_bytes / 2
     assert report["arguments_bytes"] >= 4 * 16 * (2 * 512 + 1024)
     assert "blocks of   32 positions" in capsys.readouterr().out
-
-
-def test_refuses_an_empty_batch():
-    with pytest.raises(TomatError, match="batch is 0; expected at least 1"):
-        measure(LossConfig(), batch=0, positions=8, hidden_dim=8, n_density_tokens=8, dtype="float32")

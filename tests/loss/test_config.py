@@ -49,14 +49,3 @@ def test_two_token_layouts_take_only_full_cross_entropy(kind, vocabulary):
     else:
         with pytest.raises(TomatError, match="2 tokens per voxel"):
             config.check_layout(2)
-
-
-def test_describe_names_what_acts():
-    assert (
-        LossConfig().describe(16384, 18570) == "soft_cross_entropy over 16,384 density bins, Gaussian target of 2 bins"
-    )
-    assert LossConfig(kind="emd", z_loss_weight=1e-4).describe(16, 20) == "emd over 16 density bins; z-loss 0.0001"
-    rho = LossConfig(target_space="rho", target_sigma=0.01, preamble_weight=0.1)
-    assert rho.describe(256, 2442).endswith("Gaussian target of 0.01 e/A^3; preamble weight 0.1")
-    full = LossConfig(kind="ce_emd", vocabulary="full", emd_weight=5)
-    assert full.describe(16384, 18570) == "ce_emd over all 18,570 ids, 5 nats per e/A^3 of EMD"

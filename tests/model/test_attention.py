@@ -203,7 +203,11 @@ def test_impossible_block_sizes_are_refused(fields, message):
     [
         ({}, 1000, "1000.*multiple of 128"),
         ({"block_q": 1024}, 4608, "block_q is 1024 and the sequence length is 4608"),
-        ({"block_kv_dkv_compute": 1024}, 4096, "block_kv_dkv_compute is 1024, but block_kv_dkv is 512"),
+        (
+            {"block_kv_dkv_compute": 1024},
+            4096,
+            "block_kv_dkv_compute is 1024 for a sequence length of 4096",
+        ),
     ],
 )
 def test_block_sizes_that_do_not_fit_the_sequence_are_refused(fields, seq_len, message):

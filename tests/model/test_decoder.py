@@ -365,8 +365,8 @@ def test_configuration_survives_its_plain_values(values):
 def test_checkpoint_policy_of_ones_own_is_taken_as_it_is():
     policy = ScanCheckpointPolicy(save_block_internals=["qkv"])
     assert decoder(gradient_checkpointing=policy).checkpoint_policy == policy
-    assert decoder(gradient_checkpointing=False).checkpoint_policy == NAMED_POLICIES["off"].policy
-    assert decoder(gradient_checkpointing=True).checkpoint_policy == NAMED_POLICIES["full"].policy
+    assert decoder(gradient_checkpointing=False).checkpoint_policy == NAMED_POLICIES["off"]
+    assert decoder(gradient_checkpointing=True).checkpoint_policy == NAMED_POLICIES["full"]
 
 
 def test_parameter_count_equals_the_built_model():

@@ -1,13 +1,12 @@
 """What `tomat plan` says and refuses around a compile, without one."""
 
-import argparse
 from pathlib import Path
 
 import pytest
 import yaml
 
-from tomat.app import plan_verbs as plan_commands
-from tomat.app.cli import main
+from tomat.app import plan_step
+from tomat.app.cli import build_parser, main
 from tomat.base.errors import TomatError
 from tomat.planning.compile import compiler
 from tomat.planning.compile.compiler import compile_step
@@ -106,13 +105,11 @@ def nearly(config, slice_, *, on_stage, **kwargs):
 
 
 def test_searches_say_what_they_remove_from_the_cache(config_path, monkeypatch, capsys):
-    monkeypatch.setattr(compiler, "compile_step", nearly)
+    monkeypatch.setattr(plan_step, "compile_step", nearly)
     main(["plan", "--max_batch", "--config_path", str(config_path)])
     assert "largest batch: removed 3 answers" in capsys.readouterr().err
-    parser = argparse.ArgumentParser()
-    plan_commands.add_arguments(parser)
     with pytest.raises(TomatError, match="no answer"):
-        plan_commands._search(parser.parse_args([]), config_path, [])
+        plan_step.search(build_parser().parse_args(["plan"]), config_path, [])
     assert "looking for what fits: removed 3 answers" in capsys.readouterr().err
 
 

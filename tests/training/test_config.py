@@ -107,7 +107,7 @@ def test_sharding_decides_where_parameters_lie(sharding, mapping):
 def test_named_checkpoint_policies_are_tomats_and_not_haliaxs(policy):
     """Haliax has policies of its own under some of the names, which draccus would otherwise choose."""
     config = load_config(CONFIGS / "demo.yaml", ["--model.gradient_checkpointing", policy])
-    assert config.model.checkpoint_policy == NAMED_POLICIES[policy].policy
+    assert config.model.checkpoint_policy == NAMED_POLICIES[policy]
 
 
 def test_a_recorded_setting_that_never_did_anything_is_left_out_with_a_word(tmp_path, capsys):

@@ -62,7 +62,9 @@ def run_verb(parser: Parser, argv: Sequence[str] | None = None) -> int:
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
 
     def run() -> int:
-        args, args.overrides = parser.parse_known_args(sys.argv[1:] if argv is None else argv)
+        words = sys.argv[1:] if argv is None else argv
+        args, args.overrides = parser.parse_known_args(words)
+        args.words = words
         if getattr(args, "json", None) != STANDARD_OUTPUT:
             return args.run(args)
 

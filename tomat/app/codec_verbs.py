@@ -119,12 +119,11 @@ def run_show(args: argparse.Namespace) -> int:
 
 
 def _report(codec: Any, path: Path | None, extra: dict[str, Any]) -> dict[str, Any]:
-    from tomat.base.reporting import write_json
+    from tomat.base.reporting import write_report
     from tomat.codec.report import codec_figures
 
     figures = codec_figures(codec) | extra
-    if path is not None:
-        write_json(path, figures)
+    write_report(path, figures)
     return figures
 
 

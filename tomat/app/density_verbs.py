@@ -40,7 +40,7 @@ def register(subparsers: argparse._SubParsersAction) -> None:
 def build_command(args: argparse.Namespace) -> int:
     """`tomat demo-data build`."""
     from tomat.base.errors import TomatError
-    from tomat.base.reporting import console, write_json
+    from tomat.base.reporting import console, write_report
     from tomat.density.demo.build import build_demo_data
     from tomat.density.demo.recipes import cell_recipes
 
@@ -55,27 +55,23 @@ def build_command(args: argparse.Namespace) -> int:
     console.print(f"{args.out}: {len(index['cells'])} cells, {len(index['discarded'])} discarded as not converged")
     for entry in index["discarded"]:
         console.print(f"  {entry['recipe']['material_id']}: {entry['reason']}")
-    if args.json:
-        write_json(args.json, index)
+    write_report(args.json, index)
     return 0
 
 
 def show_command(args: argparse.Namespace) -> int:
     """`tomat demo-data show`."""
-    import json
-
     from rich.table import Table
 
-    from tomat.base.reporting import console, dump_json, write_json
+    from tomat.base.reporting import console, dump_json, write_report
     from tomat.density.demo.embedded import demo_index, demo_materials, load_demo
 
     if args.material_id:
         grid = load_demo(args.material_id)
         entry = next(cell for cell in demo_index()["cells"] if cell["material_id"] == args.material_id)
         report = {**entry, "electron_count": grid.electron_count, "formula": grid.formula}
-        console.print_json(json.dumps(json.loads(dump_json(report))))
-        if args.json:
-            write_json(args.json, report)
+        console.print_json(dump_json(report))
+        write_report(args.json, report)
         return 0
 
     table = Table()
@@ -104,6 +100,5 @@ def show_command(args: argparse.Namespace) -> int:
         nmae = "reference did not converge" if entry["nmae_percent"] is None else f"{entry['nmae_percent']:.2f}"
         errors.add_row(entry["material_id"], entry["setting"], to, nmae)
     console.print(errors)
-    if args.json:
-        write_json(args.json, demo_index())
+    write_report(args.json, demo_index())
     return 0

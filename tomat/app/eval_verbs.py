@@ -78,11 +78,9 @@ def run_eval(args: argparse.Namespace) -> int:
             raise TomatError(f"{place} does not exist; --input takes densities that `tomat tokenise` reads too.")
     earlier = None if args.against is None else read_report(args.against)
 
-    import haliax as hax
-
     from tomat.base.reporting import console, write_json
     from tomat.evaluation.picture import draw_plane, teacher_forced_plane
-    from tomat.evaluation.teacher_forced import TeacherForcedConfig, TeacherForcedEvaluator
+    from tomat.evaluation.teacher_forced import TeacherForcedConfig
     from tomat.evaluation.trained import load_trained
 
     config = TeacherForcedConfig(
@@ -93,23 +91,8 @@ def run_eval(args: argparse.Namespace) -> int:
     )
     run = load_trained(args.run_dir, args.step)
     names, load, materials_from = _materials(args, run.config.data.source)
-    settings = {
-        "run": run.config.run_name,
-        "step": run.step,
-        "weights": run.weights,
-        "materials_from": materials_from,
-    }
-    trainer = run.config.trainer_config()
-    with trainer.use_device_mesh():
-        evaluator = TeacherForcedEvaluator(
-            run.codec,
-            run.config.data.sequence_layout,
-            config.for_devices(trainer.data_axis_size),
-            axis_mapping=trainer.compute_axis_mapping,
-            policy=trainer.mp,
-        )
-        model = hax.shard(run.model, trainer.parameter_axis_mapping)
-        result = _evaluate(evaluator, model, names, load, settings, args.json)
+    with run.evaluator(config) as (evaluator, model):
+        result = _evaluate(evaluator, model, names, load, run.settings(materials_from), args.json)
         console.print(result.table())
         if earlier is not None:
             console.print(f"Against {args.against}: {describe_comparison(result.compare(earlier))}")

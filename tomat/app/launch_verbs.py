@@ -80,7 +80,7 @@ def run_launch(args: argparse.Namespace) -> int:
 
 
 def _launch_gcloud(args: argparse.Namespace, config: "TrainConfig") -> int:
-    from tomat.base.reporting import console, write_json
+    from tomat.base.reporting import console, write_report
     from tomat.launch.command import require_program, run_command
     from tomat.launch.gcloud import TpuLaunch, tpu_name_for
     from tomat.launch.supervisor import RestartPolicy, Supervisor
@@ -120,10 +120,9 @@ def _launch_gcloud(args: argparse.Namespace, config: "TrainConfig") -> int:
         )
         raise
     finally:
-        if args.json is not None:
-            report = supervisor.report
-            figures = {"run": config.run_name, "slice": config.slice, "attempts": len(report.endings)}
-            write_json(args.json, figures | vars(report))
+        report = supervisor.report
+        figures = {"run": config.run_name, "slice": config.slice, "attempts": len(report.endings)}
+        write_report(args.json, figures | vars(report))
     return 0
 
 

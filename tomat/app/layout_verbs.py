@@ -34,15 +34,12 @@ def register_layouts(verbs: argparse._SubParsersAction) -> None:
 
 def run_layouts(args: argparse.Namespace) -> int:
     """Count, print and write."""
-    from tomat.base.reporting import write_json
+    from tomat.base.reporting import write_report
     from tomat.tokens.context_use import context_table
 
     rows = context_table(args.context, args.atoms, smallest_side=args.smallest_side)
     _print(args.context, rows)
-    if args.json is not None:
-        write_json(
-            args.json, {"context_tokens": args.context, "smallest_packed_side": args.smallest_side, "rows": rows}
-        )
+    write_report(args.json, {"context_tokens": args.context, "smallest_packed_side": args.smallest_side, "rows": rows})
     return 0
 
 

@@ -38,6 +38,7 @@ def register(subparsers: argparse._SubParsersAction) -> None:
 def run_mfu(args: argparse.Namespace) -> int:
     """Compute, print, and write what was asked for."""
     from tomat.app.config_keys import check_words
+    from tomat.base.reporting import write_report
     from tomat.hardware.chips import slice_named
 
     if (args.config_path is None) == (args.run_dir is None):
@@ -52,10 +53,7 @@ def run_mfu(args: argparse.Namespace) -> int:
         slice_named(args.slice)
     result = _of_run(args) if args.run_dir is not None else _of_config(args)
     _print(result)
-    if args.json is not None:
-        from tomat.base.reporting import write_json
-
-        write_json(args.json, result)
+    write_report(args.json, result)
     return 0
 
 
@@ -90,22 +88,18 @@ def _of_config(args: argparse.Namespace) -> dict[str, Any]:
     if found is None:
         raise TomatError(f"{args.config_path} names no slice; give --slice, such as v6e-16.")
     result = step_report(work, found, args.step_seconds)
-    _refuse_impossible(
-        f"--step_seconds is {args.step_seconds}",
-        args.step_seconds,
-        result["mfu_useful"],
-        found.name,
-        "Give seconds, and the slice that was measured.",
-    )
+    advice = "Give seconds, and the slice that was measured."
+    _refuse_impossible(result, f"--step_seconds is {args.step_seconds}", advice)
     return result
 
 
-def _refuse_impossible(said: str, step_seconds: float, useful: float, slice_name: str, advice: str) -> None:
-    """Stop at a step that is shorter than its useful work takes at the chips' peak."""
-    if useful > 1:
+def _refuse_impossible(result: dict[str, Any], said: str, advice: str) -> None:
+    """Stop at a step that is shorter than its useful work takes at the chips' peak, where the slice is known."""
+    if result["slice"] is not None and result["mfu_useful"] > 1:
+        least_seconds = result["mfu_useful"] * result["step_seconds"]
         raise TomatError(
-            f"{said}: the useful work of the step alone takes {slice_name} at least {useful * step_seconds:.3g} s at "
-            f"its peak. {advice}"
+            f"{said}: the useful work of the step alone takes {result['slice']} at least {least_seconds:.3g} s at its "
+            f"peak. {advice}"
         )
 
 
@@ -114,22 +108,14 @@ def _of_run(args: argparse.Namespace) -> dict[str, Any]:
     from tomat.runs.log_lines import read_metrics
     from tomat.training.config import recorded_config
 
-    config_path, metrics_path = args.run_dir / CONFIG_FILE, args.run_dir / METRICS_FILE
-    for path in (config_path, metrics_path):
-        if not path.is_file():
-            raise TomatError(f"{path} does not exist; expected the folder of a run that `tomat train` made.")
-    config = recorded_config(config_path, _overrides(args))
+    metrics_path = args.run_dir / METRICS_FILE
+    if not metrics_path.is_file():
+        raise TomatError(f"{metrics_path} does not exist; expected the folder of a run that `tomat train` made.")
+    config = recorded_config(args.run_dir / CONFIG_FILE, _overrides(args))
     found, work = _work(config, args.slice or config.slice, args.atoms)
     result = run_report(work, RunTimes.from_rows(read_metrics(metrics_path)), found)
-    if found is not None:
-        seconds = result["step_seconds"]
-        _refuse_impossible(
-            f"the median step of {metrics_path} is {seconds:.3g} s",
-            seconds,
-            result["mfu_useful"],
-            found.name,
-            f"Give the slice, batch and sequence that {args.run_dir} ran with.",
-        )
+    said = f"the median step of {metrics_path} is {result['step_seconds']:.3g} s"
+    _refuse_impossible(result, said, f"Give the slice, batch and sequence that {args.run_dir} ran with.")
     return result
 
 

@@ -34,14 +34,8 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         formatter_class=argparse.RawDescriptionHelpFormatter,
         add_help=False,
     )
-    add_arguments(parser)
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The verb's arguments, for the launcher as well."""
-    if not parser.add_help:
-        text = "show this help, or that of the form before it, and exit"
-        parser.add_argument("-h", "--help", action=_FormHelp, help=text)
+    text = "show this help, or that of the form before it, and exit"
+    parser.add_argument("-h", "--help", action=_FormHelp, help=text)
     parser.add_argument("target", nargs="+", metavar="PROFILE", help="see the forms below")
     parser.add_argument("--json", type=report_file, metavar="FILE", help="write the breakdown or comparison")
     parser.add_argument("--top", type=count, default=15, help="operations to print (default 15)")
@@ -117,6 +111,7 @@ def load_breakdown(target: str, *, device_kind: str | None = None, session: str 
     Raises:
         TomatError: it is none of them, or damaged.
     """
+    from tomat.base.documents import read_json
     from tomat.profile.hlo import sound_parts
     from tomat.profile.hlo_files import is_hlo_path, load_program
     from tomat.profile.program_breakdown import breakdown_from_program
@@ -131,7 +126,7 @@ def load_breakdown(target: str, *, device_kind: str | None = None, session: str 
             with sound_parts(program):
                 return breakdown_from_program(program, device_kind=device_kind or "")
         if path.suffix == ".json" and not path.name.endswith(".trace.json"):
-            data = _read_json(path)
+            data = read_json(path, "Write it again with --json, or copy the trace again.")
             if isinstance(data, dict) and "traceEvents" not in data:
                 from tomat.profile.breakdown import Breakdown
 
@@ -172,14 +167,8 @@ def profile_place(target: str) -> str:
     return target
 
 
-def _read_json(path: Path) -> Any:
-    from tomat.base.documents import read_json
-
-    return read_json(path, "Write it again with --json, or copy the trace again.")
-
-
 def _parse(args: argparse.Namespace, target: str) -> int:
-    from tomat.base.reporting import console, write_json
+    from tomat.base.reporting import console, write_report
     from tomat.tracking.profile_tables import print_breakdown
 
     if args.xprof:
@@ -199,8 +188,7 @@ def _parse(args: argparse.Namespace, target: str) -> int:
             f"{check.tomat_self_seconds:.9f} s; largest difference of one operation "
             f"{check.largest_difference_seconds:.3g} s"
         )
-    if args.json is not None:
-        write_json(args.json, report)
+    write_report(args.json, report)
     if args.docs is not None:
         from tomat.tracking.report import write_run_page
 
@@ -220,7 +208,7 @@ def _parse(args: argparse.Namespace, target: str) -> int:
 
 def compare_targets(args: argparse.Namespace, a: str, b: str) -> int:
     """Compare two profiles, plans or breakdowns; 1 if the second one regresses beyond `args.fail_percent`."""
-    from tomat.base.reporting import write_json
+    from tomat.base.reporting import write_report
     from tomat.profile.compare import Thresholds, Verdict, compare
     from tomat.tracking.profile_tables import print_comparison
 
@@ -232,8 +220,7 @@ def compare_targets(args: argparse.Namespace, a: str, b: str) -> int:
     right = load_breakdown(b, device_kind=args.device_kind)
     result = compare(left, right, Thresholds(args.warn_percent, args.fail_percent))
     print_comparison(result)
-    if args.json is not None:
-        write_json(args.json, result.to_dict())
+    write_report(args.json, result.to_dict())
     return 1 if result.verdict == Verdict.FAIL else 0
 
 

@@ -63,7 +63,7 @@ def run_retokenize(args: argparse.Namespace) -> int:
     words = [word for name in SETTINGS if (value := getattr(args, name)) is not None for word in (f"--{name}", value)]
     check_words(args.config_path, [*words, *args.overrides], RETOKENIZING, "configs/tokenize/")
 
-    from tomat.base.reporting import console, counted, write_json
+    from tomat.base.reporting import console, counted, write_report
     from tomat.tokens.clipping import clipped_figures, clipped_lines
     from tomat.tokens.pipeline.config import load_retokenize_config
     from tomat.tokens.pipeline.driver import retokenize, skipped_by_reason
@@ -93,28 +93,27 @@ def run_retokenize(args: argparse.Namespace) -> int:
         console.print(line, markup=False)
     for entry in manifest.skipped:
         console.print(f"skipped {entry.material_id}: {entry.reason}", markup=False)
-    if args.json is not None:
-        write_json(
-            args.json,
-            {
-                "output": config.output,
-                "rows": manifest.rows,
-                "context_tokens": manifest.context,
-                "chunks": manifest.n_chunks,
-                "materials": len(manifest.materials),
-                "materials_skipped": len(manifest.skipped),
-                "skipped_reasons": dict(skipped_by_reason(manifest)),
-                "padding_fraction": padding,
-                **clipped_figures(manifest.clipped),
-                "codec_sha256": manifest.codec_sha256,
-                "materials_surveyed_by_this_run": result.surveyed,
-                "rows_written_by_this_run": result.rows_written,
-                "survey_seconds": result.survey_seconds,
-                "write_seconds": result.write_seconds,
-                "materials_surveyed_per_second": result.surveyed / max(result.survey_seconds, 1e-9),
-                "rows_written_per_second": result.rows_written / max(result.write_seconds, 1e-9),
-            },
-        )
+    write_report(
+        args.json,
+        {
+            "output": config.output,
+            "rows": manifest.rows,
+            "context_tokens": manifest.context,
+            "chunks": manifest.n_chunks,
+            "materials": len(manifest.materials),
+            "materials_skipped": len(manifest.skipped),
+            "skipped_reasons": dict(skipped_by_reason(manifest)),
+            "padding_fraction": padding,
+            **clipped_figures(manifest.clipped),
+            "codec_sha256": manifest.codec_sha256,
+            "materials_surveyed_by_this_run": result.surveyed,
+            "rows_written_by_this_run": result.rows_written,
+            "survey_seconds": result.survey_seconds,
+            "write_seconds": result.write_seconds,
+            "materials_surveyed_per_second": result.surveyed / max(result.survey_seconds, 1e-9),
+            "rows_written_per_second": result.rows_written / max(result.write_seconds, 1e-9),
+        },
+    )
     return 0
 
 

@@ -53,7 +53,7 @@ def run_list(args: argparse.Namespace) -> int:
 
     from rich.table import Table
 
-    from tomat.base.reporting import console, progress, write_json
+    from tomat.base.reporting import console, progress, write_report
     from tomat.runs.checkpoints import survey
     from tomat.runs.record import find_runs, read_record
     from tomat.runs.summary import summarise
@@ -73,8 +73,7 @@ def run_list(args: argparse.Namespace) -> int:
     console.print(table)
     for heading, meaning in COLUMNS:
         console.print(f"{heading}: {meaning}", markup=False, highlight=False)
-    if args.json is not None:
-        write_json(args.json, {"runs": [summary.to_dict() for summary in summaries]})
+    write_report(args.json, {"runs": [summary.to_dict() for summary in summaries]})
     return 0
 
 
@@ -85,7 +84,7 @@ def run_show(args: argparse.Namespace) -> int:
     from rich.table import Table
 
     from tomat.base.errors import TomatError
-    from tomat.base.reporting import console, write_json
+    from tomat.base.reporting import console, write_report
     from tomat.runs.checkpoints import list_checkpoints
     from tomat.runs.record import find_runs, read_record
     from tomat.runs.summary import summarise
@@ -119,9 +118,8 @@ def run_show(args: argparse.Namespace) -> int:
         words = ", ".join(f"{key} {value}" for key, value in details.items() if value not in (None, ""))
         history.add_row(str(event.get("time", ""))[:19], event["event"], str(event.get("step", "")), words)
     console.print(history)
-    if args.json is not None:
-        figures = {"history": record.events, "configuration_hashes": hashes}
-        write_json(args.json, {**summary.to_dict(), **figures, "checkpoints": [vars(found) for found in checkpoints]})
+    figures = {"history": record.events, "configuration_hashes": hashes}
+    write_report(args.json, {**summary.to_dict(), **figures, "checkpoints": [vars(found) for found in checkpoints]})
     return 0
 
 
@@ -130,7 +128,7 @@ _ORIGINS = ("fork", "warm_start")
 
 def run_verify(args: argparse.Namespace) -> int:
     """Check runs; status 1 if one is damaged."""
-    from tomat.base.reporting import console, counted, progress, write_json
+    from tomat.base.reporting import console, counted, progress, write_report
     from tomat.runs.checkpoints import list_checkpoints
     from tomat.runs.record import find_runs, read_record
     from tomat.runs.verify import verify_run
@@ -151,8 +149,7 @@ def run_verify(args: argparse.Namespace) -> int:
             console.print(f"  {problem}", highlight=False, markup=False)
         for note in verdict.notes:
             console.print(f"  note: {note}", highlight=False, markup=False)
-    if args.json is not None:
-        write_json(args.json, {"runs": [vars(verdict) for verdict in verdicts]})
+    write_report(args.json, {"runs": [vars(verdict) for verdict in verdicts]})
     return 1 if any(verdict.problems for verdict in verdicts) else 0
 
 

@@ -56,7 +56,7 @@ def register_import(verbs: argparse._SubParsersAction) -> None:
 
 def run_verify(args: argparse.Namespace) -> int:
     """Check, repair if asked, and print the figures."""
-    from tomat.base.reporting import console, counted, is_or_are, progress, write_json
+    from tomat.base.reporting import console, counted, is_or_are, progress, write_report
     from tomat.tokens.clipping import clipped_figures, clipped_lines
     from tomat.tokens.shards import open_shards
     from tomat.tokens.source_check import compare_with_source, damaged_chunks, repair_chunks, sample_rows
@@ -111,8 +111,7 @@ def run_verify(args: argparse.Namespace) -> int:
             "not compared with its densities: the set does not say where they lie (--input, or --source embedded, says "
             "it)"
         )
-    if args.json is not None:
-        write_json(args.json, figures | {"seconds": time.monotonic() - started})
+    write_report(args.json, figures | {"seconds": time.monotonic() - started})
     return 0
 
 
@@ -176,7 +175,7 @@ def _source(shards: Any, args: argparse.Namespace) -> Callable[[str], Any] | Non
 
 def run_import(args: argparse.Namespace) -> int:
     """Import, and print what the set holds."""
-    from tomat.base.reporting import console, counted, write_json
+    from tomat.base.reporting import console, counted, write_report
     from tomat.codec.files import load_codec
     from tomat.tokens.import_parquet import import_first_generation
     from tomat.tokens.layouts import layout_named
@@ -185,7 +184,6 @@ def run_import(args: argparse.Namespace) -> int:
     manifest = import_first_generation(args.folder, args.output, layout_named(args.layout), codec)
     rows, materials = counted(manifest.rows, "row"), counted(len(manifest.materials), "material")
     console.print(f"{args.output}: {rows} of {materials} imported")
-    if args.json is not None:
-        figures = {"output": args.output, "rows": manifest.rows, "materials": len(manifest.materials)}
-        write_json(args.json, figures | {"codec_sha256": manifest.codec_sha256})
+    figures = {"output": args.output, "rows": manifest.rows, "materials": len(manifest.materials)}
+    write_report(args.json, figures | {"codec_sha256": manifest.codec_sha256})
     return 0

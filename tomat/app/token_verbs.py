@@ -176,7 +176,7 @@ def run_info(args: argparse.Namespace) -> int:
 def _report(shards: Any, path: Path | None, extra: dict[str, Any]) -> None:
     from rich.table import Table
 
-    from tomat.base.reporting import console, counted, write_json
+    from tomat.base.reporting import console, counted, write_report
     from tomat.tokens.clipping import clipped_figures, clipped_lines
     from tomat.tokens.words import UNIT_WORDS
 
@@ -222,5 +222,4 @@ def _report(shards: Any, path: Path | None, extra: dict[str, Any]) -> None:
     console.print(table)
     for line in clipped_lines(manifest.clipped, manifest.max_clipped_share):
         console.print(line, markup=False)
-    if path is not None:
-        write_json(path, figures)
+    write_report(path, figures)

@@ -84,7 +84,7 @@ def run_train(args: argparse.Namespace) -> int:
     # Before the seconds that importing JAX and Levanter takes.
     check_words(path, args.overrides)
 
-    from tomat.base.reporting import console, write_json
+    from tomat.base.reporting import console, write_report
     from tomat.training.config import load_config
     from tomat.training.origins import Continuation
     from tomat.training.preemption import StopRequest
@@ -102,29 +102,12 @@ def run_train(args: argparse.Namespace) -> int:
     try:
         with stop.listening():
             figures = train_and_report(config, started, continuation, stop)
-            if args.json is not None:
-                write_json(args.json, figures)
+            write_report(args.json, figures)
         return stop.status if figures["training"]["preempted"] else 0
     finally:
         if stop.asked:
-            said = f"the same command continues the run: {train_command(args, path)}"
+            said = f"the same command continues the run: {shlex.join(['tomat', *args.words])}"
             console.print(said, soft_wrap=True, markup=False, highlight=False)
-
-
-def train_command(args: argparse.Namespace, path: Path) -> str:
-    """The command line of a training as a shell takes it, to start it again.
-
-    Args:
-        args: As parsed.
-        path: The configuration.
-    """
-    if path.is_relative_to(Path.cwd()):
-        path = path.relative_to(Path.cwd())
-    words = ["tomat", "train", "--config_path", str(path)]
-    for name in ("allow_change", "fork", "fork_step", "warm_start"):
-        if getattr(args, name) not in (None, ""):
-            words += [f"--{name}", str(getattr(args, name))]
-    return shlex.join([*words, *(["--plan_first"] if args.plan_first else []), *args.overrides])
 
 
 def refuse_what_cannot_fit(config: "TrainConfig") -> None:
@@ -273,41 +256,25 @@ def _commit() -> str:
 
 def evaluate_embedded(config: "TrainConfig", result: "TrainResult") -> "TeacherForcedResult":
     """Teacher-forced evaluation on the embedded materials that were held out, and the picture of the first of them."""
-    import haliax as hax
-
     from tomat.base.reporting import progress
     from tomat.density.demo.embedded import demo_materials, load_demo
     from tomat.evaluation.picture import draw_plane, teacher_forced_plane
-    from tomat.evaluation.teacher_forced import TeacherForcedConfig, TeacherForcedEvaluator
+    from tomat.evaluation.teacher_forced import TeacherForcedConfig
     from tomat.evaluation.trained import load_trained
 
     run = load_trained(result.run_dir)
     names = [material.material_id for material in demo_materials("validation")]
-    trainer = config.trainer_config()
-    settings = TeacherForcedConfig(
+    sampling = TeacherForcedConfig(
         patches_per_material=config.evaluation.patches_per_material, seed=config.evaluation.seed
     )
-    with trainer.use_device_mesh():
-        evaluator = TeacherForcedEvaluator(
-            run.codec,
-            config.data.sequence_layout,
-            settings.for_devices(trainer.data_axis_size),
-            axis_mapping=trainer.compute_axis_mapping,
-            policy=trainer.mp,
-        )
-        model = hax.shard(run.model, trainer.parameter_axis_mapping)
+    with run.evaluator(sampling) as (evaluator, model):
         with progress() as bar:
             task = bar.add_task("evaluate", total=len(names))
             evaluation = evaluator.evaluate(
                 model,
                 names,
                 load_demo,
-                settings={
-                    "run": config.run_name,
-                    "step": run.step,
-                    "weights": run.weights,
-                    "materials_from": "embedded validation",
-                },
+                settings=run.settings("embedded validation"),
                 on_material=lambda _: bar.advance(task),
             )
         if config.evaluation.picture:

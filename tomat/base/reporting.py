@@ -87,6 +87,12 @@ def write_json(path: str | os.PathLike[str], value: Mapping[str, Any]) -> None:
     write_text(path, dump_json(value))
 
 
+def write_report(path: Path | None, figures: Mapping[str, Any]) -> None:
+    """Write a verb's figures as `write_json` does, if `--json` names a file."""
+    if path is not None:
+        write_json(path, figures)
+
+
 @contextlib.contextmanager
 def json_on_standard_output() -> Iterator[Path]:
     """A file for the report of `--json -`: what it holds at the end goes to standard output, and nothing else does.

@@ -11,6 +11,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from levanter.data.dataset import AsyncDataset
 
     from tomat.tokens.shards import ShardSet
+    from tomat.training.loader import BlockShuffleConfig
 
 LAYOUT_NAME = "v3-p19"
 N_MATERIALS = 32
@@ -53,13 +55,25 @@ class LoaderBench:
     """Blocks of a window."""
 
     def __post_init__(self) -> None:
-        if min(self.rows, self.batch_rows, self.io_block_size, self.window_blocks) < 1:
-            raise TomatError("--rows, --batch, --io_block_size and --window_blocks must all be at least 1.")
         if self.rows % N_MATERIALS or self.rows < self.batch_rows:
             raise TomatError(
                 f"--rows is {self.rows}; expected a multiple of {N_MATERIALS} (patches of that many materials), and at "
                 f"least one batch of {self.batch_rows}."
             )
+
+    def shuffle(self, key: str) -> "BlockShuffleConfig":
+        """How the reader `key` of tomat's own orders the rows."""
+        from tomat.training.loader import BlockShuffleConfig
+
+        return BlockShuffleConfig(self.io_block_size, self.window_blocks, "none" if key == "in_order" else "feistel")
+
+    def levanter_shuffled(self, dataset: "AsyncDataset") -> "AsyncDataset":
+        """`dataset` in the order of Levanter's shuffle, with the same blocks and windows."""
+        import jax
+
+        return dataset.block_shuffle(
+            io_block_size=self.io_block_size, window_blocks=self.window_blocks, key=jax.random.PRNGKey(0)
+        )
 
 
 def register_bench(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -83,19 +97,16 @@ def register_bench(subparsers: "argparse._SubParsersAction[argparse.ArgumentPars
 
 def run(args: argparse.Namespace) -> int:
     """Carry out `tomat bench loader`."""
-    from tomat.base.reporting import console, write_json
+    from tomat.base.reporting import console, write_report
 
     bench = LoaderBench(args.rows, args.batch, args.io_block_size, args.window_blocks)
-    if args.data is not None:
-        report = run_bench(bench, args.data)
-    else:
-        with tempfile.TemporaryDirectory(prefix="tomat-bench-") as folder:
-            report = run_bench(bench, Path(folder))
+    place = tempfile.TemporaryDirectory(prefix="tomat-bench-") if args.data is None else nullcontext(args.data)
+    with place as folder:
+        report = run_bench(bench, Path(folder))
     console.print(report_table(report))
     resumes = ", ".join(f"{r['first_batch_s']:.2f} s at step {r['step']:,}" for r in report["resume"])
     console.print(f"First batch after a resume (median of {RESUME_REPEATS}): {resumes}.")
-    if args.json is not None:
-        write_json(args.json, report)
+    write_report(args.json, report)
     return 0
 
 
@@ -266,16 +277,11 @@ def _measure(key: str, bench: LoaderBench, folder: Path, connection: Connection)
 
 def _dataset(key: str, bench: LoaderBench, shards: "ShardSet") -> "AsyncDataset":
     """What a reader reads through. Levanter's shuffle stands on TensorStore with a cache as large as tomat's."""
-    import jax
+    from tomat.training.loader import ShardDataset
 
-    from tomat.training.loader import BlockShuffleConfig, ShardDataset
-
-    shuffle = BlockShuffleConfig(bench.io_block_size, bench.window_blocks, "none" if key == "in_order" else "feistel")
-    dataset = ShardDataset(shards, shuffle)
+    dataset = ShardDataset(shards, bench.shuffle(key))
     if key == "levanter_block_shuffle":
-        return _tensorstore_rows(shards, dataset.cache_bytes).block_shuffle(
-            io_block_size=bench.io_block_size, window_blocks=bench.window_blocks, key=jax.random.PRNGKey(0)
-        )
+        return bench.levanter_shuffled(_tensorstore_rows(shards, dataset.cache_bytes))
     return dataset
 
 
@@ -376,19 +382,15 @@ def _index_cost_us(key: str, bench: LoaderBench, rows: int) -> float:
     """Microseconds to find the row at a position, in calls of one batch, without reading any."""
     import asyncio
 
-    import jax
     import numpy as np
 
-    from tomat.training.loader import BlockShuffleConfig, ShuffledIndex
+    from tomat.training.loader import ShuffledIndex
 
     async def row_numbers(indices: Sequence[int]) -> Sequence[int]:
         return indices
 
-    perm_type = "none" if key == "in_order" else "feistel"
-    index = ShuffledIndex(rows, BlockShuffleConfig(bench.io_block_size, bench.window_blocks, perm_type), seed=0)
-    levanter = _dataset_of(rows, row_numbers).block_shuffle(
-        io_block_size=bench.io_block_size, window_blocks=bench.window_blocks, key=jax.random.PRNGKey(0)
-    )
+    index = ShuffledIndex(rows, bench.shuffle(key), seed=0)
+    levanter = bench.levanter_shuffled(_dataset_of(rows, row_numbers))
     calls = [
         np.arange(start, start + bench.batch_rows)
         for start in range(0, min(rows, INDEX_POSITIONS) - bench.batch_rows + 1, bench.batch_rows)

@@ -18,27 +18,32 @@ def register_bench(subparsers: argparse._SubParsersAction) -> None:
         description="Compile value and gradient of the loss for this machine's JAX backend, without running them, and "
         "report the temporary memory of the blocked loss and of the plain formulas.",
     )
-    parser.add_argument("--kind", default="emd", choices=LOSS_KINDS, help="the formula (default: emd)")
-    parser.add_argument("--batch", type=positive_int, default=8, help="sequences on one device (default: 8)")
-    parser.add_argument("--positions", type=positive_int, default=8192, help="tokens per sequence (default: 8192)")
-    parser.add_argument("--hidden_dim", type=positive_int, default=1024, help="width of the model (default: 1024)")
-    parser.add_argument("--density_tokens", type=positive_int, default=16384, help="density bins (default: 16384)")
+    add_shape(parser, "emd")
     parser.add_argument(
         "--block_positions",
         type=positive_int,
         default=LossConfig().block_positions,
         help="positions of a block (default: 256)",
     )
-    parser.add_argument(
-        "--dtype", default="bfloat16", choices=["bfloat16", "float32"], help="compute type (default: bfloat16)"
-    )
     parser.add_argument("--json", type=report_file, metavar="FILE", help="write the figures")
     parser.set_defaults(run=run)
 
 
+def add_shape(parser: argparse.ArgumentParser, kind: str) -> None:
+    """Add what decides the arrays of a loss and its formula, which is `kind` by default."""
+    parser.add_argument("--kind", default=kind, choices=LOSS_KINDS, help="the formula (default: %(default)s)")
+    parser.add_argument("--batch", type=positive_int, default=8, help="sequences on one device (default: 8)")
+    parser.add_argument("--positions", type=positive_int, default=8192, help="tokens per sequence (default: 8192)")
+    parser.add_argument("--hidden_dim", type=positive_int, default=1024, help="width of the model (default: 1024)")
+    parser.add_argument("--density_tokens", type=positive_int, default=16384, help="density bins (default: 16384)")
+    parser.add_argument(
+        "--dtype", default="bfloat16", choices=["bfloat16", "float32"], help="compute type (default: bfloat16)"
+    )
+
+
 def run(args: argparse.Namespace) -> int:
     """Measure, print and write the figures."""
-    from tomat.base.reporting import console, write_json
+    from tomat.base.reporting import console, write_report
 
     report = measure(
         LossConfig(kind=args.kind, block_positions=args.block_positions),
@@ -56,8 +61,7 @@ def run(args: argparse.Namespace) -> int:
         f"  blocks of {args.block_positions:4d} positions {blocked / GIB:8.2f} GiB, {plain / blocked:.1f} times less",
         soft_wrap=True,
     )
-    if args.json:
-        write_json(args.json, report)
+    write_report(args.json, report)
     return 0
 
 
@@ -78,13 +82,8 @@ def measure(
         The settings, `plain_temp_bytes`, `blocked_temp_bytes`, `arguments_bytes` and `platform`.
 
     Raises:
-        TomatError: a size that is not positive.
+        TomatError: fewer than two density bins, or a backend that does not report memory.
     """
-    sizes = dict(batch=batch, positions=positions, hidden_dim=hidden_dim, n_density_tokens=n_density_tokens)
-    for name, size in sizes.items():
-        if size < 2 if name == "n_density_tokens" else size < 1:
-            raise TomatError(f"{name} is {size}; expected at least {2 if name == 'n_density_tokens' else 1}.")
-
     import jax
     import jax.numpy as jnp
     import numpy as np
@@ -111,7 +110,11 @@ def measure(
         return memory
 
     plain, blocked = compiled_memory(plain_loss), compiled_memory(density_loss)
-    return sizes | {
+    return {
+        "batch": batch,
+        "positions": positions,
+        "hidden_dim": hidden_dim,
+        "n_density_tokens": n_density_tokens,
         "kind": config.kind,
         "block_positions": config.block_positions,
         "dtype": dtype,

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from tomat.base.arguments import positive_float, positive_int, report_file
 from tomat.base.errors import TomatError
-from tomat.loss.config import LOSS_KINDS
+from tomat.bench.loss import add_shape
 from tomat.loss.tiles import NAMES, LossTiles
 
 DEFAULT_TILES = ("4096,256,512,32", "4096,512,512,32", "4096,256,1024,32", "4096,512,1024,32", "4096,512,512,16")
@@ -24,16 +24,7 @@ def register_bench(subparsers: argparse._SubParsersAction) -> None:
         "libtpu, no TPU; one or more minutes a candidate. What was compiled is kept, and found again.",
     )
     parser.add_argument("--slice", default="v6e-1", help="one chip of it (default: v6e-1)")
-    parser.add_argument("--batch", type=positive_int, default=8, help="sequences on one device (default: 8)")
-    parser.add_argument("--positions", type=positive_int, default=8192, help="tokens per sequence (default: 8192)")
-    parser.add_argument("--hidden_dim", type=positive_int, default=1024, help="width of the model (default: 1024)")
-    parser.add_argument("--density_tokens", type=positive_int, default=16384, help="density bins (default: 16384)")
-    parser.add_argument(
-        "--dtype", default="bfloat16", choices=["bfloat16", "float32"], help="compute type (default: bfloat16)"
-    )
-    parser.add_argument(
-        "--kind", default="cross_entropy", choices=LOSS_KINDS, help="the formula (default: cross_entropy)"
-    )
+    add_shape(parser, "cross_entropy")
     parser.add_argument(
         "--vocabulary", default="full", choices=["density", "full"], help="ids of the softmax (default: full)"
     )
@@ -79,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
     """Compile, print and write."""
     from rich.table import Table
 
-    from tomat.base.reporting import console, progress, write_json
+    from tomat.base.reporting import console, progress, write_report
     from tomat.planning.compile.process import Limits
     from tomat.planning.plan_cache import GIB
     from tomat.tuning.loss_tuning import LossShape, check_tiles, table_entry, tune, write_entry
@@ -135,8 +126,7 @@ def run(args: argparse.Namespace) -> int:
     console.print(table)
     for reason in sorted({row["refused"] for row in rows if "refused" in row}):
         console.print(f"[dim]{reason}[/dim]", soft_wrap=True)
-    if args.json:
-        write_json(args.json, {"shape": vars(shape), "candidates": rows})
+    write_report(args.json, {"shape": vars(shape), "candidates": rows})
     if args.write and entry is not None:
         write_entry(entry)
         console.print("The table of tiles has the shortest.")

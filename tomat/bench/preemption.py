@@ -6,11 +6,14 @@ import random
 import tempfile
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tomat.base.arguments import count, positive_int, report_file
 from tomat.base.errors import TomatError
+from tomat.base.layout import STOPPED_STATUS
 
 if TYPE_CHECKING:
     from tomat.bench.soak import SoakSettings
@@ -39,19 +42,14 @@ def register_bench(subparsers: "argparse._SubParsersAction[argparse.ArgumentPars
 
 def run(args: argparse.Namespace) -> int:
     """Carry out `tomat bench preemption`."""
-    from tomat.base.reporting import console, write_json
+    from tomat.base.reporting import console, write_report
     from tomat.bench.soak import SoakSettings
 
-    if args.kills < 1:
-        raise TomatError(f"--kills is {args.kills}; expected at least 1.")
-    if args.folder is not None:
-        report = soak(args.folder, args.kills, args.seed, SoakSettings())
-    else:
-        with tempfile.TemporaryDirectory(prefix="tomat-soak-") as folder:
-            report = soak(Path(folder), args.kills, args.seed, SoakSettings())
+    place = tempfile.TemporaryDirectory(prefix="tomat-soak-") if args.folder is None else nullcontext(args.folder)
+    with place as folder:
+        report = soak(Path(folder), args.kills, args.seed, SoakSettings())
     console.print(report_table(report))
-    if args.json is not None:
-        write_json(args.json, report)
+    write_report(args.json, report)
     return 0
 
 
@@ -71,15 +69,12 @@ def soak(
     Raises:
         TomatError: A round that does not end as the unbroken run did, or a kill that costs more than the save interval.
     """
-    from dataclasses import asdict
-
     from tomat.base.reporting import progress, write_json
     from tomat.bench.soak import (
         AIMS,
         RUN_NAME,
         UNDISTURBED,
         Unbroken,
-        as_row,
         compare_runs,
         run_unbroken,
         start_and_kill,
@@ -108,9 +103,13 @@ def soak(
             enough = hits(state) >= kills
             aim = UNDISTURBED if enough else _aim(place / RUN_NAME, number, settings, aims or AIMS)
             start = start_and_kill(place, config_path, aim, settings, unbroken, rng)
-            state["starts"].append(as_row(start))
+            state["starts"].append(asdict(start))
             state["in_round"] = start.status != 0
-            _check(start.steps_again, start.steps_allowed, state["starts"])
+            if start.steps_again is not None and start.steps_again > start.steps_allowed:
+                raise TomatError(
+                    f"a kill cost {start.steps_again} steps, and at most {start.steps_allowed} were allowed: "
+                    f"{state['starts'][-2:]}."
+                )
             if start.status == 0:
                 compared.append(compare_runs(place / RUN_NAME, folder / "unbroken" / RUN_NAME))
             save()
@@ -143,16 +142,6 @@ def _aim(run: Path, number: int, settings: "SoakSettings", aims: Sequence[str]) 
     return aim.replace("profile", "evaluation") if passed else aim
 
 
-def _check(again: int | None, allowed: int, starts: list[dict[str, Any]]) -> None:
-    """Hold what the last kill cost against what it may.
-
-    Raises:
-        TomatError: It cost more.
-    """
-    if again is not None and again > allowed:
-        raise TomatError(f"a kill cost {again} steps, and at most {allowed} were allowed: {starts[-2:]}.")
-
-
 def _report(state: dict[str, Any]) -> dict[str, Any]:
     starts = state["starts"]
     hit = [start for start in starts if start["found"]]
@@ -160,9 +149,9 @@ def _report(state: dict[str, Any]) -> dict[str, Any]:
     orderly = [
         later["steps_again"]
         for earlier, later in zip(starts, starts[1:], strict=False)
-        if earlier["status"] == 143 and later["steps_again"] is not None
+        if earlier["status"] == STOPPED_STATUS and later["steps_again"] is not None
     ]
-    exits = [start["exit_seconds"] for start in hit if start["status"] == 143]
+    exits = [start["exit_seconds"] for start in hit if start["status"] == STOPPED_STATUS]
     return {
         "kills": len(hit),
         "kills_by_signal": dict(Counter(start["aim"].split()[0] for start in hit)),

@@ -36,7 +36,7 @@ def run_bench(args: argparse.Namespace) -> int:
     import tempfile
 
     from tomat.base.errors import TomatError
-    from tomat.base.reporting import console, write_json
+    from tomat.base.reporting import console, write_report
 
     if args.events < 1000:
         raise TomatError(f"--events is {args.events}; expected at least 1,000.")
@@ -55,8 +55,7 @@ def run_bench(args: argparse.Namespace) -> int:
         f"{figures['cpu_seconds']:.2f} s CPU (goal under {GOAL_SECONDS:.0f} s), imports included; peak memory "
         f"{figures['peak_memory_bytes'] / 1e9:.2f} GB (goal under {GOAL_BYTES / 1e9:.0f} GB)"
     )
-    if args.json is not None:
-        write_json(args.json, figures)
+    write_report(args.json, figures)
     return 0
 
 

@@ -10,6 +10,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from tomat.base.errors import TomatError
 from tomat.codec.files import write_codec
 
@@ -29,17 +31,11 @@ def retokenize_command(output: Path, codec: Path, workers: int) -> list[str]:
 
 
 def children(pid: int) -> list[int]:
-    """Processes that a process started, from `/proc`."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                parent = int((entry / "stat").read_text().rsplit(")", 1)[1].split()[1])
-            except (OSError, IndexError, ValueError):
-                continue  # it ended meanwhile
-            if parent == pid:
-                found.append(int(entry.name))
-    return found
+    """Processes that a process started; none of one that has ended."""
+    try:
+        return [child.pid for child in psutil.Process(pid).children()]
+    except psutil.NoSuchProcess:
+        return []
 
 
 def run_with_kills(command: list[str], rng: random.Random, horizon_seconds: float, kills: int) -> Counter[str]:

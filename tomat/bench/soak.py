@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,23 +21,20 @@ import tensorstore as ts
 import yaml
 
 from tomat.base.errors import TomatError
-from tomat.base.layout import CHECKPOINT_FOLDER, METADATA_FILE, METRICS_FILE
+from tomat.base.layout import CHECKPOINT_FOLDER, METADATA_FILE, METRICS_FILE, STOPPED_STATUS
 from tomat.runs.checkpoints import array_shapes, newest_whole
 from tomat.runs.history import read_events
 
 RUN_NAME = "soak"
-ORDERLY_STATUS = 143
-"""Of a run that SIGTERM stopped (`tomat.training.preemption.EXIT_STATUS`, which needs JAX)."""
 WATCH_SECONDS = 0.002
 """Between two looks into the run's folder; a step of the soak's model takes 16 ms, a commit about 10 ms."""
 START_TIMEOUT_SECONDS = 3600.0
 """A start that takes longer has hung; on an overloaded machine one of 20 s has taken 10 minutes."""
 
-AIMS = ("sigterm", "sigkill", "sigkill commit", "sigkill evaluation", "sigkill profile") + (
-    "sigterm commit",
-    "sigterm evaluation",
-    "sigterm profile",
-)
+AIMS = (
+    "sigterm", "sigkill", "sigkill commit", "sigkill evaluation", "sigkill profile",
+    "sigterm commit", "sigterm evaluation", "sigterm profile",
+)  # fmt: skip
 """Signal, and the moment it is aimed at; without one, any moment of a run's length."""
 UNDISTURBED = "undisturbed"
 """The aim of a start that is left alone."""
@@ -125,16 +122,8 @@ class Start:
 def run_soak_process(folder: Path, config_path: Path) -> "subprocess.Popen[str]":
     """Start the run in `folder`, on CPU; its output goes to `output.log` there."""
     folder.mkdir(parents=True, exist_ok=True)
-    command = [
-        sys.executable,
-        "-m",
-        "tomat.app.cli",
-        "train",
-        "--config_path",
-        str(config_path),
-        "--output_dir",
-        str(folder),
-    ]
+    command = [sys.executable, "-m", "tomat.app.cli", "train"]
+    command += ["--config_path", str(config_path), "--output_dir", str(folder)]
     with (folder / "output.log").open("w") as output:
         return subprocess.Popen(
             command, stdout=output, stderr=subprocess.STDOUT, text=True, env={**os.environ, "JAX_PLATFORMS": "cpu"}
@@ -215,7 +204,7 @@ def start_and_kill(
             except subprocess.TimeoutExpired as error:
                 raise TomatError(f"the run did not end on {aim}: {_tail(folder)}") from error
             exit_seconds = time.monotonic() - sent if number == signal.SIGTERM else None
-    expected = (0, ORDERLY_STATUS, -signal.SIGTERM) if number == signal.SIGTERM else (0, -signal.SIGKILL)
+    expected = (0, STOPPED_STATUS, -signal.SIGTERM) if number == signal.SIGTERM else (0, -signal.SIGKILL)
     if process.returncode not in (expected if hit else (0,)):
         raise TomatError(f"the run failed by itself with status {process.returncode}: {_tail(folder)}")
     resumes = [event for event in read_events(run)[events_before:] if event["event"] == "resume"]
@@ -348,12 +337,8 @@ def compare_runs(run: Path, unbroken: Path) -> dict[str, int]:
         raise TomatError(f"the log of {run} has the steps {[row['step'] for row in rows]}: holes, or a step twice.")
     for row, right in zip(rows, expected, strict=True):
         for key in right:
-            if (
-                "loss" in key
-                and key.split("/")[0] in ("train", "eval")
-                and "time" not in key
-                and row[key] != right[key]
-            ):
+            is_loss = "loss" in key and key.split("/")[0] in ("train", "eval") and "time" not in key
+            if is_loss and row[key] != right[key]:
                 raise TomatError(
                     f"{key} of step {row['step']} is {row[key]} in {run}, {right[key]} in the unbroken run."
                 )
@@ -368,8 +353,3 @@ def _read_array(path: str, name: str) -> np.ndarray:
 def _tail(folder: Path) -> str:
     output = folder / "output.log"
     return output.read_text(errors="replace")[-1500:] if output.exists() else "no output"
-
-
-def as_row(start: Start) -> dict[str, Any]:
-    """A start as JSON has it."""
-    return asdict(start)

@@ -45,7 +45,7 @@ def run_bench(args: argparse.Namespace) -> int:
     """Measure, print and write."""
     import os
 
-    from tomat.base.reporting import console, write_json
+    from tomat.base.reporting import console, write_report
     from tomat.bench.retokenize_kill import kill_test
     from tomat.bench.retokenize_speed import measure_largest, measure_speed
 
@@ -69,6 +69,5 @@ def run_bench(args: argparse.Namespace) -> int:
             figures |= kill_test(folder, args.kill_runs, args.seed)
     for key, value in figures.items():
         console.print(f"{key:42s} {value:,.4g}" if isinstance(value, float) else f"{key:42s} {value}")
-    if args.json is not None:
-        write_json(args.json, figures)
+    write_report(args.json, figures)
     return 0

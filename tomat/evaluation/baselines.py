@@ -6,13 +6,9 @@ lives in the same bins: it reads true values **as the codec decodes them** (the 
 **rounded to the codec** (encoded, then decoded with the median table), as any answer of the model is.
 """
 
-from collections.abc import Callable
-
 import numpy as np
 
 from tomat.codec.base import DensityCodec
-
-Baseline = Callable[[np.ndarray, float], np.ndarray]
 
 
 def constant_median(patches: np.ndarray, constant_e_per_a3: float) -> np.ndarray:
@@ -68,14 +64,6 @@ def lorenzo(patches: np.ndarray, constant_e_per_a3: float) -> np.ndarray:
     return np.maximum(predicted, 0.0).astype(np.float32)
 
 
-BASELINES: dict[str, Baseline] = {
-    "lorenzo": lorenzo,
-    "copy_previous": copy_previous,
-    "constant_median": constant_median,
-}
-"""Name to predictor, in the order of the tables."""
-
-
 def quantise(rho: np.ndarray, codec: DensityCodec) -> np.ndarray:
     """`rho` (e/A^3, any shape) rounded to the codec: encoded, then decoded with the median table."""
     return codec.decode(codec.encode(np.ascontiguousarray(rho, dtype=np.float32)), decoder="median")
@@ -92,4 +80,5 @@ def predict_baselines(visible: np.ndarray, codec: DensityCodec, constant_e_per_a
     Returns:
         Name to prediction, float32 [patch, px, py, pz], e/A^3, on the codec's values.
     """
-    return {name: quantise(predict(visible, constant_e_per_a3), codec) for name, predict in BASELINES.items()}
+    predictors = {"lorenzo": lorenzo, "copy_previous": copy_previous, "constant_median": constant_median}
+    return {name: quantise(predict(visible, constant_e_per_a3), codec) for name, predict in predictors.items()}

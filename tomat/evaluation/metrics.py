@@ -5,7 +5,7 @@ that matter are below 1 % of the sum.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from math import isfinite
 
 import numpy as np
@@ -73,14 +73,9 @@ class ElectronCount:
     """Electrons of the prediction."""
 
     @property
-    def error_e(self) -> float:
-        """Predicted minus reference, in electrons."""
-        return self.predicted_e - self.reference_e
-
-    @property
     def relative_error(self) -> float:
-        """`error_e / reference_e`, signed."""
-        return self.error_e / self.reference_e
+        """(predicted - reference) / reference, signed."""
+        return (self.predicted_e - self.reference_e) / self.reference_e
 
 
 def electron_count(predicted: np.ndarray, reference: np.ndarray, voxel_volume_a3: float) -> ElectronCount:
@@ -106,10 +101,6 @@ class Spread:
     mean: float
     p10: float
     p90: float
-
-    def to_dict(self) -> dict[str, float]:
-        """Plain mapping for JSON."""
-        return asdict(self)
 
 
 def spread(values: Sequence[float]) -> Spread:
@@ -149,10 +140,6 @@ class PairedComparison:
     def decided(self) -> bool:
         """Whether the 95 % interval of the mean difference leaves out zero."""
         return self.mean_difference_ci95_low > 0 or self.mean_difference_ci95_high < 0
-
-    def to_dict(self) -> dict[str, float]:
-        """Plain mapping for JSON."""
-        return asdict(self)
 
 
 def compare_paired(first: Mapping[str, float], second: Mapping[str, float], *, seed: int = 0) -> PairedComparison:

@@ -24,15 +24,12 @@ from tomat.tokens.vocabulary import DENSITY_BLOCK_START, DENSITY_START
 
 @dataclass(frozen=True, eq=False)
 class EvaluationPatches:
-    """Patches of one material, all of one shape, in the order of `anchors`."""
+    """Patches of one material, all of one shape."""
 
-    material_id: str
     tokens: np.ndarray
     """uint16 [patch, position]: the sequences, cut to what the model reads."""
     density_start: int
     """Position of the first density token, the same in every row: the preamble's length follows from the material."""
-    anchors: np.ndarray
-    """int64 [patch, 3]: grid index of each patch's first voxel."""
     patch_shape: tuple[int, int, int]
     reference: np.ndarray
     """float32 [patch, px, py, pz], e/A^3: the true density, not rounded to the codec."""
@@ -41,8 +38,6 @@ class EvaluationPatches:
     counted: np.ndarray
     """bool [patch, voxel]: the voxels that enter every figure, of the model and of the baselines alike."""
     voxel_volume_a3: float
-    whole_cell: bool
-    """Whether `counted` holds each voxel of the cell exactly once."""
 
     @property
     def n_patches(self) -> int:
@@ -137,16 +132,13 @@ def make_patches(
     else:
         counted &= first_copies(grid.grid_shape, patch_shape)
     return EvaluationPatches(
-        material_id=grid.material_id,
         tokens=np.ascontiguousarray(rows[:, :length]),
         density_start=density_start,
-        anchors=anchors,
         patch_shape=patch_shape,
         reference=np.stack([grid.patch(tuple(int(i) for i in anchor), patch_shape) for anchor in anchors]),
         true_bins=(rows[:, density_start : density_start + n_voxels] - DENSITY_START).astype(np.uint16),
         counted=counted,
         voxel_volume_a3=float(grid.voxel_volume_a3),
-        whole_cell=tiling,
     )
 
 

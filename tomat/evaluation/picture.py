@@ -30,7 +30,8 @@ class DensityPlane:
     material_id: str
     plane: int
     """Index along c."""
-    grid_sides: tuple[int, int, int]
+    n_planes: int
+    """Along c, in the cell."""
     reference: np.ndarray
     """float32 [nx, ny], e/A^3, not rounded to the codec."""
     predicted: np.ndarray
@@ -85,7 +86,7 @@ def teacher_forced_plane(
     return DensityPlane(
         material_id=grid.material_id,
         plane=chosen,
-        grid_sides=(nx, ny, nz),
+        n_planes=nz,
         reference=grid.rho[:, :, chosen],
         predicted=image,
         length_a=float(a),
@@ -140,7 +141,7 @@ def draw_plane(plane: DensityPlane, path: str | os.PathLike[str]) -> Path:
             figure.colorbar(mesh, ax=axes, orientation="horizontal", label=label, shrink=0.85)
         error = 100 * nmae(plane.predicted, plane.reference)
         figure.suptitle(
-            f"{plane.material_id}, plane {plane.plane} of {plane.grid_sides[2]} along c, "
+            f"{plane.material_id}, plane {plane.plane} of {plane.n_planes} along c, "
             f"NMAE in the plane {error:.2f} %\n{LABEL}"
         )
         metadata = {".png": {"Software": None}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}[target.suffix]

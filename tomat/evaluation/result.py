@@ -100,8 +100,8 @@ class TeacherForcedResult:
             "label": LABEL,
             "units": UNITS,
             "settings": dict(self.settings),
-            "over_materials": {name: self.spread(name).to_dict() for name in FIGURES},
-            "paired_nmae_median_minus_lorenzo": self.against_lorenzo().to_dict(),
+            "over_materials": {name: asdict(self.spread(name)) for name in FIGURES},
+            "paired_nmae_median_minus_lorenzo": asdict(self.against_lorenzo()),
             "materials": [asdict(material) for material in self.materials],
         }
 

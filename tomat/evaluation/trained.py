@@ -1,8 +1,12 @@
 """The model of a run that has trained, and what is needed to use it."""
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import haliax as hax
 from levanter.models.lm_model import LmHeadModel
 from levanter.utils.tree_utils import inference_mode
 
@@ -11,6 +15,7 @@ from tomat.base.layout import CODEC_FILE, CONFIG_FILE
 from tomat.base.reporting import console
 from tomat.codec.base import DensityCodec
 from tomat.codec.files import load_codec
+from tomat.evaluation.teacher_forced import TeacherForcedConfig, TeacherForcedEvaluator
 from tomat.runs.checkpoints import AVERAGED, find_checkpoint
 from tomat.runs.published import is_remote
 from tomat.training.config import TrainConfig, recorded_config
@@ -29,6 +34,34 @@ class LoadedRun:
     step: int
     weights: str
     """`averaged` where the run averages its weights (`trainer.model_averaging`), or `of the last step`."""
+
+    @contextlib.contextmanager
+    def evaluator(self, config: TeacherForcedConfig) -> Iterator[tuple[TeacherForcedEvaluator, LmHeadModel]]:
+        """An evaluator of the run and the model that it takes, both on the mesh of the run's trainer, which is in force
+        meanwhile.
+
+        Args:
+            config: Sampling; the batch is raised to a multiple of the devices.
+        """
+        trainer = self.config.trainer_config()
+        with trainer.use_device_mesh():
+            evaluator = TeacherForcedEvaluator(
+                self.codec,
+                self.config.data.sequence_layout,
+                config.for_devices(trainer.data_axis_size),
+                axis_mapping=trainer.compute_axis_mapping,
+                policy=trainer.mp,
+            )
+            yield evaluator, hax.shard(self.model, trainer.parameter_axis_mapping)
+
+    def settings(self, materials_from: str) -> dict[str, Any]:
+        """What a result says of the run, and of where its materials are from."""
+        return {
+            "run": self.config.run_name,
+            "step": self.step,
+            "weights": self.weights,
+            "materials_from": materials_from,
+        }
 
 
 def load_trained(run_dir: str | Path, step: int | None = None) -> LoadedRun:

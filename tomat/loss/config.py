@@ -140,20 +140,6 @@ class LossConfig:
                 "and loss.vocabulary: full, or use a layout with one token per voxel."
             )
 
-    def describe(self, n_density_tokens: int, vocab_size: int) -> str:
-        """The loss in one line, for logs and run pages."""
-        ids = f"{n_density_tokens:,} density bins" if self.vocabulary == "density" else f"all {vocab_size:,} ids"
-        detail = ""
-        if self.kind == "soft_cross_entropy":
-            detail = f", Gaussian target of {self.target_sigma:g} " + (
-                "bins" if self.target_space == "bin" else "e/A^3"
-            )
-        elif self.kind == "ce_emd":
-            detail = f", {self.emd_weight:g} nats per e/A^3 of EMD"
-        preamble = f"; preamble weight {self.preamble_weight:g}" if self.preamble_weight else ""
-        z_loss = f"; z-loss {self.z_loss_weight:g}" if self.z_loss_weight else ""
-        return f"{self.kind} over {ids}{detail}{preamble}{z_loss}"
-
     def warning(self) -> str | None:
         """What a user should know before training with this loss, or None."""
         if self.kind == "emd":

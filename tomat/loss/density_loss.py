@@ -13,7 +13,15 @@ from jax import lax
 
 from tomat.base.errors import TomatError
 from tomat.loss.config import LossConfig
-from tomat.loss.interface import BinTables, BlockSpec, LossInputs, LossSums, PositionWeights
+from tomat.loss.interface import (
+    BinTables,
+    BlockSpec,
+    LossInputs,
+    LossSums,
+    PositionTerms,
+    PositionWeights,
+    weighted_sums,
+)
 from tomat.loss.sharded import loss_sums
 from tomat.loss.target import DensityTarget
 from tomat.model.sharding import Sharding, current_mesh, mesh_axes
@@ -137,17 +145,8 @@ def plain_loss(
     logits_in_use = logits if config.vocabulary == "full" else density_logits
     loss = loss + config.z_loss_weight * jax.nn.logsumexp(logits_in_use, axis=-1) ** 2
 
-    w = x.weights
-    sums = LossSums(
-        loss=jnp.sum(w.density * loss + w.other * (other_cross_entropy + other_z_loss)),
-        density_loss=jnp.sum(w.density_mean * loss),
-        cross_entropy=jnp.sum(w.density_mean * cross_entropy),
-        emd=jnp.sum(w.density_mean * emd),
-        top1=jnp.sum(w.density_mean * top1),
-        rho=jnp.sum(w.density_mean * r[..., 0]),
-        other_cross_entropy=jnp.sum(w.other_mean * other_cross_entropy),
-    )
-    return sums.loss, _metrics(spec, sums, constant_metrics)
+    sums = weighted_sums(x.weights, PositionTerms(loss, cross_entropy, emd, top1, r[..., 0], other_cross_entropy))
+    return sums.loss + jnp.sum(x.weights.other * other_z_loss), _metrics(spec, sums, constant_metrics)
 
 
 def _metrics(spec: BlockSpec, sums: LossSums, constant_metrics: dict[str, jax.Array]) -> dict[str, jax.Array]:

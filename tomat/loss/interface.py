@@ -59,6 +59,20 @@ class LossInputs(NamedTuple):
     tables: BinTables
 
 
+class PositionTerms(NamedTuple):
+    """Loss and metrics of each position, float32 and all of one shape."""
+
+    loss: jax.Array
+    """Of a density position, by the configured formula."""
+    cross_entropy: jax.Array
+    emd: jax.Array
+    top1: jax.Array
+    rho: jax.Array
+    """Density of the target, e/A^3."""
+    other_cross_entropy: jax.Array
+    """Of a position that is no density."""
+
+
 class LossSums(NamedTuple):
     """Weighted sums over all positions, float32 scalars."""
 
@@ -71,22 +85,14 @@ class LossSums(NamedTuple):
     other_cross_entropy: jax.Array
 
 
-def weighted_sums(
-    weights: PositionWeights,
-    loss: jax.Array,
-    cross_entropy: jax.Array,
-    emd: jax.Array,
-    top1: jax.Array,
-    rho: jax.Array,
-    other_cross_entropy: jax.Array,
-) -> LossSums:
-    """The sums of some positions; weights and values of each are of one shape."""
+def weighted_sums(weights: PositionWeights, terms: PositionTerms) -> LossSums:
+    """The sums of some positions; weights and terms of each are of one shape."""
     return LossSums(
-        loss=jnp.sum(weights.density * loss + weights.other * other_cross_entropy),
-        density_loss=jnp.sum(weights.density_mean * loss),
-        cross_entropy=jnp.sum(weights.density_mean * cross_entropy),
-        emd=jnp.sum(weights.density_mean * emd),
-        top1=jnp.sum(weights.density_mean * top1),
-        rho=jnp.sum(weights.density_mean * rho),
-        other_cross_entropy=jnp.sum(weights.other_mean * other_cross_entropy),
+        loss=jnp.sum(weights.density * terms.loss + weights.other * terms.other_cross_entropy),
+        density_loss=jnp.sum(weights.density_mean * terms.loss),
+        cross_entropy=jnp.sum(weights.density_mean * terms.cross_entropy),
+        emd=jnp.sum(weights.density_mean * terms.emd),
+        top1=jnp.sum(weights.density_mean * terms.top1),
+        rho=jnp.sum(weights.density_mean * terms.rho),
+        other_cross_entropy=jnp.sum(weights.other_mean * terms.other_cross_entropy),
     )

@@ -16,7 +16,15 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from tomat.loss.interface import BinTables, BlockSpec, LossInputs, LossSums, PositionWeights, weighted_sums
+from tomat.loss.interface import (
+    BinTables,
+    BlockSpec,
+    LossInputs,
+    LossSums,
+    PositionTerms,
+    PositionWeights,
+    weighted_sums,
+)
 from tomat.loss.pallas_kernels import (
     CENTRE,
     DENSITY_FACTOR,
@@ -54,17 +62,6 @@ class _Rows(NamedTuple):
     rho: jax.Array
     """Density of the target, e/A^3."""
     weights: PositionWeights
-
-
-class _Terms(NamedTuple):
-    """Of each row `[S]`: loss and metrics, and the scalars of the gradient kernel by column."""
-
-    loss: jax.Array
-    cross_entropy: jax.Array
-    emd: jax.Array
-    top1: jax.Array
-    other_cross_entropy: jax.Array
-    scalars: dict[int, jax.Array]
 
 
 def pallas_loss_sums(
@@ -105,20 +102,11 @@ def pallas_loss_sums(
         )
         given = {TARGET: group.target, RHO: group.rho}
         statistics = row_statistics(plan, _scalars(given, plan.resident_rows), table, group_hidden, sorted_head)
-        terms = _terms(plan, statistics, group)
-        group_sums = weighted_sums(
-            group.weights,
-            terms.loss,
-            terms.cross_entropy,
-            terms.emd,
-            terms.top1,
-            group.rho,
-            terms.other_cross_entropy,
-        )
-        sums = LossSums(*(a + b for a, b in zip(sums, group_sums, strict=True)))
+        terms, columns = _terms(plan, statistics, group)
+        sums = LossSums(*(a + b for a, b in zip(sums, weighted_sums(group.weights, terms), strict=True)))
         if differentiate:
             by_hidden, by_head = so_far
-            scalars = _scalars(given | terms.scalars, plan.resident_rows)
+            scalars = _scalars(given | columns, plan.resident_rows)
             by_group, by_head = gradients(plan, scalars, table, group_hidden, sorted_head, by_head)
             so_far = (lax.dynamic_update_slice_in_dim(by_hidden, by_group, start, axis=0), by_head)
         return (sums, so_far), None
@@ -160,7 +148,6 @@ def _plan(spec: BlockSpec, n: int, head_shape: tuple[int, ...], dtype: jnp.dtype
         block_ids=tiles.block_ids,
         chunk_rows=tiles.chunk_rows,
         vmem_bytes=vmem_bytes,
-        interpret=config.interpret,
     )
 
 
@@ -220,8 +207,8 @@ def _scalars(columns: dict[int, jax.Array], n_rows: int) -> jax.Array:
     return jnp.stack([columns.get(number, zero) for number in range(ROW_COLUMNS)], axis=-1)
 
 
-def _terms(plan: KernelPlan, statistics: jax.Array, rows: _Rows) -> _Terms:
-    """Losses, metrics and gradient scalars of S rows.
+def _terms(plan: KernelPlan, statistics: jax.Array, rows: _Rows) -> tuple[PositionTerms, dict[int, jax.Array]]:
+    """Losses and metrics of S rows, `[S]` each, and the scalars of the gradient kernel by column.
 
     Args:
         plan: The loss.
@@ -286,4 +273,4 @@ def _terms(plan: KernelPlan, statistics: jax.Array, rows: _Rows) -> _Terms:
             OTHER_MAXIMUM: maximum[1],
             OTHER_FACTOR: factor[1],
         }
-    return _Terms(loss, cross_entropy, emd, top1, other_cross_entropy, scalars)
+    return PositionTerms(loss, cross_entropy, emd, top1, rows.rho, other_cross_entropy), scalars

@@ -68,7 +68,6 @@ class KernelPlan:
     block_ids: int
     chunk_rows: int
     vmem_bytes: int
-    interpret: bool
 
     @property
     def n_tiles(self) -> int:
@@ -141,7 +140,7 @@ def row_statistics(
         scratch_shapes=[pltpu.VMEM((plan.block_rows, plan.block_ids), jnp.float32)] * 2,
         compiler_params=_compiler_params(plan),
         cost_estimate=_cost(hidden, head, products=1, moved=head.nbytes + hidden.nbytes),
-        interpret=plan.interpret,
+        interpret=plan.config.interpret,
         name="loss_statistics",
     )(scalars, table, hidden, head)
 
@@ -186,7 +185,7 @@ def gradients(
         input_output_aliases={4: 1},
         compiler_params=_compiler_params(plan),
         cost_estimate=_cost(hidden, head, products=3, moved=head.nbytes + 2 * hidden.nbytes + 2 * by_head.nbytes),
-        interpret=plan.interpret,
+        interpret=plan.config.interpret,
         name="loss_gradients",
     )(scalars, table, hidden, head, by_head)
 

@@ -14,18 +14,15 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from tomat.loss.interface import BinTables, BlockSpec, LossInputs, LossSums, PositionWeights, weighted_sums
-
-
-class _PositionTerms(NamedTuple):
-    """Per position `[B, Q]`, and the gradient of `loss` by the density logits `[B, Q, K]`."""
-
-    loss: jax.Array
-    cross_entropy: jax.Array
-    emd: jax.Array
-    top1: jax.Array
-    rho: jax.Array
-    gradient: jax.Array
+from tomat.loss.interface import (
+    BinTables,
+    BlockSpec,
+    LossInputs,
+    LossSums,
+    PositionTerms,
+    PositionWeights,
+    weighted_sums,
+)
 
 
 class _Softmax(NamedTuple):
@@ -66,8 +63,10 @@ def _sum(x: jax.Array) -> jax.Array:
     return jnp.sum(x, axis=-1, keepdims=True)
 
 
-def _density_terms(spec: BlockSpec, tables: BinTables, logits: jax.Array, target: jax.Array) -> _PositionTerms:
-    """Loss, metrics and gradient of density positions over the density bins alone.
+def _density_terms(
+    spec: BlockSpec, tables: BinTables, logits: jax.Array, target: jax.Array
+) -> tuple[PositionTerms, jax.Array]:
+    """Density positions over the density bins alone: terms `[B, Q]`, gradient of the loss by the logits `[B, Q, K]`.
 
     All sums over the bins depend on nothing but the largest logit, so XLA fuses them into one pass over the logits;
     masked sums stand for gathers, which would need a pass of their own.
@@ -131,7 +130,7 @@ def _density_terms(spec: BlockSpec, tables: BinTables, logits: jax.Array, target
         gradient = gradient + 2.0 * config.z_loss_weight * log_normaliser * p
 
     loss, cross_entropy, emd, top1, rho = (x[..., 0] for x in (loss, cross_entropy, emd, top1, rho))
-    return _PositionTerms(loss, cross_entropy, emd, top1, rho, gradient)
+    return PositionTerms(loss, cross_entropy, emd, top1, rho, jnp.zeros_like(loss)), gradient
 
 
 def _block_terms(
@@ -149,9 +148,9 @@ def _block_terms(
     config, n_rows, last = spec.config, logits.shape[-1], spec.first_bin + spec.n_bins
     target = jnp.clip(rows - spec.first_bin, 0, spec.n_bins - 1)[..., None]
     density_logits = lax.slice_in_dim(logits, spec.first_bin, last, axis=2)
-    terms = _density_terms(spec, tables, density_logits, target)
-    gradient = weights.density[..., None] * terms.gradient
-    other_cross_entropy = other_z_loss = jnp.zeros_like(terms.loss)
+    terms, by_density = _density_terms(spec, tables, density_logits, target)
+    gradient = weights.density[..., None] * by_density
+    other_z_loss = jnp.zeros_like(terms.loss)
 
     if config.vocabulary == "full" or config.preamble_weight > 0:
         everything = _Softmax.of(logits)
@@ -175,15 +174,14 @@ def _block_terms(
         gradient = jnp.pad(gradient, pad)
         if config.preamble_weight > 0:
             hit = lax.broadcasted_iota(jnp.int32, logits.shape, 2) == rows[..., None]
-            other_cross_entropy = (log_normaliser - _sum(jnp.where(hit, logits, 0.0)))[..., 0]
+            own = (log_normaliser - _sum(jnp.where(hit, logits, 0.0)))[..., 0]
+            terms = terms._replace(other_cross_entropy=own)
             gradient = gradient - weights.other[..., None] * hit
             row_weight = row_weight + weights.other * softmax_share
             other_z_loss = z_loss
         gradient = gradient + row_weight[..., None] * everything.p
 
-    sums = weighted_sums(
-        weights, terms.loss, terms.cross_entropy, terms.emd, terms.top1, terms.rho, other_cross_entropy
-    )
+    sums = weighted_sums(weights, terms)
     return sums._replace(loss=sums.loss + jnp.sum(weights.other * other_z_loss)), gradient
 
 

@@ -44,63 +44,36 @@ MLP_PROJECTIONS = "mlp_projections"
 """Name, for checkpoint policies, of what the two input projections of the MLP give."""
 
 
-@dataclass(frozen=True)
-class NamedPolicy:
-    """A gradient checkpointing policy with a name."""
-
-    meaning: str
-    """What is kept from the forward pass, and what that costs."""
-    policy: ScanCheckpointPolicy
-    """The same for Haliax's scan over layers."""
-
-
-NAMED_POLICIES: Mapping[str, NamedPolicy] = MappingProxyType(
+NAMED_POLICIES: Mapping[str, ScanCheckpointPolicy] = MappingProxyType(
     {
-        "off": NamedPolicy(
-            "Everything the backward pass needs is kept; nothing is computed twice.",
-            ScanCheckpointPolicy(disable=True),
-        ),
-        "full": NamedPolicy(
-            "Only the input of each layer is kept; the layer is computed again.",
-            ScanCheckpointPolicy(simple=True),
-        ),
-        "save_attention": NamedPolicy(
-            "As full, and the output of attention with its log-sum-exp is kept: the attention kernel runs forward once "
-            "(vanilla attention still computes its scores twice).",
-            ScanCheckpointPolicy(save_block_internals=[ATTENTION_OUTPUT]),
-        ),
-        "save_qkv": NamedPolicy(
-            "As full, and queries, keys and values are kept as attention takes them: their projections, norms and "
-            "rotary embedding run once. With use_qk_norm only the values gain: the gradient of a norm needs what went "
-            "into it, so queries and keys are projected again.",
-            ScanCheckpointPolicy(save_block_internals=[QKV]),
-        ),
-        "save_qkv_attention": NamedPolicy(
-            "save_qkv and save_attention together: the output projection, the MLP and the norms are computed again, "
-            "with use_qk_norm also queries and keys.",
-            ScanCheckpointPolicy(save_block_internals=[QKV, ATTENTION_OUTPUT]),
-        ),
-        "save_attention_mlp": NamedPolicy(
-            "save_attention, and what the MLP's two input projections give is kept: the attention projections, norms "
-            "and activations are computed again. 4 x intermediate_dim bytes a token and layer in bfloat16.",
-            ScanCheckpointPolicy(save_block_internals=[ATTENTION_OUTPUT, MLP_PROJECTIONS]),
-        ),
-        "save_matmuls": NamedPolicy(
-            "save_qkv_attention and save_attention_mlp together.",
-            ScanCheckpointPolicy(save_block_internals=[QKV, ATTENTION_OUTPUT, MLP_PROJECTIONS]),
-        ),
-        "offload": NamedPolicy(
-            "As full, with the input of each layer moved to host memory until the backward pass.",
-            ScanCheckpointPolicy(save_carries="offload"),
-        ),
-        "nested": NamedPolicy(
-            "As full in two levels: the input of every sqrt(layers)-th layer is kept, and layers are computed up to "
-            "three times (with scan_layers; unrolled layers: as full).",
-            ScanCheckpointPolicy(nested=True, simple=True),
-        ),
+        # Everything the backward pass needs is kept; nothing is computed twice.
+        "off": ScanCheckpointPolicy(disable=True),
+        # Only the input of each layer is kept; the layer is computed again.
+        "full": ScanCheckpointPolicy(simple=True),
+        # As full, and the output of attention with its log-sum-exp is kept: the attention kernel runs forward once
+        # (vanilla attention still computes its scores twice).
+        "save_attention": ScanCheckpointPolicy(save_block_internals=[ATTENTION_OUTPUT]),
+        # As full, and queries, keys and values are kept as attention takes them: their projections, norms and rotary
+        # embedding run once. With use_qk_norm only the values gain: the gradient of a norm needs what went into it, so
+        # queries and keys are projected again.
+        "save_qkv": ScanCheckpointPolicy(save_block_internals=[QKV]),
+        # save_qkv and save_attention together: the output projection, the MLP and the norms are computed again, with
+        # use_qk_norm also queries and keys.
+        "save_qkv_attention": ScanCheckpointPolicy(save_block_internals=[QKV, ATTENTION_OUTPUT]),
+        # save_attention, and what the MLP's two input projections give is kept: the attention projections, norms and
+        # activations are computed again. 4 x intermediate_dim bytes a token and layer in bfloat16.
+        "save_attention_mlp": ScanCheckpointPolicy(save_block_internals=[ATTENTION_OUTPUT, MLP_PROJECTIONS]),
+        # save_qkv_attention and save_attention_mlp together.
+        "save_matmuls": ScanCheckpointPolicy(save_block_internals=[QKV, ATTENTION_OUTPUT, MLP_PROJECTIONS]),
+        # As full, with the input of each layer moved to host memory until the backward pass.
+        "offload": ScanCheckpointPolicy(save_carries="offload"),
+        # As full in two levels: the input of every sqrt(layers)-th layer is kept, and layers are computed up to three
+        # times (with scan_layers; unrolled layers: as full).
+        "nested": ScanCheckpointPolicy(nested=True, simple=True),
     }
 )
-"""Values of `model.gradient_checkpointing` beside true (full), false (off) and a whole `ScanCheckpointPolicy`."""
+"""Values of `model.gradient_checkpointing` beside true (full), false (off) and a whole `ScanCheckpointPolicy`: what is
+kept from the forward pass, and what that costs."""
 
 
 PolicyName = Literal[
@@ -199,7 +172,7 @@ class DensityDecoderConfig(Qwen3Config):
                 f"model.gradient_checkpointing is '{choice}'; expected true, false, one of "
                 f"{', '.join(NAMED_POLICIES)}, or the fields of a ScanCheckpointPolicy."
             )
-        return NAMED_POLICIES[name].policy
+        return NAMED_POLICIES[name]
 
     def attention_config(self) -> DensityAttentionConfig:
         """The attention's part of the configuration."""

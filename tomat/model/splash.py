@@ -7,7 +7,7 @@ Axis letters: B batch, H query heads, S positions, D head size.
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal, cast
 
@@ -77,13 +77,7 @@ class SplashBlockSizes:
             size = getattr(self, name)
             if size is not None and (size < LANES or size % LANES):
                 raise TomatError(f"model.splash.{name} is {size}; expected a positive multiple of {LANES}.")
-        for compute, memory in (("block_kv_compute", "block_kv"), ("block_kv_dkv_compute", "block_kv_dkv")):
-            inner, outer = getattr(self, compute), getattr(self, memory)
-            if inner is not None and outer is not None and outer % inner:
-                raise TomatError(
-                    f"model.splash.{memory} is {outer} and {compute} is {inner}; expected {memory} to be a multiple "
-                    f"of {compute}."
-                )
+        _check_compute_sizes({name: getattr(self, name) for name in _BLOCK_FIELDS})
         if self.use_fused_bwd and not (self.block_q_dq is None and self.block_kv_dq is None):
             raise TomatError(
                 f"model.splash.use_fused_bwd is true, yet block_q_dq is {self.block_q_dq} and block_kv_dq is "
@@ -114,13 +108,7 @@ class SplashBlockSizes:
                     f"model.splash.{name} is {size} and the sequence length is {seq_len}; expected a block that "
                     "divides the sequence."
                 )
-        for compute, memory in (("block_kv_compute", "block_kv"), ("block_kv_dkv_compute", "block_kv_dkv")):
-            inner, outer = sizes[compute], sizes[memory]
-            if inner is not None and outer is not None and outer % inner:
-                raise TomatError(
-                    f"model.splash.{compute} is {inner}, but {memory} is {outer} for a sequence length of {seq_len}; "
-                    f"expected {memory} to be a multiple of {compute}."
-                )
+        _check_compute_sizes(sizes, f" for a sequence length of {seq_len}")
         if self.use_fused_bwd:
             sizes["block_q_dq"] = sizes["block_kv_dq"] = None
         layouts = {
@@ -135,6 +123,16 @@ class SplashBlockSizes:
 
 
 _BLOCK_FIELDS = tuple(field.name for field in dataclasses.fields(SplashBlockSizes) if field.name.startswith("block_"))
+
+
+def _check_compute_sizes(sizes: Mapping[str, int | None], where: str = "") -> None:
+    for compute, memory in (("block_kv_compute", "block_kv"), ("block_kv_dkv_compute", "block_kv_dkv")):
+        inner, outer = sizes[compute], sizes[memory]
+        if inner is not None and outer is not None and outer % inner:
+            raise TomatError(
+                f"model.splash.{memory} is {outer} and {compute} is {inner}{where}; expected {memory} to be a multiple "
+                f"of {compute}."
+            )
 
 
 def splash_attention(

@@ -51,7 +51,7 @@ def register_bench(subparsers: "argparse._SubParsersAction[argparse.ArgumentPars
 
 def run(args: argparse.Namespace) -> int:
     """Carry out `tomat bench numerics`."""
-    from tomat.base.reporting import console, progress, write_json
+    from tomat.base.reporting import console, progress, write_report
     from tomat.bench.numerics.page import report_table, write_page
     from tomat.bench.numerics.record import make_record
     from tomat.bench.numerics.runs import PlannedRun, read_finished, train_all
@@ -77,11 +77,10 @@ def run(args: argparse.Namespace) -> int:
     finished = {run.name: found for run in every if (found := read_finished(run)) is not None}
     record = make_record(numerics, runs, finished)
     console.print(report_table(record))
-    if args.json is not None:
-        write_json(args.json, record)
+    write_report(args.json, record.to_dict())
     if args.docs:
         console.print(f"page: {write_page(record, args.tracking_dir)}")
-    return 0 if record["exact_variants_are_the_same"] else 1
+    return 0 if record.exact_variants_are_the_same else 1
 
 
 def _seeds(text: str) -> list[int]:

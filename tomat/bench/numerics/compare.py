@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import numpy as np
 
@@ -18,29 +18,19 @@ class CurveComparison:
     base's averages over its seeds, which differ in initial weights and order of the data.
     """
 
-    first_relative_difference: float
+    first_step_relative_difference: float
     """|variant - base| / base of the first step, the largest over seeds: the same weights and data, so only rounding
     where the change is exact."""
-    early_relative_difference: float
+    first_window_relative_difference: float
     """The same over the first window."""
     largest_relative_difference: float
     """The same over all steps. Rounding grows with the steps, as any difference does in training."""
-    window_relative_difference: np.ndarray
+    window_relative_differences: np.ndarray
     """|variant - base| / base of the window averages, the largest over seeds; [windows]."""
-    window_noise: np.ndarray
-    """Noise of each window, in units of the loss; [windows]."""
-    window_over_noise: np.ndarray
-    """|mean over seeds of (variant - base)| / noise; [windows]."""
-
-    @property
-    def largest_over_noise(self) -> float:
-        """Of all windows."""
-        return float(self.window_over_noise.max())
-
-    @property
-    def within_noise(self) -> bool:
-        """Whether the mean curve lies within the base's spread over seeds in every window."""
-        return self.largest_over_noise <= 1.0
+    largest_window_difference_over_noise: float
+    """|mean over seeds of (variant - base)| / noise, the largest of all windows."""
+    same_curve: bool
+    """Whether the mean curve lies within the noise in every window and the first step differs by rounding alone."""
 
 
 def window_means(losses: np.ndarray, window_steps: int) -> np.ndarray:
@@ -82,13 +72,16 @@ def window_noise(base: np.ndarray, window_steps: int) -> np.ndarray:
     return np.sqrt(total / counts)
 
 
-def compare_curves(base: np.ndarray, variant: np.ndarray, window_steps: int) -> CurveComparison:
+def compare_curves(
+    base: np.ndarray, variant: np.ndarray, window_steps: int, first_step_tolerance: float
+) -> CurveComparison:
     """A variant's curves against the base's.
 
     Args:
         base: Losses, [seeds, steps].
         variant: Losses of the same seeds in the same order, [seeds, steps].
         window_steps: Steps averaged over.
+        first_step_tolerance: Largest relative difference of the first step that rounding alone may make.
 
     Raises:
         TomatError: Fewer than two seeds, curves of other shapes, or a loss that is not finite or not positive.
@@ -108,29 +101,41 @@ def compare_curves(base: np.ndarray, variant: np.ndarray, window_steps: int) -> 
     # No spread and no difference is agreement; no spread and a difference is none.
     over = np.where(shift > 0, np.inf, 0.0)
     np.divide(shift, noise, out=over, where=noise > 0)
+    first, over_noise = float(relative[:, 0].max()), float(over.max())
     return CurveComparison(
-        first_relative_difference=float(relative[:, 0].max()),
-        early_relative_difference=float(relative[:, :window_steps].max()),
+        first_step_relative_difference=first,
+        first_window_relative_difference=float(relative[:, :window_steps].max()),
         largest_relative_difference=float(relative.max()),
-        window_relative_difference=(np.abs(difference) / base_windows).max(axis=0),
-        window_noise=noise,
-        window_over_noise=over,
+        window_relative_differences=(np.abs(difference) / base_windows).max(axis=0),
+        largest_window_difference_over_noise=over_noise,
+        same_curve=over_noise <= 1.0 and first <= first_step_tolerance,
     )
 
 
 @dataclass(frozen=True)
-class PairedFigure:
-    """A held-out error over seeds, and its difference to the base of the same seed; fractions."""
+class SeedFigure:
+    """A held-out error over seeds, a fraction."""
 
     mean: float
     std: float
     """Over seeds (n - 1)."""
+
+
+@dataclass(frozen=True)
+class PairedFigure(SeedFigure):
+    """The same with its difference to the base of the same seed, a fraction too."""
+
     difference_mean: float
     """Variant minus base."""
     difference_std: float
     """Over seeds (n - 1)."""
     seeds_higher: int
     """Seeds whose error is higher than the base's."""
+
+
+def seed_figure(values: Sequence[float]) -> SeedFigure:
+    """One figure per seed, at least two."""
+    return SeedFigure(float(np.mean(values)), float(np.std(values, ddof=1)))
 
 
 def compare_figure(base: Sequence[float], variant: Sequence[float]) -> PairedFigure:
@@ -141,11 +146,9 @@ def compare_figure(base: Sequence[float], variant: Sequence[float]) -> PairedFig
     """
     if len(base) != len(variant) or len(base) < 2:
         raise TomatError(f"there are {len(base)} and {len(variant)} seeds; expected the same, at least 2.")
-    theirs, mine = np.asarray(base, dtype=np.float64), np.asarray(variant, dtype=np.float64)
-    difference = mine - theirs
+    difference = np.subtract(variant, base)
     return PairedFigure(
-        mean=float(mine.mean()),
-        std=float(mine.std(ddof=1)),
+        **asdict(seed_figure(variant)),
         difference_mean=float(difference.mean()),
         difference_std=float(difference.std(ddof=1)),
         seeds_higher=int((difference > 0).sum()),

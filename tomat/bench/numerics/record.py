@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tomat.base.errors import TomatError
-from tomat.bench.numerics.compare import compare_curves, compare_figure, window_means
+from tomat.bench.numerics.compare import (
+    CurveComparison,
+    PairedFigure,
+    SeedFigure,
+    compare_curves,
+    compare_figure,
+    seed_figure,
+    window_means,
+)
 from tomat.bench.numerics.runs import FinishedRun
 from tomat.bench.numerics.variants import BASE, NumericsConfig, PlannedRun, Variant
 
@@ -17,9 +25,76 @@ if TYPE_CHECKING:
     from tomat.training.config import TrainConfig
 
 
+@dataclass(frozen=True, eq=False)
+class BaseRecord:
+    """What the base has learnt; NMAE and NEMD are fractions."""
+
+    parameters: int
+    devices: str
+    """Of one run, such as `1 x cpu`."""
+    train_seconds: float
+    """Wall-clock of all seeds together."""
+    loss_window_means: np.ndarray
+    """Training losses, averaged over windows of steps, [seeds, windows]."""
+    held_out_nmae_median: SeedFigure
+    held_out_nemd: SeedFigure
+
+
+@dataclass(frozen=True, eq=False)
+class VariantRecord(BaseRecord):
+    """What a variant has learnt, against the base of the same seeds."""
+
+    held_out_nmae_median: PairedFigure
+    held_out_nemd: PairedFigure
+    variant: Variant
+    curves: CurveComparison | None
+    """None where the variant minimises another loss, whose values cannot be compared."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, units in the keys; without a comparison of curves where there is none."""
+        values = asdict(self)
+        variant, curves = values.pop("variant"), values.pop("curves")
+        return variant | values | {"same_loss": curves is not None} | (curves or {})
+
+
+@dataclass(frozen=True, eq=False)
+class NumericsRecord:
+    """All figures of a comparison."""
+
+    numerics: NumericsConfig
+    steps: int
+    """Of each run."""
+    seeds: list[int]
+    batch_sequences: int
+    sequence_tokens: int
+    evaluation_patches_per_material: int
+    loss: str
+    """Its kind, of the base."""
+    loss_unit: str
+    not_trained_yet: list[str]
+    """Variants of which a seed is missing."""
+    window_end_steps: list[int]
+    base: BaseRecord
+    variants: list[VariantRecord]
+
+    @property
+    def exact_variants_are_the_same(self) -> bool:
+        """Whether every variant that is meant to be exact has the base's curve; one of another loss has not."""
+        exact = [row for row in self.variants if row.variant.exact]
+        return all(row.curves is not None and row.curves.same_curve for row in exact)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, units in the keys."""
+        values = asdict(self)
+        numerics = values.pop("numerics")
+        variants = [row.to_dict() for row in self.variants]
+        same = self.exact_variants_are_the_same
+        return numerics | values | {"variants": variants, "exact_variants_are_the_same": same}
+
+
 def make_record(
     numerics: NumericsConfig, runs: Mapping[str, Sequence[PlannedRun]], finished: Mapping[str, FinishedRun]
-) -> dict[str, Any]:
+) -> NumericsRecord:
     """Compare every variant that has ended with the base.
 
     Args:
@@ -27,105 +102,77 @@ def make_record(
         runs: Planned runs by variant, the base's first.
         finished: By run name.
 
-    Returns:
-        Plain values, units in the keys; NMAE and NEMD are fractions.
-
     Raises:
         TomatError: The base has not ended, or has fewer than two seeds.
     """
-    config = runs[BASE][0].config
-    base = _ended(runs[BASE], finished)
-    if base is None:
-        raise TomatError("the base has not been trained with every seed; run without --compare_only.")
-    losses = _losses(base)
-    windows = window_means(losses, numerics.window_steps)
-    pending = [name for name in runs if _ended(runs[name], finished) is None]
-    record: dict[str, Any] = {
-        "name": numerics.name,
-        "title": numerics.title,
-        "introduction": numerics.introduction,
-        "config_path": numerics.config_path,
-        "overrides": dict(numerics.overrides),
-        "steps": losses.shape[1],
-        "window_steps": numerics.window_steps,
-        "first_step_tolerance": numerics.first_step_tolerance,
-        "seeds": [run.seed for run in runs[BASE]],
-        "batch_sequences": config.batch_size,
-        "sequence_tokens": config.seq_len,
-        "evaluation_patches_per_material": config.evaluation.patches_per_material,
-        "loss": config.loss.kind,
-        "loss_unit": config.loss.unit,
-        "not_trained_yet": pending,
-        "window_end_steps": [numerics.window_steps * (n + 1) for n in range(windows.shape[1] - 1)] + [losses.shape[1]],
-        "base": {
-            "parameters": _parameters(config),
-            "devices": base[0].devices,
-            "train_seconds": sum(run.train_seconds for run in base),
-            "loss_window_means": windows.tolist(),
-            "held_out_nmae_median": _spread([run.held_out_nmae_median for run in base]),
-            "held_out_nemd": _spread([run.held_out_nemd for run in base]),
-        },
-        "variants": [],
+    ended = {
+        name: [finished[run.name] for run in group]
+        for name, group in runs.items()
+        if all(run.name in finished for run in group)
     }
-    for variant in numerics.variants:
-        ended = _ended(runs[variant.name], finished)
-        if ended is not None:
-            record["variants"].append(_variant(variant, runs[variant.name][0].config, config, base, ended, numerics))
-    record["exact_variants_are_the_same"] = all(row["same_curve"] for row in record["variants"] if row["exact"])
-    return record
+    if BASE not in ended:
+        raise TomatError("the base has not been trained with every seed; run without --compare_only.")
+    config, base = runs[BASE][0].config, ended[BASE]
+    steps, window_steps = base[0].losses.size, numerics.window_steps
+    own = _of_runs(config, base, window_steps)
+    return NumericsRecord(
+        numerics=numerics,
+        steps=steps,
+        seeds=[run.seed for run in runs[BASE]],
+        batch_sequences=config.batch_size,
+        sequence_tokens=config.seq_len,
+        evaluation_patches_per_material=config.evaluation.patches_per_material,
+        loss=config.loss.kind,
+        loss_unit=config.loss.unit,
+        not_trained_yet=[name for name in runs if name not in ended],
+        window_end_steps=[*(window_steps * n for n in range(1, own["loss_window_means"].shape[1])), steps],
+        base=BaseRecord(
+            **own,
+            held_out_nmae_median=seed_figure([run.held_out_nmae_median for run in base]),
+            held_out_nemd=seed_figure([run.held_out_nemd for run in base]),
+        ),
+        variants=[
+            _variant(numerics, variant, runs[variant.name][0].config, ended[variant.name], config, base)
+            for variant in numerics.variants
+            if variant.name in ended
+        ],
+    )
 
 
 def _variant(
+    numerics: NumericsConfig,
     variant: Variant,
     config: TrainConfig,
+    ended: Sequence[FinishedRun],
     base_config: TrainConfig,
     base: Sequence[FinishedRun],
-    ended: Sequence[FinishedRun],
-    numerics: NumericsConfig,
-) -> dict[str, Any]:
-    row: dict[str, Any] = {
-        "name": variant.name,
-        "exact": variant.exact,
-        "reason": variant.reason,
-        "overrides": dict(variant.overrides),
-        "parameters": _parameters(config),
-        "devices": ended[0].devices,
-        "train_seconds": sum(run.train_seconds for run in ended),
-        "loss_window_means": window_means(_losses(ended), numerics.window_steps).tolist(),
-        "same_loss": replace(config.loss, block_positions=base_config.loss.block_positions) == base_config.loss,
-        "held_out_nmae_median": asdict(
-            compare_figure([run.held_out_nmae_median for run in base], [run.held_out_nmae_median for run in ended])
+) -> VariantRecord:
+    curves = None
+    if replace(config.loss, block_positions=base_config.loss.block_positions) == base_config.loss:
+        tolerance = numerics.first_step_tolerance
+        curves = compare_curves(_losses(base), _losses(ended), numerics.window_steps, tolerance)
+    return VariantRecord(
+        **_of_runs(config, ended, numerics.window_steps),
+        held_out_nmae_median=compare_figure(
+            [run.held_out_nmae_median for run in base], [run.held_out_nmae_median for run in ended]
         ),
-        "held_out_nemd": asdict(
-            compare_figure([run.held_out_nemd for run in base], [run.held_out_nemd for run in ended])
-        ),
+        held_out_nemd=compare_figure([run.held_out_nemd for run in base], [run.held_out_nemd for run in ended]),
+        variant=variant,
+        curves=curves,
+    )
+
+
+def _of_runs(config: TrainConfig, runs: Sequence[FinishedRun], window_steps: int) -> dict[str, Any]:
+    """The part of a `BaseRecord` that is of one configuration alone."""
+    from tomat.model.decoder import parameter_count
+
+    return {
+        "parameters": parameter_count(config.model_config(), config.data.vocabulary.size),
+        "devices": runs[0].devices,
+        "train_seconds": sum(run.train_seconds for run in runs),
+        "loss_window_means": window_means(_losses(runs), window_steps),
     }
-    if row["same_loss"]:
-        curves = compare_curves(_losses(base), _losses(ended), numerics.window_steps)
-        row |= {
-            "first_step_relative_difference": curves.first_relative_difference,
-            "first_window_relative_difference": curves.early_relative_difference,
-            "largest_relative_difference": curves.largest_relative_difference,
-            "window_relative_differences": curves.window_relative_difference.tolist(),
-            "largest_window_difference_over_noise": curves.largest_over_noise,
-            "same_curve": curves.within_noise and curves.first_relative_difference <= numerics.first_step_tolerance,
-        }
-    return row
-
-
-def _ended(runs: Sequence[PlannedRun], finished: Mapping[str, FinishedRun]) -> list[FinishedRun] | None:
-    return [finished[run.name] for run in runs] if all(run.name in finished for run in runs) else None
 
 
 def _losses(runs: Sequence[FinishedRun]) -> np.ndarray:
     return np.stack([run.losses for run in runs])
-
-
-def _spread(values: Sequence[float]) -> dict[str, float]:
-    return {"mean": float(np.mean(values)), "std": float(np.std(values, ddof=1))}
-
-
-def _parameters(config: TrainConfig) -> int:
-    from tomat.model.decoder import parameter_count
-
-    return parameter_count(config.model_config(), config.data.vocabulary.size)

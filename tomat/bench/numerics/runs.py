@@ -15,16 +15,13 @@ from typing import IO, Any
 import numpy as np
 
 from tomat.base.errors import TomatError
-from tomat.base.layout import CONFIG_FILE, EVALUATION_FILE
+from tomat.base.layout import CONFIG_FILE, EVALUATION_FILE, STOPPED_STATUS
 from tomat.bench.numerics.variants import PlannedRun
 from tomat.evaluation.result import TeacherForcedResult
 from tomat.runs.record import RunRecord, read_record
 
-"""Written by `tomat train` at the very end of a run."""
 LOCK_FILE = "numerics.lock"
 LOGS_DIR = "logs"
-PREEMPTED_STATUS = 143
-"""Of a run that SIGTERM stopped (`tomat.training.preemption.EXIT_STATUS`, which needs JAX)."""
 LOG_LINES_SHOWN = 12
 SETTLED_ELSEWHERE = ("output_dir", "tracking_dir", "purpose")
 """Keys of a configuration that say nothing about how a run computes."""
@@ -34,7 +31,6 @@ SETTLED_ELSEWHERE = ("output_dir", "tracking_dir", "purpose")
 class FinishedRun:
     """What one run left."""
 
-    seed: int
     losses: np.ndarray
     """Training loss of every step, float64 [steps]."""
     held_out_nmae_median: float
@@ -71,7 +67,6 @@ def read_finished(run: PlannedRun) -> FinishedRun | None:
         raise TomatError(f"{folder / EVALUATION_FILE} is damaged ({error}); delete it and start again.") from error
     started = [event for event in record.events if event["event"] in ("start", "resume")]
     return FinishedRun(
-        seed=run.seed,
         losses=np.array([losses[step] for step in range(steps)], dtype=np.float64),
         held_out_nmae_median=evaluation.spread("teacher_forced_nmae_median").mean,
         held_out_nemd=evaluation.spread("teacher_forced_nemd").mean,
@@ -106,9 +101,7 @@ def _differing(first: Any, second: Any) -> list[str]:
     return [] if first == second else [""]
 
 
-def train_all(
-    runs: Sequence[PlannedRun], output_dir: Path, on_run: Callable[[PlannedRun, str], None]
-) -> dict[str, FinishedRun]:
+def train_all(runs: Sequence[PlannedRun], output_dir: Path, on_run: Callable[[PlannedRun, str], None]) -> None:
     """Train every run that has not ended, one after the other.
 
     Args:
@@ -116,28 +109,20 @@ def train_all(
         output_dir: Holds them; only one process trains in it at a time.
         on_run: Told of each run what becomes of it: `training`, then `done`.
 
-    Returns:
-        By run name.
-
     Raises:
         TomatError: A run that fails or is stopped, with the end of its log; what is done stays done.
     """
-    finished = {}
     with _alone_in(output_dir) as lock:
         # Every folder is looked at before hours of work, so that one made otherwise is found first.
         for run in runs:
             read_finished(run)
         for run in runs:
-            found = read_finished(run)
-            if found is None:
+            if read_finished(run) is None:
                 on_run(run, "training")
                 _train(run, output_dir / LOGS_DIR / f"{run.name}.log", lock)
-                found = read_finished(run)
-            if found is None:
-                raise TomatError(f"run {run.name} ended without all of its steps and its evaluation; see its log.")
-            finished[run.name] = found
+                if read_finished(run) is None:
+                    raise TomatError(f"run {run.name} ended without all of its steps and its evaluation; see its log.")
             on_run(run, "done")
-    return finished
 
 
 def _train(run: PlannedRun, log: Path, lock: IO[str]) -> None:
@@ -152,7 +137,7 @@ def _train(run: PlannedRun, log: Path, lock: IO[str]) -> None:
             process.terminate()  # saves a checkpoint
             process.wait()
             raise
-    if status == PREEMPTED_STATUS:
+    if status == STOPPED_STATUS:
         raise TomatError(f"run {run.name} was stopped and has saved a checkpoint; the same command goes on from there.")
     if status != 0:
         said = "\n".join(log.read_text(errors="replace").splitlines()[-LOG_LINES_SHOWN:])

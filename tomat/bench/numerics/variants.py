@@ -113,7 +113,6 @@ def load_variants(path: str | Path) -> NumericsConfig:
 class PlannedRun:
     """One variant with one seed."""
 
-    variant: str
     seed: int
     words: tuple[str, ...]
     """Of the command line of `tomat train`."""
@@ -158,7 +157,7 @@ def plan_runs(
         if steps is not None:
             own["trainer.num_train_steps"] = steps
         words = ["--config_path", numerics.config_path, *override_words(numerics.overrides | overrides | own)]
-        return PlannedRun(name, seed, tuple(words), load_config(numerics.config_path, words[2:]))
+        return PlannedRun(seed, tuple(words), load_config(numerics.config_path, words[2:]))
 
     runs = {BASE: [plan(BASE, {}, seed) for seed in seeds]}
     _check_evaluated(runs[BASE][0].config)

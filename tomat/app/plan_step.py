@@ -1,0 +1,169 @@
+"""One step for `tomat plan`: compile it, look for what fits, write what was asked for. The question is read before."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from tomat.app.plan_tables import print_largest
+from tomat.base.errors import TomatError
+from tomat.base.layout import CONFIG_FILE
+from tomat.base.reporting import console, write_report, write_text
+from tomat.base.stages import Stages
+from tomat.planning.compile.compiler import compile_step
+from tomat.planning.compile.process import Limits
+from tomat.planning.compile.topology import planned_slice
+from tomat.planning.plan import Plan, make_plan
+from tomat.planning.plan_cache import GIB
+from tomat.tracking.report import write_run_page
+from tomat.tuning.search import largest_batch, nearest_fits
+
+if TYPE_CHECKING:  # imports JAX, of which the first stage tells
+    from tomat.hardware.chips import Slice
+    from tomat.training.config import TrainConfig
+
+
+def compile_arguments(args: argparse.Namespace) -> dict[str, Any]:
+    """Cache and limits of a compile, as `compile_step` takes them."""
+    limits = Limits(args.time_limit_seconds, int(args.memory_limit_gib * GIB), int(args.cache_gib * GIB))
+    return {"cache_dir": args.cache_dir, "limits": limits}
+
+
+@contextlib.contextmanager
+def _stages(
+    args: argparse.Namespace, path: Path, overrides: list[str], what: str | None = None
+) -> Iterator[tuple[TrainConfig, Slice, Callable[[str], None]]]:
+    """The configuration, its slice, and what says at which stage `what` (default: the run on its slice) is."""
+    with Stages() as stages:
+        stages.show("plan", "importing JAX and reading the configuration")
+        from tomat.training.config import load_config
+
+        config = load_config(path, overrides)
+        slice_ = planned_slice(config, args.slice)
+        stages.done("plan")
+        yield config, slice_, partial(stages.show, what or f"{config.run_name} on {slice_.name}")
+
+
+def _words(overrides: Mapping[str, Any]) -> str:
+    return " ".join(f"{key}={value}" for key, value in overrides.items())
+
+
+def compile_plan(args: argparse.Namespace, path: Path, overrides: list[str]) -> tuple[Plan, dict[str, Any]]:
+    """Compile the step.
+
+    Args:
+        args: Of `tomat plan`.
+        path: The configuration.
+        overrides: `--a.b VALUE`, word by word.
+
+    Returns:
+        The plan and its report.
+    """
+    with _stages(args, path, overrides) as (config, slice_, show):
+        table = None
+        if args.codec is not None:
+            from tomat.codec.files import load_codec
+            from tomat.training.datasets import value_table
+
+            table = value_table(load_codec(str(args.codec)))
+        show("looking into the cache, else starting the compiler")
+        plan = make_plan(
+            config,
+            slice_,
+            **compile_arguments(args),
+            value_table=table,
+            executable=args.executable is not None,
+            on_stage=show,
+        )
+        show("estimating")
+        return plan, plan.to_dict()
+
+
+def search(args: argparse.Namespace, path: Path, overrides: list[str]) -> list[dict[str, Any]]:
+    """The nearest changes with which a step that does not fit would; arguments as for `compile_plan`."""
+    with _stages(args, path, overrides, "looking for what fits") as (config, slice_, show):
+        whole = partial(compile_step, **compile_arguments(args), on_stage=show)
+        until_memory_is_known = partial(whole, memory_only=True)
+        trials = nearest_fits(
+            config, slice_, until_memory_is_known, lambda tried: show(_words(tried)), compile_whole=whole
+        )
+    return [trial.to_dict() for trial in trials]
+
+
+def max_batch(args: argparse.Namespace, path: Path, overrides: list[str]) -> int:
+    """Find, print and write the largest batch of each checkpoint policy; arguments as for `compile_plan`.
+
+    Returns:
+        0 if each policy has a batch that fits, else 1.
+    """
+    words = [word for word in args.policies.split(",") if word]
+    policies = [{"true": True, "false": False}.get(word, word) for word in words] or None
+    with _stages(args, path, overrides, "largest batch") as (config, slice_, show):
+        until_memory_is_known = partial(compile_step, **compile_arguments(args), memory_only=True, on_stage=show)
+        found = largest_batch(config, slice_, until_memory_is_known, policies, lambda tried: show(_words(tried)))
+    print_largest(found)
+    write_report(args.json, {"slice": slice_.name, "largest_batches": [one.to_dict() for one in found]})
+    return 0 if all(one.fits is not None for one in found) else 1
+
+
+def write_outputs(args: argparse.Namespace, plan: Plan) -> None:
+    """Write the page, the configuration and the executable that were asked for.
+
+    Raises:
+        TomatError: The step does not fit, so that there is nothing to emit.
+    """
+    if args.docs:
+        console.print(f"wrote {_write_page(plan)}", highlight=False)
+    if args.emit is None and args.executable is None:
+        return
+    seconds, memory = plan.step_seconds, plan.compiled.memory
+    if seconds is None:
+        raise TomatError("the step does not fit; nothing was emitted. The changes above would.")
+    if args.emit is not None:
+        head = (
+            f"# Planned for {plan.slice_.name} with {plan.compiled.compiler}: "
+            f"{memory.required_bytes / GIB:.2f} of {memory.capacity_bytes / GIB:.2f} GiB, "
+            f"step {seconds.estimate:.3f} s ({seconds.low:.3f} to {seconds.high:.3f}), program {plan.compiled.key}.\n"
+        )
+        values = {**plan.config.to_dict(), "slice": plan.slice_.name}
+        write_text(args.emit, head + yaml.safe_dump(values, sort_keys=False))
+        console.print(f"wrote {args.emit}", highlight=False)
+    if args.executable is not None:
+        args.executable.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(plan.compiled.executable_file, args.executable)
+        console.print(f"wrote {args.executable}", highlight=False)
+
+
+def _write_page(plan: Plan) -> Path:
+    """The plan's page in the tracking folder, `<run_name>-plan.md`."""
+    from tomat.training.config import config_hash
+
+    figures = None
+    if plan.step_seconds is not None:
+        figures = {
+            **plan.work.to_dict(),
+            **{key: value.estimate for key, value in plan.utilisation.items()},
+            "slice": plan.slice_.name,
+            "step_seconds": plan.step_seconds.estimate,
+            "tokens_per_second_per_chip": plan.work.tokens / plan.step_seconds.estimate / plan.slice_.n_chips,
+        }
+    with tempfile.TemporaryDirectory() as folder:
+        write_text(Path(folder) / CONFIG_FILE, yaml.safe_dump(plan.config.to_dict(), sort_keys=False))
+        return write_run_page(
+            Path(folder),
+            Path(plan.config.tracking_dir),
+            plan.breakdown,
+            figures,
+            run_name=f"{plan.config.run_name}-plan",
+            baseline=plan.config.baseline,
+            config_hash=config_hash(plan.config),
+            kind="predicted",
+        )

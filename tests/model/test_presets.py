@@ -1,3 +1,4 @@
+from dataclasses import replace
 from pathlib import Path
 
 import draccus
@@ -63,8 +64,10 @@ def test_the_fast_recipe_trains_the_same_thing(name):
         parameter_count(config.model_config(), config.data.vocabulary.size) for config in (reference, fast)
     )
     assert abs(n_fast / n_reference - 1) < 0.02
-    for same in ("slice", "data", "optimizer", "trainer"):
+    for same in ("slice", "data", "optimizer"):
         assert getattr(fast, same) == getattr(reference, same), same
+    # In how many parts a chip takes its sequences changes no batch.
+    assert replace(fast.trainer, per_device_parallelism=-1) == reference.trainer
     assert (fast.loss.kind, fast.loss.vocabulary) == (reference.loss.kind, reference.loss.vocabulary)
     assert fast.model_config().max_seq_len == reference.model_config().max_seq_len == 8192
     assert fast.sharding != reference.sharding

@@ -25,7 +25,7 @@ def override_words(overrides: Mapping[str, Any]) -> list[str]:
     words = []
     for key, value in overrides.items():
         plain = isinstance(value, str) and PLAIN_WORD.fullmatch(value) and yaml.safe_load(value) == value
-        words += [f"--{key}", value if plain else json.dumps(value)]
+        words += [f"--{key}", value if plain else json.dumps(value, sort_keys=True)]
     return words
 
 

@@ -113,7 +113,8 @@ def ranking_section(rows: Sequence[RowRecord]) -> str:
     full, *others = TABLE_UTILISATIONS
     body = []
     for place, row in enumerate(ranked(rows), 1):
-        settings = " ".join(override_words(row.overrides)).replace("--", "")
+        # In one order, whether the row was planned just now or read from the record, whose keys are sorted.
+        settings = " ".join(override_words(dict(sorted(row.overrides.items())))).replace("--", "")
         body.append(
             (
                 str(place),

@@ -101,7 +101,7 @@ def run_plan(args: argparse.Namespace) -> int:
         return _plan(args, overrides)
     form, run = ("--calibrate", _calibrate) if args.sweep is None else ("--sweep", _sweep)
     if overrides:
-        raise TomatError(f"{form} takes no overrides; got {' '.join(overrides)}.")
+        raise TomatError(f"{form} takes no overrides; got {' '.join(overrides)}. Set them in the file that it reads.")
     _say_withheld()
     return run(args)
 

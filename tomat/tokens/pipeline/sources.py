@@ -171,7 +171,7 @@ def _asked[Answer](place: str, tries: int, ask: Callable[[Any, str], Answer]) ->
         try:
             return ask(*fsspec.core.url_to_fs(place))
         except FileNotFoundError as error:
-            raise TomatError(f"There is no {place}.") from error
+            raise TomatError(f"There is no {place}. Give a path or URL that this user can read.") from error
         except (OSError, ValueError) as error:
             raise TomatError(f"Cannot read {place}: {type(error).__name__}: {error}.") from error
 

@@ -1,14 +1,14 @@
 """A run whose folder is a bucket that fails now and then; killed, and taken over by another machine. About a minute."""
 
 import os
-import subprocess
 import time
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
 import pytest
-from tiny_run import DEMO, tiny_run, tomat
+from forked import Forked
+from tiny_run import DEMO, tiny_run
 
 from tomat.runs.log_lines import read_metrics
 from tomat.training.config import load_config
@@ -18,18 +18,11 @@ STEPS = 12
 TINY = tiny_run(STEPS, 4)
 
 
-def machine(bucket: Any, disk: Path) -> subprocess.Popen:
+def machine(bucket: Any, disk: Path) -> Forked:
     """The command on a machine whose own disk is `disk`."""
     disk.mkdir()
-    line = tomat("train", "--config_path", DEMO, "--output_dir", "gs://bucket/runs")
-    return subprocess.Popen(
-        [*line, *TINY],
-        cwd=disk,
-        env={**os.environ, **bucket.environment},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+    words = ["train", "--config_path", DEMO, "--output_dir", "gs://bucket/runs", *TINY]
+    return Forked(*words, cwd=disk, env={**os.environ, **bucket.environment})
 
 
 @pytest.mark.slow
@@ -77,11 +70,11 @@ def test_data_that_cannot_be_read_just_now_end_the_run_with_the_status_that_is_t
     bucket.faults.kinds, bucket.faults.share = ("503",), 1.0
     bucket.faults.only = lambda method, path: "tokens.zarr/c" in unquote(path)
     (tmp_path / "set.yaml").write_text("preset: demo\ndata: {source: shards, layout: v3-p7}\n")
-    line = tomat("train", "--config_path", tmp_path / "set.yaml")
-    line += [*TINY, "--data.train", "gs://bucket/set", "--output_dir", str(tmp_path / "runs")]
-    environment = {**os.environ, **bucket.environment}
-    done = subprocess.run(line, env=environment, capture_output=True, text=True, timeout=900)
-    assert done.returncode == 75, done.stderr[-3000:]
-    errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    words = ["train", "--config_path", tmp_path / "set.yaml", *TINY]
+    words += ["--data.train", "gs://bucket/set", "--output_dir", tmp_path / "runs"]
+    process = Forked(*words, env={**os.environ, **bucket.environment})
+    output, _ = process.communicate(timeout=900)
+    assert process.returncode == 75, output[-3000:]
+    errors = [line for line in output.splitlines() if line.startswith("error: ")]
     assert len(errors) == 1 and "tokens.zarr" in errors[0] and "try again" in errors[0]
     assert bucket.faults.counts["503"] > 0

@@ -12,6 +12,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from forked import Forked
 from tiny_run import DEMO, tiny_run, tomat
 
 from tomat.evaluation.trained import load_trained
@@ -30,11 +31,8 @@ def tiny(output_dir: Path, *words: str) -> TrainConfig:
     return load_config(DEMO, [*TINY, "--output_dir", str(output_dir), *words])
 
 
-def command(output_dir: Path, **environment: str) -> subprocess.Popen:
-    line = tomat("train", "--config_path", DEMO, "--output_dir", output_dir)
-    return subprocess.Popen(
-        [*line, *TINY], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**os.environ, **environment}
-    )
+def words(output_dir: Path) -> list[object]:
+    return ["train", "--config_path", DEMO, "--output_dir", output_dir, *TINY]
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +50,7 @@ def assert_equal_runs(one: Path, other: Path) -> None:
         np.testing.assert_array_equal(ours, theirs)
 
 
-def stop_in_a_commit(process: subprocess.Popen, run: Path) -> int | None:
+def stop_in_a_commit(process: Forked, run: Path) -> int | None:
     """Hold the process between the first and the last file of a checkpoint; the step of it, or None if it ended."""
     deadline = time.monotonic() + 600
     seen: set[str] = set()
@@ -73,7 +71,7 @@ def stop_in_a_commit(process: subprocess.Popen, run: Path) -> int | None:
 
 def test_killed_in_a_commit_the_run_goes_on_from_the_checkpoint_before(unbroken, tmp_path):
     run = tmp_path / "demo"
-    process = command(tmp_path)
+    process = Forked(*words(tmp_path))
     try:
         step = stop_in_a_commit(process, run)
     finally:
@@ -97,7 +95,10 @@ def test_killed_in_a_commit_the_run_goes_on_from_the_checkpoint_before(unbroken,
 
 def test_told_to_stop_while_it_compiles_it_leaves_nothing_half_done(unbroken, tmp_path):
     # What other tests have compiled would be loaded within a second.
-    process = command(tmp_path, JAX_ENABLE_COMPILATION_CACHE="false")
+    environment = {**os.environ, "JAX_ENABLE_COMPILATION_CACHE": "false"}
+    process = subprocess.Popen(
+        tomat(*words(tmp_path)), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
+    )
     assert process.stdout is not None
     for line in process.stdout:
         if line.startswith("run demo"):

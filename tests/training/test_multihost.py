@@ -6,7 +6,6 @@ Two to three minutes on two cores: each start of a pair costs some 15 s of impor
 import shutil
 import signal
 import socket
-import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +13,8 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from tiny_run import DEMO, tiny_run, tomat
+from forked import Forked
+from tiny_run import DEMO, tiny_run
 
 from tomat.evaluation.trained import load_trained
 from tomat.runs.checkpoints import list_checkpoints, newest_whole
@@ -37,22 +37,19 @@ def port() -> Iterator[int]:
         yield holder.getsockname()[1]
 
 
-def start_pair(output_dir: Path, port: int) -> list[subprocess.Popen]:
+def start_pair(output_dir: Path, port: int) -> list[Forked]:
     """Both hosts of a slice, on one disk as with a bucket; only the first writes the log."""
     address = f"127.0.0.1:{port}"
-    line = tomat("train", "--config_path", DEMO, "--output_dir", output_dir)
+    words = ["train", "--config_path", DEMO, "--output_dir", output_dir, *TINY, "--sharding", "zero1"]
+    words += ["--preemption.grace_seconds", GRACE_SECONDS]
     hosts = []
     for index in (0, 1):
         distributed = f"{{coordinator_address: '{address}', num_processes: 2, process_id: {index}}}"
-        words = ["--trainer.distributed", distributed, "--sharding", "zero1"]
-        words += ["--preemption.grace_seconds", str(GRACE_SECONDS)]
-        hosts.append(
-            subprocess.Popen([*line, *TINY, *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        )
+        hosts.append(Forked(*words, "--trainer.distributed", distributed))
     return hosts
 
 
-def end_pair(hosts: list[subprocess.Popen], seconds: float = 600.0) -> tuple[list[int], list[str]]:
+def end_pair(hosts: list[Forked], seconds: float = 600.0) -> tuple[list[int], list[str]]:
     """Exit statuses and outputs; a host that is still there after `seconds` fails the test."""
     try:
         outputs = [host.communicate(timeout=seconds)[0] for host in hosts]
@@ -62,7 +59,7 @@ def end_pair(hosts: list[subprocess.Popen], seconds: float = 600.0) -> tuple[lis
     return [host.returncode for host in hosts], outputs
 
 
-def wait_for_step(run: Path, step: int, hosts: list[subprocess.Popen]) -> None:
+def wait_for_step(run: Path, step: int, hosts: list[Forked]) -> None:
     deadline = time.monotonic() + 600
     while time.monotonic() < deadline and all(host.poll() is None for host in hosts):
         if (run / "metrics.jsonl").exists() and any(row["step"] >= step for row in read_metrics(run / "metrics.jsonl")):

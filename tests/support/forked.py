@@ -1,0 +1,135 @@
+"""The command `tomat` as a process of its own, without the 6 s of processor time that importing JAX and Levanter takes.
+
+One process imports them for all tests of a worker and touches no device; every command is forked from it. A command has
+its own environment, folder, signals and devices; only what was imported before is shared.
+"""
+
+import gc
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from functools import cache
+from pathlib import Path
+
+IMPORTED = ["tomat.training.run", "tomat.tokens.demo", "tomat.app.run_page"]
+LONGEST_REQUEST_BYTES = 1 << 16
+
+
+class Forked:
+    """`tomat WORDS` in the background; the methods are those of `subprocess.Popen`.
+
+    Args:
+        words: Verb and options.
+        cwd: Its working folder; that of the tests if none.
+        env: Its environment; that of the tests if none. JAX reads its own variables on import, so they must be theirs.
+    """
+
+    def __init__(self, *words: object, cwd: Path | None = None, env: dict[str, str] | None = None):
+        env = dict(os.environ) if env is None else env
+        differing = [name for name in env.keys() | os.environ.keys() if env.get(name) != os.environ.get(name)]
+        assert not [name for name in differing if name.startswith("JAX_")], differing
+        self.returncode: int | None = None
+        self._output = tempfile.TemporaryFile("w+", encoding="utf-8")
+        self._status, its_status = os.pipe()
+        request = json.dumps({"words": [*map(str, words)], "cwd": str(cwd or Path.cwd()), "env": env}).encode()
+        assert len(request) < LONGEST_REQUEST_BYTES
+        requests = _server()
+        socket.send_fds(requests, [request], [self._output.fileno(), its_status])
+        os.close(its_status)
+        self.pid = int(requests.recv(32))
+
+    def poll(self) -> int | None:
+        """Its exit status, negative for a signal; None while it runs."""
+        if self.returncode is None and select.select([self._status], [], [], 0)[0]:
+            self.returncode = int(os.read(self._status, 32))
+            os.close(self._status)
+        return self.returncode
+
+    def send_signal(self, number: signal.Signals) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def communicate(self, timeout: float | None = None) -> tuple[str, None]:
+        """Wait for its end; what it wrote to both streams.
+
+        Raises:
+            subprocess.TimeoutExpired: It still runs after `timeout` seconds.
+        """
+        if self.returncode is None and not select.select([self._status], [], [], timeout)[0]:
+            raise subprocess.TimeoutExpired("tomat", timeout or 0.0)
+        self.poll()
+        self._output.seek(0)
+        return self._output.read(), None
+
+
+@cache
+def _server() -> socket.socket:
+    """Where requests go; the server ends with this process, which has the only other end."""
+    ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    subprocess.Popen(
+        [sys.executable, __file__, str(its.fileno())],
+        pass_fds=[its.fileno()],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+    )
+    its.close()
+    return ours
+
+
+def _serve(requests: socket.socket) -> None:
+    import importlib
+
+    for name in IMPORTED:
+        importlib.import_module(name)
+    # So that collections in the children do not copy the memory that they share.
+    gc.freeze()
+    # Keepers are not waited for.
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    while True:
+        request, files, *_ = socket.recv_fds(requests, LONGEST_REQUEST_BYTES, 2)
+        if not request:
+            return
+        if os.fork() == 0:
+            _keep(requests, json.loads(request), *files)
+        for file in files:
+            os.close(file)
+
+
+def _keep(requests: socket.socket, request: dict, output: int, status: int) -> None:
+    """Start the command, say its process id, wait for it and say its status."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    pid = os.fork()
+    if pid == 0:
+        os.close(status)
+        requests.close()
+        _become(request, output)
+    os.close(output)
+    requests.send(str(pid).encode())
+    requests.close()
+    os.write(status, str(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])).encode())
+    os._exit(0)
+
+
+def _become(request: dict, output: int) -> None:
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.close(output)
+    os.chdir(request["cwd"])
+    os.environ.clear()
+    os.environ.update(request["env"])
+    from tomat.app.cli import main
+
+    sys.argv = ["tomat", *request["words"]]
+    sys.exit(main(request["words"]))
+
+
+if __name__ == "__main__":
+    _serve(socket.socket(fileno=int(sys.argv[1])))

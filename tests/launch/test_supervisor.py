@@ -13,7 +13,7 @@ from tomat.launch.gcloud import TpuLaunch
 from tomat.launch.supervisor import Ending, RestartPolicy, Supervisor, _judge
 
 # On a busy machine the hosts of one slice end seconds apart.
-FAST = RestartPolicy(backoff_seconds=0.01, poll_seconds=0.05, straggler_seconds=30, max_failures=3, unreachable_polls=3)
+FAST = RestartPolicy(backoff_seconds=0.01, poll_seconds=0.3, straggler_seconds=30, max_failures=3, unreachable_polls=3)
 
 
 def supervisor(policy: RestartPolicy = FAST, **settings) -> Supervisor:
@@ -100,12 +100,12 @@ def test_a_training_that_runs_already_is_watched(world):
     for command in (first.launch.create, *first.launch.pack, *first.launch.install, first.launch.start):
         assert run_command(command).ok
     while first._statuses() != ["running"] * 4:  # what was started has to come up first
-        time.sleep(0.05)
+        time.sleep(0.3)
     before = len(world.calls())
 
     def stop_it() -> None:
         while len(world.calls()) < before + 3:  # the supervisor has found it running
-            time.sleep(0.05)
+            time.sleep(0.3)
         run_command(first.launch.stop)
 
     stopping = threading.Thread(target=stop_it)

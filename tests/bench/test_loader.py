@@ -6,8 +6,7 @@ import math
 import pytest
 
 from tomat.app.cli import main
-from tomat.base.errors import TomatError
-from tomat.bench.loader import READERS, RESUME_STEPS, LoaderBench
+from tomat.bench.loader import READERS, RESUME_STEPS
 
 
 @pytest.mark.slow
@@ -27,6 +26,6 @@ def test_every_reader_reads_every_row(tmp_path):
     ("rows", "batch", "message"),
     [(65, 16, "multiple of 32"), (32, 64, "at least one batch of 64")],
 )
-def test_what_cannot_be_measured_is_refused(rows, batch, message):
-    with pytest.raises(TomatError, match=message):
-        LoaderBench(rows, batch, 4, 2)
+def test_what_cannot_be_measured_is_refused(rows, batch, message, capsys):
+    assert main(["bench", "loader", "--rows", str(rows), "--batch", str(batch)]) == 2
+    assert message in " ".join(capsys.readouterr().err.split())

@@ -1,20 +1,12 @@
-import argparse
 import json
 
-from tomat.bench.loss import register_bench
-
-
-def bench_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser()
-    register_bench(parser.add_subparsers(required=True))
-    return parser
+from tomat.app.cli import main
 
 
 def test_reports_the_logits_that_the_plain_formulas_hold(tmp_path, capsys):
     report_path = tmp_path / "loss.json"
     sizes = "--batch 2 --positions 512 --hidden_dim 16 --density_tokens 1024 --block_positions 32 --dtype float32"
-    args = bench_parser().parse_args(["loss", *sizes.split(), "--json", str(report_path)])
-    assert args.run(args) == 0
+    assert main(["bench", "loss", *sizes.split(), "--json", str(report_path)]) == 0
     report = json.loads(report_path.read_text())
     logits_bytes = 2 * 512 * 1024 * 4
     assert report["plain_temp_bytes"] >= logits_bytes

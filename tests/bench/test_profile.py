@@ -1,20 +1,13 @@
-import argparse
 import json
 from pathlib import Path
 
-import pytest
-
-from tomat.base.errors import TomatError
-from tomat.bench.profile import register_bench
+from tomat.app.cli import main
 
 HLO = Path(__file__).parents[1] / "data" / "profiles" / "v6e_step.hlo.pb.gz"
 
 
 def run(*words: object) -> int:
-    parser = argparse.ArgumentParser()
-    register_bench(parser.add_subparsers())
-    args = parser.parse_args(["profile", "--hlo", str(HLO), *map(str, words)])
-    return args.run(args)
+    return main(["bench", "profile", "--hlo", str(HLO), *map(str, words)])
 
 
 def test_a_small_bench(tmp_path, capsys):
@@ -26,6 +19,6 @@ def test_a_small_bench(tmp_path, capsys):
     assert "peak memory" in " ".join(capsys.readouterr().out.split())
 
 
-def test_too_few_events():
-    with pytest.raises(TomatError, match="expected at least 1,000"):
-        run("--events", 10)
+def test_too_few_events(capsys):
+    assert run("--events", 10) == 2
+    assert "expected at least 1,000" in capsys.readouterr().err

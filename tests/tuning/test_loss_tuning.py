@@ -1,11 +1,11 @@
-import argparse
 import json
 from pathlib import Path
 
 import pytest
 
+from tomat.app.cli import main
 from tomat.base.errors import TomatError
-from tomat.bench.loss_tiles import parse_tiles, register_bench
+from tomat.bench.loss_tiles import parse_tiles
 from tomat.loss.tiles import LossTiles, load_table, tuned_tiles
 from tomat.planning.compile.process import LLO_DUMP
 from tomat.planning.plan_cache import open_cache, open_result
@@ -81,13 +81,10 @@ def test_a_loss_that_the_compiler_refuses_is_an_answer_too(tmp_path, monkeypatch
 
 def test_the_verb_plans_both_and_finds_them_again(tmp_path: Path, monkeypatch, capsys):
     pytest.importorskip("libtpu")
-    parser = argparse.ArgumentParser()
-    register_bench(parser.add_subparsers(required=True))
     report_file = tmp_path / "report.json"
     sizes = "--batch 1 --positions 256 --hidden_dim 128 --density_tokens 256 --vocabulary density"
-    words = f"loss-tiles {sizes} --tiles 256,128,128,32 --block_positions 128 --cache_dir {tmp_path / 'cache'}"
-    args = parser.parse_args([*words.split(), "--json", str(report_file)])
-    assert args.run(args) == 0
+    words = f"bench loss-tiles {sizes} --tiles 256,128,128,32 --block_positions 128 --cache_dir {tmp_path / 'cache'}"
+    assert main([*words.split(), "--json", str(report_file)]) == 0
     xla, pallas = json.loads(report_file.read_text())["candidates"]
     # Four products against three, of the same arrays, none of them padded; the rest are elementwise operations.
     products = 2 * 256 * 128 * 256
@@ -105,7 +102,6 @@ def test_the_verb_plans_both_and_finds_them_again(tmp_path: Path, monkeypatch, c
         raise AssertionError("compiled again")
 
     monkeypatch.setattr(loss_tuning, "ask", no_compile)
-    again = parser.parse_args([*words.split(), "--json", str(tmp_path / "again.json")])
-    assert again.run(again) == 0
+    assert main([*words.split(), "--json", str(tmp_path / "again.json")]) == 0
     assert (tmp_path / "again.json").read_text() == report_file.read_text()
     assert "pallas" in capsys.readouterr().out

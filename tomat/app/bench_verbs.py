@@ -1,23 +1,177 @@
-"""`tomat bench`: measurements that need no accelerator. Each benchmark registers itself."""
+"""`tomat bench`: measurements that need no accelerator."""
 
 import argparse
 import importlib
+from pathlib import Path
+from typing import Any
 
-BENCH_MODULES = (
-    "tomat.bench.tokenise",
-    "tomat.bench.loader",
-    "tomat.bench.loss",
-    "tomat.bench.preemption",
-    "tomat.bench.profile",
-    "tomat.bench.loss_tiles",
-    "tomat.bench.numerics.bench",
-)
-"""Modules with `register_bench(subparsers)`; they import no more than argparse and the standard library."""
+from tomat.base.arguments import count, existing_file, positive_float, positive_int, report_file
+from tomat.loss.config import LOSS_KINDS, LossConfig
+from tomat.loss.tiles import NAMES
+
+type Benches = argparse._SubParsersAction[argparse.ArgumentParser]
+
+MODULES = {
+    "tokenise": "tomat.bench.tokenise",
+    "loader": "tomat.bench.loader",
+    "loss": "tomat.bench.loss",
+    "preemption": "tomat.bench.preemption",
+    "profile": "tomat.bench.profile",
+    "loss-tiles": "tomat.bench.loss_tiles",
+    "numerics": "tomat.bench.numerics.bench",
+}
+"""Benchmark -> the module whose `run(args)` measures, prints, writes the figures to `args.json`; returns a status."""
+
+DEFAULT_TILES = ("4096,256,512,32", "4096,512,512,32", "4096,256,1024,32", "4096,512,1024,32", "4096,512,512,16")
+"""Candidates where none are given, as `LossTiles` orders its sizes. 4,096 resident rows keep the traffic of the head's
+gradient under the matmuls' time at widths up to 2,048 within 128 MiB of VMEM."""
 
 
-def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+def register(subparsers: Benches) -> None:
     """Add `tomat bench`."""
     parser = subparsers.add_parser("bench", help="measure parts of tomat on this machine")
-    benches = parser.add_subparsers(title="benchmarks", metavar="BENCHMARK", required=True)
-    for name in BENCH_MODULES:
-        importlib.import_module(name).register_bench(benches)
+    benches = parser.add_subparsers(title="benchmarks", metavar="BENCHMARK", required=True, dest="benchmark")
+    _add_tokenise(benches)
+    _add_loader(benches)
+    _add_loss(benches)
+    _add_preemption(benches)
+    _add_profile(benches)
+    _add_loss_tiles(benches)
+    _add_numerics(benches)
+    for bench in benches.choices.values():
+        bench.add_argument("--json", type=report_file, metavar="FILE", help="write the figures to FILE")
+        bench.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Carry out one benchmark."""
+    return importlib.import_module(MODULES[args.benchmark]).run(args)
+
+
+def _flag(parser: argparse.ArgumentParser, name: str, default: Any, text: str, **options: Any) -> None:
+    """Add a flag whose help ends with its default; `options` are those of `add_argument`."""
+    parser.add_argument(name, default=default, help=f"{text} (default: %(default)s)", **options)
+
+
+def _add_tokenise(benches: Benches) -> None:
+    parser = benches.add_parser(
+        "tokenise",
+        help="speed, memory and restarts of re-tokenising",
+        description="Patches and voxels a second of re-tokenising, by one worker and by two, the memory of a worker, "
+        "and whether killed runs end with the same bytes.",
+    )
+    _flag(parser, "--materials", 24, "grids of 100^3", type=count)
+    _flag(parser, "--rounds", 4, "turns of one worker and of two", type=positive_int)
+    parser.add_argument("--largest", action="store_true", help="also the memory of a worker on 448 x 448 x 110")
+    _flag(parser, "--kill_runs", 0, "runs killed at random moments", type=count, metavar="N")
+    _flag(parser, "--seed", 0, "of the moments", type=count)
+    parser.add_argument("--folder", type=Path, help="where to write (default: a temporary folder)")
+
+
+def _add_loader(benches: Benches) -> None:
+    parser = benches.add_parser(
+        "loader",
+        help="shuffled loading: rows/s, microseconds an index, memory, resuming",
+        description="What a shuffled row costs, in time and memory, against reading in order and against Levanter's "
+        "shuffle, each in a process of its own. Nothing is trained.",
+    )
+    _flag(parser, "--rows", 131_072, "rows of 8,192 tokens, 16 KiB each", type=positive_int)
+    _flag(parser, "--batch", 128, "rows of a batch", type=positive_int)
+    _flag(parser, "--io_block_size", 64, "rows of a block", type=positive_int)
+    _flag(parser, "--window_blocks", 1024, "blocks of a window", type=positive_int)
+    parser.add_argument("--data", type=Path, help="keep the data set in this folder, and use it if it is there")
+
+
+def _add_loss(benches: Benches) -> None:
+    parser = benches.add_parser(
+        "loss",
+        help="compiled memory of the blocked loss against the plain formulas",
+        description="Compile value and gradient of the loss for this machine's JAX backend, without running them, and "
+        "report the temporary memory of the blocked loss and of the plain formulas.",
+    )
+    _add_loss_shape(parser, "emd")
+    _flag(parser, "--block_positions", LossConfig().block_positions, "positions of a block", type=positive_int)
+
+
+def _add_loss_shape(parser: argparse.ArgumentParser, kind: str) -> None:
+    """Add what decides the arrays of a loss and its formula, which is `kind` by default."""
+    _flag(parser, "--kind", kind, "the formula", choices=LOSS_KINDS)
+    _flag(parser, "--batch", 8, "sequences on one device", type=positive_int)
+    _flag(parser, "--positions", 8192, "tokens per sequence", type=positive_int)
+    _flag(parser, "--hidden_dim", 1024, "width of the model", type=positive_int)
+    _flag(parser, "--density_tokens", 16384, "density bins", type=positive_int)
+    _flag(parser, "--dtype", "bfloat16", "compute type", choices=["bfloat16", "float32"])
+
+
+def _add_preemption(benches: Benches) -> None:
+    parser = benches.add_parser(
+        "preemption",
+        help="kill a run at random moments; weights and log against an unbroken run",
+        description="Kill a small run at random and at chosen moments, start it again each time, and compare weights "
+        "and log of every round with those of a run that nothing interrupted.",
+    )
+    _flag(parser, "--kills", 30, "kills that must hit", type=positive_int)
+    _flag(parser, "--seed", 0, "of the moments", type=count)
+    parser.add_argument(
+        "--folder", type=Path, help="keep everything here; the same command goes on where it was stopped"
+    )
+
+
+def _add_profile(benches: Benches) -> None:
+    parser = benches.add_parser(
+        "profile",
+        help="parse a trace of a million events, on one core",
+        description="Build the trace of a TPU that executes a module, read it in a process of its own, and report the "
+        "time and the peak of memory.",
+    )
+    _flag(parser, "--events", 1_000_000, "events of the trace", type=positive_int)
+    parser.add_argument(
+        "--hlo", type=existing_file, required=True, help="an optimised HLO module (text or proto) to execute"
+    )
+    _flag(parser, "--device_kind", "TPU v6 lite", "JAX's name of the chip")
+
+
+def _add_loss_tiles(benches: Benches) -> None:
+    parser = benches.add_parser(
+        "loss-tiles",
+        help="tune the tiles of the Pallas loss with the TPU compiler",
+        description="Compile value and gradients of the loss for one chip of a slice, as XLA's loss in blocks and as "
+        "the Pallas loss with different tiles, and compare the times that the compiler's schedules give. Needs "
+        "libtpu, no TPU; one or more minutes a candidate. What was compiled is kept, and found again.",
+    )
+    _flag(parser, "--slice", "v6e-1", "one chip of it")
+    _add_loss_shape(parser, "cross_entropy")
+    _flag(parser, "--vocabulary", "full", "ids of the softmax", choices=["density", "full"])
+    parser.add_argument(
+        "--tiles",
+        action="append",
+        metavar=",".join(NAMES),
+        help=f"a candidate; may be repeated (default: {' '.join(DEFAULT_TILES)})",
+    )
+    parser.set_defaults(default_tiles=DEFAULT_TILES)  # as the default of --tiles, it would be added to
+    blocks = "blocks of XLA's loss to compare with"
+    _flag(parser, "--block_positions", [64, 128, 256, 512], blocks, type=positive_int, nargs="*")
+    parser.add_argument("--cache_dir", type=Path, help="what was compiled before (default: ~/.cache/tomat/loss-tiles)")
+    _flag(parser, "--time_limit_seconds", 1800.0, "longest compile", type=positive_float)
+    _flag(parser, "--memory_limit_gib", 16.0, "most memory of this machine", type=positive_float)
+    _flag(parser, "--cache_gib", 2.0, "what the cache may hold", type=positive_float)
+    parser.add_argument("--write", action="store_true", help="put the best tiles into tomat's table")
+
+
+def _add_numerics(benches: Benches) -> None:
+    parser = benches.add_parser(
+        "numerics",
+        help="train variants of a configuration over seeds: which learn the same, what the others cost",
+        description="Train every variant with every seed, each in a process of its own, and compare loss curves and "
+        "held-out NMAE and NEMD with the unchanged configuration. Finished runs are not repeated: the same command "
+        "goes on where it was stopped. Exit status 1 if a variant that is meant to be exact is not.",
+    )
+    default, text = Path("configs/numerics/demo.yaml"), "the configuration and its variants"
+    _flag(parser, "--variants", default, text, type=existing_file, metavar="FILE")
+    _flag(parser, "--seeds", "0,1,2", "at least two", metavar="N,N[,N...]")
+    parser.add_argument("--steps", type=positive_int, metavar="N", help="of every run (default: the configuration's)")
+    parser.add_argument("--only", metavar="NAME[,NAME...]", help="train these variants and the base")
+    parser.add_argument("--compare_only", action="store_true", help="train nothing; compare what has ended")
+    _flag(parser, "--output_dir", Path("runs/numerics"), "folder of the runs", type=Path, metavar="DIR")
+    parser.add_argument("--docs", action="store_true", help="write the page into the tracking folder")
+    _flag(parser, "--tracking_dir", Path("docs/tracking"), "tracking folder, for --docs", type=Path, metavar="DIR")

@@ -9,42 +9,32 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from tomat.base.arguments import count, positive_int, report_file
+from rich.table import Table
+
 from tomat.base.errors import TomatError
 from tomat.base.layout import STOPPED_STATUS
-
-if TYPE_CHECKING:
-    from tomat.bench.soak import SoakSettings
+from tomat.base.reporting import console, progress, write_json, write_report
+from tomat.bench.soak import (
+    AIMS,
+    RUN_NAME,
+    UNDISTURBED,
+    SoakSettings,
+    Unbroken,
+    compare_runs,
+    logged_steps,
+    run_unbroken,
+    start_and_kill,
+)
 
 STATE_FILE = "soak.json"
 MAX_STARTS_PER_KILL = 4
 """Starts that end before their kill count none; more than this many of them a kill would not end."""
 
 
-def register_bench(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Add `tomat bench preemption`."""
-    parser = subparsers.add_parser(
-        "preemption",
-        help="kill a run at random moments; weights and log against an unbroken run",
-        description="Kill a small run at random and at chosen moments, start it again each time, and compare weights "
-        "and log of every round with those of a run that nothing interrupted.",
-    )
-    parser.add_argument("--kills", type=positive_int, default=30, help="kills that must hit (default: %(default)s)")
-    parser.add_argument("--seed", type=count, default=0, help="of the moments (default: %(default)s)")
-    parser.add_argument(
-        "--folder", type=Path, help="keep everything here; the same command goes on where it was stopped"
-    )
-    parser.add_argument("--json", type=report_file, metavar="FILE", help="write the figures to FILE")
-    parser.set_defaults(run=run)
-
-
 def run(args: argparse.Namespace) -> int:
     """Carry out `tomat bench preemption`."""
-    from tomat.base.reporting import console, write_report
-    from tomat.bench.soak import SoakSettings
-
     place = tempfile.TemporaryDirectory(prefix="tomat-soak-") if args.folder is None else nullcontext(args.folder)
     with place as folder:
         report = soak(Path(folder), args.kills, args.seed, SoakSettings())
@@ -54,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def soak(
-    folder: Path, kills: int, seed: int, settings: "SoakSettings", aims: Sequence[str] = (), warm: bool = True
+    folder: Path, kills: int, seed: int, settings: SoakSettings, aims: Sequence[str] = (), warm: bool = True
 ) -> dict[str, Any]:
     """Kill the run until `kills` kills have hit, each round to its end; compare every round with the unbroken run.
 
@@ -63,23 +53,12 @@ def soak(
         kills: Kills that must hit.
         seed: Of the moments.
         settings: The run.
-        aims: What the kills are aimed at, in turn; empty: everything in `tomat.bench.soak.AIMS`.
+        aims: What the kills are aimed at, in turn; empty: everything in `AIMS`.
         warm: As for `run_unbroken`.
 
     Raises:
         TomatError: A round that does not end as the unbroken run did, or a kill that costs more than the save interval.
     """
-    from tomat.base.reporting import progress, write_json
-    from tomat.bench.soak import (
-        AIMS,
-        RUN_NAME,
-        UNDISTURBED,
-        Unbroken,
-        compare_runs,
-        run_unbroken,
-        start_and_kill,
-    )
-
     folder = folder.resolve()
     state = _read_state(folder / STATE_FILE, seed, asdict(settings))
 
@@ -89,7 +68,7 @@ def soak(
     if state["unbroken"] is None:
         state["unbroken"] = asdict(run_unbroken(folder, settings, warm))
         save()
-    unbroken = Unbroken(**{**state["unbroken"], "eval_steps": tuple(state["unbroken"]["eval_steps"])})
+    unbroken = Unbroken(**state["unbroken"])
     config_path = folder / "soak.yaml"
     compared = state["compared"]
     with progress() as bar:
@@ -133,10 +112,8 @@ def _read_state(path: Path, seed: int, settings: dict[str, Any]) -> dict[str, An
     return state
 
 
-def _aim(run: Path, number: int, settings: "SoakSettings", aims: Sequence[str]) -> str:
+def _aim(run: Path, number: int, settings: SoakSettings, aims: Sequence[str]) -> str:
     """The next aim in turn; a profile only where the run has not passed it."""
-    from tomat.bench.soak import logged_steps
-
     aim = aims[number % len(aims)]
     passed = logged_steps(run) > settings.profile_start
     return aim.replace("profile", "evaluation") if passed else aim
@@ -174,10 +151,8 @@ def _report(state: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def report_table(report: dict[str, Any]) -> Any:
+def report_table(report: dict[str, Any]) -> Table:
     """The figures as a table."""
-    from rich.table import Table
-
     table = Table(title="a run killed again and again, against one unbroken run", show_header=False)
     moments = ", ".join(f"{count} {name}" for name, count in sorted(report["kills_by_moment_found"].items()))
     signals = ", ".join(f"{count} {name.upper()}" for name, count in sorted(report["kills_by_signal"].items()))

@@ -1,55 +1,30 @@
 """`tomat bench profile`: how fast a large trace is read and broken down, and in how much memory."""
 
 import argparse
+import resource
+import tempfile
+import time
+from functools import partial
 from pathlib import Path
+from typing import Any
 
-from tomat.base.arguments import existing_file, positive_int, report_file
+from tomat.base.errors import TomatError
+from tomat.base.reporting import console, write_report
+from tomat.bench.processes import in_own_process
 
-DEFAULT_EVENTS = 1_000_000
 GOAL_SECONDS, GOAL_BYTES = 10.0, 2 * 10**9
 
 
-def register_bench(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Add `tomat bench profile`."""
-    parser = subparsers.add_parser(
-        "profile",
-        help="parse a trace of a million events, on one core",
-        description="Build the trace of a TPU that executes a module, read it in a process of its own, and report the "
-        "time and the peak of memory.",
-    )
-    parser.add_argument(
-        "--events", type=positive_int, default=DEFAULT_EVENTS, help=f"events of the trace (default: {DEFAULT_EVENTS:,})"
-    )
-    parser.add_argument(
-        "--hlo", type=existing_file, required=True, help="an optimised HLO module (text or proto) to execute"
-    )
-    parser.add_argument("--device_kind", default="TPU v6 lite", help="JAX's name of the chip (default: TPU v6 lite)")
-    parser.add_argument("--json", type=report_file, metavar="FILE", help="write the figures")
-    parser.set_defaults(run=run_bench)
-
-
-def run_bench(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
     """Build a TPU trace of the module, parse it in a fresh process, print wall and CPU time and peak memory."""
-    import json
-    import subprocess
-    import sys
-    import tempfile
-
-    from tomat.base.errors import TomatError
-    from tomat.base.reporting import console, write_report
-
     if args.events < 1000:
         raise TomatError(f"--events is {args.events}; expected at least 1,000.")
     with tempfile.TemporaryDirectory(prefix="tomat-bench-") as scratch:
         trace = Path(scratch) / "bench.xplane.pb"
         events = write_bench_trace(args.hlo, args.device_kind, args.events, trace)
         size = trace.stat().st_size
-        # A process of its own: its peak memory is the parser's alone, and the imports count.
-        command = [sys.executable, "-m", "tomat.bench.profile", str(trace)]
-        result = subprocess.run(command, capture_output=True, text=True, check=False)
-    if result.returncode != 0:
-        raise TomatError(f"the parser failed on the built trace: {result.stderr.strip()[-500:]}")
-    figures = {"events": events, "file_bytes": size, **json.loads(result.stdout)}
+        parsed = in_own_process(partial(parse_and_measure, trace), "the parser of the built trace", "--events")
+    figures = {"events": events, "file_bytes": size, **parsed}
     console.print(
         f"{figures['events']:,} events, {size / 1e6:.1f} MB: {figures['wall_seconds']:.2f} s wall, "
         f"{figures['cpu_seconds']:.2f} s CPU (goal under {GOAL_SECONDS:.0f} s), imports included; peak memory "
@@ -93,18 +68,15 @@ def write_bench_trace(hlo: Path, device_kind: str, n_events: int, path: Path) ->
     return count(data)
 
 
-def _parse_and_measure(path: str) -> None:
-    import json
-    import resource
-    import time
-
+def parse_and_measure(path: Path) -> dict[str, Any]:
+    """What it takes this process to read a trace and break it down, the imports that it needs included."""
     start_wall, start_cpu = time.perf_counter(), time.process_time()
     from tomat.profile.trace import load_trace
     from tomat.profile.trace_breakdown import breakdown_from_trace
 
     trace = load_trace(path)
     breakdown = breakdown_from_trace(trace)
-    figures = {
+    return {
         "wall_seconds": time.perf_counter() - start_wall,
         "cpu_seconds": time.process_time() - start_cpu,
         "peak_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
@@ -112,10 +84,3 @@ def _parse_and_measure(path: str) -> None:
         "operations": len(breakdown.ops),
         "step_seconds": breakdown.step_seconds,
     }
-    print(json.dumps(figures))
-
-
-if __name__ == "__main__":
-    import sys
-
-    _parse_and_measure(sys.argv[1])

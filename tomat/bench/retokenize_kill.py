@@ -1,10 +1,8 @@
 """Re-tokenising killed at random moments, driver or worker, against one unbroken run; for `tomat bench tokenise`."""
 
-import os
 import random
 import signal
 import subprocess
-import sys
 import time
 from collections import Counter
 from pathlib import Path
@@ -13,10 +11,11 @@ from typing import Any
 import psutil
 
 from tomat.base.errors import TomatError
-from tomat.codec.files import write_codec
+from tomat.bench.processes import tomat_command
 
-ARGUMENTS = ("--source", "embedded", "--split", "validation", "--layout", "v3-p7", "--patches_per_material", "96")
-"""A set of some seconds. 96 patches a material: chunks of 64 rows begin inside materials. 20 units and 30 chunks."""
+ARGUMENTS = ("--source", "embedded", "--split", "validation", "--layout", "v2-p14", "--patches_per_material", "96")
+"""A set of some seconds, with a codec that needs no fit. 96 patches of each of 10 materials: of its 15 chunks of 64
+rows, ten begin inside materials."""
 
 
 def set_files(folder: Path) -> dict[str, bytes]:
@@ -24,18 +23,9 @@ def set_files(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
-def retokenize_command(output: Path, codec: Path, workers: int) -> list[str]:
-    """The command line that writes the set."""
-    command = [sys.executable, "-m", "tomat.app.cli", "retokenize", *ARGUMENTS, "--codec", str(codec)]
-    return [*command, "--output", str(output), "--workers", str(workers)]
-
-
-def children(pid: int) -> list[int]:
-    """Processes that a process started; none of one that has ended."""
-    try:
-        return [child.pid for child in psutil.Process(pid).children()]
-    except psutil.NoSuchProcess:
-        return []
+def retokenize_command(output: Path) -> list[str]:
+    """The command line that writes the set with two workers."""
+    return tomat_command("retokenize", *ARGUMENTS, "--output", str(output), "--workers", "2")
 
 
 def run_with_kills(command: list[str], rng: random.Random, horizon_seconds: float, kills: int) -> Counter[str]:
@@ -61,12 +51,13 @@ def run_with_kills(command: list[str], rng: random.Random, horizon_seconds: floa
                     process.wait(rng.uniform(0, horizon_seconds))
                     hits["ended before the kill"] += 1
                 except subprocess.TimeoutExpired:
-                    workers = children(process.pid)
+                    driver = psutil.Process(process.pid)
+                    workers = driver.children()
                     if workers and rng.random() < 0.5:
-                        os.kill(rng.choice(workers), signal.SIGKILL)
+                        rng.choice(workers).kill()
                         hits["worker"] += 1
                     else:
-                        process.kill()
+                        driver.kill()
                         hits["driver"] += 1
             output, _ = process.communicate()
         if process.returncode == 0:
@@ -81,24 +72,15 @@ def kill_test(folder: Path, runs: int, seed: int) -> dict[str, Any]:
     Raises:
         TomatError: if a run ends with other bytes.
     """
-    from tomat.codec.histogram import DensityHistogram
-    from tomat.codec.lloyd_max import fit_lloyd_max
-    from tomat.density.demo.embedded import demo_materials, load_demo
-
-    histogram = DensityHistogram()
-    for material in demo_materials("validation"):
-        histogram.add(load_demo(material.material_id).rho)
-    codec = folder / "codec.json"
-    write_codec(fit_lloyd_max(histogram, 512), codec)
     began = time.monotonic()
-    subprocess.run(retokenize_command(folder / "unbroken", codec, 2), check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(retokenize_command(folder / "unbroken"), check=True, stdout=subprocess.DEVNULL)
     horizon = time.monotonic() - began
     expected = set_files(folder / "unbroken")
     rng = random.Random(seed)
     total: Counter[str] = Counter()
     for run in range(runs):
         place = folder / f"killed{run}"
-        total += run_with_kills(retokenize_command(place, codec, 2), rng, horizon, rng.randint(1, 4))
+        total += run_with_kills(retokenize_command(place), rng, horizon, rng.randint(1, 4))
         if set_files(place) != expected:
             raise TomatError(f"Run {run} of the kill test ended with other bytes than the unbroken run: {place}.")
     return {

@@ -3,16 +3,15 @@
 The moments are found by watching the run's folder from outside, as a machine that is taken away knows nothing of steps.
 """
 
-import contextlib
-import json
+import math
 import os
 import random
 import signal
 import subprocess
-import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +21,18 @@ import yaml
 
 from tomat.base.errors import TomatError
 from tomat.base.layout import CHECKPOINT_FOLDER, METADATA_FILE, METRICS_FILE, STOPPED_STATUS
+from tomat.bench.processes import Process, compile_cache, end_of, started, tomat_command
 from tomat.runs.checkpoints import array_shapes, newest_whole
 from tomat.runs.history import read_events
+from tomat.runs.log_lines import parse_metrics
+from tomat.runs.record import read_record
 
 RUN_NAME = "soak"
+OUTPUT_FILE = "output.log"
 WATCH_SECONDS = 0.002
-"""Between two looks into the run's folder; a step of the soak's model takes 16 ms, a commit about 10 ms."""
+"""Between two looks into the run's folder; a step of the soak's model takes 16 ms."""
+COMMITS_SECONDS = 0.03
+"""Of three commits, one of which a kill is aimed at."""
 START_TIMEOUT_SECONDS = 3600.0
 """A start that takes longer has hung; on an overloaded machine one of 20 s has taken 10 minutes."""
 
@@ -73,11 +78,7 @@ class SoakSettings:
                 "max_eval_batches": 2,
                 "checkpointer": {"save_interval": "1h", "keep": [{"every": self.save_every, "until": None}]},
                 "profiler": {"enabled": True, "start_step": self.profile_start, "num_steps": self.profile_steps},
-                "jax_config": {
-                    "jax_compilation_cache_dir": str(folder / "compiled"),
-                    "jax_persistent_cache_min_compile_time_secs": 0,
-                    "jax_persistent_cache_min_entry_size_bytes": -1,
-                },
+                "jax_config": compile_cache(folder / "compiled"),
             },
             "evaluation": {"patches_per_material": 0},
         }
@@ -89,7 +90,7 @@ class Unbroken:
 
     seconds: float
     """From the start of the process to its end."""
-    eval_steps: tuple[int, ...]
+    eval_steps: Sequence[int]
     eval_seconds: float
     """Of the first evaluation of a process, which is also the longest."""
     profile_seconds: float
@@ -107,38 +108,19 @@ class Start:
     else `steps` or `before the first step`. Empty where the run ended before its kill."""
     status: int
     """Of the process; negative: the signal that ended it."""
-    resumed_at: int | None
-    """First step of this start; None where it was killed before it knew."""
     steps_again: int | None
-    """Steps that this start had to do again: what the kill before it cost."""
+    """Steps that this start had to do again: what the kill before it cost; None where it was killed before it knew."""
     steps_allowed: int
-    """The save interval, and the steps done while a save was still being committed."""
-    logged: int
-    """Steps in the log when it ended."""
+    """The save interval, step 0 besides where nothing had been saved, and the steps done while a save was still being
+    committed."""
     exit_seconds: float | None
     """From SIGTERM to the end of the process."""
 
 
-def run_soak_process(folder: Path, config_path: Path) -> "subprocess.Popen[str]":
-    """Start the run in `folder`, on CPU; its output goes to `output.log` there."""
-    folder.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-m", "tomat.app.cli", "train"]
-    command += ["--config_path", str(config_path), "--output_dir", str(folder)]
-    with (folder / "output.log").open("w") as output:
-        return subprocess.Popen(
-            command, stdout=output, stderr=subprocess.STDOUT, text=True, env={**os.environ, "JAX_PLATFORMS": "cpu"}
-        )
-
-
-@contextlib.contextmanager
-def _ended_with(process: "subprocess.Popen[str]") -> Iterator[None]:
-    """End the process when the context is left by an exception, such as Ctrl-C."""
-    try:
-        yield
-    finally:
-        if process.poll() is None:
-            process.kill()
-            process.wait()
+def soak_process(folder: Path, config_path: Path):
+    """The run in `folder`, on CPU, as `started` has it; its output goes to `output.log` there."""
+    command = tomat_command("train", "--config_path", str(config_path), "--output_dir", str(folder))
+    return started(command, folder / OUTPUT_FILE, env={**os.environ, "JAX_PLATFORMS": "cpu"})
 
 
 def run_unbroken(folder: Path, settings: SoakSettings, warm: bool = True) -> Unbroken:
@@ -159,16 +141,15 @@ def run_unbroken(folder: Path, settings: SoakSettings, warm: bool = True) -> Unb
     seconds = 0.0
     for name in ("first", "unbroken") if warm else ("unbroken",):
         began = time.monotonic()
-        process = run_soak_process(folder / name, config_path)
-        with _ended_with(process):
-            process.wait(START_TIMEOUT_SECONDS)
-        if process.returncode != 0:
-            raise TomatError(f"the unbroken run failed with status {process.returncode}: {_tail(folder / name)}")
+        with soak_process(folder / name, config_path) as process:
+            status = process.wait(START_TIMEOUT_SECONDS)
+        if status != 0:
+            raise TomatError(f"the unbroken run failed with status {status}: {end_of(folder / name / OUTPUT_FILE)}")
         seconds = time.monotonic() - began
     if warm:
         # What was compiled and what came out of the cache must compute the same.
         compare_runs(folder / "unbroken" / RUN_NAME, folder / "first" / RUN_NAME)
-    rows = read_rows(folder / "unbroken" / RUN_NAME)
+    rows = read_record(str(folder / "unbroken" / RUN_NAME)).rows
     evaluations = [row for row in rows if "eval/validation/loss" in row]
     window = range(settings.profile_start, settings.profile_start + settings.profile_steps + 1)
     return Unbroken(
@@ -189,89 +170,78 @@ def start_and_kill(
     """
     run = folder / RUN_NAME
     logged_before, partial_before = logged_steps(run), newest_partial(run)
-    events_before = len(read_events(run))
-    process = run_soak_process(folder, config_path)
+    events_before, first_step = len(read_events(run)), int(newest_whole(str(run)) is None)
+    moments = partial(moments_of, run, settings, unbroken, events_before)
     number = signal.SIGTERM if aim.startswith("sigterm") else signal.SIGKILL
-    exit_seconds, found = None, ()
-    with _ended_with(process):
-        hit = _wait_for_moment(process, run, aim, settings, unbroken, rng)
-        if hit:
-            found = _found(run, settings, unbroken, events_before)
+    exit_seconds, found, expected = None, (), [0]
+    with soak_process(folder, config_path) as process:
+        if _wait_for_moment(process, aim, moments, unbroken, rng):
+            found = moments()
             process.send_signal(number)
             sent = time.monotonic()
-            try:
-                process.wait(START_TIMEOUT_SECONDS)
-            except subprocess.TimeoutExpired as error:
-                raise TomatError(f"the run did not end on {aim}: {_tail(folder)}") from error
-            exit_seconds = time.monotonic() - sent if number == signal.SIGTERM else None
-    expected = (0, STOPPED_STATUS, -signal.SIGTERM) if number == signal.SIGTERM else (0, -signal.SIGKILL)
-    if process.returncode not in (expected if hit else (0,)):
-        raise TomatError(f"the run failed by itself with status {process.returncode}: {_tail(folder)}")
+            process.wait(START_TIMEOUT_SECONDS)
+            expected.append(-number)
+            if number == signal.SIGTERM:
+                exit_seconds = time.monotonic() - sent
+                expected.append(STOPPED_STATUS)
+    if process.returncode not in expected:
+        said = end_of(folder / OUTPUT_FILE)
+        raise TomatError(f"the run failed by itself with status {process.returncode}: {said}")
     resumes = [event for event in read_events(run)[events_before:] if event["event"] == "resume"]
     in_commit = max(0, logged_before - 1 - partial_before) if partial_before is not None else 0
     return Start(
         aim=aim,
         found=found if process.returncode != 0 else (),
         status=process.returncode,
-        resumed_at=resumes[0]["step"] if resumes else None,
         steps_again=resumes[0]["steps_again"] if resumes else None,
-        steps_allowed=settings.save_every + in_commit,
-        logged=logged_steps(run),
+        steps_allowed=settings.save_every + first_step + in_commit,
         exit_seconds=exit_seconds,
     )
 
 
 def _wait_for_moment(
-    process: "subprocess.Popen[str]",
-    run: Path,
+    process: Process,
     aim: str,
-    settings: SoakSettings,
+    moments: Callable[[], Sequence[str]],
     unbroken: Unbroken,
     rng: random.Random,
 ) -> bool:
-    """Wait until the kill is due; False if the process ends before."""
-    if aim == UNDISTURBED:
-        process.wait(START_TIMEOUT_SECONDS)
-        return False
+    """Wait until the run has been at what `aim` names for a time that is drawn; False if the process ends before."""
     moment = aim.partition(" ")[2]
-    deadline = time.monotonic() + START_TIMEOUT_SECONDS
-    if not moment:
-        return _still_runs(process, rng.uniform(0, unbroken.seconds))
-    known = {path.name for path in (run / CHECKPOINT_FOLDER).glob("step-*")}
-    commits_left = rng.randint(1, 3)
-    begun_at = logged_steps(run)
-    began = False
+    longest = {
+        "": unbroken.seconds,
+        "commit": COMMITS_SECONDS,
+        "evaluation": unbroken.eval_seconds,
+        "profile": unbroken.profile_seconds,
+    }
+    seconds_left = math.inf if aim == UNDISTURBED else rng.uniform(0, longest[moment])
+    began = looked = time.monotonic()
     while process.poll() is None:
-        if time.monotonic() > deadline:
-            raise TomatError(f"a start of the soak took more than {START_TIMEOUT_SECONDS:.0f} s: {_tail(run.parent)}")
-        logged = logged_steps(run)
-        began = began or logged != begun_at  # a resumed run cuts the log back first, or adds to it
-        if moment == "commit":
-            fresh = {path.name for path in (run / CHECKPOINT_FOLDER).glob("step-*")} - known
-            known |= fresh
-            commits_left -= len(fresh)
-            if commits_left <= 0:
-                return _still_runs(process, rng.uniform(0, 0.02))
-        elif moment == "evaluation" and began and logged in unbroken.eval_steps:
-            return _still_runs(process, rng.uniform(0, unbroken.eval_seconds))
-        elif moment == "profile" and began and logged >= settings.profile_start:
-            return _still_runs(process, rng.uniform(0, unbroken.profile_seconds))
+        now = time.monotonic()
+        if now - began > START_TIMEOUT_SECONDS:
+            raise subprocess.TimeoutExpired(process.args, START_TIMEOUT_SECONDS)
+        if not moment or moment in moments():
+            seconds_left -= now - looked
+        if seconds_left <= 0:
+            return True
+        looked = now
         time.sleep(WATCH_SECONDS)
     return False
 
 
-def _still_runs(process: "subprocess.Popen[str]", seconds: float) -> bool:
-    """Whether the process still runs after so many seconds."""
-    try:
-        process.wait(seconds)
-    except subprocess.TimeoutExpired:
-        return True
-    return False
+def moments_of(run: Path, settings: SoakSettings, unbroken: Unbroken, events_before: int) -> tuple[str, ...]:
+    """What a run is at, as its folder shows it: a commit goes on beside steps and evaluations, a step beside a profile.
 
-
-def _found(run: Path, settings: SoakSettings, unbroken: Unbroken, events_before: int) -> tuple[str, ...]:
-    """What the run is at: a commit goes on beside steps and evaluations, a step beside a profile."""
-    if len(read_events(run)) == events_before or (logged := logged_steps(run)) == 0:
+    Args:
+        run: Its folder.
+        settings: The run.
+        unbroken: The same without kills.
+        events_before: Events in its history before this start.
+    """
+    # The log of the start before stands until this one has said that it begins.
+    begun = any(event["event"] in ("start", "resume") for event in read_events(run)[events_before:])
+    logged = logged_steps(run)
+    if not begun or logged == 0:
         return ("before the first step",)
     found = []
     if newest_partial(run) is not None:
@@ -286,29 +256,14 @@ def _found(run: Path, settings: SoakSettings, unbroken: Unbroken, events_before:
 def logged_steps(run: Path) -> int:
     """Steps in a run's log: one more than the last whole line says; 0 where there is none."""
     path = run / METRICS_FILE
-    with contextlib.suppress(FileNotFoundError, ValueError, KeyError, IndexError), path.open("rb") as file:
-        end = file.seek(0, os.SEEK_END)
-        file.seek(max(0, end - 16_384))
-        return int(json.loads(file.read().rpartition(b"\n")[0].rpartition(b"\n")[2])["step"]) + 1
-    return 0
+    rows = parse_metrics(path.read_text(errors="replace"))[0] if path.exists() else []
+    return rows[-1]["step"] + 1 if rows else 0
 
 
 def newest_partial(run: Path) -> int | None:
     """The step of the newest checkpoint that is not complete, if it is newer than all that are."""
     steps = {int(path.name[5:]): (path / METADATA_FILE).exists() for path in (run / CHECKPOINT_FOLDER).glob("step-*")}
     return max(steps) if steps and not steps[max(steps)] else None
-
-
-def read_rows(run: Path) -> list[dict[str, Any]]:
-    """The lines of a run's log as they stand, not sorted.
-
-    Raises:
-        TomatError: A line that is not whole.
-    """
-    try:
-        return [json.loads(line) for line in (run / METRICS_FILE).read_text(encoding="utf-8").splitlines()]
-    except ValueError as error:
-        raise TomatError(f"{run / METRICS_FILE} has a line that is not JSON: {error}.") from error
 
 
 def compare_runs(run: Path, unbroken: Path) -> dict[str, int]:
@@ -332,9 +287,12 @@ def compare_runs(run: Path, unbroken: Path) -> dict[str, int]:
         if one.tobytes() != other.tobytes():
             raise TomatError(f"{name} differs between {ours.path} and {theirs.path}.")
         size += one.nbytes
-    rows, expected = read_rows(run), read_rows(unbroken)
-    if [row["step"] for row in rows] != [row["step"] for row in expected]:
-        raise TomatError(f"the log of {run} has the steps {[row['step'] for row in rows]}: holes, or a step twice.")
+    record, expected = read_record(str(run)), read_record(str(unbroken)).rows
+    rows, steps = record.rows, [row["step"] for row in record.rows]
+    if record.unreadable_lines:
+        raise TomatError(f"{run / METRICS_FILE} has lines that are not whole: {record.unreadable_lines}.")
+    if steps != [row["step"] for row in expected]:
+        raise TomatError(f"the log of {run} has the steps {steps}: holes, or a step twice.")
     for row, right in zip(rows, expected, strict=True):
         for key in right:
             is_loss = "loss" in key and key.split("/")[0] in ("train", "eval") and "time" not in key
@@ -348,8 +306,3 @@ def compare_runs(run: Path, unbroken: Path) -> dict[str, int]:
 def _read_array(path: str, name: str) -> np.ndarray:
     spec = {"driver": "zarr3", "kvstore": {"driver": "ocdbt", "base": f"file://{path}/", "path": f"{name}/"}}
     return ts.open(spec, read=True).result().read().result()
-
-
-def _tail(folder: Path) -> str:
-    output = folder / "output.log"
-    return output.read_text(errors="replace")[-1500:] if output.exists() else "no output"

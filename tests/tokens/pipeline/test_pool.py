@@ -3,10 +3,11 @@ import subprocess
 import sys
 import time
 
+import psutil
 import pytest
 from tiny_run import tomat
 
-from tomat.bench.retokenize_kill import children, run_with_kills, set_files
+from tomat.bench.retokenize_kill import run_with_kills, set_files
 from tomat.tokens.pipeline.driver import retokenize
 from tomat.tokens.pipeline.pool import PoolRunner
 
@@ -157,7 +158,7 @@ def test_workers_end_with_their_driver(tmp_path):
 
 def spawned(pid):
     """The workers of a driver; multiprocessing's resource tracker is another child of it."""
-    return [each for each in children(pid) if b"spawn_main" in command_line(each)]
+    return [child.pid for child in psutil.Process(pid).children() if b"spawn_main" in command_line(child.pid)]
 
 
 def command_line(pid):

@@ -1,62 +1,17 @@
 """`tomat bench numerics`: trains variants of a configuration over seeds, and says which learn the same."""
 
 import argparse
-from pathlib import Path
 
-from tomat.base.arguments import existing_file, positive_int, report_file
 from tomat.base.errors import TomatError
-
-DEFAULT_VARIANTS = Path("configs/numerics/demo.yaml")
-DEFAULT_TRACKING_DIR = Path("docs/tracking")
-
-
-def register_bench(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Add `tomat bench numerics`."""
-    parser = subparsers.add_parser(
-        "numerics",
-        help="train variants of a configuration over seeds: which learn the same, what the others cost",
-        description="Train every variant with every seed, each in a process of its own, and compare loss curves and "
-        "held-out NMAE and NEMD with the unchanged configuration. Finished runs are not repeated: the same command "
-        "goes on where it was stopped. Exit status 1 if a variant that is meant to be exact is not.",
-    )
-    parser.add_argument(
-        "--variants",
-        type=existing_file,
-        default=DEFAULT_VARIANTS,
-        metavar="FILE",
-        help="the configuration and its variants (default: %(default)s)",
-    )
-    parser.add_argument("--seeds", default="0,1,2", metavar="N,N[,N...]", help="at least two (default: %(default)s)")
-    parser.add_argument("--steps", type=positive_int, metavar="N", help="of every run (default: the configuration's)")
-    parser.add_argument("--only", metavar="NAME[,NAME...]", help="train these variants and the base")
-    parser.add_argument("--compare_only", action="store_true", help="train nothing; compare what has ended")
-    parser.add_argument(
-        "--output_dir",
-        type=Path,
-        default=Path("runs/numerics"),
-        metavar="DIR",
-        help="folder of the runs (default: %(default)s)",
-    )
-    parser.add_argument("--json", type=report_file, metavar="FILE", help="write the figures")
-    parser.add_argument("--docs", action="store_true", help="write the page into the tracking folder")
-    parser.add_argument(
-        "--tracking_dir",
-        type=Path,
-        default=DEFAULT_TRACKING_DIR,
-        metavar="DIR",
-        help="tracking folder, for --docs (default: %(default)s)",
-    )
-    parser.set_defaults(run=run)
+from tomat.base.reporting import console, progress, write_report
+from tomat.bench.numerics.page import report_table, write_page
+from tomat.bench.numerics.record import make_record
+from tomat.bench.numerics.runs import PlannedRun, read_finished, train_all
+from tomat.bench.numerics.variants import BASE, load_variants, plan_runs
 
 
 def run(args: argparse.Namespace) -> int:
     """Carry out `tomat bench numerics`."""
-    from tomat.base.reporting import console, progress, write_report
-    from tomat.bench.numerics.page import report_table, write_page
-    from tomat.bench.numerics.record import make_record
-    from tomat.bench.numerics.runs import PlannedRun, read_finished, train_all
-    from tomat.bench.numerics.variants import BASE, load_variants, plan_runs
-
     seeds = _seeds(args.seeds)
     numerics = load_variants(args.variants)
     runs = plan_runs(numerics, seeds, args.steps, args.output_dir)

@@ -11,7 +11,7 @@ import numpy as np
 from tomat.base.reporting import write_json
 from tomat.bench.numerics.compare import PairedFigure, SeedFigure
 from tomat.bench.numerics.record import NumericsRecord, VariantRecord
-from tomat.pages.document import empty_section, find_sections, update_document
+from tomat.pages.document import empty_section, update_document
 from tomat.pages.tables import UNKNOWN, count, markdown_table, percent, signed
 from tomat.tracking.figures import draw_svg
 from tomat.tracking.report import FIGURES_DIR
@@ -54,19 +54,18 @@ def write_page(record: NumericsRecord, tracking_dir: Path) -> Path:
     Raises:
         TomatError: The page's markers are broken. Nothing is written then.
     """
-    name, figures = record.numerics.name, tracking_dir / FIGURES_DIR
-    page = tracking_dir / f"{name}.md"
-    if page.exists():
-        find_sections(page.read_text(encoding="utf-8"), str(page))
-    curves = draw_svg(figures / f"{name}-curves.svg", _draw_curves, record, (7.0, 3.6))
-    differences = draw_svg(figures / f"{name}-differences.svg", _draw_differences, record, (7.0, 3.6))
+    name = record.numerics.name
+    differences, curves = (f"{FIGURES_DIR}/{name}-{what}.svg" for what in ("differences", "curves"))
     contents = {
         "introduction": introduction(record),
-        "exact": exact_section(record) + f"\n\n![Relative difference of the loss]({FIGURES_DIR}/{differences.name})",
-        "inexact": inexact_section(record) + f"\n\n![Loss curves]({FIGURES_DIR}/{curves.name})",
+        "exact": exact_section(record) + f"\n\n![Relative difference of the loss]({differences})",
+        "inexact": inexact_section(record) + f"\n\n![Loss curves]({curves})",
     }
+    page = tracking_dir / f"{name}.md"
     template = PAGE_TEMPLATE.format(title=record.numerics.title, **{name: empty_section(name) for name in contents})
     update_document(page, contents, template)
+    draw_svg(tracking_dir / differences, _draw_differences, record, (7.0, 3.6))
+    draw_svg(tracking_dir / curves, _draw_curves, record, (7.0, 3.6))
     write_json(tracking_dir / f"{name}.json", record.to_dict())
     return page
 

@@ -114,6 +114,20 @@ def make_record(
         raise TomatError("the base has not been trained with every seed; run without --compare_only.")
     config, base = runs[BASE][0].config, ended[BASE]
     steps, window_steps = base[0].losses.size, numerics.window_steps
+
+    def compared(variant: Variant) -> VariantRecord:
+        of_variant, own = runs[variant.name][0].config, ended[variant.name]
+        curves = None
+        if replace(of_variant.loss, block_positions=config.loss.block_positions) == config.loss:
+            curves = compare_curves(_losses(base), _losses(own), window_steps, numerics.first_step_tolerance)
+        return VariantRecord(
+            **_of_runs(of_variant, own, window_steps),
+            held_out_nmae_median=compare_figure(_nmae_medians(base), _nmae_medians(own)),
+            held_out_nemd=compare_figure(_nemds(base), _nemds(own)),
+            variant=variant,
+            curves=curves,
+        )
+
     own = _of_runs(config, base, window_steps)
     return NumericsRecord(
         numerics=numerics,
@@ -128,37 +142,10 @@ def make_record(
         window_end_steps=[*(window_steps * n for n in range(1, own["loss_window_means"].shape[1])), steps],
         base=BaseRecord(
             **own,
-            held_out_nmae_median=seed_figure([run.held_out_nmae_median for run in base]),
-            held_out_nemd=seed_figure([run.held_out_nemd for run in base]),
+            held_out_nmae_median=seed_figure(_nmae_medians(base)),
+            held_out_nemd=seed_figure(_nemds(base)),
         ),
-        variants=[
-            _variant(numerics, variant, runs[variant.name][0].config, ended[variant.name], config, base)
-            for variant in numerics.variants
-            if variant.name in ended
-        ],
-    )
-
-
-def _variant(
-    numerics: NumericsConfig,
-    variant: Variant,
-    config: TrainConfig,
-    ended: Sequence[FinishedRun],
-    base_config: TrainConfig,
-    base: Sequence[FinishedRun],
-) -> VariantRecord:
-    curves = None
-    if replace(config.loss, block_positions=base_config.loss.block_positions) == base_config.loss:
-        tolerance = numerics.first_step_tolerance
-        curves = compare_curves(_losses(base), _losses(ended), numerics.window_steps, tolerance)
-    return VariantRecord(
-        **_of_runs(config, ended, numerics.window_steps),
-        held_out_nmae_median=compare_figure(
-            [run.held_out_nmae_median for run in base], [run.held_out_nmae_median for run in ended]
-        ),
-        held_out_nemd=compare_figure([run.held_out_nemd for run in base], [run.held_out_nemd for run in ended]),
-        variant=variant,
-        curves=curves,
+        variants=[compared(variant) for variant in numerics.variants if variant.name in ended],
     )
 
 
@@ -176,3 +163,11 @@ def _of_runs(config: TrainConfig, runs: Sequence[FinishedRun], window_steps: int
 
 def _losses(runs: Sequence[FinishedRun]) -> np.ndarray:
     return np.stack([run.losses for run in runs])
+
+
+def _nmae_medians(runs: Sequence[FinishedRun]) -> list[float]:
+    return [run.held_out_nmae_median for run in runs]
+
+
+def _nemds(runs: Sequence[FinishedRun]) -> list[float]:
+    return [run.held_out_nemd for run in runs]

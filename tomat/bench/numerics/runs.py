@@ -6,23 +6,23 @@ import contextlib
 import fcntl
 import json
 import subprocess
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import numpy as np
 
 from tomat.base.errors import TomatError
 from tomat.base.layout import CONFIG_FILE, EVALUATION_FILE, STOPPED_STATUS
 from tomat.bench.numerics.variants import PlannedRun
+from tomat.bench.processes import end_of, started, tomat_command
 from tomat.evaluation.result import TeacherForcedResult
 from tomat.runs.record import RunRecord, read_record
+from tomat.tracking.report import flatten
 
 LOCK_FILE = "numerics.lock"
 LOGS_DIR = "logs"
-LOG_LINES_SHOWN = 12
 SETTLED_ELSEWHERE = ("output_dir", "tracking_dir", "purpose")
 """Keys of a configuration that say nothing about how a run computes."""
 
@@ -80,25 +80,18 @@ def _check_settings(run: PlannedRun, record: RunRecord, folder: Path) -> None:
     from tomat.training.resume import plain_values
 
     # Read back once, as the recorded one has been: decoding settles 1 against 1.0.
-    planned = plain_values(config_from_dict(run.config.to_dict()))
-    recorded = plain_values(config_from_dict(record.config, str(folder / CONFIG_FILE)))
+    planned = flatten(plain_values(config_from_dict(run.config.to_dict())))
+    recorded = flatten(plain_values(config_from_dict(record.config, str(folder / CONFIG_FILE))))
     differing = sorted(
-        f"{key}.{name}"
+        key
         for key in planned.keys() | recorded.keys()
-        if key not in SETTLED_ELSEWHERE
-        for name in _differing(planned.get(key), recorded.get(key))
+        if key not in SETTLED_ELSEWHERE and planned.get(key) != recorded.get(key)
     )
     if differing:
         raise TomatError(
-            f"{folder} holds a run with other settings ({', '.join(differing).replace('.,', ',').rstrip('.')}); "
-            "name another --output_dir, or delete that folder."
+            f"{folder} holds a run with other settings ({', '.join(differing)}); name another --output_dir, or delete "
+            "that folder."
         )
-
-
-def _differing(first: Any, second: Any) -> list[str]:
-    if isinstance(first, Mapping) and isinstance(second, Mapping):
-        return [name for name in first.keys() | second.keys() if first.get(name) != second.get(name)]
-    return [] if first == second else [""]
 
 
 def train_all(runs: Sequence[PlannedRun], output_dir: Path, on_run: Callable[[PlannedRun, str], None]) -> None:
@@ -126,22 +119,15 @@ def train_all(runs: Sequence[PlannedRun], output_dir: Path, on_run: Callable[[Pl
 
 
 def _train(run: PlannedRun, log: Path, lock: IO[str]) -> None:
-    log.parent.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-m", "tomat.app.cli", "train", *run.words]
-    with log.open("a") as output:
-        # The child holds the lock too: killed alone, this process leaves a run that nobody else may touch yet.
-        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, pass_fds=[lock.fileno()])
-        try:
-            status = process.wait()
-        except BaseException:
-            process.terminate()  # saves a checkpoint
-            process.wait()
-            raise
+    command = tomat_command("train", *run.words)
+    # The child holds the lock too: killed alone, this process leaves a run that nobody else may touch yet. Stopped by
+    # SIGTERM, the child saves a checkpoint.
+    with started(command, log, end=subprocess.Popen.terminate, pass_fds=[lock.fileno()]) as process:
+        status = process.wait()
     if status == STOPPED_STATUS:
         raise TomatError(f"run {run.name} was stopped and has saved a checkpoint; the same command goes on from there.")
     if status != 0:
-        said = "\n".join(log.read_text(errors="replace").splitlines()[-LOG_LINES_SHOWN:])
-        raise TomatError(f"run {run.name} ended with status {status}; its log {log} ends:\n{said}")
+        raise TomatError(f"run {run.name} ended with status {status}; its log {log} ends:\n{end_of(log)}")
 
 
 @contextlib.contextmanager

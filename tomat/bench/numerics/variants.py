@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from tomat.base.errors import TomatError
 from tomat.base.overrides import read_yaml, tomat_cause
+from tomat.bench.processes import compile_cache
 from tomat.tracking.report import RUN_NAME
 from tomat.tuning.changes import checked_keys, override_words
 
@@ -148,11 +149,7 @@ def plan_runs(
             "output_dir": str(output_dir),
             "tracking_dir": str(output_dir / "tracking"),
             "trainer.seed": seed,
-            "trainer.jax_config": {
-                "jax_compilation_cache_dir": str(output_dir / "compiled"),
-                "jax_persistent_cache_min_compile_time_secs": 0,
-                "jax_persistent_cache_min_entry_size_bytes": -1,
-            },
+            "trainer.jax_config": compile_cache(output_dir / "compiled"),
         }
         if steps is not None:
             own["trainer.num_train_steps"] = steps

@@ -1,0 +1,80 @@
+"""Processes that benchmarks start: a call in a process of its own, and `tomat` verbs that are watched or killed."""
+
+import contextlib
+import multiprocessing
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
+from typing import Any
+
+from tomat.base.errors import TomatError
+
+Process = subprocess.Popen[str]
+
+
+def in_own_process[Result](call: Callable[[], Result], what: str, memory_flag: str) -> Result:
+    """What `call` returns in a new process, so that imports and peak memory are its own.
+
+    Args:
+        call: A function of a module, or a `partial` of one.
+        what: Names the process in the error.
+        memory_flag: What to lower where memory ran out, for the error.
+
+    Raises:
+        TomatError: The process was killed.
+    """
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        try:
+            return pool.submit(call).result()
+        except (BrokenProcessPool, MemoryError) as error:
+            raise TomatError(f"{what} was ended ({error}); if memory ran out, lower {memory_flag}.") from None
+
+
+def tomat_command(*words: str) -> list[str]:
+    """The command line of a verb, run by this Python."""
+    return [sys.executable, "-m", "tomat.app.cli", *words]
+
+
+@contextlib.contextmanager
+def started(
+    command: list[str], log: Path, end: Callable[[Process], None] = subprocess.Popen.kill, **options: Any
+) -> Iterator[Process]:
+    """A process that runs `command`, ended when the context is left by an exception, such as Ctrl-C.
+
+    Args:
+        command: Program and arguments.
+        log: Gets the output, at its end.
+        end: How the process is ended.
+        options: Of `subprocess.Popen`.
+
+    Raises:
+        TomatError: A wait in the context has timed out; with the end of the log.
+    """
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("a") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, text=True, **options)
+    try:
+        yield process
+    except subprocess.TimeoutExpired as error:
+        raise TomatError(f"a process did not end within {error.timeout:.0f} s: {end_of(log)}") from None
+    finally:
+        if process.poll() is None:
+            end(process)
+            process.wait()
+
+
+def end_of(log: Path) -> str:
+    """The last of what a log holds, for an error."""
+    return log.read_text(errors="replace")[-1500:]
+
+
+def compile_cache(folder: Path) -> dict[str, Any]:
+    """`trainer.jax_config` that keeps every compiled program in `folder`, for the other processes of a benchmark."""
+    return {
+        "jax_compilation_cache_dir": str(folder),
+        "jax_persistent_cache_min_compile_time_secs": 0,
+        "jax_persistent_cache_min_entry_size_bytes": -1,
+    }

@@ -8,8 +8,15 @@ import pytest
 
 from tomat.app.cli import main
 from tomat.base.errors import TomatError
-from tomat.bench.preemption import report_table, soak
-from tomat.bench.soak import RUN_NAME, SoakSettings, compare_runs, logged_steps, newest_partial
+from tomat.bench.preemption import (
+    RUN_NAME,
+    SoakSettings,
+    compare_runs,
+    logged_steps,
+    newest_partial,
+    report_table,
+    soak,
+)
 
 SETTINGS = SoakSettings(steps=40, save_every=4, eval_every=9, profile_start=22, profile_steps=3)
 AIMS = ("sigkill commit", "sigterm evaluation", "sigkill profile")

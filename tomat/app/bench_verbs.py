@@ -31,13 +31,9 @@ def register(subparsers: Benches) -> None:
     """Add `tomat bench`."""
     parser = subparsers.add_parser("bench", help="measure parts of tomat on this machine")
     benches = parser.add_subparsers(title="benchmarks", metavar="BENCHMARK", required=True, dest="benchmark")
-    _add_tokenise(benches)
-    _add_loader(benches)
-    _add_loss(benches)
-    _add_preemption(benches)
-    _add_profile(benches)
-    _add_loss_tiles(benches)
-    _add_numerics(benches)
+    flags = (_add_tokenise, _add_loader, _add_loss, _add_preemption, _add_profile, _add_loss_tiles, _add_numerics)
+    for add in flags:
+        add(benches)
     for bench in benches.choices.values():
         bench.add_argument("--json", type=report_file, metavar="FILE", help="write the figures to FILE")
         bench.set_defaults(run=run)
@@ -112,9 +108,7 @@ def _add_preemption(benches: Benches) -> None:
     )
     _flag(parser, "--kills", 30, "kills that must hit", type=positive_int)
     _flag(parser, "--seed", 0, "of the moments", type=count)
-    parser.add_argument(
-        "--folder", type=Path, help="keep everything here; the same command goes on where it was stopped"
-    )
+    parser.add_argument("--folder", type=Path, help="keep everything here; the same command goes on where it stopped")
 
 
 def _add_profile(benches: Benches) -> None:
@@ -126,7 +120,7 @@ def _add_profile(benches: Benches) -> None:
     )
     _flag(parser, "--events", 1_000_000, "events of the trace", type=positive_int)
     parser.add_argument(
-        "--hlo", type=existing_file, required=True, help="an optimised HLO module (text or proto) to execute"
+        "--hlo", type=existing_file, required=True, help="optimised HLO module (text or proto) to execute"
     )
     _flag(parser, "--device_kind", "TPU v6 lite", "JAX's name of the chip")
 

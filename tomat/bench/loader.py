@@ -38,51 +38,43 @@ READERS = {
 
 
 def run(args: argparse.Namespace) -> int:
-    """Carry out `tomat bench loader`."""
+    """Write the data set where it is not there yet, run every reader, print and write the figures.
+
+    Raises:
+        TomatError: rows that are no whole number of patches of each material, or fewer than a batch.
+    """
     if args.rows % N_MATERIALS or args.rows < args.batch:
         raise TomatError(
             f"--rows is {args.rows}; expected a multiple of {N_MATERIALS} (patches of that many materials), and at "
             f"least one batch of {args.batch}."
         )
     place = tempfile.TemporaryDirectory(prefix="tomat-bench-") if args.data is None else nullcontext(args.data)
-    with place as folder:
-        report = run_bench(Path(folder), args.rows, args.batch, args.io_block_size, args.window_blocks)
-    console.print(report_table(report))
-    resumes = ", ".join(f"{r['first_batch_s']:.2f} s at step {r['step']:,}" for r in report["resume"])
-    console.print(f"First batch after a resume (median of {RESUME_REPEATS}): {resumes}.")
-    write_report(args.json, report)
-    return 0
-
-
-def run_bench(folder: Path, rows: int, batch_rows: int, io_block_size: int, window_blocks: int) -> dict[str, Any]:
-    """Write the data set to `folder` where it is not there yet, run every reader, and return the report.
-
-    Args:
-        folder: Of the data set.
-        rows: Of the data set, each read once.
-        batch_rows: Rows of a batch.
-        io_block_size: Rows of a block.
-        window_blocks: Blocks of a window.
-    """
-    write_bench_shards(rows, folder)
-    stored_bytes = sum(path.stat().st_size for path in (folder / "tokens.zarr").rglob("*") if path.is_file())
-    readers = {}
-    for key, name in READERS.items():
-        measured = partial(_measure, key, folder, batch_rows, io_block_size, window_blocks)
-        readers[key] = in_own_process(measured, f"the reader '{name}'", "--window_blocks")
+    with place as name:
+        folder = Path(name)
+        write_bench_shards(args.rows, folder)
+        stored_bytes = sum(path.stat().st_size for path in (folder / "tokens.zarr").rglob("*") if path.is_file())
+        readers = {}
+        for key, reader in READERS.items():
+            measured = partial(_measure, key, folder, args.batch, args.io_block_size, args.window_blocks)
+            readers[key] = in_own_process(measured, f"the reader '{reader}'", "lower --window_blocks")
     resume = readers["block_shuffle"].pop("resume")
-    return {
-        "batch_rows": batch_rows,
+    report = {
+        "batch_rows": args.batch,
         "context_tokens": LAYOUTS[LAYOUT_NAME].context,
         "cpu_count": os.cpu_count(),
-        "io_block_size_rows": io_block_size,
+        "io_block_size_rows": args.io_block_size,
         "layout": LAYOUT_NAME,
         "readers": readers,
         "resume": resume,
-        "rows": rows,
+        "rows": args.rows,
         "stored_bytes": stored_bytes,
-        "window_blocks": window_blocks,
+        "window_blocks": args.window_blocks,
     }
+    console.print(report_table(report))
+    resumes = ", ".join(f"{r['first_batch_s']:.2f} s at step {r['step']:,}" for r in resume)
+    console.print(f"First batch after a resume (median of {RESUME_REPEATS}): {resumes}.")
+    write_report(args.json, report)
+    return 0
 
 
 def report_table(report: dict[str, Any]) -> Table:

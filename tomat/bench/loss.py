@@ -14,8 +14,6 @@ from tomat.loss.target import DensityTarget
 from tomat.tokens.vocabulary import Vocabulary
 from tomat.training.devices import ignore_absent_tpu
 
-GIB = 2.0**30
-
 
 def run(args: argparse.Namespace) -> int:
     """Compile value and gradient, plain and blocked, and report their temporary memory. Nothing is run.
@@ -47,8 +45,8 @@ def run(args: argparse.Namespace) -> int:
     console.print(
         f"{args.kind}, value and gradient, {args.batch} x {args.positions} positions, width {args.hidden_dim}, "
         f"{args.density_tokens} bins, {args.dtype}, compiled for {jax.default_backend()}:\n"
-        f"  plain formulas          {plain / GIB:8.2f} GiB of temporaries\n"
-        f"  blocks of {args.block_positions:4d} positions {blocked / GIB:8.2f} GiB, {plain / blocked:.1f} times less",
+        f"  plain formulas          {plain / 2**30:8.2f} GiB of temporaries\n"
+        f"  blocks of {args.block_positions:4d} positions {blocked / 2**30:8.2f} GiB, {plain / blocked:.1f} times less",
         soft_wrap=True,
     )
     report = {

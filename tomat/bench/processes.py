@@ -15,22 +15,22 @@ from tomat.base.errors import TomatError
 Process = subprocess.Popen[str]
 
 
-def in_own_process[Result](call: Callable[[], Result], what: str, memory_flag: str) -> Result:
+def in_own_process[Result](call: Callable[[], Result], what: str, remedy: str) -> Result:
     """What `call` returns in a new process, so that imports and peak memory are its own.
 
     Args:
         call: A function of a module, or a `partial` of one.
         what: Names the process in the error.
-        memory_flag: What to lower where memory ran out, for the error.
+        remedy: What to do where memory ran out, for the error.
 
     Raises:
-        TomatError: The process was killed.
+        TomatError: The process was killed, or could not get the memory it asked for.
     """
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
         try:
             return pool.submit(call).result()
-        except (BrokenProcessPool, MemoryError) as error:
-            raise TomatError(f"{what} was ended ({error}); if memory ran out, lower {memory_flag}.") from None
+        except (BrokenProcessPool, MemoryError):
+            raise TomatError(f"{what} did not finish: it was killed, or memory ran out; then {remedy}.") from None
 
 
 def tomat_command(*words: str) -> list[str]:

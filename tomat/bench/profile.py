@@ -4,6 +4,7 @@ import argparse
 import resource
 import tempfile
 import time
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ def run(args: argparse.Namespace) -> int:
         trace = Path(scratch) / "bench.xplane.pb"
         events = write_bench_trace(args.hlo, args.device_kind, args.events, trace)
         size = trace.stat().st_size
-        parsed = in_own_process(partial(parse_and_measure, trace), "the parser of the built trace", "--events")
+        parsed = in_own_process(partial(parse_and_measure, trace), "the parser of the built trace", "lower --events")
     figures = {"events": events, "file_bytes": size, **parsed}
     console.print(
         f"{figures['events']:,} events, {size / 1e6:.1f} MB: {figures['wall_seconds']:.2f} s wall, "
@@ -49,21 +50,20 @@ def write_bench_trace(hlo: Path, device_kind: str, n_events: int, path: Path) ->
     program = load_program(hlo)
     roofs = Roofs.of_device_kind(device_kind)
 
-    def options(n_steps: int) -> BuildOptions:
-        return BuildOptions(
-            device_kind=device_kind,
-            op_seconds=lambda instruction: max(compiler_seconds(program, instruction, roofs) or 0.0, 50e-9),
-            n_steps=n_steps,
-            hlo_proto=serialise_program(program),
-        )
+    one_step = BuildOptions(
+        device_kind=device_kind,
+        op_seconds=lambda instruction: max(compiler_seconds(program, instruction, roofs) or 0.0, 50e-9),
+        n_steps=1,
+        hlo_proto=serialise_program(program),
+    )
 
     def count(data: bytes) -> int:
         space = new_message("XSpace")
         space.ParseFromString(data)
         return sum(len(line.events) for plane in space.planes for line in plane.lines)
 
-    per_step = count(build_xspace(program, options(1)))
-    data = build_xspace(program, options(-(-n_events // per_step)))
+    per_step = count(build_xspace(program, one_step))
+    data = build_xspace(program, replace(one_step, n_steps=-(-n_events // per_step)))
     path.write_bytes(data)
     return count(data)
 

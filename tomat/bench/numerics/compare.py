@@ -61,14 +61,8 @@ def window_noise(base: np.ndarray, window_steps: int) -> np.ndarray:
         [windows].
     """
     variance = window_means(base, window_steps).var(axis=0, ddof=1)
-    padded = np.pad(variance, 1, mode="edge")
-    counts = np.full(variance.shape, 3.0)
-    total = padded[:-2] + padded[1:-1] + padded[2:]
-    # At an end the padding repeats the window itself; take it out again.
-    for end in {0, variance.size - 1}:
-        repeats = 2 if variance.size == 1 else 1
-        total[end] -= repeats * variance[end]
-        counts[end] -= repeats
+    # Not `mode="same"`, which gives three windows for one.
+    total, counts = (np.convolve(values, np.ones(3))[1:-1] for values in (variance, np.ones_like(variance)))
     return np.sqrt(total / counts)
 
 

@@ -116,19 +116,16 @@ def make_record(
     steps, window_steps = base[0].losses.size, numerics.window_steps
 
     def compared(variant: Variant) -> VariantRecord:
-        of_variant, own = runs[variant.name][0].config, ended[variant.name]
+        of_variant, trained = runs[variant.name][0].config, ended[variant.name]
         curves = None
         if replace(of_variant.loss, block_positions=config.loss.block_positions) == config.loss:
-            curves = compare_curves(_losses(base), _losses(own), window_steps, numerics.first_step_tolerance)
-        return VariantRecord(
-            **_of_runs(of_variant, own, window_steps),
-            held_out_nmae_median=compare_figure(_nmae_medians(base), _nmae_medians(own)),
-            held_out_nemd=compare_figure(_nemds(base), _nemds(own)),
-            variant=variant,
-            curves=curves,
-        )
+            curves = compare_curves(_losses(base), _losses(trained), window_steps, numerics.first_step_tolerance)
+        shared = _of_runs(of_variant, trained, window_steps)
+        shared |= {name: compare_figure(errors[name], values) for name, values in _held_out_errors(trained).items()}
+        return VariantRecord(**shared, variant=variant, curves=curves)
 
-    own = _of_runs(config, base, window_steps)
+    own, errors = _of_runs(config, base, window_steps), _held_out_errors(base)
+    own |= {name: seed_figure(values) for name, values in errors.items()}
     return NumericsRecord(
         numerics=numerics,
         steps=steps,
@@ -140,11 +137,7 @@ def make_record(
         loss_unit=config.loss.unit,
         not_trained_yet=[name for name in runs if name not in ended],
         window_end_steps=[*(window_steps * n for n in range(1, own["loss_window_means"].shape[1])), steps],
-        base=BaseRecord(
-            **own,
-            held_out_nmae_median=seed_figure(_nmae_medians(base)),
-            held_out_nemd=seed_figure(_nemds(base)),
-        ),
+        base=BaseRecord(**own),
         variants=[compared(variant) for variant in numerics.variants if variant.name in ended],
     )
 
@@ -165,9 +158,6 @@ def _losses(runs: Sequence[FinishedRun]) -> np.ndarray:
     return np.stack([run.losses for run in runs])
 
 
-def _nmae_medians(runs: Sequence[FinishedRun]) -> list[float]:
-    return [run.held_out_nmae_median for run in runs]
-
-
-def _nemds(runs: Sequence[FinishedRun]) -> list[float]:
-    return [run.held_out_nemd for run in runs]
+def _held_out_errors(runs: Sequence[FinishedRun]) -> dict[str, Any]:
+    """Each held-out error of a `FinishedRun`, seed by seed."""
+    return {name: [getattr(run, name) for run in runs] for name in ("held_out_nmae_median", "held_out_nemd")}

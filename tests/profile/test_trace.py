@@ -153,8 +153,8 @@ def test_numbers_in_names_count(tpu_bytes, tmp_path):
     assert natural_order("2026_01_09") < natural_order("2026_01_10") < natural_order("2026_02_01")
 
 
-def test_a_name_that_leads_out_of_the_folder(tpu_bytes, tmp_path, monkeypatch):
-    """A bucket may hold an object of any name; nothing of it is written beside the scratch folder."""
+def test_a_name_that_leads_out_of_a_folder(tpu_bytes, tmp_path, monkeypatch):
+    """A bucket may hold an object of any name; reading it writes nothing."""
     import fsspec
 
     scratch = tmp_path / "scratch"
@@ -166,8 +166,7 @@ def test_a_name_that_leads_out_of_the_folder(tpu_bytes, tmp_path, monkeypatch):
     )
     monkeypatch.setattr(filesystem, "find", lambda root: list(filesystem.store))
     try:
-        with pytest.raises(TomatError, match="leads out of the folder .* the address of the one session to read"):
-            load_trace("memory://evil/profiler")
+        assert load_trace("memory://evil/profiler").hosts[0].origin.endswith("/../../../out.xplane.pb")
     finally:
         del filesystem.store["/evil/profiler/../../../out.xplane.pb"]
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []

@@ -5,14 +5,13 @@ from pathlib import Path
 from tomat.base.errors import TomatError
 
 
-def local_target(folder: Path, relative: str, origin: str, remedy: str = "Rename the object.") -> Path:
+def local_target(folder: Path, relative: str, origin: str) -> Path:
     """Where a remote object of that name is copied to.
 
     Args:
         folder: What it is copied into.
         relative: Its name from where the copy begins.
         origin: Names that place in the error.
-        remedy: What to do, for the error.
 
     Raises:
         TomatError: a name, such as one with `..`, that leads out of `folder`.
@@ -23,6 +22,6 @@ def local_target(folder: Path, relative: str, origin: str, remedy: str = "Rename
     if not target.is_relative_to(root) or target == root:
         raise TomatError(
             f"{origin}: the name {relative!r} leads out of the folder it would be copied to, so nothing is copied. "
-            f"{remedy}"
+            "Rename the object."
         )
     return target

@@ -8,7 +8,7 @@ from pathlib import Path
 from tomat.base.errors import TomatError
 from tomat.profile.hlo import HloProgram, check_structure, program_from_module
 from tomat.profile.protos import new_message
-from tomat.profile.unpack import read_unpacked
+from tomat.profile.unpack import read_bytes, unpacked
 
 HLO_SUFFIXES = (".txt", ".hlo", ".hlo.pb", ".txt.gz", ".hlo.gz", ".hlo.pb.gz")
 XPLANE_SUFFIX = ".xplane.pb"
@@ -69,7 +69,7 @@ def program_from_text(text: str, origin: str) -> HloProgram:
 
 def load_program(path: Path) -> HloProgram:
     """The program in a `.txt`/`.hlo` (text) or `.pb` (protocol buffer) file, either gzipped (`.gz`) or not."""
-    data = read_unpacked(path, "HLO module")
+    data = unpacked(read_bytes(path), str(path), "HLO module")
     if data.lstrip().startswith(b"HloModule"):
         return program_from_text(data.decode("utf-8", errors="replace"), str(path))
     return program_from_bytes(data, str(path))

@@ -7,16 +7,16 @@
 from __future__ import annotations
 
 import re
-import tempfile
 from pathlib import Path
+from typing import Any
 
 from tomat.base.errors import TomatError
-from tomat.base.places import local_target
-from tomat.profile.chrome import read_chrome_file
+from tomat.profile.chrome import read_chrome_bytes
 from tomat.profile.damage import left_out_note
-from tomat.profile.hlo_files import XPLANE_SUFFIX, is_hlo_path, load_program
+from tomat.profile.hlo_files import XPLANE_SUFFIX
 from tomat.profile.trace_data import HostTrace, Trace, main_program
-from tomat.profile.xplane import read_xplane_file
+from tomat.profile.unpack import read_bytes
+from tomat.profile.xplane import read_xplane_bytes
 
 SESSION_GLOB = "plugins/profile/*"
 CHROME_SUFFIXES = (".trace.json.gz", ".trace.json", ".json.gz", ".json")
@@ -34,17 +34,31 @@ def load_trace(origin: str | Path, *, session: str | None = None) -> Trace:
         TomatError: nothing readable there, or the files are not hosts of one run.
     """
     location = str(origin)
+    notes: list[str] = []
     if "://" in location:
-        return _load_remote(location, session)
+        filesystem, found = _listed(location)
+        files = _session_files(location, found, session, notes)
+        hosts = [_read_file(filesystem.unstrip_protocol(file), filesystem.cat_file(file)) for file in files]
+        return merge_hosts(location, hosts, notes)
     path = Path(location)
     if not path.exists():
         raise TomatError(f"{location}: no such file or directory. Give a JAX profile directory or a trace file.")
-    if path.is_file():
-        return merge_hosts(location, [_read_file(path)])
-    notes: list[str] = []
-    found = [str(file) for file in path.rglob("*") if file.name.endswith(SESSION_SUFFIXES) and file.is_file()]
-    files = _session_files(location, found, session, notes)
-    return merge_hosts(location, [_read_file(Path(file)) for file in files], notes)
+    files = [location]
+    if not path.is_file():
+        found = [str(file) for file in path.rglob("*") if file.name.endswith(SESSION_SUFFIXES) and file.is_file()]
+        files = _session_files(location, found, session, notes)
+    return merge_hosts(location, [_read_file(file, read_bytes(file)) for file in files], notes)
+
+
+def _listed(url: str) -> tuple[Any, list[str]]:
+    """The fsspec filesystem of a URL, and the files beneath it or itself."""
+    import fsspec
+
+    filesystem, root = fsspec.core.url_to_fs(url)
+    try:
+        return filesystem, [root] if filesystem.isfile(root) else filesystem.find(root)
+    except (OSError, ValueError) as error:
+        raise TomatError(f"{url}: cannot be listed ({error}). Check the address and the credentials.") from None
 
 
 def _session_files(origin: str, files: list[str], session: str | None, notes: list[str]) -> list[str]:
@@ -78,39 +92,14 @@ def natural_order(name: str) -> tuple[tuple[str, int, str], ...]:
     return tuple((text, len(digits.lstrip("0")), digits.lstrip("0")) for text, digits in pairs)
 
 
-def _load_remote(url: str, session: str | None) -> Trace:
-    """Copy the session's files out of object storage into a temporary directory and read them there."""
-    import fsspec
-
-    filesystem, root = fsspec.core.url_to_fs(url)
-    try:
-        found = [root] if filesystem.isfile(root) else filesystem.find(root)
-    except (OSError, ValueError) as error:
-        raise TomatError(f"{url}: cannot be listed ({error}). Check the address and the credentials.") from None
-    notes: list[str] = []
-    files = _session_files(url, found, session, notes)
-    with tempfile.TemporaryDirectory(prefix="tomat-trace-") as scratch:
-        hosts = []
-        for file in files:
-            name = file.removeprefix(root.rstrip("/")).lstrip("/") or file.rsplit("/", 1)[-1]
-            remedy = "Rename the object, or give the address of the one session to read."
-            target = local_target(Path(scratch), name, url, remedy)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            filesystem.get_file(file, str(target))
-            hosts.append(_read_file(target))
-        return merge_hosts(url, hosts, notes)
-
-
-def _read_file(path: Path) -> HostTrace:
-    if path.name.endswith(XPLANE_SUFFIX):
-        return read_xplane_file(path)
-    if path.name.endswith(CHROME_SUFFIXES):
-        return read_chrome_file(path)
-    if is_hlo_path(path.name):
-        program = load_program(path)
-        raise TomatError(f"{path}: an HLO module ({program.name}), not a trace of a run.")
+def _read_file(origin: str, data: bytes) -> HostTrace:
+    name = origin.rsplit("/", 1)[-1]
+    if name.endswith(XPLANE_SUFFIX):
+        return read_xplane_bytes(data, origin, name.removesuffix(XPLANE_SUFFIX))
+    if name.endswith(CHROME_SUFFIXES):
+        return read_chrome_bytes(data, origin)
     raise TomatError(
-        f"{path}: not a trace by its name. Expected *{XPLANE_SUFFIX} or one of {', '.join(CHROME_SUFFIXES)}."
+        f"{origin}: not a trace by its name. Expected *{XPLANE_SUFFIX} or one of {', '.join(CHROME_SUFFIXES)}."
     )
 
 

@@ -118,11 +118,6 @@ class HostTrace:
     left_out: dict[str, int] = field(default_factory=dict)
     """Events that are damaged and in none of the above: what is wrong with them, and how many."""
 
-    def leave_out(self, wrong: str, count: int = 1) -> None:
-        """Count events that cannot be used."""
-        if count:
-            self.left_out[wrong] = self.left_out.get(wrong, 0) + count
-
 
 @dataclass
 class Trace:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import zlib
 from pathlib import Path
 
@@ -16,30 +17,42 @@ MAX_UNPACKED_BYTES = 2**30
 """Four times what the profiler's limit of 1 M events takes as JSON (about 250 bytes each)."""
 
 
-def read_unpacked(path: Path, what: str) -> bytes:
+def read_bytes(path: str | Path) -> bytes:
+    """The content of a local file.
+
+    Raises:
+        TomatError: it cannot be read.
+    """
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise TomatError(f"{path}: cannot be read ({error}).") from None
+
+
+def unpacked(data: bytes, origin: str, what: str) -> bytes:
     """The content of a file, unpacked if it is gzip.
 
     Args:
-        path: the file.
+        data: the file.
+        origin: its path or URL, for the messages.
         what: it should be, for the messages.
 
     Raises:
-        TomatError: it cannot be read, is damaged gzip, or unpacks to more than such a file holds.
+        TomatError: it is damaged gzip, or unpacks to more than such a file holds.
     """
+    if data[:2] != b"\x1f\x8b":
+        return data
+    limit = min(MAX_UNPACKED_BYTES, max(ALWAYS_UNPACKED_BYTES, MAX_RATIO * len(data)))
     try:
-        data = path.read_bytes()
-        if data[:2] != b"\x1f\x8b":
-            return data
-        limit = min(MAX_UNPACKED_BYTES, max(ALWAYS_UNPACKED_BYTES, MAX_RATIO * len(data)))
-        with gzip.open(path) as file:
-            unpacked = file.read(limit + 1)
+        with gzip.open(io.BytesIO(data)) as file:
+            content = file.read(limit + 1)
     except (OSError, EOFError, zlib.error) as error:
         raise TomatError(
-            f"{path}: not a {what}: it cannot be read ({error}). It may be truncated: copy it again."
+            f"{origin}: not a {what}: it cannot be read ({error}). It may be truncated: copy it again."
         ) from None
-    if len(unpacked) > limit:
+    if len(content) > limit:
         raise TomatError(
-            f"{path}: {len(data):,} bytes of gzip unpack to more than {limit:,}, which no {what} does. If it is sound, "
-            "unpack it with gunzip and give the unpacked file."
+            f"{origin}: {len(data):,} bytes of gzip unpack to more than {limit:,}, which no {what} does. If it is "
+            "sound, unpack it with gunzip and give the unpacked file."
         )
-    return unpacked
+    return content

@@ -236,79 +236,65 @@ class Breakdown:
                 "Write it with `tomat profile TRACE --json FILE`."
             )
         try:
-            _check_figures(data)
-            return Breakdown(
-                title=data["title"],
-                source=data["source"],
-                roofs=Roofs(**data["device"]),
-                step_seconds=data["step_seconds"],
-                ops=tuple(
-                    OpRow(
-                        **{
-                            **op,
-                            "category": Category(op["category"]),
-                            "part": Part(op["part"]),
-                            "direction": Direction(op["direction"]),
-                        }
-                    )
-                    for op in data["ops"]
+            if set(data["device"]) != {one.name for one in fields(Roofs)}:
+                raise ValueError(f"device has {sorted(data['device'])}")
+            plain = ("title", "source", "step_seconds", "n_devices", "n_hosts", "n_steps")
+            found = Breakdown(
+                **{key: _sound(Breakdown, key, data[key]) for key in plain},
+                roofs=_read(Roofs, data["device"]),
+                ops=tuple(_read(OpRow, op) for op in data["ops"]),
+                step_times_seconds=tuple(
+                    _sound(Breakdown, "step_seconds", one) for one in data["step_times_seconds"]
                 ),
-                n_devices=data["n_devices"],
-                n_hosts=data["n_hosts"],
-                n_steps=data["n_steps"],
-                step_times_seconds=tuple(data["step_times_seconds"]),
-                step_classes=tuple(StepClass(**c) for c in data["step_classes"]),
-                gaps=tuple(GapRow(**g) for g in data["gaps"]),
-                memory_bytes=dict(data["memory_bytes"]),
-                notes=tuple(data["notes"]),
+                step_classes=tuple(_read(StepClass, one) for one in data["step_classes"]),
+                gaps=tuple(_read(GapRow, gap) for gap in data["gaps"]),
+                memory_bytes={kind: _sound(StepClass, "count", size) for kind, size in data["memory_bytes"].items()},
+                notes=tuple(_sound(Breakdown, "title", note) for note in data["notes"]),
                 # Older breakdowns left nothing out.
-                n_events_left_out=data.get("n_events_left_out", 0),
+                n_events_left_out=_sound(Breakdown, "n_events_left_out", data.get("n_events_left_out", 0)),
             )
+            if found.n_steps < 1 or found.n_devices < 1:
+                raise ValueError(f"n_steps is {found.n_steps} and n_devices {found.n_devices}")
+            total = sum(op.seconds for op in found.ops)
+            if not math.isclose(total, found.step_seconds, rel_tol=1e-6, abs_tol=1e-12):
+                raise ValueError(f"the operations take {total} s and the step {found.step_seconds} s")
+            return found
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise TomatError(f"{origin}: a damaged breakdown ({error}). Write it again with `tomat profile`.") from None
 
 
-_TEXTS = ("title", "source", "device_kind", "name", "program", "opcode", "category", "part", "direction", "op_name",
-          "before", "after", "host_activity")  # fmt: skip
-_COUNTS = ("n_devices", "n_hosts", "n_steps", "n_events_left_out", "count")
 MAX_FIGURE = 1e30
 """No flops, bytes or seconds of a step reach it: 10,000 chips of 1 PFLOP/s take 3,000 years to as many flops. The sums
 and products of larger ones are no finite numbers."""
+_ENUMS = {"Category": Category, "Part": Part, "Direction": Direction}
 
 
-def _check_figures(data: Mapping[str, Any]) -> None:
-    """Refuse a breakdown's values that no breakdown has.
+def _read(row: type, values: Mapping[str, Any]) -> Any:
+    """One of the rows above from its JSON."""
+    return row(**{key: _sound(row, key, value) for key, value in values.items()})
+
+
+def _sound(row: type, key: str, value: Any) -> Any:
+    """The value of a field of one of the classes above, from JSON.
 
     Raises:
-        ValueError: names the value. Damage that leaves a figure finite cannot be seen: the file has no checksum.
+        ValueError: names the value that no breakdown has. Damage that leaves a figure finite cannot be seen: the file
+            has no checksum.
     """
-    device_keys = {one.name for one in fields(Roofs)}
-    if set(data["device"]) != device_keys:
-        raise ValueError(f"device has {sorted(data['device'])}, expected {sorted(device_keys)}")
-    nullable = {"flops", "hbm_bytes", *device_keys} - {"device_kind"}
-    rows = [data["device"], *data["ops"], *data["step_classes"], *data["gaps"]]
-    rows += [{"count": size} for size in data["memory_bytes"].values()]
-    rows += [{"step_seconds": time} for time in data["step_times_seconds"]]
-    rows += [{"title": note} for note in data["notes"]]
-    rows.append({key: data[key] for key in ("title", "source", "step_seconds", "n_devices", "n_hosts", "n_steps")})
-    rows.append({"n_events_left_out": data.get("n_events_left_out", 0)})
-    for row in rows:
-        for key, value in row.items():
-            if key in _TEXTS:
-                sound = isinstance(value, str)
-            elif key in _COUNTS:
-                sound = isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_FIGURE
-            else:
-                # The row of waits takes the rounding of all others and may be as little as -1e-9 of a step.
-                least = -MAX_FIGURE if key == "seconds" else 0
-                sound = (value is None and key in nullable) or (is_figure(value) and least <= value <= MAX_FIGURE)
-            if not sound:
-                raise ValueError(f"{key} is {value!r}")
-    if data["n_steps"] < 1 or data["n_devices"] < 1:
-        raise ValueError(f"n_steps is {data['n_steps']} and n_devices {data['n_devices']}")
-    total = sum(op["seconds"] for op in data["ops"])
-    if not math.isclose(total, data["step_seconds"], rel_tol=1e-6, abs_tol=1e-12):
-        raise ValueError(f"the operations take {total} s and the step {data['step_seconds']} s")
+    kind = str(row.__annotations__[key])
+    if kind in _ENUMS:
+        return _ENUMS[kind](value)
+    if kind == "str":
+        sound = isinstance(value, str)
+    elif kind == "int":
+        sound = isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_FIGURE
+    else:
+        # The row of waits takes the rounding of all others and may be as little as -1e-9 of a step.
+        least = -MAX_FIGURE if key == "seconds" else 0
+        sound = (value is None and "None" in kind) or (is_figure(value) and least <= value <= MAX_FIGURE)
+    if not sound:
+        raise ValueError(f"{key} is {value!r}")
+    return value
 
 
 def _bound(kinds: set[Category], compute: float | None, memory: float | None) -> Bound:

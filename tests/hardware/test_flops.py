@@ -26,7 +26,7 @@ from tomat.hardware.executed import (
     KernelPass,
     Recomputation,
     attention_kernels,
-    executed_head,
+    executed_head_flops,
     executed_training_flops,
 )
 from tomat.hardware.flops import (
@@ -127,7 +127,7 @@ def test_nested_recomputation_is_what_xla_counts():
 def _assert_executed_is_what_xla_counts(config, shape):
     kernels = attention_kernels(config, SEQ_LEN, "cpu")
     recomputation = Recomputation.from_config(config, kernels.backend)
-    head = executed_head(SEQ_LEN, VOCAB, None)
+    head = executed_head_flops(shape, SEQ_LEN, VOCAB, None)
     expected = BATCH * executed_training_flops(shape, SEQ_LEN, kernels, recomputation, head).total
     measured = xla_flops(config, gradient=True)
     assert expected < measured < (1 + ELEMENTWISE) * expected
@@ -251,8 +251,9 @@ def test_splash_kernels():
 
 
 def test_ragged_loss_blocks_are_rounded_up():
-    assert executed_head(1000, 7, 256).positions == 1024
-    assert executed_head(100, 7, 256).positions == 100
+    shape = ModelShape(64, 128, 2, 4, 4, 16, 1000)
+    assert executed_head_flops(shape, 1000, 7, 256) == 3 * 2 * 64 * 7 * 1024
+    assert executed_head_flops(shape, 100, 7, 256) == 3 * 2 * 64 * 7 * 100
 
 
 @pytest.mark.parametrize("config", [object(), dataclasses.make_dataclass("Moe", ["hidden_dim", "num_experts"])(64, 8)])

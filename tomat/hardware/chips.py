@@ -3,6 +3,7 @@
 A chip that is not in the table is None, with a warning: no utilisation is better than a wrong one.
 """
 
+import functools
 import re
 import warnings
 from collections.abc import Mapping
@@ -17,17 +18,16 @@ CHIPS: Mapping[str, Chip] = MappingProxyType({chip.name: chip for chip in (*TPUS
 """Name -> chip."""
 
 _BY_DEVICE_KIND = {kind: chip for chip in CHIPS.values() for kind in chip.device_kinds}
-_warned: set[str] = set()
 
 
+@functools.cache
 def chip_for_device_kind(device_kind: str) -> Chip | None:
     """The chip that JAX calls `device_kind`; None, and one warning a process, if it is not in the table.
 
     CPUs have no row, and need no warning: their peak depends on the machine, and nobody asks for their MFU.
     """
     chip = _BY_DEVICE_KIND.get(device_kind)
-    if chip is None and device_kind.lower() != "cpu" and device_kind not in _warned:
-        _warned.add(device_kind)
+    if chip is None and device_kind.lower() != "cpu":
         warnings.warn(
             f"no peak is known for the device kind '{device_kind}', so no MFU is reported; add a row with its "
             "source to tomat/hardware/chip_table.py.",
@@ -106,30 +106,22 @@ _CUBE = 4
 """Axes of v4, v5p and TPU7x close where every axis is a multiple of it: optical switches join whole cubes."""
 
 
+def _tpu_slice(name: str, chip: Chip, topology: tuple[int, ...], wrap: tuple[bool, ...]) -> Slice:
+    n_chips = prod(topology)
+    n_hosts = 1 if n_chips <= 8 and len(topology) == 2 else n_chips // chip.chips_per_host
+    return Slice(name, chip, topology, wrap, n_hosts, f"{chip.name}:{'x'.join(map(str, topology))}")
+
+
 def _flat(chip: Chip, prefix: str) -> list[Slice]:
     return [
-        Slice(
-            name=f"{prefix}-{n_chips}",
-            chip=chip,
-            topology=topology,
-            wrap=tuple(side == _FLAT_RING for side in topology),
-            n_hosts=1 if n_chips <= 8 else n_chips // chip.chips_per_host,
-            libtpu_topology=f"{chip.name}:{'x'.join(map(str, topology))}",
-        )
+        _tpu_slice(f"{prefix}-{n_chips}", chip, topology, tuple(side == _FLAT_RING for side in topology))
         for n_chips, topology in _FLAT.items()
     ]
 
 
 def _cubic(chip: Chip) -> list[Slice]:
     return [
-        Slice(
-            name=f"{chip.name}-{2 * n_chips}",
-            chip=chip,
-            topology=topology,
-            wrap=(all(side % _CUBE == 0 for side in topology),) * 3,
-            n_hosts=n_chips // chip.chips_per_host,
-            libtpu_topology=f"{chip.name}:{'x'.join(map(str, topology))}",
-        )
+        _tpu_slice(f"{chip.name}-{2 * n_chips}", chip, topology, (all(side % _CUBE == 0 for side in topology),) * 3)
         for n_chips, topology in _CUBIC.items()
         if chip.name != "v4" or n_chips <= 2048  # larger ones are not offered as an accelerator type
     ]

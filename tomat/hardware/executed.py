@@ -187,37 +187,33 @@ class Recomputation:
         )
 
 
-@dataclass(frozen=True)
-class ExecutedHead:
-    """What the loss multiplies for one sequence."""
-
-    positions: int
-    """Positions with logits, a ragged last block rounded up."""
-    rows: int
-    """Ids with logits."""
-    passes: int = TRAINING_PASSES
-    """Products with the head: logits, and one for each gradient; the Pallas loss computes the logits twice."""
-
-
-def executed_head(
-    seq_len: int, rows: int, block_positions: int | None, kernel: Literal["xla", "pallas"] = "xla"
-) -> ExecutedHead:
-    """Logits as tomat's loss computes them: every position, padding too.
+def executed_head_flops(
+    shape: ModelShape,
+    seq_len: int,
+    rows: int,
+    block_positions: int | None,
+    kernel: Literal["xla", "pallas"] = "xla",
+) -> float:
+    """FLOPs of tomat's loss over one sequence: logits at every position, padding too, and what each gradient takes.
 
     Args:
+        shape: The decoder.
         seq_len: Positions.
         rows: Ids over which the loss normalises.
-        block_positions: Positions of a block of the `xla` kernel; None: all in one.
-        kernel: `loss.kernel`. What `pallas` pads ids to whole tiles with (2 % of 18,570 at 512) is not counted.
+        block_positions: Positions of a block of the `xla` kernel, of which a ragged last one is rounded up; None: all
+            in one.
+        kernel: `loss.kernel`. `pallas` computes the logits twice. What it pads ids to whole tiles with (2 % of 18,570
+            at 512) is not counted.
     """
-    if kernel == "pallas":
-        return ExecutedHead(seq_len, rows, TRAINING_PASSES + 1)
-    block = seq_len if block_positions is None else min(block_positions, seq_len)
-    return ExecutedHead(math.ceil(seq_len / block) * block, rows)
+    positions, passes = seq_len, TRAINING_PASSES + 1
+    if kernel == "xla":
+        block = seq_len if block_positions is None else min(block_positions, seq_len)
+        positions, passes = math.ceil(seq_len / block) * block, TRAINING_PASSES
+    return passes * 2 * positions * shape.hidden_dim * rows
 
 
 def executed_training_flops(
-    shape: ModelShape, seq_len: int, kernels: AttentionKernels, recomputation: Recomputation, head: ExecutedHead
+    shape: ModelShape, seq_len: int, kernels: AttentionKernels, recomputation: Recomputation, head_flops: float
 ) -> Flops:
     """FLOPs that the matrix units execute in a training step over one sequence.
 
@@ -226,7 +222,7 @@ def executed_training_flops(
         seq_len: Positions, padding included.
         kernels: Attention.
         recomputation: Gradient checkpointing.
-        head: The loss; its logits, and what is multiplied for the two gradients.
+        head_flops: Of the loss (`executed_head_flops`).
     """
     again = (
         recomputation.qkv * shape.qkv_weights
@@ -239,5 +235,5 @@ def executed_training_flops(
     return Flops(
         projections=2 * seq_len * weights,
         attention=(1 + recomputation.attention) * forward + kernels.backward_flops(shape, seq_len),
-        head=head.passes * 2 * head.positions * shape.hidden_dim * head.rows,
+        head=head_flops,
     )

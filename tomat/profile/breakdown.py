@@ -243,9 +243,7 @@ class Breakdown:
                 **{key: _sound(Breakdown, key, data[key]) for key in plain},
                 roofs=_read(Roofs, data["device"]),
                 ops=tuple(_read(OpRow, op) for op in data["ops"]),
-                step_times_seconds=tuple(
-                    _sound(Breakdown, "step_seconds", one) for one in data["step_times_seconds"]
-                ),
+                step_times_seconds=tuple(_sound(Breakdown, "step_seconds", one) for one in data["step_times_seconds"]),
                 step_classes=tuple(_read(StepClass, one) for one in data["step_classes"]),
                 gaps=tuple(_read(GapRow, gap) for gap in data["gaps"]),
                 memory_bytes={kind: _sound(StepClass, "count", size) for kind, size in data["memory_bytes"].items()},

@@ -5,7 +5,7 @@ from math import prod
 
 from tomat.base.errors import TomatError
 from tomat.hardware.chips import chip_for_device_kind
-from tomat.hardware.executed import Recomputation, attention_kernels, executed_head, executed_training_flops
+from tomat.hardware.executed import Recomputation, attention_kernels, executed_head_flops, executed_training_flops
 from tomat.hardware.flops import (
     ModelShape,
     UsefulTokens,
@@ -51,7 +51,7 @@ def step_work(config: TrainConfig, platform: str, n_atoms: int = TYPICAL_ATOMS) 
         seq_len,
         kernels,
         Recomputation.from_config(config.model, kernels.backend),
-        executed_head(seq_len, rows, config.loss.block_positions, config.loss.kernel),
+        executed_head_flops(shape, seq_len, rows, config.loss.block_positions, config.loss.kernel),
     )
     batch = config.batch_size
     return StepWork(

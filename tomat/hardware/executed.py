@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from tomat.base.errors import TomatError
-from tomat.hardware.flops import TRAINING_PASSES, Flops, ModelShape
+from tomat.hardware.flops import TRAINING_PASSES, ModelShape
 
 Backend = Literal["vanilla", "jax_flash", "splash"]
 
@@ -214,7 +214,7 @@ def executed_head_flops(
 
 def executed_training_flops(
     shape: ModelShape, seq_len: int, kernels: AttentionKernels, recomputation: Recomputation, head_flops: float
-) -> Flops:
+) -> float:
     """FLOPs that the matrix units execute in a training step over one sequence.
 
     Args:
@@ -232,8 +232,5 @@ def executed_training_flops(
     )
     weights = shape.num_layers * (TRAINING_PASSES * shape.layer_matmul_weights + again)
     forward = kernels.forward_flops(shape, seq_len)
-    return Flops(
-        projections=2 * seq_len * weights,
-        attention=(1 + recomputation.attention) * forward + kernels.backward_flops(shape, seq_len),
-        head=head_flops,
-    )
+    attention = (1 + recomputation.attention) * forward + kernels.backward_flops(shape, seq_len)
+    return 2 * seq_len * weights + attention + head_flops

@@ -145,26 +145,6 @@ class ModelShape:
         return self.matmul_parameters + embedding + self.num_layers * norms + self.hidden_dim
 
 
-@dataclass(frozen=True)
-class Flops:
-    """FLOPs by kind."""
-
-    projections: float
-    """Matrix multiplications by layer weights."""
-    attention: float
-    """Scores, and their product with the values."""
-    head: float
-    """Logits."""
-
-    @property
-    def total(self) -> float:
-        """Sum."""
-        return self.projections + self.attention + self.head
-
-    def __rmul__(self, factor: float) -> "Flops":
-        return Flops(self.projections * factor, self.attention * factor, self.head * factor)
-
-
 def attention_pairs(seq_len: int, count: AttentionCount, sliding_window: int | None = None) -> int:
     """Query-key pairs of one head in one sequence.
 
@@ -188,7 +168,7 @@ def forward_flops(
     *,
     head_positions: int | None = None,
     head_rows: int | None = None,
-) -> Flops:
+) -> int:
     """FLOPs of one forward pass over one sequence.
 
     Args:
@@ -201,14 +181,12 @@ def forward_flops(
     rows = shape.vocab_size if head_rows is None else head_rows
     positions = seq_len if head_positions is None else head_positions
     pairs = attention_pairs(seq_len, count, shape.sliding_window)
-    return Flops(
-        projections=2 * seq_len * shape.num_layers * shape.layer_matmul_weights,
-        attention=2 * 2 * pairs * shape.num_layers * shape.num_heads * shape.head_dim,
-        head=2 * positions * shape.hidden_dim * rows,
-    )
+    projections = 2 * seq_len * shape.num_layers * shape.layer_matmul_weights
+    attention = 2 * 2 * pairs * shape.num_layers * shape.num_heads * shape.head_dim
+    return projections + attention + 2 * positions * shape.hidden_dim * rows
 
 
-def training_flops(shape: ModelShape, seq_len: int, count: AttentionCount = "full") -> Flops:
+def training_flops(shape: ModelShape, seq_len: int, count: AttentionCount = "full") -> int:
     """FLOPs of a training step over one sequence, with logits at every position for the whole vocabulary.
 
     Multiply by the sequences of a batch for the step, divide by `seq_len` for the FLOPs of a token.
@@ -240,7 +218,7 @@ class UsefulTokens:
         return max(0, self.n_tokens - 1) if self.loss_on_preamble else self.n_density
 
 
-def useful_training_flops(shape: ModelShape, row: UsefulTokens) -> Flops:
+def useful_training_flops(shape: ModelShape, row: UsefulTokens) -> int:
     """FLOPs of a training step over one sequence that its result depends on: no padding, no masked pair, no logit that
     the loss leaves out."""
     return TRAINING_PASSES * forward_flops(

@@ -113,21 +113,28 @@ class Instruction:
         return float(cycles) if cycles is not None and 0 < float(cycles) < math.inf else None
 
 
-@dataclass
 class HloProgram:
     """A module: computations, instructions by id and name, stack frames, allocations."""
 
-    name: str
-    program_id: int
-    entry_id: int
-    computations: dict[int, list[Instruction]]
-    computation_names: dict[int, str]
-    roots: dict[int, int]
-    memory_bytes: dict[str, int]
-    """Bytes allocated by kind (`parameter`, `constant`, `temporary`); empty without a buffer assignment."""
-    module: Any = field(default=None, repr=False)
-    """The `HloModuleProto` it was read from."""
-    _frames: dict[int, tuple[Frame, ...]] = field(default_factory=dict, repr=False)
+    def __init__(self, module: Any, program_id: int = 0, buffer_assignment: Any = None) -> None:
+        """Of a decoded `HloModuleProto` (and `BufferAssignmentProto`); `program_id` where it is not the module's."""
+        self.module = module
+        self.name: str = module.name
+        self.program_id: int = program_id or module.id
+        self.entry_id: int = module.entry_computation_id
+        self.computations = {c.id: [_instruction(i, c.id) for i in c.instructions] for c in module.computations}
+        self.computation_names: dict[int, str] = {c.id: c.name for c in module.computations}
+        self.roots: dict[int, int] = {c.id: c.root_id for c in module.computations}
+        self.memory_bytes: dict[str, int] = {}
+        """Bytes allocated by kind (`parameter`, `constant`, `temporary`); empty without a buffer assignment."""
+        for allocation in buffer_assignment.buffer_allocations if buffer_assignment is not None else ():
+            if allocation.is_thread_local:
+                continue
+            kind = "constant" if allocation.is_constant else "temporary"
+            if allocation.is_entry_computation_parameter:
+                kind = "parameter"
+            self.memory_bytes[kind] = self.memory_bytes.get(kind, 0) + allocation.size
+        self._frames: dict[int, tuple[Frame, ...]] = {}
 
     @cached_property
     def by_id(self) -> dict[int, Instruction]:
@@ -257,40 +264,16 @@ def _shape(proto: Any) -> Shape:
     return Shape(tuple(proto.dimensions), BITS_PER_ELEMENT.get(proto.element_type, 0), proto.layout.memory_space)
 
 
-def program_from_module(module: Any, program_id: int = 0, buffer_assignment: Any = None) -> HloProgram:
-    """The program of a decoded `HloModuleProto` (and `BufferAssignmentProto`)."""
-    computations: dict[int, list[Instruction]] = {}
-    for computation in module.computations:
-        computations[computation.id] = [
-            Instruction(
-                name=i.name,
-                opcode=i.opcode,
-                shape=_shape(i.shape),
-                op_name=i.metadata.op_name,
-                frame_id=i.metadata.stack_frame_id,
-                operand_ids=tuple(i.operand_ids),
-                called_ids=tuple(i.called_computation_ids),
-                custom_call_target=i.custom_call_target,
-                computation_id=computation.id,
-                proto=i,
-            )
-            for i in computation.instructions
-        ]
-    memory_bytes: dict[str, int] = {}
-    for allocation in buffer_assignment.buffer_allocations if buffer_assignment is not None else ():
-        if allocation.is_thread_local:
-            continue
-        kind = "constant" if allocation.is_constant else "temporary"
-        if allocation.is_entry_computation_parameter:
-            kind = "parameter"
-        memory_bytes[kind] = memory_bytes.get(kind, 0) + allocation.size
-    return HloProgram(
-        name=module.name,
-        program_id=program_id or module.id,
-        entry_id=module.entry_computation_id,
-        computations=computations,
-        computation_names={c.id: c.name for c in module.computations},
-        roots={c.id: c.root_id for c in module.computations},
-        memory_bytes=memory_bytes,
-        module=module,
+def _instruction(proto: Any, computation_id: int) -> Instruction:
+    return Instruction(
+        name=proto.name,
+        opcode=proto.opcode,
+        shape=_shape(proto.shape),
+        op_name=proto.metadata.op_name,
+        frame_id=proto.metadata.stack_frame_id,
+        operand_ids=tuple(proto.operand_ids),
+        called_ids=tuple(proto.called_computation_ids),
+        custom_call_target=proto.custom_call_target,
+        computation_id=computation_id,
+        proto=proto,
     )

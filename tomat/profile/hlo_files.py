@@ -6,7 +6,7 @@ import importlib
 from pathlib import Path
 
 from tomat.base.errors import TomatError
-from tomat.profile.hlo import HloProgram, check_structure, program_from_module
+from tomat.profile.hlo import HloProgram, check_structure
 from tomat.profile.protos import new_message
 from tomat.profile.unpack import read_bytes, unpacked
 
@@ -42,7 +42,7 @@ def program_from_bytes(data: bytes, origin: str, program_id: int = 0) -> HloProg
                 raise TomatError(
                     f"{origin}: a damaged HLO module ({error}). Write it again, or copy it from where it was written."
                 ) from None
-            return program_from_module(module, program_id, assignment)
+            return HloProgram(module, program_id, assignment)
     raise TomatError(
         f"{origin}: {len(data):,} bytes that are neither an HloProto nor an HloModuleProto with an entry computation. "
         "Give the optimised module XLA wrote (--xla_dump_to, or compiled.runtime_executable().hlo_modules()[0]), whole."

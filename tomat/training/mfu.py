@@ -59,11 +59,11 @@ def step_work(config: TrainConfig, platform: str, n_atoms: int = TYPICAL_ATOMS) 
         batch_sequences=batch,
         sequence_tokens=seq_len,
         useful=useful,
-        flops_full=batch * training_flops(shape, seq_len, "full").total,
-        flops_causal=batch * training_flops(shape, seq_len, "causal").total,
-        flops_useful=batch * useful_training_flops(shape, useful).total,
+        flops_full=batch * training_flops(shape, seq_len, "full"),
+        flops_causal=batch * training_flops(shape, seq_len, "causal"),
+        flops_useful=batch * useful_training_flops(shape, useful),
         flops_levanter=batch * levanter_training_flops(shape, seq_len),
-        flops_executed=batch * executed.total,
+        flops_executed=batch * executed,
     )
 
 

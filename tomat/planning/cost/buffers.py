@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from tomat.profile.hlo import HBM_MEMORY_SPACE, HloProgram, Instruction, Shape, program_from_module
+from tomat.profile.hlo import HBM_MEMORY_SPACE, HloProgram, Instruction, Shape
 from tomat.profile.protos import new_message
 
 ALLOCATE, FREE, SHARE = 0, 1, 2
@@ -86,7 +86,7 @@ def read_assignment(hlo_proto: bytes) -> Assignment | None:
     assignment = message.buffer_assignment
     if not assignment.buffer_allocations or not message.hlo_module.computations:
         return None
-    program = program_from_module(message.hlo_module)
+    program = HloProgram(message.hlo_module)
     logical = {buffer.id: buffer for buffer in assignment.logical_buffers}
     arguments = aliased = outputs = constants = heap = live_bytes = 0
     buffers: list[Buffer] = []

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from typing import Any
 
 # One line a message: `name number type` for each field, `*` after the type marks a repeated field, `map<V>` a map from
-# int64 to message V, and a capitalised type another message of the same table. The order is that of the .proto files.
-XPLANE_PACKAGE = "tensorflow.profiler"
+# int64 to message V, a capitalised type another message, and `@NAME` a member of the one-of NAME, of which `WhichOneof`
+# tells which is set. The order is that of the .proto files.
 XPLANE_FIELDS: dict[str, str] = {
     "XSpace": "planes 1 XPlane*, errors 2 string*, warnings 3 string*, hostnames 4 string*",
     "XPlane": (
@@ -29,24 +29,16 @@ XPLANE_FIELDS: dict[str, str] = {
         "id 1 int64, display_id 10 int64, name 2 string, display_name 11 string, timestamp_ns 3 int64, "
         "duration_ps 9 int64, events 4 XEvent*"
     ),
-    "XEvent": "metadata_id 1 int64, offset_ps 2 int64, num_occurrences 5 int64, duration_ps 3 int64, stats 4 XStat*",
+    "XEvent": (
+        "metadata_id 1 int64, offset_ps 2 int64@data, num_occurrences 5 int64@data, duration_ps 3 int64, stats 4 XStat*"
+    ),
     "XStat": (
-        "metadata_id 1 int64, double_value 2 double, uint64_value 3 uint64, int64_value 4 int64, str_value 5 string, "
-        "bytes_value 6 bytes, ref_value 7 uint64"
+        "metadata_id 1 int64, double_value 2 double@value, uint64_value 3 uint64@value, int64_value 4 int64@value, "
+        "str_value 5 string@value, bytes_value 6 bytes@value, ref_value 7 uint64@value"
     ),
     "XEventMetadata": "id 1 int64, name 2 string, display_name 4 string, metadata 3 bytes, stats 5 XStat*",
     "XStatMetadata": "id 1 int64, name 2 string, description 3 string",
 }
-# The members of the one-of in XStat and XEvent: with them declared, `WhichOneof` tells which is set.
-XPLANE_ONEOFS: dict[str, tuple[str, tuple[str, ...]]] = {
-    "XStat": (
-        "value",
-        ("double_value", "uint64_value", "int64_value", "str_value", "bytes_value", "ref_value"),
-    ),
-    "XEvent": ("data", ("offset_ps", "num_occurrences")),
-}
-
-HLO_PACKAGE = "xla"
 HLO_FIELDS: dict[str, str] = {
     "TileProto": "dimensions 1 int64*",
     "LayoutProto": "minor_to_major 1 int64*, tiles 6 TileProto*, memory_space 8 int64",
@@ -125,13 +117,14 @@ HLO_FIELDS: dict[str, str] = {
 
 @dataclass(frozen=True)
 class Field:
-    """One declared field: its name, number, scalar or message type, and whether it repeats or maps."""
+    """One declared field: name, number, scalar or message type, whether it repeats or maps, its one-of ("": none)."""
 
     name: str
     number: int
     type: str
     repeated: bool
     is_map: bool
+    oneof: str
 
 
 def parse_fields(line: str) -> list[Field]:
@@ -139,47 +132,47 @@ def parse_fields(line: str) -> list[Field]:
     found = []
     for item in line.split(","):
         name, number, kind = item.split()
+        kind, _, oneof = kind.partition("@")
         bare = kind.removeprefix("map<").rstrip(">*")
-        found.append(Field(name, int(number), bare, kind.endswith("*"), kind.startswith("map<")))
+        found.append(Field(name, int(number), bare, kind.endswith("*"), kind.startswith("map<"), oneof))
     return found
 
 
 @functools.cache
-def message_classes(package: str) -> dict[str, Any]:
-    """The message classes of `XPLANE_PACKAGE` or `HLO_PACKAGE` by message name, built once a process."""
+def _message_classes() -> dict[str, Any]:
+    """The message classes of both tables by message name, built once a process."""
     from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
-    tables = {XPLANE_PACKAGE: (XPLANE_FIELDS, XPLANE_ONEOFS), HLO_PACKAGE: (HLO_FIELDS, {})}
-    messages, oneofs = tables[package]
     proto = descriptor_pb2.FieldDescriptorProto
-    file = descriptor_pb2.FileDescriptorProto(name=f"tomat/{package}.proto", package=package, syntax="proto3")
-    for message_name, line in messages.items():
+    file = descriptor_pb2.FileDescriptorProto(name="tomat/profile.proto", package="tomat", syntax="proto3")
+    for message_name, line in (XPLANE_FIELDS | HLO_FIELDS).items():
         message = file.message_type.add(name=message_name)
-        oneof_name, members = oneofs.get(message_name, ("", ()))
-        if members:
-            message.oneof_decl.add(name=oneof_name)
         for field in parse_fields(line):
             added = message.field.add(name=field.name, number=field.number)
             added.label = proto.LABEL_REPEATED if field.repeated or field.is_map else proto.LABEL_OPTIONAL
-            if field.name in members:
+            if field.oneof:  # no message has more than one
+                if not message.oneof_decl:
+                    message.oneof_decl.add(name=field.oneof)
                 added.oneof_index = 0
             if field.is_map:
                 entry = message.nested_type.add(name="".join(p.title() for p in field.name.split("_")) + "Entry")
                 entry.options.map_entry = True
-                value_type = f".{package}.{field.type}"
                 entry.field.add(name="key", number=1, type=proto.TYPE_INT64, label=proto.LABEL_OPTIONAL)
+                value_type = f".tomat.{field.type}"
                 entry.field.add(name="value", number=2, type_name=value_type, label=proto.LABEL_OPTIONAL)
-                added.type, added.type_name = proto.TYPE_MESSAGE, f".{package}.{message_name}.{entry.name}"
+                added.type, added.type_name = proto.TYPE_MESSAGE, f".tomat.{message_name}.{entry.name}"
             elif field.type[0].isupper():
-                added.type, added.type_name = proto.TYPE_MESSAGE, f".{package}.{field.type}"
+                added.type, added.type_name = proto.TYPE_MESSAGE, f".tomat.{field.type}"
             else:
                 added.type = getattr(proto, f"TYPE_{field.type.upper()}")
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
-    return {name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{package}.{name}")) for name in messages}
+    return {
+        message.name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"tomat.{message.name}"))
+        for message in file.message_type
+    }
 
 
 def new_message(name: str) -> Any:
     """An empty message of the named type (`XSpace`, `HloProto`, `HloModuleProto`, ...)."""
-    package = XPLANE_PACKAGE if name in XPLANE_FIELDS else HLO_PACKAGE
-    return message_classes(package)[name]()
+    return _message_classes()[name]()

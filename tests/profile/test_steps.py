@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from tomat.base.errors import TomatError
 from tomat.profile.steps import step_windows
-from tomat.profile.trace_data import DeviceTrace, Events, HostActivity, HostTrace, ModuleRun, OpKind, StepMark
+from tomat.profile.trace_data import DeviceTrace, Events, HostTrace, ModuleRun, OpKind, StepMark
 
 STEP_PS, BUSY_PS = 1000, 950
 
@@ -21,7 +21,7 @@ def device_of(steps: list[StepMark], runs: int = 8, runs_per_step: int = 1) -> D
 
 
 def host_of(device: DeviceTrace, steps: list[StepMark] | None = None) -> HostTrace:
-    return HostTrace("x", "h", [device], HostActivity(), steps or [], {}, None, 8)
+    return HostTrace("x", "h", [device], host_steps=steps or [], event_count=8)
 
 
 def marks(*numbers: int, times: int = 1) -> list[StepMark]:

@@ -80,7 +80,7 @@ def parse_and_measure(path: Path) -> dict[str, Any]:
         "wall_seconds": time.perf_counter() - start_wall,
         "cpu_seconds": time.process_time() - start_cpu,
         "peak_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-        "events_parsed": trace.event_count,
+        "events_parsed": sum(host.event_count for host in trace.hosts),
         "operations": len(breakdown.ops),
         "step_seconds": breakdown.step_seconds,
     }

@@ -289,17 +289,13 @@ def classify_program(program: HloProgram) -> dict[str, Classified]:
     verdicts: dict[str, Classified] = {}
     for kernel in executed_kernels(program):
         instruction = kernel.instruction
-        if instruction.name in verdicts:
-            continue
         evidence = gather_evidence(program, instruction)
         inner = program.inner(instruction)
-        targets = [i.custom_call_target for i in inner if i.custom_call_target]
-        own = instruction.custom_call_target or (targets[0] if targets else "")
+        target = next((i.custom_call_target for i in (instruction, *inner) if i.custom_call_target), "")
         paths = " ".join(e.op_name for e in evidence)
         around = surrounding[instruction.computation_id]
         if around == Direction.BACKWARD and direction_of(paths) == Direction.BACKWARD:
             around = Direction.NONE
-        verdicts[instruction.name] = classify(
-            instruction.opcode, frozenset(i.opcode for i in inner), evidence, own, around
-        )
+        opcodes = frozenset(i.opcode for i in inner)
+        verdicts[instruction.name] = classify(instruction.opcode, opcodes, evidence, target, around)
     return verdicts

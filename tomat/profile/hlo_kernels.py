@@ -24,22 +24,27 @@ class Kernel:
 
 
 def executed_kernels(program: HloProgram) -> list[Kernel]:
-    """Every executed instruction with its executions per run of the program, free opcodes left out."""
-    return list(_executed(program, program.entry_id, 1.0))
+    """Every executed instruction, once, with its executions per run of the program; free opcodes left out."""
+    executions: dict[str, float] = {}
+    instructions: dict[str, Instruction] = {}
+    for instruction, times in _executed(program, program.entry_id, 1.0):
+        executions[instruction.name] = executions.get(instruction.name, 0.0) + times
+        instructions[instruction.name] = instruction
+    return [Kernel(instruction, executions[name]) for name, instruction in instructions.items()]
 
 
 def loop_notes(program: HloProgram) -> list[str]:
     """The loops whose bodies `executed_kernels` counts once because nothing tells how often they run, one note each."""
     loops = [k.instruction for k in executed_kernels(program) if k.instruction.opcode == "while"]
-    unknown = {loop.name for loop in loops if trip_count(program, loop) is None}
+    unknown = [loop.name for loop in loops if trip_count(program, loop) is None]
     return sorted(f"loop {name}: trip count unknown, its body is counted once" for name in unknown)
 
 
-def _executed(program: HloProgram, computation_id: int, times: float) -> Iterator[Kernel]:
+def _executed(program: HloProgram, computation_id: int, times: float) -> Iterator[tuple[Instruction, float]]:
     for instruction in program.computations[computation_id]:
         if instruction.opcode in FREE_OPCODES:
             continue
-        yield Kernel(instruction, times)
+        yield instruction, times
         if instruction.opcode == "while":
             trips = trip_count(program, instruction)
             # called computations of a while: the body, then the condition (xla/hlo/ir/hlo_instruction.cc).

@@ -20,7 +20,6 @@ from tomat.profile.damage import refuse_damaged
 from tomat.profile.trace_data import (
     DeviceTrace,
     Events,
-    HostActivity,
     HostTrace,
     ModuleRun,
     OpKind,
@@ -161,7 +160,7 @@ def _read_device(plane: Plane) -> DeviceTrace:
             operations.append(plane.operations(line, index, kinds))
         elif name == ASYNC_LINE and not streams:
             transfers.append(plane.operations(line, index, kinds))
-    ops = Events.of_table(np.concatenate(operations))
+    ops = Events.build(np.concatenate(operations))
     modules.sort(key=lambda run: run.start_ps)
     kind_stats = ("device_type_string", "device_type", "device_name")
     return DeviceTrace(
@@ -170,7 +169,7 @@ def _read_device(plane: Plane) -> DeviceTrace:
         device_kind=next((str(plane.stats[stat]) for stat in kind_stats if plane.stats.get(stat)), ""),
         kinds=with_program_of_run(kinds.kinds, ops, modules),
         ops=ops,
-        async_ops=Events.of_table(np.concatenate(transfers)),
+        async_ops=Events.build(np.concatenate(transfers)),
         modules=modules,
         steps=sorted(steps, key=lambda mark: mark.start_ps),
     )
@@ -201,7 +200,7 @@ def _read_threads(planes: Sequence[Plane], host: HostTrace, as_device: bool) -> 
                     span = runs.setdefault(run, [start, start + duration, kind])
                     span[0], span[1] = min(span[0], start), max(span[1], start + duration)
     host.host_steps.sort(key=lambda mark: mark.start_ps)
-    host.activity = HostActivity(list(names), np.array(spans, dtype=np.int64).reshape(-1, 3))
+    host.span_names, host.spans = list(names), np.array(spans, dtype=np.int64).reshape(-1, 3)
     for ordinal in sorted(rows):
         modules = [
             ModuleRun(kinds.kinds[kind].program, program_id, start, end)

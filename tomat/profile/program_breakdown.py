@@ -51,15 +51,13 @@ def breakdown_from_program(
     roofs = Roofs.of_device_kind(device_kind)
     cost = kernel_seconds or (lambda instruction: compiler_seconds(program, instruction, roofs))
     verdicts = classify_program(program)
-    rows: dict[str, OpRow] = {}
+    rows: list[OpRow] = []
     unknown: list[str] = []
     for kernel in executed_kernels(program):
         instruction = kernel.instruction
         seconds = cost(instruction)
         if seconds is None:
             unknown.append(instruction.name)
-        before = rows.get(instruction.name)
-        times = kernel.executions + (before.occurrences if before else 0.0)
         row = kernel_row(program, instruction, verdicts[instruction.name])
         if kernel_flops is not None:
             row = replace(row, flops=kernel_flops(instruction))
@@ -67,12 +65,13 @@ def breakdown_from_program(
             # What takes no time of its own runs beside the kernels; its bytes over no time would be no rate.
             row = replace(row, hbm_bytes=0.0)
         hidden = (hidden_seconds(instruction) or 0.0) if hidden_seconds is not None else 0.0
-        rows[instruction.name] = row.of_step((seconds or 0.0) * times, hidden * times, times)
+        times = kernel.executions
+        rows.append(row.of_step((seconds or 0.0) * times, hidden * times, times))
     said = loop_notes(program)
     if unknown:
-        names = ", ".join(sorted(set(unknown))[:6])
-        said.append(f"no time is known for {len(set(unknown))} kernels ({names}): the step is a lower bound")
-    ops = tuple(rows[name] for name in sorted(rows))
+        names = ", ".join(sorted(unknown)[:6])
+        said.append(f"no time is known for {len(unknown)} kernels ({names}): the step is a lower bound")
+    ops = tuple(sorted(rows, key=lambda row: row.name))
     return Breakdown(
         title=title or program.name,
         source="compiled",

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tomat.base.errors import TomatError
+from tomat.profile.timeline import inside
 from tomat.profile.trace_data import DeviceTrace, HostTrace, StepMark
 
 MAX_STEPS_OF_A_WINDOW = 100
@@ -113,8 +114,7 @@ def _windows(
         windows, steps = windows[:-1], steps[:-1]
     if windows[-1, 1] - windows[-1, 0] <= 1:
         raise _Unusable(f"{len(marks)} mark(s) without a duration")
-    first = np.searchsorted(windows[:, 0], device.ops.start_ps, side="right") - 1
-    if not np.any((first >= 0) & (device.ops.start_ps < windows[np.maximum(first, 0), 1])):
+    if not np.any(inside(windows, device.ops.start_ps)):
         raise _Unusable(f"none of the {len(device.ops):,} operations lies in the {len(marks)} marked steps")
     return StepWindows(windows, steps)
 

@@ -153,7 +153,7 @@ def attribute(
     nothing = in_window & (n_compute + n_collective == 0)
     between = float(masked[nothing & ~in_module].sum())
     total = float((windows[:, 1] - windows[:, 0]).sum())
-    starts_inside = _inside(windows, ops.start_ps)
+    starts_inside = inside(windows, ops.start_ps)
     return Attribution(
         total_ps=total,
         exclusive_ps=exclusive_ps,
@@ -193,7 +193,8 @@ def _shares(width: np.ndarray, where: np.ndarray, active: np.ndarray) -> np.ndar
     return np.concatenate([[0.0], np.cumsum(weight)])
 
 
-def _inside(windows: np.ndarray, times: np.ndarray) -> np.ndarray:
+def inside(windows: np.ndarray, times: np.ndarray) -> np.ndarray:
+    """bool [n]: which of the times lie in one of the disjoint windows [start, end), int64 [m, 2]."""
     order = np.argsort(windows[:, 0])
     starts, ends = windows[order, 0], windows[order, 1]
     index = np.searchsorted(starts, times, side="right") - 1

@@ -218,13 +218,16 @@ def _opcode(kind: OpKind) -> str:
     match = re.search(r"= .*?[\])}] ([a-z][a-z0-9\-]*)\(", kind.long_name)
     if match:
         return match.group(1)
-    for table, text in ((HLO_CATEGORY_OPCODES, kind.hlo_category), (KERNEL_NAME_OPCODES, kind.name + kind.long_name)):
-        for pattern, opcode in table:
-            if text and re.search(pattern, text.lower()):
-                return opcode
+    by_name = _first_match(KERNEL_NAME_OPCODES, kind.name + kind.long_name)
+    if found := _first_match(HLO_CATEGORY_OPCODES, kind.hlo_category) or by_name:
+        return found
     if kind.op_name:
         return "fusion"
     return _opcode_in_name(kind.name) if kind.program else ""
+
+
+def _first_match(table: tuple[tuple[str, str], ...], text: str) -> str:
+    return next((opcode for pattern, opcode in table if re.search(pattern, text.lower())), "")
 
 
 def _opcode_in_name(name: str) -> str:
@@ -241,9 +244,8 @@ def _inner_opcode(kind: OpKind, opcode: str) -> str:
     """For a fusion without HLO, the opcode that its `hlo_category`, its path or the words of its name stand for."""
     if opcode != "fusion":
         return opcode
-    for pattern, inner in HLO_CATEGORY_OPCODES:
-        if kind.hlo_category and re.search(pattern, kind.hlo_category.lower()):
-            return inner
+    if inner := _first_match(HLO_CATEGORY_OPCODES, kind.hlo_category):
+        return inner
     words = set(re.sub(r"(\.\d+|\.clone)+$", "", kind.name).replace("_fusion", "").split("_"))
     if "dot_general" in kind.op_name or words & {"dot", "convolution"}:
         return "dot"
@@ -282,13 +284,13 @@ def _gap_rows(result: Attribution, device: DeviceTrace, host: HostTrace, n_steps
 
 def _host_activity(host: HostTrace, start_ps: int, end_ps: int) -> str:
     """The shortest host span that covers at least half of an interval, "" if none does."""
-    name, starts, ends = host.activity.spans.T
+    name, starts, ends = host.spans.T
     overlap = np.minimum(ends, end_ps) - np.maximum(starts, start_ps)
     covering = np.flatnonzero(overlap * 2 >= end_ps - start_ps)
     if not len(covering):
         return ""
     shortest = covering[np.argmin((ends - starts)[covering])]
-    return host.activity.names[name[shortest]]
+    return host.span_names[name[shortest]]
 
 
 def _quality_notes(

@@ -6,6 +6,7 @@ Times are integer picoseconds on the session's clock.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -45,13 +46,9 @@ class Events:
         return len(self.kind)
 
     @staticmethod
-    def build(rows: list[tuple[int, int, int, int]]) -> Events:
-        """From (kind, start_ps, duration_ps, line) tuples."""
-        return Events.of_table(np.array(rows, dtype=np.int64).reshape(-1, 4))
-
-    @staticmethod
-    def of_table(table: np.ndarray) -> Events:
-        """From int64 [n, 4] of (kind, start_ps, duration_ps, line): sorted by line and start, outer events first."""
+    def build(rows: Sequence[tuple[int, int, int, int]] | np.ndarray) -> Events:
+        """From (kind, start_ps, duration_ps, line) tuples or [n, 4]: sorted by line and start, outer events first."""
+        table = np.asarray(rows, dtype=np.int64).reshape(-1, 4)
         order = np.lexsort((-table[:, 2], table[:, 1], table[:, 3]))
         kind, start, duration, line = (table[order, column] for column in range(4))
         return Events(kind.astype(np.int32), start, duration, line.astype(np.int32))
@@ -93,22 +90,15 @@ class DeviceTrace:
 
 
 @dataclass
-class HostActivity:
-    """What a host's threads were doing: named spans, for telling why a device waited."""
-
-    names: list[str] = field(default_factory=list)
-    spans: np.ndarray = field(default_factory=lambda: np.empty((0, 3), np.int64))
-    """int64 [n, 3] of (index into `names`, start_ps, end_ps)."""
-
-
-@dataclass
 class HostTrace:
     """One host's file."""
 
     origin: str
     host: str
     devices: list[DeviceTrace] = field(default_factory=list)
-    activity: HostActivity = field(default_factory=HostActivity)
+    span_names: list[str] = field(default_factory=list)
+    spans: np.ndarray = field(default_factory=lambda: np.empty((0, 3), np.int64))
+    """What its threads were doing: int64 [n, 3] of (index into `span_names`, start_ps, end_ps)."""
     host_steps: list[StepMark] = field(default_factory=list)
     programs: dict[int, HloProgram] = field(default_factory=dict)
     session_ns: tuple[int, int] | None = None
@@ -130,10 +120,6 @@ class Trace:
     @property
     def devices(self) -> list[DeviceTrace]:
         return [device for host in self.hosts for device in host.devices]
-
-    @property
-    def event_count(self) -> int:
-        return sum(host.event_count for host in self.hosts)
 
     def program(self, program_id: int, name: str = "") -> HloProgram | None:
         """The HLO of a program by its id, else by a name that only one program has; None where the trace has none."""

@@ -12,9 +12,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from tomat.base.documents import is_figure, mapping, parse_yaml, read_json
+from tomat.base.documents import is_figure, read_json
 from tomat.base.errors import TomatError
 from tomat.base.layout import CONFIG_FILE
+from tomat.base.overrides import read_yaml
 from tomat.base.reporting import dump_json
 from tomat.hardware.mfu import MFU_KEYS, TABLE_UTILISATIONS
 from tomat.pages.document import (
@@ -121,7 +122,8 @@ def write_run_page(
     name = run_name or Path(run_dir).name
     if not RUN_NAME.match(name):
         raise TomatError(f"run name is {name!r}; expected letters, digits, '.', '_' and '-', since it names files.")
-    settings = flatten(_read_config(Path(run_dir) / CONFIG_FILE))
+    config_file = Path(run_dir) / CONFIG_FILE
+    settings = flatten(read_yaml(config_file, "configs/train/")) if config_file.exists() else {}
     base = read_record(docs_dir, baseline) if baseline else None
     page, index = docs_dir / f"{name}.md", docs_dir / INDEX_FILE
     record = {
@@ -272,12 +274,3 @@ def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             flat[name] = value
     return flat
-
-
-def _read_config(path: Path) -> Mapping[str, Any]:
-    if not path.exists():
-        return {}
-    try:
-        return mapping(parse_yaml(path.read_bytes(), path))
-    except OSError as error:
-        raise TomatError(f"{path}: cannot be read ({error.strerror or error}).") from None

@@ -30,7 +30,7 @@ from tomat.profile.breakdown import Breakdown, Roofs
 from tomat.profile.categories import NO_CODE_CALLS, Classified, classify_program
 from tomat.profile.hlo import CONTROL_OPCODES, HloProgram, Instruction
 from tomat.profile.hlo_costs import kernel_flops
-from tomat.profile.hlo_kernels import executed_kernels
+from tomat.profile.hlo_kernels import Kernel, executed_kernels
 from tomat.profile.program_breakdown import breakdown_from_program
 
 HBM_EFFICIENCY = 1360 / 1638
@@ -97,19 +97,16 @@ def estimate_step(
     roofs = Roofs.of_device_kind(device_kind)
     verdicts = classify_program(program)
     matched = matched_schedules(program, schedules)
-    kernels = {kernel.instruction.name: kernel.instruction for kernel in executed_kernels(program)}
-    executions: dict[str, float] = defaultdict(float)
-    for kernel in executed_kernels(program):
-        executions[kernel.instruction.name] += kernel.executions
+    kernels = {kernel.instruction.name: kernel for kernel in executed_kernels(program)}
     ops = {
-        name: _op_times(program, instruction, verdicts[name], executions[name], matched.get(name), slice_, roofs)
-        for name, instruction in kernels.items()
+        name: _op_times(program, kernel, verdicts[name], matched.get(name), slice_, roofs)
+        for name, kernel in kernels.items()
     }
     collectives = overlap(program, lambda instruction: ops[instruction.name].estimate, slice_)
     for name, time in collectives.items():
         if name in ops:
             # A collective takes what it makes the step wait; a fusion that multiplies as well, its own time on top.
-            inner = {i.opcode for i in program.inner(kernels[name])}
+            inner = {i.opcode for i in program.inner(kernels[name].instruction)}
             own = (ops[name].estimate or 0.0) if inner & {"dot", "convolution"} else 0.0
             ops[name] = replace(ops[name], estimate=own + time.exposed_seconds, basis="interconnect")
 
@@ -150,14 +147,14 @@ def _flops(program: HloProgram, instruction: Instruction, schedule: ScheduleTime
 
 def _op_times(
     program: HloProgram,
-    instruction: Instruction,
+    kernel: Kernel,
     verdict: Classified,
-    executions: float,
     schedule: OpSchedule | None,
     slice_: Slice,
     roofs: Roofs,
 ) -> OpTimes:
     """Every model on one kernel; collectives are settled later, when it is known what runs beside them."""
+    instruction = kernel.instruction
     compiler = roofline = scheduled = None
     if instruction.opcode not in CONTROL_OPCODES and roofs.clock_hz and roofs.peak_hbm_bytes_per_second:
         cycles = instruction.estimated_cycles
@@ -167,7 +164,7 @@ def _op_times(
             reached = roofs.peak_hbm_bytes_per_second * HBM_EFFICIENCY
             scheduled = schedule_time(program, instruction, schedule, roofs.clock_hz, reached)
     seconds, basis = _estimate(instruction, compiler, roofline, scheduled)
-    return OpTimes(instruction.name, verdict.category, executions, compiler, roofline, scheduled, seconds, basis)
+    return OpTimes(instruction.name, verdict.category, kernel.executions, compiler, roofline, scheduled, seconds, basis)
 
 
 def _estimate(

@@ -18,7 +18,7 @@ from tomat.profile.program_breakdown import compiler_seconds, roofline_seconds
 from tomat.profile.protos import new_message
 from tomat.profile.trace import merge_hosts
 from tomat.profile.trace_breakdown import breakdown_from_trace
-from tomat.profile.trace_builder import BuildOptions, build_xspace
+from tomat.profile.trace_builder import build_xspace
 from tomat.profile.xplane import read_xplane_bytes
 
 PROFILES = Path(__file__).parents[1] / "data" / "profiles"
@@ -50,7 +50,7 @@ def tpu_bytes() -> bytes:
             known = roofline_seconds(program, instruction, roofs)
         return kernel_seconds if known is None else max(known, shortest_seconds)
 
-    return build_xspace(program, BuildOptions("TPU v6 lite", seconds, n_steps=4))
+    return build_xspace(program, "TPU v6 lite", seconds, n_steps=4)
 
 
 def events(space: Any) -> Iterator[Any]:

@@ -35,7 +35,7 @@ from tomat.profile.hlo import HloProgram, Instruction
 from tomat.profile.hlo_files import program_from_text, serialise_program
 from tomat.profile.program_breakdown import compiler_seconds
 from tomat.profile.protos import new_message
-from tomat.profile.trace_builder import BuildOptions, build_xspace
+from tomat.profile.trace_builder import build_xspace
 from tomat.runs.history import read_events
 from tomat.runs.log_lines import read_metrics
 from tomat.runs.record import read_record as read_run
@@ -164,9 +164,7 @@ def xspace(program: HloProgram) -> bytes:
         return max(1e-6, compiler_seconds(program, instruction, roofs) or 0.0)
 
     space = new_message("XSpace")
-    space.ParseFromString(
-        build_xspace(program, BuildOptions(V6E, seconds, n_steps=4, hlo_proto=serialise_program(program)))
-    )
+    space.ParseFromString(build_xspace(program, V6E, seconds, 4, serialise_program(program)))
     host = space.planes.add(name="/host:CPU", id=7)
     host.event_metadata[1].id, host.event_metadata[1].name = 1, "wait"
     host.lines.add(id=1, name="python").events.add(metadata_id=1, offset_ps=0, duration_ps=10**9)

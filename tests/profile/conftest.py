@@ -9,7 +9,8 @@ from tomat.profile.breakdown import Roofs
 from tomat.profile.hlo import HloProgram, Instruction
 from tomat.profile.hlo_files import load_program, serialise_program
 from tomat.profile.program_breakdown import compiler_seconds
-from tomat.profile.trace_builder import BuildOptions, build_xspace
+from tomat.profile.protos import new_message
+from tomat.profile.trace_builder import BUILT_HOST, START_UNIX_NS, build_xspace
 
 PROFILES = Path(__file__).parents[1] / "data" / "profiles"
 V6E = "TPU v6 lite"
@@ -35,15 +36,38 @@ def tpu_bytes(v6e_program: HloProgram):
     """Builds the xplane bytes of one host: `tpu_bytes(first_device=2, n_steps=4, ...)`."""
     roofs = Roofs.of_device_kind(V6E)
 
-    def build(**changes) -> bytes:
-        options = {
-            "device_kind": V6E,
-            "op_seconds": lambda i: fixture_seconds(v6e_program, i, roofs),
-            "n_steps": 4,
-            "n_devices": 2,
-            "hlo_proto": serialise_program(v6e_program),
-        }
-        return build_xspace(v6e_program, BuildOptions(**{**options, **changes}))
+    whole = serialise_program(v6e_program)
+
+    def build(
+        *,
+        first_device: int = 0,
+        n_devices: int = 2,
+        n_steps: int = 4,
+        device_skew: float = 0.0,
+        device_kind: str = V6E,
+        hostname: str = BUILT_HOST,
+        start_unix_ns: int = START_UNIX_NS,
+        hlo_proto: bytes | None = whole,
+    ) -> bytes:
+        space = new_message("XSpace")
+        for ordinal in range(first_device, first_device + n_devices):
+            slow = 1 + device_skew * ordinal  # each device is this much slower than the one before it
+
+            def seconds(instruction: Instruction, slow: float = slow) -> float:
+                return fixture_seconds(v6e_program, instruction, roofs) * slow
+
+            one = new_message("XSpace")
+            one.ParseFromString(build_xspace(v6e_program, device_kind, seconds, n_steps, hlo_proto))
+            device = next(plane for plane in one.planes if plane.name.startswith("/device"))
+            device.name, device.id = f"/device:TPU:{ordinal}", 100 + ordinal
+            if ordinal == first_device:
+                space.CopyFrom(one)
+            else:
+                space.planes.append(device)
+        space.hostnames[0] = hostname
+        for stat in next(plane for plane in space.planes if plane.name == "Task Environment").stats:
+            stat.uint64_value += start_unix_ns - START_UNIX_NS
+        return space.SerializeToString()
 
     return build
 

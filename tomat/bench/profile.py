@@ -4,7 +4,6 @@ import argparse
 import resource
 import tempfile
 import time
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -42,28 +41,28 @@ def write_bench_trace(hlo: Path, device_kind: str, n_events: int, path: Path) ->
         The number of events written.
     """
     from tomat.profile.breakdown import Roofs
+    from tomat.profile.hlo import Instruction
     from tomat.profile.hlo_files import load_program, serialise_program
     from tomat.profile.program_breakdown import compiler_seconds
     from tomat.profile.protos import new_message
-    from tomat.profile.trace_builder import BuildOptions, build_xspace
+    from tomat.profile.trace_builder import build_xspace
 
     program = load_program(hlo)
     roofs = Roofs.of_device_kind(device_kind)
 
-    one_step = BuildOptions(
-        device_kind=device_kind,
-        op_seconds=lambda instruction: max(compiler_seconds(program, instruction, roofs) or 0.0, 50e-9),
-        n_steps=1,
-        hlo_proto=serialise_program(program),
-    )
+    def built(n_steps: int) -> bytes:
+        def seconds(instruction: Instruction) -> float:
+            return max(compiler_seconds(program, instruction, roofs) or 0.0, 50e-9)
+
+        return build_xspace(program, device_kind, seconds, n_steps, serialise_program(program))
 
     def count(data: bytes) -> int:
         space = new_message("XSpace")
         space.ParseFromString(data)
         return sum(len(line.events) for plane in space.planes for line in plane.lines)
 
-    per_step = count(build_xspace(program, one_step))
-    data = build_xspace(program, replace(one_step, n_steps=-(-n_events // per_step)))
+    per_step = count(built(1))
+    data = built(-(-n_events // per_step))
     path.write_bytes(data)
     return count(data)
 

@@ -10,7 +10,6 @@ execution ``run_id``. It is built, not recorded: the file says so in its hostnam
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from tomat.profile.hlo import CONTROL_OPCODES, FREE_OPCODES, HloProgram, Instruction
@@ -21,25 +20,8 @@ from tomat.profile.protos import new_message
 PS_PER_SECOND = 1e12
 BUILT_HOST = "built-not-recorded"
 SECONDS_BETWEEN_STEPS = 50e-6
+START_UNIX_NS = 1_700_000_000_000_000_000
 STEPS, MODULES, OPS, ASYNC = 1, 2, 3, 4  # line ids; xprof finds lines by name
-
-
-@dataclass(frozen=True)
-class BuildOptions:
-    """What to write."""
-
-    device_kind: str
-    op_seconds: Callable[[Instruction], float]
-    """Duration of one execution of a kernel."""
-    n_steps: int = 3
-    first_device: int = 0
-    n_devices: int = 1
-    device_skew: float = 0.0
-    """Each device is this much slower than the one before it."""
-    hostname: str = BUILT_HOST
-    start_unix_ns: int = 1_700_000_000_000_000_000
-    hlo_proto: bytes | None = None
-    """Serialised HloProto to embed; None leaves the HLO out."""
 
 
 def hlo_category(program: HloProgram, instruction: Instruction) -> str:
@@ -79,43 +61,57 @@ class _Stats:
             stat.uint64_value = value
 
 
-def build_xspace(program: HloProgram, options: BuildOptions) -> bytes:
-    """A serialised XSpace of `options.n_steps` executions of `program` on each of `options.n_devices` devices."""
+def build_xspace(
+    program: HloProgram,
+    device_kind: str,
+    op_seconds: Callable[[Instruction], float],
+    n_steps: int,
+    hlo_proto: bytes | None = None,
+) -> bytes:
+    """A serialised XSpace of `n_steps` executions of `program` on one device.
+
+    Args:
+        program: what runs.
+        device_kind: JAX's name of the chip.
+        op_seconds: duration of one execution of a kernel.
+        n_steps: executions.
+        hlo_proto: serialised HloProto to embed; None leaves the HLO out.
+    """
     space = new_message("XSpace")
-    space.hostnames.append(options.hostname)
+    space.hostnames.append(BUILT_HOST)
     modules = space.planes.add(name="/host:metadata", id=1)
-    if options.hlo_proto is not None:
+    if hlo_proto is not None:
         metadata = modules.event_metadata[program.program_id]
         metadata.id, metadata.name = program.program_id, f"{program.name}({program.program_id})"
-        _Stats(modules).add(metadata.stats, "Hlo Proto", options.hlo_proto)
-    ordinals = range(options.first_device, options.first_device + options.n_devices)
-    end_ps = max(_DevicePlane(space, program, options, ordinal).write() for ordinal in ordinals)
+        _Stats(modules).add(metadata.stats, "Hlo Proto", hlo_proto)
+    end_ps = _DevicePlane(space, program, device_kind, op_seconds).write(n_steps)
     environment = space.planes.add(name="Task Environment", id=2)
     stats = _Stats(environment)
-    stats.add(environment.stats, "profile_start_time", options.start_unix_ns)
-    stats.add(environment.stats, "profile_stop_time", options.start_unix_ns + end_ps // 1000)
+    stats.add(environment.stats, "profile_start_time", START_UNIX_NS)
+    stats.add(environment.stats, "profile_stop_time", START_UNIX_NS + end_ps // 1000)
     return space.SerializeToString()
 
 
 class _DevicePlane:
     """One TPU's plane."""
 
-    def __init__(self, space: Any, program: HloProgram, options: BuildOptions, ordinal: int) -> None:
-        self.program, self.options = program, options
-        self.plane = space.planes.add(name=f"/device:TPU:{ordinal}", id=100 + ordinal)
+    def __init__(
+        self, space: Any, program: HloProgram, device_kind: str, op_seconds: Callable[[Instruction], float]
+    ) -> None:
+        self.program, self.op_seconds = program, op_seconds
+        self.plane = space.planes.add(name="/device:TPU:0", id=100)
         self.stats = _Stats(self.plane)
-        self.stats.add(self.plane.stats, "device_type_string", options.device_kind)
+        self.stats.add(self.plane.stats, "device_type_string", device_kind)
         names = {STEPS: "Steps", MODULES: "XLA Modules", OPS: "XLA Ops", ASYNC: "Async XLA Ops"}
         self.lines = {key: self.plane.lines.add(id=key, name=name, timestamp_ns=0) for key, name in names.items()}
         self.metadata_ids: dict[str, int] = {}
         """By the name of the events."""
-        self.slow = 1.0 + options.device_skew * ordinal
         self.in_flight: dict[str, int] = {}
         self.durations: dict[str, int] = {}
 
-    def write(self) -> int:
+    def write(self, n_steps: int) -> int:
         now = 1_000_000
-        for step in range(self.options.n_steps):
+        for step in range(n_steps):
             begin = now
             now = self._run(self.program.entry_id, now)
             module = self._metadata(f"{self.program.name}({self.program.program_id})")
@@ -151,8 +147,7 @@ class _DevicePlane:
 
     def _duration(self, instruction: Instruction) -> int:
         if instruction.name not in self.durations:
-            seconds = self.options.op_seconds(instruction) * self.slow
-            self.durations[instruction.name] = int(seconds * PS_PER_SECOND)
+            self.durations[instruction.name] = int(self.op_seconds(instruction) * PS_PER_SECOND)
         return self.durations[instruction.name]
 
     def _event(self, line: int, metadata_id: int, begin: int, end: int, stats: dict[str, int]) -> None:

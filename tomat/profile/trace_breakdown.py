@@ -48,13 +48,12 @@ KERNEL_NAME_OPCODES: tuple[tuple[str, str], ...] = (
 )  # fmt: skip
 
 
-def breakdown_from_trace(trace: Trace, *, device_kind: str | None = None, title: str | None = None) -> Breakdown:
+def breakdown_from_trace(trace: Trace, *, device_kind: str | None = None) -> Breakdown:
     """The mean step of a trace.
 
     Args:
         trace: see `load_trace`.
         device_kind: JAX's name of the chip, where the trace does not hold it (Chrome traces).
-        title: default: the name of the main program.
 
     Raises:
         TomatError: the trace has neither step markers nor program executions that can be used, so that no step can be
@@ -63,97 +62,69 @@ def breakdown_from_trace(trace: Trace, *, device_kind: str | None = None, title:
     devices = trace.devices
     main = main_program(devices)
     main_name = main[0] if main else ""
-    mean = _MeanStep(trace, main_name)
-    for host in trace.hosts:
-        for device in host.devices:
-            mean.add(device, host)
-    ops = mean.rows()
+    # By program and name of an operation: its exclusive seconds, hidden seconds and occurrences in the mean step, and
+    # what is known of one execution, from HLO or else from the trace's own stats.
+    sums: dict[tuple[str, str], np.ndarray] = defaultdict(lambda: np.zeros(3))
+    known: dict[tuple[str, str], tuple[OpRow, bool]] = {}
+    verdicts: dict[int, dict[str, Classified]] = {}
+    between_seconds = waiting_seconds = 0.0
+    step_times: list[float] = []
+    device_steps: list[float] = []
+    most_idle_ps, gaps = -1.0, []
+    notes: set[str] = set()
+    for host, device in [(one, device) for one in trace.hosts for device in one.devices]:
+        table = [_known(kind, trace, verdicts) for kind in device.kinds]
+        steps = step_windows(device, host, main_name, notes)
+        collective = np.array([row.category == Category.COLLECTIVES_EXPOSED for row, _ in table], dtype=bool)
+        executions = np.array([(m.start_ps, m.end_ps) for m in device.modules], dtype=np.int64).reshape(-1, 2)
+        result = attribute(device.ops, device.async_ops, collective, steps.windows, executions)
+        n_summed = steps.n_steps * len(devices)
+        seconds = 1.0 / (n_summed * PS_PER_SECOND)
+        for (row, from_hlo), exclusive_ps, hidden_ps, occurrences in zip(
+            table, result.exclusive_ps, result.hidden_ps, result.occurrences, strict=True
+        ):
+            key = (row.program, row.name)
+            known.setdefault(key, (row, from_hlo))
+            sums[key] += (exclusive_ps * seconds, hidden_ps * seconds, occurrences / n_summed)
+        between_seconds += result.between_ps * seconds
+        waiting_seconds += result.waiting_ps * seconds
+        device_steps.append(result.total_ps / steps.n_steps / PS_PER_SECOND)
+        step_times += [float(d) / PS_PER_SECOND for d in steps.durations_ps]
+        idle_ps = result.between_ps + result.waiting_ps
+        if idle_ps > most_idle_ps:
+            most_idle_ps, gaps = idle_ps, _gap_rows(result, device, host, steps.n_steps)
+    ops = [
+        known[key][0].of_step(float(seconds), float(hidden), float(occurrences))
+        for key, (seconds, hidden, occurrences) in sorted(sums.items())
+        if seconds or occurrences
+    ]
+    if between_seconds > 0:
+        ops.append(_bare_row("(no program running)", Category.IDLE, between_seconds))
+    # Sums of float64 picoseconds leave a remainder of either sign around 1e-9 of the step; it belongs here too.
+    if waiting_seconds != 0:
+        ops.append(_bare_row("(program running, no operation)", Category.UNATTRIBUTED, waiting_seconds))
     # 0 where the events of the main program carry no id.
     main_id = next((k.program_id for d in devices for k in d.kinds if k.program == main_name and k.program_id), 0)
     program = trace.program(main_id, main_name) if main else None
-    blind_seconds = sum(o.seconds for o in ops if o.program and not mean.from_hlo[o.program, o.name])
-    quality = _quality_notes(ops, blind_seconds, mean.device_step_seconds, program)
+    blind_seconds = sum(o.seconds for o in ops if o.program and not known[o.program, o.name][1])
+    quality = _quality_notes(ops, blind_seconds, device_steps, program)
     kind_of_chip = device_kind or next((d.device_kind for d in devices if d.device_kind), "")
     return Breakdown(
-        title=title or main_name or "trace",
+        title=main_name or "trace",
         source="trace",
         roofs=Roofs.of_device_kind(kind_of_chip),
         step_seconds=sum(op.seconds for op in ops),
         ops=tuple(ops),
         n_devices=len(devices),
         n_hosts=len(trace.hosts),
-        n_steps=round(len(mean.step_seconds) / len(devices)),
+        n_steps=round(len(step_times) / len(devices)),
         n_events_left_out=sum(sum(host.left_out.values()) for host in trace.hosts),
-        step_times_seconds=tuple(mean.step_seconds),
-        step_classes=step_classes(mean.step_seconds),
-        gaps=tuple(mean.gaps),
+        step_times_seconds=tuple(step_times),
+        step_classes=step_classes(step_times),
+        gaps=tuple(gaps),
         memory_bytes=program.memory_bytes if program else {},
-        notes=(*trace.notes, *sorted(mean.notes), *quality),
+        notes=(*trace.notes, *sorted(notes), *quality),
     )
-
-
-class _MeanStep:
-    """The mean step over the devices of a trace, summed up device by device."""
-
-    def __init__(self, trace: Trace, main: str) -> None:
-        """Of `trace`, whose steps run the program `main`."""
-        self._trace, self._main = trace, main
-        self._n_devices = len(trace.devices)
-        self._verdicts: dict[int, dict[str, Classified]] = {}
-        """`classify_program` of each program, by `id`."""
-        self._sums: dict[tuple[str, str], np.ndarray] = defaultdict(lambda: np.zeros(3))
-        """(exclusive seconds, hidden seconds, occurrences) of each operation, by program and name."""
-        self._known: dict[tuple[str, str], OpRow] = {}
-        """Each operation without time, with the flops and bytes of one execution where they are known."""
-        self.from_hlo: dict[tuple[str, str], bool] = {}
-        """Whether that is from HLO, else from the trace's own stats."""
-        self._between_seconds = self._waiting_seconds = 0.0
-        self._most_idle_ps = -1.0
-        self.gaps: list[GapRow] = []
-        """Of the device that waited most."""
-        self.device_step_seconds: list[float] = []
-        """Mean step of each device."""
-        self.step_seconds: list[float] = []
-        """Every step of every device."""
-        self.notes: set[str] = set()
-
-    def add(self, device: DeviceTrace, host: HostTrace) -> None:
-        """Add one device of a host."""
-        table = [_known(kind, self._trace, self._verdicts) for kind in device.kinds]
-        steps = step_windows(device, host, self._main, self.notes)
-        collective = np.array([row.category == Category.COLLECTIVES_EXPOSED for row, _ in table], dtype=bool)
-        executions = np.array([(m.start_ps, m.end_ps) for m in device.modules], dtype=np.int64).reshape(-1, 2)
-        result = attribute(device.ops, device.async_ops, collective, steps.windows, executions)
-        n_summed = steps.n_steps * self._n_devices
-        seconds = 1.0 / (n_summed * PS_PER_SECOND)
-        for (row, from_hlo), exclusive_ps, hidden_ps, occurrences in zip(
-            table, result.exclusive_ps, result.hidden_ps, result.occurrences, strict=True
-        ):
-            key = (row.program, row.name)
-            self._known.setdefault(key, row)
-            self.from_hlo.setdefault(key, from_hlo)
-            self._sums[key] += (exclusive_ps * seconds, hidden_ps * seconds, occurrences / n_summed)
-        self._between_seconds += result.between_ps * seconds
-        self._waiting_seconds += result.waiting_ps * seconds
-        self.device_step_seconds.append(result.total_ps / steps.n_steps / PS_PER_SECOND)
-        self.step_seconds += [float(d) / PS_PER_SECOND for d in steps.durations_ps]
-        idle_ps = result.between_ps + result.waiting_ps
-        if idle_ps > self._most_idle_ps:
-            self._most_idle_ps = idle_ps
-            self.gaps = _gap_rows(result, device, host, steps.n_steps)
-
-    def rows(self) -> list[OpRow]:
-        """One row an operation that ran, by program and name, and the rows of time without one."""
-        found = []
-        for key, (seconds, hidden, occurrences) in sorted(self._sums.items()):
-            if seconds or occurrences:
-                found.append(self._known[key].of_step(float(seconds), float(hidden), float(occurrences)))
-        if self._between_seconds > 0:
-            found.append(_bare_row("(no program running)", Category.IDLE, self._between_seconds))
-        # Sums of float64 picoseconds leave a remainder of either sign around 1e-9 of the step; it belongs here too.
-        if self._waiting_seconds != 0:
-            found.append(_bare_row("(program running, no operation)", Category.UNATTRIBUTED, self._waiting_seconds))
-        return found
 
 
 def step_classes(durations: list[float]) -> tuple[StepClass, ...]:
@@ -180,7 +151,7 @@ def _bare_row(name: str, category: Category, seconds: float) -> OpRow:
 
 
 def _known(kind: OpKind, trace: Trace, cache: dict[int, dict[str, Classified]]) -> tuple[OpRow, bool]:
-    """An operation without time, and whether it is known from HLO."""
+    """An operation without time, and whether it is known from HLO; `cache` has the verdicts on programs by `id`."""
     program = trace.program(kind.program_id, kind.program)
     if program is not None and kind.name in program.by_name:
         return _known_from_hlo(kind, program, cache), True

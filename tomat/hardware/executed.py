@@ -61,8 +61,6 @@ class AttentionKernels:
     backend: Backend
     forward: KernelPass
     backward: tuple[KernelPass, ...]
-    skips_outside_window: bool
-    """Whether tiles outside a sliding window are left out (splash), or masked after they were multiplied."""
 
     def forward_flops(self, shape: ModelShape, seq_len: int) -> float:
         """FLOPs of one forward pass over one sequence, all layers."""
@@ -73,7 +71,8 @@ class AttentionKernels:
         return self._flops(shape, seq_len, self.backward)
 
     def _flops(self, shape: ModelShape, seq_len: int, passes: tuple[KernelPass, ...]) -> float:
-        window = shape.sliding_window if self.skips_outside_window else None
+        # Splash leaves out the tiles outside a sliding window; the others mask them after they were multiplied.
+        window = shape.sliding_window if self.backend == "splash" else None
         per_head = sum(2 * shape.head_dim * step.n_matmuls * step.pairs(seq_len, window) for step in passes)
         return shape.num_layers * shape.num_heads * per_head
 
@@ -100,11 +99,11 @@ def attention_kernels(model_config: Any, seq_len: int, platform: str) -> Attenti
         backend = "splash" if platform == "tpu" else "jax_flash"
     if backend == "vanilla":
         whole = KernelPass(2, seq_len, seq_len)
-        return AttentionKernels("vanilla", whole, (replace(whole, n_matmuls=4),), skips_outside_window=False)
+        return AttentionKernels("vanilla", whole, (replace(whole, n_matmuls=4),))
     if backend == "jax_flash":
         size = getattr(model_config, "flash_attention_block_size", None) or _largest_divisor(seq_len, MAX_FLASH_BLOCK)
         tiled = KernelPass(2, size, size)
-        return AttentionKernels("jax_flash", tiled, (replace(tiled, n_matmuls=5),), skips_outside_window=False)
+        return AttentionKernels("jax_flash", tiled, (replace(tiled, n_matmuls=5),))
     if backend == "splash":
         return _splash_kernels(model_config, seq_len)
     raise TomatError(
@@ -122,7 +121,7 @@ def _splash_kernels(model_config: Any, seq_len: int) -> AttentionKernels:
         size = _largest_divisor(seq_len, limit)
         forward, dkv, dq, fused = KernelPass(2, size, size), (size, size), (size, size), False
     backward = (KernelPass(5, *dkv),) if fused else (KernelPass(4, *dkv), KernelPass(3, *dq))
-    return AttentionKernels("splash", forward, backward, skips_outside_window=True)
+    return AttentionKernels("splash", forward, backward)
 
 
 def _largest_divisor(n: int, limit: int) -> int:

@@ -15,6 +15,7 @@ from typing import Any
 
 from tomat.base.documents import is_figure
 from tomat.base.errors import TomatError
+from tomat.hardware.chips import chip_for_device_kind
 from tomat.profile.categories import Category, Direction, Part
 
 FORMAT_VERSION = 1
@@ -46,8 +47,6 @@ class Roofs:
     @staticmethod
     def of_device_kind(device_kind: str) -> Roofs:
         """The peaks of a JAX device kind, from the table of chips, per JAX device."""
-        from tomat.hardware.chips import chip_for_device_kind
-
         chip = chip_for_device_kind(device_kind) if device_kind else None
         if chip is None:
             return Roofs(device_kind)
@@ -190,7 +189,7 @@ class Breakdown:
 
     def group(self, name: str, rows: Sequence[OpRow]) -> GroupRow:
         """The sum of rows."""
-        seconds = sum(o.seconds for o in rows)
+        seconds = sum((o.seconds for o in rows), 0.0)
         flops = _sum_known(o.flops for o in rows)
         hbm_bytes = _sum_known(o.hbm_bytes for o in rows)
         flops_fraction = _fraction(flops, seconds, self.roofs.peak_flops_per_second)

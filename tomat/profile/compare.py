@@ -82,26 +82,25 @@ def compare(a: Breakdown, b: Breakdown, thresholds: Thresholds | None = None) ->
     limits = thresholds or Thresholds()
     mine = {row.name: row for row in a.categories}
     theirs = {row.name: row for row in b.categories}
+    nothing = a.group("", ())
     clock = b.roofs.clock_hz if b.roofs.clock_hz == a.roofs.clock_hz else None
     rows = []
     for category in Category:
-        left, right = mine.get(category), theirs.get(category)
-        if left is None and right is None:
+        if category not in mine and category not in theirs:
             continue
-        a_seconds, b_seconds = (left.seconds if left else 0.0), (right.seconds if right else 0.0)
-        a_share, b_share = (left.share if left else 0.0), (right.share if right else 0.0)
-        change = b_seconds - a_seconds
+        left, right = mine.get(category, nothing), theirs.get(category, nothing)
+        change = right.seconds - left.seconds
         growth = 100.0 * change / a.step_seconds if a.step_seconds else 0.0
         rows.append(
             CategoryDelta(
                 category=str(category),
-                a_seconds=a_seconds,
-                b_seconds=b_seconds,
+                a_seconds=left.seconds,
+                b_seconds=right.seconds,
                 delta_seconds=change,
                 delta_cycles=change * clock if clock else None,
-                a_share=a_share,
-                b_share=b_share,
-                delta_points=100.0 * (b_share - a_share),
+                a_share=left.share,
+                b_share=right.share,
+                delta_points=100.0 * (right.share - left.share),
                 growth_percent_of_step=growth,
                 verdict=limits.verdict(growth),
             )

@@ -45,20 +45,14 @@ class _Stats:
         self.plane = plane
         self.ids: dict[str, int] = {}
 
-    def add(self, target: Any, name: str, value: int | str | bytes) -> None:
-        if name not in self.ids:
-            self.ids[name] = len(self.ids) + 1
-            metadata = self.plane.stat_metadata[self.ids[name]]
-            metadata.id, metadata.name = self.ids[name], name
-        stat = target.add(metadata_id=self.ids[name])
-        if isinstance(value, bytes):
-            stat.bytes_value = value
-        elif isinstance(value, str):
-            stat.str_value = value
-        elif value < 0:
-            stat.int64_value = value
-        else:
-            stat.uint64_value = value
+    def add(self, target: Any, **values: int | str | bytes) -> None:
+        for name, value in values.items():
+            if name not in self.ids:
+                self.ids[name] = len(self.ids) + 1
+                metadata = self.plane.stat_metadata[self.ids[name]]
+                metadata.id, metadata.name = self.ids[name], name
+            kind = {bytes: "bytes_value", str: "str_value", int: "uint64_value"}[type(value)]
+            setattr(target.add(metadata_id=self.ids[name]), kind, value)
 
 
 def build_xspace(
@@ -83,12 +77,11 @@ def build_xspace(
     if hlo_proto is not None:
         metadata = modules.event_metadata[program.program_id]
         metadata.id, metadata.name = program.program_id, f"{program.name}({program.program_id})"
-        _Stats(modules).add(metadata.stats, "Hlo Proto", hlo_proto)
+        _Stats(modules).add(metadata.stats, hlo_proto=hlo_proto)
     end_ps = _DevicePlane(space, program, device_kind, op_seconds).write(n_steps)
     environment = space.planes.add(name="Task Environment", id=2)
-    stats = _Stats(environment)
-    stats.add(environment.stats, "profile_start_time", START_UNIX_NS)
-    stats.add(environment.stats, "profile_stop_time", START_UNIX_NS + end_ps // 1000)
+    stop_ns = START_UNIX_NS + end_ps // 1000
+    _Stats(environment).add(environment.stats, profile_start_time=START_UNIX_NS, profile_stop_time=stop_ns)
     return space.SerializeToString()
 
 
@@ -101,7 +94,7 @@ class _DevicePlane:
         self.program, self.op_seconds = program, op_seconds
         self.plane = space.planes.add(name="/device:TPU:0", id=100)
         self.stats = _Stats(self.plane)
-        self.stats.add(self.plane.stats, "device_type_string", device_kind)
+        self.stats.add(self.plane.stats, device_type_string=device_kind)
         names = {STEPS: "Steps", MODULES: "XLA Modules", OPS: "XLA Ops", ASYNC: "Async XLA Ops"}
         self.lines = {key: self.plane.lines.add(id=key, name=name, timestamp_ns=0) for key, name in names.items()}
         self.metadata_ids: dict[str, int] = {}
@@ -152,8 +145,7 @@ class _DevicePlane:
 
     def _event(self, line: int, metadata_id: int, begin: int, end: int, stats: dict[str, int]) -> None:
         event = self.lines[line].events.add(metadata_id=metadata_id, offset_ps=begin, duration_ps=end - begin)
-        for name, value in stats.items():
-            self.stats.add(event.stats, name, value)
+        self.stats.add(event.stats, **stats)
 
     def _metadata(self, name: str) -> Any:
         identity = self.metadata_ids.setdefault(name, len(self.metadata_ids) + 1)
@@ -167,18 +159,18 @@ class _DevicePlane:
             return metadata.id
         metadata.display_name = instruction.name
 
-        def add(name: str, value: Any) -> None:
-            self.stats.add(metadata.stats, name, value)
-
-        add("hlo_category", hlo_category(self.program, instruction))
-        add("flops", int(kernel_flops(self.program, instruction) or 0))
-        add("bytes_accessed", self._bytes_accessed(instruction))
-        add("program_id", self.program.program_id)
-        add("symbol_id", int(instruction.proto.id))
+        self.stats.add(
+            metadata.stats,
+            hlo_category=hlo_category(self.program, instruction),
+            flops=int(kernel_flops(self.program, instruction) or 0),
+            bytes_accessed=self._bytes_accessed(instruction),
+            program_id=self.program.program_id,
+            symbol_id=int(instruction.proto.id),
+        )
         if instruction.op_name:
-            add("tf_op", f"{instruction.op_name}:")
+            self.stats.add(metadata.stats, tf_op=f"{instruction.op_name}:")
         if source := self.program.source(instruction):
-            add("source", source)
+            self.stats.add(metadata.stats, source=source)
         return metadata.id
 
     def _bytes_accessed(self, instruction: Instruction) -> int:

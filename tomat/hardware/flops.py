@@ -30,8 +30,6 @@ Three conventions differ in what they hold to be the work:
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from levanter.utils.flop_utils import lm_flops_per_token
-
 from tomat.base.errors import TomatError
 
 AttentionCount = Literal["full", "causal"]
@@ -237,14 +235,9 @@ def levanter_training_flops(shape: ModelShape, seq_len: int) -> float:
     plain full convention (`training_flops`) gives 8.68 % and 12.92 %, which round to the same; two-token data with its
     6,794 ids would give 8.48 % and 12.76 %, and 8 key-value heads instead of 16 would give 8.47 % and 12.32 %.
     """
-    per_token = lm_flops_per_token(
-        shape.hidden_dim,
-        shape.intermediate_dim,
-        shape.num_layers,
-        shape.num_kv_heads,
-        shape.num_heads,
-        seq_len,
-        shape.vocab_size,
-        glu=shape.gated_mlp,
-    )
-    return TRAINING_PASSES * per_token * seq_len
+    head_dim = shape.hidden_dim / shape.num_heads
+    dense = (shape.mlp_in_weights + shape.mlp_out_weights) + shape.hidden_dim**2
+    dense += shape.hidden_dim * head_dim * (shape.num_heads + 2 * shape.num_kv_heads)
+    attention = seq_len * shape.num_heads * (4 * head_dim + 3)
+    forward = shape.num_layers * (2 * dense + attention) + 2 * shape.head_weights
+    return TRAINING_PASSES * forward * seq_len

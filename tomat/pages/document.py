@@ -93,25 +93,22 @@ def replace_sections(text: str, contents: Mapping[str, str], origin: str) -> str
     return "\n".join(lines) + "\n"
 
 
-def update_document(path: Path, contents: Mapping[str, str], template: str) -> bool:
+def update_document(path: Path, contents: Mapping[str, str], template: str) -> None:
     """Write sections into a document, creating it from `template` if it does not exist.
 
-    Returns:
-        Whether the file changed. A file whose content would stay the same is not written.
+    A file whose content would stay the same is not written.
 
     Raises:
         TomatError: the document's markers are broken; it is left as it is.
     """
     before = read_document(path) if path.exists() else template
-    return write_if_changed(path, replace_sections(before, contents, str(path)))
+    write_if_changed(path, replace_sections(before, contents, str(path)))
 
 
-def write_if_changed(path: Path, text: str) -> bool:
-    """Write `text` to a file unless it holds that already; whether it was written."""
-    if path.exists() and path.read_text(encoding="utf-8") == text:
-        return False
-    write_text(path, text)
-    return True
+def write_if_changed(path: Path, text: str) -> None:
+    """Write `text` to a file unless it holds that already."""
+    if not path.exists() or path.read_text(encoding="utf-8") != text:
+        write_text(path, text)
 
 
 def section_text(text: str, heading: str) -> str:

@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tomat.base.errors import TomatError
-from tomat.base.reporting import console, dump_json, to_jsonable, write_json, write_text
+from tomat.base.reporting import console, dump_json, to_jsonable, write_json
 from tomat.base.stages import Stages
+from tomat.pages.document import write_if_changed
 from tomat.tracking.report import SWEEPS_DIR
 from tomat.tuning.sweep_config import SweepConfig, SweepRow, load_sweep
 from tomat.tuning.sweep_rows import FAILED, FITS, RowRecord, base_of, failed, planned, ranked, verdict
@@ -249,9 +250,3 @@ def read_record(path: Path) -> dict[str, Any]:
     except (LookupError, TypeError, AttributeError) as error:
         raise TomatError(f"{path}: damaged record ({error}); delete it and run the sweep again.") from None
     return record
-
-
-def write_if_changed(path: Path, text: str) -> None:
-    """Write `text` unless the file holds it already."""
-    if not path.exists() or path.read_text(encoding="utf-8") != text:
-        write_text(path, text)

@@ -80,29 +80,9 @@ class KernelPlan:
         return self.density_ids // self.block_ids
 
     @property
-    def n_sections(self) -> int:
-        """One or two."""
-        return 2 if self.other_ids else 1
-
-    @property
-    def n_statistics(self) -> int:
-        """Statistics that this loss needs."""
-        return n_statistics(self.config)
-
-    @property
-    def weighs_distance(self) -> bool:
-        """Whether the gradient depends on the distance of bins."""
-        return self.config.kind in ("ce_emd", "emd", "l1_mean")
-
-    @property
     def is_soft(self) -> bool:
         """Whether the target is a Gaussian."""
         return self.config.kind == "soft_cross_entropy"
-
-    @property
-    def has_hit(self) -> bool:
-        """Whether the gradient has a term at the target's id."""
-        return self.config.kind in ("cross_entropy", "ce_emd") or self.config.preamble_weight > 0
 
 
 def n_statistics(config: LossConfig) -> int:
@@ -123,6 +103,7 @@ def row_statistics(
         head: `[R, E]`, of the same type.
     """
     rows, width = hidden.shape
+    n_sums = n_statistics(plan.config)
     return pl.pallas_call(
         partial(_statistics_kernel, plan),
         grid=(plan.n_tiles,),
@@ -133,10 +114,10 @@ def row_statistics(
             pl.BlockSpec((plan.block_ids, width), lambda tile: (tile, 0)),
         ],
         out_specs=pl.BlockSpec(
-            (1, plan.n_statistics, rows, LANES),
+            (1, n_sums, rows, LANES),
             lambda tile: (jnp.where(tile < plan.density_tiles, 0, 1) if plan.other_ids else 0, 0, 0, 0),
         ),
-        out_shape=jax.ShapeDtypeStruct((plan.n_sections, plan.n_statistics, rows, LANES), jnp.float32),
+        out_shape=jax.ShapeDtypeStruct((2 if plan.other_ids else 1, n_sums, rows, LANES), jnp.float32),
         scratch_shapes=[pltpu.VMEM((plan.block_rows, plan.block_ids), jnp.float32)] * 2,
         compiler_params=_compiler_params(plan),
         cost_estimate=_cost(hidden, head, products=1, moved=head.nbytes + hidden.nbytes),
@@ -212,6 +193,7 @@ def _cost(hidden: jax.Array, head: jax.Array, products: int, moved: int) -> pl.C
 def _statistics_kernel(plan: KernelPlan, scalars, table, hidden, head, out, *logits) -> None:
     """One tile of ids: its share of the statistics of all rows."""
     config = plan.config
+    n_sums = n_statistics(config)
     tile = pl.program_id(0)
 
     @pl.when((tile == 0) | (tile == plan.density_tiles))
@@ -234,9 +216,9 @@ def _statistics_kernel(plan: KernelPlan, scalars, table, hidden, head, out, *log
             target, rho = _column(scalars, rows, TARGET), _column(scalars, rows, RHO)
             distances = out[0, DISTANCE, rows, :] * shrink
             extra = soft_total = distances
-            if plan.n_statistics > EXTRA:
+            if n_sums > EXTRA:
                 extra = out[0, EXTRA, rows, :] * (1.0 if plan.is_soft else shrink)
-            if plan.n_statistics > SOFT_TOTAL:
+            if n_sums > SOFT_TOTAL:
                 soft_total = out[0, SOFT_TOTAL, rows, :]
             for lanes, s in groups:
                 ids = table[ID : ID + 1, lanes]
@@ -258,9 +240,9 @@ def _statistics_kernel(plan: KernelPlan, scalars, table, hidden, head, out, *log
             out[0, TARGET_LOGIT, rows, :] = target_logit
             out[0, TIES, rows, :] = ties
             out[0, DISTANCE, rows, :] = distances
-            if plan.n_statistics > EXTRA:
+            if n_sums > EXTRA:
                 out[0, EXTRA, rows, :] = extra
-            if plan.n_statistics > SOFT_TOTAL:
+            if n_sums > SOFT_TOTAL:
                 out[0, SOFT_TOTAL, rows, :] = soft_total
             return carry
 
@@ -274,6 +256,8 @@ def _gradient_kernel(
 ) -> None:
     """One tile of ids: the gradient by its rows of the head, and its share of that by the hidden states."""
     config = plan.config
+    weighs_distance = config.kind in ("ce_emd", "emd", "l1_mean")
+    has_hit = config.kind in ("cross_entropy", "ce_emd") or config.preamble_weight > 0
     *logits, by_logits, by_hidden_sum = scratch
     tile = pl.program_id(0)
     in_density = tile < plan.density_tiles
@@ -299,11 +283,11 @@ def _gradient_kernel(
                 ids = table[ID : ID + 1, lanes]
                 factor = common
                 offset = table[VALUE : VALUE + 1, lanes] - rho
-                if plan.weighs_distance:
+                if weighs_distance:
                     distance = offset if config.kind == "l1_mean" else jnp.abs(offset)
                     factor = common + term * (distance - centre)
                 gradient = jnp.exp(s - maximum) * factor
-                if plan.has_hit:
+                if has_hit:
                     gradient = jnp.where(ids == target, gradient - hit, gradient)
                 if plan.is_soft:
                     weight = table[TARGET_WEIGHT : TARGET_WEIGHT + 1, lanes]

@@ -14,6 +14,7 @@ from tomat.loss.xla import xla_loss_sums
 from tomat.model.sharding import Sharding
 
 
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def loss_sums(spec: BlockSpec, sharding: Sharding | None, inputs: LossInputs) -> LossSums:
     """Weighted sums of loss and metrics over a batch; only `loss` has a gradient, and only by `hidden` and `head`.
 
@@ -22,11 +23,6 @@ def loss_sums(spec: BlockSpec, sharding: Sharding | None, inputs: LossInputs) ->
         sharding: How batch and positions lie on a mesh; None: on one device.
         inputs: Of the whole batch.
     """
-    return _differentiable_sums(spec, sharding, inputs)
-
-
-@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _differentiable_sums(spec: BlockSpec, sharding: Sharding | None, inputs: LossInputs) -> LossSums:
     return _on_mesh(spec, sharding, False, inputs)[0]
 
 
@@ -41,7 +37,7 @@ def _backward(spec: BlockSpec, sharding: Sharding | None, gradients: tuple[jax.A
     return (LossInputs(by_hidden, by_head, None, None, None),)  # pyright: ignore[reportArgumentType]  # None: no gradient
 
 
-_differentiable_sums.defvjp(_forward, _backward)
+loss_sums.defvjp(_forward, _backward)
 
 
 def _on_mesh(

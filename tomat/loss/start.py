@@ -76,7 +76,7 @@ def _uniform_loss_per_bin(config: LossConfig, target: DensityTarget) -> np.ndarr
     return emd if config.kind == "emd" else cross_entropy + config.emd_weight * emd
 
 
-def first_loss_tolerance(config: LossConfig, expected: float, *, target: DensityTarget, logit_std: float) -> float:
+def _tolerance(config: LossConfig, expected: float, target: DensityTarget, logit_std: float) -> float:
     """How far the first loss of a fresh model may be from `uniform_loss`, in `config.unit`.
 
     Independent logits of standard deviation s change a cross-entropy by s^2 / 2 in the mean (the log-mean of a
@@ -84,12 +84,6 @@ def first_loss_tolerance(config: LossConfig, expected: float, *, target: Density
     soft target and a preamble only average that. An expectation over the bins changes by its sampling error, std_k
     |v_k - r| exp(s^2 / 2) / sqrt(K), and |.| being 1-Lipschitz, std |v - r| <= std v: four of those, twice for the
     CRPS, whose square has slope 2. 2 % more covers bfloat16 logits.
-
-    Args:
-        config: The loss.
-        expected: `uniform_loss` of the batch.
-        target: The density ids, and what they stand for.
-        logit_std: Standard deviation of the fresh model's logits: `TIED_LOGIT_STD` or `UNTIED_LOGIT_STD`.
     """
     tolerance = 0.02 * abs(expected)
     if config.kind in CROSS_ENTROPY_KINDS or config.vocabulary == "full" or config.preamble_weight > 0:
@@ -125,7 +119,7 @@ def check_first_loss(
     Raises:
         TomatError: the measured value is not finite, or outside the tolerance.
     """
-    tolerance = first_loss_tolerance(config, expected, target=target, logit_std=logit_std)
+    tolerance = _tolerance(config, expected, target, logit_std)
     if math.isfinite(measured) and abs(measured - expected) <= tolerance:
         return
     raise TomatError(

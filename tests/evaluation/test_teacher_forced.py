@@ -122,7 +122,7 @@ def test_answer_for_a_voxel_depends_on_earlier_voxels_alone(grid, codec, layout,
     position = patches.density_start + voxel
     tokens[:, position] = DENSITY_START + (tokens[:, position].astype(int) + 1) % N_BINS
     before, after = evaluator.predict(decoder, [patches, dataclasses.replace(patches, tokens=tokens)])
-    for name in ("mean", "emd", "cross_entropy_nats"):
+    for name in ("mean_e_per_a3", "emd_e_per_a3", "cross_entropy_nats"):
         first, second = (getattr(p, name).reshape(2, -1) for p in (before, after))
         np.testing.assert_array_equal(first[:, : voxel + 1], second[:, : voxel + 1])
         assert (first[:, voxel + 1] != second[:, voxel + 1]).all()

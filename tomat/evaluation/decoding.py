@@ -15,18 +15,18 @@ BINS_PER_GROUP = 128
 vector lane count, and close to the square root of 16,384, where both steps cost the same."""
 
 
-class DecodedVoxels(NamedTuple):
-    """What a predicted distribution over bins says of each voxel; arrays [..., V]."""
+class DecodedVoxels[A](NamedTuple):
+    """What a predicted distribution over bins says of each voxel; all of one shape, JAX's or NumPy's."""
 
-    median_bin: Array
+    median_bin: A
     """int32: the smallest bin with a cumulative probability of at least 1/2, which minimises the expected error."""
-    mode_bin: Array
+    mode_bin: A
     """int32: the most probable bin."""
-    mean_e_per_a3: Array
+    mean_e_per_a3: A
     """float32: expectation over the codec's means."""
-    emd_e_per_a3: Array
+    emd_e_per_a3: A
     """float32: `E_{v~p} |v - rho_ref|` over the codec's medians, against the unquantised reference."""
-    cross_entropy_nats: Array
+    cross_entropy_nats: A
     """float32: -log p of the true bin."""
 
 
@@ -54,7 +54,9 @@ def median_bin(weights: Array) -> Array:
     return jnp.minimum(group[..., 0] * BINS_PER_GROUP + inside, n_bins - 1).astype(jnp.int32)
 
 
-def decode_logits(logits: Array, reference: Array, true_bins: Array, medians: Array, means: Array) -> DecodedVoxels:
+def decode_logits(
+    logits: Array, reference: Array, true_bins: Array, medians: Array, means: Array
+) -> DecodedVoxels[Array]:
     """Decode logits over the density bins.
 
     Args:
@@ -86,7 +88,7 @@ def decode_hidden(
     means: Array,
     *,
     block_voxels: int,
-) -> DecodedVoxels:
+) -> DecodedVoxels[Array]:
     """Decode every voxel of a batch of patches, `block_voxels` voxels of each patch at a time.
 
     The hidden state at position t predicts token t + 1, so voxel v is read at `density_start - 1 + v`. A voxel beyond
@@ -112,7 +114,7 @@ def decode_hidden(
         padded = jnp.pad(array, ((0, 0), (0, n_blocks * block - n_voxels)))
         return padded.reshape(array.shape[0], n_blocks, block).swapaxes(0, 1)
 
-    def decode_block(inputs: tuple[Array, Array, Array]) -> DecodedVoxels:
+    def decode_block(inputs: tuple[Array, Array, Array]) -> DecodedVoxels[Array]:
         voxels, block_reference, block_bins = inputs
         positions = jnp.minimum(density_start[:, None] - 1 + voxels[None, :], hidden.shape[1] - 1)
         at_voxels = jnp.take_along_axis(hidden, positions[:, :, None], axis=1)

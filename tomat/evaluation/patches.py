@@ -83,12 +83,6 @@ def inside_cell(anchors: np.ndarray, grid_shape: Sequence[int], patch_shape: Seq
     return (x[:, :, None, None] & y[:, None, :, None] & z[:, None, None, :]).reshape(len(anchors), -1)
 
 
-def first_copies(grid_shape: Sequence[int], patch_shape: Sequence[int]) -> np.ndarray:
-    """bool [voxel]: whether a patch has not held the voxel before (C order); only a patch larger than the cell has."""
-    x, y, z = (np.arange(patch) < side for patch, side in zip(patch_shape, grid_shape, strict=True))
-    return (x[:, None, None] & y[None, :, None] & z[None, None, :]).reshape(-1)
-
-
 def make_patches(
     grid: DensityGrid,
     anchors: np.ndarray,
@@ -127,10 +121,8 @@ def make_patches(
         )
     counted = np.zeros((len(anchors), n_voxels), dtype=bool)
     counted[:, :reached] = True
-    if tiling:
-        counted &= inside_cell(anchors, grid.grid_shape, patch_shape)
-    else:
-        counted &= first_copies(grid.grid_shape, patch_shape)
+    # Of a random patch all is counted that it has not held before, which is what fits into a cell from its origin.
+    counted &= inside_cell(anchors if tiling else np.zeros((1, 3)), grid.grid_shape, patch_shape)
     return EvaluationPatches(
         tokens=np.ascontiguousarray(rows[:, :length]),
         density_start=density_start,

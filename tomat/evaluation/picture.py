@@ -77,9 +77,9 @@ def teacher_forced_plane(
             f"the model reads {patches.tokens.shape[1]} tokens, too few for whole patches of {px} x {py} x {pz} "
             "voxels, so a plane cannot be tiled; draw a picture with a model of the layout's full context."
         )
-    predicted = evaluator.predict(model, [patches])[0].median[:, :, :, pz // 2]
+    bins = evaluator.predict(model, [patches])[0].median_bin[:, :, :, pz // 2]
     image = np.empty((nx, ny), dtype=np.float32)
-    for (x, y, _), tile in zip(anchors, predicted, strict=True):
+    for (x, y, _), tile in zip(anchors, evaluator.codec.decode(bins), strict=True):
         width, height = min(px, nx - x), min(py, ny - y)
         image[x : x + width, y : y + height] = tile[:width, :height]
     a, b, _, _, _, gamma = grid.lattice_parameters

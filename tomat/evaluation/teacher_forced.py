@@ -64,22 +64,6 @@ class TeacherForcedConfig:
         return replace(self, batch_size=-(-self.batch_size // data_axis_size) * data_axis_size)
 
 
-@dataclass(frozen=True, eq=False)
-class PatchPredictions:
-    """What the model says of the patches of one material; all float32 [patch, px, py, pz]."""
-
-    median: np.ndarray
-    """Median decoder, e/A^3."""
-    mean: np.ndarray
-    """Mean decoder, e/A^3."""
-    mode: np.ndarray
-    """Mode decoder, e/A^3."""
-    emd: np.ndarray
-    """Expected absolute error against the unquantised reference, e/A^3."""
-    cross_entropy_nats: np.ndarray
-    """-log p of the true bin."""
-
-
 class TeacherForcedEvaluator:
     """Compiles the evaluation of a model once, and runs it as often as asked: from the command line or a training hook.
 
@@ -144,13 +128,16 @@ class TeacherForcedEvaluator:
         model: LmHeadModel,
         materials: Sequence[EvaluationPatches],
         on_sequences: Callable[[int, int], None] | None = None,
-    ) -> list[PatchPredictions]:
+    ) -> list[DecodedVoxels[np.ndarray]]:
         """Teacher-forced predictions for the patches of several materials, batched together.
 
         Args:
             model: a causal decoder whose vocabulary is the codec's.
             materials: from `patches`.
             on_sequences: called with the number of sequences done, and of all.
+
+        Returns:
+            What the model says of the patches of each material; arrays [patch, px, py, pz].
 
         Raises:
             TomatError: the model's vocabulary is too small for the codec.
@@ -162,26 +149,18 @@ class TeacherForcedEvaluator:
                 "codec it was trained with (the run's codec.json)."
             )
         total = sum(patches.n_patches for patches in materials)
-        parts: list[DecodedVoxels] = []
+        parts: list[DecodedVoxels[np.ndarray]] = []
         for start, batch in self._batches(materials):
             decoded = _decode_batch(model, batch, self.medians, self.means, self.config.block_voxels, *self._placement)
             parts.append(jax.tree.map(_on_host, decoded))
             if on_sequences is not None:
                 on_sequences(min(start + self.config.batch_size, total), total)
-        whole: DecodedVoxels = jax.tree.map(lambda *leaves: np.concatenate(leaves)[:total], *parts)
+        whole: DecodedVoxels[np.ndarray] = jax.tree.map(lambda *leaves: np.concatenate(leaves)[:total], *parts)
         predictions, row = [], 0
         for patches in materials:
             rows, shape = slice(row, row + patches.n_patches), (patches.n_patches, *patches.patch_shape)
-            own = DecodedVoxels(*(leaf[rows, : patches.true_bins.shape[1]].reshape(shape) for leaf in whole))
-            predictions.append(
-                PatchPredictions(
-                    median=self.medians[own.median_bin],
-                    mean=np.asarray(own.mean_e_per_a3),
-                    mode=self.medians[own.mode_bin],
-                    emd=np.asarray(own.emd_e_per_a3),
-                    cross_entropy_nats=np.asarray(own.cross_entropy_nats),
-                )
-            )
+            own = (leaf[rows, : patches.true_bins.shape[1]].reshape(shape) for leaf in whole)
+            predictions.append(DecodedVoxels(*own))
             row += patches.n_patches
         return predictions
 
@@ -260,7 +239,7 @@ class TeacherForcedEvaluator:
 
 
 def measure(
-    material_id: str, patches: EvaluationPatches, predictions: PatchPredictions, codec: DensityCodec
+    material_id: str, patches: EvaluationPatches, predictions: DecodedVoxels[np.ndarray], codec: DensityCodec
 ) -> MaterialResult:
     """The figures of one material, of the model and of the baselines, over the counted voxels.
 
@@ -272,22 +251,23 @@ def measure(
     counted = patches.counted.reshape(patches.reference.shape)
     reference = patches.reference[counted]
     visible = patches.visible(codec)
+    median, mode = (codec.decode(bins[counted]) for bins in (predictions.median_bin, predictions.mode_bin))
     constant = float(np.median(reference))
     baselines = predict_baselines(visible, codec, constant)
     try:
-        charge = electron_count(predictions.median[counted], reference, patches.voxel_volume_a3)
+        predicted_e, reference_e = electron_count(median, reference, patches.voxel_volume_a3)
         return MaterialResult(
             material_id=material_id,
             patches=patches.n_patches,
             voxels=patches.n_voxels,
-            teacher_forced_nmae_median=nmae(predictions.median[counted], reference),
-            teacher_forced_nmae_mean=nmae(predictions.mean[counted], reference),
-            teacher_forced_nmae_mode=nmae(predictions.mode[counted], reference),
-            teacher_forced_nemd=nemd(predictions.emd[counted], reference),
+            teacher_forced_nmae_median=nmae(median, reference),
+            teacher_forced_nmae_mean=nmae(predictions.mean_e_per_a3[counted], reference),
+            teacher_forced_nmae_mode=nmae(mode, reference),
+            teacher_forced_nemd=nemd(predictions.emd_e_per_a3[counted], reference),
             teacher_forced_cross_entropy_nats=float(predictions.cross_entropy_nats[counted].mean(dtype=np.float64)),
-            teacher_forced_charge_relative_error=charge.relative_error,
-            teacher_forced_charge_e=charge.predicted_e,
-            reference_charge_e=charge.reference_e,
+            teacher_forced_charge_relative_error=(predicted_e - reference_e) / reference_e,
+            teacher_forced_charge_e=predicted_e,
+            reference_charge_e=reference_e,
             codec_floor_nmae=nmae(quantise(reference, codec), reference),
             lorenzo_nmae=nmae(baselines["lorenzo"][counted], reference),
             copy_previous_nmae=nmae(baselines["copy_previous"][counted], reference),
@@ -307,7 +287,7 @@ def _decode_batch(
     block_voxels: int,
     axis_mapping: ResourceMapping | None,
     policy: jmp.Policy | None,
-) -> DecodedVoxels:
+) -> DecodedVoxels[Array]:
     """Forward pass and decoding of one batch: arrays [batch, voxel].
 
     The inputs are NumPy arrays, which JAX takes as the same on every host; inside they are traced.

@@ -76,11 +76,6 @@ def assert_same_values_and_gradients(attention, q, k, v, mask):
         np.testing.assert_allclose(grad.rearrange(expected_grad.axes).array, expected_grad.array, atol=5e-5)
 
 
-def segments(*lengths: int) -> tuple[hax.NamedArray, hax.NamedArray]:
-    ids = hax.named(np.repeat(np.arange(len(lengths)), lengths), Axis("position", sum(lengths)))
-    return ids, ids
-
-
 @pytest.mark.parametrize(
     ("num_heads", "num_kv_heads", "mask", "blocks", "mesh"),
     [
@@ -96,10 +91,10 @@ def segments(*lengths: int) -> tuple[hax.NamedArray, hax.NamedArray]:
         pytest.param(
             2,
             1,
-            AttentionMask.causal(segment_ids=segments(90, 166)),
+            AttentionMask.causal(),
             SplashBlockSizes(256, 256, 128, 128, 256, 128, use_fused_bwd=True, q_layout="seq_minor", interpret=True),
             contextlib.nullcontext,
-            id="segments-fused-mixed-tiles",
+            id="fused-mixed-tiles",
         ),
     ],
 )

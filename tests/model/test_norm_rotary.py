@@ -55,7 +55,7 @@ def test_values_and_gradients_are_the_formulas(batch, n_chunks, heads, head_size
         out, pull = jax.vjp(function, x, weight)
         return out, *jax.tree.leaves(pull(by_out))
 
-    got = run(lambda x, w: norm_rotate(x, w, cos, sin, eps=eps, block_positions=block, interpret=True))
+    got = run(lambda x, w: norm_rotate(x, w, cos, sin, eps, QkRotaryConfig("pallas", block, interpret=True)))
     expected = run(lambda x, w: formula(x, w, cos, sin, eps))
     assert len(got) == len(expected) == (3 if with_norm else 2)
     for a, b in zip(got, expected, strict=True):
@@ -127,7 +127,7 @@ def test_what_the_kernel_cannot_do_is_refused():
     with pytest.raises(TomatError, match=r"kernel is 'triton'; expected xla or pallas"):
         QkRotaryConfig("triton")  # pyright: ignore[reportArgumentType]
     with pytest.raises(TomatError, match=r"got 96 positions and a head size of 128"):
-        norm_rotate(jnp.zeros((1, 1, 96, 128)), None, jnp.zeros((96, 128)), jnp.zeros((96, 128)), eps=0.0)
+        norm_rotate(jnp.zeros((1, 1, 96, 128)), None, *jnp.zeros((2, 96, 128)), 0.0, QkRotaryConfig("pallas"))
     flash = attention_config(attn_backend=AttentionBackend.JAX_FLASH, qk_rotary=QkRotaryConfig("pallas"))
     with pytest.raises(TomatError, match=r"the attention backend is .*jax_flash.*qk_rotary.kernel: xla"):
         attention_and_gradient(flash)

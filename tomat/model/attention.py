@@ -236,9 +236,7 @@ def _norm_rotate_named(
     eps = 0.0 if norm is None else norm.eps
 
     def rotate(x: jax.Array, weight: jax.Array | None, cos: jax.Array, sin: jax.Array) -> jax.Array:
-        return norm_rotate(
-            x, weight, cos, sin, eps=eps, block_positions=config.block_positions, interpret=config.interpret
-        )
+        return norm_rotate(x, weight, cos, sin, eps, config)
 
     mesh = jax.sharding.get_abstract_mesh()
     if not mesh.empty:

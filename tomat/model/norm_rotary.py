@@ -77,10 +77,8 @@ def norm_rotate(
     weight: jax.Array | None,
     cos: jax.Array,
     sin: jax.Array,
-    *,
     eps: float,
-    block_positions: int = 1024,
-    interpret: bool = False,
+    config: QkRotaryConfig,
 ) -> jax.Array:
     """Rotary embedding of the RMS norm of `x` over D.
 
@@ -93,8 +91,7 @@ def norm_rotate(
         cos: Float32 `[S, D]`.
         sin: Float32 `[S, D]`, negative in the first half of D.
         eps: Of the norm.
-        block_positions: Most positions per step of the kernel.
-        interpret: Run in Pallas' interpreter.
+        config: Most positions per step of the kernel, and whether it runs in Pallas' interpreter.
 
     Returns:
         `[B, H, S, D]` in the type of `x`. Differentiable by `x` and `weight`.
@@ -108,7 +105,7 @@ def norm_rotate(
             f"the norm and rotary kernel got {S} positions and a head size of {D}; expected multiples of {ROWS} and "
             f"{LANES}. Use model.qk_rotary.kernel: xla."
         )
-    spec = _Spec(None if weight is None else eps, largest_divisor(S, block_positions, ROWS), interpret)
+    spec = _Spec(None if weight is None else eps, largest_divisor(S, config.block_positions, ROWS), config.interpret)
     w = jnp.ones((D,), x.dtype) if weight is None else weight
     return _norm_rotate(spec, x, w, cos, sin)
 

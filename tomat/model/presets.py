@@ -10,8 +10,6 @@ from typing import Any
 
 from tomat.base.errors import TomatError
 
-_COMMON: dict[str, Any] = {"tie_word_embeddings": True, "rope": {"type": "llama3"}}
-
 
 def _preset(*, hidden_dim: int, num_layers: int, num_heads: int, intermediate_dim: int) -> dict[str, Any]:
     """Model keys of a decoder whose heads each have their own keys and values (`num_kv_heads` = `num_heads`)."""
@@ -21,7 +19,8 @@ def _preset(*, hidden_dim: int, num_layers: int, num_heads: int, intermediate_di
         "num_heads": num_heads,
         "num_kv_heads": num_heads,
         "intermediate_dim": intermediate_dim,
-        **_COMMON,
+        "tie_word_embeddings": True,
+        "rope": {"type": "llama3"},
     }
 
 

@@ -13,10 +13,9 @@ from typing import Literal, cast
 
 import haliax as hax
 import jax
-import jax.numpy as jnp
 from haliax import Axis, NamedArray
 from haliax.partitioning import pspec_for_axis
-from jax.experimental.pallas.ops.tpu.splash_attention import SegmentIds, splash_attention_kernel, splash_attention_mask
+from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel, splash_attention_mask
 from jax.sharding import NamedSharding, PartitionSpec
 from levanter.layers.attention import AttentionMask
 
@@ -150,7 +149,7 @@ def splash_attention(
         q: [..., kv_head, q_heads_per_group, position, head_size].
         k: [..., kv_head, key_position, head_size].
         v: As `k`.
-        mask: Causal, with or without a sliding window and segment ids.
+        mask: Causal, with or without a sliding window.
         blocks: The tiles.
         q_is_scaled: The queries are already divided by sqrt(head_size).
 
@@ -160,10 +159,11 @@ def splash_attention(
     Raises:
         TomatError: A mask that the kernel does not have, positions split over the mesh, or tiles that do not fit.
     """
-    if not mask.is_causal or not (mask.explicit_mask is mask.causal_offset is mask.bidirectional_window is None):
+    others = (mask.explicit_mask, mask.causal_offset, mask.bidirectional_window, mask.segment_ids)
+    if not mask.is_causal or any(other is not None for other in others):
         raise TomatError(
-            "splash attention takes a causal mask with an optional sliding window and segment ids; use attn_backend "
-            "jax_flash or vanilla for any other."
+            "splash attention takes a causal mask with an optional sliding window; use attn_backend jax_flash or "
+            "vanilla for any other."
         )
     KvHead, Group, Pos = (q.resolve_axis(name) for name in ("kv_head", "q_heads_per_group", "position"))
     Batch = tuple(axis for axis in q.axes if axis.name not in (KvHead.name, Group.name, Pos.name, "head_size"))
@@ -196,7 +196,6 @@ def splash_attention(
         flatten_group(flatten_group(array, heads, "heads"), Batch, "batch").array
         for array, heads in ((scaled, (KvHead, Group)), (k, (KvHead,)), (v, (KvHead,)))
     ]
-    segments = None if mask.segment_ids is None else _segment_ids(mask.segment_ids, Batch, Pos)
 
     attend: Callable[..., jax.Array] = _attend_batch
     if not mesh.empty:
@@ -209,18 +208,17 @@ def splash_attention(
                 spec,
                 spec,
                 spec,
-                PartitionSpec(batch_entry),
             ),
             out_specs=spec,
             check_vma=False,  # a Pallas call does not say over which mesh axes its result varies
         )
-    out = attend(kernel, *bhsd, segments)
+    out = attend(kernel, *bhsd)
     return hax.named(out.reshape([axis.size for axis in q.axes]), q.axes)
 
 
-def _attend_batch(kernel: splash_attention_kernel.SplashAttentionKernel, q, k, v, segments) -> jax.Array:
-    """`kernel` over the batch axis: q [B, H, S, D], k and v [B, key heads, S, D], segments [B, S] or None."""
-    return cast(jax.Array, jax.vmap(kernel)(q, k, v, segments))
+def _attend_batch(kernel: splash_attention_kernel.SplashAttentionKernel, q, k, v) -> jax.Array:
+    """`kernel` over the batch axis: q [B, H, S, D], k and v [B, key heads, S, D]."""
+    return cast(jax.Array, jax.vmap(kernel)(q, k, v))
 
 
 def mesh_axes(axes: tuple[Axis, ...]) -> tuple[str, ...] | None:
@@ -234,17 +232,6 @@ def mesh_axes(axes: tuple[Axis, ...]) -> tuple[str, ...] | None:
 def flatten_group(array: NamedArray, axes: tuple[Axis, ...], name: str) -> NamedArray:
     """`array` with `axes` as one axis `name`, a new leading one of size 1 if `axes` is empty."""
     return array.flatten_axes(axes, name) if axes else array.broadcast_axis(Axis(name, 1))
-
-
-def _segment_ids(ids: tuple[NamedArray, NamedArray], Batch: tuple[Axis, ...], Pos: Axis) -> SegmentIds:
-    """Segment ids of queries and keys, each [B, S]."""
-
-    def flat(array: NamedArray) -> jax.Array:
-        array = array.rename({axis.name: Pos.name for axis in array.axes if axis.name == "key_position"})
-        return flatten_group(array.broadcast_to((*Batch, Pos)), Batch, "batch").array.astype(jnp.int32)
-
-    queries, keys = ids
-    return SegmentIds(flat(queries), flat(keys))
 
 
 def largest_divisor(n: int, limit: int, multiple_of: int = 1) -> int:

@@ -21,7 +21,8 @@ PROLOGUE = """
 import atexit, faulthandler, hashlib, sys, time
 from tomat.base.layout import STOPPED_STATUS
 from tomat.training.preemption import StopRequest
-stop = StopRequest(grace_seconds=float(sys.argv[1]), on_overrun=lambda message: print("overrun", flush=True))
+stop = StopRequest(grace_seconds=float(sys.argv[1]))
+stop.on_overrun = lambda message: print("overrun", flush=True)
 
 def compile_something():
     # Native code that lets other threads run and cannot be interrupted, as a compilation is.

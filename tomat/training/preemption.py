@@ -59,12 +59,12 @@ class StopRequest:
 
     Args:
         grace_seconds: How long the process may live after the first SIGTERM.
-        on_overrun: Called with one sentence when the grace is over, before the process is ended.
     """
 
-    def __init__(self, grace_seconds: float = 25.0, on_overrun: Callable[[str], None] | None = None) -> None:
+    def __init__(self, grace_seconds: float = 25.0) -> None:
         self.grace_seconds = grace_seconds
-        self.on_overrun = on_overrun
+        self.on_overrun: Callable[[str], None] | None = None
+        """Called with one sentence when the grace is over, before the process is ended."""
         self.cause = ""
         """`SIGTERM`, `Ctrl-C`, or the notice that was read; empty while nobody asked."""
         self.agreed = False
@@ -116,7 +116,7 @@ class StopRequest:
         self._deferred = False
         self.unsaved = False
         if self.asked and not self.agreed:
-            self._raise(KeyboardInterrupt() if self.cause == CTRL_C else SystemExit(STOPPED_STATUS))
+            self._raise()
 
     @property
     def status(self) -> int:
@@ -134,10 +134,8 @@ class StopRequest:
             raise
 
     def limit_exit(self, status: int) -> None:
-        """End the process with `status` after the grace, if it has not ended by itself.
-
-        After an error on one of several hosts: what is open may wait for hosts that are gone.
-        """
+        """End the process with `status` after the grace, if it has not ended by itself: what is open may wait for hosts
+        that are gone."""
         timer = threading.Timer(self.grace_seconds, _leave, (status, "the hosts that are left did not answer"))
         timer.daemon = True
         timer.start()
@@ -191,14 +189,14 @@ class StopRequest:
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self._ask(CTRL_C if number == signal.SIGINT else "SIGTERM")
         if not self._deferred:
-            self._raise(KeyboardInterrupt() if number == signal.SIGINT else SystemExit(STOPPED_STATUS))
+            self._raise()
 
-    def _raise(self, end: BaseException) -> None:
-        """Raise `end`, once: a copy of the signal must not interrupt what the first exception closes, such as a lease.
-        A second press, a second SIGTERM and the end of the grace are left to the watching thread."""
+    def _raise(self) -> None:
+        """End the process by an exception, once: a copy of the signal must not interrupt what the first one closes,
+        such as a lease. A second press, a second SIGTERM and the end of the grace are left to the watching thread."""
         if not self._raised:
             self._raised = True
-            raise end
+            raise KeyboardInterrupt if self.cause == CTRL_C else SystemExit(STOPPED_STATUS)
 
     def _ask(self, cause: str) -> None:
         with self._lock:

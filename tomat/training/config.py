@@ -249,6 +249,25 @@ class TrainConfig:
             raise TomatError("trainer.train_batch_size is a schedule; tomat expects one integer.")
         return size
 
+    def check_batch(self, data_axis_size: int, where: str = "") -> None:
+        """Refuse a batch that devices cannot share evenly.
+
+        Args:
+            data_axis_size: Devices on the data axis.
+            where: The slice they are of, such as " on v6e-16".
+
+        Raises:
+            TomatError: With the unit of which the batch must be a multiple.
+        """
+        microbatch = max(self.trainer.per_device_parallelism, 1)
+        unit = data_axis_size * microbatch
+        if self.batch_size < 1 or self.batch_size % unit:
+            raise TomatError(
+                f"trainer.train_batch_size is {self.batch_size}; expected a multiple of {unit}{where}, which is "
+                f"{data_axis_size} device(s) on the data axis times a microbatch of {microbatch} per device. Change "
+                "the batch, trainer.per_device_parallelism or the slice."
+            )
+
     def model_config(self) -> LmConfig:
         """The model's configuration with the run's sequence length."""
         return dataclasses.replace(self.model, max_seq_len=self.seq_len)

@@ -21,16 +21,6 @@ from tomat.training.devices import ignore_absent_tpu
 from tomat.training.tracking import JsonLinesTrackerConfig
 
 
-def set_compiler_flags(config: TrainConfig) -> None:
-    """Hand the configured XLA flags to the compilers, which read them from the environment at the first device use."""
-    for variable, flags in (
-        ("XLA_FLAGS", config.compiler.xla_flags),
-        ("LIBTPU_INIT_ARGS", config.compiler.libtpu_args),
-    ):
-        if flags:
-            os.environ[variable] = " ".join([os.environ.get(variable, ""), *flags]).strip()
-
-
 def connect(config: TrainConfig) -> TrainerConfig:
     """Set the compilers' flags and start `jax.distributed`; the first call that touches a device. Writes nothing.
 
@@ -43,14 +33,18 @@ def connect(config: TrainConfig) -> TrainerConfig:
             "trackers.tensorboard is set, but tensorboardX is not installed; install it with "
             "`uv sync --extra tensorboard`."
         )
-    set_compiler_flags(config)
+    # The compilers read their flags from the environment at the first device use.
+    flags = {"XLA_FLAGS": config.compiler.xla_flags, "LIBTPU_INIT_ARGS": config.compiler.libtpu_args}
+    for variable, given in flags.items():
+        if given:
+            os.environ[variable] = " ".join([os.environ.get(variable, ""), *given]).strip()
     # JAX's own service takes SIGTERM in C++, where neither the grace nor a second signal can be told from it.
     jax.config.update("jax_enable_preemption_service", False)
     ignore_absent_tpu()
     # Before any collective: on a pod, `jax.device_count()` is right only after this.
     trainer_config.distributed.initialize()
     trainer_config.distributed = dataclasses.replace(trainer_config.distributed, initialize_jax_distributed=False)
-    check_batch(config, trainer_config)
+    config.check_batch(trainer_config.data_axis_size)
     return trainer_config
 
 
@@ -124,16 +118,3 @@ def quiet_terminal() -> None:
             handler.setLevel(logging.WARNING)
     # Levanter 0.2.227 warns once for every optional part that a model does not have, some 40 lines for each load.
     logging.getLogger("levanter.tensorstore_serialization").setLevel(logging.ERROR)
-
-
-def check_batch(config: TrainConfig, trainer_config: TrainerConfig) -> None:
-    """Refuse a batch that the devices cannot share evenly, before Levanter does it with an assertion."""
-    data_axis = trainer_config.data_axis_size
-    per_device = trainer_config.per_device_parallelism
-    unit = data_axis * (per_device if per_device > 0 else 1)
-    if config.batch_size < 1 or config.batch_size % unit != 0:
-        raise TomatError(
-            f"trainer.train_batch_size is {config.batch_size}; expected a multiple of {unit}, which is {data_axis} "
-            f"device(s) on the data axis times a microbatch of {max(per_device, 1)} per device. Change the batch or "
-            "trainer.per_device_parallelism."
-        )

@@ -85,17 +85,6 @@ def density_target(config: TrainConfig, value_table: np.ndarray | None) -> Densi
     return DensityTarget(data.n_density_tokens, value_table, tokens_per_voxel=data.sequence_layout.tokens_per_voxel)
 
 
-def build_loss_function(config: TrainConfig, value_table: np.ndarray | None) -> DensityLossFunction:
-    """The loss function of a run.
-
-    Args:
-        config: The run.
-        value_table: float32 `[n_density_tokens]`, e/A^3; None for two tokens per voxel.
-    """
-    gather = config.trainer_config().compute_axis_mapping if config.sharding == "zero1" else None
-    return DensityLossFunction(config.loss, density_target(config, value_table), gather)
-
-
 def build_trainer(config: TrainConfig, trainer_config: TrainerConfig, value_table: np.ndarray | None) -> Trainer:
     """Levanter's trainer with tomat's loss and the configured optimizer, guarded, without hooks.
 
@@ -105,9 +94,10 @@ def build_trainer(config: TrainConfig, trainer_config: TrainerConfig, value_tabl
         value_table: float32 `[n_density_tokens]`, e/A^3; None for two tokens per voxel.
     """
     optimizer = guard_updates(config.optimizer.build(trainer_config.num_train_steps), config.guards)
+    gather = config.trainer_config().compute_axis_mapping if config.sharding == "zero1" else None
+    loss_function = DensityLossFunction(config.loss, density_target(config, value_table), gather)
     # Levanter 0.2.227 types the loss with arguments that its trainer never passes.
-    loss_function = cast(Any, build_loss_function(config, value_table))
-    return Trainer(trainer_config, optimizer, loss_function, add_default_hooks=False)
+    return Trainer(trainer_config, optimizer, cast(Any, loss_function), add_default_hooks=False)
 
 
 def model_initialiser(config: TrainConfig, key: PRNGKeyArray) -> Callable[[], LmHeadModel]:

@@ -25,7 +25,7 @@ from tomat.base.stages import DONE
 from tomat.hardware.chips import Slice
 from tomat.planning.compile.child import EXECUTABLE_FILE, MEMORY_SUFFIX, PROGRAM_FILE, SCHEDULE_FILE, needed_files
 from tomat.planning.compile.process import Limits, ask, request_key
-from tomat.planning.compile.topology import compiler_version
+from tomat.planning.compile.topology import compiler_version, data_axis_size
 from tomat.planning.cost.memory import MemoryReport
 from tomat.planning.plan_cache import open_cache, open_result
 
@@ -143,7 +143,7 @@ def compile_step(
     """
     compiler = compiler_version()
     limits = limits or Limits()
-    check_batch(config, slice_)
+    config.check_batch(data_axis_size(config, slice_.n_devices), f" on {slice_.name}")
     cache = cache_dir or default_cache_dir()
     programs = open_cache(cache)
     request = {
@@ -170,25 +170,6 @@ def compile_step(
         on_stage(answer.evicted)
     on_stage(DONE)
     return CompiledStep(answer.folder, answer.result, cached=False, lock=answer.lock)
-
-
-def check_batch(config: TrainConfig, slice_: Slice) -> None:
-    """Refuse a batch that the slice's devices cannot share evenly.
-
-    Raises:
-        TomatError: With the unit of which the batch must be a multiple.
-    """
-    from tomat.planning.compile.topology import data_axis_size
-
-    data_axis = data_axis_size(config, slice_.n_devices)
-    per_device = config.trainer.per_device_parallelism
-    unit = data_axis * max(per_device, 1)
-    if config.batch_size < 1 or config.batch_size % unit:
-        raise TomatError(
-            f"trainer.train_batch_size is {config.batch_size}; expected a multiple of {unit} on {slice_.name}, which "
-            f"is {data_axis} device(s) on the data axis times a microbatch of {max(per_device, 1)} per device. Change "
-            "the batch, trainer.per_device_parallelism or --slice."
-        )
 
 
 def _from_cache(request_file: Path, programs: Path, executable: bool) -> CompiledStep | None:

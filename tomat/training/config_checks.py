@@ -250,13 +250,8 @@ def check_loading(trainer: TrainerConfig) -> None:
     Raises:
         TomatError: With tomat's own options.
     """
-    for key, unset in (
-        ("initialize_from", None),
-        ("load_checkpoint_path", None),
-        ("load_checkpoint", None),
-        ("allow_partial_checkpoint", False),
-    ):
-        _refuse_if_set(f"trainer.{key}", getattr(trainer, key), unset, _OPTIONS)
+    for name in ("initialize_from", "load_checkpoint_path", "load_checkpoint", "allow_partial_checkpoint"):
+        _refuse_if_set(f"trainer.{name}", getattr(trainer, name), _default(trainer, name), _OPTIONS)
     if trainer.checkpointer.keep_last_temporary_checkpoints < 1:
         raise TomatError(
             "trainer.checkpointer.keep_last_temporary_checkpoints is "

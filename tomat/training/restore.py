@@ -6,7 +6,6 @@ rearranged. And a run with `trainer.model_averaging` has two sets of weights: wh
 """
 
 import dataclasses
-import re
 from typing import Any
 
 import equinox as eqx
@@ -27,9 +26,8 @@ from tomat.runs.checkpoints import AVERAGED, Checkpoint, array_shapes, weights_k
 from tomat.training.config import TrainConfig
 from tomat.training.step import model_initialiser
 
-STACKED, UNROLLED = ".stacked", re.compile(r"\.blocks\[(\d+)\]")
+STACKED, BLOCK = ".stacked", ".blocks[{}]"
 """How the path of an array inside Haliax's `Stacked` and `BlockSeq` (0.2.227) says which layers it holds."""
-
 
 MODEL_KEY, TRAINING_KEY = 0, 1
 """What a run's seed is folded with for the weights and the training step."""
@@ -54,44 +52,34 @@ def initial_state(
     training_key, model_key = (jax.random.fold_in(seed_key, number) for number in (TRAINING_KEY, MODEL_KEY))
     loaded = source or weights
     try:
-        if weights is None:
-            return _restored_or_fresh(config, trainer, None if source is None else source.path, training_key, model_key)
-        model, _ = load_weights(config, weights.path, trainer.parameter_axis_mapping, trainer.device_mesh)
-        return begin_with_weights(trainer, training_key, model)
+        if weights is not None:
+            model, _ = load_weights(config, weights.path, trainer.parameter_axis_mapping, trainer.device_mesh)
+            return _begin_with_weights(trainer, training_key, model)
+        stored = config if source is None else _as_stored(config, source.path)
+        if stored is config:
+            return trainer.initial_state(training_key, model_init=model_initialiser(config, model_key))
+        wanted = eqx.filter_eval_shape(
+            lambda: TrainerState.init(
+                trainer.optimizer,
+                model_initialiser(config, model_key)(),
+                key=training_key,
+                mp=trainer.mp,
+                quantization=trainer.config.quantization,
+                model_averaging=trainer.config.model_averaging,
+            )
+        )
+        # Without a name here: `rearrange` is to be the only one that holds it.
+        return rearrange(
+            trainer.initial_state(training_key, model_init=model_initialiser(stored, model_key)),
+            wanted,
+            trainer.parameter_axis_mapping,
+            trainer.device_mesh,
+        )
     except (ValueError, KeyError, FileNotFoundError) as error:
         raise TomatError(
             f"the checkpoint {loaded.path if loaded else ''} does not hold this model and optimizer ({error}); use the "
             "run's own settings, or another run_name."
         ) from error
-
-
-def _restored_or_fresh(
-    config: TrainConfig, trainer: Trainer, checkpoint: str | None, training_key: PRNGKeyArray, model_key: PRNGKeyArray
-) -> TrainerState:
-    """The state of the checkpoint that the trainer's configuration names, or a fresh one."""
-    initialiser = model_initialiser(config, model_key)
-    stored = config if checkpoint is None else _as_stored(config, checkpoint)
-    if stored is config:
-        return trainer.initial_state(training_key, model_init=initialiser)
-
-    def fresh() -> TrainerState:
-        return TrainerState.init(
-            trainer.optimizer,
-            initialiser(),
-            key=training_key,
-            mp=trainer.mp,
-            quantization=trainer.config.quantization,
-            model_averaging=trainer.config.model_averaging,
-        )
-
-    wanted = eqx.filter_eval_shape(fresh)
-    # Without a name here: `rearrange` is to be the only one that holds it.
-    return rearrange(
-        trainer.initial_state(training_key, model_init=model_initialiser(stored, model_key)),
-        wanted,
-        trainer.parameter_axis_mapping,
-        trainer.device_mesh,
-    )
 
 
 def load_weights(
@@ -119,7 +107,7 @@ def load_weights(
     return load() if stored is config else rearrange(load(), wanted, axis_mapping, mesh), kind
 
 
-def begin_with_weights(trainer: Trainer, training_key: PRNGKeyArray, model: LmHeadModel) -> TrainerState:
+def _begin_with_weights(trainer: Trainer, training_key: PRNGKeyArray, model: LmHeadModel) -> TrainerState:
     """The trainer's fresh state around weights that are there already."""
     state = trainer.initial_state(training_key, model=model)
     if state.model_averaging is None:
@@ -145,36 +133,24 @@ def rearrange(loaded: Any, wanted: Any, axis_mapping: ResourceMapping, mesh: Mes
     """
     leaves = {keystr(path): leaf for path, leaf in tree_flatten_with_path(loaded, is_leaf=_is_named)[0]}
     del loaded
-    shapes, structure = tree_flatten_with_path(wanted, is_leaf=_is_named)
-    unstacked: dict[str, list[Any]] = {}
-    result = []
-    for path, shape in shapes:
-        key = keystr(path)
-        layer = UNROLLED.search(key)
-        if key in leaves:
-            array = _array(leaves.pop(key))
-        elif layer is not None:
-            stacked = UNROLLED.sub(STACKED, key)
-            if stacked not in unstacked:
-                if stacked not in leaves:
-                    raise _no_counterpart(key)
-                unstacked[stacked] = _take_apart(leaves.pop(stacked), shape, axis_mapping, mesh)
-            index = int(layer.group(1))
-            if index >= len(unstacked[stacked]):
-                raise _no_counterpart(key)
-            array, unstacked[stacked][index] = unstacked[stacked][index], None
-        elif STACKED in key:
-            array = _stack(leaves, key, shape, axis_mapping, mesh)
-        else:
+    paths, structure = tree_flatten_with_path(wanted, is_leaf=_is_named)
+    shapes = {keystr(path): shape for path, shape in paths}
+    for key in [key for key in leaves if STACKED in key and key not in shapes]:
+        first = key.replace(STACKED, BLOCK.format(0))
+        if first not in shapes:
             raise _no_counterpart(key)
-        if array.shape != _array(shape).shape:
+        for index, layer in enumerate(_take_apart(leaves.pop(key), shapes[first], axis_mapping, mesh)):
+            leaves[key.replace(STACKED, BLOCK.format(index))] = layer
+    for key in [key for key in shapes if STACKED in key and key not in leaves]:
+        leaves[key] = _stack(leaves, key, shapes[key], axis_mapping, mesh)
+    result = []
+    for key, shape in shapes.items():
+        array = _array(leaves.pop(key, None))
+        if array is None or array.shape != _array(shape).shape:
             raise _no_counterpart(key)
         result.append(NamedArray(array, shape.axes) if _is_named(shape) else array)
-    left = [
-        f"layer {i} of {key}" for key, parts in unstacked.items() for i, part in enumerate(parts) if part is not None
-    ]
-    if leaves or left:
-        raise _no_counterpart(next(iter([*leaves, *left])))
+    if leaves:
+        raise _no_counterpart(next(iter(leaves)))
     return tree_unflatten(structure, result)
 
 
@@ -216,9 +192,8 @@ def _take_apart(stacked: Any, layer: Any, axis_mapping: ResourceMapping, mesh: M
 
 
 def _stack(leaves: dict[str, Any], key: str, shape: Any, axis_mapping: ResourceMapping, mesh: Mesh) -> jax.Array:
-    prefix, suffix = key.split(STACKED, 1)
     layers = []
-    while (name := f"{prefix}.blocks[{len(layers)}]{suffix}") in leaves:
+    while (name := key.replace(STACKED, BLOCK.format(len(layers)))) in leaves:
         layers.append(leaves.pop(name))
     if not layers:
         raise _no_counterpart(key)

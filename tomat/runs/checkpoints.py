@@ -279,8 +279,7 @@ def copy(checkpoint: Checkpoint, destination: str) -> None:
             with source.open(name, "rb") as read, target.open(to, "wb") as write:
                 while block := read.read(64 * 1024**2):
                     write.write(block)
-    metadata = {**(_json(source, f"{source_root}/{METADATA_FILE}") or {}), "is_temporary": False}
-    write_metadata(destination, metadata)
+    mark_permanent(destination, checkpoint.path)
     copied = examine(destination, checkpoint.step, read_data=True)
     if not copied.whole:
         raise RetryableError(
@@ -288,17 +287,10 @@ def copy(checkpoint: Checkpoint, destination: str) -> None:
         )
 
 
-def read_metadata(path: str) -> dict[str, Any]:
-    """The `metadata.json` of a checkpoint; empty where it has none that can be read."""
-    files, root = fsspec.core.url_to_fs(path)
-    try:
-        return _json(files, f"{root}/{METADATA_FILE}") or {}
-    except FileNotFoundError:
-        return {}
-
-
-def write_metadata(path: str, metadata: dict[str, Any]) -> None:
-    """Write the `metadata.json` of a checkpoint in one step."""
+def mark_permanent(path: str, source: str | None = None) -> None:
+    """Write the `metadata.json` of a permanent checkpoint in one step, from its own or, of a copy, from `source`'s."""
+    files, root = fsspec.core.url_to_fs(source or path)
+    metadata = {**(_json(files, f"{root}/{METADATA_FILE}") or {}), "is_temporary": False}
     Store(path).write(METADATA_FILE, json.dumps(metadata).encode())
 
 

@@ -13,7 +13,7 @@ from jax.experimental import multihost_utils
 from jax.experimental.array_serialization.serialization import GlobalAsyncCheckpointManager
 from levanter.checkpoint import Checkpointer, CheckpointerConfig, CheckpointInterval
 
-from tomat.runs.checkpoints import Checkpoint, examine, read_metadata, remove, unmark, write_metadata
+from tomat.runs.checkpoints import Checkpoint, examine, mark_permanent, remove, unmark
 from tomat.runs.checksums import write_checksums
 
 logger = logging.getLogger(__name__)
@@ -121,7 +121,7 @@ class RunCheckpointer(Checkpointer):
     def _make_permanent(self, path: str, commit_callback: Callable[[], None] | None) -> None:
         self._manager.wait_until_finished()
         if jax.process_index() == 0:
-            write_metadata(path, {**read_metadata(path), "is_temporary": False})
+            mark_permanent(path)
         if commit_callback is not None:
             commit_callback()
 

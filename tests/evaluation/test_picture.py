@@ -19,8 +19,6 @@ def test_plane_holds_the_reference_and_the_models_answer(plane, grid, codec):
     np.testing.assert_array_equal(plane.reference, grid.rho[:, :, plane.plane])
     assert plane.predicted.shape == (7, 5)
     assert np.isin(plane.predicted, codec.decode(np.arange(64, dtype=np.uint16))).all()
-    assert (plane.length_a, plane.length_b) == (pytest.approx(3.0), pytest.approx(np.hypot(0.7, 2.8)))
-    assert plane.gamma_degrees == pytest.approx(np.rad2deg(np.arctan2(2.8, 0.7)))
 
 
 @pytest.mark.parametrize(("chosen", "boxes"), [(0, False), (2, False), (3, False), (2, True)])

@@ -6,7 +6,6 @@ that matter are below 1 % of the sum.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import isfinite
 
 import numpy as np
 
@@ -69,10 +68,8 @@ def electron_count(predicted: np.ndarray, reference: np.ndarray, voxel_volume_a3
     Densities in e/A^3, of any equal shapes. They are the electrons of the cell where the voxels are all of it.
 
     Raises:
-        TomatError: as `nmae`, or the voxel volume is not positive.
+        TomatError: as `nmae`.
     """
-    if not (isfinite(voxel_volume_a3) and voxel_volume_a3 > 0):
-        raise TomatError(f"the voxel volume is {voxel_volume_a3} A^3; it must be positive and finite.")
     flat, flat_reference, _ = _flat_pair(predicted, reference, "the predicted density")
     return float(flat.sum() * voxel_volume_a3), float(flat_reference.sum() * voxel_volume_a3)
 

@@ -27,21 +27,17 @@ FORMATS = (".png", ".svg", ".pdf")
 class DensityPlane:
     """The voxels (ix, iy, plane) of a cell."""
 
-    material_id: str
+    grid: DensityGrid
+    """The cell, with its reference density."""
     plane: int
     """Index along c."""
-    n_planes: int
-    """Along c, in the cell."""
-    reference: np.ndarray
-    """float32 [nx, ny], e/A^3, not rounded to the codec."""
     predicted: np.ndarray
     """float32 [nx, ny], e/A^3, teacher-forced, median decoder."""
-    length_a: float
-    """Length of the lattice vector a, in A."""
-    length_b: float
-    """Length of b, in A."""
-    gamma_degrees: float
-    """Angle between them."""
+
+    @property
+    def reference(self) -> np.ndarray:
+        """float32 [nx, ny], e/A^3, not rounded to the codec."""
+        return self.grid.rho[:, :, self.plane]
 
 
 def most_structured_plane(grid: DensityGrid) -> int:
@@ -82,17 +78,7 @@ def teacher_forced_plane(
     for (x, y, _), tile in zip(anchors, evaluator.codec.decode(bins), strict=True):
         width, height = min(px, nx - x), min(py, ny - y)
         image[x : x + width, y : y + height] = tile[:width, :height]
-    a, b, _, _, _, gamma = grid.lattice_parameters
-    return DensityPlane(
-        material_id=grid.material_id,
-        plane=chosen,
-        n_planes=nz,
-        reference=grid.rho[:, :, chosen],
-        predicted=image,
-        length_a=float(a),
-        length_b=float(b),
-        gamma_degrees=float(gamma),
-    )
+    return DensityPlane(grid, chosen, image)
 
 
 def draw_plane(plane: DensityPlane, path: str | os.PathLike[str]) -> Path:
@@ -116,9 +102,10 @@ def draw_plane(plane: DensityPlane, path: str | os.PathLike[str]) -> Path:
 
     nx, ny = plane.reference.shape
     along_a, along_b = np.meshgrid(np.arange(nx + 1) / nx, np.arange(ny + 1) / ny, indexing="ij")
-    gamma = np.deg2rad(plane.gamma_degrees)
-    x = along_a * plane.length_a + along_b * plane.length_b * np.cos(gamma)
-    y = along_b * plane.length_b * np.sin(gamma)
+    length_a, length_b, _, _, _, gamma_degrees = plane.grid.lattice_parameters
+    gamma = np.deg2rad(gamma_degrees)
+    x = along_a * length_a + along_b * length_b * np.cos(gamma)
+    y = along_b * length_b * np.sin(gamma)
     difference = plane.predicted - plane.reference
     top = float(max(plane.reference.max(), plane.predicted.max())) or 1.0
     limit = float(np.abs(difference).max()) or 1.0
@@ -141,7 +128,7 @@ def draw_plane(plane: DensityPlane, path: str | os.PathLike[str]) -> Path:
             figure.colorbar(mesh, ax=axes, orientation="horizontal", label=label, shrink=0.85)
         error = 100 * nmae(plane.predicted, plane.reference)
         figure.suptitle(
-            f"{plane.material_id}, plane {plane.plane} of {plane.n_planes} along c, "
+            f"{plane.grid.material_id}, plane {plane.plane} of {plane.grid.grid_shape[2]} along c, "
             f"NMAE in the plane {error:.2f} %\n{LABEL}"
         )
         metadata = {".png": {"Software": None}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}[target.suffix]

@@ -62,11 +62,15 @@ class Holder:
 
     @classmethod
     def from_text(cls, text: str | bytes) -> "Holder":
-        """As it was written, in JSON; unknown fields are left out, missing ones said to be so."""
+        """As `to_text` wrote it; unknown fields are left out, missing ones said to be so."""
         with contextlib.suppress(ValueError, TypeError, KeyError):
             values = json.loads(text)
             return cls(*(values[name] for name in ("process", "host", "machine", "since", "token")))
         return cls(0, "unknown", "", "an unknown time", "")
+
+    def to_text(self) -> str:
+        """JSON text."""
+        return json.dumps(asdict(self)) + "\n"
 
     def __str__(self) -> str:
         return f"process {self.process} on host {self.host}, since {self.since}"
@@ -143,7 +147,7 @@ def _locked(path: Path, run_name: str) -> Iterator[None]:
                 "process trains this run."
             )
         file.truncate(0)
-        file.write(json.dumps(asdict(Holder.this_process())) + "\n")
+        file.write(Holder.this_process().to_text())
         file.flush()
         yield
 

@@ -67,7 +67,7 @@ def test_random_anchors_belong_to_seed_and_material_alone():
 def test_patches_hold_what_the_sequence_says_and_the_true_density(grid, codec, layout):
     anchors = random_anchors(grid.material_id, grid.grid_shape, 6, seed=0)
     patches = make_patches(grid, anchors, layout, codec)
-    assert (patches.n_patches, patches.n_voxels, patches.patch_shape) == (6, 6 * 27, (3, 3, 3))
+    assert (patches.n_patches, patches.n_voxels, patches.reference.shape) == (6, 6 * 27, (6, 3, 3, 3))
     for row, anchor in enumerate(anchors):
         decoded = decode_sequence(patches.tokens[row], layout, codec)
         np.testing.assert_array_equal(decoded.density_tokens.ravel(), patches.true_bins[row])
@@ -93,7 +93,7 @@ def test_patches_shrink_where_the_atoms_take_the_room(grid, codec, layout):
     # Three tokens too few for the full patch: the layout falls back to 2 x 2 x 2 and says so in SHAPE.
     short = dataclasses.replace(layout, name="v3-p3-short", context=66)
     patches = make_patches(grid, np.array([[1, 2, 3]]), short, codec)
-    assert patches.patch_shape == (2, 2, 2)
+    assert patches.reference.shape[1:] == (2, 2, 2)
     np.testing.assert_array_equal(decode_sequence(patches.tokens[0], short, codec).values, patches.visible(codec)[0])
 
 

@@ -30,7 +30,6 @@ class EvaluationPatches:
     """uint16 [patch, position]: the sequences, cut to what the model reads."""
     density_start: int
     """Position of the first density token, the same in every row: the preamble's length follows from the material."""
-    patch_shape: tuple[int, int, int]
     reference: np.ndarray
     """float32 [patch, px, py, pz], e/A^3: the true density, not rounded to the codec."""
     true_bins: np.ndarray
@@ -126,7 +125,6 @@ def make_patches(
     return EvaluationPatches(
         tokens=np.ascontiguousarray(rows[:, :length]),
         density_start=density_start,
-        patch_shape=patch_shape,
         reference=np.stack([grid.patch(tuple(int(i) for i in anchor), patch_shape) for anchor in anchors]),
         true_bins=(rows[:, density_start : density_start + n_voxels] - DENSITY_START).astype(np.uint16),
         counted=counted,

@@ -67,7 +67,7 @@ def teacher_forced_plane(
     anchors = tiling_anchors((nx, ny, 1), (px, py, 1))
     anchors[:, 2] = (chosen - pz // 2) % nz
     patches = evaluator.patches_at(model, grid, anchors)
-    middle = patches.counted.reshape(-1, *patches.patch_shape)[:, :, :, pz // 2]
+    middle = patches.counted.reshape(patches.reference.shape)[:, :, :, pz // 2]
     if not middle.all():
         raise TomatError(
             f"the model reads {patches.tokens.shape[1]} tokens, too few for whole patches of {px} x {py} x {pz} "

@@ -158,7 +158,7 @@ class TeacherForcedEvaluator:
         whole: DecodedVoxels[np.ndarray] = jax.tree.map(lambda *leaves: np.concatenate(leaves)[:total], *parts)
         predictions, row = [], 0
         for patches in materials:
-            rows, shape = slice(row, row + patches.n_patches), (patches.n_patches, *patches.patch_shape)
+            rows, shape = slice(row, row + patches.n_patches), patches.reference.shape
             own = (leaf[rows, : patches.true_bins.shape[1]].reshape(shape) for leaf in whole)
             predictions.append(DecodedVoxels(*own))
             row += patches.n_patches

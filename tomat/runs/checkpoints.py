@@ -95,15 +95,6 @@ def newest_whole(run_url: str, temporary_url: str | None = None) -> Checkpoint |
     return survey(run_url, temporary_url)[0]
 
 
-def has_checkpoints(run_url: str, temporary_url: str | None = None) -> bool:
-    """Whether a run has a checkpoint, whole or not.
-
-    Raises:
-        TomatError: As for `list_checkpoints`.
-    """
-    return bool(_folders(run_url, temporary_url))
-
-
 def with_data_read(found: list[Checkpoint]) -> list[Checkpoint]:
     """`found`, sorted by step, with the data read of as many as it takes to know the newest whole one.
 

@@ -69,24 +69,20 @@ def fetch(run_url: str, run_dir: Path) -> list[str]:
     return copied
 
 
-def publish(run_url: str, run_dir: Path, names: Sequence[str] = PUBLISHED) -> list[str]:
+def publish(run_url: str, run_dir: Path, names: Sequence[str] = PUBLISHED) -> None:
     """Copy the files of `run_dir` to its bucket.
 
     Args:
         run_url: The run's URL.
         run_dir: The run's local folder.
-        names: Which of them; log and history only while no other process can write theirs (`run_lock`).
-
-    Returns:
-        The names that were copied.
+        names: Which of them, where they are there; log and history only while no other process can write theirs
+            (`runs/lock.py`).
 
     Raises:
         TomatError: The bucket cannot be written; a `RetryableError` if it does not answer.
     """
     files, root = fsspec.core.url_to_fs(run_url)
-    copied = [name for name in names if (run_dir / name).exists()]
-    for name in copied:
+    for name in (name for name in names if (run_dir / name).exists()):
         content = (run_dir / name).read_bytes()
         with explaining_storage(f"{run_url}/{name} cannot be written", _REMEDY):
             files.pipe_file(f"{root}/{name}", content)
-    return copied

@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from tomat.base.errors import TomatError
-from tomat.runs.checkpoints import has_checkpoints
+from tomat.runs.checkpoints import survey
 from tomat.runs.published import is_remote
 from tomat.runs.record import read_config
 from tomat.training.config import TrainConfig
@@ -110,7 +110,7 @@ def refuse_changes(recorded: Path, config: TrainConfig, allow: Sequence[str] = (
             run's place cannot be read.
     """
     run_url = config.run_dir if is_remote(config.output_dir) else str(recorded.parent)
-    if not has_checkpoints(run_url, config.temporary_checkpoints):
+    if survey(run_url, config.temporary_checkpoints) == (None, []):
         return {}
     if not recorded.exists() or not recorded.read_bytes().strip():
         raise TomatError(

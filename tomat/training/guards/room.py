@@ -98,17 +98,14 @@ def passing_cause(error: BaseException) -> BaseException | None:
 
 
 def _causes(error: BaseException) -> list[BaseException]:
-    """`error`, and what led to it."""
-    seen: list[BaseException] = []
-    pending: list[BaseException | None] = [error]
-    while pending:
-        current = pending.pop()
-        if current is None or current in seen:
-            continue
-        seen.append(current)
+    """`error`, and what led to it, the nearest first."""
+    seen = [error]
+    for current in seen:
         # What Levanter's trainer gathers while it closes is in the arguments of one RuntimeError.
         nested = [item for arg in current.args if isinstance(arg, list) for item in arg]
-        pending += [current.__cause__, current.__context__, *(n for n in nested if isinstance(n, BaseException))]
+        for item in (current.__cause__, current.__context__, *nested):
+            if isinstance(item, BaseException) and item not in seen:
+                seen.append(item)
     return seen
 
 

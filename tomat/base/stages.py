@@ -6,7 +6,7 @@ import threading
 import time
 
 from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import Progress, SpinnerColumn, Task, TextColumn, TimeElapsedColumn
 
 REPEAT_SECONDS = 30.0
 """Where nobody watches a spinner (a pipe, a log), a line this often says that a stage still runs."""
@@ -29,41 +29,34 @@ class Stages:
         self._began = time.monotonic()
         self._lock = threading.Lock()
         self._ended = threading.Event()
-        self._current: dict[str, tuple[str, float, float]] = {}  # stage, when it began, when it was last said
-        self._bar: Progress | None = None
-        self._tasks: dict[str, TaskID] = {}
+        columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
+        # Elsewhere than on a terminal it shows nothing, and only keeps what is under way.
+        self._bar = Progress(*columns, console=self._console, transient=True, disable=not self._console.is_terminal)
+        self._tasks: dict[str, Task] = {}
         self._thread = threading.Thread(target=self._repeat, daemon=True)
 
     def __enter__(self) -> Stages:
-        if self._console.is_terminal:
-            columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
-            self._bar = Progress(*columns, console=self._console, transient=True)
-            self._bar.start()
-        else:
+        self._bar.start()
+        if self._bar.disable:
             self._thread.start()
         return self
 
-    def __exit__(self, *exc: object) -> None:
+    def __exit__(self, *_: object) -> None:
         self._ended.set()
-        for what in list(self._current):
+        for what in list(self._tasks):
             self.done(what)
-        if self._bar is not None:
-            self._bar.stop()
-        else:
+        self._bar.stop()
+        if self._bar.disable:
             self._thread.join()
 
     def show(self, what: str, stage: str) -> None:
         """Say that `what` is now at `stage`, and how long its last one took; at `done`, nothing of it runs any more."""
         with self._lock:
             self._finish(what)
-            if stage == DONE:
-                self._say(f"{what}: {stage}")
-                return
-            now = time.monotonic()
-            self._current[what] = (stage, now, now)
-            if self._bar is not None:
-                self._tasks[what] = self._bar.add_task(f"{what}: {stage}")
-            else:
+            if stage != DONE:
+                self._bar.add_task(f"{what}: {stage}", stage=stage, said=time.monotonic())
+                self._tasks[what] = self._bar.tasks[-1]
+            if stage == DONE or self._bar.disable:
                 self._say(f"{what}: {stage}")
 
     def done(self, what: str) -> None:
@@ -77,12 +70,11 @@ class Stages:
             self._say(text)
 
     def _finish(self, what: str) -> None:
-        if what not in self._current:
-            return
-        stage, began, _ = self._current.pop(what)
-        if self._bar is not None:
-            self._bar.remove_task(self._tasks.pop(what))
-            self._say(f"{what}: {stage} took {time.monotonic() - began:.0f} s")
+        task = self._tasks.pop(what, None)
+        if task is not None:
+            self._bar.remove_task(task.id)
+            if not self._bar.disable:
+                self._say(f"{task.description} took {task.elapsed:.0f} s")
 
     def _say(self, text: str) -> None:
         line = f"[{time.monotonic() - self._began:5.0f} s] {text}"
@@ -92,7 +84,7 @@ class Stages:
         while not self._ended.wait(min(POLL_SECONDS, self._repeat_seconds / 4)):
             with self._lock:
                 now = time.monotonic()
-                for what, (stage, began, said) in list(self._current.items()):
-                    if now - said >= self._repeat_seconds:
-                        self._current[what] = (stage, began, now)
-                        self._say(f"{what}: still {stage}, {now - began:.0f} s so far")
+                for what, task in self._tasks.items():
+                    if now - task.fields["said"] >= self._repeat_seconds:
+                        task.fields["said"] = now
+                        self._say(f"{what}: still {task.fields['stage']}, {task.elapsed:.0f} s so far")

@@ -103,7 +103,7 @@ def test_a_cell_tiled_with_boxes_counts_every_voxel_once(grid, codec, layout):
     assert len(set(shape)) == 2
     patches = make_patches(grid, tiling_anchors(grid.grid_shape, shape), boxes, codec, tiling=True)
     assert patches.n_voxels == np.prod(grid.grid_shape)
-    assert patches.reference.shape[1:] == patches.patch_shape == shape
+    assert patches.reference.shape[1:] == shape
     counted = patches.counted.reshape(patches.reference.shape)
     np.testing.assert_array_equal(np.sort(patches.reference[counted]), np.sort(grid.rho, axis=None))
     for row in range(patches.n_patches):

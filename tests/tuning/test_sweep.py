@@ -26,7 +26,7 @@ from tomat.profile.breakdown import Breakdown
 from tomat.profile.hlo_files import load_program, program_from_text
 from tomat.profile.program_breakdown import breakdown_from_program
 from tomat.training.config import TrainConfig
-from tomat.tuning.sweep import plan_rows, read_record, record_path, run_sweep
+from tomat.tuning.sweep import plan_rows, record_path, rows_on_record, run_sweep
 from tomat.tuning.sweep_answers import explanation
 from tomat.tuning.sweep_config import load_sweep
 from tomat.tuning.sweep_page import pareto_front, write_sweep_page
@@ -191,7 +191,7 @@ def test_single_rows_leave_the_others_as_they_are(sweep_file, planner, tmp_path)
 def test_every_row_is_recorded_and_failures_stand_alone(sweep_file, planner, tmp_path):
     sweep, docs, said = load_sweep(sweep_file), tmp_path / "docs", {}
     record = plan_rows(sweep, docs, planner, workers=3, on_done=lambda row, verdict: said.update({row.name: verdict}))
-    assert record == read_record(record_path(docs, "small"))
+    assert record == json.loads(record_path(docs, "small").read_text())
     rows = {row["name"]: row for row in record["rows"]}
     assert list(rows) == [row.name for row in sweep.rows] and set(said) == set(rows)
     assert {name: row["status"] for name, row in rows.items() if row["status"] != FITS} == {
@@ -268,7 +268,7 @@ def test_an_interrupted_sweep_keeps_its_rows_and_goes_on(sweep_file, planner, tm
 
     with pytest.raises(KeyboardInterrupt):
         plan_rows(sweep, docs, interrupted)
-    assert [row["name"] for row in read_record(record_path(docs, "small"))["rows"]] == ["base", "whole"]
+    assert list(rows_on_record(record_path(docs, "small"))) == ["base", "whole"]
     record = plan_rows(sweep, docs, planner)
     assert [row["name"] for row in record["rows"]] == [row.name for row in sweep.rows]
 
@@ -278,8 +278,7 @@ def test_an_interrupted_sweep_keeps_its_rows_and_goes_on(sweep_file, planner, tm
     planner.planned.clear()
     with pytest.raises(KeyboardInterrupt):
         plan_rows(changed, docs, interrupted)
-    kept = [row["name"] for row in read_record(record_path(docs, "small"))["rows"]]
-    assert kept == [row.name for row in changed.rows if row.name != "large"]
+    assert list(rows_on_record(record_path(docs, "small"))) == [row.name for row in changed.rows if row.name != "large"]
 
 
 def test_rows_run_side_by_side(sweep_file, planner, tmp_path):

@@ -16,7 +16,7 @@ from typing import Any
 from tomat.base.errors import TomatError
 from tomat.base.reporting import console, write_json
 from tomat.hardware.chips import slice_named
-from tomat.loss.config import LossConfig, LossKind, LossVocabulary
+from tomat.loss.config import LossKind, LossVocabulary
 from tomat.loss.tiles import TABLE_FILE, LossTiles
 from tomat.planning.compile.process import Limits, ask, request_key
 from tomat.planning.plan_cache import open_cache, open_result
@@ -151,14 +151,3 @@ def write_entry(entry: dict[str, Any], table_file: Path = TABLE_FILE) -> None:
     entries = json.loads(table_file.read_text(encoding="utf-8"))["entries"] if table_file.exists() else []
     others = [e for e in entries if any(e[key] != entry[key] for key in keys)]
     write_json(table_file, {"entries": sorted([*others, entry], key=lambda e: tuple(e[key] for key in keys))})
-
-
-def check_tiles(tiles: LossTiles, shape: LossShape) -> None:
-    """Refuse a candidate before it costs a compile.
-
-    Raises:
-        TomatError: A size is missing, or this loss has no Pallas kernel.
-    """
-    if None in asdict(tiles).values():
-        raise TomatError(f"tiles {tiles} leave a size open; a candidate has all of them.")
-    LossConfig(kind=shape.kind, vocabulary=shape.vocabulary, kernel="pallas", tiles=tiles)

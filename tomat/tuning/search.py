@@ -47,8 +47,11 @@ HOPELESS = 1.05
 batch (200M, v6e-16, context 4608, no checkpointing) took what is required from 71.39 to 35.83 GiB, 0.4 % above half."""
 
 MAX_COMPILES = 10
+"""Of `nearest_fits`; the first one of the configuration itself and answers from the cache do not count."""
+MAX_BATCH_COMPILES = 12
+"""Of `largest_batch`, for each policy."""
 BATCH_CAP_FACTOR = 64
-"""`largest_batch` goes no further than this many times the configured batch, unless told to."""
+"""`largest_batch` goes no further than this many times the configured batch."""
 
 
 @dataclass(frozen=True)
@@ -85,13 +88,12 @@ class _Compiler:
     slice_: Slice
     compile: Compile
     on_try: OnTry
-    limit: int
     trials: list[Trial] = field(default_factory=list)
 
     @property
-    def spent(self) -> bool:
-        """Whether no further compile is allowed; answers from the cache are free."""
-        return sum(not trial.cached for trial in self.trials) >= self.limit
+    def compiles(self) -> int:
+        """How many were made so far; answers from the cache are free."""
+        return sum(not trial.cached for trial in self.trials)
 
     def attempt(self, dimension: str, overrides: Mapping[str, Any]) -> Trial:
         self.on_try(overrides)
@@ -121,7 +123,6 @@ def nearest_fits(
     on_try: OnTry = lambda overrides: None,
     *,
     compile_whole: Compile | None = None,
-    max_compiles: int = MAX_COMPILES,
 ) -> list[Trial]:
     """The nearest changes with which a step that does not fit would, each found by compiling it.
 
@@ -135,7 +136,6 @@ def nearest_fits(
         compile: `compile_step`, with its cache and limits; it may stop when the memory in HBM is known.
         on_try: Told the overrides before each compile.
         compile_whole: The same without stopping, for the tiles of kernels; default: `compile`.
-        max_compiles: No more compiles than this, the first one of `config` and answers from the cache not counted.
 
     Returns:
         Every trial in the order made; none if `config` fits.
@@ -146,19 +146,19 @@ def nearest_fits(
     base = compile(config, slice_)
     if base.fits:
         return []
-    compiler = _Compiler(config, slice_, compile, on_try, max_compiles)
+    compiler = _Compiler(config, slice_, compile, on_try)
     dimensions = [(name, found) for name, found in _dimensions(config, slice_, base.memory) if found]
     for place, (dimension, candidates) in enumerate(dimensions):
         compiler.compile = compile_whole if dimension == TILES and compile_whole is not None else compile
         # One compile stays for each dimension to come, so that a long one does not hide the others.
         reserve = len(dimensions) - place - 1
         for overrides in candidates:
-            if sum(not t.cached for t in compiler.trials) >= max(max_compiles - reserve, 1):
+            if compiler.compiles >= MAX_COMPILES - reserve:
                 break
             if compiler.attempt(dimension, overrides).fits:
                 break
     ends = [candidates[-1] for dimension, candidates in dimensions if dimension != BATCH]
-    if len(ends) > 1 and not compiler.spent and not any(trial.fits for trial in compiler.trials):
+    if len(ends) > 1 and compiler.compiles < MAX_COMPILES and not any(trial.fits for trial in compiler.trials):
         compiler.attempt(TOGETHER, {key: value for overrides in ends for key, value in overrides.items()})
     return compiler.trials
 
@@ -236,15 +236,14 @@ def _smaller_tiles(config: TrainConfig) -> list[dict[str, Any]]:
 
 
 def _smaller_batches(config: TrainConfig, shards: int, memory: MemoryReport) -> list[dict[str, Any]]:
-    unit = shards * max(config.trainer.per_device_parallelism, 1)
     # A configured microbatch decides the memory, whatever the batch.
     if config.trainer.per_device_parallelism > 0:
         return []
-    units = config.batch_size // unit
+    units = config.batch_size // shards
     sizes = []
     while units > 1:
         units //= 2
-        sizes.append(units * unit)
+        sizes.append(units * shards)
     return [{"trainer.train_batch_size": s} for s in sizes if _could_fit(memory, s / config.batch_size)]
 
 
@@ -288,9 +287,6 @@ def largest_batch(
     compile: Compile,
     policies: Iterable[Any] | None = None,
     on_try: OnTry = lambda overrides: None,
-    *,
-    cap_sequences: int | None = None,
-    max_compiles: int = 12,
 ) -> list[LargestBatch]:
     """The largest batch that fits, for each checkpoint policy.
 
@@ -303,58 +299,48 @@ def largest_batch(
         compile: `compile_step`, with its cache and limits.
         policies: Values of `model.gradient_checkpointing`; default: the configured one alone.
         on_try: Told the overrides before each compile.
-        cap_sequences: Largest batch of interest; default: `BATCH_CAP_FACTOR` times the configured one.
-        max_compiles: For each policy.
 
     Raises:
-        TomatError: The configured mesh does not fit the slice, or the cap is below one unit.
+        TomatError: The configured mesh does not fit the slice, or `BATCH_CAP_FACTOR` batches are less than one unit.
     """
     unit = data_axis_size(config, slice_.n_devices) * max(config.trainer.per_device_parallelism, 1)
-    cap = (cap_sequences or BATCH_CAP_FACTOR * config.batch_size) // unit
+    cap = BATCH_CAP_FACTOR * config.batch_size // unit
     if cap < 1:
         raise TomatError(
-            f"the largest batch to try is {cap_sequences}; expected at least {unit}, one sequence for each of the "
-            f"{unit} microbatch places of {slice_.name}."
+            f"the largest batch to try is {BATCH_CAP_FACTOR * config.batch_size}, {BATCH_CAP_FACTOR} times "
+            f"trainer.train_batch_size; expected at least {unit}, one sequence for each of the {unit} microbatch "
+            f"places of {slice_.name}. Set a larger trainer.train_batch_size."
         )
-    if policies is None:
-        # None in the overrides' place: a model without the key keeps what it has.
-        policies = [getattr(config.model, "gradient_checkpointing", None)]
-    return [_bisect(config, slice_, compile, policy, on_try, unit, cap, max_compiles) for policy in policies]
+    now = getattr(config.model, "gradient_checkpointing", None)
+    found = []
+    for policy in [now] if policies is None else policies:
+        # A model without the key keeps what it has.
+        overrides = {} if policy == now else {"model.gradient_checkpointing": policy}
+        compiler = _Compiler(config, slice_, compile, on_try)
+        known, stopped_by = _bisect(compiler, overrides, unit, cap)
+        fit = max((n for n, trial in known.items() if trial.fits), default=0)
+        if fit == cap:
+            stopped_by = f"the cap of {cap * unit} sequences"
+        trials = tuple(compiler.trials)
+        found.append(LargestBatch(policy, unit, known.get(fit), known.get(fit + 1), trials, stopped_by))
+    return found
 
 
 def _bisect(
-    config: TrainConfig,
-    slice_: Slice,
-    compile: Compile,
-    policy: Any,
-    on_try: OnTry,
-    unit: int,
-    cap: int,
-    max_compiles: int,
-) -> LargestBatch:
-    compiler = _Compiler(config, slice_, compile, on_try, max_compiles)
-    same = policy == getattr(config.model, "gradient_checkpointing", None)
+    compiler: _Compiler, overrides: Mapping[str, Any], unit: int, cap: int
+) -> tuple[dict[int, Trial], str]:
+    """The batches compiled with `overrides`, by their units of at most `cap`; and what ended it before the answer."""
     known: dict[int, Trial] = {}
-    units: int | None = min(max(config.batch_size // unit, 1), cap)
-    stopped_by = ""
+    units: int | None = min(max(compiler.config.batch_size // unit, 1), cap)
     while units is not None:
-        if compiler.spent:
-            stopped_by = f"{max_compiles} compiles"
-            break
-        overrides = {"trainer.train_batch_size": units * unit}
-        if not same:
-            overrides = {"model.gradient_checkpointing": policy} | overrides
-        trial = compiler.attempt(BATCH, overrides)
+        if compiler.compiles >= MAX_BATCH_COMPILES:
+            return known, f"{MAX_BATCH_COMPILES} compiles"
+        trial = compiler.attempt(BATCH, {**overrides, "trainer.train_batch_size": units * unit})
         if trial.fits is None:
-            stopped_by = f"an error at batch {units * unit}: {trial.error}"
-            break
+            return known, f"an error at batch {units * unit}: {trial.error}"
         known[units] = trial
         units = _next_units(known, cap)
-    fit = max((n for n, trial in known.items() if trial.fits), default=0)
-    above = known.get(fit + 1)
-    if fit == cap:
-        stopped_by = f"the cap of {cap * unit} sequences"
-    return LargestBatch(policy, unit, known.get(fit), above, tuple(compiler.trials), stopped_by)
+    return known, ""
 
 
 def _next_units(known: Mapping[int, Trial], cap: int) -> int | None:

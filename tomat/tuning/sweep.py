@@ -70,8 +70,6 @@ def run_sweep(
     from tomat.tuning.sweep_page import print_ranking, write_sweep_page
 
     config = load_sweep(sweep)
-    if workers < 1:
-        raise TomatError(f"--workers is {workers}; expected at least 1.")
 
     def plan_row(row: TrainConfig, slice_: Slice, on_stage: Callable[[str], None]) -> Plan:
         # The calibration of the folder that the page goes to.
@@ -133,7 +131,7 @@ def plan_rows(
         raise TomatError(
             f"{tracking_dir} has a run called {sweep.name!r}, whose page the sweep would take; rename the sweep."
         )
-    earlier = {row["name"]: RowRecord.from_dict(row) for row in read_record(path)["rows"]} if path.exists() else {}
+    earlier = rows_on_record(path)
     rows: dict[str, RowRecord] = {
         # with the settings in the order of the file, which the record, whose keys are sorted, does not keep
         row.name: dataclasses.replace(earlier[row.name], overrides=to_jsonable(row.overrides))
@@ -230,23 +228,18 @@ def record_path(tracking_dir: Path, name: str) -> Path:
     return tracking_dir / SWEEPS_DIR / f"{name}.json"
 
 
-def read_record(path: Path) -> dict[str, Any]:
-    """A sweep's record.
+def rows_on_record(path: Path) -> dict[str, RowRecord]:
+    """The rows of a sweep's record, by name; none where there is no record yet.
 
     Raises:
-        TomatError: It is missing, damaged, or of another format.
+        TomatError: It is damaged, or of another format.
     """
+    if not path.exists():
+        return {}
     try:
         record = json_module.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise TomatError(f"{path}: no such sweep on record; run it with `tomat plan --sweep`.") from None
-    except ValueError as error:
+        if record.get("record_format") == RECORD_FORMAT:
+            return {row["name"]: RowRecord.from_dict(row) for row in record["rows"]}
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise TomatError(f"{path}: damaged record ({error}); delete it and run the sweep again.") from None
-    if not isinstance(record, dict) or record.get("record_format") != RECORD_FORMAT:
-        raise TomatError(f"{path}: not a sweep's record of format {RECORD_FORMAT}; delete it and run the sweep again.")
-    try:
-        for row in record["rows"]:
-            RowRecord.from_dict(row)
-    except (LookupError, TypeError, AttributeError) as error:
-        raise TomatError(f"{path}: damaged record ({error}); delete it and run the sweep again.") from None
-    return record
+    raise TomatError(f"{path}: not a sweep's record of format {RECORD_FORMAT}; delete it and run the sweep again.")

@@ -4,12 +4,7 @@ from pathlib import Path
 import pytest
 
 from tomat.planning.cost.llo import OpSchedule, read_schedules
-from tomat.planning.cost.schedule_model import (
-    active_share,
-    constant_integers,
-    matched_schedules,
-    schedule_time,
-)
+from tomat.planning.cost.schedule_model import constant_integers, mask_blocks, matched_schedules, schedule_time
 from tomat.profile.hlo import HloProgram
 from tomat.profile.hlo_files import program_from_text
 from tomat.profile.hlo_kernels import executed_kernels, loop_notes
@@ -110,6 +105,9 @@ again{level} {{
 """
 
 
+MASK = [1, 0, 0, 0, 2, 1, 0, 0, 2, 2, 1, 0, 2, 2, 2, 1]
+
+
 @pytest.fixture(scope="module")
 def program() -> HloProgram:
     return program_from_text(HLO.replace("HANDED_ON", "blocks"), "test")
@@ -122,35 +120,36 @@ def schedules() -> dict[str, OpSchedule]:
 
 def test_the_mask_is_found_through_the_loop(program):
     kernel = program.by_name[SPLASH]
-    assert constant_integers(program, program.operands(kernel)[1]) == [1, 0, 0, 0, 2, 1, 0, 0, 2, 2, 1, 0, 2, 2, 2, 1]
+    assert constant_integers(program, program.operands(kernel)[1]) == MASK
     assert constant_integers(program, program.operands(kernel)[2]) is None
 
 
 def test_a_splash_kernel_counts_its_active_steps(program, schedules):
     kernel = program.by_name[SPLASH]
-    assert active_share(program, kernel, schedules[SPLASH]) == 10 / 16
+    assert mask_blocks(program, kernel, schedules[SPLASH]) == MASK
     # Regions of the fixture as its README counts them: 15 bundles on 10 of 16 steps, 2 and 4 on one of 16.
     bundles = 10 + 32770 * 65 + 32768 * (39 + 2 / 16 + 15 * 10 / 16 + 4 / 16)
     time = schedule_time(program, kernel, schedules[SPLASH], CLOCK_HZ)
     assert time is not None and time.seconds == pytest.approx(bundles / CLOCK_HZ)
+    assert time.active_share == 10 / 16
 
 
 def test_a_mask_that_the_loop_changes_leaves_every_step_active(schedules):
     program = program_from_text(CHANGED, "test")
-    assert active_share(program, program.by_name[SPLASH], schedules[SPLASH]) == 1.0
+    assert mask_blocks(program, program.by_name[SPLASH], schedules[SPLASH]) == []
     time = schedule_time(program, program.by_name[SPLASH], schedules[SPLASH], CLOCK_HZ)
-    assert time is not None and time.mask_found is False
+    assert time is not None and time.mask_found is False and time.active_share == 1.0
 
 
 def test_a_copy_of_the_mask_is_the_mask(schedules):
     program = program_from_text(HLO.replace("HANDED_ON", "blocks.vmem"), "test")
-    assert active_share(program, program.by_name[SPLASH], schedules[SPLASH]) == 10 / 16
+    assert mask_blocks(program, program.by_name[SPLASH], schedules[SPLASH]) == MASK
 
 
 @pytest.mark.parametrize("depth", [1, 2])
 def test_the_mask_is_found_through_loops_in_loops(schedules, depth):
     program = program_from_text(nested(HLO.replace("HANDED_ON", "blocks"), depth), "test")
-    assert active_share(program, program.by_name[SPLASH], schedules[SPLASH]) == 10 / 16
+    assert mask_blocks(program, program.by_name[SPLASH], schedules[SPLASH]) == MASK
     time = schedule_time(program, program.by_name[SPLASH], schedules[SPLASH], CLOCK_HZ)
     assert time is not None and time.mask_found
     # 12 layers in each of 2 microbatches (of 2 more groups); the counter of the layers starts at a constant of the
@@ -164,7 +163,7 @@ def test_a_mask_that_an_outer_loop_changes_is_not_found(schedules):
     inner_changes = program_from_text(nested(CHANGED, 1), "test")
     outer_changes = program_from_text(nested(HLO.replace("HANDED_ON", "blocks"), 1, mask="other"), "test")
     for program in (inner_changes, outer_changes):
-        assert active_share(program, program.by_name[SPLASH], schedules[SPLASH]) == 1.0
+        assert mask_blocks(program, program.by_name[SPLASH], schedules[SPLASH]) == []
 
 
 def test_blocks_from_memory_bound_a_kernel(program, schedules):

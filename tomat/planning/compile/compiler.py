@@ -13,7 +13,7 @@ import json
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -163,8 +163,7 @@ def compile_step(
         return found
     table = {"values": value_table.tolist(), "dtype": str(value_table.dtype)} if value_table is not None else None
     whole = request | {"value_table": table, "executable": executable, "memory_only": memory_only}
-    needed = partial(needed_files, executable=executable)
-    answer = ask(CHILD_MODULE, whole, slice_, cache, limits, needed=needed, on_stage=on_stage)
+    answer = ask(CHILD_MODULE, whole, slice_, cache, limits, on_stage=on_stage)
     write_json(request_file, {"program": answer.folder.name})
     if answer.evicted:
         on_stage(answer.evicted)

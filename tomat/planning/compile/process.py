@@ -16,7 +16,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -74,7 +74,6 @@ def ask(
     cache: Path,
     limits: Limits,
     *,
-    needed: Callable[[Path], Sequence[str]] = lambda folder: (),
     on_stage: Callable[[str], None] = lambda stage: None,
 ) -> Answer:
     """Run `python -m MODULE REQUEST.json` to its end, and open the answer that it left.
@@ -86,7 +85,6 @@ def ask(
         slice_: What to compile for.
         cache: A folder that `open_cache` has made ready.
         limits: Of time and memory, and of the cache.
-        needed: As for `open_result`, by the folder of the answer.
         on_stage: Told each stage but the last.
 
     Raises:
@@ -101,7 +99,7 @@ def ask(
         libtpu_args = [*request.get("libtpu_args", ()), *libtpu_dump]
         environment = child_environment(slice_, libtpu_args, [*request.get("xla_flags", ()), *xla_dump])
         folder = cache / PROGRAMS / _run(module, work, environment, limits, on_stage)
-    opened = open_result(folder, needed(folder))
+    opened = open_result(folder)
     if opened is None:
         raise TomatError(
             f"{folder} was removed, or damaged, as soon as it was made. If other plans fill the same cache, "

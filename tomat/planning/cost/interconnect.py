@@ -15,7 +15,7 @@ only what is left when the program reaches the done is waited for. Transfers tha
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from tomat.hardware.chips import Slice
 from tomat.planning.cost.torus import Link, entrances, hops_across, link_loads, participants, places, route
@@ -142,19 +142,20 @@ def overlap(program: HloProgram, kernel_seconds: KernelSeconds, slice_: Slice) -
         kernel_seconds: Time of one execution of a kernel that is no collective; None counts as 0 (nothing hides there).
         slice_: Where it runs.
     """
-    times: dict[str, CollectiveTime] = {}
-    _Timeline(program, kernel_seconds, slice_, times).run(program.entry_id)
-    return times
+    timeline = _Timeline(program, kernel_seconds, slice_)
+    timeline.run(program.entry_id)
+    return timeline.times
 
 
+@dataclass
 class _Timeline:
     """Walks computations in the order of execution with a clock, and with the time at which each link is free."""
 
-    def __init__(
-        self, program: HloProgram, kernel_seconds: KernelSeconds, slice_: Slice, times: dict[str, CollectiveTime]
-    ):
-        self.program, self.kernel_seconds, self.slice, self.times = program, kernel_seconds, slice_, times
-        self.durations: dict[int, float] = {}
+    program: HloProgram
+    kernel_seconds: KernelSeconds
+    slice: Slice
+    times: dict[str, CollectiveTime] = field(default_factory=dict)
+    durations: dict[int, float] = field(default_factory=dict)
 
     def run(self, computation_id: int) -> float:
         """Seconds that a computation takes, waits included; a body that several loops share is walked once."""

@@ -67,16 +67,28 @@ def schedule_time(
         clock_hz: Clock of the core.
         hbm_bytes_per_second: Bandwidth; None: transfers are not held against the computation.
     """
-    active = active_share(program, instruction, schedule)
+    blocks = mask_blocks(program, instruction, schedule)
+    active = None
+    if blocks is not None:
+        active = sum(b > 0 for b in blocks) / len(blocks) if blocks else 1.0
 
     def executions(region: Region) -> float | None:
         return active if region.operand is not None else None
 
-    bundles = schedule.executed(lambda region: region.bundles, executions)
-    uncounted = schedule.executed(_bundles_where(schedule, "loop"), executions)
-    if not bundles or uncounted > UNCOUNTED_LOOP_SHARE * bundles:
+    def executed(counts: Callable[[Region], bool]) -> float:
+        return schedule.executed(lambda region: region.bundles if counts(region) else 0, executions)
+
+    masked = _inside(schedule, lambda region: region.operand is not None)
+    loops = _inside(schedule, lambda region: region.kind == "loop" and region.executions is None)
+    entered = _inside(
+        schedule,
+        lambda region: (
+            region.kind == "branch" and region.executions is None and (active is None or region.operand is None)
+        ),
+    )
+    bundles = executed(lambda region: True)
+    if not bundles or executed(lambda region: id(region) in loops) > UNCOUNTED_LOOP_SHARE * bundles:
         return None
-    assumed = schedule.executed(_bundles_where(schedule, "branch", mask_known=active is not None), executions)
     mxu = schedule.executed(lambda region: region.mxu_cycles, executions)
     seconds = bundles / clock_hz
     hbm = None
@@ -89,7 +101,7 @@ def schedule_time(
         else:
             per_step = sum(region.read_bytes for region in schedule.body.walk())
             hbm = active * math.prod(schedule.grid) * per_step / hbm_bytes_per_second
-            skipped = (1.0 - active) * _executed_without(schedule, executions) / clock_hz
+            skipped = (1.0 - active) * executed(lambda region: id(region) not in masked) / clock_hz
         seconds = max(seconds, hbm + skipped)
     return ScheduleTime(
         seconds=seconds,
@@ -98,60 +110,29 @@ def schedule_time(
         hbm_seconds=hbm,
         bound="hbm" if seconds > bundles / clock_hz else "bundles",
         active_share=active,
-        assumed_bundle_share=assumed / bundles,
-        mask_found=active is None or bool(_mask_blocks(program, instruction, schedule)),
+        assumed_bundle_share=executed(lambda region: id(region) in entered) / bundles,
+        mask_found=blocks is None or bool(blocks),
     )
 
 
-def _bundles_where(schedule: OpSchedule, kind: str, mask_known: bool = False) -> Callable[[Region], float]:
-    """Counts the bundles inside regions of `kind` whose executions are open, for `OpSchedule.executed`."""
-    inside: set[int] = set()
-    for region in schedule.body.walk():
-        decided = mask_known and region.operand is not None
-        if region.kind == kind and region.executions is None and not decided:
-            inside |= {id(inner) for inner in region.walk()}
-    return lambda region: region.bundles if id(region) in inside else 0
+def _inside(schedule: OpSchedule, holds: Callable[[Region], bool]) -> set[int]:
+    """Identities of the regions for which `holds` is true, and of all in them."""
+    return {id(inner) for region in schedule.body.walk() if holds(region) for inner in region.walk()}
 
 
-def _executed_without(schedule: OpSchedule, executions: Callable[[Region], float | None]) -> float:
-    """Executed bundles outside the regions that depend on an operand: what a skipped step costs, times the steps."""
-    masked: set[int] = set()
-    for region in schedule.body.walk():
-        if region.operand is not None:
-            masked |= {id(inner) for inner in region.walk()}
-    return schedule.executed(lambda region: 0 if id(region) in masked else region.bundles, executions)
-
-
-def is_splash(instruction: Instruction) -> bool:
-    """Whether an instruction is one of the kernels of JAX's splash attention (they are named so)."""
-    return instruction.custom_call_target == "tpu_custom_call" and "splash_m" in instruction.op_name
-
-
-def active_share(program: HloProgram, instruction: Instruction, schedule: OpSchedule) -> float | None:
-    """Which share of a splash kernel's grid steps its mask leaves something to do; None for other kernels.
+def mask_blocks(program: HloProgram, instruction: Instruction, schedule: OpSchedule) -> list[int] | None:
+    """For each block of a splash kernel's grid whether its mask leaves something to do there; None for other kernels.
 
     The kernel reads it from prefetched operand 1 (`block_mask`: 0 for a block that the mask empties, 1 partly masked,
-    2 full; JAX's `splash_attention_mask_info.MaskInfo`), a constant of the program for causal and local masks. Where it
-    is not found, every step counts as active, which `ScheduleTime.mask_found` says.
+    2 full; JAX's `splash_attention_mask_info.MaskInfo`), a constant of the program for causal and local masks. Empty
+    where it is not found: every step then counts as active, which `ScheduleTime.mask_found` says.
     """
-    if not _masked_regions(instruction, schedule):
+    deciding = [region.operand for region in schedule.body.walk() if region.operand is not None]
+    # The kernels of JAX's splash attention are named so.
+    if not deciding or instruction.custom_call_target != "tpu_custom_call" or "splash_m" not in instruction.op_name:
         return None
-    blocks = _mask_blocks(program, instruction, schedule)
-    return sum(b > 0 for b in blocks) / len(blocks) if blocks else 1.0
-
-
-def _masked_regions(instruction: Instruction, schedule: OpSchedule) -> list[Region]:
-    """The regions of a splash kernel that run where its mask leaves something to do."""
-    if not is_splash(instruction):
-        return []
-    return [region for region in schedule.body.walk() if region.operand is not None]
-
-
-def _mask_blocks(program: HloProgram, instruction: Instruction, schedule: OpSchedule) -> list[int] | None:
-    """`block_mask` of a splash kernel with masked regions; None where it is no constant that is found."""
-    number = _masked_regions(instruction, schedule)[0].operand
     operands = program.operands(instruction)
-    return constant_integers(program, operands[number]) if number is not None and number < len(operands) else None
+    return (constant_integers(program, operands[deciding[0]]) if deciding[0] < len(operands) else None) or []
 
 
 def constant_integers(program: HloProgram, instruction: Instruction) -> list[int] | None:

@@ -19,6 +19,7 @@ WORDS = ["launch", "--config_path", "run.yaml", "--zone", "us-east5-b"]
         ([*WORDS, "--execute", "--output_dir", "runs"], "lost with the machine"),
         ([*WORDS, "--execute", "--output_dir", "gs://BUCKET/runs"], "your bucket"),
         ([*WORDS, "--poll_seconds", "0"], "poll_seconds"),
+        ([*WORDS, "--max_failures", "0"], "max_failures"),
     ],
 )
 def test_bad_input_is_one_line(world, capsys, words, message):

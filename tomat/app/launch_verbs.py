@@ -5,7 +5,7 @@ import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tomat.base.arguments import config_file, count, positive_float, report_file
+from tomat.base.arguments import config_file, count, positive_float, positive_int, report_file
 
 if TYPE_CHECKING:
     from tomat.launch.supervisor import RestartPolicy
@@ -42,7 +42,7 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser.add_argument("--allow_dirty", action="store_true", help="send the last commit although files differ from it")
     policy = parser.add_argument_group("restarts")
     policy.add_argument("--max_restarts", type=count, default=200, help="of whatever kind (default: %(default)s)")
-    policy.add_argument("--max_failures", type=count, default=5, help="failures in a row (default: %(default)s)")
+    policy.add_argument("--max_failures", type=positive_int, default=5, help="failures in a row (default: %(default)s)")
     policy.add_argument(
         "--backoff_seconds", type=positive_float, default=30.0, help="first wait (default: %(default)s)"
     )

@@ -18,6 +18,7 @@ from tomat.base.errors import TomatError
 from tomat.base.layout import CONFIG_FILE
 from tomat.base.reporting import console, write_report, write_text
 from tomat.base.stages import Stages
+from tomat.hardware.mfu import step_report
 from tomat.planning.compile.compiler import compile_step
 from tomat.planning.compile.process import Limits
 from tomat.planning.compile.topology import planned_slice
@@ -148,13 +149,8 @@ def _write_page(plan: Plan) -> Path:
 
     figures = None
     if plan.step_seconds is not None:
-        figures = {
-            **plan.work.to_dict(),
-            **{key: value.estimate for key, value in plan.utilisation.items()},
-            "slice": plan.slice_.name,
-            "step_seconds": plan.step_seconds.estimate,
-            "tokens_per_second_per_chip": plan.work.tokens / plan.step_seconds.estimate / plan.slice_.n_chips,
-        }
+        figures = step_report(plan.work, plan.slice_, plan.step_seconds.estimate)
+        del figures["tokens_per_second"]  # the page of a plan has the rate of a chip
     with tempfile.TemporaryDirectory() as folder:
         write_text(Path(folder) / CONFIG_FILE, yaml.safe_dump(plan.config.to_dict(), sort_keys=False))
         return write_run_page(

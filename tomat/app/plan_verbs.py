@@ -1,6 +1,7 @@
 """`tomat plan`: what a training step needs on a TPU slice, without the slice."""
 
 import argparse
+import sys
 from pathlib import Path
 
 from tomat.base.arguments import (
@@ -211,16 +212,12 @@ def _question(args: argparse.Namespace, path: Path, overrides: list[str]) -> str
 
 def _say_withheld() -> None:
     """Say which variables of this environment a run here would obey, and a plan does not; before JAX sets its own."""
-    from rich.console import Console
-
     from tomat.planning.compile.topology import withheld_variables
 
     names = withheld_variables()
     if names:
-        Console(stderr=True).print(
+        print(
             f"note: set in this environment and kept from the compile: {', '.join(names)}; what decides a step is in "
             "the configuration (compiler.*, trainer.jax_config)",
-            markup=False,
-            highlight=False,
-            soft_wrap=True,
+            file=sys.stderr,
         )

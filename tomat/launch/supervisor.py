@@ -58,13 +58,6 @@ class RestartPolicy:
     log_seconds: float = 600.0
     """Between two collections of the logs, which a preempted machine takes with it."""
 
-    def __post_init__(self) -> None:
-        if self.max_restarts < 0 or self.max_failures < 1 or min(self.backoff_seconds, self.poll_seconds) <= 0:
-            raise TomatError(
-                f"max_restarts is {self.max_restarts}, max_failures {self.max_failures}, backoff_seconds "
-                f"{self.backoff_seconds}, poll_seconds {self.poll_seconds}; expected at least 0, 1, and more than 0."
-            )
-
     def wait_seconds(self, in_a_row: int) -> float:
         """The wait after the `in_a_row`-th failure in a row, from 1."""
         return min(self.backoff_seconds * 2.0 ** min(in_a_row - 1, 60), self.max_backoff_seconds)

@@ -326,9 +326,7 @@ def largest_batch(
     return found
 
 
-def _bisect(
-    compiler: _Compiler, overrides: Mapping[str, Any], unit: int, cap: int
-) -> tuple[dict[int, Trial], str]:
+def _bisect(compiler: _Compiler, overrides: Mapping[str, Any], unit: int, cap: int) -> tuple[dict[int, Trial], str]:
     """The batches compiled with `overrides`, by their units of at most `cap`; and what ended it before the answer."""
     known: dict[int, Trial] = {}
     units: int | None = min(max(compiler.config.batch_size // unit, 1), cap)

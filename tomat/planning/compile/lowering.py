@@ -95,18 +95,14 @@ def lower_step(config: TrainConfig, mesh: Mesh, value_table: np.ndarray | None) 
 
 def _placed(tree: Any, mapping: ResourceMapping, mesh: Mesh) -> Any:
     """The shapes of `tree` with the shardings that `mapping` gives them; what has no named axes is replicated."""
-    shardings = infer_resource_partitions(tree, mapping, mesh)
+    whole = NamedSharding(mesh, PartitionSpec())
 
     def place(leaf: Any, sharding: Any) -> Any:
+        if isinstance(leaf, hax.NamedArray):
+            return hax.NamedArray(place(leaf.array, sharding), leaf.axes)
         if not isinstance(leaf, jax.ShapeDtypeStruct):
             return leaf
-        whole = NamedSharding(mesh, PartitionSpec())
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding if sharding is not None else whole)
 
-    def is_named(leaf: Any) -> bool:
-        return isinstance(leaf, hax.NamedArray)
-
-    def place_named(leaf: Any, sharding: Any) -> Any:
-        return hax.NamedArray(place(leaf.array, sharding), leaf.axes) if is_named(leaf) else place(leaf, sharding)
-
-    return jax.tree.map(place_named, tree, shardings, is_leaf=is_named)
+    shardings = infer_resource_partitions(tree, mapping, mesh)
+    return jax.tree.map(place, tree, shardings, is_leaf=lambda leaf: isinstance(leaf, hax.NamedArray))

@@ -90,7 +90,8 @@ def participants(program: HloProgram, collective: Any) -> list[list[int]]:
     mesh_axes = collective.mesh_axes_replica_group_list
     if mesh_axes.mesh.axes:
         return _mesh_groups(mesh_axes)
-    return [list(range(partition_count(program)))]
+    assignment = program.module.device_assignment
+    return [list(range(max(1, assignment.computation_count * max(1, assignment.replica_count))))]
 
 
 def _mesh_groups(mesh_axes: Any) -> list[list[int]]:
@@ -120,12 +121,6 @@ def _mesh_groups(mesh_axes: Any) -> list[list[int]]:
     rest = [place for place in range(len(shape)) if place not in chosen]
     members = prod(shape[place] for place in chosen)
     return ids.reshape(shape).transpose(rest + chosen).reshape(-1, members).tolist()
-
-
-def partition_count(program: HloProgram) -> int:
-    """Partitions (times replicas) that the program was compiled for."""
-    assignment = program.module.device_assignment
-    return max(1, assignment.computation_count * max(1, assignment.replica_count))
 
 
 def places(program: HloProgram, slice_: Slice) -> list[tuple[int, ...]]:

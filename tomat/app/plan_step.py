@@ -19,6 +19,7 @@ from tomat.base.layout import CONFIG_FILE
 from tomat.base.reporting import console, write_report, write_text
 from tomat.base.stages import Stages
 from tomat.hardware.mfu import step_report
+from tomat.planning.compile.child import EXECUTABLE_FILE
 from tomat.planning.compile.compiler import compile_step
 from tomat.planning.compile.process import Limits
 from tomat.planning.compile.topology import planned_slice
@@ -139,7 +140,7 @@ def write_outputs(args: argparse.Namespace, plan: Plan) -> None:
         console.print(f"wrote {args.emit}", highlight=False)
     if args.executable is not None:
         args.executable.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(plan.compiled.executable_file, args.executable)
+        shutil.copyfile(plan.compiled.folder / EXECUTABLE_FILE, args.executable)
         console.print(f"wrote {args.executable}", highlight=False)
 
 

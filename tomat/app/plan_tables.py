@@ -110,8 +110,6 @@ def print_memory(memory: MemoryReport, top: int) -> None:
         for buffer in memory.largest[:top]:
             view.add_row(buffer.shape, gib(buffer.hbm_bytes), buffer.instruction or buffer.opcode, buffer.source)
         console.print(view)
-    for note in memory.notes:
-        console.print(f"note: {note}", markup=False)
 
 
 def print_trials(trials: Sequence[Mapping[str, Any]]) -> None:

@@ -83,8 +83,6 @@ class TpuLaunch:
     """Queue for the slice instead of asking once."""
     spot: bool = False
     """Capacity that can be taken away."""
-    output_folder: Path = Path("runs")
-    """Local folder; `RUN/launch` below it holds what is sent and the logs."""
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[a-z]([-a-z0-9]{0,60}[a-z0-9])?", self.tpu_name):
@@ -102,8 +100,8 @@ class TpuLaunch:
 
     @property
     def folder(self) -> Path:
-        """Local folder of this launch."""
-        return self.output_folder / self.run_name / "launch"
+        """Local folder of this launch, of what is sent and of the logs."""
+        return Path("runs") / self.run_name / "launch"
 
     @property
     def queue_name(self) -> str:

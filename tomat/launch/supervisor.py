@@ -75,26 +75,20 @@ class LaunchReport:
     """From the first command to the last."""
 
 
+@dataclass
 class Supervisor:
     """Carries one `TpuLaunch` out, by whatever runs its commands."""
 
-    def __init__(
-        self,
-        launch: TpuLaunch,
-        policy: RestartPolicy,
-        run: Callable[[Command], Result],
-        say: Callable[[str], None],
-        keep: bool = False,
-    ):
-        self.launch = launch
-        self.policy = policy
-        self.report = LaunchReport()
-        self._run = run
-        self._say = say
-        self._keep = keep
-        self._installed = False
-        self._logs_at = 0.0
-        self._unanswered = ""
+    launch: TpuLaunch
+    policy: RestartPolicy
+    run: Callable[[Command], Result]
+    say: Callable[[str], None]
+    keep: bool = False
+    """Do not give the slice back."""
+    report: LaunchReport = field(default_factory=LaunchReport)
+    _installed: bool = False
+    _logs_at: float = 0.0
+    _unanswered: str = ""
 
     def supervise(self) -> LaunchReport:
         """Run the training to its end.
@@ -117,7 +111,7 @@ class Supervisor:
             started = time.monotonic()
             ending, why = self._attempt(attempt)
             self.report.endings.append(ending.value)
-            self._say(f"attempt {attempt} {ending.value}{f': {why}' if why else ''}")
+            self.say(f"attempt {attempt} {ending.value}{f': {why}' if why else ''}")
             if ending is Ending.FINISHED:
                 self._give_back()
                 return
@@ -133,7 +127,7 @@ class Supervisor:
                 self._stop_trying(f"{self.policy.max_restarts} restarts are used up")
             if ending in (Ending.FAILED, Ending.STORAGE_FAULT, Ending.NO_CAPACITY):
                 wait = self.policy.wait_seconds(max(failures, unlucky))
-                self._say(f"next attempt in {wait:.0f} s")
+                self.say(f"next attempt in {wait:.0f} s")
                 self.report.waited_seconds += wait
                 time.sleep(wait)
 
@@ -143,10 +137,10 @@ class Supervisor:
         raise TomatError(f"{why}{said}; the logs are in {self.launch.folder}.")
 
     def _give_back(self) -> None:
-        if self._keep:
-            self._say(f"kept, at its price: {self.launch.tpu_name}. Give it back with: {self.launch.delete.line}")
-        elif not self._run(self.launch.delete).ok:
-            self._say(f"NOT given back, and paid for until it is: {self.launch.delete.line}")
+        if self.keep:
+            self.say(f"kept, at its price: {self.launch.tpu_name}. Give it back with: {self.launch.delete.line}")
+        elif not self.run(self.launch.delete).ok:
+            self.say(f"NOT given back, and paid for until it is: {self.launch.delete.line}")
 
     def _attempt(self, attempt: int) -> tuple[Ending, str]:
         """One start of the training, from whatever state the slice is in, to its end."""
@@ -154,15 +148,15 @@ class Supervisor:
         if ready is not None:
             return ready
         if "running" in self._statuses():
-            self._say("the training is running already; watching it")
+            self.say("the training is running already; watching it")
         else:
             steps = [] if self._installed else [*self.launch.pack, *self.launch.install]
             for command in (*steps, self.launch.start):
-                result = self._run(command)
+                result = self.run(command)
                 if not result.ok:
                     if command in self.launch.pack:
                         raise TomatError(f"`{command.line}` ended with status {result.status}: {result.last_line}.")
-                    if (state := self._machine_state()) in LOST_STATES:
+                    if (state := self._state(self.launch.machine_state)) in LOST_STATES:
                         return Ending.MACHINE_LOST, f"the slice is {state}"
                     return Ending.FAILED, f"cannot {command.purpose}: {result.last_line}"
             self._installed = True
@@ -176,7 +170,7 @@ class Supervisor:
         """Get the slice to READY, creating it where it is not there; an ending if it cannot be had now."""
         silent = 0
         while True:
-            state = self._machine_state()
+            state = self._state(self.launch.machine_state)
             if state == "READY":
                 return None
             silent = silent + 1 if state == "unknown" else 0
@@ -191,9 +185,9 @@ class Supervisor:
             if state in LOST_STATES and not passing and not (waiting and state == "absent"):
                 self._installed = False
                 if state != "absent" or (self.launch.queued_resource and queue != "absent"):
-                    self._say(f"the slice is {state}, the queued resource {queue}: deleting what is left of it")
-                    self._run(self.launch.delete)
-                result = self._run(self.launch.create)
+                    self.say(f"the slice is {state}, the queued resource {queue}: deleting what is left of it")
+                    self.run(self.launch.delete)
+                result = self.run(self.launch.create)
                 if not result.ok and result.status != TIMEOUT_STATUS:  # one that takes long may still come
                     said = result.output + result.errors
                     if any(words.lower() in said.lower() for words in NO_CAPACITY):
@@ -206,12 +200,9 @@ class Supervisor:
                     continue
             time.sleep(self.policy.poll_seconds)
 
-    def _machine_state(self) -> str:
-        return self._state(self.launch.machine_state)
-
     def _state(self, command: Command) -> str:
         """What a `describe` says: a state, `absent`, or `unknown` where the question was not answered."""
-        result = self._run(command)
+        result = self.run(command)
         if result.ok:
             return result.output.strip() or "unknown"
         said = (result.output + result.errors).lower()
@@ -222,7 +213,7 @@ class Supervisor:
 
     def _statuses(self) -> list[str]:
         """The state of the training on each host; empty where not every host answered."""
-        result = self._run(self.launch.status)
+        result = self.run(self.launch.status)
         statuses = parse_statuses(result.output)
         return statuses if result.ok and len(statuses) == self.launch.slice.n_hosts else []
 
@@ -232,7 +223,7 @@ class Supervisor:
         first_end: float | None = None
         while True:
             time.sleep(self.policy.poll_seconds)
-            state = self._machine_state()
+            state = self._state(self.launch.machine_state)
             if state in LOST_STATES:
                 return Ending.MACHINE_LOST, f"the slice is {state}"
             statuses = self._statuses() if state == "READY" else []
@@ -247,17 +238,17 @@ class Supervisor:
             if any(status != "running" for status in statuses):
                 first_end = time.monotonic() if first_end is None else first_end
                 if time.monotonic() - first_end >= self.policy.straggler_seconds:
-                    self._say(f"the hosts are {', '.join(statuses)}: stopping what still runs")
-                    self._run(self.launch.stop)
+                    self.say(f"the hosts are {', '.join(statuses)}: stopping what still runs")
+                    self.run(self.launch.stop)
             if time.monotonic() - self._logs_at >= self.policy.log_seconds:
                 self._collect(attempt)
 
     def _collect(self, attempt: int) -> None:
         self._logs_at = time.monotonic()
         for command in self.launch.logs(attempt):
-            result = self._run(command)
+            result = self.run(command)
             if not result.ok:
-                self._say(f"{command.purpose}: {result.last_line}")
+                self.say(f"{command.purpose}: {result.last_line}")
 
     def _last_error(self) -> str:
         """The training's own error message, from the newest logs."""

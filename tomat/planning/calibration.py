@@ -2,6 +2,9 @@
 
 `<tracking_dir>/calibration.yaml` holds measurements kept by hand, `<tracking_dir>/calibration.json` those and the
 runs that `tomat plan --record` added, each beside its prediction. Plans read the latter.
+
+Figures must be finite, and of the size that their unit has: one wrong row moves every estimate, and 2,080 where 2.080 s
+were meant makes each step of that chip 31 times as long.
 """
 
 from __future__ import annotations
@@ -17,7 +20,6 @@ from tomat.base.errors import TomatError
 from tomat.base.layout import CONFIG_FILE, METRICS_FILE
 from tomat.base.reporting import counted, write_json
 from tomat.hardware.chips import slice_named
-from tomat.planning.calibration_checks import check_against_plan, check_figures
 from tomat.profile.categories import Category
 
 if TYPE_CHECKING:
@@ -38,6 +40,25 @@ SHARES = {
     "matmul_share": (Category.MATMUL,),
 }
 """Shares of a step that a measurement may give, and the categories of the plan that they stand for."""
+
+BOUNDS: dict[str, tuple[float, float, str]] = {
+    "step_seconds": (1e-4, 600.0, "seconds"),
+    "model_seconds": (1e-6, 600.0, "seconds"),
+    "hbm_required_gib": (1e-3, 10_000.0, "GiB of one device"),
+    "attention_share": (0.0, 1.0, "a fraction of the step"),
+    "collectives_share": (0.0, 1.0, "a fraction of the step"),
+    "matmul_share": (0.0, 1.0, "a fraction of the step"),
+}
+"""Figures of a row: the least, the most, the unit. The slowest step on record takes 5.76 s, the fastest planned one
+some milliseconds: what is 100 times beyond either is no step of this kind any more, but another unit. The largest need
+on record is 71.87 GiB; 100 times that is MiB."""
+
+RATIO = 10.0
+"""By which factor a measurement may differ from its plan, either way. The pods on record took 1.2 times as long as the
+models say and needed 1 % more than planned; a slip of units is a factor of 60, 1,000 or 1,024."""
+
+COMPARED = (("step_seconds", "model_seconds"), ("hbm_required_gib", "hbm_required_gib"))
+"""(measured, predicted) of the same thing."""
 
 
 @dataclass(frozen=True)
@@ -92,16 +113,25 @@ class CalibrationRow:
             where: The file it is from, for the error.
 
         Raises:
-            TomatError: A field of another type, an unknown slice, or figures that `calibration_checks` refuses.
+            TomatError: A field of another type, an unknown slice, or figures that cannot be.
         """
         texts = (self.name, self.slice, self.source, self.compiler, self.config_path or "", *self.overrides)
         if not all(isinstance(text, str) for text in texts) or not isinstance(self.config or {}, Mapping):
             raise TomatError(f"{where}: the row {self.name!r} has a field of another kind than text.")
         row = f"{where}: {self.name!r}"
-        check_figures(self.measured, f"{row}, measured")
+        _check_figures(self.measured, f"{row}, measured")
         if self.predicted:
-            check_figures(self.predicted, f"{row}, predicted")
-        check_against_plan(self.measured, self.predicted, row)
+            _check_figures(self.predicted, f"{row}, predicted")
+        for found, planned in COMPARED:
+            if self.measured.get(found) and self.predicted.get(planned):
+                ratio = self.measured[found] / self.predicted[planned]
+                if not 1 / RATIO <= ratio <= RATIO:
+                    unit = BOUNDS[found][2].split()[0]
+                    raise TomatError(
+                        f"{row}: measured {found} is {self.measured[found]:g}, {ratio:.3g} times the "
+                        f"{self.predicted[planned]:.4g} {unit} that were planned; a factor of {RATIO:g} is a slip of "
+                        f"units. Correct the figure (it is in {unit}), or take the row out."
+                    )
         if not isinstance(self.doubted, Mapping) or not all(
             key in SHARES and key in self.measured and isinstance(why, str) for key, why in self.doubted.items()
         ):
@@ -115,6 +145,28 @@ class CalibrationRow:
             except TomatError as error:
                 raise TomatError(f"{row}: {error}") from None
         return self
+
+
+def _check_figures(figures: Any, where: str) -> None:
+    """Refuse figures that are none: unknown keys, text, NaN, infinity, what is outside `BOUNDS`, no `fits`."""
+    if not isinstance(figures, Mapping):
+        raise TomatError(f"{where} is {figures!r}; expected a mapping of fits and {', '.join(BOUNDS)}.")
+    for key, value in figures.items():
+        if key == "fits":
+            if not isinstance(value, bool):
+                raise TomatError(f"{where}: fits is {value!r}; expected true or false.")
+            continue
+        if key not in BOUNDS:
+            raise TomatError(f"{where} has the unknown figure {key!r}; expected some of fits, {', '.join(BOUNDS)}.")
+        least, most, unit = BOUNDS[key]
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not number or not math.isfinite(value) or not least <= value <= most:
+            raise TomatError(
+                f"{where}: {key} is {value!r}; expected a number from {least:g} to {most:g}, {unit}. Correct the "
+                "figure, or take the row out."
+            )
+    if "fits" not in figures:
+        raise TomatError(f"{where} does not say whether the step fits; add fits: true or fits: false.")
 
 
 @dataclass(frozen=True)

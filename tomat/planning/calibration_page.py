@@ -12,7 +12,6 @@ from tomat.base.reporting import console
 from tomat.pages.document import empty_section, update_document
 from tomat.pages.tables import UNKNOWN, markdown_table, percent, seconds
 from tomat.planning.calibration import SHARES, Calibration, CalibrationRow, read_measurements, row_of_run
-from tomat.planning.calibration_checks import check_against_plan
 from tomat.planning.compile.process import Limits
 from tomat.planning.compile.topology import planned_slice
 from tomat.planning.cost.op_times import MODELS
@@ -113,7 +112,7 @@ def row_with_plan(row: CalibrationRow, plan: Plan) -> CalibrationRow:
     """A measurement beside what `plan` says of it.
 
     Raises:
-        TomatError: As for `check_against_plan`.
+        TomatError: As for `CalibrationRow.checked`.
     """
     predicted: dict[str, Any] = {
         "fits": plan.compiled.fits,
@@ -124,8 +123,8 @@ def row_with_plan(row: CalibrationRow, plan: Plan) -> CalibrationRow:
         shares = {group.name: group.share for group in plan.step.breakdown.categories}
         for key, categories in SHARES.items():
             predicted[key] = sum(shares.get(str(category), 0.0) for category in categories)
-    check_against_plan(row.measured, predicted, f"the measurement {row.name!r}")
-    return replace(row, predicted=predicted, compiler=plan.compiled.compiler, slice=plan.slice_.name)
+    planned = replace(row, predicted=predicted, compiler=plan.compiled.compiler, slice=plan.slice_.name)
+    return planned.checked("the plan beside the measurement")
 
 
 def steps_section(record: Calibration) -> str:

@@ -23,11 +23,16 @@ class Kernel:
     executions: float
 
 
-def executed_kernels(program: HloProgram) -> list[Kernel]:
-    """Every executed instruction, once, with its executions per run of the program; free opcodes left out."""
+def executed_kernels(program: HloProgram, computation_id: int | None = None) -> list[Kernel]:
+    """Every executed instruction, once, with its executions per run of a computation; free opcodes left out.
+
+    Args:
+        program: The program.
+        computation_id: The computation; default: the whole program.
+    """
     executions: dict[str, float] = {}
     instructions: dict[str, Instruction] = {}
-    for instruction, times in _executed(program, program.entry_id, 1.0):
+    for instruction, times in _executed(program, program.entry_id if computation_id is None else computation_id, 1.0):
         executions[instruction.name] = executions.get(instruction.name, 0.0) + times
         instructions[instruction.name] = instruction
     return [Kernel(instruction, executions[name]) for name, instruction in instructions.items()]

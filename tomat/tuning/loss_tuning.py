@@ -99,15 +99,13 @@ def tune(
     Returns:
         One dictionary each: `kernel`, `tiles` or `block_positions`, and the child's answer.
     """
+    candidates = [(f"xla, {block} positions", {"kernel": "xla", "block_positions": block}) for block in block_positions]
+    for sizes in map(asdict, tiles):
+        candidates.append((f"pallas, {' x '.join(map(str, sizes.values()))}", {"kernel": "pallas", "tiles": sizes}))
     rows = []
-    for block in block_positions:
-        on_candidate(f"xla, {block} positions")
-        answer = planned(shape.request(kernel="xla", block_positions=block), cache_dir, limits)
-        rows.append({"kernel": "xla", "block_positions": block} | answer)
-    for candidate in tiles:
-        on_candidate("pallas, " + " x ".join(str(size) for size in asdict(candidate).values()))
-        answer = planned(shape.request(kernel="pallas", tiles=asdict(candidate)), cache_dir, limits)
-        rows.append({"kernel": "pallas", "tiles": asdict(candidate)} | answer)
+    for name, loss in candidates:
+        on_candidate(name)
+        rows.append(loss | planned(shape.request(**loss), cache_dir, limits))
     return rows
 
 

@@ -148,6 +148,8 @@ def plan_rows(
         on_done(row, verdict(record, base_of(record, known)))
 
     def work(row: SweepRow) -> None:
+        if stopping.is_set():
+            return
         config, slice_ = None, None
         try:
             on_stage(row, "reading the configuration")
@@ -158,6 +160,9 @@ def plan_rows(
             record = failed(row, config, slice_, str(error))
         except Exception as error:  # whatever a model or a library raises, the other rows do not depend on it
             record = failed(row, config, slice_, f"{type(error).__name__}: {error}")
+        except BaseException:
+            stopping.set()  # before another row begins
+            raise
         # An interrupt also ends the compiles in progress, which is not their failure.
         if not stopping.is_set():
             keep(row, record)
@@ -171,18 +176,8 @@ def _run_pool(
     work: Callable[[SweepRow], None], rows: Sequence[SweepRow], workers: int, stopping: threading.Event
 ) -> None:
     """`work` on every row, `workers` at once; threads suffice, since the compiles are processes of their own."""
-
-    def guarded(row: SweepRow) -> None:
-        if stopping.is_set():
-            return
-        try:
-            work(row)
-        except BaseException:
-            stopping.set()
-            raise
-
     pool = ThreadPoolExecutor(max_workers=workers, thread_name_prefix="sweep")
-    futures = [pool.submit(guarded, row) for row in rows]
+    futures = [pool.submit(work, row) for row in rows]
     try:
         for future in as_completed(futures):
             future.result()

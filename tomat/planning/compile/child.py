@@ -213,4 +213,4 @@ def _first_line(error: Exception) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(answer(sys.argv[1], _compile))
+    answer(sys.argv[1], _compile)

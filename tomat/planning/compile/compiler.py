@@ -23,7 +23,7 @@ from tomat.base.errors import TomatError
 from tomat.base.reporting import write_json
 from tomat.base.stages import DONE
 from tomat.hardware.chips import Slice
-from tomat.planning.compile.child import EXECUTABLE_FILE, MEMORY_SUFFIX, PROGRAM_FILE, SCHEDULE_FILE, needed_files
+from tomat.planning.compile.child import MEMORY_SUFFIX, PROGRAM_FILE, SCHEDULE_FILE, needed_files
 from tomat.planning.compile.process import Limits, ask, request_key
 from tomat.planning.compile.topology import compiler_version, data_axis_size
 from tomat.planning.cost.memory import MemoryReport
@@ -99,11 +99,6 @@ class CompiledStep:
             return {name: OpSchedule.from_dict(value) for name, value in values.items()}
         except (OSError, EOFError, zlib.error, ValueError, LookupError, TypeError, AttributeError) as error:
             raise TomatError(f"{path} is damaged ({error}); delete {self.folder} and plan again.") from None
-
-    @property
-    def executable_file(self) -> Path:
-        """The serialised executable, where it was asked for."""
-        return self.folder / EXECUTABLE_FILE
 
 
 def default_cache_dir() -> Path:

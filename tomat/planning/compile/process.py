@@ -32,8 +32,8 @@ from tomat.planning.sources import installed_packages, sources_digest
 XLA_DUMP, LLO_DUMP = "xla", "llo"
 """Folders of a request's working directory that the compiler dumps into."""
 
-REFUSED, REFUSED_STATUS = "refused", 2
-"""The last thing that a child says whose request cannot be answered, and its exit status."""
+REFUSED = "refused"
+"""The last thing that a child says whose request cannot be answered."""
 
 POLL_SECONDS = 0.2
 
@@ -135,7 +135,7 @@ def _run(module: str, work: Path, environment: dict[str, str], limits: Limits, o
                 child.kill()
             child.wait()
             listener.join(timeout=5)
-    if child.returncode == REFUSED_STATUS and last["stage"] == REFUSED:
+    if last["stage"] == REFUSED:
         raise TomatError(last["message"])
     if child.returncode != 0 or "key" not in last:
         tail = (work / "stderr.txt").read_text(encoding="utf-8", errors="replace").strip().splitlines()[-6:]
@@ -187,8 +187,8 @@ def dump_flags(work: Path) -> tuple[list[str], list[str]]:
     )
 
 
-def answer(request_file: str, carry_out: Callable[[dict[str, Any]], None]) -> int:
-    """All of a child: carry out the request; the exit status, 0 if the cache then holds the answer.
+def answer(request_file: str, carry_out: Callable[[dict[str, Any]], None]) -> None:
+    """All of a child: carry out the request.
 
     Args:
         request_file: As `ask` wrote it.
@@ -200,8 +200,6 @@ def answer(request_file: str, carry_out: Callable[[dict[str, Any]], None]) -> in
         carry_out(request)
     except TomatError as error:
         say(REFUSED, message=str(error))
-        return REFUSED_STATUS
-    return 0
 
 
 def _end_with_parent(parent: int) -> None:

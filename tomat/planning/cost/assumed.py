@@ -5,7 +5,7 @@ A plan is read for its sum. What in it is no model of the device's work is named
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -13,7 +13,7 @@ from tomat.pages.tables import count, percent, seconds
 from tomat.planning.cost.llo import OpSchedule
 from tomat.planning.cost.op_times import PALLAS_TARGET, OpTimes
 from tomat.profile.breakdown import Breakdown
-from tomat.profile.hlo import CONTROL_OPCODES, HloProgram, Instruction
+from tomat.profile.hlo import HloProgram
 from tomat.profile.hlo_kernels import executed_kernels, trip_count
 
 NAMES_SHOWN = 4
@@ -76,11 +76,13 @@ def assumptions(
     """Of a loop or a conditional: the kernels that its computations execute."""
     for name, op in ops.items():
         instruction = program.by_name[name]
+        called = instruction.called_ids if instruction.opcode in ("while", "conditional") else ()
+        run = [kernel.instruction.name for each in called for kernel in executed_kernels(program, each)]
         if instruction.opcode == "while" and trip_count(program, instruction) is None:
             found["trip_count_not_found"].append(name)
-            inside[name] = _executed(program, instruction)
+            inside[name] = run
         elif instruction.opcode == "conditional" and len(instruction.called_ids) > 1:
-            inside[name] = [inner for inner in _executed(program, instruction) if ops[inner].estimate]
+            inside[name] = [inner for inner in run if ops[inner].estimate]
             if inside[name]:
                 found["branch_not_known"].append(name)
         elif op.schedule is not None and not op.schedule.mask_found:
@@ -103,17 +105,3 @@ def assumptions(
         )
 
     return tuple(assumption(kind, names) for kind, names in found.items() if names)
-
-
-def _executed(program: HloProgram, instruction: Instruction) -> list[str]:
-    """Names of the kernels in the computations that a loop or conditional runs, in loops inside them too."""
-
-    def walk(computations: Iterable[int]) -> Iterable[str]:
-        for computation in computations:
-            for inner in program.computations[computation]:
-                yield inner.name
-                if inner.opcode in CONTROL_OPCODES:
-                    yield from walk(inner.called_ids)
-
-    kernels = {kernel.instruction.name for kernel in executed_kernels(program)}
-    return [name for name in walk(instruction.called_ids) if name in kernels]

@@ -20,7 +20,7 @@ from tomat.loss.config import LossConfig
 from tomat.loss.density_loss import density_loss, plain_loss
 from tomat.loss.target import DensityTarget
 from tomat.loss.tiles import LossTiles
-from tomat.planning.compile.topology import libtpu_environment
+from tomat.planning.compile.topology import child_environment
 
 START, K, E = 7, 200, 16
 """Density ids 7..206 of 211: ids of both other sorts, and neither section a whole number of tiles of 128."""
@@ -269,7 +269,7 @@ def test_compiles_for_v6e_without_logits_in_hbm():
             ("bfloat16", "cross_entropy", "xla", {"block_positions": 512}),
         )
     ]
-    environment = os.environ | libtpu_environment(slice_named("v6e-4"), [], [])
+    environment = os.environ | child_environment(slice_named("v6e-4"), [], [])
     done = subprocess.run(
         [sys.executable, "-c", COMPILE_SCRIPT],
         input=json.dumps(requests),

@@ -23,7 +23,7 @@ from levanter.models.qwen import Qwen3Config
 from tomat.hardware.chips import slice_named
 from tomat.model.decoder import DensityDecoderConfig
 from tomat.model.embedding import Float32SumEmbedding, embedding_rows, with_float32_sums
-from tomat.planning.compile.topology import libtpu_environment
+from tomat.planning.compile.topology import child_environment
 
 VOCAB, EMBED, BATCH, POSITION = Axis("vocab", 33), Axis("embed", 8), Axis("batch", 4), Axis("position", 600)
 
@@ -150,7 +150,7 @@ print(json.dumps(report))
 def test_the_tpu_compiler_sums_in_float32():
     """The whole step for a v6e-4, by the TPU compiler in a process of its own: on each device, and over devices."""
     pytest.importorskip("libtpu")
-    environment = os.environ | libtpu_environment(slice_named("v6e-4"), [], [])
+    environment = os.environ | child_environment(slice_named("v6e-4"), [], [])
     done = subprocess.run(
         [sys.executable, "-c", COMPILE_SCRIPT], env=environment, capture_output=True, text=True, timeout=900
     )

@@ -14,15 +14,15 @@ def package(tmp_path) -> Path:
     root = tmp_path / "thing"
     files = {
         "__init__.py": "",
-        "top.py": "import thing.plain\ndef f():\n    from thing.room import lazy\n    from . import relative\n",
+        "top.py": "import thing.plain\ndef f():\n    from thing.room import lazy\n    from thing import other\n",
         "plain.py": "TABLE = Path(__file__).with_name('table.json')\n",
-        "relative.py": "from .room.deep import x\n",
+        "other.py": "from thing.room.deep import x\n",
         "table.json": "{}",
         "other.json": "{}",
         "unused.py": "",
         "room/__init__.py": "",
         "room/lazy.py": "import os, numpy\n",
-        "room/deep.py": "from ..plain import TABLE as x\n",
+        "room/deep.py": "from thing.plain import TABLE as x\n",
     }
     for name, text in files.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
@@ -33,7 +33,7 @@ def package(tmp_path) -> Path:
 def test_every_kind_of_import_and_named_data_is_followed(package):
     found = {path.relative_to(package).as_posix() for path in module_files("thing.top", package=package)}
     assert found == {
-        "__init__.py", "top.py", "plain.py", "relative.py", "table.json", "room/__init__.py", "room/lazy.py",
+        "__init__.py", "top.py", "other.py", "plain.py", "table.json", "room/__init__.py", "room/lazy.py",
         "room/deep.py",
     }  # fmt: skip
 

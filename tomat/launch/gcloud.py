@@ -7,7 +7,6 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 
 from tomat.base.errors import TomatError
 from tomat.base.reporting import counted
@@ -23,14 +22,12 @@ from tomat.launch.remote import (
     training_command,
 )
 
-RUNTIME_VERSIONS: Mapping[str, str] = MappingProxyType(
-    {
-        "v6e": "v2-alpha-tpuv6e",
-        "v5p": "v2-alpha-tpuv5",
-        "v5e": "v2-alpha-tpuv5-lite",
-        "v4": "tpu-ubuntu2204-base",
-    }
-)
+RUNTIME_VERSIONS: Mapping[str, str] = {
+    "v6e": "v2-alpha-tpuv6e",
+    "v5p": "v2-alpha-tpuv5",
+    "v5e": "v2-alpha-tpuv5-lite",
+    "v4": "tpu-ubuntu2204-base",
+}
 """Chip -> software of a TPU VM for JAX (https://cloud.google.com/tpu/docs/runtimes). TPU7x is not there: it is offered
 through GKE only (https://cloud.google.com/tpu/docs/queued-resources)."""
 

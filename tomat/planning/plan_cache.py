@@ -19,7 +19,7 @@ import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 from tomat.base.errors import TomatError
 from tomat.base.reporting import counted, write_json
@@ -104,7 +104,7 @@ def keep(part: Path, folder: Path) -> None:
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
                 raise
         if (kept := open_result(folder)) is not None:
-            with kept[0]:
+            with kept.lock:
                 for path in part.iterdir():
                     if not (folder / path.name).exists():
                         os.replace(path, folder / path.name)
@@ -114,8 +114,17 @@ def keep(part: Path, folder: Path) -> None:
     raise TomatError(f"the plan cache {folder.parent.parent} cannot take an answer; remove {folder.name} from it.")
 
 
-def open_result(folder: Path, needed: Sequence[str] = ()) -> tuple[IO[bytes], dict[str, Any]] | None:
-    """The result in a folder of the cache, and the file that, while it is open, keeps the folder from being evicted.
+class Kept(NamedTuple):
+    """An answer in the cache."""
+
+    lock: IO[bytes]
+    """Keeps the folder from being evicted while it is open."""
+    result: dict[str, Any]
+    folder: Path
+
+
+def open_result(folder: Path, needed: Sequence[str] = ()) -> Kept | None:
+    """The answer in a folder of the cache, locked.
 
     Args:
         folder: Below `programs/`.
@@ -141,7 +150,7 @@ def open_result(folder: Path, needed: Sequence[str] = ()) -> tuple[IO[bytes], di
     except (OSError, ValueError, RecursionError):
         file.close()
         return None
-    return file, result
+    return Kept(file, result, folder)
 
 
 def keep_report(cache: Path, key: str, report: Mapping[str, Any]) -> None:

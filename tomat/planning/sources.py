@@ -36,23 +36,22 @@ def module_files(*modules: str, package: Path = PACKAGE) -> list[Path]:
         found.add(path)
         if path.suffix == ".py":
             tree = ast.parse(path.read_bytes(), str(path))
-            waiting += [file for name in _imported(tree, path, package) for file in _files_of(name, package)]
+            waiting += [file for name in _imported(tree) for file in _files_of(name, package)]
             waiting += _data_files(tree, path)
     return sorted(found)
 
 
-def _imported(tree: ast.Module, path: Path, package: Path) -> set[str]:
-    """Dotted names that a module imports; of `from a import b` both `a` and `a.b`, since `b` may be a module."""
+def _imported(tree: ast.Module) -> set[str]:
+    """Dotted names that a module imports; of `from a import b` both `a` and `a.b`, since `b` may be a module.
+
+    No module of tomat imports by a relative name: `tests/test_architecture.py` holds it.
+    """
     names: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            base = node.module or ""
-            if node.level:
-                parents = (package.name, *path.relative_to(package).parent.parts)
-                base = ".".join([*parents[: len(parents) - node.level + 1], *base.split(".")]).rstrip(".")
-            names |= {base} | {f"{base}.{alias.name}" for alias in node.names}
+            names |= {str(node.module), *(f"{node.module}.{alias.name}" for alias in node.names)}
     return names
 
 

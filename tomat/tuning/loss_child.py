@@ -26,9 +26,7 @@ def _compile(request: dict[str, Any]) -> None:
         result = measure(request, work / LLO_DUMP)
     except TomatError as error:
         result = {"refused": str(error)}
-    part = work / "part"
-    part.mkdir()
-    keep_answer(result, part, Path(request["programs_dir"]) / request["key"])
+    keep_answer(result, work / "part", Path(request["programs_dir"]) / request["key"])
 
 
 def lower_loss(request: dict[str, Any], device: Any) -> Any:

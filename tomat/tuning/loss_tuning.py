@@ -10,6 +10,7 @@ import importlib.metadata
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -68,15 +69,11 @@ def planned(request: dict[str, Any], cache_dir: Path, limits: Limits | None = No
 
     key = request_key([request, compiler_version()], CHILD_MODULE)
     kept = open_result(open_cache(cache_dir) / key)
-    if kept is not None:
-        kept[0].close()
-        return kept[1]
-    slice_ = slice_named(request["slice_name"])
-    answer = ask(CHILD_MODULE, {**request, "key": key}, slice_, cache_dir, limits or Limits())
-    answer.lock.close()
-    if answer.evicted:
-        console.print(answer.evicted, highlight=False)
-    return answer.result
+    if kept is None:
+        slice_, say = slice_named(request["slice_name"]), partial(console.print, highlight=False)
+        kept = ask(CHILD_MODULE, {**request, "key": key}, slice_, cache_dir, limits or Limits(), on_removed=say)
+    kept.lock.close()
+    return kept.result
 
 
 def tune(

@@ -70,14 +70,10 @@ class Trial:
     cached: bool = False
     error: str = ""
 
-    @property
-    def words(self) -> str:
-        """The overrides as on a command line."""
-        return " ".join(override_words(self.overrides))
-
     def to_dict(self) -> dict[str, Any]:
-        """JSON with units in the keys."""
-        return {**asdict(self), "overrides": dict(self.overrides), "words": self.words}
+        """JSON with units in the keys; `words` are the overrides as on a command line."""
+        words = " ".join(override_words(self.overrides))
+        return {**asdict(self), "overrides": dict(self.overrides), "words": words}
 
 
 @dataclass

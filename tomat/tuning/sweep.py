@@ -133,8 +133,7 @@ def plan_rows(
         )
     earlier = rows_on_record(path)
     rows: dict[str, RowRecord] = {
-        # with the settings in the order of the file, which the record, whose keys are sorted, does not keep
-        row.name: dataclasses.replace(earlier[row.name], overrides=to_jsonable(row.overrides))
+        row.name: earlier[row.name]
         for row in sweep.rows
         if row.name in earlier and earlier[row.name].overrides == to_jsonable(row.overrides)
     }

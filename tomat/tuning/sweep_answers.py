@@ -100,24 +100,15 @@ def explanation(row: RowRecord, rows: Sequence[RowRecord]) -> str:
         "the part of the peak that it reaches:",
         markdown_table(header, table),
     ]
-    # (category, share of the step, part of the peak that it adds)
-    stated = [
-        (g["name"], g["share"], g["share"] * g["flops_fraction"]) for g in groups if g["flops_fraction"] is not None
-    ]
-    unstated = [g for g in groups if g["flops_fraction"] is None]
+    unstated = [group["name"] for group in groups if group["flops_fraction"] is None]
     if unstated:
-        names = " and ".join(g["name"] for g in unstated)
-        rest = max(hfu - sum(added for _, _, added in stated), 0.0)
-        stated.append((names, sum(g["share"] for g in unstated), rest))
+        stated = sum(g["share"] * g["flops_fraction"] for g in groups if g["flops_fraction"] is not None)
         parts.append(
-            f"The program states no flops for {names}; together they add what is missing to the HFU, {percent(rest)}."
+            f"The program states no flops for {' and '.join(unstated)}; together they add what is missing to the HFU, "
+            f"{percent(max(hfu - stated, 0.0))}."
         )
-    name, share, added = max(stated, key=lambda item: item[1] - item[2])
-    parts.append(
-        f"Most is left unused in {name}: {percent(share)} of the step at {percent(added / share)} of the peak."
-    )
     parts.append(_windowed_sentence(row, rows))
-    return "\n\n".join(part for part in parts if part)
+    return "\n\n".join(parts)
 
 
 def _windowed_sentence(row: RowRecord, rows: Sequence[RowRecord]) -> str:

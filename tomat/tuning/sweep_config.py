@@ -23,7 +23,7 @@ import itertools
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -79,25 +79,12 @@ class SweepConfig:
     introduction: str = ""
 
 
-@dataclass(frozen=True)
-class _SweepKeys:
-    """Keys of a sweep's file."""
-
-    name: str
-    config_path: str
-    title: str = ""
-    introduction: str = ""
-    slice: str | None = None
-    base: str | None = None
-    overrides: Any = None
-    rows: list[Any] = field(default_factory=list)
-    grid: dict[str, Any] = field(default_factory=dict)
-    exclude: list[Any] = field(default_factory=list)
-
-
 MAX_ROWS = 1000
 """Rows of a sweep. Each is a compile of minutes: a thousand are days, and a grid of 40^5 is a slip."""
 
+SWEEP_KEYS = (
+    "name", "config_path", "title", "introduction", "slice", "base", "overrides", "rows", "grid", "exclude"
+)  # fmt: skip
 ROW_KEYS = ("name", "config_path", "overrides", "slice", "base", "question", "explain")
 
 
@@ -110,16 +97,16 @@ def load_sweep(path: str | Path) -> SweepConfig:
     """
     path = Path(path)
     values = read_yaml(path, "configs/sweeps/")
-    known = {f.name for f in fields(_SweepKeys)}
-    _check_keys(values, known, {"name", "config_path"}, str(path))
-    keys = _SweepKeys(**{key: value for key, value in values.items() if value is not None})
-    if not RUN_NAME.match(str(keys.name)):
-        raise TomatError(f"{path}: name is {keys.name!r}; expected letters, digits, '.', '_' and '-': it names files.")
+    _check_keys(values, set(SWEEP_KEYS), {"name", "config_path"}, str(path))
+    keys = {"rows": [], "grid": {}, "exclude": []} | {key: one for key, one in values.items() if one is not None}
+    name = keys["name"]
+    if not RUN_NAME.match(str(name)):
+        raise TomatError(f"{path}: name is {name!r}; expected letters, digits, '.', '_' and '-': it names files.")
     for key in ("rows", "exclude"):
-        if not isinstance(getattr(keys, key), list):
-            raise TomatError(f"{path}: {key} is {getattr(keys, key)!r}; expected a list.")
+        if not isinstance(keys[key], list):
+            raise TomatError(f"{path}: {key} is {keys[key]!r}; expected a list.")
     rows = []
-    for number, row in enumerate(keys.rows, 1):
+    for number, row in enumerate(keys["rows"], 1):
         where = f"{path}: row {number}"
         if not isinstance(row, Mapping):
             raise TomatError(f"{where} is {row!r}; expected a mapping with a name and overrides.")
@@ -132,7 +119,7 @@ def load_sweep(path: str | Path) -> SweepConfig:
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise TomatError(f"{path}: more than one row is called {twice[0]!r}; names tell rows apart.")
-    default = keys.base or names[0]
+    default = keys.get("base") or names[0]
     based = []
     for row in rows:
         base = row.base or default
@@ -141,7 +128,7 @@ def load_sweep(path: str | Path) -> SweepConfig:
                 f"{path}: row {row.name!r} has the base {base!r}, which is no row; rows: {', '.join(names)}."
             )
         based.append(replace(row, base=None if base == row.name else base))
-    return SweepConfig(keys.name, tuple(based), keys.title or keys.name, keys.introduction.strip())
+    return SweepConfig(name, tuple(based), keys.get("title") or name, str(keys.get("introduction", "")).strip())
 
 
 def _check_keys(values: Mapping[str, Any], known: set[str], needed: set[str], where: str) -> None:
@@ -153,40 +140,40 @@ def _check_keys(values: Mapping[str, Any], known: set[str], needed: set[str], wh
         raise TomatError(f"{where} has no {missing[0]}; it needs {' and '.join(sorted(needed))}.")
 
 
-def _row(row: Mapping[str, Any], keys: _SweepKeys, path: Path, where: str) -> SweepRow:
+def _row(row: Mapping[str, Any], keys: Mapping[str, Any], path: Path, where: str) -> SweepRow:
     name = str(row["name"])
     if "\n" in name or "|" in name:
         raise TomatError(f"{where} is called {name!r}; expected one line without '|', since it stands in a table.")
     return SweepRow(
         name=name,
         # Beside the file, so that a sweep means the same from wherever it is started.
-        config_path=path.parent / str(row.get("config_path") or keys.config_path),
-        overrides=checked_keys(keys.overrides, str(path)) | checked_keys(row.get("overrides"), where),
-        slice=row.get("slice") or keys.slice,
+        config_path=path.parent / str(row.get("config_path") or keys["config_path"]),
+        overrides=checked_keys(keys.get("overrides"), str(path)) | checked_keys(row.get("overrides"), where),
+        slice=row.get("slice") or keys.get("slice"),
         base=row.get("base"),
         question=" ".join(str(row.get("question") or "").split()),
         explain=" ".join(str(row.get("explain") or "").split()),
     )
 
 
-def _grid_rows(keys: _SweepKeys, path: Path) -> list[dict[str, Any]]:
+def _grid_rows(keys: Mapping[str, Any], path: Path) -> list[dict[str, Any]]:
     """The combinations of the grid that no entry of `exclude` names."""
-    if not isinstance(keys.grid, Mapping):
-        raise TomatError(f"{path}: grid is {keys.grid!r}; expected axes, each with a list of values.")
+    if not isinstance(keys["grid"], Mapping):
+        raise TomatError(f"{path}: grid is {keys['grid']!r}; expected axes, each with a list of values.")
     axes: list[list[tuple[str, str, dict[str, Any]]]] = []  # of (axis, label, overrides)
-    for axis, values in keys.grid.items():
+    for axis, values in keys["grid"].items():
         if not isinstance(values, list) or not values:
             raise TomatError(f"{path}: grid.{axis} is {values!r}; expected a list of values.")
         axes.append([_grid_value(axis, value, path) for value in values])
-    n_rows = len(keys.rows) + (math.prod(map(len, axes)) if axes else 0)
+    n_rows = len(keys["rows"]) + (math.prod(map(len, axes)) if axes else 0)
     if n_rows > MAX_ROWS:
         sizes = " x ".join(str(len(axis)) for axis in axes)
         raise TomatError(
-            f"{path} has {n_rows:,} rows (a grid of {sizes} and {len(keys.rows)} of their own); at most {MAX_ROWS:,} "
-            "can be planned, each for minutes. Take values out of the grid, or make several sweeps."
+            f"{path} has {n_rows:,} rows (a grid of {sizes} and {len(keys['rows'])} of their own); at most "
+            f"{MAX_ROWS:,} can be planned, each for minutes. Take values out of the grid, or make several sweeps."
         )
-    for entry in keys.exclude:
-        if not isinstance(entry, Mapping) or not entry or set(entry) - set(keys.grid):
+    for entry in keys["exclude"]:
+        if not isinstance(entry, Mapping) or not entry or set(entry) - set(keys["grid"]):
             raise TomatError(f"{path}: exclude has {entry!r}; expected axes of the grid, each with one of its values.")
         for axis, value in entry.items():
             labels = {label for labelled in axes for name, label, _ in labelled if name == axis}
@@ -195,7 +182,7 @@ def _grid_rows(keys: _SweepKeys, path: Path) -> list[dict[str, Any]]:
     rows = []
     for combination in itertools.product(*axes) if axes else ():
         labels = {axis: label for axis, label, _ in combination}
-        if any(all(labels[axis] == _label(axis, value) for axis, value in entry.items()) for entry in keys.exclude):
+        if any(all(labels[axis] == _label(axis, value) for axis, value in entry.items()) for entry in keys["exclude"]):
             continue
         overrides = {key: value for _, _, part in combination for key, value in part.items()}
         rows.append({"name": ", ".join(labels.values()), "overrides": overrides})

@@ -6,8 +6,8 @@ import pytest
 
 from tomat.base.errors import TomatError
 from tomat.hardware.chips import slice_named
-from tomat.planning.compile.process import Answer, Limits, ask, request_key
-from tomat.planning.plan_cache import open_cache
+from tomat.planning.compile.process import Limits, ask, request_key
+from tomat.planning.plan_cache import Kept, open_cache
 
 CHILD = """
 import sys, time
@@ -43,7 +43,7 @@ def asked(tmp_path, monkeypatch):
     cache = tmp_path / "cache"
     open_cache(cache)
 
-    def ask_(do: str, limits: Limits | None = None) -> tuple[Answer, list[str]]:
+    def ask_(do: str, limits: Limits | None = None) -> tuple[Kept, list[str]]:
         stages: list[str] = []
         slice_ = slice_named("v6e-4")
         answer = ask("child_of_a_test", {"do": do}, slice_, cache, limits or Limits(), on_stage=stages.append)
@@ -56,7 +56,7 @@ def asked(tmp_path, monkeypatch):
 def test_an_answer_is_held_while_it_is_open(asked):
     answer, stages = asked("answer", Limits(cache_bytes=0))
     with answer.lock:
-        assert stages == ["compiling"] and answer.result == {"did": "answer"} and answer.evicted == ""
+        assert stages == ["compiling"] and answer.result == {"did": "answer"}
         assert answer.folder.name == "key" and (answer.folder / "result.json").exists()
 
 

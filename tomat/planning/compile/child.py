@@ -112,10 +112,10 @@ def needed_files(folder: Path, executable: bool) -> list[str]:
 
 def is_kept(folder: Path, executable: bool) -> bool:
     """Whether the cache holds an answer in `folder` that the process that asked for it will take."""
-    opened = open_result(folder, needed_files(folder, executable))
-    if opened is not None:
-        opened[0].close()
-    return opened is not None
+    kept = open_result(folder, needed_files(folder, executable))
+    if kept is not None:
+        kept.lock.close()
+    return kept is not None
 
 
 PLACE_OPTIONS = ("jax_platforms", "jax_num_cpu_devices", "jax_compilation_cache", "jax_persistent_cache", "jax_cpu")
@@ -153,9 +153,7 @@ def _answer_when_code_begins(result: dict[str, Any], work: Path, folder: Path, s
         return  # not this compiler's way any more: the whole compile answers
     result["status"] = "fits"
     result["memory"] = memory_of_compiled(assignment, _capacity_bytes(slice_)).to_dict()
-    part = work / "memory"
-    part.mkdir()
-    keep_answer(result, part, folder)
+    keep_answer(result, work / "memory", folder)
     os._exit(0)
 
 

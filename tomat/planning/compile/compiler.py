@@ -158,10 +158,8 @@ def compile_step(
         return found
     table = {"values": value_table.tolist(), "dtype": str(value_table.dtype)} if value_table is not None else None
     whole = request | {"value_table": table, "executable": executable, "memory_only": memory_only}
-    answer = ask(CHILD_MODULE, whole, slice_, cache, limits, on_stage=on_stage)
+    answer = ask(CHILD_MODULE, whole, slice_, cache, limits, on_stage=on_stage, on_removed=on_stage)
     write_json(request_file, {"program": answer.folder.name})
-    if answer.evicted:
-        on_stage(answer.evicted)
     on_stage(DONE)
     return CompiledStep(answer.folder, answer.result, cached=False, lock=answer.lock)
 
@@ -171,8 +169,8 @@ def _from_cache(request_file: Path, programs: Path, executable: bool) -> Compile
         folder = programs / json.loads(request_file.read_text(encoding="utf-8"))["program"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    opened = open_result(folder, needed_files(folder, executable))
-    return CompiledStep(folder, opened[1], cached=True, lock=opened[0]) if opened is not None else None
+    kept = open_result(folder, needed_files(folder, executable))
+    return CompiledStep(folder, kept.result, cached=True, lock=kept.lock) if kept is not None else None
 
 
 def _request_key(request: dict[str, Any], value_table: np.ndarray | None) -> str:

@@ -19,14 +19,14 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from tomat.base.errors import TomatError
 from tomat.base.reporting import write_json
 from tomat.base.stages import DONE
 from tomat.hardware.chips import Slice
 from tomat.planning.compile.topology import child_environment
-from tomat.planning.plan_cache import CACHE_GIB, GIB, PROGRAMS, RESULT_FILE, evict, keep, open_result, work_folder
+from tomat.planning.plan_cache import CACHE_GIB, GIB, PROGRAMS, RESULT_FILE, Kept, evict, keep, open_result, work_folder
 from tomat.planning.sources import installed_packages, sources_digest
 
 XLA_DUMP, LLO_DUMP = "xla", "llo"
@@ -49,18 +49,6 @@ class Limits:
     """What the cache may hold when it is done."""
 
 
-@dataclass(frozen=True)
-class Answer:
-    """What a child left in the cache."""
-
-    folder: Path
-    result: dict[str, Any]
-    lock: IO[bytes]
-    """Keeps the folder from being evicted while it is open."""
-    evicted: str
-    """What had to go for it, for the user; "" if nothing had to."""
-
-
 def request_key(request: Any, module: str) -> str:
     """Names a request for the sources of the child `module`, and for the packages that are installed."""
     words = json.dumps([request, installed_packages(), sources_digest(module)], sort_keys=True)
@@ -75,7 +63,8 @@ def ask(
     limits: Limits,
     *,
     on_stage: Callable[[str], None] = lambda stage: None,
-) -> Answer:
+    on_removed: Callable[[str], None] = lambda removed: None,
+) -> Kept:
     """Run `python -m MODULE REQUEST.json` to its end, and open the answer that it left.
 
     Args:
@@ -86,6 +75,7 @@ def ask(
         cache: A folder that `open_cache` has made ready.
         limits: Of time and memory, and of the cache.
         on_stage: Told each stage but the last.
+        on_removed: Told what had to go from the cache for the answer, if something had to.
 
     Raises:
         TomatError: The child refused, failed, or passed a limit; or the answer was gone at once.
@@ -105,8 +95,9 @@ def ask(
             f"{folder} was removed, or damaged, as soon as it was made. If other plans fill the same cache, "
             "raise --cache_gib; else give another --cache_dir."
         )
-    lock, result = opened
-    return Answer(folder, result, lock, evict(cache, limits.cache_bytes))
+    if removed := evict(cache, limits.cache_bytes):
+        on_removed(removed)
+    return opened
 
 
 def _run(module: str, work: Path, environment: dict[str, str], limits: Limits, on_stage: Callable[[str], None]) -> str:
@@ -214,7 +205,7 @@ def keep_answer(result: Mapping[str, Any], part: Path, folder: Path) -> None:
 
     Args:
         result: As JSON.
-        part: Below the working folder, which goes away with whatever an end by force leaves there.
+        part: Below the working folder, which goes away with whatever an end by force leaves there; made if missing.
         folder: Below `programs_dir`; its name is the answer's key.
     """
     write_json(part / RESULT_FILE, result)

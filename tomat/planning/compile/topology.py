@@ -53,41 +53,15 @@ def compiler_version() -> str:
     if importlib.util.find_spec("libtpu") is None:
         raise TomatError("the TPU compiler is not installed; install it with `uv sync --extra plan` (it needs no TPU).")
     found = importlib.metadata.version("libtpu")
-    wanted = _libtpu_of_jax()
-    if wanted is not None and not found.startswith(wanted):
-        raise TomatError(
-            f"libtpu {found} is installed, but jax {importlib.metadata.version('jax')} is released with libtpu "
-            f"{wanted}: another compiler would plan another program than the pod runs. Install it with "
-            "`uv sync --extra plan`."
-        )
-    return f"libtpu {found}"
-
-
-def _libtpu_of_jax() -> str | None:
-    """The libtpu version that the installed jax asks for in its `tpu` extra."""
     for requirement in importlib.metadata.requires("jax") or ():
-        match = re.match(r"libtpu==([\d.]+?)(\.\*)?\s*;", requirement)
-        if match:
-            return match.group(1)
-    return None
-
-
-def libtpu_environment(slice_: Slice, libtpu_args: list[str], xla_flags: list[str]) -> dict[str, str]:
-    """Environment variables for a process that compiles for `slice_`.
-
-    `TPU_SKIP_MDS_QUERY` keeps libtpu from asking a metadata server which machine this is; `ALLOW_MULTIPLE_LIBTPU_LOAD`
-    lets two compiles run side by side (else: "Internal error when accessing libtpu multi-process lockfile").
-    """
-    return {
-        "JAX_PLATFORMS": "cpu",
-        "TPU_SKIP_MDS_QUERY": "1",
-        "TPU_ACCELERATOR_TYPE": slice_.name,
-        "TPU_WORKER_HOSTNAMES": "localhost",
-        "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
-        "LIBTPU_INIT_ARGS": " ".join(libtpu_args),
-        "XLA_FLAGS": " ".join(xla_flags),
-        "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1",
-    }
+        wanted = re.match(r"libtpu==([\d.]+?)(\.\*)?\s*;", requirement)  # of jax' `tpu` extra
+        if wanted is not None and not found.startswith(wanted.group(1)):
+            raise TomatError(
+                f"libtpu {found} is installed, but jax {importlib.metadata.version('jax')} is released with libtpu "
+                f"{wanted.group(1)}: another compiler would plan another program than the pod runs. Install it with "
+                "`uv sync --extra plan`."
+            )
+    return f"libtpu {found}"
 
 
 PASSED_ON = ("PATH", "HOME", "USER", "LANG", "LC_ALL", "TMPDIR", "PYTHONPATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
@@ -98,9 +72,21 @@ WITHHELD = ("JAX_", "XLA_", "LIBTPU_", "TPU_", "PALLAS_", "EQX_", "HALIAX_", "LE
 
 
 def child_environment(slice_: Slice, libtpu_args: list[str], xla_flags: list[str]) -> dict[str, str]:
-    """The whole environment of a compiling process: of this process' own only `PASSED_ON`."""
-    passed = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
-    return passed | libtpu_environment(slice_, libtpu_args, xla_flags)
+    """The whole environment of a process that compiles for `slice_`: of this process' own only `PASSED_ON`.
+
+    `TPU_SKIP_MDS_QUERY` keeps libtpu from asking a metadata server which machine this is; `ALLOW_MULTIPLE_LIBTPU_LOAD`
+    lets two compiles run side by side (else: "Internal error when accessing libtpu multi-process lockfile").
+    """
+    return {name: os.environ[name] for name in PASSED_ON if name in os.environ} | {
+        "JAX_PLATFORMS": "cpu",
+        "TPU_SKIP_MDS_QUERY": "1",
+        "TPU_ACCELERATOR_TYPE": slice_.name,
+        "TPU_WORKER_HOSTNAMES": "localhost",
+        "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+        "LIBTPU_INIT_ARGS": " ".join(libtpu_args),
+        "XLA_FLAGS": " ".join(xla_flags),
+        "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1",
+    }
 
 
 def withheld_variables() -> list[str]:

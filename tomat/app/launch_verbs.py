@@ -2,6 +2,7 @@
 
 import argparse
 import subprocess
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -110,6 +111,7 @@ def _launch_gcloud(args: argparse.Namespace, config: "TrainConfig") -> int:
         return 0
     require_program("gcloud", "the Google Cloud SDK (https://cloud.google.com/sdk/docs/install)")
     supervisor = Supervisor(launch, policy, run_command, lambda text: console.print(text, highlight=False), args.keep)
+    began = time.monotonic()
     try:
         supervisor.supervise()
     except KeyboardInterrupt:
@@ -122,7 +124,7 @@ def _launch_gcloud(args: argparse.Namespace, config: "TrainConfig") -> int:
     finally:
         report = supervisor.report
         figures = {"run": config.run_name, "slice": config.slice, "attempts": len(report.endings)}
-        write_report(args.json, figures | vars(report))
+        write_report(args.json, figures | vars(report) | {"total_seconds": time.monotonic() - began})
     return 0
 
 

@@ -13,7 +13,6 @@ from tomat.launch.gcloud import accelerator_type, runtime_version
 
 PINNED_VERSION = "0.2.227.dev40316220070"
 """Of marin-iris, which the options below belong to."""
-SECONDS_OF_A_DAY = 86_400
 
 
 def iris_command(
@@ -63,4 +62,4 @@ def iris_command(
         words.append("--preemptible")
     words += ["--", "python", "train_tomat_tpu.py", "--config_path", config_path, *overrides]
     purpose = f"train on {tpu_slice.n_chips} chips of the cluster {cluster} (marin-iris {PINNED_VERSION})"
-    return Command(purpose, tuple(words), 365 * SECONDS_OF_A_DAY)
+    return Command(purpose, tuple(words), timeout_seconds=365 * 86_400)

@@ -65,14 +65,12 @@ class RestartPolicy:
 
 @dataclass
 class LaunchReport:
-    """What happened; the figures of `--json`."""
+    """What happened."""
 
     endings: list[str] = field(default_factory=list)
     """How each attempt ended, in order."""
     waited_seconds: float = 0.0
     """Backoff, all together."""
-    total_seconds: float = 0.0
-    """From the first command to the last."""
 
 
 @dataclass
@@ -97,14 +95,6 @@ class Supervisor:
             TomatError: The training refused its input or failed too often, or gcloud refused a request for another
                 reason than capacity. Logs are collected and the slice is given back before, unless it is to be kept.
         """
-        began = time.monotonic()
-        try:
-            self._restart_until_finished()
-        finally:
-            self.report.total_seconds = time.monotonic() - began
-        return self.report
-
-    def _restart_until_finished(self) -> None:
         failures = unlucky = 0
         while True:
             attempt = len(self.report.endings) + 1
@@ -114,7 +104,7 @@ class Supervisor:
             self.say(f"attempt {attempt} {ending.value}{f': {why}' if why else ''}")
             if ending is Ending.FINISHED:
                 self._give_back()
-                return
+                return self.report
             if time.monotonic() - started >= self.policy.healthy_seconds:
                 failures = 0
             failures += ending in (Ending.FAILED, Ending.STORAGE_FAULT)

@@ -168,16 +168,10 @@ def _dimensions(config: TrainConfig, slice_: Slice, memory: MemoryReport) -> lis
     whole = config.batch_size // shards
     now = config.trainer.per_device_parallelism
     now = now if now > 0 else whole
+    smaller = [size for size in _halvings(now, whole) if _could_fit(memory, size / now)]
     finer = SHARDINGS[SHARDINGS.index(config.sharding) + 1 :]
     return [
-        (
-            MICROBATCH,
-            [
-                {"trainer.per_device_parallelism": size}
-                for size in _halvings(now, whole)
-                if _could_fit(memory, size / now)
-            ],
-        ),
+        (MICROBATCH, [{"trainer.per_device_parallelism": size} for size in smaller]),
         (CHECKPOINTING, [{"model.gradient_checkpointing": name} for name in _heavier_policies(config)]),
         (SHARDING, [{"sharding": name} for name in finer] if shards > 1 else []),
         (BATCH, _smaller_batches(config, shards, memory)),

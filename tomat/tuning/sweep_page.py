@@ -110,34 +110,29 @@ def introduction_section(record: Mapping[str, Any]) -> str:
 def ranking_section(rows: Sequence[RowRecord]) -> str:
     """Every row, the best MFU first."""
     notes = [f"{note[0].upper()}{note[1:]}." for note in dict.fromkeys(n for row in rows for n in row.notes)]
-    full, *others = TABLE_UTILISATIONS
     body = []
     for place, row in enumerate(ranked(rows), 1):
         # In one order, whether the row was planned just now or read from the record, whose keys are sorted.
         settings = " ".join(override_words(dict(sorted(row.overrides.items())))).replace("--", "")
-        body.append(
-            (
-                str(place),
-                row.name,
-                f"`{settings}`" if settings else UNKNOWN,
-                str(row.slice or UNKNOWN),
-                f"{row.batch_sequences} x {row.sequence_tokens}" if row.batch_sequences else UNKNOWN,
-                required_text(row),
-                interval_text(row.step_seconds, seconds),
-                interval_text(row.utilisation(full.key), percent),
-                *(interval_text(row.utilisation(one.key), percent, bare=True) for one in others),
-                category_text(row),
-                verdict(row, base_of(row, rows)),
-            )
-        )
+        shape = f"{row.batch_sequences} x {row.sequence_tokens}" if row.batch_sequences else UNKNOWN
+        setup = (f"`{settings}`" if settings else UNKNOWN, str(row.slice or UNKNOWN), shape)
+        body.append((str(place), row.name, *setup, *_figures(row, rows, bare=False)))
     legend = [LEGEND, *([WINDOW_LEGEND] if any(WINDOW_KEY in row.overrides for row in rows) else [])]
     return markdown_table(HEADER, body, "rlllrrrrrrrll") + "\n\n" + " ".join([*legend, *notes])
 
 
-def category_text(row: RowRecord) -> str:
-    """The largest category and its share."""
+def _figures(row: RowRecord, rows: Sequence[RowRecord], bare: bool) -> tuple[str, ...]:
+    """A row's cells from its memory on; `bare`: without the intervals of step and MFU."""
     largest = max(row.categories, key=lambda group: group["seconds"], default=None)
-    return f"{largest['name']} {percent(largest['share'], 0)}" if largest else UNKNOWN
+    full, *others = TABLE_UTILISATIONS
+    return (
+        required_text(row),
+        interval_text(row.step_seconds, seconds, bare),
+        interval_text(row.utilisation(full.key), percent, bare),
+        *(interval_text(row.utilisation(one.key), percent, bare=True) for one in others),
+        f"{largest['name']} {percent(largest['share'], 0)}" if largest else UNKNOWN,
+        verdict(row, base_of(row, rows)),
+    )
 
 
 def interval_text(value: Interval | None, show: Any, bare: bool = False) -> str:
@@ -230,12 +225,5 @@ def print_ranking(record: Mapping[str, Any]) -> None:
         table.add_column(heading, justify="left" if heading in ("row", "largest category", "verdict") else "right")
     rows = [RowRecord.from_dict(row) for row in record["rows"]]
     for row in ranked(rows):
-        table.add_row(
-            row.name,
-            required_text(row),
-            interval_text(row.step_seconds, seconds, bare=True),
-            *(interval_text(row.utilisation(one.key), percent, bare=True) for one in TABLE_UTILISATIONS),
-            category_text(row),
-            verdict(row, base_of(row, rows)),
-        )
+        table.add_row(row.name, *_figures(row, rows, bare=True))
     console.print(table)

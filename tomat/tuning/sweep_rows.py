@@ -91,8 +91,8 @@ class RowRecord:
 
     def to_dict(self) -> dict[str, Any]:
         """For the record on disk."""
-        values = {one.name: getattr(self, one.name) for one in fields(self)}
-        return {key: values[key] for key in KEYS_OF_FAILED} if self.status == FAILED else values
+        values = vars(self)
+        return {key: values[key] for key in KEYS_OF_FAILED} if self.status == FAILED else {**values}
 
     @staticmethod
     def from_dict(values: Mapping[str, Any]) -> RowRecord:

@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
 from collections import deque
 from dataclasses import dataclass
 
@@ -79,16 +80,11 @@ def run_command(command: Command) -> Result:
             return Result(TIMEOUT_STATUS, "", f"no answer within {command.timeout_seconds:.0f} s")
         return Result(done.returncode, done.stdout, done.stderr)
     kept: deque[str] = deque(maxlen=KEPT_LINES)
+    began = time.monotonic()
     with subprocess.Popen(
         command.argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, text=True
     ) as process:
-        timed_out = threading.Event()
-
-        def end() -> None:
-            timed_out.set()
-            process.kill()
-
-        timer = threading.Timer(command.timeout_seconds, end)
+        timer = threading.Timer(command.timeout_seconds, process.kill)
         timer.start()
         try:
             assert process.stdout is not None
@@ -99,6 +95,6 @@ def run_command(command: Command) -> Result:
             status = process.wait()
         finally:
             timer.cancel()
-    if timed_out.is_set():
+    if time.monotonic() - began >= command.timeout_seconds:
         return Result(TIMEOUT_STATUS, "".join(kept) + f"no end within {command.timeout_seconds:.0f} s\n")
     return Result(status, "".join(kept))

@@ -14,10 +14,10 @@ from tomat.hardware.chips import Slice, slice_named
 from tomat.launch.command import Command
 from tomat.launch.remote import (
     FOLDER,
+    INSTALL_SCRIPT,
     LOG_FILE,
-    install_script,
+    STATUS_SCRIPT,
     start_script,
-    status_script,
     stop_script,
     training_command,
 )
@@ -160,7 +160,7 @@ class TpuLaunch:
         return [
             self._on_all_hosts("a folder on every host", f"mkdir -p {FOLDER}", timeout_seconds=600),
             self._gcloud("send both to every host", copy, timeout_seconds=1200),
-            self._on_all_hosts("install on every host", install_script(), timeout_seconds=1800),
+            self._on_all_hosts("install on every host", INSTALL_SCRIPT, timeout_seconds=1800),
         ]
 
     @property
@@ -172,7 +172,7 @@ class TpuLaunch:
     @property
     def status(self) -> Command:
         """Ask every host after its training."""
-        return self._on_all_hosts("ask every host", status_script(), timeout_seconds=180, quiet=True)
+        return self._on_all_hosts("ask every host", STATUS_SCRIPT, timeout_seconds=180, quiet=True)
 
     @property
     def stop(self) -> Command:

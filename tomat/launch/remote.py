@@ -16,12 +16,18 @@ LOG_FILE = "train.log"
 _STATUS_LINE = re.compile(r"^tomat-status (\S+) (\S+)$", re.MULTILINE)
 
 
-def install_script() -> str:
-    """Unpack the checkout that was sent, and install it with the TPU's packages."""
-    return (
-        f"set -e; cd {FOLDER}; rm -rf checkout; mkdir checkout; tar -xzf checkout.tgz -C checkout; cd checkout; "
-        "python3 -m pip install --quiet --user uv; python3 -m uv sync --quiet --extra tpu --no-dev"
-    )
+INSTALL_SCRIPT = (
+    f"set -e; cd {FOLDER}; rm -rf checkout; mkdir checkout; tar -xzf checkout.tgz -C checkout; cd checkout; "
+    "python3 -m pip install --quiet --user uv; python3 -m uv sync --quiet --extra tpu --no-dev"
+)
+"""Unpacks the checkout that was sent, and installs it with the TPU's packages."""
+
+STATUS_SCRIPT = (
+    f"state=absent; if cd {FOLDER} 2>/dev/null && [ -f lock ]; then if ! flock -n lock true; then state=running; "
+    "elif [ -f status ]; then state=$(cat status); else state=gone; fi; fi; "
+    'echo "tomat-status $(hostname) $state"'
+)
+"""Prints `tomat-status HOST STATE`: `running`, `absent` (never started), `gone` (killed) or an exit status."""
 
 
 def training_command(overrides: Sequence[str]) -> str:
@@ -47,15 +53,6 @@ def start_script(command: str) -> str:
     )
 
 
-def status_script() -> str:
-    """Print `tomat-status HOST STATE`: `running`, `absent` (never started), `gone` (killed) or an exit status."""
-    return (
-        f"state=absent; if cd {FOLDER} 2>/dev/null && [ -f lock ]; then if ! flock -n lock true; then state=running; "
-        "elif [ -f status ]; then state=$(cat status); else state=gone; fi; fi; "
-        'echo "tomat-status $(hostname) $state"'
-    )
-
-
 def stop_script(grace_seconds: int) -> str:
     """Ask the training to stop in good order, and after the grace end it."""
     return (
@@ -66,5 +63,5 @@ def stop_script(grace_seconds: int) -> str:
 
 
 def parse_statuses(output: str) -> list[str]:
-    """The states that `status_script` printed, one a host, whatever else ssh said between them."""
+    """The states that `STATUS_SCRIPT` printed, one a host, whatever else ssh said between them."""
     return [state for _, state in _STATUS_LINE.findall(output)]

@@ -20,6 +20,7 @@ from tomat.hardware.chips import slice_named
 from tomat.loss.config import LossKind, LossVocabulary
 from tomat.loss.tiles import TABLE_FILE, LossTiles
 from tomat.planning.compile.process import Limits, ask, request_key
+from tomat.planning.compile.topology import compiler_version
 from tomat.planning.plan_cache import open_cache, open_result
 
 CHILD_MODULE = "tomat.tuning.loss_child"
@@ -65,8 +66,6 @@ def planned(request: dict[str, Any], cache_dir: Path, limits: Limits | None = No
     Raises:
         TomatError: No compiler, or a compiling process that failed or passed a limit.
     """
-    from tomat.planning.compile.topology import compiler_version
-
     key = request_key([request, compiler_version()], CHILD_MODULE)
     kept = open_result(open_cache(cache_dir) / key)
     if kept is None:

@@ -7,7 +7,7 @@ compiler has assigned.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 from tomat.base.errors import TomatError
@@ -209,8 +209,6 @@ def _heavier_policies(config: TrainConfig) -> list[Any]:
 
 def _smaller_tiles(config: TrainConfig) -> list[dict[str, Any]]:
     """The attention kernel's tiles halved, all that are set, until one would pass below a vector register's lanes."""
-    from dataclasses import fields
-
     from tomat.model.splash import LANES
 
     tiles = getattr(config.model, "splash", None)

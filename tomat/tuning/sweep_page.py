@@ -6,6 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rich.table import Table
+
+from tomat.base.reporting import console
 from tomat.hardware.mfu import TABLE_UTILISATIONS
 from tomat.pages.document import empty_section, find_sections, update_document
 from tomat.pages.tables import UNKNOWN, markdown_table, percent, seconds
@@ -215,10 +218,6 @@ def _draw_pareto(axes: Axes, rows: Sequence[RowRecord]) -> None:
 
 def print_ranking(record: Mapping[str, Any]) -> None:
     """The ranking on the console."""
-    from rich.table import Table
-
-    from tomat.base.reporting import console
-
     table = Table(title=record["title"])
     shares = (one.short for one in TABLE_UTILISATIONS)
     for heading in ("row", "HBM", "step", *shares, "largest category", "verdict"):

@@ -135,10 +135,6 @@ def test_the_table_of_older_releases():
     ("message", "required", "capacity", "space"),
     [
         ("Used 36.01G of 31.25G hbm. Exceeded hbm capacity by 4.76G.", 36.01 * GIB, 31.25 * GIB, "hbm"),
-        ("TPU TensorCore Hbm usage: 34.82G, SparseCore Hbm usage 1.10G, exceeding available bytes: 31.24G", 34.82 * GIB,
-         31.24 * GIB, "hbm"),
-        ("Aborting compilation early because it's unlikely to have enough memory. Requires 3.84T, has 90.96G available",
-         3.84 * 1024 * GIB, 90.96 * GIB, "hbm"),
         ("Ran out of memory in memory space vmem while allocating on stack for %k. Scoped allocation with size 17.20M "
          "and limit 16.00M exceeded scoped vmem limit by 1.20M.", 17.20 * 2**20, 16 * 2**20, "vmem"),
     ],

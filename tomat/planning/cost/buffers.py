@@ -13,6 +13,9 @@ from typing import Any
 from tomat.profile.hlo import HBM_MEMORY_SPACE, HloProgram, Instruction, Shape
 from tomat.profile.protos import new_message
 
+LARGEST_COUNT = 24
+"""Buffers a report keeps."""
+
 ALLOCATE, FREE, SHARE = 0, 1, 2
 """`HeapSimulatorTrace.Event.Kind` (xla/service/hlo.proto)."""
 
@@ -43,29 +46,6 @@ class Buffer:
     """`file:line` of the model's code, "" where unknown."""
 
 
-@dataclass(frozen=True)
-class Assignment:
-    """What a buffer assignment says of HBM, bytes."""
-
-    argument_bytes: int
-    alias_bytes: int
-    """Part of the arguments that outputs overwrite (donated)."""
-    output_bytes: int
-    """Outputs with a place of their own."""
-    constant_bytes: int
-    heap_bytes: int
-    """The one allocation of all temporaries."""
-    live_bytes: int
-    """Temporaries live together when most of them are; the rest of the heap is fragmentation."""
-    buffers: tuple[Buffer, ...]
-    """Arguments and the temporaries live at the peak, largest first."""
-
-    @property
-    def total_bytes(self) -> int:
-        """All of it: what libtpu compares with its capacity (see `memory.py`)."""
-        return self.argument_bytes + self.output_bytes + self.constant_bytes + self.heap_bytes
-
-
 def shape_text(shape: Any) -> str:
     """A `ShapeProto` as HLO text spells it, layout and tiles included."""
     if shape.tuple_shapes:
@@ -79,8 +59,12 @@ def shape_text(shape: Any) -> str:
     return f"{text}{{{minor_to_major}{':' if tiles or space else ''}{'T' if tiles else ''}{tiles}{space}}}"
 
 
-def read_assignment(hlo_proto: bytes) -> Assignment | None:
-    """What the buffer assignment in a serialised `HloProto` says of HBM; None if it holds none."""
+def read_assignment(hlo_proto: bytes) -> dict[str, Any] | None:
+    """What the buffer assignment in a serialised `HloProto` says of HBM, as arguments of `MemoryReport`.
+
+    Returns:
+        Bytes, and `largest`, the arguments and the temporaries live at the peak; None if it holds no assignment.
+    """
     message = new_message("HloProto")
     message.ParseFromString(hlo_proto)
     assignment = message.buffer_assignment
@@ -88,7 +72,7 @@ def read_assignment(hlo_proto: bytes) -> Assignment | None:
         return None
     program = HloProgram(message.hlo_module)
     logical = {buffer.id: buffer for buffer in assignment.logical_buffers}
-    arguments = aliased = outputs = constants = heap = live_bytes = 0
+    arguments = aliased = outputs = constants = heap = live = 0
     buffers: list[Buffer] = []
     for allocation in assignment.buffer_allocations:
         if allocation.color != HBM_MEMORY_SPACE or allocation.is_thread_local:
@@ -107,13 +91,21 @@ def read_assignment(hlo_proto: bytes) -> Assignment | None:
             assigned = {a.logical_buffer_id for a in allocation.assigned}
             groups = live_at_peak(_trace_of(assignment, assigned), {i: b.size for i, b in logical.items()})
             if not groups:  # an allocation without a heap is one buffer, live all the time
-                live_bytes += allocation.size
+                live += allocation.size
                 buffers += _described(program, logical, sorted(assigned), allocation.size)
             for group in groups:
-                live_bytes += logical[group[0]].size
+                live += logical[group[0]].size
                 buffers += _described(program, logical, group, logical[group[0]].size)
     buffers.sort(key=lambda b: (-b.hbm_bytes, b.instruction))
-    return Assignment(arguments, aliased, outputs, constants, heap, live_bytes, tuple(buffers))
+    return {
+        "required_bytes": arguments + outputs + constants + heap,
+        "argument_bytes": arguments,
+        "output_bytes": outputs,
+        "alias_bytes": aliased,
+        "temporary_bytes": heap,
+        "peak_bytes": arguments + outputs + constants + live,
+        "largest": tuple(buffers[:LARGEST_COUNT]),
+    }
 
 
 def _trace_of(assignment: Any, assigned: set[int]) -> Any:

@@ -88,7 +88,7 @@ class OpSchedule:
     """Whether a grid step works on blocks that are copied for it."""
 
     def executed(
-        self, quantity: Callable[[Region], float], executions: Callable[[Region], float | None] | None = None
+        self, quantity: Callable[[Region], float], executions: Callable[[Region], float | None] = lambda region: None
     ) -> float:
         """`quantity` summed over the regions times how often each runs in one execution of the op.
 
@@ -96,11 +96,9 @@ class OpSchedule:
         """
 
         def total(region: Region) -> float:
-            times = executions(region) if executions is not None else None
+            times = executions(region)
             if times is None:
-                times = region.executions
-            if times is None:
-                times = 1.0
+                times = 1.0 if region.executions is None else region.executions
             return times * (quantity(region) + sum(total(inner) for inner in region.regions))
 
         return total(self.body)
@@ -254,43 +252,37 @@ class _Reader:
         self._code.loops = [(span.first, span.end) for span in spans if span.kind == "loop"]
         self._code.regions = [(span.first, span.end) for span in spans if span.kind == "branch"]
         trips = {s.first: self._code.trip_count(s.first, s.predicate, s.negated) for s in spans if s.kind == "loop"}
-        return self._build(_Span(0, self.n_bundles, "body", "", False), spans, trips, rows, ())
 
-    def _build(
-        self,
-        span: _Span,
-        inside: list[_Span],
-        trips: dict[int, int | None],
-        rows: list[tuple[int, ...]],
-        given: tuple[tuple[str, bool], ...],
-    ) -> Region:
-        executions: float | None = 1.0
-        operand = None
-        if span.kind == "loop":
-            executions = trips[span.first]
-        elif span.kind == "branch":
-            executions, operand = self._code.share(span.predicate, span.negated, trips, self.grid, given)
-            given = (*given, (span.predicate, span.negated))
-        children: list[Region] = []
-        own: list[int] = []
-        cursor = span.first
-        while inside:
-            head = inside[0]._replace(end=min(inside[0].end, span.end))
-            nested = [s for s in inside[1:] if s.first < head.end]
-            inside = inside[1 + len(nested) :]
-            own += range(cursor, head.first)
-            cursor = head.end
-            children.append(self._build(head, nested, trips, rows, given))
-        own += range(cursor, span.end)
-        busy = [self._products[b] for b in own if b in self._products]
-        return Region(
-            kind=span.kind,
-            first_bundle=span.first,
-            bundles=len(own),
-            slots=tuple(sum(rows[b][n] for b in own) for n in range(len(rows[0]))) if rows else (),
-            executions=executions,
-            operand=operand,
-            mxu_cycles=max((sum(cycles) for cycles in zip(*busy, strict=True)), default=0),
-            read_bytes=sum(self._read_bytes.get(b, 0) for b in own),
-            regions=tuple(children),
-        )
+        def build(span: _Span, inside: list[_Span], given: tuple[tuple[str, bool], ...]) -> Region:
+            executions: float | None = 1.0
+            operand = None
+            if span.kind == "loop":
+                executions = trips[span.first]
+            elif span.kind == "branch":
+                executions, operand = self._code.share(span.predicate, span.negated, trips, self.grid, given)
+                given = (*given, (span.predicate, span.negated))
+            children: list[Region] = []
+            own: list[int] = []
+            cursor = span.first
+            while inside:
+                head = inside[0]._replace(end=min(inside[0].end, span.end))
+                nested = [s for s in inside[1:] if s.first < head.end]
+                inside = inside[1 + len(nested) :]
+                own += range(cursor, head.first)
+                cursor = head.end
+                children.append(build(head, nested, given))
+            own += range(cursor, span.end)
+            busy = [self._products[b] for b in own if b in self._products]
+            return Region(
+                kind=span.kind,
+                first_bundle=span.first,
+                bundles=len(own),
+                slots=tuple(sum(rows[b][n] for b in own) for n in range(len(rows[0]))) if rows else (),
+                executions=executions,
+                operand=operand,
+                mxu_cycles=max((sum(cycles) for cycles in zip(*busy, strict=True)), default=0),
+                read_bytes=sum(self._read_bytes.get(b, 0) for b in own),
+                regions=tuple(children),
+            )
+
+        return build(_Span(0, self.n_bundles, "body", "", False), spans, ())

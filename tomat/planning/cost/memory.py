@@ -4,8 +4,8 @@ libtpu 0.0.46 refuses with one line: "Ran out of memory on HBM, the total memory
 exceeds available HBM (31.24G)". That total is *not* the temporaries alone: for the 200M model on v6e-16 (batch 64,
 context 4608, no checkpointing) its buffer assignment holds 38,062,899,808 bytes of temporaries, 203,272,192 of
 arguments, 163,840 of constants and 1,216 of outputs, together 35.64 GiB. Older releases, and the paths of this one that
-find out later, print "Used 36.01G of 31.25G hbm", a table and the largest allocations; XLA's documentation
-(docs/errors/error_1000.md) has two more forms. All are read here. G is 2**30 bytes throughout.
+find out later, print "Used 36.01G of 31.25G hbm", a table and the largest allocations. Both are read here. G is 2**30
+bytes throughout.
 
 The line names no buffer; the buffer assignment, which ``--xla_dump_to`` writes before the compiler gives up, does.
 """
@@ -18,10 +18,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from tomat.base.errors import TomatError
-from tomat.planning.cost.buffers import Assignment, Buffer, read_assignment
-
-LARGEST_COUNT = 24
-"""Buffers a report keeps."""
+from tomat.planning.cost.buffers import LARGEST_COUNT, Buffer, read_assignment
 
 ROUNDING_BYTES = 2**30 // 100
 """Messages print two decimals of a GiB."""
@@ -36,8 +33,6 @@ _SIZE = r"(-?\d+(?:\.\d+)?)\s*([KMGT]?)i?B?"
 _TOTALS = (
     re.compile(rf"memory required for HLO temporaries \({_SIZE}\) exceeds available HBM \({_SIZE}\)"),
     re.compile(rf"Used {_SIZE} of {_SIZE} (?P<space>hbm|vmem|smem|sflag|cmem)\."),
-    re.compile(rf"TensorCore Hbm usage: {_SIZE}, .*?exceeding available bytes: {_SIZE}"),
-    re.compile(rf"unlikely to have enough memory\. Requires {_SIZE}, has {_SIZE} available"),
     re.compile(rf"Scoped allocation with size {_SIZE} and limit {_SIZE} exceeded scoped (?P<space>vmem) limit"),
 )
 
@@ -125,11 +120,12 @@ def memory_of_oom(message: str, hlo_proto: bytes | None = None) -> MemoryReport 
         return None
     required, capacity = _bytes(found.group(1), found.group(2)), _bytes(found.group(3), found.group(4))
     space = found.groupdict().get("space") or "hbm"
-    assignment = read_assignment(hlo_proto) if hlo_proto is not None and space == "hbm" else None
-    if assignment is not None:
-        exact = assignment.total_bytes
+    assigned = read_assignment(hlo_proto) if hlo_proto is not None and space == "hbm" else None
+    if assigned is not None:
         # A figure further from it than its rounding counts more than buffers (machine code, what the system reserves).
-        return _report(assignment, exact if abs(required - exact) <= ROUNDING_BYTES else required, capacity)
+        if abs(required - assigned["required_bytes"]) > ROUNDING_BYTES:
+            assigned["required_bytes"] = required
+        return MemoryReport(fits=False, capacity_bytes=capacity, largest_are=LIVE_AT_PEAK, **assigned)
     listed = tuple(_listed_buffers(message))
     return MemoryReport(
         fits=False,
@@ -158,35 +154,14 @@ def memory_of_compiled(hlo_proto: bytes, capacity_bytes: int, program_bytes: int
     that the assignment's own list of peak buffers does not name, and 32,704 bytes (three programs, to the byte). That
     list misses what loops carry: 1B on v6e-32 reports 16,687,908,896 bytes for a heap of 11,311,530,016.
     """
-    assignment = read_assignment(hlo_proto)
-    if assignment is None:
+    assigned = read_assignment(hlo_proto)
+    if assigned is None:
         raise TomatError(
             "the compiler left no buffer assignment, which says what memory a program takes; libtpu 0.0.46 writes one: "
             "install it with `uv sync --extra plan`."
         )
-    return _report(assignment, assignment.total_bytes, capacity_bytes, program_bytes=program_bytes, fits=True)
-
-
-def _report(
-    assignment: Assignment,
-    required: int,
-    capacity: int,
-    *,
-    program_bytes: int | None = None,
-    fits: bool = False,
-) -> MemoryReport:
     return MemoryReport(
-        fits=fits,
-        required_bytes=required,
-        capacity_bytes=capacity,
-        argument_bytes=assignment.argument_bytes,
-        output_bytes=assignment.output_bytes,
-        alias_bytes=assignment.alias_bytes,
-        temporary_bytes=assignment.heap_bytes,
-        program_bytes=program_bytes,
-        peak_bytes=assignment.total_bytes - assignment.heap_bytes + assignment.live_bytes,
-        largest=assignment.buffers[:LARGEST_COUNT],
-        largest_are=LIVE_AT_PEAK,
+        fits=True, capacity_bytes=capacity_bytes, program_bytes=program_bytes, largest_are=LIVE_AT_PEAK, **assigned
     )
 
 

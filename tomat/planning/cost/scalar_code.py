@@ -292,7 +292,7 @@ class ScalarCode:
         ]
         values: list[range] = []
         for symbol in symbols:
-            count = trips.get(symbol.index) if symbol.kind == "counter" else _dimension(grid, symbol.index)
+            count = trips.get(symbol.index) if symbol.kind == "counter" else dict(enumerate(grid)).get(symbol.index)
             if not count:
                 return None, None
             values.append(range(symbol.start, symbol.start + count * symbol.step, symbol.step))
@@ -305,10 +305,6 @@ class ScalarCode:
                 cases += 1
                 held += bool(evaluate(condition, case))
         return (held / cases if cases else 0.0), None
-
-
-def _dimension(grid: tuple[int, ...], index: int) -> int:
-    return grid[index] if 0 <= index < len(grid) else 0
 
 
 def symbols_of(expression: Expression) -> tuple[Symbol, ...]:

@@ -45,9 +45,7 @@ BOUNDS: dict[str, tuple[float, float, str]] = {
     "step_seconds": (1e-4, 600.0, "seconds"),
     "model_seconds": (1e-6, 600.0, "seconds"),
     "hbm_required_gib": (1e-3, 10_000.0, "GiB of one device"),
-    "attention_share": (0.0, 1.0, "a fraction of the step"),
-    "collectives_share": (0.0, 1.0, "a fraction of the step"),
-    "matmul_share": (0.0, 1.0, "a fraction of the step"),
+    **dict.fromkeys(SHARES, (0.0, 1.0, "a fraction of the step")),
 }
 """Figures of a row: the least, the most, the unit. The slowest step on record takes 5.76 s, the fastest planned one
 some milliseconds: what is 100 times beyond either is no step of this kind any more, but another unit. The largest need
@@ -224,11 +222,6 @@ class Calibration:
         ratios, scale = self.step_ratios(chip), self.scale(chip)
         residual = max((abs(math.log(ratio / scale)) for ratio in ratios), default=0.0)
         return math.exp(max(residual, abs(math.log(scale)) if len(ratios) < FEW_RUNS else 0.0)) - 1
-
-    def factors(self, chip: str) -> tuple[float, float]:
-        """(low, high): the range of a step time around its estimate."""
-        factor = 1 + self.known_error(chip)
-        return 1 / factor, factor
 
     def notes(self, chip: str) -> tuple[str, ...]:
         """What the reader of an estimate must know."""

@@ -76,8 +76,8 @@ class Plan:
         if self.breakdown is None:
             return None
         seconds = self.breakdown.step_seconds
-        low, high = self.calibration.factors(self.slice_.chip.name)
-        return Interval(seconds, seconds * low, seconds * high)
+        factor = 1 + self.calibration.known_error(self.slice_.chip.name)
+        return Interval(seconds, seconds * (1 / factor), seconds * factor)
 
     @cached_property
     def utilisation(self) -> dict[str, Interval]:

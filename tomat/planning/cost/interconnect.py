@@ -64,14 +64,15 @@ def collective_of(program: HloProgram, instruction: Instruction) -> Instruction 
 
 
 def collective_seconds(program: HloProgram, instruction: Instruction, slice_: Slice) -> CollectiveTime | None:
-    """The cost of a collective, all of it exposed; `overlap` tells how much is hidden.
+    """The cost of a collective on TPUs, all of it exposed; `overlap` tells how much is hidden.
 
-    None where there is none to cost: `instruction` holds no collective, or the slice's interconnect is not a TPU's.
+    None where `instruction` holds no collective.
     """
     collective = collective_of(program, instruction)
     bandwidth = slice_.chip.ici_bytes_per_second
-    if collective is None or bandwidth is None or slice_.libtpu_topology is None:
+    if collective is None:
         return None
+    assert bandwidth is not None  # of every TPU
     link_rate = bandwidth / (2 * 2 * len(slice_.topology)) * LINK_EFFICIENCY
     where = places(program, slice_)
     opcode = base_opcode(collective.opcode)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from tomat.hardware.chip_table import Chip
 from tomat.hardware.chips import Slice
-from tomat.planning.cost.interconnect import collective_of, collective_seconds
+from tomat.planning.cost.interconnect import collective_seconds
 from tomat.planning.cost.tiles import LANES, SUBLANES, matrix_products, mxu_seconds, padded_bytes, padded_elements
 from tomat.profile.hlo import CONTROL_OPCODES, HBM_MEMORY_SPACE, HloProgram, Instruction
 from tomat.profile.hlo_costs import (
@@ -50,29 +50,23 @@ def roofline_seconds(program: HloProgram, instruction: Instruction, slice_: Slic
     Args:
         program: The optimised module.
         instruction: A kernel of it.
-        slice_: The chips it runs on.
+        slice_: The TPUs it runs on.
 
-    None for kernels whose work HLO does not tell (Pallas calls), and for chips without a bandwidth or links.
+    None for kernels whose work HLO does not tell (Pallas calls).
     """
     chip = slice_.chip
-    if chip.hbm_bytes_per_second is None:
-        return None
+    assert chip.hbm_bytes_per_second is not None  # of every TPU
     if instruction.opcode in CONTROL_OPCODES:
         return RooflineTime(0.0, 0.0, 0.0)
     if kernel_flops(program, instruction) is None:
         return None
-    ici = 0.0
-    if collective_of(program, instruction) is not None:
-        transfer = collective_seconds(program, instruction, slice_)
-        if transfer is None:
-            return None
-        ici = transfer.seconds
+    transfer = collective_seconds(program, instruction, slice_)
     bandwidth = chip.hbm_bytes_per_second / chip.jax_devices_per_chip
     return RooflineTime(
         mxu_seconds=mxu_seconds(matrix_products(program, instruction), chip),
         hbm_seconds=padded_hbm_bytes(program, instruction) / bandwidth,
         vpu_seconds=vpu_seconds(program, instruction, chip),
-        ici_seconds=ici,
+        ici_seconds=transfer.seconds if transfer is not None else 0.0,
     )
 
 
@@ -98,7 +92,7 @@ def vpu_seconds(program: HloProgram, instruction: Instruction, chip: Chip) -> fl
 
     A lower bound: conversions, moves between lanes, addresses and masks come on top.
     """
-    if chip.clock_hz is None or not chip.mxu_shape or base_opcode(instruction.opcode) != instruction.opcode:
+    if chip.clock_hz is None or base_opcode(instruction.opcode) != instruction.opcode:
         return 0.0
     arithmetic = transcendental = 0.0
     for inner in program.inner(instruction):

@@ -55,11 +55,6 @@ class MatrixProduct:
     bits: int
     """Of one element of the wider operand."""
 
-    @property
-    def flops(self) -> float:
-        """Two a multiply-add."""
-        return 2.0 * self.batch * self.m * self.n * self.k
-
     def padded_flops(self, side: int) -> float:
         """What a systolic array of `side` x `side` goes through: the cheaper of holding either operand.
 
@@ -116,11 +111,10 @@ def _of_convolution(program: HloProgram, convolution: Instruction) -> MatrixProd
 
 
 def mxu_seconds(products: list[MatrixProduct], chip: Chip) -> float:
-    """Time of the products at the chip's bf16 peak, padding included.
+    """Time of the products at a TPU's bf16 peak, padding included.
 
     float32 operands count as bf16: XLA's default precision rounds them
     (https://docs.jax.dev/en/latest/jax.lax.html#jax.lax.Precision).
     """
-    side = chip.mxu_shape[0] if chip.mxu_shape else 1
-    peak = chip.peak_bf16_flops_per_device
-    return sum(product.padded_flops(side) if chip.mxu_shape else product.flops for product in products) / peak
+    flops = sum(product.padded_flops(chip.mxu_shape[0]) for product in products)
+    return flops / chip.peak_bf16_flops_per_device

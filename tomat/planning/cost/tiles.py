@@ -116,5 +116,6 @@ def mxu_seconds(products: list[MatrixProduct], chip: Chip) -> float:
     float32 operands count as bf16: XLA's default precision rounds them
     (https://docs.jax.dev/en/latest/jax.lax.html#jax.lax.Precision).
     """
+    assert chip.mxu_shape is not None  # of every TPU
     flops = sum(product.padded_flops(chip.mxu_shape[0]) for product in products)
     return flops / chip.peak_bf16_flops_per_device

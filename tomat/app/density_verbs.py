@@ -64,7 +64,7 @@ def show_command(args: argparse.Namespace) -> int:
     from rich.table import Table
 
     from tomat.base.reporting import console, dump_json, write_report
-    from tomat.density.demo.embedded import demo_index, demo_materials, load_demo
+    from tomat.density.demo.embedded import demo_index, load_demo
 
     if args.material_id:
         grid = load_demo(args.material_id)
@@ -78,16 +78,15 @@ def show_command(args: argparse.Namespace) -> int:
     table.add_column("cell", no_wrap=True)
     for title in ("split", "electrons", "cut-off / Ha", "k-mesh", "native", "refined", "spacing / A"):
         table.add_column(title)
-    for material in demo_materials():
+    for cell in demo_index()["cells"]:
+        recipe = cell["recipe"]
         table.add_row(
-            material.material_id,
-            material.split,
-            str(material.n_electrons),
-            f"{material.e_cut_hartree:g}",
-            "x".join(map(str, material.k_mesh)),
-            "x".join(map(str, material.native_shape)),
-            "x".join(map(str, material.grid_shape)),
-            f"{max(material.spacing_a):.4f}",
+            cell["material_id"],
+            recipe["split"],
+            str(cell["calculation"]["valence_electrons"]),
+            f"{recipe['e_cut_hartree']:g}",
+            *("x".join(map(str, sides)) for sides in (recipe["k_mesh"], cell["native_shape"], cell["refined_shape"])),
+            f"{max(cell['refined_spacing_a']):.4f}",
         )
     console.print(table)
     errors = Table(title="Measured error of the settings: NMAE against the same cell with one setting raised")

@@ -9,15 +9,15 @@ import json
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from tomat.base.errors import TomatError
 from tomat.density.grid import DensityGrid
 from tomat.density.zarr_store import read_zarr
 
 DATA_DIR = Path(__file__).parent.parent / "demo_data"
-Split = Literal["train", "validation"]
-SPLITS: tuple[Split, ...] = ("train", "validation")
+SPLITS = ("train", "validation")
+"""A compound is wholly in one of them."""
 
 
 @dataclass(frozen=True)
@@ -25,21 +25,8 @@ class DemoMaterial:
     """One embedded cell."""
 
     material_id: str
-    compound: str
-    """Formula, cation first."""
-    structure_type: str
-    split: Split
-    """A compound is wholly in one split."""
     n_electrons: int
     """Valence electrons of the pseudopotentials, summed over the cell."""
-    native_shape: tuple[int, int, int]
-    """Grid on disk."""
-    grid_shape: tuple[int, int, int]
-    """Grid that `load_demo` returns."""
-    spacing_a: tuple[float, float, float]
-    """Voxel spacing of `grid_shape`, A."""
-    e_cut_hartree: float
-    k_mesh: tuple[int, int, int]
 
 
 @cache
@@ -60,8 +47,11 @@ def demo_materials(split: str | None = None) -> list[DemoMaterial]:
     """
     if split is not None and split not in SPLITS:
         raise TomatError(f"The embedded densities have no split {split!r}; expected one of {', '.join(SPLITS)}.")
-    materials = [_material(cell) for cell in demo_index()["cells"]]
-    return [material for material in materials if split in (None, material.split)]
+    return [
+        DemoMaterial(cell["material_id"], cell["calculation"]["valence_electrons"])
+        for cell in demo_index()["cells"]
+        if split in (None, cell["recipe"]["split"])
+    ]
 
 
 @cache
@@ -76,32 +66,12 @@ def load_demo(material_id: str) -> DensityGrid:
     Raises:
         TomatError: no cell of this name.
     """
-    by_id = {material.material_id: material for material in demo_materials()}
-    if material_id not in by_id:
+    shapes = {cell["material_id"]: cell["refined_shape"] for cell in demo_index()["cells"]}
+    if material_id not in shapes:
         raise TomatError(
-            f"no embedded density {material_id!r}; `tomat demo-data show` lists the {len(by_id)} there are."
+            f"no embedded density {material_id!r}; `tomat demo-data show` lists the {len(shapes)} there are."
         )
     native = read_zarr(DATA_DIR / f"{material_id}.zarr", material_id)
-    grid = native.refined(by_id[material_id].grid_shape, clip_negative=True)
+    grid = native.refined(shapes[material_id], clip_negative=True)
     grid.rho.setflags(write=False)
     return grid
-
-
-def _material(cell: dict[str, Any]) -> DemoMaterial:
-    recipe = cell["recipe"]
-    nx, ny, nz = cell["native_shape"]
-    fine_nx, fine_ny, fine_nz = cell["refined_shape"]
-    a, b, c = cell["refined_spacing_a"]
-    ka, kb, kc = recipe["k_mesh"]
-    return DemoMaterial(
-        material_id=cell["material_id"],
-        compound=recipe["compound"],
-        structure_type=recipe["structure_type"],
-        split=recipe["split"],
-        n_electrons=cell["calculation"]["valence_electrons"],
-        native_shape=(nx, ny, nz),
-        grid_shape=(fine_nx, fine_ny, fine_nz),
-        spacing_a=(a, b, c),
-        e_cut_hartree=recipe["e_cut_hartree"],
-        k_mesh=(ka, kb, kc),
-    )

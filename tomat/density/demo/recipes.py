@@ -6,9 +6,9 @@ Lattice constants are literature values rounded to what the purpose needs: a den
 equilibrium. Cut-offs and k-meshes were chosen for a measured error of about 1 % NMAE; the measurements stand in the
 index under `convergence`. Insulators and semiconductors only, at fixed occupations.
 
-No point of a k-mesh is its own mirror image, so that all weights stay equal. With unequal weights (3x3x3 with Gamma) the
-minimiser had not settled after 160 steps on MgO and NaCl; with equal ones it needs 20 to 60. MgO at 2x2x2 was 1.8 % NMAE
-from 4x4x4, which is why it and MgS have the fine mesh.
+No point of a k-mesh is its own mirror image, so that all weights stay equal. With unequal weights (3x3x3 with Gamma)
+the minimiser had not settled after 160 steps on MgO and NaCl; with equal ones it needs 20 to 60. MgO at 2x2x2 was 1.8 %
+NMAE from 4x4x4, which is why it and MgS have the fine mesh.
 """
 
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Build the embedded data set: compute every cell of `demo_recipes`, store it, write the index.
+"""Build the embedded data set: compute every cell of `recipes.py`, store it, write the index.
 
 The index is the state of the build: it is rewritten, in one step, after every cell, and a build that is started again
 computes only what it lacks or what a changed recipe asks for.
@@ -8,10 +8,9 @@ import json
 import math
 import multiprocessing
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -58,28 +57,29 @@ CUTOFF_CHECKS = (
 class ConvergenceCheck:
     """One cell computed again with one setting raised."""
 
-    recipe: CellRecipe
     setting: str
-    e_cut_hartree: float
-    k_mesh: tuple[int, int, int]
-    k_shift: tuple[int, int, int]
+    recipe: CellRecipe
+    reference: CellRecipe
+    """The recipe with the raised setting."""
 
-    def key(self) -> dict[str, Any]:
-        """What identifies it in the index."""
+    def entry(self) -> dict[str, Any]:
+        """What the index says of it, but for the result."""
         return {
             "material_id": self.recipe.material_id,
             "setting": self.setting,
-            "reference_e_cut_hartree": self.e_cut_hartree,
-            "reference_k_mesh": list(self.k_mesh),
+            "reference_e_cut_hartree": self.reference.e_cut_hartree,
+            "reference_k_mesh": list(self.reference.k_mesh),
+            "reference_k_shift_half_steps": list(self.reference.k_shift),
+            "e_cut_hartree": self.recipe.e_cut_hartree,
+            "k_mesh": list(self.recipe.k_mesh),
+            "k_shift_half_steps": list(self.recipe.k_shift),
         }
 
-    def key_text(self) -> str:
-        """`key` as one string."""
-        return json.dumps(self.key(), sort_keys=True)
 
-    def settings(self) -> dict[str, Any]:
-        """Arguments of `calculate`."""
-        return {"e_cut_hartree": self.e_cut_hartree, "k_mesh": self.k_mesh, "k_shift": self.k_shift}
+def _key(entry: Mapping[str, Any]) -> str:
+    """What identifies a check in the index."""
+    names = ("material_id", "reference_e_cut_hartree", "reference_k_mesh", "setting")
+    return json.dumps([entry[name] for name in names])
 
 
 def build_demo_data(
@@ -113,7 +113,7 @@ def build_demo_data(
     checks = [
         check
         for check in (_checks(chosen) if convergence else [])
-        if check.key_text() not in checked and check.recipe.material_id not in discarded
+        if _key(check.entry()) not in checked and check.recipe.material_id not in discarded
     ]
     if todo or checks:
         require_eminus()
@@ -123,32 +123,35 @@ def build_demo_data(
         write_json(root / INDEX_NAME, index)
         return index
 
-    with progress() as bar, _one_blas_thread():
+    # A spawned process starts without this one's threads and BLAS state. With one BLAS thread each they do not fight
+    # for the cores; the libraries read the variable when a calculation imports them.
+    pool = ProcessPoolExecutor(
+        processes, multiprocessing.get_context("spawn"), initializer=os.putenv, initargs=("OMP_NUM_THREADS", "1")
+    )
+    with progress() as bar, pool:
         task = bar.add_task("densities", total=len(todo) + len(checks))
-        # A spawned process starts without this one's threads and BLAS state.
-        with ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn")) as pool:
-            try:
-                cell_jobs = {pool.submit(calculate, recipe): recipe for recipe in todo}
-                check_jobs = {pool.submit(calculate, check.recipe, **check.settings()): check for check in checks}
-                for future in as_completed(cell_jobs):
-                    recipe, calculation = cell_jobs[future], future.result()
-                    reason = _reason_to_discard(recipe, calculation)
-                    if reason:
-                        record = {"recipe": asdict(recipe), "calculation": calculation.record}
-                        discarded[recipe.material_id] = {**record, "reason": reason}
-                    else:
-                        cells[recipe.material_id] = _store(root, recipe, calculation)
+        try:
+            cell_jobs = {pool.submit(calculate, recipe): recipe for recipe in todo}
+            check_jobs = {pool.submit(calculate, check.reference): check for check in checks}
+            for future in as_completed(cell_jobs):
+                recipe, calculation = cell_jobs[future], future.result()
+                reason = _reason_to_discard(recipe, calculation)
+                if reason:
+                    record = {"recipe": asdict(recipe), "calculation": calculation.record}
+                    discarded[recipe.material_id] = {**record, "reason": reason}
+                else:
+                    cells[recipe.material_id] = _store(root, recipe, calculation)
+                save()
+                bar.advance(task)
+            for future in as_completed(check_jobs):
+                check, calculation = check_jobs[future], future.result()
+                if check.recipe.material_id in cells:
+                    checked[_key(check.entry())] = _compare(root, check, calculation)
                     save()
-                    bar.advance(task)
-                for future in as_completed(check_jobs):
-                    check, calculation = check_jobs[future], future.result()
-                    if check.recipe.material_id in cells:
-                        checked[check.key_text()] = _compare(root, check, calculation)
-                        save()
-                    bar.advance(task)
-            except BaseException:
-                pool.shutdown(wait=False, cancel_futures=True)
-                raise
+                bar.advance(task)
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
     return save()
 
 
@@ -206,12 +209,12 @@ def _checks(recipes: Sequence[CellRecipe]) -> Iterator[ConvergenceCheck]:
     for material_id, mesh in K_MESH_CHECKS.items():
         if material_id in by_id:
             recipe = by_id[material_id]
-            yield ConvergenceCheck(recipe, "k_mesh", recipe.e_cut_hartree, mesh, (1, 1, 1))
+            yield ConvergenceCheck("k_mesh", recipe, replace(recipe, k_mesh=mesh, k_shift=(1, 1, 1)))
     for material_id in CUTOFF_CHECKS:
         if material_id in by_id:
             recipe = by_id[material_id]
             e_cut = CONVERGENCE_CUTOFF_FACTOR * recipe.e_cut_hartree
-            yield ConvergenceCheck(recipe, "e_cut", e_cut, recipe.k_mesh, recipe.k_shift)
+            yield ConvergenceCheck("e_cut", recipe, replace(recipe, e_cut_hartree=e_cut))
 
 
 def _compare(root: Path, check: ConvergenceCheck, calculation: Calculation) -> dict[str, Any]:
@@ -222,11 +225,7 @@ def _compare(root: Path, check: ConvergenceCheck, calculation: Calculation) -> d
     one, other = stored.refined(shape).rho.astype(np.float64), denser.refined(shape).rho.astype(np.float64)
     nmae_percent = 100 * float(np.abs(one - other).sum() / np.abs(other).sum())
     return {
-        **check.key(),
-        "reference_k_shift_half_steps": list(check.k_shift),
-        "e_cut_hartree": check.recipe.e_cut_hartree,
-        "k_mesh": list(check.recipe.k_mesh),
-        "k_shift_half_steps": list(check.recipe.k_shift),
+        **check.entry(),
         "nmae_percent": round(nmae_percent, 4) if calculation.converged else None,
         "seconds": calculation.record["seconds"],
     }
@@ -256,12 +255,7 @@ def _state(
         for key in ("cells", "discarded")
     )
     cells = {name: entry for name, entry in cells.items() if (root / f"{name}.zarr" / "zarr.json").exists()}
-    names = ("material_id", "setting", "reference_e_cut_hartree", "reference_k_mesh")
-    checked = {
-        json.dumps({name: entry[name] for name in names}, sort_keys=True): entry
-        for entry in index["convergence"]
-        if entry["material_id"] in cells
-    }
+    checked = {_key(entry): entry for entry in index["convergence"] if entry["material_id"] in cells}
     return cells, discarded, checked
 
 
@@ -284,18 +278,3 @@ def _index(
         "discarded": [discarded[name] for name in order if name in discarded],
         "convergence": [checked[key] for key in sorted(checked)],
     }
-
-
-@contextmanager
-def _one_blas_thread() -> Iterator[None]:
-    """Spawned calculations inherit one BLAS thread each; two of them otherwise fight for the cores."""
-    name = "OMP_NUM_THREADS"
-    before = os.environ.get(name)
-    os.environ[name] = "1"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = before

@@ -93,17 +93,8 @@ def require_eminus() -> None:
         raise TomatError("eminus is not installed; install it with `uv sync --extra demo-data`.")
 
 
-def calculate(
-    recipe: CellRecipe,
-    *,
-    e_cut_hartree: float | None = None,
-    k_mesh: tuple[int, int, int] | None = None,
-    k_shift: tuple[int, int, int] | None = None,
-) -> Calculation:
+def calculate(recipe: CellRecipe) -> Calculation:
     """Compute the valence density of a cell with PBE and GTH pseudopotentials.
-
-    Args:
-        e_cut_hartree, k_mesh, k_shift: in place of the recipe's, to measure the error of the recipe.
 
     Raises:
         TomatError: eminus finds no pseudopotential with the named valence.
@@ -115,11 +106,10 @@ def calculate(
     from eminus.units import ang2bohr, bohr2ang
 
     started = time.perf_counter()
-    e_cut = recipe.e_cut_hartree if e_cut_hartree is None else e_cut_hartree
-    k_mesh, k_shift = k_mesh or recipe.k_mesh, recipe.k_shift if k_shift is None else k_shift
     lattice_a = np.array(recipe.lattice_a)
     lattice_bohr = np.asarray(ang2bohr(lattice_a))
 
+    e_cut = recipe.e_cut_hartree
     # Level 0 is "critical": eminus otherwise warns that a general cell is not the cubic one of its default k-points.
     eminus.config.verbose = 0
     positions = np.array(recipe.frac_coords) @ lattice_bohr
@@ -127,7 +117,7 @@ def calculate(
     # Named explicitly: left alone eminus takes the first of several valences that it finds for an element.
     atoms.Z = list(recipe.valence)
     atoms.build()
-    k_points, weights = time_reversal_mesh(k_mesh, k_shift)
+    k_points, weights = time_reversal_mesh(recipe.k_mesh, recipe.k_shift)
     atoms.set_k(kpoint_convert(k_points, lattice_bohr), weights)
     atoms.occ.fill()
     tolerance = ENERGY_TOLERANCE_HARTREE_PER_ATOM * len(recipe.symbols)
@@ -162,8 +152,8 @@ def calculate(
             f"{s} GTH-PBE-q{z}" for s, z in dict(zip(recipe.symbols, recipe.valence, strict=True)).items()
         ],
         "e_cut_hartree": e_cut,
-        "k_mesh": list(k_mesh),
-        "k_shift_half_steps": list(k_shift),
+        "k_mesh": list(recipe.k_mesh),
+        "k_shift_half_steps": list(recipe.k_shift),
         "k_points_after_time_reversal": len(weights),
         "occupations": "fixed, 2 per band",
         "total_energy_hartree": float(scf.energies.Etot),

@@ -3,10 +3,10 @@ import shutil
 
 import numpy as np
 import pytest
+from chgcar_files import write_chgcar
 
 from tomat.base.errors import TomatError
 from tomat.codec.inputs import demo_inputs, material_name, path_inputs
-from tomat.density.chgcar import write_chgcar
 from tomat.density.demo.embedded import demo_materials
 from tomat.density.grid import DensityGrid
 from tomat.density.zarr_store import write_zarr

@@ -2,9 +2,10 @@ import gzip
 
 import numpy as np
 import pytest
+from chgcar_files import write_chgcar
 
 from tomat.base.errors import TomatError
-from tomat.density.chgcar import read_chgcar, write_chgcar
+from tomat.density.chgcar import read_chgcar
 from tomat.density.grid import DensityGrid
 from tomat.density.rules import ReadRules
 
@@ -92,11 +93,6 @@ def test_values_in_another_unit(tmp_path):
     path.write_text(HELIUM.format(*[value / 24 for value in (0.5, 1.0, 2.0, 2.5, 3.0, 4.0)]))
     with pytest.raises(TomatError, match=r"look like e/A\^3"):
         read_chgcar(path)
-
-
-def test_a_folder_that_does_not_exist_is_one_error(tmp_path, grid):
-    with pytest.raises(TomatError, match="cannot write"):
-        write_chgcar(grid, tmp_path / "absent" / "CHGCAR")
 
 
 def as_vasp_writes(grid, *, spin_blocks=0, augmentation=True, newline="\n"):

@@ -3,10 +3,10 @@ import json
 
 import numpy as np
 import pytest
+from chgcar_files import write_chgcar
 
 from tomat.base.errors import TomatError
 from tomat.density import io
-from tomat.density.chgcar import write_chgcar
 from tomat.density.io import check_species_apply, open_density
 from tomat.density.rules import ReadRules
 from tomat.density.zarr_store import write_zarr

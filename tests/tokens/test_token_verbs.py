@@ -4,13 +4,13 @@ import shutil
 
 import numpy as np
 import pytest
+from chgcar_files import write_chgcar
 
 from tomat.app.cli import main
 from tomat.app.token_verbs import register
 from tomat.base.checked_json import CHECKSUM_KEY, with_checksum
 from tomat.base.errors import TomatError
 from tomat.codec.files import write_codec
-from tomat.density.chgcar import write_chgcar
 from tomat.density.demo.embedded import demo_materials
 from tomat.density.grid import DensityGrid
 from tomat.density.zarr_store import write_zarr

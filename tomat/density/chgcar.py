@@ -9,8 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from tomat.base.errors import TomatError
-from tomat.base.reporting import replacing
-from tomat.density.checks import check_electrons, density_of
+from tomat.density.checks import density_of
 from tomat.density.grid import DensityGrid
 from tomat.density.limits import COMPRESSION_ERRORS, BoundedText, check_grid_shape, open_text
 from tomat.density.poscar import read_header, species_of
@@ -95,26 +94,6 @@ def is_partial(location: str) -> bool:
 def _name_among(names: Iterable[str], location: str) -> str | None:
     """The first of VASP's names that the file's name holds."""
     return next((name for name in names if name in location.rsplit("/", 1)[-1].upper()), None)
-
-
-def write_chgcar(grid: DensityGrid, path: Location) -> None:
-    """Write a CHGCAR that VASP, VESTA and pymatgen read; compressed when the name ends in `.gz` or `.bz2`.
-
-    The format holds 11 digits of a value and 6 decimals of a coordinate. The file appears complete or not at all.
-    """
-    from pymatgen.io.vasp import Chgcar
-
-    check_electrons(grid, os.fspath(path))
-    target = Path(path)
-    values = grid.rho.astype(np.float64) * grid.volume_a3
-    # POSCAR lists atoms by element; a stable sort keeps the order within an element.
-    structure = grid.structure.get_sorted_structure(key=lambda site: site.specie.Z)
-    chgcar = Chgcar(structure, {"total": values})
-    try:
-        with replacing(target) as temporary:
-            chgcar.write_file(str(temporary))
-    except OSError as error:
-        raise TomatError(f"cannot write {target}: {error}") from error
 
 
 def _read_values(text: BoundedText, n_atoms: int) -> np.ndarray:

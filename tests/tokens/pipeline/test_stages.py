@@ -5,9 +5,9 @@ import shutil
 
 import numpy as np
 import pytest
+from chgcar_files import write_chgcar
 
 from tomat.base.errors import TomatError
-from tomat.density.chgcar import write_chgcar
 from tomat.density.zarr_store import read_zarr, write_zarr
 from tomat.tokens.pipeline.driver import retokenize
 from tomat.tokens.pipeline.pool import PoolRunner

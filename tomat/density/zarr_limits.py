@@ -1,17 +1,19 @@
 """A Zarr store that hands out no chunk which would decompress to more than a chunk of its array."""
 
+import contextlib
+import gzip
+import io
 import math
 import struct
-import zlib
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from zarr.abc.store import Store
 from zarr.storage import FsspecStore, LocalStore, WrapperStore
 
 from tomat.base.errors import TomatError
-from tomat.density.limits import MOST_VOXELS, check_grid_shape
+from tomat.density.limits import COMPRESSION_ERRORS, MOST_VOXELS, check_grid_shape
 
 MOST_METADATA_BYTES = 2**26
 """Of a `zarr.json`: a structure of 10,000 atoms takes 3 MB."""
@@ -96,9 +98,9 @@ def decompressed_bytes(content: bytes, enough: int) -> int:
     """
     if content[:4] in (_ZSTD_MAGIC, *_ZSTD_SKIPPABLE_MAGIC):
         stated = _stated_zstd_bytes(content)
-        return _counted_zstd_bytes(content, enough) if stated is None else stated
+        return _counted_bytes(content, "zstd", enough) if stated is None else stated
     if content[:2] == b"\x1f\x8b":
-        return _counted_gzip_bytes(content, enough)
+        return _counted_bytes(content, "gzip", enough)
     if len(content) >= _BLOSC_HEADER.size:
         # c-blosc 1.21, README_CHUNK_FORMAT: version 2, versionlz, flags, typesize, nbytes, blocksize, cbytes.
         version, *_, size, _, compressed_size = _BLOSC_HEADER.unpack_from(content)
@@ -132,31 +134,15 @@ def _stated_zstd_bytes(content: bytes) -> int | None:
     return total
 
 
-def _counted_zstd_bytes(content: bytes, enough: int) -> int:
-    """As far as `enough`, by decompressing piece by piece. A bound from the blocks would not do: they are of up to 128
-    KiB each, and a whole chunk of 16^3 voxels has 16 KiB."""
+def _counted_bytes(content: bytes, compression: Literal["gzip", "zstd"], enough: int) -> int:
+    """As far as `enough`, over all frames or members, by decompressing piece by piece. A bound from zstd's blocks would
+    not do: they are of up to 128 KiB each, and a whole chunk of 16^3 voxels has 16 KiB."""
     import pyarrow as pa
 
     size = 0
-    try:
-        with pa.input_stream(pa.BufferReader(content), compression="zstd") as stream:
+    with contextlib.suppress(ValueError, *COMPRESSION_ERRORS):  # damaged: the decoder says so
+        packed = io.BytesIO(content)
+        with gzip.open(packed) if compression == "gzip" else pa.input_stream(packed, compression=compression) as stream:
             while size <= enough and (piece := stream.read(_PIECE_BYTES)):
                 size += len(piece)
-    except (OSError, ValueError):  # damaged: the decoder says so
-        pass
-    return size
-
-
-def _counted_gzip_bytes(content: bytes, enough: int) -> int:
-    """As far as `enough`, over all members, by decompressing piece by piece."""
-    size, rest = 0, content
-    while rest[:2] == b"\x1f\x8b" and size <= enough:
-        unzip = zlib.decompressobj(wbits=31)
-        while size <= enough and not unzip.eof:
-            piece = unzip.decompress(rest, _PIECE_BYTES)
-            rest = unzip.unconsumed_tail
-            if not piece and not rest:
-                break
-            size += len(piece)
-        rest = unzip.unused_data.lstrip(b"\0")  # as gzip, which lets zeros between members pass
     return size

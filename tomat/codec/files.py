@@ -43,8 +43,6 @@ def codec_from_text(text: str, source: str) -> DensityCodec:
         raise TomatError(
             f"{source} has codec format version {version!r}; this tomat reads {CODEC_FORMAT_VERSION}. {again}"
         )
-    if not checked:
-        refuse_unknown_keys(content, kinds[kind].keys, source, again)
     try:
         # A number beyond float32 is refused by the codec's own checks, which say more than NumPy's warning.
         with np.errstate(over="ignore", invalid="ignore"):
@@ -59,6 +57,8 @@ def codec_from_text(text: str, source: str) -> DensityCodec:
             f"{source} is a damaged codec: its tables hash to {codec.sha256[:12]}..., the file says "
             f"{str(expected)[:12]}... {again}"
         )
+    if not checked:
+        refuse_unknown_keys(content, frozenset(codec.to_dict()), source, again)
     return codec
 
 

@@ -52,10 +52,6 @@ class LloydMaxCodec:
     """How the fit went: `n_voxels`, voxels of each bin (`counts`), `nmae_floor` of both objectives with both tables."""
 
     kind: ClassVar[str] = "lloyd_max"
-    keys: ClassVar[frozenset[str]] = frozenset(
-        "format_version kind unit objective edges medians means fitted_max fitted_min fit sha256".split()
-    )
-    """Of the file."""
 
     def __post_init__(self) -> None:
         check_unit(self.unit, "The Lloyd-Max codec")

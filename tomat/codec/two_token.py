@@ -35,8 +35,6 @@ class TwoTokenCodec:
     """log10 of the upper end; densities above take the last level."""
 
     kind: ClassVar[str] = "two_token"
-    keys: ClassVar[frozenset[str]] = frozenset("format_version kind unit log10_low log10_high sha256".split())
-    """Of the file."""
 
     def __post_init__(self) -> None:
         check_unit(self.unit, "The two-token codec")

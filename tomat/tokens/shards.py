@@ -14,7 +14,7 @@ import tensorstore as ts
 
 from tomat.base.errors import TomatError
 from tomat.base.reporting import counted, dump_json, is_or_are
-from tomat.base.storage import ARRAY_NAME, CODEC_NAME, MANIFEST_NAME, PROGRESS_PREFIX, Store, storage_error
+from tomat.base.storage import ARRAY_NAME, CODEC_NAME, MANIFEST_NAME, PROGRESS_PREFIX, Store, explaining_storage
 from tomat.codec.base import DensityCodec
 from tomat.tokens.layouts import SequenceLayout
 from tomat.tokens.manifest import MaterialRows, ShardManifest
@@ -113,10 +113,8 @@ class ShardSet:
     def _checked(self, block: int, result: Callable[[], np.ndarray], verify: bool) -> np.ndarray:
         where = f"Chunk {block} of {self.url}{ARRAY_NAME} (object c/{block}/0)"
         repair = "Copy this chunk again from where the set came from, or tokenise the set again."
-        try:
+        with explaining_storage(f"{where} cannot be read", repair):
             rows = result()
-        except (ValueError, OSError) as error:
-            raise storage_error(f"{where} cannot be read", error, repair) from error
         # TensorStore reads a chunk that is not there as zeros, and every row begins with BOS.
         if not np.all(rows[:, 0] == BOS):
             state = "is missing" if not rows.any() else "is damaged: a row does not begin with BOS"

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from tomat.base.errors import TomatError
-from tomat.base.storage import Store
+from tomat.base.storage import ARRAY_NAME, Store, explaining_storage
 from tomat.codec.base import UNIT_RHO_TIMES_VOLUME
 from tomat.codec.position import MAX_ERROR
 from tomat.density.grid import DensityGrid
 from tomat.tokens.patch import ANGLE_STEP_DEGREES, LENGTH_STEP_A, decode_sequence
 from tomat.tokens.shards import ShardSet
-from tomat.tokens.writer import chunk_tokens, rows_checksum, write_rows
+from tomat.tokens.writer import begin_chunk, chunk_tokens, rows_checksum
 
 COORDINATE_TOLERANCE = 2 * MAX_ERROR
 """Of fractional coordinates: the position codec's largest error, and as much for moving the origin."""
@@ -64,7 +64,8 @@ def repair_chunks(
                 f"Chunk {chunk} of {shards.url} cannot be repaired from this source: its densities give the checksum "
                 f"{found[:12]}..., the manifest has {expected[:12]}... They are not the densities the set was made of."
             )
-        write_rows(store, shards.array, shards.manifest, chunk, rows)
+        with explaining_storage(f"Cannot write chunk {chunk} of {store.url}{ARRAY_NAME}"):
+            begin_chunk(store, shards.array, shards.manifest, chunk, rows).result()
         if on_chunk is not None:
             on_chunk()
 

@@ -21,7 +21,7 @@ import tensorstore as ts
 
 from tomat.base.errors import RetryableError, TomatError
 from tomat.base.reporting import counted, is_or_are, progress
-from tomat.base.storage import ARRAY_NAME, CODEC_NAME, MANIFEST_NAME, PROGRESS_PREFIX, Store, storage_error
+from tomat.base.storage import ARRAY_NAME, CODEC_NAME, MANIFEST_NAME, PROGRESS_PREFIX, Store, explaining_storage
 from tomat.codec.base import DensityCodec
 from tomat.codec.files import codec_from_text, codec_text
 from tomat.density.grid import DensityGrid
@@ -189,9 +189,7 @@ class ChunkWriter:
         Raises:
             TomatError: if this chunk or one before it cannot be written.
         """
-        start, stop = self.plan.chunk_rows(chunk)
-        clear_partial_chunk(self.store, self.plan, chunk)
-        future = self.array[start:stop].write(rows)
+        future = begin_chunk(self.store, self.array, self.plan, chunk, rows)
         future.commit.force()
         self.chunks.append((chunk, rows_checksum(rows), future))
         self._settle(self.BEHIND)
@@ -207,36 +205,27 @@ class ChunkWriter:
             self._wait(*self.records.popleft())
 
     def _wait(self, chunk: int, future: ts.Future | ts.WriteFutures) -> None:
-        try:
+        with explaining_storage(f"Cannot write chunk {chunk} of {self.store.url}{ARRAY_NAME}"):
             future.result()
-        except (ValueError, OSError) as error:
-            raise storage_error(f"Cannot write chunk {chunk} of {self.store.url}{ARRAY_NAME}", error, "") from error
 
 
-def clear_partial_chunk(store: Store, plan: ShardManifest, chunk: int) -> None:
-    """Delete the object of a chunk that is not full, the last one. TensorStore reads such a chunk to keep its other
-    rows, of which there are none, and would fail on a damaged one."""
-    start, stop = plan.chunk_rows(chunk)
-    if stop - start < plan.block_rows:
-        name = f"{ARRAY_NAME}/c/{chunk}/0"
-        try:
-            store.objects.write(name, None).result()
-        except (ValueError, OSError) as error:
-            raise storage_error(f"Cannot write {store.url}{name}", error, "") from error
+def begin_chunk(
+    store: Store, array: ts.TensorStore, plan: ShardManifest, chunk: int, rows: np.ndarray
+) -> ts.WriteFutures:
+    """Start to write the rows of one chunk as one object, and nothing else; they must not be changed afterwards.
 
-
-def write_rows(store: Store, array: ts.TensorStore, plan: ShardManifest, chunk: int, rows: np.ndarray) -> None:
-    """Write the rows of one chunk as one object, and nothing else.
+    Returns:
+        The write under way; its result raises TensorStore's own errors.
 
     Raises:
         TomatError: if the place cannot be written.
     """
     start, stop = plan.chunk_rows(chunk)
-    clear_partial_chunk(store, plan, chunk)
-    try:
-        array[start:stop].write(rows).result()
-    except (ValueError, OSError) as error:
-        raise storage_error(f"Cannot write chunk {chunk} of {store.url}{ARRAY_NAME}", error, "") from error
+    if stop - start < plan.block_rows:
+        # TensorStore reads a chunk that is not full, the last one, to keep its other rows, of which there are none, and
+        # would fail on a damaged one.
+        store.delete(f"{ARRAY_NAME}/c/{chunk}/")
+    return array[start:stop].write(rows)
 
 
 def chunk_is_written(store: Store, plan: ShardManifest, chunk: int) -> bool:
@@ -279,10 +268,8 @@ def finalise(place: str | Path | Store) -> ShardManifest:
             )
         names = [PROGRESS_PREFIX + record_name(chunk) for chunk in range(plan.n_chunks)]
         reads = [store.objects.read(name) for name in names]
-        try:
+        with explaining_storage(f"Cannot read {store.url}{PROGRESS_PREFIX}"):
             found = [read.result().value for read in reads]
-        except (ValueError, OSError) as error:
-            raise storage_error(f"Cannot read {store.url}{PROGRESS_PREFIX}", error, "") from error
         checksums = tuple(
             checksum_of_record(record, store.url + name) for name, record in zip(names, found, strict=True)
         )

@@ -1,6 +1,7 @@
 """`tomat tokens layouts`: how much of a context is density, in each layout and with patches packed into it."""
 
 import argparse
+from operator import itemgetter
 from typing import Any
 
 from tomat.base.arguments import positive_int, report_file
@@ -37,7 +38,7 @@ def run_layouts(args: argparse.Namespace) -> int:
     from tomat.base.reporting import write_report
     from tomat.tokens.context_use import context_table
 
-    rows = context_table(args.context, args.atoms, smallest_side=args.smallest_side)
+    rows = context_table(args.context, args.atoms, args.smallest_side)
     _print(args.context, rows)
     write_report(args.json, {"context_tokens": args.context, "smallest_packed_side": args.smallest_side, "rows": rows})
     return 0
@@ -59,9 +60,10 @@ def _print(context: int, rows: list[dict[str, Any]]) -> None:
     for name in rows[0]["layouts"]:
         table.add_row(name, *(_cell(row["layouts"][name]) for row in rows))
     table.add_row("wider box", *(_cell(row["wide_box"]) for row in rows))
+    by_voxels = itemgetter("voxels")
     for shared, words in ((True, "one preamble"), (False, "a preamble each")):
         best = [
-            max((each for each in row["packed"] if each["shared_preamble"] == shared), key=_voxels, default=None)
+            max((each for each in row["packed"] if each["shared_preamble"] == shared), key=by_voxels, default=None)
             for row in rows
         ]
         table.add_row(f"packed cubes, {words}", *(_cell(each) for each in best))
@@ -70,10 +72,6 @@ def _print(context: int, rows: list[dict[str, Any]]) -> None:
             cells = (f"{row['layouts'][name]['voxels_without_preamble']:,}" for row in rows)
             table.add_row(f"{name} with no preamble at all", *cells)
     console.print(table)
-
-
-def _voxels(use: dict[str, Any]) -> int:
-    return use["voxels"]
 
 
 def _cell(use: dict[str, Any] | None) -> str:

@@ -4,8 +4,8 @@ Packing is not built; it is counted here, and at its best: cubes of whatever sid
 vocabulary allows, the largest cube's size the layout's own.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -25,64 +25,42 @@ DENSITY_BRACKETS = 2
 WIDE_SIDE_DIFFERENCE = 8
 """Voxels by which sides differ in the boxes that packing is held against: they leave 0.3 % of 8,192 tokens less the
 preamble empty (mean over 1 to 131 atoms), and a difference of 10 no less."""
+MOST_PACKED = 4
+"""Cubes that are packed into a context at most."""
 FURTHER_PATCH_TOKENS = BLOCK_OF_THREE + DENSITY_BRACKETS
 """Of a further patch beside the same preamble: where it lies from the first (OFFSET), the brackets of its density."""
 
 
-@dataclass(frozen=True)
-class ContextUse:
-    """Where the tokens of one context go."""
-
-    context: int
-    shapes: tuple[PatchShape, ...]
-    """Patches, the largest first."""
-    voxels: int
-    """Density tokens, one a voxel."""
-    used_tokens: int
-    """All but padding."""
-
-    @property
-    def voxel_share(self) -> float:
-        """Part of the context that is density, 0 to 1."""
-        return self.voxels / self.context
-
-    @property
-    def padding_share(self) -> float:
-        """Part of the context that is padding, 0 to 1."""
-        return 1 - self.used_tokens / self.context
-
-    @property
-    def neighbour_share(self) -> float:
-        """Part of the voxels whose seven neighbours towards the patch's first voxel lie in the patch too, 0 to 1: those
-        that a Lorenzo extrapolation reads, and all come before the voxel."""
-        return sum(prod(side - 1 for side in shape) for shape in self.shapes) / self.voxels
-
-    def to_dict(self) -> dict[str, Any]:
-        """For a JSON report; shares are fractions."""
-        return {
-            "patch_shapes_voxels": [list(shape) for shape in self.shapes],
-            "voxels": self.voxels,
-            "voxel_share": self.voxel_share,
-            "padding_share": self.padding_share,
-            "neighbour_share": self.neighbour_share,
-        }
+Use = dict[str, Any]
+"""Where the tokens of one context go, JSON-ready: `patch_shapes_voxels`, the largest patch first; `voxels`, one density
+token each; `voxel_share` and `padding_share` of the context, 0 to 1; `neighbour_share`, the part of the voxels whose
+seven neighbours towards the patch's first voxel lie in the patch too, 0 to 1: those that a Lorenzo extrapolation reads,
+and all come before the voxel."""
 
 
-def one_patch(layout: SequenceLayout, n_atoms: int) -> ContextUse:
+def _use(context: int, shapes: Sequence[PatchShape], used_tokens: int) -> Use:
+    """The use of a context of which all but `used_tokens` tokens are padding."""
+    voxels = sum(prod(shape) for shape in shapes)
+    return {
+        "patch_shapes_voxels": [list(shape) for shape in shapes],
+        "voxels": voxels,
+        "voxel_share": voxels / context,
+        "padding_share": 1 - used_tokens / context,
+        "neighbour_share": sum(prod(side - 1 for side in shape) for shape in shapes) / voxels,
+    }
+
+
+def one_patch(layout: SequenceLayout, n_atoms: int) -> Use:
     """The context of a layout of one token a voxel.
 
     Raises:
-        TomatError: if the layout has two, or not one voxel fits.
+        TomatError: if not one voxel fits.
     """
-    if layout.tokens_per_voxel != 1:
-        raise TomatError(f"Layout {layout.name} has {layout.tokens_per_voxel} tokens a voxel; expected 1.")
     shape = layout.patch_shape(n_atoms)
-    return ContextUse(layout.context, (shape,), prod(shape), layout.used_tokens(n_atoms, shape))
+    return _use(layout.context, [shape], layout.used_tokens(n_atoms, shape))
 
 
-def packed(
-    context: int, n_atoms: int, n_patches: int, *, shared_preamble: bool, smallest_side: int = 1
-) -> ContextUse | None:
+def packed(context: int, n_atoms: int, n_patches: int, *, shared_preamble: bool, smallest_side: int) -> Use | None:
     """The `n_patches` cubes of one material that hold most voxels in one context; None if they do not fit.
 
     Cubes of another size than the largest say their SHAPE. With a preamble of its own each cube is a whole sequence;
@@ -120,68 +98,54 @@ def packed(
                 best = max(best, (first, *sides), key=lambda found: sum(side**3 for side in found))
     if not best:
         return None
-    voxels = sum(side**3 for side in best)
     shapes = BLOCK_OF_THREE * sum(side < best[0] for side in best)
-    used = preamble + further * (n_patches - 1) + shapes + voxels
-    return ContextUse(context, tuple((side, side, side) for side in best), voxels, used)
+    used = preamble + further * (n_patches - 1) + shapes + sum(side**3 for side in best)
+    return _use(context, [(side, side, side) for side in best], used)
 
 
-def without_preamble(layout: SequenceLayout) -> int:
-    """Voxels of the largest patch that the layout allows where nothing but density is written: what a shorter
-    preamble could win at most."""
-    return max(prod(shape) for shape in boxes(layout.context, layout.max_side_difference))
-
-
-def context_table(
-    context: int, atoms: list[int], *, most_patches: int = 4, smallest_side: int = 1
-) -> list[dict[str, Any]]:
+def context_table(context: int, atoms: Sequence[int], smallest_side: int) -> list[dict[str, Any]]:
     """Every layout of that context with one token a voxel, and packing, for each number of atoms.
 
     Args:
         context: tokens.
-        atoms: numbers of atoms.
-        most_patches: packing is counted for 2 to this many cubes.
-        smallest_side: of packed cubes, in voxels.
+        atoms: numbers of atoms, none negative.
+        smallest_side: of packed cubes, in voxels, at least 1.
 
     Returns:
-        Of each number of atoms: `n_atoms`; `preamble_tokens` without SHAPE; `layouts`, by name, as
-        `ContextUse.to_dict`, with `voxels_without_preamble` for those that fill; `wide_box`, the same for boxes of
-        `WIDE_SIDE_DIFFERENCE`; `packed`, a list of the same with `n_patches` and `shared_preamble`, without those that
-        do not fit.
+        Of each number of atoms: `n_atoms`; `preamble_tokens` without SHAPE; `layouts`, the `Use` of each by name, for
+        those that fill with `voxels_without_preamble`, what a shorter preamble could win at most; `wide_box`, the same
+        for boxes of `WIDE_SIDE_DIFFERENCE`; `packed`, a list of the same with `n_patches` (2 to `MOST_PACKED`) and
+        `shared_preamble`, without those that do not fit.
 
     Raises:
-        TomatError: if no layout has that context, or a number is out of its range.
+        TomatError: if no layout has that context.
     """
     layouts = [each for each in LAYOUTS.values() if each.context == context and each.tokens_per_voxel == 1]
     if not layouts:
         known = sorted({each.context for each in LAYOUTS.values()})
         raise TomatError(f"No layout has a context of {context} tokens; expected one of {', '.join(map(str, known))}.")
-    if min(atoms, default=0) < 0 or smallest_side < 1:
-        raise TomatError(
-            f"The table was asked for {min(atoms, default=0)} atoms and packed cubes of {smallest_side} voxels a side; "
-            "expected no negative number of atoms, and at least 1 voxel."
-        )
     largest = max(layouts, key=lambda layout: layout.patch_size)
     wide = replace(largest, name="wide", max_side_difference=min(WIDE_SIDE_DIFFERENCE, largest.patch_size))
     rows = []
     for n_atoms in atoms:
         of_layouts = {}
         for layout in layouts:
-            of_layouts[layout.name] = one_patch(layout, n_atoms).to_dict()
+            of_layouts[layout.name] = one_patch(layout, n_atoms)
             if layout.fills_context:
-                of_layouts[layout.name]["voxels_without_preamble"] = without_preamble(layout)
+                alone = boxes(layout.context, layout.max_side_difference)
+                of_layouts[layout.name]["voxels_without_preamble"] = max(prod(shape) for shape in alone)
         of_packing = []
         for shared in (True, False):
-            for n_patches in range(2, most_patches + 1):
+            for n_patches in range(2, MOST_PACKED + 1):
                 use = packed(context, n_atoms, n_patches, shared_preamble=shared, smallest_side=smallest_side)
                 if use is not None:
-                    of_packing.append({"n_patches": n_patches, "shared_preamble": shared} | use.to_dict())
+                    of_packing.append({"n_patches": n_patches, "shared_preamble": shared} | use)
         rows.append(
             {
                 "n_atoms": n_atoms,
                 "preamble_tokens": FIXED_TOKENS + TOKENS_PER_ATOM * n_atoms,
                 "layouts": of_layouts,
-                "wide_box": one_patch(wide, n_atoms).to_dict(),
+                "wide_box": one_patch(wide, n_atoms),
                 "packed": of_packing,
             }
         )

@@ -1,6 +1,7 @@
 import json
 import shutil
 
+import fsspec
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -48,10 +49,11 @@ def test_a_spin_density_beside_it_is_left_alone(tmp_path, grid):
     np.testing.assert_allclose(read_zarr(tmp_path / "a.zarr").rho, grid.rho, rtol=3e-7)
 
 
-def test_through_a_url(grid):
+def test_through_a_url(tmp_path, grid):
     """The path that `gs://` takes, on fsspec's memory file system."""
-    write_zarr(grid, "memory://bucket/set/mp-9.zarr", chunks=4)
-    write_zarr(grid, "memory://bucket/set/mp-10.zarr")
+    for name, chunks in (("mp-9.zarr", 4), ("mp-10.zarr", None)):
+        write_zarr(grid, tmp_path / name, chunks=chunks)
+        fsspec.filesystem("memory").put(str(tmp_path / name), f"/bucket/set/{name}", recursive=True)
     assert list_zarr("memory://bucket/set") == ["memory://bucket/set/mp-10.zarr", "memory://bucket/set/mp-9.zarr"]
     np.testing.assert_allclose(read_zarr("memory://bucket/set/mp-9.zarr").rho, grid.rho, rtol=3e-7)
     with pytest.raises(TomatError, match="not a readable Zarr group"):

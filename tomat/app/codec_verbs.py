@@ -51,11 +51,12 @@ def register(subparsers: argparse._SubParsersAction) -> None:
 
 def run_fit(args: argparse.Namespace) -> int:
     """Count, fit, save, and print the figures."""
-    from tomat.base.reporting import progress
+    from tomat.base.reporting import progress, write_report
     from tomat.codec.files import write_codec
     from tomat.codec.histogram import DensityHistogram
     from tomat.codec.inputs import demo_inputs, path_inputs
     from tomat.codec.lloyd_max import fit_lloyd_max
+    from tomat.codec.report import codec_figures
 
     if not 2 <= args.bins <= 1 << 16:
         raise TomatError(f"--bins is {args.bins:,}; expected 2 to 65,536.")
@@ -94,7 +95,8 @@ def run_fit(args: argparse.Namespace) -> int:
         raise TomatError(f"No density could be read, so there is nothing to fit. The first reason: {reason}")
     codec = fit_lloyd_max(histogram, args.bins, args.objective)
     write_codec(codec, args.output)
-    figures = _report(codec, args.json, {"skipped": skipped, "n_materials": len(histogram.material_ids)})
+    figures = codec_figures(codec) | {"skipped": skipped, "n_materials": len(histogram.material_ids)}
+    write_report(args.json, figures)
     _print(figures, args.output)
     for name, reason in skipped.items():
         print(f"skipped {name}: {reason}")
@@ -103,9 +105,10 @@ def run_fit(args: argparse.Namespace) -> int:
 
 def run_show(args: argparse.Namespace) -> int:
     """Print the figures of a codec, and draw it if asked."""
+    from tomat.base.reporting import write_report
     from tomat.codec.files import load_codec
     from tomat.codec.lloyd_max import LloydMaxCodec
-    from tomat.codec.report import draw_codec
+    from tomat.codec.report import codec_figures, draw_codec
 
     codec = load_codec(args.codec)
     if args.plot is not None:
@@ -114,17 +117,10 @@ def run_show(args: argparse.Namespace) -> int:
                 f"{args.codec} has levels at equal distances, nothing to draw; only Lloyd-Max codecs are drawn."
             )
         draw_codec(codec, args.plot)
-    _print(_report(codec, args.json, {}), args.codec)
+    figures = codec_figures(codec)
+    write_report(args.json, figures)
+    _print(figures, args.codec)
     return 0
-
-
-def _report(codec: Any, path: Path | None, extra: dict[str, Any]) -> dict[str, Any]:
-    from tomat.base.reporting import write_report
-    from tomat.codec.report import codec_figures
-
-    figures = codec_figures(codec) | extra
-    write_report(path, figures)
-    return figures
 
 
 def _print(figures: dict[str, Any], path: Path) -> None:

@@ -29,7 +29,18 @@ def open_density(
         MemoryError: as it is; it says nothing about the file.
     """
     text = os.fspath(location).rstrip("/")
-    return read_density(lambda: _reader(text)(text, material_id, rules), text)
+
+    def read() -> DensityGrid:
+        reader = _reader(text)
+        if reader is None:
+            there = "is there, but" if "://" in text or Path(text).exists() else "does not exist, and"
+            raise TomatError(
+                f"{text} {there} its name is of no known kind; expected CHGCAR*[.gz|.bz2|.xz], *.vasp, *.zarr, "
+                "*.json.gz or *.json."
+            )
+        return reader(text, material_id, rules)
+
+    return read_density(read, text)
 
 
 def check_species_apply(locations: Iterable[str], rules: ReadRules) -> None:
@@ -38,7 +49,7 @@ def check_species_apply(locations: Iterable[str], rules: ReadRules) -> None:
     Raises:
         TomatError: naming the flag.
     """
-    if rules.species and not any(_is_chgcar(each.rstrip("/")) for each in locations):
+    if rules.species and not any(_reader(each.rstrip("/")) is read_chgcar for each in locations):
         raise TomatError(
             f"--species names {' '.join(rules.species)}, but none of the inputs is a CHGCAR; other files name their "
             "elements themselves. Leave it out."
@@ -71,23 +82,13 @@ def read_density(read: Callable[[], DensityGrid], location: str) -> DensityGrid:
         ) from error
 
 
-def _reader(text: str) -> Callable[[str, str | None, ReadRules], DensityGrid]:
+def _reader(text: str) -> Callable[[str, str | None, ReadRules], DensityGrid] | None:
+    """What reads a density of that name; None for a name of no known kind."""
     name = text.rsplit("/", 1)[-1]
     if name.endswith(".zarr") or (Path(text) / "zarr.json").is_file():
         return read_zarr
     if name.endswith((".json.gz", ".json")):
         return read_materials_project
-    if _is_chgcar(text):
+    if name.endswith(".vasp") or any(kind in name.upper() for kind in CHGCAR_NAMES):
         return read_chgcar
-    there = "is there, but" if "://" in text or Path(text).exists() else "does not exist, and"
-    raise TomatError(
-        f"{text} {there} its name is of no known kind; expected CHGCAR*[.gz|.bz2|.xz], *.vasp, *.zarr, *.json.gz or "
-        "*.json."
-    )
-
-
-def _is_chgcar(text: str) -> bool:
-    """Whether a file that is no other kind's is read as a CHGCAR."""
-    name = text.rsplit("/", 1)[-1]
-    other = name.endswith((".zarr", ".json.gz", ".json")) or (Path(text) / "zarr.json").is_file()
-    return not other and (any(kind in name.upper() for kind in CHGCAR_NAMES) or name.endswith(".vasp"))
+    return None

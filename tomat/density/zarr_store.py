@@ -77,7 +77,7 @@ def read_zarr(location: Location, material_id: str | None = None, rules: ReadRul
 
 def write_zarr(
     grid: DensityGrid,
-    location: Location,
+    location: str | os.PathLike[str],
     *,
     chunks: int | None = None,
     metadata: Mapping[str, Any] | None = None,
@@ -86,7 +86,7 @@ def write_zarr(
     """Write one material.
 
     Args:
-        location: the group to create, a local path or a URL. A local one appears complete or not at all.
+        location: the group to create, a local path; it appears complete or not at all.
         chunks: side of cubic chunks (the `rho_gga` set uses 16); None for one chunk.
         metadata: added to `{"task_id": material_id}`.
         overwrite: replace what is there; otherwise that is an error.
@@ -94,43 +94,38 @@ def write_zarr(
     import zarr
     from zarr.codecs import ZstdCodec
 
-    text = os.fspath(location)
-    check_electrons(grid, text)
-    local = "://" not in text
-    target = Path(text)
-    if local and target.exists() and not overwrite:
-        raise TomatError(f"{text} is there already; remove it first or ask for it to be replaced.")
-    writing = str(target.with_name(f".{target.name}.{os.getpid()}.tmp")) if local else text
+    target = Path(location)
+    check_electrons(grid, str(target))
+    if target.exists() and not overwrite:
+        raise TomatError(f"{target} is there already; remove it first or ask for it to be replaced.")
+    writing = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     side = tuple(min(chunks, n) for n in grid.grid_shape) if chunks else grid.grid_shape
     try:
-        # An all-zero chunk is written too, so that a missing one always means a loss.
-        with zarr.config.set({"array.write_empty_chunks": True}):
-            group = zarr.open_group(writing, mode="w" if local or overwrite else "w-", zarr_format=3)
-            array = group.create_array(
-                TOTAL,
-                shape=grid.grid_shape,
-                chunks=side,
-                dtype="float32",
-                compressors=[ZstdCodec(level=19, checksum=True)],
-                fill_value=0.0,
-            )
-            values = grid.rho_times_volume()
-            array[...] = values
+        group = zarr.open_group(writing, mode="w", zarr_format=3)
+        array = group.create_array(
+            TOTAL,
+            shape=grid.grid_shape,
+            chunks=side,
+            dtype="float32",
+            compressors=[ZstdCodec(level=19, checksum=True)],
+            fill_value=0.0,
+            # An all-zero chunk is written too, so that a missing one always means a loss.
+            config={"write_empty_chunks": True},
+        )
+        values = grid.rho_times_volume()
+        array[...] = values
         attributes = {
             "structure": json.dumps(json.loads(grid.structure.to_json()), sort_keys=True),
             "metadata": json.dumps({"task_id": grid.material_id, **(metadata or {})}, sort_keys=True),
         }
-        # Last: a group without its attributes is refused on reading, so a broken upload is not taken for a density.
         group.attrs.update({**attributes, CHECKSUM: _checksum(values, attributes)})
-        if local:
-            if target.exists():
-                shutil.rmtree(target)
-            os.replace(writing, target)
+        if target.exists():
+            shutil.rmtree(target)
+        os.replace(writing, target)
     except OSError as error:
-        raise TomatError(f"cannot write {text}: {_first_line(error)}") from error
+        raise TomatError(f"cannot write {target}: {_first_line(error)}") from error
     finally:
-        if local:
-            shutil.rmtree(writing, ignore_errors=True)
+        shutil.rmtree(writing, ignore_errors=True)
 
 
 def list_zarr(root: Location) -> list[str]:

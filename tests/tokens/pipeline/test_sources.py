@@ -79,7 +79,7 @@ def test_embedded_densities_state_their_electrons():
         (["--output", "out"], "every other source needs one"),
         (["--input", "in"], "There is no output"),
         (["--input", "in", "--output", "out", "--layout", "v9"], "There is no layout 'v9'"),
-        (["--input", "in", "--output", "out", "--patches", "3"], "There is no setting 'patches'"),
+        (["--input", "in", "--output", "out", "--patches", "3"], "fields `patches` are not valid"),
         (["--input", "in", "--output", "out", "--seed", "x"], "cannot be read"),
         (["--input", "in", "--output", "out", "--split_file", "s.json"], "split_file is set, but filelist"),
         (["--input", "in", "--output", "out", "--electron_tolerance", "0"], "electron_tolerance"),

@@ -163,9 +163,6 @@ def load_retokenize_config(
     values = {} if config_path is None else read_yaml(config_path, "configs/tokenize/")
     values |= parse_overrides(overrides)
     values |= {key: value for key, value in (flags or {}).items() if value is not None}
-    known = {each.name for each in dataclasses.fields(RetokenizeConfig)}
-    if unknown := sorted(set(values) - known):
-        raise TomatError(f"There is no setting {unknown[0]!r}; expected one of {', '.join(sorted(known))}.")
     _refuse_truth_values(values)
     try:
         return draccus.decode(RetokenizeConfig, values)

@@ -92,7 +92,7 @@ def run_eval(args: argparse.Namespace) -> int:
     run = load_trained(args.run_dir, args.step)
     names, load, materials_from = _materials(args, run.config.data.source)
     with run.evaluator(config) as (evaluator, model):
-        result = _evaluate(evaluator, model, names, load, run.settings(materials_from), args.json)
+        result = evaluate_with_bar(evaluator, model, names, load, run.settings(materials_from), args.json)
         console.print(result.table())
         if earlier is not None:
             console.print(f"Against {args.against}: {describe_comparison(result.compare(earlier))}")
@@ -106,15 +106,15 @@ def run_eval(args: argparse.Namespace) -> int:
     return 0
 
 
-def _evaluate(
+def evaluate_with_bar(
     evaluator: "TeacherForcedEvaluator",
     model: "LmHeadModel",
     names: "Sequence[str]",
     load: "Callable[[str], DensityGrid]",
     settings: "Mapping[str, Any]",
-    report: Path | None,
+    report: Path | None = None,
 ) -> "TeacherForcedResult":
-    """Evaluate under a progress bar, keeping finished materials beside the report to be."""
+    """Evaluate under a progress bar, keeping finished materials beside the report to be, if there is to be one."""
     from tomat.base.reporting import progress
     from tomat.evaluation.partial import PartialResults
     from tomat.evaluation.result import MaterialResult

@@ -256,7 +256,7 @@ def _commit() -> str:
 
 def evaluate_embedded(config: "TrainConfig", result: "TrainResult") -> "TeacherForcedResult":
     """Teacher-forced evaluation on the embedded materials that were held out, and the picture of the first of them."""
-    from tomat.base.reporting import progress
+    from tomat.app.eval_verbs import evaluate_with_bar
     from tomat.density.demo.embedded import demo_materials, load_demo
     from tomat.evaluation.picture import draw_plane, teacher_forced_plane
     from tomat.evaluation.teacher_forced import TeacherForcedConfig
@@ -268,15 +268,7 @@ def evaluate_embedded(config: "TrainConfig", result: "TrainResult") -> "TeacherF
         patches_per_material=config.evaluation.patches_per_material, seed=config.evaluation.seed
     )
     with run.evaluator(sampling) as (evaluator, model):
-        with progress() as bar:
-            task = bar.add_task("evaluate", total=len(names))
-            evaluation = evaluator.evaluate(
-                model,
-                names,
-                load_demo,
-                settings=run.settings("embedded validation"),
-                on_material=lambda _: bar.advance(task),
-            )
+        evaluation = evaluate_with_bar(evaluator, model, names, load_demo, run.settings("embedded validation"))
         if config.evaluation.picture:
             plane = teacher_forced_plane(evaluator, model, load_demo(names[0]))
             draw_plane(plane, result.run_dir / DENSITY_FIGURE)

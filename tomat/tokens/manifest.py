@@ -243,16 +243,21 @@ class ShardManifest:
         """JSON text, the same for the same manifest, one material or checksum a line."""
         content = asdict(self) | {"layout": self.layout.to_dict(), "context": self.context, "checksum": CHECKSUM}
         del content["has_checksum"]
-        content = with_checksum(content)
-        parts = []
-        for key in sorted(content):
-            value = content[key]
-            if isinstance(value, tuple) and value:
-                items = ",\n  ".join(json.dumps(item, sort_keys=True) for item in value)
-                parts.append(f' "{key}": [\n  {items}\n ]')
-            else:
-                parts.append(f' "{key}": {json.dumps(value, sort_keys=True)}')
-        return "{\n" + ",\n".join(parts) + "\n}\n"
+        return lined_json(content)
+
+
+def lined_json(content: Mapping[str, Any]) -> str:
+    """JSON text with its checksum, the same for the same content, one item of a tuple a line."""
+    content = with_checksum(content)
+    parts = []
+    for key in sorted(content):
+        value = content[key]
+        if isinstance(value, tuple) and value:
+            items = ",\n  ".join(json.dumps(item, sort_keys=True) for item in value)
+            parts.append(f' "{key}": [\n  {items}\n ]')
+        else:
+            parts.append(f' "{key}": {json.dumps(value, sort_keys=True)}')
+    return "{\n" + ",\n".join(parts) + "\n}\n"
 
 
 def plan_rows(

@@ -34,7 +34,7 @@ def check_encodable(grid: DensityGrid, layout: SequenceLayout, codec: DensityCod
         TomatError: if a grid side exceeds 1023, an element or the lattice is out of the vocabulary's range, the context
             is too short for the atoms, or codec and layout differ in tokens a voxel.
     """
-    _check_codec(layout, codec)
+    check_codec(layout, codec)
     return check_grid_encodable(grid, layout)
 
 
@@ -49,7 +49,12 @@ def _named(grid: DensityGrid) -> str:
     return f"Material {grid.material_id}" if grid.material_id else "The material"
 
 
-def _check_codec(layout: SequenceLayout, codec: DensityCodec) -> None:
+def check_codec(layout: SequenceLayout, codec: DensityCodec) -> None:
+    """Refuse a codec that makes other tokens a voxel than the layout writes.
+
+    Raises:
+        TomatError: with both numbers.
+    """
     if codec.tokens_per_voxel != layout.tokens_per_voxel:
         raise TomatError(
             f"Layout {layout.name} writes {counted(layout.tokens_per_voxel, 'token')} a voxel, the codec makes "
@@ -261,7 +266,7 @@ def decode_sequence(
     Raises:
         TomatError: at the first token that does not belong where it stands.
     """
-    _check_codec(layout, codec)
+    check_codec(layout, codec)
     read = _Reader(ids, layout)
     read.expect(v.BOS)
     grid_shape = read.integers(v.GRID_START, 3, v.GRID_END)

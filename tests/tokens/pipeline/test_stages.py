@@ -214,7 +214,7 @@ def test_validation_takes_the_training_codec(tmp_path, retokenize_config, whole)
     result = retokenize(retokenize_config(tmp_path / "validation", split="validation", codec=codec), PoolRunner(1))
     assert [each.material_id for each in result.manifest.materials] == ["mp-3"]
     assert open_shards(tmp_path / "validation").codec.sha256 == open_shards(tmp_path / "whole").codec.sha256
-    with pytest.raises(TomatError, match="makes 1 token a voxel, the layout v2-p14 writes 2"):
+    with pytest.raises(TomatError, match="Layout v2-p14 writes 2 tokens a voxel, the codec makes 1"):
         retokenize(retokenize_config(tmp_path / "v2", codec=codec, layout="v2-p14"), PoolRunner(1))
 
 

@@ -12,20 +12,21 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, Protocol
 
-from tomat.base.checked_json import CHECKSUM_KEY, content_checksum, parse_checked, refuse_unknown_keys, with_checksum
+from tomat.base.checked_json import parse_checked, refuse_unknown_keys, with_checksum
 from tomat.base.errors import TomatError
 from tomat.base.regions import check_regions, known_places
 from tomat.base.reporting import console, counted, progress
 from tomat.base.storage import ARRAY_NAME, MANIFEST_NAME, Store
 from tomat.codec.base import DensityCodec
-from tomat.codec.files import codec_from_text
-from tomat.tokens.manifest import ShardManifest, SkippedMaterial, plan_rows
+from tomat.tokens.manifest import ShardManifest, SkippedMaterial, lined_json, plan_rows
+from tomat.tokens.patch import check_codec
 from tomat.tokens.pipeline.config import RetokenizeConfig
-from tomat.tokens.pipeline.sources import Material, find_materials, read_text
+from tomat.tokens.pipeline.sources import Material, find_materials
 from tomat.tokens.pipeline.stages import (
     SURVEY_PREFIX,
     SurveyUnit,
     UnitSurvey,
+    codec_before_survey,
     fit_codec,
     missing_chunks,
     request_identity,
@@ -112,13 +113,8 @@ def check_request(config: RetokenizeConfig, store: Store, started: bytes | None,
     """
     codec_sha256 = None
     if config.codec is not None:
-        codec = codec_from_text(read_text(config.codec, config.storage_tries), config.codec)
-        if codec.tokens_per_voxel != config.sequence_layout.tokens_per_voxel:
-            raise TomatError(
-                f"The codec {config.codec} makes {counted(codec.tokens_per_voxel, 'token')} a voxel, the layout "
-                f"{config.layout} writes {config.sequence_layout.tokens_per_voxel}. Use a codec and a layout that "
-                "agree."
-            )
+        codec = codec_before_survey(config)
+        check_codec(config.sequence_layout, codec)
         codec_sha256 = codec.sha256
     # By way of JSON, so that tuples and lists compare equal.
     wanted = json.loads(json.dumps(request_identity(config, materials, codec_sha256)))
@@ -212,11 +208,7 @@ def _survey_and_plan(
         clipped=[each.outside_codec for each in found if each.outside_codec is not None and each.outside_codec.voxels],
         max_clipped_share=config.max_clipped_share,
     )
-    records = [asdict(material) for material in found]
-    checksum = content_checksum({"materials": records})
-    lines = ",\n  ".join(json.dumps(record, sort_keys=True) for record in records)
-    text = f'{{\n "{CHECKSUM_KEY}": "{checksum}",\n "materials": [\n  {lines}\n ]\n}}\n'
-    store.write(SURVEY_NAME, text.encode())
+    store.write(SURVEY_NAME, lined_json({"materials": tuple(asdict(material) for material in found)}).encode())
     return plan, codec, sum(len(unit.materials) for unit in left)
 
 

@@ -116,7 +116,7 @@ def test_unknown_and_impossible_layouts_are_refused():
         (("x", "v3", 0, 100), "patch_size 0"),
         (("x", "v3", 3, 100, 3), "tokens_per_voxel 3"),
         (("x", "v3", 3, 20), "context of 20 tokens"),
-        (("x", "v3", 1024, 20), "end at 1023"),
+        (("x", "v3", 1024, 20), "patch_size of 1 to 1023"),
         (("x", "v3", 3, 100, 1, -1), "max_side_difference -1"),
         (("x", "v3", 3, 100, 1, 4), r"expected 0 \(cubes\) to its patch_size of 3"),
     ]:

@@ -65,13 +65,11 @@ def run_verify(args: argparse.Namespace) -> int:
     started = time.monotonic()
     get_grid = _source(shards, args) if args.repair or args.sample else None
     with progress() as bar:
-        task = bar.add_task("Verifying chunks", total=shards.n_blocks)
-        damaged = damaged_chunks(shards, lambda: bar.advance(task))
+        damaged = damaged_chunks(shards, bar.track(range(shards.n_blocks), description="Verifying chunks"))
         if damaged and args.repair:
             if get_grid is None:
                 raise TomatError(f"{shards.url} does not say where its densities lie; give them with --input.")
-            task = bar.add_task("Repairing chunks", total=len(damaged))
-            repair_chunks(shards, sorted(damaged), get_grid, lambda: bar.advance(task))
+            repair_chunks(shards, bar.track(sorted(damaged), description="Repairing chunks"), get_grid)
     n = shards.n_blocks
     figures: dict[str, Any] = {"url": shards.url, "chunks": shards.n_blocks, "rows": shards.rows}
     figures |= clipped_figures(shards.manifest.clipped) | {"manifest_has_checksum": shards.manifest.has_checksum}
@@ -94,17 +92,13 @@ def run_verify(args: argparse.Namespace) -> int:
     if get_grid is not None and args.sample:
         rows = sample_rows(shards.rows, args.sample, args.seed)
         with progress() as bar:
-            task = bar.add_task("Comparing rows with their source", total=len(rows))
-            sample = compare_with_source(shards, rows, get_grid, lambda: bar.advance(task))
-        figures |= {
-            "rows_compared": sample.rows,
-            "voxels_compared": sample.voxels,
-            "nmae_fraction": sample.nmae,
-            "largest_relative_error_fraction": sample.largest_relative_error,
-        }
+            tracked = bar.track(rows, description="Comparing rows with their source")
+            sample = compare_with_source(shards, tracked, get_grid)
+        figures |= sample
         console.print(
-            f"{counted(sample.rows, 'row')} ({sample.voxels:,} voxels) agree{'s' if sample.rows == 1 else ''} with the "
-            f"source: every voxel lies in its token's bin; NMAE of the sample {100 * sample.nmae:.4f} %"
+            f"{counted(len(rows), 'row')} ({sample['voxels_compared']:,} voxels) agree{'s' if len(rows) == 1 else ''} "
+            "with the source: every voxel lies in its token's bin; NMAE of the sample "
+            f"{100 * sample['nmae_fraction']:.4f} %"
         )
     elif args.sample:
         console.print(

@@ -61,14 +61,11 @@ class SequenceLayout:
     def __post_init__(self) -> None:
         if self.version not in ("v3", "v2"):
             raise TomatError(f"Layout {self.name} has version {self.version!r}; expected 'v3' or 'v2'.")
-        if self.patch_size < 1 or self.tokens_per_voxel not in (1, 2):
+        if not 1 <= self.patch_size <= LARGEST_SIDE or self.tokens_per_voxel not in (1, 2):
             raise TomatError(
                 f"Layout {self.name} has patch_size {self.patch_size} and tokens_per_voxel {self.tokens_per_voxel}; "
-                "expected a patch_size of at least 1 and 1 or 2 tokens a voxel."
-            )
-        if self.patch_size > LARGEST_SIDE:
-            raise TomatError(
-                f"Layout {self.name} has patch_size {self.patch_size}; the vocabulary's integers end at {LARGEST_SIDE}."
+                f"expected a patch_size of 1 to {LARGEST_SIDE}, where the vocabulary's integers end, and 1 or 2 tokens "
+                "a voxel."
             )
         if not 0 <= self.max_side_difference <= self.patch_size:
             raise TomatError(

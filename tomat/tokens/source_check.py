@@ -1,7 +1,6 @@
 """A shard set against the densities it was made of: compare a sample, and write damaged chunks again."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -9,46 +8,27 @@ from tomat.base.errors import TomatError
 from tomat.base.storage import ARRAY_NAME, Store, explaining_storage
 from tomat.codec.base import UNIT_RHO_TIMES_VOLUME
 from tomat.codec.position import MAX_ERROR
-from tomat.density.grid import DensityGrid
 from tomat.tokens.patch import ANGLE_STEP_DEGREES, LENGTH_STEP_A, decode_sequence
 from tomat.tokens.shards import ShardSet
-from tomat.tokens.writer import begin_chunk, chunk_tokens, rows_checksum
+from tomat.tokens.writer import GetGrid, begin_chunk, chunk_tokens, rows_checksum
 
 COORDINATE_TOLERANCE = 2 * MAX_ERROR
 """Of fractional coordinates: the position codec's largest error, and as much for moving the origin."""
 
 
-@dataclass(frozen=True)
-class SourceSample:
-    """What a comparison with the source found."""
-
-    rows: int
-    voxels: int
-    nmae: float
-    """sum |decoded - source| / sum |source| over the sample's patches: the codec's own error."""
-    largest_relative_error: float
-    """Of a voxel above 1e-3 of the largest density in its patch."""
-
-
-def damaged_chunks(shards: ShardSet, on_block: Callable[[], None] | None = None) -> dict[int, str]:
-    """The chunks that are missing or whose checksum is not the manifest's, each with what is wrong."""
+def damaged_chunks(shards: ShardSet, blocks: Iterable[int] | None = None) -> dict[int, str]:
+    """Those of the chunks (None: of all) that are missing or whose checksum is not the manifest's, each with what is
+    wrong."""
     bad = {}
-    for block in range(shards.n_blocks):
+    for block in range(shards.n_blocks) if blocks is None else blocks:
         try:
             shards.read_block(block, verify=True).result()
         except TomatError as error:
             bad[block] = str(error)
-        if on_block is not None:
-            on_block()
     return bad
 
 
-def repair_chunks(
-    shards: ShardSet,
-    chunks: Sequence[int],
-    get_grid: Callable[[str], DensityGrid],
-    on_chunk: Callable[[], None] | None = None,
-) -> None:
+def repair_chunks(shards: ShardSet, chunks: Iterable[int], get_grid: GetGrid) -> None:
     """Write chunks again from the source; no other chunk is touched, and none changes the manifest.
 
     Raises:
@@ -66,16 +46,9 @@ def repair_chunks(
             )
         with explaining_storage(f"Cannot write chunk {chunk} of {store.url}{ARRAY_NAME}"):
             begin_chunk(store, shards.array, shards.manifest, chunk, rows).result()
-        if on_chunk is not None:
-            on_chunk()
 
 
-def compare_with_source(
-    shards: ShardSet,
-    rows: Sequence[int],
-    get_grid: Callable[[str], DensityGrid],
-    on_row: Callable[[], None] | None = None,
-) -> SourceSample:
+def compare_with_source(shards: ShardSet, rows: Iterable[int], get_grid: GetGrid) -> dict[str, float]:
     """Read rows back into densities, cells and atoms, and hold them against the source.
 
     Independent of how rows are written: the patch comes from `DensityGrid.patch`, and every voxel's token must be the
@@ -85,13 +58,17 @@ def compare_with_source(
         shards: an open set.
         rows: rows to compare, best in ascending order (a material is then read once).
         get_grid: reads the density of a material by name.
-        on_row: called after each row.
+
+    Returns:
+        `rows_compared` and `voxels_compared`; `nmae_fraction`, sum |decoded - source| / sum |source| over the patches
+        of these rows, the codec's own error; `largest_relative_error_fraction`, of a voxel above 1e-3 of the largest
+        density in its patch.
 
     Raises:
         TomatError: naming the row and what differs.
     """
     error_sum = total_sum = largest = 0.0
-    voxels = 0
+    n_rows = voxels = 0
     grid, held = None, ""
     for row in rows:
         material = shards.material_of_row(row)
@@ -127,10 +104,14 @@ def compare_with_source(
         dense = patch > 1e-3 * patch.max()
         if dense.any():
             largest = max(largest, float((error[dense] / patch[dense]).max()))
+        n_rows += 1
         voxels += patch.size
-        if on_row is not None:
-            on_row()
-    return SourceSample(len(rows), voxels, error_sum / max(total_sum, 1e-300), largest)
+    return {
+        "rows_compared": n_rows,
+        "voxels_compared": voxels,
+        "nmae_fraction": error_sum / max(total_sum, 1e-300),
+        "largest_relative_error_fraction": largest,
+    }
 
 
 def sample_rows(n_rows: int, count: int, seed: int) -> list[int]:

@@ -51,9 +51,9 @@ def test_rows_are_of_the_split_and_agree_with_the_source(tmp_path, retokenize_co
     assert (shards.rows, shards.n_blocks, shards.manifest.split) == (100, 13, "train")
     materials = {each.material_id: each for each in find_materials(retokenize_config(tmp_path / "whole"))}
     sample = compare_with_source(shards, range(shards.rows), lambda name: materials[name].read(1))
-    assert sample.rows == 100 and sample.voxels == 100 * 343
+    assert sample["rows_compared"] == 100 and sample["voxels_compared"] == 100 * 343
     # 199 bins over two orders of magnitude are 2 % wide or so, half of it the largest error.
-    assert 1e-4 < sample.nmae < 0.02
+    assert 1e-4 < sample["nmae_fraction"] < 0.02
     survey = json.loads(whole["survey.json"])["materials"]
     assert [each["n_electrons"] for each in survey] == pytest.approx([8] * 5, abs=1e-3)
     assert not [name for name in whole if name.startswith(("survey/", "progress/"))]
@@ -223,7 +223,7 @@ def test_two_token_layout_needs_no_fit(tmp_path, retokenize_config):
     shards = open_shards(tmp_path / "v2")
     assert shards.codec.tokens_per_voxel == 2 and shards.rows == 15
     materials = {each.material_id: each for each in find_materials(retokenize_config(tmp_path / "v2"))}
-    assert compare_with_source(shards, range(15), lambda name: materials[name].read(1)).nmae < 1e-5
+    assert compare_with_source(shards, range(15), lambda name: materials[name].read(1))["nmae_fraction"] < 1e-5
 
 
 def test_units_depend_on_the_number_of_materials_alone():

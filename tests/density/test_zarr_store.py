@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tomat.base.errors import TomatError
 from tomat.density.grid import DensityGrid
 from tomat.density.io import open_density
-from tomat.density.zarr_store import TOTAL, list_zarr, read_zarr, write_zarr
+from tomat.density.zarr_store import TOTAL, read_zarr, write_zarr
 
 
 @given(st.integers(0, 1000), st.tuples(*[st.integers(1, 9)] * 3), st.sampled_from([None, 2, 4, 16]))
@@ -54,22 +54,9 @@ def test_through_a_url(tmp_path, grid):
     for name, chunks in (("mp-9.zarr", 4), ("mp-10.zarr", None)):
         write_zarr(grid, tmp_path / name, chunks=chunks)
         fsspec.filesystem("memory").put(str(tmp_path / name), f"/bucket/set/{name}", recursive=True)
-    assert list_zarr("memory://bucket/set") == ["memory://bucket/set/mp-10.zarr", "memory://bucket/set/mp-9.zarr"]
     np.testing.assert_allclose(read_zarr("memory://bucket/set/mp-9.zarr").rho, grid.rho, rtol=3e-7)
     with pytest.raises(TomatError, match="not a readable Zarr group"):
         read_zarr("memory://bucket/set/absent.zarr")
-
-
-def test_listing(tmp_path, grid):
-    for name in ("mp-2.zarr", "mp-1.zarr"):
-        write_zarr(grid, tmp_path / name)
-    (tmp_path / "notes.txt").write_text("")
-    assert list_zarr(tmp_path) == [str(tmp_path / "mp-1.zarr"), str(tmp_path / "mp-2.zarr")]
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(TomatError, match="no `\\*.zarr` under"):
-        list_zarr(tmp_path / "empty")
-    with pytest.raises(TomatError, match="cannot list"):
-        list_zarr(tmp_path / "absent")
 
 
 def test_what_is_there_is_kept_unless_asked(tmp_path, grid, make_grid):

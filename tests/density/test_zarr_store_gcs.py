@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from tomat.base.errors import TomatError
-from tomat.density.io import open_density
-from tomat.density.zarr_store import list_zarr, read_zarr, write_zarr
+from tomat.codec.inputs import path_inputs
+from tomat.density.zarr_store import read_zarr, write_zarr
 
 
 @pytest.fixture
@@ -38,10 +38,10 @@ def put_density(bucket, grid, tmp_path):
 def test_materials_are_listed_and_read(put_density, grid):
     put_density("rho_gga/mp-1.zarr", chunks=4)
     put_density("rho_gga/mp-2.zarr")
-    locations = list_zarr("gs://bucket/rho_gga")
-    assert locations == ["gs://bucket/rho_gga/mp-1.zarr", "gs://bucket/rho_gga/mp-2.zarr"]
-    for location in locations:
-        np.testing.assert_allclose(open_density(location).rho, grid.rho, rtol=3e-7)
+    inputs = path_inputs(["gs://bucket/rho_gga/"])
+    assert inputs.material_ids == ("mp-1", "mp-2")
+    for name in inputs.material_ids:
+        np.testing.assert_allclose(inputs.get_grid(name).rho, grid.rho, rtol=3e-7)
 
 
 def test_a_lost_object_is_noticed(bucket, put_density):
@@ -55,5 +55,5 @@ def test_a_lost_object_is_noticed(bucket, put_density):
 def test_an_absent_material_is_one_error(bucket):
     with pytest.raises(TomatError, match="gs://bucket/mp-9.zarr is not a readable Zarr group"):
         read_zarr("gs://bucket/mp-9.zarr")
-    with pytest.raises(TomatError, match="under gs://bucket/nothing|cannot list gs://bucket/nothing"):
-        list_zarr("gs://bucket/nothing")
+    with pytest.raises(TomatError, match="gs://bucket/nothing holds no density|There is no gs://bucket/nothing"):
+        path_inputs(["gs://bucket/nothing"])

@@ -3,15 +3,14 @@
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Literal
+from typing import Any, Literal
 
 from tomat.base.errors import TomatError
-from tomat.base.retries import with_retries
+from tomat.base.retries import STORAGE_TRIES, with_retries
 from tomat.density.demo.embedded import demo_materials, load_demo
 from tomat.density.grid import DensityGrid
 from tomat.density.io import check_species_apply, open_density, read_density
 from tomat.density.rules import DEFAULT_RULES, ReadRules
-from tomat.density.zarr_store import list_zarr
 
 _SUFFIXES = (".zarr", ".json.gz", ".json", ".gz", ".bz2", ".xz", ".vasp")
 _PATTERNS = ("*.zarr", "*.json.gz", "CHGCAR*", "*.CHGCAR*", "*.vasp")
@@ -81,15 +80,51 @@ def _expand(path: str) -> list[str]:
     if path.endswith(".zarr"):
         return [path]
     if "://" in path:
-        return [path] if path.endswith(_SUFFIXES) else with_retries(lambda: list_zarr(path), path)
-    folder = Path(path)
-    if folder.is_file():
-        return [path]
-    if not folder.is_dir():
-        raise TomatError(f"There is no file or folder {path}; expected CHGCAR files, .json.gz objects or .zarr groups.")
-    files = {str(each) for pattern in _PATTERNS for each in folder.rglob(pattern)}
+        if path.endswith(_SUFFIXES):
+            return [path]
+        files = densities_below(path, ".zarr")
+    else:
+        folder = Path(path)
+        if folder.is_file():
+            return [path]
+        if not folder.is_dir():
+            raise TomatError(
+                f"There is no file or folder {path}; expected CHGCAR files, .json.gz objects or .zarr groups."
+            )
+        files = {str(each) for pattern in _PATTERNS for each in folder.rglob(pattern)}
     if not files:
         raise TomatError(
             f"The folder {path} holds no density; expected CHGCAR files, .json.gz objects or .zarr groups."
         )
     return sorted(files)
+
+
+def densities_below(root: str, suffix: str, tries: int = STORAGE_TRIES) -> list[str]:
+    """The paths or URLs directly below a folder or URL that end in `suffix`.
+
+    Raises:
+        TomatError: as `asked`.
+    """
+    entries = asked(root, tries, lambda files, path: files.ls(path, detail=False))
+    names = (str(entry).rstrip("/").rsplit("/", 1)[-1] for entry in entries)
+    return [f"{root}/{name}" for name in names if name.endswith(suffix)]
+
+
+def asked[Answer](place: str, tries: int, ask: Callable[[Any, str], Answer]) -> Answer:
+    """What `ask` says of the file system that a path or URL lies on, and its path there; tried again in an outage.
+
+    Raises:
+        TomatError: if there is no such place, or it cannot be read.
+        UnreachableError: if it still cannot be reached after `tries` tries.
+    """
+    import fsspec
+
+    def answer() -> Answer:
+        try:
+            return ask(*fsspec.core.url_to_fs(place))
+        except FileNotFoundError as error:
+            raise TomatError(f"There is no {place}. Give a path or URL that this user can read.") from error
+        except (OSError, ValueError) as error:
+            raise TomatError(f"Cannot read {place}: {type(error).__name__}: {error}.") from error
+
+    return with_retries(answer, place, tries)

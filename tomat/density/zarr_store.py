@@ -128,25 +128,6 @@ def write_zarr(
         shutil.rmtree(writing, ignore_errors=True)
 
 
-def list_zarr(root: Location) -> list[str]:
-    """The materials under a folder or URL: locations that end in `.zarr`, sorted.
-
-    Raises:
-        TomatError: `root` does not exist or holds none.
-    """
-    import fsspec.core
-
-    text = os.fspath(root).rstrip("/")
-    try:
-        filesystem, path = fsspec.core.url_to_fs(text)
-        names = sorted(entry for entry in filesystem.ls(path, detail=False) if entry.rstrip("/").endswith(".zarr"))
-    except (OSError, ValueError) as error:
-        raise TomatError(f"cannot list {text}: {_first_line(error)}") from error
-    if not names:
-        raise TomatError(f"no `*.zarr` under {text}; expected one group per material.")
-    return [f"{text}/{name.rstrip('/').rsplit('/', 1)[-1]}" for name in names]
-
-
 def _checksum(values: np.ndarray, attributes: Mapping[str, Any]) -> str:
     """sha256 of the shape, the values as little-endian float32 and the attributes that are JSON strings."""
     words = json.dumps([list(values.shape), attributes.get("structure"), attributes.get("metadata")], sort_keys=True)

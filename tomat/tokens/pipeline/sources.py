@@ -6,14 +6,12 @@ the run (`tomat/base/retries.py`).
 """
 
 import json
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from tomat.base.errors import TomatError
 from tomat.base.retries import with_retries
-from tomat.codec.inputs import material_name
+from tomat.codec.inputs import asked, densities_below, material_name
 from tomat.density.demo.embedded import demo_materials, load_demo
 from tomat.density.grid import DensityGrid
 from tomat.density.io import open_density, read_density
@@ -127,7 +125,7 @@ def _density_folder(config: RetokenizeConfig) -> str:
     root = config.input.rstrip("/")
     if config.source != "rho_gga":
         return root
-    is_tree = _asked(root, config.storage_tries, lambda files, path: files.isdir(f"{path.rstrip('/')}/label"))
+    is_tree = asked(root, config.storage_tries, lambda files, path: files.isdir(f"{path.rstrip('/')}/label"))
     return f"{root}/label" if is_tree else root
 
 
@@ -139,9 +137,7 @@ def _found(config: RetokenizeConfig) -> list[str]:
             raise TomatError(f"CHGCARs are read from a local folder; found {root}. Copy them, or convert them to Zarr.")
         paths = [str(each) for pattern in ("CHGCAR*", "*.CHGCAR*", "*.vasp") for each in Path(root).rglob(pattern)]
     else:
-        entries = _asked(root, config.storage_tries, lambda files, path: files.ls(path, detail=False))
-        names = [str(each).rstrip("/").rsplit("/", 1)[-1] for each in entries]
-        paths = [f"{root}/{name}" for name in names if name.endswith(SUFFIXES[config.source])]
+        paths = densities_below(root, SUFFIXES[config.source], config.storage_tries)
     if not paths:
         raise TomatError(f"{root} holds no density of the kind '{config.source}'; check --input and --source.")
     return sorted(set(paths))
@@ -160,19 +156,4 @@ def read_text(place: str, tries: int) -> str:
     Raises:
         TomatError: if there is none, or it cannot be read.
     """
-    return _asked(place, tries, lambda files, path: files.cat_file(path).decode())
-
-
-def _asked[Answer](place: str, tries: int, ask: Callable[[Any, str], Answer]) -> Answer:
-    """What `ask` says of the file system that a path or URL lies on, and its path there; tried again in an outage."""
-    import fsspec
-
-    def answer() -> Answer:
-        try:
-            return ask(*fsspec.core.url_to_fs(place))
-        except FileNotFoundError as error:
-            raise TomatError(f"There is no {place}. Give a path or URL that this user can read.") from error
-        except (OSError, ValueError) as error:
-            raise TomatError(f"Cannot read {place}: {type(error).__name__}: {error}.") from error
-
-    return with_retries(answer, place, tries)
+    return asked(place, tries, lambda files, path: files.cat_file(path).decode())

@@ -39,7 +39,7 @@ from tomat.hardware.flops import (
     useful_training_flops,
 )
 from tomat.model.attention import QKV, SplashBlockSizes
-from tomat.model.decoder import MLP_PROJECTIONS, DensityDecoderConfig, parameter_count
+from tomat.model.decoder import MLP_PROJECTIONS, DensityDecoderConfig
 from tomat.model.splash import ATTENTION_OUTPUT
 
 BATCH, SEQ_LEN, VOCAB = 2, 256, 512
@@ -224,7 +224,7 @@ def test_levanters_formula_and_parameter_count(tied, head_dim):
 def test_parameters_are_those_of_the_built_decoder():
     for hybrid_norm in (False, True):
         config = DensityDecoderConfig(**SIZES, hybrid_norm=hybrid_norm)
-        assert ModelShape.from_config(config, VOCAB).total_parameters == parameter_count(config, VOCAB)
+        assert ModelShape.from_config(config, VOCAB).total_parameters == config.total_trainable_params(VOCAB)
 
 
 def test_window_of_a_configuration_counts_only_where_it_acts():

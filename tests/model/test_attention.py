@@ -290,6 +290,12 @@ def test_layer_applies_its_window_whatever_mask_it_gets():
     assert not np.array_equal(plain(x, AttentionMask.causal()).array, expected)
 
 
+def test_decoding_from_a_cache_with_a_window_is_refused():
+    layer, x = attention_layer(sliding_window=10)
+    with pytest.raises(TomatError, match="sliding_window is 10"):
+        layer.paged_decode(x, None, None, pos_ids=hax.arange(Axis("position", 32)))
+
+
 def test_scores_are_scaled_by_the_root_of_the_head_size():
     # The second query sees two keys, a unit vector along it and zero, with weights softmax([1, 0] / sqrt(head size));
     # the values are the keys, so the result along the query is the first weight.

@@ -373,7 +373,15 @@ def test_parameter_count_equals_the_built_model():
     config = decoder(hybrid_norm=True, tie_word_embeddings=False)
     model = config.build(VOCAB, key=jax.random.PRNGKey(0))
     built = sum(array.size for array in jax.tree.leaves(eqx.filter(model, eqx.is_array)))
-    assert parameter_count(config, VOCAB.size) == built
+    assert parameter_count(config, VOCAB.size) == config.total_trainable_params(VOCAB.size) == built
+
+
+def test_export_to_hugging_face_only_of_what_qwen3_has():
+    exported = decoder().to_hf_config(VOCAB.size)
+    assert (exported.hidden_size, exported.num_hidden_layers, exported.vocab_size) == (32, 2, VOCAB.size)
+    for fields in ({"hybrid_norm": True}, {"use_qk_norm": False}, {"sliding_window": 8}):
+        with pytest.raises(TomatError, match=next(iter(fields))):
+            decoder(**fields).to_hf_config(VOCAB.size)
 
 
 def test_packed_sequences_do_not_see_each_other():

@@ -195,6 +195,19 @@ class DensityAttention(Attention):
                 )
                 return tree_checkpoint_name(out, ATTENTION_OUTPUT)
 
+    def paged_decode(self, x, kv_cache, batch_info, *, pos_ids, key=None):
+        """Levanter's decoding step, which has no sliding window.
+
+        Raises:
+            TomatError: The configuration has one.
+        """
+        if self.config.sliding_window is not None:
+            raise TomatError(
+                f"model.sliding_window is {self.config.sliding_window}, and decoding from a key-value cache has no "
+                "sliding window; run the whole sequence through causal_activations instead."
+            )
+        return super().paged_decode(x, kv_cache, batch_info, pos_ids=pos_ids, key=key)
+
 
 def rotary_tables(rotary: RotaryEmbeddings, Pos: Axis, HeadSize: Axis) -> tuple[jax.Array, jax.Array]:
     """Factors of a vector and of its swapped halves, float32 `[position, head_size]`, of any rotary embedding.

@@ -186,6 +186,28 @@ class DensityDecoderConfig(Qwen3Config):
         }
         return DensityAttentionConfig(**values)
 
+    def total_trainable_params(self, vocab_size: int) -> float:
+        """Parameters, counted from the shapes of the model as built."""
+        return parameter_count(self, vocab_size)
+
+    def to_hf_config(self, vocab_size: int, config_overrides: dict | None = None):
+        """A Hugging Face Qwen3 configuration of the same model.
+
+        Raises:
+            TomatError: Hugging Face's Qwen3 has no such model.
+        """
+        without = {
+            "use_qk_norm": not self.use_qk_norm,
+            "hybrid_norm": self.hybrid_norm,
+            "input_embedding_norm": self.input_embedding_norm,
+            "sliding_window": self.window is not None,
+        }
+        if any(without.values()):
+            names = ", ".join(f"{name}={getattr(self, name)}" for name, differs in without.items() if differs)
+            raise TomatError(f"Hugging Face's Qwen3 has no counterpart of {names}; this model cannot be exported.")
+        plain = dataclasses.replace(self, use_sliding_window=False)
+        return super(DensityDecoderConfig, plain).to_hf_config(vocab_size, config_overrides)
+
 
 def _norm(config: DensityDecoderConfig) -> hnn.RmsNorm:
     """A new norm over `embed`; Levanter declares the base class of what it builds."""

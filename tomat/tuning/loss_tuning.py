@@ -96,7 +96,7 @@ def tune(
         One dictionary each: `kernel`, `tiles` or `block_positions`, and the child's answer.
     """
     candidates = [(f"xla, {block} positions", {"kernel": "xla", "block_positions": block}) for block in block_positions]
-    for sizes in map(asdict, tiles):
+    for sizes in (asdict(candidate) for candidate in tiles):
         candidates.append((f"pallas, {' x '.join(map(str, sizes.values()))}", {"kernel": "pallas", "tiles": sizes}))
     rows = []
     for name, loss in candidates:

@@ -33,6 +33,7 @@ class _XPlane(Plane):
         self.name, self.stats = proto.name, self._named(proto.stats)
         self.lines = [(line.display_name or line.name, line) for line in proto.lines]
         self.event_count = sum(len(line.events) for line in proto.lines)
+        self._labels = {key: value.name or value.display_name for key, value in proto.event_metadata.items()}
         self._metadata_stats: dict[int, dict[str, Any]] = {}
         self._roles: dict[int, str] = {}
 
@@ -47,8 +48,7 @@ class _XPlane(Plane):
         return self.stat_names.get(value, "") if kind == "ref_value" else value
 
     def label(self, event: Any) -> str:
-        metadata = self.proto.event_metadata[event.metadata_id]
-        return metadata.name or metadata.display_name
+        return self._labels[event.metadata_id]
 
     def short_name(self, event: Any) -> str:
         return self.proto.event_metadata[event.metadata_id].display_name or self.label(event)
@@ -62,13 +62,15 @@ class _XPlane(Plane):
 
     def role(self, event: Any) -> str:
         """That of the first event with its metadata: looking at the stats of each takes long."""
-        if event.metadata_id not in self._roles:
-            self._roles[event.metadata_id] = super().role(event)
-        return self._roles[event.metadata_id]
+        role = self._roles.get(event.metadata_id)
+        if role is None:
+            role = self._roles[event.metadata_id] = super().role(event)
+        return role
 
     def placed(self, line: Any) -> Iterator[tuple[Any, int, int]]:
         kept, starts, durations, _ = self._columns(line)
-        return zip((line.events[i] for i in kept.tolist()), starts.tolist(), durations.tolist(), strict=True)
+        events = line.events if len(kept) == len(line.events) else (line.events[i] for i in kept.tolist())
+        return zip(events, starts.tolist(), durations.tolist(), strict=True)
 
     def operations(self, line: Any, index: int, kinds: Kinds) -> np.ndarray:
         if self.name.startswith("/device:GPU"):
@@ -100,7 +102,7 @@ class _XPlane(Plane):
         # Offsets are compared before they are added, since a damaged one may be as large as 64 bits hold.
         far = (offsets > LONGEST_TRACE_PS - shift) | (offsets < -LONGEST_TRACE_PS - shift)
         far |= (durations > LONGEST_TRACE_PS) | (not base_fits)
-        unknown = np.isin(metadata_ids, list(self.proto.event_metadata), invert=True)
+        unknown = np.isin(metadata_ids, list(self._labels), invert=True)
         good = np.ones(len(events), dtype=bool)
         for wrong, which in (
             (UNKNOWN_METADATA, unknown), (NO_TIME, sums), (NEGATIVE_DURATION, durations < 0), (FAR_AWAY, far)

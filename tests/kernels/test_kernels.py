@@ -1,0 +1,135 @@
+"""Timed kernels compiled for chips that are not here by the real compiler, and judged."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from tomat.base.errors import TomatError
+from tomat.kernels.compile import SMALLEST_SLICES, CompiledKernel, compile_kernels
+from tomat.kernels.programs import OPS
+from tomat.kernels.report import bound_of, calibrate_kernels, judge
+from tomat.kernels.timings import COLUMNS, KernelTiming, read_timings
+from tomat.kernels.work import ASYNC, MATMUL, PALLAS, VECTOR, KernelWork
+
+pytest.importorskip("libtpu", reason="the TPU compiler is not installed: uv sync --extra plan")
+
+TIMINGS = Path(__file__).parents[1] / "data" / "kernels" / "timings.csv"
+ATTENTION = {"q": "bf16[2,256,2,128]", "k": "bf16[2,256,2,128]", "v": "bf16[2,256,2,128]"}
+CALL = {
+    **ATTENTION, "precision": ["BF16_BF16_F32", "BF16_BF16_F32"], "logits_dtype": "float32", "logits_scale": 0.1,
+    "mask": {"bool_mask": None, "q_start": None, "q_end": None, "k_start": None, "k_end": None, "is_causal": True},
+    "normalize_output": True,
+}  # fmt: skip
+TILES = {
+    "block_q": 128, "block_kv": 128, "block_kv_compute": 128, "q_layout": 1, "k_layout": 1, "v_layout": 1,
+    "use_experimental_scheduler": True, "use_base2_exp": True,
+}  # fmt: skip
+
+
+def timing(op: str, line: int = 2, settings: dict | None = None, **arguments: object) -> KernelTiming:
+    whole = {**CALL, **arguments}
+    return KernelTiming(line, "v6e", op, whole, settings or {}, 1e-4, 9e-5, 1.1e-4, 5, None)
+
+
+FULL_MASK = {**CALL["mask"], "is_causal": False}
+FLASH = timing("pallas_mosaic_tpu_flash_attention", 3, TILES, mask=FULL_MASK)
+SMALL = [
+    timing("dot_product_attention"), FLASH, timing("none_such", 4),
+    timing("dot_product_attention", 5, precision="F32_F32"),
+    dataclasses.replace(FLASH, line=6, settings={**TILES, "block_q": 100}),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="module")
+def kernels(cache) -> dict[int, CompiledKernel]:
+    return {kernel.timing.line: kernel for kernel in compile_kernels(SMALL, cache)}
+
+
+@pytest.mark.slow
+def test_rows_without_a_program_say_why_and_the_others_count(kernels):
+    assert sorted(kernels) == [2, 3, 4, 5, 6]
+    assert {line for line, kernel in kernels.items() if kernel.folder is None} == {4, 5, 6}
+    assert "no operation none_such" in kernels[4].reason
+    assert all(kernels[line].reason and "\n" not in kernels[line].reason for line in (4, 5, 6))
+
+
+def test_what_was_compiled_is_found_again(kernels, cache, monkeypatch):
+    monkeypatch.setattr("tomat.kernels.compile.subprocess.Popen", None)  # nothing may be started
+    told: list[int] = []
+    again = compile_kernels(SMALL[:2], cache, on_kernel=lambda kernel: told.append(kernel.timing.line))
+    assert [kernel.folder for kernel in again] == [kernels[2].folder, kernels[3].folder] and told == [2, 3]
+
+
+def test_a_kernel_that_takes_too_long_costs_its_own_row(cache):
+    slow = dataclasses.replace(SMALL[0], arguments={**CALL, "logits_scale": 0.2})
+    with pytest.raises(TomatError, match="took longer than"):  # before it began with a row: imports take seconds
+        compile_kernels([slow], cache, longest_seconds=0.01)
+    assert not list(cache.glob(".work*"))
+
+
+def test_estimates_are_of_the_size_of_the_work(kernels):
+    dense, flash = judge(kernels[2]), judge(kernels[3])
+    # 2 x 2 heads of 256 x 256 logits and no more than 2 MB of traffic: microseconds.
+    assert 1e-7 < dense.seconds < 1e-4 and 1e-7 < flash.seconds < 1e-4
+    assert flash.bound.startswith("Pallas") and not flash.unscheduled
+    assert dense.memory_error is None and dense.peak_memory_bytes > 4 * 2 * 2 * 256 * 256 / 2
+
+
+def test_damage_in_the_cache_is_said(kernels, tmp_path):
+    kernel = kernels[2]
+    for name in ("result.json", "schedule.json.gz", "program.hlo.pb.gz"):
+        folder = tmp_path / name.split(".")[0]
+        folder.mkdir()
+        for file in kernel.folder.iterdir():
+            content = file.read_bytes()
+            (folder / file.name).write_bytes(content[: len(content) // 2] if file.name == name else content)
+        with pytest.raises(TomatError, match=r"damaged|cannot be read|delete"):
+            judge(dataclasses.replace(kernel, folder=folder))
+
+
+def test_the_file_becomes_a_page_and_a_record(kernels, cache, tmp_path):
+    lines = [",".join(COLUMNS)]
+    for row in SMALL[:3]:
+        cells = [json.dumps(dict(value)).replace('"', '""') for value in (row.arguments, row.settings)]
+        lines.append(f'v6e,{row.op},"{cells[0]}","{cells[1]}",0.1,0.09,0.11,5,')
+    lines.append(lines[1].replace(",0.1,", ",-0.1,"))
+    file = tmp_path / "timings.csv"
+    file.write_text("\n".join(lines) + "\n")
+    record = calibrate_kernels(file, tmp_path / "tracking", cache_dir=cache)
+    assert record["chips"]["v6e"]["all"]["kernels"] == 2
+    assert set(record["chips"]["v6e"]["operations"]) == {SMALL[0].op, FLASH.op}
+    assert [row["line"] for row in record["refused"]] == [4, 5]
+    assert json.loads((tmp_path / "tracking" / "kernels.json").read_text()) == record
+    page = (tmp_path / "tracking" / "kernels.md").read_text()
+    assert "no operation none_such" in page and "is it in another unit" in page
+    with pytest.raises(TomatError, match="no row of the chip v5p"):
+        calibrate_kernels(file, tmp_path / "tracking", cache_dir=cache, chips=["v5p"])
+
+
+def test_what_bounds_a_program():
+    def work(kind: str, hbm: float, mxu: float, bundles: float) -> KernelWork:
+        return KernelWork("k", kind, 1.0, hbm, mxu, bundles, 0.0, True)
+
+    assert bound_of([work(VECTOR, 2, 0, 1), work(MATMUL, 0.1, 1, 1.1)]) == "HBM"
+    assert bound_of([work(VECTOR, 1, 0, 0.5), work(MATMUL, 0.1, 1, 1.1)]) == "matrix unit"
+    assert bound_of([work(PALLAS, 0.1, 0.2, 1), work(ASYNC, 9, 0, 0)]) == "Pallas, bundles"
+    assert bound_of([]) == "nothing"
+
+
+def test_every_operation_of_the_data_has_a_program_or_is_known_to_have_none():
+    ops = {row.op for row in read_timings(TIMINGS)[0]}
+    assert ops - OPS.keys() == {"chunked_xla_linear_softmax_cross_entropy_loss"}
+
+
+def test_every_chip_has_a_smallest_slice():
+    from tomat.hardware.chip_table import TPUS
+    from tomat.hardware.chips import slice_named
+
+    assert {slice_named(name).chip.name for name in SMALLEST_SLICES.values()} == {chip.name for chip in TPUS}

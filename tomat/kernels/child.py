@@ -1,0 +1,74 @@
+"""The process that compiles timed kernels for one chip: `python -m tomat.kernels.child REQUEST.json`.
+
+Started by `compile.py`. Many programs in one process: imports take 5 s, a kernel 1 to 8 s.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import shutil
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from tomat.base.errors import TomatError
+from tomat.base.reporting import first_line, write_json
+from tomat.kernels.timings import KernelTiming
+from tomat.planning.compile.process import LLO_DUMP, answer, say
+from tomat.planning.plan_cache import RESULT_FILE, keep
+
+PROGRAM_FILE = "program.hlo.pb.gz"
+SCHEDULE_FILE = "schedule.json.gz"
+COMPILING, KEPT, REFUSED_KERNEL = "compiling", "kept", "refused kernel"
+"""What is said of a row: its compile began, its answer is kept, it cannot be compiled."""
+
+
+def _compile_all(request: dict[str, Any]) -> None:
+    from tomat.hardware.chips import slice_named
+    from tomat.planning.compile.topology import topology_devices
+
+    say("starting")
+    device = topology_devices(slice_named(request["slice"]))[0]
+    for name, row in request["kernels"].items():
+        say(COMPILING, key=name)
+        try:
+            _compile(KernelTiming(**row), device, Path(request["work_dir"]), Path(request["kernels_dir"]) / name)
+        except TomatError as error:
+            say(REFUSED_KERNEL, key=name, message=str(error))
+        else:
+            say(KEPT, key=name)
+
+
+def _compile(timing: KernelTiming, device: Any, work: Path, folder: Path) -> None:
+    """Compile one kernel and keep its program, its schedule and its memory in `folder`."""
+    from tomat.kernels.programs import lower_kernel
+    from tomat.planning.cost.llo import read_schedules
+
+    dumped, part = work / LLO_DUMP, work / "part"
+    for place in (dumped, part):
+        shutil.rmtree(place, ignore_errors=True)
+        place.mkdir()
+    began = time.perf_counter()
+    lowered = lower_kernel(timing, device)
+    try:
+        compiled = lowered.compile()
+    except Exception as error:  # JaxRuntimeError, of which jax exports no stable name
+        raise TomatError(f"the compiler refuses it: {first_line(error)[:300]}") from None
+    compile_seconds = time.perf_counter() - began
+    module = compiled.runtime_executable().hlo_modules()[0].as_serialized_hlo_module_proto()
+    (part / PROGRAM_FILE).write_bytes(gzip.compress(module, compresslevel=6, mtime=0))
+    schedules = {name: asdict(schedule) for name, schedule in read_schedules(dumped).items()}
+    (part / SCHEDULE_FILE).write_bytes(gzip.compress(json.dumps(schedules).encode(), compresslevel=6, mtime=0))
+    # jax 0.11.1: of the program as it is loaded, arguments and outputs included; what tokamax records.
+    memory = compiled.memory_analysis().peak_memory_in_bytes
+    result: Mapping[str, Any] = {"peak_memory_bytes": memory, "compile_seconds": compile_seconds}
+    write_json(part / RESULT_FILE, result)
+    keep(part, folder)
+
+
+if __name__ == "__main__":
+    sys.exit(answer(sys.argv[1], _compile_all))

@@ -1,0 +1,191 @@
+"""Compiles timed kernels for chips that are not here, and keeps what came out.
+
+One process a chip compiles row after row (`child.py`). What is kept is found again: a calibration that was stopped goes
+on where it was. A kernel that takes too long or takes the compiler down costs its own row.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import importlib.util
+import json
+import queue
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from tomat.base.errors import TomatError
+from tomat.base.reporting import write_json
+from tomat.hardware.chips import Slice, slice_named
+from tomat.kernels.child import COMPILING, KEPT, PROGRAM_FILE, REFUSED_KERNEL, SCHEDULE_FILE
+from tomat.kernels.timings import KernelTiming
+from tomat.planning.compile.process import LLO_DUMP, REFUSED, XLA_DUMP, dump_flags
+from tomat.planning.compile.topology import child_environment, compiler_version
+from tomat.planning.plan_cache import RESULT_FILE, open_cache, work_folder
+from tomat.planning.sources import sources_digest
+
+CHILD_MODULE = "tomat.kernels.child"
+KERNELS = "kernels"
+"""Folder of a plan cache that holds them; nothing is evicted there: 1,948 of them take 0.2 GB."""
+LONGEST_SECONDS = 300.0
+"""What one kernel may take. On two cores half of them take under 3 s."""
+
+SMALLEST_SLICES = {"v4": "v4-8", "v5e": "v5e-1", "v5p": "v5p-8", "v6e": "v6e-1", "tpu7x": "tpu7x-8"}
+"""The smallest slice of each chip that libtpu 0.0.46 describes; a kernel is compiled for its first device."""
+
+
+@dataclass(frozen=True)
+class CompiledKernel:
+    """A timed kernel whose program is there, or the reason why not."""
+
+    timing: KernelTiming
+    folder: Path | None
+    reason: str = ""
+    """Why there is no program; "" where there is one."""
+
+
+def require_tokamax() -> str:
+    """`tokamax 0.0.12`, as installed.
+
+    Raises:
+        TomatError: It is missing.
+    """
+    if importlib.util.find_spec("tokamax") is None:
+        raise TomatError(
+            "tokamax, whose programs the timed kernels are, is not installed; install it with "
+            "`uv sync --extra plan --extra calibrate`."
+        )
+    return f"tokamax {importlib.metadata.version('tokamax')}"
+
+
+def compile_kernels(
+    timings: Iterable[KernelTiming],
+    cache: Path,
+    *,
+    on_kernel: Callable[[CompiledKernel], None] = lambda kernel: None,
+    longest_seconds: float = LONGEST_SECONDS,
+) -> list[CompiledKernel]:
+    """Compile the kernels that the cache does not hold.
+
+    Args:
+        timings: Of one chip or several.
+        cache: The folder of a plan cache.
+        on_kernel: Told each kernel as soon as it is known.
+        longest_seconds: What one kernel may take.
+
+    Raises:
+        TomatError: No compiler, no tokamax, or the cache cannot be written.
+    """
+    versions = [compiler_version(), require_tokamax(), f"jax {importlib.metadata.version('jax')}"]
+    open_cache(cache)
+    kernels = cache / KERNELS
+    kernels.mkdir(exist_ok=True)
+    readers = sources_digest("tomat.kernels.programs", "tomat.planning.cost.llo")
+    known: list[CompiledKernel] = []
+    missing: dict[str, dict[str, KernelTiming]] = {}
+
+    def add(kernel: CompiledKernel) -> None:
+        known.append(kernel)
+        on_kernel(kernel)
+
+    for timing in timings:
+        words = json.dumps([timing.key, versions, readers])
+        name = hashlib.sha256(words.encode()).hexdigest()[:24]
+        if all((kernels / name / file).exists() for file in (RESULT_FILE, PROGRAM_FILE, SCHEDULE_FILE)):
+            add(CompiledKernel(timing, kernels / name))
+        else:
+            missing.setdefault(timing.chip, {})[name] = timing
+    for chip, rows in missing.items():
+        _compile_chip(slice_named(SMALLEST_SLICES[chip]), rows, cache, kernels, add, longest_seconds)
+    return known
+
+
+def _compile_chip(
+    slice_: Slice,
+    rows: dict[str, KernelTiming],
+    cache: Path,
+    kernels: Path,
+    add: Callable[[CompiledKernel], None],
+    longest_seconds: float,
+) -> None:
+    """One process after the other, until each row is kept or refused."""
+    waiting = dict(rows)
+    while waiting:
+        with work_folder(cache) as work:
+            for name in (LLO_DUMP, XLA_DUMP):
+                (work / name).mkdir()
+            libtpu_args, _ = dump_flags(work)
+            request = {
+                "slice": slice_.name,
+                "kernels": {name: _fields(timing) for name, timing in waiting.items()},
+                "kernels_dir": str(kernels),
+                "work_dir": str(work),
+            }
+            write_json(work / "request.json", request)
+            command = [sys.executable, "-m", CHILD_MODULE, str(work / "request.json")]
+            with (work / "stderr.txt").open("wb") as errors:
+                environment = child_environment(slice_, libtpu_args, [])
+                child = subprocess.Popen(
+                    command, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True, cwd=work
+                )
+                try:
+                    current, ended = _listen(child, waiting, kernels, add, longest_seconds)
+                finally:
+                    child.kill()
+                    child.wait()
+            if not waiting:
+                return
+            tail = (work / "stderr.txt").read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1:]
+        if current is None:
+            raise TomatError(
+                f"the process that compiles kernels for {slice_.name} {ended}: {' '.join(tail)[:300] or 'no message'}."
+            )
+        add(CompiledKernel(waiting.pop(current), None, f"the compiling process {ended}"))
+
+
+def _listen(
+    child: subprocess.Popen[str],
+    waiting: dict[str, KernelTiming],
+    kernels: Path,
+    add: Callable[[CompiledKernel], None],
+    longest_seconds: float,
+) -> tuple[str | None, str]:
+    """Take rows out of `waiting` as the child says them; (the row it was at, how it ended) where rows are left."""
+    said: queue.Queue[str | None] = queue.Queue()
+
+    def listen() -> None:
+        assert child.stdout is not None
+        for line in child.stdout:
+            said.put(line)
+        said.put(None)
+
+    threading.Thread(target=listen, daemon=True).start()
+    current = None
+    while waiting:
+        try:
+            line = said.get(timeout=longest_seconds)
+        except queue.Empty:
+            return current, f"took longer than {longest_seconds:.0f} s"
+        if line is None:
+            return current, f"ended with status {child.wait()}"
+        if not line.startswith('{"stage"'):
+            continue
+        stage = json.loads(line)
+        if stage["stage"] == REFUSED:
+            raise TomatError(stage["message"])
+        if stage["stage"] == COMPILING:
+            current = stage["key"]
+        elif stage["stage"] == KEPT:
+            add(CompiledKernel(waiting.pop(stage["key"]), kernels / stage["key"]))
+        elif stage["stage"] == REFUSED_KERNEL:
+            add(CompiledKernel(waiting.pop(stage["key"]), None, stage["message"]))
+    return None, ""
+
+
+def _fields(timing: KernelTiming) -> Mapping[str, Any]:
+    return {name: value for name, value in asdict(timing).items() if name not in ("key", "shape_key")}

@@ -1,0 +1,115 @@
+"""Builds the program of a timed kernel as tokamax builds it, for a chip that is not here.
+
+tokamax 0.0.12 lists no operation by name in its public interface, and its calls choose an implementation by the device
+that is there. So the classes of its operations are imported from where they lie; the version is pinned in
+`pyproject.toml` (extra `calibrate`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from tomat.base.errors import TomatError
+from tomat.kernels.timings import KernelTiming
+
+if TYPE_CHECKING:
+    import jax
+
+OPS = {
+    "dot_product_attention": ("attention.base", "DotProductAttention"),
+    "dot_product_attention_vjp": ("attention.base", "DotProductAttentionVjp"),
+    "xla_chunked_dot_product_attention": ("attention.xla_chunked", "XlaChunkedDotProductAttention"),
+    "pallas_mosaic_tpu_flash_attention": ("attention.pallas_mosaic_tpu", "PallasMosaicTpuFlashAttention"),
+    "pallas_mosaic_tpu_flash_attention_vjp": ("attention.pallas_mosaic_tpu_vjp", "PallasMosaicTpuFlashAttentionVjp"),
+    "linear_softmax_cross_entropy_loss": ("linear_softmax_cross_entropy_loss.base", "LinearSoftmaxCrossEntropyLoss"),
+    "linear_softmax_cross_entropy_loss_vjp": (
+        "linear_softmax_cross_entropy_loss.base", "LinearSoftmaxCrossEntropyLossVjp",
+    ),
+    "pallas_mosaic_tpu_linear_softmax_cross_entropy_loss": (
+        "linear_softmax_cross_entropy_loss.pallas_mosaic_tpu", "PallasMosaicTpuLinearSoftmaxCrossEntropyLoss",
+    ),
+    "pallas_mosaic_tpu_linear_softmax_cross_entropy_loss_vjp": (
+        "linear_softmax_cross_entropy_loss.pallas_mosaic_tpu", "PallasMosaicTpuLinearSoftmaxCrossEntropyLossVjp",
+    ),
+    "gated_linear_unit": ("gated_linear_unit.base", "GatedLinearUnit"),
+    "ragged_dot": ("ragged_dot.base", "RaggedDot"),
+    "pallas_mosaic_tpu_ragged_dot": ("ragged_dot.pallas_mosaic_tpu", "PallasMosaicTpuRaggedDot"),
+    "normalization": ("normalization.base", "Normalization"),
+    "normalization_vjp": ("normalization.base", "NormalizationVjp"),
+    "triangle_multiplication": ("triangle_multiplication.base", "TriangleMultiplication"),
+}  # fmt: skip
+"""Operation of a timing -> module below `tokamax._src.ops`, and class."""
+
+STATED = {"xla_chunked_dot_product_attention": {"chunk_size": (512, 1024)}}
+"""Fields of an operation that a timing does not say: tokamax's public call has these (0.0.12, `attention/api.py`)."""
+
+DEFAULT_PRECISION = "BF16_BF16_F32"
+"""What `Precision.DEFAULT` of both operands means on a TPU (tokamax 0.0.12, `precision.py`); rows of its first versions
+have the pair."""
+
+
+def lower_kernel(timing: KernelTiming, device: Any) -> jax.stages.Lowered:
+    """The program of one timing, for `device`.
+
+    Args:
+        timing: The row.
+        device: One device of a described chip (`topology_devices`).
+
+    Raises:
+        TomatError: tokamax has no such operation, refuses the arguments, or JAX cannot lower them.
+    """
+    import jax
+    from tokamax import benchmarking
+
+    if timing.op not in OPS:
+        raise TomatError(f"tokamax 0.0.12 has no operation {timing.op}")
+    operation, arguments = _bound(timing)
+    sharding = jax.sharding.SingleDeviceSharding(device)
+    # What Pallas kernels ask for the chip that they are traced for.
+    described = jax.sharding.AbstractDevice(device.device_kind, device.num_cores, platform="tpu")
+    mesh = jax.sharding.AbstractMesh((), (), abstract_device=described)
+    try:
+        with jax.sharding.use_abstract_mesh(mesh):
+            function, arrays = benchmarking.standardize_function(operation, kwargs=arguments, seed=None)
+            placed = [jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=sharding) for array in arrays]
+            return jax.jit(function).lower(placed)
+    except Exception as error:  # whatever the operation and JAX raise while tracing
+        raise TomatError(f"it cannot be lowered: {_first_line(error)}") from error
+
+
+def _bound(timing: KernelTiming) -> tuple[Any, dict[str, Any]]:
+    """The operation with its settings, and its arguments as arrays to be."""
+    from tokamax._src import pydantic as adapters
+    from tokamax._src.ops.op import _get_arg_spec_adapter
+
+    module, name = OPS[timing.op]
+    there = getattr(importlib.import_module(f"tokamax._src.ops.{module}"), name)
+    # It asks whether the device of this process can run it; the chip is not here.
+    cls = type(name, (there,), {"supported_on": lambda self, device: True})
+    operation = cls(**STATED.get(timing.op, {}))
+    try:
+        if timing.settings:
+            settings = adapters.get_adapter(cls.config_cls).validate_python(dict(timing.settings))
+            operation = dataclasses.replace(operation, config=settings)
+        arguments = _get_arg_spec_adapter(operation).validate_python(_with_presets(timing.arguments))
+    except ValueError as error:  # pydantic's
+        raise TomatError(f"tokamax refuses its arguments: {_first_line(error)}") from None
+    return operation, dict(arguments)
+
+
+def _with_presets(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """`arguments` with the precisions of tokamax's first versions as the presets of today."""
+    precision = arguments.get("precision")
+    if not isinstance(precision, list) or not all(isinstance(pair, list) for pair in precision):
+        return dict(arguments)
+    if any(pair != ["DEFAULT", "DEFAULT"] for pair in precision):
+        raise TomatError(f"precision is {precision}; expected DEFAULT pairs or presets such as BF16_BF16_F32")
+    return {**arguments, "precision": [DEFAULT_PRECISION] * len(precision)}
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0][:300] if lines else type(error).__name__

@@ -1,0 +1,206 @@
+"""Reads a file of kernel timings: programs that somebody timed on a chip.
+
+The format is CSV with the columns of `COLUMNS`: openxla/tokamax's autotuning data (`tokamax/data/autotuning` at commit
+783ea95, 2026-08-21, Apache-2.0) put into one table. `shapes` are the arguments of the call as tokamax writes them,
+`settings` its tiles. A row that cannot be is named and left out; the others count.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from tomat.base.errors import TomatError
+from tomat.hardware.chip_table import TPUS
+
+COLUMNS = ("chip", "op", "shapes", "settings", "ms_median", "ms_min", "ms_max", "runs", "peak_memory_mb")
+CHIP_NAMES = {"v7x": "tpu7x"}
+"""Names of the file that are not those of `chip_table.py`."""
+
+ARRAY = re.compile(r"(bool|[a-z]+\d+)\[(\d*(?:,\d+)*)\]")
+"""An array as the file writes it: `bf16[1024,4096]`."""
+
+LONGEST_MS, SHORTEST_MS = 60_000.0, 0.001
+"""A kernel takes between a microsecond and a minute. Times outside are in another unit: the shortest of the 1,948 rows
+is 0.009 ms, the longest 16,626 ms."""
+LARGEST_MEMORY_MB = 1e6
+
+
+@dataclass(frozen=True)
+class KernelTiming:
+    """One program that was timed on one chip."""
+
+    line: int
+    """Of the file, the header is line 1."""
+    chip: str
+    """As in `chip_table.py`."""
+    op: str
+    """tokamax's name of the operation and its implementation."""
+    arguments: Mapping[str, Any]
+    """Of the call; arrays as `bf16[1024,4096]`."""
+    settings: Mapping[str, Any]
+    """Tiles and layouts; empty where the operation has none."""
+    seconds: float
+    """The median run."""
+    seconds_min: float
+    seconds_max: float
+    runs: int
+    peak_memory_bytes: int | None
+    """What the compiler said; None if the file does not."""
+
+    @cached_property
+    def key(self) -> str:
+        """Names the program, whatever it was timed at."""
+        words = json.dumps([self.chip, self.op, self.arguments, self.settings], sort_keys=True)
+        return hashlib.sha256(words.encode()).hexdigest()[:24]
+
+    @cached_property
+    def shape_key(self) -> str:
+        """Names operation and array shapes, for any settings and chip: what cross-validation keeps together."""
+        arrays = ARRAY.findall(json.dumps(self.arguments, sort_keys=True))
+        words = json.dumps([self.op.removeprefix("pallas_mosaic_tpu_").removeprefix("xla_chunked_"), arrays])
+        return hashlib.sha256(words.encode()).hexdigest()[:12]
+
+
+@dataclass(frozen=True)
+class RefusedRow:
+    """A row of the file that does not count."""
+
+    line: int
+    reason: str
+
+
+def read_timings(path: Path) -> tuple[list[KernelTiming], list[RefusedRow]]:
+    """The rows of a file of timings that can be, and those that cannot, each with its reason.
+
+    Raises:
+        TomatError: The file cannot be read, has other columns, or no row that can be.
+    """
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            table = csv.DictReader(file)
+            if tuple(table.fieldnames or ()) != COLUMNS:
+                raise TomatError(
+                    f"{path} has the columns {', '.join(table.fieldnames or ('none',))}; expected {', '.join(COLUMNS)}."
+                )
+            read = list(_rows(table))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise TomatError(f"{path} cannot be read as CSV of kernel timings ({error}).") from None
+    timings = [row for row in read if isinstance(row, KernelTiming)]
+    refused = [row for row in read if isinstance(row, RefusedRow)]
+    if not timings:
+        first = f"; line {refused[0].line}: {refused[0].reason}" if refused else ""
+        raise TomatError(f"{path} has no row that can be used{first}.")
+    return timings, refused
+
+
+def _rows(table: csv.DictReader[str]) -> Iterator[KernelTiming | RefusedRow]:
+    for row in table:
+        try:
+            yield _timing(row, table.line_num)
+        except TomatError as error:
+            yield RefusedRow(table.line_num, str(error))
+
+
+def _timing(row: Mapping[str, str], line: int) -> KernelTiming:
+    chip = CHIP_NAMES.get(row["chip"], row["chip"])
+    known = [each.name for each in TPUS]
+    if chip not in known:
+        raise TomatError(f"chip {row['chip']!r} is not known; expected one of {', '.join(known)}")
+    arguments, settings = (_object(row[name], name) for name in ("shapes", "settings"))
+    check_arrays(arguments)
+    low, median, high = (_milliseconds(row[name], name) for name in ("ms_min", "ms_median", "ms_max"))
+    if not low <= median <= high:
+        raise TomatError(f"ms_min, ms_median and ms_max are {low}, {median} and {high}; expected them in this order")
+    runs = _number(row["runs"], "runs")
+    if runs < 1 or runs != int(runs):
+        raise TomatError(f"runs is {row['runs']}; expected a whole number from 1")
+    memory = _number(row["peak_memory_mb"], "peak_memory_mb") if row["peak_memory_mb"] else None
+    if memory is not None and not 0 <= memory < LARGEST_MEMORY_MB:
+        raise TomatError(f"peak_memory_mb is {memory}; expected megabytes, below {LARGEST_MEMORY_MB:.0e}")
+    return KernelTiming(
+        line=line,
+        chip=chip,
+        op=row["op"],
+        arguments=arguments,
+        settings=settings,
+        seconds=median / 1e3,
+        seconds_min=low / 1e3,
+        seconds_max=high / 1e3,
+        runs=int(runs),
+        peak_memory_bytes=None if memory is None else round(memory * 1e6),
+    )
+
+
+def _number(text: str | None, name: str) -> float:
+    try:
+        value = float(text or "")
+    except ValueError:
+        raise TomatError(f"{name} is {text!r}; expected a number") from None
+    if not math.isfinite(value):
+        raise TomatError(f"{name} is {text!r}; expected a finite number")
+    return value
+
+
+def _milliseconds(text: str | None, name: str) -> float:
+    value = _number(text, name)
+    if not SHORTEST_MS <= value <= LONGEST_MS:
+        raise TomatError(
+            f"{name} is {text}; expected milliseconds, {SHORTEST_MS} to {LONGEST_MS:,.0f}: is it in another unit?"
+        )
+    return value
+
+
+def _object(text: str | None, name: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text or "")
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        raise TomatError(f"{name} is {str(text)[:60]!r}; expected a JSON object")
+    return value
+
+
+def array_shape(text: object) -> tuple[int, ...] | None:
+    """`bf16[1024,4096]` -> (1024, 4096); None for what is no array."""
+    found = ARRAY.fullmatch(text) if isinstance(text, str) else None
+    return None if found is None else tuple(int(size) for size in found[2].split(",") if size)
+
+
+def check_arrays(arguments: Mapping[str, Any]) -> None:
+    """Refuse arrays that no call can have together.
+
+    Raises:
+        TomatError: An empty axis, or the shared axes of attention, of the loss or of a product differ.
+    """
+    shapes = {name: shape for name, value in arguments.items() if (shape := array_shape(value)) is not None}
+    if not shapes:
+        raise TomatError("shapes holds no array, such as bf16[1024,4096]")
+    for name, shape in shapes.items():
+        if 0 in shape:
+            raise TomatError(f"{name} is {arguments[name]}, which has an empty axis")
+    for one, axis, other, its_axis in SHARED_AXES:
+        if one in shapes and other in shapes:
+            a, b = shapes[one], shapes[other]
+            if len(a) < abs(axis) or len(b) < abs(its_axis) or a[axis] != b[its_axis]:
+                raise TomatError(f"{one} {arguments[one]} and {other} {arguments[other]} do not fit together")
+    if {"q", "k"} <= shapes.keys() and shapes["q"][-2] % shapes["k"][-2]:
+        raise TomatError(f"the heads of q {arguments['q']} are no multiple of those of k {arguments['k']}")
+
+
+SHARED_AXES = (
+    ("q", -1, "k", -1),  # width of a head
+    ("k", -3, "v", -3),  # positions
+    ("k", -2, "v", -2),  # heads
+    ("x", -1, "w", -2),  # hidden width of the loss
+    ("labels", -1, "x", -2),
+)
+"""Pairs of arguments and axes that are of one size: attention `[..., T, H, D]`, loss `x [B, H]`, `w [H, V]`."""

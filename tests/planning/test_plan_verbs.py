@@ -130,6 +130,15 @@ def test_every_form_says_what_is_kept_from_the_compile(words, tmp_path, monkeypa
     assert "XLA_FLAGS" in note and "XLA_FLAGS" not in told.out
 
 
+def test_kernels_and_their_chips_belong_to_a_calibration(config_path, tmp_path, capsys):
+    (tmp_path / "timings.csv").touch()
+    words = ["plan", "--config_path", str(config_path)]
+    assert main([*words, "--kernels", str(tmp_path / "timings.csv")]) == 2
+    assert "--kernels is for --calibrate" in capsys.readouterr().err
+    assert main([*words, "--calibrate", "--chip", "v6e"]) == 2
+    assert "--chip v6e chooses rows of --kernels" in capsys.readouterr().err
+
+
 def test_a_row_without_its_sweep_is_refused(config_path, tmp_path, capsys):
     words = ["plan", "--row", "big", "--config_path", str(config_path), "--cache_dir", str(tmp_path / "cache")]
     assert main(words) == 2

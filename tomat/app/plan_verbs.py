@@ -25,6 +25,7 @@ forms:
   tomat plan --config_path CONFIG --max_batch [--policies full,off]   the largest batch that fits
   tomat plan --sweep configs/sweeps/mfu-200m.yaml                      many steps, ranked, with a page
   tomat plan --calibrate | --record RUN                                plan and measurement side by side
+  tomat plan --calibrate --kernels FILE                                kernels that chips have timed, beside estimates
   tomat plan compare A B       two plans, profiles or breakdowns; exit status 1 if B's step grew
 
 Plans are cached in ~/.cache/tomat/plan, by the lowered program, the compiler and its flags; beyond --cache_gib the
@@ -66,6 +67,12 @@ def register(subparsers: argparse._SubParsersAction) -> None:
     what.add_argument("--policies", default="", help="with --max_batch: checkpoint policies, comma-separated")
     what.add_argument("--no_search", action="store_true", help="if it does not fit, do not look for what would")
     what.add_argument("--calibrate", action="store_true", help="plan every measured step again, and write the page")
+    what.add_argument(
+        "--kernels", type=existing_file, metavar="FILE", help="of --calibrate: judge the models by these kernel timings"
+    )
+    what.add_argument(
+        "--chip", action="append", default=[], metavar="NAME", help="of --kernels: only rows of this chip; repeatable"
+    )
     what.add_argument("--record", type=Path, metavar="RUN", help="add a measured run to the calibration")
     out = parser.add_argument_group("output")
     out.add_argument("--json", type=report_file, metavar="FILE", help="write the plan; bytes, seconds, fractions")
@@ -98,9 +105,15 @@ def run_plan(args: argparse.Namespace) -> int:
         return _compare(args, overrides[1:])
     if args.row and args.sweep is None:
         raise TomatError(f"--row {args.row[0]} is a row of a sweep; give its file with --sweep.")
+    if args.kernels is not None and not args.calibrate:
+        raise TomatError("--kernels is for --calibrate; give both.")
+    if args.chip and args.kernels is None:
+        raise TomatError(f"--chip {args.chip[0]} chooses rows of --kernels; give its file.")
     if args.sweep is None and not args.calibrate and args.record is None:
         return _plan(args, overrides)
     form, run = ("--calibrate", _calibrate) if args.sweep is None else ("--sweep", _sweep)
+    if args.kernels is not None:
+        run = _calibrate_kernels
     if overrides:
         raise TomatError(f"{form} takes no overrides; got {' '.join(overrides)}. Set them in the file that it reads.")
     _say_withheld()
@@ -144,6 +157,15 @@ def _calibrate(args: argparse.Namespace) -> int:
             on_stage=stages.show,
         )
     write_report(args.json, record)
+    return 0
+
+
+def _calibrate_kernels(args: argparse.Namespace) -> int:
+    from tomat.base.reporting import write_report
+    from tomat.kernels.report import calibrate_kernels
+
+    tracking_dir = args.tracking_dir or DEFAULT_TRACKING_DIR
+    write_report(args.json, calibrate_kernels(args.kernels, tracking_dir, cache_dir=args.cache_dir, chips=args.chip))
     return 0
 
 

@@ -20,7 +20,8 @@ from tomat.kernels.child import PROGRAM_FILE, SCHEDULE_FILE
 from tomat.planning.cost.estimate import estimate_step
 from tomat.planning.cost.llo import OpSchedule
 from tomat.planning.cost.op_times import PALLAS_TARGET, OpTimes
-from tomat.profile.hlo import CONTROL_OPCODES, HloProgram
+from tomat.planning.cost.schedule_model import scalar_trips
+from tomat.profile.hlo import CONTROL_OPCODES, HloProgram, Instruction
 from tomat.profile.hlo_files import load_program
 
 PALLAS, MATMUL, VECTOR, COPY, ASYNC = "pallas", "matmul", "vector", "copy", "async"
@@ -53,14 +54,13 @@ def program_work(
     """Seconds of a program on one device of `slice_` by the models of a plan, and its kernels; those that do not run
     are left out."""
     estimate = estimate_step(program, schedules, slice_, title="kernel")
-    by_name = {instruction.name: instruction for instruction in program.by_id.values()}
     found = []
     for op in estimate.ops.values():
-        instruction = by_name[op.name]
+        instruction = program.by_name[op.name]
         if instruction.opcode in CONTROL_OPCODES or not op.executions:
             continue
         pallas = instruction.custom_call_target == PALLAS_TARGET
-        found.append(_work(op, _kind(op, instruction.opcode, pallas), schedules.get(op.name)))
+        found.append(_work(program, instruction, op, _kind(op, instruction.opcode, pallas), schedules.get(op.name)))
     return estimate.model_seconds, found
 
 
@@ -74,13 +74,17 @@ def _kind(op: OpTimes, opcode: str, pallas: bool) -> str:
     return COPY if opcode == "copy" else VECTOR
 
 
-def _work(op: OpTimes, kind: str, schedule: OpSchedule | None) -> KernelWork:
+def _work(
+    program: HloProgram, instruction: Instruction, op: OpTimes, kind: str, schedule: OpSchedule | None
+) -> KernelWork:
     scheduled, roofline = op.schedule, op.roofline
     hbm = roofline.hbm_seconds if roofline is not None else 0.0
     steps = 0.0
     if kind == PALLAS and scheduled is not None:
         hbm = scheduled.hbm_seconds or hbm
-        steps = math.prod(schedule.grid) * (scheduled.active_share or 1.0) if schedule is not None else 0.0
+        if schedule is not None:
+            dynamic = scalar_trips(program, instruction, schedule)
+            steps = sum(dynamic.values()) or math.prod(schedule.grid) * (scheduled.active_share or 1.0)
     times = op.executions
     return KernelWork(
         name=op.name,

@@ -54,6 +54,11 @@ class Region:
     data or could not be read."""
     operand: int | None = None
     """Of a branch: the prefetched operand of the kernel that decides whether it is entered."""
+    entered_for: tuple[int, ...] | None = None
+    """Of a branch that one element of `operand` alone decides: for which of its values 0 to 3 it is entered."""
+    scalar_trips: tuple[int, int, int] | None = None
+    """Of a loop whose bound is a scalar operand of the kernel: its number, the trips where it is 0, those that each
+    unit of it adds."""
     mxu_cycles: int = 0
     """Cycles that the busier matrix unit works on the products issued in these bundles."""
     read_bytes: int = 0
@@ -70,7 +75,8 @@ class Region:
     def from_dict(cls, data: dict[str, Any]) -> Region:
         """What `dataclasses.asdict` made, from JSON."""
         regions = tuple(cls.from_dict(region) for region in data["regions"])
-        return cls(**{**data, "slots": tuple(data["slots"]), "regions": regions})
+        lists = {name: tuple(data[name]) for name in ("slots", "entered_for", "scalar_trips") if data[name] is not None}
+        return cls(**{**data, **lists, "regions": regions})
 
 
 @dataclass(frozen=True)
@@ -255,10 +261,13 @@ class _Reader:
 
         def build(span: _Span, inside: list[_Span], given: tuple[tuple[str, bool], ...]) -> Region:
             executions: float | None = 1.0
-            operand = None
+            operand = entered_for = scalar_trips = None
             if span.kind == "loop":
                 executions = trips[span.first]
+                if executions is None:
+                    scalar_trips = self._code.scalar_trips(span.first, span.predicate, span.negated)
             elif span.kind == "branch":
+                entered_for = self._code.entered_for(span.predicate, span.negated)
                 executions, operand = self._code.share(span.predicate, span.negated, trips, self.grid, given)
                 given = (*given, (span.predicate, span.negated))
             children: list[Region] = []
@@ -280,6 +289,8 @@ class _Reader:
                 slots=tuple(sum(rows[b][n] for b in own) for n in range(len(rows[0]))) if rows else (),
                 executions=executions,
                 operand=operand,
+                entered_for=entered_for,
+                scalar_trips=scalar_trips,
                 mxu_cycles=max((sum(cycles) for cycles in zip(*busy, strict=True)), default=0),
                 read_bytes=sum(self._read_bytes.get(b, 0) for b in own),
                 regions=tuple(children),

@@ -21,6 +21,8 @@ _STORE = re.compile(r"= sst \[smem:\[(#allocation\d+_spill)\]\] %([sp]\d+)_")
 _GRID_INDEX = re.compile(r"iter bound = (\d+)")
 _PREFETCH = re.compile(r"= dma\.\w+_to_smem .*?/\*(?:vmem|hbm)=\*/%(s\d+)_.*?/\*smem=\*/(%s\d+|\[#allocation\d+\])")
 _PREFETCHED = re.compile(r"#allocation(\d+)(?!\d|_spill)")
+_SCALAR_OPERAND = re.compile(r"\[shape: s32\[\], index: (\d+), kind: input")
+_ELEMENT = re.compile(r"#allocation\d+ \+ %s(\d+)_")
 _COMMENT = re.compile(r"/\*.*?\*/")
 
 MAX_COMBINATIONS = 1 << 20
@@ -63,13 +65,14 @@ _UNARY: dict[str, Callable[[int], int]] = {"smov": lambda a: a, "pmov": lambda a
 
 @dataclass(frozen=True)
 class Symbol:
-    """What a value depends on that the instructions leave open: `counter` of a loop, `grid` index, `operand`, or
-    `unknown`; `index` is the loop's first bundle, the dimension of the grid or the number of the operand."""
+    """What a value depends on that the instructions leave open: `counter` of a loop, `grid` index, an element of a
+    prefetched `operand`, a `scalar` operand, or `unknown`; `index` is the loop's first bundle, the dimension of the
+    grid or the number of the operand."""
 
     kind: str
     index: int = -1
     start: int = 0
-    """First value of a counter; it advances by `step`."""
+    """First value of a counter; it advances by `step`. Of an operand: names the register that says which element."""
     step: int = 1
 
 
@@ -157,6 +160,9 @@ class ScalarCode:
             return self._counter(definition.bundle, inputs, name, depth) if len(inputs) == 2 else UNKNOWN
         if operation == "sld":
             return self._loaded(text, definition.bundle, name, depth)
+        if operation.startswith("inlined_call_operand"):
+            scalar = _SCALAR_OPERAND.search(text)
+            return UNKNOWN if scalar is None else Symbol("scalar", int(scalar[1]))
         if operation == "scalar_select":
             text = re.sub(r"/\*(?:predicate|on_true|on_false)=\*/", "", text)
         text = _COMMENT.sub("", text).strip().rstrip(",")
@@ -217,7 +223,8 @@ class ScalarCode:
         if spilled is None:
             allocation = _PREFETCHED.search(text)
             operand = self.prefetched.get(int(allocation[1])) if allocation else None
-            return UNKNOWN if operand is None else Symbol("operand", operand)
+            element = _ELEMENT.search(text)
+            return UNKNOWN if operand is None else Symbol("operand", operand, int(element[1]) if element else 0)
         stores = self._stores.get(spilled[0], [])
         before = [store for store in stores if store[0] < bundle]
         if not before:
@@ -238,7 +245,9 @@ class ScalarCode:
 
     def trip_count(self, first_bundle: int, predicate: str, negated: bool) -> int | None:
         """How often the loop at `first_bundle` runs, which jumps back while `predicate` (or not, if `negated`)."""
-        condition = self._condition(predicate, negated)
+        return self._trips(self._condition(predicate, negated), first_bundle)
+
+    def _trips(self, condition: Expression, first_bundle: int) -> int | None:
         symbols = symbols_of(condition)
         if len(symbols) != 1:
             return None
@@ -256,6 +265,36 @@ class ScalarCode:
             if most > 1 << 32:
                 return None
         return bisect_left(range(most), True, lo=most // 2 + 1, key=left) if most > 1 else 1
+
+    def scalar_trips(self, first_bundle: int, predicate: str, negated: bool) -> tuple[int, int, int] | None:
+        """How often a loop runs whose bound is a scalar operand of the kernel, as the grid of a Pallas kernel may be.
+
+        Returns:
+            The number of the operand, the trips where it is 0, and those that each unit of it adds; None where the loop
+            is none of these.
+        """
+        condition = self._condition(predicate, negated)
+        symbols = symbols_of(condition)
+        scalars = [symbol for symbol in symbols if symbol.kind == "scalar"]
+        if len(scalars) != 1 or len(symbols) != 2:
+            return None
+        known = {}
+        for value in (1, 2, 5):
+            known[value] = self._trips(_put(condition, scalars[0], value), first_bundle)
+        if None in known.values():
+            return None
+        slope = known[2] - known[1]
+        linear = known[5] == known[1] + 4 * slope
+        return (scalars[0].index, known[1] - slope, slope) if linear else None
+
+    def entered_for(self, predicate: str, negated: bool) -> tuple[int, ...] | None:
+        """For which of the values 0 to 3 of one element of a prefetched operand, a block of a mask, a predicate holds;
+        None where it does not depend on that alone."""
+        condition = self._condition(predicate, negated)
+        symbols = symbols_of(condition)
+        if len(symbols) != 1 or symbols[0].kind != "operand":
+            return None
+        return tuple(value for value in range(4) if evaluate(condition, {symbols[0]: value}))
 
     def share(
         self,
@@ -318,6 +357,17 @@ def symbols_of(expression: Expression) -> tuple[Symbol, ...]:
         elif isinstance(item, tuple):
             open_ += item[1:]
     return tuple(found)
+
+
+def _put(expression: Expression, symbol: Symbol, value: int) -> Expression:
+    """The expression with `value` for a symbol."""
+    if expression == symbol:
+        return value
+    return (
+        (expression[0], *(_put(e, symbol, value) for e in expression[1:]))
+        if isinstance(expression, tuple)
+        else expression
+    )
 
 
 def _folded(expression: tuple) -> Expression:

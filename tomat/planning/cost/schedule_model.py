@@ -67,19 +67,27 @@ def schedule_time(
         clock_hz: Clock of the core.
         hbm_bytes_per_second: Bandwidth; None: transfers are not held against the computation.
     """
-    blocks = mask_blocks(program, instruction, schedule)
+    trips = scalar_trips(program, instruction, schedule)
+    blocks = mask_blocks(program, instruction, schedule) if not trips else None
     active = None
     if blocks is not None:
         active = sum(b > 0 for b in blocks) / len(blocks) if blocks else 1.0
 
     def executions(region: Region) -> float | None:
+        if region.first_bundle in trips and region.kind == "loop":
+            return trips[region.first_bundle]
+        if trips and region.entered_for is not None:
+            return entered_share(program, instruction, region)
         return active if region.operand is not None else None
 
     def executed(counts: Callable[[Region], bool]) -> float:
         return schedule.executed(lambda region: region.bundles if counts(region) else 0, executions)
 
     masked = _inside(schedule, lambda region: region.operand is not None)
-    loops = _inside(schedule, lambda region: region.kind == "loop" and region.executions is None)
+    loops = _inside(
+        schedule,
+        lambda region: region.kind == "loop" and region.executions is None and region.first_bundle not in trips,
+    )
     entered = _inside(
         schedule,
         lambda region: (
@@ -96,7 +104,10 @@ def schedule_time(
         # Blocks are double-buffered: the fetch for the next step runs beside the computation of this one, so that the
         # active steps take the longer of the two; those skipped fetch nothing.
         skipped = 0.0
-        if active is None:
+        if trips:
+            # A grid of active blocks alone: each step may fetch every one of its blocks anew.
+            hbm = schedule.executed(lambda region: region.read_bytes, executions) / hbm_bytes_per_second
+        elif active is None:
             hbm = kernel_hbm_bytes(program, instruction) / hbm_bytes_per_second
         else:
             per_step = sum(region.read_bytes for region in schedule.body.walk())
@@ -113,6 +124,29 @@ def schedule_time(
         assumed_bundle_share=executed(lambda region: id(region) in entered) / bundles,
         mask_found=blocks is None or bool(blocks),
     )
+
+
+def scalar_trips(program: HloProgram, instruction: Instruction, schedule: OpSchedule) -> dict[int, float]:
+    """Loop (its first bundle) -> trips, of the loops whose bound is a scalar operand that is a constant of the program:
+    the grid of a kernel that goes through the active blocks of its mask alone (tokamax's splash attention)."""
+    operands = program.operands(instruction)
+    found = {}
+    for region in schedule.body.walk():
+        if region.scalar_trips is not None and region.scalar_trips[0] < len(operands):
+            number, base, slope = region.scalar_trips
+            values = constant_integers(program, operands[number])
+            if values is not None and len(values) == 1:
+                found[region.first_bundle] = float(max(0, base + slope * values[0]))
+    return found
+
+
+def entered_share(program: HloProgram, instruction: Instruction, region: Region) -> float | None:
+    """In which share of the elements of its operand a branch is entered; None where the operand is no constant."""
+    operands = program.operands(instruction)
+    if region.entered_for is None or region.operand is None or region.operand >= len(operands):
+        return None
+    values = constant_integers(program, operands[region.operand])
+    return sum(value in region.entered_for for value in values) / len(values) if values else None
 
 
 def _inside(schedule: OpSchedule, holds: Callable[[Region], bool]) -> set[int]:

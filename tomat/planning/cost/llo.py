@@ -13,7 +13,6 @@ In the 225 ops of the reference 200M step these nest without exception.
 from __future__ import annotations
 
 import re
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,12 +20,10 @@ from typing import Any, NamedTuple
 
 from tomat.base.errors import TomatError
 from tomat.planning.cost.scalar_code import ScalarCode
+from tomat.planning.cost.transfers import Transfer, TransferReader
 
 BRANCH_DELAY_SLOTS = 4
 """Bundles after a branch that run whether it is taken or not (the four that follow each `sbr.rel` in the dumps)."""
-
-BYTES_PER_GRANULE = 32
-"""Unit of the DMA sizes: a window of 64 tiles of 2,048 bytes is 4,096 granules (splash forward kernel)."""
 
 _FILE = re.compile(r"(\d+)-(.+)-(\d+)-final_bundles\.txt")
 _UTILISATION = "final_hlo-static-per-bundle-utilization"
@@ -35,7 +32,6 @@ _REGION_START = re.compile(r"(?:Start/End empty|Start) region (\d+)")
 _BRANCH = re.compile(r"sbr\.rel (?:\((!?)%(p\d+)_p\d+\) )?target = \$region(\d+)")
 _WINDOW = re.compile(r"(input|output) window allocation for operator (input|output) \d+\. The window shape is \S+, ")
 _GRID = re.compile(r"iteration_bounds: \(([\d, ]*)\)")
-_READ = re.compile(r"= dma\.hbm_to_vmem .*?/\*size_in_granules=\*/(\d+),")
 
 
 @dataclass(frozen=True)
@@ -61,9 +57,14 @@ class Region:
     unit of it adds."""
     mxu_cycles: int = 0
     """Cycles that the busier matrix unit works on the products issued in these bundles."""
-    read_bytes: int = 0
-    """Bytes that these bundles ask of HBM, where the size is a constant (predicated transfers counted in full)."""
+    transfers: tuple[Transfer, ...] = ()
+    """Copies between HBM and the core that these bundles start."""
     regions: tuple[Region, ...] = ()
+
+    @property
+    def read_bytes(self) -> int:
+        """Bytes that these bundles ask of HBM (predicated transfers counted in full)."""
+        return sum(each.size_bytes for each in self.transfers if not each.written)
 
     def walk(self) -> Iterator[Region]:
         """The region and all in it, in order."""
@@ -76,7 +77,8 @@ class Region:
         """What `dataclasses.asdict` made, from JSON."""
         regions = tuple(cls.from_dict(region) for region in data["regions"])
         lists = {name: tuple(data[name]) for name in ("slots", "entered_for", "scalar_trips") if data[name] is not None}
-        return cls(**{**data, **lists, "regions": regions})
+        transfers = tuple(Transfer(**transfer) for transfer in data["transfers"])
+        return cls(**{**data, **lists, "transfers": transfers, "regions": regions})
 
 
 @dataclass(frozen=True)
@@ -214,7 +216,7 @@ class _Reader:
         self._branches: list[tuple[int, str, str, int]] = []
         self._code = ScalarCode()
         self._products: dict[int, list[int]] = {}
-        self._read_bytes: dict[int, int] = defaultdict(int)
+        self._transfers = TransferReader()
 
     def line(self, line: str) -> None:
         match = _ADDRESS.match(line)
@@ -232,9 +234,7 @@ class _Reader:
             for kind, unit in _PRODUCT.findall(line):
                 cycles = self._products.setdefault(self._current, [0, 0])
                 cycles[int(unit)] += MXU_CYCLES_PER_PRODUCT[kind or "f32"]
-        if "dma." in line:
-            for granules in _READ.findall(line):
-                self._read_bytes[self._current] += int(granules) * BYTES_PER_GRANULE
+        self._transfers.line(self._current, line)
         if "window allocation" in line and _WINDOW.search(line):
             self.has_windows = True
         if not self.grid and "iteration_bounds" in line:
@@ -258,6 +258,7 @@ class _Reader:
         self._code.loops = [(span.first, span.end) for span in spans if span.kind == "loop"]
         self._code.regions = [(span.first, span.end) for span in spans if span.kind == "branch"]
         trips = {s.first: self._code.trip_count(s.first, s.predicate, s.negated) for s in spans if s.kind == "loop"}
+        transfers = self._transfers.transfers(self._code, trips, self.grid)
 
         def build(span: _Span, inside: list[_Span], given: tuple[tuple[str, bool], ...]) -> Region:
             executions: float | None = 1.0
@@ -269,6 +270,8 @@ class _Reader:
             elif span.kind == "branch":
                 entered_for = self._code.entered_for(span.predicate, span.negated)
                 executions, operand = self._code.share(span.predicate, span.negated, trips, self.grid, given)
+                if executions is None and operand is None:
+                    executions = self._code.changed_share(span.predicate, self.grid)
                 given = (*given, (span.predicate, span.negated))
             children: list[Region] = []
             own: list[int] = []
@@ -292,7 +295,7 @@ class _Reader:
                 entered_for=entered_for,
                 scalar_trips=scalar_trips,
                 mxu_cycles=max((sum(cycles) for cycles in zip(*busy, strict=True)), default=0),
-                read_bytes=sum(self._read_bytes.get(b, 0) for b in own),
+                transfers=tuple(transfer for b in own for transfer in transfers.get(b, ())),
                 regions=tuple(children),
             )
 

@@ -18,8 +18,11 @@ from functools import cached_property
 
 DEFINITION = re.compile(r"%([sp]\d+)_[sp]\d+ = ([a-z][\w.]*)\s*(.*?)(?=\s+;;|\s+\}(?:\s|$)|$)")
 _STORE = re.compile(r"= sst \[smem:\[(#allocation\d+_spill)\]\] %([sp]\d+)_")
+_SPILLED = re.compile(r"#allocation\d+_spill")
 _GRID_INDEX = re.compile(r"iter bound = (\d+)")
 _PREFETCH = re.compile(r"= dma\.\w+_to_smem .*?/\*(?:vmem|hbm)=\*/%(s\d+)_.*?/\*smem=\*/(%s\d+|\[#allocation\d+\])")
+_PREFETCH_ONE = re.compile(r"= sst \[smem:(\[#allocation\d+\])\] %(s\d+)_")
+"""An operand of one element is stored there."""
 _PREFETCHED = re.compile(r"#allocation(\d+)(?!\d|_spill)")
 _SCALAR_OPERAND = re.compile(r"\[shape: s32\[\], index: (\d+), kind: input")
 _ELEMENT = re.compile(r"#allocation\d+ \+ %s(\d+)_")
@@ -27,6 +30,9 @@ _COMMENT = re.compile(r"/\*.*?\*/")
 
 MAX_COMBINATIONS = 1 << 20
 """Largest number of index combinations that are tried one by one to find a share."""
+
+UNBOUNDED = (1 << 31) - 1
+"""What a dimension of a grid is written as that is an operand of the kernel."""
 
 _MASK = (1 << 32) - 1
 
@@ -111,6 +117,8 @@ class ScalarCode:
                 self._stores.setdefault(slot, []).append((bundle, name))
         if "_to_smem" in text:
             self._prefetches += _PREFETCH.findall(text)
+        if "= sst [smem:[#allocation" in text:
+            self._prefetches += [(source, place) for place, source in _PREFETCH_ONE.findall(text)]
 
     @cached_property
     def prefetched(self) -> dict[int, int]:
@@ -219,7 +227,7 @@ class ScalarCode:
         return UNKNOWN
 
     def _loaded(self, text: str, bundle: int, name: str, depth: int) -> Expression:
-        spilled = re.search(r"#allocation\d+_spill", text)
+        spilled = _SPILLED.search(text)
         if spilled is None:
             allocation = _PREFETCHED.search(text)
             operand = self.prefetched.get(int(allocation[1])) if allocation else None
@@ -238,6 +246,35 @@ class ScalarCode:
                 if later:
                     return self._counter(first, [last[1], max(later)[1]], name, depth)
         return self.expression(last[1], depth + 1)
+
+    def operation(self, name: str) -> str:
+        """What defines a value, such as `int_to_ptr.vmem`; "" where nothing does."""
+        return self._definitions[name].operation if name in self._definitions else ""
+
+    def changed_share(self, predicate: str, grid: tuple[int, ...]) -> float | None:
+        """In which share of a grid's steps a block changes, where `predicate` asks whether it does: with the indices of
+        the grid that it depends on, and with those around them. None where it depends on anything else."""
+        found, seen, open_ = set(), {predicate}, [predicate]
+        while open_:
+            definition = self._definitions.get(open_.pop())
+            if definition is None or definition.operation.startswith("inlined_call_operand"):
+                return None
+            indices = set(_GRID_INDEX.findall(definition.text))
+            if len(indices) == 1:
+                found.add(int(indices.pop()))
+                continue
+            spilled = _SPILLED.search(definition.text)
+            if definition.operation == "sld" and spilled is None:
+                return None
+            stored = [value for _, value in self._stores.get(spilled[0], [])] if spilled is not None else []
+            for used in (*re.findall(r"%([sp]\d+)_", _COMMENT.sub("", definition.text)), *stored):
+                if used not in seen:
+                    seen.add(used)
+                    open_.append(used)
+        if not grid or max(found, default=0) >= len(grid) or UNBOUNDED in grid:
+            return None
+        moving = [number for number in found if grid[number] > 1]
+        return math.prod(grid[: max(moving) + 1] if moving else ()) / math.prod(grid)
 
     def _condition(self, predicate: str, negated: bool) -> Expression:
         condition = self.expression(predicate) if predicate else 1  # a branch without a predicate is always taken

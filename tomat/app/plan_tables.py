@@ -11,8 +11,10 @@ from rich.table import Table
 from tomat.base.reporting import console
 from tomat.hardware.mfu import UTILISATIONS
 from tomat.pages.tables import percent, seconds
+from tomat.planning.cost.chip_model import BOUNDS
 from tomat.planning.cost.memory import MemoryReport
 from tomat.planning.cost.op_times import MODELS
+from tomat.planning.cost.support import Support
 from tomat.profile.breakdown import Breakdown
 from tomat.tracking.profile_tables import print_breakdown
 
@@ -49,15 +51,14 @@ def print_plan(report: Mapping[str, Any], top: int) -> None:
     if report["breakdown"] is None:
         return
     print_breakdown(Breakdown.from_dict(report["breakdown"], "the plan"), top)
-    models = table(
-        "the cycle models, before calibration", "category", "XLA's cycles", "roofline", "schedule", "estimate"
-    )
+    models = table("the cycle models", "category", "XLA's cycles", "roofline", "schedule", "estimate")
     rows = sorted(report["models_seconds"].items(), key=lambda item: -item[1]["estimate"])
     whole = sum(row["estimate"] for _, row in rows)
     for name, row in rows:
         if row["estimate"] > 0.001 * whole:
             models.add_row(name, *(seconds(row[model]) if row[model] else "-" for model in MODELS))
     console.print(models)
+    _print_support([Support(**part) for part in report["rests_on"]])
     if report["pallas_kernels"]:
         _print_kernels(report["pallas_kernels"])
     figures = table("utilisation of the slice's peak", "", "estimate", "from", "to")
@@ -72,6 +73,17 @@ def print_plan(report: Mapping[str, Any], top: int) -> None:
     console.print(
         f"step [bold]{seconds(span['estimate'])}[/bold] {interval}, {tokens:,.0f} tokens/s, {useful:,.0f} useful"
     )
+
+
+def _print_support(parts: list[Support]) -> None:
+    """Which parts of the step rest on kernels that were timed, and which do not."""
+    shown = table("what the step rests on", "kernels bound by", "a step", "share", "error of nine in ten", "timed")
+    for part in parts:
+        if part.step_share > 0.001:
+            timed = f"{part.measured_kernels:,}" if part.measured_kernels else "none: assumed"
+            name = BOUNDS.get(part.kind) or part.kind or "nothing known"
+            shown.add_row(name, seconds(part.seconds_per_step), percent(part.step_share), percent(part.error), timed)
+    console.print(shown)
 
 
 def _print_kernels(kernels: Sequence[Mapping[str, Any]]) -> None:

@@ -59,13 +59,16 @@ def _compile(timing: KernelTiming, device: Any, work: Path, folder: Path) -> Non
     except Exception as error:  # JaxRuntimeError, of which jax exports no stable name
         raise TomatError(f"the compiler refuses it: {first_line(error)[:300]}") from None
     compile_seconds = time.perf_counter() - began
-    module = compiled.runtime_executable().hlo_modules()[0].as_serialized_hlo_module_proto()
+    loaded = compiled.runtime_executable()
+    assert loaded is not None
+    module = loaded.hlo_modules()[0].as_serialized_hlo_module_proto()
     (part / PROGRAM_FILE).write_bytes(gzip.compress(module, compresslevel=6, mtime=0))
     schedules = {name: asdict(schedule) for name, schedule in read_schedules(dumped).items()}
     (part / SCHEDULE_FILE).write_bytes(gzip.compress(json.dumps(schedules).encode(), compresslevel=6, mtime=0))
     # jax 0.11.1: of the program as it is loaded, arguments and outputs included; what tokamax records.
-    memory = compiled.memory_analysis().peak_memory_in_bytes
-    result: Mapping[str, Any] = {"peak_memory_bytes": memory, "compile_seconds": compile_seconds}
+    memory = compiled.memory_analysis()
+    assert memory is not None
+    result: Mapping[str, Any] = {"peak_memory_bytes": memory.peak_memory_in_bytes, "compile_seconds": compile_seconds}
     write_json(part / RESULT_FILE, result)
     keep(part, folder)
 

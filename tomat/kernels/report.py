@@ -1,14 +1,10 @@
-"""`tomat plan --calibrate --kernels FILE`: what the cycle models say of kernels that chips have timed.
-
-The models stand alone here, without the factor that pods gave for whole steps (`planning/calibration.py`).
-"""
+"""`tomat plan --calibrate --kernels FILE`: the model of a chip fitted to kernels that it has timed, with its errors."""
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,21 +15,28 @@ from tomat.base.errors import TomatError
 from tomat.base.reporting import console, counted, progress, write_json
 from tomat.hardware.chips import slice_named
 from tomat.kernels.compile import SMALLEST_SLICES, CompiledKernel, compile_kernels
+from tomat.kernels.fit import TimedPrograms, fit
 from tomat.kernels.timings import KernelTiming, RefusedRow, read_timings
-from tomat.kernels.work import ASYNC, PALLAS, KernelWork, kept_work
+from tomat.kernels.work import ProgramWork, kept_work
 from tomat.pages.document import empty_section, update_document
 from tomat.pages.tables import UNKNOWN, markdown_table, percent
 from tomat.planning.compile.compiler import default_cache_dir
 from tomat.planning.compile.topology import compiler_version
+from tomat.planning.cost.chip_model import BOUNDS, NAMES, RECORD_FILE, ChipModel, core_bandwidth
 from tomat.planning.plan_cache import RESULT_FILE
 
-PAGE, RECORD = "kernels.md", "kernels.json"
+PAGE = "kernels.md"
 TEMPLATE = f"""# Kernels that chips have timed, and what the planner says of them
 
-Programs of openxla/tokamax's autotuning data, compiled here and costed by the models of a plan, without any factor.
-`tomat plan --calibrate --kernels FILE` compiles what is new and rewrites what is between the markers.
+Programs that chips have run, compiled here and costed by the model of a plan (`tomat/planning/cost/chip_model.py`).
+Errors are of kernels left out of the fit, with all of their shape. `tomat plan --calibrate --kernels FILE` compiles
+what is new and rewrites what is between the markers.
 
 {empty_section("summary")}
+
+## The parameters of each chip
+
+{empty_section("parameters")}
 
 ## By operation
 
@@ -52,63 +55,40 @@ MEMORY_TOLERANCE = 0.01
 """Peak memory within this of the compiler's on the day of the measurement counts as right."""
 
 
+FEWEST_TO_FIT = 30
+"""Kernels of a chip below which its parameters are not fitted: three for each parameter. (A choice.)"""
+
+
 @dataclass(frozen=True)
-class JudgedKernel:
-    """A timed kernel beside its estimate."""
+class TimedProgram:
+    """A timed kernel that was compiled."""
 
     timing: KernelTiming
-    seconds: float
-    """By the models."""
-    bound: str
-    """What takes most of the estimate: `HBM`, `matrix unit`, `bundles`, or `Pallas bundles`, `Pallas HBM`."""
+    work: ProgramWork
     peak_memory_bytes: int
     compile_seconds: float
-    unscheduled: tuple[str, ...] = ()
-    """Pallas kernels whose schedule was not found: costed by their HBM traffic alone."""
-
-    @property
-    def error(self) -> float:
-        """Estimate over measurement, minus one."""
-        return self.seconds / self.timing.seconds - 1.0
 
     @property
     def memory_error(self) -> float | None:
-        """The same of the peak memory; None where the file has none."""
-        measured = self.timing.peak_memory_bytes
-        return self.peak_memory_bytes / measured - 1.0 if measured else None
+        """Planned over recorded peak memory, minus one; None where the file has none."""
+        recorded = self.timing.peak_memory_bytes
+        return self.peak_memory_bytes / recorded - 1.0 if recorded else None
 
 
-def judge(kernel: CompiledKernel) -> JudgedKernel:
-    """The estimate of a kernel that was compiled.
+def timed_program(kernel: CompiledKernel) -> TimedProgram:
+    """What the cache has of a kernel that was compiled.
 
     Raises:
-        TomatError: What the cache kept of it is damaged.
+        TomatError: It is damaged.
     """
     assert kernel.folder is not None
-    chip = slice_named(SMALLEST_SLICES[kernel.timing.chip])
-    seconds, work = kept_work(kernel.folder, chip)
+    work = kept_work(kernel.folder, slice_named(SMALLEST_SLICES[kernel.timing.chip]))
     try:
         result = json.loads((kernel.folder / RESULT_FILE).read_text(encoding="utf-8"))
         memory, compile_seconds = int(result["peak_memory_bytes"]), float(result["compile_seconds"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise TomatError(f"{kernel.folder} is damaged ({error}); delete it and calibrate again.") from None
-    unscheduled = tuple(each.name for each in work if each.kind == PALLAS and not each.scheduled)
-    return JudgedKernel(kernel.timing, seconds, bound_of(work), memory, compile_seconds, unscheduled)
-
-
-def bound_of(work: Iterable[KernelWork]) -> str:
-    """What takes the largest part of a program's time, kernel by kernel the slowest of its parts."""
-    seconds: dict[str, float] = defaultdict(float)
-    for kernel in work:
-        if kernel.kind == ASYNC:
-            continue
-        parts = {"HBM": kernel.hbm_seconds, "bundles": kernel.bundle_seconds, "matrix unit": kernel.mxu_seconds}
-        slowest = max(parts, key=lambda part: parts[part])
-        # A product keeps its bundles busy too: the unit bounds it where it is at work in most of them.
-        if slowest == "bundles" and kernel.mxu_seconds > 0.8 * kernel.bundle_seconds:
-            slowest = "matrix unit"
-        seconds[f"Pallas, {slowest}" if kernel.kind == PALLAS else slowest] += max(parts.values())
-    return max(seconds, key=lambda part: seconds[part]) if seconds else "nothing"
+    return TimedProgram(kernel.timing, work, memory, compile_seconds)
 
 
 def calibrate_kernels(
@@ -148,67 +128,97 @@ def calibrate_kernels(
             on_kernel(kernel)
 
         compiled = compile_kernels(timings, cache_dir or default_cache_dir(), on_kernel=tell)
-        judged = [
-            judge(kernel) for kernel in bar.track(compiled, description="Costing them") if kernel.folder is not None
+        programs = [
+            timed_program(kernel)
+            for kernel in bar.track(compiled, description="Reading them")
+            if kernel.folder is not None
         ]
+        by_chip: dict[str, list[TimedProgram]] = defaultdict(list)
+        for program in programs:
+            by_chip[program.timing.chip].append(program)
+        records = {
+            chip: chip_record(chip, kernels, tracking_dir)
+            for chip, kernels in bar.track(sorted(by_chip.items()), description="Fitting the chips")
+        }
     refused += [RefusedRow(kernel.timing.line, kernel.reason) for kernel in compiled if kernel.folder is None]
     ops = {kernel.timing.line: f"{kernel.timing.chip} {kernel.timing.op}" for kernel in compiled}
-    record = kernel_record(judged, sorted(refused, key=lambda row: row.line), ops)
+    record = {
+        "compiler": compiler_version(),
+        "chips": {**_kept_chips(tracking_dir), **records},
+        "refused": [
+            {"line": row.line, "row": ops.get(row.line, ""), "reason": row.reason}
+            for row in sorted(refused, key=lambda row: row.line)
+        ],
+    }
     tracking_dir.mkdir(parents=True, exist_ok=True)
-    write_json(tracking_dir / RECORD, record)
+    write_json(tracking_dir / RECORD_FILE, record)
     update_document(tracking_dir / PAGE, sections(record), TEMPLATE)
     console.print(f"wrote {tracking_dir / PAGE}", highlight=False)
     return record
 
 
-def kernel_record(
-    judged: Sequence[JudgedKernel], refused: Sequence[RefusedRow], ops: Mapping[int, str]
-) -> dict[str, Any]:
-    """What is kept of a calibration on kernels.
+def _kept_chips(tracking_dir: Path) -> dict[str, Any]:
+    """What an earlier calibration found of other chips."""
+    path = tracking_dir / RECORD_FILE
+    if not path.is_file():
+        return {}
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8"))["chips"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise TomatError(f"{path} is damaged ({error!r}); restore it, or delete it and calibrate again.") from None
 
-    Args:
-        judged: Kernels with estimates.
-        refused: Rows without.
-        ops: Line of the file -> chip and operation, of the rows that could be read.
+
+def chip_record(chip_name: str, programs: Sequence[TimedProgram], tracking_dir: Path) -> dict[str, Any]:
+    """The parameters that explain a chip's kernels best, and how far off they are on kernels left out of the fit.
+
+    Fewer kernels than `FEWEST_TO_FIT` are judged by the parameters on record.
     """
-    by_chip: dict[str, list[JudgedKernel]] = defaultdict(list)
-    for kernel in judged:
-        by_chip[kernel.timing.chip].append(kernel)
+    chip = slice_named(SMALLEST_SLICES[chip_name]).chip
+    table = TimedPrograms([(program.timing, program.work) for program in programs], core_bandwidth(chip))
+    fitted = fit(table) if len(programs) >= FEWEST_TO_FIT else None
+    if fitted is not None:
+        at, errors = fitted.parameters, fitted.held_out_errors
+    else:
+        at = ChipModel.load(tracking_dir, chip).parameters
+        errors = table.errors(at)
+    bounds = table.bounds(at)
+    groups = {
+        "operations": [program.timing.op for program in programs],
+        "bounds": bounds,
+    }
     return {
-        "compiler": compiler_version(),
-        "tokamax": importlib.metadata.version("tokamax"),
-        "chips": {
-            chip: {
-                "all": summary(kernels),
-                "operations": _grouped(kernels, lambda kernel: kernel.timing.op),
-                "bounds": _grouped(kernels, lambda kernel: kernel.bound),
-            }
-            for chip, kernels in sorted(by_chip.items())
+        "fitted": fitted is not None,
+        "parameters": {
+            name: {"value": getattr(at, name), "deviation": fitted.deviations[name] if fitted is not None else None}
+            for name in NAMES
         },
-        "refused": [{"line": row.line, "row": ops.get(row.line, ""), "reason": row.reason} for row in refused],
+        "all": summary(programs, errors),
+        **{
+            group: {
+                name: summary(
+                    [program for program, its in zip(programs, of, strict=True) if its == name],
+                    errors[[its == name for its in of]],
+                )
+                for name in sorted(set(of))
+            }
+            for group, of in groups.items()
+        },
     }
 
 
-def _grouped(kernels: Sequence[JudgedKernel], of: Callable[[JudgedKernel], str]) -> dict[str, dict[str, Any]]:
-    groups: dict[str, list[JudgedKernel]] = defaultdict(list)
-    for kernel in kernels:
-        groups[of(kernel)].append(kernel)
-    return {name: summary(group) for name, group in sorted(groups.items())}
-
-
-def summary(kernels: Sequence[JudgedKernel]) -> dict[str, Any]:
+def summary(programs: Sequence[TimedProgram], errors: np.ndarray) -> dict[str, Any]:
     """Errors of a group of kernels, as fractions."""
-    errors = np.array([kernel.error for kernel in kernels])
-    memory = [error for kernel in kernels if (error := kernel.memory_error) is not None]
+    absolute = np.abs(errors)
+    memory = [program.memory_error for program in programs if program.memory_error is not None]
     return {
-        "kernels": len(kernels),
-        "absolute_error_median": float(np.median(np.abs(errors))),
-        "absolute_error_p90": float(np.quantile(np.abs(errors), 0.9)),
-        "absolute_error_largest": float(np.max(np.abs(errors))),
-        "error_mean": float(np.mean(errors)),
-        "memory_right_share": float(np.mean(np.abs(memory) <= MEMORY_TOLERANCE)) if memory else None,
-        "compile_seconds_median": float(np.median([kernel.compile_seconds for kernel in kernels])),
-        "unscheduled_pallas_kernels": sum(len(kernel.unscheduled) for kernel in kernels),
+        "kernels": len(programs),
+        "absolute_error_median": float(np.median(absolute)),
+        "absolute_error_p90": float(np.quantile(absolute, 0.9)),
+        "absolute_error_largest": float(absolute.max()),
+        "error_mean": float(errors.mean()),
+        "memory_right_share": float(np.mean(np.abs(memory) < MEMORY_TOLERANCE)) if memory else None,
+        "unscheduled_pallas_kernels": sum(len(program.work.unscheduled_pallas) for program in programs),
+        "compile_seconds_median": float(np.median([program.compile_seconds for program in programs])),
     }
 
 
@@ -216,6 +226,7 @@ def sections(record: Mapping[str, Any]) -> dict[str, str]:
     """The generated parts of the page."""
     return {
         "summary": _summary_section(record),
+        "parameters": _parameters_section(record),
         "operations": _table(record, "operations", "operation"),
         "bounds": _table(record, "bounds", "bound by"),
         "refused": _refused_section(record),
@@ -239,7 +250,10 @@ def _row(values: Mapping[str, Any]) -> tuple[str, ...]:
 def _summary_section(record: Mapping[str, Any]) -> str:
     rows = [(chip, *_row(values["all"])) for chip, values in record["chips"].items()]
     parts = [markdown_table(("chip", *HEADER), rows, "l" + "r" * len(HEADER))]
-    parts.append(f"Compiled by {record['compiler']}, programs of tokamax {record['tokamax']}.")
+    parts.append(f"Compiled by {record['compiler']}.")
+    few = [chip for chip, values in record["chips"].items() if not values["fitted"]]
+    if few:
+        parts.append(f"Too few kernels to fit: {', '.join(few)}, judged by the parameters that were on record.")
     missing = sum(values["all"]["unscheduled_pallas_kernels"] for values in record["chips"].values())
     if missing:
         parts.append(
@@ -248,9 +262,24 @@ def _summary_section(record: Mapping[str, Any]) -> str:
     return "\n\n".join(parts)
 
 
+def _parameters_section(record: Mapping[str, Any]) -> str:
+    chips = record["chips"]
+    rows = [
+        (name.replace("_", " "), *(_with_deviation(values["parameters"][name]) for values in chips.values()))
+        for name in NAMES
+    ]
+    return markdown_table(("parameter", *chips), rows, "l" + "r" * len(chips))
+
+
+def _with_deviation(parameter: Mapping[str, float | None]) -> str:
+    """`0.93 ± 0.01`, in the unit that the parameter's name says."""
+    deviation = parameter["deviation"]
+    return f"{parameter['value']:.3g}" + ("" if deviation is None else f" ± {deviation:.1g}")
+
+
 def _table(record: Mapping[str, Any], group: str, title: str) -> str:
     rows = [
-        (chip, name, *_row(values))
+        (chip, BOUNDS.get(name) or name, *_row(values))
         for chip, chip_values in record["chips"].items()
         for name, values in chip_values[group].items()
     ]

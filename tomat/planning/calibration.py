@@ -1,10 +1,10 @@
-"""What the plan said against what pods measured, and the error that every estimate therefore carries.
+"""What the plan said against what pods measured. No estimate is fitted to them: they judge it.
 
 `<tracking_dir>/calibration.yaml` holds measurements kept by hand, `<tracking_dir>/calibration.json` those and the
 runs that `tomat plan --record` added, each beside its prediction. Plans read the latter.
 
-Figures must be finite, and of the size that their unit has: one wrong row moves every estimate, and 2,080 where 2.080 s
-were meant makes each step of that chip 31 times as long.
+Figures must be finite, and of the size that their unit has: 2,080 where 2.080 s were meant says that plans are a
+thousand times too short.
 """
 
 from __future__ import annotations
@@ -31,9 +31,6 @@ PACKAGED_FILE = Path(__file__).with_name("calibration.json")
 """The record of the release in an installed tomat (`pyproject.toml` puts it there); a checkout has it in `docs`."""
 CHECKOUT_FILE = Path(__file__).parent.parent.parent / "docs" / "tracking" / RECORD_FILE
 
-FEW_RUNS = 5
-"""Measured runs below which the correction is not trusted beyond its own size. (A choice.)"""
-
 SHARES = {
     "attention_share": (Category.ATTENTION_FORWARD, Category.ATTENTION_BACKWARD),
     "collectives_share": (Category.COLLECTIVES_EXPOSED,),
@@ -44,6 +41,7 @@ SHARES = {
 BOUNDS: dict[str, tuple[float, float, str]] = {
     "step_seconds": (1e-4, 600.0, "seconds"),
     "model_seconds": (1e-6, 600.0, "seconds"),
+    "error": (0.0, 10.0, "a fraction of the step"),
     "hbm_required_gib": (1e-3, 10_000.0, "GiB of one device"),
     **dict.fromkeys(SHARES, (0.0, 1.0, "a fraction of the step")),
 }
@@ -70,15 +68,16 @@ class CalibrationRow:
     measured: Mapping[str, Any]
     """`fits`, and of `step_seconds`, `hbm_required_gib` and `SHARES` what is known."""
     predicted: Mapping[str, Any] = field(default_factory=dict)
-    """The same keys, but `model_seconds` for the step by the cycle models alone; empty where it was not planned yet."""
+    """The same keys, but `model_seconds` for the planned step, and `error` for its range; empty where it was not planned
+    yet."""
     config_path: str | None = None
     """The configuration, with `overrides`; None: `config` holds it whole."""
     overrides: tuple[str, ...] = ()
     config: Mapping[str, Any] | None = None
     compiler: str = ""
     doubted: Mapping[str, str] = field(default_factory=dict)
-    """Measured shares that cannot be, and why: the page says so. Other figures are not doubted, since a step time moves
-    every estimate: a row whose figures cannot be is taken out."""
+    """Measured shares that cannot be, and why: the page says so. Other figures are not doubted, since they
+    decide what is said of plans: a row whose figures cannot be is taken out."""
 
     @property
     def step_ratio(self) -> float | None:
@@ -198,41 +197,19 @@ class Calibration:
         """Write the record into `tracking_dir`."""
         write_json(tracking_dir / RECORD_FILE, {"rows": [asdict(row) for row in self.rows]})
 
-    def step_ratios(self, chip: str, without: str | None = None) -> list[float]:
-        """Measured over modelled step time of the runs on `chip`; of all runs where it has none.
-
-        Args:
-            chip: Name of the chip.
-            without: A row to leave out.
-        """
-        known = [(row.chip, row.step_ratio) for row in self.rows if row.step_ratio is not None and row.name != without]
-        return [ratio for name, ratio in known if name == chip] or [ratio for _, ratio in known]
-
-    def scale(self, chip: str, without: str | None = None) -> float:
-        """What the cycle models' step time is multiplied with: the geometric mean of `step_ratios`, 1 without any."""
-        logs = [math.log(ratio) for ratio in self.step_ratios(chip, without)]
-        return math.exp(sum(logs) / len(logs)) if logs else 1.0
-
-    def known_error(self, chip: str) -> float:
-        """By which fraction a step time may be off, either way.
-
-        The largest residual of the measured runs; with fewer than `FEW_RUNS` of them at least the correction itself,
-        since a factor that two runs agree on is not yet known for a third.
-        """
-        ratios, scale = self.step_ratios(chip), self.scale(chip)
-        residual = max((abs(math.log(ratio / scale)) for ratio in ratios), default=0.0)
-        return math.exp(max(residual, abs(math.log(scale)) if len(ratios) < FEW_RUNS else 0.0)) - 1
+    def step_ratios(self, chip: str) -> list[float]:
+        """Measured over planned step time of the runs on `chip`."""
+        return [row.step_ratio for row in self.rows if row.chip == chip and row.step_ratio is not None]
 
     def notes(self, chip: str) -> tuple[str, ...]:
-        """What the reader of an estimate must know."""
+        """What the reader of an estimate must know of the parts of a step that no plan can see."""
         ratios = self.step_ratios(chip)
+        unseen = "the host's gap between steps, waiting of chips for each other and a clock below nominal come on top"
         if not ratios:
-            return ("nothing is on record to compare the estimate with: its error is unknown, and no range is given",)
-        here = any(row.step_ratio is not None and row.chip == chip for row in self.rows)
-        where = f"{len(ratios)} measured runs" + (f" on {chip}" if here else f", none of them on {chip}")
+            return (f"times are estimates; {unseen}: no pod of {chip} is on record to say how much",)
         return (
-            f"times are estimates: the cycle models times {self.scale(chip):.2f}, which {where} took longer than the "
-            f"models say; range +/- {100 * self.known_error(chip):.0f} %; the host's part of a step is not in it",
+            f"times are estimates; {unseen}: with them {counted(len(ratios), 'pod')} on record took "
+            f"{min(ratios):.2f} to {max(ratios):.2f} of what was planned",
         )
 
 

@@ -120,6 +120,7 @@ def row_with_plan(row: CalibrationRow, plan: Plan) -> CalibrationRow:
     }
     if plan.step is not None:
         predicted["model_seconds"] = plan.step.model_seconds
+        predicted["error"] = plan.step.error
         shares = {group.name: group.share for group in plan.step.breakdown.categories}
         for key, categories in SHARES.items():
             predicted[key] = sum(shares.get(str(category), 0.0) for category in categories)
@@ -128,39 +129,23 @@ def row_with_plan(row: CalibrationRow, plan: Plan) -> CalibrationRow:
 
 
 def steps_section(record: Calibration) -> str:
-    """Measured and predicted step times, with the row itself left out of its own correction."""
-    header = ("run", "measured", "models alone", "error", "corrected by the other runs", "error")
+    """Measured and planned step times."""
     rows = []
     for row in record.rows:
         measured, modelled = row.measured.get("step_seconds"), row.predicted.get("model_seconds")
         if measured is None:
             continue
-        if modelled is None:
-            rows.append((row.name, seconds(measured), "did not fit", UNKNOWN, UNKNOWN, UNKNOWN))
-            continue
-        others = record.scale(row.chip, without=row.name)
-        corrected = modelled * others
-        rows.append(
-            (
-                row.name,
-                seconds(measured),
+        error = row.predicted.get("error")
+        planned = (UNKNOWN,) * 3
+        if modelled is not None:
+            planned = (
                 seconds(modelled),
                 percent(modelled / measured - 1),
-                f"{seconds(corrected)} (times {others:.3f})",
-                percent(corrected / measured - 1),
+                UNKNOWN if error is None else f"± {percent(error, 0)}",
             )
-        )
-    chips = sorted({row.chip for row in record.rows if row.step_ratio is not None})
-    said = [
-        f"On {chip} estimates are the models' times {record.scale(chip):.3f}, with a range of +/- "
-        f"{percent(record.known_error(chip), 0)}."
-        for chip in chips
-    ]
-    said.append(
-        "The correction is one factor for the whole step, fitted to these runs: the last columns leave the run itself "
-        "out of it."
-    )
-    return "\n\n".join([markdown_table(header, rows), " ".join(said)])
+        rows.append((row.name, seconds(measured), *planned))
+    header = ("run", "measured", "planned", "error", "range of the plan")
+    return markdown_table(header, rows) + "\n\nNo pod is in the fit: the model is that of [timed kernels](kernels.md)."
 
 
 def memory_section(rows: Sequence[CalibrationRow]) -> str:
@@ -224,7 +209,7 @@ def models_section(rows: Sequence[CalibrationRow], tables: dict[str, dict[str, d
             ),
         ]
     parts.append(
-        "The estimate takes the longer of schedule and HBM traffic. XLA's own cycles and the roofline say nothing of "
-        "Pallas kernels; the schedule alone says nothing of waiting for memory."
+        "XLA's own cycles and the roofline say nothing of Pallas kernels; the schedule alone says nothing of waiting "
+        "for memory."
     )
     return "\n\n".join(parts)

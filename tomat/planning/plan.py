@@ -15,6 +15,7 @@ from tomat.hardware.mfu import MFU_KEYS, StepWork, slice_dict
 from tomat.planning.calibration import Calibration
 from tomat.planning.compile.compiler import CompiledStep, compile_step
 from tomat.planning.compile.process import Limits
+from tomat.planning.cost.chip_model import ChipModel
 from tomat.planning.cost.estimate import StepEstimate, estimate_step
 from tomat.planning.cost.llo import slot_utilisation
 from tomat.planning.cost.op_times import PALLAS_TARGET
@@ -42,6 +43,8 @@ class Plan:
     slice_: Slice
     compiled: CompiledStep
     calibration: Calibration
+    """Pods on record: their steps beside their plans."""
+    model: ChipModel
 
     @cached_property
     def step(self) -> StepEstimate | None:
@@ -53,7 +56,7 @@ class Plan:
             self.compiled.schedules,
             self.slice_,
             title=f"{self.config.run_name} on {self.slice_.name}, planned",
-            scale=self.calibration.scale(self.slice_.chip.name),
+            model=self.model,
             notes=self.calibration.notes(self.slice_.chip.name),
             memory_bytes=self.compiled.memory.by_kind(),
         )
@@ -72,11 +75,11 @@ class Plan:
 
     @cached_property
     def step_seconds(self) -> Interval | None:
-        """Duration of a step, without the host's part; the range is the known error of the method."""
-        if self.breakdown is None:
+        """Duration of a step, without the host's part; the range is that of its parts (`cost/support.py`)."""
+        if self.step is None:
             return None
-        seconds = self.breakdown.step_seconds
-        factor = 1 + self.calibration.known_error(self.slice_.chip.name)
+        seconds = self.step.breakdown.step_seconds
+        factor = 1 + self.step.error
         return Interval(seconds, seconds * (1 / factor), seconds * factor)
 
     @cached_property
@@ -107,10 +110,10 @@ class Plan:
                 {
                     "name": name,
                     "executions": op.executions,
-                    "seconds_per_execution": op.schedule.seconds,
-                    "seconds_per_step": op.schedule.seconds * op.executions,
+                    "seconds_per_execution": op.estimate,
+                    "seconds_per_step": (op.estimate or 0.0) * op.executions,
                     "mxu_busy_seconds": op.schedule.mxu_seconds,
-                    "bound": op.schedule.bound,
+                    "bound": op.basis,
                     "active_grid_share": op.schedule.active_share,
                     "mask_found": op.schedule.mask_found,
                     "assumed_bundle_share": op.schedule.assumed_bundle_share,
@@ -135,7 +138,7 @@ class Plan:
             "memory": memory.to_dict(),
             "models_seconds": self.step.model_table() if self.step is not None else None,
             "assumed": [one.to_dict() for one in self.step.assumed] if self.step is not None else None,
-            "estimate_basis_seconds": self.step.basis_seconds() if self.step is not None else None,
+            "rests_on": [part.to_dict() for part in self.step.supports] if self.step is not None else None,
             "pallas_kernels": self.pallas_kernels(),
             "collectives": (
                 {name: asdict(time) for name, time in self.step.collectives.items()} if self.step is not None else None
@@ -169,6 +172,7 @@ def make_plan(
         TomatError: As for `compile_step`. That the step does not fit is an answer.
     """
     calibration = Calibration.load(Path(config.tracking_dir))
+    model = ChipModel.load(Path(config.tracking_dir), slice_.chip)
     compiled = compile_step(
         config,
         slice_,
@@ -178,4 +182,4 @@ def make_plan(
         executable=executable,
         on_stage=on_stage,
     )
-    return Plan(config, slice_, compiled, calibration)
+    return Plan(config, slice_, compiled, calibration, model)

@@ -1,12 +1,11 @@
 """Seconds of every operation of a compiled step by three cycle models, and the one that is believed.
 
 The three stand alone and are compared in a table: XLA's own `estimated_cycles`, the roofline (`roofline.py`) and the
-VLIW schedule (`schedule_model.py`). The estimate takes, by kind of operation, what explains the measured pods best
-(`docs/tracking/calibration.md` has the table of all of them):
+VLIW schedule (`schedule_model.py`). The estimate is made of the kernel's work by the model of its chip
+(`chip_model.py`), whose parameters are fitted to kernels that TPUs have run:
 
-- a kernel with a schedule takes the longer of its bundles and its HBM traffic, at the rate that HBM is measured to
-  reach;
-- one without takes its roofline, at that same rate;
+- a kernel with a schedule: its bundles, its matrix products and its copies;
+- one without: the products, vector operations and bytes that HLO tells of it;
 - a collective takes what its transfer on the interconnect leaves uncovered by the kernels beside it.
 
 XLA's own cycles are the last resort. Of the parts outside attention they say 1.59 s of the reference's 200M step and
@@ -18,24 +17,24 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
 
 from tomat.hardware.chips import Slice
 from tomat.planning.cost.assumed import Assumption, assumptions
+from tomat.planning.cost.chip_model import ChipModel, core_bandwidth, kernel_work
 from tomat.planning.cost.interconnect import CollectiveTime, overlap
 from tomat.planning.cost.llo import OpSchedule
 from tomat.planning.cost.op_times import MODELS, PALLAS_TARGET, OpTimes
-from tomat.planning.cost.roofline import RooflineTime, roofline_seconds
+from tomat.planning.cost.roofline import roofline_seconds
 from tomat.planning.cost.schedule_model import ScheduleTime, matched_schedules, schedule_time
+from tomat.planning.cost.support import Support, step_error, supports
 from tomat.profile.breakdown import Breakdown, Roofs
 from tomat.profile.categories import NO_CODE_CALLS, Classified, classify_program
 from tomat.profile.hlo import CONTROL_OPCODES, HloProgram, Instruction
 from tomat.profile.hlo_costs import kernel_flops
 from tomat.profile.hlo_kernels import Kernel, executed_kernels
 from tomat.profile.program_breakdown import breakdown_from_program
-
-HBM_EFFICIENCY = 1360 / 1638
-"""Share of the nominal HBM bandwidth that a copy reaches on v6e: 1,360 of 1,638 GB/s (AI-Hypercomputer/tpu-recipes,
-microbenchmarks). No such figure is at hand for other chips; the same share is assumed there."""
 
 
 @dataclass(frozen=True)
@@ -45,16 +44,26 @@ class StepEstimate:
     ops: Mapping[str, OpTimes]
     collectives: Mapping[str, CollectiveTime]
     breakdown: Breakdown
-    """By the estimate, times `scale`."""
-    scale: float
-    """Measured over estimated time of the pods so far (`calibration.py`), spread evenly over the operations."""
+    """By the estimate."""
+    model: ChipModel
+    """Of the chip, that the estimate was made with."""
     assumed: tuple[Assumption, ...] = ()
     """What the models did not find and took for granted."""
 
+    @cached_property
+    def supports(self) -> tuple[Support, ...]:
+        """What the step rests on, the largest part first."""
+        return supports(self.ops.values(), self.model)
+
+    @property
+    def error(self) -> float:
+        """By which fraction the step may be off, either way."""
+        return step_error(self.supports)
+
     @property
     def model_seconds(self) -> float:
-        """The step by the models alone."""
-        return self.breakdown.step_seconds / self.scale
+        """The step by the models."""
+        return self.breakdown.step_seconds
 
     def model_table(self) -> dict[str, dict[str, float]]:
         """Category -> model -> seconds of a step. A model leaves out the operations it does not know."""
@@ -64,13 +73,6 @@ class StepEstimate:
                 table[str(op.category)][model] += (op.seconds(model) or 0.0) * op.executions
         return dict(table)
 
-    def basis_seconds(self) -> dict[str, float]:
-        """Seconds of the step by what their estimate rests on."""
-        seconds: dict[str, float] = defaultdict(float)
-        for op in self.ops.values():
-            seconds[op.basis] += (op.estimate or 0.0) * op.executions
-        return dict(seconds)
-
 
 def estimate_step(
     program: HloProgram,
@@ -78,7 +80,7 @@ def estimate_step(
     slice_: Slice,
     *,
     title: str,
-    scale: float = 1.0,
+    model: ChipModel | None = None,
     notes: tuple[str, ...] = (),
     memory_bytes: Mapping[str, int] | None = None,
 ) -> StepEstimate:
@@ -89,17 +91,18 @@ def estimate_step(
         schedules: As `read_schedules` gives them.
         slice_: What it was compiled for.
         title: Of the breakdown.
-        scale: What the models' times are multiplied with.
+        model: Of the chip; default: the one of the release.
         notes: What the reader of the breakdown should know; what was assumed is added.
         memory_bytes: Of the breakdown, where the program itself has no buffer assignment.
     """
     device_kind = slice_.chip.device_kinds[0]
     roofs = Roofs.of_device_kind(device_kind)
+    chip_model = model or ChipModel.load(Path(), slice_.chip)
     verdicts = classify_program(program)
     matched = matched_schedules(program, schedules)
     kernels = {kernel.instruction.name: kernel for kernel in executed_kernels(program)}
     ops = {
-        name: _op_times(program, kernel, verdicts[name], matched.get(name), slice_, roofs)
+        name: _op_times(program, kernel, verdicts[name], matched.get(name), slice_, roofs, chip_model)
         for name, kernel in kernels.items()
     }
     collectives = overlap(program, lambda instruction: ops[instruction.name].estimate, slice_)
@@ -110,16 +113,12 @@ def estimate_step(
             own = (ops[name].estimate or 0.0) if inner & {"dot", "convolution"} else 0.0
             ops[name] = replace(ops[name], estimate=own + time.exposed_seconds, basis="interconnect")
 
-    def scaled(instruction: Instruction) -> float | None:
-        seconds = ops[instruction.name].estimate
-        return None if seconds is None else seconds * scale
-
     breakdown = breakdown_from_program(
         program,
         device_kind=device_kind,
-        kernel_seconds=scaled,
+        kernel_seconds=lambda instruction: ops[instruction.name].estimate,
         hidden_seconds=lambda instruction: (
-            collectives[instruction.name].hidden_seconds * scale if instruction.name in collectives else 0.0
+            collectives[instruction.name].hidden_seconds if instruction.name in collectives else 0.0
         ),
         kernel_flops=lambda instruction: _flops(program, instruction, ops[instruction.name].schedule, roofs),
         title=title,
@@ -128,9 +127,9 @@ def estimate_step(
     )
     assumed = assumptions(program, ops, matched, breakdown)
     # The breakdown's own notes are on loops and kernels that it knows nothing of: `assumed` has them with their shares.
-    said = (*notes, *(assumption.sentence for assumption in assumed))
+    said = (*notes, *chip_model.notes(), *(assumption.sentence for assumption in assumed))
     breakdown = replace(breakdown, notes=said, memory_bytes=memory_bytes or breakdown.memory_bytes)
-    return StepEstimate(ops, collectives, breakdown, scale, assumed)
+    return StepEstimate(ops, collectives, breakdown, chip_model, assumed)
 
 
 def _flops(program: HloProgram, instruction: Instruction, schedule: ScheduleTime | None, roofs: Roofs) -> float | None:
@@ -152,6 +151,7 @@ def _op_times(
     schedule: OpSchedule | None,
     slice_: Slice,
     roofs: Roofs,
+    model: ChipModel,
 ) -> OpTimes:
     """Every model on one kernel; collectives are settled later, when it is known what runs beside them."""
     instruction = kernel.instruction
@@ -161,24 +161,19 @@ def _op_times(
         compiler = cycles / roofs.clock_hz if cycles is not None else None
         roofline = roofline_seconds(program, instruction, slice_)
         if schedule is not None:
-            reached = roofs.peak_hbm_bytes_per_second * HBM_EFFICIENCY
-            scheduled = schedule_time(program, instruction, schedule, roofs.clock_hz, reached)
-    seconds, basis = _estimate(instruction, compiler, roofline, scheduled)
-    return OpTimes(instruction.name, verdict.category, kernel.executions, compiler, roofline, scheduled, seconds, basis)
-
-
-def _estimate(
-    instruction: Instruction, compiler: float | None, roofline: RooflineTime | None, scheduled: ScheduleTime | None
-) -> tuple[float | None, str]:
-    """(Seconds of one execution, what they rest on)."""
+            scheduled = schedule_time(program, instruction, schedule, roofs.clock_hz)
+    times = OpTimes(
+        instruction.name, verdict.category, kernel.executions, compiler, roofline, scheduled, estimate=None, basis=""
+    )
     if instruction.opcode in CONTROL_OPCODES or instruction.custom_call_target in NO_CODE_CALLS:
-        return 0.0, ""
+        return replace(times, estimate=0.0)
     if instruction.opcode.endswith(("-start", "-done", "-update")):
         # Copies between HBM and VMEM run beside the kernels; what is waited for of collectives is settled later.
-        return 0.0, "beside other kernels"
-    moving = roofline.hbm_seconds / HBM_EFFICIENCY if roofline is not None else 0.0
-    if scheduled is not None:
-        return (moving, "hbm") if moving > scheduled.seconds else (scheduled.seconds, "schedule")
-    if roofline is not None:
-        return max(roofline.seconds, moving), "hbm" if moving >= roofline.seconds else "roofline"
-    return compiler, "compiler" if compiler is not None else ""
+        return replace(times, estimate=0.0, basis="beside other kernels")
+    bandwidth = core_bandwidth(slice_.chip)
+    work = kernel_work(scheduled, roofline, bandwidth)
+    if work is None:
+        return replace(times, estimate=compiler, basis="compiler" if compiler is not None else "")
+    time = model.time(work, bandwidth)
+    basis = time.bound if work.scheduled else f"unscheduled {time.bound}"
+    return replace(times, estimate=time.seconds, basis=basis, work=work, time=time)

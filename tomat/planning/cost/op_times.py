@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tomat.planning.cost.chip_model import KernelTime, KernelWork
 from tomat.planning.cost.roofline import RooflineTime
 from tomat.planning.cost.schedule_model import ScheduleTime
 from tomat.profile.categories import Category
@@ -26,7 +27,12 @@ class OpTimes:
     schedule: ScheduleTime | None
     estimate: float | None
     basis: str
-    """What the estimate rests on: `schedule`, `hbm`, `roofline`, `interconnect`, `compiler`; "" where it has none."""
+    """What the estimate rests on: what bounds the kernel (`chip_model.BOUNDS`), `unscheduled <bound>` where its bundles
+    were not found, `interconnect`, `compiler`, or `beside other kernels`; "" where it has none."""
+    work: KernelWork | None = None
+    """What the chip's model made the estimate of; None where it knows nothing of the kernel."""
+    time: KernelTime | None = None
+    """That model's parts."""
 
     def seconds(self, model: str) -> float | None:
         """One execution by one of `MODELS`."""

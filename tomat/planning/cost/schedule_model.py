@@ -2,22 +2,21 @@
 
 A bundle takes one cycle. The compiler spaces the products on a matrix unit as far apart as the unit needs, so that its
 occupancy is in the count already: no region of the reference 200M and 1B steps has more `mxu_cycles` than bundles, and
-the densest has 98 % as many. What the count leaves out is waiting, above all for HBM. In a Pallas kernel that is taken
-into account here. Most other ops of those steps wait for HBM: their bundles come to 0.25 of XLA's `estimated_cycles` in
-matmuls, 0.19 in normalisation and rotary and 0.07 in copies, so their time is the larger of these seconds and of their
-bytes over bandwidth (`roofline`).
+the densest has 98 % as many. What the count leaves out is waiting, above all for HBM: bundles of those steps come to
+0.25 of XLA's `estimated_cycles` in matmuls, 0.19 in normalisation and rotary and 0.07 in copies. The copies between HBM
+and the core that the bundles start are counted here, and `chip_model.py` says how long the two take together.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from tomat.planning.cost.llo import OpSchedule, Region
+from tomat.planning.cost.transfers import Transfer
 from tomat.profile.hlo import HloProgram, Instruction
-from tomat.profile.hlo_costs import kernel_hbm_bytes
 from tomat.profile.hlo_values import constant_values, origin
 
 UNCOUNTED_LOOP_SHARE = 0.01
@@ -28,16 +27,14 @@ UNCOUNTED_LOOP_SHARE = 0.01
 class ScheduleTime:
     """What an op's schedule says about one execution of it."""
 
-    seconds: float
     bundle_seconds: float
     """Executed bundles, one a cycle."""
     mxu_seconds: float
     """The busier matrix unit at work, within `bundle_seconds`."""
-    hbm_seconds: float | None
-    """Pallas kernels: time for the blocks they fetch. Of a splash kernel an upper bound (each input block anew in each
-    active step), of others a lower one (each array once). None for other ops and where no bandwidth is given."""
-    bound: str
-    """`bundles` or `hbm`."""
+    copies: tuple[tuple[Transfer, float], ...]
+    """Copies between HBM and the core, and how often each is started."""
+    grid_steps: float
+    """Steps of a grid that do something; 1 where there is none."""
     active_share: float | None
     """Splash kernels: share of the grid's steps whose block the mask does not empty."""
     assumed_bundle_share: float
@@ -46,13 +43,14 @@ class ScheduleTime:
     """False for a splash kernel whose mask is no constant that could be found: every block is counted, an upper
     bound."""
 
+    @property
+    def seconds(self) -> float:
+        """The bundles alone, which is what this model knows."""
+        return self.bundle_seconds
+
 
 def schedule_time(
-    program: HloProgram,
-    instruction: Instruction,
-    schedule: OpSchedule,
-    clock_hz: float,
-    hbm_bytes_per_second: float | None = None,
+    program: HloProgram, instruction: Instruction, schedule: OpSchedule, clock_hz: float
 ) -> ScheduleTime | None:
     """One execution of `instruction` by its schedule; None if the trip count of a loop that matters is unknown.
 
@@ -65,7 +63,6 @@ def schedule_time(
         instruction: The op.
         schedule: Its schedule (`matched_schedules`).
         clock_hz: Clock of the core.
-        hbm_bytes_per_second: Bandwidth; None: transfers are not held against the computation.
     """
     trips = scalar_trips(program, instruction, schedule)
     blocks = mask_blocks(program, instruction, schedule) if not trips else None
@@ -76,14 +73,13 @@ def schedule_time(
     def executions(region: Region) -> float | None:
         if region.first_bundle in trips and region.kind == "loop":
             return trips[region.first_bundle]
-        if trips and region.entered_for is not None:
+        if blocks is None and region.entered_for is not None:
             return entered_share(program, instruction, region)
         return active if region.operand is not None else None
 
     def executed(counts: Callable[[Region], bool]) -> float:
         return schedule.executed(lambda region: region.bundles if counts(region) else 0, executions)
 
-    masked = _inside(schedule, lambda region: region.operand is not None)
     loops = _inside(
         schedule,
         lambda region: region.kind == "loop" and region.executions is None and region.first_bundle not in trips,
@@ -97,33 +93,33 @@ def schedule_time(
     bundles = executed(lambda region: True)
     if not bundles or executed(lambda region: id(region) in loops) > UNCOUNTED_LOOP_SHARE * bundles:
         return None
-    mxu = schedule.executed(lambda region: region.mxu_cycles, executions)
-    seconds = bundles / clock_hz
-    hbm = None
-    if schedule.has_windows and hbm_bytes_per_second:
-        # Blocks are double-buffered: the fetch for the next step runs beside the computation of this one, so that the
-        # active steps take the longer of the two; those skipped fetch nothing.
-        skipped = 0.0
-        if trips:
-            # A grid of active blocks alone: each step may fetch every one of its blocks anew.
-            hbm = schedule.executed(lambda region: region.read_bytes, executions) / hbm_bytes_per_second
-        elif active is None:
-            hbm = kernel_hbm_bytes(program, instruction) / hbm_bytes_per_second
-        else:
-            per_step = sum(region.read_bytes for region in schedule.body.walk())
-            hbm = active * math.prod(schedule.grid) * per_step / hbm_bytes_per_second
-            skipped = (1.0 - active) * executed(lambda region: id(region) not in masked) / clock_hz
-        seconds = max(seconds, hbm + skipped)
+    copies = tuple(_copies(schedule.body, executions, 1.0 if active is None else active))
+    steps = sum(trips.values()) or math.prod(schedule.grid) * (1.0 if active is None else active)
     return ScheduleTime(
-        seconds=seconds,
         bundle_seconds=bundles / clock_hz,
-        mxu_seconds=mxu / clock_hz,
-        hbm_seconds=hbm,
-        bound="hbm" if seconds > bundles / clock_hz else "bundles",
+        mxu_seconds=schedule.executed(lambda region: region.mxu_cycles, executions) / clock_hz,
+        copies=copies,
+        grid_steps=max(1.0, steps),
         active_share=active,
         assumed_bundle_share=executed(lambda region: id(region) in entered) / bundles,
         mask_found=blocks is None or bool(blocks),
     )
+
+
+def _copies(
+    region: Region, executions: Callable[[Region], float | None], undecided: float, around: float = 1.0
+) -> Iterator[tuple[Transfer, float]]:
+    """The copies of a region and how often each is started; `undecided` is the share of those that data decide."""
+    times = executions(region)
+    if times is None:
+        times = 1.0 if region.executions is None else region.executions
+    times *= around
+    for copy in region.transfers:
+        started = times * (undecided if copy.share is None else copy.share)
+        if started:
+            yield copy, started
+    for inner in region.regions:
+        yield from _copies(inner, executions, undecided, times)
 
 
 def scalar_trips(program: HloProgram, instruction: Instruction, schedule: OpSchedule) -> dict[int, float]:

@@ -1,0 +1,256 @@
+"""Seconds of a kernel on a chip: what its schedule and its copies would take at the chip's nominal rates, times what
+the chip is measured to reach of them.
+
+The parameters are few and physical, and fitted to kernels that TPUs have run (`tomat/kernels`;
+`docs/tracking/kernels.md` has the errors). HBM and core run side by side: a kernel takes about the longer of the two.
+
+    hbm  = sum over copies of times * (bytes / (efficiency * bandwidth) * (1 + large_array) + pieces * piece + copy)
+    core = mxu / mxu_efficiency + (bundles - mxu) / bundle_efficiency
+    kernel = max((hbm^p + core^p)^(1/p), steps * step) + fixed
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from tomat.base.errors import TomatError
+from tomat.hardware.chip_table import Chip
+from tomat.planning.cost.roofline import RooflineTime
+from tomat.planning.cost.schedule_model import ScheduleTime
+from tomat.planning.cost.transfers import Transfer
+
+RECORD_FILE = "kernels.json"
+PACKAGED_FILE = Path(__file__).with_name(RECORD_FILE)
+"""The record of the release in an installed tomat (`pyproject.toml` puts it there); a checkout has it in `docs`."""
+CHECKOUT_FILE = Path(__file__).parents[3] / "docs" / "tracking" / RECORD_FILE
+
+LARGE_ARRAY_BYTES = 2**32
+"""Arrays beyond this are read and written slower: row sums over f32 arrays of up to 4.3 GB reach 0.90 of a v6e's
+nominal bandwidth, of 8.6 GB 0.77 to 0.80, of 17 GB 0.71 (timings of openxla/tokamax; `docs/tracking/kernels.md`)."""
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """What a chip reaches of its nominal rates."""
+
+    hbm_read_efficiency: float = 0.93
+    """Share of the nominal bandwidth at which long pieces are read."""
+    hbm_write_efficiency: float = 0.95
+    """The same of writing."""
+    piece_bytes: float = 300.0
+    """What each piece that lies apart costs, as bytes more to move."""
+    large_array_slowdown: float = 0.25
+    """How much longer the bytes of an array of twice `LARGE_ARRAY_BYTES` or more take; in between by its logarithm."""
+    mxu_efficiency: float = 0.97
+    """Cycles in which a matrix unit is busy, planned over measured."""
+    bundle_efficiency: float = 0.85
+    """The other cycles, planned over measured: bundles that wait for what they load."""
+    overlap_power: float = 5.0
+    """p of the module's formula: 1 where HBM and core take turns, infinite where the shorter is hidden whole."""
+    copy_seconds: float = 1e-7
+    """Of the core or of the queue, for each copy that is started."""
+    step_seconds: float = 3e-7
+    """The least that a step of a grid takes: the latency of the copy that it waits for."""
+    kernel_seconds: float = 5e-7
+    """Fixed cost of a kernel."""
+
+
+NAMES = tuple(Parameters.__dataclass_fields__)
+
+
+@dataclass(frozen=True)
+class KernelWork:
+    """One execution of a kernel on one core, before the chip's efficiency comes in."""
+
+    core_seconds: float
+    """Bundles of its schedule at the clock; where none was found, products and vector operations at their peaks."""
+    mxu_seconds: float
+    """Of these, the busier matrix unit at work."""
+    copies: tuple[tuple[Transfer, float], ...]
+    """Between HBM and the core, and how often each is started."""
+    steps: float = 1.0
+    """Steps of its grid."""
+    scheduled: bool = True
+    """Whether the compiler's schedule was found."""
+
+    @property
+    def hbm_bytes(self) -> float:
+        """To and from HBM."""
+        return sum(times * copy.size_bytes for copy, times in self.copies)
+
+
+def kernel_work(scheduled: ScheduleTime | None, roofline: RooflineTime | None, bandwidth: float) -> KernelWork | None:
+    """The work of a kernel by its schedule, else by its roofline; None where neither is known.
+
+    Args:
+        scheduled: What its bundles say.
+        roofline: What HLO says.
+        bandwidth: `core_bandwidth`.
+    """
+    if scheduled is not None:
+        return KernelWork(scheduled.bundle_seconds, scheduled.mxu_seconds, scheduled.copies, scheduled.grid_steps)
+    if roofline is None:
+        return None
+    size = round(roofline.hbm_seconds * bandwidth)  # of this core
+    copies = ((Transfer(False, size, size, 0, size), 1.0),) if size else ()
+    core = max(roofline.mxu_seconds, roofline.vpu_seconds)
+    return KernelWork(core, roofline.mxu_seconds, copies, scheduled=False)
+
+
+def core_bandwidth(chip: Chip) -> float:
+    """Nominal HBM bytes a second of one TensorCore. Where a chip's cores are one device, a kernel is compiled once and
+    each core runs its part of the grid."""
+    return (chip.hbm_bytes_per_second or 0.0) / (chip.n_cores or 1)
+
+
+class WorkTable:
+    """Kernels as arrays, so that a fit costs thousands of them at once."""
+
+    def __init__(self, works: Sequence[KernelWork], bandwidth: float) -> None:
+        """The kernels in order.
+
+        Args:
+            works: Their work.
+            bandwidth: `core_bandwidth`.
+        """
+        self.n = len(works)
+        rows = [
+            (number, copy.written, copy.size_bytes, copy.piece_bytes, copy.array_bytes, times)
+            for number, work in enumerate(works)
+            for copy, times in work.copies
+        ]
+        columns = np.array(rows, np.float64).reshape(-1, 6).T
+        self.kernel, self.written = columns[0].astype(int), columns[1] > 0
+        size, piece, array, times = columns[2:]
+        self.seconds = size * times / bandwidth
+        self.apart = np.where(piece < size, 1.0 / np.maximum(piece, 1.0), 0.0)
+        """Pieces that lie apart, by byte."""
+        self.large = np.clip(np.log2(np.maximum(array, 1.0) / LARGE_ARRAY_BYTES), 0.0, 1.0)
+        self.copies = np.bincount(self.kernel, times, self.n)
+        self.mxu = np.array([work.mxu_seconds for work in works])
+        self.core = np.array([work.core_seconds for work in works])
+        self.steps = np.array([work.steps for work in works])
+        self.launched = np.array([float(work.scheduled) for work in works])
+        """A kernel without bundles of its own is a scalar or a copy within another."""
+
+    def parts(self, at: Parameters) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """(HBM, core, whole) seconds of each kernel."""
+        rate = np.where(self.written, at.hbm_write_efficiency, at.hbm_read_efficiency)
+        moved = self.seconds / rate * (1 + at.piece_bytes * self.apart) * (1 + at.large_array_slowdown * self.large)
+        hbm = np.bincount(self.kernel, moved, self.n) + at.copy_seconds * self.copies
+        core = self.mxu / at.mxu_efficiency + np.maximum(0.0, self.core - self.mxu) / at.bundle_efficiency
+        longer = np.maximum(np.maximum(hbm, core), 1e-18)
+        shorter = np.minimum(hbm, core) / longer
+        both = longer * (1 + shorter**at.overlap_power) ** (1 / at.overlap_power)
+        stepped = np.where(self.steps > 1, self.steps * at.step_seconds, 0.0)
+        return hbm, core, np.maximum(both, stepped) + at.kernel_seconds * self.launched
+
+
+@dataclass(frozen=True)
+class KernelTime:
+    """One execution of a kernel, as a chip is expected to run it."""
+
+    seconds: float
+    hbm_seconds: float
+    """Its copies, if nothing else were to do."""
+    core_seconds: float
+    """Its bundles, the same."""
+    bound: str
+    """A key of `BOUNDS`."""
+
+
+BOUNDS = {
+    "hbm": "HBM",
+    "mxu": "matrix unit",
+    "bundles": "other bundles",
+    "latency": "steps of the grid",
+}
+"""What takes a kernel's time -> how a page says it."""
+
+
+def bound_of(work: KernelWork, time: tuple[float, float, float], at: Parameters) -> str:
+    """Which of `BOUNDS` takes the longest."""
+    hbm, core, whole = time
+    if work.steps > 1 and work.steps * at.step_seconds > max(hbm, core):
+        return "latency"
+    if hbm >= core:
+        return "hbm"
+    return "mxu" if work.mxu_seconds / at.mxu_efficiency > core / 2 else "bundles"
+
+
+@dataclass(frozen=True)
+class KindError:
+    """Absolute errors of kernels of one kind that were left out of the fit, as fractions."""
+
+    kernels: int
+    median: float
+    p90: float
+
+
+@dataclass(frozen=True)
+class ChipModel:
+    """The parameters of a chip, and how well they fit it."""
+
+    chip: str
+    """As in `chip_table.py`."""
+    parameters: Parameters
+    errors: Mapping[str, KindError] = field(default_factory=dict)
+    """What bounds a kernel (`BOUNDS`, or `all`) -> how far off the model is on such kernels."""
+    borrowed: bool = False
+    """Whether the parameters are those of another chip, for want of its own."""
+
+    def time(self, work: KernelWork, bandwidth: float) -> KernelTime:
+        """One execution of a kernel.
+
+        Args:
+            work: The kernel.
+            bandwidth: `core_bandwidth`.
+        """
+        hbm, core, whole = (float(part[0]) for part in WorkTable([work], bandwidth).parts(self.parameters))
+        return KernelTime(whole, hbm, core, bound_of(work, (hbm, core, whole), self.parameters))
+
+    def notes(self) -> tuple[str, ...]:
+        """What the reader of an estimate must know of the model."""
+        if not self.borrowed:
+            return ()
+        return (f"no kernels of {self.chip} are on record: what it reaches of its rates is taken from another chip",)
+
+    @staticmethod
+    def load(tracking_dir: Path, chip: Chip) -> ChipModel:
+        """The model of a chip from `kernels.json` of `tracking_dir`, else from the one that came with tomat.
+
+        A chip that is not in the record has the parameters of the one with most kernels there, and says so.
+
+        Raises:
+            TomatError: The record is damaged.
+        """
+        places = (tracking_dir / RECORD_FILE, PACKAGED_FILE, CHECKOUT_FILE)
+        path = next((place for place in places if place.is_file()), None)
+        if path is None:
+            return ChipModel(chip.name, Parameters(), borrowed=True)
+        try:
+            chips = json.loads(path.read_text(encoding="utf-8"))["chips"]
+            fitted = {name: values for name, values in chips.items() if values["fitted"]}
+            most = max(fitted, key=lambda name: fitted[name]["all"]["kernels"])
+            record = fitted.get(chip.name, fitted[most])
+            parameters = Parameters(**{name: float(record["parameters"][name]["value"]) for name in NAMES})
+            errors = {
+                kind: KindError(
+                    int(values["kernels"]), float(values["absolute_error_median"]), float(values["absolute_error_p90"])
+                )
+                for kind, values in {**record["bounds"], "all": record["all"]}.items()
+            }
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise TomatError(
+                f"{path}: a damaged record of timed kernels ({type(error).__name__}: {error}); restore it, or delete "
+                "it and write it again with tomat plan --calibrate --kernels FILE."
+            ) from None
+        if not all(math.isfinite(value) for value in vars(parameters).values()):
+            raise TomatError(f"{path}: a parameter of {chip.name} is not finite; restore the file.")
+        return ChipModel(chip.name, parameters, errors, borrowed=chip.name not in fitted)

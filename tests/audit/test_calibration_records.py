@@ -31,14 +31,14 @@ BAD = {
 
 
 def outcome(read) -> str:
-    """`refused`, or what an estimate would be multiplied with."""
+    """`refused`, or what is said of pods."""
     try:
         record = read()
     except TomatError:
         return "refused"
     if isinstance(record, Calibration):
         try:
-            return f"taken, times {record.scale('v6e'):.3g}"
+            return f"taken, ratios {record.step_ratios('v6e')}"
         except (TypeError, ValueError) as error:
             return f"taken, then {type(error).__name__}"
     return "taken"
@@ -64,4 +64,4 @@ def test_a_measurement_by_hand_takes_figures_that_can_be(name, tmp_path, figure)
 
 def test_the_good_row_is_taken(tmp_path):
     (tmp_path / "calibration.json").write_text(json.dumps({"rows": [GOOD]}))
-    assert Calibration.load(tmp_path).scale("v6e") == pytest.approx(2.08 / 1.75)
+    assert Calibration.load(tmp_path).step_ratios("v6e") == [pytest.approx(2.08 / 1.75)]

@@ -9,9 +9,8 @@ import pytest
 from tomat.base.errors import TomatError
 from tomat.kernels.compile import SMALLEST_SLICES, CompiledKernel, compile_kernels
 from tomat.kernels.programs import OPS
-from tomat.kernels.report import bound_of, calibrate_kernels, judge
+from tomat.kernels.report import calibrate_kernels, timed_program
 from tomat.kernels.timings import COLUMNS, KernelTiming, read_timings
-from tomat.kernels.work import ASYNC, MATMUL, PALLAS, VECTOR, KernelWork
 
 pytest.importorskip("libtpu", reason="the TPU compiler is not installed: uv sync --extra plan")
 
@@ -74,11 +73,15 @@ def test_a_kernel_that_takes_too_long_costs_its_own_row(cache):
     assert not list(cache.glob(".work*"))
 
 
-def test_estimates_are_of_the_size_of_the_work(kernels):
-    dense, flash = judge(kernels[2]), judge(kernels[3])
-    # 2 x 2 heads of 256 x 256 logits and no more than 2 MB of traffic: microseconds.
-    assert 1e-7 < dense.seconds < 1e-4 and 1e-7 < flash.seconds < 1e-4
-    assert flash.bound.startswith("Pallas") and not flash.unscheduled
+def test_the_work_of_a_program_is_that_of_its_shapes(kernels):
+    dense, flash = timed_program(kernels[2]), timed_program(kernels[3])
+    assert not dense.work.pallas and flash.work.pallas and not flash.work.unscheduled_pallas
+    for program in (dense, flash):
+        moved = sum(times * kernel.hbm_bytes for kernel, times in program.work.kernels)
+        # Queries, keys, values and outputs of 256 KB each at least once; no more than all logits in f32 ten times.
+        assert 4 * 2**18 <= moved < 4 * 2**18 + 10 * 4 * 256 * 256 * 4
+        products = sum(times * kernel.mxu_seconds for kernel, times in program.work.kernels)
+        assert products >= 2 * 2 * 4 * 256 * 256 * 128 / 918e12
     assert dense.memory_error is None and dense.peak_memory_bytes > 4 * 2 * 2 * 256 * 256 / 2
 
 
@@ -91,7 +94,7 @@ def test_damage_in_the_cache_is_said(kernels, tmp_path):
             content = file.read_bytes()
             (folder / file.name).write_bytes(content[: len(content) // 2] if file.name == name else content)
         with pytest.raises(TomatError, match=r"damaged|cannot be read|delete"):
-            judge(dataclasses.replace(kernel, folder=folder))
+            timed_program(dataclasses.replace(kernel, folder=folder))
 
 
 def test_the_file_becomes_a_page_and_a_record(kernels, cache, tmp_path):
@@ -103,24 +106,15 @@ def test_the_file_becomes_a_page_and_a_record(kernels, cache, tmp_path):
     file = tmp_path / "timings.csv"
     file.write_text("\n".join(lines) + "\n")
     record = calibrate_kernels(file, tmp_path / "tracking", cache_dir=cache)
-    assert record["chips"]["v6e"]["all"]["kernels"] == 2
+    assert record["chips"]["v6e"]["all"]["kernels"] == 2 and not record["chips"]["v6e"]["fitted"]
     assert set(record["chips"]["v6e"]["operations"]) == {SMALL[0].op, FLASH.op}
     assert [row["line"] for row in record["refused"]] == [4, 5]
     assert json.loads((tmp_path / "tracking" / "kernels.json").read_text()) == record
     page = (tmp_path / "tracking" / "kernels.md").read_text()
+    assert "Too few kernels to fit: v6e" in page
     assert "no operation none_such" in page and "is it in another unit" in page
     with pytest.raises(TomatError, match="no row of the chip v5p"):
         calibrate_kernels(file, tmp_path / "tracking", cache_dir=cache, chips=["v5p"])
-
-
-def test_what_bounds_a_program():
-    def work(kind: str, hbm: float, mxu: float, bundles: float) -> KernelWork:
-        return KernelWork("k", kind, 1.0, hbm, mxu, bundles, 0.0, True)
-
-    assert bound_of([work(VECTOR, 2, 0, 1), work(MATMUL, 0.1, 1, 1.1)]) == "HBM"
-    assert bound_of([work(VECTOR, 1, 0, 0.5), work(MATMUL, 0.1, 1, 1.1)]) == "matrix unit"
-    assert bound_of([work(PALLAS, 0.1, 0.2, 1), work(ASYNC, 9, 0, 0)]) == "Pallas, bundles"
-    assert bound_of([]) == "nothing"
 
 
 def test_every_operation_of_the_data_has_a_program_or_is_known_to_have_none():

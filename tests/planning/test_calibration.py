@@ -1,7 +1,6 @@
 """The error that an estimate carries, from what pods measured."""
 
 import json
-import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import yaml
 
 from tomat.base.errors import TomatError
 from tomat.hardware.chips import slice_named
-from tomat.planning.calibration import FEW_RUNS, Calibration, CalibrationRow, read_measurements, row_of_run
+from tomat.planning.calibration import Calibration, CalibrationRow, read_measurements, row_of_run
 from tomat.planning.calibration_page import memory_section, shares_section, steps_section
 from tomat.training.config import load_config
 
@@ -24,28 +23,13 @@ def row(name: str, measured: float, modelled: float, slice_name: str = "v6e-16")
     )  # fmt: skip
 
 
-def test_the_correction_is_the_geometric_mean_and_its_own_size_the_error_of_few_runs():
-    record = Calibration((row("a", 2.0, 1.0), row("b", 8.0, 1.0)))
-    assert record.scale("v6e") == pytest.approx(4.0)
-    assert record.scale("v6e", without="a") == pytest.approx(8.0)
-    # residuals are a factor of 2 either way, the correction is a factor of 4
-    assert record.known_error("v6e") == pytest.approx(3.0)
-
-
-def test_enough_runs_leave_the_largest_residual():
-    rows = tuple(row(f"run {n}", 1.5 * (1.1 if n == 0 else 1.0), 1.0) for n in range(FEW_RUNS))
-    record = Calibration(rows)
-    expected = max(abs(math.log(r.step_ratio / record.scale("v6e"))) for r in rows if r.step_ratio)
-    assert record.known_error("v6e") == pytest.approx(math.exp(expected) - 1)
-    assert record.known_error("v6e") < 0.1
-
-
-def test_a_chip_without_runs_borrows_the_others_and_says_so():
-    record = Calibration((row("a", 1.2, 1.0),))
-    assert record.scale("v5p") == pytest.approx(1.2)
-    assert "none of them on v5p" in record.notes("v5p")[0]
-    assert Calibration(()).known_error("v6e") == 0.0
-    assert "unknown" in Calibration(()).notes("v6e")[0]
+def test_pods_say_what_no_plan_sees():
+    record = Calibration((row("a", 2.0, 1.9), row("b", 8.0, 8.4), row("c", 3.0, 1.0, "v5p-8")))
+    assert record.step_ratios("v6e") == [pytest.approx(2.0 / 1.9), pytest.approx(8.0 / 8.4)]
+    (note,) = record.notes("v6e")
+    assert "2 pods on record took 0.95 to 1.05 of what was planned" in note and "host" in note
+    (none,) = record.notes("v4")
+    assert "no pod of v4 is on record" in none
 
 
 def test_a_record_survives_the_disk(tmp_path):

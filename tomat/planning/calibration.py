@@ -68,8 +68,8 @@ class CalibrationRow:
     measured: Mapping[str, Any]
     """`fits`, and of `step_seconds`, `hbm_required_gib` and `SHARES` what is known."""
     predicted: Mapping[str, Any] = field(default_factory=dict)
-    """The same keys, but `model_seconds` for the planned step, and `error` for its range; empty where it was not planned
-    yet."""
+    """The same keys, but `model_seconds` for the planned step, and `error` for its range; empty where it was not
+    planned yet."""
     config_path: str | None = None
     """The configuration, with `overrides`; None: `config` holds it whole."""
     overrides: tuple[str, ...] = ()

@@ -90,7 +90,7 @@ def test_a_kernel_without_bundles_is_named_as_costed_by_its_traffic(schedules):
     step = estimate({name: schedule for name, schedule in schedules.items() if name != SPLASH})
     (assumed,) = step.assumed
     assert (assumed.kind, assumed.operations, assumed.executions_per_step) == ("bundles_not_found", (SPLASH,), 12)
-    assert step.ops[SPLASH].basis == "hbm"
+    assert step.ops[SPLASH].basis == "unscheduled hbm"
     assert "HBM traffic alone" in assumed.sentence
     data = assumed.to_dict()
     assert data["sentence"] == assumed.sentence and 0 < data["step_share"] < 1 and data["seconds_per_step"] > 0

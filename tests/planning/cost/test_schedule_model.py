@@ -166,17 +166,13 @@ def test_a_mask_that_an_outer_loop_changes_is_not_found(schedules):
         assert mask_blocks(program, program.by_name[SPLASH], schedules[SPLASH]) == []
 
 
-def test_blocks_from_memory_bound_a_kernel(program, schedules):
-    kernel = program.by_name[SPLASH]
-    fast = schedule_time(program, kernel, schedules[SPLASH], CLOCK_HZ, 1e15)
-    slow = schedule_time(program, kernel, schedules[SPLASH], CLOCK_HZ, 1e10)
-    assert fast is not None and slow is not None and slow.hbm_seconds is not None
-    assert (fast.bound, slow.bound) == ("bundles", "hbm")
-    assert fast.seconds == fast.bundle_seconds == slow.bundle_seconds
-    # Queries, keys and values of 512 x 128 bf16 in each active step.
-    assert slow.hbm_seconds == pytest.approx(32768 * 10 / 16 * 3 * 512 * 128 * 2 / 1e10)
-    assert slow.seconds > slow.hbm_seconds
-    assert fast.mxu_seconds == pytest.approx(32768 * 10 / 16 * 24 / CLOCK_HZ)
+def test_blocks_are_fetched_in_the_active_steps(program, schedules):
+    time = schedule_time(program, program.by_name[SPLASH], schedules[SPLASH], CLOCK_HZ)
+    assert time is not None and time.grid_steps == 32768 * 10 / 16
+    read = sum(times * copy.size_bytes for copy, times in time.copies if not copy.written)
+    # Queries, keys and values of 512 x 128 bf16: the fixture has not kept what decides whether one is there already.
+    assert read == pytest.approx(3 * 32770 * 10 / 16 * 512 * 128 * 2)
+    assert time.mxu_seconds == pytest.approx(32768 * 10 / 16 * 24 / CLOCK_HZ)
 
 
 def test_equal_ops_share_a_schedule(program, schedules):

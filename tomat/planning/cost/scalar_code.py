@@ -15,6 +15,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import NamedTuple
 
 DEFINITION = re.compile(r"%([sp]\d+)_[sp]\d+ = ([a-z][\w.]*)\s*(.*?)(?=\s+;;|\s+\}(?:\s|$)|$)")
 _STORE = re.compile(r"= sst \[smem:\[(#allocation\d+_spill)\]\] %([sp]\d+)_")
@@ -95,6 +96,14 @@ class _Definition:
     text: str
 
 
+class _Store(NamedTuple):
+    bundle: int
+    name: str
+    """Of the value."""
+    loop: int = -1
+    """First bundle of the loop that carries it to its next iteration."""
+
+
 @dataclass
 class ScalarCode:
     """The scalar and predicate definitions of one op, and the loops around them."""
@@ -104,7 +113,7 @@ class ScalarCode:
     regions: list[tuple[int, int]] = field(default_factory=list)
     """The same of each predicated region."""
     _definitions: dict[str, _Definition] = field(default_factory=dict)
-    _stores: dict[str, list[tuple[int, str]]] = field(default_factory=dict)
+    _stores: dict[str, list[_Store]] = field(default_factory=dict)
     _prefetches: list[tuple[str, str]] = field(default_factory=list)
     _known: dict[str, Expression] = field(default_factory=dict)
 
@@ -114,7 +123,7 @@ class ScalarCode:
             self._definitions[name] = _Definition(bundle, operation, arguments)
         if "_spill" in text:
             for slot, name in _STORE.findall(text):
-                self._stores.setdefault(slot, []).append((bundle, name))
+                self._stores.setdefault(slot, []).append(_Store(bundle, name))
         if "_to_smem" in text:
             self._prefetches += _PREFETCH.findall(text)
         if "= sst [smem:[#allocation" in text:
@@ -233,19 +242,30 @@ class ScalarCode:
             operand = self.prefetched.get(int(allocation[1])) if allocation else None
             element = _ELEMENT.search(text)
             return UNKNOWN if operand is None else Symbol("operand", operand, int(element[1]) if element else 0)
-        stores = self._stores.get(spilled[0], [])
-        before = [store for store in stores if store[0] < bundle]
-        if not before:
+        stored = self._stored(spilled[0], bundle)
+        if not stored:
             return UNKNOWN
-        last = max(before)
-        if any(first <= last[0] < end and not first <= bundle < end for first, end in self.regions):
+        last = stored[0]
+        if any(first <= last.bundle < end and not first <= bundle < end for first, end in self.regions):
             return UNKNOWN  # stored in a region that may have been passed over
+        if len(stored) == 2:
+            return self._counter(stored[1].loop, [last.name, stored[1].name], name, depth)
+        return self.expression(last.name, depth + 1)
+
+    def _stored(self, slot: str, bundle: int) -> list[_Store]:
+        """What a load from a slot may find: the last value stored before it, and where that is before a loop around the
+        load, the last one of an iteration."""
+        stores = self._stores.get(slot, [])
+        before = [store for store in stores if store.bundle < bundle]
+        if not before:
+            return []
+        last = max(before)
         for first, end in sorted(self.loops, key=lambda loop: loop[0] - loop[1]):
-            if last[0] < first <= bundle < end:
-                later = [store for store in stores if bundle <= store[0] < end]
+            if last.bundle < first <= bundle < end:
+                later = [store for store in stores if bundle <= store.bundle < end]
                 if later:
-                    return self._counter(first, [last[1], max(later)[1]], name, depth)
-        return self.expression(last[1], depth + 1)
+                    return [last, max(later)._replace(loop=first)]
+        return [last]
 
     def operation(self, name: str) -> str:
         """What defines a value, such as `int_to_ptr.vmem`; "" where nothing does."""
@@ -266,8 +286,9 @@ class ScalarCode:
             spilled = _SPILLED.search(definition.text)
             if definition.operation == "sld" and spilled is None:
                 return None
-            stored = [value for _, value in self._stores.get(spilled[0], [])] if spilled is not None else []
-            for used in (*re.findall(r"%([sp]\d+)_", _COMMENT.sub("", definition.text)), *stored):
+            stored = self._stored(spilled[0], definition.bundle) if spilled is not None else []
+            names = re.findall(r"%([sp]\d+)_", _COMMENT.sub("", definition.text))
+            for used in (*names, *(store.name for store in stored)):
                 if used not in seen:
                     seen.add(used)
                     open_.append(used)

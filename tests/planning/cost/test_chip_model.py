@@ -1,0 +1,127 @@
+"""Seconds of a kernel by the model of its chip, and what a step rests on."""
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+
+from tomat.base.errors import TomatError
+from tomat.hardware.chips import slice_named
+from tomat.planning.cost.chip_model import (
+    NAMES,
+    RECORD_FILE,
+    ChipModel,
+    KernelWork,
+    Parameters,
+    core_bandwidth,
+    kernel_work,
+)
+from tomat.planning.cost.op_times import OpTimes
+from tomat.planning.cost.roofline import RooflineTime
+from tomat.planning.cost.support import ASSUMED_ERROR, step_error, supports
+from tomat.planning.cost.transfers import Transfer
+from tomat.profile.categories import Category
+
+BANDWIDTH = 1e12
+PLAIN = Parameters(0.8, 0.5, 100.0, 0.5, 0.9, 0.6, 4.0, 1e-7, 1e-6, 1e-5)
+MODEL = ChipModel("v6e", PLAIN)
+V6E = slice_named("v6e-1").chip
+
+
+def block(size: int, piece: int | None = None, written: bool = False, array: int = 2**20) -> Transfer:
+    return Transfer(written, size, piece or size, 0 if piece is None else 2 * piece, array)
+
+
+def test_hbm_is_paid_by_bytes_pieces_and_copies():
+    copies = ((block(1_000_000, 1000), 10.0), (block(1_000_000, written=True), 1.0))
+    time = MODEL.time(KernelWork(0.0, 0.0, copies), BANDWIDTH)
+    expected = 10e6 / 0.8e12 * (1 + 100 / 1000) + 1e6 / 0.5e12 + 11e-7
+    assert time.hbm_seconds == pytest.approx(expected)
+    assert time.seconds == pytest.approx(expected + 1e-5) and time.bound == "hbm"
+
+
+@pytest.mark.parametrize(("array", "slower"), [(2**32, 1.0), (2**33, 1.5), (2**36, 1.5), (round(2**32.5), 1.25)])
+def test_large_arrays_are_slower(array, slower):
+    free = ChipModel("v6e", replace(PLAIN, copy_seconds=0.0))
+    time = free.time(KernelWork(0.0, 0.0, ((block(1000, array=array), 1.0),)), BANDWIDTH)
+    assert time.hbm_seconds == pytest.approx(1000 / 0.8e12 * slower)
+
+
+def test_bundles_without_products_wait_more():
+    time = MODEL.time(KernelWork(1e-3, 4e-4, ()), BANDWIDTH)
+    assert time.core_seconds == pytest.approx(4e-4 / 0.9 + 6e-4 / 0.6) and time.bound == "bundles"
+    assert MODEL.time(KernelWork(1e-3, 9e-4, ()), BANDWIDTH).bound == "mxu"
+
+
+def test_hbm_and_core_run_side_by_side():
+    work = KernelWork(6e-4, 0.0, ((block(800_000_000), 1.0),))
+    time = MODEL.time(work, BANDWIDTH)
+    assert time.core_seconds == pytest.approx(1e-3) and time.hbm_seconds == pytest.approx(1e-3, rel=1e-3)
+    assert time.seconds == pytest.approx(1e-3 * 2**0.25 + 1e-5, rel=1e-3)
+
+
+def test_a_step_of_a_grid_takes_at_least_its_latency():
+    time = MODEL.time(KernelWork(1e-4, 0.0, (), steps=1000.0), BANDWIDTH)
+    assert time.seconds == pytest.approx(1e-3 + 1e-5) and time.bound == "latency"
+
+
+def test_what_has_no_schedule_has_its_roofline_and_no_launch():
+    work = kernel_work(None, RooflineTime(1e-6, 2e-6, 0.0), BANDWIDTH)
+    assert work is not None and not work.scheduled and work.hbm_bytes == 2_000_000
+    assert MODEL.time(work, BANDWIDTH).seconds == pytest.approx(2e-6 / 0.8, rel=0.05)
+    assert kernel_work(None, None, BANDWIDTH) is None
+
+
+def test_the_cores_of_a_device_share_its_bandwidth():
+    assert core_bandwidth(V6E) == V6E.hbm_bytes_per_second
+    assert core_bandwidth(slice_named("v5p-8").chip) == pytest.approx(2765e9 / 2)
+
+
+def record(**changes: object) -> dict:
+    errors = {"kernels": 40, "absolute_error_median": 0.02, "absolute_error_p90": 0.1}
+    parameters = {name: {"value": getattr(PLAIN, name), "deviation": 0.1} for name in NAMES}
+    chip = {"fitted": True, "parameters": parameters, "all": errors, "bounds": {"hbm": errors}, **changes}
+    return {"chips": {"v6e": chip}}
+
+
+def test_a_record_becomes_a_model(tmp_path):
+    (tmp_path / RECORD_FILE).write_text(json.dumps(record()))
+    found = ChipModel.load(tmp_path, V6E)
+    assert found.parameters == PLAIN and found.errors["hbm"].p90 == 0.1 and not found.borrowed and not found.notes()
+    other = ChipModel.load(tmp_path, slice_named("v4-8").chip)
+    assert other.parameters == PLAIN and other.borrowed and "no kernels of v4" in other.notes()[0]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "[]", '{"chips": {}}', json.dumps(record(parameters={})), json.dumps(record(fitted=False)),
+     json.dumps(record()).replace("0.8", "NaN", 1), json.dumps(record(bounds={"hbm": {}}))],
+)  # fmt: skip
+def test_a_damaged_record_is_one_clear_error(tmp_path, text):
+    (tmp_path / RECORD_FILE).write_text(text)
+    with pytest.raises(TomatError, match=rf"{RECORD_FILE}.*(--kernels|restore)"):
+        ChipModel.load(tmp_path, V6E)
+
+
+def test_a_folder_without_a_record_has_that_of_the_release(tmp_path):
+    model = ChipModel.load(tmp_path, V6E)
+    assert not model.borrowed and model.errors["all"].kernels > 100
+
+
+def op(basis: str, seconds: float) -> OpTimes:
+    return OpTimes("k", Category.MATMUL, 2.0, None, None, None, seconds, basis)
+
+
+def test_the_range_of_a_step_is_that_of_its_parts(tmp_path):
+    (tmp_path / RECORD_FILE).write_text(json.dumps(record()))
+    model = ChipModel.load(tmp_path, V6E)
+    ops = [op("hbm", 2.0), op("hbm", 1.0), op("interconnect", 1.0), op("", 0.0)]
+    parts = supports(ops, model)
+    assert [(part.kind, part.step_share, part.error) for part in parts] == [
+        ("hbm", 0.75, 0.1), ("interconnect", 0.25, ASSUMED_ERROR),
+    ]  # fmt: skip
+    assert [part.measured_kernels for part in parts] == [40, 0]
+    assert step_error(parts) == pytest.approx(math.hypot(0.075, 0.25 * ASSUMED_ERROR))
+    assert supports(ops, replace(model, borrowed=True))[0].error == ASSUMED_ERROR
+    assert supports([], model) == () and step_error(()) == 0.0

@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tomat.base.errors import TomatError
+from tomat.cost.memory import MemoryReport
 from tomat.hardware.chips import Slice, slice_named
 from tomat.model.decoder import NAMED_POLICIES
 from tomat.planning.compile.compiler import CompiledStep
 from tomat.planning.compile.topology import data_axis_size
-from tomat.planning.cost.memory import MemoryReport
 from tomat.training.config import TrainConfig, load_config
 from tomat.tuning import search
 from tomat.tuning.changes import changed, checked_keys, override_words, parsed_words

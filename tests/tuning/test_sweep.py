@@ -14,13 +14,13 @@ import pytest
 
 from tomat.base.errors import TomatError
 from tomat.base.reporting import dump_json
+from tomat.cost.estimate import StepEstimate
+from tomat.cost.memory import memory_of_compiled, memory_of_oom
 from tomat.hardware.chips import Slice
 from tomat.pages.document import find_sections
 from tomat.planning.calibration import Calibration, CalibrationRow
 from tomat.planning.compile.child import PROGRAM_FILE
 from tomat.planning.compile.compiler import CompiledStep
-from tomat.planning.cost.estimate import StepEstimate
-from tomat.planning.cost.memory import memory_of_compiled, memory_of_oom
 from tomat.planning.plan import Plan
 from tomat.profile.breakdown import Breakdown
 from tomat.profile.hlo_files import load_program, program_from_text
@@ -33,7 +33,7 @@ from tomat.tuning.sweep_page import pareto_front, write_sweep_page
 from tomat.tuning.sweep_rows import FAILED, FITS, OOM, RowRecord, ranked
 from tomat.tuning.windowed import windowed_einsums
 
-DATA = Path(__file__).parents[1] / "planning" / "data"
+DATA = Path(__file__).parents[1] / "cost" / "data"
 SWEEPS = Path(__file__).parents[2] / "configs" / "sweeps"
 CAPACITY = round(31.24 * 2**30)
 REFUSED = (

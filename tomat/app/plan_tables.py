@@ -9,12 +9,12 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from tomat.base.reporting import console
+from tomat.cost.chip_model import BOUNDS
+from tomat.cost.memory import MemoryReport
+from tomat.cost.op_times import MODELS
+from tomat.cost.support import Support
 from tomat.hardware.mfu import UTILISATIONS
 from tomat.pages.tables import percent, seconds
-from tomat.planning.cost.chip_model import BOUNDS
-from tomat.planning.cost.memory import MemoryReport
-from tomat.planning.cost.op_times import MODELS
-from tomat.planning.cost.support import Support
 from tomat.profile.breakdown import Breakdown
 from tomat.tracking.profile_tables import print_breakdown
 

@@ -45,8 +45,8 @@ def _compile_all(request: dict[str, Any]) -> None:
 
 def _compile(timing: KernelTiming, device: Any, work: Path, folder: Path) -> None:
     """Compile one kernel and keep its program, its schedule and its memory in `folder`."""
+    from tomat.cost.llo import read_schedules
     from tomat.kernels.programs import lower_kernel
-    from tomat.planning.cost.llo import read_schedules
 
     dumped, part = work / LLO_DUMP, work / "part"
     for place in (dumped, part):

@@ -85,7 +85,7 @@ def compile_kernels(
     open_cache(cache)
     kernels = cache / KERNELS
     kernels.mkdir(exist_ok=True)
-    readers = sources_digest("tomat.kernels.programs", "tomat.planning.cost.llo")
+    readers = sources_digest("tomat.kernels.programs", "tomat.cost.llo")
     known: list[CompiledKernel] = []
     missing: dict[str, dict[str, KernelTiming]] = {}
 

@@ -7,16 +7,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tomat.cost.chip_model import NAMES, Parameters, WorkTable, bound_of
 from tomat.kernels.timings import KernelTiming
 from tomat.kernels.work import ProgramWork
-from tomat.planning.cost.chip_model import NAMES, Parameters, WorkTable, bound_of
 
 PRIOR = Parameters()
 SPREAD = Parameters(
     hbm_read_efficiency=0.05,
     hbm_write_efficiency=0.05,
     piece_bytes=200.0,
-    large_array_slowdown=0.1,
+    crowded_slowdown=0.1,
     mxu_efficiency=0.05,
     bundle_efficiency=0.1,
     overlap_power=3.0,
@@ -56,7 +56,8 @@ class TimedPrograms:
         self.works = [kernel for _, work in programs for kernel in work.kernels]
         self.program = np.repeat(np.arange(len(programs)), [len(work.kernels) for _, work in programs])
         self.executions = np.array([times for _, times in self.works])
-        self.table = WorkTable([work for work, _ in self.works], bandwidth)
+        held = np.array([work.held_bytes for _, work in programs])[self.program]
+        self.table = WorkTable([work for work, _ in self.works], bandwidth, held)
         self.measured = np.array([timing.seconds for timing in self.timings])
 
     def seconds(self, at: Parameters) -> np.ndarray:

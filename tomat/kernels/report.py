@@ -13,6 +13,7 @@ import numpy as np
 
 from tomat.base.errors import TomatError
 from tomat.base.reporting import console, counted, progress, write_json
+from tomat.cost.chip_model import BOUNDS, NAMES, RECORD_FILE, ChipModel, core_bandwidth
 from tomat.hardware.chips import slice_named
 from tomat.kernels.compile import SMALLEST_SLICES, CompiledKernel, compile_kernels
 from tomat.kernels.fit import TimedPrograms, fit
@@ -22,13 +23,12 @@ from tomat.pages.document import empty_section, update_document
 from tomat.pages.tables import UNKNOWN, markdown_table, percent
 from tomat.planning.compile.compiler import default_cache_dir
 from tomat.planning.compile.topology import compiler_version
-from tomat.planning.cost.chip_model import BOUNDS, NAMES, RECORD_FILE, ChipModel, core_bandwidth
 from tomat.planning.plan_cache import RESULT_FILE
 
 PAGE = "kernels.md"
 TEMPLATE = f"""# Kernels that chips have timed, and what the planner says of them
 
-Programs that chips have run, compiled here and costed by the model of a plan (`tomat/planning/cost/chip_model.py`).
+Programs that chips have run, compiled here and costed by the model of a plan (`tomat/cost/chip_model.py`).
 Errors are of kernels left out of the fit, with all of their shape. `tomat plan --calibrate --kernels FILE` compiles
 what is new and rewrites what is between the markers.
 
@@ -82,12 +82,12 @@ def timed_program(kernel: CompiledKernel) -> TimedProgram:
         TomatError: It is damaged.
     """
     assert kernel.folder is not None
-    work = kept_work(kernel.folder, slice_named(SMALLEST_SLICES[kernel.timing.chip]))
     try:
         result = json.loads((kernel.folder / RESULT_FILE).read_text(encoding="utf-8"))
         memory, compile_seconds = int(result["peak_memory_bytes"]), float(result["compile_seconds"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise TomatError(f"{kernel.folder} is damaged ({error}); delete it and calibrate again.") from None
+    work = kept_work(kernel.folder, slice_named(SMALLEST_SLICES[kernel.timing.chip]), memory)
     return TimedProgram(kernel.timing, work, memory, compile_seconds)
 
 

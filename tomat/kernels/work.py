@@ -1,4 +1,4 @@
-"""The kernels of a timed program: the work of each, as `planning/cost/chip_model.py` takes it."""
+"""The kernels of a timed program: the work of each, as `cost/chip_model.py` takes it."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tomat.base.errors import TomatError
+from tomat.cost.chip_model import ChipModel, KernelWork, Parameters
+from tomat.cost.estimate import estimate_step
+from tomat.cost.llo import OpSchedule
+from tomat.cost.op_times import PALLAS_TARGET
 from tomat.hardware.chips import Slice
 from tomat.kernels.child import PROGRAM_FILE, SCHEDULE_FILE
-from tomat.planning.cost.chip_model import KernelWork
-from tomat.planning.cost.estimate import estimate_step
-from tomat.planning.cost.llo import OpSchedule
-from tomat.planning.cost.op_times import PALLAS_TARGET
 from tomat.profile.hlo_files import load_program
 
 
@@ -25,14 +25,16 @@ class ProgramWork:
 
     kernels: tuple[tuple[KernelWork, float], ...]
     """Each kernel, and how often it runs."""
+    held_bytes: float
+    """HBM that it holds at its peak."""
     pallas: bool
     """Whether a Pallas kernel is among them."""
     unscheduled_pallas: tuple[str, ...]
     """Pallas kernels of which no schedule was found."""
 
 
-def kept_work(folder: Path, slice_: Slice) -> ProgramWork:
-    """The work of a program that `compile_kernels` kept.
+def kept_work(folder: Path, slice_: Slice, peak_memory_bytes: float) -> ProgramWork:
+    """The work of a program that `compile_kernels` kept, and that holds `peak_memory_bytes` of HBM at its peak.
 
     Raises:
         TomatError: A file of the folder is damaged.
@@ -43,10 +45,14 @@ def kept_work(folder: Path, slice_: Slice) -> ProgramWork:
     except (OSError, EOFError, zlib.error, ValueError, LookupError, TypeError, AttributeError) as error:
         raise TomatError(f"{folder} is damaged ({error}); delete it and calibrate again.") from None
     program = load_program(folder / PROGRAM_FILE)
-    ops = estimate_step(program, schedules, slice_, title="kernel").ops.values()
+    # For the work alone: no parameters of the chip are needed, and there may be none yet.
+    model = ChipModel(slice_.chip.name, Parameters(), borrowed=True)
+    step = estimate_step(program, schedules, slice_, title="kernel", held_bytes=peak_memory_bytes, model=model)
+    ops = step.ops.values()
     pallas = [op for op in ops if program.by_name[op.name].custom_call_target == PALLAS_TARGET]
     return ProgramWork(
         kernels=tuple((op.work, op.executions) for op in ops if op.work is not None and op.executions),
+        held_bytes=peak_memory_bytes,
         pallas=bool(pallas),
         unscheduled_pallas=tuple(op.name for op in pallas if op.schedule is None),
     )

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from tomat.base.reporting import console
+from tomat.cost.op_times import MODELS
 from tomat.pages.document import empty_section, update_document
 from tomat.pages.tables import UNKNOWN, markdown_table, percent, seconds
 from tomat.planning.calibration import SHARES, Calibration, CalibrationRow, read_measurements, row_of_run
 from tomat.planning.compile.process import Limits
 from tomat.planning.compile.topology import planned_slice
-from tomat.planning.cost.op_times import MODELS
 from tomat.planning.plan import Plan, make_plan
 
 PAGE = "calibration.md"

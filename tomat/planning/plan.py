@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tomat.cost.chip_model import ChipModel
+from tomat.cost.estimate import StepEstimate, estimate_step
+from tomat.cost.llo import slot_utilisation
+from tomat.cost.op_times import PALLAS_TARGET
+from tomat.cost.schedule_model import matched_schedules
 from tomat.hardware.chips import Slice
 from tomat.hardware.mfu import MFU_KEYS, StepWork, slice_dict
 from tomat.planning.calibration import Calibration
 from tomat.planning.compile.compiler import CompiledStep, compile_step
 from tomat.planning.compile.process import Limits
-from tomat.planning.cost.chip_model import ChipModel
-from tomat.planning.cost.estimate import StepEstimate, estimate_step
-from tomat.planning.cost.llo import slot_utilisation
-from tomat.planning.cost.op_times import PALLAS_TARGET
-from tomat.planning.cost.schedule_model import matched_schedules
 from tomat.profile.breakdown import Breakdown
 
 if TYPE_CHECKING:
@@ -56,6 +56,7 @@ class Plan:
             self.compiled.schedules,
             self.slice_,
             title=f"{self.config.run_name} on {self.slice_.name}, planned",
+            held_bytes=self.compiled.memory.required_bytes,
             model=self.model,
             notes=self.calibration.notes(self.slice_.chip.name),
             memory_bytes=self.compiled.memory.by_kind(),

@@ -15,9 +15,9 @@ from tomat.planning.compile.topology import data_axis_size
 from tomat.tuning.changes import changed, override_words
 
 if TYPE_CHECKING:
+    from tomat.cost.memory import MemoryReport
     from tomat.hardware.chips import Slice
     from tomat.planning.compile.compiler import CompiledStep
-    from tomat.planning.cost.memory import MemoryReport
     from tomat.training.config import TrainConfig
 
 Compile = Callable[["TrainConfig", "Slice"], "CompiledStep"]

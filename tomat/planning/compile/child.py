@@ -26,7 +26,7 @@ from tomat.planning.sources import sources_digest
 CACHE_FORMAT = 1
 """Of what is kept of a compile; a new one makes old entries invisible."""
 
-READERS = ("tomat.planning.cost.llo", "tomat.planning.cost.memory")
+READERS = ("tomat.cost.llo", "tomat.cost.memory")
 """Modules that read what the compiler leaves into what is kept."""
 
 PROGRAM_FILE = "program.hlo.pb.gz"
@@ -143,7 +143,7 @@ def _answer_when_code_begins(result: dict[str, Any], work: Path, folder: Path, s
     file of a schedule. The code takes nine tenths of the time: of the 200M step on a v6e-16 (two cores) the buffers
     stand 3 s after the compile began, the code 80 s later.
     """
-    from tomat.planning.cost.memory import memory_of_compiled
+    from tomat.cost.memory import memory_of_compiled
 
     while not any((work / LLO_DUMP).glob("*final_*")):
         time.sleep(0.1)
@@ -158,7 +158,7 @@ def _answer_when_code_begins(result: dict[str, Any], work: Path, folder: Path, s
 
 
 def _write_oom(result: dict[str, Any], message: str, work: Path) -> None:
-    from tomat.planning.cost.memory import memory_of_oom
+    from tomat.cost.memory import memory_of_oom
 
     result["status"] = "oom"
     memory = memory_of_oom(message, _buffer_assignment(work))
@@ -170,8 +170,8 @@ def _write_oom(result: dict[str, Any], message: str, work: Path) -> None:
 def _write_program(
     result: dict[str, Any], compiled: Any, work: Path, part: Path, slice_: Any, with_executable: bool
 ) -> None:
-    from tomat.planning.cost.llo import read_schedules
-    from tomat.planning.cost.memory import memory_of_compiled
+    from tomat.cost.llo import read_schedules
+    from tomat.cost.memory import memory_of_compiled
 
     result["status"] = "fits"
     executable = compiled.runtime_executable()

@@ -22,15 +22,15 @@ import numpy as np
 from tomat.base.errors import TomatError
 from tomat.base.reporting import write_json
 from tomat.base.stages import DONE
+from tomat.cost.memory import MemoryReport
 from tomat.hardware.chips import Slice
 from tomat.planning.compile.child import MEMORY_SUFFIX, PROGRAM_FILE, SCHEDULE_FILE, needed_files
 from tomat.planning.compile.process import Limits, ask, request_key
 from tomat.planning.compile.topology import compiler_version, data_axis_size
-from tomat.planning.cost.memory import MemoryReport
 from tomat.planning.plan_cache import open_cache, open_result
 
 if TYPE_CHECKING:
-    from tomat.planning.cost.llo import OpSchedule
+    from tomat.cost.llo import OpSchedule
     from tomat.profile.hlo import HloProgram
     from tomat.training.config import TrainConfig
 
@@ -91,7 +91,7 @@ class CompiledStep:
         Raises:
             TomatError: The cache's file is damaged.
         """
-        from tomat.planning.cost.llo import OpSchedule
+        from tomat.cost.llo import OpSchedule
 
         path = self.folder / SCHEDULE_FILE
         try:

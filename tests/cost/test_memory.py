@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from tomat.base.errors import TomatError
-from tomat.planning.cost.memory import (
+from tomat.cost.memory import (
     COMPILERS_LIST,
     LIVE_AT_PEAK,
     MemoryReport,
@@ -12,7 +12,7 @@ from tomat.planning.cost.memory import (
     memory_of_oom,
 )
 
-DATA = Path(__file__).parents[1] / "data"
+DATA = Path(__file__).parent / "data"
 GIB = 2**30
 V6E_BYTES = round(31.24 * GIB)
 

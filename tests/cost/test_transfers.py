@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from tomat.planning.cost.llo import read_schedules
-from tomat.planning.cost.scalar_code import UNBOUNDED, ScalarCode
-from tomat.planning.cost.transfers import Transfer, TransferReader
+from tomat.cost.llo import read_schedules
+from tomat.cost.scalar_code import UNBOUNDED, ScalarCode
+from tomat.cost.transfers import Transfer, TransferReader
 
-DUMP = Path(__file__).parents[1] / "data" / "llo"
+DUMP = Path(__file__).parent / "data" / "llo"
 GRID = (4, 3, 5)
 
 # Written as libtpu 0.0.46 writes them: a counter of buffers that advances where index 0 or 1 of the grid changes.
@@ -63,9 +63,9 @@ def copy(kind: str = "hbm_to_vmem", predicate: str = "", size: str = "2560") -> 
 def test_a_block_lies_in_pieces_of_its_array():
     (found,) = read(copy())
     # 10 x 2 tiles of 4 KB out of rows of 8 tiles.
-    assert found == Transfer(False, 2560 * 32, 2 * 4096, 8 * 4096, 16 * 30 * 8 * 4096, 1.0)
+    assert found == Transfer(False, 2560 * 32, 2 * 4096, 8 * 4096, 1.0)
     (rows,) = read(copy("vmem_to_hbm", size="10240"), "(1, 10, 8)")
-    assert rows == Transfer(True, 327680, 327680, 0, 16 * 30 * 8 * 4096, 1.0)
+    assert rows == Transfer(True, 327680, 327680, 0, 1.0)
 
 
 @pytest.mark.parametrize(
@@ -98,4 +98,4 @@ def test_a_size_that_is_no_constant_is_that_of_an_uneven_array():
 def test_a_copy_of_a_real_dump():
     body = read_schedules(DUMP)["broadcast.1442.clone"].body
     (found,) = [copy for region in body.walk() for copy in region.transfers]
-    assert found.written and found.size_bytes == 262144 and found.array_bytes == 512 * 262144
+    assert found.written and found.size_bytes == 262144

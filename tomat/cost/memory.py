@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from tomat.base.errors import TomatError
-from tomat.planning.cost.buffers import LARGEST_COUNT, Buffer, read_assignment
+from tomat.cost.buffers import LARGEST_COUNT, Buffer, read_assignment
 
 ROUNDING_BYTES = 2**30 // 100
 """Messages print two decimals of a GiB."""

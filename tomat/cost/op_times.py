@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tomat.planning.cost.chip_model import KernelTime, KernelWork
-from tomat.planning.cost.roofline import RooflineTime
-from tomat.planning.cost.schedule_model import ScheduleTime
+from tomat.cost.chip_model import KernelTime, KernelWork
+from tomat.cost.roofline import RooflineTime
+from tomat.cost.schedule_model import ScheduleTime
 from tomat.profile.categories import Category
 
 MODELS = ("compiler", "roofline", "schedule", "estimate")

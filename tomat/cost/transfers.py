@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from tomat.planning.cost.scalar_code import ScalarCode
+from tomat.cost.scalar_code import ScalarCode
 
 BYTES_PER_GRANULE = 32
 """Unit of the sizes: a window of 64 tiles of 2,048 bytes is 4,096 granules (splash forward kernel)."""
@@ -39,8 +39,6 @@ class Transfer:
     """Of it, what lies together in HBM."""
     stride_bytes: int
     """From one piece to the next; 0 where it is one piece."""
-    array_bytes: int
-    """Of the whole array in HBM; the size of the copy where the dump does not say."""
     share: float | None = 1.0
     """In which share of the executions of its region it is started: a block that is there already is not fetched. None
     where data decide it."""
@@ -91,14 +89,13 @@ class TransferReader:
             granules = match["granules"]
             size = int(granules) * BYTES_PER_GRANULE if granules else round(element * math.prod(bounds) * cut)
             piece, stride = _piece(base, bounds, element) if element and base else (size, 0)
-            array = element * math.prod(base) if element and base else size
             share: float | None = 1.0
             if match["predicate"]:
                 share, _ = code.share(match["predicate"], bool(match["negated"]), trips, grid)
                 if share is None:
                     share = code.changed_share(match["predicate"], grid)
             piece = min(piece, size)
-            transfer = Transfer(written, size, piece, stride if piece < size else 0, array, share)
+            transfer = Transfer(written, size, piece, stride if piece < size else 0, share)
             if size:
                 found.setdefault(bundle, []).append(transfer)
         return found

@@ -2,8 +2,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tomat.cost.torus import coordinates, entrances, hops_across, link_loads, participants, places, route
 from tomat.hardware.chips import slice_named
-from tomat.planning.cost.torus import coordinates, entrances, hops_across, link_loads, participants, places, route
 from tomat.profile.hlo_files import program_from_text
 
 V6E_16, V6E_256, V5P_16 = slice_named("v6e-16"), slice_named("v6e-256"), slice_named("v5p-16")

@@ -20,15 +20,15 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
+from tomat.cost.assumed import Assumption, assumptions
+from tomat.cost.chip_model import ChipModel, core_bandwidth, kernel_work
+from tomat.cost.interconnect import CollectiveTime, overlap
+from tomat.cost.llo import OpSchedule
+from tomat.cost.op_times import MODELS, PALLAS_TARGET, OpTimes
+from tomat.cost.roofline import roofline_seconds
+from tomat.cost.schedule_model import ScheduleTime, matched_schedules, schedule_time
+from tomat.cost.support import Support, step_error, supports
 from tomat.hardware.chips import Slice
-from tomat.planning.cost.assumed import Assumption, assumptions
-from tomat.planning.cost.chip_model import ChipModel, core_bandwidth, kernel_work
-from tomat.planning.cost.interconnect import CollectiveTime, overlap
-from tomat.planning.cost.llo import OpSchedule
-from tomat.planning.cost.op_times import MODELS, PALLAS_TARGET, OpTimes
-from tomat.planning.cost.roofline import roofline_seconds
-from tomat.planning.cost.schedule_model import ScheduleTime, matched_schedules, schedule_time
-from tomat.planning.cost.support import Support, step_error, supports
 from tomat.profile.breakdown import Breakdown, Roofs
 from tomat.profile.categories import NO_CODE_CALLS, Classified, classify_program
 from tomat.profile.hlo import CONTROL_OPCODES, HloProgram, Instruction
@@ -80,6 +80,7 @@ def estimate_step(
     slice_: Slice,
     *,
     title: str,
+    held_bytes: float,
     model: ChipModel | None = None,
     notes: tuple[str, ...] = (),
     memory_bytes: Mapping[str, int] | None = None,
@@ -91,6 +92,7 @@ def estimate_step(
         schedules: As `read_schedules` gives them.
         slice_: What it was compiled for.
         title: Of the breakdown.
+        held_bytes: HBM of a device that the program holds at its peak.
         model: Of the chip; default: the one of the release.
         notes: What the reader of the breakdown should know; what was assumed is added.
         memory_bytes: Of the breakdown, where the program itself has no buffer assignment.
@@ -102,7 +104,7 @@ def estimate_step(
     matched = matched_schedules(program, schedules)
     kernels = {kernel.instruction.name: kernel for kernel in executed_kernels(program)}
     ops = {
-        name: _op_times(program, kernel, verdicts[name], matched.get(name), slice_, roofs, chip_model)
+        name: _op_times(program, kernel, verdicts[name], matched.get(name), slice_, roofs, chip_model, held_bytes)
         for name, kernel in kernels.items()
     }
     collectives = overlap(program, lambda instruction: ops[instruction.name].estimate, slice_)
@@ -152,6 +154,7 @@ def _op_times(
     slice_: Slice,
     roofs: Roofs,
     model: ChipModel,
+    held_bytes: float,
 ) -> OpTimes:
     """Every model on one kernel; collectives are settled later, when it is known what runs beside them."""
     instruction = kernel.instruction
@@ -174,6 +177,6 @@ def _op_times(
     work = kernel_work(scheduled, roofline, bandwidth)
     if work is None:
         return replace(times, estimate=compiler, basis="compiler" if compiler is not None else "")
-    time = model.time(work, bandwidth)
+    time = model.time(work, bandwidth, held_bytes)
     basis = time.bound if work.scheduled else f"unscheduled {time.bound}"
     return replace(times, estimate=time.seconds, basis=basis, work=work, time=time)

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from tomat.cost.llo import OpSchedule
+from tomat.cost.op_times import PALLAS_TARGET, OpTimes
 from tomat.pages.tables import count, percent, seconds
-from tomat.planning.cost.llo import OpSchedule
-from tomat.planning.cost.op_times import PALLAS_TARGET, OpTimes
 from tomat.profile.breakdown import Breakdown
 from tomat.profile.hlo import HloProgram
 from tomat.profile.hlo_kernels import executed_kernels, trip_count

@@ -3,13 +3,13 @@ from pathlib import Path
 
 import pytest
 
-from tomat.planning.cost.llo import OpSchedule, read_schedules
-from tomat.planning.cost.schedule_model import constant_integers, mask_blocks, matched_schedules, schedule_time
+from tomat.cost.llo import OpSchedule, read_schedules
+from tomat.cost.schedule_model import constant_integers, mask_blocks, matched_schedules, schedule_time
 from tomat.profile.hlo import HloProgram
 from tomat.profile.hlo_files import program_from_text
 from tomat.profile.hlo_kernels import executed_kernels, loop_notes
 
-DUMP = Path(__file__).parents[1] / "data" / "llo"
+DUMP = Path(__file__).parent / "data" / "llo"
 SPLASH = "splash_mha_fwd_residuals.14"
 BROADCAST = "broadcast.1442.clone"
 CLOCK_HZ = 1.75e9

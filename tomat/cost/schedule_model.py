@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tomat.planning.cost.llo import OpSchedule, Region
-from tomat.planning.cost.transfers import Transfer
+from tomat.cost.llo import OpSchedule, Region
+from tomat.cost.transfers import Transfer
 from tomat.profile.hlo import HloProgram, Instruction
 from tomat.profile.hlo_values import constant_values, origin
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tomat.cost.interconnect import collective_seconds
+from tomat.cost.tiles import LANES, SUBLANES, matrix_products, mxu_seconds, padded_bytes, padded_elements
 from tomat.hardware.chip_table import Chip
 from tomat.hardware.chips import Slice
-from tomat.planning.cost.interconnect import collective_seconds
-from tomat.planning.cost.tiles import LANES, SUBLANES, matrix_products, mxu_seconds, padded_bytes, padded_elements
 from tomat.profile.hlo import CONTROL_OPCODES, HBM_MEMORY_SPACE, HloProgram, Instruction
 from tomat.profile.hlo_costs import (
     ELEMENTWISE,

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tomat.base.errors import TomatError
-from tomat.planning.cost.llo import OpSchedule, Region, read_schedule, read_schedules, slot_utilisation
+from tomat.cost.llo import OpSchedule, Region, read_schedule, read_schedules, slot_utilisation
 
-DUMP = Path(__file__).parents[1] / "data" / "llo"
+DUMP = Path(__file__).parent / "data" / "llo"
 BROADCAST = "broadcast.1442.clone"
 SPLASH = "splash_mha_fwd_residuals.14"
 

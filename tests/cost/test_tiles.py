@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tomat.cost.tiles import MatrixProduct, matrix_products, mxu_seconds, padded_bytes
 from tomat.hardware.chips import CHIPS
-from tomat.planning.cost.tiles import MatrixProduct, matrix_products, mxu_seconds, padded_bytes
 from tomat.profile.hlo_costs import instruction_flops
 from tomat.profile.hlo_files import program_from_text
 from tomat.profile.hlo_kernels import executed_kernels

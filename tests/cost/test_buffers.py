@@ -3,7 +3,7 @@ from dataclasses import dataclass
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tomat.planning.cost.buffers import ALLOCATE, FREE, SHARE, live_at_peak, saved_value, shape_text
+from tomat.cost.buffers import ALLOCATE, FREE, SHARE, live_at_peak, saved_value, shape_text
 from tomat.profile.hlo_files import program_from_text
 
 

@@ -2,14 +2,14 @@ from pathlib import Path
 
 import pytest
 
+from tomat.cost.roofline import RooflineTime, roofline_seconds
+from tomat.cost.tiles import matrix_products
 from tomat.hardware.chips import slice_named
-from tomat.planning.cost.roofline import RooflineTime, roofline_seconds
-from tomat.planning.cost.tiles import matrix_products
 from tomat.profile.hlo_files import load_program, program_from_text
 from tomat.profile.hlo_kernels import executed_kernels
 
 V6E_4 = slice_named("v6e-4")
-PROFILES = Path(__file__).parents[2] / "data" / "profiles"
+PROFILES = Path(__file__).parents[1] / "data" / "profiles"
 
 
 def roofline(body: str, name: str = "y", computations: str = "") -> RooflineTime | None:

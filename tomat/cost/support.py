@@ -13,8 +13,8 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from tomat.planning.cost.chip_model import ChipModel
-from tomat.planning.cost.op_times import OpTimes
+from tomat.cost.chip_model import ChipModel
+from tomat.cost.op_times import OpTimes
 
 ASSUMED_ERROR = 0.5
 """Of parts that rest on no measured kind: collectives, kernels whose bundles were not found, XLA's own cycles. (A

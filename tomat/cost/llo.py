@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tomat.base.errors import TomatError
-from tomat.planning.cost.scalar_code import ScalarCode
-from tomat.planning.cost.transfers import Transfer, TransferReader
+from tomat.cost.scalar_code import ScalarCode
+from tomat.cost.transfers import Transfer, TransferReader
 
 BRANCH_DELAY_SLOTS = 4
 """Bundles after a branch that run whether it is taken or not (the four that follow each `sbr.rel` in the dumps)."""

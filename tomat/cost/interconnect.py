@@ -2,7 +2,7 @@
 
 A ring or torus model. Along every axis a collective spans, bytes move over the chip's links of that axis at once, both
 directions where the axis closes; the worst-placed chip decides (`torus.entrances`). Permutes and all-to-alls are routed
-link by link, the fullest link decides. Each hop adds its latency.
+link by link, the fullest link decides. Each hop adds its latency, and each collective a wait that nothing hides.
 
 `ici_bytes_per_second` is that of all ports (4 in a plane, 6 in a cube) in both directions. What programs reach is 0.9
 of it: https://jax-ml.github.io/scaling-book/tpus gives 45 GB/s each way for a port of v4 and v5e, 90 for v5p and v6e,
@@ -17,16 +17,24 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
+from tomat.cost.torus import Link, entrances, hops_across, link_loads, participants, places, route
 from tomat.hardware.chips import Slice
-from tomat.planning.cost.torus import Link, entrances, hops_across, link_loads, participants, places, route
 from tomat.profile.hlo import FREE_OPCODES, HloProgram, Instruction
 from tomat.profile.hlo_costs import COLLECTIVES, base_opcode
 from tomat.profile.hlo_kernels import trip_count
 
 LINK_EFFICIENCY = 0.9
-"""Share of a link's nominal bandwidth that transfers reach; see the module."""
+"""Share of a link's nominal bandwidth that a transfer between two chips reaches; see the module."""
+RING_EFFICIENCY = 236 / 400
+"""The same of collectives that go round: an all-reduce over 16 x 16 v6e reports 236 GB/s of bus bandwidth, of 400 on
+its four links (AI-Hypercomputer/tpu-recipes, microbenchmarks). The one such figure at hand."""
 HOP_SECONDS = 1e-6
 """Latency of a hop (https://jax-ml.github.io/scaling-book/sharding: "about 1 us")."""
+
+START_SECONDS = 20e-6
+"""What each collective makes the step wait, however much runs beside it: its start, and the barrier between chips that
+are not in step. Windowed einsums show it: collectives take 5.5 % of the 200M pod's step, 36 us for each of its 3,174,
+and 2.1 % of the 1B pod's, 12 us for each of its 10,087 (`docs/tracking/calibration.yaml`)."""
 
 KernelSeconds = Callable[[Instruction], float | None]
 
@@ -35,8 +43,8 @@ KernelSeconds = Callable[[Instruction], float | None]
 class CollectiveTime:
     """One execution of a collective on one chip.
 
-    What is exposed and what is hidden of an async pair add up to its seconds, unless it shares its links or its flight
-    with another: then a wait includes the queue, and time beside other transfers alone is neither.
+    What is exposed and what is hidden of an async pair add up to its seconds and `START_SECONDS`, unless it shares its
+    links or its flight with another: then a wait includes the queue, and time beside other transfers alone is neither.
     """
 
     opcode: str
@@ -73,7 +81,7 @@ def collective_seconds(program: HloProgram, instruction: Instruction, slice_: Sl
     if collective is None:
         return None
     assert bandwidth is not None  # of every TPU
-    link_rate = bandwidth / (2 * 2 * len(slice_.topology)) * LINK_EFFICIENCY
+    nominal_rate = bandwidth / (2 * 2 * len(slice_.topology))
     where = places(program, slice_)
     opcode = base_opcode(collective.opcode)
     operand_bytes = sum(o.shape.byte_count() for o in program.operands(collective))
@@ -89,7 +97,7 @@ def collective_seconds(program: HloProgram, instruction: Instruction, slice_: Sl
         transfers = [(where[a], where[b], size) for a, b in pairs]
         loads = link_loads(transfers, slice_)
         hops = max((len(route(a, b, slice_)) for a, b, _ in transfers), default=0)
-        seconds = max(loads.values(), default=0.0) / link_rate + hops * HOP_SECONDS
+        seconds = max(loads.values(), default=0.0) / (nominal_rate * LINK_EFFICIENCY) + hops * HOP_SECONDS
         sent = size * len(pairs) / max(1, members)
         return CollectiveTime(opcode, members, sent, seconds, seconds, 0.0, frozenset(loads))
     groups = participants(program, collective.proto)
@@ -101,7 +109,7 @@ def collective_seconds(program: HloProgram, instruction: Instruction, slice_: Sl
         chips = [where[member] for member in group]
         if len(set(chips)) > 1:
             hops = hops_across(chips, slice_)
-            rate = entrances(chips, slice_) * link_rate
+            rate = entrances(chips, slice_) * nominal_rate * RING_EFFICIENCY
             seconds = max(seconds, sent / rate + passes * hops * HOP_SECONDS)
     return CollectiveTime(opcode, members, sent, seconds, seconds, 0.0)
 
@@ -174,7 +182,7 @@ class _Timeline:
             if started is not None:
                 if started.name in finish:
                     transfer = self.times[started.name]
-                    wait = max(0.0, finish[started.name] - clock)
+                    wait = max(0.0, finish[started.name] - clock) + START_SECONDS
                     hidden = min(transfer.seconds, worked - worked_at_start[started.name])
                     self.times[started.name] = replace(transfer, exposed_seconds=0.0, hidden_seconds=hidden)
                     self.times[instruction.name] = replace(
@@ -200,10 +208,9 @@ class _Timeline:
                 inner = {i.opcode for i in self.program.inner(instruction)}
                 beside = self._compute(instruction) if inner & {"dot", "convolution"} else 0.0
                 hidden = min(beside, transfer.seconds)
-                self.times[instruction.name] = replace(
-                    transfer, exposed_seconds=transfer.seconds - hidden, hidden_seconds=hidden
-                )
-                clock += max(beside, transfer.seconds)
+                exposed = transfer.seconds - hidden + START_SECONDS
+                self.times[instruction.name] = replace(transfer, exposed_seconds=exposed, hidden_seconds=hidden)
+                clock += beside + exposed
                 worked += beside
         self.durations[computation_id] = clock
         return clock

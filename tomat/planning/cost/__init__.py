@@ -1,1 +1,0 @@
-"""What a compiled step costs: memory, cycles of each operation, collectives."""

@@ -4,6 +4,7 @@ import json
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from tomat.base.errors import TomatError
@@ -13,8 +14,10 @@ from tomat.cost.chip_model import (
     ChipModel,
     KernelWork,
     Parameters,
+    WorkTable,
     core_bandwidth,
     kernel_work,
+    sustained_share,
 )
 from tomat.cost.op_times import OpTimes
 from tomat.cost.roofline import RooflineTime
@@ -24,53 +27,53 @@ from tomat.hardware.chips import slice_named
 from tomat.profile.categories import Category
 
 BANDWIDTH = 1e12
-HELD = 1e9
-PLAIN = Parameters(0.8, 0.5, 100.0, 0.5, 0.9, 0.6, 4.0, 1e-7, 1e-6, 1e-5)
+PLAIN = Parameters(0.8, 0.5, 0.25, 0.9, 0.6, 4.0, 1e-7, 1e-6, 1e-5)
 MODEL = ChipModel("v6e", PLAIN)
 V6E = slice_named("v6e-1").chip
 
 
-def block(size: int, piece: int | None = None, written: bool = False) -> Transfer:
-    return Transfer(written, size, piece or size, 0 if piece is None else 2 * piece)
+def block(size: int, written: bool = False) -> Transfer:
+    return Transfer(written, size)
 
 
-def test_hbm_is_paid_by_bytes_pieces_and_copies():
-    copies = ((block(1_000_000, 1000), 10.0), (block(1_000_000, written=True), 1.0))
-    time = MODEL.time(KernelWork(0.0, 0.0, copies), BANDWIDTH, HELD)
-    expected = 10e6 / 0.8e12 * (1 + 100 / 1000) + 1e6 / 0.5e12 + 11e-7
+def test_hbm_is_paid_by_bytes_and_copies():
+    copies = ((block(1_000_000), 10.0), (block(1_000_000, written=True), 1.0))
+    time = MODEL.time(KernelWork(0.0, 0.0, copies), BANDWIDTH)
+    expected = (10e6 / 0.8e12 + 1e6 / 0.5e12) * 1.25 + 11e-7
     assert time.hbm_seconds == pytest.approx(expected)
     assert time.seconds == pytest.approx(expected + 1e-5) and time.bound == "hbm"
 
 
-@pytest.mark.parametrize(("held", "slower"), [(2**32, 1.0), (2**33, 1.5), (2**36, 1.5), (round(2**32.5), 1.25)])
-def test_a_program_that_holds_more_is_slower(held, slower):
-    free = ChipModel("v6e", replace(PLAIN, copy_seconds=0.0))
-    time = free.time(KernelWork(0.0, 0.0, ((block(1000), 1.0),)), BANDWIDTH, held)
-    assert time.hbm_seconds == pytest.approx(1000 / 0.8e12 * slower)
+def test_programs_that_last_have_the_sustained_rate():
+    shares = sustained_share(np.array([0.0, 0.001, 0.01, math.sqrt(0.01 * 0.03), 0.03, 5.0]))
+    assert shares == pytest.approx([0.0, 0.0, 0.0, 0.5, 1.0, 1.0])
+    table = WorkTable([KernelWork(0.0, 0.0, ((block(10**9), 1.0),))], BANDWIDTH)
+    short, long = (float(table.parts(PLAIN, share)[0][0]) for share in (0.0, 1.0))
+    assert short == pytest.approx(1e9 / 0.8e12 + 1e-7) and long == pytest.approx(1.25e9 / 0.8e12 + 1e-7)
 
 
 def test_bundles_without_products_wait_more():
-    time = MODEL.time(KernelWork(1e-3, 4e-4, ()), BANDWIDTH, HELD)
+    time = MODEL.time(KernelWork(1e-3, 4e-4, ()), BANDWIDTH)
     assert time.core_seconds == pytest.approx(4e-4 / 0.9 + 6e-4 / 0.6) and time.bound == "bundles"
-    assert MODEL.time(KernelWork(1e-3, 9e-4, ()), BANDWIDTH, HELD).bound == "mxu"
+    assert MODEL.time(KernelWork(1e-3, 9e-4, ()), BANDWIDTH).bound == "mxu"
 
 
 def test_hbm_and_core_run_side_by_side():
-    work = KernelWork(6e-4, 0.0, ((block(800_000_000), 1.0),))
-    time = MODEL.time(work, BANDWIDTH, HELD)
+    work = KernelWork(6e-4, 0.0, ((block(640_000_000), 1.0),))
+    time = MODEL.time(work, BANDWIDTH)
     assert time.core_seconds == pytest.approx(1e-3) and time.hbm_seconds == pytest.approx(1e-3, rel=1e-3)
     assert time.seconds == pytest.approx(1e-3 * 2**0.25 + 1e-5, rel=1e-3)
 
 
 def test_a_step_of_a_grid_takes_at_least_its_latency():
-    time = MODEL.time(KernelWork(1e-4, 0.0, (), steps=1000.0), BANDWIDTH, HELD)
+    time = MODEL.time(KernelWork(1e-4, 0.0, (), steps=1000.0), BANDWIDTH)
     assert time.seconds == pytest.approx(1e-3 + 1e-5) and time.bound == "latency"
 
 
 def test_what_has_no_schedule_has_its_roofline_and_no_launch():
     work = kernel_work(None, RooflineTime(1e-6, 2e-6, 0.0), BANDWIDTH)
     assert work is not None and not work.scheduled and work.hbm_bytes == 2_000_000
-    assert MODEL.time(work, BANDWIDTH, HELD).seconds == pytest.approx(2e-6 / 0.8, rel=0.05)
+    assert MODEL.time(work, BANDWIDTH).seconds == pytest.approx(2e-6 / 0.8 * 1.25, rel=0.05)
     assert kernel_work(None, None, BANDWIDTH) is None
 
 

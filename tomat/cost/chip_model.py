@@ -4,7 +4,7 @@ the chip is measured to reach of them.
 The parameters are few and physical, and fitted to kernels that TPUs have run (`tomat/kernels`;
 `docs/tracking/kernels.md` has the errors). HBM and core run side by side: a kernel takes about the longer of the two.
 
-    hbm  = sum over copies of times * (bytes / (efficiency * bandwidth) * (1 + crowded) + pieces * piece + copy)
+    hbm  = sum over copies of times * (bytes / (efficiency * bandwidth) * (1 + sustained) + copy)
     core = mxu / mxu_efficiency + (bundles - mxu) / bundle_efficiency
     kernel = max((hbm^p + core^p)^(1/p), steps * step) + fixed
 """
@@ -30,11 +30,12 @@ PACKAGED_FILE = Path(__file__).with_name(RECORD_FILE)
 """The record of the release in an installed tomat (`pyproject.toml` puts it there); a checkout has it in `docs`."""
 CHECKOUT_FILE = Path(__file__).parents[2] / "docs" / "tracking" / RECORD_FILE
 
-CROWDED_BYTES = 2**32
-"""A program that holds more of HBM than this reads and writes slower. Attention kernels that hold up to 4.3 GB reach
-0.90 of a v6e's nominal bandwidth, those with 8.9 GB 0.77 to 0.80, with 17 GB 0.71 (timings of openxla/tokamax); steps
-of an 8B are found at 0.75 to 0.77. The bytes that the program holds explain those kernels slightly better than the size
-of the array at hand: nine in ten of 238 within 8.1 % instead of 9.7 %."""
+SUSTAINED_FROM_SECONDS, SUSTAINED_SECONDS = 0.01, 0.03
+"""HBM is slower in programs that keep it busy for long: up to the first of these it has its full rate, from the second
+on the sustained one, in between by the logarithm. Of 281 kernels of a v6e (timings of openxla/tokamax) this halves the
+scatter, from 6.3 to 3.3 % (root mean square of kernels left out of the fit). What a program holds, the size of arrays
+and the pieces that they lie in explain less, and nothing beside it. HBM-bound fusions of an 8B's step are found at 0.75
+to 0.77 of the nominal rate (vlasenkoalexey/tpu_performance_autoresearch_wiki)."""
 
 
 @dataclass(frozen=True)
@@ -45,10 +46,8 @@ class Parameters:
     """Share of the nominal bandwidth at which long pieces are read."""
     hbm_write_efficiency: float = 0.95
     """The same of writing."""
-    piece_bytes: float = 300.0
-    """What each piece that lies apart costs, as bytes more to move."""
-    crowded_slowdown: float = 0.2
-    """How much longer bytes take in a program that holds twice `CROWDED_BYTES` or more; in between by the logarithm."""
+    sustained_slowdown: float = 0.25
+    """How much longer bytes take in a program of `SUSTAINED_SECONDS` or more; a training step is one."""
     mxu_efficiency: float = 0.97
     """Cycles in which a matrix unit is busy, planned over measured."""
     bundle_efficiency: float = 0.85
@@ -100,7 +99,7 @@ def kernel_work(scheduled: ScheduleTime | None, roofline: RooflineTime | None, b
     if roofline is None:
         return None
     size = round(roofline.hbm_seconds * bandwidth)  # of this core
-    copies = ((Transfer(False, size, size, 0), 1.0),) if size else ()
+    copies = ((Transfer(False, size), 1.0),) if size else ()
     core = max(roofline.mxu_seconds, roofline.vpu_seconds)
     return KernelWork(core, roofline.mxu_seconds, copies, scheduled=False)
 
@@ -111,31 +110,36 @@ def core_bandwidth(chip: Chip) -> float:
     return (chip.hbm_bytes_per_second or 0.0) / (chip.n_cores or 1)
 
 
+def sustained_share(program_seconds: np.ndarray) -> np.ndarray:
+    """How far programs are from short ones, 0, to ones that last, 1.
+
+    Args:
+        program_seconds: What each would take at HBM's full rate.
+    """
+    last = np.log(SUSTAINED_SECONDS / SUSTAINED_FROM_SECONDS)
+    return np.clip(np.log(np.maximum(program_seconds, 1e-9) / SUSTAINED_FROM_SECONDS) / last, 0.0, 1.0)
+
+
 class WorkTable:
     """Kernels as arrays, so that a fit costs thousands of them at once."""
 
-    def __init__(self, works: Sequence[KernelWork], bandwidth: float, held_bytes: float | np.ndarray) -> None:
+    def __init__(self, works: Sequence[KernelWork], bandwidth: float) -> None:
         """The kernels in order.
 
         Args:
             works: Their work.
             bandwidth: `core_bandwidth`.
-            held_bytes: HBM that the program of each kernel holds at its peak.
         """
         self.n = len(works)
         rows = [
-            (number, copy.written, copy.size_bytes, copy.piece_bytes, times)
+            (number, copy.written, copy.size_bytes, times)
             for number, work in enumerate(works)
             for copy, times in work.copies
         ]
-        columns = np.array(rows, np.float64).reshape(-1, 5).T
+        columns = np.array(rows, np.float64).reshape(-1, 4).T
         self.kernel, self.written = columns[0].astype(int), columns[1] > 0
-        size, piece, times = columns[2:]
+        size, times = columns[2:]
         self.seconds = size * times / bandwidth
-        self.apart = np.where(piece < size, 1.0 / np.maximum(piece, 1.0), 0.0)
-        """Pieces that lie apart, by byte."""
-        held = np.broadcast_to(np.maximum(held_bytes, 1.0), self.n)
-        self.crowded = np.clip(np.log2(held / CROWDED_BYTES), 0.0, 1.0)[self.kernel]
         self.copies = np.bincount(self.kernel, times, self.n)
         self.mxu = np.array([work.mxu_seconds for work in works])
         self.core = np.array([work.core_seconds for work in works])
@@ -143,11 +147,16 @@ class WorkTable:
         self.launched = np.array([float(work.scheduled) for work in works])
         """A kernel without bundles of its own is a scalar or a copy within another."""
 
-    def parts(self, at: Parameters) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """(HBM, core, whole) seconds of each kernel."""
+    def parts(self, at: Parameters, sustained: float | np.ndarray = 1.0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """(HBM, core, whole) seconds of each kernel.
+
+        Args:
+            at: What the chip reaches.
+            sustained: How far the program of each kernel is from a short one, 0, to one that lasts, 1.
+        """
         rate = np.where(self.written, at.hbm_write_efficiency, at.hbm_read_efficiency)
-        moved = self.seconds / rate * (1 + at.piece_bytes * self.apart) * (1 + at.crowded_slowdown * self.crowded)
-        hbm = np.bincount(self.kernel, moved, self.n) + at.copy_seconds * self.copies
+        slower = 1 + at.sustained_slowdown * np.broadcast_to(sustained, self.n)
+        hbm = slower * np.bincount(self.kernel, self.seconds / rate, self.n) + at.copy_seconds * self.copies
         core = self.mxu / at.mxu_efficiency + np.maximum(0.0, self.core - self.mxu) / at.bundle_efficiency
         longer = np.maximum(np.maximum(hbm, core), 1e-18)
         shorter = np.minimum(hbm, core) / longer
@@ -209,16 +218,14 @@ class ChipModel:
     borrowed: bool = False
     """Whether the parameters are those of another chip, for want of its own."""
 
-    def time(self, work: KernelWork, bandwidth: float, held_bytes: float) -> KernelTime:
-        """One execution of a kernel.
+    def time(self, work: KernelWork, bandwidth: float) -> KernelTime:
+        """One execution of a kernel in a program that lasts, as training steps do.
 
         Args:
             work: The kernel.
             bandwidth: `core_bandwidth`.
-            held_bytes: HBM that its program holds at its peak.
         """
-        table = WorkTable([work], bandwidth, held_bytes)
-        hbm, core, whole = (float(part[0]) for part in table.parts(self.parameters))
+        hbm, core, whole = (float(part[0]) for part in WorkTable([work], bandwidth).parts(self.parameters))
         return KernelTime(whole, hbm, core, bound_of(work, (hbm, core, whole), self.parameters))
 
     def notes(self) -> tuple[str, ...]:

@@ -80,7 +80,6 @@ def estimate_step(
     slice_: Slice,
     *,
     title: str,
-    held_bytes: float,
     model: ChipModel | None = None,
     notes: tuple[str, ...] = (),
     memory_bytes: Mapping[str, int] | None = None,
@@ -92,7 +91,6 @@ def estimate_step(
         schedules: As `read_schedules` gives them.
         slice_: What it was compiled for.
         title: Of the breakdown.
-        held_bytes: HBM of a device that the program holds at its peak.
         model: Of the chip; default: the one of the release.
         notes: What the reader of the breakdown should know; what was assumed is added.
         memory_bytes: Of the breakdown, where the program itself has no buffer assignment.
@@ -104,7 +102,7 @@ def estimate_step(
     matched = matched_schedules(program, schedules)
     kernels = {kernel.instruction.name: kernel for kernel in executed_kernels(program)}
     ops = {
-        name: _op_times(program, kernel, verdicts[name], matched.get(name), slice_, roofs, chip_model, held_bytes)
+        name: _op_times(program, kernel, verdicts[name], matched.get(name), slice_, roofs, chip_model)
         for name, kernel in kernels.items()
     }
     collectives = overlap(program, lambda instruction: ops[instruction.name].estimate, slice_)
@@ -154,7 +152,6 @@ def _op_times(
     slice_: Slice,
     roofs: Roofs,
     model: ChipModel,
-    held_bytes: float,
 ) -> OpTimes:
     """Every model on one kernel; collectives are settled later, when it is known what runs beside them."""
     instruction = kernel.instruction
@@ -177,6 +174,6 @@ def _op_times(
     work = kernel_work(scheduled, roofline, bandwidth)
     if work is None:
         return replace(times, estimate=compiler, basis="compiler" if compiler is not None else "")
-    time = model.time(work, bandwidth, held_bytes)
+    time = model.time(work, bandwidth)
     basis = time.bound if work.scheduled else f"unscheduled {time.bound}"
     return replace(times, estimate=time.seconds, basis=basis, work=work, time=time)

@@ -2,8 +2,7 @@
 
 A bundle that starts one names its size and, in a comment of the compiler's pipeline emitter, the window that it moves:
 ``base_bounds`` of the array, ``window_bounds`` of the block, both in tiles, and ``element_size_in_bytes`` of a tile.
-From these follows what XLA's HLO does not say: how often a block is fetched again, and in how long pieces it lies in
-HBM. Read off dumps of libtpu 0.0.46.
+From these follows what XLA's HLO does not say: how often a block is fetched again. Read off dumps of libtpu 0.0.46.
 """
 
 from __future__ import annotations
@@ -35,10 +34,6 @@ class Transfer:
     written: bool
     """To HBM; else from it."""
     size_bytes: int
-    piece_bytes: int
-    """Of it, what lies together in HBM."""
-    stride_bytes: int
-    """From one piece to the next; 0 where it is one piece."""
     share: float | None = 1.0
     """In which share of the executions of its region it is started: a block that is there already is not fetched. None
     where data decide it."""
@@ -88,16 +83,13 @@ class TransferReader:
             cut = math.prod(size / (math.ceil(size / part) * part) for size, part in zip(base, bounds, strict=True))
             granules = match["granules"]
             size = int(granules) * BYTES_PER_GRANULE if granules else round(element * math.prod(bounds) * cut)
-            piece, stride = _piece(base, bounds, element) if element and base else (size, 0)
             share: float | None = 1.0
             if match["predicate"]:
                 share, _ = code.share(match["predicate"], bool(match["negated"]), trips, grid)
                 if share is None:
                     share = code.changed_share(match["predicate"], grid)
-            piece = min(piece, size)
-            transfer = Transfer(written, size, piece, stride if piece < size else 0, share)
             if size:
-                found.setdefault(bundle, []).append(transfer)
+                found.setdefault(bundle, []).append(Transfer(written, size, share))
         return found
 
 
@@ -107,13 +99,3 @@ def _written(code: ScalarCode, match: re.Match[str]) -> bool | None:
         return match["kind"] == "vmem_to_hbm"
     in_core = [code.operation(match[end]).endswith(".vmem") for end in ("source", "target")]
     return None if all(in_core) else in_core[0]
-
-
-def _piece(base: tuple[int, ...], window: tuple[int, ...], element_bytes: int) -> tuple[int, int]:
-    """(Bytes that lie together of a window in its array, bytes from one such piece to the next)."""
-    piece = stride = element_bytes
-    for size, part in zip(reversed(base), reversed(window), strict=True):
-        piece, stride = piece * min(part, size), stride * size
-        if part < size:
-            break
-    return piece, stride

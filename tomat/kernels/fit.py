@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tomat.cost.chip_model import NAMES, Parameters, WorkTable, bound_of
+from tomat.cost.chip_model import NAMES, Parameters, WorkTable, bound_of, sustained_share
 from tomat.kernels.timings import KernelTiming
 from tomat.kernels.work import ProgramWork
 
@@ -15,8 +15,7 @@ PRIOR = Parameters()
 SPREAD = Parameters(
     hbm_read_efficiency=0.05,
     hbm_write_efficiency=0.05,
-    piece_bytes=200.0,
-    crowded_slowdown=0.1,
+    sustained_slowdown=0.1,
     mxu_efficiency=0.05,
     bundle_efficiency=0.1,
     overlap_power=3.0,
@@ -27,8 +26,8 @@ SPREAD = Parameters(
 """How far from `PRIOR` a parameter may plausibly be. One that the kernels at hand do not decide stays there: being off
 by this much counts as much as one kernel that is off by `PRIOR_WEIGHT`."""
 PRIOR_WEIGHT = 0.01
-LOWER = Parameters(0.4, 0.4, 0.0, 0.0, 0.5, 0.4, 1.5, 0.0, 0.0, 0.0)
-UPPER = Parameters(1.0, 1.0, 8192.0, 2.0, 1.1, 1.2, 40.0, 1e-6, 5e-6, 2e-5)
+LOWER = Parameters(0.4, 0.4, 0.0, 0.5, 0.4, 1.5, 0.0, 0.0, 0.0)
+UPPER = Parameters(1.0, 1.0, 2.0, 1.1, 1.2, 40.0, 1e-6, 5e-6, 2e-5)
 OUTLIER = 0.03
 """Beyond this error a kernel counts linearly, not by its square: what the model has no term for pulls less."""
 FOLDS = 5
@@ -56,14 +55,20 @@ class TimedPrograms:
         self.works = [kernel for _, work in programs for kernel in work.kernels]
         self.program = np.repeat(np.arange(len(programs)), [len(work.kernels) for _, work in programs])
         self.executions = np.array([times for _, times in self.works])
-        held = np.array([work.held_bytes for _, work in programs])[self.program]
-        self.table = WorkTable([work for work, _ in self.works], bandwidth, held)
+        self.table = WorkTable([work for work, _ in self.works], bandwidth)
         self.measured = np.array([timing.seconds for timing in self.timings])
+
+    def parts(self, at: Parameters) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """(HBM, core, whole) seconds of one execution of each kernel, as long as its program lasts."""
+        short = self._sum(self.table.parts(at, 0.0)[2])
+        return self.table.parts(at, sustained_share(short)[self.program])
+
+    def _sum(self, kernel_seconds: np.ndarray) -> np.ndarray:
+        return np.bincount(self.program, kernel_seconds * self.executions, len(self.timings))
 
     def seconds(self, at: Parameters) -> np.ndarray:
         """Of each program."""
-        each = self.table.parts(at)[2] * self.executions
-        return np.bincount(self.program, each, len(self.timings))
+        return self._sum(self.parts(at)[2])
 
     def errors(self, at: Parameters) -> np.ndarray:
         """Estimate over measurement, minus one."""
@@ -71,7 +76,7 @@ class TimedPrograms:
 
     def bounds(self, at: Parameters) -> list[str]:
         """What takes most of each program: a key of `chip_model.BOUNDS`."""
-        hbm, core, whole = self.table.parts(at)
+        hbm, core, whole = self.parts(at)
         totals: list[dict[str, float]] = [{} for _ in self.timings]
         for number, (work, times) in enumerate(self.works):
             bound = bound_of(work, (hbm[number], core[number], whole[number]), at)

@@ -87,7 +87,7 @@ def timed_program(kernel: CompiledKernel) -> TimedProgram:
         memory, compile_seconds = int(result["peak_memory_bytes"]), float(result["compile_seconds"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise TomatError(f"{kernel.folder} is damaged ({error}); delete it and calibrate again.") from None
-    work = kept_work(kernel.folder, slice_named(SMALLEST_SLICES[kernel.timing.chip]), memory)
+    work = kept_work(kernel.folder, slice_named(SMALLEST_SLICES[kernel.timing.chip]))
     return TimedProgram(kernel.timing, work, memory, compile_seconds)
 
 

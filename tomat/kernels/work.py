@@ -25,16 +25,14 @@ class ProgramWork:
 
     kernels: tuple[tuple[KernelWork, float], ...]
     """Each kernel, and how often it runs."""
-    held_bytes: float
-    """HBM that it holds at its peak."""
     pallas: bool
     """Whether a Pallas kernel is among them."""
     unscheduled_pallas: tuple[str, ...]
     """Pallas kernels of which no schedule was found."""
 
 
-def kept_work(folder: Path, slice_: Slice, peak_memory_bytes: float) -> ProgramWork:
-    """The work of a program that `compile_kernels` kept, and that holds `peak_memory_bytes` of HBM at its peak.
+def kept_work(folder: Path, slice_: Slice) -> ProgramWork:
+    """The work of a program that `compile_kernels` kept.
 
     Raises:
         TomatError: A file of the folder is damaged.
@@ -47,12 +45,11 @@ def kept_work(folder: Path, slice_: Slice, peak_memory_bytes: float) -> ProgramW
     program = load_program(folder / PROGRAM_FILE)
     # For the work alone: no parameters of the chip are needed, and there may be none yet.
     model = ChipModel(slice_.chip.name, Parameters(), borrowed=True)
-    step = estimate_step(program, schedules, slice_, title="kernel", held_bytes=peak_memory_bytes, model=model)
+    step = estimate_step(program, schedules, slice_, title="kernel", model=model)
     ops = step.ops.values()
     pallas = [op for op in ops if program.by_name[op.name].custom_call_target == PALLAS_TARGET]
     return ProgramWork(
         kernels=tuple((op.work, op.executions) for op in ops if op.work is not None and op.executions),
-        held_bytes=peak_memory_bytes,
         pallas=bool(pallas),
         unscheduled_pallas=tuple(op.name for op in pallas if op.schedule is None),
     )

@@ -56,7 +56,6 @@ class Plan:
             self.compiled.schedules,
             self.slice_,
             title=f"{self.config.run_name} on {self.slice_.name}, planned",
-            held_bytes=self.compiled.memory.required_bytes,
             model=self.model,
             notes=self.calibration.notes(self.slice_.chip.name),
             memory_bytes=self.compiled.memory.by_kind(),

@@ -87,12 +87,11 @@ def measure(request: dict[str, Any], llo_dump: Path) -> dict[str, Any]:
     except Exception as error:  # JaxRuntimeError, of which jax exports no stable name
         raise TomatError(f"{compiler_version()} cannot compile it: {str(error).strip().splitlines()[0]}") from error
     seconds = time.perf_counter() - began
-    memory = compiled.memory_analysis()
     module = compiled.runtime_executable().hlo_modules()[0].as_serialized_hlo_module_proto()
     program = program_from_bytes(module, "the compiled loss")
     schedules = read_schedules(llo_dump)
     matched = matched_schedules(program, schedules)
-    estimate = estimate_step(program, schedules, slice_, title="loss", held_bytes=memory.peak_memory_in_bytes)
+    estimate = estimate_step(program, schedules, slice_, title="loss")
     kernels = []
     ops = sorted(estimate.ops.values(), key=lambda op: (op.estimate or 0.0) * op.executions, reverse=True)
     for op in ops[:TOP_KERNELS]:
@@ -113,7 +112,7 @@ def measure(request: dict[str, Any], llo_dump: Path) -> dict[str, Any]:
         "compiler": compiler_version(),
         "device_kind": device.device_kind,
         "compile_seconds": seconds,
-        "temporary_bytes": memory.temp_size_in_bytes,
+        "temporary_bytes": compiled.memory_analysis().temp_size_in_bytes,
         "seconds": estimate.model_seconds,
         "categories": {
             category: times["estimate"] for category, times in estimate.model_table().items() if times["estimate"] > 0

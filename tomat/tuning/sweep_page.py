@@ -58,8 +58,8 @@ PAGE_TEMPLATE = """# {title}
 HEADER = ("", "row", "settings", "slice", "batch x tokens", "HBM", "step",
           *(one.short for one in TABLE_UTILISATIONS), "largest category", "verdict")  # fmt: skip
 LEGEND = (
-    "Planned, not measured. HBM: of one chip, required and available. Intervals are the method's known error "
-    "(`calibration.md`); it is largely common to the rows of one model, so their order is surer than their figures."
+    "Planned, not measured. HBM: of one chip, required and available. Intervals are those of a step's parts "
+    "(`kernels.md`); the error is largely common to the rows of one model, so their order is surer than their figures."
 )
 WINDOW_KEY = "model.sliding_window"
 WINDOW_LEGEND = (

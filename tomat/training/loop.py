@@ -19,6 +19,7 @@ from tomat.base.reporting import console
 from tomat.loss.start import TIED_LOGIT_STD, UNTIED_LOGIT_STD, check_first_loss, uniform_loss
 from tomat.training.checkpointer import RunCheckpointer
 from tomat.training.datasets import Datasets, value_table
+from tomat.training.dispatch import training_steps
 from tomat.training.folder import RunFolder
 from tomat.training.guards.watch import RunGuards
 from tomat.training.hooks import add_hooks, shuffled_rows
@@ -106,7 +107,15 @@ class TrainingLoop:
         info = None
         try:
             with self._clock.listening_to_compiles():
-                for info in self._trainer.training_steps(state, self._batches()):
+                steps = training_steps(
+                    self._trainer,
+                    state,
+                    self._batches(),
+                    ahead=self._config.dispatch_ahead,
+                    pauses_after=lambda done: self._closing.pause_after(done) or self._checkpointer.is_due(done - 1),
+                    asks=lambda: self._stop.asked or self._checkpointer.interval_is_over,
+                )
+                for info in steps:
                     if self._is_ended_by(info):
                         break
             if info is None:
@@ -142,7 +151,7 @@ class TrainingLoop:
         return loader.iter_from_step(self._first_step)
 
     def _is_ended_by(self, info: Any) -> bool:
-        """Report and save the step just done; says whether the run is asked to stop after it."""
+        """Report the step just read, and save it where its state is there; says whether the run is to stop after it."""
         self._losses.append(float(info.loss))
         if info.step == 0 and self._start.weights is None:
             self._check_first_loss()
@@ -150,6 +159,8 @@ class TrainingLoop:
         if last:
             self._closing.close(info, complete=True)
         self._report(info)
+        if not isinstance(info.state, TrainerState):
+            return False
         stopping = self._stop.reached()
         if stopping and jax.process_index() == 0:
             console.print(f"{self._stop.cause or 'SIGTERM'}: stopping after step {info.step}, with a checkpoint.")

@@ -63,9 +63,6 @@ TRAINER_DEFAULTS: dict[str, Any] = {
 }
 """What tomat sets in Levanter's `TrainerConfig` where Levanter's own default does not fit."""
 
-MAX_DISPATCH_AHEAD = 8
-"""More hides nothing more: one or two steps outlast what the host does between them."""
-
 OWNED_BY_TOMAT = {
     "trainer.id": "run_name",
     "trainer.log_dir": "output_dir",
@@ -223,11 +220,8 @@ class TrainConfig:
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", self.run_name):
             raise TomatError(f"run_name is '{self.run_name}'; expected letters, digits, '.', '_' and '-'.")
-        if not 0 <= self.dispatch_ahead <= MAX_DISPATCH_AHEAD:
-            raise TomatError(
-                f"dispatch_ahead is {self.dispatch_ahead}; expected 0 to {MAX_DISPATCH_AHEAD}: the steps in flight are "
-                "finished before a run that is told to stop is saved."
-            )
+        if not 0 <= self.dispatch_ahead <= 8:
+            raise TomatError(f"dispatch_ahead is {self.dispatch_ahead}; expected 0 to 8: a stop has to wait for them.")
         self.loss.check_layout(self.data.sequence_layout.tokens_per_voxel)
         check_finite(self)
         check_values(self.trainer, self.optimizer)

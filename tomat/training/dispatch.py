@@ -1,6 +1,6 @@
 """Steps that are dispatched before the loss of an earlier one is read, so that no device waits for the host.
 
-Levanter's loop (0.2.227) reads every loss at once: nothing is queued on the devices while hooks run and the next step is
+Levanter's loop (0.2.227) reads every loss at once: the devices have nothing to do while hooks run and the next step is
 dispatched. Here the next steps are queued by then. The compiled step is Levanter's own, so that every number is too.
 """
 
@@ -8,6 +8,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -22,32 +24,26 @@ from levanter.trainer_state import TrainerState
 from tomat.training.guards.loss import GuardedState
 from tomat.training.loader import TokenExample
 
+_copied = jax.jit(partial(jax.tree.map, jnp.copy))
+
 
 @dataclass(frozen=True)
 class ReadState:
-    """What is left of the state after a step once the next step has taken its buffers: what is logged and judged."""
+    """What is logged and judged of a step whose state the next step has taken; on the host."""
 
     step: int
     """Steps done, as in Levanter's state."""
     opt_state: GuardedState
-    """On the host; of the optimizer's own state (`inner`) the hyperparameters alone."""
-
-
-@dataclass(frozen=True)
-class _Hyperparams:
-    hyperparams: dict[str, Any]
+    """Of the optimizer's own state (`inner`) the hyperparameters alone."""
 
 
 @dataclass(frozen=True)
 class _InFlight:
-    """A step that is dispatched and not read."""
+    """A step that is dispatched and not read; `done` steps are done after it."""
 
-    step: int
-    """Steps done after it."""
+    done: int
     scalars: Any
-    """On the devices: loss, metrics, and copies of what is kept of the optimizer's state."""
     asked: Any
-    """Whether a process had asked for a pause before the step was dispatched; bool `[]`."""
     began: float
     loading_seconds: float
 
@@ -64,12 +60,11 @@ def training_steps(
     """`Trainer.training_steps` with up to `ahead` steps dispatched beyond the one whose loss is read.
 
     Hooks, log and `StepInfo` come step by step and in order, as without; a hook that raises ends the run, whatever is
-    dispatched by then. Most steps have a `ReadState`. At a pause everything in flight is read, and the last step has its
-    whole state, from which it may be saved: the first step of a process, which compiles, and the last one; after those
-    of `pauses_after`; as soon as a process asks.
+    dispatched by then. Most steps have a `ReadState`. At a pause everything in flight is read, and the last step read
+    has its whole state, from which it may be saved. Pauses come after the first step of a process, which compiles, and
+    after the last one, where `pauses_after` says, and as soon as a process asks.
 
-    `step_duration` is the time from the loss before, or from the dispatch where the devices had nothing else to do, to
-    the step's own loss: steps never overlap in it.
+    `step_duration` goes from the loss before, or from the dispatch where nothing was in flight, to the step's own loss.
 
     Args:
         trainer: Entered, without hooks inside the compiled step.
@@ -77,8 +72,8 @@ def training_steps(
         batches: Laid out on the devices.
         ahead: 0: Levanter's own loop.
         pauses_after: Given how many steps are done, whether to pause there; the same on every process.
-        asks: Whether this process wants a pause. On several hosts all of them make it after the same step, at the
-            latest `ahead` + 1 steps after the next that is dispatched.
+        asks: Whether this process wants a pause. Several hosts make it after the same step, at most `ahead` + 1 steps
+            after those that are dispatched as one of them asks.
     """
     if ahead == 0:
         yield from trainer.training_steps(state, batches)
@@ -89,17 +84,20 @@ def training_steps(
 
     def read(one: _InFlight) -> StepInfo[Any]:
         nonlocal last_read, agreed
-        loss, metrics, kept = jax.device_get(one.scalars)
+        loss, metrics, (hyperparams, *judged) = jax.device_get(one.scalars)
         began, last_read = max(one.began, last_read), time.monotonic()
         trainer.hooks.emit_event(ProgressEvent.TRAIN_STEP_FINISHED)
-        if flying:  # the answer is older than this loss
-            agreed = agreed or bool(flying[0].asked)
-        left = ReadState(one.step, GuardedState(_Hyperparams(kept[0]), *kept[1:])) if flying else state
+        left: Any = state
+        if flying:
+            left = ReadState(one.done, GuardedState(SimpleNamespace(hyperparams=hyperparams), *judged))
+            agreed = agreed or bool(flying[0].asked)  # an answer older than this loss
         info = StepInfo(left, float(loss), last_read - began, _event_handler=trainer.hooks.emit_event)
         trainer.run_hooks(info)
-        hook_seconds = time.monotonic() - last_read
-        times = {"throughput/hook_time": hook_seconds, "throughput/loading_time": one.loading_seconds}
-        levanter.tracker.log({**metrics, **times}, step=info.step)
+        metrics |= {
+            "throughput/hook_time": time.monotonic() - last_read,
+            "throughput/loading_time": one.loading_seconds,
+        }
+        levanter.tracker.log(metrics, step=info.step)
         return info
 
     while done < trainer.num_train_steps:
@@ -107,7 +105,7 @@ def training_steps(
         if (batch := next(batches, None)) is None:
             break
         loading_seconds = time.monotonic() - began
-        asked = any_process(asks(), trainer.device_mesh)
+        asked = _any_process(asks(), trainer.device_mesh)
         began = time.monotonic()
         state, scalars = _dispatch(trainer, state, batch, done)
         done += 1
@@ -128,28 +126,16 @@ def _dispatch(trainer: Trainer, state: TrainerState, batch: TokenExample, step: 
     with jax.profiler.StepTraceAnnotation("train", step_num=step):
         result = trainer._maybe_save_jaxpr("train_step", trainer._jit_train_step_fn_no_hook, state, (batch,), {})
         guarded = result.new_state.opt_state
-        # The next step takes the state's buffers, and what is read of them with it.
-        kept = _copied((guarded.hyperparams, *guarded[1:]))
-    scalars = (result.loss, result.loss_metrics, kept)
+        # Copies, since the next step takes the state's buffers.
+        scalars = (result.loss, result.loss_metrics, _copied((guarded.hyperparams, *guarded[1:])))
     for scalar in jax.tree.leaves(scalars):
         scalar.copy_to_host_async()
     return result.new_state, scalars
 
 
-@jax.jit
-def _copied(values: Any) -> Any:
-    return jax.tree.map(jnp.copy, values)
-
-
-def any_process(mine: bool, mesh: Mesh) -> Any:
-    """Whether any process says yes, bool `[]`, without waiting: the answer comes after the steps dispatched so far.
-
-    Every process has to ask between the same steps.
-    """
+def _any_process(mine: bool, mesh: Mesh) -> Any:
+    """Whether any process says yes, bool `[]`, after the steps dispatched so far; all ask between the same steps."""
     if jax.process_count() == 1:
         return np.bool_(mine)
     everywhere = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
-    return _any(jax.make_array_from_process_local_data(everywhere, np.full(jax.local_device_count(), mine)))
-
-
-_any = jax.jit(jnp.any)
+    return jnp.any(jax.make_array_from_process_local_data(everywhere, np.full(jax.local_device_count(), mine)))

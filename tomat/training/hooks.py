@@ -53,15 +53,6 @@ class ClosingHooks:
     """After the last step of the training; a run that is asked to stop has no time for it."""
     profiler: Callable[..., Any] | None = None
     """After any last step, so that a trace that has begun is written."""
-    steps_per_eval: int = 0
-    """0: there is no evaluation."""
-    trace_edges: tuple[int, ...] = ()
-    """Steps done when the trace begins and when it ends."""
-
-    def pause_after(self, next_step: int) -> bool:
-        """Whether a hook needs the state after so many steps, or devices that have nothing else to do."""
-        evaluates = self.steps_per_eval > 0 and next_step % self.steps_per_eval == 0
-        return evaluates or next_step in self.trace_edges
 
     def close(self, info: Any, complete: bool) -> None:
         """Call what is due: all after the last step of the training (`complete`), else the profiler alone."""
@@ -76,7 +67,6 @@ def add_hooks(
     """Everything that happens between steps, each part timed by `clock` under its own name."""
     config = folder.config
     evaluate = trace = None
-    steps_per_eval, trace_edges = 0, ()
     trainer.add_hook(levanter.callbacks.log_step_info(config.trainer.num_train_steps), every=1)
     watchdog = config.trainer.progress_watchdog.create(
         process_index=jax.process_index(), diagnostic=capture_stall_diagnostics
@@ -87,16 +77,14 @@ def add_hooks(
         validation = shuffled_rows(config, datasets.validation, epochs=1)
         evaluation = Evaluation(trainer, validation, folder, stop)
         evaluate = clock.timed("eval_seconds", evaluation)
-        steps_per_eval = config.trainer.steps_per_eval
-        trainer.add_hook(evaluate, every=steps_per_eval)
+        trainer.add_hook(evaluate, every=config.trainer.steps_per_eval)
     profiler = config.trainer.profiler
     profile_steps = profiler.resolve_num_profile_steps(config.trainer.num_train_steps) if profiler.is_enabled else 0
     if profile_steps > 0:
         hook = profiler.build(str(folder.path / PROFILER_FOLDER), run_id=config.run_name, num_steps=profile_steps)
         trace = clock.timed("profiler_seconds", hook)
         trainer.add_hook(trace, every=1)
-        trace_edges = (profiler.start_step, profiler.start_step + profile_steps)
-    return ClosingHooks(evaluate, trace, steps_per_eval, trace_edges)
+    return ClosingHooks(evaluate, trace)
 
 
 class Evaluation:

@@ -112,7 +112,7 @@ class TrainingLoop:
                     state,
                     self._batches(),
                     ahead=self._config.dispatch_ahead,
-                    pauses_after=lambda done: self._closing.pause_after(done) or self._checkpointer.is_due(done - 1),
+                    pauses_after=self._pauses_after,
                     asks=lambda: self._stop.asked or self._checkpointer.interval_is_over,
                 )
                 for info in steps:
@@ -149,6 +149,14 @@ class TrainingLoop:
             axis_resources=self._trainer.compute_axis_mapping,
         )
         return loader.iter_from_step(self._first_step)
+
+    def _pauses_after(self, done: int) -> bool:
+        """Whether something after so many steps needs their state, or devices that have nothing else to do."""
+        trainer, hooks = self._config.trainer, self._closing
+        evaluates = hooks.evaluation is not None and done % trainer.steps_per_eval == 0
+        trace_edges = (trainer.profiler.start_step, trainer.profiler.start_step + trainer.profiler.num_steps)
+        traces = hooks.profiler is not None and done in trace_edges
+        return evaluates or traces or self._checkpointer.is_due(done - 1)
 
     def _is_ended_by(self, info: Any) -> bool:
         """Report the step just read, and save it where its state is there; says whether the run is to stop after it."""

@@ -21,10 +21,7 @@ WATCHED = ("jit(_train_step)", "jit(validation_loss)")
 
 
 class RecompileGuard(Callback):
-    """Counts compilations of the large programs, and reports each that follows the one each of them needs.
-
-    A step is compiled as it is dispatched, and reported once its loss is read.
-    """
+    """Counts compilations of the large programs, and reports each that follows the one each of them needs."""
 
     def __init__(self, folder: RunFolder):
         self._folder = folder
@@ -46,7 +43,7 @@ class RecompileGuard(Callback):
         return listening_to_durations(listen)
 
     def on_event(self, event: ProgressEvent) -> None:
-        """Count the steps that are dispatched."""
+        """Count the steps that are dispatched: a compilation is reported with its step, once that is read."""
         self._dispatched += event is ProgressEvent.TRAIN_STEP_STARTED
 
     def on_step(self, info: Any, force: bool = False) -> None:

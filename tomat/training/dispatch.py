@@ -25,6 +25,7 @@ from tomat.training.guards.loss import GuardedState
 from tomat.training.loader import TokenExample
 
 _copied = jax.jit(partial(jax.tree.map, jnp.copy))
+_any = jax.jit(jnp.any)
 
 
 @dataclass(frozen=True)
@@ -138,4 +139,4 @@ def _any_process(mine: bool, mesh: Mesh) -> Any:
     if jax.process_count() == 1:
         return np.bool_(mine)
     everywhere = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
-    return jnp.any(jax.make_array_from_process_local_data(everywhere, np.full(jax.local_device_count(), mine)))
+    return _any(jax.make_array_from_process_local_data(everywhere, np.full(jax.local_device_count(), mine)))

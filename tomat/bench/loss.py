@@ -8,10 +8,10 @@ import numpy as np
 
 from tomat.base.errors import TomatError
 from tomat.base.reporting import console, write_report
-from tomat.hardware.devices import ignore_absent_tpu
 from tomat.loss.config import LossConfig
 from tomat.loss.density_loss import density_loss, plain_loss
 from tomat.loss.target import DensityTarget
+from tomat.model.devices import ignore_absent_tpu
 from tomat.tokens.vocabulary import Vocabulary
 
 

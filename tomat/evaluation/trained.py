@@ -16,7 +16,7 @@ from tomat.base.reporting import console
 from tomat.codec.base import DensityCodec
 from tomat.codec.files import load_codec
 from tomat.evaluation.teacher_forced import TeacherForcedConfig, TeacherForcedEvaluator
-from tomat.hardware.devices import ignore_absent_tpu
+from tomat.model.devices import ignore_absent_tpu
 from tomat.runs.checkpoints import AVERAGED, find_checkpoint
 from tomat.runs.published import is_remote
 from tomat.training.config import TrainConfig, recorded_config

@@ -60,6 +60,16 @@ def test_two_executions_a_step_are_no_missing_mark():
     assert np.all(found.durations_ps == STEP_PS) and notes == ""
 
 
+def test_annotations_of_steps_that_were_dispatched_while_others_ran_are_no_steps():
+    """Two at once, then each as the one before last ends: the host's marks are one step early."""
+    early = [StepMark(0, -20, -10), *(StepMark(n, STEP_PS * (n - 1) + 5, STEP_PS * (n - 1) + 15) for n in range(1, 8))]
+    found, notes = steps_of(device_of([]), early)
+    assert found.n_steps == 7 and np.all(found.durations_ps == STEP_PS)
+    assert "dispatched, which was while others ran" in notes and "one execution of jit_step" in notes
+    found, notes = steps_of(device_of([]), marks(*range(8)))
+    assert found.n_steps == 7 and notes == "steps are the host's step annotations"
+
+
 def test_numbers_that_count_something_else():
     found, notes = steps_of(device_of(marks(*range(8), times=10)))
     assert np.all(found.durations_ps == STEP_PS) and "go up by 10 while the program runs once" in notes

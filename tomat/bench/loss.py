@@ -11,8 +11,8 @@ from tomat.base.reporting import console, write_report
 from tomat.loss.config import LossConfig
 from tomat.loss.density_loss import density_loss, plain_loss
 from tomat.loss.target import DensityTarget
+from tomat.model.devices import ignore_absent_tpu
 from tomat.tokens.vocabulary import Vocabulary
-from tomat.training.devices import ignore_absent_tpu
 
 
 def run(args: argparse.Namespace) -> int:

@@ -16,10 +16,10 @@ from tomat.base.reporting import console
 from tomat.codec.base import DensityCodec
 from tomat.codec.files import load_codec
 from tomat.evaluation.teacher_forced import TeacherForcedConfig, TeacherForcedEvaluator
+from tomat.model.devices import ignore_absent_tpu
 from tomat.runs.checkpoints import AVERAGED, find_checkpoint
 from tomat.runs.published import is_remote
 from tomat.training.config import TrainConfig, recorded_config
-from tomat.training.devices import ignore_absent_tpu
 from tomat.training.restore import load_weights
 from tomat.training.startup import quiet_terminal
 

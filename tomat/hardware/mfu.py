@@ -182,7 +182,8 @@ class RunTimes:
         `checkpoint_seconds`, `profiler_seconds`, and Levanter's `throughput/loading_time` and `throughput/hook_time`
         (all hooks, evaluation and profiler among them), in seconds. What was compiled lies inside another part: it is
         taken out of the step as far as that exceeds the median step, then out of the evaluation; the rest was in
-        nobody's time.
+        nobody's time. Loading and hooks while a step ran that had been dispatched ahead cost nothing: they count as far
+        as the wall-clock time has room for them.
 
         Raises:
             TomatError: No row has a step time, or a time is not finite, negative or longer than a step can be.
@@ -215,12 +216,14 @@ class RunTimes:
             row_wall = _seconds(row, "wall_seconds") or step + loading + checkpoint + max(hooks, evaluation + profiler)
             found = {
                 "compile": compiled,
-                "data_loading": loading,
                 "evaluation": evaluation - in_evaluation,
                 "checkpoint": checkpoint,
                 "profiler": profiler,
-                "hooks": max(0.0, hooks - evaluation - profiler),
             }
+            host = {"data_loading": loading, "hooks": max(0.0, hooks - evaluation - profiler)}
+            room = max(0.0, row_wall - (step - in_step) - sum(found.values()))
+            exposed = min(1.0, room / sum(host.values())) if any(host.values()) else 0.0
+            found |= {part: exposed * seconds for part, seconds in host.items()}
             for part, seconds in found.items():
                 parts[part] += seconds
             steps += step - in_step

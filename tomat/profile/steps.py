@@ -12,7 +12,7 @@ import numpy as np
 
 from tomat.base.errors import TomatError
 from tomat.profile.timeline import inside
-from tomat.profile.trace_data import DeviceTrace, HostTrace, StepMark
+from tomat.profile.trace_data import DeviceTrace, HostTrace, ModuleRun, StepMark
 
 MAX_STEPS_OF_A_WINDOW = 100
 """Numbers of neighbouring marks further apart count something else than steps (tokens, sequences), or are damaged."""
@@ -46,6 +46,7 @@ class _Unusable(Exception):
 def step_windows(device: DeviceTrace, host: HostTrace, main: str, notes: set[str]) -> StepWindows:
     """The device's `Steps` line, else the host's step annotations, else executions of the main program.
 
+    Annotations of steps that were dispatched while others ran are no steps of a device.
     Marks that cannot be right are passed over, and where one is missing its steps share the time between its
     neighbours; both are said in `notes`. The last step is left out where three or more are known, since the wait that
     follows it is not: its window would end early.
@@ -64,6 +65,9 @@ def step_windows(device: DeviceTrace, host: HostTrace, main: str, notes: set[str
     ):
         if not marks:
             continue
+        if marks is host.host_steps and _dispatched_ahead(marks, runs):
+            refused.append(f"{name}: they say when steps were dispatched, which was while others ran")
+            continue
         found_notes: set[str] = set()
         try:
             found = _windows(marks, name, device, run_starts, executions is not marks, found_notes)
@@ -81,6 +85,12 @@ def step_windows(device: DeviceTrace, host: HostTrace, main: str, notes: set[str
         f"executions{unusable}, so its time cannot be given per step. Expected a `Steps` or `XLA Modules` line, "
         "or jax.profiler.StepTraceAnnotation around the step on the host."
     )
+
+
+def _dispatched_ahead(marks: list[StepMark], runs: list[ModuleRun]) -> bool:
+    """Whether a mark begins inside an execution (`runs`, by their start)."""
+    begun = np.searchsorted([run.start_ps for run in runs], [mark.start_ps for mark in marks])
+    return any(i > 0 and mark.start_ps < runs[i - 1].end_ps for i, mark in zip(begun.tolist(), marks, strict=True))
 
 
 def _windows(

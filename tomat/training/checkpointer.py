@@ -85,6 +85,16 @@ class RunCheckpointer(Checkpointer):
         )
         self._manager = ChecksummingManager(timeout_secs=SAVE_TIMEOUT_SECONDS)
 
+    def is_due(self, step: int) -> bool:
+        """Whether the settings alone have `step` saved, whatever the clock says; its index, as for `on_step`."""
+        every = self._get_current_step_save_interval(step)
+        return step > 0 and every is not None and step % every == 0
+
+    @property
+    def interval_is_over(self) -> bool:
+        """Whether `on_step` would save by this process's clock."""
+        return bool(self.save_interval) and self._dt_now_injection() - self._last_save_time >= self.save_interval
+
     def save_checkpoint(
         self,
         tree: Any,

@@ -207,6 +207,9 @@ class TrainConfig:
     """What a run watches for while it trains, and what it does about it."""
     preemption: PreemptionConfig = PreemptionConfig()
     """What happens when the machine is taken away."""
+    dispatch_ahead: int = 1
+    """Steps that the devices are given before the loss of an earlier one is read, so that they do not wait for the
+    host; 0: none. No number of the training changes with it (`docs/guides/raising-mfu.md`)."""
     tracking_dir: str = "docs/tracking"
     """Where the page of a profiled run is written."""
     baseline: str | None = None
@@ -217,6 +220,8 @@ class TrainConfig:
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", self.run_name):
             raise TomatError(f"run_name is '{self.run_name}'; expected letters, digits, '.', '_' and '-'.")
+        if not 0 <= self.dispatch_ahead <= 8:
+            raise TomatError(f"dispatch_ahead is {self.dispatch_ahead}; expected 0 to 8: a stop has to wait for them.")
         self.loss.check_layout(self.data.sequence_layout.tokens_per_voxel)
         check_finite(self)
         check_values(self.trainer, self.optimizer)

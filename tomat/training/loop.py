@@ -19,6 +19,7 @@ from tomat.base.reporting import console
 from tomat.loss.start import TIED_LOGIT_STD, UNTIED_LOGIT_STD, check_first_loss, uniform_loss
 from tomat.training.checkpointer import RunCheckpointer
 from tomat.training.datasets import Datasets, value_table
+from tomat.training.dispatch import training_steps
 from tomat.training.folder import RunFolder
 from tomat.training.guards.watch import RunGuards
 from tomat.training.hooks import add_hooks, shuffled_rows
@@ -106,7 +107,15 @@ class TrainingLoop:
         info = None
         try:
             with self._clock.listening_to_compiles():
-                for info in self._trainer.training_steps(state, self._batches()):
+                steps = training_steps(
+                    self._trainer,
+                    state,
+                    self._batches(),
+                    ahead=self._config.dispatch_ahead,
+                    pauses_after=self._pauses_after,
+                    asks=lambda: self._stop.asked or self._checkpointer.interval_is_over,
+                )
+                for info in steps:
                     if self._is_ended_by(info):
                         break
             if info is None:
@@ -141,8 +150,16 @@ class TrainingLoop:
         )
         return loader.iter_from_step(self._first_step)
 
+    def _pauses_after(self, done: int) -> bool:
+        """Whether something after so many steps needs their state, or devices that have nothing else to do."""
+        trainer, hooks = self._config.trainer, self._closing
+        evaluates = hooks.evaluation is not None and done % trainer.steps_per_eval == 0
+        trace_edges = (trainer.profiler.start_step, trainer.profiler.start_step + trainer.profiler.num_steps)
+        traces = hooks.profiler is not None and done in trace_edges
+        return evaluates or traces or self._checkpointer.is_due(done - 1)
+
     def _is_ended_by(self, info: Any) -> bool:
-        """Report and save the step just done; says whether the run is asked to stop after it."""
+        """Report the step just read, and save it where its state is there; says whether the run is to stop after it."""
         self._losses.append(float(info.loss))
         if info.step == 0 and self._start.weights is None:
             self._check_first_loss()
@@ -150,6 +167,8 @@ class TrainingLoop:
         if last:
             self._closing.close(info, complete=True)
         self._report(info)
+        if not isinstance(info.state, TrainerState):
+            return False
         stopping = self._stop.reached()
         if stopping and jax.process_index() == 0:
             console.print(f"{self._stop.cause or 'SIGTERM'}: stopping after step {info.step}, with a checkpoint.")

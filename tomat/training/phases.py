@@ -27,10 +27,10 @@ def listening_to_durations(listen: Callable[..., None]) -> Iterator[None]:
 class PhaseClock:
     """Seconds per step for each phase, and for the whole step from one `row` to the next.
 
-    `wall_seconds` of a row is the time since the row before; the phases and `step_seconds` are parts of it, so what is
-    left is data loading, tracking and whatever else the host did. `compile_seconds` lies inside whichever phase
-    compiled, mostly the first step. A step is saved after its row is written, so its `checkpoint_seconds` are in the
-    next.
+    `wall_seconds` of a row is the time since the row before; summed over rows, the phases and `step_seconds` are parts
+    of it, and what is left is whatever else the host did while no step was in flight. `compile_seconds` lies inside
+    whichever phase compiled, mostly the first step. A step is saved after its row is written, so its
+    `checkpoint_seconds` are in the next.
     """
 
     def __init__(self) -> None:
@@ -62,7 +62,7 @@ class PhaseClock:
         """What to log for the step that just ended, and start counting for the next.
 
         Args:
-            step_seconds: Device step with its dispatch, from the first call to the loss on the host.
+            step_seconds: From the loss before, or the dispatch where nothing was in flight, to the loss on the host.
         """
         now = time.monotonic()
         row = {"step_seconds": step_seconds, "wall_seconds": now - self._last_row, **self._seconds}

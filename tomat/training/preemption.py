@@ -94,7 +94,7 @@ class StopRequest:
         return float("inf") if self._asked_at is None else self._asked_at + self.grace_seconds - time.monotonic()
 
     def reached(self) -> bool:
-        """Whether to stop after the step just done. Every host must ask after every step.
+        """Whether to stop after the step just done. Every host must ask after the same steps.
 
         Of several hosts each may be told at another moment, and stopping there would leave the others in a collective:
         they stop after the first step at whose end one of them had been told.

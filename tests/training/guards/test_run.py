@@ -23,6 +23,7 @@ from tomat.runs.history import read_events
 from tomat.runs.log_lines import read_metrics
 from tomat.tokens.manifest_text import parse_manifest
 from tomat.tokens.shards import open_shards
+from tomat.training import dispatch
 from tomat.training.config import TrainConfig, load_config
 from tomat.training.datasets import open_datasets
 from tomat.training.hooks import DATA_KEY
@@ -149,6 +150,56 @@ def test_a_skipped_batch_leaves_the_model_as_it_was(skipping):
     # The schedule moves on with the step.
     rates = [row["optim/learning_rate"] for row in rows]
     assert len(set(rates)) == len(rates)
+
+
+AHEAD = ("--dispatch_ahead", "2", "--trainer.checkpointer.keep", "[{every: 5, until: null}]")
+"""Nothing is saved before the last step, so that steps are in flight when the bad one is read."""
+
+
+@pytest.fixture
+def dispatched(monkeypatch) -> list[int]:
+    """The steps that are dispatched, as they are."""
+    found: list[int] = []
+    step = dispatch._dispatch
+
+    def counted(*args):
+        found.append(args[-1])
+        return step(*args)
+
+    monkeypatch.setattr(dispatch, "_dispatch", counted)
+    return found
+
+
+def test_a_bad_loss_stops_the_run_with_steps_in_flight_and_none_of_them_is_saved(
+    stopped, poisoned, tmp_path, dispatched
+):
+    with pytest.raises(TomatError) as error:
+        train(run_config(poisoned[0], tmp_path, *UNVERIFIED, *AHEAD))
+    assert dispatched == list(range(BAD_STEP + 3))
+    assert str(error.value) == stopped[1].replace(str(stopped[0].parent), str(tmp_path))
+    assert steps(tmp_path / "run") == []
+    logs = [
+        [row.get("train/loss") for row in read_metrics(run / "metrics.jsonl")] for run in (tmp_path / "run", stopped[0])
+    ]
+    assert logs[0][:BAD_STEP] == logs[1][:BAD_STEP] and len(logs[0]) == len(logs[1])
+    events = [guard_events(run, "bad_loss") for run in (tmp_path / "run", stopped[0])]
+    assert [{**event, "time": 0} for event in events[0]] == [{**event, "time": 0} for event in events[1]]
+
+
+def test_a_batch_is_skipped_with_steps_in_flight(skipping, poisoned, tmp_path, dispatched):
+    run_dir = train(run_config(poisoned[0], tmp_path, *SKIP, *AHEAD)).run_dir
+    assert dispatched == list(range(6)) and steps(run_dir) == [5]
+    assert_same_model(run_dir, skipping, 5, 5)
+    rows, expected = (read_metrics(run / "metrics.jsonl") for run in (run_dir, skipping))
+    for key in ("step", "train/loss", "guards/bad_steps", "optim/learning_rate"):
+        assert [row.get(key) for row in rows] == [row.get(key) for row in expected]
+
+
+def test_a_run_that_skips_too_many_ends_with_steps_in_flight(clean, tmp_path, dispatched):
+    words = ("--optimizer.learning_rate", "1e30", "--guards.on_bad_loss", "skip", "--guards.max_skips", "1")
+    with pytest.raises(TomatError, match=r"step 1: the update is not finite .* 2 bad steps in a row; .*max_skips is 1"):
+        train(run_config(clean, tmp_path, *words, *AHEAD))
+    assert dispatched == [0, 1, 2, 3] and steps(tmp_path / "run") == []
 
 
 def test_a_stopped_run_goes_on_with_the_batch_skipped(stopped, skipping, poisoned, tmp_path):

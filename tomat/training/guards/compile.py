@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import levanter.tracker
+from levanter.callbacks import Callback, ProgressEvent
 
 from tomat.base.reporting import console
 from tomat.training.folder import RunFolder
@@ -19,14 +20,14 @@ WATCHED = ("jit(_train_step)", "jit(validation_loss)")
 """The two large programs of a run, Levanter's training step and the evaluation's; helpers are compiled for many."""
 
 
-class RecompileGuard:
+class RecompileGuard(Callback):
     """Counts compilations of the large programs, and reports each that follows the one each of them needs."""
 
     def __init__(self, folder: RunFolder):
         self._folder = folder
         self._compiled: Counter[str] = Counter()
-        self._unreported: list[tuple[str, float]] = []
-        self._total = 0
+        self._unreported: list[tuple[int, str, float]] = []
+        self._dispatched = self._read = self._total = 0
 
     def listening(self) -> AbstractContextManager[None]:
         """Take note of compilations while the context is open."""
@@ -37,20 +38,27 @@ class RecompileGuard:
                 return
             self._compiled[name] += 1
             if self._compiled[name] > 1:
-                self._unreported.append((name, duration_secs))
+                self._unreported.append((self._dispatched, name, duration_secs))
 
         return listening_to_durations(listen)
 
-    def __call__(self, info: Any) -> None:
+    def on_event(self, event: ProgressEvent) -> None:
+        """Count the steps that are dispatched: a compilation is reported with its step, once that is read."""
+        self._dispatched += event is ProgressEvent.TRAIN_STEP_STARTED
+
+    def on_step(self, info: Any, force: bool = False) -> None:
         """The hook after each step."""
+        del force
         step = int(info.step)
-        reported, self._unreported = self._unreported, []
+        self._read += 1
+        reported = [one for one in self._unreported if one[0] <= self._read]
+        del self._unreported[: len(reported)]
         self._total += len(reported)
         if self._total:
             levanter.tracker.log({"guards/recompilations": self._total}, step=step)
         if jax.process_index() != 0:
             return
-        for name, seconds in reported:
+        for _, name, seconds in reported:
             self._folder.record("guard:recompilation", step, function=name, seconds=round(seconds, 3))
             console.print(
                 f"[yellow]warning:[/yellow] {name} was compiled again at step {step}, which took {seconds:.1f} s; "

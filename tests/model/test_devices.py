@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tomat.training import devices
+from tomat.model import devices
 
 
 class Settings:

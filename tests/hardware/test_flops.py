@@ -11,6 +11,7 @@ import haliax as hax
 import jax
 import jax.numpy as jnp
 import pytest
+from haliax.nn.scan import ScanCheckpointPolicy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from levanter.layers.attention import AttentionBackend, AttentionMask
@@ -22,6 +23,7 @@ from tomat.base.errors import TomatError
 from tomat.hardware.executed import (
     ATTENTION_NAME,
     MLP_NAME,
+    OUTPUT_NAME,
     QKV_NAME,
     KernelPass,
     Recomputation,
@@ -38,7 +40,7 @@ from tomat.hardware.flops import (
     training_flops,
     useful_training_flops,
 )
-from tomat.model.attention import QKV, SplashBlockSizes
+from tomat.model.attention import ATTENTION_PROJECTION, QKV, SplashBlockSizes
 from tomat.model.decoder import MLP_PROJECTIONS, DensityDecoderConfig
 from tomat.model.splash import ATTENTION_OUTPUT
 
@@ -158,8 +160,17 @@ def test_without_a_norm_on_queries_and_keys_their_projections_can_be_kept():
     assert Recomputation.from_config(config, "splash").qkv == 0
 
 
+def test_what_is_offloaded_by_name_is_not_computed_again():
+    names = [QKV_NAME, OUTPUT_NAME]
+    policy = ScanCheckpointPolicy(save_carries="offload", offload_block_internals=names)
+    config = DensityDecoderConfig(**SIZES, gradient_checkpointing=policy, use_qk_norm=False)
+    assert dataclasses.astuple(Recomputation.from_config(config, "splash")) == (0, 1, 0, 1, 0)
+    _assert_executed_is_what_xla_counts(config, ModelShape.from_config(config, VOCAB))
+
+
 def test_checkpoint_names_are_the_decoders():
-    assert (QKV_NAME, ATTENTION_NAME, MLP_NAME) == (QKV, ATTENTION_OUTPUT, MLP_PROJECTIONS)
+    names = (QKV_NAME, ATTENTION_NAME, OUTPUT_NAME, MLP_NAME)
+    assert names == (QKV, ATTENTION_OUTPUT, ATTENTION_PROJECTION, MLP_PROJECTIONS)
 
 
 @given(

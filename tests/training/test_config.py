@@ -9,7 +9,7 @@ from tomat.base.errors import TomatError
 from tomat.model.decoder import NAMED_POLICIES
 from tomat.training.config import config_from_dict, config_hash, load_config, parse_overrides, recorded_config
 
-CONFIGS = Path(__file__).parents[2] / "configs" / "train"
+CONFIGS = Path(__file__).parents[2] / "configs"
 
 
 def test_overrides_nest_and_read_yaml_values():
@@ -50,7 +50,9 @@ def test_overrides_lie_over_yaml_which_lies_over_the_preset(tmp_path):
     assert config.trainer.log_jaxprs is False  # tomat's default over Levanter's
 
 
-@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path", sorted([*CONFIGS.glob("train/*.yaml"), *CONFIGS.glob("compare/*.yaml")]), ids=lambda path: path.stem
+)
 def test_shipped_configs_load_and_survive_a_round_trip(path):
     config = load_config(path)
     again = config_from_dict(yaml.safe_load(yaml.safe_dump(config.to_dict())))
@@ -71,6 +73,7 @@ def test_shipped_configs_load_and_survive_a_round_trip(path):
         (["--data.layout", "v9"], "v3-p19"),
         (["--data.seq_len", "100000"], "seq_len"),
         (["--data.source", "shards"], "data.train"),
+        (["--data.vocabulary_rows", "2186"], "data.vocabulary_rows is 2,186; expected at least"),
         (["--run_name", "a/b"], "run_name"),
         (["--trainer.id", "x"], "run_name"),
         (["--trainer.mesh.param_mapping", "{embed: data}"], "sharding"),
@@ -79,7 +82,7 @@ def test_shipped_configs_load_and_survive_a_round_trip(path):
 )
 def test_bad_values_are_one_error_that_names_the_key(words, expected):
     with pytest.raises(TomatError, match=expected) as caught:
-        load_config(CONFIGS / "demo.yaml", words)
+        load_config(CONFIGS / "train" / "demo.yaml", words)
     assert "\n" not in str(caught.value)
 
 
@@ -99,14 +102,14 @@ def test_missing_and_malformed_files_are_refused(tmp_path):
     "sharding, mapping", [("replicated", {}), ("zero1", {"embed": "data"}), ("fsdp", {"embed": "data"})]
 )
 def test_sharding_decides_where_parameters_lie(sharding, mapping):
-    config = load_config(CONFIGS / "demo.yaml", ["--sharding", sharding])
+    config = load_config(CONFIGS / "train" / "demo.yaml", ["--sharding", sharding])
     assert config.trainer_config().mesh.param_mapping == mapping
 
 
 @pytest.mark.parametrize("policy", sorted(NAMED_POLICIES))
 def test_named_checkpoint_policies_are_tomats_and_not_haliaxs(policy):
     """Haliax has policies of its own under some of the names, which draccus would otherwise choose."""
-    config = load_config(CONFIGS / "demo.yaml", ["--model.gradient_checkpointing", policy])
+    config = load_config(CONFIGS / "train" / "demo.yaml", ["--model.gradient_checkpointing", policy])
     assert config.model.checkpoint_policy == NAMED_POLICIES[policy]
 
 

@@ -69,6 +69,7 @@ STEP: dict[str, tuple[list[str], list[str]]] = {
         for key, value in {
             "data.n_density_tokens": "128",
             "data.seq_len": "96",
+            "data.vocabulary_rows": "2304",
             "guards.on_bad_loss": "skip",
             "guards.spike_factor": "5.0",
             "guards.spike_window": "16",

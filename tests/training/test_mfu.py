@@ -49,6 +49,18 @@ def test_the_reference_runs(name, slice_name, seconds, reported):
     assert mfu["hfu"] > mfu["mfu_causal"] * 1.2
 
 
+@pytest.mark.parametrize(
+    "name, seconds, tflops_per_second",
+    [("llama3.1-8b-v6e16", 3.393, 419.485), ("mistral-7b-v6e8", 6.320, 431.981)],
+)
+def test_the_compared_recipes_are_the_published_models(name, seconds, tflops_per_second):
+    """MaxText counts its FLOPs with full attention; the configurations say where the figures stand."""
+    config = load_config(CONFIGS.parent / "compare" / f"{name}.yaml")
+    work = step_work(config, "tpu")
+    chips = slice_named(config.slice).n_chips
+    assert work.flops_full / chips / seconds == pytest.approx(1e12 * tflops_per_second, rel=2e-4)
+
+
 def test_useful_tokens_of_the_default_layout():
     work = step_work(load_config(CONFIGS / "200m-v6e16.yaml"), "tpu", n_atoms=12)
     # 21 fixed tokens and 10 for each of 12 atoms; 19^3 voxels.

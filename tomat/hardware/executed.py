@@ -21,9 +21,10 @@ Backend = Literal["vanilla", "jax_flash", "splash"]
 
 QKV_NAME = "qkv"
 ATTENTION_NAME = "attention_output"
+OUTPUT_NAME = "attention_projection"
 MLP_NAME = "mlp_projections"
 """Checkpoint names of tomat's decoder (`tomat/model/decoder.py`): queries, keys and values; what attention yields;
-what the MLP's input projections give."""
+what its output projection gives; what the MLP's input projections give."""
 
 DEFAULT_SPLASH_BLOCK = 512
 """Tile of Levanter's splash call where its configuration names none."""
@@ -179,7 +180,7 @@ class Recomputation:
         return cls(
             qkv=whole + qkv,
             attention=whole + attention,
-            output=whole + 1.0,
+            output=whole + (0.0 if OUTPUT_NAME in kept else 1.0),
             mlp_in=whole + (0.0 if MLP_NAME in kept else 1.0),
             # Needed again only by a norm that follows it.
             mlp_out=whole + (1.0 if hybrid_norm else 0.0),

@@ -41,6 +41,9 @@ from tomat.model.splash import (
 QKV = "qkv"
 """Checkpoint name of queries, keys and values, after normalisation and rotary embedding."""
 
+ATTENTION_PROJECTION = "attention_projection"
+"""Checkpoint name of what the output projection gives, before it is added to the residual stream."""
+
 BACKENDS = (AttentionBackend.VANILLA, AttentionBackend.JAX_FLASH, AttentionBackend.SPLASH)
 """The backends that tomat's decoder has."""
 
@@ -138,7 +141,7 @@ class DensityAttention(Attention):
         v = v.rearrange((..., "kv_head", "position", "head_size")).rename({"position": "key_position"})
         attended = self._attend(q, k, v, mask, jnp.float32 if self.config.upcast_attn else x.dtype)
         attended = attended.flatten_axes(("kv_head", "q_heads_per_group"), "heads").astype(x.dtype)
-        return self.o_proj(attended, key=key_o)
+        return tree_checkpoint_name(self.o_proj(attended, key=key_o), ATTENTION_PROJECTION)
 
     def _compute_qkv_fused(
         self, x: NamedArray, *, key, pos_ids: NamedArray | None

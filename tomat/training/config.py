@@ -90,6 +90,9 @@ class DataConfig:
     """The sequence layout (`tomat/tokens/patch.py`); a shard set with another one is refused."""
     n_density_tokens: int = 16384
     """Number of density ids: bins of the Lloyd-Max codec. A shard set with another number is refused."""
+    vocabulary_rows: int | None = None
+    """Rows of the model's embedding and of its logits; None: the ids of the vocabulary. Rows beyond those belong to no
+    token: padding to a round number, or the vocabulary of another decoder, whose step is to be planned."""
     seq_len: int | None = None
     """Tokens per sequence that the model reads; None: the layout's context. Shorter cuts each row."""
     shuffle: BlockShuffleConfig = BlockShuffleConfig()
@@ -121,6 +124,11 @@ class DataConfig:
             )
         if self.n_density_tokens < 2:
             raise TomatError(f"data.n_density_tokens is {self.n_density_tokens}; expected at least 2.")
+        if self.model_vocabulary < self.vocabulary.size:
+            raise TomatError(
+                f"data.vocabulary_rows is {self.vocabulary_rows:,}; expected at least {self.vocabulary.size:,}, the "
+                f"ids of a vocabulary with {self.n_density_tokens:,} density ids."
+            )
 
     @property
     def sequence_layout(self) -> SequenceLayout:
@@ -131,6 +139,11 @@ class DataConfig:
     def vocabulary(self) -> Vocabulary:
         """The vocabulary with `n_density_tokens` density ids."""
         return Vocabulary(self.n_density_tokens)
+
+    @property
+    def model_vocabulary(self) -> int:
+        """Rows of the model's embedding and of its logits."""
+        return self.vocabulary.size if self.vocabulary_rows is None else self.vocabulary_rows
 
 
 @dataclass(frozen=True)

@@ -199,7 +199,7 @@ class TrainingLoop:
         target = density_target(config, self._value_table)
         examples = asyncio.run(self._rows.get_batch(range(config.batch_size)))
         tokens = np.stack([np.asarray(example.tokens.array) for example in examples])
-        expected = uniform_loss(config.loss, tokens, target=target, vocab_size=config.data.vocabulary.size)
+        expected = uniform_loss(config.loss, tokens, target=target, vocab_size=config.data.model_vocabulary)
         check_first_loss(
             config.loss,
             measured,

@@ -31,7 +31,7 @@ def step_work(config: TrainConfig, platform: str, n_atoms: int = TYPICAL_ATOMS) 
     Raises:
         TomatError: A model or a setting whose FLOPs are not known.
     """
-    vocab_size = config.data.vocabulary.size
+    vocab_size = config.data.model_vocabulary
     shape = ModelShape.from_config(config.model, vocab_size)
     density_only = config.loss.vocabulary == "density" and config.loss.preamble_weight == 0
     rows = config.data.n_density_tokens if density_only else vocab_size

@@ -382,7 +382,7 @@ def _plan_warm_start(plan: StartPlan, asked: str, place: str) -> StartPlan:
     differences = {
         key: values
         for key, values in changed_keys(recorded, plain_values(plan.config)).items()
-        if key.startswith("model.") or key == "data.n_density_tokens"
+        if key.startswith("model.") or key in ("data.n_density_tokens", "data.vocabulary_rows")
     }
     if differences:
         lines = "\n".join(f"  {key}: {before!r} -> {after!r}" for key, (before, after) in differences.items())

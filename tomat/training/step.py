@@ -102,5 +102,5 @@ def build_trainer(config: TrainConfig, trainer_config: TrainerConfig, value_tabl
 
 def model_initialiser(config: TrainConfig, key: PRNGKeyArray) -> Callable[[], LmHeadModel]:
     """A function without arguments that builds the model with freshly drawn weights."""
-    vocab = Axis("vocab", config.data.vocabulary.size)
+    vocab = Axis("vocab", config.data.model_vocabulary)
     return lambda: config.model_config().build(vocab, key=key)

@@ -147,7 +147,7 @@ def _of_runs(config: TrainConfig, runs: Sequence[FinishedRun], window_steps: int
     from tomat.model.decoder import parameter_count
 
     return {
-        "parameters": parameter_count(config.model_config(), config.data.vocabulary.size),
+        "parameters": parameter_count(config.model_config(), config.data.model_vocabulary),
         "devices": runs[0].devices,
         "train_seconds": sum(run.train_seconds for run in runs),
         "loss_window_means": window_means(_losses(runs), window_steps),

@@ -25,6 +25,7 @@ from tomat.app.cli import main
 from tomat.base.errors import TomatError
 from tomat.evaluation.trained import load_trained
 from tomat.runs.checkpoints import newest_whole
+from tomat.runs.data_record import recorded_contents
 from tomat.runs.history import read_events
 from tomat.runs.lock import Holder
 from tomat.runs.log_lines import read_metrics
@@ -32,7 +33,6 @@ from tomat.training import folder as folder_module
 from tomat.training import loop as loop_module
 from tomat.training import run as run_module
 from tomat.training.config import TrainConfig, load_config
-from tomat.training.data_record import recorded_contents
 from tomat.training.hooks import ClosingHooks
 from tomat.training.loop import TrainingLoop
 from tomat.training.origins import Continuation

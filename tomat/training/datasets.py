@@ -11,6 +11,7 @@ from jax.experimental import multihost_utils
 from tomat.base.errors import TomatError
 from tomat.codec.base import DensityCodec
 from tomat.density.demo.embedded import SPLITS
+from tomat.runs.data_record import Contents
 from tomat.tokens.demo import write_demo_shards
 from tomat.tokens.shards import ShardSet, open_shards
 from tomat.training.config import DataConfig, TrainConfig
@@ -27,6 +28,20 @@ class Datasets:
     def codec(self) -> DensityCodec:
         """The codec both sets were tokenised with."""
         return self.train.codec
+
+    @property
+    def contents(self) -> Contents:
+        """The hashes of both."""
+        return {key: part and part.content_sha256 for key, part in self._by_key.items()}
+
+    @property
+    def urls(self) -> dict[str, str | None]:
+        """Where they lie, by the same keys."""
+        return {key: part and part.url for key, part in self._by_key.items()}
+
+    @property
+    def _by_key(self) -> dict[str, ShardSet | None]:
+        return {"data.train": self.train, "data.validation": self.validation}
 
 
 def open_datasets(config: TrainConfig, local_dir: Path) -> Datasets:

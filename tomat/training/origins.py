@@ -30,10 +30,10 @@ from tomat.runs.checkpoints import (
     weights_kind,
     with_data_read,
 )
+from tomat.runs.data_record import DATA_EVENT, ContentChanges, RecordedData, recorded_contents
 from tomat.runs.history import Event, append_event, last_event, read_events
 from tomat.runs.record import read_codec, read_config, temporary_place
 from tomat.training.config import TrainConfig
-from tomat.training.data_record import DATA_EVENT, ContentChanges, RecordedData, data_contents, recorded_contents
 from tomat.training.datasets import Datasets
 from tomat.training.resume import Changes, allowed_changes, changed_keys, plain_values, refuse_changes
 
@@ -108,7 +108,9 @@ class StartPlan:
         """
         if self.newest is not None and (self.run_dir / CODEC_FILE).exists():
             refuse_codec(str(self.run_dir), datasets.codec, f"run '{self.config.run_name}'")
-        changed_data = {} if self.data is None else self.data.changes(datasets, self.allow_change)
+        changed_data = (
+            {} if self.data is None else self.data.changes(datasets.contents, datasets.urls, self.allow_change)
+        )
         if self.parent is not None:
             refuse_codec(self.parent.url, datasets.codec, str(self.parent))
         own, partial = self._own_checkpoint() if jax.process_index() == 0 else (None, ())
@@ -235,7 +237,7 @@ class Start:
     def _record_data(self, datasets: Datasets) -> None:
         for key, (before, after) in self.changed_data.items():
             self._record_change(f"{key} (content)", before, after)
-        contents, on_record = data_contents(datasets), self.plan.data
+        contents, on_record = datasets.contents, self.plan.data
         if on_record is not None and on_record.contents is None:
             console.print(
                 f"[yellow]warning:[/yellow] {on_record.whose} has no record of its data's content, as an earlier "

@@ -4,12 +4,11 @@ The configuration names a place. Another set put at that place, with the same co
 word, in the middle of an epoch of other rows.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tomat.base.errors import TomatError
 from tomat.runs.history import Event, last_event
-from tomat.training.datasets import Datasets
 
 DATA_EVENT = "data"
 """The event of a run's history that holds the hashes; the last one counts."""
@@ -19,15 +18,6 @@ Contents = dict[str, str | None]
 
 ContentChanges = dict[str, tuple[str | None, str | None]]
 """Old and new hash of each set whose content is another one, by key."""
-
-
-def data_contents(datasets: Datasets) -> Contents:
-    """The hashes of the open data."""
-    validation = datasets.validation
-    return {
-        "data.train": datasets.train.content_sha256,
-        "data.validation": None if validation is None else validation.content_sha256,
-    }
 
 
 def recorded_contents(events: Sequence[Event]) -> Contents | None:
@@ -45,11 +35,12 @@ class RecordedData:
     contents: Contents | None
     """None: an earlier version left no record of them, and they are compared with nothing."""
 
-    def changes(self, datasets: Datasets, allow: Sequence[str]) -> ContentChanges:
-        """What differs in the open data.
+    def changes(self, found: Contents, urls: Mapping[str, str | None], allow: Sequence[str]) -> ContentChanges:
+        """What differs in the data that are there.
 
         Args:
-            datasets: The open data.
+            found: Their hashes.
+            urls: Where they lie, by the same keys.
             allow: Keys that may differ.
 
         Raises:
@@ -57,8 +48,6 @@ class RecordedData:
         """
         if self.contents is None:
             return {}
-        urls = {"data.train": datasets.train.url, "data.validation": datasets.validation and datasets.validation.url}
-        found = data_contents(datasets)
         changed = {key: (self.contents.get(key), now) for key, now in found.items() if self.contents.get(key) != now}
         refused = {key: hashes for key, hashes in changed.items() if key not in allow}
         if refused:

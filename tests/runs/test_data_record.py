@@ -10,12 +10,12 @@ from tomat.base.layout import HISTORY_FILE
 from tomat.codec.histogram import DensityHistogram
 from tomat.codec.lloyd_max import fit_lloyd_max
 from tomat.density.demo.embedded import demo_materials, load_demo
+from tomat.runs.data_record import ContentChanges, RecordedData, recorded_contents
 from tomat.runs.history import append_event, read_events
 from tomat.tokens.layouts import LAYOUTS
 from tomat.tokens.shards import open_shards
 from tomat.tokens.writer import write_shards
 from tomat.training.config import load_config
-from tomat.training.data_record import RecordedData, data_contents, recorded_contents
 from tomat.training.datasets import Datasets
 from tomat.training.origins import StartPlan
 
@@ -42,6 +42,10 @@ def datasets(sets: Path, train: str, validation: str | None = None) -> Datasets:
     return Datasets(open_shards(sets / train), None if validation is None else open_shards(sets / validation))
 
 
+def changes(recorded: RecordedData, there: Datasets, *allow: str) -> ContentChanges:
+    return recorded.changes(there.contents, there.urls, allow)
+
+
 def test_the_content_counts_and_not_the_place(sets):
     hashes = {place: open_shards(sets / place).content_sha256 for place in ("a", "again", "other", "fewer")}
     assert hashes["a"] == hashes["again"]
@@ -59,18 +63,18 @@ def test_a_single_other_checksum_is_another_content(sets, tmp_path):
 
 
 def test_other_data_are_refused_with_both_hashes_unless_named(sets):
-    recorded = RecordedData("run 'x'", data_contents(datasets(sets, "a", "other")))
-    assert recorded.changes(datasets(sets, "again", "other"), ()) == {}
+    recorded = RecordedData("run 'x'", datasets(sets, "a", "other").contents)
+    assert changes(recorded, datasets(sets, "again", "other")) == {}
     now = datasets(sets, "fewer", "a")
     with pytest.raises(TomatError) as refused:
-        recorded.changes(now, ("data.validation",))
+        changes(recorded, now, "data.validation")
     text = str(refused.value)
     assert "--allow_change data.train" in text and "data.validation" not in text
     for place in ("a", "fewer"):
         assert open_shards(sets / place).content_sha256[:12] in text
-    changed = recorded.changes(now, ("data.train", "data.validation"))
+    changed = changes(recorded, now, "data.train", "data.validation")
     assert set(changed) == {"data.train", "data.validation"}
-    assert RecordedData("run 'x'", None).changes(now, ()) == {}
+    assert changes(RecordedData("run 'x'", None), now) == {}
 
 
 def plan(run: Path, allow: tuple[str, ...] = ()) -> StartPlan:
@@ -83,7 +87,7 @@ def plan(run: Path, allow: tuple[str, ...] = ()) -> StartPlan:
 def test_what_is_allowed_is_recorded_and_counts_from_then_on(sets, tmp_path, capsys):
     first = datasets(sets, "a", "other")
     StartPlan(load_config(DEMO, ["--output_dir", str(tmp_path)]), tmp_path).settle(first).record(first)
-    assert recorded_contents(read_events(tmp_path)) == data_contents(first)
+    assert recorded_contents(read_events(tmp_path)) == first.contents
 
     second = datasets(sets, "fewer", "other")
     with pytest.raises(TomatError, match="--allow_change data.train"):

@@ -13,7 +13,7 @@ def test_a_round_gives_what_it_took_in_shape_and_depends_on_every_device(kind):
     mesh = jax.make_mesh((2,), (AXIS,), axis_types=(jax.sharding.AxisType.Auto,))
     spec = PartitionSpec(AXIS)
     step = jax.shard_map(lambda x: KINDS[kind].step(x, 2), mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
-    x = np.arange(16, dtype=np.float32)
+    x = np.arange(16, dtype=np.float32)[:, None]
     expected = {
         "all-gather": [15, *range(1, 8), 15, *range(9, 16)],
         "reduce-scatter": [3 + 11, *range(1, 8), 7 + 15, *range(9, 16)],
@@ -21,12 +21,12 @@ def test_a_round_gives_what_it_took_in_shape_and_depends_on_every_device(kind):
         "collective-permute": [*range(8, 16), *range(8)],
         "all-to-all": [*range(4), *range(8, 12), *range(4, 8), *range(12, 16)],
     }
-    np.testing.assert_array_equal(jax.jit(step)(x), expected[kind])
+    np.testing.assert_array_equal(jax.jit(step)(x).ravel(), expected[kind])
 
 
 def rows(seconds: list[float], moved: list[float]) -> list[dict]:
     return [
-        {"kind": "all-reduce", "seconds_median": each, "bytes_moved_per_device": size}
+        {"kind": "all-reduce", "compiled_to": ["all-reduce"], "seconds_median": each, "bytes_moved_per_device": size}
         for each, size in zip(seconds, moved, strict=True)
     ]
 
@@ -41,6 +41,14 @@ def test_start_and_rate_are_found_with_their_errors():
     assert abs(noisy["start_seconds"] - 20e-6) < 3 * noisy["start_seconds_error"] < 6e-6
     assert abs(noisy["bytes_per_second"] - 200e9) < 3 * noisy["bytes_per_second_error"] < 60e9
     assert 0.03 < noisy["relative_error_rms"] < 0.06
+
+
+def test_what_the_compiler_made_another_collective_of_is_left_out():
+    moved = [1e5, 1e6, 1e7, 1e8]
+    four = rows([1e-5 + size / 1e11 for size in moved], moved)
+    other = {**four[0], "seconds_median": 1.0, "compiled_to": ["collective-permute"]}
+    assert fit_collectives([*four, other]) == fit_collectives(four)
+    assert fit_collectives([four[0], other, other]) == {}
 
 
 def test_no_rate_without_a_slope_and_no_error_from_two_sizes():

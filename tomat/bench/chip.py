@@ -67,8 +67,10 @@ def run(args: argparse.Namespace) -> int:
         "n_devices": n_devices,
         "timed_with": machine.versions,
     }
-    if leads:  # the other hosts of a slice wait for it in the first collective
+    if leads:
         report |= _time_kernels(machine, args.output, quick_rows() if quick else full_rows(), args.minutes, quick)
+    else:  # in the first collective
+        console.print("Waiting for the first host, which times the kernels.")
     report["collectives"], report["collective_fits"] = _time_collectives(n_devices, quick)
     if leads:
         written = args.json or args.output.with_suffix(".json")

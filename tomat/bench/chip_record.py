@@ -100,9 +100,8 @@ class Record:
         }
         self.rows = [there for there in self.rows if _key(there) != _key(cells)] + [cells]
         text = io.StringIO()
-        table = csv.DictWriter(text, COLUMNS, lineterminator="\n")
-        table.writeheader()
-        table.writerows(self.rows)
+        table = csv.writer(text, lineterminator="\n")
+        table.writerows([COLUMNS, *([row[name] for name in COLUMNS] for row in self.rows)])
         write_text(self.path, text.getvalue())
 
     def of_machine(self) -> list[CsvRow]:

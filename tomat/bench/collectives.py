@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,9 +19,16 @@ from tomat.bench.device_timing import time_runs
 AXIS = "devices"
 SIZES_BYTES = (2**16, 2**18, 2**20, 2**22, 2**24, 2**26, 2**28)
 QUICK_SIZES_BYTES = (2**14, 2**16, 2**18)
-LOOP_BYTES = 2**31
+LANES = 128
+TILE_BYTES = 4 * 8 * LANES
+"""Parts are of whole float32 tiles, split by rows: of one long row, XLA:TPU makes an all-reduce of a reduce-scatter."""
+ROUNDS = 2
+"""Rounds of a loop's body: the second writes where the first has read. After a single one, XLA:TPU copies the result of
+a permute back for the next."""
+LOOP_BYTES = 2**33
 QUICK_LOOP_BYTES = 2**18
-"""Executions of one program move about this together: 8 of the largest, 1,000 at most. At 200 GB/s it takes 10 ms."""
+"""Executions of one program move about this together, 32 of the largest, 1,000 at most. The loop begins with a copy of
+its operand through HBM: 0.4 % of it by a v6e's nominal bandwidth and an all-reduce at 200 GB/s."""
 IN_A_ROW, RUNS = 4, 5
 """Counts, not seconds: the processes of a slice must dispatch the same."""
 
@@ -30,20 +38,24 @@ class CollectiveKind:
     """One kind, on an array of S bytes a device (of an all-gather its result, of the others their operand)."""
 
     step: Callable[[jax.Array, int], jax.Array]
-    """One execution on a device's part; gives an array of its shape."""
+    """One execution on a device's part `[R, 128]`, given the number of devices; gives an array of its shape."""
     moved: Callable[[int], float]
     """Devices -> bytes that each device must send, over S."""
     sharded_operand: bool = False
     """The operand is a device's share, S over the number of devices."""
 
 
+def _with_last(x: jax.Array, result: jax.Array) -> jax.Array:
+    """`x` with one element of `result`: the next round depends on this one, at the cost of one or two tiny kernels."""
+    return lax.dynamic_update_slice(x, result[-1:, -1:], (0, 0))
+
+
 def _all_gather(x: jax.Array, n: int) -> jax.Array:
-    # One element of the result goes back: the next round depends on this one, at the cost of a kernel of 1 to 2 us.
-    return x.at[0].set(lax.all_gather(x, AXIS, tiled=True)[-1])
+    return _with_last(x, lax.all_gather(x, AXIS, tiled=True))
 
 
 def _reduce_scatter(x: jax.Array, n: int) -> jax.Array:
-    return x.at[0].set(lax.psum_scatter(x, AXIS, tiled=True)[-1])
+    return _with_last(x, lax.psum_scatter(x, AXIS, tiled=True))
 
 
 def _all_to_all(x: jax.Array, n: int) -> jax.Array:
@@ -62,11 +74,16 @@ KINDS: Mapping[str, CollectiveKind] = {
 }
 
 
+_OPCODE = re.compile(rf" ({'|'.join(KINDS)})(?:-start)?\(")
+"""A collective of a compiled program's text."""
+
+
 def time_collectives(
     devices: Sequence[Any], *, quick: bool, on_row: Callable[[Mapping[str, Any]], None]
 ) -> list[dict[str, Any]]:
     """Time every kind at every size over all `devices`, in float32, in the order in which JAX would lay a mesh of one
-    axis over them (neighbours on TPUs are neighbours on the links).
+    axis over them (neighbours on TPUs are neighbours on the links). Sizes of which a device's share would be less than
+    a tile of 8 x 128 are left out.
 
     Each program repeats its collective in a loop, so that its dispatch does not count.
 
@@ -80,6 +97,8 @@ def time_collectives(
     rows = []
     for name, kind in KINDS.items():
         for size in sizes:
+            if size < TILE_BYTES * len(devices):
+                continue
             rows.append(_timed(mesh, name, kind, size, loop_bytes))
             on_row(rows[-1])
     return rows
@@ -87,32 +106,32 @@ def time_collectives(
 
 def _timed(mesh: Mesh, name: str, kind: CollectiveKind, size_bytes: int, loop_bytes: int) -> dict[str, Any]:
     n = mesh.size
-    # A whole number of float32 for every device.
-    share = max(1, size_bytes // 4 // n)
-    whole_bytes = 4 * n * share
-    loop = min(1000, max(1, loop_bytes // whole_bytes))
+    share_rows = 8 * (size_bytes // (n * TILE_BYTES))
+    whole_bytes = n * share_rows * TILE_BYTES // 8
+    loop = min(500, max(1, loop_bytes // whole_bytes // ROUNDS))
     spec = PartitionSpec(AXIS)
 
     @functools.partial(jax.jit, out_shardings=NamedSharding(mesh, spec))
     @functools.partial(jax.shard_map, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
     def repeated(x: jax.Array) -> jax.Array:
-        return lax.fori_loop(0, loop, lambda _, part: kind.step(part, n), x)
+        return lax.fori_loop(0, loop, lambda _, part: kind.step(kind.step(part, n), n), x)
 
-    operand = (1 if kind.sharded_operand else n) * share * n
+    operand = (n * share_rows * (1 if kind.sharded_operand else n), LANES)
     # Zeros stay finite however often they are summed.
     x = jax.jit(lambda: jnp.zeros(operand, jnp.float32), out_shardings=NamedSharding(mesh, spec))()
     compiled = repeated.lower(x).compile()
     times = time_runs(lambda: compiled(x), in_flight=IN_A_ROW, in_a_row=IN_A_ROW, runs=RUNS)
     return {
         "kind": name,
+        "compiled_to": sorted(set(_OPCODE.findall(compiled.as_text() or ""))),
         "n_devices": n,
         "mesh_shape": list(mesh.devices.shape),
         "bytes_per_device": whole_bytes,
         "bytes_moved_per_device": kind.moved(n) * whole_bytes,
-        "seconds_median": times.seconds_median / loop,
-        "seconds_min": times.seconds_min / loop,
-        "seconds_max": times.seconds_max / loop,
-        "loop": loop,
+        "seconds_median": times.seconds_median / (ROUNDS * loop),
+        "seconds_min": times.seconds_min / (ROUNDS * loop),
+        "seconds_max": times.seconds_max / (ROUNDS * loop),
+        "rounds": ROUNDS * loop,
         "runs": times.runs,
     }
 
@@ -121,12 +140,15 @@ def fit_collectives(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, An
     """For each kind `seconds = start_seconds + bytes_moved_per_device / bytes_per_second`, by least squares of the
     relative error, so that small and large weigh the same.
 
-    Standard errors follow from the residuals. A slope that is not positive, or a fit through two sizes, has no rate or
-    no error: None.
+    Only rows count whose collective the compiler left as it is: of a reduce-scatter of 256 MiB over a v6e-8, libtpu
+    0.0.46 makes an all-reduce. A kind with fewer than two has no fit. Standard errors follow from the residuals; a
+    slope that is not positive has no rate, and a fit through two sizes no error: None.
     """
     fits = {}
     for kind in dict.fromkeys(row["kind"] for row in rows):
-        of_kind = [row for row in rows if row["kind"] == kind]
+        of_kind = [row for row in rows if row["kind"] == kind and row["compiled_to"] == [kind]]
+        if len(of_kind) < 2:
+            continue
         seconds = np.array([row["seconds_median"] for row in of_kind])
         moved = np.array([row["bytes_moved_per_device"] for row in of_kind])
         design = np.stack([np.ones_like(moved), moved], axis=1) / seconds[:, None]

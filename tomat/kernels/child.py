@@ -59,7 +59,7 @@ def _compile(timing: KernelTiming, device: Any, work: Path, folder: Path) -> Non
         shutil.rmtree(place, ignore_errors=True)
         place.mkdir()
     began = time.perf_counter()
-    lowered = lower(timing, device)
+    lowered: Any = lower(timing, device)
     try:
         compiled = lowered.compile()
     except Exception as error:  # JaxRuntimeError, of which jax exports no stable name

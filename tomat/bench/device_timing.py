@@ -1,4 +1,4 @@
-"""Times a compiled program on the devices that are here, so that neither its dispatch nor its first runs count."""
+"""Times a compiled program on the devices that are here, so that its first runs do not count and its dispatch is hidden."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 ROW_SECONDS = 0.05
-"""Executions dispatched in a row take about this together: the wait for the last one, 0.1 to 0.2 ms, is below 0.5 %."""
+"""Executions dispatched in a row take about this together, so that the one wait at its end weighs little."""
 MOST_IN_A_ROW = 2000
 FEWEST_RUNS = 3
 

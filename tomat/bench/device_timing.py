@@ -1,4 +1,4 @@
-"""Times a compiled program on the devices that are here, so that its first runs do not count and its dispatch is hidden."""
+"""Times a compiled program on the devices that are here: its first runs do not count, its dispatch is hidden."""
 
 from __future__ import annotations
 

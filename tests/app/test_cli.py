@@ -124,6 +124,7 @@ WRONG = [
     ("retokenize --output x --patches 3", "did you mean patches_per_material?"),
     ("retokenize --config_path nowhere.yaml", "configs/tokenize/ holds"),
     ("bench loss --hidden-dim 0", "--hidden_dim: found '0'"),
+    ("bench chip --minutes 0", "--minutes: found '0'"),
     ("bench numerics --steps 1e3", "--steps: found '1e3'"),
     ("frobnicate", "invalid choice: 'frobnicate'"),
     ("", "required: VERB"),

@@ -1,11 +1,11 @@
-"""`tomat bench`: measurements that need no accelerator."""
+"""`tomat bench`: measurements that need no accelerator, and those of the accelerator that is there (`chip`)."""
 
 import argparse
 import importlib
 from pathlib import Path
 from typing import Any
 
-from tomat.base.arguments import count, existing_file, positive_float, positive_int, report_file
+from tomat.base.arguments import count, existing_file, output_file, positive_float, positive_int, report_file
 from tomat.loss.config import LOSS_KINDS, LossConfig
 from tomat.loss.tiles import NAMES
 
@@ -18,6 +18,7 @@ MODULES = {
     "preemption": "tomat.bench.preemption",
     "profile": "tomat.bench.profile",
     "loss-tiles": "tomat.bench.loss_tiles",
+    "chip": "tomat.bench.chip",
     "numerics": "tomat.bench.numerics.bench",
 }
 """Benchmark -> the module whose `run(args)` measures, prints, writes the figures to `args.json`; returns a status."""
@@ -31,7 +32,16 @@ def register(subparsers: Benches) -> None:
     """Add `tomat bench`."""
     parser = subparsers.add_parser("bench", help="measure parts of tomat on this machine")
     benches = parser.add_subparsers(title="benchmarks", metavar="BENCHMARK", required=True, dest="benchmark")
-    flags = (_add_tokenise, _add_loader, _add_loss, _add_preemption, _add_profile, _add_loss_tiles, _add_numerics)
+    flags = (
+        _add_tokenise,
+        _add_loader,
+        _add_loss,
+        _add_preemption,
+        _add_profile,
+        _add_loss_tiles,
+        _add_chip,
+        _add_numerics,
+    )
     for add in flags:
         add(benches)
     for bench in benches.choices.values():
@@ -150,6 +160,20 @@ def _add_loss_tiles(benches: Benches) -> None:
     _flag(parser, "--memory_limit_gib", 16.0, "most memory of this machine", type=positive_float)
     _flag(parser, "--cache_gib", 2.0, "what the cache may hold", type=positive_float)
     parser.add_argument("--write", action="store_true", help="put the best tiles into tomat's table")
+
+
+def _add_chip(benches: Benches) -> None:
+    parser = benches.add_parser(
+        "chip",
+        help="kernels and collectives on the TPU or GPU that is here, as a record to calibrate plans on",
+        description="Time matmuls, fusions, copies and attention kernels on one device and collectives over all, in "
+        "about ten minutes. The kernels go into a CSV that `tomat plan --calibrate --kernels` takes, the rest into a "
+        "JSON beside it. What the CSV has of this chip and these versions is not timed again: the same command goes on "
+        "where it was stopped. On a slice of several hosts, start it on all of them.",
+    )
+    _flag(parser, "--output", Path("chip-timings.csv"), "the timed kernels", type=output_file, metavar="FILE.csv")
+    _flag(parser, "--minutes", 10.0, "after these, no further kernel is begun", type=positive_float)
+    parser.add_argument("--quick", action="store_true", help="small sizes only; on a CPU always")
 
 
 def _add_numerics(benches: Benches) -> None:

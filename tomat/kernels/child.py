@@ -23,6 +23,8 @@ from tomat.planning.plan_cache import RESULT_FILE, keep
 
 PROGRAM_FILE = "program.hlo.pb.gz"
 SCHEDULE_FILE = "schedule.json.gz"
+OWN = "tomat_"
+"""Operations that begin so are of `own.py`, the others tokamax's (`programs.py`)."""
 COMPILING, KEPT, REFUSED_KERNEL = "compiling", "kept", "refused kernel"
 """What is said of a row: its compile began, its answer is kept, it cannot be compiled."""
 
@@ -46,14 +48,18 @@ def _compile_all(request: dict[str, Any]) -> None:
 def _compile(timing: KernelTiming, device: Any, work: Path, folder: Path) -> None:
     """Compile one kernel and keep its program, its schedule and its memory in `folder`."""
     from tomat.cost.llo import read_schedules
-    from tomat.kernels.programs import lower_kernel
+
+    if timing.op.startswith(OWN):
+        from tomat.kernels.own import lower_own as lower
+    else:
+        from tomat.kernels.programs import lower_kernel as lower
 
     dumped, part = work / LLO_DUMP, work / "part"
     for place in (dumped, part):
         shutil.rmtree(place, ignore_errors=True)
         place.mkdir()
     began = time.perf_counter()
-    lowered = lower_kernel(timing, device)
+    lowered: Any = lower(timing, device)
     try:
         compiled = lowered.compile()
     except Exception as error:  # JaxRuntimeError, of which jax exports no stable name

@@ -22,7 +22,7 @@ from typing import Any
 from tomat.base.errors import TomatError
 from tomat.base.reporting import write_json
 from tomat.hardware.chips import Slice, slice_named
-from tomat.kernels.child import COMPILING, KEPT, PROGRAM_FILE, REFUSED_KERNEL, SCHEDULE_FILE
+from tomat.kernels.child import COMPILING, KEPT, OWN, PROGRAM_FILE, REFUSED_KERNEL, SCHEDULE_FILE
 from tomat.kernels.timings import KernelTiming
 from tomat.planning.compile.process import LLO_DUMP, REFUSED, XLA_DUMP, dump_flags
 from tomat.planning.compile.topology import child_environment, compiler_version
@@ -79,13 +79,13 @@ def compile_kernels(
         longest_seconds: What one kernel may take.
 
     Raises:
-        TomatError: No compiler, no tokamax, or the cache cannot be written.
+        TomatError: No compiler, no tokamax for the rows that are its, or the cache cannot be written.
     """
-    versions = [compiler_version(), require_tokamax(), f"jax {importlib.metadata.version('jax')}"]
+    timings = list(timings)
     open_cache(cache)
     kernels = cache / KERNELS
     kernels.mkdir(exist_ok=True)
-    readers = sources_digest("tomat.kernels.programs", "tomat.cost.llo")
+    decided_by = {own: _decided_by(own) for own in {timing.op.startswith(OWN) for timing in timings}}
     known: list[CompiledKernel] = []
     missing: dict[str, dict[str, KernelTiming]] = {}
 
@@ -94,7 +94,7 @@ def compile_kernels(
         on_kernel(kernel)
 
     for timing in timings:
-        words = json.dumps([timing.key, versions, readers])
+        words = json.dumps([timing.key, *decided_by[timing.op.startswith(OWN)]])
         name = hashlib.sha256(words.encode()).hexdigest()[:24]
         if all((kernels / name / file).exists() for file in (RESULT_FILE, PROGRAM_FILE, SCHEDULE_FILE)):
             add(CompiledKernel(timing, kernels / name))
@@ -103,6 +103,13 @@ def compile_kernels(
     for chip, rows in missing.items():
         _compile_chip(slice_named(SMALLEST_SLICES[chip]), rows, cache, kernels, add, longest_seconds)
     return known
+
+
+def _decided_by(own: bool) -> tuple[list[str], str]:
+    """What decides a program besides its row: versions, and the digest of what builds and reads it."""
+    tokamax = [] if own else [require_tokamax()]
+    versions = [compiler_version(), *tokamax, f"jax {importlib.metadata.version('jax')}"]
+    return versions, sources_digest(f"tomat.kernels.{'own' if own else 'programs'}", "tomat.cost.llo")
 
 
 def _compile_chip(

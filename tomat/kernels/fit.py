@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tomat.cost.chip_model import NAMES, Parameters, WorkTable, bound_of, sustained_share
+from tomat.kernels.child import OWN
 from tomat.kernels.timings import KernelTiming
 from tomat.kernels.work import ProgramWork
 
@@ -56,12 +57,15 @@ class TimedPrograms:
         self.program = np.repeat(np.arange(len(programs)), [len(work.kernels) for _, work in programs])
         self.executions = np.array([times for _, times in self.works])
         self.table = WorkTable([work for work, _ in self.works], bandwidth)
+        self.back_to_back = np.array([timing.op.startswith(OWN) for timing in self.timings], bool)
+        """Rows of `tomat bench chip` are timed in a row of executions that lasts; tokamax's one by one."""
         self.measured = np.array([timing.seconds for timing in self.timings])
 
     def parts(self, at: Parameters) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """(HBM, core, whole) seconds of one execution of each kernel, as long as its program lasts."""
         short = self._sum(self.table.parts(at, 0.0)[2])
-        return self.table.parts(at, sustained_share(short)[self.program])
+        share = np.maximum(sustained_share(short), self.back_to_back)
+        return self.table.parts(at, share[self.program])
 
     def _sum(self, kernel_seconds: np.ndarray) -> np.ndarray:
         return np.bincount(self.program, kernel_seconds * self.executions, len(self.timings))

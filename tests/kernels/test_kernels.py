@@ -78,8 +78,9 @@ def test_the_work_of_a_program_is_that_of_its_shapes(kernels):
     assert not dense.work.pallas and flash.work.pallas and not flash.work.unscheduled_pallas
     for program in (dense, flash):
         moved = sum(times * kernel.hbm_bytes for kernel, times in program.work.kernels)
-        # Queries, keys, values and outputs of 256 KB each at least once; no more than all logits in f32 ten times.
-        assert 4 * 2**18 <= moved < 4 * 2**18 + 10 * 4 * 256 * 256 * 4
+        # 256 KB of queries, of keys, of values, of outputs, some of them fetched beside other kernels; no more than all
+        # logits in f32 ten times.
+        assert 2**18 <= moved < 4 * 2**18 + 10 * 4 * 256 * 256 * 4
         products = sum(times * kernel.mxu_seconds for kernel, times in program.work.kernels)
         assert products >= 2 * 2 * 4 * 256 * 256 * 128 / 918e12
     assert dense.memory_error is None and dense.peak_memory_bytes > 4 * 2 * 2 * 256 * 256 / 2

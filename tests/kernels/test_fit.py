@@ -74,3 +74,12 @@ def test_what_bounds_a_program_is_what_takes_longest():
         (((read, 10.0), (product, 1.0)), "hbm"), (((read, 1.0), (product, 9.0)), "mxu"), ((), "latency"),
     ):  # fmt: skip
         assert TimedPrograms([(timing, ProgramWork(kernels, False, ()))], BANDWIDTH).bounds(TRUE) == [bound]
+
+
+def test_rows_timed_back_to_back_have_the_sustained_rate():
+    work = ProgramWork(((KernelWork(0.0, 0.0, ((Transfer(False, 10**8), 1.0),)), 1.0),), False, ())
+    seconds = {}
+    for op in ("add", "tomat_add"):
+        timing = KernelTiming(2, "v6e", op, {"x": "bf16[8]"}, {}, 1e-3, 1e-3, 1e-3, 5, None)
+        seconds[op] = float(TimedPrograms([(timing, work)], BANDWIDTH).parts(TRUE)[0][0])
+    assert seconds["tomat_add"] - TRUE.copy_seconds == pytest.approx(1.3 * (seconds["add"] - TRUE.copy_seconds))

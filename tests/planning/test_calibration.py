@@ -156,6 +156,6 @@ def test_the_page_says_how_far_off_each_row_is():
                        {"fits": True, "hbm_required_gib": 3.0, "attention_share": 0.5}),
     )  # fmt: skip
     steps = steps_section(Calibration(rows))
-    assert steps.count("-50.0 %") == 2 and "No pod is in the fit" in steps
+    assert steps.count("-50.0 %") == 2 and "No step of a pod is in the fit" in steps
     assert "| -2.50 % |" in memory_section(rows)
     assert "+3.0" in shares_section(rows)

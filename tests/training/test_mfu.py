@@ -57,7 +57,7 @@ def test_the_compared_recipes_are_the_published_models(name, seconds, tflops_per
     """MaxText counts its FLOPs with full attention; the configurations say where the figures stand."""
     config = load_config(CONFIGS.parent / "compare" / f"{name}.yaml")
     work = step_work(config, "tpu")
-    chips = slice_named(config.slice).n_chips
+    chips = slice_named(str(config.slice)).n_chips
     assert work.flops_full / chips / seconds == pytest.approx(1e12 * tflops_per_second, rel=2e-4)
 
 

@@ -24,7 +24,7 @@ from tomat.bench.collectives import fit_collectives, time_collectives
 from tomat.bench.device_timing import RunTimes, time_runs
 from tomat.hardware.chip_table import TPUS
 from tomat.kernels.own import SPLASH, OwnProgram, own_program
-from tomat.training.devices import ignore_absent_tpu
+from tomat.model.devices import ignore_absent_tpu
 
 MEMORY_SHARE = 0.9
 """Of a device's memory that arrays may fill: a program has temporaries, and memory its holes."""

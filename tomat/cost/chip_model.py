@@ -43,7 +43,7 @@ class Parameters:
     """What a chip reaches of its nominal rates."""
 
     hbm_read_efficiency: float = 0.93
-    """Share of the nominal bandwidth at which long pieces are read."""
+    """Share of the nominal bandwidth at which it is read."""
     hbm_write_efficiency: float = 0.95
     """The same of writing."""
     sustained_slowdown: float = 0.25

@@ -188,7 +188,7 @@ READ = {
     "data.source": ("tomat/training/datasets.py", "data.source"),
     "data.train": ("tomat/training/datasets.py", "data.train"),
     "data.validation": ("tomat/training/datasets.py", "data.validation"),
-    "dispatch_ahead": ("tomat/training/loop.py", "config.dispatch_ahead"),
+    "dispatch_ahead": ("tomat/training/loop.py", "_config.dispatch_ahead"),
     "evaluation.patches_per_material": ("tomat/app/workflow.py", "config.evaluation.patches_per_material"),
     "evaluation.picture": ("tomat/app/workflow.py", "config.evaluation.picture"),
     "evaluation.seed": ("tomat/app/workflow.py", "config.evaluation.seed"),

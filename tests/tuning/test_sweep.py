@@ -14,8 +14,10 @@ import pytest
 
 from tomat.base.errors import TomatError
 from tomat.base.reporting import dump_json
+from tomat.cost.chip_model import ChipModel, Parameters
 from tomat.cost.estimate import StepEstimate
 from tomat.cost.memory import memory_of_compiled, memory_of_oom
+from tomat.cost.support import Support
 from tomat.hardware.chips import Slice
 from tomat.pages.document import find_sections
 from tomat.planning.calibration import Calibration, CalibrationRow
@@ -70,9 +72,13 @@ MEASURED = CalibrationRow(
 
 def stored_plan(config: TrainConfig, slice_: Slice, compiled: CompiledStep, breakdown: Breakdown | None) -> Plan:
     """A plan as `make_plan` would return it, from a stored compile; its step takes what `breakdown` says, +/- 10 %."""
-    plan = Plan(config, slice_, compiled, Calibration((MEASURED,)))
+    model = ChipModel("v6e", Parameters())
+    plan = Plan(config, slice_, compiled, Calibration((MEASURED,)), model)
     # What is computed once, and then kept, is kept already.
-    vars(plan)["step"] = None if breakdown is None else StepEstimate({}, {}, breakdown, scale=1.0)
+    vars(plan)["step"] = None
+    if breakdown is not None:
+        step = vars(plan)["step"] = StepEstimate({}, {}, breakdown, model)
+        vars(step)["supports"] = (Support("hbm", breakdown.step_seconds, 1.0, 0.1, measured_kernels=40),)
     return plan
 
 

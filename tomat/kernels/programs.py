@@ -35,13 +35,14 @@ OPS = {
         "linear_softmax_cross_entropy_loss.pallas_mosaic_tpu", "PallasMosaicTpuLinearSoftmaxCrossEntropyLossVjp",
     ),
     "gated_linear_unit": ("gated_linear_unit.base", "GatedLinearUnit"),
-    "ragged_dot": ("ragged_dot.base", "RaggedDot"),
-    "pallas_mosaic_tpu_ragged_dot": ("ragged_dot.pallas_mosaic_tpu", "PallasMosaicTpuRaggedDot"),
     "normalization": ("normalization.base", "Normalization"),
     "normalization_vjp": ("normalization.base", "NormalizationVjp"),
     "triangle_multiplication": ("triangle_multiplication.base", "TriangleMultiplication"),
 }  # fmt: skip
 """Operation of a timing -> module below `tokamax._src.ops`, and class."""
+
+RAGGED = ("ragged_dot", "pallas_mosaic_tpu_ragged_dot")
+"""Products of groups of rows. Which blocks run, the sizes of the groups decide: they are data, and no row says them."""
 
 STATED = {"xla_chunked_dot_product_attention": {"chunk_size": (512, 1024)}}
 """Fields of an operation that a timing does not say: tokamax's public call has these (0.0.12, `attention/api.py`)."""
@@ -64,6 +65,8 @@ def lower_kernel(timing: KernelTiming, device: Any) -> jax.stages.Lowered:
     import jax
     from tokamax import benchmarking
 
+    if timing.op in RAGGED:
+        raise TomatError("how many of its blocks run depends on the sizes of its groups, which no compile knows")
     if timing.op not in OPS:
         raise TomatError(f"tokamax 0.0.12 has no operation {timing.op}")
     operation, arguments = _bound(timing)

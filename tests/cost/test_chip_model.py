@@ -17,6 +17,7 @@ from tomat.cost.chip_model import (
     WorkTable,
     core_bandwidth,
     kernel_work,
+    record_digest,
     sustained_share,
 )
 from tomat.cost.op_times import OpTimes
@@ -111,6 +112,13 @@ def test_a_damaged_record_is_one_clear_error(tmp_path, text):
 def test_a_folder_without_a_record_has_that_of_the_release(tmp_path):
     model = ChipModel.load(tmp_path, V6E)
     assert not model.borrowed and model.errors["all"].kernels > 100
+
+
+def test_a_record_has_a_name_for_caches(tmp_path):
+    release = record_digest()
+    assert len(release) == 64 and record_digest(tmp_path) == release
+    (tmp_path / RECORD_FILE).write_text(json.dumps(record()))
+    assert record_digest(tmp_path) != release
 
 
 def op(basis: str, seconds: float) -> OpTimes:

@@ -10,6 +10,7 @@ import yaml
 
 from tomat.app.cli import main
 from tomat.base.errors import TomatError
+from tomat.cost.chip_model import CHECKOUT_FILE, RECORD_FILE
 from tomat.planning.compile.compiler import compile_step
 from tomat.planning.compile.process import Limits
 from tomat.planning.compile.topology import planned_slice
@@ -86,6 +87,28 @@ def test_a_question_asked_before_is_answered_without_jax(report, cache):
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])
     first, third = (json.loads((cache / name).read_text()) for name in ("again.json", "third.json"))
     assert third == {**first, "cached": True}
+
+
+@pytest.mark.slow
+def test_a_chip_that_is_calibrated_anew_is_asked_anew(report, cache, tmp_path):
+    record = json.loads(CHECKOUT_FILE.read_text())
+    words = [
+        "plan",
+        *small_config(cache),
+        "--slice",
+        "v6e-4",
+        "--cache_dir",
+        str(cache),
+        "--tracking_dir",
+        str(tmp_path),
+    ]
+    seconds = []
+    for efficiency in (0.9, 0.45):
+        record["chips"]["v6e"]["parameters"]["bundle_efficiency"]["value"] = efficiency
+        (tmp_path / RECORD_FILE).write_text(json.dumps(record))
+        assert main([*words, "--json", str(tmp_path / "plan.json")]) == 0
+        seconds.append(json.loads((tmp_path / "plan.json").read_text())["step_seconds"]["estimate"])
+    assert seconds[1] > 1.1 * seconds[0]
 
 
 @pytest.mark.slow

@@ -216,6 +216,7 @@ def _question(args: argparse.Namespace, path: Path, overrides: list[str]) -> str
     import importlib.util
 
     from tomat.base.overrides import parse_overrides, read_yaml
+    from tomat.cost.chip_model import record_digest
     from tomat.planning.calibration import Calibration
     from tomat.planning.sources import question_key
 
@@ -227,6 +228,7 @@ def _question(args: argparse.Namespace, path: Path, overrides: list[str]) -> str
             "overrides": parse_overrides(overrides),
             "slice": args.slice,
             "calibration": repr(Calibration.load(args.tracking_dir or DEFAULT_TRACKING_DIR)),
+            "timed_kernels": record_digest(args.tracking_dir or DEFAULT_TRACKING_DIR),
             "codec": hashlib.sha256(args.codec.read_bytes()).hexdigest() if args.codec is not None else None,
         }
     )

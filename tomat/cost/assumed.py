@@ -40,7 +40,7 @@ class Assumption:
     """Names of the kernels, loops or conditionals."""
     executions_per_step: float
     seconds_per_step: float
-    """What they take in the plan, or what the bodies and branches take; calibrated, as the step is."""
+    """What they take in the plan, or what the bodies and branches take."""
     step_share: float
     """The same as a fraction of the step."""
 

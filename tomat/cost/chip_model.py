@@ -11,6 +11,7 @@ The parameters are few and physical, and fitted to kernels that TPUs have run (`
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -206,6 +207,18 @@ class KindError:
     p90: float
 
 
+def record_file(tracking_dir: Path | None = None) -> Path | None:
+    """`kernels.json` of `tracking_dir` if one is there, else that of the release; None where there is none."""
+    places = (tracking_dir / RECORD_FILE,) if tracking_dir is not None else ()
+    return next((place for place in (*places, PACKAGED_FILE, CHECKOUT_FILE) if place.is_file()), None)
+
+
+def record_digest(tracking_dir: Path | None = None) -> str:
+    """Names what `record_file` holds, for caches of what was estimated with it; "" where there is none."""
+    path = record_file(tracking_dir)
+    return "" if path is None else hashlib.sha256(path.read_bytes()).hexdigest()
+
+
 @dataclass(frozen=True)
 class ChipModel:
     """The parameters of a chip, and how well they fit it."""
@@ -235,16 +248,15 @@ class ChipModel:
         return (f"no kernels of {self.chip} are on record: what it reaches of its rates is taken from another chip",)
 
     @staticmethod
-    def load(tracking_dir: Path, chip: Chip) -> ChipModel:
-        """The model of a chip from `kernels.json` of `tracking_dir`, else from the one that came with tomat.
+    def load(tracking_dir: Path | None, chip: Chip) -> ChipModel:
+        """The model of a chip from `record_file`.
 
         A chip that is not in the record has the parameters of the one with most kernels there, and says so.
 
         Raises:
             TomatError: The record is damaged.
         """
-        places = (tracking_dir / RECORD_FILE, PACKAGED_FILE, CHECKOUT_FILE)
-        path = next((place for place in places if place.is_file()), None)
+        path = record_file(tracking_dir)
         if path is None:
             return ChipModel(chip.name, Parameters(), borrowed=True)
         try:

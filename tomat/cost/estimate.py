@@ -18,7 +18,6 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
 
 from tomat.cost.assumed import Assumption, assumptions
 from tomat.cost.chip_model import ChipModel, core_bandwidth, kernel_work
@@ -97,7 +96,7 @@ def estimate_step(
     """
     device_kind = slice_.chip.device_kinds[0]
     roofs = Roofs.of_device_kind(device_kind)
-    chip_model = model or ChipModel.load(Path(), slice_.chip)
+    chip_model = model or ChipModel.load(None, slice_.chip)
     verdicts = classify_program(program)
     matched = matched_schedules(program, schedules)
     kernels = {kernel.instruction.name: kernel for kernel in executed_kernels(program)}
@@ -176,4 +175,4 @@ def _op_times(
         return replace(times, estimate=compiler, basis="compiler" if compiler is not None else "")
     time = model.time(work, bandwidth)
     basis = time.bound if work.scheduled else f"unscheduled {time.bound}"
-    return replace(times, estimate=time.seconds, basis=basis, work=work, time=time)
+    return replace(times, estimate=time.seconds, basis=basis, work=work)

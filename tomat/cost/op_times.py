@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tomat.cost.chip_model import KernelTime, KernelWork
+from tomat.cost.chip_model import KernelWork
 from tomat.cost.roofline import RooflineTime
 from tomat.cost.schedule_model import ScheduleTime
 from tomat.profile.categories import Category
@@ -31,8 +31,6 @@ class OpTimes:
     were not found, `interconnect`, `compiler`, or `beside other kernels`; "" where it has none."""
     work: KernelWork | None = None
     """What the chip's model made the estimate of; None where it knows nothing of the kernel."""
-    time: KernelTime | None = None
-    """That model's parts."""
 
     def seconds(self, model: str) -> float | None:
         """One execution by one of `MODELS`."""

@@ -16,6 +16,7 @@ from typing import Any
 
 from tomat.base.errors import TomatError
 from tomat.base.reporting import console, write_json
+from tomat.cost.chip_model import record_digest
 from tomat.hardware.chips import slice_named
 from tomat.loss.config import LossKind, LossVocabulary
 from tomat.loss.tiles import TABLE_FILE, LossTiles
@@ -66,7 +67,7 @@ def planned(request: dict[str, Any], cache_dir: Path, limits: Limits | None = No
     Raises:
         TomatError: No compiler, or a compiling process that failed or passed a limit.
     """
-    key = request_key([request, compiler_version()], CHILD_MODULE)
+    key = request_key([request, compiler_version(), record_digest()], CHILD_MODULE)
     kept = open_result(open_cache(cache_dir) / key)
     if kept is None:
         slice_, say = slice_named(request["slice_name"]), partial(console.print, highlight=False)

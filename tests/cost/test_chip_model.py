@@ -95,18 +95,24 @@ def test_a_record_becomes_a_model(tmp_path):
     found = ChipModel.load(tmp_path, V6E)
     assert found.parameters == PLAIN and found.errors["hbm"].p90 == 0.1 and not found.borrowed and not found.notes()
     other = ChipModel.load(tmp_path, slice_named("v4-8").chip)
-    assert other.parameters == PLAIN and other.borrowed and "no kernels of v4" in other.notes()[0]
+    assert other.borrowed and not other.errors and "no kernels of v4" in other.notes()[0]
 
 
 @pytest.mark.parametrize(
     "text",
-    ["", "[]", '{"chips": {}}', json.dumps(record(parameters={})), json.dumps(record(fitted=False)),
+    ["", "[]", '{"chips": 3}', json.dumps(record(parameters={})),
      json.dumps(record()).replace("0.8", "NaN", 1), json.dumps(record(bounds={"hbm": {}}))],
 )  # fmt: skip
 def test_a_damaged_record_is_one_clear_error(tmp_path, text):
     (tmp_path / RECORD_FILE).write_text(text)
     with pytest.raises(TomatError, match=rf"{RECORD_FILE}.*(--kernels|restore)"):
         ChipModel.load(tmp_path, V6E)
+
+
+@pytest.mark.parametrize("text", ['{"chips": {}}', json.dumps(record(fitted=False))])
+def test_a_record_without_a_fit_leaves_that_of_the_release(tmp_path, text):
+    (tmp_path / RECORD_FILE).write_text(text)
+    assert ChipModel.load(tmp_path, V6E) == ChipModel.load(None, V6E)
 
 
 def test_a_folder_without_a_record_has_that_of_the_release(tmp_path):

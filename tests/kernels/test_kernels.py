@@ -114,6 +114,10 @@ def test_the_file_becomes_a_page_and_a_record(kernels, cache, tmp_path):
     page = (tmp_path / "tracking" / "kernels.md").read_text()
     assert "Too few kernels to fit: v6e" in page
     assert "no operation none_such" in page and "is it in another unit" in page
+    file.write_text("\n".join([lines[0], lines[3]]) + "\n")
+    with pytest.raises(TomatError, match="line 2: tokamax .* has no operation none_such"):
+        calibrate_kernels(file, tmp_path / "empty", cache_dir=cache)
+    assert not (tmp_path / "empty").exists()
     with pytest.raises(TomatError, match="no row of the chip v5p"):
         calibrate_kernels(file, tmp_path / "tracking", cache_dir=cache, chips=["v5p"])
 

@@ -207,16 +207,16 @@ class KindError:
     p90: float
 
 
-def record_file(tracking_dir: Path | None = None) -> Path | None:
-    """`kernels.json` of `tracking_dir` if one is there, else that of the release; None where there is none."""
-    places = (tracking_dir / RECORD_FILE,) if tracking_dir is not None else ()
-    return next((place for place in (*places, PACKAGED_FILE, CHECKOUT_FILE) if place.is_file()), None)
+def record_files(tracking_dir: Path | None = None) -> tuple[Path, ...]:
+    """`kernels.json` of `tracking_dir` and that of the release, as far as they are there."""
+    own = tracking_dir / RECORD_FILE if tracking_dir is not None else None
+    release = next((place for place in (PACKAGED_FILE, CHECKOUT_FILE) if place.is_file()), None)
+    return tuple(path for path in (own, release) if path is not None and path.is_file())
 
 
 def record_digest(tracking_dir: Path | None = None) -> str:
-    """Names what `record_file` holds, for caches of what was estimated with it; "" where there is none."""
-    path = record_file(tracking_dir)
-    return "" if path is None else hashlib.sha256(path.read_bytes()).hexdigest()
+    """Names what `record_files` hold, for caches of what was estimated with it."""
+    return hashlib.sha256(b"".join(path.read_bytes() for path in record_files(tracking_dir))).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -249,33 +249,46 @@ class ChipModel:
 
     @staticmethod
     def load(tracking_dir: Path | None, chip: Chip) -> ChipModel:
-        """The model of a chip from `record_file`.
+        """The model of a chip from the first of `record_files` to which it was fitted.
 
-        A chip that is not in the record has the parameters of the one with most kernels there, and says so.
+        A chip that was fitted in none has the parameters of the one with most kernels there, and says so.
 
         Raises:
-            TomatError: The record is damaged.
+            TomatError: A record is damaged.
         """
-        path = record_file(tracking_dir)
-        if path is None:
-            return ChipModel(chip.name, Parameters(), borrowed=True)
-        try:
-            chips = json.loads(path.read_text(encoding="utf-8"))["chips"]
-            fitted = {name: values for name, values in chips.items() if values["fitted"]}
-            most = max(fitted, key=lambda name: fitted[name]["all"]["kernels"])
-            record = fitted.get(chip.name, fitted[most])
+        fitted: dict[str, ChipModel] = {}
+        for path in reversed(record_files(tracking_dir)):
+            fitted |= _fitted_models(path)
+        if chip.name in fitted:
+            return fitted[chip.name]
+        most = max(fitted.values(), key=lambda model: model.errors["all"].kernels, default=None)
+        return ChipModel(chip.name, most.parameters if most is not None else Parameters(), borrowed=True)
+
+
+def _fitted_models(path: Path) -> dict[str, ChipModel]:
+    """The models of a record, by chip.
+
+    Raises:
+        TomatError: It is damaged.
+    """
+    found = {}
+    try:
+        chips = json.loads(path.read_text(encoding="utf-8"))["chips"]
+        for chip, record in chips.items():
             parameters = Parameters(**{name: float(record["parameters"][name]["value"]) for name in NAMES})
+            if not all(math.isfinite(value) for value in vars(parameters).values()):
+                raise ValueError(f"a parameter of {chip} is not finite")
             errors = {
                 kind: KindError(
                     int(values["kernels"]), float(values["absolute_error_median"]), float(values["absolute_error_p90"])
                 )
                 for kind, values in {**record["bounds"], "all": record["all"]}.items()
             }
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise TomatError(
-                f"{path}: a damaged record of timed kernels ({type(error).__name__}: {error}); restore it, or delete "
-                "it and write it again with tomat plan --calibrate --kernels FILE."
-            ) from None
-        if not all(math.isfinite(value) for value in vars(parameters).values()):
-            raise TomatError(f"{path}: a parameter of {chip.name} is not finite; restore the file.")
-        return ChipModel(chip.name, parameters, errors, borrowed=chip.name not in fitted)
+            if record["fitted"]:
+                found[chip] = ChipModel(chip, parameters, errors)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise TomatError(
+            f"{path}: a damaged record of timed kernels ({type(error).__name__}: {error}); restore it, or delete it "
+            "and write it again with tomat plan --calibrate --kernels FILE."
+        ) from None
+    return found

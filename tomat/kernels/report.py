@@ -133,6 +133,10 @@ def calibrate_kernels(
             for kernel in bar.track(compiled, description="Reading them")
             if kernel.folder is not None
         ]
+        if not programs:
+            raise TomatError(
+                f"{file} has no row that can be compiled; line {compiled[0].timing.line}: {compiled[0].reason}"
+            )
         by_chip: dict[str, list[TimedProgram]] = defaultdict(list)
         for program in programs:
             by_chip[program.timing.chip].append(program)

@@ -97,8 +97,8 @@ def read_timings(path: Path) -> tuple[list[KernelTiming], list[RefusedRow]]:
     timings = [row for row in read if isinstance(row, KernelTiming)]
     refused = [row for row in read if isinstance(row, RefusedRow)]
     if not timings:
-        first = f"; line {refused[0].line}: {refused[0].reason}" if refused else ""
-        raise TomatError(f"{path} has no row that can be used{first}.")
+        first = f"line {refused[0].line}: {refused[0].reason}" if refused else "there is none below the header"
+        raise TomatError(f"{path} has no row that can be used; {first}")
     return timings, refused
 
 
@@ -200,6 +200,8 @@ SHARED_AXES = (
     ("q", -1, "k", -1),  # width of a head
     ("k", -3, "v", -3),  # positions
     ("k", -2, "v", -2),  # heads
+    ("q", -4, "k", -4),  # batch
+    ("k", -4, "v", -4),
     ("x", -1, "w", -2),  # hidden width of the loss
     ("labels", -1, "x", -2),
 )

@@ -200,8 +200,6 @@ SHARED_AXES = (
     ("q", -1, "k", -1),  # width of a head
     ("k", -3, "v", -3),  # positions
     ("k", -2, "v", -2),  # heads
-    ("q", -4, "k", -4),  # batch
-    ("k", -4, "v", -4),
     ("x", -1, "w", -2),  # hidden width of the loss
     ("labels", -1, "x", -2),
 )

@@ -27,8 +27,8 @@ FIT_VOXELS = 8192
 """Voxels of each density that are fitted, spread evenly over its grid. Each has some hundred atoms around it."""
 
 WEIGHT_E_PER_A3 = 0.1
-"""Squared errors weigh 1 / (rho + this), which brings them near to the absolute error that NMAE counts. With each of the
-28 compounds that are not held out left out in turn, the median NMAE was 9.8 % with it, 10.8 % with equal weights."""
+"""Squared errors weigh 1 / (rho + this), which brings them near to the absolute error that NMAE counts. With each of
+the 28 training compounds left out in turn, the median NMAE was 9.8 % with it, 10.8 % with equal weights."""
 
 _STRIDES = 0.8191725133961645, 0.6710436067037893, 0.5497004779019703
 """Powers of the reciprocal of the root of x^4 = x + 1: multiples of them, modulo 1, fill a cube evenly and in step with

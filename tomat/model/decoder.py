@@ -422,5 +422,5 @@ def hidden_and_head(
     if atoms is None or tables is None:
         raise TomatError("the model has model.environment and was given no atoms; read them with the rows.")
     sums = environment.sums(tokens, atoms, tables)
-    hidden = causal_activations(model, tokens, key=key, added=environment.network(sums.features))
+    hidden = causal_activations(model, tokens, key=key, added=sums.embedding)
     return environment.with_prior(hidden, model.get_lm_head(), sums, tables, DENSITY_START)

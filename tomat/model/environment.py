@@ -119,8 +119,8 @@ def environment_tables(promolecule: Promolecule, bin_values: np.ndarray) -> Envi
 class Sums(eqx.Module):
     """What is computed of the atoms at each position."""
 
-    features: NamedArray
-    """[batch, position, feature], the compute type."""
+    embedding: NamedArray
+    """[batch, position, embed], the compute type: what the network makes of them."""
     log_promolecule: NamedArray
     """float32 [batch, position]: log(promolecule + `LOG_FLOOR_E_PER_A3`)."""
 
@@ -149,6 +149,8 @@ class Environment(eqx.Module):
     """Sums to the residual stream."""
     prior: hnn.Linear | None
     """Last hidden state to the prior's shift and the logarithm of its sharpness; zero at first."""
+    prior_of_sums: hnn.Linear | None
+    """What the network makes of the sums to the same two: the short way, which is learnt in a tenth of the steps."""
     config: EnvironmentConfig = eqx.field(static=True)
 
     @staticmethod
@@ -159,10 +161,10 @@ class Environment(eqx.Module):
         descriptors = 0.7 * hax.random.normal(k_descriptors, (Axis("descriptor", DESCRIPTORS), Channel))
         Feature = Axis("feature", config.basis.n * config.channels + 1)
         network = hnn.MLP.init(Feature, Embed, config.hidden_dim, 3, activation=hnn.silu, key=k_network)
-        prior = None
+        priors = [None, None]
         if config.prior_anchors:
-            prior = hnn.Linear.init(Embed, Axis("prior_number", 2), key=k_network, init_scale=0.0)
-        return Environment(elements, descriptors, network, prior, config)
+            priors = [hnn.Linear.init(Embed, Axis("prior_number", 2), key=k_network, init_scale=0.0) for _ in priors]
+        return Environment(elements, descriptors, network, *priors, config)
 
     @named_call
     def sums(self, tokens: NamedArray, atoms: PatchAtoms, tables: EnvironmentTables) -> Sums:
@@ -208,9 +210,9 @@ class Environment(eqx.Module):
         log_promolecule = jnp.log(promolecule + LOG_FLOOR_E_PER_A3)
         features = jnp.concatenate([sums, log_promolecule[..., None].astype(dtype)], axis=-1) * inside[..., None]
         Batch = tokens.resolve_axis("batch")
+        named = NamedArray(features, (Batch, Position, Axis("feature", features.shape[-1])))
         return Sums(
-            hax.auto_sharded(NamedArray(features, (Batch, Position, Axis("feature", features.shape[-1])))),
-            hax.auto_sharded(NamedArray(log_promolecule, (Batch, Position))),
+            self.network(hax.auto_sharded(named)), hax.auto_sharded(NamedArray(log_promolecule, (Batch, Position)))
         )
 
     @named_call
@@ -230,11 +232,12 @@ class Environment(eqx.Module):
             tables: Of the run.
             first_bin: Row of the head of density id 0.
         """
-        if self.prior is None:
+        if self.prior is None or self.prior_of_sums is None:
             return hidden, head
         Embed = head.resolve_axis("embed")
         anchors, columns = prior_columns(tables.bin_values, self.config)
-        numbers = self.prior(hidden).rearrange(("batch", "position", "prior_number")).array.astype(jnp.float32)
+        both = self.prior(hidden) + self.prior_of_sums(sums.embedding)
+        numbers = both.rearrange(("batch", "position", "prior_number")).array.astype(jnp.float32)
         centre = sums.log_promolecule.array + numbers[..., 0]
         place = jnp.clip((centre - anchors[0]) / (anchors[1] - anchors[0]), 0.0, len(anchors) - 1.0)
         near = jnp.maximum(0.0, 1.0 - jnp.abs(place[..., None] - jnp.arange(len(anchors))))

@@ -111,6 +111,13 @@ def run_predict(args: argparse.Namespace) -> int:
     given = {name: value for name, value in of_a_run.items() if value is not None}
     if args.promolecule is not None and given:
         raise TomatError(f"--{next(iter(given))} is for --run; a promolecule has one answer. Leave it out.")
+    if args.augmentation_from is not None and args.format != "chgcar":
+        raise TomatError(f"--augmentation_from is for --format chgcar, not {args.format}. Leave it out.")
+    if (args.format == "qe") != (args.vectors_from is not None):
+        raise TomatError(
+            "--vectors_from goes with --format qe, which needs it: the charge-density.dat that pw.x has written for "
+            "the same cell and cut-off (electron_maxstep = 1 is enough)."
+        )
     rules = rules_of(args.species, args.accept)
 
     from tomat.base.reporting import console, counted, progress, write_report
@@ -187,7 +194,7 @@ def _predictor(args: argparse.Namespace, given: dict[str, Any]) -> "Predictor":
 def _said(line: dict[str, Any], skipped: bool) -> list[str]:
     """What is printed of a structure."""
     if "error" in line:
-        return [f"{line['name']}: failed: {line['error']}"]
+        return [f"{line['name']}: failed"]
     if skipped:
         return [f"{line['name']}: there already, of the same structure and settings"]
     sides = " x ".join(map(str, line["grid"]))

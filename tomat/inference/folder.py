@@ -103,13 +103,6 @@ def predict_structures(
         OutputError: the folder cannot be written; what was done until then stays.
         TomatError: another process writes to the folder, or a file that `settings` name cannot be read.
     """
-    if settings.augmentation_from is not None and settings.form != "chgcar":
-        raise TomatError(f"augmentation occupancies are for --format chgcar, not {settings.form}. Leave them out.")
-    if (settings.form == "qe") != (settings.vectors_from is not None):
-        raise TomatError(
-            "--vectors_from goes with --format qe, which needs it: the charge-density.dat that pw.x has written for "
-            "the same cell and cut-off (electron_maxstep = 1 is enough)."
-        )
     augmentation = None
     if settings.augmentation_from is not None:
         augmentation = read_augmentation(settings.augmentation_from, settings.rules)

@@ -2,6 +2,7 @@
 
 import os
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,15 +14,16 @@ from tomat.inference.interface import OnPatches, Prediction, normalised
 
 @dataclass(frozen=True, eq=False)
 class PromoleculePredictor:
-    """A `Predictor` of the sum of atoms. It knows neither valences nor which distances or spacings it was fitted on.
+    """A `Predictor` of the sum of atoms.
 
-    Its own functions hold no whole number of electrons: in a salt, that of an anion holds a part of the cation's.
+    A promolecule holds neither valences nor the distances and spacings it was fitted on. Its functions hold no whole
+    number of electrons: in a salt, that of an anion holds a part of the cation's.
     """
 
     promolecule: Promolecule
-    shortest_distance_a: None = None
-    spacing_a: None = None
-    valences: None = None
+    shortest_distance_a: Mapping[tuple[int, int], float] | None = None
+    spacing_a: float | None = None
+    valences: Mapping[int, float] | None = None
 
     @property
     def elements(self) -> tuple[int, ...]:

@@ -1,8 +1,10 @@
 """VASP's CHGCAR: text, rho x V in electrons, x fastest. Plain, `.gz`, `.bz2` or `.xz`."""
 
+import contextlib
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 
@@ -10,6 +12,7 @@ import numpy as np
 
 from tomat.base.errors import TomatError
 from tomat.density.checks import density_of
+from tomat.density.crystal import Crystal
 from tomat.density.grid import DensityGrid
 from tomat.density.limits import COMPRESSION_ERRORS, BoundedText, check_grid_shape, open_text
 from tomat.density.poscar import read_header, species_of
@@ -63,17 +66,10 @@ def read_chgcar(path: Location, material_id: str | None = None, rules: ReadRules
             f"{source}: {name} holds {NOT_TOTAL[name]}, no total density; expected a CHGCAR. `--accept not_total` "
             "reads it nevertheless."
         )
-    try:
-        text = open_text(source)
-        with text.stream:
-            header = read_header(text)
-            numbers = species_of(header, Path(path), rules)
-            values = _read_values(text, len(numbers))
-    except COMPRESSION_ERRORS as error:
-        raise TomatError(
-            f"{source} is not a complete CHGCAR ({type(error).__name__}: {error}). It may be cut off or damaged: "
-            "compare it with the original."
-        ) from error
+    with _opened(source) as text:
+        header = read_header(text)
+        numbers = species_of(header, Path(path), rules)
+        values = _read_values(text, len(numbers))
     return density_of(
         values,
         header.lattice,
@@ -84,6 +80,77 @@ def read_chgcar(path: Location, material_id: str | None = None, rules: ReadRules
         rules=rules,
         partial=name is not None,
     )
+
+
+@dataclass(frozen=True, eq=False)
+class Augmentation:
+    """What a CHGCAR holds of the inside of the PAW spheres, line by line, and the atoms it belongs to."""
+
+    crystal: Crystal
+    lines: tuple[str, ...]
+    """Each with its end: `augmentation occupancies   1  33` and the values, atom after atom."""
+
+
+def read_grid_shape(path: Location) -> tuple[int, int, int]:
+    """The sides of the grid of a CHGCAR; of its values none is read.
+
+    Raises:
+        TomatError: no such file, or no complete header.
+    """
+    source = os.fspath(path)
+    with _opened(source) as text:
+        read_header(text)
+        return _shape(text)
+
+
+def read_augmentation(path: Location, rules: ReadRules = DEFAULT_RULES) -> Augmentation:
+    """The augmentation occupancies of the total density of a CHGCAR.
+
+    Raises:
+        TomatError: no such file, no complete CHGCAR, or other than one block of occupancies for each of its atoms.
+    """
+    source = os.fspath(path)
+    with _opened(source) as text:
+        header = read_header(text)
+        crystal = Crystal(header.lattice, species_of(header, Path(path), rules), header.frac_coords, source)
+        shape = _shape(text)
+        _block(text, int(np.prod(shape)), f"grid {_sides(shape)}")
+        lines: list[str] = []
+        atoms: list[int] = []
+        while (line := text.line(_LONGEST_LINE_BYTES)).strip().startswith(_AUGMENTATION):
+            words = line.split()
+            if not (len(words) == 4 and words[2].isdigit() and words[3].isdigit() and len(words[3]) <= 6):
+                raise TomatError(f"{source}: found {line[:60]!r}; expected `augmentation occupancies ATOM COUNT`.")
+            atoms.append(int(words[2]))
+            lines.append(line.decode("latin-1"))
+            found = 0
+            while found < int(words[3]):
+                if not (line := text.line(_LONGEST_LINE_BYTES)):
+                    raise TomatError(f"{source} ends in the augmentation occupancies of atom {atoms[-1]}.")
+                found += _parsed(line, source, "augmentation occupancies").size
+                lines.append(line.decode("latin-1"))
+        if atoms != list(range(1, len(crystal.atomic_numbers) + 1)):
+            raise TomatError(
+                f"{source} has augmentation occupancies of {len(atoms)} of its {len(crystal.atomic_numbers)} atoms; "
+                "expected those of each, in order. Give the CHGCAR of a PAW calculation without spin-orbit coupling."
+            )
+    return Augmentation(crystal, tuple(lines))
+
+
+@contextlib.contextmanager
+def _opened(source: str) -> Iterator[BoundedText]:
+    """The text of a file that has the form of a CHGCAR."""
+    if not Path(source).is_file():
+        raise TomatError(f"no CHGCAR at {source}; expected a file.")
+    try:
+        text = open_text(source)
+        with text.stream:
+            yield text
+    except COMPRESSION_ERRORS as error:
+        raise TomatError(
+            f"{source} is not a complete CHGCAR ({type(error).__name__}: {error}). It may be cut off or damaged: "
+            "compare it with the original."
+        ) from error
 
 
 def is_partial(location: str) -> bool:
@@ -100,10 +167,7 @@ def _read_values(text: BoundedText, n_atoms: int) -> np.ndarray:
     """The total density, rho x V, `[nx, ny, nz]`. What is behind it is walked through to the end, so that values left
     over, a spin density cut off and a damaged end of the compression are seen."""
     source = text.source
-    shape = _grid_line(_next_line(text, 4096))
-    if shape is None:
-        raise TomatError(f"{source} is not a complete CHGCAR: no line with the three sides of the grid.")
-    check_grid_shape(shape, source)
+    shape = _shape(text)
     n_values = int(np.prod(shape))
     text.limit_bytes = text.read_bytes + 4 * (n_values * _VALUE_BYTES + n_atoms * _BYTES_PER_ATOM) + 2**20
     total = _block(text, n_values, f"grid {_sides(shape)}")
@@ -135,6 +199,15 @@ def _read_values(text: BoundedText, n_atoms: int) -> np.ndarray:
     if blocks == 3:
         raise TomatError(f"{source} is not a complete CHGCAR: it ends after two of three magnetisation densities.")
     return np.ascontiguousarray(total.reshape(shape, order="F"))
+
+
+def _shape(text: BoundedText) -> tuple[int, int, int]:
+    """The sides of the grid, from the line that follows the header."""
+    shape = _grid_line(_next_line(text, 4096))
+    if shape is None:
+        raise TomatError(f"{text.source} is not a complete CHGCAR: no line with the three sides of the grid.")
+    check_grid_shape(shape, text.source)
+    return shape
 
 
 def _next_line(text: BoundedText, longest: int) -> bytes:

@@ -73,6 +73,30 @@ def check_cell(lattice: np.ndarray, atomic_numbers: np.ndarray, frac_coords: np.
         )
 
 
+def shortest_distances_a(
+    lattice: np.ndarray, atomic_numbers: np.ndarray, frac_coords: np.ndarray
+) -> dict[tuple[int, int], float]:
+    """The shortest distance of each pair of elements that are neighbours, periodic images too.
+
+    The eight nearest atoms of every atom are looked at; a pair of elements that is nowhere among them is left out.
+
+    Args:
+        lattice: `[3, 3]`, rows in A.
+        atomic_numbers: `[n]`.
+        frac_coords: `[n, 3]`.
+
+    Returns:
+        By pair of atomic numbers, the lower one first: A.
+    """
+    first, second, distance_a = _neighbours(lattice, frac_coords)
+    numbers = np.asarray(atomic_numbers)
+    pairs = np.sort(np.stack([numbers[first], numbers[second]], axis=1), axis=1)
+    found: dict[tuple[int, int], float] = {}
+    for low, high in np.unique(pairs, axis=0).tolist():
+        found[low, high] = float(distance_a[(pairs == (low, high)).all(axis=1)].min())
+    return found
+
+
 def _neighbours(lattice: np.ndarray, frac_coords: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The nearest atoms of every atom, periodic images among them: indices of both, and the distance in A."""
     from scipy.spatial import KDTree

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -191,6 +192,28 @@ class DensityGrid:
         if clip_negative:
             rho, clipped = clip_negative_values(rho)
         return replace(self, rho=rho, clipped_voxels=self.clipped_voxels + clipped)
+
+
+def fast_shape(lattice: np.ndarray, spacing_a: float, at_least: Sequence[int] = (1, 1, 1)) -> tuple[int, int, int]:
+    """The smallest grid with a voxel spacing at or below `spacing_a` whose sides have no prime factor but 2, 3 and 5.
+
+    Args:
+        lattice: `[3, 3]`, rows in A.
+        spacing_a: largest distance of neighbouring voxels along each axis, A.
+        at_least: sides that it does not go below.
+
+    Raises:
+        TomatError: more voxels than can be counted.
+    """
+    from scipy.fft import next_fast_len
+
+    lengths = np.linalg.norm(lattice, axis=1)
+    sides = [max(math.ceil(length / spacing_a), n) for length, n in zip(lengths, at_least, strict=True)]
+    fast = [next_fast_len(side, real=True) for side in sides]
+    if None in fast:  # scipy's answer for a length beyond its integers
+        raise TomatError(f"a grid of {sides} voxels is too large.")
+    nx, ny, nz = (int(side) for side in fast if side is not None)
+    return nx, ny, nz
 
 
 def clip_negative_values(values: np.ndarray) -> tuple[np.ndarray, int]:

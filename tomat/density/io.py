@@ -49,11 +49,16 @@ def check_species_apply(locations: Iterable[str], rules: ReadRules) -> None:
     Raises:
         TomatError: naming the flag.
     """
-    if rules.species and not any(_reader(each.rstrip("/")) is read_chgcar for each in locations):
+    if rules.species and not any(map(is_chgcar, locations)):
         raise TomatError(
             f"--species names {' '.join(rules.species)}, but none of the inputs is a CHGCAR; other files name their "
             "elements themselves. Leave it out."
         )
+
+
+def is_chgcar(location: str) -> bool:
+    """Whether the name of a density is that of a CHGCAR."""
+    return _reader(location.rstrip("/")) is read_chgcar
 
 
 def read_density(read: Callable[[], DensityGrid], location: str) -> DensityGrid:

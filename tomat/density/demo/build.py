@@ -5,7 +5,6 @@ computes only what it lacks or what a changed recipe asks for.
 """
 
 import json
-import math
 import multiprocessing
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,7 +20,7 @@ from tomat.base.reporting import progress, write_json
 from tomat.density.demo.dft import Calculation, calculate, require_eminus
 from tomat.density.demo.recipes import CellRecipe, cell_recipes
 from tomat.density.elements import atomic_number
-from tomat.density.grid import DensityGrid
+from tomat.density.grid import DensityGrid, fast_shape
 from tomat.density.zarr_store import read_zarr, write_zarr
 
 INDEX_NAME = "index.json"
@@ -157,15 +156,7 @@ def build_demo_data(
 
 def refined_shape(grid: DensityGrid) -> tuple[int, int, int]:
     """The shape with spacing at or below `SPACING_A` and sides whose only prime factors are 2, 3 and 5."""
-    from scipy.fft import next_fast_len
-
-    lengths = np.linalg.norm(grid.lattice, axis=1)
-    sides = [max(math.ceil(length / SPACING_A), n) for length, n in zip(lengths, grid.grid_shape, strict=True)]
-    fast = [next_fast_len(side, real=True) for side in sides]
-    if None in fast:  # scipy's answer for a length beyond its integers
-        raise TomatError(f"a grid of {sides} voxels is too large.")
-    nx, ny, nz = (int(side) for side in fast if side is not None)
-    return nx, ny, nz
+    return fast_shape(grid.lattice, SPACING_A, grid.grid_shape)
 
 
 def _grid(recipe: CellRecipe, rho: np.ndarray) -> DensityGrid:

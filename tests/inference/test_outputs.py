@@ -1,0 +1,156 @@
+"""What is written is read back with pymatgen: values, order, units, spacing."""
+
+import numpy as np
+import pytest
+from pymatgen.io.common import VolumetricData
+from pymatgen.io.vasp import Chgcar
+from scipy.io import FortranFile
+
+from tomat.base.errors import TomatError
+from tomat.density.chgcar import read_augmentation, read_chgcar
+from tomat.density.espresso import read_reciprocal_list
+from tomat.density.geometry import BOHR_A
+from tomat.density.grid import DensityGrid
+from tomat.density.rules import ReadRules
+from tomat.density.zarr_store import read_zarr
+from tomat.inference.outputs import CHARGE_DENSITY, FORMATS, OutputError, size_bytes, write_density
+
+
+@pytest.fixture
+def grid(structure) -> DensityGrid:
+    """8 electrons in random values, on sides of which no two are alike."""
+    rho = np.random.default_rng(1).uniform(0.1, 1.0, (6, 5, 4))
+    rho *= 8 / (rho.mean() * structure.volume)
+    return DensityGrid(rho, structure.lattice.matrix, np.array([11, 9]), structure.frac_coords, "NaF")
+
+
+def test_a_chgcar_is_read_by_pymatgen_and_by_the_strict_reader(tmp_path, grid, structure):
+    path = tmp_path / "NaF.CHGCAR"
+    write_density(grid, path, "chgcar")
+    found = Chgcar.from_file(str(path))
+    assert np.allclose(found.data["total"], grid.rho * grid.volume_a3, rtol=1e-6)
+    assert found.dim == (6, 5, 4) and np.allclose(found.structure.lattice.matrix, structure.lattice.matrix, atol=1e-6)
+    assert [str(site.specie) for site in found.structure] == ["Na", "F"]
+    assert np.allclose(found.structure.frac_coords, structure.frac_coords, atol=1e-6)
+    again = read_chgcar(path)
+    assert np.allclose(again.rho, grid.rho, rtol=1e-6) and again.electron_count == pytest.approx(8, rel=1e-6)
+    # x fastest: the second number of the values is the neighbour along x.
+    values = path.read_text().partition("   6   5   4\n")[2].split()
+    assert float(values[1]) == pytest.approx(float(grid.rho[1, 0, 0]) * grid.volume_a3, rel=1e-6)
+
+
+def test_atoms_keep_their_order_in_a_chgcar(tmp_path, grid):
+    coords = np.random.default_rng(2).random((4, 3))
+    mixed = DensityGrid(grid.rho * 2, grid.lattice, [9, 11, 9, 11], coords, "x")
+    write_density(mixed, tmp_path / "CHGCAR", "chgcar")
+    found = Chgcar.from_file(str(tmp_path / "CHGCAR"))
+    assert [site.specie.Z for site in found.structure] == [9, 11, 9, 11]
+
+
+def test_a_cube_is_in_bohr(tmp_path, grid, structure):
+    write_density(grid, tmp_path / "NaF.cube", "cube")
+    found = VolumetricData.from_cube(str(tmp_path / "NaF.cube"))
+    assert np.allclose(found.data["total"] / BOHR_A**3, grid.rho, rtol=1e-5)
+    assert np.allclose(found.structure.lattice.matrix, structure.lattice.matrix, atol=1e-4)
+    assert np.allclose(found.structure.cart_coords, structure.cart_coords, atol=1e-4)
+    lines = (tmp_path / "NaF.cube").read_text().splitlines()
+    voxel = np.array([[float(word) for word in line.split()[1:]] for line in lines[3:6]])
+    volume_bohr3 = abs(np.linalg.det(voxel))
+    assert found.data["total"].sum() * volume_bohr3 == pytest.approx(8, rel=1e-4)
+
+
+def test_zarr_is_that_of_the_data_sets_and_replaced_whole(tmp_path, grid):
+    for factor in (1.0, 1.01):
+        changed = DensityGrid(grid.rho * factor, grid.lattice, grid.atomic_numbers, grid.frac_coords, "NaF")
+        write_density(changed, tmp_path / "NaF.zarr", "zarr", metadata={"predictor": "p"})
+        found = read_zarr(tmp_path / "NaF.zarr", rules=ReadRules(accept=("fractional_electrons",)))
+        assert np.allclose(found.rho, changed.rho, rtol=1e-6)
+    assert [each.name for each in tmp_path.iterdir()] == ["NaF.zarr"] and (size_bytes(tmp_path / "NaF.zarr") or 0) > 500
+
+
+AUGMENTATION = """augmentation occupancies   1   6
+  0.2512469E-04  0.2601868E-21  0.1316082E-11 -0.3207091E-12  0.1861221E-11
+ -0.1679365E-11
+augmentation occupancies   2   3
+  0.6668695E-04 -0.1982265E-02  0.0000000E+00
+"""
+
+
+def test_augmentation_occupancies_are_copied_to_the_letter_and_never_made_up(tmp_path, grid):
+    write_density(grid, tmp_path / "none.CHGCAR", "chgcar")
+    assert "augmentation" not in (tmp_path / "none.CHGCAR").read_text()
+    with pytest.raises(TomatError, match="occupancies of 0 of its 2 atoms"):
+        read_augmentation(tmp_path / "none.CHGCAR")
+    source = tmp_path / "CHGCAR"
+    spin = "".join(f" {each:.10E}\n" for each in np.zeros(120))
+    source.write_text((tmp_path / "none.CHGCAR").read_text() + AUGMENTATION + f"  0.0 0.0\n   6   5   4\n{spin}")
+    augmentation = read_augmentation(source)
+    write_density(grid, tmp_path / "with.CHGCAR", "chgcar", augmentation=augmentation)
+    text = (tmp_path / "with.CHGCAR").read_text()
+    assert text == (tmp_path / "none.CHGCAR").read_text() + AUGMENTATION
+    assert set(Chgcar.from_file(str(tmp_path / "with.CHGCAR")).data_aug["total"]) == {1, 2}
+    other = DensityGrid(grid.rho, grid.lattice, grid.atomic_numbers[::-1], grid.frac_coords, "FNa")
+    with pytest.raises(TomatError, match=r"2 atoms \(Na F\), FNa has 2 \(F Na\)"):
+        write_density(other, tmp_path / "other.CHGCAR", "chgcar", augmentation=augmentation)
+    source.write_text(source.read_text().partition("augmentation occupancies   2")[0])
+    with pytest.raises(TomatError, match="occupancies of 1 of its 2 atoms"):
+        read_augmentation(source)
+    source.write_text(source.read_text().partition(" -0.1679365E-11")[0])
+    with pytest.raises(TomatError, match="ends in the augmentation occupancies of atom 1"):
+        read_augmentation(source)
+    assert not (tmp_path / "other.CHGCAR").exists()
+
+
+def test_a_charge_density_of_quantum_espresso_is_on_the_vectors_of_its_run(tmp_path, structure):
+    """A plane wave along each axis, with a phase: rho(r) = sum of c(G) exp(i G r)."""
+    reciprocal = 2 * np.pi * np.linalg.inv(structure.lattice.matrix / BOHR_A).T
+    miller = np.array([[0, 0, 0], [0, -1, 0], [2, 0, 0], [0, 0, 1], [0, 1, 0], [1, 1, 1]], np.int32)
+    template = tmp_path / "charge-density.dat"
+    with FortranFile(template, "w") as file:
+        for record in (np.array([0, 6, 1], np.int32), reciprocal, miller, np.zeros(6, np.complex128)):
+            file.write_record(record)
+    x, y, z = np.meshgrid(*(np.arange(n) / n for n in (5, 6, 7)), indexing="ij")
+    waves = 0.2 * np.cos(2 * np.pi * 2 * x) + 0.1 * np.sin(2 * np.pi * y) + 0.05 * np.cos(2 * np.pi * z + 1.0)
+    rho = 8 / structure.volume * (1 + waves)
+    grid = DensityGrid(rho, structure.lattice.matrix, [11, 9], structure.frac_coords, "NaF")
+    vectors = read_reciprocal_list(template)
+    write_density(grid, tmp_path / "NaF.save", "qe", vectors=vectors)
+    with FortranFile(tmp_path / "NaF.save" / CHARGE_DENSITY) as file:
+        head, axes, indices = (file.read_record(kind) for kind in ("i4", "f8", "i4"))
+        coefficients = np.asarray(file.read_record("c16"))
+    assert list(head) == [0, 6, 1] and np.allclose(np.reshape(axes, (3, 3)), reciprocal)
+    assert np.array_equal(np.reshape(indices, (6, 3)), miller)
+    mean = 8 / (structure.volume / BOHR_A**3)
+    expected = mean * np.array([1, 0.05j, 0.1, 0.025 * np.exp(1j), -0.05j, 0])
+    assert np.abs(coefficients - expected).max() < 1e-6 * mean
+
+    coarse = DensityGrid(rho[:4], grid.lattice, [11, 9], grid.frac_coords, "NaF")
+    with pytest.raises(TomatError, match="grid 4 x 6 x 7 is too coarse.*at least 5 x 3 x 3"):
+        write_density(coarse, tmp_path / "c.save", "qe", vectors=vectors)
+    wide = DensityGrid(rho, grid.lattice * [[1], [1], [1.01]], [11, 9], grid.frac_coords, "wide")
+    with pytest.raises(TomatError, match="is of a cell with axes of .* A, wide has"):
+        write_density(wide, tmp_path / "w.save", "qe", vectors=vectors)
+    template.write_bytes(template.read_bytes()[:90])
+    with pytest.raises(TomatError, match="cannot be read as Quantum ESPRESSO's"):
+        read_reciprocal_list(template)
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["NaF.save", "charge-density.dat"]
+
+
+def test_what_cannot_be_written_leaves_nothing(tmp_path, grid):
+    (tmp_path / "file").write_text("x")
+    for form in ("chgcar", "cube", "zarr"):
+        with pytest.raises(OutputError, match="cannot write"):
+            write_density(grid, tmp_path / "file" / f"NaF{FORMATS[form]}", form)
+    for form, message in (("vasp", "no format 'vasp'"), ("qe", "needs reciprocal vectors")):
+        with pytest.raises(TomatError, match=message):
+            write_density(grid, tmp_path / "NaF", form)
+    few = DensityGrid(grid.rho / 100, grid.lattice, grid.atomic_numbers, grid.frac_coords, "NaF")
+    with pytest.raises(TomatError, match="integrates to 0.08 electrons"):
+        write_density(few, tmp_path / "NaF.CHGCAR", "chgcar")
+    assert [each.name for each in tmp_path.iterdir()] == ["file"]
+
+
+def test_the_formats_of_the_verb_are_those_there_are():
+    from tomat.app.predict_verbs import FORMATS as of_the_verb
+
+    assert tuple(FORMATS) == of_the_verb

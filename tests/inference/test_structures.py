@@ -1,0 +1,147 @@
+"""Structures of every kind, written by pymatgen and read again; and what is refused, by name."""
+
+import gzip
+import json
+
+import numpy as np
+import pytest
+from pymatgen.core import Lattice, Molecule, Structure
+from pymatgen.io.vasp import Chgcar, Poscar
+
+from tomat.base.errors import TomatError
+from tomat.density.rules import ReadRules
+from tomat.inference.structures import NoStructureError, find_structures, formula, read_structure, structure_name
+
+
+def same(crystal, structure: Structure) -> None:
+    assert np.allclose(crystal.lattice @ crystal.lattice.T, structure.lattice.matrix @ structure.lattice.matrix.T)
+    assert crystal.atomic_numbers.tolist() == [site.specie.Z for site in structure]
+    apart = crystal.frac_coords - structure.frac_coords
+    assert np.abs(apart - np.round(apart)).max() < 1e-6
+
+
+@pytest.mark.parametrize("name", ["POSCAR", "x.vasp", "x.cif", "x.json", "x.xsf", "x.POSCAR.gz", "x.json.gz", "CHGCAR"])
+def test_a_structure_is_what_was_written(tmp_path, structure, name):
+    path = tmp_path / name
+    plain = tmp_path / name.removesuffix(".gz")
+    if name == "CHGCAR":
+        Chgcar(structure, {"total": np.ones((2, 2, 2))}).write_file(str(path))
+    elif "POSCAR" in name or name.endswith(".vasp"):
+        Poscar(structure).write_file(str(plain), significant_figures=12)
+    else:
+        structure.to(filename=str(plain))
+    if name.endswith(".gz"):
+        path.write_bytes(gzip.compress(plain.read_bytes()))
+    crystal, notes = read_structure(path)
+    same(crystal, structure)
+    assert crystal.name == (tmp_path.name if name in ("POSCAR", "CHGCAR") else "x") and not notes
+    assert formula(crystal) == "F1 Na1"
+
+
+def test_the_values_of_a_chgcar_are_not_read(tmp_path, structure):
+    path = tmp_path / "CHGCAR"
+    Chgcar(structure, {"total": np.ones((2, 2, 2))}).write_file(str(path))
+    head, _, _ = path.read_text().partition("   2   2   2\n")
+    path.write_text(head + "   2   2   2\n noise\n")
+    same(read_structure(path)[0], structure)
+
+
+def test_extended_xyz_has_a_lattice_and_plain_xyz_is_a_molecule(tmp_path, structure):
+    lattice = " ".join(f"{each:.12f}" for each in structure.lattice.matrix.ravel())
+    rows = [f"0.5 {site.specie} " + " ".join(f"{each:.12f}" for each in site.coords) for site in structure]
+    path = tmp_path / "a.xyz"
+    path.write_text(f'2\nLattice="{lattice}" Properties=q:R:1:species:S:1:pos:R:3 pbc="T T T"\n' + "\n".join(rows))
+    same(read_structure(path)[0], structure)
+    path.write_text(path.read_text().replace("T T T", "T T F"))
+    with pytest.raises(TomatError, match="periodic along 'T T F' only"):
+        read_structure(path)
+    molecule = tmp_path / "m.xyz"
+    Molecule(["O", "H"], [[0, 0, 0], [0, 0, 0.96]]).to(filename=str(molecule))
+    with pytest.raises(TomatError, match="m.xyz has no lattice: it is a molecule"):
+        read_structure(molecule)
+    (tmp_path / "m.json").write_text(json.dumps(Molecule(["O"], [[0, 0, 0]]).as_dict()))
+    with pytest.raises(TomatError, match="m.json has no lattice: it is a molecule"):
+        read_structure(tmp_path / "m.json")
+
+
+def test_what_no_density_can_be_said_of_is_refused(tmp_path):
+    cubic = Lattice.cubic(4.0)
+    refused = {
+        "mixed.cif": (Structure(cubic, [{"Na": 0.5, "Mg": 0.5}], [[0, 0, 0]]), "site 1 holds Na:0.5, Mg:0.5"),
+        "vacant.cif": (Structure(cubic, [{"Na": 0.5}], [[0, 0, 0]]), "fully occupied"),
+        "mixed.json": (Structure(cubic, [{"Na": 0.5, "Mg": 0.5}], [[0, 0, 0]]), "expected one element"),
+        "close.cif": (Structure(cubic, ["Na", "F"], [[0, 0, 0], [0.1, 0, 0]]), r"Na \(atom 1\) and F \(2\) are 0.4 A"),
+    }
+    for name, (structure, message) in refused.items():
+        structure.to(filename=str(tmp_path / name))
+        with pytest.raises(TomatError, match=message):
+            read_structure(tmp_path / name)
+    assert read_structure(tmp_path / "close.cif", rules=ReadRules(accept=("distances",)))[0].name == "close"
+
+
+def test_a_poscar_without_elements_needs_them(tmp_path, structure):
+    path = tmp_path / "x.poscar"
+    lines = Poscar(structure).get_str().splitlines()
+    del lines[5]  # the species line
+    path.write_text("\n".join(line.rsplit(maxsplit=1)[0] if i > 6 else line for i, line in enumerate(lines)) + "\n")
+    with pytest.raises(TomatError, match="names no elements"):
+        read_structure(path)
+    same(read_structure(path, rules=ReadRules(species=("Na", "F")))[0], structure)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.cif", "data_x\n_cell_length_a 4\n"),
+        ("a.cif", ""),
+        ("POSCAR", "x\n1\n1 0 0\n"),
+        ("a.json", "{"),
+        ("a.xyz", 'two\nLattice="1 0 0 0 1 0 0 0 1"\n'),
+        ("a.xsf", "CRYSTAL\nPRIMVEC\n1"),
+        ("a.cif.gz", "not gzip"),
+    ],
+)
+def test_a_damaged_file_is_one_error_with_its_name(tmp_path, name, content):
+    (tmp_path / name).write_text(content)
+    with pytest.raises(TomatError, match=name):
+        read_structure(tmp_path / name)
+
+
+def test_five_thousand_atoms_are_read_and_more_than_ten_thousand_refused(tmp_path):
+    salt = Structure.from_spacegroup("Fm-3m", Lattice.cubic(4.62), ["Na", "F"], [[0, 0, 0], [0.5, 0.5, 0.5]])
+    many = salt * (9, 9, 8)
+    Poscar(many).write_file(str(tmp_path / "POSCAR"))
+    assert len(read_structure(tmp_path / "POSCAR")[0].atomic_numbers) == 5184
+    (tmp_path / "POSCAR").write_text("x\n1\n50 0 0\n0 50 0\n0 0 50\nNa\n20000\nDirect\n")
+    with pytest.raises(TomatError, match="20,000 atoms"):
+        read_structure(tmp_path / "POSCAR")
+
+
+def test_folders_are_walked_and_what_is_no_structure_named(tmp_path, structure):
+    for name in ("a/POSCAR", "b.cif", "c.json"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        structure.to(filename=str(tmp_path / name), fmt="poscar" if "POSCAR" in name else "")
+    for name in ("notes.txt", "a/POTCAR", "a/LOCPOT", ".hidden.cif"):
+        (tmp_path / name).write_text("x")
+    files, ignored = find_structures([str(tmp_path)])
+    assert [file.name for file in files] == ["a", "b", "c"] and all(file.in_folder for file in files)
+    assert sorted(each.removeprefix(f"{tmp_path}/") for each in ignored) == ["a/LOCPOT", "a/POTCAR", "notes.txt"]
+    (tmp_path / "r.json").write_text('{"a": 1}')
+    with pytest.raises(NoStructureError, match="r.json holds no structure"):
+        read_structure(tmp_path / "r.json")
+    structure.to(filename=str(tmp_path / "a" / "CONTCAR"), fmt="poscar")
+    with pytest.raises(TomatError, match="a/CONTCAR and .*a/POSCAR would both be called a"):
+        find_structures([str(tmp_path)])
+    for place, message in (
+        ("nowhere", "no file or folder"),
+        ("notes.txt", "no known kind"),
+        ("d", "holds no structure"),
+    ):
+        (tmp_path / "d").mkdir(exist_ok=True)
+        with pytest.raises(TomatError, match=message):
+            find_structures([str(tmp_path / place)])
+
+
+def test_names():
+    names = {"d/mp-1.cif": "mp-1", "d/mp-1.POSCAR.gz": "mp-1", "mp-2/CHGCAR": "mp-2", "POSCAR_x": "x", "y.vasp": "y"}
+    assert {path: structure_name(path) for path in names} == names

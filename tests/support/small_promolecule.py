@@ -1,0 +1,20 @@
+"""A promolecule of three elements, and a cell of two of them."""
+
+import numpy as np
+from pymatgen.core import Lattice, Structure
+
+from tomat.density.promolecule import Promolecule
+from tomat.density.radial import RadialBasis
+
+
+def promolecule() -> Promolecule:
+    """Of fluorine, sodium and magnesium, with functions that end at 2.5 A."""
+    basis = RadialBasis(6, 2.5, 0.5)
+    shape = np.exp(-np.arange(6) / 2.0)
+    return Promolecule(basis, {9: 3.9 * shape, 11: 0.3 * shape, 12: 0.5 * shape}, 3)
+
+
+def skewed(symbols: tuple[str, str] = ("Na", "F")) -> Structure:
+    """Two atoms in a cell without any symmetry, so that no exchange of axes goes unseen."""
+    lattice = Lattice([[2.9, 0.1, 0.0], [0.4, 3.3, 0.2], [-0.3, 0.5, 3.7]])
+    return Structure(lattice, symbols, [[0.1, 0.2, 0.3], [0.55, 0.75, 0.8]])

@@ -1,0 +1,207 @@
+"""`tomat predict`: densities of structures."""
+
+import argparse
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tomat.base.arguments import count, existing_file, positive_float, positive_int, report_file, run_folder
+from tomat.density.elements import SYMBOLS, atomic_number
+
+if TYPE_CHECKING:
+    from tomat.inference.interface import Predictor
+
+FORMATS = ("chgcar", "cube", "zarr", "qe")
+SOME_FAILED_STATUS = 1
+"""Exit status when a structure could not be predicted and the others were."""
+MOST_SHOWN = 10
+"""Names of files that are passed over."""
+
+
+def register(subparsers: argparse._SubParsersAction) -> None:
+    """Add `tomat predict`."""
+    parser = subparsers.add_parser(
+        "predict",
+        help="electron densities of structures, by a run or a promolecule",
+        description="Predict the density of each structure, and write it with a line of predictions.jsonl. Started "
+        "again with the same words it does what is missing. Exit status 1 if a structure could not be predicted.",
+    )
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument(
+        "--promolecule", type=existing_file, metavar="FILE", help="predict with a sum of atoms, promolecule.json"
+    )
+    source.add_argument(
+        "--run", dest="run_dir", type=run_folder, metavar="DIR", help="the run's folder, such as runs/demo"
+    )
+    parser.add_argument(
+        "--structure",
+        nargs="+",
+        required=True,
+        type=existing_place,
+        metavar="PATH",
+        help="POSCAR, CIF, CHGCAR (only its header is read), pymatgen's JSON, XYZ with a lattice, or folders of such",
+    )
+    parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="folder of the outputs")
+    parser.add_argument("--format", choices=FORMATS, default="chgcar", help="of the outputs (default: %(default)s)")
+    grid = parser.add_mutually_exclusive_group()
+    grid.add_argument("--grid", type=positive_int, nargs=3, metavar=("NX", "NY", "NZ"), help="voxels along a, b, c")
+    grid.add_argument(
+        "--spacing",
+        type=positive_float,
+        metavar="A",
+        help="largest voxel spacing in A (default: that of the training; of a promolecule 0.065)",
+    )
+    grid.add_argument("--like", type=existing_place, metavar="PATH", help="the three sides of this density's grid")
+    parser.add_argument(
+        "--valences",
+        type=valences,
+        metavar="SYMBOL=N,...",
+        help="valence electrons, such as Sr=10,F=7 (default: those of the training set; of a promolecule unknown)",
+    )
+    parser.add_argument(
+        "--augmentation_from",
+        type=existing_file,
+        metavar="CHGCAR",
+        help="copy the augmentation occupancies of this one",
+    )
+    parser.add_argument(
+        "--vectors_from",
+        type=existing_place,
+        metavar="PATH",
+        help="for qe: charge-density.dat of pw.x for the same cell and cut-off, or a folder of NAME.save with one each",
+    )
+    parser.add_argument("--decoder", choices=("parallel", "autoregressive"), help="of a run (default: parallel)")
+    parser.add_argument("--samples", type=positive_int, metavar="N", help="of a run: samples to average (default: 1)")
+    parser.add_argument("--temperature", type=positive_float, metavar="T", help="of samples (default: 1)")
+    parser.add_argument("--seed", type=count, metavar="S", help="of samples (default: 0)")
+    parser.add_argument("--species", nargs="+", metavar="SYMBOL", help="elements of POSCARs that name none (VASP 4)")
+    parser.add_argument(
+        "--accept", nargs="+", choices=("distances",), metavar="NAME", help="distances: atoms however near or far"
+    )
+    parser.add_argument("--json", type=report_file, metavar="FILE", help="write the lines of all structures")
+    parser.set_defaults(run=run_predict)
+
+
+def existing_place(text: str) -> str:
+    """An argparse type: a file or folder that is there."""
+    if not os.path.exists(text):
+        raise argparse.ArgumentTypeError(f"{text} does not exist")
+    return text
+
+
+def valences(text: str) -> dict[int, float]:
+    """An argparse type: `Sr=10,F=7`, by atomic number."""
+    found: dict[int, float] = {}
+    for part in text.split(","):
+        symbol, _, number = part.strip().partition("=")
+        if symbol not in SYMBOLS:
+            raise argparse.ArgumentTypeError(f"found '{part}', expected SYMBOL=N such as Sr=10")
+        if atomic_number(symbol) in found:
+            raise argparse.ArgumentTypeError(f"{symbol} is there twice")
+        found[atomic_number(symbol)] = positive_float(number)
+    return found
+
+
+def run_predict(args: argparse.Namespace) -> int:
+    """Predict, saying what is done; the exit status says whether all could be."""
+    from tomat.base.errors import TomatError
+    from tomat.density.rules import rules_of
+
+    of_a_run = {name: getattr(args, name) for name in ("decoder", "samples", "temperature", "seed")}
+    given = {name: value for name, value in of_a_run.items() if value is not None}
+    if args.promolecule is not None and given:
+        raise TomatError(f"--{next(iter(given))} is for --run; a promolecule has one answer. Leave it out.")
+    if args.augmentation_from is not None and args.format != "chgcar":
+        raise TomatError(f"--augmentation_from is for --format chgcar, not {args.format}. Leave it out.")
+    if (args.format == "qe") != (args.vectors_from is not None):
+        raise TomatError(
+            "--vectors_from goes with --format qe, which needs it: the charge-density.dat that pw.x has written for "
+            "the same cell and cut-off (electron_maxstep = 1 is enough)."
+        )
+    rules = rules_of(args.species, args.accept)
+
+    from tomat.base.reporting import console, counted, progress, write_report
+    from tomat.inference.folder import LINES_FILE, Settings, predict_structures
+    from tomat.inference.grids import choose_grid
+    from tomat.inference.structures import find_structures
+
+    files, ignored = find_structures(args.structure)
+    console.print(f"{counted(len(files), 'structure')}; loading {args.promolecule or args.run_dir}", markup=False)
+    predictor = _predictor(args, given)
+    grid = choose_grid(None if args.grid is None else tuple(args.grid), args.spacing, args.like, predictor.spacing_a)
+    console.print(f"grid: {grid.why}", markup=False)
+    settings = Settings(
+        output=args.output,
+        grid=grid,
+        form=args.format,
+        valences=args.valences,
+        augmentation_from=None if args.augmentation_from is None else str(args.augmentation_from),
+        vectors_from=args.vectors_from,
+        rules=rules,
+        recorded=given,
+    )
+    with progress() as bar:
+        structures = bar.add_task("structures", total=len(files))
+        patches = bar.add_task("patches", total=None, visible=False)
+
+        def on_start(file: Any) -> None:
+            bar.update(structures, description=file.name)
+            bar.reset(patches, visible=False)
+
+        def on_line(line: dict[str, Any], skipped: bool) -> None:
+            for text in _said(line, skipped):
+                bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
+            bar.advance(structures)
+
+        def on_patches(done: int, total: int) -> None:
+            bar.update(patches, completed=done, total=total, visible=True)
+
+        outcome = predict_structures(
+            predictor, files, settings, on_start=on_start, on_line=on_line, on_patches=on_patches
+        )
+        bar.update(structures, description="structures", completed=len(files))
+    ignored |= outcome.ignored
+    failed, skipped = outcome.failed, outcome.skipped
+    done = len(outcome.lines) - len(failed) - len(skipped)
+    words = [f"{done:,} predicted", f"{len(skipped):,} there before", f"{len(failed):,} failed"]
+    console.print(f"{', '.join(words)}; {args.output / LINES_FILE}", markup=False, soft_wrap=True)
+    if ignored:
+        names = ", ".join([*list(ignored)[:MOST_SHOWN], *(["..."] if len(ignored) > MOST_SHOWN else [])])
+        console.print(f"passed over {counted(len(ignored), 'other file')}: {names}", markup=False, soft_wrap=True)
+    for line in failed:
+        console.print(f"failed: {line['name']}: {line['error']}", markup=False, soft_wrap=True)
+    report = {"structures": outcome.lines, "failed": [line["name"] for line in failed], "skipped": skipped}
+    write_report(args.json, {**report, "ignored": ignored, "predictor": predictor.identity})
+    return SOME_FAILED_STATUS if failed else 0
+
+
+def _predictor(args: argparse.Namespace, given: dict[str, Any]) -> "Predictor":
+    """What the words name, loaded."""
+    if args.promolecule is not None:
+        from tomat.inference.promolecule import load_promolecule
+
+        return load_promolecule(args.promolecule)
+    import importlib
+
+    from tomat.base.errors import TomatError
+
+    load = getattr(importlib.import_module("tomat.inference"), "load", None)
+    if load is None:
+        raise TomatError("this tomat has no predictor of runs; give --promolecule FILE.")
+    return load(args.run_dir, **given)
+
+
+def _said(line: dict[str, Any], skipped: bool) -> list[str]:
+    """What is printed of a structure."""
+    if "error" in line:
+        return [f"{line['name']}: failed"]
+    if skipped:
+        return [f"{line['name']}: there already, of the same structure and settings"]
+    sides = " x ".join(map(str, line["grid"]))
+    electrons = f"{line['electrons_before']:.4f} electrons"
+    if "not known" not in line["electrons_from"]:
+        electrons += f", scaled to {line['electrons']:.4f} ({line['electrons_from']})"
+    head = (
+        f"{line['name']}: {line['formula']}, {sides} voxels, {line['seconds']:.1f} s, {electrons} -> {line['output']}"
+    )
+    return [head, *(f"  warning: {flag['text']}" for flag in line["flags"])]

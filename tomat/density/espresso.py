@@ -1,0 +1,91 @@
+"""Quantum ESPRESSO's `charge-density.dat`: the Fourier coefficients of a density on its list of reciprocal vectors.
+
+Unformatted Fortran records (`write_rhog` of Modules/io_base.f90, 6.x without HDF5): `gamma_only, ngm, nspin`; b1, b2,
+b3 in 1/bohr; Miller indices `[ngm, 3]`; for each spin component the coefficients, complex128 `[ngm]`, e/bohr^3.
+`read_rhog` takes the coefficients in the order of the reading run's own vectors and does not look at the indices,
+unless the file is of the other kind of `gamma_only`. So the list is not made up here: it is taken from a file that
+pw.x has written for the same cell and cut-off, and only the coefficients are exchanged.
+"""
+
+import os
+from dataclasses import dataclass
+
+import numpy as np
+
+from tomat.base.errors import TomatError
+from tomat.density.geometry import BOHR_A
+from tomat.density.grid import DensityGrid
+
+SAME_METRIC = 1e-4
+"""Of the products of reciprocal vectors, relative to the largest: lattice constants are written with four digits and
+more."""
+
+
+@dataclass(frozen=True, eq=False)
+class ReciprocalList:
+    """The vectors of a run of pw.x, in its order."""
+
+    gamma_only: bool
+    """Half of the vectors: of G and -G one."""
+    reciprocal: np.ndarray
+    """float64 `[3, 3]`, rows b1, b2, b3 in 1/bohr."""
+    miller: np.ndarray
+    """int32 `[n, 3]`."""
+    source: str
+
+
+def read_reciprocal_list(path: str | os.PathLike[str]) -> ReciprocalList:
+    """The vectors that a `charge-density.dat` lists; its coefficients are not read.
+
+    Raises:
+        TomatError: it cannot be read, is something else, or is of a spin-polarised run.
+    """
+    from scipy.io import FortranFile
+
+    source = os.fspath(path)
+    try:
+        with FortranFile(source, "r") as file:
+            gamma_only, n_vectors, n_spin = (int(each) for each in file.read_record("i4"))
+            reciprocal = np.reshape(file.read_record("f8"), (3, 3))
+            miller = np.reshape(file.read_record("i4"), (n_vectors, 3))
+    except (OSError, ValueError, TypeError) as error:
+        raise TomatError(
+            f"{source} cannot be read as Quantum ESPRESSO's charge-density.dat ({type(error).__name__}: {error}). Give "
+            "the one that pw.x (6.x, without HDF5) leaves in prefix.save."
+        ) from error
+    if n_spin != 1:
+        raise TomatError(f"{source} has {n_spin} spin components; expected one: the prediction has no magnetisation.")
+    return ReciprocalList(bool(gamma_only), reciprocal, miller, source)
+
+
+def write_charge_density(grid: DensityGrid, path: str | os.PathLike[str], vectors: ReciprocalList) -> None:
+    """Write a density for `startingpot = 'file'` of pw.x.
+
+    Raises:
+        TomatError: `vectors` are of another cell, or reach beyond what the grid can tell.
+    """
+    from scipy.io import FortranFile
+
+    cell_bohr = grid.lattice / BOHR_A
+    expected = 2 * np.pi * np.linalg.inv(cell_bohr).T
+    metric, stated = expected @ expected.T, vectors.reciprocal @ vectors.reciprocal.T
+    if np.abs(metric - stated).max() > SAME_METRIC * np.abs(metric).max():
+        lengths = 2 * np.pi * BOHR_A * np.linalg.norm(np.linalg.inv(vectors.reciprocal), axis=0)
+        raise TomatError(
+            f"{vectors.source} is of a cell with axes of {', '.join(f'{each:.5g}' for each in lengths)} A, "
+            f"{grid.material_id or 'the structure'} has {', '.join(f'{a:.5g}' for a in grid.lattice_parameters[:3])} A "
+            "or other angles; expected one cell with the same axes in both."
+        )
+    needed = 2 * np.abs(vectors.miller).max(axis=0) + 1
+    if (needed > grid.grid_shape).any():
+        raise TomatError(
+            f"the grid {' x '.join(map(str, grid.grid_shape))} is too coarse for the cut-off of {vectors.source}; "
+            f"expected at least {' x '.join(map(str, needed.tolist()))}. Ask for a finer one with --grid or --spacing."
+        )
+    spectrum = np.fft.fftn(grid.rho.astype(np.float64) * BOHR_A**3) / grid.rho.size
+    coefficients = spectrum[tuple(vectors.miller.T)]
+    with FortranFile(path, "w") as file:
+        file.write_record(np.array([vectors.gamma_only, len(vectors.miller), 1], np.int32))
+        file.write_record(vectors.reciprocal.astype(np.float64))
+        file.write_record(vectors.miller.astype(np.int32))
+        file.write_record(coefficients.astype(np.complex128))

@@ -1,0 +1,1 @@
+"""From a structure to a density: predictors, the structures they read, the files they leave."""

@@ -1,0 +1,317 @@
+"""Predictions of many structures into a folder: one output and one line each, resumable, one bad one by itself."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tomat.base.errors import TomatError
+from tomat.base.reporting import dump_json, first_line, to_jsonable, write_text
+from tomat.density.chgcar import Augmentation, read_augmentation
+from tomat.density.crystal import Crystal
+from tomat.density.elements import symbol_of
+from tomat.density.espresso import ReciprocalList, read_reciprocal_list
+from tomat.density.geometry import shortest_distances_a
+from tomat.density.rules import DEFAULT_RULES, ReadRules
+from tomat.inference.grids import GridChoice
+from tomat.inference.interface import OnPatches, Predictor
+from tomat.inference.outputs import CHARGE_DENSITY, FORMATS, WRITING, OutputError, size_bytes, write_density
+from tomat.inference.structures import NoStructureError, StructureFile, formula, read_structure
+from tomat.inference.valences import electron_count
+
+LINES_FILE = "predictions.jsonl"
+"""In the output folder: one JSON object for each structure."""
+
+LARGEST_SPACING_RATIO = 1.5
+"""Between the spacing asked for and that of the training, either way; beyond it a prediction is flagged."""
+
+DISTANCE_TOLERANCE_A = 0.001
+"""Below the shortest trained distance, before it is flagged: the last digit of many structure files."""
+
+Line = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What is done with every structure."""
+
+    output: Path
+    grid: GridChoice
+    form: str = "chgcar"
+    """One of `outputs.FORMATS`."""
+    valences: Mapping[int, float] | None = None
+    """Valence electrons by atomic number, before those that the predictor learnt."""
+    augmentation_from: str | None = None
+    """A CHGCAR of the same atoms, whose augmentation occupancies are copied."""
+    vectors_from: str | None = None
+    """For `qe`: a `charge-density.dat` of the same cell, or a folder that holds `NAME.save/charge-density.dat` for each
+    structure."""
+    rules: ReadRules = DEFAULT_RULES
+    recorded: Mapping[str, Any] = field(default_factory=dict)
+    """Further settings, kept in each line: decoder, samples, seed."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of the structures."""
+
+    lines: list[Line]
+    """Of every structure; of a failed one with the key `error`."""
+    skipped: list[str]
+    """Names of those that were done before."""
+    ignored: dict[str, str]
+    """Files of folders that turned out to hold no structure, and why."""
+
+    @property
+    def failed(self) -> list[Line]:
+        """Lines of those that could not be predicted."""
+        return [line for line in self.lines if "error" in line]
+
+
+def predict_structures(
+    predictor: Predictor,
+    files: Sequence[StructureFile],
+    settings: Settings,
+    *,
+    on_start: Callable[[StructureFile], None] = lambda file: None,
+    on_line: Callable[[Line, bool], None] = lambda line, skipped: None,
+    on_patches: OnPatches | None = None,
+) -> Outcome:
+    """Predict each structure, write its density and its line.
+
+    A structure whose output and line are there, of the same structure and settings, is skipped. One that cannot be
+    predicted gets a line with `error`, and is tried again by the next call. However the process ends, each output is
+    whole or absent.
+
+    Args:
+        on_start: told of each structure before it is read.
+        on_line: told of each line, and whether it was there before.
+        on_patches: told of progress within a structure.
+
+    Raises:
+        OutputError: the folder cannot be written; what was done until then stays.
+        TomatError: another process writes to the folder, or a file that `settings` name cannot be read.
+    """
+    augmentation = None
+    if settings.augmentation_from is not None:
+        augmentation = read_augmentation(settings.augmentation_from, settings.rules)
+    outcome = Outcome([], [], {})
+    with _locked(settings.output):
+        done = _read_lines(settings.output / LINES_FILE)
+        for file in files:
+            on_start(file)
+            try:
+                line = _predict(predictor, file, settings, augmentation, done.get(file.name), on_patches)
+            except NoStructureError as error:
+                if file.in_folder:
+                    outcome.ignored[file.path] = str(error)
+                    continue
+                line = _failed(file, error)
+            except OutputError:
+                raise
+            except TomatError as error:
+                line = _failed(file, error)
+            except MemoryError:
+                line = _failed(file, TomatError(f"{file.path}: not enough memory. Ask for a coarser grid."))
+            skipped = line is done.get(file.name)
+            if skipped:
+                outcome.skipped.append(file.name)
+            else:
+                _append(settings.output / LINES_FILE, line)
+            outcome.lines.append(line)
+            on_line(line, skipped)
+    return outcome
+
+
+def extrapolations(predictor: Predictor, crystal: Crystal, grid_shape: Sequence[int]) -> list[dict[str, Any]]:
+    """Where a structure or its grid lies outside of what the predictor was trained on.
+
+    Returns:
+        For each way an object with `kind`, its figures, and `text`.
+    """
+    found: list[dict[str, Any]] = []
+    trained = predictor.shortest_distance_a
+    if trained is not None:
+        ours = shortest_distances_a(crystal.lattice, crystal.atomic_numbers, crystal.frac_coords)
+        for pair, distance_a in ours.items():
+            names = "-".join(symbol_of(z) for z in pair)
+            if pair not in trained:
+                text = f"no training structure has {names} neighbours; here they are {distance_a:.3f} A apart"
+                found.append({"kind": "pair", "pair": names, "distance_a": distance_a, "text": text})
+            elif distance_a < trained[pair] - DISTANCE_TOLERANCE_A:
+                text = f"{names} are {distance_a:.3f} A apart, the shortest in training was {trained[pair]:.3f} A"
+                figures = {"distance_a": distance_a, "trained_a": trained[pair]}
+                found.append({"kind": "distance", "pair": names, **figures, "text": text})
+    trained_a = predictor.spacing_a
+    if trained_a is not None:
+        ratio, asked_a = max((max(a / trained_a, trained_a / a), a) for a in _spacing_a(crystal, grid_shape))
+        if ratio > LARGEST_SPACING_RATIO:
+            text = f"the voxel spacing is {asked_a:.3f} A, that of the training {trained_a:.3f} A"
+            found.append({"kind": "spacing", "spacing_a": asked_a, "trained_a": trained_a, "text": text})
+    return found
+
+
+def check_elements(predictor: Predictor, crystal: Crystal) -> None:
+    """Refuse a structure with an element that the predictor was not trained on.
+
+    Raises:
+        TomatError: naming the elements.
+    """
+    if unknown := sorted(set(crystal.atomic_numbers.tolist()) - set(predictor.elements)):
+        raise TomatError(
+            f"{crystal.name} has {', '.join(map(symbol_of, unknown))}, which no training density had; the model knows "
+            f"{' '.join(map(symbol_of, predictor.elements))}. Train it on densities with that element."
+        )
+
+
+def _predict(
+    predictor: Predictor,
+    file: StructureFile,
+    settings: Settings,
+    augmentation: Augmentation | None,
+    before: Line | None,
+    on_patches: OnPatches | None,
+) -> Line:
+    """The line of one structure; `before` itself where it is done."""
+    crystal, notes = read_structure(file.path, file.name, settings.rules)
+    check_elements(predictor, crystal)
+    shape = settings.grid.shape(crystal)
+    electrons, electrons_from = electron_count(crystal, settings.valences, predictor.valences)
+    vectors = _vectors(settings, file.name)
+    target = settings.output / f"{file.name}{FORMATS[settings.form]}"
+    inputs = {
+        "lattice": crystal.lattice,
+        "atomic_numbers": crystal.atomic_numbers,
+        "frac_coords": crystal.frac_coords,
+        "grid": shape,
+        "electrons": electrons,
+        "format": settings.form,
+        "predictor": predictor.identity,
+        "augmentation": None if augmentation is None else augmentation.lines,
+        "vectors": None if vectors is None else hashlib.sha256(vectors.miller.tobytes()).hexdigest(),
+        "recorded": settings.recorded,
+    }
+    inputs_sha256 = hashlib.sha256(dump_json(inputs).encode()).hexdigest()
+    if before is not None and before.get("inputs_sha256") == inputs_sha256:
+        if before.get("output_bytes") == size_bytes(target):
+            return before
+    prediction = predictor.predict(crystal, shape, electrons=electrons, on_patches=on_patches)
+    grid = prediction.grid(crystal)
+    started = time.monotonic()
+    metadata = {"predictor": predictor.identity, **settings.recorded}
+    write_density(grid, target, settings.form, augmentation=augmentation, vectors=vectors, metadata=metadata)
+    flags = extrapolations(predictor, crystal, shape)
+    flags += [{"kind": "file", "text": f"{file.path}: {note}"} for note in notes]
+    if electrons is None:
+        text = "the valence electrons are not known, so the density is not scaled to them; give them with --valences"
+        flags.append({"kind": "electrons", "text": text})
+    line = {
+        "name": file.name,
+        "structure": file.path,
+        "formula": formula(crystal),
+        "atoms": len(crystal.atomic_numbers),
+        "grid": list(shape),
+        "grid_from": settings.grid.why,
+        "spacing_a": _spacing_a(crystal, shape),
+        "seconds": prediction.seconds,
+        "write_seconds": time.monotonic() - started,
+        "electrons_before": prediction.electrons_before,
+        "electrons": grid.electron_count,
+        "electrons_from": electrons_from,
+        "flags": flags,
+        "output": target.name,
+        "output_bytes": size_bytes(target),
+        "format": settings.form,
+        "augmentation_from": settings.augmentation_from,
+        "predictor": predictor.identity,
+        "inputs_sha256": inputs_sha256,
+        **settings.recorded,
+    }
+    if prediction.spread is not None:
+        spread = float(prediction.spread.sum(dtype=np.float64) / grid.rho.sum(dtype=np.float64))
+        line["spread_share"] = spread  # integral of the standard deviation over samples, over that of the density
+    return line
+
+
+def _failed(file: StructureFile, error: TomatError) -> Line:
+    return {"name": file.name, "structure": file.path, "error": str(error)}
+
+
+def _spacing_a(crystal: Crystal, grid_shape: Sequence[int]) -> list[float]:
+    return (np.linalg.norm(crystal.lattice, axis=1) / np.array(grid_shape)).tolist()
+
+
+def _vectors(settings: Settings, name: str) -> ReciprocalList | None:
+    if settings.vectors_from is None:
+        return None
+    place = Path(settings.vectors_from)
+    return read_reciprocal_list(place / f"{name}.save" / CHARGE_DENSITY if place.is_dir() else place)
+
+
+@contextlib.contextmanager
+def _locked(output: Path) -> Iterator[None]:
+    """The output folder, made if it is not there, to this process alone; what a killed one left half-written goes."""
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        folder = os.open(output, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as error:
+        raise OutputError(f"cannot write to {output}: {error.strerror}; expected a folder.") from error
+    try:
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise TomatError(
+                f"another process writes predictions to {output}; wait for it, or name another."
+            ) from error
+        for left in output.glob(f"{WRITING}*"):
+            shutil.rmtree(left, ignore_errors=True)
+        yield
+    finally:
+        os.close(folder)
+
+
+def _read_lines(path: Path) -> dict[str, Line]:
+    """The last line of each structure. What else the file holds, such as a line that was cut off, is taken out."""
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+    except OSError as error:
+        raise OutputError(f"cannot read {path}: {first_line(error)}") from error
+    lines: dict[str, Line] = {}
+    for each in text.splitlines():
+        with contextlib.suppress(ValueError):
+            line = json.loads(each)
+            if isinstance(line, dict) and isinstance(line.get("name"), str):
+                lines.pop(line["name"], None)
+                lines[line["name"]] = line
+    whole = "".join(_as_text(line) for line in lines.values())
+    if whole != text:
+        try:
+            write_text(path, whole)
+        except OSError as error:
+            raise OutputError(f"cannot write {path}: {error.strerror}.") from error
+    return lines
+
+
+def _append(path: Path, line: Line) -> None:
+    try:
+        with path.open("a", encoding="utf-8", errors="backslashreplace") as file:
+            file.write(_as_text(line))
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise OutputError(f"cannot write {path}: {error.strerror}.") from error
+
+
+def _as_text(line: Line) -> str:
+    return json.dumps(to_jsonable(line), sort_keys=True) + "\n"

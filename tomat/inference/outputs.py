@@ -1,0 +1,124 @@
+"""The files of a prediction: each appears whole under its name, or not at all."""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tomat.base.errors import TomatError
+from tomat.base.reporting import first_line
+from tomat.density.checks import check_electrons
+from tomat.density.chgcar import Augmentation
+from tomat.density.elements import symbol_of
+from tomat.density.espresso import ReciprocalList, write_charge_density
+from tomat.density.geometry import BOHR_A
+from tomat.density.grid import DensityGrid
+from tomat.density.zarr_store import write_zarr
+
+FORMATS: Mapping[str, str] = {"chgcar": ".CHGCAR", "cube": ".cube", "zarr": ".zarr", "qe": ".save"}
+"""Format to the end of the file's name; `.zarr` and `.save` are folders."""
+CHARGE_DENSITY = "charge-density.dat"
+"""The file in the `.save` of Quantum ESPRESSO."""
+
+WRITING = ".writing-"
+"""Begins the name of the folder that an output lies in until it is whole."""
+
+
+class OutputError(TomatError):
+    """The place cannot be written, whatever the structure: the next would fail too."""
+
+
+def write_density(
+    grid: DensityGrid,
+    path: str | os.PathLike[str],
+    form: str,
+    *,
+    augmentation: Augmentation | None = None,
+    vectors: ReciprocalList | None = None,
+    metadata: Mapping[str, Any] | None = None,
+) -> None:
+    """Write a density; what lies at `path` is replaced once the new one is whole.
+
+    Args:
+        form: `chgcar` (rho x V in electrons, x fastest), `cube` (e/bohr^3, z fastest, lengths in bohr), `zarr` (the
+            `rho_gga` layout), `qe` (a folder with Quantum ESPRESSO's `charge-density.dat`).
+        augmentation: of the same atoms, for `chgcar`; without it the file has none.
+        vectors: of the same cell, for `qe`, which is not written without.
+        metadata: kept in `zarr`.
+
+    Raises:
+        OutputError: the disk is full, or the place cannot be written.
+        TomatError: `augmentation` or `vectors` are of something else, or the density has an electron count that its
+            atoms cannot have.
+    """
+    target = Path(path)
+    if form not in FORMATS:
+        raise TomatError(f"there is no format {form!r}; expected one of {', '.join(FORMATS)}.")
+    if (form == "qe") != (vectors is not None) or (augmentation is not None and form != "chgcar"):
+        raise TomatError(
+            f"found {form}: qe needs reciprocal vectors, no other takes any, and augmentation is for chgcar."
+        )
+    check_electrons(grid, grid.material_id)
+    lines = _matching(augmentation, grid) if augmentation is not None else None
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=target.parent, prefix=WRITING) as folder:
+            temporary = Path(folder) / target.name
+            if form == "chgcar":
+                _write_chgcar(grid, temporary, lines)
+            elif form == "cube":
+                _write_cube(grid, temporary)
+            elif form == "zarr":
+                write_zarr(grid, temporary, metadata=metadata)
+            elif vectors is not None:
+                temporary.mkdir()
+                write_charge_density(grid, temporary / CHARGE_DENSITY, vectors)
+            if target.is_dir():
+                shutil.rmtree(target)
+            os.replace(temporary, target)
+    except OSError as error:
+        raise OutputError(f"cannot write {target}: {error.strerror or first_line(error)}.") from error
+    except TomatError as error:
+        if isinstance(error.__cause__, OSError):  # as write_zarr says it
+            raise OutputError(str(error)) from error
+        raise
+
+
+def size_bytes(path: Path) -> int | None:
+    """Of a file, or of all files in a folder; None if there is neither."""
+    if path.is_dir():
+        return sum(each.stat().st_size for each in path.rglob("*") if each.is_file())
+    return path.stat().st_size if path.is_file() else None
+
+
+def _write_chgcar(grid: DensityGrid, path: Path, augmentation: tuple[str, ...] | None) -> None:
+    from pymatgen.io.vasp import Chgcar
+
+    values = grid.rho.astype(np.float64) * grid.volume_a3
+    # pymatgen takes lines too, and writes them as they are.
+    data_aug: Any = None if augmentation is None else {"total": list(augmentation)}
+    Chgcar(grid.structure, {"total": values}, data_aug).write_file(str(path))
+
+
+def _write_cube(grid: DensityGrid, path: Path) -> None:
+    from pymatgen.io.common import VolumetricData
+
+    values = grid.rho.astype(np.float64) * BOHR_A**3
+    VolumetricData(grid.structure, {"total": values}).to_cube(str(path), comment="electrons/bohr^3, lengths in bohr")
+
+
+def _matching(augmentation: Augmentation, grid: DensityGrid) -> tuple[str, ...]:
+    """Its lines, if they are of these atoms in this order."""
+    theirs, ours = augmentation.crystal.atomic_numbers, grid.atomic_numbers
+    if not np.array_equal(theirs, ours):
+        words = [" ".join(symbol_of(z) for z in numbers.tolist()[:12]) for numbers in (theirs, ours)]
+        raise TomatError(
+            f"{augmentation.crystal.name} has augmentation occupancies of {len(theirs)} atoms ({words[0]}), "
+            f"{grid.material_id or 'the structure'} has {len(ours)} ({words[1]}); expected the same atoms in the same "
+            "order."
+        )
+    return augmentation.lines

@@ -1,0 +1,64 @@
+"""The promolecule as a predictor: what every model has to beat, and of use where there is no model."""
+
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from tomat.base.errors import TomatError
+from tomat.density.crystal import Crystal
+from tomat.density.promolecule import Promolecule
+from tomat.inference.interface import OnPatches, Prediction, normalised
+
+
+@dataclass(frozen=True, eq=False)
+class PromoleculePredictor:
+    """A `Predictor` of the sum of atoms.
+
+    A promolecule holds neither valences nor the distances and spacings it was fitted on. Its functions hold no whole
+    number of electrons: in a salt, that of an anion holds a part of the cation's.
+    """
+
+    promolecule: Promolecule
+    shortest_distance_a: Mapping[tuple[int, int], float] | None = None
+    spacing_a: float | None = None
+    valences: Mapping[int, float] | None = None
+
+    @property
+    def elements(self) -> tuple[int, ...]:
+        """Atomic numbers it was fitted to."""
+        return self.promolecule.elements
+
+    @property
+    def identity(self) -> str:
+        """The hash of the promolecule."""
+        return f"promolecule {self.promolecule.sha256}"
+
+    def predict(
+        self,
+        crystal: Crystal,
+        grid_shape: tuple[int, int, int],
+        *,
+        electrons: float | None,
+        on_patches: OnPatches | None = None,
+    ) -> Prediction:
+        """As `Predictor.predict`; the whole cell is one patch."""
+        started = time.monotonic()
+        rho, before = normalised(self.promolecule.density(crystal, grid_shape), crystal, electrons)
+        if on_patches is not None:
+            on_patches(1, 1)
+        return Prediction(rho, before, time.monotonic() - started)
+
+
+def load_promolecule(path: str | os.PathLike[str]) -> PromoleculePredictor:
+    """The promolecule in a file, such as `promolecule.json` beside a codec.
+
+    Raises:
+        TomatError: it cannot be read, is damaged, or something else.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise TomatError(f"{path} cannot be read as a promolecule ({type(error).__name__}: {error}).") from error
+    return PromoleculePredictor(Promolecule.from_text(text, os.fspath(path)))

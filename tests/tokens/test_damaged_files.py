@@ -67,6 +67,8 @@ DAMAGE = {
     [
         ("survey/000002.json", 3, "Remove this file and run the same command again"),
         ("survey/000002.npz", 3, "Remove .*/survey/000002.json and run the same command again"),
+        ("survey/000002.structures.npz", 5, "Remove .*/survey/000002.json and run the same command again"),
+        ("survey/000002.promolecule.npz", 5, "Remove .*/survey/000002.json and run the same command again"),
         ("request.json", 3, "Remove .*/set/ and start again"),
         ("progress/00000004", 12, "Remove this file and run the same command again"),
         ("codec.json", 12, "copy it again from where it came from"),

@@ -80,7 +80,7 @@ def run_eval(args: argparse.Namespace) -> int:
 
     from tomat.base.reporting import console, write_json
     from tomat.evaluation.picture import draw_plane, teacher_forced_plane
-    from tomat.evaluation.teacher_forced import TeacherForcedConfig
+    from tomat.evaluation.teacher_forced import TeacherForcedConfig, evaluator_of
     from tomat.inference.trained import load_trained
 
     config = TeacherForcedConfig(

@@ -30,9 +30,10 @@ def register_retokenize(subparsers: argparse._SubParsersAction) -> None:
     parser = subparsers.add_parser(
         "retokenize",
         help="write a shard set from many densities: a process pool, or Zephyr on a cluster",
-        description="Survey the densities, fit codec and promolecule (unless they are given), write the tokens. Stopped "
-        "at any moment and started again with the same arguments it goes on, and ends with the same bytes, whatever the "
-        "number of workers. Every setting of tomat/tokens/pipeline/config.py can be given as --name VALUE.",
+        description="Survey the densities, fit codec and promolecule (unless they are given), write the tokens. "
+        "Stopped at any moment and started again with the same arguments it goes on, and ends with the same bytes, "
+        "whatever the number of workers. Every setting of tomat/tokens/pipeline/config.py can be given as --name "
+        "VALUE.",
     )
     parser.add_argument(
         "--config_path", type=config_file("configs/tokenize/"), metavar="FILE", help="YAML, see configs/tokenize/"

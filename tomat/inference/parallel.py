@@ -43,7 +43,7 @@ class CellPatches:
     """`tokens` int32 [patch, position], and the arrays of `stacked_atoms` for a model with `environment`."""
 
     def assembled(self, values: np.ndarray) -> np.ndarray:
-        """The cell from the values of its patches, float [patch, voxel]: every voxel from the first patch that has it."""
+        """The cell from the values of its patches, float [patch, voxel]; what reaches past the cell is left out."""
         cell = np.zeros(self.grid_shape, values.dtype)
         boxes = values.reshape(len(self.anchors), *self.patch_shape)
         for anchor, box in zip(self.anchors, boxes, strict=True):

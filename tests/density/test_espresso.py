@@ -1,4 +1,4 @@
-"""The file that is written, read by pw.x itself where it is installed. Its content: `tests/inference/test_outputs.py`."""
+"""What pw.x makes of the file, where it is installed. What is in it: `tests/inference/test_outputs.py`."""
 
 import re
 import shutil

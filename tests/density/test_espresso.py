@@ -1,4 +1,4 @@
-"""The file that is written, read by pw.x itself where it is installed. Its content: `tests/inference/test_outputs.py`."""
+"""What pw.x makes of the file, where it is installed. What is in it: `tests/inference/test_outputs.py`."""
 
 import re
 import shutil
@@ -55,7 +55,7 @@ def test_a_converged_density_that_was_read_and_written_converges_at_once(tmp_pat
     spectrum[tuple(vectors.miller.T)] = coefficients
     rho = np.fft.ifftn(spectrum).real * spectrum.size / BOHR_A**3
     lattice = np.array([[-0.5, 0, 0.5], [0, 0.5, 0.5], [-0.5, 0.5, 0]]) * 10.2 * BOHR_A
-    grid = DensityGrid(rho, lattice, [14, 14], [[0, 0, 0], [0.26, 0.25, 0.23]], "Si")
+    grid = DensityGrid(rho, lattice, np.array([14, 14]), np.array([[0, 0, 0], [0.26, 0.25, 0.23]]), "Si")
     assert grid.electron_count == pytest.approx(8, rel=1e-6)
     # Where the electrons are says that signs and axes are right: on the bond, not across from it.
     bond, across = (round(grid.rho.shape[0] * x) for x in (0.13, -0.13))

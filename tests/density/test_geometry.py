@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from tomat.base.errors import TomatError
 from tomat.density.demo.embedded import demo_materials, load_demo
 from tomat.density.elements import SYMBOLS, atomic_number, covalent_radius_a
-from tomat.density.geometry import BOHR_A, _neighbours, _reduced, check_cell
+from tomat.density.geometry import BOHR_A, _neighbours, _reduced, check_cell, shortest_distances_a
 
 # Structures at ambient pressure unless said: cell in A, symbols, fractional coordinates.
 FCC = [[0, 0, 0], [0.5, 0.5, 0], [0.5, 0, 0.5], [0, 0.5, 0.5]]
@@ -107,6 +107,20 @@ def test_nearest_distances_are_those_of_a_wide_search_in_any_cell(seed):
         apart = np.linalg.norm(((coords - coords[i])[:, None] + steps) @ lattice, axis=-1).ravel()
         nearest = np.sort(apart)[1:4]  # without itself
         np.testing.assert_allclose(np.sort(distance[first == i])[:3], nearest, atol=1e-9)
+
+
+def test_shortest_distances_are_by_pair_of_elements():
+    lattice, symbols, coords = KNOWN["NaCl"]
+    numbers = np.array([atomic_number(symbol) for symbol in symbols])
+    assert shortest_distances_a(lattice, numbers, np.array(coords)) == {
+        (11, 11): pytest.approx(5.64 / 2**0.5),
+        (11, 17): pytest.approx(2.82),
+        (17, 17): pytest.approx(5.64 / 2**0.5),
+    }
+    lattice, _, coords = KNOWN["CsI"]  # eight neighbours of the other kind hide those of one's own
+    assert shortest_distances_a(lattice, np.array([55, 53]), np.array(coords)) == {
+        (53, 55): pytest.approx(4.567 * 0.75**0.5)
+    }
 
 
 def test_a_reduced_basis_spans_the_same_lattice():

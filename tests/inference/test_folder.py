@@ -105,6 +105,21 @@ def test_extrapolations_are_flagged(places, settings):
     assert predict_structures(predictor, files, fine).lines[0]["flags"] == []
 
 
+def test_augmentation_occupancies_of_moved_atoms_are_flagged(tmp_path, places, settings):
+    files = [file for file in find_structures(places)[0] if file.name != "chlorine"]
+    moved = skewed()
+    moved.translate_sites([1], [0.1, 0, 0], frac_coords=False)
+    source = tmp_path / "CHGCAR"
+    Chgcar(moved, {"total": np.ones((2, 2, 2))}).write_file(str(source))
+    with source.open("a") as file:
+        file.write("augmentation occupancies   1   1\n  0.1\naugmentation occupancies   2   1\n  0.2\n")
+    outcome = predict_structures(PREDICTOR, files, replace(settings, augmentation_from=str(source)))
+    lines = {line["name"]: line for line in outcome.lines}
+    assert [flag["distance_a"] for flag in lines["good"]["flags"]] == [pytest.approx(0.1, abs=1e-4)]
+    assert (settings.output / "good.CHGCAR").read_text().endswith("augmentation occupancies   2   1\n  0.2\n")
+    assert "(Na F), other has 2 (F Na)" in lines["other"]["error"]
+
+
 def test_one_process_at_a_time(places, settings):
     files, _ = find_structures(places)
 

@@ -41,7 +41,7 @@ def test_a_chgcar_is_read_by_pymatgen_and_by_the_strict_reader(tmp_path, grid, s
 
 def test_atoms_keep_their_order_in_a_chgcar(tmp_path, grid):
     coords = np.random.default_rng(2).random((4, 3))
-    mixed = DensityGrid(grid.rho * 2, grid.lattice, [9, 11, 9, 11], coords, "x")
+    mixed = DensityGrid(grid.rho * 2, grid.lattice, np.array([9, 11, 9, 11]), coords, "x")
     write_density(mixed, tmp_path / "CHGCAR", "chgcar")
     found = Chgcar.from_file(str(tmp_path / "CHGCAR"))
     assert [site.specie.Z for site in found.structure] == [9, 11, 9, 11]
@@ -112,7 +112,7 @@ def test_a_charge_density_of_quantum_espresso_is_on_the_vectors_of_its_run(tmp_p
     x, y, z = np.meshgrid(*(np.arange(n) / n for n in (5, 6, 7)), indexing="ij")
     waves = 0.2 * np.cos(2 * np.pi * 2 * x) + 0.1 * np.sin(2 * np.pi * y) + 0.05 * np.cos(2 * np.pi * z + 1.0)
     rho = 8 / structure.volume * (1 + waves)
-    grid = DensityGrid(rho, structure.lattice.matrix, [11, 9], structure.frac_coords, "NaF")
+    grid = DensityGrid(rho, structure.lattice.matrix, np.array([11, 9]), structure.frac_coords, "NaF")
     vectors = read_reciprocal_list(template)
     write_density(grid, tmp_path / "NaF.save", "qe", vectors=vectors)
     with FortranFile(tmp_path / "NaF.save" / CHARGE_DENSITY) as file:
@@ -124,10 +124,10 @@ def test_a_charge_density_of_quantum_espresso_is_on_the_vectors_of_its_run(tmp_p
     expected = mean * np.array([1, 0.05j, 0.1, 0.025 * np.exp(1j), -0.05j, 0])
     assert np.abs(coefficients - expected).max() < 1e-6 * mean
 
-    coarse = DensityGrid(rho[:4], grid.lattice, [11, 9], grid.frac_coords, "NaF")
+    coarse = DensityGrid(rho[:4], grid.lattice, np.array([11, 9]), grid.frac_coords, "NaF")
     with pytest.raises(TomatError, match="grid 4 x 6 x 7 is too coarse.*at least 5 x 3 x 3"):
         write_density(coarse, tmp_path / "c.save", "qe", vectors=vectors)
-    wide = DensityGrid(rho, grid.lattice * [[1], [1], [1.01]], [11, 9], grid.frac_coords, "wide")
+    wide = DensityGrid(rho, grid.lattice * [[1], [1], [1.01]], np.array([11, 9]), grid.frac_coords, "wide")
     with pytest.raises(TomatError, match="is of a cell with axes of .* A, wide has"):
         write_density(wide, tmp_path / "w.save", "qe", vectors=vectors)
     template.write_bytes(template.read_bytes()[:90])

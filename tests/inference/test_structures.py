@@ -79,6 +79,16 @@ def test_what_no_density_can_be_said_of_is_refused(tmp_path):
     assert read_structure(tmp_path / "close.cif", rules=ReadRules(accept=("distances",)))[0].name == "close"
 
 
+def test_what_follows_the_atoms_of_a_contcar_of_dynamics_is_left_alone(tmp_path, structure):
+    text = Poscar(structure).get_str(significant_figures=12)
+    for more in ("\n  0.1 0.2 0.3\n  0.1 0.2 0.3\n", "Lattice velocities and vectors\n  1\n  0.0 0.0 0.0\n"):
+        (tmp_path / "CONTCAR").write_text(text + more)
+        same(read_structure(tmp_path / "CONTCAR")[0], structure)
+    (tmp_path / "CONTCAR").write_text(text + "0.1 0.2 0.3\n")
+    with pytest.raises(TomatError, match="The counts do not match the coordinates"):
+        read_structure(tmp_path / "CONTCAR")
+
+
 def test_a_poscar_without_elements_needs_them(tmp_path, structure):
     path = tmp_path / "x.poscar"
     lines = Poscar(structure).get_str().splitlines()
@@ -126,6 +136,7 @@ def test_folders_are_walked_and_what_is_no_structure_named(tmp_path, structure):
     files, ignored = find_structures([str(tmp_path)])
     assert [file.name for file in files] == ["a", "b", "c"] and all(file.in_folder for file in files)
     assert sorted(each.removeprefix(f"{tmp_path}/") for each in ignored) == ["a/LOCPOT", "a/POTCAR", "notes.txt"]
+    assert find_structures([str(tmp_path), str(tmp_path / "b.cif")])[0] == files
     (tmp_path / "r.json").write_text('{"a": 1}')
     with pytest.raises(NoStructureError, match="r.json holds no structure"):
         read_structure(tmp_path / "r.json")

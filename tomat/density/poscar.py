@@ -259,7 +259,8 @@ def _coordinates(text: BoundedText, n_atoms: int, selective: bool) -> tuple[np.n
         if rest and rest[0] in SYMBOLS:
             symbols.append(rest[0])
     following = text.line()
-    if following.strip():
+    # A CONTCAR of molecular dynamics in a cell that changes goes on with the velocities of the lattice at once.
+    if following.strip() and not following.lower().startswith(b"lattice velocities"):
         raise TomatError(
             f"{source}: found {_shown(following.strip())} after the coordinates of {n_atoms} atoms; expected an empty "
             "line. The counts do not match the coordinates."

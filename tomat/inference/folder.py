@@ -37,7 +37,8 @@ LARGEST_SPACING_RATIO = 1.5
 """Between the spacing asked for and that of the training, either way; beyond it a prediction is flagged."""
 
 DISTANCE_TOLERANCE_A = 0.001
-"""Below the shortest trained distance, before it is flagged: the last digit of many structure files."""
+"""Below the shortest trained distance, or between two places of an atom, before it is flagged: the last digit of many
+structure files."""
 
 Line = dict[str, Any]
 
@@ -213,6 +214,12 @@ def _predict(
     write_density(grid, target, settings.form, augmentation=augmentation, vectors=vectors, metadata=metadata)
     flags = extrapolations(predictor, crystal, shape)
     flags += [{"kind": "file", "text": f"{file.path}: {note}"} for note in notes]
+    if augmentation is not None:
+        apart = augmentation.crystal.frac_coords - crystal.frac_coords
+        apart_a = float(np.linalg.norm((apart - np.round(apart)) @ crystal.lattice, axis=1).max())
+        if apart_a > DISTANCE_TOLERANCE_A:
+            text = f"the augmentation occupancies are of atoms up to {apart_a:.3f} A from these"
+            flags.append({"kind": "augmentation", "distance_a": apart_a, "text": text})
     if electrons is None:
         text = "the valence electrons are not known, so the density is not scaled to them; give them with --valences"
         flags.append({"kind": "electrons", "text": text})

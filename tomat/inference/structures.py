@@ -81,6 +81,8 @@ def find_structures(paths: Iterable[str]) -> tuple[list[StructureFile], dict[str
             taken = [given]
         for each in taken:
             file = StructureFile(structure_name(each), each, place.is_dir())
+            if file.name in found and os.path.samefile(found[file.name].path, each):
+                continue
             if file.name in found:
                 raise TomatError(
                     f"{found[file.name].path} and {each} would both be called {file.name}; rename one, or name the "
@@ -97,7 +99,7 @@ def structure_name(path: str) -> str:
     stem = re.sub(r"\.(vasp|poscar|cif|mcif|json|xyz|cssr|xsf|res)$", "", stem, flags=re.IGNORECASE)
     for name in VASP_NAMES + OTHER_VASP_NAMES:
         stem = stem.removesuffix(f".{name}").removeprefix(f"{name}.").removeprefix(f"{name}_")
-    if stem in VASP_NAMES + OTHER_VASP_NAMES and file.parent.name:
+    if (not stem or stem in VASP_NAMES + OTHER_VASP_NAMES) and file.parent.name:
         return file.parent.name
     return stem
 

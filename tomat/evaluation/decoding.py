@@ -10,9 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-BINS_PER_GROUP = 128
-"""The median is sought in two steps, group then bin, so that no running sum over all K bins is formed; 128 is a TPU
-vector lane count, and close to the square root of 16,384, where both steps cost the same."""
+from tomat.inference.choice import quantile_bin
 
 
 class DecodedVoxels[A](NamedTuple):
@@ -40,18 +38,7 @@ def median_bin(weights: Array) -> Array:
         int32 [...]. Sums are in float32: where the cumulative weight is within rounding of one half, the bin on either
         side may be returned, and both have the same expected error to that rounding.
     """
-    n_bins = weights.shape[-1]
-    padding = -n_bins % BINS_PER_GROUP
-    padded = jnp.pad(weights, [(0, 0)] * (weights.ndim - 1) + [(0, padding)])
-    groups = padded.reshape(*weights.shape[:-1], -1, BINS_PER_GROUP)
-    group_ends = jnp.cumsum(groups.sum(axis=-1), axis=-1)
-    half = group_ends[..., -1:] / 2
-    group = jnp.sum(group_ends < half, axis=-1, keepdims=True)
-    before = jnp.where(group > 0, jnp.take_along_axis(group_ends, jnp.maximum(group - 1, 0), axis=-1), 0.0)
-    inner = jnp.take_along_axis(groups, group[..., None], axis=-2)[..., 0, :]
-    # Rounding may leave the last sum of the group short of the group's own end; the true answer is then its last bin.
-    inside = jnp.minimum(jnp.sum(before + jnp.cumsum(inner, axis=-1) < half, axis=-1), BINS_PER_GROUP - 1)
-    return jnp.minimum(group[..., 0] * BINS_PER_GROUP + inside, n_bins - 1).astype(jnp.int32)
+    return quantile_bin(weights, 0.5)
 
 
 def decode_logits(

@@ -95,6 +95,33 @@ class DensityAttentionConfig(AttentionConfig):
     """What computes the norm and the rotary embedding of queries and keys."""
 
 
+class KeysValues(eqx.Module):
+    """Keys and values of one layer at every position, as attention takes them: what decoding keeps."""
+
+    keys: NamedArray
+    """[batch, kv_head, key_position, head_size], normalised and rotated."""
+    values: NamedArray
+    """[batch, kv_head, key_position, head_size]."""
+
+    @staticmethod
+    def empty(config: AttentionConfig, Batch: Axis, length: int, dtype) -> "KeysValues":
+        """Of `length` positions, zero: attention never reads what has not been written."""
+        # Heads before positions, as attention contracts them: the other order is copied at each step.
+        axes = Batch, config.KVHeads, Axis("key_position", length), config.HeadSize
+        return KeysValues(*(hax.auto_sharded(hax.zeros(axes, dtype)) for _ in range(2)))
+
+    def written(self, keys: NamedArray, values: NamedArray, position: jax.Array) -> "KeysValues":
+        """With those of as many positions as are given, from `position` on."""
+
+        def put(whole: NamedArray, part: NamedArray) -> NamedArray:
+            axis = [axis.name for axis in whole.axes].index("key_position")
+            part = part.rearrange([axis.name for axis in whole.axes]).astype(whole.dtype)
+            array = jax.lax.dynamic_update_slice_in_dim(whole.array, part.array, position, axis)
+            return hax.auto_sharded(NamedArray(array, whole.axes))
+
+        return KeysValues(put(self.keys, keys), put(self.values, values))
+
+
 class DensityAttention(Attention):
     """Causal self-attention: Levanter's projections, norms and rotary embedding around tomat's choice of kernel.
 
@@ -125,6 +152,12 @@ class DensityAttention(Attention):
             TomatError: `mask` is not a causal `AttentionMask` (None would let every position see the future), or the
                 backend cannot run on the mesh in scope.
         """
+        return self._whole(x, mask, key=key, pos_ids=pos_ids)[0]
+
+    def _whole(
+        self, x: NamedArray, mask: NamedArray | AttentionMask | None, *, key, pos_ids: NamedArray | None
+    ) -> tuple[NamedArray, NamedArray, NamedArray]:
+        """The result, and keys and values, of all positions."""
         if not isinstance(mask, AttentionMask) or not mask.is_causal:
             raise TomatError(
                 "attention was called without a causal mask, and would see the future; call the model through "
@@ -141,7 +174,45 @@ class DensityAttention(Attention):
         v = v.rearrange((..., "kv_head", "position", "head_size")).rename({"position": "key_position"})
         attended = self._attend(q, k, v, mask, jnp.float32 if self.config.upcast_attn else x.dtype)
         attended = attended.flatten_axes(("kv_head", "q_heads_per_group"), "heads").astype(x.dtype)
-        return tree_checkpoint_name(self.o_proj(attended, key=key_o), ATTENTION_PROJECTION)
+        return tree_checkpoint_name(self.o_proj(attended, key=key_o), ATTENTION_PROJECTION), k, v
+
+    def decode(self, x: NamedArray, cache: KeysValues, position: jax.Array) -> tuple[NamedArray, KeysValues]:
+        """Attend to what is kept, and keep what is new.
+
+        With `qk_rotary.kernel: pallas` the norm and the rotary embedding of a single position are Levanter's, which
+        differ by the rounding of the compute type (`QkRotaryConfig`).
+
+        Args:
+            x: All positions of the cache, [batch, position, embed], or one.
+            cache: Of the positions before.
+            position: int scalar, of the first position in `x`: 0 for all.
+
+        Returns:
+            [batch, position, embed], and the cache with the new positions.
+        """
+        Pos, KeyPos = x.resolve_axis("position"), cache.keys.resolve_axis("key_position")
+        if Pos.size == KeyPos.size:
+            out, k, v = self._whole(x, AttentionMask.causal(), key=None, pos_ids=None)
+            return out, cache.written(k, v, position)
+        q, k, v = self._compute_qkv(x, key=None, pos_ids=NamedArray(position[None], (Pos,)))
+        cache = cache.written(k.rename({"position": "key_position"}), v.rename({"position": "key_position"}), position)
+        at = hax.arange(KeyPos)
+        seen = at <= position
+        if self.config.sliding_window is not None:
+            seen = seen & (at > position - self.config.sliding_window)
+        attended = dot_product_attention(
+            "position",
+            "key_position",
+            "head_size",
+            q.rearrange((..., "kv_head", "q_heads_per_group", "position", "head_size")),
+            cache.keys,
+            cache.values,
+            seen,
+            attention_dtype=jnp.float32 if self.config.upcast_attn else x.dtype,
+            attn_backend=AttentionBackend.VANILLA,
+        )
+        attended = attended.flatten_axes(("kv_head", "q_heads_per_group"), "heads").astype(x.dtype)
+        return self.o_proj(attended), cache
 
     def _compute_qkv_fused(
         self, x: NamedArray, *, key, pos_ids: NamedArray | None
@@ -199,15 +270,18 @@ class DensityAttention(Attention):
                 return tree_checkpoint_name(out, ATTENTION_OUTPUT)
 
     def paged_decode(self, x, kv_cache, batch_info, *, pos_ids, key=None):
-        """Levanter's decoding step, which has no sliding window.
+        """Levanter's decoding step, or, where `kv_cache` is `KeysValues`, `decode` at position `batch_info`.
 
         Raises:
-            TomatError: The configuration has one.
+            TomatError: A sliding window, which Levanter's step does not have.
         """
+        # Levanter's layer calls this, norms and MLP around it, and hands on cache and `batch_info` as they are.
+        if isinstance(kv_cache, KeysValues):
+            return self.decode(x, kv_cache, batch_info)
         if self.config.sliding_window is not None:
             raise TomatError(
-                f"model.sliding_window is {self.config.sliding_window}, and decoding from a key-value cache has no "
-                "sliding window; run the whole sequence through causal_activations instead."
+                f"model.sliding_window is {self.config.sliding_window}, and Levanter's decoding from pages has no "
+                "sliding window; decode from KeysValues instead."
             )
         return super().paged_decode(x, kv_cache, batch_info, pos_ids=pos_ids, key=key)
 

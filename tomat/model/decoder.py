@@ -9,10 +9,10 @@ Any other Levanter decoder works too, through `causal_activations`.
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 import equinox as eqx
 import haliax as hax
@@ -34,6 +34,7 @@ from tomat.model.attention import (
     QKV,
     DensityAttention,
     DensityAttentionConfig,
+    KeysValues,
     flash_block,
 )
 from tomat.model.embedding import with_float32_sums
@@ -277,6 +278,28 @@ class DensityTransformer(LlamaTransformer):
         for layer, layer_key in zip(self.layers.unstacked(), keys, strict=True):
             x = run(x, layer, layer_key)
         return self.norm(x)
+
+    def unrolled(self) -> "DensityTransformer":
+        """The same with its layers one by one: a loop around it then slices no stack at each turn."""
+        blocks = BlockSeq(self.layers.unstacked(), self.config.Layers, self.config.checkpoint_policy)
+        return dataclasses.replace(self, layers=cast(BlockFoldable[LlamaDecoderLayer], blocks))
+
+    @named_call
+    def decode_kept(
+        self, x: NamedArray, caches: Sequence[KeysValues], position: jax.Array
+    ) -> tuple[NamedArray, list[KeysValues]]:
+        """The last hidden state of one position, or of all, from what is kept of those before, and what is kept then.
+
+        Args:
+            x: [batch, position, embed], as for `DensityAttention.decode`.
+            caches: One a layer.
+            position: int scalar, of the first in `x`.
+        """
+        kept = []
+        for layer, cache in zip(self.layers.unstacked(), caches, strict=True):
+            x, cache = cast(Any, layer).decode(x, cache, position, None)
+            kept.append(cache)
+        return self.norm(x), kept
 
 
 class DensityDecoder(LlamaLMHeadModel):

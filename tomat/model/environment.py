@@ -232,26 +232,33 @@ class Environment(eqx.Module):
             tables: Of the run.
             first_bin: Row of the head of density id 0.
         """
+        return self.wide_hidden(hidden, sums, tables), self.wide_head(head, tables, first_bin)
+
+    def wide_hidden(self, hidden: NamedArray, sums: Sums, tables: EnvironmentTables) -> NamedArray:
+        """`with_prior`'s hidden states: the weights of the anchors are beside them."""
         if self.prior is None or self.prior_of_sums is None:
-            return hidden, head
-        Embed = head.resolve_axis("embed")
-        anchors, columns = prior_columns(tables.bin_values, self.config)
+            return hidden
+        Batch, Position, Embed = (hidden.resolve_axis(name) for name in ("batch", "position", "embed"))
+        anchors, _ = prior_columns(tables.bin_values, self.config)
         both = self.prior(hidden) + self.prior_of_sums(sums.embedding)
         numbers = both.rearrange(("batch", "position", "prior_number")).array.astype(jnp.float32)
         centre = sums.log_promolecule.array + numbers[..., 0]
         place = jnp.clip((centre - anchors[0]) / (anchors[1] - anchors[0]), 0.0, len(anchors) - 1.0)
         near = jnp.maximum(0.0, 1.0 - jnp.abs(place[..., None] - jnp.arange(len(anchors))))
         weights = (near * jnp.exp(numbers[..., 1:])).astype(hidden.dtype)
-        Wide = Axis("embed", Embed.size + len(anchors))
         wide = jnp.concatenate([hidden.rearrange(("batch", "position", "embed")).array, weights], axis=-1)
+        return hax.auto_sharded(NamedArray(wide, (Batch, Position, Axis("embed", Embed.size + len(anchors)))))
+
+    def wide_head(self, head: NamedArray, tables: EnvironmentTables, first_bin: int) -> NamedArray:
+        """`with_prior`'s head: what each anchor says of each bin is beside it."""
+        if self.prior is None:
+            return head
+        _, columns = prior_columns(tables.bin_values, self.config)
         plain = head.rearrange((..., "embed"))
-        rows = jnp.zeros((plain.axes[0].size, len(anchors)), head.dtype)
+        rows = jnp.zeros((plain.axes[0].size, columns.shape[1]), head.dtype)
         rows = rows.at[first_bin : first_bin + columns.shape[0]].set(columns.astype(head.dtype))
-        Batch, Position = hidden.resolve_axis("batch"), hidden.resolve_axis("position")
-        return (
-            hax.auto_sharded(NamedArray(wide, (Batch, Position, Wide))),
-            NamedArray(jnp.concatenate([plain.array, rows], axis=-1), (plain.axes[0], Wide)),
-        )
+        Wide = Axis("embed", plain.axes[1].size + columns.shape[1])
+        return NamedArray(jnp.concatenate([plain.array, rows], axis=-1), (plain.axes[0], Wide))
 
 
 def prior_columns(bin_values: np.ndarray, config: EnvironmentConfig) -> tuple[np.ndarray, np.ndarray]:

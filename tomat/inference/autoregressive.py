@@ -1,0 +1,179 @@
+"""One voxel of a patch after another, each told those before it: a dense cache of keys and values, one compiled scan.
+
+The whole sequence, whose density is not known yet, goes through the model once: that fills the cache for the preamble.
+Then every step embeds the id before, with what its position knows of the atoms, and writes one position of the cache.
+"""
+
+from collections.abc import Sequence
+from typing import cast
+
+import equinox as eqx
+import haliax as hax
+import jax
+import jax.numpy as jnp
+import jmp
+import numpy as np
+from haliax import Axis, NamedArray
+from haliax.partitioning import ResourceMapping
+from levanter.models.lm_model import LmHeadModel
+
+from tomat.base.errors import TomatError
+from tomat.inference.batches import named_atoms
+from tomat.inference.choice import ChoiceKind, chosen_bins, sequence_keys
+from tomat.model.attention import KeysValues
+from tomat.model.decoder import DensityDecoder, DensityTransformer
+from tomat.model.environment import EnvironmentTables, Sums
+from tomat.tokens.vocabulary import DENSITY_BLOCK_START, DENSITY_START
+
+
+def require_cache(model: LmHeadModel) -> DensityDecoder:
+    """The model, if it can be decoded from a cache.
+
+    Raises:
+        TomatError: It is one of Levanter's own.
+    """
+    if not isinstance(model, DensityDecoder):
+        raise TomatError(
+            f"model.type is {model.config.get_choice_name(type(model.config))}, and only density_decoder keeps keys "
+            "and values for the autoregressive decoder; choose the parallel one."
+        )
+    return model
+
+
+class CachedModel(eqx.Module):
+    """A model, and what of it does not change from voxel to voxel, for one batch of patches."""
+
+    model: DensityDecoder
+    """With its layers one by one."""
+    head: NamedArray
+    """[bin, embed]: rows of the density ids; with the prior's columns where there is a prior."""
+    sums: Sums | None
+    """Of all positions; None without environment."""
+    tables: EnvironmentTables | None = eqx.field(static=True)
+
+    @staticmethod
+    def of(
+        model: LmHeadModel, batch: dict[str, jax.Array], tables: EnvironmentTables | None, n_bins: int
+    ) -> "CachedModel":
+        """Of a batch of `CellPatches.arrays`."""
+        plain = require_cache(model)
+        # Gathered once, where training has its parameters split over devices: not at each step.
+        whole = hax.shard(eqx.tree_at(lambda m: m.transformer, plain, plain.transformer.unrolled()))
+        head = plain.get_lm_head()[plain.Vocab.name, slice(DENSITY_START, DENSITY_START + n_bins)]
+        sums = None
+        if whole.environment is not None:
+            atoms = named_atoms(batch)
+            if atoms is None or tables is None:
+                raise TomatError("the model has model.environment and was given no atoms; give those of its patches.")
+            sums = whole.environment.sums(_named(batch["tokens"]), atoms, tables)
+            head = whole.environment.wide_head(head, tables, 0)
+        return CachedModel(whole, hax.shard(head), sums, tables)
+
+    def filled(self, tokens: jax.Array) -> list[KeysValues]:
+        """The cache after one pass over whole sequences, int [batch, position]: right wherever ids are known."""
+        named = _named(tokens)
+        Batch, Position = named.resolve_axis("batch"), named.resolve_axis("position")
+        x = self._embedded(named, self.sums)
+        config = self.model.config.attention_config()
+        empty = KeysValues.empty(config, Batch, Position.size, x.dtype)
+        caches: Sequence[KeysValues] = [empty] * self.model.config.num_layers
+        return self._transformer.decode_kept(x, caches, jnp.zeros((), jnp.int32))[1]
+
+    def logits(
+        self, ids: jax.Array, position: jax.Array, caches: Sequence[KeysValues]
+    ) -> tuple[jax.Array, list[KeysValues]]:
+        """Of the density bins after one more id.
+
+        Args:
+            ids: int [batch], at `position`.
+            position: int scalar.
+            caches: Of the positions before.
+
+        Returns:
+            float32 [batch, bin], and the cache with this position.
+        """
+        sums = None if self.sums is None else _at(self.sums, position)
+        x, caches = self._transformer.decode_kept(self._embedded(_named(ids[:, None]), sums), caches, position)
+        if self.model.environment is not None:
+            assert sums is not None and self.tables is not None
+            x = self.model.environment.wide_hidden(x, sums, self.tables)
+        hidden = x.rearrange(("batch", "position", "embed")).array[:, 0]
+        head = self.head.rearrange((self.model.Vocab.name, "embed")).array.astype(hidden.dtype)
+        return jnp.einsum("be,ke->bk", hidden, head, preferred_element_type=jnp.float32), caches
+
+    @property
+    def _transformer(self) -> DensityTransformer:
+        return self.model.transformer
+
+    def _embedded(self, ids: NamedArray, sums: Sums | None) -> NamedArray:
+        x = self.model.embeddings.embed(ids)
+        return hax.auto_sharded(x if sums is None else x + sums.embedding.rearrange(x.axes))
+
+
+def _named(ids: jax.Array) -> NamedArray:
+    axes = Axis("batch", ids.shape[0]), Axis("position", ids.shape[1])
+    return hax.auto_sharded(NamedArray(ids, axes))
+
+
+def _at(sums: Sums, position: jax.Array) -> Sums:
+    """Those of one position."""
+    return cast(Sums, jax.tree.map(lambda x: x["position", hax.ds(position, 1)], sums, is_leaf=_is_named))
+
+
+def _is_named(leaf: object) -> bool:
+    return isinstance(leaf, NamedArray)
+
+
+@eqx.filter_jit
+def decode_autoregressive(
+    model: LmHeadModel,
+    batch: dict[str, jax.Array | np.ndarray],
+    tables: EnvironmentTables | None,
+    values: np.ndarray,
+    n_voxels: int,
+    kind: ChoiceKind,
+    temperature: np.ndarray,
+    seed: np.ndarray,
+    axis_mapping: ResourceMapping | None,
+    policy: jmp.Policy | None,
+) -> tuple[jax.Array, jax.Array]:
+    """A bin for every voxel of a batch of patches, one after another.
+
+    Args:
+        model: A `density_decoder`.
+        batch: Of `CellPatches.arrays`, and int32 [batch] `patch` and `sample`, the numbers that decide what is drawn.
+            All sequences begin their density at the same position, as those of one structure do.
+        tables: Of a model with `environment`.
+        values: float32 [bin], e/A^3: the codec's means.
+        n_voxels: Of a patch.
+        kind: How a bin is taken; `Choice.kind`.
+        temperature: float32 scalar; of what is drawn.
+        seed: int32 scalar; of what is drawn.
+        axis_mapping: Levanter's compute mapping where the model lives on a mesh.
+        policy: Precision.
+
+    Returns:
+        int32 and float32 [batch, voxel]: bins, and their values in e/A^3.
+
+    Raises:
+        TomatError: Another model.
+    """
+    if policy is not None:
+        model = policy.cast_to_compute(model)
+    with hax.axis_mapping(axis_mapping or {}):
+        arrays = {name: jnp.asarray(array) for name, array in batch.items()}
+        tokens = _named(arrays["tokens"]).array
+        cached = CachedModel.of(model, arrays, tables, len(values))
+        keys = sequence_keys(jnp.asarray(seed), arrays["patch"], arrays["sample"])
+        # A scalar, not a constant: another structure with another preamble runs the same program.
+        start = jnp.argmax(tokens[0] == DENSITY_BLOCK_START).astype(jnp.int32)
+
+        def step(carry: tuple[jax.Array, list[KeysValues]], voxel: jax.Array):
+            ids, caches = carry
+            logits, caches = cached.logits(ids, start + voxel, caches)
+            bins = chosen_bins(logits, kind, jnp.asarray(temperature), keys, voxel)
+            return (bins + DENSITY_START, caches), bins
+
+        first = jnp.full(tokens.shape[:1], DENSITY_BLOCK_START, jnp.int32)
+        _, bins = jax.lax.scan(step, (first, cached.filled(tokens)), jnp.arange(n_voxels, dtype=jnp.int32))
+        return bins.T, jnp.asarray(values)[bins.T]

@@ -1,0 +1,113 @@
+"""Which bin of a predicted distribution a decoder takes: the most probable one, the median, or a drawn one."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from tomat.base.errors import TomatError
+
+ChoiceKind = Literal["greedy", "median", "sampled"]
+KINDS: tuple[ChoiceKind, ...] = ("greedy", "median", "sampled")
+
+BINS_PER_GROUP = 128
+"""A quantile is sought in two steps, group then bin, so that no running sum over all K bins is formed; 128 is a TPU
+vector lane count, and close to the square root of 16,384, where both steps cost the same."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """How each voxel's bin is taken.
+
+    Raises:
+        TomatError: An unknown kind; a temperature or several samples of what is not drawn.
+    """
+
+    kind: ChoiceKind = "median"
+    """greedy: the most probable bin. median: the smallest with half of the probability up to it, which has the least
+    expected error. sampled: drawn."""
+    samples: int = 1
+    """Of each structure, drawn independently."""
+    temperature: float = 1.0
+    """Logits are divided by it before one is drawn."""
+    seed: int = 0
+    """Of what is drawn; with it go the patch's number, the sample's and the voxel's."""
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise TomatError(f"choice is {self.kind!r}; expected one of {', '.join(KINDS)}.")
+        if self.samples < 1 or not self.temperature > 0 or self.seed < 0:
+            raise TomatError(
+                f"samples is {self.samples}, temperature {self.temperature} and seed {self.seed}; expected at least "
+                "one sample, a temperature above 0 and a seed from 0 on."
+            )
+        if self.kind != "sampled" and (self.samples, self.temperature) != (1, 1.0):
+            raise TomatError(
+                f"choice is {self.kind} and samples is {self.samples}, temperature {self.temperature}: only choice "
+                "'sampled' has several answers. Set it, or leave the others out."
+            )
+
+    def __str__(self) -> str:
+        if self.kind != "sampled":
+            return self.kind
+        return f"sampled, {self.samples} samples, temperature {self.temperature:g}, seed {self.seed}"
+
+
+def quantile_bin(weights: Array, share: float | Array) -> Array:
+    """Smallest bin whose cumulative weight reaches a share of the total.
+
+    Args:
+        weights: float32 [..., K], not negative, not all zero; need not be normalised.
+        share: Above 0, up to 1; a number or float32 [...].
+
+    Returns:
+        int32 [...]. Sums are in float32: where the cumulative weight is within rounding of the share, the bin on either
+        side may be returned.
+    """
+    n_bins = weights.shape[-1]
+    padding = -n_bins % BINS_PER_GROUP
+    padded = jnp.pad(weights, [(0, 0)] * (weights.ndim - 1) + [(0, padding)])
+    groups = padded.reshape(*weights.shape[:-1], -1, BINS_PER_GROUP)
+    group_ends = jnp.cumsum(groups.sum(axis=-1), axis=-1)
+    wanted = group_ends[..., -1:] * jnp.asarray(share, weights.dtype)[..., None]
+    group = jnp.sum(group_ends < wanted, axis=-1, keepdims=True)
+    before = jnp.where(group > 0, jnp.take_along_axis(group_ends, jnp.maximum(group - 1, 0), axis=-1), 0.0)
+    inner = jnp.take_along_axis(groups, group[..., None], axis=-2)[..., 0, :]
+    # Rounding may leave the last sum of the group short of the group's own end; the true answer is then its last bin.
+    inside = jnp.minimum(jnp.sum(before + jnp.cumsum(inner, axis=-1) < wanted, axis=-1), BINS_PER_GROUP - 1)
+    return jnp.minimum(group[..., 0] * BINS_PER_GROUP + inside, n_bins - 1).astype(jnp.int32)
+
+
+def sequence_keys(seed: Array, patches: Array, samples: Array) -> Array:
+    """A random key for each sequence, by its own numbers: what is drawn does not depend on the batch it is in.
+
+    Args:
+        seed: int scalar.
+        patches, samples: int [batch].
+    """
+    # By name: another default of JAX (rbg) draws other numbers in other batches.
+    key = jax.random.key(seed, impl="threefry2x32")
+    return jax.vmap(lambda patch, sample: jax.random.fold_in(jax.random.fold_in(key, patch), sample))(patches, samples)
+
+
+def chosen_bins(logits: Array, kind: ChoiceKind, temperature: Array, keys: Array, voxel: Array) -> Array:
+    """The bin of one voxel of each sequence.
+
+    Args:
+        logits: float32 [batch, K].
+        kind: As `Choice.kind`.
+        temperature: float scalar; of `sampled` alone.
+        keys: As of `sequence_keys`.
+        voxel: int scalar, its number in the patch.
+
+    Returns:
+        int32 [batch].
+    """
+    if kind == "greedy":
+        return jnp.argmax(logits, axis=-1).astype(jnp.int32)
+    if kind == "median":
+        return quantile_bin(jax.nn.softmax(logits), 0.5)
+    drawn = jax.vmap(lambda key: jax.random.uniform(jax.random.fold_in(key, voxel)))(keys)
+    return quantile_bin(jax.nn.softmax(logits / temperature), 1.0 - drawn)  # above 0: uniform is below 1

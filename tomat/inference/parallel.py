@@ -3,7 +3,6 @@
 Rounds of refinement give it the densities of the round before as if they were known: `rounds` passes a patch.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import equinox as eqx
@@ -77,15 +76,6 @@ def cell_patches(run: LoadedRun, crystal: Crystal, grid_shape: tuple[int, int, i
         most = max(environment.max_atoms, -(-max(len(numbers) for numbers, *_ in near) // 16) * 16)
         arrays |= stacked_atoms([filled(*found, patch_shape, most, crystal.name) for found in near])
     return CellPatches(anchors, patch_shape, grid_shape, arrays)
-
-
-def batches(arrays: dict[str, np.ndarray], size: int) -> Iterator[tuple[int, dict[str, np.ndarray]]]:
-    """Batches of one size, each with its number of real rows; the last is filled up with its last row."""
-    rows = len(arrays["tokens"])
-    for start in range(0, rows, size):
-        batch = {name: array[start : start + size] for name, array in arrays.items()}
-        real = len(batch["tokens"])
-        yield real, {name: np.concatenate([a, np.repeat(a[-1:], size - real, axis=0)]) for name, a in batch.items()}
 
 
 @eqx.filter_jit

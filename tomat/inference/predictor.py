@@ -3,36 +3,55 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from math import prod
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Literal
 
 import haliax as hax
 import numpy as np
+from levanter.models.lm_model import LmHeadModel
 
 from tomat.base.errors import TomatError
+from tomat.base.reporting import console, counted
 from tomat.codec.base import UNIT_E_PER_A3, require_unit
 from tomat.density.crystal import Crystal
+from tomat.inference.autoregressive import decode_autoregressive, require_cache
+from tomat.inference.choice import Choice, ChoiceKind
 from tomat.inference.interface import OnPatches, Prediction, normalised
-from tomat.inference.parallel import batches, cell_patches, decode_parallel
+from tomat.inference.memory import free_bytes, largest_batch
+from tomat.inference.parallel import cell_patches, decode_parallel
 from tomat.inference.trained import LoadedRun, load_trained
 
-BATCH_SEQUENCES = 16
-"""Patches of a forward pass on one device."""
+DecoderName = Literal["parallel", "autoregressive"]
+
+MOST_SEQUENCES: Mapping[DecoderName, int] = MappingProxyType({"parallel": 16, "autoregressive": 256})
+"""Sequences of one device at a time, if there is memory for them: one pass over 16 patches keeps any chip busy, a step of
+one token each does not with fewer than hundreds."""
 
 
 class RunPredictor:
-    """The model of a run, all voxels of a patch at a time.
+    """The model of a run.
 
     Args:
         run: A trained run whose model has `environment`.
-        rounds: Forward passes a patch.
+        rounds: Forward passes a patch; of the parallel decoder.
+        decoder: All voxels of a patch at a time, or one after another.
+        choice: Which bins the autoregressive decoder takes. Of several samples the prediction is the mean, with their
+            standard deviation as `Prediction.spread`.
 
     Raises:
         TomatError: A run that was not trained for this.
     """
 
-    def __init__(self, run: LoadedRun, rounds: int = 1) -> None:
+    def __init__(
+        self,
+        run: LoadedRun,
+        rounds: int = 1,
+        decoder: DecoderName = "parallel",
+        choice: Choice = Choice(),  # noqa: B008  (immutable)
+    ) -> None:
         name = run.config.run_name
         if run.tables is None or run.promolecule is None:
             raise TomatError(
@@ -40,15 +59,26 @@ class RunPredictor:
                 "0.05 A, and predicts nothing without true densities. Train one with model.environment and "
                 "density_dropout."
             )
-        if run.config.density_dropout == 0:
+        if decoder not in MOST_SEQUENCES:
+            raise TomatError(f"decoder is {decoder!r}; expected one of {', '.join(MOST_SEQUENCES)}.")
+        if decoder == "autoregressive":
+            require_cache(run.model)
+            if run.config.density_dropout == 1:
+                raise TomatError(
+                    f"run '{name}' was trained with density_dropout 1: it has never read a density. Use the parallel "
+                    "decoder, or train with density_dropout below 1."
+                )
+        elif run.config.density_dropout == 0:
             raise TomatError(
                 f"run '{name}' was trained with density_dropout 0: it has never predicted a voxel without the density "
-                "before it. Train with density_dropout above 0."
+                "before it. Train with density_dropout above 0, or use the autoregressive decoder."
             )
         require_unit(run.codec, UNIT_E_PER_A3, "a prediction")
-        if rounds < 1:
-            raise TomatError(f"rounds is {rounds}; expected at least 1.")
+        if rounds < 1 or (rounds > 1 and decoder == "autoregressive"):
+            raise TomatError(f"rounds is {rounds}; expected at least 1, and 1 for the autoregressive decoder.")
         self.run, self.rounds, self.promolecule = run, rounds, run.promolecule
+        self.decoder, self.choice = decoder, choice
+        self._programs: dict[tuple[Any, ...], tuple[int, Callable]] = {}
         self._means = run.codec.decode(np.arange(run.codec.n_density_tokens), decoder="mean")
 
     @property
@@ -75,9 +105,10 @@ class RunPredictor:
     def identity(self) -> str:
         """The run, its step and decoder."""
         config = self.run.config
+        how = f"parallel, rounds {self.rounds}" if self.decoder == "parallel" else f"autoregressive, {self.choice}"
         return (
             f"run {config.run_name} step {self.run.step}, weights {self.run.weights}, codec {self.run.codec.sha256}, "
-            f"promolecule {self.promolecule.sha256}, parallel, rounds {self.rounds}"
+            f"promolecule {self.promolecule.sha256}, {how}"
         )
 
     def predict(
@@ -97,32 +128,107 @@ class RunPredictor:
         self.promolecule.check_elements(crystal)
         patches = cell_patches(self.run, crystal, grid_shape)
         trainer = self.run.config.trainer_config()
-        total, n_voxels = len(patches.anchors), prod(patches.patch_shape)
+        samples, n_patches, n_voxels = self.choice.samples, len(patches.anchors), prod(patches.patch_shape)
+        rows = np.arange(samples * n_patches, dtype=np.int32)
+        arrays = {name: array[rows % n_patches] for name, array in patches.arrays.items()}
+        if self.decoder == "autoregressive":
+            arrays |= {"patch": rows % n_patches, "sample": rows // n_patches}
         parts: list[np.ndarray] = []
         with trainer.use_device_mesh():
             model = hax.shard(self.run.model, trainer.parameter_axis_mapping)
-            size = BATCH_SEQUENCES * trainer.data_axis_size
-            for real, batch in batches(patches.arrays, size):
-                rho = decode_parallel(
-                    model, batch, self.run.tables, self._means, n_voxels, self.rounds,
-                    trainer.compute_axis_mapping, trainer.mp,
-                )  # fmt: skip
-                parts.append(np.asarray(rho)[:real])
+            size, program = self._program(model, arrays, n_voxels)
+            for real, batch in batches(arrays, size):
+                parts.append(np.asarray(program(*self._arguments(model, batch, n_voxels)))[:real])
                 if on_patches is not None:
-                    on_patches(min(len(parts) * size, total), total)
-        rho, before = normalised(patches.assembled(np.concatenate(parts)), crystal, electrons)
-        return Prediction(rho, before, time.monotonic() - started)
+                    on_patches(min(len(parts) * size, len(rows)), len(rows))
+        values = np.concatenate(parts).reshape(samples, n_patches, n_voxels)
+        cells = np.stack([patches.assembled(each) for each in values])
+        mean = cells.mean(axis=0)
+        rho, before = normalised(mean, crystal, electrons)
+        spread = None
+        if samples > 1:
+            scale = 1.0 if electrons is None else electrons / before
+            spread = (cells.std(axis=0, ddof=1) * np.float32(scale)).astype(np.float32)
+        return Prediction(rho, before, time.monotonic() - started, spread)
+
+    def _arguments(self, model: LmHeadModel, batch: dict[str, np.ndarray], n_voxels: int) -> tuple[Any, ...]:
+        """What the decoder is called with."""
+        trainer, choice = self.run.config.trainer_config(), self.choice
+        how: tuple[Any, ...] = (self.rounds,)
+        if self.decoder == "autoregressive":
+            how = choice.kind, np.asarray(choice.temperature, np.float32), np.asarray(choice.seed, np.uint32)
+        return model, batch, self.run.tables, self._means, n_voxels, *how, trainer.compute_axis_mapping, trainer.mp
+
+    def _program(self, model: LmHeadModel, arrays: dict[str, np.ndarray], n_voxels: int) -> tuple[int, Callable]:
+        """Sequences at a time, and the decoder compiled for them."""
+        devices = self.run.config.trainer_config().data_axis_size
+        fewest, most = min(MOST_SEQUENCES.values()), MOST_SEQUENCES[self.decoder]
+        each = fewest
+        while each < most and each * devices < len(arrays["tokens"]):
+            each *= 2
+        key = each, n_voxels, *((name, array.shape[1:]) for name, array in arrays.items())
+        if key not in self._programs:
+            decode = decode_parallel if self.decoder == "parallel" else decode_autoregressive
+
+            def lower(size: int):
+                return decode.lower(*self._arguments(model, _first(arrays, size), n_voxels))
+
+            free = free_bytes()
+            size, program, needed = largest_batch(lower, each * devices, devices, free)
+            if not self._programs:
+                console.print(
+                    f"{self.decoder} decoder: {counted(size, 'patch', 'patches')} of {n_voxels:,} voxels at a time on "
+                    f"{counted(devices, 'device')}, {needed / 2**30:.2f} GiB of {free / 2**30:.2f} GiB free on each.",
+                    soft_wrap=True,
+                )
+            self._programs[key] = size, program
+        return self._programs[key]
 
 
-def load(run_dir: str | Path, *, step: int | None = None, rounds: int = 1) -> RunPredictor:
+def batches(arrays: dict[str, np.ndarray], size: int) -> Iterator[tuple[int, dict[str, np.ndarray]]]:
+    """Batches of one size, each with its number of real rows; the last is filled up with its last row."""
+    for start in range(0, len(arrays["tokens"]), size):
+        rest = {name: array[start:] for name, array in arrays.items()}
+        yield min(size, len(rest["tokens"])), _first(rest, size)
+
+
+def _first(arrays: dict[str, np.ndarray], size: int) -> dict[str, np.ndarray]:
+    """The first rows, filled up with the last one."""
+    rows = np.minimum(np.arange(size), len(arrays["tokens"]) - 1)
+    return {name: array[rows] for name, array in arrays.items()}
+
+
+def load(
+    run_dir: str | Path,
+    *,
+    step: int | None = None,
+    rounds: int = 1,
+    decoder: DecoderName = "parallel",
+    choice: ChoiceKind | None = None,
+    samples: int | None = None,
+    temperature: float | None = None,
+    seed: int | None = None,
+) -> RunPredictor:
     """The predictor of a run.
 
     Args:
         run_dir: The run's folder.
         step: Of its checkpoint; None: the newest.
-        rounds: Forward passes a patch.
+        rounds: Forward passes a patch, of the parallel decoder.
+        decoder: `parallel` or `autoregressive`.
+        choice: `Choice.kind`, of the autoregressive decoder; None: sampled if one of the next three is given, else
+            median.
+        samples, temperature, seed: As of `Choice`, of what is drawn; None: its defaults.
 
     Raises:
-        TomatError: No such run, or one whose model cannot predict from a structure.
+        TomatError: No such run, one whose model cannot predict from a structure, or words that do not go together.
     """
-    return RunPredictor(load_trained(run_dir, step), rounds)
+    drawn = {"samples": samples, "temperature": temperature, "seed": seed}
+    given = {name: value for name, value in drawn.items() if value is not None}
+    if decoder == "parallel" and (given or choice is not None):
+        raise TomatError(
+            f"{next(iter(given), 'choice')} is for the autoregressive decoder; the parallel one has one answer. "
+            "Choose decoder autoregressive, or leave it out."
+        )
+    chosen = Choice(choice or ("sampled" if given else "median"), **given)
+    return RunPredictor(load_trained(run_dir, step), rounds, decoder, chosen)

@@ -279,9 +279,10 @@ class PromoleculeFit:
         """
         if other.basis != self.basis:
             raise TomatError("two parts of a promolecule fit have different radial functions; fit both again.")
-        for mine, theirs in ((self.projections, other.projections), (self.products, other.products)):
-            for key in sorted(theirs):
-                mine[key] = mine[key] + theirs[key] if key in mine else theirs[key].copy()
+        for z, theirs in sorted(other.projections.items(), key=lambda item: item[0]):
+            self.projections[z] = self.projections[z] + theirs if z in self.projections else theirs.copy()
+        for pair, theirs in sorted(other.products.items(), key=lambda item: item[0]):
+            self.products[pair] = self.products[pair] + theirs if pair in self.products else theirs.copy()
         self.n_materials += other.n_materials
         self.material_ids += other.material_ids
         self.atoms += other.atoms

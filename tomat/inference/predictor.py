@@ -16,9 +16,15 @@ from tomat.density.crystal import Crystal
 from tomat.inference.interface import OnPatches, Prediction, normalised
 from tomat.inference.parallel import batches, cell_patches, decode_parallel
 from tomat.inference.trained import LoadedRun, load_trained
+from tomat.model.decoder import environment_of
 
 BATCH_SEQUENCES = 16
 """Patches of a forward pass on one device."""
+
+
+def can_predict(run: LoadedRun) -> bool:
+    """Whether the model of a run was trained to predict from a structure alone."""
+    return environment_of(run.config.model) is not None and run.config.density_dropout > 0
 
 
 class RunPredictor:

@@ -162,10 +162,10 @@ class Environment(eqx.Module):
         # The sums, the promolecule, the residual of the voxel that is read, and whether one is.
         Feature = Axis("feature", config.basis.n * config.channels + 3)
         network = hnn.MLP.init(Feature, Embed, config.hidden_dim, 3, activation=hnn.silu, key=k_network)
-        priors = [None, None]
+        priors: list[hnn.Linear | None] = [None, None]
         if config.prior_anchors:
             priors = [hnn.Linear.init(Embed, Axis("prior_number", 2), key=k_network, init_scale=0.0) for _ in priors]
-        return Environment(elements, descriptors, network, *priors, config)
+        return Environment(elements, descriptors, network, priors[0], priors[1], config)
 
     @named_call
     def sums(self, tokens: NamedArray, atoms: PatchAtoms, tables: EnvironmentTables) -> Sums:
@@ -298,7 +298,7 @@ def _feature_scale(basis: RadialBasis) -> np.ndarray:
     """float64 [K]: one over one and the sum that a common solid would have."""
     r = np.linspace(0.0, basis.cutoff_a, 501)
     sums = ATOM_DENSITY_PER_A3 * np.trapezoid(basis(r) * (4 * np.pi * r**2)[:, None], r, axis=0)
-    return 1.0 / (1.0 + sums)
+    return np.reciprocal(1.0 + sums)
 
 
 def _in_blocks(block, places: jax.Array) -> tuple[jax.Array, jax.Array]:

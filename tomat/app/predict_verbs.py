@@ -118,6 +118,8 @@ def run_predict(args: argparse.Namespace) -> int:
             "--vectors_from goes with --format qe, which needs it: the charge-density.dat that pw.x has written for "
             "the same cell and cut-off (electron_maxstep = 1 is enough)."
         )
+    if args.output.exists() and not args.output.is_dir():
+        raise TomatError(f"--output {args.output} is a file; expected a folder, which need not be there.")
     rules = rules_of(args.species, args.accept)
 
     from tomat.base.reporting import console, counted, progress, write_report
@@ -169,7 +171,8 @@ def run_predict(args: argparse.Namespace) -> int:
         names = ", ".join([*list(ignored)[:MOST_SHOWN], *(["..."] if len(ignored) > MOST_SHOWN else [])])
         console.print(f"passed over {counted(len(ignored), 'other file')}: {names}", markup=False, soft_wrap=True)
     for line in failed:
-        console.print(f"failed: {line['name']}: {line['error']}", markup=False, soft_wrap=True)
+        name = "" if line["name"] in line["error"] else f"{line['name']}: "
+        console.print(f"failed: {name}{line['error']}", markup=False, soft_wrap=True)
     report = {"structures": outcome.lines, "failed": [line["name"] for line in failed], "skipped": skipped}
     write_report(args.json, {**report, "ignored": ignored, "predictor": predictor.identity})
     return SOME_FAILED_STATUS if failed else 0

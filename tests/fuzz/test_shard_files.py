@@ -30,6 +30,8 @@ from tomat.codec.histogram import DensityHistogram
 from tomat.codec.lloyd_max import fit_lloyd_max
 from tomat.codec.two_token import TwoTokenCodec
 from tomat.density.grid import DensityGrid
+from tomat.density.promolecule import Promolecule
+from tomat.density.radial import RadialBasis
 from tomat.tokens.clipping import ClippedMaterial
 from tomat.tokens.import_parquet import import_first_generation
 from tomat.tokens.layouts import LAYOUTS, SequenceLayout
@@ -131,6 +133,9 @@ class Reader:
 @pytest.fixture
 def reader(tried: Tried) -> Callable[[str, Callable[[Any], Any]], Reader]:
     return lambda name, read: Reader(name, read, tried)
+
+
+PROMOLECULE = Promolecule(RadialBasis(4, 3.0), {14: np.arange(4.0)}, 1)
 
 
 def density(seed: int = 0, name: str = "") -> DensityGrid:
@@ -285,11 +290,15 @@ def shard_set(tmp_path_factory, codec) -> tuple[Path, np.ndarray]:
         patches_per_material=8,
         seed=0,
         block_rows=8,
+        promolecule=PROMOLECULE,
     )
     return place, open_shards(place).read_rows(0, 16)
 
 
-@pytest.mark.parametrize("name", ["tokens.zarr/c/1/0", "tokens.zarr/zarr.json", "manifest.json", "codec.json"])
+@pytest.mark.parametrize(
+    "name",
+    ["tokens.zarr/c/1/0", "tokens.zarr/zarr.json", "manifest.json", "codec.json", "structures.npz", "promolecule.json"],
+)
 def test_objects_of_a_set(reader, shard_set, tmp_path, name):
     place, rows = shard_set
     copied = tmp_path / "set"
@@ -299,6 +308,9 @@ def test_objects_of_a_set(reader, shard_set, tmp_path, name):
     def parse(damaged: bytes) -> np.ndarray:
         (copied / name).write_bytes(damaged)
         shards = open_shards(copied)
+        assert shards.promolecule is not None and shards.promolecule.to_text() == PROMOLECULE.to_text()
+        crystals = [shards.crystals[k].frac_coords for k in range(2)]
+        assert all(np.array_equal(found, density(k).frac_coords) for k, found in enumerate(crystals))
         return np.concatenate([shards.read_block(block, verify=True).result() for block in range(shards.n_blocks)])
 
     inputs = (

@@ -67,6 +67,8 @@ DAMAGE = {
     [
         ("survey/000002.json", 3, "Remove this file and run the same command again"),
         ("survey/000002.npz", 3, "Remove .*/survey/000002.json and run the same command again"),
+        ("survey/000002.structures.npz", 3, "Remove .*/survey/000002.json and run the same command again"),
+        ("survey/000002.promolecule.npz", 3, "Remove .*/survey/000002.json and run the same command again"),
         ("request.json", 3, "Remove .*/set/ and start again"),
         ("progress/00000004", 12, "Remove this file and run the same command again"),
         ("codec.json", 12, "copy it again from where it came from"),
@@ -85,7 +87,7 @@ def test_damaged_file_is_named_with_its_remedy(tmp_path, half_done, whole, name,
     if "this file" in remedy:
         path.unlink()
     elif "survey/" in remedy:
-        path.with_suffix(".json").unlink()
+        (tmp_path / "set" / "survey" / "000002.json").unlink()
     else:
         shutil.rmtree(tmp_path / "set")
     retokenize(config, PoolRunner(1))

@@ -5,10 +5,12 @@ import numpy as np
 import pytest
 
 from tomat.base.errors import RetryableError, TomatError
+from tomat.density.crystal import Crystal
 from tomat.tokens.clipping import MAX_CLIPPED_SHARE
 from tomat.tokens.layouts import SequenceLayout
 from tomat.tokens.manifest import plan_rows
 from tomat.tokens.shards import open_shards
+from tomat.tokens.structures import Structures
 from tomat.tokens.writer import ChunkWriter, chunk_is_written, chunk_tokens, finalise, start_shards, write_shards
 
 LAYOUT = SequenceLayout("small", "v3", 4, 160)
@@ -53,9 +55,19 @@ def whole(tmp_path, grids, codec):
     return files(tmp_path / "whole")
 
 
-def test_a_set_is_three_files_and_its_chunks(whole):
+def test_a_set_is_four_files_and_its_chunks(whole):
     chunks = [f"tokens.zarr/c/{k}/0" for k in range(4)]
-    assert sorted(whole) == sorted(["manifest.json", "codec.json", "tokens.zarr/zarr.json", *chunks])
+    files = ["manifest.json", "codec.json", "structures.npz", "tokens.zarr/zarr.json"]
+    assert sorted(whole) == sorted([*files, *chunks])
+
+
+def start(place, grids, codec):
+    """As `write_shards` starts."""
+    structures = Structures.of([Crystal.of(grids(name)) for name in NAMES])
+    grids.reads.clear()
+    entries = [(name, (5, 6, 7)) for name in NAMES]
+    plan = plan_rows(entries, codec=codec, structures_sha256=structures.sha256, **SETTINGS, **COUNTED)
+    return plan, start_shards(place, plan, codec, structures)
 
 
 def write_chunks(store, plan, chunks, get_grid, codec):
@@ -84,8 +96,7 @@ def test_stopped_and_started_again_it_ends_with_the_same_bytes(tmp_path, grids, 
 
 def test_finished_chunks_are_not_made_again_and_damaged_ones_are(tmp_path, grids, codec, whole):
     place = tmp_path / "set"
-    plan = plan_rows([(name, (5, 6, 7)) for name in NAMES], codec=codec, **SETTINGS, **COUNTED)
-    store = start_shards(place, plan, codec)
+    plan, store = start(place, grids, codec)
     write_chunks(store, plan, (3, 0, 1), grids, codec)
     # Chunk 0 holds rows of a alone, chunk 1 of a and b, chunk 3 of c alone.
     assert grids.reads == ["c", "a", "a", "b"]
@@ -100,8 +111,7 @@ def test_finished_chunks_are_not_made_again_and_damaged_ones_are(tmp_path, grids
 
 def test_workers_write_chunks_in_any_order(tmp_path, grids, codec, whole):
     place = tmp_path / "set"
-    plan = plan_rows([(name, (5, 6, 7)) for name in NAMES], codec=codec, **SETTINGS, **COUNTED)
-    start_shards(place, plan, codec)
+    plan, _ = start(place, grids, codec)
     # A second worker finds the plan in place.
     store = start_shards(place, plan, codec)
     write_chunks(store, plan, (2, 0, 3), grids, codec)

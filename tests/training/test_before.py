@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 
-from tomat.evaluation.trained import load_trained
+from tomat.inference.trained import load_trained
 from tomat.runs.history import read_events
 from tomat.runs.log_lines import read_metrics
 from tomat.tokens.shards import open_shards

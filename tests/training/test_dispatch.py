@@ -23,7 +23,7 @@ from levanter.trainer_state import TrainerState
 from tiny_run import DEMO, tiny_run
 
 from tomat.base.errors import TomatError
-from tomat.evaluation.trained import load_trained
+from tomat.inference.trained import load_trained
 from tomat.runs.log_lines import read_metrics
 from tomat.training import dispatch
 from tomat.training.config import TrainConfig, load_config

@@ -15,7 +15,7 @@ import pytest
 from forked import Forked
 from tiny_run import DEMO, tiny_run, tomat
 
-from tomat.evaluation.trained import load_trained
+from tomat.inference.trained import load_trained
 from tomat.runs.checkpoints import examine, list_checkpoints, newest_whole
 from tomat.runs.history import read_events
 from tomat.runs.log_lines import read_metrics

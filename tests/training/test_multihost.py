@@ -16,7 +16,7 @@ import pytest
 from forked import Forked
 from tiny_run import DEMO, tiny_run
 
-from tomat.evaluation.trained import load_trained
+from tomat.inference.trained import load_trained
 from tomat.runs.checkpoints import list_checkpoints, newest_whole
 from tomat.runs.history import read_events
 from tomat.runs.log_lines import read_metrics

@@ -11,7 +11,7 @@ import yaml
 from tiny_run import DEMO, tiny_run
 
 from tomat.base.errors import RetryableError, TomatError
-from tomat.evaluation.trained import load_trained
+from tomat.inference.trained import load_trained
 from tomat.runs.checkpoints import Checkpoint, find_checkpoint, list_checkpoints
 from tomat.runs.history import read_events
 from tomat.runs.log_lines import read_metrics

@@ -23,7 +23,7 @@ from tiny_run import DEMO, tiny_run
 
 from tomat.app.cli import main
 from tomat.base.errors import TomatError
-from tomat.evaluation.trained import load_trained
+from tomat.inference.trained import load_trained
 from tomat.runs.checkpoints import newest_whole
 from tomat.runs.data_record import recorded_contents
 from tomat.runs.history import read_events

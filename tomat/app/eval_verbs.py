@@ -80,8 +80,8 @@ def run_eval(args: argparse.Namespace) -> int:
 
     from tomat.base.reporting import console, write_json
     from tomat.evaluation.picture import draw_plane, teacher_forced_plane
-    from tomat.evaluation.teacher_forced import TeacherForcedConfig
-    from tomat.evaluation.trained import load_trained
+    from tomat.evaluation.teacher_forced import TeacherForcedConfig, evaluator_of
+    from tomat.inference.trained import load_trained
 
     config = TeacherForcedConfig(
         patches_per_material=args.patches_per_material,
@@ -91,7 +91,7 @@ def run_eval(args: argparse.Namespace) -> int:
     )
     run = load_trained(args.run_dir, args.step)
     names, load, materials_from = _materials(args, run.config.data.source)
-    with run.evaluator(config) as (evaluator, model):
+    with evaluator_of(run, config) as (evaluator, model):
         result = evaluate_with_bar(evaluator, model, names, load, run.settings(materials_from), args.json)
         console.print(result.table())
         if earlier is not None:

@@ -17,6 +17,7 @@ SETTINGS: Mapping[str, str] = {
     "split": "split to take and to record (default: train)",
     "layout": "sequence layout, such as v3-p19; `tomat tokens layouts` compares them (default: v3-p19)",
     "codec": "codec to use, path or URL (default: fit one to these densities)",
+    "promolecule": "promolecule to lay beside the rows, path or URL (default: fit one where the codec is fitted)",
     "max_clipped_share": "share of its electrons a material may lose outside the codec, else skipped (default: 0.001)",
     "max_skipped": "materials that may be skipped: a number, or below 1 a share of all (default: 0.01)",
     "seed": "of the anchors (default: 0)",
@@ -29,9 +30,10 @@ def register_retokenize(subparsers: argparse._SubParsersAction) -> None:
     parser = subparsers.add_parser(
         "retokenize",
         help="write a shard set from many densities: a process pool, or Zephyr on a cluster",
-        description="Survey the densities, fit a codec (unless one is given), write the tokens. Stopped at any moment "
-        "and started again with the same arguments it goes on, and ends with the same bytes, whatever the number of "
-        "workers. Every setting of tomat/tokens/pipeline/config.py can be given as --name VALUE.",
+        description="Survey the densities, fit codec and promolecule (unless they are given), write the tokens. "
+        "Stopped at any moment and started again with the same arguments it goes on, and ends with the same bytes, "
+        "whatever the number of workers. Every setting of tomat/tokens/pipeline/config.py can be given as --name "
+        "VALUE.",
     )
     parser.add_argument(
         "--config_path", type=config_file("configs/tokenize/"), metavar="FILE", help="YAML, see configs/tokenize/"
@@ -106,6 +108,8 @@ def run_retokenize(args: argparse.Namespace) -> int:
             "padding_fraction": padding,
             **clipped_figures(manifest.clipped),
             "codec_sha256": manifest.codec_sha256,
+            "promolecule_sha256": manifest.promolecule_sha256,
+            "structures_sha256": manifest.structures_sha256,
             "materials_surveyed_by_this_run": result.surveyed,
             "rows_written_by_this_run": result.rows_written,
             "survey_seconds": result.survey_seconds,

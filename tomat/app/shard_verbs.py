@@ -70,6 +70,8 @@ def run_verify(args: argparse.Namespace) -> int:
             if get_grid is None:
                 raise TomatError(f"{shards.url} does not say where its densities lie; give them with --input.")
             repair_chunks(shards, bar.track(sorted(damaged), description="Repairing chunks"), get_grid)
+    if shards.manifest.structures_sha256 is not None:
+        len(shards.crystals)  # which refuses structures that are damaged
     n = shards.n_blocks
     figures: dict[str, Any] = {"url": shards.url, "chunks": shards.n_blocks, "rows": shards.rows}
     figures |= clipped_figures(shards.manifest.clipped) | {"manifest_has_checksum": shards.manifest.has_checksum}
@@ -85,6 +87,8 @@ def run_verify(args: argparse.Namespace) -> int:
         console.print(f"repaired {which} {', '.join(map(str, sorted(damaged)))}")
     every = "" if n == 1 else "all "
     console.print(f"{shards.url}: {every}{counted(n, 'chunk')} ({counted(shards.rows, 'row')}) {is_or_are(n)} whole")
+    if shards.manifest.structures_sha256 is not None:
+        console.print(f"structures of {counted(len(shards.crystals), 'material')} are whole")
     if not shards.manifest.has_checksum:
         console.print(f"manifest: {NO_CHECKSUM}")
     for line in clipped_lines(shards.manifest.clipped, shards.manifest.max_clipped_share):

@@ -36,6 +36,9 @@ def _register_tokenise(subparsers: argparse._SubParsersAction) -> None:
     add_rule_flags(parser)
     parser.add_argument("--layout", default="v3-p19", help="sequence layout (default: %(default)s)")
     parser.add_argument("--codec", type=Path, required=True, metavar="FILE", help="from `tomat codec fit`")
+    parser.add_argument(
+        "--promolecule", type=Path, metavar="FILE", help="laid beside the rows, from `tomat promolecule fit`"
+    )
     parser.add_argument("--output", required=True, metavar="PLACE", help="folder or gs:// URL of the shard set")
     parser.add_argument(
         "--patches_per_material", type=positive_int, default=64, help="rows a material (default: %(default)s)"
@@ -95,12 +98,14 @@ def run_tokenise(args: argparse.Namespace) -> int:
     """Write the shard set and print what it holds."""
     from tomat.codec.files import load_codec
     from tomat.codec.inputs import demo_inputs, path_inputs
+    from tomat.density.promolecule import Promolecule
     from tomat.tokens.clipping import MAX_CLIPPED_SHARE
     from tomat.tokens.layouts import layout_named
     from tomat.tokens.shards import open_shards
     from tomat.tokens.writer import write_shards
 
     layout, codec = layout_named(args.layout), load_codec(args.codec)
+    promolecule = None if args.promolecule is None else Promolecule.load(args.promolecule)
     rules = rules_of(args.species, args.accept)
     if args.demo:
         refuse_rules(args.species, args.accept, "the embedded densities")
@@ -117,6 +122,7 @@ def run_tokenise(args: argparse.Namespace) -> int:
         split=args.demo or "" if args.split is None else args.split,
         max_clipped_share=MAX_CLIPPED_SHARE if args.max_clipped_share is None else args.max_clipped_share,
         read_rules=None if args.demo else {"species": rules.species, "accept": sorted(rules.accept)},
+        promolecule=promolecule,
     )
     _report(open_shards(args.output), args.json, {"seconds": time.monotonic() - started})
     for material in manifest.skipped:
@@ -200,6 +206,8 @@ def _report(shards: Any, path: Path | None, extra: dict[str, Any]) -> None:
         "n_density_tokens": manifest.n_density_tokens,
         "codec_sha256": manifest.codec_sha256,
         "unit": manifest.unit,
+        "structures_sha256": manifest.structures_sha256,
+        "promolecule_sha256": manifest.promolecule_sha256,
         "manifest_has_checksum": manifest.has_checksum,
         "max_clipped_share": manifest.max_clipped_share,
     }
@@ -217,6 +225,10 @@ def _report(shards: Any, path: Path | None, extra: dict[str, Any]) -> None:
     table.add_row(
         "codec", f"{manifest.n_density_tokens:,} ids, {UNIT_WORDS[manifest.unit]}, {manifest.codec_sha256[:16]}..."
     )
+    exact = "exact" if manifest.structures_sha256 else "rounded, from the rows"
+    table.add_row("structures", exact)
+    known = manifest.promolecule_sha256
+    table.add_row("promolecule", f"{len(shards.promolecule.elements)} elements, {known[:16]}..." if known else "none")
     table.add_row("seed", str(manifest.seed))
     table.add_row("manifest", "its checksum fits" if manifest.has_checksum else NO_CHECKSUM)
     console.print(table)

@@ -259,15 +259,15 @@ def evaluate_embedded(config: "TrainConfig", result: "TrainResult") -> "TeacherF
     from tomat.app.eval_verbs import evaluate_with_bar
     from tomat.density.demo.embedded import demo_materials, load_demo
     from tomat.evaluation.picture import draw_plane, teacher_forced_plane
-    from tomat.evaluation.teacher_forced import TeacherForcedConfig
-    from tomat.evaluation.trained import load_trained
+    from tomat.evaluation.teacher_forced import TeacherForcedConfig, evaluator_of
+    from tomat.inference.trained import load_trained
 
     run = load_trained(result.run_dir)
     names = [material.material_id for material in demo_materials("validation")]
     sampling = TeacherForcedConfig(
         patches_per_material=config.evaluation.patches_per_material, seed=config.evaluation.seed
     )
-    with run.evaluator(sampling) as (evaluator, model):
+    with evaluator_of(run, sampling) as (evaluator, model):
         evaluation = evaluate_with_bar(evaluator, model, names, load_demo, run.settings("embedded validation"))
         if config.evaluation.picture:
             plane = teacher_forced_plane(evaluator, model, load_demo(names[0]))

@@ -15,6 +15,8 @@ from tomat.base.retries import PASSING_ERRNOS, STORAGE_TRIES
 ARRAY_NAME = "tokens.zarr"
 MANIFEST_NAME = "manifest.json"
 CODEC_NAME = "codec.json"
+STRUCTURES_NAME = "structures.npz"
+PROMOLECULE_NAME = "promolecule.json"
 PROGRESS_PREFIX = "progress/"
 """One object for each chunk that is written, with its checksum; gone once the set is complete."""
 

@@ -25,6 +25,19 @@ _COVALENT_RADII_A: tuple[float, ...] = tuple(
 """Of Z = 1..96: Cordero et al., Covalent radii revisited, Dalton Trans. 2832 (2008), table 2; for carbon that of sp2,
 for manganese, iron and cobalt the mean of low and high spin. Beyond, that of curium."""
 
+_PAULING: tuple[float, ...] = tuple(
+    float(word)
+    for word in """
+    2.2 0 0.98 1.57 2.04 2.55 3.04 3.44 3.98 0 0.93 1.31 1.61 1.9 2.19 2.58 3.16 0 0.82 1 1.36 1.54 1.63 1.66 1.55
+    1.83 1.88 1.91 1.9 1.65 1.81 2.01 2.18 2.55 2.96 3 0.82 0.95 1.22 1.33 1.6 2.16 1.9 2.2 2.28 2.2 1.93 1.69 1.78
+    1.96 2.05 2.1 2.66 2.6 0.79 0.89 1.1 1.12 1.13 1.14 1.13 1.17 1.2 1.2 1.1 1.22 1.23 1.24 1.25 1.1 1.27 1.3 1.5
+    2.36 1.9 2.2 2.2 2.28 2.54 2 1.62 2.33 2.02 2 2.2 2.2 0.7 0.9 1.1 1.3 1.5 1.38 1.36 1.28 1.3 1.3 1.3 1.3 1.3 1.3
+    1.3 1.3 1.3
+    """.split()
+)
+"""Electronegativity on Pauling's scale of Z = 1..103, 0 where there is none (He, Ne, Ar): the CRC Handbook of Chemistry
+and Physics, as pymatgen's periodic table has it, against which a test holds it."""
+
 _NUMBER_OF = {symbol: number for number, symbol in enumerate(SYMBOLS, start=1)}
 _NOBLE_GASES = (0, 2, 10, 18, 36, 54, 86, 118)
 
@@ -49,6 +62,11 @@ def symbol_of(number: int) -> str:
 def covalent_radius_a(number: int) -> float:
     """Covalent radius of Z in 1..118, A."""
     return _COVALENT_RADII_A[min(number, len(_COVALENT_RADII_A)) - 1]
+
+
+def pauling_electronegativity(number: int) -> float | None:
+    """Electronegativity of Z in 1..118 on Pauling's scale; None where it has none."""
+    return _PAULING[number - 1] or None if number <= len(_PAULING) else None
 
 
 def fewest_valence_electrons(number: int) -> int:

@@ -57,7 +57,8 @@ class RadialBasis:
         s = self.scale * np.log1p(distance_a / self.stretch_a)
         knot = s.astype(np.int64)
         u = s - knot
-        pieces = (1 - u) ** 3, 3 * u**3 - 6 * u**2 + 4, -3 * u**3 + 3 * u**2 + 3 * u + 1, u**3
+        v = 1 - u
+        pieces = v * v * v, (3 * u - 6) * u * u + 4, (3 * v - 6) * v * v + 4, u * u * u
         for place, piece in enumerate(pieces, start=-1):
             function = np.abs(knot + place)
             # Beyond the last function the value counts for nothing.

@@ -16,10 +16,13 @@ import numpy as np
 
 from tomat.base.errors import TomatError
 from tomat.codec.base import UNIT_E_PER_A3, DensityCodec, require_unit
+from tomat.density.crystal import Crystal
 from tomat.density.grid import DensityGrid
+from tomat.model.environment import EnvironmentConfig, PatchAtoms
 from tomat.tokens.layouts import SequenceLayout
 from tomat.tokens.patch import check_encodable, encode_rows
 from tomat.tokens.vocabulary import DENSITY_BLOCK_START, DENSITY_START
+from tomat.training.atoms import atoms_of_patch, filled
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,6 +40,25 @@ class EvaluationPatches:
     counted: np.ndarray
     """bool [patch, voxel]: the voxels that enter every figure, of the model and of the baselines alike."""
     voxel_volume_a3: float
+    crystal: Crystal
+    """Of the material."""
+    grid_shape: tuple[int, int, int]
+    """Voxels of its cell."""
+    anchors: np.ndarray
+    """int [patch, 3]."""
+
+    def atoms(self, environment: EnvironmentConfig) -> list[PatchAtoms]:
+        """The atoms near each patch, in the arrays of a model."""
+        x, y, z = self.reference.shape[1:]
+        return [
+            filled(
+                *atoms_of_patch(self.crystal, anchor, self.grid_shape, (x, y, z), environment.basis.cutoff_a),
+                (x, y, z),
+                environment.max_atoms,
+                self.crystal.name,
+            )
+            for anchor in self.anchors
+        ]
 
     @property
     def n_patches(self) -> int:
@@ -129,6 +151,9 @@ def make_patches(
         true_bins=(rows[:, density_start : density_start + n_voxels] - DENSITY_START).astype(np.uint16),
         counted=counted,
         voxel_volume_a3=float(grid.voxel_volume_a3),
+        crystal=Crystal.of(grid),
+        grid_shape=grid.grid_shape,
+        anchors=np.asarray(anchors),
     )
 
 

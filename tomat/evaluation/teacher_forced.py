@@ -4,6 +4,7 @@ It measures what next-token training optimises, and nothing more: 0.91 % teacher
 for the same weights. So every result carries its label and the baselines that read the same true neighbours.
 """
 
+import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import jmp
 import numpy as np
-from haliax import Axis, NamedArray
+from haliax import Axis
 from haliax.partitioning import ResourceMapping
 from jax import Array
 from levanter.models.lm_model import LmHeadModel
@@ -33,7 +34,10 @@ from tomat.evaluation.patches import (
     tiling_anchors,
 )
 from tomat.evaluation.result import MaterialResult, TeacherForcedResult
-from tomat.model.decoder import causal_activations
+from tomat.inference.batches import named_atoms, stacked_atoms
+from tomat.inference.trained import LoadedRun
+from tomat.model.decoder import environment_of, hidden_and_head
+from tomat.model.environment import EnvironmentConfig, EnvironmentTables
 from tomat.tokens.layouts import SequenceLayout
 from tomat.tokens.patch import check_encodable
 from tomat.tokens.vocabulary import DENSITY_START
@@ -64,6 +68,28 @@ class TeacherForcedConfig:
         return replace(self, batch_size=-(-self.batch_size // data_axis_size) * data_axis_size)
 
 
+@contextlib.contextmanager
+def evaluator_of(run: LoadedRun, config: TeacherForcedConfig) -> Iterator[tuple["TeacherForcedEvaluator", LmHeadModel]]:
+    """An evaluator of a run and the model that it takes, both on the mesh of the run's trainer, which is in force
+    meanwhile.
+
+    Args:
+        run: The run.
+        config: Sampling; the batch is raised to a multiple of the devices.
+    """
+    trainer = run.config.trainer_config()
+    with trainer.use_device_mesh():
+        evaluator = TeacherForcedEvaluator(
+            run.codec,
+            run.config.data.sequence_layout,
+            config.for_devices(trainer.data_axis_size),
+            axis_mapping=trainer.compute_axis_mapping,
+            policy=trainer.mp,
+            tables=run.tables,
+        )
+        yield evaluator, hax.shard(run.model, trainer.parameter_axis_mapping)
+
+
 class TeacherForcedEvaluator:
     """Compiles the evaluation of a model once, and runs it as often as asked: from the command line or a training hook.
 
@@ -73,6 +99,7 @@ class TeacherForcedEvaluator:
         config: sampling and batch.
         axis_mapping: Levanter's compute mapping where the model lives on a mesh; call within that mesh.
         policy: precision; the model is cast to its compute type. None: as the weights are.
+        tables: constants of a model with `model.environment`.
 
     Raises:
         TomatError: a codec that has no teacher-forced evaluation.
@@ -86,6 +113,7 @@ class TeacherForcedEvaluator:
         *,
         axis_mapping: ResourceMapping | None = None,
         policy: jmp.Policy | None = None,
+        tables: EnvironmentTables | None = None,
     ) -> None:
         check_codec(codec)
         self.codec = codec
@@ -95,6 +123,7 @@ class TeacherForcedEvaluator:
         self.medians = codec.decode(bins, decoder="median")
         self.means = codec.decode(bins, decoder="mean")
         self._placement = (axis_mapping, policy)
+        self._tables = tables
 
     def sampling(self, model: LmHeadModel) -> dict[str, Any]:
         """What decides which voxels are evaluated and in which bins: part of a result's settings."""
@@ -150,8 +179,9 @@ class TeacherForcedEvaluator:
             )
         total = sum(patches.n_patches for patches in materials)
         parts: list[DecodedVoxels[np.ndarray]] = []
-        for start, batch in self._batches(materials):
-            decoded = _decode_batch(model, batch, self.medians, self.means, self.config.block_voxels, *self._placement)
+        for start, batch in self._batches(materials, environment_of(model.config)):
+            blocks = self.config.block_voxels
+            decoded = _decode_batch(model, batch, self._tables, self.medians, self.means, blocks, *self._placement)
             parts.append(jax.tree.map(_on_host, decoded))
             if on_sequences is not None:
                 on_sequences(min(start + self.config.batch_size, total), total)
@@ -164,7 +194,9 @@ class TeacherForcedEvaluator:
             row += patches.n_patches
         return predictions
 
-    def _batches(self, materials: Sequence[EvaluationPatches]) -> Iterator[tuple[int, dict[str, np.ndarray]]]:
+    def _batches(
+        self, materials: Sequence[EvaluationPatches], environment: EnvironmentConfig | None
+    ) -> Iterator[tuple[int, dict[str, np.ndarray]]]:
         """Batches of one shape: voxels of smaller patches and sequences of the last batch are filled up with zeros."""
         most = self.layout.n_voxels
         reference = [np.reshape(patches.reference, (patches.n_patches, -1)) for patches in materials]
@@ -177,6 +209,8 @@ class TeacherForcedEvaluator:
             "reference": np.concatenate([_fill(part, most) for part in reference]),
             "true_bins": np.concatenate([_fill(patches.true_bins, most) for patches in materials]).astype(np.int32),
         }
+        if environment is not None:
+            everything |= stacked_atoms([atoms for patches in materials for atoms in patches.atoms(environment)])
         size = self.config.batch_size
         for start in range(0, len(everything["tokens"]), size):
             batch = {name: array[start : start + size] for name, array in everything.items()}
@@ -282,6 +316,7 @@ def measure(
 def _decode_batch(
     model: LmHeadModel,
     batch: dict[str, np.ndarray],
+    tables: EnvironmentTables | None,
     medians: np.ndarray,
     means: np.ndarray,
     block_voxels: int,
@@ -297,9 +332,8 @@ def _decode_batch(
     with hax.axis_mapping(axis_mapping or {}):
         n_sequences, length = batch["tokens"].shape
         tokens = hax.shard(hax.named(batch["tokens"], (Axis("batch", n_sequences), Axis("position", length))))
-        hidden: NamedArray = causal_activations(model, tokens)
-        density_ids = slice(DENSITY_START, DENSITY_START + len(medians))
-        head = model.get_lm_head()[model.Vocab.name, density_ids]
+        hidden, head = hidden_and_head(model, tokens, named_atoms(batch), tables)
+        head = head[model.Vocab.name, slice(DENSITY_START, DENSITY_START + len(medians))]
     return decode_hidden(
         hidden.rearrange(("batch", "position", model.Embed.name)).array,
         head.rearrange((model.Vocab.name, model.Embed.name)).array.astype(hidden.dtype),

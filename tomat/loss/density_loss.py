@@ -35,6 +35,7 @@ def density_loss(
     *,
     config: LossConfig,
     target: DensityTarget,
+    unread: jax.Array | NamedArray | None = None,
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
     """Loss of a batch and its metrics, never holding the logits of more than `config.block_positions` positions.
 
@@ -49,6 +50,8 @@ def density_loss(
         tokens: Ids, integer `[batch, position]` or `[position]`.
         config: The loss.
         target: The density ids, and what they stand for.
+        unread: Bool `[batch]`: rows whose density the model was not given. Changes no loss; adds the metrics
+            `density_loss_unread` and `density_loss_read`, the mean over either sort of rows, NaN where there is none.
 
     Returns:
         The loss, a float32 scalar in `config.unit`, and float32 scalar metrics, each a mean over the sequences of a
@@ -63,11 +66,16 @@ def density_loss(
         TomatError: shapes, table or layout do not fit each other, or the batch does not divide over the devices.
     """
     sharding = _sharding(hidden)
-    spec, inputs, constant_metrics = _prepare(hidden, head, tokens, config, target)
+    spec, inputs, constant_metrics = _prepare(hidden, head, tokens, config, target, unread)
     if sharding is not None:
         _check_divisible(inputs.hidden, sharding)
     sums = cast(LossSums, loss_sums(spec, sharding, inputs))  # custom_vjp does not say what it returns
-    return sums.loss, _metrics(spec, sums, constant_metrics)
+    metrics = _metrics(spec, sums, constant_metrics)
+    if unread is not None:
+        share = jnp.mean(_plain(unread, ("batch",)).astype(jnp.float32))
+        metrics["density_loss_unread"] = lax.stop_gradient(sums.unread_loss / share)
+        metrics["density_loss_read"] = lax.stop_gradient((sums.density_loss - sums.unread_loss) / (1.0 - share))
+    return sums.loss, metrics
 
 
 def evaluation_sums(loss: jax.Array, metrics: dict[str, jax.Array], n_sequences: int) -> dict[str, jax.Array]:
@@ -170,6 +178,7 @@ def _prepare(
     tokens: jax.Array | NamedArray,
     config: LossConfig,
     target: DensityTarget,
+    unread: jax.Array | NamedArray | None = None,
 ) -> tuple[BlockSpec, LossInputs, dict[str, jax.Array]]:
     """Plain arrays of the right shapes with each position's target and weight, and the metrics of these alone."""
     config.check_layout(target.tokens_per_voxel)
@@ -205,11 +214,14 @@ def _prepare(
     n_density, n_other = density.sum(axis=1, keepdims=True), other.sum(axis=1, keepdims=True)
     has_density = n_density > 0
     total = jnp.where(has_density, n_density + config.preamble_weight * n_other, 1.0) * n_sequences
+    density_mean = density / (jnp.maximum(n_density, 1.0) * n_sequences)
+    rows_unread = jnp.zeros(n_sequences) if unread is None else _plain(unread, ("batch",)).astype(jnp.float32)
     weights = PositionWeights(
         density=density / total,
         other=config.preamble_weight * other * has_density / total,
-        density_mean=density / (jnp.maximum(n_density, 1.0) * n_sequences),
+        density_mean=density_mean,
         other_mean=other * has_density / (jnp.maximum(n_other, 1.0) * n_sequences),
+        unread_mean=density_mean * rows_unread[:, None],
     )
     if config.vocabulary == "full" or config.preamble_weight > 0:
         rows, first_bin = targets, start

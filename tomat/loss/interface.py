@@ -37,13 +37,14 @@ class PositionWeights(NamedTuple):
     """Weight of each position, `[B, P]`, summed over the batch in the loss and in the metrics.
 
     `density` and `other` make the loss; `density_mean` and `other_mean` make plain means over the positions of either
-    sort.
+    sort, `unread_mean` one over the density positions of rows whose density the model does not read.
     """
 
     density: jax.Array
     other: jax.Array
     density_mean: jax.Array
     other_mean: jax.Array
+    unread_mean: jax.Array
 
 
 class LossInputs(NamedTuple):
@@ -78,6 +79,7 @@ class LossSums(NamedTuple):
 
     loss: jax.Array
     density_loss: jax.Array
+    unread_loss: jax.Array
     cross_entropy: jax.Array
     emd: jax.Array
     top1: jax.Array
@@ -90,6 +92,7 @@ def weighted_sums(weights: PositionWeights, terms: PositionTerms) -> LossSums:
     return LossSums(
         loss=jnp.sum(weights.density * terms.loss + weights.other * terms.other_cross_entropy),
         density_loss=jnp.sum(weights.density_mean * terms.loss),
+        unread_loss=jnp.sum(weights.unread_mean * terms.loss),
         cross_entropy=jnp.sum(weights.density_mean * terms.cross_entropy),
         emd=jnp.sum(weights.density_mean * terms.emd),
         top1=jnp.sum(weights.density_mean * terms.top1),

@@ -37,8 +37,10 @@ from tomat.model.attention import (
     flash_block,
 )
 from tomat.model.embedding import with_float32_sums
+from tomat.model.environment import Environment, EnvironmentConfig, EnvironmentTables, PatchAtoms
 from tomat.model.norm_rotary import QkRotaryConfig
 from tomat.model.splash import ATTENTION_OUTPUT, SplashBlockSizes
+from tomat.tokens.vocabulary import DENSITY_START
 
 MLP_PROJECTIONS = "mlp_projections"
 """Name, for checkpoint policies, of what the two input projections of the MLP give."""
@@ -114,6 +116,9 @@ class DensityDecoderConfig(Qwen3Config):
     """What computes the norm and the rotary embedding of queries and keys."""
     gradient_checkpointing: bool | PolicyName | ScanCheckpointPolicy = "full"  # names before Haliax's own of them
     """One of `NAMED_POLICIES`, true (full), false (off), or the fields of Haliax's `ScanCheckpointPolicy`."""
+    environment: EnvironmentConfig | None = None
+    """What each position knows of the atoms around its voxel, and the prior of the logits; None: neither. Without it a
+    model knows the atoms from the preamble alone."""
 
     def __post_init__(self) -> None:
         for name in ("hidden_dim", "intermediate_dim", "num_layers", "num_heads", "num_kv_heads"):
@@ -201,6 +206,7 @@ class DensityDecoderConfig(Qwen3Config):
             "hybrid_norm": self.hybrid_norm,
             "input_embedding_norm": self.input_embedding_norm,
             "sliding_window": self.window is not None,
+            "environment": self.environment is not None,
         }
         if any(without.values()):
             names = ", ".join(f"{name}={getattr(self, name)}" for name, differs in without.items() if differs)
@@ -277,6 +283,7 @@ class DensityDecoder(LlamaLMHeadModel):
     """Embedding, layers and (tied) logits."""
 
     transformer: DensityTransformer
+    environment: Environment | None = None
 
     @classmethod
     def init(cls, Vocab: Axis, config: DensityDecoderConfig, *, key) -> "DensityDecoder":
@@ -288,7 +295,26 @@ class DensityDecoder(LlamaLMHeadModel):
         head = None
         if not config.tie_word_embeddings:
             head = hnn.Linear.init(In=config.Embed, Out=Vocab, key=k_embedding, use_bias=False, out_first=True)
-        return cls(transformer, embeddings, head)
+        environment = None
+        if config.environment is not None:
+            # A key of its own, so that all other weights are those of the model without it.
+            environment = Environment.init(config.environment, config.Embed, key=jrandom.fold_in(key, 1))
+        return cls(transformer, embeddings, head, environment)
+
+    def activations(
+        self,
+        input_ids: NamedArray,
+        attn_mask: AttentionMask | NamedArray | None = None,
+        *,
+        key=None,
+        pos_ids: NamedArray | None = None,
+        added: NamedArray | None = None,
+    ) -> NamedArray:
+        """The last hidden state; `added`, [batch, position, embed], is added to the embedding of the ids."""
+        x = self.embeddings.embed(input_ids)
+        if added is not None:
+            x = x + added.rearrange(x.axes)
+        return self.transformer(x, attn_mask=attn_mask, key=key, pos_ids=pos_ids)
 
 
 def parameter_count(config: LmConfig, vocab_size: int) -> int:
@@ -332,7 +358,9 @@ def build_mask(config: LmConfig) -> AttentionMask:
     return AttentionMask.causal(sliding_window=_effective_window(config))
 
 
-def causal_activations(model: LmHeadModel, tokens: NamedArray, *, key=None) -> NamedArray:
+def causal_activations(
+    model: LmHeadModel, tokens: NamedArray, *, key=None, added: NamedArray | None = None
+) -> NamedArray:
     """The last hidden state at every position, each computed from the tokens up to that position and no later one.
 
     The gradient of the embedding is summed in float32 (`embedding.py`), whatever the model computes in.
@@ -341,6 +369,7 @@ def causal_activations(model: LmHeadModel, tokens: NamedArray, *, key=None) -> N
         model: Any Levanter decoder.
         tokens: Token ids, int [batch, position].
         key: Random key, for models with dropout.
+        added: [batch, position, embed], added to the embedding of the tokens (`DensityDecoder` alone).
 
     Returns:
         [batch, position, embed], in the type the model computes in. The logits are its product with
@@ -350,10 +379,48 @@ def causal_activations(model: LmHeadModel, tokens: NamedArray, *, key=None) -> N
         TomatError: A mixture of experts, whose router has a loss of its own that tomat's losses do not add, or a window
             as in `build_mask`.
     """
-    activations = with_float32_sums(model).activations(tokens, attn_mask=build_mask(model.config), key=key)
+    more = {} if added is None else {"added": added}
+    activations = with_float32_sums(model).activations(tokens, attn_mask=build_mask(model.config), key=key, **more)
     if isinstance(activations, tuple):
         raise TomatError(
             f"model.type {model.config.get_choice_name(type(model.config))} is a mixture of experts, whose router loss "
             "tomat does not add; choose a dense decoder."
         )
-    return hax.auto_sharded(activations.rearrange((..., "position", model.config.Embed)))
+    return hax.auto_sharded(activations.rearrange((..., "position", model.Embed.name)))
+
+
+def environment_of(config: LmConfig) -> EnvironmentConfig | None:
+    """`model.environment` of a configuration; None also for models that cannot have one."""
+    return config.environment if isinstance(config, DensityDecoderConfig) else None
+
+
+def hidden_and_head(
+    model: LmHeadModel,
+    tokens: NamedArray,
+    atoms: PatchAtoms | None = None,
+    tables: EnvironmentTables | None = None,
+    *,
+    key=None,
+) -> tuple[NamedArray, NamedArray]:
+    """Hidden states and head whose product is the logits, with what the model knows of the atoms.
+
+    Args:
+        model: Any Levanter decoder.
+        tokens: Token ids, int [batch, position].
+        atoms, tables: For a model with `environment`; else not looked at.
+        key: As for `causal_activations`.
+
+    Returns:
+        [batch, position, embed] and [vocab, embed]; `embed` is longer than the model's where there is a prior.
+
+    Raises:
+        TomatError: As `causal_activations`, or the atoms are missing.
+    """
+    environment = model.environment if isinstance(model, DensityDecoder) else None
+    if environment is None:
+        return causal_activations(model, tokens, key=key), model.get_lm_head()
+    if atoms is None or tables is None:
+        raise TomatError("the model has model.environment and was given no atoms; read them with the rows.")
+    sums = environment.sums(tokens, atoms, tables)
+    hidden = causal_activations(model, tokens, key=key, added=sums.embedding)
+    return environment.with_prior(hidden, model.get_lm_head(), sums, tables, DENSITY_START)

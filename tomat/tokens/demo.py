@@ -1,13 +1,16 @@
 """The embedded densities as shard sets."""
 
+from functools import cache
 from pathlib import Path
 from typing import Literal
 
+from tomat.base.storage import Store
 from tomat.codec.histogram import DensityHistogram
 from tomat.codec.lloyd_max import fit_lloyd_max
 from tomat.density.demo.embedded import SPLITS, demo_materials, load_demo
+from tomat.density.promolecule import Promolecule, PromoleculeFit
 from tomat.tokens.layouts import SequenceLayout
-from tomat.tokens.writer import write_shards
+from tomat.tokens.writer import read_plan, stored_promolecule, write_shards
 
 SEED = 0
 """Seeds the anchors of the patches: the demo's data are the same in every run."""
@@ -20,10 +23,10 @@ def write_demo_shards(
     objective: Literal["absolute", "squared"],
     patches_per_material: int,
 ) -> None:
-    """Fit a codec to the embedded training densities and write a set for each split below `folder`, unless it is there.
+    """Fit codec and promolecule to the embedded training densities; write a set for each split, unless it is there.
 
     Args:
-        folder: Gets `train` and `validation`.
+        folder: It gets `train` and `validation`.
         layout: The sequence layout.
         n_density_tokens: Bins of the codec.
         objective: What the codec minimises.
@@ -34,12 +37,26 @@ def write_demo_shards(
         histogram.add(load_demo(material.material_id).rho)
     codec = fit_lloyd_max(histogram, n_bins=n_density_tokens, objective=objective)
     for split in SPLITS:
+        store = Store(folder / split)
+        plan = read_plan(store)
+        # A set that is there keeps its own, or goes on without, if it is from before there were such.
+        promolecule = fit_demo_promolecule() if plan is None else stored_promolecule(store, plan)
         write_shards(
-            str(folder / split),
+            folder / split,
             [material.material_id for material in demo_materials(split)],
             load_demo,
             layout=layout,
             codec=codec,
             patches_per_material=patches_per_material,
             seed=SEED,
+            promolecule=promolecule,
         )
+
+
+@cache
+def fit_demo_promolecule() -> Promolecule:
+    """The promolecule of the embedded training densities; 2 s of processor time, once in a process."""
+    fit = PromoleculeFit()
+    for material in demo_materials("train"):
+        fit.add(load_demo(material.material_id))
+    return fit.solve()

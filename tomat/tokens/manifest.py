@@ -140,6 +140,10 @@ class ShardManifest:
     read_rules: Mapping[str, Sequence[str]] | None = None
     """What was assumed of the densities: `species` and `accept`, by name. None: not recorded (imported, embedded,
     written by `tomat retokenize`, whose request has them, or planned before they were)."""
+    structures_sha256: str | None = None
+    """Hash of the exact structures beside the manifest; None: there are none (imported, or planned before such)."""
+    promolecule_sha256: str | None = None
+    """Hash of the promolecule beside the manifest; None: there is none."""
     chunk_checksums: tuple[str, ...] = ()
     """One for each chunk, as `CHECKSUM` says; empty in a plan."""
     complete: bool = False
@@ -223,10 +227,13 @@ class ShardManifest:
         return draw_anchors(material.anchors_seed, material.grid_shape, material.row_end - material.row_start)
 
     def identity(self) -> dict[str, Any]:
-        """All that decides the tokens, but for the order of the materials: plans alike here are of one set."""
+        """All that decides the tokens, but for the order of the materials: plans alike here are of one set.
+
+        The promolecule counts too; the structures are those of the materials."""
         # An older set, in which they were not counted or recorded, has none, and goes on as it began.
         share = {} if self.max_clipped_share is None else {"max_clipped_share": self.max_clipped_share}
         rules = {} if self.read_rules is None else {key: list(self.read_rules[key]) for key in sorted(self.read_rules)}
+        promolecule = {} if self.promolecule_sha256 is None else {"promolecule": self.promolecule_sha256}
         return {
             "layout": self.layout.to_dict(),
             "codec": self.codec_sha256,
@@ -237,6 +244,7 @@ class ShardManifest:
             "materials": sorted(entry.material_id for entry in (*self.materials, *self.skipped)),
             **share,
             **rules,
+            **promolecule,
         }
 
     def to_text(self) -> str:
@@ -273,6 +281,8 @@ def plan_rows(
     clipped: Iterable[ClippedMaterial] | None = None,
     max_clipped_share: float | None = None,
     read_rules: Mapping[str, Sequence[str]] | None = None,
+    structures_sha256: str | None = None,
+    promolecule_sha256: str | None = None,
 ) -> ShardManifest:
     """Lay out the rows of a data set: the manifest, not complete and without checksums.
 
@@ -287,6 +297,7 @@ def plan_rows(
         clipped: the materials with voxels outside the codec; None if they were not counted.
         max_clipped_share: above which a material was skipped for them.
         read_rules: what is assumed of the densities, such as `{"species": ["Na"], "accept": []}`; None if not recorded.
+        structures_sha256, promolecule_sha256: of what lies beside the manifest.
 
     Raises:
         TomatError: if no material is left, one is named twice, a name is none, or there are no rows of a material.
@@ -327,4 +338,6 @@ def plan_rows(
         clipped=None if clipped is None else tuple(clipped),
         max_clipped_share=max_clipped_share,
         read_rules=None if read_rules is None else {key: tuple(names) for key, names in read_rules.items()},
+        structures_sha256=structures_sha256,
+        promolecule_sha256=promolecule_sha256,
     )

@@ -39,6 +39,8 @@ _TYPES: Mapping[str, type | tuple[type, ...]] = {
     "clipped": (list, type(None)),
     "max_clipped_share": (float, int, type(None)),
     "read_rules": (dict, type(None)),
+    "structures_sha256": (str, type(None)),
+    "promolecule_sha256": (str, type(None)),
     "chunk_checksums": list,
     "complete": bool,
     "format_version": int,
@@ -81,12 +83,13 @@ def parse_manifest(text: str | bytes, source: str) -> ShardManifest:
 
 
 def _values(content: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a manifest from its JSON; `clipped`, `max_clipped_share` and `read_rules` may be absent.
+    """The fields of a manifest from its JSON; what older ones lack is None.
 
     Raises:
         LookupError, TypeError, ValueError: what is missing or wrong.
     """
-    values: dict[str, Any] = {"clipped": None, "max_clipped_share": None, "read_rules": None}
+    later = ("clipped", "max_clipped_share", "read_rules", "structures_sha256", "promolecule_sha256")
+    values: dict[str, Any] = dict.fromkeys(later)
     values |= {key: content[key] for key in _TYPES if key in content}
     for key, expected in _TYPES.items():
         value = values[key]
@@ -111,9 +114,10 @@ def _values(content: Mapping[str, Any]) -> dict[str, Any]:
     if values["clipped"] is not None:
         values["clipped"] = tuple(ClippedMaterial(**item) for item in values["clipped"])
     values["chunk_checksums"] = tuple(values["chunk_checksums"])
-    for checksum in values["chunk_checksums"]:
+    beside = [values[key] for key in ("structures_sha256", "promolecule_sha256") if values[key] is not None]
+    for checksum in (*values["chunk_checksums"], *beside):
         if not isinstance(checksum, str) or re.fullmatch(r"[0-9a-f]{64}", checksum) is None:
-            raise ValueError(f"the checksum of a chunk is {checksum!r:.80}")
+            raise ValueError(f"a checksum is {checksum!r:.80}")
     return values
 
 

@@ -1,12 +1,14 @@
-"""A data set of tokens on disk or in a bucket: `tokens.zarr`, `manifest.json`, `codec.json`.
+"""A data set of tokens on disk or in a bucket: `tokens.zarr`, `manifest.json`, `codec.json`, and since there are such
+`structures.npz`, the exact structures of the materials, and where one was fitted or given `promolecule.json`.
 
 The array is Zarr v3, uint16 [rows, context], a chunk for each block of rows, so that a block is one object. Opening
-reads the manifest and the codec and no tokens; whether a block is whole is checked when it is read.
+reads the manifest, the codec and the promolecule and no tokens; whether a block is whole is checked when it is read.
 """
 
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -14,13 +16,23 @@ import tensorstore as ts
 
 from tomat.base.errors import TomatError
 from tomat.base.reporting import counted, dump_json, is_or_are
-from tomat.base.storage import ARRAY_NAME, CODEC_NAME, MANIFEST_NAME, PROGRESS_PREFIX, Store, explaining_storage
+from tomat.base.storage import (
+    ARRAY_NAME,
+    CODEC_NAME,
+    MANIFEST_NAME,
+    PROGRESS_PREFIX,
+    STRUCTURES_NAME,
+    Store,
+    explaining_storage,
+)
 from tomat.codec.base import DensityCodec
+from tomat.density.promolecule import Promolecule
 from tomat.tokens.layouts import SequenceLayout
 from tomat.tokens.manifest import MaterialRows, ShardManifest
 from tomat.tokens.manifest_text import parse_manifest
+from tomat.tokens.structures import PreambleStructures, Structures
 from tomat.tokens.vocabulary import BOS
-from tomat.tokens.writer import rows_checksum, stored_codec
+from tomat.tokens.writer import rows_checksum, stored_codec, stored_promolecule
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,6 +45,8 @@ class ShardSet:
     codec: DensityCodec
     array: ts.TensorStore
     """uint16 [rows, context]."""
+    promolecule: Promolecule | None = None
+    """The promolecule that lies beside the rows; None: there is none."""
 
     @property
     def layout(self) -> SequenceLayout:
@@ -67,7 +81,8 @@ class ShardSet:
     @property
     def content_sha256(self) -> str:
         """Hash of all that decides which tokens stand in which row: layout, vocabulary, codec, rows, and the checksum
-        of every chunk's rows. Names of materials and where the set lies do not count."""
+        of every chunk's rows. Names of materials, their exact structures, the promolecule and where the set lies do
+        not count: sets from before there were such keep their hash."""
         manifest = self.manifest
         content = {
             "layout": manifest.layout.to_dict(),
@@ -78,6 +93,40 @@ class ShardSet:
             "chunk_checksums": manifest.chunk_checksums,
         }
         return hashlib.sha256(dump_json(content).encode()).hexdigest()
+
+    @property
+    def environment_sha256(self) -> str | None:
+        """Hash of structures and promolecule: what a model may read beside the rows. None without exact structures,
+        which the rows then decide."""
+        manifest = self.manifest
+        if manifest.structures_sha256 is None:
+            return None
+        content = {"structures": manifest.structures_sha256, "promolecule": manifest.promolecule_sha256}
+        return hashlib.sha256(dump_json(content).encode()).hexdigest()
+
+    @cached_property
+    def crystals(self) -> Structures | PreambleStructures:
+        """The structures of `manifest.materials`, by the same index; read when first asked for.
+
+        Of a set without exact ones those of its rows, with a warning.
+
+        Raises:
+            TomatError: if they are gone, damaged, or of another set.
+        """
+        manifest, again = self.manifest, "Copy or tokenise the set again."
+        if manifest.structures_sha256 is None:
+            return PreambleStructures(self.url, manifest, self.codec, self.read_rows)
+        content, source = Store(self.url).read(STRUCTURES_NAME), self.url + STRUCTURES_NAME
+        if content is None:
+            raise TomatError(f"The shard set {self.url} has no {STRUCTURES_NAME}, and its manifest has. {again}")
+        names = [material.material_id for material in manifest.materials]
+        found = Structures.from_bytes(content, source, names, again)
+        if found.sha256 != manifest.structures_sha256:
+            raise TomatError(
+                f"The structures {source} are not the set's: they hash to {found.sha256[:12]}..., the manifest says "
+                f"{manifest.structures_sha256[:12]}... {again}"
+            )
+        return found
 
     def read_block(self, block: int, *, verify: bool = False) -> ts.Future:
         """Start reading a block.
@@ -197,4 +246,4 @@ def open_shards(place: str | Path) -> ShardSet:
             f"The array {store.url}{ARRAY_NAME} is {found[1]} {found[0]} in chunks of {found[2]}; the manifest says "
             f"{expected[1]} {expected[0]} in chunks of {expected[2]}. Copy or tokenise the set again."
         )
-    return ShardSet(store.url, manifest, codec, array)
+    return ShardSet(store.url, manifest, codec, array, stored_promolecule(store, manifest))

@@ -5,15 +5,19 @@ from collections.abc import Iterable
 import numpy as np
 
 from tomat.base.errors import TomatError
-from tomat.base.storage import ARRAY_NAME, Store, explaining_storage
+from tomat.base.storage import ARRAY_NAME, STRUCTURES_NAME, Store, explaining_storage
 from tomat.codec.base import UNIT_RHO_TIMES_VOLUME
 from tomat.codec.position import MAX_ERROR
+from tomat.density.crystal import Crystal
 from tomat.tokens.patch import ANGLE_STEP_DEGREES, LENGTH_STEP_A, decode_sequence
 from tomat.tokens.shards import ShardSet
 from tomat.tokens.writer import GetGrid, begin_chunk, chunk_tokens, rows_checksum
 
 COORDINATE_TOLERANCE = 2 * MAX_ERROR
 """Of fractional coordinates: the position codec's largest error, and as much for moving the origin."""
+
+
+_EXACT = ("lattice", "atomic_numbers", "frac_coords")
 
 
 def damaged_chunks(shards: ShardSet, blocks: Iterable[int] | None = None) -> dict[int, str]:
@@ -86,6 +90,11 @@ def compare_with_source(shards: ShardSet, rows: Iterable[int], get_grid: GetGrid
             and np.all(np.abs(apart - np.round(apart)) < COORDINATE_TOLERANCE)
         ):
             raise TomatError(f"{where}: other atoms.")
+        if shards.manifest.structures_sha256 is not None:
+            stored = shards.crystals[int(shards.manifest.material_indices(np.array(row)))]
+            exact = Crystal.of(grid)
+            if not all(np.array_equal(getattr(stored, key), getattr(exact, key)) for key in _EXACT):
+                raise TomatError(f"{where}: the exact structure in {STRUCTURES_NAME} is another one.")
         steps = np.array([LENGTH_STEP_A] * 3 + [ANGLE_STEP_DEGREES] * 3)
         lattice_error = np.abs(np.array(read.lattice_parameters) - grid.lattice_parameters)
         if np.any(lattice_error > 0.5001 * steps):

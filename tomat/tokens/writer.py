@@ -1,9 +1,9 @@
 """Write a data set of tokens chunk by chunk; any worker writes any chunk alone, and nobody else's.
 
-`start_shards` puts the plan and the codec in place, `ChunkWriter` writes chunks and after each a small record with its
-checksum, `finalise` gathers the records into the manifest and says `complete: true`. `write_shards` does all three in
-one process. Stopped anywhere and started again it goes on with the first chunk that has no record, and ends with the
-same bytes.
+`start_shards` puts the plan, the codec and what else lies beside it in place, `ChunkWriter` writes chunks and after
+each a small record with its checksum, `finalise` gathers the records into the manifest and says `complete: true`.
+`write_shards` does all three in one process. Stopped anywhere and started again it goes on with the first chunk that
+has no record, and ends with the same bytes.
 """
 
 import hashlib
@@ -21,16 +21,28 @@ import tensorstore as ts
 
 from tomat.base.errors import RetryableError, TomatError
 from tomat.base.reporting import counted, is_or_are, progress
-from tomat.base.storage import ARRAY_NAME, CODEC_NAME, MANIFEST_NAME, PROGRESS_PREFIX, Store, explaining_storage
+from tomat.base.storage import (
+    ARRAY_NAME,
+    CODEC_NAME,
+    MANIFEST_NAME,
+    PROGRESS_PREFIX,
+    PROMOLECULE_NAME,
+    STRUCTURES_NAME,
+    Store,
+    explaining_storage,
+)
 from tomat.codec.base import DensityCodec
 from tomat.codec.files import codec_from_text, codec_text
+from tomat.density.crystal import Crystal
 from tomat.density.grid import DensityGrid
 from tomat.density.io import read_density
+from tomat.density.promolecule import Promolecule
 from tomat.tokens.clipping import MAX_CLIPPED_SHARE, ClippedMaterial, check_max_clipped_share, clipped_of
 from tomat.tokens.layouts import SequenceLayout
 from tomat.tokens.manifest import DEFAULT_BLOCK_ROWS, ShardManifest, SkippedMaterial, plan_rows
 from tomat.tokens.manifest_text import parse_manifest
 from tomat.tokens.patch import check_encodable, encode_rows
+from tomat.tokens.structures import Structures
 
 GetGrid = Callable[[str], DensityGrid]
 """Reads the density of a material by name; raises TomatError where that is impossible."""
@@ -67,8 +79,19 @@ def checksum_of_record(content: bytes, source: str) -> str:
     return checksum
 
 
-def start_shards(place: str | Path | Store, plan: ShardManifest, codec: DensityCodec) -> Store:
-    """Put the codec, the empty array and the plan in place; the plan last.
+def start_shards(
+    place: str | Path | Store,
+    plan: ShardManifest,
+    codec: DensityCodec,
+    structures: Structures | None = None,
+    promolecule: Promolecule | None = None,
+) -> Store:
+    """Put the codec, structures and promolecule as planned, the plan and the empty array in place.
+
+    Args:
+        place: folder or `gs://` URL of the data set.
+        plan: the plan; the last that is written.
+        codec, structures, promolecule: those of the plan; the last two are not needed where the plan is in place.
 
     Raises:
         TomatError: if another data set lies there, or the place cannot be written.
@@ -77,6 +100,9 @@ def start_shards(place: str | Path | Store, plan: ShardManifest, codec: DensityC
         raise TomatError("The plan was made with another codec than the one given; plan again.")
     store = place if isinstance(place, Store) else Store(place)
     found = read_plan(store)
+    hashes = structures and structures.sha256, promolecule and promolecule.sha256
+    if found is None and hashes != (plan.structures_sha256, plan.promolecule_sha256):
+        raise TomatError("The plan was made with other structures or another promolecule than given; plan again.")
     if found is not None:
         _check_same(store, found, plan.identity())
     else:
@@ -84,6 +110,10 @@ def start_shards(place: str | Path | Store, plan: ShardManifest, codec: DensityC
         if store.names(ARRAY_NAME + "/") or store.names(PROGRESS_PREFIX):
             raise TomatError(f"{store.url} holds a token array but no manifest. Remove it, or choose another place.")
         store.write(CODEC_NAME, codec_text(codec).encode())
+        if structures is not None:
+            store.write(STRUCTURES_NAME, structures.to_bytes())
+        if promolecule is not None:
+            store.write(PROMOLECULE_NAME, promolecule.to_text().encode())
         store.write(MANIFEST_NAME, plan.to_text().encode())
     store.create_array(plan.rows, plan.context, plan.block_rows)
     return store
@@ -105,6 +135,40 @@ def stored_codec(store: Store) -> DensityCodec:
     if content is None:
         raise TomatError(f"The shard set {store.url} has no {CODEC_NAME}. Copy or tokenise it again.")
     return codec_from_text(content.decode(errors="replace"), store.url + CODEC_NAME)
+
+
+def stored_promolecule(store: Store, plan: ShardManifest) -> Promolecule | None:
+    """The promolecule beside a plan; None if the plan has none.
+
+    Raises:
+        TomatError: if it is gone, damaged, or another one.
+    """
+    if plan.promolecule_sha256 is None:
+        return None
+    content = store.read(PROMOLECULE_NAME)
+    source, again = store.url + PROMOLECULE_NAME, "Copy or tokenise the set again."
+    if content is None:
+        raise TomatError(f"The shard set {store.url} has no {PROMOLECULE_NAME}, and its manifest has. {again}")
+    found = Promolecule.from_text(content.decode(errors="replace"), source)
+    if found.sha256 != plan.promolecule_sha256:
+        raise TomatError(
+            f"The promolecule {source} is not the set's: it hashes to {found.sha256[:12]}..., the manifest says "
+            f"{plan.promolecule_sha256[:12]}... {again}"
+        )
+    return found
+
+
+def check_planned_promolecule(store: Store, plan: ShardManifest, given: bool) -> None:
+    """Refuse a promolecule for a set that was planned without one.
+
+    Raises:
+        TomatError: naming the set.
+    """
+    if given and plan.promolecule_sha256 is None:
+        raise TomatError(
+            f"{store.url} was begun without a promolecule, and goes on without. Leave --promolecule out, or choose "
+            "another place."
+        )
 
 
 def _check_same(store: Store, found: ShardManifest, wanted: dict[str, Any]) -> None:
@@ -292,6 +356,7 @@ def write_shards(
     block_rows: int = DEFAULT_BLOCK_ROWS,
     max_clipped_share: float = MAX_CLIPPED_SHARE,
     read_rules: Mapping[str, Sequence[str]] | None = None,
+    promolecule: Promolecule | None = None,
 ) -> ShardManifest:
     """Tokenise materials into a data set, in this process; goes on where it was stopped.
 
@@ -305,6 +370,7 @@ def write_shards(
         layout, codec, patches_per_material, seed, split, block_rows: as `plan_rows`.
         max_clipped_share: a material that loses more of its electrons outside the codec is skipped.
         read_rules: what `get_grid` assumes of the densities, as `plan_rows`.
+        promolecule: laid beside the rows; it decides none.
 
     Returns:
         The manifest of the complete set.
@@ -326,10 +392,13 @@ def write_shards(
         block_rows=block_rows,
         max_clipped_share=max_clipped_share,
         read_rules=read_rules,
+        promolecule_sha256=None if promolecule is None else promolecule.sha256,
     )
     store = Store(place)
     plan = read_plan(store)
+    structures = None
     if plan is not None:
+        check_planned_promolecule(store, plan, promolecule is not None)
         # The grids, which are not read yet, are no part of what a set is known by.
         _check_same(store, plan, plan_of([(name, (1, 1, 1)) for name in material_ids]).identity())
         if plan.complete:
@@ -339,11 +408,13 @@ def write_shards(
             entries: list[tuple[str, tuple[int, int, int]]] = []
             skipped: list[SkippedMaterial] = []
             clipped: list[ClippedMaterial] = []
+            crystals: list[Crystal] = []
             for material_id in bar.track(material_ids, description="Checking densities"):
                 try:
                     grid = read_grid(material_id)
                     check_encodable(grid, layout, codec)
                     outside = clipped_of(grid, codec, material_id, max_clipped_share)
+                    crystal = Crystal.of(grid)
                 except RetryableError:
                     raise
                 except MemoryError as error:
@@ -355,8 +426,10 @@ def write_shards(
                 else:
                     entries.append((material_id, grid.grid_shape))
                     clipped += [outside] if outside.voxels else []
-            plan = plan_of(entries, skipped=skipped, clipped=clipped)
-        start_shards(store, plan, codec)
+                    crystals.append(crystal)
+            structures = Structures.of(crystals)
+            plan = plan_of(entries, skipped=skipped, clipped=clipped, structures_sha256=structures.sha256)
+        start_shards(store, plan, codec, structures, promolecule)
         records = set(store.names(PROGRESS_PREFIX))
         for chunk in bar.track(range(plan.n_chunks), description="Tokenising chunks"):
             if record_name(chunk) not in records or not chunk_is_written(store, plan, chunk):

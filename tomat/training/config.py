@@ -220,6 +220,9 @@ class TrainConfig:
     """What a run watches for while it trains, and what it does about it."""
     preemption: PreemptionConfig = PreemptionConfig()
     """What happens when the machine is taken away."""
+    density_dropout: float = 0.0
+    """Share of the rows whose density the model does not read (ids of padding stand in its place): their every voxel is
+    predicted from the structure alone. With it the same weights decode a patch in one pass, and voxel after voxel."""
     dispatch_ahead: int = 1
     """Steps that the devices are given before the loss of an earlier one is read, so that they do not wait for the
     host; 0: none. No number of the training changes with it (`docs/guides/raising-mfu.md`)."""
@@ -235,6 +238,8 @@ class TrainConfig:
             raise TomatError(f"run_name is '{self.run_name}'; expected letters, digits, '.', '_' and '-'.")
         if not 0 <= self.dispatch_ahead <= 8:
             raise TomatError(f"dispatch_ahead is {self.dispatch_ahead}; expected 0 to 8: a stop has to wait for them.")
+        if not 0 <= self.density_dropout <= 1:
+            raise TomatError(f"density_dropout is {self.density_dropout}; expected a share, 0 to 1.")
         self.loss.check_layout(self.data.sequence_layout.tokens_per_voxel)
         check_finite(self)
         check_values(self.trainer, self.optimizer)

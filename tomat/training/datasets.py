@@ -11,6 +11,7 @@ from jax.experimental import multihost_utils
 from tomat.base.errors import TomatError
 from tomat.codec.base import DensityCodec
 from tomat.density.demo.embedded import SPLITS
+from tomat.model.environment import EnvironmentConfig, EnvironmentTables, environment_tables
 from tomat.runs.data_record import Contents
 from tomat.tokens.demo import write_demo_shards
 from tomat.tokens.shards import ShardSet, open_shards
@@ -86,6 +87,28 @@ def open_datasets(config: TrainConfig, local_dir: Path) -> Datasets:
             "lower trainer.train_batch_size or tokenise more patches."
         )
     return Datasets(train, validation)
+
+
+def run_tables(datasets: Datasets, environment: EnvironmentConfig | None) -> EnvironmentTables | None:
+    """The constants of a model with `environment`; None for others.
+
+    Raises:
+        TomatError: The training set has no promolecule, or one of other radial functions.
+    """
+    if environment is None:
+        return None
+    promolecule, values = datasets.train.promolecule, value_table(datasets.codec)
+    if promolecule is None or values is None:
+        raise TomatError(
+            f"model.environment needs a promolecule, and {datasets.train.url} has none; tokenise the densities again, "
+            "with a codec of one token a voxel."
+        )
+    if promolecule.basis != environment.basis:
+        raise TomatError(
+            f"the promolecule of {datasets.train.url} has the radial functions {promolecule.basis} and the model has "
+            f"{environment.basis}; set model.environment.basis to the promolecule's."
+        )
+    return environment_tables(promolecule, values)
 
 
 def value_table(codec: DensityCodec) -> np.ndarray | None:

@@ -21,7 +21,9 @@ from tomat.base.errors import TomatError
 from tomat.base.layout import PROFILER_FOLDER
 from tomat.base.reporting import console
 from tomat.loss.density_loss import evaluation_sums
+from tomat.model.decoder import environment_of
 from tomat.tokens.shards import ShardSet
+from tomat.training.atoms import RowAtoms
 from tomat.training.config import TrainConfig
 from tomat.training.datasets import Datasets
 from tomat.training.folder import RunFolder
@@ -35,6 +37,7 @@ DATA_KEY = 2
 
 def shuffled_rows(config: TrainConfig, shards: ShardSet, epochs: int | None = None) -> ShardDataset:
     """The rows of a set in the order that a run reads them; `epochs` None: without end."""
+    environment = environment_of(config.model)
     return ShardDataset(
         shards,
         config.data.shuffle,
@@ -42,6 +45,7 @@ def shuffled_rows(config: TrainConfig, shards: ShardSet, epochs: int | None = No
         seq_len=config.seq_len,
         verify_checksums=config.data.verify_checksums,
         epochs=epochs,
+        atoms=None if environment is None else RowAtoms(shards, environment),
     )
 
 

@@ -9,7 +9,7 @@ blocks of two windows are kept: the one being consumed and the one being read.
 
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Literal, cast
@@ -25,6 +25,7 @@ from levanter.data.dataset import AsyncDataset
 from levanter.data.loader import DataLoader
 
 from tomat.base.errors import TomatError
+from tomat.model.environment import PatchAtoms
 from tomat.tokens.permutation import KeyedPermutation, derive_key
 from tomat.tokens.shards import ShardSet
 
@@ -187,6 +188,8 @@ class TokenExample(eqx.Module):
 
     tokens: hax.NamedArray
     """int32 [position]; `DataLoader` adds `batch`, and fills a short last batch with id 0, which is padding."""
+    atoms: PatchAtoms | None = None
+    """Near the row's patch, for a model that reads them."""
 
 
 class ShardDataset(AsyncDataset[TokenExample]):
@@ -202,6 +205,7 @@ class ShardDataset(AsyncDataset[TokenExample]):
         seq_len: tokens of each row that are used, from its start, at most the set's context; None: all of them.
         epochs: passes over the set; None: without end.
         verify_checksums: check each block as it is read.
+        atoms: gives the atoms near a row's patch; None: the model does not read them.
 
     Raises:
         TomatError: a block of the shuffle that is not a whole number of the set's chunks.
@@ -216,6 +220,7 @@ class ShardDataset(AsyncDataset[TokenExample]):
         seq_len: int | None = None,
         epochs: int | None = None,
         verify_checksums: bool = True,
+        atoms: Callable[[int], PatchAtoms] | None = None,
     ):
         super().__init__()
         if shuffle.perm_type == "feistel" and shuffle.io_block_size % shards.block_rows:
@@ -226,6 +231,7 @@ class ShardDataset(AsyncDataset[TokenExample]):
         self.index = ShuffledIndex(shards.rows, shuffle, seed)
         self.position_axis = hax.Axis("position", seq_len if seq_len is not None else shards.context)
         self.epochs = epochs
+        self._atoms = atoms
         self._block_rows = shards.block_rows
         # With `full` the next blocks are all over the set: nothing is worth reading before it is asked for.
         self._reads_ahead = shuffle.perm_type != "full"
@@ -274,7 +280,8 @@ class ShardDataset(AsyncDataset[TokenExample]):
             return []
         if self.epochs is not None and int(positions.max()) >= self.epochs * self.index.rows:
             raise IndexError(f"position {int(positions.max())} of a run of {self.epochs * self.index.rows} rows")
-        blocks, rows = np.divmod(self.index(positions), self._block_rows)
+        set_rows = self.index(positions)
+        blocks, rows = np.divmod(set_rows, self._block_rows)
         distinct, group = np.unique(blocks, return_inverse=True)
         wanted = np.split(np.argsort(group, kind="stable"), np.cumsum(np.bincount(group))[:-1])
         tokens = np.empty((positions.size, self.position_axis.size), dtype=np.int32)
@@ -295,7 +302,11 @@ class ShardDataset(AsyncDataset[TokenExample]):
             with self._lock:
                 self._start_reading_ahead(int(positions.max()))
         # The rows stay NumPy arrays, which Levanter stacks on the host: a device array for each would cost a transfer.
-        return [TokenExample(hax.NamedArray(cast(jax.Array, row), (self.position_axis,))) for row in tokens]
+        atoms = [None if self._atoms is None else self._atoms(row) for row in set_rows.tolist()]
+        return [
+            TokenExample(hax.NamedArray(cast(jax.Array, row), (self.position_axis,)), near)
+            for row, near in zip(tokens, atoms, strict=True)
+        ]
 
     def _block(self, block: int) -> ts.Future:
         """The block's rows, uint16 [block_rows, context]; reading starts now unless it has been started before."""

@@ -22,6 +22,7 @@ FIXED_KEYS = (
     "model",
     "loss",
     "optimizer",
+    "density_dropout",
     "trainer.train_batch_size",
     "trainer.num_train_steps",
     "trainer.seed",

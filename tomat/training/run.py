@@ -10,13 +10,14 @@ import jax
 import yaml
 from levanter.trainer_state import TrainerState
 
-from tomat.base.layout import CODEC_FILE, CONFIG_FILE, METRICS_FILE
+from tomat.base.layout import CODEC_FILE, CONFIG_FILE, METRICS_FILE, PROMOLECULE_FILE
 from tomat.base.reporting import console, write_text
 from tomat.codec.files import write_codec
+from tomat.model.decoder import environment_of
 from tomat.runs.history import read_events
 from tomat.runs.log_lines import truncate_metrics
 from tomat.training.config import TrainConfig, config_hash
-from tomat.training.datasets import Datasets, open_datasets, value_table
+from tomat.training.datasets import Datasets, open_datasets, run_tables, value_table
 from tomat.training.folder import RunFolder
 from tomat.training.guards.watch import RunGuards
 from tomat.training.loop import TrainingLoop, TrainResult, count_parameters
@@ -82,7 +83,8 @@ def train(
             initialise(config, trainer_config, folder.path, start.first_step)
             trainer_config.load_checkpoint = start.source is not None
             trainer_config.load_checkpoint_path = None if start.source is None else start.source.path
-            trainer = run.enter_context(build_trainer(config, trainer_config, value_table(datasets.codec)))
+            tables = run_tables(datasets, environment_of(config.model))
+            trainer = run.enter_context(build_trainer(config, trainer_config, value_table(datasets.codec), tables))
             run.callback(folder.publish)
             run.callback(trainer.tracker.finish)
             state = initial_state(config, trainer, start.source, start.weights)
@@ -119,6 +121,8 @@ def _record(start: Start, datasets: Datasets, guards: RunGuards, folder: RunFold
     guards.record_start()
     write_text(folder.path / CONFIG_FILE, yaml.safe_dump(folder.config.to_dict(), sort_keys=False))
     write_codec(datasets.codec, folder.path / CODEC_FILE)
+    if datasets.train.promolecule is not None:
+        write_text(folder.path / PROMOLECULE_FILE, datasets.train.promolecule.to_text())
     if start.fork is None:
         return start
     # A large checkpoint takes minutes to copy; a machine that goes on with the run must know what it is.

@@ -7,7 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
 
+import haliax as hax
 import jax
+import jax.numpy as jnp
 import numpy as np
 from haliax import Axis, NamedArray
 from haliax.partitioning import ResourceMapping, pspec_for_axis
@@ -16,10 +18,13 @@ from levanter.metrics import Metric, ReductionType
 from levanter.models.lm_model import LmHeadModel
 from levanter.trainer import Trainer, TrainerConfig
 
+from tomat.base.errors import TomatError
 from tomat.loss.config import LossConfig
 from tomat.loss.density_loss import density_loss
 from tomat.loss.target import DensityTarget
-from tomat.model.decoder import causal_activations
+from tomat.model.decoder import environment_of, hidden_and_head
+from tomat.model.environment import EnvironmentTables
+from tomat.tokens.vocabulary import DENSITY_START, PAD
 from tomat.training.config import TrainConfig
 from tomat.training.guards.loss import guard_updates
 from tomat.training.loader import TokenExample
@@ -33,6 +38,10 @@ class DensityLossFunction:
     target: DensityTarget
     gather_mapping: ResourceMapping | None
     """Axis mapping under which the parameters are gathered before the forward pass (ZeRO-1); None: left as they are."""
+    environment: EnvironmentTables | None = None
+    """For a model with `model.environment`."""
+    density_dropout: float = 0.0
+    """Share of the rows whose density the model does not read."""
 
     def __call__(
         self, model: LmHeadModel, example: TokenExample, *, key: PRNGKeyArray | None = None
@@ -41,21 +50,38 @@ class DensityLossFunction:
 
         Args:
             model: The decoder in compute precision.
-            example: `tokens`, int32 `[batch, position]`.
-            key: Randomness for models that use some.
+            example: `tokens`, int32 `[batch, position]`, and for a model that reads them `atoms`.
+            key: Randomness of models that use some and of `density_dropout`; None: every row is read whole.
         """
         if self.gather_mapping is not None:
             model = _gathered(model, self.gather_mapping)
-        hidden: NamedArray = causal_activations(model, example.tokens, key=key)
+        tokens, unread = example.tokens, None
+        if self.density_dropout > 0 and key is not None:
+            rows_key, key = jax.random.split(key)
+            batch = tokens.resolve_axis("batch")
+            # As many as the share says, up to one; which, by chance.
+            more, order = jax.random.split(rows_key)
+            count = jnp.floor(self.density_dropout * batch.size + jax.random.uniform(more))
+            unread = NamedArray(jax.random.permutation(order, batch.size) < count, (batch,))
+            tokens = without_density(tokens, unread)
+        hidden, head = hidden_and_head(model, tokens, example.atoms, self.environment, key=key)
         loss, metrics = density_loss(
-            hidden,
-            model.get_lm_head(),
-            example.tokens,
-            config=self.config,
-            target=self.target,
+            hidden, head, example.tokens, config=self.config, target=self.target, unread=unread
         )
         # All are means over sequences, so that their mean over equal microbatches is exact.
         return loss, {name: Metric.from_value(value, ReductionType.MEAN) for name, value in metrics.items()}
+
+
+def without_density(tokens: NamedArray, unread: NamedArray) -> NamedArray:
+    """Ids as a model reads them that is not to know the density of some rows: there density ids are padding.
+
+    Padding stands only behind the end of a sequence otherwise, so that it can mean "not known" within.
+
+    Args:
+        tokens: int [batch, position].
+        unread: bool [batch].
+    """
+    return hax.where(unread & (tokens >= DENSITY_START), PAD, tokens)
 
 
 def _gathered(model: LmHeadModel, mapping: ResourceMapping) -> LmHeadModel:
@@ -85,17 +111,33 @@ def density_target(config: TrainConfig, value_table: np.ndarray | None) -> Densi
     return DensityTarget(data.n_density_tokens, value_table, tokens_per_voxel=data.sequence_layout.tokens_per_voxel)
 
 
-def build_trainer(config: TrainConfig, trainer_config: TrainerConfig, value_table: np.ndarray | None) -> Trainer:
+def build_trainer(
+    config: TrainConfig,
+    trainer_config: TrainerConfig,
+    value_table: np.ndarray | None,
+    environment: EnvironmentTables | None = None,
+) -> Trainer:
     """Levanter's trainer with tomat's loss and the configured optimizer, guarded, without hooks.
 
     Args:
         config: The run.
         trainer_config: `config.trainer_config()`, initialised.
         value_table: float32 `[n_density_tokens]`, e/A^3; None for two tokens per voxel.
+        environment: For a model with `model.environment`.
+
+    Raises:
+        TomatError: The model has one and there are no tables for it.
     """
+    if environment_of(config.model) is not None and environment is None:
+        raise TomatError(
+            "model.environment needs a promolecule, and the data have none: tokenise them again, with a codec of one "
+            "token a voxel, or leave model.environment out."
+        )
     optimizer = guard_updates(config.optimizer.build(trainer_config.num_train_steps), config.guards)
     gather = config.trainer_config().compute_axis_mapping if config.sharding == "zero1" else None
-    loss_function = DensityLossFunction(config.loss, density_target(config, value_table), gather)
+    loss_function = DensityLossFunction(
+        config.loss, density_target(config, value_table), gather, environment, config.density_dropout
+    )
     # Levanter 0.2.227 types the loss with arguments that its trainer never passes.
     return Trainer(trainer_config, optimizer, cast(Any, loss_function), add_default_hooks=False)
 

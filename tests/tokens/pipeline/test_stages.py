@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 from chgcar_files import write_chgcar
 
+from tomat.base.checked_json import with_checksum
 from tomat.base.errors import TomatError
+from tomat.density.promolecule import PromoleculeFit
 from tomat.density.zarr_store import read_zarr, write_zarr
 from tomat.tokens.pipeline.driver import retokenize
 from tomat.tokens.pipeline.pool import PoolRunner
@@ -15,6 +17,11 @@ from tomat.tokens.pipeline.sources import find_materials
 from tomat.tokens.pipeline.stages import unit_size
 from tomat.tokens.shards import open_shards
 from tomat.tokens.source_check import compare_with_source
+
+
+def grids_of(config):
+    """The densities of a configuration, in the order of their rows."""
+    return [material.read(1) for material in find_materials(config)]
 
 
 def files(place):
@@ -57,6 +64,66 @@ def test_rows_are_of_the_split_and_agree_with_the_source(tmp_path, retokenize_co
     survey = json.loads(whole["survey.json"])["materials"]
     assert [each["n_electrons"] for each in survey] == pytest.approx([8] * 5, abs=1e-3)
     assert not [name for name in whole if name.startswith(("survey/", "progress/"))]
+
+
+def test_structures_and_promolecule_are_those_of_the_densities(tmp_path, retokenize_config, whole):
+    config = retokenize_config(tmp_path / "whole")
+    shards, grids = open_shards(tmp_path / "whole"), grids_of(config)
+    fit = PromoleculeFit()
+    for grid, crystal in zip(grids, shards.crystals, strict=True):
+        np.testing.assert_array_equal(crystal.lattice, grid.lattice)
+        np.testing.assert_array_equal(crystal.frac_coords, grid.frac_coords)
+        part = PromoleculeFit()  # as many units as materials
+        part.add(grid)
+        fit.merge(part)
+    assert shards.promolecule is not None and shards.promolecule.to_text() == fit.solve().to_text()
+    assert shards.manifest.promolecule_sha256 == shards.promolecule.sha256
+
+
+def test_promolecule_is_given_fitted_or_none(tmp_path, retokenize_config, whole):
+    place = tmp_path / "whole" / "promolecule.json"
+    settings = {"split": "validation", "codec": str(tmp_path / "whole" / "codec.json")}
+    retokenize(retokenize_config(tmp_path / "none", **settings), PoolRunner(1))
+    assert open_shards(tmp_path / "none").promolecule is None and len(open_shards(tmp_path / "none").crystals) == 1
+    settings["promolecule"] = str(place)
+    retokenize(retokenize_config(tmp_path / "given", **settings), PoolRunner(1))
+    assert (tmp_path / "given" / "promolecule.json").read_bytes() == place.read_bytes()
+    with pytest.raises(TomatError, match="holds another data set: it differs in promolecule"):
+        retokenize(retokenize_config(tmp_path / "given", **(settings | {"promolecule": None})), PoolRunner(1))
+    with pytest.raises(TomatError, match="none goes with layout v2-p14"):
+        retokenize_config(tmp_path / "v2", layout="v2-p14", promolecule=str(place))
+
+
+def as_before(place):
+    """A half-done set of before there were structures and promolecules."""
+    request = json.loads((place / "request.json").read_text())
+    del request["identity"]["promolecule"]
+    (place / "request.json").write_text(json.dumps(with_checksum(request)))
+    for path in [*place.rglob("*structures.npz"), *place.rglob("*promolecule*")]:
+        path.unlink()
+    if (place / "manifest.json").exists():
+        manifest = json.loads((place / "manifest.json").read_text())
+        del manifest["structures_sha256"], manifest["promolecule_sha256"]
+        (place / "manifest.json").write_text(json.dumps(with_checksum(manifest)))
+
+
+@pytest.mark.parametrize(("stop_after", "surveyed"), [(3, 5), (8, 0)])
+def test_older_set_goes_on_as_it_can(tmp_path, retokenize_config, whole, stop_after, surveyed):
+    place = tmp_path / "set"
+    config = retokenize_config(place)
+    with pytest.raises(KeyboardInterrupt):
+        retokenize(config, ShuffledRunner(1, stop_after))
+    as_before(place)
+    assert retokenize(config, PoolRunner(1)).surveyed == surveyed
+    if surveyed:  # not planned yet: everything is looked at again, and the set has both
+        assert {**files(place), "request.json": b""} == {**whole, "request.json": b""}
+        return
+    shards = open_shards(place)
+    assert (shards.promolecule, shards.environment_sha256) == (None, None)
+    assert shards.content_sha256 == open_shards(tmp_path / "whole").content_sha256
+    given = str(tmp_path / "whole" / "promolecule.json")
+    with pytest.raises(TomatError, match="begun without a promolecule"):
+        retokenize(retokenize_config(place, promolecule=given), PoolRunner(1))
 
 
 @pytest.mark.parametrize("seed", range(3))

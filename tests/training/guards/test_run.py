@@ -18,7 +18,7 @@ from tomat.base.errors import TomatError
 from tomat.codec.files import write_codec
 from tomat.codec.histogram import DensityHistogram
 from tomat.codec.lloyd_max import fit_lloyd_max
-from tomat.evaluation.trained import load_trained
+from tomat.inference.trained import load_trained
 from tomat.runs.history import read_events
 from tomat.runs.log_lines import read_metrics
 from tomat.tokens.manifest_text import parse_manifest

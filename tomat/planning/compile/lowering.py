@@ -21,6 +21,10 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from levanter.tracker import NoopConfig
 from levanter.trainer_state import TrainerState
 
+from tomat.density.elements import SYMBOLS
+from tomat.model.decoder import environment_of
+from tomat.model.environment import DESCRIPTORS, EnvironmentConfig, EnvironmentTables, PatchAtoms
+from tomat.training.atoms import SIDE, XYZ, atom_axis
 from tomat.training.config import TrainConfig
 from tomat.training.loader import TokenExample
 from tomat.training.step import build_trainer, model_initialiser
@@ -50,7 +54,9 @@ def lower_step(config: TrainConfig, mesh: Mesh, value_table: np.ndarray | None) 
     trainer_config = config.trainer_config()
     trainer_config.tracker = NoopConfig()
     trainer_config._validate_and_set_defaults()
-    trainer = build_trainer(config, trainer_config, value_table)
+    environment = environment_of(config.model)
+    tables = None if environment is None or value_table is None else _stand_in_tables(environment, value_table)
+    trainer = build_trainer(config, trainer_config, value_table, tables)
     mapping = trainer.parameter_axis_mapping
     key = jax.random.PRNGKey(0)
 
@@ -70,7 +76,7 @@ def lower_step(config: TrainConfig, mesh: Mesh, value_table: np.ndarray | None) 
     tokens = hax.NamedArray(shape, (batch, position))
     with jax.sharding.use_abstract_mesh(mesh.abstract_mesh), hax.axis_mapping(mapping):
         state = _placed(eqx.filter_eval_shape(initialise), mapping, mesh)
-        example = _placed(TokenExample(tokens=tokens), trainer.compute_axis_mapping, mesh)
+        example = _placed(TokenExample(tokens, _stand_in_atoms(config, batch)), trainer.compute_axis_mapping, mesh)
         arguments = (state, (example,), {})
 
         def is_shape(leaf: Any) -> bool:
@@ -91,6 +97,32 @@ def lower_step(config: TrainConfig, mesh: Mesh, value_table: np.ndarray | None) 
         donated, reserved = eqx.partition(dynamic, (True, False, False))
         jitted = jax.jit(_train_step, donate_argnums=0, out_shardings=(out_shardings, None))
         return jitted.lower(donated, reserved)
+
+
+def _stand_in_tables(environment: EnvironmentConfig, value_table: np.ndarray) -> EnvironmentTables:
+    """Constants of the program too."""
+    return EnvironmentTables(
+        np.ones((len(SYMBOLS) + 1, environment.basis.n), np.float32),
+        np.ones((len(SYMBOLS) + 1, DESCRIPTORS), np.float32),
+        value_table,
+    )
+
+
+def _stand_in_atoms(config: TrainConfig, batch: hax.Axis) -> PatchAtoms | None:
+    """Shapes of what the loader gives a model with `model.environment` of each row's atoms."""
+    environment = environment_of(config.model)
+    if environment is None:
+        return None
+
+    def shape(dtype: Any, *axes: hax.Axis) -> hax.NamedArray:
+        all_axes = (batch, *axes)
+        array: Any = jax.ShapeDtypeStruct(tuple(axis.size for axis in all_axes), dtype)
+        return hax.NamedArray(array, all_axes)
+
+    atom = atom_axis(environment.max_atoms)
+    return PatchAtoms(
+        shape(jnp.float32, atom, XYZ), shape(jnp.int32, atom), shape(jnp.float32, SIDE, XYZ), shape(jnp.int32, SIDE)
+    )
 
 
 def _placed(tree: Any, mapping: ResourceMapping, mesh: Mesh) -> Any:

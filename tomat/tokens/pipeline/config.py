@@ -45,6 +45,9 @@ class RetokenizeConfig:
     codec: str | None = None
     """Codec to use, a path or URL (`<training set>/codec.json`); None: fit one to these densities, or for a layout of
     two tokens a voxel take the 9 + 12 bit codec, which needs no fit."""
+    promolecule: str | None = None
+    """Promolecule to lay beside the rows, a path or URL (`<training set>/promolecule.json`); None: where the codec is
+    fitted to these densities one is fitted too, elsewhere there is none."""
     bins: int = 16_384
     """Bins of a codec that is fitted."""
     objective: Literal["absolute", "squared"] = "absolute"
@@ -109,6 +112,11 @@ class RetokenizeConfig:
                 "number of them."
             )
         _check_valences(self.valences)
+        if self.promolecule is not None and self.sequence_layout.tokens_per_voxel > 1:
+            raise TomatError(
+                f"promolecule is {self.promolecule}; none goes with layout {self.layout}, which writes two tokens a "
+                "voxel. Leave it out, or take another layout."
+            )
         if self.fits_codec and self.split not in ("train", ""):
             raise TomatError(
                 f"The split is '{self.split}' and no codec is given. A codec is fitted to training data alone: give "
@@ -124,6 +132,11 @@ class RetokenizeConfig:
     def fits_codec(self) -> bool:
         """True if a codec is to be fitted to the densities."""
         return self.codec is None and self.sequence_layout.tokens_per_voxel == 1
+
+    @property
+    def fits_promolecule(self) -> bool:
+        """True if a promolecule is to be fitted to the densities."""
+        return self.promolecule is None and self.fits_codec
 
     def n_skipped_allowed(self, n_materials: int) -> int:
         """How many of `n_materials` may be skipped."""

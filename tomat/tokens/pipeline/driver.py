@@ -18,6 +18,7 @@ from tomat.base.regions import check_regions, known_places
 from tomat.base.reporting import console, counted, progress
 from tomat.base.storage import ARRAY_NAME, MANIFEST_NAME, Store
 from tomat.codec.base import DensityCodec
+from tomat.density.promolecule import Promolecule
 from tomat.tokens.manifest import ShardManifest, SkippedMaterial, lined_json, plan_rows
 from tomat.tokens.patch import check_codec
 from tomat.tokens.pipeline.config import RetokenizeConfig
@@ -28,14 +29,18 @@ from tomat.tokens.pipeline.stages import (
     UnitSurvey,
     codec_before_survey,
     fit_codec,
+    fit_promolecule,
+    gather_structures,
     missing_chunks,
+    promolecule_before_survey,
     request_identity,
     survey_unit,
     survey_units,
     write_unit,
     write_units,
 )
-from tomat.tokens.writer import finalise, read_plan, start_shards, stored_codec
+from tomat.tokens.structures import Structures
+from tomat.tokens.writer import check_planned_promolecule, finalise, read_plan, start_shards, stored_codec
 
 REQUEST_NAME = "request.json"
 """What the set was asked to be; the first object that is written, and kept."""
@@ -91,11 +96,13 @@ def retokenize(config: RetokenizeConfig, runner: Runner, *, allow_cross_region: 
     check_request(config, store, started, materials)
     plan = read_plan(store)
     surveyed, survey_seconds = 0, 0.0
+    if plan is not None:
+        check_planned_promolecule(store, plan, config.promolecule is not None)
     if plan is None:
         began = time.monotonic()
-        plan, codec, surveyed = _survey_and_plan(config, store, materials, runner)
+        plan, codec, structures, promolecule, surveyed = _survey_and_plan(config, store, materials, runner)
         survey_seconds = time.monotonic() - began
-        start_shards(store, plan, codec)
+        start_shards(store, plan, codec, structures, promolecule)
     elif not plan.complete:
         start_shards(store, plan, stored_codec(store))
     began = time.monotonic()
@@ -116,14 +123,16 @@ def check_request(config: RetokenizeConfig, store: Store, started: bytes | None,
         codec = codec_before_survey(config)
         check_codec(config.sequence_layout, codec)
         codec_sha256 = codec.sha256
+    promolecule = promolecule_before_survey(config)
+    promolecule_sha256 = promolecule and promolecule.sha256
     # By way of JSON, so that tuples and lists compare equal.
-    wanted = json.loads(json.dumps(request_identity(config, materials, codec_sha256)))
+    wanted = json.loads(json.dumps(request_identity(config, materials, codec_sha256, promolecule_sha256)))
     if started is not None:
         again = f"Remove {store.url} and start again."
         try:
             found = request_content(started, store.url + REQUEST_NAME, again)["identity"]
-            # A set that was begun before voxels outside the codec were counted goes on as it began.
-            found = {"max_clipped_share": wanted["max_clipped_share"]} | found
+            # A set that was begun before voxels outside the codec were counted, or there were promolecules, goes on.
+            found = {key: wanted[key] for key in ("max_clipped_share", "promolecule")} | found
             found = {key: value for key, value in found.items() if key not in rules_without_use(config.source)}
             differing = sorted(key for key in wanted | found if wanted.get(key) != found.get(key))
         except (KeyError, TypeError, AttributeError) as error:
@@ -166,19 +175,23 @@ def request_content(content: bytes, source: str, remedy: str) -> dict[str, Any]:
 
 def _survey_and_plan(
     config: RetokenizeConfig, store: Store, materials: Sequence[Material], runner: Runner
-) -> tuple[ShardManifest, DensityCodec, int]:
-    """Survey what is not surveyed, refuse if too much is skipped, fit, and lay out the rows."""
+) -> tuple[ShardManifest, DensityCodec, Structures, Promolecule | None, int]:
+    """Survey what is not surveyed, refuse if too much is skipped, fit, and lay out the rows.
+
+    Returns:
+        Plan, codec, structures and promolecule, and the number of materials that were surveyed.
+    """
     units = survey_units(materials)
     records = set(store.names(SURVEY_PREFIX))
     findings = {
         unit.index: _finding(store, unit) for unit in units if unit.record.removeprefix(SURVEY_PREFIX) in records
     }
     # A unit with skipped materials is looked at again: they may have been repaired since. So is an older one, in which
-    # voxels outside the codec were not counted.
+    # voxels outside the codec were not counted, or which left no structures and sums.
     left = [
         unit
         for unit in units
-        if unit.index not in findings
+        if any(name.removeprefix(SURVEY_PREFIX) not in records for name in unit.parts(config))
         or findings[unit.index].skipped
         or not (config.fits_codec or all(each.outside_codec for each in findings[unit.index].materials))
     ]
@@ -196,6 +209,8 @@ def _survey_and_plan(
     skipped = [SkippedMaterial(*item) for unit in units for item in findings[unit.index].skipped]
     check_skipped(skipped, len(materials), config.n_skipped_allowed(len(materials)), store.url)
     codec = fit_codec(config, store, units)
+    structures = gather_structures(store, units, findings)
+    promolecule = fit_promolecule(config, store, units)
     plan = plan_rows(
         [(material.material_id, material.grid_shape) for material in found],
         layout=config.sequence_layout,
@@ -207,9 +222,11 @@ def _survey_and_plan(
         block_rows=config.block_rows,
         clipped=[each.outside_codec for each in found if each.outside_codec is not None and each.outside_codec.voxels],
         max_clipped_share=config.max_clipped_share,
+        structures_sha256=structures.sha256,
+        promolecule_sha256=promolecule and promolecule.sha256,
     )
     store.write(SURVEY_NAME, lined_json({"materials": tuple(asdict(material) for material in found)}).encode())
-    return plan, codec, sum(len(unit.materials) for unit in left)
+    return plan, codec, structures, promolecule, sum(len(unit.materials) for unit in left)
 
 
 def check_skipped(skipped: Sequence[SkippedMaterial], n_materials: int, allowed: int, url: str) -> None:

@@ -1,10 +1,11 @@
 """Re-tokenising many materials: the three stages, and the function that does one unit of each.
 
-*Survey* reads every density once: grid, atoms, electron count, whether it can be written, and, where a codec is to be
-fitted, the histogram of its voxels. *Fit* adds the histograms in the order of the units and fits the codec. *Write*
-turns chunks into tokens. A unit's function needs nothing but its arguments and the storage, so a process pool runs it
-on a laptop and Zephyr on a cluster. A unit that is finished has left an object that says so; whatever is killed and
-started again goes on with the units that have not, and ends with the same bytes.
+*Survey* reads every density once: grid, structure, electron count, whether it can be written, and, where a codec is to
+be fitted, the histogram of its voxels and the sums that a promolecule is fitted from. *Fit* adds histograms and sums in
+the order of the units and fits codec and promolecule. *Write* turns chunks into tokens. A unit's function needs nothing
+but its arguments and the storage, so a process pool runs it on a laptop and Zephyr on a cluster. A unit that is
+finished has left an object that says so; whatever is killed and started again goes on with the units that have not, and
+ends with the same bytes.
 """
 
 import hashlib
@@ -30,13 +31,16 @@ from tomat.codec.lloyd_max import fit_lloyd_max
 from tomat.codec.two_token import TwoTokenCodec
 from tomat.density.checks import check_whole_electrons
 from tomat.density.chgcar import is_partial
+from tomat.density.crystal import Crystal
 from tomat.density.elements import symbol_of
 from tomat.density.grid import DensityGrid
+from tomat.density.promolecule import Promolecule, PromoleculeFit
 from tomat.tokens.clipping import ClippedMaterial, clipped_of
 from tomat.tokens.manifest import ShardManifest
 from tomat.tokens.patch import check_grid_encodable
 from tomat.tokens.pipeline.config import RetokenizeConfig
 from tomat.tokens.pipeline.sources import Material, read_text
+from tomat.tokens.structures import Structures
 from tomat.tokens.writer import ChunkWriter, chunk_tokens, planned, read_plan, record_name, stored_codec
 
 SURVEY_PREFIX = "survey/"
@@ -61,9 +65,25 @@ class SurveyUnit:
         return f"{SURVEY_PREFIX}{self.index:06d}.json"
 
     @property
+    def structures(self) -> str:
+        """Name of the object with the structures of the materials that were found good."""
+        return f"{SURVEY_PREFIX}{self.index:06d}.structures.npz"
+
+    @property
     def histogram(self) -> str:
         """Name of the object with the voxels counted."""
         return f"{SURVEY_PREFIX}{self.index:06d}.npz"
+
+    @property
+    def promolecule(self) -> str:
+        """Name of the object with the sums that a promolecule is fitted from."""
+        return f"{SURVEY_PREFIX}{self.index:06d}.promolecule.npz"
+
+    def parts(self, config: RetokenizeConfig) -> list[str]:
+        """Names of all that a survey leaves."""
+        fitted = [self.histogram] if config.fits_codec else []
+        fitted += [self.promolecule] if config.fits_promolecule else []
+        return [self.record, self.structures, *fitted]
 
 
 @dataclass(frozen=True)
@@ -210,7 +230,9 @@ def survey_unit(config: RetokenizeConfig, unit: SurveyUnit) -> int:
     """
     store = Store(config.output, config.storage_tries)
     histogram = DensityHistogram() if config.fits_codec else None
+    promolecule = PromoleculeFit() if config.fits_promolecule else None
     codec = None if config.fits_codec else codec_before_survey(config)
+    crystals: list[Crystal] = []
     found: list[Surveyed] = []
     skipped: list[tuple[str, str]] = []
     with reading(unit.materials, config.storage_tries) as read:
@@ -218,6 +240,9 @@ def survey_unit(config: RetokenizeConfig, unit: SurveyUnit) -> int:
             try:
                 grid = read(material.material_id)
                 surveyed = survey_material(config, material, grid, codec)
+                crystal = Crystal.of(grid)
+                if promolecule is not None:
+                    promolecule.add(grid)
                 if histogram is not None:
                     histogram.add(grid.rho)
             except RetryableError:
@@ -234,9 +259,13 @@ def survey_unit(config: RetokenizeConfig, unit: SurveyUnit) -> int:
                 skipped.append((material.material_id, f"{material.location}: {type(error).__name__}: {error}"))
             else:
                 found.append(surveyed)
+                crystals.append(crystal)
+    store.write(unit.structures, Structures.of(crystals).to_bytes())
+    if promolecule is not None:
+        store.write(unit.promolecule, promolecule.to_bytes())
     if histogram is not None:
         store.write(unit.histogram, histogram.to_bytes())
-    # Last: the record says that the histogram is there.
+    # Last: the record says that the others are there.
     store.write(unit.record, UnitSurvey(tuple(found), tuple(skipped)).to_bytes())
     return len(unit.materials)
 
@@ -262,13 +291,57 @@ def fit_codec(config: RetokenizeConfig, store: Store, units: Iterable[SurveyUnit
         return codec_before_survey(config)
     total = DensityHistogram()
     for unit in units:
-        content = store.read(unit.histogram)
-        source = store.url + unit.histogram
-        again = f"Remove {store.url}{unit.record} and run the same command again; it counts these materials again."
-        if content is None:
-            raise TomatError(f"{source} is gone. {again}")
+        content, source, again = _part(store, unit, unit.histogram)
         total.merge(DensityHistogram.load(BytesIO(content), source, again))
     return fit_lloyd_max(total, config.bins, config.objective)
+
+
+def fit_promolecule(config: RetokenizeConfig, store: Store, units: Iterable[SurveyUnit]) -> Promolecule | None:
+    """The promolecule of the set: the one that is given, one fitted to the sums of all units, or None.
+
+    Raises:
+        TomatError: if it cannot be read, or a unit's sums are damaged.
+    """
+    if not config.fits_promolecule:
+        return promolecule_before_survey(config)
+    total = PromoleculeFit()
+    for unit in units:
+        total.merge(PromoleculeFit.from_bytes(*_part(store, unit, unit.promolecule)))
+    return total.solve()
+
+
+def promolecule_before_survey(config: RetokenizeConfig) -> Promolecule | None:
+    """The promolecule that is given; None if none is.
+
+    Raises:
+        TomatError: if it cannot be read.
+    """
+    if config.promolecule is None:
+        return None
+    return Promolecule.from_text(read_text(config.promolecule, config.storage_tries), config.promolecule)
+
+
+def gather_structures(store: Store, units: Iterable[SurveyUnit], findings: Mapping[int, UnitSurvey]) -> Structures:
+    """The structures of all materials that were found good, in the order of their rows.
+
+    Raises:
+        TomatError: if those of a unit are damaged.
+    """
+    parts = []
+    for unit in units:
+        content, source, again = _part(store, unit, unit.structures)
+        names = [material.material_id for material in findings[unit.index].materials]
+        parts.append(Structures.from_bytes(content, source, names, again))
+    return Structures.joined(parts)
+
+
+def _part(store: Store, unit: SurveyUnit, name: str) -> tuple[bytes, str, str]:
+    """An object that a unit's survey left, what to call it, and what to do about a damaged one."""
+    content, source = store.read(name), store.url + name
+    again = f"Remove {store.url}{unit.record} and run the same command again; it surveys these materials again."
+    if content is None:
+        raise TomatError(f"{source} is gone. {again}")
+    return content, source, again
 
 
 def write_units(plan: ShardManifest, materials: Sequence[Material], missing: Sequence[int]) -> list[WriteUnit]:
@@ -351,13 +424,17 @@ def reading(materials: Sequence[Material], tries: int) -> Iterator[Callable[[str
 
 
 def request_identity(
-    config: RetokenizeConfig, materials: Sequence[Material], codec_sha256: str | None
+    config: RetokenizeConfig,
+    materials: Sequence[Material],
+    codec_sha256: str | None,
+    promolecule_sha256: str | None = None,
 ) -> dict[str, Any]:
     """All that decides the bytes of the set; where the densities lie does not."""
     names = "\n".join(material.material_id for material in materials)
     return {
         "layout": config.sequence_layout.to_dict(),
         "codec": codec_sha256 or {"fit": "lloyd_max", "bins": config.bins, "objective": config.objective},
+        "promolecule": promolecule_sha256 or ("fit" if config.fits_promolecule else None),
         "patches_per_material": config.patches_per_material,
         "seed": config.seed,
         "split": config.split,

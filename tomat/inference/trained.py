@@ -1,22 +1,23 @@
 """The model of a run that has trained, and what is needed to use it."""
 
-import contextlib
-from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import haliax as hax
+import numpy as np
 from levanter.models.lm_model import LmHeadModel
 from levanter.utils.tree_utils import inference_mode
 
 from tomat.base.errors import TomatError
-from tomat.base.layout import CODEC_FILE, CONFIG_FILE
+from tomat.base.layout import CODEC_FILE, CONFIG_FILE, PROMOLECULE_FILE
 from tomat.base.reporting import console
 from tomat.codec.base import DensityCodec
 from tomat.codec.files import load_codec
-from tomat.evaluation.teacher_forced import TeacherForcedConfig, TeacherForcedEvaluator
+from tomat.density.promolecule import Promolecule
+from tomat.model.decoder import environment_of
 from tomat.model.devices import ignore_absent_tpu
+from tomat.model.environment import EnvironmentTables, environment_tables
 from tomat.runs.checkpoints import AVERAGED, find_checkpoint
 from tomat.runs.published import is_remote
 from tomat.training.config import TrainConfig, recorded_config
@@ -31,28 +32,27 @@ class LoadedRun:
     config: TrainConfig
     model: LmHeadModel
     codec: DensityCodec
+    promolecule: Promolecule | None
+    """Of its training data; None: they have none."""
     step: int
     weights: str
     """`averaged` where the run averages its weights (`trainer.model_averaging`), or `of the last step`."""
 
-    @contextlib.contextmanager
-    def evaluator(self, config: TeacherForcedConfig) -> Iterator[tuple[TeacherForcedEvaluator, LmHeadModel]]:
-        """An evaluator of the run and the model that it takes, both on the mesh of the run's trainer, which is in force
-        meanwhile.
+    @cached_property
+    def tables(self) -> EnvironmentTables | None:
+        """The constants of its model's environment; None for a model without.
 
-        Args:
-            config: Sampling; the batch is raised to a multiple of the devices.
+        Raises:
+            TomatError: The run has no promolecule.
         """
-        trainer = self.config.trainer_config()
-        with trainer.use_device_mesh():
-            evaluator = TeacherForcedEvaluator(
-                self.codec,
-                self.config.data.sequence_layout,
-                config.for_devices(trainer.data_axis_size),
-                axis_mapping=trainer.compute_axis_mapping,
-                policy=trainer.mp,
+        if environment_of(self.config.model) is None:
+            return None
+        if self.promolecule is None:
+            raise TomatError(
+                f"run '{self.config.run_name}' has model.environment and no {PROMOLECULE_FILE} beside its codec; copy "
+                "it from its training set."
             )
-            yield evaluator, hax.shard(self.model, trainer.parameter_axis_mapping)
+        return environment_tables(self.promolecule, self.codec.decode(np.arange(self.codec.n_density_tokens), "median"))
 
     def settings(self, materials_from: str) -> dict[str, Any]:
         """What a result says of the run, and of where its materials are from."""
@@ -87,4 +87,8 @@ def load_trained(run_dir: str | Path, step: int | None = None) -> LoadedRun:
         raise TomatError(f"{found.path} does not hold the model of {config_path}: {error}") from error
     if weights == AVERAGED:
         console.print(f"weights of {found.path}: averaged, as trainer.model_averaging says.")
-    return LoadedRun(config, inference_mode(model, True), load_codec(str(folder / CODEC_FILE)), found.step, weights)
+    codec, promolecule = load_codec(str(folder / CODEC_FILE)), None
+    if (folder / PROMOLECULE_FILE).exists():
+        text = (folder / PROMOLECULE_FILE).read_text(encoding="utf-8")
+        promolecule = Promolecule.from_text(text, str(folder / PROMOLECULE_FILE))
+    return LoadedRun(config, inference_mode(model, True), codec, promolecule, found.step, weights)

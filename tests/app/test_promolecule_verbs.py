@@ -1,0 +1,76 @@
+import argparse
+import json
+
+import numpy as np
+import pytest
+
+from tomat.app.promolecule_verbs import register
+from tomat.base.errors import TomatError
+from tomat.density.crystal import Crystal
+from tomat.density.grid import DensityGrid
+from tomat.density.promolecule import Promolecule, PromoleculeFit
+from tomat.density.radial import RadialBasis
+from tomat.density.zarr_store import read_zarr, write_zarr
+
+
+def run(*arguments):
+    parser = argparse.ArgumentParser()
+    register(parser.add_subparsers())
+    args = parser.parse_args(["promolecule", *(str(each) for each in arguments)])
+    return args.run(args)
+
+
+@pytest.fixture(scope="module")
+def densities(tmp_path_factory):
+    """Three cells of silicon whose densities are sums of atoms of 4 electrons."""
+    place = tmp_path_factory.mktemp("densities")
+    shape = Promolecule(RadialBasis(), {14: np.exp(-np.arange(16) / 4)})
+    atom = Promolecule(shape.basis, {14: shape.coefficients[14] * 4 / shape.electrons()[14]})
+    for k in range(3):
+        crystal = Crystal(np.diag([4.0, 4.1, 4.5 + k / 2]), np.array([14, 14]), np.array([[0, 0, 0], [0.4, 0.4, 0.4]]))
+        rho = atom.density(crystal, (20, 20, 24))
+        grid = DensityGrid(rho, crystal.lattice, crystal.atomic_numbers, crystal.frac_coords)
+        write_zarr(grid, place / f"mp-{k}.zarr")
+    return place
+
+
+def test_fit_finds_electrons_and_how_far_it_is(densities, tmp_path, capsys):
+    out, figures = tmp_path / "promolecule.json", tmp_path / "figures.json"
+    assert run("fit", "--input", densities, "--output", out, "--json", figures) == 0
+    content = json.loads(figures.read_text())
+    assert content["electrons"]["Si"] == pytest.approx(4, abs=0.01)
+    assert content["nmae_fraction"]["worst"] < 1e-3 and content["n_materials"] == 3 and content["skipped"] == {}
+    found = Promolecule.load(out)
+    grid = read_zarr(densities / "mp-1.zarr", "mp-1")
+    assert content["nmae_fraction_by_material"]["mp-1"] == found.nmae(grid) and content["sha256"] == found.sha256
+    assert "NMAE on these densities, whole cells: median" in capsys.readouterr().out
+    assert run("show", out, "--json", tmp_path / "show.json") == 0
+    printed = capsys.readouterr().out
+    assert "Si 4.00" in printed and "3 densities" in printed
+    assert json.loads((tmp_path / "show.json").read_text())["electrons"] == content["electrons"]
+
+
+def test_fit_goes_on_from_its_sums(densities, tmp_path):
+    kept = tmp_path / "sums.npz"
+    run("fit", "--input", densities / "mp-0.zarr", "--sums", kept, "--output", tmp_path / "a.json")
+    run("fit", "--input", densities, "--sums", kept, "--output", tmp_path / "b.json")
+    run("fit", "--input", densities, "--output", tmp_path / "c.json")
+    assert PromoleculeFit.from_bytes(kept.read_bytes(), "", "").material_ids == ["mp-0", "mp-1", "mp-2"]
+    assert (tmp_path / "b.json").read_bytes() == (tmp_path / "c.json").read_bytes()
+    with pytest.raises(TomatError, match="has added mp-0, which is not among the inputs"):
+        run("fit", "--input", densities / "mp-1.zarr", "--sums", kept, "--output", tmp_path / "d.json")
+    kept.write_bytes(b"no sums")
+    with pytest.raises(TomatError, match="sums.npz is not the sums of a promolecule's fit.* Remove it and fit again."):
+        run("fit", "--input", densities, "--sums", kept, "--output", tmp_path / "d.json")
+
+
+def test_fit_skips_what_cannot_be_read_and_says_so(densities, tmp_path, capsys):
+    bad = tmp_path / "mp-9.json.gz"
+    bad.write_bytes(b"not gzip")
+    run("fit", "--input", densities / "mp-0.zarr", bad, "--output", tmp_path / "promolecule.json")
+    assert "skipped mp-9: " in capsys.readouterr().out
+    with pytest.raises(TomatError, match="nothing to fit. The first reason: "):
+        run("fit", "--input", bad, "--output", tmp_path / "none.json")
+    assert not (tmp_path / "none.json").exists()
+    with pytest.raises(TomatError, match="Cannot read the promolecule"):
+        run("show", tmp_path / "none.json")

@@ -1,0 +1,154 @@
+"""`tomat promolecule fit` and `tomat promolecule show`."""
+
+import argparse
+import time
+from pathlib import Path
+from typing import Any
+
+from tomat.base.arguments import output_file, report_file
+from tomat.base.errors import RetryableError, TomatError
+from tomat.density.rules import add_rule_flags, refuse_rules, rules_of
+
+SAVE_EVERY_SECONDS = 30.0
+"""Between two saves of the sums."""
+
+_REMEDY = "Remove it and fit again."
+
+
+def register(subparsers: argparse._SubParsersAction) -> None:
+    """Add `tomat promolecule`."""
+    verbs = subparsers.add_parser("promolecule", help="fit a sum of atoms to densities, or look at one").add_subparsers(
+        title="verbs", metavar="VERB", required=True
+    )
+    fit = verbs.add_parser(
+        "fit",
+        help="fit one radial density an element to many densities",
+        description="Fit the sum over atoms of one non-negative radial function an element, and say how far it is from "
+        "the densities it was fitted to.",
+    )
+    source = fit.add_mutually_exclusive_group(required=True)
+    source.add_argument("--input", nargs="+", metavar="PATH", help="densities, or folders (also gs://) of them")
+    source.add_argument("--demo", action="store_true", help="the embedded training densities")
+    add_rule_flags(fit)
+    fit.add_argument("--sums", type=output_file, metavar="FILE", help="keep the sums here; goes on where it stopped")
+    fit.add_argument("--output", type=output_file, required=True, metavar="FILE", help="the promolecule, JSON")
+    fit.add_argument("--json", type=report_file, metavar="FILE", help="write the figures")
+    fit.set_defaults(run=run_fit)
+
+    show = verbs.add_parser(
+        "show",
+        help="elements and electrons of a promolecule",
+        description="Elements of a promolecule, and the electrons that each brings.",
+    )
+    show.add_argument("promolecule", type=Path, help="the promolecule, JSON")
+    show.add_argument("--json", type=report_file, metavar="FILE", help="write the figures")
+    show.set_defaults(run=run_show)
+
+
+def run_fit(args: argparse.Namespace) -> int:
+    """Add up, solve, save, compare with the densities, and print the figures."""
+    import numpy as np
+
+    from tomat.base.reporting import console, progress, replacing, write_report, write_text
+    from tomat.codec.inputs import demo_inputs, path_inputs
+    from tomat.density.promolecule import PromoleculeFit
+
+    if args.demo:
+        refuse_rules(args.species, args.accept, "the embedded densities")
+    inputs = demo_inputs("train") if args.demo else path_inputs(args.input, rules_of(args.species, args.accept))
+    kept: Path | None = args.sums
+
+    def save() -> None:
+        if kept is not None:
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            with replacing(kept) as temporary:
+                temporary.write_bytes(fit.to_bytes())
+
+    fit = PromoleculeFit()
+    if kept is not None and kept.exists():
+        fit = PromoleculeFit.from_bytes(kept.read_bytes(), str(kept), _REMEDY)
+    if extra := sorted(set(fit.material_ids) - set(inputs.material_ids)):
+        raise TomatError(f"{kept} has added {extra[0]}, which is not among the inputs. Give the same, or another file.")
+    skipped = {}
+    saved = time.monotonic()
+    with progress() as bar:
+        done = set(fit.material_ids)
+        left = [name for name in inputs.material_ids if name not in done]
+        for name in bar.track(left, description="Adding densities"):
+            try:
+                fit.add(inputs.get_grid(name), material_id=name)
+            except RetryableError:
+                raise
+            except MemoryError as error:
+                raise TomatError(f"Memory ran out while {name} was added: {error}. Leave this material out.") from error
+            except TomatError as error:
+                skipped[name] = str(error)
+                continue
+            if time.monotonic() - saved > SAVE_EVERY_SECONDS:
+                save()
+                saved = time.monotonic()
+        save()
+        if not fit.n_materials:
+            reason = next(iter(skipped.values()), "there is no input")
+            raise TomatError(f"No density could be read, so there is nothing to fit. The first reason: {reason}")
+        task = bar.add_task(f"Solving for {len(fit.projections)} elements", total=1)
+        promolecule = fit.solve()
+        bar.advance(task)
+        write_text(args.output, promolecule.to_text())
+        nmae = {
+            name: promolecule.nmae(inputs.get_grid(name))
+            for name in bar.track(fit.material_ids, description="Comparing with the densities")
+        }
+    values = list(nmae.values())
+    figures = _figures(promolecule) | {
+        "skipped": skipped,
+        "nmae_fraction": {"mean": float(np.mean(values)), "median": float(np.median(values)), "worst": max(values)},
+        "nmae_fraction_by_material": nmae,
+    }
+    write_report(args.json, figures)
+    _print(figures, args.output)
+    worst = max(nmae, key=lambda name: nmae[name])
+    console.print(
+        f"NMAE on these densities, whole cells: median {100 * np.median(values):.2f} %, mean "
+        f"{100 * np.mean(values):.2f} %, worst {100 * nmae[worst]:.2f} % ({worst})"
+    )
+    for name, reason in skipped.items():
+        console.print(f"skipped {name}: {reason}", markup=False)
+    return 0
+
+
+def run_show(args: argparse.Namespace) -> int:
+    """Print the figures of a promolecule."""
+    from tomat.base.reporting import write_report
+    from tomat.density.promolecule import Promolecule
+
+    figures = _figures(Promolecule.load(args.promolecule))
+    write_report(args.json, figures)
+    _print(figures, args.promolecule)
+    return 0
+
+
+def _figures(promolecule: Any) -> dict[str, Any]:
+    from tomat.density.elements import symbol_of
+
+    basis = promolecule.basis
+    return {
+        "n_materials": promolecule.n_materials,
+        "functions": basis.n,
+        "cutoff_a": basis.cutoff_a,
+        "electrons": {symbol_of(z): electrons for z, electrons in promolecule.electrons().items()},
+        "sha256": promolecule.sha256,
+    }
+
+
+def _print(figures: dict[str, Any], path: Path) -> None:
+    from rich.table import Table
+
+    from tomat.base.reporting import console, counted
+
+    table = Table(title=str(path), show_header=False)
+    table.add_row("fitted to", counted(figures["n_materials"], "density", "densities"))
+    table.add_row("each element", f"{figures['functions']} radial functions to {figures['cutoff_a']:g} A")
+    table.add_row("electrons", ", ".join(f"{symbol} {value:.2f}" for symbol, value in figures["electrons"].items()))
+    table.add_row("sha256", figures["sha256"])
+    console.print(table)

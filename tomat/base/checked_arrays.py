@@ -1,0 +1,65 @@
+"""Arrays in one `.npz` object that carries a checksum of their content.
+
+The checksum is over names, types, shapes and values, not over the compressed bytes, so that the same content has the
+same one whatever wrote it.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from io import BytesIO
+
+import numpy as np
+
+from tomat.base.errors import TomatError
+
+CHECKSUM_NAME = "content_sha256"
+
+
+def arrays_checksum(arrays: Mapping[str, np.ndarray]) -> str:
+    """SHA-256 of the arrays, little-endian and in C order, by name in alphabetical order."""
+    digest = hashlib.sha256()
+    for name in sorted(arrays):
+        values = np.asarray(arrays[name])
+        values = np.ascontiguousarray(values, dtype=values.dtype.newbyteorder("<"))
+        digest.update(f"{name} {values.dtype.str} {values.shape}\n".encode())
+        digest.update(values.tobytes())
+    return digest.hexdigest()
+
+
+def pack_arrays(arrays: Mapping[str, np.ndarray]) -> bytes:
+    """The arrays and their checksum as an `.npz` file, the same bytes for the same arrays."""
+    file = BytesIO()
+    checksum = {CHECKSUM_NAME: np.array(arrays_checksum(arrays))}
+    np.savez_compressed(file, **{name: arrays[name] for name in sorted(arrays)}, **checksum)
+    return file.getvalue()
+
+
+def unpack_arrays(content: bytes, source: str, what: str, remedy: str) -> dict[str, np.ndarray]:
+    """The arrays that `pack_arrays` wrote.
+
+    Args:
+        content: the file's.
+        source: path or URL, named in errors.
+        what: what the file should be, such as `the structures of a shard set`.
+        remedy: a sentence that says what to do about a damaged one.
+
+    Raises:
+        TomatError: if it is something else, or damaged.
+    """
+    try:
+        with np.load(BytesIO(content), allow_pickle=False) as file:
+            # Every part has a CRC32; NumPy would read a damaged header before it gets to it.
+            if (damaged := file.zip.testzip()) is not None:
+                raise ValueError(f"its part {damaged} is damaged")
+            arrays = {name: file[name] for name in file.files}
+        expected = str(arrays.pop(CHECKSUM_NAME))
+    except MemoryError:
+        raise
+    # zipfile, zlib, struct, ast and NumPy each raise their own for a damaged archive.
+    except Exception as error:
+        raise TomatError(f"{source} is not {what}, or damaged ({type(error).__name__}: {error}). {remedy}") from error
+    if (found := arrays_checksum(arrays)) != expected:
+        raise TomatError(
+            f"{source} is damaged: its arrays hash to {found[:12]}..., the file says {expected[:12]}... {remedy}"
+        )
+    return arrays

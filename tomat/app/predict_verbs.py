@@ -70,6 +70,8 @@ def register(subparsers: argparse._SubParsersAction) -> None:
         metavar="PATH",
         help="for qe: charge-density.dat of pw.x for the same cell and cut-off, or a folder of NAME.save with one each",
     )
+    parser.add_argument("--step", type=count, help="checkpoint of the run (default: the newest)")
+    parser.add_argument("--rounds", type=positive_int, metavar="R", help="of a run: passes a patch (default: 1)")
     parser.add_argument("--decoder", choices=("parallel", "autoregressive"), help="of a run (default: parallel)")
     parser.add_argument("--samples", type=positive_int, metavar="N", help="of a run: samples to average (default: 1)")
     parser.add_argument("--temperature", type=positive_float, metavar="T", help="of samples (default: 1)")
@@ -107,7 +109,7 @@ def run_predict(args: argparse.Namespace) -> int:
     from tomat.base.errors import TomatError
     from tomat.density.rules import rules_of
 
-    of_a_run = {name: getattr(args, name) for name in ("decoder", "samples", "temperature", "seed")}
+    of_a_run = {name: getattr(args, name) for name in ("step", "rounds", "decoder", "samples", "temperature", "seed")}
     given = {name: value for name, value in of_a_run.items() if value is not None}
     if args.promolecule is not None and given:
         raise TomatError(f"--{next(iter(given))} is for --run; a promolecule has one answer. Leave it out.")
@@ -184,13 +186,14 @@ def _predictor(args: argparse.Namespace, given: dict[str, Any]) -> "Predictor":
         from tomat.inference.promolecule import load_promolecule
 
         return load_promolecule(args.promolecule)
-    import importlib
+    import inspect
 
     from tomat.base.errors import TomatError
+    from tomat.inference.predictor import load
 
-    load = getattr(importlib.import_module("tomat.inference"), "load", None)
-    if load is None:
-        raise TomatError("this tomat has no predictor of runs; give --promolecule FILE.")
+    taken = inspect.signature(load).parameters
+    if unknown := sorted(set(given) - set(taken)):
+        raise TomatError(f"--{unknown[0]}: this tomat has no decoder that takes it. Leave it out.")
     return load(args.run_dir, **given)
 
 

@@ -23,6 +23,7 @@ from tomat.base.errors import TomatError
 from tomat.base.reporting import dump_json
 from tomat.density.crystal import Crystal
 from tomat.density.elements import SYMBOLS, atomic_number, symbol_of
+from tomat.density.geometry import shortest_distances_a
 from tomat.density.grid import DensityGrid
 from tomat.density.radial import RadialBasis
 
@@ -32,6 +33,9 @@ FIT_VOXELS = 8192
 WEIGHT_E_PER_A3 = 0.1
 """Squared errors weigh 1 / (rho + this), which brings them near to the absolute error that NMAE counts. With each of
 the 28 training compounds left out in turn, the median NMAE was 9.8 % with it, 10.8 % with equal weights."""
+
+VALENCE_TOLERANCE = 0.05
+"""Electrons: float32 grids of plane-wave codes hold their counts to 0.001 and better."""
 
 _STRIDES = 0.8191725133961645, 0.6710436067037893, 0.5497004779019703
 """Powers of the reciprocal of the root of x^4 = x + 1: multiples of them, modulo 1, fill a cube evenly and in step with
@@ -53,6 +57,12 @@ class Promolecule:
     """Atomic number to float64 `[basis.n]`, e/A^3, none negative."""
     n_materials: int = 0
     """Densities it was fitted to."""
+    valences: Mapping[int, float] = field(default_factory=dict)
+    """Atomic number to the electrons that an atom brings to these densities, where their counts settle it."""
+    shortest_distance_a: Mapping[tuple[int, int], float] = field(default_factory=dict)
+    """By pair of atomic numbers, the lower one first: the shortest distance of neighbours in these densities."""
+    spacing_a: float = 0.0
+    """Median distance of neighbouring voxels, A; 0 where nothing was fitted."""
 
     @property
     def elements(self) -> tuple[int, ...]:
@@ -142,6 +152,12 @@ class Promolecule:
             "basis": {"n": self.basis.n, "cutoff_a": self.basis.cutoff_a, "stretch_a": self.basis.stretch_a},
             "coefficients_e_per_a3": {symbol_of(z): [float(v) for v in self.coefficients[z]] for z in self.elements},
             "n_materials": self.n_materials,
+            "valence_electrons": {symbol_of(z): self.valences[z] for z in sorted(self.valences)},
+            "shortest_distance_a": {
+                f"{symbol_of(z)}-{symbol_of(other)}": self.shortest_distance_a[z, other]
+                for z, other in sorted(self.shortest_distance_a)
+            },
+            "spacing_a": self.spacing_a,
         }
 
     def to_text(self) -> str:
@@ -161,6 +177,9 @@ class Promolecule:
                 RadialBasis(**values["basis"]),
                 {atomic_number(s): np.array(c, np.float64) for s, c in values["coefficients_e_per_a3"].items()},
                 values["n_materials"],
+                {atomic_number(s): float(electrons) for s, electrons in values["valence_electrons"].items()},
+                {_pair(words): float(distance) for words, distance in values["shortest_distance_a"].items()},
+                float(values["spacing_a"]),
             )
             whole = values["format"] == _FORMAT and values["sha256"] == found.sha256
         # A basis that cannot be is a TomatError; a number too large is an OverflowError, deep nesting a RecursionError.
@@ -187,6 +206,11 @@ class Promolecule:
         return cls.from_text(text, str(path))
 
 
+def _pair(words: str) -> tuple[int, int]:
+    first, second = words.split("-")
+    return atomic_number(first), atomic_number(second)
+
+
 @dataclass
 class PromoleculeFit:
     """Normal equations of the least-squares fit, to which densities are added one by one.
@@ -204,6 +228,15 @@ class PromoleculeFit:
 
     material_ids: list[str] = field(default_factory=list)
     """Names of the densities, as far as they were given: what a fit that was stopped need not add again."""
+
+    atoms: list[tuple[tuple[int, int], ...]] = field(default_factory=list)
+    """Of each density: how many atoms of each atomic number."""
+    electrons: list[float] = field(default_factory=list)
+    """Of each density: its integral."""
+    spacings_a: list[float] = field(default_factory=list)
+    """Of each density: the mean distance of neighbouring voxels."""
+    distances_a: dict[tuple[int, int], float] = field(default_factory=dict)
+    """Shortest distance of each pair of atomic numbers."""
 
     def add(self, grid: DensityGrid, voxels: int = FIT_VOXELS, material_id: str = "") -> None:
         """Add a density, at that many of its voxels; its name is kept if given.
@@ -228,6 +261,15 @@ class PromoleculeFit:
                     self.products[z, other] = before + (functions.T * weights) @ others
         self.n_materials += 1
         self.material_ids += [material_id] if material_id else []
+        numbers, counts = np.unique(crystal.atomic_numbers, return_counts=True)
+        self.atoms.append(tuple(zip(numbers.tolist(), counts.tolist(), strict=True)))
+        self.electrons.append(grid.electron_count)
+        self.spacings_a.append(sum(grid.spacing_a) / 3)
+        self._nearer(shortest_distances_a(crystal.lattice, crystal.atomic_numbers, crystal.frac_coords))
+
+    def _nearer(self, distances_a: Mapping[tuple[int, int], float]) -> None:
+        for pair, distance in distances_a.items():
+            self.distances_a[pair] = min(distance, self.distances_a.get(pair, distance))
 
     def merge(self, other: PromoleculeFit) -> None:
         """Add the densities that another fit has seen.
@@ -242,6 +284,33 @@ class PromoleculeFit:
                 mine[key] = mine[key] + theirs[key] if key in mine else theirs[key].copy()
         self.n_materials += other.n_materials
         self.material_ids += other.material_ids
+        self.atoms += other.atoms
+        self.electrons += other.electrons
+        self.spacings_a += other.spacings_a
+        self._nearer(other.distances_a)
+
+    def valences(self) -> dict[int, float]:
+        """Electrons that an atom of each element brings, as far as the densities' counts settle it.
+
+        A whole number within `VALENCE_TOLERANCE` each, from all compositions at once by least squares. Nothing where
+        the counts do not add up to within that (densities of several sets of pseudopotentials), and no element whose
+        number another's could make up for (it is always in the same ratio with others).
+        """
+        elements = sorted(self.projections)
+        matrix = np.zeros((len(self.atoms), len(elements)))
+        for row, atoms in zip(matrix, self.atoms, strict=True):
+            for z, count in atoms:
+                row[elements.index(z)] = count
+        found, _, rank, _ = np.linalg.lstsq(matrix, np.array(self.electrons), rcond=None)
+        if np.abs(matrix @ np.round(found) - self.electrons).max(initial=0.0) > VALENCE_TOLERANCE * len(elements):
+            return {}
+        settled = np.ones(len(elements), bool)
+        if rank < len(elements):
+            # A direction that changes no count changes the elements it has a part in.
+            _, _, directions = np.linalg.svd(matrix)
+            settled = np.abs(directions[rank:]).max(axis=0) < 1e-9
+        near = np.abs(found - np.round(found)) < VALENCE_TOLERANCE
+        return {z: float(round(v)) for z, v, ok in zip(elements, found.tolist(), settled & near, strict=True) if ok}
 
     def to_bytes(self) -> bytes:
         """As an `.npz` file with its checksum, without loss; the same bytes for the same sums."""
@@ -250,6 +319,10 @@ class PromoleculeFit:
             {
                 "basis": np.array([basis.n, basis.cutoff_a, basis.stretch_a]),
                 "n_materials": np.array(self.n_materials),
+                "atoms": np.array([(i, z, n) for i, row in enumerate(self.atoms) for z, n in row], np.int64),
+                "electrons": np.array(self.electrons),
+                "spacings_a": np.array(self.spacings_a),
+                "distances_a": np.array([(*pair, self.distances_a[pair]) for pair in sorted(self.distances_a)]),
                 "material_ids": np.array(self.material_ids, np.str_),
                 "elements": np.array(elements, np.int64),
                 "projections": np.array([self.projections[z] for z in elements]).reshape(-1, basis.n),
@@ -274,12 +347,19 @@ class PromoleculeFit:
         try:
             n, cutoff_a, stretch_a = arrays["basis"].tolist()
             pairs = [(z, other) for z, other in arrays["pairs"].tolist()]
+            atoms: list[tuple[tuple[int, int], ...]] = [()] * int(arrays["n_materials"])
+            for index, z, count in arrays["atoms"].reshape(-1, 3).tolist():
+                atoms[index] += ((z, count),)
             return cls(
                 RadialBasis(int(n), cutoff_a, stretch_a),
                 int(arrays["n_materials"]),
                 dict(zip(pairs, arrays["products"], strict=True)),
                 dict(zip(arrays["elements"].tolist(), arrays["projections"], strict=True)),
                 arrays["material_ids"].tolist(),
+                atoms,
+                arrays["electrons"].tolist(),
+                arrays["spacings_a"].tolist(),
+                {(int(z), int(other)): d for z, other, d in arrays["distances_a"].reshape(-1, 3).tolist()},
             )
         except (LookupError, TypeError, ValueError) as error:
             raise TomatError(f"{source} is not the sums of a promolecule's fit ({error}). {remedy}") from error
@@ -308,7 +388,14 @@ class PromoleculeFit:
         ridge = 1e-10 * float(np.trace(matrix)) / len(matrix)
         lower = np.linalg.cholesky(matrix + ridge * np.eye(len(matrix)))
         solution, _ = nnls(lower.T, np.linalg.solve(lower, right), maxiter=100 * len(right))
-        return Promolecule(self.basis, dict(zip(elements, solution.reshape(-1, n), strict=True)), self.n_materials)
+        return Promolecule(
+            self.basis,
+            dict(zip(elements, solution.reshape(-1, n), strict=True)),
+            self.n_materials,
+            self.valences(),
+            dict(self.distances_a),
+            float(np.median(self.spacings_a)) if self.spacings_a else 0.0,
+        )
 
 
 def radial_sums(crystal: Crystal, places: np.ndarray, basis: RadialBasis) -> dict[int, np.ndarray]:

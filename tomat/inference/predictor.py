@@ -59,17 +59,17 @@ class RunPredictor:
     @property
     def shortest_distance_a(self) -> Mapping[tuple[int, int], float] | None:
         """Shortest distances of neighbours in its training, A."""
-        return self.promolecule.shortest_distance_a
+        return self.promolecule.shortest_distance_a or None
 
     @property
     def spacing_a(self) -> float | None:
         """Median voxel spacing of its training, A."""
-        return self.promolecule.spacing_a
+        return self.promolecule.spacing_a or None
 
     @property
     def valences(self) -> Mapping[int, float] | None:
         """Electrons that an atom of each element brings, learnt from the training set."""
-        return self.promolecule.valences
+        return self.promolecule.valences or None
 
     @property
     def identity(self) -> str:

@@ -16,14 +16,26 @@ from tomat.inference.interface import OnPatches, Prediction, normalised
 class PromoleculePredictor:
     """A `Predictor` of the sum of atoms.
 
-    A promolecule holds neither valences nor the distances and spacings it was fitted on. Its functions hold no whole
-    number of electrons: in a salt, that of an anion holds a part of the cation's.
+    Its functions hold no whole number of electrons: in a salt, that of an anion holds a part of the cation's. Valences
+    are those of the densities' own counts.
     """
 
     promolecule: Promolecule
-    shortest_distance_a: Mapping[tuple[int, int], float] | None = None
-    spacing_a: float | None = None
-    valences: Mapping[int, float] | None = None
+
+    @property
+    def shortest_distance_a(self) -> Mapping[tuple[int, int], float] | None:
+        """Shortest distances of neighbours in the densities it was fitted to, A."""
+        return self.promolecule.shortest_distance_a or None
+
+    @property
+    def spacing_a(self) -> float | None:
+        """Any is as good: it is a sum of functions."""
+        return None
+
+    @property
+    def valences(self) -> Mapping[int, float] | None:
+        """Electrons that an atom of each element brings, learnt from those densities."""
+        return self.promolecule.valences or None
 
     @property
     def elements(self) -> tuple[int, ...]:

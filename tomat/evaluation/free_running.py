@@ -1,0 +1,167 @@
+"""Free-running evaluation: whole cells from their structures alone, as a user would have them.
+
+The predictor is given lattice, atoms and the grid's sides. The electron count is the sum of valences that its training
+set has taught it. The true density is read afterwards, to be compared with.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from tomat.base.errors import TomatError
+from tomat.codec.base import DensityCodec
+from tomat.density.crystal import Crystal
+from tomat.density.grid import DensityGrid
+from tomat.density.promolecule import Promolecule
+from tomat.evaluation.baselines import quantise
+from tomat.evaluation.metrics import Spread, nmae, spread
+from tomat.inference.interface import Predictor, normalised
+from tomat.inference.valences import electron_count
+
+FREE_RUNNING = "free-running, whole cell, structure only"
+"""Stands beside the figures: nothing of the true density was read."""
+
+COLUMNS = (
+    ("model", "free_running_nmae"),
+    ("promolecule", "promolecule_nmae"),
+    ("constant", "constant_nmae"),
+    ("codec floor", "codec_floor_nmae"),
+)
+"""Heading and figure of the table's columns."""
+
+
+@dataclass(frozen=True)
+class FreeRunningMaterial:
+    """Figures of one whole cell; NMAE is the integral of |difference| over that of the true density."""
+
+    material_id: str
+    voxels: int
+    seconds: float
+    """Of the prediction."""
+    electrons_before: float
+    """As predicted, before the density was scaled."""
+    electrons: float
+    """Sum of the valences, to which it was scaled."""
+    free_running_nmae: float
+    promolecule_nmae: float
+    """Of the sum of atoms, scaled to the same count."""
+    constant_nmae: float
+    """Of the same count spread evenly."""
+    codec_floor_nmae: float
+    """Of the true density rounded to the codec."""
+
+
+@dataclass(frozen=True)
+class FreeRunningResult:
+    """A whole evaluation."""
+
+    settings: Mapping[str, Any]
+    materials: tuple[FreeRunningMaterial, ...]
+
+    def spread(self, name: str) -> Spread:
+        """Spread of one figure over the materials."""
+        return spread([getattr(material, name) for material in self.materials])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain mapping for JSON."""
+        return {
+            "label": FREE_RUNNING,
+            "settings": dict(self.settings),
+            "over_materials": {name: asdict(self.spread(name)) for _, name in COLUMNS},
+            "materials": [asdict(material) for material in self.materials],
+        }
+
+    def summary(self) -> str:
+        """One sentence: the model beside the sum of atoms."""
+        model, atoms = self.spread("free_running_nmae"), self.spread("promolecule_nmae")
+        better = sum(m.free_running_nmae < m.promolecule_nmae for m in self.materials)
+        worst = max(m.free_running_nmae for m in self.materials)
+        return (
+            f"{FREE_RUNNING.capitalize()}: NMAE {100 * model.median:.2f} % (worst {100 * worst:.2f} %) against "
+            f"{100 * atoms.median:.2f} % of the sum of atoms, medians over {model.materials} materials; the model is "
+            f"the better one on {better}."
+        )
+
+    def table(self, max_rows: int = 20) -> Table:
+        """A Rich table: the first `max_rows` materials and the medians over all, in per cent."""
+        table = Table(
+            title=f"NMAE in % ({FREE_RUNNING})",
+            caption=self.summary(),
+            caption_justify="left",
+            box=SIMPLE_HEAD,
+            padding=(0, 1, 0, 0),
+        )
+        table.add_column("material", overflow="fold")
+        for heading in (*(heading for heading, _ in COLUMNS), "seconds"):
+            table.add_column(heading, justify="right")
+        for material in self.materials[:max_rows]:
+            table.add_row(*self.row(material))
+        table.add_section()
+        medians = [f"{100 * self.spread(name).median:.2f}" for _, name in COLUMNS]
+        table.add_row("all: median", *medians, f"{np.median([m.seconds for m in self.materials]):.1f}")
+        return table
+
+    @staticmethod
+    def row(material: FreeRunningMaterial) -> tuple[str, ...]:
+        """A material as words of a table."""
+        figures = (f"{100 * getattr(material, name):.2f}" for _, name in COLUMNS)
+        return (material.material_id, *figures, f"{material.seconds:.1f}")
+
+
+def evaluate_free_running(
+    predictor: Predictor,
+    promolecule: Promolecule,
+    codec: DensityCodec,
+    material_ids: Sequence[str],
+    load: Callable[[str], DensityGrid],
+    *,
+    settings: Mapping[str, Any] | None = None,
+    on_material: Callable[[FreeRunningMaterial], None] | None = None,
+    on_patches: Callable[[int, int], None] | None = None,
+) -> FreeRunningResult:
+    """Predict each material from its structure, and compare.
+
+    Args:
+        predictor: Of a run.
+        promolecule: Of its training set; the baseline.
+        codec: Of the run; the floor.
+        material_ids: In the order of the result.
+        load: Gives a material's density.
+        settings: What the result says of itself.
+        on_material: Told each result.
+        on_patches: Told the patches done of a material, and of how many.
+
+    Raises:
+        TomatError: No material, or one that cannot be predicted.
+    """
+    if not material_ids:
+        raise TomatError("no material to evaluate; choose a split or input that has at least one.")
+    found: list[FreeRunningMaterial] = []
+    for name in material_ids:
+        truth = load(name)
+        crystal, shape = Crystal.of(truth), truth.grid_shape
+        electrons, _ = electron_count(crystal, None, predictor.valences)
+        if electrons is None:
+            raise TomatError(f"{name}: the training set has taught no valences, so its electrons are not known.")
+        prediction = predictor.predict(crystal, shape, electrons=electrons, on_patches=on_patches)
+        atoms, _ = normalised(promolecule.density(crystal, shape), crystal, electrons)
+        constant = np.full(shape, electrons / crystal.volume_a3, np.float32)
+        material = FreeRunningMaterial(
+            material_id=name,
+            voxels=truth.rho.size,
+            seconds=prediction.seconds,
+            electrons_before=prediction.electrons_before,
+            electrons=electrons,
+            free_running_nmae=nmae(prediction.rho, truth.rho),
+            promolecule_nmae=nmae(atoms, truth.rho),
+            constant_nmae=nmae(constant, truth.rho),
+            codec_floor_nmae=nmae(quantise(truth.rho, codec), truth.rho),
+        )
+        found.append(material)
+        if on_material is not None:
+            on_material(material)
+    return FreeRunningResult(settings or {}, tuple(found))

@@ -122,6 +122,7 @@ WRONG = [
     ("predict --run RUN --structure README.md --output x --valences Sr=10,Q=7", "found 'Q=7', expected SYMBOL=N"),
     ("predict --run RUN --structure README.md --output x --format qe", "--vectors_from goes with --format qe"),
     ("predict --run RUN --structure README.md --output x --format cube --augmentation_from README.md", "not cube"),
+    ("predict --run RUN --structure README.md --output README.md", "--output README.md is a file"),
     ("predict --promolecule README.md --structure README.md --output x --seed 1", "--seed is for --run"),
     ("mfu CONFIG", "--step_seconds is missing"),
     ("mfu CONFIG --step_seconds nan", "--step_seconds: found 'nan', expected a finite number above 0"),

@@ -4,7 +4,8 @@ import json
 import signal
 import subprocess
 import time
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -19,7 +20,17 @@ from tomat.inference.grids import GridChoice
 from tomat.inference.promolecule import PromoleculePredictor
 from tomat.inference.structures import find_structures
 
-PREDICTOR = PromoleculePredictor(promolecule(), valences={9: 7.0, 11: 1.0})
+
+@dataclass(frozen=True, eq=False)
+class Trained(PromoleculePredictor):
+    """A promolecule with what a training set says beside it."""
+
+    shortest_distance_a: Mapping[tuple[int, int], float] | None = None
+    spacing_a: float | None = None
+    valences: Mapping[int, float] | None = None
+
+
+PREDICTOR = Trained(promolecule(), valences={9: 7.0, 11: 1.0})
 
 
 @pytest.fixture

@@ -35,7 +35,7 @@ def test_files_in_files_out(tmp_path, promolecule_file, capsys):
     assert predict(*words, "--grid", 6, 8, 8, "--valences", "Na=1,F=7", "--json", tmp_path / "r.json") == 1
     told = " ".join(capsys.readouterr().out.split())
     assert "0 predicted, 1 there before, 1 failed" in told and "passed over 1 other file: " in told
-    assert "failed: bad: bad has Cl, which no training density had; the model knows F Na Mg." in told
+    assert "failed: bad has Cl, which no training density had; the model knows F Na Mg." in told
     report = json.loads((tmp_path / "r.json").read_text())
     assert report["failed"] == ["bad"] and report["skipped"] == ["a"] and len(report["ignored"]) == 1
 

@@ -50,11 +50,15 @@ def half_done(tmp_path, retokenize_config):
     return stop
 
 
+def flipped(content, place):
+    return bytes([*content[:place], content[place] ^ 1, *content[place + 1 :]])
+
+
 DAMAGE = {
     "cut": lambda content: content[: len(content) // 2],
     "empty": lambda content: b"",
     "zeroed": lambda content: content[:20] + bytes(12) + content[32:],
-    "flipped": lambda content: bytes([*content[:40], content[40] ^ 1, *content[41:]]),
+    "flipped": lambda content: flipped(content, len(content) // 2),
     "no text": lambda content: b"\xff\xfe" + content,
     "another type": lambda content: b"[1, 2]",
     "not a number": lambda content: b'{"materials": NaN, "skipped": 1e400, "identity": null}',

@@ -41,6 +41,7 @@ def changed(grid, **fields):
         (lambda g: changed(g, frac_coords=g.frac_coords + 1e-3), "other atoms"),
         (lambda g: changed(g, atomic_numbers=np.array([14, 6])), "other atoms"),
         (lambda g: changed(g, lattice=g.lattice * 1.03), "lattice"),
+        (lambda g: changed(g, lattice=g.lattice * 1.0001), "the structure in structures.npz"),
         (lambda g: changed(g, rho=np.tile(g.rho, (1, 1, 2))), "grid"),
     ],
 )

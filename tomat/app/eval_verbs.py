@@ -14,9 +14,11 @@ if TYPE_CHECKING:  # the verb pays for these only when it runs
     from levanter.models.lm_model import LmHeadModel
 
     from tomat.density.grid import DensityGrid
+    from tomat.evaluation.free_running import FreeRunningResult
     from tomat.evaluation.metrics import PairedComparison
     from tomat.evaluation.result import TeacherForcedResult
     from tomat.evaluation.teacher_forced import TeacherForcedEvaluator
+    from tomat.inference.predictor import RunPredictor
 
 
 def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -61,6 +63,11 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser.add_argument(
         "--picture", type=output_file, metavar="FILE", help="draw a plane of the first material (.png, .svg or .pdf)"
     )
+    parser.add_argument(
+        "--free_running",
+        action="store_true",
+        help="also predict whole cells from their structures alone (a run with model.environment and density_dropout)",
+    )
     parser.add_argument("--json", type=report_file, metavar="FILE", help="write the figures of every material")
     parser.set_defaults(run=run_eval)
 
@@ -81,6 +88,7 @@ def run_eval(args: argparse.Namespace) -> int:
     from tomat.base.reporting import console, write_json
     from tomat.evaluation.picture import draw_plane, teacher_forced_plane
     from tomat.evaluation.teacher_forced import TeacherForcedConfig, evaluator_of
+    from tomat.inference.predictor import RunPredictor
     from tomat.inference.trained import load_trained
 
     config = TeacherForcedConfig(
@@ -96,8 +104,13 @@ def run_eval(args: argparse.Namespace) -> int:
         console.print(result.table())
         if earlier is not None:
             console.print(f"Against {args.against}: {describe_comparison(result.compare(earlier))}")
+        figures = result.to_dict()
+        if args.free_running:
+            cells = predict_with_bar(RunPredictor(run), names, load, run.settings(materials_from))
+            console.print(cells.table())
+            figures["free_running"] = cells.to_dict()
         if args.json is not None:
-            write_json(args.json, result.to_dict())
+            write_json(args.json, figures)
             _partial_path(args.json).unlink(missing_ok=True)
             console.print(f"figures: {args.json}")
         if args.picture is not None:
@@ -140,6 +153,31 @@ def evaluate_with_bar(
             done=done,
             on_material=on_material,
             on_sequences=lambda done, total: bar.update(sequences, completed=done, total=total),
+        )
+
+
+def predict_with_bar(
+    predictor: "RunPredictor",
+    names: "Sequence[str]",
+    load: "Callable[[str], DensityGrid]",
+    settings: "Mapping[str, Any]",
+) -> "FreeRunningResult":
+    """Free-running evaluation under a progress bar."""
+    from tomat.base.reporting import progress
+    from tomat.evaluation.free_running import evaluate_free_running
+
+    with progress() as bar:
+        materials = bar.add_task("whole cells", total=len(names))
+        patches = bar.add_task("patches", total=None)
+        return evaluate_free_running(
+            predictor,
+            predictor.promolecule,
+            predictor.run.codec,
+            names,
+            load,
+            settings={**settings, "predictor": predictor.identity},
+            on_material=lambda material: bar.advance(materials),
+            on_patches=lambda done, total: bar.update(patches, completed=done, total=total),
         )
 
 

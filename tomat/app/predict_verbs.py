@@ -56,7 +56,7 @@ def register(subparsers: argparse._SubParsersAction) -> None:
         "--valences",
         type=valences,
         metavar="SYMBOL=N,...",
-        help="valence electrons, such as Sr=10,F=7 (default: those of the training set; of a promolecule unknown)",
+        help="valence electrons, such as Sr=10,F=7 (default: those that the training set's counts settle)",
     )
     parser.add_argument(
         "--augmentation_from",
@@ -70,6 +70,8 @@ def register(subparsers: argparse._SubParsersAction) -> None:
         metavar="PATH",
         help="for qe: charge-density.dat of pw.x for the same cell and cut-off, or a folder of NAME.save with one each",
     )
+    parser.add_argument("--step", type=count, help="checkpoint of the run (default: the newest)")
+    parser.add_argument("--rounds", type=positive_int, metavar="R", help="of a run: passes a patch (default: 1)")
     parser.add_argument("--decoder", choices=("parallel", "autoregressive"), help="of a run (default: parallel)")
     parser.add_argument("--samples", type=positive_int, metavar="N", help="of a run: samples to average (default: 1)")
     parser.add_argument("--temperature", type=positive_float, metavar="T", help="of samples (default: 1)")
@@ -107,7 +109,7 @@ def run_predict(args: argparse.Namespace) -> int:
     from tomat.base.errors import TomatError
     from tomat.density.rules import rules_of
 
-    of_a_run = {name: getattr(args, name) for name in ("decoder", "samples", "temperature", "seed")}
+    of_a_run = {name: getattr(args, name) for name in ("step", "rounds", "decoder", "samples", "temperature", "seed")}
     given = {name: value for name, value in of_a_run.items() if value is not None}
     if args.promolecule is not None and given:
         raise TomatError(f"--{next(iter(given))} is for --run; a promolecule has one answer. Leave it out.")
@@ -118,6 +120,8 @@ def run_predict(args: argparse.Namespace) -> int:
             "--vectors_from goes with --format qe, which needs it: the charge-density.dat that pw.x has written for "
             "the same cell and cut-off (electron_maxstep = 1 is enough)."
         )
+    if args.output.exists() and not args.output.is_dir():
+        raise TomatError(f"--output {args.output} is a file; expected a folder, which need not be there.")
     rules = rules_of(args.species, args.accept)
 
     from tomat.base.reporting import console, counted, progress, write_report
@@ -169,7 +173,8 @@ def run_predict(args: argparse.Namespace) -> int:
         names = ", ".join([*list(ignored)[:MOST_SHOWN], *(["..."] if len(ignored) > MOST_SHOWN else [])])
         console.print(f"passed over {counted(len(ignored), 'other file')}: {names}", markup=False, soft_wrap=True)
     for line in failed:
-        console.print(f"failed: {line['name']}: {line['error']}", markup=False, soft_wrap=True)
+        name = "" if line["name"] in line["error"] else f"{line['name']}: "
+        console.print(f"failed: {name}{line['error']}", markup=False, soft_wrap=True)
     report = {"structures": outcome.lines, "failed": [line["name"] for line in failed], "skipped": skipped}
     write_report(args.json, {**report, "ignored": ignored, "predictor": predictor.identity})
     return SOME_FAILED_STATUS if failed else 0
@@ -181,13 +186,14 @@ def _predictor(args: argparse.Namespace, given: dict[str, Any]) -> "Predictor":
         from tomat.inference.promolecule import load_promolecule
 
         return load_promolecule(args.promolecule)
-    import importlib
+    import inspect
 
     from tomat.base.errors import TomatError
+    from tomat.inference.predictor import load
 
-    load = getattr(importlib.import_module("tomat.inference"), "load", None)
-    if load is None:
-        raise TomatError("this tomat has no predictor of runs; give --promolecule FILE.")
+    taken = inspect.signature(load).parameters
+    if unknown := sorted(set(given) - set(taken)):
+        raise TomatError(f"--{unknown[0]}: this tomat has no decoder that takes it. Leave it out.")
     return load(args.run_dir, **given)
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from tomat.base.documents import is_figure
-from tomat.base.layout import CONFIG_FILE, DENSITY_FIGURE, LOSS_FIGURE, METRICS_FILE, PAGE_FILE
+from tomat.base.layout import CONFIG_FILE, DENSITY_FIGURE, LOSS_FIGURE, METRICS_FILE, PAGE_FILE, PREDICTION_FIGURE
 from tomat.base.reporting import write_text
 from tomat.hardware.mfu import TABLE_UTILISATIONS
 from tomat.pages.tables import markdown_table
@@ -16,12 +16,18 @@ from tomat.runs.log_lines import read_metrics
 from tomat.training.config import config_hash
 
 if TYPE_CHECKING:
+    from tomat.evaluation.free_running import FreeRunningResult
     from tomat.evaluation.result import TeacherForcedResult
     from tomat.training.config import TrainConfig
     from tomat.training.loop import TrainResult
 
 
-def write_training_page(config: "TrainConfig", result: "TrainResult", evaluation: "TeacherForcedResult | None") -> Path:
+def write_training_page(
+    config: "TrainConfig",
+    result: "TrainResult",
+    evaluation: "TeacherForcedResult | None",
+    free_running: "FreeRunningResult | None" = None,
+) -> Path:
     """Write the page and its loss curve from what the run's folder holds.
 
     Returns:
@@ -34,8 +40,13 @@ def write_training_page(config: "TrainConfig", result: "TrainResult", evaluation
     if rows:
         draw_losses(rows, folder / LOSS_FIGURE)
         parts += ["## Training", _training(rows), f"![loss by step]({LOSS_FIGURE})"]
+    if free_running is not None:
+        parts += ["## Held-out compounds, predicted from their structures", free_running.summary()]
+        parts += [f"{free_running.settings['materials_from'].capitalize()}.", _predictions(free_running)]
+        if (folder / PREDICTION_FIGURE).exists():
+            parts.append(f"![reference, prediction, difference]({PREDICTION_FIGURE})")
     if evaluation is not None:
-        parts += ["## Held-out compounds", evaluation.summary(), _evaluation(evaluation)]
+        parts += ["## Held-out compounds, teacher-forced", evaluation.summary(), _evaluation(evaluation)]
         if (folder / DENSITY_FIGURE).exists():
             parts.append(f"![reference, prediction, difference]({DENSITY_FIGURE})")
     if events:
@@ -167,6 +178,16 @@ def _evaluation(evaluation: "TeacherForcedResult") -> str:
     ]
     spreads = [evaluation.spread(name) for _, name in COLUMNS]
     body.append(("**median over materials**", *(f"{100 * item.median:.2f}" for item in spreads)))
+    return markdown_table(header, body)
+
+
+def _predictions(free_running: "FreeRunningResult") -> str:
+    from tomat.evaluation.free_running import COLUMNS
+
+    header = ("material", *(f"{heading} %" for heading, _ in COLUMNS), "seconds")
+    body = [free_running.row(material) for material in free_running.materials]
+    medians = (f"{100 * free_running.spread(name).median:.2f}" for _, name in COLUMNS)
+    body.append(("**median over materials**", *medians, ""))
     return markdown_table(header, body)
 
 

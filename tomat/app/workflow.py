@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tomat.base.arguments import config_file, count, report_file
-from tomat.base.layout import DENSITY_FIGURE, EVALUATION_FILE, METRICS_FILE, PROFILER_FOLDER
+from tomat.base.layout import DENSITY_FIGURE, EVALUATION_FILE, METRICS_FILE, PREDICTION_FIGURE, PROFILER_FOLDER
 
 if TYPE_CHECKING:  # the verb pays for these only when it runs
+    from tomat.evaluation.free_running import FreeRunningResult
     from tomat.evaluation.result import TeacherForcedResult
     from tomat.training.config import TrainConfig
     from tomat.training.loop import TrainResult
@@ -163,23 +164,28 @@ def train_and_report(
     result = train(config, continuation, stop)
     # After SIGTERM what is left of the grace is for the pages: the steps are saved.
     profile_page = write_profile_page(config, result)
-    evaluation = None
-    if config.evaluation.patches_per_material > 0 and config.data.source == "embedded" and not result.preempted:
-        evaluation = evaluate_embedded(config, result)
+    evaluation = free_running = None
+    if config.data.source == "embedded" and not result.preempted:
+        evaluation, free_running = evaluate_embedded(config, result)
     figures: dict[str, Any] = {
         "run": config.run_name,
         "training": {key: value for key, value in asdict(result).items() if key != "run_dir"},
         "total_seconds": time.monotonic() - started,
     }
-    if evaluation is not None:
-        figures["evaluation"] = evaluation.to_dict()
-        write_json(result.run_dir / EVALUATION_FILE, evaluation.to_dict())
+    found = {} if evaluation is None else evaluation.to_dict()
+    if free_running is not None:
+        found["free_running"] = free_running.to_dict()
+    if found:
+        figures["evaluation"] = found
+        write_json(result.run_dir / EVALUATION_FILE, found)
     if jax.process_index() == 0:
-        page = write_training_page(config, result, evaluation)
+        page = write_training_page(config, result, evaluation, free_running)
         if is_remote(config.output_dir):
             publish(config.run_dir, result.run_dir, PAGE_FILES)
         if evaluation is not None:
             console.print(evaluation.table())
+        if free_running is not None:
+            console.print(free_running.table())
         if result.first_step < result.steps:
             console.print(
                 f"loss {result.first_loss:.4f} -> {result.last_loss:.4f}"
@@ -254,22 +260,37 @@ def _commit() -> str:
         return ""
 
 
-def evaluate_embedded(config: "TrainConfig", result: "TrainResult") -> "TeacherForcedResult":
-    """Teacher-forced evaluation on the embedded materials that were held out, and the picture of the first of them."""
-    from tomat.app.eval_verbs import evaluate_with_bar
-    from tomat.density.demo.embedded import demo_materials, load_demo
-    from tomat.evaluation.picture import draw_plane, teacher_forced_plane
+def evaluate_embedded(
+    config: "TrainConfig", result: "TrainResult"
+) -> "tuple[TeacherForcedResult | None, FreeRunningResult | None]":
+    """The evaluations of the embedded materials that were held out which are asked for and which the model can do, each
+    with a picture of the first material."""
+    from tomat.app.eval_verbs import evaluate_with_bar, predict_with_bar
+    from tomat.density.crystal import Crystal
+    from tomat.density.demo.embedded import demo_materials, load_demo, load_stored
+    from tomat.evaluation.picture import draw_plane, predicted_plane, teacher_forced_plane
     from tomat.evaluation.teacher_forced import TeacherForcedConfig, evaluator_of
+    from tomat.inference.predictor import RunPredictor, can_predict
     from tomat.inference.trained import load_trained
 
+    asked = config.evaluation
     run = load_trained(result.run_dir)
     names = [material.material_id for material in demo_materials("validation")]
-    sampling = TeacherForcedConfig(
-        patches_per_material=config.evaluation.patches_per_material, seed=config.evaluation.seed
-    )
-    with evaluator_of(run, sampling) as (evaluator, model):
-        evaluation = evaluate_with_bar(evaluator, model, names, load_demo, run.settings("embedded validation"))
-        if config.evaluation.picture:
-            plane = teacher_forced_plane(evaluator, model, load_demo(names[0]))
-            draw_plane(plane, result.run_dir / DENSITY_FIGURE)
-    return evaluation
+    evaluation = free_running = None
+    if asked.patches_per_material > 0:
+        sampling = TeacherForcedConfig(patches_per_material=asked.patches_per_material, seed=asked.seed)
+        with evaluator_of(run, sampling) as (evaluator, model):
+            evaluation = evaluate_with_bar(evaluator, model, names, load_demo, run.settings("embedded validation"))
+            if asked.picture:
+                plane = teacher_forced_plane(evaluator, model, load_demo(names[0]))
+                draw_plane(plane, result.run_dir / DENSITY_FIGURE)
+    if asked.free_running and can_predict(run):
+        predictor = RunPredictor(run)
+        free_running = predict_with_bar(
+            predictor, names, load_stored, run.settings("embedded validation, stored grids")
+        )
+        if asked.picture:
+            truth, first = load_stored(names[0]), free_running.materials[0]
+            prediction = predictor.predict(Crystal.of(truth), truth.grid_shape, electrons=first.electrons)
+            draw_plane(predicted_plane(prediction.rho, truth), result.run_dir / PREDICTION_FIGURE)
+    return evaluation, free_running

@@ -29,8 +29,8 @@ def arrays_checksum(arrays: Mapping[str, np.ndarray]) -> str:
 def pack_arrays(arrays: Mapping[str, np.ndarray]) -> bytes:
     """The arrays and their checksum as an `.npz` file, the same bytes for the same arrays."""
     file = BytesIO()
-    checksum = {CHECKSUM_NAME: np.array(arrays_checksum(arrays))}
-    np.savez_compressed(file, **{name: arrays[name] for name in sorted(arrays)}, **checksum)
+    parts = {name: arrays[name] for name in sorted(arrays)}
+    np.savez_compressed(file, allow_pickle=False, **parts, **{CHECKSUM_NAME: np.array(arrays_checksum(arrays))})
     return file.getvalue()
 
 

@@ -279,9 +279,8 @@ class PromoleculeFit:
         """
         if other.basis != self.basis:
             raise TomatError("two parts of a promolecule fit have different radial functions; fit both again.")
-        for mine, theirs in ((self.projections, other.projections), (self.products, other.products)):
-            for key in sorted(theirs):
-                mine[key] = mine[key] + theirs[key] if key in mine else theirs[key].copy()
+        _add(self.projections, other.projections)
+        _add(self.products, other.products)
         self.n_materials += other.n_materials
         self.material_ids += other.material_ids
         self.atoms += other.atoms
@@ -398,6 +397,11 @@ class PromoleculeFit:
         )
 
 
+def _add[Key](mine: dict[Key, np.ndarray], theirs: Mapping[Key, np.ndarray]) -> None:
+    for key, values in theirs.items():
+        mine[key] = mine[key] + values if key in mine else values.copy()
+
+
 def radial_sums(crystal: Crystal, places: np.ndarray, basis: RadialBasis) -> dict[int, np.ndarray]:
     """Sums over the atoms of each element, periodic images too, of the radial functions.
 
@@ -417,7 +421,8 @@ def radial_sums(crystal: Crystal, places: np.ndarray, basis: RadialBasis) -> dic
     total = np.empty((len(points), width))
     for start in range(0, len(points), _BLOCK_POINTS):
         block = points[start : start + _BLOCK_POINTS]
-        squared = sum((block[:, axis, None] - images[:, axis]) ** 2 for axis in range(3))
+        x, y, z = (block[:, axis, None] - images[:, axis] for axis in range(3))
+        squared = x * x + y * y + z * z
         near = np.flatnonzero(squared < basis.cutoff_a**2)
         point, image = np.divmod(near, len(images))
         row = point * width + offsets[image]

@@ -1,6 +1,7 @@
-"""One plane of a held-out density: reference, teacher-forced answer, and their difference."""
+"""One plane of a held-out density: reference, what the model says of it, and their difference."""
 
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -9,7 +10,9 @@ import numpy as np
 
 from tomat.base.errors import TomatError
 from tomat.base.reporting import replacing
+from tomat.density.elements import symbol_of
 from tomat.density.grid import DensityGrid
+from tomat.evaluation.free_running import FREE_RUNNING
 from tomat.evaluation.metrics import nmae
 from tomat.evaluation.patches import tiling_anchors
 from tomat.evaluation.result import LABEL
@@ -20,6 +23,8 @@ if TYPE_CHECKING:  # JAX and Levanter are needed to compute a plane, not to draw
 
     from tomat.evaluation.teacher_forced import TeacherForcedEvaluator
 
+NEAR_PLANE_A = 0.35
+"""Atoms so near to the plane are drawn: about the radius within which a valence density peaks."""
 FORMATS = (".png", ".svg", ".pdf")
 
 
@@ -32,12 +37,37 @@ class DensityPlane:
     plane: int
     """Index along c."""
     predicted: np.ndarray
-    """float32 [nx, ny], e/A^3, teacher-forced, median decoder."""
+    """float32 [nx, ny], e/A^3."""
+    panel: str = "teacher-forced"
+    """Heads the prediction."""
+    label: str = LABEL
+    """What kind of answer it is, in full."""
 
     @property
     def reference(self) -> np.ndarray:
         """float32 [nx, ny], e/A^3, not rounded to the codec."""
         return self.grid.rho[:, :, self.plane]
+
+
+def _atoms_near(plane: DensityPlane) -> Iterator[tuple[str, tuple[float, float]]]:
+    """Symbol and place in the picture, A, of each atom within `NEAR_PLANE_A` of the plane, once an edge it is on."""
+    grid = plane.grid
+    a, b, _, _, _, gamma_degrees = grid.lattice_parameters
+    gamma = np.deg2rad(gamma_degrees)
+    normal = np.cross(grid.lattice[0], grid.lattice[1])
+    normal /= np.linalg.norm(normal)
+    height = grid.lattice[2]
+    for number, (x, y, z) in zip(grid.atomic_numbers.tolist(), grid.frac_coords.tolist(), strict=True):
+        away = z - plane.plane / grid.grid_shape[2]
+        away -= round(away)
+        if abs(away * float(height @ normal)) > NEAR_PLANE_A:
+            continue
+        # Straight onto the plane: the c axis may lean.
+        foot = (x, y, 0) + away * np.linalg.solve(grid.lattice.T, height - (height @ normal) * normal)
+        for along_a, along_b in np.ndindex(2, 2):
+            s, t = foot[0] % 1 + along_a, foot[1] % 1 + along_b
+            if s <= 1 + 1e-6 and t <= 1 + 1e-6:
+                yield symbol_of(number), (s * a + t * b * np.cos(gamma), t * b * np.sin(gamma))
 
 
 def most_structured_plane(grid: DensityGrid) -> int:
@@ -81,6 +111,18 @@ def teacher_forced_plane(
     return DensityPlane(grid, chosen, image)
 
 
+def predicted_plane(predicted: np.ndarray, truth: DensityGrid, plane: int | None = None) -> DensityPlane:
+    """A plane of a whole cell that was predicted from its structure.
+
+    Args:
+        predicted: float32 [nx, ny, nz], e/A^3, on the grid of `truth`.
+        truth: The held-out material.
+        plane: index along c; None for `most_structured_plane`.
+    """
+    chosen = most_structured_plane(truth) if plane is None else plane
+    return DensityPlane(truth, chosen, predicted[:, :, chosen], "predicted from the structure", FREE_RUNNING)
+
+
 def draw_plane(plane: DensityPlane, path: str | os.PathLike[str]) -> Path:
     """Draw a plane to a PNG, SVG or PDF file, the same bytes for the same plane.
 
@@ -107,14 +149,15 @@ def draw_plane(plane: DensityPlane, path: str | os.PathLike[str]) -> Path:
     x = along_a * length_a + along_b * length_b * np.cos(gamma)
     y = along_b * length_b * np.sin(gamma)
     difference = plane.predicted - plane.reference
+    atoms = list(_atoms_near(plane))
     top = float(max(plane.reference.max(), plane.predicted.max())) or 1.0
     limit = float(np.abs(difference).max()) or 1.0
     density_norm, difference_norm = PowerNorm(0.5, vmin=0.0, vmax=top), Normalize(-limit, limit)
     density_label = r"density (e/$\mathrm{\AA}^3$), square-root scale"
     panels = (
         ("reference (DFT)", plane.reference, density_norm, "viridis", density_label),
-        ("teacher-forced, median decoder", plane.predicted, density_norm, "viridis", density_label),
-        ("teacher-forced minus reference", difference, difference_norm, "RdBu_r", r"difference (e/$\mathrm{\AA}^3$)"),
+        (plane.panel, plane.predicted, density_norm, "viridis", density_label),
+        (f"{plane.panel} minus reference", difference, difference_norm, "RdBu_r", r"difference (e/$\mathrm{\AA}^3$)"),
     )
     # A Figure without pyplot leaves the caller's backend alone. The salt and the missing dates make the bytes repeat.
     with matplotlib.rc_context({"svg.hashsalt": "tomat", "font.size": 9}):
@@ -125,11 +168,22 @@ def draw_plane(plane: DensityPlane, path: str | os.PathLike[str]) -> Path:
             axes.set_aspect("equal")
             axes.set_title(title)
             axes.set_xlabel(r"$\mathrm{\AA}$")
+            for symbol, (at_x, at_y) in atoms:
+                axes.plot(at_x, at_y, "o", ms=9, mfc="none", mec="white", mew=2.2)
+                axes.plot(at_x, at_y, "o", ms=9, mfc="none", mec="black", mew=0.9)
+                axes.annotate(
+                    symbol,
+                    (at_x, at_y),
+                    xytext=(6, 6),
+                    textcoords="offset points",
+                    fontsize=7,
+                    bbox={"boxstyle": "round,pad=0.1", "fc": "white", "ec": "none", "alpha": 0.7},
+                )
             figure.colorbar(mesh, ax=axes, orientation="horizontal", label=label, shrink=0.85)
         error = 100 * nmae(plane.predicted, plane.reference)
         figure.suptitle(
             f"{plane.grid.material_id}, plane {plane.plane} of {plane.grid.grid_shape[2]} along c, "
-            f"NMAE in the plane {error:.2f} %\n{LABEL}"
+            f"NMAE in the plane {error:.2f} %; atoms within {NEAR_PLANE_A:g} A are drawn\n{plane.label}"
         )
         metadata = {".png": {"Software": None}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}[target.suffix]
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -2,6 +2,7 @@
 
 The whole sequence, whose density is not known yet, goes through the model once: that fills the cache for the preamble.
 Then every step embeds the id before, with what its position knows of the atoms, and writes one position of the cache.
+The sums over atoms and the head with its prior are computed before the first step.
 """
 
 from collections.abc import Sequence
@@ -22,7 +23,7 @@ from tomat.inference.batches import named_atoms
 from tomat.inference.choice import ChoiceKind, chosen_bins, sequence_keys
 from tomat.model.attention import KeysValues
 from tomat.model.decoder import DensityDecoder, DensityTransformer
-from tomat.model.environment import EnvironmentTables, Sums
+from tomat.model.environment import Environment, EnvironmentTables, Sums
 from tomat.tokens.vocabulary import DENSITY_BLOCK_START, DENSITY_START
 
 
@@ -73,7 +74,7 @@ class CachedModel(eqx.Module):
         """The cache after one pass over whole sequences, int [batch, position]: right wherever ids are known."""
         named = _named(tokens)
         Batch, Position = named.resolve_axis("batch"), named.resolve_axis("position")
-        x = self._embedded(named, self.sums)
+        x, _ = self._embedded(named, self.sums)
         config = self.model.config.attention_config()
         empty = KeysValues.empty(config, Batch, Position.size, x.dtype)
         caches: Sequence[KeysValues] = [empty] * self.model.config.num_layers
@@ -93,10 +94,10 @@ class CachedModel(eqx.Module):
             float32 [batch, bin], and the cache with this position.
         """
         sums = None if self.sums is None else _at(self.sums, position)
-        x, caches = self._transformer.decode_kept(self._embedded(_named(ids[:, None]), sums), caches, position)
-        if self.model.environment is not None:
-            assert sums is not None and self.tables is not None
-            x = self.model.environment.wide_hidden(x, sums, self.tables)
+        x, added = self._embedded(_named(ids[:, None]), sums)
+        x, caches = self._transformer.decode_kept(x, caches, position)
+        if added is not None and sums is not None and self.tables is not None:
+            x = cast(Environment, self.model.environment).wide_hidden(x, added, sums, self.tables)
         hidden = x.rearrange(("batch", "position", "embed")).array[:, 0]
         head = self.head.rearrange((self.model.Vocab.name, "embed")).array.astype(hidden.dtype)
         return jnp.einsum("be,ke->bk", hidden, head, preferred_element_type=jnp.float32), caches
@@ -105,9 +106,13 @@ class CachedModel(eqx.Module):
     def _transformer(self) -> DensityTransformer:
         return self.model.transformer
 
-    def _embedded(self, ids: NamedArray, sums: Sums | None) -> NamedArray:
-        x = self.model.embeddings.embed(ids)
-        return hax.auto_sharded(x if sums is None else x + sums.embedding.rearrange(x.axes))
+    def _embedded(self, ids: NamedArray, sums: Sums | None) -> tuple[NamedArray, NamedArray | None]:
+        """What the layers read, and the environment's part of it."""
+        x, environment = self.model.embeddings.embed(ids), self.model.environment
+        if environment is None or sums is None or self.tables is None:
+            return hax.auto_sharded(x), None
+        added = environment.embedding(ids, sums, self.tables)
+        return hax.auto_sharded(x + added.rearrange(x.axes)), added
 
 
 def _named(ids: jax.Array) -> NamedArray:

@@ -23,12 +23,18 @@ from tomat.inference.interface import OnPatches, Prediction, normalised
 from tomat.inference.memory import free_bytes, largest_batch
 from tomat.inference.parallel import cell_patches, decode_parallel
 from tomat.inference.trained import LoadedRun, load_trained
+from tomat.model.decoder import environment_of
 
 DecoderName = Literal["parallel", "autoregressive"]
 
 MOST_SEQUENCES: Mapping[DecoderName, int] = MappingProxyType({"parallel": 16, "autoregressive": 256})
-"""Sequences of one device at a time, if there is memory for them: one pass over 16 patches keeps any chip busy, a step of
-one token each does not with fewer than hundreds."""
+"""Sequences of one device at a time, if there is memory for them: one pass over 16 patches keeps any chip busy, a step
+of one token each does not with fewer than hundreds."""
+
+
+def can_predict(run: LoadedRun) -> bool:
+    """Whether the model of a run was trained to predict from a structure alone."""
+    return environment_of(run.config.model) is not None and run.config.density_dropout > 0
 
 
 class RunPredictor:

@@ -41,7 +41,6 @@ from tomat.model.embedding import with_float32_sums
 from tomat.model.environment import Environment, EnvironmentConfig, EnvironmentTables, PatchAtoms
 from tomat.model.norm_rotary import QkRotaryConfig
 from tomat.model.splash import ATTENTION_OUTPUT, SplashBlockSizes
-from tomat.tokens.vocabulary import DENSITY_START
 
 MLP_PROJECTIONS = "mlp_projections"
 """Name, for checkpoint policies, of what the two input projections of the MLP give."""
@@ -445,5 +444,6 @@ def hidden_and_head(
     if atoms is None or tables is None:
         raise TomatError("the model has model.environment and was given no atoms; read them with the rows.")
     sums = environment.sums(tokens, atoms, tables)
-    hidden = causal_activations(model, tokens, key=key, added=sums.embedding)
-    return environment.with_prior(hidden, model.get_lm_head(), sums, tables, DENSITY_START)
+    embedding = environment.embedding(tokens, sums, tables)
+    hidden = causal_activations(model, tokens, key=key, added=embedding)
+    return environment.with_prior(hidden, model.get_lm_head(), embedding, sums, tables)

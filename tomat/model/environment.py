@@ -24,7 +24,7 @@ from tomat.base.errors import TomatError
 from tomat.density.elements import SYMBOLS, covalent_radius_a, pauling_electronegativity
 from tomat.density.promolecule import Promolecule
 from tomat.density.radial import RadialBasis
-from tomat.tokens.vocabulary import DENSITY_BLOCK_START
+from tomat.tokens.vocabulary import DENSITY_BLOCK_START, DENSITY_START
 
 ATOM_DENSITY_PER_A3 = 0.08
 """Of a common solid; scales the radial sums to about one."""
@@ -119,10 +119,12 @@ def environment_tables(promolecule: Promolecule, bin_values: np.ndarray) -> Envi
 class Sums(eqx.Module):
     """What is computed of the atoms at each position."""
 
-    embedding: NamedArray
-    """[batch, position, embed], the compute type: what the network makes of them."""
+    features: NamedArray
+    """[batch, position, sum], the compute type."""
     log_promolecule: NamedArray
     """float32 [batch, position]: log(promolecule + `LOG_FLOOR_E_PER_A3`)."""
+    log_promolecule_read: NamedArray
+    """float32 [batch, position]: the same of the voxel that the position reads, which the one before predicts."""
 
 
 def radial_functions(basis: RadialBasis, distance_a: jax.Array) -> jax.Array:
@@ -150,7 +152,7 @@ class Environment(eqx.Module):
     prior: hnn.Linear | None
     """Last hidden state to the prior's shift and the logarithm of its sharpness; zero at first."""
     prior_of_sums: hnn.Linear | None
-    """What the network makes of the sums to the same two: the short way, which is learnt in a tenth of the steps."""
+    """The embedding of the sums to the same two: the short way, which is learnt in a tenth of the steps."""
     config: EnvironmentConfig = eqx.field(static=True)
 
     @staticmethod
@@ -159,12 +161,13 @@ class Environment(eqx.Module):
         Channel = Axis("channel", config.channels)
         elements = 0.1 * hax.random.normal(k_elements, (Axis("element", len(SYMBOLS) + 1), Channel))
         descriptors = 0.7 * hax.random.normal(k_descriptors, (Axis("descriptor", DESCRIPTORS), Channel))
-        Feature = Axis("feature", config.basis.n * config.channels + 1)
+        # The sums, the promolecule, the residual of the voxel that is read, and whether one is.
+        Feature = Axis("feature", config.basis.n * config.channels + 3)
         network = hnn.MLP.init(Feature, Embed, config.hidden_dim, 3, activation=hnn.silu, key=k_network)
-        priors = [None, None]
+        priors: list[hnn.Linear | None] = [None, None]
         if config.prior_anchors:
             priors = [hnn.Linear.init(Embed, Axis("prior_number", 2), key=k_network, init_scale=0.0) for _ in priors]
-        return Environment(elements, descriptors, network, *priors, config)
+        return Environment(elements, descriptors, network, priors[0], priors[1], config)
 
     @named_call
     def sums(self, tokens: NamedArray, atoms: PatchAtoms, tables: EnvironmentTables) -> Sums:
@@ -210,14 +213,35 @@ class Environment(eqx.Module):
         log_promolecule = jnp.log(promolecule + LOG_FLOOR_E_PER_A3)
         features = jnp.concatenate([sums, log_promolecule[..., None].astype(dtype)], axis=-1) * inside[..., None]
         Batch = tokens.resolve_axis("batch")
-        named = NamedArray(features, (Batch, Position, Axis("feature", features.shape[-1])))
-        return Sums(
-            self.network(hax.auto_sharded(named)), hax.auto_sharded(NamedArray(log_promolecule, (Batch, Position)))
-        )
+        named = NamedArray(features, (Batch, Position, Axis("sum", features.shape[-1])))
+        read = jnp.concatenate([log_promolecule[:, :1], log_promolecule[:, :-1]], axis=1)
+        logs = (hax.auto_sharded(NamedArray(each, (Batch, Position))) for each in (log_promolecule, read))
+        return Sums(hax.auto_sharded(named), *logs)
+
+    @named_call
+    def embedding(self, tokens: NamedArray, sums: Sums, tables: EnvironmentTables) -> NamedArray:
+        """[batch, position, embed]: what the network makes of the sums, and of the voxel that is read.
+
+        Of that voxel it gets the residual, how far its density lies from the promolecule there, in log density: that
+        of the next voxel is nearly the same. Where no density is read it is 0, and said to be none.
+
+        Args:
+            tokens: int [batch, position], as the model reads them.
+            sums: Of the same positions.
+            tables: Of the run.
+        """
+        ids = tokens.rearrange(("batch", "position")).array - DENSITY_START
+        logs = jnp.asarray(log_densities(tables.bin_values), jnp.float32)
+        read = (ids >= 0) & (ids < len(logs))
+        residual = jnp.where(read, logs[jnp.clip(ids, 0, len(logs) - 1)] - sums.log_promolecule_read.array, 0.0)
+        more = jnp.stack([residual, read.astype(jnp.float32)], axis=-1).astype(sums.features.dtype)
+        features = jnp.concatenate([sums.features.array, more], axis=-1)
+        axes = sums.features.axes[:2]
+        return self.network(hax.auto_sharded(NamedArray(features, (*axes, Axis("feature", features.shape[-1])))))
 
     @named_call
     def with_prior(
-        self, hidden: NamedArray, head: NamedArray, sums: Sums, tables: EnvironmentTables, first_bin: int
+        self, hidden: NamedArray, head: NamedArray, embedding: NamedArray, sums: Sums, tables: EnvironmentTables
     ) -> tuple[NamedArray, NamedArray]:
         """Hidden states and head whose product is the logits with the prior added.
 
@@ -228,19 +252,21 @@ class Environment(eqx.Module):
         Args:
             hidden: [batch, position, embed], the last hidden state.
             head: [vocab, embed].
+            embedding: Of `embedding`, of the same positions.
             sums: Of the same positions.
             tables: Of the run.
-            first_bin: Row of the head of density id 0.
         """
-        return self.wide_hidden(hidden, sums, tables), self.wide_head(head, tables, first_bin)
+        return self.wide_hidden(hidden, embedding, sums, tables), self.wide_head(head, tables, DENSITY_START)
 
-    def wide_hidden(self, hidden: NamedArray, sums: Sums, tables: EnvironmentTables) -> NamedArray:
+    def wide_hidden(
+        self, hidden: NamedArray, embedding: NamedArray, sums: Sums, tables: EnvironmentTables
+    ) -> NamedArray:
         """`with_prior`'s hidden states: the weights of the anchors are beside them."""
         if self.prior is None or self.prior_of_sums is None:
             return hidden
         Batch, Position, Embed = (hidden.resolve_axis(name) for name in ("batch", "position", "embed"))
         anchors, _ = prior_columns(tables.bin_values, self.config)
-        both = self.prior(hidden) + self.prior_of_sums(sums.embedding)
+        both = self.prior(hidden) + self.prior_of_sums(embedding)
         numbers = both.rearrange(("batch", "position", "prior_number")).array.astype(jnp.float32)
         centre = sums.log_promolecule.array + numbers[..., 0]
         place = jnp.clip((centre - anchors[0]) / (anchors[1] - anchors[0]), 0.0, len(anchors) - 1.0)
@@ -250,7 +276,8 @@ class Environment(eqx.Module):
         return hax.auto_sharded(NamedArray(wide, (Batch, Position, Axis("embed", Embed.size + len(anchors)))))
 
     def wide_head(self, head: NamedArray, tables: EnvironmentTables, first_bin: int) -> NamedArray:
-        """`with_prior`'s head: what each anchor says of each bin is beside it."""
+        """`with_prior`'s head, whose row `first_bin` is that of density id 0: what each anchor says of each bin is
+        beside it."""
         if self.prior is None:
             return head
         _, columns = prior_columns(tables.bin_values, self.config)
@@ -261,13 +288,18 @@ class Environment(eqx.Module):
         return NamedArray(jnp.concatenate([plain.array, rows], axis=-1), (plain.axes[0], Wide))
 
 
+def log_densities(bin_values: np.ndarray) -> np.ndarray:
+    """float64 [bin]: log(rho + `LOG_FLOOR_E_PER_A3`) of each bin."""
+    return np.log(np.maximum(np.asarray(bin_values, np.float64), 0.0) + LOG_FLOOR_E_PER_A3)
+
+
 def prior_columns(bin_values: np.ndarray, config: EnvironmentConfig) -> tuple[np.ndarray, np.ndarray]:
     """The anchors, float32 [M], in log density, and the log-density of each bin around each of them, [bin, M].
 
     Near an anchor it is a Gaussian of `prior_width`; beyond some widths it falls linearly, as errors of promolecules
     do.
     """
-    logs = np.log(np.maximum(np.asarray(bin_values, np.float64), 0.0) + LOG_FLOOR_E_PER_A3)
+    logs = log_densities(bin_values)
     anchors = np.linspace(logs.min(), logs.max(), config.prior_anchors)
     z = (logs[:, None] - anchors) / config.prior_width
     return anchors.astype(np.float32), (1.0 - np.sqrt(1.0 + z**2)).astype(np.float32)
@@ -277,7 +309,7 @@ def _feature_scale(basis: RadialBasis) -> np.ndarray:
     """float64 [K]: one over one and the sum that a common solid would have."""
     r = np.linspace(0.0, basis.cutoff_a, 501)
     sums = ATOM_DENSITY_PER_A3 * np.trapezoid(basis(r) * (4 * np.pi * r**2)[:, None], r, axis=0)
-    return 1.0 / (1.0 + sums)
+    return np.reciprocal(1.0 + sums)
 
 
 def _in_blocks(block, places: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -5,7 +5,7 @@ A preamble rounds the lattice to 0.05 A and 0.2 degrees, too coarse to place ato
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -60,6 +60,9 @@ class Structures:
 
     def __len__(self) -> int:
         return len(self.lattices)
+
+    def __iter__(self) -> Iterator[Crystal]:
+        return (self[index] for index in range(len(self)))
 
     def __getitem__(self, index: int) -> Crystal:
         index = range(len(self))[index]
@@ -127,6 +130,9 @@ class PreambleStructures:
 
     def __len__(self) -> int:
         return len(self.manifest.materials)
+
+    def __iter__(self) -> Iterator[Crystal]:
+        return (self[index] for index in range(len(self)))
 
     def __getitem__(self, index: int) -> Crystal:
         """The rounded structure.

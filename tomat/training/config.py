@@ -177,8 +177,11 @@ class EvaluationConfig:
 
     patches_per_material: int = 8
     """Patches drawn from each held-out material; 0: no evaluation at the end."""
+    free_running: bool = True
+    """Predict each held-out material from its structure alone, whole cells on their stored grids, where the model can:
+    it has `model.environment`, and `density_dropout` is above 0."""
     picture: bool = True
-    """Draw a slice of one held-out material: reference, prediction, difference."""
+    """Draw a slice of one held-out material for each evaluation: reference, prediction, difference."""
     seed: int = 0
     """Seeds the anchors of the patches."""
 

@@ -126,10 +126,13 @@ def test_the_cached_and_the_whole_forward_pass_agree(variant):
             logits, caches = cached.logits(jnp.asarray(ids)[:, position], position, caches)
             return caches, logits
 
-        return jax.lax.scan(step, cached.filled(arrays["tokens"]), start + jnp.arange(VOXELS))[1].swapaxes(0, 1)
+        found = jax.lax.scan(step, cached.filled(arrays["tokens"]), start + jnp.arange(VOXELS))[1].swapaxes(0, 1)
+        return found, cached.logits_without_cache(jnp.asarray(ids), jnp.int32(start + 5))
 
-    found = np.asarray(cached_logits(model, batch, ids))
-    np.testing.assert_allclose(found, expected, atol=1e-5 * np.abs(expected).max())
+    found, sixth = cached_logits(model, batch, ids)
+    within = 1e-5 * np.abs(expected).max()
+    np.testing.assert_allclose(found, expected, atol=within)
+    np.testing.assert_allclose(sixth, expected[:, 5], atol=within)
 
 
 def test_another_preamble_runs_the_same_program():

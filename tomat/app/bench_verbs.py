@@ -20,6 +20,7 @@ MODULES = {
     "loss-tiles": "tomat.bench.loss_tiles",
     "chip": "tomat.bench.chip",
     "numerics": "tomat.bench.numerics.bench",
+    "decode": "tomat.bench.decode",
 }
 """Benchmark -> the module whose `run(args)` measures, prints, writes the figures to `args.json`; returns a status."""
 
@@ -41,6 +42,7 @@ def register(subparsers: Benches) -> None:
         _add_loss_tiles,
         _add_chip,
         _add_numerics,
+        _add_decode,
     )
     for add in flags:
         add(benches)
@@ -193,3 +195,16 @@ def _add_numerics(benches: Benches) -> None:
     _flag(parser, "--output_dir", Path("runs/numerics"), "folder of the runs", type=Path, metavar="DIR")
     parser.add_argument("--docs", action="store_true", help="write the page into the tracking folder")
     _flag(parser, "--tracking_dir", Path("docs/tracking"), "tracking folder, for --docs", type=Path, metavar="DIR")
+
+
+def _add_decode(benches: Benches) -> None:
+    parser = benches.add_parser(
+        "decode",
+        help="autoregressive decoding with the cache against without; parallel against autoregressive",
+        description="Tokens a second of the autoregressive decoder, from its cache and by a forward pass for each, "
+        "in turn, and the seconds that a cell takes both decoders. Weights are fresh: speed does not depend on them.",
+    )
+    default, text = Path("configs/train/demo.yaml"), "of the model and its patches, with model.environment"
+    _flag(parser, "--config_path", default, text, type=existing_file, metavar="FILE")
+    _flag(parser, "--batch", 1, "patches at a time, with the cache and without", type=positive_int)
+    _flag(parser, "--rounds", 5, "turns of each", type=positive_int)

@@ -72,13 +72,7 @@ class CachedModel(eqx.Module):
 
     def filled(self, tokens: jax.Array) -> list[KeysValues]:
         """The cache after one pass over whole sequences, int [batch, position]: right wherever ids are known."""
-        named = _named(tokens)
-        Batch, Position = named.resolve_axis("batch"), named.resolve_axis("position")
-        x, _ = self._embedded(named, self.sums)
-        config = self.model.config.attention_config()
-        empty = KeysValues.empty(config, Batch, Position.size, x.dtype)
-        caches: Sequence[KeysValues] = [empty] * self.model.config.num_layers
-        return self._transformer.decode_kept(x, caches, jnp.zeros((), jnp.int32))[1]
+        return self._whole(tokens)[2]
 
     def logits(
         self, ids: jax.Array, position: jax.Array, caches: Sequence[KeysValues]
@@ -93,14 +87,32 @@ class CachedModel(eqx.Module):
         Returns:
             float32 [batch, bin], and the cache with this position.
         """
-        sums = None if self.sums is None else _at(self.sums, position)
+        sums = _at(self.sums, position)
         x, added = self._embedded(_named(ids[:, None]), sums)
         x, caches = self._transformer.decode_kept(x, caches, position)
+        return self._read(x, added, sums), caches
+
+    def logits_without_cache(self, tokens: jax.Array, position: jax.Array) -> jax.Array:
+        """As `logits`, by a pass over whole sequences, int [batch, position]: what the cache saves."""
+        x, added, _ = self._whole(tokens)
+        return self._read(_at(x, position), _at(added, position), _at(self.sums, position))
+
+    def _whole(self, tokens: jax.Array) -> tuple[NamedArray, NamedArray | None, list[KeysValues]]:
+        """Last hidden states, the environment's part of what the layers read, and the cache, of whole sequences."""
+        named = _named(tokens)
+        x, added = self._embedded(named, self.sums)
+        config, Batch = self.model.config, named.resolve_axis("batch")
+        empty = KeysValues.empty(config.attention_config(), Batch, tokens.shape[1], x.dtype)
+        x, caches = self._transformer.decode_kept(x, [empty] * config.num_layers, jnp.zeros((), jnp.int32))
+        return x, added, caches
+
+    def _read(self, x: NamedArray, added: NamedArray | None, sums: Sums | None) -> jax.Array:
+        """Logits of one position: float32 [batch, bin]."""
         if added is not None and sums is not None and self.tables is not None:
             x = cast(Environment, self.model.environment).wide_hidden(x, added, sums, self.tables)
         hidden = x.rearrange(("batch", "position", "embed")).array[:, 0]
         head = self.head.rearrange((self.model.Vocab.name, "embed")).array.astype(hidden.dtype)
-        return jnp.einsum("be,ke->bk", hidden, head, preferred_element_type=jnp.float32), caches
+        return jnp.einsum("be,ke->bk", hidden, head, preferred_element_type=jnp.float32)
 
     @property
     def _transformer(self) -> DensityTransformer:
@@ -120,9 +132,9 @@ def _named(ids: jax.Array) -> NamedArray:
     return hax.auto_sharded(NamedArray(ids, axes))
 
 
-def _at(sums: Sums, position: jax.Array) -> Sums:
-    """Those of one position."""
-    return cast(Sums, jax.tree.map(lambda x: x["position", hax.ds(position, 1)], sums, is_leaf=_is_named))
+def _at[T](tree: T, position: jax.Array) -> T:
+    """One position of everything in it."""
+    return jax.tree.map(lambda x: x["position", hax.ds(position, 1)], tree, is_leaf=_is_named)
 
 
 def _is_named(leaf: object) -> bool:

@@ -19,10 +19,10 @@ from tomat.codec.base import UNIT_E_PER_A3, DensityCodec, require_unit
 from tomat.density.crystal import Crystal
 from tomat.density.grid import DensityGrid
 from tomat.model.environment import EnvironmentConfig, PatchAtoms
+from tomat.model.patch_atoms import atoms_of_patch, filled
 from tomat.tokens.layouts import SequenceLayout
 from tomat.tokens.patch import check_encodable, encode_rows
 from tomat.tokens.vocabulary import DENSITY_BLOCK_START, DENSITY_START
-from tomat.training.atoms import atoms_of_patch, filled
 
 
 @dataclass(frozen=True, eq=False)

@@ -22,10 +22,10 @@ from tomat.inference.batches import named_atoms, stacked_atoms
 from tomat.inference.trained import LoadedRun
 from tomat.model.decoder import environment_of, hidden_and_head
 from tomat.model.environment import EnvironmentTables
+from tomat.model.patch_atoms import atoms_of_patch, filled
 from tomat.tokens.layouts import PatchShape
 from tomat.tokens.patch import encode_rows
 from tomat.tokens.vocabulary import DENSITY_BLOCK_START, DENSITY_START, PAD
-from tomat.training.atoms import atoms_of_patch, filled
 
 BLOCK_VOXELS = 128
 """Voxels of each patch whose logits exist at once."""

@@ -23,11 +23,11 @@ from tomat.runs.history import read_events
 from tomat.runs.log_lines import read_metrics
 from tomat.tokens.manifest_text import parse_manifest
 from tomat.tokens.shards import open_shards
+from tomat.tokens.shuffle import ShuffledIndex
 from tomat.training import dispatch
 from tomat.training.config import TrainConfig, load_config
 from tomat.training.datasets import open_datasets
 from tomat.training.hooks import DATA_KEY
-from tomat.training.loader import ShuffledIndex
 from tomat.training.run import train
 from tomat.training.tracking import TrainingProgress
 

@@ -1,0 +1,124 @@
+"""A trained run as a predictor: whole cells, nothing of the truth, and what it refuses."""
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+from pymatgen.io.vasp import Chgcar
+from tiny_run import DEMO, tiny_run
+
+from tomat.app.cli import main
+from tomat.base.errors import TomatError
+from tomat.density.crystal import Crystal
+from tomat.density.demo.embedded import load_stored
+from tomat.density.zarr_store import read_zarr
+from tomat.inference import load, parallel, predictor
+from tomat.inference.parallel import batches, cell_patches
+from tomat.inference.predictor import RunPredictor, can_predict
+from tomat.training.config import load_config
+from tomat.training.run import train
+
+CRYSTAL = Crystal(
+    np.array([[2.9, 0.1, 0.0], [0.0, 3.3, 0.2], [0.3, 0.0, 3.7]]), np.array([11, 9]),
+    np.array([[0.0, 0.0, 0.0], [0.5, 0.52, 0.5]]), "NaF",
+)  # fmt: skip
+SHAPE = (15, 16, 18)
+"""No multiple of the patch's 7 voxels."""
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory) -> Path:
+    """A run of three steps: it predicts little better than the promolecule."""
+    words = tiny_run(3, 100, "--output_dir", str(tmp_path_factory.mktemp("runs")))
+    return train(load_config(DEMO, words)).run_dir
+
+
+@pytest.fixture(scope="module")
+def trained(run_dir) -> RunPredictor:
+    return load(str(run_dir))
+
+
+@pytest.fixture(scope="module")
+def prediction(trained) -> np.ndarray:
+    return trained.predict(CRYSTAL, SHAPE, electrons=8.0).rho
+
+
+def test_a_prediction_is_a_whole_density(trained, prediction):
+    told = []
+    result = trained.predict(CRYSTAL, SHAPE, electrons=8.0, on_patches=lambda *each: told.append(each))
+    assert np.array_equal(result.rho, prediction) and prediction.shape == SHAPE and prediction.min() >= 0
+    assert result.grid(CRYSTAL).electron_count == pytest.approx(8.0, rel=1e-6)
+    assert told[-1] == (27, 27) and result.seconds > 0
+    atoms = trained.promolecule.density(CRYSTAL, SHAPE)
+    assert np.abs(prediction - atoms).sum() / atoms.sum() < 0.5, "three steps from the promolecule"
+    assert trained.valences[11] == 1 and trained.valences[9] == 7 and 0.05 < trained.spacing_a < 0.07
+    assert trained.elements == trained.promolecule.elements and trained.shortest_distance_a[9, 11] < 2.4
+    assert "run demo step 2" in trained.identity
+
+
+def test_patches_tile_the_cell(trained):
+    patches = cell_patches(trained.run, CRYSTAL, SHAPE)
+    index = np.arange(np.prod(SHAPE)).reshape(SHAPE)
+    wrapped = [
+        index[np.ix_(*[(a + np.arange(p)) % n for a, p, n in zip(anchor, patches.patch_shape, SHAPE, strict=True)])]
+        for anchor in patches.anchors
+    ]
+    assert np.array_equal(patches.assembled(np.stack(wrapped).reshape(len(wrapped), -1)), index)
+    sizes = [(real, len(batch["tokens"])) for real, batch in batches(patches.arrays, 16)]
+    assert sizes == [(16, 16), (11, 16)]
+
+
+def test_a_patch_does_not_depend_on_its_batch(trained, prediction, monkeypatch):
+    monkeypatch.setattr(predictor, "BATCH_SEQUENCES", 5)
+    monkeypatch.setattr(parallel, "BLOCK_VOXELS", 100)
+    other = trained.predict(CRYSTAL, SHAPE, electrons=8.0).rho
+    assert np.allclose(other, prediction, rtol=2e-5, atol=1e-6)
+
+
+def test_moving_all_atoms_moves_the_density(trained, prediction):
+    """By whole voxels, so that the patches of one are not those of the other."""
+    moved = dataclasses.replace(CRYSTAL, frac_coords=CRYSTAL.frac_coords + np.array([4, -3, 7]) / SHAPE)
+    rolled = np.roll(trained.predict(moved, SHAPE, electrons=8.0).rho, (-4, 3, -7), axis=(0, 1, 2))
+    # A three-step model's attention looks at where in the patch a voxel is, and a little at the rounded preamble.
+    assert np.abs(rolled - prediction).sum() / prediction.sum() < 0.05
+
+
+def test_only_the_structure_is_read(run_dir, tmp_path):
+    """The same to the bit from a POSCAR and from CHGCARs of the true density and of noise."""
+    truth = load_stored("NaF-rock-salt-ideal")
+    noise = np.random.default_rng(0).random((12, 12, 12), dtype=np.float32)
+    for name, rho in (("truth", truth.rho), ("noise", noise)):
+        (tmp_path / name).mkdir()
+        volumetric = Chgcar(truth.structure, {"total": rho.astype(np.float64) * truth.volume_a3})
+        volumetric.write_file(str(tmp_path / name / "NaF.CHGCAR"))
+    (tmp_path / "alone").mkdir()
+    header = (tmp_path / "truth" / "NaF.CHGCAR").read_text().split("\n \n")[0].split("\n\n")[0]
+    (tmp_path / "alone" / "NaF.POSCAR").write_text(header + "\n")
+    found = []
+    for name in ("truth", "noise", "alone"):
+        words = ["--run", run_dir, "--structure", next((tmp_path / name).iterdir()), "--grid", 12, 12, 12]
+        assert main(["predict", *map(str, [*words, "--format", "zarr", "--output", tmp_path / f"{name}-out"])]) == 0
+        found.append(read_zarr(tmp_path / f"{name}-out" / "NaF.zarr").rho)
+    assert np.array_equal(found[0], found[1]) and np.array_equal(found[0], found[2])
+
+
+def test_rounds_read_the_round_before(trained, prediction):
+    again = RunPredictor(trained.run, rounds=2).predict(CRYSTAL, SHAPE, electrons=8.0).rho
+    assert 0 < np.abs(again - prediction).sum() / prediction.sum() < 0.5
+
+
+def test_what_cannot_be_predicted_is_refused(trained):
+    with pytest.raises(TomatError, match="has Xe, which no training density had"):
+        trained.predict(dataclasses.replace(CRYSTAL, atomic_numbers=np.array([54, 9])), SHAPE, electrons=8.0)
+    run = trained.run
+    blind = dataclasses.replace(run, config=dataclasses.replace(run.config, density_dropout=0.0))
+    plain_model = dataclasses.replace(run.config.model, environment=None)
+    plain = dataclasses.replace(run, config=dataclasses.replace(run.config, model=plain_model))
+    for other, words in ((blind, "was trained with density_dropout 0"), (plain, "has no model.environment")):
+        assert not can_predict(other)
+        with pytest.raises(TomatError, match=words):
+            RunPredictor(other)
+    without = dataclasses.replace(run, promolecule=None)
+    with pytest.raises(TomatError, match=r"no promolecule\.json beside its codec"):
+        RunPredictor(without)

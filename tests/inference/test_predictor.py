@@ -1,6 +1,7 @@
 """A trained run as a predictor: whole cells, nothing of the truth, and what it refuses."""
 
 import dataclasses
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from tomat.app.cli import main
 from tomat.base.errors import TomatError
 from tomat.density.crystal import Crystal
 from tomat.density.demo.embedded import load_stored
+from tomat.density.promolecule import Promolecule
 from tomat.density.zarr_store import read_zarr
 from tomat.inference import load, parallel, predictor
 from tomat.inference.parallel import batches, cell_patches
@@ -122,3 +124,13 @@ def test_what_cannot_be_predicted_is_refused(trained):
     without = dataclasses.replace(run, promolecule=None)
     with pytest.raises(TomatError, match=r"no promolecule\.json beside its codec"):
         RunPredictor(without)
+
+
+def test_a_run_goes_on_with_its_own_promolecule_alone(run_dir, tmp_path):
+    shutil.copytree(run_dir.parent, tmp_path / "runs")
+    path = tmp_path / "runs" / run_dir.name / "promolecule.json"
+    before = Promolecule.load(path)
+    path.write_text(dataclasses.replace(before, n_materials=before.n_materials + 1).to_text())
+    config = load_config(DEMO, tiny_run(3, 100, "--output_dir", str(tmp_path / "runs")))
+    with pytest.raises(TomatError, match="learnt with the promolecule"):
+        train(config)

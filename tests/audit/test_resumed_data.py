@@ -18,7 +18,7 @@ TINY = [
     "--run_name", "resumed", "--preset", "demo", "--data.layout", "v3-p7", "--data.n_density_tokens", "64",
     "--model.num_layers", "1", "--model.hidden_dim", "32", "--model.intermediate_dim", "64", "--model.num_heads", "2",
     "--model.num_kv_heads", "2", "--trainer.train_batch_size", "4", "--trainer.num_train_steps", "60",
-    "--trainer.max_eval_batches", "0", "--evaluation.patches_per_material", "0",
+    "--trainer.max_eval_batches", "0", "--evaluation.patches_per_material", "0", "--evaluation.free_running", "false",
     "--trainer.checkpointer.keep", "[{every: 50, until: null}]",
 ]  # fmt: skip
 

@@ -27,7 +27,8 @@ from tomat.tokens.writer import write_shards
 from tomat.training.config import load_config
 from tomat.training.folder import RunFolder
 from tomat.training.hooks import Evaluation
-from tomat.training.loader import BlockShuffleConfig, ShardDataset
+from tomat.tokens.shuffle import BlockShuffleConfig
+from tomat.training.loader import ShardDataset
 from tomat.training.preemption import StopRequest
 from tomat.training.step import build_trainer, model_initialiser
 from tomat.training.tracking import JsonLinesTrackerConfig

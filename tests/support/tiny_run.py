@@ -20,7 +20,8 @@ def tiny_run(steps: int, keep_every: int, *words: str) -> list[str]:
     return [
         *ONE_LAYER, "--data.patches_per_material", "4", "--trainer.train_batch_size", "4",
         "--trainer.num_train_steps", str(steps), "--trainer.checkpointer.keep", keep,
-        "--trainer.max_eval_batches", "0", "--evaluation.patches_per_material", "0", *words,
+        "--trainer.max_eval_batches", "0", "--evaluation.patches_per_material", "0",
+        "--evaluation.free_running", "false", *words,
     ]  # fmt: skip
 
 

@@ -70,6 +70,7 @@ STEP: dict[str, tuple[list[str], list[str]]] = {
             "data.n_density_tokens": "128",
             "data.seq_len": "96",
             "data.vocabulary_rows": "2304",
+            "density_dropout": "0.5",
             "guards.on_bad_loss": "skip",
             "guards.spike_factor": "5.0",
             "guards.spike_window": "16",
@@ -111,6 +112,19 @@ STEP: dict[str, tuple[list[str], list[str]]] = {
     },
     "data.layout": (["--data.seq_len", "null"], ["--data.layout", "v3-p11"]),
     "loss.emd_weight": (["--loss.kind", "ce_emd"], ["--loss.emd_weight", "2.0"]),
+    **{
+        f"model.environment.{key}": (["--model.environment.channels", "8"], [f"--model.environment.{key}", value])
+        for key, value in {
+            "basis.cutoff_a": "4.0",
+            "basis.n": "8",
+            "basis.stretch_a": "0.7",
+            "channels": "4",
+            "hidden_dim": "16",
+            "max_atoms": "64",
+            "prior_anchors": "16",
+            "prior_width": "0.3",
+        }.items()
+    },
     "model.flash_attention_block_size": (
         ["--model.attn_backend", "jax_flash"],
         ["--model.flash_attention_block_size", "32"],
@@ -189,9 +203,10 @@ READ = {
     "data.train": ("tomat/training/datasets.py", "data.train"),
     "data.validation": ("tomat/training/datasets.py", "data.validation"),
     "dispatch_ahead": ("tomat/training/loop.py", "_config.dispatch_ahead"),
-    "evaluation.patches_per_material": ("tomat/app/workflow.py", "config.evaluation.patches_per_material"),
-    "evaluation.picture": ("tomat/app/workflow.py", "config.evaluation.picture"),
-    "evaluation.seed": ("tomat/app/workflow.py", "config.evaluation.seed"),
+    "evaluation.patches_per_material": ("tomat/app/workflow.py", "asked.patches_per_material"),
+    "evaluation.free_running": ("tomat/app/workflow.py", "asked.free_running"),
+    "evaluation.picture": ("tomat/app/workflow.py", "asked.picture"),
+    "evaluation.seed": ("tomat/app/workflow.py", "asked.seed"),
     "guards.hang_seconds": ("tomat/training/guards/hang.py", "config.hang_seconds"),
     "guards.max_clock_skew_seconds": ("tomat/training/guards/start.py", "guards.max_clock_skew_seconds"),
     "guards.startup_hang_seconds": ("tomat/training/guards/hang.py", "config.startup_hang_seconds"),

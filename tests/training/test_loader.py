@@ -18,14 +18,9 @@ from tomat.codec.lloyd_max import LloydMaxCodec
 from tomat.density.grid import DensityGrid
 from tomat.tokens.layouts import SequenceLayout
 from tomat.tokens.shards import ShardSet, open_shards
+from tomat.tokens.shuffle import BlockShuffleConfig, ShuffledIndex
 from tomat.tokens.writer import write_shards
-from tomat.training.loader import (
-    READ_AHEAD_BLOCKS,
-    BlockShuffleConfig,
-    ShardDataset,
-    ShuffledIndex,
-    token_loader,
-)
+from tomat.training.loader import READ_AHEAD_BLOCKS, ShardDataset, token_loader
 
 ALPHA = 1e-4
 """A correct shuffle would fail one statistical test for one choice of seeds in 10,000. The seeds are fixed."""

@@ -207,4 +207,5 @@ def _add_decode(benches: Benches) -> None:
     default, text = Path("configs/train/demo.yaml"), "of the model and its patches, with model.environment"
     _flag(parser, "--config_path", default, text, type=existing_file, metavar="FILE")
     _flag(parser, "--batch", 1, "patches at a time, with the cache and without", type=positive_int)
+    _flag(parser, "--grid", 28, "voxels along each side of the cell that both decoders predict", type=positive_int)
     _flag(parser, "--rounds", 5, "turns of each", type=positive_int)

@@ -41,7 +41,8 @@ def run(args: argparse.Namespace) -> int:
         TomatError: A configuration without `model.environment`.
     """
     ignore_absent_tpu()
-    run, crystal, shape = fresh_run(str(args.config_path))
+    run, crystal = fresh_run(str(args.config_path))
+    shape = (args.grid,) * 3
     config = run.config
     patches = cell_patches(run, crystal, shape)
     n_voxels, length = prod(patches.patch_shape), config.seq_len
@@ -87,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
         args.rounds,
     )
     figures |= {
-        "cell": crystal.name, "cell_patches": len(patches.anchors),
+        "cell": crystal.name, "grid": list(shape), "cell_patches": len(patches.anchors),
         "parallel_seconds_per_cell": spread_of(fast), "autoregressive_seconds_per_cell": spread_of(slow),
         "times_faster_in_parallel": spread_of([b / a for a, b in zip(fast, slow, strict=True)]),
     }  # fmt: skip
@@ -102,8 +103,8 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def fresh_run(config_path: str) -> tuple[LoadedRun, Crystal, tuple[int, int, int]]:
-    """A run of the configuration that has not trained, and a cell and grid of the embedded densities."""
+def fresh_run(config_path: str) -> tuple[LoadedRun, Crystal]:
+    """A run of the configuration that has not trained, and a cell of the embedded densities."""
     config = load_config(config_path)
     if environment_of(config.model) is None:
         raise TomatError(f"{config_path} has no model.environment; this measures models that predict structures.")
@@ -113,7 +114,7 @@ def fresh_run(config_path: str) -> tuple[LoadedRun, Crystal, tuple[int, int, int
     fit.add(grid)
     codec = fit_lloyd_max(histogram, config.data.n_density_tokens)
     model = eqx.filter_jit(model_initialiser(config, jax.random.PRNGKey(0)))()
-    return LoadedRun(config, model, codec, fit.solve(), 0, "fresh"), Crystal.of(grid), grid.grid_shape
+    return LoadedRun(config, model, codec, fit.solve(), 0, "fresh"), Crystal.of(grid)
 
 
 def first_patches(arrays: dict[str, np.ndarray], n: int) -> dict[str, np.ndarray]:

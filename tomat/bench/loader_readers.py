@@ -17,7 +17,8 @@ from levanter.data.loader import DataLoader
 from tomat.base.errors import TomatError
 from tomat.base.reporting import progress
 from tomat.tokens.shards import ShardSet, open_shards
-from tomat.training.loader import BlockShuffleConfig, ShardDataset, ShuffledIndex, TokenExample, token_loader
+from tomat.tokens.shuffle import BlockShuffleConfig, ShuffledIndex
+from tomat.training.loader import ShardDataset, TokenExample, token_loader
 
 INDEX_POSITIONS = 65_536
 """Positions that the cost of an index is averaged over."""

@@ -90,7 +90,7 @@ class SoakSettings:
                 "profiler": {"enabled": True, "start_step": self.profile_start, "num_steps": self.profile_steps},
                 "jax_config": compile_cache(folder / "compiled"),
             },
-            "evaluation": {"patches_per_material": 0},
+            "evaluation": {"patches_per_material": 0, "free_running": False},
         }
 
 

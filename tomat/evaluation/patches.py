@@ -11,6 +11,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -18,11 +19,12 @@ from tomat.base.errors import TomatError
 from tomat.codec.base import UNIT_E_PER_A3, DensityCodec, require_unit
 from tomat.density.crystal import Crystal
 from tomat.density.grid import DensityGrid
-from tomat.model.environment import EnvironmentConfig, PatchAtoms
 from tomat.tokens.layouts import SequenceLayout
 from tomat.tokens.patch import check_encodable, encode_rows
 from tomat.tokens.vocabulary import DENSITY_BLOCK_START, DENSITY_START
-from tomat.training.atoms import atoms_of_patch, filled
+
+if TYPE_CHECKING:  # baselines need no JAX
+    from tomat.model.environment import EnvironmentConfig, PatchAtoms
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,8 +49,10 @@ class EvaluationPatches:
     anchors: np.ndarray
     """int [patch, 3]."""
 
-    def atoms(self, environment: EnvironmentConfig) -> list[PatchAtoms]:
+    def atoms(self, environment: "EnvironmentConfig") -> "list[PatchAtoms]":
         """The atoms near each patch, in the arrays of a model."""
+        from tomat.model.patch_atoms import atoms_of_patch, filled
+
         x, y, z = self.reference.shape[1:]
         return [
             filled(

@@ -7,7 +7,7 @@ from haliax import Axis, NamedArray
 from jax import Array
 
 from tomat.model.environment import PatchAtoms
-from tomat.training.atoms import SIDE, XYZ, atom_axis
+from tomat.model.patch_atoms import SIDE, XYZ, atom_axis
 
 _KEYS = ("positions", "numbers", "steps", "shape")
 

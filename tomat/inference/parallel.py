@@ -3,6 +3,7 @@
 Rounds of refinement give it the densities of the round before as if they were known: `rounds` passes a patch.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import equinox as eqx
@@ -21,10 +22,10 @@ from tomat.inference.batches import named_atoms, stacked_atoms
 from tomat.inference.trained import LoadedRun
 from tomat.model.decoder import environment_of, hidden_and_head
 from tomat.model.environment import EnvironmentTables
+from tomat.model.patch_atoms import atoms_of_patch, filled
 from tomat.tokens.layouts import PatchShape
 from tomat.tokens.patch import encode_rows
 from tomat.tokens.vocabulary import DENSITY_BLOCK_START, DENSITY_START, PAD
-from tomat.training.atoms import atoms_of_patch, filled
 
 BLOCK_VOXELS = 128
 """Voxels of each patch whose logits exist at once."""
@@ -76,6 +77,19 @@ def cell_patches(run: LoadedRun, crystal: Crystal, grid_shape: tuple[int, int, i
         most = max(environment.max_atoms, -(-max(len(numbers) for numbers, *_ in near) // 16) * 16)
         arrays |= stacked_atoms([filled(*found, patch_shape, most, crystal.name) for found in near])
     return CellPatches(anchors, patch_shape, grid_shape, arrays)
+
+
+def batches(arrays: dict[str, np.ndarray], size: int) -> Iterator[tuple[int, dict[str, np.ndarray]]]:
+    """Batches of one size, each with its number of real rows; the last is filled up with its last row."""
+    for start in range(0, len(arrays["tokens"]), size):
+        rest = {name: array[start:] for name, array in arrays.items()}
+        yield min(size, len(rest["tokens"])), first_rows(rest, size)
+
+
+def first_rows(arrays: dict[str, np.ndarray], size: int) -> dict[str, np.ndarray]:
+    """The first rows, filled up with the last one."""
+    rows = np.minimum(np.arange(size), len(arrays["tokens"]) - 1)
+    return {name: array[rows] for name, array in arrays.items()}
 
 
 @eqx.filter_jit

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from math import prod
 from pathlib import Path
 from types import MappingProxyType
@@ -21,7 +21,7 @@ from tomat.inference.autoregressive import decode_autoregressive, require_cache
 from tomat.inference.choice import Choice, ChoiceKind
 from tomat.inference.interface import OnPatches, Prediction, normalised
 from tomat.inference.memory import free_bytes, largest_batch
-from tomat.inference.parallel import cell_patches, decode_parallel
+from tomat.inference.parallel import batches, cell_patches, decode_parallel, first_rows
 from tomat.inference.trained import LoadedRun, load_trained
 from tomat.model.decoder import environment_of
 
@@ -177,7 +177,7 @@ class RunPredictor:
             decode = decode_parallel if self.decoder == "parallel" else decode_autoregressive
 
             def lower(size: int):
-                return decode.lower(*self._arguments(model, _first(arrays, size), n_voxels))
+                return decode.lower(*self._arguments(model, first_rows(arrays, size), n_voxels))
 
             free = free_bytes()
             size, program, needed = largest_batch(lower, each * devices, devices, free)
@@ -189,19 +189,6 @@ class RunPredictor:
                 )
             self._programs[key] = size, program
         return self._programs[key]
-
-
-def batches(arrays: dict[str, np.ndarray], size: int) -> Iterator[tuple[int, dict[str, np.ndarray]]]:
-    """Batches of one size, each with its number of real rows; the last is filled up with its last row."""
-    for start in range(0, len(arrays["tokens"]), size):
-        rest = {name: array[start:] for name, array in arrays.items()}
-        yield min(size, len(rest["tokens"])), _first(rest, size)
-
-
-def _first(arrays: dict[str, np.ndarray], size: int) -> dict[str, np.ndarray]:
-    """The first rows, filled up with the last one."""
-    rows = np.minimum(np.arange(size), len(arrays["tokens"]) - 1)
-    return {name: array[rows] for name, array in arrays.items()}
 
 
 def load(

@@ -30,6 +30,7 @@ from tomat.loss.config import LossConfig
 from tomat.model.decoder import DensityDecoderConfig
 from tomat.model.presets import preset_model
 from tomat.tokens.layouts import LAYOUTS, SequenceLayout
+from tomat.tokens.shuffle import BlockShuffleConfig
 from tomat.tokens.vocabulary import Vocabulary
 from tomat.training.config_checks import (
     check_effect,
@@ -40,7 +41,6 @@ from tomat.training.config_checks import (
     drop_without_effect,
 )
 from tomat.training.guards.config import GuardsConfig
-from tomat.training.loader import BlockShuffleConfig
 from tomat.training.preemption import PreemptionConfig
 
 TRAINER_DEFAULTS: dict[str, Any] = {

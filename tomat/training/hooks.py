@@ -22,8 +22,8 @@ from tomat.base.layout import PROFILER_FOLDER
 from tomat.base.reporting import console
 from tomat.loss.density_loss import evaluation_sums
 from tomat.model.decoder import environment_of
+from tomat.model.patch_atoms import RowAtoms
 from tomat.tokens.shards import ShardSet
-from tomat.training.atoms import RowAtoms
 from tomat.training.config import TrainConfig
 from tomat.training.datasets import Datasets
 from tomat.training.folder import RunFolder

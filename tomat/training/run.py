@@ -10,9 +10,11 @@ import jax
 import yaml
 from levanter.trainer_state import TrainerState
 
+from tomat.base.errors import TomatError
 from tomat.base.layout import CODEC_FILE, CONFIG_FILE, METRICS_FILE, PROMOLECULE_FILE
 from tomat.base.reporting import console, write_text
 from tomat.codec.files import write_codec
+from tomat.density.promolecule import Promolecule
 from tomat.model.decoder import environment_of
 from tomat.runs.history import read_events
 from tomat.runs.log_lines import truncate_metrics
@@ -84,6 +86,8 @@ def train(
             trainer_config.load_checkpoint = start.source is not None
             trainer_config.load_checkpoint_path = None if start.source is None else start.source.path
             tables = run_tables(datasets, environment_of(config.model))
+            if tables is not None and start.first_step > 0:
+                _check_promolecule(datasets, folder)
             trainer = run.enter_context(build_trainer(config, trainer_config, value_table(datasets.codec), tables))
             run.callback(folder.publish)
             run.callback(trainer.tracker.finish)
@@ -113,6 +117,23 @@ def train(
                 stop=stop,
             )
             return loop.run(state)
+
+
+def _check_promolecule(datasets: Datasets, folder: RunFolder) -> None:
+    """Refuse to go on with another sum of atoms than the one that the model has learnt to correct.
+
+    Raises:
+        TomatError: With both hashes.
+    """
+    path, now = folder.path / PROMOLECULE_FILE, datasets.train.promolecule
+    if now is None or not path.exists():
+        return
+    before = Promolecule.load(path)
+    if before.sha256 != now.sha256:
+        raise TomatError(
+            f"run '{folder.config.run_name}' learnt with the promolecule {before.sha256[:12]} ({path}) and "
+            f"{datasets.train.url} has {now.sha256[:12]}; use the set that it was trained on, or another run_name."
+        )
 
 
 def _record(start: Start, datasets: Datasets, guards: RunGuards, folder: RunFolder) -> Start:

@@ -23,11 +23,11 @@ from tomat.runs.history import read_events
 from tomat.runs.log_lines import read_metrics
 from tomat.tokens.manifest_text import parse_manifest
 from tomat.tokens.shards import open_shards
+from tomat.tokens.shuffle import ShuffledIndex
 from tomat.training import dispatch
 from tomat.training.config import TrainConfig, load_config
 from tomat.training.datasets import open_datasets
 from tomat.training.hooks import DATA_KEY
-from tomat.training.loader import ShuffledIndex
 from tomat.training.run import train
 from tomat.training.tracking import TrainingProgress
 
@@ -36,7 +36,7 @@ TINY = [
     "--model.num_layers", "1", "--model.hidden_dim", "32", "--model.intermediate_dim", "64", "--model.num_heads", "2",
     "--model.num_kv_heads", "2", "--data.n_density_tokens", "64", "--trainer.train_batch_size", "4",
     "--trainer.num_train_steps", "6", "--trainer.max_eval_batches", "0", "--trainer.checkpointer.keep",
-    "[{every: 1, until: null}]", "--evaluation.patches_per_material", "0",
+    "[{every: 1, until: null}]", "--evaluation.patches_per_material", "0", "--evaluation.free_running", "false",
 ]  # fmt: skip
 BAD_STEP = 3
 NO_TOKEN = 65535

@@ -24,7 +24,7 @@ from levanter.trainer_state import TrainerState
 from tomat.density.elements import SYMBOLS
 from tomat.model.decoder import environment_of
 from tomat.model.environment import DESCRIPTORS, EnvironmentConfig, EnvironmentTables, PatchAtoms
-from tomat.training.atoms import SIDE, XYZ, atom_axis
+from tomat.model.patch_atoms import SIDE, XYZ, atom_axis
 from tomat.training.config import TrainConfig
 from tomat.training.loader import TokenExample
 from tomat.training.step import build_trainer, model_initialiser

@@ -1,0 +1,82 @@
+import json
+
+import numpy as np
+import pytest
+
+from tomat.base.errors import TomatError
+from tomat.codec.histogram import DensityHistogram
+from tomat.codec.lloyd_max import fit_lloyd_max
+from tomat.density.crystal import Crystal
+from tomat.density.demo.embedded import load_stored
+from tomat.density.promolecule import PromoleculeFit
+from tomat.evaluation.free_running import evaluate_free_running
+from tomat.evaluation.picture import draw_plane, predicted_plane
+from tomat.inference.interface import Prediction
+from tomat.inference.promolecule import PromoleculePredictor
+
+NAMES = ["SiC-zinc-blende-ideal", "Si-diamond-ideal"]
+
+
+@pytest.fixture(scope="module")
+def promolecule():
+    fit = PromoleculeFit()
+    for name in (*NAMES, "C-diamond-ideal"):
+        fit.add(load_stored(name), 512)
+    return fit.solve()
+
+
+@pytest.fixture(scope="module")
+def codec():
+    histogram = DensityHistogram()
+    histogram.add(load_stored(NAMES[0]).rho)
+    return fit_lloyd_max(histogram, n_bins=64)
+
+
+def test_figures_are_of_whole_cells_scaled_to_the_learnt_valences(promolecule, codec, tmp_path):
+    told = []
+    result = evaluate_free_running(
+        PromoleculePredictor(promolecule), promolecule, codec, NAMES, load_stored, on_material=told.append
+    )
+    assert tuple(told) == result.materials and json.loads(json.dumps(result.to_dict()))["materials"]
+    for material in result.materials:
+        truth = load_stored(material.material_id)
+        rho = promolecule.density(Crystal.of(truth), truth.grid_shape).astype(np.float64)
+        rho *= 8 / (rho.mean() * truth.volume_a3)
+        expected = np.abs(rho - truth.rho).sum() / truth.rho.sum(dtype=np.float64)
+        assert material.electrons == 8 and material.voxels == truth.rho.size
+        assert material.free_running_nmae == pytest.approx(expected, rel=1e-5)
+        assert material.promolecule_nmae == pytest.approx(expected, rel=1e-5)
+        assert material.constant_nmae == pytest.approx(
+            np.abs(truth.rho - 8 / truth.volume_a3).sum() / truth.rho.sum(dtype=np.float64), rel=1e-5
+        )
+        assert 0 < material.codec_floor_nmae < 0.1
+    assert "the model is the better one on 0" in result.summary()
+    truth = load_stored(NAMES[0])
+    plane = predicted_plane(truth.rho * np.float32(1.1), truth)
+    assert draw_plane(plane, tmp_path / "plane.png").stat().st_size > 10_000
+
+
+def test_the_truth_is_not_in_the_loop(promolecule, codec):
+    """The predictor sees no density: noise in its place changes what is compared with, and no prediction."""
+    predicted = []
+
+    class Keeps(PromoleculePredictor):
+        def predict(self, *args, **kwargs) -> Prediction:
+            predicted.append(super().predict(*args, **kwargs))
+            return predicted[-1]
+
+    def noise(name):
+        truth = load_stored(name)
+        random = np.random.default_rng(0).random(truth.grid_shape, dtype=np.float32)
+        return type(truth)(random, truth.lattice, truth.atomic_numbers, truth.frac_coords, name)
+
+    results = [
+        evaluate_free_running(Keeps(promolecule), promolecule, codec, NAMES[:1], load) for load in (load_stored, noise)
+    ]
+    assert np.array_equal(predicted[0].rho, predicted[1].rho)
+    assert results[0].materials[0].free_running_nmae < 0.2 < results[1].materials[0].free_running_nmae
+
+
+def test_nothing_to_evaluate_is_refused(promolecule, codec):
+    with pytest.raises(TomatError, match="no material to evaluate"):
+        evaluate_free_running(PromoleculePredictor(promolecule), promolecule, codec, [], load_stored)

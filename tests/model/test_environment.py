@@ -1,0 +1,187 @@
+"""The environment: radial sums at the right voxel, a prior that is the promolecule, and a mask that masks."""
+
+import dataclasses
+from typing import Any
+
+import equinox as eqx
+import haliax as hax
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from haliax import Axis, NamedArray
+from pymatgen.core.periodic_table import Element
+
+from tomat.base.errors import TomatError
+from tomat.density.crystal import Crystal
+from tomat.density.elements import SYMBOLS, pauling_electronegativity
+from tomat.density.promolecule import Promolecule, radial_sums
+from tomat.density.radial import RadialBasis
+from tomat.model import environment as module
+from tomat.model.decoder import DensityDecoderConfig, hidden_and_head
+from tomat.model.environment import Environment, EnvironmentConfig, environment_tables, log_densities, prior_columns
+from tomat.model.patch_atoms import atoms_of_patch, filled
+from tomat.tokens.vocabulary import DENSITY_BLOCK_START, DENSITY_START, PAD
+
+BASIS = RadialBasis(8, 4.0)
+CONFIG = EnvironmentConfig(channels=3, hidden_dim=16, basis=BASIS, max_atoms=160, prior_anchors=32)
+CELL = Crystal(
+    np.array([[3.1, 0.2, 0.0], [0.4, 3.4, 0.1], [0.0, 0.3, 4.0]]), np.array([12, 8]),
+    np.array([[0.1, 0.2, 0.3], [0.6, 0.55, 0.8]]), "skewed",
+)  # fmt: skip
+PROMOLECULE = Promolecule(BASIS, {12: np.linspace(0.3, 0.0, 8), 8: np.linspace(0.9, 0.1, 8)}, 1, {12: 2.0, 8: 6.0})
+VALUES = np.geomspace(0.02, 8.0, 40).astype(np.float32)
+TABLES = environment_tables(PROMOLECULE, VALUES)
+GRID, PATCH, ANCHOR, START = (20, 22, 26), (2, 3, 4), np.array([15, 3, 24]), 5
+Embed, Position = Axis("embed", 12), Axis("position", 40)
+
+
+def batch_of(*anchors: np.ndarray) -> tuple[NamedArray, Any]:
+    """Tokens whose density begins at `START`, and the atoms near the patches at `anchors`."""
+    rows = [filled(*atoms_of_patch(CELL, a, GRID, PATCH, BASIS.cutoff_a), PATCH, 160, "skewed") for a in anchors]
+    Batch = Axis("batch", len(rows))
+    atoms = jax.tree.map(
+        lambda *leaves: NamedArray(jnp.stack([leaf.array for leaf in leaves]), (Batch, *leaves[0].axes)),
+        *rows,
+        is_leaf=lambda leaf: isinstance(leaf, NamedArray),
+    )
+    ids = np.full((len(rows), Position.size), PAD, np.int32)
+    ids[:, START - 1] = DENSITY_BLOCK_START
+    ids[:, START : START + 24] = DENSITY_START + np.arange(24)
+    return NamedArray(jnp.asarray(ids), (Batch, Position)), atoms
+
+
+@pytest.fixture(scope="module")
+def environment() -> Environment:
+    return Environment.init(CONFIG, Embed, key=jax.random.PRNGKey(3))
+
+
+def test_electronegativities_are_pymatgens():
+    for number, symbol in enumerate(SYMBOLS, start=1):
+        theirs = None if symbol in ("He", "Ne", "Ar") or number > 103 else Element(symbol).X
+        assert pauling_electronegativity(number) == theirs, symbol
+
+
+def test_the_functions_are_the_promolecules():
+    distance = np.linspace(0.0, 5.0, 400)
+    ours = module.radial_functions(BASIS, jnp.asarray(distance, jnp.float32))
+    assert np.allclose(ours, BASIS(distance).T, atol=3e-6)
+
+
+def test_sums_are_of_the_voxel_that_a_position_predicts(environment):
+    tokens, atoms = batch_of(ANCHOR, ANCHOR + 1)
+    sums = environment.sums(tokens, atoms, TABLES)
+    density = PROMOLECULE.density(CELL, GRID)
+    scale = module._feature_scale(BASIS)
+    mixed = TABLES.descriptors @ environment.descriptors.array + environment.elements.array
+    for row, anchor in enumerate((ANCHOR, ANCHOR + 1)):
+        for v, voxel in enumerate(np.ndindex(*PATCH)):
+            place = (anchor + voxel) % GRID
+            found = sums.log_promolecule.array[row, START - 1 + v]
+            assert found == pytest.approx(np.log(density[tuple(place)] + 0.01), abs=1e-4)
+            by_element = radial_sums(CELL, (place / GRID)[None], BASIS)
+            expected = sum(np.outer(by_element[z][0] * scale, mixed[z]) for z in by_element)
+            features = sums.features.array[row, START - 1 + v]
+            assert np.allclose(features[:-1].reshape(8, 3), expected, atol=1e-4)
+    beyond = np.delete(np.arange(40), np.arange(START - 1, START - 1 + 24))
+    assert not np.asarray(sums.features.array[:, beyond]).any(), "positions that predict no voxel"
+
+
+def test_blocks_of_positions_change_nothing(environment, monkeypatch):
+    tokens, atoms = batch_of(ANCHOR)
+    whole = environment.sums(tokens, atoms, TABLES)
+    monkeypatch.setattr(module, "BLOCK_POSITIONS", 7)
+    parts = environment.sums(tokens, atoms, TABLES)
+    assert np.allclose(whole.features.array, parts.features.array, atol=1e-6)
+    assert np.allclose(whole.log_promolecule.array, parts.log_promolecule.array, atol=1e-6)
+
+
+def test_what_is_no_atom_counts_for_nothing(environment):
+    tokens, atoms = batch_of(ANCHOR)
+    absent = atoms.numbers.array == 0
+    assert absent.any()
+    moved = jnp.where(absent[..., None], 0.3, atoms.positions.array)
+    other = dataclasses.replace(atoms, positions=NamedArray(moved, atoms.positions.axes))
+    one, two = (environment.sums(tokens, each, TABLES) for each in (atoms, other))
+    assert np.array_equal(one.features.array, two.features.array)
+
+
+def test_the_prior_is_a_distribution_around_any_density(environment):
+    """Hidden states and head with their additional parts multiply to the logits and the log-density around a shifted
+    promolecule, which `prior_columns` gives at anchors alone."""
+    tokens, atoms = batch_of(ANCHOR)
+    sums = environment.sums(tokens, atoms, TABLES)
+    embedding = environment.embedding(tokens, sums, TABLES)
+    keys = jax.random.split(jax.random.PRNGKey(0), 2)
+    Vocab = Axis("vocab", DENSITY_START + len(VALUES) + 3)
+    hidden = hax.random.normal(keys[0], (tokens.axes[0], Position, Embed))
+    head = hax.random.normal(keys[1], (Vocab, Embed))
+    wide, rows = environment.with_prior(hidden, head, embedding, sums, TABLES)
+    logits = hax.dot(wide, rows, axis="embed").array
+    added = np.asarray(logits - hax.dot(hidden, head, axis="embed").array)
+    assert np.abs(added[..., :DENSITY_START]).max() < 1e-4 and np.abs(added[..., -3:]).max() < 1e-4
+    anchors, columns = prior_columns(VALUES, CONFIG)
+    density = added[0, :, DENSITY_START:-3]
+    # Untrained, it lies around the promolecule itself.
+    nearest = np.abs(log_densities(VALUES) - np.asarray(sums.log_promolecule.array[0])[:, None]).argmin(axis=1)
+    inside = np.arange(START - 1, START + 23)
+    assert (np.abs(density.argmax(axis=1) - nearest)[inside] <= 1).all()
+    # Between two anchors: their mean, by nearness.
+    place = (np.asarray(sums.log_promolecule.array[0, START]) - anchors[0]) / (anchors[1] - anchors[0])
+    low = int(place)
+    expected = (1 - (place - low)) * columns[:, low] + (place - low) * columns[:, low + 1]
+    assert np.allclose(density[START], expected, atol=1e-3)
+
+
+def test_the_residual_is_that_of_the_voxel_read(environment):
+    tokens, atoms = batch_of(ANCHOR)
+    sums = environment.sums(tokens, atoms, TABLES)
+    unread = NamedArray(jnp.where(tokens.array >= DENSITY_START, PAD, tokens.array), tokens.axes)
+
+    class Seen(eqx.Module):
+        def __call__(self, x: NamedArray) -> NamedArray:
+            return x
+
+    seen = dataclasses.replace(environment, network=Seen())
+    read, not_read = (np.asarray(seen.embedding(each, sums, TABLES).array[0, :, -2:]) for each in (tokens, unread))
+    assert not not_read.any()
+    for v in range(24):
+        expected = log_densities(VALUES)[v] - float(sums.log_promolecule.array[0, START - 1 + v])
+        assert read[START + v].tolist() == pytest.approx([expected, 1.0], abs=1e-5)
+    assert not read[:START].any() and not read[START + 24 :].any()
+
+
+def test_a_decoder_has_it_and_another_has_not():
+    config = DensityDecoderConfig(
+        max_seq_len=40,
+        hidden_dim=16,
+        intermediate_dim=16,
+        num_layers=1,
+        num_heads=2,
+        num_kv_heads=1,
+        environment=CONFIG,
+    )
+    Vocab = Axis("vocab", DENSITY_START + len(VALUES))
+    model = config.build(Vocab, key=jax.random.PRNGKey(0))
+    plain = dataclasses.replace(config, environment=None).build(Vocab, key=jax.random.PRNGKey(0))
+    assert np.array_equal(
+        model.embeddings.token_embeddings.weight.array, plain.embeddings.token_embeddings.weight.array
+    )
+    tokens, atoms = batch_of(ANCHOR)
+    with pytest.raises(TomatError, match="was given no atoms"):
+        hidden_and_head(model, tokens)
+    hidden, head = hidden_and_head(model, tokens, atoms, TABLES)
+    assert hidden.resolve_axis("embed").size == head.resolve_axis("embed").size == 16 + CONFIG.prior_anchors
+    # The first guess is the promolecule's, far better than an even one.
+    logits = hax.dot(hidden, head, axis="embed").array[0, START - 1 : START + 23, DENSITY_START:]
+    guess = jax.nn.softmax(logits) @ VALUES
+    truth = [PROMOLECULE.density(CELL, GRID)[tuple((ANCHOR + v) % GRID)] for v in np.ndindex(*PATCH)]
+    assert np.abs(guess - np.array(truth)).mean() < 0.2 * np.mean(truth)
+    hidden, head = hidden_and_head(plain, tokens)
+    assert hidden.resolve_axis("embed").size == head.resolve_axis("embed").size == 16
+
+
+@pytest.mark.parametrize("words", [{"channels": 0}, {"max_atoms": 0}, {"prior_anchors": 3}, {"prior_width": 0.0}])
+def test_numbers_that_cannot_be(words):
+    with pytest.raises(TomatError, match=f"model.environment.{next(iter(words))} is"):
+        EnvironmentConfig(**words)

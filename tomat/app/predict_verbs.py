@@ -73,6 +73,11 @@ def register(subparsers: argparse._SubParsersAction) -> None:
     parser.add_argument("--step", type=count, help="checkpoint of the run (default: the newest)")
     parser.add_argument("--rounds", type=positive_int, metavar="R", help="of a run: passes a patch (default: 1)")
     parser.add_argument("--decoder", choices=("parallel", "autoregressive"), help="of a run (default: parallel)")
+    parser.add_argument(
+        "--choice",
+        choices=("greedy", "median", "sampled"),
+        help="bins that the autoregressive decoder takes (default: median; sampled with one of the next three)",
+    )
     parser.add_argument("--samples", type=positive_int, metavar="N", help="of a run: samples to average (default: 1)")
     parser.add_argument("--temperature", type=positive_float, metavar="T", help="of samples (default: 1)")
     parser.add_argument("--seed", type=count, metavar="S", help="of samples (default: 0)")
@@ -109,7 +114,9 @@ def run_predict(args: argparse.Namespace) -> int:
     from tomat.base.errors import TomatError
     from tomat.density.rules import rules_of
 
-    of_a_run = {name: getattr(args, name) for name in ("step", "rounds", "decoder", "samples", "temperature", "seed")}
+    of_a_run = {
+        name: getattr(args, name) for name in ("step", "rounds", "decoder", "choice", "samples", "temperature", "seed")
+    }
     given = {name: value for name, value in of_a_run.items() if value is not None}
     if args.promolecule is not None and given:
         raise TomatError(f"--{next(iter(given))} is for --run; a promolecule has one answer. Leave it out.")
@@ -186,14 +193,8 @@ def _predictor(args: argparse.Namespace, given: dict[str, Any]) -> "Predictor":
         from tomat.inference.promolecule import load_promolecule
 
         return load_promolecule(args.promolecule)
-    import inspect
-
-    from tomat.base.errors import TomatError
     from tomat.inference.predictor import load
 
-    taken = inspect.signature(load).parameters
-    if unknown := sorted(set(given) - set(taken)):
-        raise TomatError(f"--{unknown[0]}: this tomat has no decoder that takes it. Leave it out.")
     return load(args.run_dir, **given)
 
 

@@ -144,7 +144,9 @@ class RunPredictor:
             model = hax.shard(self.run.model, trainer.parameter_axis_mapping)
             size, program = self._program(model, arrays, n_voxels)
             for real, batch in batches(arrays, size):
-                parts.append(np.asarray(program(*self._arguments(model, batch, n_voxels)))[:real])
+                found = program(*self._arguments(model, batch, n_voxels))
+                found = found[1] if self.decoder == "autoregressive" else found  # values, of bins and values
+                parts.append(np.asarray(found)[:real])
                 if on_patches is not None:
                     on_patches(min(len(parts) * size, len(rows)), len(rows))
         values = np.concatenate(parts).reshape(samples, n_patches, n_voxels)

@@ -93,6 +93,8 @@ def compile_kernels(
     open_cache(cache)
     kernels = cache / KERNELS
     kernels.mkdir(exist_ok=True)
+    from tomat.kernels.programs import no_program  # imports JAX
+
     decided_by = {own: _decided_by(own) for own in {timing.op.startswith(OWN) for timing in timings}}
     known: list[CompiledKernel] = []
     missing: dict[str, dict[str, KernelTiming]] = {}
@@ -102,7 +104,12 @@ def compile_kernels(
         on_kernel(kernel)
 
     for timing in timings:
-        words = json.dumps([timing.key, *decided_by[timing.op.startswith(OWN)]])
+        own = timing.op.startswith(OWN)
+        reason = None if own else no_program(timing)
+        if reason is not None:
+            add(CompiledKernel(timing, None, reason))
+            continue
+        words = json.dumps([timing.key, *decided_by[own]])
         name = hashlib.sha256(words.encode()).hexdigest()[:24]
         if all((kernels / name / file).exists() for file in (RESULT_FILE, PROGRAM_FILE, SCHEDULE_FILE)):
             add(CompiledKernel(timing, kernels / name))

@@ -53,6 +53,15 @@ DEFAULT_PRECISION = "BF16_BF16_F32"
 have the pair."""
 
 
+def no_program(timing: KernelTiming) -> str | None:
+    """Why a timing has no program, as far as its operation says; None for the others."""
+    if timing.op in RAGGED:
+        return "how many of its blocks run depends on the sizes of its groups, which no compile knows"
+    if timing.op not in (*OPS, *FORMULAS):
+        return f"tokamax 0.0.12 has no operation {timing.op}"
+    return None
+
+
 def lower_kernel(timing: KernelTiming, device: Any) -> jax.stages.Lowered:
     """The program of one timing, for `device`.
 
@@ -66,10 +75,9 @@ def lower_kernel(timing: KernelTiming, device: Any) -> jax.stages.Lowered:
     import jax
     from tokamax import benchmarking
 
-    if timing.op in RAGGED:
-        raise TomatError("how many of its blocks run depends on the sizes of its groups, which no compile knows")
-    if timing.op not in (*OPS, *FORMULAS):
-        raise TomatError(f"tokamax 0.0.12 has no operation {timing.op}")
+    reason = no_program(timing)
+    if reason is not None:
+        raise TomatError(reason)
     sharding = jax.sharding.SingleDeviceSharding(device)
     # What Pallas kernels ask for the chip that they are traced for.
     described = jax.sharding.AbstractDevice(device.device_kind, device.num_cores, platform="tpu")

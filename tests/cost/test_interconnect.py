@@ -2,7 +2,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tomat.cost.interconnect import HOP_SECONDS, START_SECONDS, collective_seconds, executed_order, overlap
+from tomat.cost.interconnect import (
+    HOP_SECONDS,
+    RING_EFFICIENCY,
+    START_SECONDS,
+    LinkRates,
+    collective_seconds,
+    executed_order,
+    overlap,
+)
 from tomat.hardware.chips import slice_named
 from tomat.profile.categories import Category
 from tomat.profile.hlo_files import program_from_text
@@ -39,6 +47,21 @@ def test_an_all_gather_is_bound_by_the_corners_two_links():
     assert gathered.link_bytes == 15 * 8 * MIB
     assert gathered.seconds == pytest.approx(15 * 8 * MIB / (2 * RING) + 6 * HOP_SECONDS)
     assert (gathered.exposed_seconds, gathered.hidden_seconds) == (gathered.seconds, 0.0)
+
+
+def test_measured_rates_take_the_place_of_the_assumed_ones():
+    shape = "bf16[4,1024,1024]{2,1,0}"
+    text = (
+        f"HloModule m, num_partitions=16\nadd {{\n  p = bf16[] parameter(0)\n  q = bf16[] parameter(1)\n"
+        f"  ROOT s = bf16[] add(p, q)\n}}\nENTRY e {{\n  a = {shape} parameter(0)\n  ROOT y = {shape} all-reduce(a), "
+        "channel_id=1, replica_groups=[1,16]<=[16], use_global_device_ids=true, to_apply=add\n}"
+    )
+    program = program_from_text(text, "inline")
+    assumed = overlap(program, lambda i: 0.0, V6E_16)["y"]
+    measured = overlap(program, lambda i: 0.0, V6E_16, LinkRates(3e-6, RING_EFFICIENCY / 2))["y"]
+    hops = 2 * 6 * HOP_SECONDS
+    assert measured.seconds - hops == pytest.approx(2 * (assumed.seconds - hops))
+    assert measured.exposed_seconds == pytest.approx(measured.seconds + 3e-6)
 
 
 def test_an_all_reduce_scatters_and_gathers():

@@ -68,6 +68,24 @@ def test_a_pallas_kernel_with_spilled_counters(schedules):
     ) == pytest.approx(10 + 32770 * 65 + 32768 * (39 + 2 / 16 + 15 / 2 + 4 / 16))
 
 
+@pytest.mark.parametrize(
+    ("products", "cycles"),
+    [
+        # libtpu 0.0.46 for v6e, TPU7x and v5p, in this order.
+        (["vmatmul.mubr.msk.bf16.gmra.mxu0 %vm1, %v2", "vmatmul.mubr.f32.gmra.mxu1 %v1"], 8),
+        (["vmatmul.mubr.bf16.gmra.mrb[180].mxu0 %v1", "vmatmul.mubr.bf16.vlgmr.msra.gmra.mrb[184].mxu0 %v2"], 16),
+        (["vmatmul.mubr.f32.gmra.mrb[198].mxu0 %v1", "vmatmul.mubr.f32.gmra.mrb[198].mxu1 %v1"], 4),
+        (["vmatmul.bf16.gmra.mxu2 %v1", "vmatmul.msk.bf16.vlgmr.msrb.gmra.mxu3 %vm1, %v1"], 16),
+        (["vmatmul.f32.gmra.mxu3 %v1", "vmatmul.lmr.bf16.gmra.16.mxu3 %v1"], 16),
+        (["vmatpush.bf16.msra.mxu0 %v1", "vmatprep.mubr.bf16.mxu0 %v1"], 0),
+    ],
+)
+def test_products_keep_their_unit_busy(tmp_path, products, cycles):
+    slots = "  ;;  ".join(f"%{number} = {product}" for number, product in enumerate(products))
+    (tmp_path / "1-op-02-final_bundles.txt").write_text(f"     0   :  {{ {slots} }}\n   0x1   :  {{ %9 = vnop }}\n")
+    assert read_schedules(tmp_path)["op"].body.mxu_cycles == cycles
+
+
 def test_slots_are_weighted_by_how_often_they_run(schedules):
     schedule = schedules[BROADCAST]
     # Two stores in each of the 32 bundles 0x17 to 0x36, of 2 slots a bundle; no other bundle stores.

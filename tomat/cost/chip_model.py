@@ -15,12 +15,13 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 
 from tomat.base.errors import TomatError
+from tomat.cost.interconnect import ASSUMED_RATES, LinkRates, checked_rates
 from tomat.cost.roofline import RooflineTime
 from tomat.cost.schedule_model import ScheduleTime
 from tomat.cost.transfers import Transfer
@@ -230,6 +231,8 @@ class ChipModel:
     """What bounds a kernel (`BOUNDS`, or `all`) -> how far off the model is on such kernels."""
     borrowed: bool = False
     """Whether the parameters are those of another chip, for want of its own."""
+    links: LinkRates = ASSUMED_RATES
+    """What its collectives reach."""
 
     def time(self, work: KernelWork, bandwidth: float) -> KernelTime:
         """One execution of a kernel in a program that lasts, as training steps do.
@@ -243,9 +246,17 @@ class ChipModel:
 
     def notes(self) -> tuple[str, ...]:
         """What the reader of an estimate must know of the model."""
-        if not self.borrowed:
-            return ()
-        return (f"no kernels of {self.chip} are on record: what it reaches of its rates is taken from another chip",)
+        said = []
+        if self.borrowed:
+            said.append(
+                f"no kernels of {self.chip} are on record: what it reaches of its rates is taken from another chip"
+            )
+        if self.links != ASSUMED_RATES:
+            said.append(
+                f"collectives by `tomat bench chip`: {1e6 * self.links.start_seconds:.3g} us to start, rings at "
+                f"{self.links.ring_efficiency:.0%} of the links"
+            )
+        return tuple(said)
 
     @staticmethod
     def load(tracking_dir: Path | None, chip: Chip) -> ChipModel:
@@ -257,21 +268,26 @@ class ChipModel:
             TomatError: A record is damaged.
         """
         fitted: dict[str, ChipModel] = {}
+        links: dict[str, LinkRates] = {}
         for path in reversed(record_files(tracking_dir)):
-            fitted |= _fitted_models(path)
-        if chip.name in fitted:
-            return fitted[chip.name]
-        most = max(fitted.values(), key=lambda model: model.errors["all"].kernels, default=None)
-        return ChipModel(chip.name, most.parameters if most is not None else Parameters(), borrowed=True)
+            models, rates = _recorded(path)
+            fitted |= models
+            links |= rates
+        model = fitted.get(chip.name)
+        if model is None:
+            most = max(fitted.values(), key=lambda model: model.errors["all"].kernels, default=None)
+            model = ChipModel(chip.name, most.parameters if most is not None else Parameters(), borrowed=True)
+        return replace(model, links=links.get(chip.name, ASSUMED_RATES))
 
 
-def _fitted_models(path: Path) -> dict[str, ChipModel]:
-    """The models of a record, by chip.
+def _recorded(path: Path) -> tuple[dict[str, ChipModel], dict[str, LinkRates]]:
+    """The fitted models of a record and its measured collectives, by chip.
 
     Raises:
         TomatError: It is damaged.
     """
-    found = {}
+    found: dict[str, ChipModel] = {}
+    links: dict[str, LinkRates] = {}
     try:
         chips = json.loads(path.read_text(encoding="utf-8"))["chips"]
         for chip, record in chips.items():
@@ -286,9 +302,12 @@ def _fitted_models(path: Path) -> dict[str, ChipModel]:
             }
             if record["fitted"]:
                 found[chip] = ChipModel(chip, parameters, errors)
+            if record.get("collectives") is not None:
+                rates = {name: float(record["collectives"][name]) for name in LinkRates.__dataclass_fields__}
+                links[chip] = checked_rates(LinkRates(**rates))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise TomatError(
             f"{path}: a damaged record of timed kernels ({type(error).__name__}: {error}); restore it, or delete it "
             "and write it again with tomat plan --calibrate --kernels FILE."
         ) from None
-    return found
+    return found, links

@@ -104,7 +104,7 @@ def estimate_step(
         name: _op_times(program, kernel, verdicts[name], matched.get(name), slice_, roofs, chip_model)
         for name, kernel in kernels.items()
     }
-    collectives = overlap(program, lambda instruction: ops[instruction.name].estimate, slice_)
+    collectives = overlap(program, lambda instruction: ops[instruction.name].estimate, slice_, chip_model.links)
     for name, time in collectives.items():
         if name in ops:
             # A collective takes what it makes the step wait; a fusion that multiplies as well, its own time on top.

@@ -40,10 +40,44 @@ KernelSeconds = Callable[[Instruction], float | None]
 
 
 @dataclass(frozen=True)
+class LinkRates:
+    """What collectives of a chip reach; `tomat bench chip` measures both."""
+
+    start_seconds: float = START_SECONDS
+    """What each makes the step wait."""
+    ring_efficiency: float = RING_EFFICIENCY
+    """Share of the links' nominal bandwidth that those reach that go round."""
+
+
+ASSUMED_RATES = LinkRates()
+"""Of chips that `tomat bench chip` has not measured."""
+
+
+def checked_rates(rates: LinkRates) -> LinkRates:
+    """`rates`, if they can be.
+
+    Raises:
+        ValueError: A start of a second or more, or links beyond their nominal bandwidth.
+    """
+    if not 0 <= rates.start_seconds < 1:
+        raise ValueError(f"a collective starts in {rates.start_seconds:g} s; expected 0 to 1")
+    if not 0 < rates.ring_efficiency <= 1:
+        raise ValueError(f"rings reach {rates.ring_efficiency:g} of the links' bandwidth; expected up to 1")
+    return rates
+
+
+def link_bandwidth(slice_: Slice) -> float:
+    """Nominal bytes a second of one link of a TPU, one way."""
+    bandwidth = slice_.chip.ici_bytes_per_second
+    assert bandwidth is not None  # of every TPU
+    return bandwidth / (2 * 2 * len(slice_.topology))
+
+
+@dataclass(frozen=True)
 class CollectiveTime:
     """One execution of a collective on one chip.
 
-    What is exposed and what is hidden of an async pair add up to its seconds and `START_SECONDS`, unless it shares its
+    What is exposed and what is hidden of an async pair add up to its seconds and the start, unless it shares its
     links or its flight with another: then a wait includes the queue, and time beside other transfers alone is neither.
     """
 
@@ -71,17 +105,17 @@ def collective_of(program: HloProgram, instruction: Instruction) -> Instruction 
     return next((i for i in program.inner(instruction) if base_opcode(i.opcode) in COLLECTIVES), None)
 
 
-def collective_seconds(program: HloProgram, instruction: Instruction, slice_: Slice) -> CollectiveTime | None:
+def collective_seconds(
+    program: HloProgram, instruction: Instruction, slice_: Slice, rates: LinkRates = ASSUMED_RATES
+) -> CollectiveTime | None:
     """The cost of a collective on TPUs, all of it exposed; `overlap` tells how much is hidden.
 
     None where `instruction` holds no collective.
     """
     collective = collective_of(program, instruction)
-    bandwidth = slice_.chip.ici_bytes_per_second
     if collective is None:
         return None
-    assert bandwidth is not None  # of every TPU
-    nominal_rate = bandwidth / (2 * 2 * len(slice_.topology))
+    nominal_rate = link_bandwidth(slice_)
     where = places(program, slice_)
     opcode = base_opcode(collective.opcode)
     operand_bytes = sum(o.shape.byte_count() for o in program.operands(collective))
@@ -109,7 +143,7 @@ def collective_seconds(program: HloProgram, instruction: Instruction, slice_: Sl
         chips = [where[member] for member in group]
         if len(set(chips)) > 1:
             hops = hops_across(chips, slice_)
-            rate = entrances(chips, slice_) * nominal_rate * RING_EFFICIENCY
+            rate = entrances(chips, slice_) * nominal_rate * rates.ring_efficiency
             seconds = max(seconds, sent / rate + passes * hops * HOP_SECONDS)
     return CollectiveTime(opcode, members, sent, seconds, seconds, 0.0)
 
@@ -140,7 +174,9 @@ def executed_order(program: HloProgram, computation_id: int) -> list[Instruction
     return [program.by_id[i] for i in sequences[computation_id].instruction_ids if i in program.by_id]
 
 
-def overlap(program: HloProgram, kernel_seconds: KernelSeconds, slice_: Slice) -> dict[str, CollectiveTime]:
+def overlap(
+    program: HloProgram, kernel_seconds: KernelSeconds, slice_: Slice, rates: LinkRates = ASSUMED_RATES
+) -> dict[str, CollectiveTime]:
     """Exposed and hidden time of one execution of every collective kernel, by instruction name.
 
     An async pair has two entries: its start with the hidden part and the bytes, its done with the wait. A fusion that
@@ -150,8 +186,9 @@ def overlap(program: HloProgram, kernel_seconds: KernelSeconds, slice_: Slice) -
         program: A scheduled module.
         kernel_seconds: Time of one execution of a kernel that is no collective; None counts as 0 (nothing hides there).
         slice_: Where it runs.
+        rates: Of its chip.
     """
-    timeline = _Timeline(program, kernel_seconds, slice_)
+    timeline = _Timeline(program, kernel_seconds, slice_, rates)
     timeline.run(program.entry_id)
     return timeline.times
 
@@ -163,6 +200,7 @@ class _Timeline:
     program: HloProgram
     kernel_seconds: KernelSeconds
     slice: Slice
+    rates: LinkRates
     times: dict[str, CollectiveTime] = field(default_factory=dict)
     durations: dict[int, float] = field(default_factory=dict)
 
@@ -182,7 +220,7 @@ class _Timeline:
             if started is not None:
                 if started.name in finish:
                     transfer = self.times[started.name]
-                    wait = max(0.0, finish[started.name] - clock) + START_SECONDS
+                    wait = max(0.0, finish[started.name] - clock) + self.rates.start_seconds
                     hidden = min(transfer.seconds, worked - worked_at_start[started.name])
                     self.times[started.name] = replace(transfer, exposed_seconds=0.0, hidden_seconds=hidden)
                     self.times[instruction.name] = replace(
@@ -190,7 +228,7 @@ class _Timeline:
                     )
                     clock += wait
                 continue
-            transfer = collective_seconds(self.program, instruction, self.slice)
+            transfer = collective_seconds(self.program, instruction, self.slice, self.rates)
             if transfer is None:
                 seconds = self._compute(instruction)
                 clock += seconds
@@ -208,7 +246,7 @@ class _Timeline:
                 inner = {i.opcode for i in self.program.inner(instruction)}
                 beside = self._compute(instruction) if inner & {"dot", "convolution"} else 0.0
                 hidden = min(beside, transfer.seconds)
-                exposed = transfer.seconds - hidden + START_SECONDS
+                exposed = transfer.seconds - hidden + self.rates.start_seconds
                 self.times[instruction.name] = replace(transfer, exposed_seconds=exposed, hidden_seconds=hidden)
                 clock += beside + exposed
                 worked += beside

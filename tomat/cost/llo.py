@@ -5,9 +5,9 @@ With ``--xla_jf_dump_to=DIR --xla_jf_dump_llo_text=true`` libtpu writes, for eve
 ``...-final_hlo-static-per-bundle-utilization.txt``, with the slots each bundle fills. A bundle issues in one cycle
 unless the core waits (for a DMA, say). A dump is hundreds of megabytes; what is kept here is some kilobytes an op.
 
-The format was read off dumps of libtpu 0.0.46 for v6e: ``sbr.rel (%p) target = $regionN`` is a branch with four delay
-slots, taken where the predicate holds; a target at or before the branch makes a loop, one after it a predicated region.
-In the 225 ops of the reference 200M step these nest without exception.
+The format was read off dumps of libtpu 0.0.46 for v6e, and for v5p and TPU7x where they differ: ``sbr.rel (%p) target =
+$regionN`` is a branch with four delay slots, taken where the predicate holds; a target at or before the branch makes a
+loop, one after it a predicated region. In the 225 ops of the reference 200M step these nest without exception.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Region:
     """Of a loop whose bound is a scalar operand of the kernel: its number, the trips where it is 0, those that each
     unit of it adds."""
     mxu_cycles: int = 0
-    """Cycles that the busier matrix unit works on the products issued in these bundles."""
+    """Cycles that the busiest matrix unit works on the products issued in these bundles."""
     transfers: tuple[Transfer, ...] = ()
     """Copies between HBM and the core that these bundles start."""
     regions: tuple[Region, ...] = ()
@@ -186,11 +186,23 @@ def _read_utilisation(path: Path) -> tuple[tuple[str, ...], tuple[int, ...], lis
     return units, tuple(int(n) for n in lines[2].split()), rows
 
 
-MXU_CYCLES_PER_PRODUCT = {"bf16": 8, "f32": 4}
-"""Cycles a matrix unit needs for one `vmatmul` (16 rows of bf16, 8 of f32: two rows a cycle). Source: the spacing that
-the compiler itself keeps between products on one unit: 8 bundles in 21,477 of 23,600 cases and 4 in 20,009 of 21,300
-(all ops of the reference 200M step on v6e). 256x256 multiply-adds x 2 rows x 2 units x 1.75 GHz is the chip's peak."""
-_PRODUCT = re.compile(r"vmatmul\.mubr(?:\.msk)?(?:\.(bf16|f32))?[\w.]*\.mxu([01])")
+_PRODUCT = re.compile(r"vmatmul\.([\w.]+)(?:\[\d+\])?\.mxu([0-3])")
+N_MXU = 4
+"""Units of a core, at most."""
+
+
+def product_cycles(forms: str) -> int:
+    """Cycles a matrix unit needs for one `vmatmul`, by the forms that follow the name: 16 rows of bf16, 8 of f32.
+
+    Units of 256 x 256 (`mubr`) take two rows a cycle, those of 128 x 128 one; with `lmr` they take 8 rows of bf16. So
+    all units of a chip together reach its peak. Source: the spacing that the compiler itself keeps between products on
+    one unit. v6e: 8 bundles in 21,477 of 23,600 cases of bf16, 4 in 20,009 of 21,300 of f32 (the reference 200M step).
+    TPU7x: 8 in 4,946 of 6,142, 4 in 6,606 of 10,238 (two losses). v5p: 16 in 3,131 of 5,816 (more in most others), 8 in
+    7,822 of 9,520 of f32 and in 6,551 of 9,156 with `lmr` (15 attention kernels).
+    """
+    kinds = forms.split(".")
+    wide = "bf16" in kinds and "lmr" not in kinds
+    return (8 if wide else 4) if "mubr" in kinds else (16 if wide else 8)
 
 
 class _Span(NamedTuple):
@@ -231,9 +243,9 @@ class _Reader:
             for negated, predicate, target in _BRANCH.findall(line):
                 self._branches.append((self._current, negated, predicate, int(target)))
         if "vmatmul" in line:
-            for kind, unit in _PRODUCT.findall(line):
-                cycles = self._products.setdefault(self._current, [0, 0])
-                cycles[int(unit)] += MXU_CYCLES_PER_PRODUCT[kind or "f32"]
+            for forms, unit in _PRODUCT.findall(line):
+                cycles = self._products.setdefault(self._current, [0] * N_MXU)
+                cycles[int(unit)] += product_cycles(forms)
         self._transfers.line(self._current, line)
         if "window allocation" in line and _WINDOW.search(line):
             self.has_windows = True

@@ -192,7 +192,7 @@ def executed_head_flops(
     seq_len: int,
     rows: int,
     block_positions: int | None,
-    kernel: Literal["xla", "pallas"] = "xla",
+    kernel: Literal["xla", "pallas", "levanter"] = "xla",
 ) -> float:
     """FLOPs of tomat's loss over one sequence: logits at every position, padding too, and what each gradient takes.
 
@@ -202,8 +202,8 @@ def executed_head_flops(
         rows: Ids over which the loss normalises.
         block_positions: Positions of a block of the `xla` kernel, of which a ragged last one is rounded up; None: all
             in one.
-        kernel: `loss.kernel`. `pallas` computes the logits twice. What it pads ids to whole tiles with (2 % of 18,570
-            at 512) is not counted.
+        kernel: `loss.kernel`. `pallas` and `levanter` compute the logits twice. What they pad ids to whole tiles or
+            blocks with (`pallas`: 2 % of 18,570 at 512, `levanter`: 32 %) is not counted.
     """
     positions, passes = seq_len, TRAINING_PASSES + 1
     if kernel == "xla":

@@ -14,10 +14,11 @@ import queue
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tomat.base.errors import TomatError
 from tomat.base.reporting import write_json
@@ -29,11 +30,18 @@ from tomat.planning.compile.topology import child_environment, compiler_version
 from tomat.planning.plan_cache import RESULT_FILE, open_cache, work_folder
 from tomat.planning.sources import sources_digest
 
+if TYPE_CHECKING:
+    import psutil
+
 CHILD_MODULE = "tomat.kernels.child"
 KERNELS = "kernels"
 """Folder of a plan cache that holds them; nothing is evicted there: 1,948 of them take 0.2 GB."""
 LONGEST_SECONDS = 300.0
-"""What one kernel may take. Of 448 kernels, compiled beside other work on two cores, half took under 10 s."""
+"""CPU time that one kernel may take: by the clock, whatever else runs on the machine would decide which rows count. (At
+the lowest priority beside two busy processes a kernel of 10 s took 580.) On quiet cores half take under 5 s."""
+LONGEST_WAIT = 30.0
+"""Times that, by the clock, a compile is waited for that uses no CPU time at all."""
+POLL_SECONDS = 1.0
 
 SMALLEST_SLICES = {"v4": "v4-8", "v5e": "v5e-1", "v5p": "v5p-8", "v6e": "v6e-1", "tpu7x": "tpu7x-8"}
 """The smallest slice of each chip that libtpu 0.0.46 describes; a kernel is compiled for its first device."""
@@ -76,7 +84,7 @@ def compile_kernels(
         timings: Of one chip or several.
         cache: The folder of a plan cache.
         on_kernel: Told each kernel as soon as it is known.
-        longest_seconds: What one kernel may take.
+        longest_seconds: CPU time that one kernel may take.
 
     Raises:
         TomatError: No compiler, no tokamax for the rows that are its, or the cache cannot be written.
@@ -85,6 +93,8 @@ def compile_kernels(
     open_cache(cache)
     kernels = cache / KERNELS
     kernels.mkdir(exist_ok=True)
+    from tomat.kernels.programs import no_program  # imports JAX
+
     decided_by = {own: _decided_by(own) for own in {timing.op.startswith(OWN) for timing in timings}}
     known: list[CompiledKernel] = []
     missing: dict[str, dict[str, KernelTiming]] = {}
@@ -94,7 +104,12 @@ def compile_kernels(
         on_kernel(kernel)
 
     for timing in timings:
-        words = json.dumps([timing.key, *decided_by[timing.op.startswith(OWN)]])
+        own = timing.op.startswith(OWN)
+        reason = None if own else no_program(timing)
+        if reason is not None:
+            add(CompiledKernel(timing, None, reason))
+            continue
+        words = json.dumps([timing.key, *decided_by[own]])
         name = hashlib.sha256(words.encode()).hexdigest()[:24]
         if all((kernels / name / file).exists() for file in (RESULT_FILE, PROGRAM_FILE, SCHEDULE_FILE)):
             add(CompiledKernel(timing, kernels / name))
@@ -163,6 +178,8 @@ def _listen(
     longest_seconds: float,
 ) -> tuple[str | None, str]:
     """Take rows out of `waiting` as the child says them; (the row it was at, how it ended) where rows are left."""
+    import psutil
+
     said: queue.Queue[str | None] = queue.Queue()
 
     def listen() -> None:
@@ -173,15 +190,23 @@ def _listen(
 
     threading.Thread(target=listen, daemon=True).start()
     current = None
+    process = psutil.Process(child.pid)
+    spent = _cpu_seconds(process)
+    began = time.monotonic()
     while waiting:
         try:
-            line = said.get(timeout=longest_seconds)
+            line = said.get(timeout=min(POLL_SECONDS, longest_seconds))
         except queue.Empty:
-            return current, f"took longer than {longest_seconds:.0f} s"
+            if _cpu_seconds(process) - spent > longest_seconds:
+                return current, f"took longer than {longest_seconds:.0f} s of CPU time"
+            if time.monotonic() - began > LONGEST_WAIT * longest_seconds:
+                return current, f"took longer than {LONGEST_WAIT * longest_seconds:.0f} s"
+            continue
         if line is None:
             return current, f"ended with status {child.wait()}"
         if not line.startswith('{"stage"'):
             continue
+        spent, began = _cpu_seconds(process), time.monotonic()
         stage = json.loads(line)
         if stage["stage"] == REFUSED:
             raise TomatError(stage["message"])
@@ -192,6 +217,17 @@ def _listen(
         elif stage["stage"] == REFUSED_KERNEL:
             add(CompiledKernel(waiting.pop(stage["key"]), None, stage["message"]))
     return None, ""
+
+
+def _cpu_seconds(process: psutil.Process) -> float:
+    """CPU time of a process so far; 0 of one that is gone, which its closed output says."""
+    import psutil
+
+    try:
+        times = process.cpu_times()
+    except psutil.Error:
+        return 0.0
+    return times.user + times.system
 
 
 def _fields(timing: KernelTiming) -> Mapping[str, Any]:

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from tomat.base.errors import TomatError
+from tomat.kernels.formulas import FORMULAS, formula
 from tomat.kernels.timings import KernelTiming
 
 if TYPE_CHECKING:
@@ -52,6 +53,15 @@ DEFAULT_PRECISION = "BF16_BF16_F32"
 have the pair."""
 
 
+def no_program(timing: KernelTiming) -> str | None:
+    """Why a timing has no program, as far as its operation says; None for the others."""
+    if timing.op in RAGGED:
+        return "how many of its blocks run depends on the sizes of its groups, which no compile knows"
+    if timing.op not in (*OPS, *FORMULAS):
+        return f"tokamax 0.0.12 has no operation {timing.op}"
+    return None
+
+
 def lower_kernel(timing: KernelTiming, device: Any) -> jax.stages.Lowered:
     """The program of one timing, for `device`.
 
@@ -65,22 +75,31 @@ def lower_kernel(timing: KernelTiming, device: Any) -> jax.stages.Lowered:
     import jax
     from tokamax import benchmarking
 
-    if timing.op in RAGGED:
-        raise TomatError("how many of its blocks run depends on the sizes of its groups, which no compile knows")
-    if timing.op not in OPS:
-        raise TomatError(f"tokamax 0.0.12 has no operation {timing.op}")
-    operation, arguments = _bound(timing)
+    reason = no_program(timing)
+    if reason is not None:
+        raise TomatError(reason)
     sharding = jax.sharding.SingleDeviceSharding(device)
     # What Pallas kernels ask for the chip that they are traced for.
     described = jax.sharding.AbstractDevice(device.device_kind, device.num_cores, platform="tpu")
     mesh = jax.sharding.AbstractMesh((), (), abstract_device=described)
     try:
         with jax.sharding.use_abstract_mesh(mesh):
+            if timing.op in FORMULAS:
+                function, arrays = formula(timing)
+                return jax.jit(function).lower(*_placed(arrays, sharding))
+            operation, arguments = _bound(timing)
             function, arrays = benchmarking.standardize_function(operation, kwargs=arguments, seed=None)
-            placed = [jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=sharding) for array in arrays]
-            return jax.jit(function).lower(placed)
+            return jax.jit(function).lower(_placed(arrays, sharding))
+    except TomatError:
+        raise
     except Exception as error:  # whatever the operation and JAX raise while tracing
         raise TomatError(f"it cannot be lowered: {_first_line(error)}") from error
+
+
+def _placed(arrays: Iterable[Any], sharding: Any) -> list[jax.ShapeDtypeStruct]:
+    import jax
+
+    return [jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=sharding) for array in arrays]
 
 
 def _bound(timing: KernelTiming) -> tuple[Any, dict[str, Any]]:

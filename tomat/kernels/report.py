@@ -14,7 +14,9 @@ import numpy as np
 from tomat.base.errors import TomatError
 from tomat.base.reporting import console, counted, progress, write_json
 from tomat.cost.chip_model import BOUNDS, NAMES, RECORD_FILE, ChipModel, core_bandwidth
+from tomat.cost.interconnect import LinkRates
 from tomat.hardware.chips import slice_named
+from tomat.kernels.collectives import measured_rates
 from tomat.kernels.compile import SMALLEST_SLICES, CompiledKernel, compile_kernels
 from tomat.kernels.fit import TimedPrograms, fit
 from tomat.kernels.timings import KernelTiming, RefusedRow, read_timings
@@ -102,7 +104,7 @@ def calibrate_kernels(
     """Compile the kernels of a file of timings, and write the record and the page of their errors.
 
     Args:
-        file: As `read_timings` takes it.
+        file: As `read_timings` takes it; beside it may lie what `tomat bench chip` measured of collectives.
         tracking_dir: Gets `kernels.json` and `kernels.md`.
         cache_dir: Of the plan cache; default: `default_cache_dir()`.
         chips: Only rows of these; empty: of all.
@@ -112,9 +114,10 @@ def calibrate_kernels(
         The record.
 
     Raises:
-        TomatError: As for `read_timings` and `compile_kernels`; or no row of `chips`.
+        TomatError: As for `read_timings`, `measured_rates` and `compile_kernels`; or no row of `chips`.
     """
     timings, refused = read_timings(file)
+    collectives = measured_rates(file)
     present = sorted({timing.chip for timing in timings})
     unknown = [chip for chip in chips if chip not in present]
     if unknown:
@@ -146,9 +149,13 @@ def calibrate_kernels(
         }
     refused += [RefusedRow(kernel.timing.line, kernel.reason) for kernel in compiled if kernel.folder is None]
     ops = {kernel.timing.line: f"{kernel.timing.chip} {kernel.timing.op}" for kernel in compiled}
+    kept = _kept_chips(tracking_dir)
+    for chip, chip_values in records.items():
+        its = collectives[1] if collectives is not None and collectives[0] == chip else None
+        chip_values["collectives"] = its or kept.get(chip, {}).get("collectives")
     record = {
         "compiler": compiler_version(),
-        "chips": {**_kept_chips(tracking_dir), **records},
+        "chips": {**kept, **records},
         "refused": [
             {"line": row.line, "row": ops.get(row.line, ""), "reason": row.reason}
             for row in sorted(refused, key=lambda row: row.line)
@@ -272,6 +279,14 @@ def _parameters_section(record: Mapping[str, Any]) -> str:
         (name.replace("_", " "), *(_with_deviation(values["parameters"][name]) for values in chips.values()))
         for name in NAMES
     ]
+    if any(values.get("collectives") for values in chips.values()):
+        rows += [
+            (
+                f"collectives, {name.replace('_', ' ')}",
+                *(f"{its[name]:.3g}" if (its := values.get("collectives")) else UNKNOWN for values in chips.values()),
+            )
+            for name in LinkRates.__dataclass_fields__
+        ]
     return markdown_table(("parameter", *chips), rows, "l" + "r" * len(chips))
 
 

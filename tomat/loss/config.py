@@ -11,7 +11,7 @@ LossKind = Literal["cross_entropy", "soft_cross_entropy", "ce_emd", "emd", "l1_m
 TargetSpace = Literal["bin", "rho"]
 LossVocabulary = Literal["density", "full"]
 
-LossKernel = Literal["xla", "pallas"]
+LossKernel = Literal["xla", "pallas", "levanter"]
 
 LOSS_KINDS: tuple[LossKind, ...] = get_args(LossKind)
 
@@ -75,7 +75,9 @@ class LossConfig:
     kernel: LossKernel = "xla"
     """`xla`: a scan over blocks of `block_positions`, on any platform. `pallas`: two TPU kernels that keep the logits
     in VMEM (`pallas.py`), for every kind but `crps`. Values and gradients are the same up to rounding. `tomat
-    bench loss-tiles` plans both for a chip."""
+    bench loss-tiles` plans both for a chip. `levanter`: Levanter's own fused cross-entropy (`levanter.py`), to plan or
+    time a step as its trainer makes it; `cross_entropy` over the `full` vocabulary alone, and top-1 accuracy and EMD
+    are NaN."""
     tiles: LossTiles = LossTiles()
     """Of the `pallas` kernel; what is not set comes from a table of tuned tiles."""
     interpret: bool = False
@@ -110,6 +112,12 @@ class LossConfig:
             raise TomatError(
                 f"loss.z_loss_weight is {self.z_loss_weight}, and the pallas kernel has no z-loss. Set loss.kernel: "
                 "xla, or loss.z_loss_weight: 0."
+            )
+        plain = self.kind == "cross_entropy" and self.vocabulary == "full"
+        if self.kernel == "levanter" and not (plain and self.preamble_weight == self.z_loss_weight == 0):
+            raise TomatError(
+                "loss.kernel levanter is Levanter's cross-entropy over the whole vocabulary. Set loss.kind: "
+                "cross_entropy, loss.vocabulary: full, no preamble_weight and no z_loss_weight, or loss.kernel: xla."
             )
         if self.block_positions < 1:
             raise TomatError(f"loss.block_positions is {self.block_positions}; expected at least 1.")

@@ -64,6 +64,8 @@ def _on_device(
     """The part of batch and positions on this device, by the configured kernel, and the sum over devices."""
     if spec.config.kernel == "pallas":
         from tomat.loss.pallas import pallas_loss_sums as local_sums  # Pallas' TPU half takes a second
+    elif spec.config.kernel == "levanter":
+        from tomat.loss.levanter import levanter_loss_sums as local_sums  # so does what Levanter's imports
     else:
         local_sums = xla_loss_sums
     sums, gradients = local_sums(spec, differentiate, inputs)

@@ -65,7 +65,7 @@ def test_a_change_is_taken_by_name_and_recorded(runs):
     result = train(tiny(runs, *words), Continuation(allow_change=("optimizer.learning_rate", "loss.kind")))
     assert (result.first_step, result.steps) == (3, 6)
     (change,) = named(run, "allow_change")
-    assert (change["key"], change["old"], change["new"], change["step"]) == ("optimizer.learning_rate", 0.02, 0.5, 3)
+    assert (change["key"], change["old"], change["new"], change["step"]) == ("optimizer.learning_rate", 0.01, 0.5, 3)
     after = losses(run)
     assert list(after) == list(range(6))
     # The change acts from step 3 on, whose loss is still that of the old weights.

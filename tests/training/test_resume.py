@@ -45,7 +45,7 @@ def test_how_and_where_may_change(recorded, words):
         (["--optimizer.learning_rate", "0.1"], "optimizer.learning_rate"),
         (["--optimizer.warmup", "7"], "optimizer.warmup"),
         (["--loss.kind", "cross_entropy"], "loss.kind"),
-        (["--model.num_layers", "1"], "model.num_layers"),
+        (["--model.num_layers", "2"], "model.num_layers"),
         (["--data.shuffle.window_blocks", "3"], "data.shuffle.window_blocks"),
         (["--trainer.train_batch_size", "16"], "trainer.train_batch_size"),
         (["--trainer.num_train_steps", "11"], "trainer.num_train_steps"),

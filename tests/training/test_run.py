@@ -123,8 +123,8 @@ def test_a_batch_the_devices_cannot_share_is_refused(tmp_path):
 def test_a_loss_that_is_not_the_configured_one_stops_the_run(tmp_path, monkeypatch):
     """As if the configured loss had been silently replaced: the step computes another one than the check expects."""
     monkeypatch.setattr(loop_module, "uniform_loss", lambda *args, **kwargs: 0.31)
-    with pytest.raises(TomatError, match="soft_cross_entropy"):
-        train(tiny(tmp_path))
+    with pytest.raises(TomatError, match="ce_emd"):
+        train(tiny(tmp_path, "--model.environment", "null"))
 
 
 def test_missing_runs_and_checkpoints_are_refused(unbroken, tmp_path):
@@ -200,7 +200,7 @@ def test_a_start_whose_run_went_on_before_its_turn_goes_on_from_there(unbroken, 
 
     monkeypatch.setattr(folder_module, "hold_run", late)
     monkeypatch.setattr(run_module, "open_datasets", lambda *args: begun.append(args))
-    with pytest.raises(TomatError, match="optimizer.learning_rate: 0.5 -> 0.02"):
+    with pytest.raises(TomatError, match="optimizer.learning_rate: 0.5 -> 0.01"):
         train(tiny(tmp_path))
     assert begun == []
 

@@ -49,6 +49,9 @@ FREE_KEYS = (
 )
 """What lies below a fixed key but decides only how the same numbers are computed."""
 
+ADDED_KEYS = {"density_dropout": 0.0}
+"""Fixed keys that runs of earlier versions have not on record, and what those did."""
+
 Changes = dict[str, tuple[Any, Any]]
 """Old and new value by dotted key."""
 
@@ -58,7 +61,7 @@ def changed_keys(old: Mapping[str, Any], new: Mapping[str, Any]) -> Changes:
     flat_old, flat_new = _flatten(old), _flatten(new)
     changed = {}
     for key in sorted(flat_old.keys() | flat_new.keys()):
-        before, after = flat_old.get(key), flat_new.get(key)
+        before, after = (flat.get(key, ADDED_KEYS.get(key)) for flat in (flat_old, flat_new))
         if before != after and _below(key, FIXED_KEYS) and not _below(key, FREE_KEYS):
             changed[key] = (before, after)
     return changed

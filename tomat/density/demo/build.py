@@ -168,6 +168,9 @@ def _reason_to_discard(recipe: CellRecipe, calculation: Calculation) -> str:
     record = calculation.record
     if not calculation.converged:
         return f"not converged after {record['scf_iterations']} iterations"
+    change = abs(record["last_energy_change_hartree"])
+    if change >= record["energy_tolerance_hartree"]:
+        return f"the last step still changed the energy by {change:.3g} hartree"
     if abs(record["electron_count"] / sum(recipe.valence) - 1) > ELECTRON_TOLERANCE:
         return f"{record['electron_count']} electrons, {sum(recipe.valence)} expected"
     return ""

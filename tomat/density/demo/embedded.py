@@ -78,7 +78,7 @@ def _check_known(material_id: str) -> dict[str, tuple[int, int, int]]:
 def load_demo(material_id: str) -> DensityGrid:
     """One embedded density at its refined grid, e/A^3, read once in a process; its values cannot be written to.
 
-    A run reads each three times (codec, check, tokens), at 17 ms of processor time; all 104 are 90 MB.
+    A run reads each three times (codec, check, tokens), at 17 ms of processor time; all 103 are 90 MB.
 
     The interpolation of a plane-wave density is nowhere negative; should rounding make it so, the value is set to zero
     and counted in `clipped_voxels` (0 in every cell shipped).

@@ -4,6 +4,7 @@ from functools import cache
 from pathlib import Path
 from typing import Literal
 
+from tomat.base.reporting import console
 from tomat.base.storage import Store
 from tomat.codec.histogram import DensityHistogram
 from tomat.codec.lloyd_max import fit_lloyd_max
@@ -32,6 +33,8 @@ def write_demo_shards(
         objective: What the codec minimises.
         patches_per_material: Patches drawn from each cell.
     """
+    if _is_there(folder, layout, n_density_tokens, patches_per_material):
+        return
     histogram = DensityHistogram()
     for material in demo_materials("train"):
         histogram.add(load_demo(material.material_id).rho)
@@ -51,6 +54,30 @@ def write_demo_shards(
             seed=SEED,
             promolecule=promolecule,
         )
+
+
+def _is_there(folder: Path, layout: SequenceLayout, n_density_tokens: int, patches_per_material: int) -> bool:
+    """Whether both sets are complete and made so.
+
+    They may be of an earlier version of the embedded densities, which had fewer: a run goes on with the rows that it
+    began with, and it is said.
+    """
+    plans = [read_plan(Store(folder / split)) for split in SPLITS]
+    for plan in plans:
+        if plan is None or not plan.complete:
+            return False
+        asked = (layout, n_density_tokens, patches_per_material, SEED)
+        if (plan.layout, plan.n_density_tokens, plan.patches_per_material, plan.seed) != asked:
+            return False
+    for split, plan in zip(SPLITS, plans, strict=True):
+        names = [material.material_id for material in demo_materials(split)]
+        if plan is not None and [material.material_id for material in plan.materials] != names:
+            console.print(
+                f"note: {folder / split} holds {len(plan.materials)} materials of an earlier version of the embedded "
+                f"densities, which are {len(names)} now; the run goes on with those that it began with.",
+                soft_wrap=True,
+            )
+    return True
 
 
 @cache

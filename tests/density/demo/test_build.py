@@ -70,11 +70,14 @@ def test_what_did_not_converge_is_discarded(tmp_path):
     from tomat.density.demo.build import _reason_to_discard
 
     recipe = hydrogen("H2-c", 3.0)
-    record = {"scf_iterations": 96, "electron_count": 2.0}
+    record: dict[str, float] = {"scf_iterations": 96, "electron_count": 2.0}
+    record |= {"last_energy_change_hartree": -1e-7, "energy_tolerance_hartree": 1e-6}
     stuck = Calculation(np.ones((3, 3, 3)), False, record)
     assert _reason_to_discard(recipe, stuck) == "not converged after 96 iterations"
     lost = Calculation(np.ones((3, 3, 3)), True, record | {"electron_count": 1.9})
     assert "2 expected" in _reason_to_discard(recipe, lost)
+    moving = Calculation(np.ones((3, 3, 3)), True, record | {"last_energy_change_hartree": -1.1e-6})
+    assert "still changed the energy by 1.1e-06" in _reason_to_discard(recipe, moving)
     assert not _reason_to_discard(recipe, Calculation(np.ones((3, 3, 3)), True, record))
 
 

@@ -85,7 +85,7 @@ def tables_of(model) -> EnvironmentTables | None:
 
 def decoded(model, batch, kind: ChoiceKind = "greedy", temperature: float = 1.0, seed: int = 0):
     bins, values = decode_autoregressive(
-        model, batch, tables_of(model), VALUES, VOXELS, kind, np.asarray(temperature, np.float32), np.asarray(seed),
+        model, batch, tables_of(model), VALUES, VOXELS, kind, np.float32(temperature), np.uint32(seed),
         None, None,
     )  # fmt: skip
     np.testing.assert_array_equal(values, VALUES[np.asarray(bins)])
@@ -145,7 +145,7 @@ def test_another_preamble_runs_the_same_program():
     def run(batch):
         traced.append(1)
         return decode_autoregressive(
-            model, batch, TABLES, VALUES, VOXELS, "greedy", np.float32(1), np.int32(0), None, None
+            model, batch, TABLES, VALUES, VOXELS, "greedy", np.float32(1), np.uint32(0), None, None
         )[0]
 
     np.testing.assert_array_equal(run(patches(2, start=20)), long)
@@ -179,7 +179,7 @@ def test_on_two_devices_it_is_the_same(kind):
     with jax.set_mesh(mesh):
         spread = hax.shard(model, {"embed": "data"})  # as training leaves its parameters
         bins, _ = decode_autoregressive(
-            spread, batch, TABLES, VALUES, VOXELS, kind, np.float32(1), np.int32(0), {"batch": "data"}, None
+            spread, batch, TABLES, VALUES, VOXELS, kind, np.float32(1), np.uint32(0), {"batch": "data"}, None
         )
     assert len(bins.sharding.device_set) == 2 and not bins.sharding.is_fully_replicated
     np.testing.assert_array_equal(bins, alone)

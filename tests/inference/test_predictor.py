@@ -154,7 +154,12 @@ def test_samples_have_a_mean_and_a_spread_and_can_be_had_again(run_dir, trained,
     again = drawn.predict(CRYSTAL, FOUR, electrons=10.0)
     said = capsys.readouterr().out
     assert said.count("autoregressive decoder: 32 patches of 343 voxels at a time on 2 devices") == 1
-    assert three.spread is not None and three.spread.shape == FOUR and (three.spread > 0).any()
+    assert (
+        three.spread is not None
+        and again.spread is not None
+        and three.spread.shape == FOUR
+        and (three.spread > 0).any()
+    )
     scale = 10.0 / three.electrons_before
     np.testing.assert_allclose(again.rho, three.rho * scale, rtol=1e-5)
     np.testing.assert_allclose(again.spread, three.spread * scale, rtol=1e-5)

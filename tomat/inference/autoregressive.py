@@ -5,7 +5,7 @@ Then every step embeds the id before, with what its position knows of the atoms,
 The sums over atoms and the head with its prior are computed before the first step.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import cast
 
 import equinox as eqx
@@ -134,7 +134,8 @@ def _named(ids: jax.Array) -> NamedArray:
 
 def _at[T](tree: T, position: jax.Array) -> T:
     """One position of everything in it."""
-    return jax.tree.map(lambda x: x["position", hax.ds(position, 1)], tree, is_leaf=_is_named)
+    start = cast(int, position)  # haliax says int and takes what is traced
+    return jax.tree.map(lambda x: x["position", hax.ds(start, 1)], tree, is_leaf=_is_named)
 
 
 def _is_named(leaf: object) -> bool:
@@ -144,13 +145,13 @@ def _is_named(leaf: object) -> bool:
 @eqx.filter_jit
 def decode_autoregressive(
     model: LmHeadModel,
-    batch: dict[str, jax.Array | np.ndarray],
+    batch: Mapping[str, jax.Array | np.ndarray],
     tables: EnvironmentTables | None,
     values: np.ndarray,
     n_voxels: int,
     kind: ChoiceKind,
-    temperature: np.ndarray,
-    seed: np.ndarray,
+    temperature: np.ndarray | np.float32,
+    seed: np.ndarray | np.uint32,
     axis_mapping: ResourceMapping | None,
     policy: jmp.Policy | None,
 ) -> tuple[jax.Array, jax.Array]:

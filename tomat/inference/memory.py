@@ -1,7 +1,7 @@
 """The largest batch that fits into the memory there is, found by compiling."""
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 import jax
 import psutil
@@ -15,7 +15,7 @@ SHARE = 0.9
 class Program(Protocol):
     """What `equinox.filter_jit(...).lower(...)` gives."""
 
-    def compile(self): ...
+    def compile(self) -> Any: ...
 
 
 def free_bytes() -> int:

@@ -83,7 +83,8 @@ class RunPredictor:
         if rounds < 1 or (rounds > 1 and decoder == "autoregressive"):
             raise TomatError(f"rounds is {rounds}; expected at least 1, and 1 for the autoregressive decoder.")
         self.run, self.rounds, self.promolecule = run, rounds, run.promolecule
-        self.decoder, self.choice = decoder, choice
+        self.decoder: DecoderName = decoder
+        self.choice = choice
         self._programs: dict[tuple[Any, ...], tuple[int, Callable]] = {}
         self._means = run.codec.decode(np.arange(run.codec.n_density_tokens), decoder="mean")
 

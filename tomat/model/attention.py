@@ -277,7 +277,7 @@ class DensityAttention(Attention):
         """
         # Levanter's layer calls this, norms and MLP around it, and hands on cache and `batch_info` as they are.
         if isinstance(kv_cache, KeysValues):
-            return self.decode(x, kv_cache, batch_info)
+            return self.decode(x, kv_cache, cast(jax.Array, batch_info))
         if self.config.sliding_window is not None:
             raise TomatError(
                 f"model.sliding_window is {self.config.sliding_window}, and Levanter's decoding from pages has no "

@@ -39,7 +39,16 @@ def levanter_loss_sums(
         each = IMPLEMENTATIONS["xla"](x, flat_rows, w, dtype=jnp.float32)[0].reshape(rows.shape)
         loss, mean = jnp.sum(weights.density * each), jnp.sum(weights.density_mean * each)
         unknown = jnp.full((), jnp.nan)
-        return loss, LossSums(loss, mean, mean, unknown, unknown, unknown, jnp.zeros(()))
+        return loss, LossSums(
+            loss=loss,
+            density_loss=mean,
+            unread_loss=jnp.sum(weights.unread_mean * each),
+            cross_entropy=mean,
+            emd=unknown,
+            top1=unknown,
+            rho=unknown,
+            other_cross_entropy=jnp.zeros(()),
+        )
 
     if not differentiate:
         return sums(hidden, head)[1], ()

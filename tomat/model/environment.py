@@ -31,7 +31,7 @@ ATOM_DENSITY_PER_A3 = 0.08
 LOG_FLOOR_E_PER_A3 = 0.01
 """Densities are compared as log(rho + this): below it differences cost NMAE nothing."""
 BLOCK_POSITIONS = 1024
-"""Positions whose radial functions exist at a time: with 8 sequences, 16 functions and 128 atoms 67 MB in bfloat16."""
+"""Positions whose radial functions exist at a time: with 8 sequences, 16 functions and 128 atoms 67 MB in float32."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,8 @@ class EnvironmentConfig:
 DESCRIPTORS = 3
 """Electronegativity, covalent radius, valence electrons. Networks for single voxels, trained on the embedded densities
 without some of their compounds, had an NMAE on these of 4.8 % with what is learnt of an element alone, 3.2 % with it
-beside these three (median of 4 choices of compounds that are not the held-out ones): nitrogen, strontium or aluminium
+beside these three (median of 4 choices of compounds that are not the held-out ones; some training cells were added
+between the two): nitrogen, strontium or aluminium
 is in few compounds, electronegativity in all."""
 
 
@@ -152,7 +153,8 @@ class Environment(eqx.Module):
     prior: hnn.Linear | None
     """Last hidden state to the prior's shift and the logarithm of its sharpness; zero at first."""
     prior_of_sums: hnn.Linear | None
-    """The embedding of the sums to the same two: the short way, which is learnt in a tenth of the steps."""
+    """The embedding of the sums to the same two: the short way. After 600 steps of a small decoder the error on
+    training densities was 4.7 % with it, 5.5 % without."""
     config: EnvironmentConfig = eqx.field(static=True)
 
     @staticmethod

@@ -176,7 +176,7 @@ class EvaluationConfig:
     """The evaluation after the last step."""
 
     patches_per_material: int = 8
-    """Patches drawn from each held-out material; 0: no evaluation at the end."""
+    """Patches drawn from each held-out material for the teacher-forced evaluation; 0: none."""
     free_running: bool = True
     """Predict each held-out material from its structure alone, whole cells on their stored grids, where the model can:
     it has `model.environment`, and `density_dropout` is above 0."""

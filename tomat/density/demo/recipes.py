@@ -191,8 +191,8 @@ def _special_compounds() -> list[Compound]:
 
 
 def _more_nitrides_and_oxides() -> list[Compound]:
-    """Compounds of the elements that few others hold. Of 24 elements in the first 28 training compounds nitrogen was in
-    one, magnesium, oxygen and strontium in two; the held-out AlN, MgO and SrF2 had the largest errors."""
+    """Compounds of the elements that few others hold. Of 24 elements in the first 28 training compounds nitrogen and
+    strontium were in one, magnesium and oxygen in two; the held-out AlN, MgO and SrF2 had the largest errors."""
     ideal, fine, ionic = ("ideal",), FINE_MESH, COARSE_MESH
     two = ("ideal", "sheared")
     n, o, f, s, li, mg, sr = ("N", 5), ("O", 6), ("F", 7), ("S", 6), ("Li", 3), ("Mg", 2), ("Sr", 10)

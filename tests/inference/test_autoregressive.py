@@ -72,6 +72,7 @@ def patches(n: int, start: int = 20, seed: int = 1) -> dict[str, np.ndarray]:
         "tokens": tokens,
         "positions": rng.uniform(-1, 3, (n, 6, 3)).astype(np.float32),
         "numbers": rng.choice([0, 9, 11, 12], (n, 6)).astype(np.int32),
+        "kinds": np.tile(np.array([9, 11, 12, 0], np.int32), (n, 1)),
         "steps": np.tile(np.eye(3, dtype=np.float32) * 0.4, (n, 1, 1)),
         "shape": np.tile(np.array(SIDES, np.int32), (n, 1)),
         "patch": np.arange(n, dtype=np.int32),

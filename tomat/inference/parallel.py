@@ -22,7 +22,7 @@ from tomat.inference.batches import named_atoms, stacked_atoms
 from tomat.inference.trained import LoadedRun
 from tomat.model.decoder import environment_of, hidden_and_head
 from tomat.model.environment import EnvironmentTables
-from tomat.model.patch_atoms import atoms_of_patch, filled
+from tomat.model.patch_atoms import Room, atoms_of_patch, filled
 from tomat.tokens.layouts import PatchShape
 from tomat.tokens.patch import encode_rows
 from tomat.tokens.vocabulary import DENSITY_BLOCK_START, DENSITY_START, PAD
@@ -73,9 +73,9 @@ def cell_patches(run: LoadedRun, crystal: Crystal, grid_shape: tuple[int, int, i
     if environment is not None:
         reach_a = environment.basis.cutoff_a
         near = [atoms_of_patch(crystal, anchor, grid_shape, patch_shape, reach_a) for anchor in anchors]
-        # The number of atoms is no part of the weights: a structure that is denser than any trained has its own.
-        most = max(environment.max_atoms, -(-max(len(numbers) for numbers, *_ in near) // 16) * 16)
-        arrays |= stacked_atoms([filled(*found, patch_shape, most, crystal.name) for found in near])
+        # A structure that is denser than any trained, or of more elements, gets room of its own.
+        room = Room.of(environment).enlarged(numbers for numbers, *_ in near)
+        arrays |= stacked_atoms([filled(*found, patch_shape, room, crystal.name) for found in near])
     return CellPatches(anchors, patch_shape, grid_shape, arrays)
 
 

@@ -268,7 +268,16 @@ def _vectors(settings: Settings, name: str) -> ReciprocalList | None:
 
 @contextlib.contextmanager
 def _locked(output: Path) -> Iterator[None]:
-    """The output folder, made if it is not there, to this process alone; what a killed one left half-written goes."""
+    """The output folder, made if it is not there, to this process alone.
+
+    What a killed process left half-written goes at the start; what a Ctrl-C left that came between the making of its
+    folder and the block that removes it, at the end.
+    """
+
+    def tidy() -> None:
+        for left in output.glob(f"{WRITING}*"):
+            shutil.rmtree(left, ignore_errors=True)
+
     try:
         output.mkdir(parents=True, exist_ok=True)
         folder = os.open(output, os.O_RDONLY | os.O_DIRECTORY)
@@ -281,9 +290,11 @@ def _locked(output: Path) -> Iterator[None]:
             raise TomatError(
                 f"another process writes predictions to {output}; wait for it, or name another."
             ) from error
-        for left in output.glob(f"{WRITING}*"):
-            shutil.rmtree(left, ignore_errors=True)
-        yield
+        tidy()
+        try:
+            yield
+        finally:
+            tidy()
     finally:
         os.close(folder)
 

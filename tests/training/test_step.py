@@ -106,14 +106,7 @@ def test_sharding_and_checkpointing_change_no_number_of_a_model_that_knows_its_a
     assert reference[-1] < reference[0]
     for words in (
         ["--sharding", "fsdp", "--model.gradient_checkpointing", "save_attention"],
-        [
-            "--sharding",
-            "zero1",
-            "--model.gradient_checkpointing",
-            "off",
-            "--trainer.per_device_parallelism",
-            "2",
-        ],  # fmt: skip
+        ["--sharding", "zero1", "--model.gradient_checkpointing", "off", "--trainer.per_device_parallelism", "2"],
     ):
         np.testing.assert_allclose(losses(*atoms, *words), reference, rtol=2e-5, err_msg=str(words))
 

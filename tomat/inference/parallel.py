@@ -3,7 +3,7 @@
 Rounds of refinement give it the densities of the round before as if they were known: `rounds` passes a patch.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import equinox as eqx
@@ -21,7 +21,7 @@ from tomat.density.grid import DensityGrid
 from tomat.inference.batches import named_atoms, stacked_atoms
 from tomat.inference.trained import LoadedRun
 from tomat.model.decoder import environment_of, hidden_and_head
-from tomat.model.environment import EnvironmentTables
+from tomat.model.environment import EnvironmentConfig, EnvironmentTables
 from tomat.model.patch_atoms import atoms_of_patch, filled
 from tomat.tokens.layouts import PatchShape
 from tomat.tokens.patch import encode_rows
@@ -61,8 +61,7 @@ def cell_patches(run: LoadedRun, crystal: Crystal, grid_shape: tuple[int, int, i
     """
     layout, environment = run.config.data.sequence_layout, environment_of(run.config.model)
     patch_shape = layout.patch_shape(len(crystal.atomic_numbers))
-    starts = [np.arange(0, side, step) for side, step in zip(grid_shape, patch_shape, strict=True)]
-    anchors = np.stack(np.meshgrid(*starts, indexing="ij"), axis=-1).reshape(-1, 3)
+    anchors = tiling(grid_shape, patch_shape)
     # The rows are encoded from an empty cell: nothing but the structure can be in them.
     empty = DensityGrid(
         np.zeros(grid_shape, np.float32), crystal.lattice, crystal.atomic_numbers, crystal.frac_coords, crystal.name
@@ -71,12 +70,36 @@ def cell_patches(run: LoadedRun, crystal: Crystal, grid_shape: tuple[int, int, i
     tokens[tokens >= DENSITY_START] = PAD
     arrays = {"tokens": tokens}
     if environment is not None:
-        reach_a = environment.basis.cutoff_a
-        near = [atoms_of_patch(crystal, anchor, grid_shape, patch_shape, reach_a) for anchor in anchors]
-        # The number of atoms is no part of the weights: a structure that is denser than any trained has its own.
-        most = max(environment.max_atoms, -(-max(len(numbers) for numbers, *_ in near) // 16) * 16)
-        arrays |= stacked_atoms([filled(*found, patch_shape, most, crystal.name) for found in near])
+        near = atoms_near(environment, crystal, anchors, grid_shape, patch_shape)
+        room = atom_room(environment, near)
+        arrays |= stacked_atoms([filled(*found, patch_shape, room, crystal.name) for found in near])
     return CellPatches(anchors, patch_shape, grid_shape, arrays)
+
+
+def tiling(grid_shape: tuple[int, int, int], patch_shape: PatchShape) -> np.ndarray:
+    """First voxels of the patches that tile a cell, int [patch, 3]; the last along a side may reach past it."""
+    starts = [np.arange(0, side, step) for side, step in zip(grid_shape, patch_shape, strict=True)]
+    return np.stack(np.meshgrid(*starts, indexing="ij"), axis=-1).reshape(-1, 3)
+
+
+def atoms_near(
+    environment: EnvironmentConfig,
+    crystal: Crystal,
+    anchors: np.ndarray,
+    grid_shape: tuple[int, int, int],
+    patch_shape: PatchShape,
+) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """`atoms_of_patch` of each patch."""
+    reach_a = environment.basis.cutoff_a
+    return [atoms_of_patch(crystal, anchor, grid_shape, patch_shape, reach_a) for anchor in anchors]
+
+
+def atom_room(environment: EnvironmentConfig, near: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray]]) -> int:
+    """Atoms that the arrays of each patch have room for.
+
+    The number is no part of the weights: a structure that is denser than any trained has its own.
+    """
+    return max(environment.max_atoms, -(-max(len(numbers) for numbers, *_ in near) // 16) * 16)
 
 
 def batches(arrays: dict[str, np.ndarray], size: int) -> Iterator[tuple[int, dict[str, np.ndarray]]]:

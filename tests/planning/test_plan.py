@@ -168,6 +168,38 @@ def test_compare_shows_two_plans(report, cache, capsys):
     assert "matmul" in capsys.readouterr().out
 
 
+DECODED = [
+    "--preset", "demo", "--data.source", "embedded", "--data.layout", "v3-p7", "--data.n_density_tokens", "64",
+    "--model.num_layers", "1", "--model.hidden_dim", "128", "--model.intermediate_dim", "128", "--model.num_heads", "1",
+    "--model.num_kv_heads", "1", "--model.environment", "{max_atoms: 16}", "--density_dropout", "0.5",
+]  # fmt: skip
+
+
+@pytest.mark.slow
+def test_a_planned_decoder_runs_its_loop_for_each_voxel(cache, capsys):
+    """Each time over all that it keeps: 2 x 512 positions x 128 x 2 bytes for each of 16 patches, of a v6e-1."""
+    path, out = cache / "decoded.yaml", cache / "decoded.json"
+    path.write_text(yaml.safe_dump(load_config(None, DECODED).to_dict()))
+    words = ["plan", "--config_path", str(path), "--slice", "v6e-1", "--cache_dir", str(cache), "--json", str(out)]
+    words += ["--decode", "autoregressive", "--grid", "15", "16", "18", "--atoms", "2"]
+    assert main(words) == 0
+    report = json.loads(out.read_text())
+    plan = report["decoders"]["autoregressive"]
+    assert report["patches"] == 27 and report["patch_shape_voxels"] == [7, 7, 7]
+    assert (plan["patches_at_a_time"], plan["batches"], plan["fits"], plan["cached"]) == (32, 1, True, False)
+    batch, whole = plan["batch_seconds"], plan["cell_seconds"]
+    assert 0 < batch["low"] < batch["estimate"] == whole["estimate"] < whole["high"]
+    ops = plan["breakdown"]["ops"]
+    attended = [op for op in ops if op["occurrences"] == 343 and op["category"] == "attention forward"]
+    kept_bytes = 2 * 512 * 128 * 2 * plan["patches_at_a_time"]
+    assert sum(op["hbm_bytes"] for op in attended) >= 0.9 * 343 * kept_bytes
+    assert not [one for one in plan["assumed"] if one["kind"] == "trip_count_not_found"]
+    assert "27 patches of 7 x 7 x 7" in capsys.readouterr().out
+    assert main(words) == 0
+    again = json.loads(out.read_text())
+    assert again["decoders"]["autoregressive"] == {**plan, "cached": True}
+
+
 def test_limits_end_the_compile_with_their_names(tmp_path):
     config = load_config(None, SMALL)
     slice_ = planned_slice(config, "v6e-4")

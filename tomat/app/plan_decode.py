@@ -82,7 +82,7 @@ def print_decoders(report: Mapping[str, Any], top: int) -> None:
             print_breakdown(Breakdown.from_dict(plan["breakdown"], "the plan"), top)
             print_support([Support(**part) for part in plan["rests_on"]])
     console.print(
-        f"[bold]{report['run_name']}[/bold] on {report['slice']} ({report['n_chips']} chips): a cell of {grid} voxels "
+        f"[bold]{report['run_name']}[/bold] on {report['slice']}: a cell of {grid} voxels "
         f"with {report['atoms']} atoms, {report['patches']:,} patches of {patch}"
     )
     for note in report["notes"]:

@@ -13,6 +13,7 @@ from tomat.base.errors import TomatError
 from tomat.base.reporting import counted
 from tomat.cost.chip_model import ChipModel
 from tomat.cost.estimate import StepEstimate, estimate_step
+from tomat.cost.memory import MemoryReport
 from tomat.density.crystal import Crystal
 from tomat.hardware.chips import Slice
 from tomat.inference.memory import SHARE
@@ -85,7 +86,7 @@ class DecoderPlan:
     compiled: CompiledStep
     model: ChipModel
     fits: bool
-    """Whether the batch takes no more than `inference.memory.SHARE` of what the parameters leave."""
+    """Whether the batch takes no more than a predictor lets it (`inference.memory.SHARE` of what is free)."""
 
     @cached_property
     def step(self) -> StepEstimate | None:
@@ -163,30 +164,29 @@ def plan_decoder(
     """
     check_decoder(config, decoder, rounds)
     devices = data_axis_size(config, slice_.n_devices)
-    patches = sequences_to_try(decoder, cell.patches, devices)
-    while True:
+    first = patches = sequences_to_try(decoder, cell.patches, devices)
+
+    def compiled_for(patches: int, memory_only: bool) -> tuple[DecoderBatch, CompiledStep]:
         on_stage(f"{counted(patches, 'patch', 'patches')} at a time")
         batch = DecoderBatch(decoder, patches, prod(cell.patch_shape), cell.room_atoms, rounds)
-        compile_ = {"cache_dir": cache_dir, "limits": limits, "decode": batch, "on_stage": on_stage}
-        compiled = compile_step(config, slice_, memory_only=True, **compile_)
-        fits = compiled.fits and _needed(compiled) <= SHARE * _free(compiled)
-        if fits or patches <= devices:
-            break
+        how = {"cache_dir": cache_dir, "limits": limits, "on_stage": on_stage}
+        return batch, compile_step(config, slice_, decode=batch, memory_only=memory_only, **how)
+
+    batch, compiled = compiled_for(patches, False)
+    while not _fits(compiled.memory) and patches > devices:
         patches //= 2
-    if compiled.memory.memory_space != "hbm":
-        raise TomatError(f"the decoder does not fit the memory on the chip ({compiled.memory.memory_space}).")
-    if fits:
-        compiled = compile_step(config, slice_, **compile_)
-        fits = compiled.fits
+        # The code, nine tenths of a compile, is made for the one that fits alone.
+        batch, compiled = compiled_for(patches, True)
+    fits = _fits(compiled.memory)
+    if fits and patches < first:
+        batch, compiled = compiled_for(patches, False)
     model = ChipModel.load(Path(config.tracking_dir), slice_.chip)
-    return DecoderPlan(config, slice_, cell, batch, compiled, model, fits)
+    return DecoderPlan(config, slice_, cell, batch, compiled, model, fits and compiled.fits)
 
 
-def _free(compiled: CompiledStep) -> int:
-    """Bytes that the arguments, nearly all of them parameters, leave on a device."""
-    return compiled.memory.capacity_bytes - (compiled.memory.argument_bytes or 0)
-
-
-def _needed(compiled: CompiledStep) -> int:
-    """Bytes of a batch beside them."""
-    return compiled.memory.required_bytes - (compiled.memory.argument_bytes or 0)
+def _fits(memory: MemoryReport) -> bool:
+    """Whether a batch takes as little as a predictor lets it, beside arguments that are nearly all parameters."""
+    if memory.memory_space != "hbm":
+        raise TomatError(f"a kernel of the decoder does not fit the memory on the chip ({memory.memory_space}).")
+    there = memory.argument_bytes or 0
+    return memory.required_bytes - there <= SHARE * (memory.capacity_bytes - there)

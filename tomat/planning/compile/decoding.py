@@ -13,6 +13,7 @@ import numpy as np
 from jax.sharding import Mesh
 from levanter.utils.tree_utils import inference_mode
 
+from tomat.base.errors import TomatError
 from tomat.inference.autoregressive import decode_autoregressive
 from tomat.inference.parallel import decode_parallel
 from tomat.model.decoder import environment_of
@@ -37,7 +38,9 @@ class DecoderBatch:
     """Forward passes of the parallel decoder."""
 
 
-def lower_decoder(config: TrainConfig, mesh: Mesh, batch: DecoderBatch, bin_values: np.ndarray) -> jax.stages.Lowered:
+def lower_decoder(
+    config: TrainConfig, mesh: Mesh, batch: DecoderBatch, bin_values: np.ndarray | None
+) -> jax.stages.Lowered:
     """Lower what `RunPredictor` runs for one batch of patches.
 
     Args:
@@ -47,7 +50,8 @@ def lower_decoder(config: TrainConfig, mesh: Mesh, batch: DecoderBatch, bin_valu
         bin_values: float32 [bin], e/A^3; a stand-in changes no operation.
     """
     environment = environment_of(config.model)
-    assert environment is not None  # `planning/decode.py` has asked
+    if environment is None or bin_values is None:
+        raise TomatError("decoders are for a model with model.environment and a codec of one token a voxel.")
     trainer, tables = config.trainer_config(), stand_in_tables(environment, bin_values)
     mapping = trainer.parameter_axis_mapping
     n, atoms = batch.patches, batch.n_atoms
@@ -69,14 +73,13 @@ def lower_decoder(config: TrainConfig, mesh: Mesh, batch: DecoderBatch, bin_valu
     mapped = trainer.compute_axis_mapping, trainer.mp
 
     # The name says to the compiling process whose files to keep (`process.dump_flags`).
-    def decode_patches(weights: Any, arrays: Any, means: Any, *how: Any) -> Any:
+    def decode_patches(weights: Any, arrays: Any, means: Any, temperature: Any, seed: Any) -> Any:
         whole = eqx.combine(weights, static)
         if batch.decoder == "parallel":
             return decode_parallel(whole, arrays, tables, means, batch.n_voxels, batch.rounds, *mapped)
-        return decode_autoregressive(whole, arrays, tables, means, batch.n_voxels, "median", *how, *mapped)
+        how = "median", temperature, seed
+        return decode_autoregressive(whole, arrays, tables, means, batch.n_voxels, *how, *mapped)
 
-    means = jax.ShapeDtypeStruct(bin_values.shape, bin_values.dtype)
-    # Temperature and seed.
-    how = [jax.ShapeDtypeStruct((), dtype) for dtype in (jnp.float32, jnp.uint32) if batch.decoder == "autoregressive"]
+    rest = (bin_values.shape, np.float32), ((), np.float32), ((), np.uint32)
     with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
-        return jax.jit(decode_patches).lower(weights, arrays, means, *how)
+        return jax.jit(decode_patches).lower(weights, arrays, *(jax.ShapeDtypeStruct(*each) for each in rest))

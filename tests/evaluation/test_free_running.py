@@ -1,3 +1,4 @@
+import dataclasses
 import json
 
 import numpy as np
@@ -54,6 +55,27 @@ def test_figures_are_of_whole_cells_scaled_to_the_learnt_valences(promolecule, c
     truth = load_stored(NAMES[0])
     plane = predicted_plane(truth.rho * np.float32(1.1), truth)
     assert draw_plane(plane, tmp_path / "plane.png").stat().st_size > 10_000
+
+
+def test_how_well_a_spread_says_the_error(promolecule, codec):
+    """A spread that is the error of a Gaussian says it perfectly; the negative of it says the opposite."""
+
+    def result(of_error):
+        class Sampled(PromoleculePredictor):
+            def predict(self, crystal, *args, **kwargs) -> Prediction:
+                one = super().predict(crystal, *args, **kwargs)
+                error = np.abs(one.rho - load_stored(crystal.name).rho)
+                return dataclasses.replace(one, spread=of_error(error).astype(np.float32))
+
+        return evaluate_free_running(Sampled(promolecule), promolecule, codec, NAMES, load_stored)
+
+    right, wrong = result(lambda e: e / np.sqrt(2 / np.pi) / 3), result(lambda e: e.max() - e)
+    assert right.spread_says == pytest.approx(
+        {"rank_correlation_over_voxels": 1.0, "rank_correlation_over_materials": 1.0, "error_over_expected": 3.0}, 1e-3
+    )
+    assert wrong.spread_says is not None and wrong.spread_says["rank_correlation_over_voxels"] < -0.999
+    assert "errors are 3.0 times what it says" in right.summary()
+    assert right.to_dict()["over_materials"]["spread_share"]["median"] == right.spread("spread_share").median > 0
 
 
 def test_the_truth_is_not_in_the_loop(promolecule, codec):

@@ -9,12 +9,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
+from pymatgen.io.common import VolumetricData
 from pymatgen.io.vasp import Chgcar
 from small_promolecule import promolecule, skewed
 from tiny_run import tomat
 
 from tomat.app.cli import main
 from tomat.base.errors import TomatError
+from tomat.density.geometry import BOHR_A
 from tomat.inference.folder import LINES_FILE, Settings, predict_structures
 from tomat.inference.grids import GridChoice
 from tomat.inference.promolecule import PromoleculePredictor
@@ -114,6 +116,25 @@ def test_extrapolations_are_flagged(places, settings):
     predictor = replace(PREDICTOR, shortest_distance_a=trained, spacing_a=0.45)
     fine = replace(settings, output=settings.output / "fine")
     assert predict_structures(predictor, files, fine).lines[0]["flags"] == []
+
+
+def test_the_spread_over_samples_lies_beside_the_density(places, settings):
+    class Sampled(Trained):
+        def predict(self, *args, **kwargs):
+            one = super().predict(*args, **kwargs)
+            return replace(one, spread=0.1 * one.rho)
+
+    files = [file for file in find_structures(places)[0] if file.name == "good"]
+    sampled = Sampled(promolecule(), valences={9: 7.0, 11: 1.0})
+    (line,) = predict_structures(sampled, files, settings).lines
+    assert line["spread_share"] == pytest.approx(0.1, rel=1e-5) and line["spread_output"] == "good.spread.cube"
+    spread = VolumetricData.from_cube(settings.output / "good.spread.cube").data["total"]
+    density = Chgcar.from_file(settings.output / "good.CHGCAR")
+    expected = 0.1 * density.data["total"] / density.structure.volume * BOHR_A**3
+    assert np.allclose(spread, expected, rtol=1e-4, atol=1e-9)
+    # One sample has none, and leaves none of before.
+    predict_structures(PREDICTOR, files, replace(settings, recorded={"samples": 1}))
+    assert not list(settings.output.glob("*.spread.cube"))
 
 
 def test_augmentation_occupancies_of_moved_atoms_are_flagged(tmp_path, places, settings):

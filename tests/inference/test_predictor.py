@@ -33,7 +33,7 @@ SHAPE = (15, 16, 18)
 @pytest.fixture(scope="module")
 def run_dir(tmp_path_factory) -> Path:
     """A run of three steps: it predicts little better than the promolecule."""
-    words = tiny_run(3, 100, "--output_dir", str(tmp_path_factory.mktemp("runs")))
+    words = tiny_run(3, 100, "--output_dir", str(tmp_path_factory.mktemp("runs")), atoms=True)
     return train(load_config(DEMO, words)).run_dir
 
 
@@ -132,7 +132,7 @@ def test_a_run_goes_on_with_its_own_promolecule_alone(run_dir, tmp_path):
     path = tmp_path / "runs" / run_dir.name / "promolecule.json"
     before = Promolecule.load(path)
     path.write_text(dataclasses.replace(before, n_materials=before.n_materials + 1).to_text())
-    config = load_config(DEMO, tiny_run(3, 100, "--output_dir", str(tmp_path / "runs")))
+    config = load_config(DEMO, tiny_run(3, 100, "--output_dir", str(tmp_path / "runs"), atoms=True))
     with pytest.raises(TomatError, match="learnt with the promolecule"):
         train(config)
 

@@ -112,6 +112,11 @@ def test_the_file_becomes_a_page_and_a_record(kernels, cache, tmp_path):
     assert set(record["chips"]["v6e"]["operations"]) == {SMALL[0].op, FLASH.op}
     assert [row["line"] for row in record["refused"]] == [4, 5]
     assert json.loads((tmp_path / "tracking" / "kernels.json").read_text()) == record
+    # Once more, where another chip was calibrated before: what was refused of that one stays.
+    other = {"line": 9, "row": "v5p ragged_dot", "reason": "no groups"}
+    (tmp_path / "tracking" / "kernels.json").write_text(json.dumps({**record, "refused": [*record["refused"], other]}))
+    again = calibrate_kernels(file, tmp_path / "tracking", cache_dir=cache)
+    assert [row["line"] for row in again["refused"]] == [4, 5, 9]
     page = (tmp_path / "tracking" / "kernels.md").read_text()
     assert "Too few kernels to fit: v6e" in page
     assert "no operation none_such" in page and "is it in another unit" in page

@@ -20,7 +20,7 @@ from tomat.density.radial import RadialBasis
 from tomat.model import environment as module
 from tomat.model.decoder import DensityDecoderConfig, hidden_and_head
 from tomat.model.environment import Environment, EnvironmentConfig, environment_tables, log_densities, prior_columns
-from tomat.model.patch_atoms import atoms_of_patch, filled
+from tomat.model.patch_atoms import Room, atoms_of_patch, filled
 from tomat.tokens.vocabulary import DENSITY_BLOCK_START, DENSITY_START, PAD
 
 BASIS = RadialBasis(8, 4.0)
@@ -38,7 +38,9 @@ Embed, Position = Axis("embed", 12), Axis("position", 40)
 
 def batch_of(*anchors: np.ndarray) -> tuple[NamedArray, Any]:
     """Tokens whose density begins at `START`, and the atoms near the patches at `anchors`."""
-    rows = [filled(*atoms_of_patch(CELL, a, GRID, PATCH, BASIS.cutoff_a), PATCH, 160, "skewed") for a in anchors]
+    rows = [
+        filled(*atoms_of_patch(CELL, a, GRID, PATCH, BASIS.cutoff_a), PATCH, Room(160, 4), "skewed") for a in anchors
+    ]
     Batch = Axis("batch", len(rows))
     atoms = jax.tree.map(
         lambda *leaves: NamedArray(jnp.stack([leaf.array for leaf in leaves]), (Batch, *leaves[0].axes)),
@@ -181,7 +183,9 @@ def test_a_decoder_has_it_and_another_has_not():
     assert hidden.resolve_axis("embed").size == head.resolve_axis("embed").size == 16
 
 
-@pytest.mark.parametrize("words", [{"channels": 0}, {"max_atoms": 0}, {"prior_anchors": 3}, {"prior_width": 0.0}])
+@pytest.mark.parametrize(
+    "words", [{"channels": 0}, {"max_atoms": 0}, {"max_elements": 0}, {"prior_anchors": 3}, {"prior_width": 0.0}]
+)
 def test_numbers_that_cannot_be(words):
     with pytest.raises(TomatError, match=f"model.environment.{next(iter(words))} is"):
         EnvironmentConfig(**words)

@@ -34,6 +34,7 @@ def test_rows_get_every_atom_that_their_patch_sees(tmp_path):
         material = shards.material_of_row(row)
         grid = density(material.material_id)
         crystal, anchor, found = Crystal.of(grid), np.array(shards.anchor_of_row(row)), rows(row)
+        assert found.kinds.array.tolist() == [6, 14, *[0] * 6]
         steps = grid.lattice / np.array(grid.grid_shape)[:, None]
         assert np.allclose(found.steps.array, steps, atol=1e-6) and found.shape.array.tolist() == [3, 3, 3]
         images = np.array(list(np.ndindex(9, 9, 9))) - 4
@@ -46,3 +47,5 @@ def test_rows_get_every_atom_that_their_patch_sees(tmp_path):
         assert len(np.unique(np.round(mine, 3), axis=0)) == len(mine)
     with pytest.raises(TomatError, match="a patch of a of 27 voxels has .* set it to .* or more"):
         RowAtoms(shards, EnvironmentConfig(max_atoms=8))(0)
+    with pytest.raises(TomatError, match=r"has 2 elements near it .*max_elements is 1; set it to 2 or more"):
+        RowAtoms(shards, EnvironmentConfig(max_atoms=160, max_elements=1))(0)

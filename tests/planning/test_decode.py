@@ -14,25 +14,27 @@ from tomat.cost.memory import MemoryReport
 from tomat.density.crystal import Crystal
 from tomat.hardware.chips import slice_named
 from tomat.inference.predictor import sequences_to_try
+from tomat.model.patch_atoms import Room
 from tomat.planning import decode
 from tomat.planning.decode import cell_of, plan_decoder
 from tomat.training.config import load_config
 
 P19 = ["--data.layout", "v3-p19"]
 CONFIG = load_config(DEMO, P19)
+ROOM = Room.of(CONFIG.model.environment)
 SODIUM = Crystal(np.eye(3) * 4.0, np.array([11, 11]), np.array([[0.0, 0.0, 0.0], [0.5, 0.5, 0.5]]), "Na")
 
 
 def test_the_patches_of_a_cell():
     cell = cell_of(CONFIG, (128, 128, 128), 48)
-    assert (cell.patch_shape, cell.patches, cell.room_atoms) == ((19, 19, 19), 7**3, 144)
-    assert cell.notes[0].startswith("no structure was given: at most 144 atoms")
+    assert (cell.patch_shape, cell.patches, cell.room) == ((19, 19, 19), 7**3, ROOM)
+    assert cell.notes[0].startswith(f"no structure was given: at most {ROOM.atoms} atoms")
     assert cell.notes[1].startswith("patches reach past the cell: 12% more")
     assert prod(cell.patch_shape) * cell.patches / 128**3 == pytest.approx(1.12, abs=0.005)
     whole = cell_of(CONFIG, (38, 19, 57), SODIUM)
-    assert (whole.atoms, whole.patches, whole.room_atoms, whole.notes) == (2, 6, 144, ())
+    assert (whole.atoms, whole.patches, whole.room, whole.notes) == (2, 6, ROOM, ())
     dense = Crystal(np.eye(3) * 2.0, np.array([11]), np.zeros((1, 3)), "dense")
-    assert cell_of(CONFIG, (20, 20, 20), dense).room_atoms == 160  # of 147 to 156 near a patch
+    assert cell_of(CONFIG, (20, 20, 20), dense).room.atoms == 160  # of 147 to 156 near a patch
     with pytest.raises(TomatError, match="too short: 5,000 atoms"):
         cell_of(CONFIG, (20, 20, 20), 5000)
 
@@ -94,7 +96,7 @@ def test_the_largest_batch_that_fits_is_planned(per_patch_gib, slice_name, sizes
     smaller = [(size, True) for size in sizes[1:]]
     assert compiler.asked == [(sizes[0], False), *smaller, *([(sizes[-1], False)] if smaller else [])]
     assert plan.fits and plan.batch.patches == sizes[-1] and plan.batches == batches
-    assert (plan.batch.n_voxels, plan.batch.n_atoms, plan.batch.rounds) == (6859, 144, 1)
+    assert (plan.batch.n_voxels, plan.batch.n_atoms, plan.batch.n_elements) == (6859, ROOM.atoms, ROOM.elements)
 
 
 def test_a_patch_that_does_not_fit_is_an_answer(monkeypatch):

@@ -121,6 +121,7 @@ STEP: dict[str, tuple[list[str], list[str]]] = {
             "channels": "4",
             "hidden_dim": "16",
             "max_atoms": "64",
+            "max_elements": "4",
             "prior_anchors": "16",
             "prior_width": "0.3",
         }.items()

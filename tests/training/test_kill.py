@@ -24,7 +24,7 @@ from tomat.training.hooks import Evaluation
 from tomat.training.run import train
 
 STEPS = 24
-TINY = tiny_run(STEPS, 3, "--trainer.steps_per_eval", "8", "--trainer.max_eval_batches", "1")
+TINY = tiny_run(STEPS, 3, "--trainer.steps_per_eval", "8", "--trainer.max_eval_batches", "1", atoms=True)
 
 
 def tiny(output_dir: Path, *words: str) -> TrainConfig:

@@ -24,7 +24,7 @@ from tomat.training.config import load_config
 from tomat.training.run import train
 
 STEPS = 20
-TINY = tiny_run(STEPS, 4)
+TINY = tiny_run(STEPS, 4, atoms=True)
 GRACE_SECONDS = 8
 HEARTBEAT_SECONDS = 100
 """After which JAX 0.11.1 counts a silent host as lost (`heartbeat_timeout_seconds` of `jax.distributed.initialize`):

@@ -200,8 +200,9 @@ def test_a_warm_start_takes_the_weights_and_nothing_else(runs, parent):
     wanted = Continuation(warm_start=str(parent))
     result = train(config, wanted)
     assert (result.first_step, result.steps) == (0, 3)
-    # The trained weights' loss, not that of fresh ones, which is 4.16 = ln 64.
-    assert result.first_loss < 4.1
+    # The trained weights' loss, not that of fresh ones.
+    before = losses(parent)
+    assert abs(result.first_loss - before[5]) < 0.5 * abs(result.first_loss - before[0])
     rows = read_metrics(runs / "warm" / "metrics.jsonl")
     assert [row["step"] for row in rows] == [0, 1, 2]
     assert rows[0]["optim/learning_rate"] < rows[1]["optim/learning_rate"]

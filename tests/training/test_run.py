@@ -124,7 +124,7 @@ def test_a_loss_that_is_not_the_configured_one_stops_the_run(tmp_path, monkeypat
     """As if the configured loss had been silently replaced: the step computes another one than the check expects."""
     monkeypatch.setattr(loop_module, "uniform_loss", lambda *args, **kwargs: 0.31)
     with pytest.raises(TomatError, match="ce_emd"):
-        train(tiny(tmp_path, "--model.environment", "null"))
+        train(tiny(tmp_path))
 
 
 def test_missing_runs_and_checkpoints_are_refused(unbroken, tmp_path):

@@ -5,7 +5,15 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tomat.base.arguments import count, existing_file, output_file, positive_int, report_file, run_folder
+from tomat.base.arguments import (
+    count,
+    existing_file,
+    output_file,
+    positive_float,
+    positive_int,
+    report_file,
+    run_folder,
+)
 from tomat.density.rules import add_rule_flags, refuse_rules, rules_of
 
 if TYPE_CHECKING:  # the verb pays for these only when it runs
@@ -65,9 +73,19 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     )
     parser.add_argument(
         "--free_running",
-        action="store_true",
-        help="also predict whole cells from their structures alone (a run with model.environment and density_dropout)",
+        nargs="*",
+        choices=("parallel", "autoregressive"),
+        metavar="DECODER",
+        help="also predict whole cells from their structures alone, by each of these decoders: parallel, "
+        "autoregressive (default: parallel; a run with model.environment and density_dropout)",
     )
+    parser.add_argument(
+        "--samples",
+        type=positive_int,
+        metavar="N",
+        help="of the autoregressive decoder: the mean of N, and how well their spread says the error",
+    )
+    parser.add_argument("--temperature", type=positive_float, metavar="T", help="of samples (default: 1)")
     parser.add_argument("--json", type=report_file, metavar="FILE", help="write the figures of every material")
     parser.set_defaults(run=run_eval)
 
@@ -77,6 +95,10 @@ def run_eval(args: argparse.Namespace) -> int:
     from tomat.base.errors import TomatError
     from tomat.evaluation.picture import FORMATS
 
+    decoders = [] if args.free_running is None else list(dict.fromkeys(args.free_running)) or ["parallel"]
+    drawn = {name: value for name in ("samples", "temperature") if (value := getattr(args, name)) is not None}
+    if drawn and "autoregressive" not in decoders:
+        raise TomatError(f"--{next(iter(drawn))} is of the decoder autoregressive; add --free_running autoregressive.")
     # Before the minutes of work, not after them.
     if args.picture is not None and args.picture.suffix not in FORMATS:
         raise TomatError(f"cannot draw to {args.picture}; give a file that ends in {', '.join(FORMATS)}.")
@@ -88,9 +110,11 @@ def run_eval(args: argparse.Namespace) -> int:
     from tomat.base.reporting import console, write_json
     from tomat.evaluation.picture import draw_plane, teacher_forced_plane
     from tomat.evaluation.teacher_forced import TeacherForcedConfig, evaluator_of
+    from tomat.inference.choice import Choice
     from tomat.inference.predictor import RunPredictor
     from tomat.inference.trained import load_trained
 
+    choices = {"parallel": Choice(), "autoregressive": Choice("sampled" if drawn else "median", **drawn)}
     config = TeacherForcedConfig(
         patches_per_material=args.patches_per_material,
         whole_cell=args.whole_cell,
@@ -99,16 +123,17 @@ def run_eval(args: argparse.Namespace) -> int:
     )
     run = load_trained(args.run_dir, args.step)
     names, load, materials_from = _materials(args, run.config.data.source)
+    predictors = {decoder: RunPredictor(run, decoder=decoder, choice=choices[decoder]) for decoder in decoders}
     with evaluator_of(run, config) as (evaluator, model):
         result = evaluate_with_bar(evaluator, model, names, load, run.settings(materials_from), args.json)
         console.print(result.table())
         if earlier is not None:
             console.print(f"Against {args.against}: {describe_comparison(result.compare(earlier))}")
         figures = result.to_dict()
-        if args.free_running:
-            cells = predict_with_bar(RunPredictor(run), names, load, run.settings(materials_from))
+        for decoder, predictor in predictors.items():
+            cells = predict_with_bar(predictor, names, load, run.settings(materials_from))
             console.print(cells.table())
-            figures["free_running"] = cells.to_dict()
+            figures["free_running" if decoder == "parallel" else f"free_running_{decoder}"] = cells.to_dict()
         if args.json is not None:
             write_json(args.json, figures)
             _partial_path(args.json).unlink(missing_ok=True)

@@ -182,11 +182,10 @@ def _evaluation(evaluation: "TeacherForcedResult") -> str:
 
 
 def _predictions(free_running: "FreeRunningResult") -> str:
-    from tomat.evaluation.free_running import COLUMNS
-
-    header = ("material", *(f"{heading} %" for heading, _ in COLUMNS), "seconds")
+    columns = free_running.columns
+    header = ("material", *(f"{heading} %" for heading, _ in columns), "seconds")
     body = [free_running.row(material) for material in free_running.materials]
-    medians = (f"{100 * free_running.spread(name).median:.2f}" for _, name in COLUMNS)
+    medians = (f"{100 * free_running.spread(name).median:.2f}" for _, name in columns)
     body.append(("**median over materials**", *medians, ""))
     return markdown_table(header, body)
 

@@ -53,6 +53,10 @@ class FreeRunningMaterial:
     """Of the same count spread evenly."""
     codec_floor_nmae: float
     """Of the true density rounded to the codec."""
+    spread_share: float | None = None
+    """Integral of the standard deviation over samples, over that of the density; None of a single sample."""
+    spread_rank_correlation: float | None = None
+    """Spearman's, over the cell's voxels, between that deviation and the error of the mean."""
 
 
 @dataclass(frozen=True)
@@ -66,12 +70,35 @@ class FreeRunningResult:
         """Spread of one figure over the materials."""
         return spread([getattr(material, name) for material in self.materials])
 
+    @property
+    def columns(self) -> tuple[tuple[str, str], ...]:
+        """Heading and figure of the table's columns."""
+        return COLUMNS if self.materials[0].spread_share is None else (*COLUMNS, ("spread", "spread_share"))
+
+    @property
+    def spread_says(self) -> dict[str, float] | None:
+        """How well the spread over samples says the error: Spearman's rank correlation over the voxels of a cell (the
+        median cell) and over the cells, and the error over what a Gaussian of that deviation has, its mean absolute
+        value sqrt(2 / pi) sigma (1: the spread is as large as the error). None of single samples."""
+        shares = [m.spread_share for m in self.materials]
+        within = [m.spread_rank_correlation for m in self.materials]
+        if any(each is None for each in shares):
+            return None
+        errors = np.array([m.free_running_nmae for m in self.materials])
+        expected = np.sqrt(2 / np.pi) * np.array(shares, np.float64)
+        return {
+            "rank_correlation_over_voxels": float(np.median(np.array(within, np.float64))),
+            "rank_correlation_over_materials": _rank_correlation(expected, errors),
+            "error_over_expected": float(np.median(errors / expected)),
+        }
+
     def to_dict(self) -> dict[str, Any]:
         """Plain mapping for JSON."""
         return {
             "label": FREE_RUNNING,
             "settings": dict(self.settings),
-            "over_materials": {name: asdict(self.spread(name)) for _, name in COLUMNS},
+            "over_materials": {name: asdict(self.spread(name)) for _, name in self.columns},
+            "spread_says": self.spread_says,
             "materials": [asdict(material) for material in self.materials],
         }
 
@@ -80,10 +107,21 @@ class FreeRunningResult:
         model, atoms = self.spread("free_running_nmae"), self.spread("promolecule_nmae")
         better = sum(m.free_running_nmae < m.promolecule_nmae for m in self.materials)
         worst = max(m.free_running_nmae for m in self.materials)
+        says = self.spread_says
+        spread_words = (
+            ""
+            if says is None
+            else (
+                f" The spread over samples goes with the error at a rank correlation of "
+                f"{says['rank_correlation_over_voxels']:.2f} over voxels and "
+                f"{says['rank_correlation_over_materials']:.2f} over materials; errors are "
+                f"{says['error_over_expected']:.1f} times what it says."
+            )
+        )
         return (
             f"{FREE_RUNNING.capitalize()}: NMAE {100 * model.median:.2f} % (worst {100 * worst:.2f} %) against "
             f"{100 * atoms.median:.2f} % of the sum of atoms, medians over {model.materials} materials; the model is "
-            f"the better one on {better}."
+            f"the better one on {better}.{spread_words}"
         )
 
     def table(self, max_rows: int = 20) -> Table:
@@ -96,19 +134,18 @@ class FreeRunningResult:
             padding=(0, 1, 0, 0),
         )
         table.add_column("material", overflow="fold")
-        for heading in (*(heading for heading, _ in COLUMNS), "seconds"):
+        for heading in (*(heading for heading, _ in self.columns), "seconds"):
             table.add_column(heading, justify="right")
         for material in self.materials[:max_rows]:
             table.add_row(*self.row(material))
         table.add_section()
-        medians = [f"{100 * self.spread(name).median:.2f}" for _, name in COLUMNS]
+        medians = [f"{100 * self.spread(name).median:.2f}" for _, name in self.columns]
         table.add_row("all: median", *medians, f"{np.median([m.seconds for m in self.materials]):.1f}")
         return table
 
-    @staticmethod
-    def row(material: FreeRunningMaterial) -> tuple[str, ...]:
+    def row(self, material: FreeRunningMaterial) -> tuple[str, ...]:
         """A material as words of a table."""
-        figures = (f"{100 * getattr(material, name):.2f}" for _, name in COLUMNS)
+        figures = (f"{100 * getattr(material, name):.2f}" for _, name in self.columns)
         return (material.material_id, *figures, f"{material.seconds:.1f}")
 
 
@@ -150,6 +187,10 @@ def evaluate_free_running(
         prediction = predictor.predict(crystal, shape, electrons=electrons, on_patches=on_patches)
         atoms, _ = normalised(promolecule.density(crystal, shape), crystal, electrons)
         constant = np.full(shape, electrons / crystal.volume_a3, np.float32)
+        correlation = share = None
+        if prediction.spread is not None:
+            share = float(prediction.spread.sum(dtype=np.float64) / prediction.rho.sum(dtype=np.float64))
+            correlation = _rank_correlation(prediction.spread, np.abs(prediction.rho - truth.rho))
         material = FreeRunningMaterial(
             material_id=name,
             voxels=truth.rho.size,
@@ -160,8 +201,17 @@ def evaluate_free_running(
             promolecule_nmae=nmae(atoms, truth.rho),
             constant_nmae=nmae(constant, truth.rho),
             codec_floor_nmae=nmae(quantise(truth.rho, codec), truth.rho),
+            spread_share=share,
+            spread_rank_correlation=correlation,
         )
         found.append(material)
         if on_material is not None:
             on_material(material)
     return FreeRunningResult(settings or {}, tuple(found))
+
+
+def _rank_correlation(one: np.ndarray, other: np.ndarray) -> float:
+    from scipy.stats import spearmanr
+
+    correlation, _ = spearmanr(one.ravel(), other.ravel())
+    return float(correlation)

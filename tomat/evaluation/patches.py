@@ -51,14 +51,14 @@ class EvaluationPatches:
 
     def atoms(self, environment: "EnvironmentConfig") -> "list[PatchAtoms]":
         """The atoms near each patch, in the arrays of a model."""
-        from tomat.model.patch_atoms import atoms_of_patch, filled
+        from tomat.model.patch_atoms import Room, atoms_of_patch, filled
 
         x, y, z = self.reference.shape[1:]
         return [
             filled(
                 *atoms_of_patch(self.crystal, anchor, self.grid_shape, (x, y, z), environment.basis.cutoff_a),
                 (x, y, z),
-                environment.max_atoms,
+                Room.of(environment),
                 self.crystal.name,
             )
             for anchor in self.anchors

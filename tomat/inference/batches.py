@@ -7,9 +7,9 @@ from haliax import Axis, NamedArray
 from jax import Array
 
 from tomat.model.environment import PatchAtoms
-from tomat.model.patch_atoms import SIDE, XYZ, atom_axis
+from tomat.model.patch_atoms import SIDE, XYZ, atom_axis, kind_axis
 
-_KEYS = ("positions", "numbers", "steps", "shape")
+_KEYS = ("positions", "numbers", "kinds", "steps", "shape")
 
 
 def stacked_atoms(patches: Sequence[PatchAtoms]) -> dict[str, np.ndarray]:
@@ -23,11 +23,12 @@ def named_atoms(batch: Mapping[str, Array | np.ndarray]) -> PatchAtoms | None:
         return None
     n_sequences, n_atoms = batch["numbers"].shape
     axes = Axis("batch", n_sequences), atom_axis(n_atoms)
+    kind = kind_axis(batch["kinds"].shape[1])
 
     def named(key: str, *more: Axis) -> NamedArray:
         return NamedArray(batch[key], more)  # pyright: ignore[reportArgumentType]  # NumPy's too, as jit takes them
 
     return PatchAtoms(
-        named("positions", *axes, XYZ), named("numbers", *axes), named("steps", axes[0], SIDE, XYZ),
-        named("shape", axes[0], SIDE),
+        named("positions", *axes, XYZ), named("numbers", *axes), named("kinds", axes[0], kind),
+        named("steps", axes[0], SIDE, XYZ), named("shape", axes[0], SIDE),
     )  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import fcntl
 import hashlib
 import json
@@ -26,12 +27,23 @@ from tomat.density.geometry import shortest_distances_a
 from tomat.density.rules import DEFAULT_RULES, ReadRules
 from tomat.inference.grids import GridChoice
 from tomat.inference.interface import OnPatches, Predictor
-from tomat.inference.outputs import CHARGE_DENSITY, FORMATS, WRITING, OutputError, size_bytes, write_density
+from tomat.inference.outputs import (
+    CHARGE_DENSITY,
+    FORMATS,
+    WRITING,
+    OutputError,
+    size_bytes,
+    write_density,
+    write_spread,
+)
 from tomat.inference.structures import NoStructureError, StructureFile, formula, read_structure
 from tomat.inference.valences import electron_count
 
 LINES_FILE = "predictions.jsonl"
 """In the output folder: one JSON object for each structure."""
+
+SPREAD_SUFFIX = ".spread.cube"
+"""Ends the name of the file with the standard deviation over samples, where there are several."""
 
 LARGEST_SPACING_RATIO = 1.5
 """Between the spacing asked for and that of the training, either way; beyond it a prediction is flagged."""
@@ -211,6 +223,12 @@ def _predict(
     grid = prediction.grid(crystal)
     started = time.monotonic()
     metadata = {"predictor": predictor.identity, **settings.recorded}
+    # Before the density, by which a structure is known to be done.
+    spread = settings.output / f"{file.name}{SPREAD_SUFFIX}"
+    if prediction.spread is not None:
+        write_spread(dataclasses.replace(grid, rho=prediction.spread), spread)
+    else:
+        spread.unlink(missing_ok=True)
     write_density(grid, target, settings.form, augmentation=augmentation, vectors=vectors, metadata=metadata)
     flags = extrapolations(predictor, crystal, shape)
     flags += [{"kind": "file", "text": f"{file.path}: {note}"} for note in notes]
@@ -246,8 +264,9 @@ def _predict(
         **settings.recorded,
     }
     if prediction.spread is not None:
-        spread = float(prediction.spread.sum(dtype=np.float64) / grid.rho.sum(dtype=np.float64))
-        line["spread_share"] = spread  # integral of the standard deviation over samples, over that of the density
+        # Integral of the standard deviation over samples, over that of the density.
+        line["spread_share"] = float(prediction.spread.sum(dtype=np.float64) / grid.rho.sum(dtype=np.float64))
+        line["spread_output"] = spread.name
     return line
 
 
@@ -268,7 +287,16 @@ def _vectors(settings: Settings, name: str) -> ReciprocalList | None:
 
 @contextlib.contextmanager
 def _locked(output: Path) -> Iterator[None]:
-    """The output folder, made if it is not there, to this process alone; what a killed one left half-written goes."""
+    """The output folder, made if it is not there, to this process alone.
+
+    What a killed process left half-written goes at the start; what a Ctrl-C left that came between the making of its
+    folder and the block that removes it, at the end.
+    """
+
+    def tidy() -> None:
+        for left in output.glob(f"{WRITING}*"):
+            shutil.rmtree(left, ignore_errors=True)
+
     try:
         output.mkdir(parents=True, exist_ok=True)
         folder = os.open(output, os.O_RDONLY | os.O_DIRECTORY)
@@ -281,9 +309,11 @@ def _locked(output: Path) -> Iterator[None]:
             raise TomatError(
                 f"another process writes predictions to {output}; wait for it, or name another."
             ) from error
-        for left in output.glob(f"{WRITING}*"):
-            shutil.rmtree(left, ignore_errors=True)
-        yield
+        tidy()
+        try:
+            yield
+        finally:
+            tidy()
     finally:
         os.close(folder)
 

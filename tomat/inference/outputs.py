@@ -3,7 +3,7 @@
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -64,19 +64,37 @@ def write_density(
         )
     check_electrons(grid, grid.material_id)
     lines = _matching(augmentation, grid) if augmentation is not None else None
+
+    def write(place: Path) -> None:
+        if form == "chgcar":
+            _write_chgcar(grid, place, lines)
+        elif form == "cube":
+            _write_cube(grid, place)
+        elif form == "zarr":
+            write_zarr(grid, place, metadata=metadata)
+        elif vectors is not None:
+            place.mkdir()
+            write_charge_density(grid, place / CHARGE_DENSITY, vectors)
+
+    _replace(target, write)
+
+
+def write_spread(grid: DensityGrid, path: Path) -> None:
+    """Write the standard deviation over samples, `grid.rho`, as a cube in e/bohr^3: every viewer of densities reads it.
+
+    Raises:
+        OutputError: the disk is full, or the place cannot be written.
+    """
+    _replace(path, lambda place: _write_cube(grid, place))
+
+
+def _replace(target: Path, write: Callable[[Path], None]) -> None:
+    """What `write` makes at the path it is given takes the place of `target` once it is whole."""
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=target.parent, prefix=WRITING) as folder:
             temporary = Path(folder) / target.name
-            if form == "chgcar":
-                _write_chgcar(grid, temporary, lines)
-            elif form == "cube":
-                _write_cube(grid, temporary)
-            elif form == "zarr":
-                write_zarr(grid, temporary, metadata=metadata)
-            elif vectors is not None:
-                temporary.mkdir()
-                write_charge_density(grid, temporary / CHARGE_DENSITY, vectors)
+            write(temporary)
             if target.is_dir():
                 shutil.rmtree(target)
             os.replace(temporary, target)

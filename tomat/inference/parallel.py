@@ -3,7 +3,7 @@
 Rounds of refinement give it the densities of the round before as if they were known: `rounds` passes a patch.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import equinox as eqx
@@ -22,7 +22,7 @@ from tomat.inference.batches import named_atoms, stacked_atoms
 from tomat.inference.trained import LoadedRun
 from tomat.model.decoder import environment_of, hidden_and_head
 from tomat.model.environment import EnvironmentConfig, EnvironmentTables
-from tomat.model.patch_atoms import atoms_of_patch, filled
+from tomat.model.patch_atoms import Room, atoms_of_patch, filled
 from tomat.tokens.layouts import PatchShape
 from tomat.tokens.patch import encode_rows
 from tomat.tokens.vocabulary import DENSITY_BLOCK_START, DENSITY_START, PAD
@@ -70,8 +70,7 @@ def cell_patches(run: LoadedRun, crystal: Crystal, grid_shape: tuple[int, int, i
     tokens[tokens >= DENSITY_START] = PAD
     arrays = {"tokens": tokens}
     if environment is not None:
-        near = atoms_near(environment, crystal, anchors, grid_shape, patch_shape)
-        room = atom_room(environment, near)
+        near, room = atoms_near(environment, crystal, anchors, grid_shape, patch_shape)
         arrays |= stacked_atoms([filled(*found, patch_shape, room, crystal.name) for found in near])
     return CellPatches(anchors, patch_shape, grid_shape, arrays)
 
@@ -88,18 +87,12 @@ def atoms_near(
     anchors: np.ndarray,
     grid_shape: tuple[int, int, int],
     patch_shape: PatchShape,
-) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """`atoms_of_patch` of each patch."""
+) -> tuple[list[tuple[np.ndarray, np.ndarray, np.ndarray]], Room]:
+    """`atoms_of_patch` of each patch, and the room that they are given."""
     reach_a = environment.basis.cutoff_a
-    return [atoms_of_patch(crystal, anchor, grid_shape, patch_shape, reach_a) for anchor in anchors]
-
-
-def atom_room(environment: EnvironmentConfig, near: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray]]) -> int:
-    """Atoms that the arrays of each patch have room for.
-
-    The number is no part of the weights: a structure that is denser than any trained has its own.
-    """
-    return max(environment.max_atoms, -(-max(len(numbers) for numbers, *_ in near) // 16) * 16)
+    near = [atoms_of_patch(crystal, anchor, grid_shape, patch_shape, reach_a) for anchor in anchors]
+    # A structure that is denser than any trained, or of more elements, gets room of its own.
+    return near, Room.of(environment).enlarged(numbers for numbers, *_ in near)
 
 
 def batches(arrays: dict[str, np.ndarray], size: int) -> Iterator[tuple[int, dict[str, np.ndarray]]]:

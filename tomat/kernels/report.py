@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -149,17 +149,15 @@ def calibrate_kernels(
         }
     refused += [RefusedRow(kernel.timing.line, kernel.reason) for kernel in compiled if kernel.folder is None]
     ops = {kernel.timing.line: f"{kernel.timing.chip} {kernel.timing.op}" for kernel in compiled}
-    kept = _kept_chips(tracking_dir)
+    kept, kept_refused = _kept(tracking_dir, other_than={timing.chip for timing in timings})
     for chip, chip_values in records.items():
         its = collectives[1] if collectives is not None and collectives[0] == chip else None
         chip_values["collectives"] = its or kept.get(chip, {}).get("collectives")
+    new_refused = [{"line": row.line, "row": ops.get(row.line, ""), "reason": row.reason} for row in refused]
     record = {
         "compiler": compiler_version(),
         "chips": {**kept, **records},
-        "refused": [
-            {"line": row.line, "row": ops.get(row.line, ""), "reason": row.reason}
-            for row in sorted(refused, key=lambda row: row.line)
-        ],
+        "refused": sorted([*kept_refused, *new_refused], key=lambda row: row["line"]),
     }
     tracking_dir.mkdir(parents=True, exist_ok=True)
     write_json(tracking_dir / RECORD_FILE, record)
@@ -168,14 +166,16 @@ def calibrate_kernels(
     return record
 
 
-def _kept_chips(tracking_dir: Path) -> dict[str, Any]:
-    """What an earlier calibration found of other chips."""
+def _kept(tracking_dir: Path, other_than: Container[str]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """What an earlier calibration found of each chip, and the rows that it refused of chips other than some."""
     path = tracking_dir / RECORD_FILE
     if not path.is_file():
-        return {}
+        return {}, []
     try:
-        return dict(json.loads(path.read_text(encoding="utf-8"))["chips"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        record = json.loads(path.read_text(encoding="utf-8"))
+        refused = [(row["row"].partition(" ")[0], row) for row in record["refused"]]
+        return dict(record["chips"]), [row for chip, row in refused if chip and chip not in other_than]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise TomatError(f"{path} is damaged ({error!r}); restore it, or delete it and calibrate again.") from None
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
 from typing import cast
@@ -22,6 +24,11 @@ XYZ, SIDE = Axis("xyz", 3), Axis("side", 3)
 def atom_axis(size: int) -> Axis:
     """The axis of a patch's atoms."""
     return Axis("atom", size)
+
+
+def kind_axis(size: int) -> Axis:
+    """The axis of the elements among a patch's atoms."""
+    return Axis("kind", size)
 
 
 def atoms_of_patch(
@@ -71,7 +78,7 @@ class RowAtoms:
         """Of one row, NumPy arrays in the model's sizes.
 
         Raises:
-            TomatError: More atoms than `model.environment.max_atoms`.
+            TomatError: More atoms or elements than the model has room for.
         """
         manifest = self.shards.manifest
         index = int(manifest.material_indices(np.array(row)))
@@ -79,7 +86,27 @@ class RowAtoms:
         patch_shape = manifest.layout.patch_shape(len(crystal.atomic_numbers))
         anchor = self._anchors(index)[row - material.row_start]
         found = atoms_of_patch(crystal, anchor, material.grid_shape, patch_shape, self.config.basis.cutoff_a)
-        return filled(*found, patch_shape, self.config.max_atoms, material.material_id)
+        return filled(*found, patch_shape, Room.of(self.config), material.material_id)
+
+
+@dataclass(frozen=True)
+class Room:
+    """For how many atoms and elements near a patch a row has room."""
+
+    atoms: int
+    elements: int
+
+    @staticmethod
+    def of(config: EnvironmentConfig) -> Room:
+        """That of a model's rows."""
+        return Room(config.max_atoms, config.max_elements)
+
+    def enlarged(self, numbers: Iterable[np.ndarray]) -> Room:
+        """With room for patches with these atomic numbers too: neither count is part of a model's weights."""
+        atoms, elements = self.atoms, self.elements
+        for each in numbers:
+            atoms, elements = max(atoms, -(-len(each) // 16) * 16), max(elements, len(np.unique(each)))
+        return Room(atoms, elements)
 
 
 def filled(
@@ -87,23 +114,29 @@ def filled(
     positions: np.ndarray,
     steps: np.ndarray,
     patch_shape: tuple[int, int, int],
-    max_atoms: int,
+    room: Room,
     name: str,
 ) -> PatchAtoms:
-    """One patch's atoms in arrays of `max_atoms`.
+    """One patch's atoms in arrays of the sizes of `room`.
 
     Raises:
         TomatError: There are more.
     """
-    n = len(numbers)
-    if n > max_atoms:
-        raise TomatError(
-            f"a patch of {name} of {prod(patch_shape):,} voxels has {n} atoms near it and model.environment.max_atoms "
-            f"is {max_atoms}; set it to {-(-n // 16) * 16} or more."
-        )
-    all_numbers, all_positions = np.zeros(max_atoms, np.int32), np.zeros((max_atoms, 3), np.float32)
+    n, kinds = len(numbers), np.unique(numbers)
+    for knob, found, most, needed in (
+        ("max_atoms", f"{n} atoms", room.atoms, -(-n // 16) * 16 if n > room.atoms else 0),
+        ("max_elements", f"{len(kinds)} elements", room.elements, len(kinds)),
+    ):
+        if needed > most:
+            raise TomatError(
+                f"a patch of {name} of {prod(patch_shape):,} voxels has {found} near it and model.environment.{knob} "
+                f"is {most}; set it to {needed} or more."
+            )
+    all_numbers, all_positions = np.zeros(room.atoms, np.int32), np.zeros((room.atoms, 3), np.float32)
     all_numbers[:n], all_positions[:n] = numbers, positions
-    atom = atom_axis(max_atoms)
+    all_kinds = np.zeros(room.elements, np.int32)
+    all_kinds[: len(kinds)] = kinds
+    atom = atom_axis(room.atoms)
 
     def named(array: np.ndarray, *axes: Axis) -> NamedArray:
         # Levanter stacks NumPy arrays on the host.
@@ -112,6 +145,7 @@ def filled(
     return PatchAtoms(
         named(all_positions, atom, XYZ),
         named(all_numbers, atom),
+        named(all_kinds, kind_axis(room.elements)),
         named(steps.astype(np.float32), SIDE, XYZ),
         named(np.array(patch_shape, np.int32), SIDE),
     )

@@ -17,9 +17,10 @@ from tomat.cost.memory import MemoryReport
 from tomat.density.crystal import Crystal
 from tomat.hardware.chips import Slice
 from tomat.inference.memory import SHARE
-from tomat.inference.parallel import atom_room, atoms_near, tiling
+from tomat.inference.parallel import atoms_near, tiling
 from tomat.inference.predictor import DecoderName, check_decoder, sequences_to_try
 from tomat.model.decoder import environment_of
+from tomat.model.patch_atoms import Room
 from tomat.planning.compile.compiler import CompiledStep, compile_step
 from tomat.planning.compile.decoding import DecoderBatch
 from tomat.planning.compile.process import Limits
@@ -36,8 +37,7 @@ class Cell:
     atoms: int
     patch_shape: tuple[int, int, int]
     patches: int
-    room_atoms: int
-    """Near a patch."""
+    room: Room
     notes: tuple[str, ...] = ()
 
 
@@ -47,8 +47,8 @@ def cell_of(config: TrainConfig, grid_shape: tuple[int, int, int], cell: Crystal
     Args:
         config: Of a run whose model has `environment`.
         grid_shape: Voxels.
-        cell: The crystal; or only the number of its atoms, of which no more than `model.environment.max_atoms` are then
-            taken to be near a patch.
+        cell: The crystal; or only the number of its atoms, of which no more are then taken to be near a patch than the
+            model's rows have room for.
 
     Raises:
         TomatError: The layout cannot hold so many atoms, or the model has no `environment`.
@@ -61,12 +61,13 @@ def cell_of(config: TrainConfig, grid_shape: tuple[int, int, int], cell: Crystal
     patch_shape = config.data.sequence_layout.patch_shape(n_atoms)
     anchors, notes = tiling(grid_shape, patch_shape), []
     if isinstance(cell, int):
-        room = environment.max_atoms
+        room = Room.of(environment)
         notes.append(
-            f"no structure was given: at most {room} atoms (model.environment.max_atoms) are taken to be near a patch"
+            f"no structure was given: at most {room.atoms} atoms (model.environment.max_atoms) of {room.elements} "
+            "elements (max_elements) are taken to be near a patch"
         )
     else:
-        room = atom_room(environment, atoms_near(environment, cell, anchors, grid_shape, patch_shape))
+        _, room = atoms_near(environment, cell, anchors, grid_shape, patch_shape)
     decoded = len(anchors) * prod(patch_shape)
     if decoded > prod(grid_shape):
         notes.append(
@@ -168,7 +169,7 @@ def plan_decoder(
 
     def compiled_for(patches: int, memory_only: bool) -> tuple[DecoderBatch, CompiledStep]:
         on_stage(f"{counted(patches, 'patch', 'patches')} at a time")
-        batch = DecoderBatch(decoder, patches, prod(cell.patch_shape), cell.room_atoms, rounds)
+        batch = DecoderBatch(decoder, patches, prod(cell.patch_shape), cell.room.atoms, cell.room.elements, rounds)
         how = {"cache_dir": cache_dir, "limits": limits, "on_stage": on_stage}
         return batch, compile_step(config, slice_, decode=batch, memory_only=memory_only, **how)
 

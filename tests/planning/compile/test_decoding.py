@@ -47,8 +47,8 @@ def test_the_predictors_operations(fresh, decoder, rounds, decode):
         model = hax.shard(run.model, trainer.parameter_axis_mapping)
         arguments = predictor._arguments(model, first_rows(arrays, PATCHES), n_voxels)
         predicted = operations(decode.lower(*arguments).as_text())
-        room = patches.arrays["numbers"].shape[1]
-        batch = DecoderBatch(decoder, PATCHES, n_voxels, room, rounds)
+        room = [patches.arrays[name].shape[1] for name in ("numbers", "kinds")]
+        batch = DecoderBatch(decoder, PATCHES, n_voxels, *room, rounds)
         table = stand_in_table(run.config)
         planned = operations(lower_decoder(run.config, trainer.device_mesh, batch, table).as_text())
     assert planned == predicted

@@ -34,6 +34,8 @@ class DecoderBatch:
     """Of a patch."""
     n_atoms: int
     """That there is room for near a patch."""
+    n_elements: int
+    """Of these atoms."""
     rounds: int = 1
     """Forward passes of the parallel decoder."""
 
@@ -59,6 +61,7 @@ def lower_decoder(
         "tokens": (jnp.int32, n, config.seq_len),
         "positions": (jnp.float32, n, atoms, 3),
         "numbers": (jnp.int32, n, atoms),
+        "kinds": (jnp.int32, n, batch.n_elements),
         "steps": (jnp.float32, n, 3, 3),
         "shape": (jnp.int32, n, 3),
     }

@@ -24,7 +24,7 @@ from levanter.trainer_state import TrainerState
 from tomat.density.elements import SYMBOLS
 from tomat.model.decoder import environment_of
 from tomat.model.environment import DESCRIPTORS, EnvironmentConfig, EnvironmentTables, PatchAtoms
-from tomat.model.patch_atoms import SIDE, XYZ, atom_axis
+from tomat.model.patch_atoms import SIDE, XYZ, atom_axis, kind_axis
 from tomat.training.config import TrainConfig
 from tomat.training.loader import TokenExample
 from tomat.training.step import build_trainer, model_initialiser
@@ -119,9 +119,13 @@ def _stand_in_atoms(config: TrainConfig, batch: hax.Axis) -> PatchAtoms | None:
         array: Any = jax.ShapeDtypeStruct(tuple(axis.size for axis in all_axes), dtype)
         return hax.NamedArray(array, all_axes)
 
-    atom = atom_axis(environment.max_atoms)
+    atom, kind = atom_axis(environment.max_atoms), kind_axis(environment.max_elements)
     return PatchAtoms(
-        shape(jnp.float32, atom, XYZ), shape(jnp.int32, atom), shape(jnp.float32, SIDE, XYZ), shape(jnp.int32, SIDE)
+        shape(jnp.float32, atom, XYZ),
+        shape(jnp.int32, atom),
+        shape(jnp.int32, kind),
+        shape(jnp.float32, SIDE, XYZ),
+        shape(jnp.int32, SIDE),
     )
 
 

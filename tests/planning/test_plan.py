@@ -168,6 +168,41 @@ def test_compare_shows_two_plans(report, cache, capsys):
     assert "matmul" in capsys.readouterr().out
 
 
+DECODED = [
+    "--preset", "demo", "--data.source", "embedded", "--data.layout", "v3-p7", "--data.n_density_tokens", "64",
+    "--model.num_layers", "1", "--model.hidden_dim", "128", "--model.intermediate_dim", "128",
+    "--model.num_heads", "16", "--model.num_kv_heads", "16", "--model.head_dim", "128",
+    "--model.environment", "{max_atoms: 16}", "--density_dropout", "0.5",
+]  # fmt: skip
+
+
+@pytest.mark.slow
+def test_a_planned_decoder_runs_its_loop_for_each_voxel(cache, capsys):
+    """Each time over all keys and all values, 67 MB each, of which the memory on the chip holds one."""
+    path, out = cache / "decoded.yaml", cache / "decoded.json"
+    path.write_text(yaml.safe_dump(load_config(None, DECODED).to_dict()))
+    words = ["plan", "--config_path", str(path), "--slice", "v6e-1", "--cache_dir", str(cache), "--json", str(out)]
+    words += ["--decode", "autoregressive", "--grid", "15", "16", "18", "--atoms", "2"]
+    assert main(words) == 0
+    report = json.loads(out.read_text())
+    plan = report["decoders"]["autoregressive"]
+    assert report["patches"] == 27 and report["patch_shape_voxels"] == [7, 7, 7]
+    assert (plan["patches_at_a_time"], plan["batches"], plan["fits"], plan["cached"]) == (32, 1, True, False)
+    batch, whole = plan["batch_seconds"], plan["cell_seconds"]
+    assert 0 < batch["low"] < batch["estimate"] == whole["estimate"] < whole["high"]
+    ops = plan["breakdown"]["ops"]
+    looped = [op for op in ops if op["occurrences"] == 343]
+    kept_bytes = 512 * 16 * 128 * 2 * plan["patches_at_a_time"]
+    attended_bytes = sum(op["hbm_bytes"] or 0 for op in looped if op["category"] == "attention forward")
+    assert 0.95 < attended_bytes / (343 * kept_bytes) < 2.05
+    assert sum(op["seconds"] for op in looped) > 0.9 * batch["estimate"]
+    assert not [one for one in plan["assumed"] if one["kind"] == "trip_count_not_found"]
+    assert "27 patches of 7 x 7 x 7" in capsys.readouterr().out
+    assert main(words) == 0
+    again = json.loads(out.read_text())
+    assert again["decoders"]["autoregressive"] == {**plan, "cached": True}
+
+
 def test_limits_end_the_compile_with_their_names(tmp_path):
     config = load_config(None, SMALL)
     slice_ = planned_slice(config, "v6e-4")

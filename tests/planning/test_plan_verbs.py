@@ -143,3 +143,22 @@ def test_a_row_without_its_sweep_is_refused(config_path, tmp_path, capsys):
     words = ["plan", "--row", "big", "--config_path", str(config_path), "--cache_dir", str(tmp_path / "cache")]
     assert main(words) == 2
     assert "--row big is a row of a sweep; give its file with --sweep" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--grid", "8", "8", "8"], "--grid is for --decode"),
+        (["--decode"], "give --grid NX NY NZ"),
+        (["--decode", "--grid", "8", "8", "8"], "give --atoms N, or --structure FILE"),
+        (["--decode", "--grid", "8", "8", "8", "--atoms", "2", "--max_batch"], "which has no --max_batch"),
+        (
+            ["--decode", "autoregressive", "--grid", "8", "8", "8", "--atoms", "2", "--rounds", "2"],
+            "--rounds is for the",
+        ),
+        (["--decode", "--grid", "8", "8", "8", "--atoms", "2"], "has no model.environment"),
+    ],
+)
+def test_words_of_a_prediction(words, says, config_path, tmp_path, capsys):
+    assert main(["plan", "--config_path", str(config_path), "--cache_dir", str(tmp_path / "cache"), *words]) == 2
+    assert says in capsys.readouterr().err.replace("\n", " ")

@@ -40,7 +40,7 @@ def compile_arguments(args: argparse.Namespace) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _stages(
+def stages_of(
     args: argparse.Namespace, path: Path, overrides: list[str], what: str | None = None
 ) -> Iterator[tuple[TrainConfig, Slice, Callable[[str], None]]]:
     """The configuration, its slice, and what says at which stage `what` (default: the run on its slice) is."""
@@ -69,7 +69,7 @@ def compile_plan(args: argparse.Namespace, path: Path, overrides: list[str]) -> 
     Returns:
         The plan and its report.
     """
-    with _stages(args, path, overrides) as (config, slice_, show):
+    with stages_of(args, path, overrides) as (config, slice_, show):
         table = None
         if args.codec is not None:
             from tomat.codec.files import load_codec
@@ -91,7 +91,7 @@ def compile_plan(args: argparse.Namespace, path: Path, overrides: list[str]) -> 
 
 def search(args: argparse.Namespace, path: Path, overrides: list[str]) -> list[dict[str, Any]]:
     """The nearest changes with which a step that does not fit would; arguments as for `compile_plan`."""
-    with _stages(args, path, overrides, "looking for what fits") as (config, slice_, show):
+    with stages_of(args, path, overrides, "looking for what fits") as (config, slice_, show):
         whole = partial(compile_step, **compile_arguments(args), on_stage=show)
         until_memory_is_known = partial(whole, memory_only=True)
         trials = nearest_fits(
@@ -108,7 +108,7 @@ def max_batch(args: argparse.Namespace, path: Path, overrides: list[str]) -> int
     """
     words = [word for word in args.policies.split(",") if word]
     policies = [{"true": True, "false": False}.get(word, word) for word in words] or None
-    with _stages(args, path, overrides, "largest batch") as (config, slice_, show):
+    with stages_of(args, path, overrides, "largest batch") as (config, slice_, show):
         until_memory_is_known = partial(compile_step, **compile_arguments(args), memory_only=True, on_stage=show)
         found = largest_batch(config, slice_, until_memory_is_known, policies, lambda tried: show(_words(tried)))
     print_largest(found)

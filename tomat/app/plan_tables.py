@@ -58,7 +58,7 @@ def print_plan(report: Mapping[str, Any], top: int) -> None:
         if row["estimate"] > 0.001 * whole:
             models.add_row(name, *(seconds(row[model]) if row[model] else "-" for model in MODELS))
     console.print(models)
-    _print_support([Support(**part) for part in report["rests_on"]])
+    print_support([Support(**part) for part in report["rests_on"]])
     if report["pallas_kernels"]:
         _print_kernels(report["pallas_kernels"])
     figures = table("utilisation of the slice's peak", "", "estimate", "from", "to")
@@ -75,7 +75,7 @@ def print_plan(report: Mapping[str, Any], top: int) -> None:
     )
 
 
-def _print_support(parts: list[Support]) -> None:
+def print_support(parts: list[Support]) -> None:
     """Which parts of the step rest on kernels that were timed, and which do not."""
     shown = table("what the step rests on", "kernels bound by", "a step", "share", "error of nine in ten", "timed")
     for part in parts:

@@ -1,4 +1,4 @@
-"""`tomat plan`: what a training step needs on a TPU slice, without the slice."""
+"""`tomat plan`: what a training step, or a prediction, needs on a TPU slice, without the slice."""
 
 import argparse
 import sys
@@ -23,6 +23,7 @@ forms:
   tomat plan --config_path CONFIG [--slice v6e-16] [--a.b VALUE ...]   one step: memory, cycles, MFU
   tomat plan --like RUN [--a.b VALUE ...]                              the step of an existing run
   tomat plan --config_path CONFIG --max_batch [--policies full,off]   the largest batch that fits
+  tomat plan --config_path CONFIG --decode --grid NX NY NZ --atoms N   both decoders: patches at a time, seconds a cell
   tomat plan --sweep configs/sweeps/mfu-200m.yaml                      many steps, ranked, with a page
   tomat plan --calibrate | --record RUN                                plan and measurement side by side
   tomat plan --calibrate --kernels FILE                                kernels that chips have timed, beside estimates
@@ -65,6 +66,21 @@ def register(subparsers: argparse._SubParsersAction) -> None:
     )
     what.add_argument("--max_batch", action="store_true", help="find the largest batch that fits")
     what.add_argument("--policies", default="", help="with --max_batch: checkpoint policies, comma-separated")
+    what.add_argument(
+        "--decode",
+        nargs="?",
+        const="both",
+        choices=("parallel", "autoregressive", "both"),
+        help="plan the prediction of a cell instead of a step, by one decoder or both",
+    )
+    what.add_argument(
+        "--grid", type=positive_int, nargs=3, metavar=("NX", "NY", "NZ"), help="of --decode: voxels along a, b, c"
+    )
+    what.add_argument("--atoms", type=positive_int, metavar="N", help="of --decode: atoms of the cell")
+    what.add_argument(
+        "--structure", type=existing_file, metavar="FILE", help="of --decode: the cell, instead of --atoms"
+    )
+    what.add_argument("--rounds", type=positive_int, metavar="R", help="of --decode: parallel passes (default: 1)")
     what.add_argument("--no_search", action="store_true", help="if it does not fit, do not look for what would")
     what.add_argument("--calibrate", action="store_true", help="plan every measured step again, and write the page")
     what.add_argument(
@@ -109,6 +125,7 @@ def run_plan(args: argparse.Namespace) -> int:
         raise TomatError("--kernels is for --calibrate; give both.")
     if args.chip and args.kernels is None:
         raise TomatError(f"--chip {args.chip[0]} chooses rows of --kernels; give its file.")
+    _check_decode(args)
     if args.sweep is None and not args.calibrate and args.record is None:
         return _plan(args, overrides)
     form, run = ("--calibrate", _calibrate) if args.sweep is None else ("--sweep", _sweep)
@@ -118,6 +135,26 @@ def run_plan(args: argparse.Namespace) -> int:
         raise TomatError(f"{form} takes no overrides; got {' '.join(overrides)}. Set them in the file that it reads.")
     _say_withheld()
     return run(args)
+
+
+def _check_decode(args: argparse.Namespace) -> None:
+    """Raises TomatError for words that do not go with, or without, `--decode`."""
+    cell = ("grid", "atoms", "structure", "rounds")
+    if args.decode is None:
+        given = [name for name in cell if getattr(args, name) is not None]
+        if given:
+            raise TomatError(f"--{given[0]} is for --decode; give both.")
+        return
+    others = ("sweep", "max_batch", "calibrate", "record", "docs", "emit", "executable", "codec")
+    given = [name for name in others if getattr(args, name)]
+    if given:
+        raise TomatError(f"--decode plans a prediction, which has no --{given[0]}; leave one of them out.")
+    if args.grid is None:
+        raise TomatError("--decode needs the voxels of the cell; give --grid NX NY NZ.")
+    if (args.atoms is None) == (args.structure is None):
+        raise TomatError("--decode needs the atoms of the cell; give --atoms N, or --structure FILE.")
+    if args.rounds is not None and args.decode == "autoregressive":
+        raise TomatError("--rounds is for the parallel decoder; leave it out.")
 
 
 def _compare(args: argparse.Namespace, words: list[str]) -> int:
@@ -190,6 +227,8 @@ def _plan(args: argparse.Namespace, overrides: list[str]) -> int:
     if args.max_batch:
         return max_batch(args, path, overrides)
     cache, key = args.cache_dir or default_cache_dir(), _question(args, path, overrides)
+    if args.decode is not None:
+        return _plan_decoders(args, path, overrides, cache, key)
     writes = args.docs or args.emit is not None or args.executable is not None
     report = find_report(cache, key) if key is not None and not writes else None
     plan = None
@@ -210,9 +249,26 @@ def _plan(args: argparse.Namespace, overrides: list[str]) -> int:
     return 0 if report["fits"] else 1
 
 
+def _plan_decoders(args: argparse.Namespace, path: Path, overrides: list[str], cache: Path, key: str | None) -> int:
+    from tomat.app.plan_decode import compile_decoders, print_decoders
+    from tomat.base.reporting import write_report
+    from tomat.planning.plan_cache import find_report, keep_report
+
+    report = find_report(cache, key) if key is not None else None
+    if report is None or "decoders" not in report:
+        report = compile_decoders(args, path, overrides)
+    else:
+        for plan in report["decoders"].values():
+            plan["cached"] = True
+    print_decoders(report, args.top)
+    if key is not None:
+        keep_report(cache, key, report)
+    write_report(args.json, report)
+    return 0 if report["fits"] else 1
+
+
 def _question(args: argparse.Namespace, path: Path, overrides: list[str]) -> str | None:
     """Names what is asked; None where the compiler is missing, so that the compile says so."""
-    import hashlib
     import importlib.util
 
     from tomat.base.overrides import parse_overrides, read_yaml
@@ -227,11 +283,19 @@ def _question(args: argparse.Namespace, path: Path, overrides: list[str]) -> str
             "config": read_yaml(path, "configs/train/"),
             "overrides": parse_overrides(overrides),
             "slice": args.slice,
+            "decode": [args.decode, args.grid, args.atoms, _digest(args.structure), args.rounds],
             "calibration": repr(Calibration.load(args.tracking_dir or DEFAULT_TRACKING_DIR)),
             "timed_kernels": record_digest(args.tracking_dir or DEFAULT_TRACKING_DIR),
-            "codec": hashlib.sha256(args.codec.read_bytes()).hexdigest() if args.codec is not None else None,
+            "codec": _digest(args.codec),
         }
     )
+
+
+def _digest(path: Path | None) -> str | None:
+    """SHA-256 of a file that was given."""
+    import hashlib
+
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path is not None else None
 
 
 def _say_withheld() -> None:

@@ -21,7 +21,7 @@ from tomat.density.grid import DensityGrid
 from tomat.inference.batches import named_atoms, stacked_atoms
 from tomat.inference.trained import LoadedRun
 from tomat.model.decoder import environment_of, hidden_and_head
-from tomat.model.environment import EnvironmentTables
+from tomat.model.environment import EnvironmentConfig, EnvironmentTables
 from tomat.model.patch_atoms import Room, atoms_of_patch, filled
 from tomat.tokens.layouts import PatchShape
 from tomat.tokens.patch import encode_rows
@@ -61,8 +61,7 @@ def cell_patches(run: LoadedRun, crystal: Crystal, grid_shape: tuple[int, int, i
     """
     layout, environment = run.config.data.sequence_layout, environment_of(run.config.model)
     patch_shape = layout.patch_shape(len(crystal.atomic_numbers))
-    starts = [np.arange(0, side, step) for side, step in zip(grid_shape, patch_shape, strict=True)]
-    anchors = np.stack(np.meshgrid(*starts, indexing="ij"), axis=-1).reshape(-1, 3)
+    anchors = tiling(grid_shape, patch_shape)
     # The rows are encoded from an empty cell: nothing but the structure can be in them.
     empty = DensityGrid(
         np.zeros(grid_shape, np.float32), crystal.lattice, crystal.atomic_numbers, crystal.frac_coords, crystal.name
@@ -71,12 +70,29 @@ def cell_patches(run: LoadedRun, crystal: Crystal, grid_shape: tuple[int, int, i
     tokens[tokens >= DENSITY_START] = PAD
     arrays = {"tokens": tokens}
     if environment is not None:
-        reach_a = environment.basis.cutoff_a
-        near = [atoms_of_patch(crystal, anchor, grid_shape, patch_shape, reach_a) for anchor in anchors]
-        # A structure that is denser than any trained, or of more elements, gets room of its own.
-        room = Room.of(environment).enlarged(numbers for numbers, *_ in near)
+        near, room = atoms_near(environment, crystal, anchors, grid_shape, patch_shape)
         arrays |= stacked_atoms([filled(*found, patch_shape, room, crystal.name) for found in near])
     return CellPatches(anchors, patch_shape, grid_shape, arrays)
+
+
+def tiling(grid_shape: tuple[int, int, int], patch_shape: PatchShape) -> np.ndarray:
+    """First voxels of the patches that tile a cell, int [patch, 3]; the last along a side may reach past it."""
+    starts = [np.arange(0, side, step) for side, step in zip(grid_shape, patch_shape, strict=True)]
+    return np.stack(np.meshgrid(*starts, indexing="ij"), axis=-1).reshape(-1, 3)
+
+
+def atoms_near(
+    environment: EnvironmentConfig,
+    crystal: Crystal,
+    anchors: np.ndarray,
+    grid_shape: tuple[int, int, int],
+    patch_shape: PatchShape,
+) -> tuple[list[tuple[np.ndarray, np.ndarray, np.ndarray]], Room]:
+    """`atoms_of_patch` of each patch, and the room that they are given."""
+    reach_a = environment.basis.cutoff_a
+    near = [atoms_of_patch(crystal, anchor, grid_shape, patch_shape, reach_a) for anchor in anchors]
+    # A structure that is denser than any trained, or of more elements, gets room of its own.
+    return near, Room.of(environment).enlarged(numbers for numbers, *_ in near)
 
 
 def batches(arrays: dict[str, np.ndarray], size: int) -> Iterator[tuple[int, dict[str, np.ndarray]]]:

@@ -24,17 +24,69 @@ from tomat.inference.memory import free_bytes, largest_batch
 from tomat.inference.parallel import batches, cell_patches, decode_parallel, first_rows
 from tomat.inference.trained import LoadedRun, load_trained
 from tomat.model.decoder import environment_of
+from tomat.training.config import TrainConfig
 
 DecoderName = Literal["parallel", "autoregressive"]
 
 MOST_SEQUENCES: Mapping[DecoderName, int] = MappingProxyType({"parallel": 16, "autoregressive": 256})
 """Sequences of one device at a time, if there is memory for them: one pass over 16 patches keeps any chip busy, a step
 of one token each does not with fewer than hundreds."""
+FILLED_SHARE = 0.8
+"""Of the sequences that a batch has decoded at the end, those that half of it has: above that it is not halved."""
 
 
 def can_predict(run: LoadedRun) -> bool:
     """Whether the model of a run was trained to predict from a structure alone."""
     return environment_of(run.config.model) is not None and run.config.density_dropout > 0
+
+
+def check_decoder(config: TrainConfig, decoder: DecoderName, rounds: int = 1) -> None:
+    """Refuse a decoder that a run of this configuration is not trained for.
+
+    Raises:
+        TomatError: With what it lacks.
+    """
+    name = config.run_name
+    if environment_of(config.model) is None:
+        raise TomatError(
+            f"run '{name}' has no model.environment: its model knows atoms from the preamble alone, rounded to "
+            "0.05 A, and predicts nothing without true densities. Train one with model.environment and "
+            "density_dropout."
+        )
+    if decoder not in MOST_SEQUENCES:
+        raise TomatError(f"decoder is {decoder!r}; expected one of {', '.join(MOST_SEQUENCES)}.")
+    if decoder == "autoregressive" and config.density_dropout == 1:
+        raise TomatError(
+            f"run '{name}' was trained with density_dropout 1: it has never read a density. Use the parallel "
+            "decoder, or train with density_dropout below 1."
+        )
+    if decoder == "parallel" and config.density_dropout == 0:
+        raise TomatError(
+            f"run '{name}' was trained with density_dropout 0: it has never predicted a voxel without the density "
+            "before it. Train with density_dropout above 0, or use the autoregressive decoder."
+        )
+    if rounds < 1 or (rounds > 1 and decoder == "autoregressive"):
+        raise TomatError(f"rounds is {rounds}; expected at least 1, and 1 for the autoregressive decoder.")
+
+
+def sequences_to_try(decoder: DecoderName, n_rows: int, devices: int) -> int:
+    """Sequences at a time, of all devices, that a search for what fits begins with.
+
+    Powers of two of at least the fewest, so that structures share programs. The last batch is filled up with copies:
+    where that is a fifth of the work or more, half as many (343 patches on 16 devices: 3 batches of 8 on each, not 2
+    of 16).
+    """
+    fewest, most = min(MOST_SEQUENCES.values()), MOST_SEQUENCES[decoder]
+    each = fewest
+    while each < most and each * devices < n_rows:
+        each *= 2
+
+    def done(each: int) -> int:
+        return -(-n_rows // (each * devices)) * each
+
+    if each * devices < n_rows and each % 2 == 0 and done(each // 2) <= FILLED_SHARE * done(each):
+        each //= 2
+    return each * devices
 
 
 class RunPredictor:
@@ -58,30 +110,12 @@ class RunPredictor:
         decoder: DecoderName = "parallel",
         choice: Choice = Choice(),  # noqa: B008  (immutable)
     ) -> None:
-        name = run.config.run_name
-        if run.tables is None or run.promolecule is None:
-            raise TomatError(
-                f"run '{name}' has no model.environment: its model knows atoms from the preamble alone, rounded to "
-                "0.05 A, and predicts nothing without true densities. Train one with model.environment and "
-                "density_dropout."
-            )
-        if decoder not in MOST_SEQUENCES:
-            raise TomatError(f"decoder is {decoder!r}; expected one of {', '.join(MOST_SEQUENCES)}.")
+        check_decoder(run.config, decoder, rounds)
+        tables = run.tables  # raises where there is no promolecule
+        assert tables is not None and run.promolecule is not None
         if decoder == "autoregressive":
             require_cache(run.model)
-            if run.config.density_dropout == 1:
-                raise TomatError(
-                    f"run '{name}' was trained with density_dropout 1: it has never read a density. Use the parallel "
-                    "decoder, or train with density_dropout below 1."
-                )
-        elif run.config.density_dropout == 0:
-            raise TomatError(
-                f"run '{name}' was trained with density_dropout 0: it has never predicted a voxel without the density "
-                "before it. Train with density_dropout above 0, or use the autoregressive decoder."
-            )
         require_unit(run.codec, UNIT_E_PER_A3, "a prediction")
-        if rounds < 1 or (rounds > 1 and decoder == "autoregressive"):
-            raise TomatError(f"rounds is {rounds}; expected at least 1, and 1 for the autoregressive decoder.")
         self.run, self.rounds, self.promolecule = run, rounds, run.promolecule
         self.decoder: DecoderName = decoder
         self.choice = choice
@@ -171,11 +205,8 @@ class RunPredictor:
     def _program(self, model: LmHeadModel, arrays: dict[str, np.ndarray], n_voxels: int) -> tuple[int, Callable]:
         """Sequences at a time, and the decoder compiled for them."""
         devices = self.run.config.trainer_config().data_axis_size
-        fewest, most = min(MOST_SEQUENCES.values()), MOST_SEQUENCES[self.decoder]
-        each = fewest
-        while each < most and each * devices < len(arrays["tokens"]):
-            each *= 2
-        key = each, n_voxels, *((name, array.shape[1:]) for name, array in arrays.items())
+        most = sequences_to_try(self.decoder, len(arrays["tokens"]), devices)
+        key = most, n_voxels, *((name, array.shape[1:]) for name, array in arrays.items())
         if key not in self._programs:
             decode = decode_parallel if self.decoder == "parallel" else decode_autoregressive
 
@@ -183,7 +214,7 @@ class RunPredictor:
                 return decode.lower(*self._arguments(model, first_rows(arrays, size), n_voxels))
 
             free = free_bytes()
-            size, program, needed = largest_batch(lower, each * devices, devices, free)
+            size, program, needed = largest_batch(lower, most, devices, free)
             if not self._programs:
                 console.print(
                     f"{self.decoder} decoder: {counted(size, 'patch', 'patches')} of {n_voxels:,} voxels at a time on "

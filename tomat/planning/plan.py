@@ -34,6 +34,12 @@ class Interval:
     low: float
     high: float
 
+    @staticmethod
+    def of(step: StepEstimate, times: int = 1) -> Interval:
+        """Of so many runs of a program; the range is that of its parts (`cost/support.py`)."""
+        seconds, factor = step.breakdown.step_seconds * times, 1 + step.error
+        return Interval(seconds, seconds * (1 / factor), seconds * factor)
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -75,12 +81,8 @@ class Plan:
 
     @cached_property
     def step_seconds(self) -> Interval | None:
-        """Duration of a step, without the host's part; the range is that of its parts (`cost/support.py`)."""
-        if self.step is None:
-            return None
-        seconds = self.step.breakdown.step_seconds
-        factor = 1 + self.step.error
-        return Interval(seconds, seconds * (1 / factor), seconds * factor)
+        """Duration of a step, without the host's part."""
+        return Interval.of(self.step) if self.step is not None else None
 
     @cached_property
     def utilisation(self) -> dict[str, Interval]:

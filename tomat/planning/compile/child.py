@@ -1,6 +1,6 @@
-"""The process that compiles one training step for a TPU slice: `python -m tomat.planning.compile.child REQUEST.json`.
+"""The process that compiles a training step or a decoder for a TPU slice.
 
-Started by `compiler.py`; `process.py` says why apart from it.
+`python -m tomat.planning.compile.child REQUEST.json`, started by `compiler.py`; `process.py` says why apart from it.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ def _compile(request: dict[str, Any]) -> None:
     import numpy as np
 
     from tomat.hardware.chips import slice_named
+    from tomat.planning.compile.decoding import DecoderBatch, lower_decoder
     from tomat.planning.compile.lowering import lower_step, stand_in_table
     from tomat.planning.compile.topology import slice_mesh, topology_devices
     from tomat.training.config import config_from_dict
@@ -62,11 +63,14 @@ def _compile(request: dict[str, Any]) -> None:
     say("lowering")
     began = time.perf_counter()
     try:
-        lowered = lower_step(config, mesh, table)
+        if request.get("decode") is None:
+            lowered = lower_step(config, mesh, table)
+        else:
+            lowered = lower_decoder(config, mesh, DecoderBatch(**request["decode"]), table)
     except TomatError:
         raise
     except Exception as error:  # whatever the model, the loss or JAX raise while tracing
-        raise TomatError(f"the step cannot be lowered for {slice_.name}: {_first_line(error)}") from error
+        raise TomatError(f"the program cannot be lowered for {slice_.name}: {_first_line(error)}") from error
     lower_seconds = time.perf_counter() - began
     text_sha256 = hashlib.sha256(lowered.as_text().encode()).hexdigest()
     key = program_key(text_sha256, request)
@@ -92,7 +96,7 @@ def _compile(request: dict[str, Any]) -> None:
         error = str(raised)
         if "RESOURCE_EXHAUSTED" not in error:
             raise TomatError(
-                f"{request['compiler']} cannot compile the step for {slice_.name}: {_first_line(raised)}"
+                f"{request['compiler']} cannot compile the program for {slice_.name}: {_first_line(raised)}"
             ) from raised
     result["compile_seconds"] = time.perf_counter() - began
     say("reading")

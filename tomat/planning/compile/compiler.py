@@ -12,7 +12,7 @@ import hashlib
 import json
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -31,6 +31,7 @@ from tomat.planning.plan_cache import open_cache, open_result
 
 if TYPE_CHECKING:
     from tomat.cost.llo import OpSchedule
+    from tomat.planning.compile.decoding import DecoderBatch  # imports JAX
     from tomat.profile.hlo import HloProgram
     from tomat.training.config import TrainConfig
 
@@ -112,6 +113,7 @@ def compile_step(
     *,
     cache_dir: Path | None = None,
     limits: Limits | None = None,
+    decode: DecoderBatch | None = None,
     value_table: np.ndarray | None = None,
     executable: bool = False,
     memory_only: bool = False,
@@ -124,6 +126,7 @@ def compile_step(
         slice_: What to compile for.
         cache_dir: Default: `default_cache_dir()`.
         limits: Time and memory of the compiling process.
+        decode: Compile this decoder of its model instead.
         value_table: Densities of the bins, as the run's codec has them; default: a stand-in, which changes no
             operation.
         executable: Keep the serialised executable too.
@@ -138,7 +141,9 @@ def compile_step(
     """
     compiler = compiler_version()
     limits = limits or Limits()
-    config.check_batch(data_axis_size(config, slice_.n_devices), f" on {slice_.name}")
+    devices = data_axis_size(config, slice_.n_devices)
+    if decode is None:
+        config.check_batch(devices, f" on {slice_.name}")
     cache = cache_dir or default_cache_dir()
     programs = open_cache(cache)
     request = {
@@ -148,6 +153,8 @@ def compile_step(
         "libtpu_args": list(config.compiler.libtpu_args),
         "xla_flags": list(config.compiler.xla_flags),
     }
+    if decode is not None:
+        request["decode"] = asdict(decode)
     name = _request_key(request, value_table)
     request_file = cache / "requests" / f"{name}.json"
     found = _from_cache(request_file, programs, executable)

@@ -55,7 +55,7 @@ def lower_step(config: TrainConfig, mesh: Mesh, value_table: np.ndarray | None) 
     trainer_config.tracker = NoopConfig()
     trainer_config._validate_and_set_defaults()
     environment = environment_of(config.model)
-    tables = None if environment is None or value_table is None else _stand_in_tables(environment, value_table)
+    tables = None if environment is None or value_table is None else stand_in_tables(environment, value_table)
     trainer = build_trainer(config, trainer_config, value_table, tables)
     mapping = trainer.parameter_axis_mapping
     key = jax.random.PRNGKey(0)
@@ -75,8 +75,8 @@ def lower_step(config: TrainConfig, mesh: Mesh, value_table: np.ndarray | None) 
     shape: Any = jax.ShapeDtypeStruct((batch.size, position.size), jnp.int32)
     tokens = hax.NamedArray(shape, (batch, position))
     with jax.sharding.use_abstract_mesh(mesh.abstract_mesh), hax.axis_mapping(mapping):
-        state = _placed(eqx.filter_eval_shape(initialise), mapping, mesh)
-        example = _placed(TokenExample(tokens, _stand_in_atoms(config, batch)), trainer.compute_axis_mapping, mesh)
+        state = placed(eqx.filter_eval_shape(initialise), mapping, mesh)
+        example = placed(TokenExample(tokens, _stand_in_atoms(config, batch)), trainer.compute_axis_mapping, mesh)
         arguments = (state, (example,), {})
 
         def is_shape(leaf: Any) -> bool:
@@ -99,8 +99,8 @@ def lower_step(config: TrainConfig, mesh: Mesh, value_table: np.ndarray | None) 
         return jitted.lower(donated, reserved)
 
 
-def _stand_in_tables(environment: EnvironmentConfig, value_table: np.ndarray) -> EnvironmentTables:
-    """Constants of the program too."""
+def stand_in_tables(environment: EnvironmentConfig, value_table: np.ndarray) -> EnvironmentTables:
+    """Constants of the program too, as `stand_in_table`."""
     return EnvironmentTables(
         np.ones((len(SYMBOLS) + 1, environment.basis.n), np.float32),
         np.ones((len(SYMBOLS) + 1, DESCRIPTORS), np.float32),
@@ -129,7 +129,7 @@ def _stand_in_atoms(config: TrainConfig, batch: hax.Axis) -> PatchAtoms | None:
     )
 
 
-def _placed(tree: Any, mapping: ResourceMapping, mesh: Mesh) -> Any:
+def placed(tree: Any, mapping: ResourceMapping, mesh: Mesh) -> Any:
     """The shapes of `tree` with the shardings that `mapping` gives them; what has no named axes is replicated."""
     whole = NamedSharding(mesh, PartitionSpec())
 

@@ -174,7 +174,11 @@ def dump_flags(work: Path) -> tuple[list[str], list[str]]:
             "--xla_jf_emit_annotations=true",
             "--xla_jf_dump_llo_pass_label_regex=final_bundles|final_hlo-static-per-bundle",
         ],
-        [f"--xla_dump_to={work / XLA_DUMP}", "--xla_dump_hlo_as_proto", "--xla_dump_hlo_module_re=train_step"],
+        [
+            f"--xla_dump_to={work / XLA_DUMP}",
+            "--xla_dump_hlo_as_proto",
+            "--xla_dump_hlo_module_re=train_step|decode_",
+        ],
     )
 
 

@@ -1,0 +1,105 @@
+"""`tomat plan --decode`: the decoders of a model on a slice."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tomat.app.plan_step import compile_arguments, stages_of
+from tomat.app.plan_tables import gib, print_memory, print_support, table
+from tomat.base.reporting import console
+from tomat.base.stages import DONE
+from tomat.cost.chip_model import BOUNDS
+from tomat.cost.memory import MemoryReport
+from tomat.cost.support import Support
+from tomat.hardware.mfu import slice_dict
+from tomat.pages.tables import percent, seconds
+from tomat.profile.breakdown import Breakdown
+from tomat.tracking.profile_tables import print_breakdown
+
+BOTH = "both"
+"""Of `--decode` without a value."""
+
+
+def compile_decoders(args: argparse.Namespace, path: Path, overrides: list[str]) -> dict[str, Any]:
+    """Compile what `--decode` names.
+
+    Args:
+        args: Of `tomat plan`.
+        path: The configuration.
+        overrides: `--a.b VALUE`, word by word.
+
+    Returns:
+        The report.
+    """
+    with stages_of(args, path, overrides) as (config, slice_, show):
+        from tomat.inference.structures import read_structure
+        from tomat.planning.decode import cell_of, plan_decoder
+
+        cell = cell_of(config, tuple(args.grid), args.atoms or read_structure(args.structure)[0])
+        plans = {}
+        for decoder in ("parallel", "autoregressive") if args.decode == BOTH else (args.decode,):
+
+            def say(stage: str, decoder: str = decoder) -> None:
+                show(stage if stage == DONE else f"{decoder} decoder, {stage}")
+
+            rounds = (args.rounds or 1) if decoder == "parallel" else 1
+            plan = plan_decoder(config, slice_, cell, decoder, rounds, **compile_arguments(args), on_stage=say)
+            show("estimating")
+            plans[decoder] = plan.to_dict()
+            show(DONE)
+    times = [plan["cell_seconds"]["estimate"] for plan in plans.values() if plan["fits"]]
+    return {
+        "run_name": config.run_name,
+        **slice_dict(slice_),
+        "grid": list(cell.grid_shape),
+        "atoms": cell.atoms,
+        "patch_shape_voxels": list(cell.patch_shape),
+        "patches": cell.patches,
+        "room_atoms_per_patch": cell.room.atoms,
+        "room_elements_per_patch": cell.room.elements,
+        "fits": all(plan["fits"] for plan in plans.values()),
+        "decoders": plans,
+        "times_faster_in_parallel": times[1] / times[0] if len(times) == 2 else None,
+        "notes": list(cell.notes),
+    }
+
+
+def print_decoders(report: Mapping[str, Any], top: int) -> None:
+    """What `compile_decoders` found: of each decoder memory and times, then both.
+
+    Args:
+        report: As made or as kept.
+        top: Operations and buffers to print.
+    """
+    grid, patch = (" x ".join(map(str, report[key])) for key in ("grid", "patch_shape_voxels"))
+    for plan in report["decoders"].values():
+        how = "from the cache" if plan["cached"] else f"compiled in {plan['compile_seconds']:.0f} s"
+        console.print(f"[bold]{plan['decoder']} decoder[/bold], {plan['compiler']}, {how}")
+        print_memory(MemoryReport.from_dict(plan["memory"]), 0 if plan["fits"] else top)
+        if plan["fits"]:
+            print_breakdown(Breakdown.from_dict(plan["breakdown"], "the plan"), top)
+            print_support([Support(**part) for part in plan["rests_on"]])
+    console.print(
+        f"[bold]{report['run_name']}[/bold] on {report['slice']}: a cell of {grid} voxels "
+        f"with {report['atoms']} atoms, {report['patches']:,} patches of {patch}"
+    )
+    for note in report["notes"]:
+        console.print(f"note: {note}", markup=False)
+    view = table("a cell", "decoder", "rounds", "patches", "HBM", "a batch", "batches", "a cell", "from", "to", "bound")
+    for plan in report["decoders"].values():
+        row = [plan["decoder"], str(plan["rounds"]), str(plan["patches_at_a_time"]), gib(plan["hbm_required_bytes"])]
+        if not plan["fits"]:
+            view.add_row(*row, *["does not fit"], *["-"] * 5)
+            continue
+        cell, bound = plan["cell_seconds"], plan["rests_on"][0]
+        view.add_row(
+            *row, seconds(plan["batch_seconds"]["estimate"]), str(plan["batches"]),
+            *(seconds(cell[name]) for name in ("estimate", "low", "high")),
+            f"{BOUNDS.get(bound['kind'], bound['kind'])} {percent(bound['step_share'], 0)}",
+        )  # fmt: skip
+    console.print(view)
+    if report["times_faster_in_parallel"] is not None:
+        console.print(f"parallel is {report['times_faster_in_parallel']:.0f} times faster")

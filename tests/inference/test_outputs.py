@@ -8,7 +8,8 @@ from scipy.io import FortranFile
 
 from tomat.base.errors import TomatError
 from tomat.density.chgcar import read_augmentation, read_chgcar
-from tomat.density.espresso import read_reciprocal_list
+from tomat.density.crystal import Crystal
+from tomat.density.espresso import read_charge_density, read_reciprocal_list
 from tomat.density.geometry import BOHR_A
 from tomat.density.grid import DensityGrid
 from tomat.density.rules import ReadRules
@@ -123,6 +124,11 @@ def test_a_charge_density_of_quantum_espresso_is_on_the_vectors_of_its_run(tmp_p
     mean = 8 / (structure.volume / BOHR_A**3)
     expected = mean * np.array([1, 0.05j, 0.1, 0.025 * np.exp(1j), -0.05j, 0])
     assert np.abs(coefficients - expected).max() < 1e-6 * mean
+    # Read back, a pair that the list has in part is there in part: the wave along x and that along z are halved.
+    back = read_charge_density(tmp_path / "NaF.save" / CHARGE_DENSITY, Crystal.of(grid), (8, 3, 5))
+    x, y, z = np.meshgrid(*(np.arange(n) / n for n in (8, 3, 5)), indexing="ij")
+    waves = 0.1 * np.cos(2 * np.pi * 2 * x) + 0.1 * np.sin(2 * np.pi * y) + 0.025 * np.cos(2 * np.pi * z + 1.0)
+    assert np.abs(back.rho - 8 / structure.volume * (1 + waves)).max() < 1e-6 * back.rho.max()
 
     coarse = DensityGrid(rho[:4], grid.lattice, np.array([11, 9]), grid.frac_coords, "NaF")
     with pytest.raises(TomatError, match="grid 4 x 6 x 7 is too coarse.*at least 5 x 3 x 3"):

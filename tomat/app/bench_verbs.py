@@ -1,11 +1,20 @@
 """`tomat bench`: measurements that need no accelerator, and those of the accelerator that is there (`chip`)."""
 
 import argparse
+import datetime
 import importlib
 from pathlib import Path
 from typing import Any
 
-from tomat.base.arguments import count, existing_file, output_file, positive_float, positive_int, report_file
+from tomat.base.arguments import (
+    count,
+    existing_file,
+    output_file,
+    positive_float,
+    positive_int,
+    report_file,
+    run_folder,
+)
 from tomat.loss.config import LOSS_KINDS, LossConfig
 from tomat.loss.tiles import NAMES
 
@@ -21,6 +30,7 @@ MODULES = {
     "chip": "tomat.bench.chip",
     "numerics": "tomat.bench.numerics.bench",
     "decode": "tomat.bench.decode",
+    "scf-savings": "tomat.bench.scf_savings",
 }
 """Benchmark -> the module whose `run(args)` measures, prints, writes the figures to `args.json`; returns a status."""
 
@@ -43,6 +53,7 @@ def register(subparsers: Benches) -> None:
         _add_chip,
         _add_numerics,
         _add_decode,
+        _add_scf_savings,
     )
     for add in flags:
         add(benches)
@@ -209,3 +220,24 @@ def _add_decode(benches: Benches) -> None:
     _flag(parser, "--batch", 1, "patches at a time, with the cache and without", type=positive_int)
     _flag(parser, "--grid", 28, "voxels along each side of the cell that both decoders predict", type=positive_int)
     _flag(parser, "--rounds", 5, "turns of each", type=positive_int)
+
+
+def _add_scf_savings(benches: Benches) -> None:
+    parser = benches.add_parser(
+        "scf-savings",
+        help="iterations that a predicted density saves Quantum ESPRESSO",
+        description="Computes cells of the embedded set with pw.x from its own start, from free atoms, the "
+        "promolecule, a run's prediction and the converged density. Needs pw.x and `uv sync --extra demo-data`. "
+        "Started again, it does what --work lacks.",
+    )
+    text = "folder of the run that predicts"
+    parser.add_argument("--run", dest="run_dir", required=True, type=run_folder, metavar="RUN", help=text)
+    parser.add_argument("--materials", nargs="+", metavar="ID", help="cells (default: all of --split)")
+    parser.add_argument("--split", choices=("train", "validation"), default="validation", help="of the embedded set")
+    _flag(parser, "--rounds", 3, "runs of each start, in turn, for their times", type=positive_int)
+    _flag(parser, "--work", Path("runs/scf-savings"), "folder that keeps the runs of pw.x", type=Path)
+    _flag(parser, "--pw", "pw.x", "program")
+    _flag(parser, "--limit_seconds", 3600.0, "of one run of pw.x", type=positive_float)
+    parser.add_argument("--page", type=output_file, metavar="FILE", help="page to write or bring up to date")
+    today = datetime.date.today().isoformat()
+    parser.add_argument("--date", default=today, help="of the page (default: today)")

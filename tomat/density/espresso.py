@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tomat.base.errors import TomatError
+from tomat.density.crystal import Crystal
 from tomat.density.geometry import BOHR_A
 from tomat.density.grid import DensityGrid
 
@@ -40,22 +41,48 @@ def read_reciprocal_list(path: str | os.PathLike[str]) -> ReciprocalList:
     Raises:
         TomatError: it cannot be read, is something else, or is of a spin-polarised run.
     """
+    return read_coefficients(path)[0]
+
+
+def read_charge_density(
+    path: str | os.PathLike[str], crystal: Crystal, grid_shape: tuple[int, int, int]
+) -> DensityGrid:
+    """The density of a `charge-density.dat` on a grid of the crystal's cell, in e/A^3.
+
+    Raises:
+        TomatError: it cannot be read, is something else, of a spin-polarised run, of another cell, or of vectors that
+            the grid cannot hold.
+    """
+    vectors, coefficients = read_coefficients(path)
+    _check_cell(crystal.lattice, crystal.name, vectors)
+    _check_shape(grid_shape, vectors)
+    spectrum = np.zeros(grid_shape, np.complex128)
+    if vectors.gamma_only:
+        spectrum[tuple(-vectors.miller.T)] = coefficients.conj()
+    spectrum[tuple(vectors.miller.T)] = coefficients
+    rho = np.fft.ifftn(spectrum).real * (spectrum.size / BOHR_A**3)
+    return DensityGrid(rho, crystal.lattice, crystal.atomic_numbers, crystal.frac_coords, crystal.name)
+
+
+def read_coefficients(path: str | os.PathLike[str]) -> tuple[ReciprocalList, np.ndarray]:
+    """The vectors, and complex128 `[n]`, e/bohr^3, one coefficient for each."""
     from scipy.io import FortranFile
 
     source = os.fspath(path)
     try:
         with FortranFile(source, "r") as file:
             gamma_only, n_vectors, n_spin = (int(each) for each in file.read_record("i4"))
+            if n_spin != 1:
+                raise TomatError(f"{source} has {n_spin} spin components; expected one, without magnetisation.")
             reciprocal = np.reshape(file.read_record("f8"), (3, 3))
             miller = np.reshape(file.read_record("i4"), (n_vectors, 3))
+            coefficients = np.reshape(file.read_record("c16"), n_vectors)
     except (OSError, ValueError, TypeError) as error:
         raise TomatError(
             f"{source} cannot be read as Quantum ESPRESSO's charge-density.dat ({type(error).__name__}: {error}). Give "
             "the one that pw.x (6.x, without HDF5) leaves in prefix.save."
         ) from error
-    if n_spin != 1:
-        raise TomatError(f"{source} has {n_spin} spin components; expected one: the prediction has no magnetisation.")
-    return ReciprocalList(bool(gamma_only), reciprocal, miller, source)
+    return ReciprocalList(bool(gamma_only), reciprocal, miller, source), coefficients
 
 
 def write_charge_density(grid: DensityGrid, path: str | os.PathLike[str], vectors: ReciprocalList) -> None:
@@ -66,22 +93,8 @@ def write_charge_density(grid: DensityGrid, path: str | os.PathLike[str], vector
     """
     from scipy.io import FortranFile
 
-    cell_bohr = grid.lattice / BOHR_A
-    expected = 2 * np.pi * np.linalg.inv(cell_bohr).T
-    metric, stated = expected @ expected.T, vectors.reciprocal @ vectors.reciprocal.T
-    if np.abs(metric - stated).max() > SAME_METRIC * np.abs(metric).max():
-        lengths = 2 * np.pi * BOHR_A * np.linalg.norm(np.linalg.inv(vectors.reciprocal), axis=0)
-        raise TomatError(
-            f"{vectors.source} is of a cell with axes of {', '.join(f'{each:.5g}' for each in lengths)} A, "
-            f"{grid.material_id or 'the structure'} has {', '.join(f'{a:.5g}' for a in grid.lattice_parameters[:3])} A "
-            "or other angles; expected one cell with the same axes in both."
-        )
-    needed = 2 * np.abs(vectors.miller).max(axis=0) + 1
-    if (needed > grid.grid_shape).any():
-        raise TomatError(
-            f"the grid {' x '.join(map(str, grid.grid_shape))} is too coarse for the cut-off of {vectors.source}; "
-            f"expected at least {' x '.join(map(str, needed.tolist()))}. Ask for a finer one with --grid or --spacing."
-        )
+    _check_cell(grid.lattice, grid.material_id, vectors)
+    _check_shape(grid.grid_shape, vectors)
     spectrum = np.fft.fftn(grid.rho.astype(np.float64) * BOHR_A**3) / grid.rho.size
     coefficients = spectrum[tuple(vectors.miller.T)]
     with FortranFile(path, "w") as file:
@@ -89,3 +102,24 @@ def write_charge_density(grid: DensityGrid, path: str | os.PathLike[str], vector
         file.write_record(vectors.reciprocal.astype(np.float64))
         file.write_record(vectors.miller.astype(np.int32))
         file.write_record(coefficients.astype(np.complex128))
+
+
+def _check_cell(lattice: np.ndarray, name: str, vectors: ReciprocalList) -> None:
+    expected = 2 * np.pi * np.linalg.inv(lattice / BOHR_A).T
+    metric, stated = expected @ expected.T, vectors.reciprocal @ vectors.reciprocal.T
+    if np.abs(metric - stated).max() > SAME_METRIC * np.abs(metric).max():
+        lengths = 2 * np.pi * BOHR_A * np.linalg.norm(np.linalg.inv(vectors.reciprocal), axis=0)
+        raise TomatError(
+            f"{vectors.source} is of a cell with axes of {', '.join(f'{each:.5g}' for each in lengths)} A, "
+            f"{name or 'the structure'} has {', '.join(f'{a:.5g}' for a in np.linalg.norm(lattice, axis=1))} A "
+            "or other angles; expected one cell with the same axes in both."
+        )
+
+
+def _check_shape(grid_shape: tuple[int, int, int], vectors: ReciprocalList) -> None:
+    needed = 2 * np.abs(vectors.miller).max(axis=0) + 1
+    if (needed > grid_shape).any():
+        raise TomatError(
+            f"the grid {' x '.join(map(str, grid_shape))} is too coarse for the cut-off of {vectors.source}; "
+            f"expected at least {' x '.join(map(str, needed.tolist()))}. Ask for a finer one with --grid or --spacing."
+        )

@@ -1,0 +1,169 @@
+"""What pw.x is told and what it says. What it makes of a density: `tests/bench/test_scf_savings.py`."""
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tomat.base.errors import TomatError
+from tomat.bench.pwscf import CHARGE_DENSITY, START, PwCalculation, PwX, Start, parse_output
+from tomat.density.crystal import Crystal
+
+# Lines that pw.x 6.7 wrote for GaP, 36 Ry, 4 x 4 x 4 k-points; those between them are left out.
+CONVERGED = """
+     Program PWSCF v.6.7MaX starts on 23Nov2026 at  1:23:21
+     number of k points=    10
+     Dense  grid:     7943 G-vectors     FFT dimensions: (  27,  27,  27)
+     Initial potential from superposition of free atoms
+     iteration #  1     ecut=    36.00 Ry     beta= 0.70
+     total energy              =     -17.37902464 Ry
+     estimated scf accuracy    <       1.87602855 Ry
+     iteration #  2     ecut=    36.00 Ry     beta= 0.70
+     total energy              =     -17.63150267 Ry
+     estimated scf accuracy    <       0.11749178 Ry
+     iteration #  3     ecut=    36.00 Ry     beta= 0.70
+     End of self-consistent calculation
+!    total energy              =     -17.65029797 Ry
+     estimated scf accuracy    <          6.8E-09 Ry
+     The total energy is the sum of the following terms:
+     convergence has been achieved in   3 iterations
+     PWSCF        :      0.85s CPU   1m 2.50s WALL
+   JOB DONE.
+"""
+GAVE_UP = """
+     Program PWSCF v.6.7MaX starts on 23Nov2026 at  1:23:21
+     estimated scf accuracy    <       0.11749178 Ry
+     convergence NOT achieved after 100 iterations: stopping
+     PWSCF        :      0.85s CPU      0.89s WALL
+"""
+REFUSED = """
+     Program PWSCF v.6.7MaX starts on 23Nov2026 at  1:23:21
+ %%%%%%%%%%%%%%%%%%%%%%%%%%%%%%%%%%%%%%%%%%%%%%%%%%%%%%%%%%%%%%%%%%%%%%%%%%%%%%%%
+     Error in routine readpp (1):
+     file ./Ga.gth not found
+ %%%%%%%%%%%%%%%%%%%%%%%%%%%%%%%%%%%%%%%%%%%%%%%%%%%%%%%%%%%%%%%%%%%%%%%%%%%%%%%%
+"""
+
+
+@pytest.fixture
+def calculation() -> PwCalculation:
+    crystal = Crystal(2.0 * np.eye(3), np.array([11, 9]), np.array([[0, 0, 0], [0.5, 0.5, 0.5]]), "NaF")
+    return PwCalculation(crystal, 30.0, (2, 2, 1), (1, 0, 0), {"Na": "text of Na", "F": "text of F"}, "PBE", 1e-8)
+
+
+def test_a_run_that_converged():
+    found = parse_output(CONVERGED)
+    assert (found.version, found.iterations, found.reason) == ("6.7MaX", 3, "")
+    assert found.accuracy_ry == (1.87602855, 0.11749178, 6.8e-9)
+    assert (found.energy_ry, found.cpu_seconds, found.wall_seconds) == (-17.65029797, 0.85, 62.5)
+    assert (found.fft_shape, found.k_points) == ((27, 27, 27), 10)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (GAVE_UP, "convergence NOT achieved after 100 iterations"),
+        (REFUSED, "readpp: file ./Ga.gth not found"),
+        (CONVERGED.partition("End of self")[0], "the output ends early"),
+        ("", "the output ends early"),
+    ],
+)
+def test_a_run_that_did_not_has_its_reason(text, reason):
+    found = parse_output(text)
+    assert found.iterations is None and found.reason == reason
+
+
+def test_the_input_says_all_that_decides_the_result(calculation):
+    lines = calculation.input_text(from_file=True).splitlines()
+    assert "nat=2, ntyp=2, ecutwfc=30.000000, input_dft='PBE', nosym=.true. /" in lines[1]
+    assert "conv_thr=1.000e-08" in lines[2] and "startingpot='file'" in lines[2]
+    assert lines[3:6] == ["ATOMIC_SPECIES", "Na 1.0 Na.gth", "F 1.0 F.gth"]
+    assert lines[6:8] == ["CELL_PARAMETERS angstrom", "2.0000000000 0.0000000000 0.0000000000"]
+    assert lines[10:] == [
+        "ATOMIC_POSITIONS crystal", "Na 0.0000000000 0.0000000000 0.0000000000",
+        "F 0.5000000000 0.5000000000 0.5000000000", "K_POINTS automatic", "2 2 1 1 0 0",
+    ]  # fmt: skip
+    assert "startingpot='atomic'" in calculation.input_text(from_file=False)
+    smeared = dataclasses.replace(calculation, degauss_ry=0.02).input_text(from_file=False)
+    assert "occupations='smearing', degauss=0.020000 /" in smeared
+
+
+def program(place: Path, output: str) -> Path:
+    """A program that counts its calls and prints `output`, and that it read the density that lies there."""
+    path = place / "pw"
+    (place / "said").write_text(output)
+    path.write_text(
+        f"#!/bin/sh\necho call >> {place}/calls\ncat {place}/said\n"
+        "if [ -f pw.save/charge-density.dat ]; then echo 'The initial density is read from file :'; fi\n"
+        "mkdir -p pw.save; echo converged >> pw.save/charge-density.dat; touch pw.save/wfc1.dat\n"
+    )
+    path.chmod(0o755)
+    return path
+
+
+def test_a_finished_run_is_found_again_by_its_content(tmp_path, calculation):
+    pw = PwX(tmp_path / "work", str(program(tmp_path, CONVERGED)))
+    made: list[str] = []
+
+    def start(identity: str) -> Start:
+        def write(path: Path) -> dict[str, float]:
+            made.append(identity)
+            path.write_text(identity)
+            return {"nmae": 0.25}
+
+        return Start(identity, write)
+
+    def calls() -> int:
+        return (tmp_path / "calls").read_text().count("call")
+
+    own = pw.run(calculation, "own", None)
+    assert own.said == parse_output(CONVERGED) and not own.facts
+    assert sorted(each.name for each in own.folder.rglob("*.dat")) == ["charge-density.dat"]
+    one = pw.run(calculation, "guess", start("one"))
+    assert one.facts == {"nmae": 0.25} and (one.folder / START).read_text() == "one"
+    assert (one.folder / CHARGE_DENSITY).read_text() == "oneconverged\n"
+    assert calls() == 2 and made == ["one"]
+    again = [pw.run(calculation, "own", None), pw.run(calculation, "guess", start("one"))]
+    assert calls() == 2 and made == ["one"] and [each.said for each in again] == [own.said, one.said]
+    pw.run(calculation, "guess", start("one"), turn=1)
+    assert calls() == 3 and made == ["one"]  # the second of equal runs takes the density of the first
+    for changed in (
+        dataclasses.replace(calculation, e_cut_ry=31.0),
+        dataclasses.replace(calculation, pseudopotentials={"Na": "text of Na", "F": "another"}),
+    ):
+        assert pw.run(changed, "own", None).folder != own.folder
+    assert pw.run(calculation, "guess", start("two")).folder != one.folder
+    assert calls() == 6 and made == ["one", "two"]
+
+
+def test_a_run_that_fails_is_kept_with_its_reason(tmp_path, calculation):
+    pw = PwX(tmp_path / "work", str(program(tmp_path, REFUSED)))
+    assert pw.run(calculation, "own", None).said.reason == "readpp: file ./Ga.gth not found"
+    slow = tmp_path / "slow"
+    slow.write_text("#!/bin/sh\necho '     Program PWSCF v.6.7MaX starts'\nexec sleep 60\n")
+    slow.chmod(0o755)
+    found = PwX(tmp_path / "other", str(slow), limit_seconds=0.5).run(calculation, "own", None)
+    assert found.said.reason == "tomat: ended after 0.5 s" and found.said.version == "6.7MaX"
+
+
+def test_a_run_that_was_killed_is_run_again(tmp_path, calculation):
+    path = program(tmp_path, CONVERGED.partition("End of self")[0])
+    pw = PwX(tmp_path / "work", str(path))
+    assert pw.run(calculation, "own", None).said.iterations is None
+    (tmp_path / "said").write_text(CONVERGED)
+    assert pw.run(calculation, "own", None).said.iterations == 3
+
+
+def test_a_start_that_was_not_read_is_an_error(tmp_path, calculation):
+    path = program(tmp_path, CONVERGED)
+    path.write_text(path.read_text().replace("The initial density is read", "Cannot read rho"))
+    pw = PwX(tmp_path / "work", str(path))
+    with pytest.raises(TomatError, match="did not read the density that it was given"):
+        pw.run(calculation, "guess", Start("one", lambda place: {"bytes": place.write_text("one")}))
+    assert not list((tmp_path / "work").rglob("*.dat"))
+
+
+def test_without_the_program_the_package_is_named(tmp_path):
+    with pytest.raises(TomatError, match="no-such-pw.x is not installed.*apt-get install quantum-espresso"):
+        PwX(tmp_path, "no-such-pw.x")

@@ -12,7 +12,13 @@ import numpy as np
 import pytest
 from levanter.tracker import NoopConfig
 
+from tomat.density.promolecule import Promolecule
+from tomat.inference.batches import named_atoms, stacked_atoms
+from tomat.model.decoder import environment_of
+from tomat.model.environment import environment_tables
+from tomat.model.patch_atoms import Room, filled
 from tomat.planning.compile.lowering import lower_step, stand_in_table
+from tomat.tokens.vocabulary import DENSITY_BLOCK_START
 from tomat.training.config import TrainConfig, load_config
 from tomat.training.loader import TokenExample
 from tomat.training.step import build_trainer, model_initialiser
@@ -39,7 +45,16 @@ def example(config: TrainConfig) -> TokenExample:
     tokens[:, 40:200] = rng.integers(
         vocabulary.size - config.data.n_density_tokens, vocabulary.size, (config.batch_size, 160)
     )
-    return TokenExample(tokens=hax.named(jnp.asarray(tokens), ("batch", "position")))
+    atoms = None
+    if (environment := environment_of(config.model)) is not None:
+        tokens[:, 39] = DENSITY_BLOCK_START
+        steps = np.eye(3) * 0.3
+        rows = [
+            filled(rng.choice([9, 11, 12], 7), rng.uniform(-1, 3, (7, 3)), steps, (5, 5, 6), Room.of(environment), "")
+            for _ in range(config.batch_size)
+        ]
+        atoms = named_atoms(stacked_atoms(rows))
+    return TokenExample(tokens=hax.named(jnp.asarray(tokens), ("batch", "position")), atoms=atoms)
 
 
 class Step:
@@ -52,7 +67,11 @@ class Step:
         trainer_config._validate_and_set_defaults()
         table = np.linspace(0, 1, config.data.n_density_tokens, dtype=np.float32)
         self.config = config
-        self.trainer = build_trainer(config, trainer_config, table)
+        tables = None
+        if (environment := environment_of(config.model)) is not None:
+            falling = np.linspace(0.9, 0.0, environment.basis.n)
+            tables = environment_tables(Promolecule(environment.basis, {z: falling for z in (9, 11, 12)}, 1, {}), table)
+        self.trainer = build_trainer(config, trainer_config, table, tables)
 
     def __enter__(self):
         self.trainer.__enter__()
@@ -79,6 +98,17 @@ def test_sharding_and_microbatches_change_no_number():
     assert reference[-1] < reference[0]
     for words in (["--sharding", "fsdp"], ["--sharding", "zero1"], ["--trainer.per_device_parallelism", "1"]):
         np.testing.assert_allclose(losses(*words), reference, rtol=2e-5, err_msg=str(words))
+
+
+def test_sharding_and_checkpointing_change_no_number_of_a_model_that_knows_its_atoms():
+    atoms = ["--model.environment.channels", "4", "--model.environment.max_atoms", "8"]
+    reference = losses(*atoms)
+    assert reference[-1] < reference[0]
+    for words in (
+        ["--sharding", "fsdp", "--model.gradient_checkpointing", "save_attention"],
+        ["--sharding", "zero1", "--model.gradient_checkpointing", "off", "--trainer.per_device_parallelism", "2"],
+    ):
+        np.testing.assert_allclose(losses(*atoms, *words), reference, rtol=2e-5, err_msg=str(words))
 
 
 def test_zero1_gathers_the_parameters_once():

@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -245,9 +246,14 @@ def reached_by(test: Path) -> set[str]:
         module = waiting.pop()
         if module not in found:
             found.add(module)
-            # The verbs of `cli` are strings in it.
-            waiting += [*IMPORTS[module], *(text for text in strings(TREES[module]) if text in MODULES)]
+            waiting += [*IMPORTS[module], *named_in(module)]
     return found
+
+
+@cache
+def named_in(module: str) -> list[str]:
+    """The modules that a module has as strings, as `cli` has its verbs."""
+    return [text for text in strings(TREES[module]) if text in MODULES]
 
 
 def test_every_module_has_a_test_of_its_name_or_one_that_the_list_names():

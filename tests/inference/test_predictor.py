@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from pymatgen.core import Structure
 from pymatgen.io.vasp import Chgcar
 from tiny_run import DEMO, tiny_run
 
@@ -13,6 +14,7 @@ from tomat.app.cli import main
 from tomat.base.errors import TomatError
 from tomat.density.crystal import Crystal
 from tomat.density.demo.embedded import load_stored
+from tomat.density.grid import DensityGrid
 from tomat.density.promolecule import Promolecule
 from tomat.density.zarr_store import read_zarr
 from tomat.inference import load, parallel, predictor
@@ -51,13 +53,24 @@ def test_a_prediction_is_a_whole_density(trained, prediction):
     told = []
     result = trained.predict(CRYSTAL, SHAPE, electrons=8.0, on_patches=lambda *each: told.append(each))
     assert np.array_equal(result.rho, prediction) and prediction.shape == SHAPE and prediction.min() >= 0
-    assert result.grid(CRYSTAL).electron_count == pytest.approx(8.0, rel=1e-6)
+    assert result.electron_count == pytest.approx(8.0, rel=1e-6)
     assert told[-1] == (27, 27) and result.seconds > 0
     atoms = trained.promolecule.density(CRYSTAL, SHAPE)
     assert np.abs(prediction - atoms).sum() / atoms.sum() < 0.5, "three steps from the promolecule"
     assert trained.valences[11] == 1 and trained.valences[9] == 7 and 0.05 < trained.spacing_a < 0.07
     assert trained.elements == trained.promolecule.elements and trained.shortest_distance_a[9, 11] < 2.4
     assert "run demo step 2" in trained.identity
+
+
+def test_what_is_not_said_is_that_of_the_training(trained, prediction, tmp_path):
+    """Of a file or a structure alone: the grid has the spacing of the training, the electrons are the learnt ones."""
+    structure = Structure(CRYSTAL.lattice, ["Na", "F"], CRYSTAL.frac_coords)
+    structure.to(filename=str(tmp_path / "POSCAR"))
+    alone = trained.predict(structure)
+    assert isinstance(alone, DensityGrid) and alone.electron_count == pytest.approx(8.0, rel=1e-6)
+    assert max(alone.spacing_a) <= trained.spacing_a * 1.001 and max(alone.spacing_a) > 0.8 * trained.spacing_a
+    np.testing.assert_allclose(trained.predict(structure, SHAPE).rho, prediction, atol=1e-5)
+    np.testing.assert_allclose(trained.predict(tmp_path / "POSCAR", SHAPE).rho, prediction, atol=1e-5)
 
 
 def test_patches_tile_the_cell(trained):

@@ -15,8 +15,8 @@ def test_it_is_a_predictor_whose_density_has_the_electrons_asked_for():
     told = []
     free = predictor.predict(CRYSTAL, (20, 21, 22), electrons=None)
     asked = predictor.predict(CRYSTAL, (20, 21, 22), electrons=8.0, on_patches=lambda *each: told.append(each))
-    assert asked.grid(CRYSTAL).electron_count == pytest.approx(8.0, rel=1e-6) and told == [(1, 1)]
-    assert free.grid(CRYSTAL).electron_count == pytest.approx(free.electrons_before, rel=1e-6)
+    assert asked.electron_count == pytest.approx(8.0, rel=1e-6) and told == [(1, 1)]
+    assert free.electron_count == pytest.approx(free.electrons_before, rel=1e-6)
     assert asked.electrons_before == free.electrons_before != 8.0
     assert np.allclose(asked.rho / free.rho, 8.0 / free.electrons_before, rtol=1e-5)
     assert predictor.valences is None, "its functions hold a part of their neighbours' electrons"

@@ -168,7 +168,7 @@ def study(
     def predicted(by: Predictor) -> Start:
         def write(path: Path) -> dict[str, Any]:
             found = by.predict(crystal, shape, electrons=electrons)
-            write_charge_density(found.grid(crystal), path, vectors)
+            write_charge_density(found, path, vectors)
             return {"nmae": nmae(found.rho, truth.rho), "prediction_seconds": found.seconds}
 
         return Start(f"{by.identity}, {electrons} electrons on {shape}", write)

@@ -1,6 +1,6 @@
 """From a structure to a density: predictors, the structures they read, the files they leave.
 
-`load(run).predict(crystal, grid_shape, electrons=N)`: see `predictor.py`. Nothing heavy is imported before that call.
+`load(run).predict(structure)`: see `predictor.py`. Nothing heavy is imported before that call.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -220,16 +220,15 @@ def _predict(
         if before.get("output_bytes") == size_bytes(target):
             return before
     prediction = predictor.predict(crystal, shape, electrons=electrons, on_patches=on_patches)
-    grid = prediction.grid(crystal)
     started = time.monotonic()
     metadata = {"predictor": predictor.identity, **settings.recorded}
     # Before the density, by which a structure is known to be done.
     spread = settings.output / f"{file.name}{SPREAD_SUFFIX}"
     if prediction.spread is not None:
-        write_spread(dataclasses.replace(grid, rho=prediction.spread), spread)
+        write_spread(dataclasses.replace(prediction, rho=prediction.spread), spread)
     else:
         spread.unlink(missing_ok=True)
-    write_density(grid, target, settings.form, augmentation=augmentation, vectors=vectors, metadata=metadata)
+    write_density(prediction, target, settings.form, augmentation=augmentation, vectors=vectors, metadata=metadata)
     flags = extrapolations(predictor, crystal, shape)
     flags += [{"kind": "file", "text": f"{file.path}: {note}"} for note in notes]
     if augmentation is not None:
@@ -252,7 +251,7 @@ def _predict(
         "seconds": prediction.seconds,
         "write_seconds": time.monotonic() - started,
         "electrons_before": prediction.electrons_before,
-        "electrons": grid.electron_count,
+        "electrons": prediction.electron_count,
         "electrons_from": electrons_from,
         "flags": flags,
         "output": target.name,
@@ -265,7 +264,7 @@ def _predict(
     }
     if prediction.spread is not None:
         # Integral of the standard deviation over samples, over that of the density.
-        line["spread_share"] = float(prediction.spread.sum(dtype=np.float64) / grid.rho.sum(dtype=np.float64))
+        line["spread_share"] = float(prediction.spread.sum(dtype=np.float64) / prediction.rho.sum(dtype=np.float64))
         line["spread_output"] = spread.name
     return line
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import numpy as np
 
@@ -12,26 +13,39 @@ from tomat.base.errors import TomatError
 from tomat.density.crystal import Crystal
 from tomat.density.grid import DensityGrid
 
+if TYPE_CHECKING:
+    from pymatgen.core import Structure
+
 OnPatches = Callable[[int, int], None]
 """Told how many patches of a structure are done, and of how many."""
 
 
 @dataclass(frozen=True, eq=False)
-class Prediction:
-    """A density that was predicted from a structure alone."""
+class Prediction(DensityGrid):
+    """A density that was predicted from a structure alone, with its crystal; its integral is the electron count that
+    was asked for, if one was."""
 
-    rho: np.ndarray
-    """float32 `[nx, ny, nz]`, e/A^3; its integral is the electron count that was asked for, if one was."""
-    electrons_before: float
+    electrons_before: float = field(default=0.0, kw_only=True)
     """Integral as the predictor gave it, before it was normalised."""
-    seconds: float
+    seconds: float = field(default=0.0, kw_only=True)
     """Of the prediction, without loading the model."""
-    spread: np.ndarray | None = None
+    spread: np.ndarray | None = field(default=None, kw_only=True)
     """float32 `[nx, ny, nz]`, standard deviation over samples, e/A^3; None of a single sample."""
 
-    def grid(self, crystal: Crystal) -> DensityGrid:
-        """As a density, with the crystal it was predicted for."""
-        return DensityGrid(self.rho, crystal.lattice, crystal.atomic_numbers, crystal.frac_coords, crystal.name)
+    @classmethod
+    def of_crystal(
+        cls,
+        rho: np.ndarray,
+        crystal: Crystal,
+        electrons_before: float,
+        seconds: float,
+        spread: np.ndarray | None = None,
+    ) -> Prediction:
+        """`rho` float32 `[nx, ny, nz]`, e/A^3, on the grid of a crystal's cell."""
+        return cls(
+            rho, crystal.lattice, crystal.atomic_numbers, crystal.frac_coords, crystal.name,
+            electrons_before=electrons_before, seconds=seconds, spread=spread,
+        )  # fmt: skip
 
 
 class Predictor(Protocol):
@@ -65,18 +79,19 @@ class Predictor(Protocol):
 
     def predict(
         self,
-        crystal: Crystal,
-        grid_shape: tuple[int, int, int],
+        structure: Crystal | Structure | str | os.PathLike[str],
+        grid_shape: tuple[int, int, int] | None = None,
         *,
-        electrons: float | None,
+        electrons: float | Literal["learnt"] | None = "learnt",
         on_patches: OnPatches | None = None,
     ) -> Prediction:
         """The density on a grid of the cell.
 
         Args:
-            crystal: cell and atoms.
-            grid_shape: voxels along a, b, c.
-            electrons: what the density is scaled to integrate to; None leaves it as it is.
+            structure: cell and atoms: a crystal, pymatgen's structure, or a file of one.
+            grid_shape: voxels along a, b, c; None: as fine as the training was, 0.065 A where any is as good.
+            electrons: what the density is scaled to integrate to; None leaves it as it is, and so does `learnt` where
+                no valences were.
             on_patches: told of progress.
 
         Raises:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Mapping
 from math import prod
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import haliax as hax
 import numpy as np
@@ -19,12 +20,16 @@ from tomat.codec.base import UNIT_E_PER_A3, require_unit
 from tomat.density.crystal import Crystal
 from tomat.inference.autoregressive import decode_autoregressive, require_cache
 from tomat.inference.choice import Choice, ChoiceKind
+from tomat.inference.defaults import LEARNT, settled
 from tomat.inference.interface import OnPatches, Prediction, normalised
 from tomat.inference.memory import free_bytes, largest_batch
 from tomat.inference.parallel import batches, cell_patches, decode_parallel, first_rows
 from tomat.inference.trained import LoadedRun, load_trained
 from tomat.model.decoder import environment_of
 from tomat.training.config import TrainConfig
+
+if TYPE_CHECKING:
+    from pymatgen.core import Structure
 
 DecoderName = Literal["parallel", "autoregressive"]
 
@@ -154,10 +159,10 @@ class RunPredictor:
 
     def predict(
         self,
-        crystal: Crystal,
-        grid_shape: tuple[int, int, int],
+        structure: Crystal | Structure | str | os.PathLike[str],
+        grid_shape: tuple[int, int, int] | None = None,
         *,
-        electrons: float | None,
+        electrons: float | Literal["learnt"] | None = LEARNT,
         on_patches: OnPatches | None = None,
     ) -> Prediction:
         """As `Predictor.predict`.
@@ -166,6 +171,7 @@ class RunPredictor:
             TomatError: An element that no training density had, or a structure that the layout cannot hold.
         """
         started = time.monotonic()
+        crystal, grid_shape, electrons = settled(self, structure, grid_shape, electrons)
         self.promolecule.check_elements(crystal)
         patches = cell_patches(self.run, crystal, grid_shape)
         trainer = self.run.config.trainer_config()
@@ -192,7 +198,7 @@ class RunPredictor:
         if samples > 1:
             scale = 1.0 if electrons is None else electrons / before
             spread = (cells.std(axis=0, ddof=1) * np.float32(scale)).astype(np.float32)
-        return Prediction(rho, before, time.monotonic() - started, spread)
+        return Prediction.of_crystal(rho, crystal, before, time.monotonic() - started, spread)
 
     def _arguments(self, model: LmHeadModel, batch: dict[str, np.ndarray], n_voxels: int) -> tuple[Any, ...]:
         """What the decoder is called with."""

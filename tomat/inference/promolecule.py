@@ -1,15 +1,22 @@
 """The promolecule as a predictor: what every model has to beat, and of use where there is no model."""
 
+from __future__ import annotations
+
 import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
 from tomat.base.errors import TomatError
 from tomat.density.crystal import Crystal
 from tomat.density.promolecule import Promolecule
+from tomat.inference.defaults import LEARNT, settled
 from tomat.inference.interface import OnPatches, Prediction, normalised
+
+if TYPE_CHECKING:
+    from pymatgen.core import Structure
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,18 +56,19 @@ class PromoleculePredictor:
 
     def predict(
         self,
-        crystal: Crystal,
-        grid_shape: tuple[int, int, int],
+        structure: Crystal | Structure | str | os.PathLike[str],
+        grid_shape: tuple[int, int, int] | None = None,
         *,
-        electrons: float | None,
+        electrons: float | Literal["learnt"] | None = LEARNT,
         on_patches: OnPatches | None = None,
     ) -> Prediction:
         """As `Predictor.predict`; the whole cell is one patch."""
         started = time.monotonic()
+        crystal, grid_shape, electrons = settled(self, structure, grid_shape, electrons)
         rho, before = normalised(self.promolecule.density(crystal, grid_shape), crystal, electrons)
         if on_patches is not None:
             on_patches(1, 1)
-        return Prediction(rho, before, time.monotonic() - started)
+        return Prediction.of_crystal(rho, crystal, before, time.monotonic() - started)
 
 
 def load_promolecule(path: str | os.PathLike[str]) -> PromoleculePredictor:

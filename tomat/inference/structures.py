@@ -4,6 +4,8 @@ VASP's files and JSON are read by the readers of `density`, which make nothing u
 helium, ... where a POSCAR names no element, reads the rest. Of a CHGCAR only the header is read, never the density.
 """
 
+from __future__ import annotations
+
 import json
 import os
 import re
@@ -11,6 +13,7 @@ import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -23,6 +26,9 @@ from tomat.density.limits import COMPRESSION_ERRORS, check_atom_count, open_text
 from tomat.density.poscar import read_header, species_of
 from tomat.density.rules import DEFAULT_RULES, ReadRules
 from tomat.density.structures import structure_from_dict
+
+if TYPE_CHECKING:
+    from pymatgen.core import Structure
 
 VASP_NAMES = ("POSCAR", "CONTCAR", "CHGCAR")
 """Taken of a folder when a file's name holds one of them."""
@@ -147,6 +153,20 @@ def read_structure(
     unimportant = (DeprecationWarning, PendingDeprecationWarning, ResourceWarning)
     notes = [first_line(each.message) for each in told if not issubclass(each.category, unimportant)]  # type: ignore[arg-type]  # warnings.WarningMessage.message is typed Warning | str
     return crystal, list(dict.fromkeys(notes))
+
+
+def crystal_of(structure: Crystal | Structure) -> Crystal:
+    """A structure of pymatgen's, checked as one that is read; a crystal as it is.
+
+    Raises:
+        TomatError: as `read_structure`.
+    """
+    if isinstance(structure, Crystal):
+        return structure
+    name = structure.composition.reduced_formula
+    crystal = Crystal(*structure_from_dict(structure.as_dict(), name), name)
+    check_cell(crystal.lattice, crystal.atomic_numbers, crystal.frac_coords, name)
+    return crystal
 
 
 Parts = tuple[np.ndarray, np.ndarray, np.ndarray]

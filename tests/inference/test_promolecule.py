@@ -20,6 +20,9 @@ def test_it_is_a_predictor_whose_density_has_the_electrons_asked_for():
     assert asked.electrons_before == free.electrons_before != 8.0
     assert np.allclose(asked.rho / free.rho, 8.0 / free.electrons_before, rtol=1e-5)
     assert predictor.valences is None, "its functions hold a part of their neighbours' electrons"
+    with pytest.warns(UserWarning, match="NaF: electrons not known"):
+        said = predictor.predict(CRYSTAL, (20, 21, 22))
+    assert np.array_equal(said.rho, free.rho)
 
 
 def test_what_is_no_promolecule_is_refused(tmp_path, promolecule_file):

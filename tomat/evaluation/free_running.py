@@ -107,17 +107,14 @@ class FreeRunningResult:
         model, atoms = self.spread("free_running_nmae"), self.spread("promolecule_nmae")
         better = sum(m.free_running_nmae < m.promolecule_nmae for m in self.materials)
         worst = max(m.free_running_nmae for m in self.materials)
-        says = self.spread_says
-        spread_words = (
-            ""
-            if says is None
-            else (
-                f" The spread over samples goes with the error at a rank correlation of "
+        spread_words = ""
+        if (says := self.spread_says) is not None:
+            spread_words = (
+                " The spread over samples goes with the error at a rank correlation of "
                 f"{says['rank_correlation_over_voxels']:.2f} over voxels and "
                 f"{says['rank_correlation_over_materials']:.2f} over materials; errors are "
                 f"{says['error_over_expected']:.1f} times what it says."
             )
-        )
         return (
             f"{FREE_RUNNING.capitalize()}: NMAE {100 * model.median:.2f} % (worst {100 * worst:.2f} %) against "
             f"{100 * atoms.median:.2f} % of the sum of atoms, medians over {model.materials} materials; the model is "

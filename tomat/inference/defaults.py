@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from typing import TYPE_CHECKING, Literal
 
 from tomat.density.crystal import Crystal
@@ -31,17 +32,23 @@ def settled(
         predictor: Whose training gives what is not said.
         structure: A crystal, pymatgen's structure, or a file of one.
         grid_shape: None: the median spacing of the training, 0.065 A where there is none.
-        electrons: `LEARNT`; None where no valences were learnt.
+        electrons: `LEARNT`; None, with a warning, where no valences were learnt.
+
+    What the reader of a file has to say of it is a warning too.
 
     Raises:
         TomatError: As `read_structure`, `GridChoice.shape` and `electron_count`.
     """
     if isinstance(structure, (str, os.PathLike)):
-        crystal = read_structure(structure)[0]
+        crystal, notes = read_structure(structure)
+        for note in notes:
+            warnings.warn(f"{os.fspath(structure)}: {note}", stacklevel=3)
     else:
         crystal = crystal_of(structure)
     if grid_shape is None:
         grid_shape = choose_grid(None, None, None, predictor.spacing_a).shape(crystal)
     if electrons == LEARNT:
-        electrons = electron_count(crystal, None, predictor.valences)[0]
+        electrons, source = electron_count(crystal, None, predictor.valences)
+        if electrons is None:
+            warnings.warn(f"{crystal.name}: electrons {source}.", stacklevel=3)
     return crystal, grid_shape, electrons

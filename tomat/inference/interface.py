@@ -25,9 +25,9 @@ class Prediction(DensityGrid):
     """A density that was predicted from a structure alone, with its crystal; its integral is the electron count that
     was asked for, if one was."""
 
-    electrons_before: float = field(default=0.0, kw_only=True)
+    electrons_before: float = field(kw_only=True)
     """Integral as the predictor gave it, before it was normalised."""
-    seconds: float = field(default=0.0, kw_only=True)
+    seconds: float = field(kw_only=True)
     """Of the prediction, without loading the model."""
     spread: np.ndarray | None = field(default=None, kw_only=True)
     """float32 `[nx, ny, nz]`, standard deviation over samples, e/A^3; None of a single sample."""
@@ -90,8 +90,8 @@ class Predictor(Protocol):
         Args:
             structure: cell and atoms: a crystal, pymatgen's structure, or a file of one.
             grid_shape: voxels along a, b, c; None: as fine as the training was, 0.065 A where any is as good.
-            electrons: what the density is scaled to integrate to; None leaves it as it is, and so does `learnt` where
-                no valences were.
+            electrons: what the density is scaled to integrate to; None leaves it as it is, and so does `learnt`, with
+                a warning, where no valences were.
             on_patches: told of progress.
 
         Raises:

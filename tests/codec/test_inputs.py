@@ -1,32 +1,14 @@
 import gzip
-import shutil
 
 import numpy as np
 import pytest
 from chgcar_files import write_chgcar
 
 from tomat.base.errors import TomatError
-from tomat.codec.inputs import demo_inputs, material_name, path_inputs
+from tomat.codec.inputs import demo_inputs, path_inputs
 from tomat.density.demo.embedded import demo_materials
 from tomat.density.grid import DensityGrid
 from tomat.density.zarr_store import write_zarr
-
-
-@pytest.mark.parametrize(
-    ("path", "name"),
-    [
-        ("data/mp-149.zarr", "mp-149"),
-        ("gs://bucket/rho_gga/mp-149.zarr", "mp-149"),
-        ("mp-149.json.gz", "mp-149"),
-        ("data/mp-149/CHGCAR", "mp-149"),
-        ("data/mp-149/CHGCAR.gz", "mp-149"),
-        ("data/mp-149/CHGCAR.xz", "mp-149"),
-        ("CHGCAR_Si.vasp", "CHGCAR_Si"),
-        ("CHGCAR", "CHGCAR"),
-    ],
-)
-def test_material_name(path, name):
-    assert material_name(path) == name
 
 
 @pytest.fixture
@@ -46,13 +28,6 @@ def test_folder_of_all_kinds(tmp_path, grid):
     for name in inputs.material_ids:
         read = inputs.get_grid(name)
         np.testing.assert_allclose(read.rho, grid.rho, rtol=1e-5)
-
-
-def test_two_of_one_name_are_refused(tmp_path, grid):
-    write_zarr(grid, tmp_path / "a" / "mp-1.zarr")
-    shutil.copytree(tmp_path / "a", tmp_path / "b")
-    with pytest.raises(TomatError, match="both called mp-1"):
-        path_inputs([str(tmp_path / "a"), str(tmp_path / "b")])
 
 
 def test_nothing_is_refused(tmp_path):

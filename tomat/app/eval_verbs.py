@@ -54,7 +54,7 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         "--input",
         nargs="+",
         metavar="PATH",
-        help="densities instead: CHGCAR, rho_gga Zarr or Materials Project json.gz",
+        help="densities instead: CHGCAR, cube, Zarr, Materials Project JSON, or folders of such",
     )
     add_rule_flags(parser)
     parser.add_argument(
@@ -213,14 +213,13 @@ def _partial_path(report: Path) -> Path:
 def _materials(args: argparse.Namespace, trained_on: str) -> "tuple[list[str], Callable[[str], DensityGrid], str]":
     """Names of the materials, how to load one, and where they come from in words."""
     from tomat.base.errors import TomatError
+    from tomat.base.reporting import counted
 
     if args.input is not None:
-        from tomat.density.io import check_species_apply, open_density
+        from tomat.codec.inputs import path_inputs
 
-        rules = rules_of(args.species, args.accept)
-        names = list(dict.fromkeys(args.input))
-        check_species_apply(names, rules)
-        return names, lambda name: open_density(name, rules=rules), f"{len(args.input)} input(s)"
+        inputs = path_inputs(args.input, rules_of(args.species, args.accept))
+        return list(inputs.material_ids), inputs.get_grid, counted(len(inputs.material_ids), "input")
     refuse_rules(args.species, args.accept, "the embedded densities")
     if args.split is None and trained_on != "embedded":
         raise TomatError(

@@ -11,7 +11,7 @@ from tomat.density.elements import SYMBOLS, atomic_number
 if TYPE_CHECKING:
     from tomat.inference.interface import Predictor
 
-FORMATS = ("chgcar", "cube", "zarr", "qe")
+FORMATS = ("chgcar", "cube", "zarr", "json", "qe")
 SOME_FAILED_STATUS = 1
 """Exit status when a structure could not be predicted and the others were."""
 MOST_SHOWN = 10

@@ -2,7 +2,7 @@
 
 import argparse
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ def register_verify(verbs: argparse._SubParsersAction) -> None:
     )
     parser.add_argument("shards", metavar="PLACE", help="folder or gs:// URL")
     parser.add_argument("--input", metavar="PLACE", help="the densities (default: where `tomat retokenize` had them)")
-    parser.add_argument("--source", default=None, help="kind of --input, as in `tomat retokenize`")
+    parser.add_argument("--source", default=None, help="kind of --input, as in `tomat retokenize` (default: any that lies there)")
     add_rule_flags(parser)
     parser.add_argument(
         "--sample", type=count, default=SAMPLE_ROWS, metavar="ROWS", help="default: %(default)s; 0: none"
@@ -153,6 +153,8 @@ def _source(shards: Any, args: argparse.Namespace) -> Callable[[str], Any] | Non
     if args.source is not None:
         settings["source"] = args.source
     settings |= {key: value for key in ("species", "accept") if (value := getattr(args, key)) is not None}
+    if args.input is not None and args.source is None and "://" not in args.input:
+        return _local_source(args.input, settings.get("species"), settings.get("accept"))
     embedded = settings.get("source") == "embedded"
     # Whatever the split is called, the names find the embedded densities.
     split = "" if embedded else shards.manifest.split
@@ -167,6 +169,21 @@ def _source(shards: Any, args: argparse.Namespace) -> Callable[[str], Any] | Non
             place = config.input or "the embedded set"
             raise TomatError(f"{place} has no material {material_id}; is it where the set came from?")
         return by_id[material_id].read(config.storage_tries)
+
+    return get_grid
+
+
+def _local_source(place: str, species: Sequence[str] | None, accept: Sequence[str] | None) -> Callable[[str], Any]:
+    """The densities of a file or folder of this machine, of whatever kinds."""
+    from tomat.codec.inputs import path_inputs
+    from tomat.density.rules import rules_of
+
+    inputs = path_inputs([place], rules_of(species, accept))
+
+    def get_grid(material_id: str) -> Any:
+        if material_id not in inputs.material_ids:
+            raise TomatError(f"{place} has no material {material_id}; is it where the set came from?")
+        return inputs.get_grid(material_id)
 
     return get_grid
 

@@ -158,16 +158,18 @@ def run_show(args: argparse.Namespace) -> int:
 
 def _sequence_of_density(args: argparse.Namespace) -> tuple[Any, Any, Any]:
     from tomat.codec.files import load_codec
-    from tomat.density.io import check_species_apply, open_density
+    from tomat.codec.inputs import path_inputs
     from tomat.tokens.layouts import layout_named
     from tomat.tokens.patch import encode_sequence
 
     if args.codec is None:
         raise TomatError("--input needs --codec FILE; fit one with `tomat codec fit`.")
     layout, codec = layout_named(args.layout), load_codec(args.codec)
-    rules = rules_of(args.species, args.accept)
-    check_species_apply([args.input], rules)
-    grid = open_density(args.input, rules=rules)
+    inputs = path_inputs([args.input], rules_of(args.species, args.accept))
+    names = inputs.material_ids
+    if len(names) > 1:
+        raise TomatError(f"{args.input} holds {len(names):,} densities ({', '.join(names[:5])}, ...); name one file.")
+    grid = inputs.get_grid(names[0])
     return encode_sequence(grid, tuple(args.anchor), layout, codec), layout, codec
 
 

@@ -2,10 +2,8 @@
 
 import contextlib
 import os
-import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from io import BytesIO
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +13,7 @@ from tomat.density.checks import density_of
 from tomat.density.crystal import Crystal
 from tomat.density.grid import DensityGrid
 from tomat.density.limits import COMPRESSION_ERRORS, BoundedText, check_grid_shape, open_text
+from tomat.density.number_block import LONGEST_LINE_BYTES, parsed, read_block
 from tomat.density.poscar import read_header, species_of
 from tomat.density.rules import DEFAULT_RULES, ReadRules
 
@@ -36,9 +35,9 @@ _VALUE_BYTES = 32
 _BYTES_PER_ATOM = 100_000
 """Most bytes of text for the augmentation occupancies of an atom in one block: 32 projectors, 32^2 values."""
 
-_LINES_AT_ONCE = 1 << 16
-_LONGEST_LINE_BYTES = 1 << 26
 _AUGMENTATION = b"augmentation occupancies"
+KIND = "CHGCAR"
+"""What errors call the file."""
 
 
 def read_chgcar(path: Location, material_id: str | None = None, rules: ReadRules = DEFAULT_RULES) -> DensityGrid:
@@ -69,7 +68,7 @@ def read_chgcar(path: Location, material_id: str | None = None, rules: ReadRules
     with _opened(source) as text:
         header = read_header(text)
         numbers = species_of(header, Path(path), rules)
-        values = _read_values(text, len(numbers))
+        values, _ = _read_values(text, len(numbers))
     return density_of(
         values,
         header.lattice,
@@ -80,6 +79,26 @@ def read_chgcar(path: Location, material_id: str | None = None, rules: ReadRules
         rules=rules,
         partial=name is not None,
     )
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a file of a density holds beside the total density."""
+
+    spin_densities: int = 0
+    """0, 1 (collinear) or 3 (non-collinear)."""
+    augmentation: bool = False
+    """Occupancies inside the PAW spheres."""
+
+
+def read_parts(path: Location) -> Parts:
+    """What a CHGCAR holds beside the total density; it is read to its end.
+
+    Raises:
+        TomatError: no such file, or no complete CHGCAR.
+    """
+    with _opened(os.fspath(path)) as text:
+        return _read_values(text, sum(read_header(text).counts))[1]
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,10 +133,10 @@ def read_augmentation(path: Location, rules: ReadRules = DEFAULT_RULES) -> Augme
         header = read_header(text)
         crystal = Crystal(header.lattice, species_of(header, Path(path), rules), header.frac_coords, source)
         shape = _shape(text)
-        _block(text, int(np.prod(shape)), f"grid {_sides(shape)}")
+        read_block(text, int(np.prod(shape)), f"grid {_sides(shape)}", KIND)
         lines: list[str] = []
         atoms: list[int] = []
-        while (line := text.line(_LONGEST_LINE_BYTES)).strip().startswith(_AUGMENTATION):
+        while (line := text.line(LONGEST_LINE_BYTES)).strip().startswith(_AUGMENTATION):
             words = line.split()
             if not (len(words) == 4 and words[2].isdigit() and words[3].isdigit() and len(words[3]) <= 6):
                 raise TomatError(f"{source}: found {line[:60]!r}; expected `augmentation occupancies ATOM COUNT`.")
@@ -125,9 +144,9 @@ def read_augmentation(path: Location, rules: ReadRules = DEFAULT_RULES) -> Augme
             lines.append(line.decode("latin-1"))
             found = 0
             while found < int(words[3]):
-                if not (line := text.line(_LONGEST_LINE_BYTES)):
+                if not (line := text.line(LONGEST_LINE_BYTES)):
                     raise TomatError(f"{source} ends in the augmentation occupancies of atom {atoms[-1]}.")
-                found += _parsed(line, source, "augmentation occupancies").size
+                found += parsed(line, source, "augmentation occupancies", KIND).size
                 lines.append(line.decode("latin-1"))
         if atoms != list(range(1, len(crystal.atomic_numbers) + 1)):
             raise TomatError(
@@ -163,16 +182,16 @@ def _name_among(names: Iterable[str], location: str) -> str | None:
     return next((name for name in names if name in location.rsplit("/", 1)[-1].upper()), None)
 
 
-def _read_values(text: BoundedText, n_atoms: int) -> np.ndarray:
-    """The total density, rho x V, `[nx, ny, nz]`. What is behind it is walked through to the end, so that values left
+def _read_values(text: BoundedText, n_atoms: int) -> tuple[np.ndarray, Parts]:
+    """The total density, rho x V, `[nx, ny, nz]`, and what else there is. What is behind it is walked through to the end, so that values left
     over, a spin density cut off and a damaged end of the compression are seen."""
     source = text.source
     shape = _shape(text)
     n_values = int(np.prod(shape))
     text.limit_bytes = text.read_bytes + 4 * (n_values * _VALUE_BYTES + n_atoms * _BYTES_PER_ATOM) + 2**20
-    total = _block(text, n_values, f"grid {_sides(shape)}")
-    blocks, loose = 1, 0
-    while line := _next_line(text, _LONGEST_LINE_BYTES):
+    total = read_block(text, n_values, f"grid {_sides(shape)}", KIND)
+    blocks, loose, augmentation = 1, 0, False
+    while line := _next_line(text, LONGEST_LINE_BYTES):
         grid = _grid_line(line)
         if grid is not None:
             if grid != shape or loose not in (0, n_atoms) or blocks == 4:
@@ -180,15 +199,16 @@ def _read_values(text: BoundedText, n_atoms: int) -> np.ndarray:
                     f"{source}: after {blocks} block(s) on the grid {_sides(shape)} and {loose} further values there "
                     f"is a grid {_sides(grid)}; expected up to three spin densities on the same grid."
                 )
-            _block(text, n_values, f"spin density on the grid {_sides(shape)}")
+            read_block(text, n_values, f"spin density on the grid {_sides(shape)}", KIND)
             blocks, loose = blocks + 1, 0
         elif line.startswith(_AUGMENTATION):
             words = line.split()
             if not (words[-1].isdigit() and len(words[-1]) <= 6):
                 raise TomatError(f"{source}: found {line[:60]!r}; expected the number of augmentation occupancies.")
-            _block(text, int(words[-1]), "augmentation occupancies")
+            read_block(text, int(words[-1]), "augmentation occupancies", KIND)
+            augmentation = True
         else:  # the magnetic moments of the atoms stand before a spin density
-            loose += _parsed(line, source, "magnetic moments").size
+            loose += parsed(line, source, "magnetic moments", KIND).size
             if loose > n_atoms:
                 break
     if loose:
@@ -198,7 +218,7 @@ def _read_values(text: BoundedText, n_atoms: int) -> np.ndarray:
         )
     if blocks == 3:
         raise TomatError(f"{source} is not a complete CHGCAR: it ends after two of three magnetisation densities.")
-    return np.ascontiguousarray(total.reshape(shape, order="F"))
+    return np.ascontiguousarray(total.reshape(shape, order="F")), Parts(blocks - 1, augmentation)
 
 
 def _shape(text: BoundedText) -> tuple[int, int, int]:
@@ -225,54 +245,6 @@ def _grid_line(line: bytes) -> tuple[int, int, int] | None:
         return None
     nx, ny, nz = (int(word) for word in words)
     return nx, ny, nz
-
-
-def _block(text: BoundedText, n_values: int, what: str) -> np.ndarray:
-    """`n_values` numbers over as many lines as they take; a block ends with its line."""
-    parts: list[np.ndarray] = []
-    found, per_line = 0, 1
-    while found < n_values:
-        # As many lines as are certain to belong to the block, from the values of its first line.
-        certain = min((n_values - found) // per_line, _LINES_AT_ONCE) if found else 1
-        lines = text.lines(max(certain, 1), _LONGEST_LINE_BYTES)
-        if not lines:
-            raise TomatError(
-                f"{text.source} is not a complete CHGCAR: {found:,} of {n_values:,} values of the {what}. It may be "
-                "cut off: compare its size with the original."
-            )
-        part = _parsed(lines, text.source, what)
-        if not found:
-            per_line = max(part.size, 1)
-        parts.append(part)
-        found += part.size
-    if found != n_values:
-        raise TomatError(f"{text.source}: {found:,} values where the {what} has {n_values:,}; the file is damaged.")
-    return np.concatenate(parts) if parts else np.empty(0)
-
-
-def _parsed(lines: bytes, source: str, what: str) -> np.ndarray:
-    """The numbers in a piece of text, of which every word must be one."""
-    values = _numbers(lines)
-    if values is None:
-        # Fortran leaves the E out where an exponent has three digits: 0.12345678901-100.
-        values = _numbers(re.sub(rb"(\d)([+-]\d{3})\b", rb"\1E\2", lines))
-    if values is None:
-        word = next((word for word in lines.split() if _numbers(word) is None), b"")
-        raise TomatError(
-            f"{source} is not a complete CHGCAR: found {word[:40].decode('latin-1')!r} among the values of the {what}."
-        )
-    return values
-
-
-def _numbers(text: bytes) -> np.ndarray | None:
-    """All numbers of a text; None if a word of it is none."""
-    from pymatgen.optimization.fast_parser import parse_n_doubles
-
-    space = np.frombuffer(b" " + text, dtype=np.uint8) <= 32
-    n_words = int(np.count_nonzero(space[:-1] & ~space[1:]))
-    values = np.empty(n_words + 1)
-    # The parser stops at what is no number, and takes 1.2.3 or 1-100 as two.
-    return values[:n_words] if parse_n_doubles(BytesIO(text), values, n_words + 1) == n_words else None
 
 
 def _sides(shape: tuple[int, int, int]) -> str:

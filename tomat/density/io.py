@@ -5,22 +5,34 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from tomat.base.errors import TomatError
-from tomat.density.chgcar import read_chgcar
+from tomat.density.chgcar import Parts, read_chgcar, read_parts
+from tomat.density.cube import SUFFIXES as CUBE_SUFFIXES
+from tomat.density.cube import read_cube
 from tomat.density.grid import DensityGrid
-from tomat.density.materials_project import read_materials_project
+from tomat.density.materials_project import parts_of_document, read_materials_project
 from tomat.density.rules import DEFAULT_RULES, ReadRules
-from tomat.density.zarr_store import read_zarr
+from tomat.density.zarr_store import parts_of_group, read_zarr
 
 CHGCAR_NAMES = ("CHGCAR", "AECCAR", "CHG", "PARCHG")
+EXPECTED = "CHGCAR*[.gz|.bz2|.xz], *.vasp, *.cube, *.zarr, *.json.gz or *.json"
+PACKED = (".gz", ".bz2", ".xz")
+
+FORMAT_NAMES = {
+    read_chgcar: "CHGCAR",
+    read_cube: "cube",
+    read_zarr: "rho_gga Zarr",
+    read_materials_project: "Materials Project JSON",
+}
+"""Reader to the name of what it reads."""
 
 
 def open_density(
     location: str | os.PathLike[str], material_id: str | None = None, rules: ReadRules = DEFAULT_RULES
 ) -> DensityGrid:
-    """Read a CHGCAR, a `rho_gga` Zarr group or a Materials Project document, told apart by name.
+    """Read a CHGCAR, a cube, a `rho_gga` Zarr group or a Materials Project document, told apart by name.
 
     Args:
-        location: `*CHGCAR*[.gz|.bz2|.xz]`, `*.vasp`, `*.zarr` (or a folder with `zarr.json`), `*.json[.gz]`; Zarr and
+        location: `*CHGCAR*[.gz|.bz2|.xz]`, `*.vasp`, `*.cube[.gz|.bz2|.xz]`, `*.zarr` (or a folder with `zarr.json`), `*.json[.gz]`; Zarr and
             JSON also as URLs.
         rules: what may be assumed, and which refusals are lifted.
 
@@ -30,17 +42,28 @@ def open_density(
     """
     text = os.fspath(location).rstrip("/")
 
-    def read() -> DensityGrid:
-        reader = _reader(text)
-        if reader is None:
-            there = "is there, but" if "://" in text or Path(text).exists() else "does not exist, and"
-            raise TomatError(
-                f"{text} {there} its name is of no known kind; expected CHGCAR*[.gz|.bz2|.xz], *.vasp, *.zarr, "
-                "*.json.gz or *.json."
-            )
-        return reader(text, material_id, rules)
+    return read_density(lambda: _known_reader(text)(text, material_id, rules), text)
 
-    return read_density(read, text)
+
+def format_name(location: str) -> str:
+    """What a density of that name is called: "CHGCAR", "cube", ...
+
+    Raises:
+        TomatError: a name of no known kind.
+    """
+    return FORMAT_NAMES[_known_reader(location.rstrip("/"))]
+
+
+def parts_beside(location: str) -> Parts:
+    """What a file holds beside the total density, of which `open_density` reads no more than that it is whole.
+
+    Raises:
+        TomatError: a name of no known kind, or a file that cannot be read.
+    """
+    text = location.rstrip("/")
+    readers = {read_chgcar: read_parts, read_zarr: parts_of_group, read_materials_project: parts_of_document}
+    read = readers.get(_known_reader(text))
+    return Parts() if read is None else read(text)
 
 
 def check_species_apply(locations: Iterable[str], rules: ReadRules) -> None:
@@ -87,6 +110,19 @@ def read_density(read: Callable[[], DensityGrid], location: str) -> DensityGrid:
         ) from error
 
 
+def _known_reader(text: str) -> Callable[[str, str | None, ReadRules], DensityGrid]:
+    """As `_reader`.
+
+    Raises:
+        TomatError: for a name of no known kind.
+    """
+    reader = _reader(text)
+    if reader is None:
+        there = "is there, but" if "://" in text or Path(text).exists() else "does not exist, and"
+        raise TomatError(f"{text} {there} its name is of no known kind; expected {EXPECTED}.")
+    return reader
+
+
 def _reader(text: str) -> Callable[[str, str | None, ReadRules], DensityGrid] | None:
     """What reads a density of that name; None for a name of no known kind."""
     name = text.rsplit("/", 1)[-1]
@@ -94,6 +130,9 @@ def _reader(text: str) -> Callable[[str, str | None, ReadRules], DensityGrid] | 
         return read_zarr
     if name.endswith((".json.gz", ".json")):
         return read_materials_project
-    if name.endswith(".vasp") or any(kind in name.upper() for kind in CHGCAR_NAMES):
+    plain = next((name.removesuffix(suffix) for suffix in PACKED if name.endswith(suffix)), name)
+    if plain.lower().endswith(CUBE_SUFFIXES):
+        return read_cube
+    if plain.endswith(".vasp") or any(kind in name.upper() for kind in CHGCAR_NAMES):
         return read_chgcar
     return None

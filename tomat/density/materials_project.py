@@ -6,12 +6,13 @@ values are rho x V in electrons, nested as `[nx][ny][nz]`.
 
 import json
 import os
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
 from tomat.base.errors import TomatError
 from tomat.density.checks import density_of
+from tomat.density.chgcar import Parts
 from tomat.density.grid import DensityGrid
 from tomat.density.limits import COMPRESSION_ERRORS, check_grid_shape, decompressed
 from tomat.density.rules import DEFAULT_RULES, ReadRules
@@ -53,6 +54,31 @@ def read_materials_project(
     values = _values(nested, source)
     name = material_id or str(document.get("task_id") or document.get("fs_id") or source.rsplit("/", 1)[-1])
     return density_of(values, lattice, numbers, coords, source=source, material_id=name, rules=rules)
+
+
+def parts_of_document(location: Location) -> Parts:
+    """What a document holds beside the total density.
+
+    Raises:
+        TomatError: as `read_materials_project`, of what is looked at.
+    """
+    source = os.fspath(location)
+    document = _load(source)
+    try:
+        chgcar = document["data"]
+        names, augmentation = set(chgcar["data"]), chgcar.get("data_aug")
+    except (KeyError, TypeError, AttributeError) as error:
+        raise TomatError(f"{source}: expected a Materials Project charge density; {error} is missing.") from error
+    return Parts(len(names & {"diff", "diff_x", "diff_y", "diff_z"}), bool(augmentation))
+
+
+def write_materials_project(grid: DensityGrid, file: IO[bytes]) -> None:
+    """Write one document, not compressed; `data` is pymatgen's own JSON of a `Chgcar`."""
+    from pymatgen.io.vasp import Chgcar
+
+    values = grid.rho.astype(np.float64) * grid.volume_a3
+    chgcar = Chgcar(grid.structure, {"total": values}).to_json()
+    file.write(b'{"task_id": ' + json.dumps(grid.material_id).encode() + b', "data": ' + chgcar.encode() + b"}\n")
 
 
 def _values(nested: Any, source: str) -> np.ndarray:

@@ -19,11 +19,13 @@ import numpy as np
 
 from tomat.base.errors import TomatError
 from tomat.density.checks import check_electrons, density_of
+from tomat.density.chgcar import Parts
 from tomat.density.grid import DensityGrid
 from tomat.density.rules import DEFAULT_RULES, ReadRules
 from tomat.density.structures import structure_from_dict
 
 TOTAL = "charge_density_total"
+DIFFERENCE = "charge_density_diff"
 CHECKSUM = "sha256"
 CODEC_BYTES = 64
 """What a codec may add to a chunk that it cannot shrink."""
@@ -73,6 +75,15 @@ def read_zarr(location: Location, material_id: str | None = None, rules: ReadRul
             f"{str(attributes[CHECKSUM])[:12]}...); fetch this material again."
         )
     return grid
+
+
+def parts_of_group(location: Location) -> Parts:
+    """What a group holds beside the total density.
+
+    Raises:
+        TomatError: no such group.
+    """
+    return Parts(int(DIFFERENCE in _open_group(os.fspath(location))), False)
 
 
 def write_zarr(

@@ -27,7 +27,7 @@ from tomat.density.geometry import shortest_distances_a
 from tomat.density.rules import DEFAULT_RULES, ReadRules
 from tomat.inference.grids import GridChoice
 from tomat.inference.interface import OnPatches, Predictor
-from tomat.inference.outputs import (
+from tomat.density.outputs import (
     CHARGE_DENSITY,
     FORMATS,
     WRITING,

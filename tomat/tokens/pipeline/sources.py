@@ -11,10 +11,10 @@ from pathlib import Path
 
 from tomat.base.errors import TomatError
 from tomat.base.retries import with_retries
-from tomat.codec.inputs import asked, densities_below, material_name
 from tomat.density.demo.embedded import demo_materials, load_demo
+from tomat.density.find import asked, densities_below, find_densities, material_name
 from tomat.density.grid import DensityGrid
-from tomat.density.io import open_density, read_density
+from tomat.density.io import is_chgcar, open_density, read_density
 from tomat.density.rules import DEFAULT_RULES, ReadRules
 from tomat.tokens.manifest import check_material_id
 from tomat.tokens.pipeline.config import RetokenizeConfig
@@ -67,7 +67,7 @@ def find_materials(config: RetokenizeConfig) -> tuple[Material, ...]:
     elif config.filelist is not None:
         materials = _listed(config)
     else:
-        materials = [Material(material_name(path), path) for path in _found(config)]
+        materials = _found(config)
     # The survey compares the electron count with what source or `valences` state.
     rules = ReadRules(tuple(config.species), tuple(config.accept), electron_tolerance=None)
     materials = [replace(material, rules=rules) for material in materials]
@@ -129,18 +129,20 @@ def _density_folder(config: RetokenizeConfig) -> str:
     return f"{root}/label" if is_tree else root
 
 
-def _found(config: RetokenizeConfig) -> list[str]:
-    """Every density below the input, sorted."""
+def _found(config: RetokenizeConfig) -> list[Material]:
+    """Every density below the input, in the order of their paths."""
     root = _density_folder(config)
-    if config.source == "chgcar":
-        if "://" in root:
-            raise TomatError(f"CHGCARs are read from a local folder; found {root}. Copy them, or convert them to Zarr.")
-        paths = [str(each) for pattern in ("CHGCAR*", "*.CHGCAR*", "*.vasp") for each in Path(root).rglob(pattern)]
+    if config.source != "chgcar":
+        paths = sorted(densities_below(root, SUFFIXES[config.source], config.storage_tries))
+        found = [Material(material_name(path), path) for path in paths]
+    elif "://" in root:
+        raise TomatError(f"CHGCARs are read from a local folder; found {root}. Copy them, or convert them to Zarr.")
     else:
-        paths = densities_below(root, SUFFIXES[config.source], config.storage_tries)
-    if not paths:
+        files = find_densities([root], config.storage_tries).files
+        found = [Material(file.name, file.path) for file in files if is_chgcar(file.path)]
+    if not found:
         raise TomatError(f"{root} holds no density of the kind '{config.source}'; check --input and --source.")
-    return sorted(set(paths))
+    return found
 
 
 def _below(place: str, root: str) -> str:

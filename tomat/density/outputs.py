@@ -1,11 +1,16 @@
-"""The files of a prediction: each appears whole under its name, or not at all."""
+"""Densities as files that other codes read: each appears whole under its name, or not at all.
 
+What the formats are is in the module of each; a CHGCAR is written by pymatgen.
+"""
+
+import contextlib
+import gzip
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
@@ -13,19 +18,48 @@ from tomat.base.errors import TomatError
 from tomat.base.reporting import first_line
 from tomat.density.checks import check_electrons
 from tomat.density.chgcar import Augmentation
+from tomat.density.cube import SUFFIXES as CUBE_SUFFIXES
+from tomat.density.cube import write_cube
 from tomat.density.elements import symbol_of
 from tomat.density.espresso import ReciprocalList, write_charge_density
-from tomat.density.geometry import BOHR_A
 from tomat.density.grid import DensityGrid
+from tomat.density.materials_project import write_materials_project
 from tomat.density.zarr_store import write_zarr
 
-FORMATS: Mapping[str, str] = {"chgcar": ".CHGCAR", "cube": ".cube", "zarr": ".zarr", "qe": ".save"}
+FORMATS: Mapping[str, str] = {
+    "chgcar": ".CHGCAR",
+    "cube": ".cube",
+    "zarr": ".zarr",
+    "json": ".json.gz",
+    "qe": ".save",
+}
 """Format to the end of the file's name; `.zarr` and `.save` are folders."""
 CHARGE_DENSITY = "charge-density.dat"
 """The file in the `.save` of Quantum ESPRESSO."""
 
 WRITING = ".writing-"
 """Begins the name of the folder that an output lies in until it is whole."""
+
+
+def form_of(path: str | os.PathLike[str]) -> str:
+    """The format that the name of a file to be written asks for.
+
+    Raises:
+        TomatError: a name of no kind that is written.
+    """
+    name = Path(path).name
+    plain = name.removesuffix(".gz")
+    if name.endswith(".zarr"):
+        return "zarr"
+    if plain.endswith(".json"):
+        return "json"
+    if plain.endswith(CUBE_SUFFIXES):
+        return "cube"
+    if plain.endswith(".vasp") or "CHGCAR" in plain.upper():
+        return "chgcar"
+    raise TomatError(
+        f"the name {name} says no format; expected CHGCAR*[.gz], *.vasp[.gz], *.cube[.gz], *.zarr, *.json.gz or *.json."
+    )
 
 
 class OutputError(TomatError):
@@ -45,7 +79,7 @@ def write_density(
 
     Args:
         form: `chgcar` (rho x V in electrons, x fastest), `cube` (e/bohr^3, z fastest, lengths in bohr), `zarr` (the
-            `rho_gga` layout), `qe` (a folder with Quantum ESPRESSO's `charge-density.dat`).
+            `rho_gga` layout), `json` (a charge density of the Materials Project, compressed), `qe` (a folder with Quantum ESPRESSO's `charge-density.dat`).
         augmentation: of the same atoms, for `chgcar`; without it the file has none.
         vectors: of the same cell, for `qe`, which is not written without.
         metadata: kept in `zarr`.
@@ -70,6 +104,9 @@ def write_density(
             _write_chgcar(grid, place, lines)
         elif form == "cube":
             _write_cube(grid, place)
+        elif form == "json":
+            with _binary(place) as file:
+                write_materials_project(grid, file)
         elif form == "zarr":
             write_zarr(grid, place, metadata=metadata)
         elif vectors is not None:
@@ -123,10 +160,19 @@ def _write_chgcar(grid: DensityGrid, path: Path, augmentation: tuple[str, ...] |
 
 
 def _write_cube(grid: DensityGrid, path: Path) -> None:
-    from pymatgen.io.common import VolumetricData
+    with _binary(path) as file:
+        write_cube(grid, file)
 
-    values = grid.rho.astype(np.float64) * BOHR_A**3
-    VolumetricData(grid.structure, {"total": values}).to_cube(str(path), comment="electrons/bohr^3, lengths in bohr")
+
+@contextlib.contextmanager
+def _binary(path: Path) -> Iterator[IO[bytes]]:
+    """A file to write, compressed where its name ends in `.gz`; the same bytes for the same content."""
+    with path.open("wb") as raw:
+        if path.suffix != ".gz":
+            yield raw
+            return
+        with gzip.GzipFile("", "wb", compresslevel=6, fileobj=raw, mtime=0) as file:
+            yield file  # type: ignore[misc]  # GzipFile is no IO[bytes] by name, and has its `write`
 
 
 def _matching(augmentation: Augmentation, grid: DensityGrid) -> tuple[str, ...]:

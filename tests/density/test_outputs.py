@@ -2,9 +2,11 @@
 
 import numpy as np
 import pytest
+from pymatgen.core import Structure
 from pymatgen.io.common import VolumetricData
 from pymatgen.io.vasp import Chgcar
 from scipy.io import FortranFile
+from small_promolecule import skewed
 
 from tomat.base.errors import TomatError
 from tomat.density.chgcar import read_augmentation, read_chgcar
@@ -14,7 +16,12 @@ from tomat.density.geometry import BOHR_A
 from tomat.density.grid import DensityGrid
 from tomat.density.rules import ReadRules
 from tomat.density.zarr_store import read_zarr
-from tomat.inference.outputs import CHARGE_DENSITY, FORMATS, OutputError, size_bytes, write_density
+from tomat.density.outputs import CHARGE_DENSITY, FORMATS, OutputError, size_bytes, write_density
+
+
+@pytest.fixture
+def structure() -> Structure:
+    return skewed()
 
 
 @pytest.fixture

@@ -14,9 +14,9 @@ from tomat.density.crystal import Crystal
 from tomat.density.espresso import read_charge_density, read_reciprocal_list
 from tomat.density.geometry import BOHR_A
 from tomat.density.grid import DensityGrid
+from tomat.density.outputs import CHARGE_DENSITY, FORMATS, OutputError, size_bytes, write_density
 from tomat.density.rules import ReadRules
 from tomat.density.zarr_store import read_zarr
-from tomat.density.outputs import CHARGE_DENSITY, FORMATS, OutputError, size_bytes, write_density
 
 
 @pytest.fixture

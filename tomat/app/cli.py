@@ -16,6 +16,7 @@ from tomat.base.layout import INTERRUPTED_STATUS, REFUSED_STATUS, RETRY_STATUS
 
 COMMAND_MODULES = (
     "tomat.app.density_verbs",
+    "tomat.app.density_file_verbs",
     "tomat.app.codec_verbs",
     "tomat.app.promolecule_verbs",
     "tomat.app.token_verbs",

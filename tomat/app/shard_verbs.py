@@ -28,7 +28,9 @@ def register_verify(verbs: argparse._SubParsersAction) -> None:
     )
     parser.add_argument("shards", metavar="PLACE", help="folder or gs:// URL")
     parser.add_argument("--input", metavar="PLACE", help="the densities (default: where `tomat retokenize` had them)")
-    parser.add_argument("--source", default=None, help="kind of --input, as in `tomat retokenize` (default: any that lies there)")
+    parser.add_argument(
+        "--source", default=None, help="kind of --input, as in `tomat retokenize` (default: any that lies there)"
+    )
     add_rule_flags(parser)
     parser.add_argument(
         "--sample", type=count, default=SAMPLE_ROWS, metavar="ROWS", help="default: %(default)s; 0: none"

@@ -183,8 +183,8 @@ def _name_among(names: Iterable[str], location: str) -> str | None:
 
 
 def _read_values(text: BoundedText, n_atoms: int) -> tuple[np.ndarray, Parts]:
-    """The total density, rho x V, `[nx, ny, nz]`, and what else there is. What is behind it is walked through to the end, so that values left
-    over, a spin density cut off and a damaged end of the compression are seen."""
+    """The total density, rho x V, `[nx, ny, nz]`, and what else there is. What is behind it is walked through to
+    the end, so that values left over, a spin density cut off and a damaged end of the compression are seen."""
     source = text.source
     shape = _shape(text)
     n_values = int(np.prod(shape))

@@ -79,7 +79,8 @@ def write_density(
 
     Args:
         form: `chgcar` (rho x V in electrons, x fastest), `cube` (e/bohr^3, z fastest, lengths in bohr), `zarr` (the
-            `rho_gga` layout), `json` (a charge density of the Materials Project, compressed), `qe` (a folder with Quantum ESPRESSO's `charge-density.dat`).
+            `rho_gga` layout), `json` (a charge density of the Materials Project; compressed where the name ends in
+            `.gz`), `qe` (a folder with Quantum ESPRESSO's `charge-density.dat`).
         augmentation: of the same atoms, for `chgcar`; without it the file has none.
         vectors: of the same cell, for `qe`, which is not written without.
         metadata: kept in `zarr`.

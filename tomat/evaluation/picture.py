@@ -20,6 +20,7 @@ from tomat.tokens.patch import check_encodable
 
 if TYPE_CHECKING:  # JAX and Levanter are needed to compute a plane, not to draw one
     from levanter.models.lm_model import LmHeadModel
+    from matplotlib.colors import Normalize
 
     from tomat.evaluation.teacher_forced import TeacherForcedEvaluator
 
@@ -42,6 +43,10 @@ class DensityPlane:
     """Heads the prediction."""
     label: str = LABEL
     """What kind of answer it is, in full."""
+    reference_panel: str = "reference (DFT)"
+    """Heads the reference."""
+    difference_panel: str = ""
+    """Heads the difference; empty: `panel` minus reference."""
 
     @property
     def reference(self) -> np.ndarray:
@@ -123,6 +128,42 @@ def predicted_plane(predicted: np.ndarray, truth: DensityGrid, plane: int | None
     return DensityPlane(truth, chosen, predicted[:, :, chosen], "predicted from the structure", FREE_RUNNING)
 
 
+def compared_plane(reference: DensityGrid, other: DensityGrid) -> DensityPlane:
+    """The most structured plane of two densities on one grid."""
+    chosen = most_structured_plane(reference)
+    return DensityPlane(
+        reference,
+        chosen,
+        other.rho[:, :, chosen],
+        panel=other.material_id,
+        label=f"{other.material_id} against {reference.material_id}",
+        reference_panel=reference.material_id,
+        difference_panel="difference",
+    )
+
+
+def check_picture(path: str | os.PathLike[str]) -> Path:
+    """Where a picture is to be drawn.
+
+    Raises:
+        TomatError: a file ending that is none of `FORMATS`.
+    """
+    target = Path(path)
+    if target.suffix not in FORMATS:
+        raise TomatError(
+            f"cannot draw to {target}: its ending is {target.suffix!r}, expected one of {', '.join(FORMATS)}."
+        )
+    return target
+
+
+def draw_density(grid: DensityGrid, path: str | os.PathLike[str]) -> Path:
+    """Draw the most structured plane of one density; as `draw_plane`."""
+    chosen = most_structured_plane(grid)
+    plane = DensityPlane(grid, chosen, grid.rho[:, :, chosen], reference_panel="")
+    title = f"{grid.material_id}, plane {chosen} of {grid.grid_shape[2]} along c\natoms within {NEAR_PLANE_A:g} A"
+    return _draw(plane, check_picture(path), _panels(plane)[:1], title)
+
+
 def draw_plane(plane: DensityPlane, path: str | os.PathLike[str]) -> Path:
     """Draw a plane to a PNG, SVG or PDF file, the same bytes for the same plane.
 
@@ -132,14 +173,39 @@ def draw_plane(plane: DensityPlane, path: str | os.PathLike[str]) -> Path:
     Raises:
         TomatError: a file ending that is none of those three.
     """
-    target = Path(path)
-    if target.suffix not in FORMATS:
-        raise TomatError(
-            f"cannot draw to {target}: its ending is {target.suffix!r}, expected one of {', '.join(FORMATS)}."
-        )
+    error = 100 * nmae(plane.predicted, plane.reference)
+    title = (
+        f"{plane.grid.material_id}, plane {plane.plane} of {plane.grid.grid_shape[2]} along c, "
+        f"NMAE in the plane {error:.2f} %; atoms within {NEAR_PLANE_A:g} A are drawn\n{plane.label}"
+    )
+    return _draw(plane, check_picture(path), _panels(plane), title)
+
+
+Panel = tuple[str, np.ndarray, "Normalize", str, str]
+"""Title, values, colour scale, colours, what the scale says."""
+
+
+def _panels(plane: DensityPlane) -> list[Panel]:
+    """Reference, prediction, difference."""
+    from matplotlib.colors import Normalize, PowerNorm
+
+    difference = plane.predicted - plane.reference
+    top = float(max(plane.reference.max(), plane.predicted.max())) or 1.0
+    limit = float(np.abs(difference).max()) or 1.0
+    density_norm, difference_norm = PowerNorm(0.5, vmin=0.0, vmax=top), Normalize(-limit, limit)
+    density_label = r"density (e/$\mathrm{\AA}^3$), square-root scale"
+    difference_panel = plane.difference_panel or f"{plane.panel} minus reference"
+    return [
+        (plane.reference_panel, plane.reference, density_norm, "viridis", density_label),
+        (plane.panel, plane.predicted, density_norm, "viridis", density_label),
+        (difference_panel, difference, difference_norm, "RdBu_r", r"difference (e/$\mathrm{\AA}^3$)"),
+    ]
+
+
+def _draw(plane: DensityPlane, target: Path, panels: list[Panel], title: str) -> Path:
+    """Draw panels of one plane beside each other."""
     import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.colors import Normalize, PowerNorm
     from matplotlib.figure import Figure
 
     nx, ny = plane.reference.shape
@@ -148,25 +214,16 @@ def draw_plane(plane: DensityPlane, path: str | os.PathLike[str]) -> Path:
     gamma = np.deg2rad(gamma_degrees)
     x = along_a * length_a + along_b * length_b * np.cos(gamma)
     y = along_b * length_b * np.sin(gamma)
-    difference = plane.predicted - plane.reference
     atoms = list(_atoms_near(plane))
-    top = float(max(plane.reference.max(), plane.predicted.max())) or 1.0
-    limit = float(np.abs(difference).max()) or 1.0
-    density_norm, difference_norm = PowerNorm(0.5, vmin=0.0, vmax=top), Normalize(-limit, limit)
-    density_label = r"density (e/$\mathrm{\AA}^3$), square-root scale"
-    panels = (
-        ("reference (DFT)", plane.reference, density_norm, "viridis", density_label),
-        (plane.panel, plane.predicted, density_norm, "viridis", density_label),
-        (f"{plane.panel} minus reference", difference, difference_norm, "RdBu_r", r"difference (e/$\mathrm{\AA}^3$)"),
-    )
     # A Figure without pyplot leaves the caller's backend alone. The salt and the missing dates make the bytes repeat.
     with matplotlib.rc_context({"svg.hashsalt": "tomat", "font.size": 9}):
-        figure = Figure(figsize=(12.5, 4.4), layout="constrained")
+        figure = Figure(figsize=(12.5 if len(panels) > 1 else 5.0, 4.4), layout="constrained")
         FigureCanvasAgg(figure)
-        for axes, (title, values, norm, colours, label) in zip(figure.subplots(1, 3), panels, strict=True):
+        drawn = figure.subplots(1, len(panels), squeeze=False)[0]
+        for axes, (heading, values, norm, colours, label) in zip(drawn, panels, strict=True):
             mesh = axes.pcolormesh(x, y, values, norm=norm, cmap=colours, shading="flat", rasterized=True)
             axes.set_aspect("equal")
-            axes.set_title(title)
+            axes.set_title(heading)
             axes.set_xlabel(r"$\mathrm{\AA}$")
             for symbol, (at_x, at_y) in atoms:
                 axes.plot(at_x, at_y, "o", ms=9, mfc="none", mec="white", mew=2.2)
@@ -180,11 +237,7 @@ def draw_plane(plane: DensityPlane, path: str | os.PathLike[str]) -> Path:
                     bbox={"boxstyle": "round,pad=0.1", "fc": "white", "ec": "none", "alpha": 0.7},
                 )
             figure.colorbar(mesh, ax=axes, orientation="horizontal", label=label, shrink=0.85)
-        error = 100 * nmae(plane.predicted, plane.reference)
-        figure.suptitle(
-            f"{plane.grid.material_id}, plane {plane.plane} of {plane.grid.grid_shape[2]} along c, "
-            f"NMAE in the plane {error:.2f} %; atoms within {NEAR_PLANE_A:g} A are drawn\n{plane.label}"
-        )
+        figure.suptitle(title)
         metadata = {".png": {"Software": None}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}[target.suffix]
         target.parent.mkdir(parents=True, exist_ok=True)
         with replacing(target) as temporary:

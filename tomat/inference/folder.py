@@ -24,9 +24,6 @@ from tomat.density.crystal import Crystal
 from tomat.density.elements import symbol_of
 from tomat.density.espresso import ReciprocalList, read_reciprocal_list
 from tomat.density.geometry import shortest_distances_a
-from tomat.density.rules import DEFAULT_RULES, ReadRules
-from tomat.inference.grids import GridChoice
-from tomat.inference.interface import OnPatches, Predictor
 from tomat.density.outputs import (
     CHARGE_DENSITY,
     FORMATS,
@@ -36,6 +33,9 @@ from tomat.density.outputs import (
     write_density,
     write_spread,
 )
+from tomat.density.rules import DEFAULT_RULES, ReadRules
+from tomat.inference.grids import GridChoice
+from tomat.inference.interface import OnPatches, Predictor
 from tomat.inference.structures import NoStructureError, StructureFile, formula, read_structure
 from tomat.inference.valences import electron_count
 

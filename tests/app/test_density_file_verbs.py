@@ -1,0 +1,148 @@
+"""`tomat density`: what is shown, every format into every other, and two files compared."""
+
+import json
+
+import numpy as np
+import pytest
+from pymatgen.io.vasp import Chgcar
+from small_promolecule import skewed
+
+from tomat.app.cli import main
+from tomat.density.demo.embedded import load_stored
+from tomat.density.grid import DensityGrid
+from tomat.density.io import open_density
+from tomat.density.outputs import FORMATS, write_density
+
+NAMES = ("CHGCAR", "a.cube", "a.zarr", "a.json.gz")
+MORE_NAMES = ("a.CHGCAR.gz", "a.cube.gz", "a.json", "a.vasp")
+
+
+def density(*words: object) -> int:
+    return main(["density", *map(str, words)])
+
+
+def told(capsys) -> str:
+    return " ".join(capsys.readouterr().out.split())
+
+
+@pytest.fixture
+def grid() -> DensityGrid:
+    structure = skewed()
+    rho = np.random.default_rng(1).uniform(0.1, 1.0, (6, 5, 4))
+    rho *= 8 / (rho.mean() * structure.volume)
+    return DensityGrid(rho, structure.lattice.matrix, np.array([11, 9]), structure.frac_coords, "NaF")
+
+
+@pytest.mark.parametrize("first", NAMES)
+def test_every_format_becomes_every_other_and_back(tmp_path, first):
+    """To 1e-6 of the largest value, and as exact in electrons."""
+    assert density("convert", "--demo", "AlP-zinc-blende-ideal", "--output", tmp_path / "in" / first) == 0
+    truth = load_stored("AlP-zinc-blende-ideal")
+    for second in (*(name for name in NAMES if name != first), *(MORE_NAMES if first == "a.zarr" else ())):
+        there = tmp_path / "there" / second
+        assert density("convert", "--input", tmp_path / "in" / first, "--output", there) == 0
+        back = tmp_path / "back" / first
+        assert density("convert", "--input", there, "--output", back) == 0
+        for path in (there, back):
+            found = open_density(path)
+            assert np.abs(found.rho - truth.rho).max() <= 1e-6 * truth.rho.max()
+            assert found.electron_count == pytest.approx(truth.electron_count, rel=1e-6)
+            assert np.abs(found.lattice - truth.lattice).max() < 1e-6
+            assert found.atomic_numbers.tolist() == truth.atomic_numbers.tolist()
+
+
+def test_a_document_is_pymatgens(tmp_path, grid):
+    write_density(grid, tmp_path / "a.json", "json")
+    document = json.loads((tmp_path / "a.json").read_text())
+    found = Chgcar.from_dict(document["data"])
+    assert document["task_id"] == "NaF" and found.dim == (6, 5, 4)
+    assert np.allclose(found.data["total"], grid.rho * grid.volume_a3, rtol=1e-6)
+
+
+AUGMENTATION = "augmentation occupancies   1   2\n  0.25E-04  0.26E-21\naugmentation occupancies   2   1\n  0.66E-04\n"
+
+
+@pytest.fixture
+def polarised(tmp_path, grid):
+    """A CHGCAR with augmentation occupancies, a spin density and the POTCAR of its calculation."""
+    folder = tmp_path / "calc"
+    write_density(grid, folder / "CHGCAR", "chgcar")
+    spin = "".join(f" {each:.10E}\n" for each in np.zeros(120))
+    with (folder / "CHGCAR").open("a") as file:
+        file.write(AUGMENTATION + f"  0.0 0.0\n   6   5   4\n{spin}")
+    (folder / "POTCAR").write_text(" VRHFIN =Na: x\n ZVAL = 1.0\n VRHFIN =F: x\n ZVAL = 7.0\n")
+    return folder
+
+
+def test_show_says_what_a_folder_holds(tmp_path, polarised, grid, capsys):
+    write_density(grid, polarised / "b.cube", "cube")
+    (polarised / "c.json").write_text("{}")
+    assert density("show", polarised, "--json", tmp_path / "r.json") == 1
+    words = told(capsys)
+    assert "8.000000; expected 8 (the POTCAR beside it)" in words and "spin densities │ 1" in words
+    assert "2 read, 1 failed, 1 ignored: calc/POTCAR (its name is that of no density)" in words
+    assert "failed: " in words and "c.json" in words
+    first, second = json.loads((tmp_path / "r.json").read_text())["densities"]
+    assert (first["name"], first["augmentation"], first["spin_densities"]) == ("calc", True, 1)
+    assert (second["format"], second["augmentation"], second["grid"]) == ("cube", False, [6, 5, 4])
+    assert second["electrons"] == pytest.approx(8, rel=1e-6)
+    assert second["largest_e_per_a3"] == pytest.approx(float(grid.rho.max()), rel=1e-6)
+
+
+def test_a_picture_is_of_one_density(tmp_path, polarised, grid, capsys):
+    assert density("show", polarised / "CHGCAR", "--valences", "Na=1,F=7", "--picture", tmp_path / "a.png") == 0
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+    write_density(grid, polarised / "b.cube", "cube")
+    assert density("show", polarised, "--picture", tmp_path / "a.png") == 2
+    assert density("show", polarised / "CHGCAR", "--picture", tmp_path / "a.bmp") == 2
+    assert density("show", tmp_path / "calc" / "POTCAR") == 2
+    errors = capsys.readouterr().err
+    assert "--picture draws one density, and 2 were found" in errors and "cannot draw to" in errors
+    assert "POTCAR is there, but its name is of no known kind" in errors
+
+
+def test_what_is_not_kept_is_said(tmp_path, polarised, capsys):
+    assert density("convert", "--input", polarised / "CHGCAR", "--output", tmp_path / "out.CHGCAR") == 0
+    words = told(capsys)
+    assert "calc: 1 spin density(s) not kept" in words and "augmentation" not in words
+    assert (tmp_path / "out.CHGCAR").read_text().endswith(AUGMENTATION)
+    assert density("convert", "--input", polarised, "--output", tmp_path / "out", "--format", "cube") == 0
+    words = told(capsys)
+    assert "augmentation occupancies not kept" in words and "1 ignored: calc/POTCAR" in words
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["calc.cube"]
+    words = ["--input", tmp_path / "out" / "calc.cube", "--output", tmp_path / "again.CHGCAR"]
+    assert density("convert", *words, "--augmentation_from", polarised / "CHGCAR") == 0
+    assert (tmp_path / "again.CHGCAR").read_text().endswith(AUGMENTATION)
+
+
+def test_wrong_words_are_refused(tmp_path, polarised, grid, capsys):
+    write_density(grid, polarised / "b.cube", "cube")
+    for words in (
+        ["--input", polarised, "--output", tmp_path / "x.cube"],
+        ["--input", polarised / "b.cube", "--output", tmp_path / "x.txt"],
+        ["--input", polarised / "b.cube", "--output", polarised / "b.cube", "--format", "zarr"],
+        ["--input", polarised / "b.cube", "--output", tmp_path / "x.cube", "--augmentation_from", polarised / "CHGCAR"],
+        ["--demo", "nothing", "--output", tmp_path / "x.cube"],
+    ):
+        assert density("convert", *words) == 2
+    errors = capsys.readouterr().err
+    for message in ("2 densities and one file", "says no format", "is a file; with --format", "is for CHGCARs"):
+        assert message in errors
+    assert "no embedded density 'nothing'" in errors and not list(tmp_path.glob("x*"))
+
+
+def test_two_files_are_compared(tmp_path, polarised, grid, capsys):
+    scaled = DensityGrid(grid.rho * 1.05, grid.lattice, grid.atomic_numbers, grid.frac_coords, "scaled")
+    write_density(scaled, tmp_path / "scaled.cube", "cube")
+    words = ["compare", polarised / "CHGCAR", tmp_path / "scaled.cube", "--accept", "fractional_electrons"]
+    assert density(*words, "--picture", tmp_path / "c.svg", "--json", tmp_path / "r.json") == 0
+    report = json.loads((tmp_path / "r.json").read_text())
+    assert report["nmae_fraction"] == pytest.approx(0.05, rel=1e-4) and report["nmae_scaled_fraction"] < 1e-6
+    assert "NMAE │ 5 %" in told(capsys) and "calc/CHGCAR" in (tmp_path / "c.svg").read_text()
+    assert density("compare", polarised / "CHGCAR", tmp_path / "nothing") == 2
+
+
+def test_the_formats_of_the_verb_are_those_without_a_calculation():
+    from tomat.app.density_file_verbs import FORMATS as of_the_verb
+
+    assert tuple(FORMATS) == (*of_the_verb, "qe")

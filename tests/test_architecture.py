@@ -17,7 +17,7 @@ import yaml
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "tomat"
-LIGHT_ROOMS = ("base", "pages", "density", "codec", "tokens", "hardware", "runs", "launch")
+LIGHT_ROOMS = ("base", "pages", "density", "codec", "tokens", "dataset", "hardware", "runs", "launch")
 """Rooms that import no JAX, directly or through others."""
 HEAVY = ("jax", "jaxlib", "levanter", "haliax", "equinox", "optax")
 MOST_LINES = 4_500

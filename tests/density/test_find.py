@@ -19,6 +19,7 @@ from tomat.density.find import find_densities, ignored_words, material_name
         ("data/mp-149/CHGCAR.gz", "mp-149"),
         ("data/mp-149/CHG", "mp-149"),
         ("CHGCAR_Si.vasp", "CHGCAR_Si"),
+        ("mp-149.CHGCAR.gz", "mp-149"),
         ("CHGCAR", "CHGCAR"),
     ],
 )

@@ -167,6 +167,12 @@ SPLASH = {
 """Keys of a kernel that only a TPU runs: the sizes that it is given change with them."""
 
 TESTED = {
+    "data.accept": "tests/dataset/test_folder.py::test_settings_decide_the_data",
+    "data.codec_floor": "tests/dataset/test_folder.py::test_settings_decide_the_data",
+    "data.input": "tests/dataset/test_folder.py::test_a_folder_becomes_two_sets",
+    "data.species": "tests/dataset/test_folder.py::test_settings_decide_the_data",
+    "data.split_seed": "tests/dataset/test_folder.py::test_settings_decide_the_data",
+    "data.validation_share": "tests/dataset/test_folder.py::test_settings_decide_the_data",
     "data.codec_objective": "tests/training/test_origins.py::test_weights_of_another_codec_are_refused",
     "data.patches_per_material": "tests/training/test_every_key.py::test_the_embedded_set_is_made_as_configured",
     "data.shuffle.io_block_size": "tests/training/test_loader.py::test_windows_tile_the_epoch_and_keep_to_their_blocks",
@@ -204,10 +210,11 @@ READ = {
     "data.train": ("tomat/training/datasets.py", "data.train"),
     "data.validation": ("tomat/training/datasets.py", "data.validation"),
     "dispatch_ahead": ("tomat/training/loop.py", "_config.dispatch_ahead"),
-    "evaluation.patches_per_material": ("tomat/app/workflow.py", "asked.patches_per_material"),
-    "evaluation.free_running": ("tomat/app/workflow.py", "asked.free_running"),
-    "evaluation.picture": ("tomat/app/workflow.py", "asked.picture"),
-    "evaluation.seed": ("tomat/app/workflow.py", "asked.seed"),
+    "evaluation.patches_per_material": ("tomat/workflow/held_out.py", "asked.patches_per_material"),
+    "evaluation.free_running": ("tomat/workflow/held_out.py", "asked.free_running"),
+    "evaluation.materials": ("tomat/workflow/held_out.py", "asked.materials"),
+    "evaluation.picture": ("tomat/workflow/held_out.py", "asked.picture"),
+    "evaluation.seed": ("tomat/workflow/held_out.py", "asked.seed"),
     "guards.hang_seconds": ("tomat/training/guards/hang.py", "config.hang_seconds"),
     "guards.max_clock_skew_seconds": ("tomat/training/guards/start.py", "guards.max_clock_skew_seconds"),
     "guards.startup_hang_seconds": ("tomat/training/guards/hang.py", "config.startup_hang_seconds"),

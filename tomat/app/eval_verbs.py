@@ -3,7 +3,7 @@
 import argparse
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tomat.base.arguments import (
     count,
@@ -17,16 +17,11 @@ from tomat.base.arguments import (
 from tomat.density.rules import add_rule_flags, refuse_rules, rules_of
 
 if TYPE_CHECKING:  # the verb pays for these only when it runs
-    from collections.abc import Callable, Mapping, Sequence
-
-    from levanter.models.lm_model import LmHeadModel
+    from collections.abc import Callable
 
     from tomat.density.grid import DensityGrid
-    from tomat.evaluation.free_running import FreeRunningResult
     from tomat.evaluation.metrics import PairedComparison
     from tomat.evaluation.result import TeacherForcedResult
-    from tomat.evaluation.teacher_forced import TeacherForcedEvaluator
-    from tomat.inference.predictor import RunPredictor
 
 
 def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -113,6 +108,7 @@ def run_eval(args: argparse.Namespace) -> int:
     from tomat.inference.choice import Choice
     from tomat.inference.predictor import RunPredictor
     from tomat.inference.trained import load_trained
+    from tomat.workflow.bars import evaluate_with_bar, partial_path, predict_with_bar
 
     choices = {"parallel": Choice(), "autoregressive": Choice("sampled" if drawn else "median", **drawn)}
     config = TeacherForcedConfig(
@@ -136,78 +132,12 @@ def run_eval(args: argparse.Namespace) -> int:
             figures["free_running" if decoder == "parallel" else f"free_running_{decoder}"] = cells.to_dict()
         if args.json is not None:
             write_json(args.json, figures)
-            _partial_path(args.json).unlink(missing_ok=True)
+            partial_path(args.json).unlink(missing_ok=True)
             console.print(f"figures: {args.json}")
         if args.picture is not None:
             plane = teacher_forced_plane(evaluator, model, load(names[0]))
             console.print(f"picture: {draw_plane(plane, args.picture)}")
     return 0
-
-
-def evaluate_with_bar(
-    evaluator: "TeacherForcedEvaluator",
-    model: "LmHeadModel",
-    names: "Sequence[str]",
-    load: "Callable[[str], DensityGrid]",
-    settings: "Mapping[str, Any]",
-    report: Path | None = None,
-) -> "TeacherForcedResult":
-    """Evaluate under a progress bar, keeping finished materials beside the report to be, if there is to be one."""
-    from tomat.base.reporting import progress
-    from tomat.evaluation.partial import PartialResults
-    from tomat.evaluation.result import MaterialResult
-
-    partial = None
-    if report is not None:
-        partial = PartialResults(_partial_path(report), {**settings, **evaluator.sampling(model)})
-    done = partial.done if partial is not None else {}
-    with progress() as bar:
-        materials = bar.add_task("materials", total=len(names), completed=sum(name in done for name in names))
-        sequences = bar.add_task("sequences", total=None)
-
-        def on_material(result: MaterialResult) -> None:
-            if partial is not None:
-                partial.add(result)
-            bar.advance(materials)
-
-        return evaluator.evaluate(
-            model,
-            names,
-            load,
-            settings=settings,
-            done=done,
-            on_material=on_material,
-            on_sequences=lambda done, total: bar.update(sequences, completed=done, total=total),
-        )
-
-
-def predict_with_bar(
-    predictor: "RunPredictor",
-    names: "Sequence[str]",
-    load: "Callable[[str], DensityGrid]",
-    settings: "Mapping[str, Any]",
-) -> "FreeRunningResult":
-    """Free-running evaluation under a progress bar."""
-    from tomat.base.reporting import progress
-    from tomat.evaluation.free_running import evaluate_free_running
-
-    with progress() as bar:
-        materials = bar.add_task("whole cells", total=len(names))
-        patches = bar.add_task("patches", total=None)
-        return evaluate_free_running(
-            predictor,
-            predictor.promolecule,
-            predictor.run.codec,
-            names,
-            load,
-            settings={**settings, "predictor": predictor.identity},
-            on_material=lambda material: bar.advance(materials),
-            on_patches=lambda done, total: bar.update(patches, completed=done, total=total),
-        )
-
-
-def _partial_path(report: Path) -> Path:
-    return report.with_name(report.name + ".partial")
 
 
 def _materials(args: argparse.Namespace, trained_on: str) -> "tuple[list[str], Callable[[str], DensityGrid], str]":

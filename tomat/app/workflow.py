@@ -14,11 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tomat.base.arguments import config_file, count, report_file
-from tomat.base.layout import DENSITY_FIGURE, EVALUATION_FILE, METRICS_FILE, PREDICTION_FIGURE, PROFILER_FOLDER
+from tomat.base.layout import EVALUATION_FILE, METRICS_FILE, PROFILER_FOLDER
 
 if TYPE_CHECKING:  # the verb pays for these only when it runs
-    from tomat.evaluation.free_running import FreeRunningResult
-    from tomat.evaluation.result import TeacherForcedResult
     from tomat.training.config import TrainConfig
     from tomat.training.loop import TrainResult
     from tomat.training.origins import Continuation
@@ -75,6 +73,7 @@ def run_train(args: argparse.Namespace) -> int:
     """Load the configuration and run the workflow."""
     from tomat.app.config_keys import check_words
     from tomat.base.errors import TomatError
+    from tomat.workflow.folder_run import folder_words
 
     path = args.config_path or DEFAULT_CONFIG
     if args.config_path is None and not path.exists():
@@ -84,17 +83,18 @@ def run_train(args: argparse.Namespace) -> int:
         raise TomatError("--fork_step needs --fork NEW_NAME.")
     # Before the seconds that importing JAX and Levanter takes.
     check_words(path, args.overrides)
+    overrides = folder_words(path, args.overrides)
 
     from tomat.base.reporting import console, write_report
     from tomat.training.config import load_config
     from tomat.training.origins import Continuation
     from tomat.training.preemption import StopRequest
 
-    config = load_config(path, args.overrides)
+    config = load_config(path, overrides)
     fork_of = None
     if args.fork is not None:
         fork_of = config.run_name
-        config = load_config(path, [*args.overrides, "--run_name", args.fork])
+        config = load_config(path, [*overrides, "--run_name", args.fork])
     if args.plan_first:
         refuse_what_cannot_fit(config)
     allow = tuple(key for key in args.allow_change.split(",") if key)
@@ -160,13 +160,17 @@ def train_and_report(
     from tomat.base.reporting import console, write_json
     from tomat.runs.published import PAGE_FILES, is_remote, publish
     from tomat.training.run import train
+    from tomat.workflow.folder_run import prepared
+    from tomat.workflow.held_out import evaluate_held_out, held_out_materials
 
+    config, data = prepared(config)
     result = train(config, continuation, stop)
     # After SIGTERM what is left of the grace is for the pages: the steps are saved.
     profile_page = write_profile_page(config, result)
     evaluation = free_running = None
-    if config.data.source == "embedded" and not result.preempted:
-        evaluation, free_running = evaluate_embedded(config, result)
+    held = None if result.preempted else held_out_materials(config, data)
+    if held is not None:
+        evaluation, free_running = evaluate_held_out(config, result, held)
     figures: dict[str, Any] = {
         "run": config.run_name,
         "training": {key: value for key, value in asdict(result).items() if key != "run_dir"},
@@ -258,39 +262,3 @@ def _commit() -> str:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return ""
-
-
-def evaluate_embedded(
-    config: "TrainConfig", result: "TrainResult"
-) -> "tuple[TeacherForcedResult | None, FreeRunningResult | None]":
-    """The evaluations of the embedded materials that were held out which are asked for and which the model can do, each
-    with a picture of the first material."""
-    from tomat.app.eval_verbs import evaluate_with_bar, predict_with_bar
-    from tomat.density.crystal import Crystal
-    from tomat.density.demo.embedded import demo_materials, load_demo, load_stored
-    from tomat.evaluation.picture import draw_plane, predicted_plane, teacher_forced_plane
-    from tomat.evaluation.teacher_forced import TeacherForcedConfig, evaluator_of
-    from tomat.inference.predictor import RunPredictor, can_predict
-    from tomat.inference.trained import load_trained
-
-    asked = config.evaluation
-    run = load_trained(result.run_dir)
-    names = [material.material_id for material in demo_materials("validation")]
-    evaluation = free_running = None
-    if asked.patches_per_material > 0:
-        sampling = TeacherForcedConfig(patches_per_material=asked.patches_per_material, seed=asked.seed)
-        with evaluator_of(run, sampling) as (evaluator, model):
-            evaluation = evaluate_with_bar(evaluator, model, names, load_demo, run.settings("embedded validation"))
-            if asked.picture:
-                plane = teacher_forced_plane(evaluator, model, load_demo(names[0]))
-                draw_plane(plane, result.run_dir / DENSITY_FIGURE)
-    if asked.free_running and can_predict(run):
-        predictor = RunPredictor(run)
-        free_running = predict_with_bar(
-            predictor, names, load_stored, run.settings("embedded validation, stored grids")
-        )
-        if asked.picture:
-            truth, first = load_stored(names[0]), free_running.materials[0]
-            prediction = predictor.predict(Crystal.of(truth), truth.grid_shape, electrons=first.electrons)
-            draw_plane(predicted_plane(prediction.rho, truth), result.run_dir / PREDICTION_FIGURE)
-    return evaluation, free_running

@@ -66,7 +66,8 @@ def read_cube(path: Location, material_id: str | None = None, rules: ReadRules =
 def _read(text: BoundedText) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """rho x V float64 `[nx, ny, nz]`, lattice in A, atomic numbers, fractional coordinates from the first voxel."""
     source = text.source
-    text.line(), text.line()  # two titles
+    for _ in range(2):
+        text.line()  # a title
     head = _words(text, "the number of atoms and the origin", 4, 5)
     n_atoms, n_data = _whole(head[0], source), int(head[4]) if len(head) > 4 else 1
     if n_atoms < 0 or n_data != 1:

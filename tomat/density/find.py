@@ -92,6 +92,7 @@ def material_name(path: str) -> str:
     stem = name.name
     while (suffix := next((each for each in _ENDINGS if stem.endswith(each)), None)) is not None:
         stem = stem.removesuffix(suffix)
+    stem = stem.removesuffix(".CHGCAR")
     if stem in ("CHGCAR", "CHG", "AECCAR0", "AECCAR2") and name.parent.name:
         return name.parent.name
     return stem

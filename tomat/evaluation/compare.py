@@ -56,7 +56,8 @@ def compare_densities(reference: DensityGrid, other: DensityGrid) -> Comparison:
         return Comparison(reference, other, False)
     # Only the values are compared: the other's may be of a lattice that was rounded.
     other = replace(other, lattice=reference.lattice)
-    return Comparison(*(each.refined(shape, clip_negative=True) for each in (reference, other)), True)
+    finer = [each.refined(shape, clip_negative=True) for each in (reference, other)]
+    return Comparison(finer[0], finer[1], True)
 
 
 def _check_same_crystal(reference: DensityGrid, other: DensityGrid) -> None:

@@ -1,7 +1,8 @@
 """Free-running evaluation: whole cells from their structures alone, as a user would have them.
 
 The predictor is given lattice, atoms and the grid's sides. The electron count is the sum of valences that its training
-set has taught it. The true density is read afterwards, to be compared with.
+set has taught it; where that set does not settle them, nothing is scaled. The true density is read
+afterwards, to be compared with.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -44,8 +45,9 @@ class FreeRunningMaterial:
     """Of the prediction."""
     electrons_before: float
     """As predicted, before the density was scaled."""
-    electrons: float
-    """Sum of the valences, to which it was scaled."""
+    electrons: float | None
+    """Sum of the valences, to which it was scaled; None: the training set does not settle them, and it is as
+    predicted."""
     free_running_nmae: float
     promolecule_nmae: float
     """Of the sum of atoms, scaled to the same count."""
@@ -178,12 +180,13 @@ def evaluate_free_running(
     for name in material_ids:
         truth = load(name)
         crystal, shape = Crystal.of(truth), truth.grid_shape
-        electrons, _ = electron_count(crystal, None, predictor.valences)
-        if electrons is None:
-            raise TomatError(f"{name}: the training set has taught no valences, so its electrons are not known.")
+        learnt = predictor.valences
+        settled = learnt is not None and set(crystal.atomic_numbers.tolist()) <= set(learnt)
+        electrons = electron_count(crystal, None, learnt)[0] if settled else None
         prediction = predictor.predict(crystal, shape, electrons=electrons, on_patches=on_patches)
         atoms, _ = normalised(promolecule.density(crystal, shape), crystal, electrons)
-        constant = np.full(shape, electrons / crystal.volume_a3, np.float32)
+        total = prediction.electrons_before if electrons is None else electrons
+        constant = np.full(shape, total / crystal.volume_a3, np.float32)
         correlation = share = None
         if prediction.spread is not None:
             share = float(prediction.spread.sum(dtype=np.float64) / prediction.rho.sum(dtype=np.float64))

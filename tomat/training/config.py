@@ -26,6 +26,7 @@ from tomat.base.errors import TomatError
 from tomat.base.layout import CHECKPOINT_FOLDER
 from tomat.base.overrides import parse_overrides, read_yaml, tomat_cause
 from tomat.base.reporting import console, dump_json
+from tomat.density.rules import ReadRules
 from tomat.loss.config import LossConfig
 from tomat.model.decoder import DensityDecoderConfig
 from tomat.model.presets import preset_model
@@ -79,9 +80,11 @@ OWNED_BY_TOMAT = {
 class DataConfig:
     """Which tokens a run reads."""
 
-    source: Literal["embedded", "shards"] = "shards"
-    """`embedded`: the densities that ship with tomat, tokenised into the run's folder on first use; `shards`: data sets
-    written by `tomat tokenise`."""
+    source: Literal["embedded", "folder", "shards"] = "shards"
+    """`embedded`: the densities that ship with tomat, tokenised into the run's folder on first use; `folder`: those
+    below `input`, likewise; `shards`: data sets written by `tomat tokenise`."""
+    input: str | None = None
+    """Folder or file of densities (`source: folder`); their content is what a run is known by, not where they lie."""
     train: str | None = None
     """Folder or `gs://` URL of the training shard set (`source: shards`)."""
     validation: str | None = None
@@ -89,7 +92,8 @@ class DataConfig:
     layout: str = "v3-p19"
     """The sequence layout (`tomat/tokens/patch.py`); a shard set with another one is refused."""
     n_density_tokens: int = 16384
-    """Number of density ids: bins of the Lloyd-Max codec. A shard set with another number is refused."""
+    """Number of density ids: bins of the Lloyd-Max codec. A shard set with another number is refused. With `source:
+    folder` the most that are taken: how many follows from the densities and `codec_floor`."""
     vocabulary_rows: int | None = None
     """Rows of the model's embedding and of its logits; None: the ids of the vocabulary. Rows beyond those belong to no
     token: padding to a round number, or the vocabulary of another decoder, whose step is to be planned."""
@@ -100,9 +104,19 @@ class DataConfig:
     verify_checksums: bool = True
     """Check the checksum of every block as it is read."""
     patches_per_material: int = 64
-    """Patches drawn from each cell (`source: embedded`)."""
+    """Patches drawn from each cell (`source: embedded`, `folder`)."""
     codec_objective: Literal["absolute", "squared"] = "absolute"
-    """What the codec fitted to the embedded densities minimises (`source: embedded`)."""
+    """What the codec minimises that is fitted to the densities (`source: embedded`, `folder`)."""
+    codec_floor: float = 0.01
+    """NMAE that rounding to the codec's bins may cost (`source: folder`); the fewest bins below it are taken."""
+    validation_share: float = 0.1
+    """Share of the densities that is held out, whole compositions (`source: folder`); 0: none."""
+    split_seed: int = 0
+    """Decides which compositions are held out (`source: folder`)."""
+    species: tuple[str, ...] = ()
+    """Elements of CHGCARs that name none, VASP 4 (`source: folder`), in the order of their counts."""
+    accept: tuple[str, ...] = ()
+    """Refusals of densities that are lifted (`source: folder`): not_total, distances, zeros, fractional_electrons."""
 
     def __post_init__(self) -> None:
         if self.layout not in LAYOUTS:
@@ -112,11 +126,22 @@ class DataConfig:
                 "data.source is 'shards' but data.train is not set; give the folder or gs:// URL of a shard set "
                 "(`tomat tokenise` writes one), or set data.source=embedded."
             )
-        if self.source == "embedded" and (self.train or self.validation):
+        if self.source != "shards" and (self.train or self.validation):
             raise TomatError(
-                "data.source is 'embedded', yet data.train or data.validation is set; to read them, "
+                f"data.source is '{self.source}', yet data.train or data.validation is set; to read them, "
                 "use data.source=shards."
             )
+        if (self.source == "folder") != (self.input is not None):
+            raise TomatError(
+                f"data.source is '{self.source}' and data.input {self.input!r}; data.source=folder needs the folder of "
+                "densities as data.input, no other source takes one."
+            )
+        if not 0 < self.codec_floor < 1 or not 0 <= self.validation_share < 1:
+            raise TomatError(
+                f"data.codec_floor is {self.codec_floor} and data.validation_share {self.validation_share}; expected "
+                "shares, the first above 0."
+            )
+        ReadRules(self.species, self.accept)
         context = self.sequence_layout.context
         if self.seq_len is not None and not 2 <= self.seq_len <= context:
             raise TomatError(
@@ -180,6 +205,8 @@ class EvaluationConfig:
     free_running: bool = True
     """Predict each held-out material from its structure alone, whole cells on their stored grids, where the model can:
     it has `model.environment`, and `density_dropout` is above 0."""
+    materials: int = 16
+    """Held-out materials that are evaluated, at most: the first of them."""
     picture: bool = True
     """Draw a slice of one held-out material for each evaluation: reference, prediction, difference."""
     seed: int = 0

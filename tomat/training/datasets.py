@@ -71,6 +71,11 @@ def open_datasets(config: TrainConfig, local_dir: Path) -> Datasets:
             multihost_utils.sync_global_devices("tomat: the embedded densities are tokenised")
         if jax.process_index() > 0:
             write()
+    elif data.source == "folder":
+        # `tomat train` has prepared them, and with them what of the configuration follows from them.
+        folder = local_dir / "data"
+        train_url = str(folder / "train")
+        validation_url = str(folder / "validation") if (folder / "validation").exists() else None
     else:
         assert data.train is not None  # or `DataConfig` would have refused it
         train_url, validation_url = data.train, data.validation

@@ -33,6 +33,7 @@ FIXED_KEYS = (
 """What decides what is learnt: data and codec, shuffle, model, loss, optimizer and schedule, batch, steps, seed."""
 
 FREE_KEYS = (
+    "data.input",
     "data.verify_checksums",
     "model.attn_backend",
     "model.flash_attention_block_size",
@@ -49,7 +50,14 @@ FREE_KEYS = (
 )
 """What lies below a fixed key but decides only how the same numbers are computed."""
 
-ADDED_KEYS = {"density_dropout": 0.0}
+ADDED_KEYS = {
+    "density_dropout": 0.0,
+    "data.codec_floor": 0.01,
+    "data.validation_share": 0.1,
+    "data.split_seed": 0,
+    "data.species": [],
+    "data.accept": [],
+}
 """Fixed keys that runs of earlier versions have not on record, and what those did."""
 
 Changes = dict[str, tuple[Any, Any]]

@@ -1,0 +1,131 @@
+"""Look at every density below a path once: what can be read, what is there twice, what is left out and why.
+
+Each answer is kept as it is found, by the hash of the file, so that a survey that was stopped goes on, and one of a
+folder with a new file reads that file alone.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tomat.base.errors import RetryableError, TomatError
+from tomat.base.reporting import counted, first_line, progress
+from tomat.dataset.contents import Material, file_sha256
+from tomat.density.find import DensityFile, ignored_words
+from tomat.density.grid import DensityGrid
+
+SURVEY_FILE = "survey.jsonl"
+"""One JSON object for each file that was looked at."""
+
+Reader = Callable[[DensityFile], DensityGrid]
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What lies below a path."""
+
+    materials: tuple[Material, ...]
+    """That can be read, each density once, in the order of their files."""
+    duplicates: Mapping[str, str]
+    """Name of each further file of a density, to the name that it is kept under."""
+    ignored: Mapping[str, str]
+    """Why, by path, of every other file."""
+
+    def words(self) -> str:
+        """`10 read, 8 ignored: ..., 2 duplicates: b (of a)`."""
+        twice = counted(len(self.duplicates), "duplicate")
+        if self.duplicates:
+            shown = [f"{name} (of {kept})" for name, kept in list(self.duplicates.items())[:5]]
+            twice += ": " + ", ".join([*shown, *(["..."] if len(self.duplicates) > 5 else [])])
+        return f"{len(self.materials):,} read, {ignored_words(self.ignored)}, {twice}"
+
+
+def hash_files(files: Sequence[DensityFile]) -> dict[str, str]:
+    """Hash of each file, by path.
+
+    Raises:
+        TomatError: a file that cannot be read.
+    """
+    with progress() as bar:
+        return {file.path: file_sha256(file.path) for file in bar.track(files, description="Comparing files")}
+
+
+def survey(
+    files: Sequence[DensityFile],
+    hashes: Mapping[str, str],
+    ignored: Mapping[str, str],
+    read: Reader,
+    kept: Path,
+) -> Survey:
+    """Read what was not read before.
+
+    Args:
+        files: as they were found.
+        hashes: of each, by path.
+        ignored: of the search.
+        read: reads and checks one; what it refuses is ignored, with its reason.
+        kept: file of the answers so far, in a folder that is there.
+
+    Raises:
+        RetryableError: a place that does not answer.
+        TomatError: memory that ran out.
+    """
+    known = _answers(kept)
+    found: list[Material] = []
+    left_out = dict(ignored)
+    with kept.open("a", encoding="utf-8") as answers, progress() as bar:
+        for file in bar.track(files, description="Reading densities"):
+            key = hashes[file.path]
+            answer = known.get(key)
+            if answer is None:
+                answer = _look(file, key, read)
+                words = answer if isinstance(answer, str) else answer.to_dict()
+                answers.write(json.dumps({"file_sha256": key, "found": words}) + "\n")
+                answers.flush()
+            if isinstance(answer, str):
+                left_out[file.path] = answer
+            else:
+                found.append(Material.from_dict({**answer.to_dict(), "name": file.name}))
+    return _each_once(found, left_out)
+
+
+def _look(file: DensityFile, key: str, read: Reader) -> Material | str:
+    """The density of a file, or why there is none."""
+    try:
+        return Material.of(read(file), file.name, key)
+    except RetryableError:
+        raise
+    except MemoryError as error:
+        raise TomatError(f"Memory ran out while {file.path} was read: {error}. Take it out of the folder.") from error
+    except TomatError as error:
+        return first_line(error).removeprefix(file.path).lstrip(" :")
+
+
+def _each_once(found: Sequence[Material], ignored: Mapping[str, str]) -> Survey:
+    """With the first of each density; only those of one formula and grid are compared."""
+    groups: dict[tuple[object, ...], list[Material]] = {}
+    duplicates: dict[str, str] = {}
+    for material in found:
+        group = groups.setdefault((material.formula, material.grid_shape), [])
+        same = next((each for each in group if each.is_same(material)), None)
+        if same is None:
+            group.append(material)
+        else:
+            duplicates[material.name] = same.name
+    return Survey(tuple(each for each in found if each.name not in duplicates), duplicates, ignored)
+
+
+def _answers(kept: Path) -> dict[str, Material | str]:
+    """What was found before, by the hash of the file; a line that a stop cut off is passed over."""
+    answers: dict[str, Material | str] = {}
+    if not kept.exists():
+        return answers
+    for line in kept.read_text(encoding="utf-8").splitlines():
+        try:
+            entry = json.loads(line)
+            found = entry["found"]
+            answers[entry["file_sha256"]] = found if isinstance(found, str) else Material.from_dict(found)
+        except (ValueError, KeyError, TypeError):
+            continue
+    return answers

@@ -1,0 +1,86 @@
+"""The evaluations at the end of a training, on whole materials that it held out: embedded ones, or of a folder."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tomat.base.layout import DENSITY_FIGURE, PREDICTION_FIGURE
+
+if TYPE_CHECKING:
+    from tomat.dataset.folder import FolderData
+    from tomat.density.grid import DensityGrid
+    from tomat.evaluation.free_running import FreeRunningResult
+    from tomat.evaluation.result import TeacherForcedResult
+    from tomat.training.config import TrainConfig
+    from tomat.training.loop import TrainResult
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """Materials that a run has not learnt from."""
+
+    names: Sequence[str]
+    load: "Callable[[str], DensityGrid]"
+    """Reads one, on the grid that it was tokenised on."""
+    load_whole: "Callable[[str], DensityGrid]"
+    """Reads one on the grid that it is predicted on."""
+    words: tuple[str, str]
+    """Where they are from: for the first evaluation, and for the second."""
+
+
+def held_out_materials(config: "TrainConfig", data: "FolderData | None") -> HeldOut | None:
+    """What a run can be evaluated on: all that was held out, or as many as `evaluation.materials` says; None for a run
+    on shard sets, which hold densities only as tokens, and for one that held nothing out.
+
+    Args:
+        data: of a run that is trained on a folder.
+    """
+    from tomat.base.reporting import console
+
+    asked = config.evaluation
+    if data is not None:
+        every = data.splits.get("validation", ())
+        held = HeldOut(every[: asked.materials], data.load, data.load, (f"held out of {config.data.input}",) * 2)
+    elif config.data.source == "embedded":
+        from tomat.density.demo.embedded import demo_materials, load_demo, load_stored
+
+        every = [material.material_id for material in demo_materials("validation")]
+        words = "embedded validation", "embedded validation, stored grids"
+        held = HeldOut(every[: asked.materials], load_demo, load_stored, words)
+    else:
+        return None
+    if len(held.names) < len(every):
+        console.print(f"evaluated on {len(held.names)} of {len(every):,} held-out materials (evaluation.materials)")
+    return held if held.names else None
+
+
+def evaluate_held_out(
+    config: "TrainConfig", result: "TrainResult", held: HeldOut
+) -> "tuple[TeacherForcedResult | None, FreeRunningResult | None]":
+    """The evaluations which are asked for and which the model can do, each with a picture of the first material."""
+    from tomat.density.crystal import Crystal
+    from tomat.evaluation.picture import draw_plane, predicted_plane, teacher_forced_plane
+    from tomat.evaluation.teacher_forced import TeacherForcedConfig, evaluator_of
+    from tomat.inference.predictor import RunPredictor, can_predict
+    from tomat.inference.trained import load_trained
+    from tomat.workflow.bars import evaluate_with_bar, predict_with_bar
+
+    asked = config.evaluation
+    run = load_trained(result.run_dir)
+    names, (patch_words, cell_words) = held.names, held.words
+    evaluation = free_running = None
+    if asked.patches_per_material > 0:
+        sampling = TeacherForcedConfig(patches_per_material=asked.patches_per_material, seed=asked.seed)
+        with evaluator_of(run, sampling) as (evaluator, model):
+            evaluation = evaluate_with_bar(evaluator, model, names, held.load, run.settings(patch_words))
+            if asked.picture:
+                plane = teacher_forced_plane(evaluator, model, held.load(names[0]))
+                draw_plane(plane, result.run_dir / DENSITY_FIGURE)
+    if asked.free_running and can_predict(run):
+        predictor = RunPredictor(run)
+        free_running = predict_with_bar(predictor, names, held.load_whole, run.settings(cell_words))
+        if asked.picture:
+            truth, first = held.load_whole(names[0]), free_running.materials[0]
+            prediction = predictor.predict(Crystal.of(truth), truth.grid_shape, electrons=first.electrons)
+            draw_plane(predicted_plane(prediction.rho, truth), result.run_dir / PREDICTION_FIGURE)
+    return evaluation, free_running

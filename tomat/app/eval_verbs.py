@@ -152,6 +152,10 @@ def _materials(args: argparse.Namespace, trained_on: str) -> "tuple[list[str], C
         return list(inputs.material_ids), inputs.get_grid, counted(len(inputs.material_ids), "input")
     refuse_rules(args.species, args.accept, "the embedded densities")
     if args.split is None and trained_on != "embedded":
+        if trained_on == "folder":
+            raise TomatError(
+                f"{args.run_dir} was trained on a folder of densities; name those to evaluate with --input."
+            )
         raise TomatError(
             f"{args.run_dir} was trained on a shard set, which holds densities only as tokens; name held-out densities "
             "with --input, or the embedded set with --split validation."

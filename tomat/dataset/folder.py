@@ -157,6 +157,8 @@ def _begin(folder: Path, request: FolderRequest, looked: Survey, place: str) -> 
     chosen = held_out_compositions(
         [(each.formula, each.atoms) for each in looked.materials], request.validation_share, request.split_seed
     )
+    if request.validation_share > 0 and not chosen:
+        console.print("nothing can be held out: no composition has all its elements in the others too")
     content = {
         "request": asdict(request),
         "materials": [each.to_dict() for each in looked.materials],
@@ -220,7 +222,7 @@ def _split_words(data: FolderData) -> str:
         n = len(data.splits[split])
         return f"{counted(n, 'material')} of {counted(len(_compositions(data, split)), 'composition')}"
 
-    held = "nothing is held out: no composition's elements are all in the others"
+    held = "nothing held out"
     if data.splits.get("validation"):
         names = _compositions(data, "validation")
         more = ", ..." if len(names) > 8 else ""

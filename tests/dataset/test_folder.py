@@ -1,0 +1,190 @@
+"""A folder becomes the data of a run once, whatever stops it, and no other folder does under that name."""
+
+import json
+import shutil
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from density_folder import write_folder
+
+from tomat.base.errors import TomatError
+from tomat.codec.histogram import DensityHistogram
+from tomat.dataset import fit, folder, survey
+from tomat.dataset.contents import Material
+from tomat.dataset.fit import choose_codec
+from tomat.dataset.folder import FolderRequest, prepare_folder
+from tomat.density.grid import DensityGrid
+from tomat.tokens.shards import open_shards
+
+REQUEST = FolderRequest("v3-p7", 2, 64, "absolute", 0.05, 0.3, 0)
+
+
+@pytest.fixture
+def densities(tmp_path):
+    return write_folder(tmp_path / "in")
+
+
+def prepare(densities, tmp_path, request=REQUEST):
+    return prepare_folder(str(densities), request, tmp_path / "run" / "data", "r")
+
+
+def contents(data):
+    return {split: open_shards(str(data.folder / split)).content_sha256 for split in data.splits}
+
+
+def test_a_folder_becomes_two_sets(densities, tmp_path, capsys):
+    data = prepare(densities, tmp_path)
+    words = " ".join(capsys.readouterr().out.split())
+    assert "7 read, 3 ignored: " in words and "a/INCAR (its name is that of no density);" in words
+    assert "NaCl/POSCAR (a structure without a density)" in words and "in/cut.CHGCAR (is not a complete CHGCAR" in words
+    assert "2 duplicates: copy (of NaF), same (of NaF)" in words
+    every = [name for split in data.splits.values() for name in split]
+    assert sorted(every) == ["Mg", "MgCl2", "MgF2", "MgO", "NaCl", "NaF", "NaF-strained"]
+    held = {data.formulas[name] for name in data.splits["validation"]}
+    assert held and not held & {data.formulas[name] for name in data.splits["train"]}
+    train, validation = (open_shards(str(data.folder / split)) for split in ("train", "validation"))
+    assert train.codec.sha256 == validation.codec.sha256 and train.promolecule is not None
+    assert train.codec.n_density_tokens == data.n_density_tokens <= 64
+    assert train.rows == 2 * len(data.splits["train"])
+    assert data.load("NaCl").formula == "ClNa"
+
+
+def test_it_is_made_once_and_goes_on_wherever_it_was_stopped(densities, tmp_path, monkeypatch):
+    whole = contents(prepare(densities, tmp_path))
+    shutil.copytree(tmp_path / "run", tmp_path / "kept")
+
+    def refuse(*args, **kwargs):
+        raise AssertionError("nothing is read or written again")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(folder, "open_density", refuse)
+        patched.setattr(folder, "write_shards", refuse)
+        assert contents(prepare(densities, tmp_path)) == whole
+
+    class Stop(BaseException):
+        pass
+
+    shutil.rmtree(tmp_path / "run")
+    read = []
+
+    def stopping_after(true, most):
+        calls = []
+
+        def call(*args, **kwargs):
+            calls.append(args)
+            if len(calls) > most:
+                raise Stop
+            return true(*args, **kwargs)
+
+        return call
+
+    def remembered(file, *rest, look=survey._look):
+        read.append(file.path)
+        return look(file, *rest)
+
+    monkeypatch.setattr(survey, "_look", stopping_after(remembered, 3))
+    with pytest.raises(Stop):
+        prepare(densities, tmp_path)
+    monkeypatch.setattr(survey, "_look", remembered)
+    for module, name, most in ((fit, "choose_codec", 0), (folder, "write_shards", 1), (folder, "open_shards", 0)):
+        with monkeypatch.context() as patched, pytest.raises(Stop):
+            patched.setattr(module, name, stopping_after(getattr(module, name), most))
+            prepare(densities, tmp_path)
+    assert contents(prepare(densities, tmp_path)) == whole
+    assert len(set(read)) == len(read) == 10
+
+
+def test_other_densities_under_the_same_name_are_refused(densities, tmp_path):
+    whole = contents(prepare(densities, tmp_path))
+    # Where they lie, what they are called and how they are packed is not what they are.
+    moved = densities.rename(tmp_path / "elsewhere")
+    (moved / "c" / "d" / "MgF2.vasp").rename(moved / "renamed.vasp")
+    shutil.copy(moved / "MgCl2.cube", moved / "again.cub")
+    data = prepare(moved, tmp_path)
+    assert contents(data) == whole and data.load("MgF2").formula == "F2Mg"
+    shutil.rmtree(moved / "MgO.zarr")
+    with pytest.raises(TomatError, match=r"run 'r' was begun with other densities than (?s:.*)gone: MgO\nUse another"):
+        prepare(moved, tmp_path)
+    (moved / "new.CHGCAR").write_bytes((moved / "a" / "NaF.CHGCAR").read_bytes().replace(b"3.200000", b"3.210000", 1))
+    with pytest.raises(TomatError, match=r"new: new\n  gone: MgO"):
+        prepare(moved, tmp_path)
+    shutil.rmtree(tmp_path / "run" / "data")
+    assert "new" in prepare(moved, tmp_path).formulas
+
+
+def test_settings_decide_the_data(densities, tmp_path):
+    data = prepare(densities, tmp_path)
+    for change, words in (
+        ({"validation_share": 0.5}, "validation_share: 0.3 -> 0.5"),
+        ({"split_seed": 1}, "split_seed: 0 -> 1"),
+        ({"codec_floor": 0.02}, "codec_floor: 0.05 -> 0.02"),
+        ({"patches_per_material": 3}, "patches_per_material: 2 -> 3"),
+        ({"accept": ("zeros",)}, r"accept: \[\] -> \['zeros'\]"),
+    ):
+        with pytest.raises(TomatError, match=f"made with other settings:\n  {words}"):
+            prepare(densities, tmp_path, replace(REQUEST, **change))
+    # The number of bins is a limit: the configuration that the run left has those that were chosen.
+    same = prepare(densities, tmp_path, replace(REQUEST, most_bins=data.n_density_tokens))
+    assert contents(same) == contents(data)
+    with pytest.raises(TomatError, match=f"with {data.n_density_tokens} density ids, .* allows 4"):
+        prepare(densities, tmp_path, replace(REQUEST, most_bins=4))
+    nothing = prepare(densities, tmp_path / "all", replace(REQUEST, validation_share=0.0))
+    assert list(nothing.splits) == ["train"] and len(nothing.splits["train"]) == 7
+    # Without the POSCAR the elements of the VASP 4 file are those that are named.
+    (densities / "NaCl" / "POSCAR").unlink()
+    assert "NaCl" not in prepare(densities, tmp_path / "without").formulas
+    named = prepare(densities / "NaCl", tmp_path / "named", replace(REQUEST, species=("Na", "Cl")))
+    assert named.formulas == {"NaCl": "ClNa"} and list(named.splits) == ["train"]
+
+
+def test_damage_is_one_error(densities, tmp_path):
+    prepare(densities, tmp_path)
+    record = tmp_path / "run" / "data" / "folder.json"
+    content = json.loads(record.read_text())
+    content["validation_formulas"] = []
+    record.write_text(json.dumps(content))
+    with pytest.raises(TomatError, match="folder.json is damaged: its content hashes to"):
+        prepare(densities, tmp_path)
+    record.unlink()
+    with pytest.raises(TomatError, match="has data of another source in"):
+        prepare(densities, tmp_path)
+
+
+def test_nothing_to_read_is_one_error(tmp_path):
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "CHGCAR").write_text("no density")
+    with pytest.raises(TomatError, match="holds no density that can be read: 0 read, 1 ignored: in/CHGCAR"):
+        prepare(tmp_path / "in", tmp_path)
+
+
+def test_the_fewest_bins_below_the_floor_are_taken(capsys):
+    histogram = DensityHistogram()
+    histogram.add(np.random.default_rng(0).lognormal(size=50_000).astype(np.float32))
+    floors = {}
+    for floor in (0.05, 0.02, 0.002):
+        codec = choose_codec(histogram, 4096, "absolute", floor)
+        n = codec.n_density_tokens
+        floors[n] = codec.fit["nmae_floor"]["absolute"]["median"]
+        assert n & (n - 1) == 0 and floors[n] < floor <= 3 * floors[n]
+    assert list(floors) == sorted(floors)
+    assert choose_codec(histogram, 48, "absolute", 0.002).n_density_tokens == 48
+    assert "0.2 % was asked for, and data.n_density_tokens allows no more" in capsys.readouterr().out
+
+
+def test_densities_are_the_same_by_what_they_hold():
+    rng = np.random.default_rng(0)
+    rho = rng.uniform(0.1, 1.0, (6, 5, 4))
+    lattice, coords = np.diag([3.0, 3.1, 3.2]), np.array([[0.0, 0.1, 0.2], [0.5, 0.6, 0.7]])
+    rho *= 8 / (rho.mean() * np.linalg.det(lattice))
+
+    def material(rho, lattice=lattice, coords=coords, numbers=(11, 9)):
+        return Material.of(DensityGrid(rho, lattice, np.array(numbers), coords), "x", "0")
+
+    one = material(rho)
+    assert one.is_same(material(rho * (1 + 1e-7))) and one.is_same(material(rho, coords=coords + [1, 0, -1]))
+    assert one.is_same(material(rho, lattice + 1e-6))
+    assert Material.from_dict(json.loads(json.dumps(one.to_dict()))) == one
+    others = [rho * rng.uniform(0.99, 1.01, rho.shape), rho[:, :, :3]]
+    assert not any(one.is_same(material(other)) for other in others)
+    assert not one.is_same(material(rho, lattice * 1.001)) and not one.is_same(material(rho, numbers=(9, 11)))

@@ -11,7 +11,7 @@ from tomat.density.rules import add_rule_flags
 SETTINGS: Mapping[str, str] = {
     "input": "folder or URL (gs://, s3://) of the densities",
     "output": "folder or gs:// URL of the shard set",
-    "source": "rho_gga, materials_project, chgcar or embedded (default: rho_gga)",
+    "source": "rho_gga, materials_project, chgcar, folder or embedded (default: rho_gga)",
     "filelist": "file with a material id a line, also below --input (default: all that --input holds)",
     "split_file": "JSON with lists of indices into the filelist by split (default: every material)",
     "split": "split to take and to record (default: train)",

@@ -55,6 +55,8 @@ def test_chgcars_at_any_depth(tmp_path):
     (tmp_path / "in" / "other" / "a" / "CHGCAR").write_text("")
     found = names(RetokenizeConfig(str(tmp_path / "in"), "out", "chgcar"))
     assert sorted(found) == ["a", "b", "mp-7", "other-a"]
+    (tmp_path / "in" / "deep" / "b" / "x.cube").write_text("")
+    assert sorted(names(RetokenizeConfig(str(tmp_path / "in"), "out", "folder"))) == [*sorted(found), "x"]
 
 
 def test_materials_project_objects(tmp_path):

@@ -30,9 +30,10 @@ class RetokenizeConfig:
     """Folder or URL (`gs://`, `s3://`) of the densities; nothing for `source: embedded`."""
     output: str = ""
     """Folder or `gs://` URL of the shard set."""
-    source: Literal["rho_gga", "materials_project", "chgcar", "embedded"] = "rho_gga"
+    source: Literal["rho_gga", "materials_project", "chgcar", "folder", "embedded"] = "rho_gga"
     """`rho_gga`: `<id>.zarr` groups; `materials_project`: `<id>.json.gz` objects; `chgcar`: a local folder of CHGCARs,
-    at any depth; `embedded`: the densities that ship with tomat."""
+    at any depth; `folder`: densities of every kind, as other verbs find them (`density/find.py`);
+    `embedded`: the densities that ship with tomat."""
     filelist: str | None = None
     """File with a material id a line (`mp_filelist.txt`), a path or URL, or a name below `input`; None: all that
     `input` holds, in order of their names."""
@@ -80,7 +81,7 @@ class RetokenizeConfig:
     def __post_init__(self) -> None:
         layout_named(self.layout)
         ReadRules(self.species, self.accept)
-        if self.species and self.source != "chgcar":
+        if self.species and self.source not in ("chgcar", "folder"):
             raise TomatError(
                 f"species is {' '.join(self.species)} and the source '{self.source}', which names its elements; "
                 "species is for CHGCARs that name none. Leave it out."

@@ -158,7 +158,7 @@ def check_request(config: RetokenizeConfig, store: Store, started: bytes | None,
 
 def rules_without_use(source: str | None) -> tuple[str, ...]:
     """The settings of `ReadRules` that do nothing for a source; older requests may have them."""
-    return {"chgcar": (), "embedded": ("species", "accept")}.get(source or "", ("species",))
+    return {"chgcar": (), "folder": (), "embedded": ("species", "accept")}.get(source or "", ("species",))
 
 
 def request_content(content: bytes, source: str, remedy: str) -> dict[str, Any]:

@@ -132,14 +132,14 @@ def _density_folder(config: RetokenizeConfig) -> str:
 def _found(config: RetokenizeConfig) -> list[Material]:
     """Every density below the input, in the order of their paths."""
     root = _density_folder(config)
-    if config.source != "chgcar":
+    if config.source in SUFFIXES:
         paths = sorted(densities_below(root, SUFFIXES[config.source], config.storage_tries))
         found = [Material(material_name(path), path) for path in paths]
-    elif "://" in root:
+    elif config.source == "chgcar" and "://" in root:
         raise TomatError(f"CHGCARs are read from a local folder; found {root}. Copy them, or convert them to Zarr.")
     else:
         files = find_densities([root], config.storage_tries).files
-        found = [Material(file.name, file.path) for file in files if is_chgcar(file.path)]
+        found = [Material(file.name, file.path) for file in files if config.source == "folder" or is_chgcar(file.path)]
     if not found:
         raise TomatError(f"{root} holds no density of the kind '{config.source}'; check --input and --source.")
     return found

@@ -202,7 +202,7 @@ def survey_material(
     """
     found = grid.electron_count
     # A part of the electrons has no count to compare with; the reader lets one in only by its name and `accept`.
-    if config.source != "chgcar" or not is_partial(material.location):
+    if config.source not in ("chgcar", "folder") or not is_partial(material.location):
         expected = expected_electrons(material, grid, config.valences)
         if expected is None and "fractional_electrons" not in config.accept:
             check_whole_electrons(found, config.electron_tolerance, material.location)

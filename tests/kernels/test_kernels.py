@@ -49,7 +49,7 @@ def cache(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def kernels(cache) -> dict[int, CompiledKernel]:
-    return {kernel.timing.line: kernel for kernel in compile_kernels(SMALL, cache)}
+    return {kernel.timing.line: kernel for kernel in compile_kernels(SMALL, cache, workers=2)}
 
 
 @pytest.mark.slow

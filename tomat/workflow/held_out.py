@@ -40,7 +40,8 @@ def held_out_materials(config: "TrainConfig", data: "FolderData | None") -> Held
     asked = config.evaluation
     if data is not None:
         every = data.splits.get("validation", ())
-        held = HeldOut(every[: asked.materials], data.load, data.load, (f"held out of {config.data.input}",) * 2)
+        words = f"held out of {config.data.input}"
+        held = HeldOut(every[: asked.materials], data.load, data.load, (words, words))
     elif config.data.source == "embedded":
         from tomat.density.demo.embedded import demo_materials, load_demo, load_stored
 

@@ -34,7 +34,7 @@ def test_a_folder_is_enough(tmp_path, monkeypatch, capsys):
     assert names and names == [material["material_id"] for material in figures["free_running"]["materials"]]
     assert all(0 < material["free_running_nmae"] < 2 for material in figures["free_running"]["materials"])
     page = (run / "README.md").read_text()
-    assert f"Held out of {densities}" in page.replace("held", "Held") and all(name in page for name in names)
+    assert f"Held out of {densities}." in page and all(name in page for name in names)
     assert (run / "prediction.png").exists() and (run / "density.png").exists() and held
 
     assert main(words) == 0
@@ -65,7 +65,7 @@ def test_a_folder_is_enough(tmp_path, monkeypatch, capsys):
     [
         (["--data.source", "folder", "--data.input", "a/MY_CHGCARS/"], "MY_CHGCARS"),
         (["--data.source", "folder", "--data.input", "./2024"], "2024"),
-        (["--data.source", "folder", "--data.input", "über #1"], "ber-1"),
+        (["--data.source", "folder", "--data.input", "über (1)"], "ber-1"),
         (["--data.source", "folder", "--data.input", "x", "--run_name", "mine"], "mine"),
         (["--data.source", "folder"], None),
         (["--trainer.num_train_steps", "3"], None),

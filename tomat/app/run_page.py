@@ -42,7 +42,8 @@ def write_training_page(
         parts += ["## Training", _training(rows), f"![loss by step]({LOSS_FIGURE})"]
     if free_running is not None:
         parts += ["## Held-out compounds, predicted from their structures", free_running.summary()]
-        parts += [f"{free_running.settings['materials_from'].capitalize()}.", _predictions(free_running)]
+        words = free_running.settings["materials_from"]
+        parts += [f"{words[:1].upper()}{words[1:]}.", _predictions(free_running)]
         if (folder / PREDICTION_FIGURE).exists():
             parts.append(f"![reference, prediction, difference]({PREDICTION_FIGURE})")
     if evaluation is not None:

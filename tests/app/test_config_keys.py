@@ -54,7 +54,7 @@ def test_what_a_key_of_its_own_chooses_is_left_to_the_loader():
         ("run_nam: x", "a test sets run_nam, which is no setting; did you mean run_name?"),
         ("trainer: {mesh: {axis: 1}}", "trainer.mesh.axis"),
         ("data: {shuffle: {windows: 3}}", "data.shuffle.windows"),
-        ("data: {zzz: 3}", "there are codec_objective, layout"),
+        ("data: {zzz: 3}", "there are accept, codec_floor, codec_objective"),
         ("3: 4", "sets 3"),
     ],
 )

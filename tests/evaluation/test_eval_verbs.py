@@ -66,7 +66,7 @@ def report(run_dir, inputs, tmp_path_factory):
 def test_report_is_whole_and_says_what_it_is(report, inputs):
     content = json.loads(report.read_text())
     assert content["label"] == LABEL
-    assert [row["material_id"] for row in content["materials"]] == inputs
+    assert [row["material_id"] for row in content["materials"]] == [Path(place).stem for place in inputs]
     # The second cell is 6 voxels high: what a patch of 7 holds again counts once.
     assert [row["voxels"] for row in content["materials"]] == [2 * 7 * 7 * 7, 2 * 7 * 7 * 6]
     settings = content["settings"]

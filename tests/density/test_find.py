@@ -56,6 +56,8 @@ def test_a_folder_gives_its_densities_and_says_why_not_the_rest(tmp_path):
         "a/INCAR": "its",
         "deep/POSCAR.vasp": "a",
     }
+    partial = find_densities([str(tmp_path)], accept=("not_total",))
+    assert set(found.ignored) - set(partial.ignored) == {str(tmp_path / "a/AECCAR0")}
     words = ignored_words(found.ignored)
     assert words.startswith("6 ignored: ") and "a/POSCAR, deep/POSCAR.vasp (a structure without a density)" in words
     assert ignored_words({}) == "0 ignored"

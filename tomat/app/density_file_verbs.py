@@ -88,7 +88,7 @@ def run_show(args: argparse.Namespace) -> int:
 
         check_picture(args.picture)
     rules = rules_of(args.species, args.accept)
-    found = find_densities(args.input)
+    found = find_densities(args.input, accept=rules.accept)
     if args.picture is not None and len(found.files) > 1:
         raise TomatError(f"--picture draws one density, and {len(found.files):,} were found; name one file.")
     check_species_apply((file.path for file in found.files), rules)
@@ -232,7 +232,7 @@ def _inputs(args: argparse.Namespace) -> "tuple[dict[str, tuple[str | None, Call
         refuse_rules(args.species, args.accept, "the embedded densities")
         return {name: (None, partial(load_stored, name)) for name in args.demo}, ""
     rules = rules_of(args.species, args.accept)
-    found = find_densities(args.input)
+    found = find_densities(args.input, accept=rules.accept)
     check_species_apply((file.path for file in found.files), rules)
     inputs: dict[str, tuple[str | None, Callable[[], DensityGrid]]] = {
         file.name: (file.path, partial(open_density, file.path, file.name, rules)) for file in found.files

@@ -40,7 +40,7 @@ def path_inputs(paths: Iterable[str], rules: ReadRules = DEFAULT_RULES) -> Densi
         TomatError: as `find_densities`; or the rules name elements and no file is of a kind that may lack them.
         UnreachableError: if a bucket cannot be reached.
     """
-    found = {file.name: file.path for file in find_densities(paths).files}
+    found = {file.name: file.path for file in find_densities(paths, accept=rules.accept).files}
     check_species_apply(found.values(), rules)
 
     def get_grid(name: str) -> DensityGrid:

@@ -120,7 +120,7 @@ def prepare_folder(place: str, request: FolderRequest, folder: Path, run_name: s
         TomatError: nothing to read, data of other densities or of another request under the same name of a run, or a
             place that cannot be written.
     """
-    found = find_densities([place])
+    found = find_densities([place], accept=request.accept)
     check_species_apply((file.path for file in found.files), request.rules)
     _refuse_other_source(folder, run_name)
     try:

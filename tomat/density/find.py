@@ -2,7 +2,7 @@
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 from tomat.base.errors import TomatError
 from tomat.base.reporting import counted
 from tomat.base.retries import STORAGE_TRIES, with_retries
+from tomat.density.chgcar import is_partial
 from tomat.density.cube import SUFFIXES as CUBE_SUFFIXES
 from tomat.density.io import EXPECTED, PACKED
 
@@ -42,7 +43,7 @@ class FoundDensities:
     """Why, by path, of every other file of a folder."""
 
 
-def find_densities(paths: Iterable[str], tries: int = STORAGE_TRIES) -> FoundDensities:
+def find_densities(paths: Iterable[str], tries: int = STORAGE_TRIES, accept: Sequence[str] = ()) -> FoundDensities:
     """The densities among files, folders and URLs.
 
     A folder is searched to any depth, links to folders too; what is hidden (`.name`) is left alone. Taken are CHGCARs,
@@ -53,6 +54,7 @@ def find_densities(paths: Iterable[str], tries: int = STORAGE_TRIES) -> FoundDen
     Args:
         paths: a file that is named is taken whatever it is called; whether it is a density its reader says.
         tries: how often a bucket is asked.
+        accept: of the rules of reading; with `not_total` a folder gives its AECCAR0, AECCAR1 and PARCHG too.
 
     Raises:
         TomatError: a path that does not exist, or a folder without a density.
@@ -61,7 +63,7 @@ def find_densities(paths: Iterable[str], tries: int = STORAGE_TRIES) -> FoundDen
     found: dict[str, tuple[str, str]] = {}
     ignored: dict[str, str] = {}
     for given in paths:
-        taken, others = _below(given, tries)
+        taken, others = _below(given, tries, "not_total" in accept)
         if not taken:
             why = f"; {ignored_words(others)}" if others else ""
             raise TomatError(f"The folder {given} holds no density; expected {EXPECTED}{why}.")
@@ -129,7 +131,7 @@ def asked[Answer](place: str, tries: int, ask: Callable[[Any, str], Answer]) -> 
     return with_retries(answer, place, tries)
 
 
-def _below(given: str, tries: int) -> tuple[list[str], dict[str, str]]:
+def _below(given: str, tries: int, not_total: bool) -> tuple[list[str], dict[str, str]]:
     """The densities at one path, and what else lies there with the reason."""
     path = given.rstrip("/") or given
     if "://" in path:
@@ -153,7 +155,7 @@ def _below(given: str, tries: int) -> tuple[list[str], dict[str, str]]:
         below[:] = sorted(name for name in below if not name.startswith(".") and name not in stores)
         plain = {_unpacked(name) for name in names}
         for name in sorted(name for name in names if not name.startswith(".")):
-            reason = _passed_over(name, plain)
+            reason = None if not_total and is_partial(name) else _passed_over(name, plain)
             if reason is None:
                 taken.append(os.path.join(folder, name))
             else:

@@ -138,7 +138,7 @@ def _found(config: RetokenizeConfig) -> list[Material]:
     elif config.source == "chgcar" and "://" in root:
         raise TomatError(f"CHGCARs are read from a local folder; found {root}. Copy them, or convert them to Zarr.")
     else:
-        files = find_densities([root], config.storage_tries).files
+        files = find_densities([root], config.storage_tries, config.accept).files
         found = [Material(file.name, file.path) for file in files if config.source == "folder" or is_chgcar(file.path)]
     if not found:
         raise TomatError(f"{root} holds no density of the kind '{config.source}'; check --input and --source.")

@@ -59,7 +59,7 @@ def test_the_folder_is_the_run(run_dir, exported, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "words, largest", [(["--bits", "8"], 0.35), (["--bits", "2", "--what", "mlp=3,embedding"], 0.2)]
+    "words, largest", [(["--bits", "8"], 0.35), (["--bits", "2", "--what", "mlp=3,embedding"], 0.55)]
 )
 def test_few_bits_predict(run_dir, tmp_path, words, largest):
     output = tmp_path / "small"
@@ -116,8 +116,7 @@ def test_what_cannot_be_leaves_nothing(run_dir, tmp_path, capsys):
     out = ["--run", str(run_dir), "--output", str(tmp_path / "out")]
     assert main(["compress", *out, "--bits", "5"]) == 2
     assert "5 bits are not offered with scheme lut" in capsys.readouterr().err
-    with pytest.raises(SystemExit):
-        main(["compress", *out, "--bits", "4", "--what", "mlp,heads"])
+    assert main(["compress", *out, "--bits", "4", "--what", "mlp,heads"]) == 2
     assert "expected one of mlp, attention, embedding, environment" in capsys.readouterr().err
     (tmp_path / "there").mkdir()
     assert main(["export", "--run", str(run_dir), "--output", str(tmp_path / "there")]) == 2

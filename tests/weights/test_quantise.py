@@ -28,8 +28,14 @@ NORMAL = np.random.default_rng(0).normal(size=(256, 512)).astype(np.float32)
 @pytest.mark.parametrize(
     "scheme, bits, relative",
     # Lloyd-Max of a normal distribution (J. Max 1960): distortions 0.009497, 0.03454, 0.1175 of the variance.
-    [("lut", 4, 0.009497**0.5), ("lut", 3, 0.03454**0.5), ("lut", 2, 0.1175**0.5), ("affine", 4, 0.11), ("affine", 8, 0.0065)],
-)  # fmt: skip
+    [
+        ("lut", 4, 0.009497**0.5),
+        ("lut", 3, 0.03454**0.5),
+        ("lut", 2, 0.1175**0.5),
+        ("affine", 4, 0.11),
+        ("affine", 8, 0.0065),
+    ],
+)
 def test_errors_are_those_of_the_theory(scheme, bits, relative):
     found = quantise(NORMAL, bits, scheme)
     error = np.linalg.norm(found.values() - NORMAL) / np.linalg.norm(NORMAL)

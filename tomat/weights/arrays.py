@@ -48,7 +48,7 @@ def named_arrays(model: LmHeadModel) -> dict[str, np.ndarray]:
 def model_of(
     arrays: Mapping[str, np.ndarray], config: TrainConfig, axis_mapping: ResourceMapping, mesh: Mesh
 ) -> LmHeadModel:
-    """The model of `config` that has these arrays. (Haliax 0.2.227 makes it outside of the mesh's context alone.)
+    """The model of `config` that has these arrays.
 
     Args:
         arrays: As of `named_arrays`.
@@ -79,7 +79,8 @@ def model_of(
                   for path, leaf in paths]  # fmt: skip
         environment = tree_unflatten(structure, leaves)
         shapes = dataclasses.replace(cast(Any, shapes), environment=None)
-    own = {name: array for name, array in arrays.items() if not name.startswith(ENVIRONMENT)}
+    # On a device: arrays of the host Haliax 0.2.227 would place on a mesh of no devices, where there are several.
+    own = {name: jax.numpy.asarray(array) for name, array in arrays.items() if not name.startswith(ENVIRONMENT)}
     model = from_torch_compatible_state_dict(shapes, own)
     if environment is not None:
         model = dataclasses.replace(cast(Any, model), environment=environment)

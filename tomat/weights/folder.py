@@ -1,8 +1,8 @@
 """A folder that predicts: weights as safetensors, whole or in few bits, and all that is needed to use them.
 
-`model.safetensors` holds the arrays; `config.yaml`, `codec.json` and `promolecule.json` are those of the run; `weights.json`
-says what the arrays are and has the SHA-256 of each other file; `README.md` is the card. `tomat predict` and `tomat
-eval` take the folder as they take a run.
+`model.safetensors` holds the arrays; `config.yaml`, `codec.json` and `promolecule.json` are those of the run;
+`weights.json` says what the arrays are and has the SHA-256 of each other file; `README.md` is the card. `tomat predict`
+and `tomat eval` take the folder as they take a run.
 """
 
 from __future__ import annotations
@@ -183,8 +183,8 @@ def read_weights(folder: Path) -> StoredWeights:
             raise TomatError(f"{path} is missing; write the folder again.")
         if _sha256(path) != expected:
             raise TomatError(
-                f"{path} is not the file that was written ({WEIGHTS_FILE} has another SHA-256): it is cut, damaged or of "
-                "another run; write the folder again."
+                f"{path} is not the file that was written ({WEIGHTS_FILE} has another SHA-256): it is cut, damaged or "
+                "of another run; write the folder again."
             )
     try:
         stored = load_file(folder / ARRAYS_FILE)
@@ -235,7 +235,7 @@ def _card(run_dir: Path, step: int, kind: str, written: WrittenWeights, licence:
         "",
         f"- Weights: {kind}, step {step}; {readable_bytes(written.weights_bytes)}, "
         f"{written.weights_bytes / written.float32_bytes:.3f} of float32.",
-        f"- Data and settings: `{CONFIG_FILE}`; the densities' bins `{CODEC_FILE}`, the sum of atoms `{PROMOLECULE_FILE}`.",
+        f"- Data and settings: `{CONFIG_FILE}`; bins `{CODEC_FILE}`, sum of atoms `{PROMOLECULE_FILE}`.",
         f"- Error: {_error_of(run_dir, compressed=bool(written.relative_error))}",
         f"- Licence of the weights: {licence or 'not stated by who wrote this folder'}.",
     ]

@@ -1,9 +1,9 @@
 """A matrix in few bits a number: codes of a group with one scale, and what each code stands for.
 
-`affine`: whole numbers times the scale (qwix, largest magnitude of a group at the end of the range). `lut`: a table of 2^bits
-values that all groups of a matrix share, fitted by Lloyd-Max to its numbers over their scales, and the scale that then
-fits a group best. Of normally distributed numbers the error of a product is 11 % with 4 affine bits in groups of 128, and
-9.5, 18.6 and 34 % with tables of 4, 3 and 2 bits (J. Max, "Quantizing for minimum distortion", 1960: 0.0095, 0.0345 and
+`affine`: whole numbers times the scale (qwix, largest magnitude of a group at the end of the range). `lut`: a table of
+2^bits values that all groups of a matrix share, fitted by Lloyd-Max to its numbers over their scales, and the scale
+that then fits a group best. Of normally distributed numbers the error is 11 % with 4 affine bits in groups of 128, and
+9.7, 18.6 and 34 % with tables of 4, 3 and 2 bits (J. Max, "Quantizing for minimum distortion", 1960: 0.0095, 0.0345 and
 0.1175 of the variance).
 """
 
@@ -26,8 +26,8 @@ BITS: Mapping[Scheme, tuple[int, ...]] = {"affine": (8, 4), "lut": (4, 3, 2)}
 """Offered. A table of 8 bits would take longer to look up than it saves; of 2 affine bits the error is 55 %."""
 DEFAULT_GROUP = 128
 _OFFSET = 64.0
-"""Added to numbers over their scale, so that the histogram of densities, which are positive, counts them. Its bins are 1/128
-wide there, a thirtieth of the narrowest interval of 4 bits."""
+"""Added to numbers over their scale, so that the histogram of densities, which are positive, counts them. Its bins are
+1/128 wide there, a thirtieth of the narrowest interval of 4 bits."""
 _SPAN = 60.0
 """Numbers beyond this many scales count as this many in the fit of a table."""
 

@@ -2,13 +2,14 @@
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from tomat.base.arguments import count, existing_file, positive_float, positive_int, report_file
+from tomat.base.arguments import config_file, existing_file, positive_float, positive_int, report_file
 
 if TYPE_CHECKING:
+    from tomat.lab.max_batch import Probe
+    from tomat.lab.messages import Limits
     from tomat.lab.record import LabRow
-    from tomat.lab.run import LabConfig
 
 DEFAULT_TRACKING_DIR = Path("docs/tracking")
 DEFAULT_WORK_DIR = Path("runs/lab")
@@ -33,16 +34,33 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         "--epoch_rows", type=positive_int, metavar="N", help="sequences of an epoch (default: of the data trained on)"
     )
     run.add_argument("--again", action="store_true", help="measure anew what is on record")
-    _add_common(run, row_seconds=600.0)
-    run.set_defaults(run=run_lab)
-
-
-def _add_common(parser: argparse.ArgumentParser, row_seconds: float) -> None:
-    parser.add_argument(
+    run.add_argument(
         "--window_seconds", type=positive_float, default=1.0, help="length of a window, at least 2 steps (default 1)"
     )
-    parser.add_argument("--steps", type=positive_int, help="steps of a window, instead of --window_seconds")
-    parser.add_argument("--warmup_steps", type=count, default=4, help="after the one that compiles (default 4)")
+    run.add_argument("--warmup_steps", type=positive_int, default=4, help="after the one that compiles (default 4)")
+    _add_common(run, row_seconds=600.0, steps=None)
+    run.set_defaults(run=run_lab)
+    largest = verbs.add_parser(
+        "max_batch",
+        help="find the largest batch that runs",
+        description="Find the largest batch that takes real steps within the memory, for each checkpoint policy and "
+        "number of accumulations. Every probe is a process of its own. The same command goes on where it was stopped.",
+        epilog="Overrides of the configuration (--a.b VALUE) follow.",
+    )
+    largest.add_argument("--config_path", type=config_file("configs/train/"), required=True, metavar="FILE")
+    largest.add_argument("--name", help="of record and page (default: max-batch-CONFIGURATION)")
+    largest.add_argument(
+        "--policies", default="", metavar="P[,P...]", help="checkpoint policies (default: the configured one)"
+    )
+    largest.add_argument("--accumulations", default="1", metavar="N[,N...]", help="microbatches of a step (default 1)")
+    largest.add_argument("--largest", type=positive_int, default=2**16, help="batch to try at most (default 65536)")
+    _add_common(largest, row_seconds=900.0, steps=2)
+    largest.set_defaults(run=run_max_batch, takes_overrides=True)
+
+
+def _add_common(parser: argparse.ArgumentParser, row_seconds: float, steps: int | None) -> None:
+    default = "instead of --window_seconds" if steps is None else f"default {steps}"
+    parser.add_argument("--steps", type=positive_int, default=steps, help=f"steps that are timed together ({default})")
     parser.add_argument(
         "--row_seconds",
         type=positive_float,
@@ -61,18 +79,10 @@ def _add_common(parser: argparse.ArgumentParser, row_seconds: float) -> None:
     parser.add_argument("--json", type=report_file, metavar="FILE", help="also write the record here")
 
 
-def _config(args: argparse.Namespace, **values: Any) -> "LabConfig":
+def _limits(args: argparse.Namespace) -> "Limits":
     from tomat.lab.messages import Limits
-    from tomat.lab.run import LabConfig
 
-    memory = None if args.memory_limit_gib is None else round(args.memory_limit_gib * 2**30)
-    return LabConfig(
-        window_seconds=args.window_seconds,
-        steps=args.steps,
-        warmup_steps=args.warmup_steps,
-        limits=Limits(args.row_seconds, memory),
-        **values,
-    )
+    return Limits(args.row_seconds, None if args.memory_limit_gib is None else round(args.memory_limit_gib * 2**30))
 
 
 def run_lab(args: argparse.Namespace) -> int:
@@ -82,7 +92,7 @@ def run_lab(args: argparse.Namespace) -> int:
     from tomat.base.stages import Stages
     from tomat.lab.page import figures_text, print_ranking, write_lab_page
     from tomat.lab.record import record_path
-    from tomat.lab.run import READY, Lab
+    from tomat.lab.run import READY, Lab, LabConfig
     from tomat.tuning.changes import override_words
     from tomat.tuning.sweep_config import load_sweep
 
@@ -107,7 +117,14 @@ def run_lab(args: argparse.Namespace) -> int:
             sweep,
             args.tracking_dir,
             args.work_dir or DEFAULT_WORK_DIR / sweep.name,
-            _config(args, rounds=args.rounds, repeats=args.repeats),
+            LabConfig(
+                rounds=args.rounds,
+                repeats=args.repeats,
+                window_seconds=args.window_seconds,
+                steps=args.steps,
+                warmup_steps=args.warmup_steps,
+                limits=_limits(args),
+            ),
             show,
             say,
         )
@@ -122,3 +139,55 @@ def run_lab(args: argparse.Namespace) -> int:
                 write_report(args.json, record)
                 console.print(f"wrote {page}", highlight=False)
     return 0 if record["n_measured"] == record["n_rows"] else 1
+
+
+def run_max_batch(args: argparse.Namespace) -> int:
+    """Search for the largest batch; status 1 if a search has found none."""
+    from tomat.app.config_keys import check_words
+    from tomat.base.errors import TomatError
+    from tomat.base.reporting import console, write_report
+    from tomat.base.stages import Stages
+    from tomat.lab.max_batch import STATUS_WORDS, MaxBatch
+    from tomat.lab.max_batch_page import print_searches, write_max_batch_page
+    from tomat.lab.run import LabConfig
+
+    check_words(args.config_path, args.overrides)
+    try:
+        accumulations = [int(word) for word in args.accumulations.split(",")]
+    except ValueError:
+        accumulations = []
+    if not accumulations or min(accumulations) < 1 or len(set(accumulations)) != len(accumulations):
+        raise TomatError(f"--accumulations is {args.accumulations!r}; expected different numbers from 1, as in 1,2,4.")
+    words = [word for word in args.policies.split(",") if word]
+    name = args.name or f"max-batch-{args.config_path.stem}"
+    with Stages() as stages:
+
+        def say(what: str, probe: "Probe") -> None:
+            stages.done(what)
+            figures = f", {probe.tokens_per_second:,.0f} tokens/s" if probe.runs else f": {probe.reason}"
+            stages.say(f"{what}: {STATUS_WORDS[probe.status]}{figures}")
+
+        search = MaxBatch(
+            name=name,
+            config_path=args.config_path,
+            words=args.overrides,
+            policies=[{"true": True, "false": False}.get(word, word) for word in words] or [None],
+            accumulations=accumulations,
+            tracking_dir=args.tracking_dir,
+            work_dir=args.work_dir or DEFAULT_WORK_DIR / name,
+            config=LabConfig(steps=args.steps, warmup_steps=0, limits=_limits(args)),
+            most=args.largest,
+            on_probe=stages.show,
+            on_done=say,
+        )
+        try:
+            search.run()
+        finally:
+            # Stopped or not, what was found is shown and kept.
+            record = search.record()
+            if record["searches"]:
+                print_searches(record)
+                page = write_max_batch_page(record, args.tracking_dir)
+                write_report(args.json, record)
+                console.print(f"wrote {page}", highlight=False)
+    return 0 if all(one.largest for one in search.searches) else 1

@@ -31,6 +31,8 @@ class Request:
     """After the first step, which compiles."""
     window_seconds: float = 1.0
     """About how long a window is to take."""
+    settle_steps: int = 1
+    """Before each window, not counted: other processes have run in between."""
     steps: int | None = None
     """Steps of a window; None: as many as `window_seconds` hold, at least 2."""
 

@@ -11,13 +11,14 @@ import multiprocessing
 import shutil
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import psutil
 
+from tomat.base.errors import TomatError
 from tomat.base.reporting import readable_bytes
 from tomat.lab.messages import FAILED, OUT_OF_MEMORY, PROCESS, TOO_LONG, Limits, Request, RowError
 
@@ -39,8 +40,7 @@ class RowProcess:
     """
 
     def __init__(self, request: Request, limits: Limits, on_stage: Callable[[str], None] = lambda stage: None):
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload([SESSION_MODULE])
+        context = _context()
         self._limits, self._on_stage, self._log = limits, on_stage, Path(request.log)
         self._scratch, self._memory_source = Path(request.scratch_dir), None
         for folder in (self._log.parent, self._scratch):
@@ -164,6 +164,47 @@ class RowProcess:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def described(config_path: Path, words: Sequence[str]) -> dict[str, Any]:
+    """`session.describe` in a process of its own.
+
+    Raises:
+        TomatError: The configuration cannot be read, or the process died.
+    """
+    context = _context()
+    connection, theirs = context.Pipe()
+    process = context.Process(target=_describe, args=(theirs, str(config_path), list(words)), daemon=True)
+    process.start()
+    theirs.close()
+    try:
+        said, content = connection.recv()
+    except EOFError:
+        process.join()
+        raise TomatError(f"the process that reads {config_path} ended with status {process.exitcode}.") from None
+    finally:
+        process.kill()
+        process.join()
+        connection.close()
+    if said == "failed":
+        raise TomatError(content)
+    return content
+
+
+def _context() -> Any:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([SESSION_MODULE])
+    return context
+
+
+def _describe(connection: Any, config_path: str, words: list[str]) -> None:
+    from tomat.lab.session import describe
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        connection.send(("described", describe(config_path, words)))
+    except TomatError as error:
+        connection.send(("failed", str(error)))
 
 
 def _serve(connection: Any, request: Request) -> None:

@@ -68,6 +68,7 @@ class Lab:
         config: How.
         on_row: Told what is done.
         on_done: Told of each row whose round is over, with an answer or without.
+        start: Starts the process of a row.
     """
 
     sweep: SweepConfig
@@ -76,6 +77,7 @@ class Lab:
     config: LabConfig
     on_row: OnRow = lambda row, stage: None
     on_done: Callable[[LabRow], None] = lambda row: None
+    start: Callable[[Request, Limits, Callable[[str], None]], RowProcess] = RowProcess
     rows: dict[str, LabRow] = field(default_factory=dict)
     devices: str | None = None
     _process: RowProcess | None = None
@@ -160,7 +162,7 @@ class Lab:
     def _start(self, row: SweepRow) -> RowProcess:
         began = time.monotonic()
         try:
-            process = RowProcess(self._request(row), self.config.limits, lambda stage: self.on_row(row.name, stage))
+            process = self.start(self._request(row), self.config.limits, lambda stage: self.on_row(row.name, stage))
         except BaseException:
             self._waited_seconds += time.monotonic() - began
             raise
@@ -333,7 +335,9 @@ class Lab:
         )
 
 
-def request_for(config_path: Path, words: Sequence[str], work_dir: Path, label: str, config: LabConfig) -> Request:
+def request_for(
+    config_path: Path, words: Sequence[str], work_dir: Path, label: str, config: LabConfig, settle_steps: int = 1
+) -> Request:
     """What a process is asked, its files below `work_dir`."""
     work = work_dir.absolute()
     return Request(
@@ -344,6 +348,7 @@ def request_for(config_path: Path, words: Sequence[str], work_dir: Path, label: 
         scratch_dir=str(work / "scratch" / label),
         log=str(work / "logs" / f"{label}.log"),
         warmup_steps=config.warmup_steps,
+        settle_steps=settle_steps,
         window_seconds=config.window_seconds,
         steps=config.steps,
     )

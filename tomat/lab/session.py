@@ -11,6 +11,7 @@ import dataclasses
 import os
 import resource
 import signal
+import statistics
 import sys
 import threading
 import time
@@ -104,8 +105,8 @@ class Session:
         self._cache = cache
         on_stage("warming up", source)
         self._losses += self._take(request.warmup_steps)
-        times = self._times[-max(1, request.warmup_steps // 2) :]
-        self._window_steps = request.steps or _steps_of(request.window_seconds, sorted(times)[len(times) // 2])
+        self._settle_steps = request.settle_steps
+        self._window_steps = request.steps or _steps_of(request.window_seconds, self._times)
         self._mfu = live_mfu(config, jax.devices()[0].device_kind, jax.device_count())
 
     def described(self) -> dict[str, Any]:
@@ -139,8 +140,8 @@ class Session:
         }
 
     def window(self) -> dict[str, Any]:
-        """Time one window of steps, after one that is not counted."""
-        self._take(1)
+        """Time one window of steps, after those that are not counted."""
+        self._take(self._settle_steps)
         self._loading_seconds = 0.0
         began = time.monotonic()
         losses = self._take(self._window_steps)
@@ -204,6 +205,25 @@ class _CacheEvents:
             jax.monitoring.unregister_event_duration_listener(listen_to_duration)
 
 
+def describe(config_path: str, words: list[str]) -> dict[str, Any]:
+    """What a search of batches has to know of a configuration on the devices that are here.
+
+    Raises:
+        TomatError: It cannot be read.
+    """
+    config = load_config(config_path, words)
+    trainer_config = connect(config)
+    policy = getattr(config.model, "gradient_checkpointing", None)
+    return {
+        "devices": f"{jax.device_count()} x {jax.devices()[0].device_kind}",
+        "data_axis_size": trainer_config.data_axis_size,
+        "memory_source": peak_memory()[1],
+        "batch_sequences": config.batch_size,
+        "sequence_tokens": config.seq_len,
+        "policy": policy if isinstance(policy, str | bool | None) else str(policy),
+    }
+
+
 def data_folder(config: TrainConfig) -> str:
     """Names what the embedded densities are tokenised to, so that rows with the same data share it."""
     import hashlib
@@ -221,8 +241,10 @@ def peak_memory() -> tuple[int, str]:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, PROCESS
 
 
-def _steps_of(window_seconds: float, step_seconds: float) -> int:
-    return max(2, round(window_seconds / max(step_seconds, 1e-6)))
+def _steps_of(window_seconds: float, warm_seconds: list[float]) -> int:
+    """Steps of a window, from those of the warm-up; its first half may still be slow."""
+    late = warm_seconds[len(warm_seconds) // 2 :]
+    return max(2, round(window_seconds / max(statistics.median(late), 1e-6)))
 
 
 def _for_the_lab(config: TrainConfig, scratch: Path, cache_dir: str) -> TrainConfig:

@@ -1,12 +1,14 @@
 """`tomat lab`: settings of a training step measured on the devices that are here, each in a process of its own."""
 
 import argparse
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tomat.base.arguments import config_file, existing_file, positive_float, positive_int, report_file
 
 if TYPE_CHECKING:
+    from tomat.base.stages import Stages
     from tomat.lab.max_batch import Probe
     from tomat.lab.messages import Limits
     from tomat.lab.record import LabRow
@@ -85,6 +87,15 @@ def _limits(args: argparse.Namespace) -> "Limits":
     return Limits(args.row_seconds, None if args.memory_limit_gib is None else round(args.memory_limit_gib * 2**30))
 
 
+def _show(stages: "Stages", what: str, stage: str) -> None:
+    from tomat.lab.messages import READY
+
+    if stage == READY:
+        stages.done(what)
+    else:
+        stages.show(what, stage)
+
+
 def run_lab(args: argparse.Namespace) -> int:
     """Measure a sweep; status 1 if a row has no answer."""
     from tomat.app.config_keys import check_words
@@ -92,7 +103,7 @@ def run_lab(args: argparse.Namespace) -> int:
     from tomat.base.stages import Stages
     from tomat.lab.page import figures_text, print_ranking, write_lab_page
     from tomat.lab.record import record_path
-    from tomat.lab.run import READY, Lab, LabConfig
+    from tomat.lab.run import Lab, LabConfig
     from tomat.tuning.changes import override_words
     from tomat.tuning.sweep_config import load_sweep
 
@@ -102,12 +113,6 @@ def run_lab(args: argparse.Namespace) -> int:
     if args.again:
         record_path(args.tracking_dir, sweep.name).unlink(missing_ok=True)
     with Stages() as stages:
-
-        def show(name: str, stage: str) -> None:
-            if stage == READY:
-                stages.done(name)
-            else:
-                stages.show(name, stage)
 
         def say(row: "LabRow") -> None:
             stages.done(row.name)
@@ -125,7 +130,7 @@ def run_lab(args: argparse.Namespace) -> int:
                 warmup_steps=args.warmup_steps,
                 limits=_limits(args),
             ),
-            show,
+            partial(_show, stages),
             say,
         )
         try:
@@ -177,7 +182,7 @@ def run_max_batch(args: argparse.Namespace) -> int:
             work_dir=args.work_dir or DEFAULT_WORK_DIR / name,
             config=LabConfig(steps=args.steps, warmup_steps=0, limits=_limits(args)),
             most=args.largest,
-            on_probe=stages.show,
+            on_probe=partial(_show, stages),
             on_done=say,
         )
         try:

@@ -17,7 +17,7 @@ from typing import Any
 from tomat.base.documents import read_json
 from tomat.base.errors import TomatError
 from tomat.base.reporting import dump_json, to_jsonable
-from tomat.lab.messages import FAILED, MEASURED, OUT_OF_MEMORY, PROCESS, TOO_LONG, Limits, Request, RowError
+from tomat.lab.messages import FAILED, MEASURED, OUT_OF_MEMORY, PROCESS, READY, TOO_LONG, Limits, Request, RowError
 from tomat.lab.process import RowProcess, described
 from tomat.lab.record import RECORD_FORMAT, record_path, write_record
 from tomat.lab.run import LabConfig, alone_in, request_for
@@ -170,6 +170,7 @@ class MaxBatch:
         with alone_in(self.work_dir):
             self.on_probe(self.name, "importing JAX and reading the configuration")
             self.setup = self.describe(self.config_path, self.words)
+            self.on_probe(self.name, READY)
             if self.setup["memory_source"] == PROCESS and self.config.limits.memory_bytes is None:
                 raise TomatError(
                     f"{self.setup['devices']} has no memory of its own that would end the search before this machine's "

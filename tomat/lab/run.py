@@ -22,7 +22,7 @@ from typing import Any
 from tomat.base.errors import TomatError
 from tomat.base.reporting import to_jsonable
 from tomat.hardware.mfu import MFU_KEYS
-from tomat.lab.messages import DEVICE, MEASURED, Limits, Request, RowError
+from tomat.lab.messages import DEVICE, MEASURED, READY, Limits, Request, RowError
 from tomat.lab.process import RowProcess
 from tomat.lab.record import RECORD_FORMAT, LabRow, Window, order, question_key, read_rows, record_path, write_record
 from tomat.tuning.changes import override_words
@@ -33,10 +33,8 @@ OF_A_START = (
     "peak_memory_bytes",
 )  # fmt: skip
 
-READY = "ready"
-
 OnRow = Callable[[str, str], None]
-"""Told of a row what it is doing; `READY` between start and windows, and for as long as it stands by as a base."""
+"""Told of a row what it is doing; `READY` while it stands by as a base."""
 
 
 @dataclass(frozen=True)

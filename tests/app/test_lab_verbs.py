@@ -63,7 +63,7 @@ def test_rows_are_measured_and_failures_are_rows(tmp_path, work, capsys):
     assert "num_heads" in found["three heads"]["reason"]
     assert "fewer than one batch of 4096" in found["more rows than there are"]["reason"]
     assert record["overhead_seconds_per_start"] >= 0
-    assert "one setting under several names: as it is, the same" in capsys.readouterr().out
+    assert "'as it is' and 'the same' are one setting" in capsys.readouterr().out
     assert not list((work / "scratch").glob("*"))
     # A limit below what the process needs, and one of time, end rows; what was measured before is kept elsewhere.
     for limit, status in (("--memory_limit_gib", "out of memory"), ("--row_seconds", "too long")):

@@ -225,6 +225,14 @@ def test_a_place_that_cannot_be_written_is_one_line(folder):
         lab_of(folder, Machine()).run()
 
 
+def test_a_folder_of_work_that_cannot_be_made_is_one_line(folder):
+    (folder / "work").mkdir()
+    (folder / "work" / "logs").write_text("a file where the folder should be")
+    lab = Lab(load_sweep(folder / "sweep.yaml"), folder / "track", folder / "work", LabConfig())
+    with pytest.raises(TomatError, match="logs cannot be made"):
+        lab.run()
+
+
 def test_the_page_has_every_column_and_says_what_is_noise(folder):
     record = lab_of(folder, Machine(), limits=Limits(10.0, 4096 * MIB)).run()
     page = write_lab_page(record, folder / "track", epoch_rows=1_000_000)
@@ -232,7 +240,7 @@ def test_the_page_has_every_column_and_says_what_is_noise(folder):
     assert "| 1 | fast | 16 | 1 | 512 | 1 | 64 | adam | float32 | `trainer.train_batch_size 16` |" in text
     assert "| 4.0 / 0.5 | 1,600 | 4,096 | 4.0000 | True | 2.000 (" in text
     assert "| OOM | – | out of memory: used 9 GiB |" in text
-    assert "`base` and `same` are one setting" in text
+    assert "`base` and `same` are one setting and differ by noise: 1 of 1 comparison" in text
     assert "other processes used 30 % of its processors" in text
     assert "1,000,000 sequences of 512 tokens (512,000,000 an epoch)" in text
     assert (folder / "track" / "figures" / "small-pareto.svg").exists()

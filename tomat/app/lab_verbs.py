@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 DEFAULT_TRACKING_DIR = Path("docs/tracking")
 DEFAULT_WORK_DIR = Path("runs/lab")
+DEFAULT_CONFIG = Path("configs/train/demo.yaml")
 
 
 def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -49,7 +50,13 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         "number of accumulations. Every probe is a process of its own. The same command goes on where it was stopped.",
         epilog="Overrides of the configuration (--a.b VALUE) follow.",
     )
-    largest.add_argument("--config_path", type=config_file("configs/train/"), required=True, metavar="FILE")
+    largest.add_argument(
+        "--config_path",
+        type=config_file("configs/train/"),
+        default=DEFAULT_CONFIG,
+        metavar="FILE",
+        help=f"the training configuration (default: {DEFAULT_CONFIG} of a checkout)",
+    )
     largest.add_argument("--name", help="of record and page (default: max-batch-CONFIGURATION)")
     largest.add_argument(
         "--policies", default="", metavar="P[,P...]", help="checkpoint policies (default: the configured one)"

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
-from tomat.base.reporting import console
+from tomat.base.reporting import console, counted
 from tomat.hardware.mfu import TABLE_UTILISATIONS
+from tomat.lab.compare import SAME
 from tomat.lab.messages import OUT_OF_MEMORY
 from tomat.lab.record import LabRow, median, order
 from tomat.pages.document import empty_section, find_sections, update_document
@@ -130,9 +131,22 @@ def ranking_section(rows: Sequence[LabRow], same: Sequence[Sequence[str]]) -> st
     body = [(str(place), *figures(row, columns)) for place, row in enumerate(order(rows), 1)]
     sources = sorted({row.setup["memory_source"] for row in rows if "memory_source" in row.setup})
     legend = LEGEND.format(memory="; ".join(MEMORY_SOURCES[one] for one in sources) or "not known")
-    notes = [f"{' and '.join(f'`{name}`' for name in names)} are one setting: they differ by noise." for names in same]
+    notes = [same_text(rows, names) for names in same]
     align = "rl" + "r" * 5 + "lll" + "r" * (len(columns) - 13) + "lll"
     return markdown_table(columns, body, align) + "\n\n" + " ".join([legend, *notes])
+
+
+def same_text(rows: Sequence[LabRow], names: Sequence[str]) -> str:
+    """Of rows that are one setting: which, and what the comparison makes of them."""
+    compared = [row for row in rows if row.name in names and row.base in names and row.ratio is not None]
+    within = sum(row.ratio is not None and row.ratio.verdict == SAME for row in compared)
+    listed = (
+        " and ".join(f"`{name}`" for name in names) if len(names) < 4 else f"`{names[0]}` and {len(names) - 1} more"
+    )
+    return (
+        f"{listed} are one setting and differ by noise: {within} of {counted(len(compared), 'comparison')} "
+        "of it with itself hold 1 in the interval, which 19 of 20 should."
+    )
 
 
 def figures(row: LabRow, columns: Sequence[str]) -> tuple[str, ...]:
@@ -305,4 +319,4 @@ def print_ranking(record: Mapping[str, Any]) -> None:
         table.add_row(row.name, *(cells[heading] for heading in columns))
     console.print(table)
     for names in record["same_settings"]:
-        console.print(f"note: one setting under several names: {', '.join(names)}", highlight=False, markup=False)
+        console.print(f"note: {same_text(rows, names)}".replace("`", "'"), highlight=False, markup=False)

@@ -37,6 +37,7 @@ class RowProcess:
 
     Raises:
         RowError: It did not get ready.
+        TomatError: Its folders cannot be made.
     """
 
     def __init__(self, request: Request, limits: Limits, on_stage: Callable[[str], None] = lambda stage: None):
@@ -44,7 +45,12 @@ class RowProcess:
         self._limits, self._on_stage, self._log = limits, on_stage, Path(request.log)
         self._scratch, self._memory_source = Path(request.scratch_dir), None
         for folder in (self._log.parent, self._scratch):
-            folder.mkdir(parents=True, exist_ok=True)
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise TomatError(
+                    f"{folder} cannot be made: {error.strerror or error}. Make room, or give another --work_dir."
+                ) from None
         on_stage("starting")
         began = time.monotonic()
         self._connection, theirs = context.Pipe()

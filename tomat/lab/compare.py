@@ -39,11 +39,11 @@ def ratio_of(ratios: Sequence[float]) -> Ratio | None:
     """
     if len(ratios) < 2:
         return None
-    from scipy import stats
+    from scipy.special import stdtrit  # the inverse of Student's distribution; scipy.stats takes a second to import
 
     logs = [math.log(ratio) for ratio in ratios]
     n = len(logs)
     mean = sum(logs) / n
     error = math.sqrt(sum((one - mean) ** 2 for one in logs) / (n - 1) / n)
-    half = float(stats.t.ppf(0.5 + LEVEL / 2, n - 1)) * error
+    half = float(stdtrit(n - 1, 0.5 + LEVEL / 2)) * error
     return Ratio(math.exp(mean), math.exp(mean - half), math.exp(mean + half), n)

@@ -25,7 +25,10 @@ from tomat.tuning.changes import override_words
 
 POLICY_KEY = "model.gradient_checkpointing"
 LINE_PROBES = 6
-"""Probes of one search that follow the line through the memory of earlier ones; later ones halve the bracket."""
+"""Probes of one search after which brackets are halved, whatever the line through the memory of earlier ones says."""
+BEYOND = 0.02
+"""How far beyond the largest that runs the next probe is, where the line puts the edge still nearer: two measurements
+of a process's memory differ by as much."""
 FURTHEST = 8
 """A probe beyond all that have run is at most this many times as large as the largest of them."""
 
@@ -94,8 +97,8 @@ def policy_word(policy: Any) -> str:
 def next_microbatch(known: Mapping[int, Probe], first: int, most: int, limit_bytes: int | None) -> int | None:
     """The microbatch to try next, from 1 to `most`; None once the largest that runs and the next one up are known.
 
-    Doubled, or where two have run, read off the line through their memory, which is nearly straight; after
-    `LINE_PROBES` the bracket is halved.
+    Doubled, or where two have run, read off the line through their memory, which is nearly straight. Near the edge that
+    the line names, one a little beyond it is tried, so that the edge is between two probes; then the bracket is halved.
     """
     fit = max((size for size, probe in known.items() if probe.runs), default=0)
     unfit = min((size for size, probe in known.items() if not probe.runs and size > fit), default=most + 1)
@@ -105,10 +108,13 @@ def next_microbatch(known: Mapping[int, Probe], first: int, most: int, limit_byt
         return min(first, most)
     if not fit:
         return max(1, min(known) // 2)
-    guess = _by_line(known, limit_bytes) if len(known) < LINE_PROBES else None
+    guess = _by_line(known, limit_bytes)
     if unfit > most:
-        return max(fit + 1, min(guess or 2 * fit, FURTHEST * fit, most))
-    return min(max(guess, fit + 1), unfit - 1) if guess is not None else (fit + unfit) // 2
+        step = max(1, round(BEYOND * fit))
+        target = 2 * fit if guess is None else guess if guess > fit + step else fit + step
+        return max(fit + 1, min(target, FURTHEST * fit, most))
+    inside = guess is not None and fit < guess < unfit - 1 and len(known) < LINE_PROBES
+    return guess if inside else (fit + unfit) // 2
 
 
 def _by_line(known: Mapping[int, Probe], limit_bytes: int | None) -> int | None:

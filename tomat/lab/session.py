@@ -44,6 +44,8 @@ SAVED_EVENT = "/jax/compilation_cache/compile_time_saved_sec"
 """What jax 0.11.1 reports of a program from the cache: the seconds that its compile had taken, less its reading."""
 MISS_EVENT = "/jax/compilation_cache/cache_misses"
 ENDLESS_STEPS = 10**9
+IDLE_SECONDS, LONGEST_WAIT_SECONDS = 0.1, 10.0
+"""A process that used no tenth of a processor for so long is idle; after the longest wait it counts as such."""
 
 
 class Session:
@@ -147,6 +149,7 @@ class Session:
         losses = self._take(self._window_steps)
         seconds = (time.monotonic() - began) / self._window_steps
         peak, source = peak_memory()
+        wait_until_idle()
         return {
             "steps": self._window_steps,
             "step_seconds": seconds,
@@ -233,6 +236,17 @@ def data_folder(config: TrainConfig) -> str:
     return hashlib.sha256(dump_json({"made_of": made_of}).encode()).hexdigest()[:12]
 
 
+def wait_until_idle() -> None:
+    """Until this process uses no processor: after the last step the loader still fills up what it makes ahead, which
+    would slow the process that is timed next, and never this one."""
+    deadline = time.monotonic() + LONGEST_WAIT_SECONDS
+    while time.monotonic() < deadline:
+        before = time.process_time()
+        time.sleep(IDLE_SECONDS)
+        if time.process_time() - before < 0.1 * IDLE_SECONDS:
+            return
+
+
 def peak_memory() -> tuple[int, str]:
     """The most memory so far, and what says so: the fullest device, or where devices say nothing, the process."""
     found = [(device.memory_stats() or {}).get("peak_bytes_in_use") for device in jax.local_devices()]
@@ -270,6 +284,7 @@ def serve(connection: Connection, request: Request) -> None:
         session = Session(
             request, lambda stage, source: connection.send(("stage", {"stage": stage, "memory_source": source}))
         )
+        wait_until_idle()
         connection.send(("ready", session.described()))
         while connection.recv():
             connection.send(("window", session.window()))

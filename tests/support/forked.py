@@ -89,6 +89,8 @@ def _serve(requests: socket.socket) -> None:
 
     for name in IMPORTED:
         importlib.import_module(name)
+    # Nearly every command trains on the embedded densities; their fit, 2 s of processor time, is kept in the process.
+    importlib.import_module("tomat.tokens.demo").fit_demo_promolecule()
     # So that collections in the children do not copy the memory that they share.
     gc.freeze()
     # Keepers are not waited for.

@@ -62,7 +62,10 @@ def register(subparsers: argparse._SubParsersAction) -> None:
         "--row", action="append", default=[], metavar="NAME", help="of --sweep: only this row; repeatable"
     )
     what.add_argument(
-        "--workers", type=positive_int, default=1, help="rows of a sweep at once (default 1: one uses two cores)"
+        "--workers",
+        type=positive_int,
+        default=1,
+        help="rows of a sweep, or kernels, at once (default 1: a row uses two cores, a kernel little more than one)",
     )
     what.add_argument("--max_batch", action="store_true", help="find the largest batch that fits")
     what.add_argument("--policies", default="", help="with --max_batch: checkpoint policies, comma-separated")
@@ -202,7 +205,10 @@ def _calibrate_kernels(args: argparse.Namespace) -> int:
     from tomat.kernels.report import calibrate_kernels
 
     tracking_dir = args.tracking_dir or DEFAULT_TRACKING_DIR
-    write_report(args.json, calibrate_kernels(args.kernels, tracking_dir, cache_dir=args.cache_dir, chips=args.chip))
+    record = calibrate_kernels(
+        args.kernels, tracking_dir, cache_dir=args.cache_dir, chips=args.chip, workers=args.workers
+    )
+    write_report(args.json, record)
     return 0
 
 

@@ -1,7 +1,7 @@
 """Compiles timed kernels for chips that are not here, and keeps what came out.
 
-One process a chip compiles row after row (`child.py`). What is kept is found again: a calibration that was stopped goes
-on where it was. A kernel that takes too long or takes the compiler down costs its own row.
+Processes of one chip each compile row after row (`child.py`). What is kept is found again: a calibration that was
+stopped goes on where it was. A kernel that takes too long or takes the compiler down costs its own row.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -75,6 +76,7 @@ def compile_kernels(
     timings: Iterable[KernelTiming],
     cache: Path,
     *,
+    workers: int = 1,
     on_kernel: Callable[[CompiledKernel], None] = lambda kernel: None,
     longest_seconds: float = LONGEST_SECONDS,
 ) -> list[CompiledKernel]:
@@ -83,6 +85,7 @@ def compile_kernels(
     Args:
         timings: Of one chip or several.
         cache: The folder of a plan cache.
+        workers: Processes that compile at once; each keeps a core busy.
         on_kernel: Told each kernel as soon as it is known.
         longest_seconds: CPU time that one kernel may take.
 
@@ -99,9 +102,12 @@ def compile_kernels(
     known: list[CompiledKernel] = []
     missing: dict[str, dict[str, KernelTiming]] = {}
 
+    lock = threading.Lock()
+
     def add(kernel: CompiledKernel) -> None:
-        known.append(kernel)
-        on_kernel(kernel)
+        with lock:
+            known.append(kernel)
+            on_kernel(kernel)
 
     for timing in timings:
         own = timing.op.startswith(OWN)
@@ -116,7 +122,19 @@ def compile_kernels(
         else:
             missing.setdefault(timing.chip, {})[name] = timing
     for chip, rows in missing.items():
-        _compile_chip(slice_named(SMALLEST_SLICES[chip]), rows, cache, kernels, add, longest_seconds)
+        slice_ = slice_named(SMALLEST_SLICES[chip])
+        shares = [dict(list(rows.items())[first::workers]) for first in range(min(workers, len(rows)))]
+        stop = threading.Event()
+        with ThreadPoolExecutor(len(shares)) as pool:
+            running = [
+                pool.submit(_compile_share, slice_, share, cache, kernels, add, longest_seconds, stop)
+                for share in shares
+            ]
+            try:
+                for each in as_completed(running):
+                    each.result()
+            finally:  # an error of one share, or Ctrl-C, ends the others
+                stop.set()
     return known
 
 
@@ -127,17 +145,18 @@ def _decided_by(own: bool) -> tuple[list[str], str]:
     return versions, sources_digest(f"tomat.kernels.{'own' if own else 'programs'}", "tomat.cost.llo")
 
 
-def _compile_chip(
+def _compile_share(
     slice_: Slice,
     rows: dict[str, KernelTiming],
     cache: Path,
     kernels: Path,
     add: Callable[[CompiledKernel], None],
     longest_seconds: float,
+    stop: threading.Event,
 ) -> None:
-    """One process after the other, until each row is kept or refused."""
+    """One process after the other, until each row is kept or refused, or `stop` is set."""
     waiting = dict(rows)
-    while waiting:
+    while waiting and not stop.is_set():
         with work_folder(cache) as work:
             for name in (LLO_DUMP, XLA_DUMP):
                 (work / name).mkdir()
@@ -156,11 +175,11 @@ def _compile_chip(
                     command, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True, cwd=work
                 )
                 try:
-                    current, ended = _listen(child, waiting, kernels, add, longest_seconds)
+                    current, ended = _listen(child, waiting, kernels, add, longest_seconds, stop)
                 finally:
                     child.kill()
                     child.wait()
-            if not waiting:
+            if not waiting or stop.is_set():
                 return
             tail = (work / "stderr.txt").read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1:]
         if current is None:
@@ -176,6 +195,7 @@ def _listen(
     kernels: Path,
     add: Callable[[CompiledKernel], None],
     longest_seconds: float,
+    stop: threading.Event,
 ) -> tuple[str | None, str]:
     """Take rows out of `waiting` as the child says them; (the row it was at, how it ended) where rows are left."""
     import psutil
@@ -193,7 +213,7 @@ def _listen(
     process = psutil.Process(child.pid)
     spent = _cpu_seconds(process)
     began = time.monotonic()
-    while waiting:
+    while waiting and not stop.is_set():
         try:
             line = said.get(timeout=min(POLL_SECONDS, longest_seconds))
         except queue.Empty:

@@ -99,6 +99,7 @@ def calibrate_kernels(
     *,
     cache_dir: Path | None = None,
     chips: Sequence[str] = (),
+    workers: int = 1,
     on_kernel: Callable[[CompiledKernel], None] = lambda kernel: None,
 ) -> dict[str, Any]:
     """Compile the kernels of a file of timings, and write the record and the page of their errors.
@@ -108,6 +109,7 @@ def calibrate_kernels(
         tracking_dir: Gets `kernels.json` and `kernels.md`.
         cache_dir: Of the plan cache; default: `default_cache_dir()`.
         chips: Only rows of these; empty: of all.
+        workers: Kernels to compile at once.
         on_kernel: Told each kernel when it is compiled or found.
 
     Returns:
@@ -130,7 +132,7 @@ def calibrate_kernels(
             bar.advance(task)
             on_kernel(kernel)
 
-        compiled = compile_kernels(timings, cache_dir or default_cache_dir(), on_kernel=tell)
+        compiled = compile_kernels(timings, cache_dir or default_cache_dir(), workers=workers, on_kernel=tell)
         programs = [
             timed_program(kernel)
             for kernel in bar.track(compiled, description="Reading them")

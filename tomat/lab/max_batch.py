@@ -24,8 +24,8 @@ from tomat.lab.run import LabConfig, alone_in, request_for
 from tomat.tuning.changes import override_words
 
 POLICY_KEY = "model.gradient_checkpointing"
-LINE_PROBES = 6
-"""Probes of one search after which brackets are halved, whatever the line through the memory of earlier ones says."""
+APART = 0.7
+"""Of two probes that a line goes through, the smaller over the larger, at most."""
 BEYOND = 0.02
 """How far beyond the largest that runs the next probe is, where the line puts the edge still nearer: two measurements
 of a process's memory differ by as much."""
@@ -97,8 +97,9 @@ def policy_word(policy: Any) -> str:
 def next_microbatch(known: Mapping[int, Probe], first: int, most: int, limit_bytes: int | None) -> int | None:
     """The microbatch to try next, from 1 to `most`; None once the largest that runs and the next one up are known.
 
-    Doubled, or where two have run, read off the line through their memory, which is nearly straight. Near the edge that
-    the line names, one a little beyond it is tried, so that the edge is between two probes; then the bracket is halved.
+    Doubled, or where two have run, read off the line through their memory, which is nearly straight. Where the line
+    puts the edge near the largest that has run, one a little beyond it is tried, so that the edge is between two
+    probes; what is left of the bracket is halved, or cut by the line.
     """
     fit = max((size for size, probe in known.items() if probe.runs), default=0)
     unfit = min((size for size, probe in known.items() if not probe.runs and size > fit), default=most + 1)
@@ -108,23 +109,28 @@ def next_microbatch(known: Mapping[int, Probe], first: int, most: int, limit_byt
         return min(first, most)
     if not fit:
         return max(1, min(known) // 2)
-    guess = _by_line(known, limit_bytes)
+    guess, step = _by_line(known, limit_bytes), max(1, round(BEYOND * fit))
     if unfit > most:
-        step = max(1, round(BEYOND * fit))
-        target = 2 * fit if guess is None else guess if guess > fit + step else fit + step
+        target = 2 * fit if guess is None else max(guess, fit + step)
         return max(fit + 1, min(target, FURTHEST * fit, most))
-    inside = guess is not None and fit < guess < unfit - 1 and len(known) < LINE_PROBES
+    if guess is not None and unfit - fit > 2 * step and fit <= guess + step < unfit:
+        return max(guess + step, fit + 1)
+    # Every other time, so that a line that names the wrong end of the bracket does not lead through all of it.
+    inside = guess is not None and fit < guess < unfit and len(known) % 2
     return guess if inside else (fit + unfit) // 2
 
 
 def _by_line(known: Mapping[int, Probe], limit_bytes: int | None) -> int | None:
-    """The largest microbatch below the limit on the line through the two largest that have run."""
-    points = sorted((size, probe.peak_memory_bytes) for size, probe in known.items() if probe.runs)[-2:]
-    if limit_bytes is None or len(points) < 2 or None in points[0] or None in points[1]:
+    """The largest microbatch below the limit on a line through the largest that has run, and the next one of at most
+    `APART` of it: between neighbours the noise would decide the slope."""
+    ran = ((size, probe.peak_memory_bytes) for size, probe in known.items() if probe.runs)
+    points = sorted((size, used) for size, used in ran if used is not None)
+    if limit_bytes is None or len(points) < 2:
         return None
-    (low, low_bytes), (high, high_bytes) = points
-    slope = ((high_bytes or 0) - (low_bytes or 0)) / (high - low)
-    return None if slope <= 0 else int(high + (limit_bytes - (high_bytes or 0)) / slope)
+    high, high_bytes = points[-1]
+    low, low_bytes = max((point for point in points if point[0] <= APART * high), default=points[0])
+    slope = (high_bytes - low_bytes) / (high - low)
+    return None if slope <= 0 else int(high + (limit_bytes - high_bytes) / slope)
 
 
 @dataclass

@@ -97,7 +97,7 @@ class Session:
             pauses_after=lambda done: done == self._pause_at,
             asks=lambda: False,
         )
-        on_stage("compiling the step", source)
+        on_stage("compiling and taking the first step", source)
         began = time.monotonic()
         clock, cache = PhaseClock(), _CacheEvents()
         with clock.listening_to_compiles(), cache.listening():

@@ -118,6 +118,23 @@ def test_what_is_on_record_is_not_tried_again(make):
     assert len(asked) > tried
 
 
+def test_a_search_that_was_stopped_claims_no_edge_and_goes_on(make, tmp_path):
+    search = make([], accumulations=(1,))
+
+    def stop(what, probe):
+        if probe.microbatch > 8:
+            raise KeyboardInterrupt
+
+    search.on_done = stop
+    with pytest.raises(KeyboardInterrupt):
+        search.run()
+    text = write_max_batch_page(search.record(), tmp_path / "track").read_text()
+    assert "not finished; run it again to go on" in text and "MAX" not in text
+    asked = []
+    text = write_max_batch_page(make(asked, accumulations=(1,)).run(), tmp_path / "track").read_text()
+    assert "edge found" in text and "MAX" in text and 8 not in asked
+
+
 def test_a_failure_that_is_not_of_memory_ends_a_search_and_no_other(make):
     record = make([], policies=("nested", "off")).run()
     assert "such a policy fails" in record["searches"][0]["stopped_by"]

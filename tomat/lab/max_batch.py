@@ -66,7 +66,7 @@ class Search:
     accumulations: int
     probes: list[Probe] = field(default_factory=list)
     stopped_by: str = ""
-    """Why the answer may not be the largest; empty where it and the next one up have both been tried."""
+    """Why the answer may not be the largest; empty where the search has ended, or has not yet."""
 
     @property
     def known(self) -> dict[int, Probe]:
@@ -79,6 +79,13 @@ class Search:
         return max((probe for probe in self.probes if probe.runs), key=lambda one: one.microbatch, default=None)
 
     @property
+    def edge_is_known(self) -> bool:
+        """Whether the largest that runs, or that none does, has been found from both sides."""
+        largest = self.largest
+        beyond = self.known.get(largest.microbatch + 1 if largest else 1)
+        return beyond is not None and not beyond.runs
+
+    @property
     def name(self) -> str:
         """In words."""
         return f"checkpointing {policy_word(self.policy)}, accum {self.accumulations}"
@@ -86,7 +93,11 @@ class Search:
     def to_dict(self) -> dict[str, Any]:
         """For the record."""
         largest = self.largest
-        return {**asdict(self), "largest_batch_sequences": largest.batch_sequences if largest else None}
+        return {
+            **asdict(self),
+            "largest_batch_sequences": largest.batch_sequences if largest else None,
+            "edge_is_known": self.edge_is_known,
+        }
 
 
 def policy_word(policy: Any) -> str:

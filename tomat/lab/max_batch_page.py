@@ -93,7 +93,7 @@ def largest_section(searches: list[Search]) -> str:
                 UNKNOWN if largest is None else str(largest.microbatch),
                 UNKNOWN if largest is None else f"{(largest.peak_memory_bytes or 0) / MIB:,.0f}M",
                 UNKNOWN if best is None else f"{best.tokens_per_second:,.0f} at {best.batch_sequences}",
-                search.stopped_by or "edge found",
+                search.stopped_by or ("edge found" if search.edge_is_known else "not finished; run it again to go on"),
             )
         )
     columns = ("checkpointing", "accum", "max batch", "microbatch", "memory", "best t/s", "search")
@@ -106,7 +106,7 @@ def rows_of(search: Search) -> list[tuple[str, ...]]:
     largest = search.largest
     for probe in sorted(search.probes, key=lambda one: one.microbatch):
         status = STATUS_WORDS[probe.status]
-        if probe is largest and not search.stopped_by and probe.microbatch + 1 in search.known:
+        if probe is largest and search.edge_is_known:
             status = "MAX"
         cells = (
             str(probe.batch_sequences),

@@ -244,7 +244,7 @@ def test_the_page_has_every_column_and_says_what_is_noise(folder):
     assert "| 1 | fast | 16 | 1 | 512 | 1 | 64 | adam | float32 | `trainer.train_batch_size 16` |" in text
     assert "| 4.0 / 0.5 | 1,600 | 4,096 | 4.0000 | True | 2.000 (" in text
     assert "| OOM | – | out of memory: used 9 GiB |" in text
-    assert "`base` and `same` are one setting and differ by noise: 1 of 1 comparison" in text
+    assert "`base` and `same` are one setting and differ by noise: of 1 comparison of it with itself, 1 has 1" in text
     assert "other processes used 30 % of its processors" in text
     assert "1,000,000 sequences of 512 tokens (512,000,000 an epoch)" in text
     assert (folder / "track" / "figures" / "small-pareto.svg").exists()

@@ -87,7 +87,7 @@ def introduction_section(record: Mapping[str, Any], rows: Sequence[LabRow]) -> s
     window = f"{how['steps']} steps" if how["steps"] else f"about {how['window_seconds']:g} s, at least 2 steps"
     said = (
         f"Measured on {record['devices'] or 'no device'}, {record['n_processors']} processors. Each row is a process "
-        f"of its own, started {how['rounds']} times; each start is {how['repeats']} windows of {window}, after "
+        f"of its own, started {counted(how['rounds'], 'time')}; each start is {how['repeats']} windows of {window}, after "
         f"{how['warmup_steps'] + 1} steps that do not count, each window beside one of the row's base. "
         f"{record['n_measured']} of {record['n_rows']} rows have an answer."
     )
@@ -144,8 +144,8 @@ def same_text(rows: Sequence[LabRow], names: Sequence[str]) -> str:
         " and ".join(f"`{name}`" for name in names) if len(names) < 4 else f"`{names[0]}` and {len(names) - 1} more"
     )
     return (
-        f"{listed} are one setting and differ by noise: {within} of {counted(len(compared), 'comparison')} "
-        "of it with itself hold 1 in the interval, which 19 of 20 should."
+        f"{listed} are one setting and differ by noise: of {counted(len(compared), 'comparison')} of it with itself, "
+        f"{within} {'has' if within == 1 else 'have'} 1 in the interval, which 19 of 20 should."
     )
 
 

@@ -21,6 +21,7 @@ COMMAND_MODULES = (
     "tomat.app.token_verbs",
     "tomat.app.workflow",
     "tomat.app.predict_verbs",
+    "tomat.app.weights_verbs",
     "tomat.app.eval_verbs",
     "tomat.app.mfu_verbs",
     "tomat.app.profile_verbs",

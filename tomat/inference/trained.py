@@ -1,4 +1,4 @@
-"""The model of a run that has trained, and what is needed to use it."""
+"""The model of a run that has trained, or of a folder of weights, and what is needed to use it."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,6 +23,8 @@ from tomat.runs.published import is_remote
 from tomat.training.config import TrainConfig, recorded_config
 from tomat.training.restore import load_weights
 from tomat.training.startup import quiet_terminal
+from tomat.weights.arrays import model_of
+from tomat.weights.folder import is_weights_folder, read_weights
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,8 @@ class LoadedRun:
     """Of its training data; None: they have none."""
     step: int
     weights: str
-    """`averaged` where the run averages its weights (`trainer.model_averaging`), or `of the last step`."""
+    """`averaged` where the run averages its weights (`trainer.model_averaging`), or `of the last step`; and how they
+    were compressed."""
 
     @cached_property
     def tables(self) -> EnvironmentTables | None:
@@ -65,10 +68,12 @@ class LoadedRun:
 
 
 def load_trained(run_dir: str | Path, step: int | None = None) -> LoadedRun:
-    """The model of a run at its newest checkpoint, or at `step`, with its averaged weights where it has any.
+    """The model of a run at its newest checkpoint, or at `step`, with its averaged weights where it has any; or that of
+    a folder that `tomat export` or `tomat compress` wrote.
 
     Raises:
-        TomatError: No such run, no whole checkpoint, or one that does not fit the run's configuration.
+        TomatError: No such run, no whole checkpoint, one that does not fit the run's configuration, or a damaged
+            folder.
     """
     quiet_terminal()
     ignore_absent_tpu()
@@ -77,6 +82,19 @@ def load_trained(run_dir: str | Path, step: int | None = None) -> LoadedRun:
     if not config_path.exists():
         raise TomatError(f"{folder} is not a run: it has no {CONFIG_FILE}.")
     config = recorded_config(config_path)
+    if is_weights_folder(folder):
+        model, found_step, weights = _stored(folder, config, step)
+    else:
+        model, found_step, weights = _checkpoint(folder, config, step)
+    codec, promolecule = load_codec(str(folder / CODEC_FILE)), None
+    if (folder / PROMOLECULE_FILE).exists():
+        text = (folder / PROMOLECULE_FILE).read_text(encoding="utf-8")
+        promolecule = Promolecule.from_text(text, str(folder / PROMOLECULE_FILE))
+    return LoadedRun(config, inference_mode(model, True), codec, promolecule, found_step, weights)
+
+
+def _checkpoint(folder: Path, config: TrainConfig, step: int | None) -> tuple[LmHeadModel, int, str]:
+    """Model, step and kind of weights of a run's checkpoint."""
     place = config.run_dir if is_remote(config.output_dir) else str(folder)
     found = find_checkpoint(place, step, config.temporary_checkpoints)
     trainer = config.trainer_config()
@@ -84,11 +102,20 @@ def load_trained(run_dir: str | Path, step: int | None = None) -> LoadedRun:
         with trainer.use_device_mesh():
             model, weights = load_weights(config, found.path, trainer.parameter_axis_mapping, trainer.device_mesh)
     except (ValueError, KeyError, FileNotFoundError) as error:
-        raise TomatError(f"{found.path} does not hold the model of {config_path}: {error}") from error
+        raise TomatError(f"{found.path} does not hold the model of {folder / CONFIG_FILE}: {error}") from error
     if weights == AVERAGED:
         console.print(f"weights of {found.path}: averaged, as trainer.model_averaging says.")
-    codec, promolecule = load_codec(str(folder / CODEC_FILE)), None
-    if (folder / PROMOLECULE_FILE).exists():
-        text = (folder / PROMOLECULE_FILE).read_text(encoding="utf-8")
-        promolecule = Promolecule.from_text(text, str(folder / PROMOLECULE_FILE))
-    return LoadedRun(config, inference_mode(model, True), codec, promolecule, found.step, weights)
+    return model, found.step, weights
+
+
+def _stored(folder: Path, config: TrainConfig, step: int | None) -> tuple[LmHeadModel, int, str]:
+    """The same of a folder of weights."""
+    stored = read_weights(folder)
+    if step not in (None, stored.step):
+        raise TomatError(f"{folder} holds the weights of step {stored.step} alone; leave out --step {step}.")
+    trainer = config.trainer_config()
+    try:
+        model = model_of(stored.arrays, config, trainer.parameter_axis_mapping, trainer.device_mesh)
+    except TomatError as error:
+        raise TomatError(f"{folder}: {error}") from None
+    return model, stored.step, stored.weights

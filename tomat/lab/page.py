@@ -87,8 +87,8 @@ def introduction_section(record: Mapping[str, Any], rows: Sequence[LabRow]) -> s
     window = f"{how['steps']} steps" if how["steps"] else f"about {how['window_seconds']:g} s, at least 2 steps"
     said = (
         f"Measured on {record['devices'] or 'no device'}, {record['n_processors']} processors. Each row is a process "
-        f"of its own, started {counted(how['rounds'], 'time')}; each start is {how['repeats']} windows of {window}, after "
-        f"{how['warmup_steps'] + 1} steps that do not count, each window beside one of the row's base. "
+        f"of its own, started {counted(how['rounds'], 'time')}; each start is {how['repeats']} windows of {window}, "
+        f"after {how['warmup_steps'] + 1} steps that do not count, each window beside one of the row's base. "
         f"{record['n_measured']} of {record['n_rows']} rows have an answer."
     )
     busy = median(window.others_busy_share for row in rows for window in row.windows)

@@ -1,0 +1,126 @@
+"""`tomat export` and `tomat compress`: a run's model as a folder that predicts, whole or in few bits."""
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tomat.base.arguments import count, positive_int, report_file, run_folder
+
+if TYPE_CHECKING:
+    from tomat.weights.folder import Compression
+
+PARTS = ("mlp", "attention", "embedding", "environment")
+
+
+def register(subparsers: argparse._SubParsersAction) -> None:
+    """Add `tomat export` and `tomat compress`."""
+    export = subparsers.add_parser(
+        "export",
+        help="a run's model as safetensors, in a folder that predicts",
+        description="Write the weights of a run with all that is needed to predict: safetensors, configuration, codec, "
+        "promolecule and a card. `tomat predict --run` and `tomat eval --run` take the folder.",
+    )
+    export.add_argument("--format", choices=("safetensors",), default="safetensors", help="of the weights (default)")
+    compress = subparsers.add_parser(
+        "compress",
+        help="the same with its matrices in 8, 4, 3 or 2 bits a number",
+        description="Write the weights of a run in few bits, with all that is needed to predict. `tomat predict --run` "
+        "and `tomat eval --run` take the folder, and unpack the weights as they load it.",
+    )
+    compress.add_argument("--bits", type=positive_int, required=True, metavar="N", help="of a number: 8, 4, 3 or 2")
+    compress.add_argument(
+        "--scheme", choices=("affine", "lut"), help="affine (8, 4 bits) or table (4, 3, 2; default below 8 bits)"
+    )
+    compress.add_argument(
+        "--group", type=positive_int, default=128, metavar="N", help="numbers that share a scale (default: %(default)s)"
+    )
+    compress.add_argument(
+        "--what",
+        type=parts,
+        default=dict.fromkeys(PARTS),
+        metavar="PART[=BITS],...",
+        help=f"matrices of {', '.join(PARTS)} (default: all), some with other bits: mlp=2,attention=4",
+    )
+    compress.add_argument(
+        "--workers", type=positive_int, metavar="N", help="matrices at once (default: the processor's cores)"
+    )
+    for parser in (export, compress):
+        parser.add_argument("--run", dest="run_dir", type=run_folder, required=True, metavar="DIR", help="the run")
+        parser.add_argument("--step", type=count, help="checkpoint of the run (default: the newest)")
+        parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="the folder to make")
+        parser.add_argument("--licence", metavar="TEXT", help="of the weights, for the card")
+        parser.add_argument("--json", type=report_file, metavar="FILE", help="write the sizes")
+        parser.set_defaults(run=run_write)
+    export.set_defaults(bits=None)
+
+
+def parts(text: str) -> dict[str, int | None]:
+    """An argparse type: `mlp=2,attention`, parts with their own bits or without."""
+    found: dict[str, int | None] = {}
+    for word in text.split(","):
+        part, _, bits = word.strip().partition("=")
+        if part not in PARTS:
+            raise argparse.ArgumentTypeError(f"found '{part}', expected one of {', '.join(PARTS)}")
+        if part in found:
+            raise argparse.ArgumentTypeError(f"{part} is there twice")
+        found[part] = positive_int(bits) if bits else None
+    return found
+
+
+def run_write(args: argparse.Namespace) -> int:
+    """Load, quantise if asked, write, and say the sizes."""
+    import os
+    from dataclasses import asdict
+
+    from tomat.base.errors import TomatError
+    from tomat.base.reporting import console, progress, readable_bytes, write_report
+
+    if args.output.exists():
+        raise TomatError(f"--output {args.output} is there already; give another folder, or remove it.")
+    compression = None if args.bits is None else _compression(args)
+    console.print(f"loading {args.run_dir}", markup=False, highlight=False)
+
+    from tomat.inference.trained import load_trained
+    from tomat.weights.arrays import named_arrays
+    from tomat.weights.folder import is_weights_folder, write_weights
+
+    if is_weights_folder(args.run_dir):
+        raise TomatError(f"{args.run_dir} is a folder of weights already; give the run that it is of.")
+    run = load_trained(args.run_dir, args.step)
+    arrays = named_arrays(run.model)
+    with progress(seconds="left") as bar:
+        task = bar.add_task(f"Writing {args.output}", total=len(arrays))
+        written = write_weights(
+            args.run_dir,
+            arrays,
+            run.step,
+            run.weights,
+            args.output,
+            compression=compression,
+            licence=args.licence,
+            workers=1 if compression is None else args.workers or len(os.sched_getaffinity(0)),
+            on_array=lambda name: bar.advance(task),
+        )
+    share = written.weights_bytes / written.float32_bytes
+    console.print(
+        f"wrote {args.output}: {readable_bytes(written.weights_bytes)} of weights, {share:.3f} of float32"
+        + (f", {compression}" if compression is not None else ""),
+        soft_wrap=True,
+        markup=False,
+        highlight=False,
+    )
+    write_report(args.json, {**asdict(written), "weights_over_float32": share})
+    return 0
+
+
+def _compression(args: argparse.Namespace) -> "Compression":
+    """What the flags ask for, checked before the run is loaded."""
+    from tomat.weights.folder import Compression
+    from tomat.weights.quantise import check_offered
+
+    scheme = args.scheme or ("affine" if args.bits == 8 else "lut")
+    own = tuple((part, bits) for part, bits in args.what.items() if bits is not None)
+    compression = Compression(args.bits, scheme, args.group, tuple(args.what), own)
+    for part in compression.parts:
+        check_offered(compression.of(part), scheme)
+    return compression

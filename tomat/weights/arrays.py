@@ -1,0 +1,129 @@
+"""A model as arrays with names, and back.
+
+The names are those that Levanter gives its models for Hugging Face (`model.layers.0.self_attn.q_proj.weight`), also
+where Hugging Face has no such architecture; matrices are [out, in], as there. What tomat adds to the decoder,
+`model.environment`, has the paths of its fields (`environment.network.layers.0.weight`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping
+from typing import Any, Literal, cast
+
+import equinox as eqx
+import jax
+import numpy as np
+from haliax.partitioning import ResourceMapping
+from haliax.state_dict import from_torch_compatible_state_dict, to_torch_compatible_state_dict
+from jax.sharding import Mesh
+from jax.tree_util import keystr, tree_flatten_with_path, tree_unflatten
+from levanter.models.lm_model import LmHeadModel
+
+from tomat.base.errors import TomatError
+from tomat.training.config import TrainConfig
+from tomat.training.restore import rearrange
+from tomat.training.step import model_initialiser
+
+Part = Literal["mlp", "attention", "embedding", "environment"]
+PARTS: tuple[Part, ...] = ("mlp", "attention", "embedding", "environment")
+"""Where the matrices of a decoder are."""
+
+ENVIRONMENT = "environment."
+
+
+def named_arrays(model: LmHeadModel) -> dict[str, np.ndarray]:
+    """Every array of a model by name, as it is computed with; layers one by one."""
+    environment = getattr(model, "environment", None)
+    if environment is None:
+        return _on_host(to_torch_compatible_state_dict(model))
+    # Haliax 0.2.227 names no array inside a tuple, as the layers of the environment's network are.
+    bare = dataclasses.replace(cast(Any, model), environment=None)
+    return _on_host(to_torch_compatible_state_dict(bare)) | _on_host(
+        {_name(path): leaf for path, leaf in tree_flatten_with_path(eqx.filter(environment, eqx.is_array))[0]}
+    )
+
+
+def model_of(
+    arrays: Mapping[str, np.ndarray], config: TrainConfig, axis_mapping: ResourceMapping, mesh: Mesh
+) -> LmHeadModel:
+    """The model of `config` that has these arrays.
+
+    Args:
+        arrays: As of `named_arrays`.
+        config: The run that they are of.
+        axis_mapping: Where the axes of the result lie.
+        mesh: On which devices.
+
+    Raises:
+        TomatError: An array is missing, is of another shape, or belongs to no part of this model.
+    """
+    key = jax.random.PRNGKey(0)
+    wanted = eqx.filter_eval_shape(model_initialiser(config, key))
+    expected = {name: array.shape for name, array in _shapes(wanted).items()}
+    found = {name: array.shape for name, array in arrays.items()}
+    for name in sorted(expected.keys() | found.keys()):
+        if expected.get(name) != found.get(name):
+            raise TomatError(
+                f"the array {name} is {_shape(found.get(name))}; the model of its configuration has "
+                f"{_shape(expected.get(name))} there."
+            )
+    # Haliax 0.2.227 reads arrays into stacked layers alone; `rearrange` takes them apart where the run has them so.
+    stacked = dataclasses.replace(config, model=dataclasses.replace(cast(Any, config.model), scan_layers=True))
+    shapes = eqx.filter_eval_shape(model_initialiser(stacked, key))
+    environment = getattr(shapes, "environment", None)
+    if environment is not None:
+        paths, structure = tree_flatten_with_path(environment)
+        leaves = [jax.numpy.asarray(arrays[_name(path)]) if eqx.is_array_like(leaf) or _is_shape(leaf) else leaf
+                  for path, leaf in paths]  # fmt: skip
+        environment = tree_unflatten(structure, leaves)
+        shapes = dataclasses.replace(cast(Any, shapes), environment=None)
+    # On a device: arrays of the host Haliax 0.2.227 would place on a mesh of no devices, where there are several.
+    own = {name: jax.numpy.asarray(array) for name, array in arrays.items() if not name.startswith(ENVIRONMENT)}
+    model = from_torch_compatible_state_dict(shapes, own)
+    if environment is not None:
+        model = dataclasses.replace(cast(Any, model), environment=environment)
+    return rearrange(model, wanted, axis_mapping, mesh)
+
+
+def part_of(name: str, array: np.ndarray) -> Part | None:
+    """Where a matrix is in the decoder; None for what is no matrix, or too small to be worth fewer bits."""
+    if array.ndim != 2 or array.size < SMALLEST_MATRIX:
+        return None
+    if name.startswith(ENVIRONMENT):
+        return "environment"
+    if ".mlp." in name:
+        return "mlp"
+    if ".self_attn." in name:
+        return "attention"
+    return "embedding" if "embed" in name or name.startswith("lm_head") else None
+
+
+SMALLEST_MATRIX = 1024
+"""Numbers below which an array stays as it is. (A choice: norms, biases and small tables are 1 % of the demo's
+weights.)"""
+
+
+def _shapes(model: Any) -> dict[str, np.ndarray]:
+    """As `named_arrays` of a model of shapes; the arrays hold nothing."""
+    empty = jax.tree.map(lambda leaf: np.broadcast_to(np.float32(0), leaf.shape) if _is_shape(leaf) else leaf, model)
+    return named_arrays(empty)
+
+
+def _is_shape(leaf: Any) -> bool:
+    return isinstance(leaf, jax.ShapeDtypeStruct)
+
+
+def _shape(shape: tuple[int, ...] | None) -> str:
+    return "not there" if shape is None else str(list(shape))
+
+
+def _name(path: tuple[Any, ...]) -> str:
+    """`.network.layers[0].weight[<flat index 0>]`, the path of a named array, as a name."""
+    text = re.sub(r"\[<flat index \d+>\]", "", keystr(path))
+    return ENVIRONMENT + re.sub(r"\[(\d+)\]", r".\1", text).lstrip(".")
+
+
+def _on_host(arrays: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    return {name: np.asarray(array) for name, array in arrays.items()}

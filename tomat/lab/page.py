@@ -152,7 +152,7 @@ def same_text(rows: Sequence[LabRow], names: Sequence[str]) -> str:
 def figures(row: LabRow, columns: Sequence[str]) -> tuple[str, ...]:
     """A row's cells after its place."""
     setup, shown = row.setup, sorted(window.tokens_per_second for window in row.windows)
-    settings = " ".join(override_words(dict(sorted(row.overrides.items())))).replace("--", "")
+    settings = " ".join(word.removeprefix("--") for word in override_words(dict(sorted(row.overrides.items()))))
     steps = sorted(1e3 * window.step_seconds for window in row.windows)
     shares = tuple(percent(row.mfu.get(one.key)) for one in TABLE_UTILISATIONS if one.short in columns)
     peak, limit = row.peak_memory_bytes, row.memory_limit_bytes

@@ -79,7 +79,7 @@ def required(parser: Parser) -> list[str]:
         words += [group._group_actions[0].option_strings[0], "README.md"] if group.required else []
     for action in parser._actions:
         if action.required and action.dest not in ("config_path",):
-            value = "README.md" if action.dest != "run_dir" else RUN
+            value = {"run_dir": RUN, "bits": "4"}.get(action.dest, "README.md")
             words += [action.option_strings[0], value] if action.option_strings else [value]
     return words
 

@@ -27,6 +27,7 @@ COMMAND_MODULES = (
     "tomat.app.mfu_verbs",
     "tomat.app.profile_verbs",
     "tomat.app.plan_verbs",
+    "tomat.app.lab_verbs",
     "tomat.app.bench_verbs",
     "tomat.app.launch_verbs",
     "tomat.app.runs_verbs",

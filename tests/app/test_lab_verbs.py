@@ -1,0 +1,133 @@
+"""`tomat lab` on real steps of a tiny model, each row in a process of its own."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from tiny_run import DEMO, tiny_run, tomat
+
+from tomat.app.cli import main
+
+
+@pytest.fixture
+def work(tmp_path) -> Path:
+    """A folder of the lab that shares what the other tests compile."""
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work" / "compiled").symlink_to(os.environ["JAX_COMPILATION_CACHE_DIR"], target_is_directory=True)
+    return tmp_path / "work"
+
+
+def sweep_file(folder: Path, rows: list[dict]) -> Path:
+    path = folder / "sweep.yaml"
+    path.write_text(
+        json.dumps({"name": "tiny", "config_path": str(DEMO), "overrides": tiny_run(4, 4), "rows": rows}),
+        encoding="utf-8",
+    )
+    return path
+
+
+def words(verb: str, folder: Path, *more: object) -> list[str]:
+    return ["lab", verb, "--tracking_dir", str(folder / "track"), "--work_dir", str(folder / "work"), *map(str, more)]
+
+
+def test_rows_are_measured_and_failures_are_rows(tmp_path, work, capsys):
+    rows = [
+        {"name": "as it is"},
+        {"name": "the same"},
+        {"name": "three heads", "overrides": {"model.num_heads": 3}},
+        {"name": "more rows than there are", "overrides": {"trainer.train_batch_size": 4096}},
+    ]
+    report = tmp_path / "report.json"
+    sweep = sweep_file(tmp_path, rows)
+    options = ("--rounds", 1, "--repeats", 2, "--steps", 2, "--warmup_steps", 1, "--json", report)
+    assert main(words("run", tmp_path, sweep, *options)) == 1
+    record = json.loads(report.read_text())
+    found = {row["name"]: row for row in record["rows"]}
+    base, same = found["as it is"], found["the same"]
+    assert [base["status"], same["status"]] == ["measured", "measured"]
+    # Both took the trainer's own steps, from the same weights on the same rows.
+    assert base["setup"]["warm_loss"] == same["setup"]["warm_loss"]
+    assert [window["loss"] for window in base["windows"]] == [window["loss"] for window in same["windows"]]
+    assert record["same_settings"] == [["as it is", "the same"]]
+    assert same["against_base"]["low"] < same["against_base"]["mean"] < same["against_base"]["high"]
+    assert same["compile_cached_seconds"] < same["compile_cold_seconds"]
+    assert base["setup"]["batch_sequences"] * base["setup"]["sequence_tokens"] == pytest.approx(
+        base["tokens_per_second_median"] * base["step_seconds_median"], rel=0.5
+    )
+    assert "num_heads" in found["three heads"]["reason"]
+    assert "fewer than one batch of 4096" in found["more rows than there are"]["reason"]
+    assert record["overhead_seconds_per_start"] >= 0
+    assert "'as it is' and 'the same' are one setting" in capsys.readouterr().out
+    assert not list((work / "scratch").glob("*"))
+    # A limit below what the process needs, and one of time, end rows; what was measured before is kept elsewhere.
+    for limit, status in (("--memory_limit_gib", "out of memory"), ("--row_seconds", "too long")):
+        folder = tmp_path / limit
+        folder.mkdir()
+        (folder / "work").symlink_to(work, target_is_directory=True)
+        value = 0.01 if limit == "--memory_limit_gib" else 0.2
+        assert main(words("run", folder, sweep, "--row", "as it is", "--rounds", 1, limit, value)) == 1
+        record = json.loads((folder / "track" / "lab" / "tiny.json").read_text())
+        assert record["rows"][0]["status"] == status, record["rows"][0]["reason"]
+
+
+def test_the_largest_batch_is_searched_with_real_steps(tmp_path, work):
+    report = tmp_path / "report.json"
+    options = ("--config_path", DEMO, "--memory_limit_gib", 0.01, "--largest", 8, "--steps", 1, "--json", report)
+    assert main(words("max_batch", tmp_path, *options, *tiny_run(4, 4))) == 1
+    [search] = json.loads(report.read_text())["searches"]
+    # Nothing runs in 10 MiB: halved down to one sequence a device.
+    assert [probe["batch_sequences"] for probe in search["probes"]] == [4, 2]
+    assert {probe["status"] for probe in search["probes"]} == {"out of memory"}
+    text = (tmp_path / "track" / "max-batch-demo.md").read_text()
+    assert "| off | 1 |" in text or "| as the model has it | 1 |" in text
+
+
+def test_ctrl_c_stops_at_once_and_leaves_nobody(tmp_path, work):
+    sweep = sweep_file(tmp_path, [{"name": "a"}])
+    lab = subprocess.Popen(
+        tomat(*words("run", tmp_path, sweep)), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+        start_new_session=True,
+    )  # fmt: skip
+    # Not before the row's process is there: one that imports takes longer to notice.
+    assert any("reading the configuration" in line for line in lab.stderr)
+    os.killpg(lab.pid, signal.SIGINT)
+    said = lab.communicate(timeout=60)[1]
+    assert lab.returncode == 130, said
+    assert "Traceback" not in said
+    deadline = time.monotonic() + 60
+    while left := alive_in(lab.pid):
+        assert time.monotonic() < deadline, left
+        time.sleep(0.1)
+    assert not list((work / "scratch").glob("*"))
+
+
+def alive_in(group: int) -> list[psutil.Process]:
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, ProcessLookupError):
+            if os.getpgid(process.pid) == group and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"overrides": ["--data.layuot", "v3-p7"]}, "no setting; did you mean data.layout?"),
+        ({"grid": {f"model.x{axis}": list(range(40)) for axis in range(5)}}, "102,400,001 rows"),
+        ({"rows": [{"name": "a"}, {"name": "a"}]}, "more than one row is called 'a'"),
+    ],
+)
+def test_a_sweep_that_cannot_be_measured_is_one_line(tmp_path, change, message, capsys):
+    path = sweep_file(tmp_path, [{"name": "a"}])
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    assert main(words("run", tmp_path, path)) == 2
+    said = capsys.readouterr().err
+    assert message in said and said.count("\n") == 1
+    assert not (tmp_path / "track").exists() and not (tmp_path / "work").exists()

@@ -1,0 +1,205 @@
+"""`tomat lab`: settings of a training step measured on the devices that are here, each in a process of its own."""
+
+import argparse
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tomat.base.arguments import config_file, existing_file, positive_float, positive_int, report_file
+
+if TYPE_CHECKING:
+    from tomat.base.stages import Stages
+    from tomat.lab.max_batch import Probe
+    from tomat.lab.messages import Limits
+    from tomat.lab.record import LabRow
+
+DEFAULT_TRACKING_DIR = Path("docs/tracking")
+DEFAULT_WORK_DIR = Path("runs/lab")
+DEFAULT_CONFIG = Path("configs/train/demo.yaml")
+
+
+def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add the verbs `lab run` and `lab max_batch`."""
+    verbs = subparsers.add_parser("lab", help="measure settings of a training step: sweeps, the largest batch")
+    verbs = verbs.add_subparsers(title="verbs", metavar="VERB", required=True)
+    run = verbs.add_parser(
+        "run",
+        help="measure every row of a sweep beside its base",
+        description="Measure every row of a sweep (the format of `tomat plan --sweep`), each in a process of its own "
+        "and beside its base: tokens a second, step time, compile time, memory, and whether a difference is noise. "
+        "The same command goes on where it was stopped.",
+    )
+    run.add_argument("sweep", type=existing_file, metavar="SWEEP.yaml", help="such as configs/sweeps/lab-demo.yaml")
+    run.add_argument("--row", action="append", default=[], metavar="NAME", help="only this row; repeatable")
+    run.add_argument("--rounds", type=positive_int, default=2, help="starts of each row (default 2)")
+    run.add_argument("--repeats", type=positive_int, default=4, help="windows of each start (default 4)")
+    run.add_argument(
+        "--epoch_rows", type=positive_int, metavar="N", help="sequences of an epoch (default: of the data trained on)"
+    )
+    run.add_argument("--again", action="store_true", help="measure anew what is on record")
+    run.add_argument(
+        "--window_seconds", type=positive_float, default=1.0, help="length of a window, at least 2 steps (default 1)"
+    )
+    run.add_argument("--warmup_steps", type=positive_int, default=4, help="after the one that compiles (default 4)")
+    _add_common(run, row_seconds=600.0, steps=None)
+    run.set_defaults(run=run_lab)
+    largest = verbs.add_parser(
+        "max_batch",
+        help="find the largest batch that runs",
+        description="Find the largest batch that takes real steps within the memory, for each checkpoint policy and "
+        "number of accumulations. Every probe is a process of its own. The same command goes on where it was stopped.",
+        epilog="Overrides of the configuration (--a.b VALUE) follow.",
+    )
+    largest.add_argument(
+        "--config_path",
+        type=config_file("configs/train/"),
+        default=DEFAULT_CONFIG,
+        metavar="FILE",
+        help=f"the training configuration (default: {DEFAULT_CONFIG} of a checkout)",
+    )
+    largest.add_argument("--name", help="of record and page (default: max-batch-CONFIGURATION)")
+    largest.add_argument(
+        "--policies", default="", metavar="P[,P...]", help="checkpoint policies (default: the configured one)"
+    )
+    largest.add_argument("--accumulations", default="1", metavar="N[,N...]", help="microbatches of a step (default 1)")
+    largest.add_argument("--largest", type=positive_int, default=2**16, help="batch to try at most (default 65536)")
+    _add_common(largest, row_seconds=900.0, steps=2)
+    largest.set_defaults(run=run_max_batch, takes_overrides=True)
+
+
+def _add_common(parser: argparse.ArgumentParser, row_seconds: float, steps: int | None) -> None:
+    default = "instead of --window_seconds" if steps is None else f"default {steps}"
+    parser.add_argument("--steps", type=positive_int, default=steps, help=f"steps that are timed together ({default})")
+    parser.add_argument(
+        "--row_seconds",
+        type=positive_float,
+        default=row_seconds,
+        help=f"longest that a start of a row may take (default {row_seconds:.0f})",
+    )
+    parser.add_argument(
+        "--memory_limit_gib",
+        type=positive_float,
+        help="most memory of a device; on a CPU of the process, which is ended beyond it",
+    )
+    parser.add_argument("--tracking_dir", type=Path, default=DEFAULT_TRACKING_DIR, help="gets the record and the page")
+    parser.add_argument(
+        "--work_dir", type=Path, help=f"data, compiled programs, logs (default: below {DEFAULT_WORK_DIR})"
+    )
+    parser.add_argument("--json", type=report_file, metavar="FILE", help="also write the record here")
+
+
+def _limits(args: argparse.Namespace) -> "Limits":
+    from tomat.lab.messages import Limits
+
+    return Limits(args.row_seconds, None if args.memory_limit_gib is None else round(args.memory_limit_gib * 2**30))
+
+
+def _show(stages: "Stages", what: str, stage: str) -> None:
+    from tomat.lab.messages import READY
+
+    if stage == READY:
+        stages.done(what)
+    else:
+        stages.show(what, stage)
+
+
+def run_lab(args: argparse.Namespace) -> int:
+    """Measure a sweep; status 1 if a row has no answer."""
+    from tomat.app.config_keys import check_words
+    from tomat.base.reporting import console, write_report
+    from tomat.base.stages import Stages
+    from tomat.lab.page import figures_text, print_ranking, write_lab_page
+    from tomat.lab.record import record_path
+    from tomat.lab.run import Lab, LabConfig
+    from tomat.tuning.changes import override_words
+    from tomat.tuning.sweep_config import load_sweep
+
+    sweep = load_sweep(args.sweep)
+    for row in sweep.rows:
+        check_words(row.config_path, override_words(row.overrides))
+    if args.again:
+        record_path(args.tracking_dir, sweep.name).unlink(missing_ok=True)
+    with Stages() as stages:
+
+        def say(row: "LabRow") -> None:
+            stages.done(row.name)
+            stages.say(f"{row.name}: {figures_text(row)}")
+
+        lab = Lab(
+            sweep,
+            args.tracking_dir,
+            args.work_dir or DEFAULT_WORK_DIR / sweep.name,
+            LabConfig(
+                rounds=args.rounds,
+                repeats=args.repeats,
+                window_seconds=args.window_seconds,
+                steps=args.steps,
+                warmup_steps=args.warmup_steps,
+                limits=_limits(args),
+            ),
+            partial(_show, stages),
+            say,
+        )
+        try:
+            lab.run(args.row)
+        finally:
+            # Stopped or not, what was measured is shown and kept.
+            record = lab.record()
+            if record["rows"]:
+                print_ranking(record)
+                page = write_lab_page(record, args.tracking_dir, args.epoch_rows)
+                write_report(args.json, record)
+                console.print(f"wrote {page}", highlight=False)
+    return 0 if record["n_measured"] == record["n_rows"] else 1
+
+
+def run_max_batch(args: argparse.Namespace) -> int:
+    """Search for the largest batch; status 1 if a search has found none."""
+    from tomat.app.config_keys import check_words
+    from tomat.base.errors import TomatError
+    from tomat.base.reporting import console, write_report
+    from tomat.base.stages import Stages
+    from tomat.lab.max_batch import STATUS_WORDS, MaxBatch
+    from tomat.lab.max_batch_page import print_searches, write_max_batch_page
+    from tomat.lab.run import LabConfig
+
+    check_words(args.config_path, args.overrides)
+    try:
+        accumulations = [int(word) for word in args.accumulations.split(",")]
+    except ValueError:
+        accumulations = []
+    if not accumulations or min(accumulations) < 1 or len(set(accumulations)) != len(accumulations):
+        raise TomatError(f"--accumulations is {args.accumulations!r}; expected different numbers from 1, as in 1,2,4.")
+    words = [word for word in args.policies.split(",") if word]
+    name = args.name or f"max-batch-{args.config_path.stem}"
+    with Stages() as stages:
+
+        def say(what: str, probe: "Probe") -> None:
+            stages.done(what)
+            figures = f", {probe.tokens_per_second:,.0f} tokens/s" if probe.runs else f": {probe.reason}"
+            stages.say(f"{what}: {STATUS_WORDS[probe.status]}{figures}")
+
+        search = MaxBatch(
+            name=name,
+            config_path=args.config_path,
+            words=args.overrides,
+            policies=[{"true": True, "false": False}.get(word, word) for word in words] or [None],
+            accumulations=accumulations,
+            tracking_dir=args.tracking_dir,
+            work_dir=args.work_dir or DEFAULT_WORK_DIR / name,
+            config=LabConfig(steps=args.steps, warmup_steps=0, limits=_limits(args)),
+            most=args.largest,
+            on_probe=partial(_show, stages),
+            on_done=say,
+        )
+        try:
+            search.run()
+        finally:
+            # Stopped or not, what was found is shown and kept.
+            record = search.record()
+            if record["searches"]:
+                print_searches(record)
+                page = write_max_batch_page(record, args.tracking_dir)
+                write_report(args.json, record)
+                console.print(f"wrote {page}", highlight=False)
+    return 0 if all(one.largest for one in search.searches) else 1

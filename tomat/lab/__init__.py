@@ -1,0 +1,1 @@
+"""The speed lab: training steps measured on the devices that are here, each setting in a process of its own."""

@@ -1,0 +1,204 @@
+"""What the lab keeps of a sweep: every window of every row, in one JSON file that is whole after each."""
+
+from __future__ import annotations
+
+import hashlib
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from tomat.base.documents import read_json
+from tomat.base.errors import TomatError
+from tomat.base.reporting import dump_json, write_json
+from tomat.hardware.mfu import MFU_KEYS
+from tomat.lab.compare import Ratio, ratio_of
+from tomat.lab.messages import MEASURED
+from tomat.tuning.changes import override_words
+from tomat.tuning.sweep_config import SweepRow
+
+RECORD_FORMAT = 1
+LAB_DIR = "lab"
+"""Of the tracking folder: the records."""
+
+
+@dataclass(frozen=True)
+class Window:
+    """Steps that were timed together."""
+
+    round: int
+    step_seconds: float
+    tokens_per_second: float
+    base_tokens_per_second: float | None = None
+    """Of the base's window beside this one; None for a base, and where it has none."""
+    waiting_for_data_seconds: float = 0.0
+    """Of a step."""
+    others_busy_share: float = 0.0
+    """Of this machine's processors, used by other processes meanwhile."""
+    loss: float | None = None
+    mfu: Mapping[str, float] = field(default_factory=dict)
+    """By `MFU_KEYS`; empty where the chip's peak is not known."""
+
+
+@dataclass
+class LabRow:
+    """A row with what was measured of it."""
+
+    name: str
+    key: str
+    """Names what was asked; windows of another question are dropped."""
+    config_file: str
+    overrides: Mapping[str, Any]
+    base: str | None
+    question: str = ""
+    status: str = ""
+    """Empty: not finished; else one of `messages.py`."""
+    reason: str = ""
+    """Why there is no answer."""
+    rounds_done: int = 0
+    windows: list[Window] = field(default_factory=list)
+    setup: dict[str, Any] = field(default_factory=dict)
+    """Of `Session.described`, of the last start; `peak_memory_bytes` up to the last window."""
+    starts: list[dict[str, Any]] = field(default_factory=list)
+    """Of each start: `start_seconds`, `first_step_seconds`, `compile_seconds`, `compile_saved_seconds`,
+    `compiled_programs`, `peak_memory_bytes`."""
+    memory_limit_bytes: int | None = None
+
+    @property
+    def measured(self) -> bool:
+        """Whether it has an answer."""
+        return self.status == MEASURED
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Median of the windows."""
+        return median(window.tokens_per_second for window in self.windows)
+
+    @property
+    def step_seconds(self) -> float | None:
+        """Median of the windows."""
+        return median(window.step_seconds for window in self.windows)
+
+    @property
+    def compile_cold_seconds(self) -> float | None:
+        """Lowering and compiling what the first step needs, without the cache. What came from the cache counts with
+        the seconds that JAX noted as it was compiled, by this row or by one with the same programs."""
+        found = [start["compile_seconds"] + start["compile_saved_seconds"] for start in self.starts]
+        return found[0] if found else None
+
+    @property
+    def compile_cached_seconds(self) -> float | None:
+        """The same where every program came from the cache, least of the starts; None if none was such."""
+        return min((one["compile_seconds"] for one in self.starts if not one["compiled_programs"]), default=None)
+
+    @property
+    def peak_memory_bytes(self) -> int | None:
+        """Of the starts that did not compile, whose peak is the step's; of all if there was none such."""
+        cached = [one["peak_memory_bytes"] for one in self.starts if not one["compiled_programs"]]
+        return max(cached or [one["peak_memory_bytes"] for one in self.starts], default=None)
+
+    @property
+    def mfu(self) -> dict[str, float]:
+        """Medians by `MFU_KEYS`."""
+        known = [window.mfu for window in self.windows if window.mfu]
+        return {key: statistics.median(one[key] for one in known) for key in MFU_KEYS} if known else {}
+
+    @property
+    def ratio(self) -> Ratio | None:
+        """Against the base."""
+        return ratio_of(
+            [one.tokens_per_second / one.base_tokens_per_second for one in self.windows if one.base_tokens_per_second]
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """For the record; the derived figures beside what they are of."""
+        ratio = self.ratio
+        return {
+            **asdict(self),
+            "tokens_per_second_median": self.tokens_per_second,
+            "tokens_per_second_min": min((one.tokens_per_second for one in self.windows), default=None),
+            "tokens_per_second_max": max((one.tokens_per_second for one in self.windows), default=None),
+            "step_seconds_median": self.step_seconds,
+            "compile_cold_seconds": self.compile_cold_seconds,
+            "compile_cached_seconds": self.compile_cached_seconds,
+            "peak_memory_bytes": self.peak_memory_bytes,
+            "against_base": {**asdict(ratio), "verdict": ratio.verdict} if ratio else None,
+            **self.mfu,
+        }
+
+    @staticmethod
+    def from_dict(values: Mapping[str, Any]) -> LabRow:
+        """The inverse of `to_dict`.
+
+        Raises:
+            TypeError, KeyError: A damaged row.
+        """
+        names = {one.name for one in fields(LabRow)}
+        row = LabRow(**{key: value for key, value in values.items() if key in names})
+        known = {one.name for one in fields(Window)}
+        row.windows = [Window(**{k: v for k, v in one.items() if k in known}) for one in values["windows"]]
+        return row
+
+
+def median(values: Any) -> float | None:
+    """None of nothing."""
+    found = list(values)
+    return statistics.median(found) if found else None
+
+
+def question_key(row: SweepRow) -> str:
+    """Names what a row measures: the text of its configuration, and what it overrides.
+
+    Raises:
+        TomatError: There is no such configuration.
+    """
+    try:
+        text = row.config_path.read_bytes()
+    except OSError as error:
+        raise TomatError(f"config file {row.config_path} cannot be read: {error.strerror or error}.") from None
+    words = dump_json({"words": override_words(dict(sorted(row.overrides.items())))})
+    return hashlib.sha256(text + words.encode()).hexdigest()[:16]
+
+
+def record_path(tracking_dir: Path, name: str) -> Path:
+    """Where the record of the sweep `name` is."""
+    return tracking_dir / LAB_DIR / f"{name}.json"
+
+
+def read_rows(path: Path) -> tuple[dict[str, LabRow], dict[str, Any]]:
+    """The rows on record by name, and what else is on record; nothing where there is no record yet.
+
+    Raises:
+        TomatError: It is damaged, or of another format.
+    """
+    if not path.exists():
+        return {}, {}
+    remedy = "delete it and run the lab again."
+    record = read_json(path, f"It is a damaged record; {remedy}")
+    try:
+        if record.get("record_format") == RECORD_FORMAT:
+            return {row["name"]: LabRow.from_dict(row) for row in record["rows"]}, record
+    except (LookupError, TypeError, AttributeError, ValueError) as error:
+        raise TomatError(f"{path}: damaged record ({error}); {remedy}") from None
+    raise TomatError(f"{path}: not a lab's record of format {RECORD_FORMAT}; {remedy}")
+
+
+def write_record(path: Path, record: Mapping[str, Any]) -> None:
+    """Write it in one step.
+
+    Raises:
+        TomatError: There is no room, or no permission. What was on record stays.
+    """
+    try:
+        write_json(path, record)
+    except OSError as error:
+        raise TomatError(
+            f"{path} cannot be written: {error.strerror or error}. What was on record before stays; make room and run "
+            "the lab again, it goes on from there."
+        ) from None
+
+
+def order(rows: Sequence[LabRow]) -> list[LabRow]:
+    """The most tokens a second first; rows without an answer last."""
+    return sorted(rows, key=lambda row: (not row.measured, -(row.tokens_per_second or 0.0), row.name))

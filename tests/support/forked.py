@@ -16,7 +16,7 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
-IMPORTED = ["tomat.training.run", "tomat.tokens.demo", "tomat.app.run_page"]
+IMPORTED = ["tomat.training.run", "tomat.tokens.demo", "tomat.workflow.run_page"]
 LONGEST_REQUEST_BYTES = 1 << 16
 
 

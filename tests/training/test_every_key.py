@@ -220,7 +220,7 @@ READ = {
     "guards.startup_hang_seconds": ("tomat/training/guards/hang.py", "config.startup_hang_seconds"),
     "preemption.maintenance_notice": ("tomat/training/run.py", "config.preemption.maintenance_notice"),
     "preemption.poll_seconds": ("tomat/training/run.py", "config.preemption.poll_seconds"),
-    "purpose": ("tomat/app/run_page.py", "config.purpose"),
+    "purpose": ("tomat/workflow/run_page.py", "config.purpose"),
     "slice": ("tomat/planning/compile/topology.py", "config.slice"),
     "trackers.tensorboard": ("tomat/training/startup.py", "config.trackers.tensorboard"),
     "tracking_dir": ("tomat/app/workflow.py", "config.tracking_dir"),

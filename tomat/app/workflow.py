@@ -156,12 +156,12 @@ def train_and_report(
     """
     import jax
 
-    from tomat.app.run_page import write_training_page
     from tomat.base.reporting import console, write_json
     from tomat.runs.published import PAGE_FILES, is_remote, publish
     from tomat.training.run import train
     from tomat.workflow.folder_run import prepared
     from tomat.workflow.held_out import evaluate_held_out, held_out_materials
+    from tomat.workflow.run_page import write_training_page
 
     config, data = prepared(config)
     result = train(config, continuation, stop)

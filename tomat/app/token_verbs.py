@@ -166,10 +166,11 @@ def _sequence_of_density(args: argparse.Namespace) -> tuple[Any, Any, Any]:
         raise TomatError("--input needs --codec FILE; fit one with `tomat codec fit`.")
     layout, codec = layout_named(args.layout), load_codec(args.codec)
     inputs = path_inputs([args.input], rules_of(args.species, args.accept))
-    names = inputs.material_ids
-    if len(names) > 1:
-        raise TomatError(f"{args.input} holds {len(names):,} densities ({', '.join(names[:5])}, ...); name one file.")
-    grid = inputs.get_grid(names[0])
+    name, *others = inputs.material_ids
+    if others:
+        shown = ", ".join([name, *others[:4]])
+        raise TomatError(f"{args.input} holds {1 + len(others):,} densities ({shown}, ...); name one file.")
+    grid = inputs.get_grid(name)
     return encode_sequence(grid, tuple(args.anchor), layout, codec), layout, codec
 
 

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from tomat.weights.folder import Compression
 
 PARTS = ("mlp", "attention", "embedding", "environment")
+"""As in `weights/arrays.py`, which imports JAX."""
 
 
 def register(subparsers: argparse._SubParsersAction) -> None:
@@ -29,7 +30,7 @@ def register(subparsers: argparse._SubParsersAction) -> None:
     )
     compress.add_argument("--bits", type=positive_int, required=True, metavar="N", help="of a number: 8, 4, 3 or 2")
     compress.add_argument(
-        "--scheme", choices=("affine", "lut"), help="affine (8, 4 bits) or table (4, 3, 2; default below 8 bits)"
+        "--scheme", choices=("affine", "lut"), help="affine (8, 4 bits) or lut, a table (4, 3, 2 bits; default below 8)"
     )
     compress.add_argument(
         "--group", type=positive_int, default=128, metavar="N", help="numbers that share a scale (default: %(default)s)"

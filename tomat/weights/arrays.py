@@ -31,6 +31,9 @@ PARTS: tuple[Part, ...] = ("mlp", "attention", "embedding", "environment")
 """Where the matrices of a decoder are."""
 
 ENVIRONMENT = "environment."
+SMALLEST_MATRIX = 1024
+"""Numbers below which an array stays as it is. (A choice: norms, biases and small tables are 1 % of the demo's
+weights.)"""
 
 
 def named_arrays(model: LmHeadModel) -> dict[str, np.ndarray]:
@@ -98,11 +101,6 @@ def part_of(name: str, array: np.ndarray) -> Part | None:
     if ".self_attn." in name:
         return "attention"
     return "embedding" if "embed" in name or name.startswith("lm_head") else None
-
-
-SMALLEST_MATRIX = 1024
-"""Numbers below which an array stays as it is. (A choice: norms, biases and small tables are 1 % of the demo's
-weights.)"""
 
 
 def _shapes(model: Any) -> dict[str, np.ndarray]:

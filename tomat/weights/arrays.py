@@ -32,8 +32,7 @@ PARTS: tuple[Part, ...] = ("mlp", "attention", "embedding", "environment")
 
 ENVIRONMENT = "environment."
 SMALLEST_MATRIX = 1024
-"""Numbers below which an array stays as it is. (A choice: norms, biases and small tables are 1 % of the demo's
-weights.)"""
+"""Numbers below which an array stays as it is: norms, biases and small tables. (A choice.)"""
 
 
 def named_arrays(model: LmHeadModel) -> dict[str, np.ndarray]:

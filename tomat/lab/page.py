@@ -266,9 +266,10 @@ def epochs_section(rows: Sequence[LabRow], epoch_rows: int | None) -> str:
         n_rows = epoch_rows or row.setup["train_rows"]
         tokens = n_rows * row.setup["sequence_tokens"]
         sizes.add((n_rows, row.setup["sequence_tokens"]))
-        hours = tokens / (row.tokens_per_second or 1.0) / 3600
+        assert row.tokens_per_second is not None and row.peak_memory_bytes is not None  # it is measured
+        hours = tokens / row.tokens_per_second / 3600
         cells = [str(row.setup[key]) for key in ("batch_sequences", "accumulations")]
-        peak = f"{(row.peak_memory_bytes or 0) / MIB:,.0f}"
+        peak = f"{row.peak_memory_bytes / MIB:,.0f}"
         body.append((row.name, *cells, f"{row.tokens_per_second:,.0f}", peak, f"{hours:,.3g}"))
     table = markdown_table(("run", "batch", "accum", "tok/s", "mem peak MiB", "est hours / epoch"), body)
     said = "; ".join(f"{n:,} sequences of {length:,} tokens ({n * length:,} an epoch)" for n, length in sorted(sizes))

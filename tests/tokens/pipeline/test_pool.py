@@ -57,6 +57,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+import psutil
 from tomat.tokens.pipeline.pool import PoolRunner
 
 FOLDER = Path(sys.argv[1])
@@ -90,6 +91,9 @@ def main():
         [other] = set(pids) - {holder}
         for worker in (holder, other):
             os.kill(worker, signal.SIGSTOP)
+            # On a busy machine a worker goes on until one of its threads has had its turn, and could end by itself.
+            while psutil.Process(worker).status() != psutil.STATUS_STOPPED:
+                time.sleep(0.01)
 
         def kill_once_the_pool_ends():
             time.sleep(1.0)

@@ -19,9 +19,9 @@ from levanter.trainer import Trainer
 
 from tomat.base.errors import TomatError
 from tomat.base.reporting import console
+from tomat.settings.guards import SPIKE_HISTORY, GuardsConfig
 from tomat.tokens.shards import ShardSet
 from tomat.training.folder import RunFolder
-from tomat.training.guards.config import SPIKE_HISTORY, GuardsConfig
 from tomat.training.loader import ShardDataset
 
 VERDICTS = ("good", "the loss is not finite", "the update is not finite", "the loss is a spike")

@@ -15,7 +15,7 @@ from jax.experimental import multihost_utils
 from tomat.base.errors import TomatError
 from tomat.base.regions import check_regions, known_places
 from tomat.base.reporting import readable_bytes
-from tomat.training.config import TrainConfig
+from tomat.settings.config import TrainConfig
 from tomat.training.datasets import Datasets
 
 USD_PER_GIB_BETWEEN_REGIONS = 0.02

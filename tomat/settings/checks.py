@@ -260,6 +260,22 @@ def check_loading(trainer: TrainerConfig) -> None:
         )
 
 
+def check_distillation(sharding: str, trainer: TrainerConfig) -> None:
+    """Refuse what a model in few bits cannot be trained with.
+
+    Raises:
+        TomatError: With what to set.
+    """
+    if sharding != "replicated":
+        raise TomatError(
+            f"sharding is {sharding}, and distillation trains arrays without named axes, which cannot be split; set "
+            "sharding: replicated."
+        )
+    for name in ("model_averaging", "quantization"):
+        if getattr(trainer, name) is not None:
+            raise TomatError(f"trainer.{name} does not go together with distillation; leave it out.")
+
+
 def check_wandb(wandb: WandbConfig | None, run_name: str) -> None:
     """Refuse what would log a resumed run as another one.
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tomat.app.config_keys import RETOKENIZING, TRAINING, check_keys, check_words, known_fields
 from tomat.base.errors import TomatError
+from tomat.settings.keys import RETOKENIZING, TRAINING, check_keys, check_words, known_fields
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 
@@ -32,7 +32,7 @@ def test_the_source_says_what_the_classes_say():
 
 @pytest.mark.parametrize("path", sorted((CONFIGS / "train").glob("*.yaml")), ids=lambda path: path.stem)
 def test_what_ships_passes_as_written_and_whole(path):
-    from tomat.training.config import load_config
+    from tomat.settings.config import load_config
 
     check_words(path, [])
     check_keys(load_config(path).to_dict(), "the whole configuration")

@@ -26,14 +26,11 @@ from tomat.base.errors import TomatError
 from tomat.base.layout import CHECKPOINT_FOLDER
 from tomat.base.overrides import parse_overrides, read_yaml, tomat_cause
 from tomat.base.reporting import console, dump_json
-from tomat.density.rules import ReadRules
 from tomat.loss.config import LossConfig
 from tomat.model.decoder import DensityDecoderConfig
 from tomat.model.presets import preset_model
-from tomat.tokens.layouts import LAYOUTS, SequenceLayout
-from tomat.tokens.shuffle import BlockShuffleConfig
-from tomat.tokens.vocabulary import Vocabulary
-from tomat.training.config_checks import (
+from tomat.settings.checks import (
+    check_distillation,
     check_effect,
     check_finite,
     check_loading,
@@ -41,8 +38,11 @@ from tomat.training.config_checks import (
     check_wandb,
     drop_without_effect,
 )
-from tomat.training.guards.config import GuardsConfig
-from tomat.training.preemption import PreemptionConfig
+from tomat.settings.data import DataConfig
+from tomat.settings.distillation import DistillationConfig
+from tomat.settings.guards import GuardsConfig
+from tomat.settings.pause import PauseConfig
+from tomat.settings.preemption import PreemptionConfig
 
 TRAINER_DEFAULTS: dict[str, Any] = {
     # Levanter would stop on a CPU; whether a run belongs there is the user's `slice`, checked in `run.py`.
@@ -74,101 +74,6 @@ OWNED_BY_TOMAT = {
     "model.max_seq_len": "data.seq_len",
 }
 """Levanter keys that follow from a tomat key, which is the one to set."""
-
-
-@dataclass(frozen=True)
-class DataConfig:
-    """Which tokens a run reads."""
-
-    source: Literal["embedded", "folder", "shards"] = "shards"
-    """`embedded`: the densities that ship with tomat, tokenised into the run's folder on first use; `folder`: those
-    below `input`, likewise; `shards`: data sets written by `tomat tokenise`."""
-    input: str | None = None
-    """Folder or file of densities (`source: folder`); their content is what a run is known by, not where they lie."""
-    train: str | None = None
-    """Folder or `gs://` URL of the training shard set (`source: shards`)."""
-    validation: str | None = None
-    """Folder or `gs://` URL of the validation shard set (`source: shards`)."""
-    layout: str = "v3-p19"
-    """The sequence layout (`tomat/tokens/patch.py`); a shard set with another one is refused."""
-    n_density_tokens: int = 16384
-    """Number of density ids: bins of the Lloyd-Max codec. A shard set with another number is refused. With `source:
-    folder` the most that are taken: how many follows from the densities and `codec_floor`."""
-    vocabulary_rows: int | None = None
-    """Rows of the model's embedding and of its logits; None: the ids of the vocabulary. Rows beyond those belong to no
-    token: padding to a round number, or the vocabulary of another decoder, whose step is to be planned."""
-    seq_len: int | None = None
-    """Tokens per sequence that the model reads; None: the layout's context. Shorter cuts each row."""
-    shuffle: BlockShuffleConfig = BlockShuffleConfig()
-    """How rows are shuffled; no cache is built."""
-    verify_checksums: bool = True
-    """Check the checksum of every block as it is read."""
-    patches_per_material: int = 64
-    """Patches drawn from each cell (`source: embedded`, `folder`)."""
-    codec_objective: Literal["absolute", "squared"] = "absolute"
-    """What the codec minimises that is fitted to the densities (`source: embedded`, `folder`)."""
-    codec_floor: float = 0.01
-    """NMAE that rounding to the codec's bins may cost (`source: folder`); the fewest bins below it are taken."""
-    validation_share: float = 0.1
-    """Share of the densities that is held out, whole compositions (`source: folder`); 0: none."""
-    split_seed: int = 0
-    """Decides which compositions are held out (`source: folder`)."""
-    species: tuple[str, ...] = ()
-    """Elements of CHGCARs that name none, VASP 4 (`source: folder`), in the order of their counts."""
-    accept: tuple[str, ...] = ()
-    """Refusals of densities that are lifted (`source: folder`): not_total, distances, zeros, fractional_electrons."""
-
-    def __post_init__(self) -> None:
-        if self.layout not in LAYOUTS:
-            raise TomatError(f"data.layout is '{self.layout}'; expected one of {', '.join(sorted(LAYOUTS))}.")
-        if self.source == "shards" and self.train is None:
-            raise TomatError(
-                "data.source is 'shards' but data.train is not set; give the folder or gs:// URL of a shard set "
-                "(`tomat tokenise` writes one), or set data.source=embedded."
-            )
-        if self.source != "shards" and (self.train or self.validation):
-            raise TomatError(
-                f"data.source is '{self.source}', yet data.train or data.validation is set; to read them, "
-                "use data.source=shards."
-            )
-        if (self.source == "folder") != (self.input is not None):
-            raise TomatError(
-                f"data.source is '{self.source}' and data.input {self.input!r}; data.source=folder needs the folder of "
-                "densities as data.input, no other source takes one."
-            )
-        if not 0 < self.codec_floor < 1 or not 0 <= self.validation_share < 1:
-            raise TomatError(
-                f"data.codec_floor is {self.codec_floor} and data.validation_share {self.validation_share}; expected "
-                "shares, the first above 0."
-            )
-        ReadRules(self.species, self.accept)
-        context = self.sequence_layout.context
-        if self.seq_len is not None and not 2 <= self.seq_len <= context:
-            raise TomatError(
-                f"data.seq_len is {self.seq_len}; expected 2 to {context}, the context of layout {self.layout}."
-            )
-        if self.n_density_tokens < 2:
-            raise TomatError(f"data.n_density_tokens is {self.n_density_tokens}; expected at least 2.")
-        if self.model_vocabulary < self.vocabulary.size:
-            raise TomatError(
-                f"data.vocabulary_rows is {self.vocabulary_rows:,}; expected at least {self.vocabulary.size:,}, the "
-                f"ids of a vocabulary with {self.n_density_tokens:,} density ids."
-            )
-
-    @property
-    def sequence_layout(self) -> SequenceLayout:
-        """The layout named by `layout`."""
-        return LAYOUTS[self.layout]
-
-    @property
-    def vocabulary(self) -> Vocabulary:
-        """The vocabulary with `n_density_tokens` density ids."""
-        return Vocabulary(self.n_density_tokens)
-
-    @property
-    def model_vocabulary(self) -> int:
-        """Rows of the model's embedding and of its logits."""
-        return self.vocabulary.size if self.vocabulary_rows is None else self.vocabulary_rows
 
 
 @dataclass(frozen=True)
@@ -236,6 +141,8 @@ class TrainConfig:
     optimizer: OptimizerConfig = field(default_factory=AdamConfig)
     """Levanter's optimizers and schedules: `lr_schedule` cosine, linear, constant; `warmup`, `decay` (constant with a
     decay at the end is WSD)."""
+    optimizer_state_dtype: Literal["bfloat16", "float32"] | None = None
+    """Type of the optimizer's moments between steps; None: that of the parameters (`trainer.mp`)."""
     sharding: Literal["replicated", "zero1", "fsdp"] = "replicated"
     """`replicated`: parameters and optimizer state whole on every chip. `zero1`: float32 parameters and optimizer
     state split over the data axis, the compute-precision parameters gathered once per step. `fsdp`: split, and gathered
@@ -253,9 +160,13 @@ class TrainConfig:
     density_dropout: float = 0.0
     """Share of the rows whose density the model does not read (ids of padding stand in its place): their every voxel is
     predicted from the structure alone. With it the same weights decode a patch in one pass, and voxel after voxel."""
+    distillation: DistillationConfig | None = None
+    """Train a model in few bits on the distributions of a teacher; None: train the model itself on the data."""
     dispatch_ahead: int = 1
     """Steps that the devices are given before the loss of an earlier one is read, so that they do not wait for the
     host; 0: none. No number of the training changes with it (`docs/guides/raising-mfu.md`)."""
+    pause: PauseConfig = PauseConfig()
+    """When the run leaves its devices to others."""
     tracking_dir: str = "docs/tracking"
     """Where the page of a profiled run is written."""
     baseline: str | None = None
@@ -271,6 +182,8 @@ class TrainConfig:
         if not 0 <= self.density_dropout <= 1:
             raise TomatError(f"density_dropout is {self.density_dropout}; expected a share, 0 to 1.")
         self.loss.check_layout(self.data.sequence_layout.tokens_per_voxel)
+        if self.distillation is not None:
+            check_distillation(self.sharding, self.trainer)
         check_finite(self)
         check_values(self.trainer, self.optimizer)
         check_loading(self.trainer)
@@ -321,6 +234,19 @@ class TrainConfig:
                 "the batch, trainer.per_device_parallelism or the slice."
             )
 
+    def check_step(self) -> None:
+        """Refuse a run whose step is not decided by its configuration alone, where nothing else is there to make it of.
+
+        Raises:
+            TomatError: It has `distillation`: the step is also of the arrays of a folder and of a teacher.
+        """
+        if self.distillation is not None:
+            raise TomatError(
+                f"run '{self.run_name}' has distillation, whose step is also of the folder "
+                f"{self.distillation.quantised} and of the teacher {self.distillation.teacher}: only `tomat train` "
+                "makes it. With --distillation null it is the step of its model, whole and without a teacher."
+            )
+
     def model_config(self) -> LmConfig:
         """The model's configuration with the run's sequence length."""
         return dataclasses.replace(self.model, max_seq_len=self.seq_len)
@@ -363,7 +289,7 @@ def load_config(config_path: str | Path | None, overrides: Sequence[str] = ()) -
     """
     from_file: dict[str, Any] = {}
     if config_path is not None:
-        from_file = read_yaml(config_path, "configs/train/")
+        from_file = read_yaml(config_path, "train")
     return config_from_dict(mergedeep.merge({}, from_file, parse_overrides(overrides)), source=str(config_path))
 
 
@@ -379,7 +305,7 @@ def recorded_config(config_path: str | Path, overrides: Sequence[str] = ()) -> T
     Raises:
         TomatError: As for `load_config`.
     """
-    values = read_yaml(config_path, "runs/NAME/")
+    values = read_yaml(config_path)
     for key in drop_without_effect(values):
         console.print(f"note: {config_path} sets {key}, which did nothing when the run was trained; it is left out.")
     return config_from_dict(mergedeep.merge({}, values, parse_overrides(overrides)), source=str(config_path))

@@ -20,7 +20,7 @@ from tomat.base.overrides import parse_overrides, read_yaml
 
 Place = tuple[str, str]
 """Dotted name of a module, and of a class in it."""
-TRAINING: Place = ("tomat.training.config", "TrainConfig")
+TRAINING: Place = ("tomat.settings.config", "TrainConfig")
 RETOKENIZING: Place = ("tomat.tokens.pipeline.config", "RetokenizeConfig")
 _WITHOUT_FIELDS = {"ABC", "Generic", "Protocol", "object"}
 """Bases that add no field."""
@@ -39,7 +39,7 @@ def check_words(
     config_path: str | Path | None,
     overrides: Sequence[str],
     place: Place = TRAINING,
-    shipped: str = "configs/train/",
+    kind: str = "train",
 ) -> None:
     """Read a configuration's file and overrides, and refuse keys that are none.
 
@@ -47,13 +47,13 @@ def check_words(
         config_path: the file; None: there is none.
         overrides: `--a.b VALUE`, word by word.
         place: of the class that the configuration is read into.
-        shipped: folder of the configurations that ship with tomat.
+        kind: of the configurations that ship with tomat, as for `read_yaml`.
 
     Raises:
         TomatError: As for `read_yaml` and `parse_overrides`, or a key that no class has.
     """
     if config_path is not None:
-        check_keys(read_yaml(config_path, shipped), str(config_path), place)
+        check_keys(read_yaml(config_path, kind), str(config_path), place)
     check_keys(parse_overrides(overrides), "the command line", place)
 
 

@@ -1,0 +1,1 @@
+"""The configuration of a run: every key, what it may be, and how files and words become one."""

@@ -19,6 +19,7 @@ from levanter.models.mistral import MistralConfig
 from levanter.models.mixtral import MixtralConfig
 from levanter.models.olmo import Olmo2Config
 from levanter.models.qwen import Qwen3Config, QwenConfig
+from levanter.utils.activation import ActivationFunctionEnum
 
 from tomat.base.errors import TomatError
 from tomat.model.attention import DensityAttention
@@ -295,6 +296,8 @@ def test_backend_defaults_to_splash_on_a_tpu_mesh_only():
         {"flash_attention_block_size": 32},
         {"scan_layers": False},
         {"upcast_attn": True},
+        {"embedding_skip": 0.1},
+        {"activation_function": ActivationFunctionEnum.relu2},
         {"gradient_checkpointing": "save_attention"},
     ],
     ids=lambda fields: next(iter(fields)),
@@ -379,7 +382,7 @@ def test_parameter_count_equals_the_built_model():
 def test_export_to_hugging_face_only_of_what_qwen3_has():
     exported = decoder().to_hf_config(VOCAB.size)
     assert (exported.hidden_size, exported.num_hidden_layers, exported.vocab_size) == (32, 2, VOCAB.size)
-    for fields in ({"hybrid_norm": True}, {"use_qk_norm": False}, {"sliding_window": 8}):
+    for fields in ({"hybrid_norm": True}, {"use_qk_norm": False}, {"sliding_window": 8}, {"embedding_skip": 0.1}):
         with pytest.raises(TomatError, match=next(iter(fields))):
             decoder(**fields).to_hf_config(VOCAB.size)
 
@@ -394,3 +397,27 @@ def test_packed_sequences_do_not_see_each_other():
     before, after = activations(tokens), activations(with_token_changed(tokens, 10))
     np.testing.assert_array_equal(before[:, 50:], after[:, 50:])
     assert (before[:, 49] != after[:, 49]).any()
+
+
+@pytest.mark.parametrize("scan_layers", [True, False])
+def test_the_embedding_is_added_to_the_input_of_every_layer(scan_layers):
+    config = decoder(embedding_skip=0.25, scan_layers=scan_layers, attn_backend=AttentionBackend.VANILLA)
+    model, tokens = build(config), random_tokens(64)
+    x = embedding = model.embeddings.embed(tokens)
+    for layer in model.transformer.layers.unstacked():
+        x = layer(x + 0.25 * embedding, mask=build_mask(config), key=None)
+    expected = model.transformer.norm(x)
+    found = eqx.filter_jit(lambda tokens: model.activations(tokens, attn_mask=build_mask(config)))(tokens)
+    np.testing.assert_allclose(found.array, expected.rearrange(found.axes).array, rtol=2e-4, atol=2e-5)
+    assert parameter_count(config, VOCAB.size) == parameter_count(decoder(), VOCAB.size)
+    # Off, nothing is added: the first term above would be missing.
+    assert model.transformer.skip_of(x) is not None and build(decoder()).transformer.skip_of(x) is None
+
+
+def test_squared_relu_is_the_gate_of_the_mlp():
+    config = decoder(activation_function=ActivationFunctionEnum.relu2, scan_layers=False)
+    mlp = build(config).transformer.layers.unstacked()[0].mlp
+    x = hax.named(jnp.asarray(np.random.default_rng(0).normal(size=(3, 32)), jnp.float32), ("position", "embed"))
+    gate, up = mlp.gate_proj(x), mlp.up_proj(x)
+    expected = mlp.down_proj(hax.named(jnp.maximum(gate.array, 0.0) ** 2, gate.axes) * up)
+    np.testing.assert_allclose(mlp(x).array, expected.array, rtol=1e-5)

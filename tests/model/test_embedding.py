@@ -116,7 +116,7 @@ import jax
 from tomat.hardware.chips import slice_named
 from tomat.planning.compile.lowering import lower_step, stand_in_table
 from tomat.planning.compile.topology import slice_mesh, topology_devices
-from tomat.training.config import load_config
+from tomat.settings.config import load_config
 
 slice_ = slice_named("v6e-4")
 jax.config.update("jax_num_cpu_devices", slice_.n_devices)

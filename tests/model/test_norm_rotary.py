@@ -21,17 +21,17 @@ from tomat.model.attention import DensityAttention
 from tomat.model.decoder import DensityDecoderConfig
 from tomat.model.norm_rotary import QkRotaryConfig, norm_rotate
 from tomat.model.splash import SplashBlockSizes
+from tomat.model.whole_head import WholeHeadConfig
 
 SEQ_LEN = 128
 
 
-def formula(x, weight, cos, sin, eps):
+def formula(x, weight, table, eps):
     """As the docstring of `norm_rotate` says it."""
-    if weight is not None:
-        x = weight * x / jnp.sqrt(jnp.mean(x**2, axis=-1, keepdims=True) + eps)
-    half = x.shape[-1] // 2
-    swapped = jnp.concatenate([x[..., half:], x[..., :half]], axis=-1)
-    return x * cos + swapped * sin
+    if eps is not None:
+        x = x / jnp.sqrt(jnp.mean(x**2, axis=-1, keepdims=True) + eps)
+    (a, b), (cos, sin) = (jnp.split(array, 2, axis=-1) for array in (weight * x, table))
+    return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
 
 
 @given(
@@ -45,19 +45,17 @@ def formula(x, weight, cos, sin, eps):
 )
 @settings(max_examples=8, deadline=None)
 def test_values_and_gradients_are_the_formulas(batch, n_chunks, heads, head_size, block, with_norm, seed):
-    S, rng, eps = 64 * n_chunks, np.random.default_rng(seed), 1e-3
+    S, rng, eps = 64 * n_chunks, np.random.default_rng(seed), 1e-3 if with_norm else None
     x, by_out = rng.normal(size=(2, batch, heads, S, head_size))
-    cos, sin = rng.normal(size=(2, S, head_size))
-    weight = rng.normal(size=head_size) if with_norm else None
-    x, by_out, cos, sin, weight = jax.tree.map(lambda a: jnp.asarray(a, jnp.float32), (x, by_out, cos, sin, weight))
+    arrays = x, by_out, rng.normal(size=(S, head_size)), rng.normal(size=head_size)
+    x, by_out, table, weight = (jnp.asarray(array, jnp.float32) for array in arrays)
 
     def run(function):
         out, pull = jax.vjp(function, x, weight)
         return out, *jax.tree.leaves(pull(by_out))
 
-    got = run(lambda x, w: norm_rotate(x, w, cos, sin, eps, QkRotaryConfig("pallas", block, interpret=True)))
-    expected = run(lambda x, w: formula(x, w, cos, sin, eps))
-    assert len(got) == len(expected) == (3 if with_norm else 2)
+    got = run(lambda x, w: norm_rotate(x, w, table, eps, QkRotaryConfig("pallas", block, interpret=True)))
+    expected = run(lambda x, w: formula(x, w, table, eps))
     for a, b in zip(got, expected, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5 * float(jnp.abs(b).max()))
 
@@ -98,17 +96,28 @@ def attention_and_gradient(config: DensityDecoderConfig):
     return run((arrays, x))
 
 
+IN_ATTENTION = {
+    "qk_rotary": QkRotaryConfig("attention"),
+    "whole_head": WholeHeadConfig(128, 128, 128, 128, interpret=True),
+}
+
+
 @pytest.mark.parametrize(
-    ("rope", "use_qk_norm", "mesh"),
+    ("rope", "use_qk_norm", "mesh", "fields"),
     [
-        (Llama3RotaryEmbeddingsConfig(), True, contextlib.nullcontext),
-        (DefaultRotaryEmbeddingsConfig(theta=200), False, contextlib.nullcontext),
-        (DefaultRotaryEmbeddingsConfig(), True, two_devices),
+        (Llama3RotaryEmbeddingsConfig(), True, contextlib.nullcontext, {}),
+        (DefaultRotaryEmbeddingsConfig(theta=200), False, contextlib.nullcontext, {}),
+        (DefaultRotaryEmbeddingsConfig(), True, two_devices, {}),
+        (Llama3RotaryEmbeddingsConfig(), True, contextlib.nullcontext, IN_ATTENTION | {"head_dim": 256}),
+        (DefaultRotaryEmbeddingsConfig(theta=200), False, contextlib.nullcontext, IN_ATTENTION),
+        (DefaultRotaryEmbeddingsConfig(), True, two_devices, IN_ATTENTION),
     ],
 )
-def test_attention_with_the_kernel_is_levanters(rope, use_qk_norm, mesh):
-    config = attention_config(rope=rope, use_qk_norm=use_qk_norm)
-    fused = dataclasses.replace(config, qk_rotary=QkRotaryConfig("pallas", 64, interpret=True))
+def test_attention_with_the_kernel_is_levanters(rope, use_qk_norm, mesh, fields):
+    config = attention_config(
+        rope=rope, use_qk_norm=use_qk_norm, **{k: v for k, v in fields.items() if k == "head_dim"}
+    )
+    fused = dataclasses.replace(config, **{"qk_rotary": QkRotaryConfig("pallas", 64, interpret=True)} | fields)
     with mesh():
         value, gradients = attention_and_gradient(fused)
         expected_value, expected_gradients = attention_and_gradient(config)
@@ -120,14 +129,18 @@ def test_attention_with_the_kernel_is_levanters(rope, use_qk_norm, mesh):
 
 
 def test_what_the_kernel_cannot_do_is_refused():
-    with pytest.raises(TomatError, match=r"head size is 64; the kernel takes multiples of 128"):
+    with pytest.raises(TomatError, match=r"head size is 64; it takes multiples of 128"):
         attention_config(head_dim=64, qk_rotary=QkRotaryConfig("pallas"))
     with pytest.raises(TomatError, match=r"block_positions is 100; expected a positive multiple of 64"):
         QkRotaryConfig("pallas", 100)
-    with pytest.raises(TomatError, match=r"kernel is 'triton'; expected xla or pallas"):
+    with pytest.raises(TomatError, match=r"kernel is 'triton'; expected one of xla, pallas, attention"):
         QkRotaryConfig("triton")  # pyright: ignore[reportArgumentType]
+    with pytest.raises(
+        TomatError, match=r"kernel is attention and model.whole_head is not set; only its kernels rotate"
+    ):
+        attention_config(qk_rotary=QkRotaryConfig("attention"))
     with pytest.raises(TomatError, match=r"got 96 positions and a head size of 128"):
-        norm_rotate(jnp.zeros((1, 1, 96, 128)), None, *jnp.zeros((2, 96, 128)), 0.0, QkRotaryConfig("pallas"))
+        norm_rotate(jnp.zeros((1, 1, 96, 128)), jnp.ones(128), jnp.zeros((96, 128)), None, QkRotaryConfig("pallas"))
     flash = attention_config(attn_backend=AttentionBackend.JAX_FLASH, qk_rotary=QkRotaryConfig("pallas"))
     with pytest.raises(TomatError, match=r"the attention backend is .*jax_flash.*qk_rotary.kernel: xla"):
         attention_and_gradient(flash)

@@ -9,7 +9,7 @@ from tomat.bench.loss_tiles import parse_tiles
 from tomat.loss.tiles import LossTiles, load_table, tuned_tiles
 from tomat.planning.compile.process import LLO_DUMP
 from tomat.planning.plan_cache import open_cache, open_result
-from tomat.tuning import loss_child, loss_tuning
+from tomat.tuning import kernel_plans, loss_child
 from tomat.tuning.loss_tuning import LossShape, table_entry, write_entry
 
 SHAPE = LossShape(width=512, density_tokens=1024)
@@ -65,7 +65,7 @@ def test_a_loss_that_the_compiler_refuses_is_an_answer_too(tmp_path, monkeypatch
             raise TomatError("too large")
         return {"seconds": 1.0}
 
-    monkeypatch.setattr(loss_child, "measure", measure)
+    monkeypatch.setattr(loss_child, "measured_loss", measure)
     programs = open_cache(tmp_path / "cache")
     request = {"key": "abc", "work_dir": str(tmp_path), "programs_dir": str(programs)}
     loss_child._compile(request)
@@ -97,7 +97,7 @@ def test_the_verb_plans_both_and_finds_them_again(tmp_path: Path, monkeypatch, c
     def no_compile(*arguments, **keywords):
         raise AssertionError("compiled again")
 
-    monkeypatch.setattr(loss_tuning, "ask", no_compile)
+    monkeypatch.setattr(kernel_plans, "ask", no_compile)
     assert main([*words.split(), "--json", str(tmp_path / "again.json")]) == 0
     assert (tmp_path / "again.json").read_text() == report_file.read_text()
     assert "pallas" in capsys.readouterr().out

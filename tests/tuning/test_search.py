@@ -13,7 +13,7 @@ from tomat.hardware.chips import Slice, slice_named
 from tomat.model.decoder import NAMED_POLICIES
 from tomat.planning.compile.compiler import CompiledStep
 from tomat.planning.compile.topology import data_axis_size
-from tomat.training.config import TrainConfig, load_config
+from tomat.settings.config import TrainConfig, load_config
 from tomat.tuning import search
 from tomat.tuning.changes import changed, checked_keys, override_words, parsed_words
 from tomat.tuning.search import (

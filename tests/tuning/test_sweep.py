@@ -27,7 +27,7 @@ from tomat.planning.plan import Plan
 from tomat.profile.breakdown import Breakdown
 from tomat.profile.hlo_files import load_program, program_from_text
 from tomat.profile.program_breakdown import breakdown_from_program
-from tomat.training.config import TrainConfig
+from tomat.settings.config import TrainConfig
 from tomat.tuning.sweep import plan_rows, record_path, rows_on_record, run_sweep
 from tomat.tuning.sweep_answers import explanation
 from tomat.tuning.sweep_config import load_sweep

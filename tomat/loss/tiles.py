@@ -4,7 +4,6 @@
 ids and compute type the tiles with the shortest planned time, that time, those of the others, and the compiler.
 """
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tomat.base.errors import TomatError
+from tomat.base.tuned_table import load_entries
 
 LANES = 128
 """Lanes of a TPU vector register: ids of a tile are a multiple of it."""
@@ -98,19 +98,14 @@ def load_table(path: Path = TABLE_FILE) -> tuple[TunedTiles, ...]:
     """The table of tuned tiles.
 
     Raises:
-        TomatError: It is missing or not what `tomat bench loss-tiles` writes.
+        TomatError: It is missing, empty, or not what `tomat bench loss-tiles` writes.
     """
-    try:
-        rows: list[Mapping[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["entries"]
-        return tuple(
-            TunedTiles(row["device_kind"], row["width"], row["ids"], row["dtype"], LossTiles(**row["tiles"]))
-            for row in rows
-        )
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise TomatError(
-            f"the table of loss tiles {path} cannot be read ({error}); write it with `tomat bench loss-tiles`, or set "
-            f"{', '.join('loss.tiles.' + name for name in NAMES)}."
-        ) from error
+
+    def entry(row: Mapping[str, Any]) -> TunedTiles:
+        return TunedTiles(row["device_kind"], row["width"], row["ids"], row["dtype"], LossTiles(**row["tiles"]))
+
+    keys = [f"loss.tiles.{name}" for name in NAMES]
+    return load_entries(path, entry, name="loss tiles", verb="tomat bench loss-tiles", keys=keys)
 
 
 def tuned_tiles(
@@ -129,8 +124,6 @@ def tuned_tiles(
         TomatError: An empty or unreadable table.
     """
     entries = load_table() if table is None else table
-    if not entries:
-        raise TomatError("the table of loss tiles is empty; write it with `tomat bench loss-tiles`.")
     return min(entries, key=lambda e: (e.device_kind != device_kind, e.dtype != dtype, e.distance(width, ids))).tiles
 
 

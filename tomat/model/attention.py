@@ -4,7 +4,8 @@ Three backends compute the same function:
 
 - `vanilla`: one matrix of scores per head; memory grows with the square of the sequence.
 - `jax_flash`: Levanter's blockwise attention in plain JAX, for any platform.
-- `splash`: the Pallas kernels of JAX for TPUs (`splash.py`).
+- `splash`: Pallas kernels for TPUs, those of JAX (`splash.py`) or, where the configuration has their sizes, tomat's own
+  that hold a whole head in VMEM (`whole_head.py`).
 
 The backend follows the platform of the mesh that the step is traced for, which may be a TPU topology on a machine that
 has none, and not the platform of this machine.
@@ -20,14 +21,14 @@ import jax
 import jax.numpy as jnp
 from haliax import Axis, NamedArray
 from haliax.jax_utils import maybe_rng_split, named_call, tree_checkpoint_name
-from haliax.nn.normalization import LayerNormBase
 from jax.sharding import PartitionSpec
 from levanter.layers.attention import Attention, AttentionBackend, AttentionConfig, AttentionMask, dot_product_attention
 from levanter.layers.flash_attention import _flash_attention_backward, _flash_attention_forward
 from levanter.layers.rotary import RotaryEmbeddings
 
 from tomat.base.errors import TomatError
-from tomat.model.norm_rotary import QkRotaryConfig, norm_rotate
+from tomat.model.kv_cache import KvCache
+from tomat.model.norm_rotary import QkRotaryConfig, Rotary, RotaryKernel, norm_rotate
 from tomat.model.splash import (
     ATTENTION_OUTPUT,
     LANES,
@@ -37,6 +38,7 @@ from tomat.model.splash import (
     mesh_axes,
     splash_attention,
 )
+from tomat.model.whole_head import LOG2_E, WholeHeadConfig, whole_head_attention
 
 QKV = "qkv"
 """Checkpoint name of queries, keys and values, after normalisation and rotary embedding."""
@@ -91,35 +93,15 @@ class DensityAttentionConfig(AttentionConfig):
 
     splash: SplashBlockSizes = SplashBlockSizes()
     """Tile sizes of the splash kernels."""
+    whole_head: WholeHeadConfig | None = None
+    """Sizes of the kernels that hold a head in VMEM; None: the splash kernels."""
     qk_rotary: QkRotaryConfig = QkRotaryConfig()
     """What computes the norm and the rotary embedding of queries and keys."""
 
-
-class KeysValues(eqx.Module):
-    """Keys and values of one layer at every position, as attention takes them: what decoding keeps."""
-
-    keys: NamedArray
-    """[batch, kv_head, key_position, head_size], normalised and rotated."""
-    values: NamedArray
-    """[batch, kv_head, key_position, head_size]."""
-
-    @staticmethod
-    def empty(config: AttentionConfig, Batch: Axis, length: int, dtype) -> "KeysValues":
-        """Of `length` positions, zero: attention never reads what has not been written."""
-        # Heads before positions, as attention contracts them: the other order is copied at each step.
-        axes = Batch, config.KVHeads, Axis("key_position", length), config.HeadSize
-        return KeysValues(*(hax.auto_sharded(hax.zeros(axes, dtype)) for _ in range(2)))
-
-    def written(self, keys: NamedArray, values: NamedArray, position: jax.Array) -> "KeysValues":
-        """With those of as many positions as are given, from `position` on."""
-
-        def put(whole: NamedArray, part: NamedArray) -> NamedArray:
-            axis = [axis.name for axis in whole.axes].index("key_position")
-            part = part.rearrange([axis.name for axis in whole.axes]).astype(whole.dtype)
-            array = jax.lax.dynamic_update_slice_in_dim(whole.array, part.array, position, axis)
-            return hax.auto_sharded(NamedArray(array, whole.axes))
-
-        return KeysValues(put(self.keys, keys), put(self.values, values))
+    @property
+    def interpret(self) -> bool:
+        """The TPU kernels run in Pallas' interpreter, on any platform."""
+        return self.splash.interpret if self.whole_head is None else self.whole_head.interpret
 
 
 class DensityAttention(Attention):
@@ -152,12 +134,19 @@ class DensityAttention(Attention):
             TomatError: `mask` is not a causal `AttentionMask` (None would let every position see the future), or the
                 backend cannot run on the mesh in scope.
         """
-        return self._whole(x, mask, key=key, pos_ids=pos_ids)[0]
+        kernel = self.config.qk_rotary.kernel
+        return self._whole(x, mask, key=key, pos_ids=pos_ids, kernel=kernel)[0]
 
     def _whole(
-        self, x: NamedArray, mask: NamedArray | AttentionMask | None, *, key, pos_ids: NamedArray | None
+        self,
+        x: NamedArray,
+        mask: NamedArray | AttentionMask | None,
+        *,
+        key,
+        pos_ids: NamedArray | None,
+        kernel: RotaryKernel,
     ) -> tuple[NamedArray, NamedArray, NamedArray]:
-        """The result, and keys and values, of all positions."""
+        """The result, and keys and values, of all positions; with the kernel `attention` keys as projected."""
         if not isinstance(mask, AttentionMask) or not mask.is_causal:
             raise TomatError(
                 "attention was called without a causal mask, and would see the future; call the model through "
@@ -166,21 +155,28 @@ class DensityAttention(Attention):
         if self.config.sliding_window is not None:
             mask = mask.with_sliding_window(self.config.sliding_window)
         key_proj, key_o = maybe_rng_split(key, 2)
-        fused = self.config.qk_rotary.kernel == "pallas"
-        compute_qkv = self._compute_qkv_fused if fused else self._compute_qkv
-        q, k, v = tree_checkpoint_name(compute_qkv(x, key=key_proj, pos_ids=pos_ids), QKV)
+        if kernel != "xla":
+            self._check_kernel(kernel, pos_ids)
+        match kernel:
+            case "xla":
+                qkv = self._compute_qkv(x, key=key_proj, pos_ids=pos_ids)
+            case "pallas":
+                qkv = self._compute_qkv_fused(x, key=key_proj)
+            case "attention":
+                qkv = self._project(x, key=key_proj)
+        q, k, v = tree_checkpoint_name(qkv, QKV)
         q = q.rearrange((..., "kv_head", "q_heads_per_group", "position", "head_size"))
         k = k.rearrange((..., "kv_head", "position", "head_size")).rename({"position": "key_position"})
         v = v.rearrange((..., "kv_head", "position", "head_size")).rename({"position": "key_position"})
-        attended = self._attend(q, k, v, mask, jnp.float32 if self.config.upcast_attn else x.dtype)
+        attended = self._attend(q, k, v, mask, jnp.float32 if self.config.upcast_attn else x.dtype, kernel)
         attended = attended.flatten_axes(("kv_head", "q_heads_per_group"), "heads").astype(x.dtype)
         return tree_checkpoint_name(self.o_proj(attended, key=key_o), ATTENTION_PROJECTION), k, v
 
-    def decode(self, x: NamedArray, cache: KeysValues, position: jax.Array) -> tuple[NamedArray, KeysValues]:
+    def decode(self, x: NamedArray, cache: KvCache, position: jax.Array) -> tuple[NamedArray, KvCache]:
         """Attend to what is kept, and keep what is new.
 
-        With `qk_rotary.kernel: pallas` the norm and the rotary embedding of a single position are Levanter's, which
-        differ by the rounding of the compute type (`QkRotaryConfig`).
+        Norm and rotary embedding of a single position, with `qk_rotary.kernel: attention` those of all, are Levanter's,
+        which differ from the kernels' by the rounding of the compute type (`QkRotaryConfig`).
 
         Args:
             x: All positions of the cache, [batch, position, embed], or one.
@@ -192,7 +188,8 @@ class DensityAttention(Attention):
         """
         Pos, KeyPos = x.resolve_axis("position"), cache.keys.resolve_axis("key_position")
         if Pos.size == KeyPos.size:
-            out, k, v = self._whole(x, AttentionMask.causal(), key=None, pos_ids=None)
+            kernel = "pallas" if self.config.qk_rotary.kernel == "pallas" else "xla"
+            out, k, v = self._whole(x, AttentionMask.causal(), key=None, pos_ids=None, kernel=kernel)
             return out, cache.written(k, v, position)
         q, k, v = self._compute_qkv(x, key=None, pos_ids=NamedArray(position[None], (Pos,)))
         cache = cache.written(k.rename({"position": "key_position"}), v.rename({"position": "key_position"}), position)
@@ -200,57 +197,53 @@ class DensityAttention(Attention):
         seen = at <= position
         if self.config.sliding_window is not None:
             seen = seen & (at > position - self.config.sliding_window)
-        attended = dot_product_attention(
-            "position",
-            "key_position",
-            "head_size",
-            q.rearrange((..., "kv_head", "q_heads_per_group", "position", "head_size")),
-            cache.keys,
-            cache.values,
-            seen,
-            attention_dtype=jnp.float32 if self.config.upcast_attn else x.dtype,
-            attn_backend=AttentionBackend.VANILLA,
-        )
+        q = q.rearrange((..., "kv_head", "q_heads_per_group", "position", "head_size"))
+        attended = cache.attended(q, seen, jnp.float32 if self.config.upcast_attn else x.dtype)
         attended = attended.flatten_axes(("kv_head", "q_heads_per_group"), "heads").astype(x.dtype)
         return self.o_proj(attended), cache
 
-    def _compute_qkv_fused(
-        self, x: NamedArray, *, key, pos_ids: NamedArray | None
-    ) -> tuple[NamedArray, NamedArray, NamedArray]:
-        """As `_compute_qkv`, with norm, rotary embedding and the scale 1 / sqrt(D) of the queries in one kernel.
-
-        Raises:
-            TomatError: The kernel cannot run here, or not with this model.
-        """
+    def _check_kernel(self, kernel: RotaryKernel, pos_ids: NamedArray | None) -> None:
+        """Refuse a `qk_rotary.kernel` other than `xla` that cannot run here, or not with this model."""
         config = self.config
-        backend = resolve_backend(config.attn_backend, traced_platform(), interpret=config.splash.interpret)
-        if backend != AttentionBackend.SPLASH or self.rot_embs is None:
-            what = (
-                f"the attention backend is {backend}" if self.rot_embs is not None else "there is no rotary embedding"
-            )
-            raise TomatError(
-                f"model.qk_rotary.kernel is pallas, but {what}; the kernel runs beside splash attention on a TPU. Use "
-                "model.qk_rotary.kernel: xla."
-            )
+        backend = resolve_backend(config.attn_backend, traced_platform(), interpret=config.interpret)
+        what = None
         if pos_ids is not None:
-            raise TomatError(
-                "model.qk_rotary.kernel is pallas, and positions were given; the kernel takes positions that count "
-                "from 0. Use model.qk_rotary.kernel: xla."
-            )
-        key_q, key_k, key_v = maybe_rng_split(key, 3)
-        q, k, v = self.q_proj(x, key=key_q), self.k_proj(x, key=key_k), self.v_proj(x, key=key_v)
-        Pos, HeadSize = x.resolve_axis("position"), q.resolve_axis("head_size")
-        cos, sin = rotary_tables(self.rot_embs, Pos, HeadSize)
-        scale = 1 / math.sqrt(HeadSize.size)
-        q = _norm_rotate_named(q, self.q_norm, cos * scale, sin * scale, config.qk_rotary)
-        return q, _norm_rotate_named(k, self.k_norm, cos, sin, config.qk_rotary), v
+            what = "positions were given; it takes positions that count from 0"
+        elif self.rot_embs is None:
+            what = "there is no rotary embedding"
+        elif backend != AttentionBackend.SPLASH:
+            what = f"the attention backend is {backend}; it runs beside splash attention on a TPU"
+        if what is not None:
+            raise TomatError(f"model.qk_rotary.kernel is {kernel}, and {what}. Use model.qk_rotary.kernel: xla.")
 
-    def _attend(self, q: NamedArray, k: NamedArray, v: NamedArray, mask: AttentionMask, dtype) -> NamedArray:
+    def _project(self, x: NamedArray, *, key) -> tuple[NamedArray, NamedArray, NamedArray]:
+        """Queries, keys and values as they are projected."""
+        key_q, key_k, key_v = maybe_rng_split(key, 3)
+        return self.q_proj(x, key=key_q), self.k_proj(x, key=key_k), self.v_proj(x, key=key_v)
+
+    def _compute_qkv_fused(self, x: NamedArray, *, key) -> tuple[NamedArray, NamedArray, NamedArray]:
+        """As `_compute_qkv`, with norm, rotary embedding and the scale of the queries in one kernel."""
         config = self.config
-        match resolve_backend(config.attn_backend, traced_platform(), interpret=config.splash.interpret):
+        q, k, v = self._project(x, key=key)
+        HeadSize = q.resolve_axis("head_size")
+        rotary = self._rotary(x.resolve_axis("position"), HeadSize)
+        scale = (1.0 if config.whole_head is None else LOG2_E) / math.sqrt(HeadSize.size)
+        q = _norm_rotate_named(q, rotary.q_weight * scale, rotary, config.qk_rotary)
+        return q, _norm_rotate_named(k, rotary.k_weight, rotary, config.qk_rotary), v
+
+    def _attend(
+        self, q: NamedArray, k: NamedArray, v: NamedArray, mask: AttentionMask, dtype, kernel: RotaryKernel
+    ) -> NamedArray:
+        config = self.config
+        match resolve_backend(config.attn_backend, traced_platform(), interpret=config.interpret):
             case AttentionBackend.SPLASH:
-                scaled = config.qk_rotary.kernel == "pallas"
+                scaled = kernel == "pallas"
                 q, k, v = q.astype(dtype), k.astype(dtype), v.astype(dtype)
+                if config.whole_head is not None:
+                    rotary = None
+                    if kernel == "attention":
+                        rotary = self._rotary(q.resolve_axis("position"), q.resolve_axis("head_size"))
+                    return whole_head_attention(q, k, v, mask, config.whole_head, q_is_scaled=scaled, rotary=rotary)
                 return splash_attention(q, k, v, mask, config.splash, q_is_scaled=scaled)
             case AttentionBackend.JAX_FLASH:
                 block = config.flash_attention_block_size
@@ -269,51 +262,54 @@ class DensityAttention(Attention):
                 )
                 return tree_checkpoint_name(out, ATTENTION_OUTPUT)
 
+    def _rotary(self, Pos: Axis, HeadSize: Axis) -> Rotary:
+        """Norm and rotary embedding of queries and keys, as a kernel takes them."""
+        assert self.rot_embs is not None  # `_check_kernel`
+        norms = [
+            None if norm is None or norm.weight is None else norm.weight.array for norm in (self.q_norm, self.k_norm)
+        ]
+        q, k = (jnp.ones(HeadSize.size) if weight is None else weight.astype(jnp.float32) for weight in norms)
+        eps = None if self.q_norm is None else self.q_norm.eps
+        return Rotary(q, k, rotary_table(self.rot_embs, Pos, HeadSize), eps)
+
     def paged_decode(self, x, kv_cache, batch_info, *, pos_ids, key=None):
-        """Levanter's decoding step, or, where `kv_cache` is `KeysValues`, `decode` at position `batch_info`.
+        """Levanter's decoding step, or, where `kv_cache` is a `KvCache`, `decode` at position `batch_info`.
 
         Raises:
             TomatError: A sliding window, which Levanter's step does not have.
         """
         # Levanter's layer calls this, norms and MLP around it, and hands on cache and `batch_info` as they are.
-        if isinstance(kv_cache, KeysValues):
+        if isinstance(kv_cache, KvCache):
             return self.decode(x, kv_cache, cast(jax.Array, batch_info))
         if self.config.sliding_window is not None:
             raise TomatError(
                 f"model.sliding_window is {self.config.sliding_window}, and Levanter's decoding from pages has no "
-                "sliding window; decode from KeysValues instead."
+                "sliding window; decode from a KvCache instead."
             )
         return super().paged_decode(x, kv_cache, batch_info, pos_ids=pos_ids, key=key)
 
 
-def rotary_tables(rotary: RotaryEmbeddings, Pos: Axis, HeadSize: Axis) -> tuple[jax.Array, jax.Array]:
-    """Factors of a vector and of its swapped halves, float32 `[position, head_size]`, of any rotary embedding.
+def rotary_table(rotary: RotaryEmbeddings, Pos: Axis, HeadSize: Axis) -> jax.Array:
+    """Cosines and, in the second half, sines of any rotary embedding, float32 `[position, head_size]`.
 
     A rotary embedding turns (a, b), the halves of a vector, into (a cos - b sin, b cos + a sin), whatever its
     frequencies: what it makes of (1, 0) is (cos, sin).
     """
-    half = HeadSize.size // 2
-    first = hax.arange(HeadSize) < half
+    first = hax.arange(HeadSize) < HeadSize.size // 2
     turned = rotary(first.astype(jnp.float32).broadcast_axis(Pos), hax.arange(Pos))
-    table = turned.rearrange((Pos, HeadSize)).array
-    cos, sin = table[:, :half], table[:, half:]
-    return jnp.concatenate([cos, cos], axis=1), jnp.concatenate([-sin, sin], axis=1)
+    return turned.rearrange((Pos, HeadSize)).array
 
 
-def _norm_rotate_named(
-    x: NamedArray, norm: LayerNormBase | None, cos: jax.Array, sin: jax.Array, config: QkRotaryConfig
-) -> NamedArray:
+def _norm_rotate_named(x: NamedArray, weight: jax.Array, rotary: Rotary, config: QkRotaryConfig) -> NamedArray:
     """`norm_rotate` of queries or keys in a `shard_map` over the mesh in scope, the positions after the heads."""
     Pos, HeadSize = x.resolve_axis("position"), x.resolve_axis("head_size")
     Heads = tuple(axis for axis in x.axes if axis.name in ("kv_head", "q_heads_per_group"))
     Batch = tuple(axis for axis in x.axes if axis not in (*Heads, Pos, HeadSize))
     axes = (*Batch, *Heads, Pos, HeadSize)
     bhsd = flatten_group(flatten_group(x.rearrange(axes), Heads, "heads"), Batch, "batch")
-    weight = None if norm is None or norm.weight is None else norm.weight.array
-    eps = 0.0 if norm is None else norm.eps
 
-    def rotate(x: jax.Array, weight: jax.Array | None, cos: jax.Array, sin: jax.Array) -> jax.Array:
-        return norm_rotate(x, weight, cos, sin, eps, config)
+    def rotate(x: jax.Array, weight: jax.Array, table: jax.Array) -> jax.Array:
+        return norm_rotate(x, weight, table, rotary.eps, config)
 
     mesh = jax.sharding.get_abstract_mesh()
     if not mesh.empty:
@@ -321,11 +317,11 @@ def _norm_rotate_named(
         rotate = jax.shard_map(
             rotate,
             mesh=mesh,
-            in_specs=(PartitionSpec(batch, heads), whole, whole, whole),
+            in_specs=(PartitionSpec(batch, heads), whole, whole),
             out_specs=PartitionSpec(batch, heads),
             check_vma=False,  # a Pallas call does not say over which mesh axes its result varies
         )
-    out = rotate(bhsd.array, weight, cos, sin)
+    out = rotate(bhsd.array, weight, rotary.table)
     return hax.named(out.reshape([axis.size for axis in axes]), axes)
 
 

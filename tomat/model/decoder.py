@@ -29,18 +29,20 @@ from levanter.models.lm_model import LmConfig, LmHeadModel
 from levanter.models.qwen import Qwen3Config
 
 from tomat.base.errors import TomatError
+from tomat.hardware.executed import COMPUTE_BYTES
 from tomat.model.attention import (
     BACKENDS,
     QKV,
     DensityAttention,
     DensityAttentionConfig,
-    KeysValues,
     flash_block,
 )
 from tomat.model.embedding import with_float32_sums
 from tomat.model.environment import Environment, EnvironmentConfig, EnvironmentTables, PatchAtoms
+from tomat.model.kv_cache import KvCache
 from tomat.model.norm_rotary import QkRotaryConfig
 from tomat.model.splash import ATTENTION_OUTPUT, SplashBlockSizes
+from tomat.model.whole_head import WholeHeadConfig
 
 MLP_PROJECTIONS = "mlp_projections"
 """Name, for checkpoint policies, of what the two input projections of the MLP give."""
@@ -112,10 +114,15 @@ class DensityDecoderConfig(Qwen3Config):
     """vanilla, jax_flash or splash; None: splash where the step is compiled for TPUs, jax_flash elsewhere."""
     splash: SplashBlockSizes = SplashBlockSizes()
     """Tile sizes of the splash attention kernels."""
+    whole_head: WholeHeadConfig | None = None
+    """Sizes of tomat's own kernels, which take the place of the splash kernels: all positions of a head in VMEM, on and
+    below the diagonal alone. None: the splash kernels."""
     qk_rotary: QkRotaryConfig = QkRotaryConfig()
     """What computes the norm and the rotary embedding of queries and keys."""
     gradient_checkpointing: bool | PolicyName | ScanCheckpointPolicy = "full"  # names before Haliax's own of them
     """One of `NAMED_POLICIES`, true (full), false (off), or the fields of Haliax's `ScanCheckpointPolicy`."""
+    embedding_skip: float = 0.0
+    """The embedding (with what the atoms add to it), times this, is added to what goes into each layer; 0: not."""
     environment: EnvironmentConfig | None = None
     """What each position knows of the atoms around its voxel, and the prior of the logits; None: neither. Without it a
     model knows the atoms from the preamble alone."""
@@ -146,8 +153,22 @@ class DensityDecoderConfig(Qwen3Config):
                 f"model.attn_backend is {self.attn_backend}; expected one of {', '.join(BACKENDS)}, or null."
             )
         self.checkpoint_policy  # noqa: B018  (raises if the policy is unknown)
+        if self.whole_head is not None and self.window is not None:
+            raise TomatError(
+                f"model.whole_head is set and sliding_window is {self.window}; its kernels have no window: leave "
+                "model.whole_head unset, which takes the splash kernels."
+            )
+        if self.whole_head is None and self.qk_rotary.kernel == "attention":
+            raise TomatError(
+                "model.qk_rotary.kernel is attention and model.whole_head is not set; only its kernels rotate: set "
+                "model.whole_head ({} for its own sizes), or qk_rotary.kernel: pallas."
+            )
         if self.max_seq_len and self.attn_backend == AttentionBackend.SPLASH:
-            self.splash.for_sequence(self.max_seq_len)
+            if self.whole_head is None:
+                self.splash.for_sequence(self.max_seq_len)
+            else:
+                rotate = self.qk_rotary.kernel == "attention"
+                self.whole_head.tiles(self.max_seq_len, self.actual_head_size, COMPUTE_BYTES, rotate=rotate)
         if self.max_seq_len and self.attn_backend == AttentionBackend.JAX_FLASH:
             flash_block(self.max_seq_len, self.flash_attention_block_size)
 
@@ -187,6 +208,7 @@ class DensityDecoderConfig(Qwen3Config):
             "qk_norm": self.norm_config if self.use_qk_norm else None,
             "sliding_window": self.window,
             "splash": self.splash,
+            "whole_head": self.whole_head,
             "qk_rotary": self.qk_rotary,
         }
         return DensityAttentionConfig(**values)
@@ -206,6 +228,7 @@ class DensityDecoderConfig(Qwen3Config):
             "hybrid_norm": self.hybrid_norm,
             "input_embedding_norm": self.input_embedding_norm,
             "sliding_window": self.window is not None,
+            "embedding_skip": self.embedding_skip != 0,
             "environment": self.environment is not None,
         }
         if any(without.values()):
@@ -236,6 +259,20 @@ class DensityMlp(LlamaMlp):
 class DensityDecoderLayer(LlamaDecoderLayer):
     """One layer: Levanter's Llama layer around `DensityAttention`."""
 
+    def __call__(
+        self,
+        x: NamedArray,
+        mask: NamedArray | AttentionMask | None,
+        *,
+        key=None,
+        pos_ids: NamedArray | None = None,
+        skip: NamedArray | None = None,
+    ) -> NamedArray:
+        """`skip`, with the axes of `x`, is added to it first; None: nothing is."""
+        if skip is not None:
+            x = x + skip
+        return super().__call__(x, mask, key=key, pos_ids=pos_ids)
+
     @staticmethod
     def init(config: DensityDecoderConfig, *, key) -> "DensityDecoderLayer":
         k_attention, k_mlp = jrandom.split(key, 2)
@@ -263,20 +300,30 @@ class DensityTransformer(LlamaTransformer):
     def __call__(
         self, x: NamedArray, attn_mask: NamedArray | AttentionMask | None, *, key, pos_ids: NamedArray | None = None
     ) -> NamedArray:
+        skip = self.skip_of(x)
         if isinstance(self.layers, Stacked):
-            return super().__call__(x, attn_mask, key=key, pos_ids=pos_ids)
+            if skip is None:
+                return super().__call__(x, attn_mask, key=key, pos_ids=pos_ids)
+            keys = maybe_rng_split(key, self.config.num_layers) if key is not None else None
+            x = cast(NamedArray, self.layers.fold(x, mask=attn_mask, key=keys, pos_ids=pos_ids, skip=skip))
+            return self.norm(x)
         keys = maybe_rng_split(key, self.config.num_layers)
+        more: dict[str, Any] = {} if skip is None else {"skip": skip}
         # Haliax's BlockSeq stores the policy and does not apply it.
         policy = dataclasses.replace(self.config.checkpoint_policy, prevent_cse=True)
 
         def run_layer(carry, layer, key):
             carry = tree_checkpoint_name(carry, "layer_input")
-            return layer(carry, mask=attn_mask, key=key, pos_ids=pos_ids)
+            return layer(carry, mask=attn_mask, key=key, pos_ids=pos_ids, **more)
 
         run = policy.checkpoint("layer_input", "layer_parameters", run_layer)
         for layer, layer_key in zip(self.layers.unstacked(), keys, strict=True):
             x = run(x, layer, layer_key)
         return self.norm(x)
+
+    def skip_of(self, x: NamedArray) -> NamedArray | None:
+        """What of the embedding `x` is added to the input of each layer; None: nothing is."""
+        return self.config.embedding_skip * x if self.config.embedding_skip else None
 
     def unrolled(self) -> "DensityTransformer":
         """The same with its layers one by one: a loop around it then slices no stack at each turn."""
@@ -285,8 +332,8 @@ class DensityTransformer(LlamaTransformer):
 
     @named_call
     def decode_kept(
-        self, x: NamedArray, caches: Sequence[KeysValues], position: jax.Array
-    ) -> tuple[NamedArray, list[KeysValues]]:
+        self, x: NamedArray, caches: Sequence[KvCache], position: jax.Array
+    ) -> tuple[NamedArray, list[KvCache]]:
         """The last hidden state of one position, or of all, from what is kept of those before, and what is kept then.
 
         Args:
@@ -295,7 +342,10 @@ class DensityTransformer(LlamaTransformer):
             position: int scalar, of the first in `x`.
         """
         kept = []
+        skip = self.skip_of(x)
         for layer, cache in zip(self.layers.unstacked(), caches, strict=True):
+            if skip is not None:
+                x = x + skip
             x, cache = cast(Any, layer).decode(x, cache, position, None)
             kept.append(cache)
         return self.norm(x), kept

@@ -11,7 +11,7 @@ Axis letters: B batch, S positions, H heads, D head size.
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Literal, get_args
 
 import jax
 import jax.numpy as jnp
@@ -28,22 +28,29 @@ ROWS = 64
 SUBLANES = 8
 """Rows of a vector register."""
 
+RotaryKernel = Literal["xla", "pallas", "attention"]
+"""What can compute the norm and the rotary embedding; `QkRotaryConfig.kernel` says what each is."""
+
 
 @dataclass(frozen=True)
 class QkRotaryConfig:
     """How queries and keys get their norm and rotary embedding."""
 
-    kernel: Literal["xla", "pallas"] = "xla"
+    kernel: RotaryKernel = "xla"
     """`xla`: Levanter's formulas. `pallas`: one kernel, beside splash attention, for head sizes that are multiples of
-    128. It computes in float32, where Levanter rounds angles and normalised values to the compute type."""
+    128. `attention`: inside the kernels of `model.whole_head`, which then read what the projections give and write the
+    gradients of that. Both compute in float32, where Levanter rounds angles and normalised values to the compute
+    type."""
     block_positions: int = 1024
     """Positions per step of the kernel; the largest divisor of the sequence up to this is used."""
     interpret: bool = False
     """Run the kernel in Pallas' interpreter on whatever platform there is: to check values without a TPU."""
 
     def __post_init__(self) -> None:
-        if self.kernel not in ("xla", "pallas"):
-            raise TomatError(f"model.qk_rotary.kernel is {self.kernel!r}; expected xla or pallas.")
+        if self.kernel not in get_args(RotaryKernel):
+            raise TomatError(
+                f"model.qk_rotary.kernel is {self.kernel!r}; expected one of {', '.join(get_args(RotaryKernel))}."
+            )
         if self.block_positions < ROWS or self.block_positions % ROWS:
             raise TomatError(
                 f"model.qk_rotary.block_positions is {self.block_positions}; expected a positive multiple of {ROWS}."
@@ -53,13 +60,27 @@ class QkRotaryConfig:
         """Refuse a head size that the kernel does not have.
 
         Raises:
-            TomatError: The kernel is Pallas and `head_size` is no multiple of 128.
+            TomatError: The kernel is not XLA's and `head_size` is no multiple of 128.
         """
-        if self.kernel == "pallas" and head_size % LANES:
+        if self.kernel != "xla" and head_size % LANES:
             raise TomatError(
-                f"model.qk_rotary.kernel is pallas and the head size is {head_size}; the kernel takes multiples of "
+                f"model.qk_rotary.kernel is {self.kernel} and the head size is {head_size}; it takes multiples of "
                 f"{LANES}. Use fewer, wider heads (model.num_heads), or qk_rotary.kernel: xla."
             )
+
+
+@dataclass(frozen=True)
+class Rotary:
+    """Norm and rotary embedding of queries and keys, as kernels take them."""
+
+    q_weight: jax.Array
+    """Float32 `[head_size]`, of the norm of the queries; ones without a norm."""
+    k_weight: jax.Array
+    """The same of the keys."""
+    table: jax.Array
+    """Float32 `[position, head_size]`, cosines and, in the second half, sines."""
+    eps: float | None
+    """Of both norms; None: no norm."""
 
 
 @dataclass(frozen=True)
@@ -74,23 +95,21 @@ class _Spec:
 
 def norm_rotate(
     x: jax.Array,
-    weight: jax.Array | None,
-    cos: jax.Array,
-    sin: jax.Array,
-    eps: float,
+    weight: jax.Array,
+    table: jax.Array,
+    eps: float | None,
     config: QkRotaryConfig,
 ) -> jax.Array:
     """Rotary embedding of the RMS norm of `x` over D.
 
-    With n = weight x / sqrt(mean(x^2) + eps) (n = x without a weight), element d of the result is
-    n_d cos_d + n_((d + D/2) mod D) sin_d.
+    With n = weight x / sqrt(mean(x^2) + eps) (weight x without a norm), whose halves are (a, b), the result is
+    (a cos - b sin, b cos + a sin).
 
     Args:
         x: `[B, H, S, D]`, of the compute type.
-        weight: `[D]`; None: no norm.
-        cos: Float32 `[S, D]`.
-        sin: Float32 `[S, D]`, negative in the first half of D.
-        eps: Of the norm.
+        weight: `[D]`.
+        table: Float32 `[S, D]`, cosines and, in the second half of D, sines.
+        eps: Of the norm; None: no norm.
         config: Most positions per step of the kernel, and whether it runs in Pallas' interpreter.
 
     Returns:
@@ -105,40 +124,39 @@ def norm_rotate(
             f"the norm and rotary kernel got {S} positions and a head size of {D}; expected multiples of {ROWS} and "
             f"{LANES}. Use model.qk_rotary.kernel: xla."
         )
-    spec = _Spec(None if weight is None else eps, largest_divisor(S, config.block_positions, ROWS), config.interpret)
-    w = jnp.ones((D,), x.dtype) if weight is None else weight
-    return _norm_rotate(spec, x, w, cos, sin)
+    spec = _Spec(eps, largest_divisor(S, config.block_positions, ROWS), config.interpret)
+    return _norm_rotate(spec, x, weight, table)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _norm_rotate(spec: _Spec, x: jax.Array, weight: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
+def _norm_rotate(spec: _Spec, x: jax.Array, weight: jax.Array, table: jax.Array) -> jax.Array:
     B, H, S, D = x.shape
-    heads, table, vector = _block_specs(spec.block, D)
+    heads, positions, vector = _block_specs(spec.block, D)
     return pl.pallas_call(
         partial(_forward_kernel, spec),
         grid=(S // spec.block, B, H),
-        in_specs=[heads, vector, table, table],
+        in_specs=[heads, vector, positions],
         out_specs=heads,
         out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype),
         compiler_params=pltpu.CompilerParams(dimension_semantics=("arbitrary",) * 3),
         cost_estimate=_cost(x, passes=2, flops_per_element=10),
         interpret=spec.interpret,
         name="norm_rotary_fwd",
-    )(x, weight.astype(jnp.float32)[None], cos, sin)
+    )(x, weight.astype(jnp.float32)[None], table)
 
 
-def _forward(spec: _Spec, x: jax.Array, weight: jax.Array, cos: jax.Array, sin: jax.Array):
-    return _norm_rotate(spec, x, weight, cos, sin), (x, weight, cos, sin)
+def _forward(spec: _Spec, x: jax.Array, weight: jax.Array, table: jax.Array):
+    return _norm_rotate(spec, x, weight, table), (x, weight, table)
 
 
 def _backward(spec: _Spec, residuals: tuple[jax.Array, ...], by_output: jax.Array):
-    x, weight, cos, sin = residuals
+    x, weight, table = residuals
     B, H, S, D = x.shape
-    heads, table, vector = _block_specs(spec.block, D)
+    heads, positions, vector = _block_specs(spec.block, D)
     by_x, by_weight = pl.pallas_call(
         partial(_backward_kernel, spec),
         grid=(S // spec.block, B, H),
-        in_specs=[heads, heads, vector, table, table],
+        in_specs=[heads, heads, vector, positions],
         out_specs=[heads, pl.BlockSpec((SUBLANES, D), lambda s, b, h: (0, 0))],
         out_shape=[
             jax.ShapeDtypeStruct(x.shape, x.dtype),
@@ -148,8 +166,8 @@ def _backward(spec: _Spec, residuals: tuple[jax.Array, ...], by_output: jax.Arra
         cost_estimate=_cost(x, passes=3, flops_per_element=20),
         interpret=spec.interpret,
         name="norm_rotary_bwd",
-    )(by_output, x, weight.astype(jnp.float32)[None], cos, sin)
-    return by_x, by_weight.sum(axis=0).astype(weight.dtype), None, None
+    )(by_output, x, weight.astype(jnp.float32)[None], table)
+    return by_x, by_weight.sum(axis=0).astype(weight.dtype), None
 
 
 _norm_rotate.defvjp(_forward, _backward)
@@ -158,7 +176,7 @@ _norm_rotate.defvjp(_forward, _backward)
 def _block_specs(block: int, D: int) -> tuple[pl.BlockSpec, pl.BlockSpec, pl.BlockSpec]:
     """Blocks of an array `[B, H, S, D]`, of a table `[S, D]` and of a vector `[1, D]`.
 
-    Positions are the outermost dimension of the grid, so that a block of the tables is fetched once for all heads.
+    Positions are the outermost dimension of the grid, so that a block of the table is fetched once for all heads.
     """
     return (
         pl.BlockSpec((1, 1, block, D), lambda s, b, h: (b, h, s, 0)),
@@ -179,26 +197,64 @@ def _swap_halves(x: jax.Array) -> jax.Array:
     return pltpu.roll(x, x.shape[-1] // 2, x.ndim - 1)
 
 
-def _normalised(spec: _Spec, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _normalised(x: jax.Array, eps: float) -> tuple[jax.Array, jax.Array]:
     """x / rms, and 1 / rms `[rows, 1]`."""
-    assert spec.eps is not None
-    inverse = lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + spec.eps)
+    inverse = lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + eps)
     return x * inverse, inverse
 
 
-def _forward_kernel(spec: _Spec, x_ref, weight_ref, cos_ref, sin_ref, out_ref) -> None:
+def rotated(x: jax.Array, weight: jax.Array, table: jax.Array, eps: float | None) -> jax.Array:
+    """The formula of `norm_rotate` inside a kernel, all in float32.
+
+    Args:
+        x: `[rows, D]`.
+        weight: `[1, D]`.
+        table: `[rows, D]`, cosines and, in the second half of D, sines.
+        eps: Of the norm; None: no norm, the weight counts all the same.
+    """
+    return _turn((x if eps is None else _normalised(x, eps)[0]) * weight, table, back=False)
+
+
+def rotated_gradients(
+    by_out: jax.Array, x: jax.Array, weight: jax.Array, table: jax.Array, eps: float | None
+) -> tuple[jax.Array, jax.Array]:
+    """Gradients by `x` and by `weight`, given that by the result of `rotated`.
+
+    Returns:
+        `[rows, D]`, and `[8, D]` whose sum over the rows is the weight's: a kernel sums registers, not their rows.
+    """
+    by_n = _turn(by_out, table, back=True)
+    by_unit = by_n * weight
+    unit, by_x = x, by_unit
+    if eps is not None:
+        unit, inverse = _normalised(x, eps)
+        by_x = inverse * (by_unit - unit * jnp.mean(by_unit * unit, axis=-1, keepdims=True))
+    return by_x, jnp.sum((by_n * unit).reshape(-1, SUBLANES, by_n.shape[-1]), axis=0)
+
+
+def _turn(x: jax.Array, table: jax.Array, *, back: bool) -> jax.Array:
+    """The halves (a, b) of `x` as (a cos - b sin, b cos + a sin), or `back` by the same angles."""
+    D = x.shape[1]
+    if D % (2 * LANES) == 0:  # halves are whole registers
+        a, b, cos, sin = x[:, : D // 2], x[:, D // 2 :], table[:, : D // 2], table[:, D // 2 :]
+        sin = -sin if back else sin
+        return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=1)
+    other = _swap_halves(table)
+    first = lax.broadcasted_iota(jnp.int32, table.shape, 1) < D // 2
+    cos, sin = jnp.where(first, table, other), jnp.where(first, -other, table)
+    return x * cos + _swap_halves(x) * (-sin if back else sin)
+
+
+def _forward_kernel(spec: _Spec, x_ref, weight_ref, table_ref, out_ref) -> None:
     def chunk(i, _):
         rows = pl.ds(pl.multiple_of(i * ROWS, ROWS), ROWS)
-        n = x_ref[0, 0, rows, :].astype(jnp.float32)
-        if spec.eps is not None:
-            n = _normalised(spec, n)[0] * weight_ref[...]
-        rotated = n * cos_ref[rows, :] + _swap_halves(n) * sin_ref[rows, :]
-        out_ref[0, 0, rows, :] = rotated.astype(out_ref.dtype)
+        x = x_ref[0, 0, rows, :].astype(jnp.float32)
+        out_ref[0, 0, rows, :] = rotated(x, weight_ref[...], table_ref[rows, :], spec.eps).astype(out_ref.dtype)
 
     lax.fori_loop(0, spec.block // ROWS, chunk, None)
 
 
-def _backward_kernel(spec: _Spec, by_out_ref, x_ref, weight_ref, cos_ref, sin_ref, by_x_ref, by_weight_ref) -> None:
+def _backward_kernel(spec: _Spec, by_out_ref, x_ref, weight_ref, table_ref, by_x_ref, by_weight_ref) -> None:
     first = (pl.program_id(0) == 0) & (pl.program_id(1) == 0) & (pl.program_id(2) == 0)
 
     # The gradient of the weight stays in VMEM through all of the grid, whose steps run one after the other.
@@ -208,16 +264,9 @@ def _backward_kernel(spec: _Spec, by_out_ref, x_ref, weight_ref, cos_ref, sin_re
 
     def chunk(i, by_weight):
         rows = pl.ds(pl.multiple_of(i * ROWS, ROWS), ROWS)
-        by_out = by_out_ref[0, 0, rows, :].astype(jnp.float32)
-        by_n = by_out * cos_ref[rows, :] + _swap_halves(by_out * sin_ref[rows, :])
-        if spec.eps is None:
-            by_x = by_n
-        else:
-            unit, inverse = _normalised(spec, x_ref[0, 0, rows, :].astype(jnp.float32))
-            by_weight += jnp.sum((by_n * unit).reshape(-1, SUBLANES, by_n.shape[-1]), axis=0)
-            by_unit = by_n * weight_ref[...]
-            by_x = inverse * (by_unit - unit * jnp.mean(by_unit * unit, axis=-1, keepdims=True))
+        by_out, x = (ref[0, 0, rows, :].astype(jnp.float32) for ref in (by_out_ref, x_ref))
+        by_x, more = rotated_gradients(by_out, x, weight_ref[...], table_ref[rows, :], spec.eps)
         by_x_ref[0, 0, rows, :] = by_x.astype(by_x_ref.dtype)
-        return by_weight
+        return by_weight + more
 
     by_weight_ref[...] += lax.fori_loop(0, spec.block // ROWS, chunk, jnp.zeros(by_weight_ref.shape, jnp.float32))

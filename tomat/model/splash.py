@@ -166,11 +166,10 @@ def splash_attention(
             "vanilla for any other."
         )
     KvHead, Group, Pos = (q.resolve_axis(name) for name in ("kv_head", "q_heads_per_group", "position"))
-    Batch = tuple(axis for axis in q.axes if axis.name not in (KvHead.name, Group.name, Pos.name, "head_size"))
+    scaled = q if q_is_scaled else q * (1 / math.sqrt(q.axis_size("head_size")))
+    bhsd, spec = by_heads(scaled, k, v)
     mesh = jax.sharding.get_abstract_mesh()
-    if any(entry is not None for entry in (*pspec_for_axis(Pos), *pspec_for_axis(k.resolve_axis("key_position")))):
-        raise TomatError("the mesh splits `position`, which splash attention cannot do; map it to no mesh axis.")
-    batch_entry, head_entry = (None if mesh.empty else mesh_axes(axes) for axes in (Batch, (KvHead,)))
+    head_entry = None if mesh.empty else mesh_axes((KvHead,))
     head_shards = math.prod(mesh.shape[name] for name in head_entry or ())
 
     window = mask.sliding_window
@@ -191,15 +190,8 @@ def splash_attention(
         interpret=blocks.interpret,
     )
 
-    scaled = q if q_is_scaled else q * (1 / math.sqrt(q.axis_size("head_size")))
-    bhsd = [
-        flatten_group(flatten_group(array, heads, "heads"), Batch, "batch").array
-        for array, heads in ((scaled, (KvHead, Group)), (k, (KvHead,)), (v, (KvHead,)))
-    ]
-
     attend: Callable[..., jax.Array] = _attend_batch
     if not mesh.empty:
-        spec = PartitionSpec(batch_entry, head_entry)
         attend = jax.shard_map(
             attend,
             mesh=mesh,
@@ -214,6 +206,33 @@ def splash_attention(
         )
     out = attend(kernel, *bhsd)
     return hax.named(out.reshape([axis.size for axis in q.axes]), q.axes)
+
+
+def by_heads(q: NamedArray, k: NamedArray, v: NamedArray) -> tuple[list[jax.Array], PartitionSpec]:
+    """Queries, keys and values as kernels take them, and how the mesh in scope splits them.
+
+    Args:
+        q: [..., kv_head, q_heads_per_group, position, head_size].
+        k: [..., kv_head, key_position, head_size].
+        v: As `k`.
+
+    Returns:
+        q `[B, H, S, D]`, k and v `[B, key heads, S, D]`, and the split of B and heads; empty where there is no mesh.
+
+    Raises:
+        TomatError: The mesh splits positions.
+    """
+    KvHead, Group, Pos = (q.resolve_axis(name) for name in ("kv_head", "q_heads_per_group", "position"))
+    Batch = tuple(axis for axis in q.axes if axis.name not in (KvHead.name, Group.name, Pos.name, "head_size"))
+    if any(entry is not None for entry in (*pspec_for_axis(Pos), *pspec_for_axis(k.resolve_axis("key_position")))):
+        raise TomatError("the mesh splits `position`, which splash attention cannot do; map it to no mesh axis.")
+    arrays = [
+        flatten_group(flatten_group(array, heads, "heads"), Batch, "batch").array
+        for array, heads in ((q, (KvHead, Group)), (k, (KvHead,)), (v, (KvHead,)))
+    ]
+    if jax.sharding.get_abstract_mesh().empty:
+        return arrays, PartitionSpec()
+    return arrays, PartitionSpec(mesh_axes(Batch), mesh_axes((KvHead,)))
 
 
 def _attend_batch(kernel: splash_attention_kernel.SplashAttentionKernel, q, k, v) -> jax.Array:

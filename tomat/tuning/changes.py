@@ -13,7 +13,7 @@ from tomat.base.errors import TomatError
 from tomat.base.overrides import parse_overrides
 
 if TYPE_CHECKING:
-    from tomat.training.config import TrainConfig
+    from tomat.settings.config import TrainConfig
 
 
 PLAIN_WORD = re.compile(r"[A-Za-z_][\w./-]*")
@@ -55,7 +55,7 @@ def changed(config: TrainConfig, overrides: Mapping[str, Any]) -> TrainConfig:
     """
     import mergedeep
 
-    from tomat.training.config import config_from_dict
+    from tomat.settings.config import config_from_dict
 
     values = mergedeep.merge({}, config.to_dict(), parse_overrides(override_words(overrides)))
     return config_from_dict(values, source="the changed configuration")

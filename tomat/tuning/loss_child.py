@@ -7,26 +7,15 @@ by `loss_tuning.py`; `planning/compile/process.py` says why apart from it.
 from __future__ import annotations
 
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
-from tomat.base.errors import TomatError
-from tomat.planning.compile.process import LLO_DUMP, answer, keep_answer, say
-
-TOP_KERNELS = 8
-"""Kernels on record, the longest."""
+from tomat.planning.compile.process import answer
+from tomat.tuning.kernel_measure import keep_measured, measure
 
 
 def _compile(request: dict[str, Any]) -> None:
-    """Keep what the compiler makes of the request; a loss that it refuses is an answer."""
-    say("compiling")
-    work = Path(request["work_dir"])
-    try:
-        result = measure(request, work / LLO_DUMP)
-    except TomatError as error:
-        result = {"refused": str(error)}
-    keep_answer(result, work / "part", Path(request["programs_dir"]) / request["key"])
+    keep_measured(request, measured_loss)
 
 
 def lower_loss(request: dict[str, Any], device: Any) -> Any:
@@ -61,8 +50,8 @@ def lower_loss(request: dict[str, Any], device: Any) -> Any:
         return jax.jit(jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)).lower(*shapes)
 
 
-def measure(request: dict[str, Any], llo_dump: Path) -> dict[str, Any]:
-    """Planned seconds of a request's loss, by the models of `estimate.py`, and its longest kernels.
+def measured_loss(request: dict[str, Any], llo_dump: Path) -> dict[str, Any]:
+    """Planned seconds of a request's loss, and its longest kernels.
 
     Args:
         request: The fields of `LossShape`, and `loss`, the arguments of `LossConfig`.
@@ -71,55 +60,13 @@ def measure(request: dict[str, Any], llo_dump: Path) -> dict[str, Any]:
     Raises:
         TomatError: The compiler refuses it: tiles that do not fit, for example.
     """
-    from tomat.cost.estimate import estimate_step
-    from tomat.cost.llo import read_schedules, slot_utilisation
-    from tomat.cost.schedule_model import matched_schedules
     from tomat.hardware.chips import slice_named
-    from tomat.planning.compile.topology import compiler_version, topology_devices
-    from tomat.profile.hlo_files import program_from_bytes
+    from tomat.planning.compile.topology import topology_devices
 
-    slice_ = slice_named(request["slice_name"])
-    device = topology_devices(slice_)[0]
-    lowered = lower_loss(request, device)
-    began = time.perf_counter()
-    try:
-        compiled = lowered.compile()
-    except Exception as error:  # JaxRuntimeError, of which jax exports no stable name
-        raise TomatError(f"{compiler_version()} cannot compile it: {str(error).strip().splitlines()[0]}") from error
-    seconds = time.perf_counter() - began
-    module = compiled.runtime_executable().hlo_modules()[0].as_serialized_hlo_module_proto()
-    program = program_from_bytes(module, "the compiled loss")
-    schedules = read_schedules(llo_dump)
-    matched = matched_schedules(program, schedules)
-    estimate = estimate_step(program, schedules, slice_, title="loss")
-    kernels = []
-    ops = sorted(estimate.ops.values(), key=lambda op: (op.estimate or 0.0) * op.executions, reverse=True)
-    for op in ops[:TOP_KERNELS]:
-        row: dict[str, Any] = {
-            "name": op.name,
-            "category": str(op.category),
-            "executions": op.executions,
-            "seconds": (op.estimate or 0.0) * op.executions,
-            "basis": op.basis,
-        }
-        if op.schedule is not None:
-            row["bundle_seconds"] = op.schedule.bundle_seconds * op.executions
-            row["mxu_seconds"] = op.schedule.mxu_seconds * op.executions
-            row["slots"] = slot_utilisation(matched[op.name])
-            row["grid"] = list(matched[op.name].grid)
-        kernels.append(row)
-    return {
-        "compiler": compiler_version(),
-        "device_kind": device.device_kind,
-        "compile_seconds": seconds,
-        "temporary_bytes": compiled.memory_analysis().temp_size_in_bytes,
-        "seconds": estimate.model_seconds,
-        "categories": {
-            category: times["estimate"] for category, times in estimate.model_table().items() if times["estimate"] > 0
-        },
-        "loss_flops": sum(op.flops or 0.0 for op in estimate.breakdown.ops if str(op.category) == "loss"),
-        "kernels": kernels,
-    }
+    device = topology_devices(slice_named(request["slice_name"]))[0]
+    found = measure(lower_loss(request, device), request["slice_name"], llo_dump, "loss")
+    flops = found.pop("flops_by_category").get("loss", 0.0)
+    return found | {"device_kind": device.device_kind, "loss_flops": flops}
 
 
 if __name__ == "__main__":

@@ -7,22 +7,16 @@ compiler and the loss's sources: a tuning that was stopped goes on where it was.
 from __future__ import annotations
 
 import importlib.metadata
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from tomat.base.errors import TomatError
-from tomat.base.reporting import console, write_json
-from tomat.cost.chip_model import record_digest
-from tomat.hardware.chips import slice_named
 from tomat.loss.config import LossKind, LossVocabulary
 from tomat.loss.tiles import TABLE_FILE, LossTiles
-from tomat.planning.compile.process import Limits, ask, request_key
-from tomat.planning.compile.topology import compiler_version
-from tomat.planning.plan_cache import open_cache, open_result
+from tomat.planning.compile.process import Limits
+from tomat.tuning.kernel_plans import planned, put_entry
 
 CHILD_MODULE = "tomat.tuning.loss_child"
 """What lowers, compiles and measures a loss; its imports are what decides an answer."""
@@ -53,29 +47,6 @@ class LossShape:
         return {**asdict(self), "loss": {"kind": self.kind, "vocabulary": self.vocabulary} | loss}
 
 
-def planned(request: dict[str, Any], cache_dir: Path, limits: Limits | None = None) -> dict[str, Any]:
-    """What the compiler makes of a request, from the cache or by compiling.
-
-    Args:
-        request: As `LossShape.request` gives it.
-        cache_dir: Made if it is missing.
-        limits: Of one compile, which takes 40 to 300 s on two cores, by how much else runs on them.
-
-    Returns:
-        As `loss_child.measure`, or `{"refused": why}`.
-
-    Raises:
-        TomatError: No compiler, or a compiling process that failed or passed a limit.
-    """
-    key = request_key([request, compiler_version(), record_digest()], CHILD_MODULE)
-    kept = open_result(open_cache(cache_dir) / key)
-    if kept is None:
-        slice_, say = slice_named(request["slice_name"]), partial(console.print, highlight=False)
-        kept = ask(CHILD_MODULE, {**request, "key": key}, slice_, cache_dir, limits or Limits(), on_removed=say)
-    kept.lock.close()
-    return kept.result
-
-
 def tune(
     shape: LossShape,
     tiles: Sequence[LossTiles],
@@ -102,7 +73,7 @@ def tune(
     rows = []
     for name, loss in candidates:
         on_candidate(name)
-        rows.append(loss | planned(shape.request(**loss), cache_dir, limits))
+        rows.append(loss | planned(CHILD_MODULE, shape.request(**loss), cache_dir, limits))
     return rows
 
 
@@ -142,7 +113,4 @@ def table_entry(shape: LossShape, rows: Sequence[dict[str, Any]]) -> dict[str, A
 
 def write_entry(entry: dict[str, Any], table_file: Path = TABLE_FILE) -> None:
     """Put an entry into the table, in the place of one for the same chip, width, ids and type."""
-    keys = ("device_kind", "width", "ids", "dtype")
-    entries = json.loads(table_file.read_text(encoding="utf-8"))["entries"] if table_file.exists() else []
-    others = [e for e in entries if any(e[key] != entry[key] for key in keys)]
-    write_json(table_file, {"entries": sorted([*others, entry], key=lambda e: tuple(e[key] for key in keys))})
+    put_entry(entry, ("device_kind", "width", "ids", "dtype"), table_file)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tomat.cost.memory import MemoryReport
     from tomat.hardware.chips import Slice
     from tomat.planning.compile.compiler import CompiledStep
-    from tomat.training.config import TrainConfig
+    from tomat.settings.config import TrainConfig
 
 Compile = Callable[["TrainConfig", "Slice"], "CompiledStep"]
 OnTry = Callable[[Mapping[str, Any]], None]

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from tomat.hardware.chips import Slice
     from tomat.planning.compile.process import Limits
     from tomat.planning.plan import Plan
-    from tomat.training.config import TrainConfig
+    from tomat.settings.config import TrainConfig
 
 RECORD_FORMAT = 1
 

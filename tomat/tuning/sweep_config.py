@@ -34,7 +34,7 @@ from tomat.tuning.changes import checked_keys, override_words
 
 if TYPE_CHECKING:
     from tomat.hardware.chips import Slice
-    from tomat.training.config import TrainConfig
+    from tomat.settings.config import TrainConfig
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class SweepRow:
             TomatError: As for `load_config` and `planned_slice`.
         """
         from tomat.planning.compile.topology import planned_slice
-        from tomat.training.config import load_config
+        from tomat.settings.config import load_config
 
         config = load_config(self.config_path, override_words(self.overrides))
         return config, planned_slice(config, self.slice)
@@ -96,7 +96,7 @@ def load_sweep(path: str | Path) -> SweepConfig:
             base that is no row.
     """
     path = Path(path)
-    values = read_yaml(path, "configs/sweeps/")
+    values = read_yaml(path, "sweeps")
     _check_keys(values, set(SWEEP_KEYS), {"name", "config_path"}, str(path))
     keys = {"rows": [], "grid": {}, "exclude": []} | {key: one for key, one in values.items() if one is not None}
     name = keys["name"]

@@ -14,7 +14,7 @@ from tomat.tuning.windowed import windowed_einsums
 if TYPE_CHECKING:
     from tomat.hardware.chips import Slice
     from tomat.planning.plan import Plan
-    from tomat.training.config import TrainConfig
+    from tomat.settings.config import TrainConfig
 
 FITS, OOM, FAILED = "fits", "does not fit", "failed"
 """Status of a row."""
@@ -111,7 +111,7 @@ KEYS_OF_FAILED = (*(one.name for one in fields(RowRecord) if one.default is MISS
 
 def described(row: SweepRow, config: TrainConfig | None, slice_: Slice | None) -> dict[str, Any]:
     """What is known of a row before it is planned, as arguments of `RowRecord`."""
-    from tomat.training.config import config_hash
+    from tomat.settings.config import config_hash
 
     return {
         "name": row.name,

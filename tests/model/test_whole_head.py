@@ -1,0 +1,129 @@
+"""The kernels that hold a head in VMEM: the plain formula in Pallas' interpreter, and what they refuse."""
+
+import contextlib
+import dataclasses
+from collections import Counter
+
+import haliax as hax
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from levanter.layers.attention import AttentionBackend, AttentionMask, dot_product_attention
+
+from tomat.base.errors import TomatError
+from tomat.hardware.executed import attention_kernels
+from tomat.model.attention import DensityAttention
+from tomat.model.decoder import DensityDecoderConfig, build_mask
+from tomat.model.norm_rotary import QkRotaryConfig
+from tomat.model.whole_head import WholeHeadConfig, whole_head_attention
+
+SMALL = WholeHeadConfig(256, 128, 256, 128, interpret=True)
+
+
+def heads(n_heads, n_kv_heads, seq_len=512, head_size=128):
+    """Random queries, keys and values."""
+    shapes = {"kv_head": n_kv_heads, "q_heads_per_group": n_heads // n_kv_heads, "position": seq_len}
+    batch = hax.Axis("batch", 2)
+    axes = [hax.Axis(name, size) for name, size in shapes.items()]
+    key_axes = (batch, axes[0], hax.Axis("key_position", seq_len), hax.Axis("head_size", head_size))
+    keys = jax.random.split(jax.random.key(0), 3)
+    q = hax.random.normal(keys[0], (batch, *axes, hax.Axis("head_size", head_size)))
+    return q, hax.random.normal(keys[1], key_axes), hax.random.normal(keys[2], key_axes)
+
+
+def values_and_gradients(attention, q, k, v):
+    weight = np.random.default_rng(7).normal(size=[axis.size for axis in q.axes])
+
+    def scalar(q, k, v):
+        out = attention(q, k, v).rearrange(q.axes)
+        return (out.array * weight).sum(), out.array
+
+    (_, out), gradients = jax.jit(jax.value_and_grad(scalar, argnums=(0, 1, 2), has_aux=True))(q, k, v)
+    return [out, *(g.rearrange(x.axes).array for g, x in zip(gradients, (q, k, v), strict=True))]
+
+
+def plain(q, k, v):
+    return dot_product_attention(
+        "position", "key_position", "head_size", q, k, v, AttentionMask.causal(), attn_backend=AttentionBackend.VANILLA
+    )
+
+
+def two_devices():
+    return jax.set_mesh(jax.make_mesh((2,), ("data",), axis_types=(jax.sharding.AxisType.Auto,)))
+
+
+@pytest.mark.parametrize(
+    ("n_heads", "n_kv_heads", "config", "mesh"),
+    [
+        pytest.param(2, 2, SMALL, two_devices, id="two-devices"),
+        pytest.param(4, 2, SMALL, contextlib.nullcontext, id="grouped-heads"),
+        pytest.param(1, 1, dataclasses.replace(SMALL, block=512, rows=512), contextlib.nullcontext, id="one-block"),
+        pytest.param(1, 1, dataclasses.replace(SMALL, block=128, block_bwd=512), contextlib.nullcontext, id="mixed"),
+    ],
+)
+def test_it_is_the_plain_formula(n_heads, n_kv_heads, config, mesh):
+    arrays = heads(n_heads, n_kv_heads)
+
+    def whole_head(q, k, v):
+        return whole_head_attention(q, k, v, AttentionMask.causal(), config, q_is_scaled=False)
+
+    with mesh(), hax.axis_mapping({"batch": "data"} if mesh is two_devices else {}):
+        found = values_and_gradients(whole_head, *arrays)
+        expected = values_and_gradients(plain, *arrays)
+    for got, wanted in zip(found, expected, strict=True):
+        np.testing.assert_allclose(got, wanted, atol=1e-6 * float(jnp.abs(wanted).max()) * 10)
+
+
+def test_scores_far_apart_neither_overflow_nor_vanish():
+    q, k, v = heads(1, 1, seq_len=256)
+    found = whole_head_attention(q * 20, k, v, AttentionMask.causal(), SMALL, q_is_scaled=False)
+    np.testing.assert_allclose(found.array, plain(q * 20, k, v).rearrange(q.axes).array, atol=1e-4)
+
+
+@pytest.mark.parametrize("kernel", ["xla", "pallas", "attention"])
+def test_the_layer_with_it_is_the_layer_without(kernel):
+    Batch, Pos, Embed = hax.Axis("batch", 1), hax.Axis("position", 256), hax.Axis("embed", 128)
+    plain_config = DensityDecoderConfig(
+        max_seq_len=256, hidden_dim=128, intermediate_dim=128, num_layers=1, num_heads=1, num_kv_heads=1,
+        attn_backend=AttentionBackend.VANILLA,
+    )  # fmt: skip
+    with_kernel = dataclasses.replace(
+        plain_config,
+        attn_backend=AttentionBackend.SPLASH,
+        whole_head=SMALL,
+        qk_rotary=QkRotaryConfig(kernel, interpret=True),  # pyright: ignore[reportArgumentType]
+    )
+    x = hax.random.normal(jax.random.key(1), (Batch, Pos, Embed))
+    outputs = []
+    for config in (plain_config, with_kernel):
+        layer = DensityAttention.init(config.attention_config(), key=jax.random.key(2))
+        outputs.append(layer(x, build_mask(config)).array)
+    np.testing.assert_allclose(outputs[1], outputs[0], atol=1e-5 * float(jnp.abs(outputs[0]).max()))
+
+
+def test_what_is_executed_is_what_the_kernels_visit():
+    config = DensityDecoderConfig(
+        max_seq_len=8192, hidden_dim=1024, num_heads=4, num_kv_heads=4, attn_backend=AttentionBackend.SPLASH,
+        whole_head=WholeHeadConfig(),
+    )  # fmt: skip
+    kernels = attention_kernels(config, 8192, "tpu")
+    visited = Counter[str]()
+    for i in range(8):
+        visited["forward"] += i * 1024 * 1024 + sum(512 * (above + 512) for above in (0, 512))
+        visited["backward"] += i * 1024 * 1024 + sum(512 * (1024 - above) for above in (0, 512))
+    assert kernels.forward.pairs(8192, None) == visited["forward"] and kernels.forward.n_matmuls == 2
+    assert [(step.pairs(8192, None), step.n_matmuls) for step in kernels.backward] == [(visited["backward"], 5)]
+
+
+def test_what_it_cannot_do_is_refused():
+    with pytest.raises(TomatError, match=r"model.whole_head.rows is 100; expected a positive multiple of 128"):
+        WholeHeadConfig(rows=100)
+    with pytest.raises(TomatError, match=r"got 8192 positions and heads of 64; leave model.whole_head unset"):
+        WholeHeadConfig().tiles(8192, 64, 2)
+    with pytest.raises(TomatError, match=r"needs \d+ MiB of VMEM for 32768 positions and heads of 256"):
+        WholeHeadConfig().tiles(32768, 256, 2)
+    with pytest.raises(TomatError, match=r"sliding_window is 512; its kernels have no window"):
+        DensityDecoderConfig(whole_head=WholeHeadConfig(), sliding_window=512)
+    with pytest.raises(TomatError, match="without window or segments"):
+        whole_head_attention(*heads(1, 1), AttentionMask.causal(sliding_window=100), SMALL, q_is_scaled=False)

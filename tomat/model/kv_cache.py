@@ -1,0 +1,231 @@
+"""Keys and values that decoding keeps: as attention takes them, or in 8 bits.
+
+In 8 bits every vector of a head at a position is whole numbers from -127 to 127 and one scale, a 127th of its largest
+magnitude. The scale leaves the sum over the vector, and so neither keys nor values are ever numbers again as a whole:
+the score of a key is the query times the whole numbers, times the scale; a weight takes the scale of its value before
+it is multiplied with the whole numbers. XLA would nevertheless make numbers of a whole cache to multiply them on a CPU
+(measured: as many bytes as the cache that it replaces), so that products take `TILE_POSITIONS` at a time, of fewer
+than twice as many all.
+
+Shapes: B batch, H key-value heads, G queries of a head, P queried positions, K kept positions, D head size.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal, Self, get_args
+
+import equinox as eqx
+import haliax as hax
+import jax
+import jax.numpy as jnp
+from haliax import Axis, NamedArray
+from jax import lax
+from levanter.layers.attention import AttentionBackend, AttentionConfig, dot_product_attention
+
+from tomat.base.errors import TomatError
+
+KvCacheDtype = Literal["compute", "int8"]
+"""Of what is kept: the type that the model computes in, or int8 with a scale for each position and head."""
+
+TILE_POSITIONS = 128
+"""Kept positions whose numbers exist at once in a product. (A choice: the lanes of a TPU's vector registers.)"""
+
+LARGEST_CODE = 127
+"""Codes are symmetric: -128 is not used."""
+
+MASKED_SCORE = -1e9
+"""Score of a position that is not seen, as Levanter's `simple_attention_with_dropout` has it."""
+
+
+_F32 = jnp.float32
+
+
+class KeysValues(eqx.Module):
+    """Keys and values of one layer at every position, as attention takes them: what decoding keeps."""
+
+    keys: NamedArray
+    """[batch, kv_head, key_position, head_size], normalised and rotated."""
+    values: NamedArray
+    """[batch, kv_head, key_position, head_size]."""
+
+    @classmethod
+    def empty(cls, config: AttentionConfig, Batch: Axis, length: int, dtype) -> Self:
+        """Of `length` positions, zero: attention never reads what has not been written."""
+        return cls(*(_zeros(_axes(config, Batch, length), dtype) for _ in range(2)))
+
+    def written(self, keys: NamedArray, values: NamedArray, position: jax.Array) -> KeysValues:
+        """With those of as many positions as are given, from `position` on."""
+        return KeysValues(_put(self.keys, keys, position), _put(self.values, values, position))
+
+    def attended(self, q: NamedArray, seen: NamedArray, dtype) -> NamedArray:
+        """What queries read.
+
+        Args:
+            q: [batch, kv_head, q_heads_per_group, position, head_size], normalised and rotated, not scaled.
+            seen: bool [key_position].
+            dtype: Of the scores.
+
+        Returns:
+            The axes of `q`.
+        """
+        return dot_product_attention(
+            "position",
+            "key_position",
+            "head_size",
+            q,
+            self.keys,
+            self.values,
+            seen,
+            attention_dtype=dtype,
+            attn_backend=AttentionBackend.VANILLA,
+        )
+
+
+class Int8KeysValues(eqx.Module):
+    """As `KeysValues`, in 8 bits.
+
+    Scales are float32: in bfloat16 their rounding, up to 2^-9, would be added to every code's of up to 1/254 of the
+    largest, to save 2 of the 132 bytes of a vector of 128.
+    """
+
+    keys: NamedArray
+    """int8 [batch, kv_head, key_position, head_size]."""
+    values: NamedArray
+    """int8, the same axes."""
+    key_scales: NamedArray
+    """float32 [batch, kv_head, key_position]."""
+    value_scales: NamedArray
+    """float32 [batch, kv_head, key_position]."""
+
+    @classmethod
+    def empty(cls, config: AttentionConfig, Batch: Axis, length: int) -> Self:
+        """Of `length` positions, zero."""
+        axes = _axes(config, Batch, length)
+        codes, scales = ([_zeros(of, dtype) for _ in range(2)] for of, dtype in ((axes, jnp.int8), (axes[:-1], _F32)))
+        return cls(*codes, *scales)
+
+    def written(self, keys: NamedArray, values: NamedArray, position: jax.Array) -> Int8KeysValues:
+        """As `KeysValues.written`: what is given is quantised, what is there stays as it is."""
+        key_codes, key_scales = quantised(keys)
+        value_codes, value_scales = quantised(values)
+        return Int8KeysValues(
+            _put(self.keys, key_codes, position),
+            _put(self.values, value_codes, position),
+            _put(self.key_scales, key_scales, position),
+            _put(self.value_scales, value_scales, position),
+        )
+
+    def attended(self, q: NamedArray, seen: NamedArray, dtype) -> NamedArray:
+        """As `KeysValues.attended`. Scores, softmax and sums are float32; factors of the products are `dtype`, which
+        holds every code exactly (bfloat16 does)."""
+        axes = ("batch", "kv_head", "q_heads_per_group", "position", "head_size")
+        bhgpd = q.rearrange(axes)
+        scaled = (bhgpd.array.astype(_F32) / math.sqrt(q.axis_size("head_size"))).astype(dtype)
+        key_scales, value_scales = (scales.array[:, :, None, None] for scales in (self.key_scales, self.value_scales))
+        scores = _scores(scaled, self.keys.array) * key_scales
+        weights = jax.nn.softmax(jnp.where(seen.array, scores, MASKED_SCORE), axis=-1) * value_scales
+        read = _weighted_sum(weights.astype(dtype), self.values.array)
+        return hax.auto_sharded(NamedArray(read.astype(q.dtype), bhgpd.axes))
+
+
+KvCache = KeysValues | Int8KeysValues
+"""What decoding keeps of a layer."""
+
+
+def empty_cache(config: AttentionConfig, Batch: Axis, length: int, dtype, kv_cache_dtype: KvCacheDtype) -> KvCache:
+    """Of one layer and `length` positions, before anything is written.
+
+    Args:
+        config: Heads and their size.
+        Batch: Sequences.
+        length: Positions.
+        dtype: That the model computes in.
+        kv_cache_dtype: What is kept.
+    """
+    if kv_cache_dtype == "int8":
+        return Int8KeysValues.empty(config, Batch, length)
+    return KeysValues.empty(config, Batch, length, dtype)
+
+
+def kv_cache_bytes(config: AttentionConfig, batch: int, length: int, dtype, kv_cache_dtype: KvCacheDtype) -> int:
+    """Bytes of `empty_cache`, of one layer, from its shapes."""
+    shapes = eqx.filter_eval_shape(empty_cache, config, Axis("batch", batch), length, dtype, kv_cache_dtype)
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(shapes))
+
+
+def check_kv_cache_dtype(kv_cache_dtype: str, decoder: str) -> None:
+    """Refuse a type that there is not, or of a cache that there is not.
+
+    Raises:
+        TomatError: Saying which.
+    """
+    if kv_cache_dtype not in get_args(KvCacheDtype):
+        raise TomatError(f"kv_cache_dtype is {kv_cache_dtype!r}; expected one of {', '.join(get_args(KvCacheDtype))}.")
+    if kv_cache_dtype != "compute" and decoder != "autoregressive":
+        raise TomatError(
+            f"kv_cache_dtype is {kv_cache_dtype}, but the {decoder} decoder keeps no keys and values; choose decoder "
+            "autoregressive, or leave it out."
+        )
+
+
+def quantised(vectors: NamedArray) -> tuple[NamedArray, NamedArray]:
+    """Codes and scales of vectors along `head_size`.
+
+    Returns:
+        int8 with the axes of `vectors`, and float32 without `head_size`. A code times its scale is within half a scale
+        of the number, to rounding; of a vector of zeros the scale is 0.
+    """
+    exact = vectors.astype(_F32)
+    scales = hax.max(hax.abs(exact), "head_size") / LARGEST_CODE
+    codes = hax.round(exact / hax.where(scales > 0, scales, 1.0))
+    return hax.clip(codes, -LARGEST_CODE, LARGEST_CODE).astype(jnp.int8), scales
+
+
+def _axes(config: AttentionConfig, Batch: Axis, length: int) -> tuple[Axis, ...]:
+    # Heads before positions, as attention contracts them: the other order is copied at each step.
+    return Batch, config.KVHeads, Axis("key_position", length), config.HeadSize
+
+
+def _zeros(axes: tuple[Axis, ...], dtype) -> NamedArray:
+    return hax.auto_sharded(hax.zeros(axes, dtype))
+
+
+def _put(whole: NamedArray, part: NamedArray, position: jax.Array) -> NamedArray:
+    """`whole` with `part` from `position` on."""
+    axis = [axis.name for axis in whole.axes].index("key_position")
+    part = part.rearrange([axis.name for axis in whole.axes]).astype(whole.dtype)
+    array = lax.dynamic_update_slice_in_dim(whole.array, part.array, position, axis)
+    return hax.auto_sharded(NamedArray(array, whole.axes))
+
+
+def _scores(q: jax.Array, keys: jax.Array) -> jax.Array:
+    """float32 [B, H, G, P, K] of queries [B, H, G, P, D] and codes [B, H, K, D]."""
+
+    def of(start: jax.Array | int, size: int) -> jax.Array:
+        tile = lax.dynamic_slice_in_dim(keys, start, size, axis=2).astype(q.dtype)
+        return jnp.einsum("bhgpd,bhkd->bhgpk", q, tile, preferred_element_type=_F32)
+
+    length = keys.shape[2]
+    whole, rest = divmod(length, TILE_POSITIONS)
+    if whole <= 1:
+        return of(0, length)
+    tiles = lax.map(lambda tile: of(tile * TILE_POSITIONS, TILE_POSITIONS), jnp.arange(whole))
+    scores = jnp.moveaxis(tiles, 0, -2).reshape(*q.shape[:-1], whole * TILE_POSITIONS)
+    return scores if rest == 0 else jnp.concatenate([scores, of(whole * TILE_POSITIONS, rest)], axis=-1)
+
+
+def _weighted_sum(weights: jax.Array, values: jax.Array) -> jax.Array:
+    """float32 [B, H, G, P, D] of weights [B, H, G, P, K] and codes [B, H, K, D]."""
+
+    def of(start: jax.Array | int, size: int) -> jax.Array:
+        tile = lax.dynamic_slice_in_dim(values, start, size, axis=2).astype(weights.dtype)
+        part = lax.dynamic_slice_in_dim(weights, start, size, axis=4)
+        return jnp.einsum("bhgpk,bhkd->bhgpd", part, tile, preferred_element_type=_F32)
+
+    length = values.shape[2]
+    whole, rest = divmod(length, TILE_POSITIONS)
+    if whole <= 1:
+        return of(0, length)
+    last = of(whole * TILE_POSITIONS, rest) if rest else jnp.zeros((*weights.shape[:-1], values.shape[-1]), _F32)
+    return lax.fori_loop(0, whole, lambda tile, sum_: sum_ + of(tile * TILE_POSITIONS, TILE_POSITIONS), last)

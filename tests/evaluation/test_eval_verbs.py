@@ -23,7 +23,7 @@ def run_dir(tmp_path_factory, codec):
     import jax
     from levanter.checkpoint import save_checkpoint
 
-    from tomat.training.config import config_from_dict
+    from tomat.settings.config import config_from_dict
     from tomat.training.step import model_initialiser
 
     folder = tmp_path_factory.mktemp("runs")

@@ -41,6 +41,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "unrolled, hybrid norm, plain rotary embedding": dict(
         scan_layers=False, hybrid_norm=True, rope=DefaultRotaryEmbeddingsConfig(200.0), input_embedding_norm=True
     ),
+    "the embedding in every layer": dict(embedding_skip=0.2, environment=None),
     "no norm of queries and keys, yarn": dict(use_qk_norm=False, rope=YarnRotaryEmbeddingsConfig()),
 }
 

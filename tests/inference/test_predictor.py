@@ -21,7 +21,7 @@ from tomat.inference import load, parallel, predictor
 from tomat.inference.choice import Choice
 from tomat.inference.parallel import batches, cell_patches
 from tomat.inference.predictor import RunPredictor, can_predict
-from tomat.training.config import load_config
+from tomat.settings.config import load_config
 from tomat.training.run import train
 
 CRYSTAL = Crystal(
@@ -188,6 +188,12 @@ def test_the_autoregressive_decoder_predicts_whole_cells_too(trained):
     median = RunPredictor(trained.run, 1, "autoregressive").predict(CRYSTAL, SHAPE, electrons=8.0)
     atoms = trained.promolecule.density(CRYSTAL, SHAPE)
     assert np.abs(median.rho - atoms).sum() / atoms.sum() < 0.5, "three steps from the promolecule"
+    compact = RunPredictor(trained.run, 1, "autoregressive", kv_cache_dtype="int8")
+    assert compact.identity == f"{trained.identity.split(', parallel')[0]}, autoregressive, {compact.choice}, " + (
+        "kv_cache_dtype int8"
+    )
+    nearly = compact.predict(CRYSTAL, SHAPE, electrons=8.0).rho
+    assert np.abs(nearly - median.rho).sum() / median.rho.sum() < 0.01
 
 
 def test_a_batch_is_halved_until_it_fits_into_memory(trained, prediction, monkeypatch, capsys):
@@ -213,6 +219,7 @@ def test_a_batch_is_halved_until_it_fits_into_memory(trained, prediction, monkey
         (dict(decoder="autoregressive", choice="median", samples=2), "only choice 'sampled'"),
         (dict(decoder="autoregressive", rounds=2), "rounds is 2"),
         (dict(decoder="serial"), "decoder is 'serial'"),
+        (dict(kv_cache_dtype="int8"), "kv_cache_dtype is int8, but the parallel decoder keeps no keys and values"),
         (dict(decoder="autoregressive", temperature=0.0), "temperature 0.0"),
     ],
 )

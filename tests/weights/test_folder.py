@@ -15,7 +15,7 @@ from tomat.base.errors import TomatError
 from tomat.density.crystal import Crystal
 from tomat.inference import load
 from tomat.inference.trained import load_trained
-from tomat.training.config import load_config
+from tomat.settings.config import load_config
 from tomat.training.run import train
 from tomat.weights.arrays import named_arrays
 from tomat.weights.folder import ARRAYS_FILE, WEIGHTS_FILE, Compression, read_weights, write_weights

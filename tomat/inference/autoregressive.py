@@ -21,9 +21,10 @@ from levanter.models.lm_model import LmHeadModel
 from tomat.base.errors import TomatError
 from tomat.inference.batches import named_atoms
 from tomat.inference.choice import ChoiceKind, chosen_bins, sequence_keys
-from tomat.model.attention import KeysValues
-from tomat.model.decoder import DensityDecoder, DensityTransformer
+from tomat.model.decoder import DensityDecoder, DensityDecoderConfig, DensityTransformer
 from tomat.model.environment import Environment, EnvironmentTables, Sums
+from tomat.model.kv_cache import KvCache, KvCacheDtype, empty_cache, kv_cache_bytes
+from tomat.settings.config import TrainConfig
 from tomat.tokens.vocabulary import DENSITY_BLOCK_START, DENSITY_START
 
 
@@ -41,6 +42,20 @@ def require_cache(model: LmHeadModel) -> DensityDecoder:
     return model
 
 
+def kept_bytes(config: TrainConfig, patches: int, kv_cache_dtype: KvCacheDtype) -> int:
+    """Bytes of the keys and values of all layers that decoding keeps of so many patches, from their shapes.
+
+    Args:
+        config: Of a run whose model is a `density_decoder`.
+        patches: At a time.
+        kv_cache_dtype: Of the cache.
+    """
+    model = cast(DensityDecoderConfig, config.model_config())
+    compute = config.trainer_config().mp.compute_dtype
+    each = kv_cache_bytes(model.attention_config(), patches, config.seq_len, compute, kv_cache_dtype)
+    return model.num_layers * each
+
+
 class CachedModel(eqx.Module):
     """A model, and what of it does not change from voxel to voxel, for one batch of patches."""
 
@@ -51,10 +66,15 @@ class CachedModel(eqx.Module):
     sums: Sums | None
     """Of all positions; None without environment."""
     tables: EnvironmentTables | None = eqx.field(static=True)
+    kv_cache_dtype: KvCacheDtype = eqx.field(static=True)
 
     @staticmethod
     def of(
-        model: LmHeadModel, batch: dict[str, jax.Array], tables: EnvironmentTables | None, n_bins: int
+        model: LmHeadModel,
+        batch: dict[str, jax.Array],
+        tables: EnvironmentTables | None,
+        n_bins: int,
+        kv_cache_dtype: KvCacheDtype = "compute",
     ) -> "CachedModel":
         """Of a batch of `CellPatches.arrays`."""
         plain = require_cache(model)
@@ -68,15 +88,13 @@ class CachedModel(eqx.Module):
                 raise TomatError("the model has model.environment and was given no atoms; give those of its patches.")
             sums = whole.environment.sums(_named(batch["tokens"]), atoms, tables)
             head = whole.environment.wide_head(head, tables, 0)
-        return CachedModel(whole, hax.shard(head), sums, tables)
+        return CachedModel(whole, hax.shard(head), sums, tables, kv_cache_dtype)
 
-    def filled(self, tokens: jax.Array) -> list[KeysValues]:
+    def filled(self, tokens: jax.Array) -> list[KvCache]:
         """The cache after one pass over whole sequences, int [batch, position]: right wherever ids are known."""
         return self._whole(tokens)[2]
 
-    def logits(
-        self, ids: jax.Array, position: jax.Array, caches: Sequence[KeysValues]
-    ) -> tuple[jax.Array, list[KeysValues]]:
+    def logits(self, ids: jax.Array, position: jax.Array, caches: Sequence[KvCache]) -> tuple[jax.Array, list[KvCache]]:
         """Of the density bins after one more id.
 
         Args:
@@ -97,12 +115,12 @@ class CachedModel(eqx.Module):
         x, added, _ = self._whole(tokens)
         return self._read(_at(x, position), _at(added, position), _at(self.sums, position))
 
-    def _whole(self, tokens: jax.Array) -> tuple[NamedArray, NamedArray | None, list[KeysValues]]:
+    def _whole(self, tokens: jax.Array) -> tuple[NamedArray, NamedArray | None, list[KvCache]]:
         """Last hidden states, the environment's part of what the layers read, and the cache, of whole sequences."""
         named = _named(tokens)
         x, added = self._embedded(named, self.sums)
         config, Batch = self.model.config, named.resolve_axis("batch")
-        empty = KeysValues.empty(config.attention_config(), Batch, tokens.shape[1], x.dtype)
+        empty = empty_cache(config.attention_config(), Batch, tokens.shape[1], x.dtype, self.kv_cache_dtype)
         x, caches = self._transformer.decode_kept(x, [empty] * config.num_layers, jnp.zeros((), jnp.int32))
         return x, added, caches
 
@@ -154,6 +172,7 @@ def decode_autoregressive(
     seed: np.ndarray | np.uint32,
     axis_mapping: ResourceMapping | None,
     policy: jmp.Policy | None,
+    kv_cache_dtype: KvCacheDtype = "compute",
 ) -> tuple[jax.Array, jax.Array]:
     """A bin for every voxel of a batch of patches, one after another.
 
@@ -169,6 +188,7 @@ def decode_autoregressive(
         seed: int32 scalar; of what is drawn.
         axis_mapping: Levanter's compute mapping where the model lives on a mesh.
         policy: Precision.
+        kv_cache_dtype: Of the cache.
 
     Returns:
         int32 and float32 [batch, voxel]: bins, and their values in e/A^3.
@@ -181,12 +201,12 @@ def decode_autoregressive(
     with hax.axis_mapping(axis_mapping or {}):
         arrays = {name: jnp.asarray(array) for name, array in batch.items()}
         tokens = _named(arrays["tokens"]).array
-        cached = CachedModel.of(model, arrays, tables, len(values))
+        cached = CachedModel.of(model, arrays, tables, len(values), kv_cache_dtype)
         keys = sequence_keys(jnp.asarray(seed), arrays["patch"], arrays["sample"])
         # A scalar, not a constant: another structure with another preamble runs the same program.
         start = jnp.argmax(tokens[0] == DENSITY_BLOCK_START).astype(jnp.int32)
 
-        def step(carry: tuple[jax.Array, list[KeysValues]], voxel: jax.Array):
+        def step(carry: tuple[jax.Array, list[KvCache]], voxel: jax.Array):
             ids, caches = carry
             logits, caches = cached.logits(ids, start + voxel, caches)
             bins = chosen_bins(logits, kind, jnp.asarray(temperature), keys, voxel)

@@ -26,7 +26,8 @@ from tomat.inference.memory import free_bytes, largest_batch
 from tomat.inference.parallel import batches, cell_patches, decode_parallel, first_rows
 from tomat.inference.trained import LoadedRun, load_trained
 from tomat.model.decoder import environment_of
-from tomat.training.config import TrainConfig
+from tomat.model.kv_cache import KvCacheDtype, check_kv_cache_dtype
+from tomat.settings.config import TrainConfig
 
 if TYPE_CHECKING:
     from pymatgen.core import Structure
@@ -103,6 +104,7 @@ class RunPredictor:
         decoder: All voxels of a patch at a time, or one after another.
         choice: Which bins the autoregressive decoder takes. Of several samples the prediction is the mean, with their
             standard deviation as `Prediction.spread`.
+        kv_cache_dtype: Of the keys and values that the autoregressive decoder keeps.
 
     Raises:
         TomatError: A run that was not trained for this.
@@ -114,8 +116,10 @@ class RunPredictor:
         rounds: int = 1,
         decoder: DecoderName = "parallel",
         choice: Choice = Choice(),  # noqa: B008  (immutable)
+        kv_cache_dtype: KvCacheDtype = "compute",
     ) -> None:
         check_decoder(run.config, decoder, rounds)
+        check_kv_cache_dtype(kv_cache_dtype, decoder)
         tables = run.tables  # raises where there is no promolecule
         assert tables is not None and run.promolecule is not None
         if decoder == "autoregressive":
@@ -124,6 +128,7 @@ class RunPredictor:
         self.run, self.rounds, self.promolecule = run, rounds, run.promolecule
         self.decoder: DecoderName = decoder
         self.choice = choice
+        self.kv_cache_dtype: KvCacheDtype = kv_cache_dtype
         self._programs: dict[tuple[Any, ...], tuple[int, Callable]] = {}
         self._means = run.codec.decode(np.arange(run.codec.n_density_tokens), decoder="mean")
 
@@ -152,6 +157,8 @@ class RunPredictor:
         """The run, its step and decoder."""
         config = self.run.config
         how = f"parallel, rounds {self.rounds}" if self.decoder == "parallel" else f"autoregressive, {self.choice}"
+        if self.kv_cache_dtype != "compute":
+            how += f", kv_cache_dtype {self.kv_cache_dtype}"
         return (
             f"run {config.run_name} step {self.run.step}, weights {self.run.weights}, codec {self.run.codec.sha256}, "
             f"promolecule {self.promolecule.sha256}, {how}"
@@ -203,10 +210,12 @@ class RunPredictor:
     def _arguments(self, model: LmHeadModel, batch: dict[str, np.ndarray], n_voxels: int) -> tuple[Any, ...]:
         """What the decoder is called with."""
         trainer, choice = self.run.config.trainer_config(), self.choice
-        how: tuple[Any, ...] = (self.rounds,)
-        if self.decoder == "autoregressive":
-            how = choice.kind, np.asarray(choice.temperature, np.float32), np.asarray(choice.seed, np.uint32)
-        return model, batch, self.run.tables, self._means, n_voxels, *how, trainer.compute_axis_mapping, trainer.mp
+        first = model, batch, self.run.tables, self._means, n_voxels
+        mapped = trainer.compute_axis_mapping, trainer.mp
+        if self.decoder == "parallel":
+            return *first, self.rounds, *mapped
+        drawn = np.asarray(choice.temperature, np.float32), np.asarray(choice.seed, np.uint32)
+        return *first, choice.kind, *drawn, *mapped, self.kv_cache_dtype
 
     def _program(self, model: LmHeadModel, arrays: dict[str, np.ndarray], n_voxels: int) -> tuple[int, Callable]:
         """Sequences at a time, and the decoder compiled for them."""
@@ -241,6 +250,7 @@ def load(
     samples: int | None = None,
     temperature: float | None = None,
     seed: int | None = None,
+    kv_cache_dtype: KvCacheDtype | None = None,
 ) -> RunPredictor:
     """The predictor of a run.
 
@@ -252,6 +262,8 @@ def load(
         choice: `Choice.kind`, of the autoregressive decoder; None: sampled if one of the next three is given, else
             median.
         samples, temperature, seed: As of `Choice`, of what is drawn; None: its defaults.
+        kv_cache_dtype: `int8` keeps the autoregressive decoder's keys and values in 8 bits; None: in the type that the
+            model computes in.
 
     Raises:
         TomatError: No such run, one whose model cannot predict from a structure, or words that do not go together.
@@ -264,4 +276,5 @@ def load(
             "Choose decoder autoregressive, or leave it out."
         )
     chosen = Choice(choice or ("sampled" if given else "median"), **given)
-    return RunPredictor(load_trained(run_dir, step), rounds, decoder, chosen)
+    check_kv_cache_dtype(kept := kv_cache_dtype or "compute", decoder)
+    return RunPredictor(load_trained(run_dir, step, packed=True), rounds, decoder, chosen, kept)

@@ -10,7 +10,7 @@ from levanter.models.lm_model import LmHeadModel
 from levanter.utils.tree_utils import inference_mode
 
 from tomat.base.errors import TomatError
-from tomat.base.layout import CODEC_FILE, CONFIG_FILE, PROMOLECULE_FILE
+from tomat.base.layout import CODEC_FILE, CONFIG_FILE, PROMOLECULE_FILE, WEIGHTS_FOLDER
 from tomat.base.reporting import console
 from tomat.codec.base import DensityCodec
 from tomat.codec.files import load_codec
@@ -20,11 +20,12 @@ from tomat.model.devices import ignore_absent_tpu
 from tomat.model.environment import EnvironmentTables, environment_tables
 from tomat.runs.checkpoints import AVERAGED, find_checkpoint
 from tomat.runs.published import is_remote
-from tomat.training.config import TrainConfig, recorded_config
+from tomat.settings.config import TrainConfig, recorded_config
 from tomat.training.restore import load_weights
 from tomat.training.startup import quiet_terminal
 from tomat.weights.arrays import model_of
 from tomat.weights.folder import is_weights_folder, read_weights
+from tomat.weights.packed import with_packed
 
 
 @dataclass(frozen=True)
@@ -67,9 +68,15 @@ class LoadedRun:
         }
 
 
-def load_trained(run_dir: str | Path, step: int | None = None) -> LoadedRun:
+def load_trained(run_dir: str | Path, step: int | None = None, *, packed: bool = False) -> LoadedRun:
     """The model of a run at its newest checkpoint, or at `step`, with its averaged weights where it has any; or that of
     a folder that `tomat export` or `tomat compress` wrote.
+
+    Args:
+        run_dir: The run, or the folder.
+        step: Of the checkpoint.
+        packed: To predict with: matrices that the folder has in few bits stay so in memory (`weights/packed.py`). Such
+            a model has no arrays by name.
 
     Raises:
         TomatError: No such run, no whole checkpoint, one that does not fit the run's configuration, or a damaged
@@ -82,8 +89,10 @@ def load_trained(run_dir: str | Path, step: int | None = None) -> LoadedRun:
     if not config_path.exists():
         raise TomatError(f"{folder} is not a run: it has no {CONFIG_FILE}.")
     config = recorded_config(config_path)
+    if config.distillation is not None and not is_weights_folder(folder):
+        folder = _distilled(folder, step)
     if is_weights_folder(folder):
-        model, found_step, weights = _stored(folder, config, step)
+        model, found_step, weights = _stored(folder, config, step, packed)
     else:
         model, found_step, weights = _checkpoint(folder, config, step)
     codec, promolecule = load_codec(str(folder / CODEC_FILE)), None
@@ -91,6 +100,21 @@ def load_trained(run_dir: str | Path, step: int | None = None) -> LoadedRun:
         text = (folder / PROMOLECULE_FILE).read_text(encoding="utf-8")
         promolecule = Promolecule.from_text(text, str(folder / PROMOLECULE_FILE))
     return LoadedRun(config, inference_mode(model, True), codec, promolecule, found_step, weights)
+
+
+def _distilled(folder: Path, step: int | None) -> Path:
+    """The folder of weights that a run with `distillation` has left."""
+    if step is not None:
+        raise TomatError(
+            f"{folder} trained a model in few bits, whose checkpoints hold what is trained alone: `tomat export --run "
+            f"{folder} --step {step} --output OUT` makes a folder that predicts."
+        )
+    if not is_weights_folder(folder / WEIGHTS_FOLDER):
+        raise TomatError(
+            f"{folder} has not ended: its {WEIGHTS_FOLDER} are not there. Go on with `tomat train`, or make a folder "
+            f"that predicts of its newest checkpoint: `tomat export --run {folder} --output OUT`."
+        )
+    return folder / WEIGHTS_FOLDER
 
 
 def _checkpoint(folder: Path, config: TrainConfig, step: int | None) -> tuple[LmHeadModel, int, str]:
@@ -108,7 +132,7 @@ def _checkpoint(folder: Path, config: TrainConfig, step: int | None) -> tuple[Lm
     return model, found.step, weights
 
 
-def _stored(folder: Path, config: TrainConfig, step: int | None) -> tuple[LmHeadModel, int, str]:
+def _stored(folder: Path, config: TrainConfig, step: int | None, packed: bool) -> tuple[LmHeadModel, int, str]:
     """The same of a folder of weights."""
     stored = read_weights(folder)
     if step not in (None, stored.step):
@@ -118,4 +142,4 @@ def _stored(folder: Path, config: TrainConfig, step: int | None) -> tuple[LmHead
         model = model_of(stored.arrays, config, trainer.parameter_axis_mapping, trainer.device_mesh)
     except TomatError as error:
         raise TomatError(f"{folder}: {error}") from None
-    return model, stored.step, stored.weights
+    return with_packed(model, stored.quantised) if packed else model, stored.step, stored.weights

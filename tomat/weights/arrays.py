@@ -8,6 +8,8 @@ where Hugging Face has no such architecture; matrices are [out, in], as there. W
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import math
 import re
 from collections.abc import Mapping
 from typing import Any, Literal, cast
@@ -22,7 +24,7 @@ from jax.tree_util import keystr, tree_flatten_with_path, tree_unflatten
 from levanter.models.lm_model import LmHeadModel
 
 from tomat.base.errors import TomatError
-from tomat.training.config import TrainConfig
+from tomat.settings.config import TrainConfig
 from tomat.training.restore import rearrange
 from tomat.training.step import model_initialiser
 
@@ -61,37 +63,49 @@ def model_of(
     Raises:
         TomatError: An array is missing, is of another shape, or belongs to no part of this model.
     """
-    key = jax.random.PRNGKey(0)
-    wanted = eqx.filter_eval_shape(model_initialiser(config, key))
-    expected = {name: array.shape for name, array in _shapes(wanted).items()}
-    found = {name: array.shape for name, array in arrays.items()}
-    for name in sorted(expected.keys() | found.keys()):
-        if expected.get(name) != found.get(name):
-            raise TomatError(
-                f"the array {name} is {_shape(found.get(name))}; the model of its configuration has "
-                f"{_shape(expected.get(name))} there."
-            )
+    wanted = eqx.filter_eval_shape(model_initialiser(config, jax.random.PRNGKey(0)))
+    _check_shapes({name: array.shape for name, array in arrays.items()}, wanted)
     # Haliax 0.2.227 reads arrays into stacked layers alone; `rearrange` takes them apart where the run has them so.
+    return rearrange(stacked_model({name: jax.numpy.asarray(array) for name, array in arrays.items()}, config),
+                     wanted, axis_mapping, mesh)  # fmt: skip
+
+
+def check_arrays(shapes: Mapping[str, tuple[int, ...]], config: TrainConfig) -> None:
+    """Refuse arrays that are not those of the model of `config`.
+
+    Args:
+        shapes: By name, as of `named_arrays`.
+        config: The run.
+
+    Raises:
+        TomatError: As `model_of`.
+    """
+    _check_shapes(shapes, eqx.filter_eval_shape(model_initialiser(config, jax.random.PRNGKey(0))))
+
+
+def stacked_model(arrays: Mapping[str, jax.Array], config: TrainConfig) -> LmHeadModel:
+    """The model of `config` with its layers stacked; also of arrays that are being traced, with their gradients.
+
+    Args:
+        arrays: As of `named_arrays`, and all of the model's; on a device: arrays of the host Haliax 0.2.227 would place
+            on a mesh of no devices, where there are several.
+        config: The run that they are of.
+    """
     stacked = dataclasses.replace(config, model=dataclasses.replace(cast(Any, config.model), scan_layers=True))
-    shapes = eqx.filter_eval_shape(model_initialiser(stacked, key))
+    shapes = eqx.filter_eval_shape(model_initialiser(stacked, jax.random.PRNGKey(0)))
     environment = getattr(shapes, "environment", None)
-    if environment is not None:
-        paths, structure = tree_flatten_with_path(environment)
-        leaves = [jax.numpy.asarray(arrays[_name(path)]) if eqx.is_array_like(leaf) or _is_shape(leaf) else leaf
-                  for path, leaf in paths]  # fmt: skip
-        environment = tree_unflatten(structure, leaves)
-        shapes = dataclasses.replace(cast(Any, shapes), environment=None)
-    # On a device: arrays of the host Haliax 0.2.227 would place on a mesh of no devices, where there are several.
-    own = {name: jax.numpy.asarray(array) for name, array in arrays.items() if not name.startswith(ENVIRONMENT)}
-    model = from_torch_compatible_state_dict(shapes, own)
-    if environment is not None:
-        model = dataclasses.replace(cast(Any, model), environment=environment)
-    return rearrange(model, wanted, axis_mapping, mesh)
+    if environment is None:
+        return from_torch_compatible_state_dict(shapes, dict(arrays))
+    paths, structure = tree_flatten_with_path(environment)
+    leaves = [arrays[_name(path)] if eqx.is_array_like(leaf) or _is_shape(leaf) else leaf for path, leaf in paths]
+    own = {name: array for name, array in arrays.items() if not name.startswith(ENVIRONMENT)}
+    model = from_torch_compatible_state_dict(dataclasses.replace(cast(Any, shapes), environment=None), own)
+    return dataclasses.replace(cast(Any, model), environment=tree_unflatten(structure, leaves))
 
 
-def part_of(name: str, array: np.ndarray) -> Part | None:
+def part_of(name: str, shape: tuple[int, ...]) -> Part | None:
     """Where a matrix is in the decoder; None for what is no matrix, or too small to be worth fewer bits."""
-    if array.ndim != 2 or array.size < SMALLEST_MATRIX:
+    if len(shape) != 2 or math.prod(shape) < SMALLEST_MATRIX:
         return None
     if name.startswith(ENVIRONMENT):
         return "environment"
@@ -100,6 +114,27 @@ def part_of(name: str, array: np.ndarray) -> Part | None:
     if ".self_attn." in name:
         return "attention"
     return "embedding" if "embed" in name or name.startswith("lm_head") else None
+
+
+def arrays_sha256(arrays: Mapping[str, np.ndarray]) -> str:
+    """Hexadecimal digits of names, types, shapes and contents."""
+    digest = hashlib.sha256()
+    for name in sorted(arrays):
+        array = np.ascontiguousarray(arrays[name])
+        digest.update(f"{name} {array.dtype.str} {list(array.shape)}".encode())
+        digest.update(array.data)
+    return digest.hexdigest()
+
+
+def _check_shapes(found: Mapping[str, tuple[int, ...]], wanted: LmHeadModel) -> None:
+    """As `check_arrays`, with the model's shapes."""
+    expected = {name: array.shape for name, array in _shapes(wanted).items()}
+    for name in sorted(expected.keys() | found.keys()):
+        if expected.get(name) != found.get(name):
+            raise TomatError(
+                f"the array {name} is {_shape(found.get(name))}; the model of its configuration has "
+                f"{_shape(expected.get(name))} there."
+            )
 
 
 def _shapes(model: Any) -> dict[str, np.ndarray]:

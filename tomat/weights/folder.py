@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -25,7 +26,7 @@ from safetensors.numpy import load_file, save_file
 from tomat.base.errors import TomatError
 from tomat.base.layout import CODEC_FILE, CONFIG_FILE, EVALUATION_FILE, PAGE_FILE, PROMOLECULE_FILE
 from tomat.base.reporting import readable_bytes, write_json, write_text
-from tomat.weights.arrays import PARTS, Part, part_of
+from tomat.weights.arrays import PARTS, Part, arrays_sha256, part_of
 from tomat.weights.quantise import Quantised, Scheme, check_offered, quantise
 
 ARRAYS_FILE = "model.safetensors"
@@ -65,17 +66,40 @@ class WrittenWeights:
     float32_bytes: int
     """Of the same arrays, whole."""
     relative_error: Mapping[str, float]
-    """By quantised array: root of the squared difference over that of the squares."""
+    """By array that was quantised here: root of the squared difference over that of the squares."""
 
 
 @dataclass(frozen=True)
 class StoredWeights:
     """What a folder holds."""
 
-    arrays: Mapping[str, np.ndarray]
+    stored: Mapping[str, np.ndarray | Quantised]
     step: int
     weights: str
     """Of the run, as `LoadedRun.weights` says it, and how it was compressed."""
+    quantised_from: str | None
+    """`arrays_sha256` of the arrays before they were quantised; None: nothing was quantised, or by an earlier tomat."""
+
+    @property
+    def quantised(self) -> dict[str, Quantised]:
+        """Those in few bits."""
+        return {name: its for name, its in self.stored.items() if isinstance(its, Quantised)}
+
+    @property
+    def bytes(self) -> int:
+        """Of all of them, as stored."""
+        few = sum(part.nbytes for its in self.quantised.values() for part in its.arrays().values())
+        return few + sum(its.nbytes for its in self.stored.values() if not isinstance(its, Quantised))
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Of all of them unpacked, by name."""
+        return {name: its.shape for name, its in self.stored.items()}
+
+    @property
+    def arrays(self) -> dict[str, np.ndarray]:
+        """All of them unpacked, by name."""
+        return {name: its.values() if isinstance(its, Quantised) else its for name, its in self.stored.items()}
 
 
 def is_weights_folder(folder: Path) -> bool:
@@ -85,7 +109,7 @@ def is_weights_folder(folder: Path) -> bool:
 
 def write_weights(
     run_dir: Path,
-    arrays: Mapping[str, np.ndarray],
+    arrays: Mapping[str, np.ndarray | Quantised],
     step: int,
     weights: str,
     output: Path,
@@ -99,11 +123,11 @@ def write_weights(
 
     Args:
         run_dir: The run, for its configuration, codec, promolecule and evaluation.
-        arrays: Of its model, by name.
+        arrays: Of its model, by name; what is in few bits already stays as it is.
         step: Of the checkpoint.
         weights: Which of its weights, as `LoadedRun.weights`.
         output: The folder, which must not be there.
-        compression: None: the arrays as they are.
+        compression: Of the other matrices; None: the arrays as they are.
         licence: Of the weights, for the card.
         workers: Matrices to quantise at once.
         on_array: Told each array when it is ready.
@@ -116,30 +140,37 @@ def write_weights(
     if compression is not None:
         for part in compression.parts:
             check_offered(compression.of(part), compression.scheme)
+    quantised_from = None
+    if compression is not None:
+        quantised_from = arrays_sha256({n: its for n, its in arrays.items() if not isinstance(its, Quantised)})
     stored: dict[str, np.ndarray] = {}
     how: dict[str, Any] = {}
     errors: dict[str, float] = {}
 
-    def made(item: tuple[str, np.ndarray]) -> tuple[str, np.ndarray, Quantised | None, float]:
+    def made(item: tuple[str, np.ndarray | Quantised]) -> tuple[str, np.ndarray | Quantised, float]:
         name, array = item
-        part = part_of(name, array)
+        if isinstance(array, Quantised):
+            return name, array, 0.0
+        part = part_of(name, array.shape)
         if compression is None or part is None or part not in compression.parts:
-            return name, array, None, 0.0
+            return name, array, 0.0
         found = quantise(array, compression.of(part), compression.scheme, compression.group)
         size = float(np.linalg.norm(array))
-        return name, array, found, float(np.linalg.norm(found.values() - array)) / size if size else 0.0
+        return name, found, float(np.linalg.norm(found.values() - array)) / size if size else 0.0
 
     with ThreadPoolExecutor(workers) as pool:
-        for name, array, found, error in pool.map(made, arrays.items()):
-            if found is None:
-                stored[name] = np.ascontiguousarray(array)
-            else:
+        for name, found, error in pool.map(made, arrays.items()):
+            if isinstance(found, Quantised):
                 stored |= {f"{name}{SEPARATOR}{part}": its for part, its in found.arrays().items()}
-                how[name], errors[name] = found.description, error
+                how[name] = found.description
+                if found is not arrays[name]:
+                    errors[name] = error
+            else:
+                stored[name] = np.ascontiguousarray(found)
             on_array(name)
     kind = weights if compression is None else f"{weights}, {compression}"
     size = sum(array.nbytes for array in stored.values())
-    written = WrittenWeights(size, 4 * sum(array.size for array in arrays.values()), errors)
+    written = WrittenWeights(size, 4 * sum(math.prod(array.shape) for array in arrays.values()), errors)
     with _whole(output) as folder:
         save_file(stored, folder / ARRAYS_FILE, metadata={"format": "np"})
         for name in (CONFIG_FILE, CODEC_FILE, PROMOLECULE_FILE):
@@ -151,6 +182,7 @@ def write_weights(
             "step": step,
             "weights": kind,
             "quantised": how,
+            "quantised_from": quantised_from,
             "weights_bytes": written.weights_bytes,
             "float32_bytes": written.float32_bytes,
             "sha256": {path.name: _sha256(path) for path in sorted(folder.iterdir())},
@@ -160,7 +192,7 @@ def write_weights(
 
 
 def read_weights(folder: Path) -> StoredWeights:
-    """The arrays of a folder, unpacked.
+    """The arrays of a folder.
 
     Raises:
         TomatError: It is damaged, is of a later tomat, or another codec or configuration was put into it.
@@ -169,6 +201,7 @@ def read_weights(folder: Path) -> StoredWeights:
         values = json.loads((folder / WEIGHTS_FILE).read_text(encoding="utf-8"))
         version, hashes = values["format_version"], dict(values["sha256"])
         step, kind, how = int(values["step"]), str(values["weights"]), dict(values["quantised"])
+        quantised_from = values.get("quantised_from")
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise TomatError(f"{folder / WEIGHTS_FILE} is damaged ({error!r}); write the folder again.") from None
     if version != FORMAT_VERSION:
@@ -190,7 +223,7 @@ def read_weights(folder: Path) -> StoredWeights:
         stored = load_file(folder / ARRAYS_FILE)
     except (OSError, SafetensorError) as error:
         raise TomatError(f"{folder / ARRAYS_FILE} cannot be read ({error}); write the folder again.") from None
-    arrays: dict[str, np.ndarray] = {}
+    arrays: dict[str, np.ndarray | Quantised] = {}
     parts: dict[str, dict[str, np.ndarray]] = {}
     for name, array in stored.items():
         name, _, part = name.partition(SEPARATOR)
@@ -200,10 +233,10 @@ def read_weights(folder: Path) -> StoredWeights:
             arrays[name] = array
     for name, its in parts.items():
         try:
-            arrays[name] = Quantised.of_arrays(its, how.get(name) or {}).values()
+            arrays[name] = Quantised.of_arrays(its, how.get(name) or {})
         except TomatError as error:
             raise TomatError(f"{folder / ARRAYS_FILE}, {name}: {error}; write the folder again.") from None
-    return StoredWeights(arrays, step, kind)
+    return StoredWeights(arrays, step, kind, quantised_from)
 
 
 @contextmanager

@@ -12,10 +12,10 @@ from tomat.codec.lloyd_max import fit_lloyd_max
 from tomat.density.demo.embedded import demo_materials, load_demo
 from tomat.runs.data_record import ContentChanges, RecordedData, recorded_contents
 from tomat.runs.history import append_event, read_events
+from tomat.settings.config import load_config
 from tomat.tokens.layouts import LAYOUTS
 from tomat.tokens.shards import open_shards
 from tomat.tokens.writer import write_shards
-from tomat.training.config import load_config
 from tomat.training.datasets import Datasets
 from tomat.training.origins import StartPlan
 

@@ -101,3 +101,23 @@ def test_runs_in_a_bucket_read_the_same(two_runs, bucket, tmp_path):
     bucket.remove(damaged)
     verified = runs("verify", "gs://bucket/runs/a")
     assert verified.returncode == 1 and "step-19" in verified.stdout, verified.stderr
+
+
+def test_the_log_becomes_a_page(two_runs, tmp_path, capsys):
+    assert main(["runs", "log", str(two_runs), "--json", str(tmp_path / "log.json")]) == 0
+    assert "3 runs, 0 measured rows" in capsys.readouterr().out
+    assert "b" in (two_runs / "log.md").read_text()
+    entries = json.loads((tmp_path / "log.json").read_text())["entries"]
+    assert sorted(entry["name"] for entry in entries) == ["a", "b", "c"]
+    assert main(["runs", "log", "memory://bucket/none"]) == 2
+    assert "say with --output" in capsys.readouterr().err
+
+
+def test_runs_are_compared(two_runs, tmp_path, capsys):
+    page, report = tmp_path / "ab.md", tmp_path / "ab.json"
+    words = ["runs", "compare", str(two_runs / "a"), str(two_runs / "b"), "--output", str(page), "--json", str(report)]
+    assert main(words) == 0
+    assert "training loss of 10 common steps" in capsys.readouterr().out
+    assert json.loads(report.read_text())["common_steps"] == 10 and "# a against b" in page.read_text()
+    assert main(["runs", "compare", str(two_runs / "a"), str(two_runs / "d")]) == 2
+    assert "is not a run" in capsys.readouterr().err

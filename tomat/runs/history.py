@@ -6,13 +6,13 @@ event needs besides. It is published with the run and shown in the run's page.
 
 import datetime
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import fsspec
 
+from tomat.base.documents import append_whole_line
 from tomat.base.layout import HISTORY_FILE
 from tomat.base.reporting import to_jsonable
 from tomat.base.storage import explaining_storage
@@ -40,14 +40,7 @@ def append_event(run_dir: Path, event: str, step: int, **details: Any) -> None:
     line = json.dumps(row, allow_nan=False) + "\n"
     run_dir.mkdir(parents=True, exist_ok=True)
     with (run_dir / HISTORY_FILE).open("a+b") as file:
-        # A kill may have cut the last line short; this one must not become part of it.
-        if file.seek(0, os.SEEK_END) > 0:
-            file.seek(-1, os.SEEK_END)
-            if file.read(1) != b"\n":
-                line = "\n" + line
-        file.write(line.encode())
-        file.flush()
-        os.fsync(file.fileno())
+        append_whole_line(file, line)
 
 
 def read_events(run_dir: Path | str) -> list[dict[str, Any]]:

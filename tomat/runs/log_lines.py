@@ -73,6 +73,11 @@ def parse_events(text: str) -> tuple[list[Row], tuple[int, ...]]:
     return _parsed(text, _event)
 
 
+def parse_log(text: str) -> tuple[list[Row], tuple[int, ...]]:
+    """The lines of a `log.jsonl` in the order they stand, and the numbers, from 1, of lines that are none."""
+    return _parsed(text, _log_line)
+
+
 def _parsed(text: str, parse: Callable[[str], Row | None]) -> tuple[list[Row], tuple[int, ...]]:
     rows = [parse(line) for line in text.splitlines()]
     unreadable = tuple(number for number, row in enumerate(rows, start=1) if row is None)
@@ -82,6 +87,12 @@ def _parsed(text: str, parse: Callable[[str], Row | None]) -> tuple[list[Row], t
 def _event(line: str) -> Row | None:
     row = _json_object(line)
     return row if row is not None and isinstance(row.get("event"), str) and _is_step(row.get("step", 0)) else None
+
+
+def _log_line(line: str) -> Row | None:
+    row = _json_object(line)
+    names = ("time", "kind", "name", "event")
+    return row if row is not None and all(isinstance(row.get(name), str) for name in names) else None
 
 
 def _json_object(line: str) -> Row | None:

@@ -16,16 +16,28 @@ from tomat.base.layout import (
     DENSITY_FIGURE,
     EVALUATION_FILE,
     HISTORY_FILE,
+    HTML_FILE,
     LOSS_FIGURE,
     METRICS_FILE,
     PAGE_FILE,
+    PREDICTED_DENSITY,
     PREDICTION_FIGURE,
     PROMOLECULE_FILE,
+    REFERENCE_DENSITY,
 )
 from tomat.base.storage import explaining_storage
 from tomat.runs.history import read_events
 
-PAGE_FILES = (EVALUATION_FILE, PAGE_FILE, LOSS_FIGURE, DENSITY_FIGURE, PREDICTION_FIGURE)
+PAGE_FILES = (
+    EVALUATION_FILE,
+    PAGE_FILE,
+    LOSS_FIGURE,
+    DENSITY_FIGURE,
+    PREDICTION_FIGURE,
+    REFERENCE_DENSITY,
+    PREDICTED_DENSITY,
+    HTML_FILE,
+)
 """The run's page, and what is made with it after the training."""
 PUBLISHED = (CONFIG_FILE, CODEC_FILE, PROMOLECULE_FILE, METRICS_FILE, HISTORY_FILE, *PAGE_FILES)
 """What of a run's folder is published, where it is there."""

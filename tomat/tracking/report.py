@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from tomat.base.documents import is_figure, read_json
+from tomat.base.documents import flatten, is_figure, read_json
 from tomat.base.errors import TomatError
 from tomat.base.layout import CONFIG_FILE
 from tomat.base.overrides import read_yaml
@@ -123,7 +123,7 @@ def write_run_page(
     if not RUN_NAME.match(name):
         raise TomatError(f"run name is {name!r}; expected letters, digits, '.', '_' and '-', since it names files.")
     config_file = Path(run_dir) / CONFIG_FILE
-    settings = flatten(read_yaml(config_file, "configs/train/")) if config_file.exists() else {}
+    settings = flatten(read_yaml(config_file, "train")) if config_file.exists() else {}
     base = read_record(docs_dir, baseline) if baseline else None
     page, index = docs_dir / f"{name}.md", docs_dir / INDEX_FILE
     record = {
@@ -262,15 +262,3 @@ RECORD_KEYS: dict[str, Callable[[Any], bool]] = {
     ),
     "config": lambda value: isinstance(value, dict),
 }
-
-
-def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested settings as `a.b.c` -> value; lists stay values."""
-    flat: dict[str, Any] = {}
-    for key, value in config.items():
-        name = f"{prefix}{key}"
-        if isinstance(value, Mapping) and value:
-            flat |= flatten(value, f"{name}.")
-        else:
-            flat[name] = value
-    return flat

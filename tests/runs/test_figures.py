@@ -1,0 +1,36 @@
+"""Figures of a run, and the parts of its time."""
+
+import pytest
+
+from tomat.runs.figures import run_figures, step_breakdown
+
+
+def row(step: int, **figures: float) -> dict:
+    times = {"step_seconds": 2.0, "wall_seconds": 3.0, "eval_seconds": 0.5, "checkpoint_seconds": 0.25}
+    return {"step": step, "train/loss": 5.0 - step, "tokens_per_second": 100.0, **times, **figures}
+
+
+def test_the_parts_add_up_to_the_wall_clock():
+    rows = [row(step, compile_seconds=1.0 * (step == 0)) | {"throughput/loading_time": 0.1} for step in range(4)]
+    parts = step_breakdown(rows)
+    assert sum(parts[name] for name in ("steps", "evaluation", "checkpoints", "profiler", "other")) == parts["wall"]
+    assert (parts["wall"], parts["steps"], parts["evaluation"], parts["compiling"]) == (12.0, 8.0, 2.0, 1.0)
+    assert parts["waiting_for_data"] == pytest.approx(0.4)
+
+
+def test_speeds_are_those_of_steps_that_did_not_compile():
+    rows = [row(0, step_seconds=90.0), row(1), row(2), row(3, step_seconds=4.0), row(4, step_seconds=4.0)]
+    rows.append(row(5, step_seconds=70.0, compile_seconds=60.0))
+    figures = run_figures(rows, {})
+    assert figures["step_seconds_median"] == 4.0
+    assert figures["first_loss"] == 5.0 and figures["last_loss"] == pytest.approx(2.5)
+    assert figures["tokens"] == 100 * (90 + 2 + 2 + 4 + 4 + 70)
+    assert "validation_loss" not in figures and "mfu_full_median" not in figures
+
+
+def test_losses_that_are_no_numbers_are_left_out():
+    rows = [row(0), {**row(1), "train/loss": None, "eval/validation/loss": 4.0}, row(2) | {"eval/validation/loss": 4.5}]
+    figures = run_figures(rows, {"over_materials": {"teacher_forced_nmae_median": {"mean": 0.05}}})
+    assert figures["last_loss"] == pytest.approx(4.0) and figures["held_out_nmae_median"] == 0.05
+    assert (figures["validation_loss"], figures["validation_loss_best"]) == (4.5, 4.0)
+    assert run_figures([], {}) == {"wall_seconds": 0, "tokens": 0}

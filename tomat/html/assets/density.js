@@ -1,0 +1,270 @@
+"use strict";
+// Slices and surfaces of periodic densities, from the values in the page; plotly draws them.
+(function () {
+  const holder = document.querySelector("[data-density]");
+  if (!holder) return;
+  const {items, near_plane_a: near} = JSON.parse(document.getElementById(holder.dataset.density).textContent);
+  const role = (name) => holder.querySelector(`[data-role="${name}"]`);
+  const panels = [...holder.querySelectorAll(".slice")].map((slice) => ({
+    name: slice.dataset.panel, slice, volume: holder.querySelector(`.volume[data-panel="${slice.dataset.panel}"]`),
+  }));
+  const dot = (u, v) => u[0] * v[0] + u[1] * v[1] + u[2] * v[2];
+  const cross = (u, v) => [u[1] * v[2] - u[2] * v[1], u[2] * v[0] - u[0] * v[2], u[0] * v[1] - u[1] * v[0]];
+  const place = (lattice, f) => [0, 1, 2].map((k) => f[0] * lattice[0][k] + f[1] * lattice[1][k] + f[2] * lattice[2][k]);
+  const largest = (values) => { let top = 0; for (const v of values) if (Math.abs(v) > top) top = Math.abs(v); return top; };
+
+  /** float32 of plotly's base 64, which is little-endian as every machine that runs a browser today. */
+  function decoded(array) {
+    const text = atob(array.bdata), bytes = new Uint8Array(text.length);
+    for (let i = 0; i < text.length; i++) bytes[i] = text.charCodeAt(i);
+    return new Float32Array(bytes.buffer);
+  }
+
+  const read = new Map();
+  function material(number) {
+    if (read.has(number)) return read.get(number);
+    const item = items[number], density = decoded(item.values.density), grids = {density, prediction: density};
+    if (item.values.reference) {
+      grids.reference = decoded(item.values.reference);
+      grids.difference = density.map((v, i) => v - grids.reference[i]);
+      grids.below = grids.difference.map((v) => -v);
+    }
+    const top = Math.max(largest(density), grids.reference ? largest(grids.reference) : 0) || 1;
+    const found = {...item, grids, top, most: grids.difference ? largest(grids.difference) || 1 : 1};
+    read.set(number, found);
+    return found;
+  }
+
+  /** The surface where periodic values pass a level: each cube of voxels as six tetrahedra round its diagonal (Kuhn). */
+  const TETRAHEDRA = [[0, 1, 3, 7], [0, 1, 5, 7], [0, 2, 3, 7], [0, 2, 6, 7], [0, 4, 5, 7], [0, 4, 6, 7]];
+  function surface(values, shape, lattice, level) {
+    const [na, nb, nc] = shape, mb = nb + 1, mc = nc + 1, count = (na + 1) * mb * mc;
+    const x = [], y = [], z = [], i = [], j = [], k = [], made = new Map();
+    const at = new Float64Array(8), corner = new Float64Array(8), spots = Array.from({length: 8}, () => [0, 0, 0]);
+    /** The vertex between two corners, made once, so that neighbouring triangles share it and light falls smoothly. */
+    function vertex(p, q) {
+      const [a, b] = corner[p] < corner[q] ? [p, q] : [q, p], key = corner[a] * count + corner[b];
+      let found = made.get(key);
+      if (found === undefined) {
+        const t = (level - at[a]) / (at[b] - at[a]), s = spots[a], e = spots[b];
+        const spot = place(lattice, [(s[0] + t * (e[0] - s[0])) / na, (s[1] + t * (e[1] - s[1])) / nb, (s[2] + t * (e[2] - s[2])) / nc]);
+        found = x.push(spot[0]) - 1; y.push(spot[1]); z.push(spot[2]);
+        made.set(key, found);
+      }
+      return found;
+    }
+    /** A triangle whose front looks from the inside corner to the outside one. */
+    function triangle(u, v, w, inside, outside) {
+      const one = [x[v] - x[u], y[v] - y[u], z[v] - z[u]], two = [x[w] - x[u], y[w] - y[u], z[w] - z[u]];
+      const s = spots[inside], e = spots[outside];
+      const way = place(lattice, [(e[0] - s[0]) / na, (e[1] - s[1]) / nb, (e[2] - s[2]) / nc]);
+      const front = dot(cross(one, two), way) >= 0;
+      i.push(u); j.push(front ? v : w); k.push(front ? w : v);
+    }
+    for (let a = 0; a < na; a++) for (let b = 0; b < nb; b++) for (let c = 0; c < nc; c++) {
+      let above = 0;
+      for (let n = 0; n < 8; n++) {
+        const ia = a + (n & 1), ib = b + ((n >> 1) & 1), ic = c + (n >> 2);
+        at[n] = values[((ia % na) * nb + (ib % nb)) * nc + (ic % nc)];
+        above += at[n] > level;
+      }
+      if (above === 0 || above === 8) continue;
+      for (let n = 0; n < 8; n++) {
+        const s = spots[n];
+        s[0] = a + (n & 1); s[1] = b + ((n >> 1) & 1); s[2] = c + (n >> 2);
+        corner[n] = (s[0] * mb + s[1]) * mc + s[2];
+      }
+      for (const four of TETRAHEDRA) {
+        const inside = four.filter((n) => at[n] > level), outside = four.filter((n) => !(at[n] > level));
+        if (inside.length === 1) triangle(...outside.map((n) => vertex(inside[0], n)), inside[0], outside[0]);
+        else if (inside.length === 3) triangle(...inside.map((n) => vertex(n, outside[0])), inside[0], outside[0]);
+        else if (inside.length === 2) {
+          const [p, q] = inside, [r, s] = outside, one = vertex(p, r), two = vertex(q, s);
+          triangle(one, vertex(p, s), two, p, r);
+          triangle(one, two, vertex(q, r), p, r);
+        }
+      }
+    }
+    return {x, y, z, i, j, k};
+  }
+
+  /** A plane of the cell, in its own angle, as a picture: `WIDTH` points along its longer side, nothing outside the cell. */
+  const WIDTH = 200;
+  function frame(item, axis) {
+    const [p, q] = [0, 1, 2].filter((n) => n !== axis), u = item.lattice[p], v = item.lattice[q];
+    const along = Math.hypot(...u), across = dot(u, v) / along, up = Math.sqrt(Math.max(dot(v, v) - across * across, 1e-12));
+    const left = Math.min(0, across), right = along + Math.max(0, across), step = Math.max(right - left, up) / WIDTH;
+    return {p, q, along, across, up, left,
+      x: Array.from({length: Math.ceil((right - left) / step) + 1}, (_, n) => left + n * step),
+      y: Array.from({length: Math.ceil(up / step) + 1}, (_, n) => n * step)};
+  }
+
+  function picture(item, values, axis, plane, shape) {
+    const {p, q, along, across, up, x, y} = frame(item, axis), n = item.shape, stride = [n[1] * n[2], n[2], 1];
+    const base = plane * stride[axis], edge = 1e-6;
+    return y.map((height) => {
+      const t = height / up, row = new Array(x.length);
+      for (let c = 0; c < x.length; c++) {
+        const s = (x[c] - t * across) / along;
+        if (s < -edge || s > 1 + edge || t > 1 + edge) { row[c] = null; continue; }
+        const fs = Math.max(0, s) * n[p], ft = Math.max(0, t) * n[q], is = Math.floor(fs), it = Math.floor(ft), ws = fs - is, wt = ft - it;
+        const i0 = base + (is % n[p]) * stride[p], i1 = base + ((is + 1) % n[p]) * stride[p];
+        const j0 = (it % n[q]) * stride[q], j1 = ((it + 1) % n[q]) * stride[q];
+        row[c] = (1 - ws) * ((1 - wt) * values[i0 + j0] + wt * values[i0 + j1]) + ws * ((1 - wt) * values[i1 + j0] + wt * values[i1 + j1]);
+      }
+      return row;
+    });
+  }
+
+  /** Atoms near the plane, straight onto it; on an edge of the cell once for each edge. */
+  function atomsNear(item, axis, plane) {
+    const {p, q, along, across, up} = frame(item, axis), L = item.lattice, normal = cross(L[p], L[q]), size = Math.hypot(...normal);
+    const height = dot(L[axis], normal) / size, found = {x: [], y: [], text: []};
+    const uu = dot(L[p], L[p]), vv = dot(L[q], L[q]), uv = dot(L[p], L[q]), det = uu * vv - uv * uv;
+    item.frac_coords.forEach((f, n) => {
+      let away = f[axis] - plane / item.shape[axis];
+      away -= Math.round(away);
+      if (Math.abs(away * height) > near) return;
+      const wu = dot(L[axis], L[p]), wv = dot(L[axis], L[q]);
+      const foot = [f[p] + away * (wu * vv - wv * uv) / det, f[q] + away * (wv * uu - wu * uv) / det];
+      for (const i of [0, 1]) for (const j of [0, 1]) {
+        const s = ((foot[0] % 1) + 1) % 1 + i, t = ((foot[1] % 1) + 1) % 1 + j;
+        if (s > 1 + 1e-6 || t > 1 + 1e-6) continue;
+        found.x.push(s * along + t * across); found.y.push(t * up); found.text.push(item.symbols[n]);
+      }
+    });
+    return found;
+  }
+
+  const BAR = {orientation: "h", y: -0.12, yanchor: "top", thickness: 12, len: 0.95};
+  const shortest = (value) => Number(value.toPrecision(2));
+  function scale(item, name) {
+    if (name === "difference") return {zmin: -item.most, zmax: item.most,
+      colorscale: [[0, "#2166ac"], [0.5, "#f4f4f4"], [1, "#b2182b"]], colorbar: BAR};
+    const ticks = [0, 0.04, 0.16, 0.36, 0.64, 1].map((part) => shortest(part * item.top));
+    return {zmin: 0, zmax: Math.sqrt(item.top), colorscale: "Viridis",
+      colorbar: {...BAR, tickvals: ticks.map(Math.sqrt), ticktext: ticks.map(String)}};
+  }
+
+  function sliceTraces(item, panel, axis, plane) {
+    const values = picture(item, item.grids[panel.name], axis, plane), {x, y} = frame(item, axis);
+    const z = panel.name === "difference" ? values : values.map((row) => row.map((v) => (v === null ? null : Math.sqrt(Math.max(v, 0)))));
+    const atoms = atomsNear(item, axis, plane);
+    return [
+      {type: "heatmap", x, y, z, customdata: values, hoverongaps: false, hovertemplate: "%{x:.2f}, %{y:.2f} Å: %{customdata:.4g} e/Å³<extra></extra>", ...scale(item, panel.name)},
+      {type: "scatter", mode: "markers+text", ...atoms, textposition: "top right", hoverinfo: "text", showlegend: false,
+        textfont: {color: panel.name === "difference" ? "#111" : "#fff", size: 11},
+        marker: {size: 11, color: "rgba(255,255,255,0.15)", line: {color: panel.name === "difference" ? "#111" : "#fff", width: 1.5}}},
+    ];
+  }
+
+  /** Surfaces drawn last, so that a slice is dragged without making them anew. */
+  const meshes = new Map();
+  function kept(item, panel, name, level, values) {
+    const key = `${panel} ${name}`, before = meshes.get(key);
+    if (before && before.item === item && before.level === level) return before.mesh;
+    const mesh = surface(values, item.shape, item.lattice, level);
+    meshes.set(key, {item, level, mesh});
+    return mesh;
+  }
+
+  const COLOURS = ["#c94f4f", "#3b82c4", "#3f9d67", "#dd8a33", "#8a63b0", "#8c8c3b", "#3d9a9e", "#a0522d"];
+  function volumeTraces(item, panel, axis, plane, level, difference) {
+    const L = item.lattice, traces = [], light = {ambient: 0.55, diffuse: 0.7, specular: 0.15, roughness: 0.7};
+    const mesh = (values, at, colour, name) => traces.push({type: "mesh3d", ...kept(item, panel.name, name, at, values), color: colour,
+      opacity: 0.55, lighting: light, flatshading: false, hoverinfo: "skip", name});
+    if (panel.name === "difference") {
+      mesh(item.grids.difference, difference, "#c94f4f", "above");
+      mesh(item.grids.below, difference, "#3b82c4", "below");
+    } else mesh(item.grids[panel.name], level, "#3d9a9e", "surface");
+    const line = (spots, width, colour) => traces.push({type: "scatter3d", mode: "lines", hoverinfo: "skip", showlegend: false,
+      x: spots.map((s) => s && s[0]), y: spots.map((s) => s && s[1]), z: spots.map((s) => s && s[2]), line: {width, color: colour}});
+    const edges = [];
+    for (let n = 0; n < 8; n++) for (const bit of [1, 2, 4]) if (!(n & bit)) {
+      const f = (m) => place(L, [m & 1, (m >> 1) & 1, m >> 2]);
+      edges.push(f(n), f(n | bit), null);
+    }
+    line(edges, 2, "#8a929b");
+    const [p, q] = [0, 1, 2].filter((n) => n !== axis), share = plane / item.shape[axis];
+    line([[0, 0], [1, 0], [1, 1], [0, 1], [0, 0]].map(([s, t]) => { const f = [0, 0, 0]; f[axis] = share; f[p] = s; f[q] = t; return place(L, f); }), 5, "#dd8a33");
+    const ends = [[1.08, 0, 0], [0, 1.08, 0], [0, 0, 1.08]].map((f) => place(L, f));
+    traces.push({type: "scatter3d", mode: "text", x: ends.map((s) => s[0]), y: ends.map((s) => s[1]), z: ends.map((s) => s[2]),
+      text: ["a", "b", "c"], hoverinfo: "skip", showlegend: false});
+    const kinds = [...new Set(item.symbols)], spots = item.frac_coords.map((f) => place(L, f));
+    traces.push({type: "scatter3d", mode: "markers+text", x: spots.map((s) => s[0]), y: spots.map((s) => s[1]), z: spots.map((s) => s[2]),
+      text: item.symbols, textposition: "top center", hovertemplate: "%{text} %{x:.3f}, %{y:.3f}, %{z:.3f} Å<extra></extra>", showlegend: false,
+      marker: {size: item.radii_a.map((r) => 5 + 5 * r), color: item.symbols.map((s) => COLOURS[kinds.indexOf(s) % COLOURS.length]), line: {width: 1, color: "#444"}}});
+    return traces;
+  }
+
+  const SLICE = {margin: {l: 36, r: 8, t: 10, b: 70}, xaxis: {ticksuffix: " Å", constrain: "domain", showgrid: false, zeroline: false},
+    yaxis: {scaleanchor: "x", constrain: "domain", showgrid: false, zeroline: false}};
+  const VOLUME = {margin: {l: 0, r: 0, t: 0, b: 0}, showlegend: false, uirevision: "kept",
+    scene: {aspectmode: "data", dragmode: "orbit", camera: {eye: {x: 1.05, y: 0.85, z: 0.5}},
+      xaxis: {visible: false}, yaxis: {visible: false}, zaxis: {visible: false}}};
+
+  const state = () => ({item: material(role("item") ? Number(role("item").value) : 0),
+    axis: Number(holder.querySelector('[data-role="axis"]:checked').value), plane: Number(role("plane").value),
+    part: Number(role("level").value), share: role("difference-level") ? Number(role("difference-level").value) : 0});
+
+  function paint(slices, volumes) {
+    const {item, axis, plane, part, share} = state();
+    // Sliders run on a square-root scale too: most of a cell has a small density.
+    const level = part * part * item.top, difference = share * share * item.most;
+    const shown = panels.filter((panel) => item.grids[panel.name]);
+    panels.forEach((panel) => { panel.slice.parentElement.hidden = !shown.includes(panel); });
+    const depth = plane / item.shape[axis];
+    role("plane-said").textContent = `${plane} of ${item.shape[axis]}, at ${depth.toFixed(3)} of ${"abc"[axis]}`;
+    role("level-said").textContent = `${level.toPrecision(3)} e/Å³`;
+    if (role("difference-said")) role("difference-said").textContent = `±${difference.toPrecision(3)} e/Å³`;
+    for (const panel of shown) {
+      if (slices) Plotly.react(panel.slice, sliceTraces(item, panel, axis, plane), {...SLICE, template: tomat.template()}, tomat.CONFIG);
+      if (volumes) {
+        Plotly.react(panel.volume, volumeTraces(item, panel, axis, plane, level, difference), {...VOLUME, template: tomat.template()}, tomat.CONFIG);
+      }
+      tomat.drawn.add(panel.slice).add(panel.volume);
+    }
+  }
+
+  let wanted = null;
+  function later(slices, volumes) {
+    if (wanted) { wanted.slices ||= slices; wanted.volumes ||= volumes; return; }
+    wanted = {slices, volumes};
+    requestAnimationFrame(() => { const {slices: s, volumes: v} = wanted; wanted = null; paint(s, v); });
+  }
+
+  function range() {
+    const {item, axis} = state(), slider = role("plane");
+    slider.max = item.shape[axis] - 1;
+    slider.value = axis === 2 ? item.plane : 0;
+  }
+
+  let turning = false;
+  function turnTogether() {
+    for (const panel of panels) panel.volume.on("plotly_relayout", (change) => {
+      const camera = change["scene.camera"];
+      if (!camera || turning) return;
+      turning = true;
+      Promise.all(panels.filter((other) => other !== panel && tomat.drawn.has(other.volume))
+        .map((other) => Plotly.relayout(other.volume, {"scene.camera": camera}))).finally(() => { turning = false; });
+    });
+  }
+
+  function begin() {
+    range();
+    paint(true, true);
+    turnTogether();
+    role("plane").addEventListener("input", () => later(true, true));
+    role("level").addEventListener("input", () => later(false, true));
+    if (role("difference-level")) role("difference-level").addEventListener("input", () => later(false, true));
+    holder.querySelectorAll('[data-role="axis"]').forEach((box) => box.addEventListener("change", () => { range(); later(true, true); }));
+    if (role("item")) role("item").addEventListener("change", () => { range(); later(true, true); });
+    performance.mark("tomat-density");
+  }
+
+  const seen = new IntersectionObserver((entries) => {
+    if (entries.some((entry) => entry.isIntersecting)) { seen.disconnect(); begin(); }
+  }, {rootMargin: "300px"});
+  tomat.started.then(() => seen.observe(holder));
+  tomat.surface = surface;
+})();

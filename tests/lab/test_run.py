@@ -7,11 +7,15 @@ from pathlib import Path
 import pytest
 
 from tomat.base.errors import TomatError
+from tomat.lab.log import log_probe, log_row
+from tomat.lab.max_batch import Probe
 from tomat.lab.messages import FAILED, OUT_OF_MEMORY, TOO_LONG, Limits, RowError
 from tomat.lab.page import pareto_front, write_lab_page
 from tomat.lab.record import LabRow, read_rows, record_path
 from tomat.lab.run import Lab, LabConfig
-from tomat.training.config import load_config
+from tomat.runs.entries import read_log
+from tomat.runs.run_log import Asked
+from tomat.settings.config import load_config
 from tomat.tuning.changes import override_words
 from tomat.tuning.sweep_config import load_sweep
 from tomat.tuning.sweep_rows import FITS, RowRecord
@@ -294,3 +298,21 @@ def test_no_row_of_the_front_is_beaten_in_both(folder):
             and other.peak_memory_bytes <= row.peak_memory_bytes
         ]  # fmt: skip
         assert not beaten
+
+
+def test_rows_are_in_the_log_of_a_folder_of_runs(folder):
+    asked = Asked("tomat lab run", "train.yaml")
+    lab = lab_of(folder, Machine())
+    lab.on_done = lambda row: log_row(str(folder / "runs"), "small", "Small", row, asked)
+    lab.run()
+    probe = Probe(4, 8, OUT_OF_MEMORY, "used 9 GiB")
+    log_probe(str(folder / "runs"), "largest", "checkpointing off, batch 8", probe, asked, Limits(1.0, MIB), "1 x cpu")
+    entries = {entry.name: entry for entry in read_log(str(folder / "runs"), 0.0).entries}
+    assert set(entries) == {"base", "fast", "same", "large", "checkpointing off, batch 8"}
+    # A line a round, and one entry with the figures of both.
+    fast = entries["fast"]
+    assert len(fast.pieces) == 2 and fast.figures["windows"] == 8 and fast.about("command") == "tomat lab run"
+    assert fast.figures["against_base_mean"] == pytest.approx(2.0) and fast.figures["verdict"] == "faster"
+    assert fast.about("settings") == {"trainer.train_batch_size": 16}
+    assert (entries["large"].status, entries["large"].detail) == (OUT_OF_MEMORY, "used 9 GiB")
+    assert entries["checkpointing off, batch 8"].figures["memory_limit_bytes"] == MIB

@@ -1,9 +1,10 @@
-"""`tomat bench decode`: the autoregressive decoder with and without its cache, and both decoders on a whole cell."""
+"""`tomat bench decode`: the autoregressive decoder with and without its cache, beside one in 8 bits; both decoders on a
+whole cell."""
 
 import argparse
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any
 
@@ -19,15 +20,16 @@ from tomat.codec.lloyd_max import fit_lloyd_max
 from tomat.density.crystal import Crystal
 from tomat.density.demo.embedded import demo_materials, load_demo
 from tomat.density.promolecule import PromoleculeFit
-from tomat.inference.autoregressive import CachedModel, decode_autoregressive
+from tomat.inference.autoregressive import CachedModel, decode_autoregressive, kept_bytes
 from tomat.inference.parallel import cell_patches
 from tomat.inference.predictor import RunPredictor
 from tomat.inference.trained import LoadedRun
 from tomat.model.decoder import environment_of, parameter_count
 from tomat.model.devices import ignore_absent_tpu
 from tomat.model.environment import EnvironmentTables
+from tomat.model.kv_cache import KvCacheDtype
+from tomat.settings.config import load_config
 from tomat.tokens.vocabulary import DENSITY_BLOCK_START, DENSITY_START
-from tomat.training.config import load_config
 from tomat.training.step import model_initialiser
 
 GOAL_WITH_CACHE = 20.0
@@ -55,10 +57,10 @@ def run(args: argparse.Namespace) -> int:
     batch = first_patches(patches.arrays, args.batch)
     means = run.codec.decode(np.arange(run.codec.n_density_tokens), "mean")
 
-    def with_cache() -> np.ndarray:
+    def with_cache(kv_cache_dtype: KvCacheDtype = "compute") -> np.ndarray:
         bins, _ = decode_autoregressive(
             run.model, batch, run.tables, means, n_voxels, "greedy", np.float32(1), np.uint32(0), None,
-            config.trainer_config().mp,
+            config.trainer_config().mp, kv_cache_dtype,
         )  # fmt: skip
         return np.asarray(bins)
 
@@ -66,7 +68,8 @@ def run(args: argparse.Namespace) -> int:
         return np.asarray(decode_without_cache(run.model, batch, run.tables, n_voxels, len(means)))
 
     tokens = args.batch * n_voxels
-    cached, plain = in_turn(with_cache, without_cache, args.rounds)
+    compact = [lambda: with_cache(args.kv_cache_dtype)] if args.kv_cache_dtype else []
+    cached, plain, *kept = in_turn([with_cache, without_cache, *compact], args.rounds)
     figures: dict[str, Any] = {
         "config": str(args.config_path), "parameters": parameters, "positions": length, "batch": args.batch,
         "voxels": n_voxels, "platform": jax.default_backend(), "cores": os.cpu_count(), "rounds": args.rounds,
@@ -81,10 +84,24 @@ def run(args: argparse.Namespace) -> int:
         f"(goal {GOAL_WITH_CACHE:.0f}); {figures['same_bins']:.2%} of the bins are the same",
         soft_wrap=True,
     )
+    for seconds in kept:
+        bytes_of = [kept_bytes(config, args.batch, dtype) for dtype in ("compute", args.kv_cache_dtype)]
+        figures |= {
+            "kv_cache_dtype": args.kv_cache_dtype,
+            "kv_cache_bytes": dict(zip(("compute", args.kv_cache_dtype), bytes_of, strict=True)),
+            "tokens_per_s_with_kv_cache_dtype": spread_of([tokens / t for t in seconds]),
+            "times_with_kv_cache_dtype": spread_of([whole / t for t, whole in zip(seconds, cached, strict=True)]),
+            "same_bins_with_kv_cache_dtype": float(np.mean(with_cache() == with_cache(args.kv_cache_dtype))),
+        }
+        console.print(
+            f"kv_cache_dtype {args.kv_cache_dtype}: {bytes_of[1]:,} bytes of keys and values for {bytes_of[0]:,}; "
+            f"times as many tokens/s: {said(figures['times_with_kv_cache_dtype'])}; "
+            f"{figures['same_bins_with_kv_cache_dtype']:.2%} of the bins are the same",
+            soft_wrap=True,
+        )
     one, other = RunPredictor(run), RunPredictor(run, 1, "autoregressive")
     fast, slow = in_turn(
-        lambda: one.predict(crystal, shape, electrons=None),
-        lambda: other.predict(crystal, shape, electrons=None),
+        [lambda: one.predict(crystal, shape, electrons=None), lambda: other.predict(crystal, shape, electrons=None)],
         args.rounds,
     )
     figures |= {
@@ -141,11 +158,11 @@ def decode_without_cache(
     return jax.lax.scan(step, arrays["tokens"], jnp.arange(n_voxels, dtype=jnp.int32))[1].T
 
 
-def in_turn(one: Callable[[], Any], other: Callable[[], Any], rounds: int) -> tuple[list[float], list[float]]:
+def in_turn(calls: Sequence[Callable[[], Any]], rounds: int) -> list[list[float]]:
     """Seconds of each, one after the other, after a turn that compiles."""
-    seconds: tuple[list[float], list[float]] = [], []
+    seconds: list[list[float]] = [[] for _ in calls]
     for turn in range(rounds + 1):
-        for call, found in zip((one, other), seconds, strict=True):
+        for call, found in zip(calls, seconds, strict=True):
             started = time.perf_counter()
             jax.block_until_ready(call())
             if turn:

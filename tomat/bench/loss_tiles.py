@@ -1,16 +1,13 @@
 """`tomat bench loss-tiles`: tiles of the Pallas loss by the compiler's own schedule, against XLA's loss in blocks."""
 
 import argparse
-from pathlib import Path
 
 from rich.table import Table
 
 from tomat.base.errors import TomatError
-from tomat.base.reporting import console, progress, write_report
+from tomat.bench.tile_candidates import compiled, report
 from tomat.loss.config import LossConfig
 from tomat.loss.tiles import NAMES, LossTiles
-from tomat.planning.compile.process import Limits
-from tomat.planning.plan_cache import GIB
 from tomat.tuning.loss_tuning import LossShape, table_entry, tune, write_entry
 
 
@@ -41,19 +38,11 @@ def run(args: argparse.Namespace) -> int:
     candidates = [parse_tiles(text) for text in args.tiles or args.default_tiles]
     for candidate in candidates:  # what the loss refuses should not cost a compile
         LossConfig(kind=args.kind, vocabulary=args.vocabulary, kernel="pallas", tiles=candidate)
-    cache_dir = args.cache_dir or Path.home() / ".cache" / "tomat" / "loss-tiles"
-    limits = Limits(args.time_limit_seconds, int(args.memory_limit_gib * GIB), int(args.cache_gib * GIB))
-    with progress() as bar:
-        task = bar.add_task("compiling", total=len(candidates) + len(args.block_positions))
-        started = 0
-
-        def on_candidate(name: str) -> None:
-            nonlocal started
-            bar.update(task, description=name, completed=started)
-            started += 1
-
-        rows = tune(shape, candidates, args.block_positions, cache_dir, on_candidate, limits)
-        bar.update(task, completed=started)
+    rows = compiled(
+        args,
+        len(candidates) + len(args.block_positions),
+        lambda *more: tune(shape, candidates, args.block_positions, *more),
+    )
     entry = table_entry(shape, rows) if candidates else None
 
     table = Table(
@@ -76,11 +65,5 @@ def run(args: argparse.Namespace) -> int:
             f"{100 * mxu / row['seconds']:.0f} %",
             f"{row['temporary_bytes'] / 2**30:.2f}",
         )
-    console.print(table)
-    for reason in sorted({row["refused"] for row in rows if "refused" in row}):
-        console.print(f"[dim]{reason}[/dim]", soft_wrap=True)
-    write_report(args.json, {"shape": vars(shape), "candidates": rows})
-    if args.write and entry is not None:
-        write_entry(entry)
-        console.print("The table of tiles has the shortest.")
+    report(args, table, shape, rows, entry, write_entry)
     return 0

@@ -2,8 +2,10 @@
 
 import contextlib
 import multiprocessing
+import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -11,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tomat.base.errors import TomatError
+from tomat.base.layout import STOPPED_STATUS
 
 Process = subprocess.Popen[str]
 
@@ -42,7 +45,7 @@ def tomat_command(*words: str) -> list[str]:
 def started(
     command: list[str], log: Path, end: Callable[[Process], None] = subprocess.Popen.kill, **options: Any
 ) -> Iterator[Process]:
-    """A process that runs `command`, ended when the context is left by an exception, such as Ctrl-C.
+    """A process that runs `command`, ended when the context is left by an exception, such as Ctrl-C, or by SIGTERM.
 
     Args:
         command: Program and arguments.
@@ -54,16 +57,35 @@ def started(
         TomatError: A wait in the context has timed out; with the end of the log.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("a") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, text=True, **options)
+    with sigterm_raised():
+        with log.open("a") as output:
+            process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, text=True, **options)
+        try:
+            yield process
+        except subprocess.TimeoutExpired as error:
+            raise TomatError(f"a process did not end within {error.timeout:.0f} s: {end_of(log)}") from None
+        finally:
+            if process.poll() is None:
+                end(process)
+                process.wait()
+
+
+@contextlib.contextmanager
+def sigterm_raised() -> Iterator[None]:
+    """SIGTERM raises `SystemExit` in the main thread: left to itself, Python ends there and then, and what this process
+    has started runs on. In another thread nothing changes."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def leave(number: int, frame: object) -> None:
+        raise SystemExit(STOPPED_STATUS)
+
+    before = signal.signal(signal.SIGTERM, leave)
     try:
-        yield process
-    except subprocess.TimeoutExpired as error:
-        raise TomatError(f"a process did not end within {error.timeout:.0f} s: {end_of(log)}") from None
+        yield
     finally:
-        if process.poll() is None:
-            end(process)
-            process.wait()
+        signal.signal(signal.SIGTERM, before)
 
 
 def end_of(log: Path) -> str:

@@ -47,3 +47,35 @@ def ratio_of(ratios: Sequence[float]) -> Ratio | None:
     error = math.sqrt(sum((one - mean) ** 2 for one in logs) / (n - 1) / n)
     half = float(stdtrit(n - 1, 0.5 + LEVEL / 2)) * error
     return Ratio(math.exp(mean), math.exp(mean - half), math.exp(mean + half), n)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A figure of a row less that of its base."""
+
+    mean: float
+    low: float
+    high: float
+    """The interval at `LEVEL`."""
+    pairs: int
+
+    @property
+    def within_noise(self) -> bool:
+        """Whether the interval holds 0."""
+        return self.low <= 0.0 <= self.high
+
+
+def difference_of(values: Sequence[float]) -> Difference | None:
+    """The mean of paired differences and Student's interval around it; None of fewer than two.
+
+    Pairs are of seeds: the weights at the start and the order of the data are those of both halves.
+    """
+    if len(values) < 2:
+        return None
+    from scipy.special import stdtrit
+
+    n = len(values)
+    mean = sum(values) / n
+    error = math.sqrt(sum((one - mean) ** 2 for one in values) / (n - 1) / n)
+    half = float(stdtrit(n - 1, 0.5 + LEVEL / 2)) * error
+    return Difference(mean, mean - half, mean + half, n)

@@ -28,7 +28,7 @@ from tomat.base.errors import TomatError
 from tomat.base.reporting import dump_json, first_line
 from tomat.lab.messages import DEVICE, FAILED, OUT_OF_MEMORY, PROCESS, Request
 from tomat.model.decoder import environment_of
-from tomat.training.config import TrackersConfig, TrainConfig, config_hash, load_config
+from tomat.settings.config import TrackersConfig, TrainConfig, config_hash, load_config
 from tomat.training.datasets import open_datasets, run_tables, value_table
 from tomat.training.dispatch import training_steps
 from tomat.training.hooks import shuffled_rows
@@ -86,6 +86,7 @@ class Session:
             config.batch_size,
             mesh=trainer.device_mesh,
             axis_resources=trainer.compute_axis_mapping,
+            buffered_batches=config.data.prefetch_batches,
         )
         self._loading_seconds = 0.0
         self._done = self._pause_at = 0
@@ -96,6 +97,7 @@ class Session:
             ahead=config.dispatch_ahead,
             pauses_after=lambda done: done == self._pause_at,
             asks=lambda: False,
+            rest=config.pause,
         )
         on_stage("compiling and taking the first step", source)
         began = time.monotonic()

@@ -22,7 +22,7 @@ from tomat.bench.numerics.runs import FinishedRun
 from tomat.bench.numerics.variants import BASE, NumericsConfig, PlannedRun, Variant
 
 if TYPE_CHECKING:
-    from tomat.training.config import TrainConfig
+    from tomat.settings.config import TrainConfig
 
 
 @dataclass(frozen=True, eq=False)

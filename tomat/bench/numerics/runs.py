@@ -13,18 +13,24 @@ from typing import IO
 
 import numpy as np
 
+from tomat.base.documents import flatten
 from tomat.base.errors import TomatError
 from tomat.base.layout import CONFIG_FILE, EVALUATION_FILE, STOPPED_STATUS
 from tomat.bench.numerics.variants import PlannedRun
 from tomat.bench.processes import end_of, started, tomat_command
 from tomat.evaluation.result import TeacherForcedResult
 from tomat.runs.record import RunRecord, read_record
-from tomat.tracking.report import flatten
 
 LOCK_FILE = "numerics.lock"
 LOGS_DIR = "logs"
 SETTLED_ELSEWHERE = ("output_dir", "tracking_dir", "purpose")
 """Keys of a configuration that say nothing about how a run computes."""
+OF_THE_FOLDER = ("data.n_density_tokens", "model.environment.max_atoms", "model.environment.max_elements")
+"""Keys that a run on a folder of densities sets by what it finds there (`workflow/folder_run.py`)."""
+
+
+class RunFailed(TomatError):
+    """A run that ended with an error of its own; starting it again would fail again."""
 
 
 @dataclass(frozen=True)
@@ -76,16 +82,15 @@ def read_finished(run: PlannedRun) -> FinishedRun | None:
 
 
 def _check_settings(run: PlannedRun, record: RunRecord, folder: Path) -> None:
-    from tomat.training.config import config_from_dict
+    from tomat.settings.config import config_from_dict
     from tomat.training.resume import plain_values
 
     # Read back once, as the recorded one has been: decoding settles 1 against 1.0.
     planned = flatten(plain_values(config_from_dict(run.config.to_dict())))
     recorded = flatten(plain_values(config_from_dict(record.config, str(folder / CONFIG_FILE))))
+    left_out = {*SETTLED_ELSEWHERE, *(OF_THE_FOLDER if run.config.data.source == "folder" else ())}
     differing = sorted(
-        key
-        for key in planned.keys() | recorded.keys()
-        if key not in SETTLED_ELSEWHERE and planned.get(key) != recorded.get(key)
+        key for key in planned.keys() | recorded.keys() if key not in left_out and planned.get(key) != recorded.get(key)
     )
     if differing:
         raise TomatError(
@@ -105,20 +110,30 @@ def train_all(runs: Sequence[PlannedRun], output_dir: Path, on_run: Callable[[Pl
     Raises:
         TomatError: A run that fails or is stopped, with the end of its log; what is done stays done.
     """
-    with _alone_in(output_dir) as lock:
+    with alone_in(output_dir) as lock:
         # Every folder is looked at before hours of work, so that one made otherwise is found first.
         for run in runs:
             read_finished(run)
         for run in runs:
             if read_finished(run) is None:
                 on_run(run, "training")
-                _train(run, output_dir / LOGS_DIR / f"{run.name}.log", lock)
-                if read_finished(run) is None:
-                    raise TomatError(f"run {run.name} ended without all of its steps and its evaluation; see its log.")
+                train_run(run, output_dir, lock)
             on_run(run, "done")
 
 
-def _train(run: PlannedRun, log: Path, lock: IO[str]) -> None:
+def train_run(run: PlannedRun, output_dir: Path, lock: IO[str]) -> None:
+    """Train a run, or go on with it, in a process of its own.
+
+    Args:
+        run: What.
+        output_dir: Holds it, and its log.
+        lock: Of that folder.
+
+    Raises:
+        RunFailed: It ended with an error.
+        TomatError: It was stopped, and has saved a checkpoint.
+    """
+    log = output_dir / LOGS_DIR / f"{run.name}.log"
     command = tomat_command("train", *run.words)
     # The child holds the lock too: killed alone, this process leaves a run that nobody else may touch yet. Stopped by
     # SIGTERM, the child saves a checkpoint.
@@ -127,11 +142,18 @@ def _train(run: PlannedRun, log: Path, lock: IO[str]) -> None:
     if status == STOPPED_STATUS:
         raise TomatError(f"run {run.name} was stopped and has saved a checkpoint; the same command goes on from there.")
     if status != 0:
-        raise TomatError(f"run {run.name} ended with status {status}; its log {log} ends:\n{end_of(log)}")
+        raise RunFailed(f"run {run.name} ended with status {status}; its log {log} ends:\n{end_of(log)}")
+    if read_finished(run) is None:
+        raise RunFailed(f"run {run.name} ended without all of its steps and its evaluation; see its log {log}.")
 
 
 @contextlib.contextmanager
-def _alone_in(folder: Path) -> Iterator[IO[str]]:
+def alone_in(folder: Path) -> Iterator[IO[str]]:
+    """The lock of a folder of runs, held while the context is open.
+
+    Raises:
+        TomatError: Another process holds it.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / LOCK_FILE).open("a") as file:
         try:

@@ -25,7 +25,7 @@ from tomat.tracking.report import RUN_NAME
 from tomat.tuning.changes import checked_keys, override_words
 
 if TYPE_CHECKING:
-    from tomat.training.config import TrainConfig
+    from tomat.settings.config import TrainConfig
 
 BASE = "base"
 """Name of the configuration that every variant is compared with."""
@@ -99,7 +99,7 @@ def load_variants(path: str | Path) -> NumericsConfig:
     """
     import draccus
 
-    values = read_yaml(path, "configs/numerics/")
+    values = read_yaml(path, "numerics")
     try:
         config = draccus.decode(NumericsConfig, values)
     except Exception as error:  # draccus wraps what a dataclass raises, by version and by depth, in several classes
@@ -140,7 +140,7 @@ def plan_runs(
     Raises:
         TomatError: A configuration that cannot be read, or a variant called exact that changes what is learnt.
     """
-    from tomat.training.config import load_config
+    from tomat.settings.config import load_config
     from tomat.training.resume import changed_keys, plain_values
 
     def plan(name: str, overrides: dict[str, Any], seed: int) -> PlannedRun:

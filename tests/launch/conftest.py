@@ -12,7 +12,7 @@ import pytest
 FAKE_GCLOUD = Path(__file__).parent / "fake_gcloud.py"
 
 TRAINING = '''
-"""Does what the next line of the world's behaviours says: exit statuses of the hosts, `wait`, or `preempt`."""
+"""Does what the next line of the world's behaviours says: exit statuses of the hosts, `wait`, `held` or `preempt`."""
 import json, os, pathlib, signal, sys, time
 
 home = pathlib.Path.home()
@@ -26,6 +26,12 @@ new.replace(counter)
 behaviour = json.loads((world / "behaviours.json").read_text())[attempt]
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
 print(f"host {host} attempt {attempt + 1}: {' '.join(sys.argv[1:])}", flush=True)
+if "A_SECRET" in os.environ:
+    (world / f"secret-host-{host}").write_text(os.environ["A_SECRET"])
+if behaviour == "held":
+    if host == 1:
+        print("TPU initialization failed: open(/dev/vfio/0): Device or resource busy: Device or resource busy")
+    sys.exit(1)
 if behaviour == "preempt" and host == 0:
     # Once all four have begun: a host that never counted this start would be one behaviour behind for good.
     others = [world / f"attempts-host-{index}" for index in range(4)]
@@ -66,7 +72,7 @@ class World:
     checkout: Path
 
     def behave(self, *behaviours: object) -> None:
-        """What the training does at each start: an exit status, one a host, `wait` or `preempt`."""
+        """What the training does at each start: an exit status, one a host, `wait`, `held` or `preempt`."""
         (self.folder / "behaviours.json").write_text(json.dumps(behaviours))
 
     def answer(self, name: str, *answers: str) -> None:

@@ -1,6 +1,10 @@
 """The commands of a launch, word by word."""
 
+import dataclasses
 import re
+import shutil
+import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -39,6 +43,49 @@ def test_a_launch_is_these_commands():
     assert ".venv/bin/python train_tomat_tpu.py --config_path ../config.yaml --data.train" in made.start.argv[7]
 
 
+def test_hosts_are_asked_for_as_they_are_wanted():
+    made = launch(
+        reserved=True,
+        service_account="t@p.iam.gserviceaccount.com",
+        network="n",
+        subnetwork="s",
+        internal_ips=True,
+        labels=("team=dft", "run=a"),
+        boot_software="v2-beta",
+        env_file=Path("secrets.env"),
+    )
+    wanted = (
+        "--reserved --service-account=t@p.iam.gserviceaccount.com --network=n --subnetwork=s --labels=team=dft,run=a"
+    )
+    assert made.create.line == (
+        f"gcloud compute tpus tpu-vm create tomat-a --accelerator-type=v6e-4 --version=v2-beta {wanted} --internal-ips "
+        "--zone=us-east5-b"
+    )
+    assert f"--runtime-version=v2-beta {wanted}" in dataclasses.replace(made, queued_resource=True).create.line
+    to_hosts = [command.line for command in made.commands() if " ssh " in command.line or " scp " in command.line]
+    assert len(to_hosts) == 7 and all("--internal-ip " in line for line in to_hosts)
+    [sent] = [line for line in to_hosts if "secrets.env" in line]
+    assert "scp secrets.env tomat-a:tomat-launch/env --worker=all --scp-flag=-p" in sent
+    assert ". ../env" in made.start.line and ". ../env" not in launch().start.line
+
+
+@pytest.mark.parametrize("group", [("tpu-vm", "create"), ("queued-resources", "create")])
+def test_gcloud_knows_the_flags(group):
+    gcloud = shutil.which("gcloud")
+    if gcloud is None:
+        pytest.skip("the Google Cloud SDK is not installed")
+    known = subprocess.run([gcloud, "compute", "tpus", *group, "--help"], capture_output=True, text=True).stdout
+    settings = {"service_account": "t@p", "network": "n", "subnetwork": "s", "labels": ("a=b",), "internal_ips": True}
+    for made in (
+        launch(**settings, spot=True, env_file=Path("e"), queued_resource=group[0] == "queued-resources"),
+        launch(reserved=True, queued_resource=group[0] == "queued-resources"),
+    ):
+        for command in made.commands():
+            if command.argv[3:5] == group:
+                flags = [word.partition("=")[0] for word in command.argv[5:] if word.startswith("--")]
+                assert flags and not [flag for flag in flags if flag not in known]
+
+
 def test_a_queued_resource_is_these_commands():
     made = launch(queued_resource=True, slice_name="v5e-16")
     queued = [command.line for command in made.commands() if "queued-resources" in command.line]
@@ -67,6 +114,9 @@ def test_every_slice_has_its_software_and_a_log_a_host(name):
         ({"slice_name": "h100x8"}, "not offered as TPU VMs"),
         ({"zone": "us-east5"}, "us-east5-b"),
         ({"tpu_name": "Tomat_1"}, "lower-case"),
+        ({"spot": True, "reserved": True}, "exclude each other"),
+        ({"labels": ("Team=x",)}, "KEY=VALUE"),
+        ({"service_account": "trainer"}, "its email"),
     ],
 )
 def test_what_cannot_be_launched_is_refused(settings, message):

@@ -20,6 +20,8 @@ WORDS = ["launch", "--config_path", "run.yaml", "--zone", "us-east5-b"]
         ([*WORDS, "--execute", "--output_dir", "gs://BUCKET/runs"], "your bucket"),
         ([*WORDS, "--poll_seconds", "0"], "poll_seconds"),
         ([*WORDS, "--max_failures", "0"], "max_failures"),
+        ([*WORDS, "--iris", "marin", "--labels", "a=b"], "--labels is for TPU VMs of your own"),
+        ([*WORDS, "--env_file", "nowhere"], "nowhere does not exist"),
     ],
 )
 def test_bad_input_is_one_line(world, capsys, words, message):

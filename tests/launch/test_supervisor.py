@@ -142,6 +142,20 @@ def test_machines_lost_while_installing_are_no_failure(world):
     assert watched.report.waited_seconds == 0
 
 
+def test_machines_whose_chips_another_process_holds_are_replaced(world):
+    world.behave("held", 0)
+    report = supervisor().supervise()
+    assert report.endings == ["found its chips held by another process", "finished"]
+    assert [verb for verb in world.verbs() if verb != "ssh"] == ["create", "delete", "create", "delete"]
+
+
+def test_chips_that_stay_held_end_the_launch_as_failures_do(world):
+    world.behave("held", "held", "held")
+    with pytest.raises(TomatError, match="failed 3 times in a row"):
+        supervisor().supervise()
+    assert world.machines() == []
+
+
 def test_a_slice_that_is_being_deleted_is_waited_for(world):
     world.behave(0)
     world.answer("describe", "DELETING", "STOPPING")

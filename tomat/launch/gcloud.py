@@ -13,9 +13,11 @@ from tomat.base.reporting import counted
 from tomat.hardware.chips import Slice, slice_named
 from tomat.launch.command import Command
 from tomat.launch.remote import (
+    ENV_FILE,
     FOLDER,
     INSTALL_SCRIPT,
     LOG_FILE,
+    MAKE_FOLDER_SCRIPT,
     STATUS_SCRIPT,
     start_script,
     stop_script,
@@ -80,8 +82,37 @@ class TpuLaunch:
     """Queue for the slice instead of asking once."""
     spot: bool = False
     """Capacity that can be taken away."""
+    reserved: bool = False
+    """Capacity of a reservation of the project."""
+    service_account: str | None = None
+    """Email of the account that the hosts act as; None: the project's default one of Compute Engine."""
+    network: str | None = None
+    """None: `default`."""
+    subnetwork: str | None = None
+    internal_ips: bool = False
+    """No external addresses; then gcloud, too, must run inside the network."""
+    labels: Sequence[str] = field(default_factory=tuple)
+    """`KEY=VALUE`, for the bill."""
+    boot_software: str | None = None
+    """Runtime version; None: that of `RUNTIME_VERSIONS`."""
+    env_file: Path | None = None
+    """Variables of the training's environment, sent as a file."""
 
     def __post_init__(self) -> None:
+        if self.reserved and self.spot:
+            raise TomatError("--reserved and --spot exclude each other; leave one of them out.")
+        for label in self.labels:
+            # https://cloud.google.com/compute/docs/labeling-resources
+            if not re.fullmatch(r"[a-z][-_a-z0-9]{0,62}=[-_a-z0-9]{0,63}", label):
+                raise TomatError(
+                    f"--labels has '{label}'; expected KEY=VALUE of lower-case letters, digits, '-' and '_', "
+                    "a letter first."
+                )
+        if self.service_account is not None and not re.fullmatch(r"[^@\s]+@[^@\s]+", self.service_account):
+            raise TomatError(
+                f"--service_account is '{self.service_account}'; expected its email, such as "
+                "trainer@PROJECT.iam.gserviceaccount.com."
+            )
         if not re.fullmatch(r"[a-z]([-a-z0-9]{0,60}[a-z0-9])?", self.tpu_name):
             raise TomatError(
                 f"--tpu_name is '{self.tpu_name}'; expected lower-case letters, digits and '-', a letter first."
@@ -111,22 +142,43 @@ class TpuLaunch:
         place = (f"--zone={self.zone}", *((f"--project={self.project}",) if self.project else ()))
         return Command(purpose, ("gcloud", "compute", "tpus", *words, *place), timeout_seconds, quiet)
 
+    @property
+    def software(self) -> str:
+        """Runtime version that the hosts boot with."""
+        return self.boot_software or runtime_version(self.slice)
+
+    @property
+    def _where(self) -> tuple[str, ...]:
+        """What both ways of asking for a slice take alike."""
+        words = ["--spot"] if self.spot else ["--reserved"] if self.reserved else []
+        for flag, value in (
+            ("service-account", self.service_account),
+            ("network", self.network),
+            ("subnetwork", self.subnetwork),
+            ("labels", ",".join(self.labels)),
+        ):
+            words += [f"--{flag}={value}"] if value else []
+        return (*words, *(["--internal-ips"] if self.internal_ips else []))
+
+    @property
+    def _reach(self) -> tuple[str, ...]:
+        """How ssh and scp find the hosts."""
+        return ("--internal-ip",) if self.internal_ips else ()
+
     def _on_all_hosts(self, purpose: str, script: str, *, timeout_seconds: float, quiet: bool = False) -> Command:
-        words = ("tpu-vm", "ssh", self.tpu_name, "--worker=all", f"--command={script}")
+        words = ("tpu-vm", "ssh", self.tpu_name, "--worker=all", f"--command={script}", *self._reach)
         return self._gcloud(purpose, words, timeout_seconds=timeout_seconds, quiet=quiet)
 
     @property
     def create(self) -> Command:
         """Ask for the slice."""
-        spot = ("--spot",) if self.spot else ()
-        kind = accelerator_type(self.slice)
-        version = runtime_version(self.slice)
+        kind, version = accelerator_type(self.slice), self.software
         size = f"{self.slice.n_chips} chips on {counted(self.slice.n_hosts, 'host')}"
         if self.queued_resource:
             words = ("queued-resources", "create", self.queue_name, f"--node-id={self.tpu_name}")
-            words = (*words, f"--accelerator-type={kind}", f"--runtime-version={version}", *spot)
+            words = (*words, f"--accelerator-type={kind}", f"--runtime-version={version}", *self._where)
             return self._gcloud(f"queue for {size}", words)
-        words = ("tpu-vm", "create", self.tpu_name, f"--accelerator-type={kind}", f"--version={version}", *spot)
+        words = ("tpu-vm", "create", self.tpu_name, f"--accelerator-type={kind}", f"--version={version}", *self._where)
         return self._gcloud(f"create {size}", words, timeout_seconds=1800)
 
     @property
@@ -156,17 +208,22 @@ class TpuLaunch:
     def install(self) -> list[Command]:
         """Send both to every host and install."""
         files = (f"{self.folder}/checkout.tgz", f"{self.folder}/config.yaml")
-        copy = ("tpu-vm", "scp", *files, f"{self.tpu_name}:{FOLDER}/", "--worker=all")
-        return [
-            self._on_all_hosts("a folder on every host", f"mkdir -p {FOLDER}", timeout_seconds=600),
+        copy = ("tpu-vm", "scp", *files, f"{self.tpu_name}:{FOLDER}/", "--worker=all", *self._reach)
+        commands = [
+            self._on_all_hosts("a folder on every host", MAKE_FOLDER_SCRIPT, timeout_seconds=600),
             self._gcloud("send both to every host", copy, timeout_seconds=1200),
-            self._on_all_hosts("install on every host", INSTALL_SCRIPT, timeout_seconds=1800),
         ]
+        if self.env_file is not None:
+            target = f"{self.tpu_name}:{FOLDER}/{ENV_FILE}"
+            # -p: readable by nobody else there either, as `environment.py` demands it here.
+            words = ("tpu-vm", "scp", str(self.env_file), target, "--worker=all", "--scp-flag=-p", *self._reach)
+            commands.append(self._gcloud("send the environment to every host", words, timeout_seconds=1200))
+        return [*commands, self._on_all_hosts("install on every host", INSTALL_SCRIPT, timeout_seconds=1800)]
 
     @property
     def start(self) -> Command:
         """Start the training on every host."""
-        script = start_script(training_command(self.overrides))
+        script = start_script(training_command(self.overrides), with_environment=self.env_file is not None)
         return self._on_all_hosts("start the training on every host", script, timeout_seconds=600)
 
     @property
@@ -185,7 +242,7 @@ class TpuLaunch:
         commands = []
         for host in range(self.slice.n_hosts):
             target = f"{self.folder}/attempt-{attempt}-host-{host}.log"
-            words = ("tpu-vm", "scp", f"{self.tpu_name}:{FOLDER}/{LOG_FILE}", target, f"--worker={host}")
+            words = ("tpu-vm", "scp", f"{self.tpu_name}:{FOLDER}/{LOG_FILE}", target, f"--worker={host}", *self._reach)
             commands.append(self._gcloud(f"collect the log of host {host}", words, timeout_seconds=300, quiet=True))
         return commands
 

@@ -11,14 +11,24 @@ import shlex
 from collections.abc import Sequence
 
 FOLDER = "tomat-launch"
-"""Below the home directory of every host."""
+"""Below the home directory of every host; only its owner may look into it."""
+ENV_FILE = "env"
+"""What `--env_file` becomes there. The shell that starts the training reads it; no command line holds its values."""
+UV_VERSION = "0.13.9"
+"""Of uv on the hosts: another one may resolve `pyproject.toml` to other packages."""
 LOG_FILE = "train.log"
+MAKE_FOLDER_SCRIPT = f"mkdir -p {FOLDER} && chmod 700 {FOLDER}"
+_CHIP_HELD = re.compile(
+    r"open\(/dev/(?:vfio|accel)\S*\): Device or resource busy|Couldn't open iommu group /dev/vfio|"
+    r"libtpu\.so already in use|The TPU is already in use"
+)
+"""What libtpu says where another process has the chips (jax-ml/jax 10192 and 13260, marin-community/marin 4783)."""
 _STATUS_LINE = re.compile(r"^tomat-status (\S+) (\S+)$", re.MULTILINE)
 
 
 INSTALL_SCRIPT = (
     f"set -e; cd {FOLDER}; rm -rf checkout; mkdir checkout; tar -xzf checkout.tgz -C checkout; cd checkout; "
-    "python3 -m pip install --quiet --user uv; python3 -m uv sync --quiet --extra tpu --no-dev"
+    f"python3 -m pip install --quiet --user uv=={UV_VERSION}; python3 -m uv sync --quiet --extra tpu --no-dev"
 )
 """Unpacks the checkout that was sent, and installs it with the TPU's packages."""
 
@@ -35,14 +45,16 @@ def training_command(overrides: Sequence[str]) -> str:
     return shlex.join([".venv/bin/python", "train_tomat_tpu.py", "--config_path", "../config.yaml", *overrides])
 
 
-def start_script(command: str) -> str:
+def start_script(command: str, *, with_environment: bool = False) -> str:
     """Start `command` in a session of its own, unless it runs already; its end leaves its status behind.
 
-    The shell around it takes SIGTERM without ending, so that a training that is stopped in good order still has its
-    status written; the child's own handling of the signal is untouched.
+    With `with_environment` the variables of `ENV_FILE` are in its environment. The shell around it takes SIGTERM
+    without ending, so that a training that is stopped in good order still has its status written; the child's own
+    handling of the signal is untouched.
     """
+    environment = f"set -a; . ../{ENV_FILE}; set +a; " if with_environment else ""
     supervised = (
-        f"echo $$ > ../pid; trap : TERM; {command} > ../{LOG_FILE} 2>&1; "
+        f"echo $$ > ../pid; trap : TERM; {environment}{command} > ../{LOG_FILE} 2>&1; "
         "echo $? > ../status.new; mv ../status.new ../status"
     )
     return (
@@ -65,3 +77,8 @@ def stop_script(grace_seconds: int) -> str:
 def parse_statuses(output: str) -> list[str]:
     """The states that `STATUS_SCRIPT` printed, one a host, whatever else ssh said between them."""
     return [state for _, state in _STATUS_LINE.findall(output)]
+
+
+def chip_held(log: str) -> bool:
+    """Whether a training's log says that another process has the chips, as one of before a preemption may."""
+    return _CHIP_HELD.search(log) is not None

@@ -9,7 +9,7 @@ from tomat.base.errors import TomatError
 from tomat.base.layout import REFUSED_STATUS, RETRY_STATUS, STOPPED_STATUS
 from tomat.launch.command import TIMEOUT_STATUS, Command, Result
 from tomat.launch.gcloud import TpuLaunch
-from tomat.launch.remote import parse_statuses
+from tomat.launch.remote import chip_held, parse_statuses
 
 LOST_STATES = frozenset({"PREEMPTED", "TERMINATED", "STOPPED", "STOPPING", "DELETING", "HIDING", "HIDDEN", "absent"})
 """States of a TPU VM that it does not come back from by itself; the others (READY apart) pass.
@@ -31,7 +31,12 @@ class Ending(enum.Enum):
     MACHINE_LOST = "lost its machines"
     NO_CAPACITY = "got no machines"
     STORAGE_FAULT = "could not reach its storage"
+    CHIP_HELD = "found its chips held by another process"
     FAILED = "failed"
+
+
+_FAILURES = frozenset({Ending.FAILED, Ending.STORAGE_FAULT, Ending.CHIP_HELD})
+"""Endings of which a row ends the launch."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +66,17 @@ class RestartPolicy:
     def wait_seconds(self, in_a_row: int) -> float:
         """The wait after the `in_a_row`-th failure in a row, from 1."""
         return min(self.backoff_seconds * 2.0 ** min(in_a_row - 1, 60), self.max_backoff_seconds)
+
+    @property
+    def words(self) -> str:
+        """How --execute restarts, as comments of the dry run."""
+        return (
+            f"# With --execute, the state every {self.poll_seconds:.0f} s. PREEMPTED or gone: delete, create, "
+            "install, start. Exit status 143\n# (stopped in good order): start at once. 2 (input refused): never "
+            f"again. Others: start after {self.backoff_seconds:.0f} s,\n# doubling up to "
+            f"{self.max_backoff_seconds:.0f} s, at most {self.max_failures} failures in a row and "
+            f"{self.max_restarts} restarts.\n# Every host's log is collected every {self.log_seconds / 60:.0f} min."
+        )
 
 
 @dataclass
@@ -107,7 +123,7 @@ class Supervisor:
                 return self.report
             if time.monotonic() - started >= self.policy.healthy_seconds:
                 failures = 0
-            failures += ending in (Ending.FAILED, Ending.STORAGE_FAULT)
+            failures += ending in _FAILURES
             unlucky = unlucky + 1 if ending is Ending.NO_CAPACITY else 0
             if ending is Ending.REFUSED:
                 self._stop_trying("the training refused its input; the same command would be refused again")
@@ -115,7 +131,7 @@ class Supervisor:
                 self._stop_trying(f"the training failed {failures} times in a row")
             if attempt > self.policy.max_restarts:
                 self._stop_trying(f"{self.policy.max_restarts} restarts are used up")
-            if ending in (Ending.FAILED, Ending.STORAGE_FAULT, Ending.NO_CAPACITY):
+            if ending in _FAILURES or ending is Ending.NO_CAPACITY:
                 wait = self.policy.wait_seconds(max(failures, unlucky))
                 self.say(f"next attempt in {wait:.0f} s")
                 self.report.waited_seconds += wait
@@ -154,6 +170,12 @@ class Supervisor:
         ending, why = self._watch(attempt)
         if ending is not Ending.MACHINE_LOST:
             self._collect(attempt)
+        if ending is Ending.FAILED and any(map(chip_held, self._logs(attempt).values())):
+            # What holds them is no process of this training, whose lock is free; only another machine is sure to help.
+            self.say(f"a host's chips are held by another process: replacing {self.launch.tpu_name}")
+            self.run(self.launch.delete)
+            self._installed = False
+            return Ending.CHIP_HELD, why
         return ending, why
 
     def _machine(self) -> tuple[Ending, str] | None:
@@ -240,11 +262,15 @@ class Supervisor:
             if not result.ok:
                 self.say(f"{command.purpose}: {result.last_line}")
 
+    def _logs(self, attempt: int) -> dict[str, str]:
+        """The logs of an attempt that have been collected, by file."""
+        paths = sorted(self.launch.folder.glob(f"attempt-{attempt}-host-*.log"))
+        return {path.name: path.read_text(encoding="utf-8", errors="replace") for path in paths}
+
     def _last_error(self) -> str:
         """The training's own error message, from the newest logs."""
-        for path in sorted(self.launch.folder.glob(f"attempt-{len(self.report.endings)}-host-*.log")):
-            lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-            errors = [line for line in lines if line.startswith("error: ") or "Error: " in line]
+        for text in self._logs(len(self.report.endings)).values():
+            errors = [line for line in text.splitlines() if line.startswith("error: ") or "Error: " in line]
             if errors:
                 return f" ({errors[-1]})"
         return ""

@@ -1,0 +1,91 @@
+"""`tomat launch --check`: a line a question, each with its remedy, and nothing is changed."""
+
+import json
+
+import pytest
+
+from tomat.app.cli import main
+
+WORDS = ["launch", "--config_path", "run.yaml", "--zone", "us-east5-b", "--check", "--json", "check.json"]
+QUOTA = json.dumps({"dimensionsInfos": [{"dimensions": {"zone": "us-east5-b"}, "details": {"value": "64"}}]})
+
+
+def answers(world, **changed) -> None:
+    answers = {
+        "auth list": (0, "me@example.org"),
+        "config get-value": (0, "project-1"),
+        "quotas info": (0, QUOTA),
+        "buckets describe": (0, "US-EAST5"),
+    }
+    given = {key.replace("_", " "): value for key, value in changed.items()}
+    (world.folder / "asked.json").write_text(json.dumps({**answers, **given}))
+
+
+def checks(world) -> dict[str, dict]:
+    return {line["name"]: line for line in json.loads((world.checkout / "check.json").read_text())["checks"]}
+
+
+def test_a_launch_that_can_go_well_is_only_asked_about(world, capsys):
+    answers(world)
+    data = ["--data.source", "shards", "--data.train", "gs://bucket/train"]
+    assert main([*WORDS, "--service_account", "t@p", "--subnetwork", "s", *data]) == 0
+    lines = checks(world)
+    assert {line["state"] for line in lines.values()} == {"ok"}
+    assert list(lines) == [
+        *("login", "project", "TPU API", "v6e-16 in us-east5-b", "software of the VM", "quota", "service account"),
+        *("network default", "subnetwork s", "bucket bucket (data.train, output_dir)", "data.train"),
+    ]
+    assert lines["quota"]["said"] == "limit 64, the slice has 16 chips"
+    asked = [" ".join(words) for words in world.calls()]
+    assert len(asked) == len(lines) and world.machines() == []
+    assert not [line for line in asked if not any(verb in line for verb in ("describe", "list", "get-value", " ls "))]
+    assert "--project=project-1" in asked[3]
+    assert capsys.readouterr().out.count("ok ") == len(lines)
+
+
+@pytest.mark.parametrize(
+    ("changed", "name", "state", "said", "remedy"),
+    [
+        ({"auth_list": (0, "")}, "login", "failed", "no active account", "gcloud auth login"),
+        ({"config_get-value": (0, "")}, "project", "failed", "no project", "--project"),
+        ({"services_list": (0, "")}, "TPU API", "failed", "no tpu.googleapis.com", "services enable"),
+        (
+            {"accelerator-types": (1, "ERROR: NOT_FOUND")},
+            "v6e-16 in us-east5-b",
+            "failed",
+            "NOT_FOUND",
+            "accelerator-types list",
+        ),
+        ({"quotas_info": (0, QUOTA.replace("64", "8"))}, "quota", "failed", "limit 8", "TPUV6EPerProject"),
+        ({"quotas_info": (0, "{}")}, "quota", "unknown", "no limit stated", "TPUV6EPerProject"),
+        ({"quotas_info": (0, "[")}, "quota", "unknown", "not understood", "TPUV6EPerProject"),
+        ({"quotas_info": (1, "API not enabled")}, "quota", "unknown", "not enabled", "cloudquotas"),
+        ({"networks_describe": (1, "not found")}, "network default", "failed", "not found", "--network"),
+        (
+            {"buckets_describe": (0, "EUROPE-WEST4")},
+            "bucket bucket (output_dir)",
+            "failed",
+            "in europe-west4, the slice in us-east5",
+            "--location=us-east5",
+        ),
+        ({"buckets_describe": (1, "403")}, "bucket bucket (output_dir)", "failed", "403", "readable"),
+    ],
+)
+def test_each_fault_is_a_line_with_its_remedy(world, changed, name, state, said, remedy):
+    answers(world, **changed)
+    assert main(WORDS) == (1 if state == "failed" else 0)
+    line = checks(world)[name]
+    assert line["state"] == state and said in line["said"] and remedy in line["remedy"]
+    assert {other["state"] for key, other in checks(world).items() if key != name} <= {"ok"}
+
+
+def test_what_is_wrong_here_is_a_line_too(world):
+    answers(world)
+    assert main([*WORDS, "--output_dir", "runs"]) == 1
+    assert "lost with the machine" in checks(world)["configuration"]["said"]
+
+
+def test_spot_chips_have_a_quota_of_their_own(world):
+    answers(world)
+    assert main([*WORDS, "--spot"]) == 0
+    assert [words for words in world.calls() if "TPUV6EPreemptiblePerProjectPerZoneForTPUAPI" in words]

@@ -11,7 +11,7 @@ from tomat.base.errors import TomatError
 from tomat.hardware.chips import slice_named
 from tomat.planning.calibration import Calibration, CalibrationRow, read_measurements, row_of_run
 from tomat.planning.calibration_page import memory_section, shares_section, steps_section
-from tomat.training.config import load_config
+from tomat.settings.config import load_config
 
 TRACKING = Path(__file__).parents[2] / "docs" / "tracking"
 

@@ -17,7 +17,7 @@ from tomat.inference.predictor import sequences_to_try
 from tomat.model.patch_atoms import Room
 from tomat.planning import decode
 from tomat.planning.decode import cell_of, plan_decoder
-from tomat.training.config import load_config
+from tomat.settings.config import load_config
 
 P19 = ["--data.layout", "v3-p19"]
 CONFIG = load_config(DEMO, P19)
@@ -96,6 +96,11 @@ def test_the_largest_batch_that_fits_is_planned(per_patch_gib, slice_name, sizes
     smaller = [(size, True) for size in sizes[1:]]
     assert compiler.asked == [(sizes[0], False), *smaller, *([(sizes[-1], False)] if smaller else [])]
     assert plan.fits and plan.batch.patches == sizes[-1] and plan.batches == batches
+    # Keys and values of one layer, 96 numbers each in float32, or of 2 heads of 48 and a scale:.
+    positions = plan.batch.patches // slice_.n_devices * CONFIG.seq_len
+    assert plan.kv_cache_bytes == 2 * 4 * 96 * positions
+    compact = plan_decoder(CONFIG, slice_, plan.cell, "autoregressive", 1, "int8")
+    assert compact.kv_cache_bytes == 2 * 2 * (48 + 4) * positions and compact.batch.kv_cache_dtype == "int8"
     assert (plan.batch.n_voxels, plan.batch.n_atoms, plan.batch.n_elements) == (6859, ROOM.atoms, ROOM.elements)
 
 

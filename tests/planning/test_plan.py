@@ -14,7 +14,7 @@ from tomat.cost.chip_model import CHECKOUT_FILE, RECORD_FILE
 from tomat.planning.compile.compiler import compile_step
 from tomat.planning.compile.process import Limits
 from tomat.planning.compile.topology import planned_slice
-from tomat.training.config import load_config
+from tomat.settings.config import load_config
 
 pytest.importorskip("libtpu", reason="the TPU compiler is not installed: uv sync --extra plan")
 

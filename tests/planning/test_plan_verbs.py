@@ -12,7 +12,7 @@ from tomat.planning.compile import compiler
 from tomat.planning.compile.compiler import compile_step
 from tomat.planning.compile.process import Limits
 from tomat.planning.compile.topology import planned_slice
-from tomat.training.config import load_config
+from tomat.settings.config import load_config
 
 SMALL = [
     "--preset", "demo", "--data.source", "embedded", "--data.layout", "v3-p7", "--data.n_density_tokens", "256",
@@ -145,6 +145,16 @@ def test_a_row_without_its_sweep_is_refused(config_path, tmp_path, capsys):
     assert "--row big is a row of a sweep; give its file with --sweep" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("words", [[], ["--max_batch"]])
+def test_the_step_of_a_distillation_is_refused_before_anything_is_started(words, config_path, tmp_path, capsys):
+    words = ["plan", "--config_path", str(config_path), "--cache_dir", str(tmp_path / "cache"), *words]
+    words += ["--distillation", "{teacher: runs/demo, quantised: demo-2bit}", "--sharding", "replicated"]
+    assert main(words) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert "has distillation, whose step is also of the folder demo-2bit and of the teacher runs/demo" in said
+    assert "With --distillation null" in said and not (tmp_path / "cache").exists()
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [
@@ -155,6 +165,10 @@ def test_a_row_without_its_sweep_is_refused(config_path, tmp_path, capsys):
         (
             ["--decode", "autoregressive", "--grid", "8", "8", "8", "--atoms", "2", "--rounds", "2"],
             "--rounds is for the",
+        ),
+        (
+            ["--decode", "parallel", "--grid", "8", "8", "8", "--atoms", "2", "--kv_cache_dtype", "int8"],
+            "--kv_cache_dtype is for the autoregressive decoder",
         ),
         (["--decode", "--grid", "8", "8", "8", "--atoms", "2"], "has no model.environment"),
     ],

@@ -66,6 +66,9 @@ def test_annotations_of_steps_that_were_dispatched_while_others_ran_are_no_steps
     found, notes = steps_of(device_of([]), early)
     assert found.n_steps == 7 and np.all(found.durations_ps == STEP_PS)
     assert "dispatched, which was while others ran" in notes and "one execution of jit_step" in notes
+    before_any_ran = [StepMark(0, -20, -15), StepMark(1, -10, 5)]  # the second ends after the first operation begins
+    found, notes = steps_of(device_of([]), before_any_ran)
+    assert found.n_steps == 7 and "one execution of jit_step" in notes
     found, notes = steps_of(device_of([]), marks(*range(8)))
     assert found.n_steps == 7 and notes == "steps are the host's step annotations"
 

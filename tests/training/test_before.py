@@ -12,9 +12,9 @@ import pytest
 from tomat.inference.trained import load_trained
 from tomat.runs.history import read_events
 from tomat.runs.log_lines import read_metrics
+from tomat.settings.config import load_config
 from tomat.tokens.shards import open_shards
 from tomat.tracking.report import read_record, write_index
-from tomat.training.config import load_config
 from tomat.training.origins import Continuation
 from tomat.training.run import train
 

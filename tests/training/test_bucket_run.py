@@ -11,7 +11,7 @@ from forked import Forked
 from tiny_run import DEMO, tiny_run
 
 from tomat.runs.log_lines import read_metrics
-from tomat.training.config import load_config
+from tomat.settings.config import load_config
 from tomat.training.run import train
 
 STEPS = 12

@@ -10,7 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -25,8 +25,9 @@ from tiny_run import DEMO, tiny_run
 from tomat.base.errors import TomatError
 from tomat.inference.trained import load_trained
 from tomat.runs.log_lines import read_metrics
+from tomat.settings.config import TrainConfig, load_config
+from tomat.settings.pause import PauseConfig
 from tomat.training import dispatch
-from tomat.training.config import TrainConfig, load_config
 from tomat.training.dispatch import ReadState, training_steps
 from tomat.training.guards.loss import GuardedState
 from tomat.training.loop import TrainingLoop
@@ -176,3 +177,45 @@ def test_the_device_does_not_wait_for_the_host_and_durations_are_its_own():
     waited = sum(one[0] - before[1] for before, one in pairwise(busy[1:]))
     assert waited < 6 * HOST_SECONDS / 2
     assert 8 * DEVICE_SECONDS <= sum(info.step_duration for info in infos) <= elapsed
+
+
+@pytest.mark.parametrize("every", [1, 3])
+def test_nothing_is_in_flight_while_the_devices_are_left_to_others(monkeypatch, every):
+    guarded = GuardedState(optax.EmptyState(), jnp.zeros(8), jnp.zeros((), jnp.int32), jnp.zeros(3, jnp.int32))
+    dispatched: list[int] = []
+    read: list[int] = []
+    slept: list[tuple[int, int, float]] = []
+
+    def step(name: str, function: object, state: Any, batches: tuple, kwargs: dict) -> Any:
+        dispatched.append(state.step)
+        after = SimpleNamespace(step=state.step + 1, opt_state=guarded)
+        return SimpleNamespace(loss=jnp.zeros(()), loss_metrics={}, new_state=after)
+
+    trainer: Any = SimpleNamespace(
+        num_train_steps=7,
+        device_mesh=None,
+        hooks=SimpleNamespace(emit_event=lambda event: None),
+        run_hooks=lambda info: None,
+        _maybe_save_jaxpr=step,
+        _jit_train_step_fn_no_hook=None,
+    )
+    clock = SimpleNamespace(
+        monotonic=time.monotonic, sleep=lambda seconds: slept.append((len(dispatched), len(read), seconds))
+    )
+    monkeypatch.setattr(dispatch, "time", clock)
+    start: Any = SimpleNamespace(step=0, opt_state=guarded)
+    with levanter.tracker.current_tracker(NoopTracker()):
+        steps = training_steps(
+            trainer, start, iter(cast(Any, range(7))), ahead=2, pauses_after=lambda done: False, asks=lambda: False,
+            rest=PauseConfig(0.25, every),
+        )  # fmt: skip
+        for info in steps:
+            read.append(info.step)
+    assert read == list(range(7))
+    assert slept == [(done, done, 0.25) for done in range(every, 8, every)]
+
+
+@pytest.mark.parametrize("words", [["--pause.seconds", "-1"], ["--pause.seconds", "61"], ["--pause.every", "0"]])
+def test_a_pause_that_cannot_be_meant_is_refused(words):
+    with pytest.raises(TomatError, match="expected 0 to 60 seconds"):
+        load_config(DEMO, words)

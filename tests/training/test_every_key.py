@@ -39,15 +39,15 @@ from levanter.trainer import Trainer, TrainerConfig
 from tomat.base.errors import TomatError
 from tomat.model.splash import SplashBlockSizes
 from tomat.planning.compile.lowering import lower_step, stand_in_table
-from tomat.training import startup
-from tomat.training.checkpointer import RunCheckpointer
-from tomat.training.config import OWNED_BY_TOMAT, TrainConfig, load_config
-from tomat.training.config_checks import (
+from tomat.settings.checks import (
     MODEL_NO_EFFECT,
     NO_EFFECT,
     OPTIMIZER_NO_EFFECT,
     OPTIMIZERS_THAT_CANNOT_RUN,
 )
+from tomat.settings.config import OWNED_BY_TOMAT, TrainConfig, load_config
+from tomat.training import startup
+from tomat.training.checkpointer import RunCheckpointer
 
 ROOT = Path(__file__).parents[2]
 TINY = [
@@ -83,6 +83,7 @@ STEP: dict[str, tuple[list[str], list[str]]] = {
             "loss.z_loss_weight": "1e-4",
             "model.activation_function": "relu",
             "model.attn_backend": "jax_flash",
+            "model.embedding_skip": "0.1",
             "model.gradient_checkpointing": "off",
             "model.head_dim": "8",
             "model.hidden_dim": "64",
@@ -99,6 +100,7 @@ STEP: dict[str, tuple[list[str], list[str]]] = {
             "model.use_bias": "true",
             "model.use_layer_norm_weight": "false",
             "model.use_qk_norm": "false",
+            "optimizer_state_dtype": "bfloat16",
             "sharding": "zero1",
             "trainer.mp": "compute=bfloat16,params=float32",
             "trainer.num_train_steps": "77",
@@ -174,11 +176,14 @@ TESTED = {
     "data.split_seed": "tests/dataset/test_folder.py::test_settings_decide_the_data",
     "data.validation_share": "tests/dataset/test_folder.py::test_settings_decide_the_data",
     "data.codec_objective": "tests/training/test_origins.py::test_weights_of_another_codec_are_refused",
+    "data.in_memory": "tests/training/test_loader.py::test_blocks_that_are_kept_in_memory_are_read_once",
+    "data.prefetch_batches": "tests/training/test_loader.py::test_as_many_batches_are_made_ahead_as_are_asked_for",
     "data.patches_per_material": "tests/training/test_every_key.py::test_the_embedded_set_is_made_as_configured",
     "data.shuffle.io_block_size": "tests/training/test_loader.py::test_windows_tile_the_epoch_and_keep_to_their_blocks",
     "data.shuffle.perm_type": "tests/training/test_loader.py::test_examples_are_the_rows_of_the_index",
     "data.shuffle.window_blocks": "tests/training/test_loader.py::test_windows_tile_the_epoch_and_keep_to_their_blocks",
     "data.verify_checksums": "tests/training/test_loader.py::test_a_damaged_chunk_is_named",
+    "distillation.train": "tests/distillation/test_subject.py::test_only_what_is_trained_changes_and_is_saved",
     "guards.allow_cross_region": "tests/training/guards/test_watch.py::"
     "test_data_in_another_region_are_refused_with_the_cost",
     "guards.max_skips": "tests/training/guards/test_run.py::"
@@ -193,9 +198,15 @@ TESTED = {
     "model.qk_rotary.interpret": "tests/model/test_norm_rotary.py::test_attention_with_the_kernel_is_levanters",
     "model.qk_rotary.kernel": "tests/model/test_norm_rotary.py::test_attention_with_the_kernel_is_levanters",
     "model.splash.interpret": "tests/model/test_attention.py::",
+    **{
+        f"model.whole_head.{name}": "tests/model/test_whole_head.py::test_it_is_the_plain_formula"
+        for name in ("block", "rows", "block_bwd", "keys_bwd", "interpret")
+    },
     "output_dir": "tests/training/test_run.py::test_the_folder_says_what_happened",
+    "pause.every": "tests/training/test_dispatch.py::test_nothing_is_in_flight_while_the_devices_are_left_to_others",
+    "pause.seconds": "tests/training/test_dispatch.py::test_nothing_is_in_flight_while_the_devices_are_left_to_others",
     "preemption.grace_seconds": "tests/training/test_preemption.py::test_a_process_that_is_told_to_stop",
-    "preset": "tests/training/test_config.py::test_overrides_lie_over_yaml_which_lies_over_the_preset",
+    "preset": "tests/settings/test_config.py::test_overrides_lie_over_yaml_which_lies_over_the_preset",
     "run_name": "tests/training/test_run.py::test_the_folder_says_what_happened",
     "trainer.max_eval_batches": "tests/training/test_run.py::test_the_folder_says_what_happened",
     "trainer.steps_per_eval": "tests/training/test_run.py::test_the_folder_says_what_happened",
@@ -203,13 +214,18 @@ TESTED = {
 """Keys whose effect another test shows."""
 
 READ = {
-    "baseline": ("tomat/app/workflow.py", "config.baseline"),
+    "baseline": ("tomat/workflow/train.py", "config.baseline"),
     "compiler.libtpu_args": ("tomat/training/startup.py", "config.compiler.libtpu_args"),
     "compiler.xla_flags": ("tomat/training/startup.py", "config.compiler.xla_flags"),
     "data.source": ("tomat/training/datasets.py", "data.source"),
     "data.train": ("tomat/training/datasets.py", "data.train"),
     "data.validation": ("tomat/training/datasets.py", "data.validation"),
     "dispatch_ahead": ("tomat/training/loop.py", "_config.dispatch_ahead"),
+    "distillation.data_weight": ("tomat/distillation/loss.py", "settings.data_weight"),
+    "distillation.quantised": ("tomat/distillation/subject.py", "settings.quantised"),
+    "distillation.teacher": ("tomat/distillation/subject.py", "settings.teacher"),
+    "distillation.temperature": ("tomat/distillation/loss.py", "settings.temperature"),
+    "distillation.top_k": ("tomat/distillation/loss.py", "settings.top_k"),
     "evaluation.patches_per_material": ("tomat/workflow/held_out.py", "asked.patches_per_material"),
     "evaluation.free_running": ("tomat/workflow/held_out.py", "asked.free_running"),
     "evaluation.materials": ("tomat/workflow/held_out.py", "asked.materials"),
@@ -223,7 +239,7 @@ READ = {
     "purpose": ("tomat/workflow/run_page.py", "config.purpose"),
     "slice": ("tomat/planning/compile/topology.py", "config.slice"),
     "trackers.tensorboard": ("tomat/training/startup.py", "config.trackers.tensorboard"),
-    "tracking_dir": ("tomat/app/workflow.py", "config.tracking_dir"),
+    "tracking_dir": ("tomat/workflow/train.py", "config.tracking_dir"),
     "trainer.seed": ("tomat/training/restore.py", "config.trainer.seed"),
 }
 """Keys that a module outside of the configuration reads, and where."""

@@ -19,7 +19,7 @@ from tomat.inference.trained import load_trained
 from tomat.runs.checkpoints import examine, list_checkpoints, newest_whole
 from tomat.runs.history import read_events
 from tomat.runs.log_lines import read_metrics
-from tomat.training.config import TrainConfig, load_config
+from tomat.settings.config import TrainConfig, load_config
 from tomat.training.hooks import Evaluation
 from tomat.training.run import train
 

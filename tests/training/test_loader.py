@@ -291,6 +291,27 @@ def test_resuming_costs_the_same_anywhere(shards: ShardSet, reference: np.ndarra
     assert dataset.blocks_read <= 1 + SHUFFLE.window_blocks * (1 + windows) <= READ_AHEAD_BLOCKS
 
 
+def test_blocks_that_are_kept_in_memory_are_read_once(shards: ShardSet) -> None:
+    blocks = -(-ROWS // shards.block_rows)
+    kept, plain = (ShardDataset(shards, SHUFFLE, seed=3, in_memory=in_memory) for in_memory in (True, False))
+    for start in range(0, 3 * ROWS, 40):
+        np.testing.assert_array_equal(fetch(kept, range(start, start + 40)), fetch(plain, range(start, start + 40)))
+    assert kept.blocks_read == blocks < plain.blocks_read
+    assert kept.cache_bytes >= plain.cache_bytes
+
+
+def test_as_many_batches_are_made_ahead_as_are_asked_for(shards: ShardSet, mesh: jax.sharding.Mesh) -> None:
+    first = []
+    for ahead in (0, 3):
+        dataset = ShardDataset(shards, SHUFFLE, seed=5)
+        loader = token_loader(dataset, 16, mesh=mesh, axis_resources={"batch": "data"}, buffered_batches=ahead)
+        assert loader.max_buffered_batches == ahead
+        iterator = loader.iter_from_step(0)
+        first.append(np.asarray(next(iterator).tokens.array))
+        iterator.close()
+    np.testing.assert_array_equal(*first)
+
+
 def test_a_resumed_run_sees_what_an_unbroken_one_saw(shards: ShardSet, mesh: jax.sharding.Mesh) -> None:
     """Through Levanter's loader, batches of 16 on two devices, over the ends of windows and of two epochs."""
 

@@ -16,7 +16,7 @@ from tomat.app.cli import main
 from tomat.base.errors import TomatError
 from tomat.hardware.chips import chip_for_device_kind, slice_named
 from tomat.hardware.mfu import MFU_KEYS, WALL_PARTS, RunTimes, run_report, step_report
-from tomat.training.config import config_from_dict, load_config
+from tomat.settings.config import config_from_dict, load_config
 from tomat.training.mfu import live_mfu, step_work
 
 CONFIGS = Path(__file__).parents[2] / "configs" / "train"

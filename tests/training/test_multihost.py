@@ -20,7 +20,7 @@ from tomat.inference.trained import load_trained
 from tomat.runs.checkpoints import list_checkpoints, newest_whole
 from tomat.runs.history import read_events
 from tomat.runs.log_lines import read_metrics
-from tomat.training.config import load_config
+from tomat.settings.config import load_config
 from tomat.training.run import train
 
 STEPS = 20

@@ -17,9 +17,9 @@ from tomat.runs.history import read_events
 from tomat.runs.log_lines import read_metrics
 from tomat.runs.published import fetch
 from tomat.runs.record import read_config
+from tomat.settings.config import TrainConfig, load_config
 from tomat.training import origins
 from tomat.training import run as run_module
-from tomat.training.config import TrainConfig, load_config
 from tomat.training.datasets import open_datasets
 from tomat.training.origins import Continuation, plan_start, refuse_codec
 from tomat.training.resume import changed_keys, plain_values

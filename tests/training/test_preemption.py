@@ -15,7 +15,8 @@ import pytest
 
 from tomat.base.errors import TomatError
 from tomat.base.regions import instance_metadata
-from tomat.training.preemption import NOTICES, PreemptionConfig, StopRequest
+from tomat.settings.preemption import PreemptionConfig
+from tomat.training.preemption import NOTICES, StopRequest
 
 PROLOGUE = """
 import atexit, faulthandler, hashlib, sys, time

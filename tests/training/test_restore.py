@@ -21,8 +21,8 @@ from tomat.base.errors import TomatError
 from tomat.inference.trained import load_trained
 from tomat.runs.history import read_events
 from tomat.runs.log_lines import read_metrics
+from tomat.settings.config import TrainConfig, load_config
 from tomat.training import restore
-from tomat.training.config import TrainConfig, load_config
 from tomat.training.guards.loss import guard_updates
 from tomat.training.origins import Continuation
 from tomat.training.restore import rearrange

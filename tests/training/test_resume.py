@@ -7,7 +7,7 @@ import yaml
 from fsspec.implementations.local import LocalFileSystem
 
 from tomat.base.errors import TomatError
-from tomat.training.config import load_config
+from tomat.settings.config import load_config
 from tomat.training.resume import refuse_changes
 
 DEMO = Path(__file__).parents[2] / "configs" / "train" / "demo.yaml"

@@ -10,7 +10,7 @@ import os
 import shlex
 import shutil
 import signal
-import time
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 import yaml
 from levanter.tracker.tensorboard import TensorboardConfig
-from tiny_run import DEMO, tiny_run
+from tiny_run import DEMO, tiny_run, tomat
 
 from tomat.app.cli import main
 from tomat.base.errors import TomatError
@@ -29,10 +29,11 @@ from tomat.runs.data_record import recorded_contents
 from tomat.runs.history import read_events
 from tomat.runs.lock import Holder
 from tomat.runs.log_lines import read_metrics
+from tomat.runs.run_log import read_lines
+from tomat.settings.config import TrainConfig, load_config
 from tomat.training import folder as folder_module
 from tomat.training import loop as loop_module
 from tomat.training import run as run_module
-from tomat.training.config import TrainConfig, load_config
 from tomat.training.hooks import ClosingHooks
 from tomat.training.loop import TrainingLoop
 from tomat.training.origins import Continuation
@@ -73,6 +74,11 @@ def test_the_folder_says_what_happened(unbroken):
     # Levanter's log, under the name it is meant to have.
     assert [path.name for path in unbroken.glob("*.log*")] == ["demo.log"]
     assert (unbroken / "demo.log").stat().st_size > 0
+    # The log of the folder that the run is in.
+    start, end = read_lines(str(unbroken.parent))[0][:2]
+    assert (start["event"], start["step"], start["devices"], start["command"]) == ("start", 0, "2 x cpu", "")
+    assert (end["event"], end["status"], end["figures"]["steps_done"]) == ("end", "finished", 6)
+    assert end["figures"]["first_loss"] == rows[0]["train/loss"]
 
 
 def test_a_resumed_run_equals_an_unbroken_one(unbroken, tmp_path):
@@ -82,6 +88,7 @@ def test_a_resumed_run_equals_an_unbroken_one(unbroken, tmp_path):
     result = train(tiny(tmp_path))
     assert (result.first_step, result.steps) == (3, 6)
     assert losses(tmp_path / "demo") == losses(unbroken)
+    assert [line["event"] for line in read_lines(str(tmp_path))[0]] == ["resume", "end"]
     assert load_trained(unbroken).weights == "of the last step"
     ours, theirs = (load_trained(folder).model for folder in (tmp_path / "demo", unbroken))
     for one, other in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
@@ -297,16 +304,10 @@ def test_a_run_that_is_stopped_writes_its_page_and_that_of_its_trace(tmp_path, m
 
 
 def test_a_profiled_run_writes_its_tracking_page(tmp_path):
-    from tomat.app.workflow import train_and_report
-
-    words = (
-        "--trainer.profiler",
-        "{enabled: true, start_step: 2, num_steps: 2}",
-        "--evaluation.patches_per_material",
-        "0",
-    )
-    config = tiny(tmp_path, *words, "--tracking_dir", str(tmp_path / "tracking"))
-    train_and_report(config, time.monotonic())
+    """In a process of its own: after hundreds of other tests in one process a trace came without its programs."""
+    words = ["--trainer.profiler", "{enabled: true, start_step: 2, num_steps: 2}", "--evaluation.picture", "false"]
+    words += ["--output_dir", str(tmp_path), "--tracking_dir", str(tmp_path / "tracking")]
+    subprocess.run(tomat("train", "--config_path", DEMO, *TINY, *words), check=True, cwd=tmp_path)
     page = (tmp_path / "tracking" / "demo.md").read_text()
-    assert "attention" in page and "optimizer" in page
+    assert "attention" in page and "optimizer" in page, page
     assert "demo" in (tmp_path / "tracking" / "index.md").read_text()

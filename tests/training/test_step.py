@@ -18,8 +18,8 @@ from tomat.model.decoder import environment_of
 from tomat.model.environment import environment_tables
 from tomat.model.patch_atoms import Room, filled
 from tomat.planning.compile.lowering import lower_step, stand_in_table
+from tomat.settings.config import TrainConfig, load_config
 from tomat.tokens.vocabulary import DENSITY_BLOCK_START
-from tomat.training.config import TrainConfig, load_config
 from tomat.training.loader import TokenExample
 from tomat.training.step import build_trainer, model_initialiser
 

@@ -7,6 +7,7 @@ program that does not fit. Replaying the trace tells which buffers are live toge
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,8 @@ from tomat.profile.protos import new_message
 
 LARGEST_COUNT = 24
 """Buffers a report keeps."""
+STRETCHES = 240
+"""Points that a report keeps of the memory over the schedule."""
 
 ALLOCATE, FREE, SHARE = 0, 1, 2
 """`HeapSimulatorTrace.Event.Kind` (xla/service/hlo.proto)."""
@@ -74,6 +77,7 @@ def read_assignment(hlo_proto: bytes) -> dict[str, Any] | None:
     logical = {buffer.id: buffer for buffer in assignment.logical_buffers}
     arguments = aliased = outputs = constants = heap = live = 0
     buffers: list[Buffer] = []
+    levels: list[int] = []
     for allocation in assignment.buffer_allocations:
         if allocation.color != HBM_MEMORY_SPACE or allocation.is_thread_local:
             continue
@@ -89,7 +93,10 @@ def read_assignment(hlo_proto: bytes) -> dict[str, Any] | None:
         else:
             heap += allocation.size
             assigned = {a.logical_buffer_id for a in allocation.assigned}
-            groups = live_at_peak(_trace_of(assignment, assigned), {i: b.size for i, b in logical.items()})
+            sizes = {i: b.size for i, b in logical.items()}
+            found, groups = replayed(_trace_of(assignment, assigned), sizes)
+            # Of several heaps in HBM (none was seen) the largest.
+            levels = max(levels, found, key=lambda one: max(one, default=0))
             if not groups:  # an allocation without a heap is one buffer, live all the time
                 live += allocation.size
                 buffers += _described(program, logical, sorted(assigned), allocation.size)
@@ -97,14 +104,16 @@ def read_assignment(hlo_proto: bytes) -> dict[str, Any] | None:
                 live += logical[group[0]].size
                 buffers += _described(program, logical, group, logical[group[0]].size)
     buffers.sort(key=lambda b: (-b.hbm_bytes, b.instruction))
+    held = arguments + outputs + constants + live
     return {
         "required_bytes": arguments + outputs + constants + heap,
         "argument_bytes": arguments,
         "output_bytes": outputs,
         "alias_bytes": aliased,
         "temporary_bytes": heap,
-        "peak_bytes": arguments + outputs + constants + live,
+        "peak_bytes": held,
         "largest": tuple(buffers[:LARGEST_COUNT]),
+        "timeline": over_schedule(levels, held - max(levels, default=0)),
     }
 
 
@@ -120,9 +129,15 @@ def _trace_of(assignment: Any, assigned: set[int]) -> Any:
 
 def live_at_peak(events: Any, sizes: dict[int, int]) -> list[list[int]]:
     """Groups of buffers (each shares one place, its owner first) live when most bytes are, replaying a heap's trace."""
+    return replayed(events, sizes)[1]
+
+
+def replayed(events: Any, sizes: dict[int, int]) -> tuple[list[int], list[list[int]]]:
+    """A heap's trace replayed: the bytes that are live after each event, and the groups of `live_at_peak`."""
     owner: dict[int, int] = {}
     users: dict[int, int] = {}
     members: dict[int, list[int]] = {}
+    levels: list[int] = []
     live = peak = 0
     at_peak: list[int] = []
     for event in events:
@@ -145,9 +160,27 @@ def live_at_peak(events: Any, sizes: dict[int, int]) -> list[list[int]]:
             users[place] -= 1
             if users[place] == 0:
                 live -= sizes[place]
+        levels.append(live)
         if live > peak:
             peak, at_peak = live, [place for place, count in users.items() if count > 0]
-    return [members[place] for place in at_peak]
+    return levels, [members[place] for place in at_peak]
+
+
+def over_schedule(levels: Sequence[int], rest: int) -> tuple[tuple[float, int], ...]:
+    """Live bytes along a schedule, at most `STRETCHES` of them: of each stretch its largest.
+
+    Args:
+        levels: After each event of the heap.
+        rest: Bytes in use all the time.
+
+    Returns:
+        (share of the events, bytes), in order; the largest of all is among them.
+    """
+    size = -(-len(levels) // STRETCHES)
+    tops = (
+        max(range(at, min(at + size, len(levels))), key=levels.__getitem__) for at in range(0, len(levels), size or 1)
+    )
+    return tuple((at / len(levels), rest + levels[at]) for at in tops)
 
 
 def _described(program: HloProgram, logical: dict[int, Any], ids: list[int], size: int) -> list[Buffer]:

@@ -60,6 +60,9 @@ class MemoryReport:
     largest: tuple[Buffer, ...] = ()
     largest_are: str = ""
     """What `largest` holds: `LIVE_AT_PEAK` or `COMPILERS_LIST`."""
+    timeline: tuple[tuple[float, int], ...] = ()
+    """Bytes in use along the schedule: (share of its allocations and frees, bytes), the largest of each stretch; empty
+    where there is no buffer assignment."""
     memory_space: str = "hbm"
     """`hbm`, or the on-chip memory that a kernel's blocks did not fit (`vmem`): no batch size helps there."""
     notes: tuple[str, ...] = ()
@@ -102,8 +105,9 @@ class MemoryReport:
             fields = {key: value for key, value in data.items() if key not in derived}
             fields["largest"] = tuple(Buffer(**buffer) for buffer in fields["largest"])
             fields["notes"] = tuple(fields["notes"])
+            fields["timeline"] = tuple((float(place), int(size)) for place, size in fields.get("timeline", ()))
             return MemoryReport(**fields)
-        except (AttributeError, KeyError, TypeError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise TomatError(f"not a memory report of tomat plan ({error}); plan again.") from None
 
 

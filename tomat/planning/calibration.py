@@ -23,7 +23,7 @@ from tomat.hardware.chips import slice_named
 from tomat.profile.categories import Category
 
 if TYPE_CHECKING:
-    from tomat.training.config import TrainConfig
+    from tomat.settings.config import TrainConfig
 
 MEASUREMENTS_FILE = "calibration.yaml"
 RECORD_FILE = "calibration.json"
@@ -96,7 +96,7 @@ class CalibrationRow:
         Raises:
             TomatError: Its file is missing or is no configuration.
         """
-        from tomat.training.config import config_from_dict, load_config
+        from tomat.settings.config import config_from_dict, load_config
 
         if self.config is not None:
             return config_from_dict(self.config, source=f"the recorded run {self.name}")
@@ -253,7 +253,7 @@ def row_of_run(run_dir: Path) -> CalibrationRow:
     """
     from tomat.hardware.mfu import RunTimes
     from tomat.runs.log_lines import read_metrics
-    from tomat.training.config import recorded_config
+    from tomat.settings.config import recorded_config
 
     config_path, metrics_path = run_dir / CONFIG_FILE, run_dir / METRICS_FILE
     for path in (config_path, metrics_path):

@@ -16,17 +16,19 @@ from tomat.cost.estimate import StepEstimate, estimate_step
 from tomat.cost.memory import MemoryReport
 from tomat.density.crystal import Crystal
 from tomat.hardware.chips import Slice
+from tomat.inference.autoregressive import kept_bytes
 from tomat.inference.memory import SHARE
 from tomat.inference.parallel import atoms_near, tiling
 from tomat.inference.predictor import DecoderName, check_decoder, sequences_to_try
 from tomat.model.decoder import environment_of
+from tomat.model.kv_cache import KvCacheDtype, check_kv_cache_dtype
 from tomat.model.patch_atoms import Room
 from tomat.planning.compile.compiler import CompiledStep, compile_step
 from tomat.planning.compile.decoding import DecoderBatch
 from tomat.planning.compile.process import Limits
 from tomat.planning.compile.topology import data_axis_size
 from tomat.planning.plan import Interval
-from tomat.training.config import TrainConfig
+from tomat.settings.config import TrainConfig
 
 
 @dataclass(frozen=True)
@@ -105,6 +107,14 @@ class DecoderPlan:
         )
 
     @property
+    def kv_cache_bytes(self) -> int | None:
+        """Of the keys and values that a device keeps; None of the parallel decoder, which keeps none."""
+        if self.batch.decoder == "parallel":
+            return None
+        patches = self.batch.patches // data_axis_size(self.config, self.slice_.n_devices)
+        return kept_bytes(self.config, patches, self.batch.kv_cache_dtype)
+
+    @property
     def batches(self) -> int:
         """Of the cell."""
         return -(-self.cell.patches // self.batch.patches)
@@ -126,6 +136,8 @@ class DecoderPlan:
         return {
             "decoder": self.batch.decoder,
             "rounds": self.batch.rounds,
+            "kv_cache_dtype": None if self.kv_cache_bytes is None else self.batch.kv_cache_dtype,
+            "kv_cache_bytes": self.kv_cache_bytes,
             "fits": self.fits,
             "patches_at_a_time": self.batch.patches,
             "patches_at_a_time_per_device": self.batch.patches // data_axis_size(self.config, self.slice_.n_devices),
@@ -152,6 +164,7 @@ def plan_decoder(
     cell: Cell,
     decoder: DecoderName,
     rounds: int = 1,
+    kv_cache_dtype: KvCacheDtype = "compute",
     *,
     cache_dir: Path | None = None,
     limits: Limits | None = None,
@@ -164,12 +177,14 @@ def plan_decoder(
             device fits is an answer.
     """
     check_decoder(config, decoder, rounds)
+    check_kv_cache_dtype(kv_cache_dtype, decoder)
     devices = data_axis_size(config, slice_.n_devices)
     first = patches = sequences_to_try(decoder, cell.patches, devices)
 
     def compiled_for(patches: int, memory_only: bool) -> tuple[DecoderBatch, CompiledStep]:
         on_stage(f"{counted(patches, 'patch', 'patches')} at a time")
-        batch = DecoderBatch(decoder, patches, prod(cell.patch_shape), cell.room.atoms, cell.room.elements, rounds)
+        room, n_voxels = cell.room, prod(cell.patch_shape)
+        batch = DecoderBatch(decoder, patches, n_voxels, room.atoms, room.elements, rounds, kv_cache_dtype)
         how = {"cache_dir": cache_dir, "limits": limits, "on_stage": on_stage}
         return batch, compile_step(config, slice_, decode=batch, memory_only=memory_only, **how)
 

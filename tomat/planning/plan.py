@@ -23,7 +23,7 @@ from tomat.planning.compile.process import Limits
 from tomat.profile.breakdown import Breakdown
 
 if TYPE_CHECKING:
-    from tomat.training.config import TrainConfig
+    from tomat.settings.config import TrainConfig
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ class Plan:
 
     def to_dict(self) -> dict[str, Any]:
         """For a JSON report: bytes, seconds, fractions; all of one device but for the utilisation."""
-        from tomat.training.config import config_hash
+        from tomat.settings.config import config_hash
 
         memory, seconds = self.compiled.memory, self.step_seconds
         return {

@@ -88,9 +88,16 @@ def step_windows(device: DeviceTrace, host: HostTrace, main: str, notes: set[str
 
 
 def _dispatched_ahead(marks: list[StepMark], runs: list[ModuleRun]) -> bool:
-    """Whether a mark begins inside an execution (`runs`, by their start)."""
-    begun = np.searchsorted([run.start_ps for run in runs], [mark.start_ps for mark in marks])
-    return any(i > 0 and mark.start_ps < runs[i - 1].end_ps for i, mark in zip(begun.tolist(), marks, strict=True))
+    """Whether a mark begins inside an execution (`runs`, by their start), or several executions after the last mark.
+
+    The latter is a device that begins late: steps were dispatched before the first of them ran.
+    """
+    marked = sorted(mark.start_ps for mark in marks)
+    begun = np.searchsorted([run.start_ps for run in runs], marked)
+    if any(i > 0 and start < runs[i - 1].end_ps for i, start in zip(begun.tolist(), marked, strict=True)):
+        return True
+    executed = np.diff([*begun, len(runs)])
+    return len(marks) > 1 and bool(executed[-1] > max(1, *executed[:-1]))
 
 
 def _windows(

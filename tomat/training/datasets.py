@@ -13,9 +13,10 @@ from tomat.codec.base import DensityCodec
 from tomat.density.demo.embedded import SPLITS
 from tomat.model.environment import EnvironmentConfig, EnvironmentTables, environment_tables
 from tomat.runs.data_record import Contents
+from tomat.settings.config import TrainConfig
+from tomat.settings.data import DataConfig
 from tomat.tokens.demo import write_demo_shards
 from tomat.tokens.shards import ShardSet, open_shards
-from tomat.training.config import DataConfig, TrainConfig
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from levanter.callbacks import ProgressEvent, StepInfo
 from levanter.trainer import Trainer
 from levanter.trainer_state import TrainerState
 
+from tomat.settings.pause import PauseConfig
 from tomat.training.guards.loss import GuardedState
 from tomat.training.loader import TokenExample
 
@@ -57,6 +58,7 @@ def training_steps(
     ahead: int,
     pauses_after: Callable[[int], bool],
     asks: Callable[[], bool],
+    rest: PauseConfig | None = None,
 ) -> Iterator[StepInfo[Any]]:
     """`Trainer.training_steps` with up to `ahead` steps dispatched beyond the one whose loss is read.
 
@@ -75,9 +77,13 @@ def training_steps(
         pauses_after: Given how many steps are done, whether to pause there; the same on every process.
         asks: Whether this process wants a pause. Several hosts make it after the same step, at most `ahead` + 1 steps
             after those that are dispatched as one of them asks.
+        rest: When the devices are left to others for a while; everything in flight is read before. None: never.
     """
+    rest = rest or PauseConfig()
     if ahead == 0:
-        yield from trainer.training_steps(state, batches)
+        for info in trainer.training_steps(state, batches):
+            yield info
+            _rest(rest, info.next_step)
         return
     done = first = int(state.step)
     flying: deque[_InFlight] = deque()
@@ -113,12 +119,19 @@ def training_steps(
         flying.append(_InFlight(done, scalars, asked, began, loading_seconds))
         while len(flying) > ahead:
             yield read(flying.popleft())
-        if done == first + 1 or pauses_after(done) or agreed or (alone and asks()):
+        if done == first + 1 or pauses_after(done) or rest.is_after(done) or agreed or (alone and asks()):
             while flying:
                 yield read(flying.popleft())
             agreed = False
+            _rest(rest, done)
     while flying:
         yield read(flying.popleft())
+
+
+def _rest(rest: PauseConfig, done: int) -> None:
+    """Leave the devices to others, if there is a pause once so many steps are done."""
+    if rest.is_after(done):
+        time.sleep(rest.seconds)
 
 
 def _dispatch(trainer: Trainer, state: TrainerState, batch: TokenExample, step: int) -> tuple[TrainerState, Any]:

@@ -13,7 +13,7 @@ from tomat.base.errors import TomatError
 from tomat.runs.history import append_event
 from tomat.runs.lock import RunLock, hold_run
 from tomat.runs.published import fetch, is_remote, publish
-from tomat.training.config import TrainConfig
+from tomat.settings.config import TrainConfig
 from tomat.training.preemption import StopRequest
 
 

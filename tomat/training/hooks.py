@@ -23,8 +23,8 @@ from tomat.base.reporting import console
 from tomat.loss.density_loss import evaluation_sums
 from tomat.model.decoder import environment_of
 from tomat.model.patch_atoms import RowAtoms
+from tomat.settings.config import TrainConfig
 from tomat.tokens.shards import ShardSet
-from tomat.training.config import TrainConfig
 from tomat.training.datasets import Datasets
 from tomat.training.folder import RunFolder
 from tomat.training.loader import ShardDataset, token_loader
@@ -44,6 +44,7 @@ def shuffled_rows(config: TrainConfig, shards: ShardSet, epochs: int | None = No
         seed=config.trainer.seed + DATA_KEY,
         seq_len=config.seq_len,
         verify_checksums=config.data.verify_checksums,
+        in_memory=config.data.in_memory,
         epochs=epochs,
         atoms=None if environment is None else RowAtoms(shards, environment),
     )

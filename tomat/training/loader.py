@@ -25,14 +25,12 @@ from levanter.data.loader import DataLoader
 
 from tomat.base.errors import TomatError
 from tomat.model.environment import PatchAtoms
+from tomat.settings.data import BUFFERED_BATCHES
 from tomat.tokens.shards import ShardSet
 from tomat.tokens.shuffle import IN_ORDER_WINDOW_BLOCKS, BlockShuffleConfig, ShuffledIndex
 
 READ_AHEAD_BLOCKS = 32
 """Blocks being read ahead at one time, besides those that a batch waits for."""
-
-BUFFERED_BATCHES = 8
-"""Batches made ahead of the step that uses them. A batch of 128 x 8,192 tokens is 4 MiB."""
 
 
 class TokenExample(eqx.Module):
@@ -57,6 +55,7 @@ class ShardDataset(AsyncDataset[TokenExample]):
         seq_len: tokens of each row that are used, from its start, at most the set's context; None: all of them.
         epochs: passes over the set; None: without end.
         verify_checksums: check each block as it is read.
+        in_memory: keep every block that has been read.
         atoms: gives the atoms near a row's patch; None: the model does not read them.
 
     Raises:
@@ -72,6 +71,7 @@ class ShardDataset(AsyncDataset[TokenExample]):
         seq_len: int | None = None,
         epochs: int | None = None,
         verify_checksums: bool = True,
+        in_memory: bool = False,
         atoms: Callable[[int], PatchAtoms] | None = None,
     ):
         super().__init__()
@@ -90,7 +90,8 @@ class ShardDataset(AsyncDataset[TokenExample]):
         window_blocks = IN_ORDER_WINDOW_BLOCKS if shuffle.perm_type == "none" else shuffle.window_blocks
         chunks = -(-shards.rows // shards.block_rows)
         # Where windows do not begin with a chunk (`none`, any block size), one chunk more touches each.
-        self._capacity_blocks = min(chunks, 2 * (window_blocks * shuffle.io_block_size // shards.block_rows + 1))
+        windows = 2 * (window_blocks * shuffle.io_block_size // shards.block_rows + 1)
+        self._capacity_blocks = chunks if in_memory else min(chunks, windows)
         self.cache_bytes = self._capacity_blocks * shards.block_rows * shards.context * 2
         """Bytes of decoded blocks kept at most."""
         self.blocks_read = 0
@@ -204,6 +205,7 @@ def token_loader(
     *,
     mesh: Mesh,
     axis_resources: ResourceMapping,
+    buffered_batches: int = BUFFERED_BATCHES,
 ) -> DataLoader[TokenExample]:
     """Levanter's `DataLoader` over a `ShardDataset` or a view of one; `iter_from_step(step)` begins at any step.
 
@@ -216,6 +218,8 @@ def token_loader(
         batch_size: sequences a step over all processes.
         mesh: the mesh the batches are laid out on.
         axis_resources: where the batch axis lies on the mesh (the trainer's `compute_axis_mapping`).
+        buffered_batches: batches made ahead of the step that uses them (`data.prefetch_batches`). A batch of 128 x
+            8,192 tokens is 4 MiB.
 
     Raises:
         ValueError: a batch that the devices cannot share evenly.
@@ -223,7 +227,7 @@ def token_loader(
     return DataLoader(
         dataset,
         batch_size,
-        max_buffered_batches=BUFFERED_BATCHES,
+        max_buffered_batches=buffered_batches,
         fetch_batch_size=1,
         mesh=mesh,
         axis_resources=axis_resources,

@@ -115,6 +115,7 @@ class TrainingLoop:
                     ahead=self._config.dispatch_ahead,
                     pauses_after=self._pauses_after,
                     asks=lambda: self._stop.asked or self._checkpointer.interval_is_over,
+                    rest=self._config.pause,
                 )
                 for info in steps:
                     if self._is_ended_by(info):
@@ -148,6 +149,7 @@ class TrainingLoop:
             self._config.batch_size,
             mesh=self._trainer.device_mesh,
             axis_resources=self._trainer.compute_axis_mapping,
+            buffered_batches=self._config.data.prefetch_batches,
         )
         return loader.iter_from_step(self._first_step)
 
@@ -162,7 +164,7 @@ class TrainingLoop:
     def _is_ended_by(self, info: Any) -> bool:
         """Report the step just read, and save it where its state is there; says whether the run is to stop after it."""
         self._losses.append(float(info.loss))
-        if info.step == 0 and self._start.weights is None:
+        if info.step == 0 and self._start.weights is None and self._config.distillation is None:
             self._check_first_loss()
         last = info.next_step >= self._total_steps
         if last:

@@ -14,7 +14,7 @@ from tomat.hardware.flops import (
     useful_training_flops,
 )
 from tomat.hardware.mfu import LiveMfu, StepWork
-from tomat.training.config import TrainConfig
+from tomat.settings.config import TrainConfig
 
 TYPICAL_ATOMS = 12
 """Atoms of the median material of the Materials Project set; the preamble's length follows from them."""

@@ -33,7 +33,7 @@ from tomat.runs.checkpoints import (
 from tomat.runs.data_record import DATA_EVENT, ContentChanges, RecordedData, recorded_contents
 from tomat.runs.history import Event, append_event, last_event, read_events
 from tomat.runs.record import read_codec, read_config, temporary_place
-from tomat.training.config import TrainConfig
+from tomat.settings.config import TrainConfig
 from tomat.training.datasets import Datasets
 from tomat.training.resume import Changes, allowed_changes, changed_keys, plain_values, refuse_changes
 

@@ -7,14 +7,12 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from types import FrameType
 
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from tomat.base.errors import TomatError
 from tomat.base.layout import INTERRUPTED_STATUS, STOPPED_STATUS
 from tomat.base.regions import instance_metadata
 
@@ -27,24 +25,6 @@ pass it on once more."""
 NOTICES = {"preempted": ("TRUE",), "maintenance-event": ("TERMINATE_ON_HOST_MAINTENANCE",)}
 """Keys of `http://metadata.google.internal/computeMetadata/v1/instance/` and the values that announce the end of the
 machine (Compute Engine documentation: "Create and use Spot VMs", "Monitor and plan for a host maintenance event")."""
-
-
-@dataclass(frozen=True)
-class PreemptionConfig:
-    """How a run reacts to losing its machine."""
-
-    grace_seconds: float = 25.0
-    """From SIGTERM to the end of the process, at most: the step, the checkpoint with its commit, the trackers. A v6e
-    that is taken away leaves 30 s."""
-    maintenance_notice: bool = True
-    """On a TPU VM, stop as on SIGTERM when its metadata server announces a preemption or a maintenance that ends it."""
-    poll_seconds: float = 2.0
-    """How often the metadata server is asked."""
-
-    def __post_init__(self) -> None:
-        for name in ("grace_seconds", "poll_seconds"):
-            if not getattr(self, name) > 0:
-                raise TomatError(f"preemption.{name} is {getattr(self, name)}; expected a number of seconds above 0.")
 
 
 class StopRequest:

@@ -23,8 +23,8 @@ from levanter.trainer_state import TrainerState
 
 from tomat.base.errors import TomatError
 from tomat.runs.checkpoints import AVERAGED, Checkpoint, array_shapes, weights_kind
-from tomat.training.config import TrainConfig
-from tomat.training.step import model_initialiser
+from tomat.settings.config import TrainConfig
+from tomat.training.step import Subject, model_initialiser
 
 STACKED, BLOCK = ".stacked", ".blocks[{}]"
 """How the path of an array inside Haliax's `Stacked` and `BlockSeq` (0.2.227) says which layers it holds."""
@@ -34,7 +34,11 @@ MODEL_KEY, TRAINING_KEY = 0, 1
 
 
 def initial_state(
-    config: TrainConfig, trainer: Trainer, source: Checkpoint | None, weights: Checkpoint | None
+    config: TrainConfig,
+    trainer: Trainer,
+    source: Checkpoint | None,
+    weights: Checkpoint | None,
+    subject: Subject | None = None,
 ) -> TrainerState:
     """The state that a run begins with: a checkpoint's, fresh, or fresh but for the weights of a checkpoint.
 
@@ -43,6 +47,7 @@ def initial_state(
         trainer: Its trainer, entered.
         source: Holds the whole state; the checkpoint that the trainer's configuration names.
         weights: Holds the weights; None where there is a `source`.
+        subject: What is trained where that is not the model of the configuration alone.
 
     Raises:
         TomatError: A checkpoint of another model or optimizer, or of one whose layers cannot be rearranged to the run's
@@ -52,6 +57,11 @@ def initial_state(
     training_key, model_key = (jax.random.fold_in(seed_key, number) for number in (TRAINING_KEY, MODEL_KEY))
     loaded = source or weights
     try:
+        if subject is not None:
+            # As the argument of a compiled function, so that the first step gets what every later one gets: given as
+            # `model`, the step was compiled twice.
+            begin = jax.tree_util.Partial(lambda model: model, subject.model)
+            return trainer.initial_state(training_key, model_init=begin, is_trainable=subject.is_trainable)
         if weights is not None:
             model, _ = load_weights(config, weights.path, trainer.parameter_axis_mapping, trainer.device_mesh)
             return _begin_with_weights(trainer, training_key, model)

@@ -15,14 +15,16 @@ from tomat.base.errors import TomatError
 from tomat.runs.checkpoints import survey
 from tomat.runs.published import is_remote
 from tomat.runs.record import read_config
-from tomat.training.config import TrainConfig
+from tomat.settings.config import TrainConfig
 
 FIXED_KEYS = (
     "data",
     "model",
     "loss",
     "optimizer",
+    "optimizer_state_dtype",
     "density_dropout",
+    "distillation",
     "trainer.train_batch_size",
     "trainer.num_train_steps",
     "trainer.seed",
@@ -35,12 +37,15 @@ FIXED_KEYS = (
 FREE_KEYS = (
     "data.input",
     "data.verify_checksums",
+    "data.prefetch_batches",
+    "data.in_memory",
     "model.attn_backend",
     "model.flash_attention_block_size",
     "model.gradient_checkpointing",
     "model.qk_rotary",
     "model.scan_layers",
     "model.splash",
+    "model.whole_head",
     "model.reference_checkpoint",
     "model.tokenizer",
     "loss.block_positions",
@@ -52,6 +57,7 @@ FREE_KEYS = (
 
 ADDED_KEYS = {
     "density_dropout": 0.0,
+    "model.embedding_skip": 0.0,
     "data.codec_floor": 0.01,
     "data.validation_share": 0.1,
     "data.split_seed": 0,

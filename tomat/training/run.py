@@ -5,6 +5,7 @@ names, the folders of its profile and its checkpoints, and Levanter's log.
 """
 
 import contextlib
+from collections.abc import Callable
 
 import jax
 import yaml
@@ -16,22 +17,31 @@ from tomat.base.reporting import console, write_text
 from tomat.codec.files import write_codec
 from tomat.density.promolecule import Promolecule
 from tomat.model.decoder import environment_of
-from tomat.runs.history import read_events
+from tomat.runs.history import last_event, read_events
 from tomat.runs.log_lines import truncate_metrics
-from tomat.training.config import TrainConfig, config_hash
+from tomat.runs.run_log import Asked
+from tomat.settings.config import TrainConfig, config_hash
 from tomat.training.datasets import Datasets, open_datasets, run_tables, value_table
 from tomat.training.folder import RunFolder
 from tomat.training.guards.watch import RunGuards
+from tomat.training.logged import logged
 from tomat.training.loop import TrainingLoop, TrainResult, count_parameters
 from tomat.training.origins import Continuation, Start, plan_start
 from tomat.training.preemption import StopRequest
 from tomat.training.restore import initial_state
 from tomat.training.startup import connect, initialise
-from tomat.training.step import build_trainer
+from tomat.training.step import Subject, build_trainer
+
+SUBJECT_EVENT = "subject"
+"""Of the run's history: what is trained, by content."""
 
 
 def train(
-    config: TrainConfig, continuation: Continuation | None = None, stop: StopRequest | None = None
+    config: TrainConfig,
+    continuation: Continuation | None = None,
+    stop: StopRequest | None = None,
+    asked: Asked | None = None,
+    open_subject: Callable[[TrainConfig, Datasets], Subject] | None = None,
 ) -> TrainResult:
     """Train until `trainer.num_train_steps`, from the newest whole checkpoint of the run where there is one.
 
@@ -39,6 +49,8 @@ def train(
         config: The run.
         continuation: Allowed changes, a fork, a warm start; None: none of them.
         stop: Listening already, where a command does more than train; None: SIGTERM and Ctrl-C are listened to here.
+        asked: How the run was asked for, for the log of its output folder; None: by Python.
+        open_subject: Loads what is trained, where that is not the model of the configuration alone (`distillation`).
 
     Raises:
         TomatError: Data, configuration, devices or a checkpoint that do not go together, another process that trains
@@ -88,15 +100,24 @@ def train(
             tables = run_tables(datasets, environment_of(config.model))
             if tables is not None and start.first_step > 0:
                 _check_promolecule(datasets, folder)
-            trainer = run.enter_context(build_trainer(config, trainer_config, value_table(datasets.codec), tables))
+            subject = None if open_subject is None else open_subject(config, datasets)
+            if subject is not None:
+                _check_subject(subject, start, folder)
+            trainer = run.enter_context(
+                build_trainer(config, trainer_config, value_table(datasets.codec), tables, subject)
+            )
             run.callback(folder.publish)
             run.callback(trainer.tracker.finish)
-            state = initial_state(config, trainer, start.source, start.weights)
+            state = initial_state(config, trainer, start.source, start.weights, subject)
 
             # What begins is written down only now: a resume that fails leaves the run as it was.
             if first:
                 start = _record(start, datasets, guards, folder)
+                if subject is not None and last_event(read_events(folder.path), SUBJECT_EVENT) is None:
+                    folder.record(SUBJECT_EVENT, start.first_step, **subject.record)
             stop.step = int(state.step)
+            if first and stop.step < config.trainer.num_train_steps:
+                run.enter_context(logged(folder, asked or Asked(), stop.step))
             run.enter_context(folder.recording_early_end(stop))
             if first:
                 _announce(datasets, state, start, folder)
@@ -134,6 +155,25 @@ def _check_promolecule(datasets: Datasets, folder: RunFolder) -> None:
             f"run '{folder.config.run_name}' learnt with the promolecule {before.sha256[:12]} ({path}) and "
             f"{datasets.train.url} has {now.sha256[:12]}; use the set that it was trained on, or another run_name."
         )
+
+
+def _check_subject(subject: Subject, start: Start, folder: RunFolder) -> None:
+    """Refuse to go on with another teacher or another begin than the run had, and weights that it has no place for.
+
+    Raises:
+        TomatError: With what differs.
+    """
+    if start.weights is not None:
+        raise TomatError("--warm_start does not go with distillation, which begins with distillation.quantised.")
+    begun = last_event(read_events(folder.path), SUBJECT_EVENT)
+    if begun is None or start.first_step == 0:
+        return
+    for key, now in subject.record.items():
+        if begun.get(key) != now:
+            raise TomatError(
+                f"run '{folder.config.run_name}' began with {key} {begun.get(key)} and finds {now} now; put back what "
+                "it began with, or use another run_name."
+            )
 
 
 def _record(start: Start, datasets: Datasets, guards: RunGuards, folder: RunFolder) -> Start:

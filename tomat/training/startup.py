@@ -17,7 +17,7 @@ from levanter.trainer import TrainerConfig
 from tomat.base.errors import TomatError
 from tomat.base.layout import METRICS_FILE
 from tomat.model.devices import ignore_absent_tpu
-from tomat.training.config import TrainConfig
+from tomat.settings.config import TrainConfig
 from tomat.training.tracking import JsonLinesTrackerConfig
 
 

@@ -3,7 +3,7 @@
 The trainer runs this step; the planner compiles the same one for a TPU slice without a TPU.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -24,10 +24,11 @@ from tomat.loss.density_loss import density_loss
 from tomat.loss.target import DensityTarget
 from tomat.model.decoder import environment_of, hidden_and_head
 from tomat.model.environment import EnvironmentTables
+from tomat.settings.config import TrainConfig
 from tomat.tokens.vocabulary import DENSITY_START, PAD
-from tomat.training.config import TrainConfig
 from tomat.training.guards.loss import guard_updates
 from tomat.training.loader import TokenExample
+from tomat.training.state_dtype import with_state_dtype
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,21 +56,37 @@ class DensityLossFunction:
         """
         if self.gather_mapping is not None:
             model = _gathered(model, self.gather_mapping)
-        tokens, unread = example.tokens, None
-        if self.density_dropout > 0 and key is not None:
-            rows_key, key = jax.random.split(key)
-            batch = tokens.resolve_axis("batch")
-            # As many as the share says, up to one; which, by chance.
-            more, order = jax.random.split(rows_key)
-            count = jnp.floor(self.density_dropout * batch.size + jax.random.uniform(more))
-            unread = NamedArray(jax.random.permutation(order, batch.size) < count, (batch,))
-            tokens = without_density(tokens, unread)
+        tokens, unread, key = self.read(example.tokens, key)
         hidden, head = hidden_and_head(model, tokens, example.atoms, self.environment, key=key)
         loss, metrics = density_loss(
             hidden, head, example.tokens, config=self.config, target=self.target, unread=unread
         )
-        # All are means over sequences, so that their mean over equal microbatches is exact.
-        return loss, {name: Metric.from_value(value, ReductionType.MEAN) for name, value in metrics.items()}
+        return loss, mean_metrics(metrics)
+
+    def read(
+        self, tokens: NamedArray, key: PRNGKeyArray | None
+    ) -> tuple[NamedArray, NamedArray | None, PRNGKeyArray | None]:
+        """Ids as the model reads them, which rows are without their density (None: no row can be), and the next key.
+
+        Args:
+            tokens: int32 `[batch, position]`.
+            key: Decides which rows; None: every row is read whole.
+        """
+        if self.density_dropout == 0 or key is None:
+            return tokens, None, key
+        rows_key, key = jax.random.split(key)
+        batch = tokens.resolve_axis("batch")
+        # As many as the share says, up to one; which, by chance.
+        more, order = jax.random.split(rows_key)
+        count = jnp.floor(self.density_dropout * batch.size + jax.random.uniform(more))
+        unread = NamedArray(jax.random.permutation(order, batch.size) < count, (batch,))
+        return without_density(tokens, unread), unread, key
+
+
+def mean_metrics(metrics: Mapping[str, jax.Array]) -> dict[str, Metric]:
+    """Metrics as Levanter's trainer takes them: means over sequences, so that their mean over equal microbatches is
+    exact."""
+    return {name: Metric.from_value(value, ReductionType.MEAN) for name, value in metrics.items()}
 
 
 def without_density(tokens: NamedArray, unread: NamedArray) -> NamedArray:
@@ -100,6 +117,20 @@ def _gathered(model: LmHeadModel, mapping: ResourceMapping) -> LmHeadModel:
     return jax.tree.map(gather, model, is_leaf=lambda leaf: isinstance(leaf, NamedArray))
 
 
+@dataclass(frozen=True, eq=False)
+class Subject:
+    """What a run trains where that is not the model of its configuration with weights of its own."""
+
+    model: Any
+    """To begin with, whole; what of it is not trained is taken from here at every start."""
+    is_trainable: Any
+    """True or False for each part of it, as Levanter's trainer takes them."""
+    loss_of: Callable[[DensityLossFunction], Any]
+    """Its loss, of that of the data."""
+    record: Mapping[str, Any]
+    """What it is made of, by content: the same whenever the run goes on."""
+
+
 def density_target(config: TrainConfig, value_table: np.ndarray | None) -> DensityTarget:
     """What a run predicts.
 
@@ -116,6 +147,7 @@ def build_trainer(
     trainer_config: TrainerConfig,
     value_table: np.ndarray | None,
     environment: EnvironmentTables | None = None,
+    subject: Subject | None = None,
 ) -> Trainer:
     """Levanter's trainer with tomat's loss and the configured optimizer, guarded, without hooks.
 
@@ -124,22 +156,29 @@ def build_trainer(
         trainer_config: `config.trainer_config()`, initialised.
         value_table: float32 `[n_density_tokens]`, e/A^3; None for two tokens per voxel.
         environment: For a model with `model.environment`.
+        subject: What is trained, for a run with `distillation`.
 
     Raises:
-        TomatError: The model has one and there are no tables for it.
+        TomatError: The model has an environment and there are no tables for it; or no subject for a distillation.
     """
+    if subject is None:
+        config.check_step()
     if environment_of(config.model) is not None and environment is None:
         raise TomatError(
             "model.environment needs a promolecule, and the data have none: tokenise them again, with a codec of one "
             "token a voxel, or leave model.environment out."
         )
-    optimizer = guard_updates(config.optimizer.build(trainer_config.num_train_steps), config.guards)
+    optimizer = config.optimizer.build(trainer_config.num_train_steps)
+    if config.optimizer_state_dtype is not None:
+        optimizer = with_state_dtype(optimizer, config.optimizer_state_dtype)
+    optimizer = guard_updates(optimizer, config.guards)
     gather = config.trainer_config().compute_axis_mapping if config.sharding == "zero1" else None
     loss_function = DensityLossFunction(
         config.loss, density_target(config, value_table), gather, environment, config.density_dropout
     )
+    loss = loss_function if subject is None else subject.loss_of(loss_function)
     # Levanter 0.2.227 types the loss with arguments that its trainer never passes.
-    return Trainer(trainer_config, optimizer, cast(Any, loss_function), add_default_hooks=False)
+    return Trainer(trainer_config, optimizer, cast(Any, loss), add_default_hooks=False)
 
 
 def model_initialiser(config: TrainConfig, key: PRNGKeyArray) -> Callable[[], LmHeadModel]:

@@ -33,12 +33,16 @@ def operations(program: str) -> Counter:
 
 
 @pytest.mark.parametrize(
-    ("decoder", "rounds", "decode"),
-    [("parallel", 2, decode_parallel), ("autoregressive", 1, decode_autoregressive)],
+    ("decoder", "rounds", "decode", "kept"),
+    [
+        ("parallel", 2, decode_parallel, "compute"),
+        ("autoregressive", 1, decode_autoregressive, "compute"),
+        ("autoregressive", 1, decode_autoregressive, "int8"),
+    ],
 )
-def test_the_predictors_operations(fresh, decoder, rounds, decode):
+def test_the_predictors_operations(fresh, decoder, rounds, decode, kept):
     run, crystal = fresh
-    predictor = RunPredictor(run, rounds, decoder)
+    predictor = RunPredictor(run, rounds, decoder, kv_cache_dtype=kept)
     patches = cell_patches(run, crystal, GRID)
     n_voxels, trainer = prod(patches.patch_shape), run.config.trainer_config()
     numbers = np.arange(len(patches.anchors), dtype=np.int32)
@@ -48,7 +52,7 @@ def test_the_predictors_operations(fresh, decoder, rounds, decode):
         arguments = predictor._arguments(model, first_rows(arrays, PATCHES), n_voxels)
         predicted = operations(decode.lower(*arguments).as_text())
         room = [patches.arrays[name].shape[1] for name in ("numbers", "kinds")]
-        batch = DecoderBatch(decoder, PATCHES, n_voxels, *room, rounds)
+        batch = DecoderBatch(decoder, PATCHES, n_voxels, *room, rounds, kept)
         table = stand_in_table(run.config)
         planned = operations(lower_decoder(run.config, trainer.device_mesh, batch, table).as_text())
     assert planned == predicted

@@ -13,7 +13,7 @@ from levanter.tracker import NoopConfig
 from tomat.base.errors import TomatError
 from tomat.planning.compile.child import set_jax_options
 from tomat.planning.compile.lowering import lower_step, stand_in_table
-from tomat.training.config import load_config
+from tomat.settings.config import load_config
 from tomat.training.loader import TokenExample
 from tomat.training.step import build_trainer, model_initialiser
 

@@ -21,11 +21,11 @@ from tomat.codec.lloyd_max import fit_lloyd_max
 from tomat.inference.trained import load_trained
 from tomat.runs.history import read_events
 from tomat.runs.log_lines import read_metrics
+from tomat.settings.config import TrainConfig, load_config
 from tomat.tokens.manifest_text import parse_manifest
 from tomat.tokens.shards import open_shards
 from tomat.tokens.shuffle import ShuffledIndex
 from tomat.training import dispatch
-from tomat.training.config import TrainConfig, load_config
 from tomat.training.datasets import open_datasets
 from tomat.training.hooks import DATA_KEY
 from tomat.training.run import train

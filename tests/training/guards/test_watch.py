@@ -21,8 +21,8 @@ from levanter.tracker import CompositeTracker
 
 from tomat.base.errors import RetryableError, TomatError
 from tomat.base.layout import HUNG_STATUS
-from tomat.training.config import config_from_dict, load_config
-from tomat.training.guards.config import SPIKE_HISTORY, GuardsConfig
+from tomat.settings.config import config_from_dict, load_config
+from tomat.settings.guards import SPIKE_HISTORY, GuardsConfig
 from tomat.training.guards.loss import GuardedState, guard_updates, spike_limit
 from tomat.training.guards.room import check_free_space, explaining_full_storage, full_storage_cause
 from tomat.training.guards.start import check_clocks, check_run_regions, clock_warnings, storage_clock_skew

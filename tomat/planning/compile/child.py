@@ -46,7 +46,7 @@ def _compile(request: dict[str, Any]) -> None:
     from tomat.planning.compile.decoding import DecoderBatch, lower_decoder
     from tomat.planning.compile.lowering import lower_step, stand_in_table
     from tomat.planning.compile.topology import slice_mesh, topology_devices
-    from tomat.training.config import config_from_dict
+    from tomat.settings.config import config_from_dict
 
     say("starting")
     slice_ = slice_named(request["slice"])

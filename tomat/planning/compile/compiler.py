@@ -33,13 +33,14 @@ if TYPE_CHECKING:
     from tomat.cost.llo import OpSchedule
     from tomat.planning.compile.decoding import DecoderBatch  # imports JAX
     from tomat.profile.hlo import HloProgram
-    from tomat.training.config import TrainConfig
+    from tomat.settings.config import TrainConfig
 
 IRRELEVANT_KEYS = (
     "run_name", "output_dir", "purpose", "trackers", "evaluation", "tracking_dir", "baseline", "slice",
     "data.train", "data.validation", "data.shuffle", "data.verify_checksums", "data.patches_per_material",
-    "data.codec_objective", "trainer.checkpointer", "trainer.profiler", "trainer.seed", "trainer.steps_per_eval",
-    "trainer.max_eval_batches", "trainer.progress_watchdog",
+    "data.codec_objective", "data.prefetch_batches", "data.in_memory", "pause", "trainer.checkpointer",
+    "trainer.profiler", "trainer.seed", "trainer.steps_per_eval", "trainer.max_eval_batches",
+    "trainer.progress_watchdog",
 )  # fmt: skip
 """Keys that do not reach the compiled step. A key that is missing here costs a lowering (10 s), not a wrong answer."""
 
@@ -136,9 +137,11 @@ def compile_step(
             cache; and last `done`. Nothing of what is found before a process is started.
 
     Raises:
-        TomatError: No compiler, a batch that does not divide, a step that cannot be lowered or compiled, or a limit
-            that was passed. A program that needs too much memory is an answer, not an error.
+        TomatError: A run with `distillation`, no compiler, a batch that does not divide, a step that cannot be lowered
+            or compiled, or a limit that was passed. A program that needs too much memory is an answer, not an error.
     """
+    if decode is None:
+        config.check_step()
     compiler = compiler_version()
     limits = limits or Limits()
     devices = data_axis_size(config, slice_.n_devices)

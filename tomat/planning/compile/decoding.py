@@ -17,8 +17,9 @@ from tomat.base.errors import TomatError
 from tomat.inference.autoregressive import decode_autoregressive
 from tomat.inference.parallel import decode_parallel
 from tomat.model.decoder import environment_of
+from tomat.model.kv_cache import KvCacheDtype
 from tomat.planning.compile.lowering import placed, stand_in_tables
-from tomat.training.config import TrainConfig
+from tomat.settings.config import TrainConfig
 from tomat.training.step import model_initialiser
 
 
@@ -38,6 +39,8 @@ class DecoderBatch:
     """Of these atoms."""
     rounds: int = 1
     """Forward passes of the parallel decoder."""
+    kv_cache_dtype: KvCacheDtype = "compute"
+    """Of what the autoregressive decoder keeps."""
 
 
 def lower_decoder(
@@ -81,7 +84,8 @@ def lower_decoder(
         if batch.decoder == "parallel":
             return decode_parallel(whole, arrays, tables, means, batch.n_voxels, batch.rounds, *mapped)
         how = "median", temperature, seed
-        return decode_autoregressive(whole, arrays, tables, means, batch.n_voxels, *how, *mapped)
+        kept = batch.kv_cache_dtype
+        return decode_autoregressive(whole, arrays, tables, means, batch.n_voxels, *how, *mapped, kept)
 
     rest = (bin_values.shape, np.float32), ((), np.float32), ((), np.uint32)
     with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):

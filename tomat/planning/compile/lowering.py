@@ -25,7 +25,7 @@ from tomat.density.elements import SYMBOLS
 from tomat.model.decoder import environment_of
 from tomat.model.environment import DESCRIPTORS, EnvironmentConfig, EnvironmentTables, PatchAtoms
 from tomat.model.patch_atoms import SIDE, XYZ, atom_axis, kind_axis
-from tomat.training.config import TrainConfig
+from tomat.settings.config import TrainConfig
 from tomat.training.loader import TokenExample
 from tomat.training.step import build_trainer, model_initialiser
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from jax.sharding import Mesh
     from levanter.utils.mesh import MeshConfig
 
-    from tomat.training.config import TrainConfig
+    from tomat.settings.config import TrainConfig
 
 
 def planned_slice(config: TrainConfig, slice_name: str | None) -> Slice:

@@ -5,15 +5,8 @@ same as `tomat train`; overrides follow as `--a.b value`.
 """
 
 import sys
-from pathlib import Path
 
 from tomat.app.cli import main
 
-DEMO_CONFIG = Path(__file__).parent / "configs" / "train" / "demo.yaml"
-
 if __name__ == "__main__":
-    arguments = sys.argv[1:]
-    # A help request or a config of the user's own takes the demo's place.
-    if not any(word.split("=")[0].replace("-", "_") in ("__config_path", "_h", "__help") for word in arguments):
-        arguments = ["--config_path", str(DEMO_CONFIG), *arguments]
-    sys.exit(main(["train", *arguments]))
+    sys.exit(main(["train", *sys.argv[1:]]))

@@ -208,7 +208,7 @@ def test_files_that_the_wheel_takes_from_outside_exist():
         project = tomllib.load(file)
     taken = project["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"]
     for source, target in taken.items():
-        assert (ROOT / source).is_file()
+        assert (ROOT / source).exists()
         assert (ROOT / target).parent.is_dir() and not (ROOT / target).exists()
     module, _, function = project["project"]["scripts"]["tomat"].partition(":")
     assert callable(getattr(importlib.import_module(module), function))

@@ -79,7 +79,7 @@ def required(parser: Parser) -> list[str]:
         words += [group._group_actions[0].option_strings[0], "README.md"] if group.required else []
     for action in parser._actions:
         if action.required and action.dest not in ("config_path",):
-            value = {"run_dir": RUN, "bits": "4"}.get(action.dest, "README.md")
+            value = {"run_dir": RUN, "folders": RUN, "bits": "4"}.get(action.dest, "README.md")
             words += [action.option_strings[0], value] if action.option_strings else [value]
     return words
 
@@ -98,7 +98,10 @@ WRONG = [
     ("eval --run RUN --json README.md/x", "README.md, which is no folder"),
     ("eval --run RUN extra", "unrecognized arguments: extra"),
     ("eval --run RUN --batch 3", "unrecognized arguments: --batch 3"),
-    ("train --config_path nowhere.yaml", "nowhere.yaml does not exist; configs/train/ holds"),
+    (
+        "train --config_path nowhere.yaml",
+        "nowhere.yaml does not exist; these ship with tomat and are found",
+    ),
     ("train --config_path configs", "configs is a folder"),
     ("train CONFIG --trainer.num_train_stepz 3", "did you mean trainer.num_train_steps?"),
     ("train CONFIG --trainer.checkpointer.kep 3", "did you mean trainer.checkpointer.keep?"),
@@ -124,6 +127,8 @@ WRONG = [
     ("predict --run RUN --structure README.md --output x --format cube --augmentation_from README.md", "not cube"),
     ("predict --run RUN --structure README.md --output README.md", "--output README.md is a file"),
     ("predict --promolecule README.md --structure README.md --output x --seed 1", "--seed is for --run"),
+    ("predict --run RUN --structure README.md --output x --kv_cache_dtype int8", "add --decoder autoregressive"),
+    ("eval --run RUN --free_running --kv_cache_dtype int8", "is of the decoder autoregressive"),
     ("mfu CONFIG", "--step_seconds is missing"),
     ("mfu CONFIG --step_seconds nan", "--step_seconds: found 'nan', expected a finite number above 0"),
     ("mfu CONFIG --step_seconds 2 --slice v6e-5", "slice 'v6e-5' is not known"),
@@ -132,7 +137,7 @@ WRONG = [
     ("launch CONFIG --poll_seconds 0", "--poll_seconds: found '0'"),
     ("launch CONFIG", "--zone is missing"),
     ("retokenize --output x --patches 3", "did you mean patches_per_material?"),
-    ("retokenize --config_path nowhere.yaml", "configs/tokenize/ holds"),
+    ("retokenize --config_path nowhere.yaml", "found by name: v2-p14, v3-fill8k"),
     ("bench loss --hidden-dim 0", "--hidden_dim: found '0'"),
     ("bench chip --minutes 0", "--minutes: found '0'"),
     ("bench numerics --steps 1e3", "--steps: found '1e3'"),

@@ -15,7 +15,7 @@ import tomat
 from tomat.planning.compile import compiler, process
 from tomat.planning.compile.topology import planned_slice
 from tomat.planning.plan_cache import evict, keep
-from tomat.training.config import load_config
+from tomat.settings.config import load_config
 
 PACKAGE = Path(tomat.__file__).parent
 KEY = (
@@ -39,7 +39,7 @@ def test_every_file_that_the_step_compiles_is_in_the_key(tmp_path, figure):
     shutil.copytree(PACKAGE, tmp_path / "tomat", ignore=shutil.ignore_patterns("demo_data", "__pycache__"))
     before = key_of(tmp_path)
     unnoticed = []
-    for name in ("training/guards/loss.py", "training/guards/config.py", "loss/density_loss.py"):
+    for name in ("training/guards/loss.py", "settings/guards.py", "loss/density_loss.py"):
         file = tmp_path / "tomat" / name
         text = file.read_text()
         file.write_text(text + "\nCHANGED = 1\n")
@@ -137,7 +137,7 @@ def test_what_a_killed_compile_leaves_is_removed_by_the_next(tmp_path, monkeypat
     pytest.importorskip("libtpu", reason="the TPU compiler is not installed: uv sync --extra plan")
     code = (
         "from pathlib import Path; from tomat.planning.compile.compiler import compile_step; "
-        "from tomat.planning.compile.topology import planned_slice; from tomat.training.config import load_config\n"
+        "from tomat.planning.compile.topology import planned_slice; from tomat.settings.config import load_config\n"
         f"config = load_config(None, {CONFIG!r})\n"
         f"compile_step(config, planned_slice(config, 'v6e-4'), cache_dir=Path({str(tmp_path)!r}))"
     )

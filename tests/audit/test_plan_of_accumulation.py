@@ -6,7 +6,7 @@ import pytest
 
 from tomat.planning.compile.topology import planned_slice
 from tomat.planning.plan import Plan, make_plan
-from tomat.training.config import load_config
+from tomat.settings.config import load_config
 
 pytest.importorskip("libtpu", reason="the TPU compiler is not installed: uv sync --extra plan")
 

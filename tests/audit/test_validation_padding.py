@@ -24,7 +24,7 @@ from tomat.codec.lloyd_max import LloydMaxCodec
 from tomat.density.grid import DensityGrid
 from tomat.tokens.shards import open_shards
 from tomat.tokens.writer import write_shards
-from tomat.training.config import load_config
+from tomat.settings.config import load_config
 from tomat.training.folder import RunFolder
 from tomat.training.hooks import Evaluation
 from tomat.tokens.shuffle import BlockShuffleConfig

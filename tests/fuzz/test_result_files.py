@@ -22,7 +22,6 @@ from hypothesis import HealthCheck, Phase, given, note, settings
 from hypothesis import strategies as st
 
 from tomat.app.eval_verbs import read_report
-from tomat.app.profile_verbs import load_breakdown
 from tomat.base.errors import TomatError
 from tomat.base.overrides import parse_overrides, read_yaml
 from tomat.evaluation.partial import PartialResults
@@ -33,6 +32,7 @@ from tomat.profile.breakdown import Breakdown, Roofs
 from tomat.profile.compare import compare
 from tomat.profile.hlo import HloProgram, Instruction
 from tomat.profile.hlo_files import program_from_text, serialise_program
+from tomat.profile.load import load_breakdown
 from tomat.profile.program_breakdown import compiler_seconds
 from tomat.profile.protos import new_message
 from tomat.profile.trace_builder import build_xspace

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 from density_folder import write_folder
+from html_reader import read_page
 from tiny_run import DEMO, tiny_run
 
 from tomat.app.cli import main
@@ -36,6 +37,10 @@ def test_a_folder_is_enough(tmp_path, monkeypatch, capsys):
     page = (run / "README.md").read_text()
     assert f"Held out of {densities}." in page and all(name in page for name in names)
     assert (run / "prediction.png").exists() and (run / "density.png").exists() and held
+    shown = read_page((run / "index.html").read_text())
+    assert "[index.html](index.html)" in page and all(name in shown.text for name in names)
+    [item] = shown.data["density-data"]["items"]
+    assert set(item["values"]) == {"density", "reference"} and "train/loss" in shown.text
 
     assert main(words) == 0
     assert "training is complete: 2 of 2 steps are done." in capsys.readouterr().out

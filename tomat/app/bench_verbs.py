@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tomat.base.arguments import (
+    config_file,
     count,
     existing_file,
     output_file,
@@ -27,9 +28,11 @@ MODULES = {
     "preemption": "tomat.bench.preemption",
     "profile": "tomat.bench.profile",
     "loss-tiles": "tomat.bench.loss_tiles",
+    "attention-tiles": "tomat.bench.attention_tiles",
     "chip": "tomat.bench.chip",
     "numerics": "tomat.bench.numerics.bench",
     "decode": "tomat.bench.decode",
+    "levanter": "tomat.bench.levanter",
     "scf-savings": "tomat.bench.scf_savings",
 }
 """Benchmark -> the module whose `run(args)` measures, prints, writes the figures to `args.json`; returns a status."""
@@ -37,6 +40,9 @@ MODULES = {
 DEFAULT_TILES = ("4096,256,512,32", "4096,512,512,32", "4096,256,1024,32", "4096,512,1024,32", "4096,512,512,16")
 """Candidates where none are given, as `LossTiles` orders its sizes. 4,096 resident rows keep the traffic of the head's
 gradient under the matmuls' time at widths up to 2,048 within 128 MiB of VMEM."""
+
+DEFAULT_ATTENTION_TILES = ("1024,512,1024,512", "1024,256,1024,256", "2048,512,2048,512", "2048,256,1024,512")
+"""Candidates where none are given: sizes of `model.whole_head`."""
 
 
 def register(subparsers: Benches) -> None:
@@ -50,9 +56,11 @@ def register(subparsers: Benches) -> None:
         _add_preemption,
         _add_profile,
         _add_loss_tiles,
+        _add_attention_tiles,
         _add_chip,
         _add_numerics,
         _add_decode,
+        _add_levanter,
         _add_scf_savings,
     )
     for add in flags:
@@ -168,11 +176,44 @@ def _add_loss_tiles(benches: Benches) -> None:
     parser.set_defaults(default_tiles=DEFAULT_TILES)  # as the default of --tiles, it would be added to
     blocks = "blocks of XLA's loss to compare with"
     _flag(parser, "--block_positions", [64, 128, 256, 512], blocks, type=positive_int, nargs="*")
-    parser.add_argument("--cache_dir", type=Path, help="what was compiled before (default: ~/.cache/tomat/loss-tiles)")
+    _add_compiling(parser, "loss-tiles")
+
+
+def _add_compiling(parser: argparse.ArgumentParser, name: str) -> None:
+    """Cache and limits of the candidates of a tuning, and whether its best goes into the table."""
+    parser.add_argument("--cache_dir", type=Path, help=f"what was compiled before (default: ~/.cache/tomat/{name})")
     _flag(parser, "--time_limit_seconds", 1800.0, "longest compile", type=positive_float)
     _flag(parser, "--memory_limit_gib", 16.0, "most memory of this machine", type=positive_float)
     _flag(parser, "--cache_gib", 2.0, "what the cache may hold", type=positive_float)
     parser.add_argument("--write", action="store_true", help="put the best tiles into tomat's table")
+
+
+def _add_attention_tiles(benches: Benches) -> None:
+    parser = benches.add_parser(
+        "attention-tiles",
+        help="tune the sizes of the attention kernels with the TPU compiler",
+        description="Compile one attention layer, forward and backward, for one chip of a slice, with JAX's splash "
+        "kernels and with tomat's, which hold a head in VMEM, in different sizes, and compare the times that the "
+        "compiler's schedules give. Needs libtpu, no TPU; one to three minutes a candidate. What was compiled is kept, "
+        "and found again.",
+    )
+    _flag(parser, "--slice", "v6e-1", "one chip of it")
+    _flag(parser, "--batch", 8, "sequences on the chip", type=positive_int)
+    _flag(parser, "--positions", 8192, "tokens of a sequence", type=positive_int)
+    _flag(parser, "--hidden_dim", 1024, "width of the model", type=positive_int)
+    _flag(parser, "--num_heads", 4, "heads of the queries", type=positive_int)
+    _flag(parser, "--num_kv_heads", 4, "heads of keys and values", type=positive_int)
+    _flag(parser, "--dtype", "bfloat16", "compute type", choices=["bfloat16", "float32"])
+    parser.add_argument(
+        "--tiles",
+        action="append",
+        metavar="BLOCK,ROWS,BLOCK_BWD,KEYS_BWD",
+        help="a candidate of model.whole_head; may be repeated (default: " + " ".join(DEFAULT_ATTENTION_TILES) + ")",
+    )
+    parser.set_defaults(default_tiles=DEFAULT_ATTENTION_TILES)  # as the default of --tiles, it would be added to
+    blocks = "tiles of the splash kernels to compare with"
+    _flag(parser, "--splash_blocks", [1024], blocks, type=positive_int, nargs="*")
+    _add_compiling(parser, "attention-tiles")
 
 
 def _add_chip(benches: Benches) -> None:
@@ -197,8 +238,8 @@ def _add_numerics(benches: Benches) -> None:
         "held-out NMAE and NEMD with the unchanged configuration. Finished runs are not repeated: the same command "
         "goes on where it was stopped. Exit status 1 if a variant that is meant to be exact is not.",
     )
-    default, text = Path("configs/numerics/demo.yaml"), "the configuration and its variants"
-    _flag(parser, "--variants", default, text, type=existing_file, metavar="FILE")
+    text = "the configuration and its variants, a file or the name of one that ships"
+    _flag(parser, "--variants", "demo", text, type=config_file("numerics"), metavar="FILE")
     _flag(parser, "--seeds", "0,1,2", "at least two", metavar="N,N[,N...]")
     parser.add_argument("--steps", type=positive_int, metavar="N", help="of every run (default: the configuration's)")
     parser.add_argument("--only", metavar="NAME[,NAME...]", help="train these variants and the base")
@@ -215,11 +256,26 @@ def _add_decode(benches: Benches) -> None:
         description="Tokens a second of the autoregressive decoder, from its cache and by a forward pass for each, "
         "in turn, and the seconds that a cell takes both decoders. Weights are fresh: speed does not depend on them.",
     )
-    default, text = Path("configs/train/demo.yaml"), "of the model and its patches, with model.environment"
-    _flag(parser, "--config_path", default, text, type=existing_file, metavar="FILE")
+    text = "of the model and its patches, with model.environment; a file or the name of one that ships"
+    _flag(parser, "--config_path", "demo", text, type=config_file("train"), metavar="FILE")
     _flag(parser, "--batch", 1, "patches at a time, with the cache and without", type=positive_int)
     _flag(parser, "--grid", 28, "voxels along each side of the cell that both decoders predict", type=positive_int)
     _flag(parser, "--rounds", 5, "turns of each", type=positive_int)
+    text = "decode beside it, in the same turns, with keys and values kept in this type"
+    parser.add_argument("--kv_cache_dtype", choices=("int8",), help=text)
+
+
+def _add_levanter(benches: Benches) -> None:
+    parser = benches.add_parser(
+        "levanter",
+        help="tomat's step and loader against Levanter's own trainer and loader",
+        description="Tokens a second of the same decoder on the same rows: tomat's loss, loader and loop, and those of "
+        "Levanter, in turn. The atoms are left out, which Levanter's models do not read.",
+    )
+    text = "of the model, its data, batch and optimizer; a file or the name of one that ships"
+    _flag(parser, "--config_path", "demo", text, type=config_file("train"), metavar="FILE")
+    _flag(parser, "--steps", 10, "steps that are timed together", type=positive_int)
+    _flag(parser, "--rounds", 6, "turns of each", type=positive_int)
 
 
 def _add_scf_savings(benches: Benches) -> None:

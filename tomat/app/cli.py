@@ -20,7 +20,7 @@ COMMAND_MODULES = (
     "tomat.app.codec_verbs",
     "tomat.app.promolecule_verbs",
     "tomat.app.token_verbs",
-    "tomat.app.workflow",
+    "tomat.app.train_verbs",
     "tomat.app.predict_verbs",
     "tomat.app.weights_verbs",
     "tomat.app.eval_verbs",
@@ -31,6 +31,7 @@ COMMAND_MODULES = (
     "tomat.app.bench_verbs",
     "tomat.app.launch_verbs",
     "tomat.app.runs_verbs",
+    "tomat.app.page_verbs",
 )
 
 

@@ -81,6 +81,11 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         help="of the autoregressive decoder: the mean of N, and how well their spread says the error",
     )
     parser.add_argument("--temperature", type=positive_float, metavar="T", help="of samples (default: 1)")
+    parser.add_argument(
+        "--kv_cache_dtype",
+        choices=("compute", "int8"),
+        help="of the keys and values that the autoregressive decoder keeps (default: compute, that of the model)",
+    )
     parser.add_argument("--json", type=report_file, metavar="FILE", help="write the figures of every material")
     parser.set_defaults(run=run_eval)
 
@@ -92,8 +97,11 @@ def run_eval(args: argparse.Namespace) -> int:
 
     decoders = [] if args.free_running is None else list(dict.fromkeys(args.free_running)) or ["parallel"]
     drawn = {name: value for name in ("samples", "temperature") if (value := getattr(args, name)) is not None}
-    if drawn and "autoregressive" not in decoders:
-        raise TomatError(f"--{next(iter(drawn))} is of the decoder autoregressive; add --free_running autoregressive.")
+    cache = {} if args.kv_cache_dtype is None else {"kv_cache_dtype": args.kv_cache_dtype}
+    if (drawn or cache) and "autoregressive" not in decoders:
+        raise TomatError(
+            f"--{next(iter(drawn | cache))} is of the decoder autoregressive; add --free_running autoregressive."
+        )
     # Before the minutes of work, not after them.
     if args.picture is not None and args.picture.suffix not in FORMATS:
         raise TomatError(f"cannot draw to {args.picture}; give a file that ends in {', '.join(FORMATS)}.")
@@ -110,16 +118,16 @@ def run_eval(args: argparse.Namespace) -> int:
     from tomat.inference.trained import load_trained
     from tomat.workflow.bars import evaluate_with_bar, partial_path, predict_with_bar
 
-    choices = {"parallel": Choice(), "autoregressive": Choice("sampled" if drawn else "median", **drawn)}
+    own = {"autoregressive": {"choice": Choice("sampled" if drawn else "median", **drawn), **cache}}
     config = TeacherForcedConfig(
         patches_per_material=args.patches_per_material,
         whole_cell=args.whole_cell,
         seed=args.seed,
         batch_size=args.batch_size,
     )
-    run = load_trained(args.run_dir, args.step)
+    run = load_trained(args.run_dir, args.step, packed=True)
     names, load, materials_from = _materials(args, run.config.data.source)
-    predictors = {decoder: RunPredictor(run, decoder=decoder, choice=choices[decoder]) for decoder in decoders}
+    predictors = {decoder: RunPredictor(run, decoder=decoder, **own.get(decoder, {})) for decoder in decoders}
     with evaluator_of(run, config) as (evaluator, model):
         result = evaluate_with_bar(evaluator, model, names, load, run.settings(materials_from), args.json)
         console.print(result.table())

@@ -5,7 +5,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tomat.base.arguments import config_file, existing_file, positive_float, positive_int, report_file
+from tomat.base.arguments import config_file, count, existing_file, positive_float, positive_int, report_file, share
 
 if TYPE_CHECKING:
     from tomat.base.stages import Stages
@@ -15,12 +15,14 @@ if TYPE_CHECKING:
 
 DEFAULT_TRACKING_DIR = Path("docs/tracking")
 DEFAULT_WORK_DIR = Path("runs/lab")
-DEFAULT_CONFIG = Path("configs/train/demo.yaml")
+DEFAULT_QUALITY_DIR = Path("runs/quality")
+DEFAULT_LOG_DIR = "runs"
+DEFAULT_CONFIG = "demo"
 
 
 def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Add the verbs `lab run` and `lab max_batch`."""
-    verbs = subparsers.add_parser("lab", help="measure settings of a training step: sweeps, the largest batch")
+    """Add the verbs `lab run`, `lab max_batch` and `lab quality`."""
+    verbs = subparsers.add_parser("lab", help="measure settings of a step: sweeps, the largest batch, what they learn")
     verbs = verbs.add_subparsers(title="verbs", metavar="VERB", required=True)
     run = verbs.add_parser(
         "run",
@@ -29,7 +31,12 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         "and beside its base: tokens a second, step time, compile time, memory, and whether a difference is noise. "
         "The same command goes on where it was stopped.",
     )
-    run.add_argument("sweep", type=existing_file, metavar="SWEEP.yaml", help="such as configs/sweeps/lab-demo.yaml")
+    run.add_argument(
+        "sweep",
+        type=config_file("sweeps"),
+        metavar="SWEEP.yaml",
+        help="such as configs/sweeps/lab-demo.yaml or lab-demo",
+    )
     run.add_argument("--row", action="append", default=[], metavar="NAME", help="only this row; repeatable")
     run.add_argument("--rounds", type=positive_int, default=2, help="starts of each row (default 2)")
     run.add_argument("--repeats", type=positive_int, default=4, help="windows of each start (default 4)")
@@ -52,10 +59,10 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     )
     largest.add_argument(
         "--config_path",
-        type=config_file("configs/train/"),
+        type=config_file("train"),
         default=DEFAULT_CONFIG,
         metavar="FILE",
-        help=f"the training configuration (default: {DEFAULT_CONFIG} of a checkout)",
+        help=f"the training configuration, a file or the name of one that ships (default: {DEFAULT_CONFIG})",
     )
     largest.add_argument("--name", help="of record and page (default: max-batch-CONFIGURATION)")
     largest.add_argument(
@@ -65,6 +72,26 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     largest.add_argument("--largest", type=positive_int, default=2**16, help="batch to try at most (default 65536)")
     _add_common(largest, row_seconds=900.0, steps=2)
     largest.set_defaults(run=run_max_batch, takes_overrides=True)
+    quality = verbs.add_parser(
+        "quality",
+        help="train the rows of a sweep over seeds: speed beside loss and held-out error",
+        description="Train every row of a sweep with every seed on the same data, and say by what each is faster or "
+        "slower, better or worse, with intervals. Embedded data: training compounds alone, of which some are set aside "
+        "to judge by. The same command goes on where it was stopped.",
+    )
+    quality.add_argument(
+        "sweep", type=existing_file, metavar="SWEEP.yaml", help="such as configs/sweeps/lab-quality.yaml"
+    )
+    quality.add_argument("--seeds", default="0,1,2", metavar="N,N[,N...]", help="one run of each row a seed (0,1,2)")
+    quality.add_argument("--steps", type=positive_int, metavar="N", help="of each run (default: the configuration's)")
+    quality.add_argument(
+        "--share", type=share, default=0.15, help="of the embedded training densities set aside (default 0.15)"
+    )
+    quality.add_argument("--split_seed", type=count, default=0, metavar="N", help="decides which are (default 0)")
+    quality.add_argument("--tracking_dir", type=Path, default=DEFAULT_TRACKING_DIR, help="gets the record and the page")
+    quality.add_argument("--work_dir", type=Path, help="holds the runs and their log (default: below runs/quality)")
+    quality.add_argument("--json", type=report_file, metavar="FILE", help="also write the record here")
+    quality.set_defaults(run=run_quality)
 
 
 def _add_common(parser: argparse.ArgumentParser, row_seconds: float, steps: int | None) -> None:
@@ -84,6 +111,12 @@ def _add_common(parser: argparse.ArgumentParser, row_seconds: float, steps: int 
     parser.add_argument("--tracking_dir", type=Path, default=DEFAULT_TRACKING_DIR, help="gets the record and the page")
     parser.add_argument(
         "--work_dir", type=Path, help=f"data, compiled programs, logs (default: below {DEFAULT_WORK_DIR})"
+    )
+    parser.add_argument(
+        "--log_dir",
+        default=DEFAULT_LOG_DIR,
+        metavar="DIR",
+        help=f"folder of runs, or URL, whose log gets each row (`tomat runs log`; default {DEFAULT_LOG_DIR})",
     )
     parser.add_argument("--json", type=report_file, metavar="FILE", help="also write the record here")
 
@@ -105,18 +138,21 @@ def _show(stages: "Stages", what: str, stage: str) -> None:
 
 def run_lab(args: argparse.Namespace) -> int:
     """Measure a sweep; status 1 if a row has no answer."""
-    from tomat.app.config_keys import check_words
     from tomat.base.reporting import console, write_report
     from tomat.base.stages import Stages
+    from tomat.lab.log import log_row
     from tomat.lab.page import figures_text, print_ranking, write_lab_page
     from tomat.lab.record import record_path
     from tomat.lab.run import Lab, LabConfig
+    from tomat.runs.run_log import Asked
+    from tomat.settings.keys import check_words
     from tomat.tuning.changes import override_words
     from tomat.tuning.sweep_config import load_sweep
 
     sweep = load_sweep(args.sweep)
     for row in sweep.rows:
         check_words(row.config_path, override_words(row.overrides))
+    asked = Asked.by_words(args.words, sweep.rows[0].config_path, ())
     if args.again:
         record_path(args.tracking_dir, sweep.name).unlink(missing_ok=True)
     with Stages() as stages:
@@ -124,6 +160,7 @@ def run_lab(args: argparse.Namespace) -> int:
         def say(row: "LabRow") -> None:
             stages.done(row.name)
             stages.say(f"{row.name}: {figures_text(row)}")
+            log_row(args.log_dir, sweep.name, sweep.title, row, asked)
 
         lab = Lab(
             sweep,
@@ -155,15 +192,19 @@ def run_lab(args: argparse.Namespace) -> int:
 
 def run_max_batch(args: argparse.Namespace) -> int:
     """Search for the largest batch; status 1 if a search has found none."""
-    from tomat.app.config_keys import check_words
     from tomat.base.errors import TomatError
+    from tomat.settings.keys import check_words
+
+    check_words(args.config_path, args.overrides)  # before NumPy is imported
+
     from tomat.base.reporting import console, write_report
     from tomat.base.stages import Stages
+    from tomat.lab.log import log_probe
     from tomat.lab.max_batch import STATUS_WORDS, MaxBatch
     from tomat.lab.max_batch_page import print_searches, write_max_batch_page
     from tomat.lab.run import LabConfig
+    from tomat.runs.run_log import Asked
 
-    check_words(args.config_path, args.overrides)
     try:
         accumulations = [int(word) for word in args.accumulations.split(",")]
     except ValueError:
@@ -172,12 +213,14 @@ def run_max_batch(args: argparse.Namespace) -> int:
         raise TomatError(f"--accumulations is {args.accumulations!r}; expected different numbers from 1, as in 1,2,4.")
     words = [word for word in args.policies.split(",") if word]
     name = args.name or f"max-batch-{args.config_path.stem}"
+    asked = Asked.by_words(args.words, args.config_path, args.overrides)
     with Stages() as stages:
 
         def say(what: str, probe: "Probe") -> None:
             stages.done(what)
             figures = f", {probe.tokens_per_second:,.0f} tokens/s" if probe.runs else f": {probe.reason}"
             stages.say(f"{what}: {STATUS_WORDS[probe.status]}{figures}")
+            log_probe(args.log_dir, name, what, probe, asked, _limits(args), search.setup.get("devices"))
 
         search = MaxBatch(
             name=name,
@@ -203,3 +246,52 @@ def run_max_batch(args: argparse.Namespace) -> int:
                 write_report(args.json, record)
                 console.print(f"wrote {page}", highlight=False)
     return 0 if all(one.largest for one in search.searches) else 1
+
+
+def run_quality(args: argparse.Namespace) -> int:
+    """Train a sweep over seeds; status 1 if a run has failed."""
+    from tomat.base.reporting import console, write_report
+    from tomat.base.stages import Stages
+    from tomat.lab.quality import Quality, seeds_of
+    from tomat.lab.quality_page import page_path, quality_table, write_quality_page
+    from tomat.lab.record import record_path
+    from tomat.settings.keys import check_words
+    from tomat.tuning.changes import override_words
+    from tomat.tuning.sweep_config import load_sweep
+
+    seeds = seeds_of(args.seeds)
+    sweep = load_sweep(args.sweep)
+    for row in sweep.rows:
+        check_words(row.config_path, override_words(row.overrides))
+    with Stages() as stages:
+
+        def on_run(run: str, stage: str) -> None:
+            stages.done(sweep.name)
+            if stage == "training":
+                stages.show(run, stage)
+            else:
+                stages.done(run)
+                stages.say(f"{run}: {stage}")
+
+        quality = Quality(
+            sweep,
+            seeds,
+            args.work_dir or DEFAULT_QUALITY_DIR / sweep.name,
+            record_path(args.tracking_dir, page_path(args.tracking_dir, sweep.name).stem),
+            steps=args.steps,
+            share=args.share,
+            split_seed=args.split_seed,
+            on_run=on_run,
+        )
+        stages.show(sweep.name, "importing JAX and reading the configurations")
+        try:
+            quality.run()
+        finally:
+            # Stopped or not, what was trained is shown and kept.
+            stages.done(sweep.name)
+            record = quality.record()
+            if any(row["figures"] for row in record["rows"]):
+                console.print(quality_table(record))
+                write_report(args.json, record)
+                console.print(f"wrote {write_quality_page(record, args.tracking_dir)}", highlight=False)
+    return 1 if any(row["failed"] for row in record["rows"]) else 0

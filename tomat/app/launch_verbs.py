@@ -1,18 +1,25 @@
 """`tomat launch`: a run on a TPU slice that may be taken away. Without --execute it only prints the commands."""
 
 import argparse
-import subprocess
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tomat.base.arguments import config_file, count, positive_float, positive_int, report_file
+from tomat.base.arguments import config_file, count, existing_file, positive_float, positive_int, report_file
 
 if TYPE_CHECKING:
-    from tomat.launch.supervisor import RestartPolicy
-    from tomat.training.config import TrainConfig
+    from tomat.launch.gcloud import TpuLaunch
+    from tomat.settings.config import TrainConfig
 
+AS_GIVEN = ("zone", "project", "queued_resource", "spot", "reserved", "service_account", "network", "subnetwork",
+            "internal_ips", "env_file")  # fmt: skip
+"""Flags that `TpuLaunch` takes as they are."""
 LAUNCHER = "train_tomat_tpu.py"
+GCLOUD_FROM = "the Google Cloud SDK (https://cloud.google.com/sdk/docs/install)"
+OF_THE_HOSTS = ("service_account", "network", "subnetwork", "labels", "runtime_version", "env_file", "reserved",
+                "internal_ips", "check")  # fmt: skip
+"""Flags that are for gcloud alone."""
 
 
 def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -23,24 +30,44 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         description="Print the commands that create a TPU slice, install the checked-out commit on every host, start "
         "the training, restart it, collect logs and give the slice back; with --execute run them. Any setting of the "
         "configuration can follow as --a.b VALUE. Started again while the training runs, it goes on watching it.",
-        epilog="The guide is docs/guides/preemption.md.",
+        epilog="The guides are docs/guides/first-pod-run.md and preemption.md.",
     )
     parser.add_argument(
         "--config_path",
-        type=config_file("configs/train/"),
+        type=config_file("train"),
         required=True,
         metavar="FILE",
-        help="configuration; its `slice` is what is used",
+        help="configuration, a file or the name of one that ships; its `slice` is what is used",
     )
     parser.add_argument("--zone", help="zone, such as us-east5-b")
     parser.add_argument("--project", help="project (default: gcloud's own)")
     parser.add_argument("--tpu_name", metavar="NAME", help="name of the TPU VM (default: tomat-RUN)")
     parser.add_argument("--queued_resource", action="store_true", help="queue for the slice")
     parser.add_argument("--spot", action="store_true", help="capacity that can be taken away")
+    parser.add_argument("--check", action="store_true", help="ask Google whether it can go well, and change nothing")
     parser.add_argument("--iris", metavar="CLUSTER", help="submit to this Marin cluster (a name or a YAML) instead")
     parser.add_argument("--execute", action="store_true", help="run the commands, and watch")
     parser.add_argument("--keep", action="store_true", help="do not give the slice back at the end")
     parser.add_argument("--allow_dirty", action="store_true", help="send the last commit although files differ from it")
+    hosts = parser.add_argument_group("the hosts")
+    hosts.add_argument("--reserved", action="store_true", help="capacity of a reservation of the project")
+    for flag, metavar, words in (
+        ("--service_account", "EMAIL", "account that the hosts act as (default: Compute's)"),
+        ("--network", "NAME", "network of the hosts (default: default)"),
+        ("--subnetwork", "NAME", "subnetwork of the hosts, in the zone's region"),
+        ("--labels", "KEY=VALUE,...", "labels of the slice, for the bill"),
+        ("--runtime_version", "NAME", "software that the hosts boot with (default: the chip's)"),
+    ):
+        hosts.add_argument(flag, metavar=metavar, help=words)
+    hosts.add_argument(
+        "--internal_ips", action="store_true", help="no external addresses; start this from inside the network"
+    )
+    hosts.add_argument(
+        "--env_file",
+        type=existing_file,
+        metavar="FILE",
+        help="variables of the training (NAME=VALUE lines, mode 600), sent as a file: no value is printed or logged",
+    )
     policy = parser.add_argument_group("restarts")
     policy.add_argument("--max_restarts", type=count, default=200, help="of whatever kind (default: %(default)s)")
     policy.add_argument("--max_failures", type=positive_int, default=5, help="failures in a row (default: %(default)s)")
@@ -50,14 +77,16 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     policy.add_argument(
         "--poll_seconds", type=positive_float, default=30.0, help="between questions (default: %(default)s)"
     )
-    parser.add_argument("--json", type=report_file, metavar="FILE", help="write what happened (with --execute)")
+    parser.add_argument(
+        "--json", type=report_file, metavar="FILE", help="write what happened (with --execute), or was found (--check)"
+    )
     parser.set_defaults(run=run_launch, takes_overrides=True)
 
 
 def run_launch(args: argparse.Namespace) -> int:
     """Read the configuration, and print or run the launch."""
-    from tomat.app.config_keys import check_words
     from tomat.base.errors import TomatError
+    from tomat.settings.keys import check_words
 
     if not Path(LAUNCHER).exists():
         raise TomatError(
@@ -67,12 +96,24 @@ def run_launch(args: argparse.Namespace) -> int:
     if args.zone is None and not args.iris:
         raise TomatError("--zone is missing; give the zone of your capacity, as in --zone us-east5-b.")
 
-    from tomat.training.config import load_config
+    from tomat.launch.readiness import local_changes, unfit_places
+    from tomat.settings.config import load_config
 
     config = load_config(args.config_path, args.overrides)
     if config.slice is None:
         raise TomatError(f"{args.config_path} names no slice; add one, as in `slice: v6e-16`, or give --slice v6e-16.")
-    problems = [*_unfit_for_preemption(config), *([] if args.allow_dirty else _local_changes())]
+    if args.iris and (given := [flag for flag in OF_THE_HOSTS if getattr(args, flag)]):
+        raise TomatError(
+            f"--{given[0]} is for TPU VMs of your own, and --iris is given; a cluster has its own. Leave it out."
+        )
+    places = {
+        "data.train": config.data.train,
+        "data.validation": config.data.validation,
+        "output_dir": config.output_dir,
+    }
+    problems = [*unfit_places(places), *([] if args.allow_dirty else local_changes())]
+    if args.check:
+        return _check(args, config, places, problems)
     if args.execute and problems:
         raise TomatError(problems[0])
     for problem in problems:
@@ -80,24 +121,51 @@ def run_launch(args: argparse.Namespace) -> int:
     return _launch_iris(args, config) if args.iris else _launch_gcloud(args, config)
 
 
-def _launch_gcloud(args: argparse.Namespace, config: "TrainConfig") -> int:
-    from tomat.base.reporting import console, write_report
-    from tomat.launch.command import require_program, run_command
+def _tpu_launch(args: argparse.Namespace, config: "TrainConfig") -> "TpuLaunch":
+    from tomat.launch.environment import check_env_file
     from tomat.launch.gcloud import TpuLaunch, tpu_name_for
-    from tomat.launch.supervisor import RestartPolicy, Supervisor
 
     assert config.slice is not None
-    launch = TpuLaunch(
+    if args.env_file is not None:
+        print(f"# from {args.env_file}, by name: {', '.join(check_env_file(args.env_file)) or 'nothing'}")
+    return TpuLaunch(
         run_name=config.run_name,
         slice_name=config.slice,
-        zone=args.zone,
         tpu_name=args.tpu_name or tpu_name_for(config.run_name),
         config_path=str(args.config_path),
         overrides=tuple(args.overrides),
-        project=args.project,
-        queued_resource=args.queued_resource,
-        spot=args.spot,
+        labels=tuple(args.labels.split(",")) if args.labels else (),
+        boot_software=args.runtime_version,
+        **{name: getattr(args, name) for name in AS_GIVEN},
     )
+
+
+def _check(
+    args: argparse.Namespace, config: "TrainConfig", places: Mapping[str, str | None], problems: Sequence[str]
+) -> int:
+    """Print a line a question; status 1 where one failed."""
+    from tomat.base.reporting import write_report
+    from tomat.launch.check import print_line, run_checks
+    from tomat.launch.command import require_program, run_command
+
+    launch = _tpu_launch(args, config)
+    require_program("gcloud", GCLOUD_FROM)
+    lines = []
+    for line in run_checks(launch, places, problems, run_command):
+        print_line(line)
+        lines.append(line)
+    failed = sum(line.state == "failed" for line in lines)
+    figures = {"run": config.run_name, "slice": config.slice, "failed": failed}
+    write_report(args.json, figures | {"checks": [vars(line) for line in lines]})
+    return 1 if failed else 0
+
+
+def _launch_gcloud(args: argparse.Namespace, config: "TrainConfig") -> int:
+    from tomat.base.reporting import console, write_report
+    from tomat.launch.command import require_program, run_command
+    from tomat.launch.supervisor import RestartPolicy, Supervisor
+
+    launch = _tpu_launch(args, config)
     policy = RestartPolicy(
         max_restarts=args.max_restarts,
         max_failures=args.max_failures,
@@ -107,9 +175,9 @@ def _launch_gcloud(args: argparse.Namespace, config: "TrainConfig") -> int:
     if not args.execute:
         for command in launch.commands():
             print(f"# {command.purpose}\n{command.line}")
-        print(policy_text(policy))
+        print(policy.words)
         return 0
-    require_program("gcloud", "the Google Cloud SDK (https://cloud.google.com/sdk/docs/install)")
+    require_program("gcloud", GCLOUD_FROM)
     supervisor = Supervisor(launch, policy, run_command, lambda text: console.print(text, highlight=False), args.keep)
     began = time.monotonic()
     try:
@@ -152,42 +220,3 @@ def _launch_iris(args: argparse.Namespace, config: "TrainConfig") -> int:
     if not result.ok:
         raise TomatError(f"iris ended with status {result.status}: {result.last_line}.")
     return 0
-
-
-def policy_text(policy: "RestartPolicy") -> str:
-    """How --execute restarts, as comments of the dry run."""
-    return (
-        f"# With --execute, the state every {policy.poll_seconds:.0f} s. PREEMPTED or gone: delete, create, "
-        "install, start. Exit status 143\n# (stopped in good order): start at once. 2 (input refused): never again. "
-        f"Others: start after {policy.backoff_seconds:.0f} s, doubling up to\n# {policy.max_backoff_seconds:.0f} s, at "
-        f"most {policy.max_failures} failures in a row and {policy.max_restarts} restarts. Every host's log is "
-        f"collected every {policy.log_seconds / 60:.0f} min."
-    )
-
-
-def _unfit_for_preemption(config: "TrainConfig") -> list[str]:
-    """What would lose work on machines that are deleted: placeholders, and folders on them."""
-    problems = []
-    places = {"data.train": config.data.train, "data.validation": config.data.validation}
-    for key, place in {**places, "output_dir": config.output_dir}.items():
-        if place is not None and place.startswith("gs://BUCKET"):
-            problems.append(
-                f"{key} is {place}; put your bucket in the place of BUCKET, as in --{key} gs://my-bucket/..."
-            )
-        elif place is not None and "://" not in place:
-            problems.append(
-                f"{key} is the folder '{place}', which other hosts do not see and which is lost with the machine; "
-                f"expected a bucket, as in --{key} gs://my-bucket/..."
-            )
-    return problems
-
-
-def _local_changes() -> list[str]:
-    """Why the commit that is sent is not what is seen here."""
-    found = subprocess.run(["git", "status", "--porcelain", "--untracked-files=no"], capture_output=True, text=True)
-    if found.returncode != 0:
-        return ["this folder is no git checkout; `tomat launch` sends the commit that is checked out."]
-    changed = len(found.stdout.splitlines())
-    if not changed:
-        return []
-    return [f"{changed} file(s) differ from the last commit, which is what is sent; commit them or give --allow_dirty."]

@@ -10,7 +10,7 @@ from tomat.base.layout import CONFIG_FILE, METRICS_FILE
 if TYPE_CHECKING:
     from tomat.hardware.chips import Slice
     from tomat.hardware.mfu import StepWork
-    from tomat.training.config import TrainConfig
+    from tomat.settings.config import TrainConfig
 
 
 def register(subparsers: argparse._SubParsersAction) -> None:
@@ -21,7 +21,7 @@ def register(subparsers: argparse._SubParsersAction) -> None:
         description="FLOPs utilisation of a step time on a slice, or of a run from its log. Overrides of the "
         "configuration (--a.b VALUE) are taken as `tomat train` takes them.",
     )
-    parser.add_argument("--config_path", type=config_file("configs/train/"), help="a training configuration")
+    parser.add_argument("--config_path", type=config_file("train"), help="a training configuration")
     parser.add_argument("--run", type=run_folder, dest="run_dir", help="a run's folder, such as runs/demo")
     parser.add_argument("--slice", help="accelerator type, such as v6e-16 or h100x8; default: the configuration's")
     parser.add_argument("--step_seconds", type=positive_float, help="duration of a step (with --config_path)")
@@ -37,9 +37,9 @@ def register(subparsers: argparse._SubParsersAction) -> None:
 
 def run_mfu(args: argparse.Namespace) -> int:
     """Compute, print, and write what was asked for."""
-    from tomat.app.config_keys import check_words
     from tomat.base.reporting import write_report
     from tomat.hardware.chips import slice_named
+    from tomat.settings.keys import check_words
 
     if (args.config_path is None) == (args.run_dir is None):
         raise TomatError("give --config_path with --slice and --step_seconds, or --run with a run's folder.")
@@ -81,7 +81,7 @@ def _work(config: "TrainConfig", slice_name: str | None, n_atoms: int | None) ->
 
 def _of_config(args: argparse.Namespace) -> dict[str, Any]:
     from tomat.hardware.mfu import step_report
-    from tomat.training.config import load_config
+    from tomat.settings.config import load_config
 
     config = load_config(args.config_path, _overrides(args))
     found, work = _work(config, args.slice or config.slice, args.atoms)
@@ -106,7 +106,7 @@ def _refuse_impossible(result: dict[str, Any], said: str, advice: str) -> None:
 def _of_run(args: argparse.Namespace) -> dict[str, Any]:
     from tomat.hardware.mfu import RunTimes, run_report
     from tomat.runs.log_lines import read_metrics
-    from tomat.training.config import recorded_config
+    from tomat.settings.config import recorded_config
 
     metrics_path = args.run_dir / METRICS_FILE
     if not metrics_path.is_file():

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from tomat.app.plan_step import compile_arguments, stages_of
-from tomat.app.plan_tables import gib, print_memory, print_support, table
 from tomat.base.reporting import console
 from tomat.base.stages import DONE
 from tomat.cost.chip_model import BOUNDS
@@ -18,6 +17,7 @@ from tomat.hardware.mfu import slice_dict
 from tomat.pages.tables import percent, seconds
 from tomat.profile.breakdown import Breakdown
 from tomat.tracking.profile_tables import print_breakdown
+from tomat.tuning.tables import gib, print_memory, print_support, table
 
 BOTH = "both"
 """Of `--decode` without a value."""
@@ -46,7 +46,8 @@ def compile_decoders(args: argparse.Namespace, path: Path, overrides: list[str])
                 show(stage if stage == DONE else f"{decoder} decoder, {stage}")
 
             rounds = (args.rounds or 1) if decoder == "parallel" else 1
-            plan = plan_decoder(config, slice_, cell, decoder, rounds, **compile_arguments(args), on_stage=say)
+            kept = (args.kv_cache_dtype or "compute") if decoder == "autoregressive" else "compute"
+            plan = plan_decoder(config, slice_, cell, decoder, rounds, kept, **compile_arguments(args), on_stage=say)
             show("estimating")
             plans[decoder] = plan.to_dict()
             show(DONE)
@@ -78,6 +79,9 @@ def print_decoders(report: Mapping[str, Any], top: int) -> None:
     for plan in report["decoders"].values():
         how = "from the cache" if plan["cached"] else f"compiled in {plan['compile_seconds']:.0f} s"
         console.print(f"[bold]{plan['decoder']} decoder[/bold], {plan['compiler']}, {how}")
+        if plan["kv_cache_bytes"] is not None:
+            kept = f"keys and values kept: {gib(plan['kv_cache_bytes'])}, kv_cache_dtype {plan['kv_cache_dtype']}"
+            console.print(kept, markup=False)
         print_memory(MemoryReport.from_dict(plan["memory"]), 0 if plan["fits"] else top)
         if plan["fits"]:
             print_breakdown(Breakdown.from_dict(plan["breakdown"], "the plan"), top)

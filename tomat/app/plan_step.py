@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from tomat.app.plan_tables import print_largest
 from tomat.base.errors import TomatError
 from tomat.base.layout import CONFIG_FILE
 from tomat.base.reporting import console, write_report, write_text
@@ -27,10 +26,11 @@ from tomat.planning.plan import Plan, make_plan
 from tomat.planning.plan_cache import GIB
 from tomat.tracking.report import write_run_page
 from tomat.tuning.search import largest_batch, nearest_fits
+from tomat.tuning.tables import print_largest
 
 if TYPE_CHECKING:  # imports JAX, of which the first stage tells
     from tomat.hardware.chips import Slice
-    from tomat.training.config import TrainConfig
+    from tomat.settings.config import TrainConfig
 
 
 def compile_arguments(args: argparse.Namespace) -> dict[str, Any]:
@@ -46,9 +46,11 @@ def stages_of(
     """The configuration, its slice, and what says at which stage `what` (default: the run on its slice) is."""
     with Stages() as stages:
         stages.show("plan", "importing JAX and reading the configuration")
-        from tomat.training.config import load_config
+        from tomat.settings.config import load_config
 
         config = load_config(path, overrides)
+        if args.decode is None:
+            config.check_step()
         slice_ = planned_slice(config, args.slice)
         stages.done("plan")
         yield config, slice_, partial(stages.show, what or f"{config.run_name} on {slice_.name}")
@@ -146,7 +148,7 @@ def write_outputs(args: argparse.Namespace, plan: Plan) -> None:
 
 def _write_page(plan: Plan) -> Path:
     """The plan's page in the tracking folder, `<run_name>-plan.md`."""
-    from tomat.training.config import config_hash
+    from tomat.settings.config import config_hash
 
     figures = None
     if plan.step_seconds is not None:

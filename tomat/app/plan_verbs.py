@@ -49,15 +49,15 @@ def register(subparsers: argparse._SubParsersAction) -> None:
     what = parser.add_argument_group("what to plan")
     what.add_argument(
         "--config_path",
-        type=config_file("configs/train/"),
-        help="a training configuration; overrides (--a.b VALUE) follow",
+        type=config_file("train"),
+        help="a training configuration, a file or the name of one that ships; overrides (--a.b VALUE) follow",
     )
     what.add_argument("--like", type=run_folder, metavar="RUN", help="a run's folder: its configuration")
     what.add_argument("--slice", help="accelerator type, such as v6e-16; default: the configuration's")
     what.add_argument(
         "--codec", type=existing_file, metavar="FILE", help="codec.json, for the densities in --executable"
     )
-    what.add_argument("--sweep", type=existing_file, metavar="FILE", help="plan every row of a sweep")
+    what.add_argument("--sweep", type=config_file("sweeps"), metavar="FILE", help="plan every row of a sweep")
     what.add_argument(
         "--row", action="append", default=[], metavar="NAME", help="of --sweep: only this row; repeatable"
     )
@@ -84,6 +84,11 @@ def register(subparsers: argparse._SubParsersAction) -> None:
         "--structure", type=existing_file, metavar="FILE", help="of --decode: the cell, instead of --atoms"
     )
     what.add_argument("--rounds", type=positive_int, metavar="R", help="of --decode: parallel passes (default: 1)")
+    what.add_argument(
+        "--kv_cache_dtype",
+        choices=("compute", "int8"),
+        help="of --decode: keys and values that the autoregressive decoder keeps (default: compute, that of the model)",
+    )
     what.add_argument("--no_search", action="store_true", help="if it does not fit, do not look for what would")
     what.add_argument("--calibrate", action="store_true", help="plan every measured step again, and write the page")
     what.add_argument(
@@ -142,7 +147,7 @@ def run_plan(args: argparse.Namespace) -> int:
 
 def _check_decode(args: argparse.Namespace) -> None:
     """Raises TomatError for words that do not go with, or without, `--decode`."""
-    cell = ("grid", "atoms", "structure", "rounds")
+    cell = ("grid", "atoms", "structure", "rounds", "kv_cache_dtype")
     if args.decode is None:
         given = [name for name in cell if getattr(args, name) is not None]
         if given:
@@ -158,6 +163,8 @@ def _check_decode(args: argparse.Namespace) -> None:
         raise TomatError("--decode needs the atoms of the cell; give --atoms N, or --structure FILE.")
     if args.rounds is not None and args.decode == "autoregressive":
         raise TomatError("--rounds is for the parallel decoder; leave it out.")
+    if args.kv_cache_dtype is not None and args.decode == "parallel":
+        raise TomatError("--kv_cache_dtype is for the autoregressive decoder, which has a cache; leave it out.")
 
 
 def _compare(args: argparse.Namespace, words: list[str]) -> int:
@@ -213,7 +220,7 @@ def _calibrate_kernels(args: argparse.Namespace) -> int:
 
 
 def _plan(args: argparse.Namespace, overrides: list[str]) -> int:
-    from tomat.app.config_keys import check_words
+    from tomat.settings.keys import check_words
 
     if (args.config_path is None) == (args.like is None):
         raise TomatError("give --config_path with a training configuration, or --like with a run's folder.")
@@ -223,10 +230,10 @@ def _plan(args: argparse.Namespace, overrides: list[str]) -> int:
     _say_withheld()
 
     from tomat.app.plan_step import compile_plan, max_batch, search, write_outputs
-    from tomat.app.plan_tables import print_plan, print_trials
     from tomat.base.reporting import write_report
     from tomat.planning.compile.compiler import default_cache_dir
     from tomat.planning.plan_cache import find_report, keep_report
+    from tomat.tuning.tables import print_plan, print_trials
 
     if args.tracking_dir is not None:
         overrides = [*overrides, "--tracking_dir", str(args.tracking_dir)]
@@ -286,10 +293,10 @@ def _question(args: argparse.Namespace, path: Path, overrides: list[str]) -> str
         return None
     return question_key(
         {
-            "config": read_yaml(path, "configs/train/"),
+            "config": read_yaml(path, "train"),
             "overrides": parse_overrides(overrides),
             "slice": args.slice,
-            "decode": [args.decode, args.grid, args.atoms, _digest(args.structure), args.rounds],
+            "decode": [args.decode, args.grid, args.atoms, _digest(args.structure), args.rounds, args.kv_cache_dtype],
             "calibration": repr(Calibration.load(args.tracking_dir or DEFAULT_TRACKING_DIR)),
             "timed_kernels": record_digest(args.tracking_dir or DEFAULT_TRACKING_DIR),
             "codec": _digest(args.codec),

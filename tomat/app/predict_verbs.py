@@ -81,6 +81,11 @@ def register(subparsers: argparse._SubParsersAction) -> None:
     parser.add_argument("--samples", type=positive_int, metavar="N", help="of a run: samples to average (default: 1)")
     parser.add_argument("--temperature", type=positive_float, metavar="T", help="of samples (default: 1)")
     parser.add_argument("--seed", type=count, metavar="S", help="of samples (default: 0)")
+    parser.add_argument(
+        "--kv_cache_dtype",
+        choices=("compute", "int8"),
+        help="of the keys and values that the autoregressive decoder keeps (default: compute, that of the model)",
+    )
     parser.add_argument("--species", nargs="+", metavar="SYMBOL", help="elements of POSCARs that name none (VASP 4)")
     parser.add_argument(
         "--accept", nargs="+", choices=("distances",), metavar="NAME", help="distances: atoms however near or far"
@@ -114,12 +119,16 @@ def run_predict(args: argparse.Namespace) -> int:
     from tomat.base.errors import TomatError
     from tomat.density.rules import rules_of
 
-    of_a_run = {
-        name: getattr(args, name) for name in ("step", "rounds", "decoder", "choice", "samples", "temperature", "seed")
-    }
+    names = ("step", "rounds", "decoder", "choice", "samples", "temperature", "seed", "kv_cache_dtype")
+    of_a_run = {name: getattr(args, name) for name in names}
     given = {name: value for name, value in of_a_run.items() if value is not None}
     if args.promolecule is not None and given:
         raise TomatError(f"--{next(iter(given))} is for --run; a promolecule has one answer. Leave it out.")
+    if args.kv_cache_dtype == "int8" and args.decoder != "autoregressive":
+        raise TomatError(
+            "--kv_cache_dtype int8 is for the autoregressive decoder, the parallel one keeps no keys and values; add "
+            "--decoder autoregressive, or leave it out."
+        )
     if args.augmentation_from is not None and args.format != "chgcar":
         raise TomatError(f"--augmentation_from is for --format chgcar, not {args.format}. Leave it out.")
     if (args.format == "qe") != (args.vectors_from is not None):

@@ -3,15 +3,10 @@
 import argparse
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tomat.base.arguments import count, percent, report_file
 from tomat.base.errors import TomatError
-from tomat.base.layout import PROFILER_FOLDER
-
-if TYPE_CHECKING:
-    from tomat.profile.breakdown import Breakdown
-
 
 EPILOG = """\
 forms:
@@ -105,70 +100,9 @@ def run_profile(args: argparse.Namespace) -> int:
     return _parse(args, words[0])
 
 
-def load_breakdown(target: str, *, device_kind: str | None = None, session: str | None = None) -> "Breakdown":
-    """The breakdown of whatever `target` is: a trace, a run's folder, an HLO module, or a breakdown in JSON.
-
-    Raises:
-        TomatError: it is none of them, or damaged.
-    """
-    from tomat.base.documents import read_json
-    from tomat.profile.hlo import sound_parts
-    from tomat.profile.hlo_files import is_hlo_path, load_program
-    from tomat.profile.program_breakdown import breakdown_from_program
-    from tomat.profile.trace import load_trace
-    from tomat.profile.trace_breakdown import breakdown_from_trace
-
-    path = Path(target)
-    if "://" not in target and path.is_file():
-        if is_hlo_path(path.name):
-            program = load_program(path)
-            _refuse_unknown_chip(target, device_kind)
-            with sound_parts(program):
-                return breakdown_from_program(program, device_kind=device_kind or "")
-        if path.suffix == ".json" and not path.name.endswith(".trace.json"):
-            data = read_json(path, "Write it again with --json, or copy the trace again.")
-            if isinstance(data, dict) and "traceEvents" not in data:
-                from tomat.profile.breakdown import Breakdown
-
-                if "program_key" in data:  # a plan
-                    data = data.get("breakdown", {})
-                    if data is None:
-                        raise TomatError(f"{target} is the plan of a step that does not fit; it has no breakdown.")
-                return Breakdown.from_dict(data, target)
-    return breakdown_from_trace(load_trace(profile_place(target), session=session), device_kind=device_kind)
-
-
-def _refuse_unknown_chip(target: str, device_kind: str | None) -> None:
-    """Stop where a compiled program's times would all be unknown: it does not say which chip it is for."""
-    import warnings
-
-    from tomat.profile.breakdown import Roofs
-
-    if not device_kind:
-        raise TomatError(
-            f"{target}: a compiled program does not say which chip it is for; give --device_kind, such as "
-            "'TPU v6 lite'."
-        )
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the refusal says it
-        roofs = Roofs.of_device_kind(device_kind)
-    if not roofs.peak_flops_per_second or not roofs.peak_hbm_bytes_per_second:
-        raise TomatError(
-            f"{target}: no peak flops and bandwidth are known of --device_kind '{device_kind}', so its operations have "
-            "no times; give JAX's name of a chip, such as 'TPU v6 lite'."
-        )
-
-
-def profile_place(target: str) -> str:
-    """Where the profile of `target` is: `profiler/` inside a run's folder, else `target` itself."""
-    path = Path(target)
-    if "://" not in target and (path / PROFILER_FOLDER).is_dir():
-        return str(path / PROFILER_FOLDER)
-    return target
-
-
 def _parse(args: argparse.Namespace, target: str) -> int:
     from tomat.base.reporting import console, write_report
+    from tomat.profile.load import load_breakdown, profile_place
     from tomat.tracking.profile_tables import print_breakdown
 
     if args.xprof:
@@ -210,6 +144,7 @@ def compare_targets(args: argparse.Namespace, a: str, b: str) -> int:
     """Compare two profiles, plans or breakdowns; 1 if the second one regresses beyond `args.fail_percent`."""
     from tomat.base.reporting import write_report
     from tomat.profile.compare import Thresholds, Verdict, compare
+    from tomat.profile.load import load_breakdown
     from tomat.tracking.profile_tables import print_comparison
 
     if args.warn_percent > args.fail_percent:

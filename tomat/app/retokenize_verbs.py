@@ -36,7 +36,7 @@ def register_retokenize(subparsers: argparse._SubParsersAction) -> None:
         "VALUE.",
     )
     parser.add_argument(
-        "--config_path", type=config_file("configs/tokenize/"), metavar="FILE", help="YAML, see configs/tokenize/"
+        "--config_path", type=config_file("tokenize"), metavar="FILE", help="YAML, see configs/tokenize/"
     )
     for name, text in SETTINGS.items():
         parser.add_argument(f"--{name}", metavar="VALUE", help=text)
@@ -60,10 +60,10 @@ def register_retokenize(subparsers: argparse._SubParsersAction) -> None:
 
 def run_retokenize(args: argparse.Namespace) -> int:
     """Write or finish the set, and print what it holds, what was skipped, and the padding."""
-    from tomat.app.config_keys import RETOKENIZING, check_words
+    from tomat.settings.keys import RETOKENIZING, check_words
 
     words = [word for name in SETTINGS if (value := getattr(args, name)) is not None for word in (f"--{name}", value)]
-    check_words(args.config_path, [*words, *args.overrides], RETOKENIZING, "configs/tokenize/")
+    check_words(args.config_path, [*words, *args.overrides], RETOKENIZING, "tokenize")
 
     from tomat.base.reporting import console, counted, write_report
     from tomat.tokens.clipping import clipped_figures, clipped_lines

@@ -1,9 +1,10 @@
-"""`tomat runs list`, `show` and `verify`: runs in a folder or a bucket, without starting JAX."""
+"""`tomat runs`: runs in a folder or a bucket, listed, checked, logged and compared, without starting JAX."""
 
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from tomat.base.arguments import report_file
+from tomat.app.serve_verbs import register_serve
+from tomat.base.arguments import output_file, report_file
 
 if TYPE_CHECKING:
     from tomat.runs.summary import RunSummary
@@ -23,12 +24,13 @@ COLUMNS = (
     ("interruptions", "times it went on after SIGTERM, Ctrl-C, a notice of preemption or a kill"),
 )
 """Heading of each column of `list`, and what stands in it; `show` has them as rows."""
+LOG_PAGE = "log.md"
 LEGEND = "\n".join(f"  {heading:16} {meaning}" for heading, meaning in COLUMNS)
 
 
 def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Add the verbs `runs list`, `runs show` and `runs verify`."""
-    verbs = subparsers.add_parser("runs", help="look at runs: state, checkpoints, losses, what they survived")
+    """Add the verbs `runs list`, `show`, `verify`, `log`, `compare` and `serve`."""
+    verbs = subparsers.add_parser("runs", help="look at runs: state, losses, what they survived; their log; compare")
     verbs = verbs.add_subparsers(title="verbs", metavar="VERB", required=True)
     for name, text, place, function in (
         ("list", "the runs in a folder or bucket, one a line", "folder or gs:// URL of runs, or of one", run_list),
@@ -45,6 +47,29 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         parser.add_argument("place", nargs="?" if name == "list" else None, default="runs", metavar="PLACE", help=place)
         parser.add_argument("--json", type=report_file, metavar="FILE", help="write the figures")
         parser.set_defaults(run=function)
+    log = verbs.add_parser(
+        "log",
+        help="the log of an output folder: every run and measured row, as a page",
+        description="Write the log of an output folder as a page: of each run and each measured sweep what it was for, "
+        "where it ran, settings that differ from the recipe, command, result. Notes below an entry stay.",
+    )
+    log.add_argument("place", nargs="?", default="runs", metavar="DIR", help="folder or gs:// URL of runs (runs)")
+    log.add_argument(
+        "--output", type=output_file, metavar="FILE.md", help=f"the page (default: {LOG_PAGE} in the folder)"
+    )
+    log.add_argument("--json", type=report_file, metavar="FILE", help="write the entries")
+    log.set_defaults(run=run_log)
+    compare = verbs.add_parser(
+        "compare",
+        help="runs beside each other: settings, losses, speeds, where the time went",
+        description="Hold runs against the first of them: settings that differ, losses over one another, figures, "
+        "where the time went.",
+    )
+    compare.add_argument("runs", nargs="+", metavar="RUN", help="folders or gs:// URLs of runs, two or more")
+    compare.add_argument("--output", type=output_file, metavar="FILE.md", help="write a page, and its figure beside it")
+    compare.add_argument("--json", type=report_file, metavar="FILE", help="write the figures")
+    compare.set_defaults(run=run_compare)
+    register_serve(verbs)
 
 
 def run_list(args: argparse.Namespace) -> int:
@@ -151,6 +176,78 @@ def run_verify(args: argparse.Namespace) -> int:
             console.print(f"  note: {note}", highlight=False, markup=False)
     write_report(args.json, {"runs": [vars(verdict) for verdict in verdicts]})
     return 1 if any(verdict.problems for verdict in verdicts) else 0
+
+
+def run_log(args: argparse.Namespace) -> int:
+    """Write the page of a log."""
+    import time
+    from pathlib import Path
+
+    from tomat.base.errors import TomatError
+    from tomat.base.reporting import console, counted, write_report
+    from tomat.runs.entries import read_log
+    from tomat.runs.published import is_remote
+    from tomat.runs.run_log import RUN
+    from tomat.tracking.run_log_page import write_log_page
+
+    if args.output is None and is_remote(args.place):
+        raise TomatError(f"{args.place} is a bucket; say with --output FILE.md where the page is to be written.")
+    with console.status("reading the log and the runs"):
+        log = read_log(args.place, time.time())
+    page = write_log_page(log, args.output or Path(args.place) / LOG_PAGE)
+    n_runs = sum(entry.kind == RUN for entry in log.entries)
+    console.print(f"{counted(n_runs, 'run')}, {counted(len(log.entries) - n_runs, 'measured row')}", highlight=False)
+    if log.damaged_lines:
+        console.print(f"{counted(log.damaged_lines, 'damaged line')} of the log left out", highlight=False)
+    for url, reason in log.unreadable.items():
+        console.print(f"[yellow]warning:[/yellow] {url}: {reason}", highlight=False)
+    console.print(f"wrote {page}", highlight=False)
+    entries = [entry.to_dict() for entry in log.entries]
+    write_report(
+        args.json, {"entries": entries, "damaged_lines": log.damaged_lines, "unreadable": dict(log.unreadable)}
+    )
+    return 0
+
+
+def run_compare(args: argparse.Namespace) -> int:
+    """Print a comparison, and write its page where that is asked for."""
+    from rich.table import Table
+
+    from tomat.base.reporting import console, write_report
+    from tomat.runs.compare import compare_runs
+    from tomat.tracking.compare_page import INSIDE, PARTS, sparklines, write_comparison_page
+    from tomat.tracking.run_log_page import result_rows
+
+    with console.status("reading the runs"):
+        comparison = compare_runs(args.runs)
+    table = Table(title="runs beside each other")
+    table.add_column("")
+    for run in comparison.runs:
+        table.add_column(run.name, justify="right", overflow="fold")
+    for key, values in comparison.settings.items():
+        table.add_row(key, *("-" if value is None else str(value) for value in values))
+    table.add_section()
+    columns = [dict(result_rows(run.figures)) for run in comparison.runs]
+    for name in columns[0]:
+        if any(column.get(name) is not None for column in columns):
+            table.add_row(name, *(column.get(name) or "-" for column in columns))
+    table.add_section()
+    for name, words in (("wall", "wall-clock"), *PARTS, *INSIDE):
+        table.add_row(f"{words}, s", *(f"{run.breakdown_seconds[name]:,.1f}" for run in comparison.runs))
+    console.print(table)
+    lines = sparklines(comparison)
+    for name, line in lines:
+        console.print(f"{line} {name}", highlight=False, markup=False)
+    if lines:
+        console.print(f"training loss of {len(comparison.common_steps):,} common steps, one scale", highlight=False)
+    else:
+        console.print("the runs have no step in common that has a loss")
+    for reason in comparison.not_comparable:
+        console.print(f"[yellow]losses cannot be compared:[/yellow] {reason}", highlight=False)
+    if args.output is not None:
+        console.print(f"wrote {write_comparison_page(comparison, args.output)}", highlight=False)
+    write_report(args.json, comparison.to_dict())
+    return 0
 
 
 def _cells(summary: "RunSummary") -> list[str]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from tomat.base.arguments import count, positive_int, report_file, run_folder
 
 if TYPE_CHECKING:
-    from tomat.weights.folder import Compression
+    from tomat.weights.folder import Compression, WrittenWeights
 
 PARTS = ("mlp", "attention", "embedding", "environment")
 """As in `weights/arrays.py`, which imports JAX."""
@@ -53,6 +53,28 @@ def register(subparsers: argparse._SubParsersAction) -> None:
         parser.add_argument("--json", type=report_file, metavar="FILE", help="write the sizes")
         parser.set_defaults(run=run_write)
     export.set_defaults(bits=None)
+    compare = subparsers.add_parser(
+        "small-models",
+        help="a run beside its folders in few bits: sizes, errors, seconds; writes the page of them",
+        description="Sizes on disk and in memory, errors and seconds of a run and of its folders in few bits, before "
+        "and after distillation. What has no evaluation.json is measured first, as the end of its run would have.",
+    )
+    compare.add_argument("--run", dest="run_dir", type=run_folder, required=True, metavar="DIR", help="the run")
+    compare.add_argument(
+        "--folders",
+        nargs="+",
+        type=run_folder,
+        required=True,
+        metavar="DIR",
+        help="what is held against it: folders of weights, and runs that were distilled",
+    )
+    compare.add_argument("--page", type=Path, metavar="FILE", help="page to write, docs/tracking/small-models.md")
+    compare.add_argument("--about", default="", metavar="TEXT", help="how and where it was measured, for the page")
+    compare.add_argument(
+        "--keep", type=Path, metavar="DIR", help="copy each folder in few bits here, named by its result"
+    )
+    compare.add_argument("--json", type=report_file, metavar="FILE", help="write the figures")
+    compare.set_defaults(run=run_compare)
 
 
 def parts(text: str) -> dict[str, int | None]:
@@ -71,22 +93,28 @@ def parts(text: str) -> dict[str, int | None]:
 def run_write(args: argparse.Namespace) -> int:
     """Load, quantise if asked, write, and say the sizes."""
     import os
-    from dataclasses import asdict
 
     from tomat.base.errors import TomatError
-    from tomat.base.reporting import console, progress, readable_bytes, write_report
+    from tomat.base.reporting import console, progress
 
     if args.output.exists():
         raise TomatError(f"--output {args.output} is there already; give another folder, or remove it.")
     compression = None if args.bits is None else _compression(args)
     console.print(f"loading {args.run_dir}", markup=False, highlight=False)
 
+    from tomat.distillation.result import is_distillation
     from tomat.inference.trained import load_trained
     from tomat.weights.arrays import named_arrays
     from tomat.weights.folder import is_weights_folder, write_weights
 
     if is_weights_folder(args.run_dir):
         raise TomatError(f"{args.run_dir} is a folder of weights already; give the run that it is of.")
+    if is_distillation(args.run_dir):
+        if compression is not None:
+            raise TomatError(
+                f"{args.run_dir} trained a model that is in few bits already; `tomat export` writes it as it is."
+            )
+        return _export_distilled(args)
     run = load_trained(args.run_dir, args.step)
     arrays = named_arrays(run.model)
     with progress(seconds="left") as bar:
@@ -102,16 +130,56 @@ def run_write(args: argparse.Namespace) -> int:
             workers=1 if compression is None else args.workers or len(os.sched_getaffinity(0)),
             on_array=lambda name: bar.advance(task),
         )
-    share = written.weights_bytes / written.float32_bytes
-    console.print(
-        f"wrote {args.output}: {readable_bytes(written.weights_bytes)} of weights, {share:.3f} of float32"
-        + (f", {compression}" if compression is not None else ""),
-        soft_wrap=True,
-        markup=False,
-        highlight=False,
-    )
-    write_report(args.json, {**asdict(written), "weights_over_float32": share})
+    _say(args, written, "" if compression is None else f", {compression}")
     return 0
+
+
+def run_compare(args: argparse.Namespace) -> int:
+    """Read what was measured, show it, and write what was asked for."""
+    from rich.table import Table
+
+    from tomat.base.reporting import console, write_report
+    from tomat.workflow.small_models import HEADER, as_json, keep_named, measure, small_model, write_small_models_page
+
+    models = []
+    folders = [args.run_dir, *args.folders]
+    for folder in folders:
+        console.print(f"measuring {folder}", markup=False, highlight=False)
+        measure(folder)
+        models.append(small_model(folder))
+    table = Table("folder", *HEADER)
+    for model in models:
+        table.add_row(model.name, *model.row(models[0]))
+    console.print(table)
+    if args.page is not None:
+        write_small_models_page(models, args.page, args.about)
+        console.print(f"page: {args.page}")
+    if args.keep is not None:
+        for folder, model in zip(folders[1:], models[1:], strict=True):
+            console.print(f"kept: {keep_named(folder, model, args.keep)}", soft_wrap=True)
+    write_report(args.json, as_json(models))
+    return 0
+
+
+def _export_distilled(args: argparse.Namespace) -> int:
+    """Codes, scales and tables of a checkpoint, as they were trained."""
+    from tomat.distillation.result import write_distilled
+
+    written, step = write_distilled(args.run_dir, args.output, args.step, args.licence)
+    _say(args, written, f", packed as trained, step {step}")
+    return 0
+
+
+def _say(args: argparse.Namespace, written: "WrittenWeights", more: str) -> None:
+    """The sizes, on the terminal and in the report."""
+    from dataclasses import asdict
+
+    from tomat.base.reporting import console, readable_bytes, write_report
+
+    share = written.weights_bytes / written.float32_bytes
+    said = f"wrote {args.output}: {readable_bytes(written.weights_bytes)} of weights, {share:.3f} of float32{more}"
+    console.print(said, soft_wrap=True, markup=False, highlight=False)
+    write_report(args.json, {**asdict(written), "weights_over_float32": share})
 
 
 def _compression(args: argparse.Namespace) -> "Compression":

@@ -14,6 +14,7 @@ from typing import NoReturn
 
 from tomat.base.errors import TomatError
 from tomat.base.layout import CONFIG_FILE
+from tomat.base.shipped import named_configuration, none_of_that_name
 
 STANDARD_OUTPUT = Path("-")
 """`--json -`: the report goes to standard output, and everything else to standard error."""
@@ -80,6 +81,7 @@ MOST = 2**53
 
 positive_int = _number(int, lambda value: 1 <= value <= MOST, "a whole number of at least 1")
 count = _number(int, lambda value: 0 <= value <= MOST, "a whole number of at least 0")
+port_number = _number(int, lambda value: 1 <= value <= 65_535, "a port from 1 to 65535")
 whole_number = _number(int, lambda value: -MOST <= value <= MOST, "a whole number")
 positive_float = _number(float, lambda value: 0 < value < math.inf, "a finite number above 0")
 share = _number(float, lambda value: 0 <= value <= 1, "a share from 0 to 1")
@@ -96,17 +98,18 @@ def existing_file(text: str) -> Path:
     return Path(text)
 
 
-def config_file(shipped: str) -> Callable[[str], Path]:
-    """An argparse type: a configuration that is there.
+def config_file(kind: str) -> Callable[[str], Path]:
+    """An argparse type: a configuration that is there, or the name of one that ships with tomat.
 
     Args:
-        shipped: folder of those that ship with tomat, named when it is not.
+        kind: `train`, `sweeps`, ...: as for `shipped.shipped_folder`.
     """
 
     def parse(text: str) -> Path:
-        if not os.path.exists(text):
-            raise argparse.ArgumentTypeError(f"config file {text} does not exist; {shipped} holds the ones that ship")
-        return existing_file(text)
+        found = named_configuration(text, kind)
+        if found is None and not os.path.exists(text):
+            raise argparse.ArgumentTypeError(none_of_that_name(text, kind))
+        return found or existing_file(text)
 
     return parse
 

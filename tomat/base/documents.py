@@ -1,10 +1,11 @@
-"""JSON and YAML of files that may be damaged: values, or one TomatError that names the file."""
+"""JSON and YAML of files that may be damaged: values, or one TomatError that names the file; and files of lines."""
 
 import json
+import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any, BinaryIO, TypeGuard
 
 import yaml
 
@@ -40,6 +41,23 @@ def read_json(path: Path, remedy: str = "Write it again.") -> Any:
     return parse_json(data, path, remedy)
 
 
+def append_whole_line(file: BinaryIO, line: str) -> None:
+    """Write a line at the end of a file of lines, and wait until it is on disk.
+
+    Args:
+        file: Open for reading and appending (`a+b`).
+        line: With its newline.
+    """
+    # A kill may have cut the last line short; this one must not become part of it.
+    if file.seek(0, os.SEEK_END) > 0:
+        file.seek(-1, os.SEEK_END)
+        if file.read(1) != b"\n":
+            line = "\n" + line
+    file.write(line.encode())
+    file.flush()
+    os.fsync(file.fileno())
+
+
 def parse_yaml(text: str | bytes, origin: str | Path, remedy: str = "Restore it.") -> Any:
     """The value of a YAML text.
 
@@ -60,3 +78,15 @@ def is_figure(value: Any) -> TypeGuard[int | float]:
 def mapping(value: Any) -> Mapping[str, Any]:
     """A value's keys, none where it is something else."""
     return value if isinstance(value, Mapping) else {}
+
+
+def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings as `a.b.c` -> value; lists stay values."""
+    flat: dict[str, Any] = {}
+    for key, value in config.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, Mapping) and value:
+            flat |= flatten(value, f"{name}.")
+        else:
+            flat[name] = value
+    return flat

@@ -10,6 +10,7 @@ from typing import Any
 
 from tomat.base.documents import parse_yaml
 from tomat.base.errors import TomatError, causes
+from tomat.base.shipped import named_configuration, none_of_that_name
 
 
 def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
@@ -48,21 +49,23 @@ def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
     return result
 
 
-def read_yaml(config_path: str | Path, shipped: str) -> dict[str, Any]:
+def read_yaml(config_path: str | Path, kind: str | None = None) -> dict[str, Any]:
     """The keys and values of a YAML file; an empty file has none.
 
     Args:
-        config_path: the file.
-        shipped: folder of the configurations that ship with tomat, named when the file does not exist.
+        config_path: the file, or the name of one that ships with tomat.
+        kind: of the configurations that ship (`shipped.shipped_folder`); None: it is the file of a run, and no name.
 
     Raises:
         TomatError: A file that is missing, is not YAML, or holds something else than keys and values.
     """
-    path = Path(config_path)
+    named = named_configuration(str(config_path), kind) if kind is not None else None
+    path = named or Path(config_path)
     try:
         text = path.read_bytes()
     except FileNotFoundError as error:
-        raise TomatError(f"config file {path} does not exist; {shipped} holds the ones that ship.") from error
+        missing = f"config file {path} does not exist" if kind is None else none_of_that_name(str(config_path), kind)
+        raise TomatError(f"{missing}.") from error
     except OSError as error:
         raise TomatError(f"config file {path} cannot be read: {error.strerror or error}.") from error
     loaded = parse_yaml(text, f"config file {path}", "Correct it.")

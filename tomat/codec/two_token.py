@@ -86,7 +86,7 @@ class TwoTokenCodec:
         Args:
             ids: integers [..., 2] as `encode` gives them.
             decoder: accepted as by every codec; the levels are so narrow that mean and median differ by less than
-            1e-10.
+                1e-10.
 
         Returns:
             float32 [...].

@@ -28,6 +28,8 @@ what its output projection gives; what the MLP's input projections give."""
 
 DEFAULT_SPLASH_BLOCK = 512
 """Tile of Levanter's splash call where its configuration names none."""
+COMPUTE_BYTES = 2
+"""Of a number of queries and keys: bfloat16, which TPUs train in."""
 MAX_FLASH_BLOCK = 1024
 """Largest block of Levanter's blockwise attention where its configuration names none."""
 
@@ -84,7 +86,7 @@ def attention_kernels(model_config: Any, seq_len: int, platform: str) -> Attenti
     vanilla: the whole score matrix; 2 multiplications forward (scores, values), 4 backward. jax_flash: square blocks up
     to the diagonal; 5 backward, since the scores are computed again. splash: tiles of the configuration's sizes that
     the mask touches; the fused backward has 5, the other one 4 for keys and values (scores, dP, dV, dK) and 3 for
-    queries (scores, dP, dQ).
+    queries (scores, dP, dQ). splash with `whole_head`: as a fused backward, the triangle in parts of a block.
 
     Args:
         model_config: The model configuration.
@@ -113,6 +115,11 @@ def attention_kernels(model_config: Any, seq_len: int, platform: str) -> Attenti
 
 
 def _splash_kernels(model_config: Any, seq_len: int) -> AttentionKernels:
+    if getattr(model_config, "whole_head", None) is not None:
+        # Each part of a block's queries ends at its own last position, each part of its keys begins at its first one.
+        tiles = model_config.whole_head.tiles(seq_len, model_config.actual_head_size, COMPUTE_BYTES)
+        forward, backward = KernelPass(2, tiles.rows, tiles.rows), KernelPass(5, tiles.keys_bwd, tiles.keys_bwd)
+        return AttentionKernels("splash", forward, (backward,))
     if hasattr(model_config, "splash"):
         b = model_config.splash.for_sequence(seq_len)
         forward = KernelPass(2, b.block_q, b.block_kv)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from tomat.dataset.folder import FolderData
     from tomat.model.environment import EnvironmentConfig
     from tomat.model.patch_atoms import Room
-    from tomat.training.config import TrainConfig
+    from tomat.settings.config import TrainConfig
 
 ROOM_FILE = "room.json"
 """Beside the shard sets: how many atoms and elements are near a patch at most."""
@@ -31,7 +31,7 @@ def folder_words(config_path: Path, overrides: Sequence[str]) -> list[str]:
 
     given = parse_overrides(overrides)
     data = given.get("data") or {}
-    in_file = read_yaml(config_path, "configs/train/").get("data") or {}
+    in_file = read_yaml(config_path, "train").get("data") or {}
     if not isinstance(data, dict) or data.get("source") != "folder" or not data.get("input"):
         return list(overrides)
     if isinstance(in_file, dict) and in_file.get("source") == "folder":

@@ -2,17 +2,17 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tomat.base.layout import DENSITY_FIGURE, PREDICTION_FIGURE
+from tomat.base.layout import DENSITY_FIGURE, PREDICTED_DENSITY, PREDICTION_FIGURE, REFERENCE_DENSITY
 
 if TYPE_CHECKING:
     from tomat.dataset.folder import FolderData
     from tomat.density.grid import DensityGrid
     from tomat.evaluation.free_running import FreeRunningResult
     from tomat.evaluation.result import TeacherForcedResult
-    from tomat.training.config import TrainConfig
-    from tomat.training.loop import TrainResult
+    from tomat.settings.config import TrainConfig
 
 
 @dataclass(frozen=True)
@@ -56,10 +56,11 @@ def held_out_materials(config: "TrainConfig", data: "FolderData | None") -> Held
 
 
 def evaluate_held_out(
-    config: "TrainConfig", result: "TrainResult", held: HeldOut
+    config: "TrainConfig", run_dir: Path, held: HeldOut
 ) -> "tuple[TeacherForcedResult | None, FreeRunningResult | None]":
     """The evaluations which are asked for and which the model can do, each with a picture of the first material."""
     from tomat.density.crystal import Crystal
+    from tomat.density.outputs import write_density
     from tomat.evaluation.picture import draw_plane, predicted_plane, teacher_forced_plane
     from tomat.evaluation.teacher_forced import TeacherForcedConfig, evaluator_of
     from tomat.inference.predictor import RunPredictor, can_predict
@@ -67,7 +68,7 @@ def evaluate_held_out(
     from tomat.workflow.bars import evaluate_with_bar, predict_with_bar
 
     asked = config.evaluation
-    run = load_trained(result.run_dir)
+    run = load_trained(run_dir, packed=True)
     names, (patch_words, cell_words) = held.names, held.words
     evaluation = free_running = None
     if asked.patches_per_material > 0:
@@ -76,12 +77,15 @@ def evaluate_held_out(
             evaluation = evaluate_with_bar(evaluator, model, names, held.load, run.settings(patch_words))
             if asked.picture:
                 plane = teacher_forced_plane(evaluator, model, held.load(names[0]))
-                draw_plane(plane, result.run_dir / DENSITY_FIGURE)
+                draw_plane(plane, run_dir / DENSITY_FIGURE)
     if asked.free_running and can_predict(run):
         predictor = RunPredictor(run)
         free_running = predict_with_bar(predictor, names, held.load_whole, run.settings(cell_words))
         if asked.picture:
             truth, first = held.load_whole(names[0]), free_running.materials[0]
             prediction = predictor.predict(Crystal.of(truth), truth.grid_shape, electrons=first.electrons)
-            draw_plane(predicted_plane(prediction.rho, truth), result.run_dir / PREDICTION_FIGURE)
+            draw_plane(predicted_plane(prediction.rho, truth), run_dir / PREDICTION_FIGURE)
+            # For the run's page, where both are turned and sliced.
+            write_density(truth, run_dir / REFERENCE_DENSITY, "cube")
+            write_density(prediction, run_dir / PREDICTED_DENSITY, "cube")
     return evaluation, free_running

@@ -7,19 +7,31 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from tomat.base.documents import is_figure
-from tomat.base.layout import CONFIG_FILE, DENSITY_FIGURE, LOSS_FIGURE, METRICS_FILE, PAGE_FILE, PREDICTION_FIGURE
+from tomat.base.layout import (
+    CONFIG_FILE,
+    DENSITY_FIGURE,
+    HTML_FILE,
+    LOSS_FIGURE,
+    METRICS_FILE,
+    PAGE_FILE,
+    PREDICTION_FIGURE,
+)
 from tomat.base.reporting import write_text
 from tomat.hardware.mfu import TABLE_UTILISATIONS
 from tomat.pages.tables import markdown_table
 from tomat.runs.history import read_events
 from tomat.runs.log_lines import read_metrics
-from tomat.training.config import config_hash
+from tomat.settings.config import config_hash
 
 if TYPE_CHECKING:
     from tomat.evaluation.free_running import FreeRunningResult
     from tomat.evaluation.result import TeacherForcedResult
-    from tomat.training.config import TrainConfig
+    from tomat.settings.config import TrainConfig
     from tomat.training.loop import TrainResult
+
+BROWSER_PAGE = (
+    f"The same with figures to point at, tables that sort and the density to turn: [{HTML_FILE}]({HTML_FILE})."
+)
 
 
 def write_training_page(
@@ -36,7 +48,13 @@ def write_training_page(
     folder = result.run_dir
     rows = [row for row in read_metrics(folder / METRICS_FILE) if is_figure(row.get("train/loss"))]
     events = read_events(folder)
-    parts = [f"# {config.run_name}", config.purpose, _origin(events), _setup(config, result)]
+    parts = [
+        f"# {config.run_name}",
+        config.purpose,
+        "" if result.preempted else BROWSER_PAGE,
+        _origin(events),
+        _setup(config, result),
+    ]
     if rows:
         draw_losses(rows, folder / LOSS_FIGURE)
         parts += ["## Training", _training(rows), f"![loss by step]({LOSS_FIGURE})"]

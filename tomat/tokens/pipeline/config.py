@@ -174,7 +174,7 @@ def load_retokenize_config(
     """
     import draccus
 
-    values = {} if config_path is None else read_yaml(config_path, "configs/tokenize/")
+    values = {} if config_path is None else read_yaml(config_path, "tokenize")
     values |= parse_overrides(overrides)
     values |= {key: value for key, value in (flags or {}).items() if value is not None}
     _refuse_truth_values(values)

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from tomat.app.workflow import loss_change
+from tomat.workflow.train import loss_change
 
 
 @pytest.mark.parametrize(

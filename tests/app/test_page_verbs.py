@@ -1,0 +1,51 @@
+"""`tomat page` as it is typed."""
+
+import json
+import os
+import subprocess
+import webbrowser
+from pathlib import Path
+
+import pytest
+from html_reader import read_page
+from tiny_run import tomat
+
+from tomat.app.cli import main
+
+BEFORE = Path(__file__).parents[1] / "data" / "before" / "run"
+SWEEP = Path(__file__).parents[2] / "docs" / "tracking" / "sweeps" / "mfu-200m.json"
+
+
+def test_the_page_is_written_reported_and_shown(tmp_path, monkeypatch, capsys):
+    opened = []
+    monkeypatch.setattr(webbrowser, "open", lambda url: opened.append(url) or True)
+    page, report = tmp_path / "pages" / "sweep.html", tmp_path / "report.json"
+    assert main(["page", str(SWEEP), "--output", str(page), "--open", "--json", str(report)]) == 0
+    found = json.loads(report.read_text())
+    assert (found["page_bytes"], found["kind"]) == (page.stat().st_size, "sweep of plans")
+    assert opened == [page.as_uri()] and str(page) in capsys.readouterr().out
+    read_page(page.read_text())
+
+
+def test_what_cannot_be_shown_leaves_nothing(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(webbrowser, "open", lambda url: False)
+    assert main(["page", str(tmp_path / "nowhere"), "--output", str(tmp_path / "x.html")]) == 2
+    assert "does not exist" in capsys.readouterr().err and list(tmp_path.iterdir()) == []
+    assert main(["page", str(SWEEP), "--output", str(tmp_path / "x.html"), "--open"]) == 2
+    assert "no browser was found" in capsys.readouterr().err and (tmp_path / "x.html").exists()
+
+
+@pytest.mark.parametrize("words", [["page"], ["page", "a", "b"], ["page", "a", "--output", "/"]])
+def test_wrong_words_are_refused(words):
+    assert main(words) == 2
+
+
+def test_a_run_in_a_bucket_has_a_page(bucket, tmp_path):
+    page = tmp_path / "run.html"
+    for path in (path for path in BEFORE.rglob("*") if path.is_file()):
+        bucket.put("bucket", f"runs/a/{path.relative_to(BEFORE)}", path.read_bytes())
+    command = tomat("page", "gs://bucket/runs/a", "--output", page)
+    done = subprocess.run(command, env={**os.environ, **bucket.environment}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    text = read_page(page.read_text()).text
+    assert "gs://bucket/runs/a" in text and "train/loss" in text and "are not fetched" in text

@@ -1,0 +1,161 @@
+"""The words of README and guides: every command that they show is one that the command line takes."""
+
+import argparse
+import importlib.util
+import logging
+import re
+import shlex
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import pytest
+
+from tomat.app.cli import build_parser
+from tomat.base.arguments import config_file
+from tomat.base.errors import TomatError
+from tomat.settings.keys import RETOKENIZING, TRAINING, check_words, known_fields
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted(ROOT.glob("*/README.md"))]
+SHELL = ("bash", "console", "")
+LAUNCHERS = {
+    "train_tomat_tpu.py": ["train"],
+    "profiling/parse_profile.py": ["profile"],
+    "profiling/plan_step.py": ["plan"],
+    "profiling/scf_savings.py": ["bench", "scf-savings"],
+}
+CONFIG_FILE = config_file("train").__qualname__
+LOOKS = ("existing_file", "existing_place", "run_folder", "output_file", "report_file")
+"""Types of arguments that look for a file."""
+
+
+def commands(text: str) -> Iterator[str]:
+    """The command lines of a page's shell blocks; of a block without a language those behind `$ `."""
+    for language, block in re.findall(r"^```(\w*)\n(.*?)^```$", text, flags=re.DOTALL | re.MULTILINE):
+        if language not in SHELL:
+            continue
+        for line in block.replace("\\\n", " ").splitlines():
+            if language == "bash" or line.startswith("$ "):
+                yield line.removeprefix("$ ")
+
+
+def tomat_words(line: str) -> Iterator[list[str]]:
+    """The words behind `tomat` of every command of a line, of scripts too that are verbs."""
+    for part in re.split(r"&&|\|\||[;|]", line):
+        words = shlex.split(part, comments=True)
+        for place, word in enumerate(words):
+            if word == "tomat":
+                yield words[place + 1 :]
+            elif word in LAUNCHERS:
+                yield [*LAUNCHERS[word], *words[place + 1 :]]
+            else:
+                continue
+            break
+
+
+def spans(text: str) -> Iterator[list[str]]:
+    """The words behind `tomat` of what a page says in passing, which may leave out what a verb needs."""
+    for span in re.findall(r"`tomat ([a-z][^`]*)`", text):
+        if not re.search(r"[|[(]|\.\.\.", span):
+            yield span.split()
+
+
+def shown(found: Callable[[str], Iterator[list[str]]]) -> Iterator[tuple[str, list[str]]]:
+    """Page and words."""
+    for path in PAGES:
+        for words in found(path.read_text(encoding="utf-8")):
+            yield f"{path.relative_to(ROOT)}: tomat {' '.join(words)}", words
+
+
+def in_blocks(text: str) -> Iterator[list[str]]:
+    for line in commands(text):
+        yield from tomat_words(line)
+
+
+def parser_without_files(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    """The same words taken, with no file looked for: guides name files of the reader's."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for verb in (action.choices or {}).values():
+                parser_without_files(verb)
+        elif getattr(action.type, "__name__", "") in LOOKS:
+            action.type = Path
+        elif getattr(action.type, "__qualname__", "") == CONFIG_FILE:
+            action.type = lambda text, given=action.type: given(text) if text.startswith("configs/") else Path(text)
+    return parser
+
+
+def test_the_command_line_takes_what_the_blocks_of_the_pages_show():
+    parser, wrong = parser_without_files(build_parser()), []
+    lines = list(shown(in_blocks))
+    for line, words in lines:
+        try:
+            args, rest = parser.parse_known_args(words)
+            if getattr(args, "takes_overrides", False):
+                check_words(None, rest, RETOKENIZING if hasattr(args, "runner") else TRAINING)
+        except TomatError as error:
+            wrong.append(f"{line}: {error}")
+    assert not wrong and len(lines) > 70
+
+
+def test_verbs_and_flags_that_pages_name_in_passing_exist():
+    parser, wrong = build_parser(), []
+    keys = [f"--{key}" for key in known_fields(TRAINING) or ()]
+    lines = list(shown(spans))
+    for line, words in lines:
+        verb: argparse.ArgumentParser = parser
+        while words and (below := [a for a in verb._actions if isinstance(a, argparse._SubParsersAction)]):
+            name, *words = words
+            if name.rstrip(",") not in (below[0].choices or {}):
+                wrong.append(line)
+                break
+            verb = (below[0].choices or {})[name.rstrip(",")]
+        flags = [word.partition("=")[0] for word in words if word.startswith("--")]
+        taken = [*verb._option_string_actions, *keys]
+        wrong += [line for flag in flags if "." not in flag and flag not in taken]
+    assert not wrong and len(lines) > 50
+
+
+def test_the_examples_of_what_is_added_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    text = (ROOT / "docs" / "guides" / "adding.md").read_text(encoding="utf-8")
+    names: dict[str, object] = {}
+    blocks = re.findall(r"^```python\n(.*?)^```$", text, flags=re.DOTALL | re.MULTILINE)
+    assert len(blocks) == 4
+    for block in blocks:
+        exec(block, names)
+
+
+def site_hooks() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("site_reference", ROOT / "docs" / "reference.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_reference_has_every_module():
+    hooks = site_hooks()
+    found = [name for room in hooks.rooms() for name in hooks.modules(room)]
+    assert {name for name in found if not (ROOT / name.replace(".", "/")).is_dir()} == {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        for path in (ROOT / "tomat").rglob("*.py")
+        if path.name != "__init__.py"
+    }
+
+
+@pytest.mark.parametrize(
+    ("html", "told"),
+    [
+        ('<a href="https://jax.dev">JAX</a><script src="x.js"></script><code>src="https://x"</code>', 0),
+        ('<script src="https://cdn.example/x"></script>', 1),
+        ('<link rel="stylesheet" href="//fonts.example/x.css">', 1),
+        ('<img alt="x" src="http://x/y.png">', 1),
+    ],
+)
+def test_a_page_that_loads_something_from_elsewhere_is_told(html, told, caplog):
+    page = SimpleNamespace(file=SimpleNamespace(src_uri="guides/x.md"))
+    with caplog.at_level(logging.WARNING):
+        assert site_hooks().on_post_page(html, page=page) == html
+    assert len(caplog.records) == told

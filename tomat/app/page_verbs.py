@@ -1,0 +1,82 @@
+"""`tomat page`: one HTML file of a run, plan, profile, sweep or prediction, to be looked at in a browser."""
+
+import argparse
+
+from tomat.base.arguments import output_file, report_file
+from tomat.density.rules import add_rule_flags, rules_of
+
+EPILOG = """\
+examples:
+  tomat page runs/demo --open                            a run: curves, tables, a held-out density
+  tomat page plan.json                                   a plan: `tomat plan --config_path FILE --json plan.json`
+  tomat page docs/tracking/lab/lab-demo.json             a sweep
+  tomat page out/Si.CHGCAR --reference Si.reference.cube a prediction beside what it should be
+"""
+
+
+def register(subparsers: argparse._SubParsersAction) -> None:
+    """Add `tomat page`."""
+    parser = subparsers.add_parser(
+        "page",
+        help="one HTML file of a run, plan, profile, sweep or prediction, which opens from disk without a network",
+        description="Write one HTML file that opens from disk without a network: figures to point at and zoom, "
+        "tables that sort and filter, densities with slices to drag.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "target",
+        metavar="RUN|PLAN|PROFILE|SWEEP|PREDICTION",
+        help="a run's folder (or gs://), a JSON of `tomat plan` or `tomat profile`, a trace, a record of a "
+        "sweep, a folder of `tomat predict`, or a density",
+    )
+    parser.add_argument(
+        "--output",
+        type=output_file,
+        metavar="FILE",
+        help="the page (default: index.html in a folder, NAME.html by a file)",
+    )
+    parser.add_argument(
+        "--reference", metavar="PATH", help="of a prediction: the density to draw beside it, or a folder of such"
+    )
+    add_rule_flags(parser)
+    parser.add_argument("--device_kind", help="of a compiled program: the chip it is for, such as 'TPU v6 lite'")
+    parser.add_argument("--open", action="store_true", help="show it in the browser of this machine")
+    parser.add_argument("--json", type=report_file, metavar="FILE", help="write what the page shows and its bytes")
+    parser.set_defaults(run=run_page)
+
+
+def run_page(args: argparse.Namespace) -> int:
+    """Make the page, write it, show it."""
+    import time
+
+    from tomat.base.reporting import console, readable_bytes, write_report
+    from tomat.html.density import LOOKED_AT
+    from tomat.html.document import write_page
+    from tomat.html.kinds import default_output, page_of
+
+    started = time.monotonic()
+    rules = rules_of(args.species, [*(args.accept or ()), *LOOKED_AT.accept])
+    output = args.output or default_output(args.target)
+    with console.status(f"reading {args.target}"):
+        page = page_of(args.target, reference=args.reference, device_kind=args.device_kind, rules=rules)
+        size = write_page(output, page)
+    took = time.monotonic() - started
+    console.print(
+        f"page of a {page.kind}: {output}, {readable_bytes(size)}, {took:.1f} s",
+        soft_wrap=True,
+        markup=False,
+        highlight=False,
+    )
+    write_report(
+        args.json,
+        {"page": str(output), "kind": page.kind, "page_bytes": size, "seconds": took, "shown": dict(page.figures)},
+    )
+    if args.open:
+        import webbrowser
+
+        from tomat.base.errors import TomatError
+
+        if not webbrowser.open(output.resolve().as_uri()):
+            raise TomatError(f"no browser was found on this machine; open {output.resolve()} in one.")
+    return 0

@@ -1,0 +1,167 @@
+"""`tomat train`: the words of a run, and whether it can fit, before anything is begun."""
+
+import argparse
+import shlex
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tomat.base.arguments import config_file, count, report_file, run_folder
+from tomat.base.layout import CONFIG_FILE
+
+if TYPE_CHECKING:  # the verb pays for these only when it runs
+    from tomat.settings.config import TrainConfig
+
+DEFAULT_CONFIG = "demo"
+
+
+def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add the verb `train`."""
+    parser = subparsers.add_parser(
+        "train",
+        help="train a model, evaluate it on held-out materials, write the run's page",
+        description="Train a model, evaluate it on held-out materials and write the run's page. The same run_name "
+        "continues the same run, from its newest whole checkpoint. Any setting of the configuration can follow as "
+        "--a.b VALUE.",
+        epilog="Settings: tomat/settings/config.py documents every field.",
+    )
+    parser.add_argument(
+        "--config_path",
+        type=config_file("train"),
+        metavar="FILE",
+        help=f"configuration, a file or the name of one that ships (default: {DEFAULT_CONFIG})",
+    )
+    parser.add_argument("--json", type=report_file, metavar="FILE", help="write the figures of the run")
+    parser.add_argument(
+        "--allow_change",
+        default="",
+        metavar="KEY[,KEY...]",
+        help="settings, such as optimizer.learning_rate, that may differ from those the run began with; recorded",
+    )
+    parser.add_argument(
+        "--fork",
+        metavar="NEW_NAME",
+        help="begin run NEW_NAME with model, optimizer state and step of a checkpoint of the run that run_name names",
+    )
+    parser.add_argument(
+        "--fork_step", type=count, metavar="N", help="fork checkpoint step-N (default: the newest whole one)"
+    )
+    parser.add_argument(
+        "--warm_start",
+        metavar="RUN_OR_CHECKPOINT",
+        help="begin a new run with the weights alone of another one: fresh optimizer, step 0, its own warm-up",
+    )
+    parser.add_argument(
+        "--teacher",
+        type=run_folder,
+        metavar="RUN",
+        help="train a model in few bits, --quantised, on the distributions of this run or folder of weights",
+    )
+    parser.add_argument(
+        "--quantised", type=Path, metavar="DIR", help="folder that `tomat compress` wrote; its configuration is taken"
+    )
+    parser.add_argument("--train", choices=("mlp", "all"), help="what of it is trained (default: all)")
+    parser.add_argument(
+        "--plan_first",
+        action="store_true",
+        help="compile the step for the configured TPU slice first, and do not start a run that cannot fit",
+    )
+    parser.set_defaults(run=run_train, takes_overrides=True)
+
+
+def run_train(args: argparse.Namespace) -> int:
+    """Load the configuration and run the workflow."""
+    from tomat.base.errors import TomatError
+    from tomat.settings.keys import check_words
+    from tomat.workflow.distil import distillation_values
+    from tomat.workflow.folder_run import folder_words
+
+    distils = _distils(args)
+    path = args.config_path or (args.quantised / CONFIG_FILE if distils else config_file("train")(DEFAULT_CONFIG))
+    started = time.monotonic()
+    if args.fork_step is not None and args.fork is None:
+        raise TomatError("--fork_step needs --fork NEW_NAME.")
+    # Before the seconds that importing JAX and Levanter takes.
+    check_words(path, args.overrides)
+    overrides = args.overrides if distils else folder_words(path, args.overrides)
+
+    from tomat.base.reporting import console, write_report
+    from tomat.runs.run_log import Asked
+    from tomat.settings.config import config_from_dict, load_config
+    from tomat.training.origins import Continuation
+    from tomat.training.preemption import StopRequest
+    from tomat.workflow.train import train_and_report
+
+    def load(words: Sequence[str]) -> "TrainConfig":
+        if not distils:
+            return load_config(path, words)
+        return config_from_dict(*distillation_values(args.quantised, str(args.teacher), args.train, words))
+
+    config = load(overrides)
+    fork_of = None
+    if args.fork is not None:
+        fork_of = config.run_name
+        config = load([*overrides, "--run_name", args.fork])
+    if args.plan_first:
+        refuse_what_cannot_fit(config)
+    allow = tuple(key for key in args.allow_change.split(",") if key)
+    continuation = Continuation(allow, fork_of, args.fork_step, args.warm_start)
+    stop = StopRequest(config.preemption.grace_seconds)
+    asked = Asked.by_words(args.words, path, overrides)
+    try:
+        with stop.listening():
+            figures = train_and_report(config, started, continuation, stop, asked)
+            write_report(args.json, figures)
+        return stop.status if figures["training"]["preempted"] else 0
+    finally:
+        if stop.asked:
+            said = f"the same command continues the run: {shlex.join(['tomat', *args.words])}"
+            console.print(said, soft_wrap=True, markup=False, highlight=False)
+
+
+def _distils(args: argparse.Namespace) -> bool:
+    """Whether the flags of a distillation are there; they come together, and bring a configuration.
+
+    Raises:
+        TomatError: With what is missing.
+    """
+    from tomat.base.errors import TomatError
+
+    if args.teacher is None and args.quantised is None and args.train is None:
+        return False
+    if args.teacher is None or args.quantised is None:
+        raise TomatError(
+            "a distillation needs --teacher RUN and --quantised DIR, a folder that `tomat compress` wrote."
+        )
+    if args.config_path is not None:
+        raise TomatError("--config_path does not go with --quantised, whose configuration is taken; override it.")
+    if not (args.quantised / CONFIG_FILE).is_file():
+        raise TomatError(f"--quantised {args.quantised} has no {CONFIG_FILE}; give a folder of `tomat compress`.")
+    return True
+
+
+def refuse_what_cannot_fit(config: "TrainConfig") -> None:
+    """Plan the run's step for its slice (`tomat plan`), on the machine that is about to run it or another.
+
+    Raises:
+        TomatError: The step needs more memory than a chip has, or cannot be planned.
+    """
+    from tomat.base.errors import TomatError
+    from tomat.base.reporting import console
+    from tomat.base.stages import Stages
+    from tomat.planning.compile.compiler import compile_step
+    from tomat.planning.compile.topology import planned_slice
+
+    slice_ = planned_slice(config, None)
+    what = f"planning {config.run_name} on {slice_.name}"
+    with Stages() as stages:
+        step = compile_step(config, slice_, memory_only=True, on_stage=lambda stage: stages.show(what, stage))
+    memory = step.memory
+    said = f"{memory.required_bytes / 2**30:.2f} of {memory.capacity_bytes / 2**30:.2f} GiB of each device"
+    if not step.fits:
+        raise TomatError(
+            f"run '{config.run_name}' does not fit {slice_.name}: it needs {said}. "
+            "`tomat plan` with the same arguments looks for the nearest changes that do."
+        )
+    console.print(f"planned: needs {said}")

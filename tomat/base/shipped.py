@@ -1,0 +1,48 @@
+"""The configurations that ship with tomat, by name and from any folder.
+
+In a checkout they are those of `configs/`, in an installed tomat those that its wheel holds. Only the standard library,
+so that a wrong name is refused before anything heavy is imported.
+"""
+
+import os
+from pathlib import Path
+
+PACKAGE = Path(__file__).parents[1]
+SUFFIX = ".yaml"
+
+
+def shipped_folder(kind: str) -> Path:
+    """Where the configurations of a kind are: `train`, `sweeps`, `tokenize`, `numerics` or `compare`."""
+    packaged = PACKAGE / "configs"
+    return (packaged if packaged.is_dir() else PACKAGE.parent / "configs") / kind
+
+
+def shipped_configurations(kind: str) -> dict[str, Path]:
+    """Name -> file of every configuration of a kind that ships, sorted by name."""
+    return dict(sorted((path.stem, path) for path in shipped_folder(kind).glob(f"*{SUFFIX}")))
+
+
+def named_configuration(text: str, kind: str) -> Path | None:
+    """The file that a word means: one that is there under that path, else one that ships under that name.
+
+    Args:
+        text: A path, or a name with or without `.yaml`. What is there comes before what ships.
+        kind: As for `shipped_folder`.
+
+    Returns:
+        The file, seen from the working directory where it lies below it, as the commands of a launch name it; None
+        where there is none.
+    """
+    # Of os.path and not of Path, which raises on names that are too long.
+    if os.path.isfile(text):
+        return Path(text)
+    found = shipped_configurations(kind).get(text.removesuffix(SUFFIX))
+    here = Path.cwd()
+    return found.relative_to(here) if found is not None and found.is_relative_to(here) else found
+
+
+def none_of_that_name(text: str, kind: str) -> str:
+    """What to say of a configuration that is neither there nor ships."""
+    names = ", ".join(shipped_configurations(kind))
+    ship = f"these ship with tomat and are found by name: {names}" if names else "none ships with this tomat"
+    return f"config file {text} does not exist; {ship}"

@@ -1,0 +1,53 @@
+"""Hooks of the site: a page for each room of tomat, made of its docstrings; and nothing is loaded from elsewhere."""
+
+import logging
+import re
+from pathlib import Path
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+PACKAGE = Path(__file__).parents[1] / "tomat"
+FOLDER = "reference"
+LOADED = re.compile(r"<(?:script|img|iframe|link|source|video|audio)\b[^>]*?\b(?:src|href)=\"((?:https?:)?//[^\"]*)")
+log = logging.getLogger("mkdocs.hooks.reference")
+
+
+def modules(room: Path) -> list[str]:
+    """Full names of a room's modules, its package first."""
+    found = []
+    for path in sorted(room.rglob("*.py"), key=lambda path: path.with_suffix("").parts):
+        name = ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts)
+        found.append(name.removesuffix(".__init__"))
+    return sorted(found)
+
+
+def rooms() -> list[Path]:
+    """The folders of tomat's rooms."""
+    return sorted(path.parent for path in PACKAGE.glob("*/__init__.py"))
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Add the pages to the navigation."""
+    assert config.nav is not None
+    pages = [{room.name: f"{FOLDER}/{room.name}.md"} for room in rooms()]
+    config.nav.append({"Python": pages})
+    return config
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the pages."""
+    for room in rooms():
+        body = "\n\n".join(f"::: {name}" for name in modules(room))
+        files.append(File.generated(config, f"{FOLDER}/{room.name}.md", content=f"# tomat.{room.name}\n\n{body}\n"))
+    return files
+
+
+def on_post_page(output: str, *, page: Page, **_) -> str:
+    """Warn, which `--strict` refuses, where a page loads something that is not in the site."""
+    for url in LOADED.findall(output):
+        log.warning(
+            "%s loads %s; put it into docs/assets, so that the site opens without a network", page.file.src_uri, url
+        )
+    return output

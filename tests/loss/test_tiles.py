@@ -93,8 +93,9 @@ def test_refuses_a_table_that_is_none(tmp_path):
     broken.write_text('{"entries": [{"width": 1}]}')
     with pytest.raises(TomatError, match=r"tiles.json cannot be read .*tomat bench loss-tiles"):
         load_table(broken)
-    with pytest.raises(TomatError, match="is empty"):
-        tuned_tiles("cpu", 1, 1, "float32", table=())
+    broken.write_text('{"entries": []}')
+    with pytest.raises(TomatError, match=r"tiles.json is empty; .*tomat bench loss-tiles"):
+        load_table(broken)
 
 
 def test_crps_has_no_pallas_kernel():

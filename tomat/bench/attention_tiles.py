@@ -35,11 +35,12 @@ def run(args: argparse.Namespace) -> int:
     )
     tiles = [parse_sizes(text) for text in args.tiles or args.default_tiles]
     for sizes in tiles:  # what the model refuses should not cost a compile
-        WholeHeadConfig(*sizes)
-    rows = compiled(
+        block, rows, block_bwd, keys_bwd = sizes
+        WholeHeadConfig(block, rows, block_bwd, keys_bwd)
+    planned = compiled(
         args, len(tiles) + len(args.splash_blocks), lambda *more: tune(shape, args.splash_blocks, tiles, *more)
     )
-    entry = table_entry(shape, rows) if tiles else None
+    entry = table_entry(shape, planned) if tiles else None
 
     table = Table(
         title=f"{args.num_heads} heads of {shape.head_size}, {args.num_kv_heads} of keys, {args.batch} x "
@@ -48,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
     columns = ("kernel", "sizes", "forward, ms", "backward, ms", "norms and rest, ms", "sum, ms", "temporaries, GiB")
     for name in columns:
         table.add_column(name, justify="left" if name in columns[:2] else "right")
-    for row in rows:
+    for row in planned:
         words = " x ".join(str(size) for size in row["tiles"].values())
         if "refused" in row:
             table.add_row(row["kernel"], words, "does not compile", *[""] * 4)
@@ -58,5 +59,5 @@ def run(args: argparse.Namespace) -> int:
         seconds = (*passes, total - sum(passes), total)
         figures = (f"{1e3 * value:.2f}" for value in seconds)
         table.add_row(row["kernel"], words, *figures, f"{row['temporary_bytes'] / 2**30:.2f}")
-    report(args, table, shape, rows, entry, write_entry)
+    report(args, table, shape, planned, entry, write_entry)
     return 0

@@ -118,10 +118,10 @@ def tuned_tiles(
         width: Of the model.
         ids: Rows of the head in use.
         dtype: Compute type, such as `bfloat16`.
-        table: Default: `load_table()`.
+        table: Of one entry or more. Default: `load_table()`.
 
     Raises:
-        TomatError: An empty or unreadable table.
+        TomatError: An unreadable table, or one without entries.
     """
     entries = load_table() if table is None else table
     return min(entries, key=lambda e: (e.device_kind != device_kind, e.dtype != dtype, e.distance(width, ids))).tiles

@@ -52,10 +52,10 @@ def tuned_sizes(positions: int, head_size: int, table: tuple[TunedSizes, ...] | 
     Args:
         positions: Of a sequence.
         head_size: Of queries, keys and values.
-        table: Default: `load_table()`.
+        table: Of one entry or more. Default: `load_table()`.
 
     Raises:
-        TomatError: An empty or unreadable table.
+        TomatError: An unreadable table, or one without entries.
     """
     entries = load_table() if table is None else table
     return min(entries, key=lambda entry: entry.distance(positions, head_size)).sizes

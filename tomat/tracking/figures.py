@@ -56,15 +56,18 @@ def draw_figures(breakdown: Breakdown, folder: Path, stem: str) -> list[tuple[st
     return drawn
 
 
-def draw_svg(path: Path, draw: Any, subject: Any, size: tuple[float, float]) -> Path:
-    """Write `draw(axes, subject)` as an SVG of `size` inches, unless the file holds it already."""
+def draw_svg(path: Path, draw: Any, subject: Any, size: tuple[float, float], n_panels: int = 1) -> Path:
+    """Write `draw(axes, subject)` as an SVG of `size` inches, unless the file holds it already.
+
+    Of several panels side by side, `axes` is the sequence.
+    """
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
     with matplotlib.rc_context(rc=RC):
-        figure, axes = plt.subplots(figsize=size, layout="constrained")
+        figure, axes = plt.subplots(1, n_panels, figsize=size, layout="constrained")
         draw(axes, subject)
         buffer = io.StringIO()
         figure.savefig(buffer, format="svg", metadata={"Date": None})

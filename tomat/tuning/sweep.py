@@ -23,6 +23,7 @@ from tomat.pages.document import write_if_changed
 from tomat.tracking.report import SWEEPS_DIR
 from tomat.tuning.sweep_config import SweepConfig, SweepRow, load_sweep
 from tomat.tuning.sweep_rows import FAILED, FITS, RowRecord, base_of, failed, planned, ranked, verdict
+from tomat.tuning.sweep_scaling import scaling_record
 
 if TYPE_CHECKING:
     from tomat.hardware.chips import Slice
@@ -133,9 +134,9 @@ def plan_rows(
         )
     earlier = rows_on_record(path)
     rows: dict[str, RowRecord] = {
-        row.name: earlier[row.name]
+        row.name: dataclasses.replace(earlier[row.name], lines=row.lines)  # no part of what was planned
         for row in sweep.rows
-        if row.name in earlier and earlier[row.name].overrides == to_jsonable(row.overrides)
+        if row.name in earlier and _is_of(earlier[row.name], row)
     }
     lock = threading.Lock()
 
@@ -169,6 +170,11 @@ def plan_rows(
     stopping = threading.Event()
     _run_pool(work, wanted, workers, stopping)
     return _record(sweep, rows)
+
+
+def _is_of(record: RowRecord, row: SweepRow) -> bool:
+    """Whether a record is of the step that the row means now."""
+    return row.slice in (None, record.slice) and record.overrides == to_jsonable(row.overrides)
 
 
 def _run_pool(
@@ -214,6 +220,8 @@ def _record(sweep: SweepConfig, rows: Mapping[str, RowRecord]) -> dict[str, Any]
         "ranking": [row.name for row in ranked(in_order)],
         "rows": [row.to_dict() for row in in_order],
     }
+    if any(row.lines for row in in_order):
+        record["scaling"] = scaling_record(in_order)
     return to_jsonable(record)
 
 

@@ -15,6 +15,10 @@ grid:                               # every combination is a row more
     - {name: 16x64, overrides: {model.num_heads: 16, model.num_kv_heads: 16}}
 exclude: [{sharding: zero1, heads: 16x64}]
 ```
+
+`line` makes a row a point of a line of the scaling figure (`sweep_scaling.py`), or a list of several: on a row, or on
+grid values of the form `{name, overrides, line}`, where the lines of a combination are those of its values joined:
+`zero1` of one axis and `[8 a chip, 256 in all]` of another make `zero1, 8 a chip` and `zero1, 256 in all`.
 """
 
 from __future__ import annotations
@@ -22,7 +26,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -55,6 +59,13 @@ class SweepRow:
     """What the row answers; rows with the same text answer it together."""
     explain: str = ""
     """A question about the row's own step, answered from where its time goes."""
+    lines: tuple[str, ...] = ()
+    """Of the scaling figure, those that the row is a point of."""
+
+    @property
+    def slice_set(self) -> str | None:
+        """The slice that the sweep's file sets, by `slice` or as an override; None: the configuration's own."""
+        return self.slice or self.overrides.get("slice")
 
     def load(self) -> tuple[TrainConfig, Slice]:
         """The configuration and the slice.
@@ -85,15 +96,15 @@ MAX_ROWS = 1000
 SWEEP_KEYS = (
     "name", "config_path", "title", "introduction", "slice", "base", "overrides", "rows", "grid", "exclude"
 )  # fmt: skip
-ROW_KEYS = ("name", "config_path", "overrides", "slice", "base", "question", "explain")
+ROW_KEYS = ("name", "config_path", "overrides", "slice", "base", "question", "explain", "line")
 
 
 def load_sweep(path: str | Path) -> SweepConfig:
     """Read a sweep.
 
     Raises:
-        TomatError: A file that cannot be read, an unknown key, a name that is missing, unusable or there twice, or a
-            base that is no row.
+        TomatError: A file that cannot be read, an unknown key, a name that is missing, unusable or there twice, a
+            base that is no row, or two points of a line at one number of chips.
     """
     path = Path(path)
     values = read_yaml(path, "sweeps")
@@ -119,6 +130,7 @@ def load_sweep(path: str | Path) -> SweepConfig:
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise TomatError(f"{path}: more than one row is called {twice[0]!r}; names tell rows apart.")
+    _check_lines(rows, path)
     default = keys.get("base") or names[0]
     based = []
     for row in rows:
@@ -129,6 +141,33 @@ def load_sweep(path: str | Path) -> SweepConfig:
             )
         based.append(replace(row, base=None if base == row.name else base))
     return SweepConfig(name, tuple(based), keys.get("title") or name, str(keys.get("introduction", "")).strip())
+
+
+def _check_lines(rows: Sequence[SweepRow], path: Path) -> None:
+    """Refuse two rows that would be one line's point at the same number of chips: a line has one step time there."""
+    taken: dict[tuple[str, int], str] = {}
+    for row in rows:
+        n_chips = _chips_of(row) if row.lines else None
+        if n_chips is None:
+            continue
+        for line in row.lines:
+            other = taken.setdefault((line, n_chips), row.name)
+            if other != row.name:
+                raise TomatError(
+                    f"{path}: rows {other!r} and {row.name!r} are both the point of line {line!r} at {n_chips} chips; "
+                    "expected one row for a number of chips. Give one of them another line."
+                )
+
+
+def _chips_of(row: SweepRow) -> int | None:
+    """Chips of a row's slice, without its whole configuration; None where that fails, which the row will say itself."""
+    from tomat.hardware.chips import slice_named
+
+    try:
+        name = row.slice_set or read_yaml(row.config_path).get("slice")
+        return slice_named(str(name)).n_chips
+    except TomatError:
+        return None
 
 
 def _check_keys(values: Mapping[str, Any], known: set[str], needed: set[str], where: str) -> None:
@@ -144,6 +183,7 @@ def _row(row: Mapping[str, Any], keys: Mapping[str, Any], path: Path, where: str
     name = str(row["name"])
     if "\n" in name or "|" in name:
         raise TomatError(f"{where} is called {name!r}; expected one line without '|', since it stands in a table.")
+    lines = _lines(row.get("line"), f"{where} {name!r}")
     return SweepRow(
         name=name,
         # Beside the file, so that a sweep means the same from wherever it is started.
@@ -153,14 +193,29 @@ def _row(row: Mapping[str, Any], keys: Mapping[str, Any], path: Path, where: str
         base=row.get("base"),
         question=" ".join(str(row.get("question") or "").split()),
         explain=" ".join(str(row.get("explain") or "").split()),
+        lines=lines,
     )
+
+
+def _lines(value: Any, where: str) -> tuple[str, ...]:
+    """`line` as the names of lines: none, one, or a list of them."""
+    if value is None:
+        return ()
+    lines = value if isinstance(value, list) else [value]
+    bad = [line for line in lines if not isinstance(line, str) or not line.strip() or set(line) & set("\n|`")]
+    if bad or not lines or len(set(lines)) < len(lines):
+        raise TomatError(
+            f"{where}: line is {value!r}; expected the name of a line of the scaling figure, or a list of different "
+            "names, each one line of text without '|' and '`', since it stands in a table."
+        )
+    return tuple(lines)
 
 
 def _grid_rows(keys: Mapping[str, Any], path: Path) -> list[dict[str, Any]]:
     """The combinations of the grid that no entry of `exclude` names."""
     if not isinstance(keys["grid"], Mapping):
         raise TomatError(f"{path}: grid is {keys['grid']!r}; expected axes, each with a list of values.")
-    axes: list[list[tuple[str, str, dict[str, Any]]]] = []  # of (axis, label, overrides)
+    axes: list[list[tuple[str, str, dict[str, Any], tuple[str, ...]]]] = []  # of (axis, label, overrides, lines)
     for axis, values in keys["grid"].items():
         if not isinstance(values, list) or not values:
             raise TomatError(f"{path}: grid.{axis} is {values!r}; expected a list of values.")
@@ -176,28 +231,33 @@ def _grid_rows(keys: Mapping[str, Any], path: Path) -> list[dict[str, Any]]:
         if not isinstance(entry, Mapping) or not entry or set(entry) - set(keys["grid"]):
             raise TomatError(f"{path}: exclude has {entry!r}; expected axes of the grid, each with one of its values.")
         for axis, value in entry.items():
-            labels = {label for labelled in axes for name, label, _ in labelled if name == axis}
+            labels = {label for labelled in axes for name, label, *_ in labelled if name == axis}
             if _label(axis, value) not in labels:
                 raise TomatError(f"{path}: exclude has {axis}: {value!r}; the grid has {', '.join(sorted(labels))}.")
     rows = []
     for combination in itertools.product(*axes) if axes else ():
-        labels = {axis: label for axis, label, _ in combination}
+        labels = {axis: label for axis, label, *_ in combination}
         if any(all(labels[axis] == _label(axis, value) for axis, value in entry.items()) for entry in keys["exclude"]):
             continue
-        overrides = {key: value for _, _, part in combination for key, value in part.items()}
-        rows.append({"name": ", ".join(labels.values()), "overrides": overrides})
+        overrides = {key: value for _, _, part, _ in combination for key, value in part.items()}
+        # A line for every choice of one part from each axis that names any.
+        parts = [lines for *_, lines in combination if lines]
+        line = [", ".join(chosen) for chosen in itertools.product(*parts)] if parts else None
+        rows.append({"name": ", ".join(labels.values()), "overrides": overrides, "line": line})
     return rows
 
 
-def _grid_value(axis: str, value: Any, path: Path) -> tuple[str, str, dict[str, Any]]:
+def _grid_value(axis: str, value: Any, path: Path) -> tuple[str, str, dict[str, Any], tuple[str, ...]]:
     if isinstance(value, Mapping):
-        if set(value) != {"name", "overrides"}:
+        if set(value) - {"line"} != {"name", "overrides"}:
             raise TomatError(
                 f"{path}: grid.{axis} holds {dict(value)!r}; expected a plain value of {axis}, or "
-                "{name: ..., overrides: {...}} for several settings under one name."
+                "{name: ..., overrides: {...}} for several settings under one name, with line: ... if it has one."
             )
-        return axis, str(value["name"]), checked_keys(value["overrides"], f"{path}: grid.{axis}")
-    return axis, _label(axis, value), {axis: value}
+        where = f"{path}: grid.{axis}"
+        label = str(value["name"])
+        return axis, label, checked_keys(value["overrides"], where), _lines(value.get("line"), f"{where} {label!r}")
+    return axis, _label(axis, value), {axis: value}, ()
 
 
 def _label(axis: str, value: Any) -> str:

@@ -19,13 +19,14 @@ from tomat.tuning.sweep_answers import answers_section
 from tomat.tuning.sweep_rows import (
     FITS,
     OOM,
-    Interval,
     RowRecord,
     base_of,
+    interval_text,
     ranked,
     required_text,
     verdict,
 )
+from tomat.tuning.sweep_scaling import scaling_section
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -38,7 +39,7 @@ PAGE_TEMPLATE = """# {title}
 
 {ranking}
 
-## MFU against memory
+{scaling}## MFU against memory
 
 {pareto}
 
@@ -61,6 +62,8 @@ LEGEND = (
     "Planned, not measured. HBM: of one chip, required and available. Intervals are those of a step's parts "
     "(`kernels.md`); the error is largely common to the rows of one model, so their order is surer than their figures."
 )
+SCALING = "scaling"
+"""Name of the section that only pages of sweeps with lines have."""
 WINDOW_KEY = "model.sliding_window"
 WINDOW_LEGEND = (
     "MFU counts the pairs in the attention's window, so a sliding window lowers the counted work too: compare such "
@@ -93,7 +96,13 @@ def write_sweep_page(record: Mapping[str, Any], tracking_dir: Path) -> Path:
         "shares": shares_section(rows),
         "answers": answers_section(rows),
     }
-    template = PAGE_TEMPLATE.format(title=record["title"], **{name: empty_section(name) for name in contents})
+    markers = {name: empty_section(name) for name in contents} | {"scaling": ""}
+    if any(row.lines for row in rows):
+        contents[SCALING] = scaling_section(record["sweep"], rows, tracking_dir)
+        markers[SCALING] = f"{empty_section(SCALING)}\n\n"
+    elif page.exists() and SCALING in find_sections(page.read_text(encoding="utf-8"), str(page)):
+        contents[SCALING] = ""  # of lines that the file had before
+    template = PAGE_TEMPLATE.format(title=record["title"], **markers)
     update_document(page, contents, template)
     write_index(tracking_dir)
     return page
@@ -136,14 +145,6 @@ def _figures(row: RowRecord, rows: Sequence[RowRecord], bare: bool) -> tuple[str
         f"{largest['name']} {percent(largest['share'], 0)}" if largest else UNKNOWN,
         verdict(row, base_of(row, rows)),
     )
-
-
-def interval_text(value: Interval | None, show: Any, bare: bool = False) -> str:
-    """`8.7 % (7.5 % to 10.1 %)`, or the estimate alone."""
-    if value is None:
-        return UNKNOWN
-    estimate = show(value["estimate"])
-    return estimate if bare else f"{estimate} ({show(value['low'])} to {show(value['high'])})"
 
 
 def shares_section(rows: Sequence[RowRecord]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
@@ -74,6 +74,8 @@ class RowRecord:
     """`name`, `category`, `seconds`, `source` of the longest."""
     windowed_einsums: Mapping[str, Any] | None = None
     """Fields of `WindowedEinsums`; None without any."""
+    lines: Sequence[str] = ()
+    """`SweepRow.lines`."""
 
     def utilisation(self, key: str) -> Interval | None:
         """By one of `UTILISATION_KEYS`."""
@@ -92,7 +94,9 @@ class RowRecord:
     def to_dict(self) -> dict[str, Any]:
         """For the record on disk."""
         values = vars(self)
-        return {key: values[key] for key in KEYS_OF_FAILED} if self.status == FAILED else {**values}
+        kept = {key: values[key] for key in KEYS_OF_FAILED} if self.status == FAILED else {**values}
+        # Records of sweeps without lines stay as they are.
+        return kept | {"lines": self.lines} if self.lines else {key: kept[key] for key in kept if key != "lines"}
 
     @staticmethod
     def from_dict(values: Mapping[str, Any]) -> RowRecord:
@@ -106,7 +110,7 @@ class RowRecord:
 
 
 KEYS_OF_FAILED = (*(one.name for one in fields(RowRecord) if one.default is MISSING), "error")
-"""What a row that failed has on record."""
+"""What a row that failed has on record, and `lines` if it has any."""
 
 
 def described(row: SweepRow, config: TrainConfig | None, slice_: Slice | None) -> dict[str, Any]:
@@ -126,6 +130,7 @@ def described(row: SweepRow, config: TrainConfig | None, slice_: Slice | None) -
         "sequence_tokens": config.seq_len if config else None,
         "slice": slice_.name if slice_ else row.slice,
         "n_chips": slice_.n_chips if slice_ else None,
+        "lines": row.lines,
     }
 
 
@@ -232,6 +237,14 @@ def verdict(record: RowRecord, base: RowRecord | None) -> str:
 def gib(count: float) -> str:
     """Bytes as `31.24 GiB`; below 1 GiB in MiB."""
     return f"{count / 2**30:.2f} GiB" if abs(count) >= 2**30 else f"{count / 2**20:.1f} MiB"
+
+
+def interval_text(value: Interval | None, show: Callable[[float], str], bare: bool = False) -> str:
+    """`8.7 % (7.5 % to 10.1 %)`, or the estimate alone."""
+    if value is None:
+        return UNKNOWN
+    estimate = show(value["estimate"])
+    return estimate if bare else f"{estimate} ({show(value['low'])} to {show(value['high'])})"
 
 
 def required_text(record: RowRecord) -> str:

@@ -61,5 +61,5 @@ def test_what_is_no_run_is_refused(make_run, tmp_path):
     with pytest.raises(TomatError, match="nothing is not a run"):
         compare_runs([a, str(tmp_path / "nothing")])
     for runs in ([a], [a, a + "/"]):
-        with pytest.raises(TomatError, match="expected 2 to"):
+        with pytest.raises(TomatError, match="runs? (is|are) named; expected 2 to"):
             compare_runs(runs)

@@ -9,6 +9,7 @@ import fsspec
 from tomat.base.documents import flatten, is_figure, mapping
 from tomat.base.errors import TomatError
 from tomat.base.layout import CODEC_FILE, CONFIG_FILE
+from tomat.base.reporting import counted, is_or_are
 from tomat.runs.data_record import recorded_contents
 from tomat.runs.entries import headline
 from tomat.runs.figures import Figures, read_evaluation, run_figures, step_breakdown
@@ -91,7 +92,9 @@ def compare_runs(urls: Sequence[str]) -> Comparison:
     """
     places = [url.rstrip("/") or "/" for url in urls]
     if not 2 <= len(places) <= MOST_RUNS or len(set(places)) < len(places):
-        raise TomatError(f"{len(places)} runs are named; expected 2 to {MOST_RUNS}, each once.")
+        raise TomatError(
+            f"{counted(len(places), 'run')} {is_or_are(len(places))} named; expected 2 to {MOST_RUNS}, each once."
+        )
     records = [_read(url) for url in places]
     names = _names(records)
     views = tuple(_view(name, record) for name, record in zip(names, records, strict=True))

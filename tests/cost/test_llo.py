@@ -75,6 +75,7 @@ def test_a_pallas_kernel_with_spilled_counters(schedules):
         (["vmatmul.mubr.msk.bf16.gmra.mxu0 %vm1, %v2", "vmatmul.mubr.f32.gmra.mxu1 %v1"], 8),
         (["vmatmul.mubr.bf16.gmra.mrb[180].mxu0 %v1", "vmatmul.mubr.bf16.vlgmr.msra.gmra.mrb[184].mxu0 %v2"], 16),
         (["vmatmul.mubr.f32.gmra.mrb[198].mxu0 %v1", "vmatmul.mubr.f32.gmra.mrb[198].mxu1 %v1"], 4),
+        (["vmatmul.mubr.s8.gmra.mrb[180].mxu0 %v1", "vmatmul.mubr.s8.gmra.mrb[184].mxu1 %v2"], 8),
         (["vmatmul.bf16.gmra.mxu2 %v1", "vmatmul.msk.bf16.vlgmr.msrb.gmra.mxu3 %vm1, %v1"], 16),
         (["vmatmul.f32.gmra.mxu3 %v1", "vmatmul.lmr.bf16.gmra.16.mxu3 %v1"], 16),
         (["vmatpush.bf16.msra.mxu0 %v1", "vmatprep.mubr.bf16.mxu0 %v1"], 0),

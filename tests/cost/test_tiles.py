@@ -35,6 +35,19 @@ def test_a_batched_dot():
     assert product == MatrixProduct(batch=8, m=16, n=32, k=64, bits=16)
 
 
+def test_products_of_int8_run_at_the_int8_peak_where_there_is_one():
+    operation = "s32[1024,4096]{1,0} dot(a, b), lhs_contracting_dims={1}, rhs_contracting_dims={0}"
+    narrow = product_of(operation, "s8[1024,1024]{1,0}", "s8[1024,4096]{1,0}")
+    assert narrow == MatrixProduct(1, 1024, 4096, 1024, 8, int8=True)
+    assert mxu_seconds([narrow], V6E) == pytest.approx(flops(narrow) / 1836e12)
+    assert mxu_seconds([narrow], CHIPS["tpu7x"]) == pytest.approx(flops(narrow) / (2307e12 / 2))
+    # One operand in 8 bits is multiplied as bfloat16 is, and so are floats of 8 bits.
+    for a, b in (("s8", "bf16"), ("f8e4m3fn", "f8e4m3fn")):
+        other = product_of(operation.replace("s32", "f32"), f"{a}[1024,1024]{{1,0}}", f"{b}[1024,4096]{{1,0}}")
+        assert not other.int8
+        assert mxu_seconds([other, narrow], V6E) == pytest.approx(flops(narrow) * (1 / 918e12 + 1 / 1836e12))
+
+
 # How XLA:TPU writes three products of a transformer as convolutions (dimension labels of the 1B step on v6e-32).
 CONVOLUTIONS = {
     "rows and features": (
@@ -67,6 +80,12 @@ CONVOLUTIONS = {
         "bf16[64,16,128]{2,1,0}",
         "bf16[16,128,256]{2,1,0}",
         MatrixProduct(1, 64, 256, 16 * 128, 16),
+    ),
+    "int8, as the projections of a model with int8 products": (
+        "s32[64,256]{1,0} convolution(a, b), dim_labels=bf_oi->bf",
+        "s8[64,128]{1,0}",
+        "s8[256,128]{1,0}",
+        MatrixProduct(1, 64, 256, 128, 8, int8=True),
     ),
 }
 

@@ -34,6 +34,8 @@ def test_clock_and_matrix_units_give_the_peak(chip):
 def test_tpu_rows_agree_with_what_jax_knows_of_the_same_chip(chip):
     info = info_of_jax(chip)
     assert chip.peak_bf16_flops_per_second == pytest.approx(info.bf16_ops_per_second * chip.n_cores, rel=0.005)
+    if info.int8_ops_per_second:  # 0 where it does not say
+        assert chip.peak_int8_ops_per_second == pytest.approx(info.int8_ops_per_second * chip.n_cores, rel=0.005)
     # jax's table has 2,460 GB/s for v5p where the documentation says 2,765 (and, elsewhere, 2,575 GiB/s, the same).
     tolerance = 0.13 if chip.name == "v5p" else 0.03
     assert chip.hbm_bytes_per_second == pytest.approx(info.mem_bw_bytes_per_second * chip.n_cores, rel=tolerance)

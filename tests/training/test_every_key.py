@@ -89,6 +89,7 @@ STEP: dict[str, tuple[list[str], list[str]]] = {
             "model.hidden_dim": "64",
             "model.hybrid_norm": "true",
             "model.input_embedding_norm": "true",
+            "model.int8_matmuls": "forward",
             "model.intermediate_dim": "32",
             "model.layer_norm_epsilon": "0.01",
             "model.num_heads": "4",

@@ -106,6 +106,7 @@ def run_write(args: argparse.Namespace) -> int:
     from tomat.inference.trained import load_trained
     from tomat.weights.arrays import named_arrays
     from tomat.weights.folder import is_weights_folder, write_weights
+    from tomat.weights.packed import check_compressible
 
     if is_weights_folder(args.run_dir):
         raise TomatError(f"{args.run_dir} is a folder of weights already; give the run that it is of.")
@@ -116,6 +117,8 @@ def run_write(args: argparse.Namespace) -> int:
             )
         return _export_distilled(args)
     run = load_trained(args.run_dir, args.step)
+    if compression is not None:
+        check_compressible(run.config, str(args.run_dir))
     arrays = named_arrays(run.model)
     with progress(seconds="left") as bar:
         task = bar.add_task(f"Writing {args.output}", total=len(arrays))

@@ -111,9 +111,10 @@ def levanter_model(config: TrainConfig) -> Qwen3Config:
     model = config.model_config()
     if not isinstance(model, DensityDecoderConfig):
         raise TomatError(f"model.type is {config.model.get_choice_name(type(config.model))}; expected density_decoder.")
-    if model.window is not None or model.embedding_skip:
+    if model.window is not None or model.embedding_skip or model.int8_matmuls is not None:
         raise TomatError(
-            "model.sliding_window and model.embedding_skip have no counterpart in Levanter's Qwen3; leave them out."
+            "model.sliding_window, model.embedding_skip and model.int8_matmuls have no counterpart in Levanter's "
+            "Qwen3; leave them out."
         )
     shared = {field.name for field in dataclasses.fields(Qwen3Config)} - {"sliding_window", "use_sliding_window"}
     values = {name: getattr(model, name) for name in shared}

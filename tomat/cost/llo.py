@@ -192,16 +192,18 @@ N_MXU = 4
 
 
 def product_cycles(forms: str) -> int:
-    """Cycles a matrix unit needs for one `vmatmul`, by the forms that follow the name: 16 rows of bf16, 8 of f32.
+    """Cycles a matrix unit needs for one `vmatmul`, by the forms that follow the name: 16 rows of bf16, 8 of f32, 32 of
+    s8 (of v6e; on units of 128 x 128 they were not seen, and count as f32).
 
     Units of 256 x 256 (`mubr`) take two rows a cycle, those of 128 x 128 one; with `lmr` they take 8 rows of bf16. So
     all units of a chip together reach its peak. Source: the spacing that the compiler itself keeps between products on
     one unit. v6e: 8 bundles in 21,477 of 23,600 cases of bf16, 4 in 20,009 of 21,300 of f32 (the reference 200M step).
     TPU7x: 8 in 4,946 of 6,142, 4 in 6,606 of 10,238 (two losses). v5p: 16 in 3,131 of 5,816 (more in most others), 8 in
-    7,822 of 9,520 of f32 and in 6,551 of 9,156 with `lmr` (15 attention kernels).
+    7,822 of 9,520 of f32 and in 6,551 of 9,156 with `lmr` (15 attention kernels). s8 on a v6e: 8 in 1,306 of 1,408 (a
+    product [32768, 1024] x [1024, 4096], which has half the bundles of the same in bf16).
     """
     kinds = forms.split(".")
-    wide = "bf16" in kinds and "lmr" not in kinds
+    wide = ("bf16" in kinds and "lmr" not in kinds) or ("s8" in kinds and "mubr" in kinds)
     return (8 if wide else 4) if "mubr" in kinds else (16 if wide else 8)
 
 

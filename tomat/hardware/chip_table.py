@@ -24,6 +24,8 @@ class Chip:
     """Dense bfloat16 matrix multiplication."""
     source: str
     """Where the figures are from."""
+    peak_int8_ops_per_second: float | None = None
+    """Dense int8 matrix multiplication summed in int32, multiplications and additions (TPU)."""
     hbm_bytes_usable: int | None = None
     """Memory that XLA lets a program have."""
     hbm_bytes_per_second: float | None = None
@@ -46,6 +48,11 @@ class Chip:
         """Peak of one JAX device, FLOP/s."""
         return self.peak_bf16_flops_per_second / self.jax_devices_per_chip
 
+    @property
+    def peak_int8_ops_per_device(self) -> float:
+        """Operations a second of one JAX device on int8; the bf16 peak where no source states one."""
+        return (self.peak_int8_ops_per_second or self.peak_bf16_flops_per_second) / self.jax_devices_per_chip
+
 
 _LIBTPU = "Usable memory: what libtpu 0.0.46 names as available in its out-of-memory error."
 _HOPPER = "NVIDIA H100 Tensor Core GPU Architecture white paper (2022), table 3"
@@ -55,6 +62,7 @@ TPUS = (
         name="v4",
         device_kinds=("TPU v4",),
         peak_bf16_flops_per_second=275e12,
+        peak_int8_ops_per_second=275e12,
         hbm_bytes_usable=int(2 * 15.25 * GIB),
         hbm_bytes_per_second=1200e9,
         ici_bytes_per_second=6 * 2 * 50e9,
@@ -62,13 +70,14 @@ TPUS = (
         mxu_shape=(128, 128),
         n_cores=2,
         chips_per_host=4,
-        source="https://cloud.google.com/tpu/docs/v4 (peaks, memory, MXUs); arXiv:2304.01433 table 4 (1,050 MHz, "
-        f"6 links of 50 GB/s each way). {_LIBTPU} It names 15.25 GiB for each of the two TensorCores.",
+        source="https://cloud.google.com/tpu/docs/v4 (one peak for bf16 and int8, memory, MXUs); arXiv:2304.01433 "
+        f"table 4 (1,050 MHz, 6 links of 50 GB/s each way). {_LIBTPU} It names 15.25 GiB for each TensorCore.",
     ),
     Chip(
         name="v5e",
         device_kinds=("TPU v5 lite", "TPU v5e"),
         peak_bf16_flops_per_second=197e12,
+        peak_int8_ops_per_second=393e12,
         hbm_bytes_usable=int(15.75 * GIB),
         hbm_bytes_per_second=819e9,
         ici_bytes_per_second=400e9,
@@ -83,6 +92,7 @@ TPUS = (
         name="v5p",
         device_kinds=("TPU v5", "TPU v5p"),
         peak_bf16_flops_per_second=459e12,
+        peak_int8_ops_per_second=918e12,
         hbm_bytes_usable=int(95.73 * GIB),
         hbm_bytes_per_second=2765e9,
         ici_bytes_per_second=1200e9,
@@ -90,7 +100,8 @@ TPUS = (
         mxu_shape=(128, 128),
         n_cores=2,
         chips_per_host=4,
-        source="https://cloud.google.com/tpu/docs/v5p. The clock follows from the peak and 8 MXUs of 128 x 128: "
+        source="https://cloud.google.com/tpu/docs/v5p; int8: jax 0.11.1 `jax/_src/tpu_info.py`. The clock follows from "
+        "the peak and 8 MXUs of 128 x 128: "
         f"1.75 GHz. {_LIBTPU} (More than the 95 GiB of the data sheet, which says "
         " GB elsewhere and GiB here; jax's table has 103e9 bytes, 95.9 GiB.)",
     ),
@@ -98,6 +109,7 @@ TPUS = (
         name="v6e",
         device_kinds=("TPU v6 lite", "TPU v6e"),
         peak_bf16_flops_per_second=918e12,
+        peak_int8_ops_per_second=1836e12,
         hbm_bytes_usable=int(31.24 * GIB),
         hbm_bytes_per_second=1638e9,
         ici_bytes_per_second=800e9,
@@ -124,6 +136,7 @@ TPUS = (
         source="https://cloud.google.com/tpu/docs/tpu7x (Ironwood): two TensorCores, each a JAX device, with half of "
         "the HBM. No clock is published; it follows from the peak and what jax 0.11.1 (`jax/_src/tpu_info.py`) says, 2 "
         "MXUs of 256 x 256 a core, with 2 passes a cycle as on v6e: 2307e12 / (2 * 2 * 256 * 256 * 2 * 2) = 2.20 GHz. "
+        "Its page states fp8 and no int8, and that file says that int8 is not available. "
         f"{_LIBTPU} It names 94.74 GiB for each of the two TensorCores.",
     ),
 )

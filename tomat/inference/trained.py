@@ -25,7 +25,7 @@ from tomat.training.restore import load_weights
 from tomat.training.startup import quiet_terminal
 from tomat.weights.arrays import model_of
 from tomat.weights.folder import is_weights_folder, read_weights
-from tomat.weights.packed import with_packed
+from tomat.weights.packed import check_compressible, with_packed
 
 
 @dataclass(frozen=True)
@@ -135,6 +135,8 @@ def _checkpoint(folder: Path, config: TrainConfig, step: int | None) -> tuple[Lm
 def _stored(folder: Path, config: TrainConfig, step: int | None, packed: bool) -> tuple[LmHeadModel, int, str]:
     """The same of a folder of weights."""
     stored = read_weights(folder)
+    if stored.quantised:
+        check_compressible(config, str(folder))
     if step not in (None, stored.step):
         raise TomatError(f"{folder} holds the weights of step {stored.step} alone; leave out --step {step}.")
     trainer = config.trainer_config()

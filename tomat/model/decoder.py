@@ -39,6 +39,7 @@ from tomat.model.attention import (
 )
 from tomat.model.embedding import with_float32_sums
 from tomat.model.environment import Environment, EnvironmentConfig, EnvironmentTables, PatchAtoms
+from tomat.model.int8_dot import Int8DotGeneral, Int8Matmuls
 from tomat.model.kv_cache import KvCache
 from tomat.model.norm_rotary import QkRotaryConfig
 from tomat.model.splash import ATTENTION_OUTPUT, SplashBlockSizes
@@ -123,6 +124,10 @@ class DensityDecoderConfig(Qwen3Config):
     """One of `NAMED_POLICIES`, true (full), false (off), or the fields of Haliax's `ScanCheckpointPolicy`."""
     embedding_skip: float = 0.0
     """The embedding (with what the atoms add to it), times this, is added to what goes into each layer; 0: not."""
+    int8_matmuls: Int8Matmuls | None = None
+    """Products of the projections of attention and of the MLP that are in int8, in training and wherever the model is
+    used: the layers' own (`forward`), or also those that give the gradients of their inputs (`forward_and_inputs`);
+    None: none. Embedding, logits and attention itself are as without."""
     environment: EnvironmentConfig | None = None
     """What each position knows of the atoms around its voxel, and the prior of the logits; None: neither. Without it a
     model knows the atoms from the preamble alone."""
@@ -229,6 +234,7 @@ class DensityDecoderConfig(Qwen3Config):
             "input_embedding_norm": self.input_embedding_norm,
             "sliding_window": self.window is not None,
             "embedding_skip": self.embedding_skip != 0,
+            "int8_matmuls": self.int8_matmuls is not None,
             "environment": self.environment is not None,
         }
         if any(without.values()):
@@ -241,6 +247,19 @@ class DensityDecoderConfig(Qwen3Config):
 def _norm(config: DensityDecoderConfig) -> hnn.RmsNorm:
     """A new norm over `embed`; Levanter declares the base class of what it builds."""
     return cast(hnn.RmsNorm, config.mk_LayerNorm(config.Embed))
+
+
+def _with_int8[M: eqx.Module](module: M, products: Int8Matmuls | None) -> M:
+    """`module` with the products of the linear layers that are its fields in int8; None: as it is."""
+    if products is None:
+        return module
+    product = Int8DotGeneral.init(products)
+    linears = {
+        field.name: dataclasses.replace(linear, dot_general=product)
+        for field in dataclasses.fields(cast(Any, module))
+        if isinstance(linear := getattr(module, field.name), hnn.Linear)
+    }
+    return dataclasses.replace(cast(Any, module), **linears)
 
 
 class DensityMlp(LlamaMlp):
@@ -279,6 +298,7 @@ class DensityDecoderLayer(LlamaDecoderLayer):
         attention = DensityAttention.init(config.attention_config(), key=k_attention)
         plain = LlamaMlp.init(config.Embed, config.Mlp, config.activation_function, key=k_mlp, use_bias=config.use_bias)
         mlp = DensityMlp(plain.gate_proj, plain.up_proj, plain.down_proj, plain.act)
+        attention, mlp = _with_int8(attention, config.int8_matmuls), _with_int8(mlp, config.int8_matmuls)
         norms = [_norm(config) for _ in range(4 if config.hybrid_norm else 2)]
         return DensityDecoderLayer(config, attention, mlp, *norms)
 
@@ -464,6 +484,11 @@ def causal_activations(
 def environment_of(config: LmConfig) -> EnvironmentConfig | None:
     """`model.environment` of a configuration; None also for models that cannot have one."""
     return config.environment if isinstance(config, DensityDecoderConfig) else None
+
+
+def int8_matmuls_of(config: LmConfig) -> Int8Matmuls | None:
+    """`model.int8_matmuls` of a configuration; None also for models that cannot have it."""
+    return config.int8_matmuls if isinstance(config, DensityDecoderConfig) else None
 
 
 def hidden_and_head(

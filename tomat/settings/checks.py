@@ -22,6 +22,7 @@ from levanter.tracker.wandb import WandbConfig
 from levanter.trainer import TrainerConfig
 
 from tomat.base.errors import TomatError
+from tomat.model.decoder import int8_matmuls_of
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -274,6 +275,32 @@ def check_distillation(sharding: str, trainer: TrainerConfig) -> None:
     for name in ("model_averaging", "quantization"):
         if getattr(trainer, name) is not None:
             raise TomatError(f"trainer.{name} does not go together with distillation; leave it out.")
+
+
+def check_int8(model: LmConfig, trainer: TrainerConfig, *, distils: bool) -> None:
+    """Refuse what `model.int8_matmuls` cannot be together with.
+
+    Args:
+        model: Any model; one without int8 products is not looked at further.
+        trainer: Levanter's.
+        distils: Whether the run trains a model in few bits.
+
+    Raises:
+        TomatError: With what to leave out.
+    """
+    products = int8_matmuls_of(model)
+    if products is None:
+        return
+    if trainer.quantization is not None:
+        raise TomatError(
+            f"model.int8_matmuls is {products} and trainer.quantization is set, which would replace the same products "
+            "by Levanter's own; leave out trainer.quantization."
+        )
+    if distils:
+        raise TomatError(
+            f"model.int8_matmuls is {products}, and distillation trains matrices that are in few bits already and "
+            "multiplied as floats; leave model.int8_matmuls out."
+        )
 
 
 def check_wandb(wandb: WandbConfig | None, run_name: str) -> None:

@@ -33,6 +33,7 @@ from tomat.settings.checks import (
     check_distillation,
     check_effect,
     check_finite,
+    check_int8,
     check_loading,
     check_values,
     check_wandb,
@@ -188,6 +189,7 @@ class TrainConfig:
         check_values(self.trainer, self.optimizer)
         check_loading(self.trainer)
         check_effect(self.trainer, self.model, self.optimizer)
+        check_int8(self.model, self.trainer, distils=self.distillation is not None)
         check_wandb(self.trackers.wandb, self.run_name)
 
     @property

@@ -16,7 +16,10 @@ from haliax.util import ensure_tuple
 from jax.tree_util import keystr, tree_flatten_with_path, tree_unflatten
 from levanter.models.lm_model import LmHeadModel
 
+from tomat.base.errors import TomatError
+from tomat.model.decoder import int8_matmuls_of
 from tomat.model.packed import PackedEmbedding, PackedLinear, PackedMatrix, packed_rows
+from tomat.settings.config import TrainConfig
 from tomat.weights.quantise import Quantised
 
 LAYER = "{layer}"
@@ -34,6 +37,24 @@ def with_packed(model: LmHeadModel, quantised: Mapping[str, Quantised]) -> LmHea
     """
     leaves, structure = tree_flatten_with_path(model, is_leaf=_is_layer)
     return tree_unflatten(structure, [_packed(keystr(path), leaf, quantised) for path, leaf in leaves])
+
+
+def check_compressible(config: TrainConfig, what: str) -> None:
+    """Refuse matrices in few bits for a model whose products are in int8: theirs would be in floats.
+
+    Args:
+        config: Of the run.
+        what: Names the run or the folder in the error.
+
+    Raises:
+        TomatError: With the key.
+    """
+    products = int8_matmuls_of(config.model)
+    if products is not None:
+        raise TomatError(
+            f"{what} is of a model with model.int8_matmuls {products}, and matrices in few bits are multiplied as "
+            "floats: it would be another model. Write it whole, with `tomat export`."
+        )
 
 
 def module_name(path: str) -> str:

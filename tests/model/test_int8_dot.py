@@ -1,0 +1,281 @@
+"""Products in int8: their formula, what they are off by, their gradients, and a decoder that trains with them."""
+
+import dataclasses
+import shutil
+from collections import Counter
+
+import draccus
+import equinox as eqx
+import haliax as hax
+import haliax.nn as hnn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from haliax import Axis
+from levanter.models.lm_model import LmConfig
+from tiny_run import DEMO, tiny_run
+
+from tomat.base.errors import TomatError
+from tomat.inference.trained import load_trained
+from tomat.model import int8_dot
+from tomat.model.decoder import NAMED_POLICIES, DensityDecoderConfig, causal_activations
+from tomat.model.int8_dot import Int8DotGeneral, int8_dot_general
+from tomat.runs.log_lines import read_metrics
+from tomat.settings.config import load_config
+from tomat.training.run import train
+from tomat.weights.packed import check_compressible
+
+VOCAB = Axis("vocab", 50)
+MODES = ("forward", "forward_and_inputs")
+# Shapes of input and weights, and the axes that are contracted: of an MLP, of queries, of the output of attention.
+LAYERS = {
+    "mlp": ((2, 6, 32), (24, 32), ((2,), (1,))),
+    "queries": ((2, 6, 32), (2, 3, 4, 32), ((2,), (3,))),
+    "output": ((2, 3, 6, 4), (32, 3, 4), ((1, 3), (1, 2))),
+    "axes in another order": ((2, 3, 6, 4), (4, 32, 3), ((1, 3), (2, 0))),
+}
+
+
+def gaussian(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
+def in_steps(x: np.ndarray, over: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+    """Whole numbers of a slice, and what one of them stands for."""
+    step = np.abs(x).max(over, keepdims=True) / np.float32(127)
+    return np.rint(x / step).astype(np.int64), step
+
+
+def formula(lhs: np.ndarray, rhs: np.ndarray, over) -> np.ndarray:
+    """The product, in float64 after the whole numbers."""
+    (a, step_a), (b, step_b) = in_steps(lhs, over[0]), in_steps(rhs, over[1])
+    return np.tensordot(a * step_a.astype(np.float64), b * step_b.astype(np.float64), over)
+
+
+def gradients(lhs: np.ndarray, rhs: np.ndarray, over, mode: str):
+    """Result, its gradient, and the gradients of both operands."""
+    product = Int8DotGeneral.init(mode)
+    out, back = jax.vjp(lambda lhs, rhs: product(lhs, rhs, (over, ((), ()))), jnp.asarray(lhs), jnp.asarray(rhs))
+    of_out = gaussian(*out.shape, seed=2)
+    return np.asarray(out), of_out, *(np.asarray(each) for each in back(jnp.asarray(of_out)))
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_the_product_is_its_formula(layer):
+    shape, weights, over = LAYERS[layer]
+    lhs, rhs = gaussian(*shape), gaussian(*weights, seed=1)
+    found = int8_dot_general(jnp.asarray(lhs), jnp.asarray(rhs), (over, ((), ())), jnp.float32)
+    np.testing.assert_allclose(found, formula(lhs, rhs, over), rtol=1e-5, atol=1e-5)
+    none = int8_dot_general(jnp.zeros(shape), jnp.asarray(rhs), (over, ((), ())), jnp.float32)
+    np.testing.assert_array_equal(none, np.zeros_like(found))  # a slice of zeros has no largest magnitude
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_the_error_is_that_of_rounding_both_operands(dtype):
+    lhs, rhs = (
+        np.asarray(jnp.asarray(x, dtype), np.float32) for x in (gaussian(256, 1024), gaussian(128, 1024, seed=1))
+    )
+    over = ((1,), (1,))
+    found = int8_dot_general(jnp.asarray(lhs, dtype), jnp.asarray(rhs, dtype), (over, ((), ())), jnp.float32)
+    exact = lhs @ rhs.T
+    error = np.sqrt(np.mean((np.asarray(found) - exact) ** 2)) / np.sqrt(np.mean(exact**2))
+    # Rounding to nearest is off by the step over sqrt(12), of numbers whose standard deviation is 1.
+    steps = [np.abs(x).max(1) / 127 for x in (lhs, rhs)]
+    theory = np.sqrt(sum(np.mean(step**2) for step in steps) / 12)
+    assert error == pytest.approx(theory, rel=0.03)
+    assert 0.008 < theory < 0.012
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_gradients_are_straight_through(layer):
+    shape, weights, over = LAYERS[layer]
+    lhs, rhs = gaussian(*shape), gaussian(*weights, seed=1)
+    exact = jax.vjp(
+        lambda lhs, rhs: jax.lax.dot_general(lhs, rhs, (over, ((), ()))), jnp.asarray(lhs), jnp.asarray(rhs)
+    )
+    out, of_out, of_lhs, of_rhs = gradients(lhs, rhs, over, "forward")
+    expected_lhs, expected_rhs = exact[1](jnp.asarray(of_out))
+    np.testing.assert_array_equal(of_lhs, expected_lhs)
+    np.testing.assert_array_equal(of_rhs, expected_rhs)
+
+    both, _, of_lhs, of_rhs = gradients(lhs, rhs, over, "forward_and_inputs")
+    np.testing.assert_array_equal(both, out)
+    np.testing.assert_array_equal(of_rhs, expected_rhs)
+    # The axes of the weights that the result has, last in it, and what is left in the order of the input.
+    given = [axis for axis in range(len(weights)) if axis not in over[1]]
+    found = formula(of_out, rhs, (tuple(range(of_out.ndim - len(given), of_out.ndim)), tuple(given)))
+    kept = [axis for axis in range(len(shape)) if axis not in over[0]]
+    order = kept + [over[0][over[1].index(axis)] for axis in sorted(over[1])]
+    np.testing.assert_allclose(of_lhs, np.transpose(found, np.argsort(order)), rtol=1e-4, atol=1e-4)
+    assert not np.array_equal(of_lhs, expected_lhs)
+
+
+def test_batch_axes_are_refused():
+    with pytest.raises(TomatError, match="batch axes"):
+        Int8DotGeneral.init("forward")(jnp.ones((2, 3)), jnp.ones((2, 3)), (((1,), (1,)), ((0,), (0,))))
+
+
+def test_without_qwix_the_extra_is_named(monkeypatch):
+    monkeypatch.setattr(int8_dot.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(TomatError, match="model.int8_matmuls is forward.*--extra compress"):
+        decoder(int8_matmuls="forward").build(VOCAB, key=jax.random.PRNGKey(0))
+
+
+def decoder(**fields) -> DensityDecoderConfig:
+    shape = dict(hidden_dim=32, intermediate_dim=48, num_layers=2, num_heads=4, num_kv_heads=2)
+    return DensityDecoderConfig(**{"max_seq_len": 64, "attn_backend": "vanilla", **shape, **fields})
+
+
+def linears(config: LmConfig) -> dict[str, hnn.Linear]:
+    model = eqx.filter_eval_shape(lambda: config.build(VOCAB, key=jax.random.PRNGKey(0)))
+    found = jax.tree_util.tree_leaves_with_path(model, is_leaf=lambda leaf: isinstance(leaf, hnn.Linear))
+    return {jax.tree_util.keystr(path): leaf for path, leaf in found if isinstance(leaf, hnn.Linear)}
+
+
+def test_it_is_the_projections_alone_and_nothing_is_added_to_the_model():
+    fields = dict(tie_word_embeddings=False, environment={"channels": 4}, int8_matmuls="forward")
+    config = draccus.decode(DensityDecoderConfig, {"max_seq_len": 64, "num_layers": 2, **fields})
+    for scan_layers in (True, False):
+        found = linears(draccus.decode(DensityDecoderConfig, {**draccus.encode(config), "scan_layers": scan_layers}))
+        narrow = {name for name, linear in found.items() if isinstance(linear.dot_general, Int8DotGeneral)}
+        projections = {name.rpartition(".")[2] for name in narrow}
+        assert projections == {f"{name}_proj" for name in ("q", "k", "v", "o", "gate", "up", "down")}
+        assert {name for name in found if ".layers." in name and "transformer" in name} == narrow
+        assert ".lm_head" in found.keys() - narrow and any("environment" in name for name in found.keys() - narrow)
+    with_it, without = (
+        jax.tree_util.tree_leaves_with_path(
+            eqx.filter_eval_shape(lambda config=config: config.build(VOCAB, key=jax.random.PRNGKey(0)))
+        )
+        for config in (decoder(int8_matmuls="forward"), decoder())
+    )
+    assert [(path, leaf.shape) for path, leaf in with_it if hasattr(leaf, "shape")] == [
+        (path, leaf.shape) for path, leaf in without if hasattr(leaf, "shape")
+    ]
+
+
+def test_of_a_layer_the_weights_have_the_float_gradient():
+    # Haliax's einsum decides which operand comes first; what the gradient of the input is shows that it is the input.
+    x = hax.named(gaussian(2, 6, 32), ("batch", "position", "embed"))
+    outs = {
+        "mlp": (Axis("mlp", 24),),
+        "queries": (Axis("kv_head", 2), Axis("q_heads_per_group", 3), Axis("head_size", 4)),
+    }
+    for Out in outs.values():
+        linear = hnn.Linear.init(Axis("embed", 32), Out, key=jax.random.PRNGKey(0), use_bias=False)
+        found = {}
+        for mode in (None, *MODES):
+            each = linear if mode is None else dataclasses.replace(linear, dot_general=Int8DotGeneral.init(mode))
+            weigh = hax.named(gaussian(2, 6, *(axis.size for axis in Out), seed=3), ("batch", "position", *Out))
+            scalar = eqx.filter_grad(lambda both, weigh=weigh: hax.sum(both[0](both[1]) * weigh).scalar())
+            found[mode] = scalar((each, x))
+        for mode in MODES:
+            np.testing.assert_array_equal(found[mode][0].weight.array, found[None][0].weight.array)
+        np.testing.assert_array_equal(found["forward"][1].array, found[None][1].array)
+        off = found["forward_and_inputs"][1].array - found[None][1].array
+        assert 0 < np.linalg.norm(off) < 0.03 * np.linalg.norm(found[None][1].array)
+
+
+def products(config: LmConfig) -> Counter:
+    """Products in the traced gradient of the activations, by the type of their operands; bodies of loops once."""
+    model = eqx.filter_eval_shape(lambda: config.build(VOCAB, key=jax.random.PRNGKey(0)))
+    arrays, rest = eqx.partition(model, lambda leaf: isinstance(leaf, jax.ShapeDtypeStruct))
+    tokens = hax.named(jnp.zeros((1, 64), jnp.int32), ("batch", "position"))
+    counts: Counter = Counter()
+
+    def visit(jaxpr):
+        for equation in jaxpr.eqns:
+            if equation.primitive.name == "dot_general":
+                counts[str(equation.invars[0].aval.dtype)] += 1
+            for value in jax.tree.leaves(list(equation.params.values()), is_leaf=lambda x: hasattr(x, "eqns")):
+                inner = getattr(value, "jaxpr", value)
+                if hasattr(inner, "eqns"):
+                    visit(inner)
+
+    visit(
+        jax.make_jaxpr(
+            jax.grad(lambda arrays: (causal_activations(eqx.combine(arrays, rest), tokens).array ** 2).sum())
+        )(arrays).jaxpr
+    )
+    return counts
+
+
+def test_checkpoint_policies_keep_what_they_keep_without_it():
+    for policy in NAMED_POLICIES:
+        plain = products(decoder(gradient_checkpointing=policy))
+        by_mode = {mode: products(decoder(gradient_checkpointing=policy, int8_matmuls=mode)) for mode in MODES}
+        assert {counts.total() for counts in by_mode.values()} == {plain.total()}, policy
+        # The seven products of a layer, those that are computed again, and, if asked for, the inputs' gradients.
+        assert by_mode["forward_and_inputs"]["int8"] == by_mode["forward"]["int8"] + 7
+        assert policy != "off" or by_mode["forward"]["int8"] == 7
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_layers_one_by_one_and_in_a_loop_agree(mode):
+    tokens = hax.named(np.random.default_rng(0).integers(0, VOCAB.size, (2, 64)), ("batch", "position"))
+
+    @eqx.filter_jit
+    @eqx.filter_value_and_grad
+    def loss(model):
+        return (causal_activations(model, tokens).array ** 2).mean()
+
+    looped = decoder(int8_matmuls=mode, gradient_checkpointing="save_matmuls").build(VOCAB, key=jax.random.PRNGKey(0))
+    unrolled = eqx.tree_at(lambda model: model.transformer, looped, looped.transformer.unrolled())
+    (value, of_loop), (other, of_blocks) = loss(looped), loss(unrolled)
+    assert float(value) == pytest.approx(float(other), rel=1e-5)
+    together = of_loop.transformer.unrolled()
+    for one, another in zip(jax.tree.leaves(together), jax.tree.leaves(of_blocks.transformer), strict=True):
+        # A number on the edge of a step falls to either side by the last bit, one of the 256 steps of a slice.
+        assert np.linalg.norm(one - another) <= 1e-2 * np.linalg.norm(another)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A run of six steps on two devices that share the parameters, in bfloat16."""
+    folder = tmp_path_factory.mktemp("runs")
+    return train(load_config(DEMO, [*WORDS, "--output_dir", str(folder)])).run_dir
+
+
+WORDS = tiny_run(
+    6, 2, "--model.int8_matmuls", "forward_and_inputs", "--sharding", "fsdp", "--trainer.mp", "p=f32,c=bf16"
+)
+
+
+def test_a_run_trains_and_continues_as_the_run_it_was(trained, tmp_path):
+    losses = [row["train/loss"] for row in read_metrics(trained / "metrics.jsonl")]
+    assert len(losses) == 6 and losses[-1] < losses[0]
+    shutil.copytree(trained, tmp_path / "demo")
+    for step in (4, 5):
+        shutil.rmtree(tmp_path / "demo" / "checkpoints" / f"step-{step}")
+    result = train(load_config(DEMO, [*WORDS, "--output_dir", str(tmp_path)]))
+    assert (result.first_step, result.steps) == (3, 6)
+    assert [row["train/loss"] for row in read_metrics(tmp_path / "demo" / "metrics.jsonl")] == losses
+    with pytest.raises(TomatError, match="model.int8_matmuls: 'forward_and_inputs' -> None"):
+        train(load_config(DEMO, [*WORDS, "--output_dir", str(tmp_path), "--model.int8_matmuls", "null"]))
+
+
+def test_what_it_cannot_be_together_with_is_refused_by_name(trained, tmp_path):
+    narrow = ["--model.int8_matmuls", "forward"]
+    assert load_config(DEMO, narrow).model.int8_matmuls == "forward"
+    distils = ["--distillation", "{teacher: a, quantised: b}", "--sharding", "replicated"]
+    for words, said in (
+        (["--trainer.quantization", "{int8: true}"], "leave out trainer.quantization"),
+        (distils, "distillation trains matrices"),
+    ):
+        with pytest.raises(TomatError, match=said) as caught:
+            load_config(DEMO, [*narrow, *words])
+        assert "model.int8_matmuls is forward" in str(caught.value)
+    with pytest.raises(TomatError, match="int8_matmuls=forward"):
+        decoder(int8_matmuls="forward").to_hf_config(VOCAB.size)
+    run = load_trained(trained)
+    assert run.config.model.int8_matmuls == "forward_and_inputs"
+    with pytest.raises(TomatError, match="tomat export"):
+        check_compressible(run.config, str(trained))
+
+
+def test_the_configuration_keeps_it():
+    for mode in (None, *MODES):
+        config = decoder(int8_matmuls=mode)
+        assert draccus.decode(DensityDecoderConfig, draccus.encode(config)) == config
+    with pytest.raises(TomatError, match="model.int8_matmuls"):
+        load_config(DEMO, ["--model.int8_matmuls", "backward"])

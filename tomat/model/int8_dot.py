@@ -1,0 +1,168 @@
+"""Matrix products of a linear layer in int8, for training.
+
+The matrix units of a v6e do twice as many products a second on int8 as on bfloat16 (`hardware/chip_table.py`). Both
+operands are cut to 8 bits where they are multiplied, and nowhere else: parameters, gradients, optimizer state and what
+a checkpoint holds are as without. Each row of the input and each column of the weights has its own scale, so that its
+largest magnitude lies at the end of the range; sums are int32. The gradients are straight-through, those of the product
+of the numbers as they were before (Bengio et al. 2013, arXiv:1308.3432; in int8 training: SwitchBack, Wortsman et al.
+2023, arXiv:2304.13013, which leaves the gradient of the weights in 16 bits too).
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from functools import partial
+from typing import Any, Literal, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.lax import DotDimensionNumbers
+from jax.typing import DTypeLike
+
+from tomat.base.errors import TomatError
+
+Int8Matmuls = Literal["forward", "forward_and_inputs"]
+"""Which products of a linear layer are in int8: the layer's own; or that and the one that gives the gradient of its
+input. The product that gives the gradient of the weights never is."""
+
+
+_LARGEST_AT_127 = f"absmax,{127.5 / 127}"
+"""qwix's own `absmax` puts the largest magnitude at 127.5, where the last bit of a division decides between two codes:
+the same model compiled in another way, its layers in a loop or one by one, gave gradients 2 % apart."""
+
+
+class Int8DotGeneral(eqx.Module):
+    """In the place of `jax.lax.dot_general` in a Haliax `Linear`. It has no arrays: no checkpoint knows of it."""
+
+    products: Int8Matmuls = eqx.field(static=True)
+
+    @staticmethod
+    def init(products: Int8Matmuls) -> Int8DotGeneral:
+        """The operation.
+
+        Raises:
+            TomatError: qwix, which quantises, is not installed.
+        """
+        if importlib.util.find_spec("qwix") is None:
+            raise TomatError(
+                f"model.int8_matmuls is {products}, which needs qwix, and that is not installed; install it with "
+                "`uv sync --extra compress`, or leave model.int8_matmuls out."
+            )
+        return Int8DotGeneral(products)
+
+    def __call__(
+        self,
+        lhs: jax.Array,
+        rhs: jax.Array,
+        dimension_numbers: Any,
+        precision: lax.PrecisionLike = None,
+        preferred_element_type: DTypeLike | None = None,
+        out_sharding: Any = None,
+    ) -> jax.Array:
+        """The product.
+
+        Args:
+            lhs: The input, floating point [..., in].
+            rhs: The weights, with `in` anywhere among their axes. Haliax's `Linear` gives its operands in this order.
+            dimension_numbers: As `jax.lax.dot_general` takes them, without batch axes; `in` may be several.
+            precision: Of the gradients in floating point.
+            preferred_element_type: Of the result; None: the operands'.
+            out_sharding: Of the result, as `jax.lax.dot_general` takes it.
+
+        Returns:
+            The axes of `lhs` that are not contracted, then those of `rhs`.
+
+        Raises:
+            TomatError: There are batch axes.
+        """
+        (lhs_in, rhs_in), (lhs_batch, rhs_batch) = dimension_numbers
+        if lhs_batch or rhs_batch:
+            raise TomatError(
+                f"an int8 product was asked for batch axes {tuple(lhs_batch)} and {tuple(rhs_batch)}; expected that of "
+                "a linear layer, which has none: leave model.int8_matmuls out."
+            )
+        dims: DotDimensionNumbers = ((tuple(lhs_in), tuple(rhs_in)), ((), ()))
+        dtype = jnp.dtype(preferred_element_type or jnp.result_type(lhs, rhs))
+        return _product(lhs, rhs, _How(dims, precision, dtype, out_sharding), self.products)
+
+
+class _How(NamedTuple):
+    """Of a product, all but its operands, as `jax.lax.dot_general` takes it."""
+
+    dims: DotDimensionNumbers
+    precision: lax.PrecisionLike
+    dtype: DTypeLike
+    out_sharding: Any = None
+
+
+def int8_dot_general(
+    lhs: jax.Array, rhs: jax.Array, dims: DotDimensionNumbers, dtype: DTypeLike, out_sharding: Any = None
+) -> jax.Array:
+    """The product of both in int8, summed in int32, with a scale for each slice along the axes that are contracted.
+
+    A slice is divided by its largest magnitude over 127 and rounded to nearest. What it is off by, of Gaussian
+    numbers: the step over sqrt(12) for each operand, 1 % of the result where 1,000 to 10,000 are summed.
+
+    Args:
+        lhs, rhs: Floating point.
+        dims: As `jax.lax.dot_general` takes them, without batch axes.
+        dtype: Of the result.
+        out_sharding: As `jax.lax.dot_general` takes it.
+    """
+    import qwix
+
+    def quantised(x: jax.Array, contracted: Any) -> Any:
+        # In float32: qwix's scales have the type of the array, and would be multiplied with the sums in it.
+        kept = [axis for axis in range(x.ndim) if axis not in contracted]
+        return qwix.quantize(x.astype(jnp.float32), jnp.int8, channelwise_axes=kept, calibration_method=_LARGEST_AT_127)
+
+    (lhs_in, rhs_in), _ = dims
+    return qwix.dot_general(
+        quantised(lhs, lhs_in),
+        quantised(rhs, rhs_in),
+        dims,
+        preferred_element_type=dtype,
+        out_sharding=out_sharding,
+    )
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(2, 3))
+def _product(lhs: jax.Array, rhs: jax.Array, how: _How, products: Int8Matmuls) -> jax.Array:
+    del products  # of the backward pass alone
+    return int8_dot_general(lhs, rhs, how.dims, how.dtype, how.out_sharding)
+
+
+def _forward(lhs, rhs, how, products):
+    # What is kept for the backward pass is what the float product keeps, so that checkpoint policies keep the same.
+    return _product(lhs, rhs, how, products), (lhs, rhs)
+
+
+def _backward(how, products, kept, gradient):
+    lhs, rhs = kept
+
+    def product(lhs, rhs):
+        return lax.dot_general(lhs, rhs, how.dims, how.precision, how.dtype, out_sharding=how.out_sharding)
+
+    (of_rhs,) = jax.linear_transpose(lambda rhs: product(lhs, rhs), rhs)(gradient)
+    if products == "forward_and_inputs":
+        return _input_gradient(gradient, rhs, how.dims, lhs.ndim).astype(lhs.dtype), of_rhs
+    (of_lhs,) = jax.linear_transpose(lambda lhs: product(lhs, rhs), lhs)(gradient)
+    return of_lhs, of_rhs
+
+
+def _input_gradient(gradient: jax.Array, rhs: jax.Array, dims: DotDimensionNumbers, ndim: int) -> jax.Array:
+    """Gradient of the input, from that of the result: a product over the axes of the weights that the result has."""
+    (lhs_in, rhs_in), _ = dims
+    rhs_out = [axis for axis in range(rhs.ndim) if axis not in rhs_in]
+    n_rows = gradient.ndim - len(rhs_out)
+    over = (tuple(range(n_rows, gradient.ndim)), tuple(rhs_out))
+    found = int8_dot_general(gradient, rhs, (over, ((), ())), gradient.dtype)
+    # Its axes: those of the input that were not contracted, then those of the weights that were, in their order there.
+    rows = [axis for axis in range(ndim) if axis not in lhs_in]
+    order = [*rows, *(lhs_in[rhs_in.index(axis)] for axis in sorted(rhs_in))]
+    return found.transpose([order.index(axis) for axis in range(ndim)])
+
+
+_product.defvjp(_forward, _backward)

@@ -11,6 +11,9 @@ from mkdocs.structure.pages import Page
 PACKAGE = Path(__file__).parents[1] / "tomat"
 FOLDER = "reference"
 LOADED = re.compile(r"<(?:script|img|iframe|link|source|video|audio)\b[^>]*?\b(?:src|href)=\"((?:https?:)?//[^\"]*)")
+# mkdocs-jupyter 0.27.0 gives every notebook a script that loads MathJax from a server, and no setting to leave it out.
+# No notebook here has formulas.
+MATHJAX = re.compile(r"<script data-mkdocs-jupyter-mathjax=.*?</script>", flags=re.DOTALL)
 log = logging.getLogger("mkdocs.hooks.reference")
 
 
@@ -45,7 +48,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_post_page(output: str, *, page: Page, **_) -> str:
-    """Warn, which `--strict` refuses, where a page loads something that is not in the site."""
+    """Leave out a notebook's loader of formulas; warn, which `--strict` refuses, where a page loads something that is
+    not in the site."""
+    output = MATHJAX.sub("", output)
     for url in LOADED.findall(output):
         log.warning(
             "%s loads %s; put it into docs/assets, so that the site opens without a network", page.file.src_uri, url

@@ -159,3 +159,9 @@ def test_a_page_that_loads_something_from_elsewhere_is_told(html, told, caplog):
     with caplog.at_level(logging.WARNING):
         assert site_hooks().on_post_page(html, page=page) == html
     assert len(caplog.records) == told
+
+
+def test_the_loader_of_formulas_is_left_out_of_notebooks():
+    page = SimpleNamespace(file=SimpleNamespace(src_uri="notebooks/x.ipynb"))
+    html = '<p>a</p><script data-mkdocs-jupyter-mathjax="{&quot;url&quot;: &quot;https://x&quot;}">\nload()\n</script><p>b</p>'
+    assert site_hooks().on_post_page(html, page=page) == "<p>a</p><p>b</p>"

@@ -3,6 +3,7 @@
 import json
 import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,8 +14,9 @@ from tomat.codec.histogram import DensityHistogram
 from tomat.dataset import fit, folder, survey
 from tomat.dataset.contents import Material
 from tomat.dataset.fit import choose_codec
-from tomat.dataset.folder import FolderRequest, prepare_folder
+from tomat.dataset.folder import FolderRequest, held_out_by_record, prepare_folder
 from tomat.density.grid import DensityGrid
+from tomat.density.outputs import write_density
 from tomat.tokens.shards import open_shards
 
 REQUEST = FolderRequest("v3-p7", 2, 64, "absolute", 0.05, 0.3, 0)
@@ -111,6 +113,65 @@ def test_other_densities_under_the_same_name_are_refused(densities, tmp_path):
         prepare(moved, tmp_path)
     shutil.rmtree(tmp_path / "run" / "data")
     assert "new" in prepare(moved, tmp_path).formulas
+
+
+def test_what_was_held_out_is_found_by_its_record(densities, tmp_path, monkeypatch):
+    data = prepare(densities, tmp_path)
+    names = data.splits["validation"]
+    record = tmp_path / "run" / "data"
+    before = sorted((path.name, path.stat().st_mtime_ns) for path in record.rglob("*"))
+
+    def found(place=densities, folder=record):
+        return held_out_by_record(str(place), folder, "r")
+
+    with monkeypatch.context() as patched:  # files with the bytes recorded are not read
+        patched.setattr(folder, "open_density", None)
+        same = found()
+    assert same.splits == {"validation": names} and same.n_density_tokens == data.n_density_tokens
+    assert same.load.paths == {name: data.load.paths[name] for name in names}
+    assert {name: same.formulas[name] for name in names} == {name: data.formulas[name] for name in names}
+    for name in names:
+        np.testing.assert_array_equal(same.load(name).rho, data.load(name).rho)
+    # Called otherwise and packed it is the same density; that others have gone says nothing of what was held out.
+    monkeypatch.setattr(folder, "CACHE_BYTES", 0)
+    shutil.copytree(densities, tmp_path / "other")
+    for name, path in same.load.paths.items():
+        path = tmp_path / "other" / Path(path).relative_to(densities)
+        suffixes = "".join(path.suffixes)
+        path.rename(path.with_name(f"again-{name}{suffixes}"))
+    for name in set(data.formulas) - set(names):
+        path = tmp_path / "other" / Path(data.load.paths[name]).relative_to(densities)
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    moved = found(tmp_path / "other")
+    assert moved.splits == same.splits and all("other/" in path for path in moved.load.paths.values())
+    assert sorted((path.name, path.stat().st_mtime_ns) for path in record.rglob("*")) == before
+
+    # Changed, gone, all of it gone, no record.
+    for path in (densities / "copy.CHGCAR.gz", densities / "same.cube"):
+        path.unlink()
+    changed, gone = names[0], names[-1]
+    assert changed != gone
+    path = Path(same.load.paths[gone])
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
+    write_density(replace(data.load(changed), rho=data.load(changed).rho * 1.5), tmp_path / "x.cube", "cube")
+    path = Path(same.load.paths[changed])
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
+    (tmp_path / "x.cube").rename(path.parent / f"{changed}.cube")
+    words = rf"does not hold what run 'r' held out of it:\n  changed: {changed}\n  gone: {gone}\nPut back"
+    with pytest.raises(TomatError, match=words):
+        found()
+    with pytest.raises(TomatError, match=rf"nowhere, of which run 'r' held out {changed}, .*put it back"):
+        found(tmp_path / "nowhere")
+    with pytest.raises(TomatError, match=r"folder.json, the record of what run 'r' held out, is not there"):
+        found(folder=tmp_path / "none")
+    shutil.rmtree(record / "validation")
+    with pytest.raises(TomatError, match=r"data/validation, the record of what run 'r' held out, is not there"):
+        found()
+    everything = prepare_folder(
+        str(densities), replace(REQUEST, validation_share=0.0), tmp_path / "all" / "data", "all"
+    )
+    with pytest.raises(TomatError, match="run 'all' held nothing out of"):
+        held_out_by_record(str(densities), everything.folder, "all")
 
 
 def test_settings_decide_the_data(densities, tmp_path):

@@ -53,6 +53,8 @@ def test_lengths_in_angstrom_and_another_origin(tmp_path, text, grid):
         (lambda lines: [*lines, " 1.0"], "goes on after the 120 values"),
         (lambda lines: [*lines[:2], "-2 0 0 0", *lines[3:]], "holds orbitals"),
         (lambda lines: [*lines[:2], "2 0 0 0 3", *lines[3:]], "3 values a voxel"),
+        (lambda lines: [*lines[:2], "2 0 0 0 1.5", *lines[3:]], "found 1.5 where a whole number"),
+        (lambda lines: [*lines[:8], *[""] * 1200, *lines[8:]], "blank lines after 0 of 120 values"),
         (lambda lines: [*lines[:3], "6 0 0", *lines[4:]], "where the voxels along an axis is expected"),
         (lambda lines: [*lines[:3], "-6 1 0 0", *lines[4:]], "expected three of one sign"),
         (lambda lines: [*lines[:3], "6 0 0 0", *lines[4:]], "lattice is flat"),

@@ -2,13 +2,15 @@
 
 What cannot be known from a file is left out, and only that: plain text has no checksum, so that a digit that became
 another, two lines of values that changed places, or a value replaced by a plausible one read as another density. For
-flipped bits and lost or added bytes in a plain CHGCAR or JSON the property is only that nothing but a density or a
-`TomatError` comes out. What is compressed has a checksum, and so has what tomat writes.
+flipped bits and lost or added bytes in a plain CHGCAR, cube or JSON the property is only that nothing but a density or
+a `TomatError` comes out. What is compressed has a checksum, and so has what tomat writes.
 """
 
 import copy
 import gzip
+import io
 import json
+import resource
 import shutil
 import time
 from collections import Counter
@@ -20,6 +22,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tomat.base.errors import TomatError
+from tomat.density.cube import write_cube
 from tomat.density.grid import DensityGrid
 from tomat.density.io import open_density
 from tomat.density.zarr_store import write_zarr
@@ -63,6 +66,13 @@ def chgcar_lines(spin):
     return lines
 
 
+def cube_lines():
+    """The lines of a cube, each row along z from a line of its own."""
+    file = io.BytesIO()
+    write_cube(WHOLE, file)
+    return file.getvalue().decode().splitlines()
+
+
 def document():
     """A Materials Project document."""
     total = {"@class": "array", "dtype": "float64", "data": WHOLE.rho_times_volume().tolist()}
@@ -71,6 +81,9 @@ def document():
 
 
 LINES = {spin: chgcar_lines(spin) for spin in (0, 1)}
+CUBE = cube_lines()
+CUBE_ATOMS, CUBE_VALUES = 6, 8
+"""The first line of the atoms, and that of the values."""
 DOCUMENT = document()
 
 
@@ -131,6 +144,8 @@ def test_whole_files_are_read(tmp_path, stores):
     for spin, lines in LINES.items():
         (tmp_path / f"CHGCAR.{spin}").write_text("\n".join(lines) + "\n")
         assert outcome(tmp_path / f"CHGCAR.{spin}") == "same"
+    (tmp_path / "a.cube").write_text("\n".join(CUBE) + "\n")
+    assert outcome(tmp_path / "a.cube") == "same"
     (tmp_path / "a.json").write_text(json.dumps(DOCUMENT))
     assert outcome(tmp_path / "a.json") == "same"
     assert [outcome(stores / f"{chunks}.zarr") for chunks in (None, 4)] == ["same", "same"]
@@ -190,10 +205,76 @@ def test_storage_of_a_plain_chgcar(tmp_path, tried):
     tried("CHGCAR, storage", outcomes.total(), outcomes["refused"])
 
 
-@pytest.mark.parametrize("name", ["CHGCAR.gz", "mp-1.json.gz"])
+ODD_WORDS = (
+    "nan", "inf", "-inf", "1e999", "-1e999", "1e30", "-1e30", "****", "1,5", "x", "1.2.3", "0x10", "1_000", "²", "\0",
+    "", "1e", "--1", "+", "99999999999999999999", "-9223372036854775808", "1" * 400,
+)  # fmt: skip
+COUNTS = ("0", "-0", "1", "-1", "2", "-2", "3", "7.5", "8", "-8", "10", "645", "10000", "10001", "16385", "99999999")
+COUNTS += ("2147483648", "9223372036854775808", "1e18", "1e308", "nan", "inf", "")
+
+
+def test_lines_and_numbers_of_a_cube(tmp_path, tried):
+    outcomes = Counter()
+    path = tmp_path / "a.cube"
+
+    @given(st.sampled_from(["remove", "repeat", "swap", "cut", "number", "header", "counts", "bohr", "more"]), SEEDS)
+    @settings(max_examples=1000, **BOUNDED)
+    def damage(how, seed):
+        rng = np.random.default_rng(seed)
+        lines = list(CUBE)
+        place = int(rng.integers(len(lines)))
+        if how == "remove":
+            del lines[place]
+        elif how == "repeat":
+            lines.insert(place, lines[place])
+        elif how == "swap":
+            other = int(rng.integers(CUBE_VALUES))
+            lines[place], lines[other] = lines[other], lines[place]
+        elif how == "cut":
+            del lines[place:]
+            lines[-1:] = [line[: rng.integers(len(line) + 1)] for line in lines[-1:]]
+        elif how in ("number", "header"):
+            of_values = how == "number"
+            place = int(rng.integers(CUBE_VALUES, len(lines)) if of_values else rng.integers(2, CUBE_VALUES))
+            words = lines[place].split()
+            words[rng.integers(len(words))] = str(rng.choice(ODD_WORDS))
+            lines[place] = " ".join(words)
+        elif how == "counts":
+            for each in rng.choice([2, 3, 4, 5], rng.integers(1, 4), replace=False):
+                lines[each] = " ".join([str(rng.choice(COUNTS)), *lines[each].split()[1:]])
+        elif how == "bohr":  # lengths said to be in another unit, on one axis or on all
+            for each in rng.choice([3, 4, 5], rng.integers(1, 4), replace=False):
+                lines[each] = lines[each].replace(lines[each].split()[0], f"-{lines[each].split()[0]}", 1)
+        else:  # orbitals, values for each voxel, words too many
+            lines[2] += " " + " ".join(rng.choice(COUNTS, rng.integers(1, 4)))
+        path.write_text("\n".join(lines) + "\n")
+        # What a title says is not read; nor is the nuclear charge of an atom, and zero may be written in many ways.
+        found = outcome(path, comparable=how in ("number", "cut", "more"))
+        outcomes[found] += 1
+        assert found == "refused" or how not in ("bohr", "number") or lines == CUBE
+
+    damage()
+    tried("cube, lines and numbers", outcomes.total(), outcomes["refused"])
+
+
+def test_storage_of_a_plain_cube(tmp_path, tried):
+    content = ("\n".join(CUBE) + "\n").encode()
+    outcomes = Counter()
+
+    @given(STORAGE, SEEDS)
+    @settings(max_examples=500, **BOUNDED)
+    def damage(how, seed):
+        (tmp_path / "a.cube").write_bytes(damaged(content, how, np.random.default_rng(seed)))
+        outcomes[outcome(tmp_path / "a.cube", comparable=False)] += 1
+
+    damage()
+    tried("cube, storage", outcomes.total(), outcomes["refused"])
+
+
+@pytest.mark.parametrize("name", ["CHGCAR.gz", "a.cube.gz", "mp-1.json.gz"])
 def test_storage_of_a_compressed_file(tmp_path, tried, name):
-    text = "\n".join(LINES[0]) + "\n" if name == "CHGCAR.gz" else json.dumps(DOCUMENT)
-    content = gzip.compress(text.encode())
+    texts = {"CHGCAR.gz": LINES[0], "a.cube.gz": CUBE, "mp-1.json.gz": [json.dumps(DOCUMENT)]}
+    content = gzip.compress(("\n".join(texts[name]) + "\n").encode())
     outcomes = Counter()
 
     @given(STORAGE, SEEDS)
@@ -203,7 +284,32 @@ def test_storage_of_a_compressed_file(tmp_path, tried, name):
         outcomes[outcome(tmp_path / name)] += 1
 
     damage()
-    tried(f"{name.partition('.')[0]} gzip, storage", outcomes.total(), outcomes["refused"])
+    tried(f"{name.removesuffix('.gz')} gzip, storage", outcomes.total(), outcomes["refused"])
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda lines: [lines[0], lines[1], "10000" + lines[2][5:], *lines[3:]],
+        lambda lines: [*lines[:3], "645" + lines[3][5:], "645" + lines[4][5:], "645" + lines[5][5:], *lines[6:]],
+        lambda lines: [*lines[:3], *("-645" + line[5:] for line in lines[3:6]), *lines[6:]],
+        lambda lines: [*lines[:3], "268435456" + lines[3][5:], "1" + lines[4][5:], "1" + lines[5][5:], *lines[6:]],
+        lambda lines: ["x" * 2**27],
+        lambda lines: [*lines[:CUBE_VALUES], " " * 2**27],
+        lambda lines: [*lines[:CUBE_VALUES], "0 " * 2**26],
+        lambda lines: [*lines[:CUBE_VALUES], "1" * 2**27],
+        lambda lines: [*lines, *[""] * 2**22],
+        lambda lines: [*lines[:CUBE_VALUES], *[""] * 2**22],
+    ],
+    ids=["atoms", "grid", "grid in A", "one side", "title", "spaces", "one line", "one word", "after", "no values"],
+)
+def test_a_cube_that_claims_much_takes_little(tmp_path, edit):
+    path = tmp_path / "a.cube.gz"
+    path.write_bytes(gzip.compress("\n".join(edit(CUBE)).encode(), 1))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert outcome(path, comparable=False) == "refused"
+    # KiB on Linux. A line of 64 MiB is read at a time, and its words are counted.
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2**20
 
 
 def places(node, path=()):

@@ -50,6 +50,23 @@ def test_a_folder_is_enough(tmp_path, monkeypatch, capsys):
     assert main(["predict", "--run", str(run), "--structure", structure, "--spacing", "0.5", "--output", "out"]) == 0
     assert open_density(next(Path("out").glob("*.CHGCAR")), "x").formula == "ClNa"
 
+    # What the run held out is evaluated again without naming it.
+    again = ["eval", "--run", str(run), "--patches_per_material", "1", "--json", "eval.json"]
+    capsys.readouterr()
+    assert main(again) == 0
+    told = capsys.readouterr().out
+    assert f"held out by the record of the run ({run / 'data' / 'folder.json'}) and unchanged since:" in told
+    assert all(any(name in line and str(densities) in line for line in told.splitlines()) for name in names)
+    repeated = json.loads(Path("eval.json").read_text())
+    assert repeated["materials"] == figures["materials"]
+    assert repeated["settings"]["materials_from"] == figures["settings"]["materials_from"]
+    hidden = densities.rename(tmp_path / "hidden")
+    assert main(again) == 2
+    assert f"{densities}, of which run 'My-CHGCARs' held out {names[0]}" in capsys.readouterr().err
+    hidden.rename(densities)
+    assert main([*again, "--species", "Na"]) == 2
+    assert "they say nothing of what the run held out" in capsys.readouterr().err
+
     (densities / "a" / "NaF.CHGCAR").unlink()
     (densities / "copy.CHGCAR.gz").unlink()
     (densities / "same.cube").unlink()

@@ -17,11 +17,12 @@ from tomat.base.arguments import (
 from tomat.density.rules import add_rule_flags, refuse_rules, rules_of
 
 if TYPE_CHECKING:  # the verb pays for these only when it runs
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from tomat.density.grid import DensityGrid
     from tomat.evaluation.metrics import PairedComparison
     from tomat.evaluation.result import TeacherForcedResult
+    from tomat.settings.config import TrainConfig
 
 
 def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -43,7 +44,9 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser.add_argument("--step", type=count, help="checkpoint to evaluate (default: the newest)")
     source = parser.add_mutually_exclusive_group()
     source.add_argument(
-        "--split", choices=("train", "validation"), help="materials of the embedded set (default: validation)"
+        "--split",
+        choices=("train", "validation"),
+        help="materials of the embedded set (default: validation; for a run on a folder, what it held out of that)",
     )
     source.add_argument(
         "--input",
@@ -126,7 +129,7 @@ def run_eval(args: argparse.Namespace) -> int:
         batch_size=args.batch_size,
     )
     run = load_trained(args.run_dir, args.step, packed=True)
-    names, load, materials_from = _materials(args, run.config.data.source)
+    names, load, materials_from = _materials(args, run.config)
     predictors = {decoder: RunPredictor(run, decoder=decoder, **own.get(decoder, {})) for decoder in decoders}
     with evaluator_of(run, config) as (evaluator, model):
         result = evaluate_with_bar(evaluator, model, names, load, run.settings(materials_from), args.json)
@@ -148,7 +151,9 @@ def run_eval(args: argparse.Namespace) -> int:
     return 0
 
 
-def _materials(args: argparse.Namespace, trained_on: str) -> "tuple[list[str], Callable[[str], DensityGrid], str]":
+def _materials(
+    args: argparse.Namespace, config: "TrainConfig"
+) -> "tuple[Sequence[str], Callable[[str], DensityGrid], str]":
     """Names of the materials, how to load one, and where they come from in words."""
     from tomat.base.errors import TomatError
     from tomat.base.reporting import counted
@@ -158,12 +163,14 @@ def _materials(args: argparse.Namespace, trained_on: str) -> "tuple[list[str], C
 
         inputs = path_inputs(args.input, rules_of(args.species, args.accept))
         return list(inputs.material_ids), inputs.get_grid, counted(len(inputs.material_ids), "input")
-    refuse_rules(args.species, args.accept, "the embedded densities")
-    if args.split is None and trained_on != "embedded":
-        if trained_on == "folder":
-            raise TomatError(
-                f"{args.run_dir} was trained on a folder of densities; name those to evaluate with --input."
-            )
+    of_folder = args.split is None and config.data.source == "folder"
+    refuse_rules(args.species, args.accept, "what the run held out" if of_folder else "the embedded densities")
+    if of_folder:
+        from tomat.workflow.held_out import held_out_of_run
+
+        held = held_out_of_run(config, args.run_dir)
+        return held.names, held.load, held.words[0]
+    if args.split is None and config.data.source != "embedded":
         raise TomatError(
             f"{args.run_dir} was trained on a shard set, which holds densities only as tokens; name held-out densities "
             "with --input, or the embedded set with --split validation."

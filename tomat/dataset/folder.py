@@ -19,10 +19,10 @@ from tomat.base.reporting import console, counted, write_text
 from tomat.base.retries import with_retries
 from tomat.base.storage import Store
 from tomat.codec.lloyd_max import Objective
-from tomat.dataset.contents import Material
+from tomat.dataset.contents import Material, file_sha256
 from tomat.dataset.fit import fit_codec_and_promolecule
 from tomat.dataset.split import held_out_compositions
-from tomat.dataset.survey import SURVEY_FILE, Survey, hash_files, survey
+from tomat.dataset.survey import SURVEY_FILE, Survey, files_of_contents, hash_files, survey
 from tomat.density.find import DensityFile, find_densities
 from tomat.density.grid import DensityGrid
 from tomat.density.io import check_species_apply, open_density
@@ -148,6 +148,69 @@ def prepare_folder(place: str, request: FolderRequest, folder: Path, run_name: s
             _refuse_other_content(recorded["materials"], looked, place, run_name)
         reader = DensityReader(_paths(recorded["materials"], looked, found.files), request.rules)
         return _tokenised(folder, request, recorded, reader)
+
+
+def held_out_by_record(place: str, folder: Path, run_name: str) -> FolderData:
+    """What a run held out of the densities below a path, as its record says, with their files as they lie there now.
+
+    A file counts if its bytes are those recorded, or, renamed or packed since, if the density in it is. Nothing is made
+    or written, and other densities may have come or gone.
+
+    Args:
+        place: file or folder of the densities.
+        folder: `data` in the run's folder.
+        run_name: named in errors.
+
+    Returns:
+        Its only split is `validation`, and it loads only the materials of that.
+
+    Raises:
+        TomatError: no record, nothing held out, or a held-out density that is gone or another one now.
+    """
+    recorded, plan = _recorded(folder), read_plan(Store(folder / "validation"))
+    if recorded is not None and not recorded["validation_formulas"]:
+        raise TomatError(f"run '{run_name}' held nothing out of {place}; name densities with --input.")
+    if recorded is None or plan is None or not plan.complete:
+        what = FOLDER_FILE if recorded is None else "validation"
+        raise TomatError(
+            f"{folder / what}, the record of what run '{run_name}' held out, is not there or not whole; put it "
+            "back, or name the densities with --input."
+        )
+    names = [each.material_id for each in plan.materials]
+    if "://" not in place and not Path(place).exists():
+        raise TomatError(
+            f"{place}, of which run '{run_name}' held out {_some(names)}, is not there (looked for in {Path.cwd()}); "
+            "put it back, or name these densities with --input."
+        )
+    rules = ReadRules(tuple(recorded["request"]["species"]), tuple(recorded["request"]["accept"]))
+    files = find_densities([place], accept=rules.accept).files
+    held = {each["name"]: Material.from_dict(each) for each in recorded["materials"]}
+    held = {name: held[name] for name in names}
+    # Most lie where they lay; only where one does not are all the others looked at.
+    beside = {file.name: file for file in files if file.name in held}
+    paths = {name: f.path for name, f in beside.items() if file_sha256(f.path) == held[name].file_sha256}
+    if len(paths) < len(held):
+        others = [file for file in files if file.path not in paths.values()]
+        wanted = {each.content_sha256: name for name, each in held.items() if name not in paths}
+        reader = DensityReader({file.name: file.path for file in others}, rules)
+        paths |= files_of_contents(
+            wanted, others, hash_files(others), lambda file: reader(file.name), folder / SURVEY_FILE
+        )
+    if lost := [name for name in names if name not in paths]:
+        changed, gone = ([name for name in lost if (name in beside) == there] for there in (True, False))
+        lines = "\n".join(f"  {what}: {_some(of)}" for of, what in ((changed, "changed"), (gone, "gone")) if of)
+        raise TomatError(
+            f"{place} does not hold what run '{run_name}' held out of it:\n{lines}\nPut back what the run began with, "
+            "or name densities with --input."
+        )
+    bins = open_shards(str(folder / "validation")).codec.n_density_tokens
+    formulas = {name: each.formula for name, each in held.items()}
+    return FolderData(folder, {"validation": tuple(names)}, bins, formulas, DensityReader(paths, rules))
+
+
+def _some(names: Sequence[str]) -> str:
+    """The first five of them, and how many more there are."""
+    return ", ".join(names[:5]) + (f" and {len(names) - 5:,} more" if len(names) > 5 else "")
 
 
 def _begin(folder: Path, request: FolderRequest, looked: Survey, place: str) -> dict[str, Any]:
@@ -285,11 +348,7 @@ def _refuse_other_content(recorded: Sequence[Mapping[str, Any]], looked: Survey,
     new = [name for content, name in now.items() if content not in before]
     gone = [name for content, name in before.items() if content not in now]
     if new or gone:
-
-        def words(names: list[str], what: str) -> str:
-            return f"  {what}: {', '.join(names[:5])}" + (f" and {len(names) - 5:,} more" if len(names) > 5 else "")
-
-        lines = "\n".join(words(names, what) for names, what in ((new, "new"), (gone, "gone")) if names)
+        lines = "\n".join(f"  {what}: {_some(names)}" for names, what in ((new, "new"), (gone, "gone")) if names)
         raise TomatError(
             f"run '{run_name}' was begun with other densities than {place} holds now:\n{lines}\nUse another "
             "--run_name, or put back what the run began with."

@@ -90,6 +90,34 @@ def survey(
     return _each_once(found, left_out)
 
 
+def files_of_contents(
+    wanted: Mapping[str, str], files: Sequence[DensityFile], hashes: Mapping[str, str], read: Reader, kept: Path
+) -> dict[str, str]:
+    """Paths of the files that hold given densities, whatever they are called and however they are packed. Nothing is
+    written.
+
+    Args:
+        wanted: material of each content hash.
+        files, hashes, read: as `survey`.
+        kept: file of the answers of a survey, which need not be there.
+
+    Returns:
+        Path by material; one that no file holds is not in it.
+
+    Raises:
+        RetryableError, TomatError: as `survey`.
+    """
+    known = _answers(kept)
+    found: dict[str, str] = {}
+    for file in files:
+        if len(found) == len(wanted):
+            break
+        answer = known.get(hashes[file.path]) or _look(file, hashes[file.path], read)
+        if isinstance(answer, Material) and answer.content_sha256 in wanted:
+            found.setdefault(wanted[answer.content_sha256], file.path)
+    return found
+
+
 def _look(file: DensityFile, key: str, read: Reader) -> Material | str:
     """The density of a file, or why there is none."""
     try:

@@ -69,7 +69,7 @@ def _read(text: BoundedText) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.nda
     for _ in range(2):
         text.line()  # a title
     head = _words(text, "the number of atoms and the origin", 4, 5)
-    n_atoms, n_data = _whole(head[0], source), int(head[4]) if len(head) > 4 else 1
+    n_atoms, n_data = _whole(head[0], source), _whole(head[4], source) if len(head) > 4 else 1
     if n_atoms < 0 or n_data != 1:
         raise TomatError(f"{source} holds orbitals, or {n_data} values a voxel; expected one density.")
     check_atom_count(n_atoms, source)

@@ -35,6 +35,7 @@ COMPRESSION_ERRORS = (OSError, EOFError, zlib.error, lzma.LZMAError)
 """What gzip, bz2 and lzma raise for damaged data."""
 
 _PIECE_BYTES = 2**20
+_FEW_LINES = 16
 
 
 def check_atom_count(count: int, source: str) -> None:
@@ -91,7 +92,13 @@ class BoundedText:
         return line
 
     def lines(self, count: int, longest: int) -> bytes:
-        """The next `count` lines together; fewer at the end of the text."""
+        """The next `count` lines together; fewer at the end of the text.
+
+        Raises:
+            TomatError: as `line`.
+        """
+        if count <= _FEW_LINES:  # or all that is read ahead would be searched for the end of one line, again and again
+            return b"".join(self.line(longest) for _ in range(count))
         found = []
         while count > 0 and (self._at < len(self._buffer) or self._fill()):
             ends = np.flatnonzero(np.frombuffer(self._buffer, np.uint8)[self._at :] == ord("\n"))[:count] + self._at + 1

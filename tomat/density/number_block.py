@@ -10,6 +10,8 @@ from tomat.density.limits import BoundedText
 
 LONGEST_LINE_BYTES = 1 << 26
 _LINES_AT_ONCE = 1 << 16
+MOST_BLANK_READS = 1_000
+"""Pieces of a block without a value, after which it is refused: a file of millions of blank lines takes minutes."""
 
 
 def read_block(text: BoundedText, n_values: int, what: str, kind: str) -> np.ndarray:
@@ -20,10 +22,10 @@ def read_block(text: BoundedText, n_values: int, what: str, kind: str) -> np.nda
         kind: of the file, in errors, such as "CHGCAR".
 
     Raises:
-        TomatError: fewer or more values, or a word that is no number.
+        TomatError: fewer or more values, a word that is no number, or blank lines without end.
     """
     parts: list[np.ndarray] = []
-    found, per_line = 0, 1
+    found, per_line, blank = 0, 1, 0
     while found < n_values:
         # As many lines as are certain to belong to the block, from the values of its first line.
         certain = min((n_values - found) // per_line, _LINES_AT_ONCE) if found else 1
@@ -34,6 +36,12 @@ def read_block(text: BoundedText, n_values: int, what: str, kind: str) -> np.nda
                 "cut off: compare its size with the original."
             )
         part = parsed(lines, text.source, what, kind)
+        blank += not part.size
+        if blank > MOST_BLANK_READS:
+            raise TomatError(
+                f"{text.source} is not a complete {kind}: blank lines after {found:,} of {n_values:,} values of the "
+                f"{what}; the file is damaged."
+            )
         if not found:
             per_line = max(part.size, 1)
         parts.append(part)

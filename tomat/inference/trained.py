@@ -10,6 +10,7 @@ from levanter.models.lm_model import LmHeadModel
 from levanter.utils.tree_utils import inference_mode
 
 from tomat.base.errors import TomatError
+from tomat.base.event_loop import outside_event_loop
 from tomat.base.layout import CODEC_FILE, CONFIG_FILE, PROMOLECULE_FILE, WEIGHTS_FOLDER
 from tomat.base.reporting import console
 from tomat.codec.base import DensityCodec
@@ -122,9 +123,14 @@ def _checkpoint(folder: Path, config: TrainConfig, step: int | None) -> tuple[Lm
     place = config.run_dir if is_remote(config.output_dir) else str(folder)
     found = find_checkpoint(place, step, config.temporary_checkpoints)
     trainer = config.trainer_config()
-    try:
+
+    def load() -> tuple[LmHeadModel, str]:
         with trainer.use_device_mesh():
-            model, weights = load_weights(config, found.path, trainer.parameter_axis_mapping, trainer.device_mesh)
+            return load_weights(config, found.path, trainer.parameter_axis_mapping, trainer.device_mesh)
+
+    try:
+        # Levanter 0.2.227 reads checkpoints with `asyncio.run`, which a notebook's own loop refuses.
+        model, weights = outside_event_loop(load)
     except (ValueError, KeyError, FileNotFoundError) as error:
         raise TomatError(f"{found.path} does not hold the model of {folder / CONFIG_FILE}: {error}") from error
     if weights == AVERAGED:

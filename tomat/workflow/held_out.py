@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from tomat.evaluation.result import TeacherForcedResult
     from tomat.settings.config import TrainConfig
 
+MOST_SHOWN = 20
+"""Files that are said by name."""
+
 
 @dataclass(frozen=True)
 class HeldOut:
@@ -53,6 +56,38 @@ def held_out_materials(config: "TrainConfig", data: "FolderData | None") -> Held
     if len(held.names) < len(every):
         console.print(f"evaluated on {len(held.names)} of {len(every):,} held-out materials (evaluation.materials)")
     return held if held.names else None
+
+
+def held_out_of_run(config: "TrainConfig", run_dir: Path) -> HeldOut:
+    """What a run on a folder of densities was evaluated on at its end; says which files those are.
+
+    Args:
+        config: that the run left.
+        run_dir: the run's local folder, with the record of its data.
+
+    Raises:
+        TomatError: as `held_out_by_record`.
+    """
+    from tomat.base.errors import TomatError
+    from tomat.base.reporting import console, counted
+    from tomat.dataset.folder import FOLDER_FILE, held_out_by_record
+
+    assert config.data.input is not None  # or `DataConfig` would have refused it
+    data = held_out_by_record(config.data.input, run_dir / "data", config.run_name)
+    held = held_out_materials(config, data)
+    if held is None:
+        raise TomatError(f"evaluation.materials of run '{config.run_name}' is 0; name densities with --input.")
+    lines = [f"  {data.load.paths[name]}" for name in held.names[:MOST_SHOWN]]
+    lines += [f"  and {len(held.names) - MOST_SHOWN:,} more"] if len(held.names) > MOST_SHOWN else []
+    console.print(
+        f"{counted(len(held.names), 'density', 'densities')}, held out by the record of the run "
+        f"({run_dir / 'data' / FOLDER_FILE}) and unchanged since:",
+        *lines,
+        sep="\n",
+        markup=False,
+        soft_wrap=True,
+    )
+    return held
 
 
 def evaluate_held_out(

@@ -46,6 +46,7 @@ def train_and_report(
     from tomat.workflow.folder_run import prepared
     from tomat.workflow.held_out import evaluate_held_out, held_out_materials
     from tomat.workflow.run_page import write_training_page
+    from tomat.workflow.wandb_page import keep_pages
 
     config, data = prepared(config)
     open_subject = None
@@ -80,6 +81,8 @@ def train_and_report(
             write_browser_page(result.run_dir, config.run_dir)
         if is_remote(config.output_dir):
             publish(config.run_dir, result.run_dir, PAGE_FILES)
+        if not result.preempted:
+            keep_pages(config, result.run_dir)
         if evaluation is not None:
             console.print(evaluation.table())
         if free_running is not None:

@@ -32,7 +32,9 @@ from tomat.model.decoder import (
     causal_activations,
     parameter_count,
 )
+from tomat.model.norm_rotary import QkRotaryConfig
 from tomat.model.splash import SplashBlockSizes
+from tomat.model.whole_head import WholeHeadConfig
 
 VOCAB = Axis("vocab", 50)
 SHAPE = dict(hidden_dim=32, intermediate_dim=48, num_layers=2, num_heads=2, num_kv_heads=1)
@@ -261,6 +263,45 @@ def test_checkpoint_policies_change_memory_and_not_gradients():
             np.testing.assert_allclose(grad, expected, rtol=1e-3, atol=1e-4)
 
 
+FUSED = {"fused_qkv": True, "fused_gate_up": True}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        dict(num_heads=4, num_kv_heads=2, use_bias=True, **BACKENDS["vanilla"]),
+        dict(use_qk_norm=False, **BACKENDS["vanilla"]),
+        dict(
+            max_seq_len=256, num_layers=1, head_dim=128, attn_backend=AttentionBackend.SPLASH,
+            whole_head=WholeHeadConfig(256, 128, 256, 128, interpret=True), qk_rotary=QkRotaryConfig("attention"),
+            gradient_checkpointing="save_matmuls",
+        ),
+    ],
+    ids=["biases and shared heads", "no norm of queries", "heads in VMEM"],
+)  # fmt: skip
+def test_products_of_one_input_as_one_give_the_same_gradients(fields):
+    apart, fused = decoder(**fields), decoder(**fields, **FUSED)
+    tokens = random_tokens(apart.max_seq_len)
+    found = []
+    for config in (apart, fused):
+        gradient, _ = gradient_function(config, tokens)
+        arrays = eqx.filter(build(config), eqx.is_array)
+        found.append(jax.tree_util.tree_leaves_with_path(jax.jit(gradient)(arrays)))
+    for (path, one), (path_fused, other) in zip(*found, strict=True):
+        assert path == path_fused  # the parameters of a checkpoint
+        np.testing.assert_allclose(other, one, atol=1e-4 * float(jnp.abs(one).max()) + 1e-12, err_msg=str(path))
+
+
+def test_products_of_one_input_as_one_are_fewer():
+    counts = {
+        names: operations(decoder(gradient_checkpointing="off", **BACKENDS["vanilla"], **dict.fromkeys(names, True)))
+        for names in ((), ("fused_qkv",), ("fused_gate_up",), tuple(FUSED))
+    }
+    fewer = {names: counts[()]["dot_general"] - count["dot_general"] for names, count in counts.items()}
+    # Each product has two more in the backward pass.
+    assert fewer == {(): 0, ("fused_qkv",): 2 * 3, ("fused_gate_up",): 3, tuple(FUSED): 3 * 3}
+
+
 def test_save_attention_runs_the_splash_kernel_forward_once():
     def kernels(policy):
         config = decoder(256, gradient_checkpointing=policy, attn_backend=AttentionBackend.SPLASH)
@@ -298,6 +339,8 @@ def test_backend_defaults_to_splash_on_a_tpu_mesh_only():
         {"upcast_attn": True},
         {"embedding_skip": 0.1},
         {"activation_function": ActivationFunctionEnum.relu2},
+        {"fused_qkv": True},
+        {"fused_gate_up": True},
         {"gradient_checkpointing": "save_attention"},
     ],
     ids=lambda fields: next(iter(fields)),

@@ -27,6 +27,7 @@ from levanter.layers.flash_attention import _flash_attention_backward, _flash_at
 from levanter.layers.rotary import RotaryEmbeddings
 
 from tomat.base.errors import TomatError
+from tomat.model.joined import can_join, joined_product, parts
 from tomat.model.kv_cache import KvCache
 from tomat.model.norm_rotary import QkRotaryConfig, Rotary, RotaryKernel, norm_rotate
 from tomat.model.splash import (
@@ -97,6 +98,8 @@ class DensityAttentionConfig(AttentionConfig):
     """Sizes of the kernels that hold a head in VMEM; None: the splash kernels."""
     qk_rotary: QkRotaryConfig = QkRotaryConfig()
     """What computes the norm and the rotary embedding of queries and keys."""
+    fused_qkv: bool = False
+    """Queries, keys and values are one product."""
 
     @property
     def interpret(self) -> bool:
@@ -159,12 +162,11 @@ class DensityAttention(Attention):
             self._check_kernel(kernel, pos_ids)
         match kernel:
             case "xla":
-                qkv = self._compute_qkv(x, key=key_proj, pos_ids=pos_ids)
+                q, k, v = tree_checkpoint_name(self._compute_qkv(x, key=key_proj, pos_ids=pos_ids), QKV)
             case "pallas":
-                qkv = self._compute_qkv_fused(x, key=key_proj)
+                q, k, v = tree_checkpoint_name(self._compute_qkv_fused(x, key=key_proj), QKV)
             case "attention":
-                qkv = self._project(x, key=key_proj)
-        q, k, v = tree_checkpoint_name(qkv, QKV)
+                q, k, v = self._project(x, key=key_proj, name=QKV)
         q = q.rearrange((..., "kv_head", "q_heads_per_group", "position", "head_size"))
         k = k.rearrange((..., "kv_head", "position", "head_size")).rename({"position": "key_position"})
         v = v.rearrange((..., "kv_head", "position", "head_size")).rename({"position": "key_position"})
@@ -216,10 +218,38 @@ class DensityAttention(Attention):
         if what is not None:
             raise TomatError(f"model.qk_rotary.kernel is {kernel}, and {what}. Use model.qk_rotary.kernel: xla.")
 
-    def _project(self, x: NamedArray, *, key) -> tuple[NamedArray, NamedArray, NamedArray]:
-        """Queries, keys and values as they are projected."""
+    def _project(self, x: NamedArray, *, key, name: str | None = None) -> tuple[NamedArray, NamedArray, NamedArray]:
+        """Queries, keys and values as they are projected; `name` is the checkpoint name of what is kept of them."""
+
+        def named[T](tree: T) -> T:
+            return tree if name is None else tree_checkpoint_name(tree, name)
+
+        if self._fused:
+            # Kept as one array: its parts would be copies.
+            axis = "q_heads_per_group"
+            joined, sizes = joined_product(x, (self.q_proj, self.k_proj, self.v_proj), axis)
+            q, k, v = parts(named(joined), axis, sizes)
+            return q, k[axis, 0], v[axis, 0]
         key_q, key_k, key_v = maybe_rng_split(key, 3)
-        return self.q_proj(x, key=key_q), self.k_proj(x, key=key_k), self.v_proj(x, key=key_v)
+        return named((self.q_proj(x, key=key_q), self.k_proj(x, key=key_k), self.v_proj(x, key=key_v)))
+
+    @property
+    def _fused(self) -> bool:
+        return self.config.fused_qkv and can_join((self.q_proj, self.k_proj, self.v_proj))
+
+    def _compute_qkv(
+        self, x: NamedArray, *, key, pos_ids: NamedArray | None = None
+    ) -> tuple[NamedArray, NamedArray, NamedArray]:
+        """As Levanter's, which has no way to project otherwise (marin-levanter 0.2.227)."""
+        if not self._fused:
+            return super()._compute_qkv(x, key=key, pos_ids=pos_ids)
+        q, k, v = self._project(x, key=key)
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
+        if self.rot_embs is not None:
+            pos_ids = hax.arange(x.resolve_axis("position")) if pos_ids is None else pos_ids
+            q, k = (self.rot_embs(each, pos_ids).astype(each.dtype) for each in (q, k))
+        return q, k, v
 
     def _compute_qkv_fused(self, x: NamedArray, *, key) -> tuple[NamedArray, NamedArray, NamedArray]:
         """As `_compute_qkv`, with norm, rotary embedding and the scale of the queries in one kernel."""

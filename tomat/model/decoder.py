@@ -40,6 +40,7 @@ from tomat.model.attention import (
 from tomat.model.embedding import with_float32_sums
 from tomat.model.environment import Environment, EnvironmentConfig, EnvironmentTables, PatchAtoms
 from tomat.model.int8_dot import Int8DotGeneral, Int8Matmuls
+from tomat.model.joined import can_join, joined_product, parts
 from tomat.model.kv_cache import KvCache
 from tomat.model.norm_rotary import QkRotaryConfig
 from tomat.model.splash import ATTENTION_OUTPUT, SplashBlockSizes
@@ -120,6 +121,10 @@ class DensityDecoderConfig(Qwen3Config):
     below the diagonal alone. None: the splash kernels."""
     qk_rotary: QkRotaryConfig = QkRotaryConfig()
     """What computes the norm and the rotary embedding of queries and keys."""
+    fused_qkv: bool = False
+    """Queries, keys and values are one product. Parameters and checkpoints are as without."""
+    fused_gate_up: bool = False
+    """The two projections into the MLP are one product. Parameters and checkpoints are as without."""
     gradient_checkpointing: bool | PolicyName | ScanCheckpointPolicy = "full"  # names before Haliax's own of them
     """One of `NAMED_POLICIES`, true (full), false (off), or the fields of Haliax's `ScanCheckpointPolicy`."""
     embedding_skip: float = 0.0
@@ -215,6 +220,7 @@ class DensityDecoderConfig(Qwen3Config):
             "splash": self.splash,
             "whole_head": self.whole_head,
             "qk_rotary": self.qk_rotary,
+            "fused_qkv": self.fused_qkv,
         }
         return DensityAttentionConfig(**values)
 
@@ -265,9 +271,15 @@ def _with_int8[M: eqx.Module](module: M, products: Int8Matmuls | None) -> M:
 class DensityMlp(LlamaMlp):
     """Levanter's SwiGLU block, with names on what its input projections give, for checkpoint policies to keep."""
 
+    fused_gate_up: bool = eqx.field(static=True, default=False)
+
     @named_call
     def __call__(self, x: NamedArray, *, key=None) -> NamedArray:
         k_gate, k_up, k_down = maybe_rng_split(key, 3)
+        if self.fused_gate_up and can_join((self.gate_proj, self.up_proj)):
+            joined, sizes = joined_product(x, (self.gate_proj, self.up_proj), "mlp")
+            gate, up = parts(tree_checkpoint_name(joined, MLP_PROJECTIONS), "mlp", sizes)
+            return self.down_proj(self.act(gate) * up, key=k_down)
         # In Levanter's order, so that without such a policy the program is Levanter's to the letter.
         gate = tree_checkpoint_name(self.gate_proj(x, key=k_gate), MLP_PROJECTIONS)
         hidden = self.act(gate)
@@ -297,7 +309,7 @@ class DensityDecoderLayer(LlamaDecoderLayer):
         k_attention, k_mlp = jrandom.split(key, 2)
         attention = DensityAttention.init(config.attention_config(), key=k_attention)
         plain = LlamaMlp.init(config.Embed, config.Mlp, config.activation_function, key=k_mlp, use_bias=config.use_bias)
-        mlp = DensityMlp(plain.gate_proj, plain.up_proj, plain.down_proj, plain.act)
+        mlp = DensityMlp(plain.gate_proj, plain.up_proj, plain.down_proj, plain.act, config.fused_gate_up)
         attention, mlp = _with_int8(attention, config.int8_matmuls), _with_int8(mlp, config.int8_matmuls)
         norms = [_norm(config) for _ in range(4 if config.hybrid_norm else 2)]
         return DensityDecoderLayer(config, attention, mlp, *norms)

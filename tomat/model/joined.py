@@ -1,0 +1,54 @@
+"""Linear layers of one input, multiplied as one.
+
+The weights stay apart: parameters, optimizer state and checkpoints are those of the layers as they are, and only the
+product joins them, so a run may turn it on and off at any step. What the input's gradient is summed of is then one
+product too, over all outputs.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import haliax as hax
+import haliax.nn as hnn
+from haliax import NamedArray
+
+
+def joined_product(x: NamedArray, layers: Sequence[Any], axis: str) -> tuple[NamedArray, list[int]]:
+    """What `layers` give for `x`, one behind another along `axis`, from one product.
+
+    Args:
+        x: [..., in].
+        layers: Haliax's `Linear` layers of one input. Their outputs differ in the size of `axis` alone; without that
+            axis an output counts as one along it.
+        axis: Name of an axis of the outputs.
+
+    Returns:
+        [..., out], and the size of each layer's part along `axis`.
+    """
+    weights = [_with_axis(layer.weight, axis, layers[0].weight) for layer in layers]
+    biases = [None if layer.bias is None else _with_axis(layer.bias, axis, layers[0].bias) for layer in layers]
+    weight = hax.concatenate(axis, weights)
+    bias = None if biases[0] is None else hax.concatenate(axis, biases)
+    given = tuple(weight.resolve_axis(a.name) for a in hax.axis.ensure_tuple(layers[0].Out))
+    sizes = [each.resolve_axis(axis).size for each in weights]
+    return replace(layers[0], weight=weight, bias=bias, Out=given)(x), sizes
+
+
+def parts(joined: NamedArray, axis: str, sizes: Sequence[int]) -> list[NamedArray]:
+    """The parts of an axis, of `sizes`, in their order."""
+    ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]
+    return [joined[axis, hax.ds(end - size, size)] for end, size in zip(ends, sizes, strict=True)]
+
+
+def can_join(layers: Sequence[Any]) -> bool:
+    """Whether each is Haliax's own `Linear`. Layers in few bits (`packed.py`), and those that adapters have wrapped, are
+    multiplied one by one, to the same result."""
+    return all(type(layer) is hnn.Linear for layer in layers)
+
+
+def _with_axis(x: NamedArray, axis: str, like: NamedArray) -> NamedArray:
+    """`x` with the axes of `like` in its order; `axis` may be new."""
+    if all(a.name != axis for a in x.axes):
+        x = x.broadcast_axis(hax.Axis(axis, 1))
+    return x.rearrange(tuple(a.name for a in like.axes))

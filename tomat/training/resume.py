@@ -41,6 +41,8 @@ FREE_KEYS = (
     "data.in_memory",
     "model.attn_backend",
     "model.flash_attention_block_size",
+    "model.fused_gate_up",
+    "model.fused_qkv",
     "model.gradient_checkpointing",
     "model.qk_rotary",
     "model.scan_layers",

@@ -37,8 +37,8 @@ MIB = 2**20
 class Machine:
     """Starts pretended rows: `fast` has twice the speed of the others, `large` too much memory."""
 
-    def __init__(self, memory_source: str = "process"):
-        self.memory_source = memory_source
+    def __init__(self, memory_source: str = "process", watts: float | None = None):
+        self.memory_source, self.watts = memory_source, watts
         self.alive: list[str] = []
         self.events: list[str] = []
         self.fails: dict[tuple[str, str], RowError | type[BaseException]] = {}
@@ -77,6 +77,7 @@ class Row:
             "compile_seconds": 4.0 if cold else 0.5, "compile_saved_seconds": 0.0 if cold else 3.5,
             "compiled_programs": 3 if cold else 0, "start_memory_bytes": MIB, "warm_loss": 4.0, "warm_loss_step": 4,
             "first_loss": 5.0, "peak_memory_bytes": 900 * MIB, "memory_source": machine.memory_source,
+            "energy_source": "the boards" if machine.watts else "a cpu tells none",
         }  # fmt: skip
         machine.alive.append(name)
 
@@ -89,6 +90,7 @@ class Row:
         return {
             "step_seconds": self.batch * 512 / rate, "tokens_per_second": rate, "waiting_for_data_seconds": 0.0,
             "others_busy_share": 0.3, "loss": 3.0, "peak_memory_bytes": self.batch * 100 * MIB,
+            "step_joules": machine.watts and machine.watts * self.batch * 512 / rate,
         }  # fmt: skip
 
     def extend(self):
@@ -113,6 +115,20 @@ def lab_of(folder, machine, **config):
 
 def rows_of(record):
     return {row["name"]: LabRow.from_dict(row) for row in record["rows"]}
+
+
+def test_energy_has_columns_where_the_devices_tell_it(folder):
+    record = lab_of(folder, Machine(watts=100.0)).run()
+    rows = rows_of(record)
+    assert rows["fast"].step_joules / rows["fast"].step_seconds == pytest.approx(100.0, rel=0.3)  # medians of a drift
+    assert rows["fast"].tokens_per_joule == pytest.approx(rows["fast"].tokens_per_second / 100.0, rel=0.3)
+    text = write_lab_page(record, folder / "track").read_text()
+    assert "| J a step | tokens a J |" in text and "J a step: of the boards." in text
+    silent_lab = Lab(
+        load_sweep(folder / "sweep.yaml"), folder / "silent", folder / "work", LabConfig(), start=Machine().start
+    )
+    text = write_lab_page(silent_lab.run(), folder / "silent").read_text()
+    assert "J a step" not in text and "Energy: a cpu tells none." in text
 
 
 def test_windows_stand_beside_their_base_and_a_drift_cancels(folder):

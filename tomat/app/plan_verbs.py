@@ -3,6 +3,7 @@
 import argparse
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tomat.base.arguments import (
     config_file,
@@ -17,6 +18,9 @@ from tomat.base.arguments import (
 )
 from tomat.base.errors import TomatError
 from tomat.base.layout import CONFIG_FILE
+
+if TYPE_CHECKING:
+    from tomat.planning.calibration import CalibrationRow
 
 EPILOG = """\
 forms:
@@ -97,7 +101,9 @@ def register(subparsers: argparse._SubParsersAction) -> None:
     what.add_argument(
         "--chip", action="append", default=[], metavar="NAME", help="of --kernels: only rows of this chip; repeatable"
     )
-    what.add_argument("--record", type=Path, metavar="RUN", help="add a measured run to the calibration")
+    what.add_argument(
+        "--record", type=Path, metavar="RUN", help="add a measured run to the calibration, or the lab's record (.json)"
+    )
     out = parser.add_argument_group("output")
     out.add_argument("--json", type=report_file, metavar="FILE", help="write the plan; bytes, seconds, fractions")
     out.add_argument("--top", type=count, default=12, help="operations and buffers to print (default 12)")
@@ -195,16 +201,31 @@ def _calibrate(args: argparse.Namespace) -> int:
     from tomat.base.stages import Stages
     from tomat.planning.calibration_page import calibrate
 
+    added = [] if args.record is None else _measurements(args.record)
     with Stages() as stages:
         record = calibrate(
             args.tracking_dir or DEFAULT_TRACKING_DIR,
-            run_dir=args.record,
+            added=added,
             only_new=not args.calibrate,
             **compile_arguments(args),
             on_stage=stages.show,
         )
     write_report(args.json, record)
     return 0
+
+
+def _measurements(path: Path) -> "list[CalibrationRow]":
+    """Of a run's folder, or of the lab's record."""
+    from tomat.base.console import console
+    from tomat.lab.measurements import measured_steps
+    from tomat.planning.calibration import row_of_run
+
+    if path.suffix != ".json":
+        return [row_of_run(path)]
+    rows, refused = measured_steps(path)
+    for name, why in refused.items():
+        console.print(f"left out: {name}: {why}", soft_wrap=True, highlight=False, markup=False)
+    return rows
 
 
 def _calibrate_kernels(args: argparse.Namespace) -> int:

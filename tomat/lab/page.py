@@ -103,12 +103,13 @@ def introduction_section(record: Mapping[str, Any], rows: Sequence[LabRow]) -> s
 
 
 def header(rows: Sequence[LabRow]) -> tuple[str, ...]:
-    """Columns of the ranking; of MFU only where a chip's peak is known."""
+    """Columns of the ranking; of MFU only where a chip's peak is known, of energy only where the devices tell it."""
+    energy = (JOULES, "tokens a J") if any(row.step_joules is not None for row in rows) else ()
     shares = tuple(one.short for one in TABLE_UTILISATIONS) if any(row.mfu for row in rows) else ()
     return (
         "", "run", "batch", "accum", "tokens", "ahead", "shuffle", "optimizer", "dtype", "extra", "tok/s",
-        "step ms", "compile s, cold / cached", "mem peak MiB", "limit MiB", *shares, "loss", "ok", "against base",
-        "verdict",
+        "step ms", "compile s, cold / cached", "mem peak MiB", "limit MiB", *shares, *energy, "loss", "ok",
+        "against base", "verdict",
     )  # fmt: skip
 
 
@@ -119,6 +120,7 @@ LEGEND = (
     "steps in every row. against base: tokens a second over the base's, mean of pairs of windows that were measured "
     "beside each other, with its 95 % interval; *within noise* where that holds 1."
 )
+JOULES = "J a step"
 MEMORY_SOURCES = {
     "device": "of the fullest device",
     "process": "resident memory of the process, Python and JAX included (the devices say nothing)",
@@ -131,7 +133,9 @@ def ranking_section(rows: Sequence[LabRow], same: Sequence[Sequence[str]]) -> st
     body = [(str(place), *figures(row, columns)) for place, row in enumerate(order(rows), 1)]
     sources = sorted({row.setup["memory_source"] for row in rows if "memory_source" in row.setup})
     legend = LEGEND.format(memory="; ".join(MEMORY_SOURCES[one] for one in sources) or "not known")
-    notes = [same_text(rows, names) for names in same]
+    told = sorted({row.setup["energy_source"] for row in rows if row.setup.get("energy_source")})
+    energy = "" if not told else f"{JOULES}: of {told[0]}." if JOULES in columns else f"Energy: {told[0]}."
+    notes = [*([energy] if energy else []), *(same_text(rows, names) for names in same)]
     align = "rl" + "r" * 5 + "lll" + "r" * (len(columns) - 13) + "lll"
     return markdown_table(columns, body, align) + "\n\n" + " ".join([legend, *notes])
 
@@ -181,6 +185,7 @@ def figures(row: LabRow, columns: Sequence[str]) -> tuple[str, ...]:
         UNKNOWN if peak is None else f"{peak / MIB:,.0f}",
         UNKNOWN if limit is None else f"{limit / MIB:,.0f}",
         *shares,
+        *((_number(row.step_joules), _number(row.tokens_per_joule)) if JOULES in columns else ()),
         known("warm_loss", "{:.4f}"),
         "True" if row.measured else "OOM" if row.status == OUT_OF_MEMORY else "False",
         ratio_text(row),

@@ -37,6 +37,8 @@ class Window:
     others_busy_share: float = 0.0
     """Of this machine's processors, used by other processes meanwhile."""
     loss: float | None = None
+    step_joules: float | None = None
+    """Of a step, by the devices' own counters; None where they have none."""
     mfu: Mapping[str, float] = field(default_factory=dict)
     """By `MFU_KEYS`; empty where the chip's peak is not known."""
 
@@ -99,6 +101,20 @@ class LabRow:
         return max(cached or [one["peak_memory_bytes"] for one in self.starts], default=None)
 
     @property
+    def step_joules(self) -> float | None:
+        """Median of the windows; None where the devices tell none."""
+        return median(window.step_joules for window in self.windows if window.step_joules is not None)
+
+    @property
+    def tokens_per_joule(self) -> float | None:
+        """Median of the windows."""
+        return median(
+            window.tokens_per_second * window.step_seconds / window.step_joules
+            for window in self.windows
+            if window.step_joules
+        )
+
+    @property
     def mfu(self) -> dict[str, float]:
         """Medians by `MFU_KEYS`."""
         known = [window.mfu for window in self.windows if window.mfu]
@@ -120,6 +136,8 @@ class LabRow:
             "tokens_per_second_min": min((one.tokens_per_second for one in self.windows), default=None),
             "tokens_per_second_max": max((one.tokens_per_second for one in self.windows), default=None),
             "step_seconds_median": self.step_seconds,
+            "step_joules_median": self.step_joules,
+            "tokens_per_joule_median": self.tokens_per_joule,
             "compile_cold_seconds": self.compile_cold_seconds,
             "compile_cached_seconds": self.compile_cached_seconds,
             "peak_memory_bytes": self.peak_memory_bytes,

@@ -273,6 +273,7 @@ class Lab:
                 waiting_for_data_seconds=one["waiting_for_data_seconds"],
                 others_busy_share=one["others_busy_share"],
                 loss=one["loss"],
+                step_joules=one["step_joules"],
                 mfu={key: one[key] for key in MFU_KEYS if key in one},
             )
             for one, base in pairs

@@ -26,6 +26,7 @@ import jax.monitoring
 
 from tomat.base.errors import TomatError
 from tomat.base.reporting import dump_json, first_line
+from tomat.lab.energy import energy_counter
 from tomat.lab.messages import DEVICE, FAILED, OUT_OF_MEMORY, PROCESS, Request
 from tomat.model.decoder import environment_of
 from tomat.settings.config import TrackersConfig, TrainConfig, config_hash, load_config
@@ -111,6 +112,8 @@ class Session:
         self._losses += self._take(request.warmup_steps)
         self._settle_steps = request.settle_steps
         self._window_steps = request.steps or _steps_of(request.window_seconds, self._times)
+        devices = jax.local_devices()
+        self._energy = energy_counter(devices[0].platform, [device.local_hardware_id or 0 for device in devices])
         self._mfu = live_mfu(config, jax.devices()[0].device_kind, jax.device_count())
 
     def described(self) -> dict[str, Any]:
@@ -140,6 +143,7 @@ class Session:
             "first_loss": self._losses[0],
             "warm_loss": self._losses[-1],
             "warm_loss_step": len(self._losses) - 1,
+            "energy_source": self._energy if isinstance(self._energy, str) else self._energy.source,
             **dict(zip(("peak_memory_bytes", "memory_source"), peak_memory(), strict=True)),
         }
 
@@ -147,9 +151,13 @@ class Session:
         """Time one window of steps, after those that are not counted."""
         self._take(self._settle_steps)
         self._loading_seconds = 0.0
+        counter = None if isinstance(self._energy, str) else self._energy
+        if counter is not None:
+            counter.joules()
         began = time.monotonic()
         losses = self._take(self._window_steps)
         seconds = (time.monotonic() - began) / self._window_steps
+        joules = None if counter is None else counter.joules() / self._window_steps
         peak, source = peak_memory()
         wait_until_idle()
         return {
@@ -159,6 +167,7 @@ class Session:
             "peak_memory_bytes": peak,
             "memory_source": source,
             "loss": losses[-1],
+            "step_joules": joules,
             **self._mfu.row(seconds),
         }
 

@@ -42,8 +42,8 @@ def parts(joined: NamedArray, axis: str, sizes: Sequence[int]) -> list[NamedArra
 
 
 def can_join(layers: Sequence[Any]) -> bool:
-    """Whether each is Haliax's own `Linear`. Layers in few bits (`packed.py`), and those that adapters have wrapped, are
-    multiplied one by one, to the same result."""
+    """Whether each is Haliax's own `Linear`. Others, such as layers in few bits (`packed.py`), are multiplied one by
+    one, to the same result."""
     return all(type(layer) is hnn.Linear for layer in layers)
 
 

@@ -12,7 +12,7 @@ from tomat.base.reporting import console
 from tomat.cost.op_times import MODELS
 from tomat.pages.document import empty_section, update_document
 from tomat.pages.tables import UNKNOWN, markdown_table, percent, seconds
-from tomat.planning.calibration import SHARES, Calibration, CalibrationRow, read_measurements, row_of_run
+from tomat.planning.calibration import SHARES, Calibration, CalibrationRow, read_measurements
 from tomat.planning.compile.process import Limits
 from tomat.planning.compile.topology import planned_slice
 from tomat.planning.plan import Plan, make_plan
@@ -48,7 +48,7 @@ between the markers; `tomat plan --record RUN` adds a run of yours. Text outside
 def calibrate(
     tracking_dir: Path,
     *,
-    run_dir: Path | None = None,
+    added: Sequence[CalibrationRow] = (),
     only_new: bool = False,
     cache_dir: Path | None = None,
     limits: Limits | None = None,
@@ -58,7 +58,7 @@ def calibrate(
 
     Args:
         tracking_dir: Where `calibration.yaml` is and the page goes.
-        run_dir: A run to add.
+        added: Measurements to add, in the place of those with their names.
         only_new: Plan only what has no prediction yet.
         cache_dir, limits: As for `compile_step`.
         on_stage: Told the row and what the compile is doing.
@@ -73,10 +73,9 @@ def calibrate(
     kept, notes = read_measurements(tracking_dir)
     recorded = {row.name: row for row in Calibration.load(tracking_dir).rows}
     rows = {row.name: row for row in (*kept, *(row for row in recorded.values() if row.config is not None))}
-    if run_dir is not None:
-        added = row_of_run(run_dir)
-        rows.pop(added.name, None)  # it goes to the end
-        rows[added.name] = added
+    for row in added:
+        rows.pop(row.name, None)  # it goes to the end
+        rows[row.name] = row
     tables: dict[str, dict[str, dict[str, float]]] = {}
     done: dict[str, CalibrationRow] = {}
     for name, row in rows.items():

@@ -1,0 +1,107 @@
+"""Joules of a device, where it counts them.
+
+An NVIDIA GPU counts since its driver was loaded (NVML's `nvmlDeviceGetTotalEnergyConsumption`, millijoules, from Volta
+on). The processors of a Linux machine count by package (powercap's `energy_uj`, microjoules, which starts again at
+`max_energy_range_uj`); what other processes use is in it. A TPU tells none: neither libtpu 0.0.46 nor jax 0.11.1 has a
+counter.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+POWERCAP = Path("/sys/class/powercap")
+CPU_SOURCE = "the processors' packages, other processes included"
+GPU_SOURCE = "the GPUs' boards"
+
+
+class EnergyCounter:
+    """Joules since some time, summed over devices.
+
+    Args:
+        source: Of what, in words.
+        readings: One of each device: counts in `joules_per_count`.
+        joules_per_count: Of a count.
+        ranges: Counts after which a device begins at 0 again; None: never.
+    """
+
+    def __init__(
+        self,
+        source: str,
+        readings: Sequence[Callable[[], int]],
+        joules_per_count: float,
+        ranges: Sequence[int | None],
+    ):
+        self.source = source
+        self._readings, self._unit, self._ranges = readings, joules_per_count, ranges
+        self._last = [read() for read in readings]
+
+    def joules(self) -> float:
+        """Since the last call, or since the counter was made. A device that began again more than once counts short."""
+        now = [read() for read in self._readings]
+        used = 0
+        for new, old, most in zip(now, self._last, self._ranges, strict=True):
+            used += new - old if new >= old or most is None else new - old + most
+        self._last = now
+        return used * self._unit
+
+
+def energy_counter(platform: str, local_ids: Sequence[int]) -> EnergyCounter | str:
+    """The counter of the devices that a process computes on, or why there is none.
+
+    Args:
+        platform: As JAX names it: cpu, gpu or cuda, tpu.
+        local_ids: `local_hardware_id` of each device.
+    """
+    match platform:
+        case "cpu":
+            return _of_packages(POWERCAP)
+        case "gpu" | "cuda":
+            return _of_gpus(local_ids)
+    return f"a {platform} tells none"
+
+
+def _of_packages(root: Path) -> EnergyCounter | str:
+    """The top zones of `powercap`: `intel-rapl:0`, on AMD too. Those below them (`intel-rapl:0:0`) are parts."""
+    zones = sorted(zone for zone in root.glob("*:*") if zone.name.count(":") == 1 and (zone / "energy_uj").exists())
+    if not zones:
+        return f"{root} has no counter of the processors"
+
+    def reading(zone: Path) -> Callable[[], int]:
+        return lambda: int((zone / "energy_uj").read_text())
+
+    try:
+        ranges = [int((zone / "max_energy_range_uj").read_text()) for zone in zones]
+        return EnergyCounter(CPU_SOURCE, [reading(zone) for zone in zones], 1e-6, ranges)
+    except (OSError, ValueError) as error:
+        return f"{zones[0] / 'energy_uj'} cannot be read: {getattr(error, 'strerror', None) or error}"
+
+
+def _of_gpus(local_ids: Sequence[int]) -> EnergyCounter | str:
+    try:
+        import pynvml
+    except ImportError:
+        return "nvidia-ml-py is not installed; install it with `uv sync --extra gpu`"
+    try:
+        pynvml.nvmlInit()
+        handles = [_nvml_handle(local_id) for local_id in local_ids]
+
+        def reading(handle: object) -> Callable[[], int]:
+            return lambda: pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)
+
+        return EnergyCounter(GPU_SOURCE, [reading(handle) for handle in handles], 1e-3, [None] * len(handles))
+    except (pynvml.NVMLError, IndexError) as error:
+        return f"NVML does not tell: {error}"
+
+
+def _nvml_handle(local_id: int) -> object:
+    """NVML knows every GPU of the machine, JAX those that CUDA_VISIBLE_DEVICES leaves, counted from 0."""
+    import pynvml
+
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if not visible:
+        return pynvml.nvmlDeviceGetHandleByIndex(local_id)
+    name = visible.split(",")[local_id].strip()
+    return pynvml.nvmlDeviceGetHandleByIndex(int(name)) if name.isdigit() else pynvml.nvmlDeviceGetHandleByUUID(name)

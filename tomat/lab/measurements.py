@@ -1,0 +1,60 @@
+"""Rows of the lab as measurements that plans are held against (`tomat plan --record`)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tomat.base.errors import TomatError
+from tomat.base.reporting import counted
+from tomat.hardware.chips import slice_named
+from tomat.lab.record import LabRow, read_rows
+from tomat.planning.calibration import CalibrationRow
+from tomat.settings.config import load_config
+from tomat.tuning.changes import override_words
+
+
+def measured_steps(path: Path) -> tuple[list[CalibrationRow], dict[str, str]]:
+    """What a record of the lab says of steps on TPU slices.
+
+    Args:
+        path: The record, such as `docs/tracking/lab/SWEEP.json`.
+
+    Returns:
+        A measurement for each row that ran on the slice that its configuration names; and for each other row, by name,
+        why there is none.
+
+    Raises:
+        TomatError: No record, a damaged one, or no row that is such a measurement.
+    """
+    rows, record = read_rows(path)
+    if not rows:
+        raise TomatError(f"{path} has no rows; expected the record of `tomat lab run`.")
+    found, refused = [], {}
+    for name, row in rows.items():
+        try:
+            found.append(_measured(row, record["sweep"]).checked(str(path)))
+        except TomatError as error:
+            refused[name] = str(error)
+    if not found:
+        name, why = next(iter(refused.items()))
+        raise TomatError(f"{path}: none of {counted(len(rows), 'row')} is a step of a TPU slice; {name!r}: {why}")
+    return found, refused
+
+
+def _measured(row: LabRow, sweep: str) -> CalibrationRow:
+    if row.step_seconds is None:
+        raise TomatError(f"it has no answer ({row.status or 'not finished'})")
+    config = load_config(row.config_file, override_words(dict(sorted(row.overrides.items()))))
+    if config.slice is None:
+        raise TomatError("its configuration names no `slice`")
+    slice_ = slice_named(config.slice)
+    expected = [f"{slice_.n_devices} x {kind}" for kind in slice_.chip.device_kinds]
+    if row.setup["devices"] not in expected:
+        raise TomatError(f"it ran on {row.setup['devices']}, and its slice {slice_.name} is {' or '.join(expected)}")
+    return CalibrationRow(
+        name=f"{sweep}: {row.name}",
+        slice=slice_.name,
+        source=f"tomat lab run of {sweep}, median of {counted(len(row.windows), 'window')}",
+        measured={"fits": True, "step_seconds": row.step_seconds},
+        config=config.to_dict(),
+    )

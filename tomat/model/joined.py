@@ -35,10 +35,10 @@ def joined_product(x: NamedArray, layers: Sequence[Any], axis: str) -> tuple[Nam
     return replace(layers[0], weight=weight, bias=bias, Out=given)(x), sizes
 
 
-def parts(joined: NamedArray, axis: str, sizes: Sequence[int]) -> list[NamedArray]:
+def parts(joined: NamedArray, axis: str, sizes: Sequence[int]) -> Sequence[NamedArray]:
     """The parts of an axis, of `sizes`, in their order."""
-    ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]
-    return [joined[axis, hax.ds(end - size, size)] for end, size in zip(ends, sizes, strict=True)]
+    # Not `joined[axis, hax.ds(..)]`: that is a gather, its gradient a scatter, and each is a copy of the whole on a TPU.
+    return joined.split(axis, [hax.Axis(axis, size) for size in sizes])
 
 
 def can_join(layers: Sequence[Any]) -> bool:

@@ -161,8 +161,8 @@ class DensityAttention(Attention):
         pos_ids: NamedArray | None,
         kernel: RotaryKernel,
     ) -> tuple[NamedArray, NamedArray, NamedArray]:
-        """The result, and keys and values as attention takes them, of all positions; with the kernel `attention` keys as
-        projected."""
+        """The result, and keys and values of all positions as attention takes them; with the kernel `attention` keys
+        that are not rotated yet."""
         if not isinstance(mask, AttentionMask) or not mask.is_causal:
             raise TomatError(
                 "attention was called without a causal mask, and would see the future; call the model through "

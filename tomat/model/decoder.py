@@ -130,11 +130,12 @@ class DensityDecoderConfig(Qwen3Config):
     embedding_skip: float = 0.0
     """The embedding (with what the atoms add to it), times this, is added to what goes into each layer; 0: not."""
     value_mix: float = 0.0
-    """The values v of every layer become (1 - value_mix) v + value_mix v1 with those of the first layer, v1 (Zhou et al.
+    """The values v of every layer become (1 - value_mix) v + value_mix v1 with v1 those of the first layer (Zhou et al.
     2024, arXiv:2410.17897); 0: they stay what they are. One product more, of the first layer's values."""
     paired_heads: bool = False
-    """Two neighbouring heads of keys, and their queries, attend to one another's keys and values: to both heads' of every
-    position before, the first of a pair to its own alone of its own position. Attention multiplies twice as much."""
+    """Two neighbouring heads of keys, and their queries, attend to one another's keys and values as well: the first of a
+    pair to the second's before its own position, the second to the first's up to its own. Both heads of a position are
+    rotated alike. Attention multiplies twice as much."""
     int8_matmuls: Int8Matmuls | None = None
     """Products of the projections of attention and of the MLP that are in int8, in training and wherever the model is
     used: the layers' own (`forward`), or also those that give the gradients of their inputs (`forward_and_inputs`);
@@ -203,8 +204,8 @@ class DensityDecoderConfig(Qwen3Config):
     def _check_pairs(self) -> None:
         if self.paired_heads and self.num_kv_heads % 2:
             raise TomatError(
-                f"model.paired_heads is true and num_kv_heads is {self.num_kv_heads}; expected an even number, of which "
-                "neighbours form pairs: choose another num_kv_heads, or leave model.paired_heads out."
+                f"model.paired_heads is true and num_kv_heads is {self.num_kv_heads}; expected an even number, of "
+                "which neighbours form pairs: choose another num_kv_heads, or leave model.paired_heads out."
             )
         if self.paired_heads and self.window is not None:
             raise TomatError(
@@ -345,8 +346,8 @@ class DensityDecoderLayer(LlamaDecoderLayer):
         skip: NamedArray | None = None,
         first_values: NamedArray | None = None,
     ) -> NamedArray:
-        """`skip`, with the axes of `x`, is added to it first, and `first_values` are those that the layer's own are mixed
-        with; None: nothing is."""
+        """`skip`, with the axes of `x`, is added to it first, and the layer's values are mixed with `first_values`; None:
+        nothing is."""
         if skip is not None:
             x = x + skip
         layer = self.mixing(first_values)

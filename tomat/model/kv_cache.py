@@ -42,8 +42,8 @@ _F32 = jnp.float32
 
 
 class KeysValues(eqx.Module):
-    """Keys and values of one layer at every position, as attention takes them: what decoding keeps. Of paired heads that
-    is half the heads, and twice the positions."""
+    """Keys and values of one layer at every position, as attention takes them: what decoding keeps. Of paired heads
+    those are half the heads, and twice the positions."""
 
     keys: NamedArray
     """[batch, kv_head, key_position, head_size], normalised and rotated."""

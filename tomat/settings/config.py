@@ -29,6 +29,7 @@ from tomat.base.reporting import console, dump_json
 from tomat.loss.config import LossConfig
 from tomat.model.decoder import DensityDecoderConfig
 from tomat.model.presets import preset_model
+from tomat.settings import adafactor as adafactor  # registers its name among Levanter's optimizers
 from tomat.settings.checks import (
     check_distillation,
     check_effect,

@@ -133,9 +133,9 @@ class DensityDecoderConfig(Qwen3Config):
     """The values v of every layer become (1 - value_mix) v + value_mix v1 with v1 those of the first layer (Zhou et al.
     2024, arXiv:2410.17897); 0: they stay what they are. One product more, of the first layer's values."""
     paired_heads: bool = False
-    """Two neighbouring heads of keys, and their queries, attend to one another's keys and values as well: the first of a
-    pair to the second's before its own position, the second to the first's up to its own. Both heads of a position are
-    rotated alike. Attention multiplies twice as much."""
+    """Two neighbouring heads of keys, and their queries, attend to one another's keys and values as well: the first of
+    a pair to the second's before its own position, the second to the first's up to its own. Both heads of a position
+    are rotated alike. Attention multiplies twice as much."""
     int8_matmuls: Int8Matmuls | None = None
     """Products of the projections of attention and of the MLP that are in int8, in training and wherever the model is
     used: the layers' own (`forward`), or also those that give the gradients of their inputs (`forward_and_inputs`);
@@ -346,8 +346,8 @@ class DensityDecoderLayer(LlamaDecoderLayer):
         skip: NamedArray | None = None,
         first_values: NamedArray | None = None,
     ) -> NamedArray:
-        """`skip`, with the axes of `x`, is added to it first, and the layer's values are mixed with `first_values`; None:
-        nothing is."""
+        """`skip`, with the axes of `x`, is added to it first, and the layer's values are mixed with `first_values`;
+        None: nothing is."""
         if skip is not None:
             x = x + skip
         layer = self.mixing(first_values)

@@ -123,7 +123,7 @@ def scale_by_adafactor(config: AdafactorConfig) -> optax.GradientTransformation:
 
     def update(updates: optax.Updates, state: AdafactorState, params: optax.Params | None = None):
         if params is None:
-            raise ValueError(optax.NO_PARAMS_MSG)  # as every transformation of optax that reads them
+            raise ValueError("Adafactor reads the parameters; give them to `update`.")
         kept = 1 - (state.count + 1).astype(jnp.float32) ** -config.decay_rate
 
         def one(
@@ -145,7 +145,7 @@ def scale_by_adafactor(config: AdafactorConfig) -> optax.GradientTransformation:
             jax.tree.map(lambda pair, name=name: getattr(pair, name), both, is_leaf=_is_updated)
             for name in _Updated._fields
         )
-        return scaled, AdafactorState(optax.safe_increment(state.count), moments)
+        return scaled, AdafactorState(cast(jax.Array, optax.safe_increment(state.count)), moments)
 
     return optax.GradientTransformation(init, cast(Any, update))
 

@@ -42,6 +42,11 @@ def test_it_is_the_same_decoder_and_what_has_no_counterpart_is_refused():
     arrays = [leaf for leaf in jax.tree.leaves(built) if isinstance(leaf, jax.ShapeDtypeStruct)]
     assert sum(leaf.size for leaf in arrays) == parameter_count(config.model_config(), rows)
     assert theirs.max_seq_len == 512 and theirs.tie_word_embeddings and theirs.use_qk_norm
-    for words in (["--model.embedding_skip", "0.1"], ["--model.int8_matmuls", "forward"]):
-        with pytest.raises(TomatError, match="no counterpart in Levanter"):
+    for words in (
+        ["--model.embedding_skip", "0.1"],
+        ["--model.int8_matmuls", "forward"],
+        ["--model.value_mix", "0.1", "--model.num_layers", "2"],
+        ["--model.paired_heads", "true"],
+    ):
+        with pytest.raises(TomatError, match=f"{words[0][2:]}: there is no counterpart in Levanter"):
             levanter_model(load_config(DEMO, words))

@@ -70,6 +70,7 @@ SHAPES = st.builds(
     gated_mlp=st.booleans(),
     sliding_window=st.none() | st.integers(1, 300),
 )
+"""Without paired heads, which the published formulas do not have."""
 
 
 def xla_flops(config: LlamaConfig, *, gradient: bool) -> float:
@@ -118,6 +119,49 @@ def test_recomputation_is_what_xla_counts(policy, hybrid_norm):
     _assert_executed_is_what_xla_counts(config, ModelShape.from_config(config, VOCAB))
 
 
+@pytest.mark.parametrize("fields", [{"paired_heads": True}, {"value_mix": 0.1}], ids=["paired heads", "mixed values"])
+def test_knobs_of_attention_are_what_xla_counts(fields):
+    config = DensityDecoderConfig(**SIZES | {"num_layers": 2} | fields)
+    _assert_executed_is_what_xla_counts(config, ModelShape.from_config(config, VOCAB))
+
+
+@pytest.mark.parametrize("scan_layers, passes", [(True, 3), (False, 2)])
+def test_the_first_layers_values_are_projected_again(scan_layers, passes):
+    sizes = SIZES | {"num_layers": 2, "scan_layers": scan_layers}
+    plain, mixed = (DensityDecoderConfig(**sizes, value_mix=mix) for mix in (0.0, 0.1))
+    shape, kernels = ModelShape.from_config(plain, VOCAB), attention_kernels(plain, SEQ_LEN, "cpu")
+    executed = [
+        executed_training_flops(shape, SEQ_LEN, kernels, Recomputation.from_config(config, kernels.backend), 0.0)
+        for config in (plain, mixed)
+    ]
+    expected = passes * 2 * SEQ_LEN * 128 * 48 * 2
+    assert executed[1] - executed[0] == expected
+    measured = xla_flops(mixed, gradient=True) - xla_flops(plain, gradient=True)
+    # And the mixture itself, number by number.
+    assert BATCH * expected < measured < 1.15 * BATCH * expected
+    assert training_flops(shape, SEQ_LEN) == training_flops(ModelShape.from_config(mixed, VOCAB), SEQ_LEN)
+
+
+def test_paired_heads_cost_attention_twice_and_nothing_else():
+    plain = ModelShape(128, 384, 2, 4, 2, 48, VOCAB)
+    paired = dataclasses.replace(plain, paired_heads=True)
+    layers, heads, width, length = 2, 4, 48, 256
+    full = 3 * 2 * 2 * layers * heads * width * length**2
+    assert training_flops(paired, length) - training_flops(plain, length) == full
+    # Of half the heads each the pairs of 2 S positions, where S (S + 1) / 2 were seen: S^2 more for two heads.
+    more = training_flops(paired, length, "causal") - training_flops(plain, length, "causal")
+    assert more == 3 * 2 * 2 * layers * heads * width * length**2 // 2
+    assert levanter_training_flops(paired, length) > levanter_training_flops(plain, length)
+    for backend in (AttentionBackend.VANILLA, AttentionBackend.SPLASH):
+        kernels = [
+            attention_kernels(DensityDecoderConfig(**SIZES | {"attn_backend": backend}, paired_heads=on), 256, "tpu")
+            for on in (True, False)
+        ]
+        flops = [each.forward_flops(shape, length) for each, shape in zip(kernels, (paired, plain), strict=True)]
+        # Whole score matrices, and one tile on the diagonal of 512 positions for one of 256.
+        assert flops[0] == 2 * flops[1]
+
+
 def test_nested_recomputation_is_what_xla_counts():
     config = DensityDecoderConfig(**SIZES | {"scan_layers": True, "num_layers": 4}, gradient_checkpointing="nested")
     shape = ModelShape.from_config(config, VOCAB)
@@ -140,14 +184,14 @@ def _assert_executed_is_what_xla_counts(config, shape):
 @pytest.mark.parametrize(
     "policy, backend, expected",
     [
-        (False, "splash", (0, 0, 0, 0, 0)),
-        (True, "splash", (1, 1, 1, 1, 0)),
-        ("off", "splash", (0, 0, 0, 0, 0)),
-        ("offload", "splash", (1, 1, 1, 1, 0)),
-        ("save_attention", "splash", (1, 0, 1, 1, 0)),
-        ("save_attention", "vanilla", (1, 0.5, 1, 1, 0)),
-        ("save_qkv", "splash", (6 / 8, 1, 1, 1, 0)),
-        ("nested", "splash", (2, 2, 2, 2, 1)),
+        (False, "splash", (0, 0, 0, 0, 0, 0)),
+        (True, "splash", (1, 1, 1, 1, 0, 0)),
+        ("off", "splash", (0, 0, 0, 0, 0, 0)),
+        ("offload", "splash", (1, 1, 1, 1, 0, 0)),
+        ("save_attention", "splash", (1, 0, 1, 1, 0, 0)),
+        ("save_attention", "vanilla", (1, 0.5, 1, 1, 0, 0)),
+        ("save_qkv", "splash", (6 / 8, 1, 1, 1, 0, 0)),
+        ("nested", "splash", (2, 2, 2, 2, 1, 0)),
     ],
 )
 def test_policies(policy, backend, expected):
@@ -164,7 +208,7 @@ def test_what_is_offloaded_by_name_is_not_computed_again():
     names = [QKV_NAME, OUTPUT_NAME]
     policy = ScanCheckpointPolicy(save_carries="offload", offload_block_internals=names)
     config = DensityDecoderConfig(**SIZES, gradient_checkpointing=policy, use_qk_norm=False)
-    assert dataclasses.astuple(Recomputation.from_config(config, "splash")) == (0, 1, 0, 1, 0)
+    assert dataclasses.astuple(Recomputation.from_config(config, "splash")) == (0, 1, 0, 1, 0, 0)
     _assert_executed_is_what_xla_counts(config, ModelShape.from_config(config, VOCAB))
 
 

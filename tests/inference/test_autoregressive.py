@@ -42,6 +42,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
         scan_layers=False, hybrid_norm=True, rope=DefaultRotaryEmbeddingsConfig(200.0), input_embedding_norm=True
     ),
     "the embedding in every layer": dict(embedding_skip=0.2, environment=None),
+    "the first layer's values in every layer": dict(value_mix=0.3, embedding_skip=0.2, fused_qkv=True),
+    "paired heads": dict(num_kv_heads=2, paired_heads=True),
+    "paired heads of their own, mixed values, unrolled": dict(
+        num_kv_heads=4, paired_heads=True, value_mix=0.3, scan_layers=False, environment=None
+    ),
     "no norm of queries and keys, yarn": dict(use_qk_norm=False, rope=YarnRotaryEmbeddingsConfig()),
 }
 

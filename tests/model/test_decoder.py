@@ -338,6 +338,8 @@ def test_backend_defaults_to_splash_on_a_tpu_mesh_only():
         {"scan_layers": False},
         {"upcast_attn": True},
         {"embedding_skip": 0.1},
+        {"value_mix": 0.1},
+        {"paired_heads": True, "num_kv_heads": 2},
         {"activation_function": ActivationFunctionEnum.relu2},
         {"fused_qkv": True},
         {"fused_gate_up": True},
@@ -351,7 +353,8 @@ def test_every_model_knob_changes_the_program(fields):
         arrays = jax.tree.map(lambda array: jax.ShapeDtypeStruct(array.shape, jnp.bfloat16), arrays)
         return jax.jit(gradient).lower(arrays).as_text()
 
-    assert program(decoder(64, **fields)) != program(decoder(64))
+    beside = {name: value for name, value in fields.items() if name == "num_kv_heads"}
+    assert program(decoder(64, **fields)) != program(decoder(64, **beside))
 
 
 @pytest.mark.parametrize(
@@ -371,6 +374,17 @@ def test_every_model_knob_changes_the_program(fields):
             "block_q is 512 and the sequence length is 640",
         ),
         ({"attn_backend": AttentionBackend.JAX_FLASH, "flash_attention_block_size": 50}, "is 50 and .* is 64"),
+        ({"value_mix": 1.5}, "value_mix is 1.5; expected a share"),
+        ({"value_mix": 0.1, "num_layers": 1}, "value_mix is 0.1 and num_layers is 1"),
+        ({"paired_heads": True}, "paired_heads is true and num_kv_heads is 1; expected an even number"),
+        (
+            {"paired_heads": True, "num_kv_heads": 2, "sliding_window": 9},
+            "paired_heads is true and sliding_window is 9",
+        ),
+        (
+            {"paired_heads": True, "num_kv_heads": 2, "attn_backend": AttentionBackend.SPLASH, "max_seq_len": 96},
+            "makes 192 positions of 96 for attention, and .*multiple of 128",
+        ),
     ],
 )
 def test_impossible_configurations_are_refused(fields, message):
@@ -425,7 +439,10 @@ def test_parameter_count_equals_the_built_model():
 def test_export_to_hugging_face_only_of_what_qwen3_has():
     exported = decoder().to_hf_config(VOCAB.size)
     assert (exported.hidden_size, exported.num_hidden_layers, exported.vocab_size) == (32, 2, VOCAB.size)
-    for fields in ({"hybrid_norm": True}, {"use_qk_norm": False}, {"sliding_window": 8}, {"embedding_skip": 0.1}):
+    for fields in (
+        {"hybrid_norm": True}, {"use_qk_norm": False}, {"sliding_window": 8}, {"embedding_skip": 0.1},
+        {"value_mix": 0.1}, {"paired_heads": True, "num_kv_heads": 2},
+    ):  # fmt: skip
         with pytest.raises(TomatError, match=next(iter(fields))):
             decoder(**fields).to_hf_config(VOCAB.size)
 
@@ -455,6 +472,123 @@ def test_the_embedding_is_added_to_the_input_of_every_layer(scan_layers):
     assert parameter_count(config, VOCAB.size) == parameter_count(decoder(), VOCAB.size)
     # Off, nothing is added: the first term above would be missing.
     assert model.transformer.skip_of(x) is not None and build(decoder()).transformer.skip_of(x) is None
+
+
+@pytest.mark.parametrize("fields", [{}, {"fused_qkv": True, "embedding_skip": 0.25}], ids=["alone", "beside others"])
+@pytest.mark.parametrize("scan_layers", [True, False])
+def test_the_values_of_the_first_layer_are_mixed_into_those_of_every_layer(scan_layers, fields):
+    """The plain way: what the first layer's projection gave is handed on."""
+    config = decoder(value_mix=0.3, num_layers=3, scan_layers=scan_layers, **fields, **BACKENDS["vanilla"])
+    plain = dataclasses.replace(config, value_mix=0.0)
+    model, tokens = build(config), random_tokens(64)
+    x = embedding = model.embeddings.embed(tokens)
+    first = None
+    for layer, unmixed in zip(
+        model.transformer.layers.unstacked(), build(plain).transformer.layers.unstacked(), strict=True
+    ):
+        x = x + config.embedding_skip * embedding
+        normed = layer.input_layernorm(x)
+        values = layer.self_attn.v_proj(normed)
+        first = values if first is None else first
+        # Attention is linear in its values, and values in their weights.
+        mixed, alone = 0.7 * values + 0.3 * first, unmixed.self_attn
+        given = dataclasses.replace(alone, v_proj=lambda _, key=None, mixed=mixed: mixed)
+        x = x + given(normed, build_mask(config))
+        x = x + layer.mlp(layer.post_attention_layernorm(x))
+    expected = model.transformer.norm(x)
+    found = eqx.filter_jit(lambda tokens: model.activations(tokens, attn_mask=build_mask(config)))(tokens)
+    np.testing.assert_allclose(found.array, expected.rearrange(found.axes).array, rtol=3e-4, atol=3e-5)
+    assert parameter_count(config, VOCAB.size) == parameter_count(plain, VOCAB.size)
+    assert parameter_names(config) == parameter_names(plain)
+    with pytest.raises(TomatError, match="value_mix is 0.3, and attention was called without"):
+        layer(embedding, build_mask(config))
+
+
+@pytest.mark.parametrize("fields", [{"value_mix": 0.3}, {"paired_heads": True}], ids=["value mix", "paired heads"])
+def test_knobs_of_attention_have_the_same_gradients_however_layers_are_run(fields):
+    found = {}
+    for policy, scan_layers in (
+        ("off", True), ("save_qkv_attention", True), ("offload", True), ("nested", True), ("full", False)
+    ):  # fmt: skip
+        config = decoder(
+            64, num_kv_heads=2, gradient_checkpointing=policy, scan_layers=scan_layers, **fields,
+            **BACKENDS["jax_flash"],
+        )  # fmt: skip
+        gradient, arrays = gradient_function(config, random_tokens(64))
+        model = build(dataclasses.replace(config, scan_layers=True))
+        if not scan_layers:
+            model = eqx.tree_at(lambda m: m.transformer, model, model.transformer.unrolled())
+        weights = jax.tree.leaves(eqx.filter(model, eqx.is_array))
+        grads = jax.tree.leaves(jax.jit(gradient)(jax.tree.unflatten(jax.tree.structure(arrays), weights)))
+        found[policy, scan_layers] = float(sum((jnp.asarray(leaf, jnp.float32) ** 2).sum() for leaf in grads))
+    expected = found["off", True]
+    assert expected > 0
+    np.testing.assert_allclose(list(found.values()), expected, rtol=1e-3)
+
+
+PAIRED: dict = dict(num_heads=4, num_kv_heads=2, paired_heads=True)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_paired_heads_are_causal(backend):
+    """Bit for bit: what a later token changes is multiplied with 0 or not at all."""
+    run = logits(decoder(128, **PAIRED, **BACKENDS[backend]))
+    for changed in (0, 70, 127):
+        assert_influence(run, 128, changed, last=127)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_paired_heads_see_one_anothers_keys_and_values(backend):
+    """The formula, head by head: of its own position a pair's first head sees its own key alone."""
+    config = decoder(128, **PAIRED, hidden_dim=64, num_layers=1, **BACKENDS[backend])
+    attention = build(config).transformer.layers.get_layer(0).self_attn
+    x = hax.random.normal(jax.random.PRNGKey(1), (Axis("batch", 2), Axis("position", 128), config.Embed))
+    found = eqx.filter_jit(lambda x: attention(x, build_mask(config)))(x)
+    q, k, v = (np.asarray(each.rearrange(axes).array, np.float64) for each, axes in zip(
+        attention._compute_qkv(x, key=None),
+        (("batch", "kv_head", "q_heads_per_group", "position", "head_size"),)
+        + (("batch", "kv_head", "position", "head_size"),) * 2,
+        strict=True,
+    ))  # fmt: skip
+    before = np.tril(np.ones((128, 128), bool))
+    read = np.zeros_like(q)
+    for head in range(2):
+        # All keys of both heads; those of the second head only of earlier positions, for the first.
+        both = np.concatenate([k[:, 0], k[:, 1]], axis=1)
+        values = np.concatenate([v[:, 0], v[:, 1]], axis=1)
+        seen = np.concatenate([before, before if head == 1 else np.tril(before, -1)], axis=1)
+        scores = np.einsum("bgqd,bkd->bgqk", q[:, head], both) / np.sqrt(q.shape[-1])
+        weights = np.where(seen, np.exp(scores - scores.max(axis=-1, keepdims=True)), 0)
+        read[:, head] = np.einsum("bgqk,bkd->bgqd", weights / weights.sum(axis=-1, keepdims=True), values)
+    named = hax.named(
+        jnp.asarray(read.reshape(2, 4, 128, -1), jnp.float32), ("batch", "heads", "position", "head_size")
+    )
+    expected = attention.o_proj(named)
+    np.testing.assert_allclose(found.array, expected.rearrange(found.axes).array, rtol=1e-3, atol=1e-4)
+
+
+def test_paired_heads_and_kernels_that_rotate_agree():
+    """Heads in VMEM: rotated before attention or within it, with the angles of t for both heads of a pair."""
+    wide = dict(
+        max_seq_len=128, num_layers=2, num_heads=2, num_kv_heads=2, head_dim=128, paired_heads=True, value_mix=0.2
+    )
+    plain = logits(decoder(**wide, **BACKENDS["vanilla"]))(random_tokens(128))
+    in_vmem: dict = dict(
+        attn_backend=AttentionBackend.SPLASH, whole_head=WholeHeadConfig(128, 128, 128, 128, interpret=True)
+    )
+    for kernel in ("xla", "pallas", "attention"):
+        rotary = QkRotaryConfig(kernel, block_positions=64, interpret=True)
+        found = logits(decoder(**wide, **in_vmem, qk_rotary=rotary))(random_tokens(128))
+        np.testing.assert_allclose(found, plain, rtol=2e-3, atol=2e-3 * np.abs(plain).max(), err_msg=kernel)
+
+
+def test_paired_heads_take_no_packed_sequences():
+    config = decoder(**PAIRED)
+    ids = hax.named(np.zeros(64, int), "position")
+    with pytest.raises(TomatError, match="paired_heads takes a causal mask alone"):
+        eqx.filter_eval_shape(
+            lambda: build(config).activations(random_tokens(64), attn_mask=AttentionMask.causal(segment_ids=(ids, ids)))
+        )
 
 
 def test_squared_relu_is_the_gate_of_the_mlp():

@@ -90,7 +90,9 @@ def attention(**changes) -> DensityAttentionConfig:
     return DensityAttentionConfig(**{"Embed": Axis("embed", 32), "num_heads": 4, "num_kv_heads": 2, **changes})
 
 
-@pytest.mark.parametrize("changes", [{}, {"sliding_window": 3}, {"num_kv_heads": 4}, {"num_kv_heads": 1}])
+@pytest.mark.parametrize(
+    "changes", [{}, {"sliding_window": 3}, {"num_kv_heads": 4}, {"num_kv_heads": 1}, {"paired_heads": True}]
+)
 def test_all_at_once_and_one_by_one_keep_the_same(changes):
     """The pass over all positions attends to exact keys; one by one to those that are kept, within their rounding."""
     config, length = attention(**changes), 12

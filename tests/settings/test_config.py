@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from levanter.optim.config import LionConfig
 
 from tomat.base.errors import TomatError
 from tomat.model.decoder import NAMED_POLICIES
@@ -96,6 +97,25 @@ def test_missing_and_malformed_files_are_refused(tmp_path):
     path.write_text("a: [1\n")
     with pytest.raises(TomatError, match="not YAML"):
         load_config(path)
+
+
+def test_another_optimizer_takes_the_null_for_what_it_does_not_have():
+    """The demo's Muon has a rate for Adam."""
+    demo = CONFIGS / "train" / "demo.yaml"
+    words = ["--optimizer.type", "lion", "--optimizer.learning_rate", "3e-4"]
+    with pytest.raises(TomatError, match="adam_lr"):
+        load_config(demo, words)
+    config = load_config(demo, [*words, "--optimizer.adam_lr", "null"])
+    assert isinstance(config.optimizer, LionConfig) and config.optimizer.learning_rate == 3e-4
+    assert config.optimizer.warmup == 50  # of the file, which both have
+    with pytest.raises(TomatError, match="adam_rl"):
+        load_config(demo, [*words, "--optimizer.adam_lr", "null", "--optimizer.adam_rl", "null"])
+
+
+def test_mixed_values_are_refused_with_products_that_keep_scales():
+    words = ["--model.num_layers", "2", "--model.value_mix", "0.1", "--trainer.quantization.fp8", "true"]
+    with pytest.raises(TomatError, match="value_mix is 0.1 and trainer.quantization is set"):
+        load_config(CONFIGS / "train" / "demo.yaml", words)
 
 
 @pytest.mark.parametrize(

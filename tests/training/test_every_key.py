@@ -84,6 +84,8 @@ STEP: dict[str, tuple[list[str], list[str]]] = {
             "model.activation_function": "relu",
             "model.attn_backend": "jax_flash",
             "model.embedding_skip": "0.1",
+            "model.fused_gate_up": "true",
+            "model.fused_qkv": "true",
             "model.gradient_checkpointing": "off",
             "model.head_dim": "8",
             "model.hidden_dim": "64",
@@ -95,6 +97,7 @@ STEP: dict[str, tuple[list[str], list[str]]] = {
             "model.num_heads": "4",
             "model.num_kv_heads": "1",
             "model.num_layers": "2",
+            "model.paired_heads": "true",
             "model.scan_layers": "false",
             "model.sliding_window": "16",
             "model.tie_word_embeddings": "false",
@@ -134,6 +137,7 @@ STEP: dict[str, tuple[list[str], list[str]]] = {
         ["--model.flash_attention_block_size", "32"],
     ),
     "model.upcast_attn": (["--trainer.mp", "compute=bfloat16,params=float32"], ["--model.upcast_attn", "true"]),
+    "model.value_mix": (["--model.num_layers", "2"], ["--model.value_mix", "0.1"]),
     "model.use_sliding_window": (["--model.sliding_window", "16"], ["--model.use_sliding_window", "false"]),
     "trainer.mesh.shared_mapping": (
         ["--trainer.mesh.axes", "{replica: 1, data: 1, model: 1, another: 2}"],
@@ -639,6 +643,7 @@ CHANGES: dict[str, Any] = {
 
 
 CHANGES_OF_KIND: dict[str, dict[str, Any]] = {
+    "adafactor": {"min_dim_size_to_factor": 4},
     "kron": {"lax_map_batch_size": 1, "params_sharding": (), "preconditioner_sharding": ("data", None)},
     "soap": {"max_precond_dim": 9, "mu_dtype": "float32", "precond_dtype": "float32"},
 }

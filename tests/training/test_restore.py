@@ -115,10 +115,12 @@ def test_averaged_weights_are_the_ones_that_are_used(stacked, tmp_path, capsys):
     )
 
 
-@pytest.mark.parametrize("optimizer", ["adam", "muon"])
-def test_the_state_of_an_optimizer_is_rearranged_there_and_back_bit_for_bit(tmp_path, optimizer):
+@pytest.mark.parametrize(
+    "optimizer, fields", [("adam", {}), ("muon", {}), ("adafactor", {"min_dim_size_to_factor": 8})]
+)
+def test_the_state_of_an_optimizer_is_rearranged_there_and_back_bit_for_bit(tmp_path, optimizer, fields):
     """Each array is drawn, so that a swapped layer or moment shows."""
-    chosen = OptimizerConfig.get_choice_class(optimizer)()
+    chosen = cast(Any, OptimizerConfig.get_choice_class(optimizer))(**fields)
     configs = {
         scan: dataclasses.replace(tiny(tmp_path, "--model.scan_layers", str(scan).lower()), optimizer=chosen)
         for scan in (True, False)

@@ -111,11 +111,16 @@ def levanter_model(config: TrainConfig) -> Qwen3Config:
     model = config.model_config()
     if not isinstance(model, DensityDecoderConfig):
         raise TomatError(f"model.type is {config.model.get_choice_name(type(config.model))}; expected density_decoder.")
-    if model.window is not None or model.embedding_skip or model.int8_matmuls is not None:
-        raise TomatError(
-            "model.sliding_window, model.embedding_skip and model.int8_matmuls have no counterpart in Levanter's "
-            "Qwen3; leave them out."
-        )
+    without = {
+        "sliding_window": model.window is not None,
+        "embedding_skip": model.embedding_skip != 0,
+        "value_mix": model.value_mix != 0,
+        "paired_heads": model.paired_heads,
+        "int8_matmuls": model.int8_matmuls is not None,
+    }
+    if any(without.values()):
+        names = ", ".join(f"model.{name}" for name, differs in without.items() if differs)
+        raise TomatError(f"{names}: there is no counterpart in Levanter's Qwen3; leave it out.")
     shared = {field.name for field in dataclasses.fields(Qwen3Config)} - {"sliding_window", "use_sliding_window"}
     values = {name: getattr(model, name) for name in shared}
     return Qwen3Config(**{**values, "gradient_checkpointing": model.checkpoint_policy})

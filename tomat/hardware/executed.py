@@ -76,8 +76,9 @@ class AttentionKernels:
     def _flops(self, shape: ModelShape, seq_len: int, passes: tuple[KernelPass, ...]) -> float:
         # Splash leaves out the tiles outside a sliding window; the others mask them after they were multiplied.
         window = shape.sliding_window if self.backend == "splash" else None
-        per_head = sum(2 * shape.head_dim * step.n_matmuls * step.pairs(seq_len, window) for step in passes)
-        return shape.num_layers * shape.num_heads * per_head
+        positions, heads = shape.heads_in_one * seq_len, shape.num_heads // shape.heads_in_one
+        per_head = sum(2 * shape.head_dim * step.n_matmuls * step.pairs(positions, window) for step in passes)
+        return shape.num_layers * heads * per_head
 
 
 def attention_kernels(model_config: Any, seq_len: int, platform: str) -> AttentionKernels:
@@ -86,16 +87,18 @@ def attention_kernels(model_config: Any, seq_len: int, platform: str) -> Attenti
     vanilla: the whole score matrix; 2 multiplications forward (scores, values), 4 backward. jax_flash: square blocks up
     to the diagonal; 5 backward, since the scores are computed again. splash: tiles of the configuration's sizes that
     the mask touches; the fused backward has 5, the other one 4 for keys and values (scores, dP, dV, dK) and 3 for
-    queries (scores, dP, dQ). splash with `whole_head`: as a fused backward, the triangle in parts of a block.
+    queries (scores, dP, dQ). splash with `whole_head`: as a fused backward, the triangle in parts of a block. Paired
+    heads are kernels over twice the positions.
 
     Args:
         model_config: The model configuration.
-        seq_len: Positions.
+        seq_len: Positions of the sequence.
         platform: "tpu", "gpu" or "cpu"; decides where the configuration names no backend.
 
     Raises:
         TomatError: A backend that is none of these.
     """
+    seq_len *= 2 if getattr(model_config, "paired_heads", False) else 1
     named = getattr(model_config, "attn_backend", None)
     backend = "default" if named is None else str(getattr(named, "value", named)).lower()
     if backend == "default":
@@ -145,6 +148,8 @@ class Recomputation:
     output: float = 0.0
     mlp_in: float = 0.0
     mlp_out: float = 0.0
+    first_values: float = 0.0
+    """Of the first layer's values, beside its own passes over them (`model.value_mix`), forward or backward."""
 
     @classmethod
     def from_config(cls, model_config: Any, backend: Backend) -> "Recomputation":
@@ -161,17 +166,21 @@ class Recomputation:
         if policy is None:
             policy = getattr(model_config, "gradient_checkpointing", True)
         hybrid_norm = bool(getattr(model_config, "hybrid_norm", False))
+        first_values = 0.0
+        if getattr(model_config, "value_mix", 0.0):
+            # Of unrolled layers XLA computes the forward product once (measured).
+            first_values = TRAINING_PASSES - (0.0 if getattr(model_config, "scan_layers", True) else 1.0)
         kept: tuple[str, ...] = ()
         nested = False
         if policy is False or policy == "save_all":
-            return cls()
+            return cls(first_values=first_values)
         if isinstance(policy, str):
             if policy not in ("full", "recompute", "offload", "nested"):
                 raise TomatError(f"gradient checkpointing policy '{policy}' is not known; FLOPs cannot be counted.")
             nested = policy == "nested"
         elif policy is not True:
             if policy.disable or policy.save_block_internals is True:
-                return cls()
+                return cls(first_values=first_values)
             nested = bool(policy.nested)
             if not policy.simple:
                 kept = (*(policy.save_block_internals or ()), *policy.offload_block_internals)
@@ -191,6 +200,7 @@ class Recomputation:
             mlp_in=whole + (0.0 if MLP_NAME in kept else 1.0),
             # Needed again only by a norm that follows it.
             mlp_out=whole + (1.0 if hybrid_norm else 0.0),
+            first_values=first_values,
         )
 
 
@@ -238,6 +248,7 @@ def executed_training_flops(
         + recomputation.mlp_out * shape.mlp_out_weights
     )
     weights = shape.num_layers * (TRAINING_PASSES * shape.layer_matmul_weights + again)
+    weights += recomputation.first_values * shape.hidden_dim * shape.head_dim * shape.num_kv_heads
     forward = kernels.forward_flops(shape, seq_len)
     attention = (1 + recomputation.attention) * forward + kernels.backward_flops(shape, seq_len)
     return 2 * seq_len * weights + attention + head_flops

@@ -9,7 +9,8 @@ With D hidden, F intermediate, H query heads, K key-value heads, d head size, L 
 forward
 
     projections  2 L (D H d + 2 D K d + H d D + n_mlp D F)      n_mlp = 3 with a gated MLP, 2 without
-    attention    2 L H d * 2 * (keys that its query sees)       scores, and their product with the values
+    attention    2 L H d * 2 * (keys that its query sees)       scores, and their product with the values; twice with
+                                                                paired heads, whose queries see two heads' keys
     head         2 D V                                          tied or not: the matrix is multiplied all the same
 
 PaLM's `6 N + 12 L H Q T` per token is three times that: N are the matrix parameters (the tied head once), Q is d, T the
@@ -59,6 +60,8 @@ class ModelShape:
     """Two norms more a layer, after attention and after the MLP."""
     sliding_window: int | None = None
     """Keys that a query sees at most, itself included; None: all before it."""
+    paired_heads: bool = False
+    """Attention takes two heads as one of twice as many positions (`model.paired_heads`)."""
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
@@ -98,7 +101,13 @@ class ModelShape:
             hybrid_norm=bool(getattr(model_config, "hybrid_norm", False)),
             # Not `sliding_window`: Levanter's Qwen3 carries one, which its own Llama attention ignores.
             sliding_window=getattr(model_config, "window", None),
+            paired_heads=bool(getattr(model_config, "paired_heads", False)),
         )
+
+    @property
+    def heads_in_one(self) -> int:
+        """Heads that attention takes as one, of as many times the positions."""
+        return 2 if self.paired_heads else 1
 
     @property
     def qkv_weights(self) -> int:
@@ -178,9 +187,9 @@ def forward_flops(
     """
     rows = shape.vocab_size if head_rows is None else head_rows
     positions = seq_len if head_positions is None else head_positions
-    pairs = attention_pairs(seq_len, count, shape.sliding_window)
+    pairs = attention_pairs(shape.heads_in_one * seq_len, count, shape.sliding_window)
     projections = 2 * seq_len * shape.num_layers * shape.layer_matmul_weights
-    attention = 2 * 2 * pairs * shape.num_layers * shape.num_heads * shape.head_dim
+    attention = 2 * 2 * pairs * shape.num_layers * shape.num_heads * shape.head_dim // shape.heads_in_one
     return projections + attention + 2 * positions * shape.hidden_dim * rows
 
 
@@ -238,6 +247,6 @@ def levanter_training_flops(shape: ModelShape, seq_len: int) -> float:
     head_dim = shape.hidden_dim / shape.num_heads
     dense = (shape.mlp_in_weights + shape.mlp_out_weights) + shape.hidden_dim**2
     dense += shape.hidden_dim * head_dim * (shape.num_heads + 2 * shape.num_kv_heads)
-    attention = seq_len * shape.num_heads * (4 * head_dim + 3)
+    attention = shape.heads_in_one * seq_len * shape.num_heads * (4 * head_dim + 3)
     forward = shape.num_layers * (2 * dense + attention) + 2 * shape.head_weights
     return TRAINING_PASSES * forward * seq_len

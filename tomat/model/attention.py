@@ -12,8 +12,8 @@ has none, and not the platform of this machine.
 """
 
 import math
-from dataclasses import dataclass
-from typing import cast
+from dataclasses import dataclass, replace
+from typing import Any, cast
 
 import equinox as eqx
 import haliax as hax
@@ -100,6 +100,15 @@ class DensityAttentionConfig(AttentionConfig):
     """What computes the norm and the rotary embedding of queries and keys."""
     fused_qkv: bool = False
     """Queries, keys and values are one product."""
+    value_mix: float = 0.0
+    """Share of the first layer's values in those of every layer; 0: none."""
+    paired_heads: bool = False
+    """Two neighbouring heads of keys attend to one another's keys and values."""
+
+    @property
+    def heads_in_one(self) -> int:
+        """Heads of keys that attention takes as one, position beside position."""
+        return 2 if self.paired_heads else 1
 
     @property
     def interpret(self) -> bool:
@@ -114,6 +123,9 @@ class DensityAttention(Attention):
     """
 
     config: DensityAttentionConfig = eqx.field(static=True)
+    first_values: NamedArray | None = None
+    """Values of the first layer at the positions of one call, as they are projected. Set for that call alone
+    (`DensityDecoderLayer`), where `value_mix` is not 0."""
 
     @staticmethod
     def init(config: DensityAttentionConfig, *, key) -> "DensityAttention":
@@ -134,8 +146,8 @@ class DensityAttention(Attention):
         """Attend.
 
         Raises:
-            TomatError: `mask` is not a causal `AttentionMask` (None would let every position see the future), or the
-                backend cannot run on the mesh in scope.
+            TomatError: `mask` is not a causal `AttentionMask` (None would let every position see the future), the
+                backend cannot run on the mesh in scope, or there are no values to mix with.
         """
         kernel = self.config.qk_rotary.kernel
         return self._whole(x, mask, key=key, pos_ids=pos_ids, kernel=kernel)[0]
@@ -149,7 +161,8 @@ class DensityAttention(Attention):
         pos_ids: NamedArray | None,
         kernel: RotaryKernel,
     ) -> tuple[NamedArray, NamedArray, NamedArray]:
-        """The result, and keys and values, of all positions; with the kernel `attention` keys as projected."""
+        """The result, and keys and values of all positions as attention takes them; with the kernel `attention` keys
+        that are not rotated yet."""
         if not isinstance(mask, AttentionMask) or not mask.is_causal:
             raise TomatError(
                 "attention was called without a causal mask, and would see the future; call the model through "
@@ -157,6 +170,9 @@ class DensityAttention(Attention):
             )
         if self.config.sliding_window is not None:
             mask = mask.with_sliding_window(self.config.sliding_window)
+        paired = self.config.paired_heads
+        if paired:
+            _check_mask_of_pairs(mask)
         key_proj, key_o = maybe_rng_split(key, 2)
         if kernel != "xla":
             self._check_kernel(kernel, pos_ids)
@@ -169,8 +185,12 @@ class DensityAttention(Attention):
                 q, k, v = self._project(x, key=key_proj, name=QKV)
         q = q.rearrange((..., "kv_head", "q_heads_per_group", "position", "head_size"))
         k = k.rearrange((..., "kv_head", "position", "head_size")).rename({"position": "key_position"})
-        v = v.rearrange((..., "kv_head", "position", "head_size")).rename({"position": "key_position"})
+        v = self._mixed(v).rearrange((..., "kv_head", "position", "head_size")).rename({"position": "key_position"})
+        if paired:
+            q, k, v = paired_up(q, "position"), paired_up(k, "key_position"), paired_up(v, "key_position")
         attended = self._attend(q, k, v, mask, jnp.float32 if self.config.upcast_attn else x.dtype, kernel)
+        if paired:
+            attended = heads_apart(attended)
         attended = attended.flatten_axes(("kv_head", "q_heads_per_group"), "heads").astype(x.dtype)
         return tree_checkpoint_name(self.o_proj(attended, key=key_o), ATTENTION_PROJECTION), k, v
 
@@ -181,7 +201,7 @@ class DensityAttention(Attention):
         which differ from the kernels' by the rounding of the compute type (`QkRotaryConfig`).
 
         Args:
-            x: All positions of the cache, [batch, position, embed], or one.
+            x: All positions that the cache is for, [batch, position, embed], or one.
             cache: Of the positions before.
             position: int scalar, of the first position in `x`: 0 for all.
 
@@ -189,20 +209,41 @@ class DensityAttention(Attention):
             [batch, position, embed], and the cache with the new positions.
         """
         Pos, KeyPos = x.resolve_axis("position"), cache.keys.resolve_axis("key_position")
-        if Pos.size == KeyPos.size:
+        if Pos.size * self.config.heads_in_one == KeyPos.size:
             kernel = "pallas" if self.config.qk_rotary.kernel == "pallas" else "xla"
             out, k, v = self._whole(x, AttentionMask.causal(), key=None, pos_ids=None, kernel=kernel)
             return out, cache.written(k, v, position)
         q, k, v = self._compute_qkv(x, key=None, pos_ids=NamedArray(position[None], (Pos,)))
-        cache = cache.written(k.rename({"position": "key_position"}), v.rename({"position": "key_position"}), position)
+        k, v = (each.rename({"position": "key_position"}) for each in (k, self._mixed(v)))
+        last: Any = position
+        if self.config.paired_heads:
+            q, k, v = paired_up(q, "position"), paired_up(k, "key_position"), paired_up(v, "key_position")
+            position = 2 * position
+            last = (position + hax.arange(q.resolve_axis("position"))).broadcast_axis(KeyPos)
+            last = last.rearrange(("position", "key_position"))
+        cache = cache.written(k, v, position)
         at = hax.arange(KeyPos)
-        seen = at <= position
+        seen = at <= last
         if self.config.sliding_window is not None:
             seen = seen & (at > position - self.config.sliding_window)
         q = q.rearrange((..., "kv_head", "q_heads_per_group", "position", "head_size"))
         attended = cache.attended(q, seen, jnp.float32 if self.config.upcast_attn else x.dtype)
+        if self.config.paired_heads:
+            attended = heads_apart(attended)
         attended = attended.flatten_axes(("kv_head", "q_heads_per_group"), "heads").astype(x.dtype)
         return self.o_proj(attended), cache
+
+    def _mixed(self, v: NamedArray) -> NamedArray:
+        """Values as projected, with their share of the first layer's."""
+        share = self.config.value_mix
+        if share == 0:
+            return v
+        if self.first_values is None:
+            raise TomatError(
+                f"model.value_mix is {share}, and attention was called without the values of the first layer; call the "
+                "model whole, through tomat.model.decoder.causal_activations."
+            )
+        return (1 - share) * v + share * self.first_values
 
     def _check_kernel(self, kernel: RotaryKernel, pos_ids: NamedArray | None) -> None:
         """Refuse a `qk_rotary.kernel` other than `xla` that cannot run here, or not with this model."""
@@ -272,7 +313,7 @@ class DensityAttention(Attention):
                 if config.whole_head is not None:
                     rotary = None
                     if kernel == "attention":
-                        rotary = self._rotary(q.resolve_axis("position"), q.resolve_axis("head_size"))
+                        rotary = self._rotary_in_attention(q.resolve_axis("position"), q.resolve_axis("head_size"))
                     return whole_head_attention(q, k, v, mask, config.whole_head, q_is_scaled=scaled, rotary=rotary)
                 return splash_attention(q, k, v, mask, config.splash, q_is_scaled=scaled)
             case AttentionBackend.JAX_FLASH:
@@ -302,21 +343,61 @@ class DensityAttention(Attention):
         eps = None if self.q_norm is None else self.q_norm.eps
         return Rotary(q, k, rotary_table(self.rot_embs, Pos, HeadSize), eps)
 
+    def _rotary_in_attention(self, Pos: Axis, HeadSize: Axis) -> Rotary:
+        """The same for positions as attention has them: those of a pair of heads, side by side, are rotated alike."""
+        heads = self.config.heads_in_one
+        rotary = self._rotary(Pos.resize(Pos.size // heads), HeadSize)
+        return rotary if heads == 1 else replace(rotary, table=jnp.repeat(rotary.table, heads, axis=0))
+
     def paged_decode(self, x, kv_cache, batch_info, *, pos_ids, key=None):
         """Levanter's decoding step, or, where `kv_cache` is a `KvCache`, `decode` at position `batch_info`.
 
         Raises:
-            TomatError: A sliding window, which Levanter's step does not have.
+            TomatError: A sliding window, mixed values or paired heads, which Levanter's step does not have.
         """
         # Levanter's layer calls this, norms and MLP around it, and hands on cache and `batch_info` as they are.
         if isinstance(kv_cache, KvCache):
             return self.decode(x, kv_cache, cast(jax.Array, batch_info))
-        if self.config.sliding_window is not None:
-            raise TomatError(
-                f"model.sliding_window is {self.config.sliding_window}, and Levanter's decoding from pages has no "
-                "sliding window; decode from a KvCache instead."
-            )
+        for name, off in (("sliding_window", None), ("value_mix", 0.0), ("paired_heads", False)):
+            value = getattr(self.config, name)
+            if value != off:
+                raise TomatError(
+                    f"model.{name} is {value}, which Levanter's decoding from pages does not have; decode from a "
+                    "KvCache instead."
+                )
         return super().paged_decode(x, kv_cache, batch_info, pos_ids=pos_ids, key=key)
+
+
+def paired_up(x: NamedArray, axis: str) -> NamedArray:
+    """Neighbouring heads of keys as one, twice as long: position t of the first is 2 t of both, that of the second
+    2 t + 1. What is causal in the positions of both is then causal in t.
+
+    Args:
+        x: [..., kv_head, ..., axis, head_size], an even number of heads.
+        axis: Of the positions.
+    """
+    Heads = x.resolve_axis("kv_head")
+    apart = x.unflatten_axis(Heads, (Heads.resize(Heads.size // 2), Axis("of_pair", 2)))
+    return apart.rearrange((..., axis, "of_pair", "head_size")).flatten_axes((axis, "of_pair"), axis)
+
+
+def heads_apart(x: NamedArray) -> NamedArray:
+    """`paired_up` undone, of what queries read: [..., kv_head, q_heads_per_group, position, head_size]."""
+    Pos = x.resolve_axis("position")
+    apart = x.unflatten_axis(Pos, (Pos.resize(Pos.size // 2), Axis("of_pair", 2)))
+    apart = apart.rearrange((..., "kv_head", "of_pair", "q_heads_per_group", "position", "head_size"))
+    return apart.flatten_axes(("kv_head", "of_pair"), "kv_head")
+
+
+def _check_mask_of_pairs(mask: AttentionMask) -> None:
+    others = (
+        mask.explicit_mask, mask.causal_offset, mask.sliding_window, mask.bidirectional_window, mask.segment_ids
+    )  # fmt: skip
+    if any(other is not None for other in others):
+        raise TomatError(
+            "model.paired_heads takes a causal mask alone, without window or segments; leave it out, or the mask's "
+            "other parts."
+        )
 
 
 def rotary_table(rotary: RotaryEmbeddings, Pos: Axis, HeadSize: Axis) -> jax.Array:

@@ -129,6 +129,13 @@ class DensityDecoderConfig(Qwen3Config):
     """One of `NAMED_POLICIES`, true (full), false (off), or the fields of Haliax's `ScanCheckpointPolicy`."""
     embedding_skip: float = 0.0
     """The embedding (with what the atoms add to it), times this, is added to what goes into each layer; 0: not."""
+    value_mix: float = 0.0
+    """The values v of every layer become (1 - value_mix) v + value_mix v1 with v1 those of the first layer (Zhou et al.
+    2024, arXiv:2410.17897); 0: they stay what they are. One product more, of the first layer's values."""
+    paired_heads: bool = False
+    """Two neighbouring heads of keys, and their queries, attend to one another's keys and values as well: the first of
+    a pair to the second's before its own position, the second to the first's up to its own. Both heads of a position
+    are rotated alike. Attention multiplies twice as much."""
     int8_matmuls: Int8Matmuls | None = None
     """Products of the projections of attention and of the MLP that are in int8, in training and wherever the model is
     used: the layers' own (`forward`), or also those that give the gradients of their inputs (`forward_and_inputs`);
@@ -173,14 +180,49 @@ class DensityDecoderConfig(Qwen3Config):
                 "model.qk_rotary.kernel is attention and model.whole_head is not set; only its kernels rotate: set "
                 "model.whole_head ({} for its own sizes), or qk_rotary.kernel: pallas."
             )
-        if self.max_seq_len and self.attn_backend == AttentionBackend.SPLASH:
+        self._check_first_values()
+        self._check_pairs()
+        try:
+            self._check_kernels(2 * self.max_seq_len if self.paired_heads else self.max_seq_len)
+        except TomatError as error:
+            if not self.paired_heads:
+                raise
+            raise TomatError(
+                f"model.paired_heads is true, which makes {2 * self.max_seq_len} positions of {self.max_seq_len} for "
+                f"attention, and {error}"
+            ) from error
+
+    def _check_first_values(self) -> None:
+        if not 0 <= self.value_mix <= 1:
+            raise TomatError(f"model.value_mix is {self.value_mix}; expected a share, 0 (none) to 1.")
+        if self.value_mix and self.num_layers == 1:
+            raise TomatError(
+                f"model.value_mix is {self.value_mix} and num_layers is 1; there is no layer after the first to mix "
+                "its values into: leave model.value_mix out, or choose more layers."
+            )
+
+    def _check_pairs(self) -> None:
+        if self.paired_heads and self.num_kv_heads % 2:
+            raise TomatError(
+                f"model.paired_heads is true and num_kv_heads is {self.num_kv_heads}; expected an even number, of "
+                "which neighbours form pairs: choose another num_kv_heads, or leave model.paired_heads out."
+            )
+        if self.paired_heads and self.window is not None:
+            raise TomatError(
+                f"model.paired_heads is true and sliding_window is {self.window}; the two heads of a pair would see "
+                "windows of different lengths: leave out the one or the other."
+            )
+
+    def _check_kernels(self, positions: int) -> None:
+        """Refuse sizes of kernels that cannot attend over so many positions; 0: not known yet."""
+        if positions and self.attn_backend == AttentionBackend.SPLASH:
             if self.whole_head is None:
-                self.splash.for_sequence(self.max_seq_len)
+                self.splash.for_sequence(positions)
             else:
                 rotate = self.qk_rotary.kernel == "attention"
-                self.whole_head.tiles(self.max_seq_len, self.actual_head_size, COMPUTE_BYTES, rotate=rotate)
-        if self.max_seq_len and self.attn_backend == AttentionBackend.JAX_FLASH:
-            flash_block(self.max_seq_len, self.flash_attention_block_size)
+                self.whole_head.tiles(positions, self.actual_head_size, COMPUTE_BYTES, rotate=rotate)
+        if positions and self.attn_backend == AttentionBackend.JAX_FLASH:
+            flash_block(positions, self.flash_attention_block_size)
 
     @property
     def model_type(self) -> type["DensityDecoder"]:
@@ -221,6 +263,8 @@ class DensityDecoderConfig(Qwen3Config):
             "whole_head": self.whole_head,
             "qk_rotary": self.qk_rotary,
             "fused_qkv": self.fused_qkv,
+            "value_mix": self.value_mix,
+            "paired_heads": self.paired_heads,
         }
         return DensityAttentionConfig(**values)
 
@@ -240,6 +284,8 @@ class DensityDecoderConfig(Qwen3Config):
             "input_embedding_norm": self.input_embedding_norm,
             "sliding_window": self.window is not None,
             "embedding_skip": self.embedding_skip != 0,
+            "value_mix": self.value_mix != 0,
+            "paired_heads": self.paired_heads,
             "int8_matmuls": self.int8_matmuls is not None,
             "environment": self.environment is not None,
         }
@@ -298,11 +344,21 @@ class DensityDecoderLayer(LlamaDecoderLayer):
         key=None,
         pos_ids: NamedArray | None = None,
         skip: NamedArray | None = None,
+        first_values: NamedArray | None = None,
     ) -> NamedArray:
-        """`skip`, with the axes of `x`, is added to it first; None: nothing is."""
+        """`skip`, with the axes of `x`, is added to it first, and the layer's values are mixed with `first_values`;
+        None: nothing is."""
         if skip is not None:
             x = x + skip
-        return super().__call__(x, mask, key=key, pos_ids=pos_ids)
+        layer = self.mixing(first_values)
+        return super(DensityDecoderLayer, layer).__call__(x, mask, key=key, pos_ids=pos_ids)
+
+    def mixing(self, first_values: NamedArray | None) -> "DensityDecoderLayer":
+        """The layer for one call, in which its values are mixed with those of the first layer; None: as it is."""
+        if first_values is None:
+            return self
+        attention = dataclasses.replace(cast(DensityAttention, self.self_attn), first_values=first_values)
+        return dataclasses.replace(self, self_attn=attention)
 
     @staticmethod
     def init(config: DensityDecoderConfig, *, key) -> "DensityDecoderLayer":
@@ -333,14 +389,15 @@ class DensityTransformer(LlamaTransformer):
         self, x: NamedArray, attn_mask: NamedArray | AttentionMask | None, *, key, pos_ids: NamedArray | None = None
     ) -> NamedArray:
         skip = self.skip_of(x)
+        given = {"skip": skip, "first_values": self.first_values_of(x, skip)}
+        more: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
         if isinstance(self.layers, Stacked):
-            if skip is None:
+            if not more:
                 return super().__call__(x, attn_mask, key=key, pos_ids=pos_ids)
             keys = maybe_rng_split(key, self.config.num_layers) if key is not None else None
-            x = cast(NamedArray, self.layers.fold(x, mask=attn_mask, key=keys, pos_ids=pos_ids, skip=skip))
+            x = cast(NamedArray, self.layers.fold(x, mask=attn_mask, key=keys, pos_ids=pos_ids, **more))
             return self.norm(x)
         keys = maybe_rng_split(key, self.config.num_layers)
-        more: dict[str, Any] = {} if skip is None else {"skip": skip}
         # Haliax's BlockSeq stores the policy and does not apply it.
         policy = dataclasses.replace(self.config.checkpoint_policy, prevent_cse=True)
 
@@ -356,6 +413,19 @@ class DensityTransformer(LlamaTransformer):
     def skip_of(self, x: NamedArray) -> NamedArray | None:
         """What of the embedding `x` is added to the input of each layer; None: nothing is."""
         return self.config.embedding_skip * x if self.config.embedding_skip else None
+
+    def first_values_of(self, x: NamedArray, skip: NamedArray | None) -> NamedArray | None:
+        """Values of the first layer, [batch, position, kv_head, head_size], which those of each are mixed with; None:
+        none are. The first layer computes them again: what a scan carries would be kept for every layer.
+
+        Args:
+            x: The embedding.
+            skip: As `skip_of` gives it.
+        """
+        if self.config.value_mix == 0:
+            return None
+        first = self.layers.get_layer(0)
+        return first.self_attn.v_proj(first.input_layernorm(x if skip is None else x + skip))
 
     def unrolled(self) -> "DensityTransformer":
         """The same with its layers one by one: a loop around it then slices no stack at each turn."""
@@ -375,10 +445,11 @@ class DensityTransformer(LlamaTransformer):
         """
         kept = []
         skip = self.skip_of(x)
+        first_values = self.first_values_of(x, skip)
         for layer, cache in zip(self.layers.unstacked(), caches, strict=True):
             if skip is not None:
                 x = x + skip
-            x, cache = cast(Any, layer).decode(x, cache, position, None)
+            x, cache = cast(Any, layer).mixing(first_values).decode(x, cache, position, None)
             kept.append(cache)
         return self.norm(x), kept
 

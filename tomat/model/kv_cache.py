@@ -42,7 +42,8 @@ _F32 = jnp.float32
 
 
 class KeysValues(eqx.Module):
-    """Keys and values of one layer at every position, as attention takes them: what decoding keeps."""
+    """Keys and values of one layer at every position, as attention takes them: what decoding keeps. Of paired heads
+    those are half the heads, and twice the positions."""
 
     keys: NamedArray
     """[batch, kv_head, key_position, head_size], normalised and rotated."""
@@ -63,7 +64,7 @@ class KeysValues(eqx.Module):
 
         Args:
             q: [batch, kv_head, q_heads_per_group, position, head_size], normalised and rotated, not scaled.
-            seen: bool [key_position].
+            seen: bool [key_position], or [position, key_position].
             dtype: Of the scores.
 
         Returns:
@@ -184,7 +185,9 @@ def quantised(vectors: NamedArray) -> tuple[NamedArray, NamedArray]:
 
 def _axes(config: AttentionConfig, Batch: Axis, length: int) -> tuple[Axis, ...]:
     # Heads before positions, as attention contracts them: the other order is copied at each step.
-    return Batch, config.KVHeads, Axis("key_position", length), config.HeadSize
+    heads = 2 if getattr(config, "paired_heads", False) else 1
+    Heads = config.KVHeads.resize(config.KVHeads.size // heads)
+    return Batch, Heads, Axis("key_position", heads * length), config.HeadSize
 
 
 def _zeros(axes: tuple[Axis, ...], dtype) -> NamedArray:

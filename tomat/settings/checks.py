@@ -303,6 +303,21 @@ def check_int8(model: LmConfig, trainer: TrainerConfig, *, distils: bool) -> Non
         )
 
 
+def check_first_values(model: LmConfig, trainer: TrainerConfig) -> None:
+    """Refuse products that keep their own scales together with `model.value_mix`.
+
+    Raises:
+        TomatError: The first layer's values are two products, whose scales Levanter would add up.
+    """
+    value_mix = getattr(model, "value_mix", 0.0)
+    if value_mix and trainer.quantization is not None:
+        raise TomatError(
+            f"model.value_mix is {value_mix} and trainer.quantization is set, whose scales are of one product a layer, "
+            "where the values of the first layer are two; leave out trainer.quantization (model.int8_matmuls keeps no "
+            "scales), or model.value_mix."
+        )
+
+
 def check_wandb(wandb: WandbConfig | None, run_name: str) -> None:
     """Refuse what would log a resumed run as another one.
 

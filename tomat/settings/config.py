@@ -9,10 +9,10 @@ import dataclasses
 import enum
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import draccus
 import levanter.config  # noqa: F401  (registers draccus codecs for jmp policies, time deltas and checkpoint policies)
@@ -29,10 +29,12 @@ from tomat.base.reporting import console, dump_json
 from tomat.loss.config import LossConfig
 from tomat.model.decoder import DensityDecoderConfig
 from tomat.model.presets import preset_model
+from tomat.settings import adafactor as adafactor  # registers its name among Levanter's optimizers
 from tomat.settings.checks import (
     check_distillation,
     check_effect,
     check_finite,
+    check_first_values,
     check_int8,
     check_loading,
     check_values,
@@ -190,6 +192,7 @@ class TrainConfig:
         check_loading(self.trainer)
         check_effect(self.trainer, self.model, self.optimizer)
         check_int8(self.model, self.trainer, distils=self.distillation is not None)
+        check_first_values(self.model, self.trainer)
         check_wandb(self.trackers.wandb, self.run_name)
 
     @property
@@ -278,6 +281,19 @@ class TrainConfig:
         return values
 
 
+def _leave_out_nulls_of_another_optimizer(values: MutableMapping[str, Any]) -> None:
+    """Take a null out of the optimizer that is a field of another kind alone: words for another `optimizer.type` unset
+    what a file has for its own, as in `--optimizer.type lion --optimizer.adam_lr null`."""
+    optimizer = values.get("optimizer")
+    fields = {
+        kind: {each.name for each in dataclasses.fields(cast(Any, cls))}
+        for kind, cls in OptimizerConfig.get_known_choices().items()
+    }
+    if isinstance(optimizer, dict) and (kind := str(optimizer.get("type", "adam"))) in fields:
+        elsewhere = set().union(*fields.values()) - fields[kind]
+        values["optimizer"] = {k: value for k, value in optimizer.items() if value is not None or k not in elsewhere}
+
+
 def load_config(config_path: str | Path | None, overrides: Sequence[str] = ()) -> TrainConfig:
     """Read a training configuration.
 
@@ -326,6 +342,7 @@ def config_from_dict(values: Mapping[str, Any], source: str = "the configuration
     # `density_decoder` is the default type; a preset's keys are fields that every Llama-like decoder has.
     model: dict[str, Any] = {"type": "density_decoder", **(preset_model(preset) if preset is not None else {})}
     merged = mergedeep.merge({}, {"trainer": TRAINER_DEFAULTS, "model": model}, dict(values))
+    _leave_out_nulls_of_another_optimizer(merged)
     # draccus 0.11.6 decodes a bool of this field's `str | int | float | bool | None` as the text "True".
     jax_config = (merged.get("trainer") or {}).pop("jax_config", {})
     try:

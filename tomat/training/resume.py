@@ -60,6 +60,8 @@ FREE_KEYS = (
 ADDED_KEYS = {
     "density_dropout": 0.0,
     "model.embedding_skip": 0.0,
+    "model.value_mix": 0.0,
+    "model.paired_heads": False,
     "data.codec_floor": 0.01,
     "data.validation_share": 0.1,
     "data.split_seed": 0,

@@ -1,0 +1,208 @@
+"""Adafactor (Shazeer & Stern 2018, arXiv:1804.04235) as `optimizer.type: adafactor`.
+
+The second moments of a matrix are kept as the means of its rows and of its columns, whose product stands for them. The
+formula is that of `optax.adafactor`, to which a test holds it, and so is what is a matrix: the two longest axes of an
+array, all others being many such matrices. It is written anew for named arrays, for two reasons. Means of rows have
+fewer axes than the parameter and must say which, or nothing could split them over devices; and a stack of layers is as
+many arrays as there are layers, so that scanned and unrolled layers are updated alike, and a checkpoint of the ones
+continues as the others.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, cast
+
+import haliax as hax
+import jax
+import jax.numpy as jnp
+import optax
+from haliax import Axis, NamedArray
+from haliax.nn.scan import Stacked
+from levanter.optim.config import OptimizerConfig
+
+from tomat.base.errors import TomatError
+
+SMALLEST_SCALE = 1e-3
+"""Of a parameter's root mean square, with `parameter_scale`: epsilon_2 of the paper, and what optax has."""
+
+
+@OptimizerConfig.register_subclass("adafactor")
+@dataclass(frozen=True)
+class AdafactorConfig(OptimizerConfig):
+    """Adafactor with Levanter's schedules and weight decay. Fields not described here are Levanter's.
+
+    Raises:
+        TomatError: A number that cannot be meant.
+    """
+
+    learning_rate: float = 1e-2
+    """The paper's largest step, relative to the parameter (`parameter_scale`)."""
+    parameter_scale: bool = True
+    """The learning rate is times the root mean square of the parameter (of each layer), at least 0.001. False: it is
+    what it is, as Adam's."""
+    decay_rate: float = 0.8
+    """At step t = 1, 2, ... second moments are times 1 - t^-decay_rate, and this step's share is the rest."""
+    clipping_threshold: float | None = 1.0
+    """Largest root mean square of the update of a parameter (of each layer), before the learning rate; None: none."""
+    momentum: float | None = None
+    """Decay of a moving mean of the updates, which takes the memory of a parameter; None: none is kept."""
+    min_dim_size_to_factor: int = 128
+    """Rows and columns that a matrix has at least, or its second moments are kept whole."""
+    epsilon: float = 1e-30
+    """Added to the square of a gradient."""
+
+    def __post_init__(self) -> None:
+        for name, least, below in (
+            ("decay_rate", 0.0, None),
+            ("momentum", 0.0, 1.0),
+            ("clipping_threshold", 0.0, None),
+        ):
+            value = getattr(self, name)
+            if value is not None and (value < least or (below is not None and value >= below)):
+                limit = "" if below is None else f" and below {below:g}"
+                raise TomatError(f"optimizer.{name} is {value}; expected at least {least:g}{limit}.")
+        if self.clipping_threshold == 0:
+            raise TomatError("optimizer.clipping_threshold is 0, which allows no update; expected more, or null.")
+        if self.min_dim_size_to_factor < 1:
+            raise TomatError(f"optimizer.min_dim_size_to_factor is {self.min_dim_size_to_factor}; expected at least 1.")
+
+    def build(self, num_train_steps: int) -> optax.GradientTransformation:
+        """The optimizer of so many steps."""
+
+        # As Levanter's own: what is given to `inject_hyperparams` is logged.
+        def optimizer(learning_rate: Any) -> optax.GradientTransformation:
+            parts = [scale_by_adafactor(self)]
+            if self.momentum is not None:
+                parts.append(optax.ema(self.momentum, debias=False))
+            if self.weight_decay > 0:
+                parts.append(optax.add_decayed_weights(self.weight_decay, self.build_weight_decay_mask()))
+            parts.append(optax.scale(-learning_rate))
+            return optax.chain(*parts)
+
+        return optax.inject_hyperparams(optimizer)(learning_rate=self.lr_scheduler(num_train_steps))
+
+
+class Moments(NamedTuple):
+    """Second moments of one parameter: means of rows and columns, or all; what there is not is None."""
+
+    rows: NamedArray | None
+    """Without the longest axis."""
+    columns: NamedArray | None
+    """Without the second longest."""
+    whole: NamedArray | None
+    """With all."""
+
+
+class AdafactorState(NamedTuple):
+    """What is kept between steps."""
+
+    count: jax.Array
+    """Steps taken."""
+    moments: Any
+    """A tree like the parameters', `Moments` for each array."""
+
+
+class _Updated(NamedTuple):
+    update: NamedArray | jax.Array
+    moments: Moments
+
+
+def scale_by_adafactor(config: AdafactorConfig) -> optax.GradientTransformation:
+    """Gradients divided by the root of their second moments, clipped and scaled as `config` says."""
+
+    def begin(layers: tuple[str, ...], parameter: NamedArray | jax.Array) -> Moments:
+        named = _named(parameter, layers)
+        matrix = _matrix_of(named, layers, config.min_dim_size_to_factor)
+        if matrix is None:
+            return Moments(None, None, hax.zeros_like(named))
+        shorter, longer = matrix
+        return Moments(_zeros_without(named, longer), _zeros_without(named, shorter), None)
+
+    def init(params: optax.Params) -> AdafactorState:
+        return AdafactorState(jnp.zeros((), jnp.int32), _map(begin, params))
+
+    def update(updates: optax.Updates, state: AdafactorState, params: optax.Params | None = None):
+        if params is None:
+            raise ValueError("Adafactor reads the parameters; give them to `update`.")
+        kept = 1 - (state.count + 1).astype(jnp.float32) ** -config.decay_rate
+
+        def one(
+            layers: tuple[str, ...], gradient: NamedArray | jax.Array, old: Moments, parameter: NamedArray | jax.Array
+        ) -> _Updated:
+            named, weights = _named(gradient, layers), _named(parameter, layers)
+            matrix = _matrix_of(weights, layers, config.min_dim_size_to_factor)
+            scaled, moments = _divided(named, old, matrix, kept, config.epsilon)
+            axes = tuple(axis.name for axis in weights.axes if axis.name not in layers)
+            if config.clipping_threshold is not None:
+                scaled = scaled / hax.maximum(_root_mean_square(scaled, axes) / config.clipping_threshold, 1.0)
+            if config.parameter_scale:
+                scaled = scaled * hax.maximum(_root_mean_square(weights, axes), SMALLEST_SCALE)
+            scaled = scaled.rearrange(named.axes).astype(named.dtype)
+            return _Updated(scaled if isinstance(gradient, NamedArray) else scaled.array, moments)
+
+        both = _map(one, updates, state.moments, params)
+        scaled, moments = (
+            jax.tree.map(lambda pair, name=name: getattr(pair, name), both, is_leaf=_is_updated)
+            for name in _Updated._fields
+        )
+        return scaled, AdafactorState(cast(jax.Array, optax.safe_increment(state.count)), moments)
+
+    return optax.GradientTransformation(init, cast(Any, update))
+
+
+def _map(function: Callable[..., Any], tree: Any, *rest: Any, layers: tuple[str, ...] = ()) -> Any:
+    """`function` of each array of `tree`, named or not, with what stands there in `rest`; its first argument are the
+    axes that count the layers of the stacks that it is in."""
+
+    def one(node: Any, *others: Any) -> Any:
+        if not isinstance(node, Stacked):
+            return function(layers, node, *others)
+        within = (*layers, node.Block.name)
+        return replace(node, stacked=_map(function, node.stacked, *(each.stacked for each in others), layers=within))
+
+    return jax.tree.map(one, tree, *rest, is_leaf=lambda node: isinstance(node, NamedArray | Stacked))
+
+
+def _is_updated(node: Any) -> bool:
+    return isinstance(node, _Updated)
+
+
+def _named(array: NamedArray | jax.Array, layers: tuple[str, ...]) -> NamedArray:
+    """`array`, with names that map to no device if it has none; the layers of its stacks are its first axes."""
+    if isinstance(array, NamedArray):
+        return array
+    names = (*layers, *(f"axis_{index}" for index in range(array.ndim - len(layers))))
+    return NamedArray(array, tuple(Axis(name, size) for name, size in zip(names, array.shape, strict=True)))
+
+
+def _matrix_of(parameter: NamedArray, layers: tuple[str, ...], least: int) -> tuple[Axis, Axis] | None:
+    """The second longest axis and the longest, of equal ones the later; None: one is missing or too short."""
+    axes = sorted((axis for axis in parameter.axes if axis.name not in layers), key=lambda axis: axis.size)
+    return (axes[-2], axes[-1]) if len(axes) > 1 and axes[-2].size >= least else None
+
+
+def _zeros_without(parameter: NamedArray, left_out: Axis) -> NamedArray:
+    return hax.zeros(tuple(axis for axis in parameter.axes if axis != left_out), parameter.dtype)
+
+
+def _divided(
+    gradient: NamedArray, old: Moments, matrix: tuple[Axis, Axis] | None, kept: jax.Array, epsilon: float
+) -> tuple[NamedArray, Moments]:
+    """The gradient over the root of its second moments, and these, of which `kept` is the old ones' share."""
+    square = gradient * gradient + epsilon
+
+    def moved(before: NamedArray | None, now: NamedArray) -> NamedArray:
+        assert before is not None  # the same `matrix` as where they began
+        return (before * kept + now.rearrange(before.axes) * (1 - kept)).astype(before.dtype)
+
+    if matrix is None:
+        whole = moved(old.whole, square)
+        return gradient * hax.rsqrt(whole), Moments(None, None, whole)
+    shorter, longer = matrix
+    rows, columns = moved(old.rows, hax.mean(square, longer)), moved(old.columns, hax.mean(square, shorter))
+    divided = gradient * hax.rsqrt(rows / hax.mean(rows, shorter)) * hax.rsqrt(columns)
+    return divided, Moments(rows, columns, None)
+
+
+def _root_mean_square(x: NamedArray, axes: tuple[str, ...]) -> NamedArray:
+    return cast(NamedArray, hax.sqrt(hax.mean(x * x, axes)) if axes else hax.abs(x))

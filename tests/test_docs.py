@@ -10,9 +10,9 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
+from files_aside import parser_without_files
 
 from tomat.app.cli import build_parser
-from tomat.base.arguments import config_file
 from tomat.base.errors import TomatError
 from tomat.settings.keys import RETOKENIZING, TRAINING, check_words, known_fields
 
@@ -25,9 +25,6 @@ LAUNCHERS = {
     "profiling/plan_step.py": ["plan"],
     "profiling/scf_savings.py": ["bench", "scf-savings"],
 }
-CONFIG_FILE = config_file("train").__qualname__
-LOOKS = ("existing_file", "existing_place", "run_folder", "output_file", "report_file")
-"""Types of arguments that look for a file."""
 
 
 def commands(text: str) -> Iterator[str]:
@@ -71,19 +68,6 @@ def shown(found: Callable[[str], Iterator[list[str]]]) -> Iterator[tuple[str, li
 def in_blocks(text: str) -> Iterator[list[str]]:
     for line in commands(text):
         yield from tomat_words(line)
-
-
-def parser_without_files(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
-    """The same words taken, with no file looked for: guides name files of the reader's."""
-    for action in parser._actions:
-        if isinstance(action, argparse._SubParsersAction):
-            for verb in (action.choices or {}).values():
-                parser_without_files(verb)
-        elif getattr(action.type, "__name__", "") in LOOKS:
-            action.type = Path
-        elif getattr(action.type, "__qualname__", "") == CONFIG_FILE:
-            action.type = lambda text, given=action.type: given(text) if text.startswith("configs/") else Path(text)
-    return parser
 
 
 def test_the_command_line_takes_what_the_blocks_of_the_pages_show():

@@ -80,7 +80,7 @@ def test_show_says_what_a_folder_holds(tmp_path, polarised, grid, capsys):
     assert density("show", polarised, "--json", tmp_path / "r.json") == 1
     words = told(capsys)
     assert "8.000000; expected 8 (the POTCAR beside it)" in words and "spin densities │ 1" in words
-    assert "2 read, 1 failed, 1 ignored: calc/POTCAR (its name is that of no density)" in words
+    assert "2 read, 1 failed, 1 ignored: calc/POTCAR (pseudopotentials without a density)" in words
     assert "failed: " in words and "c.json" in words
     first, second = json.loads((tmp_path / "r.json").read_text())["densities"]
     assert (first["name"], first["augmentation"], first["spin_densities"]) == ("calc", True, 1)

@@ -11,6 +11,8 @@ import pytest
 from tomat.base.errors import TomatError
 from tomat.hardware.chips import TPU_SLICES, slice_named
 from tomat.launch.gcloud import RUNTIME_VERSIONS, TpuLaunch, accelerator_type, runtime_version, tpu_name_for
+from tomat.launch.readiness import unfit_places
+from tomat.launch.remote import MOUNT_SCRIPT
 
 
 def launch(**settings) -> TpuLaunch:
@@ -69,6 +71,39 @@ def test_hosts_are_asked_for_as_they_are_wanted():
     assert ". ../env" in made.start.line and ". ../env" not in launch().start.line
 
 
+DISK = "projects/p/zones/us-east5-b/disks/shards"
+
+
+def test_a_disk_is_attached_read_only_and_mounted_before_the_training(tmp_path):
+    made = launch(data_disk=DISK)
+    for create in (made.create, dataclasses.replace(made, queued_resource=True).create):
+        assert f"--data-disk=source={DISK},mode=read-only" in create.argv
+    purposes = [command.purpose for command in made.commands()]
+    mounted = purposes.index("mount the disk on every host")
+    assert purposes.index("send both to every host") < mounted < purposes.index("start the training on every host")
+    assert "mount the disk on every host" not in [command.purpose for command in launch().commands()]
+    # The script itself, with programs that write down how they are called.
+    for name, text in (
+        ("mountpoint", "[ -e mounted ]"),
+        ("sudo", 'echo "$@" >> calls; [ "$1" = mkdir ] || touch mounted'),
+    ):
+        (tmp_path / name).write_text(f"#!/bin/bash\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    for _ in range(2):
+        environment = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+        subprocess.run(["bash", "-c", MOUNT_SCRIPT], check=True, cwd=tmp_path, env=environment)
+    assert (tmp_path / "calls").read_text().splitlines() == [
+        "mkdir -p /mnt/tomat-data",
+        "mount -t ext4 -o ro,noload LABEL=tomat-data /mnt/tomat-data",
+    ]
+
+
+def test_data_may_be_on_the_disk_and_runs_may_not():
+    places = {"data.train": "/mnt/tomat-data/train", "output_dir": "/mnt/tomat-data/runs"}
+    assert [line.partition(" ")[0] for line in unfit_places(places, data_disk=True)] == ["output_dir"]
+    assert len(unfit_places(places)) == 2
+
+
 @pytest.mark.parametrize("group", [("tpu-vm", "create"), ("queued-resources", "create")])
 def test_gcloud_knows_the_flags(group):
     gcloud = shutil.which("gcloud")
@@ -76,6 +111,7 @@ def test_gcloud_knows_the_flags(group):
         pytest.skip("the Google Cloud SDK is not installed")
     known = subprocess.run([gcloud, "compute", "tpus", *group, "--help"], capture_output=True, text=True).stdout
     settings = {"service_account": "t@p", "network": "n", "subnetwork": "s", "labels": ("a=b",), "internal_ips": True}
+    settings["data_disk"] = DISK
     for made in (
         launch(**settings, spot=True, env_file=Path("e"), queued_resource=group[0] == "queued-resources"),
         launch(reserved=True, queued_resource=group[0] == "queued-resources"),
@@ -117,6 +153,8 @@ def test_every_slice_has_its_software_and_a_log_a_host(name):
         ({"spot": True, "reserved": True}, "exclude each other"),
         ({"labels": ("Team=x",)}, "KEY=VALUE"),
         ({"service_account": "trainer"}, "its email"),
+        ({"data_disk": "shards"}, "full name of a disk in the slice's zone, such as projects/P/zones/us-east5-b/disks"),
+        ({"data_disk": DISK.replace("-b", "-a")}, "expected the full name of a disk in the slice's zone"),
     ],
 )
 def test_what_cannot_be_launched_is_refused(settings, message):

@@ -21,6 +21,8 @@ WORDS = ["launch", "--config_path", "run.yaml", "--zone", "us-east5-b"]
         ([*WORDS, "--poll_seconds", "0"], "poll_seconds"),
         ([*WORDS, "--max_failures", "0"], "max_failures"),
         ([*WORDS, "--iris", "marin", "--labels", "a=b"], "--labels is for TPU VMs of your own"),
+        ([*WORDS, "--iris", "marin", "--data_disk", "d"], "--data_disk is for TPU VMs of your own"),
+        ([*WORDS, "--execute", "--data_disk", "d", "--output_dir", "gs://b/runs"], "--data_disk is 'd'; expected"),
         ([*WORDS, "--env_file", "nowhere"], "nowhere does not exist"),
     ],
 )

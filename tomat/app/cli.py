@@ -8,6 +8,7 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from tomat import __version__
 from tomat.base.arguments import STANDARD_OUTPUT, Parser
@@ -33,6 +34,8 @@ COMMAND_MODULES = (
     "tomat.app.runs_verbs",
     "tomat.app.page_verbs",
 )
+EXAMPLES = Path(__file__).with_name("examples.txt")
+"""What the help of each verb ends with."""
 
 
 def build_parser() -> Parser:
@@ -49,6 +52,10 @@ def build_parser() -> Parser:
     subparsers = parser.add_subparsers(title="verbs", metavar="VERB", required=True)
     for name in COMMAND_MODULES:
         importlib.import_module(name).register(subparsers)
+    for line in EXAMPLES.read_text(encoding="utf-8").splitlines():
+        if line.startswith(f"{parser.prog} "):
+            verb = parser.verb_of(line.split()[1:])
+            verb.examples = (*verb.examples, line)
     return parser
 
 

@@ -122,8 +122,8 @@ def run_show(args: argparse.Namespace) -> int:
 
 def _figures(path: str, name: str, rules: Any, given: Any) -> "tuple[dict[str, Any], DensityGrid]":
     """What is reported of one file, units in the keys."""
+    from tomat.dataset.potcar import expected_electrons
     from tomat.density.io import format_name, open_density, parts_beside
-    from tomat.density.potcar import expected_electrons
 
     grid = open_density(path, name, rules)
     parts = parts_beside(path)

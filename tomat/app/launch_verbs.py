@@ -13,12 +13,12 @@ if TYPE_CHECKING:
     from tomat.settings.config import TrainConfig
 
 AS_GIVEN = ("zone", "project", "queued_resource", "spot", "reserved", "service_account", "network", "subnetwork",
-            "internal_ips", "env_file")  # fmt: skip
+            "internal_ips", "env_file", "data_disk")  # fmt: skip
 """Flags that `TpuLaunch` takes as they are."""
 LAUNCHER = "train_tomat_tpu.py"
 GCLOUD_FROM = "the Google Cloud SDK (https://cloud.google.com/sdk/docs/install)"
 OF_THE_HOSTS = ("service_account", "network", "subnetwork", "labels", "runtime_version", "env_file", "reserved",
-                "internal_ips", "check")  # fmt: skip
+                "internal_ips", "data_disk", "check")  # fmt: skip
 """Flags that are for gcloud alone."""
 
 
@@ -57,6 +57,7 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         ("--subnetwork", "NAME", "subnetwork of the hosts, in the zone's region"),
         ("--labels", "KEY=VALUE,...", "labels of the slice, for the bill"),
         ("--runtime_version", "NAME", "software that the hosts boot with (default: the chip's)"),
+        ("--data_disk", "DISK", "projects/P/zones/ZONE/disks/NAME, read-only at /mnt/tomat-data of every host"),
     ):
         hosts.add_argument(flag, metavar=metavar, help=words)
     hosts.add_argument(
@@ -111,7 +112,7 @@ def run_launch(args: argparse.Namespace) -> int:
         "data.validation": config.data.validation,
         "output_dir": config.output_dir,
     }
-    problems = [*unfit_places(places), *([] if args.allow_dirty else local_changes())]
+    problems = [*unfit_places(places, args.data_disk is not None), *([] if args.allow_dirty else local_changes())]
     if args.check:
         return _check(args, config, places, problems)
     if args.execute and problems:

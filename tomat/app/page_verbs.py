@@ -5,14 +5,6 @@ import argparse
 from tomat.base.arguments import output_file, report_file
 from tomat.density.rules import add_rule_flags, rules_of
 
-EPILOG = """\
-examples:
-  tomat page runs/demo --open                            a run: curves, tables, a held-out density
-  tomat page plan.json                                   a plan: `tomat plan --config_path FILE --json plan.json`
-  tomat page docs/tracking/lab/lab-demo.json             a sweep
-  tomat page out/Si.CHGCAR --reference Si.reference.cube a prediction beside what it should be
-"""
-
 
 def register(subparsers: argparse._SubParsersAction) -> None:
     """Add `tomat page`."""
@@ -21,8 +13,6 @@ def register(subparsers: argparse._SubParsersAction) -> None:
         help="one HTML file of a run, plan, profile, sweep or prediction, which opens from disk without a network",
         description="Write one HTML file that opens from disk without a network: figures to point at and zoom, "
         "tables that sort and filter, densities with slices to drag.",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
         "target",

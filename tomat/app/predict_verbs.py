@@ -56,7 +56,7 @@ def register(subparsers: argparse._SubParsersAction) -> None:
         "--valences",
         type=valences,
         metavar="SYMBOL=N,...",
-        help="valence electrons, such as Sr=10,F=7 (default: those that the training set's counts settle)",
+        help="valence electrons, such as Sr=10,F=7 (default: those that the training set settles)",
     )
     parser.add_argument(
         "--augmentation_from",

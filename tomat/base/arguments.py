@@ -8,7 +8,7 @@ import contextlib
 import math
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -27,8 +27,17 @@ class Parser(argparse.ArgumentParser):
     be abbreviated: among overrides (`--a.b VALUE`) a misspelt key would be read as some flag that begins alike.
     """
 
+    examples: tuple[str, ...] = ()
+    """Command lines that the help ends with."""
+
     def __init__(self, *args, **kwargs) -> None:
         super().__init__(*args, **{"allow_abbrev": False, **kwargs})
+
+    def format_help(self) -> str:
+        """As `ArgumentParser` does it, and the examples, a line each whatever the width."""
+        title = "examples:" if len(self.examples) > 1 else "example:"
+        lines = "\n  ".join([title, *self.examples])
+        return super().format_help() + (f"\n{lines}\n" if self.examples else "")
 
     # Subparsers are called through this method as well.
     def parse_known_args(self, args=None, namespace=None):  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -39,6 +48,14 @@ class Parser(argparse.ArgumentParser):
         if rest and not getattr(found, "takes_overrides", False):
             self.error(f"unrecognized arguments: {' '.join(rest)}")
         return found, rest
+
+    def verb_of(self, words: Sequence[str]) -> "Parser":
+        """The parser of the verb that a command line begins with."""
+        for action in self._actions:
+            below = (isinstance(action, argparse._SubParsersAction) and action.choices) or {}
+            if words and words[0] in below:
+                return below[words[0]].verb_of(words[1:])
+        return self
 
     def error(self, message: str) -> NoReturn:
         """Refuse the command line.

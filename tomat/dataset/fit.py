@@ -1,7 +1,8 @@
 """Codec and promolecule of the training densities of a folder: both in one pass over them, which can be stopped."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from tomat.base.errors import TomatError
@@ -28,6 +29,7 @@ def fit_codec_and_promolecule(
     most_bins: int,
     objective: Objective,
     floor: float,
+    valences: Callable[[], Mapping[int, float]],
 ) -> tuple[LloydMaxCodec, Promolecule]:
     """Fit both, or read those that were fitted before.
 
@@ -36,6 +38,7 @@ def fit_codec_and_promolecule(
         load: reads one.
         folder: keeps them, and what was added so far.
         most_bins, objective, floor: as `choose_codec`.
+        valences: gives those of the elements, as far as they are known; asked before anything is fitted.
 
     Raises:
         TomatError: no materials, a density that cannot be read any more, or a file that is damaged.
@@ -47,6 +50,7 @@ def fit_codec_and_promolecule(
         codec = load_codec(codec_file)
         assert isinstance(codec, LloydMaxCodec)
         return codec, Promolecule.load(promolecule_file)
+    known = valences()
     kept_histogram, kept_sums = folder / HISTOGRAM_FILE, folder / SUMS_FILE
     histogram = DensityHistogram.load(kept_histogram) if kept_histogram.exists() else DensityHistogram()
     sums = PromoleculeFit()
@@ -65,7 +69,7 @@ def fit_codec_and_promolecule(
                 with replacing(kept_sums) as temporary:
                     temporary.write_bytes(sums.to_bytes())
                 saved = time.monotonic()
-        promolecule = sums.solve()
+        promolecule = replace(sums.solve(), valences=known)
     codec = choose_codec(histogram, most_bins, objective, floor)
     write_text(promolecule_file, promolecule.to_text())
     write_codec(codec, codec_file)

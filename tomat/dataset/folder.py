@@ -23,6 +23,7 @@ from tomat.dataset.contents import Material, file_sha256
 from tomat.dataset.fit import fit_codec_and_promolecule
 from tomat.dataset.split import held_out_compositions
 from tomat.dataset.survey import SURVEY_FILE, Survey, files_of_contents, hash_files, survey
+from tomat.dataset.valences import Potcars, choose_valences, potcars_beside
 from tomat.density.find import DensityFile, find_densities
 from tomat.density.grid import DensityGrid
 from tomat.density.io import check_species_apply, open_density
@@ -141,13 +142,15 @@ def prepare_folder(place: str, request: FolderRequest, folder: Path, run_name: s
             return grid
 
         looked = survey(found.files, hashes, found.ignored, read, folder / SURVEY_FILE)
+        potcars = potcars_beside(file.path for file in found.files if file.path not in looked.ignored)
+        looked = looked.without(potcars.paths, potcars.ignored)
         console.print(f"{place}: {looked.words()}", markup=False, soft_wrap=True)
         if recorded is None:
             recorded = _begin(folder, request, looked, place)
         else:
             _refuse_other_content(recorded["materials"], looked, place, run_name)
         reader = DensityReader(_paths(recorded["materials"], looked, found.files), request.rules)
-        return _tokenised(folder, request, recorded, reader)
+        return _tokenised(folder, request, recorded, reader, potcars)
 
 
 def held_out_by_record(place: str, folder: Path, run_name: str) -> FolderData:
@@ -232,7 +235,9 @@ def _begin(folder: Path, request: FolderRequest, looked: Survey, place: str) -> 
     return content
 
 
-def _tokenised(folder: Path, request: FolderRequest, recorded: Mapping[str, Any], reader: DensityReader) -> FolderData:
+def _tokenised(
+    folder: Path, request: FolderRequest, recorded: Mapping[str, Any], reader: DensityReader, potcars: Potcars
+) -> FolderData:
     """Fit and tokenise what is not there yet."""
     formulas = {each["name"]: each["formula"] for each in recorded["materials"]}
     held = set(recorded["validation_formulas"])
@@ -242,6 +247,13 @@ def _tokenised(folder: Path, request: FolderRequest, recorded: Mapping[str, Any]
     }
     plans = {split: read_plan(Store(folder / split)) for split in SPLITS if names[split]}
     if not all(plan is not None and plan.complete for plan in plans.values()):
+        learnt = [Material.from_dict(each) for each in recorded["materials"] if each["formula"] not in held]
+
+        def valences() -> dict[int, float]:
+            found, words = choose_valences(learnt, potcars)
+            console.print(f"valence electrons: {words}", markup=False, soft_wrap=True)
+            return found
+
         codec, promolecule = fit_codec_and_promolecule(
             names["train"],
             reader,
@@ -249,6 +261,7 @@ def _tokenised(folder: Path, request: FolderRequest, recorded: Mapping[str, Any]
             most_bins=request.most_bins,
             objective=request.codec_objective,
             floor=request.codec_floor,
+            valences=valences,
         )
         for split in plans:
             plans[split] = write_shards(

@@ -5,8 +5,8 @@ folder with a new file reads that file alone.
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tomat.base.errors import RetryableError, TomatError
@@ -39,6 +39,16 @@ class Survey:
             shown = [f"{name} (of {kept})" for name, kept in list(self.duplicates.items())[:5]]
             twice += ": " + ", ".join([*shown, *(["..."] if len(self.duplicates) > 5 else [])])
         return f"{len(self.materials):,} read, {ignored_words(self.ignored)}, {twice}"
+
+    def without(self, used: Collection[str], ignored: Mapping[str, str]) -> "Survey":
+        """With files that were of use after all no longer among the ignored, but for those with a reason of their own.
+
+        Args:
+            used: their paths.
+            ignored: why, by path, of those among them that were not.
+        """
+        kept = {path: why for path, why in self.ignored.items() if path not in used}
+        return replace(self, ignored={**kept, **ignored})
 
 
 def hash_files(files: Sequence[DensityFile]) -> dict[str, str]:

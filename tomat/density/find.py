@@ -181,6 +181,8 @@ def _passed_over(name: str, beside: set[str]) -> str | None:
         return "the CHGCAR beside it holds the same density" if plain.replace("CHG", "CHGCAR") in beside else None
     if "POSCAR" in upper or "CONTCAR" in upper:
         return "a structure without a density"
+    if "POTCAR" in upper:
+        return "pseudopotentials without a density"
     return None if lower.endswith(".vasp") else _NO_KIND
 
 

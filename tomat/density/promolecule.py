@@ -26,6 +26,7 @@ from tomat.density.elements import SYMBOLS, atomic_number, symbol_of
 from tomat.density.geometry import shortest_distances_a
 from tomat.density.grid import DensityGrid
 from tomat.density.radial import RadialBasis
+from tomat.density.valences import settled_valences
 
 FIT_VOXELS = 8192
 """Voxels of each density that are fitted, spread evenly over its grid. Each has some hundred atoms around it."""
@@ -33,9 +34,6 @@ FIT_VOXELS = 8192
 WEIGHT_E_PER_A3 = 0.1
 """Squared errors weigh 1 / (rho + this), which brings them near to the absolute error that NMAE counts. With each of
 the 28 training compounds left out in turn, the median NMAE was 9.8 % with it, 10.8 % with equal weights."""
-
-VALENCE_TOLERANCE = 0.05
-"""Electrons: float32 grids of plane-wave codes hold their counts to 0.001 and better."""
 
 _STRIDES = 0.8191725133961645, 0.6710436067037893, 0.5497004779019703
 """Powers of the reciprocal of the root of x^4 = x + 1: multiples of them, modulo 1, fill a cube evenly and in step with
@@ -289,27 +287,8 @@ class PromoleculeFit:
         self._nearer(other.distances_a)
 
     def valences(self) -> dict[int, float]:
-        """Electrons that an atom of each element brings, as far as the densities' counts settle it.
-
-        A whole number within `VALENCE_TOLERANCE` each, from all compositions at once by least squares. Nothing where
-        the counts do not add up to within that (densities of several sets of pseudopotentials), and no element whose
-        number another's could make up for (it is always in the same ratio with others).
-        """
-        elements = sorted(self.projections)
-        matrix = np.zeros((len(self.atoms), len(elements)))
-        for row, atoms in zip(matrix, self.atoms, strict=True):
-            for z, count in atoms:
-                row[elements.index(z)] = count
-        found, _, rank, _ = np.linalg.lstsq(matrix, np.array(self.electrons), rcond=None)
-        if np.abs(matrix @ np.round(found) - self.electrons).max(initial=0.0) > VALENCE_TOLERANCE * len(elements):
-            return {}
-        settled = np.ones(len(elements), bool)
-        if rank < len(elements):
-            # A direction that changes no count changes the elements it has a part in.
-            _, _, directions = np.linalg.svd(matrix)
-            settled = np.abs(directions[rank:]).max(axis=0) < 1e-9
-        near = np.abs(found - np.round(found)) < VALENCE_TOLERANCE
-        return {z: float(round(v)) for z, v, ok in zip(elements, found.tolist(), settled & near, strict=True) if ok}
+        """Electrons that an atom of each element brings, as far as the densities' counts settle it."""
+        return settled_valences([dict(row) for row in self.atoms], self.electrons)
 
     def to_bytes(self) -> bytes:
         """As an `.npz` file with its checksum, without loss; the same bytes for the same sums."""

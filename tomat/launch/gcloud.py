@@ -18,6 +18,7 @@ from tomat.launch.remote import (
     INSTALL_SCRIPT,
     LOG_FILE,
     MAKE_FOLDER_SCRIPT,
+    MOUNT_SCRIPT,
     STATUS_SCRIPT,
     start_script,
     stop_script,
@@ -97,6 +98,10 @@ class TpuLaunch:
     """Runtime version; None: that of `RUNTIME_VERSIONS`."""
     env_file: Path | None = None
     """Variables of the training's environment, sent as a file."""
+    data_disk: str | None = None
+    """Full name of a disk that every host has read-only, mounted at `remote.DISK_FOLDER`. The API's version 2 sets
+    nothing of the boot disk but its key, and attaches to many hosts only what none of them writes
+    (https://cloud.google.com/tpu/docs/setup-persistent-disk)."""
 
     def __post_init__(self) -> None:
         if self.reserved and self.spot:
@@ -112,6 +117,12 @@ class TpuLaunch:
             raise TomatError(
                 f"--service_account is '{self.service_account}'; expected its email, such as "
                 "trainer@PROJECT.iam.gserviceaccount.com."
+            )
+        own = rf"projects/[^/\s]+/(zones/{re.escape(self.zone)}|regions/{self.zone[:-2]})/disks/[-a-z0-9]+"
+        if self.data_disk is not None and not re.fullmatch(own, self.data_disk):
+            raise TomatError(
+                f"--data_disk is '{self.data_disk}'; expected the full name of a disk in the slice's zone, such as "
+                f"projects/P/zones/{self.zone}/disks/NAME."
             )
         if not re.fullmatch(r"[a-z]([-a-z0-9]{0,60}[a-z0-9])?", self.tpu_name):
             raise TomatError(
@@ -156,6 +167,7 @@ class TpuLaunch:
             ("network", self.network),
             ("subnetwork", self.subnetwork),
             ("labels", ",".join(self.labels)),
+            ("data-disk", self.data_disk and f"source={self.data_disk},mode=read-only"),
         ):
             words += [f"--{flag}={value}"] if value else []
         return (*words, *(["--internal-ips"] if self.internal_ips else []))
@@ -218,6 +230,8 @@ class TpuLaunch:
             # -p: readable by nobody else there either, as `environment.py` demands it here.
             words = ("tpu-vm", "scp", str(self.env_file), target, "--worker=all", "--scp-flag=-p", *self._reach)
             commands.append(self._gcloud("send the environment to every host", words, timeout_seconds=1200))
+        if self.data_disk is not None:
+            commands.append(self._on_all_hosts("mount the disk on every host", MOUNT_SCRIPT, timeout_seconds=300))
         return [*commands, self._on_all_hosts("install on every host", INSTALL_SCRIPT, timeout_seconds=1800)]
 
     @property

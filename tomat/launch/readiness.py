@@ -3,12 +3,15 @@
 import subprocess
 from collections.abc import Mapping
 
+from tomat.launch.remote import DISK_FOLDER
 
-def unfit_places(places: Mapping[str, str | None]) -> list[str]:
+
+def unfit_places(places: Mapping[str, str | None], data_disk: bool = False) -> list[str]:
     """What would lose work on machines that are deleted: placeholders, and folders on them.
 
     Args:
         places: Key of the configuration to folder or URL, of data and output.
+        data_disk: Whether every host has a disk with data at `DISK_FOLDER`.
     """
     problems = []
     for key, place in places.items():
@@ -16,6 +19,8 @@ def unfit_places(places: Mapping[str, str | None]) -> list[str]:
             problems.append(
                 f"{key} is {place}; put your bucket in the place of BUCKET, as in --{key} gs://my-bucket/..."
             )
+        elif data_disk and key.startswith("data.") and place is not None and place.startswith(f"{DISK_FOLDER}/"):
+            continue
         elif place is not None and "://" not in place:
             problems.append(
                 f"{key} is the folder '{place}', which other hosts do not see and which is lost with the machine; "

@@ -17,6 +17,14 @@ ENV_FILE = "env"
 UV_VERSION = "0.13.9"
 """Of uv on the hosts: another one may resolve `pyproject.toml` to other packages."""
 LOG_FILE = "train.log"
+DISK_LABEL = "tomat-data"
+"""Of the file system on a disk of one's own. The device's name differs between chips and kinds of disks."""
+DISK_FOLDER = f"/mnt/{DISK_LABEL}"
+MOUNT_SCRIPT = (
+    f"mountpoint -q {DISK_FOLDER} || {{ sudo mkdir -p {DISK_FOLDER} && "
+    f"sudo mount -t ext4 -o ro,noload LABEL={DISK_LABEL} {DISK_FOLDER}; }}"
+)
+"""A disk that is attached read-only to many hosts: its journal cannot be replayed, hence `noload`."""
 MAKE_FOLDER_SCRIPT = f"mkdir -p {FOLDER} && chmod 700 {FOLDER}"
 _CHIP_HELD = re.compile(
     r"open\(/dev/(?:vfio|accel)\S*\): Device or resource busy|Couldn't open iommu group /dev/vfio|"

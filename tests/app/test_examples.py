@@ -1,0 +1,119 @@
+"""The examples that the help of each verb ends with: those that take seconds run, the command line takes the others."""
+
+import shlex
+import shutil
+import webbrowser
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from files_aside import parser_without_files
+from tiny_run import tiny_run
+
+from tomat.app.cli import EXAMPLES, build_parser, main
+from tomat.base.errors import TomatError
+from tomat.settings.keys import RETOKENIZING, TRAINING, check_words
+
+ROOT = Path(__file__).parents[2]
+LINES = [line for line in EXAMPLES.read_text(encoding="utf-8").splitlines() if not line.startswith("#")]
+
+NOT_RUN = {
+    "demo-data build": "computes for minutes, with eminus",
+    "shards import": "needs files of the first generation; tests/tokens imports such",
+    "train --data.source folder": "trains a second time; tests/workflow/test_folder_run.py does",
+    "eval": "takes two minutes of processor time, of which most is compiling",
+    "predict --run": "compiles for 20 s; tests/weights/test_folder.py predicts with a run",
+    "small-models": "evaluates for minutes",
+    "runs serve": "serves until it is stopped; tests/dashboard/test_server.py asks it",
+    "page plan.json": "needs a plan, which takes the TPU compiler; tests/html has the page of one",
+    "plan": "needs the TPU compiler and minutes",
+    "launch": "sends the commit of a checkout, which the folder is not; tests/launch runs it",
+    "lab": "measures for minutes",
+    "bench tokenise": "measures for minutes",
+    "bench loader": "measures for minutes",
+    "bench preemption": "trains for minutes",
+    "bench loss-tiles": "needs the TPU compiler and minutes",
+    "bench attention-tiles": "needs the TPU compiler and minutes",
+    "bench chip": "measures for minutes",
+    "bench numerics": "trains for minutes",
+    "bench decode": "compiles for 40 s",
+    "bench levanter": "trains for minutes",
+    "bench scf-savings": "needs pw.x",
+}
+"""Why, by the words that an example begins with."""
+
+
+def why_not(line: str) -> str | None:
+    return next((why for words, why in NOT_RUN.items() if f"{line} ".startswith(f"tomat {words} ")), None)
+
+
+def words_of(line: str) -> list[str]:
+    return shlex.split(line, comments=True)[1:]
+
+
+def test_the_help_of_every_verb_ends_with_its_examples():
+    parser, shown = build_parser(), []
+    for line in LINES:
+        verb = parser.verb_of(words_of(line))
+        assert verb.format_help().rstrip().endswith("\n  " + "\n  ".join(verb.examples)), line
+        shown += [verb.prog, *verb.prog.split(" ")[:-1]] if line in verb.examples else []
+    verbs = {p.prog for p in leaves(parser)}
+    assert verbs <= set(shown), f"without an example: {sorted(verbs - set(shown))}"
+    assert max(map(len, LINES)) <= 110
+
+
+def leaves(parser):
+    below = [
+        action.choices for action in parser._actions if isinstance(action.choices, dict) and action.nargs == "A..."
+    ]
+    return [leaf for choices in below for verb in choices.values() for leaf in leaves(verb)] if below else [parser]
+
+
+def test_every_reason_is_of_an_example():
+    assert [words for words in NOT_RUN if not any(f"{line} ".startswith(f"tomat {words} ") for line in LINES)] == []
+
+
+def test_the_command_line_takes_the_examples():
+    parser, wrong = parser_without_files(build_parser()), []
+    for line in LINES:
+        try:
+            args, rest = parser.parse_known_args(words_of(line))
+            if getattr(args, "takes_overrides", False):
+                check_words(None, rest, RETOKENIZING if hasattr(args, "runner") else TRAINING)
+        except TomatError as error:
+            wrong.append(f"{line}: {error}")
+    assert not wrong
+
+
+def beside(folder: Path) -> dict[str, Callable[[], object]]:
+    """What an example needs that those before it have not made, by the words that it begins with."""
+    tracked = "docs/tracking/lab"
+    return {
+        "density compare": lambda: shutil.copytree(folder / "out-atoms", folder / "out"),
+        "runs compare": lambda: shutil.copytree(folder / "runs" / "demo", folder / "runs" / "other"),
+        "page docs": lambda: shutil.copytree(ROOT / tracked, folder / tracked),
+        "profile": lambda: shutil.copy(ROOT / "tests/data/profiles/v6e_step.hlo.pb.gz", folder / "step.hlo.pb.gz"),
+    }
+
+
+@pytest.mark.slow
+def test_the_examples_run(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    opened: list[str] = []
+    monkeypatch.setattr(webbrowser, "open", lambda address, *_: not opened.append(address))
+    prepare, failed, made = beside(tmp_path), [], 0
+    for line in LINES:
+        if why_not(line):
+            continue
+        for begin in [begin for begin in prepare if line.startswith(f"tomat {begin}")]:
+            prepare.pop(begin)()
+        words = words_of(line)
+        status = main([*words, *(tiny_run(1, 1) if words[0] == "train" else [])])
+        told = capfd.readouterr()
+        if status != 0:
+            failed.append(f"{line}: {status}, {told.err[-500:]}")
+        for flag, value in zip(words, words[1:], strict=False):
+            if flag in ("--output", "--picture", "--json"):
+                assert Path(value).exists(), f"{line} made no {value}"
+                made += 1
+    assert not failed and not prepare and len(opened) == 1 and made > 8, "\n".join(failed)

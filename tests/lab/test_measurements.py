@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from tomat.app.plan_verbs import _measurements
 from tomat.base.errors import TomatError
 from tomat.lab.measurements import measured_steps
 from tomat.lab.messages import MEASURED
@@ -46,6 +47,14 @@ def test_other_rows_are_left_out_with_the_reason(tmp_path):
         "none": "its configuration names no `slice`",
         "begun": "it has no answer (measured)",
     }
+
+
+def test_the_verb_takes_the_record_for_what_it_is(tmp_path, capsys):
+    path = recorded(tmp_path, row("base"), row("fewer", "2 x TPU v6 lite"))
+    assert [one.name for one in _measurements(path)] == ["sweep: base"]
+    assert "left out: fewer: it ran on 2 x TPU v6 lite" in capsys.readouterr().out
+    with pytest.raises(TomatError, match=r"config.yaml does not exist; expected the folder of a run"):
+        _measurements(tmp_path)
 
 
 def test_a_record_without_a_measurement_is_refused(tmp_path):

@@ -216,7 +216,7 @@ def _calibrate(args: argparse.Namespace) -> int:
 
 def _measurements(path: Path) -> "list[CalibrationRow]":
     """Of a run's folder, or of the lab's record."""
-    from tomat.base.console import console
+    from tomat.base.reporting import console
     from tomat.lab.measurements import measured_steps
     from tomat.planning.calibration import row_of_run
 

@@ -27,9 +27,9 @@ def joined_product(x: NamedArray, layers: Sequence[Any], axis: str) -> tuple[Nam
         [..., out], and the size of each layer's part along `axis`.
     """
     weights = [_with_axis(layer.weight, axis, layers[0].weight) for layer in layers]
-    biases = [None if layer.bias is None else _with_axis(layer.bias, axis, layers[0].bias) for layer in layers]
+    biases = [_with_axis(layer.bias, axis, layers[0].bias) for layer in layers if layer.bias is not None]
     weight = hax.concatenate(axis, weights)
-    bias = None if biases[0] is None else hax.concatenate(axis, biases)
+    bias = hax.concatenate(axis, biases) if biases else None
     given = tuple(weight.resolve_axis(a.name) for a in hax.axis.ensure_tuple(layers[0].Out))
     sizes = [each.resolve_axis(axis).size for each in weights]
     return replace(layers[0], weight=weight, bias=bias, Out=given)(x), sizes
@@ -37,7 +37,7 @@ def joined_product(x: NamedArray, layers: Sequence[Any], axis: str) -> tuple[Nam
 
 def parts(joined: NamedArray, axis: str, sizes: Sequence[int]) -> Sequence[NamedArray]:
     """The parts of an axis, of `sizes`, in their order."""
-    # Not `joined[axis, hax.ds(..)]`: that is a gather, its gradient a scatter, and each is a copy of the whole on a TPU.
+    # Not `joined[axis, hax.ds(..)]`: that is a gather, its gradient a scatter, each a copy of the whole on a TPU.
     return joined.split(axis, [hax.Axis(axis, size) for size in sizes])
 
 

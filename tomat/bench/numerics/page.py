@@ -87,8 +87,9 @@ def introduction(record: NumericsRecord) -> str:
         f"{record.evaluation_patches_per_material} patches of each held-out material, mean over materials; mean and "
         "standard deviation over seeds; differences in percentage points, paired by seed."
     )
+    changed = f" with `{_settings(numerics.overrides)}`" if numerics.overrides else ""
     words = (
-        f"Base: `{numerics.config_path}` with `{_settings(numerics.overrides)}`. Held out it has an NMAE of "
+        f"Base: `{numerics.config_path}`{changed}. Held out it has an NMAE of "
         f"{_error(base.held_out_nmae_median)} and a NEMD of {_error(base.held_out_nemd)}."
     )
     pending = record.not_trained_yet

@@ -17,7 +17,7 @@ def measured_steps(path: Path) -> tuple[list[CalibrationRow], dict[str, str]]:
     """What a record of the lab says of steps on TPU slices.
 
     Args:
-        path: The record, such as `docs/tracking/lab/SWEEP.json`.
+        path: The record, such as `docs/tracking/lab/lab-demo.json`.
 
     Returns:
         A measurement for each row that ran on the slice that its configuration names; and for each other row, by name,

@@ -2,7 +2,10 @@
 
 import asyncio
 import json
+import os
 import shutil
+import subprocess
+import sys
 import warnings
 from pathlib import Path
 from urllib.parse import unquote
@@ -197,3 +200,38 @@ def test_what_cannot_be_served_is_refused(words, message, capsys):
     assert main(["runs", "serve", *words]) == 2
     told = capsys.readouterr().err
     assert message in told and told.count("\n") == 1
+
+
+# TensorStore reads the address of the service from the environment once, so this is a process.
+SERVE_BUCKET = """
+import json, warnings
+from tomat.dashboard.server import make_app
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    from starlette.testclient import TestClient
+web = TestClient(make_app("gs://bucket/served"), base_url="http://127.0.0.1")
+print(json.dumps({
+    "runs": web.get("/api/").json()["runs"],
+    "curves": web.get("/api/run/a%20run").json()["curves"],
+    "page": web.get("/run/a%20run/index.html").text,
+}))
+"""
+
+
+def test_a_bucket_is_served_as_a_folder_is(runs, bucket):
+    for path in runs.rglob("*"):
+        if path.is_file():
+            bucket.put("bucket", f"served/{path.relative_to(runs).as_posix()}", path.read_bytes())
+    done = subprocess.run(
+        [sys.executable, "-c", SERVE_BUCKET], env={**os.environ, **bucket.environment}, capture_output=True, text=True,
+        timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found, folder = json.loads(done.stdout.splitlines()[-1]), client(runs)
+    states = [
+        {row["name"]: row["state"] for row in each} for each in (found["runs"], folder.get("/api/").json()["runs"])
+    ]
+    assert states[0] == states[1] and states[0]["a run"] == "finished"
+    assert found["curves"] == folder.get("/api/run/a%20run").json()["curves"]
+    assert found["page"] == "<p>its page</p>"

@@ -180,7 +180,7 @@ class DensityAttention(Attention):
             case "xla":
                 q, k, v = tree_checkpoint_name(self._compute_qkv(x, key=key_proj, pos_ids=pos_ids), QKV)
             case "pallas":
-                q, k, v = tree_checkpoint_name(self._compute_qkv_fused(x, key=key_proj), QKV)
+                q, k, v = tree_checkpoint_name(self._compute_qkv_in_kernel(x, key=key_proj), QKV)
             case "attention":
                 q, k, v = self._project(x, key=key_proj, name=QKV)
         q = q.rearrange((..., "kv_head", "q_heads_per_group", "position", "head_size"))
@@ -292,7 +292,7 @@ class DensityAttention(Attention):
             q, k = (self.rot_embs(each, pos_ids).astype(each.dtype) for each in (q, k))
         return q, k, v
 
-    def _compute_qkv_fused(self, x: NamedArray, *, key) -> tuple[NamedArray, NamedArray, NamedArray]:
+    def _compute_qkv_in_kernel(self, x: NamedArray, *, key) -> tuple[NamedArray, NamedArray, NamedArray]:
         """As `_compute_qkv`, with norm, rotary embedding and the scale of the queries in one kernel."""
         config = self.config
         q, k, v = self._project(x, key=key)

@@ -112,10 +112,17 @@ def test_another_optimizer_takes_the_null_for_what_it_does_not_have():
         load_config(demo, [*words, "--optimizer.adam_lr", "null", "--optimizer.adam_rl", "null"])
 
 
-def test_mixed_values_are_refused_with_products_that_keep_scales():
-    words = ["--model.num_layers", "2", "--model.value_mix", "0.1", "--trainer.quantization.fp8", "true"]
-    with pytest.raises(TomatError, match="value_mix is 0.1 and trainer.quantization is set"):
-        load_config(CONFIGS / "train" / "demo.yaml", words)
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--model.num_layers", "2", "--model.value_mix", "0.1"], "model.value_mix is 0.1"),
+        (["--model.fused_qkv", "true"], "model.fused_qkv is True"),
+        (["--model.fused_gate_up", "true"], "model.fused_gate_up is True"),
+    ],
+)
+def test_what_is_not_one_product_is_refused_with_products_that_keep_scales(words, said):
+    with pytest.raises(TomatError, match=f"{said} and trainer.quantization is set"):
+        load_config(CONFIGS / "train" / "demo.yaml", [*words, "--trainer.quantization.fp8", "true"])
 
 
 @pytest.mark.parametrize(

@@ -303,18 +303,19 @@ def check_int8(model: LmConfig, trainer: TrainerConfig, *, distils: bool) -> Non
         )
 
 
-def check_first_values(model: LmConfig, trainer: TrainerConfig) -> None:
-    """Refuse products that keep their own scales together with `model.value_mix`.
+def check_scales(model: LmConfig, trainer: TrainerConfig) -> None:
+    """Refuse products that keep their own scales where they are not one product a layer.
 
     Raises:
-        TomatError: The first layer's values are two products, whose scales Levanter would add up.
+        TomatError: Two products share the scales of one layer, which Levanter would add up (`model.value_mix`), or one
+            product has those of several, of which all but the first would be lost (`model.fused_*`).
     """
-    value_mix = getattr(model, "value_mix", 0.0)
-    if value_mix and trainer.quantization is not None:
+    names = ("value_mix", "fused_qkv", "fused_gate_up")
+    found = [f"model.{name} is {value}" for name in names if (value := getattr(model, name, 0))]
+    if found and trainer.quantization is not None:
         raise TomatError(
-            f"model.value_mix is {value_mix} and trainer.quantization is set, whose scales are of one product a layer, "
-            "where the values of the first layer are two; leave out trainer.quantization (model.int8_matmuls keeps no "
-            "scales), or model.value_mix."
+            f"{' and '.join(found)} and trainer.quantization is set, whose scales are of one product for each layer; "
+            "leave out trainer.quantization (model.int8_matmuls keeps no scales), or what is not one product."
         )
 
 

@@ -34,9 +34,9 @@ from tomat.settings.checks import (
     check_distillation,
     check_effect,
     check_finite,
-    check_first_values,
     check_int8,
     check_loading,
+    check_scales,
     check_values,
     check_wandb,
     drop_without_effect,
@@ -192,7 +192,7 @@ class TrainConfig:
         check_loading(self.trainer)
         check_effect(self.trainer, self.model, self.optimizer)
         check_int8(self.model, self.trainer, distils=self.distillation is not None)
-        check_first_values(self.model, self.trainer)
+        check_scales(self.model, self.trainer)
         check_wandb(self.trackers.wandb, self.run_name)
 
     @property

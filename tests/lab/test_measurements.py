@@ -60,5 +60,5 @@ def test_the_verb_takes_the_record_for_what_it_is(tmp_path, capsys):
 def test_a_record_without_a_measurement_is_refused(tmp_path):
     with pytest.raises(TomatError, match=r"none of 1 row is a step of a TPU slice; 'base': it ran on 1 x cpu, and"):
         measured_steps(recorded(tmp_path, row("base", "1 x cpu")))
-    with pytest.raises(TomatError, match=r"no.json has no rows; expected the record of `tomat lab run`"):
+    with pytest.raises(TomatError, match=r"no.json does not exist; expected the record of `tomat lab run`"):
         measured_steps(tmp_path / "no.json")

@@ -108,6 +108,8 @@ def test_another_optimizer_takes_the_null_for_what_it_does_not_have():
     config = load_config(demo, [*words, "--optimizer.adam_lr", "null"])
     assert isinstance(config.optimizer, LionConfig) and config.optimizer.learning_rate == 3e-4
     assert config.optimizer.warmup == 50  # of the file, which both have
+    with pytest.raises(TomatError, match="adam_lr.*is unset by null: --optimizer.adam_lr null"):
+        load_config(demo, words)
     with pytest.raises(TomatError, match="adam_rl"):
         load_config(demo, [*words, "--optimizer.adam_lr", "null", "--optimizer.adam_rl", "null"])
 

@@ -28,17 +28,18 @@ def measured_steps(path: Path) -> tuple[list[CalibrationRow], dict[str, str]]:
     """
     rows, record = read_rows(path)
     if not rows:
-        raise TomatError(f"{path} has no rows; expected the record of `tomat lab run`.")
-    found, refused = [], {}
+        found = "has no rows" if path.exists() else "does not exist"
+        raise TomatError(f"{path} {found}; expected the record of `tomat lab run`.")
+    steps, refused = [], {}
     for name, row in rows.items():
         try:
-            found.append(_measured(row, record["sweep"]).checked(str(path)))
+            steps.append(_measured(row, record["sweep"]).checked(str(path)))
         except TomatError as error:
             refused[name] = str(error)
-    if not found:
+    if not steps:
         name, why = next(iter(refused.items()))
         raise TomatError(f"{path}: none of {counted(len(rows), 'row')} is a step of a TPU slice; {name!r}: {why}")
-    return found, refused
+    return steps, refused
 
 
 def _measured(row: LabRow, sweep: str) -> CalibrationRow:

@@ -353,7 +353,10 @@ def config_from_dict(values: Mapping[str, Any], source: str = "the configuration
         cause = tomat_cause(error)
         if cause is not None:
             raise cause from None
-        raise TomatError(f"{source} cannot be read: {' '.join(str(error).split())}") from error
+        said = " ".join(str(error).split())
+        if foreign := re.search(r"`optimizer`: The fields `(\w+)`", said):
+            said += f"; a field of another optimizer is unset by null: --optimizer.{foreign[1]} null"
+        raise TomatError(f"{source} cannot be read: {said}") from error
 
 
 def config_hash(config: TrainConfig) -> str:

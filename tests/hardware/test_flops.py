@@ -212,6 +212,14 @@ def test_what_is_offloaded_by_name_is_not_computed_again():
     _assert_executed_is_what_xla_counts(config, ModelShape.from_config(config, VOCAB))
 
 
+def test_layers_that_keep_their_mlp_are_counted_once():
+    config = DensityDecoderConfig(
+        **SIZES | {"num_layers": 4, "scan_layers": False}, gradient_checkpointing="save_attention", save_mlp_layers=3
+    )
+    assert dataclasses.astuple(Recomputation.from_config(config, "splash")) == (1, 0, 1, 0.25, 0, 0)
+    _assert_executed_is_what_xla_counts(config, ModelShape.from_config(config, VOCAB))
+
+
 def test_checkpoint_names_are_the_decoders():
     names = (QKV_NAME, ATTENTION_NAME, OUTPUT_NAME, MLP_NAME)
     assert names == (QKV, ATTENTION_OUTPUT, ATTENTION_PROJECTION, MLP_PROJECTIONS)

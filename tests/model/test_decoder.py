@@ -263,6 +263,29 @@ def test_checkpoint_policies_change_memory_and_not_gradients():
             np.testing.assert_allclose(grad, expected, rtol=1e-3, atol=1e-4)
 
 
+def test_kept_mlp_layers_are_computed_once_and_the_others_twice():
+    def matmuls(**fields):
+        config = decoder(128, num_layers=4, scan_layers=False, **BACKENDS["jax_flash"], **fields)
+        return operations(config)["dot_general"]
+
+    for name in ("full", "save_attention", "offload", "nested"):
+        saved = [matmuls(gradient_checkpointing=name, save_mlp_layers=layers) for layers in range(5)]
+        assert [saved[0] - count for count in saved] == [0, 2, 4, 6, 8], name  # gate and up of each such layer
+    every_layer = matmuls(gradient_checkpointing="save_attention", save_mlp_layers=4)
+    assert every_layer == matmuls(gradient_checkpointing="save_attention_mlp")
+
+
+def test_kept_mlp_layers_change_no_gradient():
+    found = []
+    for layers in (0, 1, 2):
+        config = decoder(num_layers=2, scan_layers=False, save_mlp_layers=layers, **BACKENDS["vanilla"])
+        gradient, _ = gradient_function(config, random_tokens(config.max_seq_len))
+        found.append(jax.tree.leaves(jax.jit(gradient)(eqx.filter(build(config), eqx.is_array))))
+    for grads in found[1:]:
+        for grad, expected in zip(grads, found[0], strict=True):
+            np.testing.assert_allclose(grad, expected, atol=1e-5 * float(jnp.abs(expected).max()) + 1e-12)
+
+
 FUSED = {"fused_qkv": True, "fused_gate_up": True}
 
 
@@ -367,6 +390,15 @@ def test_every_model_knob_changes_the_program(fields):
         ({"sliding_window": 0}, "sliding_window is 0"),
         ({"use_sliding_window": True}, "sliding_window is not set"),
         ({"gradient_checkpointing": "most"}, "'most'.*save_attention"),
+        ({"save_mlp_layers": 3, "num_layers": 2}, "save_mlp_layers is 3; expected 0 to num_layers, 2"),
+        ({"save_mlp_layers": 1}, "save_mlp_layers is 1 and scan_layers is true"),
+        *(
+            (
+                {"save_mlp_layers": 1, "scan_layers": False, "gradient_checkpointing": policy},
+                "save_mlp_layers is 1 and .*all layers keep that",
+            )
+            for policy in ("off", "save_matmuls", ScanCheckpointPolicy(save_block_internals=True))
+        ),
         ({"attn_backend": AttentionBackend.NVTE}, "nvte.*vanilla, jax_flash, splash"),
         ({"attn_backend": AttentionBackend.SPLASH, "max_seq_len": 100}, "100.*multiple of 128"),
         (

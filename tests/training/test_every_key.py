@@ -117,6 +117,7 @@ STEP: dict[str, tuple[list[str], list[str]]] = {
         }.items()
     },
     "data.layout": (["--data.seq_len", "null"], ["--data.layout", "v3-p11"]),
+    "model.save_mlp_layers": (["--model.scan_layers", "false"], ["--model.save_mlp_layers", "1"]),
     "loss.emd_weight": (["--loss.kind", "ce_emd"], ["--loss.emd_weight", "2.0"]),
     **{
         f"model.environment.{key}": (["--model.environment.channels", "8"], [f"--model.environment.{key}", value])

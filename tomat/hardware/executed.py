@@ -141,7 +141,7 @@ def _largest_divisor(n: int, limit: int) -> int:
 
 @dataclass(frozen=True)
 class Recomputation:
-    """Forward passes that the backward pass repeats, for each part of a layer."""
+    """Forward passes that the backward pass repeats, for each part of a layer, as a mean over the layers."""
 
     qkv: float = 0.0
     attention: float = 0.0
@@ -186,6 +186,8 @@ class Recomputation:
                 kept = (*(policy.save_block_internals or ()), *policy.offload_block_internals)
         # Nested checkpointing runs the layers of a group once more, whole, before it runs each again for its gradient.
         whole = 1.0 if nested else 0.0
+        mlp_in = 0.0 if MLP_NAME in kept else 1.0
+        mlp_in -= getattr(model_config, "save_mlp_layers", 0) / model_config.num_layers
         qkv = attention = 1.0
         if QKV_NAME in kept:
             # The kept queries and keys are those after their norm, whose gradient needs those before it.
@@ -197,7 +199,7 @@ class Recomputation:
             qkv=whole + qkv,
             attention=whole + attention,
             output=whole + (0.0 if OUTPUT_NAME in kept else 1.0),
-            mlp_in=whole + (0.0 if MLP_NAME in kept else 1.0),
+            mlp_in=whole + mlp_in,
             # Needed again only by a norm that follows it.
             mlp_out=whole + (1.0 if hybrid_norm else 0.0),
             first_values=first_values,

@@ -127,6 +127,9 @@ class DensityDecoderConfig(Qwen3Config):
     """The two projections into the MLP are one product. Parameters and checkpoints are as without."""
     gradient_checkpointing: bool | PolicyName | ScanCheckpointPolicy = "full"  # names before Haliax's own of them
     """One of `NAMED_POLICIES`, true (full), false (off), or the fields of Haliax's `ScanCheckpointPolicy`."""
+    save_mlp_layers: int = 0
+    """The last so many layers also keep what the MLP's two input projections give (`save_attention_mlp`, a part of the
+    layers at a time): memory that all layers together would not leave. With unrolled layers alone."""
     embedding_skip: float = 0.0
     """The embedding (with what the atoms add to it), times this, is added to what goes into each layer; 0: not."""
     value_mix: float = 0.0
@@ -169,7 +172,7 @@ class DensityDecoderConfig(Qwen3Config):
             raise TomatError(
                 f"model.attn_backend is {self.attn_backend}; expected one of {', '.join(BACKENDS)}, or null."
             )
-        self.checkpoint_policy  # noqa: B018  (raises if the policy is unknown)
+        self._check_kept_layers(self.checkpoint_policy)  # raises if the policy is unknown
         if self.whole_head is not None and self.window is not None:
             raise TomatError(
                 f"model.whole_head is set and sliding_window is {self.window}; its kernels have no window: leave "
@@ -191,6 +194,25 @@ class DensityDecoderConfig(Qwen3Config):
                 f"model.paired_heads is true, which makes {2 * self.max_seq_len} positions of {self.max_seq_len} for "
                 f"attention, and {error}"
             ) from error
+
+    def _check_kept_layers(self, policy: ScanCheckpointPolicy) -> None:
+        if not 0 <= self.save_mlp_layers <= self.num_layers:
+            raise TomatError(
+                f"model.save_mlp_layers is {self.save_mlp_layers}; expected 0 to num_layers, {self.num_layers}."
+            )
+        if not self.save_mlp_layers:
+            return
+        if self.scan_layers:
+            raise TomatError(
+                f"model.save_mlp_layers is {self.save_mlp_layers} and scan_layers is true; the layers of a scan all "
+                "keep the same: set model.scan_layers: false, or gradient_checkpointing: save_attention_mlp for all."
+            )
+        internals = policy.save_block_internals
+        if policy.disable or internals is True or MLP_PROJECTIONS in (internals or ()):
+            raise TomatError(
+                f"model.save_mlp_layers is {self.save_mlp_layers} and gradient_checkpointing is "
+                f"{self.gradient_checkpointing}, with which all layers keep that; leave out the one or the other."
+            )
 
     def _check_first_values(self) -> None:
         if not 0 <= self.value_mix <= 1:
@@ -251,6 +273,17 @@ class DensityDecoderConfig(Qwen3Config):
                 f"{', '.join(NAMED_POLICIES)}, or the fields of a ScanCheckpointPolicy."
             )
         return NAMED_POLICIES[name]
+
+    def layer_policies(self) -> list[ScanCheckpointPolicy]:
+        """The policy of each unrolled layer: `checkpoint_policy`, and what `save_mlp_layers` adds to the last ones.
+
+        The last, because the backward pass frees what they keep first, before the gradients of the others are there.
+        """
+        # Without a scan around them XLA would otherwise merge a layer computed again with its first time.
+        policy = dataclasses.replace(self.checkpoint_policy, prevent_cse=True)
+        kept = [*(policy.save_block_internals or ()), MLP_PROJECTIONS] if self.save_mlp_layers else []
+        more = dataclasses.replace(policy, simple=False, save_block_internals=kept)
+        return [policy] * (self.num_layers - self.save_mlp_layers) + [more] * self.save_mlp_layers
 
     def attention_config(self) -> DensityAttentionConfig:
         """The attention's part of the configuration."""
@@ -398,16 +431,14 @@ class DensityTransformer(LlamaTransformer):
             x = cast(NamedArray, self.layers.fold(x, mask=attn_mask, key=keys, pos_ids=pos_ids, **more))
             return self.norm(x)
         keys = maybe_rng_split(key, self.config.num_layers)
-        # Haliax's BlockSeq stores the policy and does not apply it.
-        policy = dataclasses.replace(self.config.checkpoint_policy, prevent_cse=True)
 
         def run_layer(carry, layer, key):
             carry = tree_checkpoint_name(carry, "layer_input")
             return layer(carry, mask=attn_mask, key=key, pos_ids=pos_ids, **more)
 
-        run = policy.checkpoint("layer_input", "layer_parameters", run_layer)
-        for layer, layer_key in zip(self.layers.unstacked(), keys, strict=True):
-            x = run(x, layer, layer_key)
+        # Haliax's BlockSeq stores the policy and does not apply it.
+        for layer, layer_key, policy in zip(self.layers.unstacked(), keys, self.config.layer_policies(), strict=True):
+            x = policy.checkpoint("layer_input", "layer_parameters", run_layer)(x, layer, layer_key)
         return self.norm(x)
 
     def skip_of(self, x: NamedArray) -> NamedArray | None:

@@ -45,6 +45,7 @@ FREE_KEYS = (
     "model.fused_qkv",
     "model.gradient_checkpointing",
     "model.qk_rotary",
+    "model.save_mlp_layers",
     "model.scan_layers",
     "model.splash",
     "model.whole_head",

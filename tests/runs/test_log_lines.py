@@ -1,6 +1,8 @@
 import json
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tomat.base.errors import TomatError
 from tomat.runs.log_lines import MAX_STEP, parse_events, parse_metrics, read_metrics
@@ -20,6 +22,16 @@ def test_a_damaged_line_is_named_and_a_torn_last_one_left_out(tmp_path, line):
         read_metrics(path)
     path.write_text(f"{json.dumps(rows[0])}\n{json.dumps(rows[1])}\n{line}")
     assert read_metrics(path) == rows
+
+
+VALUES = st.floats() | st.integers(-(2**63), 2**64 - 1) | st.text() | st.booleans() | st.none() | st.just("\ud800")
+
+
+@given(st.dictionaries(st.text(), VALUES | st.lists(VALUES, max_size=3), max_size=4))
+def test_a_line_reads_as_what_python_wrote(values):
+    line = json.dumps(values | {"step": 3})
+    [row], unreadable = parse_metrics(line)
+    assert unreadable == () and json.dumps(row) == line  # of text, since NaN is not itself
 
 
 def test_a_log_that_is_no_text_or_no_file(tmp_path):

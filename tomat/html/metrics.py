@@ -47,8 +47,7 @@ class CurveReader:
     """Gathers lines of a log, as they come."""
 
     def __init__(self) -> None:
-        self._steps: dict[str, array[int]] = {}
-        self._values: dict[str, array[float]] = {}
+        self._points: dict[str, tuple[array[int], array[float]]] = {}
         self._lines = self._unreadable = 0
         self._last = -1
 
@@ -63,15 +62,16 @@ class CurveReader:
         self._last = max(self._last, step)
         for name, value in row.items():
             if is_figure(value) and name not in NOT_CURVES:
-                if name not in self._steps:
-                    self._steps[name], self._values[name] = array("q"), array("d")
-                self._steps[name].append(step)
-                self._values[name].append(value)
+                points = self._points.get(name)
+                if points is None:
+                    points = self._points[name] = array("q"), array("d")
+                points[0].append(step)
+                points[1].append(value)
 
     def metrics(self, written_utc: float | None) -> Metrics:
         """What has been taken so far."""
         curves = {
-            name: _in_order(np.array(self._steps[name]), np.array(self._values[name])) for name in sorted(self._steps)
+            name: _in_order(np.array(steps), np.array(values)) for name, (steps, values) in sorted(self._points.items())
         }
         return Metrics(curves, self._lines, self._unreadable, self._last + 1, written_utc)
 

@@ -10,7 +10,18 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from tomat.base.errors import TomatError
-from tomat.html.document import Figure, Page, Section, asset, json_script, page_html, paragraph, typed, write_page
+from tomat.html.document import (
+    DENSITY_PROGRAMS,
+    Figure,
+    Page,
+    Section,
+    asset,
+    json_script,
+    page_html,
+    paragraph,
+    typed,
+    write_page,
+)
 
 FIGURE = Figure(
     "A <b>figure</b>", [{"type": "scatter", "y": typed(np.arange(3.0))}], {}, "It rises & ends.", scales=True
@@ -59,6 +70,6 @@ def test_a_page_beyond_the_limit_is_refused_and_nothing_is_written(tmp_path):
 
 
 def test_the_pages_own_programs_ask_for_no_address_and_no_mouse():
-    for name in ("page.js", "density.js", "page.css"):
+    for name in ("page.js", *DENSITY_PROGRAMS, "page.css"):
         assert not re.search(r"https?:|fetch\(|XMLHttpRequest|import\(|@import|url\(|eval\(|innerHTML", asset(name))
     assert "prefers-color-scheme: dark" in asset("page.css") and ":focus-visible" in asset("page.css")

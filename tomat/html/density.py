@@ -1,8 +1,8 @@
 """Densities in a page: surfaces of equal density, slices one can drag, atoms and cell; a reference beside a prediction.
 
 The page holds the values themselves, on a coarser grid where the cell is large, and draws from them: the surfaces by
-marching tetrahedra (`assets/density.js`), since plotly's own `isosurface` needs a rectangular grid and most cells are
-none.
+marching tetrahedra (`assets/cell_geometry.js`), since plotly's own `isosurface` needs a rectangular grid and most cells
+are none.
 """
 
 from __future__ import annotations

@@ -31,6 +31,9 @@ POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inli
 FIGURE_HEIGHT = 380
 """Of a figure, in CSS pixels, where it says nothing else."""
 
+DENSITY_PROGRAMS = ("cell_geometry.js", "density.js")
+"""Of `assets/`, in a page that shows a density, in the order in which they need each other."""
+
 _DTYPES = {"float32": "f4", "float64": "f8", "int32": "i4", "uint8": "u1"}
 """NumPy's names to those of plotly's typed arrays."""
 
@@ -176,8 +179,8 @@ def page_html(page: Page) -> str:
             "</main>",
             f"<footer><p>Written by tomat {text(__version__)}. The page holds all that it shows and loads nothing.</p>",
             "</footer>",
-            f"<script>\n{asset('page.js')}</script>",
-            f"<script>\n{asset('density.js')}</script>" if any("data-density" in part for part in body) else "",
+            _script("page.js"),
+            *([_script(name) for name in DENSITY_PROGRAMS] if any("data-density" in part for part in body) else []),
             f'<script type="text/plain" id="plotly-program">\n{plotly_program()}\n</script>',
             "</body>",
             "</html>",
@@ -215,6 +218,10 @@ def asset(name: str) -> str:
 def plotly_program() -> str:
     """plotly.js, as the Python package carries it (6.9: one bundle of 4.9 MB, and no smaller one)."""
     return (importlib.resources.files("plotly") / "package_data" / "plotly.min.js").read_text(encoding="utf-8")
+
+
+def _script(name: str) -> str:
+    return f"<script>\n{asset(name)}</script>"
 
 
 def _figure_html(name: str, figure: Figure) -> str:

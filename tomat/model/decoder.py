@@ -281,7 +281,8 @@ class DensityDecoderConfig(Qwen3Config):
         """
         # Without a scan around them XLA would otherwise merge a layer computed again with its first time.
         policy = dataclasses.replace(self.checkpoint_policy, prevent_cse=True)
-        kept = [*(policy.save_block_internals or ()), MLP_PROJECTIONS] if self.save_mlp_layers else []
+        internals = policy.save_block_internals
+        kept = [*(() if isinstance(internals, bool) else internals), MLP_PROJECTIONS]
         more = dataclasses.replace(policy, simple=False, save_block_internals=kept)
         return [policy] * (self.num_layers - self.save_mlp_layers) + [more] * self.save_mlp_layers
 

@@ -10,7 +10,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from py_mini_racer import MiniRacer
 from scipy.ndimage import map_coordinates
-from scipy.spatial import cKDTree
+from scipy.spatial import KDTree
 
 from tomat.html.document import asset
 
@@ -58,7 +58,7 @@ def edges(triangles):
 def assert_same_spots(found, expected):
     """In any order."""
     for some, others in ((found, expected), (expected, found)) if len(expected) else ():
-        assert cKDTree(others).query(some)[0].max() < 1e-9
+        assert KDTree(others).query(some)[0].max() < 1e-9
 
 
 def balls(shape):

@@ -397,7 +397,12 @@ def test_every_model_knob_changes_the_program(fields):
                 {"save_mlp_layers": 1, "scan_layers": False, "gradient_checkpointing": policy},
                 "save_mlp_layers is 1 and .*all layers keep that",
             )
-            for policy in ("off", "save_matmuls", ScanCheckpointPolicy(save_block_internals=True))
+            for policy in (
+                "off",
+                "save_matmuls",
+                ScanCheckpointPolicy(save_block_internals=True),
+                ScanCheckpointPolicy(offload_block_internals=["mlp_projections"]),
+            )
         ),
         ({"attn_backend": AttentionBackend.NVTE}, "nvte.*vanilla, jax_flash, splash"),
         ({"attn_backend": AttentionBackend.SPLASH, "max_seq_len": 100}, "100.*multiple of 128"),

@@ -208,7 +208,8 @@ class DensityDecoderConfig(Qwen3Config):
                 "keep the same: set model.scan_layers: false, or gradient_checkpointing: save_attention_mlp for all."
             )
         internals = policy.save_block_internals
-        if policy.disable or internals is True or MLP_PROJECTIONS in (internals or ()):
+        names = [*policy.offload_block_internals, *(() if isinstance(internals, bool) else internals)]
+        if policy.disable or internals is True or MLP_PROJECTIONS in names:
             raise TomatError(
                 f"model.save_mlp_layers is {self.save_mlp_layers} and gradient_checkpointing is "
                 f"{self.gradient_checkpointing}, with which all layers keep that; leave out the one or the other."

@@ -16,7 +16,8 @@ import pytest
 from tomat.loss.config import LossConfig
 from tomat.loss.density_loss import density_loss
 from tomat.loss.target import DensityTarget
-from tomat.model.decoder import DensityDecoderConfig, causal_activations
+from tomat.model.any_decoder import causal_activations
+from tomat.model.decoder import DensityDecoderConfig
 from tomat.tokens.vocabulary import DENSITY_START, Vocabulary
 
 N_BINS, SEQUENCES, POSITIONS = 64, 128, 160

@@ -16,7 +16,7 @@ from tomat.base.errors import TomatError
 from tomat.evaluation.metrics import nmae
 from tomat.evaluation.result import FIGURES
 from tomat.evaluation.teacher_forced import TeacherForcedConfig, TeacherForcedEvaluator
-from tomat.model.decoder import causal_activations
+from tomat.model.any_decoder import causal_activations
 from tomat.tokens.vocabulary import DENSITY_START
 
 CONTEXT = 72

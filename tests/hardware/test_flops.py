@@ -41,7 +41,8 @@ from tomat.hardware.flops import (
     useful_training_flops,
 )
 from tomat.model.attention import ATTENTION_PROJECTION, QKV, SplashBlockSizes
-from tomat.model.decoder import MLP_PROJECTIONS, DensityDecoderConfig
+from tomat.model.checkpoint_policies import MLP_PROJECTIONS
+from tomat.model.decoder import DensityDecoderConfig
 from tomat.model.splash import ATTENTION_OUTPUT
 
 BATCH, SEQ_LEN, VOCAB = 2, 256, 512

@@ -19,7 +19,8 @@ from tomat.base.errors import TomatError
 from tomat.inference.autoregressive import CachedModel, decode_autoregressive
 from tomat.inference.batches import named_atoms
 from tomat.inference.choice import ChoiceKind
-from tomat.model.decoder import DensityDecoderConfig, hidden_and_head
+from tomat.model.any_decoder import hidden_and_head
+from tomat.model.decoder import DensityDecoderConfig
 from tomat.model.environment import EnvironmentConfig, EnvironmentTables, environment_tables
 from tomat.tokens.vocabulary import DENSITY_BLOCK_START, DENSITY_START, PAD, Vocabulary
 

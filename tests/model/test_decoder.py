@@ -22,16 +22,10 @@ from levanter.models.qwen import Qwen3Config, QwenConfig
 from levanter.utils.activation import ActivationFunctionEnum
 
 from tomat.base.errors import TomatError
+from tomat.model.any_decoder import build_mask, causal_activations
 from tomat.model.attention import DensityAttention
-from tomat.model.decoder import (
-    NAMED_POLICIES,
-    DensityDecoder,
-    DensityDecoderConfig,
-    DensityDecoderLayer,
-    build_mask,
-    causal_activations,
-    parameter_count,
-)
+from tomat.model.checkpoint_policies import NAMED_POLICIES
+from tomat.model.decoder import DensityDecoder, DensityDecoderConfig, DensityDecoderLayer, parameter_count
 from tomat.model.norm_rotary import QkRotaryConfig
 from tomat.model.splash import SplashBlockSizes
 from tomat.model.whole_head import WholeHeadConfig

@@ -18,7 +18,8 @@ from tomat.density.elements import SYMBOLS, pauling_electronegativity
 from tomat.density.promolecule import Promolecule, radial_sums
 from tomat.density.radial import RadialBasis
 from tomat.model import environment as module
-from tomat.model.decoder import DensityDecoderConfig, hidden_and_head
+from tomat.model.any_decoder import hidden_and_head
+from tomat.model.decoder import DensityDecoderConfig
 from tomat.model.environment import Environment, EnvironmentConfig, environment_tables, log_densities, prior_columns
 from tomat.model.patch_atoms import Room, atoms_of_patch, filled
 from tomat.tokens.vocabulary import DENSITY_BLOCK_START, DENSITY_START, PAD

@@ -19,7 +19,9 @@ from tiny_run import DEMO, tiny_run
 from tomat.base.errors import TomatError
 from tomat.inference.trained import load_trained
 from tomat.model import int8_dot
-from tomat.model.decoder import NAMED_POLICIES, DensityDecoderConfig, causal_activations
+from tomat.model.any_decoder import causal_activations
+from tomat.model.checkpoint_policies import NAMED_POLICIES
+from tomat.model.decoder import DensityDecoderConfig
 from tomat.model.int8_dot import Int8DotGeneral, int8_dot_general
 from tomat.runs.log_lines import read_metrics
 from tomat.settings.config import load_config

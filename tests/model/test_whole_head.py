@@ -13,8 +13,9 @@ from levanter.layers.attention import AttentionBackend, AttentionMask, dot_produ
 
 from tomat.base.errors import TomatError
 from tomat.hardware.executed import attention_kernels
+from tomat.model.any_decoder import build_mask
 from tomat.model.attention import DensityAttention
-from tomat.model.decoder import DensityDecoderConfig, build_mask
+from tomat.model.decoder import DensityDecoderConfig
 from tomat.model.norm_rotary import QkRotaryConfig
 from tomat.model.whole_head import WholeHeadConfig, whole_head_attention
 

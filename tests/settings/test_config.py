@@ -7,7 +7,7 @@ import yaml
 from levanter.optim.config import LionConfig
 
 from tomat.base.errors import TomatError
-from tomat.model.decoder import NAMED_POLICIES
+from tomat.model.checkpoint_policies import NAMED_POLICIES
 from tomat.settings.config import config_from_dict, config_hash, load_config, parse_overrides, recorded_config
 
 CONFIGS = Path(__file__).parents[2] / "configs"

@@ -12,7 +12,8 @@ from haliax import Axis, NamedArray
 from tomat.loss.config import LossConfig
 from tomat.loss.density_loss import density_loss
 from tomat.loss.target import DensityTarget
-from tomat.model.decoder import DensityDecoderConfig, hidden_and_head
+from tomat.model.any_decoder import hidden_and_head
+from tomat.model.decoder import DensityDecoderConfig
 from tomat.tokens.vocabulary import DENSITY_BLOCK_START, DENSITY_START, PAD
 from tomat.training.loader import TokenExample
 from tomat.training.step import DensityLossFunction, without_density

@@ -14,7 +14,7 @@ from levanter.tracker import NoopConfig
 
 from tomat.density.promolecule import Promolecule
 from tomat.inference.batches import named_atoms, stacked_atoms
-from tomat.model.decoder import environment_of
+from tomat.model.any_decoder import environment_of
 from tomat.model.environment import environment_tables
 from tomat.model.patch_atoms import Room, filled
 from tomat.planning.compile.lowering import lower_step, stand_in_table

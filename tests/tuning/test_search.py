@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tomat.base.errors import TomatError
 from tomat.cost.memory import MemoryReport
 from tomat.hardware.chips import Slice, slice_named
-from tomat.model.decoder import NAMED_POLICIES
+from tomat.model.checkpoint_policies import NAMED_POLICIES
 from tomat.planning.compile.compiler import CompiledStep
 from tomat.planning.compile.topology import data_axis_size
 from tomat.settings.config import TrainConfig, load_config

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from tiny_run import DEMO, tiny_run
 
-from tomat.model.decoder import causal_activations
+from tomat.model.any_decoder import causal_activations
 from tomat.settings.config import load_config
 from tomat.training.step import model_initialiser
 from tomat.weights.arrays import model_of, named_arrays

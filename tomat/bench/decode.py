@@ -24,7 +24,8 @@ from tomat.inference.autoregressive import CachedModel, decode_autoregressive, k
 from tomat.inference.parallel import cell_patches
 from tomat.inference.predictor import RunPredictor
 from tomat.inference.trained import LoadedRun
-from tomat.model.decoder import environment_of, parameter_count
+from tomat.model.any_decoder import environment_of
+from tomat.model.decoder import parameter_count
 from tomat.model.devices import ignore_absent_tpu
 from tomat.model.environment import EnvironmentTables
 from tomat.model.kv_cache import KvCacheDtype

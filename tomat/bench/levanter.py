@@ -30,7 +30,8 @@ from levanter.trainer import Trainer, TrainerConfig
 from tomat.base.errors import TomatError
 from tomat.base.reporting import console, write_report
 from tomat.bench.decode import said, spread_of
-from tomat.model.decoder import DensityDecoderConfig, environment_of, parameter_count
+from tomat.model.any_decoder import environment_of
+from tomat.model.decoder import DensityDecoderConfig, parameter_count
 from tomat.settings.config import TrainConfig, load_config
 from tomat.tokens.shards import ShardSet
 from tomat.tokens.vocabulary import PAD

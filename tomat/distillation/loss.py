@@ -12,7 +12,7 @@ from levanter.utils.tree_utils import inference_mode
 from tomat.distillation.arrays import TrainedArrays
 from tomat.loss.density_loss import density_loss
 from tomat.loss.teacher import teacher_divergence
-from tomat.model.decoder import hidden_and_head
+from tomat.model.any_decoder import hidden_and_head
 from tomat.settings.config import TrainConfig
 from tomat.settings.distillation import DistillationConfig
 from tomat.training.loader import TokenExample

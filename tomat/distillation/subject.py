@@ -11,7 +11,7 @@ from tomat.base.reporting import console, counted
 from tomat.distillation.arrays import TrainedArrays
 from tomat.distillation.loss import DistillationLoss, StudentAndTeacher
 from tomat.inference.trained import LoadedRun, load_trained
-from tomat.model.decoder import environment_of
+from tomat.model.any_decoder import environment_of
 from tomat.settings.config import TrainConfig
 from tomat.settings.distillation import DistillationConfig
 from tomat.training.datasets import Datasets

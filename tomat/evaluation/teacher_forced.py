@@ -36,7 +36,7 @@ from tomat.evaluation.patches import (
 from tomat.evaluation.result import MaterialResult, TeacherForcedResult
 from tomat.inference.batches import named_atoms, stacked_atoms
 from tomat.inference.trained import LoadedRun
-from tomat.model.decoder import environment_of, hidden_and_head
+from tomat.model.any_decoder import environment_of, hidden_and_head
 from tomat.model.environment import EnvironmentConfig, EnvironmentTables
 from tomat.tokens.layouts import SequenceLayout
 from tomat.tokens.patch import check_encodable

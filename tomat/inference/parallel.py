@@ -20,7 +20,7 @@ from tomat.density.crystal import Crystal
 from tomat.density.grid import DensityGrid
 from tomat.inference.batches import named_atoms, stacked_atoms
 from tomat.inference.trained import LoadedRun
-from tomat.model.decoder import environment_of, hidden_and_head
+from tomat.model.any_decoder import environment_of, hidden_and_head
 from tomat.model.environment import EnvironmentConfig, EnvironmentTables
 from tomat.model.patch_atoms import Room, atoms_of_patch, filled
 from tomat.tokens.layouts import PatchShape

@@ -25,7 +25,7 @@ from tomat.inference.interface import OnPatches, Prediction, normalised
 from tomat.inference.memory import free_bytes, largest_batch
 from tomat.inference.parallel import batches, cell_patches, decode_parallel, first_rows
 from tomat.inference.trained import LoadedRun, load_trained
-from tomat.model.decoder import environment_of
+from tomat.model.any_decoder import environment_of
 from tomat.model.kv_cache import KvCacheDtype, check_kv_cache_dtype
 from tomat.settings.config import TrainConfig
 

@@ -16,7 +16,7 @@ from tomat.base.reporting import console
 from tomat.codec.base import DensityCodec
 from tomat.codec.files import load_codec
 from tomat.density.promolecule import Promolecule
-from tomat.model.decoder import environment_of
+from tomat.model.any_decoder import environment_of
 from tomat.model.devices import ignore_absent_tpu
 from tomat.model.environment import EnvironmentTables, environment_tables
 from tomat.runs.checkpoints import AVERAGED, find_checkpoint

@@ -28,7 +28,7 @@ from tomat.base.errors import TomatError
 from tomat.base.reporting import dump_json, first_line
 from tomat.lab.energy import energy_counter
 from tomat.lab.messages import DEVICE, FAILED, OUT_OF_MEMORY, PROCESS, Request
-from tomat.model.decoder import environment_of
+from tomat.model.any_decoder import environment_of
 from tomat.settings.config import TrackersConfig, TrainConfig, config_hash, load_config
 from tomat.training.datasets import open_datasets, run_tables, value_table
 from tomat.training.dispatch import training_steps

@@ -166,7 +166,7 @@ class DensityAttention(Attention):
         if not isinstance(mask, AttentionMask) or not mask.is_causal:
             raise TomatError(
                 "attention was called without a causal mask, and would see the future; call the model through "
-                "tomat.model.decoder.causal_activations, or pass tomat.model.decoder.build_mask(config)."
+                "tomat.model.any_decoder.causal_activations, or pass tomat.model.any_decoder.build_mask(config)."
             )
         if self.config.sliding_window is not None:
             mask = mask.with_sliding_window(self.config.sliding_window)
@@ -241,7 +241,7 @@ class DensityAttention(Attention):
         if self.first_values is None:
             raise TomatError(
                 f"model.value_mix is {share}, and attention was called without the values of the first layer; call the "
-                "model whole, through tomat.model.decoder.causal_activations."
+                "model whole, through tomat.model.any_decoder.causal_activations."
             )
         return (1 - share) * v + share * self.first_values
 

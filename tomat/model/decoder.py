@@ -5,17 +5,15 @@
 TPU attention kernel is in the configuration (`splash.py`). Its classes override `init`: Levanter's `init` methods
 return classes written into them, so that a subclass that relies on them is never built.
 
-Any other Levanter decoder works too, through `causal_activations`.
+Any other Levanter decoder works too, through `any_decoder.py`.
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import equinox as eqx
-import haliax as hax
 import haliax.nn as hnn
 import jax
 import jax.random as jrandom
@@ -25,68 +23,26 @@ from haliax.nn.scan import BlockFoldable, BlockSeq, ScanCheckpointPolicy, Stacke
 from levanter.layers.attention import AttentionBackend, AttentionMask
 from levanter.layers.rotary import Llama3RotaryEmbeddingsConfig, RotaryEmbeddingsConfig
 from levanter.models.llama import LlamaDecoderLayer, LlamaEmbedding, LlamaLMHeadModel, LlamaMlp, LlamaTransformer
-from levanter.models.lm_model import LmConfig, LmHeadModel
+from levanter.models.lm_model import LmConfig
 from levanter.models.qwen import Qwen3Config
 
 from tomat.base.errors import TomatError
 from tomat.hardware.executed import COMPUTE_BYTES
-from tomat.model.attention import (
-    BACKENDS,
-    QKV,
-    DensityAttention,
-    DensityAttentionConfig,
-    flash_block,
+from tomat.model.attention import BACKENDS, DensityAttention, DensityAttentionConfig, flash_block
+from tomat.model.checkpoint_policies import (
+    MLP_PROJECTIONS,
+    PolicyName,
+    chosen_policy,
+    keeps_mlp_projections,
+    unrolled_policies,
 )
-from tomat.model.embedding import with_float32_sums
-from tomat.model.environment import Environment, EnvironmentConfig, EnvironmentTables, PatchAtoms
+from tomat.model.environment import Environment, EnvironmentConfig
 from tomat.model.int8_dot import Int8DotGeneral, Int8Matmuls
 from tomat.model.joined import can_join, joined_product, parts
 from tomat.model.kv_cache import KvCache
 from tomat.model.norm_rotary import QkRotaryConfig
-from tomat.model.splash import ATTENTION_OUTPUT, SplashBlockSizes
+from tomat.model.splash import SplashBlockSizes
 from tomat.model.whole_head import WholeHeadConfig
-
-MLP_PROJECTIONS = "mlp_projections"
-"""Name, for checkpoint policies, of what the two input projections of the MLP give."""
-
-
-NAMED_POLICIES: Mapping[str, ScanCheckpointPolicy] = MappingProxyType(
-    {
-        # Everything the backward pass needs is kept; nothing is computed twice.
-        "off": ScanCheckpointPolicy(disable=True),
-        # Only the input of each layer is kept; the layer is computed again.
-        "full": ScanCheckpointPolicy(simple=True),
-        # As full, and the output of attention with its log-sum-exp is kept: the attention kernel runs forward once
-        # (vanilla attention still computes its scores twice).
-        "save_attention": ScanCheckpointPolicy(save_block_internals=[ATTENTION_OUTPUT]),
-        # As full, and queries, keys and values are kept as attention takes them: their projections, norms and rotary
-        # embedding run once. With use_qk_norm only the values gain: the gradient of a norm needs what went into it, so
-        # queries and keys are projected again.
-        "save_qkv": ScanCheckpointPolicy(save_block_internals=[QKV]),
-        # save_qkv and save_attention together: the output projection, the MLP and the norms are computed again, with
-        # use_qk_norm also queries and keys.
-        "save_qkv_attention": ScanCheckpointPolicy(save_block_internals=[QKV, ATTENTION_OUTPUT]),
-        # save_attention, and what the MLP's two input projections give is kept: the attention projections, norms and
-        # activations are computed again. 4 x intermediate_dim bytes a token and layer in bfloat16.
-        "save_attention_mlp": ScanCheckpointPolicy(save_block_internals=[ATTENTION_OUTPUT, MLP_PROJECTIONS]),
-        # save_qkv_attention and save_attention_mlp together.
-        "save_matmuls": ScanCheckpointPolicy(save_block_internals=[QKV, ATTENTION_OUTPUT, MLP_PROJECTIONS]),
-        # As full, with the input of each layer moved to host memory until the backward pass.
-        "offload": ScanCheckpointPolicy(save_carries="offload"),
-        # As full in two levels: the input of every sqrt(layers)-th layer is kept, and layers are computed up to three
-        # times (with scan_layers; unrolled layers: as full).
-        "nested": ScanCheckpointPolicy(nested=True, simple=True),
-    }
-)
-"""Values of `model.gradient_checkpointing` beside true (full), false (off) and a whole `ScanCheckpointPolicy`: what is
-kept from the forward pass, and what that costs."""
-
-
-PolicyName = Literal[
-    "off", "full", "save_attention", "save_qkv", "save_qkv_attention", "save_attention_mlp", "save_matmuls", "offload",
-    "nested",
-]  # fmt: skip
-"""The keys of `NAMED_POLICIES`. Haliax knows some of these names too, and means other policies by them."""
 
 
 @LmConfig.register_subclass("density_decoder")
@@ -126,7 +82,7 @@ class DensityDecoderConfig(Qwen3Config):
     fused_gate_up: bool = False
     """The two projections into the MLP are one product. Parameters and checkpoints are as without."""
     gradient_checkpointing: bool | PolicyName | ScanCheckpointPolicy = "full"  # names before Haliax's own of them
-    """One of `NAMED_POLICIES`, true (full), false (off), or the fields of Haliax's `ScanCheckpointPolicy`."""
+    """A name in `checkpoint_policies.py`, true (full), false (off), or the fields of a `ScanCheckpointPolicy`."""
     save_mlp_layers: int = 0
     """The last so many layers also keep what the MLP's two input projections give (`save_attention_mlp`, a part of the
     layers at a time): memory that all layers together would not leave. With unrolled layers alone."""
@@ -207,9 +163,7 @@ class DensityDecoderConfig(Qwen3Config):
                 f"model.save_mlp_layers is {self.save_mlp_layers} and scan_layers is true; the layers of a scan all "
                 "keep the same: set model.scan_layers: false, or gradient_checkpointing: save_attention_mlp for all."
             )
-        internals = policy.save_block_internals
-        names = [*policy.offload_block_internals, *(() if isinstance(internals, bool) else internals)]
-        if policy.disable or internals is True or MLP_PROJECTIONS in names:
+        if keeps_mlp_projections(policy):
             raise TomatError(
                 f"model.save_mlp_layers is {self.save_mlp_layers} and gradient_checkpointing is "
                 f"{self.gradient_checkpointing}, with which all layers keep that; leave out the one or the other."
@@ -264,28 +218,11 @@ class DensityDecoderConfig(Qwen3Config):
         Raises:
             TomatError: It is the name of no policy.
         """
-        choice = self.gradient_checkpointing
-        if isinstance(choice, ScanCheckpointPolicy):
-            return choice
-        name = choice if isinstance(choice, str) else "full" if choice else "off"
-        if name not in NAMED_POLICIES:
-            raise TomatError(
-                f"model.gradient_checkpointing is '{choice}'; expected true, false, one of "
-                f"{', '.join(NAMED_POLICIES)}, or the fields of a ScanCheckpointPolicy."
-            )
-        return NAMED_POLICIES[name]
+        return chosen_policy(self.gradient_checkpointing)
 
     def layer_policies(self) -> list[ScanCheckpointPolicy]:
-        """The policy of each unrolled layer: `checkpoint_policy`, and what `save_mlp_layers` adds to the last ones.
-
-        The last, because the backward pass frees what they keep first, before the gradients of the others are there.
-        """
-        # Without a scan around them XLA would otherwise merge a layer computed again with its first time.
-        policy = dataclasses.replace(self.checkpoint_policy, prevent_cse=True)
-        internals = policy.save_block_internals
-        kept = [*(() if isinstance(internals, bool) else internals), MLP_PROJECTIONS]
-        more = dataclasses.replace(policy, simple=False, save_block_internals=kept)
-        return [policy] * (self.num_layers - self.save_mlp_layers) + [more] * self.save_mlp_layers
+        """The policy of each unrolled layer."""
+        return unrolled_policies(self.checkpoint_policy, self.num_layers, self.save_mlp_layers)
 
     def attention_config(self) -> DensityAttentionConfig:
         """The attention's part of the configuration."""
@@ -537,104 +474,3 @@ def parameter_count(config: LmConfig, vocab_size: int) -> int:
     Vocab = Axis("vocab", vocab_size)
     shapes = eqx.filter_eval_shape(lambda key: config.build(Vocab, key=key), jrandom.PRNGKey(0))
     return sum(leaf.size for leaf in jax.tree.leaves(shapes) if isinstance(leaf, jax.ShapeDtypeStruct))
-
-
-def _effective_window(config: LmConfig) -> int | None:
-    """The sliding window, in positions, that has to go into the mask of any model of `config`; None: none."""
-    if isinstance(config, DensityDecoderConfig):
-        return config.window
-    window = getattr(config, "sliding_window", None)
-    kind = config.get_choice_name(type(config))
-    if window is None or getattr(config, "use_sliding_window", True) is False:
-        return None
-    if kind in ("olmo3", "snowball"):  # these mask for themselves, by layer
-        return None
-    if kind in ("qwen3", "mistral"):  # one window for all layers, which Levanter accepts and does not apply
-        return window
-    raise TomatError(
-        f"model.type {kind} has sliding_window {window}, which Levanter does not apply layer by layer as that model "
-        "means it; unset it, or use model.type density_decoder."
-    )
-
-
-def build_mask(config: LmConfig) -> AttentionMask:
-    """The attention mask of a decoder: causal, with the sliding window of its configuration.
-
-    Raises:
-        TomatError: The configuration asks for a window that Levanter's model does not have.
-    """
-    return AttentionMask.causal(sliding_window=_effective_window(config))
-
-
-def causal_activations(
-    model: LmHeadModel, tokens: NamedArray, *, key=None, added: NamedArray | None = None
-) -> NamedArray:
-    """The last hidden state at every position, each computed from the tokens up to that position and no later one.
-
-    The gradient of the embedding is summed in float32 (`embedding.py`), whatever the model computes in.
-
-    Args:
-        model: Any Levanter decoder.
-        tokens: Token ids, int [batch, position].
-        key: Random key, for models with dropout.
-        added: [batch, position, embed], added to the embedding of the tokens (`DensityDecoder` alone).
-
-    Returns:
-        [batch, position, embed], in the type the model computes in. The logits are its product with
-        `model.get_lm_head()`.
-
-    Raises:
-        TomatError: A mixture of experts, whose router has a loss of its own that tomat's losses do not add, or a window
-            as in `build_mask`.
-    """
-    more = {} if added is None else {"added": added}
-    activations = with_float32_sums(model).activations(tokens, attn_mask=build_mask(model.config), key=key, **more)
-    if isinstance(activations, tuple):
-        raise TomatError(
-            f"model.type {model.config.get_choice_name(type(model.config))} is a mixture of experts, whose router loss "
-            "tomat does not add; choose a dense decoder."
-        )
-    return hax.auto_sharded(activations.rearrange((..., "position", model.Embed.name)))
-
-
-def environment_of(config: LmConfig) -> EnvironmentConfig | None:
-    """`model.environment` of a configuration; None also for models that cannot have one."""
-    return config.environment if isinstance(config, DensityDecoderConfig) else None
-
-
-def int8_matmuls_of(config: LmConfig) -> Int8Matmuls | None:
-    """`model.int8_matmuls` of a configuration; None also for models that cannot have it."""
-    return config.int8_matmuls if isinstance(config, DensityDecoderConfig) else None
-
-
-def hidden_and_head(
-    model: LmHeadModel,
-    tokens: NamedArray,
-    atoms: PatchAtoms | None = None,
-    tables: EnvironmentTables | None = None,
-    *,
-    key=None,
-) -> tuple[NamedArray, NamedArray]:
-    """Hidden states and head whose product is the logits, with what the model knows of the atoms.
-
-    Args:
-        model: Any Levanter decoder.
-        tokens: Token ids, int [batch, position].
-        atoms, tables: For a model with `environment`; else not looked at.
-        key: As for `causal_activations`.
-
-    Returns:
-        [batch, position, embed] and [vocab, embed]; `embed` is longer than the model's where there is a prior.
-
-    Raises:
-        TomatError: As `causal_activations`, or the atoms are missing.
-    """
-    environment = model.environment if isinstance(model, DensityDecoder) else None
-    if environment is None:
-        return causal_activations(model, tokens, key=key), model.get_lm_head()
-    if atoms is None or tables is None:
-        raise TomatError("the model has model.environment and was given no atoms; read them with the rows.")
-    sums = environment.sums(tokens, atoms, tables)
-    embedding = environment.embedding(tokens, sums, tables)
-    hidden = causal_activations(model, tokens, key=key, added=embedding)
-    return environment.with_prior(hidden, model.get_lm_head(), embedding, sums, tables)

@@ -20,7 +20,7 @@ from tomat.inference.autoregressive import kept_bytes
 from tomat.inference.memory import SHARE
 from tomat.inference.parallel import atoms_near, tiling
 from tomat.inference.predictor import DecoderName, check_decoder, sequences_to_try
-from tomat.model.decoder import environment_of
+from tomat.model.any_decoder import environment_of
 from tomat.model.kv_cache import KvCacheDtype, check_kv_cache_dtype
 from tomat.model.patch_atoms import Room
 from tomat.planning.compile.compiler import CompiledStep, compile_step

@@ -22,7 +22,7 @@ from levanter.tracker.wandb import WandbConfig
 from levanter.trainer import TrainerConfig
 
 from tomat.base.errors import TomatError
-from tomat.model.decoder import int8_matmuls_of
+from tomat.model.any_decoder import int8_matmuls_of
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

@@ -21,7 +21,7 @@ from tomat.base.errors import TomatError
 from tomat.base.layout import PROFILER_FOLDER
 from tomat.base.reporting import console
 from tomat.loss.density_loss import evaluation_sums
-from tomat.model.decoder import environment_of
+from tomat.model.any_decoder import environment_of
 from tomat.model.patch_atoms import RowAtoms
 from tomat.settings.config import TrainConfig
 from tomat.tokens.shards import ShardSet

@@ -17,7 +17,7 @@ from levanter.trainer_state import TrainerState
 from tomat.base.errors import TomatError
 from tomat.base.reporting import console
 from tomat.loss.start import TIED_LOGIT_STD, UNTIED_LOGIT_STD, check_first_loss, uniform_loss
-from tomat.model.decoder import environment_of
+from tomat.model.any_decoder import environment_of
 from tomat.training.checkpointer import RunCheckpointer
 from tomat.training.datasets import Datasets, value_table
 from tomat.training.dispatch import training_steps

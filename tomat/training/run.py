@@ -16,7 +16,7 @@ from tomat.base.layout import CODEC_FILE, CONFIG_FILE, METRICS_FILE, PROMOLECULE
 from tomat.base.reporting import console, write_text
 from tomat.codec.files import write_codec
 from tomat.density.promolecule import Promolecule
-from tomat.model.decoder import environment_of
+from tomat.model.any_decoder import environment_of
 from tomat.runs.history import last_event, read_events
 from tomat.runs.log_lines import truncate_metrics
 from tomat.runs.run_log import Asked

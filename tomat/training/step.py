@@ -22,7 +22,7 @@ from tomat.base.errors import TomatError
 from tomat.loss.config import LossConfig
 from tomat.loss.density_loss import density_loss
 from tomat.loss.target import DensityTarget
-from tomat.model.decoder import environment_of, hidden_and_head
+from tomat.model.any_decoder import environment_of, hidden_and_head
 from tomat.model.environment import EnvironmentTables
 from tomat.settings.config import TrainConfig
 from tomat.tokens.vocabulary import DENSITY_START, PAD

@@ -28,8 +28,9 @@ def lower_attention(request: dict[str, Any], device: Any) -> Any:
     import numpy as np
     from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+    from tomat.model.any_decoder import build_mask
     from tomat.model.attention import DensityAttention
-    from tomat.model.decoder import DensityDecoderConfig, build_mask
+    from tomat.model.decoder import DensityDecoderConfig
 
     config = draccus.decode(DensityDecoderConfig, request["model"])
     mesh = Mesh(np.asarray([device]), ("data",))

@@ -17,7 +17,7 @@ from jax.tree_util import keystr, tree_flatten_with_path, tree_unflatten
 from levanter.models.lm_model import LmHeadModel
 
 from tomat.base.errors import TomatError
-from tomat.model.decoder import int8_matmuls_of
+from tomat.model.any_decoder import int8_matmuls_of
 from tomat.model.packed import PackedEmbedding, PackedLinear, PackedMatrix, packed_rows
 from tomat.settings.config import TrainConfig
 from tomat.weights.quantise import Quantised

@@ -16,7 +16,7 @@ from levanter.utils.tree_utils import inference_mode
 from tomat.base.errors import TomatError
 from tomat.inference.autoregressive import decode_autoregressive
 from tomat.inference.parallel import decode_parallel
-from tomat.model.decoder import environment_of
+from tomat.model.any_decoder import environment_of
 from tomat.model.kv_cache import KvCacheDtype
 from tomat.planning.compile.lowering import placed, stand_in_tables
 from tomat.settings.config import TrainConfig

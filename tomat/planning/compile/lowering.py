@@ -22,7 +22,7 @@ from levanter.tracker import NoopConfig
 from levanter.trainer_state import TrainerState
 
 from tomat.density.elements import SYMBOLS
-from tomat.model.decoder import environment_of
+from tomat.model.any_decoder import environment_of
 from tomat.model.environment import DESCRIPTORS, EnvironmentConfig, EnvironmentTables, PatchAtoms
 from tomat.model.patch_atoms import SIDE, XYZ, atom_axis, kind_axis
 from tomat.settings.config import TrainConfig

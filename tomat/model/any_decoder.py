@@ -1,0 +1,116 @@
+"""What training, evaluation and prediction ask of a model, whichever Levanter decoder it is: hidden states, head, mask.
+
+What only `DensityDecoder` has (an environment, products in int8) is None for all others.
+"""
+
+import haliax as hax
+from haliax import NamedArray
+from levanter.layers.attention import AttentionMask
+from levanter.models.lm_model import LmConfig, LmHeadModel
+
+from tomat.base.errors import TomatError
+from tomat.model.decoder import DensityDecoder, DensityDecoderConfig
+from tomat.model.embedding import with_float32_sums
+from tomat.model.environment import EnvironmentConfig, EnvironmentTables, PatchAtoms
+from tomat.model.int8_dot import Int8Matmuls
+
+
+def _effective_window(config: LmConfig) -> int | None:
+    """The sliding window, in positions, that has to go into the mask of any model of `config`; None: none."""
+    if isinstance(config, DensityDecoderConfig):
+        return config.window
+    window = getattr(config, "sliding_window", None)
+    kind = config.get_choice_name(type(config))
+    if window is None or getattr(config, "use_sliding_window", True) is False:
+        return None
+    if kind in ("olmo3", "snowball"):  # these mask for themselves, by layer
+        return None
+    if kind in ("qwen3", "mistral"):  # one window for all layers, which Levanter accepts and does not apply
+        return window
+    raise TomatError(
+        f"model.type {kind} has sliding_window {window}, which Levanter does not apply layer by layer as that model "
+        "means it; unset it, or use model.type density_decoder."
+    )
+
+
+def build_mask(config: LmConfig) -> AttentionMask:
+    """The attention mask of a decoder: causal, with the sliding window of its configuration.
+
+    Raises:
+        TomatError: The configuration asks for a window that Levanter's model does not have.
+    """
+    return AttentionMask.causal(sliding_window=_effective_window(config))
+
+
+def causal_activations(
+    model: LmHeadModel, tokens: NamedArray, *, key=None, added: NamedArray | None = None
+) -> NamedArray:
+    """The last hidden state at every position, each computed from the tokens up to that position and no later one.
+
+    The gradient of the embedding is summed in float32 (`embedding.py`), whatever the model computes in.
+
+    Args:
+        model: Any Levanter decoder.
+        tokens: Token ids, int [batch, position].
+        key: Random key, for models with dropout.
+        added: [batch, position, embed], added to the embedding of the tokens (`DensityDecoder` alone).
+
+    Returns:
+        [batch, position, embed], in the type the model computes in. The logits are its product with
+        `model.get_lm_head()`.
+
+    Raises:
+        TomatError: A mixture of experts, whose router has a loss of its own that tomat's losses do not add, or a window
+            as in `build_mask`.
+    """
+    more = {} if added is None else {"added": added}
+    activations = with_float32_sums(model).activations(tokens, attn_mask=build_mask(model.config), key=key, **more)
+    if isinstance(activations, tuple):
+        raise TomatError(
+            f"model.type {model.config.get_choice_name(type(model.config))} is a mixture of experts, whose router loss "
+            "tomat does not add; choose a dense decoder."
+        )
+    return hax.auto_sharded(activations.rearrange((..., "position", model.Embed.name)))
+
+
+def environment_of(config: LmConfig) -> EnvironmentConfig | None:
+    """`model.environment` of a configuration; None also for models that cannot have one."""
+    return config.environment if isinstance(config, DensityDecoderConfig) else None
+
+
+def int8_matmuls_of(config: LmConfig) -> Int8Matmuls | None:
+    """`model.int8_matmuls` of a configuration; None also for models that cannot have it."""
+    return config.int8_matmuls if isinstance(config, DensityDecoderConfig) else None
+
+
+def hidden_and_head(
+    model: LmHeadModel,
+    tokens: NamedArray,
+    atoms: PatchAtoms | None = None,
+    tables: EnvironmentTables | None = None,
+    *,
+    key=None,
+) -> tuple[NamedArray, NamedArray]:
+    """Hidden states and head whose product is the logits, with what the model knows of the atoms.
+
+    Args:
+        model: Any Levanter decoder.
+        tokens: Token ids, int [batch, position].
+        atoms, tables: For a model with `environment`; else not looked at.
+        key: As for `causal_activations`.
+
+    Returns:
+        [batch, position, embed] and [vocab, embed]; `embed` is longer than the model's where there is a prior.
+
+    Raises:
+        TomatError: As `causal_activations`, or the atoms are missing.
+    """
+    environment = model.environment if isinstance(model, DensityDecoder) else None
+    if environment is None:
+        return causal_activations(model, tokens, key=key), model.get_lm_head()
+    if atoms is None or tables is None:
+        raise TomatError("the model has model.environment and was given no atoms; read them with the rows.")
+    sums = environment.sums(tokens, atoms, tables)
+    embedding = environment.embedding(tokens, sums, tables)
+    hidden = causal_activations(model, tokens, key=key, added=embedding)
+    return environment.with_prior(hidden, model.get_lm_head(), embedding, sums, tables)

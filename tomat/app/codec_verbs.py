@@ -51,7 +51,8 @@ def register(subparsers: argparse._SubParsersAction) -> None:
 
 def run_fit(args: argparse.Namespace) -> int:
     """Count, fit, save, and print the figures."""
-    from tomat.base.reporting import progress, write_report
+    from tomat.base.progress import progress
+    from tomat.base.reporting import write_report
     from tomat.codec.files import write_codec
     from tomat.codec.histogram import DensityHistogram
     from tomat.codec.inputs import demo_inputs, path_inputs

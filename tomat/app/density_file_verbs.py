@@ -179,7 +179,8 @@ def _print(figures: dict[str, Any]) -> None:
 
 def run_convert(args: argparse.Namespace) -> int:
     """Write each density, saying what is not kept."""
-    from tomat.base.reporting import console, counted, progress, write_report
+    from tomat.base.progress import progress
+    from tomat.base.reporting import console, counted, write_report
     from tomat.density.outputs import FORMATS as ENDINGS
     from tomat.density.outputs import OutputError, form_of
 

@@ -140,7 +140,8 @@ def run_predict(args: argparse.Namespace) -> int:
         raise TomatError(f"--output {args.output} is a file; expected a folder, which need not be there.")
     rules = rules_of(args.species, args.accept)
 
-    from tomat.base.reporting import console, counted, progress, write_report
+    from tomat.base.progress import progress
+    from tomat.base.reporting import console, counted, write_report
     from tomat.inference.folder import LINES_FILE, Settings, predict_structures
     from tomat.inference.grids import choose_grid
     from tomat.inference.structures import find_structures

@@ -49,7 +49,8 @@ def run_fit(args: argparse.Namespace) -> int:
     """Add up, solve, save, compare with the densities, and print the figures."""
     import numpy as np
 
-    from tomat.base.reporting import console, progress, replacing, write_report, write_text
+    from tomat.base.progress import progress
+    from tomat.base.reporting import console, replacing, write_report, write_text
     from tomat.codec.inputs import demo_inputs, path_inputs
     from tomat.density.promolecule import PromoleculeFit
 

@@ -78,7 +78,8 @@ def run_list(args: argparse.Namespace) -> int:
 
     from rich.table import Table
 
-    from tomat.base.reporting import console, progress, write_report
+    from tomat.base.progress import progress
+    from tomat.base.reporting import console, write_report
     from tomat.runs.checkpoints import survey
     from tomat.runs.record import find_runs, read_record
     from tomat.runs.summary import summarise
@@ -153,7 +154,8 @@ _ORIGINS = ("fork", "warm_start")
 
 def run_verify(args: argparse.Namespace) -> int:
     """Check runs; status 1 if one is damaged."""
-    from tomat.base.reporting import console, counted, progress, write_report
+    from tomat.base.progress import progress
+    from tomat.base.reporting import console, counted, write_report
     from tomat.runs.checkpoints import list_checkpoints
     from tomat.runs.record import find_runs, read_record
     from tomat.runs.verify import verify_run

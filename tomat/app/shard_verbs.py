@@ -58,7 +58,8 @@ def register_import(verbs: argparse._SubParsersAction) -> None:
 
 def run_verify(args: argparse.Namespace) -> int:
     """Check, repair if asked, and print the figures."""
-    from tomat.base.reporting import console, counted, is_or_are, progress, write_report
+    from tomat.base.progress import progress
+    from tomat.base.reporting import console, counted, is_or_are, write_report
     from tomat.tokens.clipping import clipped_figures, clipped_lines
     from tomat.tokens.shards import open_shards
     from tomat.tokens.source_check import compare_with_source, damaged_chunks, repair_chunks, sample_rows

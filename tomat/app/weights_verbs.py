@@ -95,7 +95,8 @@ def run_write(args: argparse.Namespace) -> int:
     import os
 
     from tomat.base.errors import TomatError
-    from tomat.base.reporting import console, progress
+    from tomat.base.progress import progress
+    from tomat.base.reporting import console
 
     if args.output.exists():
         raise TomatError(f"--output {args.output} is there already; give another folder, or remove it.")

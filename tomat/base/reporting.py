@@ -1,4 +1,4 @@
-"""What every verb prints and writes alike: JSON reports, progress bars, the console."""
+"""What every verb prints and writes alike: JSON reports, the console."""
 
 import contextlib
 import json
@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 console = Console(width=None if sys.stdout.isatty() else 132)
 """Standard output. In a pipe or a file, where Rich would assume 80 columns, tables get the width they need."""
@@ -114,21 +113,3 @@ def json_on_standard_output() -> Iterator[Path]:
             if report.exists():
                 sys.stdout.write(report.read_text(encoding="utf-8"))
                 sys.stdout.flush()
-
-
-def progress(**columns: str) -> Progress:
-    """A progress bar with count, elapsed and remaining time.
-
-    Args:
-        columns: further columns, name to Rich markup with the task's fields, such as `rate="{task.fields[rate]}"`.
-    """
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        *(TextColumn(markup) for markup in columns.values()),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-        console=console,
-    )

@@ -17,7 +17,8 @@ import jax
 import jax.numpy as jnp
 
 from tomat.base.errors import TomatError
-from tomat.base.reporting import console, counted, first_line, is_or_are, progress, readable_bytes, write_json
+from tomat.base.progress import progress
+from tomat.base.reporting import console, counted, first_line, is_or_are, readable_bytes, write_json
 from tomat.bench.chip_record import Machine, Record, measured_peaks, row_name, row_of, traffic_bytes
 from tomat.bench.chip_rows import Row, full_rows, quick_rows
 from tomat.bench.collectives import fit_collectives, time_collectives

@@ -15,7 +15,7 @@ from levanter.data.dataset import AsyncDataset, ListAsyncDataset
 from levanter.data.loader import DataLoader
 
 from tomat.base.errors import TomatError
-from tomat.base.reporting import progress
+from tomat.base.progress import progress
 from tomat.tokens.shards import ShardSet, open_shards
 from tomat.tokens.shuffle import BlockShuffleConfig, ShuffledIndex
 from tomat.training.loader import ShardDataset, TokenExample, token_loader

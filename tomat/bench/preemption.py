@@ -27,7 +27,8 @@ from rich.table import Table
 
 from tomat.base.errors import TomatError
 from tomat.base.layout import CHECKPOINT_FOLDER, METADATA_FILE, METRICS_FILE, STOPPED_STATUS
-from tomat.base.reporting import console, progress, write_json, write_report
+from tomat.base.progress import progress
+from tomat.base.reporting import console, write_json, write_report
 from tomat.bench.processes import Process, compile_cache, end_of, started, tomat_command
 from tomat.runs.checkpoints import array_shapes, newest_whole
 from tomat.runs.history import read_events

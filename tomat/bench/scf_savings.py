@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from tomat.base.errors import TomatError
-from tomat.base.reporting import console, counted, progress, write_report
+from tomat.base.progress import progress
+from tomat.base.reporting import console, counted, write_report
 from tomat.bench.pwscf import CHARGE_DENSITY, THREADS, KeptRun, PwCalculation, PwX, Start
 from tomat.bench.scf_page import table, write_page
 from tomat.density.crystal import Crystal

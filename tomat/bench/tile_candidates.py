@@ -7,7 +7,8 @@ from typing import Any
 
 from rich.table import Table
 
-from tomat.base.reporting import console, progress, write_report
+from tomat.base.progress import progress
+from tomat.base.reporting import console, write_report
 from tomat.planning.compile.process import Limits
 from tomat.planning.plan_cache import GIB
 

@@ -6,7 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from tomat.base.errors import TomatError
-from tomat.base.reporting import console, progress, replacing, write_text
+from tomat.base.progress import progress
+from tomat.base.reporting import console, replacing, write_text
 from tomat.codec.files import load_codec, write_codec
 from tomat.codec.histogram import DensityHistogram
 from tomat.codec.lloyd_max import LloydMaxCodec, Objective, fit_lloyd_max

@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tomat.base.errors import RetryableError, TomatError
-from tomat.base.reporting import counted, first_line, progress
+from tomat.base.progress import progress
+from tomat.base.reporting import counted, first_line
 from tomat.dataset.contents import Material, file_sha256
 from tomat.density.find import DensityFile, ignored_words
 from tomat.density.grid import DensityGrid

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from tomat.base.errors import TomatError
-from tomat.base.reporting import console, counted, progress, write_json
+from tomat.base.progress import progress
+from tomat.base.reporting import console, counted, write_json
 from tomat.cost.chip_model import BOUNDS, NAMES, RECORD_FILE, ChipModel, core_bandwidth
 from tomat.cost.interconnect import LinkRates
 from tomat.hardware.chips import slice_named

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from tomat.base.errors import TomatError
-from tomat.base.reporting import progress
+from tomat.base.progress import progress
 from tomat.base.storage import PROGRESS_PREFIX, Store
 from tomat.codec.base import UNIT_RHO_TIMES_VOLUME, DensityCodec, require_unit
 from tomat.codec.two_token import TwoTokenCodec

@@ -20,7 +20,8 @@ import numpy as np
 import tensorstore as ts
 
 from tomat.base.errors import RetryableError, TomatError
-from tomat.base.reporting import counted, is_or_are, progress
+from tomat.base.progress import progress
+from tomat.base.reporting import counted, is_or_are
 from tomat.base.storage import (
     ARRAY_NAME,
     CODEC_NAME,

@@ -12,7 +12,8 @@ from levanter.tracker.tracker import NoopTracker, Tracker, TrackerConfig
 from rich.progress import Progress
 
 from tomat.base.layout import METRICS_FILE
-from tomat.base.reporting import console, progress, to_jsonable
+from tomat.base.progress import progress
+from tomat.base.reporting import console, to_jsonable
 
 LINE_SECONDS = 10.0
 """Between two lines of progress where there is no terminal."""

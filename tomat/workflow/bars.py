@@ -23,7 +23,7 @@ def evaluate_with_bar(
     report: Path | None = None,
 ) -> "TeacherForcedResult":
     """Evaluate under a progress bar, keeping finished materials beside the report to be, if there is to be one."""
-    from tomat.base.reporting import progress
+    from tomat.base.progress import progress
     from tomat.evaluation.partial import PartialResults
     from tomat.evaluation.result import MaterialResult
 
@@ -58,7 +58,7 @@ def predict_with_bar(
     settings: "Mapping[str, Any]",
 ) -> "FreeRunningResult":
     """Free-running evaluation under a progress bar."""
-    from tomat.base.reporting import progress
+    from tomat.base.progress import progress
     from tomat.evaluation.free_running import evaluate_free_running
 
     with progress() as bar:

@@ -59,7 +59,7 @@ def prepared(config: "TrainConfig") -> "tuple[TrainConfig, FolderData | None]":
         return config, None
     from tomat.base.errors import TomatError
     from tomat.dataset.folder import FolderRequest, prepare_folder
-    from tomat.model.decoder import environment_of
+    from tomat.model.any_decoder import environment_of
     from tomat.runs.record import read_config
     from tomat.training.folder import RunFolder
 
@@ -98,7 +98,8 @@ def _room(data: "FolderData", environment: "EnvironmentConfig") -> "Room":
     """What the patches of all rows need, counted once."""
     import numpy as np
 
-    from tomat.base.reporting import progress, write_text
+    from tomat.base.progress import progress
+    from tomat.base.reporting import write_text
     from tomat.model.patch_atoms import Room, atoms_of_patch
     from tomat.tokens.shards import open_shards
 

@@ -3,7 +3,8 @@
 import argparse
 
 from tomat.base.errors import TomatError
-from tomat.base.reporting import console, progress, write_report
+from tomat.base.progress import progress
+from tomat.base.reporting import console, write_report
 from tomat.bench.numerics.page import report_table, write_page
 from tomat.bench.numerics.record import make_record
 from tomat.bench.numerics.runs import PlannedRun, read_finished, train_all

@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 
 from tomat.base.errors import TomatError
-from tomat.base.reporting import progress, write_json
+from tomat.base.progress import progress
+from tomat.base.reporting import write_json
 from tomat.density.demo.dft import Calculation, calculate, require_eminus
 from tomat.density.demo.recipes import CellRecipe, cell_recipes
 from tomat.density.elements import atomic_number

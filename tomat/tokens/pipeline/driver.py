@@ -14,8 +14,9 @@ from typing import Any, Protocol
 
 from tomat.base.checked_json import parse_checked, refuse_unknown_keys, with_checksum
 from tomat.base.errors import TomatError
+from tomat.base.progress import progress
 from tomat.base.regions import check_regions, known_places
-from tomat.base.reporting import console, counted, progress
+from tomat.base.reporting import console, counted
 from tomat.base.storage import ARRAY_NAME, MANIFEST_NAME, Store
 from tomat.codec.base import DensityCodec
 from tomat.density.promolecule import Promolecule

@@ -1,0 +1,48 @@
+"""Long work says what it does where nobody watches a bar; short work and terminals get no such lines."""
+
+import io
+import time
+
+from rich.console import Console
+from rich.progress import TextColumn
+
+from tomat.base.progress import SpokenProgress
+
+
+def lines_of(
+    seconds: float, *, lines: int = 1000, terminal: bool = False, total: int | None = 1000, first: float = 0.05
+) -> list[str]:
+    """What is printed for so many seconds, or until there are so many lines."""
+    text = io.StringIO()
+    console = Console(file=text, width=200, force_terminal=terminal)
+    with SpokenProgress(TextColumn("bar"), console=console, first=first, repeat=0.1) as bar:
+        task = bar.add_task("Compiling [1000] kernels", total=total)
+        ended = time.monotonic() + seconds
+        while time.monotonic() < ended and text.getvalue().count("\n") < lines:
+            bar.advance(task)
+            time.sleep(0.02)
+    return [line for line in text.getvalue().splitlines() if "after" in line]
+
+
+def test_in_a_pipe_long_work_says_how_far_it_is_again_and_again():
+    lines = lines_of(30.0, lines=3)
+    assert len(lines) >= 3
+    assert all(line.startswith("Compiling [1000] kernels: ") and " of 1,000 after " in line for line in lines)
+    counts = [int(line.split(": ")[1].split()[0].replace(",", "")) for line in lines]
+    assert counts == sorted(set(counts))
+    assert counts[0] < 1000
+
+
+def test_what_has_no_end_known_is_counted_alone():
+    lines = lines_of(30.0, lines=2, total=None)
+    assert lines
+    assert all(" of " not in line for line in lines)
+
+
+def test_what_is_over_is_not_said():
+    assert lines_of(0.5, total=1, first=0.2) == []
+
+
+def test_short_work_and_terminals_get_no_lines():
+    assert lines_of(0.1, first=5.0) == []
+    assert lines_of(0.3, terminal=True) == []

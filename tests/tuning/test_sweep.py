@@ -30,7 +30,7 @@ from tomat.profile.program_breakdown import breakdown_from_program
 from tomat.settings.config import TrainConfig
 from tomat.tuning.sweep import plan_rows, record_path, rows_on_record, run_sweep
 from tomat.tuning.sweep_answers import explanation
-from tomat.tuning.sweep_config import load_sweep
+from tomat.tuning.sweep_config import SweepConfig, SweepRow, load_sweep
 from tomat.tuning.sweep_page import pareto_front, write_sweep_page
 from tomat.tuning.sweep_rows import FAILED, FITS, OOM, RowRecord, ranked
 from tomat.tuning.windowed import windowed_einsums
@@ -189,6 +189,16 @@ def test_single_rows_leave_the_others_as_they_are(sweep_file, planner, tmp_path)
     assert len(planner.planned) == 1 and again == whole
     with pytest.raises(TomatError, match="has no row 'nobody'"):
         plan_rows(sweep, tmp_path, planner, only=["nobody"])
+
+
+def test_chosen_rows_come_with_what_they_are_compared_with():
+    bases = {"a": None, "b": "a", "c": "b", "d": "a"}
+    sweep = SweepConfig("s", tuple(SweepRow(name, Path("demo.yaml"), {}, None, base) for name, base in bases.items()))
+    assert [row.name for row in sweep.with_rows(["c"]).rows] == ["a", "b", "c"]
+    assert [row.name for row in sweep.with_rows(["d", "b"]).rows] == ["a", "b", "d"]
+    assert sweep.with_rows([]) is sweep
+    with pytest.raises(TomatError, match="has no row 'e'; rows: a, b, c, d"):
+        sweep.with_rows(["a", "e"])
 
 
 def test_every_row_is_recorded_and_failures_stand_alone(sweep_file, planner, tmp_path):

@@ -82,6 +82,13 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     quality.add_argument(
         "sweep", type=existing_file, metavar="SWEEP.yaml", help="such as configs/sweeps/lab-quality.yaml"
     )
+    quality.add_argument(
+        "--row",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="only this row and its base, and nothing else on the page; repeatable",
+    )
     quality.add_argument("--seeds", default="0,1,2", metavar="N,N[,N...]", help="one run of each row a seed (0,1,2)")
     quality.add_argument("--steps", type=positive_int, metavar="N", help="of each run (default: the configuration's)")
     quality.add_argument(
@@ -260,7 +267,7 @@ def run_quality(args: argparse.Namespace) -> int:
     from tomat.tuning.sweep_config import load_sweep
 
     seeds = seeds_of(args.seeds)
-    sweep = load_sweep(args.sweep)
+    sweep = load_sweep(args.sweep).with_rows(args.row)
     for row in sweep.rows:
         check_words(row.config_path, override_words(row.overrides))
     with Stages() as stages:

@@ -177,5 +177,9 @@ def spread_of(values: list[float]) -> dict[str, float]:
 
 
 def said(spread: dict[str, float]) -> str:
-    """In words."""
-    return f"{spread['median']:,.3g} ({spread['min']:,.3g} to {spread['max']:,.3g})"
+    """In words, thousands as whole numbers."""
+    middle, least, greatest = (
+        f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
+        for value in (spread["median"], spread["min"], spread["max"])
+    )
+    return f"{middle} ({least} to {greatest})"

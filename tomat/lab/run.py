@@ -99,9 +99,7 @@ class Lab:
         Raises:
             TomatError: Another lab works on it, a damaged record, one of another device, or one that cannot be written.
         """
-        by_name = {row.name: row for row in self.sweep.rows}
-        if unknown := sorted(set(only) - set(by_name)):
-            raise TomatError(f"sweep {self.sweep.name} has no row {unknown[0]!r}; rows: {', '.join(by_name)}.")
+        self.sweep.check_rows(only)
         with alone_in(self.work_dir):
             self._begin()
             began = time.monotonic()

@@ -121,11 +121,7 @@ def plan_rows(
     Raises:
         TomatError: The tracking folder holds a run of the sweep's name, or a damaged record; or `only` names no row.
     """
-    unknown = sorted(set(only) - {row.name for row in sweep.rows})
-    if unknown:
-        raise TomatError(
-            f"sweep {sweep.name} has no row {unknown[0]!r}; rows: {', '.join(r.name for r in sweep.rows)}."
-        )
+    sweep.check_rows(only)
     wanted = [row for row in sweep.rows if not only or row.name in only]
     path = record_path(tracking_dir, sweep.name)
     if (tracking_dir / "data" / f"{sweep.name}.json").exists():

@@ -26,7 +26,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -88,6 +88,32 @@ class SweepConfig:
     rows: tuple[SweepRow, ...]
     title: str = ""
     introduction: str = ""
+
+    def check_rows(self, only: Iterable[str]) -> None:
+        """Hold names of rows against those that there are.
+
+        Raises:
+            TomatError: A name that no row has.
+        """
+        names = [row.name for row in self.rows]
+        if unknown := sorted(set(only) - set(names)):
+            raise TomatError(f"sweep {self.name} has no row {unknown[0]!r}; rows: {', '.join(names)}.")
+
+    def with_rows(self, only: Collection[str]) -> SweepConfig:
+        """This sweep with the rows of these names and their bases alone; all of it where no name is given.
+
+        Raises:
+            TomatError: A name that no row has.
+        """
+        self.check_rows(only)
+        by_name = {row.name: row for row in self.rows}
+        kept: set[str] = set()
+        for name in only:
+            next_name: str | None = name
+            while next_name is not None and next_name not in kept:
+                kept.add(next_name)
+                next_name = by_name[next_name].base
+        return replace(self, rows=tuple(row for row in self.rows if row.name in kept)) if only else self
 
 
 MAX_ROWS = 1000

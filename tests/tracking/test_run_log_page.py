@@ -48,6 +48,19 @@ def test_notes_stay_and_the_same_log_changes_nothing(tmp_path):
     assert text.index("It worked.") < text.index("## 2026-01-05: third") and text.count("**Notes**:") == 3
 
 
+def test_what_a_sweep_sets_in_all_rows_is_said_once(tmp_path):
+    def row(name: str, **settings) -> Entry:
+        about = {"settings": {"model.hidden_dim": 64, **settings}}
+        return Entry("lab", name, "wide", (Piece("2026-01-04T00:00:00", None, about),), "measured")
+
+    text = write_log_page(a_log(row("b8"), row("ahead", dispatch_ahead=1)), tmp_path / "log.md").read_text()
+    assert text.count("model.hidden_dim") == 1 and "**In every row**: `model.hidden_dim 64`" in text
+    assert "| ahead | `dispatch_ahead 1` |" in text and "wide: ahead | – | `dispatch_ahead 1` |" in text
+    assert "have in common stands with the sweep" in text
+    alone = write_log_page(a_log(row("b8")), tmp_path / "one.md").read_text()
+    assert "| b8 | `model.hidden_dim 64` |" in alone and "in common" not in alone
+
+
 def test_a_wrapped_command_is_the_same_words():
     lines = wrapped(COMMAND).split(" \\\n")
     assert len(lines) > 2 and all(len(line) <= COMMAND_COLUMNS + 4 for line in lines)

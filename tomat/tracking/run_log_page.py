@@ -51,11 +51,11 @@ def write_log_page(log: Log, page: Path) -> Path:
 
 def log_sections(log: Log) -> dict[str, str]:
     """The contents, then the section of each run and each sweep, by the names of their markers."""
-    sections = {CONTENTS: _contents(log)}
     sweeps: dict[str, list[Entry]] = {}
     for entry in log.entries:
         if entry.kind == LAB:
             sweeps.setdefault(str(entry.sweep), []).append(entry)
+    sections = {CONTENTS: _contents(log, sweeps)}
     for entry in log.entries:
         if entry.kind == RUN:
             sections[_marker("run", f"{entry.name} {entry.began}", entry.name)] = run_section(entry)
@@ -86,6 +86,7 @@ def sweep_section(rows: Sequence[Entry]) -> str:
     """The measured rows of a sweep in one table."""
     first = rows[0]
     title = str(first.about("purpose") or first.sweep)
+    common = common_settings(rows)
     body = []
     for entry in rows:
         figures = entry.figures
@@ -96,7 +97,7 @@ def sweep_section(rows: Sequence[Entry]) -> str:
         body.append(
             (
                 entry.name,
-                settings_text(mapping(entry.about("settings"))),
+                settings_text(own_settings(entry, common)),
                 _figure(figures, "batch_sequences", "{:,.0f}"),
                 _figure(figures, "accumulations", "{:.0f}"),
                 _figure(figures, "tokens_per_second_median", "{:,.0f}"),
@@ -115,11 +116,25 @@ def sweep_section(rows: Sequence[Entry]) -> str:
         f"**Goal**: {title}",
         f"**Instance**: {instance(first)}",
         f"**Config**: `{first.about('recipe')}`" if first.about("recipe") else "",
+        f"**In every row**: {settings_text(common)}" if common else "",
         _commands(rows),
         f"**Result**: {sum(entry.status == 'measured' for entry in rows)} of {counted(len(rows), 'row')} measured",
         markdown_table(header, body, "llrrrrrrrll"),
     ]
     return "\n\n".join(part for part in parts if part)
+
+
+def common_settings(rows: Sequence[Entry]) -> dict[str, Any]:
+    """Settings that differ from the recipe, and alike in all rows of a sweep; of one row none."""
+    if len(rows) < 2:
+        return {}
+    first, *others = (mapping(entry.about("settings")) for entry in rows)
+    return {key: value for key, value in first.items() if all(key in o and o[key] == value for o in others)}
+
+
+def own_settings(entry: Entry, common: Mapping[str, Any]) -> dict[str, Any]:
+    """What differs from the recipe in this row, without what does in all rows of its sweep."""
+    return {key: value for key, value in mapping(entry.about("settings")).items() if key not in common}
 
 
 def instance(entry: Entry) -> str:
@@ -169,7 +184,8 @@ def settings_text(settings: Mapping[str, Any]) -> str:
     return f"`{' '.join(' '.join(words).split())}`".replace("|", "/") if words else ""
 
 
-def _contents(log: Log) -> str:
+def _contents(log: Log, sweeps: Mapping[str, Sequence[Entry]]) -> str:
+    common = {name: common_settings(rows) for name, rows in sweeps.items()}
     body = []
     for entry in log.entries:
         figures = entry.figures
@@ -185,7 +201,7 @@ def _contents(log: Log) -> str:
                 entry.began[:16].replace("T", " ") or UNKNOWN,
                 entry.name if entry.kind == RUN else f"{entry.sweep}: {entry.name}",
                 str(entry.about("devices") or UNKNOWN),
-                settings_text(mapping(entry.about("settings"))),
+                settings_text(own_settings(entry, common.get(str(entry.sweep), {}))),
                 result,
                 _figure(figures, "tokens_per_second_median", "{:,.0f}"),
                 entry.status,
@@ -193,6 +209,8 @@ def _contents(log: Log) -> str:
         )
     parts = [markdown_table(("began (UTC)", "name", "device", "differs from the recipe", "result", "tok/s", "status"),
                             body, "lllllrl")]  # fmt: skip
+    if any(common.values()):
+        parts.append("What all rows of a sweep have in common stands with the sweep below.")
     if log.damaged_lines:
         parts.append(f"{counted(log.damaged_lines, 'line')} of the log could not be read and count for nothing.")
     parts += [f"`{url}` could not be read: {reason}" for url, reason in log.unreadable.items()]

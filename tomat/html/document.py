@@ -25,8 +25,8 @@ from tomat.base.reporting import readable_bytes, to_jsonable, write_text
 MOST_BYTES = 8_000_000
 """Of a page. plotly 6's program is 4.9 MB of it."""
 
-POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
-"""What the page may load: what stands in it, and pictures that it makes itself (plotly's download of a figure)."""
+POLICY = "default-src 'none'; script-src 'unsafe-inline' blob:; style-src 'unsafe-inline'; img-src data: blob:"
+"""What the page may load: what stands in it, and what it makes of that (plotly's program as a file, its pictures)."""
 
 FIGURE_HEIGHT = 380
 """Of a figure, in CSS pixels, where it says nothing else."""

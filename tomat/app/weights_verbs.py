@@ -121,7 +121,7 @@ def run_write(args: argparse.Namespace) -> int:
     if compression is not None:
         check_compressible(run.config, str(args.run_dir))
     arrays = named_arrays(run.model)
-    with progress(seconds="left") as bar:
+    with progress() as bar:
         task = bar.add_task(f"Writing {args.output}", total=len(arrays))
         written = write_weights(
             args.run_dir,

@@ -126,7 +126,7 @@ def calibrate_kernels(
     if unknown:
         raise TomatError(f"{file} has no row of the chip {unknown[0]}; it has {', '.join(present)}.")
     timings = [timing for timing in timings if not chips or timing.chip in chips]
-    with progress(seconds="left") as bar:
+    with progress() as bar:
         task = bar.add_task(f"Compiling {counted(len(timings), 'kernel')}", total=len(timings))
 
         def tell(kernel: CompiledKernel) -> None:

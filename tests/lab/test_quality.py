@@ -41,7 +41,8 @@ def a_row(name: str, speed: float, error: float, wobble: float = 0.0, loss: str 
     [
         (2.0, 1.5, 0.0, "faster, worse"),
         (0.5, 0.9, 0.0, "slower, better"),
-        (2.0, 1.01, 0.3, "faster, quality within noise"),
+        (2.0, 1.01, 0.3, "faster, quality within noise; loss worse"),
+        (1.0, 1.01, 0.3, "within noise; loss worse"),
         (1.0, 2.0, 0.0, "speed within noise, worse"),
         (1.0, 1.0, 0.2, "within noise"),
     ],

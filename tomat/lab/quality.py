@@ -28,9 +28,14 @@ from tomat.tuning.sweep_config import SweepConfig, SweepRow
 
 RECORD_FORMAT = 1
 SPEED = "tokens_per_second_median"
-QUALITIES = ("validation_loss", "held_out_nmae_median", "free_running_nmae", "held_out_nemd")
-"""Figures of a run that say how good it is (`runs/figures.py`); lower is better."""
 LOSS = "validation_loss"
+QUALITIES = {
+    LOSS: "loss",
+    "held_out_nmae_median": "teacher-forced NMAE",
+    "free_running_nmae": "NMAE",
+    "held_out_nemd": "teacher-forced NEMD",
+}
+"""Figures of a run that say how good it is (`runs/figures.py`), and what they are called; lower is better."""
 DECIDES = ("free_running_nmae", "held_out_nmae_median", LOSS)
 """The first of them that both rows have says whether a row is better or worse."""
 BETTER, WORSE = "better", "worse"
@@ -73,20 +78,25 @@ class Against:
     @property
     def quality(self) -> str:
         """`BETTER`, `WORSE` or `SAME`, by the first of `DECIDES`; empty where there is none."""
-        for key in DECIDES:
-            if (found := self.differences.get(key)) is not None:
-                return SAME if found.within_noise else WORSE if found.mean > 0 else BETTER
-        return ""
+        return next((_sense(self.differences[key]) for key in DECIDES if key in self.differences), "")
 
     @property
     def verdict(self) -> str:
-        """Speed and quality in words."""
-        speed = "" if self.speed is None else self.speed.verdict
-        if speed == SAME == self.quality:
-            return SAME
-        return ", ".join(word for word in (f"speed {speed}" if speed == SAME else speed,
-                                           f"quality {self.quality}" if self.quality == SAME else self.quality)
-                         if word)  # fmt: skip
+        """Speed and quality in words, and the figures that say of the quality what the one that decides does not."""
+        speed, quality = "" if self.speed is None else self.speed.verdict, self.quality
+        words = [speed, quality]
+        if speed == SAME == quality:
+            words = [SAME]
+        elif SAME in words:
+            words = [f"speed {SAME}" if speed == SAME else speed, f"quality {SAME}" if quality == SAME else quality]
+        verdict = ", ".join(word for word in words if word)
+        others = [f"{QUALITIES[key]} {_sense(found)}" for key, found in self.differences.items()
+                  if _sense(found) not in (SAME, quality)]  # fmt: skip
+        return f"{verdict}; {', '.join(others)}" if others else verdict
+
+
+def _sense(found: Difference) -> str:
+    return SAME if found.within_noise else WORSE if found.mean > 0 else BETTER
 
 
 def against_base(row: QualityRow, base: QualityRow) -> Against:

@@ -13,6 +13,7 @@ import pytest
 from tiny_run import DEMO, tiny_run, tomat
 
 from tomat.app.cli import main
+from tomat.lab.run import alone_in
 
 
 @pytest.fixture
@@ -74,6 +75,24 @@ def test_rows_are_measured_and_failures_are_rows(tmp_path, work, capsys):
         assert main(words("run", folder, sweep, "--row", "as it is", "--rounds", 1, limit, value)) == 1
         record = json.loads((folder / "track" / "lab" / "tiny.json").read_text())
         assert record["rows"][0]["status"] == status, record["rows"][0]["reason"]
+
+
+def test_a_lab_that_cannot_begin_says_so_and_keeps_the_record(tmp_path, work, capsys):
+    sweep = sweep_file(tmp_path, [{"name": "one"}])
+    record = tmp_path / "track" / "lab" / "tiny.json"
+    record.parent.mkdir(parents=True)
+    record.write_text("kept")
+    assert main(words("run", tmp_path, sweep, "--again", "--row", "two")) == 2
+    assert "sweep tiny has no row 'two'; rows: one." in capsys.readouterr().err
+    with alone_in(work):
+        assert main(words("run", tmp_path, sweep, "--again")) == 2
+    assert "another" in capsys.readouterr().err and record.read_text() == "kept"
+
+
+def test_sweeps_that_ship_have_names(capsys):
+    for verb in ("run", "quality"):
+        assert main(["lab", verb, "lab-quality", "--row", "none such"]) == 2
+        assert "has no row 'none such'; rows: base, 32 wide" in capsys.readouterr().err
 
 
 def test_the_largest_batch_is_searched_with_real_steps(tmp_path, work):

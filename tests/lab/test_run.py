@@ -156,6 +156,15 @@ def test_a_row_without_an_answer_is_a_row_with_its_reason(folder):
     assert not machine.alive
 
 
+def test_again_replaces_what_is_on_record(folder):
+    first = rows_of(lab_of(folder, Machine()).run())
+    unasked, asked = Machine(), Machine()
+    assert rows_of(lab_of(folder, unasked).run()) == first and "start fast" not in unasked.events
+    record = lab_of(folder, asked).run(["fast"], again=True)
+    assert asked.events.count("start fast") == 2 and record["n_rows"] == 4
+    assert {name for name, row in rows_of(record).items() if row.measured} == {"base", "fast"}
+
+
 def test_rows_are_measured_without_their_base_where_it_fails(folder):
     machine = Machine()
     machine.fails["base", "start"] = RowError(FAILED, "it cannot be built")

@@ -5,7 +5,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tomat.base.arguments import config_file, count, existing_file, positive_float, positive_int, report_file, share
+from tomat.base.arguments import config_file, count, positive_float, positive_int, report_file, share
 
 if TYPE_CHECKING:
     from tomat.base.stages import Stages
@@ -80,7 +80,10 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         "to judge by. The same command goes on where it was stopped.",
     )
     quality.add_argument(
-        "sweep", type=existing_file, metavar="SWEEP.yaml", help="such as configs/sweeps/lab-quality.yaml"
+        "sweep",
+        type=config_file("sweeps"),
+        metavar="SWEEP.yaml",
+        help="such as configs/sweeps/lab-quality.yaml or lab-quality",
     )
     quality.add_argument(
         "--row",
@@ -149,7 +152,6 @@ def run_lab(args: argparse.Namespace) -> int:
     from tomat.base.stages import Stages
     from tomat.lab.log import log_row
     from tomat.lab.page import figures_text, print_ranking, write_lab_page
-    from tomat.lab.record import record_path
     from tomat.lab.run import Lab, LabConfig
     from tomat.runs.run_log import Asked
     from tomat.settings.keys import check_words
@@ -160,8 +162,6 @@ def run_lab(args: argparse.Namespace) -> int:
     for row in sweep.rows:
         check_words(row.config_path, override_words(row.overrides))
     asked = Asked.by_words(args.words, sweep.rows[0].config_path, ())
-    if args.again:
-        record_path(args.tracking_dir, sweep.name).unlink(missing_ok=True)
     with Stages() as stages:
 
         def say(row: "LabRow") -> None:
@@ -185,7 +185,7 @@ def run_lab(args: argparse.Namespace) -> int:
             say,
         )
         try:
-            lab.run(args.row)
+            lab.run(args.row, again=args.again)
         finally:
             # Stopped or not, what was measured is shown and kept.
             record = lab.record()

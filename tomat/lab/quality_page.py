@@ -125,8 +125,8 @@ def quality_section(record: Mapping[str, Any]) -> str:
         "Means over seeds. *against base*: tokens a second over the base's, *- base*: less the base's (losses in "
         f"{record['loss_unit']}, errors in percentage points); means of the pairs with Student's 95 % interval. "
         "*Within noise*: the interval holds 1, or 0. The verdict on quality is by the first error that there is, else "
-        "by the loss; what other figures say, if not the same, stands behind it; one in twenty is "
-        "chance. Losses of another kind are not compared. loss: on what was set aside, at the end."
+        "by the loss; what other figures say, if not the same, stands behind it; one in twenty is chance. "
+        "Losses of another kind are not compared. loss: on what was set aside, at the end."
     )
     return f"{table}\n\n{legend}"
 

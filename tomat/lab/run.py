@@ -87,11 +87,12 @@ class Lab:
     _measured_starts: int = 0
     _overhead: float | None = None
 
-    def run(self, only: Sequence[str] = ()) -> dict[str, Any]:
+    def run(self, only: Sequence[str] = (), *, again: bool = False) -> dict[str, Any]:
         """Measure what is not on record.
 
         Args:
             only: Names of the rows to measure, besides their bases; empty: all.
+            again: Measure anew what is on record, which is replaced by the first row that is measured.
 
         Returns:
             The record. It is also on disk, which is all that is left of an interrupted lab.
@@ -101,7 +102,7 @@ class Lab:
         """
         self.sweep.check_rows(only)
         with alone_in(self.work_dir):
-            self._begin()
+            self._begin(again)
             began = time.monotonic()
             try:
                 for number in range(self.config.rounds):
@@ -113,9 +114,8 @@ class Lab:
             self._write()
         return self.record()
 
-    def _begin(self) -> None:
-        path = record_path(self.tracking_dir, self.sweep.name)
-        earlier, record = read_rows(path)
+    def _begin(self, again: bool) -> None:
+        earlier, record = ({}, {}) if again else read_rows(record_path(self.tracking_dir, self.sweep.name))
         self._overhead = record.get("overhead_seconds_per_start")
         self.devices = record.get("devices")
         for row in self.sweep.rows:
@@ -310,7 +310,8 @@ class Lab:
 
     def record(self) -> dict[str, Any]:
         """Everything measured so far, as JSON."""
-        in_order = [self.rows[row.name] for row in self.sweep.rows]
+        # None before it has begun: another lab may hold the folder.
+        in_order = [self.rows[row.name] for row in self.sweep.rows if row.name in self.rows]
         begun = [row for row in in_order if row.status]
         how = {key: value for key, value in dataclasses.asdict(self.config).items() if key != "limits"}
         return to_jsonable(
@@ -322,7 +323,7 @@ class Lab:
                 "devices": self.devices,
                 "n_processors": os.cpu_count(),
                 "measured_with": {**how, "row_seconds_limit": self.config.limits.seconds},
-                "n_rows": len(in_order),
+                "n_rows": len(self.sweep.rows),
                 "n_measured": sum(row.measured for row in begun),
                 "overhead_seconds_per_start": self._overhead,
                 "ranking": [row.name for row in order(begun)],

@@ -117,17 +117,14 @@ const tomat = (function () {
     if (!text.trim()) return Promise.resolve();
     return new Promise((resolve) => {
       const program = document.createElement("script");
-      const address = URL.createObjectURL(new Blob(["//# allFunctionsCalledOnLoad\n", text], {type: "text/javascript"}));
-      program.async = true;
-      program.src = address;
-      program.addEventListener("load", resolve);
+      program.src = URL.createObjectURL(new Blob(["//# allFunctionsCalledOnLoad\n", text], {type: "text/javascript"}));
+      program.addEventListener("load", () => { URL.revokeObjectURL(program.src); resolve(); });
       program.addEventListener("error", () => {  // The page is shown inside another, whose policy refuses such files.
         const inPage = document.createElement("script");
         inPage.textContent = text;
         document.head.append(inPage);
         resolve();
       });
-      program.addEventListener("load", () => URL.revokeObjectURL(address));
       document.head.append(program);
     });
   }

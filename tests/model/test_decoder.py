@@ -280,6 +280,23 @@ def test_kept_mlp_layers_change_no_gradient():
             np.testing.assert_allclose(grad, expected, atol=1e-5 * float(jnp.abs(expected).max()) + 1e-12)
 
 
+@pytest.mark.parametrize("policy", ["off", "full", "save_attention_mlp"])
+@pytest.mark.parametrize("function", ["silu", "relu2", "gelu"])
+def test_a_kept_activation_gradient_changes_no_loss_and_no_gradient(policy, function):
+    found = []
+    for keeps in (False, True):
+        config = decoder(
+            keep_activation_gradient=keeps, activation_function=ActivationFunctionEnum(function),
+            gradient_checkpointing=policy, **BACKENDS["vanilla"],
+        )  # fmt: skip
+        gradient, _ = gradient_function(config, random_tokens(config.max_seq_len))
+        arrays = eqx.filter(build(config), eqx.is_array)
+        found.append(jax.tree_util.tree_leaves_with_path(jax.jit(gradient)(arrays)))
+    for (path, one), (path_kept, other) in zip(*found, strict=True):
+        assert path == path_kept  # the parameters of a checkpoint
+        np.testing.assert_allclose(other, one, atol=1e-5 * float(jnp.abs(one).max()) + 1e-12, err_msg=str(path))
+
+
 FUSED = {"fused_qkv": True, "fused_gate_up": True}
 
 

@@ -93,6 +93,7 @@ STEP: dict[str, tuple[list[str], list[str]]] = {
             "model.input_embedding_norm": "true",
             "model.int8_matmuls": "forward",
             "model.intermediate_dim": "32",
+            "model.keep_activation_gradient": "true",
             "model.layer_norm_epsilon": "0.01",
             "model.num_heads": "4",
             "model.num_kv_heads": "1",

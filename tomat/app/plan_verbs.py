@@ -102,6 +102,13 @@ def register(subparsers: argparse._SubParsersAction) -> None:
         "--chip", action="append", default=[], metavar="NAME", help="of --kernels: only rows of this chip; repeatable"
     )
     what.add_argument(
+        "--libtpu",
+        type=Path,
+        metavar="DIR",
+        help="of --kernels: compile with the libtpu in this folder, such as the one that they were timed with "
+        "(`uv pip install --target DIR --no-deps libtpu==VERSION`)",
+    )
+    what.add_argument(
         "--record", type=Path, metavar="RUN", help="add a measured run to the calibration, or the lab's record (.json)"
     )
     out = parser.add_argument_group("output")
@@ -139,6 +146,10 @@ def run_plan(args: argparse.Namespace) -> int:
         raise TomatError("--kernels is for --calibrate; give both.")
     if args.chip and args.kernels is None:
         raise TomatError(f"--chip {args.chip[0]} chooses rows of --kernels; give its file.")
+    if args.libtpu is not None and args.kernels is None:
+        raise TomatError(
+            "--libtpu is the compiler of --kernels; give its file. A step is planned by the installed one."
+        )
     _check_decode(args)
     if args.sweep is None and not args.calibrate and args.record is None:
         return _plan(args, overrides)
@@ -234,7 +245,12 @@ def _calibrate_kernels(args: argparse.Namespace) -> int:
 
     tracking_dir = args.tracking_dir or DEFAULT_TRACKING_DIR
     record = calibrate_kernels(
-        args.kernels, tracking_dir, cache_dir=args.cache_dir, chips=args.chip, workers=args.workers
+        args.kernels,
+        tracking_dir,
+        cache_dir=args.cache_dir,
+        chips=args.chip,
+        workers=args.workers,
+        libtpu_dir=args.libtpu,
     )
     write_report(args.json, record)
     return 0

@@ -34,7 +34,7 @@ def _compile_all(request: dict[str, Any]) -> None:
     from tomat.planning.compile.topology import topology_devices
 
     say("starting")
-    device = topology_devices(slice_named(request["slice"]))[0]
+    device = topology_devices(slice_named(request["slice"]), request["compiler"])[0]
     for name, row in request["kernels"].items():
         say(COMPILING, key=name)
         try:

@@ -27,7 +27,7 @@ from tomat.hardware.chips import Slice, slice_named
 from tomat.kernels.child import COMPILING, KEPT, OWN, PROGRAM_FILE, REFUSED_KERNEL, SCHEDULE_FILE
 from tomat.kernels.timings import KernelTiming
 from tomat.planning.compile.process import LLO_DUMP, REFUSED, XLA_DUMP, dump_flags
-from tomat.planning.compile.topology import child_environment, compiler_version
+from tomat.planning.compile.topology import OtherLibtpu, child_environment, compiler_version
 from tomat.planning.plan_cache import RESULT_FILE, open_cache, work_folder
 from tomat.planning.sources import sources_digest
 
@@ -77,6 +77,7 @@ def compile_kernels(
     cache: Path,
     *,
     workers: int = 1,
+    other: OtherLibtpu | None = None,
     on_kernel: Callable[[CompiledKernel], None] = lambda kernel: None,
     longest_seconds: float = LONGEST_SECONDS,
 ) -> list[CompiledKernel]:
@@ -86,6 +87,7 @@ def compile_kernels(
         timings: Of one chip or several.
         cache: The folder of a plan cache.
         workers: Processes that compile at once; each keeps a core busy.
+        other: The compiler; None: the installed one.
         on_kernel: Told each kernel as soon as it is known.
         longest_seconds: CPU time that one kernel may take.
 
@@ -98,7 +100,7 @@ def compile_kernels(
     kernels.mkdir(exist_ok=True)
     from tomat.kernels.programs import no_program  # imports JAX
 
-    decided_by = {own: _decided_by(own) for own in {timing.op.startswith(OWN) for timing in timings}}
+    decided_by = {own: _decided_by(own, other) for own in {timing.op.startswith(OWN) for timing in timings}}
     known: list[CompiledKernel] = []
     missing: dict[str, dict[str, KernelTiming]] = {}
 
@@ -127,7 +129,7 @@ def compile_kernels(
         stop = threading.Event()
         with ThreadPoolExecutor(len(shares)) as pool:
             running = [
-                pool.submit(_compile_share, slice_, share, cache, kernels, add, longest_seconds, stop)
+                pool.submit(_compile_share, slice_, share, cache, kernels, other, add, longest_seconds, stop)
                 for share in shares
             ]
             try:
@@ -138,10 +140,14 @@ def compile_kernels(
     return known
 
 
-def _decided_by(own: bool) -> tuple[list[str], str]:
+def _decided_by(own: bool, other: OtherLibtpu | None) -> tuple[list[str], str]:
     """What decides a program besides its row: versions, and the digest of what builds and reads it."""
     tokamax = [] if own else [require_tokamax()]
-    versions = [compiler_version(), *tokamax, f"jax {importlib.metadata.version('jax')}"]
+    versions = [
+        compiler_version() if other is None else other.compiler,
+        *tokamax,
+        f"jax {importlib.metadata.version('jax')}",
+    ]
     return versions, sources_digest(f"tomat.kernels.{'own' if own else 'programs'}", "tomat.cost.llo")
 
 
@@ -150,6 +156,7 @@ def _compile_share(
     rows: dict[str, KernelTiming],
     cache: Path,
     kernels: Path,
+    other: OtherLibtpu | None,
     add: Callable[[CompiledKernel], None],
     longest_seconds: float,
     stop: threading.Event,
@@ -157,12 +164,15 @@ def _compile_share(
     """One process after the other, until each row is kept or refused, or `stop` is set."""
     waiting = dict(rows)
     while waiting and not stop.is_set():
+        if other is not None and not other.library.is_file():  # jax 0.11.1 would warn, and take the installed one
+            raise TomatError(f"{other.library} is gone; expected {other.compiler} there. Install it again.")
         with work_folder(cache) as work:
             for name in (LLO_DUMP, XLA_DUMP):
                 (work / name).mkdir()
             libtpu_args, _ = dump_flags(work)
             request = {
                 "slice": slice_.name,
+                "compiler": None if other is None else other.compiler,
                 "kernels": {name: _fields(timing) for name, timing in waiting.items()},
                 "kernels_dir": str(kernels),
                 "work_dir": str(work),
@@ -170,7 +180,7 @@ def _compile_share(
             write_json(work / "request.json", request)
             command = [sys.executable, "-m", CHILD_MODULE, str(work / "request.json")]
             with (work / "stderr.txt").open("wb") as errors:
-                environment = child_environment(slice_, libtpu_args, [])
+                environment = child_environment(slice_, libtpu_args, [], other)
                 child = subprocess.Popen(
                     command, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True, cwd=work
                 )

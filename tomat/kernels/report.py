@@ -25,7 +25,7 @@ from tomat.kernels.work import ProgramWork, kept_work
 from tomat.pages.document import empty_section, update_document
 from tomat.pages.tables import UNKNOWN, markdown_table, percent
 from tomat.planning.compile.compiler import default_cache_dir
-from tomat.planning.compile.topology import compiler_version
+from tomat.planning.compile.topology import compiler_version, libtpu_in
 from tomat.planning.plan_cache import RESULT_FILE
 
 PAGE = "kernels.md"
@@ -101,6 +101,7 @@ def calibrate_kernels(
     cache_dir: Path | None = None,
     chips: Sequence[str] = (),
     workers: int = 1,
+    libtpu_dir: Path | None = None,
     on_kernel: Callable[[CompiledKernel], None] = lambda kernel: None,
 ) -> dict[str, Any]:
     """Compile the kernels of a file of timings, and write the record and the page of their errors.
@@ -111,14 +112,18 @@ def calibrate_kernels(
         cache_dir: Of the plan cache; default: `default_cache_dir()`.
         chips: Only rows of these; empty: of all.
         workers: Kernels to compile at once.
+        libtpu_dir: Holds the libtpu to compile with (`libtpu_in`), such as the one that the kernels were timed with;
+            None: the installed one.
         on_kernel: Told each kernel when it is compiled or found.
 
     Returns:
         The record.
 
     Raises:
-        TomatError: As for `read_timings`, `measured_rates` and `compile_kernels`; or no row of `chips`.
+        TomatError: As for `read_timings`, `measured_rates`, `libtpu_in` and `compile_kernels`; or no row of `chips`.
     """
+    other = None if libtpu_dir is None else libtpu_in(libtpu_dir)
+    compiler = compiler_version() if other is None else other.compiler
     timings, refused = read_timings(file)
     collectives = measured_rates(file)
     present = sorted({timing.chip for timing in timings})
@@ -133,7 +138,9 @@ def calibrate_kernels(
             bar.advance(task)
             on_kernel(kernel)
 
-        compiled = compile_kernels(timings, cache_dir or default_cache_dir(), workers=workers, on_kernel=tell)
+        compiled = compile_kernels(
+            timings, cache_dir or default_cache_dir(), workers=workers, other=other, on_kernel=tell
+        )
         programs = [
             timed_program(kernel)
             for kernel in bar.track(compiled, description="Reading them")
@@ -154,11 +161,11 @@ def calibrate_kernels(
     ops = {kernel.timing.line: f"{kernel.timing.chip} {kernel.timing.op}" for kernel in compiled}
     kept, kept_refused = _kept(tracking_dir, other_than={timing.chip for timing in timings})
     for chip, chip_values in records.items():
+        chip_values["compiler"] = compiler
         its = collectives[1] if collectives is not None and collectives[0] == chip else None
         chip_values["collectives"] = its or kept.get(chip, {}).get("collectives")
     new_refused = [{"line": row.line, "row": ops.get(row.line, ""), "reason": row.reason} for row in refused]
     record = {
-        "compiler": compiler_version(),
         "chips": {**kept, **records},
         "refused": sorted([*kept_refused, *new_refused], key=lambda row: row["line"]),
     }
@@ -262,9 +269,8 @@ def _row(values: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _summary_section(record: Mapping[str, Any]) -> str:
-    rows = [(chip, *_row(values["all"])) for chip, values in record["chips"].items()]
-    parts = [markdown_table(("chip", *HEADER), rows, "l" + "r" * len(HEADER))]
-    parts.append(f"Compiled by {record['compiler']}.")
+    rows = [(chip, *_row(values["all"]), values["compiler"]) for chip, values in record["chips"].items()]
+    parts = [markdown_table(("chip", *HEADER, "compiled by"), rows, "l" + "r" * len(HEADER) + "l")]
     few = [chip for chip, values in record["chips"].items() if not values["fitted"]]
     if few:
         parts.append(f"Too few kernels to fit: {', '.join(few)}, judged by the parameters that were on record.")

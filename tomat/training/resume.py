@@ -44,6 +44,7 @@ FREE_KEYS = (
     "model.fused_gate_up",
     "model.fused_qkv",
     "model.gradient_checkpointing",
+    "model.keep_activation_gradient",
     "model.qk_rotary",
     "model.save_mlp_layers",
     "model.scan_layers",

@@ -12,6 +12,8 @@ import importlib.util
 import math
 import os
 import re
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tomat.base.errors import TomatError
@@ -64,6 +66,37 @@ def compiler_version() -> str:
     return f"libtpu {found}"
 
 
+@dataclass(frozen=True)
+class OtherLibtpu:
+    """A libtpu that is not the installed one."""
+
+    version: str
+    library: Path
+    """Its `libtpu.so`."""
+
+    @property
+    def compiler(self) -> str:
+        """As `compiler_version` writes it."""
+        return f"libtpu {self.version}"
+
+
+def libtpu_in(folder: Path) -> OtherLibtpu:
+    """The libtpu in a folder that `uv pip install --target FOLDER --no-deps libtpu==VERSION` has filled.
+
+    Raises:
+        TomatError: There is none.
+    """
+    versions = {found.version for found in importlib.metadata.distributions(name="libtpu", path=[str(folder)])}
+    library = folder.absolute() / "libtpu" / "libtpu.so"
+    if len(versions) != 1 or not library.is_file():
+        raise TomatError(
+            f"{folder} holds {', '.join(f'libtpu {version}' for version in sorted(versions)) or 'no libtpu'}"
+            f"{'' if library.is_file() else ' and no libtpu/libtpu.so'}; expected one. Fill it with "
+            f"`uv pip install --target {folder} --no-deps libtpu==VERSION`."
+        )
+    return OtherLibtpu(versions.pop(), library)
+
+
 PASSED_ON = ("PATH", "HOME", "USER", "LANG", "LC_ALL", "TMPDIR", "PYTHONPATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
 """Variables that a compiling process has from its parent: what it needs to start, nothing that decides a program."""
 
@@ -71,12 +104,16 @@ WITHHELD = ("JAX_", "XLA_", "LIBTPU_", "TPU_", "PALLAS_", "EQX_", "HALIAX_", "LE
 """Beginnings of variables that would decide what is traced or compiled; the configuration decides that."""
 
 
-def child_environment(slice_: Slice, libtpu_args: list[str], xla_flags: list[str]) -> dict[str, str]:
+def child_environment(
+    slice_: Slice, libtpu_args: list[str], xla_flags: list[str], other: OtherLibtpu | None = None
+) -> dict[str, str]:
     """The whole environment of a process that compiles for `slice_`: of this process' own only `PASSED_ON`.
 
     `TPU_SKIP_MDS_QUERY` keeps libtpu from asking a metadata server which machine this is; `ALLOW_MULTIPLE_LIBTPU_LOAD`
     lets two compiles run side by side (else: "Internal error when accessing libtpu multi-process lockfile").
+    `TPU_LIBRARY_PATH` is where jax 0.11.1 looks first for the library.
     """
+    chosen = {} if other is None else {"TPU_LIBRARY_PATH": str(other.library)}
     return {name: os.environ[name] for name in PASSED_ON if name in os.environ} | {
         "JAX_PLATFORMS": "cpu",
         "TPU_SKIP_MDS_QUERY": "1",
@@ -86,6 +123,7 @@ def child_environment(slice_: Slice, libtpu_args: list[str], xla_flags: list[str
         "LIBTPU_INIT_ARGS": " ".join(libtpu_args),
         "XLA_FLAGS": " ".join(xla_flags),
         "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1",
+        **chosen,
     }
 
 
@@ -97,8 +135,12 @@ def withheld_variables() -> list[str]:
     return sorted(name for name in os.environ if name.startswith(WITHHELD) and name != "JAX_PLATFORMS")
 
 
-def topology_devices(slice_: Slice) -> list[Any]:
+def topology_devices(slice_: Slice, compiler: str | None = None) -> list[Any]:
     """The devices of the slice as the compiler describes them; for a process started with `child_environment`.
+
+    Args:
+        slice_: To describe.
+        compiler: What errors name, where it is not the installed one.
 
     Raises:
         TomatError: The compiler does not know the topology, or shows another number of devices than the slice has.
@@ -113,13 +155,13 @@ def topology_devices(slice_: Slice) -> list[Any]:
         described = topologies.get_topology_desc(platform="tpu", topology_name=str(slice_.libtpu_topology), **arguments)
     except Exception as error:  # JaxRuntimeError, of which jax exports no stable name
         raise TomatError(
-            f"{compiler_version()} cannot describe {slice_.name} (topology {slice_.libtpu_topology}): "
+            f"{compiler or compiler_version()} cannot describe {slice_.name} (topology {slice_.libtpu_topology}): "
             f"{str(error).splitlines()[0]}."
         ) from error
     devices = list(described.devices)
     if len(devices) != slice_.n_devices:
         raise TomatError(
-            f"{compiler_version()} shows {len(devices)} devices for {slice_.name}; the table of slices "
+            f"{compiler or compiler_version()} shows {len(devices)} devices for {slice_.name}; the table of slices "
             f"(tomat/hardware/chips.py) says {slice_.n_devices}."
         )
     return devices

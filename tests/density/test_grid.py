@@ -84,6 +84,7 @@ def test_clipping_after_refining_counts_what_it_sets_to_zero():
     fine = spike.refined((15, 1, 1), clip_negative=True)
     assert fine.clipped_voxels == np.count_nonzero(ringing < 0) > 0
     np.testing.assert_array_equal(fine.rho, np.maximum(ringing, 0))
+    assert fine.electron_count - fine.clipped_electrons == pytest.approx(spike.electron_count, rel=1e-6)
 
 
 def read(grid, values):
@@ -103,7 +104,10 @@ def test_rho_times_volume_is_the_electron_count_on_average(grid):
 def test_negative_values_are_clipped_and_counted(grid):
     values = grid.rho_times_volume()
     values[0, 0, :2] = -0.01
+    electrons = values.mean(dtype=np.float64)
     clipped = read(grid, values)
+    assert clipped.clipped_electrons == pytest.approx(0.02 / values.size, rel=1e-6)
+    assert clipped.electron_count - clipped.clipped_electrons == pytest.approx(electrons, abs=1e-5)
     assert clipped.clipped_voxels == 2 and clipped.rho[0, 0, :2].tolist() == [0, 0]
 
 

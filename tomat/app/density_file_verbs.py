@@ -146,6 +146,7 @@ def _figures(path: str, name: str, rules: Any, given: Any) -> "tuple[dict[str, A
         "mean_e_per_a3": grid.electron_count / grid.volume_a3,
         "largest_e_per_a3": float(grid.rho.max()),
         "negative_voxels_set_to_zero": grid.clipped_voxels,
+        "electrons_added_by_that": grid.clipped_electrons,
     }
     return figures, grid
 
@@ -173,7 +174,11 @@ def _print(figures: dict[str, Any]) -> None:
     table.add_row("range", f"{low:.4g} to {high:.4g} e/A^3, mean {mean:.4g}")
     clipped = figures["negative_voxels_set_to_zero"]
     if clipped:
-        table.add_row("negative", f"{counted(clipped, 'voxel')} set to zero")
+        added = figures["electrons_added_by_that"]
+        table.add_row(
+            "negative",
+            f"{counted(clipped, 'voxel')} set to zero: {added:.2g} electrons beside the {found - added:.6f} read",
+        )
     console.print(table)
 
 

@@ -43,7 +43,8 @@ def density_of(
     """The density that a reader has found, once it has passed every check: the one way from a file to a `DensityGrid`.
 
     Negative values become zero and are counted in `clipped_voxels` (PAW densities ring to small negative values in
-    vacuum). The electron count is not corrected for it: what was clipped is added.
+    vacuum, and can be negative at nuclei). The electron count is not corrected for it: what was clipped is added, and
+    `clipped_electrons` says how much.
 
     Args:
         values: `[nx, ny, nz]`, rho x V in electrons as read; the reader has checked their number, and that of the
@@ -68,8 +69,8 @@ def density_of(
     volume_a3 = abs(float(np.linalg.det(lattice)))
     if volume_a3 < SMALLEST_CELL_VOLUME_A3:
         raise TomatError(f"density {material_id!r}: the cell volume is {volume_a3:.3g} A^3; expected at least 1.")
-    rho, clipped = clip_negative_values(values / volume_a3)
-    return DensityGrid(rho, lattice, atomic_numbers, frac_coords, material_id, clipped)
+    rho, clipped, added = clip_negative_values(values / volume_a3, volume_a3)
+    return DensityGrid(rho, lattice, atomic_numbers, frac_coords, material_id, clipped, added)
 
 
 def check_whole_electrons(found: float, tolerance: float, source: str) -> None:

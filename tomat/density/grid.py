@@ -47,6 +47,9 @@ class DensityGrid:
     """What the data set calls it; appears in messages."""
     clipped_voxels: int = 0
     """How many negative values were set to zero when it was read or refined."""
+    clipped_electrons: float = 0.0
+    """What that added to the electron count. On 32^3 voxels, silicon of VASP dips to -0.19 e/A^3 at its nuclei: 0.011
+    of 8 electrons."""
 
     def __post_init__(self) -> None:
         name = f"density {self.material_id!r}" if self.material_id else "density"
@@ -188,10 +191,15 @@ class DensityGrid:
         rho = self.rho.astype(np.float64)
         for axis, side in enumerate(sides):
             rho = _fourier_interpolated(rho, axis, side)
-        clipped = 0
+        clipped, added = 0, 0.0
         if clip_negative:
-            rho, clipped = clip_negative_values(rho)
-        return replace(self, rho=rho, clipped_voxels=self.clipped_voxels + clipped)
+            rho, clipped, added = clip_negative_values(rho, self.volume_a3)
+        return replace(
+            self,
+            rho=rho,
+            clipped_voxels=self.clipped_voxels + clipped,
+            clipped_electrons=self.clipped_electrons + added,
+        )
 
 
 def fast_shape(lattice: np.ndarray, spacing_a: float, at_least: Sequence[int] = (1, 1, 1)) -> tuple[int, int, int]:
@@ -216,11 +224,19 @@ def fast_shape(lattice: np.ndarray, spacing_a: float, at_least: Sequence[int] = 
     return nx, ny, nz
 
 
-def clip_negative_values(values: np.ndarray) -> tuple[np.ndarray, int]:
-    """`values` with negative numbers set to zero, and how many there were. NaN stays."""
+def clip_negative_values(values: np.ndarray, volume_a3: float) -> tuple[np.ndarray, int, float]:
+    """`values` with negative numbers set to zero, how many there were, and the electrons that this adds. NaN stays.
+
+    Args:
+        values: `[nx, ny, nz]`, e/A^3.
+        volume_a3: of the cell.
+    """
     negative = values < 0
     count = int(np.count_nonzero(negative))
-    return (np.where(negative, values.dtype.type(0), values), count) if count else (values, 0)
+    if not count:
+        return values, 0, 0.0
+    added = -float(values[negative].sum(dtype=np.float64)) * volume_a3 / values.size
+    return np.where(negative, values.dtype.type(0), values), count, added
 
 
 def _wrapped(coords: np.ndarray) -> np.ndarray:

@@ -28,12 +28,8 @@ def test_values_and_gradients_are_those_of_the_activation(activation, dtype):
 
 
 def test_the_backward_pass_is_one_product():
-    def backward(activation):
-        _, pull_back = jax.vjp(lambda array: activation(hax.named(array, X.axes)).array, X.array)
-        return [equation.primitive.name for equation in jax.make_jaxpr(pull_back)(X.array).eqns]
-
-    assert backward(with_kept_gradient(hnn.silu)) == ["mul"]
-    assert len(backward(hnn.silu)) > 1
+    _, pull_back = jax.vjp(lambda array: with_kept_gradient(hnn.silu)(hax.named(array, X.axes)).array, X.array)
+    assert [equation.primitive.name for equation in jax.make_jaxpr(pull_back)(X.array).eqns] == ["mul"]
 
 
 def test_what_is_kept_is_as_large_as_the_input():

@@ -167,6 +167,14 @@ def test_the_page_says_which_compiler_each_chip_had(kernels, cache, another_libt
     file.write_text(f'{",".join(COLUMNS)}\nv6e,{SMALL[0].op},"{cells[0]}","{cells[1]}",0.1,0.09,0.11,5,\n')
     record = calibrate_kernels(file, tmp_path / "tracking", cache_dir=cache, libtpu_dir=another_libtpu)
     assert record["chips"]["v6e"]["compiler"] == "libtpu 0.0.1"
+    # Beside a chip of an older record, which named one compiler for all.
+    older = {name: value for name, value in record["chips"]["v6e"].items() if name != "compiler"}
+    old = json.dumps({"compiler": "libtpu 0.0.9", "chips": {"v5p": older}, "refused": []})
+    (tmp_path / "tracking" / "kernels.json").write_text(old)
+    both = calibrate_kernels(file, tmp_path / "tracking", cache_dir=cache, libtpu_dir=another_libtpu)["chips"]
+    assert {chip: values["compiler"] for chip, values in both.items()} == {
+        "v5p": "libtpu 0.0.9", "v6e": "libtpu 0.0.1"
+    }  # fmt: skip
     assert "| libtpu 0.0.1 |" in (tmp_path / "tracking" / "kernels.md").read_text()
 
 

@@ -184,7 +184,10 @@ def _kept(tracking_dir: Path, other_than: Container[str]) -> tuple[dict[str, Any
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
         refused = [(row["row"].partition(" ")[0], row) for row in record["refused"]]
-        return dict(record["chips"]), [row for chip, row in refused if chip and chip not in other_than]
+        chips = record["chips"].items()
+        # Records of before 2026-11-24 name one compiler for all chips.
+        kept = {chip: {**values, "compiler": values.get("compiler") or record["compiler"]} for chip, values in chips}
+        return kept, [row for chip, row in refused if chip and chip not in other_than]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise TomatError(f"{path} is damaged ({error!r}); restore it, or delete it and calibrate again.") from None
 

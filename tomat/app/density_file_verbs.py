@@ -175,10 +175,8 @@ def _print(figures: dict[str, Any]) -> None:
     clipped = figures["negative_voxels_set_to_zero"]
     if clipped:
         added = figures["electrons_added_by_that"]
-        table.add_row(
-            "negative",
-            f"{counted(clipped, 'voxel')} set to zero: {added:.2g} electrons beside the {found - added:.6f} read",
-        )
+        read = f"{added:.2g} electrons beside the {found - added:.6f} read"
+        table.add_row("negative", f"{counted(clipped, 'voxel')} set to zero: {read}")
     console.print(table)
 
 

@@ -105,8 +105,7 @@ def register(subparsers: argparse._SubParsersAction) -> None:
         "--libtpu",
         type=Path,
         metavar="DIR",
-        help="of --kernels: compile with the libtpu in this folder, such as the one that they were timed with "
-        "(`uv pip install --target DIR --no-deps libtpu==VERSION`)",
+        help="of --kernels: compile with the one that `uv pip install --target DIR --no-deps libtpu==VERSION` put there",
     )
     what.add_argument(
         "--record", type=Path, metavar="RUN", help="add a measured run to the calibration, or the lab's record (.json)"
@@ -147,9 +146,7 @@ def run_plan(args: argparse.Namespace) -> int:
     if args.chip and args.kernels is None:
         raise TomatError(f"--chip {args.chip[0]} chooses rows of --kernels; give its file.")
     if args.libtpu is not None and args.kernels is None:
-        raise TomatError(
-            "--libtpu is the compiler of --kernels; give its file. A step is planned by the installed one."
-        )
+        raise TomatError("--libtpu compiles --kernels; give its file. A step is planned by the installed libtpu.")
     _check_decode(args)
     if args.sweep is None and not args.calibrate and args.record is None:
         return _plan(args, overrides)
@@ -243,15 +240,9 @@ def _calibrate_kernels(args: argparse.Namespace) -> int:
     from tomat.base.reporting import write_report
     from tomat.kernels.report import calibrate_kernels
 
+    where = {"cache_dir": args.cache_dir, "libtpu_dir": args.libtpu}
     tracking_dir = args.tracking_dir or DEFAULT_TRACKING_DIR
-    record = calibrate_kernels(
-        args.kernels,
-        tracking_dir,
-        cache_dir=args.cache_dir,
-        chips=args.chip,
-        workers=args.workers,
-        libtpu_dir=args.libtpu,
-    )
+    record = calibrate_kernels(args.kernels, tracking_dir, chips=args.chip, workers=args.workers, **where)
     write_report(args.json, record)
     return 0
 

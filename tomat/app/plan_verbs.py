@@ -105,7 +105,7 @@ def register(subparsers: argparse._SubParsersAction) -> None:
         "--libtpu",
         type=Path,
         metavar="DIR",
-        help="of --kernels: compile with the one that `uv pip install --target DIR --no-deps libtpu==VERSION` put there",
+        help="of --kernels: the compiler (`uv pip install --target DIR --no-deps libtpu==VERSION`)",
     )
     what.add_argument(
         "--record", type=Path, metavar="RUN", help="add a measured run to the calibration, or the lab's record (.json)"

@@ -1,7 +1,6 @@
 """Timed kernels compiled for chips that are not here by the real compiler, and judged."""
 
 import dataclasses
-import importlib.util
 import json
 from pathlib import Path
 
@@ -9,6 +8,7 @@ import pytest
 
 from tomat.base.errors import TomatError
 from tomat.kernels.compile import SMALLEST_SLICES, CompiledKernel, compile_kernels
+from tomat.kernels.compilers import Compilers
 from tomat.kernels.formulas import FORMULAS
 from tomat.kernels.programs import OPS, RAGGED
 from tomat.kernels.report import calibrate_kernels, timed_program
@@ -131,59 +131,41 @@ def test_the_file_becomes_a_page_and_a_record(kernels, cache, tmp_path):
         calibrate_kernels(file, tmp_path / "tracking", cache_dir=cache, chips=["v5p"])
 
 
-@pytest.fixture
-def another_libtpu(tmp_path) -> Path:
-    """The installed libtpu, under another version."""
-    folder = tmp_path / "other"
-    facts = folder / "libtpu-0.0.1.dist-info"
-    facts.mkdir(parents=True)
-    (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: libtpu\nVersion: 0.0.1\n")
-    (folder / "libtpu").mkdir()
-    found = importlib.util.find_spec("libtpu")
-    assert found is not None and found.origin is not None
-    (folder / "libtpu" / "libtpu.so").symlink_to(Path(found.origin).with_name("libtpu.so"))
-    return folder
-
-
 @pytest.mark.slow
 def test_kernels_are_compiled_by_the_libtpu_that_is_given(kernels, cache, another_libtpu, tmp_path):
     other = libtpu_in(another_libtpu)
     assert other.compiler == "libtpu 0.0.1"
-    (compiled,) = compile_kernels(SMALL[:1], cache, other=other)
+    (compiled,) = compile_kernels(SMALL[:1], cache, compilers=Compilers(by_op={SMALL[0].op: other}))
     assert compiled.folder not in (None, kernels[2].folder)  # what another compiler made is not taken for it
     assert timed_program(compiled).peak_memory_bytes == timed_program(kernels[2]).peak_memory_bytes
     broken = dataclasses.replace(other, version="0.0.2", library=tmp_path / "broken.so")
     with pytest.raises(TomatError, match="broken.so is gone; expected libtpu 0.0.2"):
-        compile_kernels(SMALL[:1], cache, other=broken)
+        compile_kernels(SMALL[:1], cache, compilers=Compilers(broken))
     broken.library.write_text("no library")
     with pytest.raises(TomatError, match="libtpu 0.0.2 cannot describe v6e-1"):
-        compile_kernels(SMALL[:1], cache, other=broken)
+        compile_kernels(SMALL[:1], cache, compilers=Compilers(broken))
 
 
 def test_the_page_says_which_compiler_each_chip_had(kernels, cache, another_libtpu, tmp_path):
-    compile_kernels(SMALL[:1], cache, other=libtpu_in(another_libtpu))
+    its = Compilers(by_op={SMALL[0].op: libtpu_in(another_libtpu)})
+    compile_kernels(SMALL[:1], cache, compilers=its)
     cells = [json.dumps(dict(value)).replace('"', '""') for value in (SMALL[0].arguments, SMALL[0].settings)]
     file = tmp_path / "timings.csv"
     file.write_text(f'{",".join(COLUMNS)}\nv6e,{SMALL[0].op},"{cells[0]}","{cells[1]}",0.1,0.09,0.11,5,\n')
-    record = calibrate_kernels(file, tmp_path / "tracking", cache_dir=cache, libtpu_dir=another_libtpu)
-    assert record["chips"]["v6e"]["compiler"] == "libtpu 0.0.1"
-    # Beside a chip of an older record, which named one compiler for all.
-    older = {name: value for name, value in record["chips"]["v6e"].items() if name != "compiler"}
-    old = json.dumps({"compiler": "libtpu 0.0.9", "chips": {"v5p": older}, "refused": []})
-    (tmp_path / "tracking" / "kernels.json").write_text(old)
-    both = calibrate_kernels(file, tmp_path / "tracking", cache_dir=cache, libtpu_dir=another_libtpu)["chips"]
-    assert {chip: values["compiler"] for chip, values in both.items()} == {
-        "v5p": "libtpu 0.0.9", "v6e": "libtpu 0.0.1"
+    words = {"cache_dir": cache, "libtpu": [f"{SMALL[0].op}={another_libtpu}"]}
+    record = calibrate_kernels(file, tmp_path / "tracking", **words)
+    assert record["chips"]["v6e"]["compilers"] == {SMALL[0].op: "libtpu 0.0.1"}
+    # Beside chips of older records, which named one compiler of a chip, or one of all.
+    older = {name: value for name, value in record["chips"]["v6e"].items() if name != "compilers"}
+    chips = {"v5p": older, "v4": {**older, "compiler": "libtpu 0.0.8"}}
+    (tmp_path / "tracking" / "kernels.json").write_text(
+        json.dumps({"compiler": "libtpu 0.0.9", "chips": chips, "refused": []})
+    )
+    found = calibrate_kernels(file, tmp_path / "tracking", **words)["chips"]
+    assert {chip: values["compilers"][SMALL[0].op] for chip, values in found.items()} == {
+        "v4": "libtpu 0.0.8", "v5p": "libtpu 0.0.9", "v6e": "libtpu 0.0.1"
     }  # fmt: skip
     assert "| libtpu 0.0.1 |" in (tmp_path / "tracking" / "kernels.md").read_text()
-
-
-def test_a_folder_without_one_libtpu_is_refused(another_libtpu, tmp_path):
-    with pytest.raises(TomatError, match=r"holds no libtpu and no libtpu/libtpu.so; expected one"):
-        libtpu_in(tmp_path)
-    (another_libtpu / "libtpu" / "libtpu.so").unlink()
-    with pytest.raises(TomatError, match=r"holds libtpu 0.0.1 and no libtpu/libtpu.so"):
-        libtpu_in(another_libtpu)
 
 
 def test_what_can_have_no_program_starts_no_process(cache, monkeypatch):

@@ -103,9 +103,10 @@ def register(subparsers: argparse._SubParsersAction) -> None:
     )
     what.add_argument(
         "--libtpu",
-        type=Path,
-        metavar="DIR",
-        help="of --kernels: the compiler (`uv pip install --target DIR --no-deps libtpu==VERSION`)",
+        action="append",
+        default=[],
+        metavar="[OP=]DIR",
+        help="of --kernels: the compiler, or that of an operation (`uv pip install --target DIR --no-deps libtpu==V`)",
     )
     what.add_argument(
         "--record", type=Path, metavar="RUN", help="add a measured run to the calibration, or the lab's record (.json)"
@@ -145,7 +146,7 @@ def run_plan(args: argparse.Namespace) -> int:
         raise TomatError("--kernels is for --calibrate; give both.")
     if args.chip and args.kernels is None:
         raise TomatError(f"--chip {args.chip[0]} chooses rows of --kernels; give its file.")
-    if args.libtpu is not None and args.kernels is None:
+    if args.libtpu and args.kernels is None:
         raise TomatError("--libtpu compiles --kernels; give its file. A step is planned by the installed libtpu.")
     _check_decode(args)
     if args.sweep is None and not args.calibrate and args.record is None:
@@ -240,7 +241,7 @@ def _calibrate_kernels(args: argparse.Namespace) -> int:
     from tomat.base.reporting import write_report
     from tomat.kernels.report import calibrate_kernels
 
-    where = {"cache_dir": args.cache_dir, "libtpu_dir": args.libtpu}
+    where = {"cache_dir": args.cache_dir, "libtpu": args.libtpu}
     tracking_dir = args.tracking_dir or DEFAULT_TRACKING_DIR
     record = calibrate_kernels(args.kernels, tracking_dir, chips=args.chip, workers=args.workers, **where)
     write_report(args.json, record)

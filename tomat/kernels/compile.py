@@ -25,9 +25,10 @@ from tomat.base.errors import TomatError
 from tomat.base.reporting import write_json
 from tomat.hardware.chips import Slice, slice_named
 from tomat.kernels.child import COMPILING, KEPT, OWN, PROGRAM_FILE, REFUSED_KERNEL, SCHEDULE_FILE
+from tomat.kernels.compilers import Compilers
 from tomat.kernels.timings import KernelTiming
 from tomat.planning.compile.process import LLO_DUMP, REFUSED, XLA_DUMP, dump_flags
-from tomat.planning.compile.topology import OtherLibtpu, child_environment, compiler_version
+from tomat.planning.compile.topology import OtherLibtpu, child_environment
 from tomat.planning.plan_cache import RESULT_FILE, open_cache, work_folder
 from tomat.planning.sources import sources_digest
 
@@ -77,7 +78,7 @@ def compile_kernels(
     cache: Path,
     *,
     workers: int = 1,
-    other: OtherLibtpu | None = None,
+    compilers: Compilers | None = None,
     on_kernel: Callable[[CompiledKernel], None] = lambda kernel: None,
     longest_seconds: float = LONGEST_SECONDS,
 ) -> list[CompiledKernel]:
@@ -87,7 +88,7 @@ def compile_kernels(
         timings: Of one chip or several.
         cache: The folder of a plan cache.
         workers: Processes that compile at once; each keeps a core busy.
-        other: The compiler; None: the installed one.
+        compilers: Of each operation; None: the installed one.
         on_kernel: Told each kernel as soon as it is known.
         longest_seconds: CPU time that one kernel may take.
 
@@ -100,9 +101,10 @@ def compile_kernels(
     kernels.mkdir(exist_ok=True)
     from tomat.kernels.programs import no_program  # imports JAX
 
-    decided_by = {own: _decided_by(own, other) for own in {timing.op.startswith(OWN) for timing in timings}}
+    compilers = compilers or Compilers()
+    decided_by = {op: _decided_by(op, compilers.name_of(op)) for op in {timing.op for timing in timings}}
     known: list[CompiledKernel] = []
-    missing: dict[str, dict[str, KernelTiming]] = {}
+    missing: dict[tuple[str, OtherLibtpu | None], dict[str, KernelTiming]] = {}
 
     lock = threading.Lock()
 
@@ -112,18 +114,17 @@ def compile_kernels(
             on_kernel(kernel)
 
     for timing in timings:
-        own = timing.op.startswith(OWN)
-        reason = None if own else no_program(timing)
+        reason = None if timing.op.startswith(OWN) else no_program(timing)
         if reason is not None:
             add(CompiledKernel(timing, None, reason))
             continue
-        words = json.dumps([timing.key, *decided_by[own]])
+        words = json.dumps([timing.key, *decided_by[timing.op]])
         name = hashlib.sha256(words.encode()).hexdigest()[:24]
         if all((kernels / name / file).exists() for file in (RESULT_FILE, PROGRAM_FILE, SCHEDULE_FILE)):
             add(CompiledKernel(timing, kernels / name))
         else:
-            missing.setdefault(timing.chip, {})[name] = timing
-    for chip, rows in missing.items():
+            missing.setdefault((timing.chip, compilers.of(timing.op)), {})[name] = timing
+    for (chip, other), rows in missing.items():
         slice_ = slice_named(SMALLEST_SLICES[chip])
         shares = [dict(list(rows.items())[first::workers]) for first in range(min(workers, len(rows)))]
         stop = threading.Event()
@@ -140,14 +141,11 @@ def compile_kernels(
     return known
 
 
-def _decided_by(own: bool, other: OtherLibtpu | None) -> tuple[list[str], str]:
+def _decided_by(op: str, compiler: str) -> tuple[list[str], str]:
     """What decides a program besides its row: versions, and the digest of what builds and reads it."""
+    own = op.startswith(OWN)
     tokamax = [] if own else [require_tokamax()]
-    versions = [
-        compiler_version() if other is None else other.compiler,
-        *tokamax,
-        f"jax {importlib.metadata.version('jax')}",
-    ]
+    versions = [compiler, *tokamax, f"jax {importlib.metadata.version('jax')}"]
     return versions, sources_digest(f"tomat.kernels.{'own' if own else 'programs'}", "tomat.cost.llo")
 
 

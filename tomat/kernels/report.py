@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,13 +19,13 @@ from tomat.cost.interconnect import LinkRates
 from tomat.hardware.chips import slice_named
 from tomat.kernels.collectives import measured_rates
 from tomat.kernels.compile import SMALLEST_SLICES, CompiledKernel, compile_kernels
+from tomat.kernels.compilers import read_compilers
 from tomat.kernels.fit import TimedPrograms, fit
 from tomat.kernels.timings import KernelTiming, RefusedRow, read_timings
 from tomat.kernels.work import ProgramWork, kept_work
 from tomat.pages.document import empty_section, update_document
 from tomat.pages.tables import UNKNOWN, markdown_table, percent
 from tomat.planning.compile.compiler import default_cache_dir
-from tomat.planning.compile.topology import compiler_version, libtpu_in
 from tomat.planning.plan_cache import RESULT_FILE
 
 PAGE = "kernels.md"
@@ -101,7 +101,7 @@ def calibrate_kernels(
     cache_dir: Path | None = None,
     chips: Sequence[str] = (),
     workers: int = 1,
-    libtpu_dir: Path | None = None,
+    libtpu: Sequence[str] = (),
     on_kernel: Callable[[CompiledKernel], None] = lambda kernel: None,
 ) -> dict[str, Any]:
     """Compile the kernels of a file of timings, and write the record and the page of their errors.
@@ -112,18 +112,18 @@ def calibrate_kernels(
         cache_dir: Of the plan cache; default: `default_cache_dir()`.
         chips: Only rows of these; empty: of all.
         workers: Kernels to compile at once.
-        libtpu_dir: Holds the libtpu to compile with (`libtpu_in`), such as the one that the kernels were timed with;
-            None: the installed one.
+        libtpu: Folders of the libtpu to compile with, such as the one that the kernels were timed with: `DIR` for all
+            operations, `OP=DIR` for one (`read_compilers`). Where none is given: the installed one.
         on_kernel: Told each kernel when it is compiled or found.
 
     Returns:
         The record.
 
     Raises:
-        TomatError: As for `read_timings`, `measured_rates`, `libtpu_in` and `compile_kernels`; or no row of `chips`.
+        TomatError: As for `read_timings`, `measured_rates`, `read_compilers` and `compile_kernels`; or no row of a chip
+            or an operation that is named.
     """
-    other = None if libtpu_dir is None else libtpu_in(libtpu_dir)
-    compiler = compiler_version() if other is None else other.compiler
+    compilers = read_compilers(libtpu)
     timings, refused = read_timings(file)
     collectives = measured_rates(file)
     present = sorted({timing.chip for timing in timings})
@@ -131,6 +131,7 @@ def calibrate_kernels(
     if unknown:
         raise TomatError(f"{file} has no row of the chip {unknown[0]}; it has {', '.join(present)}.")
     timings = [timing for timing in timings if not chips or timing.chip in chips]
+    compilers.require(timing.op for timing in timings)
     with progress() as bar:
         task = bar.add_task(f"Compiling {counted(len(timings), 'kernel')}", total=len(timings))
 
@@ -138,9 +139,8 @@ def calibrate_kernels(
             bar.advance(task)
             on_kernel(kernel)
 
-        compiled = compile_kernels(
-            timings, cache_dir or default_cache_dir(), workers=workers, other=other, on_kernel=tell
-        )
+        cache = cache_dir or default_cache_dir()
+        compiled = compile_kernels(timings, cache, workers=workers, compilers=compilers, on_kernel=tell)
         programs = [
             timed_program(kernel)
             for kernel in bar.track(compiled, description="Reading them")
@@ -161,7 +161,7 @@ def calibrate_kernels(
     ops = {kernel.timing.line: f"{kernel.timing.chip} {kernel.timing.op}" for kernel in compiled}
     kept, kept_refused = _kept(tracking_dir, other_than={timing.chip for timing in timings})
     for chip, chip_values in records.items():
-        chip_values["compiler"] = compiler
+        chip_values["compilers"] = {op: compilers.name_of(op) for op in chip_values["operations"]}
         its = collectives[1] if collectives is not None and collectives[0] == chip else None
         chip_values["collectives"] = its or kept.get(chip, {}).get("collectives")
     new_refused = [{"line": row.line, "row": ops.get(row.line, ""), "reason": row.reason} for row in refused]
@@ -185,9 +185,11 @@ def _kept(tracking_dir: Path, other_than: Container[str]) -> tuple[dict[str, Any
         record = json.loads(path.read_text(encoding="utf-8"))
         refused = [(row["row"].partition(" ")[0], row) for row in record["refused"]]
         chips = record["chips"].items()
-        # Records of before 2026-11-24 name one compiler for all chips.
-        kept = {chip: {**values, "compiler": values.get("compiler") or record["compiler"]} for chip, values in chips}
-        return kept, [row for chip, row in refused if chip and chip not in other_than]
+        for _, values in chips:
+            if "compilers" not in values:  # records of before 2026-11-25 name one of each chip, older ones one of all
+                one = values.pop("compiler", None) or record["compiler"]
+                values["compilers"] = dict.fromkeys(values["operations"], one)
+        return dict(chips), [row for chip, row in refused if chip and chip not in other_than]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise TomatError(f"{path} is damaged ({error!r}); restore it, or delete it and calibrate again.") from None
 
@@ -272,7 +274,7 @@ def _row(values: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _summary_section(record: Mapping[str, Any]) -> str:
-    rows = [(chip, *_row(values["all"]), values["compiler"]) for chip, values in record["chips"].items()]
+    rows = [(chip, *_row(values["all"]), _compiled_by(values["compilers"])) for chip, values in record["chips"].items()]
     parts = [markdown_table(("chip", *HEADER, "compiled by"), rows, "l" + "r" * len(HEADER) + "l")]
     few = [chip for chip, values in record["chips"].items() if not values["fitted"]]
     if few:
@@ -283,6 +285,12 @@ def _summary_section(record: Mapping[str, Any]) -> str:
             f"Of {counted(missing, 'Pallas kernel')} no schedule was found: their estimate is HBM traffic alone."
         )
     return "\n\n".join(parts)
+
+
+def _compiled_by(compilers: Mapping[str, str]) -> str:
+    """`libtpu 0.0.44; normalization: libtpu 0.0.37`: that of most operations, then those that differ."""
+    most, _ = Counter(compilers.values()).most_common(1)[0]
+    return "; ".join([most, *(f"{op}: {other}" for op, other in compilers.items() if other != most)])
 
 
 def _parameters_section(record: Mapping[str, Any]) -> str:

@@ -1,0 +1,20 @@
+"""A second libtpu for tests of which one compiles."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture
+def another_libtpu(tmp_path) -> Path:
+    """The installed libtpu, under another version."""
+    folder = tmp_path / "other"
+    facts = folder / "libtpu-0.0.1.dist-info"
+    facts.mkdir(parents=True)
+    (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: libtpu\nVersion: 0.0.1\n")
+    (folder / "libtpu").mkdir()
+    found = importlib.util.find_spec("libtpu")
+    assert found is not None and found.origin is not None
+    (folder / "libtpu" / "libtpu.so").symlink_to(Path(found.origin).with_name("libtpu.so"))
+    return folder

@@ -62,7 +62,7 @@ def test_an_array_is_the_same_bits_in_the_page(values):
 
 def test_a_page_beyond_the_limit_is_refused_and_nothing_is_written(tmp_path):
     with pytest.raises(TomatError, match="more than the"):
-        write_page(tmp_path / "page.html", page("x" * 4_000_000))
+        write_page(tmp_path / "page.html", page("x" * 8_000_000))
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(TomatError, match="cannot be written"):
         (tmp_path / "file").write_text("")

@@ -30,7 +30,8 @@ from tomat.base.storage import explaining_storage
 from tomat.dashboard.listing import Listing, RunRow
 from tomat.dashboard.live import LiveLogs, drawn_curves
 from tomat.dashboard.pages import order_of, run_page, runs_page, shown_of
-from tomat.html.document import POLICY, asset, plotly_program
+from tomat.html.document import POLICY, asset
+from tomat.html.plotly_program import ALWAYS, plotly_program
 from tomat.html.tables import facts
 from tomat.runs.record import find_runs
 
@@ -61,7 +62,7 @@ def make_app(place: str, *, host: str = LOOPBACK, token: str | None = None) -> S
         "page.css": (lambda: asset("page.css"), "text/css"),
         "page.js": (lambda: asset("page.js"), "text/javascript"),
         "live.js": (_live_program, "text/javascript"),
-        "plotly.js": (plotly_program, "text/javascript"),
+        "plotly.js": (lambda: plotly_program(frozenset({ALWAYS})), "text/javascript"),
     }
 
     def find(request: Request) -> RunRow | None:

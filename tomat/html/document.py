@@ -21,9 +21,10 @@ import numpy as np
 from tomat import __version__
 from tomat.base.errors import TomatError
 from tomat.base.reporting import readable_bytes, to_jsonable, write_text
+from tomat.html.plotly_program import ALWAYS, plotly_program
 
 MOST_BYTES = 8_000_000
-"""Of a page. plotly 6's program is 4.9 MB of it."""
+"""Of a page. plotly's program is 1.0 to 1.7 MB of it."""
 
 POLICY = "default-src 'none'; script-src 'unsafe-inline' blob:; style-src 'unsafe-inline'; img-src data: blob:"
 """What the page may load: what stands in it, and what it makes of that (plotly's program as a file, its pictures)."""
@@ -33,6 +34,9 @@ FIGURE_HEIGHT = 380
 
 DENSITY_PROGRAMS = ("cell_geometry.js", "density.js")
 """Of `assets/`, in a page that shows a density, in the order in which they need each other."""
+
+DENSITY_KINDS = ("heatmap", "mesh3d", "scatter3d")
+"""Kinds of traces that these draw."""
 
 _DTYPES = {"float32": "f4", "float64": "f8", "int32": "i4", "uint8": "u1"}
 """NumPy's names to those of plotly's typed arrays."""
@@ -141,7 +145,7 @@ def page_html(page: Page) -> str:
     Raises:
         TomatError: It would be larger than `MOST_BYTES`.
     """
-    contents, body, number = [], [], 0
+    contents, body, number, kinds = [], [], 0, {ALWAYS}
     for place, section in enumerate(page.sections, 1):
         anchor = f"section-{place}"
         contents.append(f'<li><a href="#{anchor}">{text(section.heading)}</a></li>')
@@ -150,10 +154,13 @@ def page_html(page: Page) -> str:
         for part in section.parts:
             if isinstance(part, Figure):
                 number += 1
+                kinds |= {trace.get("type", ALWAYS) for trace in part.data}
                 body.append(_figure_html(f"figure-{number}", part))
             else:
                 body.append(part)
         body.append("</section>")
+    density = any("data-density" in part for part in body)
+    kinds |= set(DENSITY_KINDS if density else ())
     written = "\n".join(
         [
             "<!doctype html>",
@@ -180,8 +187,8 @@ def page_html(page: Page) -> str:
             f"<footer><p>Written by tomat {text(__version__)}. The page holds all that it shows and loads nothing.</p>",
             "</footer>",
             _script("page.js"),
-            *([_script(name) for name in DENSITY_PROGRAMS] if any("data-density" in part for part in body) else []),
-            f'<script type="text/plain" id="plotly-program">\n{plotly_program()}\n</script>',
+            *([_script(name) for name in DENSITY_PROGRAMS] if density else []),
+            f'<script type="text/plain" id="plotly-program">\n{plotly_program(frozenset(kinds))}\n</script>',
             "</body>",
             "</html>",
             "",
@@ -213,11 +220,6 @@ def write_page(path: Path, page: Page) -> int:
 def asset(name: str) -> str:
     """A file of `assets/`: the page's style and its own programs."""
     return (importlib.resources.files("tomat.html") / "assets" / name).read_text(encoding="utf-8")
-
-
-def plotly_program() -> str:
-    """plotly.js, as the Python package carries it (6.9: one bundle of 4.9 MB, and no smaller one)."""
-    return (importlib.resources.files("plotly") / "package_data" / "plotly.min.js").read_text(encoding="utf-8")
 
 
 def _script(name: str) -> str:

@@ -1,7 +1,7 @@
 "use strict";
 // Tables that sort and filter, light and dark, and figures that are drawn by plotly as they come into view.
-// This stands before plotly's program, which is text until the page has been painted: to read its megabyte takes longer than
-// all else here, and tables and controls answer before that.
+// This stands before plotly's program, which is text until the page has been painted: to read its megabyte takes longer
+// than all else here, and tables and controls answer before that.
 const tomat = (function () {
   const root = document.documentElement;
   const dark = window.matchMedia("(prefers-color-scheme: dark)");

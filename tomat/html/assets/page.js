@@ -21,6 +21,8 @@ const tomat = (function () {
     return {layout: {
       paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", autosize: true,
       font: {color: ink, family: 'system-ui, "DejaVu Sans", sans-serif', size: 12},
+      // Its own background would be half of the paper's, which is a transparent black: grey.
+      modebar: {bgcolor: "rgba(0,0,0,0)", color: colour("--soft"), activecolor: ink},
       margin: {l: 56, r: 16, t: 12, b: 44}, hoverlabel: {bgcolor: colour("--paper"), bordercolor: grid, font: {color: ink}},
       colorway: ["#3b82c4", "#dd8a33", "#3f9d67", "#c94f4f", "#8a63b0", "#8c8c3b", "#3d9a9e"],
       xaxis: axis, yaxis: axis, scene: {xaxis: axis3, yaxis: axis3, zaxis: axis3, bgcolor: "rgba(0,0,0,0)"},

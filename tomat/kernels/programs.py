@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import inspect
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -47,6 +48,13 @@ RAGGED = ("ragged_dot", "pallas_mosaic_tpu_ragged_dot")
 
 STATED = {"xla_chunked_dot_product_attention": {"chunk_size": (512, 1024)}}
 """Fields of an operation that a timing does not say: tokamax's public call has these (0.0.12, `attention/api.py`)."""
+
+DEFAULTS_OF = {
+    "dot_product_attention_vjp": "dot_product_attention",
+    "pallas_mosaic_tpu_flash_attention_vjp": "pallas_mosaic_tpu_flash_attention",
+}
+"""Backward passes, and the operation whose call has the defaults of what their rows leave out: bias, soft cap, dropout.
+tokamax's backward passes have none of their own (0.0.12, `attention/base.py`)."""
 
 DEFAULT_PRECISION = "BF16_BF16_F32"
 """What `Precision.DEFAULT` of both operands means on a TPU (tokamax 0.0.12, `precision.py`); rows of its first versions
@@ -119,7 +127,23 @@ def _bound(timing: KernelTiming) -> tuple[Any, dict[str, Any]]:
         arguments = _get_arg_spec_adapter(operation).validate_python(_with_presets(timing.arguments))
     except ValueError as error:  # pydantic's
         raise TomatError(f"tokamax refuses its arguments: {_first_line(error)}") from None
-    return operation, dict(arguments)
+    return operation, _defaults(timing.op, operation) | dict(arguments)
+
+
+def _defaults(op: str, operation: Any) -> dict[str, Any]:
+    """What the call of the forward pass has for arguments that a backward pass demands; {} for other operations."""
+    if op not in DEFAULTS_OF:
+        return {}
+    demanded = inspect.signature(operation._fwd).parameters
+    module, name = OPS[DEFAULTS_OF[op]]
+    forward = inspect.signature(getattr(importlib.import_module(f"tokamax._src.ops.{module}"), name).bind)
+    return {
+        name: parameter.default
+        for name, parameter in forward.parameters.items()
+        if parameter.default is not inspect.Parameter.empty
+        and name in demanded
+        and demanded[name].default is inspect.Parameter.empty
+    }
 
 
 def _with_presets(arguments: Mapping[str, Any]) -> dict[str, Any]:

@@ -22,7 +22,6 @@ from levanter.trainer import Trainer
 from levanter.trainer_state import TrainerState
 
 from tomat.settings.pause import PauseConfig
-from tomat.training.compiled_step import CompiledStep
 from tomat.training.guards.loss import GuardedState
 from tomat.training.loader import TokenExample
 
@@ -87,7 +86,6 @@ def training_steps(
             _rest(rest, info.next_step)
         return
     done = first = int(state.step)
-    take = CompiledStep(trainer, state)
     flying: deque[_InFlight] = deque()
     last_read, agreed, alone = 0.0, False, jax.process_count() == 1
 
@@ -96,12 +94,10 @@ def training_steps(
         loss, metrics, (hyperparams, *judged) = jax.device_get(one.scalars)
         began, last_read = max(one.began, last_read), time.monotonic()
         trainer.hooks.emit_event(ProgressEvent.TRAIN_STEP_FINISHED)
-        left: Any = None
+        left: Any = state
         if flying:
             left = ReadState(one.done, GuardedState(SimpleNamespace(hyperparams=hyperparams), *judged))
             agreed = agreed or bool(flying[0].asked)  # an answer older than this loss
-        else:
-            left = take.state
         info = StepInfo(left, float(loss), last_read - began, _event_handler=trainer.hooks.emit_event)
         trainer.run_hooks(info)
         metrics |= {
@@ -118,7 +114,7 @@ def training_steps(
         loading_seconds = time.monotonic() - began
         asked = _any_process(asks(), trainer.device_mesh)
         began = time.monotonic()
-        scalars = _dispatch(trainer, take, batch, done)
+        state, scalars = _dispatch(trainer, state, batch, done)
         done += 1
         flying.append(_InFlight(done, scalars, asked, began, loading_seconds))
         while len(flying) > ahead:
@@ -138,16 +134,17 @@ def _rest(rest: PauseConfig, done: int) -> None:
         time.sleep(rest.seconds)
 
 
-def _dispatch(trainer: Trainer, take: CompiledStep, batch: TokenExample, step: int) -> Any:
-    """What is read of a step, already on its way to the host."""
+def _dispatch(trainer: Trainer, state: TrainerState, batch: TokenExample, step: int) -> tuple[TrainerState, Any]:
+    """The state after a step, and what is read of it, already on its way to the host."""
     trainer.hooks.emit_event(ProgressEvent.TRAIN_STEP_STARTED)
     with jax.profiler.StepTraceAnnotation("train", step_num=step):
-        loss, metrics, guarded = take(batch)
+        result = trainer._maybe_save_jaxpr("train_step", trainer._jit_train_step_fn_no_hook, state, (batch,), {})
+        guarded = result.new_state.opt_state
         # Copies, since the next step takes the state's buffers.
-        scalars = (loss, metrics, _copied((guarded.hyperparams, *guarded[1:])))
+        scalars = (result.loss, result.loss_metrics, _copied((guarded.hyperparams, *guarded[1:])))
     for scalar in jax.tree.leaves(scalars):
         scalar.copy_to_host_async()
-    return scalars
+    return result.new_state, scalars
 
 
 def _any_process(mine: bool, mesh: Mesh) -> Any:

@@ -1,6 +1,7 @@
 """Timed kernels compiled for chips that are not here by the real compiler, and judged."""
 
 import dataclasses
+import inspect
 import json
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from tomat.base.errors import TomatError
 from tomat.kernels.compile import SMALLEST_SLICES, CompiledKernel, compile_kernels
 from tomat.kernels.compilers import Compilers
 from tomat.kernels.formulas import FORMULAS
-from tomat.kernels.programs import OPS, RAGGED
+from tomat.kernels.programs import DEFAULTS_OF, OPS, RAGGED, _bound
 from tomat.kernels.report import calibrate_kernels, timed_program
 from tomat.kernels.timings import COLUMNS, KernelTiming, read_timings
 from tomat.planning.compile.topology import libtpu_in
@@ -177,6 +178,20 @@ def test_what_can_have_no_program_starts_no_process(cache, monkeypatch):
 def test_every_operation_of_the_data_has_a_program_or_is_known_to_have_none():
     ops = {row.op for row in read_timings(TIMINGS)[0]}
     assert not ops - OPS.keys() - set(RAGGED) - set(FORMULAS)
+
+
+def test_a_backward_pass_has_the_defaults_of_its_forward_call_for_what_its_row_leaves_out():
+    rows = [row for row in read_timings(TIMINGS)[0] if row.op in DEFAULTS_OF]
+    assert {row.op for row in rows} == DEFAULTS_OF.keys()
+    for row in rows:
+        left_out = {"bias", "logits_soft_cap", "dropout_mask", "dropout_rate"} - row.arguments.keys()
+        assert left_out  # or the row shows nothing
+        operation, arguments = _bound(row)
+        inspect.signature(operation._fwd).bind(**arguments, config=None)
+        assert {name: arguments[name] for name in left_out} == {
+            name: 0.0 if name == "dropout_rate" else None for name in left_out
+        }
+        assert arguments["logits_scale"] == row.arguments["logits_scale"]
 
 
 def test_every_chip_has_a_smallest_slice():

@@ -11,6 +11,7 @@ import shlex
 import shutil
 import signal
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -277,28 +278,39 @@ def test_tensorboard_forgets_what_a_killed_process_wrote_beyond_its_checkpoint(t
     assert found.purge_step == 7
 
 
+STOPPED = """
+import os, sys
+from tomat.app.cli import main
+from tomat.training.tracking import TrainingProgress
+
+update = TrainingProgress.update
+
+def interrupted(self, next_step, *args):
+    update(self, next_step, *args)
+    if next_step == 3:
+        os.kill(os.getpid(), int(sys.argv[1]))
+
+TrainingProgress.update = interrupted
+sys.exit(main(sys.argv[2:]))
+"""
+"""`tomat` with a signal to itself after the third step."""
+
+
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_a_run_that_is_stopped_writes_its_page_and_that_of_its_trace(tmp_path, monkeypatch, capsys, number, status):
-    """Told to stop after the third step, in the middle of the steps that are traced."""
-    update = TrainingProgress.update
-
-    def interrupted(self, next_step, *args):
-        update(self, next_step, *args)
-        if next_step == 3:
-            os.kill(os.getpid(), number)
-
-    monkeypatch.setattr(TrainingProgress, "update", interrupted)
-    monkeypatch.chdir(tmp_path)  # a configuration below it is named from there
+def test_a_run_that_is_stopped_writes_its_page_and_that_of_its_trace(tmp_path, number, status):
+    """Told to stop in the middle of the steps that are traced; in a process of its own, as the next test says."""
     words = ["train", "--config_path", str(DEMO), *TINY, "--output_dir", str(tmp_path), "--evaluation.picture", "false"]
     words += ["--trainer.profiler", "{enabled: true, start_step: 2, num_steps: 3}"]
     words += ["--tracking_dir", str(tmp_path / "tracking"), "--preemption.grace_seconds", "600"]
-    assert main(words) == status
+    command = [sys.executable, "-c", STOPPED, str(int(number)), *words]
+    stopped = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert stopped.returncode == status, stopped.stderr
     assert "attention" in (tmp_path / "tracking" / "demo.md").read_text()
     assert "preempted" in (tmp_path / "demo" / "README.md").read_text()
     newest = newest_whole(str(tmp_path / "demo"))
     assert newest is not None and newest.step == 2
     # What is printed to go on with is the same command.
-    printed = capsys.readouterr().out.partition("the same command continues the run: ")[2]
+    printed = stopped.stdout.partition("the same command continues the run: ")[2]
     assert shlex.split(printed.splitlines()[0])[:4] == ["tomat", *words[:3]]
     assert set(words) <= set(shlex.split(printed))
 

@@ -6,6 +6,7 @@ About a minute, most of it compiling. What a guard does with steps in flight is 
 import os
 import signal
 import time
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
@@ -125,6 +126,22 @@ def test_a_number_that_cannot_be_meant_is_refused(value):
 DEVICE_SECONDS, HOST_SECONDS = 0.2, 0.1
 
 
+class FakeStep:
+    """A step whose devices are a function of the batch, here its number."""
+
+    def __init__(self, step: Callable[[int], Any]):
+        self._step = step
+        self._done = 0
+
+    @property
+    def state(self) -> Any:
+        return SimpleNamespace(step=self._done)
+
+    def __call__(self, batch: int) -> Any:
+        self._done += 1
+        return self._step(batch)
+
+
 class Later:
     """A scalar that a device is still to compute."""
 
@@ -137,7 +154,7 @@ class Later:
         return np.asarray(self._found.result(), np.float32)
 
 
-def test_the_device_does_not_wait_for_the_host_and_durations_are_its_own():
+def test_the_device_does_not_wait_for_the_host_and_durations_are_its_own(monkeypatch):
     """A device that takes 0.2 s a step, in order, and a host that takes 0.1 s after each: one step ahead is enough."""
     guarded = GuardedState(optax.EmptyState(), jnp.zeros(8), jnp.zeros((), jnp.int32), jnp.zeros(3, jnp.int32))
     busy: list[tuple[float, float]] = []
@@ -150,18 +167,16 @@ def test_the_device_does_not_wait_for_the_host_and_durations_are_its_own():
 
     with ThreadPoolExecutor(1) as device:
 
-        def dispatched(name: str, function: object, state: Any, batches: tuple, kwargs: dict) -> Any:
-            loss = Later(device.submit(computed, state.step))
-            after = SimpleNamespace(step=state.step + 1, opt_state=guarded)
-            return SimpleNamespace(loss=loss, loss_metrics={}, new_state=after)
+        def dispatched(batch: int) -> Any:
+            return Later(device.submit(computed, batch)), {}, guarded
+
+        monkeypatch.setattr(dispatch, "CompiledStep", lambda trainer, state: FakeStep(dispatched))
 
         trainer: Any = SimpleNamespace(
             num_train_steps=8,
             device_mesh=None,
             hooks=SimpleNamespace(emit_event=lambda event: None),
             run_hooks=lambda info: time.sleep(HOST_SECONDS),
-            _maybe_save_jaxpr=dispatched,
-            _jit_train_step_fn_no_hook=None,
         )
         start: Any = SimpleNamespace(step=0, opt_state=guarded)
         batches: Any = iter(range(8))
@@ -186,18 +201,17 @@ def test_nothing_is_in_flight_while_the_devices_are_left_to_others(monkeypatch, 
     read: list[int] = []
     slept: list[tuple[int, int, float]] = []
 
-    def step(name: str, function: object, state: Any, batches: tuple, kwargs: dict) -> Any:
-        dispatched.append(state.step)
-        after = SimpleNamespace(step=state.step + 1, opt_state=guarded)
-        return SimpleNamespace(loss=jnp.zeros(()), loss_metrics={}, new_state=after)
+    def step(batch: int) -> Any:
+        dispatched.append(batch)
+        return jnp.zeros(()), {}, guarded
+
+    monkeypatch.setattr(dispatch, "CompiledStep", lambda trainer, state: FakeStep(step))
 
     trainer: Any = SimpleNamespace(
         num_train_steps=7,
         device_mesh=None,
         hooks=SimpleNamespace(emit_event=lambda event: None),
         run_hooks=lambda info: None,
-        _maybe_save_jaxpr=step,
-        _jit_train_step_fn_no_hook=None,
     )
     clock = SimpleNamespace(
         monotonic=time.monotonic, sleep=lambda seconds: slept.append((len(dispatched), len(read), seconds))

@@ -84,6 +84,7 @@ STEP: dict[str, tuple[list[str], list[str]]] = {
             "model.activation_function": "relu",
             "model.attn_backend": "jax_flash",
             "model.embedding_skip": "0.1",
+            "model.flat_mlp": "true",
             "model.fused_gate_up": "true",
             "model.fused_qkv": "true",
             "model.gradient_checkpointing": "off",
@@ -93,7 +94,6 @@ STEP: dict[str, tuple[list[str], list[str]]] = {
             "model.input_embedding_norm": "true",
             "model.int8_matmuls": "forward",
             "model.intermediate_dim": "32",
-            "model.keep_activation_gradient": "true",
             "model.layer_norm_epsilon": "0.01",
             "model.num_heads": "4",
             "model.num_kv_heads": "1",
@@ -195,6 +195,7 @@ TESTED = {
     "test_data_in_another_region_are_refused_with_the_cost",
     "guards.max_skips": "tests/training/guards/test_run.py::"
     "test_a_learning_rate_beyond_all_sense_ends_the_run_though_it_skips",
+    "keep_freed_memory": "tests/base/test_allocator.py::test_nothing_that_is_freed_is_asked_for_again",
     "loss.interpret": "tests/loss/test_pallas.py::",
     "loss.kernel": "tests/loss/test_pallas.py::",
     "loss.tiles.block_ids": "tests/loss/test_tiles.py::test_what_is_set_stands_and_the_rest_is_filled",

@@ -9,7 +9,7 @@ Any other Levanter decoder works too, through `any_decoder.py`.
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -39,7 +39,6 @@ from tomat.model.checkpoint_policies import (
 from tomat.model.environment import Environment, EnvironmentConfig
 from tomat.model.int8_dot import Int8DotGeneral, Int8Matmuls
 from tomat.model.joined import can_join, joined_product, parts
-from tomat.model.kept_gradient import with_kept_gradient
 from tomat.model.kv_cache import KvCache
 from tomat.model.norm_rotary import QkRotaryConfig
 from tomat.model.splash import SplashBlockSizes
@@ -82,9 +81,10 @@ class DensityDecoderConfig(Qwen3Config):
     """Queries, keys and values are one product. Parameters and checkpoints are as without."""
     fused_gate_up: bool = False
     """The two projections into the MLP are one product. Parameters and checkpoints are as without."""
-    keep_activation_gradient: bool = False
-    """The derivative of the MLP's activation is computed in the forward pass and kept in the place of its input. For
-    CPUs, whose compiler computes it slowly in the backward pass; parameters and checkpoints are as without."""
+    flat_mlp: bool = False
+    """Batch and position are one axis in the MLP's products. For CPUs: with two, XLA's compiler (jaxlib 0.11.1) copies
+    gradients into another order, in loops without vectors that also compute the activation's derivative. Parameters and
+    checkpoints are as without."""
     gradient_checkpointing: bool | PolicyName | ScanCheckpointPolicy = "full"  # names before Haliax's own of them
     """A name in `checkpoint_policies.py`, true (full), false (off), or the fields of a `ScanCheckpointPolicy`."""
     save_mlp_layers: int = 0
@@ -228,10 +228,6 @@ class DensityDecoderConfig(Qwen3Config):
         """The policy of each unrolled layer."""
         return unrolled_policies(self.checkpoint_policy, self.num_layers, self.save_mlp_layers)
 
-    def activation(self, function: Callable) -> Callable:
-        """An activation of the model, `function`, with the gradient that `keep_activation_gradient` asks for."""
-        return with_kept_gradient(function) if self.keep_activation_gradient else function
-
     def attention_config(self) -> DensityAttentionConfig:
         """The attention's part of the configuration."""
         base = super().attention_config()
@@ -298,9 +294,16 @@ class DensityMlp(LlamaMlp):
     """Levanter's SwiGLU block, with names on what its input projections give, for checkpoint policies to keep."""
 
     fused_gate_up: bool = eqx.field(static=True, default=False)
+    flat: bool = eqx.field(static=True, default=False)
 
     @named_call
     def __call__(self, x: NamedArray, *, key=None) -> NamedArray:
+        rows = tuple(axis for axis in x.axes if axis.name != "embed")
+        if not self.flat or len(rows) < 2:
+            return self._of(x, key)
+        return self._of(x.flatten_axes(rows, "row"), key).unflatten_axis("row", rows)
+
+    def _of(self, x: NamedArray, key) -> NamedArray:
         k_gate, k_up, k_down = maybe_rng_split(key, 3)
         if self.fused_gate_up and can_join((self.gate_proj, self.up_proj)):
             joined, sizes = joined_product(x, (self.gate_proj, self.up_proj), "mlp")
@@ -346,7 +349,7 @@ class DensityDecoderLayer(LlamaDecoderLayer):
         attention = DensityAttention.init(config.attention_config(), key=k_attention)
         plain = LlamaMlp.init(config.Embed, config.Mlp, config.activation_function, key=k_mlp, use_bias=config.use_bias)
         mlp = DensityMlp(
-            plain.gate_proj, plain.up_proj, plain.down_proj, config.activation(plain.act), config.fused_gate_up
+            plain.gate_proj, plain.up_proj, plain.down_proj, plain.act, config.fused_gate_up, config.flat_mlp
         )
         attention, mlp = _with_int8(attention, config.int8_matmuls), _with_int8(mlp, config.int8_matmuls)
         norms = [_norm(config) for _ in range(4 if config.hybrid_norm else 2)]
@@ -453,9 +456,7 @@ class DensityDecoder(LlamaLMHeadModel):
         environment = None
         if config.environment is not None:
             # A key of its own, so that all other weights are those of the model without it.
-            environment = Environment.init(
-                config.environment, config.Embed, config.activation(hnn.silu), key=jrandom.fold_in(key, 1)
-            )
+            environment = Environment.init(config.environment, config.Embed, key=jrandom.fold_in(key, 1))
         return cls(transformer, embeddings, head, environment)
 
     def activations(

@@ -164,14 +164,14 @@ class Environment(eqx.Module):
     config: EnvironmentConfig = eqx.field(static=True)
 
     @staticmethod
-    def init(config: EnvironmentConfig, Embed: Axis, activation: Callable = hnn.silu, *, key) -> "Environment":
+    def init(config: EnvironmentConfig, Embed: Axis, *, key) -> "Environment":
         k_elements, k_descriptors, k_network = jrandom.split(key, 3)
         Channel = Axis("channel", config.channels)
         elements = 0.1 * hax.random.normal(k_elements, (Axis("element", len(SYMBOLS) + 1), Channel))
         descriptors = 0.7 * hax.random.normal(k_descriptors, (Axis("descriptor", DESCRIPTORS), Channel))
         # The sums, the promolecule, the residual of the voxel that is read, and whether one is.
         Feature = Axis("feature", config.basis.n * config.channels + 3)
-        network = hnn.MLP.init(Feature, Embed, config.hidden_dim, 3, activation=activation, key=k_network)
+        network = hnn.MLP.init(Feature, Embed, config.hidden_dim, 3, activation=hnn.silu, key=k_network)
         priors: list[hnn.Linear | None] = [None, None]
         if config.prior_anchors:
             priors = [hnn.Linear.init(Embed, Axis("prior_number", 2), key=k_network, init_scale=0.0) for _ in priors]

@@ -71,6 +71,9 @@ MODEL_NO_EFFECT = (
 )
 """Fields that Levanter's Llama-like decoders (0.2.227) have and never read while they are built or trained."""
 
+REMOVED_MODEL_KEYS = ("keep_activation_gradient",)
+"""Keys of `model` that an earlier version had, and that decided only how the same numbers are computed."""
+
 _NO_DECAY: dict[str, str] = dict.fromkeys(
     ("weight_decay", "weight_decay_modules", "default_weight_decay_mask"),
     "this optimizer holds the norms of matrices and decays nothing; leave it out, or use another optimizer.type",
@@ -80,6 +83,7 @@ OPTIMIZER_NO_EFFECT: Mapping[str, Mapping[str, str]] = {
     "adamH": _NO_DECAY,
     "adopt": {"schedule_list": "the schedule is that of optimizer.lr_schedule"},
     "cautious": {"gamma": "what acts are optimizer.beta1, beta2 and epsilon"},
+    "gram_muon": {"lr": "the schedule reads optimizer.learning_rate"},
     "kron": {
         "params_sharding": "the sharding is that of the model's named axes",
         "preconditioner_sharding": "Levanter shards preconditioners along the mesh axis `data` whatever it says",
@@ -148,6 +152,8 @@ def drop_without_effect(values: dict[str, Any]) -> list[str]:
         The dotted keys whose value was another than the one they must keep.
     """
     model, optimizer = values.get("model") or {}, values.get("optimizer") or {}
+    for name in REMOVED_MODEL_KEYS:
+        model.pop(name, None)
     kind = str(optimizer.get("type"))
     model_class = LmConfig.get_known_choices().get(str(model.get("type")))
     optimizer_class = OptimizerConfig.get_known_choices().get(kind)

@@ -22,6 +22,7 @@ from levanter.trainer import Trainer
 from levanter.trainer_state import TrainerState
 
 from tomat.settings.pause import PauseConfig
+from tomat.training.compiled_step import CompiledStep
 from tomat.training.guards.loss import GuardedState
 from tomat.training.loader import TokenExample
 
@@ -86,6 +87,7 @@ def training_steps(
             _rest(rest, info.next_step)
         return
     done = first = int(state.step)
+    take = CompiledStep(trainer, state)
     flying: deque[_InFlight] = deque()
     last_read, agreed, alone = 0.0, False, jax.process_count() == 1
 
@@ -94,10 +96,12 @@ def training_steps(
         loss, metrics, (hyperparams, *judged) = jax.device_get(one.scalars)
         began, last_read = max(one.began, last_read), time.monotonic()
         trainer.hooks.emit_event(ProgressEvent.TRAIN_STEP_FINISHED)
-        left: Any = state
+        left: Any = None
         if flying:
             left = ReadState(one.done, GuardedState(SimpleNamespace(hyperparams=hyperparams), *judged))
             agreed = agreed or bool(flying[0].asked)  # an answer older than this loss
+        else:
+            left = take.state
         info = StepInfo(left, float(loss), last_read - began, _event_handler=trainer.hooks.emit_event)
         trainer.run_hooks(info)
         metrics |= {
@@ -114,7 +118,7 @@ def training_steps(
         loading_seconds = time.monotonic() - began
         asked = _any_process(asks(), trainer.device_mesh)
         began = time.monotonic()
-        state, scalars = _dispatch(trainer, state, batch, done)
+        scalars = _dispatch(trainer, take, batch, done)
         done += 1
         flying.append(_InFlight(done, scalars, asked, began, loading_seconds))
         while len(flying) > ahead:
@@ -134,17 +138,16 @@ def _rest(rest: PauseConfig, done: int) -> None:
         time.sleep(rest.seconds)
 
 
-def _dispatch(trainer: Trainer, state: TrainerState, batch: TokenExample, step: int) -> tuple[TrainerState, Any]:
-    """The state after a step, and what is read of it, already on its way to the host."""
+def _dispatch(trainer: Trainer, take: CompiledStep, batch: TokenExample, step: int) -> Any:
+    """What is read of a step, already on its way to the host."""
     trainer.hooks.emit_event(ProgressEvent.TRAIN_STEP_STARTED)
     with jax.profiler.StepTraceAnnotation("train", step_num=step):
-        result = trainer._maybe_save_jaxpr("train_step", trainer._jit_train_step_fn_no_hook, state, (batch,), {})
-        guarded = result.new_state.opt_state
+        loss, metrics, guarded = take(batch)
         # Copies, since the next step takes the state's buffers.
-        scalars = (result.loss, result.loss_metrics, _copied((guarded.hyperparams, *guarded[1:])))
+        scalars = (loss, metrics, _copied((guarded.hyperparams, *guarded[1:])))
     for scalar in jax.tree.leaves(scalars):
         scalar.copy_to_host_async()
-    return result.new_state, scalars
+    return scalars
 
 
 def _any_process(mine: bool, mesh: Mesh) -> Any:

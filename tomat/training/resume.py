@@ -15,6 +15,7 @@ from tomat.base.errors import TomatError
 from tomat.runs.checkpoints import survey
 from tomat.runs.published import is_remote
 from tomat.runs.record import read_config
+from tomat.settings.checks import REMOVED_MODEL_KEYS
 from tomat.settings.config import TrainConfig
 
 FIXED_KEYS = (
@@ -41,10 +42,10 @@ FREE_KEYS = (
     "data.in_memory",
     "model.attn_backend",
     "model.flash_attention_block_size",
+    "model.flat_mlp",
     "model.fused_gate_up",
     "model.fused_qkv",
     "model.gradient_checkpointing",
-    "model.keep_activation_gradient",
     "model.qk_rotary",
     "model.save_mlp_layers",
     "model.scan_layers",
@@ -56,6 +57,7 @@ FREE_KEYS = (
     "loss.kernel",
     "loss.tiles",
     "loss.interpret",
+    *(f"model.{name}" for name in REMOVED_MODEL_KEYS),
 )
 """What lies below a fixed key but decides only how the same numbers are computed."""
 

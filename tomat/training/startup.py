@@ -14,8 +14,10 @@ from levanter.tracker.tensorboard import TensorboardConfig
 from levanter.tracker.tracker import TrackerConfig
 from levanter.trainer import TrainerConfig
 
+from tomat.base.allocator import SETTING, why_not_kept
 from tomat.base.errors import TomatError
 from tomat.base.layout import METRICS_FILE
+from tomat.base.reporting import console
 from tomat.model.devices import ignore_absent_tpu
 from tomat.settings.config import TrainConfig
 from tomat.training.tracking import JsonLinesTrackerConfig
@@ -28,6 +30,8 @@ def connect(config: TrainConfig) -> TrainerConfig:
         TomatError: A tracker that is not installed, or a batch that the devices cannot share.
     """
     trainer_config = config.trainer_config()
+    if config.keep_freed_memory and why_not_kept():
+        console.print(f"note: {SETTING} is true, and freed memory is not kept: {why_not_kept()}.", markup=False)
     if config.trackers.tensorboard and importlib.util.find_spec("tensorboardX") is None:
         raise TomatError(
             "trackers.tensorboard is set, but tensorboardX is not installed; install it with "

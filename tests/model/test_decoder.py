@@ -280,6 +280,35 @@ def test_kept_mlp_layers_change_no_gradient():
             np.testing.assert_allclose(grad, expected, atol=1e-5 * float(jnp.abs(expected).max()) + 1e-12)
 
 
+@pytest.mark.parametrize("policy", ["off", "full", "save_attention"])
+@pytest.mark.parametrize("paired_heads", [False, True])
+def test_blocks_of_queries_change_no_loss_and_no_gradient(policy, paired_heads):
+    found = []
+    for blocks in (1, 3):
+        config = decoder(
+            query_blocks=blocks, paired_heads=paired_heads, num_kv_heads=2, gradient_checkpointing=policy,
+            **BACKENDS["vanilla"],
+        )
+        gradient, _ = gradient_function(config, random_tokens(config.max_seq_len))
+        found.append(jax.tree.leaves(jax.jit(gradient)(eqx.filter(build(config), eqx.is_array))))
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_allclose(other, one, atol=1e-5 * float(jnp.abs(one).max()) + 1e-12)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"attn_backend": AttentionBackend.JAX_FLASH, "query_blocks": 4}, "blocks of queries are those of vanilla"),
+        ({"query_blocks": 4}, "attn_backend is not set; blocks of queries"),
+        ({"attn_backend": AttentionBackend.VANILLA, "query_blocks": 17}, "query_blocks is 17; expected 1 to 16"),
+        ({"attn_backend": AttentionBackend.VANILLA, "query_blocks": 2, "sliding_window": 9}, "leave out the one or"),
+    ],
+)
+def test_blocks_of_queries_that_cannot_be_are_refused(changes, message):
+    with pytest.raises(TomatError, match=message):
+        decoder(**changes)
+
+
 @pytest.mark.parametrize("policy", ["off", "full", "save_attention_mlp"])
 @pytest.mark.parametrize("fused_gate_up", [False, True])
 def test_a_flat_mlp_changes_no_loss_and_no_gradient(policy, fused_gate_up):

@@ -138,6 +138,7 @@ STEP: dict[str, tuple[list[str], list[str]]] = {
         ["--model.attn_backend", "jax_flash"],
         ["--model.flash_attention_block_size", "32"],
     ),
+    "model.query_blocks": (["--model.attn_backend", "vanilla"], ["--model.query_blocks", "2"]),
     "model.upcast_attn": (["--trainer.mp", "compute=bfloat16,params=float32"], ["--model.upcast_attn", "true"]),
     "model.value_mix": (["--model.num_layers", "2"], ["--model.value_mix", "0.1"]),
     "model.use_sliding_window": (["--model.sliding_window", "16"], ["--model.use_sliding_window", "false"]),
@@ -195,7 +196,7 @@ TESTED = {
     "test_data_in_another_region_are_refused_with_the_cost",
     "guards.max_skips": "tests/training/guards/test_run.py::"
     "test_a_learning_rate_beyond_all_sense_ends_the_run_though_it_skips",
-    "keep_freed_memory": "tests/base/test_allocator.py::test_nothing_that_is_freed_is_asked_for_again",
+    "keep_freed_memory": "tests/training/test_startup.py::test_the_allocator_is_told_where_the_run_asks_for_it",
     "loss.interpret": "tests/loss/test_pallas.py::",
     "loss.kernel": "tests/loss/test_pallas.py::",
     "loss.tiles.block_ids": "tests/loss/test_tiles.py::test_what_is_set_stands_and_the_rest_is_filled",

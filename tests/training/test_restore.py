@@ -116,7 +116,7 @@ def test_averaged_weights_are_the_ones_that_are_used(stacked, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    "optimizer, fields", [("adam", {}), ("muon", {}), ("gram_muon", {}), ("adafactor", {"min_dim_size_to_factor": 8})]
+    "optimizer, fields", [("adam", {}), ("muon", {}), ("adafactor", {"min_dim_size_to_factor": 8})]
 )
 def test_the_state_of_an_optimizer_is_rearranged_there_and_back_bit_for_bit(tmp_path, optimizer, fields):
     """Each array is drawn, so that a swapped layer or moment shows."""

@@ -1,4 +1,4 @@
-"""The name of Levanter's log. Flags and trackers: test_every_key.py and test_run.py."""
+"""The name of Levanter's log, and the allocator. Flags and trackers: test_every_key.py and test_run.py."""
 
 import logging
 from collections.abc import Iterator
@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tomat.training.startup import rename_log
+from tomat.settings.config import load_config
+from tomat.training import startup
+from tomat.training.startup import connect, rename_log
 
 
 @pytest.fixture
@@ -54,3 +56,12 @@ def test_what_cannot_be_written_is_not_swallowed(tmp_path, log):
     (tmp_path / "run.log").mkdir()
     with pytest.raises(OSError):
         rename_log(tmp_path, "run")
+
+
+def test_the_allocator_is_told_where_the_run_asks_for_it(monkeypatch):
+    told = []
+    monkeypatch.setattr(startup, "keep_freed_memory", lambda: told.append(True))
+    connect(load_config("demo"))
+    assert not told
+    connect(load_config("demo", ["--keep_freed_memory", "true"]))
+    assert told == [True]

@@ -72,7 +72,6 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 def run_train(args: argparse.Namespace) -> int:
     """Load the configuration and run the workflow."""
-    from tomat.base.allocator import asks, keep_freed_memory
     from tomat.base.errors import TomatError
     from tomat.settings.keys import check_words
     from tomat.workflow.distil import distillation_values
@@ -85,8 +84,6 @@ def run_train(args: argparse.Namespace) -> int:
         raise TomatError("--fork_step needs --fork NEW_NAME.")
     # Before the seconds that importing JAX and Levanter takes.
     check_words(path, args.overrides)
-    if asks(path, args.overrides):
-        keep_freed_memory()
     overrides = args.overrides if distils else folder_words(path, args.overrides)
 
     from tomat.base.reporting import console, write_report

@@ -1,8 +1,7 @@
 """The processes of rows, seen from the lab: started, asked, watched and ended; a failure of one is a `RowError`.
 
 They are forked from a server (`multiprocessing`'s) that has imported JAX once, without touching a device, so that a row
-does not pay for the imports and starts with a clean device. The server starts with the first row. A row that keeps what
-it frees is told to before it imports JAX: it is a process from its beginning, and does pay for the imports.
+does not pay for the imports and starts with a clean device. The server starts with the first row.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ from typing import Any
 
 import psutil
 
-from tomat.base.allocator import asks, keep_freed_memory
 from tomat.base.errors import TomatError
 from tomat.base.reporting import readable_bytes
 from tomat.lab.messages import FAILED, OUT_OF_MEMORY, PROCESS, TOO_LONG, Limits, Request, RowError
@@ -43,10 +41,7 @@ class RowProcess:
     """
 
     def __init__(self, request: Request, limits: Limits, on_stage: Callable[[str], None] = lambda stage: None):
-        keeps = False
-        with contextlib.suppress(TomatError):  # the process says what is wrong
-            keeps = asks(request.config_path, request.words)
-        context = multiprocessing.get_context("spawn") if keeps else _context()
+        context = _context()
         self._limits, self._on_stage, self._log = limits, on_stage, Path(request.log)
         self._scratch, self._memory_source = Path(request.scratch_dir), None
         for folder in (self._log.parent, self._scratch):
@@ -59,7 +54,7 @@ class RowProcess:
         on_stage("starting")
         began = time.monotonic()
         self._connection, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(theirs, request, keeps), daemon=True)
+        self._process = context.Process(target=_serve, args=(theirs, request), daemon=True)
         self._process.start()
         theirs.close()
         self._watched = psutil.Process(self._process.pid)
@@ -218,10 +213,8 @@ def _describe(connection: Any, config_path: str, words: list[str]) -> None:
         connection.send(("failed", str(error)))
 
 
-def _serve(connection: Any, request: Request, keeps: bool) -> None:
+def _serve(connection: Any, request: Request) -> None:
     """In the process of the row; imported there, so that the lab itself does without JAX."""
-    if keeps:
-        keep_freed_memory()
     from tomat.lab.session import serve
 
     serve(connection, request)

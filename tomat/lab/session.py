@@ -226,7 +226,7 @@ def describe(config_path: str, words: list[str]) -> dict[str, Any]:
         TomatError: It cannot be read.
     """
     config = load_config(config_path, words)
-    trainer_config = connect(dataclasses.replace(config, keep_freed_memory=False))  # nothing runs here
+    trainer_config = connect(config)
     policy = getattr(config.model, "gradient_checkpointing", None)
     return {
         "devices": f"{jax.device_count()} x {jax.devices()[0].device_kind}",

@@ -2,7 +2,8 @@
 
 Three backends compute the same function:
 
-- `vanilla`: one matrix of scores per head; memory grows with the square of the sequence.
+- `vanilla`: one matrix of scores per head, or with `query_blocks` those of a block of queries and the keys that it
+  sees (`causal_blocks.py`); memory grows with the square of the sequence.
 - `jax_flash`: Levanter's blockwise attention in plain JAX, for any platform.
 - `splash`: Pallas kernels for TPUs, those of JAX (`splash.py`) or, where the configuration has their sizes, tomat's own
   that hold a whole head in VMEM (`whole_head.py`).
@@ -34,6 +35,7 @@ from levanter.layers.flash_attention import _flash_attention_backward, _flash_at
 from levanter.layers.rotary import RotaryEmbeddings
 
 from tomat.base.errors import TomatError
+from tomat.model.causal_blocks import causal_attention
 from tomat.model.joined import can_join, joined_product, parts
 from tomat.model.kv_cache import KvCache
 from tomat.model.norm_rotary import QkRotaryConfig, Rotary, RotaryKernel, norm_rotate
@@ -114,6 +116,8 @@ class DensityAttentionConfig(AttentionConfig):
     """Share of the first layer's values in those of every layer; 0: none."""
     paired_heads: bool = False
     """Two neighbouring heads of keys attend to one another's keys and values."""
+    query_blocks: int = 1
+    """Blocks of queries of the backend `vanilla`; 1: Levanter's plain attention."""
 
     @property
     def heads_in_one(self) -> int:
@@ -156,8 +160,9 @@ class DensityAttention(Attention):
         """Attend.
 
         Raises:
-            TomatError: `mask` is not a causal `AttentionMask` (None would let every position see the future), the
-                backend cannot run on the mesh in scope, or there are no values to mix with.
+            TomatError: `mask` is not a causal `AttentionMask` (None would let every position see the future), it has
+                more than that where the configuration takes no more, the backend cannot run on the mesh in scope, or
+                there are no values to mix with.
         """
         kernel = self.config.qk_rotary.kernel
         return self._whole(x, mask, key=key, pos_ids=pos_ids, kernel=kernel)[0]
@@ -181,8 +186,9 @@ class DensityAttention(Attention):
         if self.config.sliding_window is not None:
             mask = mask.with_sliding_window(self.config.sliding_window)
         paired = self.config.paired_heads
-        if paired:
-            _check_mask_of_pairs(mask)
+        for key_name, needs in (("paired_heads", paired), ("query_blocks", self.config.query_blocks > 1)):
+            if needs:
+                _check_plain_mask(mask, key_name)
         key_proj, key_o = maybe_rng_split(key, 2)
         if kernel != "xla":
             self._check_kernel(kernel, pos_ids)
@@ -329,6 +335,8 @@ class DensityAttention(Attention):
             case AttentionBackend.JAX_FLASH:
                 block = config.flash_attention_block_size
                 return flash_attention(q.astype(dtype), k.astype(dtype), v, mask, block)
+            case _ if config.query_blocks > 1:
+                return causal_attention(q.astype(dtype), k.astype(dtype), v, config.query_blocks)
             case _:
                 # Added and not selected by: the same weights, since a masked one is zero either way, and on a CPU 3 %
                 # of the first demo's step, whose softmax XLA (jaxlib 0.11.1) fuses with a sum alone.
@@ -403,13 +411,13 @@ def heads_apart(x: NamedArray) -> NamedArray:
     return apart.flatten_axes(("kv_head", "of_pair"), "kv_head")
 
 
-def _check_mask_of_pairs(mask: AttentionMask) -> None:
+def _check_plain_mask(mask: AttentionMask, key: str) -> None:
     others = (
         mask.explicit_mask, mask.causal_offset, mask.sliding_window, mask.bidirectional_window, mask.segment_ids
     )  # fmt: skip
     if any(other is not None for other in others):
         raise TomatError(
-            "model.paired_heads takes a causal mask alone, without window or segments; leave it out, or the mask's "
+            f"model.{key} takes a causal mask alone, without window or segments; leave it out, or the mask's "
             "other parts."
         )
 

@@ -83,7 +83,6 @@ OPTIMIZER_NO_EFFECT: Mapping[str, Mapping[str, str]] = {
     "adamH": _NO_DECAY,
     "adopt": {"schedule_list": "the schedule is that of optimizer.lr_schedule"},
     "cautious": {"gamma": "what acts are optimizer.beta1, beta2 and epsilon"},
-    "gram_muon": {"lr": "the schedule reads optimizer.learning_rate"},
     "kron": {
         "params_sharding": "the sharding is that of the model's named axes",
         "preconditioner_sharding": "Levanter shards preconditioners along the mesh axis `data` whatever it says",

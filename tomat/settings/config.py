@@ -30,7 +30,6 @@ from tomat.loss.config import LossConfig
 from tomat.model.decoder import DensityDecoderConfig
 from tomat.model.presets import preset_model
 from tomat.settings import adafactor as adafactor  # registers its name among Levanter's optimizers
-from tomat.settings import gram_muon as gram_muon  # the same
 from tomat.settings.checks import (
     check_distillation,
     check_effect,
@@ -172,8 +171,8 @@ class TrainConfig:
     pause: PauseConfig = PauseConfig()
     """When the run leaves its devices to others."""
     keep_freed_memory: bool = False
-    """Memory that is freed stays with the process, where the C library is glibc (`tomat/base/allocator.py`). For CPUs,
-    whose steps get their buffers from the kernel anew without it; the process is as large as it ever was."""
+    """Memory that is freed stays with the process (`tomat/base/allocator.py`; glibc alone). For CPUs, whose steps get
+    their buffers from the kernel anew without it; the process stays as large as it ever was."""
     tracking_dir: str = "docs/tracking"
     """Where the page of a profiled run is written."""
     baseline: str | None = None

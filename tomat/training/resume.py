@@ -47,6 +47,7 @@ FREE_KEYS = (
     "model.fused_qkv",
     "model.gradient_checkpointing",
     "model.qk_rotary",
+    "model.query_blocks",
     "model.save_mlp_layers",
     "model.scan_layers",
     "model.splash",

@@ -14,10 +14,9 @@ from levanter.tracker.tensorboard import TensorboardConfig
 from levanter.tracker.tracker import TrackerConfig
 from levanter.trainer import TrainerConfig
 
-from tomat.base.allocator import SETTING, why_not_kept
+from tomat.base.allocator import keep_freed_memory
 from tomat.base.errors import TomatError
 from tomat.base.layout import METRICS_FILE
-from tomat.base.reporting import console
 from tomat.model.devices import ignore_absent_tpu
 from tomat.settings.config import TrainConfig
 from tomat.training.tracking import JsonLinesTrackerConfig
@@ -27,11 +26,12 @@ def connect(config: TrainConfig) -> TrainerConfig:
     """Set the compilers' flags and start `jax.distributed`; the first call that touches a device. Writes nothing.
 
     Raises:
-        TomatError: A tracker that is not installed, or a batch that the devices cannot share.
+        TomatError: A tracker that is not installed, a batch that the devices cannot share, or memory that is to be kept
+            by a C library that cannot.
     """
     trainer_config = config.trainer_config()
-    if config.keep_freed_memory and why_not_kept():
-        console.print(f"note: {SETTING} is true, and freed memory is not kept: {why_not_kept()}.", markup=False)
+    if config.keep_freed_memory:
+        keep_freed_memory()
     if config.trackers.tensorboard and importlib.util.find_spec("tensorboardX") is None:
         raise TomatError(
             "trackers.tensorboard is set, but tensorboardX is not installed; install it with "

@@ -286,7 +286,10 @@ def test_blocks_of_queries_change_no_loss_and_no_gradient(policy, paired_heads):
     found = []
     for blocks in (1, 3):
         config = decoder(
-            query_blocks=blocks, paired_heads=paired_heads, num_kv_heads=2, gradient_checkpointing=policy,
+            query_blocks=blocks,
+            paired_heads=paired_heads,
+            num_kv_heads=2,
+            gradient_checkpointing=policy,
             **BACKENDS["vanilla"],
         )
         gradient, _ = gradient_function(config, random_tokens(config.max_seq_len))

@@ -13,11 +13,11 @@ _NEVER = 2**31 - 1
 def keep_freed_memory() -> None:
     """Keep for this process, from now on, what it frees.
 
-    The CPU client of jaxlib 0.11.1 takes the buffers of each step from `malloc` anew, and glibc gives large ones back to
-    the kernel. A step of a decoder of 4 layers of 128 on 2 sequences of 512 tokens had 8,400 page faults, and took 98 to
-    103 ms; with this it had none, and took 90 to 97. What a thread has beyond its heap of 64 MiB is given back all the
-    same: the demo's step kept its 30,000 faults. One heap for all threads (M_ARENA_MAX) would keep that too, and made
-    the step of a process that had compiled it 20 % slower.
+    The CPU client of jaxlib 0.11.1 takes the buffers of each step from `malloc` anew, and glibc gives large ones back
+    to the kernel. A step of a decoder of 4 layers of 128 on 2 sequences of 512 tokens had 8,400 page faults, and took
+    98 to 103 ms; with this it had none, and took 90 to 97. What a thread has beyond a heap of 64 MiB is given back all
+    the same: the demo's step kept its 30,000 faults. One heap for all threads (M_ARENA_MAX) would keep that too, and
+    made the step of a process that had compiled it 20 % slower.
 
     Raises:
         TomatError: The C library is not glibc, or does not take it.
@@ -33,5 +33,5 @@ def keep_freed_memory() -> None:
     for parameter, value in ((_M_MMAP_MAX, 0), (_M_TRIM_THRESHOLD, _NEVER)):
         if mallopt(parameter, value) != 1:
             raise TomatError(
-                f"keep_freed_memory is true, and mallopt({parameter}, {value}) was refused; leave keep_freed_memory out."
+                f"keep_freed_memory is true, and mallopt({parameter}, {value}) was refused; leave it out."
             )

@@ -35,7 +35,7 @@ from levanter.layers.flash_attention import _flash_attention_backward, _flash_at
 from levanter.layers.rotary import RotaryEmbeddings
 
 from tomat.base.errors import TomatError
-from tomat.model.causal_blocks import causal_attention
+from tomat.model.causal_blocks import MASKED, causal_attention
 from tomat.model.joined import can_join, joined_product, parts
 from tomat.model.kv_cache import KvCache
 from tomat.model.norm_rotary import QkRotaryConfig, Rotary, RotaryKernel, norm_rotate
@@ -58,9 +58,6 @@ ATTENTION_PROJECTION = "attention_projection"
 
 BACKENDS = (AttentionBackend.VANILLA, AttentionBackend.JAX_FLASH, AttentionBackend.SPLASH)
 """The backends that tomat's decoder has."""
-
-MASKED = -1e9
-"""Score of a position that is not seen, as in Haliax's attention (marin-haliax 0.2.227): its weight is zero."""
 
 MAX_FLASH_BLOCK = 1024
 """Largest block of `jax_flash` where none is set: Levanter's `BLOCK_SIZE`."""

@@ -149,6 +149,7 @@ class DensityDecoderConfig(Qwen3Config):
             )
         self._check_first_values()
         self._check_pairs()
+        self._check_query_blocks()
         try:
             self._check_kernels(2 * self.max_seq_len if self.paired_heads else self.max_seq_len)
         except TomatError as error:
@@ -208,19 +209,20 @@ class DensityDecoderConfig(Qwen3Config):
                 self.whole_head.tiles(positions, self.actual_head_size, COMPUTE_BYTES, rotate=rotate)
         if positions and self.attn_backend == AttentionBackend.JAX_FLASH:
             flash_block(positions, self.flash_attention_block_size)
+
+    def _check_query_blocks(self) -> None:
         if not 1 <= self.query_blocks <= MAX_QUERY_BLOCKS:
             raise TomatError(f"model.query_blocks is {self.query_blocks}; expected 1 to {MAX_QUERY_BLOCKS}.")
-        if self.query_blocks > 1:
-            if self.attn_backend != AttentionBackend.VANILLA:
-                raise TomatError(
-                    f"model.query_blocks is {self.query_blocks} and attn_backend is {self.attn_backend or 'not set'}; "
-                    "blocks of queries are those of vanilla: set model.attn_backend: vanilla, or leave query_blocks out."
-                )
-            if self.window is not None:
-                raise TomatError(
-                    f"model.query_blocks is {self.query_blocks} and sliding_window is {self.window}, which it has not: "
-                    "leave out the one or the other."
-                )
+        if self.query_blocks > 1 and self.attn_backend != AttentionBackend.VANILLA:
+            raise TomatError(
+                f"model.query_blocks is {self.query_blocks} and attn_backend is {self.attn_backend or 'not set'}; "
+                "blocks of queries are those of vanilla: set model.attn_backend: vanilla, or leave query_blocks out."
+            )
+        if self.query_blocks > 1 and self.window is not None:
+            raise TomatError(
+                f"model.query_blocks is {self.query_blocks} and sliding_window is {self.window}; blocks of queries "
+                "have no window: leave out the one or the other."
+            )
 
     @property
     def model_type(self) -> type["DensityDecoder"]:

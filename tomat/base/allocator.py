@@ -32,6 +32,4 @@ def keep_freed_memory() -> None:
     # No mapping of its own for a large buffer, and no end of the heap given back.
     for parameter, value in ((_M_MMAP_MAX, 0), (_M_TRIM_THRESHOLD, _NEVER)):
         if mallopt(parameter, value) != 1:
-            raise TomatError(
-                f"keep_freed_memory is true, and mallopt({parameter}, {value}) was refused; leave it out."
-            )
+            raise TomatError(f"keep_freed_memory is true, and mallopt({parameter}, {value}) was refused; leave it out.")

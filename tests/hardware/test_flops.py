@@ -126,6 +126,14 @@ def test_knobs_of_attention_are_what_xla_counts(fields):
     _assert_executed_is_what_xla_counts(config, ModelShape.from_config(config, VOCAB))
 
 
+@pytest.mark.parametrize("blocks, policy", [(2, "full"), (8, "full"), (4, "save_attention")])
+def test_blocks_of_queries_are_what_xla_counts(blocks, policy):
+    one, several = (DensityDecoderConfig(**SIZES, gradient_checkpointing=policy, query_blocks=n) for n in (1, blocks))
+    _assert_executed_is_what_xla_counts(several, ModelShape.from_config(several, VOCAB))
+    pairs, of_all = (attention_kernels(each, SEQ_LEN, "cpu").forward.pairs(SEQ_LEN, None) for each in (several, one))
+    assert pairs / of_all == (blocks + 1) / (2 * blocks)
+
+
 @pytest.mark.parametrize("scan_layers, passes", [(True, 3), (False, 2)])
 def test_the_first_layers_values_are_projected_again(scan_layers, passes):
     sizes = SIZES | {"num_layers": 2, "scan_layers": scan_layers}
@@ -191,6 +199,7 @@ def _assert_executed_is_what_xla_counts(config, shape):
         ("offload", "splash", (1, 1, 1, 1, 0, 0)),
         ("save_attention", "splash", (1, 0, 1, 1, 0, 0)),
         ("save_attention", "vanilla", (1, 0.5, 1, 1, 0, 0)),
+        ("save_attention", "query_blocks", (1, 0, 1, 1, 0, 0)),
         ("save_qkv", "splash", (6 / 8, 1, 1, 1, 0, 0)),
         ("nested", "splash", (2, 2, 2, 2, 1, 0)),
     ],

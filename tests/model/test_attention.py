@@ -17,11 +17,10 @@ from tomat.base.errors import TomatError
 from tomat.model.attention import (
     DensityAttention,
     DensityAttentionConfig,
-    flash_attention,
-    flash_block,
     resolve_backend,
     traced_platform,
 )
+from tomat.model.flash import flash_attention, flash_block
 from tomat.model.splash import SplashBlockSizes, splash_attention
 
 BATCH, SEQ_LEN, HEAD_SIZE = 2, 256, 16

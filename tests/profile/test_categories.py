@@ -70,7 +70,8 @@ def test_every_file_of_the_rules_exists(pattern, package_files):
 
 
 def test_the_functions_that_are_attention_itself_exist():
-    source = (Path(tomat.model.__path__[0]) / "attention.py").read_text()
+    # `flash.py` was a part of `attention.py`, and is in programs from before.
+    source = "".join((Path(tomat.model.__path__[0]) / name).read_text() for name in ("attention.py", "flash.py"))
     rules = [function for files, function, _ in FRAME_RULES if any("attention" in f.pattern for f in files)]
     assert [f for f in rules if f.pattern], "no rule tells the attention kernel from its projections"
     for function in rules:
@@ -87,6 +88,7 @@ def test_the_functions_that_are_attention_itself_exist():
         ("loss/pallas.py", "training/loss_pallas.py", "_terms", Part.LOSS),
         ("loss/pallas_kernels.py", "training/loss_pallas_kernels.py", "_statistics_kernel", Part.LOSS),
         ("model/splash.py", "training/splash.py", "splash_attention", Part.ATTENTION_CORE),
+        ("model/flash.py", "model/attention.py", "_blockwise_forward", Part.ATTENTION_CORE),
         ("model/attention.py", "training/attention.py", "Attention._attend", Part.ATTENTION_CORE),
         ("model/attention.py", "training/attention.py", "Attention.__call__", Part.ATTENTION_PROJECTIONS),
         ("model/norm_rotary.py", "training/norm_rotary.py", "norm_rotary", Part.NORM_ROTARY),
@@ -180,6 +182,31 @@ def test_renaming_every_instruction_changes_no_verdict(v6e_program):
     renamed = classify_program(program_from_bytes(proto.SerializeToString(), "renamed"))
     before = classify_program(v6e_program)
     assert {names[name]: verdict for name, verdict in before.items()} == renamed
+
+
+def test_attention_in_blocks_of_queries_is_found_forward_and_backward():
+    """Its backward pass is written by hand: the file that calls it is all that tells it from the projections."""
+    import haliax as hax
+    import jax
+    import jax.numpy as jnp
+
+    from tomat.model.causal_blocks import causal_attention
+
+    Batch, KvHead, Group, Size = (
+        hax.Axis(name, size)
+        for name, size in (("batch", 2), ("kv_head", 2), ("q_heads_per_group", 1), ("head_size", 32))
+    )
+    Pos, KeyPos = hax.Axis("position", 64), hax.Axis("key_position", 64)
+
+    def attention(q, k, v):
+        with jax.named_scope("DensityAttention"):
+            return jnp.sin(causal_attention(q, k, v, 2).array).sum()
+
+    args = [hax.ones((Batch, KvHead, Group, Pos, Size)), *[hax.ones((Batch, KvHead, KeyPos, Size))] * 2]
+    text = jax.jit(jax.grad(attention, argnums=(0, 1, 2))).lower(*args).compile().as_text()
+    found = {v.category for v in classify_program(program_from_text(text, "attention")).values()}
+    assert {Category.ATTENTION_FORWARD, Category.ATTENTION_BACKWARD} <= found
+    assert Category.MATMUL not in found
 
 
 def test_vanilla_attention_on_the_cpu_is_found_in_fusions():

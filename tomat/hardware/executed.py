@@ -17,7 +17,7 @@ from typing import Any, Literal
 from tomat.base.errors import TomatError
 from tomat.hardware.flops import TRAINING_PASSES, ModelShape
 
-Backend = Literal["vanilla", "jax_flash", "splash"]
+Backend = Literal["vanilla", "query_blocks", "jax_flash", "splash"]
 
 QKV_NAME = "qkv"
 ATTENTION_NAME = "attention_output"
@@ -84,11 +84,13 @@ class AttentionKernels:
 def attention_kernels(model_config: Any, seq_len: int, platform: str) -> AttentionKernels:
     """The kernels that a model configuration means on a platform.
 
-    vanilla: the whole score matrix; 2 multiplications forward (scores, values), 4 backward. jax_flash: square blocks up
-    to the diagonal; 5 backward, since the scores are computed again. splash: tiles of the configuration's sizes that
-    the mask touches; the fused backward has 5, the other one 4 for keys and values (scores, dP, dV, dK) and 3 for
-    queries (scores, dP, dQ). splash with `whole_head`: as a fused backward, the triangle in parts of a block. Paired
-    heads are kernels over twice the positions.
+    vanilla: the whole score matrix; 2 multiplications forward (scores, values), 4 backward. vanilla with
+    `query_blocks`, and jax_flash: square blocks up to the diagonal, a ragged last one whole; 5 backward, since the
+    scores are computed again (of unrolled layers without checkpointing XLA keeps those of `query_blocks`, and this
+    counts one too many). splash: tiles of the configuration's sizes that the mask touches; the fused backward has 5,
+    the other one 4 for keys and values (scores, dP, dV, dK) and 3 for queries (scores, dP, dQ). splash with
+    `whole_head`: as a fused backward, the triangle in parts of a block. Paired heads are kernels over twice the
+    positions.
 
     Args:
         model_config: The model configuration.
@@ -103,6 +105,11 @@ def attention_kernels(model_config: Any, seq_len: int, platform: str) -> Attenti
     backend = "default" if named is None else str(getattr(named, "value", named)).lower()
     if backend == "default":
         backend = "splash" if platform == "tpu" else "jax_flash"
+    blocks = getattr(model_config, "query_blocks", 1)
+    if backend == "vanilla" and blocks > 1:
+        size = math.ceil(seq_len / blocks)
+        block = KernelPass(2, size, size)
+        return AttentionKernels("query_blocks", block, (replace(block, n_matmuls=5),))
     if backend == "vanilla":
         whole = KernelPass(2, seq_len, seq_len)
         return AttentionKernels("vanilla", whole, (replace(whole, n_matmuls=4),))
@@ -188,7 +195,8 @@ class Recomputation:
         whole = 1.0 if nested else 0.0
         mlp_in = 0.0 if MLP_NAME in kept else 1.0
         mlp_in -= getattr(model_config, "save_mlp_layers", 0) / model_config.num_layers
-        qkv = attention = 1.0
+        # Beside a backward pass that computes its scores again XLA finds those of the forward pass equal (measured).
+        qkv, attention = 1.0, 0.5 if backend == "query_blocks" else 1.0
         if QKV_NAME in kept:
             # The kept queries and keys are those after their norm, whose gradient needs those before it.
             heads, kv_heads = model_config.num_heads, getattr(model_config, "num_kv_heads", model_config.num_heads)

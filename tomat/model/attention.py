@@ -31,20 +31,18 @@ from levanter.layers.attention import (
     dot_product_attention,
     materialize_mask,
 )
-from levanter.layers.flash_attention import _flash_attention_backward, _flash_attention_forward
 from levanter.layers.rotary import RotaryEmbeddings
 
 from tomat.base.errors import TomatError
 from tomat.model.causal_blocks import MASKED, causal_attention
+from tomat.model.flash import flash_attention
 from tomat.model.joined import can_join, joined_product, parts
 from tomat.model.kv_cache import KvCache
 from tomat.model.norm_rotary import QkRotaryConfig, Rotary, RotaryKernel, norm_rotate
 from tomat.model.splash import (
     ATTENTION_OUTPUT,
-    LANES,
     SplashBlockSizes,
     flatten_group,
-    largest_divisor,
     mesh_axes,
     splash_attention,
 )
@@ -58,9 +56,6 @@ ATTENTION_PROJECTION = "attention_projection"
 
 BACKENDS = (AttentionBackend.VANILLA, AttentionBackend.JAX_FLASH, AttentionBackend.SPLASH)
 """The backends that tomat's decoder has."""
-
-MAX_FLASH_BLOCK = 1024
-"""Largest block of `jax_flash` where none is set: Levanter's `BLOCK_SIZE`."""
 
 
 def traced_platform() -> str | None:
@@ -183,9 +178,10 @@ class DensityAttention(Attention):
         if self.config.sliding_window is not None:
             mask = mask.with_sliding_window(self.config.sliding_window)
         paired = self.config.paired_heads
-        for key_name, needs in (("paired_heads", paired), ("query_blocks", self.config.query_blocks > 1)):
-            if needs:
-                _check_plain_mask(mask, key_name)
+        if paired:
+            _check_plain_mask(mask, "paired_heads")
+        if self.config.query_blocks > 1:
+            _check_plain_mask(mask, "query_blocks")
         key_proj, key_o = maybe_rng_split(key, 2)
         if kernel != "xla":
             self._check_kernel(kernel, pos_ids)
@@ -453,76 +449,3 @@ def _norm_rotate_named(x: NamedArray, weight: jax.Array, rotary: Rotary, config:
         )
     out = rotate(bhsd.array, weight, rotary.table)
     return hax.named(out.reshape([axis.size for axis in axes]), axes)
-
-
-def flash_attention(
-    q: NamedArray, k: NamedArray, v: NamedArray, mask: AttentionMask, block_size: int | None = None
-) -> NamedArray:
-    """Causal attention by Levanter's blockwise algorithm, with residuals that a checkpoint policy can keep by name.
-
-    Shapes as in `splash_attention`. A sliding window masks, but saves no work: every block up to the diagonal is
-    computed.
-
-    Args:
-        q: Queries.
-        k: Keys.
-        v: Values.
-        mask: Any mask.
-        block_size: Positions per block; None: the largest divisor of the sequence length up to 1,024.
-
-    Raises:
-        TomatError: `block_size` does not divide the sequence, or none is set and the sequence has no divisor from 128
-            to 1,024.
-    """
-    Pos, KeyPos, HeadSize = q.resolve_axis("position"), k.resolve_axis("key_position"), q.resolve_axis("head_size")
-    block = flash_block(Pos.size, block_size)
-    scaled = q * (1 / math.sqrt(HeadSize.size))
-    return _blockwise(
-        (scaled, k, v, None),
-        Pos,
-        KeyPos,
-        HeadSize,
-        mask,
-        None,
-        0.0,
-        inference=True,
-        key=None,
-        block_size=block,
-        precision=None,
-        logits_soft_cap=None,
-    )
-
-
-def flash_block(seq_len: int, block_size: int | None) -> int:
-    """Positions per block of `flash_attention`; raises TomatError as that says."""
-    if block_size is not None:
-        if block_size < 1 or seq_len % block_size:
-            raise TomatError(
-                f"model.flash_attention_block_size is {block_size} and the sequence length is {seq_len}; expected a "
-                "block that divides the sequence."
-            )
-        return block_size
-    block = largest_divisor(seq_len, MAX_FLASH_BLOCK)
-    if block < min(seq_len, LANES):
-        raise TomatError(
-            f"the sequence length is {seq_len}, whose largest divisor up to {MAX_FLASH_BLOCK} is {block}; jax_flash "
-            f"expects one of at least {LANES}. Choose another length, or attn_backend vanilla."
-        )
-    return block
-
-
-def _blockwise_forward(*args, **kwargs):
-    # Named inside the forward rule: a name on the result alone would keep the output, yet recompute the log-sum-exp,
-    # and with it all of attention.
-    out, (_, logsumexp) = _flash_attention_forward(*args, **kwargs)
-    out, logsumexp = tree_checkpoint_name((out, logsumexp), ATTENTION_OUTPUT)
-    return out, (out, logsumexp)
-
-
-@eqx.filter_custom_vjp
-def _blockwise(qkv, *args, **kwargs):
-    return cast(NamedArray, _flash_attention_forward(None, qkv, *args, **kwargs)[0])
-
-
-_blockwise.def_fwd(_blockwise_forward)
-_blockwise.def_bwd(_flash_attention_backward)

@@ -81,13 +81,13 @@ def _forward_rule(blocks: int, q: jax.Array, k: jax.Array, v: jax.Array) -> tupl
 def _backward_rule(blocks: int, kept: Any, d_out: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     q, k, v, out, log_sum = kept
     # Of each query, the sum over keys of the weights times their gradients.
-    shared = (d_out.astype(jnp.float32) * out).sum(-1, keepdims=True)
+    means = (d_out.astype(jnp.float32) * out).sum(-1, keepdims=True)
     d_queries, d_k, d_v = [], jnp.zeros(k.shape, jnp.float32), jnp.zeros(v.shape, jnp.float32)
     for begin, end in _ranges(blocks, q.shape[3]):
-        rows, d_rows, log_sums, shares = (_rows(each[:, :, :, begin:end]) for each in (q, d_out, log_sum, shared))
+        rows, d_rows, log_sums, of_rows = (_rows(each[:, :, :, begin:end]) for each in (q, d_out, log_sum, means))
         rows = _scaled(rows)
         weights = jnp.exp(_scores(rows, k[:, :, :end], begin, end) - log_sums)
-        d_scores = (weights * (_product(d_rows, v[:, :, :end], 3, 3) - shares)).astype(q.dtype)
+        d_scores = (weights * (_product(d_rows, v[:, :, :end], 3, 3) - of_rows)).astype(q.dtype)
         d_queries.append(_by_group(_scaled(_product(d_scores, k[:, :, :end], 3, 2)), q.shape[2]))
         # As [head_size, key], turned round at the end: as [key, head_size] each would copy all scores into that order.
         d_k = d_k.at[:, :, :end].add(_product(rows, d_scores, 2, 2).mT)

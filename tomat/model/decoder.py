@@ -28,7 +28,7 @@ from levanter.models.qwen import Qwen3Config
 
 from tomat.base.errors import TomatError
 from tomat.hardware.executed import COMPUTE_BYTES
-from tomat.model.attention import BACKENDS, DensityAttention, DensityAttentionConfig, flash_block
+from tomat.model.attention import BACKENDS, DensityAttention, DensityAttentionConfig
 from tomat.model.causal_blocks import MAX_QUERY_BLOCKS
 from tomat.model.checkpoint_policies import (
     MLP_PROJECTIONS,
@@ -38,6 +38,7 @@ from tomat.model.checkpoint_policies import (
     unrolled_policies,
 )
 from tomat.model.environment import Environment, EnvironmentConfig
+from tomat.model.flash import flash_block
 from tomat.model.int8_dot import Int8DotGeneral, Int8Matmuls
 from tomat.model.joined import can_join, joined_product, parts
 from tomat.model.kv_cache import KvCache

@@ -105,7 +105,16 @@ FRAME_RULES: tuple[tuple[tuple[re.Pattern[str], ...], re.Pattern[str], Part], ..
             r"",
             Part.LOSS,
         ),
-        ((r"splash_attention", r"flash_attention", r"tomat/(model|training)/splash\.py$"), r"", Part.ATTENTION_CORE),
+        (
+            (
+                r"splash_attention",
+                r"flash_attention",
+                r"tomat/(model|training)/splash\.py$",
+                r"tomat/model/(flash|causal_blocks)\.py$",
+            ),
+            r"",
+            Part.ATTENTION_CORE,
+        ),
         ((r"tomat/(model|training)/attention\.py$",), r"_attend|flash|_blockwise", Part.ATTENTION_CORE),
         ((), r"dot_product_attention|softmax_attention", Part.ATTENTION_CORE),
         ((), r"rms_?norm|layer_?norm|rotary|_rotate_half", Part.NORM_ROTARY),

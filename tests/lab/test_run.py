@@ -161,7 +161,8 @@ def test_again_replaces_what_is_on_record(folder):
     unasked, asked = Machine(), Machine()
     assert rows_of(lab_of(folder, unasked).run()) == first and "start fast" not in unasked.events
     record = lab_of(folder, asked).run(["fast"], again=True)
-    assert asked.events.count("start fast") == 2 and record["n_rows"] == 4
+    # One that compiles, and two that are measured.
+    assert asked.events.count("start fast") == 3 and record["n_rows"] == 4
     assert {name for name, row in rows_of(record).items() if row.measured} == {"base", "fast"}
 
 
@@ -176,10 +177,29 @@ def test_rows_are_measured_without_their_base_where_it_fails(folder):
 def test_on_an_accelerator_the_base_has_ended_before_its_rows_begin(folder):
     machine = Machine(memory_source="device")
     rows = rows_of(lab_of(folder, machine, rounds=1).run())
-    first = machine.events.index("start fast")
-    assert machine.events[:first] == ["start base", *["window base"] * 4]
-    assert "window base" not in machine.events[first:]
+    own = ["start base", *["window base"] * 4]
+    row = ["start fast", "start fast", *["window fast"] * 4]
+    # The first base compiles, and the next one is measured by itself; then one is for each row.
+    assert machine.events[: 1 + 2 * len(own) + len(row)] == ["start base", *own, *own, *row]
     assert rows["fast"].ratio.pairs == 4
+
+
+def test_each_row_has_a_base_of_its_own(folder):
+    """A process keeps its speed for its life, so that one base of all rows would be in all of their ratios."""
+    machine = Machine()
+    lab_of(folder, machine, rounds=1).run()
+    starts = [event for event in machine.events if event.startswith("start")]
+    assert starts == [
+        "start base", "start base", "start base", "start fast", "start fast", "start base", "start same", "start same",
+        "start base", "start large",
+    ]  # fmt: skip
+
+
+def test_a_start_that_compiled_is_on_record_and_not_timed(folder):
+    machine = Machine()
+    row = rows_of(lab_of(folder, machine, rounds=2).run())["fast"]
+    assert [start["compiled_programs"] for start in row.starts] == [3, 0, 0]
+    assert len(row.windows) == 2 * 4
 
 
 def test_a_stopped_lab_keeps_what_it_measured_and_goes_on(folder):
@@ -195,10 +215,11 @@ def test_a_stopped_lab_keeps_what_it_measured_and_goes_on(folder):
     machine.compiled = {"base", "fast"}
     rows = rows_of(lab_of(folder, machine).run())
     # Of the first round what was missing, of the second all.
-    assert [machine.events.count(f"start {name}") for name in ("fast", "same")] == [1, 2]
+    assert [machine.events.count(f"start {name}") for name in ("fast", "same")] == [1, 3]
     assert [row.rounds_done for row in rows.values() if row.measured] == [2, 2, 2]
     # More rounds later measure only those.
     machine = Machine()
+    machine.compiled = {"base", "fast", "same"}
     assert rows_of(lab_of(folder, machine, rounds=3).run())["fast"].rounds_done == 3
     assert machine.events.count("start fast") == 1
 
@@ -209,7 +230,7 @@ def test_a_row_of_which_the_question_has_changed_is_measured_anew(folder):
     sweep.write_text(sweep.read_text().replace("{model.num_layers: 1}", "{model.num_layers: 2}"))
     machine = Machine()
     rows = rows_of(lab_of(folder, machine).run())
-    assert machine.events.count("start same") == 2 and "start fast" not in machine.events
+    assert machine.events.count("start same") == 3 and "start fast" not in machine.events
     assert len(rows["same"].windows) == 8
 
 

@@ -88,7 +88,8 @@ def introduction_section(record: Mapping[str, Any], rows: Sequence[LabRow]) -> s
     said = (
         f"Measured on {record['devices'] or 'no device'}, {record['n_processors']} processors. Each row is a process "
         f"of its own, started {counted(how['rounds'], 'time')}; each start is {how['repeats']} windows of {window}, "
-        f"after {how['warmup_steps'] + 1} steps that do not count, each window beside one of the row's base. "
+        f"after {how['warmup_steps'] + 1} steps that do not count, each window beside one of the row's base, which was "
+        "started for it. "
         f"{record['n_measured']} of {record['n_rows']} rows have an answer."
     )
     busy = median(window.others_busy_share for row in rows for window in row.windows)
@@ -97,6 +98,8 @@ def introduction_section(record: Mapping[str, Any], rows: Sequence[LabRow]) -> s
             f" **The machine was shared:** other processes used {percent(busy, 0)} of its processors meanwhile "
             "(median of the windows). Speeds are below those of a quiet machine, and intervals are wide."
         )
+    if how["rounds"] == 1:
+        said += " Of one start, intervals do not hold what a process keeps for its life (some 3 % on a CPU)."
     if (overhead := record.get("overhead_seconds_per_start")) is not None:
         said += f" The lab itself took {overhead:.2f} s for each start."
     return f"{record['introduction']}\n\n{said}".strip()
@@ -118,7 +121,8 @@ LEGEND = (
     "dispatched before a loss is read. shuffle: rows of a window of the shuffle. compile: lowering and compiling the "
     "step's programs; cached, as a later start finds them. mem peak: {memory}. loss: after the warm-up, after as many "
     "steps in every row. against base: tokens a second over the base's, mean of pairs of windows that were measured "
-    "beside each other, with its 95 % interval; *within noise* where that holds 1."
+    "beside each other, with its 95 % interval, by the row's windows or by what starts of a row differ by in this "
+    "sweep, whichever is wider; *within noise* where that holds 1."
 )
 JOULES = "J a step"
 MEMORY_SOURCES = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import statistics
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -13,7 +14,7 @@ from tomat.base.documents import read_json
 from tomat.base.errors import TomatError
 from tomat.base.reporting import dump_json, write_json
 from tomat.hardware.mfu import MFU_KEYS
-from tomat.lab.compare import Ratio, ratio_of
+from tomat.lab.compare import Ratio, StartNoise, ratio_of_starts
 from tomat.lab.messages import MEASURED
 from tomat.tuning.changes import override_words
 from tomat.tuning.sweep_config import SweepRow
@@ -66,6 +67,8 @@ class LabRow:
     """Of each start: `start_seconds`, `first_step_seconds`, `compile_seconds`, `compile_saved_seconds`,
     `compiled_programs`, `peak_memory_bytes`."""
     memory_limit_bytes: int | None = None
+    start_noise: StartNoise | None = None
+    """Of the sweep's rows together; None: none was started twice, or the record is of an earlier version."""
 
     @property
     def measured(self) -> bool:
@@ -121,11 +124,18 @@ class LabRow:
         return {key: statistics.median(one[key] for one in known) for key in MFU_KEYS} if known else {}
 
     @property
+    def start_ratios(self) -> list[list[float]]:
+        """Of each start, tokens a second over those of the base, window by window."""
+        starts: dict[int, list[float]] = defaultdict(list)
+        for one in self.windows:
+            if one.base_tokens_per_second:
+                starts[one.round].append(one.tokens_per_second / one.base_tokens_per_second)
+        return list(starts.values())
+
+    @property
     def ratio(self) -> Ratio | None:
         """Against the base."""
-        return ratio_of(
-            [one.tokens_per_second / one.base_tokens_per_second for one in self.windows if one.base_tokens_per_second]
-        )
+        return ratio_of_starts(self.start_ratios, self.start_noise)
 
     def to_dict(self) -> dict[str, Any]:
         """For the record; the derived figures beside what they are of."""
@@ -156,6 +166,8 @@ class LabRow:
         row = LabRow(**{key: value for key, value in values.items() if key in names})
         known = {one.name for one in fields(Window)}
         row.windows = [Window(**{k: v for k, v in one.items() if k in known}) for one in values["windows"]]
+        if values.get("start_noise") is not None:
+            row.start_noise = StartNoise(**values["start_noise"])
         return row
 
 

@@ -195,6 +195,20 @@ def test_each_row_has_a_base_of_its_own(folder):
     ]  # fmt: skip
 
 
+def test_now_the_row_is_started_first_and_now_the_base(folder):
+    """The later of two processes was the faster one."""
+    machine = Machine()
+    lab_of(folder, machine, rounds=1).run()
+    machine.events.clear()
+    lab_of(folder, machine, rounds=2).run(["fast"])
+    assert [event for event in machine.events if event.startswith("start")] == [
+        "start base", "start fast", "start base",
+    ]  # fmt: skip
+    on_device = Machine(memory_source="device")
+    rows = rows_of(lab_of(folder, on_device, rounds=2).run(["fast"], again=True))
+    assert rows["fast"].ratio.pairs == 8 and len(on_device.alive) == 0
+
+
 def test_a_start_that_compiled_is_on_record_and_not_timed(folder):
     machine = Machine()
     row = rows_of(lab_of(folder, machine, rounds=2).run())["fast"]

@@ -130,7 +130,7 @@ class Lab:
                 self.rows[row.name] = fresh
 
     def _round(self, number: int, wanted: Sequence[SweepRow]) -> None:
-        """All rows once, a base before the rows that it is compared with."""
+        """All rows once, each beside the base that it is compared with."""
         self._end_base()
         bases = dict.fromkeys(row.base or row.name for row in wanted)
         for base in bases:
@@ -144,10 +144,7 @@ class Lab:
             for row in group:
                 # A process keeps its speed for its life: were one base that of all rows, its luck would be in all.
                 self._end_base()
-                self._start_base(base, number)
-                if self._process is not None and self._process.described["memory_source"] == DEVICE:
-                    self._measure_base(number, keep=False)
-                self._measure(row, number)
+                self._measure(row, base, number)
             self._end_base()
 
     def _lacks(self, name: str, number: int) -> bool:
@@ -231,10 +228,20 @@ class Lab:
         if self._process.described["memory_source"] == DEVICE:
             self._end_base(keep_windows=True)
 
-    def _measure(self, row: SweepRow, number: int) -> None:
+    def _measure(self, row: SweepRow, base: str, number: int) -> None:
+        """A round of a row beside its base, of which now the one is started first and now the other: the later of two
+        processes was 1.5 % faster (`lab-same`: standard error 0.3). On an accelerator, which one process holds, the
+        base has ended before the row begins."""
         process = None
+        base_first = number % 2 == 0 or self.rows[base].setup.get("memory_source") == DEVICE
         try:
+            if base_first:
+                self._start_base(base, number)
+                if self._process is not None and self._process.described["memory_source"] == DEVICE:
+                    self._measure_base(number, keep=False)
             process = self._start(row)
+            if not base_first:
+                self._start_base(base, number)
             self.on_row(row.name, "measuring")
             with self._counting(process):
                 pairs = self._pairs(process)

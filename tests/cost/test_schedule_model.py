@@ -3,8 +3,14 @@ from pathlib import Path
 
 import pytest
 
-from tomat.cost.llo import OpSchedule, read_schedules
-from tomat.cost.schedule_model import constant_integers, mask_blocks, matched_schedules, schedule_time
+from tomat.cost.llo import OpSchedule, Region, read_schedules
+from tomat.cost.schedule_model import (
+    constant_integers,
+    entered_shares,
+    mask_blocks,
+    matched_schedules,
+    schedule_time,
+)
 from tomat.profile.hlo import HloProgram
 from tomat.profile.hlo_files import program_from_text
 from tomat.profile.hlo_kernels import executed_kernels, loop_notes
@@ -197,3 +203,54 @@ def test_what_is_assumed_is_said(program, schedules):
     time = schedule_time(program, kernel, replace(schedule, body=replace(schedule.body, regions=(open_,))), CLOCK_HZ)
     assert time is not None
     assert time.assumed_bundle_share == pytest.approx(39 * 517 / (16 + 517 * 59))
+
+
+def branch(first_bundle: int, entered_for: tuple[int, ...], bundles: int, inner: tuple[Region, ...] = ()) -> Region:
+    """A branch that the mask of `HLO`, its operand 1, decides."""
+    return Region(
+        kind="branch",
+        first_bundle=first_bundle,
+        bundles=bundles,
+        slots=(),
+        executions=None,
+        operand=1,
+        entered_for=entered_for,
+        mxu_cycles=bundles // 2,
+        regions=inner,
+    )
+
+
+def test_a_branch_for_whole_blocks_and_one_for_the_diagonal_are_not_both_entered(program, schedules):
+    # As tokamax 0.0.12 writes its backward pass (`splash_mha_dkv_no_residuals`); `MASK` has 6 whole blocks and 4 on the
+    # diagonal of 16. Both were counted for the 10, twice the time.
+    branches = (branch(100, (2, 3), 1000), branch(1100, (1,), 2000))
+    body = replace(schedules[SPLASH].body, bundles=0, transfers=(), regions=branches)
+    schedule = replace(schedules[SPLASH], body=body)
+    time = schedule_time(program, program.by_name[SPLASH], schedule, CLOCK_HZ)
+    assert time is not None
+    assert time.bundle_seconds == pytest.approx((1000 * 6 / 16 + 2000 * 4 / 16) / CLOCK_HZ)
+    assert time.mxu_seconds == pytest.approx((500 * 6 / 16 + 1000 * 4 / 16) / CLOCK_HZ)
+    assert time.assumed_bundle_share == 0.0
+
+
+def test_a_branch_within_a_branch_is_entered_in_a_share_of_its_blocks(program, schedules):
+    around = branch(100, (1, 2, 3), 100, (branch(150, (1,), 1000), branch(160, (0,), 5000)))
+    schedule = replace(
+        schedules[SPLASH], body=replace(schedules[SPLASH].body, bundles=0, transfers=(), regions=(around,))
+    )
+    time = schedule_time(program, program.by_name[SPLASH], schedule, CLOCK_HZ)
+    assert time is not None and time.bundle_seconds == pytest.approx((100 * 10 / 16 + 1000 * 4 / 16) / CLOCK_HZ)
+    (outer,) = schedule.body.regions
+    diagonal, never = outer.regions
+    shares = entered_shares(program, program.by_name[SPLASH], schedule)
+    assert shares == {id(outer): 10 / 16, id(diagonal): 4 / 10, id(never): 0.0}
+
+
+def test_a_mask_that_is_not_known_says_nothing_of_a_branch(schedules):
+    changed = program_from_text(CHANGED, "test")
+    schedule = replace(
+        schedules[SPLASH], body=replace(schedules[SPLASH].body, bundles=0, regions=(branch(100, (1,), 1000),))
+    )
+    assert entered_shares(changed, changed.by_name[SPLASH], schedule) == {}
+    time = schedule_time(changed, changed.by_name[SPLASH], schedule, CLOCK_HZ)
+    assert time is not None and time.bundle_seconds == pytest.approx(1000 / CLOCK_HZ)

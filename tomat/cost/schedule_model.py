@@ -65,6 +65,7 @@ def schedule_time(
         clock_hz: Clock of the core.
     """
     trips = scalar_trips(program, instruction, schedule)
+    shares = entered_shares(program, instruction, schedule)
     blocks = mask_blocks(program, instruction, schedule) if not trips else None
     active = None
     if blocks is not None:
@@ -73,9 +74,7 @@ def schedule_time(
     def executions(region: Region) -> float | None:
         if region.first_bundle in trips and region.kind == "loop":
             return trips[region.first_bundle]
-        if blocks is None and region.entered_for is not None:
-            return entered_share(program, instruction, region)
-        return active if region.operand is not None else None
+        return shares.get(id(region), active if region.operand is not None else None)
 
     def executed(counts: Callable[[Region], bool]) -> float:
         return schedule.executed(lambda region: region.bundles if counts(region) else 0, executions)
@@ -87,7 +86,10 @@ def schedule_time(
     entered = _inside(
         schedule,
         lambda region: (
-            region.kind == "branch" and region.executions is None and (active is None or region.operand is None)
+            region.kind == "branch"
+            and region.executions is None
+            and id(region) not in shares
+            and (active is None or region.operand is None)
         ),
     )
     bundles = executed(lambda region: True)
@@ -136,13 +138,30 @@ def scalar_trips(program: HloProgram, instruction: Instruction, schedule: OpSche
     return found
 
 
-def entered_share(program: HloProgram, instruction: Instruction, region: Region) -> float | None:
-    """In which share of the elements of its operand a branch is entered; None where the operand is no constant."""
+def entered_shares(program: HloProgram, instruction: Instruction, schedule: OpSchedule) -> dict[int, float]:
+    """Branch (its identity) -> in which share of the blocks of a mask it is entered, of those in which the branches
+    around it are; of the branches that a block's value alone decides, where the mask is a constant of the program.
+
+    tokamax's backward pass has a branch for whole blocks and one for those on the diagonal, each with all the products.
+    """
     operands = program.operands(instruction)
-    if region.entered_for is None or region.operand is None or region.operand >= len(operands):
-        return None
-    values = constant_integers(program, operands[region.operand])
-    return sum(value in region.entered_for for value in values) / len(values) if values else None
+    found: dict[int, float] = {}
+
+    def walk(region: Region, around: tuple[bool, ...]) -> None:
+        """`around`: of each block, whether the region is entered; empty where no mask has decided."""
+        if region.entered_for is not None and region.operand is not None and region.operand < len(operands):
+            values = constant_integers(program, operands[region.operand])
+            if values:
+                if len(around) != len(values):
+                    around = (True,) * len(values)
+                inside = tuple(here and value in region.entered_for for here, value in zip(around, values, strict=True))
+                found[id(region)] = sum(inside) / max(1, sum(around))
+                around = inside
+        for inner in region.regions:
+            walk(inner, around)
+
+    walk(schedule.body, ())
+    return found
 
 
 def _inside(schedule: OpSchedule, holds: Callable[[Region], bool]) -> set[int]:

@@ -7,6 +7,7 @@ import pytest
 
 from tomat.base.errors import TomatError
 from tomat.kernels.formulas import CHUNKED_LOSS, blockwise_loss, formula
+from tomat.kernels.kept_backward import kept_backward
 from tomat.kernels.timings import KernelTiming
 
 CALL = {"x": "f32[48,16]", "labels": "i32[48]", "w": "bf16[16,96]", "reduction": "mean"}
@@ -52,3 +53,33 @@ def test_a_row_becomes_its_function():
 def test_other_arguments_are_refused(arguments, settings):
     with pytest.raises(TomatError, match="b_block_size"):
         formula(timing(arguments, settings))
+
+
+def test_a_backward_pass_of_what_is_kept_computes_nothing_again():
+    def forward(x: jax.Array, w: jax.Array) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+        inner = jnp.exp(x)
+        out = jnp.tanh(inner @ w)
+        return out, (inner, w, out)
+
+    one, two, three = jax.random.split(jax.random.key(0), 3)
+    x, w, d_out = jax.random.normal(one, (4, 8)), jax.random.normal(two, (8, 3)), jax.random.normal(three, (4, 3))
+    out, backward, kept = jax.vjp(forward, x, w, has_aux=True)
+    of_kept = kept_backward(forward, x, w)
+    for found, expected in zip(of_kept(kept, d_out), backward(d_out), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-6)
+    computed = {equation.primitive.name for equation in jax.make_jaxpr(of_kept)(kept, d_out).eqns}
+    assert not computed & {"exp", "tanh"} and "dot_general" in computed
+    # Other values than those that the inputs have: it reads what it is given.
+    assert not np.allclose(of_kept((*kept[:2], 0.5 * out), d_out)[0], backward(d_out)[0])
+
+
+def test_what_is_not_kept_cannot_be_had_back():
+    with pytest.raises(TomatError, match="needs more than what the forward pass keeps"):
+        kept_backward(lambda x: (jnp.sin(x), ()), jnp.ones(3))
+
+
+def test_a_constant_may_be_kept():
+    mask = jnp.array([True, False, True])
+    x, d_out = jnp.arange(3.0), jnp.ones(3)
+    (gradient,) = kept_backward(lambda x: (jnp.where(mask, x * x, 0.0), (x, mask)), x)((x, mask), d_out)
+    np.testing.assert_allclose(gradient, [0.0, 0.0, 4.0])

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from tomat.base.errors import TomatError
 from tomat.kernels.formulas import FORMULAS, formula
+from tomat.kernels.kept_backward import attention_backward
 from tomat.kernels.timings import KernelTiming
 
 if TYPE_CHECKING:
@@ -115,10 +116,12 @@ def _bound(timing: KernelTiming) -> tuple[Any, dict[str, Any]]:
     from tokamax._src import pydantic as adapters
     from tokamax._src.ops.op import _get_arg_spec_adapter
 
-    module, name = OPS[timing.op]
-    there = getattr(importlib.import_module(f"tokamax._src.ops.{module}"), name)
+    there = _class_of(timing.op)
     # It asks whether the device of this process can run it; the chip is not here.
-    cls = type(name, (there,), {"supported_on": lambda self, device: True})
+    own: dict[str, Any] = {"supported_on": lambda self, device: True}
+    if timing.op == "dot_product_attention_vjp":
+        own["_fwd"] = attention_backward(there, _class_of("dot_product_attention"))
+    cls = type(there.__name__, (there,), own)
     operation = cls(**STATED.get(timing.op, {}))
     try:
         if timing.settings:
@@ -130,13 +133,17 @@ def _bound(timing: KernelTiming) -> tuple[Any, dict[str, Any]]:
     return operation, _defaults(timing.op, operation) | dict(arguments)
 
 
+def _class_of(op: str) -> Any:
+    module, name = OPS[op]
+    return getattr(importlib.import_module(f"tokamax._src.ops.{module}"), name)
+
+
 def _defaults(op: str, operation: Any) -> dict[str, Any]:
     """What the call of the forward pass has for arguments that a backward pass demands; {} for other operations."""
     if op not in DEFAULTS_OF:
         return {}
     demanded = inspect.signature(operation._fwd).parameters
-    module, name = OPS[DEFAULTS_OF[op]]
-    forward = inspect.signature(getattr(importlib.import_module(f"tokamax._src.ops.{module}"), name).bind)
+    forward = inspect.signature(_class_of(DEFAULTS_OF[op]).bind)
     return {
         name: parameter.default
         for name, parameter in forward.parameters.items()

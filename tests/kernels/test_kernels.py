@@ -5,6 +5,9 @@ import inspect
 import json
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from tomat.base.errors import TomatError
@@ -42,6 +45,7 @@ SMALL = [
     timing("dot_product_attention"), FLASH, timing("none_such", 4),
     timing("dot_product_attention", 5, precision="F32_F32"),
     dataclasses.replace(FLASH, line=6, settings={**TILES, "block_q": 100}),
+    timing("dot_product_attention_vjp", 7, out=CALL["q"], dout=CALL["q"], residuals=["f32[2,2,256]"] * 2),
 ]  # fmt: skip
 
 
@@ -57,7 +61,7 @@ def kernels(cache) -> dict[int, CompiledKernel]:
 
 @pytest.mark.slow
 def test_rows_without_a_program_say_why_and_the_others_count(kernels):
-    assert sorted(kernels) == [2, 3, 4, 5, 6]
+    assert sorted(kernels) == [2, 3, 4, 5, 6, 7]
     assert {line for line, kernel in kernels.items() if kernel.folder is None} == {4, 5, 6}
     assert "no operation none_such" in kernels[4].reason
     assert all(kernels[line].reason and "\n" not in kernels[line].reason for line in (4, 5, 6))
@@ -192,6 +196,38 @@ def test_a_backward_pass_has_the_defaults_of_its_forward_call_for_what_its_row_l
             name: 0.0 if name == "dropout_rate" else None for name in left_out
         }
         assert arguments["logits_scale"] == row.arguments["logits_scale"]
+
+
+def test_the_backward_pass_of_attention_is_the_gradient():
+    """Of one that a row describes, in numbers, beside JAX's own."""
+    arguments = {
+        **CALL, "q": "f32[2,16,2,8]", "k": "f32[2,16,2,8]", "v": "f32[2,16,2,8]", "bias": "f32[1,2,16,16]",
+        "precision": ["F32_F32_F32"] * 2, "out": "f32[2,16,2,8]", "dout": "f32[2,16,2,8]",
+        "residuals": ["f32[2,2,16]"] * 2,
+    }  # fmt: skip
+    row = dataclasses.replace(SMALL[0], op="dot_product_attention_vjp", arguments=arguments)
+    operation, call = _bound(row)
+    keys = jax.random.split(jax.random.key(0), 5)
+    values = [
+        jax.random.normal(key, call[name].shape)
+        for key, name in zip(keys, ("q", "k", "v", "bias", "dout"), strict=True)
+    ]
+    d_out = values.pop()
+
+    def attend(q, k, v, bias):
+        scores = jnp.einsum("bqhd,bkhd->bhqk", q, k, precision="highest") * 0.1 + bias
+        scores = jnp.where(jnp.tril(jnp.ones((16, 16), bool)), scores, -jnp.inf)
+        top = scores.max(-1)
+        sums = jnp.exp(scores - top[..., None]).sum(-1)
+        weights = jnp.exp(scores - top[..., None]) / sums[..., None]
+        return jnp.einsum("bhqk,bkhd->bqhd", weights, v, precision="highest"), (top, sums)
+
+    out, backward, residuals = jax.vjp(attend, *values, has_aux=True)
+    given = {**call, "residuals": residuals, "out": out, "dout": d_out}
+    given |= dict(zip(("q", "k", "v", "bias"), values, strict=True))
+    found, _ = operation._fwd(**given, config=None)
+    for name, expected in zip(("q", "k", "v", "bias"), backward(d_out), strict=True):
+        np.testing.assert_allclose(found[name], expected, rtol=2e-4, atol=2e-6)
 
 
 def test_every_chip_has_a_smallest_slice():

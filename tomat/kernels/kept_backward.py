@@ -16,12 +16,6 @@ from jax.extend.core import Jaxpr, Literal, Var, jaxpr_as_fun
 
 from tomat.base.errors import TomatError
 
-FORWARD_ARGUMENTS = (
-    "precision", "logits_dtype", "logits_scale", "logits_soft_cap", "mask", "dropout_mask", "dropout_rate",
-    "paging_info", "q_indices", "k_indices", "normalize_output",
-)  # fmt: skip
-"""Of tokamax's attention, forward and backward alike, besides its arrays."""
-
 
 def kept_backward(forward: Callable[..., tuple[Any, Any]], *inputs: Any) -> Callable[[Any, Any], tuple[Any, ...]]:
     """The backward pass of `forward` as a function of what it has kept and of the gradients of what it returned.
@@ -89,10 +83,9 @@ def attention_backward(backward_op: type, forward_op: type) -> Callable[..., tup
         del self, config
         if return_residuals or arguments["paging_info"] is not None:
             raise TomatError("a backward pass of attention has no residuals and no pages")
-        rest = {name: arguments[name] for name in FORWARD_ARGUMENTS}
 
         def attend(q, k, v, bias):
-            made, sums = forward_op()._fwd(q, k, v, bias=bias, return_residuals=True, config=None, **rest)
+            made, sums = forward_op()._fwd(q, k, v, bias=bias, return_residuals=True, config=None, **arguments)
             return made, (q, k, v, bias, made, sums)
 
         d_q, d_k, d_v, d_bias = kept_backward(attend, q, k, v, bias)((q, k, v, bias, out, residuals), dout)

@@ -119,7 +119,7 @@ def _bound(timing: KernelTiming) -> tuple[Any, dict[str, Any]]:
     there = _class_of(timing.op)
     # It asks whether the device of this process can run it; the chip is not here.
     own: dict[str, Any] = {"supported_on": lambda self, device: True}
-    if timing.op == "dot_product_attention_vjp":
+    if timing.op == "dot_product_attention_vjp":  # the one operation whose own JAX 0.11 refuses
         own["_fwd"] = attention_backward(there, _class_of("dot_product_attention"))
     cls = type(there.__name__, (there,), own)
     operation = cls(**STATED.get(timing.op, {}))

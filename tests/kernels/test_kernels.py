@@ -1,6 +1,7 @@
 """Timed kernels compiled for chips that are not here by the real compiler, and judged."""
 
 import dataclasses
+import gzip
 import inspect
 import json
 from pathlib import Path
@@ -11,6 +12,8 @@ import numpy as np
 import pytest
 
 from tomat.base.errors import TomatError
+from tomat.cost.llo import OpSchedule, Region
+from tomat.kernels.child import SCHEDULE_FILE
 from tomat.kernels.compile import SMALLEST_SLICES, CompiledKernel, compile_kernels
 from tomat.kernels.compilers import Compilers
 from tomat.kernels.formulas import FORMULAS
@@ -65,6 +68,28 @@ def test_rows_without_a_program_say_why_and_the_others_count(kernels):
     assert {line for line, kernel in kernels.items() if kernel.folder is None} == {4, 5, 6}
     assert "no operation none_such" in kernels[4].reason
     assert all(kernels[line].reason and "\n" not in kernels[line].reason for line in (4, 5, 6))
+
+
+def test_listings_say_what_the_final_bundles_say(kernels, tmp_path, monkeypatch):
+    monkeypatch.setattr("tomat.kernels.compile.LISTED_CHIPS", ())
+    regions = 0
+    for whole in compile_kernels(SMALL[:2], tmp_path, workers=2):
+        listed, bundled = (_schedules(kernel) for kernel in (kernels[whole.timing.line], whole))
+        # But for the slots that bundles fill, and for what runs before, between and after the operations.
+        assert listed == {name: bundled[name] for name in listed}
+        assert all(name == "TLP" or name.startswith("<") for name in bundled.keys() - listed.keys())
+        regions += sum(len(list(schedule.body.walk())) - 1 for schedule in listed.values())
+    assert regions > 2  # of the flash kernel's loop; the other has none
+
+
+def _schedules(kernel: CompiledKernel) -> dict[str, OpSchedule]:
+    def bare(region: Region) -> Region:
+        return dataclasses.replace(region, slots=(), regions=tuple(map(bare, region.regions)))
+
+    assert kernel.folder is not None
+    kept = json.loads(gzip.decompress((kernel.folder / SCHEDULE_FILE).read_bytes()))
+    schedules = {name: OpSchedule.from_dict(schedule) for name, schedule in kept.items()}
+    return {n: dataclasses.replace(s, body=bare(s.body), units=(), capacity=()) for n, s in schedules.items()}
 
 
 def test_what_was_compiled_is_found_again(kernels, cache, monkeypatch):

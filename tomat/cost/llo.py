@@ -3,17 +3,21 @@
 With ``--xla_jf_dump_to=DIR --xla_jf_dump_llo_text=true`` libtpu writes, for every op that it compiles, a file
 ``TIME-OP-NN-final_bundles.txt`` with the bundles in order and their control flow, and another,
 ``...-final_hlo-static-per-bundle-utilization.txt``, with the slots each bundle fills. A bundle issues in one cycle
-unless the core waits (for a DMA, say). A dump is hundreds of megabytes; what is kept here is some kilobytes an op.
+unless the core waits. What it waits for by itself is not in the final bundles: a run of empty ones before the result of
+a unit is taken out at the end (``packed-bundles-post-ra`` of the same dump still has it). A dump is hundreds of
+megabytes; what is kept here is some kilobytes an op.
 
 The format was read off dumps of libtpu 0.0.46 for v6e, and for v5p and TPU7x where they differ: ``sbr.rel (%p) target =
 $regionN`` is a branch with four delay slots, taken where the predicate holds; a target at or before the branch makes a
 loop, one after it a predicated region. In the 225 ops of the reference 200M step these nest without exception.
+
+`llo_listing.py` reads the same off files that cost the compiler no time.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,12 +27,15 @@ from tomat.cost.scalar_code import ScalarCode
 from tomat.cost.transfers import Transfer, TransferReader
 
 BRANCH_DELAY_SLOTS = 4
-"""Bundles after a branch that run whether it is taken or not (the four that follow each `sbr.rel` in the dumps)."""
+"""Bundles after a branch that run whether it is taken or not (the four that follow each `sbr.rel` in the dumps of v5e,
+v5p and v6e). A v4 has one and a TPU7x six, fewer where they are empty: there up to three bundles beside a branch are
+counted in the wrong region."""
 
 _FILE = re.compile(r"(\d+)-(.+)-(\d+)-final_bundles\.txt")
 _UTILISATION = "final_hlo-static-per-bundle-utilization"
 _ADDRESS = re.compile(r" *(0x[0-9a-f]+|0) +(?:[A-Z]{2})?:")
-_REGION_START = re.compile(r"(?:Start/End empty|Start) region (\d+)")
+REGION_START = re.compile(r"(?:Start/End empty|Start) region (\d+)")
+BRANCH = "sbr.rel"
 _BRANCH = re.compile(r"sbr\.rel (?:\((!?)%(p\d+)_p\d+\) )?target = \$region(\d+)")
 _WINDOW = re.compile(r"(input|output) window allocation for operator (input|output) \d+\. The window shape is \S+, ")
 _GRID = re.compile(r"iteration_bounds: \(([\d, ]*)\)")
@@ -162,19 +169,28 @@ def read_schedule(bundles: Path, utilisation: Path | None) -> OpSchedule:
     Raises:
         TomatError: no bundles, or not as many as the utilisation has rows.
     """
-    reader = _Reader()
+    builder = ScheduleBuilder()
+    current = 0
     with bundles.open(encoding="utf-8", errors="replace") as lines:
         for line in lines:
-            reader.line(line)
-    if not reader.n_bundles:
+            match = _ADDRESS.match(line)
+            if match:
+                current = int(match[1], 16)
+                builder.n_bundles = max(builder.n_bundles, current + 1)
+            builder.add(current, line)
+            if "region " in line:
+                for number in REGION_START.findall(line):
+                    builder.starts.setdefault(int(number), current)
+            builder.branches(current + 1 + BRANCH_DELAY_SLOTS, line)
+    if not builder.n_bundles:
         raise TomatError(f"{bundles}: no VLIW bundles. Expected lines such as `0x1a   :  {{ ... }}`.")
     units, capacity, rows = _read_utilisation(utilisation) if utilisation else ((), (), [])
-    if rows and len(rows) != reader.n_bundles:
+    if rows and len(rows) != builder.n_bundles:
         raise TomatError(
-            f"{bundles}: {reader.n_bundles} bundles, but {len(rows)} rows in its utilisation file. The dump is "
+            f"{bundles}: {builder.n_bundles} bundles, but {len(rows)} rows in its utilisation file. The dump is "
             "incomplete; compile again."
         )
-    return OpSchedule(reader.tree(rows), units, capacity, reader.grid, reader.has_windows)
+    return builder.schedule(units, capacity, rows)
 
 
 def _read_utilisation(path: Path) -> tuple[tuple[str, ...], tuple[int, ...], list[tuple[int, ...]]]:
@@ -218,53 +234,60 @@ class _Span(NamedTuple):
     negated: bool
 
 
-class _Reader:
-    """Collects one file line by line."""
+class ScheduleBuilder:
+    """Makes a schedule of the lines of one op, and of where its regions begin."""
 
     def __init__(self) -> None:
         self.n_bundles = 0
-        self.grid: tuple[int, ...] = ()
-        self.has_windows = False
-        self._current = 0
-        self._starts: dict[int, int] = {}
+        self.starts: dict[int, int] = {}
+        """Region -> its first bundle."""
+        self._grid: tuple[int, ...] = ()
+        self._has_windows = False
         self._branches: list[tuple[int, str, str, int]] = []
         self._code = ScalarCode()
         self._products: dict[int, list[int]] = {}
         self._transfers = TransferReader()
 
-    def line(self, line: str) -> None:
-        match = _ADDRESS.match(line)
-        if match:
-            self._current = int(match[1], 16)
-            self.n_bundles = max(self.n_bundles, self._current + 1)
-        self._code.add(self._current, line)
-        if "region " in line:
-            for number in _REGION_START.findall(line):
-                self._starts.setdefault(int(number), self._current)
-        if "sbr.rel" in line:
-            for negated, predicate, target in _BRANCH.findall(line):
-                self._branches.append((self._current, negated, predicate, int(target)))
+    def add(self, bundle: int, line: str, order: float = 0.0) -> None:
+        """Takes note of what a line of a bundle does, but for its branches.
+
+        Args:
+            bundle: Its number, or the first of its region.
+            line: The text.
+            order: As of `ScalarCode.add`.
+        """
+        self._code.add(bundle, line, order)
         if "vmatmul" in line:
             for forms, unit in _PRODUCT.findall(line):
-                cycles = self._products.setdefault(self._current, [0] * N_MXU)
+                cycles = self._products.setdefault(bundle, [0] * N_MXU)
                 cycles[int(unit)] += product_cycles(forms)
-        self._transfers.line(self._current, line)
+        self._transfers.line(bundle, line)
         if "window allocation" in line and _WINDOW.search(line):
-            self.has_windows = True
-        if not self.grid and "iteration_bounds" in line:
+            self._has_windows = True
+        if not self._grid and "iteration_bounds" in line:
             bounds = _GRID.search(line)
             if bounds:
-                self.grid = tuple(int(n) for n in bounds[1].split(",") if n.strip())
+                self._grid = tuple(int(n) for n in bounds[1].split(",") if n.strip())
 
-    def tree(self, rows: list[tuple[int, ...]]) -> Region:
-        """The regions, their bundles and how often they run; `rows` are the slots filled, by bundle."""
+    def branches(self, after: int, line: str) -> None:
+        """Takes note of the branches in a line; `after` is the bundle that follows their delay slots."""
+        if BRANCH in line:
+            for negated, predicate, target in _BRANCH.findall(line):
+                self._branches.append((after, negated, predicate, int(target)))
+
+    def schedule(
+        self, units: tuple[str, ...] = (), capacity: tuple[int, ...] = (), rows: Sequence[tuple[int, ...]] = ()
+    ) -> OpSchedule:
+        """The schedule of what was noted; `rows` are the slots of each of `units` that are filled, by bundle."""
+        return OpSchedule(self._tree(rows), units, capacity, self._grid, self._has_windows)
+
+    def _tree(self, rows: Sequence[tuple[int, ...]]) -> Region:
         spans: list[_Span] = []
-        for bundle, negated, predicate, target in self._branches:
-            start = self._starts.get(target)
-            after = bundle + 1 + BRANCH_DELAY_SLOTS
+        for after, negated, predicate, target in self._branches:
+            start = self.starts.get(target)
             if start is None:
                 continue  # out of the op; seen once in 225 ops, behind its last region
-            if start <= bundle:
+            if start < after:
                 spans.append(_Span(start, after, "loop", predicate, bool(negated)))
             elif after < start:  # entered where the branch around it is not taken
                 spans.append(_Span(after, start, "branch", predicate, not negated))
@@ -272,7 +295,7 @@ class _Reader:
         self._code.loops = [(span.first, span.end) for span in spans if span.kind == "loop"]
         self._code.regions = [(span.first, span.end) for span in spans if span.kind == "branch"]
         trips = {s.first: self._code.trip_count(s.first, s.predicate, s.negated) for s in spans if s.kind == "loop"}
-        transfers = self._transfers.transfers(self._code, trips, self.grid)
+        transfers = self._transfers.transfers(self._code, trips, self._grid)
 
         def build(span: _Span, inside: list[_Span], given: tuple[tuple[str, bool], ...]) -> Region:
             executions: float | None = 1.0
@@ -283,9 +306,9 @@ class _Reader:
                     scalar_trips = self._code.scalar_trips(span.first, span.predicate, span.negated)
             elif span.kind == "branch":
                 entered_for = self._code.entered_for(span.predicate, span.negated)
-                executions, operand = self._code.share(span.predicate, span.negated, trips, self.grid, given)
+                executions, operand = self._code.share(span.predicate, span.negated, trips, self._grid, given)
                 if executions is None and operand is None:
-                    executions = self._code.changed_share(span.predicate, self.grid)
+                    executions = self._code.changed_share(span.predicate, self._grid)
                 given = (*given, (span.predicate, span.negated))
             children: list[Region] = []
             own: list[int] = []

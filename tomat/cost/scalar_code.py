@@ -92,12 +92,13 @@ Expression = Symbol | int | tuple
 @dataclass
 class _Definition:
     bundle: int
+    place: float
     operation: str
     text: str
 
 
 class _Store(NamedTuple):
-    bundle: int
+    place: float
     name: str
     """Of the value."""
     loop: int = -1
@@ -117,13 +118,21 @@ class ScalarCode:
     _prefetches: list[tuple[str, str]] = field(default_factory=list)
     _known: dict[str, Expression] = field(default_factory=dict)
 
-    def add(self, bundle: int, text: str) -> None:
-        """Takes note of the definitions and spills in a line of a bundle."""
+    def add(self, bundle: int, text: str, order: float = 0.0) -> None:
+        """Takes note of the definitions and spills in a line of a bundle.
+
+        Args:
+            bundle: Its number; of instructions of which the region alone is known, the first of the region.
+            text: The line.
+            order: From 0 to 1, which of two lines of one `bundle` comes first, where that is known: a load finds what
+                was stored before it.
+        """
+        place = bundle + order
         for name, operation, arguments in DEFINITION.findall(text):
-            self._definitions[name] = _Definition(bundle, operation, arguments)
+            self._definitions[name] = _Definition(bundle, place, operation, arguments)
         if "_spill" in text:
             for slot, name in _STORE.findall(text):
-                self._stores.setdefault(slot, []).append(_Store(bundle, name))
+                self._stores.setdefault(slot, []).append(_Store(place, name))
         if "_to_smem" in text:
             self._prefetches += _PREFETCH.findall(text)
         if "= sst [smem:[#allocation" in text:
@@ -176,7 +185,7 @@ class ScalarCode:
             inputs = re.findall(r"%([sp]\d+)_", _COMMENT.sub("", text))
             return self._counter(definition.bundle, inputs, name, depth) if len(inputs) == 2 else UNKNOWN
         if operation == "sld":
-            return self._loaded(text, definition.bundle, name, depth)
+            return self._loaded(text, definition.place, name, depth)
         if operation.startswith("inlined_call_operand"):
             scalar = _SCALAR_OPERAND.search(text)
             return UNKNOWN if scalar is None else Symbol("scalar", int(scalar[1]))
@@ -235,34 +244,34 @@ class ScalarCode:
                 return Symbol("counter", bundle, start, step)
         return UNKNOWN
 
-    def _loaded(self, text: str, bundle: int, name: str, depth: int) -> Expression:
+    def _loaded(self, text: str, place: float, name: str, depth: int) -> Expression:
         spilled = _SPILLED.search(text)
         if spilled is None:
             allocation = _PREFETCHED.search(text)
             operand = self.prefetched.get(int(allocation[1])) if allocation else None
             element = _ELEMENT.search(text)
             return UNKNOWN if operand is None else Symbol("operand", operand, int(element[1]) if element else 0)
-        stored = self._stored(spilled[0], bundle)
+        stored = self._stored(spilled[0], place)
         if not stored:
             return UNKNOWN
         last = stored[0]
-        if any(first <= last.bundle < end and not first <= bundle < end for first, end in self.regions):
+        if any(first <= last.place < end and not first <= place < end for first, end in self.regions):
             return UNKNOWN  # stored in a region that may have been passed over
         if len(stored) == 2:
             return self._counter(stored[1].loop, [last.name, stored[1].name], name, depth)
         return self.expression(last.name, depth + 1)
 
-    def _stored(self, slot: str, bundle: int) -> list[_Store]:
+    def _stored(self, slot: str, place: float) -> list[_Store]:
         """What a load from a slot may find: the last value stored before it, and where that is before a loop around the
         load, the last one of an iteration."""
         stores = self._stores.get(slot, [])
-        before = [store for store in stores if store.bundle < bundle]
+        before = [store for store in stores if store.place < place]
         if not before:
             return []
         last = max(before)
         for first, end in sorted(self.loops, key=lambda loop: loop[0] - loop[1]):
-            if last.bundle < first <= bundle < end:
-                later = [store for store in stores if bundle <= store.bundle < end]
+            if last.place < first <= place < end:
+                later = [store for store in stores if place <= store.place < end]
                 if later:
                     return [last, max(later)._replace(loop=first)]
         return [last]
@@ -286,7 +295,7 @@ class ScalarCode:
             spilled = _SPILLED.search(definition.text)
             if definition.operation == "sld" and spilled is None:
                 return None
-            stored = self._stored(spilled[0], definition.bundle) if spilled is not None else []
+            stored = self._stored(spilled[0], definition.place) if spilled is not None else []
             names = re.findall(r"%([sp]\d+)_", _COMMENT.sub("", definition.text))
             for used in (*names, *(store.name for store in stored)):
                 if used not in seen:

@@ -38,16 +38,19 @@ def _compile_all(request: dict[str, Any]) -> None:
     for name, row in request["kernels"].items():
         say(COMPILING, key=name)
         try:
-            _compile(KernelTiming(**row), device, Path(request["work_dir"]), Path(request["kernels_dir"]) / name)
+            folder = Path(request["kernels_dir"]) / name
+            _compile(KernelTiming(**row), device, Path(request["work_dir"]), folder, request["listed"])
         except TomatError as error:
             say(REFUSED_KERNEL, key=name, message=str(error))
         else:
             say(KEPT, key=name)
 
 
-def _compile(timing: KernelTiming, device: Any, work: Path, folder: Path) -> None:
-    """Compile one kernel and keep its program, its schedule and its memory in `folder`."""
+def _compile(timing: KernelTiming, device: Any, work: Path, folder: Path, listed: bool) -> None:
+    """Compile one kernel and keep its program, its schedule and its memory in `folder`; `listed`: the compiler writes
+    listings, not the final bundles."""
     from tomat.cost.llo import read_schedules
+    from tomat.cost.llo_listing import read_listed_schedules
 
     if timing.op.startswith(OWN):
         from tomat.kernels.own import lower_own as lower
@@ -69,7 +72,8 @@ def _compile(timing: KernelTiming, device: Any, work: Path, folder: Path) -> Non
     assert loaded is not None
     module = loaded.hlo_modules()[0].as_serialized_hlo_module_proto()
     (part / PROGRAM_FILE).write_bytes(gzip.compress(module, compresslevel=6, mtime=0))
-    schedules = {name: asdict(schedule) for name, schedule in read_schedules(dumped).items()}
+    read = read_listed_schedules if listed else read_schedules
+    schedules = {name: asdict(schedule) for name, schedule in read(dumped).items()}
     (part / SCHEDULE_FILE).write_bytes(gzip.compress(json.dumps(schedules).encode(), compresslevel=6, mtime=0))
     # jax 0.11.1: of the program as it is loaded, arguments and outputs included; what tokamax records.
     memory = compiled.memory_analysis()

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from tomat.base.errors import TomatError
 from tomat.base.reporting import write_json
+from tomat.cost.llo_listing import LISTED_CHIPS, LISTING_FLAGS
 from tomat.hardware.chips import Slice, slice_named
 from tomat.kernels.child import COMPILING, KEPT, OWN, PROGRAM_FILE, REFUSED_KERNEL, SCHEDULE_FILE
 from tomat.kernels.compilers import Compilers
@@ -146,7 +147,12 @@ def _decided_by(op: str, compiler: str) -> tuple[list[str], str]:
     own = op.startswith(OWN)
     tokamax = [] if own else [require_tokamax()]
     versions = [compiler, *tokamax, f"jax {importlib.metadata.version('jax')}"]
-    return versions, sources_digest(f"tomat.kernels.{'own' if own else 'programs'}", "tomat.cost.llo")
+    return versions, sources_digest(f"tomat.kernels.{'own' if own else 'programs'}", "tomat.cost.llo_listing")
+
+
+def _is_listed(slice_: Slice, other: OtherLibtpu | None) -> bool:
+    """Whether schedules are read off listings."""
+    return other is None and slice_.chip.name in LISTED_CHIPS
 
 
 def _compile_share(
@@ -167,10 +173,14 @@ def _compile_share(
         with work_folder(cache) as work:
             for name in (LLO_DUMP, XLA_DUMP):
                 (work / name).mkdir()
+            listed = _is_listed(slice_, other)
             libtpu_args, _ = dump_flags(work)
+            if listed:
+                libtpu_args = [f"--xla_jf_dump_to={work / LLO_DUMP}", *LISTING_FLAGS]
             request = {
                 "slice": slice_.name,
                 "compiler": None if other is None else other.compiler,
+                "listed": listed,
                 "kernels": {name: _fields(timing) for name, timing in waiting.items()},
                 "kernels_dir": str(kernels),
                 "work_dir": str(work),

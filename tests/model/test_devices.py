@@ -1,8 +1,10 @@
-"""The platform is decided without libtpu only where it is installed and no TPU is."""
+"""The platform is decided without libtpu only where it is installed and no TPU is; who is one of several processes."""
 
 from types import SimpleNamespace
 
+import jax
 import pytest
+from levanter.distributed import DistributedConfig
 
 from tomat.model import devices
 
@@ -67,3 +69,25 @@ def test_a_folder_of_vfio_without_a_device_is_no_tpu(machine):
     settings = machine(files=["vfio/vfio"])
     devices.ignore_absent_tpu()
     assert settings.jax_platforms == "cpu"
+
+
+@pytest.fixture
+def mpi4py(monkeypatch, tmp_path):
+    """An mpi4py that is installed, as far as JAX looks."""
+    (tmp_path / "mpi4py").mkdir()
+    (tmp_path / "mpi4py" / "__init__.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+def test_an_installed_mpi4py_makes_no_cluster_and_that_is_said(mpi4py, capsys):
+    devices.join_processes(DistributedConfig())
+    assert not jax.distributed.is_initialized()
+    assert "mpi4py is installed, but no launcher" in capsys.readouterr().out
+
+
+def test_addresses_of_a_configuration_count_beside_an_installed_mpi4py(mpi4py, monkeypatch, capsys):
+    given = {}
+    monkeypatch.setattr(jax.distributed, "initialize", lambda *arguments, **words: given.update(arguments=arguments))
+    devices.join_processes(DistributedConfig("localhost:1234", 2, 1))
+    assert given["arguments"] == ("localhost:1234", 2, 1, None)
+    assert capsys.readouterr().out == ""

@@ -25,7 +25,7 @@ from tomat.bench.collectives import fit_collectives, time_collectives
 from tomat.bench.device_timing import RunTimes, time_runs
 from tomat.hardware.chip_table import TPUS
 from tomat.kernels.own import SPLASH, OwnProgram, own_program
-from tomat.model.devices import ignore_absent_tpu
+from tomat.model.devices import ignore_absent_tpu, join_processes
 
 MEMORY_SHARE = 0.9
 """Of a device's memory that arrays may fill: a program has temporaries, and memory its holes."""
@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
     from levanter.distributed import DistributedConfig
 
     ignore_absent_tpu()
-    DistributedConfig().initialize()
+    join_processes(DistributedConfig())
     machine = Machine.here()
     quick = args.quick or machine.device.platform == "cpu"
     n_devices = jax.device_count()

@@ -1,12 +1,18 @@
-"""Which of JAX's platforms a run looks at."""
+"""Which of JAX's platforms a run looks at, and whether its process is one of several."""
+
+from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import jax
 
 from tomat.base.reporting import console
+
+if TYPE_CHECKING:  # its import takes seconds, of which something should have been said
+    from levanter.distributed import DistributedConfig
 
 DEVICES = Path("/dev")
 TPU_DEVICE_FILES = ("accel[0-9]*", "vfio/[0-9]*")
@@ -27,3 +33,31 @@ def ignore_absent_tpu() -> None:
     if not list(importlib.metadata.entry_points(group="jax_plugins")):
         jax.config.update("jax_platforms", "cpu")
         console.print("The TPU's library is installed, but no TPU is here: computing on the CPU.", highlight=False)
+
+
+def join_processes(distributed: DistributedConfig) -> None:
+    """Start `jax.distributed` as Levanter does, but not because mpi4py is installed.
+
+    Levanter (0.2.227) asks all of JAX's kinds of cluster whether they are there, and mpi4py's is wherever the package
+    is; JAX (0.11.1) itself takes that kind by name only, so that `jax.distributed.initialize` then finds no address and
+    fails. Where a launcher started the process that only mpi4py knows, it is taken for the only one; that is said.
+
+    Args:
+        distributed: Addresses, where the configuration gives them.
+    """
+    from iris.cluster.client.job_info import get_job_info
+    from jax._src.clusters import ClusterEnv  # no public name in 0.11.1; Levanter reads the same list
+    from levanter.distributed import DistributedConfig
+
+    present = [kind for kind in ClusterEnv._cluster_types if kind.is_env_present()]
+    only_by_name = bool(present) and all(kind.opt_in_only_method for kind in present)
+    if only_by_name and distributed == DistributedConfig() and get_job_info() is None:
+        console.print(
+            f"{', '.join(kind.name for kind in present)} is installed, but no launcher that JAX knows has started this "
+            "process: it is taken for the only one. Several need a launcher such as Slurm or Open MPI, or "
+            "trainer.distributed.",
+            highlight=False,
+            soft_wrap=True,
+        )
+        return
+    distributed.initialize()

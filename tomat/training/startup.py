@@ -17,7 +17,7 @@ from levanter.trainer import TrainerConfig
 from tomat.base.allocator import keep_freed_memory
 from tomat.base.errors import TomatError
 from tomat.base.layout import METRICS_FILE
-from tomat.model.devices import ignore_absent_tpu
+from tomat.model.devices import ignore_absent_tpu, join_processes
 from tomat.settings.config import TrainConfig
 from tomat.training.tracking import JsonLinesTrackerConfig
 
@@ -46,7 +46,7 @@ def connect(config: TrainConfig) -> TrainerConfig:
     jax.config.update("jax_enable_preemption_service", False)
     ignore_absent_tpu()
     # Before any collective: on a pod, `jax.device_count()` is right only after this.
-    trainer_config.distributed.initialize()
+    join_processes(trainer_config.distributed)
     trainer_config.distributed = dataclasses.replace(trainer_config.distributed, initialize_jax_distributed=False)
     config.check_batch(trainer_config.data_axis_size)
     return trainer_config

@@ -90,3 +90,11 @@ def cpu_profile(tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("cpu_profile") / "host0.xplane.pb"
     path.write_bytes(gzip.decompress((PROFILES / "cpu_step.xplane.pb.gz").read_bytes()))
     return path
+
+
+@pytest.fixture(scope="session")
+def gpu_profile(tmp_path_factory) -> Path:
+    """The real trace of an H200, unpacked."""
+    path = tmp_path_factory.mktemp("gpu_profile") / "host0.xplane.pb"
+    path.write_bytes(gzip.decompress((PROFILES / "h200_step.xplane.pb.gz").read_bytes()))
+    return path

@@ -20,7 +20,12 @@ def cpu(cpu_profile):
     return breakdown_from_trace(load_trace(cpu_profile))
 
 
-@pytest.mark.parametrize("name", ["tpu", "cpu"])
+@pytest.fixture(scope="module")
+def gpu(gpu_profile):
+    return breakdown_from_trace(load_trace(gpu_profile))
+
+
+@pytest.mark.parametrize("name", ["tpu", "cpu", "gpu"])
 def test_shares_sum_to_the_step(name, request):
     breakdown = request.getfixturevalue(name)
     assert sum(r.share for r in breakdown.categories) == pytest.approx(1.0, abs=1e-12)
@@ -46,6 +51,25 @@ def test_a_tpu_step(tpu, v6e_program):
     assert tpu.gaps[0].seconds == pytest.approx(50e-6) and tpu.gaps[0].occurrences == 1
     assert any("fastest" in note for note in tpu.notes)
     assert any("flops unknown for custom calls" in note for note in tpu.notes)
+
+
+def test_a_real_gpu_step(gpu):
+    """Its kernels are launched as CUDA graphs, its steps while others run."""
+    rows = {r.name: r for r in gpu.categories}
+    assert {"attention forward", "attention backward", "matmul", "loss", "optimizer", "embedding"} <= set(rows)
+    assert (gpu.roofs.device_kind, gpu.n_devices, gpu.n_steps) == ("NVIDIA H200", 1, 3)
+    assert gpu.roofs.peak_flops_per_second == 989.4e12
+    ops = {o.name: o for o in gpu.ops}
+    assert not [name for name in ops if name.startswith("command_buffer")]
+    # Once in each of 6 layers.
+    assert ops["loop_add_fusion.4"].occurrences == 6 and ops["loop_add_fusion.4"].source.startswith("levanter/")
+    assert ops["loop_add_fusion.4"].category == Category.ATTENTION_BACKWARD
+    # cuBLAS's kernels are no instructions; their names tell a product from a copy.
+    products = [o for name, o in ops.items() if name.startswith("nvjet_sm90")]
+    assert len(products) > 5 and {o.category for o in products} == {Category.MATMUL}
+    assert rows["idle between steps"].share < 0.01
+    assert any("a step is one execution of jit__train_step" in note for note in gpu.notes)
+    assert any("while others ran" in note for note in gpu.notes)
 
 
 def test_a_real_cpu_step(cpu):

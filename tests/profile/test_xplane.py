@@ -78,6 +78,25 @@ def test_a_gpu_host_built_after_the_schema():
     assert sorted(device.ops.duration_ps.tolist()) == [50, 500]
 
 
+def test_kernels_of_a_gpu_that_no_thread_is_known_to_have_launched(gpu_profile):
+    """Without the host's part the kernels remain, and no execution is made up."""
+    space = new_message("XSpace")
+    space.ParseFromString(gpu_profile.read_bytes())
+    host = next(plane for plane in space.planes if plane.name == "/host:CPU")
+    space.planes.remove(host)
+    (device,) = read(space.SerializeToString()).devices
+    assert device.modules == [] and len(device.ops) > 3_000
+
+
+def test_a_command_buffer_without_hlo(gpu_profile):
+    """Its kernels are told apart by their own names."""
+    space = new_message("XSpace")
+    space.ParseFromString(gpu_profile.read_bytes())
+    space.planes.remove(next(plane for plane in space.planes if plane.name == "/host:metadata"))
+    names = {kind.name for kind in read(space.SerializeToString()).devices[0].kinds}
+    assert "loop_add_fusion_4" in names and not [name for name in names if name.startswith("command_buffer")]
+
+
 def test_empty_truncated_and_foreign_files(tpu_bytes):
     with pytest.raises(TomatError, match="empty file"):
         read(b"")

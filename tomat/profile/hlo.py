@@ -144,6 +144,18 @@ class HloProgram:
     def by_name(self) -> dict[str, Instruction]:
         return {i.name: i for instructions in self.computations.values() for i in instructions}
 
+    @cached_property
+    def by_kernel_name(self) -> dict[str, str]:
+        """Name of a GPU's kernel -> of its instruction. XLA writes `_` for what no function's name may have.
+
+        What two instructions would be called is no name.
+        """
+        names: dict[str, str | None] = {}
+        for name in self.by_name:
+            kernel = re.sub(r"\W", "_", name, flags=re.ASCII)
+            names[kernel] = None if kernel in names else name
+        return {kernel: name for kernel, name in names.items() if name is not None}
+
     def frames(self, instruction: Instruction) -> tuple[Frame, ...]:
         """The Python stack of an instruction, innermost first; empty where the module carries none."""
         frame_id = instruction.frame_id

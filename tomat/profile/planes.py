@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from tomat.profile.damage import refuse_damaged
+from tomat.profile.gpu_executions import GpuExecutions, correlation_of
 from tomat.profile.trace_data import (
     DeviceTrace,
     Events,
@@ -32,6 +33,10 @@ DEVICE_PLANE = re.compile(r"^/device:(TPU|GPU):\d+$")
 SPARSE_CORE_PLANE = re.compile(r"^/device:TPU:\d+ SparseCore")
 HOST_PLANE = "/host:CPU"
 OPS_LINE, ASYNC_LINE, MODULES_LINE, STEPS_LINE, STREAM = "XLA Ops", "Async XLA Ops", "XLA Modules", "Steps", "Stream"
+COMMAND_BUFFER = "command_buffer"
+"""Begins the `hlo_op` of kernels that XLA launches as a CUDA graph; no instruction has that name."""
+NO_SCOPE = "XlaModule"
+"""The `tf_op` of a kernel on a GPU whose place in the model is not told."""
 MAX_STEP_DIGITS = 18
 """A step's number with more is none: it may be more than 64 bits hold."""
 
@@ -87,13 +92,18 @@ class Plane(abc.ABC):
         program, program_id = program_name_and_id(str(stats.get("hlo_module") or ""))
         program_id = as_integer(stats.get("program_id")) or program_id
         module = self.host.programs.get(program_id)
+        if "hlo_op" in stats and (name.startswith(COMMAND_BUFFER) or (module and name not in module.by_name)):
+            # Many kernels, launched at once, which only their own names tell apart.
+            kernel = self.label(event)
+            name = module.by_kernel_name.get(kernel, kernel) if module else kernel
+        op_name = str(stats.get("tf_op") or "").removesuffix(":")
         return OpKind(
             name=name,
             program_id=program_id,
             program=program or (program_name_and_id(module.name)[0] if module else ""),
             long_name=str(stats.get("long_name") or self.label(event)),
             hlo_category=str(stats.get("hlo_category") or ""),
-            op_name=str(stats.get("tf_op") or "").removesuffix(":"),
+            op_name="" if op_name == NO_SCOPE else op_name,
             source=str(stats.get("source") or ""),
             flops=_amount(stats, "flops", "model_flops"),
             bytes_accessed=_amount(stats, "bytes_accessed", "raw_bytes_accessed"),
@@ -101,7 +111,13 @@ class Plane(abc.ABC):
 
     def operations(self, line: Any, index: int, kinds: Kinds) -> np.ndarray:
         """int64 [n, 4] of (kind, start_ps, duration_ps, `index`) of a line's events; `kinds` gets those it lacks."""
-        rows = [(kinds.number_of(self, event), start, duration, index) for event, start, duration in self.placed(line)]
+        rows = []
+        for event, start, duration in self.placed(line):
+            number = kinds.number_of(self, event)
+            rows.append((number, start, duration, index))
+            if correlation_id := correlation_of(self.event_stats(event)):
+                kind = kinds.kinds[number]
+                kinds.kernels.append((correlation_id, kind.program, kind.program_id, start, start + duration))
         return np.array(rows, dtype=np.int64).reshape(-1, 4)
 
 
@@ -110,6 +126,8 @@ class Kinds:
 
     def __init__(self) -> None:
         self.kinds: list[OpKind] = []
+        self.kernels: list[tuple[int, str, int, int, int]] = []
+        """Of a GPU's kernels, what `GpuExecutions.of_kernels` takes."""
         self._numbers: dict[Hashable, int] = {}
 
     def number_of(self, plane: Plane, event: Any, key: Hashable = None) -> int:
@@ -130,20 +148,30 @@ def read_planes(host: HostTrace, planes: Sequence[Plane]) -> HostTrace:
     Raises:
         TomatError: more than a few events of the file or of one device are damaged.
     """
+    unmarked: list[tuple[DeviceTrace, Kinds]] = []
     for plane in planes:
         if DEVICE_PLANE.match(plane.name):
-            host.devices.append(_read_device(plane))
+            device, kinds = _read_device(plane)
+            host.devices.append(device)
+            if kinds.kernels and not device.modules:
+                unmarked.append((device, kinds))
         elif SPARSE_CORE_PLANE.match(plane.name):
             host.warnings.append(f"{plane.name} is not part of the breakdown (it runs beside the TensorCore)")
         refuse_damaged(f"{host.origin}, {plane.name}", plane.left_out, plane.event_count)
-    _read_threads([plane for plane in planes if plane.name.startswith(HOST_PLANE)], host, as_device=not host.devices)
+    launched = GpuExecutions() if unmarked else None
+    threads = [plane for plane in planes if plane.name.startswith(HOST_PLANE)]
+    _read_threads(threads, host, as_device=not host.devices, launched=launched)
+    if launched is not None:
+        for device, kinds in unmarked:
+            device.modules = launched.of_kernels(kinds.kernels)
+            device.kinds = with_program_of_run(device.kinds, device.ops, device.modules)
     host.devices = [device for device in host.devices if len(device.ops)]
     refuse_damaged(host.origin, host.left_out, host.event_count)
     return host
 
 
-def _read_device(plane: Plane) -> DeviceTrace:
-    """A device: of a GPU its `Stream` lines, of which xprof derives others with the names that a TPU's lines have."""
+def _read_device(plane: Plane) -> tuple[DeviceTrace, Kinds]:
+    """A device and its kinds: of a GPU its `Stream` lines, of which xprof derives others with a TPU's names."""
     operations, transfers = [np.empty((0, 4), np.int64)], [np.empty((0, 4), np.int64)]
     modules: list[ModuleRun] = []
     steps: list[StepMark] = []
@@ -162,8 +190,8 @@ def _read_device(plane: Plane) -> DeviceTrace:
             transfers.append(plane.operations(line, index, kinds))
     ops = Events.build(np.concatenate(operations))
     modules.sort(key=lambda run: run.start_ps)
-    kind_stats = ("device_type_string", "device_type", "device_name")
-    return DeviceTrace(
+    kind_stats = ("device_type_string", "device_type", "gpu_device_name", "device_name")
+    device = DeviceTrace(
         host=plane.host.host,
         name=plane.name,
         device_kind=next((str(plane.stats[stat]) for stat in kind_stats if plane.stats.get(stat)), ""),
@@ -173,10 +201,16 @@ def _read_device(plane: Plane) -> DeviceTrace:
         modules=modules,
         steps=sorted(steps, key=lambda mark: mark.start_ps),
     )
+    return device, kinds
 
 
-def _read_threads(planes: Sequence[Plane], host: HostTrace, as_device: bool) -> None:
-    """Host threads: steps and activity; with `as_device` the CPU's HLO operations as well."""
+def _read_threads(
+    planes: Sequence[Plane], host: HostTrace, as_device: bool, launched: GpuExecutions | None = None
+) -> None:
+    """Host threads: steps and activity; with `as_device` the CPU's HLO operations as well.
+
+    `launched` is told of every event.
+    """
     kinds = Kinds()
     rows: dict[int, list[tuple[int, int, int, int]]] = {}
     runs: dict[tuple[int, int, int], list[int]] = {}
@@ -186,6 +220,8 @@ def _read_threads(planes: Sequence[Plane], host: HostTrace, as_device: bool) -> 
     for index, (plane, line) in enumerate(lines):
         for event, start, duration in plane.placed(line):
             role = plane.role(event)
+            if launched is not None:
+                launched.add(index, plane.label(event), plane.event_stats(event), start, start + duration)
             if role == "span":
                 if duration > 0:
                     spans.append((names.setdefault(plane.label(event), len(names)), start, start + duration))

@@ -202,8 +202,11 @@ def _first_match(table: tuple[tuple[str, str], ...], text: str) -> str:
 
 
 def _opcode_in_name(name: str) -> str:
-    """XLA names an instruction after its opcode and number (`dot.151`) unless a kernel or a user named it."""
-    base = re.sub(r"(\.\d+|\.clone|\.remat)+$", "", name).removeprefix("wrapped_")
+    """XLA names an instruction after its opcode and number (`dot.151`) unless a kernel or a user named it.
+
+    A GPU's kernel is `dot_151`.
+    """
+    base = re.sub(r"([._]\d+|\.clone|\.remat)+$", "", name).removeprefix("wrapped_")
     if base.endswith("fusion") or base in ELEMENTWISE | TRANSCENDENTAL:
         return "fusion"
     computing = {"dot", "convolution", "custom-call", "reduce", "sort", "scatter"}

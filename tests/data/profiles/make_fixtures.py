@@ -1,11 +1,13 @@
-"""Makes the profile fixtures beside it: run once by hand, with `cpu` or `tpu`; the tests only read the results.
+"""Makes the profile fixtures beside it: run by hand, with `cpu`, `tpu` or `gpu FILE`; the tests only read the results.
 
 `cpu_step.xplane.pb.gz`: a real trace of six steps of a small Levanter decoder on two CPU devices, taken here.
 `v6e_step.hlo.pb.gz`: the optimised HLO of a small Levanter decoder's train step, really compiled for a TPU v6e 2x2
 slice by libtpu on a machine without a TPU (`tpu` needs the `plan` extra). The bodies of its Pallas kernels are cut out
 to keep it small. No TPU ever ran it: the tests give its kernels durations and build a trace of them field by field.
+`h200_step.xplane.pb.gz`: the first four of eight steps of `configs/sweeps/lab-gpu.yaml`'s `one ahead`, taken on an
+NVIDIA H200 with jax 0.11.2 on 2026-11-26 by `trainer.profiler`; of the host what launched them.
 
-Absolute paths of the machine that made them are shortened in both.
+Absolute paths of the machine that made them are shortened in all.
 """
 
 import gzip
@@ -18,6 +20,10 @@ from pathlib import Path
 HERE = Path(__file__).parent
 CPU_FIXTURE = HERE / "cpu_step.xplane.pb.gz"
 TPU_FIXTURE = HERE / "v6e_step.hlo.pb.gz"
+GPU_FIXTURE = HERE / "h200_step.xplane.pb.gz"
+GPU_STEPS = 4
+GPU_STATS = {"hlo_op", "hlo_module", "program_id", "correlation_id", "tf_op", "step_num", "module_name"}
+GPU_HOST_EVENTS = ("train", "GpuExecutable::ExecuteThunks", "cuGraphLaunch", "cuLaunchKernel", "Memcpy", "Memset")
 
 
 def build_step(config, vocab_size: int, batch: int, length: int):
@@ -170,8 +176,44 @@ def make_cpu() -> None:
         write(CPU_FIXTURE, scrub_trace(file.read_bytes()))
 
 
-def scrub_trace(data: bytes) -> bytes:
-    """Keep the programs that ran, shorten their paths, and forget the machine's name."""
+def make_gpu(trace: str) -> None:
+    """Cut the trace of a run on a GPU."""
+    from tomat.profile.protos import new_message
+
+    space = new_message("XSpace")
+    space.ParseFromString(Path(trace).read_bytes())
+    for plane in [p for p in space.planes if p.name not in ("/device:GPU:0", "/host:CPU", "/host:metadata")]:
+        space.planes.remove(plane)
+    host = next(plane for plane in space.planes if plane.name == "/host:CPU")
+    labels = {key: value.name for key, value in host.event_metadata.items()}
+    marks = [(line, event) for line in host.lines for event in line.events if labels[event.metadata_id] == "train"]
+    end_ps = sorted(1000 * line.timestamp_ns + event.offset_ps for line, event in marks)[GPU_STEPS]
+    for plane in space.planes:
+        names = {key: value.name for key, value in plane.stat_metadata.items()}
+        labels = {key: value.name for key, value in plane.event_metadata.items()}
+        for line in list(plane.lines):
+            for event in list(line.events):
+                wanted = plane is not host or any(part in labels[event.metadata_id] for part in GPU_HOST_EVENTS)
+                if not wanted or 1000 * line.timestamp_ns + event.offset_ps >= end_ps:
+                    line.events.remove(event)
+                    continue
+                for stat in [stat for stat in event.stats if names[stat.metadata_id] not in GPU_STATS]:
+                    event.stats.remove(stat)
+            if plane is host and not any("ExecuteThunks" in labels[event.metadata_id] for event in line.events):
+                plane.lines.remove(line)
+        if plane.name == "/host:metadata":
+            continue
+        events = [event for line in plane.lines for event in line.events]
+        stats = [stat for owner in [plane, *events] for stat in owner.stats]
+        used = {stat.metadata_id for stat in stats} | {stat.ref_value for stat in stats}
+        for table, kept in ((plane.event_metadata, {e.metadata_id for e in events}), (plane.stat_metadata, used)):
+            for key in set(table) - kept:
+                del table[key]
+    write(GPU_FIXTURE, scrub_trace(space.SerializeToString(), "jit__train_step"))
+
+
+def scrub_trace(data: bytes, program: str = "jit_step") -> bytes:
+    """Keep the program that ran, shorten its paths, and forget the machine's name."""
     from tomat.profile.protos import new_message
 
     space = new_message("XSpace")
@@ -184,7 +226,7 @@ def scrub_trace(data: bytes) -> bytes:
             for stat in metadata.stats:
                 if names.get(stat.metadata_id) != "Hlo Proto":
                     continue
-                if not metadata.name.startswith("jit_step"):
+                if not metadata.name.startswith(program):
                     del plane.event_metadata[key]
                     break
                 proto = new_message("HloProto")
@@ -198,7 +240,10 @@ def shorten_paths(module) -> None:
     """`/.../site-packages/levanter/x.py` -> `site-packages/levanter/x.py`; the step's own file -> its name."""
 
     def short(path: str) -> str:
-        return "site-packages/" + path.split("site-packages/", 1)[1] if "site-packages/" in path else Path(path).name
+        for root in ("/site-packages/", "/site/"):  # the latter on the machine with the GPU
+            if root in path:
+                return "site-packages/" + path.split(root, 1)[1]
+        return "tomat/" + path.split("/tomat/", 1)[1] if "/tomat/" in path else Path(path).name
 
     names = [short(path) for path in module.stack_frame_index.file_names]
     del module.stack_frame_index.file_names[:]
@@ -216,4 +261,4 @@ def write(path: Path, data: bytes) -> None:
 
 
 if __name__ == "__main__":
-    {"cpu": make_cpu, "tpu": make_tpu}[sys.argv[1]]()
+    {"cpu": make_cpu, "tpu": make_tpu, "gpu": make_gpu}[sys.argv[1]](*sys.argv[2:])

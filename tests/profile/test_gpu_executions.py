@@ -4,7 +4,7 @@ import itertools
 
 import numpy as np
 
-from tomat.profile.gpu_executions import GpuExecutions, correlation_of
+from tomat.profile.gpu_executions import GpuExecutions
 from tomat.profile.trace import load_trace
 from tomat.profile.trace_data import ModuleRun
 
@@ -15,7 +15,7 @@ def launched(*events):
     """Of (thread, label, correlation_id, start, end)."""
     found = GpuExecutions()
     for thread, label, correlation_id, start, end in events:
-        found.add(thread, label, {"correlation_id": correlation_id} if correlation_id else {}, start, end)
+        found.add(thread, label, correlation_id, start, end)
     return found
 
 
@@ -49,11 +49,6 @@ def test_kernels_that_no_execution_launched_make_none():
     )
     kernels = [(3, "jit_step", 5, 0, 1), (4, "jit_step", 5, 2, 3), (5, "jit_step", 5, 4, 5), (6, "", 0, 6, 7)]
     assert found.of_kernels(kernels) == []
-
-
-def test_a_correlation_id_as_either_format_writes_it():
-    assert correlation_of({"correlation_id": 474}) == correlation_of({"correlation_id": "474"}) == 474
-    assert correlation_of({}) == correlation_of({"correlation_id": "none"}) == 0
 
 
 def test_the_executions_of_a_real_trace_hold_its_kernels(gpu_profile):

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Mapping
-from typing import Any
 
 from tomat.profile.trace_data import ModuleRun
 
@@ -23,11 +21,11 @@ class GpuExecutions:
         self._spans: dict[int, list[tuple[int, int]]] = {}
         self._launches: list[tuple[int, int, int]] = []
 
-    def add(self, thread: int, label: str, stats: Mapping[str, Any], start_ps: int, end_ps: int) -> None:
-        """An event of the host's `thread`."""
+    def add(self, thread: int, label: str, correlation_id: int, start_ps: int, end_ps: int) -> None:
+        """An event of the host's `thread`; `correlation_id` is 0 where it has none."""
         if LAUNCHES.fullmatch(label):
             self._spans.setdefault(thread, []).append((start_ps, end_ps))
-        elif correlation_id := correlation_of(stats):
+        elif correlation_id:
             self._launches.append((thread, start_ps, correlation_id))
 
     def of_kernels(self, kernels: list[tuple[int, str, int, int, int]]) -> list[ModuleRun]:
@@ -49,11 +47,3 @@ class GpuExecutions:
                 run[0], run[1] = min(run[0], start), max(run[1], end)
         found = [ModuleRun(program, program_id, *run) for (_, program, program_id), run in runs.items()]
         return sorted(found, key=lambda run: run.start_ps)
-
-
-def correlation_of(stats: Mapping[str, Any]) -> int:
-    """The `correlation_id` of an event's stats, which a JSON trace has as text; 0 where there is none."""
-    try:
-        return int(stats.get("correlation_id") or 0)
-    except (TypeError, ValueError):
-        return 0

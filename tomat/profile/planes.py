@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from tomat.profile.damage import refuse_damaged
-from tomat.profile.gpu_executions import GpuExecutions, correlation_of
+from tomat.profile.gpu_executions import GpuExecutions
 from tomat.profile.trace_data import (
     DeviceTrace,
     Events,
@@ -115,7 +115,7 @@ class Plane(abc.ABC):
         for event, start, duration in self.placed(line):
             number = kinds.number_of(self, event)
             rows.append((number, start, duration, index))
-            if correlation_id := correlation_of(self.event_stats(event)):
+            if correlation_id := as_integer(self.event_stats(event).get("correlation_id")):
                 kind = kinds.kinds[number]
                 kinds.kernels.append((correlation_id, kind.program, kind.program_id, start, start + duration))
         return np.array(rows, dtype=np.int64).reshape(-1, 4)
@@ -221,7 +221,8 @@ def _read_threads(
         for event, start, duration in plane.placed(line):
             role = plane.role(event)
             if launched is not None:
-                launched.add(index, plane.label(event), plane.event_stats(event), start, start + duration)
+                correlation_id = as_integer(plane.event_stats(event).get("correlation_id"))
+                launched.add(index, plane.label(event), correlation_id, start, start + duration)
             if role == "span":
                 if duration > 0:
                     spans.append((names.setdefault(plane.label(event), len(names)), start, start + duration))

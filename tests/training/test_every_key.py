@@ -5,7 +5,9 @@ version brings fails the test until somebody has shown what it does. Two minutes
 """
 
 import ast
+import copy
 import dataclasses
+import functools
 import inspect
 import json
 import re
@@ -44,10 +46,13 @@ from tomat.settings.checks import (
     NO_EFFECT,
     OPTIMIZER_NO_EFFECT,
     OPTIMIZERS_THAT_CANNOT_RUN,
+    REMOVED_MODEL_KEYS,
 )
 from tomat.settings.config import OWNED_BY_TOMAT, TrainConfig, load_config
 from tomat.training import startup
 from tomat.training.checkpointer import RunCheckpointer
+from tomat.training.free_keys import FREE_KEYS, FREE_MAPPINGS
+from tomat.training.resume import changed_keys, may_change, plain_values
 
 ROOT = Path(__file__).parents[2]
 TINY = [
@@ -462,6 +467,88 @@ def test_every_key_is_in_one_table():
     assert len(keys) > 180
     assert keys - set(listed) == set(), "show what these do, or refuse them"
     assert set(listed) - keys == set(), "there are no such keys any more"
+
+
+LEARNT = (
+    "data.accept", "data.codec_floor", "data.codec_objective", "data.layout", "data.n_density_tokens",
+    "data.patches_per_material", "data.seq_len", "data.shuffle.io_block_size", "data.shuffle.perm_type",
+    "data.shuffle.window_blocks", "data.source", "data.species", "data.split_seed", "data.train", "data.validation",
+    "data.validation_share", "data.vocabulary_rows", "density_dropout", "distillation.data_weight",
+    "distillation.quantised", "distillation.teacher", "distillation.temperature", "distillation.top_k",
+    "distillation.train", "loss.emd_weight", "loss.kind", "loss.preamble_weight", "loss.target_sigma",
+    "loss.target_space", "loss.vocabulary", "loss.z_loss_weight", "model.activation_function", "model.embedding_skip",
+    "model.environment.basis.cutoff_a", "model.environment.basis.n", "model.environment.basis.stretch_a",
+    "model.environment.channels", "model.environment.hidden_dim", "model.environment.max_atoms",
+    "model.environment.max_elements", "model.environment.prior_anchors", "model.environment.prior_width",
+    "model.head_dim", "model.hidden_dim", "model.hybrid_norm", "model.initializer_range",
+    "model.input_embedding_norm", "model.int8_matmuls", "model.intermediate_dim", "model.layer_norm_epsilon",
+    "model.num_heads", "model.num_kv_heads", "model.num_layers", "model.paired_heads", "model.sliding_window",
+    "model.tie_word_embeddings", "model.upcast_attn", "model.use_bias", "model.use_layer_norm_weight",
+    "model.use_qk_norm", "model.use_sliding_window", "model.value_mix", "optimizer_state_dtype",
+    "trainer.allow_partial_checkpoint", "trainer.initialize_from", "trainer.jax_config", "trainer.load_checkpoint",
+    "trainer.load_checkpoint_path", "trainer.model_averaging[ema].beta",
+    "trainer.model_averaging[ema_decay_sqrt].beta", "trainer.model_averaging[ema_decay_sqrt].decay_steps",
+    "trainer.model_averaging[ema_decay_sqrt].switch_step", "trainer.mp", "trainer.num_train_steps",
+    "trainer.quantization.amax_history_length", "trainer.quantization.compute_dtype", "trainer.quantization.fp8",
+    "trainer.quantization.int8", "trainer.quantization.targets", "trainer.seed", "trainer.train_batch_size",
+)  # fmt: skip
+"""Keys that may not change when a run is resumed. Only written down here: `resume.py` fixes what nothing frees."""
+
+
+def _in_a_record(key: str) -> str:
+    """As a `config.yaml` has it: without the kind of a choice."""
+    return re.sub(r"\[\w+\]", "", key)
+
+
+@functools.cache
+def _record_of_tiny() -> dict[str, Any]:
+    return plain_values(tiny())
+
+
+def _changed(key: str) -> list[str]:
+    """What a resume says of a record in which one key, and nothing else, has another value than now."""
+    records: list[dict[str, Any]] = []
+    for value in ("before", "after"):
+        record = copy.deepcopy(_record_of_tiny())
+        *parents, leaf = key.split(".")
+        node = record
+        for part in parents:
+            node[part] = node[part] if isinstance(node.get(part), dict) else {}
+            node = node[part]
+        node[leaf] = value
+        records.append(record)
+    return list(changed_keys(*records))
+
+
+def test_a_resume_holds_every_key_that_is_not_freed():
+    """A key that a new version brings is fixed until it is freed, and fails here until somebody has said which."""
+    keys = {_in_a_record(key) for key in every_key()} - set(OWNED_BY_TOMAT)
+    learnt = {_in_a_record(key) for key in LEARNT}
+    free = {key for key in keys if may_change(key)}
+    assert keys - free == learnt, "say whether these may change on resume"
+    assert [key for key in keys if (_changed(key) == [key]) != (key in learnt)] == []
+    # Nothing is freed that is not there, but for single options of JAX and keys of earlier versions.
+    gone = FREE_KEYS | set(FREE_MAPPINGS)
+    gone -= keys | {f"model.{name}" for name in REMOVED_MODEL_KEYS}
+    assert {key for key in gone if not key.startswith("trainer.jax_config.jax_")} == set()
+
+
+def test_a_resume_holds_every_key_of_every_optimizer():
+    for kind, cls in OptimizerConfig.get_known_choices().items():
+        for field in dataclasses.fields(typing.cast(Any, cls)):
+            key = f"optimizer.{field.name}"
+            assert _changed(key) == [key], (kind, key)
+            assert _changed(f"{key}.nested") == [f"{key}.nested"]
+    assert _changed("optimizer.type") == ["optimizer.type"]
+
+
+def test_a_resume_holds_a_key_that_nobody_has_heard_of():
+    """At the top, and in every section, those whose other keys are all free among them."""
+    sections = {key.rpartition(".")[0] for key in map(_in_a_record, every_key())} - {""}
+    sections = {one for one in sections if one not in OWNED_BY_TOMAT and not one.startswith(FREE_MAPPINGS)}
+    assert len(sections) > 30
+    for key in ["noise_scale", *(f"{section}.noise_scale" for section in sorted(sections))]:
+        assert _changed(key) == [key]
 
 
 _TEXTS: dict[tuple[str, ...], str] = {}

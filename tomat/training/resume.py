@@ -2,7 +2,7 @@
 
 Four of the first generation's scripts in a row resumed on other data than the run had; the loss spiked and nobody knew
 why. What decides what a model learns may therefore not change under a run's name, unless the change is named; what only
-decides how fast or where it learns may.
+decides how fast or where it learns may: the keys of `free_keys.py`, and no other.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,52 +15,8 @@ from tomat.base.errors import TomatError
 from tomat.runs.checkpoints import survey
 from tomat.runs.published import is_remote
 from tomat.runs.record import read_config
-from tomat.settings.checks import REMOVED_MODEL_KEYS
 from tomat.settings.config import TrainConfig
-
-FIXED_KEYS = (
-    "data",
-    "model",
-    "loss",
-    "optimizer",
-    "optimizer_state_dtype",
-    "density_dropout",
-    "distillation",
-    "trainer.train_batch_size",
-    "trainer.num_train_steps",
-    "trainer.seed",
-    "trainer.mp",
-    "trainer.model_averaging",
-    "trainer.quantization",
-)
-"""What decides what is learnt: data and codec, shuffle, model, loss, optimizer and schedule, batch, steps, seed."""
-
-FREE_KEYS = (
-    "data.input",
-    "data.verify_checksums",
-    "data.prefetch_batches",
-    "data.in_memory",
-    "model.attn_backend",
-    "model.flash_attention_block_size",
-    "model.flat_mlp",
-    "model.fused_gate_up",
-    "model.fused_qkv",
-    "model.gradient_checkpointing",
-    "model.qk_rotary",
-    "model.query_blocks",
-    "model.save_mlp_layers",
-    "model.scan_layers",
-    "model.splash",
-    "model.whole_head",
-    "model.reference_checkpoint",
-    "model.tokenizer",
-    "loss.block_positions",
-    "loss.kernel",
-    "loss.tiles",
-    "loss.interpret",
-    *(f"model.{name}" for name in REMOVED_MODEL_KEYS),
-)
-"""What lies below a fixed key but decides only how the same numbers are computed."""
+from tomat.training.free_keys import FREE_KEYS, FREE_MAPPINGS
 
 ADDED_KEYS = {
     "density_dropout": 0.0,
@@ -80,14 +36,22 @@ Changes = dict[str, tuple[Any, Any]]
 
 
 def changed_keys(old: Mapping[str, Any], new: Mapping[str, Any]) -> Changes:
-    """Fixed keys whose value differs, each with its old and new value; a key absent on one side counts as None."""
+    """Keys that decide what is learnt and whose value differs, each with its old and new value.
+
+    A key that one side does not have counts as None there, but for `ADDED_KEYS`.
+    """
     flat_old, flat_new = _flatten(old), _flatten(new)
     changed = {}
     for key in sorted(flat_old.keys() | flat_new.keys()):
         before, after = (flat.get(key, ADDED_KEYS.get(key)) for flat in (flat_old, flat_new))
-        if before != after and _below(key, FIXED_KEYS) and not _below(key, FREE_KEYS):
+        if before != after and not may_change(key):
             changed[key] = (before, after)
     return changed
+
+
+def may_change(key: str) -> bool:
+    """Whether a dotted key of the configuration may have another value when a run is resumed."""
+    return key in FREE_KEYS or any(key == one or key.startswith(f"{one}.") for one in FREE_MAPPINGS)
 
 
 def allowed_changes(old: Mapping[str, Any], config: TrainConfig, allow: Sequence[str], what: str) -> Changes:
@@ -152,10 +116,6 @@ def refuse_changes(recorded: Path, config: TrainConfig, allow: Sequence[str] = (
 def plain_values(config: TrainConfig) -> dict[str, Any]:
     """The configuration as its `config.yaml` holds it, so that tuples and lists compare as what the file has."""
     return yaml.safe_load(yaml.safe_dump(config.to_dict()))
-
-
-def _below(key: str, prefixes: tuple[str, ...]) -> bool:
-    return any(key == prefix or key.startswith(prefix + ".") for prefix in prefixes)
 
 
 def _flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Rows of the lab that plans are held against: those of the slice that they name, and no others."""
+"""Rows of the lab that plans are held against: those that ran on a TPU slice, as measurements of that slice."""
 
 from pathlib import Path
 
@@ -38,15 +38,26 @@ def test_a_row_on_its_slice_is_a_measurement_that_can_be_planned(tmp_path):
 
 def test_other_rows_are_left_out_with_the_reason(tmp_path):
     path = recorded(
-        tmp_path, row("base"), row("fewer", "2 x TPU v6 lite"), row("none", slice=None), row("begun", seconds=())
+        tmp_path,
+        row("base"),
+        row("fewer", "2 x TPU v6 lite"),
+        row("none", "1 x NVIDIA H200", slice=None),
+        row("begun", seconds=()),
     )
     found, refused = measured_steps(path)
     assert [one.name for one in found] == ["sweep: base"]
     assert refused == {
-        "fewer": "it ran on 2 x TPU v6 lite, and its slice v6e-4 is 4 x TPU v6 lite or 4 x TPU v6e",
-        "none": "its configuration names no `slice`",
+        "fewer": "it ran on 2 x TPU v6 lite, and v6e-4 was asked for: no TPU slice, which is what plans are of",
+        "none": "it ran on 1 x NVIDIA H200: no TPU slice, which is what plans are of",
         "begun": "it has no answer (measured)",
     }
+
+
+def test_a_row_measures_the_slice_that_it_ran_on(tmp_path):
+    path = recorded(tmp_path, row("base"), row("more", "8 x TPU v6 lite"), row("any", "8 x TPU v6 lite", slice=None))
+    found, refused = measured_steps(path)
+    assert refused == {} and [one.slice for one in found] == ["v6e-4", "v6e-8", "v6e-8"]
+    assert ["was asked for" in one.source for one in found] == [False, True, False]
 
 
 def test_the_verb_takes_the_record_for_what_it_is(tmp_path, capsys):

@@ -366,7 +366,15 @@ def test_rows_are_in_the_log_of_a_folder_of_runs(folder):
     lab.on_done = lambda row: log_row(str(folder / "runs"), "small", "Small", row, asked)
     lab.run()
     probe = Probe(4, 8, OUT_OF_MEMORY, "used 9 GiB")
-    log_probe(str(folder / "runs"), "largest", "checkpointing off, batch 8", probe, asked, Limits(1.0, MIB), "1 x cpu")
+    log_probe(
+        str(folder / "runs"),
+        "largest",
+        "checkpointing off, batch 8",
+        probe,
+        asked,
+        Limits(1.0, MIB),
+        {"devices": "1 x cpu"},
+    )
     entries = {entry.name: entry for entry in read_log(str(folder / "runs"), 0.0).entries}
     assert set(entries) == {"base", "fast", "same", "large", "checkpointing off, batch 8"}
     # A line a round, and one entry with the figures of both.

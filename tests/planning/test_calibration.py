@@ -11,6 +11,7 @@ from tomat.base.errors import TomatError
 from tomat.hardware.chips import slice_named
 from tomat.planning.calibration import Calibration, CalibrationRow, read_measurements, row_of_run
 from tomat.planning.calibration_page import memory_section, shares_section, steps_section
+from tomat.runs.history import append_event
 from tomat.settings.config import load_config
 
 TRACKING = Path(__file__).parents[2] / "docs" / "tracking"
@@ -59,11 +60,36 @@ def test_a_run_of_the_users_becomes_a_measurement(tmp_path):
         {"step": n, "step_seconds": s, "wall_seconds": s, "compile_seconds": 0} for n, s in enumerate([5, 2, 2, 2, 9])
     ]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(one) + "\n" for one in rows))
+    with pytest.raises(TomatError, match="which devices ran is not on record .* no measurement of v6e-4"):
+        row_of_run(tmp_path)  # as an earlier version, or a run whose history is lost, has left it
+    append_event(tmp_path, "start", 0, devices="4 x TPU v6 lite", hosts=1)
     found = row_of_run(tmp_path)
     assert found.slice == "v6e-4" and found.measured == {"fits": True, "step_seconds": 2.0}
-    assert found.training_config() == config
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump({**config.to_dict(), "slice": None}))
-    with pytest.raises(TomatError, match="slice"):
+    assert found.training_config() == config and "asked" not in found.source
+
+
+@pytest.mark.parametrize(
+    "devices, hosts, slice_name",
+    [("8 x TPU v6 lite", 1, "v6e-8"), ("32 x TPU v6 lite", 8, "v6e-32"), ("8 x TPU v5", 2, "v5p-16")],
+)
+@pytest.mark.parametrize("asked", ["v6e-16", None])
+def test_a_run_measures_the_slice_that_it_ran_on(tmp_path, asked, devices, hosts, slice_name):
+    words = ["--slice", asked, "--run_elsewhere", "true"] if asked else []
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(load_config(None, words).to_dict()))
+    rows = [{"step": n, "step_seconds": 2.0, "wall_seconds": 2.0, "compile_seconds": 0} for n in range(5)]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(one) + "\n" for one in rows))
+    append_event(tmp_path, "start", 0, devices=devices, hosts=hosts)
+    found = row_of_run(tmp_path)
+    assert found.slice == slice_name
+    assert (f"slice {asked} was asked for, and {devices}" in found.source) == (asked is not None)
+
+
+@pytest.mark.parametrize("devices", ["2 x cpu", "8 x NVIDIA H200", "3 x TPU v6 lite"])
+def test_a_run_on_no_tpu_slice_measures_none(tmp_path, devices):
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(load_config(None, ["--slice", "v6e-16"]).to_dict()))
+    (tmp_path / "metrics.jsonl").write_text('{"step": 0, "step_seconds": 2.0, "wall_seconds": 2.0}\n')
+    append_event(tmp_path, "start", 0, devices=devices, hosts=1)
+    with pytest.raises(TomatError, match=f"it ran on {devices} on 1 host, and v6e-16 was asked for: no TPU slice"):
         row_of_run(tmp_path)
 
 

@@ -6,6 +6,7 @@ Time: about 10 s, most of it imports.
 import json
 import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -16,6 +17,7 @@ from tomat.app.cli import main
 from tomat.base.errors import TomatError
 from tomat.hardware.chips import chip_for_device_kind, slice_named
 from tomat.hardware.mfu import MFU_KEYS, WALL_PARTS, RunTimes, run_report, step_report
+from tomat.runs.history import append_event
 from tomat.settings.config import config_from_dict, load_config
 from tomat.training.mfu import live_mfu, step_work
 
@@ -252,6 +254,37 @@ def test_verb_with_a_run(run_dir, tmp_path, capsys):
     # 5 s of steps in 10 s of wall-clock time.
     assert result["wall_mfu_full"] == pytest.approx(result["mfu_full"] / 2)
     assert "data loading" in capsys.readouterr().out
+
+
+def test_a_run_has_the_mfu_of_what_it_ran_on(run_dir, tmp_path, capsys):
+    """A recipe for 16 chips that ran on 8 had half its MFU; one that ran on a CPU has none."""
+    (run_dir / "config.yaml").write_text(yaml.safe_dump({**small_config().to_dict(), "slice": "v6e-16"}))
+    out = tmp_path / "mfu.json"
+
+    def figures(*words: str) -> dict[str, Any]:
+        assert main(["mfu", "--run", str(run_dir), "--json", str(out), *words]) == 0
+        return json.loads(out.read_text())
+
+    found = figures()
+    assert found["mfu_full"] is None and found["asked_slice"] == "v6e-16" and found["devices_that_ran"] is None
+    assert "v6e-16 was asked for, and which devices ran is not on record" in capsys.readouterr().out
+    wished = figures("--slice", "v6e-16")
+    assert "not on record: v6e-16 is taken, as --slice says" in capsys.readouterr().out
+
+    append_event(run_dir, "start", 0, devices="8 x TPU v6 lite", hosts=1)
+    found = figures()
+    assert (found["slice"], found["n_chips"]) == ("v6e-8", 8)
+    assert found["mfu_full"] == pytest.approx(2 * wished["mfu_full"])
+    assert "note: slice v6e-16 was asked for, and 8 x TPU v6 lite on 1 host ran" in capsys.readouterr().out
+    assert figures("--slice", "v6e-8")["mfu_full"] == found["mfu_full"]
+    assert main(["mfu", "--run", str(run_dir), "--slice", "v6e-16"]) == 2
+    assert "ran on 8 x TPU v6 lite on 1 host; leave --slice out" in capsys.readouterr().err
+
+    append_event(run_dir, "resume", 3, devices="2 x cpu", hosts=1)
+    found = figures()
+    assert found["mfu_full"] is None and found["n_steps"] == 2
+    told = capsys.readouterr().out
+    assert "It ran on 2 x cpu on 1 host, whose peak is not known" in told and "the 3 steps before step 3" in told
 
 
 def test_a_run_faster_than_its_slice_is_refused(run_dir, tmp_path, capsys):

@@ -1,4 +1,4 @@
-"""The name of Levanter's log, and the allocator. Flags and trackers: test_every_key.py and test_run.py."""
+"""The name of Levanter's log, the allocator, the devices that a run is for. Flags and trackers: test_every_key.py."""
 
 import logging
 from collections.abc import Iterator
@@ -6,9 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from tomat.base.errors import TomatError
+from tomat.hardware.found import FoundDevices
+from tomat.model.devices import found_devices
 from tomat.settings.config import load_config
 from tomat.training import startup
-from tomat.training.startup import connect, rename_log
+from tomat.training.startup import connect, refuse_other_devices, rename_log
 
 
 @pytest.fixture
@@ -65,3 +68,28 @@ def test_the_allocator_is_told_where_the_run_asks_for_it(monkeypatch):
     assert not told
     connect(load_config("demo", ["--keep_freed_memory", "true"]))
     assert told == [True]
+
+
+V6E_16, V6E_8, CPU = FoundDevices("TPU v6 lite", 16, 4), FoundDevices("TPU v6 lite", 8, 1), FoundDevices("cpu", 16, 4)
+
+
+@pytest.mark.parametrize("found", [V6E_8, CPU, FoundDevices("TPU v6 lite", 16, 1), FoundDevices("NVIDIA H200", 16, 2)])
+def test_a_recipe_for_a_slice_is_refused_elsewhere(found):
+    with pytest.raises(TomatError, match=r"expected 16 x TPU v6 lite on 4 hosts \(v6e-16\), found ") as refused:
+        refuse_other_devices(load_config("200m-v6e16"), found)
+    told = str(refused.value)
+    assert str(found) in told and "--run_elsewhere true" in told and "\n" not in told
+    refuse_other_devices(load_config("200m-v6e16", ["--run_elsewhere", "true"]), found)
+    refuse_other_devices(load_config("200m-v6e16", ["--slice", "null"]), found)
+
+
+def test_a_recipe_runs_on_its_slice():
+    refuse_other_devices(load_config("200m-v6e16"), V6E_16)
+    refuse_other_devices(load_config("200m-v6e16", ["--slice", "v6e-8"]), V6E_8)
+
+
+def test_the_devices_that_are_here_are_asked():
+    assert found_devices() == FoundDevices("cpu", 2, 1)
+    with pytest.raises(TomatError, match=r"expected 4 x TPU v6 lite on 1 host \(v6e-4\), found 2 x cpu on 1 host"):
+        connect(load_config("demo", ["--slice", "v6e-4"]))
+    connect(load_config("demo", ["--slice", "v6e-4", "--run_elsewhere", "true"]))

@@ -227,7 +227,7 @@ def run_max_batch(args: argparse.Namespace) -> int:
             stages.done(what)
             figures = f", {probe.tokens_per_second:,.0f} tokens/s" if probe.runs else f": {probe.reason}"
             stages.say(f"{what}: {STATUS_WORDS[probe.status]}{figures}")
-            log_probe(args.log_dir, name, what, probe, asked, _limits(args), search.setup.get("devices"))
+            log_probe(args.log_dir, name, what, probe, asked, _limits(args), search.setup)
 
         search = MaxBatch(
             name=name,

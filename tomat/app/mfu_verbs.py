@@ -23,7 +23,11 @@ def register(subparsers: argparse._SubParsersAction) -> None:
     )
     parser.add_argument("--config_path", type=config_file("train"), help="a training configuration")
     parser.add_argument("--run", type=run_folder, dest="run_dir", help="a run's folder, such as runs/demo")
-    parser.add_argument("--slice", help="accelerator type, such as v6e-16 or h100x8; default: the configuration's")
+    parser.add_argument(
+        "--slice",
+        help="accelerator type, such as v6e-16 or h100x8; default: the configuration's, and of a run the devices that "
+        "it ran on, which this must not contradict",
+    )
     parser.add_argument("--step_seconds", type=positive_float, help="duration of a step (with --config_path)")
     parser.add_argument("--batch", type=positive_int, help="sequences per step; default: the configuration's")
     parser.add_argument("--seq_len", type=positive_int, help="tokens per sequence; default: the configuration's")
@@ -66,28 +70,31 @@ def _overrides(args: argparse.Namespace) -> list[str]:
     return words
 
 
-def _work(config: "TrainConfig", slice_name: str | None, n_atoms: int | None) -> "tuple[Slice | None, StepWork]":
-    from tomat.hardware.chips import slice_named
+def _work(config: "TrainConfig", platform: str, n_atoms: int | None) -> "StepWork":
     from tomat.training.mfu import TYPICAL_ATOMS, step_work
 
-    found = slice_named(slice_name) if slice_name is not None else None
     # The layout itself refuses atoms beside which not one voxel fits; some layouts cut the sequence instead.
     layout = config.data.sequence_layout
     if n_atoms is not None and layout.preamble_tokens(n_atoms, layout.default_shape) >= config.seq_len:
         raise TomatError(f"--atoms is {n_atoms}, whose tokens fill a sequence of {config.seq_len:,}; give fewer atoms.")
-    platform = "cpu" if found is None else "tpu" if found.libtpu_topology is not None else "gpu"
-    return found, step_work(config, platform, n_atoms or TYPICAL_ATOMS)
+    return step_work(config, platform, n_atoms or TYPICAL_ATOMS)
+
+
+def _platform(found: "Slice | None") -> str:
+    return "cpu" if found is None else "tpu" if found.libtpu_topology is not None else "gpu"
 
 
 def _of_config(args: argparse.Namespace) -> dict[str, Any]:
+    from tomat.hardware.chips import slice_named
     from tomat.hardware.mfu import step_report
     from tomat.settings.config import load_config
 
     config = load_config(args.config_path, _overrides(args))
-    found, work = _work(config, args.slice or config.slice, args.atoms)
-    if found is None:
+    name = args.slice or config.slice
+    if name is None:
         raise TomatError(f"{args.config_path} names no slice; give --slice, such as v6e-16.")
-    result = step_report(work, found, args.step_seconds)
+    found = slice_named(name)
+    result = step_report(_work(config, _platform(found), args.atoms), found, args.step_seconds)
     advice = "Give seconds, and the slice that was measured."
     _refuse_impossible(result, f"--step_seconds is {args.step_seconds}", advice)
     return result
@@ -104,7 +111,10 @@ def _refuse_impossible(result: dict[str, Any], said: str, advice: str) -> None:
 
 
 def _of_run(args: argparse.Namespace) -> dict[str, Any]:
+    from tomat.hardware.chips import slice_named
     from tomat.hardware.mfu import RunTimes, run_report
+    from tomat.runs.devices import NOT_ON_RECORD, asked_but_not_found, ran_steps
+    from tomat.runs.history import read_events
     from tomat.runs.log_lines import read_metrics
     from tomat.settings.config import recorded_config
 
@@ -112,8 +122,21 @@ def _of_run(args: argparse.Namespace) -> dict[str, Any]:
     if not metrics_path.is_file():
         raise TomatError(f"{metrics_path} does not exist; expected the folder of a run that `tomat train` made.")
     config = recorded_config(args.run_dir / CONFIG_FILE, _overrides(args))
-    found, work = _work(config, args.slice or config.slice, args.atoms)
-    result = run_report(work, RunTimes.from_rows(read_metrics(metrics_path)), found)
+    ran = ran_steps(read_metrics(metrics_path), read_events(args.run_dir), config.slice)
+    notes = list(ran.notes)
+    if ran.devices is not None:
+        if args.slice is not None and asked_but_not_found(ran.devices, args.slice):
+            raise TomatError(f"--slice says {args.slice}, and {args.run_dir} ran on {ran.devices}; leave --slice out.")
+        found, platform = ran.devices.as_slice(args.slice or config.slice), ran.devices.platform
+    else:
+        found = None if args.slice is None else slice_named(args.slice)
+        platform = _platform(found)
+        if args.slice is not None:
+            notes = [f"{NOT_ON_RECORD}: {args.slice} is taken, as --slice says", *notes]
+    times = RunTimes.from_rows(ran.rows)
+    result = run_report(_work(config, platform, args.atoms), times, found)
+    devices = None if ran.devices is None else str(ran.devices)
+    result |= {"devices_that_ran": devices, "asked_slice": config.slice, "notes": notes}
     said = f"the median step of {metrics_path} is {result['step_seconds']:.3g} s"
     _refuse_impossible(result, said, f"Give the slice, batch and sequence that {args.run_dir} ran with.")
     return result
@@ -143,7 +166,12 @@ def _print(result: dict[str, Any]) -> None:
         f"step {result['step_seconds']:.3f} s{spread}, {result['tokens_per_second']:,.0f} tokens/s"
         + (f", {rate:,.0f} a chip" if rate is not None else "")
     )
-    if where is None:
+    for note in result.get("notes", ()):
+        console.print(f"note: {note}.", soft_wrap=True, markup=False, highlight=False)
+    if where is None and result.get("devices_that_ran"):
+        ran = f"It ran on {result['devices_that_ran']}, whose peak is not known, so there is no MFU."
+        console.print(ran, markup=False, highlight=False)
+    elif where is None:
         console.print("The slice is not known, so there is no MFU; give --slice.")
     else:
         peak = result["peak_bf16_flops_per_second_per_chip"] / 1e12

@@ -21,6 +21,7 @@ COLUMNS = (
     ("training loss", "of the first step -> mean of the last 10, in the unit of the configured loss"),
     ("validation loss", "the newest, in the same unit"),
     ("MFU %", "median of the last 50 steps, every query counted against every key; - where the chip's peak is unknown"),
+    ("ran on", "devices and hosts of its newest piece; the slice that was asked for, where that is another"),
     ("interruptions", "times it went on after SIGTERM, Ctrl-C, a notice of preemption or a kill"),
 )
 """Heading of each column of `list`, and what stands in it; `show` has them as rows."""
@@ -93,7 +94,7 @@ def run_list(args: argparse.Namespace) -> int:
             summaries.append(summarise(record, whole, len(partial), time.time()))
     table = Table(title=args.place)
     for heading, _ in COLUMNS:
-        table.add_column(heading, justify="left" if heading in ("run", "state") else "right", overflow="fold")
+        table.add_column(heading, justify="left" if heading in ("run", "state", "ran on") else "right", overflow="fold")
     for summary in summaries:
         table.add_row(*_cells(summary))
     console.print(table)
@@ -264,6 +265,7 @@ def _cells(summary: "RunSummary") -> list[str]:
         "-" if summary.first_loss is None else f"{first} -> {last}",
         _number(summary.validation_loss),
         "-" if summary.mfu is None else f"{100 * summary.mfu:.1f}",
+        summary.devices,
         str(summary.survived),
     ]
 

@@ -17,6 +17,7 @@ from tomat.base.layout import CONFIG_FILE, HISTORY_FILE, METRICS_FILE
 from tomat.base.reporting import first_line
 from tomat.base.storage import explaining_storage
 from tomat.runs.checkpoints import survey
+from tomat.runs.devices import asked_but_not_found, last_devices
 from tomat.runs.history import read_history
 from tomat.runs.log_lines import Row, parse_metrics
 from tomat.runs.record import RunRecord, find_runs
@@ -51,6 +52,10 @@ class RunRow:
     """Medians of the last 50 steps."""
     planned_step_seconds: float | None = None
     """The estimate of the plan in its folder; None where there is none."""
+    planned_slice: str | None = None
+    """Of that plan."""
+    ran_as_planned: bool = False
+    """Whether the run is known to have run on that slice, so that the two may be compared."""
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON, units in the keys."""
@@ -117,11 +122,14 @@ def _read_row(name: str, url: str) -> RunRow:
     whole, partial = survey(url, record.temporary_url)
     summary = summarise(record, whole, len(partial), time.time())
     row = RunRow(name, url, summary.state, summary.state_detail, summary)
+    planned, slice_name = _planned(url)
     return replace(
         row,
         tokens_per_second=_median(record.rows, "tokens_per_second"),
         step_seconds=_median(record.rows, "step_seconds"),
-        planned_step_seconds=_planned(url),
+        planned_step_seconds=planned,
+        planned_slice=slice_name,
+        ran_as_planned=slice_name is not None and not asked_but_not_found(last_devices(record.events), slice_name),
     )
 
 
@@ -158,8 +166,9 @@ def _median(rows: list[Row], name: str) -> float | None:
     return statistics.median(values) if values else None
 
 
-def _planned(url: str) -> float | None:
-    """
+def _planned(url: str) -> tuple[float | None, str | None]:
+    """Seconds and slice of the plan in a run's folder.
+
     Raises:
         TomatError: There is a plan that cannot be read.
     """
@@ -167,7 +176,8 @@ def _planned(url: str) -> float | None:
     plan_url = f"{url}/{PLAN_FILE}"
     with explaining_storage(f"{plan_url} cannot be read"):
         if not files.exists(f"{root}/{PLAN_FILE}"):
-            return None
+            return None, None
         plan = mapping(parse_json(files.cat_file(f"{root}/{PLAN_FILE}"), plan_url))
     seconds = mapping(plan.get("step_seconds")).get("estimate")
-    return float(seconds) if is_figure(seconds) else None
+    name = plan.get("slice")
+    return float(seconds) if is_figure(seconds) else None, name if isinstance(name, str) else None

@@ -33,13 +33,15 @@ def runs_page(place: str, rows: Iterable[RunRow]) -> str:
         Column("planned, s", significant()),
         Column("step / plan", number(2)),
         Column("MFU", percent),
+        Column("ran on"),
         Column("interruptions", number(0)),
     )
     body = [_cells(row) for row in rows]
     lead = (
         "Losses are means of the last ten steps; speeds and MFU medians of the last 50. Interruptions are those that a "
         f"run went on after. Planned is the estimate of a {PLAN_FILE} in the run's folder: "
-        "`tomat plan --like RUN --json RUN/plan.json`."
+        "`tomat plan --like RUN --json RUN/plan.json`; a step is held against it where the run ran on its "
+        "slice."
     )
     return _document(place, "runs", "runs", paragraph(lead, "note") + table(f"Runs of {place}", heads, body))
 
@@ -47,9 +49,9 @@ def runs_page(place: str, rows: Iterable[RunRow]) -> str:
 def _cells(row: RunRow) -> tuple[object, ...]:
     one = row.summary
     if one is None:
-        return (row.name, row.state, row.detail, *[None] * 10)
+        return (row.name, row.state, row.detail, *[None] * 11)
     ratio = None
-    if row.step_seconds is not None and row.planned_step_seconds:
+    if row.ran_as_planned and row.step_seconds is not None and row.planned_step_seconds:
         ratio = row.step_seconds / row.planned_step_seconds
     return (
         row.name,
@@ -64,6 +66,7 @@ def _cells(row: RunRow) -> tuple[object, ...]:
         row.planned_step_seconds,
         ratio,
         one.mfu,
+        one.devices,
         one.survived,
     )
 
@@ -107,12 +110,14 @@ def shown_of(row: RunRow) -> Mapping[str, object]:
     shown["steps"] = f"{one.steps_done:,}{total}"
     if one.last_whole_step is not None:
         shown["newest whole checkpoint"] = f"step {one.last_whole_step:,}"
+    shown["ran on"] = one.devices
+    planned = "planned step, s" + (f" ({row.planned_slice})" if row.planned_slice else "")
     for label, value, show in (
         ("training loss", one.last_loss, number(4)),
         ("validation loss", one.validation_loss, number(4)),
         ("tokens a second", row.tokens_per_second, number(0)),
         ("step, s", row.step_seconds, significant()),
-        ("planned step, s", row.planned_step_seconds, significant()),
+        (planned, row.planned_step_seconds, significant()),
         ("MFU", one.mfu, percent),
         ("interruptions", one.survived, number(0)),
     ):

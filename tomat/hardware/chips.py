@@ -20,13 +20,18 @@ CHIPS: Mapping[str, Chip] = MappingProxyType({chip.name: chip for chip in (*TPUS
 _BY_DEVICE_KIND = {kind: chip for chip in CHIPS.values() for kind in chip.device_kinds}
 
 
+def known_chip(device_kind: str) -> Chip | None:
+    """The chip that JAX calls `device_kind`; None if it is not in the table."""
+    return _BY_DEVICE_KIND.get(device_kind)
+
+
 @functools.cache
 def chip_for_device_kind(device_kind: str) -> Chip | None:
     """The chip that JAX calls `device_kind`; None, and one warning a process, if it is not in the table.
 
     CPUs have no row, and need no warning: their peak depends on the machine, and nobody asks for their MFU.
     """
-    chip = _BY_DEVICE_KIND.get(device_kind)
+    chip = known_chip(device_kind)
     if chip is None and device_kind.lower() != "cpu":
         warnings.warn(
             f"no peak is known for the device kind '{device_kind}', so no MFU is reported; add a row with its "

@@ -24,6 +24,7 @@ from tomat.html.recipe import flat, nearest_recipe
 from tomat.html.tables import Column, facts, number, percent, significant, table
 from tomat.html.thinning import BUCKETS, kept_points
 from tomat.runs.checkpoints import survey
+from tomat.runs.devices import devices_sentence, last_devices
 from tomat.runs.history import read_events
 from tomat.runs.record import RunRecord, read_config
 from tomat.runs.summary import run_state
@@ -61,6 +62,7 @@ def run_page(run_url: str, checkpoints_url: str | None = None) -> Page:
         "steps": f"{metrics.steps_done:,}" + (f" of {total:,}" if total is not None else ""),
         "newest whole checkpoint": None if whole is None else f"step {whole.step:,}",
         "place": checkpoints_url or run_url,
+        "ran on": devices_sentence(last_devices(events), record.asked_slice),
         "configuration": ", ".join(dict.fromkeys(str(e["configuration"]) for e in events if "configuration" in e)),
         "traces, in xprof": _xprof_command(run_url),
     }

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from tomat.lab.max_batch import Probe
 from tomat.lab.messages import Limits
 from tomat.lab.record import LabRow
+from tomat.runs.devices import DETAILS
 from tomat.runs.run_log import LAB, ROW, Asked, append_line, machine
 
 
@@ -45,11 +47,11 @@ def log_row(output_dir: str, sweep: str, title: str, row: LabRow, asked: Asked) 
             "verdict": ratio.verdict,
         }
     _append(output_dir, sweep, title, row.name, row.key, row.status, row.reason, figures, row.overrides, asked,
-            setup.get("devices"))  # fmt: skip
+            setup)  # fmt: skip
 
 
 def log_probe(
-    output_dir: str, title: str, name: str, probe: Probe, asked: Asked, limits: Limits, devices: str | None
+    output_dir: str, title: str, name: str, probe: Probe, asked: Asked, limits: Limits, setup: Mapping[str, Any]
 ) -> None:
     """Write what a batch that was tried has come to.
 
@@ -60,7 +62,7 @@ def log_probe(
         probe: The batch.
         asked: How the search was asked for.
         limits: Of the probe.
-        devices: Such as `1 x cpu`.
+        setup: Has the devices that it ran on, and the slice that was asked for (`runs/devices.py`).
 
     Raises:
         TomatError: The log cannot be written.
@@ -75,7 +77,7 @@ def log_probe(
     }
     key = f"{name}, {limits.memory_bytes}, {asked.recipe}, {dict(asked.settings)}"
     _append(output_dir, title, f"Find the largest batch: {title}", name, key, probe.status, probe.reason, figures,
-            asked.settings, asked, devices)  # fmt: skip
+            asked.settings, asked, setup)  # fmt: skip
 
 
 def _append(
@@ -89,7 +91,7 @@ def _append(
     figures: dict[str, Any],
     settings: Any,
     asked: Asked,
-    devices: str | None,
+    setup: Mapping[str, Any],
 ) -> None:
     append_line(
         output_dir,
@@ -105,6 +107,6 @@ def _append(
         settings=settings,
         command=asked.command,
         recipe=asked.recipe,
-        devices=devices,
+        **{key: setup.get(key) for key in DETAILS},
         **machine(),
     )

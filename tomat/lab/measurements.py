@@ -6,9 +6,10 @@ from pathlib import Path
 
 from tomat.base.errors import TomatError
 from tomat.base.reporting import counted
-from tomat.hardware.chips import slice_named
+from tomat.hardware.found import FoundDevices
 from tomat.lab.record import LabRow, read_rows
-from tomat.planning.calibration import CalibrationRow
+from tomat.planning.calibration import CalibrationRow, tpu_slice
+from tomat.runs.devices import NOT_ON_RECORD
 from tomat.settings.config import load_config
 from tomat.tuning.changes import override_words
 
@@ -20,8 +21,8 @@ def measured_steps(path: Path) -> tuple[list[CalibrationRow], dict[str, str]]:
         path: The record, such as `docs/tracking/lab/lab-demo.json`.
 
     Returns:
-        A measurement for each row that ran on the slice that its configuration names; and for each other row, by name,
-        why there is none.
+        A measurement for each row that ran on a TPU slice, of that slice, whichever its configuration names; and for
+        each other row, by name, why there is none.
 
     Raises:
         TomatError: No record, a damaged one, or no row that is such a measurement.
@@ -46,16 +47,15 @@ def _measured(row: LabRow, sweep: str) -> CalibrationRow:
     if row.step_seconds is None:
         raise TomatError(f"it has no answer ({row.status or 'not finished'})")
     config = load_config(row.config_file, override_words(dict(sorted(row.overrides.items()))))
-    if config.slice is None:
-        raise TomatError("its configuration names no `slice`")
-    slice_ = slice_named(config.slice)
-    expected = [f"{slice_.n_devices} x {kind}" for kind in slice_.chip.device_kinds]
-    if row.setup["devices"] not in expected:
-        raise TomatError(f"it ran on {row.setup['devices']}, and its slice {slice_.name} is {' or '.join(expected)}")
+    found = FoundDevices.from_words(row.setup["devices"], row.setup.get("hosts"))
+    if found is None:
+        raise TomatError(NOT_ON_RECORD)
+    slice_ = tpu_slice(found, config.slice)
+    meant = f"; slice {config.slice} was asked for, and {found} ran" if config.slice not in (None, slice_.name) else ""
     return CalibrationRow(
         name=f"{sweep}: {row.name}",
         slice=slice_.name,
-        source=f"tomat lab run of {sweep}, median of {counted(len(row.windows), 'window')}",
+        source=f"tomat lab run of {sweep}, median of {counted(len(row.windows), 'window')}{meant}",
         measured={"fits": True, "step_seconds": row.step_seconds},
         config=config.to_dict(),
     )

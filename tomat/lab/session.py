@@ -29,6 +29,8 @@ from tomat.base.reporting import dump_json, first_line
 from tomat.lab.energy import energy_counter
 from tomat.lab.messages import DEVICE, FAILED, OUT_OF_MEMORY, PROCESS, Request
 from tomat.model.any_decoder import environment_of
+from tomat.model.devices import found_devices
+from tomat.runs.devices import devices_details
 from tomat.settings.config import TrackersConfig, TrainConfig, config_hash, load_config
 from tomat.training.datasets import open_datasets, run_tables, value_table
 from tomat.training.dispatch import training_steps
@@ -124,7 +126,7 @@ class Session:
         return {
             "config_hash": self._hash,
             "platform": devices[0].platform,
-            "devices": f"{len(devices)} x {devices[0].device_kind}",
+            **devices_details(found_devices(), config.slice),
             "batch_sequences": config.batch_size,
             "sequence_tokens": config.seq_len,
             "accumulations": config.batch_size // (len(devices) * per_device) if per_device > 0 else 1,
@@ -229,7 +231,7 @@ def describe(config_path: str, words: list[str]) -> dict[str, Any]:
     trainer_config = connect(config)
     policy = getattr(config.model, "gradient_checkpointing", None)
     return {
-        "devices": f"{jax.device_count()} x {jax.devices()[0].device_kind}",
+        **devices_details(found_devices(), config.slice),
         "data_axis_size": trainer_config.data_axis_size,
         "memory_source": peak_memory()[1],
         "batch_sequences": config.batch_size,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import jax
 
 from tomat.base.reporting import console
+from tomat.hardware.found import FoundDevices
 
 if TYPE_CHECKING:  # its import takes seconds, of which something should have been said
     from levanter.distributed import DistributedConfig
@@ -33,6 +34,12 @@ def ignore_absent_tpu() -> None:
     if not list(importlib.metadata.entry_points(group="jax_plugins")):
         jax.config.update("jax_platforms", "cpu")
         console.print("The TPU's library is installed, but no TPU is here: computing on the CPU.", highlight=False)
+
+
+def found_devices() -> FoundDevices:
+    """All devices of the run; once the processes have joined."""
+    kinds = sorted({device.device_kind for device in jax.devices()})
+    return FoundDevices(", ".join(kinds), jax.device_count(), jax.process_count())
 
 
 def join_processes(distributed: DistributedConfig) -> None:

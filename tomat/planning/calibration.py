@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 from tomat.base.errors import TomatError
 from tomat.base.layout import CONFIG_FILE, METRICS_FILE
 from tomat.base.reporting import counted, write_json
-from tomat.hardware.chips import slice_named
+from tomat.hardware.chips import Slice, slice_named
+from tomat.hardware.found import FoundDevices
 from tomat.profile.categories import Category
 
 if TYPE_CHECKING:
@@ -245,13 +246,33 @@ def read_measurements(tracking_dir: Path) -> tuple[list[CalibrationRow], list[st
     return [row.checked(str(path)) for row in rows], notes
 
 
-def row_of_run(run_dir: Path) -> CalibrationRow:
-    """A measurement from a run's own folder: the median of its steady steps.
+def tpu_slice(found: FoundDevices, asked: str | None) -> Slice:
+    """The slice that was measured.
+
+    Args:
+        found: What ran.
+        asked: The configured slice, whose name is kept where it is one of several for the same chips.
 
     Raises:
-        TomatError: No run, a run on no TPU slice, too few steps, or steps that take no plausible time.
+        TomatError: It is none that plans are made for.
+    """
+    slice_ = found.as_slice(asked)
+    if slice_ is None or slice_.libtpu_topology is None:
+        meant = "" if asked is None else f", and {asked} was asked for"
+        raise TomatError(f"it ran on {found}{meant}: no TPU slice, which is what plans are of")
+    return slice_
+
+
+def row_of_run(run_dir: Path) -> CalibrationRow:
+    """A measurement from a run's own folder, of the slice that it ran on: the median of its steady steps.
+
+    Raises:
+        TomatError: No run, a run on no TPU slice or on devices that are not on record, too few steps, or steps that
+            take no plausible time.
     """
     from tomat.hardware.mfu import RunTimes
+    from tomat.runs.devices import NOT_ON_RECORD, ran_steps
+    from tomat.runs.history import read_events
     from tomat.runs.log_lines import read_metrics
     from tomat.settings.config import recorded_config
 
@@ -260,15 +281,19 @@ def row_of_run(run_dir: Path) -> CalibrationRow:
         if not path.is_file():
             raise TomatError(f"{path} does not exist; expected the folder of a run that `tomat train` made.")
     config = recorded_config(config_path)
-    if config.slice is None:
+    ran = ran_steps(read_metrics(metrics_path), read_events(run_dir), config.slice)
+    if ran.devices is None:
         raise TomatError(
-            f"{config_path} names no slice, so nobody knows what was measured; set `slice` and record again."
+            f"{run_dir}: {NOT_ON_RECORD} (a `start` in history.jsonl says it), so it is no measurement of "
+            f"{config.slice or 'a slice'}; put the run's history back, or keep its figures in {MEASUREMENTS_FILE}."
         )
-    times = RunTimes.from_rows(read_metrics(metrics_path))
+    slice_ = tpu_slice(ran.devices, config.slice)
+    times = RunTimes.from_rows(ran.rows)
+    steps = counted(len(times.steady_step_seconds), "steady step")
     return CalibrationRow(
         name=config.run_name,
-        slice=config.slice,
-        source=f"run {config.run_name}, median of {counted(len(times.steady_step_seconds), 'steady step')}",
+        slice=slice_.name,
+        source="; ".join((f"run {config.run_name}, median of {steps}", *ran.notes)),
         measured={"fits": True, "step_seconds": times.step_percentiles["p50"]},
         config=config.to_dict(),
     ).checked(str(run_dir))

@@ -17,7 +17,7 @@ from tomat.runs.run_log import END, LAB, RESUME, RUN, START, read_lines
 from tomat.runs.summary import summarise
 
 ABOUT = ("command", "recipe", "settings", "purpose", "commit", "host", "processors", "devices", "hosts",
-         "configuration")  # fmt: skip
+         "asked_slice", "configuration")  # fmt: skip
 """What a line says of how its piece was asked for, and of where it ran."""
 
 

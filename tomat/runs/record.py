@@ -48,6 +48,12 @@ class RunRecord:
         return steps if isinstance(steps, int) and not isinstance(steps, bool) else None
 
     @property
+    def asked_slice(self) -> str | None:
+        """The slice that its configuration names, whatever it ran on."""
+        asked = self.config.get("slice")
+        return None if asked is None else str(asked)
+
+    @property
     def temporary_url(self) -> str | None:
         """Where temporary checkpoints go, if elsewhere."""
         return temporary_place(self.config, self.name)

@@ -6,6 +6,7 @@ from typing import Any
 
 from tomat.base.documents import is_figure
 from tomat.runs.checkpoints import Checkpoint
+from tomat.runs.devices import devices_sentence, last_devices
 from tomat.runs.record import RunRecord
 
 MFU_STEPS = 50
@@ -40,6 +41,9 @@ class RunSummary:
     """Median over the last 50 steps of MFU by the full count; None where the chip's peak is not known."""
     survived: int
     """Times the run went on after SIGTERM, Ctrl-C, a notice or a kill."""
+    devices: str
+    """What its newest piece ran on, such as `16 x TPU v6 lite on 4 hosts`, and the slice that was asked for where it is
+    another."""
     written_utc: float | None
 
     def to_dict(self) -> dict[str, Any]:
@@ -78,6 +82,7 @@ def summarise(record: RunRecord, whole: Checkpoint | None, partial: int, now_utc
         validation_loss=validations[-1] if validations else None,
         mfu=statistics.median(mfus) if mfus else None,
         survived=_survived(record.events),
+        devices=devices_sentence(last_devices(record.events), record.asked_slice),
         written_utc=record.written_utc,
     )
 

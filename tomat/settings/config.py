@@ -48,7 +48,7 @@ from tomat.settings.pause import PauseConfig
 from tomat.settings.preemption import PreemptionConfig
 
 TRAINER_DEFAULTS: dict[str, Any] = {
-    # Levanter would stop on a CPU; whether a run belongs there is the user's `slice`, checked in `run.py`.
+    # Levanter would stop on a CPU; whether a run belongs there is the user's `slice`, checked in `startup.py`.
     "require_accelerator": False,
     # `guards` judge the loss inside the step, and name step and materials.
     "crash_on_nan": False,
@@ -132,7 +132,9 @@ class TrainConfig:
     purpose: str = ""
     """What the run is for or which run it reproduces; copied to the run's page."""
     slice: str | None = None
-    """The TPU slice the run is meant for, such as v6e-16; None: whatever devices are there."""
+    """The slice the run is meant for, such as v6e-16; on other devices it does not start. None: whatever is there."""
+    run_elsewhere: bool = False
+    """Start on other devices than those of `slice`. What the run records, and every figure of it, is of what ran."""
     preset: str | None = None
     """Model preset whose keys lie beneath `model` (`tomat/model/presets.py`)."""
     data: DataConfig = field(default_factory=lambda: DataConfig(source="embedded"))

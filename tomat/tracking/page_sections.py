@@ -39,6 +39,10 @@ def setup_section(record: Mapping[str, Any], breakdown: Breakdown | None) -> str
         ("configuration", f"`{record['config_hash']}`" if record["config_hash"] else UNKNOWN),
         ("slice", str(record["slice"] or UNKNOWN)),
     ]
+    if record.get("asked_slice") not in (None, record["slice"]):
+        rows.append(("slice that was asked for", str(record["asked_slice"])))
+    if record.get("devices_that_ran"):
+        rows.append(("ran on", str(record["devices_that_ran"])))
     if record["batch_sequences"] and record["sequence_tokens"]:
         rows.append(("batch", f"{record['batch_sequences']} sequences of {record['sequence_tokens']} tokens"))
     if breakdown is not None:
@@ -73,7 +77,9 @@ def mfu_section(report: Mapping[str, Any] | None) -> str:
         return "### MFU\n\nNo step time is on record for this run."
     lines = ["### MFU"]
     if report.get("slice") is None:
-        lines.append("The chip's peak is not known, so no utilisation is given.")
+        where = f" of {report['devices_that_ran']}" if report.get("devices_that_ran") else ""
+        lines.append(f"The chip's peak{where} is not known, so no utilisation is given.")
+    lines += [f"Note: {note}." for note in report.get("notes", ())]
     spread = "step_seconds_p10" in report
     header = ("figure", "median", "p10", "p90") if spread else ("figure", "value")
     rows = [_figure(report, "step_seconds", "step time", seconds, spread)]

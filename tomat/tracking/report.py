@@ -126,10 +126,16 @@ def write_run_page(
     settings = flatten(read_yaml(config_file, "train")) if config_file.exists() else {}
     base = read_record(docs_dir, baseline) if baseline else None
     page, index = docs_dir / f"{name}.md", docs_dir / INDEX_FILE
+    if kind == "measured":  # a slice that was asked for says nothing of what ran
+        ran = {key: (mfu_report or {}).get(key) for key in ("slice", "devices_that_ran")}
+        ran["asked_slice"] = settings.get("slice")
+    else:
+        ran = {"slice": (mfu_report or {}).get("slice") or settings.get("slice")}
     record = {
         "record_format": RECORD_FORMAT,
         "run": name,
         "kind": kind,
+        **ran,
         "commit": commit,
         "date": date,
         "config_hash": config_hash,
@@ -160,7 +166,6 @@ def _record_figures(breakdown: Breakdown | None, mfu: Mapping[str, Any], setting
     largest = max(breakdown.categories, key=lambda r: r.seconds, default=None) if breakdown else None
     step = mfu.get("step_seconds") or (breakdown.step_seconds if breakdown else None)
     return {
-        "slice": mfu.get("slice") or settings.get("slice"),
         "model": settings.get("preset"),
         "batch_sequences": mfu.get("batch_sequences") or settings.get("trainer.train_batch_size"),
         "sequence_tokens": mfu.get("sequence_tokens") or settings.get("data.seq_len"),

@@ -18,6 +18,7 @@ from tomat.base.documents import mapping
 from tomat.base.reporting import counted
 from tomat.pages.document import empty_section, find_sections, read_document, replace_sections, write_if_changed
 from tomat.pages.tables import UNKNOWN, count, markdown_table, percent
+from tomat.runs.devices import ASKED, devices_of, devices_sentence
 from tomat.runs.entries import Entry, Log
 from tomat.runs.run_log import LAB, RUN
 
@@ -139,16 +140,21 @@ def own_settings(entry: Entry, common: Mapping[str, Any]) -> dict[str, Any]:
 
 def instance(entry: Entry) -> str:
     """Devices, host and code of the newest piece that says."""
-    devices, hosts, host = entry.about("devices"), entry.about("hosts"), entry.about("host")
-    words = [str(devices)] if devices else []
-    if hosts and hosts != 1:
-        words.append(counted(hosts, "host"))
+    host, devices = entry.about("host"), _ran_on(entry)
+    words = [devices] if devices else []
     if host:
         processors = entry.about("processors")
         words.append(f"host {host}" + (f" with {counted(processors, 'processor')}" if processors else ""))
     if commit := entry.about("commit"):
         words.append(f"commit `{commit}`")
     return ", ".join(words) or UNKNOWN
+
+
+def _ran_on(entry: Entry) -> str:
+    """Devices and hosts of the newest piece that says, and the slice it asked for where that is another; else empty."""
+    piece = next((one.about for one in reversed(entry.pieces) if one.about.get("devices")), {})
+    found = devices_of(piece)
+    return "" if found is None else devices_sentence(found, piece.get(ASKED))
 
 
 def result_rows(figures: Mapping[str, Any]) -> list[tuple[str, str | None]]:
@@ -200,7 +206,7 @@ def _contents(log: Log, sweeps: Mapping[str, Sequence[Entry]]) -> str:
             (
                 entry.began[:16].replace("T", " ") or UNKNOWN,
                 entry.name if entry.kind == RUN else f"{entry.sweep}: {entry.name}",
-                str(entry.about("devices") or UNKNOWN),
+                _ran_on(entry) or UNKNOWN,
                 settings_text(own_settings(entry, common.get(str(entry.sweep), {}))),
                 result,
                 _figure(figures, "tokens_per_second_median", "{:,.0f}"),

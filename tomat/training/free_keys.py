@@ -18,7 +18,7 @@ _NAMES_AND_PLACES = (
 )  # fmt: skip
 
 _WHERE_AND_HOW_FAST = (
-    "slice", "sharding", "dispatch_ahead", "keep_freed_memory", "compiler.xla_flags",
+    "slice", "run_elsewhere", "sharding", "dispatch_ahead", "keep_freed_memory", "compiler.xla_flags",
     "compiler.libtpu_args",
     *_below("pause", "every seconds"),
     *_below("preemption", "grace_seconds maintenance_notice poll_seconds"),

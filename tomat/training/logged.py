@@ -8,7 +8,9 @@ import jax
 
 from tomat.base.errors import TomatError
 from tomat.base.reporting import console
+from tomat.model.devices import found_devices
 from tomat.runs.checkpoints import survey
+from tomat.runs.devices import devices_details
 from tomat.runs.figures import read_evaluation, run_figures
 from tomat.runs.history import read_events
 from tomat.runs.record import read_record
@@ -42,8 +44,7 @@ def logged(folder: RunFolder, asked: Asked, first_step: int) -> Iterator[None]:
         recipe=asked.recipe,
         settings=asked.settings,
         purpose=" ".join(config.purpose.split()),
-        devices=f"{jax.device_count()} x {jax.devices()[0].device_kind}",
-        hosts=jax.process_count(),
+        **devices_details(found_devices(), config.slice),
         configuration=config_hash(config),
         **machine(),
     )

@@ -17,6 +17,8 @@ from tomat.base.reporting import console, write_text
 from tomat.codec.files import write_codec
 from tomat.density.promolecule import Promolecule
 from tomat.model.any_decoder import environment_of
+from tomat.model.devices import found_devices
+from tomat.runs.devices import asked_but_not_found, devices_details
 from tomat.runs.history import last_event, read_events
 from tomat.runs.log_lines import truncate_metrics
 from tomat.runs.run_log import Asked
@@ -196,19 +198,21 @@ def _announce(datasets: Datasets, state: TrainerState, start: Start, folder: Run
     config, first_step = folder.config, int(state.step)
     again = truncate_metrics(folder.path / METRICS_FILE, first_step)
     before = [event for event in read_events(folder.path) if event["event"] in ("start", "resume", "stop", "preempted")]
-    devices = f"{jax.device_count()} x {jax.devices()[0].device_kind}"
-    details = {"devices": devices, "hosts": jax.process_count(), "configuration": config_hash(config)}
+    found = found_devices()
+    details = {**devices_details(found, config.slice), "configuration": config_hash(config)}
     if not before:
         folder.record("start", first_step, **details)
     elif first_step < config.trainer.num_train_steps:
         # A process that was killed has left no event of its end.
         after = before[-1]["event"] if before[-1]["event"] in ("stop", "preempted") else "killed"
-        found = start.checkpoint.path if start.checkpoint is not None else None
-        folder.record("resume", first_step, after=after, checkpoint=found, steps_again=again, **details)
+        saved = start.checkpoint.path if start.checkpoint is not None else None
+        folder.record("resume", first_step, after=after, checkpoint=saved, steps_again=again, **details)
     console.print(
         f"run [bold]{config.run_name}[/bold]: {count_parameters(state) / 1e6:,.1f} M parameters, "
         f"{datasets.train.rows:,} rows of {config.seq_len} tokens, batch {config.batch_size}, loss {config.loss.kind}, "
-        f"{devices}" + (f", resumed at step {first_step}" if first_step else "")
+        f"{found.words}" + (f", resumed at step {first_step}" if first_step else "")
     )
+    if asked_but_not_found(found, config.slice):
+        console.print(f"[yellow]warning:[/yellow] it is meant for {config.slice}, and runs on {found}.")
     if (warning := config.loss.warning()) is not None:
         console.print(f"[yellow]warning:[/yellow] {warning}")

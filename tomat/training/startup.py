@@ -17,7 +17,9 @@ from levanter.trainer import TrainerConfig
 from tomat.base.allocator import keep_freed_memory
 from tomat.base.errors import TomatError
 from tomat.base.layout import METRICS_FILE
-from tomat.model.devices import ignore_absent_tpu, join_processes
+from tomat.hardware.chips import slice_named
+from tomat.hardware.found import FoundDevices
+from tomat.model.devices import found_devices, ignore_absent_tpu, join_processes
 from tomat.settings.config import TrainConfig
 from tomat.training.tracking import JsonLinesTrackerConfig
 
@@ -26,17 +28,11 @@ def connect(config: TrainConfig) -> TrainerConfig:
     """Set the compilers' flags and start `jax.distributed`; the first call that touches a device. Writes nothing.
 
     Raises:
-        TomatError: A tracker that is not installed, a batch that the devices cannot share, or memory that is to be kept
-            by a C library that cannot.
+        TomatError: A tracker that is not installed, other devices than the run is meant for, a batch that they cannot share, or memory that is to be kept by a C library that cannot.
     """
     trainer_config = config.trainer_config()
     if config.keep_freed_memory:
         keep_freed_memory()
-    if config.trackers.tensorboard and importlib.util.find_spec("tensorboardX") is None:
-        raise TomatError(
-            "trackers.tensorboard is set, but tensorboardX is not installed; install it with "
-            "`uv sync --extra tensorboard`."
-        )
     # The compilers read their flags from the environment at the first device use.
     flags = {"XLA_FLAGS": config.compiler.xla_flags, "LIBTPU_INIT_ARGS": config.compiler.libtpu_args}
     for variable, given in flags.items():
@@ -48,8 +44,30 @@ def connect(config: TrainConfig) -> TrainerConfig:
     # Before any collective: on a pod, `jax.device_count()` is right only after this.
     join_processes(trainer_config.distributed)
     trainer_config.distributed = dataclasses.replace(trainer_config.distributed, initialize_jax_distributed=False)
+    refuse_other_devices(config, found_devices())
+    if config.trackers.tensorboard and importlib.util.find_spec("tensorboardX") is None:
+        raise TomatError(
+            "trackers.tensorboard is set, but tensorboardX is not installed; install it with "
+            "`uv sync --extra tensorboard`."
+        )
     config.check_batch(trainer_config.data_axis_size)
     return trainer_config
+
+
+def refuse_other_devices(config: TrainConfig, found: FoundDevices) -> None:
+    """Stop a run that is meant for another slice, unless `run_elsewhere` is set.
+
+    Raises:
+        TomatError: With both.
+    """
+    if config.slice is None or config.run_elsewhere:
+        return
+    difference = found.difference(slice_named(config.slice))
+    if difference is not None:
+        raise TomatError(
+            f"run '{config.run_name}' is meant for another slice: {difference}. Start it there, or set --slice to what "
+            "is here (null: whatever is here), or --run_elsewhere true, with which its figures are those of what ran."
+        )
 
 
 def trackers(config: TrainConfig, run_dir: Path, first_step: int) -> tuple[TrackerConfig, ...]:

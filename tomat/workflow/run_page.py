@@ -19,6 +19,7 @@ from tomat.base.layout import (
 from tomat.base.reporting import write_text
 from tomat.hardware.mfu import TABLE_UTILISATIONS
 from tomat.pages.tables import markdown_table
+from tomat.runs.devices import devices_sentence, last_devices
 from tomat.runs.history import read_events
 from tomat.runs.log_lines import read_metrics
 from tomat.settings.config import config_hash
@@ -53,7 +54,7 @@ def write_training_page(
         config.purpose,
         "" if result.preempted else BROWSER_PAGE,
         _origin(events),
-        _setup(config, result),
+        _setup(config, result, events),
     ]
     if rows:
         draw_losses(rows, folder / LOSS_FIGURE)
@@ -100,7 +101,7 @@ def draw_losses(rows: list[dict[str, Any]], path: Path) -> None:
         plt.close(figure)
 
 
-def _setup(config: "TrainConfig", result: "TrainResult") -> str:
+def _setup(config: "TrainConfig", result: "TrainResult", events: list[dict[str, Any]]) -> str:
     return markdown_table(
         ("", ""),
         [
@@ -111,6 +112,7 @@ def _setup(config: "TrainConfig", result: "TrainResult") -> str:
             ("steps", f"{result.steps} of {config.trainer.num_train_steps}"),
             ("loss", f"{config.loss.kind} ({config.loss.unit})"),
             ("sharding", config.sharding),
+            ("ran on", devices_sentence(last_devices(events), config.slice)),
         ],
         "ll",
     )

@@ -140,9 +140,11 @@ def write_profile_page(config: "TrainConfig", result: "TrainResult") -> Path | N
     from tomat.base.errors import TomatError
     from tomat.base.reporting import console
     from tomat.base.version import commit
-    from tomat.hardware.chips import slice_named
     from tomat.hardware.mfu import RunTimes, run_report
+    from tomat.model.devices import found_devices
     from tomat.profile.load import load_breakdown
+    from tomat.runs.devices import ran_steps
+    from tomat.runs.history import read_events
     from tomat.runs.log_lines import read_metrics
     from tomat.settings.config import config_hash
     from tomat.tracking.report import write_run_page
@@ -150,9 +152,12 @@ def write_profile_page(config: "TrainConfig", result: "TrainResult") -> Path | N
 
     if jax.process_index() != 0 or not any((result.run_dir / PROFILER_FOLDER).rglob("*.xplane.pb")):
         return None
-    work = step_work(config, jax.devices()[0].platform)
-    times = RunTimes.from_rows(read_metrics(result.run_dir / METRICS_FILE))
-    mfu = run_report(work, times, slice_named(config.slice) if config.slice is not None else None)
+    found = found_devices()
+    ran = ran_steps(read_metrics(result.run_dir / METRICS_FILE), read_events(result.run_dir), config.slice)
+    mfu = run_report(step_work(config, found.platform), RunTimes.from_rows(ran.rows), found.as_slice(config.slice)) | {
+        "devices_that_ran": str(found),
+        "notes": ran.notes,
+    }
     try:
         breakdown = load_breakdown(str(result.run_dir))
         return write_run_page(

@@ -37,9 +37,9 @@ if TYPE_CHECKING:
 
 IRRELEVANT_KEYS = (
     "run_name", "output_dir", "purpose", "trackers", "evaluation", "tracking_dir", "baseline", "slice",
-    "data.train", "data.validation", "data.shuffle", "data.verify_checksums", "data.patches_per_material",
-    "data.codec_objective", "data.prefetch_batches", "data.in_memory", "pause", "trainer.checkpointer",
-    "trainer.profiler", "trainer.seed", "trainer.steps_per_eval", "trainer.max_eval_batches",
+    "run_elsewhere", "data.train", "data.validation", "data.shuffle", "data.verify_checksums",
+    "data.patches_per_material", "data.codec_objective", "data.prefetch_batches", "data.in_memory", "pause",
+    "trainer.checkpointer", "trainer.profiler", "trainer.seed", "trainer.steps_per_eval", "trainer.max_eval_batches",
     "trainer.progress_watchdog",
 )  # fmt: skip
 """Keys that do not reach the compiled step. A key that is missing here costs a lowering (10 s), not a wrong answer."""

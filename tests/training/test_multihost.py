@@ -3,6 +3,7 @@
 Two to three minutes on two cores: each start of a pair costs some 15 s of imports and compilation on both.
 """
 
+import os
 import shutil
 import signal
 import socket
@@ -41,15 +42,20 @@ def port() -> Iterator[int]:
         yield holder.getsockname()[1]
 
 
-def start_pair(output_dir: Path, port: int) -> list[Forked]:
-    """Both hosts of a slice, on one disk as with a bucket; only the first writes the log."""
+def start_pair(
+    output_dir: Path, port: int, second: tuple[object, ...] = (), second_environment: dict[str, str] | None = None
+) -> list[Forked]:
+    """Both hosts of a slice, on one disk as with a bucket; only the first writes the log. `second`: more words, and a
+    changed environment, of the second alone."""
     address = f"127.0.0.1:{port}"
     words = ["train", "--config_path", DEMO, "--output_dir", output_dir, *TINY, "--sharding", "zero1"]
     words += ["--preemption.grace_seconds", GRACE_SECONDS]
     hosts = []
     for index in (0, 1):
         distributed = f"{{coordinator_address: '{address}', num_processes: 2, process_id: {index}}}"
-        hosts.append(Forked(*words, "--trainer.distributed", distributed))
+        own, changed = (second, second_environment or {}) if index == 1 else ((), {})
+        environment = {**os.environ, **changed}
+        hosts.append(Forked(*words, "--trainer.distributed", distributed, *own, env=environment))
     return hosts
 
 
@@ -92,6 +98,29 @@ def test_two_processes_train_what_one_does(pair, tmp_path):
     assert "4 x cpu" in outputs[0]
     train(load_config(DEMO, [*TINY, "--output_dir", str(tmp_path)]))
     np.testing.assert_allclose(losses(run), losses(tmp_path / "demo"), rtol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "second, environment, named",
+    [
+        (("--trainer.seed", 7), {}, ["trainer.seed is 0 on host 0", "and 7 on host 1"]),
+        (("--warm_start", "elsewhere"), {}, ["warm_start is null on host 0", 'and "elsewhere" on host 1']),
+        (
+            (),
+            {"XLA_FLAGS": f"{os.environ['XLA_FLAGS']} --xla_cpu_enable_fast_math=true"},
+            ["XLA_FLAGS --xla_cpu_enable_fast_math is not set on host 0", 'and "true" on host 1'],
+        ),
+    ],
+)
+def test_hosts_that_were_started_unlike_end_together(second, environment, named, port, tmp_path):
+    """Without the comparison both train on, and the losses are those of neither seed."""
+    statuses, outputs = end_pair(start_pair(tmp_path, port, second, environment))
+    assert statuses == [2, 2], [output[-3000:] for output in outputs]
+    for output in outputs:
+        (error,) = [line for line in output.splitlines() if "were not started alike" in line]
+        assert all(words in error for words in named) and error.count(" on host ") == 2
+    assert not (tmp_path / "demo").exists()
 
 
 @pytest.mark.slow

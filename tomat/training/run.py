@@ -5,6 +5,7 @@ names, the folders of its profile and its checkpoints, and Levanter's log.
 """
 
 import contextlib
+import dataclasses
 from collections.abc import Callable
 
 import jax
@@ -25,6 +26,7 @@ from tomat.runs.run_log import Asked
 from tomat.settings.config import TrainConfig, config_hash
 from tomat.training.datasets import Datasets, open_datasets, run_tables, value_table
 from tomat.training.folder import RunFolder
+from tomat.training.guards.alike import refuse_differences
 from tomat.training.guards.watch import RunGuards
 from tomat.training.logged import logged
 from tomat.training.loop import TrainingLoop, TrainResult, count_parameters
@@ -64,22 +66,22 @@ def train(
             stop = StopRequest(config.preemption.grace_seconds)
             process.enter_context(stop.listening())
 
-        # Where: the run's folder, with what another machine has written of the run.
-        folder = RunFolder.of(config)
-        folder.fetch()
-
-        # From what, and is it allowed: files are only read, so that a start that is refused changes nothing.
+        # On which devices, and are all hosts of one mind: before anything that one of them alone could stop at.
         continuation = continuation or Continuation()
-        plan = plan_start(config, continuation, folder.path)
-
-        # On which devices.
-        folder.make()
-        trainer_config = connect(config)
+        trainer_config = connect(config, dataclasses.asdict(continuation))
         stop.take_over()  # the TPU's library has installed a handler of its own
         if config.preemption.maintenance_notice and jax.default_backend() == "tpu":
             stop.poll_notices(config.preemption.poll_seconds)
 
         with stop.limiting_exit_on_error(), contextlib.ExitStack() as run:
+            # Where: the run's folder, with what another machine has written of the run.
+            folder = RunFolder.of(config)
+            folder.fetch()
+
+            # From what, and is it allowed: files are only read, so that a start that is refused changes nothing.
+            plan = plan_start(config, continuation, folder.path)
+            folder.make()
+
             # Alone. Another process may have gone on with the run before this one had its turn.
             first = jax.process_index() == 0
             if first:
@@ -91,6 +93,7 @@ def train(
 
             # The data, and with them the checkpoint that all processes begin with.
             datasets = open_datasets(config, folder.path)
+            refuse_differences(config, _contents(datasets))
             guards.check_start(datasets)
             start = plan.settle(datasets)
 
@@ -104,6 +107,7 @@ def train(
                 _check_promolecule(datasets, folder)
             subject = None if open_subject is None else open_subject(config, datasets)
             if subject is not None:
+                refuse_differences(config, subject.record)
                 _check_subject(subject, start, folder)
             trainer = run.enter_context(
                 build_trainer(config, trainer_config, value_table(datasets.codec), tables, subject)
@@ -140,6 +144,16 @@ def train(
                 stop=stop,
             )
             return loop.run(state)
+
+
+def _contents(datasets: Datasets) -> dict[str, object]:
+    """What hosts must have the same of, by content, wherever each has it."""
+    promolecule = datasets.train.promolecule
+    return {
+        **{f"{key} (content)": sha256 for key, sha256 in datasets.contents.items()},
+        "codec": datasets.codec.sha256,
+        "promolecule": None if promolecule is None else promolecule.sha256,
+    }
 
 
 def _check_promolecule(datasets: Datasets, folder: RunFolder) -> None:

@@ -7,6 +7,7 @@ import logging
 import os
 import socket
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 
 import jax
@@ -21,14 +22,20 @@ from tomat.hardware.chips import slice_named
 from tomat.hardware.found import FoundDevices
 from tomat.model.devices import found_devices, ignore_absent_tpu, join_processes
 from tomat.settings.config import TrainConfig
+from tomat.training.guards.alike import compare_hosts
 from tomat.training.tracking import JsonLinesTrackerConfig
 
 
-def connect(config: TrainConfig) -> TrainerConfig:
+def connect(config: TrainConfig, beside: Mapping[str, object] | None = None) -> TrainerConfig:
     """Set the compilers' flags and start `jax.distributed`; the first call that touches a device. Writes nothing.
 
+    Args:
+        config: The run.
+        beside: What else decides what is trained, by name; hosts must agree on it as on the configuration.
+
     Raises:
-        TomatError: A tracker that is not installed, other devices than the run is meant for, a batch that they cannot share, or memory that is to be kept by a C library that cannot.
+        TomatError: A tracker that is not installed, hosts that were started unlike one another, other devices than the
+            run is meant for, a batch that they cannot share, or memory that is to be kept by a C library that cannot.
     """
     trainer_config = config.trainer_config()
     if config.keep_freed_memory:
@@ -44,6 +51,8 @@ def connect(config: TrainConfig) -> TrainerConfig:
     # Before any collective: on a pod, `jax.device_count()` is right only after this.
     join_processes(trainer_config.distributed)
     trainer_config.distributed = dataclasses.replace(trainer_config.distributed, initialize_jax_distributed=False)
+    # Before what a host alone may stumble over, for which the others would wait.
+    compare_hosts(config, beside or {})
     refuse_other_devices(config, found_devices())
     if config.trackers.tensorboard and importlib.util.find_spec("tensorboardX") is None:
         raise TomatError(

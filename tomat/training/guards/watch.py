@@ -2,6 +2,7 @@
 
 | guard | module | when |
 |---|---|---|
+| hosts that were started unlike one another | `alike` | as they join, and once the data are open |
 | regions, clocks | `start` | before the first step |
 | room for checkpoints | `room` | before the first step, and wherever it runs out |
 | loss and update | `loss` | every step, before it can be saved |

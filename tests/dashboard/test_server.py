@@ -17,6 +17,7 @@ from tomat.dashboard import listing
 from tomat.dashboard.listing import HEAD_BYTES, TAIL_BYTES, Listing
 from tomat.dashboard.server import COOKIE, make_app
 from tomat.runs.checkpoints import survey
+from tomat.runs.history import append_event
 from tomat.runs.record import read_record
 from tomat.runs.summary import summarise
 
@@ -79,6 +80,18 @@ def test_every_run_is_a_row(runs):
     assert found["a run"]["planned_step_seconds"] == 2.0
     page = web.get("/").text
     assert '<a href="/run/a%20run">a run</a>' in page and "nothing written yet" in page
+
+
+@pytest.mark.parametrize("ran, ratio", [("4 x TPU v6 lite", True), ("8 x TPU v6 lite", False), (None, False)])
+def test_a_step_is_held_against_a_plan_of_what_it_ran_on(runs, ran, ratio):
+    place = runs / "a run"
+    (place / "plan.json").write_text(json.dumps({"slice": "v6e-4", "step_seconds": {"estimate": 2.0}}))
+    (place / "history.jsonl").unlink()
+    append_event(place, "start", 0, **({} if ran is None else {"devices": ran, "hosts": 1}))
+    row = {row["name"]: row for row in client(runs).get("/api/").json()["runs"]}["a run"]
+    assert (row["planned_slice"], row["ran_as_planned"]) == ("v6e-4", ratio)
+    assert row["summary"]["devices"] == (ran or "which devices ran is not on record")
+    assert (ran or "not on record") in client(runs).get("/").text
 
 
 def test_a_run_has_a_page_with_its_curves_and_its_own_files(runs):

@@ -3,6 +3,8 @@
 import pytest
 
 from tomat.runs.figures import run_figures, step_breakdown
+from tomat.runs.record import RunRecord
+from tomat.runs.summary import summarise
 
 
 def row(step: int, **figures: float) -> dict:
@@ -26,6 +28,20 @@ def test_speeds_are_those_of_steps_that_did_not_compile():
     assert figures["first_loss"] == 5.0 and figures["last_loss"] == pytest.approx(2.5)
     assert figures["tokens"] == 100 * (90 + 2 + 2 + 4 + 4 + 70)
     assert "validation_loss" not in figures and "mfu_full_median" not in figures
+
+
+def test_speeds_are_those_of_the_devices_that_ran_last():
+    rows = [row(step, step_seconds=9.0 if step < 8 else 1.0) for step in range(16)]
+    events = [
+        {"event": event, "step": step, "devices": devices, "hosts": 1}
+        for event, step, devices in (("start", 0, "4 x TPU v6 lite"), ("resume", 8, "8 x TPU v6 lite"))
+    ]
+    record = RunRecord("here", {"slice": "v6e-4"}, rows, (), events, None)
+    figures = run_figures(rows, {}, record.ran.rows)
+    assert figures["step_seconds_median"] == 1.0 and figures["first_loss"] == 5.0
+    assert figures["wall_seconds"] == 16 * 3.0
+    summary = summarise(record, None, 0, 0.0)
+    assert summary.devices == summary.to_dict()["devices"] == "8 x TPU v6 lite (asked for: v6e-4)"
 
 
 def test_losses_that_are_no_numbers_are_left_out():

@@ -70,6 +70,22 @@ def test_a_page_has_everything_and_twice_changes_nothing(tmp_path, breakdown):
     assert snapshot(docs) == before
 
 
+@pytest.mark.parametrize("kind", ["measured", "predicted"])
+def test_a_slice_that_was_asked_for_is_not_taken_for_what_ran(tmp_path, breakdown, kind):
+    run, docs = run_folder(tmp_path, slice="v6e-16"), tmp_path / "docs"
+    ran = {**MFU, "slice": None, "devices_that_ran": "2 x cpu on 1 host", "notes": ["it ran elsewhere"]}
+    page = write_run_page(run, docs, breakdown, ran, kind=kind).read_text()
+    record = read_record(docs, "r1")
+    if kind == "predicted":  # a plan is of the slice that it is asked for
+        assert record["slice"] == "v6e-16" and "asked for" not in page
+        return
+    assert (record["slice"], record["asked_slice"]) == (None, "v6e-16")
+    for line in ("| slice | – |", "| slice that was asked for | v6e-16 |", "| ran on | 2 x cpu on 1 host |"):
+        assert line in page
+    assert "The chip's peak of 2 x cpu on 1 host is not known" in page and "Note: it ran elsewhere." in page
+    assert "v6e" not in (docs / "index.md").read_text()
+
+
 def test_hand_written_text_survives_and_its_verdict_is_indexed(tmp_path, breakdown):
     run, docs = run_folder(tmp_path), tmp_path / "docs"
     page = write_run_page(run, docs, breakdown, MFU)

@@ -27,7 +27,8 @@ from tomat.base.errors import TomatError
 from tomat.inference.trained import load_trained
 from tomat.runs.checkpoints import newest_whole
 from tomat.runs.data_record import recorded_contents
-from tomat.runs.history import read_events
+from tomat.runs.devices import DETAILS
+from tomat.runs.history import last_event, read_events
 from tomat.runs.lock import Holder
 from tomat.runs.log_lines import read_metrics
 from tomat.runs.run_log import read_lines
@@ -53,7 +54,7 @@ def tiny(output_dir: Path, *words: str) -> TrainConfig:
 @pytest.fixture(scope="module")
 def unbroken(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("unbroken")
-    return train(tiny(folder)).run_dir
+    return train(tiny(folder, "--slice", "v6e-4", "--run_elsewhere", "true")).run_dir
 
 
 def losses(run_dir: Path) -> list[float]:
@@ -78,6 +79,9 @@ def test_the_folder_says_what_happened(unbroken):
     # The log of the folder that the run is in.
     start, end = read_lines(str(unbroken.parent))[0][:2]
     assert (start["event"], start["step"], start["devices"], start["command"]) == ("start", 0, "2 x cpu", "")
+    # What ran, and what was asked for.
+    for said in (start, last_event(read_events(unbroken), "start") or {}):
+        assert [said[key] for key in DETAILS] == ["2 x cpu", 2, 1, "v6e-4"]
     assert (end["event"], end["status"], end["figures"]["steps_done"]) == ("end", "finished", 6)
     assert end["figures"]["first_loss"] == rows[0]["train/loss"]
 

@@ -230,6 +230,7 @@ def run_compare(args: argparse.Namespace) -> int:
     for key, values in comparison.settings.items():
         table.add_row(key, *("-" if value is None else str(value) for value in values))
     table.add_section()
+    table.add_row("ran on", *(run.devices for run in comparison.runs))
     columns = [dict(result_rows(run.figures)) for run in comparison.runs]
     for name in columns[0]:
         if any(column.get(name) is not None for column in columns):

@@ -17,7 +17,7 @@ from tomat.base.layout import CONFIG_FILE, HISTORY_FILE, METRICS_FILE
 from tomat.base.reporting import first_line
 from tomat.base.storage import explaining_storage
 from tomat.runs.checkpoints import survey
-from tomat.runs.devices import asked_but_not_found, last_devices
+from tomat.runs.devices import asked_but_not_found
 from tomat.runs.history import read_history
 from tomat.runs.log_lines import Row, parse_metrics
 from tomat.runs.record import RunRecord, find_runs
@@ -123,13 +123,14 @@ def _read_row(name: str, url: str) -> RunRow:
     summary = summarise(record, whole, len(partial), time.time())
     row = RunRow(name, url, summary.state, summary.state_detail, summary)
     planned, slice_name = _planned(url)
+    ran = record.ran
     return replace(
         row,
-        tokens_per_second=_median(record.rows, "tokens_per_second"),
-        step_seconds=_median(record.rows, "step_seconds"),
+        tokens_per_second=_median(ran.rows, "tokens_per_second"),
+        step_seconds=_median(ran.rows, "step_seconds"),
         planned_step_seconds=planned,
         planned_slice=slice_name,
-        ran_as_planned=slice_name is not None and not asked_but_not_found(last_devices(record.events), slice_name),
+        ran_as_planned=slice_name is not None and not asked_but_not_found(ran.devices, slice_name),
     )
 
 

@@ -24,7 +24,7 @@ from tomat.html.recipe import flat, nearest_recipe
 from tomat.html.tables import Column, facts, number, percent, significant, table
 from tomat.html.thinning import BUCKETS, kept_points
 from tomat.runs.checkpoints import survey
-from tomat.runs.devices import devices_sentence, last_devices
+from tomat.runs.devices import devices_sentence, last_devices, ran_steps
 from tomat.runs.history import read_events
 from tomat.runs.record import RunRecord, read_config
 from tomat.runs.summary import run_state
@@ -67,7 +67,7 @@ def run_page(run_url: str, checkpoints_url: str | None = None) -> Page:
         "traces, in xprof": _xprof_command(run_url),
     }
     sections = [
-        Section("State", (facts(shown | _headline(metrics)),)),
+        Section("State", (facts(shown | _headline(metrics, _ran_since(record, metrics))),)),
         Section("Curves", tuple(_curves(metrics))),
         *_evaluation_sections(evaluation),
         kept_density_section(run_url),
@@ -100,7 +100,15 @@ def _xprof_command(run_url: str) -> str | None:
     return f"uv run --extra xprof xprof server --logdir {shlex.quote(f'{run_url}/{PROFILER_FOLDER}')}"
 
 
-def _headline(metrics: Metrics) -> dict[str, object]:
+def _ran_since(record: RunRecord, metrics: Metrics) -> int:
+    """The first of the steps that one figure of speed can be of."""
+    curve = metrics.curves.get("step_seconds")
+    steps = [] if curve is None else [{"step": int(step)} for step in curve.steps]
+    ran = ran_steps(steps, record.events, record.asked_slice).rows
+    return ran[0]["step"] if ran else 0
+
+
+def _headline(metrics: Metrics, ran_since: int) -> dict[str, object]:
     found: dict[str, object] = {}
     if TRAINING_LOSS in metrics.curves:
         losses = metrics.curves[TRAINING_LOSS].values
@@ -111,7 +119,11 @@ def _headline(metrics: Metrics) -> dict[str, object]:
     for name, words, unit in (("step_seconds", "step", " s"), ("tokens_per_second", "tokens a second", "")):
         if name in metrics.curves:
             # Unlike a mean, unmoved by the steps that compile.
-            found[words] = f"{np.median(metrics.curves[name].values):,.4g}{unit} (median)"
+            curve = metrics.curves[name]
+            values = curve.values[curve.steps >= ran_since]
+            since = "" if len(values) == len(curve.values) else f" from step {ran_since:,} on, as it ran last"
+            if len(values):
+                found[words] = f"{np.median(values):,.4g}{unit} (median{since})"
     if metrics.unreadable:
         found["lines of the log that cannot be read"] = (
             f"{metrics.unreadable:,} of {metrics.lines + metrics.unreadable:,}"

@@ -265,7 +265,7 @@ class Quality:
             return
         row, url = self.rows[name], run.config.run_dir
         record, evaluation = read_record(url), read_evaluation(url)
-        row.figures[run.seed] = run_figures(record.rows, evaluation)
+        row.figures[run.seed] = run_figures(record.rows, evaluation, record.ran.rows)
         row.failed.pop(run.seed, None)
         row.materials = tuple(sorted(one["material_id"] for one in evaluation.get("materials", ())))
         self.devices = found.devices

@@ -11,6 +11,7 @@ from tomat.base.errors import TomatError
 from tomat.base.layout import CODEC_FILE, CONFIG_FILE
 from tomat.base.reporting import counted, is_or_are
 from tomat.runs.data_record import recorded_contents
+from tomat.runs.devices import NOT_ON_RECORD, devices_sentence
 from tomat.runs.entries import headline
 from tomat.runs.figures import Figures, read_evaluation, run_figures, step_breakdown
 from tomat.runs.record import RunRecord, read_codec, read_record
@@ -41,6 +42,8 @@ class RunView:
     """Of training, by step."""
     validation: Mapping[int, float]
     """The same held out."""
+    devices: str = NOT_ON_RECORD
+    """What its speeds are of, and the slice that was asked for where that is another."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,7 @@ class Comparison:
                 {
                     "name": run.name,
                     "url": run.url,
+                    "devices": run.devices,
                     "figures": run.figures,
                     "breakdown_seconds": run.breakdown_seconds,
                     "validation_loss_by_step": {str(step): loss for step, loss in run.validation.items()},
@@ -128,7 +132,8 @@ def _view(name: str, record: RunRecord) -> RunView:
         name=name,
         url=record.url,
         setup=headline(record.config),
-        figures=run_figures(record.rows, read_evaluation(record.url)),
+        devices=devices_sentence(record.ran.devices, record.asked_slice),
+        figures=run_figures(record.rows, read_evaluation(record.url), record.ran.rows),
         breakdown_seconds=step_breakdown(record.rows),
         losses=_curve(record, TRAINING),
         validation=_curve(record, VALIDATION),

@@ -78,8 +78,8 @@ def ran_steps(rows: Sequence[dict[str, Any]], events: Sequence[Event], asked: st
     pieces: list[Event] = []
     for event in _begun(events):
         pieces = [one for one in pieces if one["step"] < event["step"]] + [event]
-    steps = [row["step"] for row in rows]
-    with_steps = [one for one in pieces if any(step >= one["step"] for step in steps)]
+    last_step = max((row["step"] for row in rows), default=-1)
+    with_steps = [one for one in pieces if one["step"] <= last_step]
     if not with_steps:
         found = devices_of(pieces[-1]) if pieces else None
         return RanSteps(list(rows), found, _said(found, asked))

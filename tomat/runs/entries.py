@@ -143,7 +143,7 @@ def _there(record: RunRecord, pieces: tuple[Piece, ...], now_utc: float) -> Entr
     whole, partial = survey(record.url, record.temporary_url)
     summary = summarise(record, whole, len(partial), now_utc)
     figures = {"steps_done": summary.steps_done, "steps_total": summary.steps_total}
-    figures |= run_figures(record.rows, read_evaluation(record.url))
+    figures |= run_figures(record.rows, read_evaluation(record.url), record.ran.rows)
     purpose = record.config.get("purpose")
     if purpose and not any(piece.about.get("purpose") for piece in pieces):
         pieces = tuple(Piece(piece.time, piece.step, {**piece.about, "purpose": purpose}) for piece in pieces)

@@ -27,12 +27,17 @@ Figures = dict[str, Any]
 """Figures by name, units in the names; a figure that is not known is left out."""
 
 
-def run_figures(rows: Sequence[Mapping[str, Any]], evaluation: Mapping[str, Any]) -> Figures:
+def run_figures(
+    rows: Sequence[Mapping[str, Any]],
+    evaluation: Mapping[str, Any],
+    ran: Sequence[Mapping[str, Any]] | None = None,
+) -> Figures:
     """First, last and best loss, the newest validation loss, medians of the speeds, seconds, errors held out.
 
     Args:
         rows: Of `metrics.jsonl`.
         evaluation: `evaluation.json`; empty where there is none.
+        ran: Those of the rows that speeds are of, which all ran on the same devices (`RunRecord.ran`); None: all.
     """
     losses = _values(rows, "train/loss")
     validation = _values(rows, "eval/validation/loss")
@@ -42,7 +47,7 @@ def run_figures(rows: Sequence[Mapping[str, Any]], evaluation: Mapping[str, Any]
     if validation:
         figures |= {"validation_loss": validation[-1], "validation_loss_best": min(validation)}
     for key in SPEEDS:
-        if values := _values(steady(rows), key):
+        if values := _values(steady(rows if ran is None else ran), key):
             figures[f"{key}_median"] = statistics.median(values)
     figures["wall_seconds"] = sum(_values(rows, "wall_seconds"))
     figures["tokens"] = round(sum(a * b for a, b in _pairs(rows, "tokens_per_second", "step_seconds")))

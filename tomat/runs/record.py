@@ -13,6 +13,7 @@ from tomat.base.layout import CODEC_FILE, CONFIG_FILE, METRICS_FILE
 from tomat.base.storage import explaining_storage
 from tomat.codec.base import DensityCodec
 from tomat.codec.files import codec_from_text
+from tomat.runs.devices import RanSteps, ran_steps
 from tomat.runs.history import REMEDY, read_history
 from tomat.runs.log_lines import parse_metrics
 
@@ -52,6 +53,11 @@ class RunRecord:
         """The slice that its configuration names, whatever it ran on."""
         asked = self.config.get("slice")
         return None if asked is None else str(asked)
+
+    @property
+    def ran(self) -> RanSteps:
+        """The steps that its speeds are of, and the devices that those ran on."""
+        return ran_steps(self.rows, self.events, self.asked_slice)
 
     @property
     def temporary_url(self) -> str | None:

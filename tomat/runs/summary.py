@@ -38,7 +38,8 @@ class RunSummary:
     validation_loss: float | None
     """The newest."""
     mfu: float | None
-    """Median over the last 50 steps of MFU by the full count; None where the chip's peak is not known."""
+    """Median over the last 50 steps on the devices that ran last (`RunRecord.ran`) of MFU by the full count; None if
+    the chip's peak is not known."""
     survived: int
     """Times the run went on after SIGTERM, Ctrl-C, a notice or a kill."""
     devices: str
@@ -65,7 +66,7 @@ def summarise(record: RunRecord, whole: Checkpoint | None, partial: int, now_utc
     """
     losses = [row["train/loss"] for row in record.rows if is_figure(row.get("train/loss"))]
     validations = [row["eval/validation/loss"] for row in record.rows if is_figure(row.get("eval/validation/loss"))]
-    mfus = [row["mfu_full"] for row in record.rows[-MFU_STEPS:] if is_figure(row.get("mfu_full"))]
+    mfus = [row["mfu_full"] for row in record.ran.rows[-MFU_STEPS:] if is_figure(row.get("mfu_full"))]
     done = max((row["step"] for row in record.rows), default=-1) + 1
     state, detail = run_state(record, done, whole, now_utc)
     return RunSummary(

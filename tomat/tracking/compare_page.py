@@ -117,7 +117,8 @@ def figures_table(comparison: Comparison) -> str:
     """What each run came to."""
     columns = [dict(result_rows(run.figures)) for run in comparison.runs]
     names = [name for name in columns[0] if any(column.get(name) is not None for column in columns)]
-    body = [(name, *(column.get(name) or UNKNOWN for column in columns)) for name in names]
+    body = [("ran on", *(run.devices for run in comparison.runs))]
+    body += [(name, *(column.get(name) or UNKNOWN for column in columns)) for name in names]
     return markdown_table(("figure", *(run.name for run in comparison.runs)), body)
 
 

@@ -64,7 +64,7 @@ def log_end(folder: RunFolder) -> None:
         whole, partial = survey(config.run_dir, config.temporary_checkpoints)
         summary = summarise(record, whole, len(partial), time.time())
         figures = {"steps_done": summary.steps_done, "steps_total": summary.steps_total}
-        figures |= run_figures(record.rows, read_evaluation(str(folder.path)))
+        figures |= run_figures(record.rows, read_evaluation(str(folder.path)), record.ran.rows)
         append_line(
             config.output_dir,
             RUN,

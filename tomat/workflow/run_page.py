@@ -19,7 +19,7 @@ from tomat.base.layout import (
 from tomat.base.reporting import write_text
 from tomat.hardware.mfu import TABLE_UTILISATIONS
 from tomat.pages.tables import markdown_table
-from tomat.runs.devices import devices_sentence, last_devices
+from tomat.runs.devices import devices_sentence, last_devices, ran_steps
 from tomat.runs.history import read_events
 from tomat.runs.log_lines import read_metrics
 from tomat.settings.config import config_hash
@@ -58,7 +58,9 @@ def write_training_page(
     ]
     if rows:
         draw_losses(rows, folder / LOSS_FIGURE)
-        parts += ["## Training", _training(rows), f"![loss by step]({LOSS_FIGURE})"]
+        ran = ran_steps(rows, events, config.slice)
+        notes = (f"Of the speeds: {note}." for note in ran.notes)
+        parts += ["## Training", _training(rows, ran.rows), *notes, f"![loss by step]({LOSS_FIGURE})"]
     if free_running is not None:
         parts += ["## Held-out compounds, predicted from their structures", free_running.summary()]
         words = free_running.settings["materials_from"]
@@ -160,9 +162,10 @@ def _history(events: list[dict[str, Any]]) -> str:
     return markdown_table(("time (UTC)", "event", "step", "details"), rows, "llrl")
 
 
-def _training(rows: list[dict[str, Any]]) -> str:
+def _training(rows: list[dict[str, Any]], ran: list[dict[str, Any]]) -> str:
+    """Losses of all rows, speeds of those that `ran_steps` keeps."""
     # The first steps compile and warm caches.
-    steady = [row for row in rows[3:] if not row.get("compile_seconds")] or rows
+    steady = [row for row in ran[3:] if not row.get("compile_seconds")] or ran
     last = rows[-10:]
     figures = [
         ("first loss", f"{rows[0]['train/loss']:.4f}"),

@@ -43,6 +43,7 @@ def test_a_record_says_both_what_ran_and_what_was_asked_for():
         (None, "v6e-16", "which devices ran is not on record (asked for: v6e-16)"),
         (None, None, "which devices ran is not on record"),
         (V6E_16, "v99-3", "16 x TPU v6 lite on 4 hosts (asked for: v99-3)"),
+        (CPU, ["v6e-16"], "2 x cpu (asked for: ['v6e-16'])"),
     ],
 )
 def test_what_ran_is_said_and_what_was_asked_for_where_it_is_another(found, asked, sentence):

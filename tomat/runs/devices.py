@@ -37,8 +37,8 @@ def asked_but_not_found(found: FoundDevices | None, asked: str | None) -> bool:
     if asked is None or found is None:
         return asked is not None
     try:
-        return found.difference(slice_named(asked)) is not None
-    except TomatError:  # a slice that this version does not know
+        return found.difference(slice_named(str(asked))) is not None
+    except TomatError:  # a slice that this version does not know, or a damaged line
         return True
 
 

@@ -52,7 +52,7 @@ def register(subparsers: argparse._SubParsersAction) -> None:
 def run_fit(args: argparse.Namespace) -> int:
     """Count, fit, save, and print the figures."""
     from tomat.base.progress import progress
-    from tomat.base.reporting import write_report
+    from tomat.base.reporting import console, write_report
     from tomat.codec.files import write_codec
     from tomat.codec.histogram import DensityHistogram
     from tomat.codec.inputs import demo_inputs, path_inputs
@@ -94,6 +94,7 @@ def run_fit(args: argparse.Namespace) -> int:
     if not histogram.n_voxels:
         reason = next(iter(skipped.values()), "there is no input")
         raise TomatError(f"No density could be read, so there is nothing to fit. The first reason: {reason}")
+    console.print(f"Fitting {args.bins:,} bins to {histogram.n_voxels:,} voxels")
     codec = fit_lloyd_max(histogram, args.bins, args.objective)
     write_codec(codec, args.output)
     figures = codec_figures(codec) | {"skipped": skipped, "n_materials": len(histogram.material_ids)}

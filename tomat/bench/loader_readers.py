@@ -14,7 +14,7 @@ import tensorstore as ts
 from levanter.data.dataset import AsyncDataset, ListAsyncDataset
 from levanter.data.loader import DataLoader
 
-from tomat.base.errors import TomatError
+from tomat.base.memory import peak_memory_bytes, resident_memory_bytes
 from tomat.base.progress import progress
 from tomat.tokens.shards import ShardSet, open_shards
 from tomat.tokens.shuffle import BlockShuffleConfig, ShuffledIndex
@@ -50,9 +50,9 @@ class Reader:
         """Time and memory of every row read once; `name` stands beside the progress."""
         # This wakes JAX, before memory and time are looked at.
         index_us = self._index_cost_us()
-        rss_before = _resident_bytes("VmRSS")
+        rss_before = resident_memory_bytes()
         figures = self._throughput(name)
-        memory = {"rss_before_bytes": rss_before, "peak_rss_bytes": _resident_bytes("VmHWM")}
+        memory = {"rss_before_bytes": rss_before, "peak_rss_bytes": peak_memory_bytes()}
         return {**figures, "index_us": index_us, **memory}
 
     def first_batch_s(self, step: int) -> float:
@@ -143,16 +143,3 @@ class _TensorstoreRows(ListAsyncDataset[TokenExample]):
     async def get_batch(self, indices: Sequence[int]) -> Sequence[TokenExample]:
         rows = await asyncio.gather(*(self._array[i].read() for i in indices))
         return [TokenExample(hax.NamedArray(cast(jax.Array, row.astype(np.int32)), (self._position,))) for row in rows]
-
-
-def _resident_bytes(field: str) -> int:
-    """Memory of this process from Linux's /proc: `VmRSS` now, `VmHWM` at its highest.
-
-    Raises:
-        TomatError: on a system without /proc.
-    """
-    try:
-        lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
-    except FileNotFoundError:
-        raise TomatError("tomat bench loader reads its memory from /proc/self/status, which only Linux has.") from None
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field + ":"))

@@ -1,7 +1,6 @@
 """`tomat bench profile`: how fast a large trace is read and broken down, and in how much memory."""
 
 import argparse
-import resource
 import tempfile
 import time
 from functools import partial
@@ -9,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tomat.base.errors import TomatError
+from tomat.base.memory import peak_memory_bytes
 from tomat.base.reporting import console, write_report
 from tomat.bench.processes import in_own_process
 
@@ -78,7 +78,7 @@ def parse_and_measure(path: Path) -> dict[str, Any]:
     return {
         "wall_seconds": time.perf_counter() - start_wall,
         "cpu_seconds": time.process_time() - start_cpu,
-        "peak_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        "peak_memory_bytes": peak_memory_bytes(),
         "events_parsed": sum(host.event_count for host in trace.hosts),
         "operations": len(breakdown.ops),
         "step_seconds": breakdown.step_seconds,

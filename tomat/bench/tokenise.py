@@ -6,7 +6,6 @@ ratios hold and the absolute figures are a lower bound.
 
 import argparse
 import os
-import resource
 import tempfile
 import time
 from collections.abc import Callable
@@ -17,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from tomat.base.errors import TomatError
+from tomat.base.memory import peak_memory_bytes
 from tomat.base.reporting import console, write_report
 from tomat.base.storage import Store
 from tomat.bench.processes import in_own_process
@@ -152,7 +152,7 @@ def measure_speed(folder: Path, n_materials: int, rounds: int) -> dict[str, Any]
         "patches_per_material": PATCHES,
         **figures,
         "write_over_numpy_searchsorted_cpu_ratio": write / plain,
-        "peak_rss_bytes": _peak_rss_bytes(),
+        "peak_rss_bytes": peak_memory_bytes(),
         **measure_workers(config, codec.sha256, chunks, rounds),
     }
 
@@ -184,8 +184,4 @@ def measure_largest(folder: Path) -> dict[str, Any]:
 def _retokenize_alone(config: RetokenizeConfig) -> int:
     """Write a set in this process alone; its peak memory, bytes."""
     retokenize(config, PoolRunner(1))
-    return _peak_rss_bytes()
-
-
-def _peak_rss_bytes() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return peak_memory_bytes()

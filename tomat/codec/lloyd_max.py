@@ -14,7 +14,7 @@ import numpy as np
 from tomat.base.errors import TomatError
 from tomat.codec.base import CODEC_FORMAT_VERSION, DECODERS, Decoder, check_unit, content_sha256, float32_list
 from tomat.codec.histogram import FIRST_NORMAL_BIN, SHIFT, DensityHistogram, fine_bin_edges
-from tomat.codec.quantiser import FineBins, lloyd
+from tomat.codec.quantiser import FineBins, optimal_cuts
 
 Objective = Literal["absolute", "squared"]
 OBJECTIVES: tuple[Objective, ...] = ("absolute", "squared")
@@ -247,10 +247,9 @@ def fit_lloyd_max(
 def _fit_one(
     histogram: DensityHistogram, fine: FineBins, n: int, objective: Objective
 ) -> tuple[LloydMaxCodec, dict[str, float], int, list[int]]:
-    """The codec of one objective, the NMAE floor of each of its tables, Lloyd's steps, and voxels of each bin above "
-    "0."""
+    """The codec of one objective, the NMAE floor of each of its tables, passes, and voxels of each bin above 0."""
     absolute = objective == "absolute"
-    cuts, steps = lloyd(fine, n, absolute)
+    cuts, passes = optimal_cuts(fine, n, absolute)
     medians, means = fine.medians(cuts), fine.means(cuts)
     smallest = fine_bin_edges(np.array([FIRST_NORMAL_BIN]))
     edges = np.concatenate([smallest, fine.edges(cuts, medians if absolute else means)])
@@ -260,7 +259,7 @@ def _fit_one(
         for name, table in tables.items()
     }
     codec = LloydMaxCodec(histogram.unit, objective, edges, tables["median"], tables["mean"], histogram.max_density)
-    return codec, floors, steps, np.diff(fine.running_counts[cuts]).tolist()
+    return codec, floors, passes, np.diff(fine.running_counts[cuts]).tolist()
 
 
 def _table(values: np.ndarray, edges: np.ndarray) -> np.ndarray:

@@ -56,7 +56,7 @@ def codec_figures(codec: DensityCodec) -> dict[str, Any]:
         "relative_bin_width_by_voxel": quantiles,
         "voxels_per_bin_min": int(counts[1:].min()),
         "voxels_per_bin_max": int(counts[1:].max()),
-        "lloyd_iterations": codec.fit["iterations"],
+        "fit_iterations": codec.fit["iterations"],
         "nmae_floor_fraction": codec.fit["nmae_floor"],
     }
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-import resource
 import signal
 import statistics
 import sys
@@ -25,6 +24,7 @@ import jax
 import jax.monitoring
 
 from tomat.base.errors import TomatError
+from tomat.base.memory import peak_memory_bytes
 from tomat.base.reporting import dump_json, first_line
 from tomat.lab.energy import energy_counter
 from tomat.lab.messages import DEVICE, FAILED, OUT_OF_MEMORY, PROCESS, Request
@@ -265,7 +265,7 @@ def peak_memory() -> tuple[int, str]:
     found = [(device.memory_stats() or {}).get("peak_bytes_in_use") for device in jax.local_devices()]
     if all(found):
         return max(one for one in found if one), DEVICE
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, PROCESS
+    return peak_memory_bytes(), PROCESS
 
 
 def _steps_of(window_seconds: float, warm_seconds: list[float]) -> int:

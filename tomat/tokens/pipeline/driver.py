@@ -209,6 +209,8 @@ def _survey_and_plan(
     found = [material for unit in units for material in findings[unit.index].materials]
     skipped = [SkippedMaterial(*item) for unit in units for item in findings[unit.index].skipped]
     check_skipped(skipped, len(materials), config.n_skipped_allowed(len(materials)), store.url)
+    if config.fits_codec:
+        console.print(f"Fitting {config.bins:,} bins")
     codec = fit_codec(config, store, units)
     structures = gather_structures(store, units, findings)
     promolecule = fit_promolecule(config, store, units)

@@ -6,7 +6,7 @@ same as `tomat train`; overrides follow as `--a.b value`.
 
 import sys
 
-from tomat.app.cli import main
+from tomat.app.entry import main
 
 if __name__ == "__main__":
     sys.exit(main(["train", *sys.argv[1:]]))

@@ -5,7 +5,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # a checkout that is not installed
 
-from tomat.app.cli import main  # noqa: E402 - after the path is set
+from tomat.app.entry import main  # noqa: E402 - after the path is set
 
 if __name__ == "__main__":
     sys.exit(main(["plan", *sys.argv[1:]]))

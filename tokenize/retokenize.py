@@ -2,7 +2,7 @@
 
 import sys
 
-from tomat.app.cli import main
+from tomat.app.entry import main
 
 if __name__ == "__main__":
     sys.exit(main(["retokenize", *sys.argv[1:]]))

@@ -62,3 +62,54 @@ def test_a_key_that_is_none_is_named(text, message):
     with pytest.raises(TomatError) as refused:
         check_keys(yaml.safe_load(text), "a test")
     assert message in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("trainer: {num_train_steps: sixty}", "trainer.num_train_steps to 'sixty'; expected a whole number"),
+        ("loss: {kind: mse}", "loss.kind to 'mse'; expected one of cross_entropy, soft_cross_entropy"),
+        ("optimizer: {type: adamw}", "optimizer.type to 'adamw'; expected one of adafactor, adam, "),
+        ("model: {type: llma}", "model.type to 'llma'; expected one of"),
+        ("slice: v6e-17", "slice 'v6e-17' is not known; expected one of"),
+        ("sharding: zero", "expected one of replicated, zero1, fsdp"),
+        ("optimizer_state_dtype: float16", "expected one of bfloat16, float32 or null"),
+        ("density_dropout: much", "density_dropout to 'much'; expected a number"),
+        ("trackers: {tensorboard: maybe}", "trackers.tensorboard to 'maybe'; expected true or false"),
+        ("trainer: {seed: [1]}", "trainer.seed to [1]; expected a whole number"),
+        ("data: {source: shard}", "expected one of embedded, folder, shards"),
+    ],
+)
+def test_a_value_that_no_such_key_takes_is_named_with_the_choices(text, message):
+    with pytest.raises(TomatError) as refused:
+        check_keys(yaml.safe_load(text), "a test")
+    assert message in str(refused.value)
+
+
+def test_the_choices_are_those_that_are_registered():
+    """`cautious` needs its module imported to be there; what is imported by default must be among the choices."""
+    from levanter.models.lm_model import LmConfig
+    from levanter.optim.config import OptimizerConfig
+
+    from tomat.settings.config import TrainConfig
+
+    assert TrainConfig is not None
+    for field, cls in (("optimizer", OptimizerConfig), ("model", LmConfig)):
+        for name in cls.get_known_choices():
+            check_keys({field: {"type": name}}, "a test")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "trainer: {num_train_steps: '60'}",
+        "optimizer: {learning_rate: 1}",
+        "slice: null",
+        "density_dropout: 0",
+        "trainer: {train_batch_size: [[0, 8]]}",
+        "optimizer: {learning_rate: '1e-3'}",
+        "data: {seq_len: null}",
+    ],
+)
+def test_what_draccus_reads_passes(text):
+    check_keys(yaml.safe_load(text), "a test")

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from haliax import Axis, NamedArray
+from levanter.metrics import fold, unwrap_metrics
 
 from tomat.loss.config import LossConfig
 from tomat.loss.density_loss import density_loss
@@ -16,7 +17,7 @@ from tomat.model.any_decoder import hidden_and_head
 from tomat.model.decoder import DensityDecoderConfig
 from tomat.tokens.vocabulary import DENSITY_BLOCK_START, DENSITY_START, PAD
 from tomat.training.loader import TokenExample
-from tomat.training.step import DensityLossFunction, without_density
+from tomat.training.step import DensityLossFunction, mean_metrics, without_density
 
 BINS, ROWS, LENGTH = 16, 8, 24
 Batch, Position = Axis("batch", ROWS), Axis("position", LENGTH)
@@ -79,3 +80,26 @@ def test_as_many_rows_as_the_share_says_and_both_kinds_logged(model, tokens, sha
         assert ROWS * part == pytest.approx(counts[-1], abs=0.02)
     assert set(counts) == ({4} if share == 0.5 else {2, 3})
     assert np.mean(counts) == pytest.approx(ROWS * share, abs=0.3)
+
+
+def test_microbatches_without_one_kind_of_row_add_up_to_the_batch(model, tokens):
+    """Half the microbatches of one row have no row of either kind: their means alone would be NaN."""
+    hidden, head = hidden_and_head(model, tokens)
+    unread = hax.named(jnp.arange(ROWS) % 2 == 0, Batch)
+
+    def of(rows):
+        parts = (array["batch", rows] for array in (hidden, tokens, unread))
+        here, ids, which = parts
+        _, metrics = density_loss(here, head, ids, config=LOSS.config, target=LOSS.target, unread=which)
+        return mean_metrics(metrics)
+
+    whole = unwrap_metrics(of(hax.dslice(0, ROWS)))
+    folded = of(hax.dslice(0, 1))
+    for row in range(1, ROWS):
+        each = of(hax.dslice(row, 1))
+        folded = {name: fold(folded[name], each[name]) for name in folded}
+    folded = unwrap_metrics(folded)
+    assert float(whole["unread_share"]) == 0.5
+    for name in ("density_loss_unread", "density_loss_read", "unread_share", "density_loss"):
+        assert float(folded[name]) == pytest.approx(float(whole[name]), rel=1e-5)
+    assert whole["density_loss_unread"] != whole["density_loss_read"]

@@ -1,6 +1,8 @@
 """The pages of a run are one artifact of its W&B run, written without a network; what fails is a warning."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 import wandb
@@ -31,7 +33,6 @@ def config(run_dir, *words):
 def test_pages_are_one_artifact_of_the_run(run_dir, tmp_path):
     words = ("--trackers.wandb", json.dumps({"project": "densities", "mode": "offline", "save_code": False}))
     assert keep_pages(config(run_dir, *words), run_dir)
-    wandb.teardown()  # as at the end of the process: what W&B's own process holds is written
     [folder] = (tmp_path / "dir").rglob("offline-run-*")
     assert folder.name.endswith("-tiny")  # the id of the run whose curves are there
     logged = (folder / "run-tiny.wandb").read_bytes()
@@ -39,6 +40,18 @@ def test_pages_are_one_artifact_of_the_run(run_dir, tmp_path):
     assert b"metrics.jsonl" not in logged
     staged = [path.read_text() for path in (tmp_path / "data_dir").rglob("*") if path.is_file()]
     assert {f"what is in {name}" for name in KEPT[:4]} <= set(staged)
+
+
+def test_a_process_that_used_wandb_ends_without_a_word(run_dir):
+    """Levanter's own end of W&B is a thread at the interpreter's exit, which Python 3.12 refuses to start."""
+    code = (
+        "import sys; from levanter.tracker.wandb import WandbConfig; from tomat.training.tracking import end_wandb\n"
+        "settings = WandbConfig(project='densities', mode='offline', save_code=False)\n"
+        "tracker = settings.init('tiny'); tracker.finish(); end_wandb(settings)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=run_dir)
+    assert done.returncode == 0 and "Error" not in done.stderr
+    assert list(run_dir.parents[1].rglob("run-tiny.wandb"))
 
 
 @pytest.mark.parametrize("words", [(), ("--trackers.wandb", "{project: a, mode: disabled}")])

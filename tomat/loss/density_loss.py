@@ -51,7 +51,7 @@ def density_loss(
         config: The loss.
         target: The density ids, and what they stand for.
         unread: Bool `[batch]`: rows whose density the model was not given. Changes no loss; adds the metrics
-            `density_loss_unread` and `density_loss_read`, the mean over either sort of rows, NaN where there is none.
+            `unread_share` of the rows, and `unread_density_loss`, their part of `density_loss`.
 
     Returns:
         The loss, a float32 scalar in `config.unit`, and float32 scalar metrics, each a mean over the sequences of a
@@ -72,9 +72,8 @@ def density_loss(
     sums = cast(LossSums, loss_sums(spec, sharding, inputs))  # custom_vjp does not say what it returns
     metrics = _metrics(spec, sums, constant_metrics)
     if unread is not None:
-        share = jnp.mean(_plain(unread, ("batch",)).astype(jnp.float32))
-        metrics["density_loss_unread"] = lax.stop_gradient(sums.unread_loss / share)
-        metrics["density_loss_read"] = lax.stop_gradient((sums.density_loss - sums.unread_loss) / (1.0 - share))
+        metrics["unread_share"] = jnp.mean(_plain(unread, ("batch",)).astype(jnp.float32))
+        metrics["unread_density_loss"] = lax.stop_gradient(sums.unread_loss)
     return sums.loss, metrics
 
 

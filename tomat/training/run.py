@@ -35,6 +35,7 @@ from tomat.training.preemption import StopRequest
 from tomat.training.restore import initial_state
 from tomat.training.startup import connect, initialise
 from tomat.training.step import Subject, build_trainer
+from tomat.training.tracking import end_wandb
 
 SUBJECT_EVENT = "subject"
 """Of the run's history: what is trained, by content."""
@@ -113,6 +114,7 @@ def train(
                 build_trainer(config, trainer_config, value_table(datasets.codec), tables, subject)
             )
             run.callback(folder.publish)
+            run.callback(end_wandb, config.trackers.wandb)
             run.callback(trainer.tracker.finish)
             state = initial_state(config, trainer, start.source, start.weights, subject)
 

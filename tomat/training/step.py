@@ -85,8 +85,18 @@ class DensityLossFunction:
 
 def mean_metrics(metrics: Mapping[str, jax.Array]) -> dict[str, Metric]:
     """Metrics as Levanter's trainer takes them: means over sequences, so that their mean over equal microbatches is
-    exact."""
-    return {name: Metric.from_value(value, ReductionType.MEAN) for name, value in metrics.items()}
+    exact.
+
+    Of `unread_share` and `unread_density_loss` come `density_loss_unread` and `density_loss_read`, the means over
+    either sort of rows of all microbatches: 0 where a step has none, which `unread_share` says.
+    """
+    means = {name: Metric.from_value(value, ReductionType.MEAN) for name, value in metrics.items()}
+    if "unread_share" in metrics:
+        share, unread = metrics["unread_share"], means.pop("unread_density_loss")._value
+        # Levanter 0.2.227 folds the sums and the counts of a mean, and has no public way to give either.
+        means["density_loss_unread"] = Metric(_value=unread, _count=share)
+        means["density_loss_read"] = Metric(_value=metrics["density_loss"] - unread, _count=1.0 - share)
+    return means
 
 
 def without_density(tokens: NamedArray, unread: NamedArray) -> NamedArray:

@@ -1,5 +1,6 @@
 """What a run says about itself while it trains: `metrics.jsonl`, one JSON object a step, and the progress display."""
 
+import atexit
 import json
 import time
 from collections.abc import Mapping
@@ -9,6 +10,7 @@ from typing import Any
 
 import jax
 from levanter.tracker.tracker import NoopTracker, Tracker, TrackerConfig
+from levanter.tracker.wandb import WandbConfig, _teardown_wandb_service_bounded
 from rich.progress import Progress
 
 from tomat.base.layout import METRICS_FILE
@@ -83,6 +85,18 @@ class JsonLinesTrackerConfig(TrackerConfig):
     def init(self, run_id: str | None) -> Tracker:
         """The tracker on process 0, and one that does nothing elsewhere."""
         return JsonLinesTracker(Path(self.path)) if jax.process_index() == 0 else NoopTracker()
+
+
+def end_wandb(settings: WandbConfig | None) -> None:
+    """End the process that W&B sends from, waiting `service_teardown_timeout` at most; on the first process alone.
+
+    Levanter 0.2.227 does this as the interpreter ends, by a thread, which Python 3.12 then no longer starts: a run that
+    had succeeded ended with a RuntimeError, and W&B's own end, which waits for ever, was left in charge. There is no
+    public way to it.
+    """
+    if settings is not None and jax.process_index() == 0:
+        atexit.unregister(_teardown_wandb_service_bounded)
+        _teardown_wandb_service_bounded(settings.service_teardown_timeout)
 
 
 class TrainingProgress:

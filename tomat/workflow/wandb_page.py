@@ -39,6 +39,7 @@ def keep_pages(config: "TrainConfig", run_dir: Path) -> bool:
         Whether they were logged; in mode `offline`, to the folder that `wandb sync` sends.
     """
     from tomat.base.reporting import console
+    from tomat.training.tracking import end_wandb
 
     wandb = config.trackers.wandb
     if wandb is None or wandb.mode == "disabled":
@@ -55,6 +56,7 @@ def keep_pages(config: "TrainConfig", run_dir: Path) -> bool:
     thread = threading.Thread(target=log, name="wandb-page", daemon=True)
     thread.start()
     thread.join(wandb.background_finish_timeout)
+    end_wandb(wandb)
     if not failed and not thread.is_alive():
         return True
     why = (

@@ -1,0 +1,44 @@
+"""A Ctrl-C at any time of a command's life ends it with one line."""
+
+import subprocess
+import sys
+
+import pytest
+
+from tomat.base.layout import INTERRUPTED_STATUS
+
+AT_IMPORT = """
+import builtins, os, signal, sys
+from tomat.app.entry import main
+
+class Interrupt:
+    def find_spec(self, name, path=None, target=None):
+        if name == {module!r}:
+            for _ in range({times}):
+                os.kill(os.getpid(), signal.SIGINT)
+        return None
+
+sys.meta_path.insert(0, Interrupt())
+sys.exit(main({words!r}))
+"""
+TRAIN = ["train", "--trainer.num_train_steps", "1", "--output_dir"]
+
+
+@pytest.mark.parametrize("times", [1, 2])
+@pytest.mark.parametrize("module", ["tomat.app.cli", "tomat.app.bench_verbs", "jaxlib", "jax._src.dtypes", "levanter"])
+def test_ctrl_c_during_an_import_is_one_line(module, times, tmp_path):
+    code = AT_IMPORT.format(module=module, times=times, words=[*TRAIN, str(tmp_path / "runs")])
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == INTERRUPTED_STATUS
+    assert done.stderr.splitlines() == ["stopped by the user"]
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_handler_goes_with_the_command(capsys):
+    import signal
+
+    from tomat.app.entry import main
+
+    before = signal.getsignal(signal.SIGINT)
+    assert main(["nothing"]) == 2
+    assert signal.getsignal(signal.SIGINT) is before

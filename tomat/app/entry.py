@@ -1,0 +1,60 @@
+"""Where the `tomat` command begins: from here on a Ctrl-C ends in one line."""
+
+import importlib
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from types import FrameType
+
+from tomat.base.layout import INTERRUPTED_STATUS
+
+_LOOK_AGAIN_SECONDS = 0.05
+_waits = False
+"""Whether a Ctrl-C waits for the end of an import."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one verb, as `tomat.app.cli.main`, whose modules are imported here, where a Ctrl-C is awaited already."""
+    before = signal.getsignal(signal.SIGINT)
+    # A shell starts what runs in its background with Ctrl-C ignored.
+    if before is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _interrupt)
+    try:
+        return importlib.import_module("tomat.app.cli").main(argv)
+    except KeyboardInterrupt:
+        return _stopped()
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    """Raise KeyboardInterrupt, but after an import: raised inside, it left jaxlib half imported, and the process ended
+    with `munmap_chunk(): invalid pointer` and SIGABRT. A second Ctrl-C does not wait."""
+    global _waits
+    if not _imports(frame):
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        raise KeyboardInterrupt
+    if number == signal.SIGINT:
+        if _waits:
+            os._exit(_stopped())
+        _waits = True
+        signal.signal(signal.SIGALRM, _interrupt)
+    signal.setitimer(signal.ITIMER_REAL, _LOOK_AGAIN_SECONDS)
+
+
+def _imports(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _stopped() -> int:
+    print("stopped by the user", file=sys.stderr, flush=True)
+    return INTERRUPTED_STATUS
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -74,7 +74,6 @@ def write_quality_page(record: Mapping[str, Any], tracking_dir: Path) -> Path:
     }
     title = f"{record['title'] or record['sweep']}"
     template = PAGE_TEMPLATE.format(title=title, **{name: empty_section(name) for name in contents})
-    page.parent.mkdir(parents=True, exist_ok=True)
     update_document(page, contents, template)
     if _points(record):
         draw_svg(tracking_dir / figure, _draw, record, (6.0, 3.6))

@@ -71,7 +71,6 @@ def write_comparison_page(comparison: Comparison, page: Path) -> Path:
     contents = comparison_sections(comparison, figure.name)
     title = " against ".join(run.name for run in comparison.runs)
     template = PAGE_TEMPLATE.format(title=title, **{name: empty_section(name) for name in contents})
-    page.parent.mkdir(parents=True, exist_ok=True)
     update_document(page, contents, template)
     if any(run.losses for run in comparison.runs):
         draw_svg(figure, _draw, comparison, (7.0, 3.6))

@@ -16,7 +16,7 @@ from tomat.base.layout import (
     PAGE_FILE,
     PREDICTION_FIGURE,
 )
-from tomat.base.reporting import write_text
+from tomat.base.reporting import replacing, write_text
 from tomat.hardware.mfu import TABLE_UTILISATIONS
 from tomat.pages.tables import markdown_table
 from tomat.runs.history import read_events
@@ -96,7 +96,8 @@ def draw_losses(rows: list[dict[str, Any]], path: Path) -> None:
             axes.plot(steps, values, "o-", ms=4, label="held-out compounds")
         axes.set(xlabel="step", ylabel="loss")
         axes.legend(frameon=False)
-        figure.savefig(path, metadata={"Date": None})
+        with replacing(path) as temporary:
+            figure.savefig(temporary, metadata={"Date": None})
         plt.close(figure)
 
 

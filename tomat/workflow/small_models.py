@@ -160,16 +160,19 @@ def keep_named(folder: Path, model: SmallModel, output: Path) -> Path:
     Raises:
         TomatError: The model has no folder of weights.
     """
+    from tomat.base.reporting import writing
+
     place = folder / WEIGHTS_FOLDER if (folder / WEIGHTS_FOLDER).is_dir() else folder
     if not (place / "weights.json").is_file():
         raise TomatError(f"{folder} has no folder of weights to keep; `tomat export` makes one.")
     kept = output / f"{model.name}-nmae{100 * model.free_running_nmae:.2f}"
     if not kept.exists():
-        output.mkdir(parents=True, exist_ok=True)
         work = kept.with_name(f".{kept.name}.part")
-        shutil.rmtree(work, ignore_errors=True)
-        shutil.copytree(place, work)
-        work.rename(kept)
+        with writing(kept):
+            output.mkdir(parents=True, exist_ok=True)
+            shutil.rmtree(work, ignore_errors=True)
+            shutil.copytree(place, work)
+            work.rename(kept)
     return kept
 
 

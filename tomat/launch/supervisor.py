@@ -124,6 +124,9 @@ class Supervisor:
             if self._held:
                 self._give_back()
             raise
+        finally:
+            with contextlib.suppress(OSError):
+                self.launch.sent_environment.unlink(missing_ok=True)
 
     def _supervise(self) -> LaunchReport:
         failures = unlucky = 0

@@ -1,4 +1,4 @@
-"""A command line of every verb that takes a second or so, on files made for it in a folder whose name a test chooses."""
+"""A command of every verb that takes a second or so, on files made in a folder that a test names."""
 
 import argparse
 import json

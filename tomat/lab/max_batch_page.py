@@ -47,7 +47,7 @@ def write_max_batch_page(record: Mapping[str, Any], tracking_dir: Path) -> Path:
         TomatError: The page's markers are broken. Nothing is written then.
     """
     page = tracking_dir / f"{record['name']}.md"
-    if page.exists():
+    if page.is_file():
         find_sections(page.read_text(encoding="utf-8"), str(page))
     searches = [read_search(one) for one in record["searches"]]
     contents = {

@@ -67,7 +67,7 @@ def write_lab_page(record: Mapping[str, Any], tracking_dir: Path, epoch_rows: in
         TomatError: The page's markers are broken, or the record of the plans is damaged. Nothing is written then.
     """
     page = tracking_dir / f"{record['sweep']}.md"
-    if page.exists():
+    if page.is_file():
         find_sections(page.read_text(encoding="utf-8"), str(page))
     rows = [LabRow.from_dict(row) for row in record["rows"]]
     contents = {

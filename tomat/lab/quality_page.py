@@ -62,7 +62,7 @@ def write_quality_page(record: Mapping[str, Any], tracking_dir: Path) -> Path:
         TomatError: The page's markers are broken. Nothing is written then.
     """
     page = page_path(tracking_dir, record["sweep"])
-    if page.exists():
+    if page.is_file():
         find_sections(read_document(page), str(page))
     quality = quality_section(record)
     figure = f"{FIGURES_DIR}/quality-{record['sweep']}.svg"

@@ -106,13 +106,13 @@ def update_document(path: Path, contents: Mapping[str, str], template: str) -> N
     Raises:
         TomatError: the document's markers are broken; it is left as it is.
     """
-    before = read_document(path) if path.exists() else template
+    before = read_document(path) if path.is_file() else template
     write_if_changed(path, replace_sections(before, contents, str(path)))
 
 
 def write_if_changed(path: Path, text: str) -> None:
     """Write `text` to a file unless it holds that already."""
-    if not path.exists() or read_document(path) != text:
+    if not path.is_file() or read_document(path) != text:
         write_text(path, text)
 
 

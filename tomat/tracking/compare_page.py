@@ -66,7 +66,7 @@ def write_comparison_page(comparison: Comparison, page: Path) -> Path:
     Raises:
         TomatError: The page's markers are broken. Nothing is written then.
     """
-    if page.exists():
+    if page.is_file():
         find_sections(read_document(page), str(page))
     figure = page.with_suffix(".svg")
     contents = comparison_sections(comparison, figure.name)

@@ -40,7 +40,7 @@ def write_log_page(log: Log, page: Path) -> Path:
     """
     sections = log_sections(log)
     empty = PAGE_TEMPLATE.format(place=plain(log.place), contents=empty_section(CONTENTS))
-    text = read_document(page) if page.exists() else empty
+    text = read_document(page) if page.is_file() else empty
     known = find_sections(text, str(page))
     # Each new entry with a place for notes below it.
     for name in sections:

@@ -141,7 +141,7 @@ def write_small_models_page(models: Sequence[SmallModel], page: Path, words: str
     Raises:
         TomatError: The page's markers are broken. Nothing is written then.
     """
-    if page.exists():
+    if page.is_file():
         find_sections(page.read_text(encoding="utf-8"), str(page))
     table = markdown_table(HEADER, [model.row(models[0]) for model in models], "lll" + "r" * (len(HEADER) - 3))
     said = (

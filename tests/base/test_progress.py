@@ -3,10 +3,10 @@
 import io
 import time
 
-from rich.console import Console
 from rich.progress import TextColumn
 
 from tomat.base.progress import SpokenProgress
+from tomat.base.reporting import plain_console
 
 
 def lines_of(
@@ -14,7 +14,7 @@ def lines_of(
 ) -> list[str]:
     """What is printed for so many seconds, or until there are so many lines."""
     text = io.StringIO()
-    console = Console(file=text, width=200, force_terminal=terminal)
+    console = plain_console(file=text, width=200, force_terminal=terminal)
     with SpokenProgress(TextColumn("bar"), console=console, first=first, repeat=0.1) as bar:
         task = bar.add_task("Compiling [1000] kernels", total=total)
         ended = time.monotonic() + seconds

@@ -4,14 +4,13 @@ import io
 import re
 import time
 
-from rich.console import Console
-
+from tomat.base.reporting import plain_console
 from tomat.base.stages import Stages
 
 
 def test_a_pipe_gets_a_line_a_stage_and_a_sign_of_life():
     text = io.StringIO()
-    with Stages(Console(file=text, width=200), repeat_seconds=0.2) as stages:
+    with Stages(plain_console(file=text, width=200), repeat_seconds=0.2) as stages:
         stages.show("200m [fast]", "lowering")
         stages.show("200m [fast]", "compiling")
         time.sleep(0.5)
@@ -30,7 +29,7 @@ def test_a_pipe_gets_a_line_a_stage_and_a_sign_of_life():
 
 def test_a_terminal_gets_how_long_each_stage_took():
     text = io.StringIO()
-    with Stages(Console(file=text, width=200, force_terminal=True)) as stages:
+    with Stages(plain_console(file=text, width=200, force_terminal=True)) as stages:
         stages.show("200m", "lowering")
         stages.show("200m", "compiling")
     assert re.search(r"200m: lowering took \d+ s", text.getvalue())

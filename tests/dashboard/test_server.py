@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 import warnings
 from pathlib import Path
 from urllib.parse import unquote
@@ -248,3 +249,53 @@ def test_a_bucket_is_served_as_a_folder_is(runs, bucket):
     assert states[0] == states[1] and states[0]["a run"] == "finished"
     assert found["curves"] == folder.get("/api/run/a%20run").json()["curves"]
     assert found["page"] == "<p>its page</p>"
+
+
+def test_what_a_link_leads_to_outside_is_not_served(runs):
+    secret = runs.parent / "secret.txt"
+    inside = runs / "a run" / "real.html"
+    inside.write_text("<p>its own</p>")
+    (runs / "a run" / "index.html").unlink()
+    (runs / "a run" / "index.html").symlink_to(inside)
+    for name in ("README.md", "loss.svg"):
+        (runs / "a run" / name).symlink_to(secret)
+    for name in ("config.yaml", "metrics.jsonl", "plan.json"):
+        shutil.copytree(BEFORE, runs / f"by-{name}")
+        (runs / f"by-{name}" / name).unlink(missing_ok=True)
+        (runs / f"by-{name}" / name).symlink_to(secret)
+    web = client(runs)
+    assert web.get("/run/a%20run/index.html").text == "<p>its own</p>"
+    page = web.get("/run/a%20run").text
+    assert "README.md</a>" not in page and "index.html</a>" in page
+    for name in ("README.md", "loss.svg"):
+        assert web.get(f"/run/a%20run/{name}").status_code == 404
+    found = {row["name"]: row for row in web.get("/api/").json()["runs"]}
+    for name in ("config.yaml", "metrics.jsonl", "plan.json"):
+        assert found[f"by-{name}"]["state"] == "damaged" and "leads out of the run" in found[f"by-{name}"]["detail"]
+        assert '"secret' not in web.get(f"/api/run/by-{name}").text
+    assert web.get("/api/run/by-metrics.jsonl").status_code == 500
+
+
+def test_what_is_no_file_is_not_waited_for(runs):
+    (runs / "a run" / "index.html").unlink()
+    os.mkfifo(runs / "a run" / "index.html")
+    assert client(runs).get("/run/a%20run/index.html").status_code == 404
+
+
+def test_a_run_that_is_a_link_to_a_folder_is_listed(runs, tmp_path):
+    shutil.copytree(BEFORE, tmp_path / "elsewhere" / "far")
+    (tmp_path / "elsewhere" / "far" / "index.html").write_text("<p>far</p>")
+    (runs / "linked").symlink_to(tmp_path / "elsewhere" / "far")
+    (runs / "to nothing").symlink_to(tmp_path / "nowhere")
+    (runs / "to itself").symlink_to(runs / "to itself")
+    web = client(runs)
+    found = {row["name"]: row for row in web.get("/api/").json()["runs"]}
+    assert sorted(found) == ["a run", "damaged", "empty", "linked"] and found["linked"]["state"] == "finished"
+    assert web.get("/run/linked/index.html").text == "<p>far</p>"
+
+
+def test_the_runs_are_read_before_anyone_asks(runs, monkeypatch):
+    read = threading.Event()
+    monkeypatch.setattr(Listing, "rows", lambda self, real=Listing.rows: (real(self), read.set())[0])
+    with client(runs):
+        assert read.wait(60)

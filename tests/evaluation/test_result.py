@@ -2,11 +2,10 @@ import dataclasses
 import json
 
 import pytest
-from rich.console import Console
 
 from tomat.app.eval_verbs import read_report
 from tomat.base.errors import TomatError
-from tomat.base.reporting import write_json
+from tomat.base.reporting import plain_console, write_json
 from tomat.evaluation.partial import PartialResults
 from tomat.evaluation.result import COLUMNS, FIGURES, LABEL, MaterialResult, TeacherForcedResult
 
@@ -61,7 +60,7 @@ def test_table_says_what_it_is_and_prints_the_baselines_beside_the_model(result)
 
 
 def printed(table, width: int) -> str:
-    console = Console(width=width)
+    console = plain_console(width=width)
     with console.capture() as captured:
         console.print(table)
     return captured.get()

@@ -1,12 +1,17 @@
 """Secrets reach the hosts in a file, and nothing else."""
 
 import subprocess
+import tempfile
+from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tomat.app.cli import main
 from tomat.base.errors import TomatError
-from tomat.launch.environment import check_env_file
+from tomat.launch.environment import main as write_anew
+from tomat.launch.environment import read_env_file, shell_text
 
 SECRET = "s3cr3t-of-the-test"
 
@@ -20,7 +25,74 @@ def env_file(folder, text: str, mode: int = 0o600):
 
 def test_names_are_read_and_values_are_not_told(tmp_path):
     path = env_file(tmp_path, f"# of W&B\nexport WANDB_API_KEY={SECRET}\n\nMODE='a b $x'\n")
-    assert check_env_file(path) == ["WANDB_API_KEY", "MODE"]
+    assert read_env_file(path) == {"WANDB_API_KEY": SECRET, "MODE": "a b $x"}
+
+
+# Line by line as files of secrets are written, and what the training is to find.
+READ = [
+    ("A=b", "b"),
+    ("A=", ""),
+    ("  export\tA='b c' # which is", "b c"),
+    ("A=b#c", "b#c"),
+    ("A='it'\"$\"'s'", None),
+    ('A="it\'s"', "it's"),
+    ("A=it\\'s", "it's"),
+    ("A='a'\"b\"c", "abc"),
+    ('A="a \\"b\\" \\\\ \\$HOME \\`x\\` \\n"', 'a "b" \\ $HOME `x` \\n'),
+    ("A=\"it'$(touch ran)'s\"", None),
+    ("A=\"it'`touch ran`'s\"", None),
+    ("A='$(touch ran)'", "$(touch ran)"),
+    ("A=$HOME", None),
+    ("A=a\u2028b\x85c", "a\u2028b\x85c"),
+    ("A='a\u2028b'", "a\u2028b"),
+    ("A=b\r", "b"),
+    ("A='b'\r", "b"),
+    ("A=a\rb", None),
+    ("A='\0'", None),
+    ("A='\x1b[1m'", None),
+    ("A=b c", None),
+    ("A='b", None),
+    ("A=b\\", None),
+    ("A =b", None),
+    ("\u00c9=b", None),
+    ("A[0]=b", None),
+    ("A=b\nA=c", None),
+]
+
+
+@pytest.mark.parametrize(("line", "value"), READ)
+def test_the_training_gets_what_the_line_says_or_nothing_is_sent(tmp_path, line, value):
+    """As a shell reads the file that is written anew: nothing in it is run."""
+    source, target = tmp_path / "train.env", tmp_path / "env"
+    source.write_bytes(f"# a\n\n{line}\nZ=last".encode())
+    source.chmod(0o600)
+    if value is None:
+        with pytest.raises(TomatError, match="line [34]"):
+            read_env_file(source)
+        assert write_anew([str(source), str(target)]) == 2 and not target.exists()
+        return
+    assert read_env_file(source) == {"A": value, "Z": "last"}
+    assert write_anew([str(source), str(target)]) == 0 and target.stat().st_mode & 0o777 == 0o600
+    script = 'set -a; . ./env; set +a; printf \'%s|%s\' "$A" "$Z"'
+    said = subprocess.run(["bash", "-c", script], cwd=tmp_path, capture_output=True, check=True)
+    assert (said.stdout.decode(), said.stderr) == (f"{value}|last", b"") and not (tmp_path / "ran").exists()
+
+
+@given(st.dictionaries(st.sampled_from("ABC_"), st.text(st.characters(codec="utf-8", exclude_categories=["Cc"]))))
+@settings(max_examples=300, deadline=None)
+def test_what_is_written_anew_says_the_same(variables):
+    with tempfile.TemporaryDirectory() as folder:
+        path = env_file(Path(folder), shell_text(variables))
+        assert read_env_file(path) == variables
+
+
+def test_what_is_no_utf8_is_refused_with_its_line(tmp_path):
+    path = tmp_path / "train.env"
+    path.write_bytes(b"A=b\nB=" + SECRET.encode() + b"\xff\n")
+    path.chmod(0o600)
+    with pytest.raises(TomatError, match="line 2 is not UTF-8") as refused:
+        read_env_file(path)
+    assert SECRET not in str(refused.value)
 
 
 @pytest.mark.parametrize(
@@ -28,16 +100,16 @@ def test_names_are_read_and_values_are_not_told(tmp_path):
     [
         (f"A={SECRET}", 0o640, "mode 640.*chmod 600"),
         (f"A={SECRET}\n{SECRET}", 0o600, "line 2 is no variable"),
-        (f"A={SECRET} B", 0o600, "line 1 is no variable"),
-        (f"A='{SECRET}", 0o600, "line 1 is no variable"),
-        (f"1A={SECRET}", 0o600, "line 1 is no variable"),
+        (f"A={SECRET} B", 0o600, "line 1 .A. goes on behind a blank"),
+        (f"A='{SECRET}", 0o600, "line 1 .A. has a quote that is not closed"),
+        (f"1A={SECRET}", 0o600, "line 1 has no name of a variable"),
         (f'A="$(rm {SECRET})"', 0o600, "line 1 .A. has a character that a shell acts on"),
         (f"A={SECRET};reboot", 0o600, "a shell acts on"),
     ],
 )
 def test_what_a_shell_would_do_more_with_is_refused(tmp_path, text, mode, message):
     with pytest.raises(TomatError, match=message) as refused:
-        check_env_file(env_file(tmp_path, text, mode))
+        read_env_file(env_file(tmp_path, text, mode))
     assert SECRET not in str(refused.value)
 
 
@@ -45,7 +117,7 @@ def test_a_file_in_git_is_refused(world):
     path = env_file(world.checkout, f"A={SECRET}")
     subprocess.run(["git", "add", path.name], check=True)
     with pytest.raises(TomatError, match="is in git"):
-        check_env_file(path)
+        read_env_file(path)
 
 
 def test_the_training_has_the_variables_and_nobody_else(world, capfd):

@@ -66,8 +66,8 @@ def test_hosts_are_asked_for_as_they_are_wanted():
     assert f"--runtime-version=v2-beta {wanted}" in dataclasses.replace(made, queued_resource=True).create.line
     to_hosts = [command.line for command in made.commands() if " ssh " in command.line or " scp " in command.line]
     assert len(to_hosts) == 7 and all("--internal-ip " in line for line in to_hosts)
-    [sent] = [line for line in to_hosts if "secrets.env" in line]
-    assert "scp secrets.env tomat-a:tomat-launch/env --worker=all --scp-flag=-p" in sent
+    [sent] = [line for line in to_hosts if "launch/env " in line]
+    assert "launch/env tomat-a:tomat-launch/env --worker=all --scp-flag=-p" in sent
     assert ". ../env" in made.start.line and ". ../env" not in launch().start.line
 
 

@@ -61,3 +61,13 @@ def test_the_iris_form_is_printed(world, capsys):
     assert main([*WORDS, "--iris", "marin", "--trainer.num_train_steps", "7"]) == 0
     line = capsys.readouterr().out.splitlines()[-1]
     assert line.startswith("iris --cluster=marin job run") and line.endswith("--trainer.num_train_steps 7")
+
+
+def test_what_gcloud_says_is_shown_as_it_is(world, capfd):
+    """A slice is paid for by then: brackets in an answer must not end the process that gives it back."""
+    world.answer("create", "RESOURCE_EXHAUSTED: [/red] in [link=x]a[bold]b[/x]")
+    world.behave(0)
+    words = [*WORDS, "--slice", "v6e-4", "--poll_seconds", "0.3", "--backoff_seconds", "0.01"]
+    assert main([*words, "--execute", "--json", "report.json"]) == 0
+    assert "[/red] in [link=x]a[bold]b[/x]" in "".join(capfd.readouterr().out.splitlines())
+    assert world.machines() == []

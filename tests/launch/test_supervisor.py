@@ -2,13 +2,14 @@
 
 import dataclasses
 import json
+import shutil
 import threading
 import time
 
 import pytest
 
 from tomat.base.errors import TomatError
-from tomat.launch.command import run_command
+from tomat.launch.command import Command, run_command
 from tomat.launch.gcloud import TpuLaunch
 from tomat.launch.supervisor import Ending, RestartPolicy, Supervisor, _judge
 
@@ -225,3 +226,37 @@ def test_the_verb_runs_what_it_prints_and_writes_figures(world, capsys):
         assert line.startswith("gcloud compute tpus")
     figures = json.loads((world.checkout / "figures.json").read_text())
     assert figures["endings"] == ["was stopped in good order", "finished"] and figures["attempts"] == 2
+
+
+def test_a_report_that_nobody_can_read_ends_nothing(world, capfd):
+    def full(text: str) -> None:
+        raise OSError(28, "No space left on device")
+
+    world.behave("preempt", 0)
+    told = supervisor()
+    told.say = full
+    assert told.supervise().endings == ["lost its machines", "finished"]
+    assert world.machines() == []
+    assert "attempt 2 finished" in capfd.readouterr().err
+
+
+def test_an_error_of_this_process_does_not_leave_a_slice_running(world):
+    world.behave("wait")
+    broken = supervisor()
+    broken.run = lambda command: run_command(command) if command != broken.launch.status else 1 / 0
+    with pytest.raises(ZeroDivisionError):
+        broken.supervise()
+    assert world.verbs()[0] == "create" and world.machines() == []
+
+
+def test_a_checkout_that_cannot_be_packed_does_not_leave_a_slice_running(world):
+    shutil.rmtree(world.checkout / ".git")
+    with pytest.raises(TomatError, match="git archive.* ended with status"):
+        supervisor().supervise()
+    assert world.verbs() == ["create", "delete"] and world.machines() == []
+
+
+def test_output_that_is_no_text_is_read(world):
+    for quiet in (False, True):
+        command = Command("a", ("printf", r"\377 [/x]"), 10, quiet)
+        assert run_command(command).output == "\ufffd [/x]"

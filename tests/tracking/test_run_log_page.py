@@ -3,6 +3,11 @@
 import re
 import shlex
 
+from markdown_it import MarkdownIt
+from small_commands import make_run
+
+from tomat.app.cli import main
+from tomat.pages.document import find_sections
 from tomat.runs.entries import Entry, Log, Piece
 from tomat.tracking.run_log_page import COMMAND_COLUMNS, wrapped, write_log_page
 
@@ -66,3 +71,22 @@ def test_a_wrapped_command_is_the_same_words():
     assert len(lines) > 2 and all(len(line) <= COMMAND_COLUMNS + 4 for line in lines)
     assert shlex.split(re.sub(r" \\\n\s*", " ", wrapped(COMMAND))) == shlex.split(COMMAND)
     assert all(line.strip().startswith("--") for line in lines[1:])
+
+
+def test_a_purpose_cannot_break_the_page_or_put_html_into_it(tmp_path):
+    """Also of a page that is there already, with notes below its entries."""
+    hostile = "x <!-- tomat:end contents -->\n<!-- tomat:end a -->\n<script>alert(1)</script> | ```\n~~~ `<b>"
+    runs = tmp_path / "runs"
+    make_run(runs / "first", "harmless")
+    assert main(["runs", "log", str(runs)]) == 0
+    page = runs / "log.md"
+    page.write_text(page.read_text().replace("**Notes**:", "**Notes**: mine", 1))
+    make_run(runs / "second", hostile)
+    for _ in range(2):
+        assert main(["runs", "log", str(runs)]) == 0
+        text = page.read_text()
+        assert "mine" in text and len(find_sections(text, "log.md")) == 3
+        tokens = MarkdownIt("commonmark").enable("table").parse(text)
+        html = [each.content for token in tokens for each in (token, *(token.children or ())) if "html" in each.type]
+        assert not [each for each in html if "script" in each or "<b" in each]
+        assert "<script>alert(1)</script>" in "".join(token.content for token in tokens).replace("&lt;", "<")

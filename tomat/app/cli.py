@@ -4,7 +4,10 @@ Each `*_verbs.py` beside this file registers its own verbs; those modules import
 and a wrong verb answer at once, and a verb pays only for what it uses.
 """
 
+import contextlib
+import errno
 import importlib
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -12,7 +15,7 @@ from pathlib import Path
 
 from tomat import __version__
 from tomat.base.arguments import STANDARD_OUTPUT, Parser
-from tomat.base.errors import RetryableError, TomatError
+from tomat.base.errors import FULL_ERRNOS, RetryableError, TomatError
 from tomat.base.layout import INTERRUPTED_STATUS, REFUSED_STATUS, RETRY_STATUS
 
 COMMAND_MODULES = (
@@ -34,6 +37,7 @@ COMMAND_MODULES = (
     "tomat.app.runs_verbs",
     "tomat.app.page_verbs",
 )
+DISK_ERRNOS = FULL_ERRNOS | {errno.EIO, errno.EROFS}
 EXAMPLES = Path(__file__).with_name("examples.txt")
 """What the help of each verb ends with."""
 
@@ -74,6 +78,10 @@ def run_verb(parser: Parser, argv: Sequence[str] | None = None) -> int:
     # Levanter imports transformers, which advises on every start that PyTorch is missing; nothing here wants it.
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
 
+    # A file's name may hold bytes that are no text in this encoding; it is shown with their numbers.
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+
     def run() -> int:
         words = sys.argv[1:] if argv is None else argv
         args, args.overrides = parser.parse_known_args(words)
@@ -86,20 +94,46 @@ def run_verb(parser: Parser, argv: Sequence[str] | None = None) -> int:
         with json_on_standard_output() as args.json:
             return args.run(args)
 
-    return report_errors(run)
+    def run_and_flush() -> int:
+        status = run()
+        # What standard output cannot take is told here and not by the interpreter's end, with a traceback.
+        sys.stdout.flush()
+        return status
+
+    return report_errors(run_and_flush)
 
 
 def report_errors(run) -> int:
-    """Call `run`, and turn a TomatError into one line on standard error and its status: 2, or 75 to try again."""
+    """Call `run`, and turn a TomatError into one line on standard error and its status: 2, or 75 to try again.
+
+    So it does with what no code can help, a disk that takes no more: standard output, and the system's temporary files
+    and caches, lie on one too. Files that were asked for are named by `tomat.base.reporting.writing`.
+    """
     try:
         return run()
     except TomatError as error:
         # A path or a value that the error names may hold line breaks.
         print("error:", *str(error).splitlines(), file=sys.stderr)
         return RETRY_STATUS if isinstance(error, RetryableError) else REFUSED_STATUS
+    except OSError as error:
+        if error.errno not in DISK_ERRNOS:
+            raise
+        what = "" if error.filename is None else f"{error.filename}: "
+        print(f"error: {what}{error.strerror}. Make room, or write elsewhere.", file=sys.stderr)
+        _close_full_output()
+        return REFUSED_STATUS
     except KeyboardInterrupt:
         print("stopped by the user", file=sys.stderr)
         return INTERRUPTED_STATUS
+
+
+def _close_full_output() -> None:
+    """What standard output did not take, the interpreter's end would try to write once more."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        with contextlib.suppress(OSError):
+            sys.stdout.close()
 
 
 if __name__ == "__main__":

@@ -123,12 +123,12 @@ def run_launch(args: argparse.Namespace) -> int:
 
 
 def _tpu_launch(args: argparse.Namespace, config: "TrainConfig") -> "TpuLaunch":
-    from tomat.launch.environment import check_env_file
+    from tomat.launch.environment import read_env_file
     from tomat.launch.gcloud import TpuLaunch, tpu_name_for
 
     assert config.slice is not None
     if args.env_file is not None:
-        print(f"# from {args.env_file}, by name: {', '.join(check_env_file(args.env_file)) or 'nothing'}")
+        print(f"# from {args.env_file}, by name: {', '.join(read_env_file(args.env_file)) or 'nothing'}")
     return TpuLaunch(
         run_name=config.run_name,
         slice_name=config.slice,

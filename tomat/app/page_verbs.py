@@ -40,6 +40,8 @@ def run_page(args: argparse.Namespace) -> int:
     """Make the page, write it, show it."""
     import time
 
+    from rich.text import Text
+
     from tomat.base.reporting import console, readable_bytes, write_report
     from tomat.html.density import LOOKED_AT
     from tomat.html.document import write_page
@@ -48,7 +50,7 @@ def run_page(args: argparse.Namespace) -> int:
     started = time.monotonic()
     rules = rules_of(args.species, [*(args.accept or ()), *LOOKED_AT.accept])
     output = args.output or default_output(args.target)
-    with console.status(f"reading {args.target}"):
+    with console.status(Text(f"reading {args.target}")):
         page = page_of(args.target, reference=args.reference, device_kind=args.device_kind, rules=rules)
         size = write_page(output, page)
     took = time.monotonic() - started

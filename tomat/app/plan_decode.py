@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from rich.text import Text
+
 from tomat.app.plan_step import compile_arguments, stages_of
 from tomat.base.reporting import console
 from tomat.base.stages import DONE
@@ -78,7 +80,7 @@ def print_decoders(report: Mapping[str, Any], top: int) -> None:
     grid, patch = (" x ".join(map(str, report[key])) for key in ("grid", "patch_shape_voxels"))
     for plan in report["decoders"].values():
         how = "from the cache" if plan["cached"] else f"compiled in {plan['compile_seconds']:.0f} s"
-        console.print(f"[bold]{plan['decoder']} decoder[/bold], {plan['compiler']}, {how}")
+        console.print(Text.assemble((f"{plan['decoder']} decoder", "bold"), f", {plan['compiler']}, {how}"))
         if plan["kv_cache_bytes"] is not None:
             kept = f"keys and values kept: {gib(plan['kv_cache_bytes'])}, kv_cache_dtype {plan['kv_cache_dtype']}"
             console.print(kept, markup=False)
@@ -86,10 +88,8 @@ def print_decoders(report: Mapping[str, Any], top: int) -> None:
         if plan["fits"]:
             print_breakdown(Breakdown.from_dict(plan["breakdown"], "the plan"), top)
             print_support([Support(**part) for part in plan["rests_on"]])
-    console.print(
-        f"[bold]{report['run_name']}[/bold] on {report['slice']}: a cell of {grid} voxels "
-        f"with {report['atoms']} atoms, {report['patches']:,} patches of {patch}"
-    )
+    cell = f"a cell of {grid} voxels with {report['atoms']} atoms, {report['patches']:,} patches of {patch}"
+    console.print(Text.assemble((report["run_name"], "bold"), f" on {report['slice']}: {cell}"))
     for note in report["notes"]:
         console.print(f"note: {note}", markup=False)
     view = table("a cell", "decoder", "rounds", "patches", "HBM", "a batch", "batches", "a cell", "from", "to", "bound")

@@ -15,7 +15,7 @@ import yaml
 
 from tomat.base.errors import TomatError
 from tomat.base.layout import CONFIG_FILE
-from tomat.base.reporting import console, write_report, write_text
+from tomat.base.reporting import console, replacing, write_report, write_text
 from tomat.base.stages import Stages
 from tomat.hardware.mfu import step_report
 from tomat.planning.compile.child import EXECUTABLE_FILE
@@ -141,8 +141,8 @@ def write_outputs(args: argparse.Namespace, plan: Plan) -> None:
         write_text(args.emit, head + yaml.safe_dump(values, sort_keys=False))
         console.print(f"wrote {args.emit}", highlight=False)
     if args.executable is not None:
-        args.executable.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(plan.compiled.folder / EXECUTABLE_FILE, args.executable)
+        with replacing(args.executable) as temporary:
+            shutil.copyfile(plan.compiled.folder / EXECUTABLE_FILE, temporary)
         console.print(f"wrote {args.executable}", highlight=False)
 
 

@@ -50,7 +50,7 @@ def run_fit(args: argparse.Namespace) -> int:
     import numpy as np
 
     from tomat.base.progress import progress
-    from tomat.base.reporting import console, replacing, write_report, write_text
+    from tomat.base.reporting import console, write_bytes, write_report, write_text
     from tomat.codec.inputs import demo_inputs, path_inputs
     from tomat.density.promolecule import PromoleculeFit
 
@@ -61,9 +61,7 @@ def run_fit(args: argparse.Namespace) -> int:
 
     def save() -> None:
         if kept is not None:
-            kept.parent.mkdir(parents=True, exist_ok=True)
-            with replacing(kept) as temporary:
-                temporary.write_bytes(fit.to_bytes())
+            write_bytes(kept, fit.to_bytes())
 
     fit = PromoleculeFit()
     if kept is not None and kept.exists():

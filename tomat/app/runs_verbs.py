@@ -155,6 +155,8 @@ _ORIGINS = ("fork", "warm_start")
 
 def run_verify(args: argparse.Namespace) -> int:
     """Check runs; status 1 if one is damaged."""
+    from rich.text import Text
+
     from tomat.base.progress import progress
     from tomat.base.reporting import console, counted, write_report
     from tomat.runs.checkpoints import list_checkpoints
@@ -168,11 +170,8 @@ def run_verify(args: argparse.Namespace) -> int:
             verdicts.append(verify_run(record, list_checkpoints(url, record.temporary_url, read_data=True)))
     for verdict in verdicts:
         colour, word = ("red", "damaged") if verdict.problems else ("green", "sound")
-        console.print(
-            f"[{colour}]{word}[/{colour}] {verdict.name}: {counted(verdict.checkpoints, 'whole checkpoint')}, "
-            f"{counted(verdict.log_lines, 'line')} of log",
-            highlight=False,
-        )
+        found = f"{counted(verdict.checkpoints, 'whole checkpoint')}, {counted(verdict.log_lines, 'line')} of log"
+        console.print(Text.assemble((word, colour), f" {verdict.name}: {found}"))
         for problem in verdict.problems:
             console.print(f"  {problem}", highlight=False, markup=False)
         for note in verdict.notes:
@@ -187,7 +186,7 @@ def run_log(args: argparse.Namespace) -> int:
     from pathlib import Path
 
     from tomat.base.errors import TomatError
-    from tomat.base.reporting import console, counted, write_report
+    from tomat.base.reporting import console, counted, warn, write_report
     from tomat.runs.entries import read_log
     from tomat.runs.published import is_remote
     from tomat.runs.run_log import RUN
@@ -203,7 +202,7 @@ def run_log(args: argparse.Namespace) -> int:
     if log.damaged_lines:
         console.print(f"{counted(log.damaged_lines, 'damaged line')} of the log left out", highlight=False)
     for url, reason in log.unreadable.items():
-        console.print(f"[yellow]warning:[/yellow] {url}: {reason}", highlight=False)
+        warn(f"{url}: {reason}")
     console.print(f"wrote {page}", highlight=False)
     entries = [entry.to_dict() for entry in log.entries]
     write_report(
@@ -215,6 +214,7 @@ def run_log(args: argparse.Namespace) -> int:
 def run_compare(args: argparse.Namespace) -> int:
     """Print a comparison, and write its page where that is asked for."""
     from rich.table import Table
+    from rich.text import Text
 
     from tomat.base.reporting import console, write_report
     from tomat.runs.compare import compare_runs
@@ -247,7 +247,7 @@ def run_compare(args: argparse.Namespace) -> int:
     else:
         console.print("the runs have no step in common that has a loss")
     for reason in comparison.not_comparable:
-        console.print(f"[yellow]losses cannot be compared:[/yellow] {reason}", highlight=False)
+        console.print(Text.assemble(("losses cannot be compared:", "yellow"), f" {reason}"))
     if args.output is not None:
         console.print(f"wrote {write_comparison_page(comparison, args.output)}", highlight=False)
     write_report(args.json, comparison.to_dict())

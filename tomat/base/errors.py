@@ -1,6 +1,30 @@
 """The exceptions a user is meant to read."""
 
+import errno
 from collections.abc import Iterator
+
+PASSING_ERRNOS = frozenset(
+    {
+        errno.EAGAIN,
+        errno.EBUSY,
+        errno.EMFILE,
+        errno.ENFILE,
+        errno.ENOMEM,
+        errno.ESTALE,
+        errno.ETIMEDOUT,
+        errno.ENOTCONN,
+        errno.ECONNRESET,
+        errno.EHOSTDOWN,
+        errno.EHOSTUNREACH,
+        errno.ENETDOWN,
+        errno.ENETUNREACH,
+    }
+)
+"""What the operating system says of a network, of a mounted bucket or NFS that does not answer, and of a machine short
+of handles or memory; none of it is the fault of a file."""
+
+FULL_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+"""What it says where there is no room left: on the disk, in the quota, or for one file."""
 
 
 class TomatError(Exception):

@@ -53,7 +53,7 @@ class SpokenProgress(Progress):
                 done = f"{task.completed:,.0f}" + (f" of {task.total:,.0f}" if task.total is not None else "")
                 left = "" if task.time_remaining is None else f", about {task.time_remaining:,.0f} s left"
                 line = f"{task.description}: {done} after {task.elapsed or 0:,.0f} s{left}"
-                self.console.print(line, markup=False, highlight=False, soft_wrap=True)
+                self.console.print(line, highlight=False, soft_wrap=True)
 
 
 def progress(*, first: float = FIRST_SECONDS, repeat: float = REPEAT_SECONDS, **columns: str) -> SpokenProgress:
@@ -61,13 +61,13 @@ def progress(*, first: float = FIRST_SECONDS, repeat: float = REPEAT_SECONDS, **
 
     Args:
         first, repeat: Seconds until the first line elsewhere than on a terminal, and from one line to the next.
-        columns: further columns, name to Rich markup with the task's fields, such as `rate="{task.fields[rate]}"`.
+        columns: further columns, name to text with the task's fields, such as `rate="{task.fields[rate]}"`.
     """
     return SpokenProgress(
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
-        *(TextColumn(markup) for markup in columns.values()),
+        *(TextColumn(text, markup=False) for text in columns.values()),
         TimeElapsedColumn(),
         TextColumn("left"),
         TimeRemainingColumn(),

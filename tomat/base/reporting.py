@@ -11,9 +11,27 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.text import Text
 
-console = Console(width=None if sys.stdout.isatty() else 132)
+from tomat.base.errors import PASSING_ERRNOS, RetryableError, TomatError
+
+
+def plain_console(**settings: Any) -> Console:
+    """A console that shows every text as it is, in tables too. Rich's own takes `[...]` and `:...:` of a path, of a
+    purpose or of what another program said for markup, of which it loses letters or ends with an error.
+
+    What is to have a style says so by name: `style=`, or a `rich.text.Text`.
+    """
+    return Console(markup=False, emoji=False, **settings)
+
+
+console = plain_console(width=None if sys.stdout.isatty() else 132)
 """Standard output. In a pipe or a file, where Rich would assume 80 columns, tables get the width they need."""
+
+
+def warn(text: str) -> None:
+    """Print a warning, on standard output as what it stands beside."""
+    console.print(Text.assemble(("warning:", "yellow"), " ", text))
 
 
 def counted(number: int, noun: str, plural: str | None = None) -> str:
@@ -61,24 +79,60 @@ def dump_json(value: Mapping[str, Any]) -> str:
 
 
 @contextlib.contextmanager
+def writing(
+    path: str | os.PathLike[str], remedy: str = "Make room, change its rights, or name another place."
+) -> Iterator[None]:
+    """Everything that writes to the file or folder `path` stands in this block; `remedy` says what to do about it.
+
+    Raises:
+        TomatError: The disk is full, this user has no right, something else is in the way; a `RetryableError` of a
+            disk that does not answer.
+    """
+    try:
+        yield
+    except OSError as error:
+        said = f"{path} cannot be written: {error.strerror or first_line(error)}."
+        if error.errno in PASSING_ERRNOS:
+            raise RetryableError(f"{said} Try again.") from error
+        raise TomatError(f"{said} {remedy}") from error
+
+
+@contextlib.contextmanager
 def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     """A path to write to; what lies there takes the place of `path` in one step as the block ends without an error.
 
-    It has the suffix of `path`, by which libraries choose a format or a compression, and lies on the same disk.
+    It has the suffix of `path`, by which libraries choose a format or a compression, and lies on the same disk. The
+    folder of `path` is made where it is missing.
+
+    Raises:
+        TomatError: As `writing`; what was there before is as it was.
     """
     target = Path(path)
-    with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as folder:
-        temporary = Path(folder) / target.name
-        yield temporary
-        os.replace(temporary, target)
+    # A device or a pipe, such as /dev/stdout, is written to; a file in its place would be nobody's wish.
+    stream = target.exists() and not target.is_file()
+    with writing(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        beside = {} if stream else {"dir": target.parent, "prefix": f".{target.name}."}
+        with tempfile.TemporaryDirectory(**beside) as folder:
+            temporary = Path(folder) / target.name
+            yield temporary
+            if stream:
+                target.write_bytes(temporary.read_bytes())
+            else:
+                os.replace(temporary, target)
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:
     """Write `text` to the local file `path` in one step: a reader sees the old content or the new, never a part."""
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as temporary:
         # Half of a surrogate pair, as damaged JSON can hold, is written as its escape.
         temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
+
+
+def write_bytes(path: str | os.PathLike[str], content: bytes) -> None:
+    """Write `content` to the local file `path` in one step."""
+    with replacing(path) as temporary:
+        temporary.write_bytes(content)
 
 
 def write_json(path: str | os.PathLike[str], value: Mapping[str, Any]) -> None:

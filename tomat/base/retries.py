@@ -11,7 +11,7 @@ import random
 import time
 from collections.abc import Callable
 
-from tomat.base.errors import RetryableError, causes
+from tomat.base.errors import PASSING_ERRNOS, RetryableError, causes
 from tomat.base.reporting import counted
 
 STORAGE_TRIES = 7
@@ -20,26 +20,6 @@ minute in all. TensorStore's own default, 32 waits of up to 32 s, would hide an 
 
 LONGEST_WAIT_SECONDS = 16.0
 """Between two tries; the wait doubles from half a second."""
-
-PASSING_ERRNOS = frozenset(
-    {
-        errno.EAGAIN,
-        errno.EBUSY,
-        errno.EMFILE,
-        errno.ENFILE,
-        errno.ENOMEM,
-        errno.ESTALE,
-        errno.ETIMEDOUT,
-        errno.ENOTCONN,
-        errno.ECONNRESET,
-        errno.EHOSTDOWN,
-        errno.EHOSTUNREACH,
-        errno.ENETDOWN,
-        errno.ENETUNREACH,
-    }
-)
-"""What the operating system says of a network, of a mounted bucket or NFS that does not answer, and of a machine short
-of handles or memory; none of it is the fault of a file."""
 
 
 class UnreachableError(RetryableError):

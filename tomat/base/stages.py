@@ -8,6 +8,8 @@ import time
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, Task, TextColumn, TimeElapsedColumn
 
+from tomat.base.reporting import plain_console
+
 REPEAT_SECONDS = 30.0
 """Where nobody watches a spinner (a pipe, a log), a line this often says that a stage still runs."""
 
@@ -24,7 +26,7 @@ class Stages:
     """
 
     def __init__(self, console: Console | None = None, repeat_seconds: float = REPEAT_SECONDS) -> None:
-        self._console = console or Console(stderr=True)
+        self._console = console or plain_console(stderr=True)
         self._repeat_seconds = repeat_seconds
         self._began = time.monotonic()
         self._lock = threading.Lock()
@@ -78,7 +80,7 @@ class Stages:
 
     def _say(self, text: str) -> None:
         line = f"[{time.monotonic() - self._began:5.0f} s] {text}"
-        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+        self._console.print(line, highlight=False, soft_wrap=True)
 
     def _repeat(self) -> None:
         while not self._ended.wait(min(POLL_SECONDS, self._repeat_seconds / 4)):

@@ -9,8 +9,8 @@ from urllib.request import url2pathname
 
 import tensorstore as ts
 
-from tomat.base.errors import RetryableError, TomatError
-from tomat.base.retries import PASSING_ERRNOS, STORAGE_TRIES
+from tomat.base.errors import PASSING_ERRNOS, RetryableError, TomatError
+from tomat.base.retries import STORAGE_TRIES
 
 ARRAY_NAME = "tokens.zarr"
 MANIFEST_NAME = "manifest.json"

@@ -52,7 +52,7 @@ def report(
     """Print the table and why candidates were refused, write `--json`, and with `--write` the best one's `entry`."""
     console.print(table)
     for reason in sorted({row["refused"] for row in rows if "refused" in row}):
-        console.print(f"[dim]{reason}[/dim]", soft_wrap=True)
+        console.print(reason, style="dim", soft_wrap=True)
     write_report(args.json, {"shape": vars(shape), "candidates": rows})
     if args.write and entry is not None:
         write_entry(entry)

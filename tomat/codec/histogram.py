@@ -8,13 +8,12 @@ takes a shift and no logarithm. Beside the count a bin keeps the sum of its dens
 import os
 from dataclasses import dataclass, field
 from io import BytesIO
-from pathlib import Path
 from typing import Self
 
 import numpy as np
 
 from tomat.base.errors import TomatError
-from tomat.base.reporting import replacing
+from tomat.base.reporting import write_bytes
 from tomat.codec.base import UNIT_E_PER_A3, check_unit
 
 MANTISSA_BITS = 13
@@ -148,9 +147,7 @@ class DensityHistogram:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write `to_bytes` to a file, in one step."""
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path) as temporary:
-            temporary.write_bytes(self.to_bytes())
+        write_bytes(path, self.to_bytes())
 
     @classmethod
     def load(

@@ -109,6 +109,5 @@ def draw_codec(codec: LloydMaxCodec, path: Path) -> None:
         lower.set_xlabel(f"density, {unit}")
         lower.set_xscale("log")
         metadata = {"Date": None} if path.suffix == ".svg" else {"Software": None}
-        path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as temporary:
             figure.savefig(temporary, dpi=120, metadata=metadata)

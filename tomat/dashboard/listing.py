@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
+import os
 import statistics
 import threading
 import time
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import fsspec
+from fsspec.implementations.local import LocalFileSystem
 
 from tomat.base.documents import is_figure, mapping, parse_json, parse_yaml
 from tomat.base.errors import TomatError
@@ -25,7 +29,7 @@ from tomat.runs.summary import MFU_STEPS, RunSummary, summarise
 
 PLAN_FILE = "plan.json"
 """In a run's folder, if somebody has put it there: `tomat plan --like RUN --json RUN/plan.json`."""
-HEAD_BYTES, TAIL_BYTES = 2**16, 2**18
+HEAD_BYTES, TAIL_BYTES = 2**14, 2**16
 """Of a log: what the first loss, and the last steps and newest validation, are read from."""
 FRESH_SECONDS = 5.0
 """How long a list is shown to everyone who asks before the place is looked at again."""
@@ -84,6 +88,11 @@ class Listing:
                 self._looked = time.monotonic()
             return self._rows
 
+    def look_ahead(self) -> None:
+        """Read all runs before somebody asks; what is wrong is told to who asks."""
+        with contextlib.suppress(TomatError):
+            self.rows()
+
     def _row(self, url: str) -> RunRow:
         name = url.rsplit("/", 1)[-1]
         try:
@@ -101,6 +110,22 @@ class Listing:
         return row
 
 
+def own_path(files: Any, root: str, name: str) -> str:
+    """The path of a run's file, whose links lead nowhere else: what they lead to would be shown to whoever asks.
+
+    Raises:
+        TomatError: They lead out of the run, or to what is no file.
+    """
+    path = f"{root}/{name}"
+    if isinstance(files, LocalFileSystem) and os.path.lexists(path):
+        real = os.path.realpath(path)
+        if not Path(real).is_relative_to(os.path.realpath(root)):
+            raise TomatError(f"{path} is a link that leads out of the run; put the file itself there.")
+        if os.path.exists(real) and not os.path.isfile(real) and not os.path.isdir(real):
+            raise TomatError(f"{path} is no file.")
+    return path
+
+
 def _mark(url: str) -> object:
     """What is other when a run's small files are."""
     files, root = fsspec.core.url_to_fs(url)
@@ -108,7 +133,7 @@ def _mark(url: str) -> object:
     found = []
     with explaining_storage(f"{url} cannot be read"):
         for name in (CONFIG_FILE, METRICS_FILE, HISTORY_FILE, PLAN_FILE):
-            path = f"{root}/{name}"
+            path = own_path(files, root, name)
             found.append((files.size(path), files.modified(path)) if files.exists(path) else None)
     return found
 

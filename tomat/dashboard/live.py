@@ -10,6 +10,7 @@ import fsspec
 
 from tomat.base.layout import METRICS_FILE
 from tomat.base.storage import explaining_storage
+from tomat.dashboard.listing import own_path
 from tomat.html.metrics import CurveReader, Metrics
 from tomat.html.thinning import kept_points
 
@@ -43,7 +44,7 @@ class LiveLog:
             TomatError: The log cannot be read.
         """
         files, root = fsspec.core.url_to_fs(self.url)
-        path, written = f"{root}/{METRICS_FILE}", None
+        path, written = own_path(files, root, METRICS_FILE), None
         with self._lock, explaining_storage(f"{self.url}/{METRICS_FILE} cannot be read"):
             files.invalidate_cache()
             if not files.exists(path):

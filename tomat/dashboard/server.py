@@ -6,11 +6,14 @@ ever made of what is asked for. Only GET and HEAD are answered.
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import importlib.resources
 import secrets
 import socket
-from collections.abc import Callable
+import threading
+from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 import fsspec
 import uvicorn
@@ -27,7 +30,7 @@ from tomat.base.errors import RetryableError, TomatError
 from tomat.base.layout import HTML_FILE, LOSS_FIGURE, PAGE_FILE
 from tomat.base.reporting import console, counted, to_jsonable
 from tomat.base.storage import explaining_storage
-from tomat.dashboard.listing import Listing, RunRow
+from tomat.dashboard.listing import Listing, RunRow, own_path
 from tomat.dashboard.live import LiveLogs, drawn_curves
 from tomat.dashboard.pages import order_of, run_page, runs_page, shown_of
 from tomat.html.document import POLICY, asset
@@ -77,7 +80,9 @@ def make_app(place: str, *, host: str = LOOPBACK, token: str | None = None) -> S
             return _missing("run")
         filesystem, root = fsspec.core.url_to_fs(row.url)
         with explaining_storage(f"{row.url} cannot be read"):
-            there = [name for name in OPEN_FILES if filesystem.exists(f"{root}/{name}")]
+            there = [
+                name for name in OPEN_FILES if filesystem.exists(f"{root}/{name}") and _own(filesystem, root, name)
+            ]
         return HTMLResponse(run_page(row, there))
 
     def one_file(request: Request) -> Response:
@@ -85,6 +90,8 @@ def make_app(place: str, *, host: str = LOOPBACK, token: str | None = None) -> S
         if row is None or name not in OPEN_FILES:
             return _missing("file")
         filesystem, root = fsspec.core.url_to_fs(row.url)
+        if not _own(filesystem, root, name):
+            return _missing("file")
         with explaining_storage(f"{row.url}/{name} cannot be read"):
             try:
                 content = filesystem.cat_file(f"{root}/{name}")
@@ -124,7 +131,14 @@ def make_app(place: str, *, host: str = LOOPBACK, token: str | None = None) -> S
     if token is not None:
         middleware.append(Middleware(BaseHTTPMiddleware, dispatch=_who_knows(token)))
     middleware += [Middleware(BaseHTTPMiddleware, dispatch=_closed), Middleware(GZipMiddleware)]
-    return Starlette(routes=routes, middleware=middleware, exception_handlers={TomatError: _refused})
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        # Nobody has to ask first: 200 runs take seconds, and each later look hundredths of one.
+        threading.Thread(target=listing.look_ahead, daemon=True).start()
+        yield
+
+    return Starlette(routes=routes, middleware=middleware, exception_handlers={TomatError: _refused}, lifespan=lifespan)
 
 
 def serve(place: str, *, host: str, port: int, with_token: bool) -> None:
@@ -148,6 +162,13 @@ def serve(place: str, *, host: str, port: int, with_token: bool) -> None:
         except OSError as error:
             raise TomatError(f"{host}:{port} cannot be listened at: {error.strerror}. Give another --port.") from None
     uvicorn.run(app, host=host, port=port, log_level="warning", access_log=False)
+
+
+def _own(files: Any, root: str, name: str) -> bool:
+    """Whether a file is the run's, and not what a link in it leads to."""
+    with contextlib.suppress(TomatError):
+        return bool(own_path(files, root, name))
+    return False
 
 
 def _live_program() -> str:

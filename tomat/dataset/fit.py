@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tomat.base.errors import TomatError
 from tomat.base.progress import progress
-from tomat.base.reporting import console, replacing, write_text
+from tomat.base.reporting import console, write_bytes, write_text
 from tomat.codec.files import load_codec, write_codec
 from tomat.codec.histogram import DensityHistogram
 from tomat.codec.lloyd_max import LloydMaxCodec, Objective, fit_lloyd_max
@@ -67,8 +67,7 @@ def fit_codec_and_promolecule(
                 sums.add(grid, material_id=name)
             if time.monotonic() - saved > SAVE_EVERY_SECONDS:
                 histogram.save(kept_histogram)
-                with replacing(kept_sums) as temporary:
-                    temporary.write_bytes(sums.to_bytes())
+                write_bytes(kept_sums, sums.to_bytes())
                 saved = time.monotonic()
         promolecule = replace(sums.solve(), valences=known)
     codec = choose_codec(histogram, most_bins, objective, floor)

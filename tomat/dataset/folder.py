@@ -15,7 +15,7 @@ from typing import Any
 
 from tomat.base.checked_json import parse_checked, with_checksum
 from tomat.base.errors import TomatError
-from tomat.base.reporting import console, counted, write_text
+from tomat.base.reporting import console, counted, write_text, writing
 from tomat.base.retries import with_retries
 from tomat.base.storage import Store
 from tomat.codec.lloyd_max import Objective
@@ -124,10 +124,8 @@ def prepare_folder(place: str, request: FolderRequest, folder: Path, run_name: s
     found = find_densities([place], accept=request.accept)
     check_species_apply((file.path for file in found.files), request.rules)
     _refuse_other_source(folder, run_name)
-    try:
+    with writing(folder, "Set --output_dir to a folder that this user may write."):
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise TomatError(f"{folder} cannot be made: {error.strerror or error}. Set --output_dir.") from error
     with _locked(folder):
         recorded = _recorded(folder)
         if recorded is not None:
@@ -371,7 +369,9 @@ def _refuse_other_content(recorded: Sequence[Mapping[str, Any]], looked: Survey,
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
     """The folder for one process at a time; another waits, and then finds what the first has made."""
-    with (folder / LOCK_FILE).open("a") as file:
+    with writing(folder):
+        file = (folder / LOCK_FILE).open("a")
+    with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:

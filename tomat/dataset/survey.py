@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tomat.base.errors import RetryableError, TomatError
 from tomat.base.progress import progress
-from tomat.base.reporting import counted, first_line
+from tomat.base.reporting import counted, first_line, writing
 from tomat.dataset.contents import Material, file_sha256
 from tomat.density.find import DensityFile, ignored_words
 from tomat.density.grid import DensityGrid
@@ -85,15 +85,18 @@ def survey(
     known = _answers(kept)
     found: list[Material] = []
     left_out = dict(ignored)
-    with kept.open("a", encoding="utf-8") as answers, progress() as bar:
+    with writing(kept):
+        answers = kept.open("a", encoding="utf-8")
+    with answers, progress() as bar:
         for file in bar.track(files, description="Reading densities"):
             key = hashes[file.path]
             answer = known.get(key)
             if answer is None:
                 answer = _look(file, key, read)
                 words = answer if isinstance(answer, str) else answer.to_dict()
-                answers.write(json.dumps({"file_sha256": key, "found": words}) + "\n")
-                answers.flush()
+                with writing(kept):
+                    answers.write(json.dumps({"file_sha256": key, "found": words}) + "\n")
+                    answers.flush()
             if isinstance(answer, str):
                 left_out[file.path] = answer
             else:

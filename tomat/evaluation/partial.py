@@ -8,6 +8,7 @@ from typing import Any
 
 from tomat.base.documents import parse_json
 from tomat.base.errors import TomatError
+from tomat.base.reporting import write_text, writing
 from tomat.evaluation.result import MaterialResult
 
 
@@ -28,8 +29,7 @@ class PartialResults:
         self.done = self._read()
         # Written anew, because a killed process may have left half a line at the end.
         lines = [self._header, *(json.dumps(asdict(result), sort_keys=True) for result in self.done.values())]
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        self.path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+        write_text(self.path, "".join(f"{line}\n" for line in lines))
 
     def _read(self) -> dict[str, MaterialResult]:
         """Finished materials of the same settings, by id; a torn last line is dropped."""
@@ -50,5 +50,5 @@ class PartialResults:
 
     def add(self, result: MaterialResult) -> None:
         """Keep one finished material."""
-        with self.path.open("a", encoding="utf-8") as file:
+        with writing(self.path), self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(asdict(result), sort_keys=True) + "\n")

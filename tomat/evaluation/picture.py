@@ -239,7 +239,6 @@ def _draw(plane: DensityPlane, target: Path, panels: list[Panel], title: str) ->
             figure.colorbar(mesh, ax=axes, orientation="horizontal", label=label, shrink=0.85)
         figure.suptitle(title)
         metadata = {".png": {"Software": None}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}[target.suffix]
-        target.parent.mkdir(parents=True, exist_ok=True)
         with replacing(target) as temporary:
             figure.savefig(temporary, dpi=120, metadata=metadata)
     return target

@@ -210,10 +210,7 @@ def write_page(path: Path, page: Page) -> int:
         TomatError: It is too large, or the file cannot be written. Nothing is written then.
     """
     written = page_html(page)
-    try:
-        write_text(path, written)
-    except OSError as error:
-        raise TomatError(f"{path} cannot be written: {error.strerror or error}. Give another --output.") from None
+    write_text(path, written)
     return path.stat().st_size
 
 

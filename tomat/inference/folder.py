@@ -332,10 +332,7 @@ def _read_lines(path: Path) -> dict[str, Line]:
                 lines[line["name"]] = line
     whole = "".join(_as_text(line) for line in lines.values())
     if whole != text:
-        try:
-            write_text(path, whole)
-        except OSError as error:
-            raise OutputError(f"cannot write {path}: {error.strerror}.") from error
+        write_text(path, whole)
     return lines
 
 

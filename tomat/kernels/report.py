@@ -169,7 +169,6 @@ def calibrate_kernels(
         "chips": {**kept, **records},
         "refused": sorted([*kept_refused, *new_refused], key=lambda row: row["line"]),
     }
-    tracking_dir.mkdir(parents=True, exist_ok=True)
     write_json(tracking_dir / RECORD_FILE, record)
     update_document(tracking_dir / PAGE, sections(record), TEMPLATE)
     console.print(f"wrote {tracking_dir / PAGE}", highlight=False)

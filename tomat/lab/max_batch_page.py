@@ -14,6 +14,7 @@ from tomat.lab.page import BUSY_SHARE, MIB
 from tomat.lab.record import median
 from tomat.pages.document import empty_section, find_sections, update_document
 from tomat.pages.tables import UNKNOWN, markdown_table, percent
+from tomat.pages.text import plain
 
 PAGE_TEMPLATE = """# The largest batch: {name}
 
@@ -46,7 +47,7 @@ def write_max_batch_page(record: Mapping[str, Any], tracking_dir: Path) -> Path:
         TomatError: The page's markers are broken. Nothing is written then.
     """
     page = tracking_dir / f"{record['name']}.md"
-    if page.exists():
+    if page.is_file():
         find_sections(page.read_text(encoding="utf-8"), str(page))
     searches = [read_search(one) for one in record["searches"]]
     contents = {
@@ -54,7 +55,7 @@ def write_max_batch_page(record: Mapping[str, Any], tracking_dir: Path) -> Path:
         "largest": largest_section(searches),
         "probes": probes_section(searches),
     }
-    template = PAGE_TEMPLATE.format(name=record["name"], **{name: empty_section(name) for name in contents})
+    template = PAGE_TEMPLATE.format(name=plain(record["name"]), **{name: empty_section(name) for name in contents})
     update_document(page, contents, template)
     return page
 

@@ -15,6 +15,7 @@ from tomat.lab.messages import OUT_OF_MEMORY
 from tomat.lab.record import LabRow, median, order
 from tomat.pages.document import empty_section, find_sections, update_document
 from tomat.pages.tables import UNKNOWN, markdown_table, percent
+from tomat.pages.text import plain
 from tomat.tracking.figures import draw_svg
 from tomat.tracking.report import FIGURES_DIR
 from tomat.tuning.changes import override_words
@@ -66,7 +67,7 @@ def write_lab_page(record: Mapping[str, Any], tracking_dir: Path, epoch_rows: in
         TomatError: The page's markers are broken, or the record of the plans is damaged. Nothing is written then.
     """
     page = tracking_dir / f"{record['sweep']}.md"
-    if page.exists():
+    if page.is_file():
         find_sections(page.read_text(encoding="utf-8"), str(page))
     rows = [LabRow.from_dict(row) for row in record["rows"]]
     contents = {
@@ -76,7 +77,7 @@ def write_lab_page(record: Mapping[str, Any], tracking_dir: Path, epoch_rows: in
         "epochs": epochs_section(rows, epoch_rows),
         "planned": planned_section(record["sweep"], rows, tracking_dir),
     }
-    template = PAGE_TEMPLATE.format(title=record["title"], **{name: empty_section(name) for name in contents})
+    template = PAGE_TEMPLATE.format(title=plain(record["title"]), **{name: empty_section(name) for name in contents})
     update_document(page, contents, template)
     return page
 

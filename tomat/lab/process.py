@@ -19,7 +19,7 @@ from typing import Any
 import psutil
 
 from tomat.base.errors import TomatError
-from tomat.base.reporting import readable_bytes
+from tomat.base.reporting import readable_bytes, writing
 from tomat.lab.messages import FAILED, OUT_OF_MEMORY, PROCESS, TOO_LONG, Limits, Request, RowError
 
 POLL_SECONDS = 0.05
@@ -45,12 +45,8 @@ class RowProcess:
         self._limits, self._on_stage, self._log = limits, on_stage, Path(request.log)
         self._scratch, self._memory_source = Path(request.scratch_dir), None
         for folder in (self._log.parent, self._scratch):
-            try:
+            with writing(folder, "Make room, or give another --work_dir."):
                 folder.mkdir(parents=True, exist_ok=True)
-            except OSError as error:
-                raise TomatError(
-                    f"{folder} cannot be made: {error.strerror or error}. Make room, or give another --work_dir."
-                ) from None
         on_stage("starting")
         began = time.monotonic()
         self._connection, theirs = context.Pipe()

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tomat.base.errors import TomatError
+from tomat.base.reporting import writing
 
 if TYPE_CHECKING:
     from tomat.settings.config import TrainConfig
@@ -27,15 +28,13 @@ def training_compounds(folder: Path) -> Path:
     """
     from tomat.density.demo.embedded import DATA_DIR, demo_materials
 
-    try:
+    with writing(folder, "Make room, or give another --work_dir."):
         folder.mkdir(parents=True, exist_ok=True)
         for material in demo_materials("train"):
             link, target = folder / f"{material.material_id}.zarr", DATA_DIR / f"{material.material_id}.zarr"
             if not link.is_symlink() or link.readlink() != target:
                 link.unlink(missing_ok=True)
                 link.symlink_to(target)
-    except OSError as error:
-        raise TomatError(f"{folder} cannot be made: {error.strerror or error}. Set --work_dir.") from None
     return folder
 
 
@@ -80,4 +79,5 @@ def share_data(made: Path, run: Path, config: TrainConfig, other: TrainConfig) -
     source, target = made / DATA_FOLDER, run / DATA_FOLDER
     if same and not target.exists() and (source / MADE_FILE).exists():
         # Files are replaced, not written to, once they are whole; a link to one is as good as a copy.
-        shutil.copytree(source, target, copy_function=os.link, ignore=shutil.ignore_patterns("*.lock"))
+        with writing(target):
+            shutil.copytree(source, target, copy_function=os.link, ignore=shutil.ignore_patterns("*.lock"))

@@ -12,6 +12,7 @@ from rich.table import Table
 from tomat.base.reporting import counted
 from tomat.pages.document import empty_section, find_sections, read_document, update_document
 from tomat.pages.tables import UNKNOWN, markdown_table, percent, signed
+from tomat.pages.text import plain
 from tomat.tracking.figures import draw_svg
 from tomat.tracking.report import FIGURES_DIR
 from tomat.tuning.changes import override_words
@@ -61,7 +62,7 @@ def write_quality_page(record: Mapping[str, Any], tracking_dir: Path) -> Path:
         TomatError: The page's markers are broken. Nothing is written then.
     """
     page = page_path(tracking_dir, record["sweep"])
-    if page.exists():
+    if page.is_file():
         find_sections(read_document(page), str(page))
     quality = quality_section(record)
     figure = f"{FIGURES_DIR}/quality-{record['sweep']}.svg"
@@ -73,8 +74,7 @@ def write_quality_page(record: Mapping[str, Any], tracking_dir: Path) -> Path:
         "seeds": seeds_section(record),
     }
     title = f"{record['title'] or record['sweep']}"
-    template = PAGE_TEMPLATE.format(title=title, **{name: empty_section(name) for name in contents})
-    page.parent.mkdir(parents=True, exist_ok=True)
+    template = PAGE_TEMPLATE.format(title=plain(title), **{name: empty_section(name) for name in contents})
     update_document(page, contents, template)
     if _points(record):
         draw_svg(tracking_dir / figure, _draw, record, (6.0, 3.6))

@@ -220,13 +220,7 @@ def write_record(path: Path, record: Mapping[str, Any]) -> None:
     Raises:
         TomatError: There is no room, or no permission. What was on record stays.
     """
-    try:
-        write_json(path, record)
-    except OSError as error:
-        raise TomatError(
-            f"{path} cannot be written: {error.strerror or error}. What was on record before stays; make room and run "
-            "the lab again, it goes on from there."
-        ) from None
+    write_json(path, record)
 
 
 def order(rows: Sequence[LabRow]) -> list[LabRow]:

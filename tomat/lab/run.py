@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from tomat.base.errors import TomatError
-from tomat.base.reporting import to_jsonable
+from tomat.base.reporting import to_jsonable, writing
 from tomat.hardware.mfu import MFU_KEYS
 from tomat.lab.compare import start_noise
 from tomat.lab.messages import DEVICE, MEASURED, READY, Limits, Request, RowError
@@ -402,11 +402,9 @@ def alone_in(work_dir: Path) -> Iterator[None]:
     Raises:
         TomatError: Somebody does, or the folder cannot be made.
     """
-    try:
+    with writing(work_dir, "Make room, or give another --work_dir."):
         work_dir.mkdir(parents=True, exist_ok=True)
         file = (work_dir / "lab.lock").open("a")
-    except OSError as error:
-        raise TomatError(f"{work_dir} cannot be written: {error.strerror or error}; give another --work_dir.") from None
     with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from rich.text import Text
+
 from tomat.base.regions import same_region
 from tomat.base.reporting import console
 from tomat.launch.command import Command, Result
@@ -54,8 +56,8 @@ class _Question:
 def print_line(line: CheckLine) -> None:
     """Show an answer, and below it what to do."""
     colour = {"ok": "green", "failed": "red", "unknown": "yellow"}[line.state]
-    console.print(f"[{colour}]{line.state:7}[/{colour}]", end=" ")
-    console.print(f"{line.name}: {line.said}", markup=False, highlight=False, soft_wrap=True)
+    said = Text.assemble((f"{line.state:7}", colour), f" {line.name}: {line.said}")
+    console.print(said, soft_wrap=True)
     if line.remedy:
         console.print(f"        {line.remedy}", markup=False, highlight=False, soft_wrap=True)
 

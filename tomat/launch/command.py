@@ -1,5 +1,6 @@
 """One external command: what a dry run prints and what an execution runs are the same object."""
 
+import contextlib
 import shlex
 import shutil
 import subprocess
@@ -74,7 +75,12 @@ def run_command(command: Command) -> Result:
     if command.quiet:
         try:
             done = subprocess.run(
-                command.argv, capture_output=True, text=True, timeout=command.timeout_seconds, stdin=subprocess.DEVNULL
+                command.argv,
+                capture_output=True,
+                encoding="utf-8",
+                errors="replace",
+                timeout=command.timeout_seconds,
+                stdin=subprocess.DEVNULL,
             )
         except subprocess.TimeoutExpired:
             return Result(TIMEOUT_STATUS, "", f"no answer within {command.timeout_seconds:.0f} s")
@@ -82,16 +88,23 @@ def run_command(command: Command) -> Result:
     kept: deque[str] = deque(maxlen=KEPT_LINES)
     began = time.monotonic()
     with subprocess.Popen(
-        command.argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, text=True
+        command.argv,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        stdin=subprocess.DEVNULL,
+        encoding="utf-8",
+        errors="replace",
     ) as process:
         timer = threading.Timer(command.timeout_seconds, process.kill)
         timer.start()
         try:
             assert process.stdout is not None
             for line in process.stdout:
-                sys.stdout.write(line)
-                sys.stdout.flush()
                 kept.append(line)
+                # That nobody can read it any more does not end the command.
+                with contextlib.suppress(OSError, ValueError):
+                    sys.stdout.write(line)
+                    sys.stdout.flush()
             status = process.wait()
         finally:
             timer.cancel()

@@ -1,27 +1,44 @@
-"""`--env_file`: variables of the training's environment that no log, command line or configuration may show."""
+"""`--env_file`: variables of the training's environment that no log, command line or configuration may show.
 
+`python -m tomat.launch.environment FILE OUTPUT` writes them anew, for the shell of the hosts.
+"""
+
+import os
 import re
 import shlex
 import stat
 import subprocess
+import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from tomat.base.errors import TomatError
+from tomat.base.layout import REFUSED_STATUS
+from tomat.base.reporting import writing
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
+_LINE = re.compile(r"[ \t]*(?:export[ \t]+)?(?P<name>[^= \t]+)=(?P<value>.*)", re.DOTALL)
+_WORDS = re.compile(r"'[^']*'|\"(?:[^\"\\]|\\.)*\"|\\.|[^'\"\\ \t]", re.DOTALL)
+"""What a value is put together from, as in a shell: in single quotes, in double quotes, one character after a
+backslash, or one that stands for itself."""
+BLANKS = " \t"
+"""What a shell ends a word at, of all white space that Unicode has."""
+_ESCAPED = '"\\$`'
+"""What a backslash escapes in double quotes."""
 
 
-def check_env_file(path: Path) -> list[str]:
-    """Judge a file of variables before it is sent to hosts whose shell will read it.
+def read_env_file(path: Path) -> dict[str, str]:
+    r"""The variables of a file, each value as a text: nothing in it is run or unfolded.
 
     Args:
-        path: Lines `NAME=VALUE` or `export NAME=VALUE`, values quoted as for a shell; empty lines, and lines that begin
-            with `#`.
-
-    Returns:
-        The names, in order. Errors name lines, never values.
+        path: UTF-8. Lines `NAME=VALUE` or `export NAME=VALUE`, which may end as on Windows; empty lines, and lines that
+            begin with `#`. A value may stand in quotes, whole or in parts, as for a shell: nothing is special in single
+            ones, a backslash before `"`, `\`, `$` and a backquote in double ones. What follows ` #` is a comment.
 
     Raises:
-        TomatError: others may read the file, git has it (it would be sent with the checkout, and is in the history), or
-            a line is something else.
+        TomatError: Others may read the file, git has it (it would be sent with the checkout, and is in the history), it
+            is not UTF-8, a line is something else, or a shell would run or unfold a value. Names the line, never a
+            value.
     """
     mode = stat.S_IMODE(path.stat().st_mode)
     if mode & 0o077:
@@ -29,24 +46,79 @@ def check_env_file(path: Path) -> list[str]:
     tracked = subprocess.run(["git", "ls-files", "--error-unmatch", "--", str(path)], capture_output=True)
     if tracked.returncode == 0:
         raise TomatError(f"{path} is in git; take it out (`git rm --cached {path}`), and change the secrets it holds.")
-    names = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-        if not line.strip() or line.lstrip().startswith("#"):
-            continue
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise TomatError(f"{path} cannot be read: {error.strerror or error}.") from None
+    found: dict[str, str] = {}
+    # Not `splitlines`, which ends a line at U+2028, at a form feed and at others that a value may hold.
+    for number, line in enumerate(data.removeprefix(b"\xef\xbb\xbf").split(b"\n"), 1):
+        where = f"{path}: line {number}"
         try:
-            words = shlex.split(line)
-        except ValueError:
-            words = []
-        words = words[1:] if words[:1] == ["export"] else words
-        name, equals, _ = words[0].partition("=") if len(words) == 1 else ("", "", "")
-        if not equals or not re.fullmatch(r"[A-Za-z_]\w*", name):
+            text = line.removesuffix(b"\r").decode("utf-8")
+        except UnicodeDecodeError:
+            raise TomatError(f"{where} is not UTF-8; save the file as UTF-8.") from None
+        if not text.strip(BLANKS) or text.lstrip(BLANKS).startswith("#"):
+            continue
+        match = _LINE.fullmatch(text)
+        if match is None:
+            raise TomatError(f"{where} is no variable; expected NAME=VALUE.")
+        name = match["name"]
+        if not _NAME.fullmatch(name):
             raise TomatError(
-                f"{path}: line {number} is no variable; expected NAME=VALUE, the value in quotes if it has spaces."
+                f"{where} has no name of a variable before '='; expected letters, digits and '_', no digit first."
             )
-        # The shell of the hosts would run or unfold these, in double quotes too.
-        if re.search(r"[$`;&|<>()]", re.sub(r"'[^']*'", "", line)):
-            raise TomatError(
-                f"{path}: line {number} ({name}) has a character that a shell acts on; put the value in single quotes."
-            )
-        names.append(name)
-    return names
+        if name in found:
+            raise TomatError(f"{where} gives {name} a second time; leave one of them.")
+        found[name] = _value(match["value"], f"{where} ({name})")
+    return found
+
+
+def _value(text: str, where: str) -> str:
+    """What a shell would take `text` for; what it would run or unfold is refused."""
+    if any(character < " " and character != "\t" for character in text) or "\x7f" in text:
+        raise TomatError(f"{where} holds a control character; write the value without it.")
+    parts: list[str] = []
+    place = 0
+    while place < len(text) and text[place] not in BLANKS:
+        match = _WORDS.match(text, place)
+        if match is None:
+            raise TomatError(f"{where} has a quote that is not closed, or a backslash at its end.")
+        word, place = match.group(), match.end()
+        acted_on = "[$`]" if word[0] == '"' else "[$`;&|<>()]"
+        if word[0] not in "'\\" and re.search(acted_on, re.sub(r"\\.", "", word)):
+            raise TomatError(f"{where} has a character that a shell acts on; put the value in single quotes.")
+        if word[0] == "'":
+            parts.append(word[1:-1])
+        elif word[0] == '"':
+            parts.append(re.sub(rf"\\([{re.escape(_ESCAPED)}])", r"\1", word[1:-1]))
+        else:
+            parts.append(word[-1])
+    rest = text[place:].strip(BLANKS)
+    if rest and not rest.startswith("#"):
+        raise TomatError(f"{where} goes on behind a blank; put the value in quotes if it has spaces.")
+    return "".join(parts)
+
+
+def shell_text(variables: Mapping[str, str]) -> str:
+    """The lines that a shell reads the same variables from, whatever their values hold."""
+    return "".join(f"{name}={shlex.quote(value)}\n" for name, value in variables.items())
+
+
+def main(argv: list[str]) -> int:
+    """Write the variables of one file to another, which nobody else may read; returns the exit status."""
+    source, target = map(Path, argv)
+    try:
+        text = shell_text(read_env_file(source))
+        with writing(target):
+            target.unlink(missing_ok=True)
+            with open(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+                file.write(text)
+    except TomatError as error:
+        print("error:", error, file=sys.stderr)
+        return REFUSED_STATUS
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

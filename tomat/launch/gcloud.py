@@ -4,6 +4,7 @@ Flags as in https://cloud.google.com/sdk/gcloud/reference/compute/tpus/tpu-vm an
 """
 
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -206,15 +207,24 @@ class TpuLaunch:
         return self._gcloud("state of the slice: READY, PREEMPTED, ...", words, timeout_seconds=120, quiet=True)
 
     @property
+    def sent_environment(self) -> Path:
+        """What `env_file` is written to on its way to the hosts; readable by nobody else."""
+        return self.folder / ENV_FILE
+
+    @property
     def pack(self) -> list[Command]:
         """Put the commit that is checked out, and the configuration, into the launch's folder."""
         folder = str(self.folder)
         archive = ("git", "archive", "--format=tar.gz", f"--output={folder}/checkout.tgz", "HEAD")
-        return [
+        commands = [
             Command("a folder for what is sent and for logs", ("mkdir", "-p", folder), 60),
             Command("pack the commit that is checked out", archive, 300),
             Command("and the configuration as it is now", ("cp", self.config_path, f"{folder}/config.yaml"), 60),
         ]
+        if self.env_file is not None:
+            module = (sys.executable, "-m", "tomat.launch.environment", str(self.env_file), str(self.sent_environment))
+            commands.append(Command("and the environment, quoted for the shell of the hosts", module, 60))
+        return commands
 
     @property
     def install(self) -> list[Command]:
@@ -228,8 +238,9 @@ class TpuLaunch:
         if self.env_file is not None:
             target = f"{self.tpu_name}:{FOLDER}/{ENV_FILE}"
             # -p: readable by nobody else there either, as `environment.py` demands it here.
-            words = ("tpu-vm", "scp", str(self.env_file), target, "--worker=all", "--scp-flag=-p", *self._reach)
+            words = ("tpu-vm", "scp", str(self.sent_environment), target, "--worker=all", "--scp-flag=-p", *self._reach)
             commands.append(self._gcloud("send the environment to every host", words, timeout_seconds=1200))
+            commands.append(Command("and keep no copy of it here", ("rm", "-f", str(self.sent_environment)), 60))
         if self.data_disk is not None:
             commands.append(self._on_all_hosts("mount the disk on every host", MOUNT_SCRIPT, timeout_seconds=300))
         return [*commands, self._on_all_hosts("install on every host", INSTALL_SCRIPT, timeout_seconds=1800)]

@@ -1,6 +1,8 @@
 """Keep one launch alive: create the slice, start the training, watch, restart, collect logs, give the slice back."""
 
+import contextlib
 import enum
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -101,6 +103,8 @@ class Supervisor:
     """Do not give the slice back."""
     report: LaunchReport = field(default_factory=LaunchReport)
     _installed: bool = False
+    _held: bool = False
+    """There may be a slice, which is paid for."""
     _logs_at: float = 0.0
     _unanswered: str = ""
 
@@ -109,15 +113,29 @@ class Supervisor:
 
         Raises:
             TomatError: The training refused its input or failed too often, or gcloud refused a request for another
-                reason than capacity. Logs are collected and the slice is given back before, unless it is to be kept.
+                reason than capacity. Logs are collected and the slice is given back before, unless it is to be kept;
+                so it is at any other error of this process.
         """
+        try:
+            return self._supervise()
+        except TomatError:
+            raise
+        except Exception:
+            if self._held:
+                self._give_back()
+            raise
+        finally:
+            with contextlib.suppress(OSError):
+                self.launch.sent_environment.unlink(missing_ok=True)
+
+    def _supervise(self) -> LaunchReport:
         failures = unlucky = 0
         while True:
             attempt = len(self.report.endings) + 1
             started = time.monotonic()
             ending, why = self._attempt(attempt)
             self.report.endings.append(ending.value)
-            self.say(f"attempt {attempt} {ending.value}{f': {why}' if why else ''}")
+            self._say(f"attempt {attempt} {ending.value}{f': {why}' if why else ''}")
             if ending is Ending.FINISHED:
                 self._give_back()
                 return self.report
@@ -133,7 +151,7 @@ class Supervisor:
                 self._stop_trying(f"{self.policy.max_restarts} restarts are used up")
             if ending in _FAILURES or ending is Ending.NO_CAPACITY:
                 wait = self.policy.wait_seconds(max(failures, unlucky))
-                self.say(f"next attempt in {wait:.0f} s")
+                self._say(f"next attempt in {wait:.0f} s")
                 self.report.waited_seconds += wait
                 time.sleep(wait)
 
@@ -144,9 +162,22 @@ class Supervisor:
 
     def _give_back(self) -> None:
         if self.keep:
-            self.say(f"kept, at its price: {self.launch.tpu_name}. Give it back with: {self.launch.delete.line}")
-        elif not self.run(self.launch.delete).ok:
-            self.say(f"NOT given back, and paid for until it is: {self.launch.delete.line}")
+            self._say(f"kept, at its price: {self.launch.tpu_name}. Give it back with: {self.launch.delete.line}")
+            return
+        try:
+            given_back = self.run(self.launch.delete).ok
+        except OSError:  # gcloud itself cannot be started any more
+            given_back = False
+        if not given_back:
+            self._say(f"NOT given back, and paid for until it is: {self.launch.delete.line}")
+
+    def _say(self, text: str) -> None:
+        """Show a line. Whoever reads may be gone, and the disk of a log full: neither may end what is paid for."""
+        try:
+            self.say(text)
+        except Exception:
+            with contextlib.suppress(Exception):
+                print(text, file=sys.stderr)
 
     def _attempt(self, attempt: int) -> tuple[Ending, str]:
         """One start of the training, from whatever state the slice is in, to its end."""
@@ -154,13 +185,14 @@ class Supervisor:
         if ready is not None:
             return ready
         if "running" in self._statuses():
-            self.say("the training is running already; watching it")
+            self._say("the training is running already; watching it")
         else:
             steps = [] if self._installed else [*self.launch.pack, *self.launch.install]
             for command in (*steps, self.launch.start):
                 result = self.run(command)
                 if not result.ok:
                     if command in self.launch.pack:
+                        self._give_back()
                         raise TomatError(f"`{command.line}` ended with status {result.status}: {result.last_line}.")
                     if (state := self._state(self.launch.machine_state)) in LOST_STATES:
                         return Ending.MACHINE_LOST, f"the slice is {state}"
@@ -172,7 +204,7 @@ class Supervisor:
             self._collect(attempt)
         if ending is Ending.FAILED and any(map(chip_held, self._logs(attempt).values())):
             # What holds them is no process of this training, whose lock is free; only another machine is sure to help.
-            self.say(f"a host's chips are held by another process: replacing {self.launch.tpu_name}")
+            self._say(f"a host's chips are held by another process: replacing {self.launch.tpu_name}")
             self.run(self.launch.delete)
             self._installed = False
             return Ending.CHIP_HELD, why
@@ -184,6 +216,7 @@ class Supervisor:
         while True:
             state = self._state(self.launch.machine_state)
             if state == "READY":
+                self._held = True
                 return None
             silent = silent + 1 if state == "unknown" else 0
             if silent >= self.policy.unreachable_polls:
@@ -197,10 +230,12 @@ class Supervisor:
             if state in LOST_STATES and not passing and not (waiting and state == "absent"):
                 self._installed = False
                 if state != "absent" or (self.launch.queued_resource and queue != "absent"):
-                    self.say(f"the slice is {state}, the queued resource {queue}: deleting what is left of it")
+                    self._say(f"the slice is {state}, the queued resource {queue}: deleting what is left of it")
                     self.run(self.launch.delete)
+                self._held = True
                 result = self.run(self.launch.create)
                 if not result.ok and result.status != TIMEOUT_STATUS:  # one that takes long may still come
+                    self._held = False
                     said = result.output + result.errors
                     if any(words.lower() in said.lower() for words in NO_CAPACITY):
                         return Ending.NO_CAPACITY, result.last_line
@@ -250,7 +285,7 @@ class Supervisor:
             if any(status != "running" for status in statuses):
                 first_end = time.monotonic() if first_end is None else first_end
                 if time.monotonic() - first_end >= self.policy.straggler_seconds:
-                    self.say(f"the hosts are {', '.join(statuses)}: stopping what still runs")
+                    self._say(f"the hosts are {', '.join(statuses)}: stopping what still runs")
                     self.run(self.launch.stop)
             if time.monotonic() - self._logs_at >= self.policy.log_seconds:
                 self._collect(attempt)
@@ -260,7 +295,7 @@ class Supervisor:
         for command in self.launch.logs(attempt):
             result = self.run(command)
             if not result.ok:
-                self.say(f"{command.purpose}: {result.last_line}")
+                self._say(f"{command.purpose}: {result.last_line}")
 
     def _logs(self, attempt: int) -> dict[str, str]:
         """The logs of an attempt that have been collected, by file."""

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from tomat.base.errors import TomatError
 from tomat.base.reporting import write_text
+from tomat.pages.text import without_html
 
 MARKER = re.compile(r"^<!-- tomat:(begin|end) ([a-z0-9-]+) -->$")
 LOOSE_MARKER = re.compile(r"tomat:(begin|end)\b")
@@ -81,7 +82,11 @@ def read_document(path: Path) -> str:
 
 
 def replace_sections(text: str, contents: Mapping[str, str], origin: str) -> str:
-    """`text` with the named sections' contents replaced; sections that it lacks are appended at its end."""
+    """`text` with the named sections' contents replaced; sections that it lacks are appended at its end.
+
+    Whatever the contents were made from, no HTML and no marker of theirs gets into the document.
+    """
+    contents = {name: without_html(content) for name, content in contents.items()}
     sections = find_sections(text, origin)
     lines = text.splitlines()
     for name in sorted((n for n in contents if n in sections), key=lambda n: -sections[n][0]):
@@ -101,13 +106,13 @@ def update_document(path: Path, contents: Mapping[str, str], template: str) -> N
     Raises:
         TomatError: the document's markers are broken; it is left as it is.
     """
-    before = read_document(path) if path.exists() else template
+    before = read_document(path) if path.is_file() else template
     write_if_changed(path, replace_sections(before, contents, str(path)))
 
 
 def write_if_changed(path: Path, text: str) -> None:
     """Write `text` to a file unless it holds that already."""
-    if not path.exists() or path.read_text(encoding="utf-8") != text:
+    if not path.is_file() or read_document(path) != text:
         write_text(path, text)
 
 

@@ -12,7 +12,9 @@ def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]], align: 
     alignment = align or "l" + "r" * (len(header) - 1)
     rule = ["---:" if a == "r" else "---" for a in alignment]
     lines = [header, rule, *rows]
-    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+    # A cell is one line.
+    cells = ([" ".join(cell.splitlines()).replace("|", "\\|") for cell in line] for line in lines)
+    return "\n".join(f"| {' | '.join(line)} |" for line in cells)
 
 
 def percent(fraction: float | None, digits: int = 1) -> str:

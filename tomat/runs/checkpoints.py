@@ -24,7 +24,7 @@ import tensorstore as ts
 from tomat.base.errors import RetryableError, TomatError
 from tomat.base.layout import CHECKPOINT_FOLDER, CHECKSUM_FILE, MANIFEST_FILE, METADATA_FILE, UNMARKED_FILE
 from tomat.base.places import local_target
-from tomat.base.reporting import console
+from tomat.base.reporting import warn
 from tomat.base.storage import (
     STORAGE_TRIES,
     Store,
@@ -158,7 +158,7 @@ def find_checkpoint(place: str, step: int | None = None, temporary_url: str | No
             )
         for item in every:
             if item.step > newest.step and item.seconds_utc is not None:  # a save cut short was never complete
-                console.print(f"[yellow]warning:[/yellow] {item.path} is passed over: {item.reason}.")
+                warn(f"{item.path} is passed over: {item.reason}.")
         found = newest
     if not found.whole:
         raise TomatError(f"{found.path} is not a whole checkpoint: {found.reason}. Name another one.")
@@ -180,7 +180,7 @@ def run_of(place: str) -> str:
 def say_if_unchecked(found: Checkpoint) -> None:
     """Print that the data of a checkpoint could not be compared with anything, where that is so."""
     if not found.has_checksums:
-        console.print(f"[yellow]warning:[/yellow] {found.path} was {NO_CHECKSUMS}.")
+        warn(f"{found.path} was {NO_CHECKSUMS}.")
 
 
 def examine(path: str, step: int, read_data: bool = False) -> Checkpoint:
@@ -258,19 +258,20 @@ def copy(checkpoint: Checkpoint, destination: str) -> None:
     if "file" in target.protocol:
         for relative in names.values():
             local_target(Path(target_root), relative, checkpoint.path)
-    remove(destination)
-    for name, relative in names.items():
-        if relative == METADATA_FILE:
-            continue
-        to = f"{target_root}/{relative}"
-        target.makedirs(to.rsplit("/", 1)[0], exist_ok=True)
-        if type(source) is type(target):
-            target.cp_file(name, to)  # in a bucket, by the server
-        else:
-            with source.open(name, "rb") as read, target.open(to, "wb") as write:
-                while block := read.read(64 * 1024**2):
-                    write.write(block)
-    mark_permanent(destination, checkpoint.path)
+    with explaining_storage(f"{checkpoint.path} cannot be copied to {destination}", "Make room there."):
+        remove(destination)
+        for name, relative in names.items():
+            if relative == METADATA_FILE:
+                continue
+            to = f"{target_root}/{relative}"
+            target.makedirs(to.rsplit("/", 1)[0], exist_ok=True)
+            if type(source) is type(target):
+                target.cp_file(name, to)  # in a bucket, by the server
+            else:
+                with source.open(name, "rb") as read, target.open(to, "wb") as write:
+                    while block := read.read(64 * 1024**2):
+                        write.write(block)
+        mark_permanent(destination, checkpoint.path)
     copied = examine(destination, checkpoint.step, read_data=True)
     if not copied.whole:
         raise RetryableError(

@@ -14,7 +14,7 @@ import fsspec
 
 from tomat.base.documents import append_whole_line
 from tomat.base.layout import HISTORY_FILE
-from tomat.base.reporting import to_jsonable
+from tomat.base.reporting import to_jsonable, writing
 from tomat.base.storage import explaining_storage
 from tomat.runs.log_lines import parse_events
 
@@ -38,9 +38,11 @@ def append_event(run_dir: Path, event: str, step: int, **details: Any) -> None:
     time = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
     row = to_jsonable({"time": time, "event": event, "step": int(step), **details})
     line = json.dumps(row, allow_nan=False) + "\n"
-    run_dir.mkdir(parents=True, exist_ok=True)
-    with (run_dir / HISTORY_FILE).open("a+b") as file:
-        append_whole_line(file, line)
+    path = run_dir / HISTORY_FILE
+    with writing(path):
+        run_dir.mkdir(parents=True, exist_ok=True)
+        with path.open("a+b") as file:
+            append_whole_line(file, line)
 
 
 def read_events(run_dir: Path | str) -> list[dict[str, Any]]:

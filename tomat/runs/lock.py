@@ -26,7 +26,7 @@ import tensorstore as ts
 
 from tomat.base.errors import RetryableError, TomatError
 from tomat.base.layout import LEASE_FILE, LOCK_FILE
-from tomat.base.reporting import console
+from tomat.base.reporting import console, warn, writing
 from tomat.base.storage import Store, explaining_storage
 from tomat.runs.published import is_remote
 
@@ -142,13 +142,11 @@ def _locked(path: Path, run_name: str) -> Iterator[None]:
                 f"(`kill {holder.process}`; it saves first), or use another run_name; the lock ends with its process."
             ) from error
         except OSError as error:  # some network file systems have no locks
-            console.print(
-                f"[yellow]warning:[/yellow] {path} cannot be locked ({error.strerror}): make sure that no other "
-                "process trains this run."
-            )
-        file.truncate(0)
-        file.write(Holder.this_process().to_text())
-        file.flush()
+            warn(f"{path} cannot be locked ({error.strerror}): make sure that no other process trains this run.")
+        with writing(path):
+            file.truncate(0)
+            file.write(Holder.this_process().to_text())
+            file.flush()
         yield
 
 

@@ -25,6 +25,7 @@ from tomat.base.layout import (
     PROMOLECULE_FILE,
     REFERENCE_DENSITY,
 )
+from tomat.base.reporting import write_bytes, writing
 from tomat.base.storage import explaining_storage
 from tomat.runs.history import read_events
 
@@ -62,7 +63,8 @@ def fetch(run_url: str, run_dir: Path) -> list[str]:
     files, root = fsspec.core.url_to_fs(run_url)
     files.invalidate_cache()
     copied = []
-    run_dir.mkdir(parents=True, exist_ok=True)
+    with writing(run_dir):
+        run_dir.mkdir(parents=True, exist_ok=True)
     with explaining_storage(f"{run_url} cannot be read", _REMEDY):
         events, present = read_events(run_url), {name for name in PUBLISHED if files.exists(f"{root}/{name}")}
     known = read_events(run_dir)
@@ -78,7 +80,7 @@ def fetch(run_url: str, run_dir: Path) -> list[str]:
         if wanted and name in present:
             with explaining_storage(f"{run_url}/{name} cannot be read", _REMEDY):
                 content = files.cat_file(f"{root}/{name}")
-            local.write_bytes(content)
+            write_bytes(local, content)
             copied.append(name)
     return copied
 

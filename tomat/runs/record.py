@@ -84,7 +84,8 @@ def find_runs(place: str) -> list[str]:
         if files.exists(f"{root}/{CONFIG_FILE}"):
             return [place]
         try:
-            below = [entry["name"].rstrip("/") for entry in files.ls(root, detail=True) if entry["type"] == "directory"]
+            # A link to a folder is neither file nor directory.
+            below = [entry["name"].rstrip("/") for entry in files.ls(root, detail=True) if entry["type"] != "file"]
         except (FileNotFoundError, NotADirectoryError) as error:
             raise TomatError(
                 f"{place} does not exist; give a run's folder or URL, or the one that holds runs."

@@ -23,10 +23,9 @@ import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 from tomat.base.documents import append_whole_line, flatten
-from tomat.base.errors import TomatError
 from tomat.base.layout import LOG_FILE, LOG_FOLDER
 from tomat.base.overrides import parse_overrides, read_yaml
-from tomat.base.reporting import to_jsonable
+from tomat.base.reporting import to_jsonable, writing
 from tomat.base.storage import explaining_storage
 from tomat.base.version import commit
 from tomat.runs.history import REMEDY
@@ -104,14 +103,10 @@ def append_line(output_dir: str, kind: str, name: str, event: str, **details: An
             files.pipe_file(path, line.encode())
         return
     path = Path(place) / LOG_FILE
-    try:
+    with writing(path):
         Path(place).mkdir(parents=True, exist_ok=True)
         with path.open("a+b") as file, _locked(file.fileno()):
             append_whole_line(file, line)
-    except OSError as error:
-        raise TomatError(
-            f"{path} cannot be written: {error.strerror or error}. Make room, or change its rights."
-        ) from None
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ import numpy as np
 
 from tomat.base.checked_arrays import arrays_checksum, pack_arrays, unpack_arrays
 from tomat.base.errors import TomatError
-from tomat.base.reporting import console, counted
+from tomat.base.reporting import counted, warn
 from tomat.codec.base import DensityCodec
 from tomat.density.crystal import Crystal
 from tomat.tokens.layouts import SequenceLayout
@@ -122,8 +122,8 @@ class PreambleStructures:
     ) -> None:
         self.manifest, self.codec, self.read_rows = manifest, codec, read_rows
         self._read: dict[int, Crystal] = {}
-        console.print(
-            f"[yellow]warning:[/yellow] {url} has no exact structures (written before they were, or imported). They "
+        warn(
+            f"{url} has no exact structures (written before they were, or imported). They "
             f"are read from its rows, which round the lattice to {LENGTH_STEP_A} A and {ANGLE_STEP_DEGREES} degrees: "
             "atoms lie off by some hundredths of an angstrom. Tokenise the densities again to have them."
         )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from tomat.base.reporting import counted
 from tomat.pages.document import empty_section, find_sections, read_document, update_document
 from tomat.pages.tables import UNKNOWN, markdown_table, percent
+from tomat.pages.text import plain
 from tomat.runs.compare import Comparison, RunView
 from tomat.tracking.figures import draw_svg
 from tomat.tracking.run_log_page import result_rows
@@ -65,13 +66,12 @@ def write_comparison_page(comparison: Comparison, page: Path) -> Path:
     Raises:
         TomatError: The page's markers are broken. Nothing is written then.
     """
-    if page.exists():
+    if page.is_file():
         find_sections(read_document(page), str(page))
     figure = page.with_suffix(".svg")
     contents = comparison_sections(comparison, figure.name)
     title = " against ".join(run.name for run in comparison.runs)
-    template = PAGE_TEMPLATE.format(title=title, **{name: empty_section(name) for name in contents})
-    page.parent.mkdir(parents=True, exist_ok=True)
+    template = PAGE_TEMPLATE.format(title=plain(title), **{name: empty_section(name) for name in contents})
     update_document(page, contents, template)
     if any(run.losses for run in comparison.runs):
         draw_svg(figure, _draw, comparison, (7.0, 3.6))

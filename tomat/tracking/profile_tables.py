@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
+from rich.text import Text
 
 from tomat.base.reporting import console
 from tomat.pages.tables import UNKNOWN, count, percent, quantity, seconds, signed
@@ -17,10 +18,11 @@ VERDICT_STYLE = {Verdict.PASS: "green", Verdict.WARN: "yellow", Verdict.FAIL: "b
 def print_breakdown(breakdown: Breakdown, top: int) -> None:
     """Categories, operations, waits, notes."""
     device = breakdown.roofs.device_kind or "unknown device"
-    console.print(
-        f"[bold]{breakdown.title}[/bold] ({breakdown.source}): step {seconds(breakdown.step_seconds)}, {device}, "
+    said = (
+        f" ({breakdown.source}): step {seconds(breakdown.step_seconds)}, {device}, "
         f"{breakdown.n_devices} device(s), {breakdown.n_hosts} host(s), {breakdown.n_steps} step(s)"
     )
+    console.print(Text.assemble((breakdown.title, "bold"), said))
     table = _table(
         "per step and device; flops, HBM: share of peak",
         ("category", "cycles", "time", "share", "flops", "HBM", "bound"),
@@ -77,7 +79,6 @@ def print_comparison(result: Comparison) -> None:
     names = ("category", "A", "B", "cycles", "points", "of A's step", "verdict")
     table = _table(f"{result.a} -> {result.b}", names, (0, 6), ("cycles",))
     for row in result.rows:
-        style = VERDICT_STYLE[row.verdict]
         table.add_row(
             row.category,
             seconds(row.a_seconds),
@@ -85,13 +86,11 @@ def print_comparison(result: Comparison) -> None:
             UNKNOWN if row.delta_cycles is None else signed(row.delta_cycles, 0),
             signed(row.delta_points),
             f"{signed(row.growth_percent_of_step)} %",
-            f"[{style}]{row.verdict.name.lower()}[/{style}]",
+            Text(row.verdict.name.lower(), VERDICT_STYLE[row.verdict]),
         )
     console.print(table)
     for note in result.notes:
         console.print(f"note: {note}", markup=False)
-    style = VERDICT_STYLE[result.verdict]
-    console.print(
-        f"step {seconds(result.a_step_seconds)} -> {seconds(result.b_step_seconds)} "
-        f"({signed(result.step_growth_percent)} %): [{style}]{result.verdict.name.lower()}[/{style}]"
-    )
+    step = f"step {seconds(result.a_step_seconds)} -> {seconds(result.b_step_seconds)}"
+    verdict = (result.verdict.name.lower(), VERDICT_STYLE[result.verdict])
+    console.print(Text.assemble(f"{step} ({signed(result.step_growth_percent)} %): ", verdict))

@@ -27,6 +27,7 @@ from tomat.pages.document import (
     write_if_changed,
 )
 from tomat.pages.tables import UNKNOWN, markdown_table, percent, seconds
+from tomat.pages.text import plain
 from tomat.profile.breakdown import Breakdown
 from tomat.tracking.figures import draw_figures
 from tomat.tracking.page_sections import (
@@ -154,7 +155,7 @@ def write_run_page(
         "breakdown": breakdown_section(breakdown, links),
         "operations": operations_section(breakdown),
     }
-    template = PAGE_TEMPLATE.format(title=name, **{key: empty_section(key) for key in contents})
+    template = PAGE_TEMPLATE.format(title=plain(name), **{key: empty_section(key) for key in contents})
     update_document(page, contents, template)
     write_if_changed(docs_dir / DATA_DIR / f"{name}.json", dump_json(record))
     write_index(docs_dir)

@@ -18,6 +18,7 @@ from tomat.base.documents import mapping
 from tomat.base.reporting import counted
 from tomat.pages.document import empty_section, find_sections, read_document, replace_sections, write_if_changed
 from tomat.pages.tables import UNKNOWN, count, markdown_table, percent
+from tomat.pages.text import code, fenced, plain
 from tomat.runs.devices import ASKED, devices_of, devices_sentence
 from tomat.runs.entries import Entry, Log
 from tomat.runs.run_log import LAB, RUN
@@ -39,8 +40,8 @@ def write_log_page(log: Log, page: Path) -> Path:
         TomatError: The page's markers are broken. Nothing is written then.
     """
     sections = log_sections(log)
-    empty = PAGE_TEMPLATE.format(place=log.place, contents=empty_section(CONTENTS))
-    text = read_document(page) if page.exists() else empty
+    empty = PAGE_TEMPLATE.format(place=plain(log.place), contents=empty_section(CONTENTS))
+    text = read_document(page) if page.is_file() else empty
     known = find_sections(text, str(page))
     # Each new entry with a place for notes below it.
     for name in sections:
@@ -68,10 +69,13 @@ def log_sections(log: Log) -> dict[str, str]:
 def run_section(entry: Entry) -> str:
     """One run in the form of a log that is kept by hand."""
     figures = entry.figures
-    parts = [f"## {entry.began[:10] or 'no date'}: {entry.name}", f"**Goal**: {entry.about('purpose') or UNKNOWN}"]
+    parts = [
+        f"## {entry.began[:10] or 'no date'}: {plain(entry.name)}",
+        f"**Goal**: {plain(entry.about('purpose') or UNKNOWN)}",
+    ]
     parts += [f"**Instance**: {instance(entry)}", _configuration(entry), _commands([entry])]
-    detail = f": {entry.detail}" if entry.detail else ""
-    parts.append(f"**Result**: {entry.status.upper()}{detail}")
+    detail = f": {plain(entry.detail)}" if entry.detail else ""
+    parts.append(f"**Result**: {plain(entry.status.upper())}{detail}")
     rows = [(name, value) for name, value in result_rows(figures) if value is not None]
     if rows:
         parts.append(markdown_table(("metric", "value"), rows))
@@ -97,7 +101,7 @@ def sweep_section(rows: Sequence[Entry]) -> str:
             ratio = f"{figures['against_base_mean']:.3f} ({low:.3f} to {high:.3f}), {figures.get('verdict', '')}"
         body.append(
             (
-                entry.name,
+                plain(entry.name),
                 settings_text(own_settings(entry, common)),
                 _figure(figures, "batch_sequences", "{:,.0f}"),
                 _figure(figures, "accumulations", "{:.0f}"),
@@ -107,16 +111,16 @@ def sweep_section(rows: Sequence[Entry]) -> str:
                 _figure(figures, "memory_limit_bytes", "{:,.0f}", 1 / 2**20),
                 _figure(figures, "loss", "{:.4f}"),
                 FAILED_WORDS.get(entry.status, entry.status),
-                entry.detail or ratio,
+                plain(entry.detail) or ratio,
             )
         )
     header = ("run", "extra", "batch", "accum", "tok/s", "step ms", "mem peak MiB", "limit MiB", "loss", "status",
               "against base, 95 %")  # fmt: skip
     parts = [
-        f"## {first.began[:10] or 'no date'}: {first.sweep} (rows of a step, measured)",
-        f"**Goal**: {title}",
+        f"## {first.began[:10] or 'no date'}: {plain(first.sweep)} (rows of a step, measured)",
+        f"**Goal**: {plain(title)}",
         f"**Instance**: {instance(first)}",
-        f"**Config**: `{first.about('recipe')}`" if first.about("recipe") else "",
+        f"**Config**: {code(first.about('recipe'))}" if first.about("recipe") else "",
         f"**In every row**: {settings_text(common)}" if common else "",
         _commands(rows),
         f"**Result**: {sum(entry.status == 'measured' for entry in rows)} of {counted(len(rows), 'row')} measured",
@@ -141,12 +145,12 @@ def own_settings(entry: Entry, common: Mapping[str, Any]) -> dict[str, Any]:
 def instance(entry: Entry) -> str:
     """Devices, host and code of the newest piece that says."""
     host, devices = entry.about("host"), _ran_on(entry)
-    words = [devices] if devices else []
+    words = [plain(devices)] if devices else []
     if host:
         processors = entry.about("processors")
-        words.append(f"host {host}" + (f" with {counted(processors, 'processor')}" if processors else ""))
+        words.append(f"host {plain(host)}" + (f" with {counted(processors, 'processor')}" if processors else ""))
     if commit := entry.about("commit"):
-        words.append(f"commit `{commit}`")
+        words.append(f"commit {code(commit)}")
     return ", ".join(words) or UNKNOWN
 
 
@@ -187,7 +191,7 @@ def result_rows(figures: Mapping[str, Any]) -> list[tuple[str, str | None]]:
 def settings_text(settings: Mapping[str, Any]) -> str:
     """Settings on one line of a table."""
     words = [f"{key} {value}" for key, value in settings.items()]
-    return f"`{' '.join(' '.join(words).split())}`".replace("|", "/") if words else ""
+    return code(" ".join(words).replace("|", "/"))
 
 
 def _contents(log: Log, sweeps: Mapping[str, Sequence[Entry]]) -> str:
@@ -205,12 +209,12 @@ def _contents(log: Log, sweeps: Mapping[str, Sequence[Entry]]) -> str:
         body.append(
             (
                 entry.began[:16].replace("T", " ") or UNKNOWN,
-                entry.name if entry.kind == RUN else f"{entry.sweep}: {entry.name}",
-                _ran_on(entry) or UNKNOWN,
+                plain(entry.name if entry.kind == RUN else f"{entry.sweep}: {entry.name}"),
+                plain(_ran_on(entry) or UNKNOWN),
                 settings_text(own_settings(entry, common.get(str(entry.sweep), {}))),
                 result,
                 _figure(figures, "tokens_per_second_median", "{:,.0f}"),
-                entry.status,
+                plain(entry.status),
             )
         )
     parts = [markdown_table(("began (UTC)", "name", "device", "differs from the recipe", "result", "tok/s", "status"),
@@ -219,19 +223,19 @@ def _contents(log: Log, sweeps: Mapping[str, Sequence[Entry]]) -> str:
         parts.append("What all rows of a sweep have in common stands with the sweep below.")
     if log.damaged_lines:
         parts.append(f"{counted(log.damaged_lines, 'line')} of the log could not be read and count for nothing.")
-    parts += [f"`{url}` could not be read: {reason}" for url, reason in log.unreadable.items()]
+    parts += [f"{code(url)} could not be read: {plain(reason)}" for url, reason in log.unreadable.items()]
     return "\n\n".join(parts)
 
 
 def _configuration(entry: Entry) -> str:
     lines = []
     if recipe := entry.about("recipe"):
-        lines.append(f"- recipe: `{recipe}`" + (f", configuration `{entry.about('configuration')}`"
+        lines.append(f"- recipe: {code(recipe)}" + (f", configuration {code(entry.about('configuration'))}"
                                                  if entry.about("configuration") else ""))  # fmt: skip
     settings = mapping(entry.about("settings"))
-    lines += [f"- `{key}`: {_value(value)}" for key, value in settings.items()]
+    lines += [f"- {code(key)}: {plain(_value(value))}" for key, value in settings.items()]
     if entry.setup:
-        lines.append("- in all: " + ", ".join(f"{key} {value}" for key, value in entry.setup.items()))
+        lines.append("- in all: " + ", ".join(plain(f"{key} {value}") for key, value in entry.setup.items()))
     return "**Config**:\n\n" + ("\n".join(lines) if lines else UNKNOWN)
 
 
@@ -241,12 +245,15 @@ def _commands(entries: Sequence[Entry]) -> str:
     commands = list(dict.fromkeys(str(piece.about["command"]) for piece in pieces if piece.about.get("command")))
     if not commands:
         return f"**Command**: {UNKNOWN}"
-    return "**Command**:\n\n```bash\n" + "\n".join(map(wrapped, commands)) + "\n```"
+    return "**Command**:\n\n" + fenced("\n".join(map(wrapped, commands)), "bash")
 
 
 def wrapped(command: str) -> str:
     """A command on lines that a shell reads as one; no word is cut, and none stands apart from its flag."""
-    lines, words = [""], shlex.split(command)
+    try:
+        lines, words = [""], shlex.split(command)
+    except ValueError:  # of a damaged line of the log
+        return command
     for number, word in enumerate(words):
         apart = word.startswith("--") or number == 0 or not words[number - 1].startswith("--")
         quoted = shlex.quote(word)

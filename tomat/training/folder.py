@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from tomat.base.errors import TomatError
+from tomat.base.reporting import writing
 from tomat.runs.history import append_event
 from tomat.runs.lock import RunLock, hold_run
 from tomat.runs.published import fetch, is_remote, publish
@@ -39,13 +39,8 @@ class RunFolder:
         Raises:
             TomatError: It cannot be made.
         """
-        try:
+        with writing(self.path, "Set --output_dir to a folder that this user may write."):
             self.path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise TomatError(
-                f"{self.path} cannot be made: {error.strerror or error}. Set --output_dir to a folder that this user "
-                "may write."
-            ) from error
 
     def fetch(self) -> bool:
         """Copy what another machine has written of the run from its bucket; says whether there was anything.

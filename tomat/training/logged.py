@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import jax
 
 from tomat.base.errors import TomatError
-from tomat.base.reporting import console
+from tomat.base.reporting import warn
 from tomat.model.devices import found_devices
 from tomat.runs.checkpoints import survey
 from tomat.runs.devices import devices_details
@@ -76,4 +76,4 @@ def log_end(folder: RunFolder) -> None:
             figures=figures,
         )
     except TomatError as error:
-        console.print(f"[yellow]warning:[/yellow] the log of {config.output_dir} does not have this end: {error}")
+        warn(f"the log of {config.output_dir} does not have this end: {error}")

@@ -16,7 +16,7 @@ from jax.experimental import multihost_utils
 
 from tomat.base.errors import TomatError
 from tomat.base.layout import CHECKPOINT_FOLDER, CODEC_FILE, CONFIG_FILE
-from tomat.base.reporting import console
+from tomat.base.reporting import console, warn
 from tomat.codec.base import DensityCodec
 from tomat.runs.checkpoints import (
     Checkpoint,
@@ -130,7 +130,7 @@ class StartPlan:
         every = with_data_read(list_checkpoints(self.config.run_dir, self.config.temporary_checkpoints))
         whole, partial = [one for one in every if one.whole], tuple(one for one in every if not one.whole)
         for one in partial:
-            console.print(f"[yellow]warning:[/yellow] {one.path} is passed over: {one.reason}.")
+            warn(f"{one.path} is passed over: {one.reason}.")
         if whole:
             say_if_unchecked(whole[-1])
         return whole[-1] if whole else None, partial
@@ -239,8 +239,8 @@ class Start:
             self._record_change(f"{key} (content)", before, after)
         contents, on_record = datasets.contents, self.plan.data
         if on_record is not None and on_record.contents is None:
-            console.print(
-                f"[yellow]warning:[/yellow] {on_record.whose} has no record of its data's content, as an earlier "
+            warn(
+                f"{on_record.whose} has no record of its data's content, as an earlier "
                 "version left it: whether they are the same data could not be checked. They are recorded now."
             )
         if recorded_contents(read_events(self.plan.run_dir)) != contents:

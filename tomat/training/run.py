@@ -11,10 +11,11 @@ from collections.abc import Callable
 import jax
 import yaml
 from levanter.trainer_state import TrainerState
+from rich.text import Text
 
 from tomat.base.errors import TomatError
 from tomat.base.layout import CODEC_FILE, CONFIG_FILE, METRICS_FILE, PROMOLECULE_FILE
-from tomat.base.reporting import console, write_text
+from tomat.base.reporting import console, warn, write_text
 from tomat.codec.files import write_codec
 from tomat.density.promolecule import Promolecule
 from tomat.model.any_decoder import environment_of
@@ -223,12 +224,13 @@ def _announce(datasets: Datasets, state: TrainerState, start: Start, folder: Run
         after = before[-1]["event"] if before[-1]["event"] in ("stop", "preempted") else "killed"
         saved = start.checkpoint.path if start.checkpoint is not None else None
         folder.record("resume", first_step, after=after, checkpoint=saved, steps_again=again, **details)
-    console.print(
-        f"run [bold]{config.run_name}[/bold]: {count_parameters(state) / 1e6:,.1f} M parameters, "
+    said = (
+        f": {count_parameters(state) / 1e6:,.1f} M parameters, "
         f"{datasets.train.rows:,} rows of {config.seq_len} tokens, batch {config.batch_size}, loss {config.loss.kind}, "
         f"{found.words}" + (f", resumed at step {first_step}" if first_step else "")
     )
+    console.print(Text.assemble("run ", (config.run_name, "bold"), said))
     if asked_but_not_found(found, config.slice):
-        console.print(f"[yellow]warning:[/yellow] it is meant for {config.slice}, and runs on {found}.")
+        warn(f"it is meant for {config.slice}, and runs on {found}.")
     if (warning := config.loss.warning()) is not None:
-        console.print(f"[yellow]warning:[/yellow] {warning}")
+        warn(warning)

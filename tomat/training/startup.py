@@ -18,6 +18,7 @@ from levanter.trainer import TrainerConfig
 from tomat.base.allocator import keep_freed_memory
 from tomat.base.errors import TomatError
 from tomat.base.layout import METRICS_FILE
+from tomat.base.reporting import writing
 from tomat.hardware.chips import slice_named
 from tomat.hardware.found import FoundDevices
 from tomat.model.devices import found_devices, ignore_absent_tpu, join_processes
@@ -137,7 +138,7 @@ def rename_log(run_dir: Path, run_name: str) -> None:
         wrong.rename(taken)
     except FileNotFoundError:  # another host has it, or nothing was logged
         return
-    with right.open("ab") as file:
+    with writing(right), right.open("ab") as file:
         file.write(taken.read_bytes())
     taken.unlink()
 

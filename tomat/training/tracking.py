@@ -15,7 +15,7 @@ from rich.progress import Progress
 
 from tomat.base.layout import METRICS_FILE
 from tomat.base.progress import progress
-from tomat.base.reporting import console, to_jsonable
+from tomat.base.reporting import console, to_jsonable, writing
 
 LINE_SECONDS = 10.0
 """Between two lines of progress where there is no terminal."""
@@ -27,7 +27,8 @@ class JsonLinesTracker(Tracker):
     name = "jsonl"
 
     def __init__(self, path: Path):
-        path.parent.mkdir(parents=True, exist_ok=True)
+        with writing(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
         self.path = path
         self.failure: OSError | None = None
         """Why a line could not be written. Levanter's composite tracker (0.2.227) logs what a tracker raises and goes

@@ -12,6 +12,7 @@ from tomat.base.reporting import console
 from tomat.hardware.mfu import TABLE_UTILISATIONS
 from tomat.pages.document import empty_section, find_sections, update_document
 from tomat.pages.tables import UNKNOWN, markdown_table, percent, seconds
+from tomat.pages.text import plain
 from tomat.tracking.figures import draw_svg
 from tomat.tracking.report import FIGURES_DIR, write_index
 from tomat.tuning.changes import override_words
@@ -102,7 +103,7 @@ def write_sweep_page(record: Mapping[str, Any], tracking_dir: Path) -> Path:
         markers[SCALING] = f"{empty_section(SCALING)}\n\n"
     elif page.exists() and SCALING in find_sections(page.read_text(encoding="utf-8"), str(page)):
         contents[SCALING] = ""  # of lines that the file had before
-    template = PAGE_TEMPLATE.format(title=record["title"], **markers)
+    template = PAGE_TEMPLATE.format(title=plain(record["title"]), **markers)
     update_document(page, contents, template)
     write_index(tracking_dir)
     return page

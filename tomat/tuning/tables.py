@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
+from rich.text import Text
 
 from tomat.base.reporting import console
 from tomat.cost.chip_model import BOUNDS
@@ -17,6 +18,8 @@ from tomat.hardware.mfu import UTILISATIONS
 from tomat.pages.tables import percent, seconds
 from tomat.profile.breakdown import Breakdown
 from tomat.tracking.profile_tables import print_breakdown
+
+FITS = ("fits", "green")
 
 if TYPE_CHECKING:
     from tomat.tuning.search import LargestBatch
@@ -43,10 +46,8 @@ def print_plan(report: Mapping[str, Any], top: int) -> None:
         top: Operations and buffers to print.
     """
     how = "from the cache" if report["cached"] else f"compiled in {report['compile_seconds']:.0f} s"
-    console.print(
-        f"[bold]{report['run_name']}[/bold] on {report['slice']}: {report['n_chips']} chips, {report['n_hosts']} "
-        f"host(s), {report['compiler']}, {how}"
-    )
+    slice_ = f"{report['slice']}: {report['n_chips']} chips, {report['n_hosts']} host(s)"
+    console.print(Text.assemble((report["run_name"], "bold"), f" on {slice_}, {report['compiler']}, {how}"))
     print_memory(MemoryReport.from_dict(report["memory"]), top)
     if report["breakdown"] is None:
         return
@@ -70,9 +71,8 @@ def print_plan(report: Mapping[str, Any], top: int) -> None:
     tokens = work["batch_sequences"] * work["sequence_tokens"] / span["estimate"]
     useful = work["batch_sequences"] * work["useful_tokens_per_sequence"] / span["estimate"]
     interval = f"({seconds(span['low'])} to {seconds(span['high'])})"
-    console.print(
-        f"step [bold]{seconds(span['estimate'])}[/bold] {interval}, {tokens:,.0f} tokens/s, {useful:,.0f} useful"
-    )
+    speed = f"{tokens:,.0f} tokens/s, {useful:,.0f} useful"
+    console.print(Text.assemble("step ", (seconds(span["estimate"]), "bold"), f" {interval}, {speed}"))
 
 
 def print_support(parts: list[Support]) -> None:
@@ -105,9 +105,10 @@ def _print_kernels(kernels: Sequence[Mapping[str, Any]]) -> None:
 
 def print_memory(memory: MemoryReport, top: int) -> None:
     """Does it fit, and what fills the memory."""
-    verdict = "[green]fits[/green]" if memory.fits else "[bold red]does not fit[/bold red]"
+    verdict = FITS if memory.fits else ("does not fit", "bold red")
     beyond = f"{gib(memory.headroom_bytes)} left" if memory.fits else f"{gib(-memory.headroom_bytes)} too much"
-    console.print(f"{verdict}: {gib(memory.required_bytes)} of {gib(memory.capacity_bytes)} a device, {beyond}")
+    said = f": {gib(memory.required_bytes)} of {gib(memory.capacity_bytes)} a device, {beyond}"
+    console.print(Text.assemble(verdict, said))
     parts = [
         ("arguments", memory.argument_bytes),
         ("temporaries", memory.temporary_bytes),
@@ -131,7 +132,7 @@ def print_trials(trials: Sequence[Mapping[str, Any]]) -> None:
         return
     view = table("nearest changes, each compiled", "change", "needs", "verdict")
     for trial in trials:
-        verdict = trial["error"] or ("[green]fits[/green]" if trial["fits"] else "does not fit")
+        verdict = trial["error"] or (Text(*FITS) if trial["fits"] else "does not fit")
         view.add_row(trial["words"], gib(trial["required_bytes"]), verdict)
     console.print(view)
 

@@ -25,7 +25,7 @@ from safetensors.numpy import load_file, save_file
 
 from tomat.base.errors import TomatError
 from tomat.base.layout import CODEC_FILE, CONFIG_FILE, EVALUATION_FILE, PAGE_FILE, PROMOLECULE_FILE
-from tomat.base.reporting import readable_bytes, write_json, write_text
+from tomat.base.reporting import first_line, readable_bytes, write_json, write_text, writing
 from tomat.weights.arrays import PARTS, Part, arrays_sha256, part_of
 from tomat.weights.quantise import Quantised, Scheme, check_offered, quantise
 
@@ -172,7 +172,10 @@ def write_weights(
     size = sum(array.nbytes for array in stored.values())
     written = WrittenWeights(size, 4 * sum(math.prod(array.shape) for array in arrays.values()), errors)
     with _whole(output) as folder:
-        save_file(stored, folder / ARRAYS_FILE, metadata={"format": "np"})
+        try:
+            save_file(stored, folder / ARRAYS_FILE, metadata={"format": "np"})
+        except SafetensorError as error:  # it says so of a full disk
+            raise TomatError(f"{output} cannot be written: {first_line(error)}. Make room.") from error
         for name in (CONFIG_FILE, CODEC_FILE, PROMOLECULE_FILE):
             if (run_dir / name).exists():
                 shutil.copyfile(run_dir / name, folder / name)
@@ -242,12 +245,13 @@ def read_weights(folder: Path) -> StoredWeights:
 @contextmanager
 def _whole(output: Path) -> Iterator[Path]:
     """A folder to fill that becomes `output` as the block ends without an error."""
-    output.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=output.parent, prefix=f".{output.name}.") as work:
-        folder = Path(work) / output.name
-        folder.mkdir()
-        yield folder
-        folder.rename(output)
+    with writing(output):
+        output.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=output.parent, prefix=f".{output.name}.") as work:
+            folder = Path(work) / output.name
+            folder.mkdir()
+            yield folder
+            folder.rename(output)
 
 
 def _sha256(path: Path) -> str:

@@ -16,9 +16,10 @@ from tomat.base.layout import (
     PAGE_FILE,
     PREDICTION_FIGURE,
 )
-from tomat.base.reporting import write_text
+from tomat.base.reporting import replacing, write_text
 from tomat.hardware.mfu import TABLE_UTILISATIONS
 from tomat.pages.tables import markdown_table
+from tomat.pages.text import fenced, plain, without_html
 from tomat.runs.devices import devices_sentence, last_devices, ran_steps
 from tomat.runs.history import read_events
 from tomat.runs.log_lines import read_metrics
@@ -50,8 +51,8 @@ def write_training_page(
     rows = [row for row in read_metrics(folder / METRICS_FILE) if is_figure(row.get("train/loss"))]
     events = read_events(folder)
     parts = [
-        f"# {config.run_name}",
-        config.purpose,
+        f"# {plain(config.run_name)}",
+        plain(config.purpose),
         "" if result.preempted else BROWSER_PAGE,
         _origin(events),
         _setup(config, result, events),
@@ -76,10 +77,10 @@ def write_training_page(
     parts += [
         "## Configuration",
         f"`{CONFIG_FILE}` beside this page, in full; what was set for this run:",
-        f"```yaml\n{yaml.safe_dump(_headline(config), sort_keys=False).strip()}\n```",
+        fenced(yaml.safe_dump(_headline(config), sort_keys=False).strip(), "yaml"),
     ]
     path = folder / PAGE_FILE
-    write_text(path, "\n\n".join(part for part in parts if part) + "\n")
+    write_text(path, without_html("\n\n".join(part for part in parts if part)) + "\n")
     return path
 
 
@@ -99,7 +100,8 @@ def draw_losses(rows: list[dict[str, Any]], path: Path) -> None:
             axes.plot(steps, values, "o-", ms=4, label="held-out compounds")
         axes.set(xlabel="step", ylabel="loss")
         axes.legend(frameon=False)
-        figure.savefig(path, metadata={"Date": None})
+        with replacing(path) as temporary:
+            figure.savefig(temporary, metadata={"Date": None})
         plt.close(figure)
 
 
@@ -156,8 +158,8 @@ def _history(events: list[dict[str, Any]]) -> str:
     for event in events:
         details = {key: value for key, value in event.items() if key not in ("time", "event", "step")}
         text = ", ".join(f"{key}: {value}" for key, value in details.items() if value not in (None, {}, ""))
-        # A cell of a table is one line without bars.
-        text = " ".join(text.split()).replace("|", "/")
+        # A cell of a table has no bars.
+        text = plain(text).replace("|", "/")
         rows.append((str(event.get("time", ""))[:19], event["event"], str(event.get("step", "")), text))
     return markdown_table(("time (UTC)", "event", "step", "details"), rows, "llrl")
 

@@ -141,7 +141,7 @@ def write_small_models_page(models: Sequence[SmallModel], page: Path, words: str
     Raises:
         TomatError: The page's markers are broken. Nothing is written then.
     """
-    if page.exists():
+    if page.is_file():
         find_sections(page.read_text(encoding="utf-8"), str(page))
     table = markdown_table(HEADER, [model.row(models[0]) for model in models], "lll" + "r" * (len(HEADER) - 3))
     said = (
@@ -160,16 +160,19 @@ def keep_named(folder: Path, model: SmallModel, output: Path) -> Path:
     Raises:
         TomatError: The model has no folder of weights.
     """
+    from tomat.base.reporting import writing
+
     place = folder / WEIGHTS_FOLDER if (folder / WEIGHTS_FOLDER).is_dir() else folder
     if not (place / "weights.json").is_file():
         raise TomatError(f"{folder} has no folder of weights to keep; `tomat export` makes one.")
     kept = output / f"{model.name}-nmae{100 * model.free_running_nmae:.2f}"
     if not kept.exists():
-        output.mkdir(parents=True, exist_ok=True)
         work = kept.with_name(f".{kept.name}.part")
-        shutil.rmtree(work, ignore_errors=True)
-        shutil.copytree(place, work)
-        work.rename(kept)
+        with writing(kept):
+            output.mkdir(parents=True, exist_ok=True)
+            shutil.rmtree(work, ignore_errors=True)
+            shutil.copytree(place, work)
+            work.rename(kept)
     return kept
 
 

@@ -107,14 +107,14 @@ def write_browser_page(run_dir: Path, run_url: str) -> None:
     """
     from tomat.base.errors import TomatError
     from tomat.base.layout import HTML_FILE
-    from tomat.base.reporting import console
+    from tomat.base.reporting import warn
     from tomat.html.document import write_page
     from tomat.html.run import run_page
 
     try:
         write_page(run_dir / HTML_FILE, run_page(str(run_dir), run_url))
     except TomatError as error:
-        console.print(f"[yellow]warning:[/yellow] no {HTML_FILE}: {error}")
+        warn(f"no {HTML_FILE}: {error}")
 
 
 def loss_change(first: float, last: float) -> str:
@@ -138,7 +138,7 @@ def write_profile_page(config: "TrainConfig", result: "TrainResult") -> Path | N
     import jax
 
     from tomat.base.errors import TomatError
-    from tomat.base.reporting import console
+    from tomat.base.reporting import warn
     from tomat.base.version import commit
     from tomat.hardware.mfu import RunTimes, run_report
     from tomat.model.devices import found_devices
@@ -173,5 +173,5 @@ def write_profile_page(config: "TrainConfig", result: "TrainResult") -> Path | N
         )
     except TomatError as error:
         # The run itself is whole; a trace that cannot be read must not make it look failed.
-        console.print(f"[yellow]warning:[/yellow] no profile page: {error}")
+        warn(f"no profile page: {error}")
         return None

@@ -13,6 +13,7 @@ from tomat.bench.numerics.compare import PairedFigure, SeedFigure
 from tomat.bench.numerics.record import NumericsRecord, VariantRecord
 from tomat.pages.document import empty_section, update_document
 from tomat.pages.tables import UNKNOWN, count, markdown_table, percent, signed
+from tomat.pages.text import plain
 from tomat.tracking.figures import draw_svg
 from tomat.tracking.report import FIGURES_DIR
 from tomat.tuning.changes import override_words
@@ -62,7 +63,9 @@ def write_page(record: NumericsRecord, tracking_dir: Path) -> Path:
         "inexact": inexact_section(record) + f"\n\n![Loss curves]({curves})",
     }
     page = tracking_dir / f"{name}.md"
-    template = PAGE_TEMPLATE.format(title=record.numerics.title, **{name: empty_section(name) for name in contents})
+    template = PAGE_TEMPLATE.format(
+        title=plain(record.numerics.title), **{name: empty_section(name) for name in contents}
+    )
     update_document(page, contents, template)
     draw_svg(tracking_dir / differences, _draw_differences, record, (7.0, 3.6))
     draw_svg(tracking_dir / curves, _draw_curves, record, (7.0, 3.6))

@@ -17,7 +17,7 @@ import numpy as np
 
 from tomat.base.errors import TomatError
 from tomat.base.progress import progress
-from tomat.base.reporting import write_json
+from tomat.base.reporting import write_json, writing
 from tomat.density.demo.dft import Calculation, calculate, require_eminus
 from tomat.density.demo.recipes import CellRecipe, cell_recipes
 from tomat.density.elements import atomic_number
@@ -106,7 +106,8 @@ def build_demo_data(
     if processes < 1:
         raise TomatError(f"found processes={processes}, expected at least 1.")
     root = Path(out_dir)
-    root.mkdir(parents=True, exist_ok=True)
+    with writing(root):
+        root.mkdir(parents=True, exist_ok=True)
     chosen = list(cell_recipes() if recipes is None else recipes)
     cells, discarded, checked = _state(root, chosen)
     todo = [recipe for recipe in chosen if recipe.material_id not in cells | discarded]

@@ -12,7 +12,7 @@ import jax
 import levanter.tracker
 from levanter.callbacks import Callback, ProgressEvent
 
-from tomat.base.reporting import console
+from tomat.base.reporting import warn
 from tomat.training.folder import RunFolder
 from tomat.training.phases import BACKEND_COMPILE_EVENT, listening_to_durations
 
@@ -60,7 +60,7 @@ class RecompileGuard(Callback):
             return
         for _, name, seconds in reported:
             self._folder.record("guard:recompilation", step, function=name, seconds=round(seconds, 3))
-            console.print(
-                f"[yellow]warning:[/yellow] {name} was compiled again at step {step}, which took {seconds:.1f} s; "
+            warn(
+                f"{name} was compiled again at step {step}, which took {seconds:.1f} s; "
                 "shapes or types of its input have changed. `jax_log_compiles` in trainer.jax_config says which."
             )

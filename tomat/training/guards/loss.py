@@ -16,6 +16,7 @@ import levanter.tracker
 import numpy as np
 import optax
 from levanter.trainer import Trainer
+from rich.text import Text
 
 from tomat.base.errors import TomatError
 from tomat.base.reporting import console
@@ -177,7 +178,7 @@ class BadLossGuard:
         named = ", ".join(materials[:NAMED_MATERIALS]) + (", ..." if len(materials) > NAMED_MATERIALS else "")
         if not stops:
             if jax.process_index() == 0:
-                console.print(f"[yellow]skipped[/yellow] {found}; the batch's materials: {named}")
+                console.print(Text.assemble(("skipped", "yellow"), f" {found}; the batch's materials: {named}"))
             return
         if self._config.on_bad_loss == "skip":
             raise TomatError(

@@ -1,6 +1,5 @@
 """Room for checkpoints: checked before the first step, and one clear error where it runs out."""
 
-import errno
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -9,15 +8,13 @@ from typing import Any
 
 import jax
 
-from tomat.base.errors import RetryableError, TomatError
+from tomat.base.errors import FULL_ERRNOS, RetryableError, TomatError
 from tomat.base.reporting import first_line, readable_bytes
 from tomat.base.storage import is_passing, storage_errors
 from tomat.runs.published import is_remote
 
 FREE_CHECKPOINTS = 2
 """Checkpoints that must fit before a run begins: a save is whole before the one it replaces is removed."""
-
-FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT)
 
 FULL_WORDS = ("no space left on device", "disk quota exceeded", "resource_exhausted", "quota exceeded", "quotaexceeded")
 """How TensorStore, the operating system and Cloud Storage (reasons of its JSON API: `quotaExceeded`) say it."""

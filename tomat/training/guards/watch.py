@@ -21,7 +21,7 @@ from levanter.callbacks.progress_watchdog import ProgressWatchdog
 from levanter.tracker import CompositeTracker
 from levanter.trainer import Trainer
 
-from tomat.base.reporting import console
+from tomat.base.reporting import warn, writing
 from tomat.training.datasets import Datasets
 from tomat.training.folder import RunFolder
 from tomat.training.guards.compile import RecompileGuard
@@ -70,7 +70,7 @@ class RunGuards:
         self._warnings = warnings
         if jax.process_index() == 0:
             for _, text in warnings:
-                console.print(f"[yellow]warning:[/yellow] {text}")
+                warn(text)
 
     def record_start(self) -> None:
         """Write what `check_start` warned of into the run's history; on the first process, once the run goes on."""
@@ -100,10 +100,11 @@ class RunGuards:
         """Raise what kept a line of `metrics.jsonl` from being written; before a save, whose log would have a hole.
 
         Raises:
-            OSError: From writing the file; `active` explains it if the disk is full.
+            TomatError: Of the file; `active` says more of it if the disk is full.
         """
         if self._log is not None and self._log.failure is not None:
-            raise self._log.failure
+            with writing(self._log.path):
+                raise self._log.failure
 
     def _count(self, info: Any) -> None:
         self._hang.step = int(info.next_step)

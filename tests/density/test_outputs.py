@@ -1,5 +1,7 @@
 """What is written is read back with pymatgen: values, order, units, spacing."""
 
+import math
+
 import numpy as np
 import pytest
 from pymatgen.core import Structure
@@ -9,7 +11,7 @@ from scipy.io import FortranFile
 from small_promolecule import skewed
 
 from tomat.base.errors import TomatError
-from tomat.density.chgcar import read_augmentation, read_chgcar
+from tomat.density.chgcar import Parts, read_augmentation, read_chgcar, read_parts
 from tomat.density.crystal import Crystal
 from tomat.density.espresso import read_charge_density, read_reciprocal_list
 from tomat.density.geometry import BOHR_A
@@ -107,6 +109,85 @@ def test_augmentation_occupancies_are_copied_to_the_letter_and_never_made_up(tmp
     with pytest.raises(TomatError, match="ends in the augmentation occupancies of atom 1"):
         read_augmentation(source)
     assert not (tmp_path / "other.CHGCAR").exists()
+
+
+def columns(atom, count, imaginary=False):
+    """As VASP's `2I4`."""
+    label = "augmentation occupancies" + " (imaginary part)" * imaginary
+    return label + "".join(f"{each:4d}" if each < 10_000 else "****" for each in (atom, count)) + "\n"
+
+
+def occupancies(values, exponent="E"):
+    return "".join(f" {each:.7E}\n" for each in values).replace("E", exponent)
+
+
+@pytest.mark.parametrize(
+    ("n_atoms", "most", "soc", "exponent"),
+    [(3, 1234, False, "E"), (3, 1234, True, "D"), (1001, 2, False, "D"), (1001, 2, True, "E"), (10_000, 1, False, "E")],
+)
+def test_augmentation_of_any_calculation_is_what_pymatgen_reads(tmp_path, n_atoms, most, soc, exponent):
+    """Columns that have grown together (1,000 atoms, 1,000 values), that overflow (10,000), with imaginary parts."""
+    side = math.ceil(n_atoms ** (1 / 3))
+    coords = np.array(list(np.ndindex(side, side, side)))[:n_atoms] / side
+    rho = np.random.default_rng(1).uniform(0.1, 1.0, (6, 5, 4))
+    cell = np.eye(3) * 3 * side
+    rho *= n_atoms / (rho.mean() * np.linalg.det(cell))
+    grid = DensityGrid(rho, cell, np.full(n_atoms, 3), coords, "Li")
+    write_density(grid, tmp_path / "plain.CHGCAR", "chgcar")
+    rng = np.random.default_rng(2)
+    expected = {}
+    total, blocks = "", ""
+    for block in range(1 + 3 * soc):
+        text = "" if not block else "   6   5   4\n" + occupancies(np.zeros(120), exponent)
+        for atom in range(1, n_atoms + 1):
+            values = rng.normal(size=most if atom == n_atoms else 1).round(4) * 1e-3
+            text += columns(atom, len(values)) + occupancies(values, exponent)
+            if soc:
+                imaginary = rng.normal(size=len(values)).round(4)
+                text += columns(atom, len(values), True) + occupancies(imaginary, exponent)
+                values = values + 1j * imaginary
+            if not block:
+                expected[atom] = values
+        total, blocks = (text, blocks) if not block else (total, blocks + text)
+    source = tmp_path / "CHGCAR"
+    source.write_text((tmp_path / "plain.CHGCAR").read_text() + total + blocks)
+    assert read_parts(source) == Parts(3 * soc, True)
+    for form, again in (("once", source), ("twice", tmp_path / "once.CHGCAR")):
+        augmentation = read_augmentation(again)
+        write_density(read_chgcar(again), tmp_path / f"{form}.CHGCAR", "chgcar", augmentation=augmentation)
+    assert (tmp_path / "once.CHGCAR").read_bytes() == (tmp_path / "twice.CHGCAR").read_bytes()
+    found = Chgcar.from_file(str(tmp_path / "once.CHGCAR"))
+    assert np.allclose(found.data["total"], grid.rho * grid.volume_a3, rtol=1e-5)
+    assert found.data_aug["total"].keys() == expected.keys()
+    for atom, values in expected.items():
+        np.testing.assert_allclose(found.data_aug["total"][atom], values, rtol=1e-6)
+    # VASP's own columns stand where it looks for them.
+    if exponent == "E":
+        heads = [line for line in total.splitlines(keepends=True) if "aug" in line]
+        ours = [line for line in (tmp_path / "once.CHGCAR").read_text().splitlines() if "aug" in line]
+        assert all(line.startswith(head.rstrip("\n")) for line, head in zip(ours, heads, strict=True))
+
+
+@pytest.mark.parametrize(
+    "head",
+    ["augmentation occupancies 1", "augmentation occupancies", "augmentation occupancies   1   x", "augmentation "
+     "occupancies   1   2   1   3", "augmentation occupancies   1   2 (imaginary part)"],
+)  # fmt: skip
+def test_a_damaged_head_of_occupancies_is_refused(tmp_path, grid, head):
+    write_density(grid, tmp_path / "CHGCAR", "chgcar")
+    text = (tmp_path / "CHGCAR").read_text()
+    (tmp_path / "CHGCAR").write_text(f"{text}{head}\n  0.1 0.2\n")
+    for read in (read_chgcar, read_augmentation):
+        with pytest.raises(TomatError, match="expected an atom and the number of augmentation occupancies"):
+            read(tmp_path / "CHGCAR")
+
+
+def test_imaginary_parts_of_some_atoms_are_not_kept_in_silence(tmp_path, grid):
+    write_density(grid, tmp_path / "CHGCAR", "chgcar")
+    parts = [columns(1, 1) + occupancies([0.1]), columns(1, 1, True) + occupancies([0.2]), columns(2, 1) + "0.3\n"]
+    (tmp_path / "CHGCAR").write_text((tmp_path / "CHGCAR").read_text() + "".join(parts))
+    with pytest.raises(TomatError, match="of 2 of its 2 atoms, some without an imaginary part"):
+        read_augmentation(tmp_path / "CHGCAR")
 
 
 def test_a_charge_density_of_quantum_espresso_is_on_the_vectors_of_its_run(tmp_path, structure):

@@ -1,6 +1,11 @@
 """What is written is read back with pymatgen: values, order, units, spacing."""
 
 import math
+import signal
+import subprocess
+import sys
+import tempfile
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,12 +16,14 @@ from scipy.io import FortranFile
 from small_promolecule import skewed
 
 from tomat.base.errors import TomatError
+from tomat.density import outputs
 from tomat.density.chgcar import Parts, read_augmentation, read_chgcar, read_parts
 from tomat.density.crystal import Crystal
 from tomat.density.espresso import read_charge_density, read_reciprocal_list
 from tomat.density.geometry import BOHR_A
 from tomat.density.grid import DensityGrid
-from tomat.density.outputs import CHARGE_DENSITY, FORMATS, OutputError, size_bytes, write_density
+from tomat.density.io import open_density
+from tomat.density.outputs import CHARGE_DENSITY, FORMATS, WRITING, OutputError, size_bytes, write_density
 from tomat.density.rules import ReadRules
 from tomat.density.zarr_store import read_zarr
 
@@ -248,3 +255,72 @@ def test_the_formats_of_the_verb_are_those_there_are():
     from tomat.app.predict_verbs import FORMATS as of_the_verb
 
     assert tuple(FORMATS) == of_the_verb
+
+
+def test_what_a_killed_process_left_goes_and_what_is_being_written_stays(tmp_path, grid):
+    killed = tmp_path / f"{WRITING}x"
+    (killed / "NaF.zarr").mkdir(parents=True)
+    (killed / "NaF.zarr" / "zarr.json").write_text("half")
+    with outputs._writing_folder(tmp_path) as live:
+        (live / "other").write_text("half")
+        write_density(grid, tmp_path / "NaF.cube", "cube")
+        assert sorted(each.name for each in tmp_path.iterdir()) == sorted([live.name, "NaF.cube"])
+        assert (live / "other").read_text() == "half"
+    assert [each.name for each in tmp_path.iterdir()] == ["NaF.cube"]
+
+
+def test_a_folder_that_was_taken_for_a_leftover_is_made_again(tmp_path, monkeypatch):
+    made = []
+
+    def slow_mkdtemp(**where):
+        made.append(tempfile.mkdtemp(**where))
+        if len(made) == 1:
+            outputs.remove_leftovers(tmp_path)
+        return made[-1]
+
+    monkeypatch.setattr(outputs, "tempfile", SimpleNamespace(mkdtemp=slow_mkdtemp))
+    with outputs._writing_folder(tmp_path) as folder:
+        assert len(made) == 2 and str(folder) == made[1] and folder.is_dir()
+    assert not list(tmp_path.iterdir())
+
+
+WRITER = """
+import sys
+from pathlib import Path
+from tomat.density.outputs import write_density
+from tomat.density.chgcar import read_chgcar
+grid = read_chgcar(sys.argv[1])
+print("ready", flush=True)
+sys.stdin.readline()
+for _ in range(15):
+    write_density(grid, Path(sys.argv[2]), sys.argv[3])
+"""
+
+
+@pytest.mark.parametrize("form", ["zarr", "cube"])
+def test_several_at_once_write_whole_files_and_leave_nothing(tmp_path, grid, form):
+    source, place = tmp_path / "CHGCAR", tmp_path / "out" / f"NaF.{form}"
+    write_density(grid, source, "chgcar")
+    words = [sys.executable, "-c", WRITER, str(source), str(place), form]
+    at_once = [subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    for each in at_once:
+        assert each.stdout is not None and each.stdout.readline() == "ready\n"
+    assert [each.communicate("go\n")[1] for each in at_once] == [None] * 3
+    assert [each.returncode for each in at_once] == [0, 0, 0]
+    assert [each.name for each in place.parent.iterdir()] == [place.name]
+    assert np.allclose(open_density(place).rho, read_chgcar(source).rho, rtol=1e-5)
+
+
+def test_a_process_that_is_killed_as_it_writes_leaves_nothing_for_good(tmp_path, grid):
+    source, place = tmp_path / "CHGCAR", tmp_path / "out" / "NaF.CHGCAR"
+    write_density(grid, source, "chgcar")
+    killed = """
+import os, signal, sys
+from tomat.density import outputs
+outputs._exchange = lambda *at: os.kill(os.getpid(), signal.SIGKILL)
+"""
+    words = [sys.executable, "-c", killed + WRITER, str(source), str(place), "chgcar"]
+    assert subprocess.run(words, input="go\n", capture_output=True, text=True).returncode == -signal.SIGKILL
+    assert [each.name.startswith(WRITING) for each in place.parent.iterdir()] == [True]
+    write_density(grid, place.with_name("other.cube"), "cube")
+    assert [each.name for each in place.parent.iterdir()] == ["other.cube"]

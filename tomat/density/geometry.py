@@ -163,6 +163,6 @@ def _nearest(images: np.ndarray, points: np.ndarray, count: int) -> tuple[np.nda
         from scipy.spatial import KDTree
 
         return KDTree(images).query(points, k=count)
-    squared = sum((points[:, axis, None] - images[:, axis]) ** 2 for axis in range(3))
-    index = np.argsort(squared, axis=1, kind="stable")[:, :count]
-    return np.sqrt(np.take_along_axis(squared, index, axis=1)), index
+    distance = np.linalg.norm(points[:, None] - images, axis=-1)
+    index = np.argsort(distance, axis=1, kind="stable")[:, :count]
+    return np.take_along_axis(distance, index, axis=1), index

@@ -15,7 +15,7 @@ import numpy as np
 
 from tomat.base.errors import TomatError
 from tomat.density.elements import SYMBOLS, atomic_number
-from tomat.density.limits import COMPRESSION_ERRORS, BoundedText, check_atom_count, open_text
+from tomat.density.limits import COMPRESSION_ERRORS, BoundedText, check_atom_count, open_text, structure_text
 from tomat.density.number_block import finite_numbers
 from tomat.density.rules import ReadRules
 
@@ -224,12 +224,11 @@ def _named_by(path: Path) -> tuple[tuple[str, ...] | None, Header | None]:
     """Species and header of a POSCAR or CONTCAR; the species of a POTCAR."""
     source = os.fspath(path)
     try:
+        if path.name.startswith("POTCAR"):
+            symbols = re.findall(r"^\s*VRHFIN\s*=\s*([A-Z][a-z]?)", structure_text(source), re.MULTILINE)
+            return (tuple(symbols) if symbols and set(symbols) <= set(SYMBOLS) else None), None
         text = open_text(source)
         with text.stream:
-            if path.name.startswith("POTCAR"):
-                content = text.everything().decode("latin-1")
-                symbols = re.findall(r"^\s*VRHFIN\s*=\s*([A-Z][a-z]?)", content, re.MULTILINE)
-                return (tuple(symbols) if symbols and set(symbols) <= set(SYMBOLS) else None), None
             header = read_header(text)
             return header.species, header
     except COMPRESSION_ERRORS as error:

@@ -265,8 +265,7 @@ def _convert(
     write_density(grid, target, form, augmentation=augmentation)
     not_kept = []
     if parts.spin_densities:
-        theirs = " with their augmentation occupancies" if parts.augmentation else ""
-        not_kept.append(f"{parts.spin_densities} spin density(s){theirs} not kept; only the total density is written")
+        not_kept.append(f"{parts.spin_densities} spin density(s) not kept; only the total density is written")
     if parts.augmentation and augmentation is None:
         not_kept.append(f"augmentation occupancies not kept; they are only from CHGCAR to CHGCAR, not to {form}")
     if parts.ghost_atoms:

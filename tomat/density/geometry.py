@@ -164,5 +164,5 @@ def _nearest(images: np.ndarray, points: np.ndarray, count: int) -> tuple[np.nda
 
         return KDTree(images).query(points, k=count)
     distance = np.linalg.norm(points[:, None] - images, axis=-1)
-    index = np.argsort(distance, axis=1, kind="stable")[:, :count]
+    index = np.asarray(np.argsort(distance, axis=1, kind="stable"))[:, :count]
     return np.take_along_axis(distance, index, axis=1), index

@@ -79,6 +79,8 @@ class BoundedText:
         self.read_bytes = 0
         """Decompressed so far."""
         self.limit_bytes = MOST_TEXT_BYTES
+        self.kind = "density"
+        """What errors call the content."""
         self._compressed_bytes = compressed_bytes
         self._buffer, self._at = b"", 0
 
@@ -132,13 +134,13 @@ class BoundedText:
         self.read_bytes += len(piece)
         if self.read_bytes > self.limit_bytes:
             raise TomatError(
-                f"{self.source} holds more than {self.limit_bytes:,} bytes, the most that what is read of it can need; "
-                "it is something else, or damaged."
+                f"{self.source} holds more than {self.limit_bytes:,} bytes, the most that such a {self.kind} can need; "
+                "it is not one, or damaged."
             )
         if self.compressed and self.read_bytes > max(FREE_BYTES, MOST_EXPANSION * self._compressed_bytes):
             raise TomatError(
                 f"{self.source} has {self._compressed_bytes:,} bytes and decompresses to more than "
-                f"{self.read_bytes:,}; a density shrinks at most {MOST_EXPANSION} times, so this is none."
+                f"{self.read_bytes:,}; a {self.kind} shrinks at most {MOST_EXPANSION} times, so this is none."
             )
         self._buffer, self._at = self._buffer[self._at :] + piece, 0
         return bool(piece)
@@ -154,6 +156,13 @@ def decompressed(raw: bytes, source: str) -> bytes:
     return BoundedText(io.BytesIO(raw), len(raw), source).everything()
 
 
+def open_structure(path: str) -> BoundedText:
+    """As `open_text`, of a file that is read for its structure alone: up to `MOST_STRUCTURE_BYTES`."""
+    text = open_text(path)
+    text.limit_bytes, text.kind = MOST_STRUCTURE_BYTES, "structure"
+    return text
+
+
 def structure_text(path: str) -> str:
     """The whole content of a local file with a structure or pseudopotentials, plain or compressed.
 
@@ -161,9 +170,8 @@ def structure_text(path: str) -> str:
         TomatError: more than `MOST_STRUCTURE_BYTES`, of which no more are decompressed; or no text.
         COMPRESSION_ERRORS: damaged compression.
     """
-    text = open_text(path)
+    text = open_structure(path)
     with text.stream:
-        text.limit_bytes = MOST_STRUCTURE_BYTES
         content = text.everything()
     try:
         return content.decode("utf-8")

@@ -26,8 +26,8 @@ from tomat.density.geometry import check_cell
 from tomat.density.limits import (
     COMPRESSION_ERRORS,
     MOST_ATOMS,
-    MOST_STRUCTURE_BYTES,
     check_atom_count,
+    open_structure,
     open_text,
     structure_text,
 )
@@ -293,10 +293,9 @@ def _cif(source: str, rules: ReadRules) -> Parts:
 
 def _pymatgen(source: str, rules: ReadRules) -> Parts:
     """XSF, CSSR or RES: an atom has a line, and what follows the atoms of an XSF, its densities, is not read."""
-    text = open_text(source)
+    text = open_structure(source)
     lines: list[bytes] = []
     with text.stream:
-        text.limit_bytes = MOST_STRUCTURE_BYTES
         while (line := text.line()) and b"BEGIN_BLOCK_DATAGRID" not in line.upper():
             lines.append(_D_EXPONENT.sub(rb"\1E\2", line))
             if len(lines) > MOST_ATOMS + _OTHER_LINES:

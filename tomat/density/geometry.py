@@ -162,7 +162,8 @@ def _nearest(images: np.ndarray, points: np.ndarray, count: int) -> tuple[np.nda
     if len(points) * len(images) > _MOST_DISTANCES:
         from scipy.spatial import KDTree
 
-        return KDTree(images).query(points, k=count)
+        distance, found = KDTree(images).query(points, k=count)
+        return np.asarray(distance), np.asarray(found)
     distance = np.linalg.norm(points[:, None] - images, axis=-1)
-    index = np.asarray(np.argsort(distance, axis=1, kind="stable"))[:, :count]
+    index = np.argsort(distance, axis=1, kind="stable")[:, :count]
     return np.take_along_axis(distance, index, axis=1), index

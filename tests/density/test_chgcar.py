@@ -1,11 +1,14 @@
+import bz2
 import gzip
+import lzma
+import re
 
 import numpy as np
 import pytest
 from chgcar_files import write_chgcar
 
 from tomat.base.errors import TomatError
-from tomat.density.chgcar import read_chgcar
+from tomat.density.chgcar import Parts, read_chgcar, read_parts
 from tomat.density.grid import DensityGrid
 from tomat.density.rules import ReadRules
 
@@ -95,12 +98,14 @@ def test_values_in_another_unit(tmp_path):
         read_chgcar(path)
 
 
-def as_vasp_writes(grid, *, spin_blocks=0, augmentation=True, newline="\n"):
-    """A CHGCAR as VASP 5 and 6 write it: 5 values a line, augmentation occupancies, moments before a spin density."""
+def as_vasp_writes(grid, *, spin_blocks=0, augmentation=True, newline="\n", per_line=5, fill=""):
+    """A CHGCAR as VASP 5 and 6 write it: 5 values a line, augmentation occupancies, moments before a spin density.
+    `fill` is put into each place that a last line leaves."""
 
     def numbers(values):
         words = [f" {value:.11E}" for value in values]
-        return newline.join("".join(words[start : start + 5]) for start in range(0, len(words), 5)) + newline
+        words += [fill] * (-len(words) % per_line)
+        return newline.join("".join(words[at : at + per_line]) for at in range(0, len(words), per_line)) + newline
 
     lattice = newline.join("  " + " ".join(f"{x:.6f}" for x in row) for row in grid.lattice)
     coords = newline.join(" " + " ".join(f"{x:.6f}" for x in row) for row in grid.frac_coords)
@@ -141,6 +146,52 @@ def test_negative_values_and_exponents_of_three_digits(tmp_path):
     grid = read_chgcar(tmp_path / "CHGCAR", rules=ReadRules(accept=("fractional_electrons",)))
     np.testing.assert_allclose(grid.rho[1, 0, 0], 0)
     assert grid.clipped_voxels == 1 and grid.rho[0, 0, 0] == pytest.approx(0.5 / 24)
+
+
+@pytest.mark.parametrize("pack", [bytes, gzip.compress, bz2.compress, lzma.compress])
+def test_exponents_of_fortran_are_read_everywhere(tmp_path, grid, pack):
+    """D in the header, the values, the occupancies, the moments and the spin density."""
+    text = as_vasp_writes(grid, spin_blocks=1)
+    (tmp_path / "e.CHGCAR").write_text(text)
+    content = re.sub(r"(\.\d{6})(?=\s)", r"\1d0", re.sub(r"(\d)E([+-])", r"\1D\2", text))
+    (tmp_path / "d.CHGCAR").write_bytes(pack(content.encode()))
+    assert content.count("d0") == 15 and content.count("D") > 200 and not re.search(r"\dE", content)
+    plain, found = (read_chgcar(tmp_path / f"{name}.CHGCAR") for name in "ed")
+    np.testing.assert_array_equal(found.rho, plain.rho)
+    np.testing.assert_array_equal(found.lattice, plain.lattice)
+    np.testing.assert_array_equal(found.frac_coords, plain.frac_coords)
+    assert read_parts(tmp_path / "d.CHGCAR") == read_parts(tmp_path / "e.CHGCAR")
+
+
+def test_one_value_on_a_line_keeps_its_exponent(tmp_path):
+    """pymatgen's parser takes the 3.4 of 3.4D-01 for the whole word where it is the last of what it is given."""
+    (tmp_path / "CHGCAR").write_text(HELIUM.format(0.5, 1.0, 2.0, 2.5, 2.66, "0.34D+01").replace("2.66 ", "2.66"))
+    assert read_chgcar(tmp_path / "CHGCAR", rules=ReadRules(accept=("fractional_electrons",))).rho[2, 1, 0] == (
+        pytest.approx(3.4 / 24)
+    )
+    for broken in ("3.4x", "3.4D", "3_4", "3.4+"):
+        (tmp_path / "CHGCAR").write_text(HELIUM.format(0.5, 1.0, 2.0, 2.5, 2.6, broken))
+        with pytest.raises(TomatError, match="found '3.4|found '3_4"):
+            read_chgcar(tmp_path / "CHGCAR")
+
+
+@pytest.mark.parametrize("per_line", [5, 7, 10])
+@pytest.mark.parametrize("spin_blocks", [0, 1, 3])
+def test_zeros_that_fill_a_last_line_are_no_damage(tmp_path, make_grid, per_line, spin_blocks):
+    """In every block: 6 x 11 x 4 = 264 values, 13 occupancies and 2 moments are multiples of none of these."""
+    grid = make_grid((6, 11, 4))
+    text = as_vasp_writes(grid, spin_blocks=spin_blocks, per_line=per_line)
+    padded = as_vasp_writes(grid, spin_blocks=spin_blocks, per_line=per_line, fill=" 0.00000000000E+00")
+    assert len(padded) > len(text)
+    for name, content in (("a", text), ("b", padded)):
+        (tmp_path / f"{name}.CHGCAR").write_text(content)
+    np.testing.assert_array_equal(*(read_chgcar(tmp_path / f"{name}.CHGCAR").rho for name in "ab"))
+    assert read_parts(tmp_path / "b.CHGCAR") == Parts(spin_blocks, True)
+    # What is no zero, and a whole line of zeros, are values too many.
+    for fill in (" 0.00000000001E+00", " 0.00000000000E+00" * (per_line + 1)):
+        (tmp_path / "CHGCAR").write_text(as_vasp_writes(grid, per_line=per_line, fill=fill, augmentation=False))
+        with pytest.raises(TomatError, match="the file is damaged|values are left over"):
+            read_chgcar(tmp_path / "CHGCAR")
 
 
 @pytest.mark.parametrize(

@@ -37,12 +37,35 @@ def test_atoms_near_a_box_are_those_of_all_images(lattice):
         assert set(np.flatnonzero(seen)) <= set(near.tolist())
 
 
+def test_a_very_skewed_cell_sees_what_the_plain_one_does():
+    """100,000 steps of a along b: counted along these axes, a box of 3 A had 10^11 images and the process no end."""
+    rng = np.random.default_rng(0)
+    plain = np.diag([3.0, 3.1, 3.2])
+    whole = np.array([[1, 0, 0], [100_000, 1, 0], [0, -7, 1]])
+    coords = rng.uniform(0, 1, (3, 3))
+    numbers = np.array([3, 8, 17])
+    skewed = Crystal(whole @ plain, numbers, coords @ np.round(np.linalg.inv(whole)))
+    for _ in range(5):
+        box = rng.uniform(-6, 6, 3), rng.uniform(-1.5, 1.5, (3, 3)), 3.0
+        (found, positions), (expected, places) = skewed.near_box(*box), Crystal(plain, numbers, coords).near_box(*box)
+        assert len(found) == len(expected) > 5
+        np.testing.assert_allclose(positions, places, atol=1e-5)
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_a_box_that_spans_too_many_cells_is_refused():
+    crystal = Crystal(np.diag([3.0, 3.0, 3.0]), np.array([3]), np.zeros((1, 3)), "Li")
+    with pytest.raises(TomatError, match="'Li': a box with edges of up to 3e.04 A spans so many cells"):
+        crystal.near_box(np.zeros(3), np.diag([3.0, 3e4, 3.0]), 3.0)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"lattice": np.eye(2)}, "3 row vectors, found shape"),
         ({"lattice": np.zeros((3, 3))}, "'NaCl': the cell volume is 0 A.3.*A molecule needs a box"),
         ({"lattice": np.full((3, 3), np.nan)}, "finite lattice"),
+        ({"lattice": np.diag([1e7, 5.0, 5.0])}, r"up to 1e\+07 A \(at most 1e\+06\)"),
         ({"atomic_numbers": np.array([11, 119])}, "expected some of 1..118"),
         ({"atomic_numbers": np.array([], int), "frac_coords": np.empty((0, 3))}, "expected some of 1..118"),
         ({"frac_coords": np.zeros((3, 3))}, "2 atoms, but coordinates of shape"),

@@ -5,7 +5,7 @@ import pytest
 from pymatgen.io.common import VolumetricData
 
 from tomat.base.errors import TomatError
-from tomat.density.cube import read_cube, write_cube
+from tomat.density.cube import read_cube, read_cube_parts, write_cube
 from tomat.density.geometry import BOHR_A
 
 
@@ -44,6 +44,48 @@ def test_lengths_in_angstrom_and_another_origin(tmp_path, text, grid):
         lines[index] = f"{number} {charge} " + " ".join(map(str, moved))
     (tmp_path / "b.cube").write_text("\n".join(lines))
     same(read_cube(tmp_path / "b.cube"), grid)
+
+
+def data_sets(text, *names):
+    """With a negative number of atoms, and the data sets after them."""
+    lines = text.splitlines()
+    lines[2] = lines[2].replace("2", "-2", 1)
+    lines.insert(8, " ".join(map(str, (len(names), *names))))
+    return "\n".join(lines)
+
+
+def test_a_negative_number_of_atoms_with_one_data_set_is_one_density(tmp_path, text, grid):
+    (tmp_path / "one.cube").write_text(data_sets(text, 7))
+    same(read_cube(tmp_path / "one.cube"), grid)
+    for names in ((), (7, 8), tuple(range(30))):
+        (tmp_path / "many.cube").write_text(data_sets(text, *names))
+        with pytest.raises(TomatError, match=r"holds orbitals, or several data sets: .* Write each data set"):
+            read_cube(tmp_path / "many.cube")
+
+
+def test_ghost_atoms_are_left_out_and_said(tmp_path, text, grid, caplog):
+    lines = text.splitlines()
+    lines[2] = lines[2].replace("2", "4", 1)
+    # On top of an atom, as in a counterpoise correction, and alone.
+    lines[7:7] = ["0 0.0 " + lines[6].split(maxsplit=2)[2], "0 0.0 1.0 1.0 1.0"]
+    (tmp_path / "g.cube").write_text("\n".join(lines))
+    same(read_cube(tmp_path / "g.cube"), grid)
+    assert "2 ghost atom(s) (Z = 0)" in caplog.text
+    assert read_cube_parts(tmp_path / "g.cube").ghost_atoms == 2
+    lines[6], lines[9] = ("0" + lines[index].lstrip()[1:] for index in (6, 9))
+    (tmp_path / "g.cube").write_text("\n".join(lines))
+    with pytest.raises(TomatError, match="atomic numbers .0, 0, 0, 0.; expected some of"):
+        read_cube(tmp_path / "g.cube")
+
+
+def test_exponents_of_fortran_and_a_last_line_in_full(tmp_path, text, grid):
+    head, values = text.splitlines()[:8], text.split("\n", 8)[8].split()
+    head[3:8] = [line + "D0" for line in head[3:8]]
+    words = [word.replace("E", "D") for word in values] + ["0.0D+00"] * 3
+    rows = [" ".join(words[start : start + 7]) for start in range(0, len(words), 7)]
+    assert len(words) > len(values) and len(rows[-1].split()) == 4
+    (tmp_path / "d.cube").write_text("\n".join([*head, *rows]) + "\n")
+    same(read_cube(tmp_path / "d.cube"), grid)
 
 
 @pytest.mark.parametrize(

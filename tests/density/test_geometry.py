@@ -2,11 +2,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.spatial import KDTree
 
 from tomat.base.errors import TomatError
+from tomat.density import geometry
 from tomat.density.demo.embedded import demo_materials, load_demo
 from tomat.density.elements import SYMBOLS, atomic_number, covalent_radius_a
-from tomat.density.geometry import BOHR_A, _neighbours, _reduced, check_cell, shortest_distances_a
+from tomat.density.geometry import BOHR_A, _neighbours, check_cell, reduced_basis, shortest_distances_a
 
 # Structures at ambient pressure unless said: cell in A, symbols, fractional coordinates.
 FCC = [[0, 0, 0], [0.5, 0.5, 0], [0.5, 0, 0.5], [0, 0.5, 0.5]]
@@ -123,11 +125,64 @@ def test_shortest_distances_are_by_pair_of_elements():
     }
 
 
-def test_a_reduced_basis_spans_the_same_lattice():
-    lattice = np.array([[3.0, 0, 0], [28.0, 3.5, 0], [-31.0, 18.0, 4.0]])
-    back = np.linalg.solve(lattice.T, _reduced(lattice).T)
-    np.testing.assert_allclose(back, np.round(back), atol=1e-9)
-    assert np.linalg.norm(_reduced(lattice), axis=1).max() < 5
+def skews(rng):
+    """A unimodular matrix."""
+    whole = np.eye(3, dtype=int)
+    for _ in range(rng.integers(0, 7)):
+        i, j = rng.choice(3, 2, replace=False)
+        whole[i] += int(rng.integers(-9, 10)) * whole[j]
+    return whole
+
+
+@given(st.integers(0, 10**6))
+@settings(max_examples=100, deadline=None, derandomize=True)
+def test_a_reduced_basis_is_the_shortest_of_the_same_lattice(seed):
+    rng = np.random.default_rng(seed)
+    lattice = rng.normal(size=(3, 3)) * rng.choice([1, 1, 1, 20], (3, 1))
+    if abs(np.linalg.det(lattice)) < 0.01:
+        return
+    skewed = skews(rng) @ lattice
+    basis = reduced_basis(skewed)
+    whole = np.linalg.solve(skewed.T, basis.T).T
+    np.testing.assert_allclose(whole, np.round(whole), atol=1e-6)
+    assert abs(round(np.linalg.det(whole))) == 1
+    assert np.array_equal(reduced_basis(basis), basis)
+    # The lengths are the successive minima, from all vectors of seven cells a side.
+    vectors = np.array(list(np.ndindex(7, 7, 7))) @ basis - 3 * basis.sum(axis=0)
+    shortest: list[np.ndarray] = []
+    for vector in vectors[np.argsort(np.linalg.norm(vectors, axis=1))][1:]:
+        if len(shortest) < 3 and np.linalg.matrix_rank([*shortest, vector], tol=1e-6) > len(shortest):
+            shortest.append(vector)
+    np.testing.assert_allclose(np.sort(np.linalg.norm(basis, axis=1)), np.linalg.norm(shortest, axis=1), rtol=1e-8)
+
+
+def test_vectors_that_no_pair_shortens_are_reduced_by_their_sum():
+    """Each pair is at 120 degrees or near it, and the sum of all three is the shortest of the lattice."""
+    lattice = np.array([[3.0, 0, 0], [-1.5, 2.6, 0], [-1.5, -2.6, 1.0]])
+    assert np.linalg.norm(reduced_basis(lattice), axis=1).min() == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("skew", [300, 3e5, 9e5])
+def test_neighbours_in_a_very_skewed_cell_are_those_of_the_plain_one(skew):
+    plain = np.diag([3.0, 3.0, 3.0])
+    skewed = np.array([[3.0, 0, 0], [skew, 3.0, 0], [0, 0, 3.0]])
+    numbers, coords = np.array([55, 17]), np.array([[0.1, 0.2, 0.3], [0.5, 0.7, 0.9]])
+    found = shortest_distances_a(skewed, numbers, coords @ np.linalg.inv(np.round(skewed / 3)))
+    assert found == {
+        pair: pytest.approx(a, abs=1e-6) for pair, a in shortest_distances_a(plain, numbers, coords).items()
+    }
+
+
+def test_few_atoms_and_many_have_the_same_neighbours():
+    """89 atoms are compared one by one, 90 by a tree."""
+    rng = np.random.default_rng(0)
+    coords = rng.random((90, 3))
+    for count in (20, 89):
+        images, points = coords[:count] * 9, coords[:30] * 9
+        assert len(images) * len(points) < geometry._MOST_DISTANCES
+        ours, tree = geometry._nearest(images, points, 9), KDTree(images).query(points, k=9)
+        np.testing.assert_allclose(ours[0], tree[0])
+        np.testing.assert_array_equal(ours[1], tree[1])
 
 
 def test_covalent_radii_are_pymatgens():

@@ -1,5 +1,12 @@
 """What is written is read back with pymatgen: values, order, units, spacing."""
 
+import math
+import signal
+import subprocess
+import sys
+import tempfile
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from pymatgen.core import Structure
@@ -9,12 +16,14 @@ from scipy.io import FortranFile
 from small_promolecule import skewed
 
 from tomat.base.errors import TomatError
-from tomat.density.chgcar import read_augmentation, read_chgcar
+from tomat.density import outputs
+from tomat.density.chgcar import Parts, read_augmentation, read_chgcar, read_parts
 from tomat.density.crystal import Crystal
 from tomat.density.espresso import read_charge_density, read_reciprocal_list
 from tomat.density.geometry import BOHR_A
 from tomat.density.grid import DensityGrid
-from tomat.density.outputs import CHARGE_DENSITY, FORMATS, OutputError, size_bytes, write_density
+from tomat.density.io import open_density
+from tomat.density.outputs import CHARGE_DENSITY, FORMATS, WRITING, OutputError, size_bytes, write_density
 from tomat.density.rules import ReadRules
 from tomat.density.zarr_store import read_zarr
 
@@ -109,6 +118,85 @@ def test_augmentation_occupancies_are_copied_to_the_letter_and_never_made_up(tmp
     assert not (tmp_path / "other.CHGCAR").exists()
 
 
+def columns(atom, count, imaginary=False):
+    """As VASP's `2I4`."""
+    label = "augmentation occupancies" + " (imaginary part)" * imaginary
+    return label + "".join(f"{each:4d}" if each < 10_000 else "****" for each in (atom, count)) + "\n"
+
+
+def occupancies(values, exponent="E"):
+    return "".join(f" {each:.7E}\n" for each in values).replace("E", exponent)
+
+
+@pytest.mark.parametrize(
+    ("n_atoms", "most", "soc", "exponent"),
+    [(3, 1234, False, "E"), (3, 1234, True, "D"), (1001, 2, False, "D"), (1001, 2, True, "E"), (10_000, 1, False, "E")],
+)
+def test_augmentation_of_any_calculation_is_what_pymatgen_reads(tmp_path, n_atoms, most, soc, exponent):
+    """Columns that have grown together (1,000 atoms, 1,000 values), that overflow (10,000), with imaginary parts."""
+    side = math.ceil(n_atoms ** (1 / 3))
+    coords = np.array(list(np.ndindex(side, side, side)))[:n_atoms] / side
+    rho = np.random.default_rng(1).uniform(0.1, 1.0, (6, 5, 4))
+    cell = np.eye(3) * 3 * side
+    rho *= n_atoms / (rho.mean() * np.linalg.det(cell))
+    grid = DensityGrid(rho, cell, np.full(n_atoms, 3), coords, "Li")
+    write_density(grid, tmp_path / "plain.CHGCAR", "chgcar")
+    rng = np.random.default_rng(2)
+    expected = {}
+    total, blocks = "", ""
+    for block in range(1 + 3 * soc):
+        text = "" if not block else "   6   5   4\n" + occupancies(np.zeros(120), exponent)
+        for atom in range(1, n_atoms + 1):
+            values = rng.normal(size=most if atom == n_atoms else 1).round(4) * 1e-3
+            text += columns(atom, len(values)) + occupancies(values, exponent)
+            if soc:
+                imaginary = rng.normal(size=len(values)).round(4)
+                text += columns(atom, len(values), True) + occupancies(imaginary, exponent)
+                values = values + 1j * imaginary
+            if not block:
+                expected[atom] = values
+        total, blocks = (text, blocks) if not block else (total, blocks + text)
+    source = tmp_path / "CHGCAR"
+    source.write_text((tmp_path / "plain.CHGCAR").read_text() + total + blocks)
+    assert read_parts(source) == Parts(3 * soc, True)
+    for form, again in (("once", source), ("twice", tmp_path / "once.CHGCAR")):
+        augmentation = read_augmentation(again)
+        write_density(read_chgcar(again), tmp_path / f"{form}.CHGCAR", "chgcar", augmentation=augmentation)
+    assert (tmp_path / "once.CHGCAR").read_bytes() == (tmp_path / "twice.CHGCAR").read_bytes()
+    found = Chgcar.from_file(str(tmp_path / "once.CHGCAR"))
+    assert np.allclose(found.data["total"], grid.rho * grid.volume_a3, rtol=1e-5)
+    assert found.data_aug["total"].keys() == expected.keys()
+    for atom, values in expected.items():
+        np.testing.assert_allclose(found.data_aug["total"][atom], values, rtol=1e-6)
+    # VASP's own columns stand where it looks for them.
+    if exponent == "E":
+        heads = [line for line in total.splitlines(keepends=True) if "aug" in line]
+        ours = [line for line in (tmp_path / "once.CHGCAR").read_text().splitlines() if "aug" in line]
+        assert all(line.startswith(head.rstrip("\n")) for line, head in zip(ours, heads, strict=True))
+
+
+@pytest.mark.parametrize(
+    "head",
+    ["augmentation occupancies 1", "augmentation occupancies", "augmentation occupancies   1   x", "augmentation "
+     "occupancies   1   2   1   3", "augmentation occupancies   1   2 (imaginary part)"],
+)  # fmt: skip
+def test_a_damaged_head_of_occupancies_is_refused(tmp_path, grid, head):
+    write_density(grid, tmp_path / "CHGCAR", "chgcar")
+    text = (tmp_path / "CHGCAR").read_text()
+    (tmp_path / "CHGCAR").write_text(f"{text}{head}\n  0.1 0.2\n")
+    for read in (read_chgcar, read_augmentation):
+        with pytest.raises(TomatError, match="expected an atom and the number of augmentation occupancies"):
+            read(tmp_path / "CHGCAR")
+
+
+def test_imaginary_parts_of_some_atoms_are_not_kept_in_silence(tmp_path, grid):
+    write_density(grid, tmp_path / "CHGCAR", "chgcar")
+    parts = [columns(1, 1) + occupancies([0.1]), columns(1, 1, True) + occupancies([0.2]), columns(2, 1) + "0.3\n"]
+    (tmp_path / "CHGCAR").write_text((tmp_path / "CHGCAR").read_text() + "".join(parts))
+    with pytest.raises(TomatError, match="of 2 of its 2 atoms, some without an imaginary part"):
+        read_augmentation(tmp_path / "CHGCAR")
+
+
 def test_a_charge_density_of_quantum_espresso_is_on_the_vectors_of_its_run(tmp_path, structure):
     """A plane wave along each axis, with a phase: rho(r) = sum of c(G) exp(i G r)."""
     reciprocal = 2 * np.pi * np.linalg.inv(structure.lattice.matrix / BOHR_A).T
@@ -167,3 +255,72 @@ def test_the_formats_of_the_verb_are_those_there_are():
     from tomat.app.predict_verbs import FORMATS as of_the_verb
 
     assert tuple(FORMATS) == of_the_verb
+
+
+def test_what_a_killed_process_left_goes_and_what_is_being_written_stays(tmp_path, grid):
+    killed = tmp_path / f"{WRITING}x"
+    (killed / "NaF.zarr").mkdir(parents=True)
+    (killed / "NaF.zarr" / "zarr.json").write_text("half")
+    with outputs._writing_folder(tmp_path) as live:
+        (live / "other").write_text("half")
+        write_density(grid, tmp_path / "NaF.cube", "cube")
+        assert sorted(each.name for each in tmp_path.iterdir()) == sorted([live.name, "NaF.cube"])
+        assert (live / "other").read_text() == "half"
+    assert [each.name for each in tmp_path.iterdir()] == ["NaF.cube"]
+
+
+def test_a_folder_that_was_taken_for_a_leftover_is_made_again(tmp_path, monkeypatch):
+    made = []
+
+    def slow_mkdtemp(**where):
+        made.append(tempfile.mkdtemp(**where))
+        if len(made) == 1:
+            outputs.remove_leftovers(tmp_path)
+        return made[-1]
+
+    monkeypatch.setattr(outputs, "tempfile", SimpleNamespace(mkdtemp=slow_mkdtemp))
+    with outputs._writing_folder(tmp_path) as folder:
+        assert len(made) == 2 and str(folder) == made[1] and folder.is_dir()
+    assert not list(tmp_path.iterdir())
+
+
+WRITER = """
+import sys
+from pathlib import Path
+from tomat.density.outputs import write_density
+from tomat.density.chgcar import read_chgcar
+grid = read_chgcar(sys.argv[1])
+print("ready", flush=True)
+sys.stdin.readline()
+for _ in range(15):
+    write_density(grid, Path(sys.argv[2]), sys.argv[3])
+"""
+
+
+@pytest.mark.parametrize("form", ["zarr", "cube"])
+def test_several_at_once_write_whole_files_and_leave_nothing(tmp_path, grid, form):
+    source, place = tmp_path / "CHGCAR", tmp_path / "out" / f"NaF.{form}"
+    write_density(grid, source, "chgcar")
+    words = [sys.executable, "-c", WRITER, str(source), str(place), form]
+    at_once = [subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    for each in at_once:
+        assert each.stdout is not None and each.stdout.readline() == "ready\n"
+    assert [each.communicate("go\n")[1] for each in at_once] == [None] * 3
+    assert [each.returncode for each in at_once] == [0, 0, 0]
+    assert [each.name for each in place.parent.iterdir()] == [place.name]
+    assert np.allclose(open_density(place).rho, read_chgcar(source).rho, rtol=1e-5)
+
+
+def test_a_process_that_is_killed_as_it_writes_leaves_nothing_for_good(tmp_path, grid):
+    source, place = tmp_path / "CHGCAR", tmp_path / "out" / "NaF.CHGCAR"
+    write_density(grid, source, "chgcar")
+    killed = """
+import os, signal, sys
+from tomat.density import outputs
+outputs._exchange = lambda *at: os.kill(os.getpid(), signal.SIGKILL)
+"""
+    words = [sys.executable, "-c", killed + WRITER, str(source), str(place), "chgcar"]
+    assert subprocess.run(words, input="go\n", capture_output=True, text=True).returncode == -signal.SIGKILL
+    assert [each.name.startswith(WRITING) for each in place.parent.iterdir()] == [True]
+    write_density(grid, place.with_name("other.cube"), "cube")
+    assert [each.name for each in place.parent.iterdir()] == ["other.cube"]

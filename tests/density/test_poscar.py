@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tomat.base.errors import TomatError
 from tomat.density.limits import BoundedText
-from tomat.density.poscar import read_header, species_of
+from tomat.density.poscar import check_species_used, read_header, species_of
 from tomat.density.rules import ReadRules
 
 SODIUM = """bcc sodium, VASP 4
@@ -126,18 +126,34 @@ def test_species_from_the_flag(tmp_path):
     assert species(tmp_path, species=("Na",)).tolist() == [11, 11]
     with pytest.raises(TomatError, match=r"1 group\(s\) of 2 atom\(s\), but --species names Na Cl"):
         species(tmp_path, species=("Na", "Cl"))
-    with pytest.raises(TomatError, match="names Na, --species K; the flag is for files that name none"):
-        species(tmp_path, SODIUM.format("Na\n"), species=("K",))
 
 
 def test_species_at_the_ends_of_the_lines(tmp_path):
     text = with_symbols("Na", "Na")
     assert species(tmp_path, text).tolist() == [11, 11]
     assert species(tmp_path, text, species=("Na",)).tolist() == [11, 11]
-    with pytest.raises(TomatError, match="CHGCAR names Na at the ends of its coordinate lines, --species K;"):
-        species(tmp_path, text, species=("K",))
-    with pytest.raises(TomatError, match=r"2 atom\(s\), but --species names Na Cl; expected one a group"):
-        species(tmp_path, text, species=("Na", "Cl"))
+
+
+@pytest.mark.parametrize("text", [SODIUM.format("Na\n"), with_symbols("Na", "Na")])
+@pytest.mark.parametrize("flag", [("K",), ("Na", "Cl")])
+def test_the_flag_leaves_a_file_that_names_its_elements_alone_and_says_so(tmp_path, caplog, text, flag):
+    assert species(tmp_path, text, species=flag).tolist() == [11, 11]
+    (said,) = caplog.messages
+    assert f"names its elements, Na; --species {' '.join(flag)} is for files that name none" in said
+
+
+def test_the_flag_is_refused_where_every_file_names_its_elements(tmp_path):
+    named, nameless, broken = (tmp_path / name for name in ("CHGCAR.1", "CHGCAR.2", "CHGCAR.3"))
+    named.write_text(SODIUM.format("Na\n"))
+    nameless.write_text(SODIUM.format(""))
+    broken.write_text("x")
+    rules = ReadRules(species=("K",))
+    with pytest.raises(TomatError, match="CHGCAR.1 names Na, --species K; the flag is for files that name none"):
+        check_species_used([str(named), str(named)], rules)
+    for paths in ([named, nameless], [named, broken], [nameless]):
+        check_species_used(map(str, paths), rules)
+    check_species_used([str(named)], ReadRules(species=("Na",)))
+    check_species_used([str(named)], ReadRules())
 
 
 def test_a_species_line_and_the_ends_of_the_lines_must_agree(tmp_path):

@@ -162,3 +162,19 @@ def test_damage_is_refused(promolecule):
 def test_unknown_element_is_named(promolecule):
     with pytest.raises(TomatError, match="mp-7 has Na, Cl, which no training density had; the model knows Li F"):
         Promolecule(BASIS, {3: np.ones(6), 9: np.ones(6)}).density(crystal_of(7, [3, 11, 17]), (4, 4, 4))
+
+
+def test_a_very_skewed_cell_has_the_density_of_the_plain_one(promolecule):
+    """100,000 steps of a along b, on a grid of which each voxel has its place in the plain cell's."""
+    plain = crystal_of(0, [3, 9])
+    whole = np.array([[1, 0, 0], [100_000, 1, 0], [0, -7, 1]])
+    back = np.round(np.linalg.inv(whole))
+    skewed = Crystal(whole @ plain.lattice, plain.atomic_numbers, plain.frac_coords @ back)
+    shape = (8, 7, 9)
+    places = np.stack(np.meshgrid(*(np.arange(n) / n for n in shape), indexing="ij"), axis=-1).reshape(-1, 3)
+    expected = brute_force(promolecule, plain, places @ whole % 1)
+    found = promolecule.density(skewed, shape)
+    np.testing.assert_allclose(found.ravel(), expected, rtol=1e-5, atol=1e-5)
+    sums, theirs = (radial_sums(*at, BASIS) for at in ((skewed, places), (plain, places @ whole)))
+    for number in (3, 9):
+        np.testing.assert_allclose(sums[number], theirs[number], atol=1e-5)

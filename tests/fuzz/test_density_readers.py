@@ -48,21 +48,30 @@ FIRST_VALUE_LINE = 12
 LAST_VALUE_LINE = FIRST_VALUE_LINE + -(-WHOLE.rho.size // 5) - 1
 
 
-def chgcar_lines(spin):
-    """The lines of a CHGCAR with augmentation occupancies and, if asked for, moments and a spin density."""
+def chgcar_lines(spin, complex_occupancies=False, fortran=False):
+    """The lines of a CHGCAR with augmentation occupancies and, if asked for, moments and spin densities.
+
+    `complex_occupancies` as with spin-orbit coupling, with as many atoms and values as grow together in VASP's columns;
+    `fortran` with D exponents, and zeros that fill each last line.
+    """
     rng = np.random.default_rng(0)
 
     def numbers(values):
         words = [f" {value:.11E}" for value in values]
+        if fortran:
+            words = [word.replace("E", "D") for word in words] + [" 0.00000000000D+00"] * (-len(words) % 5)
         return ["".join(words[start : start + 5]) for start in range(0, len(words), 5)]
 
     lines = ["LiF", "  1.0", *(" ".join(f"{x:.6f}" for x in row) for row in WHOLE.lattice), "Li F", "1 1", "Direct"]
     lines += [*(" ".join(f"{x:.6f}" for x in row) for row in WHOLE.frac_coords), ""]
-    for values in [WHOLE.rho_times_volume().ravel(order="F")] + [rng.normal(size=WHOLE.rho.size)] * spin:
+    count = 1013 if complex_occupancies else 13
+    for block in range(1 + spin):
+        values = rng.normal(size=WHOLE.rho.size) if block else WHOLE.rho_times_volume().ravel(order="F")
+        lines += numbers(rng.normal(size=2)) if block else []
         lines += ["  9  8  7", *numbers(values)]
         for atom in (1, 2):
-            lines += [f"augmentation occupancies {atom:3d}  13", *numbers(rng.normal(size=13))]
-        lines += numbers(rng.normal(size=2)) if spin and "  9  8  7" not in lines[FIRST_VALUE_LINE:] else []
+            for part in ("", " (imaginary part)")[: 1 + complex_occupancies]:
+                lines += [f"augmentation occupancies{part}{atom:4d}{count:4d}", *numbers(rng.normal(size=count))]
     return lines
 
 
@@ -80,7 +89,12 @@ def document():
     return {"task_id": "mp-1", "fs_id": "7", "data": {"poscar": {"structure": structure}, "data": {"total": total}}}
 
 
-LINES = {spin: chgcar_lines(spin) for spin in (0, 1)}
+LINES = {
+    "total": chgcar_lines(0),
+    "spin": chgcar_lines(1),
+    "spin-orbit": chgcar_lines(3, complex_occupancies=True),
+    "Fortran": chgcar_lines(1, fortran=True),
+}
 CUBE = cube_lines()
 CUBE_ATOMS, CUBE_VALUES = 6, 8
 """The first line of the atoms, and that of the values."""
@@ -141,9 +155,9 @@ BOUNDED = {"deadline": None, "derandomize": True, "database": None}
 
 
 def test_whole_files_are_read(tmp_path, stores):
-    for spin, lines in LINES.items():
-        (tmp_path / f"CHGCAR.{spin}").write_text("\n".join(lines) + "\n")
-        assert outcome(tmp_path / f"CHGCAR.{spin}") == "same"
+    for kind, lines in LINES.items():
+        (tmp_path / f"CHGCAR.{kind}").write_text("\n".join(lines) + "\n")
+        assert outcome(tmp_path / f"CHGCAR.{kind}") == "same"
     (tmp_path / "a.cube").write_text("\n".join(CUBE) + "\n")
     assert outcome(tmp_path / "a.cube") == "same"
     (tmp_path / "a.json").write_text(json.dumps(DOCUMENT))
@@ -154,11 +168,13 @@ def test_whole_files_are_read(tmp_path, stores):
 def test_lines_and_numbers_of_a_chgcar(tmp_path, tried):
     outcomes = Counter()
 
-    @given(st.sampled_from([0, 1]), st.sampled_from(["remove", "repeat", "cut", "number", "grid", "counts"]), SEEDS)
-    @settings(max_examples=600, **BOUNDED)
-    def damage(spin, how, seed):
+    @given(
+        st.sampled_from(list(LINES)), st.sampled_from(["remove", "repeat", "cut", "number", "grid", "counts"]), SEEDS
+    )
+    @settings(max_examples=900, **BOUNDED)
+    def damage(kind, how, seed):
         rng = np.random.default_rng(seed)
-        lines = list(LINES[spin])
+        lines = list(LINES[kind])
         place = int(rng.integers(len(lines)))
         if how == "remove":
             del lines[place]
@@ -191,8 +207,30 @@ def test_lines_and_numbers_of_a_chgcar(tmp_path, tried):
     tried("CHGCAR, lines and numbers", outcomes.total(), outcomes["refused"])
 
 
+def test_cells_of_any_skew(tmp_path, tried):
+    """The same lattice by other vectors; the values stay, so that what is read is another density."""
+    outcomes = Counter()
+
+    @given(st.sampled_from([3, 300, 30_000, 300_000]), SEEDS)
+    @settings(max_examples=60, **BOUNDED)
+    def skew(largest, seed):
+        rng = np.random.default_rng(seed)
+        whole = np.eye(3, dtype=int)
+        i, j, k = rng.permutation(3)
+        whole[i, j], whole[k, j] = rng.integers(-largest, largest + 1), rng.integers(-3, 4)
+        lines = list(LINES["total"])
+        lines[2:5] = [" ".join(f"{x:.9f}" for x in row) for row in whole @ WHOLE.lattice]
+        coords = WHOLE.frac_coords @ np.round(np.linalg.inv(whole)) % 1
+        lines[8:10] = [" ".join(f"{x:.9f}" for x in row) for row in coords]
+        (tmp_path / "CHGCAR").write_text("\n".join(lines) + "\n")
+        outcomes[outcome(tmp_path / "CHGCAR", comparable=False)] += 1
+
+    skew()
+    tried("CHGCAR, skew", outcomes.total(), outcomes["refused"])
+
+
 def test_storage_of_a_plain_chgcar(tmp_path, tried):
-    content = ("\n".join(LINES[1]) + "\n").encode()
+    content = ("\n".join(LINES["spin"]) + "\n").encode()
     outcomes = Counter()
 
     @given(STORAGE, SEEDS)
@@ -217,8 +255,10 @@ def test_lines_and_numbers_of_a_cube(tmp_path, tried):
     outcomes = Counter()
     path = tmp_path / "a.cube"
 
-    @given(st.sampled_from(["remove", "repeat", "swap", "cut", "number", "header", "counts", "bohr", "more"]), SEEDS)
-    @settings(max_examples=1000, **BOUNDED)
+    ways = ["remove", "repeat", "swap", "cut", "number", "header", "counts", "bohr", "more", "sets", "ghosts"]
+
+    @given(st.sampled_from(ways), SEEDS)
+    @settings(max_examples=1200, **BOUNDED)
     def damage(how, seed):
         rng = np.random.default_rng(seed)
         lines = list(CUBE)
@@ -245,11 +285,18 @@ def test_lines_and_numbers_of_a_cube(tmp_path, tried):
         elif how == "bohr":  # lengths said to be in another unit, on one axis or on all
             for each in rng.choice([3, 4, 5], rng.integers(1, 4), replace=False):
                 lines[each] = lines[each].replace(lines[each].split()[0], f"-{lines[each].split()[0]}", 1)
+        elif how == "sets":  # data sets by a negative number of atoms
+            lines[2] = lines[2].replace("2", "-2", 1)
+            lines.insert(CUBE_VALUES, " ".join(rng.choice(COUNTS, rng.integers(0, 4))))
+        elif how == "ghosts":  # said or not
+            number = int(rng.integers(0, 4))
+            lines[2] = lines[2].replace("2", str(2 + rng.integers(0, 4)), 1)
+            lines[CUBE_ATOMS:CUBE_ATOMS] = ["0 0.0 " + " ".join(map(str, rng.normal(size=3)))] * number
         else:  # orbitals, values for each voxel, words too many
             lines[2] += " " + " ".join(rng.choice(COUNTS, rng.integers(1, 4)))
         path.write_text("\n".join(lines) + "\n")
         # What a title says is not read; nor is the nuclear charge of an atom, and zero may be written in many ways.
-        found = outcome(path, comparable=how in ("number", "cut", "more"))
+        found = outcome(path, comparable=how in ("number", "cut", "more", "sets", "ghosts"))
         outcomes[found] += 1
         assert found == "refused" or how not in ("bohr", "number") or lines == CUBE
 
@@ -273,7 +320,7 @@ def test_storage_of_a_plain_cube(tmp_path, tried):
 
 @pytest.mark.parametrize("name", ["CHGCAR.gz", "a.cube.gz", "mp-1.json.gz"])
 def test_storage_of_a_compressed_file(tmp_path, tried, name):
-    texts = {"CHGCAR.gz": LINES[0], "a.cube.gz": CUBE, "mp-1.json.gz": [json.dumps(DOCUMENT)]}
+    texts = {"CHGCAR.gz": LINES["total"], "a.cube.gz": CUBE, "mp-1.json.gz": [json.dumps(DOCUMENT)]}
     content = gzip.compress(("\n".join(texts[name]) + "\n").encode())
     outcomes = Counter()
 

@@ -2,6 +2,9 @@
 
 import gzip
 import json
+import lzma
+import time
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -125,6 +128,76 @@ def test_five_thousand_atoms_are_read_and_more_than_ten_thousand_refused(tmp_pat
     (tmp_path / "POSCAR").write_text("x\n1\n50 0 0\n0 50 0\n0 0 50\nNa\n20000\nDirect\n")
     with pytest.raises(TomatError, match="20,000 atoms"):
         read_structure(tmp_path / "POSCAR")
+
+
+XSF = "CRYSTAL\nPRIMVEC\n4.62 0 0\n0 4.62 0\n0 0 4.62\nPRIMCOORD\n{} 1\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.cif", "data_x\nloop_\n_atom_site_fract_x\n" + "0.1\n" * 20_000, "20,000 atoms; expected 1 to 10,000"),
+        (
+            "a.json",
+            '{"lattice": {"matrix": [[9,0,0],[0,9,0],[0,0,9]]}, "sites": [' + "1," * 20_000 + "1]}",
+            "20,001 atoms",
+        ),
+        ("a.xyz", '20000\nLattice="9 0 0 0 9 0 0 0 9"\n' + "Li 0 0 0\n" * 20_000, "20,000 atoms"),
+        ("a.xsf", XSF.format(20_000) + "Li 0 0 0\n" * 20_000, "more than 11,000 lines.*at most 10,000 atoms"),
+        ("a.cssr", "1 1 1\n" * 20_000, "more than 11,000 lines"),
+    ],
+)
+def test_too_many_atoms_are_counted_before_anything_is_made_of_them(tmp_path, name, content, message):
+    for pack in (bytes, gzip.compress):
+        (tmp_path / name).write_bytes(pack(content.encode()))
+        started = time.process_time()
+        with pytest.raises(TomatError, match=message):
+            read_structure(tmp_path / name)
+        assert time.process_time() - started < 5
+
+
+@pytest.mark.parametrize(
+    "name", ["a.cif.gz", "a.json.gz", "a.xyz.gz", "a.xsf.gz", "a.cssr.gz", "a.res.gz", "POSCAR.gz"]
+)
+@pytest.mark.parametrize("line", ["", "0.1234 0.2345 0.3456", "_x 1"])
+def test_a_bomb_takes_little_memory_whatever_its_kind(tmp_path, name, line):
+    (tmp_path / name).write_bytes(gzip.compress(f"{line}\n".encode() * (60_000_000 // (len(line) + 1)), 1))
+    tracemalloc.start()
+    try:
+        with pytest.raises(TomatError):
+            read_structure(tmp_path / name)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 100_000_000
+
+
+def test_the_densities_in_an_xsf_are_not_read(tmp_path, structure):
+    structure.to(filename=str(tmp_path / "a.xsf"))
+    plain = read_structure(tmp_path / "a.xsf")[0]
+    text = (tmp_path / "a.xsf").read_text() + "\nBEGIN_BLOCK_DATAGRID_3D\n" + "0.1 0.2 0.3\n" * 50_000
+    (tmp_path / "b.xsf.xz").write_bytes(lzma.compress(text.encode()))
+    found = read_structure(tmp_path / "b.xsf.xz")[0]
+    assert np.array_equal(found.frac_coords, plain.frac_coords)
+    (tmp_path / "a.xsf").write_text((tmp_path / "a.xsf").read_text().rsplit("\n", 1)[0] + "\n")
+    with pytest.raises(TomatError, match="says 2 atoms, and 1 can be read"):
+        read_structure(tmp_path / "a.xsf")
+
+
+@pytest.mark.parametrize("name", ["POSCAR", "a.xyz", "a.xsf"])
+def test_exponents_of_fortran_are_read(tmp_path, structure, name):
+    lattice = [" ".join(f"{each:.12f}D+00" for each in row) for row in structure.lattice.matrix]
+    rows = [" ".join(f"{each:.12f}d0" for each in site.coords) for site in structure]
+    symbols = [str(site.specie) for site in structure]
+    if name == "POSCAR":
+        lines = ["x", "1.0D0", *lattice, " ".join(symbols), "1 1", "Cartesian", *rows, ""]
+    elif name == "a.xyz":
+        lines = ["2", f'Lattice="{" ".join(lattice)}"', *(f"{at} {row}" for at, row in zip(symbols, rows, strict=True))]
+    else:
+        lines = ["CRYSTAL", "PRIMVEC", *lattice, "PRIMCOORD", "2 1"]
+        lines += [f"{at} {row}" for at, row in zip(symbols, rows, strict=True)]
+    (tmp_path / name).write_text("\n".join(lines) + "\n")
+    same(read_structure(tmp_path / name)[0], structure)
 
 
 def test_folders_are_walked_and_what_is_no_structure_named(tmp_path, structure):

@@ -142,6 +142,7 @@ def _figures(path: str, name: str, rules: Any, given: Any) -> "tuple[dict[str, A
         "volume_a3": grid.volume_a3,
         "spin_densities": parts.spin_densities,
         "augmentation": parts.augmentation,
+        "ghost_atoms": parts.ghost_atoms,
         "smallest_e_per_a3": float(grid.rho.min()),
         "mean_e_per_a3": grid.electron_count / grid.volume_a3,
         "largest_e_per_a3": float(grid.rho.max()),
@@ -170,6 +171,8 @@ def _print(figures: dict[str, Any]) -> None:
     spin = figures["spin_densities"]
     table.add_row("spin densities", f"{spin}" if spin else "none")
     table.add_row("augmentation", "present" if figures["augmentation"] else "none")
+    if ghosts := figures["ghost_atoms"]:
+        table.add_row("ghost atoms", f"{ghosts} (Z = 0), left out")
     low, mean, high = (figures[f"{name}_e_per_a3"] for name in ("smallest", "mean", "largest"))
     table.add_row("range", f"{low:.4g} to {high:.4g} e/A^3, mean {mean:.4g}")
     clipped = figures["negative_voxels_set_to_zero"]
@@ -265,6 +268,8 @@ def _convert(
         not_kept.append(f"{parts.spin_densities} spin density(s) not kept; only the total density is written")
     if parts.augmentation and augmentation is None:
         not_kept.append(f"augmentation occupancies not kept; they are only from CHGCAR to CHGCAR, not to {form}")
+    if parts.ghost_atoms:
+        not_kept.append(f"{parts.ghost_atoms} ghost atom(s) (Z = 0) not kept")
     if grid.clipped_voxels:
         not_kept.append(f"{grid.clipped_voxels:,} negative voxel(s) written as zero")
     return {

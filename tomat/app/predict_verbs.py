@@ -144,9 +144,10 @@ def run_predict(args: argparse.Namespace) -> int:
     from tomat.base.reporting import console, counted, write_report
     from tomat.inference.folder import LINES_FILE, Settings, predict_structures
     from tomat.inference.grids import choose_grid
-    from tomat.inference.structures import find_structures
+    from tomat.inference.structures import check_species_used, find_structures
 
     files, ignored = find_structures(args.structure)
+    check_species_used((file.path for file in files), rules)
     console.print(f"{counted(len(files), 'structure')}; loading {args.promolecule or args.run_dir}", markup=False)
     predictor = _predictor(args, given)
     grid = choose_grid(None if args.grid is None else tuple(args.grid), args.spacing, args.like, predictor.spacing_a)

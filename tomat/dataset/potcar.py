@@ -9,7 +9,7 @@ from pathlib import Path
 from tomat.base.errors import TomatError
 from tomat.density.elements import atomic_number, symbol_of
 from tomat.density.grid import DensityGrid
-from tomat.density.limits import COMPRESSION_ERRORS, open_text
+from tomat.density.limits import COMPRESSION_ERRORS, structure_text
 
 NAMES = ("POTCAR", "POTCAR.gz")
 
@@ -36,9 +36,7 @@ def potcar_valences(place: Path) -> dict[int, float]:
         TomatError: one that cannot be read, or with two potentials of an element that differ.
     """
     try:
-        text = open_text(str(place))
-        with text.stream:
-            content = text.everything().decode("latin-1")
+        content = structure_text(str(place))
     except COMPRESSION_ERRORS as error:
         raise TomatError(f"cannot read {place}: {error}") from error
     found: dict[int, float] = {}

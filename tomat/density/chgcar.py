@@ -13,7 +13,7 @@ from tomat.density.checks import density_of
 from tomat.density.crystal import Crystal
 from tomat.density.grid import DensityGrid
 from tomat.density.limits import COMPRESSION_ERRORS, BoundedText, check_grid_shape, open_text
-from tomat.density.number_block import LONGEST_LINE_BYTES, parsed, read_block
+from tomat.density.number_block import LONGEST_LINE_BYTES, parsed, read_block, with_e, without_padding
 from tomat.density.poscar import read_header, species_of
 from tomat.density.rules import DEFAULT_RULES, ReadRules
 
@@ -36,6 +36,8 @@ _BYTES_PER_ATOM = 100_000
 """Most bytes of text for the augmentation occupancies of an atom in one block: 32 projectors, 32^2 values."""
 
 _AUGMENTATION = b"augmentation occupancies"
+_IMAGINARY = b" (imaginary part)"
+"""Follows `_AUGMENTATION` where magnetisation is not collinear, as with spin-orbit coupling."""
 KIND = "CHGCAR"
 """What errors call the file."""
 
@@ -89,6 +91,8 @@ class Parts:
     """0, 1 (collinear) or 3 (non-collinear)."""
     augmentation: bool = False
     """Occupancies inside the PAW spheres."""
+    ghost_atoms: int = 0
+    """Basis functions without a nucleus, Z = 0 in a cube; not among the atoms that are read."""
 
 
 def read_parts(path: Location) -> Parts:
@@ -107,7 +111,8 @@ class Augmentation:
 
     crystal: Crystal
     lines: tuple[str, ...]
-    """Each with its end: `augmentation occupancies   1  33` and the values, atom after atom."""
+    """Each with its end: `augmentation occupancies   1  33` and the values, atom after atom. As they stand in the file
+    but for what pymatgen cannot read: numbers that have grown together, and exponents with D or without E."""
 
 
 def read_grid_shape(path: Location) -> tuple[int, int, int]:
@@ -135,23 +140,24 @@ def read_augmentation(path: Location, rules: ReadRules = DEFAULT_RULES) -> Augme
         shape = _shape(text)
         read_block(text, int(np.prod(shape)), f"grid {_sides(shape)}", KIND)
         lines: list[str] = []
-        atoms: list[int] = []
+        parts: list[tuple[int, bool]] = []
+        atom = 0
         while (line := text.line(LONGEST_LINE_BYTES)).strip().startswith(_AUGMENTATION):
-            words = line.split()
-            if not (len(words) == 4 and words[2].isdigit() and words[3].isdigit() and len(words[3]) <= 6):
-                raise TomatError(f"{source}: found {line[:60]!r}; expected `augmentation occupancies ATOM COUNT`.")
-            atoms.append(int(words[2]))
-            lines.append(line.decode("latin-1"))
+            atom, imaginary, count = _occupancies(line.strip(), atom, source)
+            parts.append((atom, imaginary))
+            lines.append(_head(atom, imaginary, count) if max(atom, count) > 999 else line.decode("latin-1"))
             found = 0
-            while found < int(words[3]):
+            while found < count:
                 if not (line := text.line(LONGEST_LINE_BYTES)):
-                    raise TomatError(f"{source} ends in the augmentation occupancies of atom {atoms[-1]}.")
+                    raise TomatError(f"{source} ends in the augmentation occupancies of atom {atom}.")
                 found += parsed(line, source, "augmentation occupancies", KIND).size
-                lines.append(line.decode("latin-1"))
-        if atoms != list(range(1, len(crystal.atomic_numbers) + 1)):
+                lines.append(with_e(line).decode("latin-1"))
+        n_atoms = len(crystal.atomic_numbers)
+        both = any(imaginary for _, imaginary in parts)
+        if parts != [(each, kind) for each in range(1, n_atoms + 1) for kind in ((False, True) if both else (False,))]:
             raise TomatError(
-                f"{source} has augmentation occupancies of {len(atoms)} of its {len(crystal.atomic_numbers)} atoms; "
-                "expected those of each, in order. Give the CHGCAR of a PAW calculation without spin-orbit coupling."
+                f"{source} has augmentation occupancies of {len(dict(parts))} of its {n_atoms} atoms"
+                f"{', some without an imaginary part' if both else ''}; expected those of each, in order."
             )
     return Augmentation(crystal, tuple(lines))
 
@@ -190,7 +196,7 @@ def _read_values(text: BoundedText, n_atoms: int) -> tuple[np.ndarray, Parts]:
     n_values = int(np.prod(shape))
     text.limit_bytes = text.read_bytes + 4 * (n_values * _VALUE_BYTES + n_atoms * _BYTES_PER_ATOM) + 2**20
     total = read_block(text, n_values, f"grid {_sides(shape)}", KIND)
-    blocks, loose, augmentation = 1, 0, False
+    blocks, loose, per_line, atom, augmentation = 1, 0, 1, 0, False
     while line := _next_line(text, LONGEST_LINE_BYTES):
         grid = _grid_line(line)
         if grid is not None:
@@ -200,15 +206,15 @@ def _read_values(text: BoundedText, n_atoms: int) -> tuple[np.ndarray, Parts]:
                     f"is a grid {_sides(grid)}; expected up to three spin densities on the same grid."
                 )
             read_block(text, n_values, f"spin density on the grid {_sides(shape)}", KIND)
-            blocks, loose = blocks + 1, 0
+            blocks, loose, atom = blocks + 1, 0, 0
         elif line.startswith(_AUGMENTATION):
-            words = line.split()
-            if not (words[-1].isdigit() and len(words[-1]) <= 6):
-                raise TomatError(f"{source}: found {line[:60]!r}; expected the number of augmentation occupancies.")
-            read_block(text, int(words[-1]), "augmentation occupancies", KIND)
+            atom, _, count = _occupancies(line, atom, source)
+            read_block(text, count, "augmentation occupancies", KIND)
             augmentation = True
         else:  # the magnetic moments of the atoms stand before a spin density
-            loose += parsed(line, source, "magnetic moments", KIND).size
+            moments = parsed(line, source, "magnetic moments", KIND)
+            per_line = max(per_line, moments.size)
+            loose += without_padding(moments, n_atoms - loose, per_line).size if loose < n_atoms else moments.size
             if loose > n_atoms:
                 break
     if loose:
@@ -219,6 +225,43 @@ def _read_values(text: BoundedText, n_atoms: int) -> tuple[np.ndarray, Parts]:
     if blocks == 3:
         raise TomatError(f"{source} is not a complete CHGCAR: it ends after two of three magnetisation densities.")
     return np.ascontiguousarray(total.reshape(shape, order="F")), Parts(blocks - 1, augmentation)
+
+
+def _occupancies(line: bytes, before: int, source: str) -> tuple[int, bool, int]:
+    """Atom, whether of the imaginary part, and how many values follow, from the line before them.
+
+    VASP writes both in four columns each (2I4): 1000 and 1234 are one word, and atom 10,000 is `****`.
+
+    Args:
+        line: stripped.
+        before: the atom before.
+    """
+    rest = line.removeprefix(_AUGMENTATION)
+    imaginary = rest.startswith(_IMAGINARY)
+    words = rest.removeprefix(_IMAGINARY).split()
+    if len(words) == 1:
+        words = [words[0][:-4], words[0][-4:]]
+    elif len(words) > 2:  # as `_head` writes it, once in columns and once apart
+        columns = b"".join(words[:-2])
+        words = words[-2:]
+        if columns not in (b"".join(words), b"****" + words[1]):
+            words = []
+    if len(words) == 2 and words[0] == b"****":
+        words[0] = str(before if imaginary else before + 1).encode()
+    if len(words) != 2 or not all(word.isdigit() and len(word) <= 6 for word in words):
+        raise TomatError(
+            f"{source}: found {line[:60].decode('latin-1')!r}; expected an atom and the number of augmentation "
+            "occupancies."
+        )
+    return int(words[0]), imaginary, int(words[1])
+
+
+def _head(atom: int, imaginary: bool, count: int) -> str:
+    """The line before augmentation occupancies, with atom and count twice: in columns that have grown together, as VASP
+    writes and reads them (2I4), and apart, as pymatgen reads the end of the line."""
+    label = (_AUGMENTATION + _IMAGINARY * imaginary).decode()
+    columns = f"{atom:4d}" if atom < 10_000 else "****"
+    return f"{label}{columns}{count:4d} {atom} {count}\n"
 
 
 def _shape(text: BoundedText) -> tuple[int, int, int]:

@@ -4,7 +4,12 @@ Read and written here, and not by pymatgen or ASE: these write the sides of a vo
 the volume and with it of the electrons, and read a file that is cut off or goes on as if it were whole.
 """
 
+import contextlib
+import logging
+import math
 import os
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
@@ -12,6 +17,7 @@ import numpy as np
 
 from tomat.base.errors import TomatError
 from tomat.density.checks import density_of
+from tomat.density.chgcar import Parts
 from tomat.density.elements import SYMBOLS
 from tomat.density.geometry import BOHR_A
 from tomat.density.grid import DensityGrid
@@ -22,7 +28,7 @@ from tomat.density.limits import (
     check_grid_shape,
     open_text,
 )
-from tomat.density.number_block import LONGEST_LINE_BYTES, read_block
+from tomat.density.number_block import LONGEST_LINE_BYTES, finite_numbers, read_block
 from tomat.density.rules import DEFAULT_RULES, ReadRules
 
 Location = str | os.PathLike[str]
@@ -31,6 +37,10 @@ SUFFIXES = (".cube", ".cub")
 _VALUE_BYTES = 32
 """Most bytes of text for a value: Gaussian writes 13."""
 _PER_LINE = 6
+_MOST_ON_A_LINE = 2_000
+"""Words of a line of names of data sets, which are told from values by their number."""
+
+_log = logging.getLogger(__name__)
 
 
 def read_cube(path: Location, material_id: str | None = None, rules: ReadRules = DEFAULT_RULES) -> DensityGrid:
@@ -40,39 +50,85 @@ def read_cube(path: Location, material_id: str | None = None, rules: ReadRules =
         material_id: name to give it; else the file name.
 
     Returns:
-        The density in e/A^3; negative values are set to zero and counted in `clipped_voxels`.
+        The density in e/A^3, without ghost atoms (Z = 0), which are counted in a warning; negative values are set to
+        zero and counted in `clipped_voxels`.
 
     Raises:
         TomatError: no such file, a file that is no cube of one density, ends early or goes on; whatever `density_of`
             refuses.
     """
     source = os.fspath(path)
-    if not Path(path).is_file():
+    with _opened(source) as text:
+        header = _read_header(text)
+        values = _read_values(text, header)
+    if ghosts := header.ghosts:
+        _log.warning("%s has %d ghost atom(s) (Z = 0), which are left out.", source, ghosts)
+    return density_of(
+        values * (abs(float(np.linalg.det(header.lattice))) / BOHR_A**3),
+        header.lattice,
+        header.numbers[header.numbers > 0],
+        header.coords[header.numbers > 0],
+        source=source,
+        material_id=material_id or Path(source).name,
+        rules=rules,
+    )
+
+
+def read_cube_parts(path: Location) -> Parts:
+    """What a cube holds beside the total density; of its values none is read.
+
+    Raises:
+        TomatError: no such file, or no complete header.
+    """
+    with _opened(os.fspath(path)) as text:
+        return Parts(ghost_atoms=_read_header(text).ghosts)
+
+
+@dataclass(frozen=True)
+class _Header:
+    """What stands before the values."""
+
+    shape: tuple[int, int, int]
+    lattice: np.ndarray
+    """float64 `[3, 3]`, rows in A."""
+    numbers: np.ndarray
+    """int64 `[n]`, 0 of a ghost atom: basis functions without a nucleus."""
+    coords: np.ndarray
+    """float64 `[n, 3]`, fractional, from the first voxel."""
+
+    @property
+    def ghosts(self) -> int:
+        """How many atoms are none."""
+        return int(np.count_nonzero(self.numbers == 0))
+
+
+@contextlib.contextmanager
+def _opened(source: str) -> Iterator[BoundedText]:
+    """The text of a file that has the form of a cube."""
+    if not Path(source).is_file():
         raise TomatError(f"no cube at {source}; expected a file.")
     try:
         text = open_text(source)
         with text.stream:
-            values, lattice, numbers, coords = _read(text)
+            yield text
     except COMPRESSION_ERRORS as error:
         raise TomatError(
             f"{source} is not a complete cube ({type(error).__name__}: {error}). It may be cut off or damaged: compare "
             "it with the original."
         ) from error
-    return density_of(
-        values, lattice, numbers, coords, source=source, material_id=material_id or Path(source).name, rules=rules
-    )
 
 
-def _read(text: BoundedText) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """rho x V float64 `[nx, ny, nz]`, lattice in A, atomic numbers, fractional coordinates from the first voxel."""
+def _read_header(text: BoundedText) -> _Header:
+    """Up to the values; with a negative number of atoms (Gaussian's `cubegen`) a list of data sets follows them, which
+    must be one."""
     source = text.source
     for _ in range(2):
         text.line()  # a title
     head = _words(text, "the number of atoms and the origin", 4, 5)
     n_atoms, n_data = _whole(head[0], source), _whole(head[4], source) if len(head) > 4 else 1
-    if n_atoms < 0 or n_data != 1:
-        raise TomatError(f"{source} holds orbitals, or {n_data} values a voxel; expected one density.")
-    check_atom_count(n_atoms, source)
+    if n_data != 1:
+        raise TomatError(f"{source} holds {n_data} values a voxel; expected one density.")
+    check_atom_count(abs(n_atoms), source)
     axes = [_words(text, "the voxels along an axis", 4, 4) for _ in range(3)]
     sides = [_whole(axis[0], source) for axis in axes]
     if len({side > 0 for side in sides}) != 1:
@@ -82,31 +138,42 @@ def _read(text: BoundedText) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.nda
     nx, ny, nz = (abs(side) for side in sides)
     check_grid_shape((nx, ny, nz), source)
     lattice = np.array([axis[1:] for axis in axes]) * np.array([[nx], [ny], [nz]]) * unit_a
-    volume_a3 = abs(float(np.linalg.det(lattice)))
-    if not np.isfinite(lattice).all() or volume_a3 < 1e-6:
+    if not np.isfinite(lattice).all() or abs(float(np.linalg.det(lattice))) < 1e-6:
         raise TomatError(f"{source}: the lattice is flat or not finite; the file is damaged.")
-    atoms = np.array([_words(text, "an atom", 5, 5) for _ in range(n_atoms)])
+    atoms = np.array([_words(text, "an atom", 5, 5) for _ in range(abs(n_atoms))])
     numbers = np.array([_whole(atom[0], source) for atom in atoms.tolist()])
-    if numbers.min() < 1 or numbers.max() > len(SYMBOLS):
-        raise TomatError(f"{source}: atomic numbers {numbers.tolist()[:8]}; expected some of 1..{len(SYMBOLS)}.")
+    if numbers.min() < 0 or not 1 <= numbers.max() <= len(SYMBOLS):
+        raise TomatError(
+            f"{source}: atomic numbers {numbers.tolist()[:8]}; expected some of 1..{len(SYMBOLS)}, beside 0 of ghosts."
+        )
+    if n_atoms < 0:
+        sets = _words(text, "the number of data sets and a name of each", 1, _MOST_ON_A_LINE)
+        if len(sets) != 2 or sets[0] != 1:
+            shown = " ".join(f"{each:g}" for each in sets[:4])
+            raise TomatError(
+                f"{source} holds orbitals, or several data sets: its number of atoms is negative, and {shown!r} "
+                "follows them; expected `1` and a name, of one density. Write each data set to a file of its own."
+            )
     coords = (atoms[:, 2:] - np.array(head[1:4])) * unit_a @ np.linalg.inv(lattice)
-    n_values = nx * ny * nz
+    return _Header((nx, ny, nz), lattice, numbers, coords)
+
+
+def _read_values(text: BoundedText, header: _Header) -> np.ndarray:
+    """e/bohr^3, float64 `[nx, ny, nz]`; nothing may follow."""
+    source, n_values = text.source, math.prod(header.shape)
     text.limit_bytes = text.read_bytes + 2 * n_values * _VALUE_BYTES + 2**20
-    values = read_block(text, n_values, f"grid {nx} x {ny} x {nz}", KIND).reshape(nx, ny, nz)
+    values = read_block(text, n_values, f"grid {' x '.join(map(str, header.shape))}", KIND)
     while line := text.line(LONGEST_LINE_BYTES):
         if line.strip():
             raise TomatError(f"{source} goes on after the {n_values:,} values of its grid; the file is damaged.")
-    return values * (volume_a3 / BOHR_A**3), lattice, numbers, coords
+    return values.reshape(header.shape)
 
 
 def _words(text: BoundedText, what: str, least: int, most: int) -> list[float]:
     """The numbers of the next line."""
     line = text.line()
-    try:
-        values = [float(word) for word in line.split()]
-    except ValueError:
-        values = []
-    if not least <= len(values) <= most or not np.isfinite(values).all():
+    values = finite_numbers(line)
+    if values is None or not least <= len(values) <= most:
         raise TomatError(
             f"{text.source} is not a complete cube: found {line[:60].decode('latin-1').strip()!r} where {what} is "
             f"expected, {least} finite numbers."

@@ -27,8 +27,17 @@ multiple bond longer than this."""
 BOHR_A = 0.529177210903
 """CODATA 2018."""
 
+LARGEST_LENGTH_A = 1e6
+"""Of a lattice's numbers. A cell of 10,000 atoms has sides of some 100 A; beyond this a number is damaged, and its
+products overflow."""
+
 _NOBLE_GASES = (2, 10, 18, 36, 54, 86, 118)
 _NEIGHBOURS = 8
+_MOST_REDUCTIONS = 200
+"""Rounds of `reduced_basis`, of which each shortens a vector: a skew of 1e15 takes 5."""
+_MOST_DISTANCES = 1_000_000
+"""Up to here (89 atoms) all distances are computed, in 60 ms at most: the first import of `scipy.spatial` takes 1 s,
+nearly all that reading a POSCAR took."""
 
 
 def check_cell(lattice: np.ndarray, atomic_numbers: np.ndarray, frac_coords: np.ndarray, source: str) -> None:
@@ -43,7 +52,8 @@ def check_cell(lattice: np.ndarray, atomic_numbers: np.ndarray, frac_coords: np.
         TomatError: too little or too much volume for an atom, atoms on top of each other, or atoms of which none is
             near enough to another to be bound.
     """
-    if not np.isfinite(lattice).all() or not np.isfinite(frac_coords).all() or np.abs(frac_coords).max() > 1000:
+    # NaN is refused too: it is below nothing.
+    if not (np.abs(lattice) < LARGEST_LENGTH_A).all() or not (np.abs(frac_coords) <= 1000).all():
         raise TomatError(f"{source}: the lattice or a coordinate is no plausible finite number; the file is damaged.")
     hint = "Is the lattice in angstrom, and not in bohr or scaled? `--accept distances` reads it as it is."
     per_atom = abs(float(np.linalg.det(lattice))) / len(atomic_numbers)
@@ -97,11 +107,40 @@ def shortest_distances_a(
     return found
 
 
+def reduced_basis(lattice: np.ndarray) -> np.ndarray:
+    """The shortest three vectors that span a lattice (a Minkowski-reduced basis), in which images of atoms are counted.
+
+    By pairs, and then the longest vector by the nearest one of the plane of the others (I. Semaev, A 3-dimensional
+    lattice reduction algorithm, Lecture Notes in Computer Science 2146, 2001). A basis that is reduced stays as it is.
+
+    Args:
+        lattice: `[3, 3]`, finite rows, not flat.
+
+    Returns:
+        float64 `[3, 3]`, rows: whole-numbered combinations of those of `lattice`, with its volume.
+    """
+    basis = np.array(lattice, dtype=np.float64)
+    for _ in range(_MOST_REDUCTIONS):
+        before = basis.copy()
+        for i, j in ((0, 1), (0, 2), (1, 0), (1, 2), (2, 0), (2, 1)):
+            _shorten(basis, i, round(float(basis[i] @ basis[j]) / float(basis[j] @ basis[j])) * basis[j])
+        first, second, longest = np.argsort((basis**2).sum(axis=1), kind="stable").tolist()
+        for times in ((1, 1), (1, -1), (-1, 1), (-1, -1)):
+            _shorten(basis, longest, times[0] * basis[first] + times[1] * basis[second])
+        if np.array_equal(basis, before):
+            break
+    return basis
+
+
+def _shorten(basis: np.ndarray, i: int, by: np.ndarray) -> None:
+    """Take a vector from the `i`-th if that makes it shorter, by more than rounding."""
+    if np.linalg.norm(basis[i] - by) < np.linalg.norm(basis[i]) * (1 - 1e-9):
+        basis[i] -= by
+
+
 def _neighbours(lattice: np.ndarray, frac_coords: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The nearest atoms of every atom, periodic images among them: indices of both, and the distance in A."""
-    from scipy.spatial import KDTree
-
-    basis = _reduced(lattice)
+    basis = reduced_basis(lattice)
     n_atoms = len(frac_coords)
     cartesian = frac_coords @ lattice
     fractions = cartesian @ np.linalg.inv(basis)
@@ -112,23 +151,19 @@ def _neighbours(lattice: np.ndarray, frac_coords: np.ndarray) -> tuple[np.ndarra
     steps = steps[np.argsort(np.abs(steps).sum(axis=1), kind="stable")]  # the cell itself first
     images = (cartesian[None] + (steps @ basis)[:, None]).reshape(-1, 3)
     count = min(_NEIGHBOURS + 1, len(images))
-    distance, index = KDTree(images).query(cartesian, k=count)
+    distance, index = _nearest(images, cartesian, count)
     own = index == np.arange(n_atoms)[:, None]
     first = np.broadcast_to(np.arange(n_atoms)[:, None], index.shape)[~own]
     return first, index[~own] % n_atoms, distance[~own]
 
 
-def _reduced(lattice: np.ndarray) -> np.ndarray:
-    """A basis of the same lattice whose vectors are pairwise as short as they can be."""
-    basis = np.array(lattice, dtype=np.float64)
-    for _ in range(100):
-        changed = False
-        for i in range(3):
-            for j in range(3):
-                times = round(float(basis[i] @ basis[j]) / float(basis[j] @ basis[j])) if i != j else 0
-                if times and np.linalg.norm(basis[i] - times * basis[j]) < np.linalg.norm(basis[i]) * (1 - 1e-9):
-                    basis[i] -= times * basis[j]
-                    changed = True
-        if not changed:
-            break
-    return basis
+def _nearest(images: np.ndarray, points: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Distances and indices of the `count` images that are nearest to each point, ascending."""
+    if len(points) * len(images) > _MOST_DISTANCES:
+        from scipy.spatial import KDTree
+
+        distance, found = KDTree(images).query(points, k=count)
+        return np.asarray(distance), np.asarray(found)
+    distance = np.linalg.norm(points[:, None] - images, axis=-1)
+    index = np.argsort(distance, axis=1, kind="stable")[:, :count]
+    return np.take_along_axis(distance, index, axis=1), index

@@ -7,9 +7,10 @@ from pathlib import Path
 from tomat.base.errors import TomatError
 from tomat.density.chgcar import Parts, read_chgcar, read_parts
 from tomat.density.cube import SUFFIXES as CUBE_SUFFIXES
-from tomat.density.cube import read_cube
+from tomat.density.cube import read_cube, read_cube_parts
 from tomat.density.grid import DensityGrid
 from tomat.density.materials_project import parts_of_document, read_materials_project
+from tomat.density.poscar import check_species_used
 from tomat.density.rules import DEFAULT_RULES, ReadRules
 from tomat.density.zarr_store import parts_of_group, read_zarr
 
@@ -61,22 +62,30 @@ def parts_beside(location: str) -> Parts:
         TomatError: a name of no known kind, or a file that cannot be read.
     """
     text = location.rstrip("/")
-    readers = {read_chgcar: read_parts, read_zarr: parts_of_group, read_materials_project: parts_of_document}
-    read = readers.get(_known_reader(text))
-    return Parts() if read is None else read(text)
+    readers = {
+        read_chgcar: read_parts,
+        read_cube: read_cube_parts,
+        read_zarr: parts_of_group,
+        read_materials_project: parts_of_document,
+    }
+    return readers[_known_reader(text)](text)
 
 
 def check_species_apply(locations: Iterable[str], rules: ReadRules) -> None:
-    """Refuse elements for densities of which none is a CHGCAR: the other kinds always name theirs.
+    """Refuse elements for densities of which none is a CHGCAR that names none: all others name theirs.
 
     Raises:
         TomatError: naming the flag.
     """
-    if rules.species and not any(map(is_chgcar, locations)):
+    if not rules.species:
+        return
+    chgcars = [each for each in locations if is_chgcar(each)]
+    if not chgcars:
         raise TomatError(
             f"--species names {' '.join(rules.species)}, but none of the inputs is a CHGCAR; other files name their "
             "elements themselves. Leave it out."
         )
+    check_species_used(chgcars, rules)
 
 
 def is_chgcar(location: str) -> bool:

@@ -24,6 +24,10 @@ MOST_TEXT_BYTES = 2**33
 """Of a file that is decompressed: 448^3 values of 20 characters, total and three magnetisations, take 7.2 GB. Once the
 grid of a CHGCAR is known, its limit is what that grid can need, more or less than this: it is read piece by piece."""
 
+MOST_STRUCTURE_BYTES = 2**24
+"""Of a file that is read for its structure alone, decompressed: 1,600 for each of 10,000 atoms; JSON of pymatgen takes
+300, a CIF 100."""
+
 MOST_EXPANSION = 64
 """Decompressed over compressed bytes, above `FREE_BYTES`. Eleven random digits compress 3 to 4 times, a file of zeros
 about 1,000 times."""
@@ -41,7 +45,10 @@ _FEW_LINES = 16
 def check_atom_count(count: int, source: str) -> None:
     """Refuse a number of atoms that no cell has, before anything is read for it."""
     if not 1 <= count <= MOST_ATOMS:
-        raise TomatError(f"{source}: the cell has {count:,} atoms; expected 1 to {MOST_ATOMS:,}. The file is damaged.")
+        raise TomatError(
+            f"{source}: the cell has {count:,} atoms; expected 1 to {MOST_ATOMS:,}. The cell is too large, or the "
+            "file damaged."
+        )
 
 
 def check_grid_shape(shape: Sequence[int], source: str) -> None:
@@ -72,6 +79,8 @@ class BoundedText:
         self.read_bytes = 0
         """Decompressed so far."""
         self.limit_bytes = MOST_TEXT_BYTES
+        self.kind = "density"
+        """What errors call the content."""
         self._compressed_bytes = compressed_bytes
         self._buffer, self._at = b"", 0
 
@@ -125,13 +134,13 @@ class BoundedText:
         self.read_bytes += len(piece)
         if self.read_bytes > self.limit_bytes:
             raise TomatError(
-                f"{self.source} holds more than {self.limit_bytes:,} bytes, the most that such a density can need; it "
-                "is not one, or damaged."
+                f"{self.source} holds more than {self.limit_bytes:,} bytes, the most that such a {self.kind} can need; "
+                "it is not one, or damaged."
             )
         if self.compressed and self.read_bytes > max(FREE_BYTES, MOST_EXPANSION * self._compressed_bytes):
             raise TomatError(
                 f"{self.source} has {self._compressed_bytes:,} bytes and decompresses to more than "
-                f"{self.read_bytes:,}; a density shrinks at most {MOST_EXPANSION} times, so this is none."
+                f"{self.read_bytes:,}; a {self.kind} shrinks at most {MOST_EXPANSION} times, so this is none."
             )
         self._buffer, self._at = self._buffer[self._at :] + piece, 0
         return bool(piece)
@@ -145,6 +154,29 @@ def decompressed(raw: bytes, source: str) -> bytes:
         COMPRESSION_ERRORS: damaged compression.
     """
     return BoundedText(io.BytesIO(raw), len(raw), source).everything()
+
+
+def open_structure(path: str) -> BoundedText:
+    """As `open_text`, of a file that is read for its structure alone: up to `MOST_STRUCTURE_BYTES`."""
+    text = open_text(path)
+    text.limit_bytes, text.kind = MOST_STRUCTURE_BYTES, "structure"
+    return text
+
+
+def structure_text(path: str) -> str:
+    """The whole content of a local file with a structure or pseudopotentials, plain or compressed.
+
+    Raises:
+        TomatError: more than `MOST_STRUCTURE_BYTES`, of which no more are decompressed; or no text.
+        COMPRESSION_ERRORS: damaged compression.
+    """
+    text = open_structure(path)
+    with text.stream:
+        content = text.everything()
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError:
+        return content.decode("latin-1")  # names of authors; every byte is a letter of it
 
 
 def open_text(path: str) -> BoundedText:

@@ -4,7 +4,10 @@ What the formats are is in the module of each; a CHGCAR is written by pymatgen.
 """
 
 import contextlib
+import errno
+import fcntl
 import gzip
+import itertools
 import os
 import shutil
 import tempfile
@@ -39,6 +42,8 @@ CHARGE_DENSITY = "charge-density.dat"
 
 WRITING = ".writing-"
 """Begins the name of the folder that an output lies in until it is whole."""
+_EXCHANGES = 100
+"""How often another process may be faster with the same folder."""
 
 
 def form_of(path: str | os.PathLike[str]) -> str:
@@ -126,22 +131,83 @@ def write_spread(grid: DensityGrid, path: Path) -> None:
     _replace(path, lambda place: _write_cube(grid, place))
 
 
+def remove_leftovers(folder: Path) -> None:
+    """Remove what processes that were killed have left half-written in a folder; what others write now stays."""
+    for left in folder.glob(f"{WRITING}*"):
+        with contextlib.suppress(OSError):
+            lock = _lock(left)
+            shutil.rmtree(left, ignore_errors=True)
+            os.close(lock)
+
+
 def _replace(target: Path, write: Callable[[Path], None]) -> None:
     """What `write` makes at the path it is given takes the place of `target` once it is whole."""
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=target.parent, prefix=WRITING) as folder:
-            temporary = Path(folder) / target.name
+        remove_leftovers(target.parent)
+        with _writing_folder(target.parent) as folder:
+            temporary = folder / target.name
             write(temporary)
-            if target.is_dir():
-                shutil.rmtree(target)
-            os.replace(temporary, target)
+            _exchange(temporary, target)
     except OSError as error:
         raise OutputError(f"cannot write {target}: {error.strerror or first_line(error)}.") from error
     except TomatError as error:
         if isinstance(error.__cause__, OSError):  # as write_zarr says it
             raise OutputError(str(error)) from error
         raise
+
+
+@contextlib.contextmanager
+def _writing_folder(parent: Path) -> Iterator[Path]:
+    """A folder to write into, of a name of its own, locked for as long as it is written into."""
+    lock = None
+    while lock is None:
+        folder = Path(tempfile.mkdtemp(dir=parent, prefix=WRITING))
+        # Another process may take it for a leftover before it is locked; some network file systems have no locks.
+        with contextlib.suppress(BlockingIOError, FileNotFoundError):
+            lock = _lock(folder, needed=False)
+            if not folder.exists():
+                os.close(lock)
+                lock = None
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(lock)
+
+
+def _lock(folder: Path, *, needed: bool = True) -> int:
+    """An open file that holds the lock of a folder: the system lets go of it when the process ends, however it ends.
+
+    Args:
+        needed: raise where the file system has no locks.
+
+    Raises:
+        BlockingIOError: another holds it.
+    """
+    opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if needed or isinstance(error, BlockingIOError):
+            os.close(opened)
+            raise
+    return opened
+
+
+def _exchange(temporary: Path, target: Path) -> None:
+    """Give what is whole the name of the target; a folder of that name goes first, and a process that writes the same
+    may put another there meanwhile."""
+    for attempt in itertools.count():
+        if target.is_dir():
+            with contextlib.suppress(FileNotFoundError):
+                target.rename(temporary.with_name(f"replaced-{attempt}"))
+        try:
+            os.replace(temporary, target)
+            return
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.EISDIR) or attempt >= _EXCHANGES:
+                raise
 
 
 def size_bytes(path: Path) -> int | None:

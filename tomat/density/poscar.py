@@ -15,7 +15,8 @@ import numpy as np
 
 from tomat.base.errors import TomatError
 from tomat.density.elements import SYMBOLS, atomic_number
-from tomat.density.limits import COMPRESSION_ERRORS, BoundedText, check_atom_count, open_text
+from tomat.density.limits import COMPRESSION_ERRORS, BoundedText, check_atom_count, open_text, structure_text
+from tomat.density.number_block import finite_numbers
 from tomat.density.rules import ReadRules
 
 MOST_GROUPS = 400
@@ -53,6 +54,13 @@ class Header:
     def volume_a3(self) -> float:
         """Of the cell."""
         return abs(float(np.linalg.det(self.lattice)))
+
+    @property
+    def elements(self) -> list[str] | None:
+        """Of each atom, from the species line or the ends of the coordinate lines; None where neither names any."""
+        if self.species is not None:
+            return _repeated(self.species, self.counts)
+        return None if self.site_symbols is None else list(self.site_symbols)
 
     def atomic_numbers(self, species: tuple[str, ...]) -> np.ndarray:
         """int64 `[n]`, with an element for each group."""
@@ -103,6 +111,8 @@ def read_header(text: BoundedText) -> Header:
 def species_of(header: Header, path: Path, rules: ReadRules) -> np.ndarray:
     """The elements of a header, from itself, from `--species`, or from the files of its calculation beside it.
 
+    A header that names its elements is read as it is, and what the flag says else is said to be left aside.
+
     Returns:
         atomic numbers int64 `[n]`.
 
@@ -110,22 +120,17 @@ def species_of(header: Header, path: Path, rules: ReadRules) -> np.ndarray:
         TomatError: no element is named anywhere, or two places differ.
     """
     groups = f"{len(header.counts)} group(s) of {_words(header.counts)} atom(s)"
-    if header.species is not None:
-        if rules.species and rules.species != header.species:
-            raise TomatError(
-                f"{path} names {_words(header.species)}, --species {_words(rules.species)}; the flag is for files that "
-                "name none. Leave it out."
+    if (named := header.elements) is not None:
+        if rules.species and tuple(dict.fromkeys(named)) != rules.species and header.species != rules.species:
+            _log.warning(
+                "%s names its elements, %s; --species %s is for files that name none, and is left aside.",
+                path,
+                _words(dict.fromkeys(named)),
+                _words(rules.species),
             )
-        return header.atomic_numbers(header.species)
+        return np.array([atomic_number(symbol) for symbol in named], dtype=np.int64)
     if rules.species and len(rules.species) != len(header.counts):
         raise TomatError(f"{path} has {groups}, but --species names {_words(rules.species)}; expected one a group.")
-    if header.site_symbols is not None:
-        if rules.species and list(header.site_symbols) != _repeated(rules.species, header.counts):
-            raise TomatError(
-                f"{path} names {_words(dict.fromkeys(header.site_symbols))} at the ends of its coordinate lines, "
-                f"--species {_words(rules.species)}; the flag is for files that name none. Leave it out."
-            )
-        return np.array([atomic_number(symbol) for symbol in header.site_symbols], dtype=np.int64)
     found, misfits = _beside(header, path)
     if rules.species:
         # Where the files beside it differ among themselves, the flag decides between them.
@@ -154,6 +159,35 @@ def species_of(header: Header, path: Path, rules: ReadRules) -> np.ndarray:
     name, species = next(iter(found.items()))
     _log.warning("%s names no elements; taken from the %s beside it: %s.", path, name, _words(species))
     return header.atomic_numbers(species)
+
+
+def check_species_used(paths: Iterable[str], rules: ReadRules) -> None:
+    """Refuse `--species` where every file names its elements, and none those of the flag.
+
+    A file that cannot be read is passed over, and the flag taken to be for it: its reader says what is wrong.
+
+    Args:
+        paths: of CHGCARs and POSCARs, of which the headers are read up to the first that names no elements.
+
+    Raises:
+        TomatError: naming the first.
+    """
+    first = ""
+    for path in paths if rules.species else ():
+        try:
+            text = open_text(path)
+            with text.stream:
+                header = read_header(text)
+        except (TomatError, *COMPRESSION_ERRORS):
+            return
+        if header.elements is None or rules.species in (header.species, tuple(dict.fromkeys(header.elements))):
+            return
+        first = first or f"{path} names {_words(dict.fromkeys(header.elements))}"
+    if first:
+        raise TomatError(
+            f"{first}, --species {_words(rules.species)}; the flag is for files that name none, and every file names "
+            "its elements. Leave it out."
+        )
 
 
 def _is_of_its_folder(path: Path) -> bool:
@@ -190,12 +224,11 @@ def _named_by(path: Path) -> tuple[tuple[str, ...] | None, Header | None]:
     """Species and header of a POSCAR or CONTCAR; the species of a POTCAR."""
     source = os.fspath(path)
     try:
+        if path.name.startswith("POTCAR"):
+            symbols = re.findall(r"^\s*VRHFIN\s*=\s*([A-Z][a-z]?)", structure_text(source), re.MULTILINE)
+            return (tuple(symbols) if symbols and set(symbols) <= set(SYMBOLS) else None), None
         text = open_text(source)
         with text.stream:
-            if path.name.startswith("POTCAR"):
-                content = text.everything().decode("latin-1")
-                symbols = re.findall(r"^\s*VRHFIN\s*=\s*([A-Z][a-z]?)", content, re.MULTILINE)
-                return (tuple(symbols) if symbols and set(symbols) <= set(SYMBOLS) else None), None
             header = read_header(text)
             return header.species, header
     except COMPRESSION_ERRORS as error:
@@ -276,11 +309,8 @@ def _line(text: BoundedText, what: str) -> bytes:
 
 
 def _numbers(line: bytes, what: str, source: str, count: int | None = None) -> list[float]:
-    try:
-        values = [float(word) for word in line.split()]
-    except ValueError:
-        values = []
-    if not values or not np.isfinite(values).all() or (count is not None and len(values) != count):
+    values = finite_numbers(line)
+    if not values or (count is not None and len(values) != count):
         raise TomatError(
             f"{source} is not a complete structure header: found {_shown(line.strip())} where {what} is expected, "
             f"{count or 'one'} finite number(s)."

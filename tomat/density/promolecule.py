@@ -23,7 +23,7 @@ from tomat.base.errors import TomatError
 from tomat.base.reporting import dump_json
 from tomat.density.crystal import Crystal
 from tomat.density.elements import SYMBOLS, atomic_number, symbol_of
-from tomat.density.geometry import shortest_distances_a
+from tomat.density.geometry import reduced_basis, shortest_distances_a
 from tomat.density.grid import DensityGrid
 from tomat.density.radial import RadialBasis
 from tomat.density.valences import settled_valences
@@ -92,6 +92,7 @@ class Promolecule:
         """The sum of atoms on a grid of the cell: float32 `[nx, ny, nz]`, e/A^3.
 
         Radial functions are interpolated linearly from points `cutoff_a` / 16,384 apart, to some 1e-6 of their value.
+        The time grows with the atoms and the voxels within `cutoff_a` of each, in a skewed cell too.
 
         Raises:
             TomatError: an element it does not know.
@@ -101,25 +102,34 @@ class Promolecule:
         functions = basis(np.linspace(0.0, basis.cutoff_a, points + 1))
         tables = {z: functions @ self.coefficients[z] for z in sorted(set(crystal.atomic_numbers.tolist()))}
         total = np.zeros(grid_shape, np.float64)
-        steps = crystal.lattice / np.array(grid_shape)[:, None]
+        # The voxels are a lattice too: by its shortest vectors few are looked at, however skewed the cell is.
+        sides = crystal.lattice / np.array(grid_shape)[:, None]
+        steps = reduced_basis(sides)
+        whole = np.round(steps @ np.linalg.inv(sides)).astype(np.int64)
+        as_stored = np.array_equal(whole, np.eye(3))
+        places = crystal.frac_coords * grid_shape @ np.round(np.linalg.inv(whole))
         reach = np.ceil(basis.cutoff_a * np.linalg.norm(np.linalg.inv(steps), axis=0)).astype(int)
-        for number, place in zip(crystal.atomic_numbers.tolist(), crystal.frac_coords, strict=True):
-            at = place * grid_shape
+        for number, at in zip(crystal.atomic_numbers.tolist(), places, strict=True):
             nearest = np.round(at).astype(int)
             axes = [np.arange(n - r, n + r + 1) for n, r in zip(nearest, reach, strict=True)]
             x, y, z = ((axis - a)[:, None] * step for axis, a, step in zip(axes, at, steps, strict=True))
             flat = (axes[1] % grid_shape[1])[:, None] * grid_shape[2] + axes[2] % grid_shape[2]
             table, slopes = tables[number], np.append(np.diff(tables[number]), 0.0)
-            for i, first in zip(axes[0] % grid_shape[0], x, strict=True):
+            for i, first in zip(axes[0].tolist(), x, strict=True):
                 rod = first + y
                 squared = (rod**2).sum(axis=1)[:, None] + (z**2).sum(axis=1) + 2.0 * (rod @ z.T)
                 inside = np.flatnonzero(squared < basis.cutoff_a**2)
                 # The nearest voxel's square may come out below zero by rounding.
                 s = np.sqrt(np.maximum(squared.ravel()[inside], 0.0)) * (points / basis.cutoff_a)
                 k = s.astype(np.int32)
-                plane = total[i]
                 values = table[k] + (s - k) * slopes[k]
-                plane += np.bincount(flat.ravel()[inside], values, plane.size).reshape(plane.shape)
+                if as_stored:  # in two thirds of the time
+                    plane = total[i % grid_shape[0]]
+                    plane += np.bincount(flat.ravel()[inside], values, plane.size).reshape(plane.shape)
+                else:
+                    j, k = np.divmod(inside, len(axes[2]))
+                    voxels = i * whole[0] + axes[1][j, None] * whole[1] + axes[2][k, None] * whole[2]
+                    np.add.at(total, tuple((voxels % grid_shape).T), values)
         return total.astype(np.float32)
 
     def electrons(self) -> dict[int, float]:
@@ -393,9 +403,11 @@ def radial_sums(crystal: Crystal, places: np.ndarray, basis: RadialBasis) -> dic
         Atomic number to float64 `[n_points, basis.n]`.
     """
     elements = np.unique(crystal.atomic_numbers)
-    numbers, images = crystal.near_box(np.zeros(3), crystal.lattice, basis.cutoff_a)
+    cell = reduced_basis(crystal.lattice)
+    numbers, images = crystal.near_box(np.zeros(3), cell, basis.cutoff_a)
     offsets = np.searchsorted(elements, numbers) * basis.n
-    points = (places - np.floor(places)) @ crystal.lattice
+    places = places @ np.round(crystal.lattice @ np.linalg.inv(cell))
+    points = (places - np.floor(places)) @ cell
     width = len(elements) * basis.n
     total = np.empty((len(points), width))
     for start in range(0, len(points), _BLOCK_POINTS):

@@ -7,6 +7,7 @@ import numpy as np
 
 from tomat.base.errors import TomatError
 from tomat.density.elements import atomic_number
+from tomat.density.geometry import LARGEST_LENGTH_A
 from tomat.density.limits import check_atom_count
 
 SAME_VOLUME = 1e-3
@@ -14,10 +15,6 @@ SAME_VOLUME = 1e-3
 
 SAME_PLACE_A = 0.01
 """Likewise, of a place in the cell."""
-
-
-LARGEST_NUMBER = 1e6
-"""Of a lattice in A and of fractional coordinates. Beyond it a number is damaged, and its products overflow."""
 
 
 def structure_from_dict(structure: Mapping[str, Any], source: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -57,7 +54,7 @@ def structure_from_dict(structure: Mapping[str, Any], source: str) -> tuple[np.n
     if mixed:
         raise TomatError(f"{source}: site {mixed[0]} holds {species[mixed[0]]}; expected one element, fully occupied.")
     # NaN is refused too: it is below nothing.
-    if not (np.abs(lattice) < LARGEST_NUMBER).all() or not (np.abs(coords) < LARGEST_NUMBER).all():
+    if not (np.abs(lattice) < LARGEST_LENGTH_A).all() or not (np.abs(coords) < LARGEST_LENGTH_A).all():
         raise TomatError(
             f"{source}: the lattice or a coordinate is no plausible finite number; it is damaged, fetch this material "
             "again."

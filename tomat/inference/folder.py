@@ -8,7 +8,6 @@ import fcntl
 import hashlib
 import json
 import os
-import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,8 +26,8 @@ from tomat.density.geometry import shortest_distances_a
 from tomat.density.outputs import (
     CHARGE_DENSITY,
     FORMATS,
-    WRITING,
     OutputError,
+    remove_leftovers,
     size_bytes,
     write_density,
     write_spread,
@@ -292,10 +291,6 @@ def _locked(output: Path) -> Iterator[None]:
     folder and the block that removes it, at the end.
     """
 
-    def tidy() -> None:
-        for left in output.glob(f"{WRITING}*"):
-            shutil.rmtree(left, ignore_errors=True)
-
     try:
         output.mkdir(parents=True, exist_ok=True)
         folder = os.open(output, os.O_RDONLY | os.O_DIRECTORY)
@@ -308,11 +303,11 @@ def _locked(output: Path) -> Iterator[None]:
             raise TomatError(
                 f"another process writes predictions to {output}; wait for it, or name another."
             ) from error
-        tidy()
+        remove_leftovers(output)
         try:
             yield
         finally:
-            tidy()
+            remove_leftovers(output)
     finally:
         os.close(folder)
 

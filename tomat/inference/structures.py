@@ -19,13 +19,22 @@ import numpy as np
 
 from tomat.base.errors import TomatError
 from tomat.base.reporting import first_line
+from tomat.density import poscar
 from tomat.density.crystal import Crystal
 from tomat.density.elements import SYMBOLS, atomic_number, symbol_of
 from tomat.density.geometry import check_cell
-from tomat.density.limits import COMPRESSION_ERRORS, check_atom_count, open_text
-from tomat.density.poscar import read_header, species_of
+from tomat.density.limits import (
+    COMPRESSION_ERRORS,
+    MOST_ATOMS,
+    check_atom_count,
+    open_structure,
+    open_text,
+    structure_text,
+)
+from tomat.density.number_block import finite_numbers
 from tomat.density.rules import DEFAULT_RULES, ReadRules
 from tomat.density.structures import structure_from_dict
+from tomat.inference.cif_text import bounded_cif
 
 if TYPE_CHECKING:
     from pymatgen.core import Structure
@@ -38,6 +47,12 @@ PYMATGEN_SUFFIXES = (".cssr", ".xsf", ".res")
 EXPECTED = (
     "POSCAR*, CONTCAR*, CHGCAR*, *.vasp, *.poscar, *.cif, *.mcif, *.json, *.xyz with a lattice, *.cssr, *.xsf, *.res"
 )
+
+_OTHER_LINES = 1_000
+"""Of a file with one structure, that hold no atom: titles, vectors, comments."""
+
+_D_EXPONENT = re.compile(rb"(\d\.\d*|\.\d+)[dD]([+-]?\d)")
+"""Of a number in double precision, as Fortran writes it."""
 
 _PACKED = (".gz", ".bz2", ".xz")
 
@@ -155,6 +170,22 @@ def read_structure(
     return crystal, list(dict.fromkeys(notes))
 
 
+def check_species_used(paths: Iterable[str], rules: ReadRules) -> None:
+    """Refuse `--species` where every structure names its elements; only VASP's files may name none.
+
+    Raises:
+        TomatError: naming the flag.
+    """
+    paths = list(paths)
+    of_vasp = [path for path in paths if _reader(path, named=True) is _vasp]
+    if rules.species and not of_vasp:
+        raise TomatError(
+            f"--species names {' '.join(rules.species)}, but none of the structures is a POSCAR; other files name "
+            "their elements themselves. Leave it out."
+        )
+    poscar.check_species_used(of_vasp, rules)
+
+
 def crystal_of(structure: Crystal | Structure) -> Crystal:
     """A structure of pymatgen's, checked as one that is read; a crystal as it is.
 
@@ -194,17 +225,15 @@ def _reader(path: str, *, named: bool) -> Callable[[str, ReadRules], Parts] | No
 def _vasp(source: str, rules: ReadRules) -> Parts:
     text = open_text(source)
     with text.stream:
-        header = read_header(text)
-        return header.lattice, species_of(header, Path(source), rules), header.frac_coords
+        header = poscar.read_header(text)
+        return header.lattice, poscar.species_of(header, Path(source), rules), header.frac_coords
 
 
 def _json(source: str, rules: ReadRules) -> Parts:
-    text = open_text(source)
-    with text.stream:
-        try:
-            content = json.loads(text.everything())
-        except (ValueError, RecursionError) as error:
-            raise TomatError(f"{source} is not JSON ({first_line(error)}); it is damaged.") from error
+    try:
+        content = json.loads(structure_text(source))
+    except (ValueError, RecursionError) as error:
+        raise TomatError(f"{source} is not JSON ({first_line(error)}); it is damaged.") from error
     if isinstance(content, dict) and isinstance(content.get("structure"), dict):
         content = content["structure"]
     if not isinstance(content, dict) or "sites" not in content:
@@ -217,9 +246,7 @@ def _json(source: str, rules: ReadRules) -> Parts:
 def _xyz(source: str, rules: ReadRules) -> Parts:
     """Extended XYZ: the second line has `Lattice="ax ay az bx by bz cx cy cz"`, in A, and may name the columns with
     `Properties=species:S:1:pos:R:3` (libAtoms, https://github.com/libAtoms/extxyz)."""
-    text = open_text(source)
-    with text.stream:
-        lines = text.everything().decode("utf-8").splitlines()
+    lines = structure_text(source).split("\n")
     head = lines[1] if len(lines) > 1 else ""
     lattice = re.search(r'Lattice\s*=\s*"([^"]*)"', head, flags=re.IGNORECASE)
     if lattice is None:
@@ -240,24 +267,52 @@ def _xyz(source: str, rules: ReadRules) -> Parts:
     rows = [line.split() for line in lines[2 : 2 + count]]
     numbers = np.array([atomic_number(row[starts["species"]]) for row in rows])
     at = starts["pos"]
-    places = np.array([[float(word) for word in row[at : at + 3]] for row in rows])
-    matrix = np.array([float(word) for word in lattice[1].split()]).reshape(3, 3)
+    places = np.array([_three(" ".join(row[at : at + 3]), source) for row in rows])
+    axes = lattice[1].split()
+    matrix = np.array([_three(" ".join(axes[start : start + 3]), source) for start in (0, 3, 6)])
     return matrix, numbers, places @ np.linalg.inv(matrix)
 
 
+def _three(words: str, source: str) -> list[float]:
+    """Three numbers."""
+    values = finite_numbers(words.encode())
+    if values is None or len(values) != 3:
+        raise TomatError(f"{source}: found {words[:60]!r} where three numbers are expected; it is damaged.")
+    return values
+
+
 def _cif(source: str, rules: ReadRules) -> Parts:
+    text = bounded_cif(structure_text(source), source)
     from pymatgen.io.cif import CifParser
 
-    structures = CifParser(source).parse_structures(primitive=False, on_error="raise")
+    structures = CifParser.from_str(text).parse_structures(primitive=False, on_error="raise")
     if len(structures) != 1:
         raise TomatError(f"{source} holds {len(structures)} structures; expected one a file.")
     return _parts(structures[0], source)
 
 
 def _pymatgen(source: str, rules: ReadRules) -> Parts:
+    """XSF, CSSR or RES: an atom has a line, and what follows the atoms of an XSF, its densities, is not read."""
+    text = open_structure(source)
+    lines: list[bytes] = []
+    with text.stream:
+        while (line := text.line()) and b"BEGIN_BLOCK_DATAGRID" not in line.upper():
+            lines.append(_D_EXPONENT.sub(rb"\1E\2", line))
+            if len(lines) > MOST_ATOMS + _OTHER_LINES:
+                raise TomatError(
+                    f"{source} has more than {MOST_ATOMS + _OTHER_LINES:,} lines before any grid; expected at most "
+                    f"{MOST_ATOMS:,} atoms, one a line."
+                )
     from pymatgen.core import Structure
 
-    return _parts(Structure.from_file(source), source)
+    kind = Path(_unpacked(source)).suffix.lower().removeprefix(".")
+    content = b"".join(lines).decode("utf-8")
+    parts = _parts(Structure.from_str(content, fmt=kind), source)  # type: ignore[arg-type]  # one of PYMATGEN_SUFFIXES
+    # pymatgen takes an XSF that is cut off for one of fewer atoms.
+    stated = re.search(r"^\s*PRIMCOORD[^\n]*\n\s*(\d+)", content, re.MULTILINE) if kind == "xsf" else None
+    if stated is not None and int(stated[1]) != len(parts[1]):
+        raise TomatError(f"{source} says {stated[1]} atoms, and {len(parts[1])} can be read; it is cut off or damaged.")
+    return parts
 
 
 def _parts(structure, source: str) -> Parts:

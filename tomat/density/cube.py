@@ -15,6 +15,7 @@ from tomat.density.checks import density_of
 from tomat.density.elements import SYMBOLS
 from tomat.density.geometry import BOHR_A
 from tomat.density.grid import DensityGrid
+from tomat.density.kinds import check_kind
 from tomat.density.limits import (
     COMPRESSION_ERRORS,
     BoundedText,
@@ -43,7 +44,8 @@ def read_cube(path: Location, material_id: str | None = None, rules: ReadRules =
         The density in e/A^3; negative values are set to zero and counted in `clipped_voxels`.
 
     Raises:
-        TomatError: no such file, a file that is no cube of one density, ends early or goes on; whatever `density_of`
+        TomatError: no such file, a file that is no cube of one density, ends early or goes on, or is said to hold
+            something else than the total density; whatever `density_of`
             refuses.
     """
     source = os.fspath(path)
@@ -52,6 +54,7 @@ def read_cube(path: Location, material_id: str | None = None, rules: ReadRules =
     try:
         text = open_text(source)
         with text.stream:
+            kind = check_kind(source, [text.line().decode("latin-1") for _ in range(2)], rules.accept)
             values, lattice, numbers, coords = _read(text)
     except COMPRESSION_ERRORS as error:
         raise TomatError(
@@ -59,15 +62,22 @@ def read_cube(path: Location, material_id: str | None = None, rules: ReadRules =
             "it with the original."
         ) from error
     return density_of(
-        values, lattice, numbers, coords, source=source, material_id=material_id or Path(source).name, rules=rules
+        values,
+        lattice,
+        numbers,
+        coords,
+        source=source,
+        material_id=material_id or Path(source).name,
+        rules=rules,
+        partial=kind is not None and kind.form == "not_total",
+        cube=True,
     )
 
 
 def _read(text: BoundedText) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """rho x V float64 `[nx, ny, nz]`, lattice in A, atomic numbers, fractional coordinates from the first voxel."""
+    """What follows the titles: rho x V float64 `[nx, ny, nz]`, lattice in A, atomic numbers, and fractional coordinates
+    from the first voxel."""
     source = text.source
-    for _ in range(2):
-        text.line()  # a title
     head = _words(text, "the number of atoms and the origin", 4, 5)
     n_atoms, n_data = _whole(head[0], source), _whole(head[4], source) if len(head) > 4 else 1
     if n_atoms < 0 or n_data != 1:

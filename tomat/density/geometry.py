@@ -24,6 +24,11 @@ LONGEST_SHARE = 1.5
 1.25. A lattice in bohr read as angstrom is 1.89 times too long, which makes the closest pair of every solid without a
 multiple bond longer than this."""
 
+LARGEST_FILLING = 2.0
+"""Volume of the atoms as spheres of their covalent radii over that of the cell. Caesium fluoride has 1.14, barium oxide
+1.0, metals 0.5, diamond 0.3; a lattice in A that was taken for one in bohr has 6.75 times as much, and the distances of
+a metal or a salt (1.1 to 1.2 sums of radii) pass `SHORTEST_SHARE` even so."""
+
 BOHR_A = 0.529177210903
 """CODATA 2018."""
 
@@ -40,8 +45,8 @@ def check_cell(lattice: np.ndarray, atomic_numbers: np.ndarray, frac_coords: np.
         frac_coords: `[n, 3]`.
 
     Raises:
-        TomatError: too little or too much volume for an atom, atoms on top of each other, or atoms of which none is
-            near enough to another to be bound.
+        TomatError: too little or too much volume for an atom or for these elements, atoms on top of each other, or
+            atoms of which none is near enough to another to be bound.
     """
     if not np.isfinite(lattice).all() or not np.isfinite(frac_coords).all() or np.abs(frac_coords).max() > 1000:
         raise TomatError(f"{source}: the lattice or a coordinate is no plausible finite number; the file is damaged.")
@@ -52,8 +57,15 @@ def check_cell(lattice: np.ndarray, atomic_numbers: np.ndarray, frac_coords: np.
             f"{source}: the cell has {per_atom:.4g} A^3 for an atom; expected {LEAST_VOLUME_PER_ATOM_A3:g} to "
             f"{MOST_VOLUME_PER_ATOM_A3:g}. {hint}"
         )
-    first, second, distance_a = _neighbours(lattice, frac_coords)
     radii = np.array([covalent_radius_a(int(number)) for number in atomic_numbers])
+    filling = float((radii**3).sum()) * 4 / 3 * np.pi / (per_atom * len(atomic_numbers))
+    if filling > LARGEST_FILLING:
+        raise TomatError(
+            f"{source}: the cell has {per_atom:.4g} A^3 for an atom, and the atoms' spheres of covalent radius fill it "
+            f"{filling:.2g} times; expected at most {LARGEST_FILLING:g} times. Are lengths in A taken for bohr (in a "
+            "cube, write its numbers of voxels as negative)? `--accept distances` reads it as it is."
+        )
+    first, second, distance_a = _neighbours(lattice, frac_coords)
     sums = radii[first] + radii[second]
     too_close = distance_a < np.maximum(SHORTEST_DISTANCE_A, SHORTEST_SHARE * sums)
     if too_close.any():
@@ -95,6 +107,19 @@ def shortest_distances_a(
     for low, high in np.unique(pairs, axis=0).tolist():
         found[low, high] = float(distance_a[(pairs == (low, high)).all(axis=1)].min())
     return found
+
+
+def nearest_distances_a(lattice: np.ndarray, frac_coords: np.ndarray) -> np.ndarray:
+    """How far the nearest other atom is from each, periodic images too: `[n]` in A.
+
+    Args:
+        lattice: `[3, 3]`, rows in A.
+        frac_coords: `[n, 3]`.
+    """
+    first, _, distance_a = _neighbours(lattice, frac_coords)
+    nearest = np.full(len(frac_coords), np.inf)
+    np.minimum.at(nearest, first, distance_a)
+    return nearest
 
 
 def _neighbours(lattice: np.ndarray, frac_coords: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

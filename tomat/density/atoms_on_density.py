@@ -36,7 +36,7 @@ BETTER_SHARE, LEAST_GAIN = 0.85, 0.02
 """Another reading of the file is the right one if it leaves less than this share, and so much less. Of the embedded
 cells none has less than 0.99 with its axes exchanged."""
 
-COARSEST_A = 0.45
+COARSEST_A = 0.4
 """Voxels further apart show too little of an atom to judge by."""
 
 SPHERE_A = 1.0

@@ -69,7 +69,7 @@ def check_electron_count(
         lattice: `[3, 3]` in A.
         atomic_numbers: `[n]`.
         source: named in errors.
-        accept: of the rules of reading: `fractional_electrons` and `electrons` lift these refusals.
+        accept: of the rules of reading: `fractional_electrons` lifts the first refusal, `electrons` the second.
         given: valences that are known; their sum alone will do.
         cube: the values are of a cube.
         tolerance: electrons; None: what the values earn.
@@ -86,7 +86,8 @@ def check_electron_count(
     fits = tuple(each for each in known if abs(each.electrons - found) <= allowed)
     whole = abs(found - round(found)) <= allowed and round(found) > 0
     exact = given is not None and len(known) == 1
-    if fits or "electrons" in accept or (not exact and not whole and "fractional_electrons" in accept):
+    flag = "electrons" if exact or whole else "fractional_electrons"
+    if fits or flag in accept:
         return fits
 
     def fit(electrons: float) -> Reading | None:
@@ -101,10 +102,9 @@ def check_electron_count(
             "`--accept electrons` reads a charged cell as it is."
         )
     if not whole:
-        name = "fractional_electrons" if "electrons" not in accept else "electrons"
         raise TomatError(
             f"{source}: the density integrates to {found:.4f} electrons, {abs(found - round(found)):.2g} off a whole "
-            f"number, more than {allowed:.2g}. {remedy or 'A part of it is damaged or missing. '}`--accept {name}` "
+            f"number, more than {allowed:.2g}. {remedy or 'A part of it is damaged or missing. '}`--accept {flag}` "
             "reads it as it is."
         )
     raise TomatError(

@@ -70,14 +70,14 @@ def read_zarr(location: Location, material_id: str | None = None, rules: ReadRul
         raise TomatError(
             f"{text}: array {TOTAL!r} is not whole or does not decode ({_first_line(error)}); fetch it again."
         ) from error
-    partial = kind is not None and kind.form == "not_total"
-    grid = density_of(values, lattice, numbers, coords, source=text, material_id=name, rules=rules, partial=partial)
+    # Before what the values mean: damage is named as damage.
     if attributes.get(CHECKSUM, found := _checksum(values, attributes)) != found:
         raise TomatError(
             f"{text}: values, structure or metadata are not what was written (sha256 {found[:12]}..., written "
             f"{str(attributes[CHECKSUM])[:12]}...); fetch this material again."
         )
-    return grid
+    partial = kind is not None and kind.form == "not_total"
+    return density_of(values, lattice, numbers, coords, source=text, material_id=name, rules=rules, partial=partial)
 
 
 def parts_of_group(location: Location) -> Parts:

@@ -110,7 +110,7 @@ def test_zeros_scattered_and_in_a_chunk_are_refused():
         ("distances", {"lattice": 10}, "A.3 for an atom|closest atoms"),
         ("zeros", {"zeros": 30}, "exactly zero"),
         ("fractional_electrons", {"factor": 1.05}, "whole number"),
-        ("electrons", {"factor": 1.1}, "no known pseudopotentials"),
+        ("electrons", {"factor": 1.1}, "no pseudopotentials in use"),
     ],
 )
 def test_every_refusal_is_lifted_by_its_name(grid, name, damage, message):

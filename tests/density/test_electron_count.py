@@ -35,7 +35,7 @@ def test_a_cube_in_e_per_a3_is_refused_by_unit_and_read_by_its_flag(tmp_path, cr
     rules = ReadRules(accept=("cube_e_per_a3",))
     assert read_cube(good, rules=rules).electron_count == pytest.approx(electrons, abs=1e-3)
     bad = cube_of(tmp_path, grid, factor=BOHR_A**-3)
-    with pytest.raises(TomatError, match=r"in e/A\^3, not in e/bohr\^3[.;] `--accept cube_e_per_a3`"):
+    with pytest.raises(TomatError, match=r"in e/A\^3, not in e/bohr\^3.*`--accept cube_e_per_a3`"):
         read_cube(bad)
     found = read_cube(bad, rules=rules)
     np.testing.assert_allclose(found.rho, grid.rho, rtol=1e-5, atol=1e-8)
@@ -88,7 +88,7 @@ def test_a_whole_number_that_no_potentials_give():
     grid = gallium_arsenide()
     values = grid.rho_times_volume()
     for electrons in (7, 9, 22, 54, 63):
-        with pytest.raises(TomatError, match=f"{electrons}.0000 electrons, which no known pseudopotentials"):
+        with pytest.raises(TomatError, match=f"{electrons}.0000 electrons, which no pseudopotentials in use"):
             check(values * electrons / 8, grid)
     assert check(values * 9 / 8, grid, accept=("electrons",)) == ()
     # Each refusal has its own flag: one that is no whole number is not lifted by the other name alone.
@@ -99,9 +99,9 @@ def test_valences_that_are_given_are_the_only_ones():
     grid = gallium_arsenide()
     values = grid.rho_times_volume()
     assert check(values * 8.5 / 8, grid, given={31: 3, 33: 5.5})[0].electrons == 8.5
-    with pytest.raises(TomatError, match=r"8.0000 electrons, and the valences given .* add up to 18 .*off by -10"):
+    with pytest.raises(TomatError, match=r"8.0000 electrons, -10 off what the valences given .* add up to, 18 "):
         check(values, grid, given={31: 13, 33: 5})
-    with pytest.raises(TomatError, match="add up to 8 "):
+    with pytest.raises(TomatError, match="add up to, 8 "):
         check(values * 7 / 8, grid, given={31: 3, 33: 5}, accept=("fractional_electrons",))
     assert check(values * 7 / 8, grid, given={31: 3, 33: 5}, accept=("electrons",)) == ()
 

@@ -147,12 +147,13 @@ def common_valences(meanings: Sequence[Sequence[Mapping[int, float]]]) -> dict[i
         meanings: of each density, the valences that its count allows, by atomic number.
     """
     kinds = Counter(tuple(tuple(sorted(way.items())) for way in ways) for ways in meanings if ways)
-    votes: dict[int, Counter[float]] = {}
+    votes: dict[int, dict[float, float]] = {}
     for ways, often in kinds.items():
         for z in {z for way in ways for z, _ in way}:
             numbers = {dict(way)[z] for way in ways}
             for number in numbers:
-                votes.setdefault(z, Counter())[number] += often / len(numbers)
+                of_z = votes.setdefault(z, {})
+                of_z[number] = of_z.get(number, 0.0) + often / len(numbers)
     # Of numbers that explain as many, the smallest: most cores are left out.
     found = {z: min(each, key=lambda number: (-each[number], number)) for z, each in votes.items()}
 

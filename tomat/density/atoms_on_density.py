@@ -144,38 +144,41 @@ def check_atoms_on_density(
     if found is None:
         return
     remedy = "`--accept atoms` reads it as it is."
-    off = f"{source}: the density does not lie on the atoms: one function an element around them leaves"
     if found.share > LEAST_GAIN:
         for words, other, coords in _other_readings(values, frac_coords):
             again = misfit_of(other, lattice, atomic_numbers, coords)
             share = np.inf if again is None else again.share
             if share < BETTER_SHARE * found.share and share < found.share - LEAST_GAIN and share < LARGEST_MISFIT:
-                raise TomatError(f"{off} {100 * found.share:.0f} % of it, and {100 * share:.1f} % {words}. {remedy}")
+                raise TomatError(
+                    f"{source}: {words}: so, one function an element around the atoms leaves {100 * share:.1f} % of "
+                    f"the density, as read {100 * found.share:.0f} %. {remedy}"
+                )
     if found.share > LARGEST_MISFIT:
         away = _from_atoms_a(lattice, frac_coords, np.array(found.worst_frac))
         place = ", ".join(f"{each:.3f}" for each in found.worst_frac)
         density = found.worst_e_per_a3 / abs(float(np.linalg.det(lattice)))
         raise TomatError(
-            f"{off} {100 * found.share:.0f} % of it, expected at most {100 * LARGEST_MISFIT:.0f} %. There are "
-            f"{density:.2g} e/A^3 at ({place}) of the cell, {away:.2f} A from the nearest atom; atoms are missing or "
-            f"elsewhere, or the values are in another order. {remedy}"
+            f"{source}: the density does not lie on the atoms: {density:.2g} e/A^3 at ({place}) of the cell, {away:.2f}"
+            f" A from the nearest. One function an element around them leaves {100 * found.share:.0f} % of it, "
+            f"expected at most {100 * LARGEST_MISFIT:.0f} %; atoms are missing or elsewhere, or the values are in another "
+            f"order. {remedy}"
         )
     if meanings:
-        _check_elements(values, lattice, atomic_numbers, frac_coords, source, meanings, f"{hint} {remedy}".lstrip())
+        _check_elements(values, lattice, atomic_numbers, frac_coords, source, meanings, hint, remedy)
 
 
 def _other_readings(values: np.ndarray, frac_coords: np.ndarray) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
     """What else a file may mean: in words, its values and its atoms."""
-    order = "with its values in the other order of axes: they were written with"
-    yield f"{order} z fastest, expected x", values.ravel(order="F").reshape(values.shape), frac_coords
-    yield f"{order} x fastest, expected z", values.ravel().reshape(values.shape, order="F"), frac_coords
+    order = "the values are in the other order of axes,"
+    yield f"{order} z fastest where x is expected", values.ravel(order="F").reshape(values.shape), frac_coords
+    yield f"{order} x fastest where z is expected", values.ravel().reshape(values.shape, order="F"), frac_coords
     for factor, words in ((1 / BOHR_A, "A in a cell in bohr"), (BOHR_A, "bohr in a cell in A")):
         yield (
-            f"with the atoms at {factor:.4g} times their coordinates: they are in {words}",
+            f"the atoms are in {words}, expected {factor:.4g} times their coordinates",
             values,
             frac_coords * factor,
         )
-    yield "with the atoms moved by half the cell: the origin is wrong", values, frac_coords + 0.5
+    yield "the atoms are off by half the cell, its origin is wrong", values, frac_coords + 0.5
 
 
 def _check_elements(
@@ -185,6 +188,7 @@ def _check_elements(
     frac_coords: np.ndarray,
     source: str,
     meanings: Sequence[Reading],
+    hint: str,
     remedy: str,
 ) -> None:
     """Refuse atoms that hold more or fewer electrons than any meaning of the count lets them."""
@@ -205,7 +209,10 @@ def _check_elements(
         cores[z] = float(np.mean([electrons_within(values, lattice, frac_coords[i], CORE_SPHERE_A) for i in atoms]))
     faults = [_fault(each, held, cores) for each in meanings]
     if all(faults):
-        raise TomatError(f"{source}: the density lies on other elements than its atoms are: {faults[0]}. {remedy}")
+        first = f"{hint} As read, " if hint else ""
+        raise TomatError(
+            f"{source}: {first}the density lies on other elements than its atoms are: {faults[0]}. {remedy}"
+        )
 
 
 def _fault(meaning: Reading, held: dict[int, tuple[float, float]], cores: dict[int, float]) -> str:

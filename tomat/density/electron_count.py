@@ -93,23 +93,25 @@ def check_electron_count(
     def fit(electrons: float) -> Reading | None:
         return next((each for each in known if abs(each.electrons - electrons) <= allowed), None)
 
+    # The cause comes first: a folder shows the beginning of each reason.
     cause = _likely_cause(values, found, fit, cube=cube)
-    remedy = f"{cause} " if cause else ""
+    start = f"{source}: {found:.4f} electrons; {cause}" if cause else f"{source}: the density integrates to {found:.4f}"
     if exact:
         raise TomatError(
-            f"{source}: the density integrates to {found:.4f} electrons, and the valences given (--valences, or "
-            f"the POTCAR beside it) add up to {known[0].words()}; off by {found - known[0].electrons:+.4g}. {remedy}"
-            "`--accept electrons` reads a charged cell as it is."
+            f"{start} {'As read,' if cause else 'electrons,'} {found - known[0].electrons:+.4g} off what the valences "
+            f"given (--valences, or the POTCAR beside it) add up to, {known[0].words()}. `--accept electrons` reads a "
+            "charged cell as it is."
         )
     if not whole:
         raise TomatError(
-            f"{source}: the density integrates to {found:.4f} electrons, {abs(found - round(found)):.2g} off a whole "
-            f"number, more than {allowed:.2g}. {remedy or 'A part of it is damaged or missing. '}`--accept {flag}` "
-            "reads it as it is."
+            f"{start} {'As read,' if cause else 'electrons,'} {abs(found - round(found)):.2g} off a whole number, more "
+            f"than {allowed:.2g}.{'' if cause else ' A part of it is damaged or missing.'} `--accept {flag}` reads it "
+            "as it is."
         )
+    unknown = "" if cause else " Atoms are missing, or it holds another quantity, such as cores or spins."
     raise TomatError(
-        f"{source}: the density integrates to {found:.4f} electrons, which no known pseudopotentials of these "
-        f"{len(atomic_numbers)} atoms give; the nearest are {_nearest(known, found)}. {remedy}Give --valences where "
+        f"{start} {'As read, a count' if cause else 'electrons,'} which no pseudopotentials in use for these "
+        f"{len(atomic_numbers)} atoms give; the nearest are {_nearest(known, found)}.{unknown} Give --valences where "
         "yours are others; `--accept electrons` reads it as it is, such as a charged cell."
     )
 
@@ -136,7 +138,7 @@ def _likely_cause(values: np.ndarray, found: float, fit: Callable[[float], Readi
         for electrons, sides in ((found_without, " and the sides are too long by that voxel"), (shorter, "")):
             if reading := fit(electrons):
                 return (
-                    f"The first and the last plane along {named} are the same, both end points were written{sides}: "
+                    f"the first and the last plane along {named} are the same, both end points were written{sides}: "
                     f"without the last it holds {reading.words()}. Write the grid without its end points."
                 )
     for axes in ((0, 1, 2), *itertools.combinations(range(3), 2), (0,), (1,), (2,)):
@@ -144,7 +146,7 @@ def _likely_cause(values: np.ndarray, found: float, fit: Callable[[float], Readi
         if reading := fit(found * factor):
             named = ", ".join("xyz"[axis] for axis in axes)
             return (
-                f"Were the voxels along {named} a side over N and not over N - 1, it would hold {reading.words()}: "
+                f"were the voxels along {named} a side over N and not over N - 1, it would hold {reading.words()}: "
                 "write the voxel as the side of the cell over the number of voxels."
             )
     for axis, n in enumerate(shape):
@@ -155,16 +157,16 @@ def _likely_cause(values: np.ndarray, found: float, fit: Callable[[float], Readi
         # Either the side was shortened with the plane, or it was not.
         for electrons in (found + plane / n, (found * n + plane) / (n + 1)):
             if reading := fit(electrons):
-                return f"With one more plane {where} it would hold {reading.words()}: a plane is missing."
-        return f"The density is rough {where}: a plane may be missing there."
+                return f"with one more plane {where} it would hold {reading.words()}: a plane is missing."
+        return f"it is rough {where}: a plane may be missing there."
     return ""
 
 
 def unit_hint(reading: Reading) -> str:
     """What is said of a cube whose values are in another unit."""
     return (
-        f"As e/A^3 the values give {reading.words()}: this cube is in e/A^3, not in e/bohr^3. `--accept cube_e_per_a3` "
-        "reads it so."
+        f"this cube is in e/A^3, not in e/bohr^3: so it holds {reading.words()}, and `--accept cube_e_per_a3` reads it "
+        "so."
     )
 
 

@@ -160,8 +160,8 @@ def check_atoms_on_density(
         raise TomatError(
             f"{source}: the density does not lie on the atoms: {density:.2g} e/A^3 at ({place}) of the cell, {away:.2f}"
             f" A from the nearest. One function an element around them leaves {100 * found.share:.0f} % of it, "
-            f"expected at most {100 * LARGEST_MISFIT:.0f} %; atoms are missing or elsewhere, or the values are in another "
-            f"order. {remedy}"
+            f"expected at most {100 * LARGEST_MISFIT:.0f} %; atoms are missing or elsewhere, or the values are in "
+            f"another order. {remedy}"
         )
     if meanings:
         _check_elements(values, lattice, atomic_numbers, frac_coords, source, meanings, hint, remedy)

@@ -22,7 +22,7 @@ SAME_PLANE = 1e-4
 FEWEST_VOXELS = 8
 """Along an axis whose planes are compared."""
 
-ROUGH_TIMES = 1.5
+ROUGH_TIMES = 3.0
 """Times the roughness between all other planes, from which on one is said to be missing."""
 
 
@@ -184,7 +184,7 @@ def _missing_plane(values: np.ndarray, axis: int) -> tuple[int | None, float]:
     """Behind which plane one is missing, and its mean by its neighbours; None where the planes are as smooth there as
     elsewhere. A plane of a density is what its two neighbours on both sides give by a cubic."""
     n = values.shape[axis]
-    if n < FEWEST_VOXELS:
+    if n < 2 * FEWEST_VOXELS:
         return None, 0.0
     planes = np.moveaxis(values, axis, 0).reshape(n, -1)
     near, far = (np.roll(planes, k, axis=0) + np.roll(planes, -k, axis=0) for k in (1, 2))

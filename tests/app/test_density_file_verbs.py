@@ -9,6 +9,7 @@ from small_promolecule import skewed
 
 from tomat.app.cli import main
 from tomat.density.demo.embedded import load_stored
+from tomat.density.geometry import BOHR_A
 from tomat.density.grid import DensityGrid
 from tomat.density.io import open_density
 from tomat.density.outputs import FORMATS, write_density
@@ -173,3 +174,35 @@ def test_the_formats_of_the_verb_are_those_without_a_calculation():
     from tomat.app.density_file_verbs import FORMATS as of_the_verb
 
     assert tuple(FORMATS) == (*of_the_verb, "qe")
+
+
+def test_electrons_at_odds_end_show_and_convert(tmp_path, capsys):
+    cell = load_stored("GaAs-zinc-blende-ideal")
+    write_density(cell, tmp_path / "good.cube", "cube")
+    charged = DensityGrid(cell.rho * (9 / 8), cell.lattice, cell.atomic_numbers, cell.frac_coords)
+    write_density(charged, tmp_path / "charged.cube", "cube")
+    other_unit = DensityGrid(cell.rho / BOHR_A**3, cell.lattice, cell.atomic_numbers, cell.frac_coords)
+    write_density(other_unit, tmp_path / "unit.cube", "cube")
+    for name, words in (("charged", "9.0000 electrons, which no pseudo"), ("unit", "this cube is in e/A^3")):
+        path, target = tmp_path / f"{name}.cube", tmp_path / f"{name}.CHGCAR"
+        assert density("show", path) == 2
+        assert density("convert", "--input", path, "--output", target) == 2
+        assert " ".join(capsys.readouterr().err.split()).count(words) == 2
+        assert not target.exists()
+    target = tmp_path / "out.CHGCAR"
+    assert density("convert", "--input", tmp_path / "charged.cube", "--accept", "electrons", "--output", target) == 0
+    assert density("convert", "--input", tmp_path / "unit.cube", "--accept", "cube_e_per_a3", "--output", target) == 0
+    assert open_density(target).electron_count == pytest.approx(8, abs=1e-4)
+    # In a folder the others are shown, and the one at odds is named.
+    assert density("show", tmp_path, "--accept", "cube_e_per_a3") == 1
+    words = told(capsys)
+    assert "charged.cube: the density integrates to 9.0000" in words and "3 read, 1 failed" in words
+    assert "one function an element around them leaves 6" in words
+    # Valences that are given, or of a POTCAR beside, are the only ones.
+    given = ("--valences", "Ga=13,As=5")
+    assert density("convert", "--input", tmp_path / "good.cube", *given, "--output", tmp_path / "no.zarr") == 2
+    assert density("show", tmp_path / "charged.cube", "--valences", "Ga=4,As=5") == 0
+    (tmp_path / "POTCAR").write_text(" VRHFIN =Ga: s2p1\n ZVAL = 13.000\n VRHFIN =As: s2p3\n ZVAL = 5.000\n")
+    capsys.readouterr()
+    assert density("show", tmp_path / "good.cube") == 2
+    assert "-10 off what the valences given" in " ".join(capsys.readouterr().err.split())

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from density_folder import write_folder
+from density_folder import small_grid, write_folder
 
 from tomat.base.errors import TomatError
 from tomat.codec.histogram import DensityHistogram
@@ -249,3 +249,15 @@ def test_densities_are_the_same_by_what_they_hold():
     others = [rho * rng.uniform(0.99, 1.01, rho.shape), rho[:, :, :3]]
     assert not any(one.is_same(material(other)) for other in others)
     assert not one.is_same(material(rho, lattice * 1.001)) and not one.is_same(material(rho, numbers=(9, 11)))
+
+
+def test_a_refusal_that_is_lifted_is_looked_at_again(tmp_path, capsys):
+    """All refused, nothing of a run is there yet: the same run with the flag that was named goes on."""
+    grid = small_grid("NaF")
+    odd = type(grid)(grid.rho * (9 / 8), grid.lattice, grid.atomic_numbers, grid.frac_coords, "NaF")
+    write_density(odd, tmp_path / "in" / "NaF.cube", "cube")
+    with pytest.raises(TomatError, match="9.0000 electrons, which no pseudopotentials in use"):
+        prepare_folder(str(tmp_path / "in"), REQUEST, tmp_path / "run" / "data", "r")
+    lifted = replace(REQUEST, accept=("electrons",))
+    data = prepare_folder(str(tmp_path / "in"), lifted, tmp_path / "run" / "data", "r")
+    assert data.splits["train"] == ("NaF",)

@@ -15,7 +15,7 @@ POTENTIAL = """  PAW_PBE {symbol}_sv 23Jul2007
 def test_expected_electrons_are_those_given_of_the_potcar_or_the_nearest(tmp_path):
     grid = small_grid("NaF")
     path = str(tmp_path / "CHGCAR")
-    assert expected_electrons(grid, path, None) == (8.0, "the nearest whole number")
+    assert expected_electrons(grid, path, None) == (8.0, "pseudopotentials in use: F 7, Na 1")
     potcar = "".join(POTENTIAL.format(symbol=s, valence=v) for s, v in (("Na", "3.000"), ("F", "7.500")))
     (tmp_path / "POTCAR").write_text(potcar)
     assert valences_beside(path) == {11: 3.0, 9: 7.5}

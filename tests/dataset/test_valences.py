@@ -103,7 +103,29 @@ def test_two_potcars_that_differ_settle_nothing(tmp_path):
     assert set(found.valences) == {9} and set(found.differing) == {11}
     counts = (("NaF", 8.0), ("NaF", 14.0))
     mixed = [Material(n, "", "", n, {"Na": 1, "F": 1}, electrons, (1, 1, 1), (), ()) for n, electrons in counts]
-    valences, words = choose_valences(mixed, found)
+    with pytest.raises(TomatError, match="NaF holds 14 electrons, expected 8. Take them out of the folder"):
+        choose_valences(mixed, found)
+    valences, words = choose_valences(mixed, found, accept=("electrons",))
     assert valences == {9: 7}
     assert f"not known of Na (the POTCARs differ: Na 1 in {tmp_path}/a/POTCAR, 7 in {tmp_path}/b/POTCAR)" in words
-    assert choose_valences(mixed, Potcars())[0] == {}
+    assert choose_valences(mixed, Potcars(), accept=("electrons",))[0] == {}
+
+
+def test_the_file_whose_electrons_do_not_fit_the_others_is_named():
+    def material(name, atoms, electrons):
+        return Material(name, "", "", name, atoms, electrons, (1, 1, 1), (), ())
+
+    fits = [
+        material("GaAs", {"Ga": 1, "As": 1}, 8.0),
+        material("GaP", {"Ga": 1, "P": 1}, 8.0),
+        material("GaN", {"Ga": 2, "N": 2}, 16.0),
+        material("AlAs", {"Al": 1, "As": 1}, 8.0),
+    ]
+    other = material("GaSb", {"Ga": 1, "Sb": 1}, 18.0)  # Ga 13, or Sb 15, which nothing else has
+    choose_valences([*fits, other], Potcars())
+    with_d = material("Ga2N2-d", {"Ga": 2, "N": 2}, 36.0)
+    with pytest.raises(TomatError, match="1 density not: Ga2N2-d holds 36 electrons, expected 16. Take them out"):
+        choose_valences([*fits, other, with_d], Potcars())
+    choose_valences([*fits, other, with_d], Potcars(), accept=("electrons",))
+    # A charged cell that was accepted has no meaning that could be at odds.
+    choose_valences([*fits, material("GaAs+", {"Ga": 4, "As": 4}, 31.0)], Potcars())

@@ -5,7 +5,6 @@ from tomat.base.errors import TomatError
 from tomat.density.checks import (
     check_electrons,
     check_rho_times_volume,
-    check_whole_electrons,
     check_zeros,
     density_of,
     plausible_electron_counts,
@@ -105,19 +104,13 @@ def test_zeros_scattered_and_in_a_chunk_are_refused():
             check_zeros(values, "file")
 
 
-def test_whole_electrons():
-    check_whole_electrons(8.03, 0.005, "file")
-    check_whole_electrons(150.4, 0.005, "file")
-    with pytest.raises(TomatError, match="7.2000 electrons, 2.86 % off a whole number.*--accept fractional_electrons"):
-        check_whole_electrons(7.2, 0.005, "file")
-
-
 @pytest.mark.parametrize(
     ("name", "damage", "message"),
     [
         ("distances", {"lattice": 10}, "A.3 for an atom|closest atoms"),
         ("zeros", {"zeros": 30}, "exactly zero"),
         ("fractional_electrons", {"factor": 1.05}, "whole number"),
+        ("electrons", {"factor": 1.1}, "no pseudopotentials in use"),
     ],
 )
 def test_every_refusal_is_lifted_by_its_name(grid, name, damage, message):

@@ -244,7 +244,7 @@ def test_a_bomb_behind_a_small_header_is_refused_early(tmp_path):
 def test_no_total_density_unless_it_is_asked_for(tmp_path, name):
     text = HELIUM.format(0.5, 1.0, 2.0, 2.5, 2.6, 3.4).encode()
     (tmp_path / name).write_bytes(gzip.compress(text) if name.endswith(".gz") else text)
-    with pytest.raises(TomatError, match="no total density; expected a CHGCAR. `--accept not_total`"):
+    with pytest.raises(TomatError, match="its name says that it holds the .*, no total density.* `--accept not_total`"):
         read_chgcar(tmp_path / name)
     assert read_chgcar(tmp_path / name, rules=ReadRules(accept=("not_total",))).formula == "He"
 
@@ -252,7 +252,7 @@ def test_no_total_density_unless_it_is_asked_for(tmp_path, name):
 @pytest.mark.parametrize("name", ["ELFCAR.vasp", "LOCPOT.vasp"])
 def test_what_is_no_density_has_no_way_in(tmp_path, name):
     (tmp_path / name).write_text(HELIUM.format(0.5, 1.0, 2.0, 2.5, 2.6, 3.4))
-    with pytest.raises(TomatError, match="holds a .*, no density; expected a CHGCAR.$"):
+    with pytest.raises(TomatError, match="holds a .*, no total density; expected the total electron density.$"):
         read_chgcar(tmp_path / name, rules=ReadRules(accept=("not_total",)))
 
 

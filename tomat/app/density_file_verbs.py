@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from tomat.density.grid import DensityGrid
 
 FORMATS = ("chgcar", "cube", "zarr", "json")
+VALENCES_HELP = (
+    "electrons that an atom of each element brings; a density with others is refused (default: of the POTCAR beside a "
+    "file, else any that pseudopotentials in use leave)"
+)
 SOME_FAILED_STATUS = 1
 """Exit status when a density could not be read or written and the others were."""
 
@@ -36,7 +40,7 @@ def register(subparsers: argparse._SubParsersAction) -> None:
         "--valences",
         type=valences,
         metavar="SYMBOL=N,...",
-        help="electrons expected of each element (default: of the POTCAR beside a file, else the nearest whole number)",
+        help=VALENCES_HELP,
     )
     show.add_argument("--picture", type=output_file, metavar="FILE", help="draw a plane of one density, .png .svg .pdf")
     show.add_argument("--json", type=report_file, metavar="FILE", help="write the figures")
@@ -52,6 +56,7 @@ def register(subparsers: argparse._SubParsersAction) -> None:
     source.add_argument("--input", nargs="+", metavar="PATH", help="densities, or folders (also gs://) of them")
     source.add_argument("--demo", nargs="+", metavar="ID", help="embedded cells, on the grids that they are stored on")
     add_rule_flags(convert)
+    convert.add_argument("--valences", type=valences, metavar="SYMBOL=N,...", help=VALENCES_HELP)
     convert.add_argument(
         "--output", type=Path, required=True, metavar="PATH", help="a file whose name says the format; with --format "
         "a folder"
@@ -122,11 +127,13 @@ def run_show(args: argparse.Namespace) -> int:
 
 def _figures(path: str, name: str, rules: Any, given: Any) -> "tuple[dict[str, Any], DensityGrid]":
     """What is reported of one file, units in the keys."""
-    from tomat.dataset.potcar import expected_electrons
+    from tomat.dataset.potcar import expected_electrons, rules_for
+    from tomat.density.atoms_on_density import misfit_of
     from tomat.density.io import format_name, open_density, parts_beside
 
-    grid = open_density(path, name, rules)
+    grid = open_density(path, name, rules_for(path, rules, given))
     parts = parts_beside(path)
+    misfit = misfit_of(grid.rho, grid.lattice, grid.atomic_numbers, grid.frac_coords)
     expected, expected_from = expected_electrons(grid, path, given)
     figures = {
         "name": name,
@@ -148,6 +155,7 @@ def _figures(path: str, name: str, rules: Any, given: Any) -> "tuple[dict[str, A
         "largest_e_per_a3": float(grid.rho.max()),
         "negative_voxels_set_to_zero": grid.clipped_voxels,
         "electrons_added_by_that": grid.clipped_electrons,
+        "misfit_of_a_sum_of_atoms_fraction": None if misfit is None else misfit.share,
     }
     return figures, grid
 
@@ -156,6 +164,7 @@ def _print(figures: dict[str, Any]) -> None:
     from rich.table import Table
 
     from tomat.base.reporting import console, counted
+    from tomat.density.atoms_on_density import DOUBTFUL_MISFIT
 
     table = Table(title=figures["path"], show_header=False)
     table.add_row("format", figures["format"])
@@ -175,6 +184,10 @@ def _print(figures: dict[str, Any]) -> None:
         table.add_row("ghost atoms", f"{ghosts} (Z = 0), left out")
     low, mean, high = (figures[f"{name}_e_per_a3"] for name in ("smallest", "mean", "largest"))
     table.add_row("range", f"{low:.4g} to {high:.4g} e/A^3, mean {mean:.4g}")
+    share = figures["misfit_of_a_sum_of_atoms_fraction"]
+    if share is not None:
+        much = "; that is much: do these atoms belong to it?" if share > DOUBTFUL_MISFIT else ""
+        table.add_row("atoms", f"one function an element around them leaves {100 * share:.2g} % of it{much}")
     clipped = figures["negative_voxels_set_to_zero"]
     if clipped:
         added = figures["electrons_added_by_that"]
@@ -231,7 +244,7 @@ def _inputs(args: argparse.Namespace) -> "tuple[dict[str, tuple[str | None, Call
     from functools import partial
 
     from tomat.density.find import find_densities, ignored_words
-    from tomat.density.io import check_species_apply, open_density
+    from tomat.density.io import check_species_apply
 
     if args.demo is not None:
         from tomat.density.demo.embedded import load_stored
@@ -242,9 +255,17 @@ def _inputs(args: argparse.Namespace) -> "tuple[dict[str, tuple[str | None, Call
     found = find_densities(args.input, accept=rules.accept)
     check_species_apply((file.path for file in found.files), rules)
     inputs: dict[str, tuple[str | None, Callable[[], DensityGrid]]] = {
-        file.name: (file.path, partial(open_density, file.path, file.name, rules)) for file in found.files
+        file.name: (file.path, partial(_opened, file.path, file.name, rules, args.valences)) for file in found.files
     }
     return inputs, f"; {ignored_words(found.ignored)}" if found.ignored else ""
+
+
+def _opened(path: str, name: str, rules: Any, given: Any) -> "DensityGrid":
+    """A density, its electrons compared with the valences given or of the POTCAR beside it."""
+    from tomat.dataset.potcar import rules_for
+    from tomat.density.io import open_density
+
+    return open_density(path, name, rules_for(path, rules, given))
 
 
 def _convert(

@@ -139,7 +139,7 @@ def prepare_folder(place: str, request: FolderRequest, folder: Path, run_name: s
             check_grid_encodable(grid, layout)
             return grid
 
-        looked = survey(found.files, hashes, found.ignored, read, folder / SURVEY_FILE)
+        looked = survey(found.files, hashes, found.ignored, read, folder / SURVEY_FILE, request.rules)
         potcars = potcars_beside(file.path for file in found.files if file.path not in looked.ignored)
         looked = looked.without(potcars.paths, potcars.ignored)
         console.print(f"{place}: {looked.words()}", markup=False, soft_wrap=True)
@@ -248,7 +248,7 @@ def _tokenised(
         learnt = [Material.from_dict(each) for each in recorded["materials"] if each["formula"] not in held]
 
         def valences() -> dict[int, float]:
-            found, words = choose_valences(learnt, potcars)
+            found, words = choose_valences(learnt, potcars, request.accept)
             console.print(f"valence electrons: {words}", markup=False, soft_wrap=True)
             return found
 

@@ -4,12 +4,16 @@ import contextlib
 import itertools
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from tomat.base.errors import TomatError
+from tomat.density.electron_count import ELECTRON_TOLERANCE
 from tomat.density.elements import atomic_number, symbol_of
 from tomat.density.grid import DensityGrid
 from tomat.density.limits import COMPRESSION_ERRORS, structure_text
+from tomat.density.rules import ReadRules
+from tomat.density.valence_table import readings
 
 NAMES = ("POTCAR", "POTCAR.gz")
 
@@ -77,4 +81,18 @@ def expected_electrons(grid: DensityGrid, path: str, valences: Mapping[int, floa
     beside = valences_beside(path)
     if beside and set(numbers) <= set(beside):
         return float(sum(beside[z] for z in numbers)), "the POTCAR beside it"
+    read = grid.electron_count - grid.clipped_electrons
+    near = [each for each in readings(grid.atomic_numbers) if abs(each.electrons - read) < ELECTRON_TOLERANCE]
+    if near:
+        others = "" if len(near) == 1 else " or others"
+        return near[0].electrons, f"pseudopotentials in use: {near[0].valence_words}{others}"
     return float(max(round(grid.electron_count), 1)), "the nearest whole number"
+
+
+def rules_for(path: str, rules: ReadRules, valences: Mapping[int, float] | None) -> ReadRules:
+    """The rules with the valences of one file: those given, else those of the POTCAR beside it.
+
+    Raises:
+        TomatError: as `valences_beside`.
+    """
+    return replace(rules, valences=valences or valences_beside(path) or None)

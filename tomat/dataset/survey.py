@@ -15,6 +15,7 @@ from tomat.base.reporting import counted, first_line, writing
 from tomat.dataset.contents import Material, file_sha256
 from tomat.density.find import DensityFile, ignored_words
 from tomat.density.grid import DensityGrid
+from tomat.density.rules import ReadRules
 
 SURVEY_FILE = "survey.jsonl"
 """One JSON object for each file that was looked at."""
@@ -68,6 +69,7 @@ def survey(
     ignored: Mapping[str, str],
     read: Reader,
     kept: Path,
+    rules: ReadRules,
 ) -> Survey:
     """Read what was not read before.
 
@@ -77,12 +79,14 @@ def survey(
         ignored: of the search.
         read: reads and checks one; what it refuses is ignored, with its reason.
         kept: file of the answers so far, in a folder that is there.
+        rules: that `read` reads by; answers under others are not taken.
 
     Raises:
         RetryableError: a place that does not answer.
         TomatError: memory that ran out.
     """
-    known = _answers(kept)
+    rule_words = {"species": list(rules.species), "accept": sorted(rules.accept)}
+    known = _answers(kept, rule_words)
     found: list[Material] = []
     left_out = dict(ignored)
     with writing(kept):
@@ -95,7 +99,8 @@ def survey(
                 answer = _look(file, key, read)
                 words = answer if isinstance(answer, str) else answer.to_dict()
                 with writing(kept):
-                    answers.write(json.dumps({"file_sha256": key, "found": words}) + "\n")
+                    line = {"file_sha256": key, "read_rules": rule_words, "found": words}
+                    answers.write(json.dumps(line) + "\n")
                     answers.flush()
             if isinstance(answer, str):
                 left_out[file.path] = answer
@@ -158,8 +163,9 @@ def _each_once(found: Sequence[Material], ignored: Mapping[str, str]) -> Survey:
     return Survey(tuple(each for each in found if each.name not in duplicates), duplicates, ignored)
 
 
-def _answers(kept: Path) -> dict[str, Material | str]:
-    """What was found before, by the hash of the file; a line that a stop cut off is passed over."""
+def _answers(kept: Path, rules: Mapping[str, list[str]] | None = None) -> dict[str, Material | str]:
+    """What was found before, by the hash of the file, under the same rules (None: under any); a line that a stop cut
+    off is passed over."""
     answers: dict[str, Material | str] = {}
     if not kept.exists():
         return answers
@@ -167,6 +173,8 @@ def _answers(kept: Path) -> dict[str, Material | str]:
         try:
             entry = json.loads(line)
             found = entry["found"]
+            if rules is not None and entry.get("read_rules", {"species": [], "accept": []}) != rules:
+                continue
             answers[entry["file_sha256"]] = found if isinstance(found, str) else Material.from_dict(found)
         except (ValueError, KeyError, TypeError):
             continue

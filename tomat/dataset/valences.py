@@ -1,14 +1,22 @@
 """Valence electrons of a folder's elements: of the densities' electron counts, and of the POTCARs beside them."""
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from tomat.base.errors import TomatError
-from tomat.base.reporting import first_line
+from tomat.base.reporting import counted, first_line
 from tomat.dataset.contents import Material
 from tomat.dataset.potcar import potcar_beside, potcar_valences
+from tomat.density.electron_count import ELECTRON_TOLERANCE
 from tomat.density.elements import atomic_number, symbol_of
+from tomat.density.valence_table import readings
 from tomat.density.valences import VALENCE_TOLERANCE, settled_valences
+
+MOST_TRIED = 50
+"""Kinds of densities whose valences are tried for all."""
 
 _OF_COUNTS = "the densities' electron counts"
 
@@ -53,32 +61,38 @@ def potcars_beside(paths: Iterable[str]) -> Potcars:
     return Potcars(valences, differing, frozenset(map(str, places)), ignored)
 
 
-def choose_valences(materials: Sequence[Material], potcars: Potcars) -> tuple[dict[int, float], str]:
+def choose_valences(
+    materials: Sequence[Material], potcars: Potcars, accept: Sequence[str] = ()
+) -> tuple[dict[int, float], str]:
     """The valence electrons of each element, as far as counts or POTCARs settle them, and where each is from.
 
     Args:
         materials: that are learnt from.
         potcars: beside them, and beside what is held out.
+        accept: of the rules of reading; `electrons` lets densities differ in what their atoms bring.
 
     Returns:
         By atomic number; and `Mg 2, O 6 of the densities' electron counts; Na 1 of a/POTCAR`.
 
     Raises:
-        TomatError: a POTCAR says another number than the counts, or a sum that a density does not hold.
+        TomatError: a POTCAR says another number than the counts, or a sum that a density does not hold; densities
+            whose electrons do not fit those of most others.
     """
     atoms = [{atomic_number(symbol): count for symbol, count in each.atoms.items()} for each in materials]
     electrons = [each.electrons for each in materials]
     elements = sorted({z for row in atoms for z in row})
-    counted = settled_valences(atoms, electrons)
-    for z, number in counted.items():
+    settled = settled_valences(atoms, electrons)
+    if "electrons" not in accept:
+        _refuse_odd_ones(materials)
+    for z, number in settled.items():
         said, source = potcars.valences.get(z, (number, ""))
         if abs(said - number) > VALENCE_TOLERANCE:
             raise TomatError(
                 f"valence electrons of {symbol_of(z)}: {_OF_COUNTS} give {number:g}, {source} says ZVAL = {said:g}. "
                 "Put the POTCAR of these calculations there, or take it away."
             )
-    stated = {z: potcars.valences[z] for z in elements if z in potcars.valences and z not in counted}
-    valences = {**counted, **{z: number for z, (number, _) in stated.items()}}
+    stated = {z: potcars.valences[z] for z in elements if z in potcars.valences and z not in settled}
+    valences = {**settled, **{z: number for z, (number, _) in stated.items()}}
     if stated:
         valences |= settled_valences(atoms, electrons, valences)
         _refuse_other_sums(materials, atoms, valences, stated)
@@ -95,6 +109,66 @@ def choose_valences(materials: Sequence[Material], potcars: Potcars) -> tuple[di
         asked = ",".join(f"{symbol}=N" for symbol in unknown)
         parts.append(f"not known of {', '.join(unknown)}{why}: `tomat predict` asks for --valences {asked}")
     return valences, "; ".join(parts)
+
+
+def _refuse_odd_ones(materials: Sequence[Material]) -> None:
+    """Refuse densities in which an element brings another number of electrons than in most others: calculations with
+    other pseudopotentials, whose atoms one model cannot tell apart."""
+    meanings = []
+    for each in materials:
+        numbers = np.repeat([atomic_number(symbol) for symbol in each.atoms], list(each.atoms.values()))
+        near = (one for one in readings(numbers) if abs(one.electrons - each.electrons) < ELECTRON_TOLERANCE)
+        meanings.append(tuple(dict(one.valences) for one in near))
+    common = common_valences(meanings)
+    odd = [
+        (each, ways)
+        for each, ways in zip(materials, meanings, strict=True)
+        if ways and not any(all(common.get(z) == n for z, n in way.items()) for way in ways)
+    ]
+    if not odd:
+        return
+    names = "; ".join(
+        f"{each.name} holds {each.electrons:.6g} electrons, expected "
+        f"{sum(common[atomic_number(symbol)] * count for symbol, count in each.atoms.items()):g}"
+        for each, _ in odd[:5]
+    )
+    more = f" and {len(odd) - 5:,} more" if len(odd) > 5 else ""
+    words = ", ".join(f"{symbol_of(z)} {n:g}" for z, n in sorted(common.items()))
+    raise TomatError(
+        f"valence electrons: most densities fit {words}, and {counted(len(odd), 'density', 'densities')} not: "
+        f"{names}{more}. Take them out of the folder, or learn from all of them with `--data.accept electrons`."
+    )
+
+
+def common_valences(meanings: Sequence[Sequence[Mapping[int, float]]]) -> dict[int, float]:
+    """The valences that explain most densities.
+
+    Args:
+        meanings: of each density, the valences that its count allows, by atomic number.
+    """
+    kinds = Counter(tuple(tuple(sorted(way.items())) for way in ways) for ways in meanings if ways)
+    votes: dict[int, dict[float, float]] = {}
+    for ways, often in kinds.items():
+        for z in {z for way in ways for z, _ in way}:
+            numbers = {dict(way)[z] for way in ways}
+            for number in numbers:
+                of_z = votes.setdefault(z, {})
+                of_z[number] = of_z.get(number, 0.0) + often / len(numbers)
+    # Of numbers that explain as many, the smallest: most cores are left out.
+    found = {z: min(each, key=lambda number: (-each[number], number)) for z, each in votes.items()}
+
+    def explained(valences: Mapping[int, float]) -> int:
+        return sum(n for ways, n in kinds.items() if any(all(valences[z] == v for z, v in way) for way in ways))
+
+    best, better = explained(found), True
+    while better:
+        better = False
+        for ways, _ in kinds.most_common(MOST_TRIED):
+            for way in ways:
+                changed = {**found, **dict(way)}
+                if (now := explained(changed)) > best:
+                    found, best, better = changed, now, True
+    return found
 
 
 def _refuse_other_sums(

@@ -5,10 +5,13 @@ from typing import Literal
 import numpy as np
 
 from tomat.base.errors import TomatError
+from tomat.density.atoms_on_density import check_atoms_on_density
+from tomat.density.electron_count import check_electron_count, earned_tolerance, unit_hint
 from tomat.density.elements import fewest_valence_electrons
 from tomat.density.geometry import BOHR_A, check_cell
 from tomat.density.grid import SMALLEST_CELL_VOLUME_A3, DensityGrid, clip_negative_values
 from tomat.density.rules import DEFAULT_RULES, ReadRules
+from tomat.density.valence_table import Reading, readings
 
 LARGEST_NEGATIVE_SHARE = 0.05
 """Negative charge over positive charge above which an array is refused. PAW densities ring to about 1e-4 of it in
@@ -39,6 +42,7 @@ def density_of(
     material_id: str,
     rules: ReadRules = DEFAULT_RULES,
     partial: bool = False,
+    cube: bool = False,
 ) -> DensityGrid:
     """The density that a reader has found, once it has passed every check: the one way from a file to a `DensityGrid`.
 
@@ -54,18 +58,28 @@ def density_of(
         frac_coords: `[n, 3]`.
         source: named in errors.
         partial: any part of the electrons of these atoms will do.
+        cube: the values are of a cube, which some write in e/A^3 and with rounded sides.
 
     Raises:
-        TomatError: a cell that cannot be, values that are no total density of these atoms, or a part of them
-            that was zeroed.
+        TomatError: a cell that cannot be, values that are no total density of these atoms, that were zeroed in part,
+            whose sum no potentials of these elements give, or that do not lie on the atoms.
     """
     if "distances" not in rules.accept:
         check_cell(lattice, atomic_numbers, frac_coords, source)
-    check_rho_times_volume(values, lattice, atomic_numbers, source, partial=partial)
+    if cube and "cube_e_per_a3" in rules.accept:
+        values = _in_bohr(values, lattice, atomic_numbers, rules)
+    check_rho_times_volume(values, lattice, atomic_numbers, source, partial=partial, cube=cube)
     if "zeros" not in rules.accept:
         check_zeros(values, source)
-    if rules.electron_tolerance is not None and not partial and "fractional_electrons" not in rules.accept:
-        check_whole_electrons(float(np.mean(values, dtype=np.float64)), rules.electron_tolerance, source)
+    meanings: tuple[Reading, ...] = ()
+    if rules.count_electrons and not partial:
+        meanings = check_electron_count(
+            values, lattice, atomic_numbers, source, accept=rules.accept, given=rules.valences, cube=cube
+        )
+    if "atoms" not in rules.accept and not partial:
+        other = _meanings_in_a(values, lattice, atomic_numbers, rules) if cube else ()
+        hint = unit_hint(other[0]) if other else ""
+        check_atoms_on_density(values, lattice, atomic_numbers, frac_coords, source, meanings, hint)
     volume_a3 = abs(float(np.linalg.det(lattice)))
     if volume_a3 < SMALLEST_CELL_VOLUME_A3:
         raise TomatError(f"density {material_id!r}: the cell volume is {volume_a3:.3g} A^3; expected at least 1.")
@@ -73,19 +87,22 @@ def density_of(
     return DensityGrid(rho, lattice, atomic_numbers, frac_coords, material_id, clipped, added)
 
 
-def check_whole_electrons(found: float, tolerance: float, source: str) -> None:
-    """Refuse an electron count that is no whole number; above 1 / (2 tolerance) electrons, every count is near one.
+def _in_bohr(values: np.ndarray, lattice: np.ndarray, atomic_numbers: np.ndarray, rules: ReadRules) -> np.ndarray:
+    """A cube's values, which may be in e/A^3: as they are where their sum is one of these atoms, else as e/A^3 where
+    that is. All electrons count for nothing here: on a grid like these their sum is a matter of chance."""
+    found, allowed = float(np.mean(values, dtype=np.float64)), earned_tolerance(values, lattice, cube=True)
+    known = readings(atomic_numbers, rules.valences)
+    as_is = any(abs(each.electrons - found) <= allowed and not each.with_cores for each in known)
+    return values * BOHR_A**3 if not as_is and _meanings_in_a(values, lattice, atomic_numbers, rules) else values
 
-    Raises:
-        TomatError: with the count.
-    """
-    nearest = max(round(found), 1)
-    if abs(found - nearest) > tolerance * nearest:
-        raise TomatError(
-            f"{source}: the density integrates to {found:.4f} electrons, {100 * abs(found - nearest) / nearest:.2f} % "
-            f"off a whole number, more than {100 * tolerance:g} %; a part of it is damaged or missing. "
-            "`--accept fractional_electrons` reads it as it is."
-        )
+
+def _meanings_in_a(
+    values: np.ndarray, lattice: np.ndarray, atomic_numbers: np.ndarray, rules: ReadRules
+) -> tuple[Reading, ...]:
+    """What the sum of a cube's values means if they are in e/A^3; empty if nothing."""
+    found = float(np.mean(values, dtype=np.float64)) * BOHR_A**3
+    allowed = earned_tolerance(values, lattice, cube=True)
+    return tuple(each for each in readings(atomic_numbers, rules.valences) if abs(each.electrons - found) <= allowed)
 
 
 def check_zeros(values: np.ndarray, source: str) -> None:
@@ -149,7 +166,13 @@ def check_electrons(grid: DensityGrid, source: str) -> None:
 
 
 def check_rho_times_volume(
-    values: np.ndarray, lattice: np.ndarray, atomic_numbers: np.ndarray, source: str, *, partial: bool = False
+    values: np.ndarray,
+    lattice: np.ndarray,
+    atomic_numbers: np.ndarray,
+    source: str,
+    *,
+    partial: bool = False,
+    cube: bool = False,
 ) -> None:
     """Refuse values that are not rho x V of these atoms.
 
@@ -157,6 +180,7 @@ def check_rho_times_volume(
         values: `[nx, ny, nz]` as read.
         lattice: `[3, 3]` in A.
         partial: any part of the electrons will do.
+        cube: the values were read as e/bohr^3.
 
     Raises:
         TomatError: values that are not finite, a quantity with both signs, or a mean that is no electron count; where
@@ -183,7 +207,11 @@ def check_rho_times_volume(
         volume_a3 = abs(float(np.linalg.det(lattice)))
         bohr3_in_a3 = BOHR_A**3
         hint = "the file is damaged or belongs to another structure"
-        if least <= total * volume_a3 <= most:
+        if cube and least <= total * bohr3_in_a3 <= most:
+            hint = "the cube looks to be in e/A^3, not in e/bohr^3; `--accept cube_e_per_a3` reads it so"
+        elif cube and values.min() >= 0 and values.max() <= 1.001 * volume_a3 / bohr3_in_a3:
+            hint = "the values lie between 0 and 1, as those of a localisation function"
+        elif least <= total * volume_a3 <= most:
             hint = "the values look like e/A^3; multiply them by the cell volume"
         elif least <= total * volume_a3 / bohr3_in_a3 <= most:
             hint = "the values look like e/bohr^3; multiply them by the cell volume in bohr^3"

@@ -2,7 +2,7 @@
 
 import contextlib
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,22 +12,13 @@ from tomat.base.errors import TomatError
 from tomat.density.checks import density_of
 from tomat.density.crystal import Crystal
 from tomat.density.grid import DensityGrid
+from tomat.density.kinds import check_kind
 from tomat.density.limits import COMPRESSION_ERRORS, BoundedText, check_grid_shape, open_text
 from tomat.density.number_block import LONGEST_LINE_BYTES, parsed, read_block, with_e, without_padding
 from tomat.density.poscar import read_header, species_of
 from tomat.density.rules import DEFAULT_RULES, ReadRules
 
 Location = str | os.PathLike[str]
-
-NOT_TOTAL = {
-    "AECCAR0": "the density of the cores",
-    "AECCAR1": "the superposition of free atoms",
-    "PARCHG": "the density of some bands",
-}
-"""VASP's files of the same format, by name, that hold another density than the total one."""
-
-NO_DENSITY = {"ELFCAR": "a localisation function", "LOCPOT": "a potential"}
-"""VASP's files of the same format, by name, that hold no density in any unit."""
 
 _VALUE_BYTES = 32
 """Most bytes of text for a value: VASP writes 18, `%.18e` takes 26."""
@@ -54,21 +45,14 @@ def read_chgcar(path: Location, material_id: str | None = None, rules: ReadRules
 
     Raises:
         TomatError: no such file, a file that is no CHGCAR, ends early, holds more or fewer values than its grid, or
-            names no elements; the name of a file that is no total density; whatever `density_of` refuses.
+            names no elements; a name or title of what is no total density; whatever `density_of` refuses.
     """
     source = os.fspath(path)
     if not Path(path).is_file():
         raise TomatError(f"no CHGCAR at {source}; expected a file.")
-    if (name := _name_among(NO_DENSITY, source)) is not None:
-        raise TomatError(f"{source}: {name} holds {NO_DENSITY[name]}, no density; expected a CHGCAR.")
-    name = _name_among(NOT_TOTAL, source)
-    if name is not None and "not_total" not in rules.accept:
-        raise TomatError(
-            f"{source}: {name} holds {NOT_TOTAL[name]}, no total density; expected a CHGCAR. `--accept not_total` "
-            "reads it nevertheless."
-        )
     with _opened(source) as text:
         header = read_header(text)
+        kind = check_kind(source, [header.title], rules.accept)
         numbers = species_of(header, Path(path), rules)
         values, _ = _read_values(text, len(numbers))
     return density_of(
@@ -79,7 +63,7 @@ def read_chgcar(path: Location, material_id: str | None = None, rules: ReadRules
         source=source,
         material_id=material_id or Path(source).name,
         rules=rules,
-        partial=name is not None,
+        partial=kind is not None and kind.form == "not_total",
     )
 
 
@@ -176,16 +160,6 @@ def _opened(source: str) -> Iterator[BoundedText]:
             f"{source} is not a complete CHGCAR ({type(error).__name__}: {error}). It may be cut off or damaged: "
             "compare it with the original."
         ) from error
-
-
-def is_partial(location: str) -> bool:
-    """Whether a file is called as one that holds a part of the electrons, which only `--accept not_total` reads."""
-    return _name_among(NOT_TOTAL, location) is not None
-
-
-def _name_among(names: Iterable[str], location: str) -> str | None:
-    """The first of VASP's names that the file's name holds."""
-    return next((name for name in names if name in location.rsplit("/", 1)[-1].upper()), None)
 
 
 def _read_values(text: BoundedText, n_atoms: int) -> tuple[np.ndarray, Parts]:

@@ -21,6 +21,7 @@ from tomat.density.chgcar import Parts
 from tomat.density.elements import SYMBOLS
 from tomat.density.geometry import BOHR_A
 from tomat.density.grid import DensityGrid
+from tomat.density.kinds import check_kind
 from tomat.density.limits import (
     COMPRESSION_ERRORS,
     BoundedText,
@@ -54,12 +55,13 @@ def read_cube(path: Location, material_id: str | None = None, rules: ReadRules =
         zero and counted in `clipped_voxels`.
 
     Raises:
-        TomatError: no such file, a file that is no cube of one density, ends early or goes on; whatever `density_of`
-            refuses.
+        TomatError: no such file, a file that is no cube of one density, ends early or goes on, or is said to hold
+            something else than the total density; whatever `density_of` refuses.
     """
     source = os.fspath(path)
     with _opened(source) as text:
         header = _read_header(text)
+        kind = check_kind(source, header.titles, rules.accept)
         values = _read_values(text, header)
     if ghosts := header.ghosts:
         _log.warning("%s has %d ghost atom(s) (Z = 0), which are left out.", source, ghosts)
@@ -71,6 +73,8 @@ def read_cube(path: Location, material_id: str | None = None, rules: ReadRules =
         source=source,
         material_id=material_id or Path(source).name,
         rules=rules,
+        partial=kind is not None and kind.form == "not_total",
+        cube=True,
     )
 
 
@@ -88,6 +92,7 @@ def read_cube_parts(path: Location) -> Parts:
 class _Header:
     """What stands before the values."""
 
+    titles: list[str]
     shape: tuple[int, int, int]
     lattice: np.ndarray
     """float64 `[3, 3]`, rows in A."""
@@ -122,8 +127,7 @@ def _read_header(text: BoundedText) -> _Header:
     """Up to the values; with a negative number of atoms (Gaussian's `cubegen`) a list of data sets follows them, which
     must be one."""
     source = text.source
-    for _ in range(2):
-        text.line()  # a title
+    titles = [text.line().decode("latin-1") for _ in range(2)]
     head = _words(text, "the number of atoms and the origin", 4, 5)
     n_atoms, n_data = _whole(head[0], source), _whole(head[4], source) if len(head) > 4 else 1
     if n_data != 1:
@@ -155,7 +159,7 @@ def _read_header(text: BoundedText) -> _Header:
                 "follows them; expected `1` and a name, of one density. Write each data set to a file of its own."
             )
     coords = (atoms[:, 2:] - np.array(head[1:4])) * unit_a @ np.linalg.inv(lattice)
-    return _Header((nx, ny, nz), lattice, numbers, coords)
+    return _Header(titles, (nx, ny, nz), lattice, numbers, coords)
 
 
 def _read_values(text: BoundedText, header: _Header) -> np.ndarray:

@@ -10,15 +10,13 @@ from typing import Any
 from tomat.base.errors import TomatError
 from tomat.base.reporting import counted
 from tomat.base.retries import STORAGE_TRIES, with_retries
-from tomat.density.chgcar import is_partial
 from tomat.density.cube import SUFFIXES as CUBE_SUFFIXES
 from tomat.density.io import EXPECTED, PACKED
+from tomat.density.kinds import is_partial, kind_of_name
 
 _ENDINGS = (".zarr", ".json.gz", ".json", *PACKED, ".vasp", *CUBE_SUFFIXES)
 _REMOTE = (".zarr", ".json.gz", ".json")
 """Kinds that are looked for in a bucket; of one object the name says what it is."""
-_OTHER_QUANTITY = ("AECCAR0", "AECCAR1", "AECCAR2", "PARCHG", "ELFCAR", "LOCPOT")
-"""VASP's files of the form of a CHGCAR; of a folder none is taken, since they lie beside the total density."""
 _NO_KIND = "its name is that of no density"
 MOST_SHOWN = 5
 """Names for each reason."""
@@ -54,7 +52,7 @@ def find_densities(paths: Iterable[str], tries: int = STORAGE_TRIES, accept: Seq
     Args:
         paths: a file that is named is taken whatever it is called; whether it is a density its reader says.
         tries: how often a bucket is asked.
-        accept: of the rules of reading; with `not_total` a folder gives its AECCAR0, AECCAR1 and PARCHG too.
+        accept: of the rules of reading; with `not_total` a folder gives parts of densities too (AECCAR0, PARCHG).
 
     Raises:
         TomatError: a path that does not exist, or a folder without a density.
@@ -151,7 +149,11 @@ def _below(given: str, tries: int, not_total: bool) -> tuple[list[str], dict[str
             continue
         seen.add(real)
         stores = [name for name in below if name.endswith(".zarr") and not name.startswith(".")]
-        taken += [os.path.join(folder, name) for name in stores]
+        for name in stores:
+            if (kind := kind_of_name(name)) and not (not_total and is_partial(name)):
+                ignored[os.path.join(folder, name)] = f"another quantity than the total density: {kind.words}"
+            else:
+                taken.append(os.path.join(folder, name))
         below[:] = sorted(name for name in below if not name.startswith(".") and name not in stores)
         plain = {_unpacked(name) for name in names}
         for name in sorted(name for name in names if not name.startswith(".")):
@@ -171,10 +173,10 @@ def _passed_over(name: str, beside: set[str]) -> str | None:
     """
     plain = _unpacked(name)
     upper, lower = plain.upper(), plain.lower()
+    if kind := kind_of_name(plain):
+        return f"another quantity than the total density: {kind.words}"
     if lower.endswith(".json"):
         return None
-    if any(kind in upper for kind in _OTHER_QUANTITY):
-        return "another quantity than the total density; one that is named itself is read"
     if lower.endswith(CUBE_SUFFIXES) or "CHGCAR" in upper:
         return None
     if plain == "CHG" or upper.endswith(".CHG") or upper.startswith("CHG."):

@@ -24,6 +24,11 @@ LONGEST_SHARE = 1.5
 1.25. A lattice in bohr read as angstrom is 1.89 times too long, which makes the closest pair of every solid without a
 multiple bond longer than this."""
 
+LARGEST_FILLING = 2.0
+"""Volume of the atoms as spheres of their covalent radii over that of the cell. Caesium fluoride has 1.14, barium oxide
+1.0, metals 0.5, diamond 0.3; a lattice in A that was taken for one in bohr has 6.75 times as much, and the distances of
+a metal or a salt (1.1 to 1.2 sums of radii) pass `SHORTEST_SHARE` even so."""
+
 BOHR_A = 0.529177210903
 """CODATA 2018."""
 
@@ -49,8 +54,8 @@ def check_cell(lattice: np.ndarray, atomic_numbers: np.ndarray, frac_coords: np.
         frac_coords: `[n, 3]`.
 
     Raises:
-        TomatError: too little or too much volume for an atom, atoms on top of each other, or atoms of which none is
-            near enough to another to be bound.
+        TomatError: too little or too much volume for an atom or for these elements, atoms on top of each other, or
+            atoms of which none is near enough to another to be bound.
     """
     # NaN is refused too: it is below nothing.
     if not (np.abs(lattice) < LARGEST_LENGTH_A).all() or not (np.abs(frac_coords) <= 1000).all():
@@ -62,8 +67,15 @@ def check_cell(lattice: np.ndarray, atomic_numbers: np.ndarray, frac_coords: np.
             f"{source}: the cell has {per_atom:.4g} A^3 for an atom; expected {LEAST_VOLUME_PER_ATOM_A3:g} to "
             f"{MOST_VOLUME_PER_ATOM_A3:g}. {hint}"
         )
-    first, second, distance_a = _neighbours(lattice, frac_coords)
     radii = np.array([covalent_radius_a(int(number)) for number in atomic_numbers])
+    filling = float((radii**3).sum()) * 4 / 3 * np.pi / (per_atom * len(atomic_numbers))
+    if filling > LARGEST_FILLING:
+        raise TomatError(
+            f"{source}: the cell has {per_atom:.4g} A^3 for an atom, and the atoms' spheres of covalent radius fill it "
+            f"{filling:.2g} times; expected at most {LARGEST_FILLING:g} times. Are lengths in A taken for bohr (in a "
+            "cube, write its numbers of voxels as negative)? `--accept distances` reads it as it is."
+        )
+    first, second, distance_a = _neighbours(lattice, frac_coords)
     sums = radii[first] + radii[second]
     too_close = distance_a < np.maximum(SHORTEST_DISTANCE_A, SHORTEST_SHARE * sums)
     if too_close.any():
@@ -136,6 +148,19 @@ def _shorten(basis: np.ndarray, i: int, by: np.ndarray) -> None:
     """Take a vector from the `i`-th if that makes it shorter, by more than rounding."""
     if np.linalg.norm(basis[i] - by) < np.linalg.norm(basis[i]) * (1 - 1e-9):
         basis[i] -= by
+
+
+def nearest_distances_a(lattice: np.ndarray, frac_coords: np.ndarray) -> np.ndarray:
+    """How far the nearest other atom is from each, periodic images too: `[n]` in A.
+
+    Args:
+        lattice: `[3, 3]`, rows in A.
+        frac_coords: `[n, 3]`.
+    """
+    first, _, distance_a = _neighbours(lattice, frac_coords)
+    nearest = np.full(len(frac_coords), np.inf)
+    np.minimum.at(nearest, first, distance_a)
+    return nearest
 
 
 def _neighbours(lattice: np.ndarray, frac_coords: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -14,6 +14,7 @@ from tomat.base.errors import TomatError
 from tomat.density.checks import density_of
 from tomat.density.chgcar import Parts
 from tomat.density.grid import DensityGrid
+from tomat.density.kinds import check_kind
 from tomat.density.limits import COMPRESSION_ERRORS, check_grid_shape, decompressed
 from tomat.density.rules import DEFAULT_RULES, ReadRules
 from tomat.density.structures import structure_from_dict
@@ -50,10 +51,13 @@ def read_materials_project(
             f"{source}: found {found} and no {error} where a Materials Project charge density has "
             "`data.poscar.structure` and `data.data.total`."
         ) from error
+    title = chgcar["poscar"].get("comment")
+    kind = check_kind(source, [title] if isinstance(title, str) else [], rules.accept)
     lattice, numbers, coords = structure_from_dict(structure, source)
     values = _values(nested, source)
     name = material_id or str(document.get("task_id") or document.get("fs_id") or source.rsplit("/", 1)[-1])
-    return density_of(values, lattice, numbers, coords, source=source, material_id=name, rules=rules)
+    partial = kind is not None and kind.form == "not_total"
+    return density_of(values, lattice, numbers, coords, source=source, material_id=name, rules=rules, partial=partial)
 
 
 def parts_of_document(location: Location) -> Parts:

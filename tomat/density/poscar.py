@@ -49,6 +49,7 @@ class Header:
     """float64 `[n, 3]`."""
     site_symbols: tuple[str, ...] | None = None
     """Elements at the ends of the coordinate lines."""
+    title: str = ""
 
     @property
     def volume_a3(self) -> float:
@@ -74,7 +75,7 @@ def read_header(text: BoundedText) -> Header:
         TomatError: naming the part that is damaged, or the elements that it names differently in two places.
     """
     source = text.source
-    _line(text, "the title")
+    title = _line(text, "the title")
     scale = _numbers(_line(text, "the scale"), "the scale", source)
     lattice = np.array([_numbers(_line(text, "the lattice"), "a lattice vector", source, 3) for _ in range(3)])
     volume_a3 = abs(float(np.linalg.det(lattice)))
@@ -105,7 +106,7 @@ def read_header(text: BoundedText) -> Header:
             f"{source}: the species line names {_words(species)}, but the ends of the coordinate lines differ from it: "
             f"{_words(dict.fromkeys(symbols))}; one of them is wrong."
         )
-    return Header(lattice, counts, species, coords, symbols if species is None else None)
+    return Header(lattice, counts, species, coords, symbols if species is None else None, title.decode("latin-1"))
 
 
 def species_of(header: Header, path: Path, rules: ReadRules) -> np.ndarray:

@@ -1,17 +1,20 @@
 """What a reader may assume, and which of its refusals are lifted: the settings that every reader of densities takes."""
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tomat.base.errors import TomatError
 from tomat.density.elements import SYMBOLS
 
 ACCEPTABLE = {
-    "not_total": "files called AECCAR0, AECCAR1 or PARCHG, which hold a part of the electrons",
+    "not_total": "densities of cores, spins, bands and differences, told by names and titles (AECCAR0, *SPIN_DENSITY*)",
     "distances": "cells with atoms unusually close, far apart or few: isolated atoms, extreme pressure",
     "zeros": "runs of exact zeros beside ordinary values",
     "fractional_electrons": "electron counts that are no whole number: alloys of pseudo-atoms",
+    "electrons": "electron counts that no known pseudopotentials give, or unlike the other files': charged cells",
+    "atoms": "densities that do not lie on their atoms",
+    "cube_e_per_a3": "cubes that hold e/A^3, where e/bohr^3 is expected: those whose electrons say so",
 }
 """What `--accept` takes, each with what it lets in."""
 
@@ -28,9 +31,12 @@ class ReadRules:
     """Elements of a VASP 4 CHGCAR, which names none, in the order of its counts."""
     accept: tuple[str, ...] = ()
     """Keys of `ACCEPTABLE` whose refusal is lifted."""
-    electron_tolerance: float | None = 0.005
-    """Largest relative deviation of the electron count from a whole number. None: the caller knows the count and
-    compares it himself."""
+    count_electrons: bool = True
+    """Whether the electron count is compared with what the atoms bring. False: the caller knows it and compares it
+    himself."""
+    valences: Mapping[int, float] | None = None
+    """Electrons that an atom brings, by atomic number, where they are known; densities of other elements have the known
+    ones."""
 
     def __post_init__(self) -> None:
         for symbol in self.species:

@@ -21,6 +21,7 @@ from tomat.base.errors import TomatError
 from tomat.density.checks import check_electrons, density_of
 from tomat.density.chgcar import Parts
 from tomat.density.grid import DensityGrid
+from tomat.density.kinds import check_kind
 from tomat.density.rules import DEFAULT_RULES, ReadRules
 from tomat.density.structures import structure_from_dict
 
@@ -49,6 +50,7 @@ def read_zarr(location: Location, material_id: str | None = None, rules: ReadRul
         MemoryError: as it is; it says nothing about the material.
     """
     text = os.fspath(location)
+    kind = check_kind(text, (), rules.accept)
     group = _open_group(text)
     attributes = dict(group.attrs)
     array = _total_array(group, text)
@@ -68,13 +70,14 @@ def read_zarr(location: Location, material_id: str | None = None, rules: ReadRul
         raise TomatError(
             f"{text}: array {TOTAL!r} is not whole or does not decode ({_first_line(error)}); fetch it again."
         ) from error
-    grid = density_of(values, lattice, numbers, coords, source=text, material_id=name, rules=rules)
+    # Before what the values mean: damage is named as damage.
     if attributes.get(CHECKSUM, found := _checksum(values, attributes)) != found:
         raise TomatError(
             f"{text}: values, structure or metadata are not what was written (sha256 {found[:12]}..., written "
             f"{str(attributes[CHECKSUM])[:12]}...); fetch this material again."
         )
-    return grid
+    partial = kind is not None and kind.form == "not_total"
+    return density_of(values, lattice, numbers, coords, source=text, material_id=name, rules=rules, partial=partial)
 
 
 def parts_of_group(location: Location) -> Parts:

@@ -30,9 +30,9 @@ from tomat.html.tables import Column, number, percent, significant, table
 MOST_VOXELS = 340_000
 """Of all grids of a page together: float32 in base 64 are 5.3 bytes each, 1.8 of the page's 8 MB."""
 
-LOOKED_AT = ReadRules(accept=("fractional_electrons",))
-"""How densities of a page are read: a prediction whose electrons nothing settles has no whole number of them, and the
-page says how many."""
+LOOKED_AT = ReadRules(accept=("fractional_electrons", "electrons", "atoms"))
+"""How densities of a page are read: a prediction whose electrons nothing settles has no whole number of them, and one
+that is bad is looked at too; the page says how many electrons there are."""
 
 NOTHING_KEPT = (
     f"The run's folder holds no densities: `tomat train` leaves {REFERENCE_DENSITY} and {PREDICTED_DENSITY} of "

@@ -58,7 +58,7 @@ class DataConfig:
     species: tuple[str, ...] = ()
     """Elements of CHGCARs that name none, VASP 4 (`source: folder`), in the order of their counts."""
     accept: tuple[str, ...] = ()
-    """Refusals of densities that are lifted (`source: folder`): not_total, distances, zeros, fractional_electrons."""
+    """Refusals of densities that are lifted (`source: folder`): names of `tomat/density/rules.py`."""
 
     def __post_init__(self) -> None:
         if self.layout not in LAYOUTS:

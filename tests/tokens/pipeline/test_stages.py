@@ -187,7 +187,9 @@ def write_unchecked(grid, place):
 
     small = type(grid)(grid.rho / np.float32(grid.volume_a3), grid.lattice, grid.atomic_numbers, grid.frac_coords)
     write_zarr(small, place)
-    zarr.open_group(place)["charge_density_total"][...] = grid.rho_times_volume()
+    group = zarr.open_group(place)
+    group["charge_density_total"][...] = grid.rho_times_volume()
+    del group.attrs["sha256"]  # of another source: what tomat wrote would be known to be changed
 
 
 @pytest.mark.parametrize(
@@ -195,7 +197,7 @@ def write_unchecked(grid, place):
     [
         ("missing", "no density at"),
         ("truncated", "does not decode"),
-        ("electrons", "mp-1.zarr: .*8.0480 electrons, 0.60 % off a whole number.*--accept fractional_electrons"),
+        ("electrons", "mp-1.zarr: .*8.0480 electrons, 0.048 off a whole number.*--accept fractional_electrons"),
         ("unit", "electrons? count|average to"),
     ],
 )
@@ -244,7 +246,7 @@ def test_a_part_of_the_electrons_is_let_in_by_its_name_alone(tmp_path, tree, ret
     manifest = retokenize(retokenize_config(tmp_path / "set", **settings), PoolRunner(1)).manifest
     assert [each.material_id for each in manifest.materials] == ["mp-1", "mp-1_PARCHG"]
     ((name, reason),) = [(each.material_id, each.reason) for each in manifest.skipped]
-    assert name == "mp-2" and "6.4000 electrons, 6.67 % off a whole number" in reason
+    assert name == "mp-2" and "6.4000 electrons, 0.4 off a whole number" in reason
 
 
 def test_valences_say_what_to_expect(tmp_path, retokenize_config):

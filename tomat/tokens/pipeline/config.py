@@ -60,11 +60,12 @@ class RetokenizeConfig:
     block_rows: int = DEFAULT_BLOCK_ROWS
     """Rows of a chunk."""
     electron_tolerance: float = 0.005
-    """Largest relative deviation of a density's integral from its electron count; beyond it the material is skipped.
-    With `accept: fractional_electrons` only from a count that the source or `valences` state."""
+    """Largest relative deviation of a density's integral from its electron count, and never more than 0.05 electrons;
+    beyond it the material is skipped. With `accept: fractional_electrons` only from a count that the source or
+    `valences` state."""
     valences: dict[str, float] = field(default_factory=dict)
     """Valence electrons of each element (`ZVAL` of the POTCARs). Where a material's elements are all in it, they give
-    the electron count that is expected; else it is the nearest whole number, which says little above 100 electrons.
+    the electron count that is expected; else a sum of valences that pseudopotentials in use leave the elements.
     The embedded densities come with theirs."""
     max_clipped_share: float = MAX_CLIPPED_SHARE
     """Electrons that a material may lose because its voxels lie outside the codec, as a share of all; beyond it the
@@ -72,7 +73,7 @@ class RetokenizeConfig:
     species: tuple[str, ...] = ()
     """Elements of CHGCARs that name none (VASP 4), in the order of their counts."""
     accept: tuple[str, ...] = ()
-    """Refusals that are lifted, `tomat/density/rules.py`: not_total, distances, zeros, fractional_electrons."""
+    """Refusals that are lifted, `tomat/density/rules.py`."""
     max_skipped: float = 0.01
     """Skipped materials that fail the run when there are more: a number, or below 1 a share of all."""
     storage_tries: int = STORAGE_TRIES

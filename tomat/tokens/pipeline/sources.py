@@ -69,7 +69,7 @@ def find_materials(config: RetokenizeConfig) -> tuple[Material, ...]:
     else:
         materials = _found(config)
     # The survey compares the electron count with what source or `valences` state.
-    rules = ReadRules(tuple(config.species), tuple(config.accept), electron_tolerance=None)
+    rules = ReadRules(tuple(config.species), tuple(config.accept), count_electrons=False)
     materials = [replace(material, rules=rules) for material in materials]
     seen: dict[str, Material] = {}
     for material in materials:

@@ -29,11 +29,11 @@ from tomat.codec.files import codec_from_text
 from tomat.codec.histogram import DensityHistogram
 from tomat.codec.lloyd_max import fit_lloyd_max
 from tomat.codec.two_token import TwoTokenCodec
-from tomat.density.checks import check_whole_electrons
-from tomat.density.chgcar import is_partial
 from tomat.density.crystal import Crystal
+from tomat.density.electron_count import ELECTRON_TOLERANCE, check_electron_count
 from tomat.density.elements import symbol_of
 from tomat.density.grid import DensityGrid
+from tomat.density.kinds import is_partial
 from tomat.density.promolecule import Promolecule, PromoleculeFit
 from tomat.tokens.clipping import ClippedMaterial, clipped_of
 from tomat.tokens.manifest import ShardManifest
@@ -202,14 +202,24 @@ def survey_material(
     """
     found = grid.electron_count
     # A part of the electrons has no count to compare with; the reader lets one in only by its name and `accept`.
-    if config.source not in ("chgcar", "folder") or not is_partial(material.location):
+    if not is_partial(material.location):
+        # What was clipped is no error of the file's.
+        read = found - grid.clipped_electrons
+        tolerance = min(config.electron_tolerance * read, ELECTRON_TOLERANCE)
         expected = expected_electrons(material, grid, config.valences)
-        if expected is None and "fractional_electrons" not in config.accept:
-            check_whole_electrons(found, config.electron_tolerance, material.location)
-        if expected is not None and abs(found - expected) > config.electron_tolerance * expected:
+        if expected is None:
+            check_electron_count(
+                grid.rho * (grid.volume_a3 * read / found),
+                grid.lattice,
+                grid.atomic_numbers,
+                material.location,
+                accept=config.accept,
+                tolerance=tolerance,
+            )
+        elif abs(read - expected) > tolerance:
             raise TomatError(
-                f"the density integrates to {found:.4f} electrons, expected {expected:g}: off by "
-                f"{100 * abs(found - expected) / expected:.2f} %, more than {100 * config.electron_tolerance:g} %."
+                f"the density integrates to {read:.4f} electrons, expected {expected:g}: off by "
+                f"{100 * abs(read - expected) / expected:.2f} %, more than {tolerance:.2g} electrons."
             )
     check_grid_encodable(grid, config.sequence_layout)
     # A codec that is fitted to these very densities has none of their voxels outside.

@@ -1,0 +1,126 @@
+"""What the name and the title lines of a file say that it holds: one list for every format.
+
+Codes write the density of the cores, of spins, of some bands, differences, potentials and localisation functions in
+the format of their densities, beside them. Some cannot be told by their values.
+"""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from tomat.base.errors import TomatError
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A quantity that is not the total density that is learnt."""
+
+    words: str
+    """What it holds."""
+    form: Literal["not_total", "no_density", "other_total"]
+    """`not_total`: electrons, but not all; `no_density`: no electrons in any unit; `other_total`: all electrons of
+    another kind, which no folder gives and which is read where it is named itself."""
+    name: str = ""
+    """Regular expression of file names, without case; ends of words are where no letter is."""
+    title: str = ""
+    """The same for title lines."""
+
+
+_BEGINS, _ENDS = r"(?<![A-Za-z])", r"(?![A-Za-z])"
+"""Of a word: `MAG` is one in `CHGCAR_mag_GdN`, and none in `magnetite`."""
+
+
+def _words(*alternatives: str) -> str:
+    return rf"{_BEGINS}(?:{'|'.join(alternatives)}){_ENDS}"
+
+
+KINDS = (
+    # VASP's own files, and what chgsplit.pl, chgdiff.pl and VASPKIT make of them.
+    Kind("the density of the cores", "not_total", "AECCAR0"),
+    Kind("the superposition of free atoms", "not_total", "AECCAR1"),
+    Kind("the valence density with its nodes at the nuclei", "other_total", "AECCAR2"),
+    Kind("the density of some bands", "not_total", "PARCHG"),
+    Kind(
+        "a localisation function",
+        "no_density",
+        rf"ELFCAR|{_BEGINS}ELF_S\d|{_words('ELF', 'LOL')}",
+        rf"locali[sz]ation function|{_words('ELF', 'LOL')}",
+    ),
+    Kind(
+        "a potential",
+        "no_density",
+        "LOCPOT|" + _words("ESP", "TOTESP", "V_?HARTREE", "V_?XC", "(?:HARTREE_|LOCAL_)?POTENTIAL", "VTOTAL", "ELPOT"),
+        _words("potential", "V_?hartree", "V_?xc"),
+    ),
+    Kind("a kinetic energy density", "no_density", "TAUCAR|" + _words("KINETIC_ENERGY_DENSITY"), "kinetic energy dens"),
+    # CP2K: NAME-SPIN_DENSITY-1_0.cube; FHI-aims: cube_001_spin_density.cube; ORCA: NAME.spindens.cube; Psi4: Ds.cube.
+    Kind(
+        "a spin density",
+        "not_total",
+        _words(r"SPIN[_ .-]?DENS(?:ITY)?", r"SPIN[_ .-]?(?:UP|DOWN|DIFF)", "MAG", "MAGNETI[SZ]ATION", "MAGDENS(?:ITY)?")
+        + r"|^(?:SPIN|DS)\.",
+        r"spin[ _-]?(?:\w+ )?dens|magneti[sz]ation dens|" + _words("alpha minus beta"),
+    ),
+    Kind(
+        "a difference of densities",
+        "not_total",
+        _words(
+            "(?:CHG|CHGCAR|CHARGE|RHO|DENSITY)_?DIFF(?:ERENCE)?", "DIFF(?:ERENCE)?_?(?:DENSITY|RHO|CHARGE)",
+            "DELTA_?(?:RHO|DENSITY)", "DEFORMATION_DENSITY"
+        ),
+        "difference dens|density difference|deformation dens|delta[ _]dens",
+    ),
+    Kind(
+        "an orbital",
+        "not_total",
+        _words("WFN", "HOMO", "LUMO", "ORBITAL", "PSI_[AB]"),
+        _words("orbitals?", "wave ?functions?", "MO coefficients"),
+    ),
+    Kind("electrons and nuclei together", "no_density", "-TOTAL_DENSITY-"),
+)  # fmt: skip
+"""Of names and title lines; the first that matches says what a file holds."""
+
+
+def kind_of_name(location: str) -> Kind | None:
+    """What the name of a file or of a folder that is one (`.zarr`) says it holds; None for a total density."""
+    name = location.rstrip("/").replace("\\", "/").rsplit("/", 1)[-1]
+    return next((kind for kind in KINDS if kind.name and re.search(kind.name, name, re.IGNORECASE)), None)
+
+
+def kind_of_titles(titles: Iterable[str]) -> Kind | None:
+    """What title lines say; None for a total density, or nothing."""
+    text = "\n".join(titles)
+    return next((kind for kind in KINDS if kind.title and re.search(kind.title, text, re.IGNORECASE)), None)
+
+
+def is_partial(location: str) -> bool:
+    """Whether a file is called as one that holds a part of the electrons, which only `--accept not_total` reads."""
+    kind = kind_of_name(location)
+    return kind is not None and kind.form == "not_total"
+
+
+def check_kind(location: str, titles: Iterable[str], accept: Iterable[str]) -> Kind | None:
+    """Refuse a file that says it holds something else than the total density.
+
+    Args:
+        location: path or URL.
+        titles: what the file itself says: title lines, names of arrays.
+        accept: of the rules of reading; `not_total` reads what holds electrons.
+
+    Returns:
+        What it holds, where it is read nevertheless.
+
+    Raises:
+        TomatError: naming what it holds.
+    """
+    kind, said = kind_of_name(location), "its name"
+    if kind is None:
+        kind, said = kind_of_titles(titles), "its title"
+    if kind is None or kind.form == "other_total" or (kind.form == "not_total" and "not_total" in accept):
+        return kind
+    remedy = " `--accept not_total` reads it nevertheless." if kind.form == "not_total" else ""
+    raise TomatError(
+        f"{location}: {said} says that it holds {kind.words}, no total density; expected the total electron density."
+        f"{remedy}"
+    )

@@ -29,9 +29,9 @@ ENDS_EARLY = "the output ends early"
 THREADS = 1
 """Of each run: cells of a few atoms."""
 DIAGO_THR_INIT = 1e-5
-"""Convergence threshold of the first diagonalisation, whatever is started from. Left to itself pw.x 6.7 takes 1e-5 where
-it starts from a density and 1e-2 where it adds up atoms (INPUT_PW, `diago_thr_init`): its own start then spends
-iterations on orbitals that another start has had converged."""
+"""Convergence threshold of the first diagonalisation, whatever is started from. Left to itself pw.x 6.7 takes 1e-5
+where it is given a density and 1e-2 where it adds up atoms (INPUT_PW, `diago_thr_init`): its own start then spends
+iterations on orbitals that the others begin with."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -29,6 +29,10 @@ BOHR_A = 0.529177210903
 
 _NOBLE_GASES = (2, 10, 18, 36, 54, 86, 118)
 _NEIGHBOURS = 8
+_VOID_STEP_A, _VOID_STEPS = 1.0, 24
+"""Between the points of a cell, and the most of them along a side, whose distances bound its largest void."""
+_ON_FACE = 1e-6
+"""Fraction of a cell by which rounding may put a corner of a Voronoi cell outside."""
 
 
 def check_cell(lattice: np.ndarray, atomic_numbers: np.ndarray, frac_coords: np.ndarray, source: str) -> None:
@@ -97,25 +101,94 @@ def shortest_distances_a(
     return found
 
 
+def void_radius_a(lattice: np.ndarray, frac_coords: np.ndarray) -> float:
+    """The farthest that any point of the cell is from its nearest atom: the radius of the largest sphere that holds no
+    nucleus.
+
+    Its centre is a corner of the atoms' Voronoi cells.
+
+    Args:
+        lattice: `[3, 3]`, rows in A.
+        frac_coords: `[n, 3]`, at least one.
+
+    Returns:
+        A.
+    """
+    from scipy.spatial import KDTree, Voronoi
+
+    basis, _, images = _images(lattice, frac_coords)
+    inverse = np.linalg.inv(basis)
+    lengths = np.linalg.norm(basis, axis=1)
+    x, y, z = np.clip(np.ceil(lengths / _VOID_STEP_A).astype(int), 1, _VOID_STEPS).tolist()
+    # No point is farther from one of these than half of the steps along the three axes, so none farther from an atom
+    # than this; what lies farther from the cell has no part in its voids.
+    bound_a = float(
+        nearest_atom_a(lattice, frac_coords, (x, y, z), basis).max() + (lengths / (2 * x, 2 * y, 2 * z)).sum()
+    )
+    margin = (bound_a + _VOID_STEP_A) * np.linalg.norm(inverse, axis=0)
+    fractions = images @ inverse
+    near = images[((fractions >= -margin) & (fractions <= 1 + margin)).all(axis=1)]
+    corners = Voronoi(near).vertices
+    fractions = corners @ inverse
+    inside = ((fractions > -_ON_FACE) & (fractions < 1 + _ON_FACE)).all(axis=1)
+    return float(KDTree(near).query(corners[inside])[0].max())
+
+
+def nearest_atom_a(
+    lattice: np.ndarray,
+    frac_coords: np.ndarray,
+    grid_shape: tuple[int, int, int],
+    sides: np.ndarray | None = None,
+) -> np.ndarray:
+    """The distance of every voxel to its nearest atom, periodic images too.
+
+    Args:
+        lattice: `[3, 3]`, rows in A.
+        frac_coords: `[n, 3]`.
+        grid_shape: voxels along a, b, c; the first one at the origin.
+        sides: `[3, 3]`, a, b, c of the voxels in A; None: the lattice.
+
+    Returns:
+        float32 `grid_shape`, A.
+    """
+    from scipy.spatial import KDTree
+
+    basis, _, images = _images(lattice, frac_coords)
+    tree, inverse = KDTree(images), np.linalg.inv(basis)
+    found = np.empty(grid_shape, np.float32)
+    a, b, c = lattice if sides is None else sides
+    plane = (np.arange(grid_shape[1]) / grid_shape[1])[:, None, None] * b + (np.arange(grid_shape[2]) / grid_shape[2])[
+        :, None
+    ] * c
+    for index in range(grid_shape[0]):
+        fractions = (index / grid_shape[0] * a + plane) @ inverse
+        found[index] = tree.query((fractions - np.floor(fractions)) @ basis)[0]
+    return found
+
+
 def _neighbours(lattice: np.ndarray, frac_coords: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The nearest atoms of every atom, periodic images among them: indices of both, and the distance in A."""
     from scipy.spatial import KDTree
 
-    basis = _reduced(lattice)
     n_atoms = len(frac_coords)
-    cartesian = frac_coords @ lattice
-    fractions = cartesian @ np.linalg.inv(basis)
-    cartesian = (fractions - np.floor(fractions)) @ basis
-    # In a reduced basis the images of the 26 cells around hold the nearest neighbours; a second shell is for safety.
-    shells = 2 if n_atoms <= 1000 else 1
-    steps = np.array(list(np.ndindex(*[2 * shells + 1] * 3))) - shells
-    steps = steps[np.argsort(np.abs(steps).sum(axis=1), kind="stable")]  # the cell itself first
-    images = (cartesian[None] + (steps @ basis)[:, None]).reshape(-1, 3)
+    _, cartesian, images = _images(lattice, frac_coords)
     count = min(_NEIGHBOURS + 1, len(images))
     distance, index = KDTree(images).query(cartesian, k=count)
     own = index == np.arange(n_atoms)[:, None]
     first = np.broadcast_to(np.arange(n_atoms)[:, None], index.shape)[~own]
     return first, index[~own] % n_atoms, distance[~own]
+
+
+def _images(lattice: np.ndarray, frac_coords: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """A reduced basis, the atoms in its cell, and these with their images, the cell itself first."""
+    basis = _reduced(lattice)
+    fractions = frac_coords @ lattice @ np.linalg.inv(basis)
+    cartesian = (fractions - np.floor(fractions)) @ basis
+    # In a reduced basis the images of the 26 cells around hold the nearest neighbours; a second shell is for safety.
+    shells = 2 if len(frac_coords) <= 1000 else 1
+    steps = np.array(list(np.ndindex(*[2 * shells + 1] * 3))) - shells
+    steps = steps[np.argsort(np.abs(steps).sum(axis=1), kind="stable")]
+    return basis, cartesian, (cartesian[None] + (steps @ basis)[:, None]).reshape(-1, 3)
 
 
 def _reduced(lattice: np.ndarray) -> np.ndarray:

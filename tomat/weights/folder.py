@@ -263,8 +263,12 @@ def _error_of(run_dir: Path, compressed: bool) -> str:
     """What the run's own evaluation says of whole held-out cells."""
     try:
         found = json.loads((run_dir / EVALUATION_FILE).read_text(encoding="utf-8"))["free_running"]
-        median, cells = found["over_materials"]["free_running_nmae"]["median"], len(found["materials"])
+        over, cells = found["over_materials"]["free_running_nmae"], len(found["materials"])
+        median, mean = over["median"], over["mean"]
     except (OSError, ValueError, KeyError, TypeError):
         return f"the run has no {EVALUATION_FILE} with whole predicted cells; `tomat eval --free_running` measures it."
     before = " before it was compressed; `tomat eval --free_running` measures this folder's" if compressed else ""
-    return f"median NMAE {100 * median:.2f} % of {cells} held-out cells, predicted from their structures alone{before}."
+    return (
+        f"NMAE of {cells} held-out cells, predicted from their structures alone: median {100 * median:.2f} %, mean "
+        f"{100 * mean:.2f} %{before}."
+    )

@@ -5,8 +5,8 @@ import pytest
 
 from tomat.base.errors import TomatError
 from tomat.density.crystal import Crystal
-from tomat.density.grid import DensityGrid
 from tomat.density.geometry import void_radius_a
+from tomat.density.grid import DensityGrid
 from tomat.density.promolecule import Promolecule, PromoleculeFit, radial_sums
 from tomat.density.radial import RadialBasis
 

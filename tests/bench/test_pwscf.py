@@ -84,7 +84,11 @@ def test_the_input_says_all_that_decides_the_result(calculation):
         "ATOMIC_POSITIONS crystal", "Na 0.0000000000 0.0000000000 0.0000000000",
         "F 0.5000000000 0.5000000000 0.5000000000", "K_POINTS automatic", "2 2 1 1 0 0",
     ]  # fmt: skip
-    assert "startingpot='atomic'" in calculation.input_text(from_file=False)
+    own, given = (calculation.input_text(from_file=each) for each in (False, True))
+    assert own == given.replace("startingpot='file'", "startingpot='atomic'") != given, (
+        "the start is the one difference"
+    )
+    assert "diago_thr_init=1e-05" in own
     smeared = dataclasses.replace(calculation, degauss_ry=0.02).input_text(from_file=False)
     assert "occupations='smearing', degauss=0.020000 /" in smeared
 

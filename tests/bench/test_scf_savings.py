@@ -12,7 +12,17 @@ from tomat.app.cli import main
 from tomat.base.errors import TomatError
 from tomat.bench.pwscf import CHARGE_DENSITY, KeptRun, PwX, parse_output
 from tomat.bench.scf_page import savings, table, write_page
-from tomat.bench.scf_savings import BOX_A, STARTS, Cell, chosen_cells, in_words, over_cells, study, superposition
+from tomat.bench.scf_savings import (
+    BOX_A,
+    STARTS,
+    Cell,
+    by_compound,
+    chosen_cells,
+    in_words,
+    over_cells,
+    study,
+    superposition,
+)
 from tomat.density.crystal import Crystal
 from tomat.density.demo.embedded import load_demo
 from tomat.density.geometry import BOHR_A
@@ -48,7 +58,8 @@ def report() -> dict:
     ]
     settings = {
         "program": "pw.x 6.7", "threads": 1, "functional": "PBE", "pseudopotentials": "GTH", "conv_thr_ry": 1e-8,
-        "rounds": 3, "predictor": "run x", "box_a": 8.0, "atom_degauss_ry": 0.02, "date": "2026-11-23",
+        "diago_thr_init": 1e-5, "rounds": 3, "predictor": "run x", "box_a": 8.0, "atom_degauss_ry": 0.02,
+        "date": "2026-11-23",
     }  # fmt: skip
     return {"settings": settings, "over_cells": over_cells(rows), "cells": rows}
 
@@ -66,6 +77,32 @@ def test_savings_are_shares_of_cells_where_both_converged(report):
         each["starts"]["prediction"]["iterations"] = 8
     report["over_cells"] = over_cells(report["cells"])
     assert "more than 0, is missed" in "\n".join(savings(report))
+
+
+def test_cells_of_a_compound_are_one_observation():
+    """Ten strains of one crystal that gain an iteration show nothing of crystals."""
+    gain = {"own": 10, "atoms": 8, "promolecule": 8, "prediction": 7, "converged": 1}
+    rows = [row(f"X-strain{i}", **gain) for i in range(10)]
+    rows += [row("Y-ideal", **(gain | {"prediction": 9})), row("Z-ideal", **(gain | {"prediction": 8}))]
+    told = over_cells(rows)["prediction"]["against_promolecule"]
+    assert told["iterations_saved"]["cells"] == 12 and told["iterations_saved"]["median"] == pytest.approx(0.125)
+    found = told["iterations_saved_by_compound"]
+    assert (found["compounds"], found["better"], found["worse"]) == (3, 1, 1) and found["sign_test_p_value"] == 1
+    assert found["mean"] == pytest.approx(0, abs=1e-12)
+    # Student's t of 2 degrees, 4.3027, times the standard error of 0.125, -0.125 and 0.
+    assert found["ci95"][1] == pytest.approx(4.302653 * 0.125 / np.sqrt(3), rel=1e-6)
+    assert by_compound({"A": [0.1], "B": [0.2, 0.4]})["ci95"][0] == pytest.approx(0.2 - 12.7062 * 0.1, rel=1e-4)
+    assert by_compound({"A": [0.1]})["ci95"] is None
+
+
+def test_the_page_says_what_is_shown_and_what_is_not(report):
+    told = savings(report)
+    assert "By compound (2): mean 50.0 %, 95 % interval -77.1 % to 177.1 %" in told[0]
+    assert all("not shown (so few compounds cannot get below p = " in each for each in told)
+    for each, n in zip(report["cells"], (2, 4, 3), strict=True):
+        each["starts"]["prediction"]["iterations"] = n
+    report["over_cells"] = over_cells(report["cells"])
+    assert "more than 0 % is shown by the interval" in savings(report)[2]
 
 
 def test_the_page_has_every_cell_and_reason_and_keeps_what_people_wrote(report, tmp_path):

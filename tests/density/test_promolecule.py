@@ -8,6 +8,7 @@ from tomat.density.crystal import Crystal
 from tomat.density.grid import DensityGrid
 from tomat.density.promolecule import Promolecule, PromoleculeFit, radial_sums
 from tomat.density.radial import RadialBasis
+from tomat.density.voids import void_radius_a
 
 BASIS = RadialBasis(6, 3.0, 0.5)
 LATTICE = np.array([[3.4, 0.2, 0.0], [1.2, 3.1, 0.3], [-0.4, 0.9, 3.8]])
@@ -106,6 +107,10 @@ def test_parts_in_a_fixed_order_are_the_same_to_the_bit_however_they_travel(dens
         travelled.merge(PromoleculeFit.from_bytes(content, "part", "Again."))
         assert PromoleculeFit.from_bytes(content, "part", "Again.").to_bytes() == content
     assert travelled.solve().to_text() == whole.solve().to_text()
+    voids_a = [void_radius_a(grid.lattice, grid.frac_coords) for grid in densities]
+    assert Promolecule.from_text(whole.solve().to_text(), "p").void_radius_a == max(voids_a)
+    travelled.void_radii_a.pop()  # as where an earlier tomat surveyed a part
+    assert travelled.solve().void_radius_a is None
     assert travelled.material_ids == [f"mp-{seed}" for seed, _ in CRYSTALS]
     # One by one in one process: the same sums but for rounding.
     for key, values in fit_to(densities).products.items():

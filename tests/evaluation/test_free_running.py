@@ -99,6 +99,17 @@ def test_the_truth_is_not_in_the_loop(promolecule, codec):
     assert results[0].materials[0].free_running_nmae < 0.2 < results[1].materials[0].free_running_nmae
 
 
+def test_what_is_flagged_is_told_and_nothing_is_refused(promolecule, codec):
+    """A cell with more vacuum than the training and electrons far off the count is evaluated, and named."""
+    far = dataclasses.replace(promolecule, void_radius_a=0.5, valences={6: 8.0, 14: 8.0})
+    result = evaluate_free_running(PromoleculePredictor(far), far, codec, NAMES, load_stored)
+    assert all("farther than 0.50 A" in m.flags[0] and "too few" in m.flags[1] for m in result.materials)
+    assert "Flagged as unlike the training: 2, such as SiC-zinc-blende-ideal" in result.summary()
+    assert [m.compound for m in result.materials] == ["CSi", "Si"]
+    near = evaluate_free_running(PromoleculePredictor(promolecule), promolecule, codec, NAMES[:1], load_stored)
+    assert near.materials[0].flags == () and "Flagged" not in near.summary()
+
+
 def test_nothing_to_evaluate_is_refused(promolecule, codec):
     with pytest.raises(TomatError, match="no material to evaluate"):
         evaluate_free_running(PromoleculePredictor(promolecule), promolecule, codec, [], load_stored)

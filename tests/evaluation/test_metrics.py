@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from tomat.base.errors import TomatError
-from tomat.evaluation.metrics import compare_paired, electron_count, nemd, nmae, spread
+from tomat.evaluation.metrics import compare_paired, electron_count, headline, nemd, nmae, spread
 
 densities = arrays(np.float32, (4, 3, 2), elements=st.floats(0.0078125, 64, width=32))
 
@@ -113,3 +113,17 @@ def test_paired_needs_the_same_materials():
         compare_paired({"a": 1.0, "b": 1.0}, {"a": 1.0, "c": 1.0})
     with pytest.raises(TomatError, match="no material"):
         compare_paired({}, {})
+
+
+def test_a_headline_has_mean_and_median_and_weighs_compounds_alike():
+    rows = [(f"GaP-{i}", "GaP", 0.04) for i in range(3)] + [("MgO-0", "MgO", 0.01), ("MgO-1", "MgO", 0.03)]
+    told = headline(rows)
+    assert told == (
+        "median 4.00 %, mean 3.20 %, worst 4.00 % (GaP-0) of 5 materials; "
+        "2 compounds, mean 3.00 %: GaP 4.00 %, MgO 2.00 %"
+    )
+    assert "compound" not in headline([*rows, ("x", "", 0.5)]) and "worst 50.00 % (x)" in headline(
+        [*rows, ("x", "", 0.5)]
+    )
+    many = headline([(f"m{i}", f"C{i}", 0.01 * i) for i in range(20)])
+    assert "20 compounds, mean 9.50 %: C19 19.00 %" in many and "C11" not in many and many.endswith("C12 12.00 %, ...")

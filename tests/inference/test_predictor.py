@@ -2,6 +2,8 @@
 
 import dataclasses
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +21,7 @@ from tomat.density.promolecule import Promolecule
 from tomat.density.zarr_store import read_zarr
 from tomat.inference import load, parallel, predictor
 from tomat.inference.choice import Choice
+from tomat.inference.described import DescribedRun
 from tomat.inference.parallel import batches, cell_patches
 from tomat.inference.predictor import RunPredictor, can_predict
 from tomat.settings.config import load_config
@@ -119,6 +122,50 @@ def test_only_the_structure_is_read(run_dir, tmp_path):
     assert np.array_equal(found[0], found[1]) and np.array_equal(found[0], found[2])
 
 
+WITHOUT_JAX = """
+import sys
+from tomat.app.cli import main
+status = main(sys.argv[1:])
+heavy = sorted({"jax", "levanter", "haliax", "equinox"} & set(sys.modules))
+print(status, heavy)
+"""
+
+
+def test_structures_and_known_outputs_are_looked_at_before_the_model(run_dir, tmp_path):
+    """A call with nothing left to predict imports no JAX, and one with something finds what is refused before it."""
+    (tmp_path / "in").mkdir()
+    good = Structure(CRYSTAL.lattice, ["Na", "F"], CRYSTAL.frac_coords)
+    good.to(filename=str(tmp_path / "in" / "good.cif"))
+    over = Structure(CRYSTAL.lattice, ["Na", "F"], [[0, 0, 0], [0.05, 0, 0]])
+    over.to(filename=str(tmp_path / "in" / "over.cif"))
+    words = ["predict", "--run", str(run_dir), "--structure", str(tmp_path / "in"), "--grid", "9", "8", "7"]
+    words += ["--output", str(tmp_path / "out")]
+    first, again = (
+        subprocess.run([sys.executable, "-c", WITHOUT_JAX, *words], capture_output=True, text=True, timeout=600)
+        for _ in range(2)
+    )
+    assert first.stdout.splitlines()[-1].startswith("1 ['equinox', "), first.stdout + first.stderr
+    assert first.stdout.index("over: failed") < first.stdout.index("loading the model")
+    assert again.stdout.splitlines()[-1] == "1 []", again.stdout + again.stderr
+    assert "good: there already" in again.stdout and "loading the model" not in again.stdout
+
+
+def test_a_run_is_described_by_the_identity_that_it_loads_with(run_dir, trained, tmp_path):
+    assert DescribedRun(run_dir).identity == trained.identity
+    drawn = {"decoder": "autoregressive", "samples": 3, "seed": 4, "kv_cache_dtype": "int8"}
+    assert DescribedRun(str(run_dir), **drawn).identity == load(str(run_dir), **drawn).identity
+    described = DescribedRun(run_dir)
+    for name in ("elements", "shortest_distance_a", "void_radius_a", "spacing_a", "valences", "usual_deviation"):
+        assert getattr(described, name) == getattr(trained, name), name
+    assert described.void_radius_a == pytest.approx(3.0224, abs=1e-3), "SrCl2's, of the embedded training cells"
+    assert main(["export", "--run", str(run_dir), "--output", str(tmp_path / "weights")]) == 0
+    assert DescribedRun(tmp_path / "weights").identity == load(str(tmp_path / "weights")).identity
+    with pytest.raises(TomatError, match="holds the weights of step 2 alone; leave out --step 1"):
+        DescribedRun(tmp_path / "weights", step=1)
+    with pytest.raises(TomatError, match="the parallel one has one answer"):
+        DescribedRun(run_dir, samples=2)
+
+
 def test_rounds_read_the_round_before(trained, prediction):
     again = RunPredictor(trained.run, rounds=2).predict(CRYSTAL, SHAPE, electrons=8.0).rho
     assert 0 < np.abs(again - prediction).sum() / prediction.sum() < 0.5
@@ -164,7 +211,7 @@ def test_samples_have_a_mean_and_a_spread_and_can_be_had_again(run_dir, trained,
     told = []
     three = drawn.predict(CRYSTAL, FOUR, electrons=None, on_patches=lambda *each: told.append(each))
     assert told[-1] == (12, 12), "four patches, three samples"
-    again = drawn.predict(CRYSTAL, FOUR, electrons=10.0)
+    again = drawn.predict(CRYSTAL, FOUR, electrons=10.0, accept=("normalisation",))
     said = capsys.readouterr().out
     assert said.count("autoregressive decoder: 32 patches of 343 voxels at a time on 2 devices") == 1
     assert (

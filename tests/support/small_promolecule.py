@@ -8,10 +8,10 @@ from tomat.density.radial import RadialBasis
 
 
 def promolecule() -> Promolecule:
-    """Of fluorine, sodium and magnesium, with functions that end at 2.5 A."""
+    """Of fluorine, sodium and magnesium, with functions that end at 2.5 A and hold about 7, 1 and 2 electrons."""
     basis = RadialBasis(6, 2.5, 0.5)
     shape = np.exp(-np.arange(6) / 2.0)
-    return Promolecule(basis, {9: 3.9 * shape, 11: 0.3 * shape, 12: 0.5 * shape}, 3)
+    return Promolecule(basis, {9: 3.45 * shape, 11: 0.5 * shape, 12: 1.0 * shape}, 3)
 
 
 def skewed(symbols: tuple[str, str] = ("Na", "F")) -> Structure:

@@ -18,7 +18,8 @@ from tomat.inference.trained import load_trained
 from tomat.settings.config import load_config
 from tomat.training.run import train
 from tomat.weights.arrays import named_arrays
-from tomat.weights.folder import ARRAYS_FILE, WEIGHTS_FILE, Compression, read_weights, write_weights
+from tomat.weights.folder import ARRAYS_FILE, Compression, read_weights, write_weights
+from tomat.weights.record import WEIGHTS_FILE
 
 CRYSTAL = Crystal(np.eye(3) * 3.3, np.array([11, 9]), np.array([[0.0, 0.0, 0.0], [0.5, 0.5, 0.5]]), "NaF")
 

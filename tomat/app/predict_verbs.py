@@ -88,7 +88,11 @@ def register(subparsers: argparse._SubParsersAction) -> None:
     )
     parser.add_argument("--species", nargs="+", metavar="SYMBOL", help="elements of POSCARs that name none (VASP 4)")
     parser.add_argument(
-        "--accept", nargs="+", choices=("distances",), metavar="NAME", help="distances: atoms however near or far"
+        "--accept",
+        nargs="+",
+        choices=("distances", "normalisation"),
+        metavar="NAME",
+        help="distances: atoms however near or far; normalisation: densities more than 10 %% off their electrons",
     )
     parser.add_argument("--json", type=report_file, metavar="FILE", help="write the lines of all structures")
     parser.set_defaults(run=run_predict)
@@ -117,6 +121,7 @@ def valences(text: str) -> dict[int, float]:
 def run_predict(args: argparse.Namespace) -> int:
     """Predict, saying what is done; the exit status says whether all could be."""
     from tomat.base.errors import TomatError
+    from tomat.density.rules import ACCEPTABLE as READ_RULES
     from tomat.density.rules import rules_of
 
     names = ("step", "rounds", "decoder", "choice", "samples", "temperature", "seed", "kv_cache_dtype")
@@ -138,7 +143,8 @@ def run_predict(args: argparse.Namespace) -> int:
         )
     if args.output.exists() and not args.output.is_dir():
         raise TomatError(f"--output {args.output} is a file; expected a folder, which need not be there.")
-    rules = rules_of(args.species, args.accept)
+    accept = tuple(args.accept or ())
+    rules = rules_of(args.species, [name for name in accept if name in READ_RULES])
 
     from tomat.base.progress import progress
     from tomat.base.reporting import console, counted, write_report
@@ -148,7 +154,8 @@ def run_predict(args: argparse.Namespace) -> int:
 
     files, ignored = find_structures(args.structure)
     check_species_used((file.path for file in files), rules)
-    console.print(f"{counted(len(files), 'structure')}; loading {args.promolecule or args.run_dir}", markup=False)
+    by = f"loading {args.promolecule}" if args.promolecule else f"by {args.run_dir}"
+    console.print(f"{counted(len(files), 'structure')}; {by}", markup=False)
     predictor = _predictor(args, given)
     grid = choose_grid(None if args.grid is None else tuple(args.grid), args.spacing, args.like, predictor.spacing_a)
     console.print(f"grid: {grid.why}", markup=False)
@@ -160,6 +167,7 @@ def run_predict(args: argparse.Namespace) -> int:
         augmentation_from=None if args.augmentation_from is None else str(args.augmentation_from),
         vectors_from=args.vectors_from,
         rules=rules,
+        accept=accept,
         recorded=given,
     )
     with progress() as bar:
@@ -199,14 +207,14 @@ def run_predict(args: argparse.Namespace) -> int:
 
 
 def _predictor(args: argparse.Namespace, given: dict[str, Any]) -> "Predictor":
-    """What the words name, loaded."""
+    """What the words name; a run without its model, which is loaded for the first structure that is predicted."""
     if args.promolecule is not None:
         from tomat.inference.promolecule import load_promolecule
 
         return load_promolecule(args.promolecule)
-    from tomat.inference.predictor import load
+    from tomat.inference.described import DescribedRun
 
-    return load(args.run_dir, **given)
+    return DescribedRun(args.run_dir, **given)
 
 
 def _said(line: dict[str, Any], skipped: bool) -> list[str]:

@@ -106,8 +106,9 @@ def run_write(args: argparse.Namespace) -> int:
     from tomat.distillation.result import is_distillation
     from tomat.inference.trained import load_trained
     from tomat.weights.arrays import named_arrays
-    from tomat.weights.folder import is_weights_folder, write_weights
+    from tomat.weights.folder import write_weights
     from tomat.weights.packed import check_compressible
+    from tomat.weights.record import is_weights_folder
 
     if is_weights_folder(args.run_dir):
         raise TomatError(f"{args.run_dir} is a folder of weights already; give the run that it is of.")

@@ -28,6 +28,10 @@ ENDS_EARLY = "the output ends early"
 """Reason of a run that was killed, which is not the calculation's answer: it is run again."""
 THREADS = 1
 """Of each run: cells of a few atoms."""
+DIAGO_THR_INIT = 1e-5
+"""Convergence threshold of the first diagonalisation, whatever is started from. Left to itself pw.x 6.7 takes 1e-5
+where it is given a density and 1e-2 where it adds up atoms (INPUT_PW, `diago_thr_init`): its own start then spends
+iterations on orbitals that the others begin with."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,7 +71,7 @@ class PwCalculation:
             "&control calculation='scf', prefix='pw', outdir='.', pseudo_dir='.', disk_io='low' /",
             f"&system ibrav=0, nat={len(symbols)}, ntyp={len(self.pseudopotentials)}, ecutwfc={self.e_cut_ry:.6f}, "
             f"input_dft='{self.functional}', nosym=.true.{occupied} /",
-            f"&electrons conv_thr={self.conv_thr_ry:.3e}, startingpot='{start}' /",
+            f"&electrons conv_thr={self.conv_thr_ry:.3e}, diago_thr_init={DIAGO_THR_INIT:.0e}, startingpot='{start}' /",
             "ATOMIC_SPECIES", *(f"{symbol} 1.0 {symbol}.gth" for symbol in self.pseudopotentials),
             "CELL_PARAMETERS angstrom", *rows,
             "ATOMIC_POSITIONS crystal", *atoms,

@@ -21,6 +21,8 @@ COLUMNS = {
 """Start -> heading."""
 GOALS = {"own": (0.25, "at least 25 %"), "promolecule": (0.0, "more than 0")}
 """Share of the iterations that a prediction is to save against a start, and the same in words."""
+LEAST_P_VALUE = 0.05
+"""A sign test over so few compounds that all of one sign do not get below this decides nothing, and it is said."""
 TEMPLATE = """# What a prediction saves
 
 {setting}
@@ -66,13 +68,31 @@ def savings(report: Mapping[str, Any]) -> list[str]:
         goal = ""
         if least is not None:
             kept = saved["median"] >= least if least else saved["median"] > 0
-            goal = f"; the goal, {words}, is {'reached' if kept else 'missed'}"
+            goal = f"; the goal, {words}, is {'reached' if kept else 'missed'} in this median"
         lines.append(
             f"Against {COLUMNS[name]}: {percent(saved['median'])} of the iterations saved, median of "
             f"{saved['cells']} cells ({percent(saved['min'])} to {percent(saved['max'])}), and {percent(cpu)} of the "
-            f"CPU time{goal}."
+            f"CPU time{goal}. {_by_compound(found['iterations_saved_by_compound'], least or 0.0)}"
         )
     return lines
+
+
+def _by_compound(told: Mapping[str, Any], goal: float) -> str:
+    """What is shown of compounds, of which the cells are no independent observations."""
+    words = f"By compound ({told['compounds']}): mean {percent(told['mean'])}"
+    shown = False
+    if told["ci95"] is not None:
+        low, high = told["ci95"]
+        shown = low > goal
+        words += f", 95 % interval {percent(low)} to {percent(high)}"
+    words += (
+        f"; better on {told['better']}, worse on {told['worse']}, sign test p = {told['sign_test_p_value']:.3g}: "
+        f"more than {percent(goal, 0)} is {'shown by the interval' if shown else 'not shown'}"
+    )
+    few = 2 * 0.5 ** told["compounds"]
+    if few > LEAST_P_VALUE:
+        words += f" (so few compounds cannot get below p = {few:.3g})"
+    return f"{words}."
 
 
 def write_page(report: Mapping[str, Any], path: Path) -> None:
@@ -90,7 +110,9 @@ def _setting(report: Mapping[str, Any]) -> str:
     return "\n".join([
         f"{settings['date']}. {settings['program']}, {settings['threads']} thread, {settings['functional']}, "
         f"{settings['pseudopotentials']} (`.gth` files), to {settings['conv_thr_ry']:g} Ry; cut-off and k-mesh of each "
-        "cell's reference, without symmetry but for k and -k, pw.x's defaults otherwise (mixing 0.7, plain). "
+        "cell's reference, without symmetry but for k and -k, "
+        f"`diago_thr_init` {settings['diago_thr_init']:g} from every start, pw.x's defaults otherwise (mixing 0.7, "
+        "plain). "
         f"{counted(settings['rounds'], 'run')} of each start, in turn; times are medians.",
         "",
         f"Prediction: {settings['predictor']}. It reads the structure alone, on pw.x's grid.",

@@ -15,7 +15,7 @@ import numpy as np
 from tomat.base.errors import TomatError
 from tomat.base.progress import progress
 from tomat.base.reporting import console, counted, write_report
-from tomat.bench.pwscf import CHARGE_DENSITY, THREADS, KeptRun, PwCalculation, PwX, Start
+from tomat.bench.pwscf import CHARGE_DENSITY, DIAGO_THR_INIT, THREADS, KeptRun, PwCalculation, PwX, Start
 from tomat.bench.scf_page import table, write_page
 from tomat.density.crystal import Crystal
 from tomat.density.demo.dft import FUNCTIONAL, require_eminus
@@ -99,7 +99,7 @@ def run(args: argparse.Namespace) -> int:
         "settings": {
             "program": f"pw.x {rows[0]['version']}", "program_sha256": pw.sha256, "threads": THREADS,
             "functional": FUNCTIONAL.upper(), "pseudopotentials": "GTH-PBE of eminus", "conv_thr_ry": CONV_THR_RY,
-            "rounds": args.rounds, "predictor": predictor.identity, "box_a": BOX_A,
+            "diago_thr_init": DIAGO_THR_INIT, "rounds": args.rounds, "predictor": predictor.identity, "box_a": BOX_A,
             "atom_degauss_ry": ATOM_DEGAUSS_RY, "date": args.date,
         },
         "over_cells": over_cells(rows),
@@ -247,7 +247,7 @@ def in_words(row: Mapping[str, Any]) -> str:
 
 
 def over_cells(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Median over the cells of the share that each start saves against each other: of iterations and of CPU time.
+    """The share that each start saves against each other, of iterations and of CPU time: over cells, and by compound.
 
     A cell counts where both converged.
     """
@@ -257,16 +257,50 @@ def over_cells(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             if start == base:
                 continue
             for what in ("iterations", "cpu_seconds"):
-                pairs = [(row["starts"][start][what], row["starts"][base][what]) for row in rows]
-                shares = [1 - one / other for one, other in pairs if one is not None and other]
+                shares: list[float] = []
+                of_compounds: dict[str, list[float]] = {}
+                for row in rows:
+                    one, other = row["starts"][start][what], row["starts"][base][what]
+                    if one is not None and other:
+                        shares.append(1 - one / other)
+                        of_compounds.setdefault(row["material_id"].partition("-")[0], []).append(shares[-1])
                 if shares:
-                    found.setdefault(start, {}).setdefault(f"against_{base}", {})[f"{what}_saved"] = {
+                    told = found.setdefault(start, {}).setdefault(f"against_{base}", {})
+                    told[f"{what}_saved"] = {
                         "median": float(np.median(shares)),
                         "min": min(shares),
                         "max": max(shares),
                         "cells": len(shares),
                     }
+                    told[f"{what}_saved_by_compound"] = by_compound(of_compounds)
     return found
+
+
+def by_compound(shares: Mapping[str, Sequence[float]]) -> dict[str, Any]:
+    """What the shares of some compounds' cells say of compounds.
+
+    The cells of a compound are one observation, their mean: strains of one crystal say nearly the same.
+
+    Args:
+        shares: By compound, those of its cells.
+
+    Returns:
+        `mean` over the compounds with its 95 % interval by Student's t (`ci95`; None of a single one), the numbers of
+        compounds above and below zero, and the two-sided `sign_test_p_value`, ties left out.
+    """
+    from scipy.stats import binomtest, t
+
+    means = np.array([np.mean(each) for each in shares.values()])
+    half = float(t.ppf(0.975, means.size - 1) * means.std(ddof=1) / np.sqrt(means.size)) if means.size > 1 else None
+    mean, better, worse = float(means.mean()), int((means > 0).sum()), int((means < 0).sum())
+    return {
+        "compounds": means.size,
+        "mean": mean,
+        "ci95": None if half is None else [mean - half, mean + half],
+        "better": better,
+        "worse": worse,
+        "sign_test_p_value": float(binomtest(better, better + worse).pvalue) if better + worse else 1.0,
+    }
 
 
 def free_atom(symbol: str, calculation: PwCalculation, pw: PwX) -> KeptRun:

@@ -48,7 +48,7 @@ class Crystal:
         if abs(float(np.linalg.det(lattice))) < SMALLEST_CELL_VOLUME_A3:
             raise TomatError(
                 f"{where}: the cell volume is {abs(float(np.linalg.det(lattice))):.3g} A^3; expected a periodic cell "
-                f"of at least {SMALLEST_CELL_VOLUME_A3:g}. A molecule needs a box around it."
+                f"of at least {SMALLEST_CELL_VOLUME_A3:g}."
             )
         if not numbers.size or numbers.min() < 1 or numbers.max() > len(SYMBOLS):
             raise TomatError(f"{where}: atomic numbers {numbers.tolist()[:8]}; expected some of 1..{len(SYMBOLS)}.")

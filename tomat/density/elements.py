@@ -3,6 +3,10 @@
 A table of its own, so that a tokenising worker reads a structure without importing pymatgen (about a second).
 """
 
+from collections import Counter
+from collections.abc import Sequence
+from math import gcd
+
 SYMBOLS: tuple[str, ...] = tuple(
     """
     H He Li Be B C N O F Ne Na Mg Al Si P S Cl Ar K Ca Sc Ti V Cr Mn Fe Co Ni Cu Zn Ga Ge As Se Br Kr Rb Sr Y Zr Nb Mo
@@ -92,3 +96,10 @@ def fewest_valence_electrons(number: int) -> int:
         return 3  # lanthanides and actinides, up to Lu and Lr
     group = outside if period_length == 18 else outside - 14
     return group
+
+
+def reduced_formula(atomic_numbers: Sequence[int]) -> str:
+    """Elements and their smallest whole counts, symbols in alphabetical order: `CaF2`, `AsGa`."""
+    counts = Counter(symbol_of(number) for number in atomic_numbers)
+    divisor = gcd(*counts.values())
+    return "".join(f"{symbol}{'' if n == divisor else n // divisor}" for symbol, n in sorted(counts.items()))

@@ -163,18 +163,30 @@ def nearest_distances_a(lattice: np.ndarray, frac_coords: np.ndarray) -> np.ndar
     return nearest
 
 
-def _neighbours(lattice: np.ndarray, frac_coords: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The nearest atoms of every atom, periodic images among them: indices of both, and the distance in A."""
+def atoms_and_images(lattice: np.ndarray, frac_coords: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """A reduced basis, the atoms in its cell, and these with their images around it, the cell itself first.
+
+    Args:
+        lattice: `[3, 3]`, rows in A.
+        frac_coords: `[n, 3]`.
+
+    Returns:
+        `[3, 3]` rows, `[n, 3]` and `[images, 3]`, all in A.
+    """
     basis = reduced_basis(lattice)
-    n_atoms = len(frac_coords)
-    cartesian = frac_coords @ lattice
-    fractions = cartesian @ np.linalg.inv(basis)
+    fractions = frac_coords @ lattice @ np.linalg.inv(basis)
     cartesian = (fractions - np.floor(fractions)) @ basis
     # In a reduced basis the images of the 26 cells around hold the nearest neighbours; a second shell is for safety.
-    shells = 2 if n_atoms <= 1000 else 1
+    shells = 2 if len(frac_coords) <= 1000 else 1
     steps = np.array(list(np.ndindex(*[2 * shells + 1] * 3))) - shells
-    steps = steps[np.argsort(np.abs(steps).sum(axis=1), kind="stable")]  # the cell itself first
-    images = (cartesian[None] + (steps @ basis)[:, None]).reshape(-1, 3)
+    steps = steps[np.argsort(np.abs(steps).sum(axis=1), kind="stable")]
+    return basis, cartesian, (cartesian[None] + (steps @ basis)[:, None]).reshape(-1, 3)
+
+
+def _neighbours(lattice: np.ndarray, frac_coords: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The nearest atoms of every atom, periodic images among them: indices of both, and the distance in A."""
+    n_atoms = len(frac_coords)
+    _, cartesian, images = atoms_and_images(lattice, frac_coords)
     count = min(_NEIGHBOURS + 1, len(images))
     distance, index = _nearest(images, cartesian, count)
     own = index == np.arange(n_atoms)[:, None]

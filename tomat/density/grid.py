@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tomat.base.errors import TomatError
-from tomat.density.elements import SYMBOLS, symbol_of
+from tomat.density.elements import SYMBOLS, reduced_formula, symbol_of
 
 if TYPE_CHECKING:
     from pymatgen.core import Structure
@@ -134,10 +134,7 @@ class DensityGrid:
     @property
     def formula(self) -> str:
         """Reduced formula, symbols in alphabetical order: `CaF2`, `AsGa`."""
-        symbols, counts = np.unique([symbol_of(int(number)) for number in self.atomic_numbers], return_counts=True)
-        divisor = np.gcd.reduce(counts) if counts.size else 1
-        reduced = (counts // divisor).tolist()
-        return "".join(f"{symbol}{'' if count == 1 else count}" for symbol, count in zip(symbols, reduced, strict=True))
+        return reduced_formula(self.atomic_numbers.tolist())
 
     @property
     def structure(self) -> Structure:

@@ -103,7 +103,9 @@ def write_density(
             f"found {form}: qe needs reciprocal vectors, no other takes any, and augmentation is for chgcar."
         )
     check_electrons(grid, grid.material_id)
-    lines = _matching(augmentation, grid) if augmentation is not None else None
+    if augmentation is not None:
+        check_augmentation(augmentation, grid.atomic_numbers, grid.material_id)
+    lines = None if augmentation is None else augmentation.lines
 
     def write(place: Path) -> None:
         if form == "chgcar":
@@ -242,14 +244,20 @@ def _binary(path: Path) -> Iterator[IO[bytes]]:
             yield file  # type: ignore[misc]  # GzipFile is no IO[bytes] by name, and has its `write`
 
 
-def _matching(augmentation: Augmentation, grid: DensityGrid) -> tuple[str, ...]:
-    """Its lines, if they are of these atoms in this order."""
-    theirs, ours = augmentation.crystal.atomic_numbers, grid.atomic_numbers
+def check_augmentation(augmentation: Augmentation, atomic_numbers: np.ndarray, name: str) -> None:
+    """Refuse augmentation occupancies of other atoms, or of the same in another order.
+
+    Args:
+        atomic_numbers: of the structure that they are to be written with, which is called `name`.
+
+    Raises:
+        TomatError: with both.
+    """
+    theirs, ours = augmentation.crystal.atomic_numbers, atomic_numbers
     if not np.array_equal(theirs, ours):
         words = [" ".join(symbol_of(z) for z in numbers.tolist()[:12]) for numbers in (theirs, ours)]
         raise TomatError(
             f"{augmentation.crystal.name} has augmentation occupancies of {len(theirs)} atoms ({words[0]}), "
-            f"{grid.material_id or 'the structure'} has {len(ours)} ({words[1]}); expected the same atoms in the same "
+            f"{name or 'the structure'} has {len(ours)} ({words[1]}); expected the same atoms in the same "
             "order."
         )
-    return augmentation.lines

@@ -27,6 +27,7 @@ from tomat.density.geometry import reduced_basis, shortest_distances_a
 from tomat.density.grid import DensityGrid
 from tomat.density.radial import RadialBasis
 from tomat.density.valences import settled_valences
+from tomat.density.voids import void_radius_a
 
 FIT_VOXELS = 8192
 """Voxels of each density that are fitted, spread evenly over its grid. Each has some hundred atoms around it."""
@@ -61,6 +62,9 @@ class Promolecule:
     """By pair of atomic numbers, the lower one first: the shortest distance of neighbours in these densities."""
     spacing_a: float = 0.0
     """Median distance of neighbouring voxels, A; 0 where nothing was fitted."""
+    void_radius_a: float | None = None
+    """The farthest that any point of these densities was from its nearest atom, A; None: an earlier tomat fitted
+    it, which did not record that."""
 
     @property
     def elements(self) -> tuple[int, ...]:
@@ -155,6 +159,8 @@ class Promolecule:
         return hashlib.sha256(dump_json(self._content()).encode()).hexdigest()
 
     def _content(self) -> dict[str, Any]:
+        # Without a key where it is not known: the hash of an earlier promolecule stays what it was.
+        void = {} if self.void_radius_a is None else {"void_radius_a": self.void_radius_a}
         return {
             "format": _FORMAT,
             "basis": {"n": self.basis.n, "cutoff_a": self.basis.cutoff_a, "stretch_a": self.basis.stretch_a},
@@ -166,6 +172,7 @@ class Promolecule:
                 for z, other in sorted(self.shortest_distance_a)
             },
             "spacing_a": self.spacing_a,
+            **void,
         }
 
     def to_text(self) -> str:
@@ -188,6 +195,7 @@ class Promolecule:
                 {atomic_number(s): float(electrons) for s, electrons in values["valence_electrons"].items()},
                 {_pair(words): float(distance) for words, distance in values["shortest_distance_a"].items()},
                 float(values["spacing_a"]),
+                float(values["void_radius_a"]) if "void_radius_a" in values else None,
             )
             whole = values["format"] == _FORMAT and values["sha256"] == found.sha256
         # A basis that cannot be is a TomatError; a number too large is an OverflowError, deep nesting a RecursionError.
@@ -245,6 +253,8 @@ class PromoleculeFit:
     """Of each density: the mean distance of neighbouring voxels."""
     distances_a: dict[tuple[int, int], float] = field(default_factory=dict)
     """Shortest distance of each pair of atomic numbers."""
+    void_radii_a: list[float] = field(default_factory=list)
+    """Of each density: `geometry.void_radius_a`; fewer than densities where an earlier tomat added some."""
 
     def add(self, grid: DensityGrid, voxels: int = FIT_VOXELS, material_id: str = "") -> None:
         """Add a density, at that many of its voxels; its name is kept if given.
@@ -274,6 +284,7 @@ class PromoleculeFit:
         self.electrons.append(grid.electron_count)
         self.spacings_a.append(sum(grid.spacing_a) / 3)
         self._nearer(shortest_distances_a(crystal.lattice, crystal.atomic_numbers, crystal.frac_coords))
+        self.void_radii_a.append(void_radius_a(crystal.lattice, crystal.frac_coords))
 
     def _nearer(self, distances_a: Mapping[tuple[int, int], float]) -> None:
         for pair, distance in distances_a.items():
@@ -295,6 +306,7 @@ class PromoleculeFit:
         self.electrons += other.electrons
         self.spacings_a += other.spacings_a
         self._nearer(other.distances_a)
+        self.void_radii_a += other.void_radii_a
 
     def valences(self) -> dict[int, float]:
         """Electrons that an atom of each element brings, as far as the densities' counts settle it."""
@@ -311,6 +323,7 @@ class PromoleculeFit:
                 "electrons": np.array(self.electrons),
                 "spacings_a": np.array(self.spacings_a),
                 "distances_a": np.array([(*pair, self.distances_a[pair]) for pair in sorted(self.distances_a)]),
+                "void_radii_a": np.array(self.void_radii_a),
                 "material_ids": np.array(self.material_ids, np.str_),
                 "elements": np.array(elements, np.int64),
                 "projections": np.array([self.projections[z] for z in elements]).reshape(-1, basis.n),
@@ -348,6 +361,7 @@ class PromoleculeFit:
                 arrays["electrons"].tolist(),
                 arrays["spacings_a"].tolist(),
                 {(int(z), int(other)): d for z, other, d in arrays["distances_a"].reshape(-1, 3).tolist()},
+                arrays["void_radii_a"].tolist() if "void_radii_a" in arrays else [],
             )
         except (LookupError, TypeError, ValueError) as error:
             raise TomatError(f"{source} is not the sums of a promolecule's fit ({error}). {remedy}") from error
@@ -383,6 +397,7 @@ class PromoleculeFit:
             self.valences(),
             dict(self.distances_a),
             float(np.median(self.spacings_a)) if self.spacings_a else 0.0,
+            max(self.void_radii_a) if len(self.void_radii_a) == self.n_materials else None,
         )
 
 

@@ -15,7 +15,8 @@ from tomat.distillation.subject import is_trained, read_student, settings_of
 from tomat.runs.checkpoints import find_checkpoint
 from tomat.runs.published import is_remote
 from tomat.settings.config import TrainConfig, recorded_config
-from tomat.weights.folder import WrittenWeights, is_weights_folder, write_weights
+from tomat.weights.folder import WrittenWeights, write_weights
+from tomat.weights.record import is_weights_folder
 
 
 def write_distilled(

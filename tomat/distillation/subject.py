@@ -17,8 +17,9 @@ from tomat.settings.distillation import DistillationConfig
 from tomat.training.datasets import Datasets
 from tomat.training.step import DensityLossFunction, Subject
 from tomat.weights.arrays import arrays_sha256, check_arrays, named_arrays, part_of
-from tomat.weights.folder import WEIGHTS_FILE, StoredWeights, is_weights_folder, read_weights
+from tomat.weights.folder import StoredWeights, read_weights
 from tomat.weights.quantise import Quantised
+from tomat.weights.record import WEIGHTS_FILE, is_weights_folder
 
 
 def settings_of(config: TrainConfig) -> DistillationConfig:

@@ -19,7 +19,8 @@ from tomat.density.crystal import Crystal
 from tomat.density.grid import DensityGrid
 from tomat.density.promolecule import Promolecule
 from tomat.evaluation.baselines import quantise
-from tomat.evaluation.metrics import Spread, nmae, spread
+from tomat.evaluation.metrics import Spread, headline, nmae, spread
+from tomat.inference.checks import ACCEPTABLE
 from tomat.inference.interface import Predictor, normalised
 from tomat.inference.valences import electron_count
 
@@ -59,6 +60,10 @@ class FreeRunningMaterial:
     """Integral of the standard deviation over samples, over that of the density; None of a single sample."""
     spread_rank_correlation: float | None = None
     """Spearman's, over the cell's voxels, between that deviation and the error of the mean."""
+    compound: str = ""
+    """Reduced formula."""
+    flags: tuple[str, ...] = ()
+    """Where the cell or its prediction is outside of what was trained on, in words (`Prediction.flags`)."""
 
 
 @dataclass(frozen=True)
@@ -104,11 +109,22 @@ class FreeRunningResult:
             "materials": [asdict(material) for material in self.materials],
         }
 
+    def headline(self) -> str:
+        """NMAE over materials and by compound."""
+        return headline([(m.material_id, m.compound, m.free_running_nmae) for m in self.materials])
+
+    def _flagged(self) -> str:
+        flagged = [m for m in self.materials if m.flags]
+        if not flagged:
+            return ""
+        return (
+            f" Flagged as unlike the training: {len(flagged)}, such as {flagged[0].material_id}: {flagged[0].flags[0]}."
+        )
+
     def summary(self) -> str:
-        """One sentence: the model beside the sum of atoms."""
-        model, atoms = self.spread("free_running_nmae"), self.spread("promolecule_nmae")
+        """The model beside the sum of atoms, and what is flagged, in sentences."""
+        atoms = self.spread("promolecule_nmae")
         better = sum(m.free_running_nmae < m.promolecule_nmae for m in self.materials)
-        worst = max(m.free_running_nmae for m in self.materials)
         spread_words = ""
         if (says := self.spread_says) is not None:
             spread_words = (
@@ -118,13 +134,13 @@ class FreeRunningResult:
                 f"{says['error_over_expected']:.1f} times what it says."
             )
         return (
-            f"{FREE_RUNNING.capitalize()}: NMAE {100 * model.median:.2f} % (worst {100 * worst:.2f} %) against "
-            f"{100 * atoms.median:.2f} % of the sum of atoms, medians over {model.materials} materials; the model is "
-            f"the better one on {better}.{spread_words}"
+            f"{FREE_RUNNING.capitalize()}: NMAE {self.headline()}. The sum of atoms has a median of "
+            f"{100 * atoms.median:.2f} %, a mean of {100 * atoms.mean:.2f} %; the model is the better one on {better}."
+            f"{self._flagged()}{spread_words}"
         )
 
     def table(self, max_rows: int = 20) -> Table:
-        """A Rich table: the first `max_rows` materials and the medians over all, in per cent."""
+        """A Rich table: the first `max_rows` materials, the median and the mean over all, in per cent."""
         table = Table(
             title=f"NMAE in % ({FREE_RUNNING})",
             caption=self.summary(),
@@ -138,8 +154,10 @@ class FreeRunningResult:
         for material in self.materials[:max_rows]:
             table.add_row(*self.row(material))
         table.add_section()
-        medians = [f"{100 * self.spread(name).median:.2f}" for _, name in self.columns]
-        table.add_row("all: median", *medians, f"{np.median([m.seconds for m in self.materials]):.1f}")
+        seconds = spread([m.seconds for m in self.materials])
+        for row in ("median", "mean"):
+            shares = (f"{100 * getattr(self.spread(name), row):.2f}" for _, name in self.columns)
+            table.add_row(f"all: {row}", *shares, f"{getattr(seconds, row):.1f}")
         return table
 
     def row(self, material: FreeRunningMaterial) -> tuple[str, ...]:
@@ -183,7 +201,11 @@ def evaluate_free_running(
         learnt = predictor.valences
         settled = learnt is not None and set(crystal.atomic_numbers.tolist()) <= set(learnt)
         electrons = electron_count(crystal, None, learnt)[0] if settled else None
-        prediction = predictor.predict(crystal, shape, electrons=electrons, on_patches=on_patches)
+        # Nothing is refused: how far off it is will be seen. A density whose reader was told to accept its distances is
+        # in the evaluation.
+        prediction = predictor.predict(
+            crystal, shape, electrons=electrons, accept=tuple(ACCEPTABLE), on_patches=on_patches
+        )
         atoms, _ = normalised(promolecule.density(crystal, shape), crystal, electrons)
         total = prediction.electrons_before if electrons is None else electrons
         constant = np.full(shape, total / crystal.volume_a3, np.float32)
@@ -203,6 +225,8 @@ def evaluate_free_running(
             codec_floor_nmae=nmae(quantise(truth.rho, codec), truth.rho),
             spread_share=share,
             spread_rank_correlation=correlation,
+            compound=truth.formula,
+            flags=tuple(flag["text"] for flag in prediction.flags),
         )
         found.append(material)
         if on_material is not None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tomat.base.errors import TomatError
+from tomat.base.reporting import counted
 
 BOOTSTRAP_SAMPLES = 10_000
 """Resamples behind a confidence interval; its end points then move by about 1 % of the interval from seed to seed."""
@@ -100,6 +101,39 @@ def spread(values: Sequence[float]) -> Spread:
         )
     p10, median, p90 = np.percentile(array, [10, 50, 90])
     return Spread(array.size, float(median), float(array.mean()), float(p10), float(p90))
+
+
+MOST_COMPOUNDS = 8
+"""Named with their figures in a headline; of more, the worst."""
+
+
+def headline(rows: Sequence[tuple[str, str, float]]) -> str:
+    """An NMAE over materials and by compound, in words.
+
+    A median hides the compounds that are worst, and ten strains of one crystal are no ten crystals.
+
+    Args:
+        rows: of each material its id, its compound (empty: not known) and its NMAE as a fraction.
+
+    Raises:
+        TomatError: as `spread`.
+    """
+    over = spread([value for *_, value in rows])
+    worst_id, _, worst = max(rows, key=lambda row: row[2])
+    words = (
+        f"median {100 * over.median:.2f} %, mean {100 * over.mean:.2f} %, worst {100 * worst:.2f} % ({worst_id}) of "
+        f"{counted(over.materials, 'material')}"
+    )
+    if not all(compound for _, compound, _ in rows):
+        return words
+    by_compound: dict[str, list[float]] = {}
+    for _, compound, value in rows:
+        by_compound.setdefault(compound, []).append(value)
+    means = sorted(((float(np.mean(each)), name) for name, each in by_compound.items()), reverse=True)
+    shown = ", ".join(f"{name} {100 * mean:.2f} %" for mean, name in means[:MOST_COMPOUNDS])
+    more = ", ..." if len(means) > MOST_COMPOUNDS else ""
+    mean = 100 * float(np.mean([each for each, _ in means]))
+    return f"{words}; {counted(len(means), 'compound')}, mean {mean:.2f} %: {shown}{more}"
 
 
 @dataclass(frozen=True)

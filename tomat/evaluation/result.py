@@ -9,7 +9,7 @@ from rich.table import Table
 
 from tomat.base.documents import is_figure, mapping
 from tomat.base.errors import TomatError
-from tomat.evaluation.metrics import PairedComparison, Spread, compare_paired, spread
+from tomat.evaluation.metrics import PairedComparison, Spread, compare_paired, headline, spread
 
 LABEL = "teacher-forced diagnostic, not a prediction"
 """Stands beside every figure: the model was given the true values of all earlier voxels."""
@@ -46,6 +46,8 @@ class MaterialResult:
     lorenzo_nmae: float
     copy_previous_nmae: float
     constant_median_nmae: float
+    compound: str = ""
+    """Reduced formula; empty in reports of an earlier tomat."""
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "MaterialResult":
@@ -55,6 +57,8 @@ class MaterialResult:
             TomatError: keys are missing or unknown, or a figure is no finite number.
         """
         names = {f.name for f in fields(cls)}
+        if isinstance(values, Mapping):
+            values = {"compound": "", **values}
         if not isinstance(values, Mapping) or values.keys() != names:
             other = sorted(values.keys() ^ names) if isinstance(values, Mapping) else type(values).__name__
             raise TomatError(f"an evaluation row has other keys than this tomat writes ({other}). Evaluate again.")
@@ -140,14 +144,19 @@ class TeacherForcedResult:
                 )
         return compare_paired(self.figure("teacher_forced_nmae_median"), other.figure("teacher_forced_nmae_median"))
 
+    def headline(self) -> str:
+        """NMAE of the median decoder over materials and by compound."""
+        name = "teacher_forced_nmae_median"
+        return headline([(each.material_id, each.compound, getattr(each, name)) for each in self.materials])
+
     def summary(self) -> str:
         """Two sentences that say how far the model is from what needs no model."""
-        model, lorenzo = self.spread("teacher_forced_nmae_median"), self.spread("lorenzo_nmae")
+        model, lorenzo = self.headline(), self.spread("lorenzo_nmae")
         paired = self.against_lorenzo()
         averaged = "The weights are averaged ones. " if self.settings.get("weights") == "averaged" else ""
         return (
-            f"Teacher-forced NMAE (median decoder) {100 * model.median:.2f} % against {100 * lorenzo.median:.2f} % of "
-            f"a Lorenzo extrapolation without parameters (medians over {model.materials} materials). "
+            f"Teacher-forced NMAE (median decoder): {model}. Lorenzo extrapolation, without parameters: median "
+            f"{100 * lorenzo.median:.2f} %, mean {100 * lorenzo.mean:.2f} %. "
             f"The model is the better one on {paired.first_better} of {paired.materials} materials. "
             f"{averaged}"
             f"This is a {LABEL}."

@@ -22,6 +22,7 @@ from levanter.models.lm_model import LmHeadModel
 
 from tomat.base.errors import TomatError
 from tomat.codec.base import DensityCodec
+from tomat.density.elements import reduced_formula
 from tomat.density.grid import DensityGrid
 from tomat.evaluation.baselines import predict_baselines, quantise
 from tomat.evaluation.decoding import DecodedVoxels, decode_hidden
@@ -306,6 +307,7 @@ def measure(
             lorenzo_nmae=nmae(baselines["lorenzo"][counted], reference),
             copy_previous_nmae=nmae(baselines["copy_previous"][counted], reference),
             constant_median_nmae=nmae(baselines["constant_median"][counted], reference),
+            compound=reduced_formula(patches.crystal.atomic_numbers.tolist()),
         )
     except TomatError as error:
         raise TomatError(f"material {material_id}: {error}") from error

@@ -16,6 +16,7 @@ from tomat.base.layout import CONFIG_FILE, EVALUATION_FILE, METRICS_FILE, PROFIL
 from tomat.base.storage import explaining_storage
 from tomat.evaluation.free_running import COLUMNS as FREE_RUNNING_COLUMNS
 from tomat.evaluation.free_running import FREE_RUNNING
+from tomat.evaluation.metrics import headline
 from tomat.evaluation.result import COLUMNS, LABEL, TeacherForcedResult
 from tomat.html.density import kept_density_section
 from tomat.html.document import Figure, Page, Section, details, label, paragraph, typed
@@ -227,14 +228,27 @@ def _evaluation_sections(found: Mapping[str, Any]) -> list[Section]:
     if free is not None:
         words = str(mapping(mapping(free).get("settings")).get("materials_from", ""))
         shown = _materials_table(free, (*FREE_RUNNING_COLUMNS, ("seconds", "seconds")), FREE_RUNNING)
-        sections.append(Section("Predicted from their structures", (paragraph(words), shown)))
+        sections.append(
+            Section(
+                "Predicted from their structures", (paragraph(words), _nmae_headline(free, "free_running_nmae"), shown)
+            )
+        )
     if "materials" in found:
         TeacherForcedResult.from_dict(found)  # refuses a damaged one
         words = f"A {LABEL}: the model was given the true values of all earlier voxels."
-        sections.append(
-            Section("Teacher-forced evaluation", (paragraph(words), _materials_table(found, COLUMNS, LABEL)))
-        )
+        shown = _materials_table(found, COLUMNS, LABEL)
+        parts = paragraph(words), _nmae_headline(found, "teacher_forced_nmae_median"), shown
+        sections.append(Section("Teacher-forced evaluation", parts))
     return sections
+
+
+def _nmae_headline(found: Any, name: str) -> str:
+    """The NMAE over materials and by compound; of materials that `_materials_table` has taken."""
+    rows = [mapping(material) for material in mapping(found).get("materials") or []]
+    if not rows:
+        return ""
+    told = headline([(str(row.get("material_id")), str(row.get("compound") or ""), float(row[name])) for row in rows])
+    return paragraph(f"NMAE: {told}.")
 
 
 def _materials_table(found: Any, columns: tuple[tuple[str, str], ...], caption: str) -> str:

@@ -1,13 +1,17 @@
-"""Which bin of a predicted distribution a decoder takes: the most probable one, the median, or a drawn one."""
+"""Which bin of a predicted distribution a decoder takes: the most probable one, the median, or a drawn one.
+
+JAX is imported by what computes with it: a choice is checked, and known outputs are recognised by it, without.
+"""
+
+from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
-
-import jax
-import jax.numpy as jnp
-from jax import Array
+from typing import TYPE_CHECKING, Literal
 
 from tomat.base.errors import TomatError
+
+if TYPE_CHECKING:
+    from jax import Array
 
 ChoiceKind = Literal["greedy", "median", "sampled"]
 KINDS: tuple[ChoiceKind, ...] = ("greedy", "median", "sampled")
@@ -55,6 +59,28 @@ class Choice:
         return f"sampled, {self.samples} samples, temperature {self.temperature:g}, seed {self.seed}"
 
 
+def choice_of(
+    decoder: str,
+    choice: ChoiceKind | None = None,
+    samples: int | None = None,
+    temperature: float | None = None,
+    seed: int | None = None,
+) -> Choice:
+    """The choice that a caller's words mean; what is None was not said.
+
+    Raises:
+        TomatError: Words for the parallel decoder, which has one answer, or as `Choice`.
+    """
+    drawn = {"samples": samples, "temperature": temperature, "seed": seed}
+    given = {name: value for name, value in drawn.items() if value is not None}
+    if decoder == "parallel" and (given or choice is not None):
+        raise TomatError(
+            f"{next(iter(given), 'choice')} is for the autoregressive decoder; the parallel one has one answer. "
+            "Choose decoder autoregressive, or leave it out."
+        )
+    return Choice(choice or ("sampled" if given else "median"), **given)
+
+
 def quantile_bin(weights: Array, share: float | Array) -> Array:
     """Smallest bin whose cumulative weight reaches a share of the total.
 
@@ -66,6 +92,8 @@ def quantile_bin(weights: Array, share: float | Array) -> Array:
         int32 [...]. Sums are in float32: where the cumulative weight is within rounding of the share, the bin on either
         side may be returned.
     """
+    import jax.numpy as jnp
+
     n_bins = weights.shape[-1]
     padding = -n_bins % BINS_PER_GROUP
     padded = jnp.pad(weights, [(0, 0)] * (weights.ndim - 1) + [(0, padding)])
@@ -87,6 +115,8 @@ def sequence_keys(seed: Array, patches: Array, samples: Array) -> Array:
         seed: int scalar.
         patches, samples: int [batch].
     """
+    import jax
+
     # By name: another default of JAX (rbg) draws other numbers in other batches.
     key = jax.random.key(seed, impl="threefry2x32")
     return jax.vmap(lambda patch, sample: jax.random.fold_in(jax.random.fold_in(key, patch), sample))(patches, samples)
@@ -105,6 +135,9 @@ def chosen_bins(logits: Array, kind: ChoiceKind, temperature: Array, keys: Array
     Returns:
         int32 [batch].
     """
+    import jax
+    import jax.numpy as jnp
+
     if kind == "greedy":
         return jnp.argmax(logits, axis=-1).astype(jnp.int32)
     if kind == "median":

@@ -20,19 +20,19 @@ from tomat.base.errors import TomatError
 from tomat.base.reporting import dump_json, first_line, to_jsonable, write_text
 from tomat.density.chgcar import Augmentation, read_augmentation
 from tomat.density.crystal import Crystal
-from tomat.density.elements import symbol_of
 from tomat.density.espresso import ReciprocalList, read_reciprocal_list
-from tomat.density.geometry import shortest_distances_a
 from tomat.density.outputs import (
     CHARGE_DENSITY,
     FORMATS,
     OutputError,
+    check_augmentation,
     remove_leftovers,
     size_bytes,
     write_density,
     write_spread,
 )
 from tomat.density.rules import DEFAULT_RULES, ReadRules
+from tomat.inference.checks import DISTANCE_TOLERANCE_A, check_structure, spacing_a
 from tomat.inference.grids import GridChoice
 from tomat.inference.interface import OnPatches, Predictor
 from tomat.inference.structures import NoStructureError, StructureFile, formula, read_structure
@@ -43,13 +43,6 @@ LINES_FILE = "predictions.jsonl"
 
 SPREAD_SUFFIX = ".spread.cube"
 """Ends the name of the file with the standard deviation over samples, where there are several."""
-
-LARGEST_SPACING_RATIO = 1.5
-"""Between the spacing asked for and that of the training, either way; beyond it a prediction is flagged."""
-
-DISTANCE_TOLERANCE_A = 0.001
-"""Below the shortest trained distance, or between two places of an atom, before it is flagged: the last digit of many
-structure files."""
 
 Line = dict[str, Any]
 
@@ -70,6 +63,8 @@ class Settings:
     """For `qe`: a `charge-density.dat` of the same cell, or a folder that holds `NAME.save/charge-density.dat` for each
     structure."""
     rules: ReadRules = DEFAULT_RULES
+    accept: tuple[str, ...] = ()
+    """Of `checks.ACCEPTABLE`; how a file is read is in `rules`."""
     recorded: Mapping[str, Any] = field(default_factory=dict)
     """Further settings, kept in each line: decoder, samples, seed."""
 
@@ -102,12 +97,13 @@ def predict_structures(
 ) -> Outcome:
     """Predict each structure, write its density and its line.
 
+    All are read and checked, and those that are done recognised, before the first is predicted.
     A structure whose output and line are there, of the same structure and settings, is skipped. One that cannot be
     predicted gets a line with `error`, and is tried again by the next call. However the process ends, each output is
     whole or absent.
 
     Args:
-        on_start: told of each structure before it is read.
+        on_start: told of each structure before it is read, and again before it is predicted.
         on_line: told of each line, and whether it was there before.
         on_patches: told of progress within a structure.
 
@@ -118,17 +114,21 @@ def predict_structures(
     augmentation = None
     if settings.augmentation_from is not None:
         augmentation = read_augmentation(settings.augmentation_from, settings.rules)
-    outcome = Outcome([], [], {})
+    lines: dict[int, Line] = {}
+    skipped: list[str] = []
+    ignored: dict[str, str] = {}
     with _locked(settings.output):
         done = _read_lines(settings.output / LINES_FILE)
-        for file in files:
+
+        def failing_alone(index: int, file: StructureFile, step: Callable[[], Line | None]) -> None:
+            """One step of one structure, whose line it may give."""
             on_start(file)
             try:
-                line = _predict(predictor, file, settings, augmentation, done.get(file.name), on_patches)
+                line = step()
             except NoStructureError as error:
                 if file.in_folder:
-                    outcome.ignored[file.path] = str(error)
-                    continue
+                    ignored[file.path] = str(error)
+                    return
                 line = _failed(file, error)
             except OutputError:
                 raise
@@ -136,72 +136,62 @@ def predict_structures(
                 line = _failed(file, error)
             except MemoryError:
                 line = _failed(file, TomatError(f"{file.path}: not enough memory. Ask for a coarser grid."))
-            skipped = line is done.get(file.name)
-            if skipped:
-                outcome.skipped.append(file.name)
+            if line is None:
+                return
+            there_before = line is done.get(file.name)
+            if there_before:
+                skipped.append(file.name)
             else:
                 _append(settings.output / LINES_FILE, line)
-            outcome.lines.append(line)
-            on_line(line, skipped)
-    return outcome
+            lines[index] = line
+            on_line(line, there_before)
+
+        missing: dict[int, _Todo] = {}
+        for index, file in enumerate(files):
+
+            def read(index: int = index, file: StructureFile = file) -> Line | None:
+                todo = _checked(predictor, file, settings, augmentation)
+                before = done.get(file.name)
+                if before is not None and before.get("inputs_sha256") == todo.inputs_sha256:
+                    if before.get("output_bytes") == size_bytes(todo.target):
+                        return before
+                missing[index] = todo
+                return None
+
+            failing_alone(index, file, read)
+        for index, todo in missing.items():
+
+            def predict(todo: _Todo = todo) -> Line:
+                return _predict(predictor, todo, settings, augmentation, on_patches)
+
+            failing_alone(index, todo.file, predict)
+    return Outcome([lines[index] for index in sorted(lines)], skipped, ignored)
 
 
-def extrapolations(predictor: Predictor, crystal: Crystal, grid_shape: Sequence[int]) -> list[dict[str, Any]]:
-    """Where a structure or its grid lies outside of what the predictor was trained on.
+@dataclass(frozen=True, eq=False)
+class _Todo:
+    """A structure that was read and found good, and what its prediction is asked for."""
 
-    Returns:
-        For each way an object with `kind`, its figures, and `text`.
-    """
-    found: list[dict[str, Any]] = []
-    trained = predictor.shortest_distance_a
-    if trained is not None:
-        ours = shortest_distances_a(crystal.lattice, crystal.atomic_numbers, crystal.frac_coords)
-        for pair, distance_a in ours.items():
-            names = "-".join(symbol_of(z) for z in pair)
-            if pair not in trained:
-                text = f"no training structure has {names} neighbours; here they are {distance_a:.3f} A apart"
-                found.append({"kind": "pair", "pair": names, "distance_a": distance_a, "text": text})
-            elif distance_a < trained[pair] - DISTANCE_TOLERANCE_A:
-                text = f"{names} are {distance_a:.3f} A apart, the shortest in training was {trained[pair]:.3f} A"
-                figures = {"distance_a": distance_a, "trained_a": trained[pair]}
-                found.append({"kind": "distance", "pair": names, **figures, "text": text})
-    trained_a = predictor.spacing_a
-    if trained_a is not None:
-        ratio, asked_a = max((max(a / trained_a, trained_a / a), a) for a in _spacing_a(crystal, grid_shape))
-        if ratio > LARGEST_SPACING_RATIO:
-            text = f"the voxel spacing is {asked_a:.3f} A, that of the training {trained_a:.3f} A"
-            found.append({"kind": "spacing", "spacing_a": asked_a, "trained_a": trained_a, "text": text})
-    return found
+    file: StructureFile
+    crystal: Crystal
+    notes: list[str]
+    grid_shape: tuple[int, int, int]
+    electrons: float | None
+    electrons_from: str
+    vectors: ReciprocalList | None
+    target: Path
+    inputs_sha256: str
 
 
-def check_elements(predictor: Predictor, crystal: Crystal) -> None:
-    """Refuse a structure with an element that the predictor was not trained on.
-
-    Raises:
-        TomatError: naming the elements.
-    """
-    if unknown := sorted(set(crystal.atomic_numbers.tolist()) - set(predictor.elements)):
-        raise TomatError(
-            f"{crystal.name} has {', '.join(map(symbol_of, unknown))}, which no training density had; the model knows "
-            f"{' '.join(map(symbol_of, predictor.elements))}. Train it on densities with that element."
-        )
-
-
-def _predict(
-    predictor: Predictor,
-    file: StructureFile,
-    settings: Settings,
-    augmentation: Augmentation | None,
-    before: Line | None,
-    on_patches: OnPatches | None,
-) -> Line:
-    """The line of one structure; `before` itself where it is done."""
+def _checked(predictor: Predictor, file: StructureFile, settings: Settings, augmentation: Augmentation | None) -> _Todo:
+    """All that can be known of a structure before it is predicted."""
     crystal, notes = read_structure(file.path, file.name, settings.rules)
-    check_elements(predictor, crystal)
+    check_structure(predictor, crystal, settings.accept)
     shape = settings.grid.shape(crystal)
     electrons, electrons_from = electron_count(crystal, settings.valences, predictor.valences)
+    if augmentation is not None:
+        check_augmentation(augmentation, crystal.atomic_numbers, crystal.name)
     vectors = _vectors(settings, file.name)
-    target = settings.output / f"{file.name}{FORMATS[settings.form]}"
     inputs = {
         "lattice": crystal.lattice,
         "atomic_numbers": crystal.atomic_numbers,
@@ -215,10 +205,22 @@ def _predict(
         "recorded": settings.recorded,
     }
     inputs_sha256 = hashlib.sha256(dump_json(inputs).encode()).hexdigest()
-    if before is not None and before.get("inputs_sha256") == inputs_sha256:
-        if before.get("output_bytes") == size_bytes(target):
-            return before
-    prediction = predictor.predict(crystal, shape, electrons=electrons, on_patches=on_patches)
+    target = settings.output / f"{file.name}{FORMATS[settings.form]}"
+    return _Todo(file, crystal, notes, shape, electrons, electrons_from, vectors, target, inputs_sha256)
+
+
+def _predict(
+    predictor: Predictor,
+    todo: _Todo,
+    settings: Settings,
+    augmentation: Augmentation | None,
+    on_patches: OnPatches | None,
+) -> Line:
+    """The line of one structure, whose density is written before it."""
+    file, crystal, shape, target, vectors = todo.file, todo.crystal, todo.grid_shape, todo.target, todo.vectors
+    prediction = predictor.predict(
+        crystal, shape, electrons=todo.electrons, accept=settings.accept, on_patches=on_patches
+    )
     started = time.monotonic()
     metadata = {"predictor": predictor.identity, **settings.recorded}
     # Before the density, by which a structure is known to be done.
@@ -228,17 +230,13 @@ def _predict(
     else:
         spread.unlink(missing_ok=True)
     write_density(prediction, target, settings.form, augmentation=augmentation, vectors=vectors, metadata=metadata)
-    flags = extrapolations(predictor, crystal, shape)
-    flags += [{"kind": "file", "text": f"{file.path}: {note}"} for note in notes]
+    flags = [*prediction.flags, *({"kind": "file", "text": f"{file.path}: {note}"} for note in todo.notes)]
     if augmentation is not None:
         apart = augmentation.crystal.frac_coords - crystal.frac_coords
         apart_a = float(np.linalg.norm((apart - np.round(apart)) @ crystal.lattice, axis=1).max())
         if apart_a > DISTANCE_TOLERANCE_A:
             text = f"the augmentation occupancies are of atoms up to {apart_a:.3f} A from these"
             flags.append({"kind": "augmentation", "distance_a": apart_a, "text": text})
-    if electrons is None:
-        text = "the valence electrons are not known, so the density is not scaled to them; give them with --valences"
-        flags.append({"kind": "electrons", "text": text})
     line = {
         "name": file.name,
         "structure": file.path,
@@ -246,19 +244,19 @@ def _predict(
         "atoms": len(crystal.atomic_numbers),
         "grid": list(shape),
         "grid_from": settings.grid.why,
-        "spacing_a": _spacing_a(crystal, shape),
+        "spacing_a": spacing_a(crystal, shape),
         "seconds": prediction.seconds,
         "write_seconds": time.monotonic() - started,
         "electrons_before": prediction.electrons_before,
         "electrons": prediction.electron_count,
-        "electrons_from": electrons_from,
+        "electrons_from": todo.electrons_from,
         "flags": flags,
         "output": target.name,
         "output_bytes": size_bytes(target),
         "format": settings.form,
         "augmentation_from": settings.augmentation_from,
         "predictor": predictor.identity,
-        "inputs_sha256": inputs_sha256,
+        "inputs_sha256": todo.inputs_sha256,
         **settings.recorded,
     }
     if prediction.spread is not None:
@@ -270,10 +268,6 @@ def _predict(
 
 def _failed(file: StructureFile, error: TomatError) -> Line:
     return {"name": file.name, "structure": file.path, "error": str(error)}
-
-
-def _spacing_a(crystal: Crystal, grid_shape: Sequence[int]) -> list[float]:
-    return (np.linalg.norm(crystal.lattice, axis=1) / np.array(grid_shape)).tolist()
 
 
 def _vectors(settings: Settings, name: str) -> ReciprocalList | None:

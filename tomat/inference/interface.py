@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 
 from tomat.base.errors import TomatError
+from tomat.base.reporting import console
 from tomat.density.crystal import Crystal
 from tomat.density.grid import DensityGrid
+from tomat.density.promolecule import Promolecule
 
 if TYPE_CHECKING:
     from pymatgen.core import Structure
@@ -31,6 +33,9 @@ class Prediction(DensityGrid):
     """Of the prediction, without loading the model."""
     spread: np.ndarray | None = field(default=None, kw_only=True)
     """float32 `[nx, ny, nz]`, standard deviation over samples, e/A^3; None of a single sample."""
+    flags: tuple[Mapping[str, Any], ...] = field(default=(), kw_only=True)
+    """Where structure, grid or density are outside of what the predictor was trained on: objects with `kind`, `text`
+    and the figures behind it (`checks.py`). Empty: as the training."""
 
     @classmethod
     def of_crystal(
@@ -40,12 +45,54 @@ class Prediction(DensityGrid):
         electrons_before: float,
         seconds: float,
         spread: np.ndarray | None = None,
+        flags: tuple[Mapping[str, Any], ...] = (),
     ) -> Prediction:
         """`rho` float32 `[nx, ny, nz]`, e/A^3, on the grid of a crystal's cell."""
         return cls(
             rho, crystal.lattice, crystal.atomic_numbers, crystal.frac_coords, crystal.name,
-            electrons_before=electrons_before, seconds=seconds, spread=spread,
+            electrons_before=electrons_before, seconds=seconds, spread=spread, flags=flags,
         )  # fmt: skip
+
+
+class LearntFromDensities:
+    """What of a `Predictor` is known from its promolecule, which was fitted to its training densities."""
+
+    promolecule: Promolecule
+
+    @property
+    def elements(self) -> tuple[int, ...]:
+        """Atomic numbers that the training had."""
+        return self.promolecule.elements
+
+    @property
+    def shortest_distance_a(self) -> Mapping[tuple[int, int], float] | None:
+        """Shortest distances of neighbours in the training, A."""
+        return self.promolecule.shortest_distance_a or None
+
+    @property
+    def void_radius_a(self) -> float | None:
+        """The farthest that a point of the training's cells is from its nearest atom, A."""
+        return self.promolecule.void_radius_a
+
+    @property
+    def spacing_a(self) -> float | None:
+        """Median voxel spacing of the training, A."""
+        return self.promolecule.spacing_a or None
+
+    @property
+    def valences(self) -> Mapping[int, float] | None:
+        """Electrons that an atom of each element brings, learnt from the training set."""
+        return self.promolecule.valences or None
+
+
+def say_if_voids_unknown(promolecule: Promolecule, place: str) -> None:
+    """Print that vacuum is not checked, where the training's voids are not known."""
+    if promolecule.void_radius_a is None:
+        console.print(
+            f"note: the promolecule of {place} was fitted by an earlier tomat, which did not record how far points of "
+            "its cells were from atoms: vacuum is not flagged, only too many or too few electrons.",
+            markup=False,
+        )
 
 
 class Predictor(Protocol):
@@ -68,6 +115,17 @@ class Predictor(Protocol):
         ...
 
     @property
+    def void_radius_a(self) -> float | None:
+        """The farthest that any point of its training's cells is from its nearest atom
+        (`density.geometry.void_radius_a`). None: not known."""
+        ...
+
+    @property
+    def usual_deviation(self) -> float:
+        """Share by which the electrons of its densities, before they are scaled, differ from a crystal's at most."""
+        ...
+
+    @property
     def valences(self) -> Mapping[int, float] | None:
         """By atomic number: electrons that an atom brings, learnt from the training set. None: not known."""
         ...
@@ -83,6 +141,7 @@ class Predictor(Protocol):
         grid_shape: tuple[int, int, int] | None = None,
         *,
         electrons: float | Literal["learnt"] | None = "learnt",
+        accept: Collection[str] = (),
         on_patches: OnPatches | None = None,
     ) -> Prediction:
         """The density on a grid of the cell.
@@ -92,10 +151,11 @@ class Predictor(Protocol):
             grid_shape: voxels along a, b, c; None: as fine as the training was, 0.065 A where any is as good.
             electrons: what the density is scaled to integrate to; None leaves it as it is, and so does `learnt`, with
                 a warning, where no valences were.
+            accept: refusals that are lifted: `distances`, `normalisation` (`checks.ACCEPTABLE`).
             on_patches: told of progress.
 
         Raises:
-            TomatError: a structure that it cannot predict.
+            TomatError: a structure that it cannot predict, or a density that is more than 10 % off the electrons.
         """
         ...
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from math import prod
 from pathlib import Path
 from types import MappingProxyType
@@ -18,21 +17,21 @@ from tomat.base.errors import TomatError
 from tomat.base.reporting import console, counted
 from tomat.codec.base import UNIT_E_PER_A3, require_unit
 from tomat.density.crystal import Crystal
+from tomat.inference.asked import LEARNT, asked_of
 from tomat.inference.autoregressive import decode_autoregressive, require_cache
-from tomat.inference.choice import Choice, ChoiceKind
-from tomat.inference.defaults import LEARNT, settled
-from tomat.inference.interface import OnPatches, Prediction, normalised
+from tomat.inference.checks import MODEL_DEVIATION
+from tomat.inference.choice import Choice, ChoiceKind, choice_of
+from tomat.inference.found import DecoderName, FoundWeights, find_weights, identity_of
+from tomat.inference.interface import LearntFromDensities, OnPatches, Prediction, say_if_voids_unknown
 from tomat.inference.memory import free_bytes, largest_batch
 from tomat.inference.parallel import batches, cell_patches, decode_parallel, first_rows
-from tomat.inference.trained import LoadedRun, load_trained
+from tomat.inference.trained import LoadedRun, load_weights_found
 from tomat.model.any_decoder import environment_of
 from tomat.model.kv_cache import KvCacheDtype, check_kv_cache_dtype
 from tomat.settings.config import TrainConfig
 
 if TYPE_CHECKING:
     from pymatgen.core import Structure
-
-DecoderName = Literal["parallel", "autoregressive"]
 
 MOST_SEQUENCES: Mapping[DecoderName, int] = MappingProxyType({"parallel": 16, "autoregressive": 256})
 """Sequences of one device at a time, if there is memory for them: one pass over 16 patches keeps any chip busy, a step
@@ -95,7 +94,7 @@ def sequences_to_try(decoder: DecoderName, n_rows: int, devices: int) -> int:
     return each * devices
 
 
-class RunPredictor:
+class RunPredictor(LearntFromDensities):
     """The model of a run.
 
     Args:
@@ -133,36 +132,18 @@ class RunPredictor:
         self._means = run.codec.decode(np.arange(run.codec.n_density_tokens), decoder="mean")
 
     @property
-    def elements(self) -> tuple[int, ...]:
-        """Atomic numbers that its training had."""
-        return self.promolecule.elements
-
-    @property
-    def shortest_distance_a(self) -> Mapping[tuple[int, int], float] | None:
-        """Shortest distances of neighbours in its training, A."""
-        return self.promolecule.shortest_distance_a or None
-
-    @property
-    def spacing_a(self) -> float | None:
-        """Median voxel spacing of its training, A."""
-        return self.promolecule.spacing_a or None
-
-    @property
-    def valences(self) -> Mapping[int, float] | None:
-        """Electrons that an atom of each element brings, learnt from the training set."""
-        return self.promolecule.valences or None
+    def usual_deviation(self) -> float:
+        """As `Predictor.usual_deviation`."""
+        return MODEL_DEVIATION
 
     @property
     def identity(self) -> str:
         """The run, its step and decoder."""
-        config = self.run.config
-        how = f"parallel, rounds {self.rounds}" if self.decoder == "parallel" else f"autoregressive, {self.choice}"
-        if self.kv_cache_dtype != "compute":
-            how += f", kv_cache_dtype {self.kv_cache_dtype}"
-        return (
-            f"run {config.run_name} step {self.run.step}, weights {self.run.weights}, codec {self.run.codec.sha256}, "
-            f"promolecule {self.promolecule.sha256}, {how}"
-        )
+        run = self.run
+        return identity_of(
+            (run.config.run_name, run.step, run.weights), run.codec.sha256, self.promolecule, self.decoder, self.rounds,
+            self.choice, self.kv_cache_dtype,
+        )  # fmt: skip
 
     def predict(
         self,
@@ -170,17 +151,16 @@ class RunPredictor:
         grid_shape: tuple[int, int, int] | None = None,
         *,
         electrons: float | Literal["learnt"] | None = LEARNT,
+        accept: Collection[str] = (),
         on_patches: OnPatches | None = None,
     ) -> Prediction:
         """As `Predictor.predict`.
 
         Raises:
-            TomatError: An element that no training density had, or a structure that the layout cannot hold.
+            TomatError: As `asked_of` and `Asked.answer`, or a structure that the layout cannot hold.
         """
-        started = time.monotonic()
-        crystal, grid_shape, electrons = settled(self, structure, grid_shape, electrons)
-        self.promolecule.check_elements(crystal)
-        patches = cell_patches(self.run, crystal, grid_shape)
+        asked = asked_of(self, structure, grid_shape, electrons, accept)
+        patches = cell_patches(self.run, asked.crystal, asked.grid_shape)
         trainer = self.run.config.trainer_config()
         samples, n_patches, n_voxels = self.choice.samples, len(patches.anchors), prod(patches.patch_shape)
         rows = np.arange(samples * n_patches, dtype=np.int32)
@@ -199,13 +179,7 @@ class RunPredictor:
                     on_patches(min(len(parts) * size, len(rows)), len(rows))
         values = np.concatenate(parts).reshape(samples, n_patches, n_voxels)
         cells = np.stack([patches.assembled(each) for each in values])
-        mean = cells.mean(axis=0)
-        rho, before = normalised(mean, crystal, electrons)
-        spread = None
-        if samples > 1:
-            scale = 1.0 if electrons is None else electrons / before
-            spread = (cells.std(axis=0, ddof=1) * np.float32(scale)).astype(np.float32)
-        return Prediction.of_crystal(rho, crystal, before, time.monotonic() - started, spread)
+        return asked.answer(cells.mean(axis=0), cells.std(axis=0, ddof=1) if samples > 1 else None)
 
     def _arguments(self, model: LmHeadModel, batch: dict[str, np.ndarray], n_voxels: int) -> tuple[Any, ...]:
         """What the decoder is called with."""
@@ -268,13 +242,27 @@ def load(
     Raises:
         TomatError: No such run, one whose model cannot predict from a structure, or words that do not go together.
     """
-    drawn = {"samples": samples, "temperature": temperature, "seed": seed}
-    given = {name: value for name, value in drawn.items() if value is not None}
-    if decoder == "parallel" and (given or choice is not None):
-        raise TomatError(
-            f"{next(iter(given), 'choice')} is for the autoregressive decoder; the parallel one has one answer. "
-            "Choose decoder autoregressive, or leave it out."
-        )
-    chosen = Choice(choice or ("sampled" if given else "median"), **given)
-    check_kv_cache_dtype(kept := kv_cache_dtype or "compute", decoder)
-    return RunPredictor(load_trained(run_dir, step, packed=True), rounds, decoder, chosen, kept)
+    drawn = {"choice": choice, "samples": samples, "temperature": temperature, "seed": seed}
+    choice_of(decoder, **drawn)
+    check_kv_cache_dtype(kv_cache_dtype or "compute", decoder)
+    found = find_weights(run_dir, step)
+    loaded = load_found(found, rounds=rounds, decoder=decoder, kv_cache_dtype=kv_cache_dtype, **drawn)
+    say_if_voids_unknown(loaded.promolecule, str(run_dir))
+    return loaded
+
+
+def load_found(
+    found: FoundWeights,
+    *,
+    rounds: int = 1,
+    decoder: DecoderName = "parallel",
+    kv_cache_dtype: KvCacheDtype | None = None,
+    **drawn: Any,
+) -> RunPredictor:
+    """The predictor with weights that were found; the rest as for `load`.
+
+    Raises:
+        TomatError: As `load`.
+    """
+    chosen, kept = choice_of(decoder, **drawn), kv_cache_dtype or "compute"
+    return RunPredictor(load_weights_found(found, packed=True), rounds, decoder, chosen, kept)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-import time
-from collections.abc import Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -12,15 +11,16 @@ from typing import TYPE_CHECKING, Literal
 from tomat.base.errors import TomatError
 from tomat.density.crystal import Crystal
 from tomat.density.promolecule import Promolecule
-from tomat.inference.defaults import LEARNT, settled
-from tomat.inference.interface import OnPatches, Prediction, normalised
+from tomat.inference.asked import LEARNT, asked_of
+from tomat.inference.checks import PROMOLECULE_DEVIATION
+from tomat.inference.interface import LearntFromDensities, OnPatches, Prediction, say_if_voids_unknown
 
 if TYPE_CHECKING:
     from pymatgen.core import Structure
 
 
 @dataclass(frozen=True, eq=False)
-class PromoleculePredictor:
+class PromoleculePredictor(LearntFromDensities):
     """A `Predictor` of the sum of atoms.
 
     Its functions hold no whole number of electrons: in a salt, that of an anion holds a part of the cation's. Valences
@@ -30,24 +30,14 @@ class PromoleculePredictor:
     promolecule: Promolecule
 
     @property
-    def shortest_distance_a(self) -> Mapping[tuple[int, int], float] | None:
-        """Shortest distances of neighbours in the densities it was fitted to, A."""
-        return self.promolecule.shortest_distance_a or None
-
-    @property
     def spacing_a(self) -> float | None:
         """Any is as good: it is a sum of functions."""
         return None
 
     @property
-    def valences(self) -> Mapping[int, float] | None:
-        """Electrons that an atom of each element brings, learnt from those densities."""
-        return self.promolecule.valences or None
-
-    @property
-    def elements(self) -> tuple[int, ...]:
-        """Atomic numbers it was fitted to."""
-        return self.promolecule.elements
+    def usual_deviation(self) -> float:
+        """As `Predictor.usual_deviation`."""
+        return PROMOLECULE_DEVIATION
 
     @property
     def identity(self) -> str:
@@ -60,15 +50,15 @@ class PromoleculePredictor:
         grid_shape: tuple[int, int, int] | None = None,
         *,
         electrons: float | Literal["learnt"] | None = LEARNT,
+        accept: Collection[str] = (),
         on_patches: OnPatches | None = None,
     ) -> Prediction:
         """As `Predictor.predict`; the whole cell is one patch."""
-        started = time.monotonic()
-        crystal, grid_shape, electrons = settled(self, structure, grid_shape, electrons)
-        rho, before = normalised(self.promolecule.density(crystal, grid_shape), crystal, electrons)
+        asked = asked_of(self, structure, grid_shape, electrons, accept)
+        rho = self.promolecule.density(asked.crystal, asked.grid_shape)
         if on_patches is not None:
             on_patches(1, 1)
-        return Prediction.of_crystal(rho, crystal, before, time.monotonic() - started)
+        return asked.answer(rho)
 
 
 def load_promolecule(path: str | os.PathLike[str]) -> PromoleculePredictor:
@@ -81,4 +71,6 @@ def load_promolecule(path: str | os.PathLike[str]) -> PromoleculePredictor:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise TomatError(f"{path} cannot be read as a promolecule ({type(error).__name__}: {error}).") from error
-    return PromoleculePredictor(Promolecule.from_text(text, os.fspath(path)))
+    promolecule = Promolecule.from_text(text, os.fspath(path))
+    say_if_voids_unknown(promolecule, os.fspath(path))
+    return PromoleculePredictor(promolecule)

@@ -338,8 +338,8 @@ def formula(crystal: Crystal) -> str:
 
 def _molecule(source: str) -> TomatError:
     return TomatError(
-        f"{source} has no lattice: it is a molecule. tomat predicts periodic cells; put a box around it, with at least "
-        "the cut-off of the model between periodic images."
+        f"{source} has no lattice: it is a molecule. tomat predicts crystals; models that have not learnt from vacuum "
+        "fill a box around a molecule with charge."
     )
 
 

@@ -11,21 +11,21 @@ from levanter.utils.tree_utils import inference_mode
 
 from tomat.base.errors import TomatError
 from tomat.base.event_loop import outside_event_loop
-from tomat.base.layout import CODEC_FILE, CONFIG_FILE, PROMOLECULE_FILE, WEIGHTS_FOLDER
+from tomat.base.layout import CODEC_FILE, CONFIG_FILE, PROMOLECULE_FILE
 from tomat.base.reporting import console
 from tomat.codec.base import DensityCodec
 from tomat.codec.files import load_codec
 from tomat.density.promolecule import Promolecule
+from tomat.inference.found import FoundWeights, find_weights
 from tomat.model.any_decoder import environment_of
 from tomat.model.devices import ignore_absent_tpu
 from tomat.model.environment import EnvironmentTables, environment_tables
-from tomat.runs.checkpoints import AVERAGED, find_checkpoint
-from tomat.runs.published import is_remote
+from tomat.runs.checkpoints import AVERAGED
 from tomat.settings.config import TrainConfig, recorded_config
 from tomat.training.restore import load_weights
 from tomat.training.startup import quiet_terminal
 from tomat.weights.arrays import model_of
-from tomat.weights.folder import is_weights_folder, read_weights
+from tomat.weights.folder import read_weights
 from tomat.weights.packed import check_compressible, with_packed
 
 
@@ -83,71 +83,55 @@ def load_trained(run_dir: str | Path, step: int | None = None, *, packed: bool =
         TomatError: No such run, no whole checkpoint, one that does not fit the run's configuration, or a damaged
             folder.
     """
+    return load_weights_found(find_weights(run_dir, step), packed=packed)
+
+
+def load_weights_found(found: FoundWeights, *, packed: bool = False) -> LoadedRun:
+    """The model with weights that were found.
+
+    Raises:
+        TomatError: As `load_trained`.
+    """
     quiet_terminal()
     ignore_absent_tpu()
-    folder = Path(run_dir)
-    config_path = folder / CONFIG_FILE
-    if not config_path.exists():
-        raise TomatError(f"{folder} is not a run: it has no {CONFIG_FILE}.")
-    config = recorded_config(config_path)
-    if config.distillation is not None and not is_weights_folder(folder):
-        folder = _distilled(folder, step)
-    if is_weights_folder(folder):
-        model, found_step, weights = _stored(folder, config, step, packed)
+    folder = found.folder
+    config = recorded_config(folder / CONFIG_FILE)
+    if found.checkpoint is None:
+        model = _stored(folder, config, packed)
     else:
-        model, found_step, weights = _checkpoint(folder, config, step)
+        model = _checkpoint(found.checkpoint, folder, config)
     codec, promolecule = load_codec(str(folder / CODEC_FILE)), None
     if (folder / PROMOLECULE_FILE).exists():
-        text = (folder / PROMOLECULE_FILE).read_text(encoding="utf-8")
-        promolecule = Promolecule.from_text(text, str(folder / PROMOLECULE_FILE))
-    return LoadedRun(config, inference_mode(model, True), codec, promolecule, found_step, weights)
+        promolecule = Promolecule.load(folder / PROMOLECULE_FILE)
+    return LoadedRun(config, inference_mode(model, True), codec, promolecule, found.step, found.kind)
 
 
-def _distilled(folder: Path, step: int | None) -> Path:
-    """The folder of weights that a run with `distillation` has left."""
-    if step is not None:
-        raise TomatError(
-            f"{folder} trained a model in few bits, whose checkpoints hold what is trained alone: `tomat export --run "
-            f"{folder} --step {step} --output OUT` makes a folder that predicts."
-        )
-    if not is_weights_folder(folder / WEIGHTS_FOLDER):
-        raise TomatError(
-            f"{folder} has not ended: its {WEIGHTS_FOLDER} are not there. Go on with `tomat train`, or make a folder "
-            f"that predicts of its newest checkpoint: `tomat export --run {folder} --output OUT`."
-        )
-    return folder / WEIGHTS_FOLDER
-
-
-def _checkpoint(folder: Path, config: TrainConfig, step: int | None) -> tuple[LmHeadModel, int, str]:
-    """Model, step and kind of weights of a run's checkpoint."""
-    place = config.run_dir if is_remote(config.output_dir) else str(folder)
-    found = find_checkpoint(place, step, config.temporary_checkpoints)
+def _checkpoint(path: str, folder: Path, config: TrainConfig) -> LmHeadModel:
+    """The model of a run's checkpoint."""
     trainer = config.trainer_config()
 
     def load() -> tuple[LmHeadModel, str]:
         with trainer.use_device_mesh():
-            return load_weights(config, found.path, trainer.parameter_axis_mapping, trainer.device_mesh)
+            return load_weights(config, path, trainer.parameter_axis_mapping, trainer.device_mesh)
 
     try:
         # Levanter 0.2.227 reads checkpoints with `asyncio.run`, which a notebook's own loop refuses.
         model, weights = outside_event_loop(load)
     except (ValueError, KeyError, FileNotFoundError) as error:
-        raise TomatError(f"{found.path} does not hold the model of {folder / CONFIG_FILE}: {error}") from error
+        raise TomatError(f"{path} does not hold the model of {folder / CONFIG_FILE}: {error}") from error
     if weights == AVERAGED:
-        console.print(f"weights of {found.path}: averaged, as trainer.model_averaging says.")
-    return model, found.step, weights
+        console.print(f"weights of {path}: averaged, as trainer.model_averaging says.")
+    return model
 
 
-def _stored(folder: Path, config: TrainConfig, step: int | None, packed: bool) -> tuple[LmHeadModel, int, str]:
-    """The same of a folder of weights."""
+def _stored(folder: Path, config: TrainConfig, packed: bool) -> LmHeadModel:
+    """That of a folder of weights."""
     stored = read_weights(folder)
     if stored.quantised:
         check_compressible(config, str(folder))
-    if step not in (None, stored.step):
-        raise TomatError(f"{folder} holds the weights of step {stored.step} alone; leave out --step {step}.")
     trainer = config.trainer_config()
     try:
         model = model_of(stored.arrays, config, trainer.parameter_axis_mapping, trainer.device_mesh)
     except TomatError as error:
         raise TomatError(f"{folder}: {error}") from None
-    return with_packed(model, stored.quantised) if packed else model, stored.step, stored.weights
+    return with_packed(model, stored.quantised) if packed else model

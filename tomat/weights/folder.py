@@ -28,10 +28,9 @@ from tomat.base.layout import CODEC_FILE, CONFIG_FILE, EVALUATION_FILE, PAGE_FIL
 from tomat.base.reporting import first_line, readable_bytes, write_json, write_text, writing
 from tomat.weights.arrays import PARTS, Part, arrays_sha256, part_of
 from tomat.weights.quantise import Quantised, Scheme, check_offered, quantise
+from tomat.weights.record import FORMAT_VERSION, WEIGHTS_FILE, read_weights_record
 
 ARRAYS_FILE = "model.safetensors"
-WEIGHTS_FILE = "weights.json"
-FORMAT_VERSION = 1
 SEPARATOR = "|"
 """Between the name of an array and the part of its quantised form; no name has it."""
 
@@ -100,11 +99,6 @@ class StoredWeights:
     def arrays(self) -> dict[str, np.ndarray]:
         """All of them unpacked, by name."""
         return {name: its.values() if isinstance(its, Quantised) else its for name, its in self.stored.items()}
-
-
-def is_weights_folder(folder: Path) -> bool:
-    """Whether a folder is one that `write_weights` made."""
-    return (folder / WEIGHTS_FILE).is_file()
 
 
 def write_weights(
@@ -200,18 +194,8 @@ def read_weights(folder: Path) -> StoredWeights:
     Raises:
         TomatError: It is damaged, is of a later tomat, or another codec or configuration was put into it.
     """
-    try:
-        values = json.loads((folder / WEIGHTS_FILE).read_text(encoding="utf-8"))
-        version, hashes = values["format_version"], dict(values["sha256"])
-        step, kind, how = int(values["step"]), str(values["weights"]), dict(values["quantised"])
-        quantised_from = values.get("quantised_from")
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise TomatError(f"{folder / WEIGHTS_FILE} is damaged ({error!r}); write the folder again.") from None
-    if version != FORMAT_VERSION:
-        raise TomatError(
-            f"{folder} has format version {version}; this tomat reads {FORMAT_VERSION}. Install a newer one."
-        )
-    for name, expected in hashes.items():
+    record = read_weights_record(folder)
+    for name, expected in record.sha256.items():
         if name == PAGE_FILE:  # yours to edit
             continue
         path = folder / name
@@ -236,10 +220,10 @@ def read_weights(folder: Path) -> StoredWeights:
             arrays[name] = array
     for name, its in parts.items():
         try:
-            arrays[name] = Quantised.of_arrays(its, how.get(name) or {})
+            arrays[name] = Quantised.of_arrays(its, record.quantised.get(name) or {})
         except TomatError as error:
             raise TomatError(f"{folder / ARRAYS_FILE}, {name}: {error}; write the folder again.") from None
-    return StoredWeights(arrays, step, kind, quantised_from)
+    return StoredWeights(arrays, record.step, record.weights, record.quantised_from)
 
 
 @contextmanager
@@ -283,8 +267,12 @@ def _error_of(run_dir: Path, compressed: bool) -> str:
     """What the run's own evaluation says of whole held-out cells."""
     try:
         found = json.loads((run_dir / EVALUATION_FILE).read_text(encoding="utf-8"))["free_running"]
-        median, cells = found["over_materials"]["free_running_nmae"]["median"], len(found["materials"])
+        over, cells = found["over_materials"]["free_running_nmae"], len(found["materials"])
+        median, mean = over["median"], over["mean"]
     except (OSError, ValueError, KeyError, TypeError):
         return f"the run has no {EVALUATION_FILE} with whole predicted cells; `tomat eval --free_running` measures it."
     before = " before it was compressed; `tomat eval --free_running` measures this folder's" if compressed else ""
-    return f"median NMAE {100 * median:.2f} % of {cells} held-out cells, predicted from their structures alone{before}."
+    return (
+        f"NMAE of {cells} held-out cells, predicted from their structures alone: median {100 * median:.2f} %, mean "
+        f"{100 * mean:.2f} %{before}."
+    )

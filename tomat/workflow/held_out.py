@@ -98,6 +98,7 @@ def evaluate_held_out(
     from tomat.density.outputs import write_density
     from tomat.evaluation.picture import draw_plane, predicted_plane, teacher_forced_plane
     from tomat.evaluation.teacher_forced import TeacherForcedConfig, evaluator_of
+    from tomat.inference.checks import ACCEPTABLE
     from tomat.inference.predictor import RunPredictor, can_predict
     from tomat.inference.trained import load_trained
     from tomat.workflow.bars import evaluate_with_bar, predict_with_bar
@@ -118,7 +119,8 @@ def evaluate_held_out(
         free_running = predict_with_bar(predictor, names, held.load_whole, run.settings(cell_words))
         if asked.picture:
             truth, first = held.load_whole(names[0]), free_running.materials[0]
-            prediction = predictor.predict(Crystal.of(truth), truth.grid_shape, electrons=first.electrons)
+            crystal, accept = Crystal.of(truth), tuple(ACCEPTABLE)
+            prediction = predictor.predict(crystal, truth.grid_shape, electrons=first.electrons, accept=accept)
             draw_plane(predicted_plane(prediction.rho, truth), run_dir / PREDICTION_FIGURE)
             # For the run's page, where both are turned and sliced.
             write_density(truth, run_dir / REFERENCE_DENSITY, "cube")

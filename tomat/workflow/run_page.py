@@ -203,7 +203,8 @@ def _evaluation(evaluation: "TeacherForcedResult") -> str:
         for material in evaluation.materials
     ]
     spreads = [evaluation.spread(name) for _, name in COLUMNS]
-    body.append(("**median over materials**", *(f"{100 * item.median:.2f}" for item in spreads)))
+    for row in ("median", "mean"):
+        body.append((f"**{row} over materials**", *(f"{100 * getattr(item, row):.2f}" for item in spreads)))
     return markdown_table(header, body)
 
 
@@ -211,8 +212,9 @@ def _predictions(free_running: "FreeRunningResult") -> str:
     columns = free_running.columns
     header = ("material", *(f"{heading} %" for heading, _ in columns), "seconds")
     body = [free_running.row(material) for material in free_running.materials]
-    medians = (f"{100 * free_running.spread(name).median:.2f}" for _, name in columns)
-    body.append(("**median over materials**", *medians, ""))
+    spreads = [free_running.spread(name) for _, name in columns]
+    for row in ("median", "mean"):
+        body.append((f"**{row} over materials**", *(f"{100 * getattr(item, row):.2f}" for item in spreads), ""))
     return markdown_table(header, body)
 
 

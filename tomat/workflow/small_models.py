@@ -83,8 +83,9 @@ def small_model(folder: Path) -> SmallModel:
     from tomat.inference.trained import load_trained
     from tomat.settings.config import recorded_config
     from tomat.weights.arrays import named_arrays
-    from tomat.weights.folder import is_weights_folder, read_weights
+    from tomat.weights.folder import read_weights
     from tomat.weights.packed import memory_bytes
+    from tomat.weights.record import is_weights_folder
 
     measured = _measured(folder)
     run = load_trained(folder, packed=True)

@@ -28,6 +28,7 @@ from tomat.profile.breakdown import Breakdown
 from tomat.profile.hlo_files import load_program, program_from_text
 from tomat.profile.program_breakdown import breakdown_from_program
 from tomat.settings.config import TrainConfig
+from tomat.training.mfu import step_work
 from tomat.tuning.sweep import plan_rows, record_path, rows_on_record, run_sweep
 from tomat.tuning.sweep_answers import explanation
 from tomat.tuning.sweep_config import SweepConfig, SweepRow, load_sweep
@@ -73,7 +74,7 @@ MEASURED = CalibrationRow(
 def stored_plan(config: TrainConfig, slice_: Slice, compiled: CompiledStep, breakdown: Breakdown | None) -> Plan:
     """A plan as `make_plan` would return it, from a stored compile; its step takes what `breakdown` says, +/- 10 %."""
     model = ChipModel("v6e", Parameters())
-    plan = Plan(config, slice_, compiled, Calibration((MEASURED,)), model)
+    plan = Plan(config, slice_, compiled, Calibration((MEASURED,)), model, step_work(config, "tpu"))
     # What is computed once, and then kept, is kept already.
     vars(plan)["step"] = None
     if breakdown is not None:

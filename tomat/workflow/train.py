@@ -150,9 +150,13 @@ def write_profile_page(config: "TrainConfig", result: "TrainResult") -> Path | N
 
     if jax.process_index() != 0 or not any((result.run_dir / PROFILER_FOLDER).rglob("*.xplane.pb")):
         return None
-    work = step_work(config, jax.devices()[0].platform)
-    times = RunTimes.from_rows(read_metrics(result.run_dir / METRICS_FILE))
-    mfu = run_report(work, times, slice_named(config.slice) if config.slice is not None else None)
+    mfu = None
+    try:
+        work = step_work(config, jax.devices()[0].platform)
+        times = RunTimes.from_rows(read_metrics(result.run_dir / METRICS_FILE))
+        mfu = run_report(work, times, slice_named(config.slice) if config.slice is not None else None)
+    except TomatError as error:
+        console.print(f"[yellow]warning:[/yellow] the page of the profile has no MFU: {error}")
     try:
         breakdown = load_breakdown(str(result.run_dir))
         return write_run_page(

@@ -15,6 +15,7 @@ from tomat.cost.estimate import StepEstimate, estimate_step
 from tomat.cost.llo import slot_utilisation
 from tomat.cost.op_times import PALLAS_TARGET
 from tomat.cost.schedule_model import matched_schedules
+from tomat.cost.support import untimed_share
 from tomat.hardware.chips import Slice
 from tomat.hardware.mfu import MFU_KEYS, StepWork, peaks_dict, slice_dict
 from tomat.planning.calibration import Calibration
@@ -136,6 +137,7 @@ class Plan:
             "models_seconds": self.step.model_table() if self.step is not None else None,
             "assumed": [one.to_dict() for one in self.step.assumed] if self.step is not None else None,
             "rests_on": [part.to_dict() for part in self.step.supports] if self.step is not None else None,
+            "untimed_step_share": untimed_share(self.step.supports) if self.step is not None else None,
             "pallas_kernels": self.pallas_kernels(),
             "collectives": (
                 {name: asdict(time) for name, time in self.step.collectives.items()} if self.step is not None else None

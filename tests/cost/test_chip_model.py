@@ -9,6 +9,7 @@ import pytest
 
 from tomat.base.errors import TomatError
 from tomat.cost.chip_model import (
+    CHECKOUT_FILE,
     NAMES,
     RECORD_FILE,
     ChipModel,
@@ -22,9 +23,9 @@ from tomat.cost.chip_model import (
 )
 from tomat.cost.op_times import OpTimes
 from tomat.cost.roofline import RooflineTime
-from tomat.cost.support import ASSUMED_ERROR, step_error, supports
+from tomat.cost.support import ASSUMED_ERROR, Support, step_error, supports, untimed_share, untimed_text
 from tomat.cost.transfers import Transfer
-from tomat.hardware.chips import slice_named
+from tomat.hardware.chips import CHIPS, slice_named
 from tomat.profile.categories import Category
 
 BANDWIDTH = 1e12
@@ -143,3 +144,49 @@ def test_the_range_of_a_step_is_that_of_its_parts(tmp_path):
     assert step_error(parts) == pytest.approx(math.hypot(0.075, 0.25 * ASSUMED_ERROR))
     assert supports(ops, replace(model, borrowed=True))[0].error == ASSUMED_ERROR
     assert supports([], model) == () and step_error(()) == 0.0
+
+
+def pallas(category: Category, seconds: float) -> OpTimes:
+    return replace(op("mxu", seconds), category=category, pallas=True)
+
+
+def test_pallas_kernels_that_the_chip_has_not_timed_have_the_error_of_one_that_has():
+    """A v6e has timed attention forward alone: what bounds a kernel says nothing of how right its plan is."""
+    model, tpu7x = ChipModel.load(None, V6E), ChipModel.load(None, CHIPS["tpu7x"])
+    forward, backward, loss, other = (
+        pallas(kind, seconds)
+        for kind, seconds in (
+            (Category.ATTENTION_FORWARD, 4.0), (Category.ATTENTION_BACKWARD, 3.0), (Category.LOSS, 2.0),
+            (Category.NORM_ROTARY, 1.0),
+        )
+    )  # fmt: skip
+    parts = supports([forward, backward, loss, other], model)
+    record = json.loads(CHECKOUT_FILE.read_text())["chips"]["tpu7x"]["operations"]
+    p90 = {name: errors["absolute_error_p90"] for name, errors in record.items()}
+    backward_p90 = p90["pallas_mosaic_tpu_flash_attention_vjp"]
+    loss_p90 = p90["pallas_mosaic_tpu_linear_softmax_cross_entropy_loss_vjp"]
+    assert [(part.name, part.error, part.chips) for part in parts] == [
+        ("matrix unit", model.errors["mxu"].p90, ()),
+        ("Pallas kernels, attention backward", pytest.approx(backward_p90 / (1 - backward_p90)), ("tpu7x",)),
+        ("Pallas kernels, loss", pytest.approx(loss_p90 / (1 - loss_p90)), ("tpu7x",)),
+        ("Pallas kernels, normalisation and rotary", ASSUMED_ERROR, ()),
+    ]
+    # What is planned 30 % short takes as much longer as the range allows.
+    assert 1 + parts[2].error == pytest.approx(1 / (1 - loss_p90))
+    assert untimed_share(parts) == pytest.approx(0.6)
+    assert untimed_text(parts).startswith("60.0 %: Pallas kernels, attention backward 30.0 %")
+    plain = [replace(each, pallas=False) for each in (forward, backward, loss, other)]
+    assert step_error(parts) > 1.5 * step_error(supports(plain, model))
+    assert untimed_share(supports(plain, model)) == 0.0
+    # The chip that has timed them all but one.
+    assert untimed_share(supports([forward, backward, loss, other], tpu7x)) == pytest.approx(0.1)
+    # A chip with no timings at all rests on none, and a record of before has no operations.
+    assert untimed_share(supports(plain, replace(model, borrowed=True))) == pytest.approx(1.0)
+    assert {part.error for part in supports([backward, loss], replace(model, operations={}))} == {ASSUMED_ERROR}
+
+
+def test_a_part_reads_back_from_a_report_of_before():
+    kept = {"kind": "hbm", "seconds_per_step": 1.0, "step_share": 0.5, "error": 0.05, "measured_kernels": 40}
+    assert Support(**kept).timed == "40" and Support(**kept).name == "HBM"
+    part = Support("interconnect", 1.0, 0.5, ASSUMED_ERROR, 0, ("tpu7x",))
+    assert Support(**json.loads(json.dumps(part.to_dict()))).timed == "none: error as on tpu7x"

@@ -38,13 +38,14 @@ def test_a_batched_dot():
 def test_products_of_int8_run_at_the_int8_peak_where_there_is_one():
     operation = "s32[1024,4096]{1,0} dot(a, b), lhs_contracting_dims={1}, rhs_contracting_dims={0}"
     narrow = product_of(operation, "s8[1024,1024]{1,0}", "s8[1024,4096]{1,0}")
-    assert narrow == MatrixProduct(1, 1024, 4096, 1024, 8, int8=True)
+    assert narrow == MatrixProduct(1, 1024, 4096, 1024, 8, "int8")
     assert mxu_seconds([narrow], V6E) == pytest.approx(flops(narrow) / 1836e12)
     assert mxu_seconds([narrow], CHIPS["tpu7x"]) == pytest.approx(flops(narrow) / (2307e12 / 2))
-    # One operand in 8 bits is multiplied as bfloat16 is, and so are floats of 8 bits.
-    for a, b in (("s8", "bf16"), ("f8e4m3fn", "f8e4m3fn")):
+    # One operand in 8 bits is multiplied as bfloat16 is, and so are, on this chip, floats of 8 bits and of 32.
+    for a, b, kind in (("s8", "bf16", "bf16"), ("f8e4m3fn", "f8e4m3fn", "fp8"), ("f32", "f32", "f32")):
         other = product_of(operation.replace("s32", "f32"), f"{a}[1024,1024]{{1,0}}", f"{b}[1024,4096]{{1,0}}")
-        assert not other.int8
+        assert other.operands == kind
+        assert flops(other) == flops(narrow)
         assert mxu_seconds([other, narrow], V6E) == pytest.approx(flops(narrow) * (1 / 918e12 + 1 / 1836e12))
 
 
@@ -85,7 +86,7 @@ CONVOLUTIONS = {
         "s32[64,256]{1,0} convolution(a, b), dim_labels=bf_oi->bf",
         "s8[64,128]{1,0}",
         "s8[256,128]{1,0}",
-        MatrixProduct(1, 64, 256, 128, 8, int8=True),
+        MatrixProduct(1, 64, 256, 128, 8, "int8"),
     ),
 }
 

@@ -10,10 +10,12 @@ from html_reader import read_page, values_of
 from tomat.base.errors import TomatError
 from tomat.cost.buffers import Buffer
 from tomat.cost.memory import LIVE_AT_PEAK, MemoryReport
-from tomat.html.charts import module_path
+from tomat.cost.support import Support
+from tomat.html.charts import module_path, roofline
 from tomat.html.document import page_html
 from tomat.html.kinds import page_of
 from tomat.html.step import breakdown_page
+from tomat.profile.breakdown import Roofs
 
 SPAN = {"estimate": 5e-3, "low": 4e-3, "high": 6e-3}
 MEMORY = MemoryReport(
@@ -59,12 +61,17 @@ def test_a_plan_has_its_memory_over_the_schedule_and_the_buffers_at_the_peak(ste
         "step_seconds": SPAN,
         "mfu_full": SPAN,
         "slice": "v6e-4",
+        "rests_on": [
+            Support("hbm", 3e-3, 0.6, 0.05, 40).to_dict(),
+            Support("interconnect", 2e-3, 0.4, 0.5, 0).to_dict(),
+        ],
         "models_seconds": {"matmul": {"compiler": 1e-3, "roofline": 2e-3, "schedule": 0.0, "estimate": 3e-3}},
     }
     reader = read_page(page_html(breakdown_page(step, "plan", report=report)))
     area = next(trace for figure in reader.figures for trace in figure["data"] if trace.get("fill") == "tozeroy")
     assert list(values_of(area["x"])) == [0.0, 50.0, 90.0] and list(values_of(area["y"])) == [1.0, 2.0, 1.0]
     assert "at most 2.000 GiB at 50 % of it" in reader.text and "1. fusion.9" in reader.text and "<plan>" in reader.text
+    assert "on kernels without timings" in reader.text and "40.0 %: interconnect 40.0 %" in reader.text
     assert asdict(MemoryReport.from_dict(report["memory"])) == asdict(MEMORY)
 
 
@@ -92,3 +99,14 @@ def test_a_plan_that_does_not_fit_shows_what_fills_the_memory_and_what_was_tried
     assert "does not fit: 1 GiB too much" in reader.text and "1. fusion.9" in reader.text
     assert [cell for cell, _ in reader.tables[-1][0]] == ["--sharding zero1", "2.00", "yes", ""]
     assert page.figures["fits"] is False
+
+
+def test_int8_products_have_a_roof_of_their_own(step):
+    """On the bf16 roof they would stand above it."""
+    roofs = Roofs.of_device_kind("TPU v6 lite")
+    first, *others = step.ops
+    fast = replace(first, flops=1.5 * 918e12 * first.seconds, hbm_bytes=1e3, operands="int8")
+    figure = roofline(replace(step, roofs=roofs, ops=(fast, *others)))
+    assert figure is not None
+    lines = {trace["name"]: max(trace["y"]) for trace in figure.data if trace.get("mode") == "lines"}
+    assert lines == {"roofs": 918e12, "int8 products": 1836e12}

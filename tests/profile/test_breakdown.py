@@ -85,3 +85,21 @@ def test_figures_that_are_none_are_refused(seconds):
         Breakdown.from_dict({**good, "ops": [{**good["ops"][0], "seconds": seconds}]}, "x.json")
     with pytest.raises(TomatError, match="the operations take 2.0 s and the step 1.0 s"):
         Breakdown.from_dict({**good, "ops": [good["ops"][0], {**good["ops"][0], "name": "twice"}]}, "x.json")
+
+
+def test_operations_are_held_to_the_peak_for_what_they_multiply():
+    roofs = Roofs.of_device_kind("TPU v6 lite")
+    half = 918e12 / 2
+    rows = [op(flops=half, name="a"), op(flops=2 * half, name="b", operands="int8"), op(flops=half, operands="f32")]
+    breakdown = of(*rows, roofs=roofs)
+    assert [breakdown.group(row.name, [row]).flops_fraction for row in rows] == pytest.approx([0.5] * 3)
+    assert breakdown.categories[0].flops_fraction == pytest.approx(0.5)
+    assert Breakdown.from_dict(breakdown.to_dict()).ops == breakdown.top(3)
+    # A breakdown of before does not say, and stands on the bf16 peak.
+    older = breakdown.to_dict()
+    for row in older["ops"]:
+        row.pop("operands")
+    read = Breakdown.from_dict(older)
+    assert max(read.group(row.name, [row]).flops_fraction or 0.0 for row in read.ops) == pytest.approx(1.0)
+    with pytest.raises(TomatError, match="operands is 'int3'"):
+        Breakdown.from_dict(older | {"ops": [{**older["ops"][0], "operands": "int3"}, *older["ops"][1:]]})

@@ -192,3 +192,16 @@ def test_a_sweep_that_is_not_whole_says_how_many_rows_are_planned(tmp_path):
     path.write_text(json.dumps(record | {"rows": [{"name": name} for name in "abc"]}))
     write_index(tmp_path)
     assert "| [A sweep](s.md) | 3 | 2 | a |" in (tmp_path / "index.md").read_text()
+
+
+def test_a_planned_figure_stands_beside_its_range_and_what_of_it_was_never_timed(tmp_path, breakdown):
+    span = {"estimate": 0.5, "low": 0.4, "high": 0.6}
+    figures = {"step_seconds": 0.5, "mfu_full": 0.5, "hfu": 0.5, "ranges": {"mfu_full": span, "hfu": span},
+               "untimed_step_share": 0.3, "untimed": "30.0 %: Pallas kernels, loss 30.0 %"}  # fmt: skip
+    page = write_run_page(tmp_path / "none", tmp_path, breakdown, figures, run_name="r-plan", kind="predicted")
+    text = page.read_text()
+    assert "| HFU | 50.0 % | 40.0 % | 60.0 % |" in text
+    assert "on kernels without timings of this chip: 30.0 %: Pallas kernels, loss 30.0 %." in text
+    assert read_record(tmp_path, "r-plan")["untimed_step_share"] == 0.3
+    [row] = [line for line in (tmp_path / "index.md").read_text().splitlines() if "[r-plan]" in line]
+    assert row.count("| 30.0 % |") == 1

@@ -17,6 +17,7 @@ from tomat.app.cli import main
 from tomat.base.errors import TomatError
 from tomat.hardware.chips import chip_for_device_kind, slice_named
 from tomat.hardware.mfu import MFU_KEYS, WALL_PARTS, RunTimes, run_report, step_report
+from tomat.hardware.products import OperandTypes
 from tomat.runs.history import append_event
 from tomat.settings.config import config_from_dict, load_config
 from tomat.training.mfu import live_mfu, step_work
@@ -60,7 +61,7 @@ def test_the_compared_recipes_are_the_published_models(name, seconds, tflops_per
     config = load_config(CONFIGS.parent / "compare" / f"{name}.yaml")
     work = step_work(config, "tpu")
     chips = slice_named(str(config.slice)).n_chips
-    assert work.flops_full / chips / seconds == pytest.approx(1e12 * tflops_per_second, rel=2e-4)
+    assert work.full.total / chips / seconds == pytest.approx(1e12 * tflops_per_second, rel=2e-4)
 
 
 def test_useful_tokens_of_the_default_layout():
@@ -71,8 +72,8 @@ def test_useful_tokens_of_the_default_layout():
     filled = step_work(load_config(CONFIGS / "200m-v6e16.yaml", ["--data.layout", "v3-fill8k"]), "tpu", 29)
     # SHAPE and 10 for each of 29 atoms; a box of 19 x 20 x 20.
     assert (filled.useful.n_preamble, filled.useful.n_density) == (21 + 5 + 290, 7600)
-    assert (filled.flops_full, filled.flops_executed) == (work.flops_full, work.flops_executed)
-    assert filled.flops_useful > 1.1 * work.flops_useful
+    assert (filled.full.total, filled.executed.total) == (work.full.total, work.executed.total)
+    assert filled.useful_products.total > 1.1 * work.useful_products.total
     many = step_work(load_config(CONFIGS / "200m-v6e16.yaml"), "tpu", n_atoms=300)
     assert many.useful.n_density < 6859  # the patch shrinks
 
@@ -81,9 +82,9 @@ def test_loss_over_density_ids_needs_no_logits_of_others():
     density = step_work(small_config(kind="cross_entropy", vocabulary="density"), "cpu")
     full = step_work(small_config(kind="cross_entropy", vocabulary="full"), "cpu")
     assert (density.useful.head_rows, full.useful.head_rows) == (1024, 1024 + 2186)
-    assert density.flops_full == full.flops_full
-    assert density.flops_useful < full.flops_useful
-    assert density.flops_executed < full.flops_executed
+    assert density.full.total == full.full.total
+    assert density.useful_products.total < full.useful_products.total
+    assert density.executed.total < full.executed.total
 
 
 def test_twice_the_time_or_chips_is_half_the_mfu():
@@ -113,7 +114,7 @@ def test_live_mfu_of_a_chip_with_two_devices():
     row = live_mfu(config, "TPU7x", 8).row(1.0)
     assert row["tokens_per_second_per_chip"] == 8 * 512 / 4
     chip = chip_for_device_kind("TPU7x")
-    assert row["mfu_full"] == pytest.approx(step_work(config, "tpu").flops_full / (4 * chip.peak_bf16_flops_per_second))
+    assert row["mfu_full"] == pytest.approx(step_work(config, "tpu").full.total / (4 * chip.peak_bf16_flops_per_second))
 
 
 def test_live_mfu_without_a_known_peak_logs_the_rate_alone():
@@ -121,6 +122,92 @@ def test_live_mfu_without_a_known_peak_logs_the_rate_alone():
         warnings.simplefilter("error")  # a CPU is nothing to warn about
         row = live_mfu(small_config(), "cpu", 1).row(0.5)
     assert row == {"tokens_per_second": 2 * 8 * 512, "tokens_per_second_per_chip": 2 * 8 * 512}
+
+
+INT8 = "8b-v6e256-int8"
+
+
+def test_int8_products_are_held_to_the_int8_peak(capsys):
+    """By hand: 2 of 3 products of a projection, and the one computed again, at twice the rate of the rest."""
+    config = load_config(CONFIGS / f"{INT8}.yaml")
+    work, slice_ = step_work(config, "tpu"), slice_named("v6e-256")
+    floats = step_work(load_config(CONFIGS / "8b-v6e256.yaml"), "tpu")
+    assert (work.full, work.executed) == (floats.full, floats.executed)
+    weights = 32 * (4096 * 128 * (32 + 2 * 8) + 4096 * 4096 + 3 * 4096 * 14336)
+    one_pass = 2 * 1024 * 8192 * weights
+    assert work.full.by_operand(work.operands) == {
+        "int8": 2 * one_pass,
+        "bf16": pytest.approx(floats.full.total - 2 * one_pass),
+    }
+    report = step_report(work, slice_, 2.0)
+    least = (floats.full.total - one_pass) / slice_.peak_bf16_flops_per_second
+    assert report["mfu_full"] == pytest.approx(least / 2.0)
+    assert report["hfu"] < 0.75 < 1.08 < step_report(floats, slice_, 2.0)["hfu"]
+    # What Levanter logs knows of no int8.
+    assert report["mfu_levanter"] == step_report(floats, slice_, 2.0)["mfu_levanter"]
+    row = live_mfu(config, "TPU v6 lite", 256).row(2.0)
+    assert {key: row[key] for key in MFU_KEYS} == {key: pytest.approx(report[key]) for key in MFU_KEYS}
+    # Where no source states an int8 peak nothing is faster than bf16.
+    other = slice_named("tpu7x-512")
+    assert step_report(work, other, 2.0)["hfu"] == pytest.approx(step_report(floats, other, 2.0)["hfu"])
+    arguments = ["mfu", "--config_path", str(CONFIGS / f"{INT8}.yaml"), "--step_seconds"]
+    assert main([*arguments, "1.3"]) == 0
+    assert "HFU is over 100 %" in capsys.readouterr().out
+    assert main([*arguments, "0.9"]) == 2
+
+
+@pytest.mark.parametrize(
+    "words, device_kind, factor",
+    [
+        ([], "NVIDIA H100 80GB HBM3", 1.0),
+        (["--trainer.mp", "f32"], "NVIDIA H100 80GB HBM3", 989.4 / 494.7),
+        (["--trainer.mp", "f32"], "NVIDIA A100-SXM4-40GB", 2.0),
+        (["--trainer.mp", "f32"], "TPU v6 lite", 1.0),  # rounds to bf16
+    ],
+)
+def test_float32_products_are_held_to_their_own_peak(words, device_kind, factor):
+    found, plain = (live_mfu(load_config(CONFIGS / "200m-v6e16.yaml", each), device_kind, 8) for each in (words, []))
+    assert found.row(1.0)["hfu"] == pytest.approx(factor * plain.row(1.0)["hfu"])
+
+
+def test_levanters_own_quantisation_is_counted():
+    words = {kind: ["--trainer.quantization", f"{{{kind}: true}}"] for kind in ("int8", "fp8")}
+    types = {
+        kind: step_work(load_config(CONFIGS / "200m-v6e16.yaml", word), "gpu").operands for kind, word in words.items()
+    }
+    assert types["int8"] == OperandTypes("int8", "int8", "bf16")
+    assert types["fp8"] == OperandTypes("fp8", "fp8", "fp8")
+
+
+def test_scores_in_float32_have_its_peak():
+    work = step_work(load_config(CONFIGS / "200m-v6e16.yaml", ["--model.upcast_attn", "true"]), "gpu")
+    assert work.operands == OperandTypes(attention="f32")
+
+
+def test_a_precision_without_a_known_peak_is_refused():
+    words = ["--trainer.mp", "f32", "--trainer.jax_config", "{jax_default_matmul_precision: highest}"]
+    config = load_config(CONFIGS / "200m-v6e16.yaml", words)
+    with pytest.raises(TomatError, match="highest"):
+        step_work(config, "gpu")
+    with pytest.warns(UserWarning, match="no MFU is reported"):
+        assert "hfu" not in live_mfu(config, "NVIDIA H200", 1).row(1.0)
+
+
+MIXTURE = {"type": "mixtral", "n_routed_experts": 8, "num_experts_per_tok": 2, "sliding_window": None}
+
+
+def test_a_mixture_of_experts_has_no_mfu(tmp_path, capsys):
+    """Counted as its attention and one expert it had 7.2 of 46.7 billion parameters, and the MFU of a dense model."""
+    path = tmp_path / "mixture.yaml"
+    given = {"slice": "v6e-4", "model": MIXTURE, "data": {"source": "embedded", "n_density_tokens": 64}}
+    path.write_text(yaml.safe_dump(given))
+    for verb in (["mfu", "--config_path", str(path), "--step_seconds", "1"], ["plan", "--config_path", str(path)]):
+        assert main(verb) == 2
+        told = capsys.readouterr().err
+        assert "FLOPs of MixtralConfig are not known" in told and "density_decoder" in told
+    with pytest.warns(UserWarning, match="no MFU is reported: FLOPs of MixtralConfig"):
+        row = live_mfu(load_config(path), "TPU v6 lite", 4).row(1.0)
+    assert set(row) == {"tokens_per_second", "tokens_per_second_per_chip"}
 
 
 def a_row(step, seconds, **parts):

@@ -28,6 +28,7 @@ from tomat.profile.breakdown import Breakdown
 from tomat.profile.hlo_files import load_program, program_from_text
 from tomat.profile.program_breakdown import breakdown_from_program
 from tomat.settings.config import TrainConfig
+from tomat.training.mfu import step_work
 from tomat.tuning.sweep import plan_rows, record_path, rows_on_record, run_sweep
 from tomat.tuning.sweep_answers import explanation
 from tomat.tuning.sweep_config import SweepConfig, SweepRow, load_sweep
@@ -73,12 +74,15 @@ MEASURED = CalibrationRow(
 def stored_plan(config: TrainConfig, slice_: Slice, compiled: CompiledStep, breakdown: Breakdown | None) -> Plan:
     """A plan as `make_plan` would return it, from a stored compile; its step takes what `breakdown` says, +/- 10 %."""
     model = ChipModel("v6e", Parameters())
-    plan = Plan(config, slice_, compiled, Calibration((MEASURED,)), model)
+    plan = Plan(config, slice_, compiled, Calibration((MEASURED,)), model, step_work(config, "tpu"))
     # What is computed once, and then kept, is kept already.
     vars(plan)["step"] = None
     if breakdown is not None:
         step = vars(plan)["step"] = StepEstimate({}, {}, breakdown, model)
-        vars(step)["supports"] = (Support("hbm", breakdown.step_seconds, 1.0, 0.1, measured_kernels=40),)
+        vars(step)["supports"] = (
+            Support("hbm", 0.75 * breakdown.step_seconds, 0.75, 0.1 / 0.75, measured_kernels=40),
+            Support("interconnect", 0.25 * breakdown.step_seconds, 0.25, 0.0, measured_kernels=0),
+        )
     return plan
 
 
@@ -212,6 +216,7 @@ def test_every_row_is_recorded_and_failures_stand_alone(sweep_file, planner, tmp
     }  # fmt: skip
     assert "num_heads is 3" in rows["broken"]["error"]
     assert rows["large"]["hbm_required_bytes"] > rows["large"]["hbm_capacity_bytes"]
+    assert {row.get("untimed_step_share") for row in rows.values() if row["status"] == FITS} == {0.25}
     tokens = 8 * 512 / 4
     assert rows["base"]["tokens_per_second_per_chip"]["low"] == pytest.approx(
         tokens / rows["base"]["step_seconds"]["high"]
@@ -230,6 +235,8 @@ def test_the_page_answers_with_the_figures_and_keeps_what_people_wrote(sweep_fil
     page = write_sweep_page(plan_rows(sweep, docs, planner), docs)
     text = page.read_text()
     assert set(find_sections(text, "page")) == {"introduction", "ranking", "pareto", "shares", "answers"}
+    [base] = [line for line in text.splitlines() if "| base | –" in line and "ranking" not in line][:1]
+    assert "| 25.0 % |" in base
     answers = text.split("## Answers")[1]
     whole = answers.split("### Does it help to keep the parameters whole?")[1].split("###")[0]
     assert "faster than `base`: 3.00x tokens/s/chip, beyond the intervals. What changed most" in whole

@@ -174,8 +174,11 @@ def _print(result: dict[str, Any]) -> None:
     elif where is None:
         console.print("The slice is not known, so there is no MFU; give --slice.")
     else:
-        peak = result["peak_bf16_flops_per_second_per_chip"] / 1e12
-        console.print(f"{where}: {result['n_chips']} chips {result['chip']} of {peak:,.0f} TFLOP/s bf16")
+        peaks = ", ".join(
+            f"{peak / 1e12:,.0f} TFLOP/s {operand}"
+            for operand, peak in result["peak_flops_per_second_per_chip_by_operand"].items()
+        )
+        console.print(f"{where}: {result['n_chips']} chips {result['chip']} of {peaks}")
         in_run = "n_steps" in result
         table = Table()
         table.add_column("utilisation")
@@ -187,6 +190,12 @@ def _print(result: dict[str, Any]) -> None:
             keys = (key, f"{key}_p10", f"{key}_p90", f"wall_{key}") if in_run else (key,)
             table.add_row(one.name, *(f"{100 * result[k]:.2f} %" for k in keys), counts)
         console.print(table)
+        if result["hfu"] > 1:
+            least = result["hfu"] * result["step_seconds"]
+            console.print(
+                f"HFU is over 100 %: what the program is counted to multiply takes {where} at least {least:.3g} s at "
+                "its peaks. The step was shorter, or its program is another one."
+            )
     if "wall_seconds_by_part" in result:
         _print_parts(result)
 

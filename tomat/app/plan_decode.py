@@ -12,9 +12,8 @@ from rich.text import Text
 from tomat.app.plan_step import compile_arguments, stages_of
 from tomat.base.reporting import console
 from tomat.base.stages import DONE
-from tomat.cost.chip_model import BOUNDS
 from tomat.cost.memory import MemoryReport
-from tomat.cost.support import Support
+from tomat.cost.support import Support, untimed_share
 from tomat.hardware.mfu import slice_dict
 from tomat.pages.tables import percent, seconds
 from tomat.profile.breakdown import Breakdown
@@ -92,17 +91,20 @@ def print_decoders(report: Mapping[str, Any], top: int) -> None:
     console.print(Text.assemble((report["run_name"], "bold"), f" on {report['slice']}: {cell}"))
     for note in report["notes"]:
         console.print(f"note: {note}", markup=False)
-    view = table("a cell", "decoder", "rounds", "patches", "HBM", "a batch", "batches", "a cell", "from", "to", "bound")
+    view = table(
+        "a cell",
+        "decoder", "rounds", "patches", "HBM", "a batch", "batches", "a cell", "from", "to", "without timings", "bound",
+    )  # fmt: skip
     for plan in report["decoders"].values():
         row = [plan["decoder"], str(plan["rounds"]), str(plan["patches_at_a_time"]), gib(plan["hbm_required_bytes"])]
         if not plan["fits"]:
-            view.add_row(*row, *["does not fit"], *["-"] * 5)
+            view.add_row(*row, *["does not fit"], *["-"] * 6)
             continue
-        cell, bound = plan["cell_seconds"], plan["rests_on"][0]
+        cell, parts = plan["cell_seconds"], [Support(**part) for part in plan["rests_on"]]
         view.add_row(
             *row, seconds(plan["batch_seconds"]["estimate"]), str(plan["batches"]),
             *(seconds(cell[name]) for name in ("estimate", "low", "high")),
-            f"{BOUNDS.get(bound['kind'], bound['kind'])} {percent(bound['step_share'], 0)}",
+            percent(untimed_share(parts)), f"{parts[0].name} {percent(parts[0].step_share, 0)}",
         )  # fmt: skip
     console.print(view)
     if report["times_faster_in_parallel"] is not None:

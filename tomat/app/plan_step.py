@@ -7,6 +7,7 @@ import contextlib
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ from tomat.base.errors import TomatError
 from tomat.base.layout import CONFIG_FILE
 from tomat.base.reporting import console, replacing, write_report, write_text
 from tomat.base.stages import Stages
+from tomat.cost.support import untimed_share, untimed_text
 from tomat.hardware.mfu import step_report
 from tomat.planning.compile.child import EXECUTABLE_FILE
 from tomat.planning.compile.compiler import compile_step
@@ -151,8 +153,12 @@ def _write_page(plan: Plan) -> Path:
     from tomat.settings.config import config_hash
 
     figures = None
-    if plan.step_seconds is not None:
+    if plan.step is not None and plan.step_seconds is not None:
         figures = step_report(plan.work, plan.slice_, plan.step_seconds.estimate)
+        spans = {"step_seconds": plan.step_seconds, **plan.utilisation}
+        figures["ranges"] = {key: asdict(span) for key, span in spans.items()}
+        figures["untimed_step_share"] = untimed_share(plan.step.supports)
+        figures["untimed"] = untimed_text(plan.step.supports)
         del figures["tokens_per_second"]  # the page of a plan has the rate of a chip
     with tempfile.TemporaryDirectory() as folder:
         write_text(Path(folder) / CONFIG_FILE, yaml.safe_dump(plan.config.to_dict(), sort_keys=False))

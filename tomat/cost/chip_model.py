@@ -17,6 +17,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -233,6 +234,8 @@ class ChipModel:
     """Whether the parameters are those of another chip, for want of its own."""
     links: LinkRates = ASSUMED_RATES
     """What its collectives reach."""
+    operations: Mapping[str, Mapping[str, KindError]] = field(default_factory=dict)
+    """Operation of a timed kernel (`kernels.json`) -> chip that has timed it -> how far off that chip's model is."""
 
     def time(self, work: KernelWork, bandwidth: float) -> KernelTime:
         """One execution of a kernel in a program that lasts, as training steps do.
@@ -269,15 +272,26 @@ class ChipModel:
         """
         fitted: dict[str, ChipModel] = {}
         links: dict[str, LinkRates] = {}
+        operations: dict[str, dict[str, KindError]] = {}
         for path in reversed(record_files(tracking_dir)):
             models, rates = _recorded(path)
             fitted |= models
             links |= rates
+        for one in fitted.values():
+            for operation, errors in one.operations.items():
+                operations.setdefault(operation, {}).update(errors)
         model = fitted.get(chip.name)
         if model is None:
             most = max(fitted.values(), key=lambda model: model.errors["all"].kernels, default=None)
             model = ChipModel(chip.name, most.parameters if most is not None else Parameters(), borrowed=True)
-        return replace(model, links=links.get(chip.name, ASSUMED_RATES))
+        return replace(model, links=links.get(chip.name, ASSUMED_RATES), operations=operations)
+
+
+def _error(values: Mapping[str, Any]) -> KindError:
+    """The errors of a group of kernels in a record."""
+    return KindError(
+        int(values["kernels"]), float(values["absolute_error_median"]), float(values["absolute_error_p90"])
+    )
 
 
 def _recorded(path: Path) -> tuple[dict[str, ChipModel], dict[str, LinkRates]]:
@@ -294,14 +308,11 @@ def _recorded(path: Path) -> tuple[dict[str, ChipModel], dict[str, LinkRates]]:
             parameters = Parameters(**{name: float(record["parameters"][name]["value"]) for name in NAMES})
             if not all(math.isfinite(value) for value in vars(parameters).values()):
                 raise ValueError(f"a parameter of {chip} is not finite")
-            errors = {
-                kind: KindError(
-                    int(values["kernels"]), float(values["absolute_error_median"]), float(values["absolute_error_p90"])
-                )
-                for kind, values in {**record["bounds"], "all": record["all"]}.items()
-            }
+            errors = {kind: _error(values) for kind, values in {**record["bounds"], "all": record["all"]}.items()}
+            # Records of before had no operations.
+            operations = {name: {chip: _error(values)} for name, values in record.get("operations", {}).items()}
             if record["fitted"]:
-                found[chip] = ChipModel(chip, parameters, errors)
+                found[chip] = ChipModel(chip, parameters, errors, operations=operations)
             if record.get("collectives") is not None:
                 rates = {name: float(record["collectives"][name]) for name in LinkRates.__dataclass_fields__}
                 links[chip] = checked_rates(LinkRates(**rates))

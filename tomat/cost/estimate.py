@@ -175,4 +175,5 @@ def _op_times(
         return replace(times, estimate=compiler, basis="compiler" if compiler is not None else "")
     time = model.time(work, bandwidth)
     basis = time.bound if work.scheduled else f"unscheduled {time.bound}"
-    return replace(times, estimate=time.seconds, basis=basis, work=work)
+    pallas = instruction.custom_call_target == PALLAS_TARGET
+    return replace(times, estimate=time.seconds, basis=basis, work=work, pallas=pallas)

@@ -31,6 +31,8 @@ class OpTimes:
     were not found, `interconnect`, `compiler`, or `beside other kernels`; "" where it has none."""
     work: KernelWork | None = None
     """What the chip's model made the estimate of; None where it knows nothing of the kernel."""
+    pallas: bool = False
+    """Whether it is a Pallas kernel, of which only those like a timed one are known to be right."""
 
     def seconds(self, model: str) -> float | None:
         """One execution by one of `MODELS`."""

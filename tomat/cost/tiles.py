@@ -12,13 +12,11 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from tomat.hardware.chip_table import Chip
+from tomat.hardware.chip_table import Chip, Operand
 from tomat.profile.hlo import BITS_PER_ELEMENT, HloProgram, Instruction
-from tomat.profile.hlo_costs import instruction_flops, valid_positions
+from tomat.profile.hlo_costs import instruction_flops, product_operands, valid_positions
 
 SUBLANES, LANES = 8, 128
-INT8 = frozenset({2, 6})
-"""`S8` and `U8` of XLA's `PrimitiveType` (xla/xla_data.proto)."""
 
 
 def rounded_up(size: int, multiple: int) -> int:
@@ -56,8 +54,8 @@ class MatrixProduct:
     k: int
     bits: int
     """Of one element of the wider operand."""
-    int8: bool = False
-    """Both operands are whole numbers of 8 bits."""
+    operands: Operand = "bf16"
+    """Of both."""
 
     def padded_flops(self, side: int) -> float:
         """What a systolic array of `side` x `side` goes through: the cheaper of holding either operand.
@@ -91,12 +89,13 @@ def _of_dot(program: HloProgram, dot: Instruction) -> MatrixProduct:
     k = prod(left.dims[i] for i in numbers.lhs_contracting_dimensions)
     held = max(1, batch * k)
     return MatrixProduct(
-        batch, left.elements // held, right.elements // held, k, max(left.bits, right.bits), _int8(program, dot)
+        batch,
+        left.elements // held,
+        right.elements // held,
+        k,
+        max(left.bits, right.bits),
+        product_operands(program, dot),
     )
-
-
-def _int8(program: HloProgram, product: Instruction) -> bool:
-    return all(operand.proto.shape.element_type in INT8 for operand in program.operands(product)[:2])
 
 
 def _of_convolution(program: HloProgram, convolution: Instruction) -> MatrixProduct:
@@ -118,16 +117,16 @@ def _of_convolution(program: HloProgram, convolution: Instruction) -> MatrixProd
     elements = convolution.shape.elements
     k = round(instruction_flops(program, convolution) / (2 * elements)) if elements else 0
     bits = max(left.bits, kernel.bits)
-    return MatrixProduct(batch, elements // max(1, n * batch), n, max(1, k), bits, _int8(program, convolution))
+    return MatrixProduct(
+        batch, elements // max(1, n * batch), n, max(1, k), bits, product_operands(program, convolution)
+    )
 
 
 def mxu_seconds(products: list[MatrixProduct], chip: Chip) -> float:
     """Time of the products at a TPU's peak for their operands, padding included.
 
-    float32 operands count as bf16: XLA's default precision rounds them
-    (https://docs.jax.dev/en/latest/jax.lax.html#jax.lax.Precision). Those of two int8 operands take the chip's int8
-    peak; where no source states one (TPU7x), they count at the bf16 peak too, which is an upper bound of their time.
+    float32 operands count as bf16, to which XLA's default precision rounds them; where no source states a peak for int8
+    (TPU7x), that of bf16 is an upper bound of their time (`Chip.peak_of`).
     """
     assert chip.mxu_shape is not None  # of every TPU
-    peaks = {False: chip.peak_bf16_flops_per_device, True: chip.peak_int8_ops_per_device}
-    return sum(product.padded_flops(chip.mxu_shape[0]) / peaks[product.int8] for product in products)
+    return sum(product.padded_flops(chip.mxu_shape[0]) / chip.peak_of(product.operands) for product in products)

@@ -8,8 +8,12 @@ states it. GiB is 2**30 bytes.
 """
 
 from dataclasses import dataclass
+from typing import Literal
 
 GIB = 2**30
+
+Operand = Literal["bf16", "int8", "fp8", "f32"]
+"""Type of the operands of a matrix product, as far as a chip's peak depends on it. float16 has the peak of bf16."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +29,12 @@ class Chip:
     source: str
     """Where the figures are from."""
     peak_int8_ops_per_second: float | None = None
-    """Dense int8 matrix multiplication summed in int32, multiplications and additions (TPU)."""
+    """Dense int8 matrix multiplication summed in int32, multiplications and additions."""
+    peak_fp8_flops_per_second: float | None = None
+    """Dense matrix multiplication of numbers of 8 bits with an exponent."""
+    peak_f32_flops_per_second: float | None = None
+    """Dense matrix multiplication of float32 at XLA's default precision: TF32 on a GPU. None on a TPU, where that
+    precision rounds to bf16 (https://docs.jax.dev/en/latest/jax.lax.html#jax.lax.Precision)."""
     hbm_bytes_usable: int | None = None
     """Memory that XLA lets a program have."""
     hbm_bytes_per_second: float | None = None
@@ -48,10 +57,19 @@ class Chip:
         """Peak of one JAX device, FLOP/s."""
         return self.peak_bf16_flops_per_second / self.jax_devices_per_chip
 
-    @property
-    def peak_int8_ops_per_device(self) -> float:
-        """Operations a second of one JAX device on int8; the bf16 peak where no source states one."""
-        return (self.peak_int8_ops_per_second or self.peak_bf16_flops_per_second) / self.jax_devices_per_chip
+    def peak_of(self, operand: Operand) -> float:
+        """Peak of one JAX device for products of such operands, FLOP/s (of int8: operations a second).
+
+        Where the table states none it is that of bf16, to which XLA rounds or converts what a unit cannot multiply
+        (int8 on TPU7x, fp8 before it): at least what the chip reaches.
+        """
+        stated = {
+            "bf16": None,
+            "int8": self.peak_int8_ops_per_second,
+            "fp8": self.peak_fp8_flops_per_second,
+            "f32": self.peak_f32_flops_per_second,
+        }[operand]
+        return (stated or self.peak_bf16_flops_per_second) / self.jax_devices_per_chip
 
 
 _LIBTPU = "Usable memory: what libtpu 0.0.46 names as available in its out-of-memory error."
@@ -125,6 +143,7 @@ TPUS = (
         name="tpu7x",
         device_kinds=("TPU7x",),
         peak_bf16_flops_per_second=2307e12,
+        peak_fp8_flops_per_second=4614e12,
         hbm_bytes_usable=int(2 * 94.74 * GIB),
         hbm_bytes_per_second=7380e9,
         ici_bytes_per_second=1200e9,
@@ -146,6 +165,8 @@ GPUS = (
         name="a100-40gb",
         device_kinds=("NVIDIA A100-SXM4-40GB", "A100-SXM4-40GB"),
         peak_bf16_flops_per_second=312e12,
+        peak_int8_ops_per_second=624e12,
+        peak_f32_flops_per_second=156e12,
         hbm_bytes_per_second=1555e9,
         clock_hz=1.41e9,
         source="NVIDIA A100 Tensor Core GPU Architecture white paper (2020), tables 4 and 5",
@@ -154,6 +175,8 @@ GPUS = (
         name="a100-80gb",
         device_kinds=("NVIDIA A100-SXM4-80GB", "A100-SXM4-80GB"),
         peak_bf16_flops_per_second=312e12,
+        peak_int8_ops_per_second=624e12,
+        peak_f32_flops_per_second=156e12,
         hbm_bytes_per_second=2039e9,
         clock_hz=1.41e9,
         source="NVIDIA A100 data sheet (June 2021), A100 80GB SXM",
@@ -162,6 +185,8 @@ GPUS = (
         name="a100-80gb-pcie",
         device_kinds=("NVIDIA A100 80GB PCIe", "A100 80GB PCIe"),
         peak_bf16_flops_per_second=312e12,
+        peak_int8_ops_per_second=624e12,
+        peak_f32_flops_per_second=156e12,
         hbm_bytes_per_second=1935e9,
         clock_hz=1.41e9,
         source="NVIDIA A100 data sheet (June 2021), A100 80GB PCIe",
@@ -170,6 +195,9 @@ GPUS = (
         name="h100",
         device_kinds=("NVIDIA H100 80GB HBM3",),
         peak_bf16_flops_per_second=989.4e12,
+        peak_int8_ops_per_second=1978.9e12,
+        peak_fp8_flops_per_second=1978.9e12,
+        peak_f32_flops_per_second=494.7e12,
         hbm_bytes_per_second=3352e9,
         clock_hz=1.83e9,
         source=f"{_HOPPER}, H100 SXM5 (1,830 MHz is its boost clock for tensor cores)",
@@ -178,6 +206,9 @@ GPUS = (
         name="h100-pcie",
         device_kinds=("NVIDIA H100 PCIe",),
         peak_bf16_flops_per_second=756e12,
+        peak_int8_ops_per_second=1513e12,
+        peak_fp8_flops_per_second=1513e12,
+        peak_f32_flops_per_second=378e12,
         hbm_bytes_per_second=2039e9,
         clock_hz=1.62e9,
         source=f"{_HOPPER}, H100 PCIe (1,620 MHz is its boost clock for tensor cores)",
@@ -186,6 +217,9 @@ GPUS = (
         name="h200",
         device_kinds=("NVIDIA H200",),
         peak_bf16_flops_per_second=989.4e12,
+        peak_int8_ops_per_second=1978.9e12,
+        peak_fp8_flops_per_second=1978.9e12,
+        peak_f32_flops_per_second=494.7e12,
         hbm_bytes_per_second=4800e9,
         source="NVIDIA H200 data sheet (2024), H200 SXM: the peaks of the H100 SXM with other memory",
     ),
@@ -193,6 +227,9 @@ GPUS = (
         name="b200",
         device_kinds=("NVIDIA B200",),
         peak_bf16_flops_per_second=2250e12,
+        peak_int8_ops_per_second=4500e12,
+        peak_fp8_flops_per_second=4500e12,
+        peak_f32_flops_per_second=1100e12,
         hbm_bytes_per_second=8000e9,
         source="NVIDIA Blackwell Architecture Technical Brief (2024), HGX B200 at 1,000 W",
     ),
@@ -200,6 +237,9 @@ GPUS = (
         name="gb200",
         device_kinds=("NVIDIA GB200",),
         peak_bf16_flops_per_second=2500e12,
+        peak_int8_ops_per_second=5000e12,
+        peak_fp8_flops_per_second=5000e12,
+        peak_f32_flops_per_second=1250e12,
         hbm_bytes_per_second=8000e9,
         chips_per_host=4,
         source="NVIDIA Blackwell Architecture Technical Brief (2024), one GPU of GB200 NVL72",
@@ -208,6 +248,9 @@ GPUS = (
         name="l4",
         device_kinds=("NVIDIA L4",),
         peak_bf16_flops_per_second=121e12,
+        peak_int8_ops_per_second=242.5e12,
+        peak_fp8_flops_per_second=242.5e12,
+        peak_f32_flops_per_second=60e12,
         hbm_bytes_per_second=300e9,
         source="NVIDIA L4 data sheet (2023), halved for dense",
     ),
@@ -215,6 +258,9 @@ GPUS = (
         name="rtx-5090",
         device_kinds=("NVIDIA GeForce RTX 5090",),
         peak_bf16_flops_per_second=209.5e12,
+        peak_int8_ops_per_second=838e12,
+        peak_fp8_flops_per_second=419e12,
+        peak_f32_flops_per_second=104.8e12,
         hbm_bytes_per_second=1792e9,
         clock_hz=2.407e9,
         source="NVIDIA RTX Blackwell GPU Architecture white paper (2025), appendix A; bf16 accumulates in float32, "

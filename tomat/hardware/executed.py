@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from tomat.base.errors import TomatError
 from tomat.hardware.flops import TRAINING_PASSES, ModelShape
+from tomat.hardware.products import Products
 
 Backend = Literal["vanilla", "query_blocks", "jax_flash", "splash"]
 
@@ -74,11 +75,14 @@ class AttentionKernels:
         return self._flops(shape, seq_len, self.backward)
 
     def _flops(self, shape: ModelShape, seq_len: int, passes: tuple[KernelPass, ...]) -> float:
-        # Splash leaves out the tiles outside a sliding window; the others mask them after they were multiplied.
-        window = shape.sliding_window if self.backend == "splash" else None
         positions, heads = shape.heads_in_one * seq_len, shape.num_heads // shape.heads_in_one
-        per_head = sum(2 * shape.head_dim * step.n_matmuls * step.pairs(positions, window) for step in passes)
-        return shape.num_layers * heads * per_head
+        total = 0.0
+        for layers, window in shape.windows:
+            # Splash leaves out the tiles outside a sliding window; the others mask them after they were multiplied.
+            seen = window if self.backend == "splash" else None
+            per_head = sum(2 * shape.head_dim * step.n_matmuls * step.pairs(positions, seen) for step in passes)
+            total += layers * heads * per_head
+        return total
 
 
 def attention_kernels(model_config: Any, seq_len: int, platform: str) -> AttentionKernels:
@@ -159,11 +163,12 @@ class Recomputation:
     """Of the first layer's values, beside its own passes over them (`model.value_mix`), forward or backward."""
 
     @classmethod
-    def from_config(cls, model_config: Any, backend: Backend) -> "Recomputation":
+    def from_config(cls, model_config: Any, shape: ModelShape, backend: Backend) -> "Recomputation":
         """What the configuration's gradient checkpointing computes again.
 
         Args:
             model_config: The model configuration; `gradient_checkpointing` is a bool, a name, or Haliax's policy.
+            shape: Of the model.
             backend: Attention backend: vanilla attention needs its scores again even where its output was kept.
 
         Raises:
@@ -172,7 +177,9 @@ class Recomputation:
         policy = getattr(model_config, "checkpoint_policy", None)
         if policy is None:
             policy = getattr(model_config, "gradient_checkpointing", True)
-        hybrid_norm = bool(getattr(model_config, "hybrid_norm", False))
+            if not getattr(model_config, "scan_layers", True) or 0 < shape.full_attention_layers < shape.num_layers:
+                # Layers that differ are not scanned, and Haliax's BlockSeq stores the policy and does not apply it.
+                policy = False
         first_values = 0.0
         if getattr(model_config, "value_mix", 0.0):
             # Of unrolled layers XLA computes the forward product once (measured).
@@ -194,12 +201,12 @@ class Recomputation:
         # Nested checkpointing runs the layers of a group once more, whole, before it runs each again for its gradient.
         whole = 1.0 if nested else 0.0
         mlp_in = 0.0 if MLP_NAME in kept else 1.0
-        mlp_in -= getattr(model_config, "save_mlp_layers", 0) / model_config.num_layers
+        mlp_in -= getattr(model_config, "save_mlp_layers", 0) / shape.num_layers
         # Beside a backward pass that computes its scores again XLA finds those of the forward pass equal (measured).
         qkv, attention = 1.0, 0.5 if backend == "query_blocks" else 1.0
         if QKV_NAME in kept:
             # The kept queries and keys are those after their norm, whose gradient needs those before it.
-            heads, kv_heads = model_config.num_heads, getattr(model_config, "num_kv_heads", model_config.num_heads)
+            heads, kv_heads = shape.num_heads, shape.num_kv_heads
             qkv = (heads + kv_heads) / (heads + 2 * kv_heads) if getattr(model_config, "use_qk_norm", False) else 0.0
         if ATTENTION_NAME in kept:
             attention = 0.5 if backend == "vanilla" else 0.0
@@ -209,7 +216,7 @@ class Recomputation:
             output=whole + (0.0 if OUTPUT_NAME in kept else 1.0),
             mlp_in=whole + mlp_in,
             # Needed again only by a norm that follows it.
-            mlp_out=whole + (1.0 if hybrid_norm else 0.0),
+            mlp_out=whole + (1.0 if shape.hybrid_norm else 0.0),
             first_values=first_values,
         )
 
@@ -239,10 +246,10 @@ def executed_head_flops(
     return passes * 2 * positions * shape.hidden_dim * rows
 
 
-def executed_training_flops(
+def executed_training_products(
     shape: ModelShape, seq_len: int, kernels: AttentionKernels, recomputation: Recomputation, head_flops: float
-) -> float:
-    """FLOPs that the matrix units execute in a training step over one sequence.
+) -> Products:
+    """FLOPs that the matrix units execute in a training step over one sequence, by what is multiplied.
 
     Args:
         shape: The decoder.
@@ -257,8 +264,16 @@ def executed_training_flops(
         + recomputation.mlp_in * shape.mlp_in_weights
         + recomputation.mlp_out * shape.mlp_out_weights
     )
-    weights = shape.num_layers * (TRAINING_PASSES * shape.layer_matmul_weights + again)
-    weights += recomputation.first_values * shape.hidden_dim * shape.head_dim * shape.num_kv_heads
+    # The first layer's values have both gradients wherever they are computed again.
+    values = shape.hidden_dim * shape.head_dim * shape.num_kv_heads
+    gradients = min(recomputation.first_values, TRAINING_PASSES - 1) / (TRAINING_PASSES - 1) * values
+    first = max(0.0, recomputation.first_values - (TRAINING_PASSES - 1)) * values
+    once = shape.num_layers * shape.layer_matmul_weights
     forward = kernels.forward_flops(shape, seq_len)
-    attention = (1 + recomputation.attention) * forward + kernels.backward_flops(shape, seq_len)
-    return 2 * seq_len * weights + attention + head_flops
+    return Products(
+        projections=2 * seq_len * (once + shape.num_layers * again + first),
+        input_gradients=2 * seq_len * (once + gradients),
+        weight_gradients=2 * seq_len * (once + gradients),
+        attention=(1 + recomputation.attention) * forward + kernels.backward_flops(shape, seq_len),
+        head=head_flops,
+    )

@@ -29,9 +29,10 @@ Three conventions differ in what they hold to be the work:
 """
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from tomat.base.errors import TomatError
+from tomat.hardware.products import Products
 
 AttentionCount = Literal["full", "causal"]
 
@@ -54,55 +55,23 @@ class ModelShape:
     """One matrix for embedding and head."""
     gated_mlp: bool = True
     """Gate, up and down projections (Llama, Qwen); without: up and down."""
-    qk_norm: bool = False
-    """A norm over each head's queries and keys."""
     hybrid_norm: bool = False
-    """Two norms more a layer, after attention and after the MLP."""
+    """A norm on what attention and the MLP give, before it is added to the residual stream."""
     sliding_window: int | None = None
     """Keys that a query sees at most, itself included; None: all before it."""
+    full_attention_layers: int = 0
+    """Layers that `sliding_window` does not hold for."""
     paired_heads: bool = False
     """Attention takes two heads as one of twice as many positions (`model.paired_heads`)."""
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            if type(value) is int and value < 1:
+            if type(value) is int and value < 1 and name != "full_attention_layers":
                 raise TomatError(f"ModelShape.{name} is {value}; expected at least 1.")
-
-    @classmethod
-    def from_config(cls, model_config: Any, vocab_size: int) -> "ModelShape":
-        """The shape of any Levanter decoder of the Llama family (Llama, Qwen3, tomat's own).
-
-        Args:
-            model_config: The model configuration.
-            vocab_size: Ids of the vocabulary.
-
-        Raises:
-            TomatError: The configuration lacks what the formulas need.
-        """
-        needed = ("hidden_dim", "intermediate_dim", "num_layers", "num_heads")
-        missing = [name for name in needed if not hasattr(model_config, name)]
-        if missing or getattr(model_config, "num_experts", 1) not in (None, 0, 1):
-            reason = f"no {', '.join(missing)}" if missing else "experts, of which only some run for each token"
+        if not 0 <= self.full_attention_layers <= self.num_layers:
             raise TomatError(
-                f"FLOPs of a {type(model_config).__name__} are not known: it has {reason}. Expected a dense decoder "
-                "of the Llama family."
+                f"ModelShape.full_attention_layers is {self.full_attention_layers}; expected 0 to {self.num_layers}."
             )
-        head_dim = getattr(model_config, "head_dim", None) or model_config.hidden_dim // model_config.num_heads
-        return cls(
-            hidden_dim=model_config.hidden_dim,
-            intermediate_dim=model_config.intermediate_dim,
-            num_layers=model_config.num_layers,
-            num_heads=model_config.num_heads,
-            num_kv_heads=getattr(model_config, "num_kv_heads", model_config.num_heads),
-            head_dim=head_dim,
-            vocab_size=vocab_size,
-            tied_embeddings=bool(getattr(model_config, "tie_word_embeddings", False)),
-            qk_norm=bool(getattr(model_config, "use_qk_norm", False)),
-            hybrid_norm=bool(getattr(model_config, "hybrid_norm", False)),
-            # Not `sliding_window`: Levanter's Qwen3 carries one, which its own Llama attention ignores.
-            sliding_window=getattr(model_config, "window", None),
-            paired_heads=bool(getattr(model_config, "paired_heads", False)),
-        )
 
     @property
     def heads_in_one(self) -> int:
@@ -145,11 +114,16 @@ class ModelShape:
         return self.num_layers * self.layer_matmul_weights + self.head_weights
 
     @property
-    def total_parameters(self) -> int:
-        """All parameters, norms (without bias) and the embedding included."""
-        norms = self.hidden_dim * (4 if self.hybrid_norm else 2) + (2 * self.head_dim if self.qk_norm else 0)
-        embedding = 0 if self.tied_embeddings else self.head_weights
-        return self.matmul_parameters + embedding + self.num_layers * norms + self.hidden_dim
+    def matrix_parameters(self) -> int:
+        """Parameters of all matrices, the embedding among them: all but norms, biases and what an environment has."""
+        return self.matmul_parameters + (0 if self.tied_embeddings else self.head_weights)
+
+    @property
+    def windows(self) -> tuple[tuple[int, int | None], ...]:
+        """(layers, their window); all of them."""
+        if self.sliding_window is None:
+            return ((self.num_layers, None),)
+        return (self.num_layers - self.full_attention_layers, self.sliding_window), (self.full_attention_layers, None)
 
 
 def attention_pairs(seq_len: int, count: AttentionCount, sliding_window: int | None = None) -> int:
@@ -168,15 +142,15 @@ def attention_pairs(seq_len: int, count: AttentionCount, sliding_window: int | N
     return window * (window + 1) // 2 + (seq_len - window) * window
 
 
-def forward_flops(
+def training_products(
     shape: ModelShape,
     seq_len: int,
     count: AttentionCount = "full",
     *,
     head_positions: int | None = None,
     head_rows: int | None = None,
-) -> int:
-    """FLOPs of one forward pass over one sequence.
+) -> Products:
+    """FLOPs of a training step over one sequence, by what is multiplied.
 
     Args:
         shape: The decoder.
@@ -187,18 +161,26 @@ def forward_flops(
     """
     rows = shape.vocab_size if head_rows is None else head_rows
     positions = seq_len if head_positions is None else head_positions
-    pairs = attention_pairs(shape.heads_in_one * seq_len, count, shape.sliding_window)
+    pairs = sum(
+        layers * attention_pairs(shape.heads_in_one * seq_len, count, window) for layers, window in shape.windows
+    )
     projections = 2 * seq_len * shape.num_layers * shape.layer_matmul_weights
-    attention = 2 * 2 * pairs * shape.num_layers * shape.num_heads * shape.head_dim // shape.heads_in_one
-    return projections + attention + 2 * positions * shape.hidden_dim * rows
+    attention = 2 * 2 * pairs * shape.num_heads * shape.head_dim // shape.heads_in_one
+    head = 2 * positions * shape.hidden_dim * rows
+    return Products(projections, projections, projections, TRAINING_PASSES * attention, TRAINING_PASSES * head)
 
 
-def training_flops(shape: ModelShape, seq_len: int, count: AttentionCount = "full") -> int:
+def training_flops(shape: ModelShape, seq_len: int, count: AttentionCount = "full") -> float:
     """FLOPs of a training step over one sequence, with logits at every position for the whole vocabulary.
 
     Multiply by the sequences of a batch for the step, divide by `seq_len` for the FLOPs of a token.
     """
-    return TRAINING_PASSES * forward_flops(shape, seq_len, count)
+    return training_products(shape, seq_len, count).total
+
+
+def forward_flops(shape: ModelShape, seq_len: int, count: AttentionCount = "full") -> float:
+    """FLOPs of one forward pass over one sequence, with logits as in `training_flops`."""
+    return training_flops(shape, seq_len, count) / TRAINING_PASSES
 
 
 @dataclass(frozen=True)
@@ -225,12 +207,10 @@ class UsefulTokens:
         return max(0, self.n_tokens - 1) if self.loss_on_preamble else self.n_density
 
 
-def useful_training_flops(shape: ModelShape, row: UsefulTokens) -> int:
+def useful_training_products(shape: ModelShape, row: UsefulTokens) -> Products:
     """FLOPs of a training step over one sequence that its result depends on: no padding, no masked pair, no logit that
     the loss leaves out."""
-    return TRAINING_PASSES * forward_flops(
-        shape, row.n_tokens, "causal", head_positions=row.loss_positions, head_rows=row.head_rows
-    )
+    return training_products(shape, row.n_tokens, "causal", head_positions=row.loss_positions, head_rows=row.head_rows)
 
 
 def levanter_training_flops(shape: ModelShape, seq_len: int) -> float:

@@ -3,7 +3,8 @@
 Every figure here is a fraction (0.087 is 8.7 %). `flops.py` says what the conventions count: `mfu_full` and
 `mfu_causal` are the published ones (logits for the whole vocabulary at every position), `mfu_useful` leaves out
 padding and logits without a loss, `mfu_levanter` is what Levanter logs, and the convention of the runs in the tracking
-issue; `hfu` counts what the program executes.
+issue; `hfu` counts what the program executes. What the chips could have done is by the peak for the operands of each
+product (`products.py`), in `mfu_levanter` by the bf16 peak for all, as Levanter does it.
 """
 
 import math
@@ -14,8 +15,10 @@ from typing import Any
 
 from tomat.base.documents import is_figure
 from tomat.base.errors import TomatError
+from tomat.hardware.chip_table import Chip
 from tomat.hardware.chips import Slice
 from tomat.hardware.flops import ModelShape, UsefulTokens
+from tomat.hardware.products import OperandTypes, Products
 
 MAX_STEP_SECONDS = 86_400
 """Longer than a day is no step, but a clock that was set or a damaged number."""
@@ -42,7 +45,12 @@ UTILISATIONS = (
     ),
     Utilisation("mfu_causal", "MFU, causal attention", "causal", "only the pairs that the mask leaves", "MaxText"),
     Utilisation("mfu_useful", "MFU, useful", "useful", "no padding, no logits without a loss"),
-    Utilisation("mfu_levanter", "MFU, as Levanter logs it", "Levanter", "full attention, mask and softmax with it"),
+    Utilisation(
+        "mfu_levanter",
+        "MFU, as Levanter logs it",
+        "Levanter",
+        "full attention, mask and softmax with it; all by the bf16 peak",
+    ),
     Utilisation("hfu", "HFU", "HFU", "what the program multiplies, recomputation and whole tiles included"),
 )
 """Every convention, as reports and pages order them."""
@@ -56,15 +64,20 @@ class StepWork:
     """What one training step is, whatever it runs on."""
 
     shape: ModelShape
+    parameters: int
+    """All of the model that is built."""
     batch_sequences: int
     sequence_tokens: int
     useful: UsefulTokens
     """A typical sequence."""
-    flops_full: float
-    flops_causal: float
-    flops_useful: float
+    full: Products
+    causal: Products
+    useful_products: Products
+    executed: Products
+    """Of the whole batch, like the three before it."""
     flops_levanter: float
-    flops_executed: float
+    operands: OperandTypes = OperandTypes()
+    """Of the products that are executed."""
 
     @property
     def tokens(self) -> int:
@@ -76,27 +89,38 @@ class StepWork:
         """Tokens of a step without padding, for typical sequences."""
         return self.batch_sequences * self.useful.n_tokens
 
-    def utilisation(self, seconds: float, peak_flops_per_second: float) -> dict[str, float]:
-        """`MFU_KEYS` of a step that took `seconds` on chips with this peak together."""
-        done = (self.flops_full, self.flops_causal, self.flops_useful, self.flops_levanter, self.flops_executed)
-        return {key: flops / (seconds * peak_flops_per_second) for key, flops in zip(MFU_KEYS, done, strict=True)}
+    def utilisation(self, seconds: float, chip: Chip, n_devices: int) -> dict[str, float]:
+        """`MFU_KEYS` of a step that took `seconds` on so many JAX devices of a chip.
+
+        Each but Levanter's is the time that the products take at the peak for their operands, over that of the step.
+        """
+        counted = {
+            "mfu_full": self.full,
+            "mfu_causal": self.causal,
+            "mfu_useful": self.useful_products,
+            "hfu": self.executed,
+        }
+        least = {key: products.least_seconds(self.operands, chip.peak_of) for key, products in counted.items()}
+        least["mfu_levanter"] = self.flops_levanter / chip.peak_of("bf16")
+        return {key: least[key] / (seconds * n_devices) for key in MFU_KEYS}
 
     def to_dict(self) -> dict[str, Any]:
         """For a JSON report; FLOPs are those of one step."""
         return {
             "model": asdict(self.shape),
-            "parameters_total": self.shape.total_parameters,
+            "parameters_total": self.parameters,
             "parameters_matmul": self.shape.matmul_parameters,
             "batch_sequences": self.batch_sequences,
             "sequence_tokens": self.sequence_tokens,
             "useful_tokens_per_sequence": self.useful.n_tokens,
             "density_tokens_per_sequence": self.useful.n_density,
             "loss_vocabulary_rows": self.useful.head_rows,
-            "flops_per_step_full": self.flops_full,
-            "flops_per_step_causal": self.flops_causal,
-            "flops_per_step_useful": self.flops_useful,
+            "flops_per_step_full": self.full.total,
+            "flops_per_step_causal": self.causal.total,
+            "flops_per_step_useful": self.useful_products.total,
             "flops_per_step_levanter": self.flops_levanter,
-            "flops_per_step_executed": self.flops_executed,
+            "flops_per_step_executed": self.executed.total,
+            "flops_per_step_executed_by_operand": self.executed.by_operand(self.operands),
         }
 
 
@@ -110,8 +134,9 @@ def step_report(work: StepWork, slice_: Slice, step_seconds: float) -> dict[str,
         raise TomatError(f"step_seconds is {step_seconds}; expected more than 0, at most {MAX_STEP_SECONDS:,}.")
     return {
         **work.to_dict(),
-        **work.utilisation(step_seconds, slice_.peak_bf16_flops_per_second),
+        **work.utilisation(step_seconds, slice_.chip, slice_.n_devices),
         **slice_dict(slice_),
+        **peaks_dict(work, slice_.chip),
         "step_seconds": step_seconds,
         "tokens_per_second": work.tokens / step_seconds,
         "tokens_per_second_per_chip": work.tokens / step_seconds / slice_.n_chips,
@@ -131,6 +156,13 @@ def slice_dict(found: Slice) -> dict[str, Any]:
     }
 
 
+def peaks_dict(work: StepWork, chip: Chip) -> dict[str, Any]:
+    """The peaks of a chip for what a step multiplies, for a JSON report."""
+    operands = work.executed.by_operand(work.operands)
+    peaks = {operand: chip.peak_of(operand) * chip.jax_devices_per_chip for operand in operands}
+    return {"peak_flops_per_second_per_chip_by_operand": peaks}
+
+
 @dataclass(frozen=True)
 class LiveMfu:
     """What a training loop logs for each step."""
@@ -139,10 +171,10 @@ class LiveMfu:
     """Of a step; None where its FLOPs are not known, and no MFU is logged."""
     tokens_per_step: int
     """Padding included."""
-    peak_flops_per_second: float | None
-    """Of all chips; None for a chip that is not in the table."""
-    n_chips: int
-    """What the rate per chip is divided by."""
+    chip: Chip | None
+    """None for one that is not in the table."""
+    n_devices: int
+    """That JAX shows."""
 
     def row(self, step_seconds: float) -> dict[str, float]:
         """`tokens_per_second` and `tokens_per_second_per_chip`, and `MFU_KEYS` where the peak is known.
@@ -151,9 +183,10 @@ class LiveMfu:
             step_seconds: Duration of the step.
         """
         rate = self.tokens_per_step / step_seconds
-        row = {"tokens_per_second": rate, "tokens_per_second_per_chip": rate / self.n_chips}
-        if self.work is not None and self.peak_flops_per_second is not None:
-            row |= self.work.utilisation(step_seconds, self.peak_flops_per_second)
+        shared = self.chip.jax_devices_per_chip if self.chip is not None else 1
+        row = {"tokens_per_second": rate, "tokens_per_second_per_chip": rate / max(1, self.n_devices // shared)}
+        if self.work is not None and self.chip is not None:
+            row |= self.work.utilisation(step_seconds, self.chip, self.n_devices)
         return row
 
 
@@ -266,16 +299,16 @@ def run_report(work: StepWork, times: RunTimes, slice_: Slice | None) -> dict[st
     }
     if slice_ is None:
         return result | dict.fromkeys((*MFU_KEYS, "tokens_per_second_per_chip", "slice"))
-    peak = slice_.peak_bf16_flops_per_second
-    result |= slice_dict(slice_)
+    result |= slice_dict(slice_) | peaks_dict(work, slice_.chip)
+    on = slice_.chip, slice_.n_devices
     result["tokens_per_second_per_chip"] = result["tokens_per_second"] / slice_.n_chips
     # The slowest tenth of the steps has the lowest MFU.
     for name, of_steps in (("p10", "p90"), ("p50", "p50"), ("p90", "p10")):
-        for key, value in work.utilisation(percentiles[of_steps], peak).items():
+        for key, value in work.utilisation(percentiles[of_steps], *on).items():
             result[f"{key}_{name}"] = value
     result |= {key: result[f"{key}_p50"] for key in MFU_KEYS}
-    over_steps = work.utilisation(times.step_seconds / times.n_steps, peak)
-    over_wall = work.utilisation(times.wall_seconds / times.n_steps, peak)
+    over_steps = work.utilisation(times.step_seconds / times.n_steps, *on)
+    over_wall = work.utilisation(times.wall_seconds / times.n_steps, *on)
     result |= {f"step_{key}": value for key, value in over_steps.items()}
     result |= {f"wall_{key}": value for key, value in over_wall.items()}
     result["wall_mfu_full_lost"] = {

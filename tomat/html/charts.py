@@ -124,6 +124,12 @@ def _said(breakdown: Breakdown, small: int, words: str) -> str:
     return f"{words} A click opens a box. Longest operations: {top}.{short} The tables have all of it."
 
 
+def _of_roofs(breakdown: Breakdown, op: OpRow) -> tuple[float, float]:
+    """What an operation reaches of both peaks."""
+    row = breakdown.group(op.name, [op])
+    return row.flops_fraction or 0.0, row.bandwidth_fraction or 0.0
+
+
 def roofline(breakdown: Breakdown) -> Figure | None:
     """Operations by intensity and rate under the two roofs; None where the chip's peaks are not known."""
     peak, bandwidth = breakdown.roofs.peak_flops_per_second, breakdown.roofs.peak_hbm_bytes_per_second
@@ -145,6 +151,13 @@ def roofline(breakdown: Breakdown) -> Figure | None:
             "hoverinfo": "skip",
         }
     ]
+    others = {str(op.operands): breakdown.roofs.peak_of(op.operands) for op in timed}
+    for operands, other in sorted(others.items()):
+        if other and other != peak:
+            line = {"color": "#8a929b", "width": 2, "dash": "dot"}
+            x, y = [ridge, other / bandwidth, edge], [peak, other, other]
+            name = f"{operands} products"
+            traces.append({"type": "scatter", "mode": "lines", "name": name, "x": x, "y": y, "line": line})
     for kind in sorted({str(op.category) for op in timed}):
         mine = [op for op in timed if op.category == kind]
         # Area says the share of the step; the least is as large as a pointer can hit.
@@ -172,11 +185,7 @@ def roofline(breakdown: Breakdown) -> Figure | None:
         "yaxis": {"type": "log", "title": {"text": "FLOP/s"}, "exponentformat": "SI"},
         "legend": {"orientation": "h", "y": -0.22},
     }
-    near = [
-        op
-        for op in timed
-        if max((op.flops or 0) / op.seconds / peak, (op.hbm_bytes or 0) / op.seconds / bandwidth) >= 0.5
-    ]
+    near = [op for op in timed if max(_of_roofs(breakdown, op)) >= 0.5]
     share = sum(op.seconds for op in near) / breakdown.step_seconds if breakdown.step_seconds else 0.0
     said = (
         f"{len(timed):,} operations of known work; those that reach half of a roof take {100 * share:.1f} % of "

@@ -7,6 +7,7 @@ from typing import Any
 
 from tomat.cost.memory import MemoryReport
 from tomat.cost.op_times import MODELS
+from tomat.cost.support import Support, untimed_text
 from tomat.hardware.mfu import UTILISATIONS
 from tomat.html.charts import flame_chart, roofline, treemap
 from tomat.html.document import Figure, Page, Section, paragraph
@@ -93,6 +94,8 @@ def _plan_parts(report: Mapping[str, Any]) -> Iterable[str]:
         "compiler": report.get("compiler"),
         "configuration": report.get("config_hash"),
     }
+    if parts := report.get("rests_on"):
+        found["of the step, on kernels without timings"] = untimed_text(Support(**part) for part in parts)
     yield facts(found)
     rows: list[tuple[object, ...]] = []
     if span := report.get("step_seconds"):

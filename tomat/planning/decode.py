@@ -14,6 +14,7 @@ from tomat.base.reporting import counted
 from tomat.cost.chip_model import ChipModel
 from tomat.cost.estimate import StepEstimate, estimate_step
 from tomat.cost.memory import MemoryReport
+from tomat.cost.support import untimed_share
 from tomat.density.crystal import Crystal
 from tomat.hardware.chips import Slice
 from tomat.inference.autoregressive import kept_bytes
@@ -149,6 +150,7 @@ class DecoderPlan:
             "hbm_capacity_bytes": memory.capacity_bytes,
             "memory": memory.to_dict(),
             "rests_on": [part.to_dict() for part in step.supports] if step is not None else None,
+            "untimed_step_share": untimed_share(step.supports) if step is not None else None,
             "breakdown": step.breakdown.to_dict() if step is not None else None,
             "assumed": [one.to_dict() for one in step.assumed] if step is not None else None,
             "compiler": self.compiled.compiler,

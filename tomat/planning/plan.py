@@ -15,8 +15,9 @@ from tomat.cost.estimate import StepEstimate, estimate_step
 from tomat.cost.llo import slot_utilisation
 from tomat.cost.op_times import PALLAS_TARGET
 from tomat.cost.schedule_model import matched_schedules
+from tomat.cost.support import untimed_share
 from tomat.hardware.chips import Slice
-from tomat.hardware.mfu import MFU_KEYS, StepWork, slice_dict
+from tomat.hardware.mfu import MFU_KEYS, StepWork, peaks_dict, slice_dict
 from tomat.planning.calibration import Calibration
 from tomat.planning.compile.compiler import CompiledStep, compile_step
 from tomat.planning.compile.process import Limits
@@ -51,6 +52,8 @@ class Plan:
     calibration: Calibration
     """Pods on record: their steps beside their plans."""
     model: ChipModel
+    work: StepWork
+    """The products of the step by every convention."""
 
     @cached_property
     def step(self) -> StepEstimate | None:
@@ -73,13 +76,6 @@ class Plan:
         return self.step.breakdown if self.step is not None else None
 
     @cached_property
-    def work(self) -> StepWork:
-        """The FLOPs of the step by every convention."""
-        from tomat.training.mfu import step_work
-
-        return step_work(self.config, "tpu")
-
-    @cached_property
     def step_seconds(self) -> Interval | None:
         """Duration of a step, without the host's part."""
         return Interval.of(self.step) if self.step is not None else None
@@ -89,8 +85,8 @@ class Plan:
         """`MFU_KEYS`, fractions; empty where the step does not fit."""
         if self.step_seconds is None:
             return {}
-        peak = self.slice_.peak_bf16_flops_per_second
-        at = {bound: self.work.utilisation(seconds, peak) for bound, seconds in asdict(self.step_seconds).items()}
+        on = self.slice_.chip, self.slice_.n_devices
+        at = {bound: self.work.utilisation(seconds, *on) for bound, seconds in asdict(self.step_seconds).items()}
         # the longest step has the lowest utilisation
         return {key: Interval(at["estimate"][key], at["high"][key], at["low"][key]) for key in MFU_KEYS}
 
@@ -141,12 +137,14 @@ class Plan:
             "models_seconds": self.step.model_table() if self.step is not None else None,
             "assumed": [one.to_dict() for one in self.step.assumed] if self.step is not None else None,
             "rests_on": [part.to_dict() for part in self.step.supports] if self.step is not None else None,
+            "untimed_step_share": untimed_share(self.step.supports) if self.step is not None else None,
             "pallas_kernels": self.pallas_kernels(),
             "collectives": (
                 {name: asdict(time) for name, time in self.step.collectives.items()} if self.step is not None else None
             ),
             "work": self.work.to_dict(),
             **slice_dict(self.slice_),
+            **peaks_dict(self.work, self.slice_.chip),
             "compiler": self.compiled.compiler,
             "program_key": self.compiled.key,
             "lowered_sha256": self.compiled.result["lowered_sha256"],
@@ -171,8 +169,12 @@ def make_plan(
     """Compile the step of `config` for `slice_` (or find it in the cache) and estimate it.
 
     Raises:
-        TomatError: As for `compile_step`. That the step does not fit is an answer.
+        TomatError: As for `compile_step`, or a model whose FLOPs are not known (before anything is compiled). That the
+            step does not fit is an answer.
     """
+    from tomat.training.mfu import step_work
+
+    work = step_work(config, "tpu")
     calibration = Calibration.load(Path(config.tracking_dir))
     model = ChipModel.load(Path(config.tracking_dir), slice_.chip)
     compiled = compile_step(
@@ -184,4 +186,4 @@ def make_plan(
         executable=executable,
         on_stage=on_stage,
     )
-    return Plan(config, slice_, compiled, calibration, model)
+    return Plan(config, slice_, compiled, calibration, model, work)

@@ -11,10 +11,11 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from enum import StrEnum
-from typing import Any
+from typing import Any, get_args
 
 from tomat.base.documents import is_figure
 from tomat.base.errors import TomatError
+from tomat.hardware.chip_table import Operand
 from tomat.hardware.chips import chip_for_device_kind
 from tomat.profile.categories import Category, Direction, Part
 
@@ -59,6 +60,13 @@ class Roofs:
             hbm_bytes=chip.hbm_bytes_usable // shared if chip.hbm_bytes_usable else None,
         )
 
+    def peak_of(self, operands: Operand) -> float | None:
+        """The peak for products of such operands; `peak_flops_per_second` is that of bf16."""
+        if not self.peak_flops_per_second or operands == "bf16":
+            return self.peak_flops_per_second
+        chip = chip_for_device_kind(self.device_kind)
+        return chip.peak_of(operands) if chip is not None else self.peak_flops_per_second
+
 
 @dataclass(frozen=True)
 class OpRow:
@@ -79,6 +87,8 @@ class OpRow:
     hbm_bytes: float | None = None
     op_name: str = ""
     source: str = ""
+    operands: Operand = "bf16"
+    """Of its matrix products."""
 
     def of_step(self, seconds: float, hidden_seconds: float, occurrences: float) -> OpRow:
         """The row of a step out of that of one execution, whose flops and bytes are taken `occurrences` times."""
@@ -193,7 +203,10 @@ class Breakdown:
         seconds = sum((o.seconds for o in rows), 0.0)
         flops = _sum_if_known([(o.flops, o.seconds) for o in rows])
         hbm_bytes = _sum_if_known([(o.hbm_bytes, o.seconds) for o in rows])
-        flops_fraction = _fraction(flops, seconds, self.roofs.peak_flops_per_second)
+        # Each operation against the peak for what it multiplies; older breakdowns do not say, and are held to bf16's.
+        at_peak = [(o.flops, self.roofs.peak_of(o.operands)) for o in rows]
+        least = _sum_known(done / peak for done, peak in at_peak if done is not None and peak)
+        flops_fraction = _fraction(least, seconds, 1.0) if flops is not None else None
         bandwidth_fraction = _fraction(hbm_bytes, seconds, self.roofs.peak_hbm_bytes_per_second)
         return GroupRow(
             name=str(name),
@@ -284,6 +297,10 @@ def _sound(row: type, key: str, value: Any) -> Any:
     kind = str(row.__annotations__[key])
     if kind in _ENUMS:
         return _ENUMS[kind](value)
+    if kind == "Operand":
+        if value not in get_args(Operand):
+            raise ValueError(f"{key} is {value!r}")
+        return value
     if kind == "str":
         sound = isinstance(value, str)
     elif kind == "int":

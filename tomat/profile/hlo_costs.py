@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 
+from tomat.hardware.chip_table import Operand
 from tomat.profile.hlo import CONTROL_OPCODES, FREE_OPCODES, HBM_MEMORY_SPACE, HloProgram, Instruction
 
 TRANSCENDENTAL = frozenset(
@@ -26,6 +27,11 @@ COLLECTIVES = frozenset(
     {"all-reduce", "all-gather", "reduce-scatter", "all-to-all", "ragged-all-to-all", "collective-permute",
      "collective-broadcast"}
 )  # fmt: skip
+
+
+_INT8, _FP8, _F32 = frozenset({2, 6}), frozenset({19, 20, 23, 24, 25, 28, 29}), frozenset({11})
+"""Types of XLA's `PrimitiveType` (xla/xla_data.proto): S8 and U8; F8E5M2, F8E4M3FN, F8E4M3B11FNUZ, F8E5M2FNUZ,
+F8E4M3FNUZ, F8E4M3, F8E3M4; F32."""
 
 
 def base_opcode(opcode: str) -> str:
@@ -121,6 +127,30 @@ def kernel_flops(program: HloProgram, instruction: Instruction) -> float | None:
         estimate = instruction.backend_config.get("custom_call_config", {}).get("cost_estimate", {})
         return float(estimate["flops"]) if "flops" in estimate else None
     return sum(instruction_flops(program, inner) for inner in program.inner(instruction))
+
+
+def product_operands(program: HloProgram, product: Instruction) -> Operand:
+    """The type of both operands of a dot, a convolution or a cuBLAS call, as the peak of a chip depends on it."""
+    left, right = (operand.proto.shape.element_type for operand in program.operands(product)[:2])
+    same: dict[Operand, frozenset[int]] = {"int8": _INT8, "fp8": _FP8, "f32": _F32}
+    for kind, types in same.items():
+        if left in types and right in types:
+            return kind
+    return "bf16"
+
+
+def kernel_operands(program: HloProgram, instruction: Instruction) -> Operand:
+    """The type of the operands of most of a kernel's products; bf16 where it has none that HLO tells."""
+    flops: dict[Operand, float] = {"bf16": 0.0}
+    for inner in program.inner(instruction):
+        if inner.opcode in ("dot", "convolution"):
+            kind, done = product_operands(program, inner), instruction_flops(program, inner)
+        elif inner.opcode == "custom-call" and "gemm_backend_config" in inner.backend_config:
+            kind, done = product_operands(program, inner), _gemm_flops(program, inner)
+        else:
+            continue
+        flops[kind] = flops.get(kind, 0.0) + done
+    return max(flops, key=lambda kind: flops[kind])
 
 
 def _gemm_flops(program: HloProgram, instruction: Instruction) -> float:

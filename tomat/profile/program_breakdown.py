@@ -14,7 +14,7 @@ from dataclasses import replace
 from tomat.profile.breakdown import Breakdown, OpRow, Roofs
 from tomat.profile.categories import Classified, classify_program
 from tomat.profile.hlo import CONTROL_OPCODES, HloProgram, Instruction
-from tomat.profile.hlo_costs import COLLECTIVES, base_opcode, kernel_hbm_bytes
+from tomat.profile.hlo_costs import COLLECTIVES, base_opcode, kernel_hbm_bytes, kernel_operands
 from tomat.profile.hlo_costs import kernel_flops as stated_flops
 from tomat.profile.hlo_kernels import executed_kernels, loop_notes
 
@@ -100,6 +100,7 @@ def kernel_row(program: HloProgram, instruction: Instruction, verdict: Classifie
         hbm_bytes=kernel_hbm_bytes(program, instruction),
         op_name=instruction.op_name,
         source=program.source(instruction),
+        operands=kernel_operands(program, instruction),
     )
 
 
@@ -130,4 +131,5 @@ def roofline_seconds(program: HloProgram, instruction: Instruction, roofs: Roofs
     if flops is None or not roofs.peak_flops_per_second or not roofs.peak_hbm_bytes_per_second:
         return None
     moved = kernel_hbm_bytes(program, instruction)
-    return max(flops / roofs.peak_flops_per_second, moved / roofs.peak_hbm_bytes_per_second)
+    peak = roofs.peak_of(kernel_operands(program, instruction)) or roofs.peak_flops_per_second
+    return max(flops / peak, moved / roofs.peak_hbm_bytes_per_second)

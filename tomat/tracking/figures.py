@@ -114,6 +114,8 @@ def _roofline(axes: Axes, breakdown: Breakdown) -> None:
     high = max(max(p[0] for p in points), peak / bandwidth * 100)
     ridge = peak / bandwidth
     axes.plot([low, ridge, high], [low * bandwidth, peak, peak], color="black", lw=1)
+    for other in sorted({breakdown.roofs.peak_of(op.operands) or peak for op in breakdown.ops} - {peak}):
+        axes.plot([ridge, other / bandwidth, high], [peak, other, other], color="black", lw=1, ls=":")  # int8, float32
     handles = []
     for category in sorted({p[3] for p in points}):
         handles.append(Line2D([], [], marker="o", ls="", ms=4, color=COLOURS[category], label=category))

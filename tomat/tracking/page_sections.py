@@ -80,17 +80,25 @@ def mfu_section(report: Mapping[str, Any] | None) -> str:
         where = f" of {report['devices_that_ran']}" if report.get("devices_that_ran") else ""
         lines.append(f"The chip's peak{where} is not known, so no utilisation is given.")
     lines += [f"Note: {note}." for note in report.get("notes", ())]
-    spread = "step_seconds_p10" in report
-    header = ("figure", "median", "p10", "p90") if spread else ("figure", "value")
-    rows = [_figure(report, "step_seconds", "step time", seconds, spread)]
+    header = ("figure", "value")
+    if "step_seconds_p10" in report:
+        header = ("figure", "median", "p10", "p90")
+    elif "ranges" in report:
+        header = ("figure", "planned", "from", "to")
+    rows = [_figure(report, "step_seconds", "step time", seconds, header)]
     for one in UTILISATIONS:
         if report.get(one.key) is not None:
             cited = f"{one.name} ({one.source})" if one.source else one.name
-            rows.append(_figure(report, one.key, cited, percent, spread))
+            rows.append(_figure(report, one.key, cited, percent, header))
     for key, label in (("tokens_per_second_per_chip", "tokens/s/chip"), ("tokens_per_second", "tokens/s")):
         if report.get(key) is not None:
-            rows.append(_figure(report, key, label, count, spread))
+            rows.append(_figure(report, key, label, count, header))
     lines.append(markdown_table(header, rows))
+    if "untimed" in report:
+        lines.append(
+            f"Of the step, on kernels without timings of this chip: {report['untimed']}. The range has for them what "
+            "other chips' timings show, or an assumed error of half ([timed kernels](kernels.md))."
+        )
     parts = report.get("wall_seconds_by_part")
     if parts:
         lost = report.get("wall_mfu_full_lost") or {}
@@ -110,10 +118,13 @@ def mfu_section(report: Mapping[str, Any] | None) -> str:
     return "\n\n".join(lines)
 
 
-def _figure(report: Mapping[str, Any], key: str, label: str, show: Any, spread: bool) -> tuple[str, ...]:
+def _figure(report: Mapping[str, Any], key: str, label: str, show: Any, header: Sequence[str]) -> tuple[str, ...]:
     values = [report.get(key)]
-    if spread:
+    if "p10" in header:
         values += [report.get(f"{key}_p10"), report.get(f"{key}_p90")]
+    elif "from" in header:
+        span = report["ranges"].get(key)
+        values += [None, None] if span is None else [span["low"], span["high"]]
     return (label, *(UNKNOWN if v is None else show(v) for v in values))
 
 

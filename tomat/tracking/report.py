@@ -43,7 +43,7 @@ RUN_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
 DATA_DIR, FIGURES_DIR, SWEEPS_DIR, INDEX_FILE = "data", "figures", "sweeps", "index.md"
 RECORD_FORMAT = 1
 KINDS = ("measured", "predicted", "reference")
-RECORD_MFU_KEYS = (*MFU_KEYS, "tokens_per_second_per_chip")
+RECORD_MFU_KEYS = (*MFU_KEYS, "tokens_per_second_per_chip", "untimed_step_share")
 
 PAGE_TEMPLATE = """# {title}
 
@@ -79,8 +79,10 @@ PAGE_TEMPLATE = """# {title}
 INDEX_TEMPLATE = """# Runs and plans
 
 Every run, plan and reference figure on record. tomat rewrites the table; a run's verdict is the first line under
-`## Verdict` of its page. MFU is a share of the slice's peak bf16 flops: *full* counts every query against every key,
-*causal* the pairs the mask leaves, *useful* no padding and no logits without a loss.
+`## Verdict` of its page. MFU is a share of the slice's peak for what is multiplied: *full* counts every query against
+every key, *causal* the pairs the mask leaves, *useful* no padding and no logits without a loss, *HFU* what the program
+multiplies. *Without timings* is the share of a planned step that rests on kernels which no chip of its kind has timed
+(–: planned before that was kept).
 
 {runs}
 """
@@ -185,9 +187,10 @@ def write_index(docs_dir: Path) -> Path:
     records.sort(key=lambda r: r.get("date") or "", reverse=True)
     records.sort(key=lambda r: KINDS.index(r["kind"]))
     shares = (one.short for one in TABLE_UTILISATIONS)
-    header = ("run", "kind", "model", "slice", "batch", "tokens", "step", *shares, "largest category", "verdict")
+    header = ("run", "kind", "model", "slice", "batch", "tokens", "step", *shares,
+              "without timings", "largest category", "verdict")  # fmt: skip
     rows = [_index_row(record, docs_dir) for record in records]
-    table = markdown_table(header, rows, "llll" + "r" * 7 + "ll") if rows else "No run is on record yet."
+    table = markdown_table(header, rows, "llll" + "r" * 8 + "ll") if rows else "No run is on record yet."
     template = INDEX_TEMPLATE.format(runs=empty_section("runs"))
     contents = {"runs": table}
     if sweeps := _sweeps_section(docs_dir):
@@ -232,6 +235,7 @@ def _index_row(record: Mapping[str, Any], docs_dir: Path) -> tuple[str, ...]:
         str(record.get("sequence_tokens") or UNKNOWN),
         seconds(record.get("step_seconds")),
         *(percent(record.get(one.key)) for one in TABLE_UTILISATIONS),
+        percent(record.get("untimed_step_share")),
         largest,
         verdict or UNKNOWN,
     )

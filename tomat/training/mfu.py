@@ -1,19 +1,30 @@
-"""What a run's step has to do, from its configuration: the FLOPs that `hardware/mfu.py` divides by the chips' peak."""
+"""What a run's step has to do, from its configuration: the products that `hardware/mfu.py` holds against the chips."""
 
 import warnings
 from math import prod
 
+import jax.numpy as jnp
+
 from tomat.base.errors import TomatError
+from tomat.hardware.chip_table import Operand
 from tomat.hardware.chips import chip_for_device_kind
-from tomat.hardware.executed import Recomputation, attention_kernels, executed_head_flops, executed_training_flops
+from tomat.hardware.executed import (
+    Recomputation,
+    attention_kernels,
+    executed_head_flops,
+    executed_training_products,
+)
 from tomat.hardware.flops import (
-    ModelShape,
     UsefulTokens,
     levanter_training_flops,
-    training_flops,
-    useful_training_flops,
+    training_products,
+    useful_training_products,
 )
 from tomat.hardware.mfu import LiveMfu, StepWork
+from tomat.hardware.products import OperandTypes
+from tomat.model.any_decoder import int8_matmuls_of
+from tomat.model.decoder import parameter_count
+from tomat.model.shape import decoder_shape
 from tomat.settings.config import TrainConfig
 
 TYPICAL_ATOMS = 12
@@ -32,7 +43,7 @@ def step_work(config: TrainConfig, platform: str, n_atoms: int = TYPICAL_ATOMS) 
         TomatError: A model or a setting whose FLOPs are not known.
     """
     vocab_size = config.data.model_vocabulary
-    shape = ModelShape.from_config(config.model, vocab_size)
+    shape = decoder_shape(config.model, vocab_size)
     density_only = config.loss.vocabulary == "density" and config.loss.preamble_weight == 0
     rows = config.data.n_density_tokens if density_only else vocab_size
     seq_len = config.seq_len
@@ -46,25 +57,58 @@ def step_work(config: TrainConfig, platform: str, n_atoms: int = TYPICAL_ATOMS) 
         loss_on_preamble=config.loss.preamble_weight > 0,
     )
     kernels = attention_kernels(config.model, seq_len, platform)
-    executed = executed_training_flops(
+    executed = executed_training_products(
         shape,
         seq_len,
         kernels,
-        Recomputation.from_config(config.model, kernels.backend),
+        Recomputation.from_config(config.model, shape, kernels.backend),
         executed_head_flops(shape, seq_len, rows, config.loss.block_positions, config.loss.kernel),
     )
     batch = config.batch_size
     return StepWork(
         shape=shape,
+        parameters=parameter_count(config.model_config(), vocab_size),
         batch_sequences=batch,
         sequence_tokens=seq_len,
         useful=useful,
-        flops_full=batch * training_flops(shape, seq_len, "full"),
-        flops_causal=batch * training_flops(shape, seq_len, "causal"),
-        flops_useful=batch * useful_training_flops(shape, useful),
+        full=training_products(shape, seq_len, "full").times(batch),
+        causal=training_products(shape, seq_len, "causal").times(batch),
+        useful_products=useful_training_products(shape, useful).times(batch),
+        executed=executed.times(batch),
         flops_levanter=batch * levanter_training_flops(shape, seq_len),
-        flops_executed=batch * executed,
+        operands=operand_types(config),
     )
+
+
+def operand_types(config: TrainConfig) -> OperandTypes:
+    """What the products of a run's step multiply, with whatever it sets of types and precision.
+
+    Raises:
+        TomatError: Products whose peak no table has.
+    """
+    compute = jnp.dtype(config.trainer.mp.compute_dtype)
+    usual: Operand = "f32" if compute == jnp.float32 else "bf16"
+    attention: Operand = "f32" if getattr(config.model, "upcast_attn", False) else usual
+    precision = config.trainer.jax_config.get("jax_default_matmul_precision")
+    if compute.itemsize > 4 or ("f32" in (usual, attention) and precision not in (None, "default", "fastest")):
+        raise TomatError(
+            f"FLOPs of products in {compute.name} (jax_default_matmul_precision {precision}) have no known peak; "
+            "expected trainer.mp to compute in bfloat16, float16 or float32, the last at the default precision."
+        )
+    forward = inputs = weights = usual
+    quantised = config.trainer.quantization
+    if quantised is not None and (quantised.int8 or quantised.fp8):
+        if quantised.targets is not None:
+            raise TomatError(
+                "trainer.quantization.targets takes some of the layers alone, whose FLOPs are not counted apart."
+            )
+        forward = inputs = "int8" if quantised.int8 else "fp8"
+        weights = usual if quantised.int8 else "fp8"  # AQT leaves the gradients of the weights, as tomat's own does
+    products = int8_matmuls_of(config.model)
+    if products is not None:
+        forward = "int8"
+        inputs = "int8" if products == "forward_and_inputs" else usual
+    return OperandTypes(forward, inputs, weights, attention, usual)
 
 
 def live_mfu(config: TrainConfig, device_kind: str, n_devices: int) -> LiveMfu:
@@ -86,5 +130,4 @@ def live_mfu(config: TrainConfig, device_kind: str, n_devices: int) -> LiveMfu:
     except TomatError as error:
         warnings.warn(f"no MFU is reported: {error}", stacklevel=2)
         work = None
-    peak = n_devices * chip.peak_bf16_flops_per_device
-    return LiveMfu(work, tokens, peak, max(1, n_devices // chip.jax_devices_per_chip))
+    return LiveMfu(work, tokens, chip, n_devices)

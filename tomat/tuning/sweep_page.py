@@ -58,10 +58,12 @@ PAGE_TEMPLATE = """# {title}
 """
 
 HEADER = ("", "row", "settings", "slice", "batch x tokens", "HBM", "step",
-          *(one.short for one in TABLE_UTILISATIONS), "largest category", "verdict")  # fmt: skip
+          *(one.short for one in TABLE_UTILISATIONS), "without timings", "largest category", "verdict")  # fmt: skip
 LEGEND = (
     "Planned, not measured. HBM: of one chip, required and available. Intervals are those of a step's parts "
-    "(`kernels.md`); the error is largely common to the rows of one model, so their order is surer than their figures."
+    "(`kernels.md`); the error is largely common to the rows of one model, so their order is surer than their figures. "
+    f"*Without timings* is the share of the step on kernels that no such chip has timed the like of ({UNKNOWN}: "
+    "planned before that was kept)."
 )
 SCALING = "scaling"
 """Name of the section that only pages of sweeps with lines have."""
@@ -131,7 +133,7 @@ def ranking_section(rows: Sequence[RowRecord]) -> str:
         setup = (f"`{settings}`" if settings else UNKNOWN, str(row.slice or UNKNOWN), shape)
         body.append((str(place), row.name, *setup, *_figures(row, rows, bare=False)))
     legend = [LEGEND, *([WINDOW_LEGEND] if any(WINDOW_KEY in row.overrides for row in rows) else [])]
-    return markdown_table(HEADER, body, "rlllrrrrrrrll") + "\n\n" + " ".join([*legend, *notes])
+    return markdown_table(HEADER, body, "rlllrrrrrrrrll") + "\n\n" + " ".join([*legend, *notes])
 
 
 def _figures(row: RowRecord, rows: Sequence[RowRecord], bare: bool) -> tuple[str, ...]:
@@ -143,6 +145,7 @@ def _figures(row: RowRecord, rows: Sequence[RowRecord], bare: bool) -> tuple[str
         interval_text(row.step_seconds, seconds, bare),
         interval_text(row.utilisation(full.key), percent, bare),
         *(interval_text(row.utilisation(one.key), percent, bare=True) for one in others),
+        percent(row.untimed_step_share),
         f"{largest['name']} {percent(largest['share'], 0)}" if largest else UNKNOWN,
         verdict(row, base_of(row, rows)),
     )
@@ -222,7 +225,7 @@ def print_ranking(record: Mapping[str, Any]) -> None:
     """The ranking on the console."""
     table = Table(title=record["title"])
     shares = (one.short for one in TABLE_UTILISATIONS)
-    for heading in ("row", "HBM", "step", *shares, "largest category", "verdict"):
+    for heading in ("row", "HBM", "step", *shares, "without timings", "largest category", "verdict"):
         table.add_column(heading, justify="left" if heading in ("row", "largest category", "verdict") else "right")
     rows = [RowRecord.from_dict(row) for row in record["rows"]]
     for row in ranked(rows):

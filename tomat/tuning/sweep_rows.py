@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
+from tomat.cost.support import untimed_share
 from tomat.hardware.mfu import TABLE_UTILISATIONS
 from tomat.pages.tables import UNKNOWN, percent
 from tomat.tuning.sweep_config import SweepRow
@@ -62,6 +63,8 @@ class RowRecord:
     mfu_causal: Interval | None = None
     mfu_useful: Interval | None = None
     hfu: Interval | None = None
+    untimed_step_share: float | None = None
+    """Of the step, on kernels that no chip of the slice has timed the like of; None also of records of before."""
     tokens_per_second_per_chip: Interval | None = None
     compiler: str | None = None
     program_key: str | None = None
@@ -95,8 +98,9 @@ class RowRecord:
         """For the record on disk."""
         values = vars(self)
         kept = {key: values[key] for key in KEYS_OF_FAILED} if self.status == FAILED else {**values}
-        # Records of sweeps without lines stay as they are.
-        return kept | {"lines": self.lines} if self.lines else {key: kept[key] for key in kept if key != "lines"}
+        # Records of sweeps without lines, and of before kernels without timings were told apart, stay as they are.
+        absent = [key for key in ("lines", "untimed_step_share") if values[key] in ((), [], None)]
+        return {key: value for key, value in (kept | {"lines": self.lines}).items() if key not in absent}
 
     @staticmethod
     def from_dict(values: Mapping[str, Any]) -> RowRecord:
@@ -156,6 +160,7 @@ def planned(row: SweepRow, config: TrainConfig, slice_: Slice, plan: Plan) -> Ro
         largest_buffers=compiled.memory.to_dict()["largest"][:KEPT_BUFFERS],
         step_seconds=asdict(step) if step is not None else None,
         tokens_per_second_per_chip=rate,
+        untimed_step_share=untimed_share(plan.step.supports) if plan.step is not None else None,
         compiler=compiled.compiler,
         program_key=compiled.key,
         compile_seconds=compiled.result["compile_seconds"],

@@ -10,10 +10,9 @@ from rich.table import Table
 from rich.text import Text
 
 from tomat.base.reporting import console
-from tomat.cost.chip_model import BOUNDS
 from tomat.cost.memory import MemoryReport
 from tomat.cost.op_times import MODELS
-from tomat.cost.support import Support
+from tomat.cost.support import Support, untimed_text
 from tomat.hardware.mfu import UTILISATIONS
 from tomat.pages.tables import percent, seconds
 from tomat.profile.breakdown import Breakdown
@@ -59,7 +58,8 @@ def print_plan(report: Mapping[str, Any], top: int) -> None:
         if row["estimate"] > 0.001 * whole:
             models.add_row(name, *(seconds(row[model]) if row[model] else "-" for model in MODELS))
     console.print(models)
-    print_support([Support(**part) for part in report["rests_on"]])
+    parts = [Support(**part) for part in report["rests_on"]]
+    print_support(parts)
     if report["pallas_kernels"]:
         _print_kernels(report["pallas_kernels"])
     figures = table("utilisation of the slice's peak", "", "estimate", "from", "to")
@@ -71,7 +71,7 @@ def print_plan(report: Mapping[str, Any], top: int) -> None:
     tokens = work["batch_sequences"] * work["sequence_tokens"] / span["estimate"]
     useful = work["batch_sequences"] * work["useful_tokens_per_sequence"] / span["estimate"]
     interval = f"({seconds(span['low'])} to {seconds(span['high'])})"
-    speed = f"{tokens:,.0f} tokens/s, {useful:,.0f} useful"
+    speed = f"{tokens:,.0f} tokens/s, {useful:,.0f} useful; of it on kernels without timings {untimed_text(parts)}"
     console.print(Text.assemble("step ", (seconds(span["estimate"]), "bold"), f" {interval}, {speed}"))
 
 
@@ -80,9 +80,9 @@ def print_support(parts: list[Support]) -> None:
     shown = table("what the step rests on", "kernels bound by", "a step", "share", "error of nine in ten", "timed")
     for part in parts:
         if part.step_share > 0.001:
-            timed = f"{part.measured_kernels:,}" if part.measured_kernels else "none: assumed"
-            name = BOUNDS.get(part.kind) or part.kind or "nothing known"
-            shown.add_row(name, seconds(part.seconds_per_step), percent(part.step_share), percent(part.error), timed)
+            shown.add_row(
+                part.name, seconds(part.seconds_per_step), percent(part.step_share), percent(part.error), part.timed
+            )
     console.print(shown)
 
 

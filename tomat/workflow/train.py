@@ -153,11 +153,16 @@ def write_profile_page(config: "TrainConfig", result: "TrainResult") -> Path | N
     if jax.process_index() != 0 or not any((result.run_dir / PROFILER_FOLDER).rglob("*.xplane.pb")):
         return None
     found = found_devices()
-    ran = ran_steps(read_metrics(result.run_dir / METRICS_FILE), read_events(result.run_dir), config.slice)
-    mfu = run_report(step_work(config, found.platform), RunTimes.from_rows(ran.rows), found.as_slice(config.slice)) | {
-        "devices_that_ran": str(found),
-        "notes": ran.notes,
-    }
+    mfu = None
+    try:
+        work = step_work(config, found.platform)
+        ran = ran_steps(read_metrics(result.run_dir / METRICS_FILE), read_events(result.run_dir), config.slice)
+        mfu = run_report(work, RunTimes.from_rows(ran.rows), found.as_slice(config.slice)) | {
+            "devices_that_ran": str(found),
+            "notes": ran.notes,
+        }
+    except TomatError as error:
+        warn(f"the page of the profile has no MFU: {error}")
     try:
         breakdown = load_breakdown(str(result.run_dir))
         return write_run_page(

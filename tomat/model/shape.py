@@ -1,0 +1,85 @@
+"""The shape of a decoder, for its FLOPs: of those classes alone whose shape has been held against what they build."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+from levanter.models.apertus import ApertusConfig
+from levanter.models.gemma import Gemma2Config, Gemma3Config, GemmaConfig
+from levanter.models.llama import LlamaConfig
+from levanter.models.lm_model import LmConfig
+from levanter.models.mistral import MistralConfig
+from levanter.models.olmo import Olmo2Config
+from levanter.models.olmo3 import Olmo3Config
+from levanter.models.qwen import Qwen3Config, QwenConfig
+
+from tomat.base.errors import TomatError
+from tomat.hardware.flops import ModelShape
+from tomat.model.any_decoder import build_mask
+from tomat.model.decoder import DensityDecoderConfig
+
+COUNTED: Mapping[str, type[LmConfig]] = MappingProxyType(
+    {
+        "density_decoder": DensityDecoderConfig,
+        "llama": LlamaConfig,
+        "qwen": QwenConfig,
+        "qwen3": Qwen3Config,
+        "mistral": MistralConfig,
+        "apertus": ApertusConfig,
+        "olmo2": Olmo2Config,
+        "olmo3": Olmo3Config,
+        "gemma": GemmaConfig,
+        "gemma2": Gemma2Config,
+        "gemma3": Gemma3Config,
+    }
+)
+"""`model.type` -> the class whose FLOPs are counted. A class made of one of them is another decoder: Mixtral is a
+Mistral to Python, and a mixture of experts."""
+
+_ALWAYS_NORMED = (Olmo2Config, Olmo3Config, Gemma2Config, Gemma3Config)
+_CAN_BE_NORMED = (LlamaConfig, Qwen3Config, DensityDecoderConfig)
+"""Classes whose layers have a norm on what attention and the MLP give; the second with `hybrid_norm`."""
+
+
+def decoder_shape(config: LmConfig, vocab_size: int) -> ModelShape:
+    """The shape that `config` builds.
+
+    Taken from what the model is built with: several of Levanter's classes have fields that they do not look at, such as
+    `head_dim` of Mistral, Qwen and Gemma, and the window of Qwen3, which tomat's mask has (`any_decoder.py`).
+
+    Args:
+        config: The model configuration.
+        vocab_size: Ids of the vocabulary.
+
+    Raises:
+        TomatError: A class that is not in `COUNTED`, or a window as in `build_mask`.
+    """
+    kind = type(config)
+    if kind not in COUNTED.values():
+        raise TomatError(
+            f"FLOPs of {kind.__name__} are not known, since its shape has not been held against the model that it "
+            f"builds; expected exactly one of model.type {', '.join(COUNTED)}."
+        )
+    known: Any = config  # what these classes have in common is declared nowhere
+    attention = known.attention_config()
+    window, full_layers = build_mask(config).sliding_window, 0
+    if isinstance(config, Olmo3Config):
+        layers = config.get_layer_types()
+        full_layers = sum(layer != "sliding_attention" for layer in layers)
+        window = config.sliding_window if full_layers < len(layers) else None
+    return ModelShape(
+        hidden_dim=known.hidden_dim,
+        intermediate_dim=known.intermediate_dim,
+        num_layers=known.num_layers,
+        num_heads=attention.num_heads,
+        num_kv_heads=attention.num_kv_heads,
+        head_dim=attention.head_size,
+        vocab_size=vocab_size,
+        # Mistral has a head of its own, whatever it is told.
+        tied_embeddings=known.tie_word_embeddings and kind is not MistralConfig,
+        gated_mlp=kind is not ApertusConfig,
+        hybrid_norm=kind in _ALWAYS_NORMED or (kind in _CAN_BE_NORMED and known.hybrid_norm),
+        sliding_window=window,
+        full_attention_layers=full_layers if window is not None else 0,
+        paired_heads=isinstance(config, DensityDecoderConfig) and config.paired_heads,
+    )

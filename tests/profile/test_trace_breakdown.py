@@ -6,7 +6,7 @@ from tomat.profile.categories import Category, Direction
 from tomat.profile.hlo_kernels import executed_kernels
 from tomat.profile.protos import new_message
 from tomat.profile.trace import load_trace
-from tomat.profile.trace_breakdown import breakdown_from_trace, step_classes
+from tomat.profile.trace_breakdown import breakdown_from_trace
 from tomat.profile.xplane import read_xplane_bytes
 
 
@@ -164,10 +164,3 @@ def test_a_chrome_trace_of_the_same_run_has_the_same_step(cpu_profile, cpu, tmp_
     assert rows["collectives, exposed"].occurrences == pytest.approx(
         {r.name: r for r in cpu.categories}["collectives, exposed"].occurrences
     )
-
-
-def test_step_classes():
-    classes = {c.name: c for c in step_classes([1.0, 1.0, 1.1, 1.0, 3.0, 0.5])}
-    assert {name: c.count for name, c in classes.items()} == {"steady": 4, "slow": 1, "fast": 1}
-    assert classes["slow"].mean_seconds == 3.0
-    assert step_classes([]) == ()

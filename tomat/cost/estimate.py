@@ -30,6 +30,7 @@ from tomat.cost.support import Support, step_error, supports
 from tomat.hardware.chips import Slice
 from tomat.profile.breakdown import Breakdown, Roofs
 from tomat.profile.categories import NO_CODE_CALLS, Classified, classify_program
+from tomat.profile.directions import settled
 from tomat.profile.hlo import CONTROL_OPCODES, HloProgram, Instruction
 from tomat.profile.hlo_costs import kernel_flops
 from tomat.profile.hlo_kernels import Kernel, executed_kernels
@@ -112,6 +113,10 @@ def estimate_step(
             own = (ops[name].estimate or 0.0) if inner & {"dot", "convolution"} else 0.0
             ops[name] = replace(ops[name], estimate=own + time.exposed_seconds, basis="interconnect")
 
+    def flops(instruction: Instruction) -> float | None:
+        return _flops(program, instruction, ops[instruction.name].schedule, roofs)
+
+    verdicts, decided = settled(program, verdicts, flops)
     breakdown = breakdown_from_program(
         program,
         device_kind=device_kind,
@@ -119,14 +124,15 @@ def estimate_step(
         hidden_seconds=lambda instruction: (
             collectives[instruction.name].hidden_seconds if instruction.name in collectives else 0.0
         ),
-        kernel_flops=lambda instruction: _flops(program, instruction, ops[instruction.name].schedule, roofs),
+        kernel_flops=flops,
+        verdicts=verdicts,
         title=title,
         n_devices=slice_.n_devices,
         n_hosts=slice_.n_hosts,
     )
     assumed = assumptions(program, ops, matched, breakdown)
     # The breakdown's own notes are on loops and kernels that it knows nothing of: `assumed` has them with their shares.
-    said = (*notes, *chip_model.notes(), *(assumption.sentence for assumption in assumed))
+    said = (*notes, *chip_model.notes(), *(assumption.sentence for assumption in assumed), *decided)
     breakdown = replace(breakdown, notes=said, memory_bytes=memory_bytes or breakdown.memory_bytes)
     return StepEstimate(ops, collectives, breakdown, chip_model, assumed)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tomat.base.errors import TomatError
 from tomat.base.reporting import counted
-from tomat.hardware.chips import slice_named
+from tomat.hardware.chips import known_chip, slice_named
 from tomat.lab.record import LabRow, read_rows
 from tomat.planning.calibration import CalibrationRow
 from tomat.settings.config import load_config
@@ -50,7 +50,8 @@ def _measured(row: LabRow, sweep: str) -> CalibrationRow:
         raise TomatError("its configuration names no `slice`")
     slice_ = slice_named(config.slice)
     expected = [f"{slice_.n_devices} x {kind}" for kind in slice_.chip.device_kinds]
-    if row.setup["devices"] not in expected:
+    n_devices, _, kind = str(row.setup["devices"]).partition(" x ")
+    if n_devices != str(slice_.n_devices) or known_chip(kind) is not slice_.chip:
         raise TomatError(f"it ran on {row.setup['devices']}, and its slice {slice_.name} is {' or '.join(expected)}")
     return CalibrationRow(
         name=f"{sweep}: {row.name}",

@@ -8,7 +8,7 @@ pass is. Of what is not backward that much is forward, first come first; only wh
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -25,8 +25,8 @@ ATTENTION_BACKWARD_OVER_FORWARD = 2.5
 """The same of attention in one kernel, which computes its scores again: five products against two."""
 PRODUCT_PARTS = frozenset({Part.MLP, Part.ATTENTION_PROJECTIONS, Part.ATTENTION_CORE})
 """Parts of which nearly all FLOPs are in products."""
-MISSING_SHARE = 0.5
-"""A part of which less than this of one forward pass is called forward has lost the name of it."""
+WHOLE_SHARE = 0.9
+"""Of one forward pass, what is called forward where none of it has another name."""
 LEAST_SHARE = 0.01
 """Of a forward pass, what is not worth a decision."""
 NEAR = 0.3
@@ -38,6 +38,8 @@ class _Work:
     """An operation's work in one step: FLOPs, or executions where its FLOPs are not known."""
 
     name: str
+    kind: str
+    """Which kernel it is: the end of its path."""
     direction: Direction
     amount: float
 
@@ -61,23 +63,29 @@ def settled(
     notes: list[str] = []
     for (part, unit), works in sorted(_works(program, verdicts, flops or partial(kernel_flops, program)).items()):
         ratio = ATTENTION_BACKWARD_OVER_FORWARD if part == Part.ATTENTION_CORE else BACKWARD_OVER_FORWARD
-        backward = [work.amount for work in works if work.direction == Direction.BACKWARD]
-        # Several kernels do the backward pass of one; each runs as often as there are forward passes.
-        one_forward = sum(backward) / ratio if unit else max(backward, default=0.0)
+        backward = Counter[str]()
+        for work in works:
+            if work.direction == Direction.BACKWARD:
+                backward[work.kind] += work.amount
+        # Several kernels may do the backward pass of one; each runs as often as there are forward passes.
+        one_forward = backward.total() / ratio if unit else max(backward.values(), default=0.0)
         if not one_forward:
             continue
         named = sum(work.amount for work in works if work.direction == Direction.FORWARD)
-        unsure = {Direction.NONE} | ({Direction.RECOMPUTE} if named < MISSING_SHARE * one_forward else set())
+        unsure = {Direction.NONE} | ({Direction.RECOMPUTE} if named < WHOLE_SHARE * one_forward else set())
         open_works = [work for work in works if work.direction in unsure]
         if sum(work.amount for work in open_works) < LEAST_SHARE * one_forward:
             continue
-        forward, recomputed = _shared(open_works, one_forward - named, one_forward)
+        forward, recomputed = _shared(open_works, max(0.0, one_forward - named), one_forward)
         for works_of, direction in ((forward, Direction.FORWARD), (recomputed, Direction.RECOMPUTE)):
             for work in works_of:
                 verdicts[work.name] = replace(verdicts[work.name], direction=direction)
-        amounts = [quantity(sum((one.amount for one in some), 0.0), unit) for some in (forward, recomputed)]
+        called = Counter[Direction]()
+        for work in works:
+            called[verdicts[work.name].direction] += work.amount
+        amounts = [quantity(called[direction], unit) for direction in (Direction.FORWARD, Direction.RECOMPUTE)]
         if unit:
-            whole, first = quantity(sum(backward), unit), quantity(one_forward, unit)
+            whole, first = quantity(backward.total(), unit), quantity(one_forward, unit)
             notes.append(
                 f"{part}: names do not tell forward from recompute; of a backward pass of {whole} one forward pass is "
                 f"{first}, so {amounts[0]} are forward and {amounts[1]} recompute"
@@ -102,7 +110,8 @@ def _works(
         if each == 0:
             continue
         unit, amount = ("", kernel.executions) if each is None else ("FLOP", each * kernel.executions)
-        found[verdict.part, unit].append(_Work(name, verdict.direction, amount))
+        kind = "/".join(kernel.instruction.op_name.split("/")[-2:])
+        found[verdict.part, unit].append(_Work(name, kind, verdict.direction, amount))
     return found
 
 

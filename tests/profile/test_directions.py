@@ -90,14 +90,14 @@ def recomputed() -> HloProgram:
 
 def test_layers_in_a_loop_over_microbatches_have_a_forward_pass(everything_kept):
     """All of it was called recompute: the body of the loop holds the backward pass too."""
-    verdicts, notes = settled(everything_kept, classify_program(everything_kept))
+    verdicts, notes = settled(everything_kept)
     assert passes(everything_kept, verdicts) == {Direction.FORWARD: 1.0, Direction.BACKWARD: 2.0}
     assert notes == []
 
 
 def test_what_names_tell_stays():
     program = compiled(jax.checkpoint_policies.nothing_saveable, scan_layers=True)
-    verdicts, notes = settled(program, classify_program(program))
+    verdicts, notes = settled(program)
     found = passes(program, verdicts)
     # The last product of a layer is not needed for its gradients, so XLA may leave it out.
     assert found.pop(Direction.RECOMPUTE) in (0.5, 1.0)
@@ -108,7 +108,7 @@ def test_what_xla_merged_is_forward(recomputed):
     """The last layer is computed once, for its gradients alone, and is named as recomputed."""
     names = classify_program(recomputed)
     assert passes(recomputed, names) == {Direction.FORWARD: 0.67, Direction.RECOMPUTE: 1.0, Direction.BACKWARD: 2.0}
-    verdicts, notes = settled(recomputed, names)
+    verdicts, notes = settled(recomputed)
     assert passes(recomputed, verdicts) == {Direction.FORWARD: 1.0, Direction.RECOMPUTE: 0.67, Direction.BACKWARD: 2.0}
     assert len(notes) == 1
 
@@ -128,7 +128,7 @@ def test_a_forward_pass_under_another_name_is_found_by_arithmetic(change, everyt
     program = renamed(everything_kept, change)
     names = classify_program(program)
     assert Direction.FORWARD not in passes(program, names)
-    verdicts, notes = settled(program, names)
+    verdicts, notes = settled(program)
     assert passes(program, verdicts) == {Direction.FORWARD: 1.0, Direction.BACKWARD: 2.0}
     (note,) = notes
     assert "layer: MLP: names do not tell forward from recompute" in note and "0 FLOP recompute" in note
@@ -136,7 +136,7 @@ def test_a_forward_pass_under_another_name_is_found_by_arithmetic(change, everyt
     assert note in breakdown.notes and "layer: MLP, forward" in {row.name for row in breakdown.parts}
     # Of nearly two, the first is forward.
     twice = renamed(recomputed, change)
-    verdicts, notes = settled(twice, classify_program(twice))
+    verdicts, notes = settled(twice)
     assert passes(twice, verdicts) == {Direction.FORWARD: 1.0, Direction.RECOMPUTE: 0.67, Direction.BACKWARD: 2.0}
     assert len(notes) == 1
 
@@ -153,7 +153,7 @@ def test_kernels_of_unknown_flops_are_counted(n_forward, expected):
     ]
     text = "HloModule m\n\nENTRY e {\n  a = f32[8]{0} parameter(0)\n" + "\n".join(lines) + "\n}\n"
     program = program_from_text(text, "kernels")
-    verdicts, notes = settled(program, classify_program(program))
+    verdicts, notes = settled(program)
     assert {v.part for v in verdicts.values()} == {Part.ATTENTION_CORE}
     found = Counter(str(verdict.direction) for verdict in verdicts.values())
     assert found == {**expected, "backward": 4} and len(notes) == 1

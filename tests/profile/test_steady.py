@@ -137,6 +137,7 @@ CASES = {
     "an evaluation among 9": (10, [other_program(4, 9387 * 10**6)]),
     "an evaluation among 3": (4, [other_program(1, 9387 * 10**6)]),
     "16 short programs": (4, [other_program(1, EACH_PS, times=16)]),
+    "16 short programs that say nothing of themselves": (4, [other_program(1, EACH_PS, times=16, name="jit_other")]),
     "short programs after each step": (4, [other_program(n, EACH_PS, times=5, name="jit_log") for n in range(3)]),
     "an evaluation longer than all steps": (4, [other_program(1, 40 * MS)]),
     "a host gap": (10, [host_gap(4, 9 * MS)]),
@@ -184,7 +185,7 @@ def test_what_else_ran_is_named_with_its_time(step_of, tmp_path, capsys):
     path.write_text(json.dumps(found.to_dict()))
     assert tomat(["profile", str(path), "--top", "0"]) == 0
     shown = capsys.readouterr().out
-    assert "7 windows steady" in shown and f"{EVAL}: 1 times, 9.387 ms in 1 of 9 windows" in shown
+    assert "7 windows steady" in shown and f"{EVAL}: once, 9.387 ms in 1 of 9 windows" in shown
 
 
 def test_breakdowns_of_before_have_no_windows(step_of):

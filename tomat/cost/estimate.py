@@ -29,7 +29,7 @@ from tomat.cost.schedule_model import ScheduleTime, matched_schedules, schedule_
 from tomat.cost.support import Support, step_error, supports
 from tomat.hardware.chips import Slice
 from tomat.profile.breakdown import Breakdown, Roofs
-from tomat.profile.categories import NO_CODE_CALLS, Classified, classify_program
+from tomat.profile.categories import NO_CODE_CALLS, Classified
 from tomat.profile.directions import settled
 from tomat.profile.hlo import CONTROL_OPCODES, HloProgram, Instruction
 from tomat.profile.hlo_costs import kernel_flops
@@ -98,7 +98,7 @@ def estimate_step(
     device_kind = slice_.chip.device_kinds[0]
     roofs = Roofs.of_device_kind(device_kind)
     chip_model = model or ChipModel.load(None, slice_.chip)
-    verdicts = classify_program(program)
+    verdicts, decided = settled(program)
     matched = matched_schedules(program, schedules)
     kernels = {kernel.instruction.name: kernel for kernel in executed_kernels(program)}
     ops = {
@@ -113,10 +113,6 @@ def estimate_step(
             own = (ops[name].estimate or 0.0) if inner & {"dot", "convolution"} else 0.0
             ops[name] = replace(ops[name], estimate=own + time.exposed_seconds, basis="interconnect")
 
-    def flops(instruction: Instruction) -> float | None:
-        return _flops(program, instruction, ops[instruction.name].schedule, roofs)
-
-    verdicts, decided = settled(program, verdicts, flops)
     breakdown = breakdown_from_program(
         program,
         device_kind=device_kind,
@@ -124,7 +120,7 @@ def estimate_step(
         hidden_seconds=lambda instruction: (
             collectives[instruction.name].hidden_seconds if instruction.name in collectives else 0.0
         ),
-        kernel_flops=flops,
+        kernel_flops=lambda instruction: _flops(program, instruction, ops[instruction.name].schedule, roofs),
         verdicts=verdicts,
         title=title,
         n_devices=slice_.n_devices,

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from tomat.profile.breakdown import Breakdown, OpRow, Roofs
-from tomat.profile.categories import Classified, classify_program
+from tomat.profile.categories import Classified
 from tomat.profile.directions import settled
 from tomat.profile.hlo import CONTROL_OPCODES, HloProgram, Instruction
 from tomat.profile.hlo_costs import COLLECTIVES, base_opcode, kernel_hbm_bytes
@@ -55,7 +55,7 @@ def breakdown_from_program(
     cost = kernel_seconds or (lambda instruction: compiler_seconds(program, instruction, roofs))
     decided: list[str] = []
     if verdicts is None:
-        verdicts, decided = settled(program, classify_program(program), kernel_flops)
+        verdicts, decided = settled(program)
     rows: list[OpRow] = []
     unknown: list[str] = []
     for kernel in executed_kernels(program):

@@ -132,7 +132,8 @@ def what_else_ran(breakdown: Breakdown) -> list[str]:
     n_windows = count(len(breakdown.windows) / breakdown.n_devices)
     found = []
     for row in breakdown.others:
-        times = f"{count(row.executions)} times, " if row.executions and row.name != HOST_GAP else ""
+        number = count(row.executions)
+        times = "" if row.name == HOST_GAP or not row.executions else "once, " if number == "1" else f"{number} times, "
         doing = f"; the host was in {row.host_activity}" if row.host_activity else ""
         found.append(f"{row.name}: {times}{seconds(row.seconds)} in {count(row.windows)} of {n_windows} windows{doing}")
     return found

@@ -18,7 +18,6 @@ from tomat.profile.categories import (
     Evidence,
     Part,
     classify,
-    classify_program,
 )
 from tomat.profile.directions import settled
 from tomat.profile.hlo import CONTROL_OPCODES, Frame, HloProgram, sound_parts
@@ -210,7 +209,7 @@ def _known_from_hlo(
     with sound_parts(program):
         instruction = program.by_name[kind.name]
         if id(program) not in cache:
-            cache[id(program)] = settled(program, classify_program(program))
+            cache[id(program)] = settled(program)
         verdict = cache[id(program)][0].get(kind.name)
         if verdict is None:  # an instruction of a computation that the entry does not reach, such as a host thread's
             evidence = [Evidence(instruction.op_name, program.frames(instruction), 1.0)]

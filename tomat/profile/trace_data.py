@@ -6,6 +6,7 @@ Times are integer picoseconds on the session's clock.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -166,9 +167,9 @@ LEAST_SHARE = 0.1
 def main_program(devices: list[DeviceTrace], program: str | None = None) -> tuple[str, set[str]] | None:
     """Name of the program whose executions are the steps, and its operations on the first device that ran it.
 
-    It is that with the most time in the marks of steps, or in all of the trace where the devices have none. One whose
-    name says that it evaluates (`EVALUATION`) counts only where no other has a tenth of its time: it may take longer
-    than the steps that the trace holds.
+    Of the programs that take the most time, or a tenth of it at the least, in the marks of steps (in all of the trace
+    where the devices have none), it is the one whose name does not say that it evaluates (`EVALUATION`), that ran more
+    than once, and that takes longest each time: evaluations and what is logged may take more than the steps of a trace.
 
     Args:
         devices: Of the trace.
@@ -185,7 +186,13 @@ def main_program(devices: list[DeviceTrace], program: str | None = None) -> tupl
         return None
     enough = LEAST_SHARE * max(named.values())
     candidates = [name for name, total in named.items() if total >= enough]
-    name = max(candidates, key=lambda p: (not EVALUATION & set(p.lower().split("_")), named[p], p))
+    runs = Counter(run.program for device in devices for run in device.modules)
+
+    def likely(name: str) -> tuple[bool, bool, float, str]:
+        evaluates = bool(EVALUATION & set(name.lower().split("_")))
+        return not evaluates, runs[name] > 1, named[name] / max(1, runs[name]), name
+
+    name = max(candidates, key=likely)
     if program is not None:
         if program not in seconds:
             ran = ", ".join(sorted(named, key=lambda p: -named[p])[:8])

@@ -18,6 +18,7 @@ import numpy as np
 
 from tomat.pages.tables import count, seconds
 from tomat.profile.breakdown import Breakdown, OtherRow, StepClass, WindowRow
+from tomat.profile.damage import MAX_LEFT_OUT_SHARE
 from tomat.profile.steps import StepWindows
 from tomat.profile.trace_data import DeviceTrace, Events
 
@@ -27,6 +28,9 @@ STEADY_BAND = 0.25
 GAP_SHARE = 0.1
 """A window has a host gap if it is longer than the median one by more than this share of a step, and the time in which
 no device of the host runs anything is so too."""
+CUT_SHARE = MAX_LEFT_OUT_SHARE
+"""Of the operations of every other window, what the first or the last lacks at the least if the trace began or ended in
+it: so many may be damaged and left out."""
 ENOUGH_SHARE = 0.5
 """Of the whole windows, how many must be undisturbed for the others to be left out."""
 HOST_GAP = "(nothing: a host gap)"
@@ -162,7 +166,7 @@ def _kinds(
     kinds[~whole] = WindowKind.EMPTY
     for edge in (0, -1):
         found = np.flatnonzero(whole)
-        if len(found) > 1 and counts[found[edge]] < np.delete(counts[found], edge).min():
+        if len(found) > 1 and counts[found[edge]] < (1 - CUT_SHARE) * np.delete(counts[found], edge).min():
             whole[found[edge]] = False
             kinds[found[edge]] = WindowKind.CUT
     clean = whole & ~disturbed

@@ -5,7 +5,14 @@ import warnings
 import pytest
 
 from tomat.base.errors import TomatError
-from tomat.hardware.chips import CHIPS, TPU_SLICES, chip_for_device_kind, slice_named
+from tomat.hardware.chips import (
+    CHIPS,
+    TPU_SLICES,
+    chip_for_device_kind,
+    jax_device_kind,
+    known_chip,
+    slice_named,
+)
 
 
 @pytest.mark.parametrize("chip", CHIPS.values(), ids=lambda chip: chip.name)
@@ -13,6 +20,23 @@ def test_every_row_says_where_it_is_from_and_is_found_by_its_device_kind(chip):
     assert len(chip.source) > 20
     for kind in chip.device_kinds:
         assert chip_for_device_kind(kind) is chip
+
+
+@pytest.mark.parametrize(
+    ("name", "chip"),
+    [("TPU v4", "v4"), ("TPU v5", "v5p"), ("TPU v5 Lite", "v5e"), ("TPU v6 Lite", "v6e"), ("TPU v7x", "tpu7x")],
+)
+def test_chips_are_told_by_the_names_of_libtpus_profiler(name, chip):
+    """The names are in libtpu 0.0.46; JAX writes `TPU v6 lite`."""
+    for spelling in (name, name.upper(), name.lower(), f" {name} "):
+        assert known_chip(spelling) is CHIPS[chip]
+        assert jax_device_kind(spelling) == CHIPS[chip].device_kinds[0]
+    assert known_chip("TPU v4 Lite") is None and jax_device_kind("TPU v4 Lite") == "TPU v4 Lite"
+
+
+def test_no_name_is_of_two_chips():
+    names = [kind.lower() for chip in CHIPS.values() for kind in chip.device_kinds]
+    assert len(names) == len(set(names))
 
 
 def info_of_jax(chip):

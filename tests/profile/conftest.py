@@ -14,6 +14,8 @@ from tomat.profile.trace_builder import BUILT_HOST, START_UNIX_NS, build_xspace
 
 PROFILES = Path(__file__).parents[1] / "data" / "profiles"
 V6E = "TPU v6 lite"
+V6E_IN_TRACES = "TPU v6 Lite"
+"""What libtpu's profiler calls it."""
 KERNEL_SECONDS = 20e-6
 """What the fixture gives a Pallas kernel: no TPU ever timed it."""
 SHORTEST_SECONDS = 50e-9
@@ -44,7 +46,7 @@ def tpu_bytes(v6e_program: HloProgram):
         n_devices: int = 2,
         n_steps: int = 4,
         device_skew: float = 0.0,
-        device_kind: str = V6E,
+        device_kind: str = V6E_IN_TRACES,
         hostname: str = BUILT_HOST,
         start_unix_ns: int = START_UNIX_NS,
         hlo_proto: bytes | None = whole,

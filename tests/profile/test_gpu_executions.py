@@ -51,6 +51,28 @@ def test_kernels_that_no_execution_launched_make_none():
     assert found.of_kernels(kernels) == []
 
 
+def test_launches_on_lines_of_their_own_go_to_the_thread_around_them():
+    """As AMD's profiler writes them: two devices, each with a thread that annotates and a line of launches."""
+    threads = [
+        (t, "GpuExecutable::ExecuteThunks", 0, start + 5 * t, start + 5 * t + 40)
+        for t in (0, 1)
+        for start in (100, 200)
+    ]
+    nested = [
+        (t, "jit_step:XLA GPU module", 0, start + 5 * t + 2, start + 5 * t + 38) for t in (0, 1) for start in (100, 200)
+    ]
+    launches = [
+        (10 + t, "hipModuleLaunchKernel", 100 * t + i, start + 5 * t + 1 + 12 * j, start + 5 * t + 3 + 12 * j)
+        for t in (0, 1) for i, (start, j) in enumerate([(100, 0), (100, 3), (200, 0), (200, 3)], start=1)
+    ]  # fmt: skip
+    elsewhere = [(20, "hipMemcpyDtoDAsync", 900, 300, 310)]
+    found = launched(*threads, *nested, *launches, *elsewhere)
+    for t in (0, 1):
+        kernels = [(100 * t + i, "jit_step", 5, 1000 * i, 1000 * i + 500) for i in (1, 2, 3, 4)]
+        expected = [ModuleRun("jit_step", 5, 1000, 2500), ModuleRun("jit_step", 5, 3000, 4500)]
+        assert found.of_kernels([*kernels, (900, "jit_step", 5, 9000, 9100)]) == expected
+
+
 def test_the_executions_of_a_real_trace_hold_its_kernels(gpu_profile):
     device = load_trace(gpu_profile).devices[0]
     steps = [run for run in device.modules if run.program == "jit__train_step"]

@@ -111,6 +111,22 @@ def test_bad_modules_are_refused(v6e_program, tmp_path):
         load_program(tmp_path / "bad.hlo.gz")
 
 
+@pytest.mark.parametrize("size", ["-128", "-1", "-9223372036854775809"])
+def test_a_false_layout_is_refused(size, tmp_path):
+    """XLA's parser ends the process that it runs in: this test would, too."""
+    text = """HloModule m, entry_computation_layout={(f32[4,2]{1,0:T(8,128)})->f32[4,2]{1,0}}
+
+    ENTRY e {
+      ROOT a = f32[4,2]{1,0} parameter(0)
+    }
+    """
+    assert program_from_text(text, "x.txt").name == "m"
+    path = tmp_path / "x.hlo"
+    path.write_text(text.replace("T(8,128)", f"T(8,{size})"))
+    with pytest.raises(TomatError, match="x.hlo: not HLO text that XLA can parse"):
+        load_program(path)
+
+
 @pytest.mark.parametrize(
     ("damage", "reason"),
     [

@@ -1,13 +1,18 @@
+import warnings
+
 import numpy as np
 import pytest
 
+from tomat.app.cli import main as tomat
 from tomat.base.errors import TomatError
+from tomat.profile.breakdown import Breakdown, Roofs
 from tomat.profile.categories import Category, Direction
 from tomat.profile.hlo_kernels import executed_kernels
 from tomat.profile.protos import new_message
 from tomat.profile.trace import load_trace
-from tomat.profile.trace_breakdown import breakdown_from_trace, step_classes
+from tomat.profile.trace_breakdown import breakdown_from_trace
 from tomat.profile.xplane import read_xplane_bytes
+from tomat.tracking.page_sections import setup_section
 
 
 @pytest.fixture(scope="module")
@@ -166,8 +171,117 @@ def test_a_chrome_trace_of_the_same_run_has_the_same_step(cpu_profile, cpu, tmp_
     )
 
 
-def test_step_classes():
-    classes = {c.name: c for c in step_classes([1.0, 1.0, 1.1, 1.0, 3.0, 0.5])}
-    assert {name: c.count for name, c in classes.items()} == {"steady": 4, "slow": 1, "fast": 1}
-    assert classes["slow"].mean_seconds == 3.0
-    assert step_classes([]) == ()
+def with_stats(data: bytes, **stats: float | str) -> bytes:
+    """The built trace with other stats on its device's plane."""
+    space = new_message("XSpace")
+    space.ParseFromString(data)
+    plane = next(p for p in space.planes if p.name.startswith("/device"))
+    del plane.stats[:]
+    for name, value in stats.items():
+        identity = max(plane.stat_metadata) + 1
+        plane.stat_metadata[identity].id, plane.stat_metadata[identity].name = identity, name
+        stat = plane.stats.add(metadata_id=identity)
+        setattr(stat, "str_value" if isinstance(value, str) else "double_value", value)
+    return space.SerializeToString()
+
+
+PEAKS = {"peak_teraflops_per_second": 1028.75, "peak_hbm_bw_gigabytes_per_second": 3686.156}
+"""What libtpu writes of a core of TPU7x."""
+
+
+@pytest.mark.parametrize("stated", [{}, PEAKS])
+@pytest.mark.parametrize("name", ["TPU v6 Lite", "TPU v6 lite", "TPU V6E"])
+def test_a_chip_of_the_table_has_its_peaks(name, stated, tpu_bytes, tmp_path):
+    path = tmp_path / "x.xplane.pb"
+    path.write_bytes(with_stats(tpu_bytes(n_devices=1), device_type_string=name, **stated))
+    roofs = breakdown_from_trace(load_trace(path)).roofs
+    assert roofs == Roofs.of_device_kind("TPU v6 lite") and roofs.peak_flops_per_second == 918e12
+    assert not roofs.stated_by_trace
+
+
+def test_a_chip_that_is_not_in_the_table_has_the_peaks_that_its_trace_states(tpu_bytes, tmp_path, capsys):
+    path = tmp_path / "x.xplane.pb"
+    path.write_bytes(with_stats(tpu_bytes(n_devices=1), device_type_string="TPU v9 Mega", **PEAKS))
+    found = breakdown_from_trace(load_trace(path))
+    assert found.roofs.stated_by_trace and found.roofs.device_kind == "TPU v9 Mega"
+    assert found.roofs.peak_flops_per_second == pytest.approx(1028.75e12)
+    assert found.roofs.peak_hbm_bytes_per_second == pytest.approx(3686.156e9)
+    matmul = {row.name: row for row in found.categories}["matmul"]
+    assert matmul.flops_fraction == pytest.approx((matmul.flops or 0) / matmul.seconds / 1028.75e12)
+    assert any("TPU v9 Mega is not in the table" in note and "the trace states" in note for note in found.notes)
+    assert Breakdown.from_dict(found.to_dict()).roofs == found.roofs
+    assert "as the trace states them" in setup_section(RECORD, found)
+    assert tomat(["profile", str(path), "--top", "0"]) == 0
+    assert "1.03 PFLOP/s and 3.69 TB/s, are those that the trace states" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_chip_of_which_nothing_is_known_has_no_peaks(tpu_bytes, tmp_path):
+    path = tmp_path / "x.xplane.pb"
+    path.write_bytes(with_stats(tpu_bytes(n_devices=1), device_type_string="TPU v9 Micro"))
+    with pytest.warns(UserWarning, match="'TPU v9 Micro'.*no MFU"):
+        found = breakdown_from_trace(load_trace(path))
+    assert found.roofs == Roofs("TPU v9 Micro") and "not in the table of chips" in setup_section(RECORD, found)
+
+
+RECORD = dict.fromkeys(
+    ("kind", "commit", "date", "config_hash", "slice", "batch_sequences", "sequence_tokens"), "measured"
+)
+
+
+def as_amd_writes(data: bytes, label: str, own_line: bool) -> bytes:
+    """A real NVIDIA trace in the form that AMD's profiler writes, as far as the two differ.
+
+    Args:
+        data: The trace.
+        label: Of what the host annotates while it launches an execution.
+        own_line: Launches are on a line of their own, as of JAX 0.8, and not on that of the thread.
+    """
+    space = new_message("XSpace")
+    space.ParseFromString(data)
+    for plane in space.planes:
+        names = {key: value.name for key, value in plane.stat_metadata.items()}
+        if plane.name.startswith("/device:GPU"):
+            for stat in list(plane.stats):
+                if names[stat.metadata_id] == "gpu_device_name":
+                    plane.stats.remove(stat)
+                elif names[stat.metadata_id] == "device_vendor":
+                    stat.str_value = "AMD"
+            for metadata in plane.event_metadata.values():
+                metadata.name += ".kd"
+        if plane.name == "/host:CPU":
+            launches = plane.lines.add(id=7, name="Host Threads/7", timestamp_ns=plane.lines[0].timestamp_ns)
+            for metadata in plane.event_metadata.values():
+                metadata.name = metadata.name.replace("[0] GpuExecutable::ExecuteThunks", label)
+            for line in list(plane.lines)[:-1] if own_line else ():
+                assert line.timestamp_ns == launches.timestamp_ns
+                for event in list(line.events):
+                    if any(names[stat.metadata_id] == "correlation_id" for stat in event.stats):
+                        launches.events.add().CopyFrom(event)
+                        line.events.remove(event)
+    return space.SerializeToString()
+
+
+@pytest.mark.parametrize(
+    ("label", "own_line"),
+    [
+        ("GpuExecutable::ExecuteThunks", True),
+        ("GpuExecutable::ExecuteThunks", False),
+        ("jit_any:XLA GPU module", True),
+        ("jit_any:XLA GPU module", False),
+    ],
+)
+def test_a_step_in_the_form_of_amd(label, own_line, gpu, gpu_profile, tmp_path):
+    """It was refused: no `[ordinal]` before the annotation, the launches on another line."""
+    path = tmp_path / "host0.xplane.pb"
+    path.write_bytes(as_amd_writes(gpu_profile.read_bytes(), label, own_line))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # one a process says that the chip has no known peak
+        found = breakdown_from_trace(load_trace(path))
+    assert found.roofs == Roofs("AMD GPU, compute capability 9.0")
+    assert (found.title, found.n_steps) == (gpu.title, gpu.n_steps)
+    assert found.step_seconds == pytest.approx(gpu.step_seconds, rel=1e-9)
+    mine, theirs = ({op.name.removesuffix(".kd"): op for op in one.ops} for one in (found, gpu))
+    assert mine.keys() == theirs.keys()
+    for name, op in theirs.items():
+        assert mine[name].seconds == pytest.approx(op.seconds, abs=1e-12), name
+        assert mine[name].category == op.category, name

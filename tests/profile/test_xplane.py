@@ -14,7 +14,7 @@ def test_a_tpu_host(tpu_bytes, v6e_program):
     host = read(tpu_bytes(hostname="h7"))
     assert host.host == "h7" and [d.name for d in host.devices] == ["/device:TPU:0", "/device:TPU:1"]
     device = host.devices[0]
-    assert device.device_kind == "TPU v6 lite"
+    assert device.device_kind == "TPU v6 Lite"
     assert len(device.steps) == len(device.modules) == 4
     assert device.modules[0].program_id == v6e_program.program_id
     assert set(host.programs) == {v6e_program.program_id}

@@ -29,7 +29,8 @@ from tomat.cost.schedule_model import ScheduleTime, matched_schedules, schedule_
 from tomat.cost.support import Support, step_error, supports
 from tomat.hardware.chips import Slice
 from tomat.profile.breakdown import Breakdown, Roofs
-from tomat.profile.categories import NO_CODE_CALLS, Classified, classify_program
+from tomat.profile.categories import NO_CODE_CALLS, Classified
+from tomat.profile.directions import settled
 from tomat.profile.hlo import CONTROL_OPCODES, HloProgram, Instruction
 from tomat.profile.hlo_costs import kernel_flops
 from tomat.profile.hlo_kernels import Kernel, executed_kernels
@@ -97,7 +98,7 @@ def estimate_step(
     device_kind = slice_.chip.device_kinds[0]
     roofs = Roofs.of_device_kind(device_kind)
     chip_model = model or ChipModel.load(None, slice_.chip)
-    verdicts = classify_program(program)
+    verdicts, decided = settled(program)
     matched = matched_schedules(program, schedules)
     kernels = {kernel.instruction.name: kernel for kernel in executed_kernels(program)}
     ops = {
@@ -120,13 +121,14 @@ def estimate_step(
             collectives[instruction.name].hidden_seconds if instruction.name in collectives else 0.0
         ),
         kernel_flops=lambda instruction: _flops(program, instruction, ops[instruction.name].schedule, roofs),
+        verdicts=verdicts,
         title=title,
         n_devices=slice_.n_devices,
         n_hosts=slice_.n_hosts,
     )
     assumed = assumptions(program, ops, matched, breakdown)
     # The breakdown's own notes are on loops and kernels that it knows nothing of: `assumed` has them with their shares.
-    said = (*notes, *chip_model.notes(), *(assumption.sentence for assumption in assumed))
+    said = (*notes, *chip_model.notes(), *(assumption.sentence for assumption in assumed), *decided)
     breakdown = replace(breakdown, notes=said, memory_bytes=memory_bytes or breakdown.memory_bytes)
     return StepEstimate(ops, collectives, breakdown, chip_model, assumed)
 

@@ -23,7 +23,10 @@ class Chip:
     name: str
     """Short name, as slice names use it."""
     device_kinds: tuple[str, ...]
-    """What JAX calls it (`jax.Device.device_kind`)."""
+    """What JAX calls it (`jax.Device.device_kind`), then other names; upper and lower case are the same.
+
+    libtpu 0.0.46 writes names of its own into profiles: `TPU v4`, `TPU v5`, `TPU v5 Lite`, `TPU v6 Lite`, `TPU v7x`.
+    """
     peak_bf16_flops_per_second: float
     """Dense bfloat16 matrix multiplication."""
     source: str
@@ -141,7 +144,7 @@ TPUS = (
     ),
     Chip(
         name="tpu7x",
-        device_kinds=("TPU7x",),
+        device_kinds=("TPU7x", "TPU v7x"),
         peak_bf16_flops_per_second=2307e12,
         peak_fp8_flops_per_second=4614e12,
         hbm_bytes_usable=int(2 * 94.74 * GIB),

@@ -17,17 +17,23 @@ from tomat.hardware.chip_table import GPUS, TPUS, Chip
 CHIPS: Mapping[str, Chip] = MappingProxyType({chip.name: chip for chip in (*TPUS, *GPUS)})
 """Name -> chip."""
 
-_BY_DEVICE_KIND = {kind: chip for chip in CHIPS.values() for kind in chip.device_kinds}
+_BY_DEVICE_KIND = {kind.lower(): chip for chip in CHIPS.values() for kind in chip.device_kinds}
 
 
 def known_chip(device_kind: str) -> Chip | None:
-    """The chip that JAX calls `device_kind`; None if it is not in the table."""
-    return _BY_DEVICE_KIND.get(device_kind)
+    """The chip that JAX or a profiler calls `device_kind`, in upper or lower case; None if it is not in the table."""
+    return _BY_DEVICE_KIND.get(" ".join(device_kind.split()).lower())
+
+
+def jax_device_kind(device_kind: str) -> str:
+    """JAX's name of the chip that a profiler calls `device_kind`; as it is where the chip is not in the table."""
+    chip = known_chip(device_kind)
+    return chip.device_kinds[0] if chip is not None else device_kind
 
 
 @functools.cache
 def chip_for_device_kind(device_kind: str) -> Chip | None:
-    """The chip that JAX calls `device_kind`; None, and one warning a process, if it is not in the table.
+    """`known_chip`, with one warning a process where there is none.
 
     CPUs have no row, and need no warning: their peak depends on the machine, and nobody asks for their MFU.
     """

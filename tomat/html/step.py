@@ -15,6 +15,7 @@ from tomat.html.memory import GIB, memory_section
 from tomat.html.tables import Column, facts, number, percent, significant, table
 from tomat.pages.tables import quantity, seconds
 from tomat.profile.breakdown import Breakdown, GroupRow
+from tomat.profile.steady import WindowKind, what_else_ran
 from tomat.tracking.figures import COLOURS
 
 
@@ -31,7 +32,8 @@ def breakdown_page(breakdown: Breakdown, kind: str, *, report: Mapping[str, Any]
     """
     measured = "measured" if breakdown.source == "trace" else "predicted"
     lead = [paragraph(f"One step of one device, {measured}: {breakdown.title}.")]
-    lead += [paragraph(f"{note[:1].upper()}{note[1:]}.", "note") for note in breakdown.notes]
+    said = [*(f"not in the step: {text}" for text in what_else_ran(breakdown)), *breakdown.notes]
+    lead += [paragraph(f"{note[:1].upper()}{note[1:]}.", "note") for note in said]
     shown: dict[str, object] = {
         "step": seconds(breakdown.step_seconds),
         "device": breakdown.roofs.device_kind or "not known",
@@ -58,7 +60,7 @@ def breakdown_page(breakdown: Breakdown, kind: str, *, report: Mapping[str, Any]
     memory = MemoryReport.from_dict(report["memory"]) if report else None
     if memory is not None or breakdown.memory_bytes:
         sections.append(memory_section(memory, breakdown.memory_bytes))
-    if len(breakdown.step_times_seconds) > 1 or breakdown.gaps:
+    if len(breakdown.step_times_seconds) > 1 or len(breakdown.windows) > 1 or breakdown.gaps:
         sections.append(Section("Steps and waits", tuple(_steps(breakdown))))
     title = str(report["run_name"]) if report else breakdown.title
     figures = {"step_seconds": breakdown.step_seconds, "operations": len(breakdown.ops), "title": title}
@@ -208,7 +210,28 @@ def _operations(breakdown: Breakdown) -> str:
 
 def _steps(breakdown: Breakdown) -> Iterable[str | Figure]:
     times = breakdown.step_times_seconds
-    if len(times) > 1:
+    if len(breakdown.windows) > 1:
+        kinds = {kind: [one for one in breakdown.windows if one.kind == kind] for kind in WindowKind}
+        traces = [
+            {
+                "type": "scatter",
+                "mode": "markers",
+                "name": str(kind),
+                "x": [1e3 * one.start_seconds for one in rows],
+                "y": [1e3 * one.seconds / one.steps for one in rows],
+                "text": [one.device for one in rows],
+                "hovertemplate": f"%{{text}}: %{{y:.4f}} ms, {kind}<extra></extra>",
+            }
+            for kind, rows in kinds.items()
+            if rows
+        ]
+        layout = {
+            "xaxis": {"title": {"text": "begins at, ms"}},
+            "yaxis": {"title": {"text": "step, ms"}, "rangemode": "tozero"},
+        }
+        said = ", ".join(f"{len(rows):,} {kind}" for kind, rows in kinds.items() if rows)
+        yield Figure("All windows, from the beginning of a step to that of the next", traces, layout, f"{said}.", 260)
+    elif len(times) > 1:  # a breakdown of before, which kept no windows
         traces = [{"type": "histogram", "x": [1e3 * one for one in times], "nbinsx": 40, "name": "steps"}]
         layout = {
             "xaxis": {"title": {"text": "step, ms"}},
@@ -219,7 +242,7 @@ def _steps(breakdown: Breakdown) -> Iterable[str | Figure]:
         yield Figure("Times of the steps", traces, layout, said, 260)
     if breakdown.step_classes:
         heads = (
-            Column("steps"),
+            Column("windows"),
             Column("number", number(0)),
             *(Column(f"{name}, ms", number(3, 1e3)) for name in ("mean", "10 %", "median", "90 %")),
         )
@@ -227,7 +250,7 @@ def _steps(breakdown: Breakdown) -> Iterable[str | Figure]:
             (c.name, c.count, c.mean_seconds, c.p10_seconds, c.p50_seconds, c.p90_seconds)
             for c in breakdown.step_classes
         ]
-        yield table("Steps of similar duration", heads, rows)
+        yield table("All windows by kind; the step is the mean of the steady ones", heads, rows)
     if breakdown.gaps:
         heads = (
             Column("after"),

@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from tomat.hardware.chips import jax_device_kind
 from tomat.loss.interface import (
     BinTables,
     BlockSpec,
@@ -155,8 +156,8 @@ def _device_kind() -> str:
     """JAX's name of the devices that this is traced for: those of the mesh in scope, else of this process."""
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or mesh.abstract_device is None:
-        return jax.devices()[0].device_kind
-    return mesh.abstract_device.device_kind
+        return jax_device_kind(jax.devices()[0].device_kind)
+    return jax_device_kind(mesh.abstract_device.device_kind)
 
 
 def _by_section(spec: BlockSpec, plan: KernelPlan, x: jax.Array) -> jax.Array:

@@ -1,7 +1,8 @@
 """Where the cycles of one training step went: the table that a trace and a compiled program both become.
 
-All figures are per step and per device: the mean over the steps and devices of a trace, one run of one device's program
-for a compiled step. The rows of `Breakdown.categories` and of `Breakdown.parts` each sum to `step_seconds`.
+All figures are per step and per device: the mean over the undisturbed steps (`steady.py`) and the devices of a trace,
+or one run of one device's program for a compiled step. The rows of `Breakdown.categories` and of `Breakdown.parts` each
+sum to `step_seconds`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any, get_args
 from tomat.base.documents import is_figure
 from tomat.base.errors import TomatError
 from tomat.hardware.chip_table import Operand
-from tomat.hardware.chips import chip_for_device_kind
+from tomat.hardware.chips import chip_for_device_kind, known_chip
 from tomat.profile.categories import Category, Direction, Part
 
 FORMAT_VERSION = 1
@@ -37,23 +38,35 @@ class Bound(StrEnum):
 
 @dataclass(frozen=True)
 class Roofs:
-    """Peaks of one device; None where unknown (a CPU, or a chip that is not in the table)."""
+    """Peaks of one device; None where unknown (a CPU, or a chip that neither the table nor the trace tells of)."""
 
     device_kind: str
+    """JAX's name of the chip where it is in the table, else what the trace calls it."""
     peak_flops_per_second: float | None = None
     peak_hbm_bytes_per_second: float | None = None
     clock_hz: float | None = None
     hbm_bytes: int | None = None
+    stated_by_trace: bool = False
+    """The peaks are what the trace states of its device: the chip is not in the table."""
 
     @staticmethod
-    def of_device_kind(device_kind: str) -> Roofs:
-        """The peaks of a JAX device kind, from the table of chips, per JAX device."""
-        chip = chip_for_device_kind(device_kind) if device_kind else None
+    def of_device_kind(device_kind: str, stated: Roofs | None = None) -> Roofs:
+        """The peaks of one JAX device.
+
+        Args:
+            device_kind: JAX's or a profiler's name of the chip.
+            stated: What to take where the chip is not in the table.
+        """
+        chip = known_chip(device_kind)
+        if chip is None and stated is not None:
+            return replace(stated, device_kind=device_kind or stated.device_kind, stated_by_trace=True)
         if chip is None:
+            if device_kind:
+                chip_for_device_kind(device_kind)  # warns
             return Roofs(device_kind)
         shared = chip.jax_devices_per_chip
         return Roofs(
-            device_kind=device_kind,
+            device_kind=chip.device_kinds[0],
             peak_flops_per_second=chip.peak_bf16_flops_per_device,
             peak_hbm_bytes_per_second=chip.hbm_bytes_per_second / shared if chip.hbm_bytes_per_second else None,
             clock_hz=chip.clock_hz,
@@ -122,8 +135,40 @@ class GroupRow:
 
 
 @dataclass(frozen=True)
+class WindowRow:
+    """One window of a trace's device: from the beginning of a step to that of the next."""
+
+    device: str
+    start_seconds: float
+    """Since the first window's."""
+    seconds: float
+    """All of it."""
+    step_seconds: float
+    """Of each step in it, without other programs."""
+    steps: int
+    """More than one where marks between are missing."""
+    kind: str
+    """`steady`, or why the step's figures leave it out (`steady.WindowKind`)."""
+
+
+@dataclass(frozen=True)
+class OtherRow:
+    """What else ran in the windows of a trace, on one device; in no other figure."""
+
+    name: str
+    """A program, or that the host left the device without work."""
+    executions: float
+    """In all windows of one device; 0 where the trace does not mark executions. The mean over devices, as below."""
+    seconds: float
+    windows: float
+    """In how many windows."""
+    host_activity: str = ""
+    """What the host did in the longest gap; "" for programs, and where nothing is known."""
+
+
+@dataclass(frozen=True)
 class StepClass:
-    """Steps of similar duration."""
+    """Windows of one kind, and the whole duration of a step in them."""
 
     name: str
     count: int
@@ -159,8 +204,13 @@ class Breakdown:
     n_devices: int = 1
     n_hosts: int = 1
     n_steps: int = 1
+    """Of each device, of which the figures are the mean."""
     step_times_seconds: tuple[float, ...] = ()
+    """These steps, of all devices."""
     step_classes: tuple[StepClass, ...] = ()
+    windows: tuple[WindowRow, ...] = ()
+    """All windows of all devices."""
+    others: tuple[OtherRow, ...] = ()
     gaps: tuple[GapRow, ...] = ()
     memory_bytes: Mapping[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
@@ -249,7 +299,7 @@ class Breakdown:
                 "Write it with `tomat profile TRACE --json FILE`."
             )
         try:
-            if set(data["device"]) != {one.name for one in fields(Roofs)}:
+            if {one.name for one in fields(Roofs)} - set(data["device"]) - {"stated_by_trace"}:  # older ones lack it
                 raise ValueError(f"device has {sorted(data['device'])}")
             plain = ("title", "source", "step_seconds", "n_devices", "n_hosts", "n_steps")
             found = Breakdown(
@@ -258,6 +308,9 @@ class Breakdown:
                 ops=tuple(_read(OpRow, op) for op in data["ops"]),
                 step_times_seconds=tuple(_sound(Breakdown, "step_seconds", one) for one in data["step_times_seconds"]),
                 step_classes=tuple(_read(StepClass, one) for one in data["step_classes"]),
+                # Breakdowns before took every window as a step.
+                windows=tuple(_read(WindowRow, one) for one in data.get("windows", ())),
+                others=tuple(_read(OtherRow, one) for one in data.get("others", ())),
                 gaps=tuple(_read(GapRow, gap) for gap in data["gaps"]),
                 memory_bytes={kind: _sound(StepClass, "count", size) for kind, size in data["memory_bytes"].items()},
                 notes=tuple(_sound(Breakdown, "title", note) for note in data["notes"]),
@@ -303,6 +356,8 @@ def _sound(row: type, key: str, value: Any) -> Any:
         return value
     if kind == "str":
         sound = isinstance(value, str)
+    elif kind == "bool":
+        sound = isinstance(value, bool)
     elif kind == "int":
         sound = isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_FIGURE
     else:

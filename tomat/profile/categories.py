@@ -8,7 +8,7 @@ loop body the kernel sits in. Names of operations decide only when a trace holds
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -276,24 +276,34 @@ def gather_evidence(program: HloProgram, instruction: Instruction) -> list[Evide
 
 
 def computation_directions(program: HloProgram) -> dict[int, Direction]:
-    """The direction of each loop body or called computation, by the transforms in its instructions' paths."""
+    """The direction of each loop body or called computation: what the loop or call is in, for all that runs in it.
+
+    A loop over microbatches holds forward and backward passes and has none; in the backward pass of a loop over layers
+    whatever is not its own is recomputed.
+    """
     found: dict[int, Direction] = {}
     for computation_id, instructions in program.computations.items():
         # A constant that XLA sank into a loop keeps the path of another use: the reference's forward scan holds
         # constants of its backward pass.
-        directions = {direction_of(i.op_name) for i in instructions if i.opcode not in FREE_OPCODES}
+        paths = [i.op_name for i in instructions if i.op_name and i.opcode not in FREE_OPCODES]
+        around = Counter(direction_of(path.rsplit("/while/body", 1)[0]) for path in paths if "/while/body" in path)
+        within = {direction_of(path) for path in paths} - {Direction.NONE}
         found[computation_id] = Direction.NONE
         if computation_id == program.entry_id:
             continue
-        if Direction.BACKWARD in directions and len(instructions) > 1:
-            found[computation_id] = Direction.BACKWARD
-        elif Direction.FORWARD in directions:
-            found[computation_id] = Direction.FORWARD
+        if around:
+            direction = around.most_common(1)[0][0]
+            found[computation_id] = Direction.BACKWARD if direction == Direction.RECOMPUTE else direction
+        elif within == {Direction.FORWARD} or (len(instructions) > 1 and within and Direction.FORWARD not in within):
+            found[computation_id] = Direction.FORWARD if Direction.FORWARD in within else Direction.BACKWARD
     return found
 
 
 def classify_program(program: HloProgram) -> dict[str, Classified]:
-    """The verdict on every instruction of a program that can run as a kernel, by instruction name."""
+    """The verdict on every instruction of a program that can run as a kernel, by instruction name.
+
+    It is that of the instruction's own evidence: `directions.settled` decides what only the sums of a pass tell.
+    """
     surrounding = computation_directions(program)
     verdicts: dict[str, Classified] = {}
     for kernel in executed_kernels(program):

@@ -8,6 +8,7 @@ from typing import Any
 
 from tomat.profile.breakdown import Breakdown
 from tomat.profile.categories import Category
+from tomat.profile.steady import what_else_ran
 
 
 class Verdict(IntEnum):
@@ -127,4 +128,6 @@ def _differences(a: Breakdown, b: Breakdown) -> tuple[str, ...]:
         notes.append(f"different numbers of devices: {a.n_devices} and {b.n_devices}")
     if a.source != b.source:
         notes.append(f"{a.source} against {b.source}: one is measured, the other predicted")
+    for name, one in (("A", a), ("B", b)):
+        notes += [f"not in the step of {name}: {text}" for text in what_else_ran(one)]
     return tuple(notes)

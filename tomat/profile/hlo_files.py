@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 from tomat.base.errors import TomatError
@@ -49,22 +51,47 @@ def program_from_bytes(data: bytes, origin: str, program_id: int = 0) -> HloProg
     )
 
 
+# jaxlib exposes its HLO bindings nowhere else (jax._src.lib.xla_client wraps the same module).
+_PARSER = """
+import sys
+import jaxlib._hlo
+try:
+    module = jaxlib._hlo.hlo_module_from_text(sys.stdin.buffer.read().decode("utf-8", errors="replace"))
+    sys.stdout.buffer.write(module.as_serialized_hlo_module_proto())
+except Exception as error:
+    print(str(error).strip() or type(error).__name__, file=sys.stderr)
+    sys.exit(1)
+"""
+"""What the process that parses HLO text runs. XLA checks some of it with assertions that end the process: a negative
+size of a tile in the entry's layout is one (jaxlib 0.11.1)."""
+LONGEST_PARSE_SECONDS = 300.0
+"""The text of a step with unrolled layers (8.5 MB, 30,831 instructions) takes 7 s on a busy machine."""
+
+
 def program_from_text(text: str, origin: str) -> HloProgram:
-    """The program of HLO text, read by XLA's parser.
+    """The program of HLO text, read by XLA's parser in a process of its own (0.1 s of CPU time).
 
     Raises:
-        TomatError: XLA refuses the text (the first line of its reason is in the message).
+        TomatError: XLA refuses the text (the first line of its reason is in the message), or ends at it.
     """
-    # jaxlib exposes its HLO bindings nowhere else (jax._src.lib.xla_client wraps the same module).
-    hlo_bindings = importlib.import_module("jaxlib._hlo")
+    command = [sys.executable, "-c", _PARSER]
     try:
-        module = hlo_bindings.hlo_module_from_text(text)
-    except Exception as error:  # jaxlib raises its own XlaRuntimeError, which it does not export by a stable name
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        done = subprocess.run(
+            command, input=text.encode(), capture_output=True, timeout=LONGEST_PARSE_SECONDS, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise TomatError(f"{origin}: XLA has not parsed this HLO text in {LONGEST_PARSE_SECONDS:.0f} s.") from None
+    if done.returncode:
+        lines = done.stderr.decode(errors="replace").strip().splitlines()
+        reason = lines[0] if lines else "it says nothing"
+        if done.returncode < 0:
+            # A failed assertion is `F0000 00:00:... FILE:LINE] ...`, after a line of absl's about logging.
+            fatal = next((line for line in lines if line.startswith("F") and "] " in line), reason)
+            reason = f"its parser ended with {signal.Signals(-done.returncode).name}: {fatal.split('] ', 1)[-1]}"
         raise TomatError(
             f"{origin}: not HLO text that XLA can parse ({reason}). Expected `HloModule NAME, ...`, whole."
-        ) from None
-    return program_from_bytes(module.as_serialized_hlo_module_proto(), origin)
+        )
+    return program_from_bytes(done.stdout, origin)
 
 
 def load_program(path: Path) -> HloProgram:

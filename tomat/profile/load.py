@@ -14,8 +14,16 @@ from tomat.profile.trace import load_trace
 from tomat.profile.trace_breakdown import breakdown_from_trace
 
 
-def load_breakdown(target: str, *, device_kind: str | None = None, session: str | None = None) -> Breakdown:
+def load_breakdown(
+    target: str, *, device_kind: str | None = None, session: str | None = None, program: str | None = None
+) -> Breakdown:
     """The breakdown of whatever `target` is: a trace, a run's folder, an HLO module, or a breakdown in JSON.
+
+    Args:
+        target: A path, or the URL of a trace.
+        device_kind: JAX's name of the chip, where `target` does not hold it.
+        session: Of a profile directory; default: the newest.
+        program: Of a trace, whose executions are the steps; default: see `main_program`.
 
     Raises:
         TomatError: it is none of them, or damaged.
@@ -23,10 +31,10 @@ def load_breakdown(target: str, *, device_kind: str | None = None, session: str 
     path = Path(target)
     if "://" not in target and path.is_file():
         if is_hlo_path(path.name):
-            program = load_program(path)
+            hlo = load_program(path)
             _refuse_unknown_chip(target, device_kind)
-            with sound_parts(program):
-                return breakdown_from_program(program, device_kind=device_kind or "")
+            with sound_parts(hlo):
+                return breakdown_from_program(hlo, device_kind=device_kind or "")
         if path.suffix == ".json" and not path.name.endswith(".trace.json"):
             data = read_json(path, "Write it again with --json, or copy the trace again.")
             if isinstance(data, dict) and "traceEvents" not in data:
@@ -35,7 +43,8 @@ def load_breakdown(target: str, *, device_kind: str | None = None, session: str 
                     if data is None:
                         raise TomatError(f"{target} is the plan of a step that does not fit; it has no breakdown.")
                 return Breakdown.from_dict(data, target)
-    return breakdown_from_trace(load_trace(profile_place(target), session=session), device_kind=device_kind)
+    trace = load_trace(profile_place(target), session=session)
+    return breakdown_from_trace(trace, device_kind=device_kind, program=program)
 
 
 def _refuse_unknown_chip(target: str, device_kind: str | None) -> None:

@@ -93,8 +93,8 @@ class Plane(abc.ABC):
         program_id = as_integer(stats.get("program_id")) or program_id
         module = self.host.programs.get(program_id)
         if "hlo_op" in stats and (name.startswith(COMMAND_BUFFER) or (module and name not in module.by_name)):
-            # Many kernels, launched at once, which only their own names tell apart.
-            kernel = self.label(event)
+            # Many kernels, launched at once, which only their own names tell apart. AMD's end in `.kd`.
+            kernel = self.label(event).removesuffix(".kd")
             name = module.by_kernel_name.get(kernel, kernel) if module else kernel
         op_name = str(stats.get("tf_op") or "").removesuffix(":")
         return OpKind(
@@ -190,11 +190,13 @@ def _read_device(plane: Plane) -> tuple[DeviceTrace, Kinds]:
             transfers.append(plane.operations(line, index, kinds))
     ops = Events.build(np.concatenate(operations))
     modules.sort(key=lambda run: run.start_ps)
-    kind_stats = ("device_type_string", "device_type", "gpu_device_name", "device_name")
+    peak_flops_per_second, peak_hbm_bytes_per_second = _stated_peaks(plane.stats)
     device = DeviceTrace(
         host=plane.host.host,
         name=plane.name,
-        device_kind=next((str(plane.stats[stat]) for stat in kind_stats if plane.stats.get(stat)), ""),
+        device_kind=_device_kind(plane.stats),
+        peak_flops_per_second=peak_flops_per_second,
+        peak_hbm_bytes_per_second=peak_hbm_bytes_per_second,
         kinds=with_program_of_run(kinds.kinds, ops, modules),
         ops=ops,
         async_ops=Events.build(np.concatenate(transfers)),
@@ -202,6 +204,28 @@ def _read_device(plane: Plane) -> tuple[DeviceTrace, Kinds]:
         steps=sorted(steps, key=lambda mark: mark.start_ps),
     )
     return device, kinds
+
+
+def _device_kind(stats: Mapping[str, Any]) -> str:
+    """What a plane calls its device; an AMD GPU has a vendor and a version alone."""
+    for stat in ("device_type_string", "device_type", "gpu_device_name", "device_name"):
+        if stats.get(stat):
+            return str(stats[stat])
+    if "compute_cap_major" not in stats:
+        return ""
+    version = f"{stats['compute_cap_major']}.{stats.get('compute_cap_minor', 0)}"
+    return f"{stats.get('device_vendor', '')} GPU, compute capability {version}".strip()
+
+
+def _stated_peaks(stats: Mapping[str, Any]) -> tuple[float | None, float | None]:
+    """FLOP/s and HBM bytes/s that a plane states of its device, None where it states none.
+
+    A TPU's are in 1e12 and 1e9 (libtpu writes 1028.75 and 3686.16 for a core of TPU7x). NVIDIA's bandwidth is in bytes.
+    AMD's is left out: an MI300X states 2,662 GB/s, half of its data sheet.
+    """
+    flops, hbm = _amount(stats, "peak_teraflops_per_second"), _amount(stats, "peak_hbm_bw_gigabytes_per_second")
+    nvidia = _amount(stats, "memory_bandwidth") if stats.get("device_vendor") == "Nvidia" else None
+    return (1e12 * flops if flops else None), (1e9 * hbm if hbm else nvidia or None)
 
 
 def _read_threads(
@@ -281,7 +305,7 @@ def number_or_none(value: Any) -> float | int | None:
     return number if math.isfinite(number) else None
 
 
-def _amount(stats: Mapping[str, Any], name: str, else_name: str) -> float | None:
+def _amount(stats: Mapping[str, Any], name: str, else_name: str = "") -> float | None:
     """A count as the profiler wrote it, None where it wrote none or one that cannot be."""
     number = number_or_none(stats.get(name, stats.get(else_name)))
     return float(number) if number is not None and 0 <= number < 1e300 else None

@@ -12,7 +12,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from tomat.profile.breakdown import Breakdown, OpRow, Roofs
-from tomat.profile.categories import Classified, classify_program
+from tomat.profile.categories import Classified
+from tomat.profile.directions import settled
 from tomat.profile.hlo import CONTROL_OPCODES, HloProgram, Instruction
 from tomat.profile.hlo_costs import COLLECTIVES, base_opcode, kernel_hbm_bytes, kernel_operands
 from tomat.profile.hlo_costs import kernel_flops as stated_flops
@@ -28,6 +29,7 @@ def breakdown_from_program(
     kernel_seconds: KernelFigure | None = None,
     hidden_seconds: KernelFigure | None = None,
     kernel_flops: KernelFigure | None = None,
+    verdicts: dict[str, Classified] | None = None,
     title: str | None = None,
     n_devices: int = 1,
     n_hosts: int = 1,
@@ -41,6 +43,7 @@ def breakdown_from_program(
         hidden_seconds: time that one execution of a collective runs beside other kernels, not part of `kernel_seconds`;
             None or 0 for other kernels. Default: nothing is hidden.
         kernel_flops: flops of one execution of a kernel, None where unknown; default: what HLO says.
+        verdicts: what its operations are, by name; default: `settled`.
         title: default: the program's name.
         n_devices: devices the program is partitioned over (reported, not used).
         n_hosts: machines that these devices are in (reported, not used).
@@ -50,7 +53,9 @@ def breakdown_from_program(
     """
     roofs = Roofs.of_device_kind(device_kind)
     cost = kernel_seconds or (lambda instruction: compiler_seconds(program, instruction, roofs))
-    verdicts = classify_program(program)
+    decided: list[str] = []
+    if verdicts is None:
+        verdicts, decided = settled(program)
     rows: list[OpRow] = []
     unknown: list[str] = []
     for kernel in executed_kernels(program):
@@ -67,7 +72,7 @@ def breakdown_from_program(
         hidden = (hidden_seconds(instruction) or 0.0) if hidden_seconds is not None else 0.0
         times = kernel.executions
         rows.append(row.of_step((seconds or 0.0) * times, hidden * times, times))
-    said = loop_notes(program)
+    said = [*loop_notes(program), *decided]
     if unknown:
         names = ", ".join(sorted(unknown)[:6])
         said.append(f"no time is known for {len(unknown)} kernels ({names}): the step is a lower bound")

@@ -8,7 +8,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from tomat.profile.breakdown import Breakdown, GapRow, OpRow, Roofs, StepClass
+from tomat.pages.tables import quantity
+from tomat.profile.breakdown import Breakdown, GapRow, OpRow, OtherRow, Roofs, WindowRow
 from tomat.profile.categories import (
     MOVEMENT,
     Category,
@@ -17,19 +18,18 @@ from tomat.profile.categories import (
     Evidence,
     Part,
     classify,
-    classify_program,
 )
+from tomat.profile.directions import settled
 from tomat.profile.hlo import CONTROL_OPCODES, Frame, HloProgram, sound_parts
 from tomat.profile.hlo_costs import COLLECTIVES, ELEMENTWISE, TRANSCENDENTAL, base_opcode
 from tomat.profile.hlo_kernels import loop_notes
 from tomat.profile.program_breakdown import kernel_row
+from tomat.profile.steady import HOST_GAP, JudgedWindows, busy_time, judged_windows, of_step, window_classes
 from tomat.profile.steps import step_windows
 from tomat.profile.timeline import Attribution, attribute
 from tomat.profile.trace_data import DeviceTrace, HostTrace, OpKind, Trace, main_program
 
 PS_PER_SECOND = 1e12
-STEADY_BAND = 0.25
-"""Steps within this share of the median duration are `steady`, others `slow` or `fast`."""
 MAX_GAP_ROWS = 10
 
 # What an `hlo_category` (xprof) says about the opcodes inside, for traces without HLO. Keys are matched in order.
@@ -40,117 +40,152 @@ HLO_CATEGORY_OPCODES: tuple[tuple[str, str], ...] = (
     (r"outfeed", "outfeed"), (r"host send|send", "send"), (r"host recv|recv", "recv"), (r"while", "while"),
     (r"conditional", "conditional"), (r"call", "custom-call"), (r"fusion|elementwise|reduce|sort|rng", "add"),
 )  # fmt: skip
-# Last resort, for GPU events that carry no HLO: the CUDA kernel's own name.
+# Last resort, for GPU events that carry no HLO: the kernel's own name.
 KERNEL_NAME_OPCODES: tuple[tuple[str, str], ...] = (
     (r"nccl.*allreduce", "all-reduce"), (r"nccl.*allgather", "all-gather"), (r"nccl.*reducescatter", "reduce-scatter"),
-    (r"nccl", "collective-permute"), (r"memcpyh2d|memcpyd2h|memcpy.*(htod|dtoh)", "send"), (r"memcpy|memset", "copy"),
-    (r"gemm|cutlass|xmma|cublas|nvjet", "dot"),
+    (r"nccl", "collective-permute"),
+    (r"memcpyh2d|memcpyd2h|memcpy.*(htod|dtoh)|copy(hosttodevice|devicetohost)", "send"),
+    (r"memcpy|memset|copydevicetodevice|amd_rocclr_(copy|fill)buffer", "copy"),
+    (r"gemm|cutlass|xmma|cublas|nvjet|cijk_", "dot"),  # the last are those of AMD's Tensile
 )  # fmt: skip
 
 
-def breakdown_from_trace(trace: Trace, *, device_kind: str | None = None) -> Breakdown:
-    """The mean step of a trace.
+def breakdown_from_trace(trace: Trace, *, device_kind: str | None = None, program: str | None = None) -> Breakdown:
+    """The mean of the undisturbed steps of a trace.
 
     Args:
         trace: see `load_trace`.
         device_kind: JAX's name of the chip, where the trace does not hold it (Chrome traces).
+        program: The step's; default: see `main_program`.
 
     Raises:
         TomatError: the trace has neither step markers nor program executions that can be used, so that no step can be
-            told from another.
+            told from another; or `program` did not run.
     """
-    devices = trace.devices
-    main = main_program(devices)
+    main = main_program(trace.devices, program)
     main_name = main[0] if main else ""
-    # By program and name of an operation: its exclusive seconds, hidden seconds and occurrences in the mean step, and
-    # what is known of one execution, from HLO or else from the trace's own stats.
+    ran = [(host, one) for host in trace.hosts for one in host.devices if _runs(one, main_name)]
+    devices = [device for _, device in ran]
+    # By program and name of an operation: its exclusive seconds, hidden seconds and occurrences in all steps, and what
+    # is known of one execution, from HLO or else from the trace's own stats.
     sums: dict[tuple[str, str], np.ndarray] = defaultdict(lambda: np.zeros(3))
     known: dict[tuple[str, str], tuple[OpRow, bool]] = {}
-    verdicts: dict[int, dict[str, Classified]] = {}
+    verdicts: dict[int, tuple[dict[str, Classified], list[str]]] = {}
     between_seconds = waiting_seconds = 0.0
     step_times: list[float] = []
+    windows: list[WindowRow] = []
+    others: dict[str, OtherRow] = {}
     device_steps: list[float] = []
     most_idle_ps, gaps = -1.0, []
     notes: set[str] = set()
-    for host, device in [(one, device) for one in trace.hosts for device in one.devices]:
+    if len(devices) < len(trace.devices):
+        notes.add(f"{len(trace.devices) - len(devices)} device(s) ran nothing of {main_name} and are left out")
+    busy = {host.origin: busy_time(host.devices) for host in trace.hosts}
+    for host, device in ran:
         table = [_known(kind, trace, verdicts) for kind in device.kinds]
         steps = step_windows(device, host, main_name, notes)
         collective = np.array([row.category == Category.COLLECTIVES_EXPOSED for row, _ in table], dtype=bool)
         executions = np.array([(m.start_ps, m.end_ps) for m in device.modules], dtype=np.int64).reshape(-1, 2)
-        result = attribute(device.ops, device.async_ops, collective, steps.windows, executions)
-        n_summed = steps.n_steps * len(devices)
-        seconds = 1.0 / (n_summed * PS_PER_SECOND)
+        judged = judged_windows(device, steps, main_name, busy[host.origin])
+        is_step = np.array([row.program in (main_name, "") for row, _ in table], dtype=bool)
+        ops, transfers = of_step(device.ops, is_step), of_step(device.async_ops, is_step)
+        result = attribute(ops, transfers, collective, judged.intervals, executions)
         for (row, from_hlo), exclusive_ps, hidden_ps, occurrences in zip(
             table, result.exclusive_ps, result.hidden_ps, result.occurrences, strict=True
         ):
             key = (row.program, row.name)
             known.setdefault(key, (row, from_hlo))
-            sums[key] += (exclusive_ps * seconds, hidden_ps * seconds, occurrences / n_summed)
-        between_seconds += result.between_ps * seconds
-        waiting_seconds += result.waiting_ps * seconds
-        device_steps.append(result.total_ps / steps.n_steps / PS_PER_SECOND)
-        step_times += [float(d) / PS_PER_SECOND for d in steps.durations_ps]
+            sums[key] += (exclusive_ps / PS_PER_SECOND, hidden_ps / PS_PER_SECOND, occurrences)
+        between_seconds += result.between_ps / PS_PER_SECOND
+        waiting_seconds += result.waiting_ps / PS_PER_SECOND
+        device_steps.append(result.total_ps / judged.n_steps / PS_PER_SECOND)
+        step_times += [float(d) / PS_PER_SECOND for d in judged.durations_ps]
+        windows += judged.rows
+        _add_others(others, judged, host, len(devices))
         idle_ps = result.between_ps + result.waiting_ps
         if idle_ps > most_idle_ps:
-            most_idle_ps, gaps = idle_ps, _gap_rows(result, device, host, steps.n_steps)
+            most_idle_ps, gaps = idle_ps, _gap_rows(result, device, host, judged.n_steps)
+    n_steps = len(step_times)
     ops = [
-        known[key][0].of_step(float(seconds), float(hidden), float(occurrences))
+        known[key][0].of_step(float(seconds) / n_steps, float(hidden) / n_steps, float(occurrences) / n_steps)
         for key, (seconds, hidden, occurrences) in sorted(sums.items())
         if seconds or occurrences
     ]
     if between_seconds > 0:
-        ops.append(_bare_row("(no program running)", Category.IDLE, between_seconds))
+        ops.append(_bare_row("(no program running)", Category.IDLE, between_seconds / n_steps))
     # Sums of float64 picoseconds leave a remainder of either sign around 1e-9 of the step; it belongs here too.
     if waiting_seconds != 0:
-        ops.append(_bare_row("(program running, no operation)", Category.UNATTRIBUTED, waiting_seconds))
+        ops.append(_bare_row("(program running, no operation)", Category.UNATTRIBUTED, waiting_seconds / n_steps))
     # 0 where the events of the main program carry no id.
     main_id = next((k.program_id for d in devices for k in d.kinds if k.program == main_name and k.program_id), 0)
-    program = trace.program(main_id, main_name) if main else None
+    hlo = trace.program(main_id, main_name) if main else None
     blind_seconds = sum(o.seconds for o in ops if o.program and not known[o.program, o.name][1])
-    quality = _quality_notes(ops, blind_seconds, device_steps, program)
-    kind_of_chip = device_kind or next((d.device_kind for d in devices if d.device_kind), "")
+    quality = _quality_notes(ops, blind_seconds, device_steps, hlo)
+    if id(hlo) in verdicts:
+        quality += verdicts[id(hlo)][1]
+    roofs = _roofs(devices, device_kind)
+    if roofs.stated_by_trace:
+        quality.append(_stated_note(roofs))
     return Breakdown(
         title=main_name or "trace",
         source="trace",
-        roofs=Roofs.of_device_kind(kind_of_chip),
+        roofs=roofs,
         step_seconds=sum(op.seconds for op in ops),
         ops=tuple(ops),
         n_devices=len(devices),
         n_hosts=len(trace.hosts),
-        n_steps=round(len(step_times) / len(devices)),
+        n_steps=round(n_steps / len(devices)),
         n_events_left_out=sum(sum(host.left_out.values()) for host in trace.hosts),
         step_times_seconds=tuple(step_times),
-        step_classes=step_classes(step_times),
+        step_classes=window_classes(windows),
+        windows=tuple(windows),
+        others=tuple(sorted(others.values(), key=lambda row: (-row.seconds, row.name))),
         gaps=tuple(gaps),
-        memory_bytes=program.memory_bytes if program else {},
+        memory_bytes=hlo.memory_bytes if hlo else {},
         notes=(*trace.notes, *sorted(notes), *quality),
     )
 
 
-def step_classes(durations: list[float]) -> tuple[StepClass, ...]:
-    """Steps by how far their duration lies from the median: steady, slow, fast; empty classes left out."""
-    if not durations:
-        return ()
-    values = np.sort(np.array(durations))
-    median = float(np.median(values))
-    groups = {
-        "steady": values[np.abs(values - median) <= STEADY_BAND * median],
-        "slow": values[values > (1 + STEADY_BAND) * median],
-        "fast": values[values < (1 - STEADY_BAND) * median],
-    }
-    rows = []
-    for name, group in groups.items():
-        if len(group):
-            p10, p50, p90 = (float(np.percentile(group, q)) for q in (10, 50, 90))
-            rows.append(StepClass(name, len(group), float(group.mean()), p10, p50, p90))
-    return tuple(rows)
+def _runs(device: DeviceTrace, program: str) -> bool:
+    return any(kind.program == program for kind in device.kinds)
+
+
+def _roofs(devices: list[DeviceTrace], device_kind: str | None) -> Roofs:
+    """The peaks of the trace's devices, which `device_kind` names where it is given."""
+    first = next((d for d in devices if d.device_kind), devices[0])
+    stated = None
+    if not device_kind and (first.peak_flops_per_second or first.peak_hbm_bytes_per_second):
+        stated = Roofs("", first.peak_flops_per_second, first.peak_hbm_bytes_per_second)
+    return Roofs.of_device_kind(device_kind or first.device_kind, stated)
+
+
+def _stated_note(roofs: Roofs) -> str:
+    flops, hbm = quantity(roofs.peak_flops_per_second, "FLOP/s"), quantity(roofs.peak_hbm_bytes_per_second, "B/s")
+    named = roofs.device_kind or "the device"
+    return f"{named} is not in the table of chips: its peaks, {flops} and {hbm}, are those that the trace states"
+
+
+def _add_others(others: dict[str, OtherRow], judged: JudgedWindows, host: HostTrace, n_devices: int) -> None:
+    """Add to `others` what else ran on one of the devices, as its share of the mean over all."""
+    for row in judged.others:
+        known = others.get(row.name, OtherRow(row.name, 0.0, 0.0, 0.0))
+        activity = known.host_activity
+        if row.name == HOST_GAP and judged.longest_gap and not activity:
+            activity = _host_activity(host, *judged.longest_gap)
+        others[row.name] = OtherRow(
+            row.name,
+            known.executions + row.executions / n_devices,
+            known.seconds + row.seconds / n_devices,
+            known.windows + row.windows / n_devices,
+            activity,
+        )
 
 
 def _bare_row(name: str, category: Category, seconds: float) -> OpRow:
     return OpRow(name, "", "", category, Part.OUTSIDE, Direction.NONE, 0.0, seconds)
 
 
-def _known(kind: OpKind, trace: Trace, cache: dict[int, dict[str, Classified]]) -> tuple[OpRow, bool]:
+def _known(kind: OpKind, trace: Trace, cache: dict[int, tuple[dict[str, Classified], list[str]]]) -> tuple[OpRow, bool]:
     """An operation without time, and whether it is known from HLO; `cache` has the verdicts on programs by `id`."""
     program = trace.program(kind.program_id, kind.program)
     if program is not None and kind.name in program.by_name:
@@ -168,12 +203,14 @@ def _known(kind: OpKind, trace: Trace, cache: dict[int, dict[str, Classified]]) 
     return row, False
 
 
-def _known_from_hlo(kind: OpKind, program: HloProgram, cache: dict[int, dict[str, Classified]]) -> OpRow:
+def _known_from_hlo(
+    kind: OpKind, program: HloProgram, cache: dict[int, tuple[dict[str, Classified], list[str]]]
+) -> OpRow:
     with sound_parts(program):
         instruction = program.by_name[kind.name]
         if id(program) not in cache:
-            cache[id(program)] = classify_program(program)
-        verdict = cache[id(program)].get(kind.name)
+            cache[id(program)] = settled(program)
+        verdict = cache[id(program)][0].get(kind.name)
         if verdict is None:  # an instruction of a computation that the entry does not reach, such as a host thread's
             evidence = [Evidence(instruction.op_name, program.frames(instruction), 1.0)]
             inner = frozenset(i.opcode for i in program.inner(instruction))

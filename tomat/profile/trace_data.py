@@ -6,11 +6,13 @@ Times are integer picoseconds on the session's clock.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from tomat.base.errors import TomatError
 from tomat.profile.hlo import HloProgram
 
 
@@ -80,13 +82,16 @@ class DeviceTrace:
     host: str
     name: str
     device_kind: str
-    """JAX's name of the chip, e.g. `TPU v6 lite`; "" where the trace does not hold it."""
+    """What the trace calls the chip, such as `TPU v6 Lite` (JAX: `TPU v6 lite`); "" where it does not."""
     kinds: list[OpKind]
     ops: Events
     async_ops: Events = field(default_factory=lambda: Events.build([]))
     """The `Async XLA Ops` line of a TPU: transfers in flight beside the operations."""
     modules: list[ModuleRun] = field(default_factory=list)
     steps: list[StepMark] = field(default_factory=list)
+    peak_flops_per_second: float | None = None
+    """As the trace states it, None where it does not; the bandwidth too."""
+    peak_hbm_bytes_per_second: float | None = None
 
 
 @dataclass
@@ -153,15 +158,62 @@ def with_program_of_run(kinds: list[OpKind], ops: Events, modules: list[ModuleRu
     return named
 
 
-def main_program(devices: list[DeviceTrace]) -> tuple[str, set[str]] | None:
-    """Name of the program with the most operation time on the first device that ran any, and its operations."""
+EVALUATION = frozenset({"eval", "evaluate", "evaluation", "valid", "validate", "validation", "test"})
+"""Words in the name of a program that runs now and then among a training's steps."""
+LEAST_SHARE = 0.1
+"""Of the time of the program with the most, what another one takes that may be the step."""
+
+
+def main_program(devices: list[DeviceTrace], program: str | None = None) -> tuple[str, set[str]] | None:
+    """Name of the program whose executions are the steps, and its operations on the first device that ran it.
+
+    Of the programs that take the most time, or a tenth of it at the least, in the marks of steps (in all of the trace
+    where the devices have none), it is the one whose name does not say that it evaluates (`EVALUATION`), that ran more
+    than once, and that takes longest each time: evaluations and what is logged may take more than the steps of a trace.
+
+    Args:
+        devices: Of the trace.
+        program: Its name, where it is given.
+
+    Raises:
+        TomatError: `program` did not run.
+    """
+    seconds = _seconds_by_program(devices, in_marks=True)
+    if not any(seconds.values()):
+        seconds = _seconds_by_program(devices, in_marks=False)
+    named = {name: total for name, total in seconds.items() if name and total > 0} or seconds
+    if not named:
+        return None
+    enough = LEAST_SHARE * max(named.values())
+    candidates = [name for name, total in named.items() if total >= enough]
+    runs = Counter(run.program for device in devices for run in device.modules)
+
+    def likely(name: str) -> tuple[bool, bool, float, str]:
+        evaluates = bool(EVALUATION & set(name.lower().split("_")))
+        return not evaluates, runs[name] > 1, named[name] / max(1, runs[name]), name
+
+    name = max(candidates, key=likely)
+    if program is not None:
+        if program not in seconds:
+            ran = ", ".join(sorted(named, key=lambda p: -named[p])[:8])
+            raise TomatError(f"no program {program!r} ran; expected one of {ran}.")
+        name = program
+    first = next(device for device in devices if any(kind.program == name for kind in device.kinds))
+    return name, {kind.name for kind in first.kinds if kind.program == name}
+
+
+def _seconds_by_program(devices: list[DeviceTrace], in_marks: bool) -> dict[str, float]:
+    """Operation time of each program on all devices; with `in_marks`, of what begins in marks of steps."""
+    found: dict[str, float] = {}
     for device in devices:
-        if not len(device.ops):
-            continue
-        totals = np.bincount(device.ops.kind, weights=device.ops.duration_ps, minlength=len(device.kinds))
-        by_program: dict[str, float] = {}
+        ops = device.ops
+        weights = ops.duration_ps.astype(np.float64) / 1e12
+        if in_marks:
+            marks = sorted(device.steps, key=lambda mark: mark.start_ps)
+            ends = np.array([mark.end_ps for mark in marks] + [0], dtype=np.int64)
+            place = np.searchsorted([mark.start_ps for mark in marks], ops.start_ps, side="right") - 1
+            weights = np.where((place >= 0) & (ops.start_ps < ends[place]), weights, 0.0)
+        totals = np.bincount(ops.kind, weights=weights, minlength=len(device.kinds))
         for kind, total in zip(device.kinds, totals, strict=True):
-            by_program[kind.program] = by_program.get(kind.program, 0.0) + float(total)
-        name = max(by_program, key=lambda p: (by_program[p], p))
-        return name, {k.name for k in device.kinds if k.program == name}
-    return None
+            found[kind.program] = found.get(kind.program, 0.0) + float(total)
+    return found

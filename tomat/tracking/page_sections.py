@@ -16,6 +16,7 @@ from tomat.pages.tables import (
     seconds,
 )
 from tomat.profile.breakdown import Breakdown, GroupRow
+from tomat.profile.steady import what_else_ran
 
 TOP_OPERATIONS = 20
 # By whether a trace, rather than a compiled program, lacks it.
@@ -50,11 +51,13 @@ def setup_section(record: Mapping[str, Any], breakdown: Breakdown | None) -> str
         peaks = (
             f"{quantity(roofs.peak_flops_per_second, 'FLOP/s')} bf16, "
             f"{quantity(roofs.peak_hbm_bytes_per_second, 'B/s')} HBM, {quantity(roofs.clock_hz, 'Hz')}"
+            f"{' (as the trace states them)' if roofs.stated_by_trace else ''}"
         )
+        known = roofs.peak_flops_per_second or roofs.peak_hbm_bytes_per_second
         rows += [
             ("device", f"{roofs.device_kind or 'unknown'}, {breakdown.n_devices} on {breakdown.n_hosts} host(s)"),
             ("profile", f"`{breakdown.title}`, {breakdown.source}, mean of {breakdown.n_steps} step(s)"),
-            ("peaks of a device", peaks if roofs.peak_flops_per_second else "not in the table of chips"),
+            ("peaks of a device", peaks if known else "not in the table of chips"),
         ]
     return markdown_table(("", ""), rows, "ll")
 
@@ -191,9 +194,12 @@ def breakdown_section(breakdown: Breakdown | None, figures: Sequence[tuple[str, 
             for c in breakdown.step_classes
         ]
         lines += [
-            "Steps (times devices) by duration:",
-            markdown_table(("class", "count", "mean", "p10", "p50", "p90"), rows),
+            "All windows (times devices), each from the beginning of a step to that of the next; the step is the mean "
+            "of the steady ones:",
+            markdown_table(("windows", "count", "mean", "p10", "p50", "p90"), rows),
         ]
+    if breakdown.others:
+        lines.append("\n".join(["Not in the step:", "", *(f"- {text}" for text in what_else_ran(breakdown))]))
     if breakdown.gaps:
         rows = [
             (f"`{g.before}`", f"`{g.after}`", count(g.occurrences), seconds(g.seconds), seconds(g.longest_seconds),

@@ -6,11 +6,12 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from tomat.base.reporting import console
+from tomat.base.reporting import console, counted
 from tomat.pages.tables import UNKNOWN, count, percent, quantity, seconds, signed
 from tomat.profile.breakdown import Breakdown
 from tomat.profile.categories import Direction
 from tomat.profile.compare import Comparison, Verdict
+from tomat.profile.steady import what_else_ran
 
 VERDICT_STYLE = {Verdict.PASS: "green", Verdict.WARN: "yellow", Verdict.FAIL: "bold red"}
 
@@ -23,6 +24,11 @@ def print_breakdown(breakdown: Breakdown, top: int) -> None:
         f"{breakdown.n_devices} device(s), {breakdown.n_hosts} host(s), {breakdown.n_steps} step(s)"
     )
     console.print(Text.assemble((breakdown.title, "bold"), said))
+    if len(breakdown.step_classes) > 1 or breakdown.others:
+        for row in breakdown.step_classes:
+            console.print(f"  {counted(row.count, 'window')} {row.name}: {seconds(row.mean_seconds)} each")
+        for text in what_else_ran(breakdown):
+            console.print(f"  not in the step: {text}")
     table = _table(
         "per step and device; flops, HBM: share of peak",
         ("category", "cycles", "time", "share", "flops", "HBM", "bound"),

@@ -417,7 +417,7 @@ def report_document() -> dict[str, Any]:
         "teacher_forced_charge_relative_error": -0.01, "teacher_forced_charge_e": 9.9, "reference_charge_e": 10.0,
         "codec_floor_nmae": 0.001, "lorenzo_nmae": 0.3, "copy_previous_nmae": 0.4, "constant_median_nmae": 0.9,
     }  # fmt: skip
-    materials = tuple(MaterialResult.from_dict({"material_id": name, **figures}) for name in ("mp-1", "mp-2"))
+    materials = tuple(MaterialResult(material_id=name, **figures) for name in ("mp-1", "mp-2"))
     report = TeacherForcedResult({"run": "a", "step": 3, "layout": "v3", "seed": 0}, materials).to_dict()
     assert report["label"] == LABEL
     return report
@@ -426,7 +426,7 @@ def report_document() -> dict[str, Any]:
 def test_evaluation_report(tried: Tried, folder: Path):
     report = report_document()
     needed = {key: report[key] for key in ("label", "settings", "materials")}  # the rest is for other readers
-    whole = TeacherForcedResult.from_dict(report)
+    whole = TeacherForcedResult.from_dict(report, "here")
 
     def read(path: Path) -> None:
         result = read_report(path)

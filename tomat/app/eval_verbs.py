@@ -188,14 +188,9 @@ def read_report(path: Path) -> "TeacherForcedResult":
         TomatError: no such file, or not such a report.
     """
     from tomat.base.documents import read_json
-    from tomat.base.errors import TomatError
     from tomat.evaluation.result import TeacherForcedResult
 
-    report = read_json(path, "Give a report of `tomat eval --json`.")
-    try:
-        return TeacherForcedResult.from_dict(report)
-    except TomatError as error:
-        raise TomatError(f"{path}: {error}") from error
+    return TeacherForcedResult.from_dict(read_json(path, "Give a report of `tomat eval --json`."), path)
 
 
 def describe_comparison(paired: "PairedComparison") -> str:

@@ -215,7 +215,7 @@ def _evaluation_sections(found: Mapping[str, Any]) -> list[Section]:
         shown = _materials_table(free, (*FREE_RUNNING_COLUMNS, ("seconds", "seconds")), FREE_RUNNING)
         sections.append(Section("Predicted from their structures", (paragraph(words), shown)))
     if "materials" in found:
-        TeacherForcedResult.from_dict(found)  # refuses a damaged one
+        TeacherForcedResult.from_dict(found, EVALUATION_FILE)  # refuses a damaged one
         words = f"A {LABEL}: the model was given the true values of all earlier voxels."
         sections.append(
             Section("Teacher-forced evaluation", (paragraph(words), _materials_table(found, COLUMNS, LABEL)))

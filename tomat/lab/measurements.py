@@ -7,7 +7,7 @@ from pathlib import Path
 from tomat.base.errors import TomatError
 from tomat.base.reporting import counted
 from tomat.hardware.chips import slice_named
-from tomat.lab.record import LabRow, read_rows
+from tomat.lab.record import LabRow, NamedRecord, read_lab
 from tomat.planning.calibration import CalibrationRow
 from tomat.settings.config import load_config
 from tomat.tuning.changes import override_words
@@ -26,10 +26,12 @@ def measured_steps(path: Path) -> tuple[list[CalibrationRow], dict[str, str]]:
     Raises:
         TomatError: No record, a damaged one, or no row that is such a measurement.
     """
-    rows, record = read_rows(path)
+    if not path.exists():
+        raise TomatError(f"{path} does not exist; expected the record of `tomat lab run`.")
+    record = read_lab(path, NamedRecord)
+    rows = {row.name: row for row in record["rows"]}
     if not rows:
-        found = "has no rows" if path.exists() else "does not exist"
-        raise TomatError(f"{path} {found}; expected the record of `tomat lab run`.")
+        raise TomatError(f"{path} has no rows; expected the record of `tomat lab run`.")
     steps, refused = [], {}
     for name, row in rows.items():
         try:
@@ -50,8 +52,8 @@ def _measured(row: LabRow, sweep: str) -> CalibrationRow:
         raise TomatError("its configuration names no `slice`")
     slice_ = slice_named(config.slice)
     expected = [f"{slice_.n_devices} x {kind}" for kind in slice_.chip.device_kinds]
-    if row.setup["devices"] not in expected:
-        raise TomatError(f"it ran on {row.setup['devices']}, and its slice {slice_.name} is {' or '.join(expected)}")
+    if (ran_on := row.setup.get("devices")) not in expected:
+        raise TomatError(f"it ran on {ran_on}, and its slice {slice_.name} is {' or '.join(expected)}")
     return CalibrationRow(
         name=f"{sweep}: {row.name}",
         slice=slice_.name,

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from tomat.base.reporting import console
 from tomat.cost.chip_model import BOUNDS
-from tomat.cost.memory import MemoryReport
+from tomat.cost.memory import MemoryReport, read_memory
 from tomat.cost.op_times import MODELS
 from tomat.cost.support import Support
 from tomat.hardware.mfu import UTILISATIONS
@@ -47,7 +47,7 @@ def print_plan(report: Mapping[str, Any], top: int) -> None:
         f"[bold]{report['run_name']}[/bold] on {report['slice']}: {report['n_chips']} chips, {report['n_hosts']} "
         f"host(s), {report['compiler']}, {how}"
     )
-    print_memory(MemoryReport.from_dict(report["memory"]), top)
+    print_memory(read_memory(report["memory"]), top)
     if report["breakdown"] is None:
         return
     print_breakdown(Breakdown.from_dict(report["breakdown"], "the plan"), top)

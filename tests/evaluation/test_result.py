@@ -129,7 +129,7 @@ def test_a_damaged_report_is_refused_by_name(result, tmp_path, change, message):
     change(content)
     path = tmp_path / "e.json"
     path.write_text(json.dumps(content))
-    with pytest.raises(TomatError, match=f"e.json: .*{message}"):
+    with pytest.raises(TomatError, match=f"e.json .*{message}"):
         read_report(path)
 
 

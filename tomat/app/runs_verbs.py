@@ -154,6 +154,8 @@ _ORIGINS = ("fork", "warm_start")
 
 def run_verify(args: argparse.Namespace) -> int:
     """Check runs; status 1 if one is damaged."""
+    from dataclasses import replace
+
     from tomat.base.progress import progress
     from tomat.base.reporting import console, counted, write_report
     from tomat.runs.checkpoints import list_checkpoints
@@ -164,7 +166,8 @@ def run_verify(args: argparse.Namespace) -> int:
     with progress() as bar:
         for url in bar.track(find_runs(args.place), description="verify runs"):
             record = read_record(url)
-            verdicts.append(verify_run(record, list_checkpoints(url, record.temporary_url, read_data=True)))
+            found = verify_run(record, list_checkpoints(url, record.temporary_url, read_data=True))
+            verdicts.append(replace(found, problems=(*found.problems, *damaged_weights(url))))
     for verdict in verdicts:
         colour, word = ("red", "damaged") if verdict.problems else ("green", "sound")
         console.print(
@@ -178,6 +181,24 @@ def run_verify(args: argparse.Namespace) -> int:
             console.print(f"  note: {note}", highlight=False, markup=False)
     write_report(args.json, {"runs": [vars(verdict) for verdict in verdicts]})
     return 1 if any(verdict.problems for verdict in verdicts) else 0
+
+
+def damaged_weights(url: str) -> list[str]:
+    """What is wrong with the weights in a local run's folder, or with the folder where it is one of weights."""
+    from pathlib import Path
+
+    from tomat.base.errors import TomatError
+    from tomat.base.layout import WEIGHTS_FOLDER
+    from tomat.weights.folder import is_weights_folder, read_weights
+
+    problems = []
+    for folder in () if "://" in url else (Path(url), Path(url) / WEIGHTS_FOLDER):
+        if is_weights_folder(folder):
+            try:
+                read_weights(folder)
+            except TomatError as error:
+                problems.append(str(error))
+    return problems
 
 
 def run_log(args: argparse.Namespace) -> int:

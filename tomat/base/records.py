@@ -27,7 +27,7 @@ Count = Annotated[int, Meta(ge=0, le=2**53)]
 """Of things; float64 holds it exactly, and NumPy takes it."""
 Positive = Annotated[int, Meta(ge=1, le=2**53)]
 """Of things of which there is at least one."""
-Sha256 = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
+Sha256 = Annotated[str, Meta(pattern="^[0-9a-f]{64}\\Z")]
 """In hexadecimal digits."""
 
 SHOWN = 60
@@ -145,7 +145,7 @@ def _extra(value: Any, found: Any) -> Iterator[str]:
 
 def _shown(value: Any) -> str:
     """The start of a value in one line."""
-    if isinstance(value, int) and abs(value) > 10**18:
+    if isinstance(value, int) and abs(value) > 10**100:
         return f"a number of {value.bit_length()} bits"  # Python refuses to write one of more than 4,300 digits
     text = repr(value) if not isinstance(value, Mapping | list) else f"{type(value).__name__} of {len(value)}"
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."

@@ -5,6 +5,7 @@ What the formats are is in the module of each; a CHGCAR is written by pymatgen.
 
 import contextlib
 import gzip
+import hashlib
 import os
 import shutil
 import tempfile
@@ -142,6 +143,19 @@ def _replace(target: Path, write: Callable[[Path], None]) -> None:
         if isinstance(error.__cause__, OSError):  # as write_zarr says it
             raise OutputError(str(error)) from error
         raise
+
+
+def content_sha256(path: Path) -> str | None:
+    """Of a file, or of all files of a folder with their names; None where it is not there or cannot be read."""
+    digest = hashlib.sha256()
+    try:
+        for file in sorted(each for each in path.rglob("*") if each.is_file()) if path.is_dir() else [path]:
+            digest.update(f"{file.relative_to(path)}\0".encode())
+            with file.open("rb") as opened:
+                digest.update(hashlib.file_digest(opened, "sha256").digest())
+    except OSError:
+        return None
+    return digest.hexdigest()
 
 
 def size_bytes(path: Path) -> int | None:

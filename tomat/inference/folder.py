@@ -13,11 +13,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypedDict
 
 import numpy as np
+from msgspec import Meta
 
+from tomat.base.documents import mapping, parse_json
 from tomat.base.errors import TomatError
+from tomat.base.records import Amount, Count, Positive, Sha256, typed
 from tomat.base.reporting import dump_json, first_line, to_jsonable, write_text
 from tomat.density.chgcar import Augmentation, read_augmentation
 from tomat.density.crystal import Crystal
@@ -29,6 +32,7 @@ from tomat.density.outputs import (
     FORMATS,
     WRITING,
     OutputError,
+    content_sha256,
     size_bytes,
     write_density,
     write_spread,
@@ -51,6 +55,44 @@ LARGEST_SPACING_RATIO = 1.5
 DISTANCE_TOLERANCE_A = 0.001
 """Below the shortest trained distance, or between two places of an atom, before it is flagged: the last digit of many
 structure files."""
+
+
+class _Flag(TypedDict):
+    text: str
+
+
+@dataclass(frozen=True)
+class _Failed:
+    """A line of `predictions.jsonl` of a structure that could not be predicted."""
+
+    name: str
+    structure: str
+    error: str
+
+
+@dataclass(frozen=True)
+class _Predicted:
+    """One of a structure that was, as far as it is read again."""
+
+    name: str
+    structure: str
+    formula: str
+    atoms: Positive
+    grid: tuple[Positive, Positive, Positive]
+    seconds: Amount
+    electrons_before: float
+    electrons: float
+    electrons_from: str
+    flags: list[_Flag]
+    output: Annotated[str, Meta(pattern=r"^[^/\\\x00]+$")]
+    output_bytes: Count
+    format: str
+    inputs_sha256: Sha256
+    output_sha256: Sha256 | None = None
+    spread_share: Amount | None = None
+    spread_output: Annotated[str, Meta(pattern=r"^[^/\\\x00]+$")] | None = None
+    spread_sha256: Sha256 | None = None
+
 
 Line = dict[str, Any]
 
@@ -216,9 +258,8 @@ def _predict(
         "recorded": settings.recorded,
     }
     inputs_sha256 = hashlib.sha256(dump_json(inputs).encode()).hexdigest()
-    if before is not None and before.get("inputs_sha256") == inputs_sha256:
-        if before.get("output_bytes") == size_bytes(target):
-            return before
+    if before is not None and before.get("inputs_sha256") == inputs_sha256 and _is_whole(settings.output, before):
+        return before
     prediction = predictor.predict(crystal, shape, electrons=electrons, on_patches=on_patches)
     started = time.monotonic()
     metadata = {"predictor": predictor.identity, **settings.recorded}
@@ -256,6 +297,7 @@ def _predict(
         "flags": flags,
         "output": target.name,
         "output_bytes": size_bytes(target),
+        "output_sha256": content_sha256(target),
         "format": settings.form,
         "augmentation_from": settings.augmentation_from,
         "predictor": predictor.identity,
@@ -266,11 +308,21 @@ def _predict(
         # Integral of the standard deviation over samples, over that of the density.
         line["spread_share"] = float(prediction.spread.sum(dtype=np.float64) / prediction.rho.sum(dtype=np.float64))
         line["spread_output"] = spread.name
+        line["spread_sha256"] = content_sha256(spread)
     return line
 
 
 def _failed(file: StructureFile, error: TomatError) -> Line:
     return {"name": file.name, "structure": file.path, "error": str(error)}
+
+
+def _is_whole(output: Path, line: Line) -> bool:
+    """Whether what a line says was written lies there as written; older lines have only a size."""
+    target = output / line["output"]
+    if line["output_bytes"] != size_bytes(target):
+        return False
+    kept = ((target, line.get("output_sha256")), (output / str(line.get("spread_output")), line.get("spread_sha256")))
+    return all(expected is None or content_sha256(path) == expected for path, expected in kept)
 
 
 def _spacing_a(crystal: Crystal, grid_shape: Sequence[int]) -> list[float]:
@@ -317,6 +369,18 @@ def _locked(output: Path) -> Iterator[None]:
         os.close(folder)
 
 
+def read_line(text: str, origin: str) -> Line:
+    """A line of `predictions.jsonl`.
+
+    Raises:
+        TomatError: It is damaged.
+    """
+    remedy = "Run `tomat predict` into the folder again."
+    line = parse_json(text, origin, remedy)
+    typed(line, _Failed if "error" in mapping(line) else _Predicted, origin, remedy)
+    return line
+
+
 def _read_lines(path: Path) -> dict[str, Line]:
     """The last line of each structure. What else the file holds, such as a line that was cut off, is taken out."""
     try:
@@ -325,11 +389,11 @@ def _read_lines(path: Path) -> dict[str, Line]:
         raise OutputError(f"cannot read {path}: {first_line(error)}") from error
     lines: dict[str, Line] = {}
     for each in text.splitlines():
-        with contextlib.suppress(ValueError):
-            line = json.loads(each)
-            if isinstance(line, dict) and isinstance(line.get("name"), str):
-                lines.pop(line["name"], None)
-                lines[line["name"]] = line
+        # What a damaged line says is predicted again.
+        with contextlib.suppress(TomatError):
+            line = read_line(each, str(path))
+            lines.pop(line["name"], None)
+            lines[line["name"]] = line
     whole = "".join(_as_text(line) for line in lines.values())
     if whole != text:
         try:

@@ -84,7 +84,8 @@ class Start(TypedDict):
     """What `Session.described` says of the start of one process; seconds, bytes, counts."""
 
     compile_seconds: Amount
-    compile_saved_seconds: Amount
+    compile_saved_seconds: float
+    """Below 0 where reading the cache took longer than compiling had."""
     compiled_programs: Count
     peak_memory_bytes: Count
     start_seconds: NotRequired[Amount]

@@ -23,11 +23,14 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
+from tomat.base.checked_json import parse_checked, with_checksum
+from tomat.base.documents import read_bytes
 from tomat.base.errors import TomatError
 from tomat.base.layout import CODEC_FILE, CONFIG_FILE, EVALUATION_FILE, PAGE_FILE, PROMOLECULE_FILE
-from tomat.base.reporting import readable_bytes, write_json, write_text
+from tomat.base.records import Count, Sha256, typed
+from tomat.base.reporting import readable_bytes, to_jsonable, write_json, write_text
 from tomat.weights.arrays import PARTS, Part, arrays_sha256, part_of
-from tomat.weights.quantise import Quantised, Scheme, check_offered, quantise
+from tomat.weights.quantise import Description, Quantised, Scheme, check_offered, quantise
 
 ARRAYS_FILE = "model.safetensors"
 WEIGHTS_FILE = "weights.json"
@@ -67,6 +70,17 @@ class WrittenWeights:
     """Of the same arrays, whole."""
     relative_error: Mapping[str, float]
     """By array that was quantised here: root of the squared difference over that of the squares."""
+
+
+@dataclass(frozen=True)
+class WeightsRecord:
+    """`weights.json`, as far as it is read again."""
+
+    step: Count
+    weights: str
+    quantised: Mapping[str, Description]
+    sha256: Mapping[str, Sha256]
+    quantised_from: Sha256 | None = None
 
 
 @dataclass(frozen=True)
@@ -187,7 +201,7 @@ def write_weights(
             "float32_bytes": written.float32_bytes,
             "sha256": {path.name: _sha256(path) for path in sorted(folder.iterdir())},
         }
-        write_json(folder / WEIGHTS_FILE, values)
+        write_json(folder / WEIGHTS_FILE, with_checksum(to_jsonable(values)))
     return written
 
 
@@ -197,18 +211,13 @@ def read_weights(folder: Path) -> StoredWeights:
     Raises:
         TomatError: It is damaged, is of a later tomat, or another codec or configuration was put into it.
     """
-    try:
-        values = json.loads((folder / WEIGHTS_FILE).read_text(encoding="utf-8"))
-        version, hashes = values["format_version"], dict(values["sha256"])
-        step, kind, how = int(values["step"]), str(values["weights"]), dict(values["quantised"])
-        quantised_from = values.get("quantised_from")
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise TomatError(f"{folder / WEIGHTS_FILE} is damaged ({error!r}); write the folder again.") from None
-    if version != FORMAT_VERSION:
-        raise TomatError(
-            f"{folder} has format version {version}; this tomat reads {FORMAT_VERSION}. Install a newer one."
-        )
-    for name, expected in hashes.items():
+    how = "Write the folder again."
+    place = folder / WEIGHTS_FILE
+    values, _ = parse_checked(read_bytes(place), str(place), "a record of weights", how)
+    found = typed(values, WeightsRecord, place, how, version=("format_version", FORMAT_VERSION))
+    if ARRAYS_FILE not in found.sha256:
+        raise TomatError(f"{folder / WEIGHTS_FILE} is damaged: it has no hash of {ARRAYS_FILE}. {how}")
+    for name, expected in found.sha256.items():
         if name == PAGE_FILE:  # yours to edit
             continue
         path = folder / name
@@ -231,12 +240,15 @@ def read_weights(folder: Path) -> StoredWeights:
             parts.setdefault(name, {})[part] = array
         else:
             arrays[name] = array
+    if set(parts) != set(found.quantised):
+        name = min(set(parts) ^ set(found.quantised))
+        raise TomatError(f"{folder / WEIGHTS_FILE} and {ARRAYS_FILE} differ in whether {name} is quantised. {how}")
     for name, its in parts.items():
         try:
-            arrays[name] = Quantised.of_arrays(its, how.get(name) or {})
+            arrays[name] = Quantised.of_arrays(its, found.quantised[name])
         except TomatError as error:
-            raise TomatError(f"{folder / ARRAYS_FILE}, {name}: {error}; write the folder again.") from None
-    return StoredWeights(arrays, step, kind, quantised_from)
+            raise TomatError(f"{folder / ARRAYS_FILE}, {name}: {error} {how}") from None
+    return StoredWeights(arrays, found.step, found.weights, found.quantised_from)
 
 
 @contextmanager

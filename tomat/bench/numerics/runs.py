@@ -12,7 +12,8 @@ from typing import IO
 
 import numpy as np
 
-from tomat.base.documents import flatten, read_json
+from tomat.base.checked_json import parse_checked
+from tomat.base.documents import flatten, read_bytes
 from tomat.base.errors import TomatError
 from tomat.base.layout import CONFIG_FILE, EVALUATION_FILE, STOPPED_STATUS
 from tomat.bench.numerics.variants import PlannedRun
@@ -67,7 +68,9 @@ def read_finished(run: PlannedRun) -> FinishedRun | None:
     if missing:
         raise TomatError(f"{folder} has no loss of step {missing[0]}; delete the folder and start again.")
     place = folder / EVALUATION_FILE
-    evaluation = TeacherForcedResult.from_dict(read_json(place, "Delete it and start again."), place)
+    evaluation = TeacherForcedResult.from_dict(
+        parse_checked(read_bytes(place), str(place), "an evaluation", "Delete it and start again.")[0], place
+    )
     started = [event for event in record.events if event["event"] in ("start", "resume")]
     return FinishedRun(
         losses=np.array([losses[step] for step in range(steps)], dtype=np.float64),

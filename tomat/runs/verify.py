@@ -118,11 +118,11 @@ def _check_files(url: str) -> tuple[list[str], list[str]]:
     files, root = fsspec.core.url_to_fs(url)
 
     def check(name: str, is_whole: Callable[[bytes], bool | None]) -> None:
-        try:
-            with explaining_storage(f"{url}/{name} cannot be read"):
+        with explaining_storage(f"{url}/{name} cannot be read"):
+            try:
                 content = files.cat_file(f"{root.rstrip('/')}/{name}")
-        except FileNotFoundError:
-            return
+            except FileNotFoundError:
+                return
         try:
             whole = is_whole(content)
         except (TomatError, UnicodeDecodeError) as error:

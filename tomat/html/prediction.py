@@ -121,7 +121,7 @@ def _lines(path: Path) -> list[Mapping[str, Any]]:
     """
     lines: dict[str, Mapping[str, Any]] = {}
     for number_, written in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
-        line = read_line(written, f"{path}, line {number_},")
+        line = read_line(written, f"{path}, line {number_}")
         lines[str(line["name"])] = line
     return list(lines.values())
 

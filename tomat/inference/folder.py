@@ -76,23 +76,26 @@ class _Predicted:
 
     name: str
     structure: str
-    formula: str
-    atoms: Positive
-    grid: tuple[Positive, Positive, Positive]
-    seconds: Amount
-    electrons_before: float
-    electrons: float
-    electrons_from: str
-    flags: list[_Flag]
     output: Annotated[str, Meta(pattern=r"^[^/\\\x00]+$")]
-    output_bytes: Count
-    format: str
-    inputs_sha256: Sha256
+    formula: str = ""
+    atoms: Positive | None = None
+    grid: tuple[Positive, Positive, Positive] | None = None
+    seconds: Amount | None = None
+    electrons_before: float | None = None
+    electrons: float | None = None
+    electrons_from: str = ""
+    flags: Sequence[_Flag] = ()
+    output_bytes: Count | None = None
+    format: str = ""
+    inputs_sha256: Sha256 | None = None
     output_sha256: Sha256 | None = None
     spread_share: Amount | None = None
     spread_output: Annotated[str, Meta(pattern=r"^[^/\\\x00]+$")] | None = None
     spread_sha256: Sha256 | None = None
 
+
+NEEDED = {"formula", "grid", "seconds", "electrons_before", "electrons", "electrons_from", "flags", "output_bytes"}
+"""Of a line that a structure is passed over for."""
 
 Line = dict[str, Any]
 
@@ -392,8 +395,9 @@ def _read_lines(path: Path) -> dict[str, Line]:
         # What a damaged line says is predicted again.
         with contextlib.suppress(TomatError):
             line = read_line(each, str(path))
-            lines.pop(line["name"], None)
-            lines[line["name"]] = line
+            if "error" in line or line.keys() >= NEEDED and None not in (line[key] for key in NEEDED):
+                lines.pop(line["name"], None)
+                lines[line["name"]] = line
     whole = "".join(_as_text(line) for line in lines.values())
     if whole != text:
         try:

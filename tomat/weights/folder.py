@@ -24,7 +24,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from tomat.base.checked_json import parse_checked, with_checksum
-from tomat.base.documents import read_bytes
+from tomat.base.documents import mapping, parse_json, read_bytes
 from tomat.base.errors import TomatError
 from tomat.base.layout import CODEC_FILE, CONFIG_FILE, EVALUATION_FILE, PAGE_FILE, PROMOLECULE_FILE
 from tomat.base.records import Count, Sha256, typed
@@ -213,8 +213,14 @@ def read_weights(folder: Path) -> StoredWeights:
     """
     how = "Write the folder again."
     place = folder / WEIGHTS_FILE
-    values, _ = parse_checked(read_bytes(place), str(place), "a record of weights", how)
-    found = typed(values, WeightsRecord, place, how, version=("format_version", FORMAT_VERSION))
+    content = read_bytes(place)
+    stated = mapping(parse_json(content, f"{place} is damaged: it", how)).get("format_version")
+    if stated != FORMAT_VERSION:  # before the hash, which a later version may make in another way
+        raise TomatError(
+            f"{folder} has format version {stated!r}; this tomat reads {FORMAT_VERSION}. Install a newer one."
+        )
+    values, _ = parse_checked(content, str(place), "a record of weights", how)
+    found = typed(values, WeightsRecord, place, how)
     if ARRAYS_FILE not in found.sha256:
         raise TomatError(f"{folder / WEIGHTS_FILE} is damaged: it has no hash of {ARRAYS_FILE}. {how}")
     for name, expected in found.sha256.items():

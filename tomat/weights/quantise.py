@@ -76,8 +76,8 @@ class Quantised:
         Raises:
             TomatError: They do not fit together.
         """
-        (rows, columns), bits, group = how["shape"], how["bits"], how["group"]
         try:
+            (rows, columns), bits, group = how["shape"], how["bits"], how["group"]
             scales, table = arrays["scales"], arrays["table"]
             if bits not in BITS[how["scheme"]] or columns % group:
                 raise ValueError("bits or group are not offered")

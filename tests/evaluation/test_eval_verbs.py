@@ -113,9 +113,9 @@ def test_stopped_evaluation_goes_on_where_it_was(run_dir, inputs, report, tmp_pa
     (tmp_path / "eval.json.partial").write_text(f"{header}\n{json.dumps(first)}\n")
     words = ["--patches_per_material", "2", "--batch_size", "2", "--json", str(target)]
     assert main(["eval", "--run", str(run_dir), "--input", *inputs, *words]) == 0
-    resumed = TeacherForcedResult.from_dict(json.loads(target.read_text()))
+    resumed = TeacherForcedResult.from_dict(json.loads(target.read_text()), target)
     assert resumed.materials[0].teacher_forced_nmae_median == 0.125
-    assert resumed.materials[1] == TeacherForcedResult.from_dict(whole).materials[1]
+    assert resumed.materials[1] == TeacherForcedResult.from_dict(whole, "whole").materials[1]
     assert list(tmp_path.iterdir()) == [target]
 
 

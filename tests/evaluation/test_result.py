@@ -42,7 +42,7 @@ def test_json_round_trip_with_label_and_units(result, tmp_path):
     assert content["over_materials"]["lorenzo_nmae"]["median"] == 0.015
     assert content["paired_nmae_median_minus_lorenzo"]["first_better"] == 1
     assert "electrons" in content["units"]["charge_e"]
-    assert TeacherForcedResult.from_dict(content) == result
+    assert TeacherForcedResult.from_dict(content, "here") == result
 
 
 def test_figures_leave_out_what_scales_with_the_cell():
@@ -89,11 +89,11 @@ def test_comparison_needs_the_same_voxels(result):
 
 def test_refuses_what_is_no_report(result):
     with pytest.raises(TomatError, match="not a report"):
-        TeacherForcedResult.from_dict({"mfu": 0.4})
+        TeacherForcedResult.from_dict({"mfu": 0.4}, "here")
     content = result.to_dict()
     del content["materials"][0]["lorenzo_nmae"]
     with pytest.raises(TomatError, match="lorenzo_nmae"):
-        TeacherForcedResult.from_dict(content)
+        TeacherForcedResult.from_dict(content, "here")
 
 
 def test_partial_results_survive_a_kill(result, tmp_path):
@@ -114,14 +114,14 @@ def test_partial_results_survive_a_kill(result, tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda c: c["materials"][1].update(lorenzo_nmae=None), "lorenzo_nmae of 'Si-0' is None; expected a finite"),
-        (lambda c: c["materials"][1].update(lorenzo_nmae=float("inf")), "expected a finite number"),
-        (lambda c: c["materials"][1].update(voxels=2.5), "voxels of 'Si-0' is 2.5; expected a whole number"),
-        (lambda c: c["materials"][1].update(material_id=7), "expected text"),
-        (lambda c: c["materials"].append(c["materials"][0]), "1 of 4 materials stand in it more than once"),
-        (lambda c: c["materials"].append([1]), "has other keys"),
-        (lambda c: c.pop("settings"), "not a report"),
-        (lambda c: c.update(materials={}), "not a report"),
+        (lambda c: c["materials"][1].update(lorenzo_nmae=None), "lorenzo_nmae is None; expected float"),
+        (lambda c: c["materials"][1].update(lorenzo_nmae=float("inf")), "is inf; expected a number"),
+        (lambda c: c["materials"][1].update(voxels=2.5), "voxels is 2.5; expected int"),
+        (lambda c: c["materials"][1].update(material_id=7), "expected str"),
+        (lambda c: c["materials"].append(c["materials"][0]), "1 of its 4 materials stand in it more than once"),
+        (lambda c: c["materials"].append([1]), "expected object, got array"),
+        (lambda c: c.pop("settings"), "with the key settings"),
+        (lambda c: c.update(materials={}), "materials is dict of 0"),
     ],
 )
 def test_a_damaged_report_is_refused_by_name(result, tmp_path, change, message):
@@ -129,7 +129,7 @@ def test_a_damaged_report_is_refused_by_name(result, tmp_path, change, message):
     change(content)
     path = tmp_path / "e.json"
     path.write_text(json.dumps(content))
-    with pytest.raises(TomatError, match=f"e.json: .*{message}"):
+    with pytest.raises(TomatError, match=f"e.json .*{message}"):
         read_report(path)
 
 
@@ -146,6 +146,6 @@ def test_a_damaged_line_of_finished_materials_is_refused(result, tmp_path):
         PartialResults(path, SETTINGS).add(row)
     text = path.read_text()
     path.write_text(text.replace('"lorenzo_nmae": 0.015', '"lorenzo_nmae": NaN'))
-    with pytest.raises(TomatError, match="e.json.partial, line 3: lorenzo_nmae .* Delete the file"):
+    with pytest.raises(TomatError, match="e.json.partial, line 3, is damaged: lorenzo_nmae .* Delete the file"):
         PartialResults(path, SETTINGS)
     assert "NaN" in path.read_text()

@@ -3,7 +3,6 @@ package: the tests have it as `sys.modules["fuzz_damage"]`."""
 
 import importlib.util
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +18,20 @@ INPUTS = "fuzz_inputs"
 
 
 @pytest.fixture
-def tried(request: pytest.FixtureRequest) -> Callable[[str, int, int], None]:
+def tried(request: pytest.FixtureRequest) -> Any:
     """`tried("xplane", 400, 120)`: record that 400 inputs were read, 120 of which were refused."""
 
     def record(reader: str, inputs: int, refused: int) -> None:
         request.node.user_properties.append((INPUTS, (reader, inputs, refused)))
 
+    # `pytest -n0 tests/fuzz --fuzz_factor 30` tries 30 times as many inputs as CI does.
+    record.factor = request.config.getoption("--fuzz_factor", default=1)
     return record
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """How many times as many inputs as in CI."""
+    parser.addoption("--fuzz_factor", type=int, default=1)
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

@@ -1,12 +1,22 @@
-"""Ways to damage a valid file: bytes, and values of a document. Strategies draw what to do; nothing here is random."""
+"""Ways to damage a valid file: bytes, and values of a document; and what every reader has to do with the result.
 
+Strategies draw what to do; nothing here is random.
+"""
+
+import contextlib
 import copy
 import json
 import math
-from collections.abc import Callable, Sequence
-from typing import Any
+import resource
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Protocol
 
+from hypothesis import HealthCheck, Phase, given, note, settings
 from hypothesis import strategies as st
+
+from tomat.base.errors import TomatError
 
 ODD_INTEGERS = (-1, 0, 1, 2, 7, 10**6, 10**12, 2**31, 2**62, -(2**62), 2**63 - 1, -(2**63))
 ODD_VALUES = (
@@ -99,3 +109,69 @@ def damaged_lines(rows: list[Any]) -> st.SearchStrategy[bytes]:
 
 def _as_rows(found: Any) -> list[Any]:
     return found if isinstance(found, list) else [found]
+
+
+HANG_SECONDS = 10
+"""Of CPU, so that a busy machine is no hang."""
+MEMORY_BYTES = 4 * 2**30
+
+
+class Tried(Protocol):
+    """`tried("xplane", 400, 120)`: record that 400 inputs were read, 120 of which were refused."""
+
+    factor: int
+    """How many times as many inputs as in CI."""
+
+    def __call__(self, reader: str, inputs: int, refused: int) -> None: ...
+
+
+@contextlib.contextmanager
+def limits() -> Iterator[None]:
+    """Raise in a reader that hangs or takes far more memory than its file."""
+
+    def stop(*_: Any) -> None:
+        raise AssertionError(f"the reader took more than {HANG_SECONDS} s of CPU")
+
+    pages = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[0])
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    handler = signal.signal(signal.SIGPROF, stop)
+    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + MEMORY_BYTES, before[1]))
+    signal.setitimer(signal.ITIMER_PROF, HANG_SECONDS)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, handler)
+        resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+def fuzz(
+    tried: Tried, reader: str, whole: Any, inputs: st.SearchStrategy[Any], read: Callable[[Any], None], count: int
+) -> None:
+    """Read `count` damaged inputs: each gives a result that `read` finds whole, or a TomatError of one line.
+
+    The undamaged input, `whole`, is read first: where that is refused, no damage would ever be seen.
+    """
+    seen = refused = 0
+    with limits():
+        read(whole)
+
+    @settings(
+        max_examples=count * tried.factor, derandomize=True, deadline=None, database=None, phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )  # fmt: skip
+    @given(inputs)
+    def one(damaged: Any) -> None:
+        nonlocal seen, refused
+        seen += 1
+        note(repr(damaged)[:2000])
+        try:
+            with limits():
+                read(damaged)
+        except TomatError as error:
+            refused += 1
+            assert str(error).strip() and "Traceback" not in str(error) and "\n" not in str(error)
+
+    one()
+    tried(reader, seen, refused)
+    assert 0 < refused < seen  # neither everything nor nothing is refused: the damage reaches the reader

@@ -9,7 +9,7 @@ from html_reader import read_page, values_of
 
 from tomat.base.errors import TomatError
 from tomat.cost.buffers import Buffer
-from tomat.cost.memory import LIVE_AT_PEAK, MemoryReport
+from tomat.cost.memory import LIVE_AT_PEAK, MemoryReport, read_memory
 from tomat.cost.support import Support
 from tomat.html.charts import module_path, roofline
 from tomat.html.document import page_html
@@ -72,14 +72,14 @@ def test_a_plan_has_its_memory_over_the_schedule_and_the_buffers_at_the_peak(ste
     assert list(values_of(area["x"])) == [0.0, 50.0, 90.0] and list(values_of(area["y"])) == [1.0, 2.0, 1.0]
     assert "at most 2.000 GiB at 50 % of it" in reader.text and "1. fusion.9" in reader.text and "<plan>" in reader.text
     assert "on kernels without timings" in reader.text and "40.0 %: interconnect 40.0 %" in reader.text
-    assert asdict(MemoryReport.from_dict(report["memory"])) == asdict(MEMORY)
+    assert asdict(read_memory(report["memory"])) == asdict(MEMORY)
 
 
 def test_an_older_plan_says_that_it_lacks_the_schedule_and_a_damaged_one_is_refused(step):
     memory = {key: value for key, value in MEMORY.to_dict().items() if key != "timeline"}
     reader = read_page(page_html(breakdown_page(step, "plan", report={"run_name": "x", "memory": memory})))
     assert "an earlier tomat made it" in reader.text
-    with pytest.raises(TomatError, match="not a memory report"):
+    with pytest.raises(TomatError, match="the memory of the plan is damaged: timeline"):
         breakdown_page(step, "plan", report={"run_name": "x", "memory": memory | {"timeline": [[0.0]]}})
 
 

@@ -58,8 +58,8 @@ def test_without_collectives_there_is_nothing(tmp_path):
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ("", "no record of collectives"),
-        ("[]", "no record of collectives"),
+        ("", "is not JSON"),
+        ("[]", "mine.json is damaged"),
         (report(n_devices=7), "no TPU slice of 7 devices of v6e"),
         (report(collective_fits={"all-gather": fit(1e-5, 1e15)}), "expected up to 1"),
         (report(collective_fits={"all-gather": fit(2.0, 1e11)}), "expected 0 to 1"),
@@ -88,5 +88,5 @@ def test_a_plan_takes_what_is_on_record(tmp_path, fitted):
     assert ChipModel.load(tmp_path, slice_named("v5p-8").chip).links == ASSUMED_RATES
     chip["collectives"]["ring_efficiency"] = 80
     (tmp_path / RECORD_FILE).write_text(json.dumps({"chips": {"v6e": chip}}))
-    with pytest.raises(TomatError, match="damaged record"):
+    with pytest.raises(TomatError, match="is damaged: chips.* expected up to 1"):
         ChipModel.load(tmp_path, slice_named("v6e-1").chip)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from tomat.base.errors import TomatError
+from tomat.base.records import typed
 from tomat.cost.llo import OpSchedule, Region
 from tomat.kernels.child import SCHEDULE_FILE
 from tomat.kernels.compile import SMALLEST_SLICES, CompiledKernel, compile_kernels
@@ -88,7 +89,7 @@ def _schedules(kernel: CompiledKernel) -> dict[str, OpSchedule]:
 
     assert kernel.folder is not None
     kept = json.loads(gzip.decompress((kernel.folder / SCHEDULE_FILE).read_bytes()))
-    schedules = {name: OpSchedule.from_dict(schedule) for name, schedule in kept.items()}
+    schedules = typed(kept, dict[str, OpSchedule], "kept", "")
     return {n: dataclasses.replace(s, body=bare(s.body), units=(), capacity=()) for n, s in schedules.items()}
 
 

@@ -152,5 +152,5 @@ def test_a_damaged_record_is_refused(make, tmp_path):
     record = json.loads(path.read_text())
     del record["searches"][0]["probes"]
     path.write_text(json.dumps(record))
-    with pytest.raises(TomatError, match="damaged record"):
+    with pytest.raises(TomatError, match=r"searches\[0\] .* with the key probes"):
         make([]).run()

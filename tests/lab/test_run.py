@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 
 from tomat.base.errors import TomatError
+from tomat.base.records import typed
 from tomat.lab.log import log_probe, log_row
 from tomat.lab.max_batch import Probe
 from tomat.lab.messages import FAILED, OUT_OF_MEMORY, TOO_LONG, Limits, RowError
 from tomat.lab.page import pareto_front, write_lab_page
-from tomat.lab.record import LabRow, read_rows, record_path
+from tomat.lab.record import LabRow, record_path, rows_of_record
 from tomat.lab.run import Lab, LabConfig
 from tomat.runs.entries import read_log
 from tomat.runs.run_log import Asked
@@ -114,7 +115,7 @@ def lab_of(folder, machine, **config):
 
 
 def rows_of(record):
-    return {row["name"]: LabRow.from_dict(row) for row in record["rows"]}
+    return {row.name: row for row in typed(record["rows"], list[LabRow], "the record", "")}
 
 
 def test_energy_has_columns_where_the_devices_tell_it(folder):
@@ -223,7 +224,7 @@ def test_a_stopped_lab_keeps_what_it_measured_and_goes_on(folder):
         lab_of(folder, machine).run()
     assert not machine.alive
     path = record_path(folder / "track", "small")
-    assert set(read_rows(path)[0]) == {"base", "fast"}
+    assert set(rows_of_record(path)) == {"base", "fast"}
 
     machine = Machine()
     machine.compiled = {"base", "fast"}
@@ -257,9 +258,9 @@ def test_memory_and_compile_time_are_those_of_starts_from_the_cache(folder):
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (lambda path: path.write_text("{"), "damaged record"),
-        (lambda path: path.write_text(json.dumps({"record_format": 1, "rows": [{"name": "base"}]})), "damaged record"),
-        (lambda path: path.write_text(json.dumps({"record_format": 0})), "not a lab's record"),
+        (lambda path: path.write_text("{"), "is not JSON"),
+        (lambda path: path.write_text(json.dumps({"record_format": 1, "rows": [{"name": "base"}]})), "is damaged"),
+        (lambda path: path.write_text(json.dumps({"record_format": 0})), "has record_format 0; this tomat reads 1"),
     ],
 )
 def test_a_damaged_record_is_refused(folder, spoil, message):
@@ -349,7 +350,7 @@ def test_shipped_sweeps_hold_configurations_that_load():
 
 
 def test_no_row_of_the_front_is_beaten_in_both(folder):
-    rows = [LabRow.from_dict(row) for row in lab_of(folder, Machine(), rounds=1).run()["rows"]]
+    rows = list(rows_of(lab_of(folder, Machine(), rounds=1).run()).values())
     front = pareto_front(rows)
     for row in front:
         beaten = [

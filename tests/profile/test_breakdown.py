@@ -63,9 +63,9 @@ def test_damaged_json_is_refused():
     good = of(op()).to_dict()
     with pytest.raises(TomatError, match="not a breakdown of format 1 .found 99"):
         Breakdown.from_dict({**good, "format_version": 99}, "x.json")
-    with pytest.raises(TomatError, match="damaged breakdown"):
+    with pytest.raises(TomatError, match="x.json is damaged"):
         Breakdown.from_dict({**good, "device": {}}, "x.json")
-    with pytest.raises(TomatError, match="damaged breakdown"):
+    with pytest.raises(TomatError, match="x.json is damaged"):
         Breakdown.from_dict({**good, "ops": [{**good["ops"][0], "category": "new"}]}, "x.json")
 
 
@@ -79,11 +79,11 @@ def test_roofs_of_the_chip_table():
 def test_figures_that_are_none_are_refused(seconds):
     good = of(op()).to_dict()
     assert Breakdown.from_dict(good).to_dict() == good
-    with pytest.raises(TomatError, match="x.json: a damaged breakdown .step_seconds is"):
+    with pytest.raises(TomatError, match="x.json is damaged: step_seconds is"):
         Breakdown.from_dict({**good, "step_seconds": seconds}, "x.json")
-    with pytest.raises(TomatError, match="a damaged breakdown .seconds is"):
+    with pytest.raises(TomatError, match="x.json is damaged: ops.0..seconds is"):
         Breakdown.from_dict({**good, "ops": [{**good["ops"][0], "seconds": seconds}]}, "x.json")
-    with pytest.raises(TomatError, match="the operations take 2.0 s and the step 1.0 s"):
+    with pytest.raises(TomatError, match="its operations take 2.0 s and the step 1.0 s"):
         Breakdown.from_dict({**good, "ops": [good["ops"][0], {**good["ops"][0], "name": "twice"}]}, "x.json")
 
 

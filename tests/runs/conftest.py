@@ -10,6 +10,7 @@ import pytest
 import tensorstore as ts
 import yaml
 
+from tomat.base.checked_json import signed
 from tomat.runs.checksums import write_checksums
 
 MakeRun = Callable[..., Path]
@@ -43,7 +44,7 @@ def make_run(tmp_path) -> MakeRun:
         run = tmp_path / "runs" / name
         run.mkdir(parents=True)
         config = {"run_name": name, "purpose": "for a test", "trainer": {"num_train_steps": total}}
-        (run / "config.yaml").write_text(yaml.safe_dump(config))
+        (run / "config.yaml").write_text(signed(yaml.safe_dump(config)))
         rows = [{"step": step, "train/loss": 4.0 - step / 10, "mfu_full": 0.01 * step} for step in range(steps)]
         if rows:
             rows[-1]["eval/validation/loss"] = 3.25

@@ -6,6 +6,7 @@ import tracemalloc
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tomat.base.checked_json import with_checksum
 from tomat.runs.checkpoints import list_checkpoints
 from tomat.runs.record import read_record
 from tomat.runs.verify import Verdict, verify_run
@@ -17,6 +18,36 @@ def verdict_of(run) -> Verdict:
 
 def test_a_sound_run(make_run):
     assert verdict_of(make_run()) == Verdict("a", (), (), 2, 10)
+
+
+def test_a_changed_file_is_damage_and_one_without_a_hash_is_named(make_run):
+    run = make_run()
+    evaluation = {"over_materials": {"nmae": 0.5}}
+    (run / "evaluation.json").write_text(json.dumps(with_checksum(evaluation)))
+    assert verdict_of(run) == Verdict("a", (), (), 2, 10)
+    for name, old, new in (
+        ("evaluation.json", "0.5", "0.6"),
+        ("config.yaml", "num_train_steps: 20", "num_train_steps: 21"),
+    ):
+        text = (run / name).read_text()
+        (run / name).write_text(text.replace(old, new))
+        (problem,) = verdict_of(run).problems
+        assert name in problem
+        (run / name).write_text(text)
+    (run / "evaluation.json").write_text(json.dumps(evaluation))
+    verdict = verdict_of(run)
+    assert not verdict.problems and "evaluation.json was written without a hash" in verdict.notes[0]
+    for name in ("codec.json", "promolecule.json"):
+        (run / name).write_text("{}")
+        assert name in verdict_of(run).problems[0]
+        (run / name).unlink()
+
+
+def test_metadata_that_cannot_be_read_is_damage_and_not_a_save_cut_short(make_run):
+    run = make_run()
+    (run / "checkpoints" / "step-4" / "metadata.json").write_text('{"step": 4, "time')
+    (problem,) = verdict_of(run).problems
+    assert "step-4" in problem and "metadata.json is damaged" in problem
 
 
 def test_a_save_cut_short_is_a_note_and_a_damaged_one_a_problem(make_run):

@@ -136,10 +136,10 @@ def test_names_and_records_are_checked(tmp_path, breakdown):
     record = docs / "data" / "r1.json"
     assert read_record(docs, "r1")["config"] == flatten(CONFIG)
     record.write_text("{")
-    with pytest.raises(TomatError, match="damaged record"):
+    with pytest.raises(TomatError, match="r1.json is not JSON"):
         write_index(docs)
     record.write_text(json.dumps({"record_format": 0}))
-    with pytest.raises(TomatError, match="not a record of format 1"):
+    with pytest.raises(TomatError, match="record_format 0; this tomat reads 1"):
         write_index(docs)
 
 
@@ -157,7 +157,7 @@ def test_a_damaged_record_names_its_value(tmp_path, key, value):
     record = docs / "data" / "r1.json"
     record.write_text(json.dumps({**json.loads(record.read_text()), key: value}))
     index = (docs / "index.md").read_bytes()
-    with pytest.raises(TomatError, match=f"r1.json: a damaged record, its {key} is"):
+    with pytest.raises(TomatError, match=f"r1.json is damaged: {key} is"):
         write_index(docs)
     assert (docs / "index.md").read_bytes() == index
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tomat.base.errors import TomatError
+from tomat.base.records import typed
 from tomat.base.reporting import dump_json
 from tomat.cost.chip_model import ChipModel, Parameters
 from tomat.cost.estimate import StepEstimate
@@ -224,10 +225,10 @@ def test_every_row_is_recorded_and_failures_stand_alone(sweep_file, planner, tmp
     assert sum(group["seconds"] for group in rows["base"]["categories"]) == pytest.approx(
         rows["base"]["step_seconds"]["estimate"]
     )
-    typed = [RowRecord.from_dict(row) for row in record["rows"]]
-    order = [row.name for row in ranked(typed)]
+    found = typed(record["rows"], list[RowRecord], "the record", "")
+    order = [row.name for row in ranked(found)]
     assert order[0] in ("whole", "replicated, seed=1") and order[-2:] == ["large", "broken"]
-    assert {row.name for row in pareto_front(typed)} == {"base", "replicated, seed=1"}
+    assert {row.name for row in pareto_front(found)} == {"base", "replicated, seed=1"}
 
 
 def test_the_page_answers_with_the_figures_and_keeps_what_people_wrote(sweep_file, planner, tmp_path):
@@ -273,7 +274,7 @@ def test_an_explanation_counts_kernels_that_state_no_flops():
 @pytest.mark.parametrize("path", sorted((SWEEPS.parents[1] / "docs" / "tracking" / "sweeps").glob("*.json")))
 def test_records_on_disk_are_read_and_written_without_a_change(path):
     record = json.loads(path.read_text())
-    rows = [RowRecord.from_dict(row).to_dict() for row in record["rows"]]
+    rows = [row.to_dict() for row in typed(record["rows"], list[RowRecord], str(path), "")]
     assert dump_json({**record, "rows": rows}) == path.read_text()
 
 

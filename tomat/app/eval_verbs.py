@@ -113,7 +113,8 @@ def run_eval(args: argparse.Namespace) -> int:
             raise TomatError(f"{place} does not exist; --input takes densities that `tomat tokenise` reads too.")
     earlier = None if args.against is None else read_report(args.against)
 
-    from tomat.base.reporting import console, write_json
+    from tomat.base.checked_json import with_checksum
+    from tomat.base.reporting import console, to_jsonable, write_json
     from tomat.evaluation.picture import draw_plane, teacher_forced_plane
     from tomat.evaluation.teacher_forced import TeacherForcedConfig, evaluator_of
     from tomat.inference.choice import Choice
@@ -142,7 +143,7 @@ def run_eval(args: argparse.Namespace) -> int:
             console.print(cells.table())
             figures["free_running" if decoder == "parallel" else f"free_running_{decoder}"] = cells.to_dict()
         if args.json is not None:
-            write_json(args.json, figures)
+            write_json(args.json, with_checksum(to_jsonable(figures)))
             partial_path(args.json).unlink(missing_ok=True)
             console.print(f"figures: {args.json}")
         if args.picture is not None:
@@ -187,15 +188,12 @@ def read_report(path: Path) -> "TeacherForcedResult":
     Raises:
         TomatError: no such file, or not such a report.
     """
-    from tomat.base.documents import read_json
-    from tomat.base.errors import TomatError
+    from tomat.base.checked_json import parse_checked
+    from tomat.base.documents import read_bytes
     from tomat.evaluation.result import TeacherForcedResult
 
-    report = read_json(path, "Give a report of `tomat eval --json`.")
-    try:
-        return TeacherForcedResult.from_dict(report)
-    except TomatError as error:
-        raise TomatError(f"{path}: {error}") from error
+    how = "Give a report of `tomat eval --json`."
+    return TeacherForcedResult.from_dict(parse_checked(read_bytes(path), str(path), "an evaluation", how)[0], path)
 
 
 def describe_comparison(paired: "PairedComparison") -> str:

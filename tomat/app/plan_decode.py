@@ -12,7 +12,7 @@ from rich.text import Text
 from tomat.app.plan_step import compile_arguments, stages_of
 from tomat.base.reporting import console
 from tomat.base.stages import DONE
-from tomat.cost.memory import MemoryReport
+from tomat.cost.memory import read_memory
 from tomat.cost.support import Support, untimed_share
 from tomat.hardware.mfu import slice_dict
 from tomat.pages.tables import percent, seconds
@@ -83,7 +83,7 @@ def print_decoders(report: Mapping[str, Any], top: int) -> None:
         if plan["kv_cache_bytes"] is not None:
             kept = f"keys and values kept: {gib(plan['kv_cache_bytes'])}, kv_cache_dtype {plan['kv_cache_dtype']}"
             console.print(kept, markup=False)
-        print_memory(MemoryReport.from_dict(plan["memory"]), 0 if plan["fits"] else top)
+        print_memory(read_memory(plan["memory"]), 0 if plan["fits"] else top)
         if plan["fits"]:
             print_breakdown(Breakdown.from_dict(plan["breakdown"], "the plan"), top)
             print_support([Support(**part) for part in plan["rests_on"]])

@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from tomat.base.arguments import config_file, positive_int, report_file
-from tomat.base.errors import TomatError
 from tomat.density.rules import add_rule_flags
 
 SETTINGS: Mapping[str, str] = {
@@ -128,8 +127,10 @@ def padding_share(output: str, tries: int, manifest: Any) -> float | None:
         TomatError: if the survey is damaged.
     """
     from tomat.base.checked_json import parse_checked
+    from tomat.base.records import typed
     from tomat.base.storage import Store
     from tomat.tokens.pipeline.driver import SURVEY_NAME
+    from tomat.tokens.pipeline.stages import SetSurvey
 
     store = Store(output, tries)
     content = store.read(SURVEY_NAME)
@@ -138,9 +139,6 @@ def padding_share(output: str, tries: int, manifest: Any) -> float | None:
     source = store.url + SURVEY_NAME
     remedy = "The set itself is complete; remove this file, and the padding is not known."
     values, _ = parse_checked(content, source, "the survey of a shard set", remedy)
-    try:
-        atoms = [each["n_atoms"] for each in values["materials"]]
-        shares = [manifest.layout.padding_share(n_atoms) for n_atoms in atoms]
-        return sum(shares) / len(shares)
-    except (LookupError, TypeError, ArithmeticError, TomatError) as error:
-        raise TomatError(f"{source} is damaged ({type(error).__name__}: {error}). {remedy}") from error
+    found = typed(values, SetSurvey, source, remedy)
+    shares = [manifest.layout.padding_share(each.n_atoms) for each in found.materials]
+    return sum(shares) / len(shares)

@@ -155,6 +155,8 @@ _ORIGINS = ("fork", "warm_start")
 
 def run_verify(args: argparse.Namespace) -> int:
     """Check runs; status 1 if one is damaged."""
+    from dataclasses import replace
+
     from rich.text import Text
 
     from tomat.base.progress import progress
@@ -167,7 +169,8 @@ def run_verify(args: argparse.Namespace) -> int:
     with progress() as bar:
         for url in bar.track(find_runs(args.place), description="verify runs"):
             record = read_record(url)
-            verdicts.append(verify_run(record, list_checkpoints(url, record.temporary_url, read_data=True)))
+            found = verify_run(record, list_checkpoints(url, record.temporary_url, read_data=True))
+            verdicts.append(replace(found, problems=(*found.problems, *damaged_weights(url))))
     for verdict in verdicts:
         colour, word = ("red", "damaged") if verdict.problems else ("green", "sound")
         found = f"{counted(verdict.checkpoints, 'whole checkpoint')}, {counted(verdict.log_lines, 'line')} of log"
@@ -178,6 +181,25 @@ def run_verify(args: argparse.Namespace) -> int:
             console.print(f"  note: {note}", highlight=False, markup=False)
     write_report(args.json, {"runs": [vars(verdict) for verdict in verdicts]})
     return 1 if any(verdict.problems for verdict in verdicts) else 0
+
+
+def damaged_weights(url: str) -> list[str]:
+    """What is wrong with the weights in a local run's folder, or with the folder where it is one of weights."""
+    from pathlib import Path
+
+    from tomat.base.errors import TomatError
+    from tomat.base.layout import WEIGHTS_FOLDER
+    from tomat.weights.folder import read_weights
+    from tomat.weights.record import is_weights_folder
+
+    problems = []
+    for folder in () if "://" in url else (Path(url), Path(url) / WEIGHTS_FOLDER):
+        if is_weights_folder(folder):
+            try:
+                read_weights(folder)
+            except TomatError as error:
+                problems.append(str(error))
+    return problems
 
 
 def run_log(args: argparse.Namespace) -> int:

@@ -63,3 +63,19 @@ def refuse_unknown_keys(content: Mapping[str, Any], known: frozenset[str], sourc
     """
     if unknown := sorted(set(content) - known):
         raise TomatError(f"{source} is damaged: it has no checksum, and an unknown key {unknown[0]!r}. {remedy}")
+
+
+SIGNATURE = "# sha256 of the lines above: "
+
+
+def signed(text: str) -> str:
+    """A YAML text with its own hash as a comment in its last line."""
+    return f"{text}{SIGNATURE}{hashlib.sha256(text.encode()).hexdigest()}\n"
+
+
+def is_as_signed(text: str | bytes) -> bool | None:
+    """Whether a text is the one that `signed` was given; None where it has no hash, as older ones."""
+    content, separator, stated = (text if isinstance(text, bytes) else text.encode()).rpartition(SIGNATURE.encode())
+    if not separator:
+        return None
+    return hashlib.sha256(content).hexdigest().encode() == stated.strip()

@@ -38,11 +38,19 @@ def read_json(path: Path, remedy: str = "Write it again.") -> Any:
     Raises:
         TomatError: it cannot be read, or is not JSON.
     """
+    return parse_json(read_bytes(path), path, remedy)
+
+
+def read_bytes(path: Path) -> bytes:
+    """The content of a file.
+
+    Raises:
+        TomatError: It cannot be read.
+    """
     try:
-        data = path.read_bytes()
+        return path.read_bytes()
     except OSError as error:
         raise TomatError(f"{path}: cannot be read ({error.strerror or error}).") from None
-    return parse_json(data, path, remedy)
 
 
 def append_whole_line(file: BinaryIO, line: str) -> None:

@@ -4,7 +4,6 @@ Each finished run lies in a folder of its own, found again by the content of all
 """
 
 import hashlib
-import json
 import os
 import re
 import shutil
@@ -15,8 +14,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from tomat.base.checked_json import parse_checked, with_checksum
+from tomat.base.documents import read_bytes
 from tomat.base.errors import TomatError
-from tomat.base.reporting import write_json
+from tomat.base.records import Amount, Positive, typed
+from tomat.base.reporting import to_jsonable, write_json
 from tomat.density.crystal import Crystal
 from tomat.density.elements import symbol_of
 
@@ -84,17 +86,17 @@ class PwRun:
     """What one run of pw.x said."""
 
     version: str
-    iterations: int | None
+    iterations: Positive | None
     """None: it did not converge, for `reason`."""
     reason: str
-    accuracy_ry: tuple[float, ...]
+    accuracy_ry: tuple[Amount, ...]
     """Estimated error of the energy after each iteration."""
     energy_ry: float | None
-    wall_seconds: float | None
+    wall_seconds: Amount | None
     """By its own clock, of the whole program."""
-    cpu_seconds: float | None
-    fft_shape: tuple[int, int, int] | None
-    k_points: int | None
+    cpu_seconds: Amount | None
+    fft_shape: tuple[Positive, Positive, Positive] | None
+    k_points: Positive | None
     """After symmetry."""
 
 
@@ -222,7 +224,7 @@ class PwX:
                 raise TomatError(f"{target.name}: pw.x did not read the density that it was given:\n{text[-2000:]}")
             for each in (*folder.glob("pw.save/wfc*.dat"), *folder.glob("pw.save/*.gth"), *folder.glob("pw.*xml")):
                 each.unlink()
-            write_json(folder / RECORD, {"said": asdict(found), "facts": facts})
+            write_json(folder / RECORD, with_checksum(to_jsonable({"said": asdict(found), "facts": facts})))
             if target.exists():
                 shutil.rmtree(target)
             os.replace(folder, target)
@@ -247,8 +249,14 @@ class PwX:
         return done.stdout.decode(errors="replace")
 
 
+@dataclass(frozen=True)
+class _Record:
+    said: PwRun
+    facts: Mapping[str, Any]
+
+
 def _kept(folder: Path) -> KeptRun:
-    record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
-    said: dict[str, Any] = record["said"]
-    said |= {name: tuple(value) for name, value in said.items() if isinstance(value, list)}
-    return KeptRun(PwRun(**said), folder, record["facts"])
+    place, how = folder / RECORD, f"Delete {folder}, and the run is made again."
+    content, _ = parse_checked(read_bytes(place), str(place), "a run of pw.x", how)
+    record = typed(content, _Record, place, how)
+    return KeptRun(record.said, folder, record.facts)

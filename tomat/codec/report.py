@@ -1,14 +1,17 @@
 """What a codec is like: its figures as a mapping, and its picture."""
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 
 from tomat.base.errors import TomatError
+from tomat.base.records import Amount, Count, Positive, typed
 from tomat.base.reporting import replacing
 from tomat.codec.base import DensityCodec
-from tomat.codec.lloyd_max import LloydMaxCodec
+from tomat.codec.lloyd_max import OBJECTIVES, LloydMaxCodec, Objective
 
 PICTURE_FORMATS = (".svg", ".png")
 
@@ -31,12 +34,8 @@ def codec_figures(codec: DensityCodec) -> dict[str, Any]:
     }
     if not isinstance(codec, LloydMaxCodec):
         return figures | {"smallest_density": codec.fitted_range[0], "largest_density": codec.fitted_range[1]}
-    if missing := {"counts", "n_voxels", "iterations", "nmae_floor"} - set(codec.fit):
-        raise TomatError(
-            f"The codec {codec.sha256[:12]}... does not say how it was fitted: there is no {min(missing)}. Fit it "
-            "again with `tomat codec fit`."
-        )
-    counts = np.array(codec.fit["counts"], dtype=np.int64)
+    fit = fit_of(codec)
+    counts = np.array(fit.counts, dtype=np.int64)
     width = relative_widths(codec)
     order = np.argsort(width)
     below = np.cumsum(counts[1:-1][order]) / max(int(counts[1:-1].sum()), 1)
@@ -47,7 +46,7 @@ def codec_figures(codec: DensityCodec) -> dict[str, Any]:
     }
     return figures | {
         "objective": codec.objective,
-        "n_voxels": codec.fit["n_voxels"],
+        "n_voxels": fit.n_voxels,
         "zero_share": float(counts[0] / counts.sum()),
         "smallest_density": codec.fitted_min or None,
         "largest_density": codec.fitted_max,
@@ -56,9 +55,45 @@ def codec_figures(codec: DensityCodec) -> dict[str, Any]:
         "relative_bin_width_by_voxel": quantiles,
         "voxels_per_bin_min": int(counts[1:].min()),
         "voxels_per_bin_max": int(counts[1:].max()),
-        "fit_iterations": codec.fit["iterations"],
-        "nmae_floor_fraction": codec.fit["nmae_floor"],
+        "fit_iterations": dict(fit.iterations),
+        "nmae_floor_fraction": dict(fit.nmae_floor),
     }
+
+
+class Floors(TypedDict):
+    """NMAE with each of the tables, a fraction."""
+
+    median: Amount
+    mean: Amount
+
+
+@dataclass(frozen=True)
+class Fit:
+    """How a codec was fitted, as `fit_lloyd_max` says it."""
+
+    n_voxels: Positive
+    counts: list[Count]
+    iterations: Mapping[Objective, Count]
+    nmae_floor: Mapping[Objective, Floors]
+
+    def __post_init__(self) -> None:
+        if not sum(self.counts) or len(self.nmae_floor) < len(OBJECTIVES):
+            raise ValueError("expected voxels in its counts, and the floors of both objectives")
+
+
+def fit_of(codec: LloydMaxCodec) -> Fit:
+    """How a codec was fitted.
+
+    Raises:
+        TomatError: it does not say so.
+    """
+    how = "Fit it again with `tomat codec fit`."
+    if not codec.fit:
+        raise TomatError(f"The codec {codec.sha256[:12]}... does not say how it was fitted. {how}")
+    fit = typed(dict(codec.fit), Fit, f"How the codec {codec.sha256[:12]}... was fitted", how)
+    if len(fit.counts) != codec.n_bins:
+        raise TomatError(f"The codec {codec.sha256[:12]}... counts the voxels of {len(fit.counts)} bins. {how}")
+    return fit
 
 
 def relative_widths(codec: LloydMaxCodec) -> np.ndarray:
@@ -84,7 +119,8 @@ def draw_codec(codec: LloydMaxCodec, path: Path) -> None:
 
     medians = codec.medians[2:-1].astype(np.float64)
     edges = np.log10(codec.edges[1:].astype(np.float64))
-    share = np.array(codec.fit["counts"], dtype=np.float64)[2:-1] / codec.fit["n_voxels"]
+    fit = fit_of(codec)
+    share = np.array(fit.counts, dtype=np.float64)[2:-1] / fit.n_voxels
     bounds = np.arange(np.floor(edges[0] * 10), np.ceil(edges[-1] * 10) + 1) / 10
     mass, _ = np.histogram(np.log10(medians), bounds, weights=share)
     bins, _ = np.histogram(np.log10(medians), bounds, weights=np.full(len(medians), 1 / codec.n_bins))
@@ -97,10 +133,9 @@ def draw_codec(codec: LloydMaxCodec, path: Path) -> None:
         upper.stairs(bins * 10, 10**bounds, label="bins", color="#a4262c")
         upper.set_ylabel("share per decade")
         upper.legend(frameon=False)
-        floors = codec.fit["nmae_floor"]
+        floor = fit.nmae_floor[codec.objective]["median"]
         upper.set_title(
-            f"{codec.n_bins:,} bins, {codec.objective} error; NMAE floor {100 * floors[codec.objective]['median']:.3g} "
-            "%",
+            f"{codec.n_bins:,} bins, {codec.objective} error; NMAE floor {100 * floor:.3g} %",
             fontsize=10,
         )
         lower.plot(medians, 100 * relative_widths(codec)[1:], linewidth=0.8, color="#a4262c")

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tomat.base.records import Count
 from tomat.profile.hlo import HBM_MEMORY_SPACE, HloProgram, Instruction, Shape
 from tomat.profile.protos import new_message
 
@@ -35,9 +36,9 @@ TYPE_NAMES: dict[int, str] = {
 class Buffer:
     """One buffer in HBM and the operation that made it."""
 
-    hbm_bytes: int
+    hbm_bytes: Count
     """Bytes it takes, the padding to the layout's tiles included."""
-    logical_bytes: int
+    logical_bytes: Count
     """Bytes of its elements alone."""
     shape: str
     """As in HLO text, with its layout: `bf16[20,8,8192,2048]{2,3,1,0:T(8,128)(2,1)}`."""

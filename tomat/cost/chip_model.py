@@ -12,17 +12,15 @@ The parameters are few and physical, and fitted to kernels that TPUs have run (`
 from __future__ import annotations
 
 import hashlib
-import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 import numpy as np
 
-from tomat.base.errors import TomatError
-from tomat.cost.interconnect import ASSUMED_RATES, LinkRates, checked_rates
+from tomat.base.records import Amount, Count, read_typed
+from tomat.cost.interconnect import ASSUMED_RATES, LinkRates
 from tomat.cost.roofline import RooflineTime
 from tomat.cost.schedule_model import ScheduleTime
 from tomat.cost.transfers import Transfer
@@ -287,11 +285,42 @@ class ChipModel:
         return replace(model, links=links.get(chip.name, ASSUMED_RATES), operations=operations)
 
 
-def _error(values: Mapping[str, Any]) -> KindError:
-    """The errors of a group of kernels in a record."""
-    return KindError(
-        int(values["kernels"]), float(values["absolute_error_median"]), float(values["absolute_error_p90"])
-    )
+@dataclass(frozen=True)
+class ParameterOnRecord:
+    """A parameter as fitted."""
+
+    value: float
+    deviation: Amount | None = None
+
+
+class ErrorsOnRecord(TypedDict):
+    """Errors of a group of kernels, as far as plans use them."""
+
+    kernels: Count
+    absolute_error_median: Amount
+    absolute_error_p90: Amount
+
+
+@dataclass(frozen=True)
+class ChipOnRecord:
+    """What `kernels.json` says of a chip, as far as plans use it."""
+
+    fitted: bool
+    parameters: dict[str, ParameterOnRecord]
+    all: ErrorsOnRecord
+    bounds: dict[str, ErrorsOnRecord]
+    collectives: LinkRates | None = None
+    operations: dict[str, ErrorsOnRecord] = field(default_factory=dict)
+    """Records of before had none."""
+
+    def __post_init__(self) -> None:
+        if missing := sorted(set(NAMES) - set(self.parameters)):
+            raise ValueError(f"expected the parameter {missing[0]}")
+
+
+@dataclass(frozen=True)
+class _Record:
+    chips: dict[str, ChipOnRecord]
 
 
 def _recorded(path: Path) -> tuple[dict[str, ChipModel], dict[str, LinkRates]]:
@@ -300,25 +329,20 @@ def _recorded(path: Path) -> tuple[dict[str, ChipModel], dict[str, LinkRates]]:
     Raises:
         TomatError: It is damaged.
     """
-    found: dict[str, ChipModel] = {}
-    links: dict[str, LinkRates] = {}
-    try:
-        chips = json.loads(path.read_text(encoding="utf-8"))["chips"]
-        for chip, record in chips.items():
-            parameters = Parameters(**{name: float(record["parameters"][name]["value"]) for name in NAMES})
-            if not all(math.isfinite(value) for value in vars(parameters).values()):
-                raise ValueError(f"a parameter of {chip} is not finite")
-            errors = {kind: _error(values) for kind, values in {**record["bounds"], "all": record["all"]}.items()}
-            # Records of before had no operations.
-            operations = {name: {chip: _error(values)} for name, values in record.get("operations", {}).items()}
-            if record["fitted"]:
-                found[chip] = ChipModel(chip, parameters, errors, operations=operations)
-            if record.get("collectives") is not None:
-                rates = {name: float(record["collectives"][name]) for name in LinkRates.__dataclass_fields__}
-                links[chip] = checked_rates(LinkRates(**rates))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise TomatError(
-            f"{path}: a damaged record of timed kernels ({type(error).__name__}: {error}); restore it, or delete it "
-            "and write it again with tomat plan --calibrate --kernels FILE."
-        ) from None
-    return found, links
+    how = "Restore it, or delete it and write it again with tomat plan --calibrate --kernels FILE."
+    chips = read_typed(path, _Record, how).chips
+    found = {
+        name: ChipModel(
+            name,
+            Parameters(**{key: chip.parameters[key].value for key in NAMES}),
+            {kind: _error(its) for kind, its in {**chip.bounds, "all": chip.all}.items()},
+            operations={operation: {name: _error(its)} for operation, its in chip.operations.items()},
+        )
+        for name, chip in chips.items()
+        if chip.fitted
+    }
+    return found, {name: chip.collectives for name, chip in chips.items() if chip.collectives is not None}
+
+
+def _error(its: ErrorsOnRecord) -> KindError:
+    return KindError(its["kernels"], its["absolute_error_median"], its["absolute_error_p90"])

@@ -48,22 +48,15 @@ class LinkRates:
     ring_efficiency: float = RING_EFFICIENCY
     """Share of the links' nominal bandwidth that those reach that go round."""
 
+    def __post_init__(self) -> None:
+        if not 0 <= self.start_seconds < 1:
+            raise ValueError(f"a collective starts in {self.start_seconds:g} s; expected 0 to 1")
+        if not 0 < self.ring_efficiency <= 1:
+            raise ValueError(f"rings reach {self.ring_efficiency:g} of the links' bandwidth; expected up to 1")
+
 
 ASSUMED_RATES = LinkRates()
 """Of chips that `tomat bench chip` has not measured."""
-
-
-def checked_rates(rates: LinkRates) -> LinkRates:
-    """`rates`, if they can be.
-
-    Raises:
-        ValueError: A start of a second or more, or links beyond their nominal bandwidth.
-    """
-    if not 0 <= rates.start_seconds < 1:
-        raise ValueError(f"a collective starts in {rates.start_seconds:g} s; expected 0 to 1")
-    if not 0 < rates.ring_efficiency <= 1:
-        raise ValueError(f"rings reach {rates.ring_efficiency:g} of the links' bandwidth; expected up to 1")
-    return rates
 
 
 def link_bandwidth(slice_: Slice) -> float:

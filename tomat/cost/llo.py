@@ -16,13 +16,17 @@ loop, one after it a predicated region. In the 225 ops of the reference 200M ste
 
 from __future__ import annotations
 
+import gzip
+import json
 import re
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from tomat.base.errors import TomatError
+from tomat.base.records import typed_text
 from tomat.cost.scalar_code import ScalarCode
 from tomat.cost.transfers import Transfer, TransferReader
 
@@ -79,14 +83,6 @@ class Region:
         for region in self.regions:
             yield from region.walk()
 
-    @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> Region:
-        """What `dataclasses.asdict` made, from JSON."""
-        regions = tuple(cls.from_dict(region) for region in data["regions"])
-        lists = {name: tuple(data[name]) for name in ("slots", "entered_for", "scalar_trips") if data[name] is not None}
-        transfers = tuple(Transfer(**transfer) for transfer in data["transfers"])
-        return cls(**{**data, **lists, "transfers": transfers, "regions": regions})
-
 
 @dataclass(frozen=True)
 class OpSchedule:
@@ -118,11 +114,25 @@ class OpSchedule:
 
         return total(self.body)
 
-    @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> OpSchedule:
-        """What `dataclasses.asdict` made, from JSON."""
-        tuples = {name: tuple(data[name]) for name in ("units", "capacity", "grid")}
-        return cls(**{**data, **tuples, "body": Region.from_dict(data["body"])})
+
+def write_schedules(path: Path, schedules: Mapping[str, OpSchedule]) -> None:
+    """Write schedules by operation as compressed JSON."""
+    # Level 6 costs 0.1 s for a 200M step and leaves a fifth.
+    content = json.dumps({name: asdict(schedule) for name, schedule in schedules.items()})
+    path.write_bytes(gzip.compress(content.encode(), compresslevel=6, mtime=0))
+
+
+def kept_schedules(path: Path, remedy: str) -> dict[str, OpSchedule]:
+    """The schedules that `write_schedules` wrote.
+
+    Raises:
+        TomatError: It is damaged; the remedy is at its end.
+    """
+    try:
+        content = gzip.decompress(path.read_bytes())
+    except (OSError, EOFError, zlib.error) as error:
+        raise TomatError(f"{path} is damaged ({error}). {remedy}") from None
+    return typed_text(content, dict[str, OpSchedule], path, remedy)
 
 
 def slot_utilisation(schedule: OpSchedule) -> dict[str, float]:

@@ -13,11 +13,11 @@ The line names no buffer; the buffer assignment, which ``--xla_dump_to`` writes 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from tomat.base.errors import TomatError
+from tomat.base.records import Amount, Count, typed
 from tomat.cost.buffers import LARGEST_COUNT, Buffer, read_assignment
 
 ROUNDING_BYTES = 2**30 // 100
@@ -42,25 +42,25 @@ class MemoryReport:
     """The memory of one device's program, bytes; None where the compiler did not tell."""
 
     fits: bool
-    required_bytes: int
+    required_bytes: Count
     """What the compiler compares with the capacity: arguments, temporaries with their fragmentation, constants,
     outputs."""
-    capacity_bytes: int
-    argument_bytes: int | None = None
-    output_bytes: int | None = None
+    capacity_bytes: Count
+    argument_bytes: Count | None = None
+    output_bytes: Count | None = None
     """Outputs with a place of their own, not those that overwrite donated arguments."""
-    alias_bytes: int | None = None
+    alias_bytes: Count | None = None
     """Part of the arguments that outputs overwrite."""
-    temporary_bytes: int | None = None
+    temporary_bytes: Count | None = None
     """The heap of temporaries, fragmentation included."""
-    program_bytes: int | None = None
+    program_bytes: Count | None = None
     """The machine code, which comes on top of `required_bytes`."""
-    peak_bytes: int | None = None
+    peak_bytes: Count | None = None
     """Arguments and the buffers live together when most are: `required_bytes` without fragmentation."""
     largest: tuple[Buffer, ...] = ()
     largest_are: str = ""
     """What `largest` holds: `LIVE_AT_PEAK` or `COMPILERS_LIST`."""
-    timeline: tuple[tuple[float, int], ...] = ()
+    timeline: tuple[tuple[Amount, Count], ...] = ()
     """Bytes in use along the schedule: (share of its allocations and frees, bytes), the largest of each stretch; empty
     where there is no buffer assignment."""
     memory_space: str = "hbm"
@@ -90,25 +90,17 @@ class MemoryReport:
         return kinds | ({name: rest} if rest > 0 else {})
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON; `from_dict` reads it back."""
+        """JSON; `read_memory` reads it back."""
         return {**asdict(self), "headroom_bytes": self.headroom_bytes, "fragmentation_bytes": self.fragmentation_bytes}
 
-    @staticmethod
-    def from_dict(data: Mapping[str, Any]) -> MemoryReport:
-        """The report that `to_dict` wrote.
 
-        Raises:
-            TomatError: `data` is something else.
-        """
-        derived = {"headroom_bytes", "fragmentation_bytes"}
-        try:
-            fields = {key: value for key, value in data.items() if key not in derived}
-            fields["largest"] = tuple(Buffer(**buffer) for buffer in fields["largest"])
-            fields["notes"] = tuple(fields["notes"])
-            fields["timeline"] = tuple((float(place), int(size)) for place, size in fields.get("timeline", ()))
-            return MemoryReport(**fields)
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise TomatError(f"not a memory report of tomat plan ({error}); plan again.") from None
+def read_memory(data: Any) -> MemoryReport:
+    """The report that `MemoryReport.to_dict` wrote.
+
+    Raises:
+        TomatError: `data` is something else.
+    """
+    return typed(data, MemoryReport, "the memory of the plan", "Plan again.")
 
 
 def memory_of_oom(message: str, hlo_proto: bytes | None = None) -> MemoryReport | None:

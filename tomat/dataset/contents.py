@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from tomat.base.errors import TomatError
+from tomat.base.records import Positive, Sha256
 from tomat.density.elements import symbol_of
 from tomat.density.grid import DensityGrid
 from tomat.density.poscar import NEIGHBOURS, OF_A_CALCULATION
@@ -29,16 +30,16 @@ class Material:
     """A density that was read."""
 
     name: str
-    file_sha256: str
+    file_sha256: Sha256
     """Of the bytes of its file, and of those beside it that name its elements."""
-    content_sha256: str
+    content_sha256: Sha256
     """Of values, cell and atoms."""
     formula: str
     """Reduced; what a split goes by."""
-    atoms: dict[str, int]
+    atoms: dict[str, Positive]
     """By symbol."""
     electrons: float
-    grid_shape: tuple[int, int, int]
+    grid_shape: tuple[Positive, Positive, Positive]
     sites: tuple[float, ...]
     """Lattice in A, fractional coordinates, and atomic numbers, one after another."""
     samples: tuple[float, ...]
@@ -66,6 +67,11 @@ class Material:
             samples=tuple(float(f"{value:.9g}") for value in samples.tolist()),
         )
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether it has all numbers that two densities are compared by."""
+        return len(self.sites) == 9 + 4 * sum(self.atoms.values()) and len(self.samples) == SAMPLES
+
     def is_same(self, other: "Material") -> bool:
         """Whether two densities are one, in whatever formats."""
         if self.content_sha256 == other.content_sha256:
@@ -85,18 +91,6 @@ class Material:
     def to_dict(self) -> dict[str, Any]:
         """Plain values, as JSON has them."""
         return {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()}
-
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> "Material":
-        """What `to_dict` gave.
-
-        Raises:
-            KeyError, TypeError, ValueError: it is something else.
-        """
-        rest: dict[str, Any] = {**values}
-        for key in ("grid_shape", "sites", "samples"):
-            rest[key] = tuple(values[key])
-        return cls(**rest)
 
 
 def file_sha256(path: str) -> str:

@@ -11,10 +11,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from tomat.base.checked_json import parse_checked, with_checksum
 from tomat.base.errors import TomatError
+from tomat.base.records import typed
 from tomat.base.reporting import console, counted, write_text, writing
 from tomat.base.retries import with_retries
 from tomat.base.storage import Store
@@ -185,7 +186,7 @@ def held_out_by_record(place: str, folder: Path, run_name: str) -> FolderData:
         )
     rules = ReadRules(tuple(recorded["request"]["species"]), tuple(recorded["request"]["accept"]))
     files = find_densities([place], accept=rules.accept).files
-    held = {each["name"]: Material.from_dict(each) for each in recorded["materials"]}
+    held = {each.name: each for each in materials_of(recorded)}
     held = {name: held[name] for name in names}
     # Most lie where they lay; only where one does not are all the others looked at.
     beside = {file.name: file for file in files if file.name in held}
@@ -245,7 +246,7 @@ def _tokenised(
     }
     plans = {split: read_plan(Store(folder / split)) for split in SPLITS if names[split]}
     if not all(plan is not None and plan.complete for plan in plans.values()):
-        learnt = [Material.from_dict(each) for each in recorded["materials"] if each["formula"] not in held]
+        learnt = [each for each in materials_of(recorded) if each.formula not in held]
 
         def valences() -> dict[int, float]:
             found, words = choose_valences(learnt, potcars, request.accept)
@@ -315,19 +316,29 @@ def _paths(recorded: Sequence[Mapping[str, Any]], looked: Survey, files: Sequenc
     return {each["name"]: now[each["content_sha256"]] for each in recorded}
 
 
+class _Request(TypedDict):
+    species: list[str]
+    accept: list[str]
+
+
+class _Record(TypedDict):
+    materials: list[Material]
+    request: _Request
+    validation_formulas: list[str]
+
+
+def materials_of(recorded: Mapping[str, Any]) -> list[Material]:
+    """The materials of a record."""
+    return typed(recorded["materials"], list[Material], FOLDER_FILE, _AGAIN)
+
+
 def _recorded(folder: Path) -> dict[str, Any] | None:
     """What the data in a folder were made of; None if they were not begun."""
     place = folder / FOLDER_FILE
     if not place.exists():
         return None
     content, _ = parse_checked(place.read_bytes(), str(place), "the record of a folder's densities", _AGAIN)
-    try:
-        for each in content["materials"]:
-            Material.from_dict(each)
-        if not isinstance(content["request"], dict) or not isinstance(content["validation_formulas"], list):
-            raise TypeError("request or split")
-    except (KeyError, TypeError, ValueError) as error:
-        raise TomatError(f"{place} is damaged ({type(error).__name__}: {error}). {_AGAIN}") from error
+    typed(content, _Record, place, _AGAIN)
     return content
 
 

@@ -4,13 +4,15 @@ Each answer is kept as it is found, by the hash of the file, so that a survey th
 folder with a new file reads that file alone.
 """
 
+import contextlib
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from tomat.base.errors import RetryableError, TomatError
 from tomat.base.progress import progress
+from tomat.base.records import Sha256, typed_text
 from tomat.base.reporting import counted, first_line, writing
 from tomat.dataset.contents import Material, file_sha256
 from tomat.density.find import DensityFile, ignored_words
@@ -105,7 +107,7 @@ def survey(
             if isinstance(answer, str):
                 left_out[file.path] = answer
             else:
-                found.append(Material.from_dict({**answer.to_dict(), "name": file.name}))
+                found.append(replace(answer, name=file.name))
     return _each_once(found, left_out)
 
 
@@ -163,19 +165,27 @@ def _each_once(found: Sequence[Material], ignored: Mapping[str, str]) -> Survey:
     return Survey(tuple(each for each in found if each.name not in duplicates), duplicates, ignored)
 
 
+@dataclass(frozen=True)
+class _Answer:
+    file_sha256: Sha256
+    found: Material | str
+    read_rules: dict[str, list[str]] = field(default_factory=lambda: {"species": [], "accept": []})
+    """Answers of before have none, and were asked for none."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.found, Material) and not self.found.is_whole:
+            raise ValueError("expected sites and samples of every atom and voxel")
+
+
 def _answers(kept: Path, rules: Mapping[str, list[str]] | None = None) -> dict[str, Material | str]:
-    """What was found before, by the hash of the file, under the same rules (None: under any); a line that a stop cut
-    off is passed over."""
+    """What was found before, by the hash of the file, under the same rules (None: under any); a damaged line is passed
+    over, and its file read again."""
     answers: dict[str, Material | str] = {}
     if not kept.exists():
         return answers
-    for line in kept.read_text(encoding="utf-8").splitlines():
-        try:
-            entry = json.loads(line)
-            found = entry["found"]
-            if rules is not None and entry.get("read_rules", {"species": [], "accept": []}) != rules:
-                continue
-            answers[entry["file_sha256"]] = found if isinstance(found, str) else Material.from_dict(found)
-        except (ValueError, KeyError, TypeError):
-            continue
+    for number, line in enumerate(kept.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
+        with contextlib.suppress(TomatError):
+            answer = typed_text(line, _Answer, f"{kept}, line {number},", "")
+            if rules is None or answer.read_rules == rules:
+                answers[answer.file_sha256] = answer.found
     return answers

@@ -22,6 +22,14 @@ SAME_METRIC = 1e-4
 more."""
 
 
+LARGEST_RECIPROCAL, SMALLEST_VOLUME = 1e3, 1e-12
+"""1/bohr, and of the reciprocal cell 1/bohr^3: cells of 0.003 A and of 4e14 A^3."""
+LARGEST_INDEX = 10_000
+"""Of a Miller index: grids have sides of 1,000 points."""
+LARGEST_COEFFICIENT = 1e9
+"""e/bohr^3. A nucleus has 1e4."""
+
+
 @dataclass(frozen=True, eq=False)
 class ReciprocalList:
     """The vectors of a run of pw.x, in its order."""
@@ -72,17 +80,37 @@ def read_coefficients(path: str | os.PathLike[str]) -> tuple[ReciprocalList, np.
     try:
         with FortranFile(source, "r") as file:
             gamma_only, n_vectors, n_spin = (int(each) for each in file.read_record("i4"))
+            if gamma_only not in (0, 1) or n_vectors < 1:
+                raise ValueError(f"gamma_only {gamma_only} and {n_vectors} vectors")
             if n_spin != 1:
                 raise TomatError(f"{source} has {n_spin} spin components; expected one, without magnetisation.")
             reciprocal = np.reshape(file.read_record("f8"), (3, 3))
             miller = np.reshape(file.read_record("i4"), (n_vectors, 3))
             coefficients = np.reshape(file.read_record("c16"), n_vectors)
-    except (OSError, ValueError, TypeError) as error:
+            _check_vectors(reciprocal, miller, coefficients)
+    except (OSError, ValueError, TypeError, MemoryError) as error:
         raise TomatError(
             f"{source} cannot be read as Quantum ESPRESSO's charge-density.dat ({type(error).__name__}: {error}). Give "
             "the one that pw.x (6.x, without HDF5) leaves in prefix.save."
         ) from error
     return ReciprocalList(bool(gamma_only), reciprocal, miller, source), coefficients
+
+
+def _check_vectors(reciprocal: np.ndarray, miller: np.ndarray, coefficients: np.ndarray) -> None:
+    """Refuse what no run writes.
+
+    Raises:
+        ValueError: Vectors in a plane, or numbers that cannot be.
+    """
+    # NaN is refused too: it is not below anything.
+    if not (np.abs(reciprocal) < LARGEST_RECIPROCAL).all() or not np.abs(np.linalg.det(reciprocal)) > SMALLEST_VOLUME:
+        raise ValueError(f"reciprocal vectors {reciprocal.tolist()}; expected three of a cell, in 1/bohr")
+    if miller.min() < -LARGEST_INDEX or miller.max() > LARGEST_INDEX:
+        raise ValueError(f"Miller indices up to {miller.max()} and down to {miller.min()}")
+    if len(np.unique(miller, axis=0)) < len(miller):
+        raise ValueError("a vector stands in the list twice")
+    if not np.isfinite(coefficients).all() or not (np.abs(coefficients) < LARGEST_COEFFICIENT).all():
+        raise ValueError("coefficients that are not finite")
 
 
 def write_charge_density(grid: DensityGrid, path: str | os.PathLike[str], vectors: ReciprocalList) -> None:

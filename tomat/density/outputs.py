@@ -7,6 +7,7 @@ import contextlib
 import errno
 import fcntl
 import gzip
+import hashlib
 import itertools
 import os
 import shutil
@@ -210,6 +211,19 @@ def _exchange(temporary: Path, target: Path) -> None:
         except OSError as error:
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.EISDIR) or attempt >= _EXCHANGES:
                 raise
+
+
+def content_sha256(path: Path) -> str | None:
+    """Of a file, or of all files of a folder with their names; None where it is not there or cannot be read."""
+    digest = hashlib.sha256()
+    try:
+        for file in sorted(each for each in path.rglob("*") if each.is_file()) if path.is_dir() else [path]:
+            digest.update(f"{file.relative_to(path)}\0".encode())
+            with file.open("rb") as opened:
+                digest.update(hashlib.file_digest(opened, "sha256").digest())
+    except OSError:
+        return None
+    return digest.hexdigest()
 
 
 def size_bytes(path: Path) -> int | None:

@@ -6,8 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from tomat.base.documents import parse_json
-from tomat.base.errors import TomatError
+from tomat.base.records import typed_text
 from tomat.base.reporting import write_text, writing
 from tomat.evaluation.result import MaterialResult
 
@@ -41,10 +40,7 @@ class PartialResults:
         remedy = "Delete the file; its materials are then evaluated again."
         done = {}
         for number, row in enumerate(rows[:-1], start=2):
-            try:
-                result = MaterialResult.from_dict(parse_json(row, "the line", ""))
-            except TomatError as error:
-                raise TomatError(f"{self.path}, line {number}: {error} {remedy}") from None
+            result = typed_text(row, MaterialResult, f"{self.path}, line {number},", remedy, extra_keys=False)
             done[result.material_id] = result
         return done
 

@@ -2,17 +2,21 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
+from pathlib import Path
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from tomat.base.documents import is_figure, mapping
+from tomat.base.documents import mapping
 from tomat.base.errors import TomatError
+from tomat.base.records import Count, typed
 from tomat.evaluation.metrics import PairedComparison, Spread, compare_paired, headline, spread
 
 LABEL = "teacher-forced diagnostic, not a prediction"
 """Stands beside every figure: the model was given the true values of all earlier voxels."""
+
+AGAIN = "Evaluate again."
 
 UNITS = {
     "nmae": "fraction of sum |rho_ref| over the voxels evaluated",
@@ -28,8 +32,8 @@ class MaterialResult:
     """Figures of one material; model and baselines on exactly the same voxels."""
 
     material_id: str
-    patches: int
-    voxels: int
+    patches: Count
+    voxels: Count
     """Voxels counted."""
     teacher_forced_nmae_median: float
     teacher_forced_nmae_mean: float
@@ -48,30 +52,6 @@ class MaterialResult:
     constant_median_nmae: float
     compound: str = ""
     """Reduced formula; empty in reports of an earlier tomat."""
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> "MaterialResult":
-        """The inverse of `dataclasses.asdict`.
-
-        Raises:
-            TomatError: keys are missing or unknown, or a figure is no finite number.
-        """
-        names = {f.name for f in fields(cls)}
-        if isinstance(values, Mapping):
-            values = {"compound": "", **values}
-        if not isinstance(values, Mapping) or values.keys() != names:
-            other = sorted(values.keys() ^ names) if isinstance(values, Mapping) else type(values).__name__
-            raise TomatError(f"an evaluation row has other keys than this tomat writes ({other}). Evaluate again.")
-        for field in fields(cls):
-            value = values[field.name]
-            whole = isinstance(value, int) and not isinstance(value, bool) and value >= 0
-            sound = isinstance(value, str) if field.type is str else whole if field.type is int else is_figure(value)
-            if not sound:
-                expected = {str: "text", int: "a whole number"}.get(field.type, "a finite number")
-                raise TomatError(
-                    f"{field.name} of {values['material_id']!r} is {value!r}; expected {expected}. Evaluate again."
-                )
-        return cls(**values)
 
 
 FIGURES = tuple(f.name for f in fields(MaterialResult) if f.type is float and not f.name.endswith("_charge_e"))
@@ -110,24 +90,25 @@ class TeacherForcedResult:
         }
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> "TeacherForcedResult":
+    def from_dict(cls, values: Any, origin: str | Path) -> "TeacherForcedResult":
         """The inverse of `to_dict`.
+
+        Args:
+            values: of the JSON; the rest of it is for other readers.
+            origin: the file, named in errors.
 
         Raises:
             TomatError: not the report of a teacher-forced evaluation, or a damaged one.
         """
-        rows = mapping(values).get("materials")
-        if (
-            not isinstance(rows, list)
-            or values.get("label") != LABEL
-            or not isinstance(values.get("settings"), Mapping)
-        ):
-            raise TomatError("this is not a report of `tomat eval --json`; give one that is.")
-        materials = tuple(MaterialResult.from_dict(row) for row in rows)
-        twice = len(materials) - len({material.material_id for material in materials})
-        if twice:
-            raise TomatError(f"{twice} of {len(materials)} materials stand in it more than once. Evaluate again.")
-        return cls(dict(values["settings"]), materials)
+        if mapping(values).get("label") != LABEL:
+            raise TomatError(f"{origin} is not a report of `tomat eval --json`; give one that is.")
+        found = typed({key: values[key] for key in ("settings", "materials") if key in values}, cls, origin, AGAIN,
+                      extra_keys=False)  # fmt: skip
+        names = [material.material_id for material in found.materials]
+        if len(set(names)) < max(1, len(names)):
+            said = f"{len(names) - len(set(names))} of its {len(names)} materials stand in it more than once"
+            raise TomatError(f"{origin} is damaged: {said if names else 'it has no materials'}. {AGAIN}")
+        return found
 
     def compare(self, other: "TeacherForcedResult") -> PairedComparison:
         """NMAE (median decoder) of this evaluation (first) against another (second) of the same voxels.

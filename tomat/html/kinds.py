@@ -82,7 +82,7 @@ def _step_or_sweep(target: str, path: Path, device_kind: str | None) -> Page:
         if {"rows", "sweep"} <= keys:
             from tomat.html.sweep import lab_page, sweep_page
 
-            return lab_page(path) if "measured_with" in keys else sweep_page(path, record)
+            return lab_page(path) if "measured_with" in keys else sweep_page(path)
         if path.name == CALIBRATION_FILE and "rows" in keys:
             from tomat.html.calibration import calibration_page
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tomat.base.documents import is_figure, parse_json
+from tomat.base.documents import is_figure
 from tomat.base.errors import TomatError
 from tomat.density.find import find_densities
 from tomat.density.grid import DensityGrid
@@ -15,7 +15,7 @@ from tomat.density.rules import ReadRules
 from tomat.html.density import LOOKED_AT, ShownDensity, beside, densities_html
 from tomat.html.document import Page, Section, paragraph
 from tomat.html.tables import Column, number, percent, table
-from tomat.inference.folder import LINES_FILE
+from tomat.inference.folder import LINES_FILE, read_line
 
 MOST_SHOWN = 8
 """Densities that a page of a folder draws: more would each be on too coarse a grid."""
@@ -121,9 +121,7 @@ def _lines(path: Path) -> list[Mapping[str, Any]]:
     """
     lines: dict[str, Mapping[str, Any]] = {}
     for number_, written in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
-        line = parse_json(written, f"{path}, line {number_}", "Run `tomat predict` into the folder again.")
-        if not isinstance(line, dict) or not {"name", "structure"} <= set(line) or not {"output", "error"} & set(line):
-            raise TomatError(f"{path}, line {number_} is no line of `tomat predict`. Predict into the folder again.")
+        line = read_line(written, f"{path}, line {number_}")
         lines[str(line["name"])] = line
     return list(lines.values())
 

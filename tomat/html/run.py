@@ -10,7 +10,8 @@ from typing import Any
 import fsspec
 import numpy as np
 
-from tomat.base.documents import is_figure, mapping, parse_json
+from tomat.base.checked_json import parse_checked
+from tomat.base.documents import is_figure, mapping
 from tomat.base.errors import TomatError
 from tomat.base.layout import CONFIG_FILE, EVALUATION_FILE, METRICS_FILE, PROFILER_FOLDER
 from tomat.base.storage import explaining_storage
@@ -216,10 +217,7 @@ def _evaluation(run_url: str) -> Mapping[str, Any]:
             content = files.cat_file(path)
         except FileNotFoundError:
             return {}
-    found = parse_json(content, url, "Evaluate again with `tomat eval`, or remove it.")
-    if not isinstance(found, Mapping):
-        raise TomatError(f"{url} holds a {type(found).__name__}; expected the figures of an evaluation. Remove it.")
-    return found
+    return parse_checked(content, url, "an evaluation", "Evaluate again with `tomat eval`, or remove it.")[0]
 
 
 def _evaluation_sections(found: Mapping[str, Any]) -> list[Section]:
@@ -234,7 +232,7 @@ def _evaluation_sections(found: Mapping[str, Any]) -> list[Section]:
             )
         )
     if "materials" in found:
-        TeacherForcedResult.from_dict(found)  # refuses a damaged one
+        TeacherForcedResult.from_dict(found, EVALUATION_FILE)  # refuses a damaged one
         words = f"A {LABEL}: the model was given the true values of all earlier voxels."
         shown = _materials_table(found, COLUMNS, LABEL)
         parts = paragraph(words), _nmae_headline(found, "teacher_forced_nmae_median"), shown

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from tomat.cost.memory import MemoryReport
+from tomat.cost.memory import read_memory
 from tomat.cost.op_times import MODELS
 from tomat.cost.support import Support, untimed_text
 from tomat.hardware.mfu import UTILISATIONS
@@ -57,7 +57,7 @@ def breakdown_page(breakdown: Breakdown, kind: str, *, report: Mapping[str, Any]
     if (against := roofline(breakdown)) is not None:
         sections.append(Section("Against the roofs of the chip", (against,)))
     sections.append(Section("Operations", (_operations(breakdown),)))
-    memory = MemoryReport.from_dict(report["memory"]) if report else None
+    memory = read_memory(report["memory"]) if report else None
     if memory is not None or breakdown.memory_bytes:
         sections.append(memory_section(memory, breakdown.memory_bytes))
     if len(breakdown.step_times_seconds) > 1 or len(breakdown.windows) > 1 or breakdown.gaps:
@@ -73,7 +73,7 @@ def unfit_page(report: Mapping[str, Any]) -> Page:
     Raises:
         TomatError: The report's memory is damaged.
     """
-    memory = memory_section(MemoryReport.from_dict(report.get("memory") or {}), {})
+    memory = memory_section(read_memory(report.get("memory") or {}), {})
     facts_shown = facts({"slice": report.get("slice"), "compiler": report.get("compiler")})
     trials = [trial for trial in report.get("nearest_fits") or [] if isinstance(trial, Mapping)]
     heads = (Column("change"), Column("needs, GiB", number(2, 1 / GIB)), Column("fits"), Column("error"))

@@ -7,18 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tomat.base.errors import TomatError
 from tomat.hardware.mfu import TABLE_UTILISATIONS
 from tomat.html.document import Figure, Page, Section, equality, label, paragraph
 from tomat.html.tables import Column, number, percent, table
 from tomat.lab.page import pareto_front as measured_front
 from tomat.lab.page import ratio_text
 from tomat.lab.page import verdict as measured_verdict
-from tomat.lab.record import LabRow, order, read_rows
+from tomat.lab.record import LabRow, ShownRecord, order, read_lab, rows_of_record
 from tomat.lab.record import record_path as lab_record_path
 from tomat.tuning.changes import override_words
+from tomat.tuning.sweep import SweepRecord, read_sweep, rows_on_record
 from tomat.tuning.sweep import record_path as plan_record_path
-from tomat.tuning.sweep import rows_on_record
 from tomat.tuning.sweep_page import pareto_front as planned_front
 from tomat.tuning.sweep_rows import FITS, RowRecord, base_of, ranked, verdict
 
@@ -44,9 +43,8 @@ def lab_page(path: Path) -> Page:
     Raises:
         TomatError: The record, or that of the plans of the same sweep, is damaged.
     """
-    named, record = read_rows(path)
-    _check(record, path)
-    rows = order(list(named.values()))
+    record = read_lab(path, ShownRecord)
+    rows = order(record["rows"])
     limits = sorted({row.memory_limit_bytes / MIB for row in rows if row.memory_limit_bytes})
     how = record.get("measured_with", {})
     lead = [
@@ -79,17 +77,17 @@ def lab_page(path: Path) -> Page:
         Section("Predicted and measured", tuple(_compared(plans, rows))),
     ]
     figures = {"sweep": record["sweep"], "rows": len(rows), "with_an_answer": len(points), "front": front}
-    return Page(str(record["title"]), "measured sweep", tuple(lead), tuple(sections), figures)
+    return Page(record["title"], "measured sweep", tuple(lead), tuple(sections), figures)
 
 
-def sweep_page(path: Path, record: Mapping[str, Any]) -> Page:
+def sweep_page(path: Path) -> Page:
     """The page of a sweep of plans.
 
     Raises:
         TomatError: The record, or that of the measurements of the same sweep, is damaged.
     """
-    named = rows_on_record(path)
-    _check(record, path)
+    record = read_sweep(path, SweepRecord)
+    named = {row.name: row for row in record["rows"]}
     rows = ranked(list(named.values()))
     places = {row.name: place for place, row in enumerate(rows, 1)}
     points = [
@@ -105,8 +103,8 @@ def sweep_page(path: Path, record: Mapping[str, Any]) -> Page:
     limits = sorted({row.hbm_capacity_bytes / MIB for row in rows if row.status == FITS})
     front = [row.name for row in planned_front(rows)]
     pareto = _pareto(points, front, "HBM required by a chip, MiB", "MFU full, %", limits, "the intervals of the plans")
-    measured = read_rows(lab_record_path(path.parents[1], record["sweep"]))[0] if path.parent.name == "sweeps" else {}
-    said = f"Planned, not measured. {record.get('n_fitting')} of {record.get('n_rows')} rows fit."
+    measured = rows_of_record(lab_record_path(path.parents[1], record["sweep"])) if path.parent.name == "sweeps" else {}
+    said = f"Planned, not measured. {record['n_fitting']} of {record['n_rows']} rows fit."
     notes = dict.fromkeys(note for row in rows for note in row.notes)
     lead = [
         paragraph(record["introduction"]),
@@ -120,13 +118,7 @@ def sweep_page(path: Path, record: Mapping[str, Any]) -> Page:
         Section("Predicted and measured", tuple(_compared(named, order(list(measured.values()))))),
     ]
     figures = {"sweep": record["sweep"], "rows": len(rows), "fitting": len(points), "front": front}
-    return Page(str(record["title"]), "sweep of plans", tuple(lead), tuple(sections), figures)
-
-
-def _check(record: Mapping[str, Any], path: Path) -> None:
-    missing = [key for key in ("sweep", "title", "introduction") if not isinstance(record.get(key), str)]
-    if missing:
-        raise TomatError(f"{path}: a record of a sweep without {missing[0]}; delete it and run the sweep again.")
+    return Page(record["title"], "sweep of plans", tuple(lead), tuple(sections), figures)
 
 
 def _pareto(

@@ -12,11 +12,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypedDict
 
 import numpy as np
+from msgspec import Meta
 
+from tomat.base.documents import mapping, parse_json
 from tomat.base.errors import TomatError
+from tomat.base.records import Amount, Count, Positive, Sha256, typed
 from tomat.base.reporting import dump_json, first_line, to_jsonable, write_text
 from tomat.density.chgcar import Augmentation, read_augmentation
 from tomat.density.crystal import Crystal
@@ -26,6 +29,7 @@ from tomat.density.outputs import (
     FORMATS,
     OutputError,
     check_augmentation,
+    content_sha256,
     remove_leftovers,
     size_bytes,
     write_density,
@@ -43,6 +47,47 @@ LINES_FILE = "predictions.jsonl"
 
 SPREAD_SUFFIX = ".spread.cube"
 """Ends the name of the file with the standard deviation over samples, where there are several."""
+
+
+class _Flag(TypedDict):
+    text: str
+
+
+@dataclass(frozen=True)
+class _Failed:
+    """A line of `predictions.jsonl` of a structure that could not be predicted."""
+
+    name: str
+    structure: str
+    error: str
+
+
+@dataclass(frozen=True)
+class _Predicted:
+    """One of a structure that was, as far as it is read again."""
+
+    name: str
+    structure: str
+    output: Annotated[str, Meta(pattern=r"^[^/\\\x00]+$")]
+    formula: str = ""
+    atoms: Positive | None = None
+    grid: tuple[Positive, Positive, Positive] | None = None
+    seconds: Amount | None = None
+    electrons_before: float | None = None
+    electrons: float | None = None
+    electrons_from: str = ""
+    flags: Sequence[_Flag] = ()
+    output_bytes: Count | None = None
+    format: str = ""
+    inputs_sha256: Sha256 | None = None
+    output_sha256: Sha256 | None = None
+    spread_share: Amount | None = None
+    spread_output: Annotated[str, Meta(pattern=r"^[^/\\\x00]+$")] | None = None
+    spread_sha256: Sha256 | None = None
+
+
+NEEDED = {"formula", "grid", "seconds", "electrons_before", "electrons", "electrons_from", "flags", "output_bytes"}
+"""Of a line that a structure is passed over for."""
 
 Line = dict[str, Any]
 
@@ -153,7 +198,7 @@ def predict_structures(
                 todo = _checked(predictor, file, settings, augmentation)
                 before = done.get(file.name)
                 if before is not None and before.get("inputs_sha256") == todo.inputs_sha256:
-                    if before.get("output_bytes") == size_bytes(todo.target):
+                    if _is_whole(settings.output, before):
                         return before
                 missing[index] = todo
                 return None
@@ -253,6 +298,7 @@ def _predict(
         "flags": flags,
         "output": target.name,
         "output_bytes": size_bytes(target),
+        "output_sha256": content_sha256(target),
         "format": settings.form,
         "augmentation_from": settings.augmentation_from,
         "predictor": predictor.identity,
@@ -263,11 +309,21 @@ def _predict(
         # Integral of the standard deviation over samples, over that of the density.
         line["spread_share"] = float(prediction.spread.sum(dtype=np.float64) / prediction.rho.sum(dtype=np.float64))
         line["spread_output"] = spread.name
+        line["spread_sha256"] = content_sha256(spread)
     return line
 
 
 def _failed(file: StructureFile, error: TomatError) -> Line:
     return {"name": file.name, "structure": file.path, "error": str(error)}
+
+
+def _is_whole(output: Path, line: Line) -> bool:
+    """Whether what a line says was written lies there as written; older lines have only a size."""
+    target = output / line["output"]
+    if line["output_bytes"] != size_bytes(target):
+        return False
+    kept = ((target, line.get("output_sha256")), (output / str(line.get("spread_output")), line.get("spread_sha256")))
+    return all(expected is None or content_sha256(path) == expected for path, expected in kept)
 
 
 def _vectors(settings: Settings, name: str) -> ReciprocalList | None:
@@ -306,6 +362,18 @@ def _locked(output: Path) -> Iterator[None]:
         os.close(folder)
 
 
+def read_line(text: str, origin: str) -> Line:
+    """A line of `predictions.jsonl`.
+
+    Raises:
+        TomatError: It is damaged.
+    """
+    remedy = "Run `tomat predict` into the folder again."
+    line = parse_json(text, origin, remedy)
+    typed(line, _Failed if "error" in mapping(line) else _Predicted, origin, remedy)
+    return line
+
+
 def _read_lines(path: Path) -> dict[str, Line]:
     """The last line of each structure. What else the file holds, such as a line that was cut off, is taken out."""
     try:
@@ -314,9 +382,10 @@ def _read_lines(path: Path) -> dict[str, Line]:
         raise OutputError(f"cannot read {path}: {first_line(error)}") from error
     lines: dict[str, Line] = {}
     for each in text.splitlines():
-        with contextlib.suppress(ValueError):
-            line = json.loads(each)
-            if isinstance(line, dict) and isinstance(line.get("name"), str):
+        # What a damaged line says is predicted again.
+        with contextlib.suppress(TomatError):
+            line = read_line(each, str(path))
+            if "error" in line or line.keys() >= NEEDED and None not in (line[key] for key in NEEDED):
                 lines.pop(line["name"], None)
                 lines[line["name"]] = line
     whole = "".join(_as_text(line) for line in lines.values())

@@ -6,15 +6,13 @@ Started by `compile.py`. Many programs in one process: imports take 5 s, a kerne
 from __future__ import annotations
 
 import gzip
-import json
 import shutil
 import sys
 import time
-from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from tomat.base.checked_json import with_checksum
 from tomat.base.errors import TomatError
 from tomat.base.reporting import first_line, write_json
 from tomat.kernels.timings import KernelTiming
@@ -49,7 +47,7 @@ def _compile_all(request: dict[str, Any]) -> None:
 def _compile(timing: KernelTiming, device: Any, work: Path, folder: Path, listed: bool) -> None:
     """Compile one kernel and keep its program, its schedule and its memory in `folder`; `listed`: the compiler writes
     listings, not the final bundles."""
-    from tomat.cost.llo import read_schedules
+    from tomat.cost.llo import read_schedules, write_schedules
     from tomat.cost.llo_listing import read_listed_schedules
 
     if timing.op.startswith(OWN):
@@ -73,13 +71,12 @@ def _compile(timing: KernelTiming, device: Any, work: Path, folder: Path, listed
     module = loaded.hlo_modules()[0].as_serialized_hlo_module_proto()
     (part / PROGRAM_FILE).write_bytes(gzip.compress(module, compresslevel=6, mtime=0))
     read = read_listed_schedules if listed else read_schedules
-    schedules = {name: asdict(schedule) for name, schedule in read(dumped).items()}
-    (part / SCHEDULE_FILE).write_bytes(gzip.compress(json.dumps(schedules).encode(), compresslevel=6, mtime=0))
+    write_schedules(part / SCHEDULE_FILE, read(dumped))
     # jax 0.11.1: of the program as it is loaded, arguments and outputs included; what tokamax records.
     memory = compiled.memory_analysis()
     assert memory is not None
-    result: Mapping[str, Any] = {"peak_memory_bytes": memory.peak_memory_in_bytes, "compile_seconds": compile_seconds}
-    write_json(part / RESULT_FILE, result)
+    result = {"peak_memory_bytes": memory.peak_memory_in_bytes, "compile_seconds": compile_seconds}
+    write_json(part / RESULT_FILE, with_checksum(result))
     keep(part, folder)
 
 

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter, defaultdict
 from collections.abc import Callable, Container, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypedDict
 
 import numpy as np
+from msgspec import Meta
 
+from tomat.base.checked_json import parse_checked
+from tomat.base.documents import mapping, read_json
 from tomat.base.errors import TomatError
 from tomat.base.progress import progress
+from tomat.base.records import Amount, Count, typed
 from tomat.base.reporting import console, counted, write_json
-from tomat.cost.chip_model import BOUNDS, NAMES, RECORD_FILE, ChipModel, core_bandwidth
+from tomat.cost.chip_model import BOUNDS, NAMES, RECORD_FILE, ChipModel, ChipOnRecord, ErrorsOnRecord, core_bandwidth
 from tomat.cost.interconnect import LinkRates
 from tomat.hardware.chips import slice_named
 from tomat.kernels.collectives import measured_rates
@@ -78,6 +81,12 @@ class TimedProgram:
         return self.peak_memory_bytes / recorded - 1.0 if recorded else None
 
 
+@dataclass(frozen=True)
+class _Compiled:
+    peak_memory_bytes: Count
+    compile_seconds: Amount
+
+
 def timed_program(kernel: CompiledKernel) -> TimedProgram:
     """What the cache has of a kernel that was compiled.
 
@@ -85,13 +94,11 @@ def timed_program(kernel: CompiledKernel) -> TimedProgram:
         TomatError: It is damaged.
     """
     assert kernel.folder is not None
-    try:
-        result = json.loads((kernel.folder / RESULT_FILE).read_text(encoding="utf-8"))
-        memory, compile_seconds = int(result["peak_memory_bytes"]), float(result["compile_seconds"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise TomatError(f"{kernel.folder} is damaged ({error}); delete it and calibrate again.") from None
+    how = f"Delete {kernel.folder} and calibrate again."
+    result, _ = parse_checked((kernel.folder / RESULT_FILE).read_bytes(), f"{kernel.folder}", "a timed kernel", how)
+    found = typed(result, _Compiled, kernel.folder / RESULT_FILE, how)
     work = kept_work(kernel.folder, slice_named(SMALLEST_SLICES[kernel.timing.chip]))
-    return TimedProgram(kernel.timing, work, memory, compile_seconds)
+    return TimedProgram(kernel.timing, work, found.peak_memory_bytes, found.compile_seconds)
 
 
 def calibrate_kernels(
@@ -175,22 +182,49 @@ def calibrate_kernels(
     return record
 
 
+class Summary(ErrorsOnRecord):
+    """As `summary` gives it."""
+
+    absolute_error_largest: Amount
+    error_mean: float
+    memory_right_share: Amount | None
+    unscheduled_pallas_kernels: Count
+
+
+@dataclass(frozen=True)
+class _Chip(ChipOnRecord):
+    all: Summary
+    bounds: dict[str, Summary]
+    operations: dict[str, Summary] = field(kw_only=True)
+    compilers: Annotated[dict[str, str], Meta(min_length=1)] = field(kw_only=True)
+
+
+class _Refused(TypedDict):
+    line: Count
+    row: str
+    reason: str
+
+
+class _Record(TypedDict):
+    chips: dict[str, _Chip]
+    refused: list[_Refused]
+
+
 def _kept(tracking_dir: Path, other_than: Container[str]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """What an earlier calibration found of each chip, and the rows that it refused of chips other than some."""
     path = tracking_dir / RECORD_FILE
     if not path.is_file():
         return {}, []
-    try:
-        record = json.loads(path.read_text(encoding="utf-8"))
-        refused = [(row["row"].partition(" ")[0], row) for row in record["refused"]]
-        chips = record["chips"].items()
-        for _, values in chips:
-            if "compilers" not in values:  # records of before 2026-11-25 name one of each chip, older ones one of all
-                one = values.pop("compiler", None) or record["compiler"]
-                values["compilers"] = dict.fromkeys(values["operations"], one)
-        return dict(chips), [row for chip, row in refused if chip and chip not in other_than]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise TomatError(f"{path} is damaged ({error!r}); restore it, or delete it and calibrate again.") from None
+    how = "Restore it, or delete it and calibrate again."
+    record = read_json(path, how)
+    for chip in mapping(mapping(record).get("chips")).values():
+        if isinstance(chip, dict) and "compilers" not in chip:
+            # Records of before 2026-11-25 name one of each chip, older ones one of all.
+            one = chip.pop("compiler", None) or record.get("compiler")
+            chip["compilers"] = dict.fromkeys(mapping(chip.get("operations")), one)
+    typed(record, _Record, path, how)
+    others = [row for row in record["refused"] if (chip := row["row"].partition(" ")[0]) and chip not in other_than]
+    return record["chips"], others
 
 
 def chip_record(chip_name: str, programs: Sequence[TimedProgram], tracking_dir: Path) -> dict[str, Any]:

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import gzip
-import json
-import zlib
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from tomat.base.errors import TomatError
 from tomat.cost.chip_model import ChipModel, KernelWork, Parameters
 from tomat.cost.estimate import estimate_step
-from tomat.cost.llo import OpSchedule
+from tomat.cost.llo import kept_schedules
 from tomat.cost.op_times import PALLAS_TARGET
 from tomat.hardware.chips import Slice
 from tomat.kernels.child import PROGRAM_FILE, SCHEDULE_FILE
@@ -37,11 +32,7 @@ def kept_work(folder: Path, slice_: Slice) -> ProgramWork:
     Raises:
         TomatError: A file of the folder is damaged.
     """
-    try:
-        values: Mapping[str, dict] = json.loads(gzip.decompress((folder / SCHEDULE_FILE).read_bytes()))
-        schedules = {name: OpSchedule.from_dict(value) for name, value in values.items()}
-    except (OSError, EOFError, zlib.error, ValueError, LookupError, TypeError, AttributeError) as error:
-        raise TomatError(f"{folder} is damaged ({error}); delete it and calibrate again.") from None
+    schedules = kept_schedules(folder / SCHEDULE_FILE, f"Delete {folder} and calibrate again.")
     program = load_program(folder / PROGRAM_FILE)
     # For the work alone: no parameters of the chip are needed, and there may be none yet.
     model = ChipModel(slice_.chip.name, Parameters(), borrowed=True)

@@ -5,6 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Annotated
+
+from msgspec import Meta
+
+from tomat.base.records import Positive
 
 LEVEL = 0.95
 """Of the interval."""
@@ -50,8 +55,8 @@ def ratio_of(ratios: Sequence[float]) -> Ratio | None:
 class StartNoise:
     """By how much the logarithm of a ratio differs from one start of a row and its base to the next."""
 
-    variance: float
-    degrees: int
+    variance: Annotated[float, Meta(ge=0, le=100)]
+    degrees: Positive
     """Of freedom: starts beyond the first, of all rows."""
 
 

@@ -14,12 +14,23 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tomat.base.documents import read_json
 from tomat.base.errors import TomatError
+from tomat.base.records import Amount, Count, Positive, read_typed
 from tomat.base.reporting import dump_json, to_jsonable
-from tomat.lab.messages import FAILED, MEASURED, OUT_OF_MEMORY, PROCESS, READY, TOO_LONG, Limits, Request, RowError
+from tomat.lab.messages import (
+    FAILED,
+    MEASURED,
+    OUT_OF_MEMORY,
+    PROCESS,
+    READY,
+    TOO_LONG,
+    Limits,
+    Request,
+    RowError,
+    Status,
+)
 from tomat.lab.process import RowProcess, described
-from tomat.lab.record import RECORD_FORMAT, record_path, write_record
+from tomat.lab.record import RECORD_FORMAT, Rate, Seconds, record_path, write_record
 from tomat.lab.run import LabConfig, alone_in, request_for
 from tomat.tuning.changes import override_words
 
@@ -37,18 +48,17 @@ FURTHEST = 8
 class Probe:
     """One batch that was tried."""
 
-    microbatch: int
+    microbatch: Positive
     """Sequences of a device at a time."""
-    batch_sequences: int
-    status: str
-    """Of `messages.py`."""
+    batch_sequences: Positive
+    status: Status
     reason: str = ""
-    step_seconds: float | None = None
-    tokens_per_second: float | None = None
-    peak_memory_bytes: int | None = None
+    step_seconds: Seconds | None = None
+    tokens_per_second: Rate | None = None
+    peak_memory_bytes: Count | None = None
     loss: float | None = None
     """Of the first step: of batches of the same rows, the first of them more."""
-    others_busy_share: float | None = None
+    others_busy_share: Amount | None = None
 
     @property
     def runs(self) -> bool:
@@ -63,8 +73,8 @@ class Search:
     key: str
     """Names what was asked, the limit included."""
     policy: Any
-    accumulations: int
-    probes: list[Probe] = field(default_factory=list)
+    accumulations: Positive
+    probes: list[Probe]
     stopped_by: str = ""
     """Why the answer may not be the largest; empty where the search has ended, or has not yet."""
 
@@ -202,7 +212,7 @@ class MaxBatch:
             earlier = self._on_record()
             for policy in self.policies:
                 for accumulations in self.accumulations:
-                    search = Search(self._key(policy, accumulations), policy, accumulations)
+                    search = Search(self._key(policy, accumulations), policy, accumulations, [])
                     self.searches.append(earlier.get(search.key, search))
             try:
                 for search in self.searches:
@@ -277,13 +287,9 @@ class MaxBatch:
         path = record_path(self.tracking_dir, self.name)
         if not path.exists():
             return {}
-        record = read_json(path, "It is a damaged record; delete it and search again.")
-        try:
-            if record["record_format"] == RECORD_FORMAT:
-                return {one["key"]: read_search(one) for one in record["searches"]}
-        except (LookupError, TypeError) as error:
-            raise TomatError(f"{path}: damaged record ({error}); delete it and search again.") from None
-        raise TomatError(f"{path}: not a search of format {RECORD_FORMAT}; delete it and search again.")
+        how = "Delete it and search again."
+        record = read_typed(path, MaxBatchRecord, how, version=("record_format", RECORD_FORMAT))
+        return {one.key: one for one in record.searches}
 
     def _write(self) -> None:
         write_record(record_path(self.tracking_dir, self.name), self.record())
@@ -305,14 +311,16 @@ class MaxBatch:
         )
 
 
-def read_search(values: Mapping[str, Any]) -> Search:
-    """A search from its record.
+@dataclass(frozen=True)
+class MaxBatchRecord:
+    """The file, as far as it is read again."""
 
-    Raises:
-        KeyError, TypeError: A damaged one.
-    """
-    probes = [Probe(**probe) for probe in values["probes"]]
-    return Search(values["key"], values["policy"], values["accumulations"], probes, values["stopped_by"])
+    searches: list[Search]
+
+    def __post_init__(self) -> None:
+        for probe in (probe for search in self.searches for probe in search.probes if probe.runs):
+            if None in (probe.step_seconds, probe.tokens_per_second, probe.peak_memory_bytes):
+                raise ValueError("expected step_seconds, tokens_per_second and peak_memory_bytes of a batch that runs")
 
 
 STATUS_WORDS = {MEASURED: "OK", OUT_OF_MEMORY: "OOM", TOO_LONG: "TIME", FAILED: "FAILED"}

@@ -8,8 +8,9 @@ from typing import Any
 
 from rich.table import Table
 
+from tomat.base.records import typed
 from tomat.base.reporting import console, readable_bytes
-from tomat.lab.max_batch import STATUS_WORDS, Search, policy_word, read_search
+from tomat.lab.max_batch import STATUS_WORDS, Search, policy_word
 from tomat.lab.page import BUSY_SHARE, MIB
 from tomat.lab.record import median
 from tomat.pages.document import empty_section, find_sections, update_document
@@ -49,7 +50,7 @@ def write_max_batch_page(record: Mapping[str, Any], tracking_dir: Path) -> Path:
     page = tracking_dir / f"{record['name']}.md"
     if page.is_file():
         find_sections(page.read_text(encoding="utf-8"), str(page))
-    searches = [read_search(one) for one in record["searches"]]
+    searches = typed(record["searches"], list[Search], "the record", "Search again.")
     contents = {
         "introduction": introduction_section(record, searches),
         "largest": largest_section(searches),
@@ -140,8 +141,7 @@ def probes_section(searches: list[Search]) -> str:
 
 def print_searches(record: Mapping[str, Any]) -> None:
     """The tables on the console."""
-    for values in record["searches"]:
-        search = read_search(values)
+    for search in typed(record["searches"], list[Search], "the record", "Search again."):
         table = Table(title=search.name)
         for heading in HEADER:
             table.add_column(heading, justify="left" if heading == "Status" else "right")

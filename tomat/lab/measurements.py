@@ -7,7 +7,7 @@ from pathlib import Path
 from tomat.base.errors import TomatError
 from tomat.base.reporting import counted
 from tomat.hardware.found import FoundDevices
-from tomat.lab.record import LabRow, read_rows
+from tomat.lab.record import LabRow, NamedRecord, read_lab
 from tomat.planning.calibration import CalibrationRow, tpu_slice
 from tomat.runs.devices import NOT_ON_RECORD
 from tomat.settings.config import load_config
@@ -27,10 +27,12 @@ def measured_steps(path: Path) -> tuple[list[CalibrationRow], dict[str, str]]:
     Raises:
         TomatError: No record, a damaged one, or no row that is such a measurement.
     """
-    rows, record = read_rows(path)
+    if not path.exists():
+        raise TomatError(f"{path} does not exist; expected the record of `tomat lab run`.")
+    record = read_lab(path, NamedRecord)
+    rows = {row.name: row for row in record["rows"]}
     if not rows:
-        found = "has no rows" if path.exists() else "does not exist"
-        raise TomatError(f"{path} {found}; expected the record of `tomat lab run`.")
+        raise TomatError(f"{path} has no rows; expected the record of `tomat lab run`.")
     steps, refused = [], {}
     for name, row in rows.items():
         try:
@@ -47,7 +49,7 @@ def _measured(row: LabRow, sweep: str) -> CalibrationRow:
     if row.step_seconds is None:
         raise TomatError(f"it has no answer ({row.status or 'not finished'})")
     config = load_config(row.config_file, override_words(dict(sorted(row.overrides.items()))))
-    found = FoundDevices.from_words(row.setup["devices"], row.setup.get("hosts"))
+    found = FoundDevices.from_words(row.setup.get("devices"), row.setup.get("hosts"))
     if found is None:
         raise TomatError(NOT_ON_RECORD)
     slice_ = tpu_slice(found, config.slice)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal, get_args
 
-MEASURED, OUT_OF_MEMORY, TOO_LONG, FAILED = "measured", "out of memory", "too long", "failed"
-"""Status of a row."""
+Status = Literal["measured", "out of memory", "too long", "failed"]
+"""Of a row."""
+MEASURED, OUT_OF_MEMORY, TOO_LONG, FAILED = get_args(Status)
 
 DEVICE, PROCESS = "device", "process"
 """What says how much memory a row used: the statistics of its fullest device, or its process's resident memory."""
@@ -59,7 +61,7 @@ class RowError(Exception):
         reason: In words.
     """
 
-    def __init__(self, status: str, reason: str):
+    def __init__(self, status: Status, reason: str):
         super().__init__(reason)
-        self.status = status
+        self.status: Status = status
         self.reason = reason

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
+from tomat.base.records import typed
 from tomat.base.reporting import console, counted
 from tomat.hardware.mfu import TABLE_UTILISATIONS
 from tomat.lab.compare import SAME
@@ -69,7 +70,7 @@ def write_lab_page(record: Mapping[str, Any], tracking_dir: Path, epoch_rows: in
     page = tracking_dir / f"{record['sweep']}.md"
     if page.is_file():
         find_sections(page.read_text(encoding="utf-8"), str(page))
-    rows = [LabRow.from_dict(row) for row in record["rows"]]
+    rows = typed(record["rows"], list[LabRow], "the record", "Run the lab again.")
     contents = {
         "introduction": introduction_section(record, rows),
         "ranking": ranking_section(rows, record["same_settings"]),
@@ -319,7 +320,7 @@ def planned_section(name: str, rows: Sequence[LabRow], tracking_dir: Path) -> st
 
 def print_ranking(record: Mapping[str, Any]) -> None:
     """The ranking on the console."""
-    rows = [LabRow.from_dict(row) for row in record["rows"]]
+    rows = typed(record["rows"], list[LabRow], "the record", "Run the lab again.")
     columns = ("tok/s", "step ms", "mem peak MiB", "loss", "against base", "verdict")
     table = Table(title=record["title"])
     for heading in ("row", *columns):

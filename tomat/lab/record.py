@@ -6,16 +6,18 @@ import hashlib
 import statistics
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, NotRequired, Required, TypedDict
 
-from tomat.base.documents import read_json
+from msgspec import Meta
+
 from tomat.base.errors import TomatError
+from tomat.base.records import Amount, Count, Positive, read_typed, typed
 from tomat.base.reporting import dump_json, write_json
 from tomat.hardware.mfu import MFU_KEYS
 from tomat.lab.compare import Ratio, StartNoise, ratio_of_starts
-from tomat.lab.messages import MEASURED
+from tomat.lab.messages import MEASURED, Status
 from tomat.tuning.changes import override_words
 from tomat.tuning.sweep_config import SweepRow
 
@@ -24,24 +26,74 @@ LAB_DIR = "lab"
 """Of the tracking folder: the records."""
 
 
+Seconds = Annotated[float, Meta(gt=0, le=1e9)]
+"""Of something that ran."""
+Rate = Annotated[float, Meta(ge=1e-3, le=1e15)]
+"""Tokens a second; of ratios of such, and of their spread, there are exponentials."""
+
+
 @dataclass(frozen=True)
 class Window:
     """Steps that were timed together."""
 
-    round: int
-    step_seconds: float
-    tokens_per_second: float
-    base_tokens_per_second: float | None = None
+    round: Count
+    step_seconds: Seconds
+    tokens_per_second: Rate
+    base_tokens_per_second: Rate | None = None
     """Of the base's window beside this one; None for a base, and where it has none."""
-    waiting_for_data_seconds: float = 0.0
+    waiting_for_data_seconds: Amount = 0.0
     """Of a step."""
-    others_busy_share: float = 0.0
+    others_busy_share: Amount = 0.0
     """Of this machine's processors, used by other processes meanwhile."""
     loss: float | None = None
-    step_joules: float | None = None
+    step_joules: Amount | None = None
     """Of a step, by the devices' own counters; None where they have none."""
-    mfu: Mapping[str, float] = field(default_factory=dict)
+    mfu: Mapping[str, Amount] = field(default_factory=dict)
     """By `MFU_KEYS`; empty where the chip's peak is not known."""
+
+    def __post_init__(self) -> None:
+        if self.mfu and not set(MFU_KEYS) <= set(self.mfu):
+            raise ValueError(f"expected mfu by {', '.join(MFU_KEYS)}")
+
+
+class Setup(TypedDict, total=False):
+    """What `Session.described` says, but for `Start`."""
+
+    config_hash: str
+    platform: str
+    devices: str
+    batch_sequences: Positive
+    sequence_tokens: Positive
+    accumulations: Positive
+    dispatch_ahead: Count | None
+    shuffle_rows: Count | None
+    shuffle: str | None
+    compute_dtype: str
+    optimizer: str
+    parameters: Count
+    train_rows: Count
+    start_memory_bytes: Count
+    first_loss: float | None
+    warm_loss: float | None
+    warm_loss_step: Count
+    energy_source: str | None
+    memory_source: Literal["device", "process"]
+
+
+class Start(TypedDict):
+    """What `Session.described` says of the start of one process; seconds, bytes, counts."""
+
+    compile_seconds: Amount
+    compile_saved_seconds: float
+    """Below 0 where reading the cache took longer than compiling had."""
+    compiled_programs: Count
+    peak_memory_bytes: Count
+    start_seconds: NotRequired[Amount]
+    first_step_seconds: NotRequired[Amount]
+
+
+SHOWN_SETUP = {"devices", "batch_sequences", "sequence_tokens", "accumulations", "train_rows"}
+"""Of a row that has an answer."""
 
 
 @dataclass
@@ -55,18 +107,17 @@ class LabRow:
     overrides: Mapping[str, Any]
     base: str | None
     question: str = ""
-    status: str = ""
+    status: Status | Literal[""] = ""
     """Empty: not finished; else one of `messages.py`."""
     reason: str = ""
     """Why there is no answer."""
-    rounds_done: int = 0
+    rounds_done: Count = 0
     windows: list[Window] = field(default_factory=list)
     setup: dict[str, Any] = field(default_factory=dict)
-    """Of `Session.described`, of the last start; `peak_memory_bytes` up to the last window."""
+    """`Setup` of the last start; empty where there was none."""
     starts: list[dict[str, Any]] = field(default_factory=list)
-    """Of each start: `start_seconds`, `first_step_seconds`, `compile_seconds`, `compile_saved_seconds`,
-    `compiled_programs`, `peak_memory_bytes`."""
-    memory_limit_bytes: int | None = None
+    """`Start` of each; `peak_memory_bytes` up to the last window."""
+    memory_limit_bytes: Count | None = None
     start_noise: StartNoise | None = None
     """Of the sweep's rows together; None: none was started twice, or the record is of an earlier version."""
 
@@ -74,6 +125,11 @@ class LabRow:
     def measured(self) -> bool:
         """Whether it has an answer."""
         return self.status == MEASURED
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether an answer comes with what pages show of it."""
+        return not self.measured or bool(self.windows and self.starts and self.setup.keys() >= SHOWN_SETUP)
 
     @property
     def tokens_per_second(self) -> float | None:
@@ -155,20 +211,30 @@ class LabRow:
             **self.mfu,
         }
 
-    @staticmethod
-    def from_dict(values: Mapping[str, Any]) -> LabRow:
-        """The inverse of `to_dict`.
 
-        Raises:
-            TypeError, KeyError: A damaged row.
-        """
-        names = {one.name for one in fields(LabRow)}
-        row = LabRow(**{key: value for key, value in values.items() if key in names})
-        known = {one.name for one in fields(Window)}
-        row.windows = [Window(**{k: v for k, v in one.items() if k in known}) for one in values["windows"]]
-        if values.get("start_noise") is not None:
-            row.start_noise = StartNoise(**values["start_noise"])
-        return row
+class LabRecord(TypedDict, total=False):
+    """The file, as far as a lab goes on from it."""
+
+    rows: Required[list[LabRow]]
+    devices: str | None
+    overhead_seconds_per_start: float | None
+
+
+class NamedRecord(LabRecord):
+    """The file of a sweep that is named."""
+
+    sweep: str
+
+
+class ShownRecord(NamedRecord):
+    """The file, as far as its page shows it."""
+
+    title: str
+    introduction: str
+    n_processors: NotRequired[Count | None]
+    measured_with: NotRequired[dict[str, Any]]
+    n_rows: NotRequired[Count]
+    n_measured: NotRequired[Count]
 
 
 def median(values: Any) -> float | None:
@@ -196,22 +262,27 @@ def record_path(tracking_dir: Path, name: str) -> Path:
     return tracking_dir / LAB_DIR / f"{name}.json"
 
 
-def read_rows(path: Path) -> tuple[dict[str, LabRow], dict[str, Any]]:
-    """The rows on record by name, and what else is on record; nothing where there is no record yet.
+def read_lab[Record: LabRecord](path: Path, kind: type[Record]) -> Record:
+    """A record.
 
     Raises:
-        TomatError: It is damaged, or of another format.
+        TomatError: It cannot be read, is damaged, or of another format.
     """
-    if not path.exists():
-        return {}, {}
-    remedy = "delete it and run the lab again."
-    record = read_json(path, f"It is a damaged record; {remedy}")
-    try:
-        if record.get("record_format") == RECORD_FORMAT:
-            return {row["name"]: LabRow.from_dict(row) for row in record["rows"]}, record
-    except (LookupError, TypeError, AttributeError, ValueError) as error:
-        raise TomatError(f"{path}: damaged record ({error}); {remedy}") from None
-    raise TomatError(f"{path}: not a lab's record of format {RECORD_FORMAT}; {remedy}")
+    remedy = "Delete it and run the lab again."
+    record = read_typed(path, kind, remedy, version=("record_format", RECORD_FORMAT))
+    for row in record["rows"]:
+        typed(row.setup, Setup, f"{path}, the setup of row {row.name!r},", remedy)
+        typed(row.starts, list[Start], f"{path}, the starts of row {row.name!r},", remedy)
+    return record
+
+
+def rows_of_record(path: Path) -> dict[str, LabRow]:
+    """The rows on record by name; none where there is no record yet.
+
+    Raises:
+        TomatError: As `read_lab`.
+    """
+    return {row.name: row for row in read_lab(path, LabRecord)["rows"]} if path.exists() else {}
 
 
 def write_record(path: Path, record: Mapping[str, Any]) -> None:

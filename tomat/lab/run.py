@@ -25,7 +25,17 @@ from tomat.hardware.mfu import MFU_KEYS
 from tomat.lab.compare import start_noise
 from tomat.lab.messages import DEVICE, MEASURED, READY, Limits, Request, RowError
 from tomat.lab.process import RowProcess
-from tomat.lab.record import RECORD_FORMAT, LabRow, Window, order, question_key, read_rows, record_path, write_record
+from tomat.lab.record import (
+    RECORD_FORMAT,
+    LabRecord,
+    LabRow,
+    Window,
+    order,
+    question_key,
+    read_lab,
+    record_path,
+    write_record,
+)
 from tomat.tuning.changes import override_words
 from tomat.tuning.sweep_config import SweepConfig, SweepRow
 
@@ -116,14 +126,16 @@ class Lab:
         return self.record()
 
     def _begin(self, again: bool) -> None:
-        earlier, record = ({}, {}) if again else read_rows(record_path(self.tracking_dir, self.sweep.name))
+        path = record_path(self.tracking_dir, self.sweep.name)
+        record = LabRecord(rows=[]) if again or not path.exists() else read_lab(path, LabRecord)
+        earlier = {row.name: row for row in record["rows"]}
         self._overhead = record.get("overhead_seconds_per_start")
         self.devices = record.get("devices")
         for row in self.sweep.rows:
             key = question_key(row)
             before = earlier.get(row.name)
             fresh = LabRow(row.name, key, row.config_path.name, to_jsonable(row.overrides), row.base, row.question)
-            keep = before is not None and before.key == key and before.base == row.base
+            keep = before is not None and before.key == key and before.base == row.base and before.is_whole
             self.rows[row.name] = before if keep and before is not None else fresh
             # A row without an answer is asked again: its reason may be gone.
             if keep and before is not None and before.status not in ("", MEASURED):

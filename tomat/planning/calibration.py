@@ -9,7 +9,6 @@ thousand times too short.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from tomat.base.errors import TomatError
 from tomat.base.layout import CONFIG_FILE, METRICS_FILE
+from tomat.base.records import read_typed
 from tomat.base.reporting import counted, write_json
 from tomat.hardware.chips import Slice, slice_named
 from tomat.hardware.found import FoundDevices
@@ -184,14 +184,8 @@ class Calibration:
         path = next((path for path in places if path.is_file()), None)
         if path is None:
             return Calibration(())
-        try:
-            data = json.loads(path.read_text(encoding="utf-8"))
-            rows = [CalibrationRow(**{**row, "overrides": tuple(row["overrides"])}) for row in data["rows"]]
-        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-            raise TomatError(
-                f"{path}: a damaged calibration ({type(error).__name__}: {error}); restore it, or delete it and write "
-                "it again with tomat plan --calibrate."
-            ) from None
+        how = "Restore it, or delete it and write it again with tomat plan --calibrate."
+        rows = read_typed(path, Calibration, how, extra_keys=False).rows
         return Calibration(tuple(row.checked(str(path)) for row in rows))
 
     def save(self, tracking_dir: Path) -> None:

@@ -21,8 +21,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
+from tomat.base.checked_json import parse_checked, with_checksum
 from tomat.base.errors import TomatError
-from tomat.base.reporting import counted, write_json
+from tomat.base.reporting import counted, to_jsonable, write_json
 
 RESULT_FILE = "result.json"
 """In each folder below `programs/`; its time of change is that of the last use."""
@@ -140,14 +141,14 @@ def open_result(folder: Path, needed: Sequence[str] = ()) -> Kept | None:
         return None
     try:
         fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        result = json.loads(file.read())
+        result, has_checksum = parse_checked(file.read(), str(path), "an answer", "")
         # The lock may have come when the folder was gone already: then the name is free, or another's.
-        if not isinstance(result, dict) or not os.path.samestat(os.fstat(file.fileno()), path.stat()):
+        if not has_checksum or not os.path.samestat(os.fstat(file.fileno()), path.stat()):
             raise ValueError("not this folder's")
         if result.get("status") == "fits" and not all((folder / name).exists() for name in needed):
             raise ValueError("files are missing")
         os.utime(path)
-    except (OSError, ValueError, RecursionError):
+    except (OSError, ValueError, TomatError):
         file.close()
         return None
     return Kept(file, result, folder)
@@ -155,18 +156,18 @@ def open_result(folder: Path, needed: Sequence[str] = ()) -> Kept | None:
 
 def keep_report(cache: Path, key: str, report: Mapping[str, Any]) -> None:
     """Keep the whole report of a question (`sources.question_key`), to be found without a compile and without JAX."""
-    write_json(cache / ANSWERS / f"{key}.json", report)
+    write_json(cache / ANSWERS / f"{key}.json", with_checksum(to_jsonable(report)))
 
 
 def find_report(cache: Path, key: str) -> dict[str, Any] | None:
     """The report of a question; None where there is none, or a damaged one."""
     path = cache / ANSWERS / f"{key}.json"
     try:
-        answer = json.loads(path.read_text(encoding="utf-8"))
+        answer, has_checksum = parse_checked(path.read_bytes(), str(path), "an answer", "")
         os.utime(path)  # the least recently used go first
-    except (OSError, ValueError, RecursionError):
+    except (OSError, TomatError):
         return None
-    return answer if isinstance(answer, dict) else None
+    return answer if has_checksum else None
 
 
 def evict(cache: Path, limit_bytes: int) -> str:

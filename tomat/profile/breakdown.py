@@ -12,15 +12,18 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from enum import StrEnum
-from typing import Any, get_args
+from typing import Any
 
-from tomat.base.documents import is_figure
+from tomat.base.documents import mapping
 from tomat.base.errors import TomatError
+from tomat.base.records import Amount, Count, Positive, typed
 from tomat.hardware.chip_table import Operand
 from tomat.hardware.chips import chip_for_device_kind, known_chip
 from tomat.profile.categories import Category, Direction, Part
 
 FORMAT_VERSION = 1
+SINCE_THE_FIRST = frozenset({"n_events_left_out", "windows", "others"})
+"""Keys that breakdowns of this version have not always had: older ones left nothing out and took every window."""
 LATENCY_FRACTION = 0.1
 """An operation that reaches less than a tenth of both roofs is bound by neither: it waits, starts up or is too small.
 (A choice, not a measurement: large v6e matmuls and copies reach 0.8-0.9 of theirs.)"""
@@ -42,10 +45,10 @@ class Roofs:
 
     device_kind: str
     """JAX's name of the chip where it is in the table, else what the trace calls it."""
-    peak_flops_per_second: float | None = None
-    peak_hbm_bytes_per_second: float | None = None
-    clock_hz: float | None = None
-    hbm_bytes: int | None = None
+    peak_flops_per_second: Amount | None = None
+    peak_hbm_bytes_per_second: Amount | None = None
+    clock_hz: Amount | None = None
+    hbm_bytes: Count | None = None
     stated_by_trace: bool = False
     """The peaks are what the trace states of its device: the chip is not in the table."""
 
@@ -91,13 +94,14 @@ class OpRow:
     category: Category
     part: Part
     direction: Direction
-    occurrences: float
+    occurrences: Amount
     seconds: float
-    """Exclusive time; sums to the step over all rows."""
-    hidden_seconds: float = 0.0
+    """Exclusive time; sums to the step over all rows. The row of waits takes the rounding of all others and may be as
+    little as -1e-9 of a step."""
+    hidden_seconds: Amount = 0.0
     """Collectives: time in flight beside compute, not part of the sum."""
-    flops: float | None = None
-    hbm_bytes: float | None = None
+    flops: Amount | None = None
+    hbm_bytes: Amount | None = None
     op_name: str = ""
     source: str = ""
     operands: Operand = "bf16"
@@ -139,13 +143,13 @@ class WindowRow:
     """One window of a trace's device: from the beginning of a step to that of the next."""
 
     device: str
-    start_seconds: float
+    start_seconds: Amount
     """Since the first window's."""
-    seconds: float
+    seconds: Amount
     """All of it."""
-    step_seconds: float
+    step_seconds: Amount
     """Of each step in it, without other programs."""
-    steps: int
+    steps: Count
     """More than one where marks between are missing."""
     kind: str
     """`steady`, or why the step's figures leave it out (`steady.WindowKind`)."""
@@ -157,10 +161,10 @@ class OtherRow:
 
     name: str
     """A program, or that the host left the device without work."""
-    executions: float
+    executions: Amount
     """In all windows of one device; 0 where the trace does not mark executions. The mean over devices, as below."""
-    seconds: float
-    windows: float
+    seconds: Amount
+    windows: Amount
     """In how many windows."""
     host_activity: str = ""
     """What the host did in the longest gap; "" for programs, and where nothing is known."""
@@ -171,11 +175,11 @@ class StepClass:
     """Windows of one kind, and the whole duration of a step in them."""
 
     name: str
-    count: int
-    mean_seconds: float
-    p10_seconds: float
-    p50_seconds: float
-    p90_seconds: float
+    count: Count
+    mean_seconds: Amount
+    p10_seconds: Amount
+    p50_seconds: Amount
+    p90_seconds: Amount
 
 
 @dataclass(frozen=True)
@@ -184,9 +188,9 @@ class GapRow:
 
     before: str
     after: str
-    occurrences: float
-    seconds: float
-    longest_seconds: float
+    occurrences: Amount
+    seconds: Amount
+    longest_seconds: Amount
     host_activity: str
     """The host span that covered most of the longest one; "" where none did."""
 
@@ -199,22 +203,22 @@ class Breakdown:
     source: str
     """`trace` (measured) or `compiled` (predicted)."""
     roofs: Roofs
-    step_seconds: float
+    step_seconds: Amount
     ops: tuple[OpRow, ...]
-    n_devices: int = 1
-    n_hosts: int = 1
-    n_steps: int = 1
+    n_devices: Positive = 1
+    n_hosts: Positive = 1
+    n_steps: Positive = 1
     """Of each device, of which the figures are the mean."""
-    step_times_seconds: tuple[float, ...] = ()
+    step_times_seconds: tuple[Amount, ...] = ()
     """These steps, of all devices."""
     step_classes: tuple[StepClass, ...] = ()
     windows: tuple[WindowRow, ...] = ()
     """All windows of all devices."""
     others: tuple[OtherRow, ...] = ()
     gaps: tuple[GapRow, ...] = ()
-    memory_bytes: Mapping[str, int] = field(default_factory=dict)
+    memory_bytes: Mapping[str, Count] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
-    n_events_left_out: int = 0
+    n_events_left_out: Count = 0
     """Events of the trace that are damaged and in no figure; the notes say why."""
 
     @property
@@ -292,81 +296,27 @@ class Breakdown:
         Raises:
             TomatError: `data` is something else, or of another format version.
         """
-        version = data.get("format_version") if isinstance(data, Mapping) else None
-        if version != FORMAT_VERSION or "ops" not in data:
+        remedy = "Write it with `tomat profile TRACE --json FILE`."
+        content = mapping(data)
+        if (version := content.get("format_version")) != FORMAT_VERSION:
+            raise TomatError(f"{origin}: not a breakdown of format {FORMAT_VERSION} (found {version!r}). {remedy}")
+        known = {one.name for one in fields(Breakdown)} - {"roofs"}
+        if missing := sorted(known - set(content) - SINCE_THE_FIRST):
+            raise TomatError(f"{origin} is damaged: a breakdown without the key {missing[0]}. {remedy}")
+        values = {key: content[key] for key in known & set(content)} | {"roofs": content.get("device")}
+        found = typed(values, Breakdown, origin, remedy, extra_keys=False)
+        if {one.name for one in fields(Roofs)} - set(content["device"]) - {"stated_by_trace"}:  # older ones lack it
+            raise TomatError(f"{origin} is damaged: its device has {sorted(content['device'])}. {remedy}")
+        total = sum(op.seconds for op in found.ops)
+        if not math.isclose(total, found.step_seconds, rel_tol=1e-6, abs_tol=1e-12):
             raise TomatError(
-                f"{origin}: not a breakdown of format {FORMAT_VERSION} (found {version!r}). "
-                "Write it with `tomat profile TRACE --json FILE`."
+                f"{origin} is damaged: its operations take {total} s and the step {found.step_seconds} s. {remedy}"
             )
-        try:
-            if {one.name for one in fields(Roofs)} - set(data["device"]) - {"stated_by_trace"}:  # older ones lack it
-                raise ValueError(f"device has {sorted(data['device'])}")
-            plain = ("title", "source", "step_seconds", "n_devices", "n_hosts", "n_steps")
-            found = Breakdown(
-                **{key: _sound(Breakdown, key, data[key]) for key in plain},
-                roofs=_read(Roofs, data["device"]),
-                ops=tuple(_read(OpRow, op) for op in data["ops"]),
-                step_times_seconds=tuple(_sound(Breakdown, "step_seconds", one) for one in data["step_times_seconds"]),
-                step_classes=tuple(_read(StepClass, one) for one in data["step_classes"]),
-                # Breakdowns before took every window as a step.
-                windows=tuple(_read(WindowRow, one) for one in data.get("windows", ())),
-                others=tuple(_read(OtherRow, one) for one in data.get("others", ())),
-                gaps=tuple(_read(GapRow, gap) for gap in data["gaps"]),
-                memory_bytes={kind: _sound(StepClass, "count", size) for kind, size in data["memory_bytes"].items()},
-                notes=tuple(_sound(Breakdown, "title", note) for note in data["notes"]),
-                # Older breakdowns left nothing out.
-                n_events_left_out=_sound(Breakdown, "n_events_left_out", data.get("n_events_left_out", 0)),
-            )
-            if found.n_steps < 1 or found.n_devices < 1:
-                raise ValueError(f"n_steps is {found.n_steps} and n_devices {found.n_devices}")
-            total = sum(op.seconds for op in found.ops)
-            if not math.isclose(total, found.step_seconds, rel_tol=1e-6, abs_tol=1e-12):
-                raise ValueError(f"the operations take {total} s and the step {found.step_seconds} s")
-            return found
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise TomatError(f"{origin}: a damaged breakdown ({error}). Write it again with `tomat profile`.") from None
+        return found
 
 
 KNOWN_SHARE = 0.9
 """Of a group's time, what operations of known flops must take for the group to have any; the same of bytes."""
-MAX_FIGURE = 1e30
-"""No flops, bytes or seconds of a step reach it: 10,000 chips of 1 PFLOP/s take 3,000 years to as many flops. The sums
-and products of larger ones are no finite numbers."""
-_ENUMS = {"Category": Category, "Part": Part, "Direction": Direction}
-
-
-def _read(row: type, values: Mapping[str, Any]) -> Any:
-    """One of the rows above from its JSON."""
-    return row(**{key: _sound(row, key, value) for key, value in values.items()})
-
-
-def _sound(row: type, key: str, value: Any) -> Any:
-    """The value of a field of one of the classes above, from JSON.
-
-    Raises:
-        ValueError: names the value that no breakdown has. Damage that leaves a figure finite cannot be seen: the file
-            has no checksum.
-    """
-    kind = str(row.__annotations__[key])
-    if kind in _ENUMS:
-        return _ENUMS[kind](value)
-    if kind == "Operand":
-        if value not in get_args(Operand):
-            raise ValueError(f"{key} is {value!r}")
-        return value
-    if kind == "str":
-        sound = isinstance(value, str)
-    elif kind == "bool":
-        sound = isinstance(value, bool)
-    elif kind == "int":
-        sound = isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_FIGURE
-    else:
-        # The row of waits takes the rounding of all others and may be as little as -1e-9 of a step.
-        least = -MAX_FIGURE if key == "seconds" else 0
-        sound = (value is None and "None" in kind) or (is_figure(value) and least <= value <= MAX_FIGURE)
-    if not sound:
-        raise ValueError(f"{key} is {value!r}")
-    return value
 
 
 def _bound(kinds: set[Category], compute: float | None, memory: float | None) -> Bound:

@@ -24,6 +24,7 @@ import tensorstore as ts
 from tomat.base.errors import RetryableError, TomatError
 from tomat.base.layout import CHECKPOINT_FOLDER, CHECKSUM_FILE, MANIFEST_FILE, METADATA_FILE, UNMARKED_FILE
 from tomat.base.places import local_target
+from tomat.base.records import Count, typed
 from tomat.base.reporting import warn
 from tomat.base.storage import (
     STORAGE_TRIES,
@@ -59,9 +60,11 @@ class Checkpoint:
     reason: str
     """Why it is not whole; empty where it is."""
     seconds_utc: float | None
-    """When it was completed, seconds since 1970; None where it never was."""
+    """When it was completed, seconds since 1970; None where it never was, or that is not known."""
     temporary: bool = False
     """Saved by the clock, and removed once a later one is complete."""
+    completed: bool = True
+    """False for a save that was cut short, or that is being written or removed; True for one that was damaged later."""
     has_checksums: bool = True
     """False for one that an earlier version saved: whether its data are what was saved is not known."""
 
@@ -146,7 +149,7 @@ def find_checkpoint(place: str, step: int | None = None, temporary_url: str | No
         if not found.whole and temporary_url is not None:
             other = examine(f"{temporary_url.rstrip('/')}/step-{step}", step, read_data=True)
             # Of two that are not whole the one that was once complete is what the user means.
-            if other.whole or (found.seconds_utc is None and other.seconds_utc is not None):
+            if other.whole or (not found.completed and other.completed):
                 found = other
     else:
         every = with_data_read(list_checkpoints(place, temporary_url))
@@ -154,10 +157,10 @@ def find_checkpoint(place: str, step: int | None = None, temporary_url: str | No
         if newest is None:
             raise TomatError(
                 f"{place} holds no whole checkpoint; name a run that has trained, or a checkpoint of one."
-                + "".join(f" {item.path} is damaged: {item.reason}." for item in every if item.seconds_utc is not None)
+                + "".join(f" {item.path} is damaged: {item.reason}." for item in every if item.completed)
             )
         for item in every:
-            if item.step > newest.step and item.seconds_utc is not None:  # a save cut short was never complete
+            if item.step > newest.step and item.completed:  # a save cut short was never complete
                 warn(f"{item.path} is passed over: {item.reason}.")
         found = newest
     if not found.whole:
@@ -205,10 +208,12 @@ def examine(path: str, step: int, read_data: bool = False) -> Checkpoint:
             metadata = _json(files, f"{root}/{METADATA_FILE}") if METADATA_FILE in sizes else None
             manifest = _json(files, f"{root}/{MANIFEST_FILE}") if MANIFEST_FILE in sizes else None
         except FileNotFoundError:  # removed while it is looked at
-            return Checkpoint(path, step, False, "it is being removed", None)
+            return Checkpoint(path, step, False, "it is being removed", None, completed=False)
+    if metadata is None and sizes.get(METADATA_FILE):  # an empty one is what a kill leaves
+        return Checkpoint(path, step, False, f"its {METADATA_FILE} is damaged", None)
     if metadata is None:
         why = "it was never completed" if sizes else "it does not exist"
-        return Checkpoint(path, step, False, f"{why} (no readable {METADATA_FILE})", None)
+        return Checkpoint(path, step, False, f"{why} (no {METADATA_FILE})", None, completed=False)
     seconds = _seconds(metadata.get("timestamp"))
     temporary = bool(metadata.get("is_temporary", False))
     reason = "" if metadata.get("step") == step else f"{METADATA_FILE} says step {metadata.get('step')}"
@@ -219,7 +224,7 @@ def examine(path: str, step: int, read_data: bool = False) -> Checkpoint:
             except FileNotFoundError:
                 reason = "it is being removed"
     reason = reason or _missing(path, sizes, manifest)
-    return Checkpoint(path, step, not reason, reason, seconds, temporary, CHECKSUM_FILE in sizes)
+    return Checkpoint(path, step, not reason, reason, seconds, temporary, has_checksums=CHECKSUM_FILE in sizes)
 
 
 def unmark(checkpoint: Checkpoint) -> None:
@@ -290,7 +295,8 @@ def array_shapes(path: str) -> dict[str, tuple[int, ...]]:
     """Shape of every array in a checkpoint, by its name with slashes, from its `manifest.json`."""
     files, root = fsspec.core.url_to_fs(path)
     manifest = _json(files, f"{root}/{MANIFEST_FILE}") or {"arrays": []}
-    return {entry["path"]: tuple(entry["shape"]) for entry in manifest["arrays"]}
+    arrays = typed(manifest, _Arrays, f"{path}/{MANIFEST_FILE}", "Use another checkpoint.").arrays
+    return {entry.path: entry.shape for entry in arrays}
 
 
 AVERAGED, LAST = "averaged", "of the last step"
@@ -329,7 +335,7 @@ def _json(files: Any, path: str) -> dict[str, Any] | None:
     """The object at `path`; None where it is cut short or garbled."""
     try:
         value = json.loads(files.cat_file(path))
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None
 
@@ -341,10 +347,27 @@ def _seconds(timestamp: Any) -> float | None:
         return None
 
 
+@dataclass(frozen=True)
+class _Array:
+    path: str
+    shape: tuple[Count, ...]
+
+
+@dataclass(frozen=True)
+class _Arrays:
+    """Levanter's `manifest.json`."""
+
+    arrays: list[_Array]
+
+
 def _missing(path: str, sizes: dict[str, int], manifest: dict[str, Any] | None) -> str:
     """What a completed checkpoint lacks; empty if it is whole."""
     if manifest is None:
         return f"no readable {MANIFEST_FILE}"
+    try:
+        arrays = typed(manifest, _Arrays, f"{path}/{MANIFEST_FILE}", "").arrays
+    except TomatError:
+        return f"its {MANIFEST_FILE} is damaged"
     try:
         keys, extents = _database(path)
     except (ValueError, OSError) as error:
@@ -355,8 +378,8 @@ def _missing(path: str, sizes: dict[str, int], manifest: dict[str, Any] | None) 
     for name, end in sorted(extents.items()):
         if sizes.get(name, 0) < end:
             return f"{name} has {sizes.get(name, 0)} of {end} bytes"
-    lacking = [entry["path"] for entry in manifest["arrays"] if f"{entry['path']}/zarr.json" not in keys]
-    return f"{len(lacking)} of {len(manifest['arrays'])} arrays are missing" if lacking else ""
+    lacking = [entry.path for entry in arrays if f"{entry.path}/zarr.json" not in keys]
+    return f"{len(lacking)} of {len(arrays)} arrays are missing" if lacking else ""
 
 
 def _database(path: str) -> tuple[set[str], dict[str, int]]:

@@ -6,7 +6,8 @@ from typing import Any
 
 import fsspec
 
-from tomat.base.documents import is_figure, mapping, parse_json
+from tomat.base.checked_json import parse_checked
+from tomat.base.documents import is_figure, mapping
 from tomat.base.layout import EVALUATION_FILE
 from tomat.base.storage import explaining_storage
 from tomat.runs.history import REMEDY
@@ -72,7 +73,7 @@ def read_evaluation(url: str) -> Mapping[str, Any]:
             content = files.cat_file(f"{root}/{EVALUATION_FILE}")
         except (FileNotFoundError, NotADirectoryError):
             return {}
-    return mapping(parse_json(content, f"{url}/{EVALUATION_FILE}", "Evaluate the run again."))
+    return parse_checked(content, f"{url}/{EVALUATION_FILE}", "an evaluation", "Evaluate the run again.")[0]
 
 
 def steady(rows: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:

@@ -1,10 +1,26 @@
-"""Whether what a run left is sound: every checkpoint whole, every step in the log once."""
+"""Whether what a run left is sound: checkpoints whole, files as they were written, every step in the log once."""
 
 import itertools
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from tomat.base.layout import HISTORY_FILE, METRICS_FILE
+import fsspec
+
+from tomat.base.checked_json import is_as_signed, parse_checked
+from tomat.base.errors import TomatError
+from tomat.base.layout import (
+    CODEC_FILE,
+    CONFIG_FILE,
+    EVALUATION_FILE,
+    HISTORY_FILE,
+    METRICS_FILE,
+    PROMOLECULE_FILE,
+)
+from tomat.base.reporting import first_line
+from tomat.base.storage import explaining_storage
+from tomat.codec.files import codec_from_text
+from tomat.density.promolecule import Promolecule
 from tomat.runs.checkpoints import NO_CHECKSUMS, Checkpoint
 from tomat.runs.record import RunRecord
 
@@ -34,6 +50,8 @@ def verify_run(record: RunRecord, checkpoints: list[Checkpoint]) -> Verdict:
         checkpoints: All of them, each examined.
     """
     problems, notes = _check_log(record)
+    for found, more in zip((problems, notes), _check_files(record.url), strict=True):
+        found += more
     last_event = len(record.events) + len(record.unreadable_events)
     for number in record.unreadable_events:
         if number == last_event:
@@ -44,7 +62,7 @@ def verify_run(record: RunRecord, checkpoints: list[Checkpoint]) -> Verdict:
     for found in checkpoints:
         if found.whole:
             continue
-        if found.seconds_utc is None:
+        if not found.completed:
             notes.append(f"{found.path}: {found.reason}; being written, or cut short by a kill, and never resumed from")
         else:
             problems.append(f"{found.path}: {found.reason}")
@@ -91,6 +109,38 @@ def _first_missing(steps: list[int]) -> list[int]:
     """The first `NAMED` numbers between distinct, ascending steps; a damaged step may lie 10^9 after the others."""
     between = (number for a, b in itertools.pairwise(steps) for number in range(a + 1, b))
     return list(itertools.islice(between, NAMED))
+
+
+def _check_files(url: str) -> tuple[list[str], list[str]]:
+    """Compare the small files of a run, log and history apart, with the hashes that they hold themselves."""
+    problems: list[str] = []
+    notes: list[str] = []
+    files, root = fsspec.core.url_to_fs(url)
+
+    def check(name: str, is_whole: Callable[[bytes], bool | None]) -> None:
+        with explaining_storage(f"{url}/{name} cannot be read"):
+            try:
+                content = files.cat_file(f"{root.rstrip('/')}/{name}")
+            except FileNotFoundError:
+                return
+        try:
+            whole = is_whole(content)
+        except (TomatError, UnicodeDecodeError) as error:
+            problems.append(first_line(error))
+            return
+        if whole is None:
+            notes.append(f"{name} was written without a hash, by an earlier version: whether it is intact is not known")
+        elif not whole:
+            problems.append(f"{name} is not what was written: its lines have another SHA-256 than it says")
+
+    def evaluated(content: bytes) -> bool | None:
+        return parse_checked(content, EVALUATION_FILE, "an evaluation", "Evaluate the run again.")[1] or None
+
+    check(CONFIG_FILE, is_as_signed)
+    check(CODEC_FILE, lambda content: codec_from_text(content.decode(), CODEC_FILE) is not None)
+    check(PROMOLECULE_FILE, lambda content: Promolecule.from_text(content.decode(), PROMOLECULE_FILE) is not None)
+    check(EVALUATION_FILE, evaluated)
+    return problems, notes
 
 
 def _name(steps: list[int], count: int | None = None) -> str:

@@ -8,14 +8,18 @@ holds the SVGs. Everything is written from what is passed in: no clock is read, 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, TypedDict, get_args
 
-from tomat.base.documents import flatten, is_figure, read_json
+from msgspec import Meta
+
+from tomat.base.documents import flatten
 from tomat.base.errors import TomatError
 from tomat.base.layout import CONFIG_FILE
 from tomat.base.overrides import read_yaml
+from tomat.base.records import Amount, Count, read_typed
 from tomat.base.reporting import dump_json
 from tomat.hardware.mfu import MFU_KEYS, TABLE_UTILISATIONS
 from tomat.pages.document import (
@@ -42,7 +46,8 @@ from tomat.tracking.page_sections import (
 RUN_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
 DATA_DIR, FIGURES_DIR, SWEEPS_DIR, INDEX_FILE = "data", "figures", "sweeps", "index.md"
 RECORD_FORMAT = 1
-KINDS = ("measured", "predicted", "reference")
+Kind = Literal["measured", "predicted", "reference"]
+KINDS = get_args(Kind)
 RECORD_MFU_KEYS = (*MFU_KEYS, "tokens_per_second_per_chip", "untimed_step_share")
 
 PAGE_TEMPLATE = """# {title}
@@ -164,6 +169,36 @@ def write_run_page(
     return page
 
 
+class _Named(TypedDict):
+    run: Annotated[str, Meta(pattern=RUN_NAME.pattern)]
+    kind: Kind
+    commit: str
+    config_hash: str
+    config: dict[str, Any]
+
+
+class Record(_Named, total=False):
+    """`data/<run>.json`, as far as it is read again; what older ones lack is absent. It has no checksum, so a figure
+    that damage made another figure cannot be seen."""
+
+    date: str | None
+    verdict: str | None
+    page: str | None
+    slice: str | None
+    model: str | None
+    batch_sequences: Count | None
+    sequence_tokens: Count | None
+    step_seconds: Amount | None
+    mfu_full: Amount | None
+    mfu_causal: Amount | None
+    mfu_useful: Amount | None
+    mfu_levanter: Amount | None
+    hfu: Amount | None
+    tokens_per_second_per_chip: Amount | None
+    largest_category: str | None
+    largest_category_share: Amount | None
+
+
 def _record_figures(breakdown: Breakdown | None, mfu: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
     """What the index shows of a run, and what a later page needs to name it as its baseline."""
     largest = max(breakdown.categories, key=lambda r: r.seconds, default=None) if breakdown else None
@@ -199,32 +234,45 @@ def write_index(docs_dir: Path) -> Path:
     return docs_dir / INDEX_FILE
 
 
+@dataclass(frozen=True)
+class SweepEntry:
+    """A sweep's record, as far as the index shows it."""
+
+    sweep: str
+    title: str
+    n_rows: Count
+    n_fitting: Count
+    ranking: list[str]
+    rows: list[Any]
+
+    def __post_init__(self) -> None:
+        if self.n_fitting and not self.ranking:
+            raise ValueError("expected a ranking where rows fit")
+
+
 def _sweeps_section(docs_dir: Path) -> str:
     """Links to the sweeps of plans (`tomat/tuning/sweep.py`) whose records are in `docs_dir/sweeps`."""
     rows = []
     for path in sorted((docs_dir / SWEEPS_DIR).glob("*.json")):
-        try:
-            record = read_json(path, "Delete it and run the sweep again.")
-            best = str(record["ranking"][0]) if record["n_fitting"] else UNKNOWN
-            link = f"[{record['title']}]({record['sweep']}.md)"
-            n_planned, n_rows = len(record["rows"]), record["n_rows"]
-            said = str(n_rows) if n_planned == n_rows else f"{n_planned} of {n_rows} planned"
-            rows.append((link, said, str(record["n_fitting"]), best))
-        except (LookupError, TypeError):
-            raise TomatError(f"{path}: damaged record of a sweep; delete it and run the sweep again.") from None
+        record = read_typed(path, SweepEntry, "Delete it and run the sweep again.")
+        best = record.ranking[0] if record.n_fitting else UNKNOWN
+        n_planned = len(record.rows)
+        said = str(record.n_rows) if n_planned == record.n_rows else f"{n_planned} of {record.n_rows} planned"
+        rows.append((f"[{record.title}]({record.sweep}.md)", said, str(record.n_fitting), best))
     if not rows:
         return ""
     return "## Sweeps\n\n" + markdown_table(("sweep", "rows", "fit", "best MFU"), rows, "lrrl")
 
 
-def _index_row(record: Mapping[str, Any], docs_dir: Path) -> tuple[str, ...]:
+def _index_row(record: Record, docs_dir: Path) -> tuple[str, ...]:
     name = record["run"]
     page = docs_dir / (record.get("page") or f"{name}.md")
     verdict = record.get("verdict") or ""
     if page.exists() and not verdict:
         verdict = section_text(read_document(page), "Verdict").split("\n")[0]
     share = record.get("largest_category_share")
-    largest = f"{record['largest_category']} {percent(share, 0)}" if record.get("largest_category") else UNKNOWN
+    category = record.get("largest_category")
+    largest = f"{category} {percent(share, 0)}" if category else UNKNOWN
     link = f"[{name}]({page.name})" if page.exists() else name
     return (
         link,
@@ -241,7 +289,7 @@ def _index_row(record: Mapping[str, Any], docs_dir: Path) -> tuple[str, ...]:
     )
 
 
-def read_record(docs_dir: Path, name: str) -> dict[str, Any]:
+def read_record(docs_dir: Path, name: str) -> Record:
     """The record of a run.
 
     Raises:
@@ -252,23 +300,4 @@ def read_record(docs_dir: Path, name: str) -> dict[str, Any]:
     if not path.exists():
         known = ", ".join(sorted(p.stem for p in (docs_dir / DATA_DIR).glob("*.json"))) or "none"
         raise TomatError(f"run {name!r} is not on record in {docs_dir / DATA_DIR}; on record: {known}.")
-    record = read_json(path, f"It is a damaged record. {remedy}")
-    if not isinstance(record, dict) or record.get("record_format") != RECORD_FORMAT:
-        raise TomatError(f"{path}: not a record of format {RECORD_FORMAT}. {remedy}")
-    wrong = [key for key, sound in RECORD_KEYS.items() if not sound(record.get(key))]
-    if wrong:
-        raise TomatError(f"{path}: a damaged record, its {wrong[0]} is {record.get(wrong[0])!r}. {remedy}")
-    return record
-
-
-# What a record's values are. A record has no checksum, so a figure that damage made another figure cannot be seen.
-RECORD_KEYS: dict[str, Callable[[Any], bool]] = {
-    "run": lambda value: isinstance(value, str) and RUN_NAME.match(value) is not None,
-    "kind": lambda value: value in KINDS,
-    **dict.fromkeys(("commit", "config_hash"), lambda value: isinstance(value, str)),
-    **dict.fromkeys(("date", "verdict", "page", "largest_category"), lambda value: isinstance(value, str | None)),
-    **dict.fromkeys(
-        (*RECORD_MFU_KEYS, "step_seconds", "largest_category_share"), lambda value: value is None or is_figure(value)
-    ),
-    "config": lambda value: isinstance(value, dict),
-}
+    return read_typed(path, Record, remedy, version=("record_format", RECORD_FORMAT))

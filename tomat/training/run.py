@@ -13,6 +13,7 @@ import yaml
 from levanter.trainer_state import TrainerState
 from rich.text import Text
 
+from tomat.base.checked_json import signed
 from tomat.base.errors import TomatError
 from tomat.base.layout import CODEC_FILE, CONFIG_FILE, METRICS_FILE, PROMOLECULE_FILE
 from tomat.base.reporting import console, warn, write_text
@@ -199,7 +200,7 @@ def _record(start: Start, datasets: Datasets, guards: RunGuards, folder: RunFold
     """Write down what the run begins with; returns the start with a fork's checkpoint copied into the run."""
     start.record(datasets)
     guards.record_start()
-    write_text(folder.path / CONFIG_FILE, yaml.safe_dump(folder.config.to_dict(), sort_keys=False))
+    write_text(folder.path / CONFIG_FILE, signed(yaml.safe_dump(folder.config.to_dict(), sort_keys=False)))
     write_codec(datasets.codec, folder.path / CODEC_FILE)
     if datasets.train.promolecule is not None:
         write_text(folder.path / PROMOLECULE_FILE, datasets.train.promolecule.to_text())

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import json as json_module
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from tomat.base.errors import TomatError
+from tomat.base.records import Count, read_typed
 from tomat.base.reporting import console, dump_json, to_jsonable, write_json
 from tomat.base.stages import Stages
 from tomat.pages.document import write_if_changed
@@ -226,18 +226,35 @@ def record_path(tracking_dir: Path, name: str) -> Path:
     return tracking_dir / SWEEPS_DIR / f"{name}.json"
 
 
+class RowsOnRecord(TypedDict):
+    """The file, as far as a sweep goes on from it."""
+
+    rows: list[RowRecord]
+
+
+class SweepRecord(RowsOnRecord):
+    """The file, as far as its page shows it."""
+
+    sweep: str
+    title: str
+    introduction: str
+    n_rows: Count
+    n_fitting: Count
+
+
+def read_sweep[Record: RowsOnRecord](path: Path, kind: type[Record]) -> Record:
+    """A sweep's record.
+
+    Raises:
+        TomatError: It cannot be read, is damaged, or of another format.
+    """
+    return read_typed(path, kind, "Delete it and run the sweep again.", version=("record_format", RECORD_FORMAT))
+
+
 def rows_on_record(path: Path) -> dict[str, RowRecord]:
     """The rows of a sweep's record, by name; none where there is no record yet.
 
     Raises:
         TomatError: It is damaged, or of another format.
     """
-    if not path.exists():
-        return {}
-    try:
-        record = json_module.loads(path.read_text(encoding="utf-8"))
-        if record.get("record_format") == RECORD_FORMAT:
-            return {row["name"]: RowRecord.from_dict(row) for row in record["rows"]}
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
-        raise TomatError(f"{path}: damaged record ({error}); delete it and run the sweep again.") from None
-    raise TomatError(f"{path}: not a sweep's record of format {RECORD_FORMAT}; delete it and run the sweep again.")
+    return {row.name: row for row in read_sweep(path, RowsOnRecord)["rows"]} if path.exists() else {}

@@ -45,8 +45,8 @@ def answer(row: RowRecord, base: RowRecord | None) -> str:
     said = f"`{row.name}` ({required_text(row)}): {judged}."
     if row.status == OOM and row.largest_buffers:
         largest = row.largest_buffers[0]
-        source = f", {largest['source']}" if largest["source"] else ""
-        said += f" The largest buffer is {largest['shape']} ({gib(largest['hbm_bytes'])}{source})."
+        source = f", {largest.source}" if largest.source else ""
+        said += f" The largest buffer is {largest.shape} ({gib(largest.hbm_bytes)}{source})."
     if base is None or speedup(row, base) is None:
         return said
     least = SAME * base.estimate("step_seconds")
@@ -116,9 +116,9 @@ def _windowed_sentence(row: RowRecord, rows: Sequence[RowRecord]) -> str:
     if not windowed:
         return "No matmul is cut into a windowed einsum."
     said = (
-        f"{percent(windowed['share'])} of the step ({seconds(windowed['seconds'])}) runs in {windowed['n_loops']} "
-        f"windowed einsums: {windowed['steps']:,.0f} steps whose matmuls sum over as little as "
-        f"{windowed['narrowest_contraction']} elements."
+        f"{percent(windowed.share)} of the step ({seconds(windowed.seconds)}) runs in {windowed.n_loops} "
+        f"windowed einsums: {windowed.steps:,.0f} steps whose matmuls sum over as little as "
+        f"{windowed.narrowest_contraction} elements."
     )
     without = [
         other for other in rows if other.base == row.name and other.status == FITS and not other.windowed_einsums

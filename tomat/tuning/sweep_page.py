@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
+from tomat.base.records import typed
 from tomat.base.reporting import console
 from tomat.hardware.mfu import TABLE_UTILISATIONS
 from tomat.pages.document import empty_section, find_sections, update_document
@@ -91,7 +92,7 @@ def write_sweep_page(record: Mapping[str, Any], tracking_dir: Path) -> Path:
     for path in (page, tracking_dir / "index.md"):
         if path.exists():
             find_sections(path.read_text(encoding="utf-8"), str(path))
-    rows = [RowRecord.from_dict(row) for row in record["rows"]]
+    rows = typed(record["rows"], list[RowRecord], "the record", "Run the sweep again.")
     contents = {
         "introduction": introduction_section(record),
         "ranking": ranking_section(rows),
@@ -227,7 +228,7 @@ def print_ranking(record: Mapping[str, Any]) -> None:
     shares = (one.short for one in TABLE_UTILISATIONS)
     for heading in ("row", "HBM", "step", *shares, "without timings", "largest category", "verdict"):
         table.add_column(heading, justify="left" if heading in ("row", "largest category", "verdict") else "right")
-    rows = [RowRecord.from_dict(row) for row in record["rows"]]
+    rows = typed(record["rows"], list[RowRecord], "the record", "Run the sweep again.")
     for row in ranked(rows):
         table.add_row(row.name, *_figures(row, rows, bare=True))
     console.print(table)

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict, get_args
 
+from msgspec import Meta
+
+from tomat.base.records import MAX_FIGURE, Amount, Count, Positive
+from tomat.cost.buffers import Buffer
 from tomat.cost.support import untimed_share
 from tomat.hardware.mfu import TABLE_UTILISATIONS
 from tomat.pages.tables import UNKNOWN, percent
 from tomat.tuning.sweep_config import SweepRow
-from tomat.tuning.windowed import windowed_einsums
+from tomat.tuning.windowed import WindowedEinsums, windowed_einsums
 
 if TYPE_CHECKING:
     from tomat.hardware.chips import Slice
     from tomat.planning.plan import Plan
     from tomat.settings.config import TrainConfig
 
-FITS, OOM, FAILED = "fits", "does not fit", "failed"
-"""Status of a row."""
+Status = Literal["fits", "does not fit", "failed"]
+"""Of a row."""
+FITS, OOM, FAILED = get_args(Status)
 
 UTILISATION_KEYS = tuple(one.key for one in TABLE_UTILISATIONS)
 KEPT_OPERATIONS = 10
@@ -27,8 +32,38 @@ SAME = 0.01
 """A difference of the estimates below this says nothing: "as fast"."""
 
 
-Interval = Mapping[str, float]
-"""`estimate`, `low` and `high`."""
+Figure = Annotated[float, Meta(gt=0, le=MAX_FIGURE)]
+
+
+class Interval(TypedDict):
+    """An estimate and its range."""
+
+    estimate: Figure
+    low: Figure
+    high: Figure
+
+
+def _interval(span: Any) -> Interval:
+    return Interval(estimate=span.estimate, low=span.low, high=span.high)
+
+
+class CategoryTime(TypedDict):
+    """A category of a step's operations."""
+
+    name: str
+    seconds: Amount
+    share: Amount
+    hidden_seconds: Amount
+    flops_fraction: Amount | None
+
+
+class OperationTime(TypedDict):
+    """An operation of a step."""
+
+    name: str
+    category: str
+    seconds: Amount
+    source: str
 
 
 @dataclass(frozen=True)
@@ -46,37 +81,35 @@ class RowRecord:
     config_file: str
     config_hash: str | None
     model: str | None
-    batch_sequences: int | None
-    sequence_tokens: int | None
+    batch_sequences: Positive | None
+    sequence_tokens: Positive | None
     slice: str | None
-    n_chips: int | None
-    status: str
-    """`FITS`, `OOM` or `FAILED`."""
+    n_chips: Positive | None
+    status: Status
     error: str = ""
-    hbm_required_bytes: int = 0
-    hbm_capacity_bytes: int = 0
+    hbm_required_bytes: Count = 0
+    hbm_capacity_bytes: Count = 0
     memory_space: str = "hbm"
-    largest_buffers: Sequence[Mapping[str, Any]] = ()
+    largest_buffers: Sequence[Buffer] = ()
     """`MemoryReport.largest`, the first `KEPT_BUFFERS`."""
     step_seconds: Interval | None = None
     mfu_full: Interval | None = None
     mfu_causal: Interval | None = None
     mfu_useful: Interval | None = None
     hfu: Interval | None = None
-    untimed_step_share: float | None = None
+    untimed_step_share: Amount | None = None
     """Of the step, on kernels that no chip of the slice has timed the like of; None also of records of before."""
     tokens_per_second_per_chip: Interval | None = None
     compiler: str | None = None
     program_key: str | None = None
-    compile_seconds: float | None = None
+    compile_seconds: Amount | None = None
     notes: Sequence[str] = ()
     """Of the plan."""
-    categories: Sequence[Mapping[str, Any]] = ()
-    """`name`, `seconds`, `share`, `hidden_seconds`, `flops_fraction` of each category; empty where it does not fit."""
-    top_operations: Sequence[Mapping[str, Any]] = ()
-    """`name`, `category`, `seconds`, `source` of the longest."""
-    windowed_einsums: Mapping[str, Any] | None = None
-    """Fields of `WindowedEinsums`; None without any."""
+    categories: Sequence[CategoryTime] = ()
+    """Empty where it does not fit."""
+    top_operations: Sequence[OperationTime] = ()
+    """The longest."""
+    windowed_einsums: WindowedEinsums | None = None
     lines: Sequence[str] = ()
     """`SweepRow.lines`."""
 
@@ -96,21 +129,21 @@ class RowRecord:
 
     def to_dict(self) -> dict[str, Any]:
         """For the record on disk."""
-        values = vars(self)
-        kept = {key: values[key] for key in KEYS_OF_FAILED} if self.status == FAILED else {**values}
+        values = asdict(self)
+        kept = {key: values[key] for key in KEYS_OF_FAILED} if self.status == FAILED else values
         # Records of sweeps without lines, and of before kernels without timings were told apart, stay as they are.
         absent = [key for key in ("lines", "untimed_step_share") if values[key] in ((), [], None)]
         return {key: value for key, value in (kept | {"lines": self.lines}).items() if key not in absent}
 
-    @staticmethod
-    def from_dict(values: Mapping[str, Any]) -> RowRecord:
-        """The inverse of `to_dict`; keys of another version are left out.
-
-        Raises:
-            TypeError: A key is missing that every row has.
-        """
-        known = {one.name for one in fields(RowRecord)}
-        return RowRecord(**{key: value for key, value in values.items() if key in known})
+    def __post_init__(self) -> None:
+        if self.status == OOM and not self.hbm_capacity_bytes:
+            raise ValueError("expected hbm_capacity_bytes above 0 of a step that does not fit")
+        if self.categories and self.step_seconds is None:
+            raise ValueError("expected step_seconds of a step with categories")
+        for key in ("step_seconds", "tokens_per_second_per_chip", *UTILISATION_KEYS):
+            span: Interval | None = getattr(self, key)
+            if span is not None and not span["low"] <= span["estimate"] <= span["high"]:
+                raise ValueError(f"expected low, estimate and high of {key} in this order")
 
 
 KEYS_OF_FAILED = (*(one.name for one in fields(RowRecord) if one.default is MISSING), "error")
@@ -148,17 +181,17 @@ def planned(row: SweepRow, config: TrainConfig, slice_: Slice, plan: Plan) -> Ro
     step, breakdown, compiled = plan.step_seconds, plan.breakdown, plan.compiled
     tokens = config.batch_size * config.seq_len / slice_.n_chips
     # The shortest step has the most tokens a second.
-    rate = {"estimate": tokens / step.estimate, "low": tokens / step.high, "high": tokens / step.low} if step else None
+    rate = Interval(estimate=tokens / step.estimate, low=tokens / step.high, high=tokens / step.low) if step else None
     known = described(row, config, slice_)
-    known |= {key: asdict(plan.utilisation[key]) for key in UTILISATION_KEYS if plan.utilisation}
+    known |= {key: _interval(plan.utilisation[key]) for key in UTILISATION_KEYS if plan.utilisation}
     record = RowRecord(
         **known,
         status=FITS if compiled.fits else OOM,
         hbm_required_bytes=compiled.memory.required_bytes,
         hbm_capacity_bytes=compiled.memory.capacity_bytes,
         memory_space=compiled.memory.memory_space,
-        largest_buffers=compiled.memory.to_dict()["largest"][:KEPT_BUFFERS],
-        step_seconds=asdict(step) if step is not None else None,
+        largest_buffers=compiled.memory.largest[:KEPT_BUFFERS],
+        step_seconds=_interval(step) if step is not None else None,
         tokens_per_second_per_chip=rate,
         untimed_step_share=untimed_share(plan.step.supports) if plan.step is not None else None,
         compiler=compiled.compiler,
@@ -180,7 +213,7 @@ def planned(row: SweepRow, config: TrainConfig, slice_: Slice, plan: Plan) -> Ro
             {"name": op.name, "category": str(op.category), "seconds": op.seconds, "source": op.source}
             for op in breakdown.top(KEPT_OPERATIONS)
         ],
-        windowed_einsums=asdict(windowed) if windowed else None,
+        windowed_einsums=windowed,
     )
 
 

@@ -123,7 +123,10 @@ class Contest:
 def tokens_per_second(row: RowRecord) -> Interval | None:
     """Of the whole slice; None without a step time."""
     rate = row.tokens_per_second_per_chip
-    return {key: rate[key] * row.n_chips for key in rate} if rate and row.n_chips else None
+    if not rate or not row.n_chips:
+        return None
+    low, estimate, high = (rate[key] * row.n_chips for key in ("low", "estimate", "high"))
+    return Interval(estimate=estimate, low=low, high=high)
 
 
 def exposed(row: RowRecord) -> tuple[float, float] | None:

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tomat.base.reporting import console
-from tomat.cost.memory import MemoryReport
+from tomat.cost.memory import MemoryReport, read_memory
 from tomat.cost.op_times import MODELS
 from tomat.cost.support import Support, untimed_text
 from tomat.hardware.mfu import UTILISATIONS
@@ -47,7 +47,7 @@ def print_plan(report: Mapping[str, Any], top: int) -> None:
     how = "from the cache" if report["cached"] else f"compiled in {report['compile_seconds']:.0f} s"
     slice_ = f"{report['slice']}: {report['n_chips']} chips, {report['n_hosts']} host(s)"
     console.print(Text.assemble((report["run_name"], "bold"), f" on {slice_}, {report['compiler']}, {how}"))
-    print_memory(MemoryReport.from_dict(report["memory"]), top)
+    print_memory(read_memory(report["memory"]), top)
     if report["breakdown"] is None:
         return
     print_breakdown(Breakdown.from_dict(report["breakdown"], "the plan"), top)

@@ -23,14 +23,14 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
+from tomat.base.checked_json import with_checksum
 from tomat.base.errors import TomatError
 from tomat.base.layout import CODEC_FILE, CONFIG_FILE, EVALUATION_FILE, PAGE_FILE, PROMOLECULE_FILE
-from tomat.base.reporting import first_line, readable_bytes, write_json, write_text, writing
+from tomat.base.reporting import first_line, readable_bytes, to_jsonable, write_json, write_text, writing
 from tomat.weights.arrays import PARTS, Part, arrays_sha256, part_of
 from tomat.weights.quantise import Quantised, Scheme, check_offered, quantise
-from tomat.weights.record import FORMAT_VERSION, WEIGHTS_FILE, read_weights_record
+from tomat.weights.record import AGAIN, ARRAYS_FILE, FORMAT_VERSION, WEIGHTS_FILE, read_weights_record
 
-ARRAYS_FILE = "model.safetensors"
 SEPARATOR = "|"
 """Between the name of an array and the part of its quantised form; no name has it."""
 
@@ -184,7 +184,7 @@ def write_weights(
             "float32_bytes": written.float32_bytes,
             "sha256": {path.name: _sha256(path) for path in sorted(folder.iterdir())},
         }
-        write_json(folder / WEIGHTS_FILE, values)
+        write_json(folder / WEIGHTS_FILE, with_checksum(to_jsonable(values)))
     return written
 
 
@@ -194,8 +194,8 @@ def read_weights(folder: Path) -> StoredWeights:
     Raises:
         TomatError: It is damaged, is of a later tomat, or another codec or configuration was put into it.
     """
-    record = read_weights_record(folder)
-    for name, expected in record.sha256.items():
+    found = read_weights_record(folder)
+    for name, expected in found.sha256.items():
         if name == PAGE_FILE:  # yours to edit
             continue
         path = folder / name
@@ -218,12 +218,15 @@ def read_weights(folder: Path) -> StoredWeights:
             parts.setdefault(name, {})[part] = array
         else:
             arrays[name] = array
+    if set(parts) != set(found.quantised):
+        name = min(set(parts) ^ set(found.quantised))
+        raise TomatError(f"{folder / WEIGHTS_FILE} and {ARRAYS_FILE} differ in whether {name} is quantised. {AGAIN}")
     for name, its in parts.items():
         try:
-            arrays[name] = Quantised.of_arrays(its, record.quantised.get(name) or {})
+            arrays[name] = Quantised.of_arrays(its, found.quantised[name])
         except TomatError as error:
-            raise TomatError(f"{folder / ARRAYS_FILE}, {name}: {error}; write the folder again.") from None
-    return StoredWeights(arrays, record.step, record.weights, record.quantised_from)
+            raise TomatError(f"{folder / ARRAYS_FILE}, {name}: {error} {AGAIN}") from None
+    return StoredWeights(arrays, found.step, found.weights, found.quantised_from)
 
 
 @contextmanager

@@ -12,13 +12,14 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Literal, TypedDict, get_args
 
 import numpy as np
 
 from tomat.base.errors import TomatError
+from tomat.base.records import Positive
 from tomat.codec.histogram import DensityHistogram
-from tomat.codec.quantiser import FineBins, lloyd
+from tomat.codec.quantiser import FineBins, optimal_cuts
 
 Scheme = Literal["affine", "lut"]
 SCHEMES: tuple[Scheme, ...] = get_args(Scheme)
@@ -30,6 +31,15 @@ _OFFSET = 64.0
 1/128 wide there, a thirtieth of the narrowest interval of 4 bits."""
 _SPAN = 60.0
 """Numbers beyond this many scales count as this many in the fit of a table."""
+
+
+class Description(TypedDict):
+    """How a matrix was quantised."""
+
+    scheme: Scheme
+    bits: Positive
+    group: Positive
+    shape: tuple[Positive, Positive]
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,29 +70,28 @@ class Quantised:
         return {"codes": packed(self.codes, self.bits), "scales": self.scales, "table": self.table}
 
     @classmethod
-    def of_arrays(cls, arrays: Mapping[str, np.ndarray], how: Mapping[str, Any]) -> Quantised:
-        """What `arrays` gave, with `how` it was made (`description`).
+    def of_arrays(cls, arrays: Mapping[str, np.ndarray], how: Description) -> Quantised:
+        """What `arrays` gave, with `how` it was made.
 
         Raises:
             TomatError: They do not fit together.
         """
         try:
-            scheme, bits, group = how["scheme"], int(how["bits"]), int(how["group"])
-            rows, columns = (int(size) for size in how["shape"])
+            (rows, columns), bits, group = how["shape"], how["bits"], how["group"]
             scales, table = arrays["scales"], arrays["table"]
-            if bits not in BITS[scheme] or group < 1 or columns % group:
+            if bits not in BITS[how["scheme"]] or columns % group:
                 raise ValueError("bits or group are not offered")
             if scales.shape != (rows, columns // group) or table.shape != (2**bits,):
                 raise ValueError("scales or table are of another size")
             codes = unpacked(arrays["codes"], bits, rows * columns).reshape(rows, columns)
         except (KeyError, TypeError, ValueError) as error:
-            raise TomatError(f"its quantised array does not fit its description {dict(how)} ({error})") from None
-        return cls(scheme, bits, (rows, columns), group, codes, scales, table.astype(np.float32))
+            raise TomatError(f"its quantised array does not fit its description {how} ({error}).") from None
+        return cls(how["scheme"], bits, (rows, columns), group, codes, scales, table.astype(np.float32))
 
     @property
-    def description(self) -> dict[str, Any]:
+    def description(self) -> Description:
         """How it was made, as JSON."""
-        return {"scheme": self.scheme, "bits": self.bits, "group": self.group, "shape": list(self.shape)}
+        return {"scheme": self.scheme, "bits": self.bits, "group": self.group, "shape": self.shape}
 
 
 def check_offered(bits: int, scheme: Scheme) -> None:
@@ -151,7 +160,7 @@ def _lut(grouped: np.ndarray, bits: int) -> tuple[np.ndarray, np.ndarray, np.nda
     if len(fine.bins) < n:  # a matrix of a few different numbers: they are the table
         values = np.concatenate([fine.centres, np.full(n - len(fine.bins), fine.centres[-1])]) - _OFFSET
     else:
-        cuts, _ = lloyd(fine, n, absolute=False)
+        cuts, _ = optimal_cuts(fine, n, absolute=False)
         values = fine.means(cuts) - _OFFSET
     table = values.astype(np.float32)
     codes = np.searchsorted((table[1:] + table[:-1]) / 2, relative).astype(np.uint8)

@@ -2,31 +2,35 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from tomat.base.checked_json import parse_checked
+from tomat.base.documents import mapping, parse_json, read_bytes
 from tomat.base.errors import TomatError
+from tomat.base.records import Count, Sha256, typed
+from tomat.weights.quantise import Description
 
+ARRAYS_FILE = "model.safetensors"
 WEIGHTS_FILE = "weights.json"
 FORMAT_VERSION = 1
+AGAIN = "Write the folder again."
 
 
 @dataclass(frozen=True)
 class WeightsRecord:
-    """The content of `weights.json`."""
+    """`weights.json`, as far as it is read again."""
 
-    step: int
+    step: Count
     weights: str
     """Of the run, as `LoadedRun.weights` says it, and how it was compressed."""
-    quantised: Mapping[str, Any]
+    quantised: Mapping[str, Description]
     """By array in few bits: how."""
-    quantised_from: str | None
-    """`arrays_sha256` of the arrays before they were quantised; None: nothing was quantised, or by an earlier tomat."""
-    sha256: Mapping[str, str]
+    sha256: Mapping[str, Sha256]
     """Of each other file, by name."""
+    quantised_from: Sha256 | None = None
+    """`arrays_sha256` of the arrays before they were quantised; None: nothing was quantised, or by an earlier tomat."""
 
 
 def is_weights_folder(folder: Path) -> bool:
@@ -40,17 +44,15 @@ def read_weights_record(folder: Path) -> WeightsRecord:
     Raises:
         TomatError: It is damaged, or of a later tomat.
     """
-    try:
-        values = json.loads((folder / WEIGHTS_FILE).read_text(encoding="utf-8"))
-        version = values["format_version"]
-        found = WeightsRecord(
-            int(values["step"]), str(values["weights"]), dict(values["quantised"]), values.get("quantised_from"),
-            dict(values["sha256"]),
-        )  # fmt: skip
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise TomatError(f"{folder / WEIGHTS_FILE} is damaged ({error!r}); write the folder again.") from None
-    if version != FORMAT_VERSION:
+    place = folder / WEIGHTS_FILE
+    content = read_bytes(place)
+    stated = mapping(parse_json(content, f"{place} is damaged: it", AGAIN)).get("format_version")
+    if stated != FORMAT_VERSION:  # before the hash, which a later version may make in another way
         raise TomatError(
-            f"{folder} has format version {version}; this tomat reads {FORMAT_VERSION}. Install a newer one."
+            f"{folder} has format version {stated!r}; this tomat reads {FORMAT_VERSION}. Install a newer one."
         )
+    values, _ = parse_checked(content, str(place), "a record of weights", AGAIN)
+    found = typed(values, WeightsRecord, place, AGAIN)
+    if ARRAYS_FILE not in found.sha256:
+        raise TomatError(f"{place} is damaged: it has no hash of {ARRAYS_FILE}. {AGAIN}")
     return found

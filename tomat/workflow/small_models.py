@@ -7,11 +7,14 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from tomat.base.documents import read_json
+from msgspec import Meta
+
+from tomat.base.checked_json import parse_checked
 from tomat.base.errors import TomatError
 from tomat.base.layout import CONFIG_FILE, EVALUATION_FILE, WEIGHTS_FOLDER
+from tomat.base.records import Amount, typed
 from tomat.pages.document import empty_section, find_sections, update_document
 from tomat.pages.tables import markdown_table, percent
 
@@ -113,7 +116,8 @@ def measure(folder: Path) -> None:
     """
     if (folder / EVALUATION_FILE).exists():
         return
-    from tomat.base.reporting import write_json
+    from tomat.base.checked_json import with_checksum
+    from tomat.base.reporting import to_jsonable, write_json
     from tomat.settings.config import recorded_config
     from tomat.workflow.held_out import evaluate_held_out, held_out_materials
 
@@ -128,7 +132,8 @@ def measure(folder: Path) -> None:
             f"{folder} has no whole evaluation: its configuration leaves one out (evaluation.*), or its model cannot "
             "predict from a structure alone."
         )
-    write_json(folder / EVALUATION_FILE, {**teacher_forced.to_dict(), "free_running": free_running.to_dict()})
+    found = {**teacher_forced.to_dict(), "free_running": free_running.to_dict()}
+    write_json(folder / EVALUATION_FILE, with_checksum(to_jsonable(found)))
 
 
 def write_small_models_page(models: Sequence[SmallModel], page: Path, words: str) -> None:
@@ -182,24 +187,55 @@ def as_json(models: Sequence[SmallModel]) -> dict[str, Any]:
     return {"models": [asdict(model) for model in models]}
 
 
+@dataclass(frozen=True)
+class _Spread:
+    median: Amount
+
+
+@dataclass(frozen=True)
+class _TeacherForced:
+    teacher_forced_nmae_median: _Spread
+
+
+@dataclass(frozen=True)
+class _FreeRunning:
+    free_running_nmae: _Spread
+
+
+@dataclass(frozen=True)
+class _Material:
+    seconds: Amount
+
+
+@dataclass(frozen=True)
+class _Cells:
+    over_materials: _FreeRunning
+    materials: Annotated[list[_Material], Meta(min_length=1)]
+
+
+@dataclass(frozen=True)
+class _Evaluation:
+    """`evaluation.json`, as far as the table of models has it."""
+
+    over_materials: _TeacherForced
+    free_running: _Cells
+
+
 def _measured(folder: Path) -> tuple[float, float, float, int]:
     """Teacher-forced and free-running NMAE, seconds a cell, materials."""
     path = folder / EVALUATION_FILE
     how = _how(folder)
     if not path.is_file():
         raise TomatError(f"{path} is missing: {how}")
-    report = read_json(path, how)
-    try:
-        cells = report["free_running"]
-        seconds = sorted(float(material["seconds"]) for material in cells["materials"])
-        return (
-            float(report["over_materials"]["teacher_forced_nmae_median"]["median"]),
-            float(cells["over_materials"]["free_running_nmae"]["median"]),
-            seconds[len(seconds) // 2],
-            len(seconds),
-        )
-    except (KeyError, TypeError, ValueError, IndexError) as error:
-        raise TomatError(f"{path} is no report of whole predicted cells ({error!r}): {how}") from None
+    report, _ = parse_checked(path.read_bytes(), str(path), "an evaluation", how)
+    found = typed(report, _Evaluation, path, f"For a report of whole predicted cells: {how}")
+    seconds = sorted(material.seconds for material in found.free_running.materials)
+    return (
+        found.over_materials.teacher_forced_nmae_median.median,
+        found.free_running.over_materials.free_running_nmae.median,
+        seconds[len(seconds) // 2],
+        len(seconds),
+    )
 
 
 def _how(folder: Path) -> str:

@@ -38,7 +38,8 @@ def train_and_report(
     """
     import jax
 
-    from tomat.base.reporting import console, write_json
+    from tomat.base.checked_json import with_checksum
+    from tomat.base.reporting import console, to_jsonable, write_json
     from tomat.runs.published import PAGE_FILES, is_remote, publish
     from tomat.training.folder import RunFolder
     from tomat.training.logged import log_end
@@ -73,7 +74,7 @@ def train_and_report(
         found["free_running"] = free_running.to_dict()
     if found:
         figures["evaluation"] = found
-        write_json(result.run_dir / EVALUATION_FILE, found)
+        write_json(result.run_dir / EVALUATION_FILE, with_checksum(to_jsonable(found)))
         log_end(RunFolder.of(config))
     if jax.process_index() == 0:
         page = write_training_page(config, result, evaluation, free_running)

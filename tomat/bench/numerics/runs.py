@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -13,7 +12,8 @@ from typing import IO
 
 import numpy as np
 
-from tomat.base.documents import flatten
+from tomat.base.checked_json import parse_checked
+from tomat.base.documents import flatten, read_bytes
 from tomat.base.errors import TomatError
 from tomat.base.layout import CONFIG_FILE, EVALUATION_FILE, STOPPED_STATUS
 from tomat.bench.numerics.variants import PlannedRun
@@ -67,10 +67,10 @@ def read_finished(run: PlannedRun) -> FinishedRun | None:
     missing = [step for step in range(steps) if losses.get(step) is None]
     if missing:
         raise TomatError(f"{folder} has no loss of step {missing[0]}; delete the folder and start again.")
-    try:
-        evaluation = TeacherForcedResult.from_dict(json.loads((folder / EVALUATION_FILE).read_text(encoding="utf-8")))
-    except (ValueError, KeyError, TomatError) as error:
-        raise TomatError(f"{folder / EVALUATION_FILE} is damaged ({error}); delete it and start again.") from error
+    place = folder / EVALUATION_FILE
+    evaluation = TeacherForcedResult.from_dict(
+        parse_checked(read_bytes(place), str(place), "an evaluation", "Delete it and start again.")[0], place
+    )
     started = [event for event in record.events if event["event"] in ("start", "resume")]
     return FinishedRun(
         losses=np.array([losses[step] for step in range(steps)], dtype=np.float64),

@@ -14,7 +14,6 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -174,7 +173,7 @@ def _write_oom(result: dict[str, Any], message: str, work: Path) -> None:
 def _write_program(
     result: dict[str, Any], compiled: Any, work: Path, part: Path, slice_: Any, with_executable: bool
 ) -> None:
-    from tomat.cost.llo import read_schedules
+    from tomat.cost.llo import read_schedules, write_schedules
     from tomat.cost.memory import memory_of_compiled
 
     result["status"] = "fits"
@@ -185,8 +184,7 @@ def _write_program(
     code_bytes = compiled.memory_analysis().generated_code_size_in_bytes
     assignment = _buffer_assignment(work) or b""
     result["memory"] = memory_of_compiled(assignment, _capacity_bytes(slice_), code_bytes).to_dict()
-    schedules = {name: asdict(schedule) for name, schedule in read_schedules(work / LLO_DUMP).items()}
-    (part / SCHEDULE_FILE).write_bytes(gzip.compress(json.dumps(schedules).encode(), compresslevel=6, mtime=0))
+    write_schedules(part / SCHEDULE_FILE, read_schedules(work / LLO_DUMP))
     if with_executable:
         (part / EXECUTABLE_FILE).write_bytes(executable.serialize())
 

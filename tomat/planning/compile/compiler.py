@@ -7,10 +7,8 @@ same module share the compile. A request counts for the sources and packages tha
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import json
-import zlib
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
@@ -19,10 +17,9 @@ from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
-from tomat.base.errors import TomatError
 from tomat.base.reporting import write_json
 from tomat.base.stages import DONE
-from tomat.cost.memory import MemoryReport
+from tomat.cost.memory import MemoryReport, read_memory
 from tomat.hardware.chips import Slice
 from tomat.planning.compile.child import MEMORY_SUFFIX, PROGRAM_FILE, SCHEDULE_FILE, needed_files
 from tomat.planning.compile.process import Limits, ask, request_key
@@ -77,7 +74,7 @@ class CompiledStep:
     @cached_property
     def memory(self) -> MemoryReport:
         """Where the bytes are, of one device."""
-        return MemoryReport.from_dict(self.result["memory"])
+        return read_memory(self.result["memory"])
 
     @cached_property
     def program(self) -> HloProgram:
@@ -93,14 +90,9 @@ class CompiledStep:
         Raises:
             TomatError: The cache's file is damaged.
         """
-        from tomat.cost.llo import OpSchedule
+        from tomat.cost.llo import kept_schedules
 
-        path = self.folder / SCHEDULE_FILE
-        try:
-            values = json.loads(gzip.decompress(path.read_bytes()))
-            return {name: OpSchedule.from_dict(value) for name, value in values.items()}
-        except (OSError, EOFError, zlib.error, ValueError, LookupError, TypeError, AttributeError) as error:
-            raise TomatError(f"{path} is damaged ({error}); delete {self.folder} and plan again.") from None
+        return kept_schedules(self.folder / SCHEDULE_FILE, f"Delete {self.folder} and plan again.")
 
 
 def default_cache_dir() -> Path:

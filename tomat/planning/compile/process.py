@@ -21,8 +21,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tomat.base.checked_json import with_checksum
 from tomat.base.errors import TomatError
-from tomat.base.reporting import write_json
+from tomat.base.reporting import to_jsonable, write_json
 from tomat.base.stages import DONE
 from tomat.hardware.chips import Slice
 from tomat.planning.compile.topology import child_environment
@@ -212,7 +213,7 @@ def keep_answer(result: Mapping[str, Any], part: Path, folder: Path) -> None:
         part: Below the working folder, which goes away with whatever an end by force leaves there; made if missing.
         folder: Below `programs_dir`; its name is the answer's key.
     """
-    write_json(part / RESULT_FILE, result)
+    write_json(part / RESULT_FILE, with_checksum(to_jsonable(result)))
     keep(part, folder)
     say(DONE, key=folder.name)
 

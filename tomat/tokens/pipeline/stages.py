@@ -10,19 +10,20 @@ ends with the same bytes.
 
 import hashlib
 import json
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from io import BytesIO
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from msgspec import Meta
 
 from tomat.base.checked_json import parse_checked, refuse_unknown_keys, with_checksum
 from tomat.base.errors import RetryableError, TomatError
+from tomat.base.records import Count, Positive, typed
 from tomat.base.storage import ARRAY_NAME, PROGRESS_PREFIX, Store
 from tomat.codec.base import DensityCodec
 from tomat.codec.files import codec_from_text
@@ -100,14 +101,21 @@ class Surveyed:
     """A material that can be tokenised."""
 
     material_id: str
-    grid_shape: tuple[int, int, int]
-    n_atoms: int
+    grid_shape: tuple[Positive, Positive, Positive]
+    n_atoms: Count
     n_electrons: float
     """Integral of the density, to four decimals."""
-    clipped_voxels: int
+    clipped_voxels: Count
     """Negative values that were set to zero on reading."""
     outside_codec: ClippedMaterial | None = None
     """Voxels outside the codec; None while there is no codec, and in older surveys, which did not count them."""
+
+
+@dataclass(frozen=True)
+class SetSurvey:
+    """The survey of a whole set, as far as it is read again."""
+
+    materials: Annotated[tuple[Surveyed, ...], Meta(min_length=1)]
 
 
 @dataclass(frozen=True)
@@ -133,34 +141,11 @@ class UnitSurvey:
         values, checked = parse_checked(content, source, "the survey of some materials", again)
         if not checked:
             refuse_unknown_keys(values, frozenset({"materials", "skipped"}), source, again)
-        try:
-            found = cls(
-                tuple(_surveyed(item) for item in values["materials"]),
-                tuple((str(name), str(reason)) for name, reason in values["skipped"]),
-            )
-        except (LookupError, TypeError, ValueError, AttributeError) as error:
-            raise TomatError(f"{source} is a damaged survey ({type(error).__name__}: {error}). {again}") from error
+        found = typed(values, cls, source, again)
         names = [each.material_id for each in found.materials] + [name for name, _ in found.skipped]
         if sorted(names) != sorted(each.material_id for each in unit.materials):
             raise TomatError(f"{source} is damaged: it is not of the materials it should be of. {again}")
         return found
-
-
-def _surveyed(item: Mapping[str, Any]) -> Surveyed:
-    """A material from JSON.
-
-    Raises:
-        LookupError, TypeError, ValueError: what is missing or wrong.
-    """
-    outside = item.get("outside_codec")
-    shape = tuple(item["grid_shape"])
-    counts = (*shape, item["n_atoms"], item["clipped_voxels"])
-    if len(shape) != 3 or not all(type(each) is int and each >= 0 for each in counts) or min(shape) < 1:
-        raise ValueError(f"a material is {item!r:.120}")
-    if not isinstance(item["material_id"], str) or not math.isfinite(item["n_electrons"]):
-        raise ValueError(f"a material is {item!r:.120}")
-    outside_codec = None if outside is None else ClippedMaterial(**outside)
-    return Surveyed(**{**item, "grid_shape": shape, "outside_codec": outside_codec})
 
 
 def unit_size(n_materials: int) -> int:

@@ -1,0 +1,301 @@
+"""Records that tomat writes, damaged, and read through what a user calls: a correct result or one TomatError.
+
+Each starts from a real one: those of `docs/tracking`, and small ones that are written here.
+"""
+
+import json
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from hypothesis import strategies as st
+
+from tomat.base.checked_json import with_checksum
+from tomat.base.errors import TomatError
+from tomat.base.records import read_typed
+from tomat.bench.pwscf import RECORD, _kept
+from tomat.codec.files import load_codec, write_codec
+from tomat.codec.histogram import DensityHistogram
+from tomat.codec.lloyd_max import fit_lloyd_max
+from tomat.codec.report import codec_figures, draw_codec
+from tomat.cost.chip_model import ChipModel
+from tomat.cost.memory import read_memory
+from tomat.dataset.contents import Material
+from tomat.dataset.survey import _answers
+from tomat.density.crystal import Crystal
+from tomat.density.espresso import ReciprocalList, read_charge_density, write_charge_density
+from tomat.density.geometry import BOHR_A
+from tomat.density.grid import DensityGrid
+from tomat.hardware.chips import slice_named
+from tomat.html.document import page_html
+from tomat.html.kinds import page_of
+from tomat.html.prediction import predictions_page
+from tomat.inference.folder import LINES_FILE, _is_whole, _read_lines
+from tomat.kernels.report import _kept as kept_kernels
+from tomat.kernels.report import sections
+from tomat.lab.max_batch import MaxBatchRecord
+from tomat.lab.max_batch_page import probes_section
+from tomat.lab.page import epochs_section, ranking_section
+from tomat.lab.record import rows_of_record
+from tomat.runs.checkpoints import array_shapes, examine
+from tomat.runs.checksums import write_checksums
+from tomat.tracking.report import write_index
+from tomat.tuning.sweep import rows_on_record
+from tomat.tuning.sweep_answers import answers_section
+from tomat.tuning.sweep_page import ranking_section as planned_section
+from tomat.weights.folder import WEIGHTS_FILE, read_weights, write_weights
+
+damage = sys.modules["fuzz_damage"]
+fuzz, Tried = damage.fuzz, damage.Tried
+TRACKING = Path(__file__).parents[2] / "docs" / "tracking"
+
+
+def shortened(path: Path, key: str, rows: int) -> dict[str, Any]:
+    """A record of `docs/tracking` with its first rows alone, so that damage finds what is not in a row too."""
+    record = json.loads(path.read_text())
+    return record | {key: record[key][:rows]}
+
+
+def of_file(path: Path, read: Callable[[Path], Any]) -> Callable[[bytes], None]:
+    def written(data: bytes) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+        read(path)
+
+    return written
+
+
+def whole_text(document: Any) -> bytes:
+    return json.dumps(document).encode()
+
+
+def fuzz_json(tried: Any, name: str, document: Any, path: Path, read: Callable[[Path], Any], count: int) -> None:
+    fuzz(tried, name, whole_text(document), damage.damaged_texts(document), of_file(path, read), count)
+
+
+def test_lab_record(tried: Any, tmp_path: Path):
+    def read(path: Path) -> None:
+        page_html(page_of(str(path)))
+        rows = [row for row in rows_of_record(path).values() if row.is_whole]  # what a lab goes on with
+        assert ranking_section(rows, []) and epochs_section(rows, None)
+
+    record = shortened(TRACKING / "lab" / "lab-demo.json", "rows", 2)
+    fuzz_json(tried, "lab record", record, tmp_path / "lab" / "lab-demo.json", read, 120)
+
+
+def test_max_batch_record(tried: Any, tmp_path: Path):
+    def read(path: Path) -> None:
+        searches = read_typed(path, MaxBatchRecord, "", version=("record_format", 1)).searches
+        assert probes_section(searches)
+
+    record = shortened(TRACKING / "lab" / "max-batch-demo.json", "searches", 2)
+    fuzz_json(tried, "max-batch record", record, tmp_path / "max-batch.json", read, 150)
+
+
+def test_sweep_record(tried: Any, tmp_path: Path):
+    def read(path: Path) -> None:
+        page_html(page_of(str(path)))
+        rows = list(rows_on_record(path).values())
+        assert planned_section(rows) and answers_section(rows)
+        write_index(tmp_path)
+
+    record = shortened(TRACKING / "sweeps" / "tracking-issue.json", "rows", 3)
+    fuzz_json(tried, "sweep record", record, tmp_path / "sweeps" / "tracking-issue.json", read, 120)
+
+
+def test_kernels_record(tried: Any, tmp_path: Path):
+    def read(path: Path) -> None:
+        ChipModel.load(path.parent, slice_named("v6e-1").chip)
+        chips, refused = kept_kernels(path.parent, ())
+        assert sections({"chips": chips, "refused": refused})
+
+    record = json.loads((TRACKING / "kernels.json").read_text())
+    record = {"chips": {"v6e": record["chips"]["v6e"]}, "refused": record["refused"][:2]}
+    fuzz_json(tried, "kernels.json", record, tmp_path / "kernels.json", read, 150)
+
+
+def test_memory_report(tried: Any, tmp_path: Path):
+    buffer = {"hbm_bytes": 9, "logical_bytes": 8, "shape": "f32[2]", "instruction": "a", "opcode": "add",
+              "op_name": "", "source": ""}  # fmt: skip
+    report = {"fits": False, "required_bytes": 9, "capacity_bytes": 5, "largest": [buffer], "largest_are": "x",
+              "timeline": [[0.1, 5], [0.9, 3]], "notes": ["a"], "argument_bytes": 2}  # fmt: skip
+    plan = {"program_key": "k", "breakdown": None, "memory": report, "slice": "v6e-1", "nearest_fits": []}
+
+    def read(path: Path) -> None:
+        page_html(page_of(str(path)))
+        read_memory(json.loads(path.read_text())["memory"]).by_kind()
+
+    fuzz_json(tried, "plan that does not fit", plan, tmp_path / "plan.json", read, 150)
+
+
+def prediction(name: str) -> dict[str, Any]:
+    return {
+        "name": name, "structure": f"{name}.cif", "formula": "NaCl", "atoms": 2, "grid": [4, 4, 4], "seconds": 0.5,
+        "electrons_before": 7.9, "electrons": 8.0, "electrons_from": "valences", "flags": [{"kind": "x", "text": "y"}],
+        "output": f"{name}.vasp", "output_bytes": 3, "format": "qe", "inputs_sha256": "0" * 64,
+        "output_sha256": "1" * 64, "spread_share": 0.1,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("form", ["page", "predict"])
+def test_predictions(tried: Any, tmp_path: Path, form: str):
+    rows = [prediction("a"), prediction("b"), {"name": "c", "structure": "c.cif", "error": "no"}]
+    seen = json.dumps(rows[0])
+
+    def read(path: Path) -> None:
+        if form == "page":
+            page_html(predictions_page(path.parent))
+            return
+        lines = _read_lines(path)
+        for line in lines.values():
+            assert "error" in line or not _is_whole(path.parent, line)  # its density is not there
+        if seen not in map(json.dumps, lines.values()):
+            raise TomatError("predicted again")
+
+    text = "".join(json.dumps(row) + "\n" for row in rows).encode()
+    fuzz(
+        tried, f"predictions.jsonl, {form}", text, damage.damaged_lines(rows), of_file(tmp_path / LINES_FILE, read), 150
+    )
+
+
+def test_run_of_pwscf(tried: Any, tmp_path: Path):
+    said = {"version": "6.7", "iterations": 3, "reason": "", "accuracy_ry": [1.0, 1e-9], "energy_ry": -17.0,
+            "wall_seconds": 2.0, "cpu_seconds": 1.9, "fft_shape": [27, 27, 27], "k_points": 10}  # fmt: skip
+
+    def read(path: Path) -> None:
+        kept = _kept(path.parent)
+        assert sum(kept.said.accuracy_ry) >= 0 and dict(kept.facts) is not None
+
+    for document in ({"said": said, "facts": {"nmae": 0.1}}, with_checksum({"said": said, "facts": {"nmae": 0.1}})):
+        fuzz_json(tried, "run of pw.x", document, tmp_path / RECORD, read, 100)
+
+
+def test_weights(tried: Any, tmp_path: Path):
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "config.yaml").write_text("a: 1\n")
+    arrays = {"model.a": np.ones((4, 3), np.float32)}
+    write_weights(run, arrays, 3, "last", tmp_path / "w")
+
+    def read(path: Path) -> None:
+        found = read_weights(path.parent)
+        assert np.array_equal(found.arrays["model.a"], arrays["model.a"]) and found.step >= 0
+
+    record = json.loads((tmp_path / "w" / WEIGHTS_FILE).read_text())
+    fuzz_json(tried, WEIGHTS_FILE, record, tmp_path / "w" / WEIGHTS_FILE, read, 100)
+    del record["content_sha256"]  # as before there was one
+    fuzz_json(tried, f"{WEIGHTS_FILE} of before", record, tmp_path / "w" / WEIGHTS_FILE, read, 100)
+
+
+def test_codec_figures(tried: Any, tmp_path: Path):
+    histogram = DensityHistogram()
+    histogram.add(np.geomspace(1e-4, 10, 4000).astype(np.float32))
+    write_codec(fit_lloyd_max(histogram, 8), tmp_path / "codec.json")
+    record = json.loads((tmp_path / "codec.json").read_text())
+    whole, tables = load_codec(tmp_path / "codec.json"), record["sha256"]
+
+    def read(path: Path) -> None:
+        codec = load_codec(path)
+        assert codec.sha256 == tables and np.array_equal(codec.edges, whole.edges)
+        json.dumps(codec_figures(codec), allow_nan=False)
+        draw_codec(codec, path.with_suffix(".svg"))
+
+    del record["content_sha256"]
+    fuzz_json(tried, "codec of before, its report", record, tmp_path / "codec.json", read, 60)
+    fit = {"fit": record["fit"]}
+    inputs = damage.damaged_texts(fit).map(lambda text: whole_text(record | _object(text)) if _object(text) else b"cut")
+    fuzz(tried, "codec, how it was fitted", whole_text(record), inputs, of_file(tmp_path / "codec.json", read), 100)
+
+
+def _object(text: bytes) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return {}
+    return {"fit": found["fit"]} if isinstance(found, dict) and "fit" in found else {}
+
+
+def crystal_density() -> DensityGrid:
+    rng = np.random.default_rng(0)
+    rho = rng.uniform(0.1, 1.0, (6, 6, 6)).astype(np.float32)
+    return DensityGrid(rho, 4 * np.eye(3), np.array([11, 17]), np.array([[0.0, 0, 0], [0.5, 0.5, 0.5]]), "a")
+
+
+def test_survey(tried: Any, tmp_path: Path):
+    one = Material.of(crystal_density(), "a", "2" * 64)
+    rows = [{"file_sha256": "2" * 64, "found": one.to_dict()}, {"file_sha256": "3" * 64, "found": "no density"}]
+
+    def read(path: Path) -> None:
+        answers = _answers(path)
+        for found in answers.values():
+            assert isinstance(found, str) or (
+                found.is_same(found) and not (found.is_same(one) and found.atoms != one.atoms)
+            )
+        if len(answers) < 2:
+            raise TomatError("read again")
+
+    text = "".join(json.dumps(row) + "\n" for row in rows).encode()
+    fuzz(tried, "survey.jsonl", text, damage.damaged_lines(rows), of_file(tmp_path / "survey.jsonl", read), 200)
+
+
+def test_charge_density_of_quantum_espresso(tried: Any, tmp_path: Path):
+    density = crystal_density()
+    miller = np.array([[i, j, k] for i in (-1, 0, 1) for j in (-1, 0, 1) for k in (-1, 0, 1)], np.int32)
+    reciprocal = 2 * np.pi * np.linalg.inv(density.lattice / BOHR_A).T
+    path = tmp_path / "charge-density.dat"
+    write_charge_density(density, path, ReciprocalList(False, reciprocal, miller, "here"))
+    whole = path.read_bytes()
+    header = 8 * 3 + 4 * 3 + 8 * 9  # records of the numbers, of the vectors
+
+    def read(place: Path) -> None:
+        found = read_charge_density(place, Crystal.of(density), (6, 6, 6))
+        assert np.isfinite(found.rho).all()
+
+    in_header = st.tuples(st.integers(0, header), st.binary(min_size=1, max_size=8)).map(
+        lambda at: whole[: at[0]] + at[1] + whole[at[0] + len(at[1]) :]
+    )
+    inputs = st.one_of(in_header, damage.BYTE_DAMAGE.map(lambda steps: damage.damaged_bytes(whole, steps)))
+    fuzz(tried, "charge-density.dat", whole, inputs, of_file(path, read), 300)
+
+
+@pytest.mark.parametrize("name", ["metadata.json", "manifest.json", "checksums.json"])
+def test_checkpoint(tried: Any, tmp_path: Path, name: str):
+    import tensorstore as ts
+
+    path = tmp_path / "step-3"
+    path.mkdir()
+    arrays = [{"path": "model/a", "shape": [8], "dtype": "float32"}]
+    (path / "manifest.json").write_text(json.dumps({"format_version": 1, "arrays": arrays}))
+    kvstore = {"driver": "ocdbt", "base": f"file://{path}/", "path": "model/a"}
+    store = ts.open({"driver": "zarr3", "kvstore": kvstore}, create=True, dtype="float32", shape=(8,)).result()
+    store.write(np.ones(8, np.float32)).result()
+    write_checksums(str(path))
+    (path / "metadata.json").write_text(json.dumps({"step": 3, "timestamp": "2026-01-02T03:04:05"}))
+    document = json.loads((path / name).read_text())
+
+    def read(place: Path) -> None:
+        found = examine(str(path), 3, read_data=True)
+        if not found.whole:
+            # What is there but is not what was written is damage, and no save that was cut short.
+            assert found.completed or not place.stat().st_size
+            raise TomatError(found.reason)
+        assert array_shapes(str(path)) == {"model/a": (8,)}
+
+    fuzz_json(tried, f"checkpoint, {name}", document, path / name, read, 100)
+
+
+def test_configuration_of_a_run_has_its_hash(tmp_path: Path):
+    """Every byte of it, one after the other."""
+    from tomat.base.checked_json import is_as_signed, signed
+
+    text = signed(yaml.safe_dump({"a": {"b": 1.5}, "run_name": "x"})).encode()
+    assert is_as_signed(text) is True
+    for place in range(len(text) - 1):
+        changed = bytes([*text[:place], text[place] ^ 1, *text[place + 1 :]])
+        assert is_as_signed(changed) is not True
+    shutil.rmtree(tmp_path)

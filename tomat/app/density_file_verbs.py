@@ -113,12 +113,12 @@ def run_show(args: argparse.Namespace) -> int:
         if args.picture is not None:
             from tomat.evaluation.picture import draw_density
 
-            console.print(f"picture: {draw_density(grid, args.picture)}", markup=False)
+            console.print(f"picture: {draw_density(grid, args.picture)}")
     if len(found.files) > 1 or found.ignored:
         words = f"{len(shown):,} read, {len(failed):,} failed, {ignored_words(found.ignored)}"
-        console.print(words, markup=False, soft_wrap=True)
+        console.print(words, soft_wrap=True)
     for path, reason in failed.items():
-        console.print(f"failed: {reason if path in reason else f'{path}: {reason}'}", markup=False, soft_wrap=True)
+        console.print(f"failed: {reason if path in reason else f'{path}: {reason}'}", soft_wrap=True)
     write_report(args.json, {"densities": shown, "failed": failed, "ignored": dict(found.ignored)})
     if failed and not shown:
         raise TomatError(f"none of {counted(len(failed), 'density', 'densities')} could be read.")
@@ -230,11 +230,11 @@ def run_convert(args: argparse.Namespace) -> int:
                 failed[name] = str(error)
                 continue
             for note in written[-1]["not_kept"]:
-                bar.console.print(f"{name}: {note}", markup=False, soft_wrap=True)
+                bar.console.print(f"{name}: {note}", soft_wrap=True)
     last = written[-1]["output"] if len(written) == 1 else str(args.output)
-    console.print(f"{counted(len(written), 'density', 'densities')} -> {last}{ignored}", markup=False, soft_wrap=True)
+    console.print(f"{counted(len(written), 'density', 'densities')} -> {last}{ignored}", soft_wrap=True)
     for name, reason in failed.items():
-        console.print(f"failed: {name}: {reason}", markup=False, soft_wrap=True)
+        console.print(f"failed: {name}: {reason}", soft_wrap=True)
     write_report(args.json, {"written": written, "failed": failed})
     return SOME_FAILED_STATUS if failed else 0
 
@@ -345,8 +345,6 @@ def run_compare(args: argparse.Namespace) -> int:
     table.add_row("largest difference", f"{largest:.4g} e/A^3 at ({where}) of the cell")
     console.print(table)
     if args.picture is not None:
-        console.print(
-            f"picture: {draw_plane(compared_plane(found.reference, found.other), args.picture)}", markup=False
-        )
+        console.print(f"picture: {draw_plane(compared_plane(found.reference, found.other), args.picture)}")
     write_report(args.json, figures)
     return 0

@@ -167,10 +167,10 @@ def _print(result: dict[str, Any]) -> None:
         + (f", {rate:,.0f} a chip" if rate is not None else "")
     )
     for note in result.get("notes", ()):
-        console.print(f"note: {note}.", soft_wrap=True, markup=False, highlight=False)
+        console.print(f"note: {note}.", soft_wrap=True, highlight=False)
     if where is None and result.get("devices_that_ran"):
         ran = f"It ran on {result['devices_that_ran']}, whose peak is not known, so there is no MFU."
-        console.print(ran, markup=False, highlight=False)
+        console.print(ran, highlight=False)
     elif where is None:
         console.print("The slice is not known, so there is no MFU; give --slice.")
     else:

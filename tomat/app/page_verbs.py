@@ -57,7 +57,6 @@ def run_page(args: argparse.Namespace) -> int:
     console.print(
         f"page of a {page.kind}: {output}, {readable_bytes(size)}, {took:.1f} s",
         soft_wrap=True,
-        markup=False,
         highlight=False,
     )
     write_report(

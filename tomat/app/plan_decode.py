@@ -82,7 +82,7 @@ def print_decoders(report: Mapping[str, Any], top: int) -> None:
         console.print(Text.assemble((f"{plan['decoder']} decoder", "bold"), f", {plan['compiler']}, {how}"))
         if plan["kv_cache_bytes"] is not None:
             kept = f"keys and values kept: {gib(plan['kv_cache_bytes'])}, kv_cache_dtype {plan['kv_cache_dtype']}"
-            console.print(kept, markup=False)
+            console.print(kept)
         print_memory(read_memory(plan["memory"]), 0 if plan["fits"] else top)
         if plan["fits"]:
             print_breakdown(Breakdown.from_dict(plan["breakdown"], "the plan"), top)
@@ -90,7 +90,7 @@ def print_decoders(report: Mapping[str, Any], top: int) -> None:
     cell = f"a cell of {grid} voxels with {report['atoms']} atoms, {report['patches']:,} patches of {patch}"
     console.print(Text.assemble((report["run_name"], "bold"), f" on {report['slice']}: {cell}"))
     for note in report["notes"]:
-        console.print(f"note: {note}", markup=False)
+        console.print(f"note: {note}")
     view = table(
         "a cell",
         "decoder", "rounds", "patches", "HBM", "a batch", "batches", "a cell", "from", "to", "without timings", "bound",

@@ -233,7 +233,7 @@ def _measurements(path: Path) -> "list[CalibrationRow]":
         return [row_of_run(path)]
     rows, refused = measured_steps(path)
     for name, why in refused.items():
-        console.print(f"left out: {name}: {why}", soft_wrap=True, highlight=False, markup=False)
+        console.print(f"left out: {name}: {why}", soft_wrap=True, highlight=False)
     return rows
 
 

@@ -155,10 +155,10 @@ def run_predict(args: argparse.Namespace) -> int:
     files, ignored = find_structures(args.structure)
     check_species_used((file.path for file in files), rules)
     by = f"loading {args.promolecule}" if args.promolecule else f"by {args.run_dir}"
-    console.print(f"{counted(len(files), 'structure')}; {by}", markup=False)
+    console.print(f"{counted(len(files), 'structure')}; {by}")
     predictor = _predictor(args, given)
     grid = choose_grid(None if args.grid is None else tuple(args.grid), args.spacing, args.like, predictor.spacing_a)
-    console.print(f"grid: {grid.why}", markup=False)
+    console.print(f"grid: {grid.why}")
     settings = Settings(
         output=args.output,
         grid=grid,
@@ -180,7 +180,7 @@ def run_predict(args: argparse.Namespace) -> int:
 
         def on_line(line: dict[str, Any], skipped: bool) -> None:
             for text in _said(line, skipped):
-                bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
+                bar.console.print(text, highlight=False, soft_wrap=True)
             bar.advance(structures)
 
         def on_patches(done: int, total: int) -> None:
@@ -194,13 +194,13 @@ def run_predict(args: argparse.Namespace) -> int:
     failed, skipped = outcome.failed, outcome.skipped
     done = len(outcome.lines) - len(failed) - len(skipped)
     words = [f"{done:,} predicted", f"{len(skipped):,} there before", f"{len(failed):,} failed"]
-    console.print(f"{', '.join(words)}; {args.output / LINES_FILE}", markup=False, soft_wrap=True)
+    console.print(f"{', '.join(words)}; {args.output / LINES_FILE}", soft_wrap=True)
     if ignored:
         names = ", ".join([*list(ignored)[:MOST_SHOWN], *(["..."] if len(ignored) > MOST_SHOWN else [])])
-        console.print(f"passed over {counted(len(ignored), 'other file')}: {names}", markup=False, soft_wrap=True)
+        console.print(f"passed over {counted(len(ignored), 'other file')}: {names}", soft_wrap=True)
     for line in failed:
         name = "" if line["name"] in line["error"] else f"{line['name']}: "
-        console.print(f"failed: {name}{line['error']}", markup=False, soft_wrap=True)
+        console.print(f"failed: {name}{line['error']}", soft_wrap=True)
     report = {"structures": outcome.lines, "failed": [line["name"] for line in failed], "skipped": skipped}
     write_report(args.json, {**report, "ignored": ignored, "predictor": predictor.identity})
     return SOME_FAILED_STATUS if failed else 0

@@ -112,7 +112,7 @@ def run_fit(args: argparse.Namespace) -> int:
         f"{100 * np.mean(values):.2f} %, worst {100 * nmae[worst]:.2f} % ({worst})"
     )
     for name, reason in skipped.items():
-        console.print(f"skipped {name}: {reason}", markup=False)
+        console.print(f"skipped {name}: {reason}")
     return 0
 
 

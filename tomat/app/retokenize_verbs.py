@@ -91,9 +91,9 @@ def run_retokenize(args: argparse.Namespace) -> int:
         f"{counted(len(manifest.skipped), 'material')} skipped"
     )
     for line in clipped_lines(manifest.clipped, manifest.max_clipped_share):
-        console.print(line, markup=False)
+        console.print(line)
     for entry in manifest.skipped:
-        console.print(f"skipped {entry.material_id}: {entry.reason}", markup=False)
+        console.print(f"skipped {entry.material_id}: {entry.reason}")
     write_report(
         args.json,
         {

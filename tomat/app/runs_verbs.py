@@ -99,7 +99,7 @@ def run_list(args: argparse.Namespace) -> int:
         table.add_row(*_cells(summary))
     console.print(table)
     for heading, meaning in COLUMNS:
-        console.print(f"{heading}: {meaning}", markup=False, highlight=False)
+        console.print(f"{heading}: {meaning}", highlight=False)
     write_report(args.json, {"runs": [summary.to_dict() for summary in summaries]})
     return 0
 
@@ -176,9 +176,9 @@ def run_verify(args: argparse.Namespace) -> int:
         found = f"{counted(verdict.checkpoints, 'whole checkpoint')}, {counted(verdict.log_lines, 'line')} of log"
         console.print(Text.assemble((word, colour), f" {verdict.name}: {found}"))
         for problem in verdict.problems:
-            console.print(f"  {problem}", highlight=False, markup=False)
+            console.print(f"  {problem}", highlight=False)
         for note in verdict.notes:
-            console.print(f"  note: {note}", highlight=False, markup=False)
+            console.print(f"  note: {note}", highlight=False)
     write_report(args.json, {"runs": [vars(verdict) for verdict in verdicts]})
     return 1 if any(verdict.problems for verdict in verdicts) else 0
 
@@ -263,7 +263,7 @@ def run_compare(args: argparse.Namespace) -> int:
     console.print(table)
     lines = sparklines(comparison)
     for name, line in lines:
-        console.print(f"{line} {name}", highlight=False, markup=False)
+        console.print(f"{line} {name}", highlight=False)
     if lines:
         console.print(f"training loss of {len(comparison.common_steps):,} common steps, one scale", highlight=False)
     else:

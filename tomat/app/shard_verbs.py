@@ -95,7 +95,7 @@ def run_verify(args: argparse.Namespace) -> int:
     if not shards.manifest.has_checksum:
         console.print(f"manifest: {NO_CHECKSUM}")
     for line in clipped_lines(shards.manifest.clipped, shards.manifest.max_clipped_share):
-        console.print(line, markup=False)
+        console.print(line)
     if get_grid is not None and args.sample:
         rows = sample_rows(shards.rows, args.sample, args.seed)
         with progress() as bar:

@@ -236,5 +236,5 @@ def _report(shards: Any, path: Path | None, extra: dict[str, Any]) -> None:
     table.add_row("manifest", "its checksum fits" if manifest.has_checksum else NO_CHECKSUM)
     console.print(table)
     for line in clipped_lines(manifest.clipped, manifest.max_clipped_share):
-        console.print(line, markup=False)
+        console.print(line)
     write_report(path, figures)

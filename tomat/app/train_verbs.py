@@ -117,7 +117,7 @@ def run_train(args: argparse.Namespace) -> int:
     finally:
         if stop.asked:
             said = f"the same command continues the run: {shlex.join(['tomat', *args.words])}"
-            console.print(said, soft_wrap=True, markup=False, highlight=False)
+            console.print(said, soft_wrap=True, highlight=False)
 
 
 def _distils(args: argparse.Namespace) -> bool:

@@ -101,7 +101,7 @@ def run_write(args: argparse.Namespace) -> int:
     if args.output.exists():
         raise TomatError(f"--output {args.output} is there already; give another folder, or remove it.")
     compression = None if args.bits is None else _compression(args)
-    console.print(f"loading {args.run_dir}", markup=False, highlight=False)
+    console.print(f"loading {args.run_dir}", highlight=False)
 
     from tomat.distillation.result import is_distillation
     from tomat.inference.trained import load_trained
@@ -149,7 +149,7 @@ def run_compare(args: argparse.Namespace) -> int:
     models = []
     folders = [args.run_dir, *args.folders]
     for folder in folders:
-        console.print(f"measuring {folder}", markup=False, highlight=False)
+        console.print(f"measuring {folder}", highlight=False)
         measure(folder)
         models.append(small_model(folder))
     table = Table("folder", *HEADER)
@@ -183,7 +183,7 @@ def _say(args: argparse.Namespace, written: "WrittenWeights", more: str) -> None
 
     share = written.weights_bytes / written.float32_bytes
     said = f"wrote {args.output}: {readable_bytes(written.weights_bytes)} of weights, {share:.3f} of float32{more}"
-    console.print(said, soft_wrap=True, markup=False, highlight=False)
+    console.print(said, soft_wrap=True, highlight=False)
     write_report(args.json, {**asdict(written), "weights_over_float32": share})
 
 

@@ -100,5 +100,5 @@ def choose_codec(histogram: DensityHistogram, most_bins: int, objective: Objecti
     what = f"{bins:,} bins, whose rounding alone costs an NMAE of {100 * found:.2g} %"
     if found >= floor:
         what += f"; {100 * floor:g} % was asked for, and data.n_density_tokens allows no more"
-    console.print(f"codec: {what}", markup=False)
+    console.print(f"codec: {what}")
     return codec

@@ -143,7 +143,7 @@ def prepare_folder(place: str, request: FolderRequest, folder: Path, run_name: s
         looked = survey(found.files, hashes, found.ignored, read, folder / SURVEY_FILE, request.rules)
         potcars = potcars_beside(file.path for file in found.files if file.path not in looked.ignored)
         looked = looked.without(potcars.paths, potcars.ignored)
-        console.print(f"{place}: {looked.words()}", markup=False, soft_wrap=True)
+        console.print(f"{place}: {looked.words()}", soft_wrap=True)
         if recorded is None:
             recorded = _begin(folder, request, looked, place)
         else:
@@ -250,7 +250,7 @@ def _tokenised(
 
         def valences() -> dict[int, float]:
             found, words = choose_valences(learnt, potcars, request.accept)
-            console.print(f"valence electrons: {words}", markup=False, soft_wrap=True)
+            console.print(f"valence electrons: {words}", soft_wrap=True)
             return found
 
         codec, promolecule = fit_codec_and_promolecule(
@@ -278,7 +278,7 @@ def _tokenised(
     splits = {split: tuple(each.material_id for each in plan.materials) for split, plan in plans.items() if plan}
     for split, plan in plans.items():
         for skipped in plan.skipped if plan else ():
-            console.print(f"{split}: skipped {skipped.material_id}: {skipped.reason}", markup=False, soft_wrap=True)
+            console.print(f"{split}: skipped {skipped.material_id}: {skipped.reason}", soft_wrap=True)
     bins = open_shards(str(folder / "train")).codec.n_density_tokens
     if bins > request.most_bins:
         raise TomatError(
@@ -286,7 +286,7 @@ def _tokenised(
             "use another --run_name."
         )
     data = FolderData(folder, splits, bins, formulas, reader)
-    console.print(_split_words(data), markup=False, soft_wrap=True)
+    console.print(_split_words(data), soft_wrap=True)
     return data
 
 
@@ -386,6 +386,6 @@ def _locked(folder: Path) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            console.print(f"waiting for the process that prepares {folder}", markup=False)
+            console.print(f"waiting for the process that prepares {folder}")
             fcntl.flock(file, fcntl.LOCK_EX)
         yield

@@ -37,8 +37,8 @@ def open_subject(config: TrainConfig, datasets: Datasets) -> Subject:
     """
     settings = settings_of(config)
     stored = read_student(config)
-    console.print(f"teacher: {settings.teacher}, student: {settings.quantised} ({stored.weights})", soft_wrap=True,
-                  markup=False, highlight=False)  # fmt: skip
+    said = f"teacher: {settings.teacher}, student: {settings.quantised} ({stored.weights})"
+    console.print(said, soft_wrap=True, highlight=False)
     teacher = load_trained(settings.teacher)
     _check_teacher(config, datasets, teacher)
     before = _before_quantised(stored, teacher)

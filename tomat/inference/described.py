@@ -85,7 +85,7 @@ class DescribedRun(LearntFromDensities):
     def loaded(self) -> Predictor:
         """The predictor with its model."""
         if self._loaded is None:
-            console.print(f"loading the model of {self.weights.folder}", markup=False)
+            console.print(f"loading the model of {self.weights.folder}")
             from tomat.inference.predictor import load_found
 
             self._loaded = load_found(self.weights, **self._options)

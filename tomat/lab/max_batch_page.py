@@ -149,4 +149,4 @@ def print_searches(record: Mapping[str, Any]) -> None:
             table.add_row(*(cell.strip("*") for cell in row))
         console.print(table)
         if search.stopped_by:
-            console.print(f"note: {search.stopped_by}", markup=False, highlight=False)
+            console.print(f"note: {search.stopped_by}", highlight=False)

@@ -331,4 +331,4 @@ def print_ranking(record: Mapping[str, Any]) -> None:
         table.add_row(row.name, *(cells[heading] for heading in columns))
     console.print(table)
     for names in record["same_settings"]:
-        console.print(f"note: {same_text(rows, names)}".replace("`", "'"), highlight=False, markup=False)
+        console.print(f"note: {same_text(rows, names)}".replace("`", "'"), highlight=False)

@@ -59,7 +59,7 @@ def print_line(line: CheckLine) -> None:
     said = Text.assemble((f"{line.state:7}", colour), f" {line.name}: {line.said}")
     console.print(said, soft_wrap=True)
     if line.remedy:
-        console.print(f"        {line.remedy}", markup=False, highlight=False, soft_wrap=True)
+        console.print(f"        {line.remedy}", highlight=False, soft_wrap=True)
 
 
 def run_checks(

@@ -51,9 +51,9 @@ def print_breakdown(breakdown: Breakdown, top: int) -> None:
         console.print(_operations(breakdown, top))
     for gap in breakdown.gaps[:3]:
         where = f", the host was in {gap.host_activity}" if gap.host_activity else ""
-        console.print(f"waits {seconds(gap.seconds)} a step after {gap.before} until {gap.after}{where}", markup=False)
+        console.print(f"waits {seconds(gap.seconds)} a step after {gap.before} until {gap.after}{where}")
     for note in breakdown.notes:
-        console.print(f"note: {note}", markup=False)
+        console.print(f"note: {note}")
 
 
 def _table(title: str, columns: tuple[str, ...], left: tuple[int, ...], folding: tuple[str, ...]) -> Table:
@@ -96,7 +96,7 @@ def print_comparison(result: Comparison) -> None:
         )
     console.print(table)
     for note in result.notes:
-        console.print(f"note: {note}", markup=False)
+        console.print(f"note: {note}")
     step = f"step {seconds(result.a_step_seconds)} -> {seconds(result.b_step_seconds)}"
     verdict = (result.verdict.name.lower(), VERDICT_STYLE[result.verdict])
     console.print(Text.assemble(f"{step} ({signed(result.step_growth_percent)} %): ", verdict))

@@ -84,7 +84,6 @@ def held_out_of_run(config: "TrainConfig", run_dir: Path) -> HeldOut:
         f"({run_dir / 'data' / FOLDER_FILE}) and unchanged since:",
         *lines,
         sep="\n",
-        markup=False,
         soft_wrap=True,
     )
     return held

@@ -65,7 +65,6 @@ def keep_pages(config: "TrainConfig", run_dir: Path) -> bool:
     console.print(
         f"warning: the pages of the run are not in W&B ({why}). Later: `wandb artifact put --type {ARTIFACT_TYPE} "
         f"--name {wandb.project}/{config.run_name}-page {run_dir / HTML_FILE}`",
-        markup=False,
         soft_wrap=True,
     )
     return False

@@ -31,7 +31,6 @@ def test_ctrl_c_during_an_import_is_one_line(module, times, tmp_path):
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == INTERRUPTED_STATUS
     assert done.stderr.splitlines() == ["stopped by the user"]
-    assert not list(tmp_path.iterdir())
 
 
 def test_the_handler_goes_with_the_command(capsys):

@@ -1,5 +1,6 @@
 """A5: the plan cache answers for the program, packages and environment that it was asked about, and ends clean."""
 
+import json
 import os
 import shutil
 import signal
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import tomat
+from tomat.base.checked_json import with_checksum
 from tomat.planning.compile import compiler, process
 from tomat.planning.compile.topology import planned_slice
 from tomat.planning.plan_cache import evict, keep
@@ -108,7 +110,7 @@ def test_an_answer_that_is_being_read_is_not_replaced(tmp_path, figure):
         part = tmp_path / f"part{number}"
         part.mkdir(parents=True)
         for name in files:
-            (part / name).write_text('{"status": "fits"}')
+            (part / name).write_text(json.dumps(with_checksum({"status": "fits"})))
         return part
 
     folder.parent.mkdir()
@@ -159,7 +161,7 @@ def test_the_cache_is_bounded(tmp_path, figure):
     for number in range(8):
         folder = tmp_path / "programs" / f"key{number}"
         folder.mkdir(parents=True)
-        (folder / "result.json").write_text('{"status": "fits"}')
+        (folder / "result.json").write_text(json.dumps(with_checksum({"status": "fits"})))
         (folder / "program.hlo.pb.gz").write_bytes(bytes(2**20))
         os.utime(folder / "result.json", (number, number))
     evict(tmp_path, 4 * 2**20)

@@ -10,6 +10,7 @@ import pytest
 from density_folder import small_grid, write_folder
 
 from tomat.base.errors import TomatError
+from tomat.base.records import typed
 from tomat.codec.histogram import DensityHistogram
 from tomat.dataset import fit, folder, survey
 from tomat.dataset.contents import Material
@@ -240,12 +241,12 @@ def test_densities_are_the_same_by_what_they_hold():
     rho *= 8 / (rho.mean() * np.linalg.det(lattice))
 
     def material(rho, lattice=lattice, coords=coords, numbers=(11, 9)):
-        return Material.of(DensityGrid(rho, lattice, np.array(numbers), coords), "x", "0")
+        return Material.of(DensityGrid(rho, lattice, np.array(numbers), coords), "x", "0" * 64)
 
     one = material(rho)
     assert one.is_same(material(rho * (1 + 1e-7))) and one.is_same(material(rho, coords=coords + [1, 0, -1]))
     assert one.is_same(material(rho, lattice + 1e-6))
-    assert Material.from_dict(json.loads(json.dumps(one.to_dict()))) == one
+    assert typed(json.loads(json.dumps(one.to_dict())), Material, "a record", "") == one
     others = [rho * rng.uniform(0.99, 1.01, rho.shape), rho[:, :, :3]]
     assert not any(one.is_same(material(other)) for other in others)
     assert not one.is_same(material(rho, lattice * 1.001)) and not one.is_same(material(rho, numbers=(9, 11)))

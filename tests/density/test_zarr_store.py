@@ -143,9 +143,11 @@ def test_broken_attributes(tmp_path, grid, attributes, message):
 def test_rho_in_place_of_rho_times_volume(tmp_path, grid):
     path = tmp_path / "a.zarr"
     write_zarr(grid, path)
-    array = zarr.open_group(path, mode="a")[TOTAL]
+    group = zarr.open_group(path, mode="a")
+    array = group[TOTAL]
     assert isinstance(array, zarr.Array)
     array[...] = grid.rho
+    del group.attrs["sha256"]  # as another program writes it
     with pytest.raises(TomatError, match=r"look like e/A\^3"):
         read_zarr(path)
     shutil.rmtree(path)

@@ -298,7 +298,7 @@ def test_a_folder_of_work_that_cannot_be_made_is_one_line(folder):
     (folder / "work").mkdir()
     (folder / "work" / "logs").write_text("a file where the folder should be")
     lab = Lab(load_sweep(folder / "sweep.yaml"), folder / "track", folder / "work", LabConfig())
-    with pytest.raises(TomatError, match="logs cannot be made"):
+    with pytest.raises(TomatError, match="logs cannot be written"):
         lab.run()
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tomat.base.checked_json import with_checksum
 from tomat.base.errors import TomatError
 from tomat.planning import plan_cache
 from tomat.planning.compile.child import EXECUTABLE_FILE, PROGRAM_FILE, SCHEDULE_FILE, is_kept
@@ -26,10 +27,15 @@ from tomat.planning.plan_cache import (
 SIZE = 100_000
 
 
+def answer(**values: object) -> str:
+    """What a compile writes as its result."""
+    return json.dumps(with_checksum(values))
+
+
 def program(cache: Path, name: str, used: float = 1.0, size: int = SIZE) -> Path:
     folder = cache / "programs" / name
     folder.mkdir(parents=True)
-    (folder / "result.json").write_text(json.dumps({"status": "fits", "name": name}))
+    (folder / "result.json").write_text(answer(status="fits", name=name))
     (folder / PROGRAM_FILE).write_bytes(bytes(size))
     os.utime(folder / "result.json", (used, used))
     return folder
@@ -87,14 +93,14 @@ def test_an_answer_that_is_there_stays_and_gets_what_it_lacks(tmp_path):
     folder = program(tmp_path, "key")
     part = tmp_path / "part"
     part.mkdir()
-    (part / "result.json").write_text('{"status": "another"}')
+    (part / "result.json").write_text(answer(status="another"))
     (part / "executable.bin").write_bytes(b"code")
     keep(part, folder)
     assert json.loads((folder / "result.json").read_text())["name"] == "key"
     assert (folder / "executable.bin").read_bytes() == b"code"
 
 
-@pytest.mark.parametrize("damage", ['{"stat', "[]", None])
+@pytest.mark.parametrize("damage", ['{"stat', "[]", '{"status": "fits"}', None])
 def test_a_damaged_answer_is_none_and_is_replaced(tmp_path, damage):
     folder = program(tmp_path, "key")
     result = folder / "result.json"
@@ -102,7 +108,7 @@ def test_a_damaged_answer_is_none_and_is_replaced(tmp_path, damage):
     assert open_result(folder) is None
     part = tmp_path / "part"
     part.mkdir()
-    (part / "result.json").write_text('{"status": "fits", "name": "new"}')
+    (part / "result.json").write_text(answer(status="fits", name="new"))
     keep(part, folder)
     opened = open_result(folder)
     assert opened is not None and opened[1]["name"] == "new"
@@ -162,7 +168,7 @@ def test_a_step_that_does_not_fit_and_a_memory_alone_need_no_program(tmp_path):
     for name, status in (("oom", "oom"), ("key-memory", "fits")):
         folder = tmp_path / "programs" / name
         folder.mkdir(parents=True)
-        (folder / "result.json").write_text(json.dumps({"status": status}))
+        (folder / "result.json").write_text(answer(status=status))
         assert is_kept(folder, executable=False)
 
 
@@ -175,9 +181,8 @@ def test_a_step_that_does_not_fit_and_a_memory_alone_need_no_program(tmp_path):
 def test_damaged_schedules_say_which_folder_to_delete(tmp_path, damage):
     folder = finished(tmp_path, "key")
     (folder / SCHEDULE_FILE).write_bytes(damage)
-    with pytest.raises(
-        TomatError, match=r"schedule\.json\.gz is damaged .*; delete .*key and plan again\.$"
-    ) as refused:
+    said = r"schedule\.json\.gz is (damaged|not JSON).*Delete .*key and plan again\.$"
+    with pytest.raises(TomatError, match=said) as refused:
         _ = CompiledStep(folder, {"status": "fits"}, cached=True).schedules
     assert "\n" not in str(refused.value)
 

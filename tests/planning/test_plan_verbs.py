@@ -24,6 +24,7 @@ import json, sys
 from pathlib import Path
 from tomat.planning.compile.child import PROGRAM_FILE, SCHEDULE_FILE, is_kept
 from tomat.planning.plan_cache import keep
+from tomat.base.checked_json import with_checksum
 import gzip
 
 request = json.loads(Path(sys.argv[1]).read_text())
@@ -37,7 +38,7 @@ part = Path(request["work_dir"]) / "part"
 part.mkdir()
 (part / PROGRAM_FILE).touch()
 (part / SCHEDULE_FILE).write_bytes(gzip.compress(b"{}"))
-(part / "result.json").write_text('{"status": "fits"}')
+(part / "result.json").write_text(json.dumps(with_checksum({"status": "fits"})))
 keep(part, folder)
 print(json.dumps({"stage": "done", "key": "key"}), flush=True)
 """
@@ -121,7 +122,7 @@ def test_searches_say_what_they_remove_from_the_cache(config_path, monkeypatch, 
 def test_every_form_says_what_is_kept_from_the_compile(words, tmp_path, monkeypatch, capsys):
     """Each is refused here for what it is given, after it has said so."""
     monkeypatch.setenv("XLA_FLAGS", "--foreign")
-    (tmp_path / "unknown.yaml").write_text("slice: v99-3\n")
+    (tmp_path / "unknown.yaml").write_text("purpose: has no slice\n")
     places = {"FILE": str(tmp_path / "unknown.yaml"), "FOLDER": str(tmp_path)}
     words = [places.get(word, word) for word in words]
     assert main(["plan", *words, "--tracking_dir", str(tmp_path)]) == 2

@@ -76,7 +76,7 @@ def test_a_folder_is_kept_under_its_result(folders, tmp_path):
 
 def test_what_was_not_measured_is_said(folders, tmp_path):
     (tmp_path / "evaluation.json").write_text("{}")
-    with pytest.raises(TomatError, match="no report of whole predicted cells.*--free_running"):
+    with pytest.raises(TomatError, match="evaluation.json is damaged: .*--free_running"):
         small_model(tmp_path)
     with pytest.raises(TomatError, match="is missing: `tomat eval --run"):
         small_model(tmp_path / "nothing")

@@ -9,7 +9,7 @@ from types import FrameType
 
 from tomat.base.layout import INTERRUPTED_STATUS
 
-_LOOK_AGAIN_SECONDS = 0.05
+_LOOK_AGAIN_SECONDS = 0.01
 _waits = False
 """Whether a Ctrl-C waits for the end of an import."""
 

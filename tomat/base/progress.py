@@ -64,10 +64,10 @@ def progress(*, first: float = FIRST_SECONDS, repeat: float = REPEAT_SECONDS, **
         columns: further columns, name to text with the task's fields, such as `rate="{task.fields[rate]}"`.
     """
     return SpokenProgress(
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
-        *(TextColumn(text) for text in columns.values()),
+        *(TextColumn(text, markup=False) for text in columns.values()),
         TimeElapsedColumn(),
         TextColumn("left"),
         TimeRemainingColumn(),

@@ -31,7 +31,7 @@ class Stages:
         self._began = time.monotonic()
         self._lock = threading.Lock()
         self._ended = threading.Event()
-        columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+        columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
         # Elsewhere than on a terminal it shows nothing, and only keeps what is under way.
         self._bar = Progress(*columns, console=self._console, transient=True, disable=not self._console.is_terminal)
         self._tasks: dict[str, Task] = {}

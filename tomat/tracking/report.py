@@ -185,6 +185,7 @@ class Record(_Named, total=False):
     verdict: str | None
     page: str | None
     slice: str | None
+    asked_slice: str | None
     model: str | None
     batch_sequences: Count | None
     sequence_tokens: Count | None
@@ -195,6 +196,7 @@ class Record(_Named, total=False):
     mfu_levanter: Amount | None
     hfu: Amount | None
     tokens_per_second_per_chip: Amount | None
+    untimed_step_share: Amount | None
     largest_category: str | None
     largest_category_share: Amount | None
 

@@ -18,8 +18,6 @@ ROOT = Path(__file__).parents[2]
 LINES = [line for line in EXAMPLES.read_text(encoding="utf-8").splitlines() if not line.startswith("#")]
 
 NOT_RUN = {
-    "demo-data build": "computes for minutes, with eminus",
-    "shards import": "needs files of the first generation; tests/tokens imports such",
     "train --data.source folder": "trains a second time; tests/workflow/test_folder_run.py does",
     "eval": "takes two minutes of processor time, of which most is compiling",
     "predict --run": "compiles for 20 s; tests/weights/test_folder.py predicts with a run",

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from trace_builder import build_xspace
 
 from tomat.base.errors import TomatError
 from tomat.profile.breakdown import Breakdown, Roofs
@@ -18,7 +19,6 @@ from tomat.profile.program_breakdown import compiler_seconds, roofline_seconds
 from tomat.profile.protos import new_message
 from tomat.profile.trace import merge_hosts
 from tomat.profile.trace_breakdown import breakdown_from_trace
-from tomat.profile.trace_builder import build_xspace
 from tomat.profile.xplane import read_xplane_bytes
 
 PROFILES = Path(__file__).parents[1] / "data" / "profiles"

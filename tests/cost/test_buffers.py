@@ -3,7 +3,7 @@ from dataclasses import dataclass
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tomat.cost.buffers import ALLOCATE, FREE, SHARE, live_at_peak, saved_value, shape_text
+from tomat.cost.buffers import ALLOCATE, FREE, SHARE, replayed, saved_value, shape_text
 from tomat.profile.hlo_files import program_from_text
 
 
@@ -26,7 +26,7 @@ def test_a_shared_place_counts_once_and_until_its_last_user():
         Event(FREE, 3),
         Event(FREE, 4),
     ]
-    assert live_at_peak(events, sizes) == [[1, 2], [3]]
+    assert replayed(events, sizes)[1] == [[1, 2], [3]]
 
 
 @settings(max_examples=60, deadline=None)
@@ -40,7 +40,7 @@ def test_the_peak_is_the_largest_sum_of_lifetimes(spans):
         events += [Event(ALLOCATE, k) for k, (start, _) in lifetimes.items() if start == moment]
         events += [Event(FREE, k) for k, (_, end) in lifetimes.items() if end == moment]
     brute = max(sum(sizes[k] for k, (a, b) in lifetimes.items() if a <= t <= b) for t in range(10))
-    assert sum(sizes[place] for place, *_ in live_at_peak(events, sizes)) == brute
+    assert sum(sizes[place] for place, *_ in replayed(events, sizes)[1]) == brute
 
 
 def test_shapes_are_spelt_as_in_hlo_text():

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import yaml
 from hypothesis import strategies as st
+from trace_builder import build_xspace
 
 from tomat.app.eval_verbs import read_report
 from tomat.base.errors import TomatError
@@ -32,7 +33,6 @@ from tomat.profile.hlo_files import program_from_text, serialise_program
 from tomat.profile.load import load_breakdown
 from tomat.profile.program_breakdown import compiler_seconds
 from tomat.profile.protos import new_message
-from tomat.profile.trace_builder import build_xspace
 from tomat.runs.history import read_events
 from tomat.runs.log_lines import read_metrics
 from tomat.runs.record import read_record as read_run

@@ -22,6 +22,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from import_first_generation import import_first_generation
 
 from tomat.base.checked_json import CHECKSUM_KEY, with_checksum
 from tomat.base.errors import TomatError
@@ -33,7 +34,6 @@ from tomat.density.grid import DensityGrid
 from tomat.density.promolecule import Promolecule
 from tomat.density.radial import RadialBasis
 from tomat.tokens.clipping import ClippedMaterial
-from tomat.tokens.import_parquet import import_first_generation
 from tomat.tokens.layouts import LAYOUTS, SequenceLayout
 from tomat.tokens.manifest import ShardManifest, SkippedMaterial, plan_rows
 from tomat.tokens.manifest_text import parse_manifest

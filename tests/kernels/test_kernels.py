@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from another_libtpu import another_libtpu
 
 from tomat.base.errors import TomatError
 from tomat.base.records import typed
@@ -21,7 +22,7 @@ from tomat.kernels.formulas import FORMULAS
 from tomat.kernels.programs import DEFAULTS_OF, OPS, RAGGED, _bound
 from tomat.kernels.report import calibrate_kernels, timed_program
 from tomat.kernels.timings import COLUMNS, KernelTiming, read_timings
-from tomat.planning.compile.topology import libtpu_in
+from tomat.planning.compile.topology import OtherLibtpu
 
 pytest.importorskip("libtpu", reason="the TPU compiler is not installed: uv sync --extra plan")
 
@@ -51,6 +52,12 @@ SMALL = [
     dataclasses.replace(FLASH, line=6, settings={**TILES, "block_q": 100}),
     timing("dot_product_attention_vjp", 7, out=CALL["q"], dout=CALL["q"], residuals=["f32[2,2,256]"] * 2),
 ]  # fmt: skip
+
+
+@pytest.fixture
+def other_libtpu(tmp_path) -> OtherLibtpu:
+    folder = another_libtpu(tmp_path / "other")
+    return OtherLibtpu("0.0.1", folder / "libtpu" / "libtpu.so")
 
 
 @pytest.fixture(scope="module")
@@ -163,8 +170,8 @@ def test_the_file_becomes_a_page_and_a_record(kernels, cache, tmp_path):
 
 
 @pytest.mark.slow
-def test_kernels_are_compiled_by_the_libtpu_that_is_given(kernels, cache, another_libtpu, tmp_path):
-    other = libtpu_in(another_libtpu)
+def test_kernels_are_compiled_by_the_libtpu_that_is_given(kernels, cache, other_libtpu, tmp_path):
+    other = other_libtpu
     assert other.compiler == "libtpu 0.0.1"
     (compiled,) = compile_kernels(SMALL[:1], cache, compilers=Compilers(by_op={SMALL[0].op: other}))
     assert compiled.folder not in (None, kernels[2].folder)  # what another compiler made is not taken for it
@@ -177,13 +184,13 @@ def test_kernels_are_compiled_by_the_libtpu_that_is_given(kernels, cache, anothe
         compile_kernels(SMALL[:1], cache, compilers=Compilers(broken))
 
 
-def test_the_page_says_which_compiler_each_chip_had(kernels, cache, another_libtpu, tmp_path):
-    its = Compilers(by_op={SMALL[0].op: libtpu_in(another_libtpu)})
+def test_the_page_says_which_compiler_each_chip_had(kernels, cache, other_libtpu, tmp_path):
+    its = Compilers(by_op={SMALL[0].op: other_libtpu})
     compile_kernels(SMALL[:1], cache, compilers=its)
     cells = [json.dumps(dict(value)).replace('"', '""') for value in (SMALL[0].arguments, SMALL[0].settings)]
     file = tmp_path / "timings.csv"
     file.write_text(f'{",".join(COLUMNS)}\nv6e,{SMALL[0].op},"{cells[0]}","{cells[1]}",0.1,0.09,0.11,5,\n')
-    words = {"cache_dir": cache, "libtpu": [f"{SMALL[0].op}={another_libtpu}"]}
+    words = {"cache_dir": cache, "compilers": its}
     record = calibrate_kernels(file, tmp_path / "tracking", **words)
     assert record["chips"]["v6e"]["compilers"] == {SMALL[0].op: "libtpu 0.0.1"}
     # Beside chips of older records, which named one compiler of a chip, or one of all.

@@ -4,13 +4,13 @@ import gzip
 from pathlib import Path
 
 import pytest
+from trace_builder import BUILT_HOST, START_UNIX_NS, build_xspace
 
 from tomat.profile.breakdown import Roofs
 from tomat.profile.hlo import HloProgram, Instruction
 from tomat.profile.hlo_files import load_program, serialise_program
 from tomat.profile.program_breakdown import compiler_seconds
 from tomat.profile.protos import new_message
-from tomat.profile.trace_builder import BUILT_HOST, START_UNIX_NS, build_xspace
 
 PROFILES = Path(__file__).parents[1] / "data" / "profiles"
 V6E = "TPU v6 lite"

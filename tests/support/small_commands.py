@@ -16,8 +16,6 @@ DATA = Path(__file__).parents[1] / "data"
 DEMO = Path(__file__).parents[2] / "configs" / "train" / "demo.yaml"
 
 TOO_LONG = {
-    "demo-data build": "computes for minutes",
-    "shards import": "needs files of the first generation",
     "train": "trains",
     "eval": "evaluates a model",
     "export": "loads a model",

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from tomat.base.arguments import (
+    Parser,
     config_file,
     count,
-    existing_file,
     output_file,
     positive_float,
     positive_int,
@@ -19,14 +19,13 @@ from tomat.base.arguments import (
 from tomat.loss.config import LOSS_KINDS, LossConfig
 from tomat.loss.tiles import NAMES
 
-type Benches = argparse._SubParsersAction[argparse.ArgumentParser]
+type Benches = argparse._SubParsersAction[Parser]
 
 MODULES = {
     "tokenise": "tomat.bench.tokenise",
     "loader": "tomat.bench.loader",
     "loss": "tomat.bench.loss",
     "preemption": "tomat.bench.preemption",
-    "profile": "tomat.bench.profile",
     "loss-tiles": "tomat.bench.loss_tiles",
     "attention-tiles": "tomat.bench.attention_tiles",
     "chip": "tomat.bench.chip",
@@ -36,6 +35,11 @@ MODULES = {
     "scf-savings": "tomat.bench.scf_savings",
 }
 """Benchmark -> the module whose `run(args)` measures, prints, writes the figures to `args.json`; returns a status."""
+
+STUDIES = {
+    "profile": "profiling/parse_speed.py",
+}
+"""Benchmark of before -> the study that it has become."""
 
 DEFAULT_TILES = ("4096,256,512,32", "4096,512,512,32", "4096,256,1024,32", "4096,512,1024,32", "4096,512,512,16")
 """Candidates where none are given, as `LossTiles` orders its sizes. 4,096 resident rows keep the traffic of the head's
@@ -49,12 +53,12 @@ def register(subparsers: Benches) -> None:
     """Add `tomat bench`."""
     parser = subparsers.add_parser("bench", help="measure parts of tomat on this machine")
     benches = parser.add_subparsers(title="benchmarks", metavar="BENCHMARK", required=True, dest="benchmark")
+    parser.moved = {name: f"`python {script}` in a checkout of tomat" for name, script in STUDIES.items()}
     flags = (
         _add_tokenise,
         _add_loader,
         _add_loss,
         _add_preemption,
-        _add_profile,
         _add_loss_tiles,
         _add_attention_tiles,
         _add_chip,
@@ -140,20 +144,6 @@ def _add_preemption(benches: Benches) -> None:
     _flag(parser, "--kills", 30, "kills that must hit", type=positive_int)
     _flag(parser, "--seed", 0, "of the moments", type=count)
     parser.add_argument("--folder", type=Path, help="keep everything here; the same command goes on where it stopped")
-
-
-def _add_profile(benches: Benches) -> None:
-    parser = benches.add_parser(
-        "profile",
-        help="parse a trace of a million events, on one core",
-        description="Build the trace of a TPU that executes a module, read it in a process of its own, and report the "
-        "time and the peak of memory.",
-    )
-    _flag(parser, "--events", 1_000_000, "events of the trace", type=positive_int)
-    parser.add_argument(
-        "--hlo", type=existing_file, required=True, help="optimised HLO module (text or proto) to execute"
-    )
-    _flag(parser, "--device_kind", "TPU v6 lite", "JAX's name of the chip")
 
 
 def _add_loss_tiles(benches: Benches) -> None:

@@ -1,31 +1,15 @@
-"""`tomat demo-data build|show`."""
+"""`tomat demo-data show`."""
 
 import argparse
-from pathlib import Path
 
-from tomat.base.arguments import positive_int, report_file
+from tomat.base.arguments import report_file
 
 
 def register(subparsers: argparse._SubParsersAction) -> None:
     """Add the verbs of this room."""
-    parser = subparsers.add_parser("demo-data", help="the embedded DFT densities: list them, or compute them again")
+    parser = subparsers.add_parser("demo-data", help="the embedded DFT densities")
+    parser.moved = {"build": "`python profiling/embedded_set.py` in a checkout of tomat"}
     verbs = parser.add_subparsers(title="verbs", metavar="VERB", required=True)
-
-    build = verbs.add_parser(
-        "build",
-        help="compute the densities with eminus; continues where it was stopped",
-        description="Compute the embedded densities again with eminus, and check that they converge. Hours of CPU "
-        "time; started again it continues where it was stopped.",
-    )
-    build.add_argument(
-        "--out", type=Path, default=Path("runs/demo_data"), metavar="DIR", help="folder to write (default: %(default)s)"
-    )
-    build.add_argument(
-        "--processes", type=positive_int, default=2, metavar="N", help="calculations at a time (default: 2)"
-    )
-    build.add_argument("--only", nargs="+", metavar="ID", help="only these cells, without the convergence checks")
-    build.add_argument("--json", type=report_file, metavar="FILE", help="write the index also here")
-    build.set_defaults(run=build_command)
 
     show = verbs.add_parser(
         "show",
@@ -35,28 +19,6 @@ def register(subparsers: argparse._SubParsersAction) -> None:
     show.add_argument("material_id", nargs="?", help="one cell in full")
     show.add_argument("--json", type=report_file, metavar="FILE", help="write what is shown as JSON")
     show.set_defaults(run=show_command)
-
-
-def build_command(args: argparse.Namespace) -> int:
-    """`tomat demo-data build`."""
-    from tomat.base.errors import TomatError
-    from tomat.base.reporting import console, write_report
-    from tomat.density.demo.build import build_demo_data
-    from tomat.density.demo.recipes import cell_recipes
-
-    recipes = None
-    if args.only:
-        known = {recipe.material_id: recipe for recipe in cell_recipes()}
-        unknown = sorted(set(args.only) - set(known))
-        if unknown:
-            raise TomatError(f"no recipe for {', '.join(unknown)}; `tomat demo-data show` lists the cells.")
-        recipes = [known[name] for name in args.only]
-    index = build_demo_data(args.out, recipes=recipes, convergence=recipes is None, processes=args.processes)
-    console.print(f"{args.out}: {len(index['cells'])} cells, {len(index['discarded'])} discarded as not converged")
-    for entry in index["discarded"]:
-        console.print(f"  {entry['recipe']['material_id']}: {entry['reason']}")
-    write_report(args.json, index)
-    return 0
 
 
 def show_command(args: argparse.Namespace) -> int:

@@ -102,13 +102,6 @@ def register(subparsers: argparse._SubParsersAction) -> None:
         "--chip", action="append", default=[], metavar="NAME", help="of --kernels: only rows of this chip; repeatable"
     )
     what.add_argument(
-        "--libtpu",
-        action="append",
-        default=[],
-        metavar="[OP=]DIR",
-        help="of --kernels: the compiler, or that of an operation (`uv pip install --target DIR --no-deps libtpu==V`)",
-    )
-    what.add_argument(
         "--record", type=Path, metavar="RUN", help="add a measured run to the calibration, or the lab's record (.json)"
     )
     out = parser.add_argument_group("output")
@@ -146,8 +139,6 @@ def run_plan(args: argparse.Namespace) -> int:
         raise TomatError("--kernels is for --calibrate; give both.")
     if args.chip and args.kernels is None:
         raise TomatError(f"--chip {args.chip[0]} chooses rows of --kernels; give its file.")
-    if args.libtpu and args.kernels is None:
-        raise TomatError("--libtpu compiles --kernels; give its file. A step is planned by the installed libtpu.")
     _check_decode(args)
     if args.sweep is None and not args.calibrate and args.record is None:
         return _plan(args, overrides)
@@ -241,9 +232,9 @@ def _calibrate_kernels(args: argparse.Namespace) -> int:
     from tomat.base.reporting import write_report
     from tomat.kernels.report import calibrate_kernels
 
-    where = {"cache_dir": args.cache_dir, "libtpu": args.libtpu}
+    where = {"cache_dir": args.cache_dir, "chips": args.chip}
     tracking_dir = args.tracking_dir or DEFAULT_TRACKING_DIR
-    record = calibrate_kernels(args.kernels, tracking_dir, chips=args.chip, workers=args.workers, **where)
+    record = calibrate_kernels(args.kernels, tracking_dir, workers=args.workers, **where)
     write_report(args.json, record)
     return 0
 

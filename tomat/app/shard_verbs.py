@@ -1,9 +1,8 @@
-"""`tomat shards verify` and `tomat shards import`."""
+"""`tomat shards verify`."""
 
 import argparse
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 from tomat.base.arguments import count, report_file
@@ -39,21 +38,6 @@ def register_verify(verbs: argparse._SubParsersAction) -> None:
     parser.add_argument("--repair", action="store_true", help="write the damaged chunks again, and only these")
     parser.add_argument("--json", type=report_file, metavar="FILE", help="write the figures")
     parser.set_defaults(run=run_verify)
-
-
-def register_import(verbs: argparse._SubParsersAction) -> None:
-    """Add `import` to the verbs of `tomat shards`."""
-    parser = verbs.add_parser(
-        "import",
-        help="take over Parquet rows of input_ids with a meta.json",
-        description="Write the rows of first-generation Parquet files as a shard set, without changing a token.",
-    )
-    parser.add_argument("folder", type=Path, help="the Parquet files and meta.json")
-    parser.add_argument("--output", required=True, metavar="PLACE", help="folder or gs:// URL of the shard set")
-    parser.add_argument("--layout", required=True, help="layout of its sequences, such as v3-p19")
-    parser.add_argument("--codec", type=Path, metavar="FILE", help="codec it was written with (default: of meta.json)")
-    parser.add_argument("--json", type=report_file, metavar="FILE", help="write the figures")
-    parser.set_defaults(run=run_import)
 
 
 def run_verify(args: argparse.Namespace) -> int:
@@ -189,19 +173,3 @@ def _local_source(place: str, species: Sequence[str] | None, accept: Sequence[st
         return inputs.get_grid(material_id)
 
     return get_grid
-
-
-def run_import(args: argparse.Namespace) -> int:
-    """Import, and print what the set holds."""
-    from tomat.base.reporting import console, counted, write_report
-    from tomat.codec.files import load_codec
-    from tomat.tokens.import_parquet import import_first_generation
-    from tomat.tokens.layouts import layout_named
-
-    codec = None if args.codec is None else load_codec(args.codec)
-    manifest = import_first_generation(args.folder, args.output, layout_named(args.layout), codec)
-    rows, materials = counted(manifest.rows, "row"), counted(len(manifest.materials), "material")
-    console.print(f"{args.output}: {rows} of {materials} imported")
-    figures = {"output": args.output, "rows": manifest.rows, "materials": len(manifest.materials)}
-    write_report(args.json, figures | {"codec_sha256": manifest.codec_sha256})
-    return 0

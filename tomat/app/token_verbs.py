@@ -7,7 +7,7 @@ from typing import Any
 
 from tomat.app.layout_verbs import register_layouts
 from tomat.app.retokenize_verbs import register_retokenize
-from tomat.app.shard_verbs import NO_CHECKSUM, register_import, register_verify
+from tomat.app.shard_verbs import NO_CHECKSUM, register_verify
 from tomat.base.arguments import count, positive_int, report_file, share, whole_number
 from tomat.base.errors import TomatError
 from tomat.density.rules import add_rule_flags, refuse_rules, rules_of
@@ -81,9 +81,9 @@ def _register_show(subparsers: argparse._SubParsersAction) -> None:
 
 
 def _register_shards(subparsers: argparse._SubParsersAction) -> None:
-    verbs = subparsers.add_parser("shards", help="look at a shard set").add_subparsers(
-        title="verbs", metavar="VERB", required=True
-    )
+    shards = subparsers.add_parser("shards", help="look at a shard set")
+    shards.moved = {"import": "`python profiling/import_first_generation.py` in a checkout of tomat"}
+    verbs = shards.add_subparsers(title="verbs", metavar="VERB", required=True)
     parser = verbs.add_parser(
         "info", help="what a shard set holds", description="What a shard set holds, from its manifest alone."
     )
@@ -91,7 +91,6 @@ def _register_shards(subparsers: argparse._SubParsersAction) -> None:
     parser.add_argument("--json", type=report_file, metavar="FILE", help="write the figures")
     parser.set_defaults(run=run_info)
     register_verify(verbs)
-    register_import(verbs)
 
 
 def run_tokenise(args: argparse.Namespace) -> int:

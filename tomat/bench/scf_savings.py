@@ -18,9 +18,8 @@ from tomat.base.reporting import console, counted, write_report
 from tomat.bench.pwscf import CHARGE_DENSITY, DIAGO_THR_INIT, THREADS, KeptRun, PwCalculation, PwX, Start
 from tomat.bench.scf_page import table, write_page
 from tomat.density.crystal import Crystal
-from tomat.density.demo.dft import FUNCTIONAL, require_eminus
 from tomat.density.demo.embedded import demo_index, load_stored
-from tomat.density.demo.gth import gth_text
+from tomat.density.demo.gth import FUNCTIONAL, gth_text, require_eminus
 from tomat.density.elements import symbol_of
 from tomat.density.espresso import (
     read_charge_density,

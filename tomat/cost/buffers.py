@@ -128,13 +128,9 @@ def _trace_of(assignment: Any, assigned: set[int]) -> Any:
     return best
 
 
-def live_at_peak(events: Any, sizes: dict[int, int]) -> list[list[int]]:
-    """Groups of buffers (each shares one place, its owner first) live when most bytes are, replaying a heap's trace."""
-    return replayed(events, sizes)[1]
-
-
 def replayed(events: Any, sizes: dict[int, int]) -> tuple[list[int], list[list[int]]]:
-    """A heap's trace replayed: the bytes that are live after each event, and the groups of `live_at_peak`."""
+    """A heap's trace replayed: the bytes that are live after each event, and, of when most are, groups of live
+    buffers: each shares one place, its owner first."""
     owner: dict[int, int] = {}
     users: dict[int, int] = {}
     members: dict[int, list[int]] = {}

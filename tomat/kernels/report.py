@@ -22,7 +22,7 @@ from tomat.cost.interconnect import LinkRates
 from tomat.hardware.chips import slice_named
 from tomat.kernels.collectives import measured_rates
 from tomat.kernels.compile import SMALLEST_SLICES, CompiledKernel, compile_kernels
-from tomat.kernels.compilers import read_compilers
+from tomat.kernels.compilers import Compilers
 from tomat.kernels.fit import TimedPrograms, fit
 from tomat.kernels.timings import KernelTiming, RefusedRow, read_timings
 from tomat.kernels.work import ProgramWork, kept_work
@@ -108,7 +108,7 @@ def calibrate_kernels(
     cache_dir: Path | None = None,
     chips: Sequence[str] = (),
     workers: int = 1,
-    libtpu: Sequence[str] = (),
+    compilers: Compilers | None = None,
     on_kernel: Callable[[CompiledKernel], None] = lambda kernel: None,
 ) -> dict[str, Any]:
     """Compile the kernels of a file of timings, and write the record and the page of their errors.
@@ -119,18 +119,17 @@ def calibrate_kernels(
         cache_dir: Of the plan cache; default: `default_cache_dir()`.
         chips: Only rows of these; empty: of all.
         workers: Kernels to compile at once.
-        libtpu: Folders of the libtpu to compile with, such as the one that the kernels were timed with: `DIR` for all
-            operations, `OP=DIR` for one (`read_compilers`). Where none is given: the installed one.
+        compilers: Such as those that the kernels were timed with; None: the installed one.
         on_kernel: Told each kernel when it is compiled or found.
 
     Returns:
         The record.
 
     Raises:
-        TomatError: As for `read_timings`, `measured_rates`, `read_compilers` and `compile_kernels`; or no row of a chip
+        TomatError: As for `read_timings`, `measured_rates` and `compile_kernels`; or no row of a chip
             or an operation that is named.
     """
-    compilers = read_compilers(libtpu)
+    compilers = compilers or Compilers()
     timings, refused = read_timings(file)
     collectives = measured_rates(file)
     present = sorted({timing.chip for timing in timings})

@@ -12,7 +12,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, TypedDict, get_args
+from typing import Literal, TypedDict
 
 import numpy as np
 
@@ -22,7 +22,6 @@ from tomat.codec.histogram import DensityHistogram
 from tomat.codec.quantiser import FineBins, optimal_cuts
 
 Scheme = Literal["affine", "lut"]
-SCHEMES: tuple[Scheme, ...] = get_args(Scheme)
 BITS: Mapping[Scheme, tuple[int, ...]] = {"affine": (8, 4), "lut": (4, 3, 2)}
 """Offered. A table of 8 bits would take longer to look up than it saves; of 2 affine bits the error is 55 %."""
 DEFAULT_GROUP = 128

@@ -6,10 +6,10 @@ import math
 import numpy as np
 import pytest
 import zarr
+from embedded_set_recipes import cell_recipes
 
 from tomat.base.errors import TomatError
 from tomat.density.demo.embedded import DATA_DIR, SPLITS, demo_index, demo_materials, load_demo
-from tomat.density.demo.recipes import cell_recipes
 from tomat.density.zarr_store import read_zarr
 
 CELLS = demo_index()["cells"]

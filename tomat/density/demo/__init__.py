@@ -1,1 +1,1 @@
-"""The densities that come with the package, and the script that computed them."""
+"""The densities that come with the package."""

@@ -1,8 +1,8 @@
 """The embedded data set: real plane-wave densities of some tens of small cells, part of the package.
 
-PBE with GTH norm-conserving pseudopotentials, computed with eminus by `tomat demo-data build`; not PAW densities. They
-are stored on the smallest grid that holds their whole Fourier series and refined on reading, exactly, to a spacing of
-at most 0.065 A, that of the Materials Project densities. Whole compounds are held out for validation.
+PBE with GTH norm-conserving pseudopotentials, computed with eminus by `profiling/embedded_set.py`; not PAW densities.
+They are stored on the smallest grid that holds their whole Fourier series and refined on reading, exactly, to a spacing
+of at most 0.065 A, that of the Materials Project densities. Whole compounds are held out for validation.
 """
 
 import json

@@ -6,12 +6,25 @@ l, l of the local part, mesh, r2well; r_loc, how many, C1 ...; largest l again; 
 projectors, the rows of the upper triangle of h, and for l > 0 as many of the spin-orbit k.
 """
 
+import importlib.util
 from collections.abc import Iterable
 from typing import Any
 
 from tomat.base.errors import TomatError
-from tomat.density.demo.dft import FUNCTIONAL, require_eminus
 from tomat.density.elements import atomic_number
+
+FUNCTIONAL = "pbe"
+"""Of the embedded densities and their pseudopotentials."""
+
+
+def require_eminus() -> None:
+    """Stop where the code that calculates is not installed.
+
+    Raises:
+        TomatError: It is not.
+    """
+    if importlib.util.find_spec("eminus") is None:
+        raise TomatError("eminus is not installed; install it with `uv sync --extra demo-data`.")
 
 
 def gth_text(symbol: str, valence: int) -> str:

@@ -80,23 +80,6 @@ class OtherLibtpu:
         return f"libtpu {self.version}"
 
 
-def libtpu_in(folder: Path) -> OtherLibtpu:
-    """The libtpu in a folder that `uv pip install --target FOLDER --no-deps libtpu==VERSION` has filled.
-
-    Raises:
-        TomatError: There is none.
-    """
-    versions = {found.version for found in importlib.metadata.distributions(name="libtpu", path=[str(folder)])}
-    library = folder.absolute() / "libtpu" / "libtpu.so"
-    if len(versions) != 1 or not library.is_file():
-        raise TomatError(
-            f"{folder} holds {', '.join(f'libtpu {version}' for version in sorted(versions)) or 'no libtpu'}"
-            f"{'' if library.is_file() else ' and no libtpu/libtpu.so'}; expected one. Fill it with "
-            f"`uv pip install --target {folder} --no-deps libtpu==VERSION`."
-        )
-    return OtherLibtpu(versions.pop(), library)
-
-
 PASSED_ON = ("PATH", "HOME", "USER", "LANG", "LC_ALL", "TMPDIR", "PYTHONPATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
 """Variables that a compiling process has from its parent: what it needs to start, nothing that decides a program."""
 

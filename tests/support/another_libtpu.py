@@ -3,13 +3,9 @@
 import importlib.util
 from pathlib import Path
 
-import pytest
 
-
-@pytest.fixture
-def another_libtpu(tmp_path) -> Path:
-    """The installed libtpu, under another version."""
-    folder = tmp_path / "other"
+def another_libtpu(folder: Path) -> Path:
+    """The installed libtpu, under another version, in a folder that is made."""
     facts = folder / "libtpu-0.0.1.dist-info"
     facts.mkdir(parents=True)
     (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: libtpu\nVersion: 0.0.1\n")

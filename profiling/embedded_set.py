@@ -1,12 +1,14 @@
-"""Build the embedded data set: compute every cell of `recipes.py`, store it, write the index.
+"""Build the embedded data set: compute every cell of `embedded_set_recipes.py`, store it, write the index.
 
 The index is the state of the build: it is rewritten, in one step, after every cell, and a build that is started again
 computes only what it lacks or what a changed recipe asks for.
 """
 
+import argparse
 import json
 import multiprocessing
 import os
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, replace
@@ -14,12 +16,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from embedded_set_dft import Calculation, calculate
+from embedded_set_recipes import CellRecipe, cell_recipes
 
+from tomat.app.cli import run_verb
+from tomat.base.arguments import Parser, positive_int, report_file
 from tomat.base.errors import TomatError
 from tomat.base.progress import progress
-from tomat.base.reporting import write_json, writing
-from tomat.density.demo.dft import Calculation, calculate, require_eminus
-from tomat.density.demo.recipes import CellRecipe, cell_recipes
+from tomat.base.reporting import console, write_json, write_report, writing
+from tomat.density.demo.gth import require_eminus
 from tomat.density.elements import atomic_number
 from tomat.density.grid import DensityGrid, fast_shape
 from tomat.density.zarr_store import read_zarr, write_zarr
@@ -195,7 +200,7 @@ def _store(root: Path, recipe: CellRecipe, calculation: Calculation) -> dict[str
         "largest_rho_e_per_a3": float(fine.rho.max()),
         "smallest_refined_rho_e_per_a3": float(fine.rho.min()),
     }
-    metadata = {"source": "tomat demo-data build", "recipe": asdict(recipe), "calculation": calculation.record}
+    metadata = {"source": "profiling/embedded_set.py", "recipe": asdict(recipe), "calculation": calculation.record}
     write_zarr(grid, root / f"{recipe.material_id}.zarr", metadata=metadata, overwrite=True)
     return entry
 
@@ -274,3 +279,44 @@ def _index(
         "discarded": [discarded[name] for name in order if name in discarded],
         "convergence": [checked[key] for key in sorted(checked)],
     }
+
+
+def build_parser() -> Parser:
+    """The flags of this script."""
+    parser = Parser(
+        prog="python profiling/embedded_set.py",
+        description="Compute the embedded densities again with eminus, and check that they converge. Hours of CPU "
+        "time; started again it continues where it was stopped.",
+    )
+    parser.add_argument(
+        "--out", type=Path, default=Path("runs/demo_data"), metavar="DIR", help="folder to write (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--processes", type=positive_int, default=2, metavar="N", help="calculations at a time (default: 2)"
+    )
+    parser.add_argument("--only", nargs="+", metavar="ID", help="only these cells, without the convergence checks")
+    parser.add_argument("--json", type=report_file, metavar="FILE", help="write the index also here")
+    parser.set_defaults(run=run)
+    parser.examples = (f"{parser.prog} --only NaCl-rock-salt-ideal --out demo_data",)
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    """Build, and print how many cells there are."""
+    recipes = None
+    if args.only:
+        known = {recipe.material_id: recipe for recipe in cell_recipes()}
+        unknown = sorted(set(args.only) - set(known))
+        if unknown:
+            raise TomatError(f"no recipe for {', '.join(unknown)}; `tomat demo-data show` lists the cells.")
+        recipes = [known[name] for name in args.only]
+    index = build_demo_data(args.out, recipes=recipes, convergence=recipes is None, processes=args.processes)
+    console.print(f"{args.out}: {len(index['cells'])} cells, {len(index['discarded'])} discarded as not converged")
+    for entry in index["discarded"]:
+        console.print(f"  {entry['recipe']['material_id']}: {entry['reason']}")
+    write_report(args.json, index)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(run_verb(build_parser()))

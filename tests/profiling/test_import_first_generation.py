@@ -1,39 +1,46 @@
 import json
+import shlex
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from import_first_generation import build_parser, import_first_generation
+from smooth_grid import smooth_grid
 
+from tomat.app.cli import main
 from tomat.base.errors import TomatError
 from tomat.codec.histogram import DensityHistogram
 from tomat.codec.lloyd_max import fit_lloyd_max
 from tomat.codec.two_token import TwoTokenCodec
-from tomat.tokens.import_parquet import import_first_generation
 from tomat.tokens.layouts import SequenceLayout
 from tomat.tokens.patch import encode_rows
 from tomat.tokens.shards import open_shards
 from tomat.tokens.source_check import damaged_chunks
 from tomat.tokens.vocabulary import PAD, Vocabulary
 
+SCRIPT = Path(__file__).parents[2] / "profiling" / "import_first_generation.py"
 ROWS = {"mp-3": 7, "mp-1": 5, "mp-2": 7}
 LAYOUTS = {"v3": SequenceLayout("first-v3", "v3", 4, 160), "v2": SequenceLayout("first-v2", "v2", 4, 260, 2)}
 
 
 @pytest.fixture(scope="module")
-def product_codec(make_grid):
+def product_codec():
     histogram = DensityHistogram("rho_times_volume")
     for seed in range(3):
-        histogram.add(make_grid(seed=seed).rho_times_volume())
+        histogram.add(smooth_grid(seed=seed).rho_times_volume())
     return fit_lloyd_max(histogram, 256)
 
 
-def write(folder, make_grid, layout, codec, name="lmq", shuffled=False, unpadded=True):
+def write(folder, layout, codec, name="lmq", shuffled=False, unpadded=True):
     """A set as the first generation left it: files of unpadded rows, a material's rows together."""
     folder.mkdir()
     names, rows = [], []
     for k, (material, count) in enumerate(ROWS.items()):
-        grid = make_grid((5, 6, 7), n_atoms=2, seed=k)
+        grid = smooth_grid((5, 6, 7), n_atoms=2, seed=k)
         anchors = np.random.default_rng(k).integers(0, 5, (count, 3))
         rows += list(encode_rows(grid, anchors, layout, codec))
         names += [material] * count
@@ -59,8 +66,8 @@ def write(folder, make_grid, layout, codec, name="lmq", shuffled=False, unpadded
 
 
 @pytest.mark.parametrize("unpadded", [True, False])
-def test_rows_are_taken_over(tmp_path, make_grid, product_codec, unpadded):
-    rows = write(tmp_path / "old", make_grid, LAYOUTS["v3"], product_codec, unpadded=unpadded)
+def test_rows_are_taken_over(tmp_path, product_codec, unpadded):
+    rows = write(tmp_path / "old", LAYOUTS["v3"], product_codec, unpadded=unpadded)
     import_first_generation(tmp_path / "old", tmp_path / "new", LAYOUTS["v3"], product_codec, block_rows=8)
     shards = open_shards(tmp_path / "new")
     np.testing.assert_array_equal(shards.read_rows(0, 19), rows)
@@ -75,17 +82,17 @@ def test_rows_are_taken_over(tmp_path, make_grid, product_codec, unpadded):
         shards.anchor_of_row(0)
 
 
-def test_two_token_codec_is_in_the_metadata(tmp_path, make_grid):
+def test_two_token_codec_is_in_the_metadata(tmp_path):
     codec = TwoTokenCodec("rho_times_volume", -4.127, 4.967)
-    rows = write(tmp_path / "old", make_grid, LAYOUTS["v2"], codec, "two_token_9_12")
+    rows = write(tmp_path / "old", LAYOUTS["v2"], codec, "two_token_9_12")
     import_first_generation(tmp_path / "old", tmp_path / "new", LAYOUTS["v2"])
     shards = open_shards(tmp_path / "new")
     np.testing.assert_array_equal(shards.read_rows(0, 19), rows)
     assert shards.codec.sha256 == codec.sha256
 
 
-def test_stopped_and_started_again(tmp_path, make_grid, product_codec):
-    write(tmp_path / "old", make_grid, LAYOUTS["v3"], product_codec)
+def test_stopped_and_started_again(tmp_path, product_codec):
+    write(tmp_path / "old", LAYOUTS["v3"], product_codec)
     arguments = (tmp_path / "old", tmp_path / "new", LAYOUTS["v3"], product_codec, 8)
     last = tmp_path / "old" / "shard-00001.parquet"
     content = last.read_bytes()
@@ -110,11 +117,11 @@ def test_stopped_and_started_again(tmp_path, make_grid, product_codec):
         ("context", "expected BOS to EOS in at most 140 tokens"),
     ],
 )
-def test_what_cannot_be_imported(tmp_path, make_grid, codec, product_codec, change, message):
-    write(tmp_path / "old", make_grid, LAYOUTS["v3"], product_codec, shuffled=change == "shuffled")
+def test_what_cannot_be_imported(tmp_path, product_codec, change, message):
+    write(tmp_path / "old", LAYOUTS["v3"], product_codec, shuffled=change == "shuffled")
     layout, given = LAYOUTS["v3"], product_codec
     if change == "unit":
-        given = codec
+        given = TwoTokenCodec("e_per_A3")
     elif change == "vocabulary":
         given = TwoTokenCodec()
     elif change == "layout":
@@ -134,3 +141,19 @@ def test_what_cannot_be_imported(tmp_path, make_grid, codec, product_codec, chan
     with pytest.raises(TomatError, match=message):
         import_first_generation(tmp_path / "old", tmp_path / "new", layout, given)
     assert not (tmp_path / "new").exists()
+
+
+def test_the_script_says_a_refusal_in_one_line(tmp_path):
+    """As it is started: its name finds it, and a refusal has the status of every verb's."""
+    words = [str(tmp_path), "--output", str(tmp_path / "new"), "--layout", "v3-p7"]
+    done = subprocess.run([sys.executable, str(SCRIPT), *words], capture_output=True, text=True)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
+    assert done.stderr.startswith(f"error: {tmp_path} is no data set of the first generation")
+
+
+def test_the_example_is_taken_and_the_verb_of_before_says_where_it_went(capsys):
+    parser = build_parser()
+    assert all(parser.parse_args(shlex.split(line.removeprefix(parser.prog))) for line in parser.examples)
+    assert main(["shards", "import", "old"]) == 2
+    told = capsys.readouterr().err
+    assert f"profiling/{SCRIPT.name}" in told and told.count("\n") == 1

@@ -5,7 +5,9 @@ Its densities are density times cell volume, and so must be its codec's unit. It
 imported set does not know them, and cannot be compared with its densities.
 """
 
+import argparse
 import json
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,13 +15,17 @@ from typing import Any
 
 import numpy as np
 
+from tomat.app.cli import run_verb
+from tomat.base.arguments import Parser, report_file
 from tomat.base.errors import TomatError
 from tomat.base.progress import progress
+from tomat.base.reporting import console, counted, write_report
 from tomat.base.storage import PROGRESS_PREFIX, Store
 from tomat.codec.base import UNIT_RHO_TIMES_VOLUME, DensityCodec, require_unit
+from tomat.codec.files import load_codec
 from tomat.codec.two_token import TwoTokenCodec
 from tomat.tokens import vocabulary as v
-from tomat.tokens.layouts import SequenceLayout
+from tomat.tokens.layouts import SequenceLayout, layout_named
 from tomat.tokens.manifest import DEFAULT_BLOCK_ROWS, IMPORTED_ANCHORS, MaterialRows, ShardManifest
 from tomat.tokens.patch import decode_sequence
 from tomat.tokens.vocabulary import Vocabulary
@@ -248,3 +254,34 @@ def _chunks(source: FirstGeneration, plan: ShardManifest) -> Iterator[np.ndarray
                 filled = 0
     if filled:
         yield rows[:filled]
+
+
+def build_parser() -> Parser:
+    """The flags of this script."""
+    parser = Parser(
+        prog="python profiling/import_first_generation.py",
+        description="Write the rows of first-generation Parquet files as a shard set, without changing a token.",
+    )
+    parser.add_argument("folder", type=Path, help="the Parquet files and meta.json")
+    parser.add_argument("--output", required=True, metavar="PLACE", help="folder or gs:// URL of the shard set")
+    parser.add_argument("--layout", required=True, help="layout of its sequences, such as v3-p19")
+    parser.add_argument("--codec", type=Path, metavar="FILE", help="codec it was written with (default: of meta.json)")
+    parser.add_argument("--json", type=report_file, metavar="FILE", help="write the figures")
+    parser.set_defaults(run=run)
+    parser.examples = (f"{parser.prog} old_rows --layout v2-p14 --output imported",)
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    """Import, and print what the set holds."""
+    codec = None if args.codec is None else load_codec(args.codec)
+    manifest = import_first_generation(args.folder, args.output, layout_named(args.layout), codec)
+    rows, materials = counted(manifest.rows, "row"), counted(len(manifest.materials), "material")
+    console.print(f"{args.output}: {rows} of {materials} imported")
+    figures = {"output": args.output, "rows": manifest.rows, "materials": len(manifest.materials)}
+    write_report(args.json, figures | {"codec_sha256": manifest.codec_sha256})
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(run_verb(build_parser()))

@@ -2,12 +2,13 @@ import math
 
 import numpy as np
 import pytest
+from embedded_set_dft import band_limited_shape, calculate, fourier_truncated, time_reversal_mesh
+from embedded_set_recipes import CellRecipe, Distortion, cell_recipes, compounds
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from smooth_grid import smooth_grid
 
 from tomat.base.errors import TomatError
-from tomat.density.demo.dft import band_limited_shape, calculate, fourier_truncated, time_reversal_mesh
-from tomat.density.demo.recipes import CellRecipe, Distortion, cell_recipes, compounds
 
 
 def silicon(**changes) -> CellRecipe:
@@ -98,9 +99,9 @@ def test_time_reversal_mesh_is_the_whole_mesh(mesh, shift):
 
 @given(st.integers(0, 100), st.tuples(*[st.integers(0, 3)] * 3), st.tuples(*[st.integers(0, 4)] * 3))
 @settings(max_examples=20, deadline=None)
-def test_fourier_truncation_undoes_zero_padding(make_grid, seed, reach, extra):
+def test_fourier_truncation_undoes_zero_padding(seed, reach, extra):
     shape = tuple(2 * r + 1 for r in reach)
-    grid = make_grid(shape, seed)
+    grid = smooth_grid(shape, seed=seed)
     fine = grid.refined([n + more for n, more in zip(shape, extra, strict=True)])
     np.testing.assert_allclose(fourier_truncated(fine.rho, shape), grid.rho, rtol=1e-5, atol=1e-5)
 

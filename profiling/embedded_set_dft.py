@@ -9,18 +9,17 @@ changes the energy by less than the tolerance. So convergence here means two str
 criterion, at the lowest energy seen.
 """
 
-import importlib.util
 import math
 import time
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from embedded_set_recipes import CellRecipe
 
 from tomat.base.errors import TomatError
-from tomat.density.demo.recipes import CellRecipe
+from tomat.density.demo.gth import FUNCTIONAL
 
-FUNCTIONAL = "pbe"
 ENERGY_TOLERANCE_HARTREE_PER_ATOM = 5.0e-7
 """Energy change per step and atom that ends a stretch. For Si a tolerance of 1e-6 hartree in all left the density
 0.03 % NMAE from one converged to 1e-9."""
@@ -81,16 +80,6 @@ def fourier_truncated(values: np.ndarray, shape: tuple[int, int, int]) -> np.nda
         kept = np.fft.fftfreq(side, 1 / side).round().astype(int) % n
         spectrum = np.take(spectrum, kept, axis=axis)
     return np.real(np.fft.ifftn(spectrum)) * (math.prod(shape) / values.size)
-
-
-def require_eminus() -> None:
-    """Stop where the code that calculates is not installed.
-
-    Raises:
-        TomatError: It is not.
-    """
-    if importlib.util.find_spec("eminus") is None:
-        raise TomatError("eminus is not installed; install it with `uv sync --extra demo-data`.")
 
 
 def calculate(recipe: CellRecipe) -> Calculation:

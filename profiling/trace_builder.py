@@ -1,6 +1,6 @@
 """Writes a program's execution as the ``*.xplane.pb`` a TPU would have written, with durations given by the caller.
 
-So the parser can be timed (`tomat bench profile`) and checked against xprof on a TPU trace without a TPU. Planes, lines
+So the parser can be timed (`parse_speed.py`) and checked against xprof on a TPU trace without a TPU. Planes, lines
 and stats follow xprof's schema (``xplane_schema.cc``): device planes ``/device:TPU:N``; lines ``Steps``,
 ``XLA Modules``, ``XLA Ops``, ``Async XLA Ops``; per operation ``hlo_category``, ``flops``, ``bytes_accessed``,
 ``tf_op``, ``source``, ``program_id``, ``symbol_id``; per event ``device_offset_ps`` and ``device_duration_ps``; per

@@ -1,15 +1,18 @@
 import json
+import shlex
 import sys
 from dataclasses import replace
 
+import embedded_set
 import numpy as np
 import pytest
+from embedded_set import _reason_to_discard, build_demo_data, build_parser
+from embedded_set_dft import Calculation
+from embedded_set_recipes import CellRecipe, Distortion
 
+from tomat.app.cli import main, run_verb
 from tomat.base.errors import TomatError
 from tomat.base.reporting import dump_json
-from tomat.density.demo.build import build_demo_data
-from tomat.density.demo.dft import Calculation
-from tomat.density.demo.recipes import CellRecipe, Distortion
 from tomat.density.zarr_store import read_zarr
 
 
@@ -67,8 +70,6 @@ def test_build_resume_and_change(tmp_path):
 
 
 def test_what_did_not_converge_is_discarded(tmp_path):
-    from tomat.density.demo.build import _reason_to_discard
-
     recipe = hydrogen("H2-c", 3.0)
     record: dict[str, float] = {"scf_iterations": 96, "electron_count": 2.0}
     record |= {"last_energy_change_hartree": -1e-7, "energy_tolerance_hartree": 1e-6}
@@ -88,3 +89,25 @@ def test_a_folder_with_another_index_is_refused(tmp_path):
             build_demo_data(tmp_path, recipes=[], processes=1)
     with pytest.raises(TomatError, match="expected at least 1"):
         build_demo_data(tmp_path, processes=0)
+
+
+def test_the_script_writes_what_is_asked_for(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(embedded_set, "cell_recipes", lambda: [hydrogen("H2-a", 3.0), hydrogen("H2-b", 3.2)])
+    words = ["--out", str(tmp_path / "set"), "--only", "H2-b", "--processes", "1", "--json", str(tmp_path / "x.json")]
+    assert run_verb(build_parser(), words) == 0
+    assert "1 cells, 0 discarded" in capsys.readouterr().out
+    assert json.loads((tmp_path / "x.json").read_text()) == json.loads((tmp_path / "set" / "index.json").read_text())
+
+
+def test_an_unknown_cell_is_one_line(tmp_path, capsys):
+    assert run_verb(build_parser(), ["--out", str(tmp_path / "set"), "--only", "nothing"]) == 2
+    assert capsys.readouterr().err == "error: no recipe for nothing; `tomat demo-data show` lists the cells.\n"
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_example_is_taken_and_the_verb_of_before_says_where_it_went(capsys):
+    parser = build_parser()
+    assert all(parser.parse_args(shlex.split(line.removeprefix(parser.prog))) for line in parser.examples)
+    assert main(["demo-data", "build", "--only", "x"]) == 2
+    told = capsys.readouterr().err
+    assert "profiling/embedded_set.py" in told and told.count("\n") == 1

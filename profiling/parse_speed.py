@@ -1,18 +1,41 @@
-"""`tomat bench profile`: how fast a large trace is read and broken down, and in how much memory."""
+"""How fast a large trace is read and broken down, and in how much memory."""
 
 import argparse
+import sys
 import tempfile
 import time
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from tomat.app.cli import run_verb
+from tomat.base.arguments import Parser, existing_file, positive_int, report_file
 from tomat.base.errors import TomatError
 from tomat.base.memory import peak_memory_bytes
 from tomat.base.reporting import console, write_report
 from tomat.bench.processes import in_own_process
 
 GOAL_SECONDS, GOAL_BYTES = 10.0, 2 * 10**9
+
+
+def build_parser() -> Parser:
+    """The flags of this script."""
+    parser = Parser(
+        prog="python profiling/parse_speed.py",
+        description="Build the trace of a TPU that executes a module, read it in a process of its own, and report the "
+        "time and the peak of memory.",
+    )
+    parser.add_argument(
+        "--events", type=positive_int, default=1_000_000, help="events of the trace (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--hlo", type=existing_file, required=True, help="optimised HLO module (text or proto) to execute"
+    )
+    parser.add_argument("--device_kind", default="TPU v6 lite", help="JAX's name of the chip (default: %(default)s)")
+    parser.add_argument("--json", type=report_file, metavar="FILE", help="write the figures")
+    parser.set_defaults(run=run)
+    parser.examples = (f"{parser.prog} --hlo tests/data/profiles/v6e_step.hlo.pb.gz --events 10000",)
+    return parser
 
 
 def run(args: argparse.Namespace) -> int:
@@ -40,12 +63,13 @@ def write_bench_trace(hlo: Path, device_kind: str, n_events: int, path: Path) ->
     Returns:
         The number of events written.
     """
+    from trace_builder import build_xspace
+
     from tomat.profile.breakdown import Roofs
     from tomat.profile.hlo import Instruction
     from tomat.profile.hlo_files import load_program, serialise_program
     from tomat.profile.program_breakdown import compiler_seconds
     from tomat.profile.protos import new_message
-    from tomat.profile.trace_builder import build_xspace
 
     program = load_program(hlo)
     roofs = Roofs.of_device_kind(device_kind)
@@ -83,3 +107,7 @@ def parse_and_measure(path: Path) -> dict[str, Any]:
         "operations": len(breakdown.ops),
         "step_seconds": breakdown.step_seconds,
     }
+
+
+if __name__ == "__main__":
+    sys.exit(run_verb(build_parser()))

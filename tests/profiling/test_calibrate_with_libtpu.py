@@ -1,0 +1,63 @@
+"""Which libtpu compiles which operation."""
+
+import shlex
+
+import pytest
+from another_libtpu import another_libtpu
+from calibrate_with_libtpu import build_parser, libtpu_in, read_compilers
+
+from tomat.app.cli import run_verb
+from tomat.base.errors import TomatError
+from tomat.kernels.compilers import Compilers
+from tomat.kernels.report import _compiled_by
+from tomat.planning.compile.topology import compiler_version
+
+pytest.importorskip("libtpu", reason="the TPU compiler is not installed: uv sync --extra plan")
+
+
+@pytest.fixture
+def other(tmp_path):
+    return another_libtpu(tmp_path / "other")
+
+
+def test_each_operation_may_have_a_compiler_of_its_own(other, tmp_path):
+    assert read_compilers(()) == Compilers()
+    both = read_compilers([str(other), f"normalization={other}"])
+    assert both.other == both.by_op["normalization"] == both.of("gated_linear_unit") == libtpu_in(other)
+    one = read_compilers([f"normalization={other}"])
+    assert one.of("gated_linear_unit") is None
+    assert one.name_of("gated_linear_unit") == compiler_version() != one.name_of("normalization") == "libtpu 0.0.1"
+    assert _compiled_by({"a": "libtpu 0.0.2", "b": "libtpu 0.0.1", "c": "libtpu 0.0.2"}) == (
+        "libtpu 0.0.2; b: libtpu 0.0.1"
+    )
+    with pytest.raises(TomatError, match="--libtpu names the operation normalization; the rows are of a, b"):
+        one.require(["b", "a", "b"])
+    with pytest.raises(TomatError, match="--libtpu gives two compilers of normalization"):
+        read_compilers([f"normalization={other}", f"normalization={other}"])
+    with pytest.raises(TomatError, match="--libtpu gives two compilers of all operations"):
+        read_compilers([str(other), str(other)])
+    (tmp_path / "odd=name").mkdir()
+    with pytest.raises(TomatError, match="odd=name holds no libtpu"):
+        read_compilers([str(tmp_path / "odd=name")])  # a path, not an operation
+
+
+def test_a_folder_without_one_libtpu_is_refused(other, tmp_path):
+    with pytest.raises(TomatError, match=r"holds no libtpu and no libtpu/libtpu.so; expected one"):
+        libtpu_in(tmp_path)
+    (other / "libtpu" / "libtpu.so").unlink()
+    with pytest.raises(TomatError, match=r"holds libtpu 0.0.1 and no libtpu/libtpu.so"):
+        libtpu_in(other)
+
+
+def test_the_script_reads_its_flags_before_anything_is_compiled(other, tmp_path, monkeypatch, capsys):
+    parser = build_parser()
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "timings.csv"
+    file.write_text("chip\n")
+    assert all(parser.parse_args(shlex.split(line.removeprefix(parser.prog))) for line in parser.examples)
+    words = ["--kernels", str(file), "--tracking_dir", str(tmp_path / "tracking")]
+    assert run_verb(parser, [*words, "--libtpu", str(tmp_path)]) == 2
+    assert "holds no libtpu" in capsys.readouterr().err
+    assert run_verb(parser, [*words, "--libtpu", str(other)]) == 2
+    told = capsys.readouterr().err
+    assert str(file) in told and told.count("\n") == 1 and not (tmp_path / "tracking").exists()

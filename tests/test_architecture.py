@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tomllib
 from functools import cache
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
@@ -172,7 +173,8 @@ def test_files_that_code_and_guides_name_exist():
         f"{name}: {path}"
         for name, text in texts.items()
         for path in re.findall(
-            r"(?<![\w/.*])(?:tomat|tests|configs|docs/guides|docs/tracking)/[\w./-]+\.(?:py|md|yaml|json)\b", text
+            r"(?<![\w/.*])(?:tomat|tests|configs|profiling|docs/(?:guides|tracking))/[\w./-]+\.(?:py|md|yaml|json)\b",
+            text,
         )
         if not (ROOT / path).exists()
     }
@@ -217,8 +219,16 @@ def test_a_training_configuration_is_called_by_its_type():
 
 
 def test_folders_of_scripts_are_no_packages():
-    """An `__init__.py` there would shadow the standard library's `tokenize` and `profiling`."""
+    """An `__init__.py` there would shadow the standard library's `tokenize` and `profiling`. Tests import what lies in
+    `profiling` by its bare name."""
     assert not [path for name in ("tokenize", "profiling") for path in (ROOT / name).rglob("__init__.py")]
+    assert not {path.stem for path in (ROOT / "profiling").glob("*.py")} & sys.stdlib_module_names
+
+
+def test_what_tests_import_by_its_bare_name_is_no_package_and_there_once():
+    names = [path.stem for name in ("profiling", "tests/support") for path in (ROOT / name).glob("*.py")]
+    assert not {*names} & {*packages_distributions(), "tomat"}
+    assert len({*names}) == len(names) > 10
 
 
 def reached_by(test: Path) -> set[str]:

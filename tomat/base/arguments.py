@@ -8,9 +8,9 @@ import contextlib
 import math
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from tomat.base.errors import TomatError
 from tomat.base.layout import CONFIG_FILE
@@ -29,6 +29,8 @@ class Parser(argparse.ArgumentParser):
 
     examples: tuple[str, ...] = ()
     """Command lines that the help ends with."""
+    moved: Mapping[str, str] = {}
+    """Verb of before -> what does it now."""
 
     def __init__(self, *args, **kwargs) -> None:
         super().__init__(*args, **{"allow_abbrev": False, **kwargs})
@@ -44,6 +46,8 @@ class Parser(argparse.ArgumentParser):
         """As `ArgumentParser` does it; words that belong to nothing are refused by a verb that takes no overrides."""
         words = [self._flag_as_declared(word) for word in (sys.argv[1:] if args is None else args)]
         words[:1] = [self._verb_as_declared(word) for word in words[:1]]
+        if words and (now := self.moved.get(words[0].replace("_", "-"))):
+            self.error(f"`{self.prog} {words[0]}` is now {now}")
         found, rest = super().parse_known_args(words, namespace)
         if rest and not getattr(found, "takes_overrides", False):
             self.error(f"unrecognized arguments: {' '.join(rest)}")
@@ -103,6 +107,11 @@ whole_number = _number(int, lambda value: -MOST <= value <= MOST, "a whole numbe
 positive_float = _number(float, lambda value: 0 < value < math.inf, "a finite number above 0")
 share = _number(float, lambda value: 0 <= value <= 1, "a share from 0 to 1")
 percent = _number(float, lambda value: 0 <= value < math.inf, "a percentage of at least 0")
+
+
+def add_flag(parser: argparse.ArgumentParser, name: str, default: Any, text: str, **options: Any) -> None:
+    """Add a flag whose help ends with its default; `options` are those of `add_argument`."""
+    parser.add_argument(name, default=default, help=f"{text} (default: %(default)s)", **options)
 
 
 def existing_file(text: str) -> Path:

@@ -206,6 +206,12 @@ def test_files_that_the_wheel_takes_from_outside_exist():
     assert callable(getattr(importlib.import_module(module), function))
 
 
+def test_what_tests_import_by_its_bare_name_is_no_package_and_there_once():
+    names = [path.stem for name in ("profiling", "tests/support") for path in (ROOT / name).glob("*.py")]
+    assert not {*names} & {*packages_distributions(), "tomat"}
+    assert len({*names}) == len(names) > 10
+
+
 def test_a_training_configuration_is_called_by_its_type():
     """`config: Any` hides which keys a function reads."""
     untyped = [
@@ -223,12 +229,6 @@ def test_folders_of_scripts_are_no_packages():
     `profiling` by its bare name."""
     assert not [path for name in ("tokenize", "profiling") for path in (ROOT / name).rglob("__init__.py")]
     assert not {path.stem for path in (ROOT / "profiling").glob("*.py")} & sys.stdlib_module_names
-
-
-def test_what_tests_import_by_its_bare_name_is_no_package_and_there_once():
-    names = [path.stem for name in ("profiling", "tests/support") for path in (ROOT / name).glob("*.py")]
-    assert not {*names} & {*packages_distributions(), "tomat"}
-    assert len({*names}) == len(names) > 10
 
 
 def reached_by(test: Path) -> set[str]:

@@ -5,6 +5,7 @@ import pytest
 from tomat.app.cli import main
 
 
+@pytest.mark.slow
 def test_bench_writes_figures_beside_what_they_are_compared_with(tmp_path):
     words = ["--materials", "2", "--folder", str(tmp_path), "--json", str(tmp_path / "b.json")]
     assert main(["bench", "tokenise", *words]) == 0

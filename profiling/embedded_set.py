@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 from embedded_set_dft import Calculation, calculate
+from embedded_set_gth import require_eminus
 from embedded_set_recipes import CellRecipe, cell_recipes
 
 from tomat.app.cli import run_verb
@@ -24,7 +25,6 @@ from tomat.base.arguments import Parser, positive_int, report_file
 from tomat.base.errors import TomatError
 from tomat.base.progress import progress
 from tomat.base.reporting import console, write_json, write_report, writing
-from tomat.density.demo.gth import require_eminus
 from tomat.density.elements import atomic_number
 from tomat.density.grid import DensityGrid, fast_shape
 from tomat.density.zarr_store import read_zarr, write_zarr

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from embedded_set_gth import FUNCTIONAL
 from embedded_set_recipes import CellRecipe
 
 from tomat.base.errors import TomatError
-from tomat.density.demo.gth import FUNCTIONAL
 
 ENERGY_TOLERANCE_HARTREE_PER_ATOM = 5.0e-7
 """Energy change per step and atom that ends a stretch. For Si a tolerance of 1e-6 hartree in all left the density

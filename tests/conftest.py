@@ -10,10 +10,9 @@ import sys
 import tempfile
 from collections.abc import Iterator
 
+import psutil
 import pytest
 from gcs_server import BucketServer, serve_bucket
-
-from tomat.base.memory import resident_memory_bytes
 
 # Read by JAX when its first device is touched, which is after this file. The programs are small and run a few times:
 # two variants of a step and their baseline took 63 s of processor time optimised, 28 s as they are compiled here.
@@ -54,7 +53,7 @@ MOST_KEPT_BYTES = 2**30
 def memory_given_back() -> Iterator[None]:
     """No module leaves more to the next than JAX and its libraries."""
     yield
-    if "jax" in sys.modules and resident_memory_bytes() > MOST_KEPT_BYTES:
+    if "jax" in sys.modules and psutil.Process().memory_info().rss > MOST_KEPT_BYTES:
         sys.modules["jax"].clear_caches()
         gc.collect()
         ctypes.CDLL(None).malloc_trim(0)

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tomllib
 from functools import cache
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
@@ -203,6 +204,12 @@ def test_files_that_the_wheel_takes_from_outside_exist():
         assert (ROOT / target).parent.is_dir() and not (ROOT / target).exists()
     module, _, function = project["project"]["scripts"]["tomat"].partition(":")
     assert callable(getattr(importlib.import_module(module), function))
+
+
+def test_what_tests_import_by_its_bare_name_is_no_package_and_there_once():
+    names = [path.stem for name in ("profiling", "tests/support") for path in (ROOT / name).glob("*.py")]
+    assert not {*names} & {*packages_distributions(), "tomat"}
+    assert len({*names}) == len(names) > 10
 
 
 def test_a_training_configuration_is_called_by_its_type():

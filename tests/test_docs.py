@@ -1,6 +1,7 @@
 """The words of README and guides: every command that they show is one that the command line takes."""
 
 import argparse
+import importlib
 import importlib.util
 import logging
 import re
@@ -23,8 +24,8 @@ LAUNCHERS = {
     "train_tomat_tpu.py": ["train"],
     "profiling/parse_profile.py": ["profile"],
     "profiling/plan_step.py": ["plan"],
-    "profiling/scf_savings.py": ["bench", "scf-savings"],
 }
+STUDIES = sorted(path for path in (ROOT / "profiling").glob("*.py") if "def build_parser(" in path.read_text())
 
 
 def commands(text: str) -> Iterator[str]:
@@ -51,6 +52,15 @@ def tomat_words(line: str) -> Iterator[list[str]]:
             break
 
 
+def study_words(line: str) -> Iterator[tuple[str, list[str]]]:
+    """The study that a line starts, and the words behind it."""
+    words = shlex.split(line, comments=True)
+    for path in STUDIES:
+        name = str(path.relative_to(ROOT))
+        if name in words:
+            yield path.stem, words[words.index(name) + 1 :]
+
+
 def spans(text: str) -> Iterator[list[str]]:
     """The words behind `tomat` of what a page says in passing, which may leave out what a verb needs."""
     for span in re.findall(r"`tomat ([a-z][^`]*)`", text):
@@ -70,7 +80,7 @@ def in_blocks(text: str) -> Iterator[list[str]]:
         yield from tomat_words(line)
 
 
-def test_the_command_line_takes_what_the_blocks_of_the_pages_show():
+def test_the_build_parser_takes_what_the_blocks_of_the_pages_show():
     parser, wrong = parser_without_files(build_parser()), []
     lines = list(shown(in_blocks))
     for line, words in lines:
@@ -81,6 +91,21 @@ def test_the_command_line_takes_what_the_blocks_of_the_pages_show():
         except TomatError as error:
             wrong.append(f"{line}: {error}")
     assert not wrong and len(lines) > 70
+
+
+def test_every_study_is_named_and_takes_what_the_blocks_show():
+    wrong, seen = [], 0
+    for path in PAGES:
+        for line in commands(path.read_text(encoding="utf-8")):
+            for study, words in study_words(line):
+                seen += 1
+                try:
+                    parser_without_files(importlib.import_module(study).build_parser()).parse_known_args(words)
+                except TomatError as error:
+                    wrong.append(f"{path.relative_to(ROOT)}: {line}: {error}")
+    assert not wrong and seen >= 6
+    readme = (ROOT / "profiling" / "README.md").read_text(encoding="utf-8")
+    assert not [path.name for path in STUDIES if f"`{path.name}`" not in readme]
 
 
 def test_verbs_and_flags_that_pages_name_in_passing_exist():

@@ -141,6 +141,11 @@ WRONG = [
     ("bench loss --hidden-dim 0", "--hidden_dim: found '0'"),
     ("bench chip --minutes 0", "--minutes: found '0'"),
     ("bench numerics --steps 1e3", "--steps: found '1e3'"),
+    (
+        "bench preemption --kills 3",
+        "`tomat bench preemption` is now `python profiling/preemption_soak.py`",
+    ),
+    ("bench scf_savings --run RUN", "is now `python profiling/scf_savings.py`"),
     ("frobnicate", "invalid choice: 'frobnicate'"),
     ("", "required: VERB"),
 ]

@@ -28,15 +28,11 @@ NOT_RUN = {
     "launch": "sends the commit of a checkout, which the folder is not; tests/launch runs it",
     "lab": "measures for minutes",
     "bench tokenise": "measures for minutes",
-    "bench loader": "measures for minutes",
-    "bench preemption": "trains for minutes",
     "bench loss-tiles": "needs the TPU compiler and minutes",
     "bench attention-tiles": "needs the TPU compiler and minutes",
     "bench chip": "measures for minutes",
     "bench numerics": "trains for minutes",
     "bench decode": "compiles for 40 s",
-    "bench levanter": "trains for minutes",
-    "bench scf-savings": "needs pw.x",
 }
 """Why, by the words that an example begins with."""
 

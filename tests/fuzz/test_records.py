@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 import yaml
 from hypothesis import strategies as st
+from scf_savings_pwscf import RECORD, _kept
 
 from tomat.base.checked_json import with_checksum
 from tomat.base.errors import TomatError
 from tomat.base.records import read_typed
-from tomat.bench.pwscf import RECORD, _kept
 from tomat.codec.files import load_codec, write_codec
 from tomat.codec.histogram import DensityHistogram
 from tomat.codec.lloyd_max import fit_lloyd_max

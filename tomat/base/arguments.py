@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from tomat.base.errors import TomatError
 from tomat.base.layout import CONFIG_FILE
@@ -107,6 +107,11 @@ whole_number = _number(int, lambda value: -MOST <= value <= MOST, "a whole numbe
 positive_float = _number(float, lambda value: 0 < value < math.inf, "a finite number above 0")
 share = _number(float, lambda value: 0 <= value <= 1, "a share from 0 to 1")
 percent = _number(float, lambda value: 0 <= value < math.inf, "a percentage of at least 0")
+
+
+def add_flag(parser: argparse.ArgumentParser, name: str, default: Any, text: str, **options: Any) -> None:
+    """Add a flag whose help ends with its default; `options` are those of `add_argument`."""
+    parser.add_argument(name, default=default, help=f"{text} (default: %(default)s)", **options)
 
 
 def existing_file(text: str) -> Path:

@@ -15,21 +15,8 @@ def peak_memory_bytes() -> int:
     Raises:
         TomatError: On a system without /proc.
     """
-    return _resident_bytes("VmHWM")
-
-
-def resident_memory_bytes() -> int:
-    """Resident memory of this process now.
-
-    Raises:
-        TomatError: On a system without /proc.
-    """
-    return _resident_bytes("VmRSS")
-
-
-def _resident_bytes(field: str) -> int:
     try:
         lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
     except FileNotFoundError:
         raise TomatError("The memory of a process is read from /proc/self/status, which only Linux has.") from None
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field + ":"))
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))

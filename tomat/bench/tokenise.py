@@ -1,4 +1,4 @@
-"""`tomat bench tokenise`: patches and voxels a second, memory of a worker, two workers against one, kills survived.
+"""`tomat bench tokenise`: patches and voxels a second of one worker, and its memory.
 
 Every figure stands beside what it is compared with, measured in the same run: on a machine that others use too, the
 ratios hold and the absolute figures are a lower bound.
@@ -8,31 +8,28 @@ import argparse
 import os
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from tomat.base.errors import TomatError
 from tomat.base.memory import peak_memory_bytes
 from tomat.base.reporting import console, write_report
 from tomat.base.storage import Store
 from tomat.bench.processes import in_own_process
-from tomat.bench.retokenize_kill import kill_test
-from tomat.bench.retokenize_workers import LEAST_MATERIALS, measure_workers
 from tomat.codec.base import DensityCodec
 from tomat.codec.histogram import DensityHistogram
 from tomat.codec.lloyd_max import LloydMaxCodec
 from tomat.density.grid import DensityGrid
 from tomat.density.zarr_store import write_zarr
-from tomat.tokens.manifest import plan_rows
+from tomat.tokens.manifest import ShardManifest, plan_rows
 from tomat.tokens.pipeline.config import RetokenizeConfig
 from tomat.tokens.pipeline.driver import retokenize
 from tomat.tokens.pipeline.pool import PoolRunner
 from tomat.tokens.pipeline.sources import find_materials
-from tomat.tokens.pipeline.stages import SurveyUnit, fit_codec, survey_unit, write_unit, write_units
+from tomat.tokens.pipeline.stages import SurveyUnit, WriteUnit, fit_codec, survey_unit, write_unit, write_units
 from tomat.tokens.writer import start_shards
 
 SIDE = 100
@@ -56,16 +53,19 @@ def run(args: argparse.Namespace) -> int:
         folder = Path(name)
         figures: dict[str, Any] = {"cpus": len(os.sched_getaffinity(0)), "load_average_1min": os.getloadavg()[0]}
         if args.materials:
-            figures |= measure_speed(folder, args.materials, args.rounds)
+            figures |= measure_speed(folder, args.materials)
             figures |= projected_cost(figures)
         if args.largest:
             figures |= measure_largest(folder)
-        if args.kill_runs:
-            figures |= kill_test(folder, args.kill_runs, args.seed)
-    for key, value in figures.items():
-        console.print(f"{key:42s} {value:,.4g}" if isinstance(value, float) else f"{key:42s} {value}")
+    show_figures(figures)
     write_report(args.json, figures)
     return 0
+
+
+def show_figures(figures: Mapping[str, Any]) -> None:
+    """Print a line for each."""
+    for key, value in figures.items():
+        console.print(f"{key:42s} {value:,.4g}" if isinstance(value, float) else f"{key:42s} {value}")
 
 
 def projected_cost(figures: dict[str, Any]) -> dict[str, float]:
@@ -102,40 +102,43 @@ def lattice_of_gaussians(shape: tuple[int, int, int], n_atoms: int, seed: int, n
     return DensityGrid(rho, lattice, np.full(n_atoms, 14), coords, material_id=name)
 
 
-def measure_speed(folder: Path, n_materials: int, rounds: int) -> dict[str, Any]:
-    """Survey and write on grids of 100^3 with one worker and with two, and parts of the work alone.
+def write_grids(folder: Path, n_materials: int) -> tuple[RetokenizeConfig, SurveyUnit]:
+    """Grids of 100^3 in `folder`: the configuration that re-tokenises them, and all of them to survey.
 
-    CPU seconds are those of one process with all its threads; wall time on a shared machine is longer.
-
-    Args:
-        folder: where to write.
-        n_materials: grids to write, at least `LEAST_MATERIALS`.
-        rounds: turns of one worker and of two.
-
-    Raises:
-        TomatError: for fewer materials.
+    As in a large set, one histogram for many materials.
     """
-    if n_materials < LEAST_MATERIALS:
-        raise TomatError(f"--materials is {n_materials}; expected at least {LEAST_MATERIALS} (0 leaves the speed out).")
     source = folder / "in"
     for k in range(n_materials):
         write_zarr(lattice_of_gaussians((SIDE, SIDE, SIDE), 12, k % 4, f"m{k:04d}"), source / f"m{k:04d}.zarr")
     config = RetokenizeConfig(input=str(source), output=str(folder / "one"))
-    store, materials = Store(config.output, config.storage_tries), find_materials(config)
-    # As in a large set, one histogram for many materials.
-    unit = SurveyUnit(0, materials)
-    voxels, patches = n_materials * SIDE**3, n_materials * PATCHES
-    figures = rates("survey_voxels", voxels, lambda: survey_unit(config, unit))
-    codec = fit_codec(config, store, [unit])
+    return config, SurveyUnit(0, tuple(find_materials(config)))
+
+
+def start_set(config: RetokenizeConfig, surveyed: SurveyUnit) -> tuple[DensityCodec, ShardManifest, list[WriteUnit]]:
+    """Fit the codec of what has been surveyed, plan the set and begin it; what is left to write, by chunk."""
+    store = Store(config.output, config.storage_tries)
+    codec = fit_codec(config, store, [surveyed])
     plan = plan_rows(
-        [(material.material_id, (SIDE,) * 3) for material in materials],
+        [(material.material_id, (SIDE,) * 3) for material in surveyed.materials],
         layout=config.sequence_layout,
         codec=codec,
         patches_per_material=PATCHES,
         seed=0,
     )
     start_shards(store, plan, codec)
-    chunks = write_units(plan, materials, range(plan.n_chunks))
+    return codec, plan, write_units(plan, surveyed.materials, range(plan.n_chunks))
+
+
+def measure_speed(folder: Path, n_materials: int) -> dict[str, Any]:
+    """Survey and write on grids of 100^3 with one worker, and parts of the work alone.
+
+    CPU seconds are those of one process with all its threads; wall time on a shared machine is longer.
+    """
+    config, unit = write_grids(folder, n_materials)
+    materials = unit.materials
+    voxels, patches = n_materials * SIDE**3, n_materials * PATCHES
+    figures = rates("survey_voxels", voxels, lambda: survey_unit(config, unit))
+    codec, plan, chunks = start_set(config, unit)
     # A worker reads the plan and the codec once; what it does for hours comes after.
     write_unit(config, codec.sha256, chunks[0])
     figures |= rates("write_patches", patches, lambda: [write_unit(config, codec.sha256, unit) for unit in chunks])
@@ -153,7 +156,6 @@ def measure_speed(folder: Path, n_materials: int, rounds: int) -> dict[str, Any]
         **figures,
         "write_over_numpy_searchsorted_cpu_ratio": write / plain,
         "peak_rss_bytes": peak_memory_bytes(),
-        **measure_workers(config, codec.sha256, chunks, rounds),
     }
 
 

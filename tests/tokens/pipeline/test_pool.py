@@ -5,9 +5,9 @@ import time
 
 import psutil
 import pytest
+from retokenize_kills import run_with_kills, set_files
 from tiny_run import tomat
 
-from tomat.bench.retokenize_kill import run_with_kills, set_files
 from tomat.tokens.pipeline.driver import retokenize
 from tomat.tokens.pipeline.pool import PoolRunner
 

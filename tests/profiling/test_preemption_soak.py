@@ -1,22 +1,23 @@
-"""The soak of `tomat bench preemption` in short: three kills, and what they must not change. About a minute."""
+"""The soak in short: three kills, and what they must not change. About a minute."""
 
 import json
 import shutil
 from pathlib import Path
 
 import pytest
-
-from tomat.app.cli import main
-from tomat.base.errors import TomatError
-from tomat.bench.preemption import (
+from preemption_soak import (
     RUN_NAME,
     SoakSettings,
+    build_parser,
     compare_runs,
     logged_steps,
     newest_partial,
     report_table,
     soak,
 )
+
+from tomat.app.cli import run_verb
+from tomat.base.errors import TomatError
 
 SETTINGS = SoakSettings(steps=40, save_every=4, eval_every=9, profile_start=22, profile_steps=3)
 AIMS = ("sigkill commit", "sigterm evaluation", "sigkill profile")
@@ -90,6 +91,6 @@ def test_the_folder_is_read_while_it_is_written(tmp_path):
 
 
 def test_another_soak_in_the_folder_is_refused(soaked, capsys):
-    assert main(["bench", "preemption", "--folder", str(soaked[0]), "--kills", "4", "--seed", "9"]) == 2
+    assert run_verb(build_parser(), ["--folder", str(soaked[0]), "--kills", "4", "--seed", "9"]) == 2
     assert "belongs to another soak" in capsys.readouterr().err
-    assert main(["bench", "preemption", "--kills", "0"]) == 2
+    assert run_verb(build_parser(), ["--kills", "0"]) == 2

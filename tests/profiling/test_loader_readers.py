@@ -4,16 +4,17 @@ import json
 import math
 
 import pytest
+from loader_readers import READERS, RESUME_STEPS, build_parser
 
-from tomat.app.cli import main
-from tomat.bench.loader import READERS, RESUME_STEPS
+from tomat.app.cli import run_verb
 
 
 @pytest.mark.slow
 def test_every_reader_reads_every_row(tmp_path):
     words = ["--rows", "256", "--batch", "16", "--io_block_size", "64", "--window_blocks", "2"]
     report = tmp_path / "loader.json"
-    assert main(["bench", "loader", *words, "--data", str(tmp_path / "data"), "--json", str(report)]) == 0
+    words += ["--data", str(tmp_path / "data"), "--json", str(report)]
+    assert run_verb(build_parser(), words) == 0
     figures = json.loads(report.read_text())
     assert set(figures["readers"]) == set(READERS)
     for reader in figures["readers"].values():
@@ -27,5 +28,5 @@ def test_every_reader_reads_every_row(tmp_path):
     [(65, 16, "multiple of 32"), (32, 64, "at least one batch of 64")],
 )
 def test_what_cannot_be_measured_is_refused(rows, batch, message, capsys):
-    assert main(["bench", "loader", "--rows", str(rows), "--batch", str(batch)]) == 2
+    assert run_verb(build_parser(), ["--rows", str(rows), "--batch", str(batch)]) == 2
     assert message in " ".join(capsys.readouterr().err.split())

@@ -1,8 +1,11 @@
-"""Re-tokenising killed at random moments, driver or worker, against one unbroken run; for `tomat bench tokenise`."""
+"""Re-tokenising killed at random moments, driver or worker, against one unbroken run."""
 
+import argparse
 import random
 import signal
 import subprocess
+import sys
+import tempfile
 import time
 from collections import Counter
 from pathlib import Path
@@ -10,12 +13,36 @@ from typing import Any
 
 import psutil
 
+from tomat.app.cli import run_verb
+from tomat.base.arguments import Parser, add_flag, count, positive_int, report_file
 from tomat.base.errors import TomatError
+from tomat.base.reporting import write_report
 from tomat.bench.processes import tomat_command
+from tomat.bench.tokenise import show_figures
 
 ARGUMENTS = ("--source", "embedded", "--split", "validation", "--layout", "v2-p14", "--patches_per_material", "96")
 """A set of some seconds, with a codec that needs no fit. 96 patches of each of 10 materials: of its 15 chunks of 64
 rows, ten begin inside materials."""
+
+
+def build_parser() -> Parser:
+    """What the script takes."""
+    parser = Parser(description="Whether re-tokenising that is killed at random moments ends with the same bytes.")
+    add_flag(parser, "--kill_runs", 20, "runs killed at random moments", type=positive_int, metavar="N")
+    add_flag(parser, "--seed", 0, "of the moments", type=count)
+    parser.add_argument("--folder", type=Path, help="where to write (default: a temporary folder)")
+    parser.add_argument("--json", type=report_file, metavar="FILE", help="write the figures to FILE")
+    parser.set_defaults(run=run)
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    """Kill, compare, print and write."""
+    with tempfile.TemporaryDirectory(dir=args.folder) as name:
+        figures = kill_test(Path(name), args.kill_runs, args.seed)
+    show_figures(figures)
+    write_report(args.json, figures)
+    return 0
 
 
 def set_files(folder: Path) -> dict[str, bytes]:
@@ -91,3 +118,7 @@ def kill_test(folder: Path, runs: int, seed: int) -> dict[str, Any]:
         "starts_that_ended_before_their_kill": total["ended before the kill"],
         "unbroken_run_seconds": horizon,
     }
+
+
+if __name__ == "__main__":
+    sys.exit(run_verb(build_parser()))

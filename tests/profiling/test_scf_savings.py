@@ -6,16 +6,11 @@ import shutil
 
 import numpy as np
 import pytest
-from scipy.io import FortranFile
-
-from tomat.app.cli import main
-from tomat.base.errors import TomatError
-from tomat.bench.pwscf import CHARGE_DENSITY, KeptRun, PwX, parse_output
-from tomat.bench.scf_page import savings, table, write_page
-from tomat.bench.scf_savings import (
+from scf_savings import (
     BOX_A,
     STARTS,
     Cell,
+    build_parser,
     by_compound,
     chosen_cells,
     in_words,
@@ -23,6 +18,12 @@ from tomat.bench.scf_savings import (
     study,
     superposition,
 )
+from scf_savings_page import savings, table, write_page
+from scf_savings_pwscf import CHARGE_DENSITY, KeptRun, PwX, parse_output
+from scipy.io import FortranFile
+
+from tomat.app.cli import run_verb
+from tomat.base.errors import TomatError
 from tomat.density.crystal import Crystal
 from tomat.density.demo.embedded import load_demo
 from tomat.density.geometry import BOHR_A
@@ -161,10 +162,10 @@ def test_cells_are_chosen_by_name_or_split():
         chosen_cells(["XYZ"], "train")
 
 
-def test_without_pw_the_verb_is_one_error(tmp_path, capsys):
+def test_without_pw_it_is_one_error(tmp_path, capsys):
     (tmp_path / "config.yaml").touch()
-    words = ["bench", "scf-savings", "--run", str(tmp_path), "--pw", "no-such-pw.x", "--work", str(tmp_path / "work")]
-    assert main(words) == 2
+    words = ["--run", str(tmp_path), "--pw", "no-such-pw.x", "--work", str(tmp_path / "work")]
+    assert run_verb(build_parser(), words) == 2
     assert "apt-get install quantum-espresso" in " ".join(capsys.readouterr().err.split())
 
 

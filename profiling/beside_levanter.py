@@ -1,4 +1,4 @@
-"""`tomat bench levanter`: tokens a second of tomat's step and loader beside Levanter's own trainer and loader.
+"""Tokens a second of tomat's step and loader beside Levanter's own trainer and loader.
 
 The same decoder (Levanter's Qwen3, which tomat's is without the atoms), the same rows in batches as large, and the same
 optimizer; each side with its own loss, loader and loop. Levanter's rows lie in memory and are shuffled one by one; its
@@ -9,6 +9,7 @@ loss is the next-token cross-entropy over the whole vocabulary at all positions 
 import argparse
 import dataclasses
 import os
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -27,6 +28,8 @@ from levanter.models.lm_model import LmExample, LmHeadModel
 from levanter.models.qwen import Qwen3Config
 from levanter.trainer import Trainer, TrainerConfig
 
+from tomat.app.cli import run_verb
+from tomat.base.arguments import Parser, add_flag, config_file, positive_int, report_file
 from tomat.base.errors import TomatError
 from tomat.base.reporting import console, write_report
 from tomat.bench.decode import said, spread_of
@@ -47,6 +50,21 @@ WITHOUT_ATOMS = ["--model.environment", "null", "--density_dropout", "0"]
 """Levanter has no model that reads atoms."""
 
 ENDLESS_STEPS = 10**9
+
+
+def build_parser() -> Parser:
+    """What the script takes."""
+    parser = Parser(
+        description="Tokens a second of the same decoder on the same rows: tomat's loss, loader and loop, and those of "
+        "Levanter, in turn. The atoms are left out, which Levanter's models do not read.",
+    )
+    text = "of the model, its data, batch and optimizer; a file or the name of one that ships"
+    add_flag(parser, "--config_path", "demo", text, type=config_file("train"), metavar="FILE")
+    add_flag(parser, "--steps", 10, "steps that are timed together", type=positive_int)
+    add_flag(parser, "--rounds", 6, "turns of each", type=positive_int)
+    parser.add_argument("--json", type=report_file, metavar="FILE", help="write the figures to FILE")
+    parser.set_defaults(run=run)
+    return parser
 
 
 def run(args: argparse.Namespace) -> int:
@@ -179,3 +197,7 @@ def timed(steps: Iterator[StepInfo[Any]], n: int) -> tuple[float, float]:
         next(steps)
     last = float(next(steps).loss)
     return (time.monotonic() - began) / n, last
+
+
+if __name__ == "__main__":
+    sys.exit(run_verb(build_parser()))

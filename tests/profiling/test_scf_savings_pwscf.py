@@ -1,13 +1,13 @@
-"""What pw.x is told and what it says. What it makes of a density: `tests/bench/test_scf_savings.py`."""
+"""What pw.x is told and what it says. What it makes of a density: `tests/profiling/test_scf_savings.py`."""
 
 import dataclasses
 from pathlib import Path
 
 import numpy as np
 import pytest
+from scf_savings_pwscf import CHARGE_DENSITY, START, PwCalculation, PwX, Start, parse_output
 
 from tomat.base.errors import TomatError
-from tomat.bench.pwscf import CHARGE_DENSITY, START, PwCalculation, PwX, Start, parse_output
 from tomat.density.crystal import Crystal
 
 # Lines that pw.x 6.7 wrote for GaP, 36 Ry, 4 x 4 x 4 k-points; those between them are left out.

@@ -1,7 +1,7 @@
 import pytest
+from embedded_set_gth import gth_text
 
 from tomat.base.errors import TomatError
-from tomat.density.demo.gth import gth_text
 
 STRONTIUM = """GTH-PBE-q10 Sr
 38 10 0

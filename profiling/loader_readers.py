@@ -1,4 +1,4 @@
-"""`tomat bench loader`: what a shuffled row costs, in time and memory, against reading in order and Levanter's shuffle.
+"""What a shuffled row costs, in time and memory, against reading in order and Levanter's shuffle.
 
 Each reader runs in a process of its own, so that its peak of memory is its own, and reads the same rows through
 Levanter's `DataLoader`. Nothing is trained: the figures are the most a training process could draw.
@@ -7,6 +7,7 @@ Levanter's `DataLoader`. Nothing is trained: the figures are the most a training
 import argparse
 import os
 import statistics
+import sys
 import tempfile
 from contextlib import nullcontext
 from functools import partial
@@ -15,6 +16,8 @@ from typing import Any
 
 from rich.table import Table
 
+from tomat.app.cli import run_verb
+from tomat.base.arguments import Parser, add_flag, positive_int, report_file
 from tomat.base.errors import TomatError
 from tomat.base.reporting import console, write_report
 from tomat.bench.processes import in_own_process
@@ -35,6 +38,22 @@ READERS = {
     "levanter_block_shuffle": "Levanter shuffled",
 }
 """Key in the report -> name in the table."""
+
+
+def build_parser() -> Parser:
+    """What the script takes."""
+    parser = Parser(
+        description="What a shuffled row costs, in time and memory, against reading in order and against Levanter's "
+        "shuffle, each in a process of its own. Nothing is trained.",
+    )
+    add_flag(parser, "--rows", 131_072, "rows of 8,192 tokens, 16 KiB each", type=positive_int)
+    add_flag(parser, "--batch", 128, "rows of a batch", type=positive_int)
+    add_flag(parser, "--io_block_size", 64, "rows of a block", type=positive_int)
+    add_flag(parser, "--window_blocks", 1024, "blocks of a window", type=positive_int)
+    parser.add_argument("--data", type=Path, help="keep the data set in this folder, and use it if it is there")
+    parser.add_argument("--json", type=report_file, metavar="FILE", help="write the figures to FILE")
+    parser.set_defaults(run=run)
+    return parser
 
 
 def run(args: argparse.Namespace) -> int:
@@ -124,7 +143,7 @@ def write_bench_shards(rows: int, folder: Path) -> None:
 
 def _measure(key: str, folder: Path, batch_rows: int, io_block_size: int, window_blocks: int) -> dict[str, Any]:
     """All figures of one reader, measured in this process."""
-    from tomat.bench.loader_readers import Reader  # JAX and Levanter, which the process that asks does without
+    from loader_readers_measure import Reader  # JAX and Levanter, which the process that asks does without
 
     reader = Reader(key, folder, batch_rows, io_block_size, window_blocks)
     figures = reader.measure(READERS[key])
@@ -137,3 +156,7 @@ def _measure(key: str, folder: Path, batch_rows: int, io_block_size: int, window
             for step in RESUME_STEPS
         ]
     return figures
+
+
+if __name__ == "__main__":
+    sys.exit(run_verb(build_parser()))

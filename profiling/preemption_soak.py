@@ -1,4 +1,4 @@
-"""`tomat bench preemption`: a run killed again and again, at random and at chosen moments, against an unbroken one.
+"""A run killed again and again, at random and at chosen moments, against an unbroken one.
 
 The moments are found by watching the run's folder from outside, as a machine that is taken away knows nothing of steps.
 """
@@ -10,6 +10,7 @@ import os
 import random
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections import Counter
@@ -25,6 +26,8 @@ import tensorstore as ts
 import yaml
 from rich.table import Table
 
+from tomat.app.cli import run_verb
+from tomat.base.arguments import Parser, add_flag, count, positive_int, report_file
 from tomat.base.errors import TomatError
 from tomat.base.layout import CHECKPOINT_FOLDER, METADATA_FILE, METRICS_FILE, STOPPED_STATUS
 from tomat.base.progress import progress
@@ -128,8 +131,22 @@ class Start:
     """From SIGTERM to the end of the process."""
 
 
+def build_parser() -> Parser:
+    """What the script takes."""
+    parser = Parser(
+        description="Kill a small run at random and at chosen moments, start it again each time, and compare weights "
+        "and log of every round with those of a run that nothing interrupted.",
+    )
+    add_flag(parser, "--kills", 30, "kills that must hit", type=positive_int)
+    add_flag(parser, "--seed", 0, "of the moments", type=count)
+    parser.add_argument("--folder", type=Path, help="keep everything here; the same command goes on where it stopped")
+    parser.add_argument("--json", type=report_file, metavar="FILE", help="write the figures to FILE")
+    parser.set_defaults(run=run)
+    return parser
+
+
 def run(args: argparse.Namespace) -> int:
-    """Carry out `tomat bench preemption`."""
+    """Soak, print and write."""
     place = tempfile.TemporaryDirectory(prefix="tomat-soak-") if args.folder is None else nullcontext(args.folder)
     with place as folder:
         report = soak(Path(folder), args.kills, args.seed, SoakSettings())
@@ -457,3 +474,7 @@ def compare_runs(run: Path, unbroken: Path) -> dict[str, int]:
 def _read_array(path: str, name: str) -> np.ndarray:
     spec = {"driver": "zarr3", "kvstore": {"driver": "ocdbt", "base": f"file://{path}/", "path": f"{name}/"}}
     return ts.open(spec, read=True).result().read().result()
+
+
+if __name__ == "__main__":
+    sys.exit(run_verb(build_parser()))

@@ -1,17 +1,26 @@
-"""Two workers against one in the write stage, for `tomat bench tokenise`."""
+"""Two workers against one in the write stage of re-tokenising."""
 
+import argparse
 import multiprocessing
 import os
+import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from tomat.app.cli import run_verb
+from tomat.base.arguments import Parser, add_flag, positive_int, report_file
+from tomat.base.errors import TomatError
+from tomat.base.reporting import write_report
+from tomat.bench.tokenise import show_figures, start_set, write_grids
 from tomat.tokens.pipeline.config import RetokenizeConfig
-from tomat.tokens.pipeline.stages import WriteUnit, write_unit
+from tomat.tokens.pipeline.stages import WriteUnit, survey_unit, write_unit
 
 UNIT_MATERIALS = 128
 """Materials written for one unit: two to three seconds on one core. In a large set a unit has up to 256."""
@@ -20,6 +29,42 @@ LEAST_MATERIALS = 12
 with fewer it would write over one that is not finished, or read nothing."""
 SEARCHES = 3_200
 """Calls of the compute loop: two to three seconds."""
+
+
+def build_parser() -> Parser:
+    """What the script takes."""
+    parser = Parser(
+        description="Patches a second that two workers of re-tokenising write, each on a core of its own, beside one, "
+        "and beside what this machine gives to two processes that share nothing."
+    )
+    add_flag(parser, "--materials", 24, "grids of 100^3", type=positive_int)
+    add_flag(parser, "--rounds", 4, "turns of one worker and of two", type=positive_int)
+    parser.add_argument("--folder", type=Path, help="where to write (default: a temporary folder)")
+    parser.add_argument("--json", type=report_file, metavar="FILE", help="write the figures to FILE")
+    parser.set_defaults(run=run)
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure, print and write.
+
+    Raises:
+        TomatError: Fewer materials than two workers need, or a single core.
+    """
+    if args.materials < LEAST_MATERIALS:
+        raise TomatError(f"--materials is {args.materials}; expected at least {LEAST_MATERIALS}.")
+    cores = len(os.sched_getaffinity(0))
+    if cores < 2:
+        raise TomatError("this process may use one core; two workers are compared with one on two.")
+    figures: dict[str, Any] = {"cpus": cores, "load_average_1min": os.getloadavg()[0]}
+    with tempfile.TemporaryDirectory(dir=args.folder) as name:
+        config, unit = write_grids(Path(name), args.materials)
+        survey_unit(config, unit)
+        codec, _, units = start_set(config, unit)
+        figures |= measure_workers(config, codec.sha256, units, args.rounds)
+    show_figures(figures)
+    write_report(args.json, figures)
+    return 0
 
 
 def measure_workers(config: RetokenizeConfig, codec_sha256: str, units: list[WriteUnit], rounds: int) -> dict[str, Any]:
@@ -44,13 +89,8 @@ def measure_workers(config: RetokenizeConfig, codec_sha256: str, units: list[Wri
         codec_sha256: of the plan's codec.
         units: the whole set, at least `LEAST_MATERIALS` materials.
         rounds: how often each takes its turn.
-
-    Returns:
-        The figures; none where there is only one core.
     """
     cores = sorted(os.sched_getaffinity(0))[:2]
-    if len(cores) < 2:
-        return {}
     half = len(units) // 2
     halves = [_long_unit(units[:half]), _long_unit(units[half : 2 * half])]
     write, search = partial(_write, config, codec_sha256), _search
@@ -112,3 +152,7 @@ def _hold_to(cores: set[int]) -> None:
             os.sched_setaffinity(int(thread), cores)
         except ProcessLookupError:  # ended since it was listed
             continue
+
+
+if __name__ == "__main__":
+    sys.exit(run_verb(build_parser()))

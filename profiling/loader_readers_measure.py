@@ -1,4 +1,4 @@
-"""A reader of `tomat bench loader`, measured in the process that makes it."""
+"""A reader of `loader_readers.py`, measured in the process that makes it."""
 
 import asyncio
 import logging
@@ -10,11 +10,12 @@ from typing import Any, cast
 import haliax as hax
 import jax
 import numpy as np
+import psutil
 import tensorstore as ts
 from levanter.data.dataset import AsyncDataset, ListAsyncDataset
 from levanter.data.loader import DataLoader
 
-from tomat.base.memory import peak_memory_bytes, resident_memory_bytes
+from tomat.base.memory import peak_memory_bytes
 from tomat.base.progress import progress
 from tomat.tokens.shards import ShardSet, open_shards
 from tomat.tokens.shuffle import BlockShuffleConfig, ShuffledIndex
@@ -50,7 +51,7 @@ class Reader:
         """Time and memory of every row read once; `name` stands beside the progress."""
         # This wakes JAX, before memory and time are looked at.
         index_us = self._index_cost_us()
-        rss_before = resident_memory_bytes()
+        rss_before = psutil.Process().memory_info().rss
         figures = self._throughput(name)
         memory = {"rss_before_bytes": rss_before, "peak_rss_bytes": peak_memory_bytes()}
         return {**figures, "index_us": index_us, **memory}

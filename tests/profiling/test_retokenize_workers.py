@@ -1,0 +1,61 @@
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from retokenize_workers import UNIT_MATERIALS, _long_unit, build_parser
+
+from tomat.app.cli import run_verb
+from tomat.tokens.pipeline.sources import Material
+from tomat.tokens.pipeline.stages import WriteUnit
+
+SCRIPTS = Path(__file__).parents[2] / "profiling"
+TWO_CORES = hasattr(os, "sched_getaffinity") and len(os.sched_getaffinity(0)) > 1
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not TWO_CORES, reason="needs two cores")
+def test_two_workers_stand_beside_one_and_what_the_machine_gives(tmp_path):
+    words = ["--materials", "12", "--rounds", "1", "--folder", str(tmp_path), "--json", str(tmp_path / "b.json")]
+    assert run_verb(build_parser(), words) == 0
+    figures = json.loads((tmp_path / "b.json").read_text())
+    rates = figures["two_workers_patches_per_second"] / figures["one_worker_patches_per_second"]
+    assert figures["two_workers_over_one_ratio"] == pytest.approx(rates)
+    # Wide, since other processes may take a core meanwhile; two cores give no more than twice one.
+    assert 0.5 < figures["two_processes_ceiling_ratio"] < 3 and 0 < figures["free_worker_cores"] < 2.1
+    assert not [path for path in tmp_path.iterdir() if path.is_dir()]
+
+
+_AFFINITIES = """
+import os, sys
+from concurrent.futures import ThreadPoolExecutor
+from retokenize_workers import _hold_to
+with ThreadPoolExecutor(1) as before, ThreadPoolExecutor(1) as after:
+    before.submit(int).result()
+    _hold_to({int(sys.argv[1])})
+    print(os.sched_getaffinity(0), *(each.submit(os.sched_getaffinity, 0).result() for each in (before, after)))
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system does not bind threads to cores")
+def test_a_worker_is_held_to_its_cores_with_the_threads_it_has_and_those_it_starts():
+    core = max(os.sched_getaffinity(0))
+    # In a process of its own, started where the script lies: this one keeps its cores.
+    words = [sys.executable, "-c", _AFFINITIES, str(core)]
+    done = subprocess.run(words, check=True, capture_output=True, text=True, cwd=SCRIPTS)
+    assert done.stdout.split() == [f"{{{core}}}"] * 3
+
+
+def test_a_long_unit_repeats_the_chunks_of_its_units_until_it_is_as_long_as_one_of_a_large_set():
+    materials = [Material(f"m{k}", f"m{k}.zarr") for k in range(12)]
+    unit = _long_unit([WriteUnit((k,), (materials[k],)) for k in range(12)])
+    assert unit.materials == tuple(materials)
+    assert unit.chunks == tuple(range(12)) * 11 and len(unit.chunks) >= UNIT_MATERIALS
+
+
+def test_fewer_materials_than_two_workers_need_are_refused(tmp_path, capsys):
+    assert run_verb(build_parser(), ["--materials", "2", "--folder", str(tmp_path)]) == 2
+    assert "at least 12" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())

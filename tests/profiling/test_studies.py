@@ -1,0 +1,35 @@
+"""What every study's command line has in common with the verbs'."""
+
+import argparse
+import importlib
+from pathlib import Path
+
+import pytest
+
+from tomat.app.cli import run_verb
+from tomat.base.arguments import existing_file, report_file
+
+ROOT = Path(__file__).parents[2]
+STUDIES = sorted(path.stem for path in (ROOT / "profiling").glob("*.py") if "def build_parser(" in path.read_text())
+
+
+@pytest.mark.parametrize("study", STUDIES)
+def test_a_study_refuses_in_one_line_and_says_what_its_flags_are(study, capsys):
+    parser = importlib.import_module(study).build_parser()
+    words = []
+    for action in parser._actions:
+        if action.required:
+            place = __file__ if action.type is existing_file else ROOT / "tests" / "data" / "run"
+            words += [*action.option_strings[:1], str(place)]
+    assert run_verb(parser, [*words, "--no_such_flag"]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("error: ") and told.count("\n") == 1 and "no_such_flag" in told
+    assert parser.description and parser.get_default("run") is not None
+    for action in parser._actions:
+        assert len(action.help or "") > 5 and action.help != argparse.SUPPRESS, action.dest
+        assert action.dest != "json" or action.type is report_file
+    assert "json" in {action.dest for action in parser._actions}
+
+
+def test_there_are_studies():
+    assert len(STUDIES) >= 6

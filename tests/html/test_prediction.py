@@ -78,3 +78,11 @@ def test_one_file_has_a_page_of_its_own(folder):
     reader = read_page(page_html(page))
     assert page.kind == "density" and len(reader.data["density-data"]["items"]) == 1
     assert reader.tags.count("figure") == 1
+
+
+def test_a_line_without_its_figures_is_a_row_all_the_same(folder):
+    lines = (folder / "predictions.jsonl").read_text().splitlines()
+    first = json.loads(lines[0]) | {"grid": None, "atoms": None, "electrons": None}
+    (folder / "predictions.jsonl").write_text("\n".join([json.dumps(first), *lines[1:]]) + "\n")
+    reader = read_page(page_html(predictions_page(folder)))
+    assert [row[0][0] for row in reader.tables[-1]] == ["Si", "<NaCl>", "bad"]

@@ -146,7 +146,7 @@ def _lines_table(lines: Sequence[Mapping[str, Any]]) -> str:
             line.get(key) if is_figure(line.get(key)) else None
             for key in ("atoms", "seconds", "electrons", "electrons_before", "spread_share")
         ]
-        sides = " x ".join(map(str, line.get("grid", ())))
+        sides = " x ".join(map(str, line.get("grid") or ()))
         rows.append(
             (
                 str(line["name"]),

@@ -344,7 +344,7 @@ def _parameters_section(record: Mapping[str, Any]) -> str:
 
 def _with_deviation(parameter: Mapping[str, float | None]) -> str:
     """`0.93 ± 0.01`, in the unit that the parameter's name says."""
-    deviation = parameter["deviation"]
+    deviation = parameter.get("deviation")  # a record may lack it, as plans need none
     return f"{parameter['value']:.3g}" + ("" if deviation is None else f" ± {deviation:.1g}")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from tomat.base.records import typed
 from tomat.cost.memory import read_memory
 from tomat.cost.op_times import MODELS
 from tomat.cost.support import Support, untimed_text
@@ -71,11 +72,11 @@ def unfit_page(report: Mapping[str, Any]) -> Page:
     """The page of a plan that does not fit: what fills the memory, and what was tried instead.
 
     Raises:
-        TomatError: The report's memory is damaged.
+        TomatError: The report's memory, or what was tried instead, is damaged.
     """
     memory = memory_section(read_memory(report.get("memory") or {}), {})
     facts_shown = facts({"slice": report.get("slice"), "compiler": report.get("compiler")})
-    trials = [trial for trial in report.get("nearest_fits") or [] if isinstance(trial, Mapping)]
+    trials = typed(report.get("nearest_fits") or [], list[dict[str, Any]], "the plan's nearest_fits", "Plan again.")
     heads = (Column("change"), Column("needs, GiB", number(2, 1 / GIB)), Column("fits"), Column("error"))
     rows = [
         (str(trial.get("words", "")), trial.get("required_bytes"), "yes" if trial.get("fits") else "no",

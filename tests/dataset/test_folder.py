@@ -247,6 +247,8 @@ def test_densities_are_the_same_by_what_they_hold():
     assert one.is_same(material(rho * (1 + 1e-7))) and one.is_same(material(rho, coords=coords + [1, 0, -1]))
     assert one.is_same(material(rho, lattice + 1e-6))
     assert typed(json.loads(json.dumps(one.to_dict())), Material, "a record", "") == one
+    assert one.is_whole and not replace(one, atoms={"Na": 1, "K": 1}).is_whole
+    assert not replace(one, atoms={"Nax": 1, "F": 1}).is_whole
     others = [rho * rng.uniform(0.99, 1.01, rho.shape), rho[:, :, :3]]
     assert not any(one.is_same(material(other)) for other in others)
     assert not one.is_same(material(rho, lattice * 1.001)) and not one.is_same(material(rho, numbers=(9, 11)))

@@ -10,7 +10,7 @@ import numpy as np
 
 from tomat.base.errors import TomatError
 from tomat.base.records import Positive, Sha256
-from tomat.density.elements import symbol_of
+from tomat.density.elements import SYMBOLS, symbol_of
 from tomat.density.grid import DensityGrid
 from tomat.density.poscar import NEIGHBOURS, OF_A_CALCULATION
 
@@ -69,8 +69,12 @@ class Material:
 
     @property
     def is_whole(self) -> bool:
-        """Whether it has all numbers that two densities are compared by."""
-        return len(self.sites) == 9 + 4 * sum(self.atoms.values()) and len(self.samples) == SAMPLES
+        """Whether it has all numbers that two densities are compared by, and its sites are of its atoms."""
+        n = sum(self.atoms.values())
+        if len(self.sites) != 9 + 4 * n or len(self.samples) != SAMPLES or not self.atoms.keys() <= set(SYMBOLS):
+            return False
+        numbers = [SYMBOLS.index(symbol) + 1 for symbol, count in self.atoms.items() for _ in range(count)]
+        return sorted(numbers) == sorted(self.sites[9 + 3 * n :])
 
     def is_same(self, other: "Material") -> bool:
         """Whether two densities are one, in whatever formats."""

@@ -17,33 +17,38 @@ MATHJAX = re.compile(r"<script data-mkdocs-jupyter-mathjax=.*?</script>", flags=
 log = logging.getLogger("mkdocs.hooks.reference")
 
 
-def modules(room: Path) -> list[str]:
-    """Full names of a room's modules, its package first."""
+def modules(wing: Path) -> list[str]:
+    """Full names of a wing's modules, its package first."""
     found = []
-    for path in sorted(room.rglob("*.py"), key=lambda path: path.with_suffix("").parts):
+    for path in sorted(wing.rglob("*.py"), key=lambda path: path.with_suffix("").parts):
         name = ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts)
         found.append(name.removesuffix(".__init__"))
     return sorted(found)
 
 
-def rooms() -> list[Path]:
-    """The folders of tomat's rooms."""
-    return sorted(path.parent for path in PACKAGE.glob("*/__init__.py"))
+def pages() -> dict[str, list[str]]:
+    """The modules of each page: a wing that is one room, or a folder of a wing, by its dotted name."""
+    found: dict[str, list[str]] = {}
+    for wing in sorted(path.parent for path in PACKAGE.glob("*/__init__.py")):
+        for module in modules(wing):
+            parts = module.split(".")[1:]
+            inside = len(parts) > 1 and (wing / parts[1]).is_dir()
+            found.setdefault(".".join(parts[:2] if inside else parts[:1]), []).append(module)
+    return found
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
     """Add the pages to the navigation."""
     assert config.nav is not None
-    pages = [{room.name: f"{FOLDER}/{room.name}.md"} for room in rooms()]
-    config.nav.append({"Python": pages})
+    config.nav.append({"Python": [{name: f"{FOLDER}/{name}.md"} for name in pages()]})
     return config
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages."""
-    for room in rooms():
-        body = "\n\n".join(f"::: {name}" for name in modules(room))
-        files.append(File.generated(config, f"{FOLDER}/{room.name}.md", content=f"# tomat.{room.name}\n\n{body}\n"))
+    for name, found in pages().items():
+        body = "\n\n".join(f"::: {module}" for module in found)
+        files.append(File.generated(config, f"{FOLDER}/{name}.md", content=f"# tomat.{name}\n\n{body}\n"))
     return files
 
 

@@ -32,19 +32,19 @@ from tomat.app.cli import run_verb
 from tomat.base.arguments import Parser, add_flag, config_file, positive_int, report_file
 from tomat.base.errors import TomatError
 from tomat.base.reporting import console, write_report
-from tomat.bench.decode import said, spread_of
+from tomat.data.tokens.shards import ShardSet
+from tomat.data.tokens.vocabulary import PAD
+from tomat.measure.bench.decode import said, spread_of
 from tomat.model.any_decoder import environment_of
 from tomat.model.decoder import DensityDecoderConfig, parameter_count
-from tomat.settings.config import TrainConfig, load_config
-from tomat.tokens.shards import ShardSet
-from tomat.tokens.vocabulary import PAD
-from tomat.training.datasets import Datasets, open_datasets, value_table
-from tomat.training.dispatch import training_steps
-from tomat.training.hooks import shuffled_rows
-from tomat.training.loader import token_loader
-from tomat.training.restore import initial_state
-from tomat.training.startup import connect, initialise
-from tomat.training.step import build_trainer
+from tomat.train.datasets import Datasets, open_datasets, value_table
+from tomat.train.dispatch import training_steps
+from tomat.train.hooks import shuffled_rows
+from tomat.train.loader import token_loader
+from tomat.train.restore import initial_state
+from tomat.train.settings.config import TrainConfig, load_config
+from tomat.train.startup import connect, initialise
+from tomat.train.step import build_trainer
 
 WITHOUT_ATOMS = ["--model.environment", "null", "--density_dropout", "0"]
 """Levanter has no model that reads atoms."""

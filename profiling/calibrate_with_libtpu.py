@@ -14,9 +14,9 @@ from tomat.app.cli import run_verb
 from tomat.base.arguments import Parser, existing_file, positive_int, report_file
 from tomat.base.errors import TomatError
 from tomat.base.reporting import write_report
-from tomat.kernels.compilers import Compilers
-from tomat.kernels.report import calibrate_kernels
-from tomat.planning.compile.topology import OtherLibtpu
+from tomat.perf.plan.compile.topology import OtherLibtpu
+from tomat.perf.timed_kernels.compilers import Compilers
+from tomat.report.pages.kernels_page import calibrate_kernels
 
 
 def libtpu_in(folder: Path) -> OtherLibtpu:

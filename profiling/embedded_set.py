@@ -25,9 +25,9 @@ from tomat.base.arguments import Parser, positive_int, report_file
 from tomat.base.errors import TomatError
 from tomat.base.progress import progress
 from tomat.base.reporting import console, write_json, write_report, writing
-from tomat.density.elements import atomic_number
-from tomat.density.grid import DensityGrid, fast_shape
-from tomat.density.zarr_store import read_zarr, write_zarr
+from tomat.data.density.elements import atomic_number
+from tomat.data.density.grid import DensityGrid, fast_shape
+from tomat.data.density.zarr_store import read_zarr, write_zarr
 
 INDEX_NAME = "index.json"
 INDEX_FORMAT = 1

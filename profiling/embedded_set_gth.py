@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from tomat.base.errors import TomatError
-from tomat.density.elements import atomic_number
+from tomat.data.density.elements import atomic_number
 
 FUNCTIONAL = "pbe"
 """Of the embedded densities and their pseudopotentials."""

@@ -21,15 +21,15 @@ from tomat.base.errors import TomatError
 from tomat.base.progress import progress
 from tomat.base.reporting import console, counted, write_report
 from tomat.base.storage import PROGRESS_PREFIX, Store
-from tomat.codec.base import UNIT_RHO_TIMES_VOLUME, DensityCodec, require_unit
-from tomat.codec.files import load_codec
-from tomat.codec.two_token import TwoTokenCodec
-from tomat.tokens import vocabulary as v
-from tomat.tokens.layouts import SequenceLayout, layout_named
-from tomat.tokens.manifest import DEFAULT_BLOCK_ROWS, IMPORTED_ANCHORS, MaterialRows, ShardManifest
-from tomat.tokens.patch import decode_sequence
-from tomat.tokens.vocabulary import Vocabulary
-from tomat.tokens.writer import ChunkWriter, chunk_is_written, finalise, record_name, start_shards
+from tomat.data.codec.base import UNIT_RHO_TIMES_VOLUME, DensityCodec, require_unit
+from tomat.data.codec.files import load_codec
+from tomat.data.codec.two_token import TwoTokenCodec
+from tomat.data.tokens import vocabulary as v
+from tomat.data.tokens.layouts import SequenceLayout, layout_named
+from tomat.data.tokens.manifest import DEFAULT_BLOCK_ROWS, IMPORTED_ANCHORS, MaterialRows, ShardManifest
+from tomat.data.tokens.patch import decode_sequence
+from tomat.data.tokens.vocabulary import Vocabulary
+from tomat.data.tokens.writer import ChunkWriter, chunk_is_written, finalise, record_name, start_shards
 
 TWO_TOKEN_NAME = "two_token_9_12"
 """`density_codec_name` of `meta.json` for the 9 + 12 bit codec, whose range is in `meta.json` too."""

@@ -20,12 +20,12 @@ from tomat.app.cli import run_verb
 from tomat.base.arguments import Parser, add_flag, positive_int, report_file
 from tomat.base.errors import TomatError
 from tomat.base.reporting import console, write_report
-from tomat.bench.processes import in_own_process
-from tomat.codec.histogram import DensityHistogram
-from tomat.codec.lloyd_max import fit_lloyd_max
-from tomat.density.demo.embedded import demo_materials, load_demo
-from tomat.tokens.layouts import LAYOUTS
-from tomat.tokens.writer import write_shards
+from tomat.data.codec.histogram import DensityHistogram
+from tomat.data.codec.lloyd_max import fit_lloyd_max
+from tomat.data.density.demo.embedded import demo_materials, load_demo
+from tomat.data.tokens.layouts import LAYOUTS
+from tomat.data.tokens.writer import write_shards
+from tomat.measure.bench.processes import in_own_process
 
 LAYOUT_NAME = "v3-p19"
 N_MATERIALS = 32

@@ -17,9 +17,9 @@ from levanter.data.loader import DataLoader
 
 from tomat.base.memory import peak_memory_bytes
 from tomat.base.progress import progress
-from tomat.tokens.shards import ShardSet, open_shards
-from tomat.tokens.shuffle import BlockShuffleConfig, ShuffledIndex
-from tomat.training.loader import ShardDataset, TokenExample, token_loader
+from tomat.data.tokens.shards import ShardSet, open_shards
+from tomat.data.tokens.shuffle import BlockShuffleConfig, ShuffledIndex
+from tomat.train.loader import ShardDataset, TokenExample, token_loader
 
 INDEX_POSITIONS = 65_536
 """Positions that the cost of an index is averaged over."""

@@ -13,7 +13,7 @@ from tomat.base.arguments import Parser, existing_file, positive_int, report_fil
 from tomat.base.errors import TomatError
 from tomat.base.memory import peak_memory_bytes
 from tomat.base.reporting import console, write_report
-from tomat.bench.processes import in_own_process
+from tomat.measure.bench.processes import in_own_process
 
 GOAL_SECONDS, GOAL_BYTES = 10.0, 2 * 10**9
 
@@ -34,7 +34,7 @@ def build_parser() -> Parser:
     parser.add_argument("--device_kind", default="TPU v6 lite", help="JAX's name of the chip (default: %(default)s)")
     parser.add_argument("--json", type=report_file, metavar="FILE", help="write the figures")
     parser.set_defaults(run=run)
-    parser.examples = (f"{parser.prog} --hlo tests/data/profiles/v6e_step.hlo.pb.gz --events 10000",)
+    parser.examples = (f"{parser.prog} --hlo tests/fixtures/profiles/v6e_step.hlo.pb.gz --events 10000",)
     return parser
 
 
@@ -65,11 +65,11 @@ def write_bench_trace(hlo: Path, device_kind: str, n_events: int, path: Path) ->
     """
     from trace_builder import build_xspace
 
-    from tomat.profile.breakdown import Roofs
-    from tomat.profile.hlo import Instruction
-    from tomat.profile.hlo_files import load_program, serialise_program
-    from tomat.profile.program_breakdown import compiler_seconds
-    from tomat.profile.protos import new_message
+    from tomat.perf.profile.breakdown import Roofs
+    from tomat.perf.profile.hlo import Instruction
+    from tomat.perf.profile.hlo_files import load_program, serialise_program
+    from tomat.perf.profile.program_breakdown import compiler_seconds
+    from tomat.perf.profile.protos import new_message
 
     program = load_program(hlo)
     roofs = Roofs.of_device_kind(device_kind)
@@ -94,8 +94,8 @@ def write_bench_trace(hlo: Path, device_kind: str, n_events: int, path: Path) ->
 def parse_and_measure(path: Path) -> dict[str, Any]:
     """What it takes this process to read a trace and break it down, the imports that it needs included."""
     start_wall, start_cpu = time.perf_counter(), time.process_time()
-    from tomat.profile.trace import load_trace
-    from tomat.profile.trace_breakdown import breakdown_from_trace
+    from tomat.perf.profile.trace import load_trace
+    from tomat.perf.profile.trace_breakdown import breakdown_from_trace
 
     trace = load_trace(path)
     breakdown = breakdown_from_trace(trace)

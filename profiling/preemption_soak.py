@@ -32,11 +32,11 @@ from tomat.base.errors import TomatError
 from tomat.base.layout import CHECKPOINT_FOLDER, METADATA_FILE, METRICS_FILE, STOPPED_STATUS
 from tomat.base.progress import progress
 from tomat.base.reporting import console, write_json, write_report
-from tomat.bench.processes import Process, compile_cache, end_of, started, tomat_command
-from tomat.runs.checkpoints import array_shapes, newest_whole
-from tomat.runs.history import read_events
-from tomat.runs.log_lines import parse_metrics
-from tomat.runs.record import read_record
+from tomat.measure.bench.processes import Process, compile_cache, end_of, started, tomat_command
+from tomat.train.runs.checkpoints import array_shapes, newest_whole
+from tomat.train.runs.history import read_events
+from tomat.train.runs.log_lines import parse_metrics
+from tomat.train.runs.record import read_record
 
 RUN_NAME = "soak"
 OUTPUT_FILE = "output.log"

@@ -18,9 +18,9 @@ from tomat.app.cli import run_verb
 from tomat.base.arguments import Parser, add_flag, positive_int, report_file
 from tomat.base.errors import TomatError
 from tomat.base.reporting import write_report
-from tomat.bench.tokenise import show_figures, start_set, write_grids
-from tomat.tokens.pipeline.config import RetokenizeConfig
-from tomat.tokens.pipeline.stages import WriteUnit, survey_unit, write_unit
+from tomat.data.tokens.pipeline.config import RetokenizeConfig
+from tomat.data.tokens.pipeline.stages import WriteUnit, survey_unit, write_unit
+from tomat.measure.bench.tokenise import show_figures, start_set, write_grids
 
 UNIT_MATERIALS = 128
 """Materials written for one unit: two to three seconds on one core. In a large set a unit has up to 256."""

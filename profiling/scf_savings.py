@@ -22,22 +22,22 @@ from tomat.base.arguments import Parser, add_flag, output_file, positive_float, 
 from tomat.base.errors import TomatError
 from tomat.base.progress import progress
 from tomat.base.reporting import console, counted, write_report
-from tomat.density.crystal import Crystal
-from tomat.density.demo.embedded import demo_index, load_stored
-from tomat.density.elements import symbol_of
-from tomat.density.espresso import (
+from tomat.data.density.crystal import Crystal
+from tomat.data.density.demo.embedded import demo_index, load_stored
+from tomat.data.density.elements import symbol_of
+from tomat.data.density.espresso import (
     read_charge_density,
     read_coefficients,
     read_reciprocal_list,
     write_charge_density,
 )
-from tomat.density.geometry import BOHR_A
-from tomat.density.grid import DensityGrid
-from tomat.evaluation.metrics import nmae
-from tomat.inference import load
-from tomat.inference.interface import Predictor
-from tomat.inference.promolecule import PromoleculePredictor
-from tomat.inference.valences import electron_count
+from tomat.data.density.geometry import BOHR_A
+from tomat.data.density.grid import DensityGrid
+from tomat.predict.evaluation.metrics import nmae
+from tomat.predict.inference import load
+from tomat.predict.inference.interface import Predictor
+from tomat.predict.inference.promolecule import PromoleculePredictor
+from tomat.predict.inference.valences import electron_count
 
 CONV_THR_RY = 1e-8
 OWN, ATOMS, PROMOLECULE, PREDICTION, CONVERGED = "own", "free-atoms", "promolecule", "prediction", "converged"

@@ -7,9 +7,9 @@ from typing import Any
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
+from tomat.base.markdown.document import empty_section, update_document
+from tomat.base.markdown.tables import UNKNOWN, markdown_table, percent
 from tomat.base.reporting import counted
-from tomat.pages.document import empty_section, update_document
-from tomat.pages.tables import UNKNOWN, markdown_table, percent
 
 COLUMNS = {
     "own": "own start",

@@ -19,8 +19,8 @@ from tomat.base.documents import read_bytes
 from tomat.base.errors import TomatError
 from tomat.base.records import Amount, Positive, typed
 from tomat.base.reporting import to_jsonable, write_json
-from tomat.density.crystal import Crystal
-from tomat.density.elements import symbol_of
+from tomat.data.density.crystal import Crystal
+from tomat.data.density.elements import symbol_of
 
 CHARGE_DENSITY = Path("pw.save") / "charge-density.dat"
 """Of the prefix `pw`."""

@@ -12,10 +12,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tomat.profile.hlo import CONTROL_OPCODES, FREE_OPCODES, HloProgram, Instruction
-from tomat.profile.hlo_costs import COLLECTIVES, base_opcode, kernel_flops
-from tomat.profile.hlo_kernels import trip_count
-from tomat.profile.protos import new_message
+from tomat.perf.profile.hlo import CONTROL_OPCODES, FREE_OPCODES, HloProgram, Instruction
+from tomat.perf.profile.hlo_costs import COLLECTIVES, base_opcode, kernel_flops
+from tomat.perf.profile.hlo_kernels import trip_count
+from tomat.perf.profile.protos import new_message
 
 PS_PER_SECOND = 1e12
 BUILT_HOST = "built-not-recorded"

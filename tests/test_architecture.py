@@ -18,7 +18,17 @@ import yaml
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "tomat"
-LIGHT_ROOMS = ("base", "pages", "density", "codec", "tokens", "dataset", "hardware", "runs", "launch")
+LIGHT_ROOMS = (
+    "base",
+    "base/markdown",
+    "data/density",
+    "data/codec",
+    "data/tokens",
+    "data/dataset",
+    "hardware",
+    "train/runs",
+    "launch",
+)
 """Rooms that import no JAX, directly or through others."""
 HEAVY = ("jax", "jaxlib", "levanter", "haliax", "equinox", "optax")
 
@@ -59,13 +69,16 @@ IMPORTS = {module: imported_modules(module) for module in MODULES}
 
 
 def room_of(module: str) -> str:
-    return module.split(".")[1]
+    """The innermost room of the list that a module is in."""
+    path = module.removeprefix("tomat.").replace(".", "/") + "/"
+    return max((room for room in rooms() if path.startswith(f"{room}/")), key=len, default="")
 
 
+@cache
 def rooms() -> list[str]:
     text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
     table = text[text.index("| room |") :].partition("\n\n")[0]
-    return re.findall(r"^\| `(\w+)` \|", table, flags=re.MULTILINE)
+    return re.findall(r"^\| `([\w/]+)` \|", table, flags=re.MULTILINE)
 
 
 def circles(imports: dict[str, set[str]]) -> list[set[str]]:
@@ -100,10 +113,22 @@ def strings(tree: ast.Module) -> list[str]:
     return [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)]
 
 
+WINGS = {room.partition("/")[0] for room in rooms()}
+
+
 def test_the_list_of_rooms_is_the_list_of_folders():
-    folders = [path.name for path in PACKAGE.iterdir() if path.is_dir() and path.name != "__pycache__"]
-    assert sorted(rooms()) == sorted(folders)
-    assert not [module for module in MODULES if module.count(".") == 1 and not MODULES[module].name == "__init__.py"]
+    folders = {path.name for path in PACKAGE.iterdir() if path.is_dir() and path.name != "__pycache__"}
+    assert folders == WINGS
+    assert not [room for room in rooms() if not (PACKAGE / room / "__init__.py").is_file()]
+    no_room = {module for module in MODULES if not room_of(module)}
+    assert no_room == {"tomat", *(f"tomat.{wing}" for wing in WINGS if wing not in rooms())}
+    # A wing that is no room is a folder of rooms.
+    assert not [module for module in no_room if MODULES[module].read_text(encoding="utf-8").count("import ")]
+
+
+def test_the_rooms_of_a_wing_stand_together():
+    order = [room.partition("/")[0] for room in rooms()]
+    assert len([wing for wing, before in zip(order, [None, *order], strict=False) if wing != before]) == len(WINGS)
 
 
 def test_a_room_imports_only_rooms_before_it():
@@ -112,7 +137,7 @@ def test_a_room_imports_only_rooms_before_it():
         f"{module} imports {other}"
         for module, others in IMPORTS.items()
         for other in others
-        if module != "tomat" and other != "tomat" and order.index(room_of(other)) > order.index(room_of(module))
+        if room_of(module) and room_of(other) and order.index(room_of(other)) > order.index(room_of(module))
     ]
     assert not climbs
 
@@ -131,7 +156,7 @@ def test_a_light_room_imports_no_jax(room):
     heavy = {
         f"{module}: {name}"
         for module in MODULES
-        if module != "tomat" and room_of(module) == room
+        if room_of(module) == room
         for name in imported_names(module)
         if name.split(".")[0] in HEAVY
     }
@@ -140,7 +165,7 @@ def test_a_light_room_imports_no_jax(room):
 
 def test_a_process_with_every_light_room_has_no_jax():
     """What the packages import that the rooms do, among them Zephyr and pymatgen where they are imported at once."""
-    modules = [module for module in MODULES if module != "tomat" and room_of(module) in LIGHT_ROOMS]
+    modules = [module for module in MODULES if room_of(module) in LIGHT_ROOMS]
     code = "import importlib, sys\n"
     code += f"for name in {modules!r}: importlib.import_module(name)\n"
     code += f"sys.exit(' '.join(name for name in {HEAVY!r} if name in sys.modules) or 0)"
@@ -184,8 +209,9 @@ def test_files_that_code_and_guides_name_exist():
 def test_the_tree_of_the_readme_is_the_tree():
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     tree = text[text.index("\ntomat/  ") : text.index("\ntokenize/  ")]
-    lines = [re.findall(r"^  (\w+)/(?:  (\w+)/)? ", line) for line in tree.splitlines()[2:]]
-    assert [room for [pair] in lines for room in pair if room] == rooms()
+    assert re.findall(r"^  (\w+)/ ", tree, flags=re.MULTILINE) == list(
+        dict.fromkeys(r.partition("/")[0] for r in rooms())
+    )
 
 
 def test_files_in_backticks_of_the_architecture_exist():

@@ -15,7 +15,7 @@ from files_aside import parser_without_files
 
 from tomat.app.cli import build_parser
 from tomat.base.errors import TomatError
-from tomat.settings.keys import RETOKENIZING, TRAINING, check_words, known_fields
+from tomat.train.settings.keys import RETOKENIZING, TRAINING, check_words, known_fields
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted(ROOT.glob("*/README.md"))]
@@ -146,7 +146,7 @@ def site_hooks() -> ModuleType:
 
 def test_the_reference_has_every_module():
     hooks = site_hooks()
-    found = [name for room in hooks.rooms() for name in hooks.modules(room)]
+    found = [name for page in hooks.pages().values() for name in page]
     assert {name for name in found if not (ROOT / name.replace(".", "/")).is_dir()} == {
         ".".join(path.relative_to(ROOT).with_suffix("").parts)
         for path in (ROOT / "tomat").rglob("*.py")

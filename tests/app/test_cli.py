@@ -84,7 +84,7 @@ def required(parser: Parser) -> list[str]:
     return words
 
 
-RUN = "tests/data/run"
+RUN = "tests/fixtures/run"
 OF_A_CONFIGURATION = ("tomat train", "tomat plan", "tomat mfu", "tomat launch")
 
 

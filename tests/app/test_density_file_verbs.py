@@ -8,11 +8,11 @@ from pymatgen.io.vasp import Chgcar
 from small_promolecule import skewed
 
 from tomat.app.cli import main
-from tomat.density.demo.embedded import load_stored
-from tomat.density.geometry import BOHR_A
-from tomat.density.grid import DensityGrid
-from tomat.density.io import open_density
-from tomat.density.outputs import FORMATS, write_density
+from tomat.data.density.demo.embedded import load_stored
+from tomat.data.density.geometry import BOHR_A
+from tomat.data.density.grid import DensityGrid
+from tomat.data.density.io import open_density
+from tomat.data.density.outputs import FORMATS, write_density
 
 NAMES = ("CHGCAR", "a.cube", "a.zarr", "a.json.gz")
 MORE_NAMES = ("a.CHGCAR.gz", "a.cube.gz", "a.json", "a.vasp")

@@ -12,18 +12,18 @@ from tiny_run import tiny_run
 
 from tomat.app.cli import EXAMPLES, build_parser, main
 from tomat.base.errors import TomatError
-from tomat.settings.keys import RETOKENIZING, TRAINING, check_words
+from tomat.train.settings.keys import RETOKENIZING, TRAINING, check_words
 
 ROOT = Path(__file__).parents[2]
 LINES = [line for line in EXAMPLES.read_text(encoding="utf-8").splitlines() if not line.startswith("#")]
 
 NOT_RUN = {
-    "train --data.source folder": "trains a second time; tests/workflow/test_folder_run.py does",
+    "train --data.source folder": "trains a second time; tests/app/workflow/test_folder_run.py does",
     "eval": "takes two minutes of processor time, of which most is compiling",
-    "predict --run": "compiles for 20 s; tests/weights/test_folder.py predicts with a run",
+    "predict --run": "compiles for 20 s; tests/predict/weights/test_folder.py predicts with a run",
     "small-models": "evaluates for minutes",
-    "runs serve": "serves until it is stopped; tests/dashboard/test_server.py asks it",
-    "page plan.json": "needs a plan, which takes the TPU compiler; tests/html has the page of one",
+    "runs serve": "serves until it is stopped; tests/report/dashboard/test_server.py asks it",
+    "page plan.json": "needs a plan, which takes the TPU compiler; tests/report/html has the page of one",
     "plan": "needs the TPU compiler and minutes",
     "launch": "sends the commit of a checkout, which the folder is not; tests/launch runs it",
     "lab": "measures for minutes",
@@ -86,7 +86,7 @@ def beside(folder: Path) -> dict[str, Callable[[], object]]:
         "density compare": lambda: shutil.copytree(folder / "out-atoms", folder / "out"),
         "runs compare": lambda: shutil.copytree(folder / "runs" / "demo", folder / "runs" / "other"),
         "page docs": lambda: shutil.copytree(ROOT / tracked, folder / tracked),
-        "profile": lambda: shutil.copy(ROOT / "tests/data/profiles/v6e_step.hlo.pb.gz", folder / "step.hlo.pb.gz"),
+        "profile": lambda: shutil.copy(ROOT / "tests/fixtures/profiles/v6e_step.hlo.pb.gz", folder / "step.hlo.pb.gz"),
     }
 
 

@@ -13,7 +13,7 @@ import pytest
 from tiny_run import DEMO, tiny_run, tomat
 
 from tomat.app.cli import main
-from tomat.lab.run import alone_in
+from tomat.measure.lab.run import alone_in
 
 
 @pytest.fixture

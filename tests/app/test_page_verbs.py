@@ -12,7 +12,7 @@ from tiny_run import tomat
 
 from tomat.app.cli import main
 
-BEFORE = Path(__file__).parents[1] / "data" / "before" / "run"
+BEFORE = Path(__file__).parents[1] / "fixtures" / "before" / "run"
 SWEEP = Path(__file__).parents[2] / "docs" / "tracking" / "sweeps" / "mfu-200m.json"
 
 

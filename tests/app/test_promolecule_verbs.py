@@ -6,11 +6,11 @@ import pytest
 
 from tomat.app.promolecule_verbs import register
 from tomat.base.errors import TomatError
-from tomat.density.crystal import Crystal
-from tomat.density.grid import DensityGrid
-from tomat.density.promolecule import Promolecule, PromoleculeFit
-from tomat.density.radial import RadialBasis
-from tomat.density.zarr_store import read_zarr, write_zarr
+from tomat.data.density.crystal import Crystal
+from tomat.data.density.grid import DensityGrid
+from tomat.data.density.promolecule import Promolecule, PromoleculeFit
+from tomat.data.density.radial import RadialBasis
+from tomat.data.density.zarr_store import read_zarr, write_zarr
 
 
 def run(*arguments):

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from tomat.base.errors import TomatError
-from tomat.planning.calibration import Calibration, read_measurements
+from tomat.perf.plan.calibration import Calibration, read_measurements
 
 GOOD = {
     "name": "a", "slice": "v6e-16", "source": "a test", "measured": {"fits": True, "step_seconds": 2.08},

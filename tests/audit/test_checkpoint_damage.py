@@ -11,8 +11,8 @@ import pytest
 from levanter.checkpoint import CheckpointerConfig
 
 from tomat.base.errors import TomatError
-from tomat.runs.checkpoints import find_checkpoint
-from tomat.training.checkpointer import RunCheckpointer
+from tomat.train.checkpointer import RunCheckpointer
+from tomat.train.runs.checkpoints import find_checkpoint
 
 FLIPS = 60
 PAGE_BYTES = 4096

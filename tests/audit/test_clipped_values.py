@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from tomat.codec.histogram import DensityHistogram
-from tomat.codec.lloyd_max import fit_lloyd_max
-from tomat.codec.two_token import TwoTokenCodec
-from tomat.density.grid import DensityGrid
-from tomat.tokens.layouts import SequenceLayout
-from tomat.tokens.writer import write_shards
+from tomat.data.codec.histogram import DensityHistogram
+from tomat.data.codec.lloyd_max import fit_lloyd_max
+from tomat.data.codec.two_token import TwoTokenCodec
+from tomat.data.density.grid import DensityGrid
+from tomat.data.tokens.layouts import SequenceLayout
+from tomat.data.tokens.writer import write_shards
 
 SIDE = 12
 LOW, HIGH = 0.05, 4.0

@@ -13,12 +13,12 @@ import jmp
 import numpy as np
 import pytest
 
-from tomat.loss.config import LossConfig
-from tomat.loss.density_loss import density_loss
-from tomat.loss.target import DensityTarget
+from tomat.data.tokens.vocabulary import DENSITY_START, Vocabulary
 from tomat.model.any_decoder import causal_activations
 from tomat.model.decoder import DensityDecoderConfig
-from tomat.tokens.vocabulary import DENSITY_START, Vocabulary
+from tomat.model.loss.config import LossConfig
+from tomat.model.loss.density_loss import density_loss
+from tomat.model.loss.target import DensityTarget
 
 N_BINS, SEQUENCES, POSITIONS = 64, 128, 160
 STRUCTURAL = tuple(range(1, 21))

@@ -3,7 +3,7 @@
 import pytest
 
 from tomat.base.errors import TomatError
-from tomat.tokens.pipeline.config import load_retokenize_config
+from tomat.data.tokens.pipeline.config import load_retokenize_config
 
 IMPLAUSIBLE = (
     ("--valences", "{Si: .nan}"),

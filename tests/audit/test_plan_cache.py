@@ -14,14 +14,14 @@ import pytest
 
 import tomat
 from tomat.base.checked_json import with_checksum
-from tomat.planning.compile import compiler, process
-from tomat.planning.compile.topology import planned_slice
-from tomat.planning.plan_cache import evict, keep
-from tomat.settings.config import load_config
+from tomat.perf.plan.compile import compiler, process
+from tomat.perf.plan.compile.topology import planned_slice
+from tomat.perf.plan.plan_cache import evict, keep
+from tomat.train.settings.config import load_config
 
 PACKAGE = Path(tomat.__file__).parent
 KEY = (
-    "from tomat.planning.compile.compiler import _request_key; "
+    "from tomat.perf.plan.compile.compiler import _request_key; "
     "print(_request_key({'config': {}, 'slice': 'v6e-4'}, None))"
 )
 CONFIG = [
@@ -41,7 +41,7 @@ def test_every_file_that_the_step_compiles_is_in_the_key(tmp_path, figure):
     shutil.copytree(PACKAGE, tmp_path / "tomat", ignore=shutil.ignore_patterns("demo_data", "__pycache__"))
     before = key_of(tmp_path)
     unnoticed = []
-    for name in ("training/guards/loss.py", "settings/guards.py", "loss/density_loss.py"):
+    for name in ("train/guards/loss.py", "train/settings/guards.py", "model/loss/density_loss.py"):
         file = tmp_path / "tomat" / name
         text = file.read_text()
         file.write_text(text + "\nCHANGED = 1\n")
@@ -138,8 +138,9 @@ def test_an_answer_that_is_being_read_is_not_replaced(tmp_path, figure):
 def test_what_a_killed_compile_leaves_is_removed_by_the_next(tmp_path, monkeypatch, figure):
     pytest.importorskip("libtpu", reason="the TPU compiler is not installed: uv sync --extra plan")
     code = (
-        "from pathlib import Path; from tomat.planning.compile.compiler import compile_step; "
-        "from tomat.planning.compile.topology import planned_slice; from tomat.settings.config import load_config\n"
+        "from pathlib import Path; from tomat.perf.plan.compile.compiler import compile_step; "
+        "from tomat.perf.plan.compile.topology import planned_slice; "
+        "from tomat.train.settings.config import load_config\n"
         f"config = load_config(None, {CONFIG!r})\n"
         f"compile_step(config, planned_slice(config, 'v6e-4'), cache_dir=Path({str(tmp_path)!r}))"
     )

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from tomat.planning.compile.topology import planned_slice
-from tomat.planning.plan import Plan, make_plan
-from tomat.settings.config import load_config
+from tomat.perf.plan.compile.topology import planned_slice
+from tomat.perf.plan.plan import Plan, make_plan
+from tomat.train.settings.config import load_config
 
 pytest.importorskip("libtpu", reason="the TPU compiler is not installed: uv sync --extra plan")
 

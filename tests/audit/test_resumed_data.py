@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from tomat.app.cli import main
-from tomat.codec.histogram import DensityHistogram
-from tomat.codec.lloyd_max import fit_lloyd_max
-from tomat.density.demo.embedded import demo_materials, load_demo
-from tomat.runs.log_lines import read_metrics
-from tomat.tokens.layouts import LAYOUTS
-from tomat.tokens.writer import write_shards
+from tomat.data.codec.histogram import DensityHistogram
+from tomat.data.codec.lloyd_max import fit_lloyd_max
+from tomat.data.density.demo.embedded import demo_materials, load_demo
+from tomat.data.tokens.layouts import LAYOUTS
+from tomat.data.tokens.writer import write_shards
+from tomat.train.runs.log_lines import read_metrics
 
 TINY = [
     "--run_name", "resumed", "--preset", "demo", "--data.layout", "v3-p7", "--data.n_density_tokens", "64",

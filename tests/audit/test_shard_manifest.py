@@ -6,11 +6,11 @@ import random
 import numpy as np
 
 from tomat.base.errors import TomatError
-from tomat.codec.histogram import DensityHistogram
-from tomat.codec.lloyd_max import fit_lloyd_max
-from tomat.tokens.layouts import LAYOUTS
-from tomat.tokens.manifest import ShardManifest, SkippedMaterial, plan_rows
-from tomat.tokens.manifest_text import parse_manifest
+from tomat.data.codec.histogram import DensityHistogram
+from tomat.data.codec.lloyd_max import fit_lloyd_max
+from tomat.data.tokens.layouts import LAYOUTS
+from tomat.data.tokens.manifest import ShardManifest, SkippedMaterial, plan_rows
+from tomat.data.tokens.manifest_text import parse_manifest
 
 FLIPS = 60
 

@@ -13,15 +13,15 @@ import pytest
 from trace_builder import build_xspace
 
 from tomat.base.errors import TomatError
-from tomat.profile.breakdown import Breakdown, Roofs
-from tomat.profile.hlo_files import load_program
-from tomat.profile.program_breakdown import compiler_seconds, roofline_seconds
-from tomat.profile.protos import new_message
-from tomat.profile.trace import merge_hosts
-from tomat.profile.trace_breakdown import breakdown_from_trace
-from tomat.profile.xplane import read_xplane_bytes
+from tomat.perf.profile.breakdown import Breakdown, Roofs
+from tomat.perf.profile.hlo_files import load_program
+from tomat.perf.profile.program_breakdown import compiler_seconds, roofline_seconds
+from tomat.perf.profile.protos import new_message
+from tomat.perf.profile.trace import merge_hosts
+from tomat.perf.profile.trace_breakdown import breakdown_from_trace
+from tomat.perf.profile.xplane import read_xplane_bytes
 
-PROFILES = Path(__file__).parents[1] / "data" / "profiles"
+PROFILES = Path(__file__).parents[1] / "fixtures" / "profiles"
 UNKNOWN_ID = 10**9
 Figure = Callable[[str, str, object], None]
 

@@ -20,18 +20,18 @@ from types import SimpleNamespace
 import jax
 import numpy as np
 
-from tomat.codec.lloyd_max import LloydMaxCodec
-from tomat.density.grid import DensityGrid
-from tomat.tokens.shards import open_shards
-from tomat.tokens.writer import write_shards
-from tomat.settings.config import load_config
-from tomat.training.folder import RunFolder
-from tomat.training.hooks import Evaluation
-from tomat.tokens.shuffle import BlockShuffleConfig
-from tomat.training.loader import ShardDataset
-from tomat.training.preemption import StopRequest
-from tomat.training.step import build_trainer, model_initialiser
-from tomat.training.tracking import JsonLinesTrackerConfig
+from tomat.data.codec.lloyd_max import LloydMaxCodec
+from tomat.data.density.grid import DensityGrid
+from tomat.data.tokens.shards import open_shards
+from tomat.data.tokens.writer import write_shards
+from tomat.train.settings.config import load_config
+from tomat.train.folder import RunFolder
+from tomat.train.hooks import Evaluation
+from tomat.data.tokens.shuffle import BlockShuffleConfig
+from tomat.train.loader import ShardDataset
+from tomat.train.preemption import StopRequest
+from tomat.train.step import build_trainer, model_initialiser
+from tomat.train.tracking import JsonLinesTrackerConfig
 
 folder, per_device_batches = Path(sys.argv[1]), json.loads(sys.argv[2])
 WORDS = [

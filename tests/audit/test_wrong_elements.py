@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from tomat.base.errors import TomatError
-from tomat.codec.inputs import path_inputs
-from tomat.density.io import open_density
+from tomat.data.codec.inputs import path_inputs
+from tomat.data.density.io import open_density
 
 SODIUM = {"lattice": 4.29 * np.eye(3), "symbols": ("Na",), "counts": (2,), "electrons": 2}
 MAGNESIA = {"lattice": 2.98 * np.eye(3), "symbols": ("Mg", "O"), "counts": (1, 1), "electrons": 8}

@@ -11,9 +11,9 @@ import pytest
 from tomat.base.checked_json import is_as_signed, signed
 from tomat.base.errors import TomatError
 from tomat.base.records import Amount, Count, Sha256, read_typed, typed
-from tomat.html.kinds import page_of
-from tomat.lab.max_batch import MaxBatchRecord
-from tomat.tracking.report import read_record
+from tomat.measure.lab.max_batch import MaxBatchRecord
+from tomat.report.html.kinds import page_of
+from tomat.report.pages.report import read_record
 
 TRACKING = Path(__file__).parents[2] / "docs" / "tracking"
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tomat.app.cli import build_parser, run_verb
 from tomat.base.arguments import Parser
-from tomat.settings.keys import RETOKENIZING, TRAINING, check_words
+from tomat.train.settings.keys import RETOKENIZING, TRAINING, check_words
 
 HEAVY = {"jax", "levanter", "haliax", "equinox", "numpy", "pymatgen", "scipy", "matplotlib", "tensorstore", "xprof"}
 CONFIGS = Path(__file__).parents[2] / "configs"

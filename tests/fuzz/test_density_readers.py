@@ -22,10 +22,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tomat.base.errors import TomatError
-from tomat.density.cube import write_cube
-from tomat.density.grid import DensityGrid
-from tomat.density.io import open_density
-from tomat.density.zarr_store import write_zarr
+from tomat.data.density.cube import write_cube
+from tomat.data.density.grid import DensityGrid
+from tomat.data.density.io import open_density
+from tomat.data.density.zarr_store import write_zarr
 
 LONGEST_SECONDS = 10.0
 """CPU time of one reading; a whole file takes a hundredth of one."""

@@ -19,36 +19,36 @@ from scf_savings_pwscf import RECORD, _kept
 from tomat.base.checked_json import with_checksum
 from tomat.base.errors import TomatError
 from tomat.base.records import read_typed
-from tomat.codec.files import load_codec, write_codec
-from tomat.codec.histogram import DensityHistogram
-from tomat.codec.lloyd_max import fit_lloyd_max
-from tomat.codec.report import codec_figures, draw_codec
-from tomat.cost.chip_model import ChipModel
-from tomat.cost.memory import read_memory
-from tomat.dataset.contents import Material
-from tomat.dataset.survey import _answers
-from tomat.density.crystal import Crystal
-from tomat.density.espresso import ReciprocalList, read_charge_density, write_charge_density
-from tomat.density.geometry import BOHR_A
-from tomat.density.grid import DensityGrid
+from tomat.data.codec.files import load_codec, write_codec
+from tomat.data.codec.histogram import DensityHistogram
+from tomat.data.codec.lloyd_max import fit_lloyd_max
+from tomat.data.codec.report import codec_figures, draw_codec
+from tomat.data.dataset.contents import Material
+from tomat.data.dataset.survey import _answers
+from tomat.data.density.crystal import Crystal
+from tomat.data.density.espresso import ReciprocalList, read_charge_density, write_charge_density
+from tomat.data.density.geometry import BOHR_A
+from tomat.data.density.grid import DensityGrid
 from tomat.hardware.chips import slice_named
-from tomat.html.document import page_html
-from tomat.html.kinds import page_of
-from tomat.html.prediction import predictions_page
-from tomat.inference.folder import LINES_FILE, _is_whole, _read_lines
-from tomat.kernels.report import _kept as kept_kernels
-from tomat.kernels.report import sections
-from tomat.lab.max_batch import MaxBatchRecord
-from tomat.lab.max_batch_page import probes_section
-from tomat.lab.page import epochs_section, ranking_section
-from tomat.lab.record import rows_of_record
-from tomat.runs.checkpoints import array_shapes, examine
-from tomat.runs.checksums import write_checksums
-from tomat.tracking.report import write_index
-from tomat.tuning.sweep import rows_on_record
-from tomat.tuning.sweep_answers import answers_section
-from tomat.tuning.sweep_page import ranking_section as planned_section
-from tomat.weights.folder import WEIGHTS_FILE, read_weights, write_weights
+from tomat.measure.lab.max_batch import MaxBatchRecord
+from tomat.measure.lab.record import rows_of_record
+from tomat.perf.cost.chip_model import ChipModel
+from tomat.perf.cost.memory import read_memory
+from tomat.perf.tuning.sweep import rows_on_record
+from tomat.perf.tuning.sweep_answers import answers_section
+from tomat.predict.inference.folder import LINES_FILE, _is_whole, _read_lines
+from tomat.predict.weights.folder import WEIGHTS_FILE, read_weights, write_weights
+from tomat.report.html.document import page_html
+from tomat.report.html.kinds import page_of
+from tomat.report.html.prediction import predictions_page
+from tomat.report.pages.kernels_page import _kept as kept_kernels
+from tomat.report.pages.kernels_page import sections
+from tomat.report.pages.lab_page import epochs_section, ranking_section
+from tomat.report.pages.max_batch_page import probes_section
+from tomat.report.pages.report import write_index
+from tomat.report.pages.sweep_page import ranking_section as planned_section
+from tomat.train.runs.checkpoints import array_shapes, examine
+from tomat.train.runs.checksums import write_checksums
 
 damage = sys.modules["fuzz_damage"]
 fuzz, Tried = damage.fuzz, damage.Tried

@@ -22,25 +22,25 @@ from trace_builder import build_xspace
 from tomat.app.eval_verbs import read_report
 from tomat.base.errors import TomatError
 from tomat.base.overrides import parse_overrides, read_yaml
-from tomat.evaluation.partial import PartialResults
-from tomat.evaluation.result import LABEL, MaterialResult, TeacherForcedResult
 from tomat.hardware.mfu import RunTimes
-from tomat.planning.calibration import Calibration, read_measurements
-from tomat.profile.breakdown import Breakdown, Roofs
-from tomat.profile.compare import compare
-from tomat.profile.hlo import HloProgram, Instruction
-from tomat.profile.hlo_files import program_from_text, serialise_program
-from tomat.profile.load import load_breakdown
-from tomat.profile.program_breakdown import compiler_seconds
-from tomat.profile.protos import new_message
-from tomat.runs.history import read_events
-from tomat.runs.log_lines import read_metrics
-from tomat.runs.record import read_record as read_run
-from tomat.runs.summary import summarise
-from tomat.runs.verify import verify_run
-from tomat.tracking.page_sections import breakdown_section, memory_section, operations_section
-from tomat.tracking.report import read_record, write_index
-from tomat.tuning.sweep_config import load_sweep
+from tomat.perf.plan.calibration import Calibration, read_measurements
+from tomat.perf.profile.breakdown import Breakdown, Roofs
+from tomat.perf.profile.compare import compare
+from tomat.perf.profile.hlo import HloProgram, Instruction
+from tomat.perf.profile.hlo_files import program_from_text, serialise_program
+from tomat.perf.profile.load import load_breakdown
+from tomat.perf.profile.program_breakdown import compiler_seconds
+from tomat.perf.profile.protos import new_message
+from tomat.perf.tuning.sweep_config import load_sweep
+from tomat.predict.evaluation.partial import PartialResults
+from tomat.predict.evaluation.result import LABEL, MaterialResult, TeacherForcedResult
+from tomat.report.pages.page_sections import breakdown_section, memory_section, operations_section
+from tomat.report.pages.report import read_record, write_index
+from tomat.train.runs.history import read_events
+from tomat.train.runs.log_lines import read_metrics
+from tomat.train.runs.record import read_record as read_run
+from tomat.train.runs.summary import summarise
+from tomat.train.runs.verify import verify_run
 
 damage = sys.modules["fuzz_damage"]
 

@@ -26,25 +26,25 @@ from import_first_generation import import_first_generation
 
 from tomat.base.checked_json import CHECKSUM_KEY, with_checksum
 from tomat.base.errors import TomatError
-from tomat.codec.files import codec_from_text, codec_text
-from tomat.codec.histogram import DensityHistogram
-from tomat.codec.lloyd_max import fit_lloyd_max
-from tomat.codec.two_token import TwoTokenCodec
-from tomat.density.grid import DensityGrid
-from tomat.density.promolecule import Promolecule
-from tomat.density.radial import RadialBasis
-from tomat.tokens.clipping import ClippedMaterial
-from tomat.tokens.layouts import LAYOUTS, SequenceLayout
-from tomat.tokens.manifest import ShardManifest, SkippedMaterial, plan_rows
-from tomat.tokens.manifest_text import parse_manifest
-from tomat.tokens.patch import encode_rows
-from tomat.tokens.pipeline.config import load_retokenize_config
-from tomat.tokens.pipeline.driver import request_content
-from tomat.tokens.pipeline.sources import Material
-from tomat.tokens.pipeline.stages import Surveyed, SurveyUnit, UnitSurvey
-from tomat.tokens.shards import open_shards
-from tomat.tokens.vocabulary import Vocabulary
-from tomat.tokens.writer import checksum_of_record, record_content, write_shards
+from tomat.data.codec.files import codec_from_text, codec_text
+from tomat.data.codec.histogram import DensityHistogram
+from tomat.data.codec.lloyd_max import fit_lloyd_max
+from tomat.data.codec.two_token import TwoTokenCodec
+from tomat.data.density.grid import DensityGrid
+from tomat.data.density.promolecule import Promolecule
+from tomat.data.density.radial import RadialBasis
+from tomat.data.tokens.clipping import ClippedMaterial
+from tomat.data.tokens.layouts import LAYOUTS, SequenceLayout
+from tomat.data.tokens.manifest import ShardManifest, SkippedMaterial, plan_rows
+from tomat.data.tokens.manifest_text import parse_manifest
+from tomat.data.tokens.patch import encode_rows
+from tomat.data.tokens.pipeline.config import load_retokenize_config
+from tomat.data.tokens.pipeline.driver import request_content
+from tomat.data.tokens.pipeline.sources import Material
+from tomat.data.tokens.pipeline.stages import Surveyed, SurveyUnit, UnitSurvey
+from tomat.data.tokens.shards import open_shards
+from tomat.data.tokens.vocabulary import Vocabulary
+from tomat.data.tokens.writer import checksum_of_record, record_content, write_shards
 
 damage = sys.modules["fuzz_damage"]
 

@@ -15,7 +15,7 @@ from pymatgen.io.cif import CifWriter
 from pymatgen.io.vasp import Poscar
 
 from tomat.base.errors import TomatError
-from tomat.inference.structures import read_structure
+from tomat.predict.inference.structures import read_structure
 
 LONGEST_SECONDS = 10.0
 """CPU time of one reading; a whole file takes a hundredth of one."""

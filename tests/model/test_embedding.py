@@ -23,7 +23,7 @@ from levanter.models.qwen import Qwen3Config
 from tomat.hardware.chips import slice_named
 from tomat.model.decoder import DensityDecoderConfig
 from tomat.model.embedding import Float32SumEmbedding, embedding_rows, with_float32_sums
-from tomat.planning.compile.topology import child_environment
+from tomat.perf.plan.compile.topology import child_environment
 
 VOCAB, EMBED, BATCH, POSITION = Axis("vocab", 33), Axis("embed", 8), Axis("batch", 4), Axis("position", 600)
 
@@ -114,9 +114,9 @@ import sys
 import jax
 
 from tomat.hardware.chips import slice_named
-from tomat.planning.compile.lowering import lower_step, stand_in_table
-from tomat.planning.compile.topology import slice_mesh, topology_devices
-from tomat.settings.config import load_config
+from tomat.perf.plan.compile.lowering import lower_step, stand_in_table
+from tomat.perf.plan.compile.topology import slice_mesh, topology_devices
+from tomat.train.settings.config import load_config
 
 slice_ = slice_named("v6e-4")
 jax.config.update("jax_num_cpu_devices", slice_.n_devices)

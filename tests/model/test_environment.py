@@ -13,16 +13,16 @@ from haliax import Axis, NamedArray
 from pymatgen.core.periodic_table import Element
 
 from tomat.base.errors import TomatError
-from tomat.density.crystal import Crystal
-from tomat.density.elements import SYMBOLS, pauling_electronegativity
-from tomat.density.promolecule import Promolecule, radial_sums
-from tomat.density.radial import RadialBasis
+from tomat.data.density.crystal import Crystal
+from tomat.data.density.elements import SYMBOLS, pauling_electronegativity
+from tomat.data.density.promolecule import Promolecule, radial_sums
+from tomat.data.density.radial import RadialBasis
+from tomat.data.tokens.vocabulary import DENSITY_BLOCK_START, DENSITY_START, PAD
 from tomat.model import environment as module
 from tomat.model.any_decoder import hidden_and_head
 from tomat.model.decoder import DensityDecoderConfig
 from tomat.model.environment import Environment, EnvironmentConfig, environment_tables, log_densities, prior_columns
 from tomat.model.patch_atoms import Room, atoms_of_patch, filled
-from tomat.tokens.vocabulary import DENSITY_BLOCK_START, DENSITY_START, PAD
 
 BASIS = RadialBasis(8, 4.0)
 CONFIG = EnvironmentConfig(channels=3, hidden_dim=16, basis=BASIS, max_atoms=160, prior_anchors=32)

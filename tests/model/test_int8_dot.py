@@ -17,16 +17,16 @@ from levanter.models.lm_model import LmConfig
 from tiny_run import DEMO, tiny_run
 
 from tomat.base.errors import TomatError
-from tomat.inference.trained import load_trained
 from tomat.model import int8_dot
 from tomat.model.any_decoder import causal_activations
 from tomat.model.checkpoint_policies import NAMED_POLICIES
 from tomat.model.decoder import DensityDecoderConfig
 from tomat.model.int8_dot import Int8DotGeneral, int8_dot_general
-from tomat.runs.log_lines import read_metrics
-from tomat.settings.config import load_config
-from tomat.training.run import train
-from tomat.weights.packed import check_compressible
+from tomat.predict.inference.trained import load_trained
+from tomat.predict.weights.packed import check_compressible
+from tomat.train.run import train
+from tomat.train.runs.log_lines import read_metrics
+from tomat.train.settings.config import load_config
 
 VOCAB = Axis("vocab", 50)
 MODES = ("forward", "forward_and_inputs")

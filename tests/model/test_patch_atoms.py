@@ -2,15 +2,15 @@ import numpy as np
 import pytest
 
 from tomat.base.errors import TomatError
-from tomat.codec.histogram import DensityHistogram
-from tomat.codec.lloyd_max import fit_lloyd_max
-from tomat.density.crystal import Crystal
-from tomat.density.grid import DensityGrid
+from tomat.data.codec.histogram import DensityHistogram
+from tomat.data.codec.lloyd_max import fit_lloyd_max
+from tomat.data.density.crystal import Crystal
+from tomat.data.density.grid import DensityGrid
+from tomat.data.tokens.layouts import SequenceLayout
+from tomat.data.tokens.shards import open_shards
+from tomat.data.tokens.writer import write_shards
 from tomat.model.environment import EnvironmentConfig
 from tomat.model.patch_atoms import RowAtoms
-from tomat.tokens.layouts import SequenceLayout
-from tomat.tokens.shards import open_shards
-from tomat.tokens.writer import write_shards
 
 LAYOUT = SequenceLayout("v3-p3", "v3", 3, 96)
 

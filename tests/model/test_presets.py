@@ -9,7 +9,7 @@ from levanter.models.lm_model import LmConfig
 from tomat.base.errors import TomatError
 from tomat.model.decoder import DensityDecoderConfig, parameter_count
 from tomat.model.presets import PRESETS, preset_model
-from tomat.settings.config import load_config
+from tomat.train.settings.config import load_config
 
 VOCAB_SIZE = 18_570
 CONFIGS = Path(__file__).parents[2] / "configs" / "train"

@@ -12,7 +12,7 @@ from tomat.app.cli import run_verb
 from tomat.base.errors import TomatError
 from tomat.base.overrides import parse_overrides
 from tomat.model.decoder import parameter_count
-from tomat.settings.config import load_config
+from tomat.train.settings.config import load_config
 
 
 @pytest.mark.slow

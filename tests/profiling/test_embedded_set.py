@@ -13,7 +13,7 @@ from embedded_set_recipes import CellRecipe, Distortion
 from tomat.app.cli import main, run_verb
 from tomat.base.errors import TomatError
 from tomat.base.reporting import dump_json
-from tomat.density.zarr_store import read_zarr
+from tomat.data.density.zarr_store import read_zarr
 
 
 def hydrogen(material_id: str, a: float) -> CellRecipe:

@@ -13,14 +13,14 @@ from smooth_grid import smooth_grid
 
 from tomat.app.cli import main
 from tomat.base.errors import TomatError
-from tomat.codec.histogram import DensityHistogram
-from tomat.codec.lloyd_max import fit_lloyd_max
-from tomat.codec.two_token import TwoTokenCodec
-from tomat.tokens.layouts import SequenceLayout
-from tomat.tokens.patch import encode_rows
-from tomat.tokens.shards import open_shards
-from tomat.tokens.source_check import damaged_chunks
-from tomat.tokens.vocabulary import PAD, Vocabulary
+from tomat.data.codec.histogram import DensityHistogram
+from tomat.data.codec.lloyd_max import fit_lloyd_max
+from tomat.data.codec.two_token import TwoTokenCodec
+from tomat.data.tokens.layouts import SequenceLayout
+from tomat.data.tokens.patch import encode_rows
+from tomat.data.tokens.shards import open_shards
+from tomat.data.tokens.source_check import damaged_chunks
+from tomat.data.tokens.vocabulary import PAD, Vocabulary
 
 SCRIPT = Path(__file__).parents[2] / "profiling" / "import_first_generation.py"
 ROWS = {"mp-3": 7, "mp-1": 5, "mp-2": 7}

@@ -6,7 +6,7 @@ from parse_speed import build_parser
 
 from tomat.app.cli import main, run_verb
 
-HLO = Path(__file__).parents[1] / "data" / "profiles" / "v6e_step.hlo.pb.gz"
+HLO = Path(__file__).parents[1] / "fixtures" / "profiles" / "v6e_step.hlo.pb.gz"
 
 
 def run(*words: object) -> int:

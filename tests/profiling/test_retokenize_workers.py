@@ -8,8 +8,8 @@ import pytest
 from retokenize_workers import UNIT_MATERIALS, _long_unit, build_parser
 
 from tomat.app.cli import run_verb
-from tomat.tokens.pipeline.sources import Material
-from tomat.tokens.pipeline.stages import WriteUnit
+from tomat.data.tokens.pipeline.sources import Material
+from tomat.data.tokens.pipeline.stages import WriteUnit
 
 SCRIPTS = Path(__file__).parents[2] / "profiling"
 TWO_CORES = hasattr(os, "sched_getaffinity") and len(os.sched_getaffinity(0)) > 1

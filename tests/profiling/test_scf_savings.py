@@ -24,11 +24,11 @@ from scipy.io import FortranFile
 
 from tomat.app.cli import run_verb
 from tomat.base.errors import TomatError
-from tomat.density.crystal import Crystal
-from tomat.density.demo.embedded import load_demo
-from tomat.density.geometry import BOHR_A
-from tomat.density.promolecule import PromoleculeFit
-from tomat.inference.promolecule import PromoleculePredictor
+from tomat.data.density.crystal import Crystal
+from tomat.data.density.demo.embedded import load_demo
+from tomat.data.density.geometry import BOHR_A
+from tomat.data.density.promolecule import PromoleculeFit
+from tomat.predict.inference.promolecule import PromoleculePredictor
 
 CELL = "AlP-zinc-blende-ideal"
 

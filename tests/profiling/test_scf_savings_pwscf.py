@@ -8,7 +8,7 @@ import pytest
 from scf_savings_pwscf import CHARGE_DENSITY, START, PwCalculation, PwX, Start, parse_output
 
 from tomat.base.errors import TomatError
-from tomat.density.crystal import Crystal
+from tomat.data.density.crystal import Crystal
 
 # Lines that pw.x 6.7 wrote for GaP, 36 Ry, 4 x 4 x 4 k-points; those between them are left out.
 CONVERGED = """

@@ -19,7 +19,7 @@ def test_a_study_refuses_in_one_line_and_says_what_its_flags_are(study, capsys):
     words = []
     for action in parser._actions:
         if action.required:
-            place = __file__ if action.type is existing_file else ROOT / "tests" / "data" / "run"
+            place = __file__ if action.type is existing_file else ROOT / "tests" / "fixtures" / "run"
             words += [*action.option_strings[:1], str(place)]
     assert run_verb(parser, [*words, "--no_such_flag"]) == 2
     told = capsys.readouterr().err

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 from pymatgen.io.vasp import Chgcar
 
-from tomat.density.grid import DensityGrid
+from tomat.data.density.grid import DensityGrid
 
 
 def write_chgcar(grid: DensityGrid, path: Path) -> None:

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import numpy as np
 
-from tomat.density.grid import DensityGrid
-from tomat.density.outputs import write_density
+from tomat.data.density.grid import DensityGrid
+from tomat.data.density.outputs import write_density
 
 CELL = np.array([[3.2, 0.1, 0.0], [0.2, 3.3, 0.0], [0.0, 0.3, 3.4]])
 COMPOSITIONS = {

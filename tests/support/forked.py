@@ -16,7 +16,7 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
-IMPORTED = ["tomat.training.run", "tomat.tokens.demo", "tomat.workflow.run_page"]
+IMPORTED = ["tomat.train.run", "tomat.data.tokens.demo", "tomat.app.workflow.run_page"]
 LONGEST_REQUEST_BYTES = 1 << 16
 
 
@@ -90,7 +90,7 @@ def _serve(requests: socket.socket) -> None:
     for name in IMPORTED:
         importlib.import_module(name)
     # Nearly every command trains on the embedded densities; their fit, 2 s of processor time, is kept in the process.
-    importlib.import_module("tomat.tokens.demo").fit_demo_promolecule()
+    importlib.import_module("tomat.data.tokens.demo").fit_demo_promolecule()
     # So that collections in the children do not copy the memory that they share.
     gc.freeze()
     # Keepers are not waited for.

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from tomat.density.grid import DensityGrid
+from tomat.data.density.grid import DensityGrid
 
 
 def density(name="SrF2", sides=(6, 5, 4), seed=0) -> DensityGrid:

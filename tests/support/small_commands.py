@@ -10,9 +10,9 @@ import yaml
 
 from tomat.app.cli import build_parser, main
 from tomat.base.arguments import Parser
-from tomat.runs.run_log import RUN, START, append_line
+from tomat.train.runs.run_log import RUN, START, append_line
 
-DATA = Path(__file__).parents[1] / "data"
+DATA = Path(__file__).parents[1] / "fixtures"
 DEMO = Path(__file__).parents[2] / "configs" / "train" / "demo.yaml"
 
 TOO_LONG = {

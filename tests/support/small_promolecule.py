@@ -3,8 +3,8 @@
 import numpy as np
 from pymatgen.core import Lattice, Structure
 
-from tomat.density.promolecule import Promolecule
-from tomat.density.radial import RadialBasis
+from tomat.data.density.promolecule import Promolecule
+from tomat.data.density.radial import RadialBasis
 
 
 def promolecule() -> Promolecule:

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from tomat.density.grid import DensityGrid
+from tomat.data.density.grid import DensityGrid
 
 
 def smooth_grid(shape=(10, 12, 9), n_atoms=3, seed=0, material_id="", lattice=None) -> DensityGrid:

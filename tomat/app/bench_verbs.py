@@ -14,19 +14,19 @@ from tomat.base.arguments import (
     positive_int,
     report_file,
 )
-from tomat.loss.config import LOSS_KINDS, LossConfig
-from tomat.loss.tiles import NAMES
+from tomat.model.loss.config import LOSS_KINDS, LossConfig
+from tomat.model.loss.tiles import NAMES
 
 type Benches = argparse._SubParsersAction[Parser]
 
 MODULES = {
-    "tokenise": "tomat.bench.tokenise",
-    "loss": "tomat.bench.loss",
-    "loss-tiles": "tomat.bench.loss_tiles",
-    "attention-tiles": "tomat.bench.attention_tiles",
-    "chip": "tomat.bench.chip",
-    "numerics": "tomat.bench.numerics.bench",
-    "decode": "tomat.bench.decode",
+    "tokenise": "tomat.measure.bench.tokenise",
+    "loss": "tomat.measure.bench.loss",
+    "loss-tiles": "tomat.measure.bench.loss_tiles",
+    "attention-tiles": "tomat.measure.bench.attention_tiles",
+    "chip": "tomat.measure.bench.chip",
+    "numerics": "tomat.app.workflow.numerics",
+    "decode": "tomat.measure.bench.decode",
 }
 """Benchmark -> the module whose `run(args)` measures, prints, writes the figures to `args.json`; returns a status."""
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from tomat.base.arguments import output_file, positive_int, report_file
 from tomat.base.errors import RetryableError, TomatError
-from tomat.density.rules import add_rule_flags, refuse_rules, rules_of
+from tomat.data.density.rules import add_rule_flags, refuse_rules, rules_of
 
 SAVE_EVERY_SECONDS = 30.0
 """Between two saves of a growing histogram: a save takes a few tenths of a second."""
@@ -53,11 +53,11 @@ def run_fit(args: argparse.Namespace) -> int:
     """Count, fit, save, and print the figures."""
     from tomat.base.progress import progress
     from tomat.base.reporting import console, write_report
-    from tomat.codec.files import write_codec
-    from tomat.codec.histogram import DensityHistogram
-    from tomat.codec.inputs import demo_inputs, path_inputs
-    from tomat.codec.lloyd_max import fit_lloyd_max
-    from tomat.codec.report import codec_figures
+    from tomat.data.codec.files import write_codec
+    from tomat.data.codec.histogram import DensityHistogram
+    from tomat.data.codec.inputs import demo_inputs, path_inputs
+    from tomat.data.codec.lloyd_max import fit_lloyd_max
+    from tomat.data.codec.report import codec_figures
 
     if not 2 <= args.bins <= 1 << 16:
         raise TomatError(f"--bins is {args.bins:,}; expected 2 to 65,536.")
@@ -108,9 +108,9 @@ def run_fit(args: argparse.Namespace) -> int:
 def run_show(args: argparse.Namespace) -> int:
     """Print the figures of a codec, and draw it if asked."""
     from tomat.base.reporting import write_report
-    from tomat.codec.files import load_codec
-    from tomat.codec.lloyd_max import LloydMaxCodec
-    from tomat.codec.report import codec_figures, draw_codec
+    from tomat.data.codec.files import load_codec
+    from tomat.data.codec.lloyd_max import LloydMaxCodec
+    from tomat.data.codec.report import codec_figures, draw_codec
 
     codec = load_codec(args.codec)
     if args.plot is not None:

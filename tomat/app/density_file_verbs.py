@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 from tomat.app.predict_verbs import existing_place, valences
 from tomat.base.arguments import existing_file, output_file, report_file
 from tomat.base.errors import RetryableError, TomatError
-from tomat.density.rules import add_rule_flags, refuse_rules, rules_of
+from tomat.data.density.rules import add_rule_flags, refuse_rules, rules_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tomat.density.grid import DensityGrid
+    from tomat.data.density.grid import DensityGrid
 
 FORMATS = ("chgcar", "cube", "zarr", "json")
 VALENCES_HELP = (
@@ -85,11 +85,11 @@ def register(subparsers: argparse._SubParsersAction) -> None:
 def run_show(args: argparse.Namespace) -> int:
     """Print what each density is like."""
     from tomat.base.reporting import console, counted, write_report
-    from tomat.density.find import find_densities, ignored_words
-    from tomat.density.io import check_species_apply
+    from tomat.data.density.find import find_densities, ignored_words
+    from tomat.data.density.io import check_species_apply
 
     if args.picture is not None:
-        from tomat.evaluation.picture import check_picture
+        from tomat.predict.evaluation.picture import check_picture
 
         check_picture(args.picture)
     rules = rules_of(args.species, args.accept)
@@ -111,7 +111,7 @@ def run_show(args: argparse.Namespace) -> int:
         shown.append(figures)
         _print(figures)
         if args.picture is not None:
-            from tomat.evaluation.picture import draw_density
+            from tomat.predict.evaluation.picture import draw_density
 
             console.print(f"picture: {draw_density(grid, args.picture)}")
     if len(found.files) > 1 or found.ignored:
@@ -127,9 +127,9 @@ def run_show(args: argparse.Namespace) -> int:
 
 def _figures(path: str, name: str, rules: Any, given: Any) -> "tuple[dict[str, Any], DensityGrid]":
     """What is reported of one file, units in the keys."""
-    from tomat.dataset.potcar import expected_electrons, rules_for
-    from tomat.density.atoms_on_density import misfit_of
-    from tomat.density.io import format_name, open_density, parts_beside
+    from tomat.data.dataset.potcar import expected_electrons, rules_for
+    from tomat.data.density.atoms_on_density import misfit_of
+    from tomat.data.density.io import format_name, open_density, parts_beside
 
     grid = open_density(path, name, rules_for(path, rules, given))
     parts = parts_beside(path)
@@ -164,7 +164,7 @@ def _print(figures: dict[str, Any]) -> None:
     from rich.table import Table
 
     from tomat.base.reporting import console, counted
-    from tomat.density.atoms_on_density import DOUBTFUL_MISFIT
+    from tomat.data.density.atoms_on_density import DOUBTFUL_MISFIT
 
     table = Table(title=figures["path"], show_header=False)
     table.add_row("format", figures["format"])
@@ -200,8 +200,8 @@ def run_convert(args: argparse.Namespace) -> int:
     """Write each density, saying what is not kept."""
     from tomat.base.progress import progress
     from tomat.base.reporting import console, counted, write_report
-    from tomat.density.outputs import FORMATS as ENDINGS
-    from tomat.density.outputs import OutputError, form_of
+    from tomat.data.density.outputs import FORMATS as ENDINGS
+    from tomat.data.density.outputs import OutputError, form_of
 
     inputs, ignored = _inputs(args)
     if args.format is None:
@@ -243,11 +243,11 @@ def _inputs(args: argparse.Namespace) -> "tuple[dict[str, tuple[str | None, Call
     """Path (None: embedded) and reader of each density by name, and what is said of files that are passed over."""
     from functools import partial
 
-    from tomat.density.find import find_densities, ignored_words
-    from tomat.density.io import check_species_apply
+    from tomat.data.density.find import find_densities, ignored_words
+    from tomat.data.density.io import check_species_apply
 
     if args.demo is not None:
-        from tomat.density.demo.embedded import load_stored
+        from tomat.data.density.demo.embedded import load_stored
 
         refuse_rules(args.species, args.accept, "the embedded densities")
         return {name: (None, partial(load_stored, name)) for name in args.demo}, ""
@@ -262,8 +262,8 @@ def _inputs(args: argparse.Namespace) -> "tuple[dict[str, tuple[str | None, Call
 
 def _opened(path: str, name: str, rules: Any, given: Any) -> "DensityGrid":
     """A density, its electrons compared with the valences given or of the POTCAR beside it."""
-    from tomat.dataset.potcar import rules_for
-    from tomat.density.io import open_density
+    from tomat.data.dataset.potcar import rules_for
+    from tomat.data.density.io import open_density
 
     return open_density(path, name, rules_for(path, rules, given))
 
@@ -272,9 +272,9 @@ def _convert(
     name: str, path: str | None, read: "Callable[[], DensityGrid]", target: Path, form: str, augmented: Path | None
 ) -> dict[str, Any]:
     """Write one density; what is reported of it."""
-    from tomat.density.chgcar import Parts, read_augmentation
-    from tomat.density.io import is_chgcar, parts_beside
-    from tomat.density.outputs import write_density
+    from tomat.data.density.chgcar import Parts, read_augmentation
+    from tomat.data.density.io import is_chgcar, parts_beside
+    from tomat.data.density.outputs import write_density
 
     grid = read()
     parts = Parts() if path is None else parts_beside(path)
@@ -308,9 +308,9 @@ def run_compare(args: argparse.Namespace) -> int:
     from rich.table import Table
 
     from tomat.base.reporting import console, write_report
-    from tomat.density.io import check_species_apply, open_density
-    from tomat.evaluation.compare import compare_densities
-    from tomat.evaluation.picture import check_picture, compared_plane, draw_plane
+    from tomat.data.density.io import check_species_apply, open_density
+    from tomat.predict.evaluation.compare import compare_densities
+    from tomat.predict.evaluation.picture import check_picture, compared_plane, draw_plane
 
     if args.picture is not None:
         check_picture(args.picture)

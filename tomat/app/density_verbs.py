@@ -26,7 +26,7 @@ def show_command(args: argparse.Namespace) -> int:
     from rich.table import Table
 
     from tomat.base.reporting import console, dump_json, write_report
-    from tomat.density.demo.embedded import demo_index, load_demo
+    from tomat.data.density.demo.embedded import demo_index, load_demo
 
     if args.material_id:
         grid = load_demo(args.material_id)

@@ -14,15 +14,15 @@ from tomat.base.arguments import (
     report_file,
     run_folder,
 )
-from tomat.density.rules import add_rule_flags, refuse_rules, rules_of
+from tomat.data.density.rules import add_rule_flags, refuse_rules, rules_of
 
 if TYPE_CHECKING:  # the verb pays for these only when it runs
     from collections.abc import Callable, Sequence
 
-    from tomat.density.grid import DensityGrid
-    from tomat.evaluation.metrics import PairedComparison
-    from tomat.evaluation.result import TeacherForcedResult
-    from tomat.settings.config import TrainConfig
+    from tomat.data.density.grid import DensityGrid
+    from tomat.predict.evaluation.metrics import PairedComparison
+    from tomat.predict.evaluation.result import TeacherForcedResult
+    from tomat.train.settings.config import TrainConfig
 
 
 def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -96,7 +96,7 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 def run_eval(args: argparse.Namespace) -> int:
     """Evaluate, print the table, and write what was asked for."""
     from tomat.base.errors import TomatError
-    from tomat.evaluation.picture import FORMATS
+    from tomat.predict.evaluation.picture import FORMATS
 
     decoders = [] if args.free_running is None else list(dict.fromkeys(args.free_running)) or ["parallel"]
     drawn = {name: value for name in ("samples", "temperature") if (value := getattr(args, name)) is not None}
@@ -113,14 +113,14 @@ def run_eval(args: argparse.Namespace) -> int:
             raise TomatError(f"{place} does not exist; --input takes densities that `tomat tokenise` reads too.")
     earlier = None if args.against is None else read_report(args.against)
 
+    from tomat.app.workflow.bars import evaluate_with_bar, partial_path, predict_with_bar
     from tomat.base.checked_json import with_checksum
     from tomat.base.reporting import console, to_jsonable, write_json
-    from tomat.evaluation.picture import draw_plane, teacher_forced_plane
-    from tomat.evaluation.teacher_forced import TeacherForcedConfig, evaluator_of
-    from tomat.inference.choice import Choice
-    from tomat.inference.predictor import RunPredictor
-    from tomat.inference.trained import load_trained
-    from tomat.workflow.bars import evaluate_with_bar, partial_path, predict_with_bar
+    from tomat.predict.evaluation.picture import draw_plane, teacher_forced_plane
+    from tomat.predict.evaluation.teacher_forced import TeacherForcedConfig, evaluator_of
+    from tomat.predict.inference.choice import Choice
+    from tomat.predict.inference.predictor import RunPredictor
+    from tomat.predict.inference.trained import load_trained
 
     own = {"autoregressive": {"choice": Choice("sampled" if drawn else "median", **drawn), **cache}}
     config = TeacherForcedConfig(
@@ -160,14 +160,14 @@ def _materials(
     from tomat.base.reporting import counted
 
     if args.input is not None:
-        from tomat.codec.inputs import path_inputs
+        from tomat.data.codec.inputs import path_inputs
 
         inputs = path_inputs(args.input, rules_of(args.species, args.accept))
         return list(inputs.material_ids), inputs.get_grid, counted(len(inputs.material_ids), "input")
     of_folder = args.split is None and config.data.source == "folder"
     refuse_rules(args.species, args.accept, "what the run held out" if of_folder else "the embedded densities")
     if of_folder:
-        from tomat.workflow.held_out import held_out_of_run
+        from tomat.app.workflow.held_out import held_out_of_run
 
         held = held_out_of_run(config, args.run_dir)
         return held.names, held.load, held.words[0]
@@ -176,7 +176,7 @@ def _materials(
             f"{args.run_dir} was trained on a shard set, which holds densities only as tokens; name held-out densities "
             "with --input, or the embedded set with --split validation."
         )
-    from tomat.density.demo.embedded import demo_materials, load_demo
+    from tomat.data.density.demo.embedded import demo_materials, load_demo
 
     split = args.split or "validation"
     return [material.material_id for material in demo_materials(split)], load_demo, f"embedded {split}"
@@ -190,7 +190,7 @@ def read_report(path: Path) -> "TeacherForcedResult":
     """
     from tomat.base.checked_json import parse_checked
     from tomat.base.documents import read_bytes
-    from tomat.evaluation.result import TeacherForcedResult
+    from tomat.predict.evaluation.result import TeacherForcedResult
 
     how = "Give a report of `tomat eval --json`."
     return TeacherForcedResult.from_dict(parse_checked(read_bytes(path), str(path), "an evaluation", how)[0], path)

@@ -9,9 +9,9 @@ from tomat.base.arguments import config_file, count, positive_float, positive_in
 
 if TYPE_CHECKING:
     from tomat.base.stages import Stages
-    from tomat.lab.max_batch import Probe
-    from tomat.lab.messages import Limits
-    from tomat.lab.record import LabRow
+    from tomat.measure.lab.max_batch import Probe
+    from tomat.measure.lab.messages import Limits
+    from tomat.measure.lab.record import LabRow
 
 DEFAULT_TRACKING_DIR = Path("docs/tracking")
 DEFAULT_WORK_DIR = Path("runs/lab")
@@ -132,13 +132,13 @@ def _add_common(parser: argparse.ArgumentParser, row_seconds: float, steps: int 
 
 
 def _limits(args: argparse.Namespace) -> "Limits":
-    from tomat.lab.messages import Limits
+    from tomat.measure.lab.messages import Limits
 
     return Limits(args.row_seconds, None if args.memory_limit_gib is None else round(args.memory_limit_gib * 2**30))
 
 
 def _show(stages: "Stages", what: str, stage: str) -> None:
-    from tomat.lab.messages import READY
+    from tomat.measure.lab.messages import READY
 
     if stage == READY:
         stages.done(what)
@@ -150,13 +150,13 @@ def run_lab(args: argparse.Namespace) -> int:
     """Measure a sweep; status 1 if a row has no answer."""
     from tomat.base.reporting import console, write_report
     from tomat.base.stages import Stages
-    from tomat.lab.log import log_row
-    from tomat.lab.page import figures_text, print_ranking, write_lab_page
-    from tomat.lab.run import Lab, LabConfig
-    from tomat.runs.run_log import Asked
-    from tomat.settings.keys import check_words
-    from tomat.tuning.changes import override_words
-    from tomat.tuning.sweep_config import load_sweep
+    from tomat.measure.lab.log import log_row
+    from tomat.measure.lab.run import Lab, LabConfig
+    from tomat.perf.tuning.changes import override_words
+    from tomat.perf.tuning.sweep_config import load_sweep
+    from tomat.report.pages.lab_page import figures_text, print_ranking, write_lab_page
+    from tomat.train.runs.run_log import Asked
+    from tomat.train.settings.keys import check_words
 
     sweep = load_sweep(args.sweep)
     for row in sweep.rows:
@@ -200,17 +200,17 @@ def run_lab(args: argparse.Namespace) -> int:
 def run_max_batch(args: argparse.Namespace) -> int:
     """Search for the largest batch; status 1 if a search has found none."""
     from tomat.base.errors import TomatError
-    from tomat.settings.keys import check_words
+    from tomat.train.settings.keys import check_words
 
     check_words(args.config_path, args.overrides)  # before NumPy is imported
 
     from tomat.base.reporting import console, write_report
     from tomat.base.stages import Stages
-    from tomat.lab.log import log_probe
-    from tomat.lab.max_batch import STATUS_WORDS, MaxBatch
-    from tomat.lab.max_batch_page import print_searches, write_max_batch_page
-    from tomat.lab.run import LabConfig
-    from tomat.runs.run_log import Asked
+    from tomat.measure.lab.log import log_probe
+    from tomat.measure.lab.max_batch import STATUS_WORDS, MaxBatch
+    from tomat.measure.lab.run import LabConfig
+    from tomat.report.pages.max_batch_page import print_searches, write_max_batch_page
+    from tomat.train.runs.run_log import Asked
 
     try:
         accumulations = [int(word) for word in args.accumulations.split(",")]
@@ -259,12 +259,12 @@ def run_quality(args: argparse.Namespace) -> int:
     """Train a sweep over seeds; status 1 if a run has failed."""
     from tomat.base.reporting import console, write_report
     from tomat.base.stages import Stages
-    from tomat.lab.quality import Quality, seeds_of
-    from tomat.lab.quality_page import page_path, quality_table, write_quality_page
-    from tomat.lab.record import record_path
-    from tomat.settings.keys import check_words
-    from tomat.tuning.changes import override_words
-    from tomat.tuning.sweep_config import load_sweep
+    from tomat.measure.lab.quality import Quality, seeds_of
+    from tomat.measure.lab.record import record_path
+    from tomat.perf.tuning.changes import override_words
+    from tomat.perf.tuning.sweep_config import load_sweep
+    from tomat.report.pages.quality_page import page_path, quality_table, write_quality_page
+    from tomat.train.settings.keys import check_words
 
     seeds = seeds_of(args.seeds)
     sweep = load_sweep(args.sweep).with_rows(args.row)

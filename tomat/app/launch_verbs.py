@@ -10,7 +10,7 @@ from tomat.base.arguments import config_file, count, existing_file, positive_flo
 
 if TYPE_CHECKING:
     from tomat.launch.gcloud import TpuLaunch
-    from tomat.settings.config import TrainConfig
+    from tomat.train.settings.config import TrainConfig
 
 AS_GIVEN = ("zone", "project", "queued_resource", "spot", "reserved", "service_account", "network", "subnetwork",
             "internal_ips", "env_file", "data_disk")  # fmt: skip
@@ -87,7 +87,7 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 def run_launch(args: argparse.Namespace) -> int:
     """Read the configuration, and print or run the launch."""
     from tomat.base.errors import TomatError
-    from tomat.settings.keys import check_words
+    from tomat.train.settings.keys import check_words
 
     if not Path(LAUNCHER).exists():
         raise TomatError(
@@ -98,7 +98,7 @@ def run_launch(args: argparse.Namespace) -> int:
         raise TomatError("--zone is missing; give the zone of your capacity, as in --zone us-east5-b.")
 
     from tomat.launch.readiness import local_changes, unfit_places
-    from tomat.settings.config import load_config
+    from tomat.train.settings.config import load_config
 
     config = load_config(args.config_path, args.overrides)
     if config.slice is None:

@@ -36,7 +36,7 @@ def register_layouts(verbs: argparse._SubParsersAction) -> None:
 def run_layouts(args: argparse.Namespace) -> int:
     """Count, print and write."""
     from tomat.base.reporting import write_report
-    from tomat.tokens.context_use import context_table
+    from tomat.data.tokens.context_use import context_table
 
     rows = context_table(args.context, args.atoms, args.smallest_side)
     _print(args.context, rows)

@@ -10,7 +10,7 @@ from tomat.base.layout import CONFIG_FILE, METRICS_FILE
 if TYPE_CHECKING:
     from tomat.hardware.chips import Slice
     from tomat.hardware.mfu import StepWork
-    from tomat.settings.config import TrainConfig
+    from tomat.train.settings.config import TrainConfig
 
 
 def register(subparsers: argparse._SubParsersAction) -> None:
@@ -43,7 +43,7 @@ def run_mfu(args: argparse.Namespace) -> int:
     """Compute, print, and write what was asked for."""
     from tomat.base.reporting import write_report
     from tomat.hardware.chips import slice_named
-    from tomat.settings.keys import check_words
+    from tomat.train.settings.keys import check_words
 
     if (args.config_path is None) == (args.run_dir is None):
         raise TomatError("give --config_path with --slice and --step_seconds, or --run with a run's folder.")
@@ -71,7 +71,7 @@ def _overrides(args: argparse.Namespace) -> list[str]:
 
 
 def _work(config: "TrainConfig", platform: str, n_atoms: int | None) -> "StepWork":
-    from tomat.training.mfu import TYPICAL_ATOMS, step_work
+    from tomat.train.mfu import TYPICAL_ATOMS, step_work
 
     # The layout itself refuses atoms beside which not one voxel fits; some layouts cut the sequence instead.
     layout = config.data.sequence_layout
@@ -87,7 +87,7 @@ def _platform(found: "Slice | None") -> str:
 def _of_config(args: argparse.Namespace) -> dict[str, Any]:
     from tomat.hardware.chips import slice_named
     from tomat.hardware.mfu import step_report
-    from tomat.settings.config import load_config
+    from tomat.train.settings.config import load_config
 
     config = load_config(args.config_path, _overrides(args))
     name = args.slice or config.slice
@@ -113,10 +113,10 @@ def _refuse_impossible(result: dict[str, Any], said: str, advice: str) -> None:
 def _of_run(args: argparse.Namespace) -> dict[str, Any]:
     from tomat.hardware.chips import slice_named
     from tomat.hardware.mfu import RunTimes, run_report
-    from tomat.runs.devices import NOT_ON_RECORD, asked_but_not_found, ran_steps
-    from tomat.runs.history import read_events
-    from tomat.runs.log_lines import read_metrics
-    from tomat.settings.config import recorded_config
+    from tomat.train.runs.devices import NOT_ON_RECORD, asked_but_not_found, ran_steps
+    from tomat.train.runs.history import read_events
+    from tomat.train.runs.log_lines import read_metrics
+    from tomat.train.settings.config import recorded_config
 
     metrics_path = args.run_dir / METRICS_FILE
     if not metrics_path.is_file():

@@ -3,7 +3,7 @@
 import argparse
 
 from tomat.base.arguments import output_file, report_file
-from tomat.density.rules import add_rule_flags, rules_of
+from tomat.data.density.rules import add_rule_flags, rules_of
 
 
 def register(subparsers: argparse._SubParsersAction) -> None:
@@ -43,9 +43,9 @@ def run_page(args: argparse.Namespace) -> int:
     from rich.text import Text
 
     from tomat.base.reporting import console, readable_bytes, write_report
-    from tomat.html.density import LOOKED_AT
-    from tomat.html.document import write_page
-    from tomat.html.kinds import default_output, page_of
+    from tomat.report.html.density import LOOKED_AT
+    from tomat.report.html.document import write_page
+    from tomat.report.html.kinds import default_output, page_of
 
     started = time.monotonic()
     rules = rules_of(args.species, [*(args.accept or ()), *LOOKED_AT.accept])

@@ -10,15 +10,15 @@ from typing import Any
 from rich.text import Text
 
 from tomat.app.plan_step import compile_arguments, stages_of
+from tomat.base.markdown.tables import percent, seconds
 from tomat.base.reporting import console
 from tomat.base.stages import DONE
-from tomat.cost.memory import read_memory
-from tomat.cost.support import Support, untimed_share
 from tomat.hardware.mfu import slice_dict
-from tomat.pages.tables import percent, seconds
-from tomat.profile.breakdown import Breakdown
-from tomat.tracking.profile_tables import print_breakdown
-from tomat.tuning.tables import gib, print_memory, print_support, table
+from tomat.perf.cost.memory import read_memory
+from tomat.perf.cost.support import Support, untimed_share
+from tomat.perf.profile.breakdown import Breakdown
+from tomat.report.pages.plan_tables import gib, print_memory, print_support, table
+from tomat.report.pages.profile_tables import print_breakdown
 
 BOTH = "both"
 """Of `--decode` without a value."""
@@ -36,8 +36,8 @@ def compile_decoders(args: argparse.Namespace, path: Path, overrides: list[str])
         The report.
     """
     with stages_of(args, path, overrides) as (config, slice_, show):
-        from tomat.inference.structures import read_structure
-        from tomat.planning.decode import cell_of, plan_decoder
+        from tomat.perf.plan.decode import cell_of, plan_decoder
+        from tomat.predict.inference.structures import read_structure
 
         cell = cell_of(config, tuple(args.grid), args.atoms or read_structure(args.structure)[0])
         plans = {}

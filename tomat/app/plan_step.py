@@ -18,21 +18,21 @@ from tomat.base.errors import TomatError
 from tomat.base.layout import CONFIG_FILE
 from tomat.base.reporting import console, replacing, write_report, write_text
 from tomat.base.stages import Stages
-from tomat.cost.support import untimed_share, untimed_text
 from tomat.hardware.mfu import step_report
-from tomat.planning.compile.child import EXECUTABLE_FILE
-from tomat.planning.compile.compiler import compile_step
-from tomat.planning.compile.process import Limits
-from tomat.planning.compile.topology import planned_slice
-from tomat.planning.plan import Plan, make_plan
-from tomat.planning.plan_cache import GIB
-from tomat.tracking.report import write_run_page
-from tomat.tuning.search import largest_batch, nearest_fits
-from tomat.tuning.tables import print_largest
+from tomat.perf.cost.support import untimed_share, untimed_text
+from tomat.perf.plan.compile.child import EXECUTABLE_FILE
+from tomat.perf.plan.compile.compiler import compile_step
+from tomat.perf.plan.compile.process import Limits
+from tomat.perf.plan.compile.topology import planned_slice
+from tomat.perf.plan.plan import Plan, make_plan
+from tomat.perf.plan.plan_cache import GIB
+from tomat.perf.tuning.search import largest_batch, nearest_fits
+from tomat.report.pages.plan_tables import print_largest
+from tomat.report.pages.report import write_run_page
 
 if TYPE_CHECKING:  # imports JAX, of which the first stage tells
     from tomat.hardware.chips import Slice
-    from tomat.settings.config import TrainConfig
+    from tomat.train.settings.config import TrainConfig
 
 
 def compile_arguments(args: argparse.Namespace) -> dict[str, Any]:
@@ -48,7 +48,7 @@ def stages_of(
     """The configuration, its slice, and what says at which stage `what` (default: the run on its slice) is."""
     with Stages() as stages:
         stages.show("plan", "importing JAX and reading the configuration")
-        from tomat.settings.config import load_config
+        from tomat.train.settings.config import load_config
 
         config = load_config(path, overrides)
         if args.decode is None:
@@ -76,8 +76,8 @@ def compile_plan(args: argparse.Namespace, path: Path, overrides: list[str]) -> 
     with stages_of(args, path, overrides) as (config, slice_, show):
         table = None
         if args.codec is not None:
-            from tomat.codec.files import load_codec
-            from tomat.training.datasets import value_table
+            from tomat.data.codec.files import load_codec
+            from tomat.train.datasets import value_table
 
             table = value_table(load_codec(str(args.codec)))
         show("looking into the cache, else starting the compiler")
@@ -150,7 +150,7 @@ def write_outputs(args: argparse.Namespace, plan: Plan) -> None:
 
 def _write_page(plan: Plan) -> Path:
     """The plan's page in the tracking folder, `<run_name>-plan.md`."""
-    from tomat.settings.config import config_hash
+    from tomat.train.settings.config import config_hash
 
     figures = None
     if plan.step is not None and plan.step_seconds is not None:

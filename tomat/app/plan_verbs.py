@@ -20,7 +20,7 @@ from tomat.base.errors import TomatError
 from tomat.base.layout import CONFIG_FILE
 
 if TYPE_CHECKING:
-    from tomat.planning.calibration import CalibrationRow
+    from tomat.perf.plan.calibration import CalibrationRow
 
 EPILOG = """\
 forms:
@@ -183,23 +183,25 @@ def _compare(args: argparse.Namespace, words: list[str]) -> int:
 
 def _sweep(args: argparse.Namespace) -> int:
     from tomat.app.plan_step import compile_arguments
-    from tomat.tuning.sweep import run_sweep
+    from tomat.base.reporting import console, write_report
+    from tomat.perf.tuning.sweep import run_sweep
+    from tomat.perf.tuning.sweep_rows import FAILED
+    from tomat.report.pages.sweep_page import print_ranking, write_sweep_page
 
-    return run_sweep(
-        args.sweep,
-        args.tracking_dir or DEFAULT_TRACKING_DIR,
-        workers=args.workers,
-        **compile_arguments(args),
-        json=args.json,
-        only=args.row,
-    )
+    tracking_dir = args.tracking_dir or DEFAULT_TRACKING_DIR
+    record = run_sweep(args.sweep, tracking_dir, workers=args.workers, **compile_arguments(args), only=args.row)
+    print_ranking(record)
+    page = write_sweep_page(record, tracking_dir)
+    write_report(args.json, record)
+    console.print(f"wrote {page}", highlight=False)
+    return 1 if any(row["status"] == FAILED for row in record["rows"]) else 0
 
 
 def _calibrate(args: argparse.Namespace) -> int:
     from tomat.app.plan_step import compile_arguments
     from tomat.base.reporting import write_report
     from tomat.base.stages import Stages
-    from tomat.planning.calibration_page import calibrate
+    from tomat.report.pages.calibration_page import calibrate
 
     added = [] if args.record is None else _measurements(args.record)
     with Stages() as stages:
@@ -217,8 +219,8 @@ def _calibrate(args: argparse.Namespace) -> int:
 def _measurements(path: Path) -> "list[CalibrationRow]":
     """Of a run's folder, or of the lab's record."""
     from tomat.base.reporting import console
-    from tomat.lab.measurements import measured_steps
-    from tomat.planning.calibration import row_of_run
+    from tomat.measure.lab.measurements import measured_steps
+    from tomat.perf.plan.calibration import row_of_run
 
     if path.suffix != ".json":
         return [row_of_run(path)]
@@ -230,7 +232,7 @@ def _measurements(path: Path) -> "list[CalibrationRow]":
 
 def _calibrate_kernels(args: argparse.Namespace) -> int:
     from tomat.base.reporting import write_report
-    from tomat.kernels.report import calibrate_kernels
+    from tomat.report.pages.kernels_page import calibrate_kernels
 
     where = {"cache_dir": args.cache_dir, "chips": args.chip}
     tracking_dir = args.tracking_dir or DEFAULT_TRACKING_DIR
@@ -240,7 +242,7 @@ def _calibrate_kernels(args: argparse.Namespace) -> int:
 
 
 def _plan(args: argparse.Namespace, overrides: list[str]) -> int:
-    from tomat.settings.keys import check_words
+    from tomat.train.settings.keys import check_words
 
     if (args.config_path is None) == (args.like is None):
         raise TomatError("give --config_path with a training configuration, or --like with a run's folder.")
@@ -251,9 +253,9 @@ def _plan(args: argparse.Namespace, overrides: list[str]) -> int:
 
     from tomat.app.plan_step import compile_plan, max_batch, search, write_outputs
     from tomat.base.reporting import write_report
-    from tomat.planning.compile.compiler import default_cache_dir
-    from tomat.planning.plan_cache import find_report, keep_report
-    from tomat.tuning.tables import print_plan, print_trials
+    from tomat.perf.plan.compile.compiler import default_cache_dir
+    from tomat.perf.plan.plan_cache import find_report, keep_report
+    from tomat.report.pages.plan_tables import print_plan, print_trials
 
     if args.tracking_dir is not None:
         overrides = [*overrides, "--tracking_dir", str(args.tracking_dir)]
@@ -285,7 +287,7 @@ def _plan(args: argparse.Namespace, overrides: list[str]) -> int:
 def _plan_decoders(args: argparse.Namespace, path: Path, overrides: list[str], cache: Path, key: str | None) -> int:
     from tomat.app.plan_decode import compile_decoders, print_decoders
     from tomat.base.reporting import write_report
-    from tomat.planning.plan_cache import find_report, keep_report
+    from tomat.perf.plan.plan_cache import find_report, keep_report
 
     report = find_report(cache, key) if key is not None else None
     if report is None or "decoders" not in report:
@@ -305,9 +307,9 @@ def _question(args: argparse.Namespace, path: Path, overrides: list[str]) -> str
     import importlib.util
 
     from tomat.base.overrides import parse_overrides, read_yaml
-    from tomat.cost.chip_model import record_digest
-    from tomat.planning.calibration import Calibration
-    from tomat.planning.sources import question_key
+    from tomat.perf.cost.chip_model import record_digest
+    from tomat.perf.plan.calibration import Calibration
+    from tomat.perf.plan.sources import question_key
 
     if importlib.util.find_spec("libtpu") is None:
         return None
@@ -333,7 +335,7 @@ def _digest(path: Path | None) -> str | None:
 
 def _say_withheld() -> None:
     """Say which variables of this environment a run here would obey, and a plan does not; before JAX sets its own."""
-    from tomat.planning.compile.topology import withheld_variables
+    from tomat.perf.plan.compile.topology import withheld_variables
 
     names = withheld_variables()
     if names:

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tomat.base.arguments import count, existing_file, positive_float, positive_int, report_file, run_folder
-from tomat.density.elements import SYMBOLS, atomic_number
+from tomat.data.density.elements import SYMBOLS, atomic_number
 
 if TYPE_CHECKING:
-    from tomat.inference.interface import Predictor
+    from tomat.predict.inference.interface import Predictor
 
 FORMATS = ("chgcar", "cube", "zarr", "json", "qe")
 SOME_FAILED_STATUS = 1
@@ -121,8 +121,8 @@ def valences(text: str) -> dict[int, float]:
 def run_predict(args: argparse.Namespace) -> int:
     """Predict, saying what is done; the exit status says whether all could be."""
     from tomat.base.errors import TomatError
-    from tomat.density.rules import ACCEPTABLE as READ_RULES
-    from tomat.density.rules import rules_of
+    from tomat.data.density.rules import ACCEPTABLE as READ_RULES
+    from tomat.data.density.rules import rules_of
 
     names = ("step", "rounds", "decoder", "choice", "samples", "temperature", "seed", "kv_cache_dtype")
     of_a_run = {name: getattr(args, name) for name in names}
@@ -148,9 +148,9 @@ def run_predict(args: argparse.Namespace) -> int:
 
     from tomat.base.progress import progress
     from tomat.base.reporting import console, counted, write_report
-    from tomat.inference.folder import LINES_FILE, Settings, predict_structures
-    from tomat.inference.grids import choose_grid
-    from tomat.inference.structures import check_species_used, find_structures
+    from tomat.predict.inference.folder import LINES_FILE, Settings, predict_structures
+    from tomat.predict.inference.grids import choose_grid
+    from tomat.predict.inference.structures import check_species_used, find_structures
 
     files, ignored = find_structures(args.structure)
     check_species_used((file.path for file in files), rules)
@@ -209,10 +209,10 @@ def run_predict(args: argparse.Namespace) -> int:
 def _predictor(args: argparse.Namespace, given: dict[str, Any]) -> "Predictor":
     """What the words name; a run without its model, which is loaded for the first structure that is predicted."""
     if args.promolecule is not None:
-        from tomat.inference.promolecule import load_promolecule
+        from tomat.predict.inference.promolecule import load_promolecule
 
         return load_promolecule(args.promolecule)
-    from tomat.inference.described import DescribedRun
+    from tomat.predict.inference.described import DescribedRun
 
     return DescribedRun(args.run_dir, **given)
 

@@ -105,18 +105,18 @@ def run_profile(args: argparse.Namespace) -> int:
 
 def _parse(args: argparse.Namespace, target: str) -> int:
     from tomat.base.reporting import console, write_report
-    from tomat.profile.load import load_breakdown, profile_place
-    from tomat.tracking.profile_tables import print_breakdown
+    from tomat.perf.profile.load import load_breakdown, profile_place
+    from tomat.report.pages.profile_tables import print_breakdown
 
     if args.xprof:
-        from tomat.profile.xprof_check import require_xprof
+        from tomat.perf.profile.xprof_check import require_xprof
 
         require_xprof()  # before the seconds that reading the trace takes
     breakdown = load_breakdown(target, device_kind=args.device_kind, session=args.session, program=args.program)
     print_breakdown(breakdown, args.top)
     report = breakdown.to_dict()
     if args.xprof:
-        from tomat.profile.xprof_check import check_against_xprof
+        from tomat.perf.profile.xprof_check import check_against_xprof
 
         check = check_against_xprof(Path(profile_place(target)))
         report["xprof"] = asdict(check)
@@ -127,7 +127,7 @@ def _parse(args: argparse.Namespace, target: str) -> int:
         )
     write_report(args.json, report)
     if args.docs is not None:
-        from tomat.tracking.report import write_run_page
+        from tomat.report.pages.report import write_run_page
 
         page = write_run_page(
             Path(target),
@@ -146,9 +146,9 @@ def _parse(args: argparse.Namespace, target: str) -> int:
 def compare_targets(args: argparse.Namespace, a: str, b: str) -> int:
     """Compare two profiles, plans or breakdowns; 1 if the second one regresses beyond `args.fail_percent`."""
     from tomat.base.reporting import write_report
-    from tomat.profile.compare import Thresholds, Verdict, compare
-    from tomat.profile.load import load_breakdown
-    from tomat.tracking.profile_tables import print_comparison
+    from tomat.perf.profile.compare import Thresholds, Verdict, compare
+    from tomat.perf.profile.load import load_breakdown
+    from tomat.report.pages.profile_tables import print_comparison
 
     if args.warn_percent > args.fail_percent:
         raise TomatError(
@@ -164,7 +164,7 @@ def compare_targets(args: argparse.Namespace, a: str, b: str) -> int:
 
 def _index(docs: Path) -> int:
     from tomat.base.reporting import console
-    from tomat.tracking.report import write_index
+    from tomat.report.pages.report import write_index
 
     if not docs.is_dir():
         raise TomatError(f"{docs}: no such folder. Give the tracking folder, such as docs/tracking.")

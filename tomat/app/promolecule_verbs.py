@@ -7,7 +7,7 @@ from typing import Any
 
 from tomat.base.arguments import output_file, report_file
 from tomat.base.errors import RetryableError, TomatError
-from tomat.density.rules import add_rule_flags, refuse_rules, rules_of
+from tomat.data.density.rules import add_rule_flags, refuse_rules, rules_of
 
 SAVE_EVERY_SECONDS = 30.0
 """Between two saves of the sums."""
@@ -51,8 +51,8 @@ def run_fit(args: argparse.Namespace) -> int:
 
     from tomat.base.progress import progress
     from tomat.base.reporting import console, write_bytes, write_report, write_text
-    from tomat.codec.inputs import demo_inputs, path_inputs
-    from tomat.density.promolecule import PromoleculeFit
+    from tomat.data.codec.inputs import demo_inputs, path_inputs
+    from tomat.data.density.promolecule import PromoleculeFit
 
     if args.demo:
         refuse_rules(args.species, args.accept, "the embedded densities")
@@ -119,7 +119,7 @@ def run_fit(args: argparse.Namespace) -> int:
 def run_show(args: argparse.Namespace) -> int:
     """Print the figures of a promolecule."""
     from tomat.base.reporting import write_report
-    from tomat.density.promolecule import Promolecule
+    from tomat.data.density.promolecule import Promolecule
 
     figures = _figures(Promolecule.load(args.promolecule))
     write_report(args.json, figures)
@@ -128,7 +128,7 @@ def run_show(args: argparse.Namespace) -> int:
 
 
 def _figures(promolecule: Any) -> dict[str, Any]:
-    from tomat.density.elements import symbol_of
+    from tomat.data.density.elements import symbol_of
 
     basis = promolecule.basis
     return {

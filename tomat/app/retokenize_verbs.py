@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tomat.base.arguments import config_file, positive_int, report_file
-from tomat.density.rules import add_rule_flags
+from tomat.data.density.rules import add_rule_flags
 
 SETTINGS: Mapping[str, str] = {
     "input": "folder or URL (gs://, s3://) of the densities",
@@ -31,7 +31,7 @@ def register_retokenize(subparsers: argparse._SubParsersAction) -> None:
         help="write a shard set from many densities: a process pool, or Zephyr on a cluster",
         description="Survey the densities, fit codec and promolecule (unless they are given), write the tokens. "
         "Stopped at any moment and started again with the same arguments it goes on, and ends with the same bytes, "
-        "whatever the number of workers. Every setting of tomat/tokens/pipeline/config.py can be given as --name "
+        "whatever the number of workers. Every setting of tomat/data/tokens/pipeline/config.py can be given as --name "
         "VALUE.",
     )
     parser.add_argument(
@@ -59,26 +59,26 @@ def register_retokenize(subparsers: argparse._SubParsersAction) -> None:
 
 def run_retokenize(args: argparse.Namespace) -> int:
     """Write or finish the set, and print what it holds, what was skipped, and the padding."""
-    from tomat.settings.keys import RETOKENIZING, check_words
+    from tomat.train.settings.keys import RETOKENIZING, check_words
 
     words = [word for name in SETTINGS if (value := getattr(args, name)) is not None for word in (f"--{name}", value)]
     check_words(args.config_path, [*words, *args.overrides], RETOKENIZING, "tokenize")
 
     from tomat.base.reporting import console, counted, write_report
-    from tomat.tokens.clipping import clipped_figures, clipped_lines
-    from tomat.tokens.pipeline.config import load_retokenize_config
-    from tomat.tokens.pipeline.driver import retokenize, skipped_by_reason
+    from tomat.data.tokens.clipping import clipped_figures, clipped_lines
+    from tomat.data.tokens.pipeline.config import load_retokenize_config
+    from tomat.data.tokens.pipeline.driver import retokenize, skipped_by_reason
 
     rules = {"species": args.species, "accept": args.accept}
     config = load_retokenize_config(args.config_path, [*words, *args.overrides], rules)
     runner: Any
     if args.runner == "zephyr":
-        from tomat.tokens.pipeline.zephyr import WORKER_MEMORY, ZephyrRunner
+        from tomat.data.tokens.pipeline.zephyr import WORKER_MEMORY, ZephyrRunner
 
         temporary = config.output.rstrip("/") + "-zephyr"
         runner = ZephyrRunner(temporary, args.workers, args.worker_memory or WORKER_MEMORY)
     else:
-        from tomat.tokens.pipeline.pool import PoolRunner
+        from tomat.data.tokens.pipeline.pool import PoolRunner
 
         runner = PoolRunner(args.workers)
     result = retokenize(config, runner, allow_cross_region=args.allow_cross_region)
@@ -129,8 +129,8 @@ def padding_share(output: str, tries: int, manifest: Any) -> float | None:
     from tomat.base.checked_json import parse_checked
     from tomat.base.records import typed
     from tomat.base.storage import Store
-    from tomat.tokens.pipeline.driver import SURVEY_NAME
-    from tomat.tokens.pipeline.stages import SetSurvey
+    from tomat.data.tokens.pipeline.driver import SURVEY_NAME
+    from tomat.data.tokens.pipeline.stages import SetSurvey
 
     store = Store(output, tries)
     content = store.read(SURVEY_NAME)

@@ -7,7 +7,7 @@ from tomat.app.serve_verbs import register_serve
 from tomat.base.arguments import output_file, report_file
 
 if TYPE_CHECKING:
-    from tomat.runs.summary import RunSummary
+    from tomat.train.runs.summary import RunSummary
 
 COLUMNS = (
     ("run", "its name"),
@@ -81,9 +81,9 @@ def run_list(args: argparse.Namespace) -> int:
 
     from tomat.base.progress import progress
     from tomat.base.reporting import console, write_report
-    from tomat.runs.checkpoints import survey
-    from tomat.runs.record import find_runs, read_record
-    from tomat.runs.summary import summarise
+    from tomat.train.runs.checkpoints import survey
+    from tomat.train.runs.record import find_runs, read_record
+    from tomat.train.runs.summary import summarise
 
     urls = find_runs(args.place)
     summaries = []
@@ -112,9 +112,9 @@ def run_show(args: argparse.Namespace) -> int:
 
     from tomat.base.errors import TomatError
     from tomat.base.reporting import console, write_report
-    from tomat.runs.checkpoints import list_checkpoints
-    from tomat.runs.record import find_runs, read_record
-    from tomat.runs.summary import summarise
+    from tomat.train.runs.checkpoints import list_checkpoints
+    from tomat.train.runs.record import find_runs, read_record
+    from tomat.train.runs.summary import summarise
 
     urls = find_runs(args.place)
     if urls != [args.place.rstrip("/")]:
@@ -161,9 +161,9 @@ def run_verify(args: argparse.Namespace) -> int:
 
     from tomat.base.progress import progress
     from tomat.base.reporting import console, counted, write_report
-    from tomat.runs.checkpoints import list_checkpoints
-    from tomat.runs.record import find_runs, read_record
-    from tomat.runs.verify import verify_run
+    from tomat.train.runs.checkpoints import list_checkpoints
+    from tomat.train.runs.record import find_runs, read_record
+    from tomat.train.runs.verify import verify_run
 
     verdicts = []
     with progress() as bar:
@@ -189,8 +189,8 @@ def damaged_weights(url: str) -> list[str]:
 
     from tomat.base.errors import TomatError
     from tomat.base.layout import WEIGHTS_FOLDER
-    from tomat.weights.folder import read_weights
-    from tomat.weights.record import is_weights_folder
+    from tomat.predict.weights.folder import read_weights
+    from tomat.predict.weights.record import is_weights_folder
 
     problems = []
     for folder in () if "://" in url else (Path(url), Path(url) / WEIGHTS_FOLDER):
@@ -209,10 +209,10 @@ def run_log(args: argparse.Namespace) -> int:
 
     from tomat.base.errors import TomatError
     from tomat.base.reporting import console, counted, warn, write_report
-    from tomat.runs.entries import read_log
-    from tomat.runs.published import is_remote
-    from tomat.runs.run_log import RUN
-    from tomat.tracking.run_log_page import write_log_page
+    from tomat.report.pages.run_log_page import write_log_page
+    from tomat.train.runs.entries import read_log
+    from tomat.train.runs.published import is_remote
+    from tomat.train.runs.run_log import RUN
 
     if args.output is None and is_remote(args.place):
         raise TomatError(f"{args.place} is a bucket; say with --output FILE.md where the page is to be written.")
@@ -239,9 +239,9 @@ def run_compare(args: argparse.Namespace) -> int:
     from rich.text import Text
 
     from tomat.base.reporting import console, write_report
-    from tomat.runs.compare import compare_runs
-    from tomat.tracking.compare_page import INSIDE, PARTS, sparklines, write_comparison_page
-    from tomat.tracking.run_log_page import result_rows
+    from tomat.report.pages.compare_page import INSIDE, PARTS, sparklines, write_comparison_page
+    from tomat.report.pages.run_log_page import result_rows
+    from tomat.train.runs.compare import compare_runs
 
     with console.status("reading the runs"):
         comparison = compare_runs(args.runs)

@@ -22,7 +22,7 @@ def register_serve(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]")
 
 def run_serve(args: argparse.Namespace) -> int:
     """Serve until Ctrl-C."""
-    from tomat.dashboard.server import serve
+    from tomat.report.dashboard.server import serve
 
     serve(args.place, host=args.host, port=args.port, with_token=args.token)
     return 0

@@ -7,7 +7,7 @@ from typing import Any
 
 from tomat.base.arguments import count, report_file
 from tomat.base.errors import TomatError
-from tomat.density.rules import add_rule_flags, refuse_rules
+from tomat.data.density.rules import add_rule_flags, refuse_rules
 
 SAMPLE_ROWS = 64
 """Rows compared with their source: a fault that hits one material in twenty is missed by 4 % of such samples."""
@@ -44,9 +44,9 @@ def run_verify(args: argparse.Namespace) -> int:
     """Check, repair if asked, and print the figures."""
     from tomat.base.progress import progress
     from tomat.base.reporting import console, counted, is_or_are, write_report
-    from tomat.tokens.clipping import clipped_figures, clipped_lines
-    from tomat.tokens.shards import open_shards
-    from tomat.tokens.source_check import compare_with_source, damaged_chunks, repair_chunks, sample_rows
+    from tomat.data.tokens.clipping import clipped_figures, clipped_lines
+    from tomat.data.tokens.shards import open_shards
+    from tomat.data.tokens.source_check import compare_with_source, damaged_chunks, repair_chunks, sample_rows
 
     shards = open_shards(args.shards)
     started = time.monotonic()
@@ -104,9 +104,9 @@ def _source(shards: Any, args: argparse.Namespace) -> Callable[[str], Any] | Non
     """Reads the densities of the set; None if it is not known where they are."""
     from tomat.base.reporting import console
     from tomat.base.storage import Store
-    from tomat.tokens.pipeline.config import RetokenizeConfig
-    from tomat.tokens.pipeline.driver import REQUEST_NAME, request_content, rules_without_use
-    from tomat.tokens.pipeline.sources import find_materials
+    from tomat.data.tokens.pipeline.config import RetokenizeConfig
+    from tomat.data.tokens.pipeline.driver import REQUEST_NAME, request_content, rules_without_use
+    from tomat.data.tokens.pipeline.sources import find_materials
 
     settings: dict[str, Any] = {}
     # With both given there is nothing left to learn from the request.
@@ -124,7 +124,7 @@ def _source(shards: Any, args: argparse.Namespace) -> Callable[[str], Any] | Non
             key: value for key, value in settings.items() if key not in rules_without_use(settings.get("source"))
         }
     elif args.input is None and args.source is None:
-        from tomat.density.demo.embedded import demo_materials
+        from tomat.data.density.demo.embedded import demo_materials
 
         named = {entry.material_id for entry in (*shards.manifest.materials, *shards.manifest.skipped)}
         # What `tomat tokenise --input` wrote says how it was read.
@@ -162,8 +162,8 @@ def _source(shards: Any, args: argparse.Namespace) -> Callable[[str], Any] | Non
 
 def _local_source(place: str, species: Sequence[str] | None, accept: Sequence[str] | None) -> Callable[[str], Any]:
     """The densities of a file or folder of this machine, of whatever kinds."""
-    from tomat.codec.inputs import path_inputs
-    from tomat.density.rules import rules_of
+    from tomat.data.codec.inputs import path_inputs
+    from tomat.data.density.rules import rules_of
 
     inputs = path_inputs([place], rules_of(species, accept))
 

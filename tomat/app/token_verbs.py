@@ -10,7 +10,7 @@ from tomat.app.retokenize_verbs import register_retokenize
 from tomat.app.shard_verbs import NO_CHECKSUM, register_verify
 from tomat.base.arguments import count, positive_int, report_file, share, whole_number
 from tomat.base.errors import TomatError
-from tomat.density.rules import add_rule_flags, refuse_rules, rules_of
+from tomat.data.density.rules import add_rule_flags, refuse_rules, rules_of
 
 
 def register(subparsers: argparse._SubParsersAction) -> None:
@@ -95,13 +95,13 @@ def _register_shards(subparsers: argparse._SubParsersAction) -> None:
 
 def run_tokenise(args: argparse.Namespace) -> int:
     """Write the shard set and print what it holds."""
-    from tomat.codec.files import load_codec
-    from tomat.codec.inputs import demo_inputs, path_inputs
-    from tomat.density.promolecule import Promolecule
-    from tomat.tokens.clipping import MAX_CLIPPED_SHARE
-    from tomat.tokens.layouts import layout_named
-    from tomat.tokens.shards import open_shards
-    from tomat.tokens.writer import write_shards
+    from tomat.data.codec.files import load_codec
+    from tomat.data.codec.inputs import demo_inputs, path_inputs
+    from tomat.data.density.promolecule import Promolecule
+    from tomat.data.tokens.clipping import MAX_CLIPPED_SHARE
+    from tomat.data.tokens.layouts import layout_named
+    from tomat.data.tokens.shards import open_shards
+    from tomat.data.tokens.writer import write_shards
 
     layout, codec = layout_named(args.layout), load_codec(args.codec)
     promolecule = None if args.promolecule is None else Promolecule.load(args.promolecule)
@@ -131,15 +131,15 @@ def run_tokenise(args: argparse.Namespace) -> int:
 
 def run_show(args: argparse.Namespace) -> int:
     """Print one sequence in words."""
-    from tomat.tokens.vocabulary import Vocabulary
-    from tomat.tokens.words import humanise, token_runs
+    from tomat.data.tokens.vocabulary import Vocabulary
+    from tomat.data.tokens.words import humanise, token_runs
 
     if (args.shards is None) == (args.input is None):
         raise TomatError("Give a shard set, or a density with --input PATH --codec FILE.")
     if args.input is not None:
         ids, layout, codec = _sequence_of_density(args)
     else:
-        from tomat.tokens.shards import open_shards
+        from tomat.data.tokens.shards import open_shards
 
         refuse_rules(args.species, args.accept, "a shard set")
         shards = open_shards(args.shards)
@@ -156,10 +156,10 @@ def run_show(args: argparse.Namespace) -> int:
 
 
 def _sequence_of_density(args: argparse.Namespace) -> tuple[Any, Any, Any]:
-    from tomat.codec.files import load_codec
-    from tomat.codec.inputs import path_inputs
-    from tomat.tokens.layouts import layout_named
-    from tomat.tokens.patch import encode_sequence
+    from tomat.data.codec.files import load_codec
+    from tomat.data.codec.inputs import path_inputs
+    from tomat.data.tokens.layouts import layout_named
+    from tomat.data.tokens.patch import encode_sequence
 
     if args.codec is None:
         raise TomatError("--input needs --codec FILE; fit one with `tomat codec fit`.")
@@ -175,7 +175,7 @@ def _sequence_of_density(args: argparse.Namespace) -> tuple[Any, Any, Any]:
 
 def run_info(args: argparse.Namespace) -> int:
     """Print what a shard set holds."""
-    from tomat.tokens.shards import open_shards
+    from tomat.data.tokens.shards import open_shards
 
     _report(open_shards(args.shards), args.json, {})
     return 0
@@ -185,8 +185,8 @@ def _report(shards: Any, path: Path | None, extra: dict[str, Any]) -> None:
     from rich.table import Table
 
     from tomat.base.reporting import console, counted, write_report
-    from tomat.tokens.clipping import clipped_figures, clipped_lines
-    from tomat.tokens.words import UNIT_WORDS
+    from tomat.data.tokens.clipping import clipped_figures, clipped_lines
+    from tomat.data.tokens.words import UNIT_WORDS
 
     manifest = shards.manifest
     layout = manifest.layout

@@ -11,7 +11,7 @@ from tomat.base.arguments import config_file, count, report_file, run_folder
 from tomat.base.layout import CONFIG_FILE
 
 if TYPE_CHECKING:  # the verb pays for these only when it runs
-    from tomat.settings.config import TrainConfig
+    from tomat.train.settings.config import TrainConfig
 
 DEFAULT_CONFIG = "demo"
 
@@ -24,7 +24,7 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         description="Train a model, evaluate it on held-out materials and write the run's page. The same run_name "
         "continues the same run, from its newest whole checkpoint. Any setting of the configuration can follow as "
         "--a.b VALUE.",
-        epilog="Settings: tomat/settings/config.py documents every field.",
+        epilog="Settings: tomat/train/settings/config.py documents every field.",
     )
     parser.add_argument(
         "--config_path",
@@ -72,10 +72,10 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 def run_train(args: argparse.Namespace) -> int:
     """Load the configuration and run the workflow."""
+    from tomat.app.workflow.distil import distillation_values
+    from tomat.app.workflow.folder_run import folder_words
     from tomat.base.errors import TomatError
-    from tomat.settings.keys import check_words
-    from tomat.workflow.distil import distillation_values
-    from tomat.workflow.folder_run import folder_words
+    from tomat.train.settings.keys import check_words
 
     distils = _distils(args)
     path = args.config_path or (args.quantised / CONFIG_FILE if distils else config_file("train")(DEFAULT_CONFIG))
@@ -86,12 +86,12 @@ def run_train(args: argparse.Namespace) -> int:
     check_words(path, args.overrides)
     overrides = args.overrides if distils else folder_words(path, args.overrides)
 
+    from tomat.app.workflow.train import train_and_report
     from tomat.base.reporting import console, write_report
-    from tomat.runs.run_log import Asked
-    from tomat.settings.config import config_from_dict, load_config
-    from tomat.training.origins import Continuation
-    from tomat.training.preemption import StopRequest
-    from tomat.workflow.train import train_and_report
+    from tomat.train.origins import Continuation
+    from tomat.train.preemption import StopRequest
+    from tomat.train.runs.run_log import Asked
+    from tomat.train.settings.config import config_from_dict, load_config
 
     def load(words: Sequence[str]) -> "TrainConfig":
         if not distils:
@@ -150,8 +150,8 @@ def refuse_what_cannot_fit(config: "TrainConfig") -> None:
     from tomat.base.errors import TomatError
     from tomat.base.reporting import console
     from tomat.base.stages import Stages
-    from tomat.planning.compile.compiler import compile_step
-    from tomat.planning.compile.topology import planned_slice
+    from tomat.perf.plan.compile.compiler import compile_step
+    from tomat.perf.plan.compile.topology import planned_slice
 
     slice_ = planned_slice(config, None)
     what = f"planning {config.run_name} on {slice_.name}"

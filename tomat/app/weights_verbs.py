@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 from tomat.base.arguments import count, positive_int, report_file, run_folder
 
 if TYPE_CHECKING:
-    from tomat.weights.folder import Compression, WrittenWeights
+    from tomat.predict.weights.folder import Compression, WrittenWeights
 
 PARTS = ("mlp", "attention", "embedding", "environment")
-"""As in `weights/arrays.py`, which imports JAX."""
+"""As in `predict/weights/arrays.py`, which imports JAX."""
 
 
 def register(subparsers: argparse._SubParsersAction) -> None:
@@ -103,12 +103,12 @@ def run_write(args: argparse.Namespace) -> int:
     compression = None if args.bits is None else _compression(args)
     console.print(f"loading {args.run_dir}", highlight=False)
 
-    from tomat.distillation.result import is_distillation
-    from tomat.inference.trained import load_trained
-    from tomat.weights.arrays import named_arrays
-    from tomat.weights.folder import write_weights
-    from tomat.weights.packed import check_compressible
-    from tomat.weights.record import is_weights_folder
+    from tomat.predict.distillation.result import is_distillation
+    from tomat.predict.inference.trained import load_trained
+    from tomat.predict.weights.arrays import named_arrays
+    from tomat.predict.weights.folder import write_weights
+    from tomat.predict.weights.packed import check_compressible
+    from tomat.predict.weights.record import is_weights_folder
 
     if is_weights_folder(args.run_dir):
         raise TomatError(f"{args.run_dir} is a folder of weights already; give the run that it is of.")
@@ -143,8 +143,15 @@ def run_compare(args: argparse.Namespace) -> int:
     """Read what was measured, show it, and write what was asked for."""
     from rich.table import Table
 
+    from tomat.app.workflow.small_models import (
+        HEADER,
+        as_json,
+        keep_named,
+        measure,
+        small_model,
+        write_small_models_page,
+    )
     from tomat.base.reporting import console, write_report
-    from tomat.workflow.small_models import HEADER, as_json, keep_named, measure, small_model, write_small_models_page
 
     models = []
     folders = [args.run_dir, *args.folders]
@@ -168,7 +175,7 @@ def run_compare(args: argparse.Namespace) -> int:
 
 def _export_distilled(args: argparse.Namespace) -> int:
     """Codes, scales and tables of a checkpoint, as they were trained."""
-    from tomat.distillation.result import write_distilled
+    from tomat.predict.distillation.result import write_distilled
 
     written, step = write_distilled(args.run_dir, args.output, args.step, args.licence)
     _say(args, written, f", packed as trained, step {step}")
@@ -189,8 +196,8 @@ def _say(args: argparse.Namespace, written: "WrittenWeights", more: str) -> None
 
 def _compression(args: argparse.Namespace) -> "Compression":
     """What the flags ask for, checked before the run is loaded."""
-    from tomat.weights.folder import Compression
-    from tomat.weights.quantise import check_offered
+    from tomat.predict.weights.folder import Compression
+    from tomat.predict.weights.quantise import check_offered
 
     scheme = args.scheme or ("affine" if args.bits == 8 else "lut")
     own = tuple((part, bits) for part, bits in args.what.items() if bits is not None)

@@ -1,5 +1,6 @@
 """The names of a run's files, and the statuses its process ends with: what one room writes and another reads."""
 
+import re
 import signal
 
 CONFIG_FILE = "config.yaml"
@@ -54,6 +55,11 @@ MANIFEST_FILE = "manifest.json"
 """Every array that the checkpoint holds, with its shape; written first by Levanter."""
 CHECKSUM_FILE = "checksums.json"
 """Size and CRC32C of every file of the checkpoint."""
+
+RUN_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+"""What a run or sweep may be called whose page is in the tracking folder: its files have that name."""
+DATA_DIR, FIGURES_DIR, SWEEPS_DIR, INDEX_FILE = "data", "figures", "sweeps", "index.md"
+"""Of the tracking folder: records of runs and plans, SVGs, records of sweeps, the table of all pages."""
 
 REFUSED_STATUS = 2
 """Exit status of a `TomatError`: the same command would be refused again."""

@@ -2,8 +2,8 @@
 
 The ids of a preamble are a poor way to tell a small model where the atoms are. Here every position gets sums, over the
 atoms near its voxel and their periodic images, of radial functions weighted by what is learnt of each element; and the
-logits start as a distribution around the promolecule (`density/promolecule.py`), which a shift and a width read off the
-last hidden state move and sharpen.
+logits start as a distribution around the promolecule (`data/density/promolecule.py`), which a shift and a width read
+off the last hidden state move and sharpen.
 
 Shapes: B sequence, T position, N atom near the patch, E element among them, K radial function, C channel, M anchor of
 the prior.
@@ -23,10 +23,10 @@ from haliax import Axis, NamedArray
 from haliax.jax_utils import named_call
 
 from tomat.base.errors import TomatError
-from tomat.density.elements import SYMBOLS, covalent_radius_a, pauling_electronegativity
-from tomat.density.promolecule import Promolecule
-from tomat.density.radial import RadialBasis
-from tomat.tokens.vocabulary import DENSITY_BLOCK_START, DENSITY_START
+from tomat.data.density.elements import SYMBOLS, covalent_radius_a, pauling_electronegativity
+from tomat.data.density.promolecule import Promolecule
+from tomat.data.density.radial import RadialBasis
+from tomat.data.tokens.vocabulary import DENSITY_BLOCK_START, DENSITY_START
 
 ATOM_DENSITY_PER_A3 = 0.08
 """Of a common solid; scales the radial sums to about one."""

@@ -1,7 +1,7 @@
 """Matrices that stay in few bits in memory: unpacked where they are used, a tile of rows at a time.
 
-A number of a row is table[code] times the scale of its group, as `weights/quantise.py` has it. Rows begin at whole
-bytes here, so that a tile of them, or the row of one id, can be taken out alone.
+A number of a row is table[code] times the scale of its group, as `predict/weights/quantise.py` has it. Rows begin at
+whole bytes here, so that a tile of them, or the row of one id, can be taken out alone.
 """
 
 from __future__ import annotations

@@ -14,9 +14,9 @@ import numpy as np
 from haliax import Axis, NamedArray
 
 from tomat.base.errors import TomatError
-from tomat.density.crystal import Crystal
+from tomat.data.density.crystal import Crystal
+from tomat.data.tokens.shards import ShardSet
 from tomat.model.environment import EnvironmentConfig, PatchAtoms
-from tomat.tokens.shards import ShardSet
 
 XYZ, SIDE = Axis("xyz", 3), Axis("side", 3)
 

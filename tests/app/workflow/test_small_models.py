@@ -1,0 +1,82 @@
+"""The page of small models: what was measured stands beside what it is compared with."""
+
+import json
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+import yaml
+from tiny_run import DEMO, tiny_run
+
+from tomat.app.workflow.small_models import keep_named, small_model, write_small_models_page
+from tomat.base.errors import TomatError
+from tomat.data.codec.files import write_codec
+from tomat.data.codec.histogram import DensityHistogram
+from tomat.data.codec.lloyd_max import fit_lloyd_max
+from tomat.predict.weights.arrays import named_arrays
+from tomat.predict.weights.folder import Compression, write_weights
+from tomat.train.settings.config import load_config
+from tomat.train.step import model_initialiser
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory) -> dict[str, Path]:
+    """A model whole, in 3 bits, and with its MLPs in 2, each as if it had been measured."""
+    place = tmp_path_factory.mktemp("small")
+    run = place / "run"
+    run.mkdir()
+    config = load_config(DEMO, tiny_run(1, 1))
+    histogram = DensityHistogram()
+    histogram.add(np.random.default_rng(0).random(10_000, np.float32))
+    write_codec(fit_lloyd_max(histogram, 64), run / "codec.json")
+    (run / "config.yaml").write_text(yaml.safe_dump(config.to_dict()))
+    arrays = named_arrays(model_initialiser(config, jax.random.PRNGKey(0))())
+    found = {}
+    mixed = Compression(4, "lut", 128, bits_of=(("mlp", 2),))
+    for number, (name, compression) in enumerate(
+        {"whole": None, "three": Compression(3, "lut", 128), "mixed": mixed}.items()
+    ):
+        found[name] = place / name
+        write_weights(run, arrays, 1, "of the last step", found[name], compression=compression)
+        report = {
+            "over_materials": {"teacher_forced_nmae_median": {"median": 0.02}},
+            "free_running": {
+                "over_materials": {"free_running_nmae": {"median": 0.025 * (1 + number)}},
+                "materials": [{"seconds": seconds} for seconds in (1.0, 2.0, 9.0)],
+            },
+        }
+        (found[name] / "evaluation.json").write_text(json.dumps(report))
+    return found
+
+
+def test_sizes_and_errors_stand_beside_those_of_the_first(folders, tmp_path):
+    whole, three, mixed = (small_model(folder) for folder in folders.values())
+    assert (whole.bits, three.bits, mixed.bits) == ("32", "3", "mlp 2, rest 4")
+    assert whole.disk_bytes == whole.memory_bytes == whole.float32_bytes == three.float32_bytes
+    for few in (three, mixed):
+        assert 3 / 32 < few.disk_bytes / few.float32_bytes < 5 / 32
+        assert few.memory_bytes == pytest.approx(few.disk_bytes, rel=0.02)
+    assert three.seconds_per_cell == 2.0 and three.materials == 3
+    page = tmp_path / "small.md"
+    write_small_models_page([whole, three, mixed], page, "Measured nowhere.")
+    text = page.read_text()
+    assert "| 3 | lut |" in text and "| 5.00 % | 2.00 |" in text and "Measured nowhere." in text
+    page.write_text(text.replace("<!-- What follows", "Mine. <!-- What follows"))
+    write_small_models_page([whole, three], page, "")
+    assert "Mine." in page.read_text() and "mlp 2" not in page.read_text()
+
+
+def test_a_folder_is_kept_under_its_result(folders, tmp_path):
+    model = small_model(folders["three"])
+    kept = keep_named(folders["three"], model, tmp_path)
+    assert kept.name == "three-nmae5.00" and (kept / "model.safetensors").is_file()
+    assert keep_named(folders["three"], model, tmp_path) == kept
+
+
+def test_what_was_not_measured_is_said(folders, tmp_path):
+    (tmp_path / "evaluation.json").write_text("{}")
+    with pytest.raises(TomatError, match="evaluation.json is damaged: .*--free_running"):
+        small_model(tmp_path)
+    with pytest.raises(TomatError, match="is missing: `tomat eval --run"):
+        small_model(tmp_path / "nothing")

@@ -1,0 +1,118 @@
+import argparse
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+
+from tomat.app.codec_verbs import register
+from tomat.base.errors import TomatError
+from tomat.data.codec.files import load_codec, write_codec
+from tomat.data.codec.histogram import DensityHistogram
+from tomat.data.codec.lloyd_max import fit_lloyd_max
+from tomat.data.codec.two_token import TwoTokenCodec
+from tomat.data.density.grid import DensityGrid
+from tomat.data.density.zarr_store import write_zarr
+
+
+def run(*arguments):
+    parser = argparse.ArgumentParser()
+    register(parser.add_subparsers())
+    args = parser.parse_args([str(each) for each in arguments])
+    return args.run(args)
+
+
+def grid_of(seed):
+    rho = np.random.default_rng(seed).lognormal(-2.5, 0.1, (16, 16, 16)).astype(np.float32)
+    points = np.stack(np.meshgrid(*(np.arange(16) / 16,) * 3, indexing="ij"), -1)
+    for place in (0.0, 0.4):  # a density lies on its atoms
+        away = points - place
+        distance_a = np.linalg.norm((away - np.round(away)) * [4.0, 4.0, 5.0], axis=-1)
+        rho *= 1 + 4 * np.exp(-(distance_a**2)).astype(np.float32)
+    rho *= 8 / (rho.mean(dtype=np.float64) * 80)  # two silicon atoms without their cores
+    return DensityGrid(rho, np.diag([4.0, 4.0, 5.0]), np.array([14, 14]), np.array([[0, 0, 0], [0.4, 0.4, 0.4]]))
+
+
+@pytest.fixture
+def densities(tmp_path):
+    for k in range(3):
+        write_zarr(grid_of(k), tmp_path / "in" / f"mp-{k}.zarr")
+    return tmp_path / "in"
+
+
+def fitted_to(grids, n_bins, objective="absolute"):
+    histogram = DensityHistogram()
+    for grid in grids:
+        histogram.add(grid.rho)
+    return fit_lloyd_max(histogram, n_bins, objective)
+
+
+def test_fit_counts_every_voxel_of_every_input(tmp_path, densities, capsys):
+    out, figures = tmp_path / "codec.json", tmp_path / "figures.json"
+    assert run("codec", "fit", "--input", densities, "--bins", 200, "--output", out, "--json", figures) == 0
+    codec = load_codec(out)
+    assert codec.n_density_tokens == 200 and codec.fit["n_voxels"] == 3 * 16**3
+    # Densities in the files are rho x V in float32, so a last bit may differ from what was written.
+    np.testing.assert_allclose(codec.medians, fitted_to(map(grid_of, range(3)), 200).medians, rtol=2e-3)
+    content = json.loads(figures.read_text())
+    assert content["n_materials"] == 3 and content["skipped"] == {}
+    assert content["nmae_floor_fraction"].keys() == {"absolute", "squared"}
+    printed = capsys.readouterr().out
+    assert "NMAE floor, absolute fit" in printed and "NMAE floor, squared fit" in printed
+
+
+def test_fit_goes_on_from_its_histogram(tmp_path, densities):
+    kept = tmp_path / "counts.npz"
+    arguments = ("--bins", 200, "--histogram", kept, "--output")
+    run("codec", "fit", "--input", densities / "mp-0.zarr", *arguments, tmp_path / "a.json")
+    run("codec", "fit", "--input", densities, *arguments, tmp_path / "b.json")
+    run("codec", "fit", "--input", densities, "--bins", 200, "--output", tmp_path / "c.json")
+    assert DensityHistogram.load(kept).material_ids == {"mp-0", "mp-1", "mp-2"}
+    assert (tmp_path / "b.json").read_bytes() == (tmp_path / "c.json").read_bytes()
+    with pytest.raises(TomatError, match="has counted mp-0, which is not among the inputs"):
+        run("codec", "fit", "--input", densities / "mp-1.zarr", *arguments, tmp_path / "d.json")
+
+
+def test_fit_skips_what_cannot_be_read_and_says_so(tmp_path, densities, capsys):
+    (densities / "mp-9.json.gz").write_bytes(b"not gzip")
+    run("codec", "fit", "--input", densities, "--bins", 100, "--output", tmp_path / "codec.json")
+    assert "skipped mp-9: " in capsys.readouterr().out
+    with pytest.raises(TomatError, match="nothing to fit"):
+        run("codec", "fit", "--input", densities / "mp-9.json.gz", "--output", tmp_path / "none.json")
+    assert not (tmp_path / "none.json").exists()
+
+
+def test_fit_of_too_few_densities_is_refused(tmp_path, densities):
+    with pytest.raises(TomatError, match="too few for 16,384 bins"):
+        run("codec", "fit", "--input", densities, "--output", tmp_path / "codec.json")
+    with pytest.raises(TomatError, match="--bins is 1;"):
+        run("codec", "fit", "--input", densities, "--bins", 1, "--output", tmp_path / "codec.json")
+
+
+def test_fit_of_the_embedded_densities(tmp_path):
+    assert run("codec", "fit", "--demo", "--bins", 1024, "--output", tmp_path / "codec.json") == 0
+    floors = load_codec(tmp_path / "codec.json").fit["nmae_floor"]
+    # 1,024 bins over the 3 decades that matter: below 1 %, and the absolute fit is the better one.
+    assert floors["absolute"]["median"] < floors["squared"]["median"] < 0.01
+
+
+def test_show(tmp_path, capsys):
+    write_codec(fitted_to([grid_of(0)], 64, "squared"), tmp_path / "codec.json")
+    picture, figures = tmp_path / "codec.svg", tmp_path / "figures.json"
+    assert run("codec", "show", tmp_path / "codec.json", "--plot", picture, "--json", figures) == 0
+    assert "squared error" in capsys.readouterr().out
+    assert picture.read_text().startswith("<?xml") and json.loads(figures.read_text())["n_density_tokens"] == 64
+
+
+def test_show_of_a_codec_that_does_not_say_how_it_was_fitted(tmp_path):
+    write_codec(dataclasses.replace(fitted_to([grid_of(0)], 64), fit={}), tmp_path / "codec.json")
+    with pytest.raises(TomatError, match="does not say how it was fitted"):
+        run("codec", "show", tmp_path / "codec.json")
+
+
+def test_show_of_the_two_token_codec(tmp_path, capsys):
+    write_codec(TwoTokenCodec(), tmp_path / "codec.json")
+    assert run("codec", "show", tmp_path / "codec.json") == 0
+    assert "4,608" in capsys.readouterr().out
+    with pytest.raises(TomatError, match="nothing to draw"):
+        run("codec", "show", tmp_path / "codec.json", "--plot", tmp_path / "a.svg")

@@ -1,0 +1,154 @@
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from tomat.base.errors import TomatError
+from tomat.data.codec.histogram import FIRST_NORMAL_BIN, N_FINE_BINS, DensityHistogram, fine_bin_edges
+
+densities = arrays(np.float32, st.integers(0, 200), elements=st.floats(0, 2.0**40, width=32))
+
+
+def content(histogram):
+    filled = np.flatnonzero(histogram.counts)
+    return histogram.n_zero, filled.tolist(), histogram.counts[filled].tolist()
+
+
+@settings(max_examples=20, deadline=None)
+@given(densities)
+def test_every_voxel_is_in_the_bin_of_its_value(rho):
+    histogram = DensityHistogram()
+    histogram.add(rho)
+    normal = rho[rho >= np.float32(2.0**-126)]
+    edges = fine_bin_edges(np.arange(N_FINE_BINS))
+    bins = np.searchsorted(edges, normal, side="right") - 1
+    expected, counts = np.unique(bins, return_counts=True)
+    assert content(histogram) == (len(rho) - len(normal), expected.tolist(), counts.tolist())
+    sums = [normal[bins == k].sum(dtype=np.float64) for k in expected]
+    np.testing.assert_allclose(histogram.sums[expected], sums, rtol=1e-12)
+    assert histogram.n_voxels == len(rho)
+    assert histogram.max_density == (rho.max() if len(rho) else 0)
+
+
+@settings(max_examples=10, deadline=None)
+@given(densities, densities)
+def test_histograms_add(first, second):
+    together, one, two = DensityHistogram(), DensityHistogram(), DensityHistogram()
+    together.add(np.concatenate([first, second]))
+    one.add(first)
+    two.add(second)
+    one.merge(two)
+    assert content(one) == content(together)
+    np.testing.assert_allclose(one.sums, together.sums, rtol=1e-12)
+    assert one.max_density == together.max_density
+
+
+def test_chunks_do_not_show():
+    rho = np.random.default_rng(3).gamma(0.3, 2.0, 150_003).astype(np.float32)
+    histogram = DensityHistogram()
+    histogram.add(rho.reshape(3, -1))
+    assert histogram.n_voxels == rho.size
+    assert histogram.total == pytest.approx(rho.sum(dtype=np.float64), rel=1e-12)
+
+
+def test_bins_are_at_most_two_to_minus_thirteen_wide():
+    edges = fine_bin_edges(np.arange(FIRST_NORMAL_BIN, N_FINE_BINS)).astype(np.float64)
+    relative = np.diff(edges) / edges[:-1]
+    assert relative.max() == 2.0**-13 and relative.min() > 2.0**-14.001
+
+
+def test_zeros_are_counted_apart():
+    histogram = DensityHistogram()
+    histogram.add(np.array([0.0, -0.0, 1e-40, 2.0**-126, 1.0], dtype=np.float32))
+    assert histogram.n_zero == 3 and int(histogram.counts.sum()) == 2
+
+
+@pytest.mark.parametrize("value", [-1e-6, np.nan, np.inf])
+def test_no_density_is_refused_and_nothing_counted(value):
+    histogram = DensityHistogram()
+    with pytest.raises(TomatError, match="finite values of at least 0"):
+        histogram.add(np.array([1.0, value], dtype=np.float32))
+    assert histogram.n_voxels == 0
+
+
+def test_file_round_trip(tmp_path):
+    histogram = DensityHistogram(unit="rho_times_volume")
+    histogram.add(np.random.default_rng(0).gamma(0.3, 2.0, 1000).astype(np.float32))
+    histogram.add(np.zeros(3, np.float32), material_id="mp-1")
+    histogram.save(tmp_path / "histogram.npz")
+    back = DensityHistogram.load(tmp_path / "histogram.npz")
+    assert content(back) == content(histogram)
+    np.testing.assert_array_equal(back.sums, histogram.sums)
+    assert (back.unit, back.max_density, back.material_ids) == ("rho_times_volume", histogram.max_density, {"mp-1"})
+    assert [path.name for path in tmp_path.iterdir()] == ["histogram.npz"]
+
+
+def test_other_units_and_other_files_are_refused(tmp_path):
+    with pytest.raises(TomatError, match="rho_times_volume"):
+        DensityHistogram().merge(DensityHistogram(unit="rho_times_volume"))
+    with pytest.raises(TomatError, match="has the unit 'bohr'"):
+        DensityHistogram(unit="bohr")
+    (tmp_path / "text").write_text("no histogram")
+    for name in ("text", "missing"):
+        with pytest.raises(TomatError, match="is not a histogram"):
+            DensityHistogram.load(tmp_path / name)
+
+
+def test_no_material_is_counted_twice():
+    first, second = DensityHistogram(), DensityHistogram()
+    for histogram in (first, second):
+        histogram.add(np.ones(3, np.float32), material_id="mp-1")
+    with pytest.raises(TomatError, match="mp-1 is counted already"):
+        first.add(np.ones(3, np.float32), material_id="mp-1")
+    with pytest.raises(TomatError, match="mp-1 is counted in both"):
+        first.merge(second)
+    assert first.n_voxels == 3
+
+
+@pytest.fixture
+def saved(tmp_path):
+    histogram = DensityHistogram()
+    histogram.add(np.random.default_rng(0).gamma(0.3, 2.0, 1000).astype(np.float32), material_id="mp-1")
+    histogram.save(tmp_path / "histogram.npz")
+    return tmp_path / "histogram.npz"
+
+
+def test_damaged_file_is_one_line_with_its_name(saved):
+    whole = saved.read_bytes()
+    for place in range(0, len(whole), 97):
+        saved.write_bytes(whole[:place] + bytes([whole[place] ^ 4]) + whole[place + 1 :])
+        try:
+            found = DensityHistogram.load(saved)
+        except TomatError as error:
+            assert "histogram.npz" in str(error) and "\n" not in str(error)
+        else:
+            # In a part of the archive that says nothing, such as a date.
+            saved.write_bytes(whole)
+            assert content(found) == content(DensityHistogram.load(saved))
+
+
+@pytest.mark.parametrize(
+    ("part", "change"),
+    [
+        ("bins", lambda x: x[::-1]),
+        ("bins", lambda x: -x),
+        ("bins", lambda x: x.astype(float)),
+        ("counts", lambda x: x * 2),
+        ("counts", lambda x: -x),
+        ("counts", lambda x: x[:-1]),
+        ("sums", lambda x: x * np.nan),
+        ("sums", lambda x: x * np.inf),
+        ("sums", lambda x: -x),
+        ("n_zero", lambda x: -1),
+        ("max_density", lambda x: np.nan),
+        ("max_density", lambda x: x * 2),
+        ("unit", lambda x: "bohr"),
+    ],
+)
+def test_counts_that_no_densities_make_are_refused(saved, part, change):
+    with np.load(saved) as parts:
+        values = dict(parts)
+    np.savez_compressed(saved, **(values | {part: change(values[part])}))
+    with pytest.raises(TomatError, match="histogram.npz"):
+        DensityHistogram.load(saved)

@@ -1,0 +1,241 @@
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from tomat.base.errors import TomatError
+from tomat.data.codec.base import DensityCodec
+from tomat.data.codec.files import load_codec, write_codec
+from tomat.data.codec.histogram import SHIFT, DensityHistogram
+from tomat.data.codec.lloyd_max import LloydMaxCodec, fit_lloyd_max
+
+RHO = np.random.default_rng(0).lognormal(-2, 1.8, 300_000).astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def histogram():
+    histogram = DensityHistogram()
+    histogram.add(RHO)
+    histogram.add(np.zeros(1000, np.float32))
+    return histogram
+
+
+@pytest.fixture(scope="module")
+def codec(histogram):
+    return fit_lloyd_max(histogram, n_bins=512)
+
+
+def nmae(codec, decoder):
+    error = np.abs(codec.decode(codec.encode(RHO), decoder).astype(np.float64) - RHO)
+    return error.sum() / RHO.sum(dtype=np.float64)
+
+
+@st.composite
+def codecs(draw):
+    """Any tables that hang together, the edges anywhere, also many in one cell of the lookup."""
+    close = st.integers(1_000_000_000, 1_000_004_000)
+    bits = draw(st.lists(close | st.integers(0x00800000, 0x7F000000), min_size=1, max_size=40, unique=True))
+    edges = np.sort(np.array(bits, dtype=np.uint32)).view(np.float32)
+    values = np.concatenate([np.zeros(1, np.float32), edges])
+    return LloydMaxCodec("e_per_A3", "absolute", edges, values, values, float(edges[-1]))
+
+
+@settings(max_examples=60, deadline=None)
+@given(codecs(), arrays(np.float32, 40, elements=st.floats(width=32, allow_nan=False)), st.integers(0, 1023))
+def test_encode_is_searchsorted(codec, rho, nudge):
+    near = (codec.edges.view(np.int32) + nudge - 512).view(np.float32)
+    values = np.concatenate([rho, codec.edges, np.nextafter(codec.edges, np.float32(0)), near])
+    np.testing.assert_array_equal(codec.encode(values), np.searchsorted(codec.edges, values, side="right"))
+
+
+def test_fitted_codec_encodes_as_searchsorted_over_many_chunks(codec):
+    values = np.concatenate([RHO, codec.edges, np.nextafter(codec.edges, np.float32(0)), [0, -1, 1e30]])
+    values = values.astype(np.float32)
+    ids = codec.encode(values)
+    assert ids.dtype == np.uint16
+    np.testing.assert_array_equal(ids, np.searchsorted(codec.edges, values, side="right"))
+    # The shape and the memory order of the input do not matter.
+    block = RHO[:24_000].reshape(20, 30, 40)
+    np.testing.assert_array_equal(codec.encode(block.transpose(2, 0, 1)), codec.encode(block).transpose(2, 0, 1))
+
+
+def test_fitted_edges_lie_between_fine_bins(codec):
+    """So that the lookup alone gives the bin, without a comparison for each voxel."""
+    assert not np.any(codec.edges.view(np.uint32) & ((1 << SHIFT) - 1))
+
+
+def test_zero_has_a_bin_of_its_own(codec):
+    smallest = np.float32(np.finfo(np.float32).tiny)
+    np.testing.assert_array_equal(codec.encode(np.array([0.0, smallest], np.float32)), [0, 1])
+    assert codec.medians[0] == codec.means[0] == 0
+    assert codec.fit["counts"][0] == 1000
+
+
+def test_counts_of_the_fit_are_those_of_the_codec(codec):
+    ids = codec.encode(np.concatenate([RHO, np.zeros(1000, np.float32)]))
+    np.testing.assert_array_equal(np.bincount(ids, minlength=codec.n_bins), codec.fit["counts"])
+    assert codec.fit["n_voxels"] == len(RHO) + 1000
+
+
+@pytest.mark.parametrize("objective", ["absolute", "squared"])
+def test_tables_are_medians_and_means_of_the_bins(histogram, objective):
+    codec = fit_lloyd_max(histogram, 64, objective)
+    ids = codec.encode(RHO)
+    for k in range(1, 64):
+        assert codec.means[k] == pytest.approx(RHO[ids == k].mean(dtype=np.float64), rel=1e-6)
+        # Any value between the two middle voxels is a median.
+        low, high = (np.quantile(RHO[ids == k], 0.5, method=side) for side in ("lower", "higher"))
+        assert low * (1 - 2.0**-13) <= codec.medians[k] <= high * (1 + 2.0**-13)
+
+
+@pytest.mark.parametrize("objective", ["absolute", "squared"])
+def test_floor_is_the_error_of_the_round_trip(histogram, objective):
+    codec = fit_lloyd_max(histogram, 512, objective)
+    floors = codec.fit["nmae_floor"][objective]
+    assert nmae(codec, "median") == pytest.approx(floors["median"], rel=2e-3)
+    assert nmae(codec, "mean") == pytest.approx(floors["mean"], rel=2e-3)
+
+
+def test_each_objective_is_best_at_its_own_error(histogram):
+    absolute, squared = fit_lloyd_max(histogram, 128, "absolute"), fit_lloyd_max(histogram, 128, "squared")
+    assert nmae(absolute, "median") < 0.95 * nmae(squared, "median")
+    assert nmae(absolute, "median") < nmae(absolute, "mean")
+
+    def square(codec):
+        return ((codec.decode(codec.encode(RHO), "mean") - RHO).astype(np.float64) ** 2).sum()
+
+    assert square(squared) < 0.95 * square(absolute)
+    assert absolute.fit["nmae_floor"] == squared.fit["nmae_floor"]
+
+
+def test_twice_the_bins_halve_the_floor(histogram):
+    floors = [fit_lloyd_max(histogram, n).fit["nmae_floor"]["absolute"]["median"] for n in (64, 128, 256)]
+    assert floors[0] / floors[1] == pytest.approx(2, rel=0.1) and floors[1] / floors[2] == pytest.approx(2, rel=0.1)
+
+
+def test_few_distinct_values_are_kept_exactly():
+    values = np.array([1e-3, 0.5, 0.7, 2.0, 300.0], np.float32)
+    histogram = DensityHistogram()
+    histogram.add(np.repeat(values, [5, 1, 9, 2, 1]))
+    codec = fit_lloyd_max(histogram, 6)
+    for decoder in ("median", "mean"):
+        np.testing.assert_array_equal(codec.decode(codec.encode(values), decoder), values)
+    with pytest.raises(TomatError, match="at most 6 bins"):
+        fit_lloyd_max(histogram, 7)
+
+
+@pytest.mark.parametrize("n_bins", [1, 65_537])
+def test_number_of_bins_out_of_range_is_refused(histogram, n_bins):
+    with pytest.raises(TomatError, match="2 to 65,536"):
+        fit_lloyd_max(histogram, n_bins)
+
+
+def test_values_above_the_fit_take_the_last_bin(codec):
+    rho = np.array([1.0, codec.fitted_max, 2 * codec.fitted_max], np.float32)
+    assert codec.encode(rho)[1] == codec.encode(rho)[2] == codec.n_bins - 1
+
+
+def test_decode_refuses_what_is_no_bin(codec):
+    for ids in ([512], [-1]):
+        with pytest.raises(TomatError, match="0 to 511"):
+            codec.decode(np.array(ids))
+    with pytest.raises(TomatError, match="decoder 'mode'"):
+        codec.decode(np.array([1]), "mode")
+
+
+def test_file_round_trip_is_exact_and_repeatable(codec, tmp_path):
+    write_codec(codec, tmp_path / "a.json")
+    back = load_codec(tmp_path / "a.json")
+    assert isinstance(back, LloydMaxCodec) and isinstance(back, DensityCodec)
+    for name in ("edges", "medians", "means"):
+        np.testing.assert_array_equal(getattr(back, name), getattr(codec, name))
+    assert (back.sha256, back.unit, back.objective, back.fit) == (codec.sha256, codec.unit, codec.objective, codec.fit)
+    write_codec(back, tmp_path / "b.json")
+    assert (tmp_path / "a.json").read_bytes() == (tmp_path / "b.json").read_bytes()
+
+
+def test_hash_covers_all_that_decides_the_ids_and_densities(codec):
+    other = [
+        dataclasses.replace(codec, unit="rho_times_volume"),
+        dataclasses.replace(codec, objective="squared"),
+        dataclasses.replace(codec, means=codec.medians),
+        dataclasses.replace(codec, medians=codec.means),
+        dataclasses.replace(codec, edges=np.nextafter(codec.edges, np.float32(0))),
+    ]
+    assert len({codec.sha256, *(each.sha256 for each in other)}) == 6
+    assert dataclasses.replace(codec, fit={}).sha256 == codec.sha256
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda c: c.update(kind="huffman"), "kind is 'huffman'"),
+        (lambda c: c.update(format_version=99), "format version 99"),
+        (lambda c: c["medians"].__setitem__(5, c["medians"][5] * (1 + 1e-6)), "damaged codec"),
+        (lambda c: c.pop("edges"), "damaged codec"),
+        (lambda c: c["means"].reverse(), "codec.json is a damaged codec: .*strictly increasing"),
+        (lambda c: c["edges"].__setitem__(3, 10**400), "damaged codec"),
+        (lambda c: c.update(medians=3), "damaged codec"),
+        (lambda c: c.update(unit="bohr"), "codec.json is a damaged codec: .*unit 'bohr'"),
+    ],
+)
+def test_damaged_file_is_refused(codec, tmp_path, change, message):
+    content = json.loads(json.dumps(codec.to_dict()))
+    change(content)
+    (tmp_path / "codec.json").write_text(json.dumps(content))
+    with pytest.raises(TomatError, match=message):
+        load_codec(tmp_path / "codec.json")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda c: c.update(fitted_max=c["fitted_max"] * 2),
+        lambda c: c.update(fitted_min=0.0),
+        lambda c: c["fit"].update(n_voxels=1),
+        lambda c: c["fit"]["counts"].__setitem__(3, 0),
+        lambda c: c["fit"]["nmae_floor"]["absolute"].update(median=0.0),
+    ],
+)
+def test_what_a_codec_says_of_its_fit_cannot_change_unnoticed(codec, tmp_path, change):
+    """Its hash, by which sets and runs know it, is over what decides ids and densities alone."""
+    write_codec(codec, tmp_path / "codec.json")
+    content = json.loads((tmp_path / "codec.json").read_text())
+    change(content)
+    (tmp_path / "codec.json").write_text(json.dumps(content))
+    with pytest.raises(TomatError, match="codec.json is damaged: its content hashes to"):
+        load_codec(tmp_path / "codec.json")
+
+
+def test_codec_of_before_there_was_a_checksum_is_read(codec, tmp_path):
+    content = codec.to_dict()
+    del content["fitted_min"]
+    (tmp_path / "codec.json").write_text(json.dumps(content))
+    found = load_codec(tmp_path / "codec.json")
+    assert found.sha256 == codec.sha256 and found.fitted_range == (0.0, codec.fitted_max)
+    (tmp_path / "codec.json").write_text(json.dumps(content | {"fitted_maw": 1.0}))
+    with pytest.raises(TomatError, match="no checksum, and an unknown key 'fitted_maw'"):
+        load_codec(tmp_path / "codec.json")
+
+
+@pytest.mark.parametrize("fitted", [(0.1, np.nan), (0.1, np.inf), (np.nan, 1e9), (-0.1, 1e9), (1e10, 1e9), (0.0, 1e-3)])
+def test_densities_that_no_fit_saw_are_refused(codec, fitted):
+    with pytest.raises(TomatError, match="says it saw densities from"):
+        dataclasses.replace(codec, fitted_min=fitted[0], fitted_max=fitted[1])
+
+
+def test_range_of_the_fit_is_that_of_its_densities(codec):
+    low, high = codec.fitted_range
+    assert high == RHO.max() and RHO.min() * (1 - 2e-4) <= low <= RHO.min()
+
+
+def test_file_that_is_no_codec_is_refused(tmp_path):
+    with pytest.raises(TomatError, match="Cannot read the codec"):
+        load_codec(tmp_path / "missing.json")
+    (tmp_path / "codec.json").write_text("{")
+    with pytest.raises(TomatError, match="is not JSON"):
+        load_codec(tmp_path / "codec.json")

@@ -1,0 +1,104 @@
+"""The embedded densities themselves: what is shipped is held to what is promised."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+import zarr
+from embedded_set_recipes import cell_recipes
+
+from tomat.base.errors import TomatError
+from tomat.data.density.demo.embedded import DATA_DIR, SPLITS, demo_index, demo_materials, load_demo
+from tomat.data.density.zarr_store import read_zarr
+
+CELLS = demo_index()["cells"]
+
+
+def test_the_set_is_varied_and_small():
+    assert len(CELLS) >= 40
+    assert len({cell["recipe"]["compound"] for cell in CELLS}) >= 12
+    assert len({cell["recipe"]["structure_type"] for cell in CELLS}) >= 5
+    files = [file for file in DATA_DIR.rglob("*") if file.is_file()]
+    assert sum(file.stat().st_size for file in files) <= 25_000_000
+    assert {path.name for path in DATA_DIR.glob("*.zarr")} == {f"{cell['material_id']}.zarr" for cell in CELLS}
+
+
+def test_whole_compounds_are_held_out():
+    train, validation = ([c["recipe"] for c in CELLS if c["recipe"]["split"] == split] for split in SPLITS)
+    for recipes, split in ((train, "train"), (validation, "validation")):
+        assert [m.material_id for m in demo_materials(split)] == [recipe["material_id"] for recipe in recipes]
+    assert len({recipe["structure_type"] for recipe in validation}) >= 3
+    train, validation = ({recipe["compound"] for recipe in recipes} for recipes in (train, validation))
+    assert train.isdisjoint(validation) and len(validation) >= 3
+    with pytest.raises(TomatError, match="expected one of train, validation"):
+        demo_materials("test")
+
+
+@pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell["material_id"])
+def test_each_density(cell):
+    grid = load_demo(cell["material_id"])
+    assert grid.electron_count == pytest.approx(cell["calculation"]["valence_electrons"], rel=1e-6)
+    assert max(grid.spacing_a) <= 0.065 and list(grid.grid_shape) == cell["refined_shape"]
+    assert grid.spacing_a == pytest.approx(cell["refined_spacing_a"])
+    for side in grid.grid_shape:
+        assert math.gcd(side, 2**12 * 3**8 * 5**6) == side
+    # A plane-wave density is a sum of squares, so its exact interpolation is nowhere negative. Aliasing, or a grid too
+    # coarse for the Fourier series, would ring below zero.
+    assert grid.clipped_voxels == 0
+
+
+def test_nothing_lies_beyond_the_cut_off_of_the_stored_grids():
+    """The Fourier coefficients outside the sphere |G| <= 2 sqrt(2 E) vanish to float32 rounding: nothing is aliased."""
+    for cell in CELLS[::7]:
+        native = read_zarr(DATA_DIR / f"{cell['material_id']}.zarr")
+        reciprocal = 2 * np.pi * np.linalg.inv(native.lattice / 0.529177210903).T
+        index = np.stack(np.meshgrid(*[np.fft.fftfreq(n, 1 / n) for n in native.grid_shape], indexing="ij"), axis=-1)
+        g = np.linalg.norm(index @ reciprocal, axis=-1)
+        spectrum = np.abs(np.fft.fftn(native.rho.astype(np.float64))) / native.rho.size
+        beyond = g > 2 * math.sqrt(2 * cell["recipe"]["e_cut_hartree"]) * (1 + 1e-9)
+        assert beyond.any() and spectrum[beyond].max() < 3e-8 * native.rho.max(), cell["material_id"]
+
+
+def test_provenance_of_each_cell():
+    recipes = {recipe.material_id: recipe for recipe in cell_recipes()}
+    for cell in demo_index()["cells"]:
+        recipe, calculation = recipes[cell["material_id"]], cell["calculation"]
+        assert cell["recipe"]["e_cut_hartree"] == recipe.e_cut_hartree == calculation["e_cut_hartree"]
+        assert np.allclose(cell["recipe"]["lattice_a"], recipe.lattice_a)
+        assert calculation["converged"]
+        assert abs(calculation["last_energy_change_hartree"]) < calculation["energy_tolerance_hartree"]
+        assert calculation["last_stretch_density_change"] < 1e-3
+        assert calculation["electron_count"] == pytest.approx(sum(recipe.valence), rel=1e-9)
+        named = {(symbol, f"{symbol} GTH-PBE-q{z}") for symbol, z in zip(recipe.symbols, recipe.valence, strict=True)}
+        assert sorted(calculation["pseudopotentials"]) == sorted(name for _, name in named)
+    group = zarr.open_group(DATA_DIR / f"{CELLS[0]['material_id']}.zarr", mode="r")
+    assert json.loads(str(group.attrs["metadata"]))["calculation"] == demo_index()["cells"][0]["calculation"]
+
+
+def test_the_error_of_the_settings_was_measured():
+    checks = demo_index()["convergence"]
+    assert {check["setting"] for check in checks} == {"k_mesh", "e_cut"}
+    assert sum(check["nmae_percent"] is not None for check in checks) >= 8
+    for check in checks:
+        if check["nmae_percent"] is None:
+            continue
+        raised = check["reference_e_cut_hartree"] > check["e_cut_hartree"]
+        assert raised == (check["setting"] == "e_cut") and 0 < check["nmae_percent"] < 5
+
+
+def test_strained_cells_differ_from_ideal_ones():
+    """A cell that was relabelled instead of computed would have the same density."""
+    names = {cell["material_id"] for cell in CELLS}
+    ideal = [name for name in sorted(names) if name.endswith("-ideal") and name.replace("-ideal", "-sheared") in names]
+    assert len(ideal) >= 10
+    for name in ideal[::4]:
+        one, other = (read_zarr(DATA_DIR / f"{n}.zarr") for n in (name, name.replace("-ideal", "-sheared")))
+        shape = np.maximum(one.grid_shape, other.grid_shape)
+        a, b = one.refined(shape).rho, other.refined(shape).rho
+        assert np.abs(a - b).sum() / a.sum() > 0.01, name
+
+
+def test_an_unknown_name():
+    with pytest.raises(TomatError, match="no embedded density 'unobtainium'; `tomat demo-data show`"):
+        load_demo("unobtainium")

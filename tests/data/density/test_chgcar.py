@@ -1,0 +1,272 @@
+import bz2
+import gzip
+import lzma
+import re
+
+import numpy as np
+import pytest
+from chgcar_files import write_chgcar
+
+from tomat.base.errors import TomatError
+from tomat.data.density.chgcar import Parts, read_chgcar, read_parts
+from tomat.data.density.grid import DensityGrid
+from tomat.data.density.rules import ReadRules
+
+
+@pytest.mark.parametrize("name", ["CHGCAR", "CHGCAR.gz", "CHGCAR.bz2"])
+def test_round_trip(tmp_path, grid, name):
+    write_chgcar(grid, tmp_path / name)
+    back = read_chgcar(tmp_path / name, "LiF")
+    np.testing.assert_allclose(back.rho, grid.rho, rtol=1e-5)
+    np.testing.assert_allclose(back.lattice, grid.lattice, atol=1e-6)
+    np.testing.assert_allclose(back.frac_coords, grid.frac_coords, atol=1e-6)
+    assert back.atomic_numbers.tolist() == [3, 9] and back.material_id == "LiF"
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+def test_atoms_in_any_order_keep_their_places(tmp_path, grid):
+    swapped = DensityGrid(grid.rho, grid.lattice, grid.atomic_numbers[::-1], grid.frac_coords[::-1])
+    write_chgcar(swapped, tmp_path / "CHGCAR")
+    back = read_chgcar(tmp_path / "CHGCAR")
+    places = {int(z): coords for z, coords in zip(back.atomic_numbers, back.frac_coords, strict=True)}
+    for number, coords in zip(grid.atomic_numbers, grid.frac_coords, strict=True):
+        np.testing.assert_allclose(places[int(number)], coords, atol=1e-6)
+
+
+HELIUM = """He
+1.0
+ 3.0 0.0 0.0
+ 0.0 2.0 0.0
+ 0.0 0.0 4.0
+He
+ 1
+Direct
+ 0.0 0.0 0.0
+
+ 3 2 1
+ {} {} {} {} {}
+ {}
+"""
+"""3 x 2 x 1 voxels of helium in a cell of 24 A^3."""
+
+
+def test_a_chgcar_written_by_hand_runs_x_fastest(tmp_path):
+    (tmp_path / "CHGCAR").write_text(HELIUM.format(0.5, 1.0, 2.0, 2.5, 2.6, 3.4))
+    grid = read_chgcar(tmp_path / "CHGCAR")
+    expected = np.array([[[0.5], [2.5]], [[1.0], [2.6]], [[2.0], [3.4]]]) / 24
+    np.testing.assert_allclose(grid.rho, expected, rtol=1e-6)
+    assert grid.electron_count == pytest.approx(2)
+
+
+def test_a_missing_file(tmp_path):
+    with pytest.raises(TomatError, match="no CHGCAR at .*absent"):
+        read_chgcar(tmp_path / "absent")
+
+
+@pytest.mark.parametrize("share", [0.02, 0.2, 0.5, 0.9])
+def test_a_file_that_ends_early(tmp_path, grid, share):
+    whole = tmp_path / "CHGCAR"
+    write_chgcar(grid, whole)
+    text = whole.read_text()
+    whole.write_text(text[: int(share * len(text))])
+    with pytest.raises(TomatError, match="CHGCAR is not a complete (CHGCAR|structure header)"):
+        read_chgcar(whole)
+
+
+@pytest.mark.parametrize("content", [b"", b"\x00\xff" * 300, b"hello\n" * 40, b"\x1f\x8b broken"])
+def test_a_file_that_is_none(tmp_path, content):
+    for name in ("CHGCAR", "CHGCAR.gz"):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(TomatError, match="is not a complete (CHGCAR|structure header)"):
+            read_chgcar(tmp_path / name)
+
+
+def test_a_word_among_the_numbers(tmp_path, grid):
+    path = tmp_path / "CHGCAR"
+    write_chgcar(grid, path)
+    lines = path.read_text().splitlines()
+    lines[14] = lines[14].replace(lines[14].split()[1], "*" * 17)
+    path.write_text("\n".join(lines))
+    with pytest.raises(TomatError, match="is not a complete CHGCAR"):
+        read_chgcar(path)
+
+
+def test_values_in_another_unit(tmp_path):
+    path = tmp_path / "CHGCAR"
+    path.write_text(HELIUM.format(*[value / 24 for value in (0.5, 1.0, 2.0, 2.5, 3.0, 4.0)]))
+    with pytest.raises(TomatError, match=r"look like e/A\^3"):
+        read_chgcar(path)
+
+
+def as_vasp_writes(grid, *, spin_blocks=0, augmentation=True, newline="\n", per_line=5, fill=""):
+    """A CHGCAR as VASP 5 and 6 write it: 5 values a line, augmentation occupancies, moments before a spin density.
+    `fill` is put into each place that a last line leaves."""
+
+    def numbers(values):
+        words = [f" {value:.11E}" for value in values]
+        words += [fill] * (-len(words) % per_line)
+        return newline.join("".join(words[at : at + per_line]) for at in range(0, len(words), per_line)) + newline
+
+    lattice = newline.join("  " + " ".join(f"{x:.6f}" for x in row) for row in grid.lattice)
+    coords = newline.join(" " + " ".join(f"{x:.6f}" for x in row) for row in grid.frac_coords)
+    head = newline.join(["LiF", "   1.0", lattice, "   Li_sv/abc F", "  1  1", "Direct", coords, " ", ""])
+    rng = np.random.default_rng(0)
+    text = head
+    for block in range(1 + spin_blocks):
+        if block:
+            text += numbers(rng.normal(size=2))
+        values = grid.rho_times_volume().ravel(order="F") if not block else rng.normal(size=grid.rho.size)
+        text += "   ".join(["", *map(str, grid.grid_shape)]) + newline + numbers(values)
+        for atom in (1, 2) if augmentation else ():
+            text += f"augmentation occupancies {atom:3d} {13:3d}{newline}" + numbers(rng.normal(size=13))
+    return text
+
+
+@pytest.mark.parametrize("spin_blocks", [0, 1, 3])
+@pytest.mark.parametrize("augmentation", [True, False])
+@pytest.mark.parametrize("newline", ["\n", "\r\n"])
+def test_what_vasp_writes_is_read(tmp_path, grid, spin_blocks, augmentation, newline):
+    text = as_vasp_writes(grid, spin_blocks=spin_blocks, augmentation=augmentation, newline=newline)
+    (tmp_path / "CHGCAR").write_bytes(text.encode())
+    back = read_chgcar(tmp_path / "CHGCAR")
+    np.testing.assert_allclose(back.rho, grid.rho, rtol=1e-5)
+    assert back.atomic_numbers.tolist() == [3, 9] and back.clipped_voxels == 0
+    if newline == "\n":
+        from pymatgen.io.vasp import Chgcar
+
+        expected = np.asarray(Chgcar.from_file(tmp_path / "CHGCAR").data["total"]) / grid.volume_a3
+        np.testing.assert_allclose(back.rho, expected, rtol=1e-6)
+    (tmp_path / "CHGCAR.gz").write_bytes(gzip.compress(text.encode()))
+    np.testing.assert_array_equal(read_chgcar(tmp_path / "CHGCAR.gz").rho, back.rho)
+
+
+def test_negative_values_and_exponents_of_three_digits(tmp_path):
+    text = HELIUM.format("0.50000000000E+00", "-.10000000000-104", "2.0", "2.5", "2.6", "4.5")
+    (tmp_path / "CHGCAR").write_text(text)
+    grid = read_chgcar(tmp_path / "CHGCAR", rules=ReadRules(accept=("fractional_electrons",)))
+    np.testing.assert_allclose(grid.rho[1, 0, 0], 0)
+    assert grid.clipped_voxels == 1 and grid.rho[0, 0, 0] == pytest.approx(0.5 / 24)
+
+
+@pytest.mark.parametrize("pack", [bytes, gzip.compress, bz2.compress, lzma.compress])
+def test_exponents_of_fortran_are_read_everywhere(tmp_path, grid, pack):
+    """D in the header, the values, the occupancies, the moments and the spin density."""
+    text = as_vasp_writes(grid, spin_blocks=1)
+    (tmp_path / "e.CHGCAR").write_text(text)
+    content = re.sub(r"(\.\d{6})(?=\s)", r"\1d0", re.sub(r"(\d)E([+-])", r"\1D\2", text))
+    (tmp_path / "d.CHGCAR").write_bytes(pack(content.encode()))
+    assert content.count("d0") == 15 and content.count("D") > 200 and not re.search(r"\dE", content)
+    plain, found = (read_chgcar(tmp_path / f"{name}.CHGCAR") for name in "ed")
+    np.testing.assert_array_equal(found.rho, plain.rho)
+    np.testing.assert_array_equal(found.lattice, plain.lattice)
+    np.testing.assert_array_equal(found.frac_coords, plain.frac_coords)
+    assert read_parts(tmp_path / "d.CHGCAR") == read_parts(tmp_path / "e.CHGCAR")
+
+
+def test_one_value_on_a_line_keeps_its_exponent(tmp_path):
+    """pymatgen's parser takes the 3.4 of 3.4D-01 for the whole word where it is the last of what it is given."""
+    (tmp_path / "CHGCAR").write_text(HELIUM.format(0.5, 1.0, 2.0, 2.5, 2.66, "0.34D+01").replace("2.66 ", "2.66"))
+    assert read_chgcar(tmp_path / "CHGCAR", rules=ReadRules(accept=("fractional_electrons",))).rho[2, 1, 0] == (
+        pytest.approx(3.4 / 24)
+    )
+    for broken in ("3.4x", "3.4D", "3_4", "3.4+"):
+        (tmp_path / "CHGCAR").write_text(HELIUM.format(0.5, 1.0, 2.0, 2.5, 2.6, broken))
+        with pytest.raises(TomatError, match="found '3.4|found '3_4"):
+            read_chgcar(tmp_path / "CHGCAR")
+
+
+@pytest.mark.parametrize("per_line", [5, 7, 10])
+@pytest.mark.parametrize("spin_blocks", [0, 1, 3])
+def test_zeros_that_fill_a_last_line_are_no_damage(tmp_path, make_grid, per_line, spin_blocks):
+    """In every block: 6 x 11 x 4 = 264 values, 13 occupancies and 2 moments are multiples of none of these."""
+    grid = make_grid((6, 11, 4))
+    text = as_vasp_writes(grid, spin_blocks=spin_blocks, per_line=per_line)
+    padded = as_vasp_writes(grid, spin_blocks=spin_blocks, per_line=per_line, fill=" 0.00000000000E+00")
+    assert len(padded) > len(text)
+    for name, content in (("a", text), ("b", padded)):
+        (tmp_path / f"{name}.CHGCAR").write_text(content)
+    np.testing.assert_array_equal(*(read_chgcar(tmp_path / f"{name}.CHGCAR").rho for name in "ab"))
+    assert read_parts(tmp_path / "b.CHGCAR") == Parts(spin_blocks, True)
+    # What is no zero, and a whole line of zeros, are values too many.
+    for fill in (" 0.00000000001E+00", " 0.00000000000E+00" * (per_line + 1)):
+        (tmp_path / "CHGCAR").write_text(as_vasp_writes(grid, per_line=per_line, fill=fill, augmentation=False))
+        with pytest.raises(TomatError, match="the file is damaged|values are left over"):
+            read_chgcar(tmp_path / "CHGCAR")
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (lambda text: text.replace("   6   5   4\n", "   6   5   3\n", 1), "values are left over"),
+        (lambda text: text.replace("   6   5   4\n", "   6   5   5\n", 1), "augmentation|not a complete CHGCAR"),
+        (
+            lambda text: text.replace("   6   5   4\n", "   99999999   99999999   99999999\n", 1),
+            "the grid is 99,999,999",
+        ),
+        (lambda text: text.replace("   6   5   4\n", "   0   5   4\n", 1), "the grid is 0 x 5 x 4"),
+        (
+            lambda text: text.replace("   6   5   4\n", "   4   5   6\n").replace(
+                "   4   5   6\n", "   6   5   4\n", 1
+            ),
+            "there is a grid 4 x 5 x 6",
+        ),
+        (lambda text: text + " 0.1 0.2\n", "values are left over"),
+        (lambda text: text[: len(text) - 60], "not a complete CHGCAR"),
+        (
+            lambda text: text.replace("augmentation occupancies   2  13", "augmentation occupancies   2  14"),
+            "augmentation",
+        ),
+        (
+            lambda text: text.replace("augmentation occupancies   2  13", "augmentation occupancies   2  99999999999"),
+            "number of augmentation occupancies",
+        ),
+    ],
+)
+def test_damage_between_the_blocks(tmp_path, grid, edit, message):
+    text = as_vasp_writes(grid, spin_blocks=1)
+    assert edit(text) != text
+    (tmp_path / "CHGCAR").write_text(edit(text))
+    with pytest.raises(TomatError, match=message):
+        read_chgcar(tmp_path / "CHGCAR")
+
+
+def test_a_bomb_behind_a_small_header_is_refused_early(tmp_path):
+    head = HELIUM.format(0.5, 1.0, 2.0, 2.5, 2.6, 3.4)
+    with gzip.open(tmp_path / "CHGCAR.gz", "wb", compresslevel=1) as file:
+        file.write(head.encode())
+        for _ in range(20):
+            file.write((b" " * 63 + b"\n") * (1 << 14))
+    with pytest.raises(TomatError, match="holds more than .* bytes, the most that such a density can need"):
+        read_chgcar(tmp_path / "CHGCAR.gz")
+
+
+@pytest.mark.parametrize("name", ["AECCAR0", "AECCAR1.gz", "x.AECCAR0.vasp", "PARCHG.0001"])
+def test_no_total_density_unless_it_is_asked_for(tmp_path, name):
+    text = HELIUM.format(0.5, 1.0, 2.0, 2.5, 2.6, 3.4).encode()
+    (tmp_path / name).write_bytes(gzip.compress(text) if name.endswith(".gz") else text)
+    with pytest.raises(TomatError, match="its name says that it holds the .*, no total density.* `--accept not_total`"):
+        read_chgcar(tmp_path / name)
+    assert read_chgcar(tmp_path / name, rules=ReadRules(accept=("not_total",))).formula == "He"
+
+
+@pytest.mark.parametrize("name", ["ELFCAR.vasp", "LOCPOT.vasp"])
+def test_what_is_no_density_has_no_way_in(tmp_path, name):
+    (tmp_path / name).write_text(HELIUM.format(0.5, 1.0, 2.0, 2.5, 2.6, 3.4))
+    with pytest.raises(TomatError, match="holds a .*, no total density; expected the total electron density.$"):
+        read_chgcar(tmp_path / name, rules=ReadRules(accept=("not_total",)))
+
+
+def test_a_part_is_accepted_by_its_name_alone(tmp_path):
+    """`--accept not_total` for one AECCAR0 must not let a CHGCAR in another unit in."""
+    text = HELIUM.format(*[0.01 * value for value in (0.5, 1.0, 2.0, 2.5, 2.6, 3.4)])
+    for name in ("AECCAR0", "CHGCAR"):
+        (tmp_path / name).write_text(text)
+    rules = ReadRules(accept=("not_total",))
+    assert read_chgcar(tmp_path / "AECCAR0", rules=rules).electron_count == pytest.approx(0.02)
+    with pytest.raises(TomatError, match="average to 0.02"):
+        read_chgcar(tmp_path / "CHGCAR", rules=rules)
+
+
+def test_a_valence_density_of_all_electrons_is_total(tmp_path):
+    (tmp_path / "AECCAR2").write_text(HELIUM.format(0.5, 1.0, 2.0, 2.5, 2.6, 3.4))
+    assert read_chgcar(tmp_path / "AECCAR2").formula == "He"

@@ -1,0 +1,36 @@
+from pathlib import Path
+
+import pytest
+
+from tomat.data.density.elements import SYMBOLS, atomic_number, fewest_valence_electrons, symbol_of
+
+
+def test_symbols_are_those_of_pymatgen():
+    from pymatgen.core import Element
+
+    assert [Element.from_Z(number).symbol for number in range(1, 119)] == list(SYMBOLS)
+    assert all(atomic_number(symbol_of(number)) == number for number in range(1, 119))
+
+
+@pytest.mark.parametrize(("symbol", "number"), [("D", 1), ("O2-", 8), ("Fe3+", 26)])
+def test_isotopes_and_ions(symbol, number):
+    assert atomic_number(symbol) == number
+
+
+def test_no_gth_pseudopotential_has_fewer_electrons():
+    import eminus
+
+    files = sorted((Path(eminus.__file__).parent / "psp").glob("p*/*-q*"))
+    assert len(files) > 200
+    for file in files:
+        symbol, valence = file.name.split("-q")
+        assert fewest_valence_electrons(atomic_number(symbol)) <= int(valence), file.name
+
+
+@pytest.mark.parametrize(
+    ("symbol", "valence"),
+    [("H", 1), ("He", 2), ("Na", 1), ("Ca", 2), ("F", 7), ("Ti", 4), ("Fe", 8), ("Cu", 1), ("Zn", 2), ("Ga", 3)]
+    + [("Gd", 3), ("Hf", 4), ("W", 6), ("Pb", 4), ("U", 3), ("Xe", 8)],
+)
+def test_fewest_valence_electrons(symbol, valence):
+    assert fewest_valence_electrons(atomic_number(symbol)) == valence

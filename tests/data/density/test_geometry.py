@@ -1,0 +1,193 @@
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.spatial import KDTree
+
+from tomat.base.errors import TomatError
+from tomat.data.density import geometry
+from tomat.data.density.demo.embedded import demo_materials, load_demo
+from tomat.data.density.elements import SYMBOLS, atomic_number, covalent_radius_a
+from tomat.data.density.geometry import BOHR_A, _neighbours, check_cell, reduced_basis, shortest_distances_a
+
+# Structures at ambient pressure unless said: cell in A, symbols, fractional coordinates.
+FCC = [[0, 0, 0], [0.5, 0.5, 0], [0.5, 0, 0.5], [0, 0.5, 0.5]]
+BCC = [[0, 0, 0], [0.5, 0.5, 0.5]]
+KNOWN = {
+    "Na": (np.eye(3) * 4.29, ["Na"] * 2, BCC),
+    "Cs": (np.eye(3) * 6.14, ["Cs"] * 2, BCC),
+    "Ba": (np.eye(3) * 5.02, ["Ba"] * 2, BCC),
+    "Cu": (np.eye(3) * 3.615, ["Cu"] * 4, FCC),
+    "NaCl": (np.eye(3) * 5.64, ["Na"] * 4 + ["Cl"] * 4, FCC + [[x + 0.5, y, z] for x, y, z in FCC]),
+    "CsI": (np.eye(3) * 4.567, ["Cs", "I"], BCC),
+    "Be": (
+        np.array([[2.286, 0, 0], [-1.143, 1.98, 0], [0, 0, 3.584]]),
+        ["Be"] * 2,
+        [[1 / 3, 2 / 3, 1 / 4], [2 / 3, 1 / 3, 3 / 4]],
+    ),
+    "Ar": (np.eye(3) * 5.31, ["Ar"] * 4, FCC),
+    "H2 in a box of 12 A": (np.eye(3) * 12.0, ["H"] * 2, [[0, 0, 0], [0.741 / 12, 0, 0]]),
+    "N2 in a box of 12 A": (np.eye(3) * 12.0, ["N"] * 2, [[0, 0, 0], [1.098 / 12, 0, 0]]),
+    "graphene with 20 A of vacuum": (
+        np.array([[2.46, 0, 0], [-1.23, 2.1304, 0], [0, 0, 20.0]]),
+        ["C"] * 2,
+        [[0, 0, 0.5], [1 / 3, 2 / 3, 0.5]],
+    ),
+    "UO2 of uranyl": (np.eye(3) * 12.0, ["U", "O", "O"], [[0, 0, 0], [1.77 / 12, 0, 0], [-1.77 / 12, 0, 0]]),
+    "diamond at 500 GPa": (
+        np.eye(3) * 3.567 * 0.85,
+        ["C"] * 8,
+        FCC + [[x + 0.25, y + 0.25, z + 0.25] for x, y, z in FCC],
+    ),
+}
+
+
+def arguments(name):
+    lattice, symbols, coords = KNOWN[name]
+    return lattice, np.array([atomic_number(symbol) for symbol in symbols]), np.array(coords, dtype=float)
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_known_structures_pass(name):
+    check_cell(*arguments(name), "file")
+
+
+def test_embedded_structures_pass_and_fail_in_bohr():
+    for material in demo_materials():
+        grid = load_demo(material.material_id)
+        check_cell(grid.lattice, grid.atomic_numbers, grid.frac_coords, "file")
+        with pytest.raises(TomatError, match="closest atoms are .* Is the lattice in angstrom"):
+            check_cell(grid.lattice / BOHR_A, grid.atomic_numbers, grid.frac_coords, "file")
+
+
+@pytest.mark.parametrize("name", ["Na", "Cs", "Ba", "Cu", "NaCl", "CsI", "Be"])
+@pytest.mark.parametrize(
+    ("factor", "message"),
+    [
+        (1 / BOHR_A, "closest atoms"),
+        (10, "closest atoms|A.3 for an atom"),
+        (0.1, "A.3 for an atom"),
+        (0.4, "apart|for an"),
+    ],
+)
+def test_a_lattice_in_another_unit_is_refused(name, factor, message):
+    lattice, numbers, coords = arguments(name)
+    with pytest.raises(TomatError, match=message):
+        check_cell(lattice * factor, numbers, coords, "file")
+
+
+def test_atoms_on_top_of_each_other():
+    lattice, numbers, coords = arguments("NaCl")
+    for overlapping in (coords[0], coords[0] + [1, -1, 0], coords[0] + [0.05, 0, 0]):
+        moved = coords.copy()
+        moved[5] = overlapping
+        with pytest.raises(TomatError, match=r"Na \(atom 1\) and Cl \(6\) are .* A apart; expected at least"):
+            check_cell(lattice, numbers, moved, "file")
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, 1e300])
+def test_numbers_that_are_none(bad):
+    lattice, numbers, coords = arguments("NaCl")
+    coords[0, 0] = bad
+    with pytest.raises(TomatError, match="no plausible finite number"):
+        check_cell(lattice, numbers, coords, "file")
+
+
+@given(st.integers(0, 10**6))
+@settings(max_examples=30, deadline=None, derandomize=True)
+def test_nearest_distances_are_those_of_a_wide_search_in_any_cell(seed):
+    rng = np.random.default_rng(seed)
+    lattice = rng.uniform(-4, 4, (3, 3))
+    lattice += np.diag(np.sign(np.diag(lattice)) * 3)
+    if abs(np.linalg.det(lattice)) < 20:
+        return
+    coords = rng.uniform(-1, 2, (3, 3))
+    skewed = np.array([[1, 0, 0], [rng.integers(-3, 4), 1, 0], [rng.integers(-3, 4), rng.integers(-3, 4), 1]])
+    first, second, distance = _neighbours(skewed @ lattice, coords @ np.linalg.inv(skewed))
+    steps = np.array(list(np.ndindex(13, 13, 13))) - 6
+    for i in range(3):
+        apart = np.linalg.norm(((coords - coords[i])[:, None] + steps) @ lattice, axis=-1).ravel()
+        nearest = np.sort(apart)[1:4]  # without itself
+        np.testing.assert_allclose(np.sort(distance[first == i])[:3], nearest, atol=1e-9)
+
+
+def test_shortest_distances_are_by_pair_of_elements():
+    lattice, symbols, coords = KNOWN["NaCl"]
+    numbers = np.array([atomic_number(symbol) for symbol in symbols])
+    assert shortest_distances_a(lattice, numbers, np.array(coords)) == {
+        (11, 11): pytest.approx(5.64 / 2**0.5),
+        (11, 17): pytest.approx(2.82),
+        (17, 17): pytest.approx(5.64 / 2**0.5),
+    }
+    lattice, _, coords = KNOWN["CsI"]  # eight neighbours of the other kind hide those of one's own
+    assert shortest_distances_a(lattice, np.array([55, 53]), np.array(coords)) == {
+        (53, 55): pytest.approx(4.567 * 0.75**0.5)
+    }
+
+
+def skews(rng):
+    """A unimodular matrix."""
+    whole = np.eye(3, dtype=int)
+    for _ in range(rng.integers(0, 7)):
+        i, j = rng.choice(3, 2, replace=False)
+        whole[i] += int(rng.integers(-9, 10)) * whole[j]
+    return whole
+
+
+@given(st.integers(0, 10**6))
+@settings(max_examples=100, deadline=None, derandomize=True)
+def test_a_reduced_basis_is_the_shortest_of_the_same_lattice(seed):
+    rng = np.random.default_rng(seed)
+    lattice = rng.normal(size=(3, 3)) * rng.choice([1, 1, 1, 20], (3, 1))
+    if abs(np.linalg.det(lattice)) < 0.01:
+        return
+    skewed = skews(rng) @ lattice
+    basis = reduced_basis(skewed)
+    whole = np.linalg.solve(skewed.T, basis.T).T
+    np.testing.assert_allclose(whole, np.round(whole), atol=1e-6)
+    assert abs(round(np.linalg.det(whole))) == 1
+    assert np.array_equal(reduced_basis(basis), basis)
+    # The lengths are the successive minima, from all vectors of seven cells a side.
+    vectors = np.array(list(np.ndindex(7, 7, 7))) @ basis - 3 * basis.sum(axis=0)
+    shortest: list[np.ndarray] = []
+    for vector in vectors[np.argsort(np.linalg.norm(vectors, axis=1))][1:]:
+        if len(shortest) < 3 and np.linalg.matrix_rank([*shortest, vector], tol=1e-6) > len(shortest):
+            shortest.append(vector)
+    np.testing.assert_allclose(np.sort(np.linalg.norm(basis, axis=1)), np.linalg.norm(shortest, axis=1), rtol=1e-8)
+
+
+def test_vectors_that_no_pair_shortens_are_reduced_by_their_sum():
+    """Each pair is at 120 degrees or near it, and the sum of all three is the shortest of the lattice."""
+    lattice = np.array([[3.0, 0, 0], [-1.5, 2.6, 0], [-1.5, -2.6, 1.0]])
+    assert np.linalg.norm(reduced_basis(lattice), axis=1).min() == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("skew", [300, 3e5, 9e5])
+def test_neighbours_in_a_very_skewed_cell_are_those_of_the_plain_one(skew):
+    plain = np.diag([3.0, 3.0, 3.0])
+    skewed = np.array([[3.0, 0, 0], [skew, 3.0, 0], [0, 0, 3.0]])
+    numbers, coords = np.array([55, 17]), np.array([[0.1, 0.2, 0.3], [0.5, 0.7, 0.9]])
+    found = shortest_distances_a(skewed, numbers, coords @ np.linalg.inv(np.round(skewed / 3)))
+    assert found == {
+        pair: pytest.approx(a, abs=1e-6) for pair, a in shortest_distances_a(plain, numbers, coords).items()
+    }
+
+
+def test_few_atoms_and_many_have_the_same_neighbours():
+    """89 atoms are compared one by one, 90 by a tree."""
+    rng = np.random.default_rng(0)
+    coords = rng.random((90, 3))
+    for count in (20, 89):
+        images, points = coords[:count] * 9, coords[:30] * 9
+        assert len(images) * len(points) < geometry._MOST_DISTANCES
+        ours, tree = geometry._nearest(images, points, 9), KDTree(images).query(points, k=9)
+        np.testing.assert_allclose(ours[0], tree[0])
+        np.testing.assert_array_equal(ours[1], tree[1])
+
+
+def test_covalent_radii_are_pymatgens():
+    from pymatgen.analysis.molecule_structure_comparator import CovalentRadius
+
+    for symbol, radius in CovalentRadius.radius.items():
+        assert covalent_radius_a(atomic_number(symbol)) == pytest.approx(radius)
+    assert len(CovalentRadius.radius) == 96 and covalent_radius_a(len(SYMBOLS)) == covalent_radius_a(96)

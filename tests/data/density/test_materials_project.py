@@ -1,0 +1,155 @@
+import gzip
+import json
+
+import numpy as np
+import pytest
+
+from tomat.base.errors import TomatError
+from tomat.data.density.materials_project import read_materials_project
+
+
+def document(grid, values=None):
+    total = grid.rho_times_volume() if values is None else values
+    return {
+        "task_id": "mp-1138",
+        "fs_id": "0123",
+        "data": {
+            "@module": "pymatgen.io.vasp.outputs",
+            "@class": "Chgcar",
+            "poscar": {"@class": "Poscar", "structure": json.loads(grid.structure.to_json())},
+            "data": {"total": {"@class": "array", "dtype": "float64", "data": total.tolist()}},
+            "data_aug": {},
+        },
+    }
+
+
+def write(path, content) -> None:
+    path.write_bytes(gzip.compress(json.dumps(content).encode()))
+
+
+def test_read(tmp_path, grid):
+    write(tmp_path / "a.json.gz", document(grid))
+    back = read_materials_project(tmp_path / "a.json.gz")
+    np.testing.assert_allclose(back.rho, grid.rho, rtol=1e-6)
+    np.testing.assert_allclose(back.lattice, grid.lattice)
+    np.testing.assert_allclose(back.frac_coords, grid.frac_coords)
+    assert back.material_id == "mp-1138" and back.atomic_numbers.tolist() == [3, 9]
+
+
+def test_pymatgen_reads_the_same_from_the_same_document(tmp_path, grid):
+    from pymatgen.io.vasp import Chgcar, Poscar
+
+    chgcar = Chgcar(Poscar(grid.structure), {"total": grid.rho_times_volume().astype(np.float64)})
+    saved = json.loads(json.dumps(chgcar.as_dict(), default=lambda value: value.tolist()))
+    write(tmp_path / "b.json.gz", {"fs_id": "77", "data": saved})
+    back = read_materials_project(tmp_path / "b.json.gz")
+    np.testing.assert_allclose(back.rho, grid.rho, rtol=1e-6)
+    assert back.material_id == "77"
+
+
+def test_damage(tmp_path, grid):
+    path = tmp_path / "c.json.gz"
+    with pytest.raises(TomatError, match="no density at"):
+        read_materials_project(path)
+    write(path, document(grid))
+    whole = path.read_bytes()
+    for share in (0.01, 0.5, 0.99):
+        path.write_bytes(whole[: int(share * len(whole))])
+        with pytest.raises(TomatError, match="not a complete gzipped JSON"):
+            read_materials_project(path)
+    middle = len(whole) // 2
+    path.write_bytes(whole[:middle] + bytes(byte ^ 0xFF for byte in whole[middle : middle + 40]) + whole[middle + 40 :])
+    with pytest.raises(TomatError, match="not a complete gzipped JSON"):
+        read_materials_project(path)
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (lambda doc: doc.pop("data"), "no 'data'"),
+        (lambda doc: doc["data"].pop("poscar"), "no 'poscar'"),
+        (lambda doc: doc["data"]["poscar"]["structure"].pop("lattice"), "not a pymatgen structure"),
+        (lambda doc: doc["data"]["poscar"]["structure"].update(sites=[]), "has no atoms"),
+        (lambda doc: doc["data"]["data"]["total"]["data"][0].pop(), "ragged"),
+        (lambda doc: doc["data"]["data"]["total"].update(data=[1.0, 2.0]), "expected .nx..ny..nz."),
+    ],
+)
+def test_missing_parts(tmp_path, grid, edit, message):
+    content = document(grid)
+    edit(content)
+    write(tmp_path / "d.json.gz", content)
+    with pytest.raises(TomatError, match=message):
+        read_materials_project(tmp_path / "d.json.gz")
+
+
+def test_disordered_sites_are_refused(tmp_path, grid):
+    content = document(grid)
+    content["data"]["poscar"]["structure"]["sites"][1]["species"][0]["occu"] = 0.5
+    write(tmp_path / "e.json.gz", content)
+    with pytest.raises(TomatError, match="site 1 holds .*fully occupied"):
+        read_materials_project(tmp_path / "e.json.gz")
+
+
+def test_another_unit_is_named(tmp_path, grid):
+    write(tmp_path / "f.json.gz", document(grid, grid.rho))
+    with pytest.raises(TomatError, match=r"look like e/A\^3"):
+        read_materials_project(tmp_path / "f.json.gz")
+
+
+def test_nan_is_counted(tmp_path, grid):
+    values = grid.rho_times_volume()
+    values[0, 0, 0] = np.nan
+    write(tmp_path / "g.json.gz", document(grid, values))
+    with pytest.raises(TomatError, match="1 of 120 values are NaN"):
+        read_materials_project(tmp_path / "g.json.gz")
+
+
+def values_of(content):
+    return content["data"]["data"]["total"]["data"]
+
+
+def sites_of(content):
+    return content["data"]["poscar"]["structure"]["sites"]
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (lambda doc: values_of(doc)[1][1].__setitem__(1, 10**400), "beyond float64"),
+        (lambda doc: values_of(doc)[1][1].__setitem__(1, True), r"holds a bool at \[1\]\[1\]"),
+        (lambda doc: values_of(doc)[1][1].__setitem__(1, "1.5"), "holds a str"),
+        (lambda doc: values_of(doc)[1][1].__setitem__(1, None), "holds a NoneType"),
+        (lambda doc: values_of(doc)[1].__setitem__(1, 3.5), "ragged"),
+        (lambda doc: doc["data"]["data"]["total"].update(data={"a": 1}), "expected .nx..ny..nz."),
+        (lambda doc: doc["data"]["data"]["total"].update(data="abc"), "expected .nx..ny..nz."),
+        (lambda doc: sites_of(doc)[0]["abc"].__setitem__(0, 10**400), "not a pymatgen structure"),
+        (lambda doc: sites_of(doc)[0]["species"][0].update(element="Xx"), "not a pymatgen structure"),
+        (lambda doc: sites_of(doc)[0]["species"][0].update(element=7), "not a pymatgen structure"),
+        (lambda doc: sites_of(doc)[0].update(species=[]), "site 0 holds"),
+        (lambda doc: doc["data"]["poscar"]["structure"].update(sites=5), "not a pymatgen structure"),
+        (lambda doc: doc["data"]["poscar"]["structure"].update(sites=[{}] * 1_000_000), "1,000,000 atoms"),
+        (lambda doc: doc["data"]["poscar"]["structure"]["lattice"]["matrix"][0].__setitem__(0, 3.9), "states"),
+        (lambda doc: sites_of(doc)[1]["abc"].__setitem__(2, 0.123), "not the same place"),
+        (lambda doc: doc.update(data=[1, 2]), "where a Materials Project charge density has"),
+    ],
+)
+def test_wrong_types_and_numbers(tmp_path, grid, edit, message):
+    content = document(grid)
+    edit(content)
+    (tmp_path / "h.json").write_text(json.dumps(content))
+    with pytest.raises(TomatError, match=message):
+        read_materials_project(tmp_path / "h.json")
+
+
+def test_nesting_without_end(tmp_path):
+    (tmp_path / "i.json").write_text("[" * 200_000)
+    with pytest.raises(TomatError, match="not a complete gzipped JSON document .RecursionError"):
+        read_materials_project(tmp_path / "i.json")
+
+
+def test_a_bomb(tmp_path):
+    with gzip.open(tmp_path / "j.json.gz", "wb", compresslevel=1) as file:
+        for _ in range(100):
+            file.write(b" " * (1 << 20))
+    with pytest.raises(TomatError, match="decompresses to more than"):
+        read_materials_project(tmp_path / "j.json.gz")

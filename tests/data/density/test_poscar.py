@@ -1,0 +1,223 @@
+import gzip
+import io
+import logging
+import re
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tomat.base.errors import TomatError
+from tomat.data.density.limits import BoundedText
+from tomat.data.density.poscar import check_species_used, read_header, species_of
+from tomat.data.density.rules import ReadRules
+
+SODIUM = """bcc sodium, VASP 4
+ 1.0
+ 4.29 0.0 0.0
+ 0.0 4.29 0.0
+ 0.0 0.0 4.29
+{}2
+Direct
+ 0.0 0.0 0.0
+ 0.5 0.5 0.5
+
+"""
+
+
+def header(text):
+    return read_header(BoundedText(io.BytesIO(text.encode()), len(text), "file"))
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["Na", "Mg_pv", "O/79d9987ad87", "Cl", "U"]), st.integers(1, 4)),
+        min_size=1,
+        max_size=25,
+    ),
+    st.sampled_from(["1.0", "2.5", "-300.0"]),
+    st.sampled_from(["Direct", "Cartesian", "Selective dynamics\nDirect", "  direct", "Selective\nCart"]),
+    st.integers(0, 1000),
+)
+@settings(max_examples=25, deadline=None, derandomize=True)
+def test_a_whole_header_is_read_as_pymatgen_does(groups, scale, mode, seed):
+    from pymatgen.io.vasp import Poscar
+
+    if scale[0] == "-" and "art" in mode:
+        mode = "Direct"  # pymatgen multiplies Cartesian places by the negative volume
+    rng = np.random.default_rng(seed)
+    lattice = rng.uniform(-1, 1, (3, 3)) + 4 * np.eye(3)
+    lines = ["title", scale, *(" ".join(f"{x:.8f}" for x in row) for row in lattice)]
+    if len(groups) > 20:  # pymatgen strips what follows the symbol on the first line only
+        groups = [(re.split("[_/]", symbol)[0], count) for symbol, count in groups]
+    for kind in range(2):  # VASP starts a new line after 20 groups
+        words = [str(group[kind]) for group in groups]
+        lines += [" ".join(words[start : start + 20]) for start in range(0, len(words), 20)]
+    lines.append(mode)
+    flags = " T F T" if mode[0] == "S" else ""
+    n_atoms = sum(count for _, count in groups)
+    lines += [" ".join(f"{x:.8f}" for x in rng.uniform(-0.5, 1.5, 3)) + flags for _ in range(n_atoms)]
+    text = "\n".join(lines) + "\n\n"
+    found = header(text)
+    expected = Poscar.from_str(text).structure
+    assert found.species is not None
+    assert found.atomic_numbers(found.species).tolist() == list(expected.atomic_numbers)
+    np.testing.assert_allclose(found.lattice, expected.lattice.matrix, rtol=1e-9)
+    np.testing.assert_allclose(found.frac_coords, expected.frac_coords, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("Na\n2", "Mg O F\n1 1", r"names Mg O F, but there are 2 count\(s\): 1 1"),
+        ("Na\n2", "Mg\n1 1", r"names Mg, but there are 2 count\(s\): 1 1"),
+        ("Na\n2", "Nq\n2", "names 'Nq', which is no element"),
+        ("Na\n2", "Na\n99999999", "the cell has 99,999,999 atoms; expected 1 to 10,000"),
+        ("Na\n2", "Na\n1000000", "the cell has 1,000,000 atoms"),
+        ("Na\n2", "Na\n0", "expected at least one in each group"),
+        ("Na\n2", "Na\n-2", "where species or the counts"),
+        ("Na\n2", "Na\n2 2.5", "where the counts of atoms are expected"),
+        ("Na\n2", "Na\n1", "The counts do not match the coordinates"),
+        ("Na\n2", "Na\n3", "the counts say 3 atoms, but there are 2 coordinates"),
+        ("Direct", "0.0 0.0 0.0", "expected Direct or Cartesian|counts of atoms are expected"),
+        (" 1.0\n", " 0.0\n", "the scale is"),
+        (" 1.0\n", " 1.0 2.0\n", "the scale is"),
+        (" 1.0\n", " one\n", "found 'one' where the scale is expected"),
+        ("4.29 0.0 0.0", "nan 0.0 0.0", "where a lattice vector is expected"),
+        ("4.29 0.0 0.0", "4.29 0.0", "where a lattice vector is expected"),
+        (" 4.29 0.0 0.0", " 0.0 4.29 0.0", "flat"),
+        ("0.5 0.5 0.5", "0.5 0.5 1e999", "where the coordinates of atom 2 is expected"),
+        ("Na\n2\nDirect", "Na\n2\n\nDirect", "found '' after the counts 2; expected Direct or Cartesian"),
+        (" 0.0 0.0 0.0\n 0.5 0.5 0.5\n\n", "", "not a complete structure header: it ends before .* atom 1 of 2"),
+    ],
+)
+def test_damaged_headers(old, new, message):
+    text = SODIUM.format("Na\n")
+    assert old in text
+    with pytest.raises(TomatError, match=message):
+        header(text.replace(old, new, 1))
+
+
+def test_three_scale_factors():
+    found = header(SODIUM.format("Na\n").replace(" 1.0\n", " 1.0 2.0 3.0\n", 1))
+    np.testing.assert_allclose(found.lattice, np.diag([4.29, 8.58, 12.87]))
+
+
+def with_symbols(first, second, line=""):
+    """A header whose coordinate lines end in elements."""
+    text = SODIUM.format(line).replace("0.5 0.5 0.5", f"0.5 0.5 0.5 {second}")
+    return text.replace("0.0 0.0 0.0\n 0.5", f"0.0 0.0 0.0 {first}\n 0.5")
+
+
+def species(tmp_path, text="", **rules):
+    found = header(text or SODIUM.format(""))
+    return species_of(found, tmp_path / "CHGCAR", ReadRules(**rules))
+
+
+def test_no_species_line_is_refused_with_the_remedies(tmp_path):
+    with pytest.raises(
+        TomatError, match=r"CHGCAR names no elements.*--species Na, or put the POSCAR, CONTCAR or POTCAR"
+    ):
+        species(tmp_path)
+
+
+def test_species_from_the_flag(tmp_path):
+    assert species(tmp_path, species=("Na",)).tolist() == [11, 11]
+    with pytest.raises(TomatError, match=r"1 group\(s\) of 2 atom\(s\), but --species names Na Cl"):
+        species(tmp_path, species=("Na", "Cl"))
+
+
+def test_species_at_the_ends_of_the_lines(tmp_path):
+    text = with_symbols("Na", "Na")
+    assert species(tmp_path, text).tolist() == [11, 11]
+    assert species(tmp_path, text, species=("Na",)).tolist() == [11, 11]
+
+
+@pytest.mark.parametrize("text", [SODIUM.format("Na\n"), with_symbols("Na", "Na")])
+@pytest.mark.parametrize("flag", [("K",), ("Na", "Cl")])
+def test_the_flag_leaves_a_file_that_names_its_elements_alone_and_says_so(tmp_path, caplog, text, flag):
+    assert species(tmp_path, text, species=flag).tolist() == [11, 11]
+    (said,) = caplog.messages
+    assert f"names its elements, Na; --species {' '.join(flag)} is for files that name none" in said
+
+
+def test_the_flag_is_refused_where_every_file_names_its_elements(tmp_path):
+    named, nameless, broken = (tmp_path / name for name in ("CHGCAR.1", "CHGCAR.2", "CHGCAR.3"))
+    named.write_text(SODIUM.format("Na\n"))
+    nameless.write_text(SODIUM.format(""))
+    broken.write_text("x")
+    rules = ReadRules(species=("K",))
+    with pytest.raises(TomatError, match="CHGCAR.1 names Na, --species K; the flag is for files that name none"):
+        check_species_used([str(named), str(named)], rules)
+    for paths in ([named, nameless], [named, broken], [nameless]):
+        check_species_used(map(str, paths), rules)
+    check_species_used([str(named)], ReadRules(species=("Na",)))
+    check_species_used([str(named)], ReadRules())
+
+
+def test_a_species_line_and_the_ends_of_the_lines_must_agree(tmp_path):
+    assert species(tmp_path, with_symbols("Mg", "O", "Mg O\n").replace("O\n2\n", "O\n1 1\n")).tolist() == [12, 8]
+    with pytest.raises(
+        TomatError, match="species line names Mg O, but the ends of the coordinate lines differ.*: O Mg"
+    ):
+        species(tmp_path, with_symbols("O", "Mg", "Mg O\n").replace("O\n2\n", "O\n1 1\n"))
+
+
+@pytest.mark.parametrize("name", ["POSCAR", "CONTCAR", "POTCAR", "POSCAR.gz"])
+def test_species_from_beside_are_taken_and_said(tmp_path, caplog, name):
+    content = SODIUM.format("Na_pv\n")
+    if name == "POTCAR":
+        content = " PAW_PBE Na_pv 19Sep2006\n   VRHFIN =Na: s1p0\n   TITEL  = PAW_PBE Na_pv 19Sep2006\n"
+    (tmp_path / name).write_bytes(gzip.compress(content.encode()) if name.endswith(".gz") else content.encode())
+    with caplog.at_level(logging.WARNING):
+        assert species(tmp_path).tolist() == [11, 11]
+    assert f"taken from the {name} beside it: Na" in caplog.text
+
+
+def test_what_lies_beside_must_fit(tmp_path):
+    (tmp_path / "POSCAR").write_text(SODIUM.format("Na\n").replace("\n2\n", "\n1\n").replace(" 0.5 0.5 0.5\n", ""))
+    with pytest.raises(TomatError, match="does not fit: POSCAR has Na 1"):
+        species(tmp_path)
+    (tmp_path / "POSCAR").write_text(SODIUM.format(""))
+    with pytest.raises(TomatError, match="POSCAR names no element either"):
+        species(tmp_path)
+    (tmp_path / "POSCAR").write_text(SODIUM.format("Na\n"))
+    (tmp_path / "POTCAR").write_text("   VRHFIN =K: s1\n")
+    with pytest.raises(TomatError, match="the files beside it differ: POSCAR has Na, POTCAR has K"):
+        species(tmp_path)
+    (tmp_path / "POTCAR").write_text("   VRHFIN =Na: s1\n   VRHFIN =Cl: p5\n")
+    assert species(tmp_path).tolist() == [11, 11]
+
+
+def test_the_flag_does_not_override_what_lies_beside(tmp_path):
+    (tmp_path / "POSCAR").write_text(SODIUM.format("Na\n"))
+    assert species(tmp_path, species=("Na",)).tolist() == [11, 11]
+    with pytest.raises(TomatError, match=r"--species K, but the POSCAR beside it Na\. Correct the flag"):
+        species(tmp_path, species=("K",))
+    # Where the files beside it differ, the flag is the way out.
+    (tmp_path / "POTCAR").write_text("   VRHFIN =K: s1\n")
+    assert species(tmp_path, species=("K",)).tolist() == [19, 19]
+    (tmp_path / "POTCAR").unlink()
+    (tmp_path / "POSCAR").write_text("broken")
+    assert species(tmp_path, species=("K",)).tolist() == [19, 19]
+    with pytest.raises(TomatError, match="does not fit: .*POSCAR is not a complete structure header"):
+        species(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["mp-2.CHGCAR", "mp-2.vasp", "CHGCAR.mp-2", "CHGCAR_mp-2.gz"])
+def test_a_collection_takes_no_elements_from_a_neighbour(tmp_path, name):
+    """A folder of many densities holds no POSCAR of each: that of sodium would make every crystal of two atoms one."""
+    (tmp_path / "POSCAR").write_text(SODIUM.format("Na\n"))
+    with pytest.raises(TomatError, match="names no elements.*a folder of their own and this as CHGCAR"):
+        species_of(header(SODIUM.format("")), tmp_path / name, ReadRules())
+    for own in ("CHGCAR", "CHGCAR.gz", "CHG", "AECCAR2.bz2", "CHGCAR.xz"):
+        assert species_of(header(SODIUM.format("")), tmp_path / own, ReadRules()).tolist() == [11, 11]
+
+
+def test_a_neighbour_of_another_volume_does_not_fit(tmp_path):
+    (tmp_path / "POSCAR").write_text(SODIUM.format("Na\n").replace(" 1.0\n", " 1.05\n", 1))  # 16 % more
+    assert species(tmp_path).tolist() == [11, 11]
+    (tmp_path / "POSCAR").write_text(SODIUM.format("Na\n").replace(" 1.0\n", " 1.1\n", 1))
+    with pytest.raises(TomatError, match=r"does not fit: POSCAR has a cell of 105.1 A\^3, this one 78.95 A\^3"):
+        species(tmp_path)

@@ -1,0 +1,185 @@
+import json
+
+import numpy as np
+import pytest
+
+from tomat.base.errors import TomatError
+from tomat.data.density.crystal import Crystal
+from tomat.data.density.grid import DensityGrid
+from tomat.data.density.promolecule import Promolecule, PromoleculeFit, radial_sums
+from tomat.data.density.radial import RadialBasis
+from tomat.data.density.voids import void_radius_a
+
+BASIS = RadialBasis(6, 3.0, 0.5)
+LATTICE = np.array([[3.4, 0.2, 0.0], [1.2, 3.1, 0.3], [-0.4, 0.9, 3.8]])
+
+
+@pytest.fixture(scope="module")
+def promolecule() -> Promolecule:
+    rng = np.random.default_rng(1)
+    return Promolecule(BASIS, {z: rng.uniform(0.1, 2.0, BASIS.n) for z in (3, 9, 17)})
+
+
+def crystal_of(seed: int, numbers: list[int]) -> Crystal:
+    rng = np.random.default_rng(seed)
+    strain = np.eye(3) + rng.uniform(-0.1, 0.1, (3, 3))
+    return Crystal(LATTICE @ strain, np.array(numbers), rng.uniform(-1, 2, (len(numbers), 3)), f"mp-{seed}")
+
+
+def grid_of(promolecule: Promolecule, crystal: Crystal, shape=(18, 17, 20)) -> DensityGrid:
+    """The density that a promolecule gives, from sums over images that take no table."""
+    places = np.stack(np.meshgrid(*(np.arange(n) / n for n in shape), indexing="ij"), axis=-1).reshape(-1, 3)
+    rho = brute_force(promolecule, crystal, places)
+    return DensityGrid(rho.reshape(shape), crystal.lattice, crystal.atomic_numbers, crystal.frac_coords, crystal.name)
+
+
+def brute_force(promolecule: Promolecule, crystal: Crystal, places: np.ndarray) -> np.ndarray:
+    images = np.array(list(np.ndindex(9, 9, 9))) - 4
+    total = np.zeros(len(places))
+    for number, atom in zip(crystal.atomic_numbers.tolist(), crystal.frac_coords, strict=True):
+        for image in atom - np.floor(atom) + images:
+            distance = np.linalg.norm((places - image) @ crystal.lattice, axis=1)
+            near = distance < BASIS.cutoff_a
+            total[near] += BASIS(distance[near]) @ promolecule.coefficients[number]
+    return total
+
+
+CRYSTALS = [(0, [3, 9]), (1, [3, 3, 17]), (2, [9, 17]), (3, [9])]
+
+
+@pytest.fixture(scope="module")
+def densities(promolecule) -> list[DensityGrid]:
+    return [grid_of(promolecule, crystal_of(seed, numbers)) for seed, numbers in CRYSTALS]
+
+
+def fit_to(grids: list[DensityGrid]) -> PromoleculeFit:
+    fit = PromoleculeFit(BASIS)
+    for grid in grids:
+        fit.add(grid, voxels=1500, material_id=grid.material_id)
+    return fit
+
+
+def test_density_and_sums_are_those_of_all_images(promolecule, densities):
+    for grid in densities[:2]:
+        found = promolecule.density(Crystal.of(grid), grid.grid_shape)
+        assert found.dtype == np.float32
+        np.testing.assert_allclose(found, grid.rho, rtol=2e-5, atol=1e-6)
+        assert promolecule.nmae(grid) < 1e-6
+    crystal = crystal_of(1, [3, 3, 17])
+    places = np.random.default_rng(0).uniform(-3, 3, (1100, 3))
+    sums = radial_sums(crystal, places, BASIS)
+    assert sorted(sums) == [3, 17]
+    total = sum(sums[z] @ promolecule.coefficients[z] for z in sums)
+    np.testing.assert_allclose(total, brute_force(promolecule, crystal, places - np.floor(places)), rtol=1e-12)
+
+
+def test_voxels_on_a_nucleus_and_cells_smaller_than_the_reach(promolecule):
+    crystal = Crystal(np.diag([2.0, 1.1, 5.0]), np.array([9]), np.array([[0.5, 0.0, 0.25]]))
+    grid = grid_of(promolecule, crystal, (4, 3, 8))
+    np.testing.assert_allclose(promolecule.density(crystal, (4, 3, 8)), grid.rho, rtol=2e-5)
+
+
+def test_a_density_made_of_such_functions_is_found_again(promolecule, densities):
+    found = fit_to(densities).solve()
+    assert found.elements == (3, 9, 17) and found.n_materials == 4
+    for z in found.elements:
+        np.testing.assert_allclose(found.coefficients[z], promolecule.coefficients[z], atol=2e-4)
+    assert max(found.nmae(grid) for grid in densities) < 1e-5
+
+
+def test_no_coefficient_is_negative(densities):
+    hollow = []
+    for grid in densities:
+        rho = np.maximum(grid.rho - np.float32(np.median(grid.rho)), 0)
+        hollow.append(DensityGrid(rho, grid.lattice, grid.atomic_numbers, grid.frac_coords))
+    coefficients = np.array(list(fit_to(hollow).solve().coefficients.values()))
+    assert coefficients.min() == 0 and (coefficients == 0).sum() > 1
+
+
+def test_parts_in_a_fixed_order_are_the_same_to_the_bit_however_they_travel(densities):
+    parts = [fit_to([grid]) for grid in densities]
+    whole = PromoleculeFit(BASIS)
+    for part in parts:
+        whole.merge(part)
+    travelled = PromoleculeFit(BASIS)
+    for part in parts:
+        content = part.to_bytes()
+        travelled.merge(PromoleculeFit.from_bytes(content, "part", "Again."))
+        assert PromoleculeFit.from_bytes(content, "part", "Again.").to_bytes() == content
+    assert travelled.solve().to_text() == whole.solve().to_text()
+    voids_a = [void_radius_a(grid.lattice, grid.frac_coords) for grid in densities]
+    assert Promolecule.from_text(whole.solve().to_text(), "p").void_radius_a == max(voids_a)
+    travelled.void_radii_a.pop()  # as where an earlier tomat surveyed a part
+    assert travelled.solve().void_radius_a is None
+    assert travelled.material_ids == [f"mp-{seed}" for seed, _ in CRYSTALS]
+    # One by one in one process: the same sums but for rounding.
+    for key, values in fit_to(densities).products.items():
+        np.testing.assert_allclose(whole.products[key], values, rtol=1e-12)
+    with pytest.raises(TomatError, match="different radial functions"):
+        whole.merge(PromoleculeFit())
+    with pytest.raises(TomatError, match="no density"):
+        PromoleculeFit().solve()
+
+
+def test_empty_density_adds_nothing(grid):
+    fit = PromoleculeFit()
+    with pytest.raises(TomatError, match="LiF is zero at all 100 voxels"):
+        fit.add(DensityGrid(0 * grid.rho, grid.lattice, grid.atomic_numbers, grid.frac_coords, "LiF"), voxels=100)
+    assert not fit.products and not fit.n_materials
+
+
+def test_electrons_are_those_on_a_grid(promolecule):
+    crystal = crystal_of(5, [3, 17])
+    rho = promolecule.density(crystal, (48, 48, 48))
+    electrons = promolecule.electrons()
+    assert float(rho.mean(dtype=np.float64)) * crystal.volume_a3 == pytest.approx(
+        electrons[3] + electrons[17], rel=1e-3
+    )
+
+
+def test_text_round_trip_and_table(promolecule, tmp_path):
+    path = tmp_path / "promolecule.json"
+    path.write_text(promolecule.to_text())
+    found = Promolecule.load(path)
+    assert found.sha256 == promolecule.sha256 and found.to_text() == promolecule.to_text()
+    table = found.table()
+    assert table.shape == (119, BASIS.n) and np.flatnonzero(table.any(axis=1)).tolist() == [3, 9, 17]
+    with pytest.raises(TomatError, match="Cannot read the promolecule .*none.json: .*tomat promolecule fit"):
+        Promolecule.load(tmp_path / "none.json")
+
+
+def test_damage_is_refused(promolecule):
+    content = json.loads(promolecule.to_text())
+    wrong = [content | {"n_materials": 7}, content | {"format": "other"}, {}, [], 3, {**content, "basis": {"n": 1}}]
+    wrong.append(content | {"basis": content["basis"] | {"n": 2}})
+    wrong.append(content | {"coefficients_e_per_a3": {"Li": [10**400]}})
+    wrong.append(content | {"coefficients_e_per_a3": {"Xx": [1.0]}})
+    texts = [json.dumps(each) for each in wrong] + ["", "{", promolecule.to_text()[:-40], "[" * 100_000]
+    for text in texts:
+        with pytest.raises(TomatError, match="p.json is (not a promolecule|damaged).* Fit it again"):
+            Promolecule.from_text(text, "p.json")
+    part = fit_to([]).to_bytes()
+    for content in (b"", part[: len(part) // 2], part[:100] + b"\0\0\0\0" + part[104:], b"[1, 2]"):
+        with pytest.raises(TomatError, match="part.npz is .*Again."):
+            PromoleculeFit.from_bytes(content, "part.npz", "Again.")
+
+
+def test_unknown_element_is_named(promolecule):
+    with pytest.raises(TomatError, match="mp-7 has Na, Cl, which no training density had; the model knows Li F"):
+        Promolecule(BASIS, {3: np.ones(6), 9: np.ones(6)}).density(crystal_of(7, [3, 11, 17]), (4, 4, 4))
+
+
+def test_a_very_skewed_cell_has_the_density_of_the_plain_one(promolecule):
+    """100,000 steps of a along b, on a grid of which each voxel has its place in the plain cell's."""
+    plain = crystal_of(0, [3, 9])
+    whole = np.array([[1, 0, 0], [100_000, 1, 0], [0, -7, 1]])
+    back = np.round(np.linalg.inv(whole))
+    skewed = Crystal(whole @ plain.lattice, plain.atomic_numbers, plain.frac_coords @ back)
+    shape = (8, 7, 9)
+    places = np.stack(np.meshgrid(*(np.arange(n) / n for n in shape), indexing="ij"), axis=-1).reshape(-1, 3)
+    expected = brute_force(promolecule, plain, places @ whole % 1)
+    found = promolecule.density(skewed, shape)
+    np.testing.assert_allclose(found.ravel(), expected, rtol=1e-5, atol=1e-5)
+    sums, theirs = (radial_sums(*at, BASIS) for at in ((skewed, places), (plain, places @ whole)))
+    for number in (3, 9):
+        np.testing.assert_allclose(sums[number], theirs[number], atol=1e-5)

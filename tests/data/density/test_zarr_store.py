@@ -1,0 +1,324 @@
+import json
+import shutil
+
+import fsspec
+import numpy as np
+import pyarrow as pa
+import pytest
+import zarr
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tomat.base.errors import TomatError
+from tomat.data.density.grid import DensityGrid
+from tomat.data.density.io import open_density
+from tomat.data.density.zarr_store import TOTAL, read_zarr, write_zarr
+
+
+@given(st.integers(0, 1000), st.tuples(*[st.integers(1, 9)] * 3), st.sampled_from([None, 2, 4, 16]))
+@settings(max_examples=12, deadline=None)
+def test_round_trip(tmp_path_factory, make_grid, seed, shape, chunks):
+    grid = make_grid(shape, seed)
+    path = tmp_path_factory.mktemp("store") / "mp-1.zarr"
+    write_zarr(grid, path, chunks=chunks)
+    back = read_zarr(path)
+    np.testing.assert_allclose(back.rho, grid.rho, rtol=3e-7)
+    np.testing.assert_allclose(back.lattice, grid.lattice)
+    np.testing.assert_allclose(back.frac_coords, grid.frac_coords)
+    assert back.atomic_numbers.tolist() == grid.atomic_numbers.tolist() and back.material_id == "LiF"
+    array = zarr.open_group(path, mode="r")[TOTAL]
+    assert array.chunks == tuple(min(chunks or n, n) for n in shape)
+
+
+def test_the_layout_is_rho_gga(tmp_path, grid):
+    write_zarr(grid, tmp_path / "a.zarr", metadata={"source": "test"})
+    group = zarr.open_group(tmp_path / "a.zarr", mode="r", zarr_format=3)
+    assert group[TOTAL].dtype == np.float32
+    assert np.asarray(group[TOTAL]).mean() == pytest.approx(10, rel=1e-5)
+    assert json.loads(str(group.attrs["metadata"])) == {"task_id": "LiF", "source": "test"}
+    from pymatgen.core import Structure
+
+    structure = Structure.from_str(str(group.attrs["structure"]), fmt="json")
+    np.testing.assert_allclose(structure.lattice.matrix, grid.lattice)
+
+
+def test_a_spin_density_beside_it_is_left_alone(tmp_path, grid):
+    write_zarr(grid, tmp_path / "a.zarr")
+    group = zarr.open_group(tmp_path / "a.zarr", mode="a")
+    group.create_array("charge_density_diff", data=-np.ones(grid.grid_shape, np.float32))
+    np.testing.assert_allclose(read_zarr(tmp_path / "a.zarr").rho, grid.rho, rtol=3e-7)
+
+
+def test_through_a_url(tmp_path, grid):
+    """The path that `gs://` takes, on fsspec's memory file system."""
+    for name, chunks in (("mp-9.zarr", 4), ("mp-10.zarr", None)):
+        write_zarr(grid, tmp_path / name, chunks=chunks)
+        fsspec.filesystem("memory").put(str(tmp_path / name), f"/bucket/set/{name}", recursive=True)
+    np.testing.assert_allclose(read_zarr("memory://bucket/set/mp-9.zarr").rho, grid.rho, rtol=3e-7)
+    with pytest.raises(TomatError, match="not a readable Zarr group"):
+        read_zarr("memory://bucket/set/absent.zarr")
+
+
+def test_what_is_there_is_kept_unless_asked(tmp_path, grid, make_grid):
+    path = tmp_path / "a.zarr"
+    write_zarr(grid, path)
+    other = make_grid((3, 3, 3), 5)
+    with pytest.raises(TomatError, match="is there already"):
+        write_zarr(other, path)
+    assert read_zarr(path).grid_shape == grid.grid_shape
+    write_zarr(other, path, overwrite=True)
+    assert read_zarr(path).grid_shape == (3, 3, 3)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["a.zarr"]
+
+
+def test_a_density_in_another_unit_is_not_written(tmp_path, grid):
+    wrong = DensityGrid(grid.rho * grid.volume_a3, grid.lattice, grid.atomic_numbers, grid.frac_coords)
+    with pytest.raises(TomatError, match="check its unit"):
+        write_zarr(wrong, tmp_path / "a.zarr")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("chunks", [None, 2])
+def test_missing_and_damaged_chunks(tmp_path, make_grid, chunks):
+    path = tmp_path / "a.zarr"
+    write_zarr(make_grid((6, 6, 6)), path, chunks=chunks)
+    files = sorted((path / TOTAL / "c").rglob("*"))
+    victim = [file for file in files if file.is_file()][-1]
+    whole = victim.read_bytes()
+    victim.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(TomatError, match="does not decode"):
+        read_zarr(path)
+    victim.write_bytes(b"not zstd at all")
+    with pytest.raises(TomatError, match="does not decode"):
+        read_zarr(path)
+    victim.unlink()
+    with pytest.raises(TomatError, match=r"'charge_density_total' is not whole .* \(1 chunk\(s\) not found"):
+        read_zarr(path)
+
+
+def test_an_all_zero_chunk_is_no_loss(tmp_path, make_grid):
+    grid = make_grid((16, 8, 8))
+    # As a slab's density: it falls off on both sides of the vacuum, whose last digits are clipped to zero.
+    fall_off = np.clip(np.exp(-(((np.arange(16) - 8) / 2.5) ** 2)) - 5e-4, 0, None)
+    rho = grid.rho * fall_off[:, None, None]
+    rho *= 10 / (rho.mean() * grid.volume_a3)
+    assert not rho[:2].any()
+    vacuum = DensityGrid(rho, grid.lattice, grid.atomic_numbers, grid.frac_coords)
+    write_zarr(vacuum, tmp_path / "a.zarr", chunks=2)
+    np.testing.assert_array_equal(read_zarr(tmp_path / "a.zarr").rho == 0, rho == 0)
+
+
+def test_what_is_no_density_group(tmp_path, grid):
+    with pytest.raises(TomatError, match="no density at"):
+        read_zarr(tmp_path / "absent.zarr")
+    (tmp_path / "folder.zarr").mkdir()
+    with pytest.raises(TomatError, match="not a readable Zarr group"):
+        read_zarr(tmp_path / "folder.zarr")
+    zarr.open_group(tmp_path / "empty.zarr", mode="w")
+    with pytest.raises(TomatError, match="no readable array"):
+        read_zarr(tmp_path / "empty.zarr")
+    write_zarr(grid, tmp_path / "a.zarr")
+    (tmp_path / "a.zarr" / "zarr.json").write_text("{broken")
+    with pytest.raises(TomatError, match="not a readable Zarr group"):
+        read_zarr(tmp_path / "a.zarr")
+
+
+@pytest.mark.parametrize(
+    ("attributes", "message"),
+    [
+        ({}, "attribute 'structure' is missing"),
+        ({"structure": "{not json"}, "attribute 'structure' is not JSON"),
+        ({"structure": "[1]"}, "attribute 'structure' is missing or not an object"),
+        ({"structure": "{}"}, "not a pymatgen structure"),
+    ],
+)
+def test_broken_attributes(tmp_path, grid, attributes, message):
+    path = tmp_path / "a.zarr"
+    write_zarr(grid, path)
+    zarr.open_group(path, mode="a").attrs.put(attributes)
+    with pytest.raises(TomatError, match=message):
+        read_zarr(path)
+
+
+def test_rho_in_place_of_rho_times_volume(tmp_path, grid):
+    path = tmp_path / "a.zarr"
+    write_zarr(grid, path)
+    group = zarr.open_group(path, mode="a")
+    array = group[TOTAL]
+    assert isinstance(array, zarr.Array)
+    array[...] = grid.rho
+    del group.attrs["sha256"]  # as another program writes it
+    with pytest.raises(TomatError, match=r"look like e/A\^3"):
+        read_zarr(path)
+    shutil.rmtree(path)
+
+
+@given(st.integers(0, 10**9))
+@settings(max_examples=60, deadline=None, derandomize=True)
+def test_a_flipped_bit_anywhere_in_a_store_is_an_error_or_changes_nothing(tmp_path_factory, make_grid, seed):
+    rng = np.random.default_rng(seed)
+    grid = make_grid((7, 6, 5))
+    path = tmp_path_factory.mktemp("store") / "a.zarr"
+    write_zarr(grid, path, chunks=[None, 4][seed % 2])
+    whole = read_zarr(path)
+    files = sorted(file for file in path.rglob("*") if file.is_file())
+    victim = files[rng.integers(len(files))]
+    content = bytearray(victim.read_bytes())
+    content[rng.integers(len(content))] ^= 1 << rng.integers(8)
+    victim.write_bytes(content)
+    try:
+        back = read_zarr(path)
+    except TomatError as error:
+        assert str(path) in str(error)
+    else:
+        for name in ("rho", "lattice", "atomic_numbers", "frac_coords"):
+            np.testing.assert_array_equal(getattr(back, name), getattr(whole, name))
+
+
+def test_every_flipped_bit_of_a_chunk_is_an_error(tmp_path, make_grid):
+    path = tmp_path / "a.zarr"
+    write_zarr(make_grid((6, 6, 6)), path)
+    (chunk,) = [file for file in (path / TOTAL / "c").rglob("*") if file.is_file()]
+    whole = chunk.read_bytes()
+    for place in range(8 * 12, 8 * len(whole), 97):
+        content = bytearray(whole)
+        content[place // 8] ^= 1 << place % 8
+        chunk.write_bytes(content)
+        with pytest.raises(TomatError, match="does not decode"):
+            read_zarr(path)
+
+
+def test_a_store_without_checksums_is_read(tmp_path, grid):
+    group = zarr.open_group(tmp_path / "old.zarr", mode="w")
+    write_zarr(grid, tmp_path / "new.zarr")
+    new = zarr.open_group(tmp_path / "new.zarr", mode="r")
+    array = group.create_array(
+        TOTAL, shape=grid.grid_shape, dtype="float32", compressors=[zarr.codecs.ZstdCodec(level=19)]
+    )
+    array[...] = grid.rho_times_volume()
+    group.attrs.update({key: new.attrs[key] for key in ("structure", "metadata")})
+    np.testing.assert_array_equal(read_zarr(tmp_path / "old.zarr").rho, read_zarr(tmp_path / "new.zarr").rho)
+
+
+@pytest.mark.parametrize("change", ["values", "structure"])
+def test_what_was_changed_behind_the_checksum_is_refused(tmp_path, grid, change):
+    path = tmp_path / "a.zarr"
+    write_zarr(grid, path)
+    group = zarr.open_group(path, mode="a")
+    if change == "values":
+        array = group[TOTAL]
+        assert isinstance(array, zarr.Array)
+        array[0, 0, 0] = np.asarray(array[0, 0, 0]) * np.float32(1.0001)
+    else:
+        structure = json.loads(str(group.attrs["structure"]))
+        structure["sites"][0]["species"][0]["element"] = "Na"
+        group.attrs["structure"] = json.dumps(structure)
+    with pytest.raises(TomatError, match="values, structure or metadata are not what was written .sha256"):
+        read_zarr(path)
+
+
+@pytest.mark.parametrize("name", ["zarr.json", f"{TOTAL}/zarr.json"])
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"null", b"\xff\xfe", b"[" * 100_000])
+def test_metadata_that_is_none(tmp_path, grid, name, content):
+    path = tmp_path / "a.zarr"
+    write_zarr(grid, path)
+    (path / name).write_bytes(content)
+    for read in (read_zarr, open_density):
+        with pytest.raises(TomatError, match="a.zarr"):
+            read(path)
+
+
+@pytest.mark.parametrize("change", ["shape", "chunks", "many chunks", "group"])
+def test_metadata_that_would_take_all_memory(tmp_path, grid, change):
+    path = tmp_path / "a.zarr"
+    write_zarr(grid, path)
+    place = path / TOTAL / "zarr.json"
+    metadata = json.loads(place.read_text())
+    if change == "shape":
+        metadata["shape"] = [10**8, 10**8, 10**8]
+    elif change == "chunks":
+        metadata["chunk_grid"]["configuration"]["chunk_shape"] = [10**6, 10**6, 10**6]
+    elif change == "many chunks":
+        metadata |= {"shape": [600, 600, 600]}
+        metadata["chunk_grid"]["configuration"]["chunk_shape"] = [1, 1, 1]
+    else:
+        metadata = {"zarr_format": 3, "node_type": "group", "attributes": {}}
+    place.write_text(json.dumps(metadata))
+    with pytest.raises(TomatError, match="expected at most|at most .* voxels|has the form of a group"):
+        read_zarr(path)
+
+
+def zstd_without_size(data):
+    """A zstd frame as streaming writers leave it, whose header does not state the size."""
+    sink = pa.BufferOutputStream()
+    with pa.CompressedOutputStream(sink, "zstd") as stream:
+        stream.write(data)
+    return sink.getvalue().to_pybytes()
+
+
+@pytest.mark.parametrize("chunks", [None, 2])
+def test_chunks_whose_size_is_not_stated_are_read(tmp_path, grid, chunks):
+    from numcodecs import Zstd
+
+    path = tmp_path / "a.zarr"
+    write_zarr(grid, path, chunks=chunks)
+    for chunk in (file for file in (path / TOTAL / "c").rglob("*") if file.is_file()):
+        streamed = zstd_without_size(Zstd().decode(chunk.read_bytes()))
+        assert streamed[4] >> 6 == 0 and not streamed[4] & 32  # no content size, no single segment
+        chunk.write_bytes(streamed)
+    np.testing.assert_allclose(read_zarr(path).rho, grid.rho, rtol=3e-7)
+
+
+@pytest.mark.parametrize("place", ["the group", "the array", "the values"])
+def test_memory_that_runs_out_is_no_damage(tmp_path, grid, monkeypatch, place):
+    write_zarr(grid, tmp_path / "a.zarr")
+
+    def fail(*_, **__):
+        raise MemoryError("Unable to allocate 343 MiB")
+
+    owner, name = {
+        "the group": (zarr, "open_group"),
+        "the array": (zarr.Group, "__getitem__"),
+        "the values": (zarr.Array, "__getitem__"),
+    }[place]
+    monkeypatch.setattr(owner, name, fail)
+    for read in (read_zarr, open_density):
+        with pytest.raises(MemoryError, match="Unable to allocate"):
+            read(tmp_path / "a.zarr")
+
+
+@pytest.mark.parametrize(
+    "codec",
+    [
+        "zstd",
+        "zstd of no stated size",
+        "zstd in two frames",
+        "zstd, second frame of no stated size",
+        "zstd behind a skippable frame",
+        "gzip",
+        "gzip in two members",
+        "blosc",
+    ],
+)
+def test_a_chunk_that_is_a_bomb(tmp_path, grid, codec):
+    import gzip
+
+    from numcodecs import Blosc, Zstd
+
+    path = tmp_path / "a.zarr"
+    write_zarr(grid, path)
+    (chunk,) = [file for file in (path / TOTAL / "c").rglob("*") if file.is_file()]
+    bomb = bytes(1 << 20)  # which packs to less than a chunk of this array takes
+    compress = {
+        "zstd": Zstd(3).encode,
+        "zstd of no stated size": zstd_without_size,
+        "zstd in two frames": lambda data: Zstd(3).encode(b"1234") + Zstd(3).encode(data),
+        "zstd, second frame of no stated size": lambda data: Zstd(3).encode(b"1234") + zstd_without_size(data),
+        "zstd behind a skippable frame": lambda data: b"\x50\x2a\x4d\x18\x02\0\0\0ab" + Zstd(3).encode(data),
+        "gzip": lambda data: gzip.compress(data, 1),
+        "gzip in two members": lambda data: gzip.compress(b"1234") + gzip.compress(data),
+        "blosc": Blosc("zstd").encode,
+    }
+    chunk.write_bytes(compress[codec](bomb))
+    with pytest.raises(TomatError, match="the chunk .* decompresses to .* bytes or more; a chunk of this array has"):
+        read_zarr(path)

@@ -1,0 +1,214 @@
+import random
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+from retokenize_kills import run_with_kills, set_files
+from tiny_run import tomat
+
+from tomat.data.tokens.pipeline.driver import retokenize
+from tomat.data.tokens.pipeline.pool import PoolRunner
+
+# Workers import the functions they run; a program of its own is what they can import from.
+PROGRAM = """
+import os
+import signal
+import sys
+from functools import partial
+from pathlib import Path
+from tomat.app.cli import report_errors
+from tomat.base.errors import TomatError
+from tomat.data.tokens.pipeline.pool import PoolRunner
+
+def touch(folder, unit):
+    (folder / str(unit)).touch()
+    return 1
+
+def kill_once(folder, unit):
+    # The first call ends its process, as the kernel does when memory is short.
+    try:
+        (folder / "killed").touch(exist_ok=False)
+    except FileExistsError:
+        return touch(folder, unit)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def kill_always(folder, unit):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def refuse(folder, unit):
+    raise TomatError(f"unit {unit} cannot be")
+
+def main():
+    done = []
+    PoolRunner(int(sys.argv[3])).run(partial(globals()[sys.argv[2]], Path(sys.argv[1])), range(4), done.append)
+    print(sum(done))
+    return 0
+
+if __name__ == "__main__":
+    sys.exit(report_errors(main))
+"""
+
+KILLED_AT_THE_END = """
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+import psutil
+from tomat.data.tokens.pipeline.pool import PoolRunner
+
+FOLDER = Path(sys.argv[1])
+
+def say_who_has_the_lock():
+    # Of the workers that wait for a unit, one reads from the queue's pipe, and the others wait for its lock.
+    while True:
+        frame, names = sys._current_frames()[threading.main_thread().ident], set()
+        while frame is not None:
+            names.add(frame.f_code.co_name)
+            frame = frame.f_back
+        mine = FOLDER / str(os.getpid())
+        mine.touch() if "_recv" in names else mine.unlink(missing_ok=True)
+        time.sleep(0.02)
+
+def work(unit):
+    if threading.active_count() < 3:
+        threading.Thread(target=say_who_has_the_lock, daemon=True).start()
+    time.sleep(0.3)
+    return os.getpid()
+
+def main():
+    pids = []
+
+    def on_done(pid):
+        pids.append(pid)
+        if len(pids) < 8:
+            return
+        time.sleep(0.5)
+        [holder] = [int(path.name) for path in FOLDER.iterdir()]
+        [other] = set(pids) - {holder}
+        for worker in (holder, other):
+            os.kill(worker, signal.SIGSTOP)
+            # On a busy machine a worker goes on until one of its threads has had its turn, and could end by itself.
+            while psutil.Process(worker).status() != psutil.STATUS_STOPPED:
+                time.sleep(0.01)
+
+        def kill_once_the_pool_ends():
+            time.sleep(1.0)
+            os.kill(holder, signal.SIGKILL)
+            os.kill(other, signal.SIGCONT)
+
+        threading.Thread(target=kill_once_the_pool_ends).start()
+
+    PoolRunner(2).run(work, range(8), on_done)
+    print("ended")
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+def run(tmp_path, function, workers=2):
+    folder = tmp_path / "units"
+    folder.mkdir()
+    (tmp_path / "program.py").write_text(PROGRAM)
+    command = [sys.executable, tmp_path / "program.py", folder, function, str(workers)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    return done, {path.name for path in folder.iterdir()}
+
+
+@pytest.mark.slow
+def test_units_of_a_killed_worker_are_done_by_another(tmp_path):
+    done, made = run(tmp_path, "kill_once")
+    assert (done.returncode, done.stdout) == (0, "4\n"), done.stderr
+    assert made == {"0", "1", "2", "3", "killed"}
+
+
+@pytest.mark.slow
+def test_workers_that_always_die_are_one_error(tmp_path):
+    done, _ = run(tmp_path, "kill_always")
+    assert done.returncode == 2
+    assert "error: Workers died 3 times in a row before finishing anything, 4 units are left" in done.stderr
+
+
+def test_a_worker_that_is_killed_as_the_pool_ends_holds_nobody_up(tmp_path):
+    (tmp_path / "program.py").write_text(KILLED_AT_THE_END)
+    (tmp_path / "waiting").mkdir()
+    command = [sys.executable, tmp_path / "program.py", tmp_path / "waiting"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "ended\n"), done.stderr
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_refusal_of_a_unit_ends_the_run(tmp_path, workers):
+    done, _ = run(tmp_path, "refuse", workers)
+    assert done.returncode == 2 and "error: unit " in done.stderr and "Traceback" not in done.stderr
+
+
+def test_workers_end_with_their_driver(tmp_path):
+    script = tmp_path / "driver.py"
+    script.write_text(
+        "import time\nfrom tomat.data.tokens.pipeline.pool import PoolRunner\n"
+        "def wait(unit):\n    time.sleep(120)\n    return 1\n"
+        "if __name__ == '__main__':\n    PoolRunner(2).run(wait, range(4), print)\n"
+    )
+    with subprocess.Popen([sys.executable, script]) as driver:
+        workers = wait_for(lambda: spawned(driver.pid) if len(spawned(driver.pid)) == 2 else None)
+        driver.kill()
+    wait_for(lambda: True if not any(running(pid) for pid in workers) else None)
+
+
+def spawned(pid):
+    """The workers of a driver; multiprocessing's resource tracker is another child of it."""
+    return [child.pid for child in psutil.Process(pid).children() if b"spawn_main" in command_line(child.pid)]
+
+
+def command_line(pid):
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            return file.read()
+    except OSError:
+        return b""
+
+
+def running(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def wait_for(condition, seconds=60):
+    end = time.monotonic() + seconds
+    while (found := condition()) is None:
+        assert time.monotonic() < end
+        time.sleep(0.1)
+    return found
+
+
+@pytest.mark.slow
+def test_killed_three_times_it_ends_with_the_same_bytes(tmp_path, tree, retokenize_config):
+    retokenize(retokenize_config(tmp_path / "unbroken"), PoolRunner(1))
+
+    def command(output):
+        words = ["--input", tree, "--output", output, "--filelist", "mp_filelist.txt", "--layout", "v3-p7"]
+        words += ["--split_file", "split_limit_22M.json", "--bins", "200", "--patches_per_material", "20"]
+        words += ["--block_rows", "8", "--workers", "2"]
+        return tomat("retokenize", *words)
+
+    began = time.monotonic()
+    subprocess.run(command(tmp_path / "timed"), check=True, stdout=subprocess.DEVNULL)
+    horizon_seconds = time.monotonic() - began
+    hits = 0
+    # A moment drawn for a kill can lie behind the end of a start; on a machine whose speed varies all three may.
+    for attempt in range(5):
+        output = tmp_path / f"killed{attempt}"
+        found = run_with_kills(command(output), random.Random(attempt), horizon_seconds, kills=3)
+        assert set_files(output) == set_files(tmp_path / "unbroken")
+        hits += found["driver"] + found["worker"]
+        if hits >= 2:
+            break
+    assert hits >= 1

@@ -1,0 +1,299 @@
+"""The stages of re-tokenising: the same bytes whatever happens on the way."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+from chgcar_files import write_chgcar
+
+from tomat.base.checked_json import with_checksum
+from tomat.base.errors import TomatError
+from tomat.data.density.promolecule import PromoleculeFit
+from tomat.data.density.zarr_store import read_zarr, write_zarr
+from tomat.data.tokens.pipeline.driver import retokenize
+from tomat.data.tokens.pipeline.pool import PoolRunner
+from tomat.data.tokens.pipeline.sources import find_materials
+from tomat.data.tokens.pipeline.stages import unit_size
+from tomat.data.tokens.shards import open_shards
+from tomat.data.tokens.source_check import compare_with_source
+
+
+def grids_of(config):
+    """The densities of a configuration, in the order of their rows."""
+    return [material.read(1) for material in find_materials(config)]
+
+
+def files(place):
+    return {str(path.relative_to(place)): path.read_bytes() for path in sorted(place.rglob("*")) if path.is_file()}
+
+
+class ShuffledRunner:
+    """Runs units in a random order, and stops the driver after some of them."""
+
+    def __init__(self, seed=0, stop_after=None):
+        self.rng = np.random.default_rng(seed)
+        self.left = stop_after
+        self.units = []
+
+    def run(self, function, units, on_done):
+        for index in self.rng.permutation(len(units)):
+            if self.left is not None:
+                if self.left == 0:
+                    raise KeyboardInterrupt
+                self.left -= 1
+            self.units.append(units[index])
+            on_done(function(units[index]))
+
+
+@pytest.fixture
+def whole(tmp_path, retokenize_config):
+    retokenize(retokenize_config(tmp_path / "whole"), PoolRunner(1))
+    return files(tmp_path / "whole")
+
+
+def test_rows_are_of_the_split_and_agree_with_the_source(tmp_path, retokenize_config, whole):
+    shards = open_shards(tmp_path / "whole")
+    assert [each.material_id for each in shards.manifest.materials] == ["mp-4", "mp-0", "mp-1", "mp-2", "mp-5"]
+    assert (shards.rows, shards.n_blocks, shards.manifest.split) == (100, 13, "train")
+    materials = {each.material_id: each for each in find_materials(retokenize_config(tmp_path / "whole"))}
+    sample = compare_with_source(shards, range(shards.rows), lambda name: materials[name].read(1))
+    assert sample["rows_compared"] == 100 and sample["voxels_compared"] == 100 * 343
+    # 199 bins over two orders of magnitude are 2 % wide or so, half of it the largest error.
+    assert 1e-4 < sample["nmae_fraction"] < 0.02
+    survey = json.loads(whole["survey.json"])["materials"]
+    assert [each["n_electrons"] for each in survey] == pytest.approx([8] * 5, abs=1e-3)
+    assert not [name for name in whole if name.startswith(("survey/", "progress/"))]
+
+
+def test_structures_and_promolecule_are_those_of_the_densities(tmp_path, retokenize_config, whole):
+    config = retokenize_config(tmp_path / "whole")
+    shards, grids = open_shards(tmp_path / "whole"), grids_of(config)
+    fit = PromoleculeFit()
+    for grid, crystal in zip(grids, shards.crystals, strict=True):
+        np.testing.assert_array_equal(crystal.lattice, grid.lattice)
+        np.testing.assert_array_equal(crystal.frac_coords, grid.frac_coords)
+        part = PromoleculeFit()  # as many units as materials
+        part.add(grid)
+        fit.merge(part)
+    assert shards.promolecule is not None and shards.promolecule.to_text() == fit.solve().to_text()
+    assert shards.manifest.promolecule_sha256 == shards.promolecule.sha256
+
+
+def test_promolecule_is_given_fitted_or_none(tmp_path, retokenize_config, whole):
+    place = tmp_path / "whole" / "promolecule.json"
+    settings = {"split": "validation", "codec": str(tmp_path / "whole" / "codec.json")}
+    retokenize(retokenize_config(tmp_path / "none", **settings), PoolRunner(1))
+    assert open_shards(tmp_path / "none").promolecule is None and len(open_shards(tmp_path / "none").crystals) == 1
+    settings["promolecule"] = str(place)
+    retokenize(retokenize_config(tmp_path / "given", **settings), PoolRunner(1))
+    assert (tmp_path / "given" / "promolecule.json").read_bytes() == place.read_bytes()
+    with pytest.raises(TomatError, match="holds another data set: it differs in promolecule"):
+        retokenize(retokenize_config(tmp_path / "given", **(settings | {"promolecule": None})), PoolRunner(1))
+    with pytest.raises(TomatError, match="none goes with layout v2-p14"):
+        retokenize_config(tmp_path / "v2", layout="v2-p14", promolecule=str(place))
+
+
+def as_before(place):
+    """A half-done set of before there were structures and promolecules."""
+    request = json.loads((place / "request.json").read_text())
+    del request["identity"]["promolecule"]
+    (place / "request.json").write_text(json.dumps(with_checksum(request)))
+    for path in [*place.rglob("*structures.npz"), *place.rglob("*promolecule*")]:
+        path.unlink()
+    if (place / "manifest.json").exists():
+        manifest = json.loads((place / "manifest.json").read_text())
+        del manifest["structures_sha256"], manifest["promolecule_sha256"]
+        (place / "manifest.json").write_text(json.dumps(with_checksum(manifest)))
+
+
+@pytest.mark.parametrize(("stop_after", "surveyed"), [(3, 5), (8, 0)])
+def test_older_set_goes_on_as_it_can(tmp_path, retokenize_config, whole, stop_after, surveyed):
+    place = tmp_path / "set"
+    config = retokenize_config(place)
+    with pytest.raises(KeyboardInterrupt):
+        retokenize(config, ShuffledRunner(1, stop_after))
+    as_before(place)
+    assert retokenize(config, PoolRunner(1)).surveyed == surveyed
+    if surveyed:  # not planned yet: everything is looked at again, and the set has both
+        assert {**files(place), "request.json": b""} == {**whole, "request.json": b""}
+        return
+    shards = open_shards(place)
+    assert (shards.promolecule, shards.environment_sha256) == (None, None)
+    assert shards.content_sha256 == open_shards(tmp_path / "whole").content_sha256
+    given = str(tmp_path / "whole" / "promolecule.json")
+    with pytest.raises(TomatError, match="begun without a promolecule"):
+        retokenize(retokenize_config(place, promolecule=given), PoolRunner(1))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_any_order_gives_the_same_bytes(tmp_path, retokenize_config, whole, seed):
+    retokenize(retokenize_config(tmp_path / "other"), ShuffledRunner(seed))
+    assert files(tmp_path / "other") == whole
+
+
+@pytest.mark.slow
+def test_two_processes_give_the_same_bytes(tmp_path, retokenize_config, whole):
+    retokenize(retokenize_config(tmp_path / "two"), PoolRunner(2))
+    assert files(tmp_path / "two") == whole
+
+
+@pytest.mark.parametrize("stop_after", [0, 1, 4, 5, 6, 17])
+def test_stopped_anywhere_it_goes_on(tmp_path, retokenize_config, whole, stop_after):
+    config = retokenize_config(tmp_path / "set")
+    stopped = ShuffledRunner(1, stop_after)
+    with pytest.raises(KeyboardInterrupt):
+        retokenize(config, stopped)
+    again = ShuffledRunner(2)
+    retokenize(config, again)
+    assert files(tmp_path / "set") == whole
+    # 5 units of the survey and 13 of a chunk each: none is done twice.
+    assert len(stopped.units) + len(again.units) == 18
+    assert not ShuffledRunner(3, 0).units
+    retokenize(config, ShuffledRunner(3, 0))
+
+
+def test_lost_chunk_of_an_unfinished_set_is_written_again(tmp_path, retokenize_config, whole):
+    config = retokenize_config(tmp_path / "set")
+    with pytest.raises(KeyboardInterrupt):
+        retokenize(config, ShuffledRunner(1, 12))
+    chunks = sorted((tmp_path / "set" / "tokens.zarr" / "c").iterdir())
+    shutil.rmtree(chunks[0])
+    retokenize(config, ShuffledRunner(2))
+    assert files(tmp_path / "set") == whole
+
+
+def damage(tree, name, how):
+    place = tree / "label" / f"{name}.zarr"
+    if how == "missing":
+        shutil.rmtree(place)
+    elif how == "truncated":
+        chunk = next(path for path in (place / "charge_density_total" / "c").rglob("*") if path.is_file())
+        chunk.write_bytes(chunk.read_bytes()[:-20])
+    else:
+        grid = read_zarr(place, name)
+        shutil.rmtree(place)
+        factor = {"electrons": 1.006, "rounding": 1.004, "unit": grid.volume_a3}[how]
+        object.__setattr__(grid, "rho", grid.rho * np.float32(factor))
+        if how == "unit":
+            write_unchecked(grid, place)
+        else:
+            write_zarr(grid, place)
+
+
+def write_unchecked(grid, place):
+    """rho x V x V: what is left when the volume was multiplied twice."""
+    import zarr
+
+    small = type(grid)(grid.rho / np.float32(grid.volume_a3), grid.lattice, grid.atomic_numbers, grid.frac_coords)
+    write_zarr(small, place)
+    group = zarr.open_group(place)
+    group["charge_density_total"][...] = grid.rho_times_volume()
+    del group.attrs["sha256"]  # of another source: what tomat wrote would be known to be changed
+
+
+@pytest.mark.parametrize(
+    ("how", "reason"),
+    [
+        ("missing", "no density at"),
+        ("truncated", "does not decode"),
+        ("electrons", "mp-1.zarr: .*8.0480 electrons, 0.048 off a whole number.*--accept fractional_electrons"),
+        ("unit", "electrons? count|average to"),
+    ],
+)
+def test_bad_material_is_skipped_with_its_reason(tmp_path, tree, retokenize_config, whole, how, reason):
+    shutil.copytree(tree, tmp_path / "kept")
+    damage(tree, "mp-1", how)
+    config = retokenize_config(tmp_path / "set")
+    with pytest.raises(TomatError, match=f"1 of 5 materials would be skipped, more than the 0.*mp-1: .*({reason})"):
+        retokenize(config, PoolRunner(1))
+    # Allowed, the rest is written.
+    result = retokenize(retokenize_config(tmp_path / "rest", max_skipped=0.2), PoolRunner(1))
+    assert [each.material_id for each in result.manifest.skipped] == ["mp-1"] and result.manifest.rows == 80
+    # Repaired, the same command goes on, and looks again at the one that was bad.
+    shutil.rmtree(tree / "label")
+    shutil.copytree(tmp_path / "kept" / "label", tree / "label")
+    assert retokenize(config, PoolRunner(1)).surveyed == 1
+    assert files(tmp_path / "set") == whole
+
+
+def test_electron_count_within_the_tolerance_passes(tmp_path, tree, retokenize_config):
+    damage(tree, "mp-1", "rounding")
+    assert not retokenize(retokenize_config(tmp_path / "set"), PoolRunner(1)).manifest.skipped
+
+
+def test_electrons_that_are_no_whole_number_are_let_in_by_name(tmp_path, tree, retokenize_config):
+    damage(tree, "mp-1", "electrons")
+    accept = {"accept": ("fractional_electrons",)}
+    assert not retokenize(retokenize_config(tmp_path / "set", **accept), PoolRunner(1)).manifest.skipped
+    # Where the count is stated, it must be that count.
+    with pytest.raises(TomatError, match="mp-1: .*8.0480 electrons, expected 8: off by 0.60 %"):
+        retokenize(retokenize_config(tmp_path / "stated", valences={"Si": 4}, **accept), PoolRunner(1))
+
+
+def test_a_part_of_the_electrons_is_let_in_by_its_name_alone(tmp_path, tree, retokenize_config):
+    grid = read_zarr(tree / "label" / "mp-1.zarr")
+    folder = tmp_path / "in"
+    folder.mkdir()
+    write_chgcar(grid, folder / "mp-1.vasp")
+    lines = (folder / "mp-1.vasp").read_text().splitlines()
+    head = next(k for k, line in enumerate(lines) if line.split() == list(map(str, grid.grid_shape))) + 1
+    part = "\n".join([*lines[:head], *(f"{0.8 * value:.11E}" for value in grid.rho_times_volume().ravel(order="F"))])
+    for name in ("mp-1_PARCHG.vasp", "mp-2.vasp"):
+        (folder / name).write_text(part + "\n")
+    settings = {"input": str(folder), "source": "chgcar", "filelist": None, "split_file": None, "bins": 50}
+    settings |= {"max_skipped": 3, "accept": ("not_total",)}
+    manifest = retokenize(retokenize_config(tmp_path / "set", **settings), PoolRunner(1)).manifest
+    assert [each.material_id for each in manifest.materials] == ["mp-1", "mp-1_PARCHG"]
+    ((name, reason),) = [(each.material_id, each.reason) for each in manifest.skipped]
+    assert name == "mp-2" and "6.4000 electrons, 0.4 off a whole number" in reason
+
+
+def test_valences_say_what_to_expect(tmp_path, retokenize_config):
+    with pytest.raises(TomatError, match="integrates to 8.0000 electrons, expected 10: off by 20.00 %"):
+        retokenize(retokenize_config(tmp_path / "set", valences={"Si": 5}), PoolRunner(1))
+
+
+@pytest.mark.parametrize(
+    ("change", "differs"),
+    [
+        ({"seed": 1}, "seed"),
+        ({"bins": 199}, "codec"),
+        ({"layout": "v3-p11"}, "layout"),
+        ({"split_file": None}, "materials"),
+        ({"electron_tolerance": 0.01}, "electron_tolerance"),
+    ],
+)
+def test_output_of_another_configuration_is_refused(tmp_path, retokenize_config, whole, change, differs):
+    with pytest.raises(TomatError, match=f"holds another data set: it differs in {differs}"):
+        retokenize(retokenize_config(tmp_path / "whole", **change), PoolRunner(1))
+    assert files(tmp_path / "whole") == whole
+
+
+def test_output_of_another_program_is_refused(tmp_path, retokenize_config, whole):
+    (tmp_path / "whole" / "request.json").unlink()
+    with pytest.raises(TomatError, match="did not write"):
+        retokenize(retokenize_config(tmp_path / "whole"), PoolRunner(1))
+
+
+def test_validation_takes_the_training_codec(tmp_path, retokenize_config, whole):
+    with pytest.raises(TomatError, match="fitted to training data alone"):
+        retokenize_config(tmp_path / "validation", split="validation")
+    codec = str(tmp_path / "whole" / "codec.json")
+    result = retokenize(retokenize_config(tmp_path / "validation", split="validation", codec=codec), PoolRunner(1))
+    assert [each.material_id for each in result.manifest.materials] == ["mp-3"]
+    assert open_shards(tmp_path / "validation").codec.sha256 == open_shards(tmp_path / "whole").codec.sha256
+    with pytest.raises(TomatError, match="Layout v2-p14 writes 2 tokens a voxel, the codec makes 1"):
+        retokenize(retokenize_config(tmp_path / "v2", codec=codec, layout="v2-p14"), PoolRunner(1))
+
+
+def test_two_token_layout_needs_no_fit(tmp_path, retokenize_config):
+    retokenize(retokenize_config(tmp_path / "v2", layout="v2-p14", patches_per_material=3), PoolRunner(1))
+    shards = open_shards(tmp_path / "v2")
+    assert shards.codec.tokens_per_voxel == 2 and shards.rows == 15
+    materials = {each.material_id: each for each in find_materials(retokenize_config(tmp_path / "v2"))}
+    assert compare_with_source(shards, range(15), lambda name: materials[name].read(1))["nmae_fraction"] < 1e-5
+
+
+def test_units_depend_on_the_number_of_materials_alone():
+    assert [unit_size(n) for n in (1, 128, 129, 77_498)] == [1, 1, 2, 256]

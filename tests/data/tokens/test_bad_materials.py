@@ -1,0 +1,258 @@
+"""One bad material is one skipped material with its reason, whatever its reader raises."""
+
+import errno
+import gzip
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import zarr
+
+from tomat.app.cli import main
+from tomat.base import retries
+from tomat.base.errors import TomatError
+from tomat.base.retries import UnreachableError
+from tomat.data.codec.files import write_codec
+from tomat.data.density import io
+from tomat.data.tokens.pipeline.driver import retokenize
+from tomat.data.tokens.pipeline.pool import PoolRunner
+from tomat.data.tokens.shards import open_shards
+from tomat.data.tokens.source_check import damaged_chunks
+
+ALLOWED = {"max_skipped": 0.4}
+
+
+def files(place):
+    return {str(path.relative_to(place)): path.read_bytes() for path in sorted(place.rglob("*")) if path.is_file()}
+
+
+def document(number="0.1", element="Si"):
+    """A Materials Project object of 4^3 voxels."""
+    matrix = [[3.0, 0, 0], [0, 3.0, 0], [0, 0, 3.0]]
+    sites = [{"species": [{"element": element, "occu": 1}], "abc": [0.5 * k] * 3} for k in range(2)]
+    values = np.random.default_rng(0).uniform(6, 10, (4, 4, 4))
+    # 8 electrons with 0.1 in the place of the first value.
+    values = (values * (8 * 64 - 0.1) / (values.sum() - values[0, 0, 0])).tolist()
+    text = json.dumps(
+        {
+            "task_id": "mp-9",
+            "data": {
+                "poscar": {"structure": {"lattice": {"matrix": matrix}, "sites": sites}},
+                "data": {"total": {"data": values}},
+            },
+        }
+    )
+    first = json.dumps(values[0][0][0])
+    return gzip.compress(text.replace(first, number, 1).encode())
+
+
+@pytest.fixture
+def bad_tree(tree):
+    """The tree, of whose materials two are broken in ways that surface outside tomat's own checks."""
+    (tree / "label" / "mp-0.zarr" / "zarr.json").write_bytes(b"")
+    array = tree / "label" / "mp-1.zarr" / "charge_density_total" / "zarr.json"
+    array.write_text(array.read_text().replace('"regular"', '"irregular"'))
+    return tree
+
+
+def test_broken_groups_are_skipped_by_name_in_one_process_and_in_two(tmp_path, bad_tree, retokenize_config):
+    for workers in (1, 2):
+        place = tmp_path / f"with{workers}"
+        manifest = retokenize(retokenize_config(place, **ALLOWED), PoolRunner(workers)).manifest
+        assert [each.material_id for each in manifest.materials] == ["mp-4", "mp-2", "mp-5"]
+        reasons = {each.material_id: each.reason for each in manifest.skipped}
+        assert set(reasons) == {"mp-0", "mp-1"}
+        for name, reason in reasons.items():
+            assert f"{name}.zarr" in reason
+        assert not damaged_chunks(open_shards(place))
+    assert files(tmp_path / "with1") == files(tmp_path / "with2")
+    with pytest.raises(TomatError, match="2 of 5 materials would be skipped, more than the 0.*mp-0: .*mp-0.zarr"):
+        retokenize(retokenize_config(tmp_path / "none"), PoolRunner(1))
+
+
+@pytest.mark.slow
+def test_broken_groups_are_skipped_on_zephyr(tmp_path, bad_tree, retokenize_config):
+    from tomat.data.tokens.pipeline.zephyr import ZephyrRunner
+
+    runner = ZephyrRunner(str(tmp_path / "messages"), workers=2)
+    manifest = retokenize(retokenize_config(tmp_path / "zephyr", **ALLOWED), runner).manifest
+    assert {each.material_id for each in manifest.skipped} == {"mp-0", "mp-1"}
+
+
+@pytest.fixture
+def objects(tmp_path):
+    """Four Materials Project objects: whole, of an unknown element, with a number beyond any float, and brackets
+    without end."""
+    folder = tmp_path / "objects"
+    folder.mkdir()
+    for name, content in (
+        ("mp-1", document()),
+        ("mp-2", document(element="Xx")),
+        ("mp-3", document(number="1" + "0" * 400)),
+        ("mp-4", gzip.compress(b"[" * 100_000)),
+    ):
+        (folder / f"{name}.json.gz").write_bytes(content)
+    return folder
+
+
+BAD_OBJECTS = ("mp-2", "mp-3", "mp-4")
+
+
+def test_broken_objects_are_skipped_by_name(tmp_path, objects, retokenize_config):
+    settings = {"input": str(objects), "source": "materials_project", "filelist": None, "split_file": None}
+    settings |= {"bins": 20, "max_skipped": 3, "electron_tolerance": 0.2}
+    manifest = retokenize(retokenize_config(tmp_path / "set", **settings), PoolRunner(1)).manifest
+    assert [each.material_id for each in manifest.materials] == ["mp-1"]
+    reasons = {each.material_id: each.reason for each in manifest.skipped}
+    assert set(reasons) == set(BAD_OBJECTS)
+    for name, reason in reasons.items():
+        assert f"{name}.json.gz" in reason
+
+
+def test_tokenise_and_codec_fit_name_the_file(tmp_path, objects, capsys):
+    codec = tmp_path / "codec.json"
+    assert main(["codec", "fit", "--input", str(objects), "--bins", "20", "--output", str(codec)]) == 0
+    words = ["--layout", "v3-p7", "--codec", str(codec), "--patches_per_material", "4"]
+    fitted = capsys.readouterr().out.replace("\n", " ")
+    assert main(["tokenise", "--input", str(objects), *words, "--output", str(tmp_path / "set")]) == 0
+    tokenised = capsys.readouterr().out.replace("\n", " ")
+    for name in BAD_OBJECTS:
+        for printed in (fitted, tokenised):
+            assert f"skipped {name}: " in printed and f"{name}.json.gz" in printed
+
+
+class Reader:
+    """The reader of every kind, but that it raises for one material, so often."""
+
+    def __init__(self, error, times=1 << 30, name="mp-1"):
+        self.error, self.times, self.name = error, times, name
+        self.original = io._reader
+
+    def __call__(self, text):
+        def read(location, material_id, rules):
+            if material_id == self.name and self.times > 0:
+                self.times -= 1
+                raise self.error
+            return self.original(text)(location, material_id, rules)
+
+        return read
+
+
+@pytest.fixture
+def no_waits(monkeypatch):
+    waits = []
+    monkeypatch.setattr(retries.time, "sleep", waits.append)
+    return waits
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        KeyError("Xx"),
+        AssertionError(),
+        RecursionError("too deep"),
+        OverflowError("int too large to convert to float"),
+        ZeroDivisionError("division"),
+        UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte"),
+        PermissionError(errno.EACCES, "Permission denied"),
+        OSError(errno.EIO, "Input/output error"),
+        SystemError("NULL result"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_whatever_a_reader_raises_is_a_skip(tmp_path, retokenize_config, monkeypatch, no_waits, error):
+    monkeypatch.setattr(io, "_reader", Reader(error))
+    manifest = retokenize(retokenize_config(tmp_path / "set", **ALLOWED), PoolRunner(1)).manifest
+    ((name, reason),) = [(each.material_id, each.reason) for each in manifest.skipped]
+    assert name == "mp-1" and "mp-1.zarr cannot be read" in reason and type(error).__name__ in reason
+
+
+def test_memory_that_runs_out_is_no_fault_of_the_material(tmp_path, retokenize_config, monkeypatch):
+    monkeypatch.setattr(io, "_reader", Reader(MemoryError("Unable to allocate")))
+    with pytest.raises(TomatError, match=r"Memory ran out while mp-1 \(.*mp-1.zarr\) was surveyed.*fewer --workers"):
+        retokenize(retokenize_config(tmp_path / "set", **ALLOWED), PoolRunner(1))
+
+
+def test_memory_that_runs_out_in_a_zarr_group_is_no_fault_of_it(tmp_path, retokenize_config, monkeypatch, capsys):
+    def open_group(*_, **__):
+        raise MemoryError("Unable to allocate 343 MiB")
+
+    config = retokenize_config(tmp_path / "set", **ALLOWED)
+    codec = tmp_path / "codec.json"
+    folder = str(Path(config.input) / "label")
+    assert main(["codec", "fit", "--input", folder, "--bins", "20", "--output", str(codec)]) == 0
+    monkeypatch.setattr(zarr, "open_group", open_group)
+    with pytest.raises(TomatError, match=r"Memory ran out while mp-4 .* was surveyed.*fewer --workers"):
+        retokenize(config, PoolRunner(1))
+    again = ["codec", "fit", "--input", folder, "--bins", "20", "--output", str(tmp_path / "other.json")]
+    assert main(again) == 2
+    assert "Memory ran out while the voxels of mp-0 were counted" in capsys.readouterr().err
+    words = ["tokenise", "--input", folder, "--layout", "v3-p7", "--codec", str(codec)]
+    assert main([*words, "--output", str(tmp_path / "tokens")]) == 2
+    assert "Memory ran out while mp-0 was checked" in capsys.readouterr().err
+    assert not (tmp_path / "other.json").exists() and not (tmp_path / "tokens").exists()
+
+
+def test_an_outage_ends_tokenise_and_codec_fit(tmp_path, tree, codec, monkeypatch, no_waits, capsys):
+    """The material is not at fault, so that neither a codec nor a set may be finished without it."""
+    write_codec(codec, tmp_path / "codec.json")
+    folder = str(tree / "label")
+    monkeypatch.setattr(io, "_reader", Reader(OSError(errno.ESTALE, "Stale file handle")))
+    assert main(["codec", "fit", "--input", folder, "--bins", "20", "--output", str(tmp_path / "other.json")]) == 75
+    words = ["tokenise", "--input", folder, "--layout", "v3-p7", "--codec", str(tmp_path / "codec.json")]
+    assert main([*words, "--output", str(tmp_path / "set")]) == 75
+    assert capsys.readouterr().err.count("mp-1.zarr cannot be reached after 7 tries") == 2
+    assert not (tmp_path / "other.json").exists() and not (tmp_path / "set").exists()
+    # One that passes is waited out.
+    monkeypatch.undo()
+    monkeypatch.setattr(retries.time, "sleep", no_waits.append)
+    monkeypatch.setattr(io, "_reader", Reader(OSError(errno.ESTALE, "Stale file handle"), times=3))
+    assert main([*words, "--output", str(tmp_path / "set")]) == 0
+    assert not open_shards(tmp_path / "set").manifest.skipped
+
+
+def test_ctrl_c_stops(tmp_path, retokenize_config, monkeypatch):
+    monkeypatch.setattr(io, "_reader", Reader(KeyboardInterrupt()))
+    with pytest.raises(KeyboardInterrupt):
+        retokenize(retokenize_config(tmp_path / "set", **ALLOWED), PoolRunner(1))
+
+
+def test_fault_of_a_mounted_disk_that_passes_is_waited_out(tmp_path, retokenize_config, monkeypatch, no_waits):
+    retokenize(retokenize_config(tmp_path / "calm"), PoolRunner(1))
+    # Of the same class as a wrapped one: readers raise a TomatError from what they met.
+    wrapped = TomatError("cannot read")
+    wrapped.__cause__ = OSError(errno.ESTALE, "Stale file handle")
+    monkeypatch.setattr(io, "_reader", Reader(wrapped, times=3))
+    retokenize(retokenize_config(tmp_path / "rough"), PoolRunner(1))
+    assert files(tmp_path / "rough") == files(tmp_path / "calm") and len(no_waits) == 3
+
+
+def test_fault_of_a_mounted_disk_that_lasts_ends_the_run(tmp_path, retokenize_config, monkeypatch, no_waits):
+    monkeypatch.setattr(io, "_reader", Reader(OSError(errno.ESTALE, "Stale file handle")))
+    with pytest.raises(UnreachableError, match="mp-1.zarr cannot be reached after 3 tries: .*Stale file handle"):
+        retokenize(retokenize_config(tmp_path / "set", storage_tries=3, **ALLOWED), PoolRunner(1))
+
+
+def test_material_that_breaks_after_the_survey_is_named(tmp_path, tree, retokenize_config):
+    """Its rows are laid out by then, so it can no longer be skipped."""
+    config = retokenize_config(tmp_path / "set", **ALLOWED)
+    retokenize(config, PoolRunner(1))
+    whole = files(tmp_path / "set")
+    shutil.copytree(tree, tmp_path / "kept")
+
+    class BreakAfterSurvey(PoolRunner):
+        def run(self, function, units, on_done):
+            super().run(function, units, on_done)
+            (tree / "label" / "mp-2.zarr" / "zarr.json").write_bytes(b"")
+
+    again = retokenize_config(tmp_path / "again", **ALLOWED)
+    with pytest.raises(
+        TomatError, match="Material mp-2 could be read when the rows were laid out, .*mp-2.zarr.*Restore"
+    ):
+        retokenize(again, BreakAfterSurvey(1))
+    shutil.rmtree(tree / "label")
+    shutil.copytree(tmp_path / "kept" / "label", tree / "label")
+    retokenize(again, PoolRunner(1))
+    assert files(tmp_path / "again") == whole

@@ -1,0 +1,180 @@
+import dataclasses
+import hashlib
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tomat.base.checked_json import CHECKSUM_KEY, with_checksum
+from tomat.base.errors import TomatError
+from tomat.data.tokens.layouts import LAYOUTS
+from tomat.data.tokens.manifest import SkippedMaterial, anchors_seed, draw_anchors, plan_rows
+from tomat.data.tokens.manifest_text import parse_manifest
+
+
+@pytest.fixture(scope="module")
+def plan(codec):
+    materials = [("mp-1", (4, 5, 6)), ("mp-2", (40, 40, 40)), ("mp-3", (7, 7, 7))]
+    skipped = [SkippedMaterial("mp-9", "too large")]
+    return plan_rows(
+        materials,
+        layout=LAYOUTS["v3-p7"],
+        codec=codec,
+        patches_per_material=10,
+        seed=3,
+        split="train",
+        skipped=skipped,
+        block_rows=8,
+    )
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.tuples(*[st.integers(1, 30)] * 3), st.integers(1, 300), st.integers(0, 10**9))
+def test_anchors_are_in_the_cell_and_differ_while_they_can(shape, count, seed):
+    anchors = draw_anchors(anchors_seed(seed, "mp-1"), shape, count)
+    assert anchors.shape == (count, 3) and anchors.dtype == np.int64
+    assert np.all((anchors >= 0) & (anchors < shape))
+    n_voxels = int(np.prod(shape))
+    _, uses = np.unique(anchors, axis=0, return_counts=True)
+    # No voxel is used once more before all have been used as often.
+    assert len(uses) == min(count, n_voxels) and uses.max() - (0 if count < n_voxels else uses.min()) <= 1
+
+
+def test_anchors_are_fixed_for_ever():
+    """Computed from the definition of Philox4x64-10, not from this code: a data set must not change with NumPy."""
+    key = anchors_seed(0, "mp-149")
+    raw = np.random.Philox(key=int(key, 16)).random_raw(5)
+    expected = [(int(value) >> 11) * 100**3 >> 53 for value in raw]
+    anchors = draw_anchors(key, (100, 100, 100), 5)
+    assert (anchors @ [10_000, 100, 1]).tolist() == expected
+    assert key == hashlib.sha256(b"0:mp-149").hexdigest()[:32]
+
+
+def test_anchors_are_in_random_order_and_uniform():
+    # Chi-square of 8 octants for 200 materials x 64 anchors: 99.99 % of fair draws stay below 29.9 (7 degrees of
+    # freedom).
+    counts = np.zeros(8)
+    rising = 0
+    for material in range(200):
+        anchors = draw_anchors(anchors_seed(7, f"mp-{material}"), (20, 20, 20), 64)
+        counts += np.bincount((anchors // 10) @ [4, 2, 1], minlength=8)
+        rising += int(np.sum(np.diff(anchors @ [400, 20, 1]) > 0))
+    assert ((counts - 1600) ** 2 / 1600).sum() < 29.9
+    # Of 200 x 63 neighbours half rise, within 5 standard deviations of (n + 1) / 12 a row.
+    assert abs(rising - 200 * 31.5) < 5 * np.sqrt(200 * 65 / 12)
+
+
+def test_anchors_differ_between_materials_and_seeds():
+    draws = [draw_anchors(anchors_seed(s, m), (50, 50, 50), 8) for s, m in ((0, "a"), (1, "a"), (0, "b"))]
+    assert not np.array_equal(draws[0], draws[1]) and not np.array_equal(draws[0], draws[2])
+
+
+def test_rows_are_laid_out_material_by_material(plan):
+    assert [(m.material_id, m.row_start, m.row_end) for m in plan.materials] == [
+        ("mp-1", 0, 10),
+        ("mp-2", 10, 20),
+        ("mp-3", 20, 30),
+    ]
+    assert (plan.rows, plan.n_chunks, plan.complete) == (30, 4, False)
+    assert [plan.chunk_rows(chunk) for chunk in range(4)] == [(0, 8), (8, 16), (16, 24), (24, 30)]
+    np.testing.assert_array_equal(plan.material_indices(np.array([[0, 9], [10, 29]])), [[0, 0], [1, 2]])
+    with pytest.raises(TomatError, match="rows 0 to 29"):
+        plan.material_indices(np.array([30]))
+
+
+def test_text_round_trip(plan):
+    text = plan.to_text()
+    back = parse_manifest(text, "here")
+    assert back == plan and back.to_text() == text
+    assert json.loads(text)["skipped"] == [{"material_id": "mp-9", "reason": "too large"}]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda c: c.update(format_version=2), "format version 2"),
+        (lambda c: c.update(vocabulary_version=4), "vocabulary version 4"),
+        (lambda c: c.pop("rows"), "damaged manifest"),
+        (lambda c: c.update(rows=31), "says 31 rows, its materials have 30"),
+        (lambda c: c["materials"].pop(1), "rows of mp-3 are 20 to 30, expected them to begin at 10"),
+        (lambda c: c.update(complete=True), "0 checksums for 4 chunks"),
+        (lambda c: c["materials"][0].update(colour="red"), "damaged manifest"),
+        (lambda c: c.update(unit="bohr"), "unit 'bohr'"),
+        (lambda c: c["layout"].update(patch_size=6), "called v3-p7, but is not the layout of that name"),
+        (lambda c: c["layout"].update(name="v3-p11"), "called v3-p11, but is not the layout of that name"),
+        (lambda c: c.update(context=511), "says a context of 511, its layout has 512"),
+        (lambda c: c["materials"][1].update(material_id="mp-4"), "anchors of mp-4 have the key .* make "),
+        (lambda c: c.update(seed=4), "anchors of mp-1 have the key .* the seed 4 make"),
+        (lambda c: c["materials"][1].update(material_id="../mp-2"), "called '../mp-2'; expected a name"),
+        (lambda c: c["skipped"][0].update(material_id="/tmp/mp-9"), "called '/tmp/mp-9'; expected a name"),
+        (lambda c: c.update(rows=True), "rows is True"),
+        (lambda c: c.update(block_rows=-8), "block_rows is -8"),
+        (lambda c: c["materials"][0].update(grid_shape=[4, 5]), "rows and grid of a material"),
+        (lambda c: c.update(max_clipped_share=float("nan")), "max_clipped_share is nan"),
+        (lambda c: c.update(clipped=[{"material_id": "mp-1"}]), "damaged manifest"),
+    ],
+)
+def test_manifest_that_contradicts_itself_is_refused(plan, change, message):
+    content = json.loads(plan.to_text())
+    change(content)
+    # With a checksum that fits, and as a manifest of before there was one.
+    with pytest.raises(TomatError, match=message):
+        parse_manifest(json.dumps(with_checksum(content)), "here")
+    del content[CHECKSUM_KEY]
+    with pytest.raises(TomatError, match=message):
+        parse_manifest(json.dumps(content), "here")
+
+
+def test_manifest_of_before_there_was_a_checksum_is_read_and_says_so(plan):
+    content = json.loads(plan.to_text())
+    for key in (CHECKSUM_KEY, "clipped", "max_clipped_share"):
+        del content[key]
+    found = parse_manifest(json.dumps(content), "here")
+    assert found == plan and not found.has_checksum and plan.has_checksum
+    # Written again it has one, and one that lost a known key's name has not become such a manifest.
+    assert parse_manifest(found.to_text(), "here").has_checksum
+    content = json.loads(plan.to_text())
+    content["content_sha25v"] = content.pop(CHECKSUM_KEY)
+    with pytest.raises(TomatError, match="no checksum, and an unknown key 'content_sha25v'"):
+        parse_manifest(json.dumps(content), "here")
+
+
+def test_manifest_laid_out_anew_is_whole(plan):
+    assert parse_manifest(json.dumps(json.loads(plan.to_text())), "here") == plan
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", "null"])
+def test_text_that_is_no_manifest_is_refused(text):
+    with pytest.raises(TomatError, match="here is not a manifest"):
+        parse_manifest(text, "here")
+
+
+def test_nothing_or_the_same_material_twice_cannot_be_planned(codec):
+    settings = {"layout": LAYOUTS["v3-p7"], "codec": codec, "seed": 0}
+    with pytest.raises(TomatError, match="mp-1 is named twice"):
+        plan_rows([("mp-1", (4, 4, 4))] * 2, patches_per_material=1, **settings)
+    with pytest.raises(TomatError, match="1 material was skipped.*too large"):
+        plan_rows([], patches_per_material=1, skipped=[SkippedMaterial("mp-9", "too large")], **settings)
+    with pytest.raises(TomatError, match="patches_per_material 0; expected at least 1 each"):
+        plan_rows([("mp-1", (4, 4, 4))], patches_per_material=0, **settings)
+
+
+def test_identity_changes_with_all_that_decides_the_tokens(plan):
+    changes = [{"seed": 4}, {"layout": LAYOUTS["v3-p11"]}, {"codec_sha256": "0"}, {"block_rows": 4}, {"split": "x"}]
+    for change in changes:
+        assert dataclasses.replace(plan, **change).identity() != plan.identity()
+    done = dataclasses.replace(plan, chunk_checksums=("0",) * 4, complete=True)
+    assert done.identity() == plan.identity()
+
+
+def test_read_rules_are_kept_and_damaged_ones_refused(plan):
+    ruled = dataclasses.replace(plan, read_rules={"species": ("Mg", "O"), "accept": ()})
+    assert parse_manifest(ruled.to_text(), "manifest.json") == ruled
+    assert ruled.identity() == plan.identity() | {"species": ["Mg", "O"], "accept": []}
+    for bad in ([], {"species": ["Mg"]}, {"species": "Mg", "accept": []}, {"species": ["Xx"], "accept": []}):
+        content = json.loads(ruled.to_text()) | {"read_rules": bad}
+        del content[CHECKSUM_KEY]
+        with pytest.raises(TomatError, match="manifest.json"):
+            parse_manifest(json.dumps(content), "manifest.json")

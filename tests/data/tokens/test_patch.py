@@ -1,0 +1,245 @@
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tomat.base.errors import TomatError
+from tomat.data.codec.position import MAX_ERROR
+from tomat.data.codec.two_token import TwoTokenCodec
+from tomat.data.density.grid import DensityGrid
+from tomat.data.tokens import vocabulary as v
+from tomat.data.tokens.layouts import SequenceLayout
+from tomat.data.tokens.patch import check_encodable, decode_sequence, encode_rows, encode_sequence
+
+V3 = SequenceLayout("small-v3", "v3", 4, 160)
+FILLING = SequenceLayout("small-filling", "v3", 4, 160, max_side_difference=2)
+FILLING_V2 = SequenceLayout("small-filling-v2", "v2", 4, 160, max_side_difference=1)
+V2 = SequenceLayout("small-v2", "v2", 4, 220, tokens_per_voxel=2)
+
+cases = st.fixed_dictionaries(
+    {
+        # Cells larger than the patch, equal, and smaller, so that the patch wraps round, more than once too.
+        "shape": st.tuples(*[st.integers(1, 11)] * 3),
+        "n_atoms": st.integers(0, 6),
+        "seed": st.integers(0, 1000),
+    }
+)
+anchors = st.tuples(*[st.integers(-30, 30)] * 3)
+
+
+def wrapped_distance(a, b):
+    distance = np.abs(a - b) % 1
+    return np.minimum(distance, 1 - distance)
+
+
+@settings(max_examples=60, deadline=None)
+@given(cases, anchors)
+def test_v3_round_trip(make_grid, codec, case, anchor):
+    grid = make_grid(**case)
+    ids = encode_sequence(grid, anchor, V3, codec)
+    assert ids.dtype == np.uint16 and ids.shape == (160,)
+    read = decode_sequence(ids, V3, codec)
+    patch_shape = V3.patch_shape(case["n_atoms"])
+    assert read.grid_shape == grid.grid_shape and read.patch_shape == patch_shape and read.offset is None
+    np.testing.assert_array_equal(read.atomic_numbers, grid.atomic_numbers)
+    # The voxels are those of the density, up to the codec's bins.
+    patch = grid.patch(anchor, patch_shape)
+    np.testing.assert_array_equal(read.density_tokens, codec.encode(patch))
+    np.testing.assert_array_equal(read.values, codec.decode(codec.encode(patch)))
+    # The atoms are those of the crystal seen from the patch.
+    seen = grid.frac_coords - np.array(anchor) / grid.grid_shape
+    assert np.all(wrapped_distance(read.frac_coords, seen) <= MAX_ERROR + 1e-14)
+    parameters = np.array(grid.lattice_parameters)
+    assert np.all(np.abs(np.array(read.lattice_parameters) - parameters) <= [0.02501] * 3 + [0.1001] * 3)
+    has_shape = v.SHAPE_START in ids[: np.flatnonzero(ids == v.DENSITY_BLOCK_START)[0]]
+    assert has_shape == (patch_shape != (4, 4, 4))
+
+
+@settings(max_examples=40, deadline=None)
+@given(cases, anchors, st.sampled_from(["e_per_A3", "rho_times_volume"]))
+def test_v2_round_trip(make_grid, case, anchor, unit):
+    grid, codec = make_grid(**case), TwoTokenCodec(unit)
+    ids = encode_sequence(grid, anchor, V2, codec)
+    read = decode_sequence(ids, V2, codec)
+    shape = np.array(grid.grid_shape)
+    patch_shape = V2.patch_shape(case["n_atoms"])
+    assert read.grid_shape == grid.grid_shape and read.patch_shape == patch_shape
+    np.testing.assert_array_equal(read.offset, np.array(anchor) % shape)
+    assert np.all(wrapped_distance(read.frac_coords, grid.frac_coords) <= MAX_ERROR)
+    patch = grid.patch(anchor, patch_shape) * (np.float64(grid.volume_a3) if unit == "rho_times_volume" else 1)
+    np.testing.assert_allclose(read.values, patch, rtol=1e-5)
+    assert read.unit == unit
+
+
+@settings(max_examples=60, deadline=None)
+@given(cases, anchors, st.sampled_from([FILLING, FILLING_V2]))
+def test_round_trip_of_boxes(make_grid, codec, case, anchor, layout):
+    grid = make_grid(**case)
+    ids = encode_sequence(grid, anchor, layout, codec)
+    read = decode_sequence(ids, layout, codec)
+    box = layout.patch_shape(case["n_atoms"])
+    assert read.patch_shape == box and read.grid_shape == grid.grid_shape
+    # Voxel by voxel, wrapped round the cell axis by axis.
+    along = [(anchor[axis] + np.arange(box[axis])) % grid.grid_shape[axis] for axis in range(3)]
+    np.testing.assert_array_equal(read.density_tokens, codec.encode(grid.rho[np.ix_(*along)]))
+    origin = np.array(anchor) / grid.grid_shape if layout.version == "v3" else np.zeros(3)
+    assert np.all(wrapped_distance(read.frac_coords, grid.frac_coords - origin) <= MAX_ERROR + 1e-14)
+    np.testing.assert_array_equal(read.atomic_numbers, grid.atomic_numbers)
+    # What is not padding is what the layout counts, and a reader of cubes of the same P reads the same.
+    assert np.count_nonzero(ids) == layout.used_tokens(case["n_atoms"], box)
+    cubes = SequenceLayout("cubes", layout.version, layout.patch_size, layout.context)
+    np.testing.assert_array_equal(decode_sequence(ids, cubes, codec).density_tokens, read.density_tokens)
+    rows = encode_rows(grid, np.array([anchor, (0, 0, 0), anchor]), layout, codec)
+    np.testing.assert_array_equal(rows[[0, 2]], [ids, ids])
+
+
+def test_boxes_say_their_shape_and_the_default_cube_does_not(make_grid, codec):
+    layout = SequenceLayout("filling", "v3", 4, 21 + 64, max_side_difference=1)
+    for n_atoms, box in ((0, (4, 4, 4)), (1, (3, 4, 4)), (2, (3, 3, 4)), (3, (3, 3, 3))):
+        ids = encode_sequence(make_grid(n_atoms=n_atoms), (1, 2, 3), layout, codec).tolist()
+        assert (v.SHAPE_START in ids) == (box != (4, 4, 4))
+        if v.SHAPE_START in ids:
+            assert ids[ids.index(v.SHAPE_START) :][:5] == [9, *(138 + side for side in box), 10]
+        assert decode_sequence(np.array(ids), layout, codec).patch_shape == box
+
+
+def test_v3_token_by_token(codec):
+    """The sequence of the specification, written out by hand."""
+    rho = np.full((2, 3, 4), 0.5, dtype=np.float32)
+    rho[1, 2, 3] = 2.0
+    grid = DensityGrid(rho, np.diag([3.0, 4.0, 5.0]), np.array([14, 8]), np.array([[0.5, 0.0, 0.25], [0, 1 / 3, 0.75]]))
+    layout = SequenceLayout("p2", "v3", 2, 60)
+    ids = encode_sequence(grid, (1, 2, 3), layout, codec).tolist()
+    low, high = (int(codec.encode(np.float32(x))) + 2186 for x in (0.5, 2.0))
+    exp, m1, m2 = 1162, 1162 + 512, 1162 + 768
+    zero, half = [exp, m1, m2], [exp + 126, m1, m2]
+    third = [exp + 125, m1 + 0x55, m2 + 0x55]
+    expected = [
+        1,
+        7,
+        140,
+        141,
+        142,
+        8,
+        18,
+        138 + 60,
+        138 + 80,
+        138 + 100,
+        *[138 + 450] * 3,
+        19,
+        3,
+        20 + 13,
+        20 + 7,
+        4,
+        5,
+    ]
+    # Si at (1/2, 0, 1/4) less (1/2, 2/3, 3/4); O at (0, 1/3, 3/4) less the same.
+    expected += [*zero, *third, *half, *half, exp + 126, m1 + 0x55, m2 + 0x55, *zero]
+    expected += [6, 15, high, *[low] * 7, 16, 2]
+    assert ids == expected + [0] * (60 - len(expected))
+
+
+def test_smaller_patch_where_atoms_leave_no_room(make_grid, codec):
+    assert [V3.patch_shape(n) for n in (7, 8, 10, 11, 12, 13)] == [(side,) * 3 for side in (4, 3, 3, 2, 2, 1)]
+    for n_atoms in (8, 12, 13):
+        ids = encode_sequence(make_grid(n_atoms=n_atoms), (9, 0, 8), V3, codec)
+        read = decode_sequence(ids, V3, codec)
+        assert read.patch_shape == V3.patch_shape(n_atoms)
+    with pytest.raises(TomatError, match="too short: 14 atoms"):
+        encode_sequence(make_grid(n_atoms=14), (0, 0, 0), V3, codec)
+
+
+@settings(max_examples=20, deadline=None)
+@given(cases, st.lists(anchors, min_size=1, max_size=40))
+def test_rows_are_the_sequences_one_by_one(make_grid, codec, case, many):
+    """Also across the two ways to encode: the whole cell once for many anchors, patch by patch for few."""
+    grid = make_grid(**case)
+    rows = encode_rows(grid, np.array(many), V3, codec)
+    np.testing.assert_array_equal(rows, [encode_sequence(grid, anchor, V3, codec) for anchor in many])
+
+
+@settings(max_examples=20, deadline=None)
+@given(cases, anchors, anchors)
+def test_v3_does_not_depend_on_the_origin(make_grid, codec, case, anchor, offset):
+    """A crystal whose origin is moved gives the same sequence at the same place, but for rounded coordinates."""
+    grid = make_grid(**case)
+    here = decode_sequence(encode_sequence(grid, anchor, V3, codec), V3, codec)
+    rho = np.roll(grid.rho, tuple(-np.array(offset)), axis=(0, 1, 2))
+    shifted = replace(grid, rho=rho, frac_coords=grid.frac_coords - np.array(offset) / grid.grid_shape)
+    there = np.subtract(anchor, offset).tolist()
+    moved = decode_sequence(encode_sequence(shifted, there, V3, codec), V3, codec)
+    np.testing.assert_array_equal(here.density_tokens, moved.density_tokens)
+    assert np.all(wrapped_distance(here.frac_coords, moved.frac_coords) <= 2.0**-16)
+
+
+def test_v2_tells_first_and_last_voxel(make_grid):
+    ids = encode_sequence(make_grid(shape=(10, 12, 9), n_atoms=1), (8, 2, 9), V2, TwoTokenCodec())
+    first = int(np.flatnonzero(ids == v.OFFSET_START)[0])
+    assert ids[first - 5 : first + 10].tolist() == [
+        *(9, 142, 142, 142, 10),
+        *(11, 138 + 8, 138 + 2, 138 + 0, 12),
+        *(13, 138 + 1, 138 + 5, 138 + 3, 14),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"shape": (1024, 1, 1)}, r"grid of 1024 x 1 x 1 voxels; the vocabulary's integers end at 1023"),
+        ({"lattice": np.diag([3.0, 60.0, 3.0])}, "60.00"),
+        ({"n_atoms": 20}, "too short"),
+    ],
+)
+def test_material_out_of_range_is_refused(make_grid, codec, changes, message):
+    grid = make_grid(material_id="mp-1", **changes)
+    with pytest.raises(TomatError, match=message):
+        check_encodable(grid, V3, codec)
+    with pytest.raises(TomatError, match=message):
+        encode_rows(grid, np.zeros((1, 3), int), V3, codec)
+
+
+def test_largest_grid_and_lattice_fit(make_grid, codec):
+    grid = make_grid(shape=(1023, 1, 1), lattice=np.diag([51.15, 0.9, 0.9]))
+    read = decode_sequence(encode_sequence(grid, (1022, 0, 0), V3, codec), V3, codec)
+    assert read.grid_shape == (1023, 1, 1) and read.lattice_parameters[0] == pytest.approx(51.15)
+
+
+def test_layout_and_codec_that_disagree_are_refused(make_grid, codec):
+    with pytest.raises(TomatError, match="writes 1 token"):
+        encode_rows(make_grid(), np.zeros((1, 3), int), V3, TwoTokenCodec())
+    with pytest.raises(TomatError, match="writes 2 token"):
+        decode_sequence(np.zeros(220, int), V2, codec)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 159), st.integers(0, 2500))
+def test_damaged_sequence_is_refused_or_says_something_else(make_grid, codec, place, token):
+    """Whatever token is replaced: the reader raises TomatError, or what it reads writes back the damaged tokens."""
+    grid = make_grid(n_atoms=3)
+    ids = encode_sequence(grid, (1, 2, 3), V3, codec)
+    damaged = ids.copy()
+    damaged[place] = token
+    try:
+        read = decode_sequence(damaged, V3, codec)
+    except TomatError:
+        return
+    good = decode_sequence(ids, V3, codec)
+    same = (
+        read.grid_shape == good.grid_shape
+        and read.lattice_parameters == good.lattice_parameters
+        and np.array_equal(read.atomic_numbers, good.atomic_numbers)
+        and np.array_equal(read.frac_coords, good.frac_coords)
+        and np.array_equal(read.density_tokens, good.density_tokens)
+    )
+    assert same == (token == ids[place])
+
+
+def test_cut_sequence_is_refused(make_grid, codec):
+    ids = encode_sequence(make_grid(n_atoms=3), (1, 2, 3), V3, codec)
+    end = int(np.flatnonzero(ids)[-1]) + 1
+    decode_sequence(ids[:end], V3, codec)
+    for length in range(end):
+        with pytest.raises(TomatError, match="not v3"):
+            decode_sequence(ids[:length], V3, codec)

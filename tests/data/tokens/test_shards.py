@@ -1,0 +1,194 @@
+import dataclasses
+import hashlib
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tomat.base.checked_json import with_checksum
+from tomat.base.errors import TomatError
+from tomat.data.codec.files import write_codec
+from tomat.data.tokens.layouts import SequenceLayout
+from tomat.data.tokens.patch import decode_sequence, encode_sequence
+from tomat.data.tokens.shards import open_shards
+from tomat.data.tokens.source_check import damaged_chunks
+from tomat.data.tokens.vocabulary import BOS
+from tomat.data.tokens.writer import write_shards
+
+LAYOUT = SequenceLayout("small", "v3", 4, 160)
+M = 10
+BLOCK = 8
+
+
+@pytest.fixture(scope="session")
+def get_grid(make_grid):
+    shapes = {"a": (6, 7, 8), "b": (10, 4, 5), "c": (3, 3, 3), "d": (12, 12, 12)}
+    grids = {
+        name: make_grid(shape, n_atoms=i + 1, seed=i, material_id=name)
+        for i, (name, shape) in enumerate(shapes.items())
+    }
+    return grids.__getitem__
+
+
+@pytest.fixture(scope="session")
+def written(tmp_path_factory, get_grid, codec):
+    place = tmp_path_factory.mktemp("shards") / "set"
+    write_shards(
+        place,
+        "abcd",
+        get_grid,
+        layout=LAYOUT,
+        codec=codec,
+        patches_per_material=M,
+        seed=5,
+        split="train",
+        block_rows=BLOCK,
+    )
+    return place
+
+
+@pytest.fixture
+def place(written, tmp_path):
+    """A copy to damage."""
+    return Path(shutil.copytree(written, tmp_path / "set"))
+
+
+def test_every_row_is_the_patch_it_is_said_to_be(written, get_grid, codec):
+    shards = open_shards(written)
+    assert (shards.rows, shards.context, shards.block_rows, shards.n_blocks) == (40, 160, BLOCK, 5)
+    assert shards.layout == LAYOUT and shards.codec.sha256 == codec.sha256 and shards.manifest.split == "train"
+    rows = shards.read_rows(0, 40)
+    for row in range(40):
+        material = shards.material_of_row(row)
+        assert material.material_id == "abcd"[row // M]
+        grid = get_grid(material.material_id)
+        anchor = shards.anchor_of_row(row)
+        np.testing.assert_array_equal(rows[row], encode_sequence(grid, anchor, LAYOUT, codec))
+        np.testing.assert_array_equal(
+            decode_sequence(rows[row], LAYOUT, codec).values, codec.decode(codec.encode(grid.patch(anchor, (4, 4, 4))))
+        )
+
+
+def test_blocks_are_the_rows(written):
+    shards = open_shards(written)
+    rows = shards.read_rows(0, 40)
+    blocks = [shards.read_block(block, verify=True).result() for block in range(shards.n_blocks)]
+    assert [len(block) for block in blocks] == [8] * 5 and blocks[0].dtype == np.uint16
+    np.testing.assert_array_equal(np.concatenate(blocks), rows)
+    for start, stop in ((0, 0), (3, 5), (7, 9), (15, 34), (39, 40)):
+        np.testing.assert_array_equal(shards.read_rows(start, stop), rows[start:stop])
+    np.testing.assert_array_equal(shards.manifest.material_indices(np.arange(40)), np.arange(40) // M)
+
+
+def test_last_block_may_be_short(tmp_path, get_grid, codec):
+    write_shards(tmp_path, "a", get_grid, layout=LAYOUT, codec=codec, patches_per_material=11, seed=0, block_rows=BLOCK)
+    shards = open_shards(tmp_path)
+    assert shards.rows == 11 and [len(shards.read_block(k, verify=True).result()) for k in (0, 1)] == [8, 3]
+    assert shards.n_blocks == 2 and not damaged_chunks(shards)
+
+
+def test_place_may_be_a_url(written):
+    shards = open_shards(f"file://{written}")
+    assert shards.n_blocks == 5 and not damaged_chunks(shards)
+    with pytest.raises(TomatError, match="s3://bucket/set is neither"):
+        open_shards("s3://bucket/set")
+
+
+def test_checksums_are_of_the_decoded_rows(written):
+    shards = open_shards(written)
+    rows = shards.read_rows(8, 16)
+    assert hashlib.sha256(rows.astype("<u2").tobytes()).hexdigest() == shards.manifest.chunk_checksums[1]
+
+
+def test_out_of_range_is_refused(written):
+    shards = open_shards(written)
+    for call in (lambda: shards.read_block(5), lambda: shards.read_block(-1), lambda: shards.read_rows(30, 41)):
+        with pytest.raises(TomatError, match="was asked for|were asked for"):
+            call()
+
+
+def chunk_path(place, chunk):
+    return place / "tokens.zarr" / "c" / str(chunk) / "0"
+
+
+def test_missing_chunk_is_noticed_and_named(place):
+    chunk_path(place, 2).unlink()
+    shards = open_shards(place)
+    shards.read_block(1).result()
+    with pytest.raises(TomatError, match=r"Chunk 2 of .*c/2/0\) is missing"):
+        shards.read_block(2).result()
+    with pytest.raises(TomatError, match="Chunk 2"):
+        shards.read_rows(0, 20)
+    assert list(damaged_chunks(shards)) == [2]
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "empty"])
+def test_damaged_chunk_is_noticed_and_named(place, damage):
+    path = chunk_path(place, 3)
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes({"flip": content, "cut": content[: len(content) // 2], "empty": b""}[damage])
+    with pytest.raises(TomatError, match=r"Chunk 3 of .*cannot be read"):
+        open_shards(place).read_block(3).result()
+
+
+def test_whole_chunk_in_the_wrong_place_is_noticed_when_verified(place):
+    shutil.copy(chunk_path(place, 0), chunk_path(place, 4))
+    shards = open_shards(place)
+    assert np.all(shards.read_block(4).result()[:, 0] == BOS)
+    with pytest.raises(TomatError, match="Chunk 4 .* its checksum is"):
+        shards.read_block(4, verify=True).result()
+    assert list(damaged_chunks(shards)) == [4]
+
+
+def edit(path, **changes):
+    path.write_text(json.dumps(with_checksum(json.loads(path.read_text()) | changes)))
+
+
+def test_set_that_is_not_complete_is_refused(place):
+    edit(place / "manifest.json", complete=False, chunk_checksums=[])
+    (place / "progress").mkdir()
+    (place / "progress" / "00000001").write_text("0")
+    with pytest.raises(TomatError, match="not complete: 1 of 5 chunks are written"):
+        open_shards(place)
+
+
+def test_other_versions_and_other_parts_are_refused(place, codec):
+    def refused(message):
+        with pytest.raises(TomatError, match=message):
+            open_shards(place)
+
+    manifest = (place / "manifest.json").read_text()
+    edit(place / "manifest.json", format_version=7)
+    refused("format version 7")
+    (place / "manifest.json").write_text(manifest[:-20])
+    refused("is not a manifest")
+    (place / "manifest.json").unlink()
+    refused("holds no shard set")
+    (place / "manifest.json").write_text(manifest)
+    kept = (place / "codec.json").read_bytes()
+    write_codec(dataclasses.replace(codec, means=codec.medians), place / "codec.json")
+    refused("is not the one the set was written with")
+    (place / "codec.json").unlink()
+    refused("has no codec.json")
+    (place / "codec.json").write_bytes(kept)
+    open_shards(place)
+    zarr = place / "tokens.zarr" / "zarr.json"
+    content = json.loads(zarr.read_text())
+    zarr.write_text(json.dumps(content | {"shape": [48, 160]}))
+    refused(r"is uint16 \(48, 160\)")
+    zarr.unlink()
+    refused("Cannot open the token array")
+
+
+def test_nothing_there_is_refused(tmp_path):
+    with pytest.raises(TomatError, match="tomat tokenise"):
+        open_shards(tmp_path / "nowhere")
+    assert not (tmp_path / "nowhere").exists()
+
+
+def test_opening_reads_no_tokens(place):
+    shutil.rmtree(place / "tokens.zarr" / "c")
+    assert open_shards(place).rows == 40

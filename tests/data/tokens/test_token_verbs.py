@@ -1,0 +1,270 @@
+import argparse
+import json
+import shutil
+
+import numpy as np
+import pytest
+from chgcar_files import write_chgcar
+
+from tomat.app.cli import main
+from tomat.app.token_verbs import register
+from tomat.base.checked_json import CHECKSUM_KEY, with_checksum
+from tomat.base.errors import TomatError
+from tomat.data.codec.files import write_codec
+from tomat.data.density.demo.embedded import demo_materials
+from tomat.data.density.grid import DensityGrid
+from tomat.data.density.zarr_store import write_zarr
+from tomat.data.tokens import writer
+from tomat.data.tokens.shards import open_shards
+
+
+def run(*arguments):
+    parser = argparse.ArgumentParser()
+    register(parser.add_subparsers())
+    args = parser.parse_args([str(each) for each in arguments])
+    return args.run(args)
+
+
+@pytest.fixture
+def densities(tmp_path):
+    for k, z in enumerate((14, 6)):
+        rho = np.random.default_rng(k).lognormal(-2.5, 0.5, (9, 10, 11)).astype(np.float32)
+        rho *= 8 / (rho.mean(dtype=np.float64) * 80)
+        grid = DensityGrid(rho, np.diag([4.0, 4.0, 5.0]), np.array([z, z]), np.array([[0, 0, 0], [0.25, 0.25, 0.25]]))
+        write_zarr(grid, tmp_path / "in" / f"mp-{k}.zarr")
+    return tmp_path / "in"
+
+
+@pytest.fixture
+def shards(tmp_path, densities, codec):
+    write_codec(codec, tmp_path / "codec.json")
+    arguments = ["--input", densities, "--layout", "v3-p7", "--codec", tmp_path / "codec.json"]
+    arguments += ["--patches_per_material", 40, "--seed", 3, "--split", "train", "--json", tmp_path / "figures.json"]
+    assert run("tokenise", *arguments, "--output", tmp_path / "set") == 0
+    return tmp_path / "set"
+
+
+def test_tokenise(tmp_path, shards, capsys):
+    opened = open_shards(shards)
+    assert [m.material_id for m in opened.manifest.materials] == ["mp-0", "mp-1"]
+    assert (opened.rows, opened.manifest.split, opened.manifest.seed) == (80, "train", 3)
+    figures = json.loads((tmp_path / "figures.json").read_text())
+    assert (figures["rows"], figures["materials"], figures["context_tokens"], figures["chunks"]) == (80, 2, 512, 2)
+
+
+def test_tokenise_prints_what_it_skipped(tmp_path, densities, codec, capsys):
+    (densities / "mp-9.json.gz").write_bytes(b"not gzip")
+    write_codec(codec, tmp_path / "codec.json")
+    arguments = ["--input", densities, "--layout", "v3-p7", "--codec", tmp_path / "codec.json"]
+    run("tokenise", *arguments, "--patches_per_material", 4, "--output", tmp_path / "set")
+    printed = capsys.readouterr().out
+    assert "skipped mp-9: " in printed and "1 skipped" in printed
+
+
+def test_tokenise_the_embedded_densities(tmp_path, codec):
+    write_codec(codec, tmp_path / "codec.json")
+    arguments = ["--demo", "validation", "--layout", "v3-p7", "--codec", tmp_path / "codec.json"]
+    run("tokenise", *arguments, "--patches_per_material", 2, "--output", tmp_path / "set")
+    manifest = open_shards(tmp_path / "set").manifest
+    names = [each.material_id for each in (*manifest.materials, *manifest.skipped)]
+    assert set(names) == {material.material_id for material in demo_materials("validation")}
+    assert manifest.split == "validation" and not manifest.skipped
+
+
+def test_info_and_verify(tmp_path, shards, capsys):
+    assert run("shards", "info", shards, "--json", tmp_path / "info.json") == 0
+    assert json.loads((tmp_path / "info.json").read_text())["tokens"] == 80 * 512
+    assert "ids, e/A^3," in capsys.readouterr().out
+    assert run("shards", "verify", shards, "--json", tmp_path / "verify.json") == 0
+    assert json.loads((tmp_path / "verify.json").read_text())["chunks"] == 2
+    assert "all 2 chunks (80 rows) are whole" in capsys.readouterr().out
+    (shards / "tokens.zarr" / "c" / "1" / "0").unlink()
+    with pytest.raises(TomatError, match="Chunk 1 of"):
+        run("shards", "verify", shards)
+
+
+def test_show_a_row(shards, capsys):
+    run("tokens", "show", shards, "--row", 41, "--raw", "--voxels", 2)
+    printed = capsys.readouterr().out.splitlines()
+    x, y, z = open_shards(shards).anchor_of_row(41)
+    assert printed[0] == f"row      41 of 80: mp-1, first voxel {x} {y} {z}"
+    assert any(line.startswith("grid     9 x 10 x 11") for line in printed)
+    assert any(line.endswith("ATOMS  Z6  Z6  /ATOMS") for line in printed)
+    with pytest.raises(TomatError, match="has 80 rows"):
+        run("tokens", "show", shards, "--row", 80)
+
+
+def test_show_a_density(tmp_path, shards, densities, capsys):
+    """The row of the set, cut from the density itself, reads the same."""
+    x, y, z = open_shards(shards).anchor_of_row(5)
+    run("tokens", "show", shards, "--row", 5)
+    row = capsys.readouterr().out.splitlines()[1:]
+    codec = tmp_path / "codec.json"
+    arguments = ["--input", densities / "mp-0.zarr", "--anchor", x, y, z, "--layout", "v3-p7", "--codec", codec]
+    run("tokens", "show", *arguments)
+    assert capsys.readouterr().out.splitlines() == row
+
+
+def test_show_needs_one_source(shards, densities):
+    for arguments in ([], [shards, "--input", densities / "mp-0.zarr"]):
+        with pytest.raises(TomatError, match="Give a shard set, or a density"):
+            run("tokens", "show", *arguments)
+    with pytest.raises(TomatError, match="needs --codec"):
+        run("tokens", "show", "--input", densities / "mp-0.zarr")
+
+
+def test_another_set_in_the_place_is_left_alone(tmp_path, shards, densities):
+    before = {path: path.read_bytes() for path in shards.rglob("*") if path.is_file()}
+    arguments = ["--input", densities, "--layout", "v3-p7", "--codec", tmp_path / "codec.json", "--output", shards]
+    with pytest.raises(TomatError, match="holds another data set"):
+        run("tokenise", *arguments, "--patches_per_material", 7)
+    assert before == {path: path.read_bytes() for path in shards.rglob("*") if path.is_file()}
+    shutil.rmtree(shards)
+
+
+def test_defaults_in_the_help_are_those_of_the_settings():
+    from tomat.app.retokenize_verbs import SETTINGS
+    from tomat.data.tokens.pipeline.config import RetokenizeConfig
+
+    config = RetokenizeConfig(input="in", output="out")
+    for name in ("source", "split", "layout", "max_clipped_share", "max_skipped", "seed"):
+        assert f"(default: {getattr(config, name)})" in SETTINGS[name]
+
+
+def test_one_is_one(tmp_path, densities, codec, capsys):
+    """One chunk, one row, one material: no plural in what is said of them."""
+    write_codec(codec, tmp_path / "codec.json")
+    arguments = ["--input", densities / "mp-0.zarr", "--layout", "v3-p7", "--codec", tmp_path / "codec.json"]
+    run("tokenise", *arguments, "--patches_per_material", 1, "--output", tmp_path / "set")
+    run("shards", "info", tmp_path / "set")
+    run("shards", "verify", tmp_path / "set", "--input", densities, "--source", "rho_gga")
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "1 chunk (1 row) is whole" in printed and "1 row (343 voxels) agrees with the source" in printed
+    for plural in ("1 chunks", "1 rows", "1 materials"):
+        assert f" {plural}" not in printed
+    (tmp_path / "set" / "tokens.zarr" / "c" / "0" / "0").unlink()
+    with pytest.raises(TomatError, match="1 of 1 chunk is missing or damaged"):
+        run("shards", "verify", tmp_path / "set")
+
+
+def test_verify_finds_the_embedded_densities(tmp_path, codec, capsys):
+    """Sets of `--demo` and of trainings on the embedded densities do not say where their densities lie."""
+    write_codec(codec, tmp_path / "codec.json")
+    arguments = ["--demo", "validation", "--layout", "v3-p7", "--codec", tmp_path / "codec.json", "--split", "mine"]
+    run("tokenise", *arguments, "--patches_per_material", 2, "--output", tmp_path / "set")
+    capsys.readouterr()
+    run("shards", "verify", tmp_path / "set")
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "compared with the embedded densities" in printed and "agree with the source" in printed
+    chunk = tmp_path / "set" / "tokens.zarr" / "c" / "0" / "0"
+    whole = chunk.read_bytes()
+    chunk.unlink()
+    run("shards", "verify", tmp_path / "set", "--repair")
+    assert chunk.read_bytes() == whole
+
+
+def test_verify_of_other_sets_asks_where_the_densities_lie(shards, capsys):
+    run("shards", "verify", shards)
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "not compared with its densities" in printed and "--input, or --source embedded, says it" in printed
+    with pytest.raises(TomatError, match="the embedded set has no material mp-0; is it where the set came from"):
+        run("shards", "verify", shards, "--source", "embedded")
+    with pytest.raises(TomatError, match="which does not say where its densities lie. Leave them out"):
+        run("shards", "verify", shards, "--accept", "zeros")
+
+
+@pytest.mark.parametrize("flags", [["--species", "Na"], ["--accept", "zeros"]])
+def test_flags_that_could_do_nothing_are_refused(tmp_path, shards, flags):
+    codec = ["--layout", "v3-p7", "--codec", tmp_path / "codec.json", "--output", tmp_path / "out"]
+    with pytest.raises(TomatError, match="are for --input; they say nothing of the embedded densities. Leave them out"):
+        run("tokenise", "--demo", "train", *codec, *flags)
+    with pytest.raises(TomatError, match="are for --input; they say nothing of a shard set"):
+        run("tokens", "show", shards, *flags)
+    assert main(["codec", "fit", "--demo", "--output", str(tmp_path / "out"), *flags]) == 2
+    assert not (tmp_path / "out").exists()
+
+
+def test_elements_for_files_that_name_theirs_are_refused(tmp_path, shards, densities):
+    codec = ["--layout", "v3-p7", "--codec", tmp_path / "codec.json"]
+    for words in (["tokenise", "--input", densities, "--output", tmp_path / "out"], ["tokens", "show", "--input"]):
+        words = words if words[0] == "tokenise" else [*words, densities / "mp-0.zarr"]
+        with pytest.raises(TomatError, match="--species names Si, but none of the inputs is a CHGCAR"):
+            run(*words, *codec, "--species", "Si")
+
+
+@pytest.fixture
+def unnamed(tmp_path):
+    """A VASP 4 CHGCAR of silicon, which names no element."""
+    rho = np.random.default_rng(0).lognormal(-2.5, 0.5, (9, 10, 11)).astype(np.float32)
+    rho *= 8 / (rho.mean(dtype=np.float64) * 80)
+    grid = DensityGrid(rho, np.diag([4.0, 4.0, 5.0]), np.array([14, 14]), np.array([[0, 0, 0], [0.25, 0.25, 0.25]]))
+    folder = tmp_path / "in" / "mp-1"
+    folder.mkdir(parents=True)
+    write_chgcar(grid, folder / "CHGCAR")
+    lines = (folder / "CHGCAR").read_text().splitlines()
+    assert lines.pop(5).split() == ["Si"]
+    (folder / "CHGCAR").write_text("\n".join(lines) + "\n")
+    return folder
+
+
+@pytest.mark.parametrize("verb", ["tokenise", "codec fit", "retokenize"])
+def test_elements_that_a_file_does_not_name(tmp_path, unnamed, codec, verb, caplog):
+    write_codec(codec, tmp_path / "codec.json")
+    words = {
+        "tokenise": ["tokenise", "--input", unnamed, "--codec", tmp_path / "codec.json", "--layout", "v3-p7"],
+        "codec fit": ["codec", "fit", "--input", unnamed, "--bins", 50],
+        "retokenize": [
+            "retokenize",
+            "--source",
+            "chgcar",
+            "--input",
+            unnamed.parent,
+            "--layout",
+            "v3-p7",
+            "--workers",
+            1,
+        ]
+        + ["--codec", tmp_path / "codec.json", "--max_skipped", 0],
+    }[verb]
+    words = [str(word) for word in words]
+    assert main([*words, "--output", str(tmp_path / "none")]) == 2
+    assert not (tmp_path / "none").exists() or verb == "retokenize"
+    assert main([*words, "--species", "Si", "--output", str(tmp_path / "by_flag")]) == 0
+    header = (unnamed / "CHGCAR").read_text().splitlines()[:9]
+    (unnamed / "POSCAR").write_text("\n".join([*header[:5], "Si", *header[5:], "", ""]))
+    caplog.clear()
+    assert main([*words, "--output", str(tmp_path / "by_poscar")]) == 0
+    if verb != "codec fit":
+        rows = [open_shards(tmp_path / name).read_rows(0, 1)[0] for name in ("by_flag", "by_poscar")]
+        for row in rows:  # ATOMS Si Si
+            place = row.tolist().index(20 + 14 - 1)
+            assert row[place : place + 2].tolist() == [33, 33]
+    if verb == "retokenize":  # the set remembers how its densities were read
+        assert main(["shards", "verify", str(tmp_path / "by_flag")]) == 0
+    if verb != "retokenize":  # its workers are processes of their own
+        assert "taken from the POSCAR beside it: Si" in caplog.text
+
+
+def test_a_set_goes_on_with_the_elements_it_was_begun_with(tmp_path, unnamed, codec, monkeypatch):
+    write_codec(codec, tmp_path / "codec.json")
+    words = ["tokenise", "--input", unnamed, "--codec", tmp_path / "codec.json", "--layout", "v3-p7"]
+    words += ["--output", tmp_path / "set", "--patches_per_material", 200]
+
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(writer, "chunk_tokens", stop)
+        with pytest.raises(KeyboardInterrupt):
+            run(*words, "--species", "Si")
+    with pytest.raises(TomatError, match="holds another data set: it differs in species. Remove it"):
+        run(*words, "--species", "C")
+    with pytest.raises(TomatError, match="holds another data set: it differs in accept. Remove it"):
+        run(*words, "--species", "Si", "--accept", "zeros")
+    # A set that was begun before they were recorded goes on.
+    manifest = tmp_path / "set" / "manifest.json"
+    content = json.loads(manifest.read_text())
+    assert content.pop("read_rules") == {"species": ["Si"], "accept": []}
+    manifest.write_text(json.dumps(with_checksum({key: content[key] for key in content if key != CHECKSUM_KEY})))
+    run(*words, "--species", "Si")
+    assert open_shards(tmp_path / "set").rows == 200

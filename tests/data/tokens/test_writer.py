@@ -1,0 +1,245 @@
+import shutil
+import types
+
+import numpy as np
+import pytest
+
+from tomat.base.errors import RetryableError, TomatError
+from tomat.data.density.crystal import Crystal
+from tomat.data.tokens.clipping import MAX_CLIPPED_SHARE
+from tomat.data.tokens.layouts import SequenceLayout
+from tomat.data.tokens.manifest import plan_rows
+from tomat.data.tokens.shards import open_shards
+from tomat.data.tokens.structures import Structures
+from tomat.data.tokens.writer import ChunkWriter, chunk_is_written, chunk_tokens, finalise, start_shards, write_shards
+
+LAYOUT = SequenceLayout("small", "v3", 4, 160)
+SETTINGS = {"layout": LAYOUT, "patches_per_material": 10, "seed": 5, "block_rows": 8}
+COUNTED = {"clipped": (), "max_clipped_share": MAX_CLIPPED_SHARE}
+"""As `write_shards` plans, which finds no voxel outside the codec."""
+NAMES = ["a", "b", "c"]
+
+
+class Grids:
+    """Reads densities, counts how often, and fails on demand."""
+
+    def __init__(self, make_grid):
+        self.make_grid = make_grid
+        self.reads = []
+        self.fail_after = None
+
+    def __call__(self, name):
+        if self.fail_after is not None and len(self.reads) >= self.fail_after:
+            raise KeyboardInterrupt
+        self.reads.append(name)
+        if name == "broken":
+            raise TomatError("density 'broken': found NaN")
+        if name == "crowded":
+            return self.make_grid(n_atoms=40, material_id=name)
+        return self.make_grid((5, 6, 7), n_atoms=2, seed=ord(name), material_id=name)
+
+
+@pytest.fixture
+def grids(make_grid):
+    return Grids(make_grid)
+
+
+def files(place):
+    return {str(path.relative_to(place)): path.read_bytes() for path in sorted(place.rglob("*")) if path.is_file()}
+
+
+@pytest.fixture
+def whole(tmp_path, grids, codec):
+    write_shards(tmp_path / "whole", NAMES, grids, codec=codec, **SETTINGS)
+    grids.reads.clear()
+    return files(tmp_path / "whole")
+
+
+def test_a_set_is_four_files_and_its_chunks(whole):
+    chunks = [f"tokens.zarr/c/{k}/0" for k in range(4)]
+    files = ["manifest.json", "codec.json", "structures.npz", "tokens.zarr/zarr.json"]
+    assert sorted(whole) == sorted([*files, *chunks])
+
+
+def start(place, grids, codec):
+    """As `write_shards` starts."""
+    structures = Structures.of([Crystal.of(grids(name)) for name in NAMES])
+    grids.reads.clear()
+    entries = [(name, (5, 6, 7)) for name in NAMES]
+    plan = plan_rows(entries, codec=codec, structures_sha256=structures.sha256, **SETTINGS, **COUNTED)
+    return plan, start_shards(place, plan, codec, structures)
+
+
+def write_chunks(store, plan, chunks, get_grid, codec):
+    with ChunkWriter(store, plan) as writer:
+        for chunk in chunks:
+            writer.write(chunk, chunk_tokens(plan, chunk, get_grid, codec))
+
+
+@pytest.mark.parametrize("stop_after", range(0, 7))
+def test_stopped_and_started_again_it_ends_with_the_same_bytes(tmp_path, grids, codec, whole, stop_after):
+    place = tmp_path / "again"
+    grids.fail_after = stop_after
+    try:
+        write_shards(place, NAMES, grids, codec=codec, **SETTINGS)
+        stopped = False
+    except KeyboardInterrupt:
+        stopped = True
+    assert stopped == (stop_after < 6)
+    if stopped:
+        with pytest.raises(TomatError, match="not complete|holds no shard set"):
+            open_shards(place)
+    grids.fail_after = None
+    write_shards(place, NAMES, grids, codec=codec, **SETTINGS)
+    assert files(place) == whole
+
+
+def test_finished_chunks_are_not_made_again_and_damaged_ones_are(tmp_path, grids, codec, whole):
+    place = tmp_path / "set"
+    plan, store = start(place, grids, codec)
+    write_chunks(store, plan, (3, 0, 1), grids, codec)
+    # Chunk 0 holds rows of a alone, chunk 1 of a and b, chunk 3 of c alone.
+    assert grids.reads == ["c", "a", "a", "b"]
+    path = place / "tokens.zarr" / "c" / "0" / "0"
+    path.write_bytes(path.read_bytes()[:-1])
+    grids.reads.clear()
+    write_shards(place, NAMES, grids, codec=codec, **SETTINGS)
+    # Chunk 0 again, and chunk 2, which has rows of b and c.
+    assert grids.reads == ["a", "b", "c"]
+    assert files(place) == whole
+
+
+def test_workers_write_chunks_in_any_order(tmp_path, grids, codec, whole):
+    place = tmp_path / "set"
+    plan, _ = start(place, grids, codec)
+    # A second worker finds the plan in place.
+    store = start_shards(place, plan, codec)
+    write_chunks(store, plan, (2, 0, 3), grids, codec)
+    with pytest.raises(TomatError, match="1 of 4 chunks are not written, the first is chunk 1"):
+        finalise(place)
+    write_chunks(store, plan, [1], grids, codec)
+    # Twice is once.
+    write_chunks(store, plan, [1], grids, codec)
+    manifest = finalise(place)
+    assert manifest.complete and files(place) == whole
+    assert finalise(place) == manifest
+
+
+def test_complete_set_is_left_alone(tmp_path, grids, codec, whole):
+    manifest = write_shards(tmp_path / "whole", NAMES, grids, codec=codec, **SETTINGS)
+    assert grids.reads == [] and manifest.complete
+    assert files(tmp_path / "whole") == whole
+
+
+@pytest.mark.parametrize(
+    ("change", "differs"),
+    [
+        ({"seed": 6}, "seed"),
+        ({"patches_per_material": 11}, "patches_per_material"),
+        ({"layout": SequenceLayout("other", "v3", 3, 160)}, "layout"),
+        ({"material_ids": ["a", "b"]}, "materials"),
+        ({"split": "validation"}, "split"),
+    ],
+)
+def test_another_set_is_never_overwritten(tmp_path, grids, codec, whole, change, differs):
+    arguments = {"material_ids": NAMES, "codec": codec, **SETTINGS, **change}
+    with pytest.raises(TomatError, match=f"holds another data set: it differs in {differs}"):
+        write_shards(tmp_path / "whole", get_grid=grids, **arguments)
+    assert files(tmp_path / "whole") == whole
+
+
+def test_material_that_cannot_be_tokenised_is_skipped_with_its_reason(tmp_path, grids, codec):
+    place = tmp_path / "set"
+    names = ["broken", "a", "crowded", "b"]
+    write_shards(place, names, grids, codec=codec, **SETTINGS)
+    manifest = open_shards(place).manifest
+    assert [m.material_id for m in manifest.materials] == ["a", "b"]
+    reasons = {m.material_id: m.reason for m in manifest.skipped}
+    assert reasons["broken"] == "density 'broken': found NaN" and "40 atoms" in reasons["crowded"]
+    write_shards(place, names, grids, codec=codec, **SETTINGS)
+
+
+def test_nothing_is_left_behind_when_nothing_can_be_tokenised(tmp_path, grids, codec):
+    with pytest.raises(TomatError, match="nothing to tokenise"):
+        write_shards(tmp_path / "set", ["broken"], grids, codec=codec, **SETTINGS)
+    assert not (tmp_path / "set").exists()
+
+
+def test_density_that_changed_since_the_plan_is_refused(tmp_path, grids, codec):
+    plan = plan_rows([("a", (5, 6, 8))], codec=codec, **SETTINGS)
+    with pytest.raises(TomatError, match="Its density has changed"):
+        chunk_tokens(plan, 0, grids, codec)
+
+
+def test_array_of_unknown_origin_is_refused(tmp_path, grids, codec, whole):
+    place = tmp_path / "whole"
+    (place / "manifest.json").unlink()
+    with pytest.raises(TomatError, match="token array but no manifest"):
+        write_shards(place, NAMES, grids, codec=codec, **SETTINGS)
+    shutil.rmtree(place / "tokens.zarr")
+    write_shards(place, NAMES, grids, codec=codec, **SETTINGS)
+    assert files(place) == whole
+
+
+class Silent:
+    """The objects of a set, whose bucket stops answering for some."""
+
+    def __init__(self, objects, prefix):
+        self.objects, self.prefix = objects, prefix
+
+    def __getattr__(self, name):
+        return getattr(self.objects, name)
+
+    def read(self, name):
+        if not name.startswith(self.prefix):
+            return self.objects.read(name)
+
+        def result():
+            raise ValueError("UNAVAILABLE: no answer")
+
+        return types.SimpleNamespace(result=result)
+
+
+def test_outage_while_records_are_read_is_no_traceback_and_no_damage(tmp_path, grids, codec, monkeypatch):
+    plan = plan_rows([(name, (5, 6, 7)) for name in NAMES], codec=codec, **SETTINGS, **COUNTED)
+    store = start_shards(tmp_path / "set", plan, codec)
+    write_chunks(store, plan, range(4), grids, codec)
+
+    def open_array():
+        raise RetryableError("Cannot open: UNAVAILABLE")
+
+    assert chunk_is_written(store, plan, 0)
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "open_array", open_array)
+        with pytest.raises(RetryableError, match="UNAVAILABLE"):  # and not: the chunk has to be made again
+            chunk_is_written(store, plan, 0)
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "objects", Silent(store.objects, "progress/"))
+        with pytest.raises(RetryableError, match="Cannot read .*/set/progress/: UNAVAILABLE: no answer"):
+            finalise(store)
+    assert finalise(store).complete
+
+
+def test_density_that_breaks_after_the_check_is_named(tmp_path, grids, codec):
+    seen = set()
+
+    def get_grid(name):
+        if name == "b" and name in seen:
+            raise TomatError("b.zarr does not decode.")
+        seen.add(name)
+        return grids(name)
+
+    with pytest.raises(TomatError, match="Material b could be read when the rows were laid out, .*decode. Restore it"):
+        write_shards(tmp_path / "set", NAMES, get_grid, codec=codec, **SETTINGS)
+
+
+def test_place_that_cannot_be_written_is_refused(tmp_path, grids, codec):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(TomatError, match="Cannot"):
+        write_shards(tmp_path / "file" / "set", NAMES, grids, codec=codec, **SETTINGS)
+
+
+def test_rows_do_not_depend_on_the_block(tmp_path, grids, codec, whole):
+    write_shards(tmp_path / "other", NAMES, grids, codec=codec, **(SETTINGS | {"block_rows": 5}))
+    rows = [open_shards(tmp_path / name).read_rows(0, 30) for name in ("whole", "other")]
+    np.testing.assert_array_equal(*rows)

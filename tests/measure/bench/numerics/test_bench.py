@@ -1,0 +1,161 @@
+"""`tomat bench numerics` on a decoder of one layer: real runs, one of them killed. About 40 seconds."""
+
+import fcntl
+import json
+import os
+import shutil
+import signal
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import yaml
+
+from tomat.app.cli import main
+from tomat.measure.bench.numerics.runs import LOCK_FILE
+from tomat.train.runs.history import read_events
+
+STEPS = 40
+BASE_YAML = {
+    "preset": "demo",
+    "data": {"source": "embedded", "layout": "v3-p7", "n_density_tokens": 64, "patches_per_material": 2},
+    "model": {"num_layers": 1, "hidden_dim": 32, "intermediate_dim": 64, "num_heads": 2, "num_kv_heads": 2},
+    "optimizer": {"type": "muon", "learning_rate": 2e-2, "adam_lr": 3e-3, "warmup": 0.1},
+    "trainer": {
+        "train_batch_size": 2,
+        "num_train_steps": STEPS,
+        "mp": "compute=float32,params=float32,output=float32",
+        "max_eval_batches": 0,
+        "checkpointer": {"save_interval": "1h", "keep": [{"every": 4, "until": None}]},
+    },
+    "evaluation": {"patches_per_material": 1, "picture": False},
+}
+KV_HEADS = ["--model.num_kv_heads", 1]
+VARIANTS = {
+    "name": "tiny",
+    "config_path": "base.yaml",
+    "window_steps": 5,
+    "variants": [
+        {"name": "blocks", "exact": True, "reason": "the same sums", "overrides": {"loss.block_positions": 64}},
+        {"name": "one-head", "exact": False, "reason": "wider heads", "overrides": ["--model.num_heads", 1, *KV_HEADS]},
+    ],
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    place = tmp_path_factory.mktemp("numerics")
+    (place / "base.yaml").write_text(yaml.safe_dump(BASE_YAML))
+    (place / "tiny.yaml").write_text(yaml.safe_dump(VARIANTS))
+    return place
+
+
+def bench(folder: Path, *words: str) -> int:
+    arguments = ["--variants", str(folder / "tiny.yaml"), "--output_dir", str(folder / "runs"), "--seeds", "3,8"]
+    return main(["bench", "numerics", *arguments, *words])
+
+
+def one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def kill_child_after(run_dir: Path, steps: int) -> None:
+    """SIGKILL for the process that trains in `run_dir`, as soon as it has logged so many steps."""
+    metrics = run_dir / "metrics.jsonl"
+    while not metrics.exists() or metrics.read_text().count("\n") < steps:
+        time.sleep(0.005)
+    for child in psutil.Process().children():
+        if "bench" not in child.cmdline() and "train" in child.cmdline():
+            os.kill(child.pid, signal.SIGKILL)
+
+
+@pytest.fixture(scope="module")
+def trained(folder: Path) -> Path:
+    """The base with both seeds; its first run was killed once on the way."""
+    # Without the variants, whose runs would take as long again.
+    first = folder / "runs" / "base-seed-3"
+    killer = threading.Thread(target=kill_child_after, args=(first, 10), daemon=True)
+    killer.start()
+    assert bench(folder, "--only", "base") == 2
+    killer.join()
+    assert not (first / "evaluation.json").exists()
+    assert bench(folder, "--only", "base", "--json", str(folder / "base.json")) == 0
+    return folder
+
+
+@pytest.mark.slow
+def test_a_killed_run_is_continued_and_an_ended_one_is_left_alone(trained: Path, capsys):
+    first, second = (trained / "runs" / f"base-seed-{seed}" for seed in (3, 8))
+    events = [event["event"] for event in read_events(first)]
+    assert events.count("resume") == 1 and events[-1] == "stop"
+    assert next(event for event in read_events(first) if event["event"] == "resume")["after"] == "killed"
+    assert [event["event"] for event in read_events(second)] == ["data", "start", "stop"]
+    written = (first / "evaluation.json").stat().st_mtime_ns
+    assert bench(trained, "--only", "base", "--steps", str(STEPS)) == 0
+    assert (first / "evaluation.json").stat().st_mtime_ns == written
+    record = json.loads((trained / "base.json").read_text())
+    assert record["steps"] == STEPS and record["seeds"] == [3, 8] and record["loss_unit"] == "nats"
+    assert record["not_trained_yet"] == ["blocks", "one-head"] and record["variants"] == []
+    assert [len(curve) for curve in record["base"]["loss_window_means"]] == [8, 8]
+    assert record["window_end_steps"] == [5, 10, 15, 20, 25, 30, 35, 40]
+    assert 0 < record["base"]["held_out_nmae_median"]["mean"] < 2 and record["base"]["held_out_nmae_median"]["std"] > 0
+    assert bench(trained, "--only", "base", "--steps", "20") == 2
+    said = one_line(capsys.readouterr().err)
+    assert "base-seed-3 holds a run with other settings (trainer.num_train_steps)" in said
+
+
+def put_runs(folder: Path, variant: str, overrides: dict, factor: float) -> None:
+    """Runs of a variant as if it had learnt what the base did, but for the loss of the late steps."""
+    for seed in (3, 8):
+        source, run = folder / "runs" / f"base-seed-{seed}", folder / "runs" / f"{variant}-seed-{seed}"
+        shutil.rmtree(run, ignore_errors=True)
+        shutil.copytree(source, run, ignore=shutil.ignore_patterns("data", "checkpoints"))
+        config = yaml.safe_load((source / "config.yaml").read_text())
+        config["run_name"] = run.name
+        for key, value in overrides.items():
+            section, name = key.split(".")
+            config[section][name] = value
+        (run / "config.yaml").write_text(yaml.safe_dump(config))
+        rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+        for row in rows:
+            row["train/loss"] *= factor if row["step"] >= 30 else 1 + 1e-7
+        (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+@pytest.mark.slow
+def test_the_page_says_what_is_the_same_and_what_is_not(trained: Path, capsys):
+    tracking, report = trained / "tracking", trained / "all.json"
+    words = ("--compare_only", "--docs", "--tracking_dir", str(tracking), "--json", str(report))
+    put_runs(trained, "blocks", {"loss.block_positions": 64}, 1 + 1e-6)
+    put_runs(trained, "one-head", {"model.num_heads": 1, "model.num_kv_heads": 1}, 1.5)
+    assert bench(trained, *words) == 0
+    blocks, heads = json.loads(report.read_text())["variants"]
+    assert blocks["same_curve"] and blocks["first_step_relative_difference"] == pytest.approx(1e-7, rel=1e-3)
+    assert blocks["largest_relative_difference"] == pytest.approx(1e-6, rel=1e-3)
+    assert not heads["same_curve"] and heads["largest_relative_difference"] == pytest.approx(0.5)
+    assert heads["parameters"] - blocks["parameters"] == 2 * (32 - 16)  # the norms of queries and keys
+    assert heads["held_out_nmae_median"]["difference_mean"] == 0  # the evaluations are copies
+    page = tracking / "tiny.md"
+    text = page.read_text()
+    assert "| the same |" in text and "not the same" not in text and "Not trained yet" not in text
+    assert json.loads((tracking / "tiny.json").read_text()) == json.loads(report.read_text())
+    page.write_text(text + "\nWritten by hand.\n")
+
+    put_runs(trained, "blocks", {"loss.block_positions": 64}, 1.5)
+    assert bench(trained, *words) == 1
+    changed = page.read_text()
+    assert "| **not the same** |" in changed and changed.endswith("\nWritten by hand.\n")
+
+    put_runs(trained, "blocks", {"loss.block_positions": 32}, 1.0)
+    assert bench(trained, *words) == 2
+    assert "blocks-seed-3 holds a run with other settings (loss.block_positions)" in one_line(capsys.readouterr().err)
+
+
+def test_a_folder_that_another_process_trains_in_is_left_alone(folder: Path, tmp_path: Path, capsys):
+    with (tmp_path / LOCK_FILE).open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert bench(folder, "--output_dir", str(tmp_path)) == 2
+    assert "another process trains in" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == [LOCK_FILE]

@@ -1,0 +1,98 @@
+"""Comparison of loss curves and held-out errors, on curves made for it. About a second."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tomat.base.errors import TomatError
+from tomat.measure.bench.numerics.compare import compare_curves, compare_figure, window_means, window_noise
+
+TOLERANCE = 1e-5
+"""Of the first step."""
+
+
+def seeds_of_a_run(seeds: int = 3, steps: int = 200) -> np.ndarray:
+    """Falling curves with the noise of small batches and an offset for each seed."""
+    rng = np.random.default_rng(0)
+    fall = 1.0 + 4.0 * np.exp(-np.arange(steps) / 60)
+    return fall * (1 + 0.02 * rng.standard_normal((seeds, 1)) + 0.05 * rng.standard_normal((seeds, steps)))
+
+
+def test_rounding_that_grows_is_within_the_noise():
+    base = seeds_of_a_run()
+    rounding = 1e-7 * np.exp(np.arange(200) / 20)  # 2e-3 at the end
+    found = compare_curves(base, base * (1 + rounding), 20, TOLERANCE)
+    assert found.same_curve and 0 < found.largest_window_difference_over_noise < 0.2
+    assert found.first_step_relative_difference == pytest.approx(1e-7, rel=1e-6)
+    assert found.first_window_relative_difference == pytest.approx(rounding[19], rel=1e-6)
+    assert found.largest_relative_difference == pytest.approx(rounding[-1], rel=1e-6)
+
+
+def test_an_offset_of_every_seed_is_not_exact_even_in_one_window():
+    base = seeds_of_a_run()
+    assert compare_curves(base, base * 1.2, 20, TOLERANCE).largest_window_difference_over_noise > 1
+    late = base.copy()
+    late[:, 180:] *= 1.2
+    found = compare_curves(base, late, 20, TOLERANCE)
+    assert not found.same_curve
+    assert np.flatnonzero(found.window_relative_differences).tolist() == [9]
+    assert found.first_step_relative_difference == 0
+
+
+def test_another_seed_in_place_of_the_same_one_is_seen_at_the_first_step():
+    """Curves within the noise of each other, as other initial weights give them, are not the same to rounding."""
+    base = seeds_of_a_run()
+    found = compare_curves(base, base[[1, 2, 0]], 20, TOLERANCE)
+    assert found.largest_window_difference_over_noise < 1  # the mean over seeds is the same
+    assert not found.same_curve
+    assert found.first_step_relative_difference > 1e-3
+
+
+@given(steps=st.integers(1, 90), window_steps=st.integers(1, 40), level=st.floats(0.1, 10.0))
+@settings(max_examples=30, deadline=None)
+def test_windows_hold_every_step_once(steps: int, window_steps: int, level: float):
+    curves = level + np.arange(2.0 * steps).reshape(2, steps)
+    means = window_means(curves, window_steps)
+    assert means.shape == (2, max(1, steps // window_steps))
+    lengths = np.full(means.shape[1], float(min(window_steps, steps)))
+    lengths[-1] = steps - lengths[:-1].sum()
+    np.testing.assert_allclose((means * lengths).sum(axis=1), curves.sum(axis=1))
+
+
+def test_noise_is_the_deviation_over_seeds_with_the_neighbours():
+    spread = np.array([0.0, 1.0, 2.0, 3.0])  # of two seeds, in windows of one step: deviation spread / sqrt(2)
+    base = 5.0 + np.stack([spread / 2, -spread / 2])
+    squares = spread**2 / 2
+    expected = [squares[:2].mean(), squares[:3].mean(), squares[1:].mean(), squares[2:].mean()]
+    np.testing.assert_allclose(window_noise(base, 1), np.sqrt(expected))
+    np.testing.assert_allclose(window_noise(base, 4), [1.5 / np.sqrt(2)])  # one window has no neighbours
+
+
+def test_without_noise_only_equal_curves_are_the_same():
+    base = np.full((2, 10), 3.0)
+    assert compare_curves(base, base, 5, TOLERANCE).same_curve
+    assert compare_curves(base, base + 1e-9, 5, TOLERANCE).largest_window_difference_over_noise == np.inf
+
+
+@pytest.mark.parametrize("spoil", [np.nan, 0.0, -1.0, np.inf])
+def test_what_cannot_be_compared_is_refused(spoil: float):
+    base = seeds_of_a_run()
+    spoilt = base.copy()
+    spoilt[1, 7] = spoil
+    with pytest.raises(TomatError, match="loss of the variant is not a positive number"):
+        compare_curves(base, spoilt, 20, TOLERANCE)
+    with pytest.raises(TomatError, match="shapes"):
+        compare_curves(base, base[:, :-1], 20, TOLERANCE)
+    with pytest.raises(TomatError, match="at least 2"):
+        compare_curves(base[:1], base[:1], 20, TOLERANCE)
+
+
+def test_errors_are_paired_by_seed():
+    found = compare_figure([0.10, 0.20, 0.30], [0.11, 0.21, 0.29])
+    assert found.seeds_higher == 2
+    assert found.mean == pytest.approx(0.61 / 3) and found.difference_mean == pytest.approx(0.01 / 3)
+    # The seeds' own spread, 0.1, is not in the difference.
+    assert found.std > 0.08 and found.difference_std == pytest.approx(np.std([0.01, 0.01, -0.01], ddof=1))
+    with pytest.raises(TomatError, match="2 and 3 seeds"):
+        compare_figure([0.1, 0.2], [0.1, 0.2, 0.3])

@@ -1,0 +1,156 @@
+"""The search for the largest batch, over batches whose memory is a formula."""
+
+import json
+
+import numpy as np
+import pytest
+
+from tomat.base.errors import TomatError
+from tomat.measure.lab.max_batch import MaxBatch, Probe, next_microbatch
+from tomat.measure.lab.messages import FAILED, MEASURED, OUT_OF_MEMORY, Limits, RowError
+from tomat.measure.lab.run import LabConfig
+from tomat.report.pages.max_batch_page import write_max_batch_page
+
+GIB = 2**30
+
+
+def search(memory, limit_bytes, first=8, most=10_000):
+    """The sizes tried, given what each takes."""
+    known = {}
+    while (size := next_microbatch(known, first, most, limit_bytes)) is not None:
+        assert size not in known and 1 <= size <= most
+        used = memory(size)
+        fits = used <= (limit_bytes or 5 * GIB)
+        known[size] = Probe(size, size, MEASURED if fits else OUT_OF_MEMORY, peak_memory_bytes=used if fits else None)
+    return known
+
+
+def largest(known):
+    return max((size for size, probe in known.items() if probe.runs), default=0)
+
+
+@pytest.mark.parametrize("edge", [1, 2, 7, 8, 9, 63, 300, 1023])
+def test_the_edge_is_found_within_one_microbatch(edge):
+    known = search(lambda size: GIB + size * GIB // 64, GIB + edge * GIB // 64)
+    assert largest(known) == edge and not known[edge + 1].runs
+    assert len(known) <= 10
+
+
+def test_it_is_found_where_memory_is_noisy_and_jumps():
+    rng = np.random.default_rng(0)
+    used = {size: int(GIB + size * 20e6 + (size // 32) * 5e7 + rng.normal(0, 2e7)) for size in range(1, 1000)}
+    known = search(used.__getitem__, 6 * GIB, most=999)
+    assert not known[largest(known) + 1].runs
+    assert len(known) <= 16
+
+
+def test_without_a_limit_that_is_known_it_is_bisected():
+    known = search(lambda size: size * GIB // 40, None)
+    assert largest(known) == 200 and not known[201].runs
+
+
+def test_nothing_may_run_and_everything_may():
+    assert largest(search(lambda size: 9 * GIB, 5 * GIB)) == 0
+    assert largest(search(lambda size: size, 5 * GIB, most=100)) == 100
+
+
+class FakeProcess:
+    """Takes 1 GiB and 100 MiB a sequence at a time, and fails or is refused above what it is given."""
+
+    def __init__(self, request, limits, on_stage, asked):
+        words = dict(zip(request.words[::2], request.words[1::2], strict=True))
+        batch, micro = int(words["--trainer.train_batch_size"]), int(words["--trainer.per_device_parallelism"])
+        asked.append(batch)
+        self.bytes = GIB + (batch if micro == -1 else micro) * 100 * 2**20
+        if words.get("--model.gradient_checkpointing") == "nested":
+            raise RowError(FAILED, "such a policy fails")
+        if self.bytes > limits.memory_bytes:
+            raise RowError(OUT_OF_MEMORY, "used too much")
+        self.batch = batch
+        self.described = {"first_loss": 5.0}
+
+    def window(self):
+        busy = {"peak_memory_bytes": self.bytes, "others_busy_share": 0.0}
+        return {"step_seconds": 0.1 * self.batch, "tokens_per_second": 5120.0, **busy}
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+
+@pytest.fixture
+def make(tmp_path):
+    (tmp_path / "train.yaml").write_text("{}")
+    setup = {"devices": "1 x cpu", "data_axis_size": 1, "memory_source": "process", "batch_sequences": 8,
+             "sequence_tokens": 512, "policy": "off"}  # fmt: skip
+
+    def make(asked, limit=4 * GIB, policies=(None,), accumulations=(1, 2)):
+        return MaxBatch(
+            "largest", tmp_path / "train.yaml", [], policies, accumulations, tmp_path / "track", tmp_path / "work",
+            LabConfig(steps=2, warmup_steps=0, limits=Limits(10.0, limit)),
+            start=lambda request, limits, on_stage: FakeProcess(request, limits, on_stage, asked),
+            describe=lambda path, words: setup,
+        )  # fmt: skip
+
+    return make
+
+
+def test_accumulations_multiply_the_batch_and_the_page_has_the_edge(make, tmp_path):
+    asked = []
+    record = make(asked).run()
+    assert [one["largest_batch_sequences"] for one in record["searches"]] == [30, 60]
+    assert {30, 31, 60, 62} <= set(asked)
+    page = write_max_batch_page(record, tmp_path / "track").read_text()
+    assert "| **30** | **30** | **3.000** | **4,024M** | **5,120** | **5.000** | **MAX** |" in page
+    assert "| 31 | 31 | – | – | – | – | OOM |" in page and "- 31: used too much." in page
+
+
+def test_what_is_on_record_is_not_tried_again(make):
+    asked = []
+    make(asked).run()
+    tried = len(asked)
+    again = make(asked)
+    assert again.run()["searches"][0]["largest_batch_sequences"] == 30
+    assert len(asked) == tried
+    make(asked, limit=3 * GIB).run()  # another question
+    assert len(asked) > tried
+
+
+def test_a_search_that_was_stopped_claims_no_edge_and_goes_on(make, tmp_path):
+    search = make([], accumulations=(1,))
+
+    def stop(what, probe):
+        if probe.microbatch > 8:
+            raise KeyboardInterrupt
+
+    search.on_done = stop
+    with pytest.raises(KeyboardInterrupt):
+        search.run()
+    text = write_max_batch_page(search.record(), tmp_path / "track").read_text()
+    assert "not finished; run it again to go on" in text and "MAX" not in text
+    asked = []
+    text = write_max_batch_page(make(asked, accumulations=(1,)).run(), tmp_path / "track").read_text()
+    assert "edge found" in text and "MAX" in text and 8 not in asked
+
+
+def test_a_failure_that_is_not_of_memory_ends_a_search_and_no_other(make):
+    record = make([], policies=("nested", "off")).run()
+    assert "such a policy fails" in record["searches"][0]["stopped_by"]
+    assert record["searches"][2]["largest_batch_sequences"] == 30
+
+
+def test_a_processor_needs_a_limit(make):
+    with pytest.raises(TomatError, match="give --memory_limit_gib"):
+        make([], limit=None).run()
+
+
+def test_a_damaged_record_is_refused(make, tmp_path):
+    make([]).run()
+    path = tmp_path / "track" / "lab" / "largest.json"
+    record = json.loads(path.read_text())
+    del record["searches"][0]["probes"]
+    path.write_text(json.dumps(record))
+    with pytest.raises(TomatError, match=r"searches\[0\] .* with the key probes"):
+        make([]).run()

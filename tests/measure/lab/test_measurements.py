@@ -1,0 +1,75 @@
+"""Rows of the lab that plans are held against: those that ran on a TPU slice, as measurements of that slice."""
+
+from pathlib import Path
+
+import pytest
+
+from tomat.app.plan_verbs import _measurements
+from tomat.base.errors import TomatError
+from tomat.measure.lab.measurements import measured_steps
+from tomat.measure.lab.messages import MEASURED
+from tomat.measure.lab.record import RECORD_FORMAT, LabRow, Window, write_record
+from tomat.perf.plan.calibration import Calibration
+
+RECIPE = Path(__file__).parents[3] / "configs" / "train" / "30m-v6e4.yaml"
+
+
+def row(name, devices="4 x TPU v6 lite", seconds=(0.2, 0.3, 0.1), **overrides):
+    windows = [Window(0, one, 128 * 2048 / one) for one in seconds]
+    setup = {"devices": devices, "platform": "tpu"}
+    return LabRow(name, "key", str(RECIPE), overrides, None, status=MEASURED, windows=windows, setup=setup)
+
+
+def recorded(folder, *rows):
+    path = folder / "sweep.json"
+    write_record(path, {"record_format": RECORD_FORMAT, "sweep": "sweep", "rows": [one.to_dict() for one in rows]})
+    return path
+
+
+def test_a_row_on_its_slice_is_a_measurement_that_can_be_planned(tmp_path):
+    path = recorded(tmp_path, row("base"), row("wide", **{"model.num_heads": 2, "model.num_kv_heads": 2}))
+    found, refused = measured_steps(path)
+    assert refused == {} and [one.name for one in found] == ["sweep: base", "sweep: wide"]
+    assert found[0].slice == "v6e-4" and found[0].measured == {"fits": True, "step_seconds": 0.2}
+    assert found[1].training_config().model.num_heads == 2
+    Calibration(tuple(found)).save(tmp_path)
+    assert Calibration.load(tmp_path).rows == tuple(found)
+
+
+def test_other_rows_are_left_out_with_the_reason(tmp_path):
+    path = recorded(
+        tmp_path,
+        row("base"),
+        row("fewer", "2 x TPU v6 lite"),
+        row("none", "1 x NVIDIA H200", slice=None),
+        row("begun", seconds=()),
+    )
+    found, refused = measured_steps(path)
+    assert [one.name for one in found] == ["sweep: base"]
+    assert refused == {
+        "fewer": "it ran on 2 x TPU v6 lite, and v6e-4 was asked for: no TPU slice, which is what plans are of",
+        "none": "it ran on 1 x NVIDIA H200: no TPU slice, which is what plans are of",
+        "begun": "it has no answer (measured)",
+    }
+
+
+def test_a_row_measures_the_slice_that_it_ran_on(tmp_path):
+    path = recorded(tmp_path, row("base"), row("more", "8 x TPU v6 lite"), row("any", "8 x TPU v6 lite", slice=None))
+    found, refused = measured_steps(path)
+    assert refused == {} and [one.slice for one in found] == ["v6e-4", "v6e-8", "v6e-8"]
+    assert ["was asked for" in one.source for one in found] == [False, True, False]
+
+
+def test_the_verb_takes_the_record_for_what_it_is(tmp_path, capsys):
+    path = recorded(tmp_path, row("base"), row("fewer", "2 x TPU v6 lite"))
+    assert [one.name for one in _measurements(path)] == ["sweep: base"]
+    assert "left out: fewer: it ran on 2 x TPU v6 lite" in capsys.readouterr().out
+    with pytest.raises(TomatError, match=r"config.yaml does not exist; expected the folder of a run"):
+        _measurements(tmp_path)
+
+
+def test_a_record_without_a_measurement_is_refused(tmp_path):
+    with pytest.raises(TomatError, match=r"none of 1 row is a step of a TPU slice; 'base': it ran on 1 x cpu, and"):
+        measured_steps(recorded(tmp_path, row("base", "1 x cpu")))
+    with pytest.raises(TomatError, match=r"no.json does not exist; expected the record of `tomat lab run`"):
+        measured_steps(tmp_path / "no.json")

@@ -1,0 +1,184 @@
+"""Rows trained over seeds: what is paired, what the verdict says, what a failure leaves. Runs are pretended."""
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+from tomat.base.errors import TomatError
+from tomat.data.density.demo.embedded import demo_materials
+from tomat.measure.bench.numerics.runs import FinishedRun, RunFailed
+from tomat.measure.lab import quality as quality_module
+from tomat.measure.lab.quality import Quality, QualityRow, against_base, seeds_of
+from tomat.measure.lab.quality_data import share_data, training_compounds, tuning_overrides
+from tomat.perf.tuning.changes import override_words
+from tomat.perf.tuning.sweep_config import load_sweep
+from tomat.report.pages.quality_page import quality_table, write_quality_page
+from tomat.train.settings.config import load_config
+
+SWEEPS = Path(__file__).parents[3] / "configs" / "sweeps"
+DEMO = Path(__file__).parents[3] / "configs" / "train" / "demo.yaml"
+SEEDS = (0, 1, 2)
+
+
+def a_row(name: str, speed: float, error: float, wobble: float = 0.0, loss: str = "ce", seeds=SEEDS) -> QualityRow:
+    """Speeds and errors that wobble from seed to seed, each row in its own way."""
+    row = QualityRow(name, None, {}, "", {"kind": loss})
+    for seed in seeds:
+        turn = 1 + wobble * math.cos(2.1 * seed + len(name))
+        row.figures[seed] = {
+            "tokens_per_second_median": 100.0 * speed * (1 + 0.001 * seed), "validation_loss": 2.0 * error,
+            "held_out_nmae_median": 0.1 * error * turn + 0.01 * seed,
+        }  # fmt: skip
+    return row
+
+
+@pytest.mark.parametrize(
+    ("speed", "error", "wobble", "verdict"),
+    [
+        (2.0, 1.5, 0.0, "faster, worse"),
+        (0.5, 0.9, 0.0, "slower, better"),
+        (2.0, 1.01, 0.3, "faster, quality within noise; loss worse"),
+        (1.0, 1.01, 0.3, "within noise; loss worse"),
+        (1.0, 2.0, 0.0, "speed within noise, worse"),
+        (1.0, 1.0, 0.2, "within noise"),
+    ],
+)
+def test_what_is_faster_and_worse_is_said_to_be(speed, error, wobble, verdict):
+    found = against_base(a_row("row", speed, error, wobble), a_row("base", 1.0, 1.0))
+    assert found.verdict == verdict and found.seeds == SEEDS
+    assert found.speed is not None and found.speed.mean == pytest.approx(speed)
+    # What the seeds have in common cancels.
+    if wobble == 0:
+        difference = found.differences["held_out_nmae_median"]
+        assert difference.mean == pytest.approx(0.1 * (error - 1)) and difference.high - difference.low < 1e-12
+
+
+def test_losses_of_another_kind_are_not_compared_and_one_seed_says_nothing():
+    row, base = a_row("row", 1.0, 0.5, loss="emd"), a_row("base", 1.0, 1.0)
+    assert set(against_base(row, base).differences) == {"held_out_nmae_median"}
+    alone = against_base(a_row("row", 1.0, 0.5, seeds=(1,)), base)
+    assert alone.seeds == (1,) and alone.speed is None and alone.verdict == ""
+
+
+@pytest.mark.parametrize("text", ["0", "1,1", "1,a", "-1,2", ""])
+def test_seeds_that_say_nothing_are_refused(text):
+    with pytest.raises(TomatError, match="at least two different ones"):
+        seeds_of(text)
+    assert seeds_of("3,0") == [3, 0]
+
+
+def test_settings_are_judged_on_training_compounds_alone(tmp_path):
+    folder = training_compounds(tmp_path / "compounds")
+    names = {path.stem for path in folder.iterdir()}
+    assert names == {material.material_id for material in demo_materials("train")}
+    assert not names & {material.material_id for material in demo_materials("validation")}
+    before = {path: path.lstat().st_mtime_ns for path in folder.iterdir()}
+    training_compounds(folder)
+    assert before == {path: path.lstat().st_mtime_ns for path in folder.iterdir()}
+    config = load_config(DEMO)
+    found = tuning_overrides(config, tmp_path, 0.2, 7)
+    assert found["data.source"] == "folder" and (found["data.validation_share"], found["data.split_seed"]) == (0.2, 7)
+    with pytest.raises(TomatError, match="by what they say of materials"):
+        tuning_overrides(load_config(DEMO, ["--evaluation.patches_per_material", "0"]), tmp_path, 0.2, 7)
+
+
+def test_runs_share_what_is_tokenised_once_where_they_ask_for_the_same(tmp_path):
+    config, other = load_config(DEMO), load_config(DEMO, ["--data.n_density_tokens", "64"])
+    for missing in (True, False):
+        share_data(tmp_path / "a", tmp_path / "b", config, config)
+        assert (tmp_path / "b").exists() is not missing
+        (tmp_path / "a" / "data" / "train").mkdir(parents=True, exist_ok=True)
+        (tmp_path / "a" / "data" / "train" / "x").write_text("1")
+        (tmp_path / "a" / "data" / "folder.json").write_text("{}")
+    assert (tmp_path / "b" / "data" / "train" / "x").read_text() == "1"
+    share_data(tmp_path / "a", tmp_path / "c", config, other)
+    assert not (tmp_path / "c").exists()
+
+
+@pytest.fixture
+def study(tmp_path, monkeypatch):
+    """A study whose runs are written, not trained; `outcome` decides what becomes of one."""
+    rows = [{"name": "base"}, {"name": "fast, worse", "overrides": {"model.hidden_dim": 32}}, {"name": "breaks"}]
+    values = {"name": "small", "config_path": str(DEMO), "overrides": {"model.num_layers": 1}, "rows": rows}
+    (tmp_path / "sweep.yaml").write_text(yaml.safe_dump(values))
+    trained: list[str] = []
+
+    def train(run, output_dir, lock):
+        trained.append(run.name)
+        if run.name.startswith("breaks"):
+            raise RunFailed(f"run {run.name} ended with status 2")
+        folder = Path(run.config.run_dir)
+        folder.mkdir(parents=True)
+        fast = run.name.startswith("fast")
+        (folder / "config.yaml").write_text(yaml.safe_dump({"run_name": run.name}))
+        row = {"train/loss": 2.0, "eval/validation/loss": 2.0, "tokens_per_second": 200.0 if fast else 100.0}
+        lines = [json.dumps({"step": step, **row}) + "\n" for step in range(5)]
+        (folder / "metrics.jsonl").write_text("".join(lines))
+        nmae = {"teacher_forced_nmae_median": {"mean": (0.2 if fast else 0.1) + 0.01 * run.seed}}
+        (folder / "evaluation.json").write_text(
+            json.dumps({"over_materials": nmae, "materials": [{"material_id": "NaCl"}]})
+        )
+
+    def finished(run):
+        there = (Path(run.config.run_dir) / "evaluation.json").exists()
+        return FinishedRun(np.ones(5), 0.1, 0.1, "1 x cpu", 1.0) if there else None
+
+    monkeypatch.setattr(quality_module, "train_run", train)
+    monkeypatch.setattr(quality_module, "read_finished", finished)
+
+    def make() -> Quality:
+        sweep = load_sweep(tmp_path / "sweep.yaml")
+        return Quality(sweep, SEEDS, tmp_path / "work", tmp_path / "track" / "lab" / "quality-small.json", steps=5)
+
+    return make, trained
+
+
+def test_every_row_is_trained_with_every_seed_and_a_failure_is_a_row(study, tmp_path):
+    make, trained = study
+    record = make().run()
+    # Seed by seed, each time in another order.
+    assert [name.rsplit("-", 2)[0] for name in trained] == [
+        "base", "fast-worse", "breaks", "fast-worse", "breaks", "base", "breaks", "base", "fast-worse",
+    ]  # fmt: skip
+    base, fast, breaks = record["rows"]
+    assert fast["against_base"]["verdict"] == "faster, worse" and fast["materials"] == ["NaCl"]
+    assert fast["parameters"] < base["parameters"] and record["steps"] == 5
+    assert breaks["failed"] == {str(seed): f"run breaks-seed-{seed} ended with status 2" for seed in SEEDS}
+    assert json.loads((tmp_path / "track" / "lab" / "quality-small.json").read_text()) == record
+
+    page = write_quality_page(record, tmp_path / "track")
+    text = page.read_text()
+    for words in ("Every row has `model.num_layers 1`.", "| fast, worse | `model.hidden_dim 32` |",
+                  "| 2.000 (2.000 to 2.000) |", "| +10.00 (+10.00 to +10.00) |", "| faster, worse |", "| base |",
+                  "**failed** with 3 seeds", "run breaks-seed-0 ended", "NaCl", "neither trained on nor looked at",
+                  "![Speed against error"):  # fmt: skip
+        assert words in text
+    assert (tmp_path / "track" / "figures" / "quality-small.svg").exists()
+    page.write_text(text + "\nBy hand.\n")
+    write_quality_page(json.loads(json.dumps(record)), tmp_path / "track")
+    assert page.read_text() == text + "\nBy hand.\n"
+    assert quality_table(record).row_count == 3
+
+    # What has ended is not trained again; what failed is tried again.
+    del trained[:]
+    make().run()
+    assert [name.rsplit("-", 2)[0] for name in trained] == ["breaks"] * 3
+
+
+def test_a_sweep_of_one_row_has_nothing_to_compare(tmp_path):
+    (tmp_path / "sweep.yaml").write_text(
+        yaml.safe_dump({"name": "a", "config_path": str(DEMO), "rows": [{"name": "b"}]})
+    )
+    with pytest.raises(TomatError, match="at least two"):
+        Quality(load_sweep(tmp_path / "sweep.yaml"), SEEDS, tmp_path, tmp_path / "record.json").run()
+
+
+@pytest.mark.parametrize("name", ["lab-quality", "lab-knobs"])
+def test_shipped_sweeps_hold_configurations_that_load(name):
+    sweep = load_sweep(SWEEPS / f"{name}.yaml")
+    for row in sweep.rows:
+        load_config(row.config_path, override_words(row.overrides))

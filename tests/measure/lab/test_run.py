@@ -1,0 +1,387 @@
+"""Sweeps whose rows are pretended: what is paired with what, what a failure leaves, what a stopped lab goes on with."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from tomat.base.errors import TomatError
+from tomat.base.records import typed
+from tomat.measure.lab.log import log_probe, log_row
+from tomat.measure.lab.max_batch import Probe
+from tomat.measure.lab.messages import FAILED, OUT_OF_MEMORY, TOO_LONG, Limits, RowError
+from tomat.measure.lab.record import LabRow, record_path, rows_of_record
+from tomat.measure.lab.run import Lab, LabConfig
+from tomat.perf.tuning.changes import override_words
+from tomat.perf.tuning.sweep_config import load_sweep
+from tomat.perf.tuning.sweep_rows import FITS, RowRecord
+from tomat.report.pages.lab_page import pareto_front, write_lab_page
+from tomat.train.runs.entries import read_log
+from tomat.train.runs.run_log import Asked
+from tomat.train.settings.config import load_config
+
+SWEEPS = Path(__file__).parents[3] / "configs" / "sweeps"
+SWEEP = """
+name: small
+config_path: train.yaml
+introduction: Pretended.
+rows:
+  - name: base
+  - {name: fast, overrides: {trainer.train_batch_size: 16}}
+  - {name: same, overrides: {model.num_layers: 1}}
+  - {name: large, overrides: {trainer.train_batch_size: 999}}
+"""
+MIB = 2**20
+
+
+class Machine:
+    """Starts pretended rows: `fast` has twice the speed of the others, `large` too much memory."""
+
+    def __init__(self, memory_source: str = "process", watts: float | None = None):
+        self.memory_source, self.watts = memory_source, watts
+        self.alive: list[str] = []
+        self.events: list[str] = []
+        self.fails: dict[tuple[str, str], RowError | type[BaseException]] = {}
+        """(name, `start` or `window`) -> what happens there."""
+        self.drift = 1.0
+        self.devices = "1 x cpu"
+        self.compiled: set[str] = set()
+
+    def start(self, request, limits, on_stage):
+        on_stage("starting")
+        words = dict(zip(request.words[::2], request.words[1::2], strict=True))
+        batch = words.get("--trainer.train_batch_size", "8")
+        name = {"16": "fast", "999": "large"}.get(batch, "same" if "--model.num_layers" in words else "base")
+        return Row(self, name, int(batch))
+
+    def trouble(self, name, where):
+        if (found := self.fails.get((name, where))) is not None:
+            raise found
+
+
+class Row:
+    def __init__(self, machine, name, batch):
+        self.machine, self.name, self.batch = machine, name, batch
+        machine.events.append(f"start {name}")
+        machine.trouble(name, "start")
+        if name == "large":
+            raise RowError(OUT_OF_MEMORY, "used 9 GiB")
+        cold = name not in machine.compiled
+        machine.compiled.add(name)
+        self.start_seconds, self.waited_seconds = 1.0, 1.0
+        self.described = {
+            "config_hash": "same" if name in ("base", "same") else name, "platform": "cpu",
+            "devices": machine.devices, "batch_sequences": batch, "sequence_tokens": 512, "accumulations": 1,
+            "dispatch_ahead": 1, "shuffle_rows": 64, "shuffle": "feistel", "compute_dtype": "float32",
+            "optimizer": "adam", "parameters": 100, "train_rows": 1000, "first_step_seconds": 5.0,
+            "compile_seconds": 4.0 if cold else 0.5, "compile_saved_seconds": 0.0 if cold else 3.5,
+            "compiled_programs": 3 if cold else 0, "start_memory_bytes": MIB, "warm_loss": 4.0, "warm_loss_step": 4,
+            "first_loss": 5.0, "peak_memory_bytes": 900 * MIB, "memory_source": machine.memory_source,
+            "energy_source": "the boards" if machine.watts else "a cpu tells none",
+        }  # fmt: skip
+        machine.alive.append(name)
+
+    def window(self):
+        machine = self.machine
+        machine.trouble(self.name, "window")
+        machine.events.append(f"window {self.name}")
+        machine.drift *= 1.1  # the machine gets slower all the time
+        rate = (2000.0 if self.name == "fast" else 1000.0) / machine.drift
+        return {
+            "step_seconds": self.batch * 512 / rate, "tokens_per_second": rate, "waiting_for_data_seconds": 0.0,
+            "others_busy_share": 0.3, "loss": 3.0, "peak_memory_bytes": self.batch * 100 * MIB,
+            "step_joules": machine.watts and machine.watts * self.batch * 512 / rate,
+        }  # fmt: skip
+
+    def extend(self):
+        pass
+
+    def close(self):
+        if self.name in self.machine.alive:
+            self.machine.alive.remove(self.name)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "train.yaml").write_text("{}")
+    (tmp_path / "sweep.yaml").write_text(SWEEP)
+    return tmp_path
+
+
+def lab_of(folder, machine, **config):
+    config = LabConfig(**{"rounds": 2, "repeats": 4, **config})
+    return Lab(load_sweep(folder / "sweep.yaml"), folder / "track", folder / "work", config, start=machine.start)
+
+
+def rows_of(record):
+    return {row.name: row for row in typed(record["rows"], list[LabRow], "the record", "")}
+
+
+def test_energy_has_columns_where_the_devices_tell_it(folder):
+    record = lab_of(folder, Machine(watts=100.0)).run()
+    rows = rows_of(record)
+    assert rows["fast"].step_joules / rows["fast"].step_seconds == pytest.approx(100.0, rel=0.3)  # medians of a drift
+    assert rows["fast"].tokens_per_joule == pytest.approx(rows["fast"].tokens_per_second / 100.0, rel=0.3)
+    text = write_lab_page(record, folder / "track").read_text()
+    assert "| J a step | tokens a J |" in text and "J a step: of the boards." in text
+    silent_lab = Lab(
+        load_sweep(folder / "sweep.yaml"), folder / "silent", folder / "work", LabConfig(), start=Machine().start
+    )
+    text = write_lab_page(silent_lab.run(), folder / "silent").read_text()
+    assert "J a step" not in text and "Energy: a cpu tells none." in text
+
+
+def test_windows_stand_beside_their_base_and_a_drift_cancels(folder):
+    machine = Machine()
+    rows = rows_of(lab_of(folder, machine).run())
+    # Now the base first and now the row.
+    turns = [event for event in machine.events if event.startswith("window")][4:12]
+    assert turns == [f"window {name}" for name in ("base", "fast", "fast", "base") * 2]
+    assert rows["fast"].ratio.mean == pytest.approx(2.0) and rows["fast"].ratio.verdict == "faster"
+    assert rows["same"].ratio.mean == pytest.approx(1.0) and rows["same"].ratio.verdict == "within noise"
+    assert [len(rows[name].windows) for name in ("base", "fast")] == [8, 8]
+    assert not machine.alive
+
+
+def test_a_row_without_an_answer_is_a_row_with_its_reason(folder):
+    machine = Machine()
+    machine.fails["same", "window"] = RowError(TOO_LONG, "took longer than 3 s, measuring")
+    record = lab_of(folder, machine).run()
+    rows = rows_of(record)
+    assert (rows["large"].status, rows["large"].reason) == (OUT_OF_MEMORY, "used 9 GiB")
+    assert rows["same"].status == TOO_LONG and rows["fast"].measured
+    assert record["n_measured"] == 2
+    # It is not tried again in the next round.
+    assert machine.events.count("start large") == 1
+    assert not machine.alive
+
+
+def test_again_replaces_what_is_on_record(folder):
+    first = rows_of(lab_of(folder, Machine()).run())
+    unasked, asked = Machine(), Machine()
+    assert rows_of(lab_of(folder, unasked).run()) == first and "start fast" not in unasked.events
+    record = lab_of(folder, asked).run(["fast"], again=True)
+    # One that compiles, and two that are measured.
+    assert asked.events.count("start fast") == 3 and record["n_rows"] == 4
+    assert {name for name, row in rows_of(record).items() if row.measured} == {"base", "fast"}
+
+
+def test_rows_are_measured_without_their_base_where_it_fails(folder):
+    machine = Machine()
+    machine.fails["base", "start"] = RowError(FAILED, "it cannot be built")
+    rows = rows_of(lab_of(folder, machine).run())
+    assert rows["base"].reason == "it cannot be built"
+    assert rows["fast"].measured and rows["fast"].ratio is None
+
+
+def test_on_an_accelerator_the_base_has_ended_before_its_rows_begin(folder):
+    machine = Machine(memory_source="device")
+    rows = rows_of(lab_of(folder, machine, rounds=1).run())
+    own = ["start base", *["window base"] * 4]
+    row = ["start fast", "start fast", *["window fast"] * 4]
+    # The first base compiles, and the next one is measured by itself; then one is for each row.
+    assert machine.events[: 1 + 2 * len(own) + len(row)] == ["start base", *own, *own, *row]
+    assert rows["fast"].ratio.pairs == 4
+
+
+def test_each_row_has_a_base_of_its_own(folder):
+    """A process keeps its speed for its life, so that one base of all rows would be in all of their ratios."""
+    machine = Machine()
+    lab_of(folder, machine, rounds=1).run()
+    starts = [event for event in machine.events if event.startswith("start")]
+    assert starts == [
+        "start base", "start base", "start base", "start fast", "start fast", "start base", "start same", "start same",
+        "start base", "start large",
+    ]  # fmt: skip
+
+
+def test_now_the_row_is_started_first_and_now_the_base(folder):
+    """The later of two processes was the faster one."""
+    machine = Machine()
+    lab_of(folder, machine, rounds=1).run()
+    machine.events.clear()
+    lab_of(folder, machine, rounds=2).run(["fast"])
+    assert [event for event in machine.events if event.startswith("start")] == [
+        "start base", "start fast", "start base",
+    ]  # fmt: skip
+    on_device = Machine(memory_source="device")
+    rows = rows_of(lab_of(folder, on_device, rounds=2).run(["fast"], again=True))
+    assert rows["fast"].ratio.pairs == 8 and len(on_device.alive) == 0
+
+
+def test_a_start_that_compiled_is_on_record_and_not_timed(folder):
+    machine = Machine()
+    row = rows_of(lab_of(folder, machine, rounds=2).run())["fast"]
+    assert [start["compiled_programs"] for start in row.starts] == [3, 0, 0]
+    assert len(row.windows) == 2 * 4
+
+
+def test_a_stopped_lab_keeps_what_it_measured_and_goes_on(folder):
+    machine = Machine()
+    machine.fails["same", "window"] = KeyboardInterrupt
+    with pytest.raises(KeyboardInterrupt):
+        lab_of(folder, machine).run()
+    assert not machine.alive
+    path = record_path(folder / "track", "small")
+    assert set(rows_of_record(path)) == {"base", "fast"}
+
+    machine = Machine()
+    machine.compiled = {"base", "fast"}
+    rows = rows_of(lab_of(folder, machine).run())
+    # Of the first round what was missing, of the second all.
+    assert [machine.events.count(f"start {name}") for name in ("fast", "same")] == [1, 3]
+    assert [row.rounds_done for row in rows.values() if row.measured] == [2, 2, 2]
+    # More rounds later measure only those.
+    machine = Machine()
+    machine.compiled = {"base", "fast", "same"}
+    assert rows_of(lab_of(folder, machine, rounds=3).run())["fast"].rounds_done == 3
+    assert machine.events.count("start fast") == 1
+
+
+def test_a_row_of_which_the_question_has_changed_is_measured_anew(folder):
+    lab_of(folder, Machine()).run()
+    sweep = folder / "sweep.yaml"
+    sweep.write_text(sweep.read_text().replace("{model.num_layers: 1}", "{model.num_layers: 2}"))
+    machine = Machine()
+    rows = rows_of(lab_of(folder, machine).run())
+    assert machine.events.count("start same") == 3 and "start fast" not in machine.events
+    assert len(rows["same"].windows) == 8
+
+
+def test_memory_and_compile_time_are_those_of_starts_from_the_cache(folder):
+    row = rows_of(lab_of(folder, Machine()).run())["fast"]
+    assert (row.compile_cold_seconds, row.compile_cached_seconds) == (4.0, 0.5)
+    assert row.peak_memory_bytes == 1600 * MIB
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda path: path.write_text("{"), "is not JSON"),
+        (lambda path: path.write_text(json.dumps({"record_format": 1, "rows": [{"name": "base"}]})), "is damaged"),
+        (lambda path: path.write_text(json.dumps({"record_format": 0})), "has record_format 0; this tomat reads 1"),
+    ],
+)
+def test_a_damaged_record_is_refused(folder, spoil, message):
+    lab_of(folder, Machine(), rounds=1).run()
+    spoil(record_path(folder / "track", "small"))
+    with pytest.raises(TomatError, match=message):
+        lab_of(folder, Machine()).run()
+
+
+def test_a_record_of_other_devices_is_refused(folder):
+    lab_of(folder, Machine(), rounds=1).run()
+    other = Machine()
+    other.devices = "4 x TPU v6 lite"
+    with pytest.raises(TomatError, match="measured on 1 x cpu, and here is 4 x TPU v6 lite"):
+        lab_of(folder, other).run()
+    assert not other.alive
+
+
+def test_two_labs_do_not_share_a_folder(folder):
+    machine = Machine()
+    second = lab_of(folder, Machine())
+    first = lab_of(folder, machine)
+    first.on_row = lambda name, stage: second.run()
+    with pytest.raises(TomatError, match="another lab measures"):
+        first.run()
+
+
+def test_a_place_that_cannot_be_written_is_one_line(folder):
+    (folder / "track").write_text("a file where the folder should be")
+    with pytest.raises(TomatError, match="cannot be written"):
+        lab_of(folder, Machine()).run()
+
+
+def test_a_folder_of_work_that_cannot_be_made_is_one_line(folder):
+    (folder / "work").mkdir()
+    (folder / "work" / "logs").write_text("a file where the folder should be")
+    lab = Lab(load_sweep(folder / "sweep.yaml"), folder / "track", folder / "work", LabConfig())
+    with pytest.raises(TomatError, match="logs cannot be written"):
+        lab.run()
+
+
+def test_the_page_has_every_column_and_says_what_is_noise(folder):
+    record = lab_of(folder, Machine(), limits=Limits(10.0, 4096 * MIB)).run()
+    page = write_lab_page(record, folder / "track", epoch_rows=1_000_000)
+    text = page.read_text()
+    assert "| 1 | fast | 16 | 1 | 512 | 1 | 64 | adam | float32 | `trainer.train_batch_size 16` |" in text
+    assert "| 4.0 / 0.5 | 1,600 | 4,096 | 4.0000 | True | 2.000 (" in text
+    assert "| OOM | – | out of memory: used 9 GiB |" in text
+    assert "`base` and `same` are one setting and differ by noise: of 1 comparison of it with itself, 1 has 1" in text
+    assert "other processes used 30 % of its processors" in text
+    assert "1,000,000 sequences of 512 tokens (512,000,000 an epoch)" in text
+    assert (folder / "track" / "figures" / "small-pareto.svg").exists()
+    # What people wrote stays, and writing again changes nothing else.
+    page.write_text(re.sub(r"<!-- What to do.*-->", "Take the fast one.", text))
+    before = page.read_text()
+    write_lab_page(record, folder / "track", epoch_rows=1_000_000)
+    assert page.read_text() == before
+
+
+def test_a_plan_stands_beside_the_measurement_of_its_row(folder):
+    record = lab_of(folder, Machine(), rounds=1).run()
+    plan = RowRecord(
+        name="fast", question="", explain="", base=None, overrides={"trainer.train_batch_size": 16}, config_file="",
+        config_hash=None, model=None, batch_sequences=16, sequence_tokens=512, slice="v6e-1", n_chips=1, status=FITS,
+        hbm_required_bytes=100 * MIB, step_seconds={"estimate": 0.5, "low": 0.4, "high": 0.6},
+    )  # fmt: skip
+    path = folder / "track" / "sweeps" / "small.json"
+    path.parent.mkdir()
+    path.write_text(json.dumps({"record_format": 1, "rows": [plan.to_dict()]}))
+    measured = rows_of(record)["fast"].step_seconds
+    text = write_lab_page(record, folder / "track").read_text()
+    assert f"| fast | v6e-1 | 500.0 | {1e3 * measured:,.1f} | {2 * measured:,.2f} | 100 | 1,600 |" in text
+
+
+def test_shipped_sweeps_hold_configurations_that_load():
+    for name, distinct in (("lab-demo", 18), ("lab-same", 1)):
+        sweep = load_sweep(SWEEPS / f"{name}.yaml")
+        rows = {str(row.overrides): row for row in sweep.rows}
+        assert "5 heads" in [row.name for row in sweep.rows] or distinct == 1
+        loaded = [
+            load_config(row.config_path, override_words(row.overrides))
+            for row in rows.values()
+            if row.name != "5 heads"
+        ]
+        # `b8` has its second name.
+        assert len(loaded) == distinct - (name == "lab-demo")
+
+
+def test_no_row_of_the_front_is_beaten_in_both(folder):
+    rows = list(rows_of(lab_of(folder, Machine(), rounds=1).run()).values())
+    front = pareto_front(rows)
+    for row in front:
+        beaten = [
+            other for other in rows
+            if other.measured and other.tokens_per_second > row.tokens_per_second
+            and other.peak_memory_bytes <= row.peak_memory_bytes
+        ]  # fmt: skip
+        assert not beaten
+
+
+def test_rows_are_in_the_log_of_a_folder_of_runs(folder):
+    asked = Asked("tomat lab run", "train.yaml")
+    lab = lab_of(folder, Machine())
+    lab.on_done = lambda row: log_row(str(folder / "runs"), "small", "Small", row, asked)
+    lab.run()
+    probe = Probe(4, 8, OUT_OF_MEMORY, "used 9 GiB")
+    log_probe(
+        str(folder / "runs"),
+        "largest",
+        "checkpointing off, batch 8",
+        probe,
+        asked,
+        Limits(1.0, MIB),
+        {"devices": "1 x cpu"},
+    )
+    entries = {entry.name: entry for entry in read_log(str(folder / "runs"), 0.0).entries}
+    assert set(entries) == {"base", "fast", "same", "large", "checkpointing off, batch 8"}
+    # A line a round, and one entry with the figures of both.
+    fast = entries["fast"]
+    assert len(fast.pieces) == 2 and fast.figures["windows"] == 8 and fast.about("command") == "tomat lab run"
+    assert fast.figures["against_base_mean"] == pytest.approx(2.0) and fast.figures["verdict"] == "faster"
+    assert fast.about("settings") == {"trainer.train_batch_size": 16}
+    assert (entries["large"].status, entries["large"].detail) == (OUT_OF_MEMORY, "used 9 GiB")
+    assert entries["checkpointing off, batch 8"].figures["memory_limit_bytes"] == MIB

@@ -1,0 +1,51 @@
+import math
+
+import draccus
+import pytest
+
+from tomat.base.errors import TomatError
+from tomat.model.loss.config import LOSS_KINDS, LossConfig
+
+
+def test_default_is_the_soft_target_and_only_emd_warns():
+    assert LossConfig().kind == "soft_cross_entropy"
+    warned = [kind for kind in LOSS_KINDS if LossConfig(kind=kind).warning() is not None]
+    assert warned == ["emd"]
+
+
+def test_reads_back_from_yaml_as_written():
+    config = LossConfig(kind="ce_emd", emd_weight=3.5, preamble_weight=0.25, vocabulary="full", block_positions=128)
+    assert draccus.decode(LossConfig, draccus.encode(config)) == config
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (dict(kind="mse"), "'mse'; expected one of cross_entropy, soft_cross_entropy, ce_emd, emd, l1_mean, crps"),
+        (dict(target_space="log"), "'log'; expected one of bin, rho"),
+        (dict(vocabulary="all"), "'all'; expected one of density, full"),
+        (dict(target_sigma=0.0), "target_sigma is 0.0"),
+        (dict(target_sigma=math.nan), "target_sigma is nan"),
+        (dict(emd_weight=-1.0), "emd_weight is -1.0"),
+        (dict(preamble_weight=-0.1), "preamble_weight is -0.1"),
+        (dict(preamble_weight=math.inf), "preamble_weight is inf"),
+        (dict(z_loss_weight=-1e-4), "z_loss_weight is -0.0001"),
+        (dict(z_loss_weight=1e-4, kernel="pallas"), "the pallas kernel has no z-loss"),
+        (dict(block_positions=0), "block_positions is 0"),
+    ],
+)
+def test_refuses(change, message):
+    with pytest.raises(TomatError, match=message):
+        LossConfig(**change)
+
+
+@pytest.mark.parametrize("kind", LOSS_KINDS)
+@pytest.mark.parametrize("vocabulary", ["density", "full"])
+def test_two_token_layouts_take_only_full_cross_entropy(kind, vocabulary):
+    config = LossConfig(kind=kind, vocabulary=vocabulary)
+    config.check_layout(1)
+    if kind == "cross_entropy" and vocabulary == "full":
+        config.check_layout(2)
+    else:
+        with pytest.raises(TomatError, match="2 tokens per voxel"):
+            config.check_layout(2)

@@ -1,0 +1,397 @@
+"""The blocked loss against the plain formulas, the formulas against NumPy, and what a batch costs."""
+
+from functools import lru_cache, partial
+from itertools import product
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from haliax import Axis, named
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tomat.base.errors import TomatError
+from tomat.model.loss.config import LOSS_KINDS, LossConfig
+from tomat.model.loss.density_loss import density_loss, evaluation_sums, plain_loss
+from tomat.model.loss.target import DensityTarget
+
+START, K, V, E = 7, 24, 33, 6
+"""Density ids 7..30 of 33: ids of both other sorts, before and after."""
+
+VALUES = np.concatenate([[0.0], np.geomspace(1e-3, 6.0, K - 1)]).astype(np.float32)
+TARGET = DensityTarget(K, VALUES, START)
+
+UNOPTIMISED = {"xla_backend_optimization_level": "0"}
+"""The arrays are tiny: compiling is what these tests take their time for."""
+
+
+def make_batch(seed: int, batch: int, positions: int, scale: float = 2.0):
+    """Hidden states, head and token rows with a preamble, density tokens, an end token and padding."""
+    rng = np.random.default_rng(seed)
+    tokens = np.zeros((batch, positions), np.int32)
+    for row in tokens:
+        preamble = rng.integers(1, max(2, positions // 3))
+        length = rng.integers(preamble + 1, positions + 1)
+        row[:preamble] = rng.integers(1, START, preamble)
+        row[preamble:length] = rng.integers(START, START + K, length - preamble)
+        row[length : length + 1] = V - 1
+    hidden = rng.normal(size=(batch, positions, E)).astype(np.float32) * scale
+    head = rng.normal(size=(V, E)).astype(np.float32)
+    return jnp.asarray(hidden), jnp.asarray(head), jnp.asarray(tokens)
+
+
+def value_and_gradients(loss, hidden, head, tokens, config):
+    def of(hidden, head):
+        return loss(hidden, head, tokens, config=config, target=TARGET)
+
+    differentiated = jax.value_and_grad(of, argnums=(0, 1), has_aux=True)
+    (value, metrics), gradients = jax.jit(differentiated, compiler_options=UNOPTIMISED)(hidden, head)
+    return value, metrics, gradients
+
+
+def value_of(loss, hidden, head, tokens, config, target=TARGET):
+    of = partial(loss, config=config, target=target)
+    return jax.jit(of, compiler_options=UNOPTIMISED)(hidden, head, tokens)
+
+
+def assert_close(got, expected, relative: float, name: str):
+    """Within `relative` of the largest expected value: gradients are sums of terms of that size."""
+    got, expected = np.asarray(got, np.float64), np.asarray(expected, np.float64)
+    assert np.isfinite(got).all(), name
+    largest = max(np.abs(expected).max(), 1e-9)
+    assert np.abs(got - expected).max() <= relative * largest, (name, np.abs(got - expected).max(), largest)
+
+
+BLOCKS = (1, 5, 8, 16, 17, 40)
+"""Positions per block, against 17 positions: mostly ragged, one whole, one larger than the sequence."""
+
+CASES = [
+    (kind, vocabulary, preamble_weight, BLOCKS[(4 * i + j) % len(BLOCKS)])
+    for i, kind in enumerate(LOSS_KINDS)
+    for j, (vocabulary, preamble_weight) in enumerate(product(["density", "full"], [0.0, 0.4]))
+]
+
+
+@lru_cache
+def compiled_comparison(config: LossConfig):
+    """Value, metrics and gradients of the blocked and of the plain loss, in one compiled function."""
+    losses = [
+        jax.value_and_grad(partial(loss, config=config, target=TARGET), argnums=(0, 1), has_aux=True)
+        for loss in (density_loss, plain_loss)
+    ]
+    return jax.jit(lambda *arrays: [loss(*arrays) for loss in losses], compiler_options=UNOPTIMISED)
+
+
+@pytest.mark.parametrize(("kind", "vocabulary", "preamble_weight", "block"), CASES)
+@settings(max_examples=8, deadline=None)
+@given(seed=st.integers(0, 10**6), scale=st.floats(0.0, 1.5), in_bins=st.booleans())
+def test_blocked_equals_plain(kind, vocabulary, preamble_weight, block, seed, scale, in_bins):
+    target: dict[str, Any] = (
+        {} if in_bins or kind != "soft_cross_entropy" else dict(target_space="rho", target_sigma=0.3)
+    )
+    config = LossConfig(
+        kind=kind,
+        emd_weight=0.7,
+        preamble_weight=preamble_weight,
+        vocabulary=vocabulary,
+        block_positions=block,
+        # Every block size in both halves of the cases.
+        z_loss_weight=0.3 if block in (5, 16, 40) else 0.0,
+        **target,
+    )
+    arrays = make_batch(seed, 2, 17, scale)
+    (blocked, by_blocked), (plain, by_plain) = compiled_comparison(config)(*arrays)
+    assert_close(blocked[0], plain[0], 1e-5, "loss")
+    assert blocked[1].keys() == plain[1].keys()
+    for name, value in plain[1].items():
+        assert_close(blocked[1][name], value, 1e-5, name)
+    assert_close(by_blocked[0], by_plain[0], 1e-5, "gradient by hidden")
+    assert_close(by_blocked[1], by_plain[1], 1e-5, "gradient by head")
+
+
+def test_loss_without_gradient_is_the_same():
+    arrays = make_batch(12, 2, 11)
+    config = LossConfig(kind="crps", block_positions=4)
+    undifferentiated, metrics = value_of(density_loss, *arrays, config)
+    value, metrics_too, _ = value_and_gradients(density_loss, *arrays, config)
+    np.testing.assert_allclose(undifferentiated, value, rtol=1e-6)
+    np.testing.assert_allclose(metrics["emd_e_per_A3"], metrics_too["emd_e_per_A3"], rtol=1e-6)
+
+
+@pytest.mark.parametrize("vocabulary", ["density", "full"])
+def test_plain_formulas_against_numpy(vocabulary):
+    hidden, head, _ = make_batch(0, 1, 2)
+    t, preamble = 9, 3
+    tokens = jnp.asarray([[preamble, START + t]])
+    logits = np.asarray(head, np.float64) @ np.asarray(hidden[0, 0], np.float64)
+    p_all = np.exp(logits) / np.exp(logits).sum()
+    density = slice(START, START + K)
+    p = p_all[density] / p_all[density].sum()
+    v = VALUES.astype(np.float64)
+    distance = np.abs(v - v[t])
+    q = np.exp(-0.5 * ((np.arange(K) - t) / 3.0) ** 2)
+    widths = np.empty(K)
+    widths[1:-1] = (v[2:] - v[:-2]) / 2
+    widths[0], widths[-1] = v[1] - v[0], v[-1] - v[-2]
+    q_rho = widths * np.exp(-0.5 * ((v - v[t]) / 0.2) ** 2)
+    # The energy form, E|X - r| - E|X - X'| / 2 (Gneiting and Raftery 2007, eq. 21), shares no step with ours.
+    crps = p @ distance - 0.5 * p @ np.abs(v[:, None] - v[None, :]) @ p
+    expected = {
+        LossConfig(kind="cross_entropy"): -np.log(p[t]),
+        LossConfig(kind="soft_cross_entropy", target_sigma=3.0): -(q / q.sum()) @ np.log(p),
+        LossConfig(target_space="rho", target_sigma=0.2): -(q_rho / q_rho.sum()) @ np.log(p),
+        LossConfig(kind="ce_emd", emd_weight=0.3): -np.log(p[t]) + 0.3 * p @ distance,
+        LossConfig(kind="emd"): p @ distance,
+        LossConfig(kind="l1_mean"): abs(p @ v - v[t]),
+        LossConfig(kind="crps"): crps,
+    }
+    outside = -np.log(p_all[density].sum())
+    for config, value in expected.items():
+        config = LossConfig(**{**vars(config), "vocabulary": vocabulary})
+        loss, metrics = value_of(plain_loss, hidden, head, tokens, config)
+        full = outside if vocabulary == "full" else 0.0
+        np.testing.assert_allclose(loss, value + full, rtol=2e-5, err_msg=config.kind)
+        np.testing.assert_allclose(metrics["emd_e_per_A3"], p @ distance, rtol=1e-5)
+        np.testing.assert_allclose(metrics["rho_mean_e_per_A3"], v[t], rtol=1e-6)
+        np.testing.assert_allclose(metrics["cross_entropy_nats"], -np.log(p[t]) + full, rtol=1e-5)
+
+
+def test_full_vocabulary_with_preamble_is_the_usual_language_model_loss():
+    hidden, head, tokens = make_batch(3, 3, 17)
+    config = LossConfig(kind="cross_entropy", vocabulary="full", preamble_weight=1.0, block_positions=5)
+    loss, metrics = value_of(density_loss, hidden, head, tokens, config)
+    log_p = np.asarray(jax.nn.log_softmax(hidden @ head.T))
+    expected = []
+    for row in range(3):
+        targets = np.asarray(tokens[row, 1:])
+        real = np.flatnonzero(targets != 0)
+        expected.append(-log_p[row, real, targets[real]].mean())
+    np.testing.assert_allclose(loss, np.mean(expected), rtol=1e-5)
+    assert metrics["preamble_cross_entropy_nats"] > 0
+
+
+@pytest.mark.parametrize("kind", ["soft_cross_entropy", "crps"])
+def test_padding_and_later_positions_cost_nothing(kind):
+    hidden, head, tokens = make_batch(5, 2, 12)
+    tokens = tokens.at[:, 8:].set(0)
+    config = LossConfig(kind=kind, preamble_weight=0.5, block_positions=4)
+    loss, _, (by_hidden, _) = value_and_gradients(density_loss, hidden, head, tokens, config)
+    # The last real token is at 7 and is predicted at 6.
+    assert np.all(np.asarray(by_hidden[:, 7:]) == 0)
+    assert np.any(np.asarray(by_hidden[:, :7]) != 0)
+    short, _ = value_of(density_loss, hidden[:, :8], head, tokens[:, :8], config)
+    np.testing.assert_allclose(loss, short, rtol=1e-6)
+
+
+def test_accumulation_over_microbatches_is_exact():
+    hidden, head, tokens = make_batch(11, 6, 15)
+    config = LossConfig(kind="ce_emd", preamble_weight=0.3, block_positions=4)
+    whole, metrics, gradients = value_and_gradients(density_loss, hidden, head, tokens, config)
+    counts = np.asarray((tokens >= START) & (tokens < START + K)).sum(axis=1)
+    assert len(set(counts)) > 2, "the sequences must differ in length for this to show anything"
+    parts = [
+        value_and_gradients(density_loss, hidden[i : i + 2], head, tokens[i : i + 2], config) for i in range(0, 6, 2)
+    ]
+    np.testing.assert_allclose(whole, np.mean([p[0] for p in parts]), rtol=1e-6)
+    for name, value in metrics.items():
+        np.testing.assert_allclose(value, np.mean([p[1][name] for p in parts]), rtol=1e-5, atol=1e-7, err_msg=name)
+    assert_close(sum(p[2][1] for p in parts) / 3, gradients[1], 1e-5, "gradient by head")
+
+
+def test_sequence_without_density_contributes_nothing_and_is_counted():
+    hidden, head, tokens = make_batch(2, 4, 10)
+    config = LossConfig(preamble_weight=0.5)
+    alone, _ = value_of(density_loss, hidden[:2], head, tokens[:2], config)
+    tokens = tokens.at[2:].set(3)
+    loss, metrics, (by_hidden, _) = value_and_gradients(density_loss, hidden, head, tokens, config)
+    np.testing.assert_allclose(loss, alone / 2, rtol=1e-6)
+    assert metrics["sequences_without_density"] == 0.5
+    assert np.all(np.asarray(by_hidden[2:]) == 0)
+
+
+@pytest.mark.parametrize("vocabulary", ["density", "full"])
+@pytest.mark.parametrize("preamble_weight", [0.0, 0.5])
+def test_z_loss_against_numpy(vocabulary, preamble_weight):
+    hidden, head, tokens = make_batch(21, 3, 14)
+    plain = dict(kind="cross_entropy", vocabulary=vocabulary, preamble_weight=preamble_weight, block_positions=5)
+    without, metrics, by_without = value_and_gradients(density_loss, hidden, head, tokens, LossConfig(**plain))
+    config = LossConfig(**plain, z_loss_weight=0.01)
+    found, metrics_too, by_found = value_and_gradients(density_loss, hidden, head, tokens, config)
+
+    def z_loss(hidden, head):
+        """0.01 z^2 in float64, and its gradients: dz/dlogit is the softmax."""
+        hidden, head = np.asarray(hidden, np.float64), np.asarray(head, np.float64)
+        total, by_hidden, by_head = 0.0, np.zeros_like(hidden), np.zeros_like(head)
+        for b, row in enumerate(np.asarray(tokens)):
+            targets = row[1:]
+            density = (targets >= START) & (targets < START + K)
+            weights = np.where(density, 1.0, np.where(targets != 0, preamble_weight, 0.0))
+            for p in np.flatnonzero(weights):
+                ids = slice(START, START + K) if vocabulary == "density" and density[p] else slice(0, V)
+                exponentials = np.exp(head[ids] @ hidden[b, p])
+                z, share = np.log(exponentials.sum()), weights[p] / weights.sum() / len(tokens)
+                total += 0.01 * share * z**2
+                by_logits = 0.02 * share * z * exponentials / exponentials.sum()
+                by_hidden[b, p] += by_logits @ head[ids]
+                by_head[ids] += np.outer(by_logits, hidden[b, p])
+        return total, by_hidden, by_head
+
+    value, by_hidden, by_head = z_loss(hidden, head)
+    assert value > 0.05
+    np.testing.assert_allclose(found - without, value, rtol=1e-4)
+    assert_close(by_found[0] - by_without[0], by_hidden, 1e-4, "gradient by hidden")
+    assert_close(by_found[1] - by_without[1], by_head, 1e-4, "gradient by head")
+    for name in metrics:  # of the formulas alone, but for what is minimised
+        if name != "density_loss":
+            np.testing.assert_allclose(metrics_too[name], metrics[name], rtol=1e-6, err_msg=name)
+
+
+def test_evaluation_sums_do_not_depend_on_the_batches():
+    """Rows that fill a batch up, and one that is nothing but preamble, do not count; all others weigh the same."""
+    hidden, head, tokens = make_batch(31, 6, 15)
+    tokens = tokens.at[4].set(3).at[5].set(0)
+    config = LossConfig(kind="ce_emd", preamble_weight=0.3, block_positions=4)
+
+    def sums(rows: list[int]) -> dict[str, float]:
+        index = jnp.asarray(rows)
+        loss, metrics = value_of(density_loss, hidden[index], head, tokens[index], config)
+        return {name: float(value) for name, value in evaluation_sums(loss, metrics, len(rows)).items()}
+
+    alone = [sums([i]) for i in range(4)]
+    expected = {name: sum(part[name] for part in alone) for name in alone[0]}
+    assert expected["sequences"] == 4
+    for batches in ([[0, 1, 2, 3]], [[0, 1, 2], [3, 5, 5]], [[0, 4], [1, 5], [2, 4], [3, 4]], [[0, 1, 2, 3, 4, 5]]):
+        parts = [sums(batch) for batch in batches]
+        for name, value in expected.items():
+            assert sum(part[name] for part in parts) == pytest.approx(value, rel=1e-6), (name, batches)
+    # By the plain definitions, row by row.
+    losses = [float(value_of(plain_loss, hidden[i : i + 1], head, tokens[i : i + 1], config)[0]) for i in range(4)]
+    assert expected["loss"] / 4 == pytest.approx(np.mean(losses), rel=1e-5)
+
+
+def test_perfect_prediction_and_its_metrics():
+    _, _, tokens = make_batch(8, 2, 10)
+    targets = np.concatenate([np.asarray(tokens[:, 1:]), np.zeros((2, 1), int)], axis=1)
+    hidden = jnp.asarray(30.0 * np.eye(V, dtype=np.float32)[targets])
+    for kind in ("cross_entropy", "emd", "l1_mean", "crps"):
+        config = LossConfig(kind=kind, block_positions=3)
+        loss, metrics = value_of(density_loss, hidden, jnp.eye(V), tokens, config)
+        assert abs(float(loss)) < 1e-4
+        np.testing.assert_allclose(metrics["top1_accuracy"], 1.0, rtol=1e-6)
+        assert metrics["emd_e_per_A3"] < 1e-5
+
+
+def test_top1_of_a_tie_is_the_chance_of_the_target():
+    hidden, head = jnp.zeros((1, 3, E)), jnp.ones((V, E))
+    tokens = jnp.asarray([[1, START, START + 1]])
+    for loss in (density_loss, plain_loss):
+        _, metrics = value_of(loss, hidden, head, tokens, LossConfig())
+        np.testing.assert_allclose(metrics["top1_accuracy"], 1 / K, rtol=1e-6)
+
+
+def test_bfloat16_keeps_types_and_stays_near_float32():
+    hidden, head, tokens = make_batch(4, 2, 16, scale=1.0)
+    config = LossConfig(block_positions=5)
+    value, _, exact = value_and_gradients(density_loss, hidden, head, tokens, config)
+    half = value_and_gradients(density_loss, hidden.astype(jnp.bfloat16), head.astype(jnp.bfloat16), tokens, config)
+    rounded, _, (by_hidden, by_head) = half
+    assert rounded.dtype == jnp.float32
+    assert by_hidden.dtype == by_head.dtype == jnp.bfloat16
+    # bfloat16 has 8 bits of mantissa: 0.4 % a value.
+    assert_close(rounded, value, 0.01, "loss")
+    assert_close(by_hidden, exact[0], 0.03, "gradient by hidden")
+    assert_close(by_head, exact[1], 0.03, "gradient by head")
+
+
+def test_scaled_loss_scales_both_gradients():
+    hidden, head, tokens = make_batch(6, 2, 9)
+
+    def scaled(factor: float):
+        def of(h, w):
+            return factor * density_loss(h, w, tokens, config=LossConfig(), target=TARGET)[0]
+
+        return jax.jit(jax.grad(of, argnums=(0, 1)))(hidden, head)
+
+    for once, thrice in zip(scaled(1.0), scaled(3.0), strict=True):
+        np.testing.assert_allclose(3.0 * once, thrice, rtol=1e-5)
+
+
+def test_named_arrays_in_any_axis_order():
+    hidden, head, tokens = make_batch(9, 2, 8)
+    batch, position, embed, vocab = Axis("batch", 2), Axis("position", 8), Axis("embed", E), Axis("vocab", V)
+    expected, _ = value_of(density_loss, hidden, head, tokens, LossConfig())
+    got, _ = value_of(
+        density_loss,
+        named(hidden.transpose(1, 0, 2), (position, batch, embed)),
+        named(head.T, (embed, vocab)),
+        named(tokens, (batch, position)),
+        LossConfig(),
+    )
+    np.testing.assert_array_equal(got, expected)
+    one, _ = value_of(
+        density_loss,
+        named(hidden[0], (position, embed)),
+        named(head, (vocab, embed)),
+        named(tokens[0], (position,)),
+        LossConfig(),
+    )
+    unnamed, _ = value_of(density_loss, hidden[:1], head, tokens[:1], LossConfig())
+    np.testing.assert_array_equal(one, unnamed)
+
+
+def test_two_tokens_per_voxel():
+    hidden, head, tokens = make_batch(10, 2, 12)
+    config = LossConfig(kind="cross_entropy", vocabulary="full", block_positions=5)
+    target = DensityTarget(K, None, START, tokens_per_voxel=2)
+    loss, metrics = value_of(density_loss, hidden, head, tokens, config, target)
+    expected, _ = value_of(plain_loss, hidden, head, tokens, config)
+    np.testing.assert_allclose(loss, expected, rtol=1e-6)
+    assert "emd_e_per_A3" not in metrics
+    with pytest.raises(TomatError, match="2 tokens per voxel"):
+        value_of(density_loss, hidden, head, tokens, LossConfig(), target)
+
+
+def test_memory_does_not_grow_with_positions_times_vocabulary():
+    """Compiled temporary memory of value and gradient, 8 times the positions, the block the same."""
+    k, embed = 1024, 8
+    target = DensityTarget(k, np.linspace(0.0, 3.0, k), START)
+
+    def temporary_bytes(loss, positions):
+        def of(hidden, head, tokens):
+            config = LossConfig(kind="emd", block_positions=64)
+            return loss(hidden, head, tokens, config=config, target=target)[0]
+
+        shapes = [
+            jax.ShapeDtypeStruct((2, positions, embed), jnp.float32),
+            jax.ShapeDtypeStruct((START + k, embed), jnp.float32),
+            jax.ShapeDtypeStruct((2, positions), jnp.int32),
+        ]
+        compiled = jax.jit(jax.value_and_grad(of, argnums=(0, 1))).lower(*shapes).compile()
+        memory = compiled.memory_analysis()
+        assert memory is not None
+        return memory.temp_size_in_bytes
+
+    added_logits = 2 * (1024 - 128) * k * 4
+    assert temporary_bytes(plain_loss, 1024) - temporary_bytes(plain_loss, 128) >= added_logits
+    assert temporary_bytes(density_loss, 1024) - temporary_bytes(density_loss, 128) < 0.1 * added_logits
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (dict(tokens=jnp.zeros((2, 7), jnp.int32)), r"tokens \(2, 7\)"),
+        (dict(tokens=jnp.zeros((2, 8), jnp.float32)), "type float32"),
+        (dict(head=jnp.zeros((V, E + 1))), r"head \(33, 7\)"),
+        (dict(target=DensityTarget(K, VALUES, 20)), "20..43 and the head has 33 rows"),
+        (dict(target=DensityTarget(K, None, START)), "needs the codec's table"),
+        (dict(hidden=named(jnp.zeros((2, 8)), (Axis("batch", 2), Axis("embed", 8)))), "axes .'batch', 'embed'."),
+    ],
+)
+def test_refuses(change, message):
+    hidden, head, tokens = make_batch(1, 2, 8)
+    with pytest.raises(TomatError, match=message):
+        density_loss(
+            **{"hidden": hidden, "head": head, "tokens": tokens, "config": LossConfig(), "target": TARGET, **change}
+        )

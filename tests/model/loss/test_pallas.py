@@ -1,0 +1,289 @@
+"""The Pallas loss, in the interpreter, against the plain formulas; and as the TPU compiler makes it."""
+
+import json
+import os
+import subprocess
+import sys
+from functools import lru_cache, partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tomat.base.errors import TomatError
+from tomat.hardware.chips import slice_named
+from tomat.model.loss.config import LossConfig
+from tomat.model.loss.density_loss import density_loss, plain_loss
+from tomat.model.loss.target import DensityTarget
+from tomat.model.loss.tiles import LossTiles
+from tomat.perf.plan.compile.topology import child_environment
+
+START, K, E = 7, 200, 16
+"""Density ids 7..206 of 211: ids of both other sorts, and neither section a whole number of tiles of 128."""
+V = START + K + 4
+VALUES = np.concatenate([[0.0], np.geomspace(1e-3, 6.0, K - 1)]).astype(np.float32)
+TARGET = DensityTarget(K, VALUES, START)
+
+UNOPTIMISED = {"xla_backend_optimization_level": "0"}
+
+TWO_BLOCKS, THREE_BLOCKS, ONE_BLOCK = LossTiles(64, 32, 128, 16), LossTiles(48, 16, 256, 16), LossTiles(32, 32, 128, 32)
+"""Of the 74 rows below: two groups, the second ragged, of two blocks; two groups of three; three groups of one."""
+
+CASES: list[tuple[Any, ...]] = [
+    ("cross_entropy", "full", 0.0, TWO_BLOCKS, {}),
+    ("cross_entropy", "density", 0.0, THREE_BLOCKS, {}),
+    ("soft_cross_entropy", "full", 0.4, ONE_BLOCK, {}),
+    ("soft_cross_entropy", "density", 0.0, TWO_BLOCKS, dict(target_space="rho", target_sigma=0.3)),
+    ("ce_emd", "full", 0.4, THREE_BLOCKS, dict(emd_weight=0.7)),
+    ("ce_emd", "density", 0.4, ONE_BLOCK, dict(emd_weight=0.7)),
+    ("emd", "full", 0.0, ONE_BLOCK, {}),
+    ("emd", "density", 0.0, TWO_BLOCKS, {}),
+    ("l1_mean", "full", 0.4, TWO_BLOCKS, {}),
+    ("l1_mean", "density", 0.0, THREE_BLOCKS, {}),
+]
+
+
+def make_batch(seed: int, batch: int = 2, positions: int = 37, scale: float = 1.0, bins: int = K):
+    """Hidden states, head and token rows with a preamble, density tokens, an end token and padding."""
+    rng = np.random.default_rng(seed)
+    tokens = np.zeros((batch, positions), np.int32)
+    for row in tokens:
+        preamble = rng.integers(1, max(2, positions // 3))
+        length = rng.integers(preamble + 1, positions + 1)
+        row[:preamble] = rng.integers(1, START, preamble)
+        row[preamble:length] = rng.integers(START, START + bins, length - preamble)
+        row[length : length + 1] = V - 1
+    hidden = scale * rng.normal(size=(batch, positions, E)).astype(np.float32)
+    head = rng.normal(size=(START + bins + 4, E)).astype(np.float32)
+    return jnp.asarray(hidden), jnp.asarray(head), jnp.asarray(tokens)
+
+
+def assert_close(got, expected, relative: float, name: str):
+    """Within `relative` of the largest expected value: gradients are sums of terms of that size."""
+    got, expected = np.asarray(got, np.float64), np.asarray(expected, np.float64)
+    assert np.isfinite(got).all(), name
+    largest = max(np.abs(expected).max(), 1e-9)
+    assert np.abs(got - expected).max() <= relative * largest, (name, np.abs(got - expected).max(), largest)
+
+
+@lru_cache
+def differentiated(loss, config: LossConfig):
+    """Value, metrics and gradients of a loss, compiled."""
+    of = jax.value_and_grad(partial(loss, config=config, target=TARGET), argnums=(0, 1), has_aux=True)
+    return jax.jit(of, compiler_options=UNOPTIMISED)
+
+
+@pytest.mark.parametrize(("kind", "vocabulary", "preamble_weight", "tiles", "target"), CASES)
+@settings(max_examples=4, deadline=None)
+@given(seed=st.integers(0, 10**6), scale=st.floats(0.0, 1.5))
+def test_equals_the_plain_formulas(kind, vocabulary, preamble_weight, tiles, target, seed, scale):
+    config = LossConfig(
+        kind=kind,
+        vocabulary=vocabulary,
+        preamble_weight=preamble_weight,
+        kernel="pallas",
+        tiles=tiles,
+        interpret=True,
+        **target,
+    )
+    arrays = make_batch(seed, scale=scale)
+    (value, metrics), by_arrays = differentiated(density_loss, config)(*arrays)
+    (expected, expected_metrics), by_plain = differentiated(plain_loss, config)(*arrays)
+    assert_close(value, expected, 1e-5, "loss")
+    assert metrics.keys() == expected_metrics.keys()
+    for name in expected_metrics:
+        assert_close(metrics[name], expected_metrics[name], 1e-5, name)
+    for name, got, plain in zip(("hidden", "head"), by_arrays, by_plain, strict=True):
+        assert got.shape == plain.shape
+        assert_close(got, plain, 1e-5, f"gradient by {name}")
+
+
+def test_whole_tiles_without_padding_and_no_gradient():
+    bins = 256
+    arrays = make_batch(3, positions=32, bins=bins)
+    target = DensityTarget(bins, np.linspace(0, 6, bins), START)
+    config = LossConfig(kind="emd", kernel="pallas", tiles=LossTiles(64, 16, 128, 16), interpret=True)
+    expected, expected_metrics = plain_loss(*arrays, config=config, target=target)
+    value, metrics = jax.jit(partial(density_loss, config=config, target=target))(*arrays)
+    np.testing.assert_allclose(value, expected, rtol=1e-5)
+    np.testing.assert_allclose(metrics["cross_entropy_nats"], expected_metrics["cross_entropy_nats"], rtol=1e-5)
+
+
+def test_two_tokens_per_voxel_have_no_densities():
+    arrays = make_batch(10)
+    config = LossConfig(
+        kind="cross_entropy", vocabulary="full", kernel="pallas", tiles=LossTiles(80, 80, 128, 16), interpret=True
+    )
+    target = DensityTarget(K, None, START, tokens_per_voxel=2)
+    loss, metrics = density_loss(*arrays, config=config, target=target)
+    expected, _ = plain_loss(*arrays, config=config, target=target)
+    np.testing.assert_allclose(loss, expected, rtol=1e-5)
+    assert "emd_e_per_A3" not in metrics
+
+
+def test_ties_and_bfloat16():
+    """All logits equal: the target is best with the chance 1/K. And types: sums in float32, gradients as the arrays."""
+    hidden, head, tokens = make_batch(1)
+    config = LossConfig(kind="cross_entropy", kernel="pallas", tiles=TWO_BLOCKS, interpret=True)
+    hidden, head = jnp.zeros_like(hidden, jnp.bfloat16), head.astype(jnp.bfloat16)
+    (loss, metrics), (by_hidden, by_head) = differentiated(density_loss, config)(hidden, head, tokens)
+    np.testing.assert_allclose(metrics["top1_accuracy"], 1 / K, rtol=1e-5)
+    np.testing.assert_allclose(loss, np.log(K), rtol=1e-5)
+    assert loss.dtype == jnp.float32
+    assert by_hidden.dtype == by_head.dtype == jnp.bfloat16
+    expected = differentiated(plain_loss, config)(hidden, head, tokens)[1][0]
+    assert_close(by_hidden, expected, 0.02, "gradient by hidden")
+
+
+def test_tiles_that_do_not_fit():
+    shapes = [
+        jax.ShapeDtypeStruct((1, 65536, 4096), jnp.bfloat16),
+        jax.ShapeDtypeStruct((V, 4096), jnp.bfloat16),
+        jax.ShapeDtypeStruct((1, 65536), jnp.int32),
+    ]
+    config = LossConfig(kernel="pallas", tiles=LossTiles(65536, 512, 512, 32))
+    with pytest.raises(TomatError, match="need .* MiB of VMEM at a width of 4096"):
+        jax.eval_shape(partial(density_loss, config=config, target=TARGET), *shapes)
+
+
+MESH_SCRIPT = """
+import json
+from functools import partial
+
+import haliax as hax
+import jax
+import numpy as np
+from haliax import NamedArray
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+
+jax.config.update("jax_num_cpu_devices", 4)
+
+from tomat.model.loss.config import LossConfig
+from tomat.model.loss.density_loss import density_loss, plain_loss
+from tomat.model.loss.target import DensityTarget
+from tomat.model.loss.tiles import LossTiles
+
+START, K, V, E, B, T = 7, 24, 33, 8, 4, 12
+TARGET = DensityTarget(K, np.geomspace(1e-3, 6.0, K), START)
+rng = np.random.default_rng(0)
+tokens = rng.integers(START, START + K, (B, T)).astype(np.int32)
+tokens[:, :3] = 2
+tokens[1, 7:] = 0
+arrays = rng.normal(size=(B, T, E)).astype(np.float32), rng.normal(size=(V, E)).astype(np.float32), tokens
+config = LossConfig(kind="ce_emd", vocabulary="full", kernel="pallas", tiles=LossTiles(16, 16, 128, 16), interpret=True)
+
+
+def step(loss):
+    def of(hidden, head, tokens):
+        named = NamedArray(hidden, ("batch", "position", "embed")), NamedArray(head, ("vocab", "embed"))
+        return loss(*named, NamedArray(tokens, ("batch", "position")), config=config, target=TARGET)
+
+    return jax.jit(
+        jax.value_and_grad(of, argnums=(0, 1), has_aux=True),
+        compiler_options={"xla_backend_optimization_level": "0"},
+    )
+
+
+(expected, expected_metrics), expected_gradients = step(plain_loss)(*arrays)
+mesh = jax.make_mesh((2, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+specs = P("data", "model"), P(), P("data", "model")
+with jax.set_mesh(mesh), hax.axis_mapping({"batch": "data", "position": "model"}):
+    split = [jax.device_put(x, NamedSharding(mesh, spec)) for x, spec in zip(arrays, specs, strict=True)]
+    (loss, metrics), gradients = step(density_loss)(*split)
+report = {
+    "n_parts": len({shard.index for shard in gradients[0].addressable_shards}),
+    "loss": abs(float(loss - expected)) / float(expected),
+    "gradients": [
+        float(np.abs(np.asarray(a) - np.asarray(b)).max() / np.abs(np.asarray(b)).max())
+        for a, b in zip(gradients, expected_gradients, strict=True)
+    ],
+    "metrics": max(abs(float(metrics[name]) - float(expected_metrics[name])) for name in expected_metrics),
+}
+print(json.dumps(report))
+"""
+
+
+def test_on_a_mesh():
+    """In a process of its own: the one that runs the tests has one device."""
+    done = subprocess.run([sys.executable, "-c", MESH_SCRIPT], capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr[-2000:]
+    report = json.loads(done.stdout.splitlines()[-1])
+    assert report["n_parts"] == 4
+    assert report["loss"] < 1e-5
+    assert max(report["gradients"]) < 1e-5
+    assert report["metrics"] < 1e-5
+
+
+COMPILE_SCRIPT = """
+import json
+import sys
+from pathlib import Path
+
+from tomat.hardware.chips import slice_named
+from tomat.perf.profile.hlo import HBM_MEMORY_SPACE
+from tomat.perf.profile.hlo_files import program_from_bytes
+from tomat.perf.tuning.loss_child import lower_loss
+from tomat.perf.plan.compile.topology import topology_devices
+from tomat.perf.profile.categories import classify_program
+from tomat.perf.profile.hlo_kernels import executed_kernels
+from tomat.perf.profile.hlo_costs import kernel_flops
+
+device = topology_devices(slice_named("v6e-4"))[0]
+for request in json.load(sys.stdin):
+    compiled = lower_loss(request, device).compile()
+    module = compiled.runtime_executable().hlo_modules()[0].as_serialized_hlo_module_proto()
+    program = program_from_bytes(module, "the loss")
+    logits = request["batch"] * request["positions"] * request["density_tokens"]
+    parts = [
+        part
+        for i in program.by_id.values()
+        for part in (i.shape.parts or (i.shape,))
+        if part.memory_space == HBM_MEMORY_SPACE
+    ]
+    calls = [k for k in executed_kernels(program) if k.instruction.custom_call_target == "tpu_custom_call"]
+    verdicts = classify_program(program)
+    print(json.dumps({
+        "logits": logits,
+        "largest": max(part.elements for part in parts),
+        "temporary_bytes": compiled.memory_analysis().temp_size_in_bytes,
+        "categories": sorted({str(verdicts[k.instruction.name].category) for k in calls}),
+        "kernel_flops": sum(k.executions * (kernel_flops(program, k.instruction) or 0) for k in calls),
+    }))
+"""
+
+
+def test_compiles_for_v6e_without_logits_in_hbm():
+    """By the TPU compiler, in a process of its own: no array in HBM has as many elements as there are logits."""
+    pytest.importorskip("libtpu")
+    sizes = dict(slice="v6e-4", batch=2, positions=512, width=256, density_tokens=1024)
+    tiles = dict(resident_rows=512, block_rows=128, block_ids=256, chunk_rows=32)
+    requests = [
+        sizes | {"dtype": dtype, "loss": {"kind": kind, "vocabulary": "full", "kernel": kernel, **others}}
+        for dtype, kind, kernel, others in (
+            ("bfloat16", "cross_entropy", "pallas", {"tiles": tiles}),
+            ("float32", "soft_cross_entropy", "pallas", {"tiles": tiles}),
+            ("bfloat16", "cross_entropy", "xla", {"block_positions": 512}),
+        )
+    ]
+    environment = os.environ | child_environment(slice_named("v6e-4"), [], [])
+    done = subprocess.run(
+        [sys.executable, "-c", COMPILE_SCRIPT],
+        input=json.dumps(requests),
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    *pallas, xla = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"logits"')]
+    assert xla["largest"] >= xla["logits"], "the check must see logits where there are some"
+    # 1,024 bins and 2,186 others to whole tiles of 256; four products: the logits twice, and the two gradients.
+    padded_ids = 1024 + 2304
+    for report in pallas:
+        assert report["largest"] < report["logits"]
+        assert report["categories"] == ["loss"]
+        assert report["kernel_flops"] == 4 * 2 * (2 * 512) * 256 * padded_ids

@@ -1,0 +1,106 @@
+import json
+
+import pytest
+
+from tomat.base.errors import TomatError
+from tomat.model.loss.config import LossConfig
+from tomat.model.loss.tiles import (
+    NAMES,
+    TABLE_FILE,
+    VMEM_BYTES,
+    VMEM_SHARE,
+    LossTiles,
+    TunedTiles,
+    check_vmem,
+    load_table,
+    tuned_tiles,
+    vmem_bytes,
+)
+
+SMALL, WIDE, OTHER_CHIP, FLOAT32 = (LossTiles(size, 16, 128, 16) for size in (16, 32, 64, 128))
+TABLE = (
+    TunedTiles("TPU v6 lite", 1024, 18570, "bfloat16", SMALL),
+    TunedTiles("TPU v6 lite", 2048, 18570, "bfloat16", WIDE),
+    TunedTiles("TPU v5 lite", 1280, 18570, "bfloat16", OTHER_CHIP),
+    TunedTiles("TPU v6 lite", 1280, 18570, "float32", FLOAT32),
+)
+
+
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [
+        (("TPU v6 lite", 1024, 18570, "bfloat16"), SMALL),
+        (("TPU v6 lite", 1280, 16384, "bfloat16"), SMALL),
+        (("TPU v6 lite", 1792, 16384, "bfloat16"), WIDE),
+        (("TPU v5 lite", 2048, 18570, "bfloat16"), OTHER_CHIP),
+        (("TPU v6 lite", 1024, 18570, "float32"), FLOAT32),
+        (("cpu", 2048, 18570, "bfloat16"), WIDE),
+    ],
+)
+def test_nearest_entry(asked, expected):
+    assert tuned_tiles(*asked, table=TABLE) == expected
+
+
+def test_the_table_that_is_shipped_fits_its_chips_and_says_where_it_comes_from():
+    assert load_table()
+    for entry in load_table():
+        assert None not in vars(entry.tiles).values()
+        itemsize = {"bfloat16": 2, "float32": 4}[entry.dtype]
+        check_vmem(entry.tiles, entry.tiles.resident_rows or 0, entry.width, itemsize, 5, entry.device_kind)
+    table = json.loads(TABLE_FILE.read_text())
+    for entry in table["entries"]:
+        candidates = entry["provenance"]["candidates"]
+        pallas = [c for c in candidates if c["kernel"] == "pallas" and "refused" not in c]
+        best = min(pallas, key=lambda c: c["seconds"])
+        assert best["tiles"] == entry["tiles"]
+        assert best["seconds"] == entry["planned_seconds"]
+        assert entry["provenance"]["compiler"].startswith("libtpu ")
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ((4096, 256, 500, 32), "block_ids is 500; expected a positive multiple of 128"),
+        ((4096, 8, 512, 8), "block_rows is 8; expected a positive multiple of 16"),
+        ((4096, 768, 512, 32), "expected resident_rows to be a multiple of block_rows"),
+        ((4096, 256, 512, 96), "expected block_rows to be a multiple of chunk_rows"),
+    ],
+)
+def test_refuses_tiles(sizes, message):
+    with pytest.raises(TomatError, match=message):
+        LossTiles(*sizes)
+
+
+def test_what_is_set_stands_and_the_rest_is_filled():
+    assert LossTiles(block_ids=256).filled(LossTiles(4096, 256, 512, 32)) == LossTiles(4096, 256, 256, 32)
+    with pytest.raises(TomatError, match="multiple of chunk_rows"):
+        LossTiles(block_rows=16).filled(LossTiles(4096, 256, 512, 32))
+
+
+def test_refuses_what_does_not_fit_vmem():
+    tiles = LossTiles(4096, 256, 512, 32)
+    # By hand: scalars 2, hidden 8, sums 16, their bfloat16 8, head 2, its gradient 8, logits 1, gradient 1/4 MiB.
+    assert vmem_bytes(tiles, 4096, 1024, 2, 1) == (2 + 8 + 16 + 8 + 2 + 8 + 1) * 2**20 + 2**18
+    assert vmem_bytes(tiles, 4096, 1024, 2, 5) < check_vmem(tiles, 4096, 1024, 2, 5, "TPU v6 lite")
+    assert check_vmem(tiles, 4096, 1024, 2, 5, "TPU v6 lite") < VMEM_BYTES["TPU v6 lite"]
+    with pytest.raises(TomatError, match=r"MiB of VMEM at a width of 8192 .*resident_rows 4096.*or loss.kernel: xla"):
+        check_vmem(tiles, 4096, 8192, 2, 5, "TPU v6 lite")
+    assert vmem_bytes(tiles, 4096, 1024, 2, 5) > VMEM_SHARE * VMEM_BYTES["TPU v4"]
+
+
+def test_refuses_a_table_that_is_none(tmp_path):
+    broken = tmp_path / "tiles.json"
+    broken.write_text('{"entries": [{"width": 1}]}')
+    with pytest.raises(TomatError, match=r"tiles.json cannot be read .*tomat bench loss-tiles"):
+        load_table(broken)
+    broken.write_text('{"entries": []}')
+    with pytest.raises(TomatError, match=r"tiles.json is empty; .*tomat bench loss-tiles"):
+        load_table(broken)
+
+
+def test_crps_has_no_pallas_kernel():
+    with pytest.raises(TomatError, match="cumulative sum over all bins.*loss.kernel: xla"):
+        LossConfig(kind="crps", kernel="pallas")
+    with pytest.raises(TomatError, match="loss.kernel is 'triton'; expected one of xla, pallas"):
+        LossConfig(kernel="triton")  # pyright: ignore[reportArgumentType]
+    assert NAMES == ("resident_rows", "block_rows", "block_ids", "chunk_rows")

@@ -1,0 +1,252 @@
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tomat.hardware.chips import slice_named
+from tomat.perf.cost.interconnect import (
+    HOP_SECONDS,
+    RING_EFFICIENCY,
+    START_SECONDS,
+    LinkRates,
+    collective_seconds,
+    executed_order,
+    overlap,
+)
+from tomat.perf.profile.categories import Category
+from tomat.perf.profile.hlo_files import program_from_text
+from tomat.perf.profile.program_breakdown import breakdown_from_program
+
+V6E_4, V6E_16, V6E_256 = slice_named("v6e-4"), slice_named("v6e-16"), slice_named("v6e-256")
+LINK = 90e9
+RING = 59e9
+"""Bytes a second one way over a v6e link: 800e9 over 4 ports and 2 directions, of which 0.9 is reached."""
+MIB = 2**20
+
+
+def one(operation: str, operand: str, n_partitions: int, slice_):
+    text = (
+        f"HloModule m, num_partitions={n_partitions}\n"
+        "add {\n  p = bf16[] parameter(0)\n  q = bf16[] parameter(1)\n  ROOT s = bf16[] add(p, q)\n}\n"
+        f"ENTRY e {{\n  a = {operand} parameter(0)\n  ROOT y = {operation}\n}}"
+    )
+    program = program_from_text(text, "inline")
+    found = collective_seconds(program, program.by_name["y"], slice_)
+    assert found is not None
+    return found
+
+
+def test_an_all_gather_is_bound_by_the_corners_two_links():
+    gathered = one(
+        "bf16[64,1024,1024]{2,1,0} all-gather(a), channel_id=1, replica_groups=[1,16]<=[16], dimensions={0}, "
+        "use_global_device_ids=true",
+        "bf16[4,1024,1024]{2,1,0}",
+        16,
+        V6E_16,
+    )
+    assert gathered.n_participants == 16
+    assert gathered.link_bytes == 15 * 8 * MIB
+    assert gathered.seconds == pytest.approx(15 * 8 * MIB / (2 * RING) + 6 * HOP_SECONDS)
+    assert (gathered.exposed_seconds, gathered.hidden_seconds) == (gathered.seconds, 0.0)
+
+
+def test_measured_rates_take_the_place_of_the_assumed_ones():
+    shape = "bf16[4,1024,1024]{2,1,0}"
+    text = (
+        f"HloModule m, num_partitions=16\nadd {{\n  p = bf16[] parameter(0)\n  q = bf16[] parameter(1)\n"
+        f"  ROOT s = bf16[] add(p, q)\n}}\nENTRY e {{\n  a = {shape} parameter(0)\n  ROOT y = {shape} all-reduce(a), "
+        "channel_id=1, replica_groups=[1,16]<=[16], use_global_device_ids=true, to_apply=add\n}"
+    )
+    program = program_from_text(text, "inline")
+    assumed = overlap(program, lambda i: 0.0, V6E_16)["y"]
+    measured = overlap(program, lambda i: 0.0, V6E_16, LinkRates(3e-6, RING_EFFICIENCY / 2))["y"]
+    hops = 2 * 6 * HOP_SECONDS
+    assert measured.seconds - hops == pytest.approx(2 * (assumed.seconds - hops))
+    assert measured.exposed_seconds == pytest.approx(measured.seconds + 3e-6)
+
+
+def test_an_all_reduce_scatters_and_gathers():
+    shape = "bf16[4,1024,1024]{2,1,0}"
+    groups = "channel_id=1, replica_groups=[1,256]<=[256], use_global_device_ids=true, to_apply=add"
+    reduced = one(f"{shape} all-reduce(a), {groups}", shape, 256, V6E_256)
+    scattered = one(f"bf16[4,4,1024]{{2,1,0}} reduce-scatter(a), dimensions={{1}}, {groups}", shape, 256, V6E_256)
+    # a whole pod closes both axes: four links into each chip, at most 8 + 8 hops
+    assert scattered.seconds == pytest.approx(8 * MIB * 255 / 256 / (4 * RING) + 16 * HOP_SECONDS)
+    assert reduced.seconds == pytest.approx(2 * scattered.seconds)
+
+
+def test_groups_along_one_axis_use_its_links_only():
+    rows = one(
+        "bf16[16,1024,1024]{2,1,0} all-gather(a), channel_id=1, replica_groups=[4,4]<=[16], dimensions={0}, "
+        "use_global_device_ids=true",
+        "bf16[4,1024,1024]{2,1,0}",
+        16,
+        V6E_16,
+    )
+    assert rows.seconds == pytest.approx(3 * 8 * MIB / RING + 3 * HOP_SECONDS)
+
+
+def test_a_permute_takes_the_way_of_its_pairs():
+    shape = "bf16[4,1024,1024]{2,1,0}"
+    neighbours = one(
+        f"{shape} collective-permute(a), channel_id=1, source_target_pairs={{{{0,1}},{{1,0}}}}", shape, 4, V6E_4
+    )
+    assert neighbours.seconds == pytest.approx(8 * MIB / LINK + HOP_SECONDS)
+    # 0 -> 3 and 1 -> 2 share a link of the row
+    crowded = one(
+        f"{shape} collective-permute(a), channel_id=1, source_target_pairs={{{{0,3}},{{1,2}}}}", shape, 16, V6E_16
+    )
+    assert crowded.seconds == pytest.approx(2 * 8 * MIB / LINK + 3 * HOP_SECONDS)
+
+
+def test_an_all_to_all_crosses_the_middle():
+    shape = "bf16[4,1024,1024]{2,1,0}"
+    swapped = one(
+        f"{shape} all-to-all(a), channel_id=1, replica_groups=[4,4]<=[16], dimensions={{0}}", shape, 16, V6E_16
+    )
+    # in a row of four, the middle link carries the quarters of 2 x 2 pairs each way
+    assert swapped.seconds == pytest.approx(4 * 2 * MIB / LINK + 3 * HOP_SECONDS)
+
+
+PERMUTES = """
+HloModule m, is_scheduled=true, num_partitions=4
+ENTRY e {
+  a = bf16[4,1024,1024]{2,1,0} parameter(0)
+  b = bf16[1024,1024]{1,0} parameter(1)
+  first = (bf16[4,1024,1024]{2,1,0}, bf16[4,1024,1024]{2,1,0}, u32[], u32[])
+    collective-permute-start(a), channel_id=1, source_target_pairs={{0,1},{1,0}}
+  SECOND
+  work = bf16[1024,1024]{1,0} dot(b, b), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+  first_done = bf16[4,1024,1024]{2,1,0} collective-permute-done(first)
+  rest = bf16[1024,1024]{1,0} negate(work)
+  ROOT all = (bf16[4,1024,1024]{2,1,0}, bf16[1024,1024]{1,0}) tuple(first_done, rest)
+}
+"""
+TRANSFER = 8 * MIB / LINK + HOP_SECONDS
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.floats(0, 3e-4))
+def test_a_transfer_hides_behind_what_runs_before_its_done(work_seconds):
+    program = program_from_text(PERMUTES.replace("SECOND", ""), "inline")
+    times = overlap(program, lambda i: work_seconds if i.name == "work" else 1.0, V6E_4)
+    assert set(times) == {"first", "first_done"}
+    waited, hidden = times["first_done"].exposed_seconds, times["first"].hidden_seconds
+    assert waited == pytest.approx(START_SECONDS + max(0.0, TRANSFER - work_seconds), abs=1e-12)
+    assert waited + hidden == pytest.approx(TRANSFER + START_SECONDS)
+    assert times["first"].exposed_seconds == times["first_done"].hidden_seconds == 0.0
+
+
+def test_transfers_on_the_same_link_queue_and_on_others_do_not():
+    second = """second = (bf16[4,1024,1024]{2,1,0}, bf16[4,1024,1024]{2,1,0}, u32[], u32[])
+      collective-permute-start(a), channel_id=2, source_target_pairs=PAIRS
+    second_done = bf16[4,1024,1024]{2,1,0} collective-permute-done(second)"""
+    waits = {}
+    for pairs in ("{{0,1}}", "{{2,3}}"):
+        program = program_from_text(PERMUTES.replace("SECOND", second.replace("PAIRS", pairs)), "inline")
+        times = overlap(program, lambda i: 0.0, V6E_4)
+        waits[pairs] = times["second_done"].exposed_seconds
+        # nothing runs but transfers: none of it is hidden, and the first is done when the second is
+        assert times["first"].hidden_seconds == 0.0
+        assert times["first_done"].exposed_seconds == pytest.approx(START_SECONDS)
+    assert waits["{{0,1}}"] == pytest.approx(2 * TRANSFER + START_SECONDS)
+    assert waits["{{2,3}}"] == pytest.approx(TRANSFER + START_SECONDS)
+
+
+LOOP = """
+HloModule m, is_scheduled=true, num_partitions=4
+body {
+  state = (s32[], bf16[4,1024,1024]{2,1,0}, bf16[1024,1024]{1,0}) parameter(0)
+  i = s32[] get-tuple-element(state), index=0
+  a = bf16[4,1024,1024]{2,1,0} get-tuple-element(state), index=1
+  b = bf16[1024,1024]{1,0} get-tuple-element(state), index=2
+  one = s32[] constant(1)
+  next = s32[] add(i, one)
+  start = (bf16[4,1024,1024]{2,1,0}, bf16[4,1024,1024]{2,1,0}, u32[], u32[])
+    collective-permute-start(a), channel_id=1, source_target_pairs={{0,1},{1,0}}
+  work = bf16[1024,1024]{1,0} dot(b, b), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+  done = bf16[4,1024,1024]{2,1,0} collective-permute-done(start)
+  ROOT out = (s32[], bf16[4,1024,1024]{2,1,0}, bf16[1024,1024]{1,0}) tuple(next, done, work)
+}
+condition {
+  state = (s32[], bf16[4,1024,1024]{2,1,0}, bf16[1024,1024]{1,0}) parameter(0)
+  i = s32[] get-tuple-element(state), index=0
+  n = s32[] constant(7)
+  ROOT less = pred[] compare(i, n), direction=LT
+}
+ENTRY e {
+  a = bf16[4,1024,1024]{2,1,0} parameter(0)
+  b = bf16[1024,1024]{1,0} parameter(1)
+  zero = s32[] constant(0)
+  init = (s32[], bf16[4,1024,1024]{2,1,0}, bf16[1024,1024]{1,0}) tuple(zero, a, b)
+  ROOT loop = (s32[], bf16[4,1024,1024]{2,1,0}, bf16[1024,1024]{1,0}) while(init), condition=condition, body=body
+}
+"""
+
+
+def test_the_breakdown_of_a_windowed_loop_shows_exposed_and_hidden():
+    program = program_from_text(LOOP, "inline")
+    work = TRANSFER / 4
+
+    def compute(instruction) -> float:
+        return work if instruction.name == "work" else 0.0
+
+    times = overlap(program, compute, V6E_4)
+
+    def exposed(instruction) -> float:
+        return times[instruction.name].exposed_seconds if instruction.name in times else compute(instruction)
+
+    def hidden(instruction) -> float:
+        return times[instruction.name].hidden_seconds if instruction.name in times else 0.0
+
+    breakdown = breakdown_from_program(
+        program, device_kind="TPU v6 lite", kernel_seconds=exposed, hidden_seconds=hidden
+    )
+    rows = {row.name: row for row in breakdown.categories}
+    assert rows[Category.COLLECTIVES_EXPOSED].seconds == pytest.approx(7 * (3 * work + START_SECONDS))
+    assert rows[Category.COLLECTIVES_HIDDEN].hidden_seconds == pytest.approx(7 * work)
+    assert rows[Category.COLLECTIVES_HIDDEN].share == 0
+    assert breakdown.step_seconds == pytest.approx(7 * (work + 3 * work + START_SECONDS))
+
+
+def test_the_schedule_decides_the_order():
+    program = program_from_text(PERMUTES.replace("SECOND", ""), "inline")
+    names = [i.name for i in executed_order(program, program.entry_id)]
+    assert names.index("first") < names.index("work") < names.index("first_done")
+    # a product scheduled after the wait hides nothing
+    late = PERMUTES.replace("SECOND", "")
+    work = next(line for line in late.splitlines() if line.startswith("  work"))
+    late = late.replace(work + "\n", "").replace("  rest =", f"{work}\n  rest =")
+    program = program_from_text(late, "inline")
+    waited = overlap(program, lambda i: 1.0, V6E_4)["first_done"].exposed_seconds
+    assert waited == pytest.approx(TRANSFER + START_SECONDS)
+
+
+def test_a_fusion_hides_what_it_gathers_behind_its_own_product():
+    text = """
+HloModule m, is_scheduled=true, num_partitions=4
+fused {
+  a = bf16[1024,1024]{1,0} parameter(0)
+  w = bf16[4096,1024]{1,0} parameter(1)
+  g = bf16[4096,1024]{1,0} all-gather(a), channel_id=1, replica_groups=[1,4]<=[4], dimensions={0}, use_global_device_ids=true
+  ROOT d = bf16[4096,4096]{1,0} dot(g, w), lhs_contracting_dims={1}, rhs_contracting_dims={1}
+}
+ENTRY e {
+  a = bf16[1024,1024]{1,0} parameter(0)
+  w = bf16[4096,1024]{1,0} parameter(1)
+  ROOT f = bf16[4096,4096]{1,0} fusion(a, w), kind=kOutput, calls=fused
+}
+"""  # noqa: E501 - HLO text breaks lines where it may not be broken
+    program = program_from_text(text, "inline")
+    transfer = 3 * 2 * MIB / (2 * RING) + 2 * HOP_SECONDS
+    short = overlap(program, lambda i: transfer / 3, V6E_4)["f"]
+    assert short.seconds == pytest.approx(transfer)
+    assert short.hidden_seconds == pytest.approx(transfer / 3)
+    assert short.exposed_seconds == pytest.approx(2 * transfer / 3 + START_SECONDS)
+    assert overlap(program, lambda i: 10 * transfer, V6E_4)["f"].exposed_seconds == pytest.approx(START_SECONDS)
+
+
+def test_what_is_no_collective_has_no_cost():
+    shape = "bf16[8]{0}"
+    text = f"HloModule m\nENTRY e {{\n  a = {shape} parameter(0)\n  ROOT y = {shape} collective-permute(a), channel_id=1, source_target_pairs={{{{0,1}}}}\n}}"  # noqa: E501 - HLO text
+    program = program_from_text(text, "inline")
+    assert collective_seconds(program, program.by_name["a"], V6E_4) is None

@@ -1,0 +1,213 @@
+import json
+import shutil
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tomat.base.errors import TomatError
+from tomat.base.records import typed
+from tomat.perf.cost.llo import OpSchedule, Region, read_schedule, read_schedules, slot_utilisation
+
+DUMP = Path(__file__).parent / "data" / "llo"
+BROADCAST = "broadcast.1442.clone"
+SPLASH = "splash_mha_fwd_residuals.14"
+
+
+@pytest.fixture(scope="module")
+def schedules() -> dict[str, OpSchedule]:
+    return read_schedules(DUMP)
+
+
+def bundle_lines(op_name: str) -> int:
+    (path,) = DUMP.glob(f"*-{op_name}-*-final_bundles.txt")
+    return sum(":" in line[:14] and "{" in line[:20] for line in path.read_text().splitlines())
+
+
+def outline(region: Region) -> list:
+    return [region.kind, region.first_bundle, region.bundles, [outline(inner) for inner in region.regions]]
+
+
+def bundles(schedule: OpSchedule) -> int:
+    """Each counted once."""
+    return sum(region.bundles for region in schedule.body.walk())
+
+
+@pytest.mark.parametrize("op_name", [BROADCAST, SPLASH])
+def test_every_bundle_is_in_one_region(schedules, op_name):
+    assert bundles(schedules[op_name]) == bundle_lines(op_name)
+
+
+def test_a_pipelined_copy_loop(schedules):
+    schedule = schedules[BROADCAST]
+    assert outline(schedule.body) == ["body", 0, 16, [["loop", 0xA, 20, [["branch", 0x13, 39, []]]]]]
+    (loop,) = schedule.body.regions
+    (body,) = loop.regions
+    # 512 blocks of the 8 x 64 grid and five more iterations for the transfers under way.
+    assert (loop.executions, body.executions) == (517, pytest.approx(512 / 517))
+    assert schedule.executed(lambda region: region.bundles) == pytest.approx(16 + 517 * 20 + 512 * 39)
+    assert not schedule.has_windows
+    assert schedule.grid == (8, 64, 1)
+
+
+def test_a_pallas_kernel_with_spilled_counters(schedules):
+    schedule = schedules[SPLASH]
+    inner = [["branch", 0x49, 2, []], ["branch", 0x5E, 15, []], ["branch", 0x74, 4, []]]
+    assert outline(schedule.body) == ["body", 0, 10, [["loop", 0xA, 65, [["branch", 0x42, 39, inner]]]]]
+    (loop,) = schedule.body.regions
+    (step,) = loop.regions
+    assert loop.executions == 8 * 16 * 16 * 16 + 2
+    assert step.executions == pytest.approx(32768 / 32770)
+    assert [(r.executions, r.operand) for r in step.regions] == [(1 / 16, None), (None, 1), (1 / 16, None)]
+    assert step.regions[1].mxu_cycles == 2 * 8 + 2 * 4  # of each unit, two products in bf16 and two in f32
+    assert loop.read_bytes == 3 * 512 * 128 * 2  # blocks of queries, keys and values, 64 padded to 128 lanes
+    assert schedule.has_windows
+    assert schedule.executed(
+        lambda region: region.bundles, lambda region: 0.5 if region.operand == 1 else None
+    ) == pytest.approx(10 + 32770 * 65 + 32768 * (39 + 2 / 16 + 15 / 2 + 4 / 16))
+
+
+@pytest.mark.parametrize(
+    ("products", "cycles"),
+    [
+        # libtpu 0.0.46 for v6e, TPU7x and v5p, in this order.
+        (["vmatmul.mubr.msk.bf16.gmra.mxu0 %vm1, %v2", "vmatmul.mubr.f32.gmra.mxu1 %v1"], 8),
+        (["vmatmul.mubr.bf16.gmra.mrb[180].mxu0 %v1", "vmatmul.mubr.bf16.vlgmr.msra.gmra.mrb[184].mxu0 %v2"], 16),
+        (["vmatmul.mubr.f32.gmra.mrb[198].mxu0 %v1", "vmatmul.mubr.f32.gmra.mrb[198].mxu1 %v1"], 4),
+        (["vmatmul.mubr.s8.gmra.mrb[180].mxu0 %v1", "vmatmul.mubr.s8.gmra.mrb[184].mxu1 %v2"], 8),
+        (["vmatmul.bf16.gmra.mxu2 %v1", "vmatmul.msk.bf16.vlgmr.msrb.gmra.mxu3 %vm1, %v1"], 16),
+        (["vmatmul.f32.gmra.mxu3 %v1", "vmatmul.lmr.bf16.gmra.16.mxu3 %v1"], 16),
+        (["vmatpush.bf16.msra.mxu0 %v1", "vmatprep.mubr.bf16.mxu0 %v1"], 0),
+    ],
+)
+def test_products_keep_their_unit_busy(tmp_path, products, cycles):
+    slots = "  ;;  ".join(f"%{number} = {product}" for number, product in enumerate(products))
+    (tmp_path / "1-op-02-final_bundles.txt").write_text(f"     0   :  {{ {slots} }}\n   0x1   :  {{ %9 = vnop }}\n")
+    assert read_schedules(tmp_path)["op"].body.mxu_cycles == cycles
+
+
+def test_slots_are_weighted_by_how_often_they_run(schedules):
+    schedule = schedules[BROADCAST]
+    # Two stores in each of the 32 bundles 0x17 to 0x36, of 2 slots a bundle; no other bundle stores.
+    executed = 16 + 517 * 20 + 512 * 39
+    assert slot_utilisation(schedule)["VSTORE"] == pytest.approx(512 * 64 / (2 * executed))
+    assert slot_utilisation(schedule)["MXU"] == 0
+
+
+@pytest.mark.parametrize("op_name", [BROADCAST, SPLASH])
+def test_json(schedules, op_name):
+    schedule = schedules[op_name]
+    assert typed(json.loads(json.dumps(asdict(schedule))), OpSchedule, "kept", "") == schedule
+
+
+def test_the_last_of_several_schedules_and_odd_names(tmp_path):
+    (path,) = DUMP.glob(f"*-{BROADCAST}-*-final_bundles.txt")
+    shutil.copy(path, tmp_path / "20-<late-initialization>-03-final_bundles.txt")
+    shutil.copy(path, tmp_path / "20-slice.103-02-schedule-analysis_final_bundles.txt")
+    shutil.copy(path, tmp_path / "20-fusion.1-02-final_bundles.txt")
+    (tmp_path / "20-fusion.1-03-final_bundles.txt").write_text("     0   :  {}\n   0x1   :  {}\n")
+    found = read_schedules(tmp_path)
+    assert {name: bundles(schedule) for name, schedule in found.items()} == {"<late-initialization>": 75, "fusion.1": 2}
+    assert slot_utilisation(found["fusion.1"]) == {}
+
+
+def test_what_is_no_dump_is_refused(tmp_path):
+    with pytest.raises(TomatError, match="xla_jf_dump_llo_text"):
+        read_schedules(tmp_path)
+    with pytest.raises(TomatError, match="xla_jf_dump_llo_text"):
+        read_schedules(tmp_path / "absent")
+    empty = tmp_path / "1-a-03-final_bundles.txt"
+    empty.write_text("= control target key start\n")
+    with pytest.raises(TomatError, match="no VLIW bundles"):
+        read_schedules(tmp_path)
+
+
+def test_a_dump_cut_short_is_refused(tmp_path):
+    for path in DUMP.glob(f"*-{BROADCAST}-*"):
+        text = path.read_text()
+        (tmp_path / path.name).write_text(text[:4000] if "bundles.txt" in path.name else text)
+    with pytest.raises(TomatError, match=r"\d+ bundles, but 75 rows"):
+        read_schedules(tmp_path)
+
+
+@dataclass
+class Nest:
+    """Bundles, or a region around more of them: `limit` is a trip count or what the counter is compared with."""
+
+    kind: str
+    limit: int
+    inside: "list[Nest]"
+
+
+def nests() -> st.SearchStrategy[list[Nest]]:
+    straight = st.builds(Nest, st.just("straight"), st.integers(1, 6), st.just([]))
+    items = st.recursive(
+        straight,
+        lambda inner: st.builds(
+            Nest, st.sampled_from(["loop", "branch"]), st.integers(1, 5), st.lists(inner, max_size=3)
+        ),
+        max_leaves=8,
+    )
+    return st.lists(items, min_size=1, max_size=4)
+
+
+class Writer:
+    """Writes nests the way the compiler does."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.values = 0
+
+    def bundle(self, text: str = "", label: str = "  ") -> None:
+        self.lines.append(f"{hex(len(self.lines)):>6} {label}: {{ {text} }}")
+
+    def write(self, items: list[Nest], counter: str) -> None:
+        for item in items:
+            self.values += 10
+            v = self.values
+            if item.kind == "straight":
+                for _ in range(item.limit):
+                    self.bundle("%v1_v1 = vld [vmem:[%s1_s1] sm:$0xff]")
+            elif item.kind == "loop":
+                self.bundle(f"%s{v}_s1 = smov 0 /* copy for cssa */")
+                self.bundle(f"%s{v + 1}_s1 = sphi %s{v}_s1, %s{v + 2}_s2 }} /* Start region {v} */ {{", "LB")
+                self.write(item.inside, f"%s{v + 1}_s1")
+                self.bundle(f"%s{v + 2}_s2 = sadd.s32 1, %s{v + 1}_s1")
+                self.bundle(f"%p{v}_p0 = scmp.ge.s32.totalorder %s{v + 2}_s2, {item.limit} /* loop exit test */")
+                self.bundle(f"%1 = sbr.rel (!%p{v}_p0) target = $region{v}")
+                for _ in range(4):
+                    self.bundle()
+            else:
+                self.bundle(f"%p{v}_p1 = scmp.ge.s32.totalorder {counter or 0}, {item.limit}")
+                self.bundle(f"%2 = sbr.rel (%p{v}_p1) target = $region{v}")
+                for _ in range(4):
+                    self.bundle()
+                self.write(item.inside, counter)
+                self.bundle(f"%s{v}_s9 = smov 7 }} /* Start/End empty region {v} */ {{", "PF")
+
+
+def run(items: list[Nest], counter: int) -> int:
+    """Bundles that a machine would execute."""
+    count = 0
+    for item in items:
+        if item.kind == "straight":
+            count += item.limit
+        elif item.kind == "loop":
+            count += 1 + sum(1 + run(item.inside, i) + 2 + 5 for i in range(item.limit))
+        else:
+            count += 6 + (run(item.inside, counter) if counter < item.limit else 0) + 1
+    return count
+
+
+@settings(max_examples=60, deadline=None)
+@given(nests())
+def test_executed_bundles_are_those_a_machine_executes(tmp_path_factory, items):
+    writer = Writer()
+    writer.write(items, "")
+    path = tmp_path_factory.getbasetemp() / "1-op-03-final_bundles.txt"
+    path.write_text("\n".join(writer.lines) + "\n")
+    schedule = read_schedule(path, None)
+    assert bundles(schedule) == len(writer.lines)
+    assert schedule.executed(lambda region: region.bundles) == pytest.approx(run(items, 0))

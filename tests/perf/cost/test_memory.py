@@ -1,0 +1,163 @@
+import gzip
+from pathlib import Path
+
+import pytest
+
+from tomat.base.errors import TomatError
+from tomat.perf.cost.memory import (
+    COMPILERS_LIST,
+    LIVE_AT_PEAK,
+    memory_of_compiled,
+    memory_of_oom,
+    read_memory,
+)
+
+DATA = Path(__file__).parent / "data"
+GIB = 2**30
+V6E_BYTES = round(31.24 * GIB)
+
+# What memory_analysis() said of scan_fits.
+STATS = {
+    "argument_size_in_bytes": 134217728,
+    "output_size_in_bytes": 100663840,
+    "alias_size_in_bytes": 100663296,
+    "temp_size_in_bytes": 2281995008,
+    "generated_code_size_in_bytes": 3419136,
+    "peak_memory_in_bytes": 2181044768,
+}
+
+REFUSED = (
+    "RESOURCE_EXHAUSTED: Ran out of memory on HBM, the total memory required for HLO temporaries (61.09G) exceeds "
+    "available HBM (31.24G). HLO module: jit_step."
+)
+
+# The layout of libtpu's table, as users of older releases posted it (erfanzar/EasyDeL#166, flowpm#27).
+TABLE = """\
+RESOURCE_EXHAUSTED: XLA:TPU compile permanent error. Ran out of memory in memory space hbm. Used 63.80G of 30.75G hbm. \
+Exceeded hbm capacity by 33.05G.
+
+Total hbm usage >= 65.05G:
+    reserved          1.25G
+    program          63.80G
+    arguments       528.00M
+
+Output size 0B; shares 0B with arguments.
+
+Program hbm requirement 63.80G:
+    global            1.14M
+    scoped            4.56M
+    HLO temp         63.79G (100.0% utilization: Unpadded (63.58G) Padded (63.58G), 0.3% fragmentation (210.89M))
+
+  Largest program allocations in hbm:
+
+  1. Size: 32.00G
+     Operator: op_type="FloorMod" op_name="slicewise_79/FloorMod"
+     Shape: s32[8388608,8,4]{2,1,0:T(8,128)}
+     Unpadded size: 1.00G
+     Extra memory due to padding: 31.00G (32.0x expansion)
+     XLA label: %copy.40488 = s32[8388608,8,4]{2,1,0:T(8,128)} copy(s32[8388608,8,4]{0,2,1:T(4,128)} %g.1), metadata={}
+     Allocation type: HLO temp
+     ==========================
+
+  2. Size: 2.00G
+     Operator: op_name="jit(step)/h/0/attention/dot_general" source_file="model/attention.py" source_line=1059
+     Shape: f32[32,4096,4096]{1,2,0:T(8,128)}
+     Unpadded size: 2.00G
+     XLA label: fusion.1265.remat3 = fusion(custom-call.224, custom-call.241), kind=kOutput, calls=fused.957
+     Allocation type: HLO temp
+     ==========================
+"""
+
+
+def dump(name: str) -> bytes:
+    return gzip.decompress((DATA / f"{name}.hlo.pb.gz").read_bytes())
+
+
+def test_a_program_that_fits_says_what_the_compiler_said():
+    report = memory_of_compiled(dump("scan_fits"), V6E_BYTES, STATS["generated_code_size_in_bytes"])
+    assert report.fits
+    assert report.argument_bytes == STATS["argument_size_in_bytes"]
+    assert report.alias_bytes == STATS["alias_size_in_bytes"]
+    assert report.output_bytes == STATS["output_size_in_bytes"] - STATS["alias_size_in_bytes"]
+    assert report.program_bytes == STATS["generated_code_size_in_bytes"]
+    # The replayed heap has the same bytes live at its peak as the compiler's own count.
+    assert report.peak_bytes == STATS["peak_memory_in_bytes"]
+    assert report.fragmentation_bytes == report.required_bytes - STATS["peak_memory_in_bytes"]
+    assert report.headroom_bytes == V6E_BYTES - report.required_bytes > 0
+
+
+def test_the_largest_buffers_are_the_saved_activations_with_their_lines():
+    report = memory_of_compiled(dump("scan_fits"), V6E_BYTES)
+    assert report.largest_are == LIVE_AT_PEAK
+    saved = report.largest[:2]  # tanh(h) and 1 - tanh(h), kept for the backward pass of each layer
+    assert {b.source for b in saved} == {"model.py:7"}
+    assert {b.op_name.rsplit("/", 1)[-1] for b in saved} == {"tanh", "sub"}
+    assert {b.hbm_bytes for b in saved} == {6 * 16384 * 4096 * 2}
+    assert saved[0].shape == "bf16[6,16384,4096]{1,2,0:T(8,128)(2,1)}"
+    everything = sum(b.hbm_bytes for b in report.largest)
+    peak = STATS["peak_memory_in_bytes"]
+    assert 0.99 * peak < everything <= peak
+
+
+def test_a_refusal_gets_its_bytes_from_the_dump():
+    told = memory_of_oom(REFUSED)
+    assert told is not None
+    assert not told.fits
+    assert told.largest == ()
+    assert told.capacity_bytes == V6E_BYTES
+    report = memory_of_oom(REFUSED, dump("scan_oom"))
+    assert report is not None
+    assert not report.fits
+    # The message's total is arguments, temporaries, constants and outputs, rounded.
+    assert abs(report.required_bytes - told.required_bytes) <= 0.005 * GIB
+    assert report.headroom_bytes == report.capacity_bytes - report.required_bytes < 0
+    # Batch x 1024 and the two weights, bf16, on one chip of four.
+    assert report.argument_bytes == 2_097_152 // 4 * 1024 * 2 + 2 * 6 * 1024 * 4096 * 2
+    assert report.largest[0].source == "model.py:7"
+
+
+def test_the_table_of_older_releases():
+    report = memory_of_oom(TABLE)
+    assert report is not None
+    assert (report.required_bytes, report.capacity_bytes) == (round(63.80 * GIB), round(30.75 * GIB))
+    assert report.argument_bytes == 528 * 2**20
+    assert report.temporary_bytes == round(63.79 * GIB)
+    assert report.largest_are == COMPILERS_LIST
+    padded, attention = report.largest
+    assert (padded.hbm_bytes, padded.logical_bytes) == (32 * GIB, GIB)
+    assert (padded.instruction, padded.opcode, padded.source) == ("copy.40488", "copy", "")
+    assert attention.instruction == "fusion.1265.remat3"
+    assert (attention.opcode, attention.source) == ("fusion", "model/attention.py:1059")
+    assert attention.op_name == "jit(step)/h/0/attention/dot_general"
+
+
+@pytest.mark.parametrize(
+    ("message", "required", "capacity", "space"),
+    [
+        ("Used 36.01G of 31.25G hbm. Exceeded hbm capacity by 4.76G.", 36.01 * GIB, 31.25 * GIB, "hbm"),
+        ("Ran out of memory in memory space vmem while allocating on stack for %k. Scoped allocation with size 17.20M "
+         "and limit 16.00M exceeded scoped vmem limit by 1.20M.", 17.20 * 2**20, 16 * 2**20, "vmem"),
+    ],
+)  # fmt: skip
+def test_other_refusals(message, required, capacity, space):
+    report = memory_of_oom(message)
+    assert report is not None
+    assert (report.required_bytes, report.capacity_bytes) == (round(required), round(capacity))
+    assert report.memory_space == space
+
+
+def test_other_errors_are_not_about_memory():
+    assert memory_of_oom("INVALID_ARGUMENT: Mosaic failed to compile TPU kernel") is None
+
+
+def test_a_program_without_a_buffer_assignment_is_refused():
+    with pytest.raises(TomatError, match="no buffer assignment"):
+        memory_of_compiled(b"", V6E_BYTES)
+
+
+def test_reports_survive_json():
+    report = memory_of_oom(REFUSED, dump("scan_oom"))
+    assert report is not None
+    assert read_memory(report.to_dict()) == report
+    with pytest.raises(TomatError, match="the memory of the plan is damaged.*required_bytes"):
+        read_memory({"fits": True})

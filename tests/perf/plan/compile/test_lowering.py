@@ -1,0 +1,81 @@
+"""What the planner lowers is what the trainer runs, to the letter."""
+
+import dataclasses
+
+import haliax as hax
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec
+from levanter.tracker import NoopConfig
+
+from tomat.base.errors import TomatError
+from tomat.perf.plan.compile.child import set_jax_options
+from tomat.perf.plan.compile.lowering import lower_step, stand_in_table
+from tomat.train.loader import TokenExample
+from tomat.train.settings.config import load_config
+from tomat.train.step import build_trainer, model_initialiser
+
+TINY = [
+    "--preset", "demo", "--data.source", "embedded", "--data.layout", "v3-p7", "--data.n_density_tokens", "64",
+    "--model.num_layers", "2", "--model.hidden_dim", "32", "--model.intermediate_dim", "64", "--model.num_heads", "2",
+    "--model.num_kv_heads", "2", "--model.head_dim", "16", "--data.seq_len", "256", "--loss.block_positions", "128",
+    "--trainer.train_batch_size", "8",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--sharding", "zero1", "--model.gradient_checkpointing", "true"],
+        ["--sharding", "fsdp", "--trainer.per_device_parallelism", "2", "--optimizer.type", "muon"],
+    ],
+)
+def test_the_trainers_stablehlo(words):
+    config = load_config(None, [*TINY, *words])
+    trainer_config = dataclasses.replace(config.trainer_config(), load_checkpoint=False)
+    trainer_config.tracker = NoopConfig()
+    trainer_config._validate_and_set_defaults()
+    table = stand_in_table(config)
+    with build_trainer(config, trainer_config, table) as trainer:
+        key = jax.random.PRNGKey(0)
+        state = trainer.initial_state(key, model_init=model_initialiser(config, key))
+        # sharded as the loader shards it
+        sharding = NamedSharding(trainer.device_mesh, PartitionSpec(("replica_dcn", "replica", "data")))
+        tokens = jax.device_put(jnp.zeros((config.batch_size, config.seq_len), jnp.int32), sharding)
+        batch = TokenExample(tokens=hax.named(tokens, ("batch", "position")))
+        # Levanter has no public way to its jitted step (0.2.227).
+        trained = trainer._jit_train_step_fn_no_hook.lower(state, (batch,), {}).as_text()
+        mesh = trainer.device_mesh
+    planned = lower_step(config, mesh, table).as_text()
+    assert planned == trained
+    assert len(planned) > 10_000
+
+
+def test_the_values_of_the_bins_change_no_operation():
+    config = load_config(None, [*TINY, "--loss.kind", "emd"])
+    trainer_config = config.trainer_config()
+    trainer_config._validate_and_set_defaults()
+    mesh = trainer_config.device_mesh
+    table = stand_in_table(config)
+    assert table is not None
+    first, second = (lower_step(config, mesh, values).as_text() for values in (table, np.sqrt(table)))
+    assert first != second  # the values are in the program
+    operations = [
+        [line.split("=")[-1].split()[0] for line in text.splitlines() if "=" in line] for text in (first, second)
+    ]
+    assert operations[0] == operations[1]
+
+
+def test_what_a_run_sets_of_jax_is_set_before_the_step_is_traced():
+    name, before = "jax_default_matmul_precision", jax.config.jax_default_matmul_precision
+    try:
+        set_jax_options({name: "highest", "jax_platforms": "nowhere", "jax_compilation_cache_dir": "/nowhere"})
+        assert jax.config.jax_default_matmul_precision == "highest"
+        assert jax.config.jax_platforms != "nowhere" and jax.config.jax_compilation_cache_dir != "/nowhere"
+    finally:
+        jax.config.update(name, before)
+    for options in ({"jax_of_nobody": 1}, {name: "no precision"}):
+        with pytest.raises(TomatError, match=f"trainer.jax_config.{next(iter(options))}"):
+            set_jax_options(options)

@@ -1,0 +1,235 @@
+"""A small model planned for a v6e-4 by the real TPU compiler, where it is installed (`uv sync --extra plan`)."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tomat.app.cli import main
+from tomat.base.errors import TomatError
+from tomat.perf.cost.chip_model import CHECKOUT_FILE, RECORD_FILE
+from tomat.perf.plan.compile.compiler import compile_step
+from tomat.perf.plan.compile.process import Limits
+from tomat.perf.plan.compile.topology import planned_slice
+from tomat.train.settings.config import load_config
+
+pytest.importorskip("libtpu", reason="the TPU compiler is not installed: uv sync --extra plan")
+
+SMALL = [
+    "--preset", "demo", "--data.source", "embedded", "--data.layout", "v3-p7", "--data.n_density_tokens", "256",
+    "--model.num_layers", "2", "--model.hidden_dim", "256", "--model.intermediate_dim", "512", "--model.num_heads", "2",
+    "--model.num_kv_heads", "2", "--model.head_dim", "128", "--trainer.train_batch_size", "8",
+    "--model.attn_backend", "splash", "--model.qk_rotary.kernel", "pallas", "--run_name", "small",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("plan-cache")
+
+
+def small_config(folder: Path) -> list[str]:
+    """A configuration file for the verb."""
+    path = folder / "small.yaml"
+    path.write_text(yaml.safe_dump(load_config(None, SMALL).to_dict()))
+    return ["--config_path", str(path)]
+
+
+@pytest.fixture(scope="module")
+def report(cache) -> dict:
+    """The plan's JSON, by the verb."""
+    out = cache / "plan.json"
+    words = ["--slice", "v6e-4", "--cache_dir", str(cache), "--json", str(out), "--executable", str(cache / "step.bin")]
+    assert main(["plan", *small_config(cache), *words]) == 0
+    return json.loads(out.read_text())
+
+
+@pytest.mark.slow
+def test_a_plan_has_memory_cycles_and_utilisation(report):
+    assert report["fits"] is True
+    assert 0 < report["hbm_required_bytes"] < report["hbm_capacity_bytes"]
+    step = report["step_seconds"]
+    assert 0 < step["low"] < step["estimate"] < step["high"]
+    for key in ("mfu_full", "mfu_causal", "mfu_useful", "hfu"):
+        assert 0 < report[key]["low"] < report[key]["estimate"] < report[key]["high"] < 1
+    assert report["mfu_useful"]["estimate"] < report["mfu_causal"]["estimate"] < report["mfu_full"]["estimate"]
+    breakdown = report["breakdown"]
+    assert sum(op["seconds"] for op in breakdown["ops"]) == pytest.approx(step["estimate"])
+    kernels = {kernel["name"].split(".")[0] for kernel in report["pallas_kernels"]}
+    assert {"splash_mha_fwd_residuals", "splash_mha_dkv_no_residuals", "norm_rotary_fwd", "norm_rotary_bwd"} <= kernels
+    assert any(op["category"] == "matmul" and op["seconds"] > 0 for op in breakdown["ops"])
+    # No v6e has timed the backward pass of attention in Pallas, nor a kernel of the norms.
+    parts = {part["kind"]: part for part in report["rests_on"]}
+    untimed = [part["step_share"] for part in parts.values() if not part["measured_kernels"]]
+    assert parts["Pallas: attention backward"]["chips"] == ["tpu7x"]
+    assert report["untimed_step_share"] == pytest.approx(sum(untimed)) and 0 < sum(untimed) < 1
+    # two layers, in the forward and in the backward scan
+    assert {kernel["executions"] for kernel in report["pallas_kernels"]} == {2.0}
+
+
+@pytest.mark.slow
+def test_the_same_plan_again_compiles_nothing(report, cache):
+    config = load_config(cache / "small.yaml")
+    stages: list[str] = []
+    again = compile_step(config, planned_slice(config, "v6e-4"), cache_dir=cache, on_stage=stages.append)
+    assert again.cached and stages == [] and again.key == report["program_key"]
+    # another learning rate is another configuration, and another program
+    other = load_config(cache / "small.yaml", ["--run_name", "other", "--trainer.seed", "7"])
+    assert compile_step(other, planned_slice(other, "v6e-4"), cache_dir=cache).cached
+
+
+@pytest.mark.slow
+def test_a_question_asked_before_is_answered_without_jax(report, cache):
+    """The first time without `--executable` keeps the answer, the second finds it."""
+    words = ["plan", *small_config(cache), "--slice", "v6e-4", "--cache_dir", str(cache)]
+    assert main([*words, "--json", str(cache / "again.json")]) == 0
+    code = "import sys; from tomat.app.cli import main\n"
+    code += f"status = main({[*words, '--json', str(cache / 'third.json')]!r})\n"
+    code += "sys.exit(status or ('jax' in sys.modules))"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[3])
+    first, third = (json.loads((cache / name).read_text()) for name in ("again.json", "third.json"))
+    assert third == {**first, "cached": True}
+
+
+@pytest.mark.slow
+def test_a_chip_that_is_calibrated_anew_is_asked_anew(report, cache, tmp_path):
+    record = json.loads(CHECKOUT_FILE.read_text())
+    words = [
+        "plan",
+        *small_config(cache),
+        "--slice",
+        "v6e-4",
+        "--cache_dir",
+        str(cache),
+        "--tracking_dir",
+        str(tmp_path),
+    ]
+    seconds = []
+    for efficiency in (0.9, 0.45):
+        record["chips"]["v6e"]["parameters"]["bundle_efficiency"]["value"] = efficiency
+        (tmp_path / RECORD_FILE).write_text(json.dumps(record))
+        assert main([*words, "--json", str(tmp_path / "plan.json")]) == 0
+        seconds.append(json.loads((tmp_path / "plan.json").read_text())["step_seconds"]["estimate"])
+    assert seconds[1] > 1.1 * seconds[0]
+
+
+@pytest.mark.slow
+def test_memory_alone_is_that_of_the_whole_compile(report, cache, tmp_path):
+    config = load_config(cache / "small.yaml")
+    known = compile_step(config, planned_slice(config, "v6e-4"), cache_dir=cache, memory_only=True)
+    assert known.cached and known.key == report["program_key"]
+    fresh = compile_step(config, planned_slice(config, "v6e-4"), cache_dir=tmp_path, memory_only=True)
+    assert not fresh.cached and fresh.fits
+    assert fresh.memory.required_bytes == report["hbm_required_bytes"]
+    assert fresh.memory.largest == known.memory.largest
+    assert compile_step(config, planned_slice(config, "v6e-4"), cache_dir=tmp_path, memory_only=True).cached
+    # It is no answer to who wants the program.
+    assert not (fresh.folder / "program.hlo.pb.gz").exists()
+    assert all(path.stem.endswith("-memory") for path in (tmp_path / "requests").iterdir())
+
+
+@pytest.mark.slow
+def test_a_step_that_does_not_fit_is_an_answer_with_what_would(cache, capsys):
+    out = cache / "oom.json"
+    words = ["--trainer.train_batch_size", "32768", "--model.gradient_checkpointing", "false"]
+    status = main(
+        ["plan", *small_config(cache), "--slice", "v6e-4", "--cache_dir", str(cache), "--json", str(out), "--no_search"]
+        + words
+    )
+    found = json.loads(out.read_text())
+    assert status == 1 and found["fits"] is False and found["step_seconds"] is None and found["breakdown"] is None
+    assert found["hbm_required_bytes"] > found["hbm_capacity_bytes"] > 31 * 2**30
+    assert found["memory"]["largest"][0]["hbm_bytes"] > 2**30
+    assert "does not fit" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_a_run_that_cannot_fit_is_not_started(cache, tmp_path, monkeypatch):
+    (tmp_path / ".cache" / "tomat").mkdir(parents=True)
+    (tmp_path / ".cache" / "tomat" / "plan").symlink_to(cache)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    words = ["--trainer.train_batch_size", "32768", "--model.gradient_checkpointing", "false", "--slice", "v6e-4"]
+    run = ["--plan_first", "--output_dir", str(tmp_path / "runs")]
+    assert main(["train", *small_config(cache), *run, *words]) == 2
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.slow
+def test_emit_writes_a_configuration_that_loads(report, cache, tmp_path):
+    out = tmp_path / "ready.yaml"
+    assert main(["plan", *small_config(cache), "--slice", "v6e-4", "--cache_dir", str(cache), "--emit", str(out)]) == 0
+    assert load_config(out).slice == "v6e-4"
+    assert (cache / "step.bin").stat().st_size > 100_000  # the machine code of the step
+    assert report["program_key"] in out.read_text()
+
+
+@pytest.mark.slow
+def test_compare_shows_two_plans(report, cache, capsys):
+    path = str(cache / "plan.json")
+    assert main(["plan", "compare", path, path]) == 0
+    assert "matmul" in capsys.readouterr().out
+
+
+DECODED = [
+    "--preset", "demo", "--data.source", "embedded", "--data.layout", "v3-p7", "--data.n_density_tokens", "64",
+    "--model.num_layers", "1", "--model.hidden_dim", "128", "--model.intermediate_dim", "128",
+    "--model.num_heads", "16", "--model.num_kv_heads", "16", "--model.head_dim", "128",
+    "--model.environment", "{max_atoms: 16}", "--density_dropout", "0.5",
+]  # fmt: skip
+
+
+@pytest.mark.slow
+def test_a_planned_decoder_runs_its_loop_for_each_voxel(cache, capsys):
+    """Each time over all keys and all values, 67 MB each, of which the memory on the chip holds one."""
+    path, out = cache / "decoded.yaml", cache / "decoded.json"
+    path.write_text(yaml.safe_dump(load_config(None, DECODED).to_dict()))
+    words = ["plan", "--config_path", str(path), "--slice", "v6e-1", "--cache_dir", str(cache), "--json", str(out)]
+    words += ["--decode", "autoregressive", "--grid", "15", "16", "18", "--atoms", "2"]
+    assert main(words) == 0
+    report = json.loads(out.read_text())
+    plan = report["decoders"]["autoregressive"]
+    assert report["patches"] == 27 and report["patch_shape_voxels"] == [7, 7, 7]
+    assert (plan["patches_at_a_time"], plan["batches"], plan["fits"], plan["cached"]) == (32, 1, True, False)
+    batch, whole = plan["batch_seconds"], plan["cell_seconds"]
+    assert 0 < batch["low"] < batch["estimate"] == whole["estimate"] < whole["high"]
+    ops = plan["breakdown"]["ops"]
+    looped = [op for op in ops if op["occurrences"] == 343]
+    kept_bytes = 512 * 16 * 128 * 2 * plan["patches_at_a_time"]
+    attended_bytes = sum(op["hbm_bytes"] or 0 for op in looped if op["category"] == "attention forward")
+    assert 0.95 < attended_bytes / (343 * kept_bytes) < 2.05
+    assert sum(op["seconds"] for op in looped) > 0.9 * batch["estimate"]
+    assert not [one for one in plan["assumed"] if one["kind"] == "trip_count_not_found"]
+    assert "27 patches of 7 x 7 x 7" in capsys.readouterr().out
+    assert main(words) == 0
+    again = json.loads(out.read_text())
+    assert again["decoders"]["autoregressive"] == {**plan, "cached": True}
+
+
+def test_limits_end_the_compile_with_their_names(tmp_path):
+    config = load_config(None, SMALL)
+    slice_ = planned_slice(config, "v6e-4")
+    with pytest.raises(TomatError, match="--time_limit_seconds"):
+        compile_step(config, slice_, cache_dir=tmp_path, limits=Limits(seconds=1.0))
+    with pytest.raises(TomatError, match="--memory_limit_gib"):
+        compile_step(config, slice_, cache_dir=tmp_path, limits=Limits(memory_bytes=50 * 2**20))
+    assert not any((tmp_path / "programs").iterdir())
+    assert not list(tmp_path.glob(".work-*"))
+
+
+@pytest.mark.parametrize(
+    ("words", "slice_name", "says"),
+    [
+        ([], "v9-4", "not known"),
+        ([], None, "--slice"),
+        ([], "h100x8", "not a TPU slice"),
+        (["--trainer.train_batch_size", "6"], "v6e-4", "multiple of 4"),
+        (["--trainer.mesh.axes", "{data: 3}"], "v6e-4", "trainer.mesh"),
+    ],
+)
+def test_what_cannot_be_planned_is_refused_before_a_compile(words, slice_name, says, tmp_path):
+    config = load_config(None, [*SMALL, *words])
+    with pytest.raises(TomatError, match=says):
+        compile_step(config, planned_slice(config, slice_name), cache_dir=tmp_path)

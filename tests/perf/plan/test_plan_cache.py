@@ -1,0 +1,245 @@
+"""A cache whose answers appear whole, are not evicted while they are read, and do not outgrow their bound."""
+
+import fcntl
+import gzip
+import json
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from tomat.base.checked_json import with_checksum
+from tomat.base.errors import TomatError
+from tomat.perf.plan import plan_cache
+from tomat.perf.plan.compile.child import EXECUTABLE_FILE, PROGRAM_FILE, SCHEDULE_FILE, is_kept
+from tomat.perf.plan.compile.compiler import CompiledStep
+from tomat.perf.plan.plan_cache import (
+    evict,
+    find_report,
+    keep,
+    keep_report,
+    open_result,
+    remove_abandoned,
+    work_folder,
+)
+
+SIZE = 100_000
+
+
+def answer(**values: object) -> str:
+    """What a compile writes as its result."""
+    return json.dumps(with_checksum(values))
+
+
+def program(cache: Path, name: str, used: float = 1.0, size: int = SIZE) -> Path:
+    folder = cache / "programs" / name
+    folder.mkdir(parents=True)
+    (folder / "result.json").write_text(answer(status="fits", name=name))
+    (folder / PROGRAM_FILE).write_bytes(bytes(size))
+    os.utime(folder / "result.json", (used, used))
+    return folder
+
+
+def names(cache: Path) -> set[str]:
+    return {path.name for path in (cache / "programs").iterdir()}
+
+
+def test_the_least_recently_used_goes_first(tmp_path):
+    for number, name in enumerate(("a", "b", "c")):
+        program(tmp_path, name, used=number)
+    opened = open_result(tmp_path / "programs" / "a")
+    assert opened is not None and opened[1]["name"] == "a"
+    opened[0].close()  # read, and so the most recently used
+    evicted = evict(tmp_path, 2 * SIZE + SIZE // 2)
+    assert evicted.startswith("removed 1 answer (")
+    assert names(tmp_path) == {"a", "c"}
+    assert evict(tmp_path, 3 * SIZE) == ""
+
+
+def test_what_is_read_is_not_evicted(tmp_path):
+    folder = program(tmp_path, "read")
+    program(tmp_path, "idle", used=2.0)
+    opened = open_result(folder)
+    assert opened is not None
+    evict(tmp_path, 0)
+    assert names(tmp_path) == {"read"} and (folder / "program.hlo.pb.gz").stat().st_size == SIZE
+    opened[0].close()
+    evict(tmp_path, 0)
+    assert names(tmp_path) == set() and not list(tmp_path.glob(".evicted-*"))
+
+
+def test_requests_of_what_is_gone_go_too(tmp_path):
+    program(tmp_path, "a")
+    program(tmp_path, "b", used=2.0)
+    (tmp_path / "requests").mkdir()
+    for name in ("a", "b"):
+        (tmp_path / "requests" / f"{name}.json").write_text(json.dumps({"program": name}))
+    evict(tmp_path, SIZE + SIZE // 2)
+    assert [path.name for path in (tmp_path / "requests").iterdir()] == ["b.json"]
+
+
+def test_answers_count_and_go_by_their_last_use(tmp_path):
+    (tmp_path / "answers").mkdir()
+    for number in range(3):
+        path = tmp_path / "answers" / f"{number}.json"
+        path.write_bytes(bytes(SIZE))
+        os.utime(path, (3 - number, 3 - number))
+    evict(tmp_path, SIZE)
+    assert [path.name for path in (tmp_path / "answers").iterdir()] == ["0.json"]
+
+
+def test_an_answer_that_is_there_stays_and_gets_what_it_lacks(tmp_path):
+    folder = program(tmp_path, "key")
+    part = tmp_path / "part"
+    part.mkdir()
+    (part / "result.json").write_text(answer(status="another"))
+    (part / "executable.bin").write_bytes(b"code")
+    keep(part, folder)
+    assert json.loads((folder / "result.json").read_text())["name"] == "key"
+    assert (folder / "executable.bin").read_bytes() == b"code"
+
+
+@pytest.mark.parametrize("damage", ['{"stat', "[]", '{"status": "fits"}', None])
+def test_a_damaged_answer_is_none_and_is_replaced(tmp_path, damage):
+    folder = program(tmp_path, "key")
+    result = folder / "result.json"
+    result.unlink() if damage is None else result.write_text(damage)
+    assert open_result(folder) is None
+    part = tmp_path / "part"
+    part.mkdir()
+    (part / "result.json").write_text(answer(status="fits", name="new"))
+    keep(part, folder)
+    opened = open_result(folder)
+    assert opened is not None and opened[1]["name"] == "new"
+    opened[0].close()
+
+
+def test_a_working_folder_lives_as_long_as_its_process(tmp_path):
+    with work_folder(tmp_path) as work:
+        (work / "request.json").write_text("{}")
+        remove_abandoned(tmp_path)
+        assert (work / "request.json").exists()
+    assert not list(tmp_path.iterdir())
+    # what a killed process leaves: the folder and a lock that nobody holds
+    (tmp_path / ".work-dead").mkdir()
+    (tmp_path / ".work-dead" / "dump").write_bytes(b"x")
+    (tmp_path / ".work-dead.lock").touch()
+    remove_abandoned(tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_folders_without_a_lock_are_left_for_a_day(tmp_path):
+    for name, age in ((".work-new", 0), (".work-old", 100_000)):
+        (tmp_path / name).mkdir()
+        os.utime(tmp_path / name, (time.time() - age, time.time() - age))
+    with (tmp_path / ".work-held.lock").open("wb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        (tmp_path / ".work-held").mkdir()
+        remove_abandoned(tmp_path)
+        assert {path.name for path in tmp_path.iterdir()} == {".work-new", ".work-held", ".work-held.lock"}
+
+
+def finished(cache: Path, key: str) -> Path:
+    """What a compile leaves."""
+    folder = program(cache, key)
+    (folder / SCHEDULE_FILE).write_bytes(gzip.compress(b"{}"))
+    return folder
+
+
+@pytest.mark.parametrize("damage", ["result.json", PROGRAM_FILE, SCHEDULE_FILE])
+def test_the_compile_takes_no_answer_that_its_planner_would_not(tmp_path, damage):
+    """After a power loss the result is empty or a file is gone: the compile does it again and repairs the folder."""
+    folder = finished(tmp_path, "key")
+    assert is_kept(folder, executable=False) and not is_kept(folder, executable=True)
+    if damage == "result.json":
+        (folder / damage).write_bytes(b"")
+    else:
+        (folder / damage).unlink()
+    assert not is_kept(folder, executable=False)
+    part = finished(tmp_path / "work", "part")
+    keep(part, folder)
+    assert is_kept(folder, executable=False)
+    (folder / EXECUTABLE_FILE).touch()
+    assert is_kept(folder, executable=True)
+
+
+def test_a_step_that_does_not_fit_and_a_memory_alone_need_no_program(tmp_path):
+    for name, status in (("oom", "oom"), ("key-memory", "fits")):
+        folder = tmp_path / "programs" / name
+        folder.mkdir(parents=True)
+        (folder / "result.json").write_text(answer(status=status))
+        assert is_kept(folder, executable=False)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    # Two workers name a test alike only if its bytes hold no time of day.
+    [b"", b"x", gzip.compress(b"{}", mtime=0)[:-9]]
+    + [gzip.compress(text, mtime=0) for text in (b"{", b"[]", b'{"a": {}}', b'{"a": 3}')],
+)
+def test_damaged_schedules_say_which_folder_to_delete(tmp_path, damage):
+    folder = finished(tmp_path, "key")
+    (folder / SCHEDULE_FILE).write_bytes(damage)
+    said = r"schedule\.json\.gz is (damaged|not JSON).*Delete .*key and plan again\.$"
+    with pytest.raises(TomatError, match=said) as refused:
+        _ = CompiledStep(folder, {"status": "fits"}, cached=True).schedules
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("text", ["null", "[]", "3", '{"fi', "[" * 100_000, ""])
+def test_a_damaged_answer_is_asked_again(tmp_path, text):
+    keep_report(tmp_path, "key", {"fits": True})
+    assert find_report(tmp_path, "key") == {"fits": True}
+    (tmp_path / "answers" / "key.json").write_text(text)
+    assert find_report(tmp_path, "key") is None
+
+
+def test_an_answer_made_while_the_old_one_was_locked_stays(tmp_path, monkeypatch):
+    """Another process evicts the folder and a third one makes it again, between the opening and the lock."""
+    folder, real = program(tmp_path, "key"), fcntl.flock
+
+    def late(file, how):
+        if how & fcntl.LOCK_EX and not (tmp_path / "gone").exists():
+            os.rename(folder, tmp_path / "gone")
+            program(tmp_path, "key")
+        real(file, how)
+
+    monkeypatch.setattr(plan_cache.fcntl, "flock", late)
+    assert evict(tmp_path, 0) == ""
+    assert names(tmp_path) == {"key"}
+
+
+def test_a_new_answer_that_is_being_read_is_not_replaced(tmp_path, monkeypatch):
+    """It came, and is read, after it was found missing."""
+    folder, part = program(tmp_path, "key"), program(tmp_path / "work", "part")
+    opened, real, calls = open_result(folder), open_result, []
+    assert opened is not None
+
+    def late(path, needed=()):
+        calls.append(path)
+        return None if len(calls) == 1 else real(path, needed)
+
+    monkeypatch.setattr(plan_cache, "open_result", late)
+    keep(part, folder)
+    with opened[0]:
+        assert os.path.samestat(os.fstat(opened[0].fileno()), (folder / "result.json").stat())
+    assert len(calls) == 2 and not list(tmp_path.glob(".evicted-*"))
+
+
+def test_what_is_locked_for_one_alone_can_be_written(tmp_path, monkeypatch):
+    """NFS grants no other exclusive locks."""
+    modes, real = [], fcntl.flock
+
+    def watched(file, how):
+        if how & fcntl.LOCK_EX:
+            modes.append(fcntl.fcntl(file, fcntl.F_GETFL) & os.O_ACCMODE)
+        real(file, how)
+
+    monkeypatch.setattr(plan_cache.fcntl, "flock", watched)
+    program(tmp_path, "key")
+    (tmp_path / ".work-dead.lock").touch()
+    with work_folder(tmp_path):
+        remove_abandoned(tmp_path)
+    evict(tmp_path, 0)
+    assert len(modes) >= 3 and set(modes) == {os.O_RDWR}

@@ -1,0 +1,179 @@
+"""What `tomat plan` says and refuses around a compile, without one."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tomat.app import plan_step
+from tomat.app.cli import build_parser, main
+from tomat.base.errors import TomatError
+from tomat.perf.plan.compile import compiler
+from tomat.perf.plan.compile.compiler import compile_step
+from tomat.perf.plan.compile.process import Limits
+from tomat.perf.plan.compile.topology import planned_slice
+from tomat.train.settings.config import load_config
+
+SMALL = [
+    "--preset", "demo", "--data.source", "embedded", "--data.layout", "v3-p7", "--data.n_density_tokens", "256",
+    "--trainer.train_batch_size", "8", "--slice", "v6e-4",
+]  # fmt: skip
+
+CHILD = """
+import json, sys
+from pathlib import Path
+from tomat.perf.plan.compile.child import PROGRAM_FILE, SCHEDULE_FILE, is_kept
+from tomat.perf.plan.plan_cache import keep
+from tomat.base.checked_json import with_checksum
+import gzip
+
+request = json.loads(Path(sys.argv[1]).read_text())
+folder = Path(request["programs_dir"]) / "key"
+print(json.dumps({"stage": "starting"}), flush=True)
+if is_kept(folder, request["executable"]):
+    print(json.dumps({"stage": "cached", "key": "key"}), flush=True)
+    sys.exit()
+print(json.dumps({"stage": "compiling"}), flush=True)
+part = Path(request["work_dir"]) / "part"
+part.mkdir()
+(part / PROGRAM_FILE).touch()
+(part / SCHEDULE_FILE).write_bytes(gzip.compress(b"{}"))
+(part / "result.json").write_text(json.dumps(with_checksum({"status": "fits"})))
+keep(part, folder)
+print(json.dumps({"stage": "done", "key": "key"}), flush=True)
+"""
+"""Takes the place of the compiling process: it finds or keeps an answer as that does, and compiles nothing."""
+
+
+@pytest.fixture
+def compiled(tmp_path, monkeypatch):
+    """Compiles a step with `CHILD`; gives what was compiled and the stages that were told."""
+    (tmp_path / "modules").mkdir()
+    (tmp_path / "modules" / "child_of_a_test.py").write_text(CHILD)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "modules"))
+    monkeypatch.setattr(compiler, "CHILD_MODULE", "child_of_a_test")
+    monkeypatch.setattr(compiler, "compiler_version", lambda: "libtpu 0.0.46")
+    config = load_config(None, SMALL)
+
+    def compile_(limits: Limits | None = None):
+        stages: list[str] = []
+        cache = tmp_path / "cache"
+        found = compile_step(
+            config, planned_slice(config, None), cache_dir=cache, limits=limits, on_stage=stages.append
+        )
+        return found, stages
+
+    return compile_
+
+
+@pytest.mark.parametrize("damage", ["result.json", "program.hlo.pb.gz", "schedule.json.gz"])
+def test_a_damaged_answer_is_made_again(compiled, damage):
+    first, _ = compiled()
+    path = first.folder / damage
+    path.write_bytes(b"") if damage == "result.json" else path.unlink()
+    assert first.lock is not None
+    first.lock.close()
+    again, stages = compiled()
+    assert stages == ["starting", "compiling", "done"]
+    assert again.fits and again.schedules == {} and path.exists()
+
+
+def test_done_is_the_last_thing_a_compile_says(compiled, tmp_path):
+    """Of an answer that the process found, and of one for which the cache was too full, as well."""
+    old = tmp_path / "cache" / "programs" / "old"
+    old.mkdir(parents=True)
+    (old / "result.json").write_text("{}")
+    _, stages = compiled(Limits(cache_bytes=0))
+    removed = "removed 1 answer (0.00 GiB), the least recently used, from the cache: it may hold 0.00 GiB"
+    assert stages == ["starting", "compiling", removed, "done"]
+    (request,) = (tmp_path / "cache" / "requests").iterdir()
+    request.unlink()
+    assert compiled()[1] == ["starting", "cached", "done"]
+    assert compiled()[1] == []  # found before a process was started
+
+
+@pytest.fixture
+def config_path(tmp_path) -> Path:
+    path = tmp_path / "small.yaml"
+    path.write_text(yaml.safe_dump(load_config(None, SMALL).to_dict()))
+    return path
+
+
+def nearly(config, slice_, *, on_stage, **kwargs):
+    """A compile that makes room in the cache, and then fails."""
+    on_stage("removed 3 answers")
+    raise TomatError("no answer")
+
+
+def test_searches_say_what_they_remove_from_the_cache(config_path, monkeypatch, capsys):
+    monkeypatch.setattr(plan_step, "compile_step", nearly)
+    main(["plan", "--max_batch", "--config_path", str(config_path)])
+    assert "largest batch: removed 3 answers" in capsys.readouterr().err
+    with pytest.raises(TomatError, match="no answer"):
+        plan_step.search(build_parser().parse_args(["plan"]), config_path, [])
+    assert "looking for what fits: removed 3 answers" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["--sweep", "FILE"], ["--calibrate"], ["--record", "FOLDER"], ["--max_batch", "--config_path", "FILE"],
+     ["--config_path", "FILE"]],
+)  # fmt: skip
+def test_every_form_says_what_is_kept_from_the_compile(words, tmp_path, monkeypatch, capsys):
+    """Each is refused here for what it is given, after it has said so."""
+    monkeypatch.setenv("XLA_FLAGS", "--foreign")
+    (tmp_path / "unknown.yaml").write_text("purpose: has no slice\n")
+    places = {"FILE": str(tmp_path / "unknown.yaml"), "FOLDER": str(tmp_path)}
+    words = [places.get(word, word) for word in words]
+    assert main(["plan", *words, "--tracking_dir", str(tmp_path)]) == 2
+    told = capsys.readouterr()
+    (note,) = [line for line in told.err.splitlines() if line.startswith("note: set in this environment and kept")]
+    assert "XLA_FLAGS" in note and "XLA_FLAGS" not in told.out
+
+
+def test_kernels_and_their_chips_belong_to_a_calibration(config_path, tmp_path, capsys):
+    (tmp_path / "timings.csv").touch()
+    words = ["plan", "--config_path", str(config_path)]
+    assert main([*words, "--kernels", str(tmp_path / "timings.csv")]) == 2
+    assert "--kernels is for --calibrate" in capsys.readouterr().err
+    assert main([*words, "--calibrate", "--chip", "v6e"]) == 2
+    assert "--chip v6e chooses rows of --kernels" in capsys.readouterr().err
+
+
+def test_a_row_without_its_sweep_is_refused(config_path, tmp_path, capsys):
+    words = ["plan", "--row", "big", "--config_path", str(config_path), "--cache_dir", str(tmp_path / "cache")]
+    assert main(words) == 2
+    assert "--row big is a row of a sweep; give its file with --sweep" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [[], ["--max_batch"]])
+def test_the_step_of_a_distillation_is_refused_before_anything_is_started(words, config_path, tmp_path, capsys):
+    words = ["plan", "--config_path", str(config_path), "--cache_dir", str(tmp_path / "cache"), *words]
+    words += ["--distillation", "{teacher: runs/demo, quantised: demo-2bit}", "--sharding", "replicated"]
+    assert main(words) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert "has distillation, whose step is also of the folder demo-2bit and of the teacher runs/demo" in said
+    assert "With --distillation null" in said and not (tmp_path / "cache").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--grid", "8", "8", "8"], "--grid is for --decode"),
+        (["--decode"], "give --grid NX NY NZ"),
+        (["--decode", "--grid", "8", "8", "8"], "give --atoms N, or --structure FILE"),
+        (["--decode", "--grid", "8", "8", "8", "--atoms", "2", "--max_batch"], "which has no --max_batch"),
+        (
+            ["--decode", "autoregressive", "--grid", "8", "8", "8", "--atoms", "2", "--rounds", "2"],
+            "--rounds is for the",
+        ),
+        (
+            ["--decode", "parallel", "--grid", "8", "8", "8", "--atoms", "2", "--kv_cache_dtype", "int8"],
+            "--kv_cache_dtype is for the autoregressive decoder",
+        ),
+        (["--decode", "--grid", "8", "8", "8", "--atoms", "2"], "has no model.environment"),
+    ],
+)
+def test_words_of_a_prediction(words, says, config_path, tmp_path, capsys):
+    assert main(["plan", "--config_path", str(config_path), "--cache_dir", str(tmp_path / "cache"), *words]) == 2
+    assert says in capsys.readouterr().err.replace("\n", " ")

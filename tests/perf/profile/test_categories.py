@@ -1,0 +1,224 @@
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+
+import tomat
+import tomat.model
+from tomat.perf.profile.categories import (
+    FRAME_RULES,
+    Category,
+    Direction,
+    Evidence,
+    Part,
+    classify,
+    classify_program,
+    direction_of,
+    part_of,
+    path_components,
+)
+from tomat.perf.profile.hlo import Frame
+from tomat.perf.profile.hlo_files import program_from_text
+from tomat.perf.profile.hlo_kernels import executed_kernels
+
+BACKWARD = "jit(step)/transpose(jvp(Model))/while/body/checkpoint/"
+
+
+def test_paths_are_opened():
+    assert path_components("jit(step)/jvp(jit(silu))/mul") == ["step", "silu", "mul"]
+    assert path_components("jit(f)/contract embed -> batch, position, embed/0 1 2 , 3 2 -> 0 1 3/dot_general") == [
+        "f",
+        "0 1 2 , 3 2 -> 0 1 3",
+        "dot_general",
+    ]
+
+
+def test_directions():
+    assert direction_of("jit(step)/jvp(Model)/mul") == Direction.FORWARD
+    assert direction_of(BACKWARD + "mul") == Direction.BACKWARD
+    assert direction_of(BACKWARD + "rematted_computation/mul") == Direction.RECOMPUTE
+    assert direction_of("jit(step)/optimizer/mul") == Direction.NONE
+
+
+def test_the_call_stack_tells_what_the_scope_does_not():
+    path = "jit(step)/jvp(Model)/while/body/LlamaDecoderLayer/mul"
+    assert part_of(path, ()) == Part.LAYER_OTHER
+    norm = Frame("site-packages/haliax/nn/normalization.py", "RmsNorm.__call__", 130)
+    caller = Frame("site-packages/levanter/models/llama.py", "LlamaDecoderLayer.__call__", 330)
+    assert part_of(path, (norm, caller)) == Part.NORM_ROTARY
+    softmax = Frame("site-packages/haliax/nn/normalization.py", "log_softmax", 155)
+    assert part_of("jit(step)/jvp(loss)/jit(log_softmax)/sub", (softmax,)) == Part.LOSS
+
+
+@pytest.fixture(scope="module")
+def package_files() -> list[str]:
+    """Files of the packages whose code a training step runs, as call frames name them."""
+    names = ("tomat", "optax", "levanter", "haliax", "jax")
+    files: list[str] = []
+    for name in names:
+        spec = importlib.util.find_spec(name)
+        assert spec is not None and spec.origin is not None
+        files += [str(path) for path in Path(spec.origin).parent.rglob("*.py")]
+    return files
+
+
+@pytest.mark.parametrize("pattern", [file.pattern for files, _, _ in FRAME_RULES for file in files])
+def test_every_file_of_the_rules_exists(pattern, package_files):
+    found = [file for file in package_files if re.search(pattern, file)]
+    assert found, f"no file of today's packages is at {pattern}: has a module moved?"
+
+
+def test_the_functions_that_are_attention_itself_exist():
+    # `flash.py` was a part of `attention.py`, and is in programs from before.
+    source = "".join((Path(tomat.model.__path__[0]) / name).read_text() for name in ("attention.py", "flash.py"))
+    rules = [function for files, function, _ in FRAME_RULES if any("attention" in f.pattern for f in files)]
+    assert [f for f in rules if f.pattern], "no rule tells the attention kernel from its projections"
+    for function in rules:
+        for name in filter(None, function.pattern.split("|")):
+            assert re.search(rf"def \w*{name}", source), name
+
+
+@pytest.mark.parametrize(
+    ("now", "before", "function", "part"),
+    [
+        ("model/loss/density_loss.py", "training/loss.py", "density_loss", Part.LOSS),
+        ("model/loss/xla.py", "training/loss_kernels.py", "_density_terms", Part.LOSS),
+        ("model/loss/sharded.py", "training/loss_kernels.py", "_on_device", Part.LOSS),
+        ("model/loss/pallas.py", "training/loss_pallas.py", "_terms", Part.LOSS),
+        ("model/loss/pallas_kernels.py", "training/loss_pallas_kernels.py", "_statistics_kernel", Part.LOSS),
+        ("model/splash.py", "training/splash.py", "splash_attention", Part.ATTENTION_CORE),
+        ("model/flash.py", "model/attention.py", "_blockwise_forward", Part.ATTENTION_CORE),
+        ("model/attention.py", "training/attention.py", "Attention._attend", Part.ATTENTION_CORE),
+        ("model/attention.py", "training/attention.py", "Attention.__call__", Part.ATTENTION_PROJECTIONS),
+        ("model/norm_rotary.py", "training/norm_rotary.py", "norm_rotary", Part.NORM_ROTARY),
+        ("model/embedding.py", "training/embedding.py", "lookup", Part.EMBEDDING),
+        ("model/decoder.py", "training/model.py", "DensityDecoderLayer.__call__", Part.LAYER_OTHER),
+        ("train/step.py", "training/step.py", "_gathered", Part.OUTSIDE),
+        ("train/guards/loss.py", "training/guard_loss.py", "guard_updates", Part.OUTSIDE),
+    ],
+)
+def test_modules_that_moved_are_told_where_they_are_and_where_they_were(now, before, function, part):
+    assert (Path(tomat.__path__[0]) / now).is_file()
+    for file in (now, before):
+        assert part_of("", (Frame(f"/home/me/tomat/{file}", function, 1),)) == part
+        assert part_of("", (Frame(f"tomat/{file}", function, 1),)) == part
+
+
+@pytest.mark.parametrize(
+    ("opcode", "inner", "path", "target", "expected"),
+    [
+        ("fusion", {"convolution", "add"}, "jit(s)/jvp(M)/LlamaMlp/dot_general", "", Category.MATMUL),
+        ("fusion", {"convolution"}, "jit(s)/jvp(loss)/dot_general", "", Category.LOSS),
+        ("fusion", {"dot"}, "jit(s)/jvp(M)/Attention/dot_product_attention/dot", "", Category.ATTENTION_FORWARD),
+        ("fusion", {"dot"}, BACKWARD + "Attention/dot_product_attention/dot", "", Category.ATTENTION_BACKWARD),
+        ("fusion", {"dot"}, BACKWARD + "rematted_computation/dot_product_attention/dot", "",
+         Category.ATTENTION_FORWARD),
+        ("fusion", {"copy", "bitcast", "convert"}, "jit(s)/jvp(M)/LlamaMlp/x", "", Category.COPIES),
+        ("fusion", {"all-reduce", "add"}, BACKWARD + "x", "", Category.COLLECTIVES_EXPOSED),
+        ("all-gather-done", {"all-gather-done"}, "", "", Category.COLLECTIVES_EXPOSED),
+        ("fusion", {"multiply", "add"}, "jit(s)/optimizer/mul", "", Category.OPTIMIZER),
+        ("fusion", {"gather"}, "jit(s)/jvp(M)/Embedding.embed/gather", "", Category.EMBEDDING),
+        ("custom-call", {"custom-call"}, "jit(s)/jvp(M)/my_kernel", "tpu_custom_call", Category.CUSTOM_KERNELS),
+        ("custom-call", {"custom-call"}, "jvp(A)/norm_rotary_fwd/pallas_call", "tpu_custom_call", Category.NORM_ROTARY),
+        ("custom-call", {"custom-call"}, "", "__cublas$lt$matmul", Category.MATMUL),
+        ("custom-call", {"custom-call"}, "", "__cudnn$fmhaSoftmax", Category.ATTENTION_FORWARD),
+        ("custom-call", {"custom-call"}, "", "xla_python_cpu_callback", Category.HOST),
+        ("while", {"while"}, "jit(s)/jvp(M)/while", "", Category.CONTROL),
+        ("fusion", {"multiply", "exponential"}, "jit(s)/jvp(M)/LlamaMlp/mul", "", Category.ELEMENTWISE),
+    ],
+)  # fmt: skip
+def test_categories(opcode, inner, path, target, expected):
+    evidence = [Evidence(path, (), 1.0)] if path else []
+    assert classify(opcode, frozenset(inner), evidence, target).category == expected
+
+
+def test_the_heavier_inner_instruction_decides():
+    loss = Evidence("jit(s)/jvp(loss)/mul", (), 1000.0)
+    norm = Evidence("jit(s)/jvp(M)/rms_norm/mul", (), 10.0)
+    assert classify("fusion", frozenset({"multiply"}), [loss, norm]).category == Category.LOSS
+    light_loss = Evidence(loss.op_name, (), 1.0)
+    assert classify("fusion", frozenset({"multiply"}), [light_loss, norm]).category == Category.NORM_ROTARY
+
+
+def test_the_v6e_program(v6e_program):
+    verdicts = classify_program(v6e_program)
+    assert {k.instruction.name for k in executed_kernels(v6e_program)} == set(verdicts)
+    kernels = {k.instruction.name: k.instruction for k in executed_kernels(v6e_program)}
+    flash = {n: verdicts[n] for n, i in kernels.items() if i.custom_call_target == "tpu_custom_call"}
+    directions = {n.split(".")[0]: [] for n in flash}
+    for name, verdict in flash.items():
+        assert verdict.part == Part.ATTENTION_CORE
+        directions[name.split(".")[0]].append((verdict.category, verdict.direction))
+    # The forward kernel runs in both loops under the same path: in the backward loop it is a recomputation.
+    assert sorted(directions["splash_mha_fwd_residuals"]) == [
+        (Category.ATTENTION_FORWARD, Direction.FORWARD),
+        (Category.ATTENTION_FORWARD, Direction.RECOMPUTE),
+    ]
+    assert directions["splash_mha_dq_no_residuals"] == [(Category.ATTENTION_BACKWARD, Direction.BACKWARD)]
+    for name, instruction in kernels.items():
+        opcodes = {i.opcode for i in v6e_program.inner(instruction)}
+        if opcodes & {"all-gather", "all-reduce", "all-to-all"}:
+            assert verdicts[name].category == Category.COLLECTIVES_EXPOSED
+        if instruction.opcode in ("copy-start", "copy-done"):
+            assert verdicts[name].category in (Category.COPIES, Category.EMBEDDING)
+    assert not [n for n, v in verdicts.items() if v.category == Category.UNATTRIBUTED]
+    optimizer = [v for n, v in verdicts.items() if v.category == Category.OPTIMIZER]
+    assert optimizer and all(v.direction == Direction.NONE for v in optimizer)
+
+
+def test_renaming_every_instruction_changes_no_verdict(v6e_program):
+    """Categories do not hang on names: the same program with its instructions renamed is judged the same."""
+    from tomat.perf.profile.hlo_files import program_from_bytes, serialise_program
+    from tomat.perf.profile.protos import new_message
+
+    proto = new_message("HloProto")
+    proto.ParseFromString(serialise_program(v6e_program))
+    names = {}
+    for computation in proto.hlo_module.computations:
+        for instruction in computation.instructions:
+            names[instruction.name] = f"x{len(names)}"
+            instruction.name = names[instruction.name]
+    renamed = classify_program(program_from_bytes(proto.SerializeToString(), "renamed"))
+    before = classify_program(v6e_program)
+    assert {names[name]: verdict for name, verdict in before.items()} == renamed
+
+
+def test_attention_in_blocks_of_queries_is_found_forward_and_backward():
+    """Its backward pass is written by hand: the file that calls it is all that tells it from the projections."""
+    import haliax as hax
+    import jax
+    import jax.numpy as jnp
+
+    from tomat.model.causal_blocks import causal_attention
+
+    Batch, KvHead, Group, Size = (
+        hax.Axis(name, size)
+        for name, size in (("batch", 2), ("kv_head", 2), ("q_heads_per_group", 1), ("head_size", 32))
+    )
+    Pos, KeyPos = hax.Axis("position", 64), hax.Axis("key_position", 64)
+
+    def attention(q, k, v):
+        with jax.named_scope("DensityAttention"):
+            return jnp.sin(causal_attention(q, k, v, 2).array).sum()
+
+    args = [hax.ones((Batch, KvHead, Group, Pos, Size)), *[hax.ones((Batch, KvHead, KeyPos, Size))] * 2]
+    text = jax.jit(jax.grad(attention, argnums=(0, 1, 2))).lower(*args).compile().as_text()
+    found = {v.category for v in classify_program(program_from_text(text, "attention")).values()}
+    assert {Category.ATTENTION_FORWARD, Category.ATTENTION_BACKWARD} <= found
+    assert Category.MATMUL not in found
+
+
+def test_vanilla_attention_on_the_cpu_is_found_in_fusions():
+    import jax
+    import jax.numpy as jnp
+
+    def attention(q, k, v):
+        with jax.named_scope("dot_product_attention"):
+            return (jax.nn.softmax(q @ k.T) @ v).sum()
+
+    args = [jnp.ones((64, 32))] * 3
+    text = jax.jit(jax.grad(attention, argnums=(0, 1, 2))).lower(*args).compile().as_text()
+    found = {v.category for v in classify_program(program_from_text(text, "attention")).values()}
+    assert {Category.ATTENTION_FORWARD, Category.ATTENTION_BACKWARD} <= found
+    assert Category.MATMUL not in found

@@ -1,0 +1,174 @@
+import jax
+import jax.numpy as jnp
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tomat.base.errors import TomatError
+from tomat.perf.profile.hlo import FREE_OPCODES
+from tomat.perf.profile.hlo_costs import _divisible, instruction_flops
+from tomat.perf.profile.hlo_files import load_program, program_from_bytes, program_from_text, serialise_program
+from tomat.perf.profile.hlo_kernels import executed_kernels, loop_notes, trip_count
+from tomat.perf.profile.protos import new_message
+
+
+def compiled_text(function, *args) -> str:
+    return jax.jit(function).lower(*args).compile().as_text()
+
+
+@pytest.mark.parametrize("length", [1, 3, 7])
+def test_trip_count_of_a_scan(length):
+    def scan(x):
+        return jax.lax.scan(lambda c, _: (jnp.sin(c @ c), None), x, None, length=length)[0]
+
+    program = program_from_text(compiled_text(scan, jnp.ones((8, 8))), "scan")
+    loops = [i for body in program.computations.values() for i in body if i.opcode == "while"]
+    assert [trip_count(program, loop) for loop in loops] == ([] if length == 1 else [length])
+
+
+def test_trip_count_without_xlas_annotation():
+    text = """HloModule m, entry_computation_layout={(f32[4]{0})->f32[4]{0}}
+body {
+  p = (s32[], f32[4]{0}) parameter(0)
+  i = s32[] get-tuple-element(p), index=0
+  x = f32[4]{0} get-tuple-element(p), index=1
+  step = s32[] constant(2)
+  next = s32[] add(i, step)
+  y = f32[4]{0} add(x, x)
+  ROOT t = (s32[], f32[4]{0}) tuple(next, y)
+}
+cond {
+  p = (s32[], f32[4]{0}) parameter(0)
+  i = s32[] get-tuple-element(p), index=0
+  n = s32[] constant(11)
+  ROOT lt = pred[] compare(i, n), direction=LT
+}
+ENTRY main {
+  a = f32[4]{0} parameter(0)
+  start = s32[] constant(3)
+  init = (s32[], f32[4]{0}) tuple(start, a)
+  loop = (s32[], f32[4]{0}) while(init), condition=cond, body=body
+  ROOT out = f32[4]{0} get-tuple-element(loop), index=1
+}
+"""
+    program = program_from_text(text, "loop")
+    assert trip_count(program, program.by_name["loop"]) == 4  # 3, 5, 7, 9
+    assert {k.instruction.name: k.executions for k in executed_kernels(program)}["y"] == 4
+
+
+def test_a_loop_that_depends_on_data_is_counted_once_and_said():
+    def search(x):
+        return jax.lax.while_loop(lambda s: jnp.sum(s) < 100.0, lambda s: s * 1.5 + 1.0, x)
+
+    program = program_from_text(compiled_text(search, jnp.ones(16)), "search")
+    assert any("trip count unknown" in note for note in loop_notes(program))
+
+
+def test_the_v6e_program(v6e_program):
+    loops = [k.instruction for k in executed_kernels(v6e_program) if k.instruction.opcode == "while"]
+    assert [trip_count(v6e_program, loop) for loop in loops] == [4, 4]  # layers, forward and backward
+    kernels = {k.instruction.name: k for k in executed_kernels(v6e_program)}
+    flash = [
+        k for name, k in kernels.items() if name.startswith("splash_mha") and k.instruction.opcode == "custom-call"
+    ]
+    assert len(flash) == 4 and all(k.executions == 4 for k in flash)
+    assert not {k.instruction.opcode for k in kernels.values()} & FREE_OPCODES
+    assert any(i.estimated_cycles for i in v6e_program.by_name.values())
+
+
+def test_source_lines_skip_wrapper_libraries(v6e_program):
+    sources = {v6e_program.source(k.instruction) for k in executed_kernels(v6e_program)} - {""}
+    assert any(s.startswith("levanter/layers/rotary.py:") for s in sources)
+    assert not any(s.startswith(("/", "jax/_src")) for s in sources)
+    rows = [k.instruction for k in executed_kernels(v6e_program) if "Attention" in k.instruction.op_name]
+    assert {v6e_program.source(i).split("/")[0] for i in rows if v6e_program.frames(i)[1:]} == {"levanter"}
+
+
+def test_text_module_and_proto_are_the_same_program(v6e_program, tmp_path):
+    raw = serialise_program(v6e_program)
+    module = v6e_program.module.SerializeToString()
+    (tmp_path / "a.hlo.pb").write_bytes(raw)
+    (tmp_path / "b.pb").write_bytes(module)
+    text = compiled_text(lambda x: (x @ x).sum(), jnp.ones((8, 8)))
+    (tmp_path / "c.txt").write_text(text)
+    names = [i.instruction.name for i in executed_kernels(v6e_program)]
+    for file in ("a.hlo.pb", "b.pb"):
+        assert [k.instruction.name for k in executed_kernels(load_program(tmp_path / file))] == names
+    from_text = load_program(tmp_path / "c.txt")
+    products = [i for i in from_text.by_id.values() if i.opcode in ("dot", "convolution")]
+    assert sum(instruction_flops(from_text, product) for product in products) == 2 * 8**3
+
+
+def test_bad_modules_are_refused(v6e_program, tmp_path):
+    with pytest.raises(TomatError, match="not HLO text that XLA can parse"):
+        program_from_text("HloModule broken\nENTRY main { oops }", "x.txt")
+    with pytest.raises(TomatError, match="neither an HloProto nor an HloModuleProto"):
+        program_from_bytes(b"\x00\x01 not a proto", "x.pb")
+    with pytest.raises(TomatError, match="neither an HloProto"):
+        program_from_bytes(serialise_program(v6e_program)[:5000], "cut.pb")
+    (tmp_path / "bad.hlo.gz").write_bytes(b"\x1f\x8b\x08\x00 broken")
+    with pytest.raises(TomatError, match="cannot be read"):
+        load_program(tmp_path / "bad.hlo.gz")
+
+
+@pytest.mark.parametrize("size", ["-128", "-1", "-9223372036854775809"])
+def test_a_false_layout_is_refused(size, tmp_path):
+    """XLA's parser ends the process that it runs in: this test would, too."""
+    text = """HloModule m, entry_computation_layout={(f32[4,2]{1,0:T(8,128)})->f32[4,2]{1,0}}
+
+    ENTRY e {
+      ROOT a = f32[4,2]{1,0} parameter(0)
+    }
+    """
+    assert program_from_text(text, "x.txt").name == "m"
+    path = tmp_path / "x.hlo"
+    path.write_text(text.replace("T(8,128)", f"T(8,{size})"))
+    with pytest.raises(TomatError, match="x.hlo: not HLO text that XLA can parse"):
+        load_program(path)
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (
+            lambda m: m.computations[0].instructions[-1].operand_ids.append(10**6),
+            "an operand that does not stand before",
+        ),
+        (
+            lambda m: m.computations[0].instructions[-1].called_computation_ids.append(10**6),
+            "calls a computation that is",
+        ),
+        (
+            lambda m: m.computations[-1].instructions[-1].called_computation_ids.append(m.computations[-1].id),
+            "calls itself",
+        ),
+        (lambda m: m.computations[0].instructions[0].shape.dimensions.append(-1), "has the shape"),
+        (lambda m: m.computations[0].instructions[0].shape.dimensions.append(2**62), "has the shape"),
+        (lambda m: setattr(m.computations[0], "root_id", 10**6), "a result that is not among"),
+        (lambda m: m.computations[0].instructions[0].window.dimensions.add(size=2**40), "a window larger"),
+    ],
+)
+def test_a_module_that_leads_nowhere_is_refused(v6e_program, damage, reason):
+    message = new_message("HloProto")
+    message.ParseFromString(serialise_program(v6e_program))
+    damage(message.hlo_module)
+    with pytest.raises(TomatError, match=f"x.pb: a damaged HLO module .*{reason}"):
+        program_from_bytes(message.SerializeToString(), "x.pb")
+
+
+def test_stack_frames_that_lead_back_end(v6e_program):
+    message = new_message("HloProto")
+    message.ParseFromString(serialise_program(v6e_program))
+    frames = message.hlo_module.stack_frame_index.stack_frames
+    frames[0].parent_frame_id = 1
+    program = program_from_bytes(message.SerializeToString(), "x.pb")
+    found = [i for body in program.computations.values() for i in body if i.frame_id]
+    assert found and all(len(program.frames(i)) <= len(frames) for i in found)
+
+
+@given(st.integers(-50, 50), st.integers(-5, 300), st.integers(1, 40), st.integers(-90, 90), st.integers(1, 40))
+def test_divisible_positions_are_counted_without_a_loop(first, count, stride, offset, base):
+    last = first + count
+    assert _divisible(first, last, stride, offset, base) == sum(
+        (o * stride + offset) % base == 0 for o in range(first, last + 1)
+    )

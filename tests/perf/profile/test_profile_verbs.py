@@ -1,0 +1,121 @@
+import argparse
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tomat.app.cli import main
+from tomat.app.profile_verbs import register
+from tomat.base.errors import TomatError
+
+ROOT = Path(__file__).parents[3]
+HLO = Path(__file__).parents[2] / "fixtures" / "profiles" / "v6e_step.hlo.pb.gz"
+
+
+def run(*words: object) -> int:
+    parser = argparse.ArgumentParser()
+    register(parser.add_subparsers())
+    args = parser.parse_args(["profile", *map(str, words)])
+    return args.run(args)
+
+
+def test_a_run_folder_gets_its_page(tpu_profile, tmp_path, capsys):
+    folder = tmp_path / "r1"
+    folder.mkdir()
+    (folder / "profiler").symlink_to(tpu_profile, target_is_directory=True)
+    out = tmp_path / "r1.json"
+    assert run(folder, "--json", out, "--docs", tmp_path / "docs", "--xprof") == 0
+    data = json.loads(out.read_text())
+    assert data["n_devices"] == 4 and data["xprof"]["occurrences_differ"] == 0
+    assert {"step_seconds", "flops_per_step_per_device", "memory_bytes"} <= set(data)
+    assert (tmp_path / "docs" / "r1.md").exists()
+    assert "attention backward" in capsys.readouterr().out
+
+
+def test_compare_and_its_exit_code(tpu_profile, tmp_path, capsys):
+    a, b = tmp_path / "a.json", tmp_path / "b.json"
+    run(tpu_profile, "--json", a)
+    data = json.loads(a.read_text())
+    assert run("compare", a, tpu_profile) == 0
+    for op in data["ops"]:
+        if op["category"] == "matmul":
+            op["seconds"] *= 2
+    data["step_seconds"] = sum(op["seconds"] for op in data["ops"])
+    b.write_text(json.dumps(data))
+    report = tmp_path / "c.json"
+    assert run("compare", a, b, "--json", report) == 1
+    assert json.loads(report.read_text())["rows"][0]["category"] == "matmul"
+    assert run("compare", b, a) == 0  # faster is no regression
+    assert run("compare", a, b, "--warn_percent", 50, "--fail_percent", 90) == 0
+    assert "matmul" in capsys.readouterr().out
+
+
+def test_an_hlo_module(tmp_path, capsys):
+    out = tmp_path / "x.json"
+    assert run(HLO, "--device_kind", "TPU v6 lite", "--json", out) == 0
+    assert json.loads(out.read_text())["source"] == "compiled"
+    assert "lower bound" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [((), "give --device_kind, such as 'TPU v6 lite'"), (("--device_kind", "TPU v99"), "no peak .* 'TPU v99'")],
+)
+def test_an_hlo_module_needs_a_known_chip(flags, message, tmp_path):
+    """Without one every row would take no time."""
+    for words in ((HLO,), ("compare", HLO, HLO)):
+        with pytest.raises(TomatError, match=message) as refused:
+            run(*words, *flags, "--json", tmp_path / "x.json")
+        assert "\n" not in str(refused.value)
+    assert not (tmp_path / "x.json").exists()
+
+
+def test_index(tmp_path, capsys):
+    assert run("index", tmp_path) == 0
+    assert "No run is on record yet." in (tmp_path / "index.md").read_text()
+    assert "up to date" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["a", "b"], "expected one profile, got 2"),
+        (["compare", "a"], "compare takes two"),
+        (["compare", "a", "b", "--warn_percent", "9"], "0 <= warn <= fail"),
+        (["index"], "index takes one folder"),
+        (["index", "/nowhere"], "no such folder"),
+        (["/nowhere"], "no such file or directory"),
+    ],
+)
+def test_wrong_words(words, message):
+    with pytest.raises(TomatError, match=message):
+        run(*words)
+
+
+@pytest.mark.parametrize(("flag", "value"), [("--warn_percent", "nan"), ("--fail_percent", "inf")])
+def test_thresholds_are_finite(flag, value, capsys):
+    assert main(["profile", "compare", "a", "b", flag, value]) == 2
+    assert f"{flag}: found '{value}', expected a percentage" in capsys.readouterr().err
+
+
+def test_each_form_has_its_own_help(capsys):
+    def help_of(*words: str) -> str:
+        with pytest.raises(SystemExit) as end:
+            run(*words, "--help")
+        assert end.value.code == 0
+        return capsys.readouterr().out
+
+    compare = help_of("compare")
+    assert "profile compare [-h]" in compare and "A B" in compare and "--session" not in compare
+    assert "profile index [-h]" in help_of("index") and "DOCS" in help_of("index")
+    assert help_of("some/profile") == help_of() and "--session" in help_of()
+
+
+def test_the_launcher_prints_one_line_for_a_user_error(tmp_path):
+    (tmp_path / "x.json").write_text('{"format_version": 7}')
+    command = [sys.executable, str(ROOT / "profiling" / "parse_profile.py"), str(tmp_path / "x.json")]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 2
+    assert result.stderr.count("\n") == 1 and "not a breakdown of format 1" in result.stderr

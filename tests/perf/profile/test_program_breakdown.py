@@ -1,0 +1,100 @@
+import json
+
+import pytest
+
+from tomat.perf.profile.breakdown import Bound, Breakdown
+from tomat.perf.profile.categories import Category
+from tomat.perf.profile.hlo_kernels import executed_kernels
+from tomat.perf.profile.program_breakdown import breakdown_from_program, compiler_seconds, roofline_seconds
+from tomat.perf.profile.trace import load_trace
+from tomat.perf.profile.trace_breakdown import breakdown_from_trace
+
+V6E = "TPU v6 lite"
+GOLDEN_CYCLES = {
+    "attention backward": 0,
+    "attention forward": 0,
+    "embedding": 14023,
+    "matmul": 484948,
+    "optimizer": 32223,
+}
+"""Cycles of the fixture by XLA's own estimate, at least one cycle each, read off when it was made."""
+
+
+def test_predicted_and_traced_are_the_same_table(v6e_program, tpu_profile):
+    """The trace was built from the compiler's seconds; the compiled breakdown with them must be its categories."""
+    traced = breakdown_from_trace(load_trace(tpu_profile))
+
+    def seconds(instruction):
+        known = compiler_seconds(v6e_program, instruction, traced.roofs)
+        return 20e-6 if known is None else max(known, 50e-9)
+
+    predicted = breakdown_from_program(
+        v6e_program,
+        device_kind=V6E,
+        kernel_seconds=lambda i: 0.0 if i.opcode == "while" else seconds(i) * 1.015,
+    )
+    mine = {r.name: r for r in predicted.categories}
+    for row in traced.categories:
+        if row.name in (Category.IDLE, Category.UNATTRIBUTED, Category.CONTROL):
+            continue
+        # the builder cuts every duration to whole picoseconds
+        assert mine[row.name].seconds == pytest.approx(row.seconds, rel=1e-5, abs=1e-10), row.name
+        assert mine[row.name].flops == (pytest.approx(row.flops) if row.flops is not None else None)
+        assert mine[row.name].hbm_bytes == pytest.approx(row.hbm_bytes)
+
+
+def test_golden_cycles_of_the_compilers_estimate(v6e_program):
+    breakdown = breakdown_from_program(v6e_program, device_kind=V6E)
+    rows = {r.name: r for r in breakdown.categories}
+    for name, cycles in GOLDEN_CYCLES.items():
+        assert round(rows[name].cycles or 0) == pytest.approx(cycles, abs=1), name
+    assert breakdown.source == "compiled"
+
+
+def test_nothing_takes_less_than_a_cycle(v6e_program):
+    """Scalars that XLA gives no cycles: their bytes over the bandwidth would be a third of one."""
+    breakdown = breakdown_from_program(v6e_program, device_kind=V6E)
+    clock_hz = breakdown.roofs.clock_hz
+    assert clock_hz
+    short = [op for op in breakdown.ops if 0 < op.seconds * clock_hz < op.occurrences * (1 - 1e-9)]
+    assert short == []
+    assert any(op.seconds * clock_hz == pytest.approx(op.occurrences) for op in breakdown.ops)
+
+
+def test_collectives_and_pallas_kernels_have_no_known_time(v6e_program):
+    """Neither XLA's cycles nor the traffic of the HBM say how long the interconnect takes."""
+    breakdown = breakdown_from_program(v6e_program, device_kind=V6E)
+    collectives = [op for op in breakdown.ops if op.category == Category.COLLECTIVES_EXPOSED]
+    assert collectives and all(op.seconds == 0 for op in collectives)
+    kernels = {op.name for op in breakdown.ops if op.opcode == "custom-call" and op.flops is None}
+    unknown = {op.name for op in collectives} | kernels
+    assert any(f"no time is known for {len(unknown)} kernels" in note for note in breakdown.notes), breakdown.notes
+
+
+def test_an_unknown_chip_has_no_fractions(v6e_program):
+    with pytest.warns(UserWarning, match="no peak is known"):
+        breakdown = breakdown_from_program(
+            v6e_program, device_kind="TPU of this test alone", kernel_seconds=lambda i: 1e-6
+        )
+    for row in breakdown.categories:
+        assert row.flops_fraction is None and row.bandwidth_fraction is None and row.cycles is None
+        assert row.bound in (Bound.UNKNOWN, Bound.LATENCY, Bound.COMMUNICATION)
+
+
+def test_rooflines(v6e_program):
+    breakdown = breakdown_from_program(v6e_program, device_kind=V6E, kernel_seconds=lambda i: 0.0)
+    for kernel in executed_kernels(v6e_program):
+        low = roofline_seconds(v6e_program, kernel.instruction, breakdown.roofs)
+        assert low is None or low >= 0
+    fused = [k.instruction for k in executed_kernels(v6e_program) if "convolution" in
+             {i.opcode for i in v6e_program.inner(k.instruction)}]  # fmt: skip
+    estimates = [(i.estimated_cycles or 0) / 1.75e9 for i in fused]
+    rooflines = [roofline_seconds(v6e_program, i, breakdown.roofs) or 0.0 for i in fused]
+    assert sum(estimates) > sum(rooflines) > 0  # no estimate of the whole beats the machine's peak
+
+
+def test_json_round_trip(v6e_program):
+    breakdown = breakdown_from_program(v6e_program, device_kind=V6E, n_devices=4)
+    text = json.dumps(breakdown.to_dict(), sort_keys=True)
+    again = Breakdown.from_dict(json.loads(text))
+    assert json.dumps(again.to_dict(), sort_keys=True) == text

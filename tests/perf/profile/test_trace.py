@@ -1,0 +1,273 @@
+import gzip
+import json
+import shutil
+import tempfile
+import tracemalloc
+
+import pytest
+from fsspec.implementations.memory import MemoryFile
+
+from tomat.base.errors import TomatError
+from tomat.perf.profile.hlo_files import load_program
+from tomat.perf.profile.protos import new_message
+from tomat.perf.profile.trace import load_trace, natural_order
+from tomat.perf.profile.trace_breakdown import breakdown_from_trace
+from tomat.perf.profile.trace_data import program_name_and_id
+from tomat.report.pages.page_sections import breakdown_section
+from tomat.report.pages.profile_tables import print_breakdown
+
+
+def test_hosts_of_a_session_are_merged(tpu_profile):
+    trace = load_trace(tpu_profile)
+    assert [h.host for h in trace.hosts] == ["host0", "host1"]
+    assert [d.name for d in trace.devices] == [f"/device:TPU:{n}" for n in range(4)]
+
+
+def test_the_newest_session_is_read_and_said(tpu_profile, tmp_path, cpu_profile):
+    root = tmp_path / "profile"
+    shutil.copytree(tpu_profile, root)
+    older = root / "plugins" / "profile" / "2025_01_01_00_00_00"
+    older.mkdir()
+    shutil.copy(cpu_profile, older / "old.xplane.pb")
+    trace = load_trace(root)
+    assert len(trace.devices) == 4 and "2 sessions found" in trace.notes[0]
+    assert load_trace(root, session="2025_01_01_00_00_00").devices[0].device_kind == "cpu"
+    with pytest.raises(TomatError, match="no session 'nope'. Sessions there: 2025"):
+        load_trace(root, session="nope")
+
+
+def test_object_storage(tpu_profile):
+    import fsspec
+
+    filesystem = fsspec.filesystem("memory")
+    for file in tpu_profile.rglob("*.xplane.pb"):
+        filesystem.pipe_file(f"/runs/r1/profiler/{file.relative_to(tpu_profile)}", file.read_bytes())
+    assert len(load_trace("memory://runs/r1/profiler").devices) == 4
+    with pytest.raises(TomatError, match="no .*xplane.pb file beneath it"):
+        load_trace("memory://runs/r2/profiler")
+
+
+def test_places_without_a_trace(tmp_path):
+    with pytest.raises(TomatError, match="no such file or directory"):
+        load_trace(tmp_path / "absent")
+    with pytest.raises(TomatError, match="did the run reach its start step"):
+        load_trace(tmp_path)
+    (tmp_path / "notes.md").write_text("x")
+    with pytest.raises(TomatError, match="not a trace by its name"):
+        load_trace(tmp_path / "notes.md")
+
+
+def test_a_host_without_a_device_plane(tpu_bytes, tmp_path):
+    space = new_message("XSpace")
+    space.ParseFromString(tpu_bytes(n_steps=2))
+    kept = [p for p in space.planes if not p.name.startswith("/device")]
+    bare = new_message("XSpace")
+    for plane in kept:
+        bare.planes.add().CopyFrom(plane)
+    bare.hostnames.append("coordinator")
+    (tmp_path / "a.xplane.pb").write_bytes(bare.SerializeToString())
+    with pytest.raises(TomatError, match="no device timeline"):
+        load_trace(tmp_path / "a.xplane.pb")
+    (tmp_path / "b.xplane.pb").write_bytes(tpu_bytes(n_steps=2))
+    trace = load_trace(tmp_path)
+    assert len(trace.devices) == 2
+    assert any("coordinator: host without a device plane" in n for n in trace.notes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"start_unix_ns": 1_800_000_000_000_000_000, "first_device": 2, "hostname": "b"}, "sessions lie .* apart"),
+        ({"device_kind": "TPU v5 lite", "first_device": 2, "hostname": "b"}, "their devices differ"),
+        ({"hostname": "a"}, "both claim host 'a' and the same devices"),
+    ],
+)
+def test_hosts_of_different_runs_are_refused(tpu_bytes, tmp_path, changes, reason):
+    (tmp_path / "a.xplane.pb").write_bytes(tpu_bytes(n_steps=2, hostname="a"))
+    (tmp_path / "b.xplane.pb").write_bytes(tpu_bytes(n_steps=2, **changes))
+    with pytest.raises(TomatError, match=f"not hosts of one run: .*{reason}"):
+        load_trace(tmp_path)
+
+
+def test_hosts_that_ran_different_programs_are_refused(tpu_bytes, cpu_profile, tmp_path):
+    shutil.copy(cpu_profile, tmp_path / "a.xplane.pb")
+    (tmp_path / "b.xplane.pb").write_bytes(tpu_bytes(n_steps=2, start_unix_ns=0))
+    with pytest.raises(TomatError, match="not hosts of one run"):
+        load_trace(tmp_path)
+
+
+def chrome_events(hlo: bool):
+    """A TPU device of one step of two operations, as trace.json names them."""
+    events = [
+        {"ph": "M", "pid": 3, "name": "process_name", "args": {"name": "/device:TPU:0 (pid 3)"}},
+        {"ph": "X", "pid": 3, "tid": 1, "name": "0", "ts": 0, "dur": 10, "args": {}},
+        {"ph": "X", "pid": 3, "tid": 2, "name": "jit_step(9)", "ts": 0, "dur": 10, "args": {"run_id": "1"}},
+    ]
+    for tid, name in ((1, "Steps"), (2, "XLA Modules"), (3, "XLA Ops")):
+        events.append({"ph": "M", "pid": 3, "tid": tid, "name": "thread_name", "args": {"name": name}})
+    details = {"hlo_category": "convolution fusion", "tf_op": "jit(step)/jvp(M)/LlamaMlp/dot_general:", "flops": "100"}
+    events.append(
+        {"ph": "X", "pid": 3, "tid": 3, "name": "fusion.1", "ts": 0, "dur": 6, "args": details if hlo else {}}
+    )
+    events.append({"ph": "X", "pid": 3, "tid": 3, "name": "copy.2", "ts": 6, "dur": 3.5, "args": {}})
+    return events
+
+
+def test_a_chrome_trace(tmp_path):
+    path = tmp_path / "host.trace.json.gz"
+    path.write_bytes(gzip.compress(json.dumps({"traceEvents": chrome_events(True)}).encode()))
+    (device,) = load_trace(path).devices
+    assert [(k.name, k.program, k.program_id, k.flops) for k in device.kinds] == [
+        ("fusion.1", "jit_step", 9, 100.0),
+        ("copy.2", "jit_step", 9, None),
+    ]
+    assert device.ops.duration_ps.tolist() == [6_000_000, 3_500_000]
+    assert len(device.steps) == len(device.modules) == 1
+
+
+@pytest.mark.parametrize("text", ['{"traceEvents": [', '{"other": 1}', '{"traceEvents": [1, 2]}', "[]]"])
+def test_damaged_chrome_traces(tmp_path, text):
+    path = tmp_path / "x.trace.json"
+    path.write_text(text)
+    with pytest.raises(TomatError, match="not a JSON trace|not a Chrome or Perfetto trace"):
+        load_trace(path)
+    (tmp_path / "y.trace.json.gz").write_bytes(gzip.compress(text.encode() * 40)[:30])
+    with pytest.raises(TomatError, match="not a JSON trace"):
+        load_trace(tmp_path / "y.trace.json.gz")
+
+
+def test_program_names():
+    assert program_name_and_id("jit_step(28)") == ("jit_step", 28)
+    assert program_name_and_id("jit_step") == ("jit_step", 0)
+
+
+def test_numbers_in_names_count(tpu_bytes, tmp_path):
+    for name in ("run_9", "run_10", "run_1"):
+        session = tmp_path / "plugins" / "profile" / name
+        session.mkdir(parents=True)
+        (session / "h.xplane.pb").write_bytes(tpu_bytes(n_steps=2, n_devices=1, hostname=name))
+    trace = load_trace(tmp_path)
+    assert trace.hosts[0].host == "run_10"
+    assert "3 sessions found, the newest by its name (run_10) is read" in trace.notes
+    assert natural_order("2026_01_09") < natural_order("2026_01_10") < natural_order("2026_02_01")
+
+
+def test_a_name_that_leads_out_of_a_folder(tpu_bytes, tmp_path, monkeypatch):
+    """A bucket may hold an object of any name; reading it writes nothing."""
+    import fsspec
+
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(scratch))
+    filesystem = fsspec.filesystem("memory")
+    filesystem.store["/evil/profiler/../../../out.xplane.pb"] = MemoryFile(
+        filesystem, "/evil/profiler/../../../out.xplane.pb", tpu_bytes(n_steps=2, n_devices=1)
+    )
+    monkeypatch.setattr(filesystem, "find", lambda root: list(filesystem.store))
+    try:
+        assert load_trace("memory://evil/profiler").hosts[0].origin.endswith("/../../../out.xplane.pb")
+    finally:
+        del filesystem.store["/evil/profiler/../../../out.xplane.pb"]
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+def chrome_file(tmp_path, change):
+    """Four steps of 10 us, every 20 us, after `change` of the list of events."""
+    events = [event for event in chrome_events(True) if event["ph"] == "M"]
+    for step in range(4):
+        for event in chrome_events(True):
+            if event["ph"] == "X":
+                name = str(step) if event["tid"] == 1 else event["name"]
+                events.append({**event, "name": name, "ts": event["ts"] + 20 * step})
+    changed = change(events)
+    path = tmp_path / "host.trace.json"
+    path.write_text(json.dumps({"traceEvents": events if changed is None else changed}))
+    return path
+
+
+def complete(events):
+    return [event for event in events if event["ph"] == "X"]
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda events: complete(events)[2].update(dur=-3), "1 have a negative duration"),
+        (lambda events: complete(events)[2].pop("dur") and None, "1 have no duration"),
+        (lambda events: complete(events)[2].update(ts=float("nan")), "1 have no time that is a number"),
+        (lambda events: complete(events)[2].update(ts=1.8e18), "1 lie or last more than a day"),
+        (lambda events: complete(events)[2].update(dur=1e300), "1 lie or last more than a day"),
+        (lambda events: complete(events)[2].update(args=[1]), "1 are not formed as events"),
+        (lambda events: complete(events)[2].update(tid=[1]), "1 are not formed as events"),
+    ],
+)
+def test_damaged_chrome_events_are_left_out_and_said(tmp_path, change, reason, capsys):
+    breakdown = breakdown_from_trace(load_trace(chrome_file(tmp_path, change)))
+    assert breakdown.step_seconds == pytest.approx(20e-6)
+    assert breakdown.n_events_left_out == 1 == breakdown.to_dict()["n_events_left_out"]
+    (said,) = [note for note in breakdown.notes if "1 of 16 events are damaged and left out" in note]
+    assert reason in said and said in breakdown_section(breakdown, [])
+    print_breakdown(breakdown, 3)
+    assert reason in " ".join(capsys.readouterr().out.split())
+
+
+def test_null_args_are_no_args(tmp_path):
+    def without(events):
+        for event in complete(events):
+            event["args"] = None
+
+    breakdown = breakdown_from_trace(load_trace(chrome_file(tmp_path, without)))
+    assert breakdown.step_seconds == pytest.approx(20e-6) and breakdown.n_events_left_out == 0
+
+
+def test_times_since_1970(tmp_path):
+    def shifted(scale):
+        def change(events):
+            for event in complete(events):
+                event["ts"] += scale
+
+        return change
+
+    breakdown = breakdown_from_trace(load_trace(chrome_file(tmp_path, shifted(1_760_000_000_000_000))))
+    assert breakdown.step_seconds == pytest.approx(20e-6) and breakdown.n_events_left_out == 0
+    with pytest.raises(TomatError, match="host.trace.json: its times, .* nanoseconds since 1970"):
+        load_trace(chrome_file(tmp_path, shifted(1_760_000_000_000_000_000)))
+
+
+def test_a_mostly_damaged_trace_is_refused(tmp_path):
+    def negative(events):
+        for event in complete(events):
+            event["dur"] = -1
+
+    with pytest.raises(TomatError, match="16 of 16 events are damaged"):
+        load_trace(chrome_file(tmp_path, negative))
+
+
+def test_each_device_is_judged_by_its_own_events(tmp_path):
+    """Half of a device's operations are damaged; a busy host has a hundred times as many events."""
+
+    def damaged(events):
+        busy = [{"ph": "X", "pid": 99, "tid": 1, "name": "python", "ts": 1, "dur": 1}] * 5000
+        operations = [event for event in complete(events) if event["pid"] == 3]
+        more = [{**event, "ts": event["ts"] + 80 * n} for n in range(4) for event in operations]
+        for event in more[::2]:
+            event["dur"] = -1
+        return [*(e for e in events if e["ph"] == "M"), *more, *busy]
+
+    with pytest.raises(TomatError, match=r"device:TPU:0: \d+ of \d+ events are damaged"):
+        load_trace(chrome_file(tmp_path, damaged))
+
+
+@pytest.mark.parametrize("name", ["bomb.trace.json.gz", "bomb.hlo.pb.gz"])
+def test_what_unpacks_to_gigabytes_is_refused(tmp_path, name):
+    """300 MB of zeros in 300 kB: refused after the 64 MiB that any file may unpack to."""
+    path = tmp_path / name
+    with gzip.open(path, "wb", compresslevel=9) as file:
+        for _ in range(300):
+            file.write(bytes(10**6))
+    tracemalloc.start()
+    with pytest.raises(TomatError, match="unpack to more than 67,108,864"):
+        load_trace(path) if "trace" in name else load_program(path)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 250 * 2**20

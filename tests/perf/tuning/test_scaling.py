@@ -1,0 +1,316 @@
+"""The scaling of lines over slices, of rows whose figures are made up: seconds, shares and errors are chosen here."""
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from tomat.base.errors import TomatError
+from tomat.base.markdown.document import find_sections
+from tomat.base.reporting import to_jsonable
+from tomat.perf.plan.plan import Plan
+from tomat.perf.tuning.scaling import contests, crossings, lines_of, scaling_record
+from tomat.perf.tuning.sweep import plan_rows, record_path
+from tomat.perf.tuning.sweep_config import SweepConfig, SweepRow, load_sweep
+from tomat.perf.tuning.sweep_rows import FAILED, FITS, OOM, RowRecord
+from tomat.report.pages.sweep_page import write_sweep_page
+from tomat.report.pages.sweep_scaling import _draw, scaling_section
+
+SHIPPED = Path(__file__).parents[3] / "configs" / "sweeps" / "scaling-1b.yaml"
+TOKENS = 8192
+
+
+def row(
+    name: str,
+    lines: str | list[str],
+    n_chips: int,
+    seconds: float | None = 1.0,
+    share: float | None = 0.0,
+    batch: int | None = None,
+    error: float = 0.1,
+    status: str | None = None,
+) -> RowRecord:
+    """A row of a step of `seconds` with `share` of it in exposed collectives; without `seconds` it does not fit.
+
+    `share` None: no collectives occur. `batch` None: 8 sequences a chip. `error`: of the intervals, a fraction.
+    """
+    batch = batch or 8 * n_chips
+
+    def interval(value: float) -> dict[str, float]:
+        return {"estimate": value, "low": value / (1 + error), "high": value * (1 + error)}
+
+    lines = [lines] if isinstance(lines, str) else lines
+    known = RowRecord(
+        name, "", "", None, {}, "train.yaml", None, "1b", batch, TOKENS, f"v6e-{n_chips}", n_chips,
+        status or (FITS if seconds else OOM), lines=lines, hbm_required_bytes=20 << 30, hbm_capacity_bytes=31 << 30,
+    )  # fmt: skip
+    if seconds is None:
+        return known
+    groups = [{"name": "matmul", "seconds": seconds * (1 - (share or 0)), "share": 1 - (share or 0)}]
+    if share is not None:
+        groups.append({"name": "collectives, exposed", "seconds": seconds * share, "share": share})
+    return dataclasses.replace(
+        known,
+        step_seconds=interval(seconds),
+        mfu_full=interval(0.5 / seconds * batch / (8 * n_chips)),
+        tokens_per_second_per_chip=interval(batch * TOKENS / n_chips / seconds),
+        categories=[group | {"hidden_seconds": 0.0, "flops_fraction": None} for group in groups],
+    )
+
+
+def fastest(*rows: RowRecord) -> str:
+    (contest,) = contests(rows)
+    return contest.sentence
+
+
+def crossing(*rows: RowRecord) -> str:
+    (found,) = crossings(rows)
+    return found.sentence
+
+
+def test_a_line_crosses_where_its_exposed_collectives_pass_the_limit():
+    rising = [row("c", "a", 128, share=0.2), row("a", "a", 8, share=0.04), row("b", "a", 64, share=0.11)]
+    assert crossing(*rising) == "`a`: exposed collectives pass 10 % of the step first at 64 chips (11.0 %)."
+    assert "first at 64 chips (11.0 %), and are below it again at 128 and 256 chips." in crossing(
+        rising[1], rising[2], row("c", "a", 128, share=0.1), row("d", "a", 256, share=0.05)
+    )
+    low = crossing(rising[1], row("b", "a", 64, share=0.1), row("c", "a", 256, share=None))
+    assert (
+        low
+        == "`a`: exposed collectives pass 10 % of the step at none of 8, 64 and 256 chips; the most is 10.0 %, at 64."
+    )
+
+
+def test_points_without_a_step_time_are_said_and_not_taken_for_free_communication():
+    said = crossing(row("a", "a", 8, None), row("b", "a", 16, share=0.3), row("c", "a", 32, None, status=FAILED))
+    assert "first at 16 chips (30.0 %). Without a step time: 8 chips (does not fit), 32 chips (failed)." in said
+    assert "nothing is known of its collectives. Without" in crossing(row("a", "a", 8, None))
+
+
+def test_the_fastest_line_and_its_lead_stand_against_the_interval():
+    slow = row("slow", "fsdp", 64, 1.25)
+    assert fastest(slow, row("quick", "zero1", 64, 1.0, error=0.01)) == (
+        # 25 % more; the wider interval is that of the slower row, 1.1 - 1 / 1.1 of its own rate: 19 %
+        "64 chips, 512 sequences of 8,192: `zero1` is the fastest, 25.0 % more tokens/s than `fsdp`, "
+        "beyond the interval."
+    )
+    assert "25.0 % more tokens/s than `fsdp`, within the interval." in fastest(
+        slow, row("quick", "zero1", 64, error=0.2)
+    )
+    assert "with an error that is not known" in fastest(slow, row("quick", "zero1", 64, error=0.0))
+    assert "`zero1` is as fast as `fsdp` (0.4 % more" in fastest(slow, row("quick", "zero1", 64, 1.245))
+    # of three, the next and not the last
+    assert "than `b`," in fastest(slow, row("quick", "a", 64, 1.0), row("middle", "b", 64, 1.1))
+
+
+def test_what_does_not_fit_takes_no_part_and_is_named():
+    assert fastest(row("a", "zero1", 8, None), row("b", "fsdp", 8)).endswith(
+        "`fsdp` is the only line with a step time; `zero1` does not fit."
+    )
+    assert fastest(row("b", "fsdp", 8)).endswith("`fsdp` is the only line.")
+    assert fastest(row("a", "zero1", 8, None), row("b", "fsdp", 8, None, status=FAILED)).endswith(
+        ": `zero1` does not fit, `fsdp` failed."
+    )
+
+
+def test_only_the_same_chips_and_batch_are_compared_and_a_row_of_two_lines_once():
+    both = row("both", ["8 a chip", "256 in all"], 32)
+    rows = [both, row("x", "8 a chip", 64), row("y", "256 in all", 64, batch=256), row("z", "fsdp", 32, 2.0)]
+    rows += [row("without a line", [], 32, 0.1)]
+    assert list(lines_of(rows)) == ["8 a chip", "256 in all", "fsdp"]
+    assert lines_of(rows)["256 in all"] == [both, rows[2]]
+    said = [contest.sentence for contest in contests(rows)]
+    assert [one.partition(":")[0] for one in said] == [
+        "32 chips, 256 sequences of 8,192", "64 chips, 256 sequences of 8,192", "64 chips, 512 sequences of 8,192"
+    ]  # fmt: skip
+    assert "`8 a chip` = `256 in all` is the fastest, 100.0 % more tokens/s than `fsdp`" in said[0]
+
+
+def test_the_record_has_the_figures_of_the_section():
+    rows = [row("a", "zero1", 8, 2.0, 0.05), row("b", "zero1", 16, 2.5, 0.3), row("c", "fsdp", 8, None)]
+    record = to_jsonable(scaling_record(rows))
+    zero1, fsdp = record["lines"]
+    assert (zero1["line"], zero1["collectives_pass_at_chips"], fsdp["collectives_pass_at_chips"]) == ("zero1", 16, None)
+    second = zero1["points"][1]
+    assert second["tokens_per_second"]["estimate"] == pytest.approx(128 * TOKENS / 2.5)
+    assert second["exposed_collectives_seconds"] == pytest.approx(0.75)
+    assert (second["sequences_per_chip"], second["exposed_collectives_share"]) == (8.0, 0.3)
+    assert fsdp["points"][0]["status"] == OOM and fsdp["points"][0]["exposed_collectives_share"] is None
+    assert [(one["n_chips"], one["row"], one["next_row"], one["lead"]) for one in record["fastest"]] == [
+        (8, "a", None, None), (16, "b", None, None)
+    ]  # fmt: skip
+
+
+def test_the_section_has_a_figure_and_a_row_of_the_table_for_every_point(tmp_path):
+    rows = [row("a", ["zero1", "all"], 8, 2.0, 0.05), row("b", "zero1", 16, None), row("c", "all", 16, 1.1, batch=64)]
+    text = scaling_section("s", rows, tmp_path)
+    table = [line for line in text.splitlines() if line.startswith("| ")][2:]
+    assert table[0] == (
+        "| zero1 | v6e-8 | 8 | 8 | 2.000 s | 262,144 | 25.0 % (22.7 % to 27.5 %) | 100.0 ms | 5.0 % "
+        "| 20.00 of 31.00 GiB |"
+    )
+    assert table[1] == "| zero1 | v6e-16 | 16 | 8 | does not fit | – | – | – | – | 20.00 of 31.00 GiB |"
+    assert [line.split(" | ")[3] for line in table] == ["8", "8", "8", "4"]
+    figure = tmp_path / "figures" / "s-scaling.svg"
+    drawn = figure.read_text()
+    assert "figures/s-scaling.svg" in text and "tokens/s" in drawn and "MFU full" in drawn and "zero1" in drawn
+    written = figure.stat().st_mtime_ns
+    assert scaling_section("s", rows, tmp_path) == text and figure.stat().st_mtime_ns == written
+
+    # Without a step time there is nothing to draw.
+    figure.unlink()
+    assert "](figures/" not in scaling_section("s", [rows[1]], tmp_path) and not figure.exists()
+
+
+@pytest.mark.parametrize("without", [False, True])
+def test_the_panels_show_points_bars_and_crosses(without):
+    from matplotlib.figure import Figure
+
+    rows = [row("a", "x", 8, 1.0), row("b", "x", 16, None if without else 1.25), row("c", "x", 32, 2.0)]
+    figure = Figure(figsize=(9.0, 3.8), layout="constrained")
+    panels = figure.subplots(1, 2)
+    _draw(panels, rows)
+    figure.draw_without_rendering()
+    assert all(panel.get_position().width > 0.38 for panel in panels)
+    measured, ideal = panels[0].get_lines()
+    rate = 8 * 8 * TOKENS
+    middle = math.nan if without else 2 * rate / 1.25  # a gap, not a line across it
+    assert measured.get_ydata() == pytest.approx([rate, middle, 2 * rate], nan_ok=True)
+    assert (list(ideal.get_xdata()), list(ideal.get_ydata())) == ([8, 32], [rate, 4 * rate])
+    crosses = [line for line in panels[1].get_lines() if line.get_marker() == "x"]
+    assert [list(line.get_xdata()) for line in crosses] == ([[16.0]] if without else [])
+    (bars,) = panels[1].containers
+    assert list(bars.lines[2][0].get_segments()[0][:, 1]) == pytest.approx([50 / 1.1, 55])
+
+
+def page_record(rows: list[RowRecord]) -> dict:
+    values = [one.to_dict() for one in rows]
+    return to_jsonable({
+        "sweep": "s", "title": "S", "introduction": "", "n_rows": len(rows), "n_fitting": len(rows), "rows": values
+    })  # fmt: skip
+
+
+def test_only_pages_of_lines_have_the_section(tmp_path):
+    plain = [row("a", [], 8), row("b", [], 16)]
+    without = write_sweep_page(page_record(plain), tmp_path / "plain").read_text()
+    assert "scaling" not in find_sections(without, "page") and "Scaling" not in without
+    assert not any("lines" in one for one in page_record(plain)["rows"])
+    lined = [dataclasses.replace(one, lines=["zero1"]) for one in plain]
+    page = write_sweep_page(page_record(lined), tmp_path / "new")
+    text = page.read_text()
+    assert text.index("## Ranking") < text.index("## Scaling") < text.index("## MFU against memory")
+    # A page that is older than the lines gets it too, once; and loses what it says when the lines go.
+    old = tmp_path / "plain" / "s.md"
+    for _ in range(2):
+        write_sweep_page(page_record(lined), tmp_path / "plain")
+    assert old.read_text().count("## Scaling") == 1
+    write_sweep_page(page_record(plain), tmp_path / "plain")
+    assert "## Scaling" not in old.read_text()
+
+
+SWEEP = """
+name: s
+config_path: train.yaml
+rows:
+  - {name: mine, line: own, overrides: {slice: v6e-8}}
+grid:
+  sharding:
+    - {name: zero1, line: zero1, overrides: {sharding: zero1}}
+    - {name: whole, line: whole, overrides: {sharding: replicated}}
+  size:
+    - {name: small, line: 8 a chip, overrides: {slice: v6e-8}}
+    - {name: large, line: [8 a chip, 256 in all], overrides: {slice: v6e-32}}
+    - {name: aside, overrides: {slice: v6e-64}}
+"""
+
+
+@pytest.fixture
+def sweep_file(tmp_path) -> Path:
+    (tmp_path / "train.yaml").write_text("{slice: v6e-16}")
+    (tmp_path / "s.yaml").write_text(SWEEP)
+    return tmp_path / "s.yaml"
+
+
+def test_lines_of_rows_and_of_grid_values_are_read(sweep_file):
+    lines = {one.name: one.lines for one in load_sweep(sweep_file).rows}
+    assert lines["mine"] == ("own",)
+    assert lines["zero1, small"] == ("zero1, 8 a chip",)
+    assert lines["whole, large"] == ("whole, 8 a chip", "whole, 256 in all")
+    assert lines["zero1, aside"] == ("zero1",)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("line: own", "line: 3"), "line is 3; expected the name"),
+        (("line: own", "line: []"), r"line is \[\]; expected the name"),
+        (("line: own", "line: [a, a]"), "a list of different names"),
+        (("line: own", "line: 'a|b'"), "without '|'"),
+        (("line: own", "line: 'zero1, 8 a chip'"), "rows 'mine' and 'zero1, small' are both the point .* at 8 chips"),
+        # other slices of as many chips, and a configuration's own
+        (("line: own, overrides: {slice: v6e-8}", "line: 'zero1, 8 a chip', overrides: {slice: v5e-8}"), "at 8 chips"),
+        (("name: aside, overrides: {slice: v6e-64}", "name: aside, overrides: {}, lines: x"), "with line: ..."),
+        (("name: mine", "name: mine, lines: x"), "unknown key 'lines'"),
+    ],
+)
+def test_a_wrong_line_is_refused_with_the_reason(sweep_file, change, message):
+    assert change[0] in SWEEP
+    sweep_file.write_text(SWEEP.replace(*change))
+    with pytest.raises(TomatError, match=message):
+        load_sweep(sweep_file)
+
+
+def test_two_configurations_of_one_slice_are_no_two_points(sweep_file):
+    (sweep_file.parent / "other.yaml").write_text("{slice: v6e-16}")
+    rows = "[{name: a, line: x}, {name: b, line: x, config_path: other.yaml}]"
+    sweep_file.write_text(f"name: s\nconfig_path: train.yaml\nrows: {rows}\n")
+    with pytest.raises(TomatError, match="'a' and 'b' are both the point of line 'x' at 16 chips"):
+        load_sweep(sweep_file)
+
+
+def test_a_record_follows_the_lines_of_the_file_and_not_another_slice(tmp_path):
+    """With `--row`, the other rows are those on record: their lines are the file's, their slice must be."""
+
+    def refused(config, slice_, on_stage) -> Plan:
+        raise TomatError("no plan here")
+
+    def sweep(slice_: str, lines: tuple[str, ...]) -> SweepConfig:
+        train = tmp_path / "train.yaml"
+        rows = (SweepRow("a", train, {}, slice_, None, lines=lines), SweepRow("b", train, {}, "v6e-16", None))
+        return SweepConfig("s", rows)
+
+    (tmp_path / "train.yaml").write_text(
+        json.dumps({"data": {"source": "embedded", "layout": "v3-p7"}, "preset": "demo"})
+    )
+    record = plan_rows(sweep("v6e-8", ("x",)), tmp_path, refused)
+    assert [one.get("lines") for one in record["rows"]] == [["x"], None]
+    assert record["scaling"]["lines"][0]["points"][0]["n_chips"] == 8
+    again = plan_rows(sweep("v6e-8", ("y",)), tmp_path, refused, only=["b"])
+    assert [line["line"] for line in again["scaling"]["lines"]] == ["y"]
+    moved = plan_rows(sweep("v6e-32", ("y",)), tmp_path, refused, only=["b"])
+    assert [one["name"] for one in moved["rows"]] == ["b"] and "scaling" not in moved
+    assert json.loads(record_path(tmp_path, "s").read_text()) == moved
+
+
+def test_the_shipped_sweep_is_what_its_lines_say():
+    """Every row loads; a batch is what its line names, and is accumulated where it is more than 8 sequences a chip."""
+    sweep = load_sweep(SHIPPED)
+    distinct = set()
+    chips = {line: [] for line in ("zero1, 8 a chip", "zero1, 256 in all", "fsdp, 8 a chip", "fsdp, 256 in all")}
+    for one in sweep.rows:
+        config, slice_ = one.load()
+        distinct.add(json.dumps(config.to_dict(), sort_keys=True, default=str))
+        config.check_batch(slice_.n_devices)
+        assert config.seq_len == TOKENS
+        accumulated = config.batch_size > 8 * slice_.n_chips
+        assert config.trainer.per_device_parallelism == (8 if accumulated else -1)
+        for line in one.lines:
+            chips[line].append(slice_.n_chips)
+            sharding, _, size = line.partition(", ")
+            assert config.sharding == sharding
+            assert config.batch_size == (8 * slice_.n_chips if size == "8 a chip" else 256)
+    expected = {"8 a chip": [8, 32, 256], "256 in all": [8, 32, 64, 256]}
+    assert all(sorted(counts) == expected[line.partition(", ")[2]] for line, counts in chips.items())
+    assert len(sweep.rows) == len(distinct) == 12

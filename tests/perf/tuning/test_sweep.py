@@ -1,0 +1,401 @@
+"""Sweeps whose plans are made of two real compiles (data/scan_fits, data/scan_oom), stretched by what the row sets."""
+
+import dataclasses
+import gzip
+import json
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from tomat.base.errors import TomatError
+from tomat.base.markdown.document import find_sections
+from tomat.base.records import typed
+from tomat.base.reporting import dump_json
+from tomat.hardware.chips import Slice
+from tomat.perf.cost.chip_model import ChipModel, Parameters
+from tomat.perf.cost.estimate import StepEstimate
+from tomat.perf.cost.memory import memory_of_compiled, memory_of_oom
+from tomat.perf.cost.support import Support
+from tomat.perf.plan.calibration import Calibration, CalibrationRow
+from tomat.perf.plan.compile.child import PROGRAM_FILE
+from tomat.perf.plan.compile.compiler import CompiledStep
+from tomat.perf.plan.plan import Plan
+from tomat.perf.profile.breakdown import Breakdown
+from tomat.perf.profile.hlo_files import load_program, program_from_text
+from tomat.perf.profile.program_breakdown import breakdown_from_program
+from tomat.perf.tuning.sweep import plan_rows, record_path, rows_on_record, run_sweep
+from tomat.perf.tuning.sweep_answers import explanation
+from tomat.perf.tuning.sweep_config import SweepConfig, SweepRow, load_sweep
+from tomat.perf.tuning.sweep_rows import FAILED, FITS, OOM, RowRecord, ranked
+from tomat.perf.tuning.windowed import windowed_einsums
+from tomat.report.pages.sweep_page import pareto_front, write_sweep_page
+from tomat.train.mfu import step_work
+from tomat.train.settings.config import TrainConfig
+
+DATA = Path(__file__).parents[2] / "cost" / "data"
+SWEEPS = Path(__file__).parents[3] / "configs" / "sweeps"
+CAPACITY = round(31.24 * 2**30)
+REFUSED = (
+    "RESOURCE_EXHAUSTED: Ran out of memory on HBM, the total memory required for HLO temporaries (61.09G) exceeds "
+    "available HBM (31.24G). HLO module: jit_step."
+)
+
+SWEEP = """
+name: small
+title: A small sweep
+introduction: Two settings.
+config_path: train.yaml
+slice: v6e-4
+rows:
+  - {name: base, explain: "Why is base slow?"}
+  - name: whole
+    question: Does it help to keep the parameters whole?
+    overrides: [--sharding, replicated]
+  - name: large
+    question: Does a large batch fit?
+    overrides: {trainer.train_batch_size: 1024}
+  - {name: broken, question: "Is a broken row kept apart?", overrides: {model.num_heads: 3}}
+grid:
+  sharding: [fsdp, replicated]
+  trainer.seed: [1, 2]
+exclude: [{sharding: replicated, trainer.seed: 2}]
+"""
+
+
+MEASURED = CalibrationRow(
+    "pod", "v6e-4", "a test", {"fits": True, "step_seconds": 1.1}, {"fits": True, "model_seconds": 1.0}
+)
+
+
+def stored_plan(config: TrainConfig, slice_: Slice, compiled: CompiledStep, breakdown: Breakdown | None) -> Plan:
+    """A plan as `make_plan` would return it, from a stored compile; its step takes what `breakdown` says, +/- 10 %."""
+    model = ChipModel("v6e", Parameters())
+    plan = Plan(config, slice_, compiled, Calibration((MEASURED,)), model, step_work(config, "tpu"))
+    # What is computed once, and then kept, is kept already.
+    vars(plan)["step"] = None
+    if breakdown is not None:
+        step = vars(plan)["step"] = StepEstimate({}, {}, breakdown, model)
+        vars(step)["supports"] = (
+            Support("hbm", 0.75 * breakdown.step_seconds, 0.75, 0.1 / 0.75, measured_kernels=40),
+            Support("interconnect", 0.25 * breakdown.step_seconds, 0.25, 0.0, measured_kernels=0),
+        )
+    return plan
+
+
+class StoredPlanner:
+    """Plans from the stored compiles: batches above 512 do not fit, whole parameters take a third of the time."""
+
+    def __init__(self, programs: Path):
+        self.planned: list[TrainConfig] = []
+        self.fitting, self.refused = programs / "fits", programs / "oom"
+        self.fitting.mkdir()
+        shutil.copy(DATA / "scan_fits.hlo.pb.gz", self.fitting / PROGRAM_FILE)
+        program = load_program(self.fitting / PROGRAM_FILE)
+        assignment = gzip.decompress((DATA / "scan_fits.hlo.pb.gz").read_bytes())
+        self.memory = memory_of_compiled(assignment, CAPACITY)
+        oom = memory_of_oom(REFUSED, gzip.decompress((DATA / "scan_oom.hlo.pb.gz").read_bytes()))
+        assert oom is not None
+        self.oom = oom
+        self.breakdown = breakdown_from_program(program, device_kind="TPU v6 lite")
+
+    def __call__(self, config: TrainConfig, slice_: Slice, on_stage) -> Plan:
+        self.planned.append(config)
+        on_stage("compiling")
+        if config.batch_size > 512:
+            result = {"status": "oom", "memory": self.oom.to_dict(), "compile_seconds": 20.0, "compiler": "libtpu 0"}
+            return stored_plan(config, slice_, CompiledStep(self.refused, result, cached=False), None)
+        memory = self.memory
+        if config.sharding == "replicated":
+            memory = dataclasses.replace(memory, required_bytes=2 * memory.required_bytes)
+        factor = 1 / 3 if config.sharding == "replicated" else 1.0
+        ops = tuple(dataclasses.replace(op, seconds=factor * op.seconds) for op in self.breakdown.ops)
+        breakdown = dataclasses.replace(self.breakdown, ops=ops, step_seconds=factor * self.breakdown.step_seconds)
+        result = {"status": "fits", "memory": memory.to_dict(), "compile_seconds": 100.0, "compiler": "libtpu 0"}
+        return stored_plan(config, slice_, CompiledStep(self.fitting, result, cached=False), breakdown)
+
+
+@pytest.fixture
+def planner(tmp_path) -> StoredPlanner:
+    (tmp_path / "programs").mkdir()
+    return StoredPlanner(tmp_path / "programs")
+
+
+@pytest.fixture
+def sweep_file(tmp_path) -> Path:
+    config = {"data": {"source": "embedded", "layout": "v3-p7"}, "preset": "demo", "sharding": "fsdp"}
+    (tmp_path / "train.yaml").write_text(json.dumps(config | {"trainer": {"train_batch_size": 8}}))
+    (tmp_path / "sweep.yaml").write_text(SWEEP)
+    return tmp_path / "sweep.yaml"
+
+
+def test_rows_and_grid_are_read(sweep_file):
+    sweep = load_sweep(sweep_file)
+    assert [row.name for row in sweep.rows] == [
+        "base", "whole", "large", "broken", "fsdp, seed=1", "fsdp, seed=2", "replicated, seed=1"
+    ]  # fmt: skip
+    assert [row.base for row in sweep.rows] == [None, *["base"] * 6]
+    config, slice_ = sweep.rows[1].load()
+    assert (config.sharding, slice_.name) == ("replicated", "v6e-4")
+    assert sweep.rows[-1].load()[0].trainer.seed == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("title:", "titel:"), "unknown key 'titel'"),
+        (("config_path: train.yaml", ""), "has no config_path"),
+        (("name: whole", "name: base"), "more than one row is called 'base'"),
+        (("  - {name: base,", "  - {name: base, base: other,"), "base 'other', which is no row"),
+        (("name: small", "name: a/b"), "names files"),
+        (("trainer.seed: [1, 2]", "trainer.seed: 1"), "expected a list"),
+        (("trainer.seed: 2}]", "trainer.seed: 3}]"), "exclude has trainer.seed: 3"),
+        (("[--sharding, replicated]", "[sharding, replicated]"), "override of the form"),
+    ],
+)
+def test_a_wrong_file_is_refused_with_the_reason(sweep_file, change, message):
+    assert change[0] in SWEEP
+    sweep_file.write_text(SWEEP.replace(*change))
+    with pytest.raises(TomatError, match=message):
+        load_sweep(sweep_file)
+
+
+@pytest.mark.parametrize("name", ["mfu-200m", "tracking-issue", "campaign-200m", "campaign-1b"])
+def test_shipped_sweeps_hold_configurations_that_load(name):
+    sweep = load_sweep(SWEEPS / f"{name}.yaml")
+    loaded = {row.name: row.load() for row in sweep.rows}
+    for row in sweep.rows:
+        assert row.question or row.explain or name != "tracking-issue", f"{row.name} answers nothing"
+        config, slice_ = loaded[row.name]
+        assert slice_.name == config.slice
+    distinct = {json.dumps(config.to_dict(), sort_keys=True, default=str) for config, _ in loaded.values()}
+    assert len(distinct) == len(sweep.rows)
+
+
+def test_a_grid_of_millions_is_refused_before_it_is_expanded(tmp_path):
+    axes = "\n".join(f"  trainer.seed{n}: [{', '.join(map(str, range(40)))}]" for n in range(5))
+    (tmp_path / "s.yaml").write_text(f"name: s\nconfig_path: x.yaml\nrows: [{{name: a}}]\ngrid:\n{axes}\n")
+    with pytest.raises(TomatError, match=r"102,400,001 rows \(a grid of 40 x 40 x 40 x 40 x 40 .* at most 1,000"):
+        load_sweep(tmp_path / "s.yaml")
+    (tmp_path / "s.yaml").write_text("name: s\nconfig_path: x.yaml\ngrid: 3\n")
+    with pytest.raises(TomatError, match="grid"):
+        load_sweep(tmp_path / "s.yaml")
+
+
+def test_single_rows_leave_the_others_as_they_are(sweep_file, planner, tmp_path):
+    sweep = load_sweep(sweep_file)
+    whole = plan_rows(sweep, tmp_path, planner)
+    planner.planned.clear()
+    again = plan_rows(sweep, tmp_path, planner, only=[sweep.rows[0].name])
+    assert len(planner.planned) == 1 and again == whole
+    with pytest.raises(TomatError, match="has no row 'nobody'"):
+        plan_rows(sweep, tmp_path, planner, only=["nobody"])
+
+
+def test_chosen_rows_come_with_what_they_are_compared_with():
+    bases = {"a": None, "b": "a", "c": "b", "d": "a"}
+    sweep = SweepConfig("s", tuple(SweepRow(name, Path("demo.yaml"), {}, None, base) for name, base in bases.items()))
+    assert [row.name for row in sweep.with_rows(["c"]).rows] == ["a", "b", "c"]
+    assert [row.name for row in sweep.with_rows(["d", "b"]).rows] == ["a", "b", "d"]
+    assert sweep.with_rows([]) is sweep
+    with pytest.raises(TomatError, match="has no row 'e'; rows: a, b, c, d"):
+        sweep.with_rows(["a", "e"])
+
+
+def test_every_row_is_recorded_and_failures_stand_alone(sweep_file, planner, tmp_path):
+    sweep, docs, said = load_sweep(sweep_file), tmp_path / "docs", {}
+    record = plan_rows(sweep, docs, planner, workers=3, on_done=lambda row, verdict: said.update({row.name: verdict}))
+    assert record == json.loads(record_path(docs, "small").read_text())
+    rows = {row["name"]: row for row in record["rows"]}
+    assert list(rows) == [row.name for row in sweep.rows] and set(said) == set(rows)
+    assert {name: row["status"] for name, row in rows.items() if row["status"] != FITS} == {
+        "large": OOM, "broken": FAILED
+    }  # fmt: skip
+    assert "num_heads is 3" in rows["broken"]["error"]
+    assert rows["large"]["hbm_required_bytes"] > rows["large"]["hbm_capacity_bytes"]
+    assert {row.get("untimed_step_share") for row in rows.values() if row["status"] == FITS} == {0.25}
+    tokens = 8 * 512 / 4
+    assert rows["base"]["tokens_per_second_per_chip"]["low"] == pytest.approx(
+        tokens / rows["base"]["step_seconds"]["high"]
+    )
+    assert sum(group["seconds"] for group in rows["base"]["categories"]) == pytest.approx(
+        rows["base"]["step_seconds"]["estimate"]
+    )
+    found = typed(record["rows"], list[RowRecord], "the record", "")
+    order = [row.name for row in ranked(found)]
+    assert order[0] in ("whole", "replicated, seed=1") and order[-2:] == ["large", "broken"]
+    assert {row.name for row in pareto_front(found)} == {"base", "replicated, seed=1"}
+
+
+def test_the_page_answers_with_the_figures_and_keeps_what_people_wrote(sweep_file, planner, tmp_path):
+    sweep, docs = load_sweep(sweep_file), tmp_path / "docs"
+    page = write_sweep_page(plan_rows(sweep, docs, planner), docs)
+    text = page.read_text()
+    assert set(find_sections(text, "page")) == {"introduction", "ranking", "pareto", "shares", "answers"}
+    [base] = [line for line in text.splitlines() if "| base | –" in line and "ranking" not in line][:1]
+    assert "| 25.0 % |" in base
+    answers = text.split("## Answers")[1]
+    whole = answers.split("### Does it help to keep the parameters whole?")[1].split("###")[0]
+    assert "faster than `base`: 3.00x tokens/s/chip, beyond the intervals. What changed most" in whole
+    large = answers.split("### Does a large batch fit?")[1].split("###")[0]
+    assert "of 31.24 GiB): does not fit: 29." in large and "The largest buffer is" in large
+    assert "`broken` failed: " in answers.split("### Is a broken row kept apart?")[1].split("###")[0]
+    why = answers.split("### Why is base slow?")[1].split("###")[0]
+    assert "| matmul |" in why and "No matmul is cut" in why
+    assert (docs / "figures" / "small-pareto.svg").read_text().startswith("<?xml")
+    assert "[A small sweep](small.md)" in (docs / "index.md").read_text()
+
+    page.write_text(text.replace("## Verdict\n", "## Verdict\n\nKeep them whole.\n"))
+    files = [f for f in docs.rglob("*") if f.is_file()]
+    before = {file: file.stat().st_mtime_ns for file in files}
+    write_sweep_page(plan_rows(sweep, docs, planner), docs)
+    assert {file: file.stat().st_mtime_ns for file in files} == before
+
+
+def test_an_explanation_counts_kernels_that_state_no_flops():
+    groups = [
+        {"name": "matmul", "seconds": 0.2, "share": 0.2, "hidden_seconds": 0.0, "flops_fraction": 0.5},
+        {"name": "attention forward", "seconds": 0.8, "share": 0.8, "hidden_seconds": 0.0, "flops_fraction": None},
+    ]
+    figure = {"estimate": 0.3, "low": 0.3, "high": 0.3}
+    row = RowRecord(
+        "row", "", "", None, {}, "train.yaml", None, None, 8, 512, "v6e-4", 4, FITS, categories=groups, hfu=figure,
+        mfu_full=figure, step_seconds=dict.fromkeys(figure, 1.0),
+    )  # fmt: skip
+    said = explanation(row, [row])
+    # 0.3 in all, 0.2 x 0.5 of it in matmuls
+    assert "what is missing to the HFU, 20.0 %" in said
+
+
+@pytest.mark.parametrize("path", sorted((SWEEPS.parents[1] / "docs" / "tracking" / "sweeps").glob("*.json")))
+def test_records_on_disk_are_read_and_written_without_a_change(path):
+    record = json.loads(path.read_text())
+    rows = [row.to_dict() for row in typed(record["rows"], list[RowRecord], str(path), "")]
+    assert dump_json({**record, "rows": rows}) == path.read_text()
+
+
+def test_an_interrupted_sweep_keeps_its_rows_and_goes_on(sweep_file, planner, tmp_path):
+    sweep, docs = load_sweep(sweep_file), tmp_path / "docs"
+
+    def interrupted(config, slice_, on_stage):
+        if len(planner.planned) == 2:
+            raise KeyboardInterrupt
+        return planner(config, slice_, on_stage)
+
+    with pytest.raises(KeyboardInterrupt):
+        plan_rows(sweep, docs, interrupted)
+    assert list(rows_on_record(record_path(docs, "small"))) == ["base", "whole"]
+    record = plan_rows(sweep, docs, planner)
+    assert [row["name"] for row in record["rows"]] == [row.name for row in sweep.rows]
+
+    # A row that means something else now is not taken from the record.
+    sweep_file.write_text(SWEEP.replace("trainer.train_batch_size: 1024", "trainer.train_batch_size: 16"))
+    changed = load_sweep(sweep_file)
+    planner.planned.clear()
+    with pytest.raises(KeyboardInterrupt):
+        plan_rows(changed, docs, interrupted)
+    assert list(rows_on_record(record_path(docs, "small"))) == [row.name for row in changed.rows if row.name != "large"]
+
+
+def test_rows_run_side_by_side(sweep_file, planner, tmp_path):
+    met = threading.Barrier(2, timeout=20)
+    rows = load_sweep(sweep_file)
+    two = dataclasses.replace(rows, rows=rows.rows[:2])
+
+    def together(config, slice_, on_stage):
+        met.wait()  # breaks, and fails the row, unless both are here at once
+        return planner(config, slice_, on_stage)
+
+    record = plan_rows(two, tmp_path / "docs", together, workers=2)
+    assert [row["status"] for row in record["rows"]] == [FITS, FITS]
+
+
+def test_a_row_is_told_where_the_stages_are(sweep_file, planner, tmp_path, monkeypatch, capsys):
+    """Not on standard output, where a terminal's live display would wipe it."""
+    monkeypatch.setattr(
+        "tomat.perf.plan.plan.make_plan", lambda row, slice_, *, on_stage, **_: planner(row, slice_, on_stage)
+    )
+    record = run_sweep(sweep_file, tmp_path / "docs", workers=2, only=["base", "whole"])
+    assert [row["name"] for row in record["rows"]] == ["base", "whole"]
+    told = capsys.readouterr()
+    for number in (1, 2):
+        assert f" s] {number} of 2, " in told.err and f"{number} of 2, " not in told.out
+    assert "base: base" in told.err
+
+
+def test_an_interrupt_ends_the_compiles_in_progress(sweep_file, planner, tmp_path):
+    """A compiler ignores an interrupt for minutes; the sweep must not wait for it, nor call its end a failure."""
+    sweep, docs, started = load_sweep(sweep_file), tmp_path / "docs", threading.Event()
+    command = [sys.executable, "-c", "import time; time.sleep(300)", "tomat.perf.plan.compile.child"]
+
+    def compiling(config, slice_, on_stage):
+        if config.sharding == "replicated":
+            assert started.wait(20)
+            raise KeyboardInterrupt
+        with subprocess.Popen(command) as child:
+            started.set()
+            raise TomatError(f"the compiling process ended with status {child.wait()}")
+
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        plan_rows(sweep, docs, compiling, workers=2)
+    assert time.monotonic() - began < 60
+    assert not record_path(docs, "small").exists()
+
+
+def test_a_run_of_the_same_name_is_not_overwritten(sweep_file, planner, tmp_path):
+    (tmp_path / "docs" / "data").mkdir(parents=True)
+    (tmp_path / "docs" / "data" / "small.json").write_text("{}")
+    with pytest.raises(TomatError, match="rename the sweep"):
+        plan_rows(load_sweep(sweep_file), tmp_path / "docs", planner)
+    assert planner.planned == []
+
+
+WINDOWED = """HloModule windowed, entry_computation_layout={(f32[8,256]{1,0},f32[64,32]{1,0})->f32[8,32]{1,0}}
+
+windowed_dot_general_body_ag (p: CARRY) -> CARRY {
+  p = CARRY parameter(0)
+  i = s32[] get-tuple-element(p), index=0
+  x = f32[8,256]{1,0} get-tuple-element(p), index=1
+  w = f32[64,32]{1,0} get-tuple-element(p), index=2
+  y = f32[8,32]{1,0} get-tuple-element(p), index=3
+  one = s32[] constant(1)
+  next = s32[] add(i, one)
+  part = f32[8,64]{1,0} slice(x), slice={[0:8], [0:64]}
+  product = f32[8,32]{1,0} dot(part, w), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+  total = f32[8,32]{1,0} add(y, product)
+  ROOT r = CARRY tuple(next, x, w, total)
+}
+
+windowed_dot_general_cond_ag (q: CARRY) -> pred[] {
+  q = CARRY parameter(0)
+  j = s32[] get-tuple-element(q), index=0
+  four = s32[] constant(4)
+  ROOT less = pred[] compare(j, four), direction=LT
+}
+
+ENTRY main {
+  a = f32[8,256]{1,0} parameter(0)
+  b = f32[64,32]{1,0} parameter(1)
+  zero = s32[] constant(0)
+  zero.f = f32[] constant(0)
+  start = f32[8,32]{1,0} broadcast(zero.f), dimensions={}
+  initial = CARRY tuple(zero, a, b, start)
+  loop = CARRY while(initial), condition=windowed_dot_general_cond_ag,
+    body=windowed_dot_general_body_ag
+  ROOT out = f32[8,32]{1,0} get-tuple-element(loop), index=3
+}
+""".replace("CARRY", "(s32[], f32[8,256]{1,0}, f32[64,32]{1,0}, f32[8,32]{1,0})")
+
+
+def test_windowed_einsums_are_told_by_their_loops():
+    program = program_from_text(WINDOWED, "windowed")
+    found = windowed_einsums(program, {"product": 3.0, "total": 1.0, "start": 1.0}, 8.0)
+    assert found is not None
+    assert (found.n_loops, found.steps, found.narrowest_contraction) == (1, 4.0, 64)
+    assert (found.seconds, found.share) == (4.0, 0.5)
+    assert windowed_einsums(load_program(DATA / "scan_fits.hlo.pb.gz"), {}, 1.0) is None

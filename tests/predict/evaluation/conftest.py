@@ -1,0 +1,126 @@
+"""A small analytic density, a codec fitted to it, and a small decoder: real parts, of a size that takes seconds."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from tomat.data.codec.base import DensityCodec
+from tomat.data.codec.histogram import DensityHistogram
+from tomat.data.codec.lloyd_max import fit_lloyd_max
+from tomat.data.density.grid import DensityGrid
+from tomat.data.tokens.layouts import SequenceLayout
+
+N_BINS = 64
+
+
+def gaussian_grid(shape: tuple[int, int, int], material_id: str = "gaussians") -> DensityGrid:
+    """Two periodic Gaussians and a floor in a triclinic cell; smooth, positive, without symmetry."""
+    lattice = np.array([[3.0, 0.0, 0.0], [0.7, 2.8, 0.0], [0.2, 0.4, 3.3]])
+    frac_coords = np.array([[0.1, 0.2, 0.3], [0.55, 0.6, 0.8]])
+    axes = [np.arange(side) / side for side in shape]
+    points = np.stack(np.meshgrid(*axes, indexing="ij"), axis=-1)
+    rho = np.full(shape, 0.05)
+    for centre, height, width in zip(frac_coords, (2.0, 0.7), (0.5, 0.8), strict=True):
+        nearest = (points - centre + 0.5) % 1 - 0.5
+        rho += height * np.exp(-np.square(nearest @ lattice).sum(-1) / (2 * width**2))
+    return DensityGrid(
+        rho=rho.astype(np.float32),
+        lattice=lattice,
+        atomic_numbers=np.array([14, 8]),
+        frac_coords=frac_coords,
+        material_id=material_id,
+    )
+
+
+@pytest.fixture(scope="session")
+def make_grid():
+    """`gaussian_grid`, for tests that need several."""
+    return gaussian_grid
+
+
+@pytest.fixture(scope="session")
+def grid() -> DensityGrid:
+    """7 x 5 x 4 voxels: no side is a multiple of the layout's 3."""
+    return gaussian_grid((7, 5, 4))
+
+
+@pytest.fixture(scope="session")
+def codec() -> DensityCodec:
+    """64 Lloyd-Max bins fitted to a finer sampling of the same density."""
+    histogram = DensityHistogram()
+    histogram.add(gaussian_grid((24, 20, 22)).rho)
+    return fit_lloyd_max(histogram, n_bins=N_BINS, objective="absolute")
+
+
+@pytest.fixture(scope="session")
+def layout() -> SequenceLayout:
+    """27 voxels; two atoms and the brackets take 41 of 72 tokens."""
+    return SequenceLayout("v3-p3", "v3", 3, 72)
+
+
+@pytest.fixture(scope="session")
+def make_decoder():
+    """Builds a two-layer decoder with random weights, with some fields of its configuration changed."""
+    import equinox as eqx
+    import haliax as hax
+    import jax
+
+    from tomat.data.tokens.vocabulary import Vocabulary
+    from tomat.model.decoder import DensityDecoderConfig
+
+    plain = DensityDecoderConfig(
+        max_seq_len=72, hidden_dim=32, intermediate_dim=48, num_layers=2, num_heads=2, num_kv_heads=2
+    )
+
+    def build(config=None, **changes):
+        config = dataclasses.replace(plain, **changes) if config is None else config
+        vocab = hax.Axis("vocab", Vocabulary(N_BINS).size)
+        return eqx.filter_jit(lambda key: config.build(vocab, key=key))(jax.random.PRNGKey(0))
+
+    return build
+
+
+@pytest.fixture(scope="session")
+def decoder(make_decoder):
+    """The decoder that most tests share."""
+    return make_decoder(attn_backend="vanilla")
+
+
+@pytest.fixture(scope="session")
+def make_oracle():
+    """Builds a model that looks at the next token and is all but certain of it: its error is the codec's floor."""
+    import equinox as eqx
+    import haliax as hax
+    import jax.numpy as jnp
+    from levanter.models.lm_model import LmHeadModel
+
+    from tomat.data.tokens.vocabulary import DENSITY_START
+    from tomat.model.decoder import DensityDecoderConfig
+
+    class Oracle(LmHeadModel):
+        n_bins: int = eqx.field(static=True)
+
+        @property
+        def config(self):
+            return DensityDecoderConfig(max_seq_len=72, hidden_dim=self.n_bins, num_heads=1, num_kv_heads=1, head_dim=2)
+
+        @property
+        def Vocab(self):
+            return hax.Axis("vocab", DENSITY_START + self.n_bins)
+
+        @classmethod
+        def init(cls, Vocab, config, *, key):
+            return cls(Vocab.size - DENSITY_START)
+
+        def activations(self, input_ids, attn_mask=None, *, key=None, pos_ids=None):
+            return 200.0 * hax.nn.one_hot(hax.roll(input_ids, -1, "position") - DENSITY_START, self.Embed)
+
+        def get_lm_head(self):
+            preamble = jnp.zeros((DENSITY_START, self.n_bins))
+            return hax.named(jnp.concatenate([preamble, jnp.eye(self.n_bins)]), (self.Vocab, self.Embed))
+
+        def resize_vocab(self, new_size, key=None):
+            return Oracle(new_size - DENSITY_START)
+
+    return lambda n_bins=N_BINS: Oracle(n_bins)

@@ -1,0 +1,146 @@
+"""`tomat eval` on a run's folder as training leaves it: configuration, codec, checkpoint."""
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tomat.app.cli import main
+from tomat.data.codec.files import write_codec
+from tomat.data.density.zarr_store import write_zarr
+from tomat.predict.evaluation.result import LABEL, TeacherForcedResult
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory, codec):
+    """A run of a tiny, untrained model, with its checkpoint at step 3."""
+    import equinox as eqx
+    import jax
+    from levanter.checkpoint import save_checkpoint
+
+    from tomat.train.settings.config import config_from_dict
+    from tomat.train.step import model_initialiser
+
+    folder = tmp_path_factory.mktemp("runs")
+    config = config_from_dict(
+        {
+            "run_name": "tiny",
+            "output_dir": str(folder),
+            "data": {"source": "embedded", "layout": "v3-p7", "n_density_tokens": codec.n_density_tokens},
+            "model": {"hidden_dim": 16, "intermediate_dim": 16, "num_layers": 1, "num_heads": 1, "num_kv_heads": 1},
+            "trainer": {"mp": "f32"},
+        }
+    )
+    model = eqx.filter_jit(model_initialiser(config, jax.random.PRNGKey(0)))()
+    save_checkpoint({"model": model}, step=3, checkpoint_path=str(folder / "tiny" / "checkpoints" / "step-3"))
+    (folder / "tiny" / "config.yaml").write_text(yaml.safe_dump(config.to_dict()))
+    write_codec(codec, folder / "tiny" / "codec.json")
+    return folder / "tiny"
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory, make_grid):
+    folder = tmp_path_factory.mktemp("densities")
+    paths = []
+    for shape, name in (((7, 8, 9), "a"), ((8, 8, 6), "b")):
+        paths.append(str(folder / f"{name}.zarr"))
+        grid = make_grid(shape, name)
+        # A reader takes whole electrons only: 10 of Si-q4 and O-q6.
+        write_zarr(dataclasses.replace(grid, rho=grid.rho * (10 / grid.electron_count)), paths[-1])
+    return paths
+
+
+@pytest.fixture(scope="module")
+def report(run_dir, inputs, tmp_path_factory):
+    path = tmp_path_factory.mktemp("reports") / "eval.json"
+    words = ["--patches_per_material", "2", "--batch_size", "2"]
+    assert main(["eval", "--run", str(run_dir), "--input", *inputs, *words, "--json", str(path)]) == 0
+    return path
+
+
+def test_report_is_whole_and_says_what_it_is(report, inputs):
+    content = json.loads(report.read_text())
+    assert content["label"] == LABEL
+    assert [row["material_id"] for row in content["materials"]] == [Path(place).stem for place in inputs]
+    # The second cell is 6 voxels high: what a patch of 7 holds again counts once.
+    assert [row["voxels"] for row in content["materials"]] == [2 * 7 * 7 * 7, 2 * 7 * 7 * 6]
+    settings = content["settings"]
+    assert (settings["run"], settings["step"], settings["layout"], settings["seed"]) == ("tiny", 3, "v3-p7", 0)
+    assert not list(report.parent.glob("*.partial"))
+
+
+@pytest.mark.slow
+def test_a_machine_without_a_tpu_is_not_asked_for_one(run_dir, inputs):
+    """As a user has it: without the JAX_PLATFORMS of these tests, beside a TPU library that is there to plan with."""
+    pytest.importorskip("libtpu")
+    words = ["eval", "--run", str(run_dir), "--input", inputs[0], "--patches_per_material", "1", "--json", "-"]
+    environment = {name: value for name, value in os.environ.items() if name not in ("JAX_PLATFORMS", "XLA_FLAGS")}
+    result = subprocess.run(
+        [sys.executable, "-c", "import sys; from tomat.app.cli import main; sys.exit(main(sys.argv[1:]))", *words],
+        capture_output=True,
+        text=True,
+        cwd=Path(__file__).parents[3],
+        env=environment,
+        check=True,
+    )
+    assert json.loads(result.stdout)["label"] == LABEL
+    assert "no TPU is here: computing on the CPU" in result.stderr
+    for noise in ("libtpu", "TPU initialization", "E0000", "W0000", "Traceback"):
+        assert noise not in result.stderr, result.stderr
+
+
+def test_table_comparison_and_picture(run_dir, inputs, report, tmp_path, capsys):
+    picture = tmp_path / "plane.png"
+    words = ["--patches_per_material", "2", "--batch_size", "2", "--against", str(report), "--picture", str(picture)]
+    assert main(["eval", "--run", str(run_dir), "--input", *inputs, *words]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert LABEL in said
+    # The same model on the same patches: no difference anywhere.
+    assert "mean difference in NMAE +0.000 points" in said and "lower on 0, higher on 0 of 2 materials" in said
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_stopped_evaluation_goes_on_where_it_was(run_dir, inputs, report, tmp_path):
+    whole = json.loads(report.read_text())
+    target = tmp_path / "eval.json"
+    first = {**whole["materials"][0], "teacher_forced_nmae_median": 0.125}  # marks the row that was kept
+    header = json.dumps({"settings": whole["settings"]}, sort_keys=True)
+    (tmp_path / "eval.json.partial").write_text(f"{header}\n{json.dumps(first)}\n")
+    words = ["--patches_per_material", "2", "--batch_size", "2", "--json", str(target)]
+    assert main(["eval", "--run", str(run_dir), "--input", *inputs, *words]) == 0
+    resumed = TeacherForcedResult.from_dict(json.loads(target.read_text()), target)
+    assert resumed.materials[0].teacher_forced_nmae_median == 0.125
+    assert resumed.materials[1] == TeacherForcedResult.from_dict(whole, "whole").materials[1]
+    assert list(tmp_path.iterdir()) == [target]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--picture", "plane.gif"], "cannot draw to plane.gif"),
+        (["--against", "missing.json"], "missing.json does not exist"),
+        (["--patches_per_material", "0"], "found '0', expected a whole number of at least 1"),
+        (["--step", "7"], "step-7 is not a whole checkpoint"),
+        (["--run", "nowhere"], "nowhere is not a run"),
+        (["--input", "nowhere/CHGCAR"], "nowhere/CHGCAR"),
+    ],
+)
+def test_refused_in_one_line(run_dir, words, message, capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    assert main(["eval", "--run", str(run_dir), *words]) == 2
+    captured = capsys.readouterr()
+    assert captured.err.startswith("error: ") and message in captured.err
+    assert captured.err.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_damaged_report_is_refused(run_dir, tmp_path, capsys):
+    for name, text, message in (("a.json", "{", "is not JSON"), ("b.json", '{"mfu": 1}', "not a report")):
+        (tmp_path / name).write_text(text)
+        assert main(["eval", "--run", str(run_dir), "--against", str(tmp_path / name)]) == 2
+        assert message in capsys.readouterr().err

@@ -1,0 +1,129 @@
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from tomat.base.errors import TomatError
+from tomat.predict.evaluation.metrics import compare_paired, electron_count, headline, nemd, nmae, spread
+
+densities = arrays(np.float32, (4, 3, 2), elements=st.floats(0.0078125, 64, width=32))
+
+
+def test_nmae_by_hand():
+    # |1-1| + |3-2| + |0-1| over 1 + 2 + 1.
+    assert nmae(np.array([1.0, 3.0, 0.0]), np.array([1.0, 2.0, 1.0])) == 0.5
+
+
+def test_nemd_by_hand():
+    # p = (1/4, 3/4) over values (0, 4) against 1 gives 1/4 * 1 + 3/4 * 3 = 2.5; the other voxel is certain and right.
+    assert nemd(np.array([2.5, 0.0]), np.array([1.0, 4.0])) == 0.5
+
+
+def test_nmae_is_not_the_mean_of_relative_errors():
+    assert nmae(np.array([2.0, 10.0]), np.array([1.0, 9.0])) == pytest.approx(0.2)
+
+
+@settings(max_examples=25, deadline=None)
+@given(densities, densities, st.floats(0.125, 8, width=32))
+def test_nmae_invariances(predicted, reference, factor):
+    error = nmae(predicted, reference)
+    assert nmae(reference, reference) == 0
+    assert nmae(factor * predicted.astype(np.float64), factor * reference.astype(np.float64)) == pytest.approx(error)
+    order = np.random.default_rng(0).permutation(reference.size)
+    assert nmae(predicted.ravel()[order], reference.ravel()[order]) == pytest.approx(error)
+    doubled = [np.tile(a, (2, 1, 1)) for a in (predicted, reference)]
+    assert nmae(doubled[0], doubled[1]) == pytest.approx(error)
+
+
+def test_sums_are_taken_in_float64():
+    # In float32, 2^24 + 1 is 2^24, so a running sum would lose every one of the small voxels.
+    reference = np.ones(1 << 12, dtype=np.float32)
+    reference[0] = 2.0**24
+    predicted = reference.copy()
+    predicted[1:] += 1
+    assert nmae(predicted, reference) == (reference.size - 1) / (2**24 + reference.size - 1)
+
+
+@pytest.mark.parametrize(
+    ("predicted", "reference", "message"),
+    [
+        (np.ones((2, 2)), np.ones(4), r"\(2, 2\).*\(4,\)"),
+        (np.array([np.nan, 1]), np.ones(2), "1 of 2 values that are not finite"),
+        (np.ones(3), np.zeros(3), "zero on all 3 voxels"),
+    ],
+)
+def test_refused(predicted, reference, message):
+    with pytest.raises(TomatError, match=message):
+        nmae(predicted, reference)
+
+
+def test_electron_count_of_a_uniform_cell():
+    reference = np.full((4, 4, 4), 0.5, dtype=np.float32)
+    assert electron_count(reference * np.float32(1.25), reference, voxel_volume_a3=0.25) == (10.0, 8.0)
+
+
+def test_spread_by_hand():
+    found = spread([float(i) for i in range(11)])
+    assert (found.materials, found.median, found.mean, found.p10, found.p90) == (11, 5.0, 5.0, 1.0, 9.0)
+    with pytest.raises(TomatError, match="no material"):
+        spread([])
+    with pytest.raises(TomatError, match="1 of 2"):
+        spread([1.0, float("inf")])
+
+
+def test_pairing_sees_what_unpaired_spread_hides():
+    generator = np.random.default_rng(0)
+    hard = generator.lognormal(size=200)
+    first = {f"m{i}": float(value) for i, value in enumerate(hard)}
+    second = {name: value + 0.01 + 0.001 * float(generator.normal()) for name, value in first.items()}
+    paired = compare_paired(first, second)
+    assert paired.decided
+    assert paired.mean_difference_ci95_low < paired.mean_difference < paired.mean_difference_ci95_high < 0
+    assert paired.mean_difference == pytest.approx(-0.01, abs=3e-4)
+    assert (paired.first_better, paired.second_better) == (200, 0)
+    assert paired.sign_test_p_value < 1e-12
+    # The same means, unpaired, differ by a hundredth of their spread.
+    assert spread(list(first.values())).p90 - spread(list(first.values())).p10 > 100 * 0.01
+
+
+def test_paired_interval_covers_the_truth_as_often_as_it_says():
+    generator = np.random.default_rng(1)
+    covered = 0
+    for _ in range(100):
+        differences = generator.normal(size=40)
+        paired = compare_paired(
+            {f"m{i}": float(d) for i, d in enumerate(differences)}, {f"m{i}": 0.0 for i in range(40)}
+        )
+        covered += paired.mean_difference_ci95_low <= 0 <= paired.mean_difference_ci95_high
+    # Binomial(100, 0.95) is below 86 with probability 2e-4; a percentile bootstrap of 40 covers a bit less than 95 %.
+    assert 86 <= covered <= 100
+
+
+def test_paired_exchange_and_ties():
+    first, second = {"a": 1.0, "b": 2.0, "c": 3.0}, {"a": 1.0, "b": 3.0, "c": 2.5}
+    forward, backward = compare_paired(first, second), compare_paired(second, first)
+    assert forward.mean_difference == -backward.mean_difference
+    assert (forward.first_better, forward.second_better) == (backward.second_better, backward.first_better) == (1, 1)
+    assert compare_paired(first, first).sign_test_p_value == 1.0
+
+
+def test_paired_needs_the_same_materials():
+    with pytest.raises(TomatError, match="2 are on one side only, first 'b'"):
+        compare_paired({"a": 1.0, "b": 1.0}, {"a": 1.0, "c": 1.0})
+    with pytest.raises(TomatError, match="no material"):
+        compare_paired({}, {})
+
+
+def test_a_headline_has_mean_and_median_and_weighs_compounds_alike():
+    rows = [(f"GaP-{i}", "GaP", 0.04) for i in range(3)] + [("MgO-0", "MgO", 0.01), ("MgO-1", "MgO", 0.03)]
+    told = headline(rows)
+    assert told == (
+        "median 4.00 %, mean 3.20 %, worst 4.00 % (GaP-0) of 5 materials; "
+        "2 compounds, mean 3.00 %: GaP 4.00 %, MgO 2.00 %"
+    )
+    assert "compound" not in headline([*rows, ("x", "", 0.5)]) and "worst 50.00 % (x)" in headline(
+        [*rows, ("x", "", 0.5)]
+    )
+    many = headline([(f"m{i}", f"C{i}", 0.01 * i) for i in range(20)])
+    assert "20 compounds, mean 9.50 %: C19 19.00 %" in many and "C11" not in many and many.endswith("C12 12.00 %, ...")

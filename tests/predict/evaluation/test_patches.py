@@ -1,0 +1,120 @@
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tomat.base.errors import TomatError
+from tomat.data.codec.base import UNIT_RHO_TIMES_VOLUME
+from tomat.data.codec.two_token import TwoTokenCodec
+from tomat.data.tokens.patch import decode_sequence
+from tomat.predict.evaluation.patches import inside_cell, make_patches, random_anchors, tiling_anchors
+
+sides = st.tuples(*[st.integers(1, 9)] * 3)
+
+
+@settings(max_examples=40, deadline=None)
+@given(sides, sides)
+def test_tiling_counts_every_voxel_once(grid_shape, patch_shape):
+    anchors = tiling_anchors(grid_shape, patch_shape)
+    inside = inside_cell(anchors, grid_shape, patch_shape)
+    times = np.zeros(grid_shape, dtype=int)
+    offsets = np.stack(np.unravel_index(np.arange(inside.shape[1]), patch_shape), axis=-1)
+    for anchor, counted in zip(anchors, inside, strict=True):
+        np.add.at(times, tuple((anchor + offsets[counted]).T), 1)
+    assert (times == 1).all()
+
+
+@settings(max_examples=40, deadline=None)
+@given(sides, sides, st.integers(0, 10**6))
+def test_a_patch_counts_a_voxel_where_it_is_first_read(grid_shape, patch_shape, seed):
+    anchor = np.random.default_rng(seed).integers(0, grid_shape)
+    offsets = np.stack(np.unravel_index(np.arange(np.prod(patch_shape)), patch_shape), axis=-1)
+    seen, expected = set(), []
+    for voxel in map(tuple, (anchor + offsets) % grid_shape):
+        expected.append(voxel not in seen)
+        seen.add(voxel)
+    np.testing.assert_array_equal(inside_cell(np.zeros((1, 3)), grid_shape, patch_shape)[0], expected)
+
+
+@pytest.mark.parametrize("tiling", [False, True])
+def test_a_patch_larger_than_the_cell_counts_the_cell_once(make_grid, codec, layout, tiling):
+    """2 x 5 x 2 voxels in a patch of 3 x 3 x 3: what wraps round has been read, and would be copied without error."""
+    grid = make_grid((2, 5, 2))
+    anchors = tiling_anchors(grid.grid_shape, (3, 3, 3)) if tiling else np.array([[1, 3, 0], [0, 4, 1]])
+    patches = make_patches(grid, anchors, layout, codec, tiling=tiling)
+    assert patches.n_voxels == (20 if tiling else 2 * 2 * 3 * 2)
+    counted = patches.counted.reshape(patches.reference.shape)
+    for row, anchor in enumerate(anchors):
+        x, y, z = (anchor + np.argwhere(counted[row])).T
+        voxels = list(zip(x % 2, y % 5, z % 2, strict=True))
+        assert len(set(voxels)) == len(voxels)
+        np.testing.assert_array_equal(patches.reference[row][counted[row]], [grid.rho[voxel] for voxel in voxels])
+
+
+def test_random_anchors_belong_to_seed_and_material_alone():
+    drawn = random_anchors("mp-1", (5, 6, 7), 210, seed=3)
+    np.testing.assert_array_equal(drawn, random_anchors("mp-1", (5, 6, 7), 210, seed=3))
+    # As many as voxels: without replacement, each once.
+    assert len(np.unique(drawn, axis=0)) == 210
+    assert (drawn >= 0).all() and (drawn < (5, 6, 7)).all()
+    for other in (random_anchors("mp-2", (5, 6, 7), 210, seed=3), random_anchors("mp-1", (5, 6, 7), 210, seed=4)):
+        assert (other != drawn).any()
+    assert random_anchors("mp-1", (2, 1, 1), 5, seed=3).shape == (5, 3)
+
+
+def test_patches_hold_what_the_sequence_says_and_the_true_density(grid, codec, layout):
+    anchors = random_anchors(grid.material_id, grid.grid_shape, 6, seed=0)
+    patches = make_patches(grid, anchors, layout, codec)
+    assert (patches.n_patches, patches.n_voxels, patches.reference.shape) == (6, 6 * 27, (6, 3, 3, 3))
+    for row, anchor in enumerate(anchors):
+        decoded = decode_sequence(patches.tokens[row], layout, codec)
+        np.testing.assert_array_equal(decoded.density_tokens.ravel(), patches.true_bins[row])
+        np.testing.assert_array_equal(decoded.values, patches.visible(codec)[row])
+        np.testing.assert_array_equal(patches.reference[row], grid.patch(anchor, (3, 3, 3)))
+    # The reference is not the codec's value, or its own error would be left out.
+    assert (patches.reference != patches.visible(codec)).mean() > 0.9
+
+
+def test_voxels_beyond_the_models_sequence_are_not_counted(grid, codec, layout):
+    anchors = np.zeros((1, 3), dtype=np.int64)
+    whole = make_patches(grid, anchors, layout, codec)
+    cut = make_patches(grid, anchors, layout, codec, seq_len=whole.density_start + 10)
+    assert cut.tokens.shape == (1, whole.density_start + 10)
+    np.testing.assert_array_equal(np.flatnonzero(cut.counted[0]), np.arange(10))
+    with pytest.raises(TomatError, match="0 of 27 voxels"):
+        make_patches(grid, anchors, layout, codec, seq_len=whole.density_start)
+    with pytest.raises(TomatError, match="random patches instead of the whole cell"):
+        make_patches(grid, anchors, layout, codec, seq_len=whole.density_start + 26, tiling=True)
+
+
+def test_patches_shrink_where_the_atoms_take_the_room(grid, codec, layout):
+    # Three tokens too few for the full patch: the layout falls back to 2 x 2 x 2 and says so in SHAPE.
+    short = dataclasses.replace(layout, name="v3-p3-short", context=66)
+    patches = make_patches(grid, np.array([[1, 2, 3]]), short, codec)
+    assert patches.reference.shape[1:] == (2, 2, 2)
+    np.testing.assert_array_equal(decode_sequence(patches.tokens[0], short, codec).values, patches.visible(codec)[0])
+
+
+def test_a_cell_tiled_with_boxes_counts_every_voxel_once(grid, codec, layout):
+    boxes = dataclasses.replace(layout, name="boxes", context=layout.context + 21, max_side_difference=1)
+    shape = boxes.patch_shape(len(grid.atomic_numbers))
+    assert len(set(shape)) == 2
+    patches = make_patches(grid, tiling_anchors(grid.grid_shape, shape), boxes, codec, tiling=True)
+    assert patches.n_voxels == np.prod(grid.grid_shape)
+    assert patches.reference.shape[1:] == shape
+    counted = patches.counted.reshape(patches.reference.shape)
+    np.testing.assert_array_equal(np.sort(patches.reference[counted]), np.sort(grid.rho, axis=None))
+    for row in range(patches.n_patches):
+        np.testing.assert_array_equal(
+            decode_sequence(patches.tokens[row], boxes, codec).values, patches.visible(codec)[row]
+        )
+
+
+def test_refuses_codecs_it_has_no_meaning_for(grid, codec, layout):
+    anchors = np.zeros((1, 3), dtype=np.int64)
+    with pytest.raises(TomatError, match="2 tokens a voxel"):
+        make_patches(grid, anchors, layout, TwoTokenCodec())
+    with pytest.raises(TomatError, match=UNIT_RHO_TIMES_VOLUME):
+        make_patches(grid, anchors, layout, dataclasses.replace(codec, unit=UNIT_RHO_TIMES_VOLUME))

@@ -1,0 +1,60 @@
+import dataclasses
+
+import numpy as np
+import pytest
+
+from tomat.base.errors import TomatError
+from tomat.predict.evaluation.picture import DensityPlane, draw_plane, most_structured_plane, teacher_forced_plane
+from tomat.predict.evaluation.teacher_forced import TeacherForcedConfig, TeacherForcedEvaluator
+
+
+@pytest.fixture(scope="module")
+def plane(grid, codec, layout, decoder) -> DensityPlane:
+    evaluator = TeacherForcedEvaluator(codec, layout, TeacherForcedConfig(batch_size=4))
+    return teacher_forced_plane(evaluator, decoder, grid)
+
+
+def test_plane_holds_the_reference_and_the_models_answer(plane, grid, codec):
+    assert plane.plane == most_structured_plane(grid)
+    np.testing.assert_array_equal(plane.reference, grid.rho[:, :, plane.plane])
+    assert plane.predicted.shape == (7, 5)
+    assert np.isin(plane.predicted, codec.decode(np.arange(64, dtype=np.uint16))).all()
+
+
+@pytest.mark.parametrize(("chosen", "boxes"), [(0, False), (2, False), (3, False), (2, True)])
+def test_tiles_lie_where_they_belong(grid, codec, layout, chosen, boxes, make_oracle):
+    if boxes:
+        layout = dataclasses.replace(layout, context=64, max_side_difference=1)
+        assert layout.patch_shape(len(grid.atomic_numbers)) == (2, 3, 3)
+    evaluator = TeacherForcedEvaluator(codec, layout, TeacherForcedConfig(batch_size=4))
+    found = teacher_forced_plane(evaluator, make_oracle(), grid, chosen)
+    np.testing.assert_array_equal(found.predicted, codec.decode(codec.encode(grid.rho[:, :, chosen])))
+
+
+@pytest.mark.parametrize("ending", [".png", ".svg", ".pdf"])
+def test_same_plane_gives_the_same_bytes(plane, tmp_path, ending):
+    first = draw_plane(plane, tmp_path / "new" / f"a{ending}")
+    second = draw_plane(plane, tmp_path / "new" / f"b{ending}")
+    assert first.read_bytes() == second.read_bytes()
+    assert len(first.read_bytes()) > 10_000
+    assert sorted(p.name for p in (tmp_path / "new").iterdir()) == [f"a{ending}", f"b{ending}"]
+
+
+def test_another_plane_gives_another_picture(plane, tmp_path):
+    other = dataclasses.replace(plane, predicted=plane.predicted + np.float32(0.1))
+    assert draw_plane(plane, tmp_path / "a.png").read_bytes() != draw_plane(other, tmp_path / "b.png").read_bytes()
+
+
+def test_refuses_no_such_plane_and_no_such_format(plane, grid, codec, layout, decoder, tmp_path):
+    evaluator = TeacherForcedEvaluator(codec, layout)
+    with pytest.raises(TomatError, match="plane 4 is not in the cell, whose planes along c are 0 to 3"):
+        teacher_forced_plane(evaluator, decoder, grid, 4)
+    with pytest.raises(TomatError, match="expected one of .png, .svg, .pdf"):
+        draw_plane(plane, tmp_path / "plane.bmp")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_refuses_a_model_that_does_not_reach_the_plane(grid, codec, layout, make_decoder):
+    evaluator = TeacherForcedEvaluator(codec, layout)
+    with pytest.raises(TomatError, match="too few for whole patches of 3"):
+        teacher_forced_plane(evaluator, make_decoder(max_seq_len=60), grid)

@@ -1,0 +1,151 @@
+import dataclasses
+import json
+
+import pytest
+
+from tomat.app.eval_verbs import read_report
+from tomat.base.errors import TomatError
+from tomat.base.reporting import plain_console, write_json
+from tomat.predict.evaluation.partial import PartialResults
+from tomat.predict.evaluation.result import COLUMNS, FIGURES, LABEL, MaterialResult, TeacherForcedResult
+
+SETTINGS = {
+    "run": "demo",
+    "materials_from": "embedded validation",
+    "layout": "v3-p7",
+    "codec_sha256": "0",
+    "patches_per_material": 8,
+    "whole_cell": False,
+    "seed": 0,
+    "seq_len": 512,
+}
+
+
+def material(name: str, model: float, lorenzo: float) -> MaterialResult:
+    """A row whose other figures are 0.5."""
+    floats = {f.name: 0.5 for f in dataclasses.fields(MaterialResult) if f.type is float}
+    own = {"teacher_forced_nmae_median": model, "lorenzo_nmae": lorenzo}
+    return MaterialResult(material_id=name, patches=8, voxels=2744, **{**floats, **own})
+
+
+@pytest.fixture
+def result() -> TeacherForcedResult:
+    rows = (material("LiF-0", 0.02, 0.01), material("Si-0", 0.01, 0.015), material("ZnS-0", 0.04, 0.02))
+    return TeacherForcedResult(SETTINGS, rows)
+
+
+def test_json_round_trip_with_label_and_units(result, tmp_path):
+    write_json(tmp_path / "eval.json", result.to_dict())
+    content = json.loads((tmp_path / "eval.json").read_text())
+    assert content["label"] == LABEL == "teacher-forced diagnostic, not a prediction"
+    assert content["over_materials"]["teacher_forced_nmae_median"]["median"] == 0.02
+    assert content["over_materials"]["lorenzo_nmae"]["median"] == 0.015
+    assert content["paired_nmae_median_minus_lorenzo"]["first_better"] == 1
+    assert "electrons" in content["units"]["charge_e"]
+    assert TeacherForcedResult.from_dict(content, "here") == result
+
+
+def test_figures_leave_out_what_scales_with_the_cell():
+    assert "teacher_forced_charge_relative_error" in FIGURES and "reference_charge_e" not in FIGURES
+    assert {name for _, name in COLUMNS} < set(FIGURES)
+
+
+def test_table_says_what_it_is_and_prints_the_baselines_beside_the_model(result):
+    text = printed(result.table(max_rows=2), width=160)
+    assert LABEL in " ".join(text.split())
+    for heading in ("Lorenzo", "copy previous", "constant", "codec floor", "model median"):
+        assert heading in text
+    assert "better one on 1 of 3 materials" in " ".join(text.split())
+    rows = [line.split()[0] for line in text.splitlines() if line.strip()]
+    assert "LiF-0" in rows and "ZnS-0" not in rows and "1 more" in text
+
+
+def printed(table, width: int) -> str:
+    console = plain_console(width=width)
+    with console.capture() as captured:
+        console.print(table)
+    return captured.get()
+
+
+def test_table_cuts_no_figure_in_80_columns():
+    rows = tuple(material(f"GaP-zinc-blende-compressed-{i}", model, 0.0066) for i, model in enumerate((0.9876, 3.77)))
+    text = printed(TeacherForcedResult(SETTINGS, rows).table(), width=80)
+    assert "…" not in text
+    assert (
+        "98.76" in text and " 377 " in text and text.count(" 0.66") == 8
+    )  # two rows, four spreads, the sentence below
+
+
+def test_comparison_needs_the_same_voxels(result):
+    better = tuple(
+        dataclasses.replace(m, teacher_forced_nmae_median=m.teacher_forced_nmae_median / 2) for m in result.materials
+    )
+    other = TeacherForcedResult({**SETTINGS, "run": "other"}, better)
+    assert result.compare(other).second_better == 3
+    for key, value in (("seed", 1), ("whole_cell", True), ("layout", "v3-p12"), ("materials_from", "1 input(s)")):
+        with pytest.raises(TomatError, match=f"differ in {key}"):
+            result.compare(TeacherForcedResult({**SETTINGS, key: value}, better))
+
+
+def test_refuses_what_is_no_report(result):
+    with pytest.raises(TomatError, match="not a report"):
+        TeacherForcedResult.from_dict({"mfu": 0.4}, "here")
+    content = result.to_dict()
+    del content["materials"][0]["lorenzo_nmae"]
+    with pytest.raises(TomatError, match="lorenzo_nmae"):
+        TeacherForcedResult.from_dict(content, "here")
+
+
+def test_partial_results_survive_a_kill(result, tmp_path):
+    path = tmp_path / "eval.json.partial"
+    first = PartialResults(path, SETTINGS)
+    assert first.done == {}
+    first.add(result.materials[0])
+    first.add(result.materials[1])
+    with path.open("a") as file:
+        file.write('{"material_id": "ZnS-0", "pat')  # killed in the middle of a line
+    again = PartialResults(path, SETTINGS)
+    assert again.done == {m.material_id: m for m in result.materials[:2]}
+    again.add(result.materials[2])
+    assert list(PartialResults(path, SETTINGS).done.values()) == list(result.materials)
+    assert PartialResults(path, {**SETTINGS, "step": 7}).done == {}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda c: c["materials"][1].update(lorenzo_nmae=None), "lorenzo_nmae is None; expected float"),
+        (lambda c: c["materials"][1].update(lorenzo_nmae=float("inf")), "is inf; expected a number"),
+        (lambda c: c["materials"][1].update(voxels=2.5), "voxels is 2.5; expected int"),
+        (lambda c: c["materials"][1].update(material_id=7), "expected str"),
+        (lambda c: c["materials"].append(c["materials"][0]), "1 of its 4 materials stand in it more than once"),
+        (lambda c: c["materials"].append([1]), "expected object, got array"),
+        (lambda c: c.pop("settings"), "with the key settings"),
+        (lambda c: c.update(materials={}), "materials is dict of 0"),
+    ],
+)
+def test_a_damaged_report_is_refused_by_name(result, tmp_path, change, message):
+    content = json.loads(json.dumps(result.to_dict()))
+    change(content)
+    path = tmp_path / "e.json"
+    path.write_text(json.dumps(content))
+    with pytest.raises(TomatError, match=f"e.json .*{message}"):
+        read_report(path)
+
+
+@pytest.mark.parametrize("data", [b"", b"[", b"[" * 100_000, b"[1]", b"\xff", b"7"])
+def test_what_is_no_report_is_refused_by_name(tmp_path, data):
+    (tmp_path / "e.json").write_bytes(data)
+    with pytest.raises(TomatError, match="e.json"):
+        read_report(tmp_path / "e.json")
+
+
+def test_a_damaged_line_of_finished_materials_is_refused(result, tmp_path):
+    path = tmp_path / "e.json.partial"
+    for row in result.materials:
+        PartialResults(path, SETTINGS).add(row)
+    text = path.read_text()
+    path.write_text(text.replace('"lorenzo_nmae": 0.015', '"lorenzo_nmae": NaN'))
+    with pytest.raises(TomatError, match="e.json.partial, line 3, is damaged: lorenzo_nmae .* Delete the file"):
+        PartialResults(path, SETTINGS)
+    assert "NaN" in path.read_text()

@@ -1,0 +1,244 @@
+import dataclasses
+
+import equinox as eqx
+import haliax as hax
+import jax
+import jax.numpy as jnp
+import jmp
+import numpy as np
+import pytest
+from haliax.partitioning import set_mesh
+from jax.sharding import Mesh
+from levanter.layers.attention import AttentionMask
+from levanter.models.qwen import Qwen3Config
+
+from tomat.base.errors import TomatError
+from tomat.data.tokens.vocabulary import DENSITY_START
+from tomat.model.any_decoder import causal_activations
+from tomat.predict.evaluation.metrics import nmae
+from tomat.predict.evaluation.result import FIGURES
+from tomat.predict.evaluation.teacher_forced import TeacherForcedConfig, TeacherForcedEvaluator
+
+CONTEXT = 72
+N_BINS = 64
+
+
+def evaluate(model, grids, codec, layout, **config):
+    by_name = {grid.material_id: grid for grid in grids}
+    evaluator = TeacherForcedEvaluator(codec, layout, TeacherForcedConfig(**{"batch_size": 4, **config}))
+    return evaluator.evaluate(model, list(by_name), by_name.__getitem__)
+
+
+@pytest.mark.parametrize("whole_cell", [False, True])
+def test_oracle_has_exactly_the_codec_floor(grid, codec, layout, whole_cell, make_oracle):
+    found = evaluate(make_oracle(), [grid], codec, layout, whole_cell=whole_cell).materials[0]
+    assert 0 < found.codec_floor_nmae < 0.1
+    assert found.teacher_forced_nmae_median == found.codec_floor_nmae
+    assert found.teacher_forced_nmae_mode == found.codec_floor_nmae
+    assert found.teacher_forced_nemd == pytest.approx(found.codec_floor_nmae, rel=1e-5)
+    assert found.teacher_forced_cross_entropy_nats == pytest.approx(0, abs=1e-6)
+    if whole_cell:
+        means = codec.decode(codec.encode(grid.rho), decoder="mean")
+        assert found.teacher_forced_nmae_mean == pytest.approx(nmae(means, grid.rho), rel=1e-5)
+
+
+def test_whole_cell_counts_the_cells_electrons(grid, codec, layout, make_oracle):
+    found = evaluate(make_oracle(), [grid], codec, layout, whole_cell=True).materials[0]
+    assert (found.patches, found.voxels) == (3 * 2 * 2, 7 * 5 * 4)
+    assert found.reference_charge_e == pytest.approx(grid.electron_count, rel=1e-6)
+    rounded = codec.decode(codec.encode(grid.rho)).sum(dtype=np.float64) * grid.voxel_volume_a3
+    assert found.teacher_forced_charge_e == pytest.approx(rounded, rel=1e-6)
+    assert found.teacher_forced_charge_relative_error == pytest.approx(rounded / grid.electron_count - 1, rel=1e-3)
+
+
+def test_model_that_knows_nothing_answers_the_middle_bin(grid, codec, layout, decoder):
+    blind = eqx.tree_at(lambda m: m.embeddings.token_embeddings.weight, decoder, replace_fn=hax.zeros_like)
+    found = evaluate(blind, [grid], codec, layout, whole_cell=True).materials[0]
+    table = codec.decode(np.arange(codec.n_density_tokens, dtype=np.uint16))
+    # Uniform over an even number of bins: the smallest bin with CDF >= 1/2 is the lower of the two in the middle.
+    middle = np.full(grid.grid_shape, table[codec.n_density_tokens // 2 - 1])
+    assert found.teacher_forced_nmae_median == nmae(middle, grid.rho)
+    expected = np.abs(table[None, :].astype(np.float64) - grid.rho.reshape(-1, 1)).mean(axis=1).sum()
+    assert found.teacher_forced_nemd == pytest.approx(expected / grid.rho.sum(dtype=np.float64), rel=1e-5)
+    assert found.teacher_forced_cross_entropy_nats == pytest.approx(np.log(codec.n_density_tokens), rel=1e-5)
+
+
+compiled_activations = eqx.filter_jit(causal_activations)
+
+
+def logits_of(model, tokens: np.ndarray) -> np.ndarray:
+    named = hax.named(jnp.asarray(tokens[None], dtype=jnp.int32), ("batch", "position"))
+    hidden = compiled_activations(model, named)
+    return np.asarray(hax.dot(hidden, model.get_lm_head(), axis=model.Embed).array[0])
+
+
+@pytest.fixture(scope="module")
+def sequence(grid, codec, layout, make_oracle) -> np.ndarray:
+    evaluator = TeacherForcedEvaluator(codec, layout, TeacherForcedConfig(patches_per_material=1))
+    return evaluator.patches(make_oracle(), grid).tokens[0]
+
+
+def levanter_qwen3(make_decoder):
+    return make_decoder(
+        Qwen3Config(max_seq_len=CONTEXT, hidden_dim=32, intermediate_dim=48, num_layers=2, num_heads=2, num_kv_heads=2)
+    )
+
+
+@pytest.mark.parametrize("kind", ["vanilla", "jax_flash", "window", "qwen3"])
+def test_later_token_leaves_earlier_logits_bit_identical(sequence, make_decoder, kind):
+    changes = {
+        "vanilla": {"attn_backend": "vanilla"},
+        "jax_flash": {"attn_backend": "jax_flash", "flash_attention_block_size": 24},
+        "window": {"attn_backend": "vanilla", "sliding_window": 20},
+    }
+    model = levanter_qwen3(make_decoder) if kind == "qwen3" else make_decoder(**changes[kind])
+    before = logits_of(model, sequence)
+    for changed in (50, CONTEXT - 1):
+        other = sequence.copy()
+        other[changed] = DENSITY_START + (int(other[changed]) + 1) % N_BINS
+        after = logits_of(model, other)
+        np.testing.assert_array_equal(before[:changed], after[:changed])
+        assert (before[changed] != after[changed]).any()
+
+
+def test_the_causality_check_catches_a_mask_of_none(sequence, make_decoder):
+    # Levanter's own model takes a mask of None, and lets every position see every other.
+    model = levanter_qwen3(make_decoder)
+    other = sequence.copy()
+    other[60] = DENSITY_START + (int(other[60]) + 1) % N_BINS
+    named = [hax.named(jnp.asarray(t[None], dtype=jnp.int32), ("batch", "position")) for t in (sequence, other)]
+    activations = eqx.filter_jit(lambda model, tokens, mask: model.activations(tokens, attn_mask=mask))
+    without = [np.asarray(activations(model, t, None).array) for t in named]
+    assert (without[0][:, :60] != without[1][:, :60]).any()
+    with_mask = [np.asarray(activations(model, t, AttentionMask.causal()).array) for t in named]
+    np.testing.assert_array_equal(with_mask[0][:, :60], with_mask[1][:, :60])
+
+
+def test_answer_for_a_voxel_depends_on_earlier_voxels_alone(grid, codec, layout, decoder):
+    evaluator = TeacherForcedEvaluator(codec, layout, TeacherForcedConfig(patches_per_material=2, batch_size=4))
+    patches = evaluator.patches(decoder, grid)
+    voxel = 11
+    tokens = patches.tokens.copy()
+    position = patches.density_start + voxel
+    tokens[:, position] = DENSITY_START + (tokens[:, position].astype(int) + 1) % N_BINS
+    before, after = evaluator.predict(decoder, [patches, dataclasses.replace(patches, tokens=tokens)])
+    for name in ("mean_e_per_a3", "emd_e_per_a3", "cross_entropy_nats"):
+        first, second = (getattr(p, name).reshape(2, -1) for p in (before, after))
+        np.testing.assert_array_equal(first[:, : voxel + 1], second[:, : voxel + 1])
+        assert (first[:, voxel + 1] != second[:, voxel + 1]).all()
+
+
+def test_figures_do_not_depend_on_batch_block_or_company(codec, layout, decoder):
+    grids = [make_small_grid(shape, name) for shape, name in (((7, 5, 4), "a"), ((6, 6, 5), "b"), ((4, 4, 4), "c"))]
+    together = evaluate(decoder, grids, codec, layout, patches_per_material=3, batch_size=4, block_voxels=5)
+    assert [m.material_id for m in together.materials] == ["a", "b", "c"]
+    for grid, found in zip(grids, together.materials, strict=True):
+        alone = evaluate(decoder, [grid], codec, layout, patches_per_material=3, batch_size=1).materials[0]
+        for name in FIGURES:
+            assert getattr(found, name) == pytest.approx(getattr(alone, name), rel=1e-4), name
+
+
+def make_small_grid(shape, name):
+    from tomat.data.density.grid import DensityGrid
+
+    generator = np.random.default_rng(sum(shape))
+    return DensityGrid(
+        rho=generator.uniform(0.06, 1.5, size=shape).astype(np.float32),
+        lattice=np.diag([2.0, 2.5, 3.0]),
+        atomic_numbers=np.array([14, 8]),
+        frac_coords=np.array([[0.0, 0.0, 0.0], [0.5, 0.5, 0.5]]),
+        material_id=name,
+    )
+
+
+def test_smaller_patches_of_a_crowded_cell_share_a_batch(grid, codec, layout, make_oracle):
+    crowded = dataclasses.replace(
+        grid,
+        material_id="crowded",
+        atomic_numbers=np.array([14, 8, 8]),
+        frac_coords=np.array([[0.1, 0.2, 0.3], [0.5, 0.5, 0.5], [0.8, 0.1, 0.1]]),
+    )
+    found = evaluate(make_oracle(), [grid, crowded], codec, layout, patches_per_material=2)
+    assert [m.voxels for m in found.materials] == [2 * 27, 2 * 8]
+    for material in found.materials:
+        assert material.teacher_forced_nmae_median == material.codec_floor_nmae
+
+
+def test_sharded_over_two_devices_equals_one(grid, codec, layout, decoder):
+    config = TeacherForcedConfig(patches_per_material=5, batch_size=3).for_devices(2)
+    assert config.batch_size == 4
+    plain = TeacherForcedEvaluator(codec, layout, config).evaluate(decoder, ["g"], lambda _: grid)
+    with set_mesh(Mesh(np.array(jax.devices()[:2]), ("data",))):
+        evaluator = TeacherForcedEvaluator(codec, layout, config, axis_mapping={"batch": "data"})
+        sharded = evaluator.evaluate(hax.shard(decoder, {}), ["g"], lambda _: grid)
+    for name in FIGURES:
+        assert getattr(sharded.materials[0], name) == pytest.approx(getattr(plain.materials[0], name), rel=1e-4), name
+
+
+def test_a_hook_compiles_once(grid, codec, layout, decoder):
+    evaluator = TeacherForcedEvaluator(codec, layout, TeacherForcedConfig(patches_per_material=2, batch_size=4))
+    first = evaluator.evaluate(decoder, ["g"], lambda _: grid)
+    moved = jax.tree.map(lambda a: a * 1.5 if eqx.is_inexact_array(a) else a, decoder)
+    with jax.log_compiles(), CompileCount() as compiles:
+        second = evaluator.evaluate(moved, ["g"], lambda _: grid)
+    assert not [message for message in compiles.messages if "_decode_batch" in message or "lambda" in message]
+    assert second.materials != first.materials
+
+
+class CompileCount:
+    """Collects what JAX logs when it compiles."""
+
+    def __enter__(self):
+        import logging
+
+        self.messages: list[str] = []
+        self.handler = logging.Handler()
+        self.handler.emit = lambda record: self.messages.append(record.getMessage())
+        self.logger = logging.getLogger("jax")
+        self.logger.addHandler(self.handler)
+        return self
+
+    def __exit__(self, *_):
+        self.logger.removeHandler(self.handler)
+
+
+def test_policy_decides_the_precision(grid, codec, layout, decoder):
+    config = TeacherForcedConfig(patches_per_material=2, batch_size=4)
+    policy = jmp.get_policy("compute=bfloat16,params=float32,output=bfloat16")
+    exact = TeacherForcedEvaluator(codec, layout, config).evaluate(decoder, ["g"], lambda _: grid).materials[0]
+    rough = TeacherForcedEvaluator(codec, layout, config, policy=policy)
+    found = rough.evaluate(decoder, ["g"], lambda _: grid).materials[0]
+    assert found.teacher_forced_nemd != exact.teacher_forced_nemd
+    assert found.teacher_forced_nemd == pytest.approx(exact.teacher_forced_nemd, rel=0.05)
+
+
+def test_finished_materials_are_not_evaluated_again(grid, codec, layout, make_oracle):
+    evaluator = TeacherForcedEvaluator(codec, layout, TeacherForcedConfig(patches_per_material=1, batch_size=4))
+    whole = evaluator.evaluate(make_oracle(), ["a", "b", "c"], lambda _: grid)
+    loaded, reported = [], []
+
+    def load(name):
+        loaded.append(name)
+        return grid
+
+    done = {"b": whole.materials[1]}
+    resumed = evaluator.evaluate(
+        make_oracle(), ["a", "b", "c"], load, done=done, on_material=lambda r: reported.append(r.material_id)
+    )
+    assert resumed == whole
+    assert loaded == reported == ["a", "c"]
+
+
+def test_errors(grid, codec, layout, make_oracle):
+    evaluator = TeacherForcedEvaluator(codec, layout)
+    oracle = make_oracle()
+    with pytest.raises(TomatError, match="no material"):
+        evaluator.evaluate(oracle, [], lambda _: grid)
+    small = make_oracle(codec.n_density_tokens - 1)
+    with pytest.raises(TomatError, match="2,249 ids and the codec needs 2,250"):
+        evaluator.evaluate(small, ["g"], lambda _: grid)
+    empty = dataclasses.replace(grid, rho=np.zeros_like(grid.rho))
+    with pytest.raises(TomatError, match="material vacuum: .*zero on all"):
+        evaluator.evaluate(oracle, ["vacuum"], lambda _: empty)
+    with pytest.raises(TomatError, match="batch_size is 0"):
+        TeacherForcedConfig(batch_size=0)

@@ -1,0 +1,202 @@
+"""One voxel after another from a cache: what the whole forward pass says at each of them."""
+
+from functools import cache
+from typing import Any
+
+import equinox as eqx
+import haliax as hax
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from haliax import Axis
+from jax.sharding import AxisType
+from levanter.layers.rotary import DefaultRotaryEmbeddingsConfig, YarnRotaryEmbeddingsConfig
+from levanter.models.llama import LlamaConfig
+from small_promolecule import promolecule
+
+from tomat.base.errors import TomatError
+from tomat.data.tokens.vocabulary import DENSITY_BLOCK_START, DENSITY_START, PAD, Vocabulary
+from tomat.model.any_decoder import hidden_and_head
+from tomat.model.decoder import DensityDecoderConfig
+from tomat.model.environment import EnvironmentConfig, EnvironmentTables, environment_tables
+from tomat.predict.inference.autoregressive import CachedModel, decode_autoregressive
+from tomat.predict.inference.batches import named_atoms
+from tomat.predict.inference.choice import ChoiceKind
+
+BINS, LENGTH, SIDES = 40, 64, (3, 3, 4)
+VOXELS = 36
+VALUES = np.linspace(0.0, 4.0, BINS, dtype=np.float32) ** 2
+TABLES = environment_tables(promolecule(), VALUES)
+SMALL = dict(
+    hidden_dim=32, intermediate_dim=48, num_layers=2, num_heads=4, num_kv_heads=4, max_seq_len=LENGTH,
+    environment=EnvironmentConfig(channels=4, hidden_dim=16, basis=promolecule().basis, max_atoms=6),
+)  # fmt: skip
+VARIANTS: dict[str, dict[str, Any]] = {
+    "with environment": {},
+    "without environment": dict(environment=None),
+    "without prior": dict(environment=EnvironmentConfig(4, 16, promolecule().basis, 6, prior_anchors=0)),
+    "grouped queries, sliding window, a head of its own": dict(
+        num_kv_heads=2, sliding_window=7, tie_word_embeddings=False
+    ),
+    "unrolled, hybrid norm, plain rotary embedding": dict(
+        scan_layers=False, hybrid_norm=True, rope=DefaultRotaryEmbeddingsConfig(200.0), input_embedding_norm=True
+    ),
+    "the embedding in every layer": dict(embedding_skip=0.2, environment=None),
+    "the first layer's values in every layer": dict(value_mix=0.3, embedding_skip=0.2, fused_qkv=True),
+    "paired heads": dict(num_kv_heads=2, paired_heads=True),
+    "paired heads of their own, mixed values, unrolled": dict(
+        num_kv_heads=4, paired_heads=True, value_mix=0.3, scan_layers=False, environment=None
+    ),
+    "no norm of queries and keys, yarn": dict(use_qk_norm=False, rope=YarnRotaryEmbeddingsConfig()),
+}
+
+
+@cache
+def built(variant: str):
+    """A model with random weights."""
+    config = DensityDecoderConfig(**{**SMALL, **VARIANTS[variant]})
+    shapes = eqx.filter_eval_shape(
+        lambda: config.build(Axis("vocab", Vocabulary(BINS).size), key=jax.random.PRNGKey(0))
+    )
+    rng = np.random.default_rng(0)
+    return jax.tree.map(
+        lambda leaf: (
+            jnp.asarray(rng.normal(scale=0.3, size=leaf.shape), leaf.dtype)
+            if isinstance(leaf, jax.ShapeDtypeStruct)
+            else leaf
+        ),
+        shapes,
+    )
+
+
+def patches(n: int, start: int = 20, seed: int = 1) -> dict[str, np.ndarray]:
+    """A batch: ids that end with DENS at `start`, and atoms."""
+    rng = np.random.default_rng(seed)
+    tokens = np.full((n, LENGTH), PAD, np.int32)
+    tokens[:, :start] = rng.integers(DENSITY_BLOCK_START + 1, DENSITY_START, (n, start))
+    tokens[:, start] = DENSITY_BLOCK_START
+    return {
+        "tokens": tokens,
+        "positions": rng.uniform(-1, 3, (n, 6, 3)).astype(np.float32),
+        "numbers": rng.choice([0, 9, 11, 12], (n, 6)).astype(np.int32),
+        "kinds": np.tile(np.array([9, 11, 12, 0], np.int32), (n, 1)),
+        "steps": np.tile(np.eye(3, dtype=np.float32) * 0.4, (n, 1, 1)),
+        "shape": np.tile(np.array(SIDES, np.int32), (n, 1)),
+        "patch": np.arange(n, dtype=np.int32),
+        "sample": np.zeros(n, np.int32),
+    }
+
+
+def tables_of(model) -> EnvironmentTables | None:
+    return None if model.environment is None else TABLES
+
+
+def decoded(model, batch, kind: ChoiceKind = "greedy", temperature: float = 1.0, seed: int = 0):
+    bins, values = decode_autoregressive(
+        model, batch, tables_of(model), VALUES, VOXELS, kind, np.float32(temperature), np.uint32(seed),
+        None, None,
+    )  # fmt: skip
+    np.testing.assert_array_equal(values, VALUES[np.asarray(bins)])
+    return np.asarray(bins)
+
+
+@eqx.filter_jit
+def whole_logits(model, batch, ids, tables):
+    """Of every position's density bins, by the forward pass over whole sequences."""
+    named = hax.named(ids, (Axis("batch", ids.shape[0]), Axis("position", ids.shape[1])))
+    hidden, head = hidden_and_head(model, named, named_atoms(batch), tables)
+    logits = hax.dot(hidden, head, axis="embed").rearrange(("batch", "position", "vocab")).array
+    return logits[..., DENSITY_START : DENSITY_START + BINS]
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_the_cached_and_the_whole_forward_pass_agree(variant):
+    model, batch, start = built(variant), patches(2), 20
+    tables = tables_of(model)
+
+    def whole(bins):
+        """Causal: each position of this pass is the last of a pass over what precedes it."""
+        ids = batch["tokens"].copy()
+        ids[:, start + 1 : start + VOXELS] = bins[:, :-1] + DENSITY_START
+        return ids, np.asarray(whole_logits(model, batch, ids, tables))[:, start : start + VOXELS]
+
+    greedy = decoded(model, batch)
+    np.testing.assert_array_equal(greedy, whole(greedy)[1].argmax(axis=-1))
+    drawn = np.random.default_rng(2).integers(0, BINS, (2, VOXELS))
+    ids, expected = whole(drawn)
+
+    @eqx.filter_jit
+    def cached_logits(model, batch, ids):
+        arrays = {name: jnp.asarray(array) for name, array in batch.items()}
+        cached = CachedModel.of(model, arrays, tables, BINS)
+
+        def step(caches, position):
+            logits, caches = cached.logits(jnp.asarray(ids)[:, position], position, caches)
+            return caches, logits
+
+        found = jax.lax.scan(step, cached.filled(arrays["tokens"]), start + jnp.arange(VOXELS))[1].swapaxes(0, 1)
+        return found, cached.logits_without_cache(jnp.asarray(ids), jnp.int32(start + 5))
+
+    found, sixth = cached_logits(model, batch, ids)
+    within = 1e-5 * np.abs(expected).max()
+    np.testing.assert_allclose(found, expected, atol=within)
+    np.testing.assert_allclose(sixth, expected[:, 5], atol=within)
+
+
+def test_another_preamble_runs_the_same_program():
+    model = built("with environment")
+    long, short = decoded(model, patches(2, start=20)), decoded(model, patches(2, start=9))
+    assert long.shape == short.shape and (long != short).any()
+    traced = []
+
+    @eqx.filter_jit
+    def run(batch):
+        traced.append(1)
+        return decode_autoregressive(
+            model, batch, TABLES, VALUES, VOXELS, "greedy", np.float32(1), np.uint32(0), None, None
+        )[0]
+
+    np.testing.assert_array_equal(run(patches(2, start=20)), long)
+    np.testing.assert_array_equal(run(patches(2, start=9)), short)
+    assert len(traced) == 1
+
+
+def test_what_is_drawn_depends_on_seed_patch_and_sample_alone():
+    model, batch = built("grouped queries, sliding window, a head of its own"), patches(4)
+    batch["patch"][:] = [5, 5, 6, 7]
+    for name in ("tokens", "positions", "numbers"):
+        batch[name][1] = batch[name][0]
+    batch["sample"][:] = [0, 1, 0, 0]
+    first = decoded(model, batch, "sampled")
+    np.testing.assert_array_equal(first, decoded(model, batch, "sampled"))
+    assert (first[0] != first[1]).any(), "two samples of one patch"
+    assert (first != decoded(model, batch, "sampled", seed=1)).any(axis=1).all()
+    reverse = {name: array[::-1].copy() for name, array in batch.items()}
+    np.testing.assert_array_equal(first, decoded(model, reverse, "sampled")[::-1])
+    alone = {name: array[2:3] for name, array in batch.items()}
+    np.testing.assert_array_equal(first[2:3], decoded(model, alone, "sampled"))
+    cold = decoded(model, batch, "sampled", temperature=1e-6)
+    np.testing.assert_array_equal(cold, decoded(model, batch, "greedy"))
+
+
+def test_on_two_devices_it_is_the_same():
+    model, batch = built("with environment"), patches(4)
+    alone = decoded(model, batch, "sampled")
+    mesh = jax.make_mesh((2,), ("data",), axis_types=(AxisType.Auto,))
+    with jax.set_mesh(mesh):
+        spread = hax.shard(model, {"embed": "data"})  # as training leaves its parameters
+        bins, _ = decode_autoregressive(
+            spread, batch, TABLES, VALUES, VOXELS, "sampled", np.float32(1), np.uint32(0), {"batch": "data"}, None
+        )
+    assert len(bins.sharding.device_set) == 2 and not bins.sharding.is_fully_replicated
+    np.testing.assert_array_equal(bins, alone)
+
+
+def test_another_model_is_refused_by_name():
+    config = LlamaConfig(
+        hidden_dim=32, intermediate_dim=48, num_layers=1, num_heads=2, num_kv_heads=2, max_seq_len=LENGTH
+    )
+    model = config.build(Axis("vocab", Vocabulary(BINS).size), key=jax.random.PRNGKey(0))
+    with pytest.raises(TomatError, match=r"model\.type is llama.*parallel"):
+        CachedModel.of(model, {}, None, BINS)

@@ -1,0 +1,211 @@
+"""Many structures: lines, flags, what fails alone, what is done again; and kills."""
+
+import json
+import signal
+import subprocess
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+from pymatgen.io.common import VolumetricData
+from pymatgen.io.vasp import Chgcar
+from small_promolecule import promolecule, skewed
+from tiny_run import tomat
+
+from tomat.app.cli import main
+from tomat.base.errors import TomatError
+from tomat.data.density.geometry import BOHR_A
+from tomat.predict.inference.folder import LINES_FILE, Settings, predict_structures
+from tomat.predict.inference.grids import GridChoice
+from tomat.predict.inference.promolecule import PromoleculePredictor
+from tomat.predict.inference.structures import find_structures
+
+
+@dataclass(frozen=True, eq=False)
+class Trained(PromoleculePredictor):
+    """A promolecule with what a training set says beside it."""
+
+    shortest_distance_a: Mapping[tuple[int, int], float] | None = None
+    spacing_a: float | None = None
+    valences: Mapping[int, float] | None = None
+
+
+PREDICTOR = Trained(promolecule(), valences={9: 7.0, 11: 1.0})
+
+
+@pytest.fixture
+def places(tmp_path):
+    """A folder with two good structures, three bad ones and other files."""
+    folder = tmp_path / "in"
+    folder.mkdir()
+    skewed().to(filename=str(folder / "good.cif"))
+    skewed(("F", "Na")).to(filename=str(folder / "other.json"))
+    skewed(("Na", "Cl")).to(filename=str(folder / "chlorine.cif"))
+    (folder / "torn.cif").write_text("data_x\n")
+    (folder / "mol.xyz").write_text("1\n\nO 0 0 0\n")
+    (folder / "report.json").write_text('{"a": 1}')
+    return [str(folder)]
+
+
+@pytest.fixture
+def settings(tmp_path):
+    return Settings(tmp_path / "out", GridChoice(sides=(6, 7, 8), why="--grid"))
+
+
+def lines_of(settings):
+    text = (settings.output / LINES_FILE).read_text()
+    return {line["name"]: line for line in map(json.loads, text.splitlines())}
+
+
+def test_a_bad_structure_fails_alone_and_is_tried_again(places, settings):
+    files, _ = find_structures(places)
+    outcome = predict_structures(PREDICTOR, files, settings)
+    assert sorted(line["name"] for line in outcome.failed) == ["chlorine", "mol", "torn"]
+    assert [path.rsplit("/", 1)[-1] for path in outcome.ignored] == ["report.json"]
+    lines = lines_of(settings)
+    assert sorted(lines) == ["chlorine", "good", "mol", "other", "torn"]
+    assert "Cl, which no training density had" in lines["chlorine"]["error"]
+    good = lines["good"]
+    assert good["electrons"] == pytest.approx(8, rel=1e-6) and good["electrons_from"] == "learnt from the training set"
+    assert good["electrons_before"] != pytest.approx(8, rel=1e-3) and good["grid"] == [6, 7, 8] and not good["flags"]
+    assert Chgcar.from_file(str(settings.output / good["output"])).dim == (6, 7, 8)
+    again = predict_structures(PREDICTOR, files, settings)
+    assert sorted(again.skipped) == ["good", "other"] and len(again.failed) == 3
+    skewed(("Na", "Na")).to(filename=f"{places[0]}/chlorine.cif")
+    assert sorted(line["name"] for line in predict_structures(PREDICTOR, files, settings).failed) == ["mol", "torn"]
+    assert sorted(lines_of(settings)) == sorted(lines)
+    assert sorted(each.name for each in settings.output.iterdir() if each.name.startswith(".")) == []
+
+
+def test_what_changes_the_density_is_done_again_and_a_damaged_line_is_dropped(places, settings):
+    files = [file for file in find_structures(places)[0] if file.name == "good"]
+    predict_structures(PREDICTOR, files, settings)
+    path = settings.output / "good.CHGCAR"
+    changes = {
+        "grid": (PREDICTOR, replace(settings, grid=GridChoice(sides=(6, 7, 9)))),
+        "valences": (PREDICTOR, replace(settings, valences={9: 7.0, 11: 9.0}, accept=("normalisation",))),
+        "promolecule": (replace(PREDICTOR, promolecule=replace(promolecule(), n_materials=4)), settings),
+        "seed": (PREDICTOR, replace(settings, recorded={"seed": 1})),
+    }
+    for predictor, changed in changes.values():
+        assert predict_structures(predictor, files, changed).skipped == []
+        assert predict_structures(predictor, files, changed).skipped == ["good"]
+    path.write_text(path.read_text()[:-100])
+    assert predict_structures(PREDICTOR, files, changes["seed"][1]).skipped == []
+    with (settings.output / LINES_FILE).open("a") as file:
+        file.write('{"name": "good", "inp')
+    (settings.output / ".writing-x").mkdir()
+    assert predict_structures(PREDICTOR, files, changes["seed"][1]).skipped == ["good"]
+    assert list(lines_of(settings)) == ["good"] and not list(settings.output.glob(".*"))
+
+
+def test_extrapolations_are_flagged(places, settings):
+    files = [file for file in find_structures(places)[0] if file.name == "good"]
+    shortest_a = min(site.distance(other) for site in skewed() for other in skewed() if site.specie != other.specie)
+    trained = {(9, 9): 2.0, (9, 11): shortest_a + 0.1}
+    predictor = replace(PREDICTOR, shortest_distance_a=trained, spacing_a=0.2, valences=None)
+    flags = {flag["kind"]: flag for flag in predict_structures(predictor, files, settings).lines[0]["flags"]}
+    assert flags["distance"]["pair"] == "F-Na"
+    assert flags["distance"]["distance_a"] == pytest.approx(shortest_a, abs=1e-4)
+    assert flags["pair"]["pair"] == "Na-Na"
+    assert flags["spacing"]["trained_a"] == 0.2 and flags["spacing"]["spacing_a"] > 0.3
+    assert flags["electrons"]["text"].startswith("the valence electrons are not known, so the density is not scaled")
+    trained = {(9, 9): 2.0, (9, 11): shortest_a + 0.0005, (11, 11): 2.0}
+    predictor = replace(PREDICTOR, shortest_distance_a=trained, spacing_a=0.45)
+    fine = replace(settings, output=settings.output / "fine")
+    assert predict_structures(predictor, files, fine).lines[0]["flags"] == []
+
+
+def test_the_spread_over_samples_lies_beside_the_density(places, settings):
+    class Sampled(Trained):
+        def predict(self, *args, **kwargs):
+            one = super().predict(*args, **kwargs)
+            return replace(one, spread=0.1 * one.rho)
+
+    files = [file for file in find_structures(places)[0] if file.name == "good"]
+    sampled = Sampled(promolecule(), valences={9: 7.0, 11: 1.0})
+    (line,) = predict_structures(sampled, files, settings).lines
+    assert line["spread_share"] == pytest.approx(0.1, rel=1e-5) and line["spread_output"] == "good.spread.cube"
+    spread = VolumetricData.from_cube(settings.output / "good.spread.cube").data["total"]
+    density = Chgcar.from_file(settings.output / "good.CHGCAR")
+    expected = 0.1 * density.data["total"] / density.structure.volume * BOHR_A**3
+    assert np.allclose(spread, expected, rtol=1e-4, atol=1e-9)
+    # One sample has none, and leaves none of before.
+    predict_structures(PREDICTOR, files, replace(settings, recorded={"samples": 1}))
+    assert not list(settings.output.glob("*.spread.cube"))
+
+
+def test_augmentation_occupancies_of_moved_atoms_are_flagged(tmp_path, places, settings):
+    files = [file for file in find_structures(places)[0] if file.name != "chlorine"]
+    moved = skewed()
+    moved.translate_sites([1], [0.1, 0, 0], frac_coords=False)
+    source = tmp_path / "CHGCAR"
+    Chgcar(moved, {"total": np.ones((2, 2, 2))}).write_file(str(source))
+    with source.open("a") as file:
+        file.write("augmentation occupancies   1   1\n  0.1\naugmentation occupancies   2   1\n  0.2\n")
+    outcome = predict_structures(PREDICTOR, files, replace(settings, augmentation_from=str(source)))
+    lines = {line["name"]: line for line in outcome.lines}
+    assert [flag["distance_a"] for flag in lines["good"]["flags"]] == [pytest.approx(0.1, abs=1e-4)]
+    assert (settings.output / "good.CHGCAR").read_text().endswith("augmentation occupancies   2   1\n  0.2\n")
+    assert "(Na F), other has 2 (F Na)" in lines["other"]["error"]
+
+
+def test_one_process_at_a_time(places, settings):
+    files, _ = find_structures(places)
+
+    def second(line, skipped):
+        with pytest.raises(TomatError, match="another process writes predictions"):
+            predict_structures(PREDICTOR, files, settings)
+
+    predict_structures(PREDICTOR, files[:1], settings, on_line=second)
+
+
+def test_no_truth_is_read(tmp_path, settings):
+    """The same bits from a structure with its density, with noise in its place, and with none."""
+    crystal, shape = skewed(), (4, 4, 4)
+    densities = {"smooth": np.ones(shape), "noise": np.random.default_rng(0).normal(size=shape)}
+    for name, values in densities.items():
+        Chgcar(crystal, {"total": values}).write_file(str(tmp_path / f"{name}.CHGCAR"))
+    text = (tmp_path / "noise.CHGCAR").read_text()
+    (tmp_path / "bare.poscar").write_text(text.partition("   4   4   4")[0])
+    files, _ = find_structures([str(tmp_path / name) for name in ("smooth.CHGCAR", "noise.CHGCAR", "bare.poscar")])
+    predict_structures(PREDICTOR, files, settings)
+    written = {(settings.output / f"{name}.CHGCAR").read_bytes() for name in (*densities, "bare")}
+    assert len(written) == 1
+
+
+@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGINT])
+def test_a_killed_folder_is_finished_by_the_same_command(tmp_path, promolecule_file, sent):
+    folder, out = tmp_path / "in", tmp_path / "out"
+    folder.mkdir()
+    for n in range(8):
+        cell = skewed()
+        cell.apply_strain(0.01 * n)
+        cell.to(filename=str(folder / f"s{n}.cif"))
+    words = ["predict", "--promolecule", promolecule_file, "--structure", folder, "--output", out, "--grid"]
+    words += [*("40",) * 3, "--valences", "Na=1,F=7"]
+    process = subprocess.Popen(tomat(*words), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    try:
+        ended = time.monotonic() + 300
+        while not (out / LINES_FILE).exists() and time.monotonic() < ended and process.poll() is None:
+            time.sleep(0.01)
+        time.sleep(0.2)
+        process.send_signal(sent)
+        told = process.communicate(timeout=120)[1]
+    finally:
+        process.kill()
+    assert process.returncode == (-signal.SIGKILL if sent == signal.SIGKILL else 130), told
+    before = {path.name: path.read_bytes() for path in out.glob("*.CHGCAR")}
+    assert 1 <= len(before) < 8 and "Traceback" not in told
+    if sent == signal.SIGINT:
+        assert not list(out.glob(".*"))
+    assert main([str(word) for word in words]) == 0
+    lines = [json.loads(line) for line in (out / LINES_FILE).read_text().splitlines()]
+    assert sorted(line["name"] for line in lines) == [f"s{n}" for n in range(8)]
+    assert not list(out.glob(".*"))
+    for name, content in before.items():
+        assert (out / name).read_bytes() == content
+    sizes = {path.stat().st_size for path in out.glob("*.CHGCAR")}
+    assert len(sizes) == 1 and len(list(out.glob("*.CHGCAR"))) == 8

@@ -1,0 +1,50 @@
+import numpy as np
+import pytest
+from pymatgen.io.vasp import Chgcar
+
+from tomat.base.errors import TomatError
+from tomat.data.density.crystal import Crystal
+from tomat.predict.inference.grids import SPACING_A, GridChoice, choose_grid
+
+CRYSTAL = Crystal(np.diag([3.0, 4.0, 7.0]), np.array([11]), np.zeros((1, 3)), "x")
+
+
+def test_a_spacing_is_a_bound_and_its_sides_have_small_factors():
+    for spacing_a in (0.065, 0.1, 0.31):
+        shape = choose_grid(None, spacing_a, None, None).shape(CRYSTAL)
+        for side, length in zip(shape, (3.0, 4.0, 7.0), strict=True):
+            assert length / side <= spacing_a
+            smaller = [n for n in range(int(np.ceil(length / spacing_a)), side) if factors(n) <= {2, 3, 5}]
+            assert factors(side) <= {2, 3, 5} and not smaller
+
+
+def factors(n: int) -> set[int]:
+    found, p = set(), 2
+    while n > 1:
+        while n % p == 0:
+            found.add(p)
+            n //= p
+        p += 1
+    return found
+
+
+def test_where_nothing_is_asked_for_the_training_decides_and_is_said():
+    assert choose_grid(None, None, None, 0.2) == GridChoice(spacing_a=0.2, why="0.2 A, the median of the training")
+    assert choose_grid(None, None, None, None).spacing_a == SPACING_A
+
+
+def test_sides_and_those_of_another_density(tmp_path, structure):
+    assert choose_grid((5, 6, 7), None, None, 0.2).shape(CRYSTAL) == (5, 6, 7)
+    path = tmp_path / "CHGCAR"
+    Chgcar(structure, {"total": np.ones((4, 5, 6))}).write_file(str(path))
+    path.write_text(path.read_text().partition("   4   5   6\n")[0] + "   4   5   6\n noise")
+    assert choose_grid(None, None, str(path), None).shape(CRYSTAL) == (4, 5, 6)
+    path.write_text("x")
+    with pytest.raises(TomatError, match="not a complete"):
+        choose_grid(None, None, str(path), None)
+
+
+def test_a_grid_beyond_all_memory_is_refused():
+    for choice in (GridChoice(sides=(2000, 2000, 2000)), GridChoice(spacing_a=1e-4)):
+        with pytest.raises(TomatError, match="Ask for a coarser one"):
+            choice.shape(CRYSTAL)

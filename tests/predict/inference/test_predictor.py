@@ -1,0 +1,282 @@
+"""A trained run as a predictor: whole cells, nothing of the truth, and what it refuses."""
+
+import dataclasses
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from pymatgen.core import Structure
+from pymatgen.io.vasp import Chgcar
+from tiny_run import DEMO, tiny_run
+
+from tomat.app.cli import main
+from tomat.base.errors import TomatError
+from tomat.data.density.crystal import Crystal
+from tomat.data.density.demo.embedded import load_stored
+from tomat.data.density.grid import DensityGrid
+from tomat.data.density.promolecule import Promolecule
+from tomat.data.density.zarr_store import read_zarr
+from tomat.predict.inference import load, parallel, predictor
+from tomat.predict.inference.choice import Choice
+from tomat.predict.inference.described import DescribedRun
+from tomat.predict.inference.parallel import batches, cell_patches
+from tomat.predict.inference.predictor import RunPredictor, can_predict
+from tomat.train.run import train
+from tomat.train.settings.config import load_config
+
+CRYSTAL = Crystal(
+    np.array([[2.9, 0.1, 0.0], [0.0, 3.3, 0.2], [0.3, 0.0, 3.7]]), np.array([11, 9]),
+    np.array([[0.0, 0.0, 0.0], [0.5, 0.52, 0.5]]), "NaF",
+)  # fmt: skip
+SHAPE = (15, 16, 18)
+"""No multiple of the patch's 7 voxels."""
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory) -> Path:
+    """A run of three steps: it predicts little better than the promolecule."""
+    words = tiny_run(3, 100, "--output_dir", str(tmp_path_factory.mktemp("runs")), atoms=True)
+    return train(load_config(DEMO, words)).run_dir
+
+
+@pytest.fixture(scope="module")
+def trained(run_dir) -> RunPredictor:
+    return load(str(run_dir))
+
+
+@pytest.fixture(scope="module")
+def prediction(trained) -> np.ndarray:
+    return trained.predict(CRYSTAL, SHAPE, electrons=8.0).rho
+
+
+def test_a_prediction_is_a_whole_density(trained, prediction):
+    told = []
+    result = trained.predict(CRYSTAL, SHAPE, electrons=8.0, on_patches=lambda *each: told.append(each))
+    assert np.array_equal(result.rho, prediction) and prediction.shape == SHAPE and prediction.min() >= 0
+    assert result.electron_count == pytest.approx(8.0, rel=1e-6)
+    assert told[-1] == (27, 27) and result.seconds > 0
+    atoms = trained.promolecule.density(CRYSTAL, SHAPE)
+    assert np.abs(prediction - atoms).sum() / atoms.sum() < 0.5, "three steps from the promolecule"
+    assert trained.valences[11] == 1 and trained.valences[9] == 7 and 0.05 < trained.spacing_a < 0.07
+    assert trained.elements == trained.promolecule.elements and trained.shortest_distance_a[9, 11] < 2.4
+    assert "run demo step 2" in trained.identity
+
+
+def test_what_is_not_said_is_that_of_the_training(trained, prediction, tmp_path):
+    """Of a file or a structure alone: the grid has the spacing of the training, the electrons are the learnt ones."""
+    structure = Structure(CRYSTAL.lattice, ["Na", "F"], CRYSTAL.frac_coords)
+    structure.to(filename=str(tmp_path / "POSCAR"))
+    alone = trained.predict(structure)
+    assert isinstance(alone, DensityGrid) and alone.electron_count == pytest.approx(8.0, rel=1e-6)
+    assert max(alone.spacing_a) <= trained.spacing_a * 1.001 and max(alone.spacing_a) > 0.8 * trained.spacing_a
+    np.testing.assert_allclose(trained.predict(structure, SHAPE).rho, prediction, atol=1e-5)
+    np.testing.assert_allclose(trained.predict(tmp_path / "POSCAR", SHAPE).rho, prediction, atol=1e-5)
+
+
+def test_patches_tile_the_cell(trained):
+    patches = cell_patches(trained.run, CRYSTAL, SHAPE)
+    index = np.arange(np.prod(SHAPE)).reshape(SHAPE)
+    wrapped = [
+        index[np.ix_(*[(a + np.arange(p)) % n for a, p, n in zip(anchor, patches.patch_shape, SHAPE, strict=True)])]
+        for anchor in patches.anchors
+    ]
+    assert np.array_equal(patches.assembled(np.stack(wrapped).reshape(len(wrapped), -1)), index)
+    sizes = [(real, len(batch["tokens"])) for real, batch in batches(patches.arrays, 16)]
+    assert sizes == [(16, 16), (11, 16)]
+
+
+def test_a_patch_does_not_depend_on_its_batch(trained, prediction, monkeypatch):
+    monkeypatch.setattr(predictor, "MOST_SEQUENCES", {"parallel": 5, "autoregressive": 5})
+    monkeypatch.setattr(parallel, "BLOCK_VOXELS", 100)
+    other = RunPredictor(trained.run).predict(CRYSTAL, SHAPE, electrons=8.0).rho
+    assert np.allclose(other, prediction, rtol=2e-5, atol=1e-6)
+
+
+def test_moving_all_atoms_moves_the_density(trained, prediction):
+    """By whole voxels, so that the patches of one are not those of the other."""
+    moved = dataclasses.replace(CRYSTAL, frac_coords=CRYSTAL.frac_coords + np.array([4, -3, 7]) / SHAPE)
+    rolled = np.roll(trained.predict(moved, SHAPE, electrons=8.0).rho, (-4, 3, -7), axis=(0, 1, 2))
+    # A three-step model's attention looks at where in the patch a voxel is, and a little at the rounded preamble.
+    assert np.abs(rolled - prediction).sum() / prediction.sum() < 0.05
+
+
+def test_only_the_structure_is_read(run_dir, tmp_path):
+    """The same to the bit from a POSCAR and from CHGCARs of the true density and of noise."""
+    truth = load_stored("NaF-rock-salt-ideal")
+    noise = np.random.default_rng(0).random((12, 12, 12), dtype=np.float32)
+    for name, rho in (("truth", truth.rho), ("noise", noise)):
+        (tmp_path / name).mkdir()
+        volumetric = Chgcar(truth.structure, {"total": rho.astype(np.float64) * truth.volume_a3})
+        volumetric.write_file(str(tmp_path / name / "NaF.CHGCAR"))
+    (tmp_path / "alone").mkdir()
+    header = (tmp_path / "truth" / "NaF.CHGCAR").read_text().split("\n \n")[0].split("\n\n")[0]
+    (tmp_path / "alone" / "NaF.POSCAR").write_text(header + "\n")
+    found = []
+    for name in ("truth", "noise", "alone"):
+        words = ["--run", run_dir, "--structure", next((tmp_path / name).iterdir()), "--grid", 12, 12, 12]
+        assert main(["predict", *map(str, [*words, "--format", "zarr", "--output", tmp_path / f"{name}-out"])]) == 0
+        found.append(read_zarr(tmp_path / f"{name}-out" / "NaF.zarr").rho)
+    assert np.array_equal(found[0], found[1]) and np.array_equal(found[0], found[2])
+
+
+WITHOUT_JAX = """
+import sys
+from tomat.app.cli import main
+status = main(sys.argv[1:])
+heavy = sorted({"jax", "levanter", "haliax", "equinox"} & set(sys.modules))
+print(status, heavy)
+"""
+
+
+def test_structures_and_known_outputs_are_looked_at_before_the_model(run_dir, tmp_path):
+    """A call with nothing left to predict imports no JAX, and one with something finds what is refused before it."""
+    (tmp_path / "in").mkdir()
+    good = Structure(CRYSTAL.lattice, ["Na", "F"], CRYSTAL.frac_coords)
+    good.to(filename=str(tmp_path / "in" / "good.cif"))
+    over = Structure(CRYSTAL.lattice, ["Na", "F"], [[0, 0, 0], [0.05, 0, 0]])
+    over.to(filename=str(tmp_path / "in" / "over.cif"))
+    words = ["predict", "--run", str(run_dir), "--structure", str(tmp_path / "in"), "--grid", "9", "8", "7"]
+    words += ["--output", str(tmp_path / "out")]
+    first, again = (
+        subprocess.run([sys.executable, "-c", WITHOUT_JAX, *words], capture_output=True, text=True, timeout=600)
+        for _ in range(2)
+    )
+    assert first.stdout.splitlines()[-1].startswith("1 ['equinox', "), first.stdout + first.stderr
+    assert first.stdout.index("over: failed") < first.stdout.index("loading the model")
+    assert again.stdout.splitlines()[-1] == "1 []", again.stdout + again.stderr
+    assert "good: there already" in again.stdout and "loading the model" not in again.stdout
+
+
+def test_a_run_is_described_by_the_identity_that_it_loads_with(run_dir, trained, tmp_path):
+    assert DescribedRun(run_dir).identity == trained.identity
+    drawn = {"decoder": "autoregressive", "samples": 3, "seed": 4, "kv_cache_dtype": "int8"}
+    assert DescribedRun(str(run_dir), **drawn).identity == load(str(run_dir), **drawn).identity
+    described = DescribedRun(run_dir)
+    for name in ("elements", "shortest_distance_a", "void_radius_a", "spacing_a", "valences", "usual_deviation"):
+        assert getattr(described, name) == getattr(trained, name), name
+    assert described.void_radius_a == pytest.approx(3.0224, abs=1e-3), "SrCl2's, of the embedded training cells"
+    assert main(["export", "--run", str(run_dir), "--output", str(tmp_path / "weights")]) == 0
+    assert DescribedRun(tmp_path / "weights").identity == load(str(tmp_path / "weights")).identity
+    with pytest.raises(TomatError, match="holds the weights of step 2 alone; leave out --step 1"):
+        DescribedRun(tmp_path / "weights", step=1)
+    with pytest.raises(TomatError, match="the parallel one has one answer"):
+        DescribedRun(run_dir, samples=2)
+
+
+def test_rounds_read_the_round_before(trained, prediction):
+    again = RunPredictor(trained.run, rounds=2).predict(CRYSTAL, SHAPE, electrons=8.0).rho
+    assert 0 < np.abs(again - prediction).sum() / prediction.sum() < 0.5
+
+
+def test_what_cannot_be_predicted_is_refused(trained):
+    with pytest.raises(TomatError, match="has Xe, which no training density had"):
+        trained.predict(dataclasses.replace(CRYSTAL, atomic_numbers=np.array([54, 9])), SHAPE, electrons=8.0)
+    run = trained.run
+    blind = dataclasses.replace(run, config=dataclasses.replace(run.config, density_dropout=0.0))
+    plain_model = dataclasses.replace(run.config.model, environment=None)
+    plain = dataclasses.replace(run, config=dataclasses.replace(run.config, model=plain_model))
+    for other, words in ((blind, "was trained with density_dropout 0"), (plain, "has no model.environment")):
+        assert not can_predict(other)
+        with pytest.raises(TomatError, match=words):
+            RunPredictor(other)
+    without = dataclasses.replace(run, promolecule=None)
+    with pytest.raises(TomatError, match=r"no promolecule\.json beside its codec"):
+        RunPredictor(without)
+
+
+def test_a_run_goes_on_with_its_own_promolecule_alone(run_dir, tmp_path):
+    shutil.copytree(run_dir.parent, tmp_path / "runs")
+    path = tmp_path / "runs" / run_dir.name / "promolecule.json"
+    before = Promolecule.load(path)
+    path.write_text(dataclasses.replace(before, n_materials=before.n_materials + 1).to_text())
+    config = load_config(DEMO, tiny_run(3, 100, "--output_dir", str(tmp_path / "runs"), atoms=True))
+    with pytest.raises(TomatError, match="learnt with the promolecule"):
+        train(config)
+
+
+FOUR = (9, 8, 7)
+"""A grid of four patches."""
+
+
+def bin_values(trained: RunPredictor) -> np.ndarray:
+    codec = trained.run.codec
+    return codec.decode(np.arange(codec.n_density_tokens), "mean").astype(np.float32)
+
+
+def test_samples_have_a_mean_and_a_spread_and_can_be_had_again(run_dir, trained, capsys):
+    drawn = load(str(run_dir), decoder="autoregressive", samples=3, seed=4)
+    told = []
+    three = drawn.predict(CRYSTAL, FOUR, electrons=None, on_patches=lambda *each: told.append(each))
+    assert told[-1] == (12, 12), "four patches, three samples"
+    again = drawn.predict(CRYSTAL, FOUR, electrons=10.0, accept=("normalisation",))
+    said = capsys.readouterr().out
+    assert said.count("autoregressive decoder: 32 patches of 343 voxels at a time on 2 devices") == 1
+    assert (
+        three.spread is not None
+        and again.spread is not None
+        and three.spread.shape == FOUR
+        and (three.spread > 0).any()
+    )
+    scale = 10.0 / three.electrons_before
+    np.testing.assert_allclose(again.rho, three.rho * scale, rtol=1e-5)
+    np.testing.assert_allclose(again.spread, three.spread * scale, rtol=1e-5)
+    assert "sampled, 3 samples, temperature 1, seed 4" in drawn.identity
+    one = RunPredictor(trained.run, 1, "autoregressive", Choice("sampled", seed=4))
+    first = one.predict(CRYSTAL, FOUR, electrons=None)
+    assert first.spread is None and np.isin(first.rho, bin_values(trained)).all()
+    rest = 3 * three.rho - first.rho  # the first sample of three is that of one: two bins remain
+    assert (np.abs(rest[..., None] - np.add.outer(*[bin_values(trained)] * 2).ravel()).min(axis=-1) < 1e-4).all()
+
+
+def test_the_autoregressive_decoder_predicts_whole_cells_too(trained):
+    median = RunPredictor(trained.run, 1, "autoregressive").predict(CRYSTAL, SHAPE, electrons=8.0)
+    atoms = trained.promolecule.density(CRYSTAL, SHAPE)
+    assert np.abs(median.rho - atoms).sum() / atoms.sum() < 0.5, "three steps from the promolecule"
+    compact = RunPredictor(trained.run, 1, "autoregressive", kv_cache_dtype="int8")
+    assert compact.identity == f"{trained.identity.split(', parallel')[0]}, autoregressive, {compact.choice}, " + (
+        "kv_cache_dtype int8"
+    )
+    nearly = compact.predict(CRYSTAL, SHAPE, electrons=8.0).rho
+    assert np.abs(nearly - median.rho).sum() / median.rho.sum() < 0.01
+
+
+def test_a_batch_is_halved_until_it_fits_into_memory(trained, prediction, monkeypatch, capsys):
+    whole = RunPredictor(trained.run)
+    whole.predict(CRYSTAL, SHAPE, electrons=8.0)
+    assert "parallel decoder: 32 patches of 343 voxels" in capsys.readouterr().out
+    size, program = next(iter(whole._programs.values()))
+    memory = program.compiled.memory_analysis()  # pyright: ignore[reportFunctionMemberAccess]
+    needed = memory.temp_size_in_bytes + memory.output_size_in_bytes
+    monkeypatch.setattr(predictor, "free_bytes", lambda: needed)  # of which nine tenths are taken
+    half = RunPredictor(trained.run)
+    np.testing.assert_allclose(half.predict(CRYSTAL, SHAPE, electrons=8.0).rho, prediction, rtol=2e-5, atol=1e-6)
+    assert "parallel decoder: 16 patches of 343 voxels" in capsys.readouterr().out and size == 32
+    monkeypatch.setattr(predictor, "free_bytes", lambda: 1000)
+    with pytest.raises(TomatError, match="decoding 2 patches at a time takes"):
+        RunPredictor(trained.run).predict(CRYSTAL, SHAPE, electrons=8.0)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (dict(samples=2), "samples is for the autoregressive decoder"),
+        (dict(decoder="autoregressive", choice="median", samples=2), "only choice 'sampled'"),
+        (dict(decoder="autoregressive", rounds=2), "rounds is 2"),
+        (dict(decoder="serial"), "decoder is 'serial'"),
+        (dict(kv_cache_dtype="int8"), "kv_cache_dtype is int8, but the parallel decoder keeps no keys and values"),
+        (dict(decoder="autoregressive", temperature=0.0), "temperature 0.0"),
+    ],
+)
+def test_words_that_do_not_go_together_are_refused(run_dir, words, message):
+    with pytest.raises(TomatError, match=message):
+        load(str(run_dir), **words)
+
+
+def test_a_model_that_never_read_a_density_has_the_parallel_decoder_alone(trained):
+    run = trained.run
+    blind = dataclasses.replace(run, config=dataclasses.replace(run.config, density_dropout=1.0))
+    with pytest.raises(TomatError, match="never read a density"):
+        RunPredictor(blind, 1, "autoregressive")

@@ -1,0 +1,237 @@
+"""Structures of every kind, written by pymatgen and read again; and what is refused, by name."""
+
+import gzip
+import json
+import lzma
+import time
+import tracemalloc
+
+import numpy as np
+import pytest
+from pymatgen.core import Lattice, Molecule, Structure
+from pymatgen.io.vasp import Chgcar, Poscar
+
+from tomat.base.errors import TomatError
+from tomat.data.density.rules import ReadRules
+from tomat.predict.inference.structures import (
+    NoStructureError,
+    find_structures,
+    formula,
+    read_structure,
+    structure_name,
+)
+
+
+def same(crystal, structure: Structure) -> None:
+    assert np.allclose(crystal.lattice @ crystal.lattice.T, structure.lattice.matrix @ structure.lattice.matrix.T)
+    assert crystal.atomic_numbers.tolist() == [site.specie.Z for site in structure]
+    apart = crystal.frac_coords - structure.frac_coords
+    assert np.abs(apart - np.round(apart)).max() < 1e-6
+
+
+@pytest.mark.parametrize("name", ["POSCAR", "x.vasp", "x.cif", "x.json", "x.xsf", "x.POSCAR.gz", "x.json.gz", "CHGCAR"])
+def test_a_structure_is_what_was_written(tmp_path, structure, name):
+    path = tmp_path / name
+    plain = tmp_path / name.removesuffix(".gz")
+    if name == "CHGCAR":
+        Chgcar(structure, {"total": np.ones((2, 2, 2))}).write_file(str(path))
+    elif "POSCAR" in name or name.endswith(".vasp"):
+        Poscar(structure).write_file(str(plain), significant_figures=12)
+    else:
+        structure.to(filename=str(plain))
+    if name.endswith(".gz"):
+        path.write_bytes(gzip.compress(plain.read_bytes()))
+    crystal, notes = read_structure(path)
+    same(crystal, structure)
+    assert crystal.name == (tmp_path.name if name in ("POSCAR", "CHGCAR") else "x") and not notes
+    assert formula(crystal) == "F1 Na1"
+
+
+def test_the_values_of_a_chgcar_are_not_read(tmp_path, structure):
+    path = tmp_path / "CHGCAR"
+    Chgcar(structure, {"total": np.ones((2, 2, 2))}).write_file(str(path))
+    head, _, _ = path.read_text().partition("   2   2   2\n")
+    path.write_text(head + "   2   2   2\n noise\n")
+    same(read_structure(path)[0], structure)
+
+
+def test_extended_xyz_has_a_lattice_and_plain_xyz_is_a_molecule(tmp_path, structure):
+    lattice = " ".join(f"{each:.12f}" for each in structure.lattice.matrix.ravel())
+    rows = [f"0.5 {site.specie} " + " ".join(f"{each:.12f}" for each in site.coords) for site in structure]
+    path = tmp_path / "a.xyz"
+    path.write_text(f'2\nLattice="{lattice}" Properties=q:R:1:species:S:1:pos:R:3 pbc="T T T"\n' + "\n".join(rows))
+    same(read_structure(path)[0], structure)
+    path.write_text(path.read_text().replace("T T T", "T T F"))
+    with pytest.raises(TomatError, match="periodic along 'T T F' only"):
+        read_structure(path)
+    molecule = tmp_path / "m.xyz"
+    Molecule(["O", "H"], [[0, 0, 0], [0, 0, 0.96]]).to(filename=str(molecule))
+    with pytest.raises(TomatError, match="m.xyz has no lattice: it is a molecule"):
+        read_structure(molecule)
+    (tmp_path / "m.json").write_text(json.dumps(Molecule(["O"], [[0, 0, 0]]).as_dict()))
+    with pytest.raises(TomatError, match="m.json has no lattice: it is a molecule"):
+        read_structure(tmp_path / "m.json")
+
+
+def test_what_no_density_can_be_said_of_is_refused(tmp_path):
+    cubic = Lattice.cubic(4.0)
+    refused = {
+        "mixed.cif": (Structure(cubic, [{"Na": 0.5, "Mg": 0.5}], [[0, 0, 0]]), "site 1 holds Na:0.5, Mg:0.5"),
+        "vacant.cif": (Structure(cubic, [{"Na": 0.5}], [[0, 0, 0]]), "fully occupied"),
+        "mixed.json": (Structure(cubic, [{"Na": 0.5, "Mg": 0.5}], [[0, 0, 0]]), "expected one element"),
+        "close.cif": (Structure(cubic, ["Na", "F"], [[0, 0, 0], [0.1, 0, 0]]), r"Na \(atom 1\) and F \(2\) are 0.4 A"),
+    }
+    for name, (structure, message) in refused.items():
+        structure.to(filename=str(tmp_path / name))
+        with pytest.raises(TomatError, match=message):
+            read_structure(tmp_path / name)
+    assert read_structure(tmp_path / "close.cif", rules=ReadRules(accept=("distances",)))[0].name == "close"
+
+
+def test_what_follows_the_atoms_of_a_contcar_of_dynamics_is_left_alone(tmp_path, structure):
+    text = Poscar(structure).get_str(significant_figures=12)
+    for more in ("\n  0.1 0.2 0.3\n  0.1 0.2 0.3\n", "Lattice velocities and vectors\n  1\n  0.0 0.0 0.0\n"):
+        (tmp_path / "CONTCAR").write_text(text + more)
+        same(read_structure(tmp_path / "CONTCAR")[0], structure)
+    (tmp_path / "CONTCAR").write_text(text + "0.1 0.2 0.3\n")
+    with pytest.raises(TomatError, match="The counts do not match the coordinates"):
+        read_structure(tmp_path / "CONTCAR")
+
+
+def test_a_poscar_without_elements_needs_them(tmp_path, structure):
+    path = tmp_path / "x.poscar"
+    lines = Poscar(structure).get_str().splitlines()
+    del lines[5]  # the species line
+    path.write_text("\n".join(line.rsplit(maxsplit=1)[0] if i > 6 else line for i, line in enumerate(lines)) + "\n")
+    with pytest.raises(TomatError, match="names no elements"):
+        read_structure(path)
+    same(read_structure(path, rules=ReadRules(species=("Na", "F")))[0], structure)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.cif", "data_x\n_cell_length_a 4\n"),
+        ("a.cif", ""),
+        ("POSCAR", "x\n1\n1 0 0\n"),
+        ("a.json", "{"),
+        ("a.xyz", 'two\nLattice="1 0 0 0 1 0 0 0 1"\n'),
+        ("a.xsf", "CRYSTAL\nPRIMVEC\n1"),
+        ("a.cif.gz", "not gzip"),
+    ],
+)
+def test_a_damaged_file_is_one_error_with_its_name(tmp_path, name, content):
+    (tmp_path / name).write_text(content)
+    with pytest.raises(TomatError, match=name):
+        read_structure(tmp_path / name)
+
+
+def test_five_thousand_atoms_are_read_and_more_than_ten_thousand_refused(tmp_path):
+    salt = Structure.from_spacegroup("Fm-3m", Lattice.cubic(4.62), ["Na", "F"], [[0, 0, 0], [0.5, 0.5, 0.5]])
+    many = salt * (9, 9, 8)
+    Poscar(many).write_file(str(tmp_path / "POSCAR"))
+    assert len(read_structure(tmp_path / "POSCAR")[0].atomic_numbers) == 5184
+    (tmp_path / "POSCAR").write_text("x\n1\n50 0 0\n0 50 0\n0 0 50\nNa\n20000\nDirect\n")
+    with pytest.raises(TomatError, match="20,000 atoms"):
+        read_structure(tmp_path / "POSCAR")
+
+
+XSF = "CRYSTAL\nPRIMVEC\n4.62 0 0\n0 4.62 0\n0 0 4.62\nPRIMCOORD\n{} 1\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.cif", "data_x\nloop_\n_atom_site_fract_x\n" + "0.1\n" * 20_000, "20,000 atoms; expected 1 to 10,000"),
+        (
+            "a.json",
+            '{"lattice": {"matrix": [[9,0,0],[0,9,0],[0,0,9]]}, "sites": [' + "1," * 20_000 + "1]}",
+            "20,001 atoms",
+        ),
+        ("a.xyz", '20000\nLattice="9 0 0 0 9 0 0 0 9"\n' + "Li 0 0 0\n" * 20_000, "20,000 atoms"),
+        ("a.xsf", XSF.format(20_000) + "Li 0 0 0\n" * 20_000, "more than 11,000 lines.*at most 10,000 atoms"),
+        ("a.cssr", "1 1 1\n" * 20_000, "more than 11,000 lines"),
+    ],
+)
+def test_too_many_atoms_are_counted_before_anything_is_made_of_them(tmp_path, name, content, message):
+    for pack in (bytes, gzip.compress):
+        (tmp_path / name).write_bytes(pack(content.encode()))
+        started = time.process_time()
+        with pytest.raises(TomatError, match=message):
+            read_structure(tmp_path / name)
+        assert time.process_time() - started < 5
+
+
+@pytest.mark.parametrize(
+    "name", ["a.cif.gz", "a.json.gz", "a.xyz.gz", "a.xsf.gz", "a.cssr.gz", "a.res.gz", "POSCAR.gz"]
+)
+@pytest.mark.parametrize("line", ["", "0.1234 0.2345 0.3456", "_x 1"])
+def test_a_bomb_takes_little_memory_whatever_its_kind(tmp_path, name, line):
+    (tmp_path / name).write_bytes(gzip.compress(f"{line}\n".encode() * (60_000_000 // (len(line) + 1)), 1))
+    tracemalloc.start()
+    try:
+        with pytest.raises(TomatError):
+            read_structure(tmp_path / name)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 100_000_000
+
+
+def test_the_densities_in_an_xsf_are_not_read(tmp_path, structure):
+    structure.to(filename=str(tmp_path / "a.xsf"))
+    plain = read_structure(tmp_path / "a.xsf")[0]
+    text = (tmp_path / "a.xsf").read_text() + "\nBEGIN_BLOCK_DATAGRID_3D\n" + "0.1 0.2 0.3\n" * 50_000
+    (tmp_path / "b.xsf.xz").write_bytes(lzma.compress(text.encode()))
+    found = read_structure(tmp_path / "b.xsf.xz")[0]
+    assert np.array_equal(found.frac_coords, plain.frac_coords)
+    (tmp_path / "a.xsf").write_text((tmp_path / "a.xsf").read_text().rsplit("\n", 1)[0] + "\n")
+    with pytest.raises(TomatError, match="says 2 atoms, and 1 can be read"):
+        read_structure(tmp_path / "a.xsf")
+
+
+@pytest.mark.parametrize("name", ["POSCAR", "a.xyz", "a.xsf"])
+def test_exponents_of_fortran_are_read(tmp_path, structure, name):
+    lattice = [" ".join(f"{each:.12f}D+00" for each in row) for row in structure.lattice.matrix]
+    rows = [" ".join(f"{each:.12f}d0" for each in site.coords) for site in structure]
+    symbols = [str(site.specie) for site in structure]
+    if name == "POSCAR":
+        lines = ["x", "1.0D0", *lattice, " ".join(symbols), "1 1", "Cartesian", *rows, ""]
+    elif name == "a.xyz":
+        lines = ["2", f'Lattice="{" ".join(lattice)}"', *(f"{at} {row}" for at, row in zip(symbols, rows, strict=True))]
+    else:
+        lines = ["CRYSTAL", "PRIMVEC", *lattice, "PRIMCOORD", "2 1"]
+        lines += [f"{at} {row}" for at, row in zip(symbols, rows, strict=True)]
+    (tmp_path / name).write_text("\n".join(lines) + "\n")
+    same(read_structure(tmp_path / name)[0], structure)
+
+
+def test_folders_are_walked_and_what_is_no_structure_named(tmp_path, structure):
+    for name in ("a/POSCAR", "b.cif", "c.json"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        structure.to(filename=str(tmp_path / name), fmt="poscar" if "POSCAR" in name else "")
+    for name in ("notes.txt", "a/POTCAR", "a/LOCPOT", ".hidden.cif"):
+        (tmp_path / name).write_text("x")
+    files, ignored = find_structures([str(tmp_path)])
+    assert [file.name for file in files] == ["a", "b", "c"] and all(file.in_folder for file in files)
+    assert sorted(each.removeprefix(f"{tmp_path}/") for each in ignored) == ["a/LOCPOT", "a/POTCAR", "notes.txt"]
+    assert find_structures([str(tmp_path), str(tmp_path / "b.cif")])[0] == files
+    (tmp_path / "r.json").write_text('{"a": 1}')
+    with pytest.raises(NoStructureError, match="r.json holds no structure"):
+        read_structure(tmp_path / "r.json")
+    structure.to(filename=str(tmp_path / "a" / "CONTCAR"), fmt="poscar")
+    with pytest.raises(TomatError, match="a/CONTCAR and .*a/POSCAR would both be called a"):
+        find_structures([str(tmp_path)])
+    for place, message in (
+        ("nowhere", "no file or folder"),
+        ("notes.txt", "no known kind"),
+        ("d", "holds no structure"),
+    ):
+        (tmp_path / "d").mkdir(exist_ok=True)
+        with pytest.raises(TomatError, match=message):
+            find_structures([str(tmp_path / place)])
+
+
+def test_names():
+    names = {"d/mp-1.cif": "mp-1", "d/mp-1.POSCAR.gz": "mp-1", "mp-2/CHGCAR": "mp-2", "POSCAR_x": "x", "y.vasp": "y"}
+    assert {path: structure_name(path) for path in names} == names

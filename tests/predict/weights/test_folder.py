@@ -1,0 +1,133 @@
+"""A run as a folder of weights: the same predictions, few bits, and nothing damaged is taken."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+from tiny_run import DEMO, tiny_run
+
+from tomat.app.cli import main
+from tomat.base.errors import TomatError
+from tomat.data.density.crystal import Crystal
+from tomat.predict.inference import load
+from tomat.predict.inference.trained import load_trained
+from tomat.predict.weights.arrays import named_arrays
+from tomat.predict.weights.folder import ARRAYS_FILE, Compression, read_weights, write_weights
+from tomat.predict.weights.record import WEIGHTS_FILE
+from tomat.train.run import train
+from tomat.train.settings.config import load_config
+
+CRYSTAL = Crystal(np.eye(3) * 3.3, np.array([11, 9]), np.array([[0.0, 0.0, 0.0], [0.5, 0.5, 0.5]]), "NaF")
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory) -> Path:
+    """Unrolled layers, which Haliax cannot read from named arrays."""
+    words = tiny_run(
+        2, 100, "--output_dir", str(tmp_path_factory.mktemp("runs")), "--model.scan_layers", "false", atoms=True
+    )
+    return train(load_config(DEMO, words)).run_dir
+
+
+@pytest.fixture(scope="module")
+def exported(run_dir, tmp_path_factory) -> Path:
+    output = tmp_path_factory.mktemp("weights") / "whole"
+    words = ["--run", str(run_dir), "--output", str(output), "--licence", "CC-BY-4.0"]
+    assert main(["export", *words]) == 0
+    return output
+
+
+def test_the_folder_is_the_run(run_dir, exported, tmp_path):
+    run, again = load_trained(run_dir), load_trained(exported)
+    before, after = named_arrays(run.model), named_arrays(again.model)
+    assert before.keys() == after.keys() and all(np.array_equal(before[name], after[name]) for name in before)
+    assert {"model.layers.0.mlp.up_proj.weight", "environment.network.layers.0.weight"} < before.keys()
+    assert again.step == run.step and again.weights == run.weights and again.codec.sha256 == run.codec.sha256
+    densities = [load(str(folder)).predict(CRYSTAL, (14, 14, 14)).rho for folder in (run_dir, exported)]
+    assert np.array_equal(*densities)
+    assert sorted(path.name for path in exported.iterdir()) == sorted(
+        [ARRAYS_FILE, WEIGHTS_FILE, "README.md", "codec.json", "config.yaml", "promolecule.json"]
+    )
+    card = (exported / "README.md").read_text()
+    assert "1.000 of float32" in card and "CC-BY-4.0" in card and "measures it" in card
+    with pytest.raises(TomatError, match="step 1 alone"):
+        load_trained(exported, 0)
+    assert main(["export", "--run", str(exported), "--output", str(tmp_path / "x")]) == 2
+
+
+@pytest.mark.parametrize(
+    "words, largest", [(["--bits", "8"], 0.35), (["--bits", "2", "--what", "mlp=3,embedding"], 0.55)]
+)
+def test_few_bits_predict(run_dir, tmp_path, words, largest):
+    output = tmp_path / "small"
+    report = tmp_path / "sizes.json"
+    assert main(["compress", "--run", str(run_dir), "--output", str(output), *words, "--json", str(report)]) == 0
+    sizes = json.loads(report.read_text())
+    assert sizes["weights_bytes"] == sum(array.nbytes for array in load_file(output / ARRAYS_FILE).values())
+    assert sizes["weights_over_float32"] < largest
+    whole, few = named_arrays(load_trained(run_dir).model), read_weights(output)
+    assert words[1] in few.weights
+    for name, array in whole.items():
+        error = np.linalg.norm(array - few.arrays[name])
+        assert error <= 0.5 * np.linalg.norm(array) and (error > 0) == (name in sizes["relative_error"])
+    assert load(str(output)).predict(CRYSTAL, (14, 14, 14)).rho.shape == (14, 14, 14)
+
+
+def test_damage_is_said(exported, run_dir, tmp_path):
+    def damaged(change) -> Path:
+        folder = tmp_path / f"damaged{len(list(tmp_path.iterdir()))}"
+        shutil.copytree(exported, folder)
+        change(folder)
+        return folder
+
+    def cut(folder: Path) -> None:
+        os.truncate(folder / ARRAYS_FILE, 1000)
+
+    def other_codec(folder: Path) -> None:
+        (folder / "codec.json").write_text((folder / "codec.json").read_text() + " ")
+
+    def newer(folder: Path) -> None:
+        values = json.loads((folder / WEIGHTS_FILE).read_text())
+        (folder / WEIGHTS_FILE).write_text(json.dumps({**values, "format_version": 2}))
+
+    for change, message in (
+        (cut, "not the file that was written"),
+        (other_codec, "codec.json is not the file"),
+        (newer, "format version 2"),
+        (lambda folder: (folder / "promolecule.json").unlink(), "promolecule.json is missing"),
+        (lambda folder: (folder / WEIGHTS_FILE).write_text("{"), "is damaged"),
+    ):
+        with pytest.raises(TomatError, match=message):
+            load_trained(damaged(change))
+
+
+def test_arrays_of_another_model_are_named(run_dir, tmp_path):
+    arrays = named_arrays(load_trained(run_dir).model)
+    name = "model.layers.0.mlp.up_proj.weight"
+    write_weights(run_dir, {**arrays, name: arrays[name][:, :-1]}, 1, "of the last step", tmp_path / "other")
+    with pytest.raises(TomatError, match=rf"{name} is \[64, 31\]; .* has \[64, 32\]"):
+        load_trained(tmp_path / "other")
+
+
+def test_what_cannot_be_leaves_nothing(run_dir, tmp_path, capsys):
+    out = ["--run", str(run_dir), "--output", str(tmp_path / "out")]
+    assert main(["compress", *out, "--bits", "5"]) == 2
+    assert "5 bits are not offered with scheme lut" in capsys.readouterr().err
+    assert main(["compress", *out, "--bits", "4", "--what", "mlp,heads"]) == 2
+    assert "expected one of mlp, attention, embedding, environment" in capsys.readouterr().err
+    (tmp_path / "there").mkdir()
+    assert main(["export", "--run", str(run_dir), "--output", str(tmp_path / "there")]) == 2
+
+    def stopped(name: str) -> None:
+        raise KeyboardInterrupt
+
+    arrays = {"a": np.ones((64, 64), np.float32)}
+    with pytest.raises(KeyboardInterrupt):
+        write_weights(
+            run_dir, arrays, 0, "", tmp_path / "out", compression=Compression(4, "lut", 128), on_array=stopped
+        )
+    assert [path.name for path in tmp_path.iterdir()] == ["there"]

@@ -1,0 +1,81 @@
+"""A log that grows, is cut and goes on: every look says what reading it from the beginning would."""
+
+import json
+
+import numpy as np
+import pytest
+
+from tomat.report.dashboard.live import MOST_RUNS, LiveLog, LiveLogs, drawn_curves
+from tomat.report.html.metrics import read_curves
+
+
+def lines(first: int, last: int, shift: float = 0.0) -> str:
+    return "".join(json.dumps({"step": n, "train/loss": n % 7 + shift}) + "\n" for n in range(first, last))
+
+
+def assert_same(found, run):
+    from_start = read_curves(str(run))
+    assert list(found.curves) == list(from_start.curves) and found.steps_done == from_start.steps_done
+    for name, curve in found.curves.items():
+        np.testing.assert_array_equal(curve.steps, from_start.curves[name].steps)
+        np.testing.assert_array_equal(curve.values, from_start.curves[name].values)
+
+
+def test_a_log_is_followed_through_everything_that_a_run_does_to_it(tmp_path):
+    log, path = LiveLog(str(tmp_path)), tmp_path / "metrics.jsonl"
+    first, found = log.read()
+    assert not found.curves and found.written_utc is None
+    versions = {first}
+    for text in (
+        lines(0, 50),
+        lines(0, 90),
+        lines(0, 60),  # a resume cuts
+        lines(0, 60) + lines(60, 200, 0.5),  # and goes on with other losses
+        lines(0, 300, 0.25),  # longer, and another from the first line
+        "",
+    ):
+        path.write_text(text)
+        version, found = log.read()
+        versions.add(version)
+        assert_same(found, tmp_path)
+    assert len(versions) == 7
+    path.unlink()
+    assert not log.read()[1].curves
+
+
+def test_a_line_that_is_not_whole_waits(tmp_path):
+    log, path = LiveLog(str(tmp_path)), tmp_path / "metrics.jsonl"
+    whole, half = lines(0, 10), lines(10, 11)
+    path.write_text(whole + half[:9])
+    assert log.read()[1].steps_done == 10
+    path.write_text(whole + half + "damage\n")
+    found = log.read()[1]
+    assert (found.steps_done, found.unreadable) == (11, 1)
+
+
+def test_only_what_is_new_is_read(tmp_path, monkeypatch):
+    log, path = LiveLog(str(tmp_path)), tmp_path / "metrics.jsonl"
+    path.write_text(lines(0, 2000))
+    log.read()
+    fed = []
+    monkeypatch.setattr(log._reader, "feed", fed.append)
+    path.write_text(lines(0, 2003))
+    log.read()
+    assert len(fed) == 3
+
+
+def test_long_curves_are_thinned_and_keep_their_peaks(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    peak = json.dumps({"step": 20_000, "train/loss": 99.0}) + "\n"
+    path.write_text(lines(0, 20_000) + peak)
+    curve = drawn_curves(LiveLog(str(tmp_path)).read()[1])["train/loss"]
+    assert len(curve["x"]) == len(curve["y"]) <= 1202 and curve["y"][-1] == 99.0 and curve["x"][0] == 0
+
+
+@pytest.mark.parametrize("extra", [1, 5])
+def test_the_least_recently_asked_for_is_forgotten(extra):
+    logs = LiveLogs()
+    first = logs.of("0")
+    for number in range(MOST_RUNS - 1 + extra):
+        logs.of(f"{number + 1}")
+    assert logs.of("0") is not first and logs.of(f"{MOST_RUNS - 1 + extra}") is logs.of(f"{MOST_RUNS - 1 + extra}")

@@ -1,0 +1,301 @@
+"""What the dashboard answers: runs, curves, nothing that lies elsewhere, and nobody who should not ask."""
+
+import asyncio
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import warnings
+from pathlib import Path
+from urllib.parse import unquote
+
+import pytest
+
+from tomat.app.cli import main
+from tomat.report.dashboard import listing
+from tomat.report.dashboard.listing import HEAD_BYTES, TAIL_BYTES, Listing
+from tomat.report.dashboard.server import COOKIE, make_app
+from tomat.train.runs.checkpoints import survey
+from tomat.train.runs.history import append_event
+from tomat.train.runs.record import read_record
+from tomat.train.runs.summary import summarise
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # that httpx2 is to come
+    from starlette.testclient import TestClient
+
+BEFORE = Path(__file__).parents[2] / "fixtures" / "before" / "run"
+
+
+@pytest.fixture
+def runs(tmp_path) -> Path:
+    """A run that was trained, one without a log, one whose configuration is damaged, and a file beside them."""
+    place = tmp_path / "runs"
+    shutil.copytree(BEFORE, place / "a run")
+    for name, text in (("empty", "run_name: empty\ntrainer: {num_train_steps: 5}\n"), ("damaged", "a: [")):
+        (place / name).mkdir()
+        (place / name / "config.yaml").write_text(text)
+    (tmp_path / "secret.txt").write_text("secret")
+    (place / "a run" / "secret.txt").write_text("secret")
+    (place / "a run" / "index.html").write_text("<p>its page</p>")
+    return place
+
+
+def client(place: Path, **settings) -> TestClient:
+    return TestClient(make_app(str(place), **settings), base_url="http://127.0.0.1", raise_server_exceptions=False)
+
+
+def asked_for(app, path: str) -> tuple[int, bytes]:
+    """Status and body, for the path as it stands in the request's line."""
+    sent = []
+
+    async def receive():
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message):
+        sent.append(message)
+
+    scope = {"type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "GET", "scheme": "http"}
+    scope |= {"path": unquote(path), "raw_path": path.encode(), "query_string": b"", "root_path": ""}
+    scope |= {"headers": [(b"host", b"127.0.0.1")], "server": ("127.0.0.1", 80), "client": ("127.0.0.1", 1)}
+    asyncio.run(app(scope, receive, send))
+    return sent[0]["status"], b"".join(message.get("body", b"") for message in sent)
+
+
+def test_every_run_is_a_row(runs):
+    (runs / "a run" / "plan.json").write_text(json.dumps({"step_seconds": {"estimate": 2.0}}))
+    web = client(runs)
+    found = {row["name"]: row for row in web.get("/api/").json()["runs"]}
+    assert list(found) == ["a run", "damaged", "empty"]
+    assert found["damaged"]["state"] == "damaged" and "config.yaml" in found["damaged"]["detail"]
+    assert (found["empty"]["state"], found["empty"]["detail"]) == ("open", "nothing written yet")
+    record = read_record(str(runs / "a run"))
+    whole, partial = survey(record.url, record.temporary_url)
+    expected = summarise(record, whole, len(partial), 0.0).to_dict()
+    shown = found["a run"]["summary"]
+    assert {key: shown[key] for key in ("steps_done", "first_loss", "last_loss", "validation_loss", "survived")} == {
+        key: expected[key] for key in ("steps_done", "first_loss", "last_loss", "validation_loss", "survived")
+    }
+    assert found["a run"]["planned_step_seconds"] == 2.0
+    page = web.get("/").text
+    assert '<a href="/run/a%20run">a run</a>' in page and "nothing written yet" in page
+
+
+@pytest.mark.parametrize("ran, ratio", [("4 x TPU v6 lite", True), ("8 x TPU v6 lite", False), (None, False)])
+def test_a_step_is_held_against_a_plan_of_what_it_ran_on(runs, ran, ratio):
+    place = runs / "a run"
+    (place / "plan.json").write_text(json.dumps({"slice": "v6e-4", "step_seconds": {"estimate": 2.0}}))
+    (place / "history.jsonl").unlink()
+    append_event(place, "start", 0, **({} if ran is None else {"devices": ran, "hosts": 1}))
+    row = {row["name"]: row for row in client(runs).get("/api/").json()["runs"]}["a run"]
+    assert (row["planned_slice"], row["ran_as_planned"]) == ("v6e-4", ratio)
+    assert row["summary"]["devices"] == (ran or "which devices ran is not on record")
+    assert (ran or "not on record") in client(runs).get("/").text
+
+
+def test_a_run_has_a_page_with_its_curves_and_its_own_files(runs):
+    web = client(runs)
+    page = web.get("/run/a%20run").text
+    assert 'data-api="/api/run/a%20run"' in page and 'href="/run/a%20run/index.html"' in page
+    assert "README.md</a>" not in page
+    found = web.get("/api/run/a%20run").json()
+    rows = read_record(str(runs / "a run")).rows
+    assert found["curves"]["train/loss"]["y"] == [row["train/loss"] for row in rows]
+    assert found["order"][0] == "train/loss" and set(found["order"]) == set(found["curves"])
+    assert "curves" not in web.get(f"/api/run/a%20run?seen={found['version']}").json()
+    with (runs / "a run" / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 900, "train/loss": 1.5}\n')
+    assert web.get(f"/api/run/a%20run?seen={found['version']}").json()["curves"]["train/loss"]["y"][-1] == 1.5
+    own = web.get("/run/a%20run/index.html")
+    assert own.text == "<p>its page</p>" and "sandbox" in own.headers["content-security-policy"]
+
+
+def test_a_damaged_run_says_so_and_no_other_suffers(runs):
+    web = client(runs)
+    assert "config.yaml" in web.get("/run/damaged").text and web.get("/api/run/empty").json()["curves"] == {}
+    (runs / "a run" / "metrics.jsonl").unlink()
+    (runs / "a run" / "metrics.jsonl").mkdir()
+    answer = web.get("/api/run/a%20run")
+    assert answer.status_code == 500 and "metrics.jsonl" in answer.json()["error"]
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/run/..%2Fsecret.txt",
+        "/run/..",
+        "/run/../secret.txt",
+        "/run/%2e%2e/secret.txt",
+        "/run/a%20run/..%2F..%2Fsecret.txt",
+        "/run/a%20run/../../secret.txt",
+        "/run/a%20run/secret.txt",
+        "/run/a%20run/config.yaml",
+        "/run/a%20run/%2Fetc%2Fpasswd",
+        "/assets/..%2F..%2F__init__.py",
+        "/assets/%2Fetc%2Fpasswd",
+        "/api/run/..%2Fa%20run",
+        "/run/a%20run%00/index.html",
+        "//etc/passwd",
+    ],
+)
+def test_nothing_else_can_be_had(runs, path):
+    # Past the client, which would take `..` out of the path before it asks.
+    status, body = asked_for(make_app(str(runs)), path)
+    assert status == 404 and b"secret" not in body
+
+
+def test_only_reading_only_this_name_and_closed_pages(runs):
+    web = client(runs)
+    assert {web.request(verb, "/").status_code for verb in ("POST", "PUT", "DELETE", "PATCH")} == {405}
+    assert web.get("/", headers={"host": "attacker.example"}).status_code == 400
+    headers = web.get("/").headers
+    assert "default-src 'none'" in headers["content-security-policy"] and headers["cache-control"] == "no-store"
+    for path in ("page.css", "page.js", "live.js", "plotly.js"):
+        assert web.get(f"/assets/{path}").status_code == 200
+
+
+def test_a_token_is_asked_of_everyone(runs):
+    web = client(runs, host="0.0.0.0", token="t-1")
+    for path in ("/", "/api/", "/run/a%20run", "/assets/page.css", "/nothing", "/?token=t-2", "/?token="):
+        assert web.get(path).status_code == 401
+    assert web.get("/api/", headers={"authorization": "Bearer t-1"}).status_code == 200
+    answer = web.get("/?token=t-1", follow_redirects=False)
+    assert answer.status_code == 303 and "t-1" not in answer.headers["location"]
+    assert "httponly" in answer.headers["set-cookie"].lower() and web.cookies[COOKIE] == "t-1"
+    assert web.get("/").status_code == 200
+
+
+def test_two_hundred_runs_are_read_once(runs, monkeypatch):
+    for number in range(200):
+        shutil.copytree(BEFORE, runs / f"run-{number:03}")
+    read = []
+    monkeypatch.setattr(listing, "FRESH_SECONDS", 0.0)
+    monkeypatch.setattr(listing, "SURVEY_SECONDS", float("inf"))
+    monkeypatch.setattr(
+        listing, "_read_row", lambda name, url, real=listing._read_row: read.append(name) or real(name, url)
+    )
+    looked = Listing(str(runs))
+    assert len(looked.rows()) == 203 and len(read) == 203
+    (runs / "run-007" / "metrics.jsonl").write_text('{"step": 3, "train/loss": 1.0}\n')
+    read.clear()
+    assert looked.rows()["run-007"].summary.steps_done == 4
+    # What is damaged is tried again each time.
+    assert sorted(read) == ["damaged", "run-007"]
+
+
+def test_of_a_long_log_the_ends_are_read(runs):
+    n = (HEAD_BYTES + TAIL_BYTES) // 40 + 2000
+    rows = [{"step": step, "train/loss": 10.0 - step / n, "step_seconds": 0.5} for step in range(n)]
+    (runs / "a run" / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    row = Listing(str(runs)).rows()["a run"]
+    assert (row.summary.steps_done, row.summary.first_loss, row.step_seconds) == (n, 10.0, 0.5)
+    assert row.summary.last_loss == pytest.approx(10.0 - (n - 5.5) / n)
+
+
+def test_names_are_shown_as_text(runs):
+    shutil.copytree(BEFORE, runs / "<img src=x onerror=alert(1)>")
+    for path in ("/", "/run/%3Cimg%20src%3Dx%20onerror%3Dalert(1)%3E"):
+        answer = client(runs).get(path)
+        assert answer.status_code == 200 and "<img" not in answer.text and "&lt;img" in answer.text
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["nowhere"], "nowhere does not exist"),
+        (["--host", "0.0.0.0"], "give --token too"),
+        (["--port", "0"], "--port: found '0'"),
+        (["--port", "70000"], "a port from 1 to 65535"),
+    ],
+)
+def test_what_cannot_be_served_is_refused(words, message, capsys):
+    assert main(["runs", "serve", *words]) == 2
+    told = capsys.readouterr().err
+    assert message in told and told.count("\n") == 1
+
+
+# TensorStore reads the address of the service from the environment once, so this is a process.
+SERVE_BUCKET = """
+import json, warnings
+from tomat.report.dashboard.server import make_app
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    from starlette.testclient import TestClient
+web = TestClient(make_app("gs://bucket/served"), base_url="http://127.0.0.1")
+print(json.dumps({
+    "runs": web.get("/api/").json()["runs"],
+    "curves": web.get("/api/run/a%20run").json()["curves"],
+    "page": web.get("/run/a%20run/index.html").text,
+}))
+"""
+
+
+def test_a_bucket_is_served_as_a_folder_is(runs, bucket):
+    for path in runs.rglob("*"):
+        if path.is_file():
+            bucket.put("bucket", f"served/{path.relative_to(runs).as_posix()}", path.read_bytes())
+    done = subprocess.run(
+        [sys.executable, "-c", SERVE_BUCKET], env={**os.environ, **bucket.environment}, capture_output=True, text=True,
+        timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found, folder = json.loads(done.stdout.splitlines()[-1]), client(runs)
+    states = [
+        {row["name"]: row["state"] for row in each} for each in (found["runs"], folder.get("/api/").json()["runs"])
+    ]
+    assert states[0] == states[1] and states[0]["a run"] == "finished"
+    assert found["curves"] == folder.get("/api/run/a%20run").json()["curves"]
+    assert found["page"] == "<p>its page</p>"
+
+
+def test_what_a_link_leads_to_outside_is_not_served(runs):
+    secret = runs.parent / "secret.txt"
+    inside = runs / "a run" / "real.html"
+    inside.write_text("<p>its own</p>")
+    (runs / "a run" / "index.html").unlink()
+    (runs / "a run" / "index.html").symlink_to(inside)
+    for name in ("README.md", "loss.svg"):
+        (runs / "a run" / name).symlink_to(secret)
+    for name in ("config.yaml", "metrics.jsonl", "plan.json"):
+        shutil.copytree(BEFORE, runs / f"by-{name}")
+        (runs / f"by-{name}" / name).unlink(missing_ok=True)
+        (runs / f"by-{name}" / name).symlink_to(secret)
+    web = client(runs)
+    assert web.get("/run/a%20run/index.html").text == "<p>its own</p>"
+    page = web.get("/run/a%20run").text
+    assert "README.md</a>" not in page and "index.html</a>" in page
+    for name in ("README.md", "loss.svg"):
+        assert web.get(f"/run/a%20run/{name}").status_code == 404
+    found = {row["name"]: row for row in web.get("/api/").json()["runs"]}
+    for name in ("config.yaml", "metrics.jsonl", "plan.json"):
+        assert found[f"by-{name}"]["state"] == "damaged" and "leads out of the run" in found[f"by-{name}"]["detail"]
+        assert '"secret' not in web.get(f"/api/run/by-{name}").text
+    assert web.get("/api/run/by-metrics.jsonl").status_code == 500
+
+
+def test_what_is_no_file_is_not_waited_for(runs):
+    (runs / "a run" / "index.html").unlink()
+    os.mkfifo(runs / "a run" / "index.html")
+    assert client(runs).get("/run/a%20run/index.html").status_code == 404
+
+
+def test_a_run_that_is_a_link_to_a_folder_is_listed(runs, tmp_path):
+    shutil.copytree(BEFORE, tmp_path / "elsewhere" / "far")
+    (tmp_path / "elsewhere" / "far" / "index.html").write_text("<p>far</p>")
+    (runs / "linked").symlink_to(tmp_path / "elsewhere" / "far")
+    (runs / "to nothing").symlink_to(tmp_path / "nowhere")
+    (runs / "to itself").symlink_to(runs / "to itself")
+    web = client(runs)
+    found = {row["name"]: row for row in web.get("/api/").json()["runs"]}
+    assert sorted(found) == ["a run", "damaged", "empty", "linked"] and found["linked"]["state"] == "finished"
+    assert web.get("/run/linked/index.html").text == "<p>far</p>"
+
+
+def test_the_runs_are_read_before_anyone_asks(runs, monkeypatch):
+    read = threading.Event()
+    monkeypatch.setattr(Listing, "rows", lambda self, real=Listing.rows: (real(self), read.set())[0])
+    with client(runs):
+        assert read.wait(60)

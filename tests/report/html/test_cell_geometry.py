@@ -1,0 +1,192 @@
+"""The geometry of the pages' densities, as V8 runs it: surfaces are closed, slices and atoms are where they belong."""
+
+import itertools
+import json
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from py_mini_racer import MiniRacer
+from scipy.ndimage import map_coordinates
+from scipy.spatial import KDTree
+
+from tomat.report.html.document import asset
+
+LEANING = np.array([[5.0, 0.3, -0.2], [1.4, 4.6, 0.0], [-0.9, 0.8, 4.8]])
+ON_AN_EDGE = 1e-6
+"""Share of the cell within which an atom is drawn on an edge, and on the opposite one too."""
+
+leaning = st.lists(st.floats(-1, 1), min_size=9, max_size=9).map(lambda x: np.reshape(x, (3, 3)) + 4 * np.eye(3))
+"""Cells with angles on both sides of 90 degrees, none of them flat: diagonals of 3 to 5 A."""
+sides = st.tuples(*[st.integers(1, 5)] * 3)
+seeds = st.integers(0, 999)
+
+
+@pytest.fixture(scope="module")
+def call():
+    """Runs a function of the asset; left open, V8 would keep Python from ending."""
+    with MiniRacer() as context:
+        context.eval(asset("cell_geometry.js"))
+
+        def run(name, *given):
+            written = ",".join(json.dumps(one, default=np.ndarray.tolist) for one in given)
+            return context.execute(f"cellGeometry.{name}({written})", timeout_sec=20)
+
+        yield run
+
+
+def surface(call, values, lattice, level):
+    """Vertices `[n, 3]` and triangles `[m, 3]`."""
+    found = call("surface", values.ravel(), values.shape, lattice, level)
+    vertices, triangles = ([found[name] for name in names] for names in ("xyz", "ijk"))
+    return np.reshape(vertices, (3, -1)).T, np.reshape(triangles, (3, -1)).T.astype(int)
+
+
+def volume(vertices, triangles):
+    """Enclosed by a surface whose fronts look out (divergence theorem)."""
+    u, v, w = np.moveaxis(vertices[triangles], 1, 0)
+    return float(np.sum(u * np.cross(v, w)) / 6)
+
+
+def edges(triangles):
+    """Each triangle's edges, in the direction in which it goes round them."""
+    return Counter((t[n], t[(n + 1) % 3]) for t in triangles.tolist() for n in range(3))
+
+
+def assert_same_spots(found, expected):
+    """In any order."""
+    for some, others in ((found, expected), (expected, found)) if len(expected) else ():
+        assert KDTree(others).query(some)[0].max() < 1e-9
+
+
+def balls(shape):
+    """Two Gaussians in the leaning cell, each beyond the other's reach, and the volume where they exceed 0.3."""
+    places = np.stack(np.meshgrid(*[np.arange(n) / n for n in shape], indexing="ij"), -1)
+    values, level, enclosed = np.zeros(shape), 0.3, 0.0
+    for centre, sigma in (((0.27, 0.31, 0.29), 0.55), ((0.71, 0.68, 0.73), 0.42)):
+        for shift in itertools.product((-1, 0, 1), repeat=3):
+            away = (places - centre + shift) @ LEANING
+            values += np.exp(-np.sum(away**2, -1) / (2 * sigma**2))
+        enclosed += 4 / 3 * np.pi * (sigma * np.sqrt(-2 * np.log(level))) ** 3
+    return values, level, enclosed
+
+
+@settings(max_examples=25, deadline=None)
+@given(sides, seeds, leaning)
+def test_a_surface_within_the_cell_is_closed_and_has_one_outside(call, shape, seed, lattice):
+    values = np.pad(np.random.default_rng(seed).random(shape), [(1, 0)] * 3)
+    vertices, triangles = surface(call, values, lattice, 0.5)
+    found = edges(triangles)
+    # Every edge is gone through once in each direction: by two triangles whose fronts are on one side.
+    assert set(found.values()) <= {1} and all((end, start) in found for start, end in found)
+    assert set(triangles.ravel()) == set(range(len(vertices)))
+    assert bool(len(triangles)) == bool(np.any(values > 0.5))
+    assert volume(vertices, triangles) >= 0
+
+
+@settings(max_examples=25, deadline=None)
+@given(sides, seeds)
+def test_a_surface_goes_on_in_the_next_cell(call, shape, seed):
+    vertices, triangles = surface(call, np.random.default_rng(seed).random(shape), LEANING, 0.5)
+    places = np.round(vertices @ np.linalg.inv(LEANING) * 1e7).astype(int) % 10**7
+    found = Counter()
+    for (start, end), count in edges(triangles).items():
+        start, end = tuple(places[start].tolist()), tuple(places[end].tolist())
+        if start != end:
+            found[min(start, end), max(start, end)] += count if start < end else -count
+    assert not any(found.values())
+
+
+@settings(max_examples=25, deadline=None)
+@given(sides, seeds, leaning)
+def test_vertices_are_where_the_level_is_passed_between_neighbouring_points(call, shape, seed, lattice):
+    values = np.random.default_rng(seed).random(shape)
+    vertices, _ = surface(call, values, lattice, 0.5)
+    cell, expected = np.pad(values, [(0, 1)] * 3, mode="wrap"), []
+    # Cubes are cut along their sides, the diagonals of their faces and one of their own.
+    for step in itertools.product((0, 1), repeat=3):
+        for start in np.ndindex(*[n - s for n, s in zip(cell.shape, step, strict=True)]):
+            low, high = cell[start], cell[tuple(np.add(start, step))]
+            if (low > 0.5) != (high > 0.5):
+                expected.append((start + np.multiply(step, (0.5 - low) / (high - low))) / shape @ lattice)
+    assert len(vertices) == len(expected)
+    assert_same_spots(vertices, expected)
+
+
+def test_the_enclosed_volume_nears_the_true_one_with_the_square_of_the_spacing(call):
+    errors = []
+    for factor in (1, 2):
+        values, level, true = balls((11 * factor, 12 * factor, 13 * factor))
+        vertices, triangles = surface(call, values, LEANING, level)
+        found = volume(vertices, triangles)
+        errors.append(abs(found - true) / true)
+        # The other side of the level has the same surface, seen from within.
+        inside_out = volume(*surface(call, -values, LEANING, -level))
+        assert inside_out == pytest.approx(-found, rel=1e-9)
+    assert errors[1] < 0.02 and 3 < errors[0] / errors[1] < 5
+
+
+@pytest.mark.parametrize("level", [-0.1, 1.1])
+def test_a_level_that_no_value_passes_has_no_surface(call, level):
+    values = np.random.default_rng(0).random((4, 5, 3))
+    assert not any(map(len, surface(call, values, LEANING, level)))
+
+
+def directions(lattice, axis):
+    """The plane's axes in a picture: along the first of its cell vectors, across it, and away from the plane."""
+    first, second = np.delete(lattice, axis, axis=0)
+    along = first / np.linalg.norm(first)
+    up = second - second @ along * along
+    up /= np.linalg.norm(up)
+    return np.array([along, up, np.cross(along, up)])
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2])
+@settings(max_examples=8, deadline=None)
+@given(st.data(), sides, seeds, leaning)
+def test_a_slice_is_interpolated_and_ends_with_the_cell(call, axis, data, shape, seed, lattice):
+    plane = data.draw(st.integers(0, shape[axis] - 1))
+    values, item = np.random.default_rng(seed).random(shape), {"shape": shape, "lattice": lattice}
+    frame = call("frame", item, axis)
+    found = np.array(call("picture", item, values.ravel(), axis, plane, shape), float)  # None becomes NaN
+    across, up = np.meshgrid(frame["x"], frame["y"])
+    spots = across[..., None] * directions(lattice, axis)[0] + up[..., None] * directions(lattice, axis)[1]
+    places = spots @ np.linalg.inv(lattice)
+    within = np.delete(places, axis, -1)
+    outside = np.any((within < -1e-5) | (within > 1 + 1e-5), -1)
+    inside = np.all((within > 1e-9) & (within < 1 - 1e-9), -1)
+    assert np.all(np.isnan(found[outside])) and inside.sum() > 1000
+    places[..., axis] = plane / shape[axis]
+    expected = map_coordinates(values, np.moveaxis(places * shape, -1, 0), order=1, mode="grid-wrap")
+    assert np.allclose(found[inside], expected[inside], rtol=0, atol=1e-9)
+    # The picture holds the whole cell.
+    corners = [np.delete(lattice, axis, axis=0).T @ corner for corner in itertools.product((0, 1), repeat=2)]
+    for line, along in zip((frame["x"], frame["y"]), directions(lattice, axis), strict=False):
+        assert line[0] <= min(corners @ along) + 1e-9 and line[-1] >= max(corners @ along) - 1e-9
+
+
+fractions = st.sampled_from([0.0, 0.25, 0.5, 1.0, 1 - 1e-9, -1e-9]) | st.floats(-0.5, 1.5)
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2])
+@settings(max_examples=100, deadline=None)
+@given(leaning, st.lists(st.tuples(*[fractions] * 3), min_size=1, max_size=4), st.integers(0, 3), st.floats(0.05, 0.6))
+def test_atoms_near_a_slice_stand_straight_above_it(call, axis, lattice, atoms, plane, near):
+    item = {"shape": [4] * 3, "lattice": lattice, "frac_coords": atoms, "symbols": [str(n) for n in range(len(atoms))]}
+    found = call("atomsNear", item, axis, plane, near)
+    drawn = np.reshape([found["x"], found["y"]], (2, -1)).T
+    axes, back = directions(lattice, axis), np.linalg.inv(lattice)
+    shifts = np.array(list(itertools.product(range(-4, 5), repeat=3)))
+    for atom, place in enumerate(atoms):
+        spots = (place + shifts - np.eye(3)[axis] * plane / 4) @ lattice
+        away = spots @ axes[2]
+        feet = spots - np.outer(away, axes[2])
+        outside = np.max(np.abs(np.delete(feet @ back, axis, -1) - 0.5), -1) - 0.5
+        is_near = np.abs(away) < near
+        assume(np.all(np.abs(np.abs(away) - near) > 1e-7) and np.all(np.abs(outside[is_near] - ON_AN_EDGE) > 1e-8))
+        expected = (feet @ axes[:2].T)[is_near & (outside < ON_AN_EDGE)]
+        mine = drawn[[text == str(atom) for text in found["text"]]]
+        assert len(mine) == len(expected)
+        assert_same_spots(mine, expected)

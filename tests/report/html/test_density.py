@@ -1,0 +1,73 @@
+"""Densities in a page: the values are the file's, or a coarser grid's that is said."""
+
+import numpy as np
+import pytest
+from html_reader import read_page, values_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from leaning_density import density
+
+from tomat.base.errors import TomatError
+from tomat.predict.evaluation.metrics import nmae
+from tomat.report.html import density as module
+from tomat.report.html.density import ShownDensity, beside, coarser, densities_html
+from tomat.report.html.document import Page, Section, page_html
+
+
+def shown(*items):
+    return read_page(page_html(Page("page", "prediction", (), (Section("Density", densities_html(items)),))))
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.tuples(*[st.integers(1, 4)] * 3), st.integers(0, 9), st.sampled_from([1, 2, 3]))
+def test_a_coarser_grid_keeps_the_points_that_it_shares(sides, seed, factor):
+    whole = [2 * factor * side for side in sides]
+    values = np.random.default_rng(seed).random(whole).astype(np.float32)
+    found = coarser(values, values.size // factor**3)
+    assert found.dtype == np.float32
+    assert np.array_equal(found, values[::factor, ::factor, ::factor])
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.tuples(*[st.integers(2, 12)] * 3), st.integers(8, 400), st.integers(0, 9))
+def test_a_coarser_grid_is_small_enough_and_within_the_values(sides, most, seed):
+    values = np.random.default_rng(seed).random(sides).astype(np.float32)
+    found = coarser(values, most)
+    assert found.size <= most and values.min() <= found.min() <= found.max() <= values.max()
+    assert np.allclose(coarser(np.full(sides, 0.7), most), 0.7)
+
+
+def test_a_prediction_beside_its_reference_is_in_the_page_value_by_value():
+    prediction, reference = density(seed=1), density(seed=2)
+    reader = shown(beside("<one>", prediction, reference))
+    [item] = reader.data["density-data"]["items"]
+    assert np.array_equal(values_of(item["values"]["density"]), prediction.rho.ravel())
+    assert np.array_equal(values_of(item["values"]["reference"]), reference.rho.ravel())
+    assert (item["shape"], item["symbols"]) == ([6, 5, 4], ["Sr", "F"])
+    assert item["lattice"] == prediction.lattice.tolist() and item["frac_coords"] == prediction.frac_coords.tolist()
+    [row] = reader.tables[0]
+    assert float(row[-1][1]) == nmae(prediction.rho, reference.rho) and float(row[3][1]) == prediction.electron_count
+    assert "Prediction minus reference" in reader.text and "<one>" in reader.text
+    # Every control has a key to reach it by, and a name.
+    assert reader.tags.count("input") == 6 and reader.tags.count("label") == 6
+
+
+def test_alone_a_density_has_one_panel_and_several_share_the_room(monkeypatch):
+    monkeypatch.setattr(module, "MOST_VOXELS", 2 * 30)
+    first, second = density("first"), density("second", (8, 6, 4))
+    reader = shown(ShownDensity("first", first), ShownDensity("second", second))
+    items = reader.data["density-data"]["items"]
+    assert all(len(values_of(item["values"]["density"])) == np.prod(item["shape"]) <= 30 for item in items)
+    assert "select" in reader.tags and "Prediction" not in reader.text
+    assert "second: drawn on 4 x 3 x 2 of 8 x 6 x 4 points, 1 of 8" in reader.text
+
+
+def test_other_grids_are_put_on_one_and_other_crystals_refused():
+    one = beside("x", density(sides=(6, 5, 4)), density(sides=(8, 5, 4)))
+    assert one.density.grid_shape == (8, 5, 4) and "8 x 5 x 4" in one.note
+    other = density()
+    moved = type(other)(other.rho, other.lattice * 1.1, other.atomic_numbers, other.frac_coords)
+    with pytest.raises(TomatError, match="lattices that differ"):
+        beside("x", other, moved)
+    with pytest.raises(TomatError, match="no density"):
+        densities_html([])

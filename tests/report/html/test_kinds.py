@@ -1,0 +1,72 @@
+"""What a path is the page of, and what is said of a path that is none."""
+
+import json
+from pathlib import Path
+
+import pytest
+from leaning_density import density
+
+from tomat.base.errors import TomatError
+from tomat.data.density.outputs import write_density
+from tomat.report.html.kinds import default_output, page_of
+
+
+def test_each_kind_is_told_by_what_it_is(tmp_path, run, step):
+    breakdown = tmp_path / "profile.json"
+    breakdown.write_text(json.dumps(step.to_dict()))
+    (tmp_path / "mp.json").write_text('{"task_id": "mp-1", "data": {}}')
+    write_density(density(), tmp_path / "Si.cube", "cube")
+    kinds = [page_of(str(path)).kind for path in (run, breakdown, tmp_path / "Si.cube")]
+    assert kinds == ["run", "profile", "density"]
+    with pytest.raises(TomatError, match="where a Materials Project charge density has"):
+        page_of(str(tmp_path / "mp.json"))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("nowhere.json", None, "does not exist"),
+        ("cut.json", "{", "is not JSON"),
+        ("other.json", "{}", "a JSON of another kind"),
+        ("list.json", "[]", "a JSON of another kind"),
+        ("profile.json", '{"format_version": 1, "ops": 3}', "profile.json is damaged"),
+        ("plan.json", '{"program_key": "x", "breakdown": null}', "the memory of the plan is damaged"),
+        ("CHGCAR", "nothing", "CHGCAR"),
+        ("page.html", "nothing", "not a trace by its name"),
+    ],
+)
+def test_what_is_none_of_them_is_refused_in_one_line(tmp_path, name, content, words):
+    path = tmp_path / name
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(TomatError, match=words):
+        page_of(str(path))
+
+
+def test_an_empty_folder_and_a_reference_without_a_prediction_are_refused(tmp_path, run):
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(TomatError, match="a folder of another kind"):
+        page_of(str(tmp_path / "empty"))
+    with pytest.raises(TomatError, match="--reference is for a prediction"):
+        page_of(str(run), reference="x.cube")
+
+
+@pytest.mark.parametrize(
+    ("target", "page"),
+    [
+        ("plan.json", "plan.html"),
+        ("a/Si.cube.gz", "a/Si.html"),
+        ("Si.CHGCAR", "Si.CHGCAR.html"),
+        ("t.xplane.pb", "t.html"),
+    ],
+)
+def test_a_page_lies_beside_what_it_is_of(target, page):
+    assert default_output(target) == Path(page)
+
+
+def test_in_a_folder_it_is_the_index_and_a_bucket_needs_a_name(tmp_path):
+    assert default_output(str(tmp_path)) == tmp_path / "index.html"
+    (tmp_path / "Si.zarr").mkdir()
+    assert default_output(str(tmp_path / "Si.zarr")) == tmp_path / "Si.html"
+    with pytest.raises(TomatError, match="--output"):
+        default_output("gs://bucket/run")

@@ -1,0 +1,86 @@
+"""The page of a run that has ended says what its files say."""
+
+import json
+import re
+import shutil
+
+import numpy as np
+import pytest
+from html_reader import read_page, values_of
+from leaning_density import density
+
+from tomat.base.errors import TomatError
+from tomat.base.layout import PREDICTED_DENSITY, REFERENCE_DENSITY
+from tomat.data.density.outputs import write_density
+from tomat.predict.evaluation.free_running import COLUMNS
+from tomat.report.html.document import page_html
+from tomat.report.html.metrics import read_curves
+from tomat.report.html.run import run_page
+from tomat.train.runs.history import append_event
+
+MATERIAL = {name: 0.01 * place for place, (_, name) in enumerate(COLUMNS, 1)} | {"seconds": 2.5}
+
+
+def test_a_profiled_run_says_how_its_traces_are_opened(run):
+    assert "xprof server" not in page_html(run_page(str(run)))
+    (run / "profiler").mkdir()
+    assert f"xprof server --logdir {run}/profiler" in page_html(run_page(str(run)))
+
+
+def test_a_run_says_what_it_ran_on_and_what_was_asked_for(run):
+    config = (run / "config.yaml").read_text()
+    (run / "config.yaml").write_text(re.sub(r"(?m)^slice: .*\n", "", config) + "\nslice: v6e-16\n")
+    assert "1 x cpu (asked for: v6e-16)" in page_html(run_page(str(run)))
+    append_event(run, "resume", 1, devices="8 x TPU v6 lite", hosts=1)
+    html = page_html(run_page(str(run)))
+    assert "8 x TPU v6 lite (asked for: v6e-16)" in html and "from step 1 on, as it ran last" in html
+
+
+def test_curves_tables_and_densities_are_those_of_the_files(run):
+    reference, prediction = density(seed=1), density(seed=2)
+    write_density(reference, run / REFERENCE_DENSITY, "cube")
+    write_density(prediction, run / PREDICTED_DENSITY, "cube")
+    found = {
+        "free_running": {"materials": [{"material_id": "<Si>", **MATERIAL}], "settings": {"materials_from": "here"}}
+    }
+    (run / "evaluation.json").write_text(json.dumps(found))
+    config = (run / "config.yaml").read_text()
+    (run / "config.yaml").write_text(config + "\nnote_of_the_user: '<script>alert(1)</script>'\n")
+    page = run_page(str(run))
+    reader = read_page(page_html(page))
+    curves = read_curves(str(run)).curves
+    drawn = {trace["name"]: trace for figure in reader.figures for trace in figure["data"]}
+    assert "train/loss" in drawn and set(drawn) <= set(curves)
+    for name, trace in drawn.items():
+        assert np.array_equal(values_of(trace["x"]), curves[name].steps)
+        assert np.array_equal(values_of(trace["y"]), curves[name].values)
+    [material] = next(rows for rows in reader.tables if rows and rows[0][0][0] == "<Si>")
+    assert [float(key) for _, key in material[1:]] == list(MATERIAL.values())
+    shown = reader.data["density-data"]["items"][0]["values"]
+    assert np.allclose(values_of(shown["reference"]), reference.rho.ravel(), rtol=1e-5)
+    assert np.allclose(values_of(shown["density"]), prediction.rho.ravel(), rtol=1e-5)
+    assert "<script>alert(1)</script>" in reader.text  # as text, and nowhere as an element
+    assert page.figures["steps_done"] == read_curves(str(run)).steps_done
+
+
+def test_a_run_without_evaluation_or_log_has_a_page_that_says_so(run):
+    (run / "metrics.jsonl").unlink()
+    shutil.rmtree(run / "checkpoints")
+    reader = read_page(page_html(run_page(str(run))))
+    assert "holds no line yet" in reader.text and "holds no densities" in reader.text
+    assert reader.figures == []
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("{", "is not JSON"),
+        ("[1]", "holds a list"),
+        ('{"free_running": {"materials": [{"material_id": "Si"}]}}', "no finite figure"),
+        ('{"materials": []}', "not a report of `tomat eval --json`"),
+    ],
+)
+def test_a_damaged_evaluation_is_refused_in_one_line(run, content, words):
+    (run / "evaluation.json").write_text(content)
+    with pytest.raises(TomatError, match=words):
+        run_page(str(run))

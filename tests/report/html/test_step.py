@@ -1,0 +1,112 @@
+"""The page of a step: every operation is there, and the boxes of its charts add up to it."""
+
+import json
+import math
+from dataclasses import asdict, replace
+
+import pytest
+from html_reader import read_page, values_of
+
+from tomat.base.errors import TomatError
+from tomat.perf.cost.buffers import Buffer
+from tomat.perf.cost.memory import LIVE_AT_PEAK, MemoryReport, read_memory
+from tomat.perf.cost.support import Support
+from tomat.perf.profile.breakdown import Roofs
+from tomat.report.html.charts import module_path, roofline
+from tomat.report.html.document import page_html
+from tomat.report.html.kinds import page_of
+from tomat.report.html.step import breakdown_page
+
+SPAN = {"estimate": 5e-3, "low": 4e-3, "high": 6e-3}
+MEMORY = MemoryReport(
+    True,
+    3 * 2**30,
+    4 * 2**30,
+    2**30,
+    0,
+    0,
+    2**30,
+    2**20,
+    2 * 2**30,
+    (Buffer(2**30, 2**29, "bf16[8]", "fusion.9", "fusion", "jit(step)/x", "model.py:3"),),
+    LIVE_AT_PEAK,
+    ((0.0, 2**30), (0.5, 2 * 2**30), (0.9, 2**30)),
+)
+
+
+def test_a_profile_has_every_operation_and_charts_of_the_whole_step(step):
+    page = breakdown_page(step, "profile")
+    reader = read_page(page_html(page))
+    operations = next(rows for rows in reader.tables if len(rows[0]) == 14)
+    assert {(row[0][0], float(row[5][1])) for row in operations} == {(op.name, op.seconds) for op in step.ops}
+    assert "<model>.py:1" in reader.text and "A <step>" in reader.text and "A note." in reader.text
+    for kind in ("icicle", "treemap"):
+        [trace] = [trace for figure in reader.figures for trace in figure["data"] if trace["type"] == kind]
+        assert math.isclose(sum(trace["values"]), 1e3 * step.step_seconds)
+        assert len(set(trace["ids"])) == len(trace["ids"]) and set(trace["parents"]) <= {"", *trace["ids"]}
+        assert "1 short operations" in trace["labels"]
+    points = [trace for figure in reader.figures for trace in figure["data"] if trace.get("mode") == "markers"]
+    assert [(trace["text"], trace["y"]) for trace in points] == [(["fusion.1", "fusion.2"], [2e9 / 3e-3, 2e9 / 1e-3])]
+    assert points[0]["x"][0] == 2000.0 and points[0]["x"][1] > points[0]["x"][0]  # that of no bytes at the right edge
+
+
+def test_modules_are_the_scopes_of_the_model(step):
+    assert [module_path(op) for op in step.ops[:3]] == [("Model", "scan(layer)", "Attention")] * 2 + [()]
+
+
+def test_a_plan_has_its_memory_over_the_schedule_and_the_buffers_at_the_peak(step):
+    report = {
+        "run_name": "<plan>",
+        "memory": MEMORY.to_dict(),
+        "step_seconds": SPAN,
+        "mfu_full": SPAN,
+        "slice": "v6e-4",
+        "rests_on": [
+            Support("hbm", 3e-3, 0.6, 0.05, 40).to_dict(),
+            Support("interconnect", 2e-3, 0.4, 0.5, 0).to_dict(),
+        ],
+        "models_seconds": {"matmul": {"compiler": 1e-3, "roofline": 2e-3, "schedule": 0.0, "estimate": 3e-3}},
+    }
+    reader = read_page(page_html(breakdown_page(step, "plan", report=report)))
+    area = next(trace for figure in reader.figures for trace in figure["data"] if trace.get("fill") == "tozeroy")
+    assert list(values_of(area["x"])) == [0.0, 50.0, 90.0] and list(values_of(area["y"])) == [1.0, 2.0, 1.0]
+    assert "at most 2.000 GiB at 50 % of it" in reader.text and "1. fusion.9" in reader.text and "<plan>" in reader.text
+    assert "on kernels without timings" in reader.text and "40.0 %: interconnect 40.0 %" in reader.text
+    assert asdict(read_memory(report["memory"])) == asdict(MEMORY)
+
+
+def test_an_older_plan_says_that_it_lacks_the_schedule_and_a_damaged_one_is_refused(step):
+    memory = {key: value for key, value in MEMORY.to_dict().items() if key != "timeline"}
+    reader = read_page(page_html(breakdown_page(step, "plan", report={"run_name": "x", "memory": memory})))
+    assert "an earlier tomat made it" in reader.text
+    with pytest.raises(TomatError, match="the memory of the plan is damaged: timeline"):
+        breakdown_page(step, "plan", report={"run_name": "x", "memory": memory | {"timeline": [[0.0]]}})
+
+
+def test_a_plan_that_does_not_fit_shows_what_fills_the_memory_and_what_was_tried(tmp_path):
+    memory = replace(MEMORY, fits=False, required_bytes=5 * 2**30)
+    trials = [{"words": "--sharding zero1", "required_bytes": 2**31, "fits": True, "error": ""}]
+    report = {
+        "program_key": "x",
+        "run_name": "large",
+        "breakdown": None,
+        "memory": memory.to_dict(),
+        "nearest_fits": trials,
+    }
+    (tmp_path / "plan.json").write_text(json.dumps(report))
+    page = page_of(str(tmp_path / "plan.json"))
+    reader = read_page(page_html(page))
+    assert "does not fit: 1 GiB too much" in reader.text and "1. fusion.9" in reader.text
+    assert [cell for cell, _ in reader.tables[-1][0]] == ["--sharding zero1", "2.00", "yes", ""]
+    assert page.figures["fits"] is False
+
+
+def test_int8_products_have_a_roof_of_their_own(step):
+    """On the bf16 roof they would stand above it."""
+    roofs = Roofs.of_device_kind("TPU v6 lite")
+    first, *others = step.ops
+    fast = replace(first, flops=1.5 * 918e12 * first.seconds, hbm_bytes=1e3, operands="int8")
+    figure = roofline(replace(step, roofs=roofs, ops=(fast, *others)))
+    assert figure is not None
+    lines = {trace["name"]: max(trace["y"]) for trace in figure.data if trace.get("mode") == "lines"}
+    assert lines == {"roofs": 918e12, "int8 products": 1836e12}

@@ -1,0 +1,85 @@
+"""Pages of the sweeps on record: every row is there, and those that were planned and measured are beside each other."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from html_reader import read_page
+
+from tomat.base.errors import TomatError
+from tomat.measure.lab.record import LabRow, Window
+from tomat.report.html.document import page_html
+from tomat.report.html.kinds import page_of
+
+TRACKING = Path(__file__).parents[3] / "docs" / "tracking"
+
+
+@pytest.mark.parametrize("place", ["lab/lab-demo.json", "sweeps/mfu-200m.json"])
+def test_a_record_is_a_table_and_a_figure_of_its_rows(place):
+    record = json.loads((TRACKING / place).read_text())
+    page = page_of(str(TRACKING / place))
+    reader = read_page(page_html(page))
+    ranking = next(rows for rows in reader.tables if len(rows) == len(record["rows"]))
+    assert sorted(row[1][0] for row in ranking) == sorted(row["name"] for row in record["rows"])
+    assert record["title"] in reader.text and "No row is on record both" in reader.text
+    points = {
+        one[0]: (x, y)
+        for trace in reader.figures[0]["data"]
+        if "customdata" in trace
+        for one, x, y in zip(trace["customdata"], trace["x"], trace["y"], strict=True)
+    }
+    measured = place.startswith("lab")
+    for row in record["rows"]:
+        name = row["name"]
+        if name in points:
+            memory = row["peak_memory_bytes" if measured else "hbm_required_bytes"] / 2**20
+            speed = row["tokens_per_second_median"] if measured else 100 * row["mfu_full"]["estimate"]
+            assert points[name] == (memory, speed)
+    assert set(page.figures["front"]) <= set(points)
+
+
+def test_rows_of_both_records_are_compared(tmp_path):
+    for folder in ("lab", "sweeps"):
+        (tmp_path / folder).mkdir()
+    shutil.copy(TRACKING / "sweeps" / "mfu-200m.json", tmp_path / "sweeps")
+    plans = json.loads((tmp_path / "sweeps" / "mfu-200m.json").read_text())
+    plan = plans["rows"][0]
+    plan["name"] = "<b>bold</b>"
+    (tmp_path / "sweeps" / "mfu-200m.json").write_text(json.dumps(plans))
+    row = LabRow(plan["name"], "key", plan["config_file"], plan["overrides"], None, status="measured")
+    row.windows = [Window(0, 0.7, 1e6)]
+    row.starts = [
+        {"compile_seconds": 1.0, "compile_saved_seconds": 0.0, "compiled_programs": 1, "peak_memory_bytes": 2**30}
+    ]
+    record = {
+        "record_format": 1,
+        "sweep": "mfu-200m",
+        "title": "Both",
+        "introduction": "",
+        "measured_with": {},
+        "rows": [row.to_dict()],
+    }
+    (tmp_path / "lab" / "mfu-200m.json").write_text(json.dumps(record))
+    for place in ("lab", "sweeps"):
+        reader = read_page(page_html(page_of(str(tmp_path / place / "mfu-200m.json"))))
+        both = next(rows for rows in reader.tables if rows and len(rows[0]) == 5)
+        planned = plan["step_seconds"]["estimate"]
+        [named] = [
+            trace["text"]
+            for figure in reader.figures
+            for trace in figure["data"]
+            if trace["name"] == "rows" and trace["mode"] == "markers"
+        ]
+        assert named == ["&lt;b&gt;bold&lt;/b&gt;"] and "<b>bold</b>" in reader.text
+        assert [float(key) for _, key in both[0][2:]] == [planned, 0.7, 0.7 / planned]
+
+
+@pytest.mark.parametrize("change", [{"rows": [{"name": "x"}]}, {"record_format": 9}, {"title": None}])
+@pytest.mark.parametrize("place", ["lab/lab-same.json", "sweeps/mfu-200m.json"])
+def test_a_damaged_record_is_refused_in_one_line(tmp_path, place, change):
+    record = json.loads((TRACKING / place).read_text()) | change
+    path = tmp_path / Path(place).name
+    path.write_text(json.dumps(record))
+    with pytest.raises(TomatError, match="run the (lab|sweep) again"):
+        page_of(str(path))

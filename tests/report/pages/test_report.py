@@ -1,0 +1,207 @@
+import json
+import re
+
+import pytest
+import yaml
+
+from tomat.base.errors import TomatError
+from tomat.perf.profile.breakdown import Breakdown, OpRow, Roofs
+from tomat.perf.profile.categories import Category, Direction, Part
+from tomat.report.pages.page_sections import memory_section
+from tomat.report.pages.report import flatten, read_record, write_index, write_run_page
+
+CONFIG = {
+    "run_name": "r1",
+    "preset": "demo",
+    "slice": "v6e-4",
+    "trainer": {"train_batch_size": 8},
+    "data": {"seq_len": 512},
+}
+MFU = {
+    "slice": "v6e-4", "step_seconds": 2.0, "mfu_full": 0.25, "mfu_causal": 0.2, "mfu_useful": 0.15,
+    "mfu_levanter": 0.26, "hfu": 0.3, "tokens_per_second_per_chip": 512.0, "batch_sequences": 8, "sequence_tokens": 512,
+}  # fmt: skip
+RUN_MFU = MFU | {
+    "n_steps": 10, "wall_seconds": 25.0, "wall_mfu_full": 0.2, "step_mfu_full": 0.25,
+    **{f"{k}_{p}": MFU[k] for k in ("step_seconds", "mfu_full") for p in ("p10", "p90")},
+    "wall_seconds_by_part": {"device_steps": 20.0, "compile": 5.0}, "wall_mfu_full_lost": {"compile": 0.05},
+}  # fmt: skip
+
+
+def operation(name: str, category: Category, seconds: float) -> OpRow:
+    return OpRow(
+        name, "jit_step", "fusion", category, Part.MLP, Direction.FORWARD, 4.0, seconds, flops=1e9, hbm_bytes=1e6
+    )
+
+
+@pytest.fixture(scope="module")
+def breakdown() -> Breakdown:
+    ops = (operation("fusion.1", Category.MATMUL, 1.5), operation("splash_mha_dq", Category.ATTENTION_BACKWARD, 0.5))
+    return Breakdown(
+        "jit_step", "trace", Roofs("chip"), 2.0, ops, memory_bytes={"parameter": 2**30, "temporary": 2**31}
+    )
+
+
+def run_folder(tmp_path, name="r1", **changes):
+    folder = tmp_path / "runs" / name
+    folder.mkdir(parents=True)
+    (folder / "config.yaml").write_text(yaml.safe_dump({**CONFIG, "run_name": name, **changes}))
+    return folder
+
+
+def snapshot(docs):
+    return {p.relative_to(docs): (p.read_bytes(), p.stat().st_mtime_ns) for p in docs.rglob("*") if p.is_file()}
+
+
+def test_a_page_has_everything_and_twice_changes_nothing(tmp_path, breakdown):
+    run, docs = run_folder(tmp_path), tmp_path / "docs"
+    page = write_run_page(run, docs, breakdown, RUN_MFU, commit="abc123", date="2026-01-02", config_hash="0123")
+    text = page.read_text()
+    for heading in ("Hypothesis", "Setup", "Results", "Verdict", "Next"):
+        assert f"\n## {heading}\n" in text
+    for line in ("| commit | `abc123` |", "| MFU, full attention", "| MFU, causal attention (MaxText) | 20.0 % |",
+                 "| compile | 5.000 s | 20.0 % | 5.00 % |", "figures/r1-shares.svg", "### HBM", "### Top operations",
+                 "| **step** |", "splash_mha_dq", "| parameter | 1.000 GiB |"):  # fmt: skip
+        assert line in text, line
+    shares = [float(x) for x in re.findall(r"\| \*\*step\*\* \|.*?\| ([0-9.]+) % \|", text)]
+    assert shares == [100.0, 100.0]
+    before = snapshot(docs)
+    write_run_page(run, docs, breakdown, RUN_MFU, commit="abc123", date="2026-01-02", config_hash="0123")
+    assert snapshot(docs) == before
+
+
+@pytest.mark.parametrize("kind", ["measured", "predicted"])
+def test_a_slice_that_was_asked_for_is_not_taken_for_what_ran(tmp_path, breakdown, kind):
+    run, docs = run_folder(tmp_path, slice="v6e-16"), tmp_path / "docs"
+    ran = {**MFU, "slice": None, "devices_that_ran": "2 x cpu on 1 host", "notes": ["it ran elsewhere"]}
+    page = write_run_page(run, docs, breakdown, ran, kind=kind).read_text()
+    record = read_record(docs, "r1")
+    if kind == "predicted":  # a plan is of the slice that it is asked for
+        assert record["slice"] == "v6e-16" and "asked for" not in page
+        return
+    assert (record["slice"], record["asked_slice"]) == (None, "v6e-16")
+    for line in ("| slice | – |", "| slice that was asked for | v6e-16 |", "| ran on | 2 x cpu on 1 host |"):
+        assert line in page
+    assert "The chip's peak of 2 x cpu on 1 host is not known" in page and "Note: it ran elsewhere." in page
+    assert "v6e" not in (docs / "index.md").read_text()
+
+
+def test_hand_written_text_survives_and_its_verdict_is_indexed(tmp_path, breakdown):
+    run, docs = run_folder(tmp_path), tmp_path / "docs"
+    page = write_run_page(run, docs, breakdown, MFU)
+    text = page.read_text().replace("## Verdict\n", "## Verdict\n\nFaster by half.\n\nBecause.\n")
+    page.write_text(text.replace("# r1\n", "# r1, the first\n\nA preface.\n"))
+    write_run_page(run, docs, breakdown, {**MFU, "mfu_full": 0.5})
+    after = page.read_text()
+    assert "A preface." in after and "Faster by half." in after
+    assert "count) | 50.0 % |" in after and "count) | 25.0 %" not in after
+    index = (docs / "index.md").read_text()
+    assert "| [r1](r1.md) | measured | demo | v6e-4 | 8 | 512 | 2.000 s | 50.0 %" in index
+    assert "| Faster by half. |" in index
+
+
+def test_the_setup_is_a_diff_against_the_baseline(tmp_path, breakdown):
+    docs = tmp_path / "docs"
+    write_run_page(run_folder(tmp_path), docs, breakdown, MFU)
+    second = run_folder(tmp_path, "r2", trainer={"train_batch_size": 16, "seed": 1})
+    page = write_run_page(second, docs, None, None, baseline="r1")
+    text = page.read_text()
+    assert "| `trainer.train_batch_size` | `8` | `16` |" in text
+    assert "| `trainer.seed` | `–` | `1` |" in text and "data.seq_len" not in text
+    assert "No profile was taken." in text
+    with pytest.raises(TomatError, match="run 'r9' is not on record.*on record: r1, r2"):
+        write_run_page(second, docs, None, None, baseline="r9")
+
+
+def test_broken_markers_write_nothing_at_all(tmp_path, breakdown):
+    run, docs = run_folder(tmp_path), tmp_path / "docs"
+    page = write_run_page(run, docs, breakdown, MFU)
+    page.write_text(page.read_text().replace("<!-- tomat:end mfu -->", ""))
+    before = snapshot(docs)
+    with pytest.raises(TomatError, match="begins inside 'mfu'"):
+        write_run_page(run, docs, breakdown, {**MFU, "mfu_full": 0.9})
+    assert snapshot(docs) == before
+    page.unlink()
+    (docs / "index.md").write_text("<!-- tomat:begin runs -->\n")
+    with pytest.raises(TomatError, match="'runs' never ends"):
+        write_run_page(run, docs, breakdown, MFU)
+    assert not page.exists()
+
+
+def test_names_and_records_are_checked(tmp_path, breakdown):
+    docs = tmp_path / "docs"
+    with pytest.raises(TomatError, match="run name is '../x'"):
+        write_run_page(tmp_path, docs, breakdown, None, run_name="../x")
+    write_run_page(run_folder(tmp_path), docs, None, MFU)
+    record = docs / "data" / "r1.json"
+    assert read_record(docs, "r1")["config"] == flatten(CONFIG)
+    record.write_text("{")
+    with pytest.raises(TomatError, match="r1.json is not JSON"):
+        write_index(docs)
+    record.write_text(json.dumps({"record_format": 0}))
+    with pytest.raises(TomatError, match="record_format 0; this tomat reads 1"):
+        write_index(docs)
+
+
+def test_flatten():
+    assert flatten({"a": {"b": 1, "c": {}}, "d": [1]}) == {"a.b": 1, "a.c": {}, "d": [1]}
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("kind", "guessed"), ("run", "../r1"), ("mfu_full", float("nan")), ("step_seconds", "2 s"), ("config", [1])],
+)
+def test_a_damaged_record_names_its_value(tmp_path, key, value):
+    docs = tmp_path / "docs"
+    write_run_page(run_folder(tmp_path), docs, None, MFU)
+    record = docs / "data" / "r1.json"
+    record.write_text(json.dumps({**json.loads(record.read_text()), key: value}))
+    index = (docs / "index.md").read_bytes()
+    with pytest.raises(TomatError, match=f"r1.json is damaged: {key} is"):
+        write_index(docs)
+    assert (docs / "index.md").read_bytes() == index
+
+
+def test_a_page_that_is_no_text_is_left_alone(tmp_path, breakdown):
+    run, docs = run_folder(tmp_path), tmp_path / "docs"
+    page = write_run_page(run, docs, breakdown, MFU)
+    page.write_bytes(page.read_bytes() + b"\xff")
+    before = snapshot(docs)
+    with pytest.raises(TomatError, match="r1.md: not a text in UTF-8"):
+        write_run_page(run, docs, breakdown, MFU)
+    assert snapshot(docs) == before
+
+
+def test_the_memory_section_says_how_to_get_what_is_missing(breakdown):
+    from dataclasses import replace
+
+    trace = memory_section(replace(breakdown, memory_bytes={}, source="trace"))
+    assert "is not known" in trace and "`tomat plan`" in trace and "enable_hlo_proto" in trace
+    compiled = memory_section(replace(breakdown, memory_bytes={}, source="compiled"))
+    assert "--xla_dump_to" in compiled and "No profile was taken." in memory_section(None)
+
+
+def test_a_sweep_that_is_not_whole_says_how_many_rows_are_planned(tmp_path):
+    """Else the rows that nobody planned yet read as rows that do not fit."""
+    (tmp_path / "sweeps").mkdir()
+    record = {"title": "A sweep", "sweep": "s", "n_rows": 3, "n_fitting": 2, "ranking": ["a", "b"]}
+    path = tmp_path / "sweeps" / "s.json"
+    path.write_text(json.dumps(record | {"rows": [{"name": "a"}, {"name": "b"}]}))
+    write_index(tmp_path)
+    assert "| [A sweep](s.md) | 2 of 3 planned | 2 | a |" in (tmp_path / "index.md").read_text()
+    path.write_text(json.dumps(record | {"rows": [{"name": name} for name in "abc"]}))
+    write_index(tmp_path)
+    assert "| [A sweep](s.md) | 3 | 2 | a |" in (tmp_path / "index.md").read_text()
+
+
+def test_a_planned_figure_stands_beside_its_range_and_what_of_it_was_never_timed(tmp_path, breakdown):
+    span = {"estimate": 0.5, "low": 0.4, "high": 0.6}
+    figures = {"step_seconds": 0.5, "mfu_full": 0.5, "hfu": 0.5, "ranges": {"mfu_full": span, "hfu": span},
+               "untimed_step_share": 0.3, "untimed": "30.0 %: Pallas kernels, loss 30.0 %"}  # fmt: skip
+    page = write_run_page(tmp_path / "none", tmp_path, breakdown, figures, run_name="r-plan", kind="predicted")
+    text = page.read_text()
+    assert "| HFU | 50.0 % | 40.0 % | 60.0 % |" in text
+    assert "on kernels without timings of this chip: 30.0 %: Pallas kernels, loss 30.0 %." in text
+    assert read_record(tmp_path, "r-plan")["untimed_step_share"] == 0.3
+    [row] = [line for line in (tmp_path / "index.md").read_text().splitlines() if "[r-plan]" in line]
+    assert row.count("| 30.0 % |") == 1

@@ -1,0 +1,256 @@
+"""Real runs on a data set with one poisoned row: what stops, what is skipped, what is written down.
+
+About half a minute, most of it compiling; the tests read three runs that the module's fixtures made.
+"""
+
+import dataclasses
+import math
+import shutil
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tensorstore as ts
+
+from tomat.base.errors import TomatError
+from tomat.data.codec.files import write_codec
+from tomat.data.codec.histogram import DensityHistogram
+from tomat.data.codec.lloyd_max import fit_lloyd_max
+from tomat.data.tokens.manifest_text import parse_manifest
+from tomat.data.tokens.shards import open_shards
+from tomat.data.tokens.shuffle import ShuffledIndex
+from tomat.predict.inference.trained import load_trained
+from tomat.train import dispatch
+from tomat.train.datasets import open_datasets
+from tomat.train.hooks import DATA_KEY
+from tomat.train.run import train
+from tomat.train.runs.history import read_events
+from tomat.train.runs.log_lines import read_metrics
+from tomat.train.settings.config import TrainConfig, load_config
+from tomat.train.tracking import TrainingProgress
+
+TINY = [
+    "--preset", "demo", "--data.layout", "v3-p7", "--trainer.mp", "compute=float32,params=float32,output=float32",
+    "--model.num_layers", "1", "--model.hidden_dim", "32", "--model.intermediate_dim", "64", "--model.num_heads", "2",
+    "--model.num_kv_heads", "2", "--data.n_density_tokens", "64", "--trainer.train_batch_size", "4",
+    "--trainer.num_train_steps", "6", "--trainer.max_eval_batches", "0", "--trainer.checkpointer.keep",
+    "[{every: 1, until: null}]", "--evaluation.patches_per_material", "0", "--evaluation.free_running", "false",
+]  # fmt: skip
+BAD_STEP = 3
+NO_TOKEN = 65535
+"""An id far beyond the vocabulary."""
+
+
+@pytest.fixture(scope="module")
+def clean(tmp_path_factory) -> Path:
+    """The embedded densities, tokenised."""
+    folder = tmp_path_factory.mktemp("clean")
+    words = ["--data.source", "embedded", "--data.patches_per_material", "4", "--output_dir", str(folder)]
+    open_datasets(load_config(None, [*TINY, *words]), folder)
+    return folder / "data" / "train"
+
+
+@pytest.fixture(scope="module")
+def poisoned(clean, tmp_path_factory) -> tuple[Path, str]:
+    """A copy in which one row of the batch of `BAD_STEP` is not what its checksum says; and that row's material."""
+    folder = tmp_path_factory.mktemp("poisoned") / "train"
+    shutil.copytree(clean, folder)
+    config = run_config(folder, folder.parent)
+    shards = open_shards(folder)
+    index = ShuffledIndex(shards.rows, config.data.shuffle, config.trainer.seed + DATA_KEY)
+    row = int(index(np.array([4 * BAD_STEP + 1]))[0])
+    array = ts.open({"driver": "zarr3", "kvstore": f"file://{folder}/tokens.zarr/"}, open=True).result()
+    array[row, 1:].write(np.full(shards.context - 1, NO_TOKEN, np.uint16)).result()
+    return folder, shards.material_of_row(row).material_id
+
+
+def run_config(data: Path, output_dir: Path, *words: str) -> TrainConfig:
+    places = ["--data.source", "shards", "--data.train", str(data), "--output_dir", str(output_dir)]
+    return load_config(None, [*TINY, *places, *words])
+
+
+@pytest.fixture(scope="module", autouse=True)
+def overflow():
+    """Let the loss of a batch with `NO_TOKEN` be NaN, and its gradient, as where a kernel overflows on some input."""
+    import tomat.train.step as step_module
+
+    density_loss = step_module.density_loss
+
+    def overflowing(hidden, lm_head, tokens, **settings):
+        loss, metrics = density_loss(hidden, lm_head, tokens, **settings)
+        return loss * jnp.where(jnp.any(tokens.array == NO_TOKEN), jnp.nan, 1.0), metrics
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(step_module, "density_loss", overflowing)
+        yield
+
+
+UNVERIFIED = ("--data.verify_checksums", "false")
+SKIP = (*UNVERIFIED, "--guards.on_bad_loss", "skip")
+
+
+@pytest.fixture(scope="module")
+def stopped(poisoned, tmp_path_factory) -> tuple[Path, str]:
+    """A run that the bad batch stopped, and its error."""
+    folder = tmp_path_factory.mktemp("stopped")
+    with pytest.raises(TomatError) as error:
+        train(run_config(poisoned[0], folder, *UNVERIFIED))
+    return folder / "run", str(error.value)
+
+
+@pytest.fixture(scope="module")
+def skipping(poisoned, tmp_path_factory) -> Path:
+    """A run that passed over the bad batch, never stopped; its caches are cleared after its fifth step.
+
+    In Levanter's own loop, which asks the caches at each step.
+    """
+    update = TrainingProgress.update
+
+    def forgetful(self, next_step, *args):
+        update(self, next_step, *args)
+        if next_step == 5:
+            jax.clear_caches()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TrainingProgress, "update", forgetful)
+        result = train(run_config(poisoned[0], tmp_path_factory.mktemp("skipping"), *SKIP, "--dispatch_ahead", "0"))
+    assert math.isfinite(result.last_loss)
+    return result.run_dir
+
+
+def steps(run_dir: Path) -> list[int]:
+    return sorted(int(path.name.removeprefix("step-")) for path in (run_dir / "checkpoints").glob("step-*"))
+
+
+def guard_events(run_dir: Path, name: str) -> list[dict]:
+    return [event for event in read_events(run_dir) if event["event"] == f"guard:{name}"]
+
+
+def assert_same_model(one: Path, other: Path, step: int, other_step: int) -> None:
+    models = (load_trained(one, step).model, load_trained(other, other_step).model)
+    for ours, theirs in zip(*map(jax.tree.leaves, models), strict=True):
+        assert np.isfinite(ours).all()
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def test_a_bad_loss_stops_the_run_before_it_is_saved(stopped, poisoned):
+    run_dir, message = stopped
+    assert f"step {BAD_STEP}: the loss is not finite" in message and poisoned[1] in message
+    assert "--guards.on_bad_loss skip" in message
+    assert max(steps(run_dir)) == BAD_STEP - 1
+    [event] = guard_events(run_dir, "bad_loss")
+    assert (event["step"], event["action"]) == (BAD_STEP, "stop") and poisoned[1] in event["materials"]
+
+
+def test_a_skipped_batch_leaves_the_model_as_it_was(skipping):
+    assert_same_model(skipping, skipping, BAD_STEP - 1, BAD_STEP)
+    rows = read_metrics(skipping / "metrics.jsonl")
+    assert [row["step"] for row in rows] == list(range(6))
+    assert [row["train/loss"] is None for row in rows] == [step == BAD_STEP for step in range(6)]
+    assert [row.get("guards/bad_steps") for row in rows] == [None] * 3 + [1, 1, 1]
+    # The schedule moves on with the step.
+    rates = [row["optim/learning_rate"] for row in rows]
+    assert len(set(rates)) == len(rates)
+
+
+AHEAD = ("--dispatch_ahead", "2", "--trainer.checkpointer.keep", "[{every: 5, until: null}]")
+"""Nothing is saved before the last step, so that steps are in flight when the bad one is read."""
+
+
+@pytest.fixture
+def dispatched(monkeypatch) -> list[int]:
+    """The steps that are dispatched, as they are."""
+    found: list[int] = []
+    step = dispatch._dispatch
+
+    def counted(*args):
+        found.append(args[-1])
+        return step(*args)
+
+    monkeypatch.setattr(dispatch, "_dispatch", counted)
+    return found
+
+
+def test_a_bad_loss_stops_the_run_with_steps_in_flight_and_none_of_them_is_saved(
+    stopped, poisoned, tmp_path, dispatched
+):
+    with pytest.raises(TomatError) as error:
+        train(run_config(poisoned[0], tmp_path, *UNVERIFIED, *AHEAD))
+    assert dispatched == list(range(BAD_STEP + 3))
+    assert str(error.value) == stopped[1].replace(str(stopped[0].parent), str(tmp_path))
+    assert steps(tmp_path / "run") == []
+    logs = [
+        [row.get("train/loss") for row in read_metrics(run / "metrics.jsonl")] for run in (tmp_path / "run", stopped[0])
+    ]
+    assert logs[0][:BAD_STEP] == logs[1][:BAD_STEP] and len(logs[0]) == len(logs[1])
+    events = [guard_events(run, "bad_loss") for run in (tmp_path / "run", stopped[0])]
+    assert [{**event, "time": 0} for event in events[0]] == [{**event, "time": 0} for event in events[1]]
+
+
+def test_a_batch_is_skipped_with_steps_in_flight(skipping, poisoned, tmp_path, dispatched):
+    run_dir = train(run_config(poisoned[0], tmp_path, *SKIP, *AHEAD)).run_dir
+    assert dispatched == list(range(6)) and steps(run_dir) == [5]
+    assert_same_model(run_dir, skipping, 5, 5)
+    rows, expected = (read_metrics(run / "metrics.jsonl") for run in (run_dir, skipping))
+    for key in ("step", "train/loss", "guards/bad_steps", "optim/learning_rate"):
+        assert [row.get(key) for row in rows] == [row.get(key) for row in expected]
+
+
+def test_a_run_that_skips_too_many_ends_with_steps_in_flight(clean, tmp_path, dispatched):
+    words = ("--optimizer.learning_rate", "1e30", "--guards.on_bad_loss", "skip", "--guards.max_skips", "1")
+    with pytest.raises(TomatError, match=r"step 1: the update is not finite .* 2 bad steps in a row; .*max_skips is 1"):
+        train(run_config(clean, tmp_path, *words, *AHEAD))
+    assert dispatched == [0, 1, 2, 3] and steps(tmp_path / "run") == []
+
+
+def test_a_stopped_run_goes_on_with_the_batch_skipped(stopped, skipping, poisoned, tmp_path):
+    shutil.copytree(stopped[0], tmp_path / "run")
+    result = train(run_config(poisoned[0], tmp_path, *SKIP))
+    assert (result.first_step, result.steps) == (BAD_STEP, 6)
+    assert_same_model(result.run_dir, skipping, 5, 5)
+    assert [event["action"] for event in guard_events(result.run_dir, "bad_loss")] == ["stop", "skip"]
+
+
+def test_a_learning_rate_beyond_all_sense_ends_the_run_though_it_skips(clean, tmp_path):
+    words = ("--optimizer.learning_rate", "1e30", "--guards.on_bad_loss", "skip", "--guards.max_skips", "1")
+    with pytest.raises(TomatError, match=r"step 1: the update is not finite .* 2 bad steps in a row; .*max_skips is 1"):
+        train(run_config(clean, tmp_path, *words))
+    assert [event["action"] for event in guard_events(tmp_path / "run", "bad_loss")] == ["skip", "stop"]
+    assert steps(tmp_path / "run") == []
+
+
+def test_a_step_that_is_compiled_again_is_reported(skipping, stopped):
+    events = guard_events(skipping, "recompilation")
+    assert [(event["function"], event["step"]) for event in events] == [("jit(_train_step)", 5)]
+    assert events[0]["seconds"] > 0
+    assert read_metrics(skipping / "metrics.jsonl")[5]["guards/recompilations"] == 1
+    assert guard_events(stopped[0], "recompilation") == []
+
+
+def test_a_damaged_chunk_ends_the_run_with_its_name(poisoned, tmp_path):
+    with pytest.raises(TomatError, match=r"Chunk \d+ of .*tokens.zarr.* is damaged: its checksum .* Copy this chunk"):
+        train(run_config(poisoned[0], tmp_path))
+
+
+def test_an_incomplete_set_is_refused(clean, tmp_path):
+    shutil.copytree(clean, tmp_path / "train")
+    manifest = tmp_path / "train" / "manifest.json"
+    whole = parse_manifest(manifest.read_text(), "manifest")
+    assert whole.complete
+    manifest.write_text(dataclasses.replace(whole, complete=False).to_text())
+    with pytest.raises(TomatError, match="is not complete: .* Run the command that writes it again"):
+        train(run_config(tmp_path / "train", tmp_path))
+    assert not (tmp_path / "run" / "checkpoints").exists()
+
+
+def test_weights_of_another_codec_are_refused(stopped, poisoned, tmp_path):
+    shutil.copytree(stopped[0], tmp_path / "run")
+    histogram = DensityHistogram()
+    histogram.add(np.random.default_rng(0).exponential(size=(20, 20, 20)))
+    other = fit_lloyd_max(histogram, 64)
+    write_codec(other, tmp_path / "run" / "codec.json")
+    with pytest.raises(TomatError, match=f"run 'run' was trained with codec {other.sha256[:12]}.*retokenize --codec"):
+        train(run_config(poisoned[0], tmp_path, *SKIP))
+    assert other.sha256 in (tmp_path / "run" / "codec.json").read_text()

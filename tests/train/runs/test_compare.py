@@ -1,0 +1,65 @@
+"""Runs beside each other: what differs, what may be compared, and over which steps."""
+
+import json
+
+import numpy as np
+import pytest
+import yaml
+
+from tomat.base.errors import TomatError
+from tomat.data.codec.files import write_codec
+from tomat.data.codec.histogram import DensityHistogram
+from tomat.data.codec.lloyd_max import fit_lloyd_max
+from tomat.train.runs.compare import WINDOWS, compare_runs
+
+
+def change(run, **values):
+    path = run / "config.yaml"
+    path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | values))
+
+
+def test_settings_that_differ_and_losses_over_common_steps(make_run):
+    a, b = make_run("a", steps=45), make_run("b", steps=30)
+    change(b, optimizer={"learning_rate": 0.5})
+    found = compare_runs([str(a), str(b)])
+    assert found.settings == {"optimizer.learning_rate": (None, 0.5)}
+    assert found.common_steps == tuple(range(30)) and not found.not_comparable
+    assert [window[:2] for window in found.windows] == [(n, n + 1) for n in range(0, 30, 2)] and WINDOWS >= 15
+    for first, _, losses in found.windows:
+        assert losses == pytest.approx((4.0 - (first + 0.5) / 10,) * 2)
+    assert found.to_dict()["losses_comparable"]
+
+
+def test_runs_without_a_common_step(make_run):
+    a, b = make_run("a", steps=5), make_run("b", steps=5)
+    lines = [json.loads(line) | {"step": number + 10} for number, line in enumerate((b / "metrics.jsonl").open())]
+    (b / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = compare_runs([str(a), str(b)])
+    assert found.common_steps == () and found.windows == ()
+
+
+def test_losses_of_other_vocabularies_losses_or_data_are_not_compared(make_run):
+    def data(content: str) -> tuple[dict, ...]:
+        return ({"event": "data", "step": 0, "train": content, "validation": None},)
+
+    a, b = make_run("a", events=data("1" * 64)), make_run("b", events=data("2" * 64))
+    density = np.random.default_rng(0).lognormal(size=4000)
+    for run, bins in ((a, 16), (b, 32)):
+        histogram = DensityHistogram()
+        histogram.add(density)
+        write_codec(fit_lloyd_max(histogram, bins), run / "codec.json")
+        change(
+            run, data={"n_density_tokens": bins}, loss={"kind": "emd" if bins == 16 else "crps", "kernel": str(bins)}
+        )
+    vocabulary, kind, training = compare_runs([str(a), str(b)]).not_comparable
+    assert "other vocabularies" in vocabulary and "16, 32 density ids" in vocabulary
+    assert kind == "loss.kind differs: emd, crps" and training.startswith("their training data differ")
+
+
+def test_what_is_no_run_is_refused(make_run, tmp_path):
+    a = str(make_run("a"))
+    with pytest.raises(TomatError, match="nothing is not a run"):
+        compare_runs([a, str(tmp_path / "nothing")])
+    for runs in ([a], [a, a + "/"]):
+        with pytest.raises(TomatError, match="runs? (is|are) named; expected 2 to"):
+            compare_runs(runs)

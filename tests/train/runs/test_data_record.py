@@ -1,0 +1,115 @@
+"""A run's data are known by their content: what counts, what is refused, what is recorded."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tomat.base.errors import TomatError
+from tomat.base.layout import HISTORY_FILE
+from tomat.data.codec.histogram import DensityHistogram
+from tomat.data.codec.lloyd_max import fit_lloyd_max
+from tomat.data.density.demo.embedded import demo_materials, load_demo
+from tomat.data.tokens.layouts import LAYOUTS
+from tomat.data.tokens.shards import open_shards
+from tomat.data.tokens.writer import write_shards
+from tomat.train.datasets import Datasets
+from tomat.train.origins import StartPlan
+from tomat.train.runs.data_record import ContentChanges, RecordedData, recorded_contents
+from tomat.train.runs.history import append_event, read_events
+from tomat.train.settings.config import load_config
+
+NAMES = [material.material_id for material in demo_materials("train")][:3]
+DEMO = Path(__file__).parents[3] / "configs" / "train" / "demo.yaml"
+
+
+@pytest.fixture(scope="module")
+def sets(tmp_path_factory) -> Path:
+    """`a`, `again` (the same elsewhere), `other` (other patches), `fewer` (fewer materials); one codec."""
+    folder = tmp_path_factory.mktemp("sets")
+    histogram = DensityHistogram()
+    for name in NAMES:
+        histogram.add(load_demo(name).rho)
+    codec = fit_lloyd_max(histogram, n_bins=64)
+    for place, names, seed in (("a", NAMES, 0), ("again", NAMES, 0), ("other", NAMES, 1), ("fewer", NAMES[:2], 0)):
+        write_shards(
+            folder / place, names, load_demo, layout=LAYOUTS["v3-p7"], codec=codec, patches_per_material=2, seed=seed
+        )
+    return folder
+
+
+def datasets(sets: Path, train: str, validation: str | None = None) -> Datasets:
+    return Datasets(open_shards(sets / train), None if validation is None else open_shards(sets / validation))
+
+
+def changes(recorded: RecordedData, there: Datasets, *allow: str) -> ContentChanges:
+    return recorded.changes(there.contents, there.urls, allow)
+
+
+def test_the_content_counts_and_not_the_place(sets):
+    hashes = {place: open_shards(sets / place).content_sha256 for place in ("a", "again", "other", "fewer")}
+    assert hashes["a"] == hashes["again"]
+    assert len(set(hashes.values())) == 3
+
+
+def test_a_single_other_checksum_is_another_content(sets, tmp_path):
+    before = open_shards(sets / "a").content_sha256
+    manifest = sets / "a" / "manifest.json"
+    text = manifest.read_text()
+    first = json.loads(text)["chunk_checksums"][0]
+    shards = open_shards(sets / "a")
+    changed = type(shards.manifest)(**{**vars(shards.manifest), "chunk_checksums": (first[::-1],)})
+    assert type(shards)(shards.url, changed, shards.codec, shards.array).content_sha256 != before
+
+
+def test_other_data_are_refused_with_both_hashes_unless_named(sets):
+    recorded = RecordedData("run 'x'", datasets(sets, "a", "other").contents)
+    assert changes(recorded, datasets(sets, "again", "other")) == {}
+    now = datasets(sets, "fewer", "a")
+    with pytest.raises(TomatError) as refused:
+        changes(recorded, now, "data.validation")
+    text = str(refused.value)
+    assert "--allow_change data.train" in text and "data.validation" not in text
+    for place in ("a", "fewer"):
+        assert open_shards(sets / place).content_sha256[:12] in text
+    changed = changes(recorded, now, "data.train", "data.validation")
+    assert set(changed) == {"data.train", "data.validation"}
+    assert changes(RecordedData("run 'x'", None), now) == {}
+
+
+def plan(run: Path, allow: tuple[str, ...] = ()) -> StartPlan:
+    """As `plan_start` leaves it for a run that has checkpoints."""
+    recorded = RecordedData("run 'x'", recorded_contents(read_events(run)))
+    config = load_config(DEMO, ["--output_dir", str(run)])
+    return StartPlan(config, run, allow_change=allow, data=recorded)
+
+
+def test_what_is_allowed_is_recorded_and_counts_from_then_on(sets, tmp_path, capsys):
+    first = datasets(sets, "a", "other")
+    StartPlan(load_config(DEMO, ["--output_dir", str(tmp_path)]), tmp_path).settle(first).record(first)
+    assert recorded_contents(read_events(tmp_path)) == first.contents
+
+    second = datasets(sets, "fewer", "other")
+    with pytest.raises(TomatError, match="--allow_change data.train"):
+        plan(tmp_path).settle(second)
+    plan(tmp_path, ("data.train",)).settle(second).record(second)
+    events = read_events(tmp_path)
+    assert [event["event"] for event in events] == ["data", "allow_change", "data"]
+    assert (events[1]["old"], events[1]["new"]) == (events[0]["train"], events[2]["train"])
+    assert "does not differ" not in capsys.readouterr().out
+    # The same command again, and the data of before.
+    plan(tmp_path, ("data.train",)).settle(second).record(second)
+    assert len(read_events(tmp_path)) == 3
+    assert "--allow_change data.train: it does not differ" in capsys.readouterr().out
+    with pytest.raises(TomatError, match="--allow_change data.train"):
+        plan(tmp_path).settle(first)
+
+
+def test_a_run_from_before_is_told_that_it_could_not_be_checked(sets, tmp_path, capsys):
+    append_event(tmp_path, "start", 0)
+    old = plan(tmp_path).settle(datasets(sets, "a"))
+    assert (tmp_path / HISTORY_FILE).read_text().count("\n") == 1  # nothing is written before the state has loaded
+    old.record(datasets(sets, "a"))
+    assert "could not be checked" in " ".join(capsys.readouterr().out.split())
+    with pytest.raises(TomatError, match="other data"):
+        plan(tmp_path).settle(datasets(sets, "other"))

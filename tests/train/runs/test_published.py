@@ -1,0 +1,92 @@
+"""The files of a run travel to its bucket and back to the machine that takes it over."""
+
+import datetime
+import json
+
+import fsspec
+import pytest
+
+from tomat.base.layout import HISTORY_FILE
+from tomat.train.runs.published import fetch, is_remote, publish
+
+
+@pytest.fixture
+def bucket():
+    memory = fsspec.filesystem("memory")
+    yield "memory://bucket/runs/a"
+    memory.rm("/bucket", recursive=True)
+
+
+def test_only_urls_are_buckets():
+    assert is_remote("gs://bucket/runs") and not is_remote("runs") and not is_remote("/tmp/runs")
+
+
+def test_a_machine_that_takes_over_finds_log_and_configuration(bucket, tmp_path):
+    first, second = tmp_path / "first", tmp_path / "second"
+    first.mkdir()
+    (first / "metrics.jsonl").write_text('{"step": 0}\n')
+    (first / "config.yaml").write_text("run_name: a\n")
+    (first / "checkpoints").mkdir()
+    publish(bucket, first)
+    assert fetch(bucket, second) == ["config.yaml", "metrics.jsonl"]
+    assert (second / "metrics.jsonl").read_text() == '{"step": 0}\n'
+
+
+def test_what_is_on_the_machine_already_is_kept(bucket, tmp_path):
+    (tmp_path / "metrics.jsonl").write_text("older\n")
+    publish(bucket, tmp_path)
+    (tmp_path / "metrics.jsonl").write_text("newer\n")
+    assert fetch(bucket, tmp_path) == []
+    assert (tmp_path / "metrics.jsonl").read_text() == "newer\n"
+
+
+def write(folder, clock_seconds: float, steps: int, *events: str) -> None:
+    """Add events as a machine writes them whose clock is wrong by `clock_seconds`, and have a log of `steps` steps."""
+    folder.mkdir(exist_ok=True)
+    now = datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=clock_seconds)
+    with (folder / HISTORY_FILE).open("a") as file:
+        for event in events:
+            file.write(json.dumps({"time": now.isoformat(), "event": event, "step": 0}) + "\n")
+    (folder / "metrics.jsonl").write_text("".join(f'{{"step": {step}}}\n' for step in range(steps)))
+
+
+@pytest.mark.parametrize("skew_seconds", [-300.0, 0.0, 300.0])
+def test_a_machine_that_was_overtaken_takes_what_the_other_has_done_whatever_its_clock_says(
+    bucket, tmp_path, skew_seconds
+):
+    """The first trains 10 steps, the second goes on to 20, then the first one is there again."""
+    first, second = tmp_path / "first", tmp_path / "second"
+    write(first, 0.0, 10, "start")
+    publish(bucket, first)
+    write(first, 0.0, 12, "preempted")  # not published any more
+    fetch(bucket, second)
+    write(second, skew_seconds, 20, "resume")
+    publish(bucket, second)
+    assert set(fetch(bucket, first)) == {"metrics.jsonl", HISTORY_FILE}
+    for name in ("metrics.jsonl", HISTORY_FILE):
+        assert (first / name).read_text() == (second / name).read_text()
+
+
+@pytest.mark.parametrize("skew_seconds", [-300.0, 300.0])
+def test_a_machine_that_is_ahead_of_the_bucket_keeps_what_it_has(bucket, tmp_path, skew_seconds):
+    write(tmp_path / "run", 0.0, 10, "start")
+    publish(bucket, tmp_path / "run")
+    write(tmp_path / "run", skew_seconds, 12, "stop")
+    before = (tmp_path / "run" / "metrics.jsonl").read_text()
+    assert fetch(bucket, tmp_path / "run") == []
+    assert (tmp_path / "run" / "metrics.jsonl").read_text() == before
+
+
+def test_a_log_that_lost_lines_is_completed_from_the_bucket(bucket, tmp_path):
+    write(tmp_path / "run", 0.0, 10, "start")
+    publish(bucket, tmp_path / "run")
+    write(tmp_path / "run", 0.0, 4)
+    assert fetch(bucket, tmp_path / "run") == ["metrics.jsonl"]
+    assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 10
+
+
+def test_only_what_is_named_is_published(bucket, tmp_path):
+    write(tmp_path, 0.0, 3, "start")
+    (tmp_path / "README.md").write_text("page")
+    publish(bucket, tmp_path, ("README.md", "loss.svg"))
+    assert fetch(bucket, tmp_path / "other") == ["README.md"]

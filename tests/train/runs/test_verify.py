@@ -1,0 +1,132 @@
+"""Damage is found, and what a kill leaves behind is not called damage."""
+
+import json
+import tracemalloc
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tomat.base.checked_json import with_checksum
+from tomat.train.runs.checkpoints import list_checkpoints
+from tomat.train.runs.record import read_record
+from tomat.train.runs.verify import Verdict, verify_run
+
+
+def verdict_of(run) -> Verdict:
+    return verify_run(read_record(str(run)), list_checkpoints(str(run)))
+
+
+def test_a_sound_run(make_run):
+    assert verdict_of(make_run()) == Verdict("a", (), (), 2, 10)
+
+
+def test_a_changed_file_is_damage_and_one_without_a_hash_is_named(make_run):
+    run = make_run()
+    evaluation = {"over_materials": {"nmae": 0.5}}
+    (run / "evaluation.json").write_text(json.dumps(with_checksum(evaluation)))
+    assert verdict_of(run) == Verdict("a", (), (), 2, 10)
+    for name, old, new in (
+        ("evaluation.json", "0.5", "0.6"),
+        ("config.yaml", "num_train_steps: 20", "num_train_steps: 21"),
+    ):
+        text = (run / name).read_text()
+        (run / name).write_text(text.replace(old, new))
+        (problem,) = verdict_of(run).problems
+        assert name in problem
+        (run / name).write_text(text)
+    (run / "evaluation.json").write_text(json.dumps(evaluation))
+    verdict = verdict_of(run)
+    assert not verdict.problems and "evaluation.json was written without a hash" in verdict.notes[0]
+    for name in ("codec.json", "promolecule.json"):
+        (run / name).write_text("{}")
+        assert name in verdict_of(run).problems[0]
+        (run / name).unlink()
+
+
+def test_metadata_that_cannot_be_read_is_damage_and_not_a_save_cut_short(make_run):
+    run = make_run()
+    (run / "checkpoints" / "step-4" / "metadata.json").write_text('{"step": 4, "time')
+    (problem,) = verdict_of(run).problems
+    assert "step-4" in problem and "metadata.json is damaged" in problem
+
+
+def test_a_save_cut_short_is_a_note_and_a_damaged_one_a_problem(make_run):
+    run = make_run(saved=(4, 9), partial=(8,))
+    verdict = verdict_of(run)
+    assert verdict.problems == () and "step-8" in verdict.notes[0]
+    for file in (run / "checkpoints" / "step-4" / "d").iterdir():
+        file.unlink()
+    (problem,) = verdict_of(run).problems
+    assert "step-4" in problem
+
+
+def test_data_that_differ_from_their_checksum_are_a_problem_and_data_without_one_a_note(make_run):
+    run = make_run(saved=(4, 9))
+    data = max((run / "checkpoints" / "step-9" / "d").iterdir(), key=lambda path: path.stat().st_size)
+    content = bytearray(data.read_bytes())
+    content[len(content) // 2] ^= 1
+    data.write_bytes(content)
+    (run / "checkpoints" / "step-4" / "checksums.json").unlink()
+    verdict = verify_run(read_record(str(run)), list_checkpoints(str(run), read_data=True))
+    (problem,), (note,) = verdict.problems, verdict.notes
+    assert "step-9" in problem and data.name in problem
+    assert "step 4" in note and "not known" in note
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(kept=st.lists(st.integers(0, 9), min_size=1, max_size=14))
+def test_holes_and_repeats_are_found_and_nothing_else(make_run, tmp_path, kept):
+    run = tmp_path / "runs" / "a"
+    if not run.exists():
+        make_run(saved=())
+    (run / "metrics.jsonl").write_text("".join(json.dumps({"step": step}) + "\n" for step in kept))
+    problems = " ".join(verdict_of(run).problems)
+    assert bool(problems) == (kept != list(range(len(kept))))
+    assert ("more than one line" in problems) == (len(set(kept)) < len(kept))
+    assert ("lacks" in problems) == (set(range(min(kept), max(kept) + 1)) != set(kept))
+    assert ("begins at" in problems) == (min(kept) > 0)
+
+
+def test_a_fork_begins_where_it_left_its_parent(make_run):
+    run = make_run(events=({"event": "fork", "step": 3, "parent": "b"},))
+    lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (run / "metrics.jsonl").write_text("".join(lines[3:]))
+    assert verdict_of(run).problems == ()
+
+
+def test_a_cut_last_line_is_a_note_and_a_garbled_one_before_it_a_problem(make_run):
+    run = make_run(saved=(4,))
+    path = run / "metrics.jsonl"
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join([*lines[:-1], lines[-1][:9]]))
+    assert verdict_of(run).problems == () and "cut short" in verdict_of(run).notes[0]
+    path.write_text("\n".join([*lines[:5], "{", *lines[6:]]))
+    assert [text.split(" of ")[0] for text in verdict_of(run).problems] == ["line 6", "metrics.jsonl lacks step 5"]
+
+
+def test_a_log_that_ends_before_the_newest_checkpoint_is_a_problem(make_run):
+    (problem,) = verdict_of(make_run(steps=8, saved=(4, 9))).problems
+    assert "ends at step 7" in problem and "step 9" in problem
+
+
+def test_a_step_of_a_trillion_costs_nothing(make_run):
+    """Such a line is damage; one of a billion is a step, and its gap is counted without a list of it."""
+    run = make_run()
+    log = (run / "metrics.jsonl").read_text()
+    (run / "metrics.jsonl").write_text(log.replace('"step": 5', '"step": 1000000000000'))
+    tracemalloc.start()
+    found = verdict_of(run).problems
+    assert found == ("line 6 of metrics.jsonl is not JSON with a step from 0 to 10^9", "metrics.jsonl lacks step 5")
+    (run / "metrics.jsonl").write_text(log.replace('"step": 9', '"step": 1000000000'))
+    assert "lacks step 9, 10, 11, 12, 13 and 999,999,986 more" in verdict_of(run).problems[0]
+    assert tracemalloc.get_traced_memory()[1] < 20 * 2**20
+    tracemalloc.stop()
+
+
+def test_a_damaged_line_of_the_history_is_named(make_run):
+    run = make_run(events=({"event": "start", "step": 0}, {"event": "stop", "step": 3}))
+    text = (run / "history.jsonl").read_text()
+    (run / "history.jsonl").write_text(text.replace('"start"', "7") + '{"event": "st')
+    verdict = verdict_of(run)
+    assert verdict.problems == ("line 1 of history.jsonl is not JSON with an event",)
+    assert "the last line of history.jsonl was cut short" in verdict.notes

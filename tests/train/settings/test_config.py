@@ -1,0 +1,167 @@
+"""Layers of configuration: defaults, preset, YAML, overrides; and what is refused."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+from levanter.optim.config import LionConfig
+
+from tomat.base.errors import TomatError
+from tomat.model.checkpoint_policies import NAMED_POLICIES
+from tomat.train.resume import changed_keys, plain_values
+from tomat.train.settings.config import config_from_dict, config_hash, load_config, parse_overrides, recorded_config
+
+CONFIGS = Path(__file__).parents[3] / "configs"
+
+
+def test_overrides_nest_and_read_yaml_values():
+    words = ["--a.b", "1", "--a.c=x", "--d", "[1, 2]", "--lr", "1e-3", "--flag", "true"]
+    assert parse_overrides(words) == {"a": {"b": 1, "c": "x"}, "d": [1, 2], "lr": 1e-3, "flag": True}
+
+
+def test_dashes_are_underscores_in_keys_and_stay_in_values():
+    assert parse_overrides(["--a-b.c-d", "e-f", "--g-h=--i-j"]) == {"a_b": {"c_d": "e-f"}, "g_h": "--i-j"}
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["a.b", "1"],
+        ["--a.b"],
+        ["--"],
+        ["--a", "{"],
+        ["--a", "1", "--a.b", "2"],
+        ["--a.b", "1", "--a", "{c: 2}"],
+        ["--a", "2026-13-01"],
+        ["--a", "[" * 1000],
+    ],
+)
+def test_malformed_overrides_are_refused(words):
+    with pytest.raises(TomatError) as refused:
+        parse_overrides(words)
+    assert "\n" not in str(refused.value)
+
+
+def test_overrides_lie_over_yaml_which_lies_over_the_preset(tmp_path):
+    path = tmp_path / "c.yaml"
+    path.write_text("preset: 200m\ndata: {source: embedded}\nmodel: {num_layers: 3}\noptimizer: {learning_rate: 0.5}\n")
+    config = load_config(path, ["--optimizer.learning_rate", "1e-4"])
+    assert config.model.num_layers == 3  # from the file
+    assert config.model.hidden_dim == 1024  # from the preset
+    assert config.optimizer.learning_rate == 1e-4  # from the override
+    assert config.trainer.log_jaxprs is False  # tomat's default over Levanter's
+
+
+@pytest.mark.parametrize(
+    "path", sorted([*CONFIGS.glob("train/*.yaml"), *CONFIGS.glob("compare/*.yaml")]), ids=lambda path: path.stem
+)
+def test_shipped_configs_load_and_survive_a_round_trip(path):
+    config = load_config(path)
+    again = config_from_dict(yaml.safe_load(yaml.safe_dump(config.to_dict())))
+    assert again.to_dict() == config.to_dict()
+    assert config_hash(again) == config_hash(config)
+    assert config.purpose
+    assert config.run_name == path.stem
+
+
+@pytest.mark.parametrize(
+    "words, expected",
+    [
+        (["--preset", "3t"], "preset"),
+        (["--no_such_key", "1"], "no_such_key"),
+        (["--trainer.no_such_key", "1"], "no_such_key"),
+        (["--trainer.num_train_steps", "many"], "num_train_steps"),
+        (["--sharding", "diagonal"], "sharding"),
+        (["--data.layout", "v9"], "v3-p19"),
+        (["--data.seq_len", "100000"], "seq_len"),
+        (["--data.source", "shards"], "data.train"),
+        (["--data.vocabulary_rows", "2186"], "data.vocabulary_rows is 2,186; expected at least"),
+        (["--run_name", "a/b"], "run_name"),
+        (["--trainer.id", "x"], "run_name"),
+        (["--trainer.mesh.param_mapping", "{embed: data}"], "sharding"),
+        (["--compiler.libtpu_args", "[oops]"], "--name=value"),
+    ],
+)
+def test_bad_values_are_one_error_that_names_the_key(words, expected):
+    with pytest.raises(TomatError, match=expected) as caught:
+        load_config(CONFIGS / "train" / "demo.yaml", words)
+    assert "\n" not in str(caught.value)
+
+
+def test_missing_and_malformed_files_are_refused(tmp_path):
+    with pytest.raises(TomatError, match="does not exist"):
+        load_config(tmp_path / "none.yaml")
+    path = tmp_path / "list.yaml"
+    path.write_text("- 1\n")
+    with pytest.raises(TomatError, match="list"):
+        load_config(path)
+    path.write_text("a: [1\n")
+    with pytest.raises(TomatError, match="not YAML"):
+        load_config(path)
+
+
+def test_another_optimizer_takes_the_null_for_what_it_does_not_have():
+    """The demo's Muon has a rate for Adam."""
+    demo = CONFIGS / "train" / "demo.yaml"
+    words = ["--optimizer.type", "lion", "--optimizer.learning_rate", "3e-4"]
+    with pytest.raises(TomatError, match="adam_lr"):
+        load_config(demo, words)
+    config = load_config(demo, [*words, "--optimizer.adam_lr", "null"])
+    assert isinstance(config.optimizer, LionConfig) and config.optimizer.learning_rate == 3e-4
+    assert config.optimizer.warmup == 50  # of the file, which both have
+    with pytest.raises(TomatError, match="adam_lr.*is unset by null: --optimizer.adam_lr null"):
+        load_config(demo, words)
+    with pytest.raises(TomatError, match="adam_rl"):
+        load_config(demo, [*words, "--optimizer.adam_lr", "null", "--optimizer.adam_rl", "null"])
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--model.num_layers", "2", "--model.value_mix", "0.1"], "model.value_mix is 0.1"),
+        (["--model.fused_qkv", "true"], "model.fused_qkv is True"),
+        (["--model.fused_gate_up", "true"], "model.fused_gate_up is True"),
+    ],
+)
+def test_what_is_not_one_product_is_refused_with_products_that_keep_scales(words, said):
+    with pytest.raises(TomatError, match=f"{said} and trainer.quantization is set"):
+        load_config(CONFIGS / "train" / "demo.yaml", [*words, "--trainer.quantization.fp8", "true"])
+
+
+@pytest.mark.parametrize(
+    "sharding, mapping", [("replicated", {}), ("zero1", {"embed": "data"}), ("fsdp", {"embed": "data"})]
+)
+def test_sharding_decides_where_parameters_lie(sharding, mapping):
+    config = load_config(CONFIGS / "train" / "demo.yaml", ["--sharding", sharding])
+    assert config.trainer_config().mesh.param_mapping == mapping
+
+
+@pytest.mark.parametrize("policy", sorted(NAMED_POLICIES))
+def test_named_checkpoint_policies_are_tomats_and_not_haliaxs(policy):
+    """Haliax has policies of its own under some of the names, which draccus would otherwise choose."""
+    config = load_config(CONFIGS / "train" / "demo.yaml", ["--model.gradient_checkpointing", policy])
+    assert config.model.checkpoint_policy == NAMED_POLICIES[policy]
+
+
+def test_a_recorded_setting_that_never_did_anything_is_left_out_with_a_word(tmp_path, capsys):
+    """What earlier versions took and never read does not keep a trained run from being used."""
+    now = load_config("configs/train/demo.yaml")
+    then = yaml.safe_load(yaml.safe_dump(now.to_dict()))
+    then["model"]["initializer_range"] = 0.5
+    then["trainer"]["watch"]["interval"] = 7
+    then["trainer"]["mp"] = f"{now.to_dict()['trainer']['mp'].rpartition(',')[0]},output=float16"
+    then["optimizer"] = {"type": "muon", "lr": 0.3}
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump(then))
+    with pytest.raises(TomatError, match="watch.interval is 7, which tomat does not take"):
+        load_config(path)
+    found = recorded_config(path)
+    said = "".join(capsys.readouterr().out.split())
+    for key in ("model.initializer_range", "trainer.watch.interval", "optimizer.lr", "trainer.mp(output)"):
+        assert f"sets{key},whichdidnothing" in said
+    assert (found.model, found.trainer) == (now.model, now.trainer)
+    then = yaml.safe_load(yaml.safe_dump(now.to_dict()))
+    then["model"]["keep_activation_gradient"] = True  # of an earlier version; it changed no number
+    assert changed_keys(then, plain_values(now)) == {}
+    path.write_text(yaml.safe_dump(then))
+    assert recorded_config(path) == now and capsys.readouterr().out == ""

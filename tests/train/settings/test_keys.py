@@ -1,0 +1,115 @@
+"""Keys read from source are those that the classes have, and no valid key is refused."""
+
+import dataclasses
+import importlib
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tomat.base.errors import TomatError
+from tomat.train.settings.keys import RETOKENIZING, TRAINING, check_keys, check_words, known_fields
+
+CONFIGS = Path(__file__).parents[3] / "configs"
+
+
+def test_the_source_says_what_the_classes_say():
+    """Of every class that is reached from the configuration: the same fields as the imported dataclass."""
+    seen, queue = set(), [TRAINING, RETOKENIZING]
+    while queue:
+        place = queue.pop()
+        fields = known_fields(place)
+        if fields is None or place in seen:
+            continue
+        seen.add(place)
+        cls = getattr(importlib.import_module(place[0]), place[1])
+        assert set(fields) == {each.name for each in dataclasses.fields(cls)}, place
+        queue += [below for below in fields.values() if below is not None]
+    names = {name for _, name in seen}
+    assert {"TrainConfig", "DataConfig", "LossConfig", "GuardsConfig", "TrainerConfig", "CheckpointerConfig"} <= names
+    assert {"MeshConfig", "ProfilerConfig", "BlockShuffleConfig", "RetokenizeConfig"} <= names
+
+
+@pytest.mark.parametrize("path", sorted((CONFIGS / "train").glob("*.yaml")), ids=lambda path: path.stem)
+def test_what_ships_passes_as_written_and_whole(path):
+    from tomat.train.settings.config import load_config
+
+    check_words(path, [])
+    check_keys(load_config(path).to_dict(), "the whole configuration")
+
+
+@pytest.mark.parametrize("path", sorted((CONFIGS / "tokenize").glob("*.yaml")), ids=lambda path: path.stem)
+def test_what_ships_to_retokenize_passes(path):
+    check_words(path, [], RETOKENIZING)
+
+
+def test_what_a_key_of_its_own_chooses_is_left_to_the_loader():
+    check_keys({"model": {"type": "llama", "whatever": 1}, "optimizer": {"type": "muon", "other": 2}}, "a test")
+    check_keys({"trainer": {"jax_config": {"any_flag": True}, "mesh": {"axes": {"model": 2}}}}, "a test")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("run_nam: x", "a test sets run_nam, which is no setting; did you mean run_name?"),
+        ("trainer: {mesh: {axis: 1}}", "trainer.mesh.axis"),
+        ("data: {shuffle: {windows: 3}}", "data.shuffle.windows"),
+        ("data: {zzz: 3}", "there are accept, codec_floor, codec_objective"),
+        ("3: 4", "sets 3"),
+    ],
+)
+def test_a_key_that_is_none_is_named(text, message):
+    with pytest.raises(TomatError) as refused:
+        check_keys(yaml.safe_load(text), "a test")
+    assert message in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("trainer: {num_train_steps: sixty}", "trainer.num_train_steps to 'sixty'; expected a whole number"),
+        ("loss: {kind: mse}", "loss.kind to 'mse'; expected one of cross_entropy, soft_cross_entropy"),
+        ("optimizer: {type: adamw}", "optimizer.type to 'adamw'; expected one of adafactor, adam, "),
+        ("model: {type: llma}", "model.type to 'llma'; expected one of"),
+        ("slice: v6e-17", "slice 'v6e-17' is not known; expected one of"),
+        ("sharding: zero", "expected one of replicated, zero1, fsdp"),
+        ("optimizer_state_dtype: float16", "expected one of bfloat16, float32 or null"),
+        ("density_dropout: much", "density_dropout to 'much'; expected a number"),
+        ("trackers: {tensorboard: maybe}", "trackers.tensorboard to 'maybe'; expected true or false"),
+        ("trainer: {seed: [1]}", "trainer.seed to [1]; expected a whole number"),
+        ("data: {source: shard}", "expected one of embedded, folder, shards"),
+    ],
+)
+def test_a_value_that_no_such_key_takes_is_named_with_the_choices(text, message):
+    with pytest.raises(TomatError) as refused:
+        check_keys(yaml.safe_load(text), "a test")
+    assert message in str(refused.value)
+
+
+def test_the_choices_are_those_that_are_registered():
+    """`cautious` needs its module imported to be there; what is imported by default must be among the choices."""
+    from levanter.models.lm_model import LmConfig
+    from levanter.optim.config import OptimizerConfig
+
+    from tomat.train.settings.config import TrainConfig
+
+    assert TrainConfig is not None
+    for field, cls in (("optimizer", OptimizerConfig), ("model", LmConfig)):
+        for name in cls.get_known_choices():
+            check_keys({field: {"type": name}}, "a test")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "trainer: {num_train_steps: '60'}",
+        "optimizer: {learning_rate: 1}",
+        "slice: null",
+        "density_dropout: 0",
+        "trainer: {train_batch_size: [[0, 8]]}",
+        "optimizer: {learning_rate: '1e-3'}",
+        "data: {seq_len: null}",
+    ],
+)
+def test_what_draccus_reads_passes(text):
+    check_keys(yaml.safe_load(text), "a test")

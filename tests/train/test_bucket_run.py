@@ -1,0 +1,80 @@
+"""A run whose folder is a bucket that fails now and then; killed, and taken over by another machine. About a minute."""
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+import pytest
+from forked import Forked
+from tiny_run import DEMO, tiny_run
+
+from tomat.train.run import train
+from tomat.train.runs.log_lines import read_metrics
+from tomat.train.settings.config import load_config
+
+STEPS = 12
+TINY = tiny_run(STEPS, 4)
+
+
+def machine(bucket: Any, disk: Path) -> Forked:
+    """The command on a machine whose own disk is `disk`."""
+    disk.mkdir()
+    words = ["train", "--config_path", DEMO, "--output_dir", "gs://bucket/runs", *TINY]
+    return Forked(*words, cwd=disk, env={**os.environ, **bucket.environment})
+
+
+@pytest.mark.slow
+def test_another_machine_takes_over_a_run_in_a_bucket_that_fails_now_and_then(bucket, tmp_path):
+    bucket.faults.share = 0.03
+    first = machine(bucket, tmp_path / "first")
+    deadline = time.monotonic() + 600
+    while time.monotonic() < deadline and first.poll() is None:
+        if any(name.endswith("step-4/metadata.json") for name in bucket.objects):
+            break
+        time.sleep(0.01)
+    first.kill()
+    output, _ = first.communicate()
+    assert "runs/demo/checkpoints/step-4/metadata.json" in bucket.objects, output[-3000:]
+
+    second = machine(bucket, tmp_path / "second")
+    try:
+        output, _ = second.communicate(timeout=600)
+    finally:
+        second.kill()
+    assert second.returncode == 0, output[-3000:]
+    assert "resumed at step" in output
+    assert bucket.faults.counts.total() > 5
+
+    rows = read_metrics(tmp_path / "second" / "runs" / "demo" / "metrics.jsonl")
+    unbroken = train(load_config(DEMO, [*TINY, "--output_dir", str(tmp_path)])).run_dir
+    expected = read_metrics(unbroken / "metrics.jsonl")
+    assert [(row["step"], row["train/loss"]) for row in rows] == [(row["step"], row["train/loss"]) for row in expected]
+    published = bucket.objects["runs/demo/metrics.jsonl"][0].decode().splitlines()
+    assert len(published) == STEPS
+    history = bucket.objects["runs/demo/history.jsonl"][0].decode()
+    assert '"after": "killed"' in history and '"reason": "complete"' in history
+
+
+@pytest.mark.slow
+def test_data_that_cannot_be_read_just_now_end_the_run_with_the_status_that_is_tried_again(bucket, tmp_path):
+    """Manifest and codec are read; then every block answers 503, for longer than TensorStore tries."""
+    from tomat.train.datasets import open_datasets
+
+    config = load_config(DEMO, [*TINY, "--output_dir", str(tmp_path)])
+    folder = Path(open_datasets(config, tmp_path / "demo").train.url.removeprefix("file://"))
+    for path in folder.rglob("*"):
+        if path.is_file():
+            bucket.put("bucket", f"set/{path.relative_to(folder)}", path.read_bytes())
+    bucket.faults.kinds, bucket.faults.share = ("503",), 1.0
+    bucket.faults.only = lambda method, path: "tokens.zarr/c" in unquote(path)
+    (tmp_path / "set.yaml").write_text("preset: demo\ndata: {source: shards, layout: v3-p7}\n")
+    words = ["train", "--config_path", tmp_path / "set.yaml", *TINY]
+    words += ["--data.train", "gs://bucket/set", "--output_dir", tmp_path / "runs"]
+    process = Forked(*words, env={**os.environ, **bucket.environment})
+    output, _ = process.communicate(timeout=900)
+    assert process.returncode == 75, output[-3000:]
+    errors = [line for line in output.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1 and "tokens.zarr" in errors[0] and "try again" in errors[0]
+    assert bucket.faults.counts["503"] > 0

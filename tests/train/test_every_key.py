@@ -1,0 +1,870 @@
+"""Every key of the configuration does something, or is refused with what to use instead.
+
+The keys are walked, with those of Levanter's dataclasses, and each must be in one of the tables below: a key that a new
+version brings fails the test until somebody has shown what it does. Two minutes, most of it tracing steps.
+"""
+
+import ast
+import copy
+import dataclasses
+import functools
+import inspect
+import json
+import re
+import types
+import typing
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import draccus
+import equinox as eqx
+import haliax as hax
+import haliax.nn as hnn
+import jax
+import jax.numpy as jnp
+import jmp
+import levanter.callbacks.profiler
+import levanter.trainer
+import numpy as np
+import pytest
+from haliax.nn.scan import ScanCheckpointPolicy
+from levanter.layers.rotary import RotaryEmbeddingsConfig
+from levanter.models.lm_model import LmConfig
+from levanter.optim.clip_update_norm import ClipUpdateNormConfig
+from levanter.optim.config import LrSchedule, LrScheduleContext, OptimizerConfig
+from levanter.optim.skipstep import SkipStepConfig
+from levanter.tracker.wandb import WandbConfig
+from levanter.trainer import Trainer, TrainerConfig
+
+from tomat.base.errors import TomatError
+from tomat.model.splash import SplashBlockSizes
+from tomat.perf.plan.compile.lowering import lower_step, stand_in_table
+from tomat.train import startup
+from tomat.train.checkpointer import RunCheckpointer
+from tomat.train.free_keys import FREE_KEYS, FREE_MAPPINGS
+from tomat.train.resume import changed_keys, may_change, plain_values
+from tomat.train.settings.checks import (
+    MODEL_NO_EFFECT,
+    NO_EFFECT,
+    OPTIMIZER_NO_EFFECT,
+    OPTIMIZERS_THAT_CANNOT_RUN,
+    REMOVED_MODEL_KEYS,
+)
+from tomat.train.settings.config import OWNED_BY_TOMAT, TrainConfig, load_config
+
+ROOT = Path(__file__).parents[2]
+TINY = [
+    "--preset", "demo", "--data.source", "embedded", "--data.layout", "v3-p7", "--trainer.mp", "f32",
+    "--model.num_layers", "1", "--model.hidden_dim", "32", "--model.intermediate_dim", "64", "--model.num_heads", "2",
+    "--model.num_kv_heads", "2", "--model.head_dim", "16", "--data.n_density_tokens", "64",
+    "--trainer.train_batch_size", "8", "--data.seq_len", "128", "--model.attn_backend", "vanilla",
+]  # fmt: skip
+
+
+def tiny(*words: str) -> TrainConfig:
+    return load_config(None, [*TINY, *words])
+
+
+STEP: dict[str, tuple[list[str], list[str]]] = {
+    # Each: words that both have, and words that change the key in question alone.
+    **{
+        key: ([], [f"--{key}", value])
+        for key, value in {
+            "data.n_density_tokens": "128",
+            "data.seq_len": "96",
+            "data.vocabulary_rows": "2304",
+            "density_dropout": "0.5",
+            "guards.on_bad_loss": "skip",
+            "guards.spike_factor": "5.0",
+            "guards.spike_window": "16",
+            "loss.block_positions": "64",
+            "loss.kind": "cross_entropy",
+            "loss.preamble_weight": "0.5",
+            "loss.target_sigma": "1.0",
+            "loss.target_space": "rho",
+            "loss.vocabulary": "full",
+            "loss.z_loss_weight": "1e-4",
+            "model.activation_function": "relu",
+            "model.attn_backend": "jax_flash",
+            "model.embedding_skip": "0.1",
+            "model.flat_mlp": "true",
+            "model.fused_gate_up": "true",
+            "model.fused_qkv": "true",
+            "model.gradient_checkpointing": "off",
+            "model.head_dim": "8",
+            "model.hidden_dim": "64",
+            "model.hybrid_norm": "true",
+            "model.input_embedding_norm": "true",
+            "model.int8_matmuls": "forward",
+            "model.intermediate_dim": "32",
+            "model.layer_norm_epsilon": "0.01",
+            "model.num_heads": "4",
+            "model.num_kv_heads": "1",
+            "model.num_layers": "2",
+            "model.paired_heads": "true",
+            "model.scan_layers": "false",
+            "model.sliding_window": "16",
+            "model.tie_word_embeddings": "false",
+            "model.use_bias": "true",
+            "model.use_layer_norm_weight": "false",
+            "model.use_qk_norm": "false",
+            "optimizer_state_dtype": "bfloat16",
+            "sharding": "zero1",
+            "trainer.mp": "compute=bfloat16,params=float32",
+            "trainer.num_train_steps": "77",
+            "trainer.per_device_parallelism": "2",
+            "trainer.train_batch_size": "16",
+            "trainer.mesh.axes": "{replica: 1, data: 1, model: 2}",
+            "trainer.mesh.dcn_axes": "{replica_dcn: -1, another: 1}",
+            "trainer.quantization.fp8": "true",
+            "trainer.quantization.int8": "true",
+        }.items()
+    },
+    "data.layout": (["--data.seq_len", "null"], ["--data.layout", "v3-p11"]),
+    "model.save_mlp_layers": (["--model.scan_layers", "false"], ["--model.save_mlp_layers", "1"]),
+    "loss.emd_weight": (["--loss.kind", "ce_emd"], ["--loss.emd_weight", "2.0"]),
+    **{
+        f"model.environment.{key}": (["--model.environment.channels", "8"], [f"--model.environment.{key}", value])
+        for key, value in {
+            "basis.cutoff_a": "4.0",
+            "basis.n": "8",
+            "basis.stretch_a": "0.7",
+            "channels": "4",
+            "hidden_dim": "16",
+            "max_atoms": "64",
+            "max_elements": "4",
+            "prior_anchors": "16",
+            "prior_width": "0.3",
+        }.items()
+    },
+    "model.flash_attention_block_size": (
+        ["--model.attn_backend", "jax_flash"],
+        ["--model.flash_attention_block_size", "32"],
+    ),
+    "model.query_blocks": (["--model.attn_backend", "vanilla"], ["--model.query_blocks", "2"]),
+    "model.upcast_attn": (["--trainer.mp", "compute=bfloat16,params=float32"], ["--model.upcast_attn", "true"]),
+    "model.value_mix": (["--model.num_layers", "2"], ["--model.value_mix", "0.1"]),
+    "model.use_sliding_window": (["--model.sliding_window", "16"], ["--model.use_sliding_window", "false"]),
+    "trainer.mesh.shared_mapping": (
+        ["--trainer.mesh.axes", "{replica: 1, data: 1, model: 1, another: 2}"],
+        ["--trainer.mesh.shared_mapping", "{embed: another}"],
+    ),
+    "trainer.mesh.compute_mapping": (
+        ["--trainer.mesh.axes", "{replica: 1, data: 1, model: 1, another: 2}"],
+        ["--trainer.mesh.compute_mapping", "{embed: another}"],
+    ),
+    "trainer.model_averaging[ema].beta": (
+        ["--trainer.model_averaging.type", "ema", "--trainer.model_averaging.beta", "0.9"],
+        ["--trainer.model_averaging.beta", "0.5"],
+    ),
+    "trainer.quantization.amax_history_length": (
+        ["--trainer.quantization", "{fp8: true}"],
+        ["--trainer.quantization.amax_history_length", "7"],
+    ),
+    "trainer.quantization.targets": (
+        ["--trainer.quantization", "{int8: true}"],
+        ["--trainer.quantization.targets", "[q_proj]"],
+    ),
+}
+"""Keys of the compiled step: the lowered text changes with them."""
+
+SPLASH = {
+    **{
+        f"model.splash.{name}": 128
+        for name in (f.name for f in dataclasses.fields(SplashBlockSizes))
+        if "block_" in name
+    },
+    "model.splash.use_fused_bwd": True,
+    **{f"model.splash.{name}_layout": "seq_minor" for name in "qkv"},
+}
+"""Keys of a kernel that only a TPU runs: the sizes that it is given change with them."""
+
+TESTED = {
+    "data.accept": "tests/data/dataset/test_folder.py::test_settings_decide_the_data",
+    "data.codec_floor": "tests/data/dataset/test_folder.py::test_settings_decide_the_data",
+    "data.input": "tests/data/dataset/test_folder.py::test_a_folder_becomes_two_sets",
+    "data.species": "tests/data/dataset/test_folder.py::test_settings_decide_the_data",
+    "data.split_seed": "tests/data/dataset/test_folder.py::test_settings_decide_the_data",
+    "data.validation_share": "tests/data/dataset/test_folder.py::test_settings_decide_the_data",
+    "data.codec_objective": "tests/train/test_origins.py::test_weights_of_another_codec_are_refused",
+    "data.in_memory": "tests/train/test_loader.py::test_blocks_that_are_kept_in_memory_are_read_once",
+    "data.prefetch_batches": "tests/train/test_loader.py::test_as_many_batches_are_made_ahead_as_are_asked_for",
+    "data.patches_per_material": "tests/train/test_every_key.py::test_the_embedded_set_is_made_as_configured",
+    "data.shuffle.io_block_size": "tests/train/test_loader.py::test_windows_tile_the_epoch_and_keep_to_their_blocks",
+    "data.shuffle.perm_type": "tests/train/test_loader.py::test_examples_are_the_rows_of_the_index",
+    "data.shuffle.window_blocks": "tests/train/test_loader.py::test_windows_tile_the_epoch_and_keep_to_their_blocks",
+    "data.verify_checksums": "tests/train/test_loader.py::test_a_damaged_chunk_is_named",
+    "distillation.train": "tests/predict/distillation/test_subject.py::test_only_what_is_trained_changes_and_is_saved",
+    "guards.allow_cross_region": "tests/train/guards/test_watch.py::"
+    "test_data_in_another_region_are_refused_with_the_cost",
+    "guards.max_skips": "tests/train/guards/test_run.py::"
+    "test_a_learning_rate_beyond_all_sense_ends_the_run_though_it_skips",
+    "keep_freed_memory": "tests/train/test_startup.py::test_the_allocator_is_told_where_the_run_asks_for_it",
+    "loss.interpret": "tests/model/loss/test_pallas.py::",
+    "loss.kernel": "tests/model/loss/test_pallas.py::",
+    "loss.tiles.block_ids": "tests/model/loss/test_tiles.py::test_what_is_set_stands_and_the_rest_is_filled",
+    "loss.tiles.block_rows": "tests/model/loss/test_tiles.py::test_what_is_set_stands_and_the_rest_is_filled",
+    "loss.tiles.chunk_rows": "tests/model/loss/test_tiles.py::test_what_is_set_stands_and_the_rest_is_filled",
+    "loss.tiles.resident_rows": "tests/model/loss/test_tiles.py::test_what_is_set_stands_and_the_rest_is_filled",
+    "model.qk_rotary.block_positions": "tests/model/test_norm_rotary.py::test_what_the_kernel_cannot_do_is_refused",
+    "model.qk_rotary.interpret": "tests/model/test_norm_rotary.py::test_attention_with_the_kernel_is_levanters",
+    "model.qk_rotary.kernel": "tests/model/test_norm_rotary.py::test_attention_with_the_kernel_is_levanters",
+    "model.splash.interpret": "tests/model/test_attention.py::",
+    **{
+        f"model.whole_head.{name}": "tests/model/test_whole_head.py::test_it_is_the_plain_formula"
+        for name in ("block", "rows", "block_bwd", "keys_bwd", "interpret")
+    },
+    "output_dir": "tests/train/test_run.py::test_the_folder_says_what_happened",
+    "pause.every": "tests/train/test_dispatch.py::test_nothing_is_in_flight_while_the_devices_are_left_to_others",
+    "pause.seconds": "tests/train/test_dispatch.py::test_nothing_is_in_flight_while_the_devices_are_left_to_others",
+    "preemption.grace_seconds": "tests/train/test_preemption.py::test_a_process_that_is_told_to_stop",
+    "preset": "tests/train/settings/test_config.py::test_overrides_lie_over_yaml_which_lies_over_the_preset",
+    "run_name": "tests/train/test_run.py::test_the_folder_says_what_happened",
+    "trainer.max_eval_batches": "tests/train/test_run.py::test_the_folder_says_what_happened",
+    "trainer.steps_per_eval": "tests/train/test_run.py::test_the_folder_says_what_happened",
+}
+"""Keys whose effect another test shows."""
+
+READ = {
+    "baseline": ("tomat/app/workflow/train.py", "config.baseline"),
+    "compiler.libtpu_args": ("tomat/train/startup.py", "config.compiler.libtpu_args"),
+    "compiler.xla_flags": ("tomat/train/startup.py", "config.compiler.xla_flags"),
+    "data.source": ("tomat/train/datasets.py", "data.source"),
+    "data.train": ("tomat/train/datasets.py", "data.train"),
+    "data.validation": ("tomat/train/datasets.py", "data.validation"),
+    "dispatch_ahead": ("tomat/train/loop.py", "_config.dispatch_ahead"),
+    "distillation.data_weight": ("tomat/predict/distillation/loss.py", "settings.data_weight"),
+    "distillation.quantised": ("tomat/predict/distillation/subject.py", "settings.quantised"),
+    "distillation.teacher": ("tomat/predict/distillation/subject.py", "settings.teacher"),
+    "distillation.temperature": ("tomat/predict/distillation/loss.py", "settings.temperature"),
+    "distillation.top_k": ("tomat/predict/distillation/loss.py", "settings.top_k"),
+    "evaluation.patches_per_material": ("tomat/app/workflow/held_out.py", "asked.patches_per_material"),
+    "evaluation.free_running": ("tomat/app/workflow/held_out.py", "asked.free_running"),
+    "evaluation.materials": ("tomat/app/workflow/held_out.py", "asked.materials"),
+    "evaluation.picture": ("tomat/app/workflow/held_out.py", "asked.picture"),
+    "evaluation.seed": ("tomat/app/workflow/held_out.py", "asked.seed"),
+    "guards.hang_seconds": ("tomat/train/guards/hang.py", "config.hang_seconds"),
+    "guards.max_clock_skew_seconds": ("tomat/train/guards/start.py", "guards.max_clock_skew_seconds"),
+    "guards.startup_hang_seconds": ("tomat/train/guards/hang.py", "config.startup_hang_seconds"),
+    "preemption.maintenance_notice": ("tomat/train/run.py", "config.preemption.maintenance_notice"),
+    "preemption.poll_seconds": ("tomat/train/run.py", "config.preemption.poll_seconds"),
+    "purpose": ("tomat/app/workflow/run_page.py", "config.purpose"),
+    "run_elsewhere": ("tomat/train/startup.py", "config.run_elsewhere"),
+    "slice": ("tomat/train/startup.py", "config.slice"),
+    "trackers.tensorboard": ("tomat/train/startup.py", "config.trackers.tensorboard"),
+    "tracking_dir": ("tomat/app/workflow/train.py", "config.tracking_dir"),
+    "trainer.seed": ("tomat/train/restore.py", "config.trainer.seed"),
+}
+"""Keys that a module outside of the configuration reads, and where."""
+
+
+def _initialised(config: TrainConfig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    """What Levanter's `TrainerConfig.initialize` sets up: JAX, its distributed service, the end of the machine."""
+    seen: list[Any] = []
+    monkeypatch.setattr(jax.config, "update", lambda *args: seen.append(args))
+    monkeypatch.setattr(jax.distributed, "initialize", lambda *args, **kwargs: seen.append(args))
+    monkeypatch.setattr(levanter.trainer.atexit, "register", lambda *args: seen.append(args[1:]))
+    monkeypatch.setattr(levanter.trainer, "_initialize_global_tracker", lambda *args: None)
+    monkeypatch.setattr(levanter.trainer, "install_cutlass_kernel_cache", lambda *args: None)
+    monkeypatch.setattr(levanter.trainer.levanter.utils.logging, "init_logging", lambda *args: None)
+    monkeypatch.setattr(levanter.trainer.levanter.tracker, "log_summary", lambda *args: None)
+    try:
+        config.trainer_config().initialize()
+    except RuntimeError as error:
+        seen.append(str(error))
+    return seen
+
+
+def _checkpointer(config: TrainConfig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    old = tmp_path / "old" / "run" / "checkpoints" / "step-3"
+    old.mkdir(parents=True, exist_ok=True)
+    metadata = {"step": 3, "timestamp": "2026-01-02T03:04:05", "is_temporary": True}
+    (old / "metadata.json").write_text(json.dumps(metadata))
+    named = dataclasses.replace(config, output_dir=str(tmp_path / "old"))
+    made = RunCheckpointer(named.trainer_config().checkpointer, "run")
+    names = ("save_interval", "step_policies", "temporary_base_path", "keep_last_temporary_checkpoints", "debug")
+    return [*(getattr(made, name) for name in (*names, "write_config")), len(made._temporary_checkpoints)]
+
+
+def _profiler(config: TrainConfig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    profiler = config.trainer.profiler
+    monkeypatch.setattr(jax.profiler, "ProfileOptions", types.SimpleNamespace)
+    monkeypatch.setattr(levanter.callbacks.profiler, "profile", lambda path, **kwargs: kwargs)
+    made = typing.cast(dict, profiler.build("here", run_id="run", num_steps=profiler.resolve_num_profile_steps(1000)))
+    return [profiler.is_enabled, made]
+
+
+def _watchdog(config: TrainConfig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    seen: list[Any] = []
+    module = inspect.getmodule(type(config.trainer.progress_watchdog))
+    monkeypatch.setattr(module, "ProgressWatchdog", lambda **kwargs: seen.append(kwargs))
+    config.trainer.progress_watchdog.create(diagnostic=print)
+    return seen
+
+
+def _eval_batch(config: TrainConfig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    trainer = config.trainer_config()
+    trainer._validate_and_set_defaults()
+    return trainer.EvalBatch
+
+
+def _mesh_types(config: TrainConfig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    return config.trainer_config().device_mesh.axis_types
+
+
+def _artifacts(config: TrainConfig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    """What the trainer writes of its step before the first one."""
+    seen: list[str] = []
+    trainer = Trainer.__new__(Trainer)
+    trainer.config, trainer._logged_jaxprs = config.trainer_config(), set()
+    monkeypatch.setattr(Trainer, "write_artifact", lambda self, name, *args, **kwargs: seen.append(name))
+    trainer._maybe_save_jaxpr("train_step", jax.jit(lambda x: x + 1), jnp.ones(()))
+    return seen
+
+
+Probe = Callable[[TrainConfig, pytest.MonkeyPatch, Path], Any]
+
+PROBES: dict[Probe, dict[str, str | tuple[list[str], str]]] = {
+    _initialised: {
+        "trainer.distributed.coordinator_address": "somewhere:1234",
+        "trainer.distributed.initialize_jax_distributed": (["--trainer.distributed.num_processes", "1"], "false"),
+        "trainer.distributed.local_device_ids": "[0]",
+        "trainer.distributed.num_processes": "1",
+        "trainer.distributed.process_id": "0",
+        "trainer.jax_compilation_cache_dir": "/somewhere",
+        "trainer.jax_config": "{jax_enable_x64: true}",
+        "trainer.require_accelerator": "true",
+        "trainer.shutdown_at_exit": "true",
+    },
+    _checkpointer: {
+        **{
+            f"trainer.checkpointer.debug.{name}": value
+            for name, value in {
+                "dump_stacks_after": "9.0",
+                "enabled": "true",
+                "flush_logs": "false",
+                "force_gc_before_serialize": "false",
+                "log_interval": "9.0",
+                "top_allocations": "3",
+                "tracemalloc_frames": "3",
+            }.items()
+        },
+        **{
+            f"trainer.checkpointer.write.{name}": "12345"
+            for name in (
+                "cache_pool_bytes",
+                "data_copy_concurrency",
+                "max_chunk_bytes",
+                "max_staged_host_bytes",
+                "max_write_replicas",
+                "min_replica_slice_bytes",
+            )
+        },
+        "trainer.checkpointer.delete_old_temp_checkpoints": "false",
+        "trainer.checkpointer.keep": "[{every: 7, until: null}]",
+        "trainer.checkpointer.keep_last_temporary_checkpoints": "3",
+        "trainer.checkpointer.save_interval": "7m",
+        "trainer.checkpointer.temporary_base_path": "elsewhere",
+    },
+    _profiler: {
+        "trainer.profiler.create_perfetto_trace": "true",
+        "trainer.profiler.enabled": "true",
+        "trainer.profiler.num_steps": "7",
+        "trainer.profiler.perfetto_link": "true",
+        "trainer.profiler.process_index": "1",
+        "trainer.profiler.start_step": "7",
+        "trainer.profiler.profile_options.advanced_configuration": "{tpu_trace_mode: TRACE_ONLY_HOST}",
+        "trainer.profiler.profile_options.device_tracer_level": "0",
+        "trainer.profiler.profile_options.enable_hlo_proto": "false",
+        "trainer.profiler.profile_options.host_tracer_level": "1",
+        "trainer.profiler.profile_options.include_dataset_ops": "true",
+        "trainer.profiler.profile_options.python_tracer_level": "1",
+    },
+    _watchdog: {
+        f"trainer.progress_watchdog.{name}": (["--trainer.progress_watchdog.process_timeout", "9m"], "3m")
+        for name in ("diagnostic_timeout", "process_timeout", "startup_grace_period", "startup_timeout", "step_timeout")
+    },
+    _eval_batch: {"trainer.per_device_eval_parallelism": "3"},
+    _mesh_types: {"trainer.use_explicit_mesh_axes": "true"},
+    _artifacts: {"trainer.log_jaxprs": "true", "trainer.log_xla_hlo": "true"},
+}
+"""Keys that Levanter reads: what is built from them, or handed on, changes with them."""
+
+REFUSED = {
+    **{key: None for key in OWNED_BY_TOMAT},
+    **{key: None for key, _, _ in NO_EFFECT},
+    **{f"model.{name}": None for name, _ in MODEL_NO_EFFECT},
+    "trainer.allow_partial_checkpoint": "true",
+    "trainer.initialize_from": "somewhere",
+    "trainer.load_checkpoint": "true",
+    "trainer.load_checkpoint_path": "somewhere",
+    "trackers.wandb.fork_from": "a?_step=3",
+    "trackers.wandb.id": "another",
+    "trackers.wandb.resume": "never",
+    "trainer.model_averaging[ema_decay_sqrt].beta": None,
+    "trainer.model_averaging[ema_decay_sqrt].decay_steps": None,
+    "trainer.model_averaging[ema_decay_sqrt].switch_step": None,
+    "trainer.quantization.compute_dtype": None,  # draccus 0.11.6 reads no type of numbers
+}
+"""Keys that are refused. A value other than None is tried here; the others have tests of their own."""
+
+WANDB = {f.name for f in dataclasses.fields(WandbConfig)} - {"id", "resume", "fork_from"}
+WHOLE = (jmp.Policy, ScanCheckpointPolicy)
+"""Dataclasses that are one value: a text, or the name of a policy."""
+
+
+def walk(cls: type, prefix: str = "") -> Iterator[str]:
+    """Every leaf key below a dataclass; a choice adds its kind in brackets."""
+    hints = typing.get_type_hints(cls)
+    for field in dataclasses.fields(cls):
+        key = f"{prefix}{field.name}"
+        if key in ("model", "optimizer", "trainer.tracker", "trainer.wandb"):  # walked by kind, or owned by tomat
+            if key.startswith("trainer"):
+                yield key
+            continue
+        below = [
+            kind
+            for kind in _arms(hints[field.name])
+            if isinstance(kind, type) and dataclasses.is_dataclass(kind) and not issubclass(kind, WHOLE)
+        ]
+        choices = [
+            kind
+            for kind in _arms(hints[field.name])
+            if isinstance(kind, type) and issubclass(kind, draccus.ChoiceRegistry)
+        ]
+        if key == "model.rope":
+            continue  # by kind, in a test of its own
+        for kind in choices:
+            for name, choice in kind.get_known_choices().items():
+                yield from walk(choice, f"{key}[{name}].")
+        for kind in below:
+            if kind not in choices:
+                yield from walk(kind, f"{key}.")
+        if not below and not choices:
+            yield key
+
+
+def _arms(hint: Any) -> list[Any]:
+    """The types that a hint allows, without their arguments."""
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        return [arm for item in typing.get_args(hint) for arm in _arms(item)]
+    return [typing.get_origin(hint) or hint]
+
+
+def every_key() -> set[str]:
+    return {*walk(TrainConfig), *walk(LmConfig.get_choice_class("density_decoder"), "model.")}
+
+
+def test_every_key_is_in_one_table():
+    probed = {key for keys in PROBES.values() for key in keys}
+    tables = (
+        set(STEP), set(SPLASH), set(TESTED), set(READ), probed, set(REFUSED), {f"trackers.wandb.{n}" for n in WANDB}
+    )  # fmt: skip
+    listed = [key for table in tables for key in table]
+    assert len(listed) == len(set(listed))
+    keys = every_key()
+    assert len(keys) > 180
+    assert keys - set(listed) == set(), "show what these do, or refuse them"
+    assert set(listed) - keys == set(), "there are no such keys any more"
+
+
+LEARNT = (
+    "data.accept", "data.codec_floor", "data.codec_objective", "data.layout", "data.n_density_tokens",
+    "data.patches_per_material", "data.seq_len", "data.shuffle.io_block_size", "data.shuffle.perm_type",
+    "data.shuffle.window_blocks", "data.source", "data.species", "data.split_seed", "data.train", "data.validation",
+    "data.validation_share", "data.vocabulary_rows", "density_dropout", "distillation.data_weight",
+    "distillation.quantised", "distillation.teacher", "distillation.temperature", "distillation.top_k",
+    "distillation.train", "loss.emd_weight", "loss.kind", "loss.preamble_weight", "loss.target_sigma",
+    "loss.target_space", "loss.vocabulary", "loss.z_loss_weight", "model.activation_function", "model.embedding_skip",
+    "model.environment.basis.cutoff_a", "model.environment.basis.n", "model.environment.basis.stretch_a",
+    "model.environment.channels", "model.environment.hidden_dim", "model.environment.max_atoms",
+    "model.environment.max_elements", "model.environment.prior_anchors", "model.environment.prior_width",
+    "model.head_dim", "model.hidden_dim", "model.hybrid_norm", "model.initializer_range",
+    "model.input_embedding_norm", "model.int8_matmuls", "model.intermediate_dim", "model.layer_norm_epsilon",
+    "model.num_heads", "model.num_kv_heads", "model.num_layers", "model.paired_heads", "model.sliding_window",
+    "model.tie_word_embeddings", "model.upcast_attn", "model.use_bias", "model.use_layer_norm_weight",
+    "model.use_qk_norm", "model.use_sliding_window", "model.value_mix", "optimizer_state_dtype",
+    "trainer.allow_partial_checkpoint", "trainer.initialize_from", "trainer.jax_config", "trainer.load_checkpoint",
+    "trainer.load_checkpoint_path", "trainer.model_averaging[ema].beta",
+    "trainer.model_averaging[ema_decay_sqrt].beta", "trainer.model_averaging[ema_decay_sqrt].decay_steps",
+    "trainer.model_averaging[ema_decay_sqrt].switch_step", "trainer.mp", "trainer.num_train_steps",
+    "trainer.quantization.amax_history_length", "trainer.quantization.compute_dtype", "trainer.quantization.fp8",
+    "trainer.quantization.int8", "trainer.quantization.targets", "trainer.seed", "trainer.train_batch_size",
+)  # fmt: skip
+"""Keys that may not change when a run is resumed. Only written down here: `resume.py` fixes what nothing frees."""
+
+
+def _in_a_record(key: str) -> str:
+    """As a `config.yaml` has it: without the kind of a choice."""
+    return re.sub(r"\[\w+\]", "", key)
+
+
+@functools.cache
+def _record_of_tiny() -> dict[str, Any]:
+    return plain_values(tiny())
+
+
+def _changed(key: str) -> list[str]:
+    """What a resume says of a record in which one key, and nothing else, has another value than now."""
+    records: list[dict[str, Any]] = []
+    for value in ("before", "after"):
+        record = copy.deepcopy(_record_of_tiny())
+        *parents, leaf = key.split(".")
+        node = record
+        for part in parents:
+            node[part] = node[part] if isinstance(node.get(part), dict) else {}
+            node = node[part]
+        node[leaf] = value
+        records.append(record)
+    return list(changed_keys(*records))
+
+
+def test_a_resume_holds_every_key_that_is_not_freed():
+    """A key that a new version brings is fixed until it is freed, and fails here until somebody has said which."""
+    keys = {_in_a_record(key) for key in every_key()} - set(OWNED_BY_TOMAT)
+    learnt = {_in_a_record(key) for key in LEARNT}
+    free = {key for key in keys if may_change(key)}
+    assert keys - free == learnt, "say whether these may change on resume"
+    assert [key for key in keys if (_changed(key) == [key]) != (key in learnt)] == []
+    # Nothing is freed that is not there, but for single options of JAX and keys of earlier versions.
+    gone = FREE_KEYS | set(FREE_MAPPINGS)
+    gone -= keys | {f"model.{name}" for name in REMOVED_MODEL_KEYS}
+    assert {key for key in gone if not key.startswith("trainer.jax_config.jax_")} == set()
+
+
+def test_a_resume_holds_every_key_of_every_optimizer():
+    for kind, cls in OptimizerConfig.get_known_choices().items():
+        for field in dataclasses.fields(typing.cast(Any, cls)):
+            key = f"optimizer.{field.name}"
+            assert _changed(key) == [key], (kind, key)
+            assert _changed(f"{key}.nested") == [f"{key}.nested"]
+    assert _changed("optimizer.type") == ["optimizer.type"]
+
+
+def test_a_resume_holds_a_key_that_nobody_has_heard_of():
+    """At the top, and in every section, those whose other keys are all free among them."""
+    sections = {key.rpartition(".")[0] for key in map(_in_a_record, every_key())} - {""}
+    sections = {one for one in sections if one not in OWNED_BY_TOMAT and not one.startswith(FREE_MAPPINGS)}
+    assert len(sections) > 30
+    for key in ["noise_scale", *(f"{section}.noise_scale" for section in sorted(sections))]:
+        assert _changed(key) == [key]
+
+
+_TEXTS: dict[tuple[str, ...], str] = {}
+
+
+def step_text(words: list[str]) -> str:
+    key = tuple(words)
+    if key not in _TEXTS:
+        config = tiny(*words)
+        _TEXTS[key] = lower_step(config, config.trainer_config().device_mesh, stand_in_table(config)).as_text()
+    return _TEXTS[key]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("key", STEP)
+def test_it_changes_the_step(key):
+    both, changed = STEP[key]
+    assert step_text([*both, *changed]) != step_text(both)
+
+
+def test_the_same_settings_make_the_same_step():
+    """Or any key would seem to act."""
+    before = step_text([])
+    _TEXTS.clear()
+    assert step_text([]) == before
+
+
+@pytest.mark.parametrize("key", SPLASH)
+def test_it_changes_the_kernels_sizes(key):
+    name = key.rsplit(".", 1)[1]
+    base: dict[str, Any] = {"use_fused_bwd": False}
+    changed = {**base, name: SPLASH[key]}
+    if name == "block_kv" or name == "block_kv_dkv":
+        changed[f"{name}_compute"] = base[f"{name}_compute"] = 128
+    sizes = [dataclasses.asdict(SplashBlockSizes(**values).for_sequence(512)) for values in (base, changed)]
+    assert sizes[0] != sizes[1]
+
+
+@pytest.mark.parametrize("key", [key for keys in PROBES.values() for key in keys])
+def test_it_reaches_what_is_built(key, tmp_path, monkeypatch):
+    probe, value = next((probe, keys[key]) for probe, keys in PROBES.items() if key in keys)
+    both, changed = value if isinstance(value, tuple) else ([], value)
+    seen = []
+    for words in (both, [*both, f"--{key}", changed]):
+        with monkeypatch.context() as patch:
+            seen.append(probe(tiny(*words), patch, tmp_path))
+    assert seen[0] != seen[1]
+
+
+@pytest.mark.parametrize("key, value", [(key, value) for key, value in REFUSED.items() if value is not None])
+def test_it_is_refused(key, value):
+    with pytest.raises(TomatError, match=re.escape(key)):
+        tiny(f"--{key}", value)
+
+
+@pytest.mark.parametrize("key, kept, instead", [*NO_EFFECT, *((f"model.{n}", None, i) for n, i in MODEL_NO_EFFECT)])
+def test_what_would_do_nothing_is_refused_with_what_to_use(key, kept, instead):
+    value = {bool: str(not kept).lower(), int: "77", float: "0.7", list: "[grads]"}.get(type(kept), "another")
+    value = "0.7" if key == "model.initializer_range" else value
+    with pytest.raises(TomatError, match=re.escape(f"{key} is ")) as caught:
+        tiny(f"--{key}", value)
+    assert instead in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        (["--trainer.mp", "compute=bfloat16,params=float32,output=float32"], "trainer.mp has output=float32"),
+        (["--trainer.model_averaging", "{type: ema_decay_sqrt}"], "use type ema"),
+        (["--trainer.quantization", "{fp8: true, compute_dtype: bfloat16}"], "compute_dtype"),
+    ],
+)
+def test_what_cannot_work_is_refused(words, message):
+    with pytest.raises(TomatError, match=message):
+        tiny(*words)
+
+
+@pytest.mark.parametrize("key, place", TESTED.items())
+def test_the_test_that_shows_it_is_there(key, place):
+    file, name = place.split("::")
+    text = (ROOT / file).read_text()
+    assert f"def {name}(" in text if name else "def test_" in text
+    leaf = key.rsplit(".", 1)[-1]
+    assert name or leaf in text
+
+
+@pytest.mark.parametrize("key, place", READ.items())
+def test_the_module_reads_it(key, place):
+    file, expression = place
+    tree = ast.parse((ROOT / file).read_text())
+    attributes = {ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    assert any(text == expression or text.endswith(f".{expression}") for text in attributes), sorted(attributes)
+
+
+def test_the_embedded_set_is_made_as_configured(tmp_path, monkeypatch):
+    from tomat.train.datasets import open_datasets
+
+    rows = []
+    for number in (2, 3):
+        config = tiny("--data.patches_per_material", str(number), "--output_dir", str(tmp_path / str(number)))
+        (tmp_path / str(number)).mkdir()
+        rows.append(open_datasets(config, tmp_path / str(number)).train.rows)
+    assert rows[0] * 3 == rows[1] * 2
+
+
+def test_what_wandb_is_told_is_passed_on_whole(tmp_path):
+    for name in WANDB:
+        value = object()
+        config = tiny()
+        wandb = dataclasses.replace(WandbConfig(), **{name: value})
+        config = dataclasses.replace(config, trackers=dataclasses.replace(config.trackers, wandb=wandb))
+        trackers = startup.trackers(config, tmp_path, 0)
+        (passed,) = [tracker for tracker in trackers if isinstance(tracker, WandbConfig)]
+        assert getattr(passed, name) is value and passed.id == config.run_name
+
+
+@pytest.mark.parametrize("kind", sorted(RotaryEmbeddingsConfig.get_known_choices()))
+def test_each_setting_of_a_rotary_embedding_changes_its_table(kind):
+    cls = RotaryEmbeddingsConfig.get_choice_class(kind)
+    # Long wavelengths, so that the range in which Llama-3 and YaRN interpolate is not empty; a scale other than 1.
+    base = dataclasses.replace(cls(), factor=4.0)
+
+    def table(config: RotaryEmbeddingsConfig) -> np.ndarray:
+        positions = hax.arange(hax.Axis("position", 64))
+        x = hax.ones((hax.Axis("position", 64), hax.Axis("head_size", 64)))
+        return np.asarray(config.build(hax.Axis("head_size", 64))(x, positions).array)
+
+    for field in dataclasses.fields(cls):
+        value = getattr(base, field.name)
+        changed = dataclasses.replace(base, **{field.name: type(value)(value * 2)})
+        assert not np.array_equal(table(changed), table(base)), field.name
+
+
+class Small(eqx.Module):
+    """One of each kind of parameter that optimizers tell apart."""
+
+    embeddings: hnn.Embedding
+    linear: hnn.Linear
+    norm: hnn.RmsNorm
+    lm_head: hnn.Linear
+    layers: hnn.Stacked
+
+    @staticmethod
+    def init() -> "Small":
+        key = jax.random.PRNGKey(0)
+        embed, vocab, mlp = hax.Axis("embed", 8), hax.Axis("vocab", 12), hax.Axis("mlp", 6)
+        layers = hnn.Stacked.init(hax.Axis("layers", 2), hnn.Linear)
+        return Small(
+            hnn.Embedding.init(vocab, embed, key=key),
+            hnn.Linear.init(embed, mlp, key=key, out_first=True),
+            hnn.RmsNorm.init(embed),
+            hnn.Linear.init(embed, vocab, key=key, out_first=True, use_bias=False),
+            layers(embed, mlp, key=jax.random.split(key, 2)),
+        )
+
+
+CHANGES: dict[str, Any] = {
+    "clip_update_norm": ClipUpdateNormConfig(),
+    "coefficient_type": "polar_express",
+    "cooldown": 0.2,
+    "cycle_length": 50,
+    "cycles": 2,
+    "decay": 0.3,
+    "default_weight_decay_mask": False,
+    "haps": [40],
+    "lr_schedule": "linear",
+    "rewarmup": 0.2,
+    "block_size": 4,
+    "max_precond_dim": 4,
+    "max_size_triangular": 4,
+    "memory_save_mode": "all_diag",
+    "min_ndim_triangular": 3,
+    "mu_dtype": "bfloat16",
+    "precond_dtype": "bfloat16",
+    "precond_grads_precision": "float32",
+    "precond_update_precision": "float32",
+    "skip_bad_steps": SkipStepConfig(),
+    "target_merged_dim_size": 48,
+    "warmup": 0.4,
+    "weight_decay_modules": ["linear"],
+}
+"""Values for fields whose type does not say one."""
+
+
+CHANGES_OF_KIND: dict[str, dict[str, Any]] = {
+    "adafactor": {"min_dim_size_to_factor": 4},
+    "kron": {"lax_map_batch_size": 1, "params_sharding": (), "preconditioner_sharding": ("data", None)},
+    "soap": {"max_precond_dim": 9, "mu_dtype": "float32", "precond_dtype": "float32"},
+}
+"""The same where one optimizer needs another value; `soap` cannot be traced in other types than these."""
+
+BESIDE: dict[str, dict[str, dict[str, Any]]] = {
+    # A batch of as many layers as there are is one vmap, as without lax.map.
+    "kron": {
+        "lax_map_batch_size": {"lax_map_scanned_layers": True},
+        "lax_map_scanned_layers": {"lax_map_batch_size": 1},
+    },
+    # Merged dimensions would leave vectors alone, which have no preconditioner to be limited; blocks are of one size.
+    "soap": {
+        name: {"merge_small_dims": False, "partition_grads_into_blocks": False}
+        for name in ("max_precond_dim", "one_diag")
+    },
+}
+"""By optimizer and field, what must be set for the field to act at all."""
+
+
+def changed_value(kind: str, name: str, value: Any) -> Any:
+    if name in CHANGES_OF_KIND.get(kind, {}):
+        return CHANGES_OF_KIND[kind][name]
+    if name in CHANGES:
+        return CHANGES[name]
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, int):
+        return value + 1
+    return 0.037 if value is None else value * 0.5 + 0.013
+
+
+def optimizer_text(config: OptimizerConfig) -> str:
+    """The optimizer's part of a step."""
+    shape = eqx.filter_eval_shape(Small.init)
+
+    def update(params: Small, grads: Small) -> list[Any]:
+        transform = config.build(100)
+
+        def objective(model: Small) -> jax.Array:
+            return jnp.asarray(sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(model)))
+
+        found = transform.update(
+            grads,
+            transform.init(params),
+            params=params,
+            obj_fn=objective,
+            loss=jnp.float32(1.0),  # type: ignore[call-arg]
+        )
+        return jax.tree.leaves(found)
+
+    mesh = TrainerConfig().device_mesh
+    with warnings.catch_warnings(), hax.partitioning.set_mesh(mesh), hax.axis_mapping({"embed": "data"}):
+        warnings.simplefilter("ignore")  # of Levanter's deprecated keys, which still act
+        jaxpr = jax.make_jaxpr(update)(shape, shape)
+    return re.sub(r"0x[0-9a-f]+", "", str(jaxpr)) + str(jaxpr.consts)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", sorted(OptimizerConfig.get_known_choices()))
+def test_each_setting_of_an_optimizer_acts_or_is_refused(kind):
+    cls = OptimizerConfig.get_choice_class(kind)
+    if kind in OPTIMIZERS_THAT_CANNOT_RUN:
+        with pytest.raises(TomatError, match=f"optimizer.type is '{kind}'"):
+            dataclasses.replace(tiny(), optimizer=cls())
+        return
+    # Some have no decay by default, of which a mask would show nothing.
+    base = cls() if "weight_decay" in OPTIMIZER_NO_EFFECT.get(kind, {}) else cls(weight_decay=0.01)
+    text = optimizer_text(base)
+    assert text == optimizer_text(base)
+    for field in dataclasses.fields(cls):
+        beside = {"cycles": 2} if field.name == "rewarmup" else BESIDE.get(kind, {}).get(field.name, {})
+        both = dataclasses.replace(base, **beside)
+        value = changed_value(kind, field.name, getattr(both, field.name))
+        changed = dataclasses.replace(both, **{field.name: value})
+        if field.name in OPTIMIZER_NO_EFFECT.get(kind, {}):
+            if field.name != "params_sharding":  # which is no tree of the model's, so that Levanter asserts
+                assert optimizer_text(changed) == text, f"{field.name} acts now"
+            with pytest.raises(TomatError, match=f"optimizer.{field.name} is .* tomat does not take"):
+                dataclasses.replace(tiny(), optimizer=changed)
+            continue
+        assert optimizer_text(changed) != (optimizer_text(both) if beside else text), field.name
+
+
+@pytest.mark.parametrize("kind", sorted(LrSchedule.get_known_choices()))
+def test_each_setting_of_a_schedule_acts(kind):
+    cls = LrSchedule.get_choice_class(kind)
+    # Within the steps tried, and after the rate has come down from its ceiling.
+    base = cls(**{"power": {"batch_size": 8, "seq_length": 16}, "inv_sqrt": {"timescale": 20.0}}.get(kind, {}))
+    context = LrScheduleContext(10, 90, 1.0, 0.1, 0.1)
+
+    def rates(config: LrSchedule) -> np.ndarray:
+        return np.asarray([config.build(context)(step) for step in range(1, 90)])
+
+    for field in dataclasses.fields(cls):
+        value = getattr(base, field.name)
+        changed = dataclasses.replace(base, **{field.name: type(value)(value * 2)})
+        assert not np.array_equal(rates(changed), rates(base)), field.name
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--trainer.num_train_steps", "-5"],
+        ["--trainer.num_train_steps", "0"],
+        ["--trainer.steps_per_eval", "0"],
+        ["--trainer.max_eval_batches", "-1"],
+        ["--trainer.per_device_parallelism", "0"],
+        ["--optimizer.learning_rate", ".nan"],
+        ["--optimizer.learning_rate", ".inf"],
+        ["--optimizer.learning_rate", "-1e-3"],
+        ["--optimizer.weight_decay", ".nan"],
+        ["--optimizer.lr_schedule", "wavy"],
+        ["--guards.hang_seconds", ".inf"],
+        ["--model.rope.theta", "-.inf"],
+        ["--model.layer_norm_epsilon", ".nan"],
+    ],
+)
+def test_numbers_that_cannot_be_meant_are_one_line(words):
+    with pytest.raises(TomatError, match=re.escape(words[0].removeprefix("--"))) as caught:
+        tiny(*words)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", sorted(set(OptimizerConfig.get_known_choices()) - set(OPTIMIZERS_THAT_CANNOT_RUN)))
+def test_a_learning_rate_below_zero_is_refused_in_any_optimizer(kind):
+    cls = OptimizerConfig.get_choice_class(kind)
+    for field in dataclasses.fields(cls):
+        if field.name in ("learning_rate", "lr") or field.name.endswith("_lr"):
+            for value in (-1.0, float("nan")):
+                with pytest.raises(TomatError, match=f"optimizer.{field.name} is "):
+                    dataclasses.replace(tiny(), optimizer=dataclasses.replace(cls(), **{field.name: value}))

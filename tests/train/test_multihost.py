@@ -1,0 +1,169 @@
+"""Two processes under `jax.distributed`: they train what one does, and lose a host without losing the run.
+
+Two to three minutes on two cores: each start of a pair costs some 15 s of imports and compilation on both.
+"""
+
+import os
+import shutil
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from forked import Forked
+from tiny_run import DEMO, tiny_run
+
+from tomat.predict.inference.trained import load_trained
+from tomat.train.run import train
+from tomat.train.runs.checkpoints import list_checkpoints, newest_whole
+from tomat.train.runs.history import read_events
+from tomat.train.runs.log_lines import read_metrics
+from tomat.train.settings.config import load_config
+
+STEPS = 20
+TINY = tiny_run(STEPS, 4, atoms=True)
+GRACE_SECONDS = 8
+HEARTBEAT_SECONDS = 100
+"""After which JAX 0.11.1 counts a silent host as lost (`heartbeat_timeout_seconds` of `jax.distributed.initialize`):
+the longest that the host that is left can wait. Mostly a broken collective tells it within seconds; once, in a whole
+run of the tests, it took 67 s."""
+
+
+@pytest.fixture(scope="module")
+def port() -> Iterator[int]:
+    """A port that nobody else is given while it is held; who asks to share it, as the coordinator does, may listen."""
+    with socket.socket() as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        holder.bind(("127.0.0.1", 0))
+        yield holder.getsockname()[1]
+
+
+def start_pair(
+    output_dir: Path, port: int, second: tuple[object, ...] = (), second_environment: dict[str, str] | None = None
+) -> list[Forked]:
+    """Both hosts of a slice, on one disk as with a bucket; only the first writes the log. `second`: more words, and a
+    changed environment, of the second alone."""
+    address = f"127.0.0.1:{port}"
+    words = ["train", "--config_path", DEMO, "--output_dir", output_dir, *TINY, "--sharding", "zero1"]
+    words += ["--preemption.grace_seconds", GRACE_SECONDS]
+    hosts = []
+    for index in (0, 1):
+        distributed = f"{{coordinator_address: '{address}', num_processes: 2, process_id: {index}}}"
+        own, changed = (second, second_environment or {}) if index == 1 else ((), {})
+        environment = {**os.environ, **changed}
+        hosts.append(Forked(*words, "--trainer.distributed", distributed, *own, env=environment))
+    return hosts
+
+
+def end_pair(hosts: list[Forked], seconds: float = 600.0) -> tuple[list[int], list[str]]:
+    """Exit statuses and outputs; a host that is still there after `seconds` fails the test."""
+    try:
+        outputs = [host.communicate(timeout=seconds)[0] for host in hosts]
+    finally:
+        for host in hosts:
+            host.kill()
+    return [host.returncode for host in hosts], outputs
+
+
+def wait_for_step(run: Path, step: int, hosts: list[Forked]) -> None:
+    deadline = time.monotonic() + 600
+    while time.monotonic() < deadline and all(host.poll() is None for host in hosts):
+        if (run / "metrics.jsonl").exists() and any(row["step"] >= step for row in read_metrics(run / "metrics.jsonl")):
+            return
+        time.sleep(0.02)
+    raise AssertionError([host.communicate()[0][-2000:] for host in hosts if host.poll() is not None])
+
+
+def losses(run: Path) -> list[float]:
+    return [row["train/loss"] for row in read_metrics(run / "metrics.jsonl")]
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory, port) -> tuple[Path, list[str]]:
+    """A run on two hosts that nothing interrupted."""
+    folder = tmp_path_factory.mktemp("pair")
+    statuses, outputs = end_pair(start_pair(folder, port))
+    assert statuses == [0, 0], [output[-3000:] for output in outputs]
+    return folder / "demo", outputs
+
+
+@pytest.mark.slow
+def test_two_processes_train_what_one_does(pair, tmp_path):
+    run, outputs = pair
+    # This test's environment gives each process two CPU devices (conftest.py).
+    assert "4 x cpu" in outputs[0]
+    train(load_config(DEMO, [*TINY, "--output_dir", str(tmp_path)]))
+    np.testing.assert_allclose(losses(run), losses(tmp_path / "demo"), rtol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "second, environment, named",
+    [
+        (("--trainer.seed", 7), {}, ["trainer.seed is 0 on host 0", "and 7 on host 1"]),
+        (("--warm_start", "elsewhere"), {}, ["warm_start is null on host 0", 'and "elsewhere" on host 1']),
+        (
+            (),
+            {"XLA_FLAGS": f"{os.environ['XLA_FLAGS']} --xla_cpu_enable_fast_math=true"},
+            ["XLA_FLAGS --xla_cpu_enable_fast_math is not set on host 0", 'and "true" on host 1'],
+        ),
+    ],
+)
+def test_hosts_that_were_started_unlike_end_together(second, environment, named, port, tmp_path):
+    """Without the comparison both train on, and the losses are those of neither seed."""
+    statuses, outputs = end_pair(start_pair(tmp_path, port, second, environment))
+    assert statuses == [2, 2], [output[-3000:] for output in outputs]
+    for output in outputs:
+        (error,) = [line for line in output.splitlines() if "were not started alike" in line]
+        assert all(words in error for words in named) and error.count(" on host ") == 2
+    assert not (tmp_path / "demo").exists()
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_with_half_the_devices_and_another_sharding(pair, tmp_path):
+    """Same data in the same order, and the losses within float tolerance: two hosts of a slice, then one alone."""
+    run, _ = pair
+    shutil.copytree(run, tmp_path / "demo")
+    for found in list_checkpoints(str(tmp_path / "demo")):
+        if found.step > 12:
+            shutil.rmtree(found.path)
+    result = train(load_config(DEMO, [*TINY, "--output_dir", str(tmp_path), "--sharding", "fsdp"]))
+    assert (result.first_step, result.steps) == (13, STEPS)
+    np.testing.assert_allclose(losses(tmp_path / "demo"), losses(run), rtol=1e-4)
+
+
+@pytest.mark.slow
+def test_a_host_is_killed_and_one_is_told_to_stop_and_nothing_is_lost(pair, port, tmp_path):
+    run = tmp_path / "demo"
+    hosts = start_pair(tmp_path, port)
+    wait_for_step(run, 6, hosts)
+    hosts[1].kill()
+    killed_at = time.monotonic()
+    statuses, outputs = end_pair(hosts)
+    # The host that is left must not wait for the other one for ever.
+    assert statuses[1] == -signal.SIGKILL and statuses[0] not in (0, None), outputs[0][-3000:]
+    assert time.monotonic() - killed_at < HEARTBEAT_SECONDS + GRACE_SECONDS + 30
+    newest = newest_whole(str(run))
+    assert newest is not None and newest.step >= 4
+
+    hosts = start_pair(tmp_path, port)
+    wait_for_step(run, 12, hosts)
+    hosts[1].send_signal(signal.SIGTERM)  # one host alone is told; both stop after the same step
+    statuses, outputs = end_pair(hosts)
+    assert statuses == [143, 143], [output[-3000:] for output in outputs]
+    events = read_events(run)
+    assert events[-1]["event"] == "preempted" and events[-1]["saved"]
+    newest = newest_whole(str(run))
+    assert newest is not None and newest.step == events[-1]["step"] - 1
+
+    statuses, outputs = end_pair(start_pair(tmp_path, port))
+    assert statuses == [0, 0], [output[-3000:] for output in outputs]
+    unbroken, _ = pair
+    assert losses(run) == losses(unbroken)
+    leaves = [jax.tree.leaves(load_trained(folder).model) for folder in (run, unbroken)]
+    for ours, theirs in zip(*leaves, strict=True):
+        np.testing.assert_array_equal(ours, theirs)

@@ -1,0 +1,309 @@
+"""What a run begins from: changes by name, forks, warm starts. Real, tiny runs; most of the minute is compiling."""
+
+import dataclasses
+import shutil
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+import yaml
+from tiny_run import DEMO, tiny_run
+
+from tomat.base.errors import RetryableError, TomatError
+from tomat.predict.inference.trained import load_trained
+from tomat.train import origins
+from tomat.train import run as run_module
+from tomat.train.datasets import open_datasets
+from tomat.train.origins import Continuation, plan_start, refuse_codec
+from tomat.train.resume import changed_keys, plain_values
+from tomat.train.run import train
+from tomat.train.runs.checkpoints import Checkpoint, find_checkpoint, list_checkpoints
+from tomat.train.runs.history import read_events
+from tomat.train.runs.log_lines import read_metrics
+from tomat.train.runs.published import fetch
+from tomat.train.runs.record import read_config
+from tomat.train.settings.config import TrainConfig, load_config
+from tomat.train.startup import initialise
+
+TINY = tiny_run(6, 2, "--optimizer.warmup", "2")
+
+
+def tiny(output_dir: Path, *words: str) -> TrainConfig:
+    return load_config(DEMO, [*TINY, "--output_dir", str(output_dir), *words])
+
+
+@pytest.fixture(scope="module")
+def parent(tmp_path_factory) -> Path:
+    """A run that is through: checkpoints 2, 4 and 5."""
+    return train(tiny(tmp_path_factory.mktemp("runs"))).run_dir
+
+
+@pytest.fixture
+def runs(parent, tmp_path) -> Path:
+    """A folder of runs that holds a copy of the parent, which a test may change."""
+    shutil.copytree(parent, tmp_path / "runs" / "demo")
+    return tmp_path / "runs"
+
+
+def losses(run_dir: Path) -> dict[int, float]:
+    return {row["step"]: row["train/loss"] for row in read_metrics(run_dir / "metrics.jsonl")}
+
+
+def named(run_dir: Path, *names: str) -> list[dict]:
+    return [event for event in read_events(run_dir) if event["event"] in names]
+
+
+def test_a_change_is_taken_by_name_and_recorded(runs):
+    run = runs / "demo"
+    for step in (4, 5):
+        shutil.rmtree(run / "checkpoints" / f"step-{step}")
+    words = ("--optimizer.learning_rate", "0.5")
+    before = losses(run)
+    with pytest.raises(TomatError, match="--allow_change optimizer.learning_rate"):
+        train(tiny(runs, *words))
+    result = train(tiny(runs, *words), Continuation(allow_change=("optimizer.learning_rate", "loss.kind")))
+    assert (result.first_step, result.steps) == (3, 6)
+    (change,) = named(run, "allow_change")
+    assert (change["key"], change["old"], change["new"], change["step"]) == ("optimizer.learning_rate", 0.01, 0.5, 3)
+    after = losses(run)
+    assert list(after) == list(range(6))
+    # The change acts from step 3 on, whose loss is still that of the old weights.
+    assert [after[step] for step in range(4)] == [before[step] for step in range(4)]
+    assert after[5] != before[5]
+    # It is the run's own setting from now on, and the command may be given again.
+    assert yaml.safe_load((run / "config.yaml").read_text())["optimizer"]["learning_rate"] == 0.5
+    start = plan_start(tiny(runs, *words), Continuation(allow_change=("optimizer.learning_rate",)), run)
+    assert start.changes == {}
+
+
+def test_a_checkpoint_of_damaged_data_is_passed_over_for_an_older_one(runs, capsys, monkeypatch):
+    """As one that was cut short: said, recorded, and the run goes on as it did the first time."""
+    run = runs / "demo"
+    before = losses(run)
+    damaged = max((run / "checkpoints" / "step-5" / "d").iterdir(), key=lambda path: path.stat().st_size)
+    content = bytearray(damaged.read_bytes())
+    content[len(content) // 2] ^= 1
+    damaged.write_bytes(content)
+    opened = []
+    monkeypatch.setattr(run_module, "initialise", lambda *args: opened.append(args[-1]) or initialise(*args))
+    result = train(tiny(runs))
+    assert (result.first_step, result.steps) == (5, 6)
+    assert opened == [5]  # the step from which TensorBoard forgets
+    assert losses(run) == before
+    (event,) = named(run, "partial_checkpoint")
+    assert event["step"] == 6 and damaged.name in event["reason"]
+    assert "passed over" in " ".join(capsys.readouterr().out.split())
+    assert [found.whole for found in list_checkpoints(str(run), read_data=True)] == [True, True, True]
+
+
+@pytest.mark.parametrize("key, hint", [("optimizer", "optimizer.learning_rate"), ("optimizer.learning_rat", "in full")])
+def test_only_whole_keys_are_taken(runs, key, hint):
+    config = tiny(runs, "--optimizer.learning_rate", "0.5")
+    with pytest.raises(TomatError, match=hint):
+        plan_start(config, Continuation(allow_change=(key,)), runs / "demo")
+
+
+def test_a_fork_goes_on_with_model_optimizer_and_data(runs):
+    """Forked after step 2 without a change, it repeats what its parent did then, to the last bit."""
+    before = sorted(str(path) for path in (runs / "demo").rglob("*"))
+    config = tiny(runs, "--run_name", "child")
+    fork = Continuation(fork_of="demo", fork_step=2)
+    result = train(config, fork)
+    assert (result.first_step, result.steps) == (3, 6)
+    assert losses(runs / "child") == {step: loss for step, loss in losses(runs / "demo").items() if step > 2}
+    for one, other in zip(_arrays(runs / "child"), _arrays(runs / "demo"), strict=True):
+        np.testing.assert_array_equal(one, other)
+    (event,) = named(runs / "child", "fork")
+    assert (event["parent"], event["step"], event["changes"]) == ("demo", 3, {})
+    assert [event["event"] for event in named(runs / "child", "start", "resume", "stop")] == ["start", "stop"]
+    # Its parent is as it was, the command can be given again, and the name is taken for any other origin.
+    assert sorted(str(path) for path in (runs / "demo").rglob("*")) == before
+    assert train(config, fork).first_step == 6
+    for other in (Continuation(fork_of="demo", fork_step=4), Continuation(fork_of="another")):
+        with pytest.raises(TomatError, match="a fork of 'demo' after step 2"):
+            train(config, other)
+
+
+def test_a_fork_that_cannot_be_made_leaves_nothing(runs):
+    for words, wanted, message in (
+        (["--optimizer.learning_rate", "0.5"], Continuation(fork_of="demo"), "allow_change optimizer.learning_rate"),
+        ([], Continuation(fork_of="demo", fork_step=3), "step-3 is not a whole checkpoint"),
+        ([], Continuation(fork_of="nobody"), "nobody/config.yaml does not exist"),
+        ([], Continuation(fork_step=3), "--fork_step needs --fork"),
+        ([], Continuation(fork_of="demo", warm_start="demo"), "exclude each other"),
+    ):
+        with pytest.raises(TomatError, match=message):
+            train(tiny(runs, "--run_name", "child", *words), wanted)
+    with pytest.raises(TomatError, match="own name"):
+        _start_anew(runs)
+    assert {path.name for path in runs.iterdir()} == {"demo"}
+
+
+def _start_anew(runs: Path) -> None:
+    shutil.rmtree(runs / "demo" / "checkpoints")
+    train(tiny(runs), Continuation(fork_of="demo"))
+
+
+def test_a_fork_whose_copy_was_cut_short_is_copied_again(runs):
+    config, fork = tiny(runs, "--run_name", "child"), Continuation(fork_of="demo", fork_step=4)
+    datasets = open_datasets(config, runs / "child")
+    start = plan_start(config, fork, runs / "child").settle(datasets)
+    start.record(datasets)
+    start.with_fork_copied()
+    copied = runs / "child" / "checkpoints" / "step-4"
+    (copied / "metadata.json").unlink()
+    next((copied / "d").iterdir()).unlink()
+    assert not list_checkpoints(str(runs / "child"))[0].whole
+    # Also for a command that does not name the fork any more: never a run with fresh weights in its place.
+    for wanted in (Continuation(), Continuation(fork_of="demo")):
+        again = plan_start(config, wanted, runs / "child").settle(datasets)
+        assert again.fork is not None and again.fork.checkpoint.step == 4
+    again.record(datasets)
+    again.with_fork_copied()
+    assert find_checkpoint(str(runs / "child")).step == 4
+    assert len(named(runs / "child", "fork")) == 1
+
+
+def test_a_fork_in_a_bucket_is_known_there_before_it_is_copied(runs, tmp_path, monkeypatch):
+    """A machine that is taken away while it copies: another one goes on with the fork."""
+    (tmp_path / "machine").mkdir()
+    monkeypatch.chdir(tmp_path / "machine")
+    bucket = f"file://{runs}"
+    config = dataclasses.replace(tiny(runs, "--run_name", "child"), output_dir=bucket)
+    fork = Continuation(fork_of="demo", fork_step=2)
+    found: list[str] = []
+
+    def cut_short(source: Checkpoint, destination: str) -> None:
+        found.extend(path.name for path in (runs / "child").iterdir())
+        raise RetryableError("taken away")
+
+    with monkeypatch.context() as patch, pytest.raises(RetryableError, match="taken away"):
+        patch.setattr(origins, "copy", cut_short)
+        train(config, fork)
+    assert {"config.yaml", "codec.json", "history.jsonl"} <= set(found)
+    fetch(config.run_dir, tmp_path / "another")
+    again = plan_start(config, fork, tmp_path / "another")
+    assert again.parent is not None and again.parent.taken == "state" and again.parent.checkpoint.step == 2
+
+
+def test_a_codec_that_cannot_be_read_is_one_error(runs, tmp_path):
+    codec = open_datasets(tiny(runs), runs / "demo").codec
+    (runs / "demo" / "codec.json").unlink()
+    (runs / "demo" / "codec.json").mkdir()
+    with pytest.raises(TomatError, match="codec.json cannot be read"):
+        refuse_codec(str(runs / "demo"), codec, "run 'demo'")
+
+
+def test_a_warm_start_takes_the_weights_and_nothing_else(runs, parent):
+    config = tiny(runs, "--run_name", "warm", "--trainer.num_train_steps", "3", "--trainer.seed", "7")
+    wanted = Continuation(warm_start=str(parent))
+    result = train(config, wanted)
+    assert (result.first_step, result.steps) == (0, 3)
+    # The trained weights' loss, not that of fresh ones.
+    before = losses(parent)
+    assert abs(result.first_loss - before[5]) < 0.5 * abs(result.first_loss - before[0])
+    rows = read_metrics(runs / "warm" / "metrics.jsonl")
+    assert [row["step"] for row in rows] == [0, 1, 2]
+    assert rows[0]["optim/learning_rate"] < rows[1]["optim/learning_rate"]
+    (event,) = named(runs / "warm", "warm_start")
+    assert event["source"] == str(parent) and event["source_step"] == 5 and event["warmup"] == 2
+    # The same command resumes it, as a launcher does after a preemption; another source is refused.
+    assert find_checkpoint(str(runs / "warm")).step == 2
+    assert train(config, wanted).first_step == 3
+    with pytest.raises(TomatError, match="a run that has checkpoints is resumed"):
+        train(config, Continuation(warm_start=str(runs / "demo")))
+
+
+def test_the_temporary_checkpoints_of_another_run_are_found(runs, tmp_path):
+    place, newest = tmp_path / "passing" / "demo", runs / "demo" / "checkpoints" / "step-5"
+    recorded = yaml.safe_load((runs / "demo" / "config.yaml").read_text())
+    recorded["trainer"]["checkpointer"]["temporary_base_path"] = str(place.parent)
+    (runs / "demo" / "config.yaml").write_text(yaml.safe_dump(recorded))
+    place.mkdir(parents=True)
+    newest.rename(place / newest.name)
+    longer = ("--trainer.num_train_steps", "8")
+    wanted = Continuation(("trainer.num_train_steps", "trainer.checkpointer.temporary_base_path"), "demo")
+    child = train(tiny(runs, "--run_name", "child", *longer), wanted)
+    assert child.first_step == 6 and named(child.run_dir, "fork")[0]["checkpoint"] == str(place / newest.name)
+    wanted = Continuation(warm_start=str(runs / "demo"))
+    config = tiny(runs, "--run_name", "warm", *longer)
+    # The codec is the run's, wherever its weights lie.
+    start = plan_start(config, wanted, runs / "warm").settle(open_datasets(config, runs / "warm"))
+    assert start.weights is not None and start.weights.path == str(place / newest.name)
+
+
+def test_a_warm_start_killed_before_its_first_checkpoint_stays_warm(runs, parent):
+    config = tiny(runs, "--run_name", "warm")
+    wanted = Continuation(warm_start=str(parent))
+    datasets = open_datasets(config, runs / "warm")
+    start = plan_start(config, wanted, runs / "warm").settle(datasets)
+    assert start.weights is not None
+    start.record(datasets)
+    again = plan_start(config, Continuation(), runs / "warm").settle(datasets)
+    assert again.weights is not None and again.weights.path == start.weights.path
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        (["--optimizer.warmup", "0"], "optimizer.warmup is 0"),
+        (["--model.intermediate_dim", "128"], "model.intermediate_dim: 64 -> 128"),
+        (["--data.n_density_tokens", "128"], "data.n_density_tokens: 64 -> 128"),
+        (["--data.vocabulary_rows", "2304"], "data.vocabulary_rows: None -> 2304"),
+    ],
+)
+def test_weights_that_do_not_fit_are_refused(runs, parent, words, message):
+    with pytest.raises(TomatError, match=message):
+        train(tiny(runs, "--run_name", "warm", *words), Continuation(warm_start=str(parent)))
+    assert not (runs / "warm").exists()
+
+
+def test_weights_of_another_codec_are_refused(runs):
+    """The model fits, but the ids mean other densities: the bins were chosen by another objective."""
+    config = tiny(runs, "--run_name", "warm", "--data.codec_objective", "squared")
+    with pytest.raises(TomatError, match="the same id stands for another density"):
+        train(config, Continuation(warm_start=str(runs / "demo")))
+
+
+def test_a_run_that_has_begun_cannot_be_started_warm(runs, parent):
+    with pytest.raises(TomatError, match="has begun, without"):
+        train(tiny(runs), Continuation(warm_start=str(parent)))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--trainer.initialize_from", "somewhere/step-1"],
+        ["--trainer.load_checkpoint_path", "somewhere/step-1"],
+        ["--trainer.load_checkpoint", "false"],
+        ["--trainer.allow_partial_checkpoint", "true"],
+        ["--trainer.checkpointer.keep_last_temporary_checkpoints", "0"],
+    ],
+)
+def test_levanters_own_ways_to_load_are_closed(tmp_path, words):
+    with pytest.raises(TomatError, match=words[0].removeprefix("--").replace(".", r"\.")):
+        tiny(tmp_path, *words)
+
+
+def test_wandb_follows_the_run(tmp_path):
+    config = tiny(tmp_path, "--trackers.wandb", "{project: densities}")
+    assert config.trackers.wandb is not None and config.trackers.wandb.resume == "allow"
+    for setting in ("id: other", "resume: never", 'fork_from: "a?_step=3"'):
+        with pytest.raises(TomatError, match=f"trackers.wandb.{setting.split(':')[0]}"):
+            tiny(tmp_path, "--trackers.wandb", "{" + setting + "}")
+
+
+def test_what_a_checkpoint_lacks_is_not_made_up(runs):
+    """State that the checkpoint has no arrays for is refused, not completed with fresh ones."""
+    words = ("--trainer.model_averaging", "{type: ema, beta: 0.9}")
+    with pytest.raises(TomatError, match="does not hold this model and optimizer"):
+        train(tiny(runs, *words), Continuation(allow_change=tuple(_changed(runs, *words))))
+
+
+def _changed(runs: Path, *words: str) -> list[str]:
+    return list(changed_keys(read_config(str(runs / "demo" / "config.yaml")), plain_values(tiny(runs, *words))))
+
+
+def _arrays(run_dir: Path) -> list[np.ndarray]:
+    return [np.asarray(leaf) for leaf in jax.tree.leaves(load_trained(run_dir).model)]

@@ -1,0 +1,101 @@
+"""A run continues only as the run it was."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+from fsspec.implementations.local import LocalFileSystem
+
+from tomat.base.errors import TomatError
+from tomat.train.resume import refuse_changes
+from tomat.train.settings.config import load_config
+
+DEMO = Path(__file__).parents[2] / "configs" / "train" / "demo.yaml"
+
+
+@pytest.fixture
+def recorded(tmp_path) -> Path:
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump(load_config(DEMO).to_dict()))
+    (tmp_path / "checkpoints" / "step-3").mkdir(parents=True)
+    return path
+
+
+def test_the_same_configuration_continues(recorded):
+    refuse_changes(recorded, load_config(DEMO))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--sharding", "fsdp"],
+        ["--trainer.steps_per_eval", "7"],
+        ["--model.gradient_checkpointing", "false"],
+        ["--data.verify_checksums", "false"],
+        ["--purpose", "another word for it"],
+    ],
+)
+def test_how_and_where_may_change(recorded, words):
+    refuse_changes(recorded, load_config(DEMO, words))
+
+
+@pytest.mark.parametrize(
+    "words, key",
+    [
+        (["--optimizer.learning_rate", "0.1"], "optimizer.learning_rate"),
+        (["--optimizer.warmup", "7"], "optimizer.warmup"),
+        (["--loss.kind", "cross_entropy"], "loss.kind"),
+        (["--model.num_layers", "2"], "model.num_layers"),
+        (["--data.shuffle.window_blocks", "3"], "data.shuffle.window_blocks"),
+        (["--trainer.train_batch_size", "16"], "trainer.train_batch_size"),
+        (["--trainer.num_train_steps", "11"], "trainer.num_train_steps"),
+        (["--trainer.seed", "5"], "trainer.seed"),
+    ],
+)
+def test_what_is_learnt_may_not_change(recorded, words, key):
+    with pytest.raises(TomatError, match=key.replace(".", r"\.")):
+        refuse_changes(recorded, load_config(DEMO, words))
+
+
+def test_without_a_checkpoint_there_is_nothing_to_continue(recorded):
+    (recorded.parent / "checkpoints" / "step-3").rmdir()
+    refuse_changes(recorded, load_config(DEMO, ["--loss.kind", "crps"]))
+
+
+@pytest.mark.parametrize("content, state", [(None, "missing"), ("", "empty"), ("  \n", "empty")])
+def test_checkpoints_without_a_configuration_are_not_continued(recorded, content, state):
+    recorded.unlink()
+    if content is not None:
+        recorded.write_text(content)
+    with pytest.raises(TomatError, match=rf"has checkpoints, but config\.yaml .* is {state}.*copy.*run_name"):
+        refuse_changes(recorded, load_config(DEMO))
+
+
+def test_a_configuration_that_holds_no_settings_is_one_error(recorded):
+    recorded.write_text("- a\n- b\n")
+    with pytest.raises(TomatError, match="holds no settings"):
+        refuse_changes(recorded, load_config(DEMO))
+
+
+@pytest.mark.parametrize("content", ["!!bool x", "[" * 5000, b"\xff\xfe\xff", "{"])
+def test_a_configuration_that_is_not_yaml_is_one_error(recorded, content):
+    recorded.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(TomatError, match="is not YAML .* Restore it or use another run_name"):
+        refuse_changes(recorded, load_config(DEMO))
+
+
+def test_a_place_that_cannot_be_listed_is_one_error(recorded, monkeypatch):
+    def refuse(self: object, path: str, **_: object) -> list[str]:
+        raise PermissionError(13, "Permission denied", path)
+
+    monkeypatch.setattr(LocalFileSystem, "ls", refuse)
+    with pytest.raises(TomatError, match=f"{recorded.parent}/checkpoints cannot be read: .*Give this user the right"):
+        refuse_changes(recorded, load_config(DEMO))
+
+
+def test_checkpoints_that_lie_elsewhere_count(recorded, tmp_path):
+    (recorded.parent / "checkpoints" / "step-3").rmdir()
+    (tmp_path / "temporary" / "demo" / "step-5").mkdir(parents=True)
+    words = ["--trainer.checkpointer.temporary_base_path", str(tmp_path / "temporary")]
+    with pytest.raises(TomatError, match="loss.kind"):
+        refuse_changes(recorded, load_config(DEMO, [*words, "--loss.kind", "crps"]))

@@ -1,0 +1,329 @@
+"""A real, small run on the embedded densities: what it leaves, how it resumes, what it refuses.
+
+About a minute, most of it compiling; every test reads the one run that the module's fixture made.
+"""
+
+import dataclasses
+import fcntl
+import json
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+import yaml
+from levanter.tracker.tensorboard import TensorboardConfig
+from tiny_run import DEMO, tiny_run, tomat
+
+from tomat.app.cli import main
+from tomat.base.errors import TomatError
+from tomat.predict.inference.trained import load_trained
+from tomat.train import folder as folder_module
+from tomat.train import loop as loop_module
+from tomat.train import run as run_module
+from tomat.train.hooks import ClosingHooks
+from tomat.train.loop import TrainingLoop
+from tomat.train.origins import Continuation
+from tomat.train.preemption import StopRequest
+from tomat.train.run import train
+from tomat.train.runs.checkpoints import newest_whole
+from tomat.train.runs.data_record import recorded_contents
+from tomat.train.runs.devices import DETAILS
+from tomat.train.runs.history import last_event, read_events
+from tomat.train.runs.lock import Holder
+from tomat.train.runs.log_lines import read_metrics
+from tomat.train.runs.run_log import read_lines
+from tomat.train.settings.config import TrainConfig, load_config
+from tomat.train.startup import trackers
+from tomat.train.tracking import TrainingProgress
+
+TINY = tiny_run(6, 2, "--trainer.steps_per_eval", "3", "--trainer.max_eval_batches", "1")
+
+
+def tiny(output_dir: Path, *words: str) -> TrainConfig:
+    return load_config(DEMO, [*TINY, "--output_dir", str(output_dir), *words])
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("unbroken")
+    return train(tiny(folder, "--slice", "v6e-4", "--run_elsewhere", "true")).run_dir
+
+
+def losses(run_dir: Path) -> list[float]:
+    return [row["train/loss"] for row in read_metrics(run_dir / "metrics.jsonl")]
+
+
+def test_the_folder_says_what_happened(unbroken):
+    rows = read_metrics(unbroken / "metrics.jsonl")
+    assert [row["step"] for row in rows] == list(range(6))
+    for row in rows:
+        assert row["wall_seconds"] > 0 and row["step_seconds"] > 0
+        assert row["tokens_per_second"] > 0
+        assert "mfu_full" not in row  # the CPU's peak is not known, so there is no MFU
+    assert rows[0]["compile_seconds"] > 0
+    assert [row["step"] for row in rows if "eval/validation/loss" in row][:2] == [2, 5]
+    assert {path.name for path in (unbroken / "checkpoints").iterdir()} >= {"step-2", "step-4", "step-5"}
+    assert yaml.safe_load((unbroken / "config.yaml").read_text())["run_name"] == "demo"
+    assert json.loads((unbroken / "codec.json").read_text())
+    # Levanter's log, under the name it is meant to have.
+    assert [path.name for path in unbroken.glob("*.log*")] == ["demo.log"]
+    assert (unbroken / "demo.log").stat().st_size > 0
+    # The log of the folder that the run is in.
+    start, end = read_lines(str(unbroken.parent))[0][:2]
+    assert (start["event"], start["step"], start["devices"], start["command"]) == ("start", 0, "2 x cpu", "")
+    # What ran, and what was asked for.
+    for said in (start, last_event(read_events(unbroken), "start") or {}):
+        assert [said[key] for key in DETAILS] == ["2 x cpu", 2, 1, "v6e-4"]
+    assert (end["event"], end["status"], end["figures"]["steps_done"]) == ("end", "finished", 6)
+    assert end["figures"]["first_loss"] == rows[0]["train/loss"]
+
+
+def test_a_resumed_run_equals_an_unbroken_one(unbroken, tmp_path):
+    shutil.copytree(unbroken, tmp_path / "demo")
+    for step in (4, 5):
+        shutil.rmtree(tmp_path / "demo" / "checkpoints" / f"step-{step}")
+    result = train(tiny(tmp_path))
+    assert (result.first_step, result.steps) == (3, 6)
+    assert losses(tmp_path / "demo") == losses(unbroken)
+    assert [line["event"] for line in read_lines(str(tmp_path))[0]] == ["resume", "end"]
+    assert load_trained(unbroken).weights == "of the last step"
+    ours, theirs = (load_trained(folder).model for folder in (tmp_path / "demo", unbroken))
+    for one, other in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_a_complete_run_stays_as_it_is(unbroken):
+    before = (unbroken / "metrics.jsonl").read_bytes()
+    result = train(tiny(unbroken.parent))
+    assert result.first_step == result.steps == 6
+    assert (unbroken / "metrics.jsonl").read_bytes() == before
+
+
+def test_another_configuration_under_the_same_name_is_refused(unbroken):
+    before = sorted(path.name for path in unbroken.rglob("*"))
+    with pytest.raises(TomatError, match="optimizer.learning_rate"):
+        train(tiny(unbroken.parent, "--optimizer.learning_rate", "0.5"))
+    assert sorted(path.name for path in unbroken.rglob("*")) == before
+
+
+def test_a_checkpoint_of_another_model_is_refused(unbroken, tmp_path):
+    shutil.copytree(unbroken, tmp_path / "demo")
+    recorded = tmp_path / "demo" / "config.yaml"
+    values = yaml.safe_load(recorded.read_text())
+    values["model"]["intermediate_dim"] = 128
+    recorded.write_text(yaml.safe_dump(values))
+    with pytest.raises(TomatError, match="does not hold"):
+        load_trained(tmp_path / "demo")
+    with pytest.raises(TomatError, match="does not hold"):
+        train(tiny(tmp_path, "--model.intermediate_dim", "128"))
+
+
+def test_a_batch_the_devices_cannot_share_is_refused(tmp_path):
+    with pytest.raises(TomatError, match="train_batch_size is 5"):
+        train(tiny(tmp_path, "--trainer.train_batch_size", "5"))
+    assert not (tmp_path / "demo" / "checkpoints").exists()
+
+
+def test_a_loss_that_is_not_the_configured_one_stops_the_run(tmp_path, monkeypatch):
+    """As if the configured loss had been silently replaced: the step computes another one than the check expects."""
+    monkeypatch.setattr(loop_module, "uniform_loss", lambda *args, **kwargs: 0.31)
+    with pytest.raises(TomatError, match="ce_emd"):
+        train(tiny(tmp_path))
+
+
+def test_missing_runs_and_checkpoints_are_refused(unbroken, tmp_path):
+    with pytest.raises(TomatError, match="not a run"):
+        load_trained(tmp_path)
+    with pytest.raises(TomatError, match="step-77"):
+        load_trained(unbroken, step=77)
+    shutil.copytree(unbroken, tmp_path / "demo", ignore=shutil.ignore_patterns("checkpoints"))
+    with pytest.raises(TomatError, match="no whole checkpoint"):
+        load_trained(tmp_path / "demo")
+
+
+def test_sigterm_stops_with_a_checkpoint_and_the_run_continues(unbroken, tmp_path, monkeypatch):
+    """The signal arrives while the third step is being reported; the run ends after it and goes on from there."""
+    update = TrainingProgress.update
+
+    def interrupted(self, next_step, *args):
+        update(self, next_step, *args)
+        if next_step == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    words = ("--trainer.checkpointer.keep", "[{every: 100, until: null}]")
+    stop, unsaved = StopRequest(600.0), []
+    with monkeypatch.context() as patch:
+        patch.setattr(TrainingProgress, "update", interrupted)
+        # What is told if the grace is over while a trace is closed.
+        patch.setattr(ClosingHooks, "close", lambda self, info, complete: unsaved.append(stop.unsaved))
+        with stop.listening():
+            result = train(tiny(tmp_path, *words), stop=stop)
+    assert result.preempted and result.steps == 3 and unsaved == [False]
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    result = train(tiny(tmp_path, *words))
+    assert not result.preempted and (result.first_step, result.steps) == (3, 6)
+    assert losses(tmp_path / "demo") == losses(unbroken)
+
+
+def test_a_resume_that_fails_leaves_the_run_as_it_was(unbroken, tmp_path):
+    """The changes are allowed, but the checkpoint does not hold such a model."""
+    shutil.copytree(unbroken, tmp_path / "demo")
+    names = ("config.yaml", "codec.json", "history.jsonl", "metrics.jsonl")
+    before = {name: (tmp_path / "demo" / name).read_bytes() for name in names}
+    with pytest.raises(TomatError, match="does not hold"):
+        train(tiny(tmp_path, "--model.intermediate_dim", "128"), Continuation(("model.intermediate_dim",)))
+    assert {name: (tmp_path / "demo" / name).read_bytes() for name in names} == before
+    assert load_trained(tmp_path / "demo").step == 5
+    assert train(tiny(tmp_path)).first_step == 6
+
+
+def test_a_run_that_is_being_trained_is_refused_to_a_second_start(unbroken, tmp_path):
+    shutil.copytree(unbroken, tmp_path / "demo")
+    with (tmp_path / "demo" / "train.lock").open("a") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with pytest.raises(TomatError, match="run 'demo' is being trained"):
+            train(tiny(tmp_path))
+    assert train(tiny(tmp_path)).first_step == 6
+
+
+class Reached(Exception):
+    """Far enough for the test."""
+
+
+def test_a_start_whose_run_went_on_before_its_turn_goes_on_from_there(unbroken, tmp_path, monkeypatch):
+    """Between the first look at the run and its lock another process saves, ends and lets go."""
+    shutil.copytree(unbroken, tmp_path / "demo", ignore=shutil.ignore_patterns("step-4", "step-5"))
+    lock, begun = folder_module.hold_run, []
+
+    def late(run_url: str, run_dir: Path, run_name: str) -> Any:
+        shutil.copytree(unbroken / "checkpoints", run_dir / "checkpoints", dirs_exist_ok=True)
+        recorded = yaml.safe_load((run_dir / "config.yaml").read_text())
+        recorded["optimizer"]["learning_rate"] = 0.5
+        (run_dir / "config.yaml").write_text(yaml.safe_dump(recorded))
+        return lock(run_url, run_dir, run_name)
+
+    monkeypatch.setattr(folder_module, "hold_run", late)
+    monkeypatch.setattr(run_module, "open_datasets", lambda *args: begun.append(args))
+    with pytest.raises(TomatError, match="optimizer.learning_rate: 0.5 -> 0.01"):
+        train(tiny(tmp_path))
+    assert begun == []
+
+
+def test_files_in_a_bucket_that_another_process_trains_in_by_now_stay_its_own(unbroken, tmp_path, monkeypatch):
+    """An outage in which this process could neither renew its lease nor learn that another one took it over."""
+    monkeypatch.chdir(tmp_path)
+    bucket = tmp_path / "bucket" / "demo"
+    shutil.copytree(unbroken, bucket, ignore=shutil.ignore_patterns("data", "*.log", "step-5"))
+    other = Holder(**{**vars(Holder.this_process()), "host": "other"})
+
+    def outage(*args: object) -> None:
+        (bucket / "lease.json").write_text(other.to_text())
+        (bucket / "metrics.jsonl").write_text("theirs")
+        raise Reached
+
+    monkeypatch.setattr(TrainingLoop, "run", outage)
+    with pytest.raises(TomatError, match="now belongs to process .* on host other"):
+        train(dataclasses.replace(tiny(tmp_path), output_dir=f"file://{tmp_path}/bucket"))
+    assert (bucket / "metrics.jsonl").read_text() == "theirs"
+
+
+def test_a_run_without_a_record_of_its_data_gets_one_and_then_keeps_to_it(unbroken, tmp_path, capsys, monkeypatch):
+    shutil.copytree(unbroken, tmp_path / "demo")
+    history = tmp_path / "demo" / "history.jsonl"
+    recorded = recorded_contents(read_events(unbroken))
+    assert recorded is not None and recorded["data.train"] is not None
+    history.write_text("".join(line for line in history.open() if '"event": "data"' not in line))
+    assert train(tiny(tmp_path)).first_step == 6
+    assert "could not be checked" in " ".join(capsys.readouterr().out.split())
+    assert recorded_contents(read_events(tmp_path / "demo")) == recorded
+    history.write_text(history.read_text().replace(recorded["data.train"], "0" * 64))
+    # TensorBoard, which drops the steps from here on as it opens, has not been opened by then.
+    opened = []
+    monkeypatch.setattr(run_module, "initialise", lambda *args: opened.append(args))
+    with pytest.raises(TomatError, match=r"data.train .*expected 000000000000"):
+        train(tiny(tmp_path))
+    assert opened == []
+
+
+def test_temporary_checkpoints_elsewhere_are_found(unbroken, tmp_path):
+    shutil.copytree(unbroken, tmp_path / "runs" / "demo")
+    (tmp_path / "elsewhere" / "demo").mkdir(parents=True)
+    checkpoints = tmp_path / "runs" / "demo" / "checkpoints"
+    for step in (4, 5):
+        (checkpoints / f"step-{step}").rename(tmp_path / "elsewhere" / "demo" / f"step-{step}")
+    recorded = tmp_path / "runs" / "demo" / "config.yaml"
+    values = yaml.safe_load(recorded.read_text())
+    values["trainer"]["checkpointer"]["temporary_base_path"] = str(tmp_path / "elsewhere")
+    recorded.write_text(yaml.safe_dump(values))
+    assert load_trained(tmp_path / "runs" / "demo").step == 5
+    assert load_trained(tmp_path / "runs" / "demo", step=4).step == 4
+    assert load_trained(tmp_path / "runs" / "demo", step=2).step == 2
+
+
+def test_an_output_folder_that_cannot_be_made_is_one_error(tmp_path, capsys):
+    (tmp_path / "file").write_text("in the way")
+    words = ["train", "--config_path", str(DEMO), *TINY, "--output_dir", str(tmp_path / "file" / "runs")]
+    assert main(words) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and "--output_dir" in error and "Traceback" not in error
+
+
+def test_tensorboard_forgets_what_a_killed_process_wrote_beyond_its_checkpoint(tmp_path):
+    config = tiny(tmp_path, "--trackers.tensorboard", "true")
+    found = next(one for one in trackers(config, tmp_path, 7) if isinstance(one, TensorboardConfig))
+    assert found.purge_step == 7
+
+
+STOPPED = """
+import os, sys
+from tomat.app.cli import main
+from tomat.train.tracking import TrainingProgress
+
+update = TrainingProgress.update
+
+def interrupted(self, next_step, *args):
+    update(self, next_step, *args)
+    if next_step == 3:
+        os.kill(os.getpid(), int(sys.argv[1]))
+
+TrainingProgress.update = interrupted
+sys.exit(main(sys.argv[2:]))
+"""
+"""`tomat` with a signal to itself after the third step."""
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_run_that_is_stopped_writes_its_page_and_that_of_its_trace(tmp_path, number, status):
+    """Told to stop in the middle of the steps that are traced; in a process of its own, as the next test says."""
+    words = ["train", "--config_path", str(DEMO), *TINY, "--output_dir", str(tmp_path), "--evaluation.picture", "false"]
+    words += ["--trainer.profiler", "{enabled: true, start_step: 2, num_steps: 3}"]
+    words += ["--tracking_dir", str(tmp_path / "tracking"), "--preemption.grace_seconds", "600"]
+    command = [sys.executable, "-c", STOPPED, str(int(number)), *words]
+    stopped = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert stopped.returncode == status, stopped.stderr
+    assert "attention" in (tmp_path / "tracking" / "demo.md").read_text()
+    assert "preempted" in (tmp_path / "demo" / "README.md").read_text()
+    newest = newest_whole(str(tmp_path / "demo"))
+    assert newest is not None and newest.step == 2
+    # What is printed to go on with is the same command.
+    printed = stopped.stdout.partition("the same command continues the run: ")[2]
+    assert shlex.split(printed.splitlines()[0])[:4] == ["tomat", *words[:3]]
+    assert set(words) <= set(shlex.split(printed))
+
+
+def test_a_profiled_run_writes_its_tracking_page(tmp_path):
+    """In a process of its own: after hundreds of other tests in one process a trace came without its programs."""
+    words = ["--trainer.profiler", "{enabled: true, start_step: 2, num_steps: 2}", "--evaluation.picture", "false"]
+    words += ["--output_dir", str(tmp_path), "--tracking_dir", str(tmp_path / "tracking")]
+    subprocess.run(tomat("train", "--config_path", DEMO, *TINY, *words), check=True, cwd=tmp_path)
+    page = (tmp_path / "tracking" / "demo.md").read_text()
+    assert "attention" in page and "optimizer" in page, page
+    assert "demo" in (tmp_path / "tracking" / "index.md").read_text()

@@ -1,0 +1,154 @@
+"""Shardings and microbatches leave the numbers of a step as they are; schedules of the learning rate.
+
+That each setting changes the step is shown in `test_every_key.py`.
+"""
+
+import dataclasses
+
+import haliax as hax
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from levanter.tracker import NoopConfig
+
+from tomat.data.density.promolecule import Promolecule
+from tomat.data.tokens.vocabulary import DENSITY_BLOCK_START
+from tomat.model.any_decoder import environment_of
+from tomat.model.environment import environment_tables
+from tomat.model.patch_atoms import Room, filled
+from tomat.perf.plan.compile.lowering import lower_step, stand_in_table
+from tomat.predict.inference.batches import named_atoms, stacked_atoms
+from tomat.train.loader import TokenExample
+from tomat.train.settings.config import TrainConfig, load_config
+from tomat.train.step import build_trainer, model_initialiser
+
+TINY = [
+    "--preset", "demo", "--data.source", "embedded", "--data.layout", "v3-p7",
+    "--trainer.mp", "compute=float32,params=float32,output=float32",
+    "--model.num_layers", "2", "--model.hidden_dim", "32", "--model.intermediate_dim", "64", "--model.num_heads", "2",
+    "--model.num_kv_heads", "2", "--model.head_dim", "16", "--data.n_density_tokens", "64",
+    "--trainer.train_batch_size", "8", "--data.seq_len", "256", "--loss.block_positions", "128",
+]  # fmt: skip
+
+
+def tiny(*words: str) -> TrainConfig:
+    return load_config(None, [*TINY, *words])
+
+
+def example(config: TrainConfig) -> TokenExample:
+    """A batch with a preamble, density tokens and padding in every row."""
+    vocabulary = config.data.vocabulary
+    rng = np.random.default_rng(0)
+    tokens = np.zeros((config.batch_size, config.seq_len), np.int32)
+    tokens[:, :40] = rng.integers(1, 1000, (config.batch_size, 40))
+    tokens[:, 40:200] = rng.integers(
+        vocabulary.size - config.data.n_density_tokens, vocabulary.size, (config.batch_size, 160)
+    )
+    atoms = None
+    if (environment := environment_of(config.model)) is not None:
+        tokens[:, 39] = DENSITY_BLOCK_START
+        steps = np.eye(3) * 0.3
+        rows = [
+            filled(rng.choice([9, 11, 12], 7), rng.uniform(-1, 3, (7, 3)), steps, (5, 5, 6), Room.of(environment), "")
+            for _ in range(config.batch_size)
+        ]
+        atoms = named_atoms(stacked_atoms(rows))
+    return TokenExample(tokens=hax.named(jnp.asarray(tokens), ("batch", "position")), atoms=atoms)
+
+
+class Step:
+    """The trainer's step for one configuration, on the two CPU devices of the test run."""
+
+    def __init__(self, config: TrainConfig):
+        trainer_config = config.trainer_config()
+        trainer_config.tracker = NoopConfig()
+        trainer_config.load_checkpoint = False
+        trainer_config._validate_and_set_defaults()
+        table = np.linspace(0, 1, config.data.n_density_tokens, dtype=np.float32)
+        self.config = config
+        tables = None
+        if (environment := environment_of(config.model)) is not None:
+            falling = np.linspace(0.9, 0.0, environment.basis.n)
+            tables = environment_tables(Promolecule(environment.basis, {z: falling for z in (9, 11, 12)}, 1, {}), table)
+        self.trainer = build_trainer(config, trainer_config, table, tables)
+
+    def __enter__(self):
+        self.trainer.__enter__()
+        key = jax.random.PRNGKey(0)
+        self.state = self.trainer.initial_state(key, model_init=model_initialiser(self.config, key))
+        return self
+
+    def __exit__(self, *exc):
+        self.trainer.__exit__(*exc)
+
+
+def losses(*words: str, steps: int = 3) -> list[float]:
+    with Step(tiny(*words)) as step:
+        state, result = step.state, []
+        for _ in range(steps):
+            info = step.trainer.train_step(state, example(step.config))
+            state = info.state
+            result.append(float(info.loss))
+        return result
+
+
+def test_sharding_and_microbatches_change_no_number():
+    reference = losses()
+    assert reference[-1] < reference[0]
+    for words in (["--sharding", "fsdp"], ["--sharding", "zero1"], ["--trainer.per_device_parallelism", "1"]):
+        np.testing.assert_allclose(losses(*words), reference, rtol=2e-5, err_msg=str(words))
+
+
+def test_sharding_and_checkpointing_change_no_number_of_a_model_that_knows_its_atoms():
+    atoms = ["--model.environment.channels", "4", "--model.environment.max_atoms", "8"]
+    reference = losses(*atoms)
+    assert reference[-1] < reference[0]
+    for words in (
+        ["--sharding", "fsdp", "--model.gradient_checkpointing", "save_attention"],
+        ["--sharding", "zero1", "--model.gradient_checkpointing", "off", "--trainer.per_device_parallelism", "2"],
+    ):
+        np.testing.assert_allclose(losses(*atoms, *words), reference, rtol=2e-5, err_msg=str(words))
+
+
+def test_zero1_gathers_the_parameters_once():
+    """The split parameters are gathered whole before the layers, so no gather lies in the loop over layers."""
+    config = tiny("--sharding", "zero1")
+    text = lower_step(config, config.trainer_config().device_mesh, stand_in_table(config)).compile().as_text()
+    assert "all-gather" in text
+    body = _while_bodies(text)
+    assert body, "the layers are expected to be a loop"
+    assert not any("all-gather" in part for part in body)
+
+
+def _while_bodies(text: str) -> list[str]:
+    """The text of every computation that is the body of a while loop."""
+    names = {part.split("body=")[1].split(",")[0].strip("% ") for part in text.splitlines() if "body=" in part}
+    bodies, current, name = [], [], None
+    for line in text.splitlines():
+        if line and not line.startswith(" ") and "{" in line:
+            name = line.split(" ")[0].strip("%")
+            current = []
+        elif line.startswith("}"):
+            if name in names:
+                bodies.append("\n".join(current))
+            name = None
+        elif name is not None:
+            current.append(line)
+    return bodies
+
+
+@pytest.mark.parametrize("schedule", ["cosine", "linear", "constant"])
+def test_schedules_warm_up_and_cool_down(schedule):
+    words = ["--optimizer.lr_schedule", schedule, "--optimizer.warmup", "10", "--optimizer.learning_rate", "1.0"]
+    optimizer = tiny(*words).optimizer
+    rate = optimizer.lr_scheduler(100)
+    assert float(rate(0)) < 0.2 and float(rate(10)) == pytest.approx(1.0)
+    assert float(rate(99)) == pytest.approx(1.0) if schedule == "constant" else float(rate(99)) < 0.2
+
+
+def test_wsd_is_constant_then_decays():
+    words = ["--optimizer.lr_schedule", "linear", "--optimizer.warmup", "10", "--optimizer.decay", "20"]
+    rate = dataclasses.replace(tiny(*words).optimizer, learning_rate=1.0).lr_scheduler(100)
+    assert [round(float(rate(step)), 3) for step in (10, 50, 79)] == [1.0, 1.0, 1.0]
+    assert float(rate(99)) < 0.2

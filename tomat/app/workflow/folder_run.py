@@ -1,0 +1,132 @@
+"""A run on a folder of densities: its data made or found, and of its configuration what follows from them."""
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tomat.base.layout import CONFIG_FILE
+
+if TYPE_CHECKING:
+    from tomat.data.dataset.folder import FolderData
+    from tomat.model.environment import EnvironmentConfig
+    from tomat.model.patch_atoms import Room
+    from tomat.train.settings.config import TrainConfig
+
+ROOM_FILE = "room.json"
+"""Beside the shard sets: how many atoms and elements are near a patch at most."""
+
+
+def folder_words(config_path: Path, overrides: Sequence[str]) -> list[str]:
+    """The words of a command line, with a name for a run whose configuration is turned to a folder of densities: that
+    of the folder, where none is given. The name in the file is of the run on other data.
+
+    Args:
+        config_path: of the configuration.
+        overrides: `--a.b VALUE`, word by word.
+    """
+    from tomat.base.overrides import parse_overrides, read_yaml
+
+    given = parse_overrides(overrides)
+    data = given.get("data") or {}
+    in_file = read_yaml(config_path, "train").get("data") or {}
+    if not isinstance(data, dict) or data.get("source") != "folder" or not data.get("input"):
+        return list(overrides)
+    if isinstance(in_file, dict) and in_file.get("source") == "folder":
+        return list(overrides)
+    place = str(data["input"])
+    words = list(overrides)
+    if "run_name" not in given:
+        name = place.rstrip("/") if "://" in place else str(Path(place).resolve())
+        name = re.sub(r"[^A-Za-z0-9._-]+", "-", name.rsplit("/", 1)[-1]).strip("-._") or "folder"
+        words += ["--run_name", json.dumps(name)]  # in quotes: a name can be a number
+    if "purpose" not in given:
+        words += ["--purpose", json.dumps(f"Trained on the densities of {place}.")]
+    return words
+
+
+def prepared(config: "TrainConfig") -> "tuple[TrainConfig, FolderData | None]":
+    """The configuration that a run trains with, and its data where they are those of a folder.
+
+    Of the densities follow `data.n_density_tokens`, and the room for the atoms near a patch.
+
+    Raises:
+        TomatError: as `prepare_folder`; or the run was begun with another source of data.
+    """
+    if config.data.source != "folder":
+        return config, None
+    from tomat.base.errors import TomatError
+    from tomat.data.dataset.folder import FolderRequest, prepare_folder
+    from tomat.model.any_decoder import environment_of
+    from tomat.train.folder import RunFolder
+    from tomat.train.runs.record import read_config
+
+    data = config.data
+    assert data.input is not None  # or `DataConfig` would have refused it
+    run_dir = RunFolder.of(config).path
+    recorded = run_dir / CONFIG_FILE
+    if recorded.exists() and (source := (read_config(str(recorded)).get("data") or {}).get("source")) != "folder":
+        raise TomatError(
+            f"run '{config.run_name}' in {run_dir} was begun with data.source {source!r}; use another --run_name for "
+            f"the densities of {data.input}."
+        )
+    request = FolderRequest(
+        layout=data.layout,
+        patches_per_material=data.patches_per_material,
+        most_bins=data.n_density_tokens,
+        codec_objective=data.codec_objective,
+        codec_floor=data.codec_floor,
+        validation_share=data.validation_share,
+        split_seed=data.split_seed,
+        species=tuple(data.species),
+        accept=tuple(data.accept),
+    )
+    found = prepare_folder(data.input, request, run_dir / "data", config.run_name)
+    config = replace(config, data=replace(data, n_density_tokens=found.n_density_tokens))
+    environment = environment_of(config.model)
+    if environment is not None:
+        room = _room(found, environment)
+        environment = replace(environment, max_atoms=room.atoms, max_elements=room.elements)
+        model: Any = config.model
+        config = replace(config, model=replace(model, environment=environment))
+    return config, found
+
+
+def _room(data: "FolderData", environment: "EnvironmentConfig") -> "Room":
+    """What the patches of all rows need, counted once."""
+    import numpy as np
+
+    from tomat.base.progress import progress
+    from tomat.base.reporting import write_text
+    from tomat.data.tokens.shards import open_shards
+    from tomat.model.patch_atoms import Room, atoms_of_patch
+
+    sets = [open_shards(str(data.folder / split)) for split in data.splits]
+    key = [environment.basis.cutoff_a, *(shards.content_sha256 for shards in sets)]
+    kept = data.folder / ROOM_FILE
+    if kept.exists():
+        try:
+            content = json.loads(kept.read_text(encoding="utf-8"))
+            if content["of"] == key:
+                return Room(int(content["max_atoms"]), int(content["max_elements"]))
+        except (ValueError, KeyError, TypeError):
+            pass  # counted again
+    room = Room(1, 1)
+    with progress() as bar:
+        task = bar.add_task("Counting atoms near patches", total=sum(shards.rows for shards in sets))
+        for shards in sets:
+            for index, material in enumerate(shards.manifest.materials):
+                crystal = shards.crystals[index]
+                patch_shape = shards.layout.patch_shape(len(crystal.atomic_numbers))
+                anchors = np.asarray(shards.manifest.anchors(material))
+                near = (
+                    atoms_of_patch(crystal, anchor, material.grid_shape, patch_shape, environment.basis.cutoff_a)[0]
+                    for anchor in anchors
+                )
+                room = room.enlarged(near)
+                bar.advance(task, len(anchors))
+    content = {"of": key, "max_atoms": room.atoms, "max_elements": room.elements}
+    write_text(kept, json.dumps(content, sort_keys=True) + "\n")
+    return room

@@ -1,0 +1,127 @@
+"""The evaluations at the end of a training, on whole materials that it held out: embedded ones, or of a folder."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tomat.base.layout import DENSITY_FIGURE, PREDICTED_DENSITY, PREDICTION_FIGURE, REFERENCE_DENSITY
+
+if TYPE_CHECKING:
+    from tomat.data.dataset.folder import FolderData
+    from tomat.data.density.grid import DensityGrid
+    from tomat.predict.evaluation.free_running import FreeRunningResult
+    from tomat.predict.evaluation.result import TeacherForcedResult
+    from tomat.train.settings.config import TrainConfig
+
+MOST_SHOWN = 20
+"""Files that are said by name."""
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """Materials that a run has not learnt from."""
+
+    names: Sequence[str]
+    load: "Callable[[str], DensityGrid]"
+    """Reads one, on the grid that it was tokenised on."""
+    load_whole: "Callable[[str], DensityGrid]"
+    """Reads one on the grid that it is predicted on."""
+    words: tuple[str, str]
+    """Where they are from: for the first evaluation, and for the second."""
+
+
+def held_out_materials(config: "TrainConfig", data: "FolderData | None") -> HeldOut | None:
+    """What a run can be evaluated on: all that was held out, or as many as `evaluation.materials` says; None for a run
+    on shard sets, which hold densities only as tokens, and for one that held nothing out.
+
+    Args:
+        data: of a run that is trained on a folder.
+    """
+    from tomat.base.reporting import console
+
+    asked = config.evaluation
+    if data is not None:
+        every = data.splits.get("validation", ())
+        words = f"held out of {config.data.input}"
+        held = HeldOut(every[: asked.materials], data.load, data.load, (words, words))
+    elif config.data.source == "embedded":
+        from tomat.data.density.demo.embedded import demo_materials, load_demo, load_stored
+
+        every = [material.material_id for material in demo_materials("validation")]
+        words = "embedded validation", "embedded validation, stored grids"
+        held = HeldOut(every[: asked.materials], load_demo, load_stored, words)
+    else:
+        return None
+    if len(held.names) < len(every):
+        console.print(f"evaluated on {len(held.names)} of {len(every):,} held-out materials (evaluation.materials)")
+    return held if held.names else None
+
+
+def held_out_of_run(config: "TrainConfig", run_dir: Path) -> HeldOut:
+    """What a run on a folder of densities was evaluated on at its end; says which files those are.
+
+    Args:
+        config: that the run left.
+        run_dir: the run's local folder, with the record of its data.
+
+    Raises:
+        TomatError: as `held_out_by_record`.
+    """
+    from tomat.base.errors import TomatError
+    from tomat.base.reporting import console, counted
+    from tomat.data.dataset.folder import FOLDER_FILE, held_out_by_record
+
+    assert config.data.input is not None  # or `DataConfig` would have refused it
+    data = held_out_by_record(config.data.input, run_dir / "data", config.run_name)
+    held = held_out_materials(config, data)
+    if held is None:
+        raise TomatError(f"evaluation.materials of run '{config.run_name}' is 0; name densities with --input.")
+    lines = [f"  {data.load.paths[name]}" for name in held.names[:MOST_SHOWN]]
+    lines += [f"  and {len(held.names) - MOST_SHOWN:,} more"] if len(held.names) > MOST_SHOWN else []
+    console.print(
+        f"{counted(len(held.names), 'density', 'densities')}, held out by the record of the run "
+        f"({run_dir / 'data' / FOLDER_FILE}) and unchanged since:",
+        *lines,
+        sep="\n",
+        soft_wrap=True,
+    )
+    return held
+
+
+def evaluate_held_out(
+    config: "TrainConfig", run_dir: Path, held: HeldOut
+) -> "tuple[TeacherForcedResult | None, FreeRunningResult | None]":
+    """The evaluations which are asked for and which the model can do, each with a picture of the first material."""
+    from tomat.app.workflow.bars import evaluate_with_bar, predict_with_bar
+    from tomat.data.density.crystal import Crystal
+    from tomat.data.density.outputs import write_density
+    from tomat.predict.evaluation.picture import draw_plane, predicted_plane, teacher_forced_plane
+    from tomat.predict.evaluation.teacher_forced import TeacherForcedConfig, evaluator_of
+    from tomat.predict.inference.checks import ACCEPTABLE
+    from tomat.predict.inference.predictor import RunPredictor, can_predict
+    from tomat.predict.inference.trained import load_trained
+
+    asked = config.evaluation
+    run = load_trained(run_dir, packed=True)
+    names, (patch_words, cell_words) = held.names, held.words
+    evaluation = free_running = None
+    if asked.patches_per_material > 0:
+        sampling = TeacherForcedConfig(patches_per_material=asked.patches_per_material, seed=asked.seed)
+        with evaluator_of(run, sampling) as (evaluator, model):
+            evaluation = evaluate_with_bar(evaluator, model, names, held.load, run.settings(patch_words))
+            if asked.picture:
+                plane = teacher_forced_plane(evaluator, model, held.load(names[0]))
+                draw_plane(plane, run_dir / DENSITY_FIGURE)
+    if asked.free_running and can_predict(run):
+        predictor = RunPredictor(run)
+        free_running = predict_with_bar(predictor, names, held.load_whole, run.settings(cell_words))
+        if asked.picture:
+            truth, first = held.load_whole(names[0]), free_running.materials[0]
+            crystal, accept = Crystal.of(truth), tuple(ACCEPTABLE)
+            prediction = predictor.predict(crystal, truth.grid_shape, electrons=first.electrons, accept=accept)
+            draw_plane(predicted_plane(prediction.rho, truth), run_dir / PREDICTION_FIGURE)
+            # For the run's page, where both are turned and sliced.
+            write_density(truth, run_dir / REFERENCE_DENSITY, "cube")
+            write_density(prediction, run_dir / PREDICTED_DENSITY, "cube")
+    return evaluation, free_running

@@ -1,0 +1,260 @@
+"""A model and what few bits make of it, side by side: sizes, errors, seconds; and the page of that."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from msgspec import Meta
+
+from tomat.base.checked_json import parse_checked
+from tomat.base.errors import TomatError
+from tomat.base.layout import CONFIG_FILE, EVALUATION_FILE, WEIGHTS_FOLDER
+from tomat.base.markdown.document import empty_section, find_sections, update_document
+from tomat.base.markdown.tables import markdown_table, percent
+from tomat.base.records import Amount, typed
+
+if TYPE_CHECKING:
+    from tomat.predict.weights.quantise import Quantised
+
+PAGE_TEMPLATE = f"""# Small models
+
+{empty_section("small-models")}
+
+## Verdict
+
+<!-- What follows from it. The text outside tomat's markers is yours. -->
+"""
+
+
+@dataclass(frozen=True)
+class SmallModel:
+    """One row."""
+
+    name: str
+    bits: str
+    """Of a code, with the parts where they differ; 32 of a model that is whole."""
+    scheme: str
+    trained: str
+    """What was trained after the conversion, and in how many steps; empty: nothing."""
+    disk_bytes: int
+    """Of the arrays, as stored."""
+    memory_bytes: int
+    """Of the arrays, once loaded to predict."""
+    float32_bytes: int
+    """Of the same arrays, whole."""
+    teacher_forced_nmae: float
+    """Median over the materials."""
+    free_running_nmae: float
+    """Median over the materials."""
+    seconds_per_cell: float
+    """Median over the materials."""
+    materials: int
+
+    def row(self, first: SmallModel) -> tuple[str, ...]:
+        """Of the table; errors beside those of `first`."""
+        return (
+            self.bits,
+            self.scheme,
+            self.trained,
+            f"{self.disk_bytes / self.float32_bytes:.3f}",
+            f"{self.memory_bytes / self.float32_bytes:.3f}",
+            percent(self.free_running_nmae, 2),
+            f"{self.free_running_nmae / first.free_running_nmae:.2f}",
+            percent(self.teacher_forced_nmae, 2),
+            f"{self.teacher_forced_nmae / first.teacher_forced_nmae:.2f}",
+            f"{self.seconds_per_cell:.1f}",
+        )
+
+
+HEADER = (
+    "bits", "scheme", "trained", "on disk, of float32", "in memory, of float32", "NMAE, structure only",
+    "of the first", "NMAE, teacher-forced", "of the first", "seconds a cell",
+)  # fmt: skip
+
+
+def small_model(folder: Path) -> SmallModel:
+    """The row of a run, a folder of weights, or a run with `distillation`, of what is in its `evaluation.json`.
+
+    Raises:
+        TomatError: It is none, or has not been measured.
+    """
+    from tomat.predict.inference.trained import load_trained
+    from tomat.predict.weights.arrays import named_arrays
+    from tomat.predict.weights.folder import read_weights
+    from tomat.predict.weights.packed import memory_bytes
+    from tomat.predict.weights.record import is_weights_folder
+    from tomat.train.settings.config import recorded_config
+
+    measured = _measured(folder)
+    run = load_trained(folder, packed=True)
+    place = folder / WEIGHTS_FOLDER if is_weights_folder(folder / WEIGHTS_FOLDER) else folder
+    bits, scheme, trained = "32", "", ""
+    if is_weights_folder(place):
+        stored = read_weights(place)
+        bits, scheme = _bits(stored.quantised)
+        disk = stored.bytes
+        float32 = sum(4 * prod(shape) for shape in stored.shapes.values())
+    else:
+        disk = float32 = sum(4 * array.size for array in named_arrays(run.model).values())
+    distillation = recorded_config(place / CONFIG_FILE).distillation
+    if distillation is not None:
+        trained = f"{distillation.train}, {run.step + 1:,} steps"
+    return SmallModel(folder.resolve().name, bits, scheme, trained, disk, memory_bytes(run.model), float32, *measured)
+
+
+def measure(folder: Path) -> None:
+    """Evaluate what has not been evaluated, as the end of its run would have: on what the embedded set holds out, into
+    `evaluation.json`.
+
+    Raises:
+        TomatError: Its data are not the embedded ones, or it cannot predict.
+    """
+    if (folder / EVALUATION_FILE).exists():
+        return
+    from tomat.app.workflow.held_out import evaluate_held_out, held_out_materials
+    from tomat.base.checked_json import with_checksum
+    from tomat.base.reporting import to_jsonable, write_json
+    from tomat.train.settings.config import recorded_config
+
+    config = recorded_config(folder / CONFIG_FILE)
+    config = replace(config, evaluation=replace(config.evaluation, picture=False))
+    held = held_out_materials(config, None) if config.data.source == "embedded" else None
+    if held is None:
+        raise TomatError(f"{folder} was not trained on the embedded densities: {_how(folder)}")
+    teacher_forced, free_running = evaluate_held_out(config, folder, held)
+    if teacher_forced is None or free_running is None:
+        raise TomatError(
+            f"{folder} has no whole evaluation: its configuration leaves one out (evaluation.*), or its model cannot "
+            "predict from a structure alone."
+        )
+    found = {**teacher_forced.to_dict(), "free_running": free_running.to_dict()}
+    write_json(folder / EVALUATION_FILE, with_checksum(to_jsonable(found)))
+
+
+def write_small_models_page(models: Sequence[SmallModel], page: Path, words: str) -> None:
+    """Write (or bring up to date) the page.
+
+    Args:
+        models: Of which the first is what the others are held against.
+        page: Such as `docs/tracking/small-models.md`.
+        words: How and where the figures were measured, for the page.
+
+    Raises:
+        TomatError: The page's markers are broken. Nothing is written then.
+    """
+    if page.is_file():
+        find_sections(page.read_text(encoding="utf-8"), str(page))
+    table = markdown_table(HEADER, [model.row(models[0]) for model in models], "lll" + "r" * (len(HEADER) - 3))
+    said = (
+        f"Errors are medians over {models[0].materials} held-out materials; sizes are those of the weights, "
+        f"{models[0].float32_bytes:,} bytes in float32. {words}"
+    )
+    update_document(page, {"small-models": f"{said.strip()}\n\n{table}"}, PAGE_TEMPLATE)
+
+
+def keep_named(folder: Path, model: SmallModel, output: Path) -> Path:
+    """Copy a model's folder of weights under a name that says its result, such as `demo-2bit-nmae2.81`.
+
+    Returns:
+        The copy; left as it is where it is there already.
+
+    Raises:
+        TomatError: The model has no folder of weights.
+    """
+    from tomat.base.reporting import writing
+
+    place = folder / WEIGHTS_FOLDER if (folder / WEIGHTS_FOLDER).is_dir() else folder
+    if not (place / "weights.json").is_file():
+        raise TomatError(f"{folder} has no folder of weights to keep; `tomat export` makes one.")
+    kept = output / f"{model.name}-nmae{100 * model.free_running_nmae:.2f}"
+    if not kept.exists():
+        work = kept.with_name(f".{kept.name}.part")
+        with writing(kept):
+            output.mkdir(parents=True, exist_ok=True)
+            shutil.rmtree(work, ignore_errors=True)
+            shutil.copytree(place, work)
+            work.rename(kept)
+    return kept
+
+
+def as_json(models: Sequence[SmallModel]) -> dict[str, Any]:
+    """The figures, units in the keys."""
+    return {"models": [asdict(model) for model in models]}
+
+
+@dataclass(frozen=True)
+class _Spread:
+    median: Amount
+
+
+@dataclass(frozen=True)
+class _TeacherForced:
+    teacher_forced_nmae_median: _Spread
+
+
+@dataclass(frozen=True)
+class _FreeRunning:
+    free_running_nmae: _Spread
+
+
+@dataclass(frozen=True)
+class _Material:
+    seconds: Amount
+
+
+@dataclass(frozen=True)
+class _Cells:
+    over_materials: _FreeRunning
+    materials: Annotated[list[_Material], Meta(min_length=1)]
+
+
+@dataclass(frozen=True)
+class _Evaluation:
+    """`evaluation.json`, as far as the table of models has it."""
+
+    over_materials: _TeacherForced
+    free_running: _Cells
+
+
+def _measured(folder: Path) -> tuple[float, float, float, int]:
+    """Teacher-forced and free-running NMAE, seconds a cell, materials."""
+    path = folder / EVALUATION_FILE
+    how = _how(folder)
+    if not path.is_file():
+        raise TomatError(f"{path} is missing: {how}")
+    report, _ = parse_checked(path.read_bytes(), str(path), "an evaluation", how)
+    found = typed(report, _Evaluation, path, f"For a report of whole predicted cells: {how}")
+    seconds = sorted(material.seconds for material in found.free_running.materials)
+    return (
+        found.over_materials.teacher_forced_nmae_median.median,
+        found.free_running.over_materials.free_running_nmae.median,
+        seconds[len(seconds) // 2],
+        len(seconds),
+    )
+
+
+def _how(folder: Path) -> str:
+    return f"`tomat eval --run {folder} --free_running --json {folder / EVALUATION_FILE}` measures it."
+
+
+def _bits(quantised: dict[str, Quantised]) -> tuple[str, str]:
+    """Bits of the matrices and their schemes, in words."""
+    from tomat.predict.weights.arrays import part_of
+
+    by_part: dict[str, set[int]] = {}
+    for name, its in quantised.items():
+        by_part.setdefault(str(part_of(name, its.shape)), set()).add(its.bits)
+    if not by_part:
+        return "32", ""
+    schemes = "/".join(sorted({its.scheme for its in quantised.values()}))
+    every = set.union(*by_part.values())
+    if len(every) == 1:
+        return str(every.pop()), schemes
+    most = max(every, key=lambda bits: sum(bits in its for its in by_part.values()))
+    others = [f"{part} {'/'.join(map(str, sorted(its)))}" for part, its in sorted(by_part.items()) if its != {most}]
+    return f"{', '.join(others)}, rest {most}", schemes

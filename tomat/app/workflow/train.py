@@ -1,0 +1,183 @@
+"""From densities to an evaluated model: train, evaluate what was held out, draw it, and write the run's page."""
+
+import datetime
+import math
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tomat.base.layout import EVALUATION_FILE, METRICS_FILE, PROFILER_FOLDER
+
+if TYPE_CHECKING:  # imported only when a run needs them
+    from tomat.train.loop import TrainResult
+    from tomat.train.origins import Continuation
+    from tomat.train.preemption import StopRequest
+    from tomat.train.runs.run_log import Asked
+    from tomat.train.settings.config import TrainConfig
+
+
+def train_and_report(
+    config: "TrainConfig",
+    started: float,
+    continuation: "Continuation | None" = None,
+    stop: "StopRequest | None" = None,
+    asked: "Asked | None" = None,
+) -> dict[str, Any]:
+    """Train, evaluate, draw, write the page.
+
+    Args:
+        config: The run.
+        started: `time.monotonic()` when the user's command began, for `total_seconds`.
+        continuation: Allowed changes, a fork, a warm start; None: none of them.
+        stop: Listening to SIGTERM; None: only the training does.
+        asked: How the run was asked for, for the log of its output folder; None: by Python.
+
+    Returns:
+        The run's figures, units in the keys.
+    """
+    import jax
+
+    from tomat.app.workflow.folder_run import prepared
+    from tomat.app.workflow.held_out import evaluate_held_out, held_out_materials
+    from tomat.app.workflow.run_page import write_training_page
+    from tomat.app.workflow.wandb_page import keep_pages
+    from tomat.base.checked_json import with_checksum
+    from tomat.base.reporting import console, to_jsonable, write_json
+    from tomat.train.folder import RunFolder
+    from tomat.train.logged import log_end
+    from tomat.train.run import train
+    from tomat.train.runs.published import PAGE_FILES, is_remote, publish
+
+    config, data = prepared(config)
+    open_subject = None
+    if config.distillation is not None:
+        from tomat.predict.distillation.subject import open_subject
+    result = train(config, continuation, stop, asked, open_subject)
+    if config.distillation is not None and not result.preempted and jax.process_index() == 0:
+        from tomat.predict.distillation.result import write_final
+
+        console.print(f"weights: {write_final(config, result.run_dir)}", soft_wrap=True)
+    # After SIGTERM what is left of the grace is for the pages: the steps are saved.
+    profile_page = write_profile_page(config, result)
+    evaluation = free_running = None
+    held = None if result.preempted else held_out_materials(config, data)
+    if held is not None:
+        evaluation, free_running = evaluate_held_out(config, result.run_dir, held)
+    figures: dict[str, Any] = {
+        "run": config.run_name,
+        "training": {key: value for key, value in asdict(result).items() if key != "run_dir"},
+        "total_seconds": time.monotonic() - started,
+    }
+    found = {} if evaluation is None else evaluation.to_dict()
+    if free_running is not None:
+        found["free_running"] = free_running.to_dict()
+    if found:
+        figures["evaluation"] = found
+        write_json(result.run_dir / EVALUATION_FILE, with_checksum(to_jsonable(found)))
+        log_end(RunFolder.of(config))
+    if jax.process_index() == 0:
+        page = write_training_page(config, result, evaluation, free_running)
+        if not result.preempted:  # of a long log it takes half a minute, which a grace does not have
+            write_browser_page(result.run_dir, config.run_dir)
+        if is_remote(config.output_dir):
+            publish(config.run_dir, result.run_dir, PAGE_FILES)
+        if not result.preempted:
+            keep_pages(config, result.run_dir)
+        if evaluation is not None:
+            console.print(evaluation.table())
+        if free_running is not None:
+            console.print(free_running.table())
+        if result.first_step < result.steps:
+            console.print(
+                f"loss {result.first_loss:.4f} -> {result.last_loss:.4f}"
+                f"{loss_change(result.first_loss, result.last_loss)} in {result.train_seconds:.0f} s of training"
+                + (f" from step {result.first_step}" if result.first_step else "")
+                + f"; {figures['total_seconds']:.0f} s since the command began."
+            )
+        console.print(f"page: {page}" + (f", profile: {profile_page}" if profile_page is not None else ""))
+    return figures
+
+
+def write_browser_page(run_dir: Path, run_url: str) -> None:
+    """The run's page for a browser, as `tomat page` makes it. The run is whole without it: an error is a warning.
+
+    Args:
+        run_dir: The run's local folder.
+        run_url: Where its checkpoints are.
+    """
+    from tomat.base.errors import TomatError
+    from tomat.base.layout import HTML_FILE
+    from tomat.base.reporting import warn
+    from tomat.report.html.document import write_page
+    from tomat.report.html.run import run_page
+
+    try:
+        write_page(run_dir / HTML_FILE, run_page(str(run_dir), run_url))
+    except TomatError as error:
+        warn(f"no {HTML_FILE}: {error}")
+
+
+def loss_change(first: float, last: float) -> str:
+    """` (2.3 times lower)`, ` (1.1 % higher)`; nothing where the two are equal or a ratio says nothing."""
+    if not (math.isfinite(first) and math.isfinite(last) and first > 0 and last > 0):
+        return ""
+    if first >= 1.5 * last:
+        return f" ({first / last:.1f} times lower)"
+    percent = 100 * abs(last / first - 1)
+    if percent < 0.05:
+        return ""
+    return f" ({percent:.1f} % {'lower' if last < first else 'higher'})"
+
+
+def write_profile_page(config: "TrainConfig", result: "TrainResult") -> Path | None:
+    """The tracking page of a run that was profiled: where each cycle of a step went, and the MFU by every convention.
+
+    Returns:
+        The page; None where nothing was profiled, or on a process that is not the first.
+    """
+    import jax
+
+    from tomat.base.errors import TomatError
+    from tomat.base.reporting import warn
+    from tomat.base.version import commit
+    from tomat.hardware.mfu import RunTimes, run_report
+    from tomat.model.devices import found_devices
+    from tomat.perf.profile.load import load_breakdown
+    from tomat.report.pages.report import write_run_page
+    from tomat.train.mfu import step_work
+    from tomat.train.runs.devices import ran_steps
+    from tomat.train.runs.history import read_events
+    from tomat.train.runs.log_lines import read_metrics
+    from tomat.train.settings.config import config_hash
+
+    if jax.process_index() != 0 or not any((result.run_dir / PROFILER_FOLDER).rglob("*.xplane.pb")):
+        return None
+    found = found_devices()
+    mfu = None
+    try:
+        work = step_work(config, found.platform)
+        ran = ran_steps(read_metrics(result.run_dir / METRICS_FILE), read_events(result.run_dir), config.slice)
+        mfu = run_report(work, RunTimes.from_rows(ran.rows), found.as_slice(config.slice)) | {
+            "devices_that_ran": str(found),
+            "notes": ran.notes,
+        }
+    except TomatError as error:
+        warn(f"the page of the profile has no MFU: {error}")
+    try:
+        breakdown = load_breakdown(str(result.run_dir))
+        return write_run_page(
+            result.run_dir,
+            Path(config.tracking_dir),
+            breakdown,
+            mfu,
+            run_name=config.run_name,
+            baseline=config.baseline,
+            commit=commit(),
+            date=datetime.date.today().isoformat(),
+            config_hash=config_hash(config),
+        )
+    except TomatError as error:
+        # The run itself is whole; a trace that cannot be read must not make it look failed.
+        warn(f"no profile page: {error}")
+        return None

@@ -1,0 +1,93 @@
+"""The pages of a run, kept in Weights & Biases beside its curves.
+
+They show the evaluation that follows the training, when the training's trackers are closed; so the W&B run is opened
+again.
+"""
+
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tomat.base.layout import (
+    DENSITY_FIGURE,
+    EVALUATION_FILE,
+    HTML_FILE,
+    LOSS_FIGURE,
+    PAGE_FILE,
+    PREDICTION_FIGURE,
+)
+
+if TYPE_CHECKING:
+    from tomat.train.settings.config import TrainConfig
+
+KEPT = (PAGE_FILE, HTML_FILE, EVALUATION_FILE, LOSS_FIGURE, DENSITY_FIGURE, PREDICTION_FIGURE)
+"""Both pages, the figures of the evaluation, and the pictures that the pages show."""
+ARTIFACT_TYPE = "page"
+
+
+def keep_pages(config: "TrainConfig", run_dir: Path) -> bool:
+    """Log the pages of a run as one artifact, `RUN-page`; for the first process, after `tomat train` has written them.
+
+    W&B that fails or does not answer within `trackers.wandb.background_finish_timeout` is a warning: the pages are in
+    the run's folder.
+
+    Args:
+        config: Of the run; without `trackers.wandb`, or with mode `disabled`, nothing is done.
+        run_dir: The run's local folder.
+
+    Returns:
+        Whether they were logged; in mode `offline`, to the folder that `wandb sync` sends.
+    """
+    from tomat.base.reporting import console
+    from tomat.train.tracking import end_wandb
+
+    wandb = config.trackers.wandb
+    if wandb is None or wandb.mode == "disabled":
+        return False
+    failed: list[BaseException] = []
+
+    def log() -> None:
+        try:
+            _log(config, run_dir)
+        except BaseException as error:  # of a thread: what is not caught is lost
+            failed.append(error)
+
+    # W&B tries again for hours where there is no network; a slice costs money meanwhile.
+    thread = threading.Thread(target=log, name="wandb-page", daemon=True)
+    thread.start()
+    thread.join(wandb.background_finish_timeout)
+    end_wandb(wandb)
+    if not failed and not thread.is_alive():
+        return True
+    why = (
+        f"{type(failed[0]).__name__}: {failed[0]}" if failed else f"no answer in {wandb.background_finish_timeout:g} s"
+    )
+    console.print(
+        f"warning: the pages of the run are not in W&B ({why}). Later: `wandb artifact put --type {ARTIFACT_TYPE} "
+        f"--name {wandb.project}/{config.run_name}-page {run_dir / HTML_FILE}`",
+        soft_wrap=True,
+    )
+    return False
+
+
+def _log(config: "TrainConfig", run_dir: Path) -> None:
+    import wandb
+
+    asked = config.trackers.wandb
+    assert asked is not None  # or `keep_pages` had returned
+    run = wandb.init(
+        entity=asked.entity,
+        project=asked.project,
+        id=config.run_name,
+        name=asked.name,
+        mode=asked.mode,  # pyright: ignore[reportArgumentType]
+        # As the trackers of a run that goes on.
+        resume="allow",
+        settings=wandb.Settings(console="off", save_code=False, silent=True, x_disable_stats=True),
+    )
+    artifact = wandb.Artifact(f"{config.run_name}-page", ARTIFACT_TYPE, description=config.purpose)
+    for name in KEPT:
+        if (run_dir / name).is_file():
+            artifact.add_file(str(run_dir / name))
+    run.log_artifact(artifact)
+    run.finish()

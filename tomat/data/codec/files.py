@@ -1,0 +1,78 @@
+"""A codec in a JSON file: written in one step, read whole or refused."""
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+
+from tomat.base.checked_json import parse_checked, refuse_unknown_keys, with_checksum
+from tomat.base.errors import TomatError
+from tomat.base.reporting import write_text
+from tomat.data.codec.base import CODEC_FORMAT_VERSION, DensityCodec
+from tomat.data.codec.lloyd_max import LloydMaxCodec
+from tomat.data.codec.two_token import TwoTokenCodec
+
+
+def codec_text(codec: DensityCodec) -> str:
+    """The codec as JSON text, the same for the same codec, one table a line."""
+    content = with_checksum(codec.to_dict())
+    lines = [f'  "{key}": {json.dumps(content[key], sort_keys=True)}' for key in sorted(content)]
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def write_codec(codec: DensityCodec, path: str | os.PathLike[str]) -> None:
+    """Write `codec_text` to `path` in one step: a reader sees the old codec or the new, never a part."""
+    write_text(path, codec_text(codec))
+
+
+def codec_from_text(text: str, source: str) -> DensityCodec:
+    """The codec in `codec_text`'s JSON.
+
+    Raises:
+        TomatError: if the text is no codec, of an unknown kind or version, or its hashes do not fit its content.
+    """
+    again = "Fit the codec again with `tomat codec fit`, or copy it again from where it came from."
+    content, checked = parse_checked(text, source, "a codec", again)
+    kinds = {LloydMaxCodec.kind: LloydMaxCodec, TwoTokenCodec.kind: TwoTokenCodec}
+    kind = content.get("kind")
+    if not isinstance(kind, str) or kind not in kinds:
+        raise TomatError(f"{source} is not a codec: its kind is {kind!r}, expected one of {', '.join(kinds)}. {again}")
+    version = content.get("format_version")
+    if version != CODEC_FORMAT_VERSION:
+        raise TomatError(
+            f"{source} has codec format version {version!r}; this tomat reads {CODEC_FORMAT_VERSION}. {again}"
+        )
+    try:
+        # A number beyond float32 is refused by the codec's own checks, which say more than NumPy's warning.
+        with np.errstate(over="ignore", invalid="ignore"):
+            codec = kinds[kind].from_dict(content)
+        expected = content["sha256"]
+    except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
+        raise TomatError(f"{source} is a damaged codec: {type(error).__name__}: {error}. {again}") from error
+    except TomatError as error:
+        raise TomatError(f"{source} is a damaged codec: {error} {again}") from error
+    if codec.sha256 != expected:
+        raise TomatError(
+            f"{source} is a damaged codec: its tables hash to {codec.sha256[:12]}..., the file says "
+            f"{str(expected)[:12]}... {again}"
+        )
+    if not checked:
+        refuse_unknown_keys(content, frozenset(codec.to_dict()), source, again)
+    return codec
+
+
+def load_codec(path: str | os.PathLike[str]) -> DensityCodec:
+    """The codec in the JSON file `path`.
+
+    Raises:
+        TomatError: if the file cannot be read, or is no whole codec of this version.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise TomatError(
+            f"Cannot read the codec {path}: {reason}. Make one with `tomat codec fit --output FILE`."
+        ) from error
+    return codec_from_text(text, str(path))

@@ -1,0 +1,217 @@
+"""A fine histogram of densities, counted voxel by voxel, from which codecs are fitted.
+
+The bits of a non-negative float32, read as an integer, grow with its value, so the upper bits name bins that are
+log-spaced from octave to octave and even within one: 2^13 bins an octave, 1.2e-4 of the value wide or less. Counting
+takes a shift and no logarithm. Beside the count a bin keeps the sum of its densities, so means are exact.
+"""
+
+import os
+from dataclasses import dataclass, field
+from io import BytesIO
+from typing import Self
+
+import numpy as np
+
+from tomat.base.errors import TomatError
+from tomat.base.reporting import write_bytes
+from tomat.data.codec.base import UNIT_E_PER_A3, check_unit
+
+MANTISSA_BITS = 13
+SHIFT = 23 - MANTISSA_BITS
+N_FINE_BINS = 0x7F800000 >> SHIFT
+"""Fine bins of all finite, non-negative float32."""
+FIRST_NORMAL_BIN = 0x00800000 >> SHIFT
+"""Bin of 1.2e-38, the smallest normal float32. What lies below counts as zero, as XLA treats it on CPU and TPU."""
+
+HISTOGRAM_FORMAT_VERSION = 1
+
+_CHUNK_VOXELS = 1 << 16
+"""The bins and a chunk of this size stay in the second-level cache: 500 M voxels/s on one core, 90 M/s for 1.5 M."""
+
+
+def fine_bin_edges(bins: np.ndarray) -> np.ndarray:
+    """Lower edges of fine bins: float32, exact."""
+    return (np.asarray(bins, dtype=np.int64) << SHIFT).astype(np.uint32).view(np.float32)
+
+
+@dataclass(eq=False)
+class DensityHistogram:
+    """Counts and sums of densities; grows with `add` and `merge`.
+
+    Raises:
+        TomatError: if the unit is unknown.
+    """
+
+    unit: str = UNIT_E_PER_A3
+    """Unit of the densities."""
+    n_zero: int = 0
+    """Voxels of exactly zero (or below 1.2e-38)."""
+    counts: np.ndarray = field(default_factory=lambda: np.zeros(N_FINE_BINS, dtype=np.int64))
+    """int64 [N_FINE_BINS]: voxels of each fine bin, without the zeros."""
+    sums: np.ndarray = field(default_factory=lambda: np.zeros(N_FINE_BINS, dtype=np.float64))
+    """float64 [N_FINE_BINS]: sum of their densities, in `unit`."""
+    max_density: float = 0.0
+    """Largest density seen, in `unit`."""
+    material_ids: set[str] = field(default_factory=set)
+    """Names of the materials counted, as far as they were given: what a count that was stopped need not count again."""
+
+    def __post_init__(self) -> None:
+        check_unit(self.unit, "The histogram")
+
+    @property
+    def n_voxels(self) -> int:
+        """All voxels, the zeros included."""
+        return self.n_zero + int(self.counts.sum())
+
+    @property
+    def total(self) -> float:
+        """Sum of all densities, in `unit`."""
+        return float(self.sums.sum())
+
+    def add(self, rho: np.ndarray, material_id: str = "") -> None:
+        """Count every voxel of a density.
+
+        Args:
+            rho: float32 [...], in `unit`, finite and at least 0.
+            material_id: name of the material; may be empty, and is then not kept.
+
+        Raises:
+            TomatError: if a density is negative or not finite, or its material has been counted before; nothing is
+                counted then.
+        """
+        values = np.ascontiguousarray(rho, dtype=np.float32).reshape(-1)
+        if material_id in self.material_ids:
+            raise TomatError(f"Material {material_id} is counted already; count each material once.")
+        if not values.size:
+            return
+        largest, smallest = float(values.max()), float(values.min())
+        if not (0 <= smallest and largest < np.inf):
+            raise TomatError(
+                f"A density to count has values from {smallest:g} to {largest:g} {self.unit}; expected finite values "
+                "of at least 0. Clip small negative values to 0 when reading."
+            )
+        bits = values.view(np.int32)
+        for start in range(0, values.size, _CHUNK_VOXELS):
+            chunk = values[start : start + _CHUNK_VOXELS]
+            # -0.0 is the one value here with its sign bit set; as a signed integer it is the smallest of all.
+            bins = np.maximum(bits[start : start + _CHUNK_VOXELS], 0) >> SHIFT
+            low = int(bins.min())
+            bins = (bins - low).astype(np.int64)
+            counts = np.bincount(bins)
+            sums = np.bincount(bins, weights=chunk)
+            self.counts[low : low + len(counts)] += counts
+            self.sums[low : low + len(sums)] += sums
+        self.n_zero += int(self.counts[:FIRST_NORMAL_BIN].sum())
+        self.counts[:FIRST_NORMAL_BIN] = 0
+        self.sums[:FIRST_NORMAL_BIN] = 0
+        self.max_density = max(self.max_density, largest)
+        if material_id:
+            self.material_ids.add(material_id)
+
+    def merge(self, other: "DensityHistogram") -> None:
+        """Add what another histogram counted.
+
+        Raises:
+            TomatError: if the units differ, or a material is in both.
+        """
+        if twice := self.material_ids & other.material_ids:
+            raise TomatError(f"Material {min(twice)} is counted in both histograms; count each material once.")
+        if other.unit != self.unit:
+            raise TomatError(
+                f"A histogram of densities in {other.unit} cannot be added to one in {self.unit}. Count them in one "
+                "unit."
+            )
+        self.n_zero += other.n_zero
+        self.counts += other.counts
+        self.sums += other.sums
+        self.max_density = max(self.max_density, other.max_density)
+        self.material_ids |= other.material_ids
+
+    def to_bytes(self) -> bytes:
+        """The bins that are not empty, as an `.npz` file has them."""
+        filled = np.flatnonzero(self.counts)
+        file = BytesIO()
+        np.savez_compressed(
+            file,
+            format_version=HISTOGRAM_FORMAT_VERSION,
+            mantissa_bits=MANTISSA_BITS,
+            unit=self.unit,
+            n_zero=self.n_zero,
+            max_density=self.max_density,
+            bins=filled.astype(np.int32),
+            counts=self.counts[filled],
+            sums=self.sums[filled],
+            material_ids=np.array(sorted(self.material_ids), dtype=np.str_),
+        )
+        return file.getvalue()
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write `to_bytes` to a file, in one step."""
+        write_bytes(path, self.to_bytes())
+
+    @classmethod
+    def load(
+        cls,
+        file: str | os.PathLike[str] | BytesIO,
+        source: str | None = None,
+        remedy: str = "Remove it and count again.",
+    ) -> Self:
+        """A histogram that `save` or `to_bytes` wrote.
+
+        Args:
+            file: its path, or an open file.
+            source: what to call it in errors, if not by its path.
+            remedy: a sentence that says what to do about one that is damaged.
+
+        Raises:
+            TomatError: if the file cannot be read, or is no histogram of this version.
+        """
+        source = source or str(file)
+        try:
+            with np.load(file, allow_pickle=False) as content:
+                # Every part has a CRC32; NumPy would read a damaged header before it gets to it.
+                if (damaged := content.zip.testzip()) is not None:
+                    raise ValueError(f"its part {damaged} is damaged")
+                version = int(content["format_version"]), int(content["mantissa_bits"])
+                if version != (HISTOGRAM_FORMAT_VERSION, MANTISSA_BITS):
+                    raise TomatError(
+                        f"{source} has histogram format version {version[0]} with {version[1]} mantissa bits; this "
+                        f"tomat reads {HISTOGRAM_FORMAT_VERSION} with {MANTISSA_BITS}. {remedy}"
+                    )
+                check_unit(str(content["unit"]), source)
+                histogram = cls(str(content["unit"]), int(content["n_zero"]), max_density=float(content["max_density"]))
+                bins, counts, sums = (np.asarray(content[name]) for name in ("bins", "counts", "sums"))
+                _check_counts(bins, counts, sums, histogram)
+                histogram.counts[bins] = counts
+                histogram.sums[bins] = sums
+                histogram.material_ids = {str(name) for name in content["material_ids"].tolist()}
+                return histogram
+        except (TomatError, MemoryError):
+            raise
+        # zipfile, zlib, struct, ast and NumPy each raise their own for a damaged archive.
+        except Exception as error:
+            raise TomatError(f"{source} is not a histogram ({type(error).__name__}: {error}). {remedy}") from error
+
+
+def _check_counts(bins: np.ndarray, counts: np.ndarray, sums: np.ndarray, histogram: DensityHistogram) -> None:
+    """Refuse bins that no densities fill.
+
+    Raises:
+        ValueError: what cannot be.
+    """
+    if not bins.ndim == counts.ndim == sums.ndim == 1 or not len(bins) == len(counts) == len(sums):
+        raise ValueError(f"bins, counts and sums have the shapes {bins.shape}, {counts.shape} and {sums.shape}")
+    if bins.dtype.kind not in "iu" or counts.dtype.kind not in "iu" or sums.dtype.kind != "f":
+        raise ValueError(f"bins, counts and sums are {bins.dtype}, {counts.dtype} and {sums.dtype}")
+    if histogram.n_zero < 0 or not 0 <= histogram.max_density < np.inf:
+        raise ValueError(f"it counts {histogram.n_zero} zeros and a largest density of {histogram.max_density}")
+    if not len(bins):
+        return
+    if bins[0] < FIRST_NORMAL_BIN or bins[-1] >= N_FINE_BINS or np.any(np.diff(bins.astype(np.int64)) <= 0):
+        raise ValueError("its bins are not ascending, or out of range")
+    # Edges are float32 and sums float64, so only the sums are rounded.
+    lower = fine_bin_edges(bins).astype(np.float64)
+    inside = (sums >= lower * counts * (1 - 1e-6)) & (sums <= lower * (1 + 2.0**-MANTISSA_BITS) * counts * (1 + 1e-6))
+    largest_bin = int(np.float32(histogram.max_density).view(np.int32)) >> SHIFT
+    if np.any(counts < 1) or not np.all(inside) or largest_bin != bins[-1]:
+        raise ValueError("its counts, sums and largest density contradict each other")

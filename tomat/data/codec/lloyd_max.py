@@ -1,0 +1,269 @@
+"""The Lloyd-Max codec ("LMQ"): one token a voxel, bins where the densities are.
+
+Bin 0 is exact zero. Each other bin runs from an edge up to, not including, the next one; the last has no upper end. A
+bin keeps two reconstructions: its median, best for absolute error, and its mean, best for squared error.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, ClassVar, Literal, Self
+
+import numpy as np
+
+from tomat.base.errors import TomatError
+from tomat.data.codec.base import CODEC_FORMAT_VERSION, DECODERS, Decoder, check_unit, content_sha256, float32_list
+from tomat.data.codec.histogram import FIRST_NORMAL_BIN, SHIFT, DensityHistogram, fine_bin_edges
+from tomat.data.codec.quantiser import FineBins, optimal_cuts
+
+Objective = Literal["absolute", "squared"]
+OBJECTIVES: tuple[Objective, ...] = ("absolute", "squared")
+
+DEFAULT_BINS = 16_384
+
+_CHUNK_VOXELS = 1 << 16
+"""Voxels encoded at a time, so that what is in between stays in the second-level cache."""
+
+
+@dataclass(frozen=True, eq=False)
+class LloydMaxCodec:
+    """Bins of density with two reconstruction tables; made by `fit_lloyd_max`.
+
+    Raises:
+        TomatError: if the tables contradict each other.
+    """
+
+    unit: str
+    """Unit of the densities."""
+    objective: Objective
+    """Error that the bins were fitted for."""
+    edges: np.ndarray
+    """float32 [n_bins - 1], strictly increasing, in `unit`: bin k holds edges[k - 1] <= rho < edges[k]."""
+    medians: np.ndarray
+    """float32 [n_bins], strictly increasing, in `unit`; 0 for bin 0."""
+    means: np.ndarray
+    """float32 [n_bins], strictly increasing, in `unit`; 0 for bin 0."""
+    fitted_max: float
+    """Largest density the fit saw, in `unit`; above it the last bin is a guess."""
+    fitted_min: float = 0.0
+    """Smallest density above zero the fit saw, in `unit` (the lower edge of its fine bin); below it bin 1 is a guess.
+    0: not recorded, as in older codecs."""
+    fit: Mapping[str, Any] = field(default_factory=dict)
+    """How the fit went: `n_voxels`, voxels of each bin (`counts`), `nmae_floor` of both objectives with both tables."""
+
+    kind: ClassVar[str] = "lloyd_max"
+
+    def __post_init__(self) -> None:
+        check_unit(self.unit, "The Lloyd-Max codec")
+        if self.objective not in OBJECTIVES:
+            raise TomatError(
+                f"The Lloyd-Max codec has objective {self.objective!r}; expected one of {', '.join(OBJECTIVES)}."
+            )
+        for name in ("edges", "medians", "means"):
+            table = np.ascontiguousarray(getattr(self, name), dtype=np.float32)
+            table.setflags(write=False)
+            object.__setattr__(self, name, table)
+        n_bins = len(self.medians)
+        if self.means.shape != (n_bins,) or self.edges.shape != (n_bins - 1,) or not 2 <= n_bins <= 1 << 16:
+            raise TomatError(
+                f"The Lloyd-Max codec has {self.edges.shape} edges, {self.medians.shape} medians and "
+                f"{self.means.shape} means; expected n - 1, n and n, with n from 2 to 65,536."
+            )
+        for name, table in (("edges", self.edges), ("medians", self.medians), ("means", self.means)):
+            if not (np.all(np.isfinite(table)) and np.all(np.diff(table) > 0) and table[0] >= 0):
+                raise TomatError(f"The Lloyd-Max codec's {name} are not finite, non-negative and strictly increasing.")
+            if name != "edges":
+                inside = np.all(table[1:] >= self.edges) and np.all(table[:-1] < self.edges)
+                if not inside:
+                    raise TomatError(f"The Lloyd-Max codec's {name} lie outside their bins.")
+        if self.edges[0] <= 0:
+            raise TomatError("The Lloyd-Max codec's first edge is 0; bin 0 holds exact zero, so it must be above.")
+        if not 0 <= self.fitted_min <= self.fitted_max < np.inf or self.fitted_max < self.edges[-1]:
+            raise TomatError(
+                f"The Lloyd-Max codec says it saw densities from {self.fitted_min:g} to {self.fitted_max:g}; expected "
+                f"finite ones, up to its last edge of {self.edges[-1]:g} or more."
+            )
+
+    @property
+    def n_bins(self) -> int:
+        """Number of bins, the one of zero included."""
+        return len(self.medians)
+
+    @property
+    def tokens_per_voxel(self) -> int:
+        """One id a voxel."""
+        return 1
+
+    @property
+    def n_density_tokens(self) -> int:
+        """Number of ids, one a bin."""
+        return self.n_bins
+
+    @cached_property
+    def _lookup(self) -> tuple[np.ndarray, np.ndarray, int]:
+        """Bin at the start of each fine cell of float32 bits, edges as bits, and how many edges a cell holds at most.
+
+        The edges of a fitted codec lie on the fine histogram's edges, so the cell alone names the bin and no correction
+        is needed; the edges of another codec may lie inside a cell, and each needs one more comparison.
+        """
+        edge_bits = self.edges.view(np.int32).astype(np.int64)
+        n_cells = (int(edge_bits[-1]) >> SHIFT) + 2
+        cell_starts = np.arange(n_cells, dtype=np.int64) << SHIFT
+        first = np.searchsorted(edge_bits, cell_starts, side="right")
+        last = np.searchsorted(edge_bits, cell_starts + (1 << SHIFT) - 1, side="right")
+        # A sentinel above all float32 bits, compared against when the last bin is reached.
+        bits = np.append(edge_bits, np.iinfo(np.int32).max).astype(np.int32)
+        return first.astype(np.uint16), bits, int((last - first).max())
+
+    def encode(self, rho: np.ndarray) -> np.ndarray:
+        """Bin of each density, `np.searchsorted(edges, rho, side="right")`, computed from the bits of the float32.
+
+        Negative values go to bin 0, values above the last edge to the last bin; NaN is the caller's to
+        exclude, as `DensityGrid` does.
+
+        Args:
+            rho: float32 [...], in `unit`.
+
+        Returns:
+            uint16 [...].
+        """
+        values = np.asarray(rho, dtype=np.float32)
+        bits = np.ascontiguousarray(values).reshape(-1).view(np.int32)
+        table, edge_bits, corrections = self._lookup
+        ids = np.empty(bits.size, dtype=np.uint16)
+        for start in range(0, bits.size, _CHUNK_VOXELS):
+            # Negative numbers have the sign bit, so they are negative as integers too.
+            chunk = np.maximum(bits[start : start + _CHUNK_VOXELS], 0)
+            out = ids[start : start + _CHUNK_VOXELS]
+            np.take(table, chunk >> SHIFT, out=out, mode="clip")
+            for _ in range(corrections):
+                out += chunk >= edge_bits[out]
+        return ids.reshape(values.shape)
+
+    def decode(self, ids: np.ndarray, decoder: Decoder = "median") -> np.ndarray:
+        """Density of each bin.
+
+        Args:
+            ids: integers [...], 0 to n_bins - 1.
+            decoder: "median" or "mean", the table to read.
+
+        Returns:
+            float32 [...], in `unit`.
+
+        Raises:
+            TomatError: if an id is not a bin, or the decoder is unknown.
+        """
+        if decoder not in DECODERS:
+            raise TomatError(f"There is no decoder {decoder!r}; expected one of {', '.join(DECODERS)}.")
+        ids = np.asarray(ids)
+        if ids.size and not 0 <= int(ids.min()) <= int(ids.max()) < self.n_bins:
+            raise TomatError(
+                f"Density ids {ids.min()} to {ids.max()} were given; this codec has 0 to {self.n_bins - 1}. Another "
+                "codec?"
+            )
+        return (self.medians if decoder == "median" else self.means)[ids]
+
+    @property
+    def fitted_range(self) -> tuple[float, float]:
+        """Smallest density above zero, and largest, that the fit saw, in `unit`; a smallest of 0 is not known."""
+        return self.fitted_min, self.fitted_max
+
+    @property
+    def sha256(self) -> str:
+        """Hash over unit, objective, edges and both tables."""
+        fields = {"kind": self.kind, "unit": self.unit, "objective": self.objective}
+        return content_sha256(fields, {"edges": self.edges, "medians": self.medians, "means": self.means})
+
+    def to_dict(self) -> dict[str, Any]:
+        """The codec, JSON-ready."""
+        return {
+            "format_version": CODEC_FORMAT_VERSION,
+            "kind": self.kind,
+            "unit": self.unit,
+            "objective": self.objective,
+            "edges": float32_list(self.edges),
+            "medians": float32_list(self.medians),
+            "means": float32_list(self.means),
+            "fitted_max": self.fitted_max,
+            "fitted_min": self.fitted_min,
+            "fit": dict(self.fit),
+            "sha256": self.sha256,
+        }
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any]) -> Self:
+        """The codec that `to_dict` described."""
+        return cls(
+            unit=content["unit"],
+            objective=content["objective"],
+            edges=np.asarray(content["edges"], dtype=np.float32),
+            medians=np.asarray(content["medians"], dtype=np.float32),
+            means=np.asarray(content["means"], dtype=np.float32),
+            fitted_max=float(content["fitted_max"]),
+            fitted_min=float(content.get("fitted_min", 0.0)),
+            fit=dict(content["fit"]),
+        )
+
+
+def fit_lloyd_max(
+    histogram: DensityHistogram, n_bins: int = DEFAULT_BINS, objective: Objective = "absolute"
+) -> LloydMaxCodec:
+    """Fit bins and reconstructions to all the voxels of a histogram.
+
+    Both objectives are fitted, since their floors belong side by side; the codec is of the one asked for. The floor is
+    the NMAE that is left when every voxel is replaced by its bin's reconstruction, over all voxels of the histogram.
+
+    Args:
+        histogram: the densities.
+        n_bins: number of bins, the one of zero included.
+        objective: "absolute" (NMAE is an absolute error) or "squared".
+
+    Raises:
+        TomatError: if the objective or the number of bins is out of range, or the histogram has fewer distinct
+            densities (fine bins that are not empty) than there are bins to fill.
+    """
+    if objective not in OBJECTIVES:
+        raise TomatError(f"There is no objective {objective!r}; expected one of {', '.join(OBJECTIVES)}.")
+    if not 2 <= n_bins <= 1 << 16:
+        raise TomatError(f"A Lloyd-Max codec of {n_bins:,} bins was asked for; expected 2 to 65,536.")
+    fine = FineBins.of(histogram)
+    n = n_bins - 1
+    if len(fine.bins) < n:
+        raise TomatError(
+            f"The densities have {len(fine.bins):,} distinct values above zero (fine bins of 1.2e-4 and less), too few "
+            f"for {n_bins:,} bins. Fit to more densities, or ask for at most {len(fine.bins) + 1:,} bins."
+        )
+    fits = {each: _fit_one(histogram, fine, n, each) for each in OBJECTIVES}
+    codec, _, _, counts = fits[objective]
+    report = {
+        "n_voxels": histogram.n_voxels,
+        "counts": [histogram.n_zero, *counts],
+        "iterations": {each: fit[2] for each, fit in fits.items()},
+        "nmae_floor": {each: fit[1] for each, fit in fits.items()},
+    }
+    return replace(codec, fit=report, fitted_min=float(fine.lower[0]))
+
+
+def _fit_one(
+    histogram: DensityHistogram, fine: FineBins, n: int, objective: Objective
+) -> tuple[LloydMaxCodec, dict[str, float], int, list[int]]:
+    """The codec of one objective, the NMAE floor of each of its tables, passes, and voxels of each bin above 0."""
+    absolute = objective == "absolute"
+    cuts, passes = optimal_cuts(fine, n, absolute)
+    medians, means = fine.medians(cuts), fine.means(cuts)
+    smallest = fine_bin_edges(np.array([FIRST_NORMAL_BIN]))
+    edges = np.concatenate([smallest, fine.edges(cuts, medians if absolute else means)])
+    tables = {"median": _table(medians, edges), "mean": _table(means, edges)}
+    floors = {
+        name: fine.absolute_error(cuts, table[1:].astype(np.float64)) / histogram.total
+        for name, table in tables.items()
+    }
+    codec = LloydMaxCodec(histogram.unit, objective, edges, tables["median"], tables["mean"], histogram.max_density)
+    return codec, floors, passes, np.diff(fine.running_counts[cuts]).tolist()
+
+
+def _table(values: np.ndarray, edges: np.ndarray) -> np.ndarray:
+    """float32 [n_bins]: 0, then the reconstructions, which rounding to float32 must not push out of their bins."""
+    last = np.float32(np.finfo(np.float32).max)
+    highest = np.append(np.nextafter(edges[1:], np.float32(0)), last)
+    return np.concatenate([np.zeros(1, np.float32), np.clip(values.astype(np.float32), edges, highest)])

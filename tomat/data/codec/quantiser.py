@@ -1,0 +1,237 @@
+"""Optimal scalar quantisation of a fine histogram: where to cut, what to reconstruct, how much is lost.
+
+The best cuts obey Lloyd's and Max's conditions (IEEE Trans. Inf. Theory 28, 1982; IRE Trans. 6, 1960): half-way between
+reconstructions, which are the medians (absolute error) or means (squared error) of what is between two cuts. Their
+iteration stops at the first cuts that obey them: on 991 to 4,839 distinct densities it left up to 2.0 times the
+optimum's absolute error and 12.7 times its squared one. In one dimension the optimum itself can be computed by dynamic
+programming, since the error of an interval obeys the quadrangle inequality (X. Wu, J. Algorithms 12, 1991).
+
+Cuts lie on edges of the fine histogram, so that encoding needs no comparison. For 16,384 bins of a log-normal density
+(sigma 1.8, 20 M voxels) that costs 1 % of the floor against a histogram twice as fine: 0.01224 % against 0.01211 %.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from tomat.data.codec.histogram import N_FINE_BINS, SHIFT, DensityHistogram, fine_bin_edges
+
+WINDOW = 8
+"""Intervals to each side of a cut among which dynamic programming moves it in one pass."""
+TOLERANCE = 6e-8
+"""A pass that lowers the error by less than this share of it, times the number of intervals, is the last: the time of a
+pass grows with that number. Of 16,383 of the 114,565 fine bins of the embedded densities 0.4 % is left, in 50 s of CPU
+time for both errors; up to some hundred intervals nothing is."""
+
+
+@dataclass(frozen=True, eq=False)
+class FineBins:
+    """The fine bins that are not empty, ascending, with running sums."""
+
+    bins: np.ndarray
+    """int64 [m]: their numbers."""
+    counts: np.ndarray
+    """int64 [m]."""
+    sums: np.ndarray
+    """float64 [m]."""
+
+    @classmethod
+    def of(cls, histogram: DensityHistogram) -> "FineBins":
+        """The bins of a histogram; its zeros are not among them."""
+        bins = np.flatnonzero(histogram.counts)
+        return cls(bins, histogram.counts[bins], histogram.sums[bins])
+
+    @cached_property
+    def lower(self) -> np.ndarray:
+        """float64 [m]: lower edges."""
+        return fine_bin_edges(self.bins).astype(np.float64)
+
+    @cached_property
+    def upper(self) -> np.ndarray:
+        """float64 [m]: upper edges; that of the last finite bin is 2^128, which float32 has not."""
+        edges = fine_bin_edges(np.minimum(self.bins + 1, N_FINE_BINS - 1)).astype(np.float64)
+        return np.where(self.bins + 1 >= N_FINE_BINS, 2.0**128, edges)
+
+    @cached_property
+    def centres(self) -> np.ndarray:
+        """float64 [m]: mean of each bin."""
+        return self.sums / self.counts
+
+    @cached_property
+    def running_counts(self) -> np.ndarray:
+        """int64 [m + 1]: voxels below each bin."""
+        return np.concatenate([[0], np.cumsum(self.counts)])
+
+    @cached_property
+    def running_sums(self) -> np.ndarray:
+        """float64 [m + 1]: sum of the densities below each bin."""
+        return np.concatenate([[0.0], np.cumsum(self.sums)])
+
+    def means(self, cuts: np.ndarray) -> np.ndarray:
+        """float64 [n]: mean between each two of the n + 1 cuts."""
+        return np.diff(self.running_sums[cuts]) / np.diff(self.running_counts[cuts])
+
+    def medians(self, cuts: np.ndarray) -> np.ndarray:
+        """float64 [n]: median between each two cuts, each fine bin taken as evenly filled; the mean if it is but "
+        "one."""
+        counts = self.running_counts
+        middle = (counts[cuts[:-1]] + counts[cuts[1:]]) / 2
+        at = np.searchsorted(counts, middle, side="left") - 1
+        share = (middle - counts[at]) / self.counts[at]
+        inside = self.lower[at] + share * (self.upper[at] - self.lower[at])
+        return np.where(np.diff(cuts) == 1, self.centres[at], inside)
+
+    def absolute_error(self, cuts: np.ndarray, values: np.ndarray) -> float:
+        """Sum of |rho - value| over all voxels; exact but for the fine bin a value lies in, taken as evenly filled.
+
+        Args:
+            cuts: int [n + 1], cut k is below fine bin cuts[k].
+            values: float64 [n], the reconstructions.
+        """
+        counts, sums = self.running_counts, self.running_sums
+        at = np.clip(np.searchsorted(self.upper, values, side="right"), cuts[:-1], cuts[1:] - 1)
+        below = values * (counts[at] - counts[cuts[:-1]]) - (sums[at] - sums[cuts[:-1]])
+        above = (sums[cuts[1:]] - sums[at + 1]) - values * (counts[cuts[1:]] - counts[at + 1])
+        low, high = self.lower[at], self.upper[at]
+        inside = (low < values) & (values < high)
+        split = ((values - low) ** 2 + (high - values) ** 2) / (2 * (high - low))
+        at_bin = np.where(inside, self.counts[at] * split, np.abs(self.sums[at] - values * self.counts[at]))
+        return float((below + above + at_bin).sum())
+
+    def errors(self, start: np.ndarray, stop: np.ndarray, absolute: bool) -> np.ndarray:
+        """float64 [...]: the least error of intervals of the fine bins from `start` up to, not including, `stop`.
+
+        Fine bins count as voxels at their mean, so that one fine bin has no error.
+        """
+        n, total = self.running_counts, self.running_sums
+        if absolute:
+            middle = np.searchsorted(n, (n[start] + n[stop] + 1) // 2, side="left") - 1
+            median = self.centres[middle]
+            below = median * (n[middle] - n[start]) - (total[middle] - total[start])
+            return np.maximum(below + (total[stop] - total[middle]) - median * (n[stop] - n[middle]), 0.0)
+        square = self._running_squares
+        return np.maximum(
+            (square[stop] - square[start]) - (total[stop] - total[start]) ** 2 / (n[stop] - n[start]), 0.0
+        )
+
+    @cached_property
+    def _running_squares(self) -> np.ndarray:
+        return np.concatenate([[0.0], np.cumsum(self.counts * self.centres**2)])
+
+    def edges(self, cuts: np.ndarray, values: np.ndarray) -> np.ndarray:
+        """float32 [n - 1]: densities to cut at, on fine edges: half-way between reconstructions where no voxel was "
+        "seen."""
+        inner = cuts[1:-1]
+        halfway = ((values[:-1] + values[1:]) / 2).astype(np.float32)
+        nearest = (halfway.view(np.uint32).astype(np.int64) + (1 << (SHIFT - 1))) >> SHIFT
+        return fine_bin_edges(np.clip(nearest, self.bins[inner - 1] + 1, self.bins[inner]))
+
+
+def optimal_cuts(fine: FineBins, n: int, absolute: bool) -> tuple[np.ndarray, int]:
+    """Cuts with the least error.
+
+    Cuts that hold equally many fine bins are first improved by exchanges. Then each pass finds, by dynamic programming,
+    the best of all cuts that lie within `WINDOW` old intervals of where they were, and takes the exchanges that this
+    makes worth while.
+
+    Args:
+        fine: at least n bins.
+        n: number of intervals.
+        absolute: minimise the absolute error, else the squared error.
+
+    Returns:
+        int64 [n + 1] cuts, cut k is below fine bin cuts[k]; and the number of passes.
+    """
+    cuts = np.arange(n + 1) * len(fine.bins) // n
+    best, passes = np.inf, 0
+    while True:
+        exchanged = True
+        while exchanged:
+            cuts, exchanged = _exchange(fine, cuts, absolute)
+        cuts, error = _move(fine, cuts, absolute)
+        passes += 1
+        if error >= best * (1 - TOLERANCE * n):
+            return cuts, passes
+        best = error
+
+
+def _exchange(fine: FineBins, cuts: np.ndarray, absolute: bool) -> tuple[np.ndarray, bool]:
+    """Cuts taken away where that costs least, as many set where they gain most, as far as the gain is larger.
+
+    No two of them touch one interval, so that gains and costs add up.
+    """
+    errors = fine.errors(cuts[:-1], cuts[1:], absolute)
+    costs = fine.errors(cuts[:-2], cuts[2:], absolute) - errors[:-1] - errors[1:]
+    free = np.setdiff1d(np.arange(cuts[-1]), cuts, assume_unique=True)
+    if not len(costs) or not len(free):
+        return cuts, False
+    interval = np.searchsorted(cuts, free, side="right") - 1
+    gains = errors[interval] - fine.errors(cuts[interval], free, absolute)
+    gains -= fine.errors(free, cuts[interval + 1], absolute)
+    starts = np.flatnonzero(np.diff(interval, prepend=-1))
+    best_gains, best = _least(-gains, starts)
+    # Of neighbouring cuts at most one goes: one that costs less than both others.
+    padded = np.concatenate([[np.inf], costs, [np.inf]])
+    gone = np.flatnonzero((costs < padded[:-2]) & (costs <= padded[2:]))
+    gone = gone[np.argsort(costs[gone], kind="stable")]
+    order = np.argsort(best_gains, kind="stable")
+    n = _worth(-best_gains[order], costs[gone])
+    touched = np.zeros(len(errors), dtype=bool)
+    touched[gone[:n]] = touched[gone[:n] + 1] = True
+    order = order[~touched[interval[starts[order]]]]
+    n = min(n, _worth(-best_gains[order], costs[gone]))
+    return np.sort(np.append(np.delete(cuts, gone[:n] + 1), free[best[order[:n]]])), n > 0
+
+
+def _worth(gains: np.ndarray, costs: np.ndarray) -> int:
+    """How many of the falling gains are above the rising costs, beyond what rounding may add."""
+    n = min(len(gains), len(costs))
+    return int((gains[:n] > costs[:n] * (1 + 1e-9)).cumprod().sum())
+
+
+def _move(fine: FineBins, cuts: np.ndarray, absolute: bool) -> tuple[np.ndarray, float]:
+    """The best cuts of all whose k-th lies between the old ones k - `WINDOW` and k + `WINDOW`, and their error.
+
+    Where the best predecessor of a cut lies, grows with the cut. So the row in the middle of each range halves what is
+    left to search (divide and conquer); all middles of one level are computed together.
+    """
+    n, n_fine = len(cuts) - 1, int(cuts[-1])
+    k = np.arange(n + 1)
+    low = np.maximum(cuts[np.maximum(k - WINDOW, 0)], k)
+    high = np.minimum(cuts[np.minimum(k + WINDOW, n)], n_fine - (n - k))
+    low[0] = high[0] = 0
+    low[n] = high[n] = n_fine
+    errors = np.zeros(1)
+    predecessors = []
+    for step in range(1, n + 1):
+        before, errors = errors, np.empty(high[step] - low[step] + 1)
+        at = np.empty(len(errors), dtype=np.int64)
+        first, last, left, right = (
+            np.array([bound]) for bound in (low[step], high[step], low[step - 1], high[step - 1])
+        )
+        while len(first):
+            row = (first + last) // 2
+            ends = np.cumsum(np.minimum(right, row - 1) - left + 1)
+            starts = np.append(0, ends[:-1])
+            owner = np.repeat(np.arange(len(row)), ends - starts)
+            column = np.arange(ends[-1]) + (left - starts)[owner]
+            least, found = _least(before[column - low[step - 1]] + fine.errors(column, row[owner], absolute), starts)
+            column = column[found]
+            errors[row - low[step]], at[row - low[step]] = least, column
+            halves = (first, row + 1), (row - 1, last), (left, column), (column, right)
+            first, last, left, right = (np.concatenate(half) for half in halves)
+            kept = first <= last
+            first, last, left, right = first[kept], last[kept], left[kept], right[kept]
+        predecessors.append(at)
+    moved = np.full(n + 1, n_fine)
+    for step in range(n, 0, -1):
+        moved[step - 1] = predecessors[step - 1][moved[step] - low[step]]
+    return moved, float(errors[0])
+
+
+def _least(values: np.ndarray, starts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The least value of each run, and where it first stands; runs begin at `starts`, none is empty."""
+    least = np.minimum.reduceat(values, starts)
+    places = np.flatnonzero(values == np.repeat(least, np.diff(np.append(starts, len(values)))))
+    return least, places[np.searchsorted(places, starts)]

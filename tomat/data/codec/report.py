@@ -1,0 +1,148 @@
+"""What a codec is like: its figures as a mapping, and its picture."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypedDict
+
+import numpy as np
+
+from tomat.base.errors import TomatError
+from tomat.base.records import Amount, Count, Positive, typed
+from tomat.base.reporting import replacing
+from tomat.data.codec.base import DensityCodec
+from tomat.data.codec.lloyd_max import OBJECTIVES, LloydMaxCodec, Objective
+
+PICTURE_FORMATS = (".svg", ".png")
+
+
+def codec_figures(codec: DensityCodec) -> dict[str, Any]:
+    """The figures of a codec, JSON-ready, units in the keys ("unit" is that of the codec).
+
+    For a Lloyd-Max codec: bins, voxels, share of zeros, quantiles of the bins' widths, relative to their medians, over
+    voxels, and the NMAE floor of both objectives with both tables.
+
+    Raises:
+        TomatError: if a Lloyd-Max codec does not say how it was fitted.
+    """
+    figures: dict[str, Any] = {
+        "kind": codec.to_dict()["kind"],
+        "sha256": codec.sha256,
+        "unit": codec.unit,
+        "n_density_tokens": codec.n_density_tokens,
+        "tokens_per_voxel": codec.tokens_per_voxel,
+    }
+    if not isinstance(codec, LloydMaxCodec):
+        return figures | {"smallest_density": codec.fitted_range[0], "largest_density": codec.fitted_range[1]}
+    fit = fit_of(codec)
+    counts = np.array(fit.counts, dtype=np.int64)
+    width = relative_widths(codec)
+    order = np.argsort(width)
+    below = np.cumsum(counts[1:-1][order]) / max(int(counts[1:-1].sum()), 1)
+    quantiles = {
+        f"p{percent}": float(width[order][min(np.searchsorted(below, percent / 100), len(order) - 1)])
+        for percent in (10, 50, 90, 99)
+        if len(order)
+    }
+    return figures | {
+        "objective": codec.objective,
+        "n_voxels": fit.n_voxels,
+        "zero_share": float(counts[0] / counts.sum()),
+        "smallest_density": codec.fitted_min or None,
+        "largest_density": codec.fitted_max,
+        "smallest_edge": float(codec.edges[1]) if len(codec.edges) > 1 else None,
+        "last_edge": float(codec.edges[-1]),
+        "relative_bin_width_by_voxel": quantiles,
+        "voxels_per_bin_min": int(counts[1:].min()),
+        "voxels_per_bin_max": int(counts[1:].max()),
+        "fit_iterations": dict(fit.iterations),
+        "nmae_floor_fraction": dict(fit.nmae_floor),
+    }
+
+
+class Floors(TypedDict):
+    """NMAE with each of the tables, a fraction."""
+
+    median: Amount
+    mean: Amount
+
+
+@dataclass(frozen=True)
+class Fit:
+    """How a codec was fitted, as `fit_lloyd_max` says it."""
+
+    n_voxels: Positive
+    counts: list[Count]
+    iterations: Mapping[Objective, Count]
+    nmae_floor: Mapping[Objective, Floors]
+
+    def __post_init__(self) -> None:
+        if not sum(self.counts) or len(self.nmae_floor) < len(OBJECTIVES):
+            raise ValueError("expected voxels in its counts, and the floors of both objectives")
+
+
+def fit_of(codec: LloydMaxCodec) -> Fit:
+    """How a codec was fitted.
+
+    Raises:
+        TomatError: it does not say so.
+    """
+    how = "Fit it again with `tomat codec fit`."
+    if not codec.fit:
+        raise TomatError(f"The codec {codec.sha256[:12]}... does not say how it was fitted. {how}")
+    fit = typed(dict(codec.fit), Fit, f"How the codec {codec.sha256[:12]}... was fitted", how)
+    if len(fit.counts) != codec.n_bins:
+        raise TomatError(f"The codec {codec.sha256[:12]}... counts the voxels of {len(fit.counts)} bins. {how}")
+    return fit
+
+
+def relative_widths(codec: LloydMaxCodec) -> np.ndarray:
+    """float64 [n_bins - 2]: width over median of each bin that has two ends and is not the one of zero."""
+    edges = codec.edges.astype(np.float64)
+    return np.diff(edges) / codec.medians[1:-1]
+
+
+def draw_codec(codec: LloydMaxCodec, path: Path) -> None:
+    """Draw where the voxels are and where the bins are, a decade, and how wide the bins are.
+
+    Args:
+        codec: the codec.
+        path: the picture, `.svg` or `.png`; the same bytes for the same codec.
+
+    Raises:
+        TomatError: for another suffix.
+    """
+    if path.suffix not in PICTURE_FORMATS:
+        raise TomatError(f"A picture is {' or '.join(PICTURE_FORMATS)}, not {path.name}.")
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    medians = codec.medians[2:-1].astype(np.float64)
+    edges = np.log10(codec.edges[1:].astype(np.float64))
+    fit = fit_of(codec)
+    share = np.array(fit.counts, dtype=np.float64)[2:-1] / fit.n_voxels
+    bounds = np.arange(np.floor(edges[0] * 10), np.ceil(edges[-1] * 10) + 1) / 10
+    mass, _ = np.histogram(np.log10(medians), bounds, weights=share)
+    bins, _ = np.histogram(np.log10(medians), bounds, weights=np.full(len(medians), 1 / codec.n_bins))
+    unit = "e/A^3" if codec.unit == "e_per_A3" else "density x cell volume"
+    # A fixed salt and no date: the same codec draws the same bytes.
+    with matplotlib.rc_context({"svg.hashsalt": "tomat", "svg.fonttype": "path"}):
+        figure = Figure(figsize=(7, 5.5), layout="constrained")
+        upper, lower = figure.subplots(2, 1, sharex=True)
+        upper.stairs(mass * 10, 10**bounds, label="voxels", fill=True, color="#b8c4d6")
+        upper.stairs(bins * 10, 10**bounds, label="bins", color="#a4262c")
+        upper.set_ylabel("share per decade")
+        upper.legend(frameon=False)
+        floor = fit.nmae_floor[codec.objective]["median"]
+        upper.set_title(
+            f"{codec.n_bins:,} bins, {codec.objective} error; NMAE floor {100 * floor:.3g} %",
+            fontsize=10,
+        )
+        lower.plot(medians, 100 * relative_widths(codec)[1:], linewidth=0.8, color="#a4262c")
+        lower.set_yscale("log")
+        lower.set_ylabel("bin width, % of median")
+        lower.set_xlabel(f"density, {unit}")
+        lower.set_xscale("log")
+        metadata = {"Date": None} if path.suffix == ".svg" else {"Software": None}
+        with replacing(path) as temporary:
+            figure.savefig(temporary, dpi=120, metadata=metadata)

@@ -1,0 +1,391 @@
+"""A folder of densities as the data of a run: read, split by composition, and tokenised with a codec of its own.
+
+All of it lies in the run's folder, in `data/`: `survey.jsonl` (what each file is), `folder.json` (what the data are,
+once all files are read), `histogram.npz` and `promolecule.sums` (while they are fitted), `codec.json`,
+`promolecule.json`, and the shard sets `train` and `validation`. Stopped anywhere and started again it goes on.
+"""
+
+import fcntl
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, TypedDict
+
+from tomat.base.checked_json import parse_checked, with_checksum
+from tomat.base.errors import TomatError
+from tomat.base.records import typed
+from tomat.base.reporting import console, counted, write_text, writing
+from tomat.base.retries import with_retries
+from tomat.base.storage import Store
+from tomat.data.codec.lloyd_max import Objective
+from tomat.data.dataset.contents import Material, file_sha256
+from tomat.data.dataset.fit import fit_codec_and_promolecule
+from tomat.data.dataset.split import held_out_compositions
+from tomat.data.dataset.survey import SURVEY_FILE, Survey, files_of_contents, hash_files, survey
+from tomat.data.dataset.valences import Potcars, choose_valences, potcars_beside
+from tomat.data.density.find import DensityFile, find_densities
+from tomat.data.density.grid import DensityGrid
+from tomat.data.density.io import check_species_apply, open_density
+from tomat.data.density.rules import ReadRules
+from tomat.data.tokens.layouts import layout_named
+from tomat.data.tokens.patch import check_grid_encodable
+from tomat.data.tokens.shards import open_shards
+from tomat.data.tokens.writer import read_plan, write_shards
+
+FOLDER_FILE = "folder.json"
+LOCK_FILE = "data.lock"
+SPLITS = ("train", "validation")
+SEED = 0
+"""Of the anchors of the patches."""
+CACHE_BYTES = 2**29
+"""Of densities that are kept in memory: they are read for the survey, the fits and the tokens."""
+_AGAIN = "Remove the folder and run the same command again."
+
+
+@dataclass(frozen=True)
+class FolderRequest:
+    """What decides the data of a run, besides the densities."""
+
+    layout: str
+    patches_per_material: int
+    most_bins: int
+    """The codec has as many as its floor asks for, and no more than this."""
+    codec_objective: Objective
+    codec_floor: float
+    """NMAE that rounding to the codec's bins may cost."""
+    validation_share: float
+    split_seed: int
+    species: tuple[str, ...] = ()
+    accept: tuple[str, ...] = ()
+
+    @property
+    def rules(self) -> ReadRules:
+        """How densities are read."""
+        return ReadRules(self.species, self.accept)
+
+
+@dataclass(frozen=True)
+class FolderData:
+    """The data of a run."""
+
+    folder: Path
+    """Holds the shard sets."""
+    splits: Mapping[str, tuple[str, ...]]
+    """Materials that have rows, by split; a split without any is not there."""
+    n_density_tokens: int
+    """Bins of the codec."""
+    formulas: Mapping[str, str]
+    """Reduced formula of each material."""
+    load: "DensityReader" = field(repr=False)
+    """Reads a material by name."""
+
+
+class DensityReader:
+    """Reads densities by the name of their material, and keeps those read as long as there is room.
+
+    Args:
+        paths: by name.
+    """
+
+    def __init__(self, paths: Mapping[str, str], rules: ReadRules) -> None:
+        self.paths, self.rules = dict(paths), rules
+        self._kept: dict[str, DensityGrid] = {}
+        self._bytes = 0
+
+    def __call__(self, name: str) -> DensityGrid:
+        """The density of a material.
+
+        Raises:
+            TomatError: as `open_density`.
+        """
+        if name in self._kept:
+            return self._kept[name]
+        path = self.paths[name]
+        grid = with_retries(lambda: open_density(path, name, self.rules), path)
+        if self._bytes + grid.rho.nbytes <= CACHE_BYTES:
+            self._kept[name], self._bytes = grid, self._bytes + grid.rho.nbytes
+        return grid
+
+
+def prepare_folder(place: str, request: FolderRequest, folder: Path, run_name: str) -> FolderData:
+    """Make the data of a run from the densities below a path, or take those that are there if they are of the same.
+
+    Args:
+        place: file, folder or URL of the densities.
+        request: how they are made.
+        folder: `data` in the run's folder.
+        run_name: named in errors.
+
+    Raises:
+        TomatError: nothing to read, data of other densities or of another request under the same name of a run, or a
+            place that cannot be written.
+    """
+    found = find_densities([place], accept=request.accept)
+    check_species_apply((file.path for file in found.files), request.rules)
+    _refuse_other_source(folder, run_name)
+    with writing(folder, "Set --output_dir to a folder that this user may write."):
+        folder.mkdir(parents=True, exist_ok=True)
+    with _locked(folder):
+        recorded = _recorded(folder)
+        if recorded is not None:
+            _refuse_other_request(recorded["request"], request, run_name)
+        hashes = hash_files(found.files)
+        reader = DensityReader({file.name: file.path for file in found.files}, request.rules)
+        layout = layout_named(request.layout)
+
+        def read(file: DensityFile) -> DensityGrid:
+            grid = reader(file.name)
+            check_grid_encodable(grid, layout)
+            return grid
+
+        looked = survey(found.files, hashes, found.ignored, read, folder / SURVEY_FILE, request.rules)
+        potcars = potcars_beside(file.path for file in found.files if file.path not in looked.ignored)
+        looked = looked.without(potcars.paths, potcars.ignored)
+        console.print(f"{place}: {looked.words()}", soft_wrap=True)
+        if recorded is None:
+            recorded = _begin(folder, request, looked, place)
+        else:
+            _refuse_other_content(recorded["materials"], looked, place, run_name)
+        reader = DensityReader(_paths(recorded["materials"], looked, found.files), request.rules)
+        return _tokenised(folder, request, recorded, reader, potcars)
+
+
+def held_out_by_record(place: str, folder: Path, run_name: str) -> FolderData:
+    """What a run held out of the densities below a path, as its record says, with their files as they lie there now.
+
+    A file counts if its bytes are those recorded, or, renamed or packed since, if the density in it is. Nothing is made
+    or written, and other densities may have come or gone.
+
+    Args:
+        place: file or folder of the densities.
+        folder: `data` in the run's folder.
+        run_name: named in errors.
+
+    Returns:
+        Its only split is `validation`, and it loads only the materials of that.
+
+    Raises:
+        TomatError: no record, nothing held out, or a held-out density that is gone or another one now.
+    """
+    recorded, plan = _recorded(folder), read_plan(Store(folder / "validation"))
+    if recorded is not None and not recorded["validation_formulas"]:
+        raise TomatError(f"run '{run_name}' held nothing out of {place}; name densities with --input.")
+    if recorded is None or plan is None or not plan.complete:
+        what = FOLDER_FILE if recorded is None else "validation"
+        raise TomatError(
+            f"{folder / what}, the record of what run '{run_name}' held out, is not there or not whole; put it "
+            "back, or name the densities with --input."
+        )
+    names = [each.material_id for each in plan.materials]
+    if "://" not in place and not Path(place).exists():
+        raise TomatError(
+            f"{place}, of which run '{run_name}' held out {_some(names)}, is not there (looked for in {Path.cwd()}); "
+            "put it back, or name these densities with --input."
+        )
+    rules = ReadRules(tuple(recorded["request"]["species"]), tuple(recorded["request"]["accept"]))
+    files = find_densities([place], accept=rules.accept).files
+    held = {each.name: each for each in materials_of(recorded)}
+    held = {name: held[name] for name in names}
+    # Most lie where they lay; only where one does not are all the others looked at.
+    beside = {file.name: file for file in files if file.name in held}
+    paths = {name: f.path for name, f in beside.items() if file_sha256(f.path) == held[name].file_sha256}
+    if len(paths) < len(held):
+        others = [file for file in files if file.path not in paths.values()]
+        wanted = {each.content_sha256: name for name, each in held.items() if name not in paths}
+        reader = DensityReader({file.name: file.path for file in others}, rules)
+        paths |= files_of_contents(
+            wanted, others, hash_files(others), lambda file: reader(file.name), folder / SURVEY_FILE
+        )
+    if lost := [name for name in names if name not in paths]:
+        changed, gone = ([name for name in lost if (name in beside) == there] for there in (True, False))
+        lines = "\n".join(f"  {what}: {_some(of)}" for of, what in ((changed, "changed"), (gone, "gone")) if of)
+        raise TomatError(
+            f"{place} does not hold what run '{run_name}' held out of it:\n{lines}\nPut back what the run began with, "
+            "or name densities with --input."
+        )
+    bins = open_shards(str(folder / "validation")).codec.n_density_tokens
+    formulas = {name: each.formula for name, each in held.items()}
+    return FolderData(folder, {"validation": tuple(names)}, bins, formulas, DensityReader(paths, rules))
+
+
+def _some(names: Sequence[str]) -> str:
+    """The first five of them, and how many more there are."""
+    return ", ".join(names[:5]) + (f" and {len(names) - 5:,} more" if len(names) > 5 else "")
+
+
+def _begin(folder: Path, request: FolderRequest, looked: Survey, place: str) -> dict[str, Any]:
+    """Choose what is held out, and write down what the data are."""
+    if not looked.materials:
+        raise TomatError(f"{place} holds no density that can be read: {looked.words()}.")
+    chosen = held_out_compositions(
+        [(each.formula, each.atoms) for each in looked.materials], request.validation_share, request.split_seed
+    )
+    if request.validation_share > 0 and not chosen:
+        console.print("nothing can be held out: no composition has all its elements in the others too")
+    content = {
+        "request": asdict(request),
+        "materials": [each.to_dict() for each in looked.materials],
+        "validation_formulas": list(chosen),
+    }
+    content = json.loads(json.dumps(content))  # tuples as the lists that a later start reads
+    write_text(folder / FOLDER_FILE, json.dumps(with_checksum(content), sort_keys=True) + "\n")
+    return content
+
+
+def _tokenised(
+    folder: Path, request: FolderRequest, recorded: Mapping[str, Any], reader: DensityReader, potcars: Potcars
+) -> FolderData:
+    """Fit and tokenise what is not there yet."""
+    formulas = {each["name"]: each["formula"] for each in recorded["materials"]}
+    held = set(recorded["validation_formulas"])
+    names = {
+        "train": [name for name, formula in formulas.items() if formula not in held],
+        "validation": [name for name, formula in formulas.items() if formula in held],
+    }
+    plans = {split: read_plan(Store(folder / split)) for split in SPLITS if names[split]}
+    if not all(plan is not None and plan.complete for plan in plans.values()):
+        learnt = [each for each in materials_of(recorded) if each.formula not in held]
+
+        def valences() -> dict[int, float]:
+            found, words = choose_valences(learnt, potcars, request.accept)
+            console.print(f"valence electrons: {words}", soft_wrap=True)
+            return found
+
+        codec, promolecule = fit_codec_and_promolecule(
+            names["train"],
+            reader,
+            folder,
+            most_bins=request.most_bins,
+            objective=request.codec_objective,
+            floor=request.codec_floor,
+            valences=valences,
+        )
+        for split in plans:
+            plans[split] = write_shards(
+                folder / split,
+                names[split],
+                reader,
+                layout=layout_named(request.layout),
+                codec=codec,
+                patches_per_material=request.patches_per_material,
+                seed=SEED,
+                split=split,
+                read_rules={"species": list(request.species), "accept": sorted(request.accept)},
+                promolecule=promolecule,
+            )
+    splits = {split: tuple(each.material_id for each in plan.materials) for split, plan in plans.items() if plan}
+    for split, plan in plans.items():
+        for skipped in plan.skipped if plan else ():
+            console.print(f"{split}: skipped {skipped.material_id}: {skipped.reason}", soft_wrap=True)
+    bins = open_shards(str(folder / "train")).codec.n_density_tokens
+    if bins > request.most_bins:
+        raise TomatError(
+            f"{folder} was tokenised with {bins:,} density ids, data.n_density_tokens allows {request.most_bins:,}; "
+            "use another --run_name."
+        )
+    data = FolderData(folder, splits, bins, formulas, reader)
+    console.print(_split_words(data), soft_wrap=True)
+    return data
+
+
+def _split_words(data: FolderData) -> str:
+    """`18 materials of 12 compositions to learn from, 2 materials of 1 composition held out (NaCl); 256 bins`."""
+
+    def words(split: str) -> str:
+        n = len(data.splits[split])
+        return f"{counted(n, 'material')} of {counted(len(_compositions(data, split)), 'composition')}"
+
+    held = "nothing held out"
+    if data.splits.get("validation"):
+        names = _compositions(data, "validation")
+        more = ", ..." if len(names) > 8 else ""
+        held = f"{words('validation')} held out ({', '.join(names[:8])}{more})"
+    return f"{words('train')} to learn from, {held}; {data.n_density_tokens:,} bins"
+
+
+def _compositions(data: FolderData, split: str) -> list[str]:
+    return sorted({data.formulas[name] for name in data.splits[split]})
+
+
+def _paths(recorded: Sequence[Mapping[str, Any]], looked: Survey, files: Sequence[DensityFile]) -> dict[str, str]:
+    """Where each recorded material lies now: folders may have been moved, and files packed."""
+    path = {file.name: file.path for file in files}
+    now = {each.content_sha256: path[each.name] for each in looked.materials}
+    return {each["name"]: now[each["content_sha256"]] for each in recorded}
+
+
+class _Request(TypedDict):
+    species: list[str]
+    accept: list[str]
+
+
+class _Record(TypedDict):
+    materials: list[Material]
+    request: _Request
+    validation_formulas: list[str]
+
+
+def materials_of(recorded: Mapping[str, Any]) -> list[Material]:
+    """The materials of a record."""
+    return typed(recorded["materials"], list[Material], FOLDER_FILE, _AGAIN)
+
+
+def _recorded(folder: Path) -> dict[str, Any] | None:
+    """What the data in a folder were made of; None if they were not begun."""
+    place = folder / FOLDER_FILE
+    if not place.exists():
+        return None
+    content, _ = parse_checked(place.read_bytes(), str(place), "the record of a folder's densities", _AGAIN)
+    typed(content, _Record, place, _AGAIN)
+    return content
+
+
+def _refuse_other_source(folder: Path, run_name: str) -> None:
+    """Refuse the data of a run that was begun with those of another source."""
+    if not (folder / FOLDER_FILE).exists() and any(read_plan(Store(folder / split)) is not None for split in SPLITS):
+        raise TomatError(
+            f"run '{run_name}' has data of another source in {folder}; use another --run_name for the densities of a "
+            "folder."
+        )
+
+
+def _refuse_other_request(recorded: Mapping[str, Any], request: FolderRequest, run_name: str) -> None:
+    wanted = json.loads(json.dumps(asdict(request)))
+    del wanted["most_bins"]  # a limit; the run's own configuration names the bins that were chosen
+    differing = {key: (recorded.get(key), value) for key, value in wanted.items() if recorded.get(key) != value}
+    if differing:
+        lines = "\n".join(f"  {key}: {before!r} -> {now!r}" for key, (before, now) in sorted(differing.items()))
+        raise TomatError(
+            f"the data of run '{run_name}' were made with other settings:\n{lines}\nUse another --run_name, or the "
+            "settings that the run began with."
+        )
+
+
+def _refuse_other_content(recorded: Sequence[Mapping[str, Any]], looked: Survey, place: str, run_name: str) -> None:
+    """Refuse other densities than those that the run began with; names and formats may have changed."""
+    before = {each["content_sha256"]: each["name"] for each in recorded}
+    now = {each.content_sha256: each.name for each in looked.materials}
+    new = [name for content, name in now.items() if content not in before]
+    gone = [name for content, name in before.items() if content not in now]
+    if new or gone:
+        lines = "\n".join(f"  {what}: {_some(names)}" for names, what in ((new, "new"), (gone, "gone")) if names)
+        raise TomatError(
+            f"run '{run_name}' was begun with other densities than {place} holds now:\n{lines}\nUse another "
+            "--run_name, or put back what the run began with."
+        )
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """The folder for one process at a time; another waits, and then finds what the first has made."""
+    with writing(folder):
+        file = (folder / LOCK_FILE).open("a")
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            console.print(f"waiting for the process that prepares {folder}")
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield

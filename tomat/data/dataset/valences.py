@@ -1,0 +1,191 @@
+"""Valence electrons of a folder's elements: of the densities' electron counts, and of the POTCARs beside them."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from tomat.base.errors import TomatError
+from tomat.base.reporting import counted, first_line
+from tomat.data.dataset.contents import Material
+from tomat.data.dataset.potcar import potcar_beside, potcar_valences
+from tomat.data.density.electron_count import ELECTRON_TOLERANCE
+from tomat.data.density.elements import atomic_number, symbol_of
+from tomat.data.density.valence_table import readings
+from tomat.data.density.valences import VALENCE_TOLERANCE, settled_valences
+
+MOST_TRIED = 50
+"""Kinds of densities whose valences are tried for all."""
+
+_OF_COUNTS = "the densities' electron counts"
+
+
+@dataclass(frozen=True)
+class Potcars:
+    """What the POTCARs beside densities state."""
+
+    valences: Mapping[int, tuple[float, str]] = field(default_factory=dict)
+    """By atomic number: the electrons, and the first file that says so."""
+    differing: Mapping[int, str] = field(default_factory=dict)
+    """Elements of which two files say different numbers, in words; they have none."""
+    paths: frozenset[str] = frozenset()
+    """Of all that were read."""
+    ignored: Mapping[str, str] = field(default_factory=dict)
+    """Why, by path, of those that state nothing."""
+
+
+def potcars_beside(paths: Iterable[str]) -> Potcars:
+    """Read the POTCARs in the folders of densities.
+
+    Args:
+        paths: of the densities that were read.
+    """
+    places = dict.fromkeys(place for path in paths if (place := potcar_beside(path)))
+    valences: dict[int, tuple[float, str]] = {}
+    differing: dict[int, str] = {}
+    ignored: dict[str, str] = {}
+    for place in places:
+        try:
+            found = potcar_valences(place)
+        except TomatError as error:
+            ignored[str(place)] = first_line(error)
+            continue
+        if not found:
+            ignored[str(place)] = "it states no element with its valence (VRHFIN, ZVAL)"
+        for z, electrons in found.items():
+            before, source = valences.setdefault(z, (electrons, str(place)))
+            if before != electrons:
+                differing.setdefault(z, f"{symbol_of(z)} {before:g} in {source}, {electrons:g} in {place}")
+    valences = {z: value for z, value in valences.items() if z not in differing}
+    return Potcars(valences, differing, frozenset(map(str, places)), ignored)
+
+
+def choose_valences(
+    materials: Sequence[Material], potcars: Potcars, accept: Sequence[str] = ()
+) -> tuple[dict[int, float], str]:
+    """The valence electrons of each element, as far as counts or POTCARs settle them, and where each is from.
+
+    Args:
+        materials: that are learnt from.
+        potcars: beside them, and beside what is held out.
+        accept: of the rules of reading; `electrons` lets densities differ in what their atoms bring.
+
+    Returns:
+        By atomic number; and `Mg 2, O 6 of the densities' electron counts; Na 1 of a/POTCAR`.
+
+    Raises:
+        TomatError: a POTCAR says another number than the counts, or a sum that a density does not hold; densities
+            whose electrons do not fit those of most others.
+    """
+    atoms = [{atomic_number(symbol): count for symbol, count in each.atoms.items()} for each in materials]
+    electrons = [each.electrons for each in materials]
+    elements = sorted({z for row in atoms for z in row})
+    settled = settled_valences(atoms, electrons)
+    if "electrons" not in accept:
+        _refuse_odd_ones(materials)
+    for z, number in settled.items():
+        said, source = potcars.valences.get(z, (number, ""))
+        if abs(said - number) > VALENCE_TOLERANCE:
+            raise TomatError(
+                f"valence electrons of {symbol_of(z)}: {_OF_COUNTS} give {number:g}, {source} says ZVAL = {said:g}. "
+                "Put the POTCAR of these calculations there, or take it away."
+            )
+    stated = {z: potcars.valences[z] for z in elements if z in potcars.valences and z not in settled}
+    valences = {**settled, **{z: number for z, (number, _) in stated.items()}}
+    if stated:
+        valences |= settled_valences(atoms, electrons, valences)
+        _refuse_other_sums(materials, atoms, valences, stated)
+    by_source: dict[str, list[str]] = {}
+    for z in elements:
+        source = stated[z][1] if z in stated else _OF_COUNTS if z in valences else ""
+        words = f"{symbol_of(z)} {valences[z]:g}" if z in valences else symbol_of(z)
+        by_source.setdefault(source, []).append(words)
+    unknown = by_source.pop("", [])
+    parts = [f"{', '.join(words)} of {source}" for source, words in by_source.items()]
+    if unknown:
+        differing = [potcars.differing[z] for z in elements if z not in valences and z in potcars.differing]
+        why = f" (the POTCARs differ: {'; '.join(differing)})" if differing else ""
+        asked = ",".join(f"{symbol}=N" for symbol in unknown)
+        parts.append(f"not known of {', '.join(unknown)}{why}: `tomat predict` asks for --valences {asked}")
+    return valences, "; ".join(parts)
+
+
+def _refuse_odd_ones(materials: Sequence[Material]) -> None:
+    """Refuse densities in which an element brings another number of electrons than in most others: calculations with
+    other pseudopotentials, whose atoms one model cannot tell apart."""
+    meanings = []
+    for each in materials:
+        numbers = np.repeat([atomic_number(symbol) for symbol in each.atoms], list(each.atoms.values()))
+        near = (one for one in readings(numbers) if abs(one.electrons - each.electrons) < ELECTRON_TOLERANCE)
+        meanings.append(tuple(dict(one.valences) for one in near))
+    common = common_valences(meanings)
+    odd = [
+        (each, ways)
+        for each, ways in zip(materials, meanings, strict=True)
+        if ways and not any(all(common.get(z) == n for z, n in way.items()) for way in ways)
+    ]
+    if not odd:
+        return
+    names = "; ".join(
+        f"{each.name} holds {each.electrons:.6g} electrons, expected "
+        f"{sum(common[atomic_number(symbol)] * count for symbol, count in each.atoms.items()):g}"
+        for each, _ in odd[:5]
+    )
+    more = f" and {len(odd) - 5:,} more" if len(odd) > 5 else ""
+    words = ", ".join(f"{symbol_of(z)} {n:g}" for z, n in sorted(common.items()))
+    raise TomatError(
+        f"valence electrons: most densities fit {words}, and {counted(len(odd), 'density', 'densities')} not: "
+        f"{names}{more}. Take them out of the folder, or learn from all of them with `--data.accept electrons`."
+    )
+
+
+def common_valences(meanings: Sequence[Sequence[Mapping[int, float]]]) -> dict[int, float]:
+    """The valences that explain most densities.
+
+    Args:
+        meanings: of each density, the valences that its count allows, by atomic number.
+    """
+    kinds = Counter(tuple(tuple(sorted(way.items())) for way in ways) for ways in meanings if ways)
+    votes: dict[int, dict[float, float]] = {}
+    for ways, often in kinds.items():
+        for z in {z for way in ways for z, _ in way}:
+            numbers = {dict(way)[z] for way in ways}
+            for number in numbers:
+                of_z = votes.setdefault(z, {})
+                of_z[number] = of_z.get(number, 0.0) + often / len(numbers)
+    # Of numbers that explain as many, the smallest: most cores are left out.
+    found = {z: min(each, key=lambda number: (-each[number], number)) for z, each in votes.items()}
+
+    def explained(valences: Mapping[int, float]) -> int:
+        return sum(n for ways, n in kinds.items() if any(all(valences[z] == v for z, v in way) for way in ways))
+
+    best, better = explained(found), True
+    while better:
+        better = False
+        for ways, _ in kinds.most_common(MOST_TRIED):
+            for way in ways:
+                changed = {**found, **dict(way)}
+                if (now := explained(changed)) > best:
+                    found, best, better = changed, now, True
+    return found
+
+
+def _refuse_other_sums(
+    materials: Sequence[Material],
+    atoms: Sequence[Mapping[int, int]],
+    valences: Mapping[int, float],
+    stated: Mapping[int, tuple[float, str]],
+) -> None:
+    """Refuse POTCARs with which a density would have other electrons than it holds."""
+    for material, row in zip(materials, atoms, strict=True):
+        if not set(row) <= set(valences):
+            continue
+        expected = sum(valences[z] * count for z, count in row.items())
+        if abs(expected - material.electrons) > VALENCE_TOLERANCE * len(row):
+            said = "; ".join(f"{symbol_of(z)} {stated[z][0]:g} in {stated[z][1]}" for z in row if z in stated)
+            raise TomatError(
+                f"valence electrons: {material.name} holds {material.electrons:.6g} electrons, and has {expected:g} "
+                f"with ZVAL of the POTCARs ({said}). Put the POTCAR of these calculations there, or take it or that "
+                "density away."
+            )

@@ -1,0 +1,277 @@
+"""Do these atoms sit on this density?
+
+Every density is near a sum of atoms: one radial function for each element, fitted to the density itself, leaves some
+percent of it. Around places where no atoms are it leaves half and more. What the functions are does not matter, so that
+pseudo-densities with a hole at the nucleus, all-electron densities with a cusp and empty ions are all fitted.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tomat.base.errors import TomatError
+from tomat.data.density.crystal import Crystal
+from tomat.data.density.elements import symbol_of
+from tomat.data.density.geometry import BOHR_A, nearest_distances_a
+from tomat.data.density.promolecule import radial_sums
+from tomat.data.density.radial import RadialBasis
+from tomat.data.density.valence_table import Reading
+
+BASIS = RadialBasis(16, 4.0, 0.15)
+"""Knots are 0.03 A apart at the nucleus, as all-electron densities need."""
+
+SAMPLES = 1536
+"""Voxels that are fitted, drawn in proportion to density and volume: 3 to 30 ms."""
+
+LARGEST_MISFIT = 0.34
+"""Share of the electrons that a sum of atoms may leave. The 103 embedded cells have 0.5 to 10.2 %, silicon of VASP
+10 %, Ca2N (electrons where no atom is) 2 %, molecules of hydrogen to methane in a box 8 to 14 %, fcc aluminium 5 %;
+with their atoms moved by (0.13, 0.21, 0.37) of the cell the embedded ones have 35 % and more."""
+
+DOUBTFUL_MISFIT = 0.2
+"""From which on `tomat density show` says that it is much."""
+
+BETTER_SHARE, LEAST_GAIN = 0.85, 0.02
+"""Another reading of the file is the right one if it leaves less than this share, and so much less. Of the embedded
+cells none has less than 0.99 with its axes exchanged."""
+
+COARSEST_A = 0.4
+"""Voxels further apart show too little of an atom to judge by."""
+
+SPHERE_A = 1.0
+"""Radius around a nucleus, at most half the distance to the nearest atom, in which electrons are counted."""
+
+MOST_GAINED = 1.5
+"""Electrons that such a sphere may hold beyond those that the atom brings."""
+
+LEAST_HELD = 0.05
+"""Share of its valence electrons that an atom of at least `MANY` must have in a sphere of 1 A; less in a smaller one,
+by its volume."""
+
+MANY = 5
+
+CORE_SPHERE_A, LEAST_CORE_SHARE = 0.5, 0.7
+"""An all-electron density holds in this radius at least this share of what Thomas and Fermi's atom has there."""
+
+ATOMS_LOOKED_AT = 8
+"""Of each element, at most."""
+
+
+@dataclass(frozen=True)
+class Misfit:
+    """What a sum of atoms leaves of a density."""
+
+    share: float
+    """Of the electrons."""
+    worst_frac: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    """Where most is left over."""
+    worst_e_per_a3: float = 0.0
+    """Density there."""
+
+
+def misfit_of(
+    rho: np.ndarray, lattice: np.ndarray, atomic_numbers: np.ndarray, frac_coords: np.ndarray
+) -> Misfit | None:
+    """Fit a sum of atoms to a density.
+
+    Args:
+        rho: `[nx, ny, nz]`, in any unit; the share does not depend on it.
+        lattice: `[3, 3]` in A.
+        atomic_numbers: `[n]`.
+        frac_coords: `[n, 3]`.
+
+    Returns:
+        What is left; None where the voxels are too far apart to tell.
+    """
+    from scipy.optimize import nnls
+
+    if max(np.linalg.norm(lattice, axis=1) / rho.shape) > COARSEST_A:
+        return None
+    index, weights = _samples(rho)
+    places = np.stack(np.unravel_index(index, rho.shape), axis=1) / np.array(rho.shape)
+    sums = radial_sums(Crystal(lattice, atomic_numbers, frac_coords), places, BASIS)
+    # The last column is the density of what is everywhere, as of the electrons of a metal.
+    functions = np.concatenate([*(sums[z] for z in sorted(sums)), np.ones((len(places), 1))], axis=1)
+    found = rho.ravel()[index].astype(np.float64)
+    mean = float(np.mean(rho, dtype=np.float64))
+    if not mean > 0:
+        return None
+    root = np.sqrt(weights / (np.abs(found) + mean))
+    coefficients, _ = nnls(functions * root[:, None], found * root, maxiter=100 * functions.shape[1])
+    left = found - functions @ coefficients
+    worst = int(np.argmax(left))
+    x, y, z = places[worst].tolist()
+    return Misfit(float((weights * np.abs(left)).sum() / (weights * found).sum()), (x, y, z), float(found[worst]))
+
+
+def _samples(rho: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Flat indices of voxels, and how many each stands for."""
+    flat = rho.ravel().astype(np.float64)
+    if flat.size <= SAMPLES:
+        return np.arange(flat.size), np.ones(flat.size)
+    chances = np.abs(flat) + np.abs(flat).mean()
+    total = np.cumsum(chances)
+    places = (np.arange(SAMPLES) + np.random.default_rng(0).random(SAMPLES)) / SAMPLES * total[-1]
+    index = np.minimum(np.searchsorted(total, places), flat.size - 1)
+    return index, total[-1] / SAMPLES / chances[index]
+
+
+def check_atoms_on_density(
+    values: np.ndarray,
+    lattice: np.ndarray,
+    atomic_numbers: np.ndarray,
+    frac_coords: np.ndarray,
+    source: str,
+    meanings: Sequence[Reading] = (),
+    hint: str = "",
+) -> None:
+    """Refuse a density that does not lie on its atoms, or on other elements than those.
+
+    Args:
+        values: `[nx, ny, nz]`, rho x V in electrons.
+        lattice: `[3, 3]` in A.
+        atomic_numbers: `[n]`.
+        frac_coords: `[n, 3]`.
+        source: named in errors.
+        meanings: how many electrons the atoms can bring, by the count; empty where that is not known.
+        hint: a sentence on what else the values may be, said where no meaning holds.
+
+    Raises:
+        TomatError: with the share that a sum of atoms leaves, and which other reading of the file would be right.
+    """
+    found = misfit_of(values, lattice, atomic_numbers, frac_coords)
+    if found is None:
+        return
+    remedy = "`--accept atoms` reads it as it is."
+    if found.share > LEAST_GAIN:
+        for words, other, coords in _other_readings(values, frac_coords):
+            again = misfit_of(other, lattice, atomic_numbers, coords)
+            share = np.inf if again is None else again.share
+            if share < BETTER_SHARE * found.share and share < found.share - LEAST_GAIN and share < LARGEST_MISFIT:
+                raise TomatError(
+                    f"{source}: {words}: so, one function an element around the atoms leaves {100 * share:.1f} % of "
+                    f"the density, as read {100 * found.share:.0f} %. {remedy}"
+                )
+    if found.share > LARGEST_MISFIT:
+        away = _from_atoms_a(lattice, frac_coords, np.array(found.worst_frac))
+        place = ", ".join(f"{each:.3f}" for each in found.worst_frac)
+        density = found.worst_e_per_a3 / abs(float(np.linalg.det(lattice)))
+        raise TomatError(
+            f"{source}: the density does not lie on the atoms: {density:.2g} e/A^3 at ({place}) of the cell, {away:.2f}"
+            f" A from the nearest. One function an element around them leaves {100 * found.share:.0f} % of it, "
+            f"expected at most {100 * LARGEST_MISFIT:.0f} %; atoms are missing or elsewhere, or the values are in "
+            f"another order. {remedy}"
+        )
+    if meanings:
+        _check_elements(values, lattice, atomic_numbers, frac_coords, source, meanings, hint, remedy)
+
+
+def _other_readings(values: np.ndarray, frac_coords: np.ndarray) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
+    """What else a file may mean: in words, its values and its atoms."""
+    order = "the values are in the other order of axes,"
+    yield f"{order} z fastest where x is expected", values.ravel(order="F").reshape(values.shape), frac_coords
+    yield f"{order} x fastest where z is expected", values.ravel().reshape(values.shape, order="F"), frac_coords
+    for factor, words in ((1 / BOHR_A, "A in a cell in bohr"), (BOHR_A, "bohr in a cell in A")):
+        yield (
+            f"the atoms are in {words}, expected {factor:.4g} times their coordinates",
+            values,
+            frac_coords * factor,
+        )
+    yield "the atoms are off by half the cell, its origin is wrong", values, frac_coords + 0.5
+
+
+def _check_elements(
+    values: np.ndarray,
+    lattice: np.ndarray,
+    atomic_numbers: np.ndarray,
+    frac_coords: np.ndarray,
+    source: str,
+    meanings: Sequence[Reading],
+    hint: str,
+    remedy: str,
+) -> None:
+    """Refuse atoms that hold more or fewer electrons than any meaning of the count lets them."""
+    nearest = nearest_distances_a(lattice, frac_coords)
+    held: dict[int, tuple[float, float]] = {}
+    cores: dict[int, float] = {}
+    for z in np.unique(atomic_numbers).tolist():
+        atoms = np.flatnonzero(atomic_numbers == z)[:ATOMS_LOOKED_AT]
+        radii = np.minimum(SPHERE_A, nearest[atoms] / 2)
+        held[z] = (
+            float(
+                np.mean(
+                    [electrons_within(values, lattice, frac_coords[i], r) for i, r in zip(atoms, radii, strict=True)]
+                )
+            ),
+            float(radii.mean()),
+        )
+        cores[z] = float(np.mean([electrons_within(values, lattice, frac_coords[i], CORE_SPHERE_A) for i in atoms]))
+    faults = [_fault(each, held, cores) for each in meanings]
+    if all(faults):
+        first = f"{hint} As read, " if hint else ""
+        raise TomatError(
+            f"{source}: {first}the density lies on other elements than its atoms are: {faults[0]}. {remedy}"
+        )
+
+
+def _fault(meaning: Reading, held: dict[int, tuple[float, float]], cores: dict[int, float]) -> str:
+    """What one meaning of the count cannot explain, in words; empty if it explains all."""
+    for z in meaning.with_cores:
+        expected = thomas_fermi_electrons(z, CORE_SPHERE_A)
+        if z > 10 and cores[z] < LEAST_CORE_SHARE * expected:
+            return (
+                f"{meaning.words()} would be all electrons, but {symbol_of(z)} has {cores[z]:.2g} within "
+                f"{CORE_SPHERE_A:g} A, its shells {expected:.2g}"
+            )
+    for z, (electrons, radius_a) in held.items():
+        valence = meaning.valences[z]
+        words = f"{symbol_of(z)} has {electrons:.2g} electrons within {radius_a:.2f} A and brings {valence:g}"
+        if electrons > valence + MOST_GAINED:
+            return words
+        if valence >= MANY and electrons < LEAST_HELD * valence * (radius_a / SPHERE_A) ** 3:
+            return words
+    return ""
+
+
+def _from_atoms_a(lattice: np.ndarray, frac_coords: np.ndarray, place: np.ndarray) -> float:
+    """Distance of a place from the nearest atom, A."""
+    away = frac_coords - place
+    away -= np.round(away)
+    images = np.array(list(np.ndindex(3, 3, 3))) - 1
+    return float(np.linalg.norm((away[:, None] + images) @ lattice, axis=-1).min())
+
+
+def electrons_within(values: np.ndarray, lattice: np.ndarray, frac: np.ndarray, radius_a: float) -> float:
+    """Electrons in a sphere, by its voxels.
+
+    Args:
+        values: `[nx, ny, nz]`, rho x V in electrons.
+        lattice: `[3, 3]` in A.
+        frac: `[3]`, its centre.
+        radius_a: of the sphere.
+    """
+    shape = np.array(values.shape)
+    steps = lattice / shape[:, None]
+    reach = np.ceil(radius_a * np.linalg.norm(np.linalg.inv(steps), axis=0)).astype(int)
+    at = frac * shape
+    nearest = np.round(at).astype(int)
+    axes = [np.arange(n - r, n + r + 1) for n, r in zip(nearest, reach, strict=True)]
+    x, y, z = ((axis - a)[:, None] * step for axis, a, step in zip(axes, at, steps, strict=True))
+    away = x[:, None, None] + y[None, :, None] + z[None, None, :]
+    inside = (away**2).sum(axis=-1) <= radius_a**2
+    found = values[np.ix_(*(axis % n for axis, n in zip(axes, values.shape, strict=True)))]
+    n_inside = int(inside.sum())
+    if not n_inside:
+        return 0.0
+    volume_a3 = abs(float(np.linalg.det(lattice)))
+    # By the mean in it: a sphere of few voxels has not the volume that they have.
+    return float(found[inside].mean()) * (4 / 3 * np.pi * radius_a**3) / volume_a3
+
+
+def thomas_fermi_electrons(number: int, radius_a: float) -> float:
+    """Electrons within a radius of the neutral atom of Thomas and Fermi: Z (1 - phi(x) + x phi'(x)) at
+    x = r / (0.8853 a0 Z^(-1/3)), with phi of three exponentials (Moliere, Z. Naturforsch. 2a, 133, 1947)."""
+    x = radius_a / (0.8853 * BOHR_A * number ** (-1 / 3))
+    parts = ((0.1, 6.0), (0.55, 1.2), (0.35, 0.3))
+    return number * (1 - sum(share * (1 + rate * x) * np.exp(-rate * x) for share, rate in parts))

@@ -1,0 +1,268 @@
+"""VASP's CHGCAR: text, rho x V in electrons, x fastest. Plain, `.gz`, `.bz2` or `.xz`."""
+
+import contextlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from tomat.base.errors import TomatError
+from tomat.data.density.checks import density_of
+from tomat.data.density.crystal import Crystal
+from tomat.data.density.grid import DensityGrid
+from tomat.data.density.kinds import check_kind
+from tomat.data.density.limits import COMPRESSION_ERRORS, BoundedText, check_grid_shape, open_text
+from tomat.data.density.number_block import LONGEST_LINE_BYTES, parsed, read_block, with_e, without_padding
+from tomat.data.density.poscar import read_header, species_of
+from tomat.data.density.rules import DEFAULT_RULES, ReadRules
+
+Location = str | os.PathLike[str]
+
+_VALUE_BYTES = 32
+"""Most bytes of text for a value: VASP writes 18, `%.18e` takes 26."""
+
+_BYTES_PER_ATOM = 100_000
+"""Most bytes of text for the augmentation occupancies of an atom in one block: 32 projectors, 32^2 values."""
+
+_AUGMENTATION = b"augmentation occupancies"
+_IMAGINARY = b" (imaginary part)"
+"""Follows `_AUGMENTATION` where magnetisation is not collinear, as with spin-orbit coupling."""
+KIND = "CHGCAR"
+"""What errors call the file."""
+
+
+def read_chgcar(path: Location, material_id: str | None = None, rules: ReadRules = DEFAULT_RULES) -> DensityGrid:
+    """Read the total density of a CHGCAR; spin densities and augmentation occupancies in it are checked and left alone.
+
+    Args:
+        material_id: name to give it; else the file name.
+        rules: elements of a file that names none, and refusals that are lifted.
+
+    Returns:
+        The density in e/A^3; negative values are set to zero and counted in `clipped_voxels`.
+
+    Raises:
+        TomatError: no such file, a file that is no CHGCAR, ends early, holds more or fewer values than its grid, or
+            names no elements; a name or title of what is no total density; whatever `density_of` refuses.
+    """
+    source = os.fspath(path)
+    if not Path(path).is_file():
+        raise TomatError(f"no CHGCAR at {source}; expected a file.")
+    with _opened(source) as text:
+        header = read_header(text)
+        kind = check_kind(source, [header.title], rules.accept)
+        numbers = species_of(header, Path(path), rules)
+        values, _ = _read_values(text, len(numbers))
+    return density_of(
+        values,
+        header.lattice,
+        numbers,
+        header.frac_coords,
+        source=source,
+        material_id=material_id or Path(source).name,
+        rules=rules,
+        partial=kind is not None and kind.form == "not_total",
+    )
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a file of a density holds beside the total density."""
+
+    spin_densities: int = 0
+    """0, 1 (collinear) or 3 (non-collinear)."""
+    augmentation: bool = False
+    """Occupancies inside the PAW spheres."""
+    ghost_atoms: int = 0
+    """Basis functions without a nucleus, Z = 0 in a cube; not among the atoms that are read."""
+
+
+def read_parts(path: Location) -> Parts:
+    """What a CHGCAR holds beside the total density; it is read to its end.
+
+    Raises:
+        TomatError: no such file, or no complete CHGCAR.
+    """
+    with _opened(os.fspath(path)) as text:
+        return _read_values(text, sum(read_header(text).counts))[1]
+
+
+@dataclass(frozen=True, eq=False)
+class Augmentation:
+    """What a CHGCAR holds of the inside of the PAW spheres, line by line, and the atoms it belongs to."""
+
+    crystal: Crystal
+    lines: tuple[str, ...]
+    """Each with its end: `augmentation occupancies   1  33` and the values, atom after atom. As they stand in the file
+    but for what pymatgen cannot read: numbers that have grown together, and exponents with D or without E."""
+
+
+def read_grid_shape(path: Location) -> tuple[int, int, int]:
+    """The sides of the grid of a CHGCAR; of its values none is read.
+
+    Raises:
+        TomatError: no such file, or no complete header.
+    """
+    source = os.fspath(path)
+    with _opened(source) as text:
+        read_header(text)
+        return _shape(text)
+
+
+def read_augmentation(path: Location, rules: ReadRules = DEFAULT_RULES) -> Augmentation:
+    """The augmentation occupancies of the total density of a CHGCAR.
+
+    Raises:
+        TomatError: no such file, no complete CHGCAR, or other than one block of occupancies for each of its atoms.
+    """
+    source = os.fspath(path)
+    with _opened(source) as text:
+        header = read_header(text)
+        crystal = Crystal(header.lattice, species_of(header, Path(path), rules), header.frac_coords, source)
+        shape = _shape(text)
+        read_block(text, int(np.prod(shape)), f"grid {_sides(shape)}", KIND)
+        lines: list[str] = []
+        parts: list[tuple[int, bool]] = []
+        atom = 0
+        while (line := text.line(LONGEST_LINE_BYTES)).strip().startswith(_AUGMENTATION):
+            atom, imaginary, count = _occupancies(line.strip(), atom, source)
+            parts.append((atom, imaginary))
+            lines.append(_head(atom, imaginary, count) if max(atom, count) > 999 else line.decode("latin-1"))
+            found = 0
+            while found < count:
+                if not (line := text.line(LONGEST_LINE_BYTES)):
+                    raise TomatError(f"{source} ends in the augmentation occupancies of atom {atom}.")
+                found += parsed(line, source, "augmentation occupancies", KIND).size
+                lines.append(with_e(line).decode("latin-1"))
+        n_atoms = len(crystal.atomic_numbers)
+        both = any(imaginary for _, imaginary in parts)
+        if parts != [(each, kind) for each in range(1, n_atoms + 1) for kind in ((False, True) if both else (False,))]:
+            raise TomatError(
+                f"{source} has augmentation occupancies of {len(dict(parts))} of its {n_atoms} atoms"
+                f"{', some without an imaginary part' if both else ''}; expected those of each, in order."
+            )
+    return Augmentation(crystal, tuple(lines))
+
+
+@contextlib.contextmanager
+def _opened(source: str) -> Iterator[BoundedText]:
+    """The text of a file that has the form of a CHGCAR."""
+    if not Path(source).is_file():
+        raise TomatError(f"no CHGCAR at {source}; expected a file.")
+    try:
+        text = open_text(source)
+        with text.stream:
+            yield text
+    except COMPRESSION_ERRORS as error:
+        raise TomatError(
+            f"{source} is not a complete CHGCAR ({type(error).__name__}: {error}). It may be cut off or damaged: "
+            "compare it with the original."
+        ) from error
+
+
+def _read_values(text: BoundedText, n_atoms: int) -> tuple[np.ndarray, Parts]:
+    """The total density, rho x V, `[nx, ny, nz]`, and what else there is. What is behind it is walked through to
+    the end, so that values left over, a spin density cut off and a damaged end of the compression are seen."""
+    source = text.source
+    shape = _shape(text)
+    n_values = int(np.prod(shape))
+    text.limit_bytes = text.read_bytes + 4 * (n_values * _VALUE_BYTES + n_atoms * _BYTES_PER_ATOM) + 2**20
+    total = read_block(text, n_values, f"grid {_sides(shape)}", KIND)
+    blocks, loose, per_line, atom, augmentation = 1, 0, 1, 0, False
+    while line := _next_line(text, LONGEST_LINE_BYTES):
+        grid = _grid_line(line)
+        if grid is not None:
+            if grid != shape or loose not in (0, n_atoms) or blocks == 4:
+                raise TomatError(
+                    f"{source}: after {blocks} block(s) on the grid {_sides(shape)} and {loose} further values there "
+                    f"is a grid {_sides(grid)}; expected up to three spin densities on the same grid."
+                )
+            read_block(text, n_values, f"spin density on the grid {_sides(shape)}", KIND)
+            blocks, loose, atom = blocks + 1, 0, 0
+        elif line.startswith(_AUGMENTATION):
+            atom, _, count = _occupancies(line, atom, source)
+            read_block(text, count, "augmentation occupancies", KIND)
+            augmentation = True
+        else:  # the magnetic moments of the atoms stand before a spin density
+            moments = parsed(line, source, "magnetic moments", KIND)
+            per_line = max(per_line, moments.size)
+            loose += without_padding(moments, n_atoms - loose, per_line).size if loose < n_atoms else moments.size
+            if loose > n_atoms:
+                break
+    if loose:
+        raise TomatError(
+            f"{source}: values are left over after the {n_values:,} of the grid {_sides(shape)}; the grid line or the "
+            "values are damaged."
+        )
+    if blocks == 3:
+        raise TomatError(f"{source} is not a complete CHGCAR: it ends after two of three magnetisation densities.")
+    return np.ascontiguousarray(total.reshape(shape, order="F")), Parts(blocks - 1, augmentation)
+
+
+def _occupancies(line: bytes, before: int, source: str) -> tuple[int, bool, int]:
+    """Atom, whether of the imaginary part, and how many values follow, from the line before them.
+
+    VASP writes both in four columns each (2I4): 1000 and 1234 are one word, and atom 10,000 is `****`.
+
+    Args:
+        line: stripped.
+        before: the atom before.
+    """
+    rest = line.removeprefix(_AUGMENTATION)
+    imaginary = rest.startswith(_IMAGINARY)
+    words = rest.removeprefix(_IMAGINARY).split()
+    if len(words) == 1:
+        words = [words[0][:-4], words[0][-4:]]
+    elif len(words) > 2:  # as `_head` writes it, once in columns and once apart
+        columns = b"".join(words[:-2])
+        words = words[-2:]
+        if columns not in (b"".join(words), b"****" + words[1]):
+            words = []
+    if len(words) == 2 and words[0] == b"****":
+        words[0] = str(before if imaginary else before + 1).encode()
+    if len(words) != 2 or not all(word.isdigit() and len(word) <= 6 for word in words):
+        raise TomatError(
+            f"{source}: found {line[:60].decode('latin-1')!r}; expected an atom and the number of augmentation "
+            "occupancies."
+        )
+    return int(words[0]), imaginary, int(words[1])
+
+
+def _head(atom: int, imaginary: bool, count: int) -> str:
+    """The line before augmentation occupancies, with atom and count twice: in columns that have grown together, as VASP
+    writes and reads them (2I4), and apart, as pymatgen reads the end of the line."""
+    label = (_AUGMENTATION + _IMAGINARY * imaginary).decode()
+    columns = f"{atom:4d}" if atom < 10_000 else "****"
+    return f"{label}{columns}{count:4d} {atom} {count}\n"
+
+
+def _shape(text: BoundedText) -> tuple[int, int, int]:
+    """The sides of the grid, from the line that follows the header."""
+    shape = _grid_line(_next_line(text, 4096))
+    if shape is None:
+        raise TomatError(f"{text.source} is not a complete CHGCAR: no line with the three sides of the grid.")
+    check_grid_shape(shape, text.source)
+    return shape
+
+
+def _next_line(text: BoundedText, longest: int) -> bytes:
+    """The next line that is not empty, stripped; empty at the end."""
+    while line := text.line(longest):
+        if stripped := line.strip():
+            return stripped
+    return b""
+
+
+def _grid_line(line: bytes) -> tuple[int, int, int] | None:
+    """The sides in a line of three whole numbers; None for another line."""
+    words = line.split()
+    if len(words) != 3 or not all(word.isdigit() and len(word) < 10 for word in words):
+        return None
+    nx, ny, nz = (int(word) for word in words)
+    return nx, ny, nz
+
+
+def _sides(shape: tuple[int, int, int]) -> str:
+    return " x ".join(map(str, shape))

@@ -1,0 +1,120 @@
+"""`Crystal`: cell and atoms without a density, and the atoms (periodic images too) that a box of space can see."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from tomat.base.errors import TomatError
+from tomat.data.density.elements import SYMBOLS
+from tomat.data.density.geometry import LARGEST_LENGTH_A, reduced_basis
+from tomat.data.density.grid import SMALLEST_CELL_VOLUME_A3, DensityGrid
+
+MOST_IMAGES = 10_000_000
+"""Of atoms, that are looked at for one box: 240 MB. A box of a reduced cell has some ten for each of its atoms."""
+
+
+@dataclass(frozen=True, eq=False)
+class Crystal:
+    """A periodic cell and its atoms.
+
+    Raises:
+        TomatError: an array of the wrong shape, a value that is not finite, a flat cell, no atom, an atomic number
+            outside 1..118.
+    """
+
+    lattice: np.ndarray
+    """float64 `[3, 3]`, rows a, b, c in A."""
+    atomic_numbers: np.ndarray
+    """int64 `[n_atoms]`, 1..118."""
+    frac_coords: np.ndarray
+    """float64 `[n_atoms, 3]`."""
+    name: str = ""
+    """Appears in messages."""
+
+    def __post_init__(self) -> None:
+        where = f"structure {self.name!r}" if self.name else "structure"
+        lattice = np.array(self.lattice, dtype=np.float64)
+        numbers = np.array(self.atomic_numbers, dtype=np.int64).reshape(-1)
+        coords = np.array(self.frac_coords, dtype=np.float64).reshape(-1, 3)
+        # NaN is refused too: it is below nothing.
+        if lattice.shape != (3, 3) or not (np.abs(lattice) < LARGEST_LENGTH_A).all():
+            raise TomatError(
+                f"{where}: expected a finite lattice of 3 row vectors, found shape {lattice.shape} with numbers up to "
+                f"{np.abs(lattice).max(initial=0):.4g} A (at most {LARGEST_LENGTH_A:g})."
+            )
+        if abs(float(np.linalg.det(lattice))) < SMALLEST_CELL_VOLUME_A3:
+            raise TomatError(
+                f"{where}: the cell volume is {abs(float(np.linalg.det(lattice))):.3g} A^3; expected a periodic cell "
+                f"of at least {SMALLEST_CELL_VOLUME_A3:g}."
+            )
+        if not numbers.size or numbers.min() < 1 or numbers.max() > len(SYMBOLS):
+            raise TomatError(f"{where}: atomic numbers {numbers.tolist()[:8]}; expected some of 1..{len(SYMBOLS)}.")
+        if len(coords) != numbers.size or not np.isfinite(coords).all():
+            raise TomatError(
+                f"{where}: {numbers.size} atoms, but coordinates of shape {coords.shape}; expected finite [n, 3]."
+            )
+        for field, array in (("lattice", lattice), ("atomic_numbers", numbers), ("frac_coords", coords)):
+            array.setflags(write=False)
+            object.__setattr__(self, field, array)
+
+    @classmethod
+    def of(cls, grid: DensityGrid) -> Crystal:
+        """The crystal of a density."""
+        return cls(grid.lattice, grid.atomic_numbers, grid.frac_coords, grid.material_id)
+
+    @property
+    def volume_a3(self) -> float:
+        """Cell volume in A^3."""
+        return abs(float(np.linalg.det(self.lattice)))
+
+    @cached_property
+    def _reduced(self) -> tuple[np.ndarray, np.ndarray]:
+        """A reduced basis of the lattice, rows in A, and the atoms as fractions of it. A reduced cell is its own."""
+        basis = reduced_basis(self.lattice)
+        whole = np.round(self.lattice @ np.linalg.inv(basis))
+        return basis, self.frac_coords @ whole
+
+    def near_box(self, origin: np.ndarray, edges: np.ndarray, radius_a: float) -> tuple[np.ndarray, np.ndarray]:
+        """Atoms and periodic images within `radius_a` of a parallelepiped, nearest to its centre first.
+
+        A box stands for the points `origin + s0 edges[0] + s1 edges[1] + s2 edges[2]` with s in [0, 1]. An atom is
+        taken if it is within `radius_a` of the sphere around the box, which is never too few.
+
+        Args:
+            origin: `[3]`, A.
+            edges: `[3, 3]`, rows in A.
+            radius_a: reach of an atom.
+
+        Returns:
+            Atomic numbers int64 `[n]`, and positions float64 `[n, 3]` in A relative to `origin`.
+
+        Raises:
+            TomatError: a box that spans so many cells that more than `MOST_IMAGES` atoms would be looked at.
+        """
+        centre = origin + edges.sum(axis=0) / 2
+        corners = np.array(list(np.ndindex(2, 2, 2))) @ edges - edges.sum(axis=0) / 2
+        reach_a = radius_a + float(np.linalg.norm(corners, axis=1).max())
+        basis, fractions = self._reduced
+        inverse = np.linalg.inv(basis)
+        # Along axis i fractions grow by |row i of the inverse transposed| an angstrom at most.
+        reach = reach_a * np.linalg.norm(inverse, axis=0)
+        relative = fractions - centre @ inverse
+        relative = relative - np.floor(relative)
+        low, high = np.ceil(-reach - 1), np.floor(reach)
+        if (n_images := float(np.prod(high - low + 1)) * len(relative)) > MOST_IMAGES:
+            raise TomatError(
+                f"structure {self.name!r}: a box with edges of up to {np.linalg.norm(edges, axis=1).max():.4g} A spans "
+                f"so many cells that it sees {n_images:.3g} atoms; expected at most {MOST_IMAGES:,}. Ask for a finer "
+                "grid, or describe the lattice by its shortest vectors."
+            )
+        ranges = (np.arange(a, b + 1) for a, b in zip(low, high, strict=True))
+        steps = np.stack(np.meshgrid(*ranges, indexing="ij"), -1)
+        images = (relative[:, None] + steps.reshape(1, -1, 3)) @ basis
+        distance = np.linalg.norm(images, axis=-1)
+        atom, step = np.nonzero(distance < reach_a)
+        order = np.argsort(distance[atom, step], kind="stable")
+        positions = images[atom[order], step[order]] + edges.sum(axis=0) / 2
+        return self.atomic_numbers[atom[order]], positions

@@ -1,0 +1,210 @@
+"""Gaussian's cube: text, e/bohr^3, z fastest, lengths in bohr. Plain, `.gz`, `.bz2` or `.xz`.
+
+Read and written here, and not by pymatgen or ASE: these write the sides of a voxel to six decimals, which costs 1e-5 of
+the volume and with it of the electrons, and read a file that is cut off or goes on as if it were whole.
+"""
+
+import contextlib
+import logging
+import math
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+
+from tomat.base.errors import TomatError
+from tomat.data.density.checks import density_of
+from tomat.data.density.chgcar import Parts
+from tomat.data.density.elements import SYMBOLS
+from tomat.data.density.geometry import BOHR_A
+from tomat.data.density.grid import DensityGrid
+from tomat.data.density.kinds import check_kind
+from tomat.data.density.limits import (
+    COMPRESSION_ERRORS,
+    BoundedText,
+    check_atom_count,
+    check_grid_shape,
+    open_text,
+)
+from tomat.data.density.number_block import LONGEST_LINE_BYTES, finite_numbers, read_block
+from tomat.data.density.rules import DEFAULT_RULES, ReadRules
+
+Location = str | os.PathLike[str]
+KIND = "cube"
+SUFFIXES = (".cube", ".cub")
+_VALUE_BYTES = 32
+"""Most bytes of text for a value: Gaussian writes 13."""
+_PER_LINE = 6
+_MOST_ON_A_LINE = 2_000
+"""Words of a line of names of data sets, which are told from values by their number."""
+
+_log = logging.getLogger(__name__)
+
+
+def read_cube(path: Location, material_id: str | None = None, rules: ReadRules = DEFAULT_RULES) -> DensityGrid:
+    """Read the density of a cube whose voxels tile the cell.
+
+    Args:
+        material_id: name to give it; else the file name.
+
+    Returns:
+        The density in e/A^3, without ghost atoms (Z = 0), which are counted in a warning; negative values are set to
+        zero and counted in `clipped_voxels`.
+
+    Raises:
+        TomatError: no such file, a file that is no cube of one density, ends early or goes on, or is said to hold
+            something else than the total density; whatever `density_of` refuses.
+    """
+    source = os.fspath(path)
+    with _opened(source) as text:
+        header = _read_header(text)
+        kind = check_kind(source, header.titles, rules.accept)
+        values = _read_values(text, header)
+    if ghosts := header.ghosts:
+        _log.warning("%s has %d ghost atom(s) (Z = 0), which are left out.", source, ghosts)
+    return density_of(
+        values * (abs(float(np.linalg.det(header.lattice))) / BOHR_A**3),
+        header.lattice,
+        header.numbers[header.numbers > 0],
+        header.coords[header.numbers > 0],
+        source=source,
+        material_id=material_id or Path(source).name,
+        rules=rules,
+        partial=kind is not None and kind.form == "not_total",
+        cube=True,
+    )
+
+
+def read_cube_parts(path: Location) -> Parts:
+    """What a cube holds beside the total density; of its values none is read.
+
+    Raises:
+        TomatError: no such file, or no complete header.
+    """
+    with _opened(os.fspath(path)) as text:
+        return Parts(ghost_atoms=_read_header(text).ghosts)
+
+
+@dataclass(frozen=True)
+class _Header:
+    """What stands before the values."""
+
+    titles: list[str]
+    shape: tuple[int, int, int]
+    lattice: np.ndarray
+    """float64 `[3, 3]`, rows in A."""
+    numbers: np.ndarray
+    """int64 `[n]`, 0 of a ghost atom: basis functions without a nucleus."""
+    coords: np.ndarray
+    """float64 `[n, 3]`, fractional, from the first voxel."""
+
+    @property
+    def ghosts(self) -> int:
+        """How many atoms are none."""
+        return int(np.count_nonzero(self.numbers == 0))
+
+
+@contextlib.contextmanager
+def _opened(source: str) -> Iterator[BoundedText]:
+    """The text of a file that has the form of a cube."""
+    if not Path(source).is_file():
+        raise TomatError(f"no cube at {source}; expected a file.")
+    try:
+        text = open_text(source)
+        with text.stream:
+            yield text
+    except COMPRESSION_ERRORS as error:
+        raise TomatError(
+            f"{source} is not a complete cube ({type(error).__name__}: {error}). It may be cut off or damaged: compare "
+            "it with the original."
+        ) from error
+
+
+def _read_header(text: BoundedText) -> _Header:
+    """Up to the values; with a negative number of atoms (Gaussian's `cubegen`) a list of data sets follows them, which
+    must be one."""
+    source = text.source
+    titles = [text.line().decode("latin-1") for _ in range(2)]
+    head = _words(text, "the number of atoms and the origin", 4, 5)
+    n_atoms, n_data = _whole(head[0], source), _whole(head[4], source) if len(head) > 4 else 1
+    if n_data != 1:
+        raise TomatError(f"{source} holds {n_data} values a voxel; expected one density.")
+    check_atom_count(abs(n_atoms), source)
+    axes = [_words(text, "the voxels along an axis", 4, 4) for _ in range(3)]
+    sides = [_whole(axis[0], source) for axis in axes]
+    if len({side > 0 for side in sides}) != 1:
+        raise TomatError(f"{source}: the sides of the grid are {sides}; expected three of one sign.")
+    # A negative number of voxels: lengths in A (Gaussian's `cubegen`).
+    unit_a = BOHR_A if sides[0] > 0 else 1.0
+    nx, ny, nz = (abs(side) for side in sides)
+    check_grid_shape((nx, ny, nz), source)
+    lattice = np.array([axis[1:] for axis in axes]) * np.array([[nx], [ny], [nz]]) * unit_a
+    if not np.isfinite(lattice).all() or abs(float(np.linalg.det(lattice))) < 1e-6:
+        raise TomatError(f"{source}: the lattice is flat or not finite; the file is damaged.")
+    atoms = np.array([_words(text, "an atom", 5, 5) for _ in range(abs(n_atoms))])
+    numbers = np.array([_whole(atom[0], source) for atom in atoms.tolist()])
+    if numbers.min() < 0 or not 1 <= numbers.max() <= len(SYMBOLS):
+        raise TomatError(
+            f"{source}: atomic numbers {numbers.tolist()[:8]}; expected some of 1..{len(SYMBOLS)}, beside 0 of ghosts."
+        )
+    if n_atoms < 0:
+        sets = _words(text, "the number of data sets and a name of each", 1, _MOST_ON_A_LINE)
+        if len(sets) != 2 or sets[0] != 1:
+            shown = " ".join(f"{each:g}" for each in sets[:4])
+            raise TomatError(
+                f"{source} holds orbitals, or several data sets: its number of atoms is negative, and {shown!r} "
+                "follows them; expected `1` and a name, of one density. Write each data set to a file of its own."
+            )
+    coords = (atoms[:, 2:] - np.array(head[1:4])) * unit_a @ np.linalg.inv(lattice)
+    return _Header(titles, (nx, ny, nz), lattice, numbers, coords)
+
+
+def _read_values(text: BoundedText, header: _Header) -> np.ndarray:
+    """e/bohr^3, float64 `[nx, ny, nz]`; nothing may follow."""
+    source, n_values = text.source, math.prod(header.shape)
+    text.limit_bytes = text.read_bytes + 2 * n_values * _VALUE_BYTES + 2**20
+    values = read_block(text, n_values, f"grid {' x '.join(map(str, header.shape))}", KIND)
+    while line := text.line(LONGEST_LINE_BYTES):
+        if line.strip():
+            raise TomatError(f"{source} goes on after the {n_values:,} values of its grid; the file is damaged.")
+    return values.reshape(header.shape)
+
+
+def _words(text: BoundedText, what: str, least: int, most: int) -> list[float]:
+    """The numbers of the next line."""
+    line = text.line()
+    values = finite_numbers(line)
+    if values is None or not least <= len(values) <= most:
+        raise TomatError(
+            f"{text.source} is not a complete cube: found {line[:60].decode('latin-1').strip()!r} where {what} is "
+            f"expected, {least} finite numbers."
+        )
+    return values
+
+
+def _whole(value: float, source: str) -> int:
+    if value != int(value):
+        raise TomatError(f"{source}: found {value:g} where a whole number is expected; this is no cube.")
+    return int(value)
+
+
+def write_cube(grid: DensityGrid, file: IO[bytes]) -> None:
+    """Write `grid.rho` in e/bohr^3, six values a line and each row along z from a line of its own, as Gaussian does."""
+    n_atoms, (nx, ny, nz) = len(grid.atomic_numbers), grid.grid_shape
+    lines = [f"{grid.material_id or grid.formula}, written by tomat", "electrons/bohr^3, lengths in bohr"]
+    lines.append(f"{n_atoms:5d}" + 3 * f" {0:.12f}")
+    for side, vector in zip((nx, ny, nz), grid.lattice / BOHR_A, strict=True):
+        lines.append(f"{side:5d}" + "".join(f" {length / side:.12f}" for length in vector))
+    for number, place in zip(grid.atomic_numbers.tolist(), grid.frac_coords @ grid.lattice / BOHR_A, strict=True):
+        lines.append(f"{number:5d} {number:.6f}" + "".join(f" {length:.12f}" for length in place))
+    file.write(("\n".join(lines) + "\n").encode())
+    values = grid.rho.astype(np.float64) * BOHR_A**3
+    for plane in values:
+        rows = []
+        for row in plane.tolist():
+            words = [f" {value:.8E}" for value in row]
+            rows += ["".join(words[start : start + _PER_LINE]) for start in range(0, nz, _PER_LINE)]
+        file.write(("\n".join(rows) + "\n").encode())

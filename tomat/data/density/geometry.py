@@ -1,0 +1,206 @@
+"""Can these atoms be in this cell? Volume and distances tell a lattice in another unit, and overlapping atoms."""
+
+import numpy as np
+
+from tomat.base.errors import TomatError
+from tomat.data.density.elements import covalent_radius_a, symbol_of
+
+LEAST_VOLUME_PER_ATOM_A3 = 1.0
+"""Diamond, the densest element at ambient pressure, has 5.7 A^3; hydrogen at 500 GPa has 1.15 (r_s = 1.23 bohr,
+McMahon and Ceperley, Phys. Rev. Lett. 106, 165302, 2011)."""
+
+MOST_VOLUME_PER_ATOM_A3 = 10_000.0
+"""One atom in a box of 21.5 A, more than reference calculations of atoms and slabs with vacuum take."""
+
+SHORTEST_DISTANCE_A = 0.5
+"""The shortest bond of all, that of H2, is 0.741 A (Huber and Herzberg, Constants of Diatomic Molecules, 1979)."""
+
+SHORTEST_SHARE = 0.6
+"""Of the sum of two covalent radii. Short multiple bonds have 0.77 (N2: 1.10 A of 1.42) and 0.68 (uranyl: 1.77 A of
+2.62), caesium at 12 GPa 0.68."""
+
+LONGEST_SHARE = 1.5
+"""Of the sum of two covalent radii, for the closest pair of a cell. Metals have up to 1.16 (Be: 2.22 A of 1.92), F2 has
+1.25. A lattice in bohr read as angstrom is 1.89 times too long, which makes the closest pair of every solid without a
+multiple bond longer than this."""
+
+LARGEST_FILLING = 2.0
+"""Volume of the atoms as spheres of their covalent radii over that of the cell. Caesium fluoride has 1.14, barium oxide
+1.0, metals 0.5, diamond 0.3; a lattice in A that was taken for one in bohr has 6.75 times as much, and the distances of
+a metal or a salt (1.1 to 1.2 sums of radii) pass `SHORTEST_SHARE` even so."""
+
+BOHR_A = 0.529177210903
+"""CODATA 2018."""
+
+LARGEST_LENGTH_A = 1e6
+"""Of a lattice's numbers. A cell of 10,000 atoms has sides of some 100 A; beyond this a number is damaged, and its
+products overflow."""
+
+_NOBLE_GASES = (2, 10, 18, 36, 54, 86, 118)
+_NEIGHBOURS = 8
+_MOST_REDUCTIONS = 200
+"""Rounds of `reduced_basis`, of which each shortens a vector: a skew of 1e15 takes 5."""
+_MOST_DISTANCES = 1_000_000
+"""Up to here (89 atoms) all distances are computed, in 60 ms at most: the first import of `scipy.spatial` takes 1 s,
+nearly all that reading a POSCAR took."""
+
+
+def check_cell(lattice: np.ndarray, atomic_numbers: np.ndarray, frac_coords: np.ndarray, source: str) -> None:
+    """Refuse a cell that holds no such atoms.
+
+    Args:
+        lattice: `[3, 3]`, rows in A.
+        atomic_numbers: `[n]`.
+        frac_coords: `[n, 3]`.
+
+    Raises:
+        TomatError: too little or too much volume for an atom or for these elements, atoms on top of each other, or
+            atoms of which none is near enough to another to be bound.
+    """
+    # NaN is refused too: it is below nothing.
+    if not (np.abs(lattice) < LARGEST_LENGTH_A).all() or not (np.abs(frac_coords) <= 1000).all():
+        raise TomatError(f"{source}: the lattice or a coordinate is no plausible finite number; the file is damaged.")
+    hint = "Is the lattice in angstrom, and not in bohr or scaled? `--accept distances` reads it as it is."
+    per_atom = abs(float(np.linalg.det(lattice))) / len(atomic_numbers)
+    if not LEAST_VOLUME_PER_ATOM_A3 <= per_atom <= MOST_VOLUME_PER_ATOM_A3:
+        raise TomatError(
+            f"{source}: the cell has {per_atom:.4g} A^3 for an atom; expected {LEAST_VOLUME_PER_ATOM_A3:g} to "
+            f"{MOST_VOLUME_PER_ATOM_A3:g}. {hint}"
+        )
+    radii = np.array([covalent_radius_a(int(number)) for number in atomic_numbers])
+    filling = float((radii**3).sum()) * 4 / 3 * np.pi / (per_atom * len(atomic_numbers))
+    if filling > LARGEST_FILLING:
+        raise TomatError(
+            f"{source}: the cell has {per_atom:.4g} A^3 for an atom, and the atoms' spheres of covalent radius fill it "
+            f"{filling:.2g} times; expected at most {LARGEST_FILLING:g} times. Are lengths in A taken for bohr (in a "
+            "cube, write its numbers of voxels as negative)? `--accept distances` reads it as it is."
+        )
+    first, second, distance_a = _neighbours(lattice, frac_coords)
+    sums = radii[first] + radii[second]
+    too_close = distance_a < np.maximum(SHORTEST_DISTANCE_A, SHORTEST_SHARE * sums)
+    if too_close.any():
+        worst = int(np.argmin(np.where(too_close, distance_a / sums, np.inf)))
+        i, j = int(first[worst]), int(second[worst])
+        names = f"{symbol_of(int(atomic_numbers[i]))} (atom {i + 1}) and {symbol_of(int(atomic_numbers[j]))} ({j + 1})"
+        raise TomatError(
+            f"{source}: {names} are {distance_a[worst]:.3g} A apart; expected at least "
+            f"{max(SHORTEST_DISTANCE_A, SHORTEST_SHARE * float(sums[worst])):.3g} A. {hint}"
+        )
+    nearest = float((distance_a / sums).min())
+    if nearest > LONGEST_SHARE and not np.isin(atomic_numbers, _NOBLE_GASES).all():
+        worst = int(np.argmin(distance_a / sums))
+        raise TomatError(
+            f"{source}: the closest atoms are {distance_a[worst]:.3g} A apart, {nearest:.3g} times the sum of their "
+            f"covalent radii; expected a pair within {LONGEST_SHARE:g} times. {hint}"
+        )
+
+
+def shortest_distances_a(
+    lattice: np.ndarray, atomic_numbers: np.ndarray, frac_coords: np.ndarray
+) -> dict[tuple[int, int], float]:
+    """The shortest distance of each pair of elements that are neighbours, periodic images too.
+
+    The eight nearest atoms of every atom are looked at; a pair of elements that is nowhere among them is left out.
+
+    Args:
+        lattice: `[3, 3]`, rows in A.
+        atomic_numbers: `[n]`.
+        frac_coords: `[n, 3]`.
+
+    Returns:
+        By pair of atomic numbers, the lower one first: A.
+    """
+    first, second, distance_a = _neighbours(lattice, frac_coords)
+    numbers = np.asarray(atomic_numbers)
+    pairs = np.sort(np.stack([numbers[first], numbers[second]], axis=1), axis=1)
+    found: dict[tuple[int, int], float] = {}
+    for low, high in np.unique(pairs, axis=0).tolist():
+        found[low, high] = float(distance_a[(pairs == (low, high)).all(axis=1)].min())
+    return found
+
+
+def reduced_basis(lattice: np.ndarray) -> np.ndarray:
+    """The shortest three vectors that span a lattice (a Minkowski-reduced basis), in which images of atoms are counted.
+
+    By pairs, and then the longest vector by the nearest one of the plane of the others (I. Semaev, A 3-dimensional
+    lattice reduction algorithm, Lecture Notes in Computer Science 2146, 2001). A basis that is reduced stays as it is.
+
+    Args:
+        lattice: `[3, 3]`, finite rows, not flat.
+
+    Returns:
+        float64 `[3, 3]`, rows: whole-numbered combinations of those of `lattice`, with its volume.
+    """
+    basis = np.array(lattice, dtype=np.float64)
+    for _ in range(_MOST_REDUCTIONS):
+        before = basis.copy()
+        for i, j in ((0, 1), (0, 2), (1, 0), (1, 2), (2, 0), (2, 1)):
+            _shorten(basis, i, round(float(basis[i] @ basis[j]) / float(basis[j] @ basis[j])) * basis[j])
+        first, second, longest = np.argsort((basis**2).sum(axis=1), kind="stable").tolist()
+        for times in ((1, 1), (1, -1), (-1, 1), (-1, -1)):
+            _shorten(basis, longest, times[0] * basis[first] + times[1] * basis[second])
+        if np.array_equal(basis, before):
+            break
+    return basis
+
+
+def _shorten(basis: np.ndarray, i: int, by: np.ndarray) -> None:
+    """Take a vector from the `i`-th if that makes it shorter, by more than rounding."""
+    if np.linalg.norm(basis[i] - by) < np.linalg.norm(basis[i]) * (1 - 1e-9):
+        basis[i] -= by
+
+
+def nearest_distances_a(lattice: np.ndarray, frac_coords: np.ndarray) -> np.ndarray:
+    """How far the nearest other atom is from each, periodic images too: `[n]` in A.
+
+    Args:
+        lattice: `[3, 3]`, rows in A.
+        frac_coords: `[n, 3]`.
+    """
+    first, _, distance_a = _neighbours(lattice, frac_coords)
+    nearest = np.full(len(frac_coords), np.inf)
+    np.minimum.at(nearest, first, distance_a)
+    return nearest
+
+
+def atoms_and_images(lattice: np.ndarray, frac_coords: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """A reduced basis, the atoms in its cell, and these with their images around it, the cell itself first.
+
+    Args:
+        lattice: `[3, 3]`, rows in A.
+        frac_coords: `[n, 3]`.
+
+    Returns:
+        `[3, 3]` rows, `[n, 3]` and `[images, 3]`, all in A.
+    """
+    basis = reduced_basis(lattice)
+    fractions = frac_coords @ lattice @ np.linalg.inv(basis)
+    cartesian = (fractions - np.floor(fractions)) @ basis
+    # In a reduced basis the images of the 26 cells around hold the nearest neighbours; a second shell is for safety.
+    shells = 2 if len(frac_coords) <= 1000 else 1
+    steps = np.array(list(np.ndindex(*[2 * shells + 1] * 3))) - shells
+    steps = steps[np.argsort(np.abs(steps).sum(axis=1), kind="stable")]
+    return basis, cartesian, (cartesian[None] + (steps @ basis)[:, None]).reshape(-1, 3)
+
+
+def _neighbours(lattice: np.ndarray, frac_coords: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The nearest atoms of every atom, periodic images among them: indices of both, and the distance in A."""
+    n_atoms = len(frac_coords)
+    _, cartesian, images = atoms_and_images(lattice, frac_coords)
+    count = min(_NEIGHBOURS + 1, len(images))
+    distance, index = _nearest(images, cartesian, count)
+    own = index == np.arange(n_atoms)[:, None]
+    first = np.broadcast_to(np.arange(n_atoms)[:, None], index.shape)[~own]
+    return first, index[~own] % n_atoms, distance[~own]
+
+
+def _nearest(images: np.ndarray, points: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Distances and indices of the `count` images that are nearest to each point, ascending."""
+    if len(points) * len(images) > _MOST_DISTANCES:
+        from scipy.spatial import KDTree
+
+        distance, found = KDTree(images).query(points, k=count)
+        return np.asarray(distance), np.asarray(found)
+    distance = np.linalg.norm(points[:, None] - images, axis=-1)
+    index = np.argsort(distance, axis=1, kind="stable")[:, :count]
+    return np.take_along_axis(distance, index, axis=1), index

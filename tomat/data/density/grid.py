@@ -1,0 +1,261 @@
+"""`DensityGrid`: an electron density on the regular grid of a periodic cell, in electrons per cubic angstrom."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tomat.base.errors import TomatError
+from tomat.data.density.elements import SYMBOLS, reduced_formula, symbol_of
+
+if TYPE_CHECKING:
+    from pymatgen.core import Structure
+
+LARGEST_DENSITY_E_PER_A3 = 1.0e5
+"""No valence density is larger. The all-electron density at a nucleus, 2 Z^3 / (pi a0^3) = 4.3 Z^3 e/A^3 from the 1s
+shell, passes this at Z = 29; pseudopotential and PAW valence densities peak between 1 and some thousand e/A^3."""
+
+SMALLEST_CELL_VOLUME_A3 = 1.0
+"""A cell below this holds no atom: the densest elemental solid, diamond, has 5.7 A^3 an atom."""
+
+
+@dataclass(frozen=True, eq=False)
+class DensityGrid:
+    """An electron density and the crystal it belongs to.
+
+    The grid has no duplicate end points: voxel `[i, j, k]` is the value at fractional position `(i/nx, j/ny, k/nz)`.
+
+    Raises:
+        TomatError: an array of the wrong shape, a value that is not finite or that no density has, a flat cell, an
+            atomic number outside 1..118.
+    """
+
+    rho: np.ndarray
+    """float32 `[nx, ny, nz]`, e/A^3, C order."""
+    lattice: np.ndarray
+    """float64 `[3, 3]`, rows a, b, c in A."""
+    atomic_numbers: np.ndarray
+    """int64 `[n_atoms]`, 1..118."""
+    frac_coords: np.ndarray
+    """float64 `[n_atoms, 3]`, in [0, 1)."""
+    material_id: str = ""
+    """What the data set calls it; appears in messages."""
+    clipped_voxels: int = 0
+    """How many negative values were set to zero when it was read or refined."""
+    clipped_electrons: float = 0.0
+    """What that added to the electron count. On 32^3 voxels, silicon of VASP dips to -0.19 e/A^3 at its nuclei: 0.011
+    of 8 electrons."""
+
+    def __post_init__(self) -> None:
+        name = f"density {self.material_id!r}" if self.material_id else "density"
+        rho = np.asarray(self.rho)
+        if rho.ndim != 3 or rho.size == 0:
+            raise TomatError(
+                f"{name}: found an array of shape {rho.shape}, expected three sides of at least 1 voxel each."
+            )
+        with np.errstate(over="ignore"):  # a float64 beyond float32 becomes infinite and is refused just below
+            rho = np.ascontiguousarray(rho, dtype=np.float32)
+        if not np.isfinite(rho).all():
+            count = int(rho.size - np.isfinite(rho).sum())
+            raise TomatError(
+                f"{name}: {count} of {rho.size} values are NaN, infinite or beyond float32; the calculation or the "
+                "file is broken, leave this material out."
+            )
+        largest = float(np.abs(rho).max())
+        if largest > LARGEST_DENSITY_E_PER_A3:
+            raise TomatError(
+                f"{name}: found a value of {largest:.4g} e/A^3, more than any valence density has "
+                f"({LARGEST_DENSITY_E_PER_A3:.0e}); the file may hold rho x V or another quantity."
+            )
+        lattice = np.array(self.lattice, dtype=np.float64)
+        if lattice.shape != (3, 3) or not np.isfinite(lattice).all():
+            raise TomatError(f"{name}: expected a finite lattice of 3 row vectors, found shape {lattice.shape}.")
+        volume_a3 = abs(float(np.linalg.det(lattice)))
+        if volume_a3 < SMALLEST_CELL_VOLUME_A3:
+            raise TomatError(
+                f"{name}: the cell volume is {volume_a3:.3g} A^3; a cell of atoms has at least 1. Check the unit."
+            )
+        numbers = np.array(self.atomic_numbers, dtype=np.int64).reshape(-1)
+        if numbers.size and (numbers.min() < 1 or numbers.max() > len(SYMBOLS)):
+            raise TomatError(f"{name}: atomic numbers {numbers.min()}..{numbers.max()}, expected 1..{len(SYMBOLS)}.")
+        coords = np.array(self.frac_coords, dtype=np.float64).reshape(-1, 3)
+        if coords.shape[0] != numbers.size or not np.isfinite(coords).all():
+            raise TomatError(
+                f"{name}: {numbers.size} atoms, but coordinates of shape {coords.shape}; expected finite [n, 3]."
+            )
+        for array in (rho, lattice, numbers):
+            array.setflags(write=False)
+        object.__setattr__(self, "rho", rho)
+        object.__setattr__(self, "lattice", lattice)
+        object.__setattr__(self, "atomic_numbers", numbers)
+        object.__setattr__(self, "frac_coords", _wrapped(coords))
+
+    @property
+    def grid_shape(self) -> tuple[int, int, int]:
+        """Voxels along a, b, c."""
+        nx, ny, nz = self.rho.shape
+        return nx, ny, nz
+
+    @cached_property
+    def volume_a3(self) -> float:
+        """Cell volume in A^3."""
+        return abs(float(np.linalg.det(self.lattice)))
+
+    @property
+    def voxel_volume_a3(self) -> float:
+        """Volume of one voxel in A^3."""
+        return self.volume_a3 / self.rho.size
+
+    @cached_property
+    def electron_count(self) -> float:
+        """Integral of rho over the cell, in electrons, summed in float64."""
+        return float(self.rho.sum(dtype=np.float64)) * self.voxel_volume_a3
+
+    @property
+    def spacing_a(self) -> tuple[float, float, float]:
+        """Distance of neighbouring voxels along a, b, c in A."""
+        a, b, c = np.linalg.norm(self.lattice, axis=1) / np.array(self.grid_shape)
+        return float(a), float(b), float(c)
+
+    @property
+    def lattice_parameters(self) -> tuple[float, float, float, float, float, float]:
+        """a, b, c in A and alpha (b, c), beta (a, c), gamma (a, b) in degrees."""
+        lengths = np.linalg.norm(self.lattice, axis=1)
+        unit = self.lattice / lengths[:, None]
+        cosines = np.clip(np.array([unit[1] @ unit[2], unit[0] @ unit[2], unit[0] @ unit[1]]), -1.0, 1.0)
+        alpha, beta, gamma = np.degrees(np.arccos(cosines))
+        return float(lengths[0]), float(lengths[1]), float(lengths[2]), float(alpha), float(beta), float(gamma)
+
+    @property
+    def formula(self) -> str:
+        """Reduced formula, symbols in alphabetical order: `CaF2`, `AsGa`."""
+        return reduced_formula(self.atomic_numbers.tolist())
+
+    @property
+    def structure(self) -> Structure:
+        """The crystal as a pymatgen structure."""
+        from pymatgen.core import Structure
+
+        symbols = [symbol_of(int(number)) for number in self.atomic_numbers]
+        return Structure(self.lattice, symbols, self.frac_coords)
+
+    def rho_times_volume(self) -> np.ndarray:
+        """float32 `[nx, ny, nz]`, rho x V in electrons, as VASP and the `rho_gga` Zarr hold it."""
+        return (self.rho * np.float64(self.volume_a3)).astype(np.float32)
+
+    def patch(self, anchor: Sequence[int], shape: Sequence[int]) -> np.ndarray:
+        """A sub-block of the endless crystal.
+
+        Args:
+            anchor: its first voxel; any integers, also negative or beyond the cell.
+            shape: its sides in voxels, at least 1; also larger than the cell.
+
+        Returns:
+            float32 `shape`, a copy: element `[i, j, k]` is `rho[(anchor + (i, j, k)) mod grid_shape]`.
+        """
+        sides = [int(side) for side in shape]
+        if len(sides) != 3 or len(anchor) != 3 or min(sides) < 1:
+            raise TomatError(
+                f"a patch needs a 3-D anchor and 3 sides of at least 1 voxel, found {list(anchor)} and {sides}."
+            )
+        indices = [
+            (int(start) + np.arange(side)) % n for start, side, n in zip(anchor, sides, self.grid_shape, strict=True)
+        ]
+        return self.rho[np.ix_(*indices)]
+
+    def refined(self, grid_shape: Sequence[int], *, clip_negative: bool = False) -> DensityGrid:
+        """The trigonometric interpolation of rho on a finer grid.
+
+        Exact for a plane-wave density, whose Fourier series ends: the coefficients are kept, zeros are added beyond
+        them. The electron count stays, and so does every original value where the two grids meet.
+
+        Args:
+            grid_shape: sides of the finer grid, none below the present side.
+            clip_negative: set negative values to zero and count them; for a density whose series was cut off, which
+                rings below zero between voxels.
+        """
+        sides = [int(side) for side in grid_shape]
+        if len(sides) != 3 or any(side < n for side, n in zip(sides, self.grid_shape, strict=True)):
+            raise TomatError(
+                f"density {self.material_id!r}: cannot refine a grid of {self.grid_shape} to {tuple(sides)}; "
+                "no side may shrink."
+            )
+        rho = self.rho.astype(np.float64)
+        for axis, side in enumerate(sides):
+            rho = _fourier_interpolated(rho, axis, side)
+        clipped, added = 0, 0.0
+        if clip_negative:
+            rho, clipped, added = clip_negative_values(rho, self.volume_a3)
+        return replace(
+            self,
+            rho=rho,
+            clipped_voxels=self.clipped_voxels + clipped,
+            clipped_electrons=self.clipped_electrons + added,
+        )
+
+
+def fast_shape(lattice: np.ndarray, spacing_a: float, at_least: Sequence[int] = (1, 1, 1)) -> tuple[int, int, int]:
+    """The smallest grid with a voxel spacing at or below `spacing_a` whose sides have no prime factor but 2, 3 and 5.
+
+    Args:
+        lattice: `[3, 3]`, rows in A.
+        spacing_a: largest distance of neighbouring voxels along each axis, A.
+        at_least: sides that it does not go below.
+
+    Raises:
+        TomatError: more voxels than can be counted.
+    """
+    from scipy.fft import next_fast_len
+
+    lengths = np.linalg.norm(lattice, axis=1)
+    sides = [max(math.ceil(length / spacing_a), n) for length, n in zip(lengths, at_least, strict=True)]
+    fast = [next_fast_len(side, real=True) for side in sides]
+    if None in fast:  # scipy's answer for a length beyond its integers
+        raise TomatError(f"a grid of {sides} voxels is too large.")
+    nx, ny, nz = (int(side) for side in fast if side is not None)
+    return nx, ny, nz
+
+
+def clip_negative_values(values: np.ndarray, volume_a3: float) -> tuple[np.ndarray, int, float]:
+    """`values` with negative numbers set to zero, how many there were, and the electrons that this adds. NaN stays.
+
+    Args:
+        values: `[nx, ny, nz]`, e/A^3.
+        volume_a3: of the cell.
+    """
+    negative = values < 0
+    count = int(np.count_nonzero(negative))
+    if not count:
+        return values, 0, 0.0
+    added = -float(values[negative].sum(dtype=np.float64)) * volume_a3 / values.size
+    return np.where(negative, values.dtype.type(0), values), count, added
+
+
+def _wrapped(coords: np.ndarray) -> np.ndarray:
+    """Fractional coordinates in [0, 1); `-1e-17 mod 1` rounds to 1.0, which is 0."""
+    wrapped = np.mod(coords, 1.0)
+    wrapped[wrapped >= 1.0] = 0.0
+    wrapped.setflags(write=False)
+    return wrapped
+
+
+def _fourier_interpolated(values: np.ndarray, axis: int, side: int) -> np.ndarray:
+    """Real `values` interpolated to `side` points along `axis` by zero padding of the half spectrum.
+
+    With an even number of points n the coefficient at n/2 stands for +n/2 and -n/2 together. On a finer grid the two
+    are apart, so each gets half; the half spectrum of a real signal holds only +n/2.
+    """
+    n = values.shape[axis]
+    if side == n:
+        return values
+    spectrum = np.fft.rfft(values, axis=axis)
+    if n % 2 == 0:
+        nyquist = [slice(None)] * values.ndim
+        nyquist[axis] = slice(n // 2, n // 2 + 1)
+        spectrum[tuple(nyquist)] *= 0.5
+    return np.fft.irfft(spectrum, n=side, axis=axis) * (side / n)

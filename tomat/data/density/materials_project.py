@@ -1,0 +1,129 @@
+"""Materials Project charge densities: one gzipped JSON document per calculation, `chgcars/<id>.json.gz`, CC BY 4.0.
+
+`{task_id, fs_id, data: {"@class": "Chgcar", poscar: {structure}, data: {total: {"@class": "array", dtype, data}}}}`;
+values are rho x V in electrons, nested as `[nx][ny][nz]`.
+"""
+
+import json
+import os
+from typing import IO, Any
+
+import numpy as np
+
+from tomat.base.errors import TomatError
+from tomat.data.density.checks import density_of
+from tomat.data.density.chgcar import Parts
+from tomat.data.density.grid import DensityGrid
+from tomat.data.density.kinds import check_kind
+from tomat.data.density.limits import COMPRESSION_ERRORS, check_grid_shape, decompressed
+from tomat.data.density.rules import DEFAULT_RULES, ReadRules
+from tomat.data.density.structures import structure_from_dict
+
+Location = str | os.PathLike[str]
+
+
+def read_materials_project(
+    location: Location, material_id: str | None = None, rules: ReadRules = DEFAULT_RULES
+) -> DensityGrid:
+    """Read one document.
+
+    Args:
+        location: a local path or a URL that fsspec opens; `.json.gz` or `.json`.
+        material_id: name to give it; else the document's `task_id`, else its `fs_id`, else the file name.
+
+    Returns:
+        The density in e/A^3; negative values are set to zero and counted in `clipped_voxels`.
+
+    Raises:
+        TomatError: no such object, damaged compression or JSON, more than a density can need, a part that is missing or
+            of another type; whatever `density_of` refuses.
+    """
+    source = os.fspath(location)
+    document = _load(source)
+    try:
+        chgcar = document["data"]
+        structure = chgcar["poscar"]["structure"]
+        total = chgcar["data"]["total"]
+        nested = total["data"] if isinstance(total, dict) else total
+    except (KeyError, TypeError) as error:
+        found = sorted(document) if isinstance(document, dict) else type(document).__name__
+        raise TomatError(
+            f"{source}: found {found} and no {error} where a Materials Project charge density has "
+            "`data.poscar.structure` and `data.data.total`."
+        ) from error
+    title = chgcar["poscar"].get("comment")
+    kind = check_kind(source, [title] if isinstance(title, str) else [], rules.accept)
+    lattice, numbers, coords = structure_from_dict(structure, source)
+    values = _values(nested, source)
+    name = material_id or str(document.get("task_id") or document.get("fs_id") or source.rsplit("/", 1)[-1])
+    partial = kind is not None and kind.form == "not_total"
+    return density_of(values, lattice, numbers, coords, source=source, material_id=name, rules=rules, partial=partial)
+
+
+def parts_of_document(location: Location) -> Parts:
+    """What a document holds beside the total density.
+
+    Raises:
+        TomatError: as `read_materials_project`, of what is looked at.
+    """
+    source = os.fspath(location)
+    document = _load(source)
+    try:
+        chgcar = document["data"]
+        names, augmentation = set(chgcar["data"]), chgcar.get("data_aug")
+    except (KeyError, TypeError, AttributeError) as error:
+        raise TomatError(f"{source}: expected a Materials Project charge density; {error} is missing.") from error
+    return Parts(len(names & {"diff", "diff_x", "diff_y", "diff_z"}), bool(augmentation))
+
+
+def write_materials_project(grid: DensityGrid, file: IO[bytes]) -> None:
+    """Write one document, not compressed; `data` is pymatgen's own JSON of a `Chgcar`."""
+    from pymatgen.io.vasp import Chgcar
+
+    values = grid.rho.astype(np.float64) * grid.volume_a3
+    chgcar = Chgcar(grid.structure, {"total": values}).to_json()
+    file.write(b'{"task_id": ' + json.dumps(grid.material_id).encode() + b', "data": ' + chgcar.encode() + b"}\n")
+
+
+def _values(nested: Any, source: str) -> np.ndarray:
+    """float64 `[nx, ny, nz]` of lists of lists of lists of numbers."""
+    where = f"{source}: `data.data.total`"
+    try:
+        shape = (len(nested), len(nested[0]), len(nested[0][0]))
+        if not (isinstance(nested, list) and isinstance(nested[0], list) and isinstance(nested[0][0], list)):
+            raise TypeError("not nested lists")
+    except (TypeError, LookupError) as error:
+        raise TomatError(f"{where} is a {type(nested).__name__}; expected [nx][ny][nz] lists.") from error
+    check_grid_shape(shape, source)
+    values = np.empty(shape)
+    for i, plane in enumerate(nested):
+        rows = plane if isinstance(plane, list) and len(plane) == shape[1] else [None]
+        for j, row in enumerate(rows):
+            if not isinstance(row, list) or len(row) != shape[2]:
+                raise TomatError(f"{where} is ragged at [{i}][{j}]; expected {shape[1]} x {shape[2]} values.")
+            # `true` and "1" would pass as numbers.
+            if odd := set(map(type, row)) - {float, int}:
+                raise TomatError(f"{where} holds a {odd.pop().__name__} at [{i}][{j}]; expected numbers.")
+            try:
+                values[i, j] = row
+            except OverflowError as error:
+                raise TomatError(f"{where} holds a number beyond float64 at [{i}][{j}]; fetch it again.") from error
+    return values
+
+
+def _load(source: str) -> Any:
+    import fsspec.core
+
+    try:
+        filesystem, path = fsspec.core.url_to_fs(source)
+        raw = filesystem.cat_file(path)
+    except FileNotFoundError as error:
+        raise TomatError(f"no density at {source}.") from error
+    except (OSError, ValueError) as error:
+        raise TomatError(f"cannot read {source}: {error}") from error
+    try:
+        return json.loads(decompressed(raw, source))
+    except (*COMPRESSION_ERRORS, ValueError, RecursionError) as error:
+        raise TomatError(
+            f"{source} is not a complete gzipped JSON document ({type(error).__name__}: {error}); fetch it again."
+        ) from error

@@ -1,0 +1,277 @@
+"""Densities as files that other codes read: each appears whole under its name, or not at all.
+
+What the formats are is in the module of each; a CHGCAR is written by pymatgen.
+"""
+
+import contextlib
+import errno
+import fcntl
+import gzip
+import hashlib
+import itertools
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from tomat.base.errors import TomatError
+from tomat.base.reporting import first_line
+from tomat.data.density.checks import check_electrons
+from tomat.data.density.chgcar import Augmentation
+from tomat.data.density.cube import SUFFIXES as CUBE_SUFFIXES
+from tomat.data.density.cube import write_cube
+from tomat.data.density.elements import symbol_of
+from tomat.data.density.espresso import ReciprocalList, write_charge_density
+from tomat.data.density.grid import DensityGrid
+from tomat.data.density.materials_project import write_materials_project
+from tomat.data.density.zarr_store import write_zarr
+
+FORMATS: Mapping[str, str] = {
+    "chgcar": ".CHGCAR",
+    "cube": ".cube",
+    "zarr": ".zarr",
+    "json": ".json.gz",
+    "qe": ".save",
+}
+"""Format to the end of the file's name; `.zarr` and `.save` are folders."""
+CHARGE_DENSITY = "charge-density.dat"
+"""The file in the `.save` of Quantum ESPRESSO."""
+
+WRITING = ".writing-"
+"""Begins the name of the folder that an output lies in until it is whole."""
+_EXCHANGES = 100
+"""How often another process may be faster with the same folder."""
+
+
+def form_of(path: str | os.PathLike[str]) -> str:
+    """The format that the name of a file to be written asks for.
+
+    Raises:
+        TomatError: a name of no kind that is written.
+    """
+    name = Path(path).name
+    plain = name.removesuffix(".gz")
+    if name.endswith(".zarr"):
+        return "zarr"
+    if plain.endswith(".json"):
+        return "json"
+    if plain.endswith(CUBE_SUFFIXES):
+        return "cube"
+    if plain.endswith(".vasp") or "CHGCAR" in plain.upper():
+        return "chgcar"
+    raise TomatError(
+        f"the name {name} says no format; expected CHGCAR*[.gz], *.vasp[.gz], *.cube[.gz], *.zarr, *.json.gz or *.json."
+    )
+
+
+class OutputError(TomatError):
+    """The place cannot be written, whatever the structure: the next would fail too."""
+
+
+def write_density(
+    grid: DensityGrid,
+    path: str | os.PathLike[str],
+    form: str,
+    *,
+    augmentation: Augmentation | None = None,
+    vectors: ReciprocalList | None = None,
+    metadata: Mapping[str, Any] | None = None,
+) -> None:
+    """Write a density; what lies at `path` is replaced once the new one is whole.
+
+    Args:
+        form: `chgcar` (rho x V in electrons, x fastest), `cube` (e/bohr^3, z fastest, lengths in bohr), `zarr` (the
+            `rho_gga` layout), `json` (a charge density of the Materials Project; compressed where the name ends in
+            `.gz`), `qe` (a folder with Quantum ESPRESSO's `charge-density.dat`).
+        augmentation: of the same atoms, for `chgcar`; without it the file has none.
+        vectors: of the same cell, for `qe`, which is not written without.
+        metadata: kept in `zarr`.
+
+    Raises:
+        OutputError: the disk is full, or the place cannot be written.
+        TomatError: `augmentation` or `vectors` are of something else, or the density has an electron count that its
+            atoms cannot have.
+    """
+    target = Path(path)
+    if form not in FORMATS:
+        raise TomatError(f"there is no format {form!r}; expected one of {', '.join(FORMATS)}.")
+    if (form == "qe") != (vectors is not None) or (augmentation is not None and form != "chgcar"):
+        raise TomatError(
+            f"found {form}: qe needs reciprocal vectors, no other takes any, and augmentation is for chgcar."
+        )
+    check_electrons(grid, grid.material_id)
+    if augmentation is not None:
+        check_augmentation(augmentation, grid.atomic_numbers, grid.material_id)
+    lines = None if augmentation is None else augmentation.lines
+
+    def write(place: Path) -> None:
+        if form == "chgcar":
+            _write_chgcar(grid, place, lines)
+        elif form == "cube":
+            _write_cube(grid, place)
+        elif form == "json":
+            with _binary(place) as file:
+                write_materials_project(grid, file)
+        elif form == "zarr":
+            write_zarr(grid, place, metadata=metadata)
+        elif vectors is not None:
+            place.mkdir()
+            write_charge_density(grid, place / CHARGE_DENSITY, vectors)
+
+    _replace(target, write)
+
+
+def write_spread(grid: DensityGrid, path: Path) -> None:
+    """Write the standard deviation over samples, `grid.rho`, as a cube in e/bohr^3: every viewer of densities reads it.
+
+    Raises:
+        OutputError: the disk is full, or the place cannot be written.
+    """
+    _replace(path, lambda place: _write_cube(grid, place))
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Remove what processes that were killed have left half-written in a folder; what others write now stays."""
+    for left in folder.glob(f"{WRITING}*"):
+        with contextlib.suppress(OSError):
+            lock = _lock(left)
+            shutil.rmtree(left, ignore_errors=True)
+            os.close(lock)
+
+
+def _replace(target: Path, write: Callable[[Path], None]) -> None:
+    """What `write` makes at the path it is given takes the place of `target` once it is whole."""
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        remove_leftovers(target.parent)
+        with _writing_folder(target.parent) as folder:
+            temporary = folder / target.name
+            write(temporary)
+            _exchange(temporary, target)
+    except OSError as error:
+        raise OutputError(f"cannot write {target}: {error.strerror or first_line(error)}.") from error
+    except TomatError as error:
+        if isinstance(error.__cause__, OSError):  # as write_zarr says it
+            raise OutputError(str(error)) from error
+        raise
+
+
+@contextlib.contextmanager
+def _writing_folder(parent: Path) -> Iterator[Path]:
+    """A folder to write into, of a name of its own, locked for as long as it is written into."""
+    lock = None
+    while lock is None:
+        folder = Path(tempfile.mkdtemp(dir=parent, prefix=WRITING))
+        # Another process may take it for a leftover before it is locked; some network file systems have no locks.
+        with contextlib.suppress(BlockingIOError, FileNotFoundError):
+            lock = _lock(folder, needed=False)
+            if not folder.exists():
+                os.close(lock)
+                lock = None
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(lock)
+
+
+def _lock(folder: Path, *, needed: bool = True) -> int:
+    """An open file that holds the lock of a folder: the system lets go of it when the process ends, however it ends.
+
+    Args:
+        needed: raise where the file system has no locks.
+
+    Raises:
+        BlockingIOError: another holds it.
+    """
+    opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if needed or isinstance(error, BlockingIOError):
+            os.close(opened)
+            raise
+    return opened
+
+
+def _exchange(temporary: Path, target: Path) -> None:
+    """Give what is whole the name of the target; a folder of that name goes first, and a process that writes the same
+    may put another there meanwhile."""
+    for attempt in itertools.count():
+        if target.is_dir():
+            with contextlib.suppress(FileNotFoundError):
+                target.rename(temporary.with_name(f"replaced-{attempt}"))
+        try:
+            os.replace(temporary, target)
+            return
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.EISDIR) or attempt >= _EXCHANGES:
+                raise
+
+
+def content_sha256(path: Path) -> str | None:
+    """Of a file, or of all files of a folder with their names; None where it is not there or cannot be read."""
+    digest = hashlib.sha256()
+    try:
+        for file in sorted(each for each in path.rglob("*") if each.is_file()) if path.is_dir() else [path]:
+            digest.update(f"{file.relative_to(path)}\0".encode())
+            with file.open("rb") as opened:
+                digest.update(hashlib.file_digest(opened, "sha256").digest())
+    except OSError:
+        return None
+    return digest.hexdigest()
+
+
+def size_bytes(path: Path) -> int | None:
+    """Of a file, or of all files in a folder; None if there is neither."""
+    if path.is_dir():
+        return sum(each.stat().st_size for each in path.rglob("*") if each.is_file())
+    return path.stat().st_size if path.is_file() else None
+
+
+def _write_chgcar(grid: DensityGrid, path: Path, augmentation: tuple[str, ...] | None) -> None:
+    from pymatgen.io.vasp import Chgcar
+
+    values = grid.rho.astype(np.float64) * grid.volume_a3
+    # pymatgen takes lines too, and writes them as they are.
+    data_aug: Any = None if augmentation is None else {"total": list(augmentation)}
+    Chgcar(grid.structure, {"total": values}, data_aug).write_file(str(path))
+
+
+def _write_cube(grid: DensityGrid, path: Path) -> None:
+    with _binary(path) as file:
+        write_cube(grid, file)
+
+
+@contextlib.contextmanager
+def _binary(path: Path) -> Iterator[IO[bytes]]:
+    """A file to write, compressed where its name ends in `.gz`; the same bytes for the same content."""
+    with path.open("wb") as raw:
+        if path.suffix != ".gz":
+            yield raw
+            return
+        with gzip.GzipFile("", "wb", compresslevel=6, fileobj=raw, mtime=0) as file:
+            yield file  # type: ignore[misc]  # GzipFile is no IO[bytes] by name, and has its `write`
+
+
+def check_augmentation(augmentation: Augmentation, atomic_numbers: np.ndarray, name: str) -> None:
+    """Refuse augmentation occupancies of other atoms, or of the same in another order.
+
+    Args:
+        atomic_numbers: of the structure that they are to be written with, which is called `name`.
+
+    Raises:
+        TomatError: with both.
+    """
+    theirs, ours = augmentation.crystal.atomic_numbers, atomic_numbers
+    if not np.array_equal(theirs, ours):
+        words = [" ".join(symbol_of(z) for z in numbers.tolist()[:12]) for numbers in (theirs, ours)]
+        raise TomatError(
+            f"{augmentation.crystal.name} has augmentation occupancies of {len(theirs)} atoms ({words[0]}), "
+            f"{name or 'the structure'} has {len(ours)} ({words[1]}); expected the same atoms in the same "
+            "order."
+        )

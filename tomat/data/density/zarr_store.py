@@ -1,0 +1,205 @@
+"""Densities as `rho_gga` Zarr v3: one group per material, `<task_id>.zarr`, local or at a URL such as `gs://`.
+
+The array `charge_density_total` (float32, zstd) holds rho x V in electrons; the group attributes `structure` (of
+pymatgen) and `metadata` (`task_id` and whatever the source adds) are JSON strings. Sources chunk the array as one chunk
+or in 16^3 voxels, and some add `charge_density_diff`, the spin density, which is left alone here. What tomat writes has
+zstd's checksum in every chunk, and the attribute `sha256` over values, structure and metadata.
+"""
+
+import hashlib
+import json
+import math
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tomat.base.errors import TomatError
+from tomat.data.density.checks import check_electrons, density_of
+from tomat.data.density.chgcar import Parts
+from tomat.data.density.grid import DensityGrid
+from tomat.data.density.kinds import check_kind
+from tomat.data.density.rules import DEFAULT_RULES, ReadRules
+from tomat.data.density.structures import structure_from_dict
+
+TOTAL = "charge_density_total"
+DIFFERENCE = "charge_density_diff"
+CHECKSUM = "sha256"
+CODEC_BYTES = 64
+"""What a codec may add to a chunk that it cannot shrink."""
+
+Location = str | os.PathLike[str]
+
+
+def read_zarr(location: Location, material_id: str | None = None, rules: ReadRules = DEFAULT_RULES) -> DensityGrid:
+    """Read one material.
+
+    Args:
+        location: the group, a local path or a URL.
+        material_id: name to give it; else `task_id` of its metadata, else the name of the group.
+
+    Returns:
+        The density in e/A^3; negative values are set to zero and counted in `clipped_voxels`.
+
+    Raises:
+        TomatError: no such group, an array or attribute that is missing or larger than any density's, a chunk that is
+            missing or does not decode, another checksum than the one written; whatever `density_of` refuses.
+        MemoryError: as it is; it says nothing about the material.
+    """
+    text = os.fspath(location)
+    kind = check_kind(text, (), rules.accept)
+    group = _open_group(text)
+    attributes = dict(group.attrs)
+    array = _total_array(group, text)
+    structure = _json_attribute(attributes, "structure", text)
+    lattice, numbers, coords = structure_from_dict(structure, text)
+    metadata = _json_attribute(attributes, "metadata", text) if "metadata" in attributes else {}
+    stem = text.rstrip("/").rsplit("/", 1)[-1].removesuffix(".zarr")
+    name = material_id or str(metadata.get("task_id") or stem)
+    group.store.chunk_bytes = math.prod(array.chunks) * array.dtype.itemsize + CODEC_BYTES
+    try:
+        values = np.asarray(array[...])
+    except TomatError as error:
+        raise TomatError(f"{text}: {error}") from error
+    except MemoryError:
+        raise
+    except Exception as error:  # zarr, numcodecs and fsspec each raise their own; every one means the same here
+        raise TomatError(
+            f"{text}: array {TOTAL!r} is not whole or does not decode ({_first_line(error)}); fetch it again."
+        ) from error
+    # Before what the values mean: damage is named as damage.
+    if attributes.get(CHECKSUM, found := _checksum(values, attributes)) != found:
+        raise TomatError(
+            f"{text}: values, structure or metadata are not what was written (sha256 {found[:12]}..., written "
+            f"{str(attributes[CHECKSUM])[:12]}...); fetch this material again."
+        )
+    partial = kind is not None and kind.form == "not_total"
+    return density_of(values, lattice, numbers, coords, source=text, material_id=name, rules=rules, partial=partial)
+
+
+def parts_of_group(location: Location) -> Parts:
+    """What a group holds beside the total density.
+
+    Raises:
+        TomatError: no such group.
+    """
+    return Parts(int(DIFFERENCE in _open_group(os.fspath(location))), False)
+
+
+def write_zarr(
+    grid: DensityGrid,
+    location: str | os.PathLike[str],
+    *,
+    chunks: int | None = None,
+    metadata: Mapping[str, Any] | None = None,
+    overwrite: bool = False,
+) -> None:
+    """Write one material.
+
+    Args:
+        location: the group to create, a local path; it appears complete or not at all.
+        chunks: side of cubic chunks (the `rho_gga` set uses 16); None for one chunk.
+        metadata: added to `{"task_id": material_id}`.
+        overwrite: replace what is there; otherwise that is an error.
+    """
+    import zarr
+    from zarr.codecs import ZstdCodec
+
+    target = Path(location)
+    check_electrons(grid, str(target))
+    if target.exists() and not overwrite:
+        raise TomatError(f"{target} is there already; remove it first or ask for it to be replaced.")
+    writing = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    side = tuple(min(chunks, n) for n in grid.grid_shape) if chunks else grid.grid_shape
+    try:
+        group = zarr.open_group(writing, mode="w", zarr_format=3)
+        array = group.create_array(
+            TOTAL,
+            shape=grid.grid_shape,
+            chunks=side,
+            dtype="float32",
+            compressors=[ZstdCodec(level=19, checksum=True)],
+            fill_value=0.0,
+            # An all-zero chunk is written too, so that a missing one always means a loss.
+            config={"write_empty_chunks": True},
+        )
+        values = grid.rho_times_volume()
+        array[...] = values
+        attributes = {
+            "structure": json.dumps(json.loads(grid.structure.to_json()), sort_keys=True),
+            "metadata": json.dumps({"task_id": grid.material_id, **(metadata or {})}, sort_keys=True),
+        }
+        group.attrs.update({**attributes, CHECKSUM: _checksum(values, attributes)})
+        if target.exists():
+            shutil.rmtree(target)
+        os.replace(writing, target)
+    except OSError as error:
+        raise TomatError(f"cannot write {target}: {_first_line(error)}") from error
+    finally:
+        shutil.rmtree(writing, ignore_errors=True)
+
+
+def _checksum(values: np.ndarray, attributes: Mapping[str, Any]) -> str:
+    """sha256 of the shape, the values as little-endian float32 and the attributes that are JSON strings."""
+    words = json.dumps([list(values.shape), attributes.get("structure"), attributes.get("metadata")], sort_keys=True)
+    return hashlib.sha256(words.encode() + np.ascontiguousarray(values, dtype="<f4").tobytes()).hexdigest()
+
+
+def _open_group(text: str) -> Any:
+    import zarr
+
+    from tomat.data.density.zarr_limits import read_only_store
+
+    if "://" not in text and not Path(text).exists():
+        raise TomatError(f"no density at {text}; the folder does not exist.")
+    try:
+        return zarr.open_group(read_only_store(text), mode="r")
+    except TomatError as error:
+        raise TomatError(f"{text}: {error}") from error
+    except MemoryError:
+        raise
+    except Exception as error:  # as above: one meaning, many types
+        raise TomatError(
+            f"{text} is not a readable Zarr group ({_first_line(error)}); expected the `rho_gga` layout, a group "
+            f"with the array {TOTAL!r}."
+        ) from error
+
+
+def _total_array(group: Any, text: str) -> Any:
+    import zarr
+
+    from tomat.data.density.zarr_limits import check_array
+
+    try:
+        array = group[TOTAL]
+    except MemoryError:
+        raise
+    except Exception as error:
+        raise TomatError(
+            f"{text}: no readable array {TOTAL!r} ({_first_line(error)}); expected the `rho_gga` layout."
+        ) from error
+    if not isinstance(array, zarr.Array):
+        raise TomatError(f"{text}: {TOTAL!r} has the form of a group; expected an array.")
+    if array.ndim != 3 or array.dtype.kind != "f":
+        raise TomatError(f"{text}: {TOTAL!r} has shape {array.shape} and type {array.dtype}; expected 3-D floats.")
+    check_array(array, f"{text}: {TOTAL!r}")
+    # Zarr else reads a chunk that is not there as zeros.
+    return array.with_config({"read_missing_chunks": False})
+
+
+def _json_attribute(attributes: Mapping[str, Any], key: str, text: str) -> dict[str, Any]:
+    value = attributes.get(key)
+    try:
+        parsed = json.loads(value) if isinstance(value, str) else value
+    except (ValueError, RecursionError) as error:
+        raise TomatError(f"{text}: attribute {key!r} is not JSON ({error}); expected a JSON string.") from error
+    if not isinstance(parsed, dict):
+        raise TomatError(f"{text}: attribute {key!r} is missing or not an object; expected a JSON string.")
+    return parsed
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

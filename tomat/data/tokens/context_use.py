@@ -1,0 +1,152 @@
+"""How much of a context is density: one patch, one that fills it, and several patches of a material packed into it.
+
+Packing is not built; it is counted here, and at its best: cubes of whatever sides hold most, their tokens as few as the
+vocabulary allows, the largest cube's size the layout's own.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from math import prod
+from typing import Any
+
+from tomat.base.errors import TomatError
+from tomat.data.tokens.layouts import (
+    BLOCK_OF_THREE,
+    FIXED_TOKENS,
+    LAYOUTS,
+    TOKENS_PER_ATOM,
+    PatchShape,
+    SequenceLayout,
+    boxes,
+)
+
+DENSITY_BRACKETS = 2
+"""Start and end of a block of density tokens."""
+WIDE_SIDE_DIFFERENCE = 8
+"""Voxels by which sides differ in the boxes that packing is held against: they leave 0.3 % of 8,192 tokens less the
+preamble empty (mean over 1 to 131 atoms), and a difference of 10 no less."""
+MOST_PACKED = 4
+"""Cubes that are packed into a context at most."""
+FURTHER_PATCH_TOKENS = BLOCK_OF_THREE + DENSITY_BRACKETS
+"""Of a further patch beside the same preamble: where it lies from the first (OFFSET), the brackets of its density."""
+
+
+Use = dict[str, Any]
+"""Where the tokens of one context go, JSON-ready: `patch_shapes_voxels`, the largest patch first; `voxels`, one density
+token each; `voxel_share` and `padding_share` of the context, 0 to 1; `neighbour_share`, the part of the voxels whose
+seven neighbours towards the patch's first voxel lie in the patch too, 0 to 1: those that a Lorenzo extrapolation reads,
+and all come before the voxel."""
+
+
+def _use(context: int, shapes: Sequence[PatchShape], used_tokens: int) -> Use:
+    """The use of a context of which all but `used_tokens` tokens are padding."""
+    voxels = sum(prod(shape) for shape in shapes)
+    return {
+        "patch_shapes_voxels": [list(shape) for shape in shapes],
+        "voxels": voxels,
+        "voxel_share": voxels / context,
+        "padding_share": 1 - used_tokens / context,
+        "neighbour_share": sum(prod(side - 1 for side in shape) for shape in shapes) / voxels,
+    }
+
+
+def one_patch(layout: SequenceLayout, n_atoms: int) -> Use:
+    """The context of a layout of one token a voxel.
+
+    Raises:
+        TomatError: if not one voxel fits.
+    """
+    shape = layout.patch_shape(n_atoms)
+    return _use(layout.context, [shape], layout.used_tokens(n_atoms, shape))
+
+
+def packed(context: int, n_atoms: int, n_patches: int, *, shared_preamble: bool, smallest_side: int) -> Use | None:
+    """The `n_patches` cubes of one material that hold most voxels in one context; None if they do not fit.
+
+    Cubes of another size than the largest say their SHAPE. With a preamble of its own each cube is a whole sequence;
+    with a shared one it costs `FURTHER_PATCH_TOKENS`.
+
+    Args:
+        context: tokens.
+        n_atoms: atoms of the material.
+        n_patches: cubes, at least 1.
+        shared_preamble: whether the material is described once, or once a cube.
+        smallest_side: of the cubes, in voxels, at least 1.
+    """
+    preamble = FIXED_TOKENS + TOKENS_PER_ATOM * n_atoms
+    further = FURTHER_PATCH_TOKENS if shared_preamble else preamble
+
+    def choices(room: int, left: int, side: int, largest: int) -> Iterator[tuple[int, ...]]:
+        """Sides of `left` more cubes in descending order, the first at most `side`, in `room` tokens."""
+        if left == 0:
+            yield ()
+            return
+        for each in range(side, smallest_side - 1, -1):
+            tokens = further + each**3 + (BLOCK_OF_THREE if each < largest else 0)
+            if tokens <= room:
+                for rest in choices(room - tokens, left - 1, each, largest):
+                    yield (each, *rest)
+                    # The last cube is best as large as it fits.
+                    if left == 1:
+                        return
+
+    best: tuple[int, ...] = ()
+    for first in range(int(context ** (1 / 3)) + 1, smallest_side - 1, -1):
+        room = context - preamble - first**3
+        if room >= 0:
+            for sides in choices(room, n_patches - 1, first, first):
+                best = max(best, (first, *sides), key=lambda found: sum(side**3 for side in found))
+    if not best:
+        return None
+    shapes = BLOCK_OF_THREE * sum(side < best[0] for side in best)
+    used = preamble + further * (n_patches - 1) + shapes + sum(side**3 for side in best)
+    return _use(context, [(side, side, side) for side in best], used)
+
+
+def context_table(context: int, atoms: Sequence[int], smallest_side: int) -> list[dict[str, Any]]:
+    """Every layout of that context with one token a voxel, and packing, for each number of atoms.
+
+    Args:
+        context: tokens.
+        atoms: numbers of atoms, none negative.
+        smallest_side: of packed cubes, in voxels, at least 1.
+
+    Returns:
+        Of each number of atoms: `n_atoms`; `preamble_tokens` without SHAPE; `layouts`, the `Use` of each by name, for
+        those that fill with `voxels_without_preamble`, what a shorter preamble could win at most; `wide_box`, the same
+        for boxes of `WIDE_SIDE_DIFFERENCE`; `packed`, a list of the same with `n_patches` (2 to `MOST_PACKED`) and
+        `shared_preamble`, without those that do not fit.
+
+    Raises:
+        TomatError: if no layout has that context.
+    """
+    layouts = [each for each in LAYOUTS.values() if each.context == context and each.tokens_per_voxel == 1]
+    if not layouts:
+        known = sorted({each.context for each in LAYOUTS.values()})
+        raise TomatError(f"No layout has a context of {context} tokens; expected one of {', '.join(map(str, known))}.")
+    largest = max(layouts, key=lambda layout: layout.patch_size)
+    wide = replace(largest, name="wide", max_side_difference=min(WIDE_SIDE_DIFFERENCE, largest.patch_size))
+    rows = []
+    for n_atoms in atoms:
+        of_layouts = {}
+        for layout in layouts:
+            of_layouts[layout.name] = one_patch(layout, n_atoms)
+            if layout.fills_context:
+                alone = boxes(layout.context, layout.max_side_difference)
+                of_layouts[layout.name]["voxels_without_preamble"] = max(prod(shape) for shape in alone)
+        of_packing = []
+        for shared in (True, False):
+            for n_patches in range(2, MOST_PACKED + 1):
+                use = packed(context, n_atoms, n_patches, shared_preamble=shared, smallest_side=smallest_side)
+                if use is not None:
+                    of_packing.append({"n_patches": n_patches, "shared_preamble": shared} | use)
+        rows.append(
+            {
+                "n_atoms": n_atoms,
+                "preamble_tokens": FIXED_TOKENS + TOKENS_PER_ATOM * n_atoms,
+                "layouts": of_layouts,
+                "wide_box": one_patch(wide, n_atoms),
+                "packed": of_packing,
+            }
+        )
+    return rows

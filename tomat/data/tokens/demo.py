@@ -1,0 +1,89 @@
+"""The embedded densities as shard sets."""
+
+from functools import cache
+from pathlib import Path
+from typing import Literal
+
+from tomat.base.reporting import console
+from tomat.base.storage import Store
+from tomat.data.codec.histogram import DensityHistogram
+from tomat.data.codec.lloyd_max import fit_lloyd_max
+from tomat.data.density.demo.embedded import SPLITS, demo_materials, load_demo
+from tomat.data.density.promolecule import Promolecule, PromoleculeFit
+from tomat.data.tokens.layouts import SequenceLayout
+from tomat.data.tokens.writer import read_plan, stored_promolecule, write_shards
+
+SEED = 0
+"""Seeds the anchors of the patches: the demo's data are the same in every run."""
+
+
+def write_demo_shards(
+    folder: Path,
+    layout: SequenceLayout,
+    n_density_tokens: int,
+    objective: Literal["absolute", "squared"],
+    patches_per_material: int,
+) -> None:
+    """Fit codec and promolecule to the embedded training densities; write a set for each split, unless it is there.
+
+    Args:
+        folder: It gets `train` and `validation`.
+        layout: The sequence layout.
+        n_density_tokens: Bins of the codec.
+        objective: What the codec minimises.
+        patches_per_material: Patches drawn from each cell.
+    """
+    if _is_there(folder, layout, n_density_tokens, patches_per_material):
+        return
+    histogram = DensityHistogram()
+    for material in demo_materials("train"):
+        histogram.add(load_demo(material.material_id).rho)
+    codec = fit_lloyd_max(histogram, n_bins=n_density_tokens, objective=objective)
+    for split in SPLITS:
+        store = Store(folder / split)
+        plan = read_plan(store)
+        # A set that is there keeps its own, or goes on without, if it is from before there were such.
+        promolecule = fit_demo_promolecule() if plan is None else stored_promolecule(store, plan)
+        write_shards(
+            folder / split,
+            [material.material_id for material in demo_materials(split)],
+            load_demo,
+            layout=layout,
+            codec=codec,
+            patches_per_material=patches_per_material,
+            seed=SEED,
+            promolecule=promolecule,
+        )
+
+
+def _is_there(folder: Path, layout: SequenceLayout, n_density_tokens: int, patches_per_material: int) -> bool:
+    """Whether both sets are complete and made so.
+
+    They may be of an earlier version of the embedded densities, which had fewer: a run goes on with the rows that it
+    began with, and it is said.
+    """
+    plans = [read_plan(Store(folder / split)) for split in SPLITS]
+    for plan in plans:
+        if plan is None or not plan.complete:
+            return False
+        asked = (layout, n_density_tokens, patches_per_material, SEED)
+        if (plan.layout, plan.n_density_tokens, plan.patches_per_material, plan.seed) != asked:
+            return False
+    for split, plan in zip(SPLITS, plans, strict=True):
+        names = [material.material_id for material in demo_materials(split)]
+        if plan is not None and [material.material_id for material in plan.materials] != names:
+            console.print(
+                f"note: {folder / split} holds {len(plan.materials)} materials of an earlier version of the embedded "
+                f"densities, which are {len(names)} now; the run goes on with those that it began with.",
+                soft_wrap=True,
+            )
+    return True
+
+
+@cache
+def fit_demo_promolecule() -> Promolecule:
+    """The promolecule of the embedded training densities; 2 s of processor time, once in a process."""
+    fit = PromoleculeFit()
+    for material in demo_materials("train"):
+        fit.add(load_demo(material.material_id))
+    return fit.solve()

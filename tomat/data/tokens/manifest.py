@@ -1,0 +1,343 @@
+"""What is in a data set of tokens: which row holds which patch of which material, laid out before the first token.
+
+Rows run material by material, `patches_per_material` each, in the order the materials were given. The anchors of a
+material follow from the data set's seed and the material's name alone, so any worker writes any rows.
+"""
+
+import hashlib
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from tomat.base.checked_json import with_checksum
+from tomat.base.errors import TomatError
+from tomat.base.reporting import counted
+from tomat.data.codec.base import DensityCodec, check_unit
+from tomat.data.tokens.clipping import ClippedMaterial
+from tomat.data.tokens.layouts import SequenceLayout
+from tomat.data.tokens.vocabulary import VOCABULARY_VERSION
+
+SHARD_FORMAT_VERSION = 1
+DEFAULT_BLOCK_ROWS = 64
+
+IMPORTED_ANCHORS = "imported"
+"""In place of a key for anchors that were drawn by another program and are not known."""
+
+CHECKSUM = "sha256 of the chunk's rows as little-endian uint16, without the padding of the last chunk"
+"""Of the decoded rows: the loader checks what it has read without reading it twice, and another compressor makes the
+same checksums. Damage of the stored object itself is caught by its crc32c."""
+
+
+@dataclass(frozen=True)
+class MaterialRows:
+    """The rows of one material."""
+
+    material_id: str
+    row_start: int
+    row_end: int
+    """One past the last row."""
+    anchors_seed: str
+    """Philox key of the anchors, 32 hexadecimal digits; or `IMPORTED_ANCHORS`."""
+    grid_shape: tuple[int, int, int]
+    """Voxels of the whole cell."""
+
+
+@dataclass(frozen=True)
+class SkippedMaterial:
+    """A material without rows."""
+
+    material_id: str
+    reason: str
+
+
+def check_material_id(material_id: str) -> None:
+    """Refuse a name that is no plain name: whoever writes a file for each material would write it elsewhere.
+
+    Raises:
+        TomatError: naming it.
+    """
+    if material_id in ("", ".", "..") or not material_id.isprintable() or re.search(r"[/\\]", material_id):
+        raise TomatError(
+            f"A material is called {material_id!r}; expected a name of printable characters without '/' and '\\'. "
+            "Rename it where it comes from."
+        )
+
+
+def anchors_seed(seed: int, material_id: str) -> str:
+    """Philox key (128 bits, 32 hexadecimal digits) of a material's anchors."""
+    return hashlib.sha256(f"{seed}:{material_id}".encode()).hexdigest()[:32]
+
+
+def draw_anchors(key: str, grid_shape: Sequence[int], count: int) -> np.ndarray:
+    """The anchors of a material, in random order; all different where the grid has `count` voxels or more.
+
+    Philox's raw 64-bit stream is fixed by its definition (Salmon et al., 2011, "Parallel random numbers: as easy as
+    1, 2, 3") whatever the NumPy version; the draws on top are made here for the same reason. A voxel is
+    floor(53 random bits x voxels / 2^53): uneven by less than 2^-22 even for 2^31 voxels.
+
+    Args:
+        key: from `anchors_seed`.
+        grid_shape: voxels along each side.
+        count: number of anchors.
+
+    Returns:
+        int64 [count, 3].
+    """
+    n_voxels = int(np.prod(grid_shape, dtype=np.int64))
+    philox = np.random.Philox(key=int(key, 16))
+    if n_voxels <= 4 * count:
+        # Whole random permutations, one after another: each voxel is used once before any is used twice.
+        rounds = -(-count // n_voxels)
+        order = [np.argsort(philox.random_raw(n_voxels), kind="stable") for _ in range(rounds)]
+        flat = np.concatenate(order)[:count]
+    else:
+        flat = np.empty(0, dtype=np.int64)
+        while len(flat) < count:
+            fraction = (philox.random_raw(count) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+            flat = np.concatenate([flat, np.floor(fraction * n_voxels).astype(np.int64)])
+            _, first = np.unique(flat, return_index=True)
+            flat = flat[np.sort(first)]
+        flat = flat[:count]
+    return np.stack(np.unravel_index(flat, tuple(grid_shape)), axis=1).astype(np.int64)
+
+
+@dataclass(frozen=True)
+class ShardManifest:
+    """The contents of a data set; without checksums and not complete, the plan of one."""
+
+    split: str
+    """Name of the split the set is, such as `train`; may be empty."""
+    layout: SequenceLayout
+    """The layout of every row."""
+    rows: int
+    """Rows in all; those that pad the last chunk do not count."""
+    block_rows: int
+    """Rows of a chunk, the block of a shuffle."""
+    codec_sha256: str
+    """Hash of the codec beside the manifest."""
+    n_density_tokens: int
+    """Ids of the codec."""
+    unit: str
+    """Unit of the codec's densities."""
+    patches_per_material: int
+    """Rows of each material, M."""
+    seed: int
+    """Seed of the anchors."""
+    materials: tuple[MaterialRows, ...]
+    """In order of their rows."""
+    skipped: tuple[SkippedMaterial, ...] = ()
+    """Materials that cannot be tokenised, each with its reason."""
+    clipped: tuple[ClippedMaterial, ...] | None = None
+    """The materials with voxels outside the codec; None: not counted (imported, or planned before they were)."""
+    max_clipped_share: float | None = None
+    """Share of its electrons that a material may lose outside the codec before it is skipped; None: not counted."""
+    read_rules: Mapping[str, Sequence[str]] | None = None
+    """What was assumed of the densities: `species` and `accept`, by name. None: not recorded (imported, embedded,
+    written by `tomat retokenize`, whose request has them, or planned before they were)."""
+    structures_sha256: str | None = None
+    """Hash of the exact structures beside the manifest; None: there are none (imported, or planned before such)."""
+    promolecule_sha256: str | None = None
+    """Hash of the promolecule beside the manifest; None: there is none."""
+    chunk_checksums: tuple[str, ...] = ()
+    """One for each chunk, as `CHECKSUM` says; empty in a plan."""
+    complete: bool = False
+    """True once every chunk is written."""
+    format_version: int = field(default=SHARD_FORMAT_VERSION)
+    vocabulary_version: int = field(default=VOCABULARY_VERSION)
+    has_checksum: bool = field(default=True, compare=False)
+    """False for a manifest that was read from an older file, without a checksum of its own. Not in the file; what is
+    written always has one."""
+
+    def __post_init__(self) -> None:
+        check_unit(self.unit, "The shard set")
+        if self.block_rows < 1 or self.patches_per_material < 1:
+            raise TomatError(
+                f"A shard set has block_rows {self.block_rows} and patches_per_material {self.patches_per_material}; "
+                "expected at least 1 each."
+            )
+        expected = 0
+        for entry in (*self.materials, *self.skipped):
+            check_material_id(entry.material_id)
+        for material in self.materials:
+            if material.row_start != expected or material.row_end <= material.row_start:
+                raise TomatError(
+                    f"The manifest is damaged: the rows of {material.material_id} are {material.row_start} to "
+                    f"{material.row_end}, expected them to begin at {expected}."
+                )
+            expected = material.row_end
+        if expected != self.rows:
+            raise TomatError(
+                f"The manifest is damaged: it says {counted(self.rows, 'row')}, its materials have {expected}."
+            )
+        if self.complete and len(self.chunk_checksums) != self.n_chunks:
+            raise TomatError(
+                f"The manifest is damaged: it has {counted(len(self.chunk_checksums), 'checksum')} for "
+                f"{counted(self.n_chunks, 'chunk')}."
+            )
+
+    @property
+    def context(self) -> int:
+        """Tokens of a row."""
+        return self.layout.context
+
+    @property
+    def n_chunks(self) -> int:
+        """Chunks of the array, the last one padded."""
+        return -(-self.rows // self.block_rows)
+
+    def chunk_rows(self, chunk: int) -> tuple[int, int]:
+        """First row, and one past the last, of a chunk."""
+        return chunk * self.block_rows, min((chunk + 1) * self.block_rows, self.rows)
+
+    @cached_property
+    def row_ends(self) -> np.ndarray:
+        """int64 [materials]: one past the last row of each."""
+        return np.array([material.row_end for material in self.materials], dtype=np.int64)
+
+    def material_indices(self, rows: np.ndarray) -> np.ndarray:
+        """Index into `materials` of each row; int64, the shape of `rows`.
+
+        Raises:
+            TomatError: if a row is not in the set.
+        """
+        rows = np.asarray(rows, dtype=np.int64)
+        if rows.size and not 0 <= rows.min() <= rows.max() < self.rows:
+            raise TomatError(
+                f"Rows {rows.min()} to {rows.max()} were asked for; the set has rows 0 to {self.rows - 1}."
+            )
+        return np.searchsorted(self.row_ends, rows, side="right")
+
+    def anchors(self, material: MaterialRows) -> np.ndarray:
+        """int64 [rows of the material, 3]: the anchor of each of its rows.
+
+        Raises:
+            TomatError: if the set was imported and its anchors are not known.
+        """
+        if material.anchors_seed == IMPORTED_ANCHORS:
+            raise TomatError(
+                f"The rows of {material.material_id} were imported, and where their patches lie is not known. Tokenise "
+                "the densities to have it."
+            )
+        return draw_anchors(material.anchors_seed, material.grid_shape, material.row_end - material.row_start)
+
+    def identity(self) -> dict[str, Any]:
+        """All that decides the tokens, but for the order of the materials: plans alike here are of one set.
+
+        The promolecule counts too; the structures are those of the materials."""
+        # An older set, in which they were not counted or recorded, has none, and goes on as it began.
+        share = {} if self.max_clipped_share is None else {"max_clipped_share": self.max_clipped_share}
+        rules = {} if self.read_rules is None else {key: list(self.read_rules[key]) for key in sorted(self.read_rules)}
+        promolecule = {} if self.promolecule_sha256 is None else {"promolecule": self.promolecule_sha256}
+        return {
+            "layout": self.layout.to_dict(),
+            "codec": self.codec_sha256,
+            "patches_per_material": self.patches_per_material,
+            "seed": self.seed,
+            "split": self.split,
+            "block_rows": self.block_rows,
+            "materials": sorted(entry.material_id for entry in (*self.materials, *self.skipped)),
+            **share,
+            **rules,
+            **promolecule,
+        }
+
+    def to_text(self) -> str:
+        """JSON text, the same for the same manifest, one material or checksum a line."""
+        content = asdict(self) | {"layout": self.layout.to_dict(), "context": self.context, "checksum": CHECKSUM}
+        del content["has_checksum"]
+        return lined_json(content)
+
+
+def lined_json(content: Mapping[str, Any]) -> str:
+    """JSON text with its checksum, the same for the same content, one item of a tuple a line."""
+    content = with_checksum(content)
+    parts = []
+    for key in sorted(content):
+        value = content[key]
+        if isinstance(value, tuple) and value:
+            items = ",\n  ".join(json.dumps(item, sort_keys=True) for item in value)
+            parts.append(f' "{key}": [\n  {items}\n ]')
+        else:
+            parts.append(f' "{key}": {json.dumps(value, sort_keys=True)}')
+    return "{\n" + ",\n".join(parts) + "\n}\n"
+
+
+def plan_rows(
+    materials: Iterable[tuple[str, Sequence[int]]],
+    *,
+    layout: SequenceLayout,
+    codec: DensityCodec,
+    patches_per_material: int,
+    seed: int,
+    split: str = "",
+    skipped: Iterable[SkippedMaterial] = (),
+    block_rows: int = DEFAULT_BLOCK_ROWS,
+    clipped: Iterable[ClippedMaterial] | None = None,
+    max_clipped_share: float | None = None,
+    read_rules: Mapping[str, Sequence[str]] | None = None,
+    structures_sha256: str | None = None,
+    promolecule_sha256: str | None = None,
+) -> ShardManifest:
+    """Lay out the rows of a data set: the manifest, not complete and without checksums.
+
+    Args:
+        materials: name and grid shape of each material that can be tokenised, in the order of their rows.
+        layout, codec: of every row.
+        patches_per_material: rows of each material, M.
+        seed: of the anchors.
+        split: name of the split.
+        skipped: the materials left out, with reasons.
+        block_rows: rows of a chunk.
+        clipped: the materials with voxels outside the codec; None if they were not counted.
+        max_clipped_share: above which a material was skipped for them.
+        read_rules: what is assumed of the densities, such as `{"species": ["Na"], "accept": []}`; None if not recorded.
+        structures_sha256, promolecule_sha256: of what lies beside the manifest.
+
+    Raises:
+        TomatError: if no material is left, one is named twice, a name is none, or there are no rows of a material.
+    """
+    skipped = tuple(skipped)
+    entries = [
+        MaterialRows(
+            material_id=material_id,
+            row_start=i * patches_per_material,
+            row_end=(i + 1) * patches_per_material,
+            anchors_seed=anchors_seed(seed, material_id),
+            grid_shape=(int(shape[0]), int(shape[1]), int(shape[2])),
+        )
+        for i, (material_id, shape) in enumerate(materials)
+    ]
+    names = [entry.material_id for entry in entries] + [entry.material_id for entry in skipped]
+    if len(set(names)) < len(names):
+        twice = next(name for name, count in Counter(names).items() if count > 1)
+        raise TomatError(f"Material {twice} is named twice; name each material once.")
+    if not entries:
+        was = "was" if len(skipped) == 1 else "were"
+        first = f" The first reason: {skipped[0].material_id}: {skipped[0].reason}" if skipped else ""
+        raise TomatError(
+            f"There is nothing to tokenise: {counted(len(skipped), 'material')} {was} skipped, none is left.{first}"
+        )
+    return ShardManifest(
+        split=split,
+        layout=layout,
+        rows=len(entries) * patches_per_material,
+        block_rows=block_rows,
+        codec_sha256=codec.sha256,
+        n_density_tokens=codec.n_density_tokens,
+        unit=codec.unit,
+        patches_per_material=patches_per_material,
+        seed=seed,
+        materials=tuple(entries),
+        skipped=skipped,
+        clipped=None if clipped is None else tuple(clipped),
+        max_clipped_share=max_clipped_share,
+        read_rules=None if read_rules is None else {key: tuple(names) for key, names in read_rules.items()},
+        structures_sha256=structures_sha256,
+        promolecule_sha256=promolecule_sha256,
+    )

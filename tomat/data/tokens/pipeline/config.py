@@ -1,0 +1,201 @@
+"""The configuration of re-tokenising: one frozen dataclass, from YAML and `--a.b value` overrides."""
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from tomat.base.errors import TomatError
+from tomat.base.overrides import parse_overrides, read_yaml, tomat_cause
+from tomat.base.reporting import counted
+from tomat.base.retries import STORAGE_TRIES
+from tomat.data.density.elements import SYMBOLS
+from tomat.data.density.rules import ReadRules
+from tomat.data.tokens.clipping import MAX_CLIPPED_SHARE, check_max_clipped_share
+from tomat.data.tokens.layouts import SequenceLayout, layout_named
+from tomat.data.tokens.manifest import DEFAULT_BLOCK_ROWS
+
+
+@dataclass(frozen=True)
+class RetokenizeConfig:
+    """One shard set: which densities, cut how, written where.
+
+    Raises:
+        TomatError: a value that cannot be.
+    """
+
+    input: str = ""
+    """Folder or URL (`gs://`, `s3://`) of the densities; nothing for `source: embedded`."""
+    output: str = ""
+    """Folder or `gs://` URL of the shard set."""
+    source: Literal["rho_gga", "materials_project", "chgcar", "folder", "embedded"] = "rho_gga"
+    """`rho_gga`: `<id>.zarr` groups; `materials_project`: `<id>.json.gz` objects; `chgcar`: a local folder of CHGCARs,
+    at any depth; `folder`: densities of every kind, as other verbs find them (`data/density/find.py`);
+    `embedded`: the densities that ship with tomat."""
+    filelist: str | None = None
+    """File with a material id a line (`mp_filelist.txt`), a path or URL, or a name below `input`; None: all that
+    `input` holds, in order of their names."""
+    split_file: str | None = None
+    """JSON with lists of indices into `filelist` by split (`split_limit_22M.json`); None: every material."""
+    split: str = "train"
+    """The split to take from `split_file` or the embedded data; recorded in the manifest."""
+    layout: str = "v3-p19"
+    """Sequence layout, `tomat/data/tokens/layouts.py`."""
+    codec: str | None = None
+    """Codec to use, a path or URL (`<training set>/codec.json`); None: fit one to these densities, or for a layout of
+    two tokens a voxel take the 9 + 12 bit codec, which needs no fit."""
+    promolecule: str | None = None
+    """Promolecule to lay beside the rows, a path or URL (`<training set>/promolecule.json`); None: where the codec is
+    fitted to these densities one is fitted too, elsewhere there is none."""
+    bins: int = 16_384
+    """Bins of a codec that is fitted."""
+    objective: Literal["absolute", "squared"] = "absolute"
+    """Error that a codec that is fitted minimises."""
+    patches_per_material: int = 64
+    """Rows of each material, M."""
+    seed: int = 0
+    """Of the anchors."""
+    block_rows: int = DEFAULT_BLOCK_ROWS
+    """Rows of a chunk."""
+    electron_tolerance: float = 0.005
+    """Largest relative deviation of a density's integral from its electron count, and never more than 0.05 electrons;
+    beyond it the material is skipped. With `accept: fractional_electrons` only from a count that the source or
+    `valences` state."""
+    valences: dict[str, float] = field(default_factory=dict)
+    """Valence electrons of each element (`ZVAL` of the POTCARs). Where a material's elements are all in it, they give
+    the electron count that is expected; else a sum of valences that pseudopotentials in use leave the elements.
+    The embedded densities come with theirs."""
+    max_clipped_share: float = MAX_CLIPPED_SHARE
+    """Electrons that a material may lose because its voxels lie outside the codec, as a share of all; beyond it the
+    material is skipped. What is lost below it is counted in the manifest."""
+    species: tuple[str, ...] = ()
+    """Elements of CHGCARs that name none (VASP 4), in the order of their counts."""
+    accept: tuple[str, ...] = ()
+    """Refusals that are lifted, `tomat/data/density/rules.py`."""
+    max_skipped: float = 0.01
+    """Skipped materials that fail the run when there are more: a number, or below 1 a share of all."""
+    storage_tries: int = STORAGE_TRIES
+    """How often a request to a bucket is tried, with growing waits."""
+
+    def __post_init__(self) -> None:
+        layout_named(self.layout)
+        ReadRules(self.species, self.accept)
+        if self.species and self.source not in ("chgcar", "folder"):
+            raise TomatError(
+                f"species is {' '.join(self.species)} and the source '{self.source}', which names its elements; "
+                "species is for CHGCARs that name none. Leave it out."
+            )
+        if self.accept and self.source == "embedded":
+            raise TomatError(
+                f"accept is {' '.join(self.accept)}; the embedded densities need none of it. Leave it out."
+            )
+        if not self.output:
+            raise TomatError("There is no output; give a folder or gs:// URL with --output.")
+        if bool(self.input) == (self.source == "embedded"):
+            raise TomatError(
+                f"The source is '{self.source}' and the input {self.input!r}; the embedded densities take no --input, "
+                "every other source needs one."
+            )
+        if self.split_file is not None and self.filelist is None:
+            raise TomatError("split_file is set, but filelist, which its indices count in, is not; set both.")
+        for name, low in (("patches_per_material", 1), ("block_rows", 1), ("bins", 2), ("storage_tries", 1)):
+            if getattr(self, name) < low:
+                raise TomatError(f"{name} is {getattr(self, name)}; expected at least {low}.")
+        # NaN fails every comparison, so each of these asks for what is good.
+        if not 0 < self.electron_tolerance < 1:
+            raise TomatError(f"electron_tolerance is {self.electron_tolerance}; expected a share between 0 and 1.")
+        check_max_clipped_share(self.max_clipped_share)
+        share, number = 0 <= self.max_skipped < 1, 1 <= self.max_skipped < math.inf
+        if not share and not (number and self.max_skipped == int(self.max_skipped)):
+            raise TomatError(
+                f"max_skipped is {self.max_skipped}; expected a share of the materials from 0 to below 1, or a whole "
+                "number of them."
+            )
+        _check_valences(self.valences)
+        if self.promolecule is not None and self.sequence_layout.tokens_per_voxel > 1:
+            raise TomatError(
+                f"promolecule is {self.promolecule}; none goes with layout {self.layout}, which writes two tokens a "
+                "voxel. Leave it out, or take another layout."
+            )
+        if self.fits_codec and self.split not in ("train", ""):
+            raise TomatError(
+                f"The split is '{self.split}' and no codec is given. A codec is fitted to training data alone: give "
+                "the training set's, --codec TRAINING_SET/codec.json."
+            )
+
+    @property
+    def sequence_layout(self) -> SequenceLayout:
+        """The layout named by `layout`."""
+        return layout_named(self.layout)
+
+    @property
+    def fits_codec(self) -> bool:
+        """True if a codec is to be fitted to the densities."""
+        return self.codec is None and self.sequence_layout.tokens_per_voxel == 1
+
+    @property
+    def fits_promolecule(self) -> bool:
+        """True if a promolecule is to be fitted to the densities."""
+        return self.promolecule is None and self.fits_codec
+
+    def n_skipped_allowed(self, n_materials: int) -> int:
+        """How many of `n_materials` may be skipped."""
+        return int(self.max_skipped * n_materials) if self.max_skipped < 1 else int(self.max_skipped)
+
+
+def _check_valences(valences: Mapping[str, float]) -> None:
+    """Refuse electrons that no pseudopotential of an element leaves."""
+    for symbol, electrons in valences.items():
+        if symbol not in SYMBOLS:
+            quoted = "; write 'No' with quotes: YAML reads it as a truth value" if symbol in ("False", "no") else ""
+            raise TomatError(f"valences has {symbol!r}; expected symbols of elements, such as {{Si: 4}}{quoted}.")
+        atomic_number = SYMBOLS.index(symbol) + 1
+        # One more than the neutral atom has: VASP's fractional hydrogens go up to H1.75.
+        if not 0 < electrons <= atomic_number + 1:
+            raise TomatError(
+                f"valences says {electrons} electrons for {symbol}; expected a number above 0, and at most about its "
+                f"{counted(atomic_number, 'electron')} (ZVAL of its POTCAR)."
+            )
+
+
+def load_retokenize_config(
+    config_path: str | Path | None, overrides: Sequence[str] = (), flags: Mapping[str, Any] | None = None
+) -> RetokenizeConfig:
+    """Read a configuration.
+
+    Args:
+        config_path: a YAML file; None for the defaults.
+        overrides: words of a command line, `["--seed", "3"]`.
+        flags: keys given otherwise, over the rest; None values are left out.
+
+    Raises:
+        TomatError: a missing or malformed file, an unknown key, or a value that cannot be.
+    """
+    import draccus
+
+    values = {} if config_path is None else read_yaml(config_path, "tokenize")
+    values |= parse_overrides(overrides)
+    values |= {key: value for key, value in (flags or {}).items() if value is not None}
+    _refuse_truth_values(values)
+    try:
+        return draccus.decode(RetokenizeConfig, values)
+    except Exception as error:  # draccus wraps what a dataclass raises, by version and by depth, in several classes
+        cause = tomat_cause(error)
+        if cause is not None:
+            raise cause from None
+        raise TomatError(
+            f"{config_path or 'The configuration'} cannot be read: {' '.join(str(error).split())}"
+        ) from error
+
+
+def _refuse_truth_values(values: Mapping[str, Any]) -> None:
+    """Refuse `true` for a number, which draccus would take for 1."""
+    numbers = {each.name for each in dataclasses.fields(RetokenizeConfig) if each.type in (int, float)}
+    valences = values.get("valences")
+    given = {key: value for key, value in values.items() if key in numbers}
+    if isinstance(valences, Mapping):
+        given |= {f"valences of {symbol}": electrons for symbol, electrons in valences.items()}
+    if bad := next((key for key, value in given.items() if isinstance(value, bool)), None):
+        raise TomatError(f"{bad} is {given[bad]}; expected a number.")

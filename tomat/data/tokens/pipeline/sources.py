@@ -1,0 +1,161 @@
+"""Where the densities to tokenise lie: `rho_gga` trees with id list and split, Materials Project objects, CHGCARs, the
+embedded ones.
+
+A material that is broken is its own fault and is skipped; a place that cannot be reached is tried again, and then ends
+the run (`tomat/base/retries.py`).
+"""
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from tomat.base.errors import TomatError
+from tomat.base.retries import with_retries
+from tomat.data.density.demo.embedded import demo_materials, load_demo
+from tomat.data.density.find import asked, densities_below, find_densities, material_name
+from tomat.data.density.grid import DensityGrid
+from tomat.data.density.io import is_chgcar, open_density, read_density
+from tomat.data.density.rules import DEFAULT_RULES, ReadRules
+from tomat.data.tokens.manifest import check_material_id
+from tomat.data.tokens.pipeline.config import RetokenizeConfig
+
+SUFFIXES = {"rho_gga": ".zarr", "materials_project": ".json.gz"}
+"""What an id of a list is called below the input."""
+
+
+@dataclass(frozen=True)
+class Material:
+    """A density that can be read."""
+
+    material_id: str
+    location: str
+    """Path or URL; `embedded:<id>` for one that ships with tomat."""
+    n_electrons: float | None = None
+    """Valence electrons that its source states."""
+    rules: ReadRules = DEFAULT_RULES
+    """What may be assumed of it, and which refusals are lifted."""
+
+    @property
+    def is_remote(self) -> bool:
+        """True if reading it waits for a network."""
+        return "://" in self.location
+
+    def read(self, tries: int) -> DensityGrid:
+        """The density.
+
+        Args:
+            tries: how often to try while the place cannot be reached.
+
+        Raises:
+            UnreachableError: if it still cannot be.
+            TomatError: if the material is missing or broken, whatever its reader raised.
+            MemoryError: as it is; it says nothing about the material.
+        """
+        if self.location.startswith("embedded:"):
+            return read_density(lambda: load_demo(self.location.removeprefix("embedded:")), self.location)
+        return with_retries(lambda: open_density(self.location, self.material_id, self.rules), self.location, tries)
+
+
+def find_materials(config: RetokenizeConfig) -> tuple[Material, ...]:
+    """The materials that a configuration names, in the order of their rows.
+
+    Raises:
+        TomatError: if there is none, one is named twice or by a path, or a list cannot be read.
+    """
+    if config.source == "embedded":
+        materials = _embedded(config.split)
+    elif config.filelist is not None:
+        materials = _listed(config)
+    else:
+        materials = _found(config)
+    # The survey compares the electron count with what source or `valences` state.
+    rules = ReadRules(tuple(config.species), tuple(config.accept), count_electrons=False)
+    materials = [replace(material, rules=rules) for material in materials]
+    seen: dict[str, Material] = {}
+    for material in materials:
+        check_material_id(material.material_id)
+        if material.material_id in seen:
+            raise TomatError(
+                f"Material {material.material_id} is named twice: {seen[material.material_id].location} and "
+                f"{material.location}. Name each material once."
+            )
+        seen[material.material_id] = material
+    if not seen:
+        raise TomatError(f"The split '{config.split}' is empty; expected at least one material.")
+    return tuple(materials)
+
+
+def _embedded(split: str) -> list[Material]:
+    return [
+        Material(each.material_id, f"embedded:{each.material_id}", each.n_electrons)
+        for each in demo_materials(split or None)
+    ]
+
+
+def _listed(config: RetokenizeConfig) -> list[Material]:
+    assert config.filelist is not None
+    if config.source not in SUFFIXES:
+        raise TomatError(f"A filelist needs source rho_gga or materials_project; found '{config.source}'.")
+    lines = read_text(_below(config.filelist, config.input), config.storage_tries).splitlines()
+    names = [material_name(line.strip()) for line in lines if line.strip()]
+    chosen = range(len(names))
+    if config.split_file is not None:
+        place = _below(config.split_file, config.input)
+        try:
+            splits = json.loads(read_text(place, config.storage_tries))
+            chosen = splits[config.split]
+            good = all(isinstance(index, int) and 0 <= index < len(names) for index in chosen)
+        except (ValueError, KeyError, TypeError) as error:
+            raise TomatError(
+                f"{place} has no list of indices for the split '{config.split}' ({type(error).__name__}: {error}); "
+                'expected JSON such as {"train": [0, 2], "validation": [1]}.'
+            ) from error
+        if not good:
+            bad = next(each for each in chosen if not (isinstance(each, int) and 0 <= each < len(names)))
+            raise TomatError(
+                f"{place} names the index {bad!r} in the split '{config.split}'; {config.filelist} has the indices 0 "
+                f"to {len(names) - 1}. Is it the split of another list?"
+            )
+    root, suffix = _density_folder(config), SUFFIXES[config.source]
+    return [Material(names[index], f"{root}/{names[index]}{suffix}") for index in chosen]
+
+
+def _density_folder(config: RetokenizeConfig) -> str:
+    """Where the densities lie: the input, or the folder `label` of a `rho_gga` tree."""
+    root = config.input.rstrip("/")
+    if config.source != "rho_gga":
+        return root
+    is_tree = asked(root, config.storage_tries, lambda files, path: files.isdir(f"{path.rstrip('/')}/label"))
+    return f"{root}/label" if is_tree else root
+
+
+def _found(config: RetokenizeConfig) -> list[Material]:
+    """Every density below the input, in the order of their paths."""
+    root = _density_folder(config)
+    if config.source in SUFFIXES:
+        paths = sorted(densities_below(root, SUFFIXES[config.source], config.storage_tries))
+        found = [Material(material_name(path), path) for path in paths]
+    elif config.source == "chgcar" and "://" in root:
+        raise TomatError(f"CHGCARs are read from a local folder; found {root}. Copy them, or convert them to Zarr.")
+    else:
+        files = find_densities([root], config.storage_tries, config.accept).files
+        found = [Material(file.name, file.path) for file in files if config.source == "folder" or is_chgcar(file.path)]
+    if not found:
+        raise TomatError(f"{root} holds no density of the kind '{config.source}'; check --input and --source.")
+    return found
+
+
+def _below(place: str, root: str) -> str:
+    """`place` itself, or where it lies below `root` if it is a bare name that is not here."""
+    if "://" in place or Path(place).is_absolute() or Path(place).exists():
+        return place
+    return f"{root.rstrip('/')}/{place}"
+
+
+def read_text(place: str, tries: int) -> str:
+    """The text at a path or URL.
+
+    Raises:
+        TomatError: if there is none, or it cannot be read.
+    """
+    return asked(place, tries, lambda files, path: files.cat_file(path).decode())

@@ -1,0 +1,249 @@
+"""A data set of tokens on disk or in a bucket: `tokens.zarr`, `manifest.json`, `codec.json`, and since there are such
+`structures.npz`, the exact structures of the materials, and where one was fitted or given `promolecule.json`.
+
+The array is Zarr v3, uint16 [rows, context], a chunk for each block of rows, so that a block is one object. Opening
+reads the manifest, the codec and the promolecule and no tokens; whether a block is whole is checked when it is read.
+"""
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import tensorstore as ts
+
+from tomat.base.errors import TomatError
+from tomat.base.reporting import counted, dump_json, is_or_are
+from tomat.base.storage import (
+    ARRAY_NAME,
+    CODEC_NAME,
+    MANIFEST_NAME,
+    PROGRESS_PREFIX,
+    STRUCTURES_NAME,
+    Store,
+    explaining_storage,
+)
+from tomat.data.codec.base import DensityCodec
+from tomat.data.density.promolecule import Promolecule
+from tomat.data.tokens.layouts import SequenceLayout
+from tomat.data.tokens.manifest import MaterialRows, ShardManifest
+from tomat.data.tokens.manifest_text import parse_manifest
+from tomat.data.tokens.structures import PreambleStructures, Structures
+from tomat.data.tokens.vocabulary import BOS
+from tomat.data.tokens.writer import rows_checksum, stored_codec, stored_promolecule
+
+
+@dataclass(frozen=True, eq=False)
+class ShardSet:
+    """An open, complete data set; made by `open_shards`."""
+
+    url: str
+    """Where it lies, with a final slash."""
+    manifest: ShardManifest
+    codec: DensityCodec
+    array: ts.TensorStore
+    """uint16 [rows, context]."""
+    promolecule: Promolecule | None = None
+    """The promolecule that lies beside the rows; None: there is none."""
+
+    @property
+    def layout(self) -> SequenceLayout:
+        """The layout of every row."""
+        return self.manifest.layout
+
+    @property
+    def rows(self) -> int:
+        """Number of rows."""
+        return self.manifest.rows
+
+    @property
+    def context(self) -> int:
+        """Tokens of a row."""
+        return self.manifest.context
+
+    @property
+    def block_rows(self) -> int:
+        """Rows of a block (a chunk); the last block may have fewer."""
+        return self.manifest.block_rows
+
+    @property
+    def n_blocks(self) -> int:
+        """Number of blocks."""
+        return self.manifest.n_chunks
+
+    @property
+    def uncompressed_bytes(self) -> int:
+        """Bytes of all rows as uint16."""
+        return self.rows * self.context * np.dtype(np.uint16).itemsize
+
+    @property
+    def content_sha256(self) -> str:
+        """Hash of all that decides which tokens stand in which row: layout, vocabulary, codec, rows, and the checksum
+        of every chunk's rows. Names of materials, their exact structures, the promolecule and where the set lies do
+        not count: sets from before there were such keep their hash."""
+        manifest = self.manifest
+        content = {
+            "layout": manifest.layout.to_dict(),
+            "vocabulary_version": manifest.vocabulary_version,
+            "codec_sha256": manifest.codec_sha256,
+            "rows": manifest.rows,
+            "block_rows": manifest.block_rows,
+            "chunk_checksums": manifest.chunk_checksums,
+        }
+        return hashlib.sha256(dump_json(content).encode()).hexdigest()
+
+    @property
+    def environment_sha256(self) -> str | None:
+        """Hash of structures and promolecule: what a model may read beside the rows. None without exact structures,
+        which the rows then decide."""
+        manifest = self.manifest
+        if manifest.structures_sha256 is None:
+            return None
+        content = {"structures": manifest.structures_sha256, "promolecule": manifest.promolecule_sha256}
+        return hashlib.sha256(dump_json(content).encode()).hexdigest()
+
+    @cached_property
+    def crystals(self) -> Structures | PreambleStructures:
+        """The structures of `manifest.materials`, by the same index; read when first asked for.
+
+        Of a set without exact ones those of its rows, with a warning.
+
+        Raises:
+            TomatError: if they are gone, damaged, or of another set.
+        """
+        manifest, again = self.manifest, "Copy or tokenise the set again."
+        if manifest.structures_sha256 is None:
+            return PreambleStructures(self.url, manifest, self.codec, self.read_rows)
+        content, source = Store(self.url).read(STRUCTURES_NAME), self.url + STRUCTURES_NAME
+        if content is None:
+            raise TomatError(f"The shard set {self.url} has no {STRUCTURES_NAME}, and its manifest has. {again}")
+        names = [material.material_id for material in manifest.materials]
+        found = Structures.from_bytes(content, source, names, again)
+        if found.sha256 != manifest.structures_sha256:
+            raise TomatError(
+                f"The structures {source} are not the set's: they hash to {found.sha256[:12]}..., the manifest says "
+                f"{manifest.structures_sha256[:12]}... {again}"
+            )
+        return found
+
+    def read_block(self, block: int, *, verify: bool = False) -> ts.Future:
+        """Start reading a block.
+
+        Args:
+            block: index, 0 to n_blocks - 1.
+            verify: also compare the rows with the manifest's checksum (a stored object that is damaged or gone is
+                noticed in any case, by its crc32c and by rows that do not begin with BOS).
+
+        Returns:
+            A future of uint16 [rows of the block, context]; its result raises TomatError, naming the chunk, if the
+            chunk is missing or damaged.
+
+        Raises:
+            TomatError: if there is no such block.
+        """
+        if not 0 <= block < self.n_blocks:
+            raise TomatError(f"Block {block} was asked for; {self.url} has blocks 0 to {self.n_blocks - 1}.")
+        start, stop = self.manifest.chunk_rows(block)
+        promise, future = ts.Promise.new()
+
+        def on_read(read: ts.Future) -> None:
+            try:
+                promise.set_result(self._checked(block, read.result, verify))
+            # Anything that goes wrong belongs to whoever waits for the block: an exception lost in TensorStore's thread
+            # would leave the future open for ever.
+            except BaseException as error:
+                promise.set_exception(error)
+
+        self.array[start:stop].read().add_done_callback(on_read)
+        return future
+
+    def _checked(self, block: int, result: Callable[[], np.ndarray], verify: bool) -> np.ndarray:
+        where = f"Chunk {block} of {self.url}{ARRAY_NAME} (object c/{block}/0)"
+        repair = "Copy this chunk again from where the set came from, or tokenise the set again."
+        with explaining_storage(f"{where} cannot be read", repair):
+            rows = result()
+        # TensorStore reads a chunk that is not there as zeros, and every row begins with BOS.
+        if not np.all(rows[:, 0] == BOS):
+            state = "is missing" if not rows.any() else "is damaged: a row does not begin with BOS"
+            raise TomatError(f"{where} {state}. {repair}")
+        if verify:
+            found, expected = rows_checksum(rows), self.manifest.chunk_checksums[block]
+            if found != expected:
+                raise TomatError(
+                    f"{where} is damaged: its checksum is {found[:12]}..., expected {expected[:12]}... {repair}"
+                )
+        return rows
+
+    def read_rows(self, start: int, stop: int) -> np.ndarray:
+        """Rows start to stop - 1: uint16 [stop - start, context].
+
+        Raises:
+            TomatError: if there are no such rows, or a chunk is missing or damaged.
+        """
+        if not 0 <= start <= stop <= self.rows:
+            asked = f"Row {start} was" if stop == start + 1 else f"Rows {start} to {stop - 1} were"
+            raise TomatError(f"{asked} asked for; {self.url} has {counted(self.rows, 'row')}, numbered from 0.")
+        blocks = range(start // self.block_rows, -(-stop // self.block_rows)) if stop > start else range(0)
+        futures = [self.read_block(block) for block in blocks]
+        rows = [future.result() for future in futures]
+        if not rows:
+            return np.empty((0, self.context), dtype=np.uint16)
+        first = blocks[0] * self.block_rows
+        return np.concatenate(rows)[start - first : stop - first]
+
+    def material_of_row(self, row: int) -> MaterialRows:
+        """The material a row belongs to.
+
+        Raises:
+            TomatError: if there is no such row.
+        """
+        return self.manifest.materials[int(self.manifest.material_indices(np.array(row)))]
+
+    def anchor_of_row(self, row: int) -> tuple[int, int, int]:
+        """First voxel, in the cell, of the row's patch."""
+        material = self.material_of_row(row)
+        x, y, z = self.manifest.anchors(material)[row - material.row_start].tolist()
+        return x, y, z
+
+
+def open_shards(place: str | Path) -> ShardSet:
+    """Open a data set for reading.
+
+    Args:
+        place: folder, or `file://` or `gs://` URL.
+
+    Raises:
+        TomatError: if there is no data set, it is of another version or not complete, or its array or codec is not the
+            manifest's.
+    """
+    store = Store(place)
+    content = store.read(MANIFEST_NAME)
+    if content is None:
+        raise TomatError(
+            f"{store.url} holds no shard set: there is no {MANIFEST_NAME}. Write one with `tomat tokenise`."
+        )
+    manifest = parse_manifest(content, store.url + MANIFEST_NAME)
+    if not manifest.complete:
+        written = len(store.names(PROGRESS_PREFIX))
+        raise TomatError(
+            f"The shard set {store.url} is not complete: {written} of {counted(manifest.n_chunks, 'chunk')} "
+            f"{is_or_are(manifest.n_chunks)} written. Run the command that writes it again; it goes on where it "
+            "stopped."
+        )
+    codec = stored_codec(store)
+    if codec.sha256 != manifest.codec_sha256:
+        raise TomatError(
+            f"The codec {store.url}{CODEC_NAME} is not the one the set was written with: it hashes to "
+            f"{codec.sha256[:12]}..., the manifest says {manifest.codec_sha256[:12]}... Copy or tokenise the set again."
+        )
+    array = store.open_array()
+    expected = ((manifest.rows, manifest.context), "uint16", (manifest.block_rows, manifest.context))
+    found = (tuple(array.shape), array.dtype.name, tuple(array.chunk_layout.read_chunk.shape or ()))
+    if found != expected:
+        raise TomatError(
+            f"The array {store.url}{ARRAY_NAME} is {found[1]} {found[0]} in chunks of {found[2]}; the manifest says "
+            f"{expected[1]} {expected[0]} in chunks of {expected[2]}. Copy or tokenise the set again."
+        )
+    return ShardSet(store.url, manifest, codec, array, stored_promolecule(store, manifest))

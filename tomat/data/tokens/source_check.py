@@ -1,0 +1,133 @@
+"""A shard set against the densities it was made of: compare a sample, and write damaged chunks again."""
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from tomat.base.errors import TomatError
+from tomat.base.storage import ARRAY_NAME, STRUCTURES_NAME, Store, explaining_storage
+from tomat.data.codec.base import UNIT_RHO_TIMES_VOLUME
+from tomat.data.codec.position import MAX_ERROR
+from tomat.data.tokens.patch import ANGLE_STEP_DEGREES, LENGTH_STEP_A, decode_sequence
+from tomat.data.tokens.shards import ShardSet
+from tomat.data.tokens.writer import GetGrid, begin_chunk, chunk_tokens, rows_checksum
+
+COORDINATE_TOLERANCE = 2 * MAX_ERROR
+"""Of fractional coordinates: the position codec's largest error, and as much for moving the origin."""
+
+STRUCTURE_TOLERANCE_A = 1e-4
+"""Of lattice and places: a CHGCAR that was written from another kind of file has places to six decimals of a side."""
+
+
+def damaged_chunks(shards: ShardSet, blocks: Iterable[int] | None = None) -> dict[int, str]:
+    """Those of the chunks (None: of all) that are missing or whose checksum is not the manifest's, each with what is
+    wrong."""
+    bad = {}
+    for block in range(shards.n_blocks) if blocks is None else blocks:
+        try:
+            shards.read_block(block, verify=True).result()
+        except TomatError as error:
+            bad[block] = str(error)
+    return bad
+
+
+def repair_chunks(shards: ShardSet, chunks: Iterable[int], get_grid: GetGrid) -> None:
+    """Write chunks again from the source; no other chunk is touched, and none changes the manifest.
+
+    Raises:
+        TomatError: if the densities give other tokens than those the manifest has the checksum of; the chunk is then
+            left as it is.
+    """
+    store = Store(shards.url)
+    for chunk in chunks:
+        rows = chunk_tokens(shards.manifest, chunk, get_grid, shards.codec)
+        found, expected = rows_checksum(rows), shards.manifest.chunk_checksums[chunk]
+        if found != expected:
+            raise TomatError(
+                f"Chunk {chunk} of {shards.url} cannot be repaired from this source: its densities give the checksum "
+                f"{found[:12]}..., the manifest has {expected[:12]}... They are not the densities the set was made of."
+            )
+        with explaining_storage(f"Cannot write chunk {chunk} of {store.url}{ARRAY_NAME}"):
+            begin_chunk(store, shards.array, shards.manifest, chunk, rows).result()
+
+
+def compare_with_source(shards: ShardSet, rows: Iterable[int], get_grid: GetGrid) -> dict[str, float]:
+    """Read rows back into densities, cells and atoms, and hold them against the source.
+
+    Independent of how rows are written: the patch comes from `DensityGrid.patch`, and every voxel's token must be the
+    bin its density lies in.
+
+    Args:
+        shards: an open set.
+        rows: rows to compare, best in ascending order (a material is then read once).
+        get_grid: reads the density of a material by name.
+
+    Returns:
+        `rows_compared` and `voxels_compared`; `nmae_fraction`, sum |decoded - source| / sum |source| over the patches
+        of these rows, the codec's own error; `largest_relative_error_fraction`, of a voxel above 1e-3 of the largest
+        density in its patch.
+
+    Raises:
+        TomatError: naming the row and what differs.
+    """
+    error_sum = total_sum = largest = 0.0
+    n_rows = voxels = 0
+    grid, held = None, ""
+    for row in rows:
+        material = shards.material_of_row(row)
+        if grid is None or material.material_id != held:
+            grid, held = get_grid(material.material_id), material.material_id
+        where = f"Row {row} of {shards.url} (material {held}) differs from its source"
+        anchor = np.array(shards.anchor_of_row(row))
+        read = decode_sequence(shards.read_rows(row, row + 1)[0], shards.layout, shards.codec)
+        if read.grid_shape != grid.grid_shape:
+            raise TomatError(f"{where}: grid {read.grid_shape} against {grid.grid_shape}.")
+        origin = anchor / np.array(grid.grid_shape) if shards.layout.version == "v3" else np.zeros(3)
+        apart = read.frac_coords - (grid.frac_coords - origin)
+        if not (
+            np.array_equal(read.atomic_numbers, grid.atomic_numbers)
+            and np.all(np.abs(apart - np.round(apart)) < COORDINATE_TOLERANCE)
+        ):
+            raise TomatError(f"{where}: other atoms.")
+        steps = np.array([LENGTH_STEP_A] * 3 + [ANGLE_STEP_DEGREES] * 3)
+        lattice_error = np.abs(np.array(read.lattice_parameters) - grid.lattice_parameters)
+        if np.any(lattice_error > 0.5001 * steps):
+            raise TomatError(f"{where}: lattice {read.lattice_parameters} against {grid.lattice_parameters}.")
+        if shards.manifest.structures_sha256 is not None:
+            stored = shards.crystals[int(shards.manifest.material_indices(np.array(row)))]
+            moved = stored.frac_coords - grid.frac_coords
+            if not (
+                np.array_equal(stored.atomic_numbers, grid.atomic_numbers)
+                and np.allclose(stored.lattice, grid.lattice, rtol=0, atol=STRUCTURE_TOLERANCE_A)
+                and np.allclose((moved - np.round(moved)) @ grid.lattice, 0, atol=STRUCTURE_TOLERANCE_A)
+            ):
+                raise TomatError(f"{where}: the structure in {STRUCTURES_NAME} is another one.")
+        patch = grid.patch(anchor.tolist(), read.patch_shape)
+        if shards.codec.unit == UNIT_RHO_TIMES_VOLUME:
+            patch = (patch * np.float64(grid.volume_a3)).astype(np.float32)
+        offset = shards.codec.encode(patch).astype(np.int64) - read.density_tokens
+        if np.any(offset):
+            raise TomatError(
+                f"{where}: {np.count_nonzero(offset)} of {patch.size} voxels lie in another bin than their token's."
+            )
+        error = np.abs(read.values.astype(np.float64) - patch)
+        error_sum += float(error.sum())
+        total_sum += float(np.abs(patch).sum(dtype=np.float64))
+        dense = patch > 1e-3 * patch.max()
+        if dense.any():
+            largest = max(largest, float((error[dense] / patch[dense]).max()))
+        n_rows += 1
+        voxels += patch.size
+    return {
+        "rows_compared": n_rows,
+        "voxels_compared": voxels,
+        "nmae_fraction": error_sum / max(total_sum, 1e-300),
+        "largest_relative_error_fraction": largest,
+    }
+
+
+def sample_rows(n_rows: int, count: int, seed: int) -> list[int]:
+    """`count` different rows, ascending; all if there are fewer."""
+    if count >= n_rows:
+        return list(range(n_rows))
+    return sorted(np.random.default_rng(seed).choice(n_rows, count, replace=False).tolist())

@@ -1,0 +1,440 @@
+"""Write a data set of tokens chunk by chunk; any worker writes any chunk alone, and nobody else's.
+
+`start_shards` puts the plan, the codec and what else lies beside it in place, `ChunkWriter` writes chunks and after
+each a small record with its checksum, `finalise` gathers the records into the manifest and says `complete: true`.
+`write_shards` does all three in one process. Stopped anywhere and started again it goes on with the first chunk that
+has no record, and ends with the same bytes.
+"""
+
+import hashlib
+import re
+import zlib
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import tensorstore as ts
+
+from tomat.base.errors import RetryableError, TomatError
+from tomat.base.progress import progress
+from tomat.base.reporting import counted, is_or_are
+from tomat.base.storage import (
+    ARRAY_NAME,
+    CODEC_NAME,
+    MANIFEST_NAME,
+    PROGRESS_PREFIX,
+    PROMOLECULE_NAME,
+    STRUCTURES_NAME,
+    Store,
+    explaining_storage,
+)
+from tomat.data.codec.base import DensityCodec
+from tomat.data.codec.files import codec_from_text, codec_text
+from tomat.data.density.crystal import Crystal
+from tomat.data.density.grid import DensityGrid
+from tomat.data.density.io import read_density
+from tomat.data.density.promolecule import Promolecule
+from tomat.data.tokens.clipping import MAX_CLIPPED_SHARE, ClippedMaterial, check_max_clipped_share, clipped_of
+from tomat.data.tokens.layouts import SequenceLayout
+from tomat.data.tokens.manifest import DEFAULT_BLOCK_ROWS, ShardManifest, SkippedMaterial, plan_rows
+from tomat.data.tokens.manifest_text import parse_manifest
+from tomat.data.tokens.patch import check_encodable, encode_rows
+from tomat.data.tokens.structures import Structures
+
+GetGrid = Callable[[str], DensityGrid]
+"""Reads the density of a material by name; raises TomatError where that is impossible."""
+
+
+def rows_checksum(rows: np.ndarray) -> str:
+    """SHA-256 of rows as little-endian uint16, in hexadecimal."""
+    return hashlib.sha256(np.ascontiguousarray(rows, dtype="<u2").tobytes()).hexdigest()
+
+
+def record_name(chunk: int) -> str:
+    """Name, below `PROGRESS_PREFIX`, of the record of a written chunk."""
+    return f"{chunk:08d}"
+
+
+def record_content(checksum: str) -> bytes:
+    """The record of a written chunk: its checksum, and a CRC32 of that."""
+    return f"{checksum} {zlib.crc32(checksum.encode()):08x}".encode()
+
+
+def checksum_of_record(content: bytes, source: str) -> str:
+    """The checksum in a record. Older ones, without a CRC32, are the checksum alone.
+
+    Raises:
+        TomatError: if the record is damaged.
+    """
+    found = re.fullmatch(rb"([0-9a-f]{64})( [0-9a-f]{8})?", content)
+    checksum = found.group(1).decode() if found else ""
+    if found is None or (found.group(2) is not None and record_content(checksum) != content):
+        raise TomatError(
+            f"{source} is damaged: it is the record of a written chunk, and should hold its checksum. Remove this file "
+            "and run the same command again; it writes the chunk again."
+        )
+    return checksum
+
+
+def start_shards(
+    place: str | Path | Store,
+    plan: ShardManifest,
+    codec: DensityCodec,
+    structures: Structures | None = None,
+    promolecule: Promolecule | None = None,
+) -> Store:
+    """Put the codec, structures and promolecule as planned, the plan and the empty array in place.
+
+    Args:
+        place: folder or `gs://` URL of the data set.
+        plan: the plan; the last that is written.
+        codec, structures, promolecule: those of the plan; the last two are not needed where the plan is in place.
+
+    Raises:
+        TomatError: if another data set lies there, or the place cannot be written.
+    """
+    if codec.sha256 != plan.codec_sha256:
+        raise TomatError("The plan was made with another codec than the one given; plan again.")
+    store = place if isinstance(place, Store) else Store(place)
+    found = read_plan(store)
+    hashes = structures and structures.sha256, promolecule and promolecule.sha256
+    if found is None and hashes != (plan.structures_sha256, plan.promolecule_sha256):
+        raise TomatError("The plan was made with other structures or another promolecule than given; plan again.")
+    if found is not None:
+        _check_same(store, found, plan.identity())
+    else:
+        # An array and records without a manifest are left-overs of nobody knows what.
+        if store.names(ARRAY_NAME + "/") or store.names(PROGRESS_PREFIX):
+            raise TomatError(f"{store.url} holds a token array but no manifest. Remove it, or choose another place.")
+        store.write(CODEC_NAME, codec_text(codec).encode())
+        if structures is not None:
+            store.write(STRUCTURES_NAME, structures.to_bytes())
+        if promolecule is not None:
+            store.write(PROMOLECULE_NAME, promolecule.to_text().encode())
+        store.write(MANIFEST_NAME, plan.to_text().encode())
+    store.create_array(plan.rows, plan.context, plan.block_rows)
+    return store
+
+
+def read_plan(store: Store) -> ShardManifest | None:
+    """The manifest in place, complete or not; None if there is none."""
+    content = store.read(MANIFEST_NAME)
+    return None if content is None else parse_manifest(content, store.url + MANIFEST_NAME)
+
+
+def stored_codec(store: Store) -> DensityCodec:
+    """The codec beside a plan.
+
+    Raises:
+        TomatError: if there is none, or it is damaged.
+    """
+    content = store.read(CODEC_NAME)
+    if content is None:
+        raise TomatError(f"The shard set {store.url} has no {CODEC_NAME}. Copy or tokenise it again.")
+    return codec_from_text(content.decode(errors="replace"), store.url + CODEC_NAME)
+
+
+def stored_promolecule(store: Store, plan: ShardManifest) -> Promolecule | None:
+    """The promolecule beside a plan; None if the plan has none.
+
+    Raises:
+        TomatError: if it is gone, damaged, or another one.
+    """
+    if plan.promolecule_sha256 is None:
+        return None
+    content = store.read(PROMOLECULE_NAME)
+    source, again = store.url + PROMOLECULE_NAME, "Copy or tokenise the set again."
+    if content is None:
+        raise TomatError(f"The shard set {store.url} has no {PROMOLECULE_NAME}, and its manifest has. {again}")
+    found = Promolecule.from_text(content.decode(errors="replace"), source)
+    if found.sha256 != plan.promolecule_sha256:
+        raise TomatError(
+            f"The promolecule {source} is not the set's: it hashes to {found.sha256[:12]}..., the manifest says "
+            f"{plan.promolecule_sha256[:12]}... {again}"
+        )
+    return found
+
+
+def check_planned_promolecule(store: Store, plan: ShardManifest, given: bool) -> None:
+    """Refuse a promolecule for a set that was planned without one.
+
+    Raises:
+        TomatError: naming the set.
+    """
+    if given and plan.promolecule_sha256 is None:
+        raise TomatError(
+            f"{store.url} was begun without a promolecule, and goes on without. Leave --promolecule out, or choose "
+            "another place."
+        )
+
+
+def _check_same(store: Store, found: ShardManifest, wanted: dict[str, Any]) -> None:
+    differing = [key for key, value in found.identity().items() if wanted.get(key) != value]
+    if differing:
+        raise TomatError(
+            f"{store.url} holds another data set: it differs in {', '.join(differing)}. Remove it, or choose another "
+            "place."
+        )
+
+
+def chunk_tokens(plan: ShardManifest, chunk: int, get_grid: GetGrid, codec: DensityCodec) -> np.ndarray:
+    """The rows of one chunk: uint16 [rows of the chunk, context].
+
+    Raises:
+        TomatError: if a density cannot be read or written in the layout, or is not of the shape that was planned;
+            names the material.
+    """
+    start, stop = plan.chunk_rows(chunk)
+    first, last = plan.material_indices(np.array([start, stop - 1]))
+    parts = []
+    for material in plan.materials[first : last + 1]:
+        grid = get_grid(material.material_id)
+        if tuple(grid.grid_shape) != material.grid_shape:
+            raise TomatError(
+                f"Material {material.material_id} has a grid of {tuple(grid.grid_shape)} voxels; {material.grid_shape} "
+                "were planned. Its density has changed since the plan was made: remove the data set and start again."
+            )
+        wanted = slice(max(start, material.row_start) - material.row_start, stop - material.row_start)
+        parts.append(encode_rows(grid, plan.anchors(material)[wanted], plan.layout, codec))
+    return np.concatenate(parts)
+
+
+def planned(get_grid: GetGrid) -> GetGrid:
+    """`get_grid` for materials that have rows, so that they can no longer be skipped: what it raises says so."""
+
+    def read(material_id: str) -> DensityGrid:
+        try:
+            return get_grid(material_id)
+        except RetryableError:
+            raise
+        except TomatError as error:
+            raise TomatError(
+                f"Material {material_id} could be read when the rows were laid out, and no longer can: {error} Restore "
+                "it and run the same command again; or remove the data set and start again without it."
+            ) from error
+
+    return read
+
+
+class ChunkWriter:
+    """Writes chunks, each followed by its record, while the caller makes the next one.
+
+    A chunk is durable before its record is written. Waiting for that takes longer than making the next chunk (30 ms
+    against 12 ms for 64 rows of 8,192 tokens on a disk that others use), so up to `BEHIND` chunks are under way.
+    Use as a context: leaving it without an error waits for all of them.
+
+    Args:
+        store: where `start_shards` put the plan.
+        plan: that plan.
+        array: the token array; else it is opened.
+    """
+
+    BEHIND = 2
+
+    def __init__(self, store: Store, plan: ShardManifest, array: ts.TensorStore | None = None) -> None:
+        self.store, self.plan = store, plan
+        self.array = array if array is not None else store.open_array()
+        self.chunks: deque[tuple[int, str, ts.WriteFutures]] = deque()
+        self.records: deque[tuple[int, ts.Future]] = deque()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self._settle(0)
+
+    def write(self, chunk: int, rows: np.ndarray) -> None:
+        """Start to write the rows of a chunk; they must not be changed afterwards.
+
+        Raises:
+            TomatError: if this chunk or one before it cannot be written.
+        """
+        future = begin_chunk(self.store, self.array, self.plan, chunk, rows)
+        future.commit.force()
+        self.chunks.append((chunk, rows_checksum(rows), future))
+        self._settle(self.BEHIND)
+
+    def _settle(self, behind: int) -> None:
+        """Wait until at most `behind` chunks, and as many records, are under way."""
+        while len(self.chunks) > behind:
+            chunk, checksum, future = self.chunks.popleft()
+            self._wait(chunk, future)
+            name = PROGRESS_PREFIX + record_name(chunk)
+            self.records.append((chunk, self.store.objects.write(name, record_content(checksum))))
+        while len(self.records) > behind:
+            self._wait(*self.records.popleft())
+
+    def _wait(self, chunk: int, future: ts.Future | ts.WriteFutures) -> None:
+        with explaining_storage(f"Cannot write chunk {chunk} of {self.store.url}{ARRAY_NAME}"):
+            future.result()
+
+
+def begin_chunk(
+    store: Store, array: ts.TensorStore, plan: ShardManifest, chunk: int, rows: np.ndarray
+) -> ts.WriteFutures:
+    """Start to write the rows of one chunk as one object, and nothing else; they must not be changed afterwards.
+
+    Returns:
+        The write under way; its result raises TensorStore's own errors.
+
+    Raises:
+        TomatError: if the place cannot be written.
+    """
+    start, stop = plan.chunk_rows(chunk)
+    if stop - start < plan.block_rows:
+        # TensorStore reads a chunk that is not full, the last one, to keep its other rows, of which there are none, and
+        # would fail on a damaged one.
+        store.delete(f"{ARRAY_NAME}/c/{chunk}/")
+    return array[start:stop].write(rows)
+
+
+def chunk_is_written(store: Store, plan: ShardManifest, chunk: int) -> bool:
+    """True if the chunk has a whole record, and its stored rows have the record's checksum.
+
+    Raises:
+        RetryableError: if the place does not answer.
+    """
+    name = PROGRESS_PREFIX + record_name(chunk)
+    record = store.read(name)
+    if record is None:
+        return False
+    start, stop = plan.chunk_rows(chunk)
+    try:
+        rows = store.open_array()[start:stop].read().result()
+        return rows_checksum(rows) == checksum_of_record(record, store.url + name)
+    except RetryableError:
+        raise
+    except (ValueError, OSError, TomatError):
+        return False
+
+
+def finalise(place: str | Path | Store) -> ShardManifest:
+    """Gather the records of all chunks into the manifest, and mark the set complete.
+
+    Raises:
+        TomatError: if chunks are missing, or a record is damaged; names how many, and the first. If the place fails.
+    """
+    store = place if isinstance(place, Store) else Store(place)
+    plan = read_plan(store)
+    if plan is None:
+        raise TomatError(f"{store.url} holds no data set: there is no {MANIFEST_NAME}.")
+    if not plan.complete:
+        records = set(store.names(PROGRESS_PREFIX))
+        missing = [chunk for chunk in range(plan.n_chunks) if record_name(chunk) not in records]
+        if missing:
+            raise TomatError(
+                f"{store.url} is not finished: {len(missing)} of {counted(plan.n_chunks, 'chunk')} "
+                f"{is_or_are(plan.n_chunks)} not written, the first is chunk {missing[0]}. Write them, then finalise."
+            )
+        names = [PROGRESS_PREFIX + record_name(chunk) for chunk in range(plan.n_chunks)]
+        reads = [store.objects.read(name) for name in names]
+        with explaining_storage(f"Cannot read {store.url}{PROGRESS_PREFIX}"):
+            found = [read.result().value for read in reads]
+        checksums = tuple(
+            checksum_of_record(record, store.url + name) for name, record in zip(names, found, strict=True)
+        )
+        plan = replace(plan, chunk_checksums=checksums, complete=True, has_checksum=True)
+        store.write(MANIFEST_NAME, plan.to_text().encode())
+    store.delete(PROGRESS_PREFIX)
+    return plan
+
+
+def write_shards(
+    place: str | Path,
+    material_ids: Iterable[str],
+    get_grid: GetGrid,
+    *,
+    layout: SequenceLayout,
+    codec: DensityCodec,
+    patches_per_material: int,
+    seed: int,
+    split: str = "",
+    block_rows: int = DEFAULT_BLOCK_ROWS,
+    max_clipped_share: float = MAX_CLIPPED_SHARE,
+    read_rules: Mapping[str, Sequence[str]] | None = None,
+    promolecule: Promolecule | None = None,
+) -> ShardManifest:
+    """Tokenise materials into a data set, in this process; goes on where it was stopped.
+
+    Every density is read once before the first token is written, so that one that cannot be tokenised is skipped, with
+    the reason in the manifest, and the rows of the others are known.
+
+    Args:
+        place: folder or `gs://` URL of the data set.
+        material_ids: names of the materials, in the order of their rows.
+        get_grid: reads a density by name.
+        layout, codec, patches_per_material, seed, split, block_rows: as `plan_rows`.
+        max_clipped_share: a material that loses more of its electrons outside the codec is skipped.
+        read_rules: what `get_grid` assumes of the densities, as `plan_rows`.
+        promolecule: laid beside the rows; it decides none.
+
+    Returns:
+        The manifest of the complete set.
+
+    Raises:
+        TomatError: if another data set lies there, nothing can be tokenised, or a density or the place fails.
+    """
+    check_max_clipped_share(max_clipped_share)
+    material_ids = list(material_ids)
+    # A chunk boundary inside a material must not read it twice.
+    read_grid = lru_cache(maxsize=2)(lambda name: read_density(lambda: get_grid(name), f"material {name}"))
+    plan_of = partial(
+        plan_rows,
+        layout=layout,
+        codec=codec,
+        patches_per_material=patches_per_material,
+        seed=seed,
+        split=split,
+        block_rows=block_rows,
+        max_clipped_share=max_clipped_share,
+        read_rules=read_rules,
+        promolecule_sha256=None if promolecule is None else promolecule.sha256,
+    )
+    store = Store(place)
+    plan = read_plan(store)
+    structures = None
+    if plan is not None:
+        check_planned_promolecule(store, plan, promolecule is not None)
+        # The grids, which are not read yet, are no part of what a set is known by.
+        _check_same(store, plan, plan_of([(name, (1, 1, 1)) for name in material_ids]).identity())
+        if plan.complete:
+            return finalise(store)
+    with progress() as bar:
+        if plan is None:
+            entries: list[tuple[str, tuple[int, int, int]]] = []
+            skipped: list[SkippedMaterial] = []
+            clipped: list[ClippedMaterial] = []
+            crystals: list[Crystal] = []
+            for material_id in bar.track(material_ids, description="Checking densities"):
+                try:
+                    grid = read_grid(material_id)
+                    check_encodable(grid, layout, codec)
+                    outside = clipped_of(grid, codec, material_id, max_clipped_share)
+                    crystal = Crystal.of(grid)
+                except RetryableError:
+                    raise
+                except MemoryError as error:
+                    raise TomatError(
+                        f"Memory ran out while {material_id} was checked: {error}. Leave this material out."
+                    ) from error
+                except TomatError as error:
+                    skipped.append(SkippedMaterial(material_id, str(error)))
+                else:
+                    entries.append((material_id, grid.grid_shape))
+                    clipped += [outside] if outside.voxels else []
+                    crystals.append(crystal)
+            structures = Structures.of(crystals)
+            plan = plan_of(entries, skipped=skipped, clipped=clipped, structures_sha256=structures.sha256)
+        start_shards(store, plan, codec, structures, promolecule)
+        records = set(store.names(PROGRESS_PREFIX))
+        for chunk in bar.track(range(plan.n_chunks), description="Tokenising chunks"):
+            if record_name(chunk) not in records or not chunk_is_written(store, plan, chunk):
+                # One by one: whatever stops the next chunk, this one has its record.
+                with ChunkWriter(store, plan) as writer:
+                    writer.write(chunk, chunk_tokens(plan, chunk, planned(read_grid), codec))
+    return finalise(store)

@@ -1,0 +1,237 @@
+"""`tomat bench chip`: kernels and collectives timed on the TPU or GPU that is there, as a record to calibrate on.
+
+The kernels of one device go into a CSV in the format of `tomat/perf/timed_kernels/timings.py`, a row as soon as it is
+timed; what is not of one kernel goes into a JSON beside it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from tomat.base.errors import TomatError
+from tomat.base.progress import progress
+from tomat.base.reporting import console, counted, first_line, is_or_are, readable_bytes, write_json
+from tomat.hardware.chip_table import TPUS
+from tomat.measure.bench.chip_record import Machine, Record, measured_peaks, row_name, row_of, traffic_bytes
+from tomat.measure.bench.chip_rows import Row, full_rows, quick_rows
+from tomat.measure.bench.collectives import fit_collectives, time_collectives
+from tomat.measure.bench.device_timing import RunTimes, time_runs
+from tomat.model.devices import ignore_absent_tpu, join_processes
+from tomat.perf.timed_kernels.own import SPLASH, OwnProgram, own_program
+
+MEMORY_SHARE = 0.9
+"""Of a device's memory that arrays may fill: a program has temporaries, and memory its holes."""
+NEAR_DISPATCH = 5.0
+"""A program that takes less than this many dispatches is named: its time may be the host's."""
+
+
+def run(args: argparse.Namespace) -> int:
+    """Time what is not in the record yet, then the collectives, and write both files.
+
+    Raises:
+        TomatError: The file is of something else, or cannot be written.
+    """
+    console.print("Looking for devices.", highlight=False)
+    # Its import takes seconds, of which something should have been said.
+    from levanter.distributed import DistributedConfig
+
+    ignore_absent_tpu()
+    join_processes(DistributedConfig())
+    machine = Machine.here()
+    quick = args.quick or machine.device.platform == "cpu"
+    n_devices = jax.device_count()
+    console.print(
+        f"{machine.name}: {counted(n_devices, 'device')} of {jax.process_count()} host(s), {machine.versions}"
+        + ("; small sizes only" if quick else ""),
+        highlight=False,
+        soft_wrap=True,
+    )
+    if machine.chip not in TPUS:
+        console.print(
+            f"`tomat plan --calibrate` cannot use these rows: libtpu, its compiler, knows no {machine.name}. The "
+            "figures stand for themselves.",
+            highlight=False,
+            soft_wrap=True,
+        )
+    leads = jax.process_index() == 0
+    report: dict[str, Any] = {
+        "chip": machine.name,
+        "device_kind": machine.device.device_kind,
+        "n_devices": n_devices,
+        "timed_with": machine.versions,
+    }
+    if leads:
+        report |= _time_kernels(machine, args.output, quick_rows() if quick else full_rows(), args.minutes, quick)
+    else:  # in the first collective
+        console.print("Waiting for the first host, which times the kernels.")
+    report["collectives"], report["collective_fits"] = _time_collectives(n_devices, quick)
+    if leads:
+        written = args.json or args.output.with_suffix(".json")
+        write_json(written, report)
+        _print_summary(report)
+        console.print(f"wrote {args.output} and {written}", highlight=False, soft_wrap=True)
+    return 0
+
+
+def _time_kernels(machine: Machine, output: Path, rows: Sequence[Row], minutes: float, quick: bool) -> dict[str, Any]:
+    record = Record(output, machine)
+    if machine.device.platform != "tpu":
+        left = [row for row in rows if row[0] in SPLASH]
+        rows = [row for row in rows if row[0] not in SPLASH]
+        console.print(f"{counted(len(left), 'row')} of splash attention left out: its kernels are a TPU's.")
+    waiting = [row for row in rows if not record.has(row)]
+    if len(waiting) < len(rows):
+        had = len(rows) - len(waiting)
+        console.print(f"{counted(had, 'row')} of {len(rows)} {is_or_are(had)} in {output} already.", highlight=False)
+    dispatch_seconds = _dispatch_seconds(machine)
+    refused: list[dict[str, Any]] = []
+    late: list[Row] = []
+    began = time.monotonic()
+    with progress() as bar:
+        task = bar.add_task("Timing kernels", total=len(waiting))
+        for row in waiting:
+            name = row_name(row)
+            if time.monotonic() - began > 60 * minutes:
+                late.append(row)
+                continue
+            bar.update(task, description=name)
+            try:
+                times, memory = time_row(machine, row, seconds=0.02 if quick else 1.0)
+            except TomatError as error:
+                refused.append({"row": name, "reason": str(error)})
+                bar.console.print(f"{name}: left out, {error}", highlight=False, soft_wrap=True)
+            else:
+                record.add(row, times, memory)
+                bar.console.print(f"{name}: {1e3 * times.seconds_median:.4g} ms", highlight=False, soft_wrap=True)
+            bar.advance(task)
+    if late:
+        console.print(
+            f"{counted(len(late), 'row')} not begun after {minutes:g} minutes; the same command goes on with them.",
+            highlight=False,
+        )
+    timed = record.of_machine()
+    near_dispatch = [
+        row_name(row_of(cells)) for cells in timed if float(cells["ms_median"]) < NEAR_DISPATCH * 1e3 * dispatch_seconds
+    ]
+    if near_dispatch:
+        console.print(
+            f"{counted(len(near_dispatch), 'row')} took less than {NEAR_DISPATCH:g} dispatches of "
+            f"{1e6 * dispatch_seconds:.3g} us; these times may be the host's.",
+            highlight=False,
+        )
+    return {
+        "rows_left_out": refused,
+        "rows_not_begun": [row_name(row) for row in late],
+        "rows_near_dispatch": near_dispatch,
+        "dispatch_seconds": dispatch_seconds,
+        **measured_peaks(machine.chip, timed),
+    }
+
+
+def time_row(machine: Machine, row: Row, *, seconds: float) -> tuple[RunTimes, int]:
+    """Compile a row's program, run it for about `seconds`; its times and the compiler's peak memory in bytes, 0 where
+    the backend does not say it.
+
+    Raises:
+        TomatError: It does not fit, or compiler or device refuse it.
+    """
+    program = own_program(*row)
+    try:
+        in_flight = _in_flight(machine, program)
+        compiled = program.lower(jax.sharding.SingleDeviceSharding(machine.device)).compile()
+        memory = compiled.memory_analysis()
+        arrays = _values(program, machine.device)
+        times = time_runs(lambda: compiled(arrays), seconds=seconds, in_flight=in_flight)
+    except TomatError:
+        raise
+    except Exception as error:  # JaxRuntimeError, of which jax exports no stable name, and what Pallas raises
+        raise TomatError(f"the device refuses it: {first_line(error)}") from None
+    return times, memory.peak_memory_in_bytes if memory is not None else 0
+
+
+def _in_flight(machine: Machine, program: OwnProgram) -> int:
+    """Executions whose results the memory holds beside the operands, two at least: one runs while one is dispatched.
+
+    Raises:
+        TomatError: It does not hold two.
+    """
+    operands, results = traffic_bytes(program)
+    if machine.memory_bytes is None:
+        return 4
+    room = MEMORY_SHARE * machine.memory_bytes - operands
+    if room < 2 * results:
+        raise TomatError(
+            f"it needs {readable_bytes(operands + 2 * results)}, and {MEMORY_SHARE:.0%} of the device's "
+            f"{readable_bytes(machine.memory_bytes)} may be used"
+        )
+    return min(32, int(room / max(1, results)))
+
+
+def _values(program: OwnProgram, device: Any) -> dict[str, jax.Array]:
+    """Values like noise, made on the device without temporaries: a chip's clock may depend on what it multiplies.
+
+    They are between -1 and 1; a weight's are smaller, so that a chain of products neither vanishes nor overflows soon.
+    """
+
+    def noise(array: jax.ShapeDtypeStruct) -> jax.Array:
+        axes = [jax.lax.broadcasted_iota(jnp.float32, array.shape, axis) for axis in range(len(array.shape))]
+        mixed = sum(factor * axis for factor, axis in zip((12.9898, 78.233, 37.719, 93.989, 4.581), axes, strict=False))
+        return 2.0 * jnp.mod(jnp.sin(mixed) * 43758.547, 1.0) - 1.0
+
+    def make() -> dict[str, jax.Array]:
+        scales = {
+            name: math.sqrt(3 / program.arrays[name].shape[0]) for name in ("up", "down") if name in program.arrays
+        }
+        return {
+            name: (scales.get(name, 1.0) * noise(array)).astype(array.dtype) for name, array in program.arrays.items()
+        }
+
+    return jax.jit(make, out_shardings=jax.sharding.SingleDeviceSharding(device))()
+
+
+def _dispatch_seconds(machine: Machine) -> float:
+    """What the host takes to dispatch one program, by one that does next to nothing."""
+    row: Row = ("tomat_copy", {"x": "f32[8,128]"}, {})
+    times, _ = time_row(machine, row, seconds=0.1)
+    return times.seconds_median
+
+
+def _time_collectives(n_devices: int, quick: bool) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    if n_devices == 1:
+        console.print("Collectives left out: there is one device.")
+        return [], {}
+
+    def tell(row: Mapping[str, Any]) -> None:
+        console.print(
+            f"{row['kind']}, {readable_bytes(row['bytes_per_device'])}: {1e3 * row['seconds_median']:.4g} ms",
+            highlight=False,
+        )
+
+    rows = time_collectives(jax.devices(), quick=quick, on_row=tell)
+    return rows, fit_collectives(rows)
+
+
+def _print_summary(report: Mapping[str, Any]) -> None:
+    for name, unit, scale, words in (
+        ("matmul", "flops_per_second", 1e12, "TFLOP/s"),
+        ("hbm", "bytes_per_second", 1e9, "GB/s"),
+    ):
+        best = report[f"best_{name}"]
+        if best[unit] is not None:
+            share = f", {best['share']:.1%} of the table's" if best["share"] is not None else ""
+            console.print(f"best {name}: {best[unit] / scale:.4g} {words}{share} ({best['row']})", soft_wrap=True)
+    for kind, fit in report["collective_fits"].items():
+        rate = "no rate" if fit["bytes_per_second"] is None else f"{fit['bytes_per_second'] / 1e9:.4g} GB/s"
+        console.print(
+            f"{kind}: {1e6 * fit['start_seconds']:.3g} us + bytes moved at {rate}, within "
+            f"{fit['relative_error_largest']:.0%}",
+            highlight=False,
+        )

@@ -1,0 +1,205 @@
+"""The record that `tomat bench chip` writes: the CSV of a machine's kernels, and the best rates among them."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from tomat.base.errors import TomatError
+from tomat.base.reporting import write_text
+from tomat.hardware.chip_table import Chip
+from tomat.hardware.chips import chip_for_device_kind
+from tomat.measure.bench.chip_rows import Row
+from tomat.measure.bench.device_timing import RunTimes
+from tomat.perf.timed_kernels.own import TIMED_WITH, OwnProgram, own_program
+from tomat.perf.timed_kernels.timings import COLUMNS
+
+PEAK_MATMULS = ("tomat_matmul", "tomat_matmul_transposed")
+PEAK_STREAMS = ("tomat_add", "tomat_adam", "tomat_copy", "tomat_row_sum", "tomat_swiglu")
+"""Each array is read once or written once, which is what their bytes count."""
+SMALLEST_STREAM_BYTES = 2**29
+"""Below, a good part of the arrays may stay in the memory on the chip (v6e: 128 MiB; H200: 50 MiB)."""
+
+type CsvRow = dict[str, str]
+"""Column -> cell."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What is timed, and with what."""
+
+    device: Any
+    chip: Chip | None
+    """None: not in the table of chips."""
+    versions: str
+    """JAX and the runtime, as each row says them."""
+    memory_bytes: int | None
+    """None: not said, as by a CPU."""
+
+    @property
+    def name(self) -> str:
+        """Of the chip, as the column `chip` has it."""
+        return self.chip.name if self.chip is not None else self.device.device_kind
+
+    @classmethod
+    def here(cls) -> Machine:
+        """The first device of this process."""
+        device = jax.local_devices()[0]
+        chip = chip_for_device_kind(device.device_kind)
+        # "PJRT C API\nTFRT TPU v6 lite\nBuilt on ..." on a TPU, where it names the build of libtpu.
+        runtime = " ".join(device.client.platform_version.split())
+        memory = (device.memory_stats() or {}).get("bytes_limit")
+        return cls(device, chip, f"jax {jax.__version__}, {runtime}", memory)
+
+
+def row_name(row: Row) -> str:
+    """`tomat_matmul x bf16[8,16] w bf16[16,32]`, with settings where there are any."""
+    op, arguments, settings = row
+    words = [f"{name} {value}" for name, value in {**arguments, **settings}.items()]
+    return " ".join([op, *words])
+
+
+def traffic_bytes(program: OwnProgram) -> tuple[int, int]:
+    """Bytes of a program's operands and of its results."""
+    results = jax.eval_shape(program.run, program.arrays)
+    operands, given = (
+        sum(math.prod(array.shape) * array.dtype.itemsize for array in jax.tree.leaves(tree))
+        for tree in (program.arrays, results)
+    )
+    return operands, given
+
+
+class Record:
+    """The CSV of a machine's kernels: rows of other chips and programs stay, a row of other versions is replaced."""
+
+    def __init__(self, path: Path, machine: Machine) -> None:
+        self.path, self.machine = path, machine
+        self.rows = read_csv(path) if path.exists() else []
+
+    def has(self, row: Row) -> bool:
+        """Whether this machine's versions have timed it."""
+        key = _key(self._cells(row))
+        return any(_key(there) == key for there in self.of_machine())
+
+    def add(self, row: Row, times: RunTimes, memory_bytes: int) -> None:
+        """Write the file with this row."""
+        cells = self._cells(row) | {
+            "ms_median": f"{1e3 * times.seconds_median:.6g}",
+            "ms_min": f"{1e3 * times.seconds_min:.6g}",
+            "ms_max": f"{1e3 * times.seconds_max:.6g}",
+            "runs": str(times.runs),
+            "peak_memory_mb": f"{memory_bytes / 1e6:.6f}" if memory_bytes else "",
+        }
+        self.rows = [there for there in self.rows if _key(there) != _key(cells)] + [cells]
+        text = io.StringIO()
+        table = csv.writer(text, lineterminator="\n")
+        table.writerows([COLUMNS, *([row[name] for name in COLUMNS] for row in self.rows)])
+        write_text(self.path, text.getvalue())
+
+    def of_machine(self) -> list[CsvRow]:
+        """Rows that this machine's versions have timed; damaged ones are not among them."""
+        name, versions = self.machine.name, self.machine.versions
+        return [row for row in self.rows if row["chip"] == name and _versions(row) == versions and _is_whole(row)]
+
+    def _cells(self, row: Row) -> CsvRow:
+        op, arguments, settings = row
+        whole = {**settings, TIMED_WITH: self.machine.versions}
+        return {"chip": self.machine.name, "op": op, "shapes": json.dumps(arguments), "settings": json.dumps(whole)}
+
+
+def read_csv(path: Path) -> list[CsvRow]:
+    """The rows of a file of timings, as text.
+
+    Raises:
+        TomatError: It is of something else.
+    """
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            table = csv.DictReader(file)
+            if tuple(table.fieldnames or ()) == COLUMNS:
+                return [{name: row[name] or "" for name in COLUMNS} for row in table]
+            found = ", ".join(table.fieldnames or ("none",))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise TomatError(f"{path} cannot be read as CSV of kernel timings ({error}).") from None
+    raise TomatError(f"{path} has the columns {found}; expected {', '.join(COLUMNS)}. Choose another --output.")
+
+
+def _key(cells: CsvRow) -> tuple[str, str]:
+    """What names a program: nothing that its time depends on besides."""
+    return cells["chip"], json.dumps(row_of(cells), sort_keys=True)
+
+
+def _versions(row: CsvRow) -> Any:
+    return _object(row["settings"]).get(TIMED_WITH)
+
+
+def row_of(cells: CsvRow) -> Row:
+    """The program of a row of the file, without the versions that timed it."""
+    settings = {name: value for name, value in _object(cells["settings"]).items() if name != TIMED_WITH}
+    return cells["op"], _object(cells["shapes"]), settings
+
+
+def _is_whole(cells: CsvRow) -> bool:
+    try:
+        own_program(*row_of(cells))
+        return float(cells["ms_median"]) > 0
+    except (TomatError, ValueError):
+        return False
+
+
+def _object(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = None
+    return value if isinstance(value, dict) else {"damaged": text}
+
+
+def measured_peaks(chip: Chip | None, rows: Sequence[CsvRow]) -> dict[str, Any]:
+    """The best rates among `rows`, and their shares of the table's peaks of one device; None where there is none."""
+    flops = [(rate, row) for row in rows if (rate := _matmul_rate(row))]
+    streams = [(rate, row) for row in rows if (rate := _stream_rate(row))]
+    peaks = {
+        "matmul": (flops, "flops_per_second", chip and chip.peak_bf16_flops_per_device),
+        "hbm": (
+            streams,
+            "bytes_per_second",
+            chip and chip.hbm_bytes_per_second and chip.hbm_bytes_per_second / chip.jax_devices_per_chip,
+        ),
+    }
+    report: dict[str, Any] = {}
+    for name, (rates, unit, nominal) in peaks.items():
+        best, row = max(rates, key=lambda pair: pair[0], default=(None, None))
+        report[f"best_{name}"] = {
+            unit: best,
+            f"nominal_{unit}": nominal,
+            "share": best / nominal if best and nominal else None,
+            "row": row_name(row_of(row)) if row else None,
+        }
+    return report
+
+
+def _matmul_rate(row: CsvRow) -> float | None:
+    """FLOP/s of a bfloat16 product; None for others."""
+    if row["op"] not in PEAK_MATMULS or "f32" in row["shapes"]:
+        return None
+    program = own_program(*row_of(row))
+    x, other = program.arrays.values()
+    return 2 * math.prod(x.shape) * other.shape[1] / (float(row["ms_median"]) / 1e3)
+
+
+def _stream_rate(row: CsvRow) -> float | None:
+    """Bytes/s of a fusion whose arrays go through HBM once; None for others."""
+    op, arguments, settings = row_of(row)
+    if op not in PEAK_STREAMS or settings:
+        return None
+    moved = sum(traffic_bytes(own_program(op, arguments, settings)))
+    return moved / (float(row["ms_median"]) / 1e3) if moved >= SMALLEST_STREAM_BYTES else None

@@ -1,0 +1,66 @@
+"""`tomat bench loss`: the memory that the blocked loss needs, against the plain formulas."""
+
+import argparse
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tomat.base.errors import TomatError
+from tomat.base.reporting import console, write_report
+from tomat.data.tokens.vocabulary import Vocabulary
+from tomat.model.devices import ignore_absent_tpu
+from tomat.model.loss.config import LossConfig
+from tomat.model.loss.density_loss import density_loss, plain_loss
+from tomat.model.loss.target import DensityTarget
+
+
+def run(args: argparse.Namespace) -> int:
+    """Compile value and gradient, plain and blocked, and report their temporary memory. Nothing is run.
+
+    Raises:
+        TomatError: fewer than two density bins, or a backend that does not report memory.
+    """
+    ignore_absent_tpu()
+    config = LossConfig(kind=args.kind, block_positions=args.block_positions)
+    dtype = jnp.dtype(args.dtype)
+    arrays = (
+        jax.ShapeDtypeStruct((args.batch, args.positions, args.hidden_dim), dtype),
+        jax.ShapeDtypeStruct((Vocabulary(args.density_tokens).size, args.hidden_dim), dtype),
+        jax.ShapeDtypeStruct((args.batch, args.positions), jnp.int32),
+    )
+    # The values of the bins do not matter to the memory.
+    target = DensityTarget(args.density_tokens, np.linspace(0.0, 1.0, args.density_tokens))
+
+    def compiled_memory(loss):
+        # Without the metrics, which cost the plain formulas more than the blocks.
+        of = jax.value_and_grad(lambda *inputs: loss(*inputs, config=config, target=target)[0], argnums=(0, 1))
+        memory = jax.jit(of).lower(*arrays).compile().memory_analysis()
+        if memory is None:
+            raise TomatError(f"JAX's {jax.default_backend()} backend does not report compiled memory; try another one.")
+        return memory
+
+    memory = compiled_memory(density_loss)
+    plain, blocked = compiled_memory(plain_loss).temp_size_in_bytes, memory.temp_size_in_bytes
+    console.print(
+        f"{args.kind}, value and gradient, {args.batch} x {args.positions} positions, width {args.hidden_dim}, "
+        f"{args.density_tokens} bins, {args.dtype}, compiled for {jax.default_backend()}:\n"
+        f"  plain formulas          {plain / 2**30:8.2f} GiB of temporaries\n"
+        f"  blocks of {args.block_positions:4d} positions {blocked / 2**30:8.2f} GiB, {plain / blocked:.1f} times less",
+        soft_wrap=True,
+    )
+    report = {
+        "batch": args.batch,
+        "positions": args.positions,
+        "hidden_dim": args.hidden_dim,
+        "n_density_tokens": args.density_tokens,
+        "kind": args.kind,
+        "block_positions": args.block_positions,
+        "dtype": args.dtype,
+        "platform": jax.default_backend(),
+        "arguments_bytes": memory.argument_size_in_bytes,
+        "plain_temp_bytes": plain,
+        "blocked_temp_bytes": blocked,
+    }
+    write_report(args.json, report)
+    return 0

@@ -1,0 +1,189 @@
+"""`tomat bench tokenise`: patches and voxels a second of one worker, and its memory.
+
+Every figure stands beside what it is compared with, measured in the same run: on a machine that others use too, the
+ratios hold and the absolute figures are a lower bound.
+"""
+
+import argparse
+import os
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tomat.base.memory import peak_memory_bytes
+from tomat.base.reporting import console, write_report
+from tomat.base.storage import Store
+from tomat.data.codec.base import DensityCodec
+from tomat.data.codec.histogram import DensityHistogram
+from tomat.data.codec.lloyd_max import LloydMaxCodec
+from tomat.data.density.grid import DensityGrid
+from tomat.data.density.zarr_store import write_zarr
+from tomat.data.tokens.manifest import ShardManifest, plan_rows
+from tomat.data.tokens.pipeline.config import RetokenizeConfig
+from tomat.data.tokens.pipeline.driver import retokenize
+from tomat.data.tokens.pipeline.pool import PoolRunner
+from tomat.data.tokens.pipeline.sources import find_materials
+from tomat.data.tokens.pipeline.stages import SurveyUnit, WriteUnit, fit_codec, survey_unit, write_unit, write_units
+from tomat.data.tokens.writer import start_shards
+from tomat.measure.bench.processes import in_own_process
+
+SIDE = 100
+LARGEST_GRID = (448, 448, 110)
+"""The largest grid of the Materials Project set."""
+PATCHES = 64
+
+FIRST_GENERATION_PATCHES_PER_SECOND = 27.0
+"""The first generation's tokeniser, one core of a machine of this kind, P = 19, M = 64."""
+TRAINING_MATERIALS = 77_498
+TRAINING_MEDIAN_VOXELS = 1.26e6
+"""Materials Project training set; the grids of this benchmark have 1.00e6 voxels."""
+CORE_HOUR_USD = 0.0335
+"""An assumption, to be replaced by one's own price: about $0.134 an hour for the four vCPUs of an e2-standard-4
+(list: cloud.google.com/compute/vm-instance-pricing). It enters only the projected cost."""
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure, print and write."""
+    with tempfile.TemporaryDirectory(dir=args.folder) as name:
+        folder = Path(name)
+        figures: dict[str, Any] = {"cpus": len(os.sched_getaffinity(0)), "load_average_1min": os.getloadavg()[0]}
+        if args.materials:
+            figures |= measure_speed(folder, args.materials)
+            figures |= projected_cost(figures)
+        if args.largest:
+            figures |= measure_largest(folder)
+    show_figures(figures)
+    write_report(args.json, figures)
+    return 0
+
+
+def show_figures(figures: Mapping[str, Any]) -> None:
+    """Print a line for each."""
+    for key, value in figures.items():
+        console.print(f"{key:42s} {value:,.4g}" if isinstance(value, float) else f"{key:42s} {value}")
+
+
+def projected_cost(figures: dict[str, Any]) -> dict[str, float]:
+    """What the figures of `measure_speed` come to for the whole training set, CPU alone."""
+    rate = figures["write_patches_per_cpu_second"]
+    write = TRAINING_MATERIALS * PATCHES / rate / 3600 * TRAINING_MEDIAN_VOXELS / SIDE**3
+    survey = TRAINING_MATERIALS * TRAINING_MEDIAN_VOXELS / figures["survey_voxels_per_cpu_second"] / 3600
+    return {
+        "against_first_generation_ratio": rate / FIRST_GENERATION_PATCHES_PER_SECOND,
+        "training_set_core_hours": write + survey,
+        "training_set_cost_usd": (write + survey) * CORE_HOUR_USD,
+    }
+
+
+def lattice_of_gaussians(shape: tuple[int, int, int], n_atoms: int, seed: int, name: str) -> DensityGrid:
+    """A density like that of a crystal in what matters here: smooth, spanning several orders of magnitude, an electron
+    count that is whole. `n_atoms` silicon atoms of four electrons, at a spacing of 0.065 A."""
+    rng = np.random.default_rng(seed)
+    lattice = np.diag(0.065 * np.array(shape))
+    # On a mesh of at least 2.1 A, some sites of which stay empty: no two atoms are closer than a bond.
+    mesh = np.floor(np.diag(lattice) / 2.1).astype(int)
+    sites = np.indices(mesh.tolist()).reshape(3, -1).T / mesh
+    coords = (rng.choice(sites, n_atoms, replace=False) + rng.uniform(0, 1, 3)) % 1
+    # A product of periodic functions of one axis each; a sum over atoms of such is cheap for any grid.
+    rho = np.full(shape, 1e-4, dtype=np.float32)
+    for atom in coords:
+        x, y, z = (
+            np.exp((np.cos(2 * np.pi * (np.arange(n) / n - at)) - 1) * 6).astype(np.float32)
+            for n, at in zip(shape, atom, strict=True)
+        )
+        rho += np.einsum("i,j,k->ijk", x, y, z)
+    volume_a3 = float(np.linalg.det(lattice))
+    rho *= np.float32(4 * n_atoms / (rho.mean(dtype=np.float64) * volume_a3))
+    return DensityGrid(rho, lattice, np.full(n_atoms, 14), coords, material_id=name)
+
+
+def write_grids(folder: Path, n_materials: int) -> tuple[RetokenizeConfig, SurveyUnit]:
+    """Grids of 100^3 in `folder`: the configuration that re-tokenises them, and all of them to survey.
+
+    As in a large set, one histogram for many materials.
+    """
+    source = folder / "in"
+    for k in range(n_materials):
+        write_zarr(lattice_of_gaussians((SIDE, SIDE, SIDE), 12, k % 4, f"m{k:04d}"), source / f"m{k:04d}.zarr")
+    config = RetokenizeConfig(input=str(source), output=str(folder / "one"))
+    return config, SurveyUnit(0, tuple(find_materials(config)))
+
+
+def start_set(config: RetokenizeConfig, surveyed: SurveyUnit) -> tuple[DensityCodec, ShardManifest, list[WriteUnit]]:
+    """Fit the codec of what has been surveyed, plan the set and begin it; what is left to write, by chunk."""
+    store = Store(config.output, config.storage_tries)
+    codec = fit_codec(config, store, [surveyed])
+    plan = plan_rows(
+        [(material.material_id, (SIDE,) * 3) for material in surveyed.materials],
+        layout=config.sequence_layout,
+        codec=codec,
+        patches_per_material=PATCHES,
+        seed=0,
+    )
+    start_shards(store, plan, codec)
+    return codec, plan, write_units(plan, surveyed.materials, range(plan.n_chunks))
+
+
+def measure_speed(folder: Path, n_materials: int) -> dict[str, Any]:
+    """Survey and write on grids of 100^3 with one worker, and parts of the work alone.
+
+    CPU seconds are those of one process with all its threads; wall time on a shared machine is longer.
+    """
+    config, unit = write_grids(folder, n_materials)
+    materials = unit.materials
+    voxels, patches = n_materials * SIDE**3, n_materials * PATCHES
+    figures = rates("survey_voxels", voxels, lambda: survey_unit(config, unit))
+    codec, plan, chunks = start_set(config, unit)
+    # A worker reads the plan and the codec once; what it does for hours comes after.
+    write_unit(config, codec.sha256, chunks[0])
+    figures |= rates("write_patches", patches, lambda: [write_unit(config, codec.sha256, unit) for unit in chunks])
+    grid = materials[0].read(1)
+    histogram = DensityHistogram()
+    figures |= rates("histogram_voxels", 20 * SIDE**3, lambda: [histogram.add(grid.rho) for _ in range(20)])
+    figures |= rates("read_materials", n_materials, lambda: [material.read(1) for material in materials])
+    anchors = plan.anchors(plan.materials[0])
+    figures |= rates("numpy_searchsorted_patches", PATCHES, lambda: _plain_encode(grid, codec, anchors))
+    write, plain = (figures[f"{what}_patches_per_cpu_second"] for what in ("write", "numpy_searchsorted"))
+    return {
+        "grid_voxels": SIDE**3,
+        "materials": n_materials,
+        "patches_per_material": PATCHES,
+        **figures,
+        "write_over_numpy_searchsorted_cpu_ratio": write / plain,
+        "peak_rss_bytes": peak_memory_bytes(),
+    }
+
+
+def _plain_encode(grid: DensityGrid, codec: DensityCodec, anchors: np.ndarray) -> None:
+    """The patches of one grid by `np.searchsorted`, no reading, no atoms, no writing: what a plain tokeniser takes."""
+    assert isinstance(codec, LloydMaxCodec)
+    for anchor in anchors:
+        np.searchsorted(codec.edges, grid.patch(anchor, (19, 19, 19)), side="right")
+
+
+def rates(what: str, number: int, work: Callable[[], object]) -> dict[str, float]:
+    """`number` of `what` that a call gets done, a second of wall time and a second of CPU time."""
+    wall, cpu = time.perf_counter(), time.process_time()
+    work()
+    wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+    return {f"{what}_per_second": number / wall, f"{what}_per_cpu_second": number / cpu}
+
+
+def measure_largest(folder: Path) -> dict[str, Any]:
+    """Peak memory of a process that surveys, fits and writes one material on the largest grid."""
+    source = folder / "largest_in"
+    write_zarr(lattice_of_gaussians(LARGEST_GRID, 88, 0, "largest"), source / "largest.zarr")
+    config = RetokenizeConfig(input=str(source), output=str(folder / "largest_out"))
+    peak = in_own_process(partial(_retokenize_alone, config), "the worker on the largest grid", "leave out --largest")
+    return {"largest_grid_voxels": int(np.prod(LARGEST_GRID)), "largest_peak_rss_bytes": peak}
+
+
+def _retokenize_alone(config: RetokenizeConfig) -> int:
+    """Write a set in this process alone; its peak memory, bytes."""
+    retokenize(config, PoolRunner(1))
+    return peak_memory_bytes()

@@ -1,0 +1,326 @@
+"""`tomat lab max_batch`: the largest batch that runs, found by running it.
+
+A batch is microbatches of one size, one for each device and each accumulation; the search is over that size, for each
+checkpoint policy and number of accumulations. Every probe is a process that takes real steps; what ends it is its
+answer. The record is rewritten after each, and a search that was stopped goes on from there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tomat.base.errors import TomatError
+from tomat.base.records import Amount, Count, Positive, read_typed
+from tomat.base.reporting import dump_json, to_jsonable
+from tomat.measure.lab.messages import (
+    FAILED,
+    MEASURED,
+    OUT_OF_MEMORY,
+    PROCESS,
+    READY,
+    TOO_LONG,
+    Limits,
+    Request,
+    RowError,
+    Status,
+)
+from tomat.measure.lab.process import RowProcess, described
+from tomat.measure.lab.record import RECORD_FORMAT, Rate, Seconds, record_path, write_record
+from tomat.measure.lab.run import LabConfig, alone_in, request_for
+from tomat.perf.tuning.changes import override_words
+
+POLICY_KEY = "model.gradient_checkpointing"
+APART = 0.7
+"""Of two probes that a line goes through, the smaller over the larger, at most."""
+BEYOND = 0.02
+"""How far beyond the largest that runs the next probe is, where the line puts the edge still nearer: two measurements
+of a process's memory differ by as much."""
+FURTHEST = 8
+"""A probe beyond all that have run is at most this many times as large as the largest of them."""
+
+
+@dataclass(frozen=True)
+class Probe:
+    """One batch that was tried."""
+
+    microbatch: Positive
+    """Sequences of a device at a time."""
+    batch_sequences: Positive
+    status: Status
+    reason: str = ""
+    step_seconds: Seconds | None = None
+    tokens_per_second: Rate | None = None
+    peak_memory_bytes: Count | None = None
+    loss: float | None = None
+    """Of the first step: of batches of the same rows, the first of them more."""
+    others_busy_share: Amount | None = None
+
+    @property
+    def runs(self) -> bool:
+        """Whether it took its steps within the limits."""
+        return self.status == MEASURED
+
+
+@dataclass
+class Search:
+    """The probes of one policy and number of accumulations."""
+
+    key: str
+    """Names what was asked, the limit included."""
+    policy: Any
+    accumulations: Positive
+    probes: list[Probe]
+    stopped_by: str = ""
+    """Why the answer may not be the largest; empty where the search has ended, or has not yet."""
+
+    @property
+    def known(self) -> dict[int, Probe]:
+        """By microbatch."""
+        return {probe.microbatch: probe for probe in self.probes}
+
+    @property
+    def largest(self) -> Probe | None:
+        """The largest that runs."""
+        return max((probe for probe in self.probes if probe.runs), key=lambda one: one.microbatch, default=None)
+
+    @property
+    def edge_is_known(self) -> bool:
+        """Whether the largest that runs, or that none does, has been found from both sides."""
+        largest = self.largest
+        beyond = self.known.get(largest.microbatch + 1 if largest else 1)
+        return beyond is not None and not beyond.runs
+
+    @property
+    def name(self) -> str:
+        """In words."""
+        return f"checkpointing {policy_word(self.policy)}, accum {self.accumulations}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """For the record."""
+        largest = self.largest
+        return {
+            **asdict(self),
+            "largest_batch_sequences": largest.batch_sequences if largest else None,
+            "edge_is_known": self.edge_is_known,
+        }
+
+
+def policy_word(policy: Any) -> str:
+    """As on a command line."""
+    return {True: "true", False: "false", None: "as the model has it"}.get(policy, str(policy))
+
+
+def next_microbatch(known: Mapping[int, Probe], first: int, most: int, limit_bytes: int | None) -> int | None:
+    """The microbatch to try next, from 1 to `most`; None once the largest that runs and the next one up are known.
+
+    Doubled, or where two have run, read off the line through their memory, which is nearly straight. Where the line
+    puts the edge near the largest that has run, one a little beyond it is tried, so that the edge is between two
+    probes; what is left of the bracket is halved, or cut by the line.
+    """
+    fit = max((size for size, probe in known.items() if probe.runs), default=0)
+    unfit = min((size for size, probe in known.items() if not probe.runs and size > fit), default=most + 1)
+    if unfit == fit + 1:
+        return None
+    if not known:
+        return min(first, most)
+    if not fit:
+        return max(1, min(known) // 2)
+    guess, step = _by_line(known, limit_bytes), max(1, round(BEYOND * fit))
+    if unfit > most:
+        target = 2 * fit if guess is None else max(guess, fit + step)
+        return max(fit + 1, min(target, FURTHEST * fit, most))
+    if guess is not None and unfit - fit > 2 * step and fit <= guess + step < unfit:
+        return max(guess + step, fit + 1)
+    # Every other time, so that a line that names the wrong end of the bracket does not lead through all of it.
+    inside = guess is not None and fit < guess < unfit and len(known) % 2
+    return guess if inside else (fit + unfit) // 2
+
+
+def _by_line(known: Mapping[int, Probe], limit_bytes: int | None) -> int | None:
+    """The largest microbatch below the limit on a line through the largest that has run, and the next one of at most
+    `APART` of it: between neighbours the noise would decide the slope."""
+    ran = ((size, probe.peak_memory_bytes) for size, probe in known.items() if probe.runs)
+    points = sorted((size, used) for size, used in ran if used is not None)
+    if limit_bytes is None or len(points) < 2:
+        return None
+    high, high_bytes = points[-1]
+    low, low_bytes = max((point for point in points if point[0] <= APART * high), default=points[0])
+    slope = (high_bytes - low_bytes) / (high - low)
+    return None if slope <= 0 else int(high + (limit_bytes - high_bytes) / slope)
+
+
+@dataclass
+class MaxBatch:
+    """The searches of one configuration.
+
+    Args:
+        name: Of the page and the record.
+        config_path: The training configuration.
+        words: Overrides of it.
+        policies: Values of `model.gradient_checkpointing`; None stands for the configured one.
+        accumulations: Numbers of microbatches of a step.
+        tracking_dir: Gets the record.
+        work_dir: Holds data, compiled programs and logs.
+        config: How a probe is measured, and its limits.
+        most: The largest batch to try; None: as many rows as the data have, which the data say.
+        on_probe: Told the search and batch, and what is done.
+        on_done: Told each probe.
+        start: Starts the process of a probe.
+        describe: Says on what it is to run.
+    """
+
+    name: str
+    config_path: Path
+    words: Sequence[str]
+    policies: Sequence[Any]
+    accumulations: Sequence[int]
+    tracking_dir: Path
+    work_dir: Path
+    config: LabConfig
+    most: int = 2**16
+    on_probe: Callable[[str, str], None] = lambda probe, stage: None
+    on_done: Callable[[str, Probe], None] = lambda probe, found: None
+    start: Callable[[Request, Limits, Callable[[str], None]], RowProcess] = RowProcess
+    describe: Callable[[Path, Sequence[str]], dict[str, Any]] = described
+    searches: list[Search] = field(default_factory=list)
+    setup: dict[str, Any] = field(default_factory=dict)
+
+    def run(self) -> dict[str, Any]:
+        """Search.
+
+        Returns:
+            The record.
+
+        Raises:
+            TomatError: A configuration that cannot be read, no limit where nothing else limits, another lab at work,
+                or a record that is damaged or cannot be written.
+        """
+        with alone_in(self.work_dir):
+            self.on_probe(self.name, "importing JAX and reading the configuration")
+            self.setup = self.describe(self.config_path, self.words)
+            self.on_probe(self.name, READY)
+            if self.setup["memory_source"] == PROCESS and self.config.limits.memory_bytes is None:
+                raise TomatError(
+                    f"{self.setup['devices']} has no memory of its own that would end the search before this machine's "
+                    "does; give --memory_limit_gib."
+                )
+            earlier = self._on_record()
+            for policy in self.policies:
+                for accumulations in self.accumulations:
+                    search = Search(self._key(policy, accumulations), policy, accumulations, [])
+                    self.searches.append(earlier.get(search.key, search))
+            try:
+                for search in self.searches:
+                    self._search(search)
+            finally:
+                shutil.rmtree(self.work_dir / "scratch", ignore_errors=True)
+        return self.record()
+
+    def _search(self, search: Search) -> None:
+        unit = self.setup["data_axis_size"] * search.accumulations
+        first, most = max(1, self.setup["batch_sequences"] // unit), self.most // unit
+        if most < 1:
+            raise TomatError(f"--largest is {self.most}; expected at least {unit}, one sequence a microbatch.")
+        limit = self.config.limits.memory_bytes
+        search.stopped_by = ""
+        while (size := next_microbatch(search.known, first, most, limit)) is not None:
+            probe = self._probe(search, size, size * unit)
+            label = f"{search.name}, batch {probe.batch_sequences}"
+            if probe.status == FAILED:
+                # Not an answer about the size; another one would fail in the same way.
+                search.stopped_by = f"batch {probe.batch_sequences} failed: {probe.reason}"
+                self._write()
+                self.on_done(label, probe)
+                return
+            search.probes.append(probe)
+            self._write()
+            self.on_done(label, probe)
+        if most in search.known and search.known[most].runs:
+            search.stopped_by = f"no larger batch than {most * unit} was to be tried"
+        self._write()
+
+    def _probe(self, search: Search, size: int, batch: int) -> Probe:
+        overrides: dict[str, Any] = {
+            "trainer.train_batch_size": batch,
+            "trainer.per_device_parallelism": size if search.accumulations > 1 else -1,
+        }
+        if search.policy not in (None, self.setup["policy"]):
+            overrides[POLICY_KEY] = search.policy
+        words = [*self.words, *override_words(overrides)]
+        label = f"{policy_word(search.policy)}-a{search.accumulations}-b{batch}".replace(" ", "-")
+        request = request_for(
+            self.config_path,
+            words,
+            self.work_dir,
+            label,
+            self.config,
+            settle_steps=0,
+        )
+        what = f"{search.name}, batch {batch}"
+        try:
+            with self.start(request, self.config.limits, lambda stage: self.on_probe(what, stage)) as process:
+                self.on_probe(what, "measuring")
+                window = process.window()
+        except RowError as error:
+            return Probe(size, batch, error.status, error.reason)
+        kept = ("step_seconds", "tokens_per_second", "peak_memory_bytes", "others_busy_share")
+        loss = process.described["first_loss"]
+        return Probe(size, batch, MEASURED, loss=loss, **{key: window[key] for key in kept})
+
+    def _key(self, policy: Any, accumulations: int) -> str:
+        asked = {
+            "config": self.config_path.read_text(encoding="utf-8"),
+            "words": list(self.words),
+            "policy": policy_word(policy),
+            "accumulations": accumulations,
+            "limits": asdict(self.config.limits),
+            "devices": self.setup["devices"],
+        }
+        return hashlib.sha256(dump_json(asked).encode()).hexdigest()[:16]
+
+    def _on_record(self) -> dict[str, Search]:
+        path = record_path(self.tracking_dir, self.name)
+        if not path.exists():
+            return {}
+        how = "Delete it and search again."
+        record = read_typed(path, MaxBatchRecord, how, version=("record_format", RECORD_FORMAT))
+        return {one.key: one for one in record.searches}
+
+    def _write(self) -> None:
+        write_record(record_path(self.tracking_dir, self.name), self.record())
+
+    def record(self) -> dict[str, Any]:
+        """All probes so far, as JSON."""
+        return to_jsonable(
+            {
+                "record_format": RECORD_FORMAT,
+                "name": self.name,
+                "config_file": self.config_path.name,
+                "words": list(self.words),
+                "memory_limit_bytes": self.config.limits.memory_bytes,
+                "row_seconds_limit": self.config.limits.seconds,
+                "steps": self.config.steps,
+                **self.setup,
+                "searches": [search.to_dict() for search in self.searches if search.probes or search.stopped_by],
+            }
+        )
+
+
+@dataclass(frozen=True)
+class MaxBatchRecord:
+    """The file, as far as it is read again."""
+
+    searches: list[Search]
+
+    def __post_init__(self) -> None:
+        for probe in (probe for search in self.searches for probe in search.probes if probe.runs):
+            if None in (probe.step_seconds, probe.tokens_per_second, probe.peak_memory_bytes):
+                raise ValueError("expected step_seconds, tokens_per_second and peak_memory_bytes of a batch that runs")
+
+
+STATUS_WORDS = {MEASURED: "OK", OUT_OF_MEMORY: "OOM", TOO_LONG: "TIME", FAILED: "FAILED"}

@@ -1,0 +1,63 @@
+"""Rows of the lab as measurements that plans are held against (`tomat plan --record`)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tomat.base.errors import TomatError
+from tomat.base.reporting import counted
+from tomat.hardware.found import FoundDevices
+from tomat.measure.lab.record import LabRow, NamedRecord, read_lab
+from tomat.perf.plan.calibration import CalibrationRow, tpu_slice
+from tomat.perf.tuning.changes import override_words
+from tomat.train.runs.devices import NOT_ON_RECORD
+from tomat.train.settings.config import load_config
+
+
+def measured_steps(path: Path) -> tuple[list[CalibrationRow], dict[str, str]]:
+    """What a record of the lab says of steps on TPU slices.
+
+    Args:
+        path: The record, such as `docs/tracking/lab/lab-demo.json`.
+
+    Returns:
+        A measurement for each row that ran on a TPU slice, of that slice, whichever its configuration names; and for
+        each other row, by name, why there is none.
+
+    Raises:
+        TomatError: No record, a damaged one, or no row that is such a measurement.
+    """
+    if not path.exists():
+        raise TomatError(f"{path} does not exist; expected the record of `tomat lab run`.")
+    record = read_lab(path, NamedRecord)
+    rows = {row.name: row for row in record["rows"]}
+    if not rows:
+        raise TomatError(f"{path} has no rows; expected the record of `tomat lab run`.")
+    steps, refused = [], {}
+    for name, row in rows.items():
+        try:
+            steps.append(_measured(row, record["sweep"]).checked(str(path)))
+        except TomatError as error:
+            refused[name] = str(error)
+    if not steps:
+        name, why = next(iter(refused.items()))
+        raise TomatError(f"{path}: none of {counted(len(rows), 'row')} is a step of a TPU slice; {name!r}: {why}")
+    return steps, refused
+
+
+def _measured(row: LabRow, sweep: str) -> CalibrationRow:
+    if row.step_seconds is None:
+        raise TomatError(f"it has no answer ({row.status or 'not finished'})")
+    config = load_config(row.config_file, override_words(dict(sorted(row.overrides.items()))))
+    found = FoundDevices.from_words(row.setup.get("devices"), row.setup.get("hosts"))
+    if found is None:
+        raise TomatError(NOT_ON_RECORD)
+    slice_ = tpu_slice(found, config.slice)
+    meant = f"; slice {config.slice} was asked for, and {found} ran" if config.slice not in (None, slice_.name) else ""
+    return CalibrationRow(
+        name=f"{sweep}: {row.name}",
+        slice=slice_.name,
+        source=f"tomat lab run of {sweep}, median of {counted(len(row.windows), 'window')}{meant}",
+        measured={"fits": True, "step_seconds": row.step_seconds},
+        config=config.to_dict(),
+    )

@@ -1,0 +1,216 @@
+"""The processes of rows, seen from the lab: started, asked, watched and ended; a failure of one is a `RowError`.
+
+They are forked from a server (`multiprocessing`'s) that has imported JAX once, without touching a device, so that a row
+does not pay for the imports and starts with a clean device. The server starts with the first row.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import shutil
+import signal
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import psutil
+
+from tomat.base.errors import TomatError
+from tomat.base.reporting import readable_bytes, writing
+from tomat.measure.lab.messages import FAILED, OUT_OF_MEMORY, PROCESS, TOO_LONG, Limits, Request, RowError
+
+POLL_SECONDS = 0.05
+SESSION_MODULE = "tomat.measure.lab.session"
+LOG_TAIL_BYTES = 4000
+
+
+class RowProcess:
+    """A setting that is ready to be measured, in a process of its own; a context that ends it.
+
+    Args:
+        request: What to measure.
+        limits: Passing one ends the process.
+        on_stage: Told what it does.
+
+    Raises:
+        RowError: It did not get ready.
+        TomatError: Its folders cannot be made.
+    """
+
+    def __init__(self, request: Request, limits: Limits, on_stage: Callable[[str], None] = lambda stage: None):
+        context = _context()
+        self._limits, self._on_stage, self._log = limits, on_stage, Path(request.log)
+        self._scratch, self._memory_source = Path(request.scratch_dir), None
+        for folder in (self._log.parent, self._scratch):
+            with writing(folder, "Make room, or give another --work_dir."):
+                folder.mkdir(parents=True, exist_ok=True)
+        on_stage("starting")
+        began = time.monotonic()
+        self._connection, theirs = context.Pipe()
+        self._process = context.Process(target=_serve, args=(theirs, request), daemon=True)
+        self._process.start()
+        theirs.close()
+        self._watched = psutil.Process(self._process.pid)
+        self._deadline = began + limits.seconds
+        self._stage = "starting"
+        self.waited_seconds = time.monotonic() - began
+        """Until the process was there, and for its answers."""
+        try:
+            self.described = self._answer("ready")
+            self.start_seconds = time.monotonic() - began
+        except BaseException:
+            self.close()
+            raise
+
+    def window(self) -> dict[str, Any]:
+        """One window of steps (`Session.window`), with `others_busy_share`: the processors' share that others used.
+
+        Raises:
+            RowError: The process failed, or passed a limit.
+        """
+        before = self._processor_seconds()
+        self._stage = "measuring"
+        with contextlib.suppress(OSError):  # it has died; the answer says of what
+            self._connection.send(True)
+        window = self._answer("window")
+        wall, busy, own = (now - then for now, then in zip(self._processor_seconds(), before, strict=True))
+        capacity = wall * (psutil.cpu_count() or 1)
+        window["others_busy_share"] = min(1.0, max(0.0, (busy - own) / capacity))
+        return window
+
+    def extend(self) -> None:
+        """Let the limit on time begin anew, for a process that stands beside many others."""
+        self._deadline = time.monotonic() + self._limits.seconds
+
+    def _processor_seconds(self) -> tuple[float, float, float]:
+        """Wall-clock, what all processes used of the processors, what this one and its process did; seconds."""
+        times = psutil.cpu_times()
+        busy = sum(times) - times.idle - getattr(times, "iowait", 0.0) - getattr(times, "guest", 0.0)
+        own = 0.0
+        with contextlib.suppress(psutil.Error):
+            for process in (self._watched, psutil.Process()):
+                own += sum(process.cpu_times()[:2])
+        return time.monotonic(), busy, own
+
+    def _answer(self, kind: str) -> dict[str, Any]:
+        began = time.monotonic()
+        try:
+            while True:
+                if self._connection.poll(POLL_SECONDS):
+                    try:
+                        said, content = self._connection.recv()
+                    except (EOFError, ConnectionResetError):
+                        raise self._death() from None
+                    if said == "stage":
+                        self._stage, self._memory_source = content["stage"], content["memory_source"]
+                        self._on_stage(self._stage)
+                    elif said == "failed":
+                        raise RowError(content["status"], content["reason"])
+                    else:
+                        assert said == kind
+                        self._check_memory(content["peak_memory_bytes"])
+                        return content
+                self._check()
+        finally:
+            self.waited_seconds += time.monotonic() - began
+
+    def _check(self) -> None:
+        """Raises RowError where a limit is passed."""
+        if time.monotonic() > self._deadline:
+            raise RowError(
+                TOO_LONG, f"took longer than {self._limits.seconds:.0f} s, {self._stage}; raise --row_seconds"
+            )
+        # On an accelerator the process's own memory is not what is limited; the device's comes with the answers.
+        if self._memory_source == PROCESS:
+            with contextlib.suppress(psutil.Error):
+                self._check_memory(self._watched.memory_info().rss)
+
+    def _check_memory(self, used_bytes: int) -> None:
+        limit = self._limits.memory_bytes
+        if limit is not None and used_bytes > limit:
+            raise RowError(
+                OUT_OF_MEMORY,
+                f"used {readable_bytes(used_bytes)}, {self._stage}; the limit is {readable_bytes(limit)}",
+            )
+
+    def _death(self) -> RowError:
+        self._process.join(5.0)
+        code = self._process.exitcode
+        if code == -signal.SIGKILL:
+            return RowError(OUT_OF_MEMORY, f"killed, {self._stage}: this machine's memory ran out, or somebody did it")
+        how = signal.Signals(-code).name if code is not None and code < 0 else f"exit status {code}"
+        return RowError(FAILED, f"the process ended with {how}, {self._stage}: {self._last_line()}")
+
+    def _last_line(self) -> str:
+        try:
+            text = self._log.read_bytes()[-LOG_TAIL_BYTES:].decode(errors="replace")
+        except OSError:
+            return "it left no log"
+        lines = [line.strip() for line in text.splitlines() if line.strip()]
+        return lines[-1][:200] if lines else "it said nothing"
+
+    def close(self) -> None:
+        """End the process at once."""
+        self._process.kill()
+        self._process.join()
+        self._connection.close()
+        shutil.rmtree(self._scratch, ignore_errors=True)
+
+    def __enter__(self) -> RowProcess:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def described(config_path: Path, words: Sequence[str]) -> dict[str, Any]:
+    """`session.describe` in a process of its own.
+
+    Raises:
+        TomatError: The configuration cannot be read, or the process died.
+    """
+    context = _context()
+    connection, theirs = context.Pipe()
+    process = context.Process(target=_describe, args=(theirs, str(config_path), list(words)), daemon=True)
+    process.start()
+    theirs.close()
+    try:
+        said, content = connection.recv()
+    except EOFError:
+        process.join()
+        raise TomatError(f"the process that reads {config_path} ended with status {process.exitcode}.") from None
+    finally:
+        process.kill()
+        process.join()
+        connection.close()
+    if said == "failed":
+        raise TomatError(content)
+    return content
+
+
+def _context() -> Any:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([SESSION_MODULE])
+    return context
+
+
+def _describe(connection: Any, config_path: str, words: list[str]) -> None:
+    from tomat.measure.lab.session import describe
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        connection.send(("described", describe(config_path, words)))
+    except TomatError as error:
+        connection.send(("failed", str(error)))
+
+
+def _serve(connection: Any, request: Request) -> None:
+    """In the process of the row; imported there, so that the lab itself does without JAX."""
+    from tomat.measure.lab.session import serve
+
+    serve(connection, request)

@@ -1,0 +1,293 @@
+"""`tomat lab quality`: the rows of a sweep trained over seeds, so that what is faster and worse is seen at once.
+
+Each row is trained with each seed, a run in a process of its own (`measure/bench/numerics/runs.py`), seed by seed and
+each time in another order, so that a machine that drifts does so for all rows. A seed decides the initial weights and
+the order of the data: a row and its base of one seed begin alike, and their figures are compared as a pair.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tomat.base.errors import TomatError
+from tomat.base.reporting import first_line, to_jsonable
+from tomat.measure.bench.numerics.runs import RunFailed, alone_in, read_finished, train_run
+from tomat.measure.bench.numerics.variants import PlannedRun
+from tomat.measure.bench.processes import compile_cache
+from tomat.measure.lab.compare import SAME, Difference, Ratio, difference_of, ratio_of
+from tomat.measure.lab.quality_data import share_data, tuning_overrides
+from tomat.measure.lab.record import write_record
+from tomat.perf.tuning.changes import override_words
+from tomat.perf.tuning.sweep_config import SweepConfig, SweepRow
+from tomat.train.runs.figures import read_evaluation, run_figures
+from tomat.train.runs.record import read_record
+
+RECORD_FORMAT = 1
+SPEED = "tokens_per_second_median"
+LOSS = "validation_loss"
+QUALITIES = {
+    LOSS: "loss",
+    "held_out_nmae_median": "teacher-forced NMAE",
+    "free_running_nmae": "NMAE",
+    "held_out_nemd": "teacher-forced NEMD",
+}
+"""Figures of a run that say how good it is (`train/runs/figures.py`), and what they are called; lower is better."""
+DECIDES = ("free_running_nmae", "held_out_nmae_median", LOSS)
+"""The first of them that both rows have says whether a row is better or worse."""
+BETTER, WORSE = "better", "worse"
+
+
+@dataclass
+class QualityRow:
+    """A row of the sweep with its runs."""
+
+    name: str
+    base: str | None
+    overrides: Mapping[str, Any]
+    question: str
+    loss_settings: Mapping[str, Any]
+    """Losses of rows that have others are not compared."""
+    figures: dict[int, dict[str, Any]] = field(default_factory=dict)
+    """Of `run_figures`, by seed."""
+    failed: dict[int, str] = field(default_factory=dict)
+    """Why a seed has no figures."""
+    materials: tuple[str, ...] = ()
+    """What it was judged by."""
+    parameters: int = 0
+
+    def values(self, key: str) -> dict[int, float]:
+        """A figure by seed, where it is known."""
+        return {seed: one[key] for seed, one in self.figures.items() if key in one}
+
+
+@dataclass(frozen=True)
+class Against:
+    """A row held against its base, seed by seed."""
+
+    seeds: tuple[int, ...]
+    """That both have."""
+    speed: Ratio | None
+    """Tokens a second over the base's."""
+    differences: Mapping[str, Difference]
+    """By `QUALITIES`: the row's less the base's."""
+
+    @property
+    def quality(self) -> str:
+        """`BETTER`, `WORSE` or `SAME`, by the first of `DECIDES`; empty where there is none."""
+        return next((_sense(self.differences[key]) for key in DECIDES if key in self.differences), "")
+
+    @property
+    def verdict(self) -> str:
+        """Speed and quality in words, and the figures that say of the quality what the one that decides does not."""
+        speed, quality = "" if self.speed is None else self.speed.verdict, self.quality
+        words = [speed, quality]
+        if speed == SAME == quality:
+            words = [SAME]
+        elif SAME in words:
+            words = [f"speed {SAME}" if speed == SAME else speed, f"quality {SAME}" if quality == SAME else quality]
+        verdict = ", ".join(word for word in words if word)
+        others = [f"{QUALITIES[key]} {_sense(found)}" for key, found in self.differences.items()
+                  if _sense(found) not in (SAME, quality)]  # fmt: skip
+        return f"{verdict}; {', '.join(others)}" if others else verdict
+
+
+def _sense(found: Difference) -> str:
+    return SAME if found.within_noise else WORSE if found.mean > 0 else BETTER
+
+
+def against_base(row: QualityRow, base: QualityRow) -> Against:
+    """Hold a row against its base."""
+    same_loss = row.loss_settings == base.loss_settings
+    differences = {}
+    for key in QUALITIES:
+        mine, theirs = row.values(key), base.values(key)
+        seeds = sorted(mine.keys() & theirs.keys())
+        found = difference_of([mine[seed] - theirs[seed] for seed in seeds])
+        if found is not None and (key != LOSS or same_loss):
+            differences[key] = found
+    mine, theirs = row.values(SPEED), base.values(SPEED)
+    seeds = sorted(mine.keys() & theirs.keys())
+    return Against(tuple(seeds), ratio_of([mine[seed] / theirs[seed] for seed in seeds]), differences)
+
+
+def seeds_of(text: str) -> list[int]:
+    """The seeds of a command line, such as `0,1,2`.
+
+    Raises:
+        TomatError: Not at least two different numbers from 0.
+    """
+    words = text.split(",")
+    seeds = [int(word) for word in words if word.strip().isdecimal()]
+    if len(seeds) != len(words) or len(set(seeds)) != len(seeds) or len(seeds) < 2:
+        raise TomatError(
+            f"--seeds is {text!r}; expected at least two different ones from 0: the noise is their spread."
+        )
+    return seeds
+
+
+OnRun = Callable[[str, str], None]
+"""Told of a run what becomes of it."""
+
+
+@dataclass
+class Quality:
+    """One sweep being trained over seeds.
+
+    Args:
+        sweep: Its rows.
+        seeds: Different ones, at least two.
+        work_dir: Holds the runs.
+        record_file: The file that gets the record.
+        steps: Of each run; None: the configuration's.
+        share: Of the training densities that is set aside to judge by.
+        split_seed: Decides which.
+        on_run: Told what is done.
+    """
+
+    sweep: SweepConfig
+    seeds: Sequence[int]
+    work_dir: Path
+    record_file: Path
+    steps: int | None = None
+    share: float = 0.15
+    split_seed: int = 0
+    on_run: OnRun = lambda run, stage: None
+    rows: dict[str, QualityRow] = field(default_factory=dict)
+    config: dict[str, Any] = field(default_factory=dict)
+    """Of the first row: steps, batch, tokens of a sequence, loss and its unit."""
+    devices: str = ""
+
+    def run(self) -> dict[str, Any]:
+        """Train what is not there yet.
+
+        Returns:
+            The record, which is also on disk after each run.
+
+        Raises:
+            TomatError: Another process trains in the folder, a run there has other settings, or a run was stopped.
+        """
+        runs = self.plan()
+        with alone_in(self.work_dir) as lock:
+            # Every folder is looked at before hours of work, so that one made otherwise is found first.
+            for name, group in runs.items():
+                for run in group:
+                    self._read(name, run)
+            first: PlannedRun | None = None
+            for number, seed in enumerate(self.seeds):
+                names = list(self.rows)
+                for name in (*names[number % len(names) :], *names[: number % len(names)]):
+                    run = next(one for one in runs[name] if one.seed == seed)
+                    first = first or run
+                    if seed in self.rows[name].figures:
+                        continue
+                    share_data(Path(first.config.run_dir), Path(run.config.run_dir), first.config, run.config)
+                    self.on_run(run.name, "training")
+                    try:
+                        train_run(run, self.work_dir, lock)
+                        self._read(name, run)
+                        self.on_run(run.name, "done")
+                    except RunFailed as error:
+                        # Such as a loss that is no number: a row all the same.
+                        self.rows[name].failed[seed] = first_line(error)
+                        self.on_run(run.name, f"failed: {first_line(error)}")
+                    write_record(self.record_file, self.record())
+        return self.record()
+
+    def plan(self) -> dict[str, list[PlannedRun]]:
+        """The runs of each row, one a seed.
+
+        Raises:
+            TomatError: A configuration that cannot be read, or fewer than two rows.
+        """
+        from tomat.model.decoder import parameter_count
+        from tomat.model.devices import ignore_absent_tpu
+
+        ignore_absent_tpu()
+        if len(self.sweep.rows) < 2:
+            raise TomatError(f"sweep {self.sweep.name} has one row; expected at least two, a base and what it may be.")
+        runs = {}
+        slugs: set[str] = set()
+        for row in self.sweep.rows:
+            slug = re.sub(r"[^A-Za-z0-9]+", "-", row.name).strip("-") or "row"
+            while slug in slugs:
+                slug += "-2"
+            slugs.add(slug)
+            runs[row.name] = [self._planned(row, slug, seed) for seed in self.seeds]
+            config = runs[row.name][0].config
+            self.rows[row.name] = QualityRow(
+                row.name, row.base, to_jsonable(row.overrides), row.question, to_jsonable(asdict(config.loss)),
+                parameters=parameter_count(config.model_config(), config.data.model_vocabulary),
+            )  # fmt: skip
+        base = next(iter(runs.values()))[0].config
+        self.config = {
+            "steps": base.trainer.num_train_steps,
+            "batch_sequences": base.batch_size,
+            "sequence_tokens": base.seq_len,
+            "loss": base.loss.kind,
+            "loss_unit": base.loss.unit,
+            "data": "the embedded training compounds" if self._set_aside else str(base.data.input),
+            "validation_share": base.data.validation_share,
+            "split_seed": base.data.split_seed,
+        }
+        return runs
+
+    _set_aside: bool = False
+
+    def _planned(self, row: SweepRow, slug: str, seed: int) -> PlannedRun:
+        from tomat.train.settings.config import load_config
+
+        words = override_words(row.overrides)
+        tuned = tuning_overrides(load_config(row.config_path, words), self.work_dir, self.share, self.split_seed)
+        self._set_aside = self._set_aside or bool(tuned)
+        own: dict[str, Any] = {
+            **tuned,
+            "run_name": f"{slug}-seed-{seed}",
+            "purpose": f"{self.sweep.title or self.sweep.name}: {row.name}",
+            "output_dir": str(self.work_dir),
+            "tracking_dir": str(self.work_dir / "tracking"),
+            "trainer.seed": seed,
+            "trainer.jax_config": compile_cache(self.work_dir / "compiled"),
+        }
+        if self.steps is not None:
+            own["trainer.num_train_steps"] = self.steps
+        words += override_words(own)
+        config = load_config(row.config_path, words)
+        return PlannedRun(seed, ("--config_path", str(row.config_path), *words), config)
+
+    def _read(self, name: str, run: PlannedRun) -> None:
+        """Take up what a run has left, if it has ended."""
+        found = read_finished(run)
+        if found is None:
+            return
+        row, url = self.rows[name], run.config.run_dir
+        record, evaluation = read_record(url), read_evaluation(url)
+        row.figures[run.seed] = run_figures(record.rows, evaluation, record.ran.rows)
+        row.failed.pop(run.seed, None)
+        row.materials = tuple(sorted(one["material_id"] for one in evaluation.get("materials", ())))
+        self.devices = found.devices
+
+    def record(self) -> dict[str, Any]:
+        """All figures so far, as JSON."""
+        rows = []
+        for row in self.rows.values():
+            held = None if row.base is None else against_base(row, self.rows[row.base])
+            compared = None
+            if held is not None:
+                compared = {**asdict(held), "quality": held.quality, "verdict": held.verdict}
+            rows.append({**asdict(row), "against_base": compared})
+        return to_jsonable(
+            {
+                "record_format": RECORD_FORMAT,
+                "sweep": self.sweep.name,
+                "title": self.sweep.title,
+                "introduction": self.sweep.introduction,
+                "devices": self.devices,
+                "seeds": list(self.seeds),
+                **self.config,
+                "rows": rows,
+            }
+        )

@@ -1,0 +1,299 @@
+"""What the lab keeps of a sweep: every window of every row, in one JSON file that is whole after each."""
+
+from __future__ import annotations
+
+import hashlib
+import statistics
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal, NotRequired, Required, TypedDict
+
+from msgspec import Meta
+
+from tomat.base.errors import TomatError
+from tomat.base.records import Amount, Count, Positive, read_typed, typed
+from tomat.base.reporting import dump_json, write_json
+from tomat.hardware.mfu import MFU_KEYS
+from tomat.measure.lab.compare import Ratio, StartNoise, ratio_of_starts
+from tomat.measure.lab.messages import MEASURED, Status
+from tomat.perf.tuning.changes import override_words
+from tomat.perf.tuning.sweep_config import SweepRow
+
+RECORD_FORMAT = 1
+LAB_DIR = "lab"
+"""Of the tracking folder: the records."""
+
+
+Seconds = Annotated[float, Meta(gt=0, le=1e9)]
+"""Of something that ran."""
+Rate = Annotated[float, Meta(ge=1e-3, le=1e15)]
+"""Tokens a second; of ratios of such, and of their spread, there are exponentials."""
+
+
+@dataclass(frozen=True)
+class Window:
+    """Steps that were timed together."""
+
+    round: Count
+    step_seconds: Seconds
+    tokens_per_second: Rate
+    base_tokens_per_second: Rate | None = None
+    """Of the base's window beside this one; None for a base, and where it has none."""
+    waiting_for_data_seconds: Amount = 0.0
+    """Of a step."""
+    others_busy_share: Amount = 0.0
+    """Of this machine's processors, used by other processes meanwhile."""
+    loss: float | None = None
+    step_joules: Amount | None = None
+    """Of a step, by the devices' own counters; None where they have none."""
+    mfu: Mapping[str, Amount] = field(default_factory=dict)
+    """By `MFU_KEYS`; empty where the chip's peak is not known."""
+
+    def __post_init__(self) -> None:
+        if self.mfu and not set(MFU_KEYS) <= set(self.mfu):
+            raise ValueError(f"expected mfu by {', '.join(MFU_KEYS)}")
+
+
+class Setup(TypedDict, total=False):
+    """What `Session.described` says, but for `Start`."""
+
+    config_hash: str
+    platform: str
+    devices: str
+    batch_sequences: Positive
+    sequence_tokens: Positive
+    accumulations: Positive
+    dispatch_ahead: Count | None
+    shuffle_rows: Count | None
+    shuffle: str | None
+    compute_dtype: str
+    optimizer: str
+    parameters: Count
+    train_rows: Count
+    start_memory_bytes: Count
+    first_loss: float | None
+    warm_loss: float | None
+    warm_loss_step: Count
+    energy_source: str | None
+    memory_source: Literal["device", "process"]
+
+
+class Start(TypedDict):
+    """What `Session.described` says of the start of one process; seconds, bytes, counts."""
+
+    compile_seconds: Amount
+    compile_saved_seconds: float
+    """Below 0 where reading the cache took longer than compiling had."""
+    compiled_programs: Count
+    peak_memory_bytes: Count
+    start_seconds: NotRequired[Amount]
+    first_step_seconds: NotRequired[Amount]
+
+
+SHOWN_SETUP = {"devices", "batch_sequences", "sequence_tokens", "accumulations", "train_rows"}
+"""Of a row that has an answer."""
+
+
+@dataclass
+class LabRow:
+    """A row with what was measured of it."""
+
+    name: str
+    key: str
+    """Names what was asked; windows of another question are dropped."""
+    config_file: str
+    overrides: Mapping[str, Any]
+    base: str | None
+    question: str = ""
+    status: Status | Literal[""] = ""
+    """Empty: not finished; else one of `messages.py`."""
+    reason: str = ""
+    """Why there is no answer."""
+    rounds_done: Count = 0
+    windows: list[Window] = field(default_factory=list)
+    setup: dict[str, Any] = field(default_factory=dict)
+    """`Setup` of the last start; empty where there was none."""
+    starts: list[dict[str, Any]] = field(default_factory=list)
+    """`Start` of each; `peak_memory_bytes` up to the last window."""
+    memory_limit_bytes: Count | None = None
+    start_noise: StartNoise | None = None
+    """Of the sweep's rows together; None: none was started twice, or the record is of an earlier version."""
+
+    @property
+    def measured(self) -> bool:
+        """Whether it has an answer."""
+        return self.status == MEASURED
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether an answer comes with what pages show of it."""
+        return not self.measured or bool(self.windows and self.starts and self.setup.keys() >= SHOWN_SETUP)
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Median of the windows."""
+        return median(window.tokens_per_second for window in self.windows)
+
+    @property
+    def step_seconds(self) -> float | None:
+        """Median of the windows."""
+        return median(window.step_seconds for window in self.windows)
+
+    @property
+    def compile_cold_seconds(self) -> float | None:
+        """Lowering and compiling what the first step needs, without the cache. What came from the cache counts with
+        the seconds that JAX noted as it was compiled, by this row or by one with the same programs."""
+        found = [start["compile_seconds"] + start["compile_saved_seconds"] for start in self.starts]
+        return found[0] if found else None
+
+    @property
+    def compile_cached_seconds(self) -> float | None:
+        """The same where every program came from the cache, least of the starts; None if none was such."""
+        return min((one["compile_seconds"] for one in self.starts if not one["compiled_programs"]), default=None)
+
+    @property
+    def peak_memory_bytes(self) -> int | None:
+        """Of the starts that did not compile, whose peak is the step's; of all if there was none such."""
+        cached = [one["peak_memory_bytes"] for one in self.starts if not one["compiled_programs"]]
+        return max(cached or [one["peak_memory_bytes"] for one in self.starts], default=None)
+
+    @property
+    def step_joules(self) -> float | None:
+        """Median of the windows; None where the devices tell none."""
+        return median(window.step_joules for window in self.windows if window.step_joules is not None)
+
+    @property
+    def tokens_per_joule(self) -> float | None:
+        """Median of the windows."""
+        return median(
+            window.tokens_per_second * window.step_seconds / window.step_joules
+            for window in self.windows
+            if window.step_joules
+        )
+
+    @property
+    def mfu(self) -> dict[str, float]:
+        """Medians by `MFU_KEYS`."""
+        known = [window.mfu for window in self.windows if window.mfu]
+        return {key: statistics.median(one[key] for one in known) for key in MFU_KEYS} if known else {}
+
+    @property
+    def start_ratios(self) -> list[list[float]]:
+        """Of each start, tokens a second over those of the base, window by window."""
+        starts: dict[int, list[float]] = defaultdict(list)
+        for one in self.windows:
+            if one.base_tokens_per_second:
+                starts[one.round].append(one.tokens_per_second / one.base_tokens_per_second)
+        return list(starts.values())
+
+    @property
+    def ratio(self) -> Ratio | None:
+        """Against the base."""
+        return ratio_of_starts(self.start_ratios, self.start_noise)
+
+    def to_dict(self) -> dict[str, Any]:
+        """For the record; the derived figures beside what they are of."""
+        ratio = self.ratio
+        return {
+            **asdict(self),
+            "tokens_per_second_median": self.tokens_per_second,
+            "tokens_per_second_min": min((one.tokens_per_second for one in self.windows), default=None),
+            "tokens_per_second_max": max((one.tokens_per_second for one in self.windows), default=None),
+            "step_seconds_median": self.step_seconds,
+            "step_joules_median": self.step_joules,
+            "tokens_per_joule_median": self.tokens_per_joule,
+            "compile_cold_seconds": self.compile_cold_seconds,
+            "compile_cached_seconds": self.compile_cached_seconds,
+            "peak_memory_bytes": self.peak_memory_bytes,
+            "against_base": {**asdict(ratio), "verdict": ratio.verdict} if ratio else None,
+            **self.mfu,
+        }
+
+
+class LabRecord(TypedDict, total=False):
+    """The file, as far as a lab goes on from it."""
+
+    rows: Required[list[LabRow]]
+    devices: str | None
+    overhead_seconds_per_start: float | None
+
+
+class NamedRecord(LabRecord):
+    """The file of a sweep that is named."""
+
+    sweep: str
+
+
+class ShownRecord(NamedRecord):
+    """The file, as far as its page shows it."""
+
+    title: str
+    introduction: str
+    n_processors: NotRequired[Count | None]
+    measured_with: NotRequired[dict[str, Any]]
+    n_rows: NotRequired[Count]
+    n_measured: NotRequired[Count]
+
+
+def median(values: Any) -> float | None:
+    """None of nothing."""
+    found = list(values)
+    return statistics.median(found) if found else None
+
+
+def question_key(row: SweepRow) -> str:
+    """Names what a row measures: the text of its configuration, and what it overrides.
+
+    Raises:
+        TomatError: There is no such configuration.
+    """
+    try:
+        text = row.config_path.read_bytes()
+    except OSError as error:
+        raise TomatError(f"config file {row.config_path} cannot be read: {error.strerror or error}.") from None
+    words = dump_json({"words": override_words(dict(sorted(row.overrides.items())))})
+    return hashlib.sha256(text + words.encode()).hexdigest()[:16]
+
+
+def record_path(tracking_dir: Path, name: str) -> Path:
+    """Where the record of the sweep `name` is."""
+    return tracking_dir / LAB_DIR / f"{name}.json"
+
+
+def read_lab[Record: LabRecord](path: Path, kind: type[Record]) -> Record:
+    """A record.
+
+    Raises:
+        TomatError: It cannot be read, is damaged, or of another format.
+    """
+    remedy = "Delete it and run the lab again."
+    record = read_typed(path, kind, remedy, version=("record_format", RECORD_FORMAT))
+    for row in record["rows"]:
+        typed(row.setup, Setup, f"{path}, the setup of row {row.name!r},", remedy)
+        typed(row.starts, list[Start], f"{path}, the starts of row {row.name!r},", remedy)
+    return record
+
+
+def rows_of_record(path: Path) -> dict[str, LabRow]:
+    """The rows on record by name; none where there is no record yet.
+
+    Raises:
+        TomatError: As `read_lab`.
+    """
+    return {row.name: row for row in read_lab(path, LabRecord)["rows"]} if path.exists() else {}
+
+
+def write_record(path: Path, record: Mapping[str, Any]) -> None:
+    """Write it in one step.
+
+    Raises:
+        TomatError: There is no room, or no permission. What was on record stays.
+    """
+    write_json(path, record)
+
+
+def order(rows: Sequence[LabRow]) -> list[LabRow]:
+    """The most tokens a second first; rows without an answer last."""
+    return sorted(rows, key=lambda row: (not row.measured, -(row.tokens_per_second or 0.0), row.name))

@@ -1,0 +1,427 @@
+"""`tomat lab run`: every row of a sweep measured, each beside its base, round by round.
+
+In a round each row is started once. Beside it lives its base, which is started once a round; their windows alternate,
+now the one first and now the other, so that a machine that drifts does so for both. On an accelerator, which one
+process holds, the base is measured at the beginning of the round instead. The record is rewritten after each row: a lab
+that was stopped goes on with the rows and rounds that it lacks.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import fcntl
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tomat.base.errors import TomatError
+from tomat.base.reporting import to_jsonable, writing
+from tomat.hardware.mfu import MFU_KEYS
+from tomat.measure.lab.compare import start_noise
+from tomat.measure.lab.messages import DEVICE, MEASURED, READY, Limits, Request, RowError
+from tomat.measure.lab.process import RowProcess
+from tomat.measure.lab.record import (
+    RECORD_FORMAT,
+    LabRecord,
+    LabRow,
+    Window,
+    order,
+    question_key,
+    read_lab,
+    record_path,
+    write_record,
+)
+from tomat.perf.tuning.changes import override_words
+from tomat.perf.tuning.sweep_config import SweepConfig, SweepRow
+
+OF_A_START = (
+    "start_seconds", "first_step_seconds", "compile_seconds", "compile_saved_seconds", "compiled_programs",
+    "peak_memory_bytes",
+)  # fmt: skip
+
+OnRow = Callable[[str, str], None]
+"""Told of a row what it is doing; `READY` while it stands by as a base."""
+
+
+@dataclass(frozen=True)
+class LabConfig:
+    """How rows are measured."""
+
+    rounds: int = 2
+    """Starts of each row."""
+    repeats: int = 4
+    """Windows of each start."""
+    window_seconds: float = 1.0
+    """About how long each window is; at least 2 steps."""
+    steps: int | None = None
+    """Steps of a window, instead of seconds."""
+    warmup_steps: int = 4
+    """After the step that compiles."""
+    limits: Limits = Limits()
+    """Of each start of a row; a base has them once for each row that it stands beside."""
+
+
+@dataclass
+class Lab:
+    """One sweep being measured.
+
+    Args:
+        sweep: Its rows.
+        tracking_dir: Gets the record.
+        work_dir: Holds data, compiled programs and logs of the rows.
+        config: How.
+        on_row: Told what is done.
+        on_done: Told of each row whose round is over, with an answer or without.
+        start: Starts the process of a row.
+    """
+
+    sweep: SweepConfig
+    tracking_dir: Path
+    work_dir: Path
+    config: LabConfig
+    on_row: OnRow = lambda row, stage: None
+    on_done: Callable[[LabRow], None] = lambda row: None
+    start: Callable[[Request, Limits, Callable[[str], None]], RowProcess] = RowProcess
+    rows: dict[str, LabRow] = field(default_factory=dict)
+    devices: str | None = None
+    _process: RowProcess | None = None
+    """Of the base that is alive."""
+    _base: str | None = None
+    _base_windows: list[dict[str, Any]] = field(default_factory=list)
+    """Of the base in this round, where it cannot live beside its rows."""
+    _waited_seconds: float = 0.0
+    _measured_starts: int = 0
+    _overhead: float | None = None
+
+    def run(self, only: Sequence[str] = (), *, again: bool = False) -> dict[str, Any]:
+        """Measure what is not on record.
+
+        Args:
+            only: Names of the rows to measure, besides their bases; empty: all.
+            again: Measure anew what is on record, which is replaced by the first row that is measured.
+
+        Returns:
+            The record. It is also on disk, which is all that is left of an interrupted lab.
+
+        Raises:
+            TomatError: Another lab works on it, a damaged record, one of another device, or one that cannot be written.
+        """
+        self.sweep.check_rows(only)
+        with alone_in(self.work_dir):
+            self._begin(again)
+            began = time.monotonic()
+            try:
+                for number in range(self.config.rounds):
+                    self._round(number, [row for row in self.sweep.rows if not only or row.name in only])
+            finally:
+                self._end_base()
+                shutil.rmtree(self.work_dir / "scratch", ignore_errors=True)
+            self._overhead = (time.monotonic() - began - self._waited_seconds) / max(1, self._measured_starts)
+            self._write()
+        return self.record()
+
+    def _begin(self, again: bool) -> None:
+        path = record_path(self.tracking_dir, self.sweep.name)
+        record = LabRecord(rows=[]) if again or not path.exists() else read_lab(path, LabRecord)
+        earlier = {row.name: row for row in record["rows"]}
+        self._overhead = record.get("overhead_seconds_per_start")
+        self.devices = record.get("devices")
+        for row in self.sweep.rows:
+            key = question_key(row)
+            before = earlier.get(row.name)
+            fresh = LabRow(row.name, key, row.config_path.name, to_jsonable(row.overrides), row.base, row.question)
+            keep = before is not None and before.key == key and before.base == row.base and before.is_whole
+            self.rows[row.name] = before if keep and before is not None else fresh
+            # A row without an answer is asked again: its reason may be gone.
+            if keep and before is not None and before.status not in ("", MEASURED):
+                self.rows[row.name] = fresh
+
+    def _round(self, number: int, wanted: Sequence[SweepRow]) -> None:
+        """All rows once, each beside the base that it is compared with."""
+        self._end_base()
+        bases = dict.fromkeys(row.base or row.name for row in wanted)
+        for base in bases:
+            group = [row for row in wanted if row.base == base and row.name != base and self._lacks(row.name, number)]
+            alone = self._lacks(base, number) and self.rows[base].base is None
+            if not group and not alone:
+                continue
+            if alone:
+                self._start_base(base, number)
+                self._measure_base(number, keep=True)
+            for row in group:
+                # A process keeps its speed for its life: were one base that of all rows, its luck would be in all.
+                self._end_base()
+                self._measure(row, base, number)
+            self._end_base()
+
+    def _lacks(self, name: str, number: int) -> bool:
+        row = self.rows[name]
+        return row.status in ("", MEASURED) and row.rounds_done <= number
+
+    def _request(self, row: SweepRow) -> Request:
+        words = override_words(row.overrides)
+        name = "".join(letter if letter.isalnum() else "-" for letter in row.name)[:60]
+        label = f"{name}-{self.rows[row.name].key[:6]}"
+        return request_for(row.config_path, words, self.work_dir, label, self.config)
+
+    def _start(self, row: SweepRow) -> RowProcess:
+        """A process whose programs came from the cache.
+
+        One that compiled them is on record for that alone: what the compiler leaves in its memory made it up to 9 %
+        slower for its life, on two processors (`lab-same`, whose base was the one that compiled).
+        """
+        process = self._started(row)
+        if not process.described["compiled_programs"]:
+            return process
+        if not any(start["compiled_programs"] for start in self.rows[row.name].starts):
+            self._record_start(row.name, process, process.described["peak_memory_bytes"])
+        process.close()
+        return self._started(row)
+
+    def _started(self, row: SweepRow) -> RowProcess:
+        began = time.monotonic()
+        try:
+            process = self.start(self._request(row), self.config.limits, lambda stage: self.on_row(row.name, stage))
+        except BaseException:
+            self._waited_seconds += time.monotonic() - began
+            raise
+        self._waited_seconds += process.waited_seconds
+        self._measured_starts += 1
+        try:
+            self._know(row.name, process)
+        except BaseException:
+            process.close()
+            raise
+        self.on_row(row.name, READY)
+        return process
+
+    def _know(self, name: str, process: RowProcess) -> None:
+        """Take down what a process says of itself."""
+        found = process.described["devices"]
+        if self.devices not in (None, found):
+            raise TomatError(
+                f"the record of {self.sweep.name} was measured on {self.devices}, and here is {found}; give another "
+                "--tracking_dir, or delete the record to measure anew."
+            )
+        self.devices = found
+        row = self.rows[name]
+        row.setup = {key: value for key, value in process.described.items() if key not in OF_A_START}
+        row.memory_limit_bytes = self.config.limits.memory_bytes
+
+    def _start_base(self, name: str, number: int) -> None:
+        base = next(row for row in self.sweep.rows if row.name == name)
+        self._base, self._base_windows = name, []
+        if self.rows[name].status not in ("", MEASURED):
+            return
+        try:
+            self._process = self._start(base)
+        except RowError as error:
+            if self.rows[name].base is None:
+                self._refuse(name, error)
+
+    def _measure_base(self, number: int, keep: bool) -> None:
+        """The base's own windows of a round, without another beside it; `keep`: they are not on record yet."""
+        if self._process is None or self._base is None:  # it has no answer
+            return
+        try:
+            with self._counting(self._process):
+                self._base_windows = [self._process.window() for _ in range(self.config.repeats)]
+        except RowError as error:
+            self._refuse(self._base, error)
+            self._end_base()
+            return
+        if keep:
+            self._keep(self._base, number, self._process, [(one, None) for one in self._base_windows])
+        if self._process.described["memory_source"] == DEVICE:
+            self._end_base(keep_windows=True)
+
+    def _measure(self, row: SweepRow, base: str, number: int) -> None:
+        """A round of a row beside its base, of which now the one is started first and now the other: the later of two
+        processes was 1.5 % faster (`lab-same`: standard error 0.3). On an accelerator, which one process holds, the
+        base has ended before the row begins."""
+        process = None
+        base_first = number % 2 == 0 or self.rows[base].setup.get("memory_source") == DEVICE
+        try:
+            if base_first:
+                self._start_base(base, number)
+                if self._process is not None and self._process.described["memory_source"] == DEVICE:
+                    self._measure_base(number, keep=False)
+            process = self._start(row)
+            if not base_first:
+                self._start_base(base, number)
+            self.on_row(row.name, "measuring")
+            with self._counting(process):
+                pairs = self._pairs(process)
+            self._keep(row.name, number, process, pairs)
+        except RowError as error:
+            self._refuse(row.name, error)
+        finally:
+            if process is not None:
+                process.close()
+
+    def _pairs(self, process: RowProcess) -> list[tuple[dict[str, Any], dict[str, Any] | None]]:
+        """Windows of a row, each with that of its base beside it."""
+        pairs: list[tuple[dict[str, Any], dict[str, Any] | None]] = []
+        for repeat in range(self.config.repeats):
+            if self._process is None:
+                kept = self._base_windows
+                pairs.append((process.window(), kept[repeat] if repeat < len(kept) else None))
+            elif repeat % 2:
+                mine = process.window()
+                pairs.append((mine, self._base_window()))
+            else:
+                theirs = self._base_window()
+                pairs.append((process.window(), theirs))
+        return pairs
+
+    def _base_window(self) -> dict[str, Any] | None:
+        if self._process is None:
+            return None
+        self._process.extend()
+        try:
+            with self._counting(self._process):
+                return self._process.window()
+        except RowError as error:
+            # Its rows are still measured, without a comparison.
+            if self._base is not None:
+                self._refuse(self._base, error)
+            self._end_base()
+            return None
+
+    def _keep(
+        self,
+        name: str,
+        number: int,
+        process: RowProcess,
+        pairs: Sequence[tuple[Mapping[str, Any], Mapping[str, Any] | None]],
+    ) -> None:
+        row = self.rows[name]
+        row.windows += [
+            Window(
+                round=number,
+                step_seconds=one["step_seconds"],
+                tokens_per_second=one["tokens_per_second"],
+                base_tokens_per_second=None if base is None else base["tokens_per_second"],
+                waiting_for_data_seconds=one["waiting_for_data_seconds"],
+                others_busy_share=one["others_busy_share"],
+                loss=one["loss"],
+                step_joules=one["step_joules"],
+                mfu={key: one[key] for key in MFU_KEYS if key in one},
+            )
+            for one, base in pairs
+        ]
+        self._record_start(name, process, max(one["peak_memory_bytes"] for one, _ in pairs))
+        row.status, row.rounds_done = MEASURED, number + 1
+        self._write()
+        self.on_done(row)
+
+    def _record_start(self, name: str, process: RowProcess, peak_memory_bytes: int) -> None:
+        known = {
+            **process.described, "start_seconds": process.start_seconds, "peak_memory_bytes": peak_memory_bytes
+        }  # fmt: skip
+        self.rows[name].starts.append({key: known[key] for key in OF_A_START})
+
+    def _refuse(self, name: str, error: RowError) -> None:
+        row = self.rows[name]
+        # What was measured before stays on record.
+        row.status, row.reason = error.status, error.reason
+        self._write()
+        self.on_done(row)
+
+    def _end_base(self, keep_windows: bool = False) -> None:
+        if self._process is not None:
+            self._process.close()
+            self._process = None
+        if not keep_windows:
+            self._base_windows = []
+
+    @contextmanager
+    def _counting(self, process: RowProcess) -> Iterator[None]:
+        before = process.waited_seconds
+        try:
+            yield
+        finally:
+            self._waited_seconds += process.waited_seconds - before
+
+    def _write(self) -> None:
+        write_record(record_path(self.tracking_dir, self.sweep.name), self.record())
+
+    def record(self) -> dict[str, Any]:
+        """Everything measured so far, as JSON."""
+        # None before it has begun: another lab may hold the folder.
+        in_order = [self.rows[row.name] for row in self.sweep.rows if row.name in self.rows]
+        begun = [row for row in in_order if row.status]
+        noise = start_noise(row.start_ratios for row in begun)
+        for row in begun:
+            row.start_noise = noise
+        how = {key: value for key, value in dataclasses.asdict(self.config).items() if key != "limits"}
+        return to_jsonable(
+            {
+                "record_format": RECORD_FORMAT,
+                "sweep": self.sweep.name,
+                "title": self.sweep.title,
+                "introduction": self.sweep.introduction,
+                "devices": self.devices,
+                "n_processors": os.cpu_count(),
+                "measured_with": {**how, "row_seconds_limit": self.config.limits.seconds},
+                "n_rows": len(self.sweep.rows),
+                "n_measured": sum(row.measured for row in begun),
+                "overhead_seconds_per_start": self._overhead,
+                "ranking": [row.name for row in order(begun)],
+                "same_settings": same_settings(begun),
+                "rows": [row.to_dict() for row in begun],
+            }
+        )
+
+
+def request_for(
+    config_path: Path, words: Sequence[str], work_dir: Path, label: str, config: LabConfig, settle_steps: int = 1
+) -> Request:
+    """What a process is asked, its files below `work_dir`."""
+    work = work_dir.absolute()
+    return Request(
+        config_path=str(config_path),
+        words=list(words),
+        data_dir=str(work / "data"),
+        cache_dir=str(work / "compiled"),
+        scratch_dir=str(work / "scratch" / label),
+        log=str(work / "logs" / f"{label}.log"),
+        warmup_steps=config.warmup_steps,
+        settle_steps=settle_steps,
+        window_seconds=config.window_seconds,
+        steps=config.steps,
+    )
+
+
+def same_settings(rows: Sequence[LabRow]) -> list[list[str]]:
+    """Names of rows that turned out to be one setting, group by group: what they differ by is noise."""
+    groups: dict[str, list[str]] = {}
+    for row in rows:
+        if "config_hash" in row.setup:
+            groups.setdefault(row.setup["config_hash"], []).append(row.name)
+    return [names for names in groups.values() if len(names) > 1]
+
+
+@contextmanager
+def alone_in(work_dir: Path) -> Iterator[None]:
+    """Nobody else measures in this folder meanwhile.
+
+    Raises:
+        TomatError: Somebody does, or the folder cannot be made.
+    """
+    with writing(work_dir, "Make room, or give another --work_dir."):
+        work_dir.mkdir(parents=True, exist_ok=True)
+        file = (work_dir / "lab.lock").open("a")
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise TomatError(
+                f"another lab measures in {work_dir} (it holds lab.lock); wait for it, or give another --work_dir."
+            ) from None
+        yield

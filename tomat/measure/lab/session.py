@@ -1,0 +1,332 @@
+"""One setting of the lab, in its process: the trainer's own steps, timed in windows.
+
+State, step, loader and dispatch are those of `train/run.py`; what a run does between steps (log, evaluation,
+checkpoints) is left out. The process is forked from one that has imported JAX and touched no device (`process.py`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import signal
+import statistics
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from multiprocessing import parent_process
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.monitoring
+
+from tomat.base.errors import TomatError
+from tomat.base.memory import peak_memory_bytes
+from tomat.base.reporting import dump_json, first_line
+from tomat.measure.lab.energy import energy_counter
+from tomat.measure.lab.messages import DEVICE, FAILED, OUT_OF_MEMORY, PROCESS, Request
+from tomat.model.any_decoder import environment_of
+from tomat.model.devices import found_devices
+from tomat.train.datasets import open_datasets, run_tables, value_table
+from tomat.train.dispatch import training_steps
+from tomat.train.hooks import shuffled_rows
+from tomat.train.loader import token_loader
+from tomat.train.loop import count_parameters
+from tomat.train.mfu import live_mfu
+from tomat.train.phases import PhaseClock
+from tomat.train.restore import initial_state
+from tomat.train.runs.devices import devices_details
+from tomat.train.settings.config import TrackersConfig, TrainConfig, config_hash, load_config
+from tomat.train.startup import connect, initialise
+from tomat.train.step import build_trainer
+
+SAVED_EVENT = "/jax/compilation_cache/compile_time_saved_sec"
+"""What jax 0.11.1 reports of a program from the cache: the seconds that its compile had taken, less its reading."""
+MISS_EVENT = "/jax/compilation_cache/cache_misses"
+ENDLESS_STEPS = 10**9
+IDLE_SECONDS, LONGEST_WAIT_SECONDS = 0.1, 10.0
+"""A process that used no tenth of a processor for so long is idle; after the longest wait it counts as such."""
+
+
+class Session:
+    """A setting that is ready to take steps.
+
+    Args:
+        request: What to measure.
+        on_stage: Told what the process does, and once devices are known, what says how much memory is used.
+
+    Raises:
+        TomatError: A configuration, data or devices that do not go together.
+    """
+
+    def __init__(self, request: Request, on_stage: Callable[[str, str | None], None] = lambda stage, source: None):
+        on_stage("reading the configuration", None)
+        config = load_config(request.config_path, request.words)
+        # Named before what the lab sets, so that two rows of one setting have one hash.
+        self._hash = config_hash(config)
+        scratch = Path(request.scratch_dir)
+        self.config = config = _for_the_lab(config, scratch, request.cache_dir)
+        trainer_config = connect(config)
+        source = peak_memory()[1]
+        on_stage("opening the data", source)
+        self._datasets = open_datasets(config, Path(request.data_dir) / data_folder(config))
+        initialise(config, trainer_config, scratch, 0)
+        trainer_config.load_checkpoint, trainer_config.load_checkpoint_path = False, None
+        tables = run_tables(self._datasets, environment_of(config.model))
+        trainer = build_trainer(config, trainer_config, value_table(self._datasets.codec), tables)
+        # The schedule is that of the configured steps; the lab may take more of them, at the last learning rate.
+        trainer_config.num_train_steps = ENDLESS_STEPS
+        trainer.__enter__()  # until the process ends
+        self._start_memory_bytes = peak_memory()[0]
+        on_stage("compiling the initial state", source)
+        state = initial_state(config, trainer, None, None)
+        self._parameters = count_parameters(state)
+        loader = token_loader(
+            shuffled_rows(config, self._datasets.train),
+            config.batch_size,
+            mesh=trainer.device_mesh,
+            axis_resources=trainer.compute_axis_mapping,
+            buffered_batches=config.data.prefetch_batches,
+        )
+        self._loading_seconds = 0.0
+        self._done = self._pause_at = 0
+        self._steps = training_steps(
+            trainer,
+            state,
+            self._timed(loader.iter_from_step(0)),
+            ahead=config.dispatch_ahead,
+            pauses_after=lambda done: done == self._pause_at,
+            asks=lambda: False,
+            rest=config.pause,
+        )
+        on_stage("compiling and taking the first step", source)
+        began = time.monotonic()
+        clock, cache = PhaseClock(), _CacheEvents()
+        with clock.listening_to_compiles(), cache.listening():
+            self._losses = [self._take(1)[0]]
+        self._first_step_seconds = time.monotonic() - began
+        self._compile_seconds = clock.row(0.0)["compile_seconds"]
+        self._cache = cache
+        on_stage("warming up", source)
+        self._losses += self._take(request.warmup_steps)
+        self._settle_steps = request.settle_steps
+        self._window_steps = request.steps or _steps_of(request.window_seconds, self._times)
+        devices = jax.local_devices()
+        self._energy = energy_counter(devices[0].platform, [device.local_hardware_id or 0 for device in devices])
+        self._mfu = live_mfu(config, jax.devices()[0].device_kind, jax.device_count())
+
+    def described(self) -> dict[str, Any]:
+        """What is known once the step is warm; seconds, bytes, counts."""
+        config, devices = self.config, jax.devices()
+        per_device = config.trainer.per_device_parallelism
+        shuffle = config.data.shuffle
+        return {
+            "config_hash": self._hash,
+            "platform": devices[0].platform,
+            **devices_details(found_devices(), config.slice),
+            "batch_sequences": config.batch_size,
+            "sequence_tokens": config.seq_len,
+            "accumulations": config.batch_size // (len(devices) * per_device) if per_device > 0 else 1,
+            "dispatch_ahead": config.dispatch_ahead,
+            "shuffle_rows": shuffle.io_block_size * shuffle.window_blocks if shuffle.perm_type == "feistel" else None,
+            "shuffle": shuffle.perm_type,
+            "compute_dtype": str(config.trainer.mp.compute_dtype.__name__),
+            "optimizer": config.optimizer.get_choice_name(type(config.optimizer)),
+            "parameters": self._parameters,
+            "train_rows": self._datasets.train.rows,
+            "first_step_seconds": self._first_step_seconds,
+            "compile_seconds": self._compile_seconds,
+            "compile_saved_seconds": self._cache.saved_seconds,
+            "compiled_programs": self._cache.misses,
+            "start_memory_bytes": self._start_memory_bytes,
+            "first_loss": self._losses[0],
+            "warm_loss": self._losses[-1],
+            "warm_loss_step": len(self._losses) - 1,
+            "energy_source": self._energy if isinstance(self._energy, str) else self._energy.source,
+            **dict(zip(("peak_memory_bytes", "memory_source"), peak_memory(), strict=True)),
+        }
+
+    def window(self) -> dict[str, Any]:
+        """Time one window of steps, after those that are not counted."""
+        self._take(self._settle_steps)
+        self._loading_seconds = 0.0
+        counter = None if isinstance(self._energy, str) else self._energy
+        if counter is not None:
+            counter.joules()
+        began = time.monotonic()
+        losses = self._take(self._window_steps)
+        seconds = (time.monotonic() - began) / self._window_steps
+        joules = None if counter is None else counter.joules() / self._window_steps
+        peak, source = peak_memory()
+        wait_until_idle()
+        return {
+            "steps": self._window_steps,
+            "step_seconds": seconds,
+            "waiting_for_data_seconds": self._loading_seconds / self._window_steps,
+            "peak_memory_bytes": peak,
+            "memory_source": source,
+            "loss": losses[-1],
+            "step_joules": joules,
+            **self._mfu.row(seconds),
+        }
+
+    def _take(self, steps: int) -> list[float]:
+        """The losses of the next steps; when they are returned, no step is in flight."""
+        self._pause_at = self._done + steps
+        self._times: list[float] = []
+        losses = []
+        for _ in range(steps):
+            info = next(self._steps, None)
+            if info is None:
+                raise TomatError("the data loader ended; the lab needs data without an end.")
+            losses.append(float(info.loss))
+            self._times.append(info.step_duration)
+        self._done += steps
+        return losses
+
+    def _timed(self, batches: Iterator[Any]) -> Iterator[Any]:
+        while True:
+            began = time.monotonic()
+            batch = next(batches, None)
+            self._loading_seconds += time.monotonic() - began
+            if batch is None:
+                return
+            yield batch
+
+
+class _CacheEvents:
+    """What the compilation cache says while it is listened to."""
+
+    def __init__(self) -> None:
+        self.misses = 0
+        self.saved_seconds = 0.0
+
+    @contextlib.contextmanager
+    def listening(self) -> Iterator[None]:
+        def listen(event: str, **_: str | int) -> None:
+            self.misses += event == MISS_EVENT
+
+        def listen_to_duration(event: str, duration_secs: float, **_: str | int) -> None:
+            self.saved_seconds += duration_secs if event == SAVED_EVENT else 0.0
+
+        jax.monitoring.register_event_listener(listen)
+        jax.monitoring.register_event_duration_secs_listener(listen_to_duration)
+        try:
+            yield
+        finally:
+            jax.monitoring.unregister_event_listener(listen)
+            jax.monitoring.unregister_event_duration_listener(listen_to_duration)
+
+
+def describe(config_path: str, words: list[str]) -> dict[str, Any]:
+    """What a search of batches has to know of a configuration on the devices that are here.
+
+    Raises:
+        TomatError: It cannot be read.
+    """
+    config = load_config(config_path, words)
+    trainer_config = connect(config)
+    policy = getattr(config.model, "gradient_checkpointing", None)
+    return {
+        **devices_details(found_devices(), config.slice),
+        "data_axis_size": trainer_config.data_axis_size,
+        "memory_source": peak_memory()[1],
+        "batch_sequences": config.batch_size,
+        "sequence_tokens": config.seq_len,
+        "policy": policy if isinstance(policy, str | bool | None) else str(policy),
+    }
+
+
+def data_folder(config: TrainConfig) -> str:
+    """Names what the embedded densities are tokenised to, so that rows with the same data share it."""
+    import hashlib
+
+    data = config.data
+    made_of = (data.layout, data.n_density_tokens, data.codec_objective, data.patches_per_material)
+    return hashlib.sha256(dump_json({"made_of": made_of}).encode()).hexdigest()[:12]
+
+
+def wait_until_idle() -> None:
+    """Until this process uses no processor: after the last step the loader still fills up what it makes ahead, which
+    would slow the process that is timed next, and never this one."""
+    deadline = time.monotonic() + LONGEST_WAIT_SECONDS
+    while time.monotonic() < deadline:
+        before = time.process_time()
+        time.sleep(IDLE_SECONDS)
+        if time.process_time() - before < 0.1 * IDLE_SECONDS:
+            return
+
+
+def peak_memory() -> tuple[int, str]:
+    """The most memory so far, and what says so: the fullest device, or where devices say nothing, the process."""
+    found = [(device.memory_stats() or {}).get("peak_bytes_in_use") for device in jax.local_devices()]
+    if all(found):
+        return max(one for one in found if one), DEVICE
+    return peak_memory_bytes(), PROCESS
+
+
+def _steps_of(window_seconds: float, warm_seconds: list[float]) -> int:
+    """Steps of a window, from those of the warm-up; its first half may still be slow."""
+    late = warm_seconds[len(warm_seconds) // 2 :]
+    return max(2, round(window_seconds / max(statistics.median(late), 1e-6)))
+
+
+def _for_the_lab(config: TrainConfig, scratch: Path, cache_dir: str) -> TrainConfig:
+    """The same step, with nothing left behind but what it compiled."""
+    cache = {
+        "jax_compilation_cache_dir": cache_dir,
+        "jax_persistent_cache_min_compile_time_secs": 0,
+        "jax_persistent_cache_min_entry_size_bytes": -1,
+    }
+    trainer = dataclasses.replace(config.trainer, jax_config={**config.trainer.jax_config, **cache})
+    return dataclasses.replace(config, output_dir=str(scratch), trackers=TrackersConfig(), trainer=trainer)
+
+
+def serve(connection: Connection, request: Request) -> None:
+    """All of the process: get ready, then a window for each `True` that comes, until `False`. Does not return."""
+    with open(request.log, "a", encoding="utf-8") as log:
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
+    # Ctrl-C reaches the whole group; the process that asks decides what it means.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    try:
+        session = Session(
+            request, lambda stage, source: connection.send(("stage", {"stage": stage, "memory_source": source}))
+        )
+        wait_until_idle()
+        connection.send(("ready", session.described()))
+        while connection.recv():
+            connection.send(("window", session.window()))
+    except (EOFError, BrokenPipeError):
+        pass
+    except BaseException as error:
+        import traceback
+
+        traceback.print_exc()
+        with contextlib.suppress(OSError):
+            connection.send(("failed", _failure(error)))
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        # Threads of the loader and of the compiler would be waited for.
+        os._exit(0)
+
+
+def _failure(error: BaseException) -> Mapping[str, str]:
+    text = str(error)
+    if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in text or "Out of memory" in text:
+        return {"status": OUT_OF_MEMORY, "reason": first_line(error) or "out of memory"}
+    said = " ".join(text.split()) if isinstance(error, TomatError) else f"{type(error).__name__}: {first_line(error)}"
+    return {"status": FAILED, "reason": said}
+
+
+def _end_with_parent() -> None:
+    """End with the lab: nobody would wait for the answer, and the devices are held."""
+    parent = parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)

@@ -1,0 +1,278 @@
+"""The training loss on density tokens: `density_loss` in blocks of positions, `plain_loss` as the formulas say it.
+
+Shapes: B batch, P positions, E embedding, V vocabulary, R rows of the head in use, K density bins.
+"""
+
+import math
+from typing import cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from haliax import NamedArray
+from jax import lax
+
+from tomat.base.errors import TomatError
+from tomat.model.loss.config import LossConfig
+from tomat.model.loss.interface import (
+    BinTables,
+    BlockSpec,
+    LossInputs,
+    LossSums,
+    PositionTerms,
+    PositionWeights,
+    weighted_sums,
+)
+from tomat.model.loss.sharded import loss_sums
+from tomat.model.loss.target import DensityTarget
+from tomat.model.sharding import Sharding, current_mesh, mesh_axes
+
+
+def density_loss(
+    hidden: jax.Array | NamedArray,
+    head: jax.Array | NamedArray,
+    tokens: jax.Array | NamedArray,
+    *,
+    config: LossConfig,
+    target: DensityTarget,
+    unread: jax.Array | NamedArray | None = None,
+) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """Loss of a batch and its metrics, never holding the logits of more than `config.block_positions` positions.
+
+    The hidden state at position p predicts `tokens[p + 1]`. Where a mesh is active (concrete or abstract) and the
+    current haliax axis mapping spreads `batch` or `position` over it, each device works on its part and the gradient
+    of the head is summed over the devices once. A head sharded for storage is gathered.
+
+    Args:
+        hidden: Output of the decoder's last norm, `[batch, position, embed]` or `[position, embed]`; named arrays may
+            order the axes as they like. Its type is the compute type, bfloat16 or float32.
+        head: Output embedding, `[vocab, embed]`.
+        tokens: Ids, integer `[batch, position]` or `[position]`.
+        config: The loss.
+        target: The density ids, and what they stand for.
+        unread: Bool `[batch]`: rows whose density the model was not given. Changes no loss; adds the metrics
+            `unread_share` of the rows, and `unread_density_loss`, their part of `density_loss`.
+
+    Returns:
+        The loss, a float32 scalar in `config.unit`, and float32 scalar metrics, each a mean over the sequences of a
+        mean over the sequence's positions (so means over equal microbatches are exact): `density_loss`;
+        `cross_entropy_nats` of the true bin; `top1_accuracy` among the density bins, a tie of n counting 1/n;
+        `emd_e_per_A3`, the mean of sum p |v - r|, and `rho_mean_e_per_A3` of the targets, whose ratio is the NEMD
+        (both only with values); `preamble_cross_entropy_nats` (only with a preamble weight); `density_positions`,
+        mean count; and `sequences_without_density`, the fraction that contributed 0 to all of them. In training
+        they are part of every mean; `evaluation_sums` leaves them out.
+
+    Raises:
+        TomatError: shapes, table or layout do not fit each other, or the batch does not divide over the devices.
+    """
+    sharding = _sharding(hidden)
+    spec, inputs, constant_metrics = _prepare(hidden, head, tokens, config, target, unread)
+    if sharding is not None:
+        _check_divisible(inputs.hidden, sharding)
+    sums = cast(LossSums, loss_sums(spec, sharding, inputs))  # custom_vjp does not say what it returns
+    metrics = _metrics(spec, sums, constant_metrics)
+    if unread is not None:
+        metrics["unread_share"] = jnp.mean(_plain(unread, ("batch",)).astype(jnp.float32))
+        metrics["unread_density_loss"] = lax.stop_gradient(sums.unread_loss)
+    return sums.loss, metrics
+
+
+def evaluation_sums(loss: jax.Array, metrics: dict[str, jax.Array], n_sequences: int) -> dict[str, jax.Array]:
+    """A batch's loss and metrics as sums over the sequences that count, so that batches of any size add up exactly.
+
+    **A sequence counts if it has a density position.** Without one nothing is asked of the model: such rows are what
+    Levanter's loader fills a short last batch with, and a row of the data that is nothing but preamble, if a set has
+    one, is left out in the same way, of the preamble's cross-entropy too.
+
+    Args:
+        loss, metrics: Of `density_loss`.
+        n_sequences: Rows of the batch, filling included.
+
+    Returns:
+        Float32 scalars: `sequences`, the number that count; `loss` and each metric but `sequences_without_density`,
+        summed over them.
+    """
+    sums = {name: value * n_sequences for name, value in metrics.items() if name != "sequences_without_density"}
+    counted = jnp.round(n_sequences * (1.0 - metrics["sequences_without_density"]))
+    return {"sequences": counted, "loss": loss * n_sequences} | sums
+
+
+def plain_loss(
+    hidden: jax.Array | NamedArray,
+    head: jax.Array | NamedArray,
+    tokens: jax.Array | NamedArray,
+    *,
+    config: LossConfig,
+    target: DensityTarget,
+) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """The same as `density_loss`, written as the formulas of `LossConfig` say it and differentiated by JAX.
+
+    It holds several float32 arrays `[batch, position, ids]`: for tests, and to read. Arguments, results and errors
+    are those of `density_loss`.
+    """
+    spec, x, constant_metrics = _prepare(hidden, head, tokens, config, target)
+    v, t = x.tables.values, jnp.clip(x.rows - spec.first_bin, 0, spec.n_bins - 1)
+    r = v[t][..., None]
+    logits = jnp.einsum("bpe,re->bpr", x.hidden, x.head, preferred_element_type=jnp.float32)
+    density_logits = logits[..., spec.first_bin : spec.first_bin + spec.n_bins]
+    log_p = jax.nn.log_softmax(density_logits)
+    p = jnp.exp(log_p)
+    bins = jnp.arange(spec.n_bins)
+    cross_entropy = -jnp.take_along_axis(log_p, t[..., None], axis=-1)[..., 0]
+    emd = jnp.sum(p * jnp.abs(v - r), axis=-1)
+    best = density_logits == jnp.max(density_logits, axis=-1, keepdims=True)
+    top1 = jnp.take_along_axis(best, t[..., None], axis=-1)[..., 0] / jnp.sum(best, axis=-1)
+
+    if config.kind == "cross_entropy":
+        loss = cross_entropy
+    elif config.kind == "soft_cross_entropy":
+        if config.target_space == "bin":
+            q = jnp.exp(-(((bins - t[..., None]) / config.target_sigma) ** 2) / 2)
+        else:
+            q = x.tables.widths * jnp.exp(-(((v - r) / config.target_sigma) ** 2) / 2)
+        q = q / jnp.sum(q, axis=-1, keepdims=True)
+        loss = -jnp.sum(q * log_p, axis=-1)
+    elif config.kind == "ce_emd":
+        loss = cross_entropy + config.emd_weight * emd
+    elif config.kind == "emd":
+        loss = emd
+    elif config.kind == "l1_mean":
+        loss = jnp.abs(jnp.sum(p * (v - r), axis=-1))
+    else:  # crps
+        step = (bins >= t[..., None]).astype(jnp.float32)
+        loss = jnp.sum((jnp.cumsum(p, axis=-1) - step)[..., :-1] ** 2 * jnp.diff(v), axis=-1)
+
+    other_cross_entropy = other_z_loss = jnp.zeros_like(loss)
+    if config.vocabulary == "full":
+        not_density = jax.nn.logsumexp(logits, axis=-1) - jax.nn.logsumexp(density_logits, axis=-1)
+        loss, cross_entropy = loss + not_density, cross_entropy + not_density
+    if config.preamble_weight > 0:
+        log_p_all = jax.nn.log_softmax(logits)
+        other_cross_entropy = -jnp.take_along_axis(log_p_all, x.rows[..., None], axis=-1)[..., 0]
+        other_z_loss = config.z_loss_weight * jax.nn.logsumexp(logits, axis=-1) ** 2
+    logits_in_use = logits if config.vocabulary == "full" else density_logits
+    loss = loss + config.z_loss_weight * jax.nn.logsumexp(logits_in_use, axis=-1) ** 2
+
+    sums = weighted_sums(x.weights, PositionTerms(loss, cross_entropy, emd, top1, r[..., 0], other_cross_entropy))
+    return sums.loss + jnp.sum(x.weights.other * other_z_loss), _metrics(spec, sums, constant_metrics)
+
+
+def _metrics(spec: BlockSpec, sums: LossSums, constant_metrics: dict[str, jax.Array]) -> dict[str, jax.Array]:
+    metrics = {
+        "density_loss": sums.density_loss,
+        "cross_entropy_nats": sums.cross_entropy,
+        "top1_accuracy": sums.top1,
+    } | constant_metrics
+    if spec.has_values:
+        metrics |= {"emd_e_per_A3": sums.emd, "rho_mean_e_per_A3": sums.rho}
+    if spec.config.preamble_weight > 0:
+        metrics["preamble_cross_entropy_nats"] = sums.other_cross_entropy
+    # The hand-written backward pass has no gradient for them.
+    return {name: lax.stop_gradient(value) for name, value in metrics.items()}
+
+
+def _prepare(
+    hidden: jax.Array | NamedArray,
+    head: jax.Array | NamedArray,
+    tokens: jax.Array | NamedArray,
+    config: LossConfig,
+    target: DensityTarget,
+    unread: jax.Array | NamedArray | None = None,
+) -> tuple[BlockSpec, LossInputs, dict[str, jax.Array]]:
+    """Plain arrays of the right shapes with each position's target and weight, and the metrics of these alone."""
+    config.check_layout(target.tokens_per_voxel)
+    hidden, head = _plain(hidden, ("batch", "position", "embed")), _plain(head, ("vocab", "embed"))
+    tokens = _plain(tokens, ("batch", "position"))
+    if hidden.ndim == 2 and tokens.ndim == 1:
+        hidden, tokens = hidden[None], tokens[None]
+    if hidden.ndim != 3 or tokens.shape != hidden.shape[:2] or head.ndim != 2 or head.shape[1] != hidden.shape[2]:
+        raise TomatError(
+            f"the loss got hidden states of shape {hidden.shape}, tokens {tokens.shape} and a head {head.shape}; "
+            "expected [batch, position, embed], [batch, position] and [vocab, embed] of equal sizes."
+        )
+    if not jnp.issubdtype(tokens.dtype, jnp.integer):
+        raise TomatError(f"the loss got tokens of type {tokens.dtype}; expected integer ids.")
+    start, end = target.density_start, target.density_end
+    if start < 0 or target.n_density_tokens < 2 or end > head.shape[0]:
+        raise TomatError(
+            f"the density ids are {start}..{end - 1} and the head has {head.shape[0]} rows; expected at "
+            "least two density ids within the head. Build the model with the vocabulary of the data's codec."
+        )
+    if not target.has_values and config.kind != "cross_entropy":
+        raise TomatError(
+            f"loss.kind {config.kind} needs the codec's table of densities, and there is none for this data."
+        )
+
+    n_sequences = tokens.shape[0]
+    targets = jnp.concatenate([tokens[:, 1:], jnp.full((n_sequences, 1), target.pad_id, tokens.dtype)], axis=1).astype(
+        jnp.int32
+    )
+    is_density = (targets >= start) & (targets < end)
+    is_other = (targets != target.pad_id) & ~is_density
+    density, other = is_density.astype(jnp.float32), is_other.astype(jnp.float32)
+    n_density, n_other = density.sum(axis=1, keepdims=True), other.sum(axis=1, keepdims=True)
+    has_density = n_density > 0
+    total = jnp.where(has_density, n_density + config.preamble_weight * n_other, 1.0) * n_sequences
+    density_mean = density / (jnp.maximum(n_density, 1.0) * n_sequences)
+    rows_unread = jnp.zeros(n_sequences) if unread is None else _plain(unread, ("batch",)).astype(jnp.float32)
+    weights = PositionWeights(
+        density=density / total,
+        other=config.preamble_weight * other * has_density / total,
+        density_mean=density_mean,
+        other_mean=other * has_density / (jnp.maximum(n_other, 1.0) * n_sequences),
+        unread_mean=density_mean * rows_unread[:, None],
+    )
+    if config.vocabulary == "full" or config.preamble_weight > 0:
+        rows, first_bin = targets, start
+    else:
+        rows, first_bin, head = targets - start, 0, head[start:end]
+    spec = BlockSpec(config, first_bin, target.n_density_tokens, target.has_values)
+    weights = PositionWeights(*(lax.stop_gradient(w) for w in weights))
+    constant_metrics = {
+        "density_positions": jnp.mean(n_density),
+        "sequences_without_density": 1.0 - jnp.mean(has_density.astype(jnp.float32)),
+    }
+    return spec, LossInputs(hidden, head, rows, weights, _bin_tables(target)), constant_metrics
+
+
+def _bin_tables(target: DensityTarget) -> BinTables:
+    """Values and widths of the bins. A width reaches half-way to both neighbours, and as far outwards at the ends."""
+    if not target.has_values:
+        return BinTables(jnp.zeros(target.n_density_tokens), jnp.zeros(target.n_density_tokens))
+    values = target.values
+    gaps = np.diff(values)
+    widths = 0.5 * (np.concatenate([gaps[:1], gaps]) + np.concatenate([gaps, gaps[-1:]]))
+    return BinTables(jnp.asarray(values, jnp.float32), jnp.asarray(widths, jnp.float32))
+
+
+def _plain(x: jax.Array | NamedArray, axes: tuple[str, ...]) -> jax.Array:
+    """The array with its axes in this order; `batch` may be missing."""
+    if not isinstance(x, NamedArray):
+        return jnp.asarray(x)
+    names = {axis.name for axis in x.axes}
+    expected = axes if "batch" in names else tuple(axis for axis in axes if axis != "batch")
+    if names != set(expected):
+        raise TomatError(f"the loss got an array with axes {sorted(names)}; expected {', '.join(axes)}.")
+    return x.rearrange(expected).array
+
+
+def _sharding(hidden: jax.Array | NamedArray) -> Sharding | None:
+    """How the current axis mapping spreads batch and position over the current mesh; None where it does not."""
+    mesh = current_mesh()
+    if mesh is None:
+        return None
+    has_batch = isinstance(hidden, NamedArray) and any(axis.name == "batch" for axis in hidden.axes) or hidden.ndim == 3
+    batch, position = mesh_axes(mesh, "batch") if has_batch else (), mesh_axes(mesh, "position")
+    return Sharding(mesh, batch, position) if batch or position else None
+
+
+def _check_divisible(hidden: jax.Array, sharding: Sharding) -> None:
+    for what, size, axes in zip(
+        ("batch", "positions"), hidden.shape, (sharding.batch, sharding.position), strict=False
+    ):
+        parts = math.prod(sharding.mesh.shape[axis] for axis in axes)
+        if size % parts:
+            raise TomatError(
+                f"a {what} of {size} does not divide over {parts} devices (mesh axes {', '.join(axes)}); "
+                f"use a multiple of {parts}."
+            )

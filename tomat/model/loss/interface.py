@@ -1,0 +1,101 @@
+"""What the two programs that compute the loss (`xla.py`, `pallas.py`) take and return.
+
+Shapes: B batch, P positions, E embedding, R rows of the head in use, K density bins (a contiguous part of the R rows).
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from tomat.model.loss.config import LossConfig
+
+
+@dataclass(frozen=True)
+class BlockSpec:
+    """What the compiled loss depends on besides its arrays."""
+
+    config: LossConfig
+    first_bin: int
+    """Row of the head, among those in use, of density bin 0."""
+    n_bins: int
+    has_values: bool
+    """Whether a bin has a density (false for two-token data)."""
+
+
+class BinTables(NamedTuple):
+    """Properties of the bins, float32."""
+
+    values: jax.Array
+    """Density of each bin `[K]`, e/A^3, increasing."""
+    widths: jax.Array
+    """Width of each bin `[K]`, e/A^3."""
+
+
+class PositionWeights(NamedTuple):
+    """Weight of each position, `[B, P]`, summed over the batch in the loss and in the metrics.
+
+    `density` and `other` make the loss; `density_mean` and `other_mean` make plain means over the positions of either
+    sort, `unread_mean` one over the density positions of rows whose density the model does not read.
+    """
+
+    density: jax.Array
+    other: jax.Array
+    density_mean: jax.Array
+    other_mean: jax.Array
+    unread_mean: jax.Array
+
+
+class LossInputs(NamedTuple):
+    """What the loss is computed from; only `hidden` and `head` have gradients."""
+
+    hidden: jax.Array
+    """`[B, P, E]`, any float type."""
+    head: jax.Array
+    """`[R, E]`, the rows of the ids in use."""
+    rows: jax.Array
+    """Row of `head` of each position's target, int32 `[B, P]`; anything where the weights are 0."""
+    weights: PositionWeights
+    tables: BinTables
+
+
+class PositionTerms(NamedTuple):
+    """Loss and metrics of each position, float32 and all of one shape."""
+
+    loss: jax.Array
+    """Of a density position, by the configured formula."""
+    cross_entropy: jax.Array
+    emd: jax.Array
+    top1: jax.Array
+    rho: jax.Array
+    """Density of the target, e/A^3."""
+    other_cross_entropy: jax.Array
+    """Of a position that is no density."""
+
+
+class LossSums(NamedTuple):
+    """Weighted sums over all positions, float32 scalars."""
+
+    loss: jax.Array
+    density_loss: jax.Array
+    unread_loss: jax.Array
+    cross_entropy: jax.Array
+    emd: jax.Array
+    top1: jax.Array
+    rho: jax.Array
+    other_cross_entropy: jax.Array
+
+
+def weighted_sums(weights: PositionWeights, terms: PositionTerms) -> LossSums:
+    """The sums of some positions; weights and terms of each are of one shape."""
+    return LossSums(
+        loss=jnp.sum(weights.density * terms.loss + weights.other * terms.other_cross_entropy),
+        density_loss=jnp.sum(weights.density_mean * terms.loss),
+        unread_loss=jnp.sum(weights.unread_mean * terms.loss),
+        cross_entropy=jnp.sum(weights.density_mean * terms.cross_entropy),
+        emd=jnp.sum(weights.density_mean * terms.emd),
+        top1=jnp.sum(weights.density_mean * terms.top1),
+        rho=jnp.sum(weights.density_mean * terms.rho),
+        other_cross_entropy=jnp.sum(weights.other_mean * terms.other_cross_entropy),
+    )

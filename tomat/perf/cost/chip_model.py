@@ -1,0 +1,348 @@
+"""Seconds of a kernel on a chip: what its schedule and its copies would take at the chip's nominal rates, times what
+the chip is measured to reach of them.
+
+The parameters are few and physical, and fitted to kernels that TPUs have run (`tomat/perf/timed_kernels`;
+`docs/tracking/kernels.md` has the errors). HBM and core run side by side: a kernel takes about the longer of the two.
+
+    hbm  = sum over copies of times * (bytes / (efficiency * bandwidth) * (1 + sustained) + copy)
+    core = mxu / mxu_efficiency + (bundles - mxu) / bundle_efficiency
+    kernel = max((hbm^p + core^p)^(1/p), steps * step) + fixed
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TypedDict
+
+import numpy as np
+
+from tomat.base.records import Amount, Count, read_typed
+from tomat.hardware.chip_table import Chip
+from tomat.perf.cost.interconnect import ASSUMED_RATES, LinkRates
+from tomat.perf.cost.roofline import RooflineTime
+from tomat.perf.cost.schedule_model import ScheduleTime
+from tomat.perf.cost.transfers import Transfer
+
+RECORD_FILE = "kernels.json"
+PACKAGED_FILE = Path(__file__).with_name(RECORD_FILE)
+"""The record of the release in an installed tomat (`pyproject.toml` puts it there); a checkout has it in `docs`."""
+CHECKOUT_FILE = Path(__file__).parents[3] / "docs" / "tracking" / RECORD_FILE
+
+SUSTAINED_FROM_SECONDS, SUSTAINED_SECONDS = 0.01, 0.03
+"""HBM is slower in programs that keep it busy for long: up to the first of these it has its full rate, from the second
+on the sustained one, in between by the logarithm. Of 281 kernels of a v6e (timings of openxla/tokamax) this halves the
+scatter, from 6.3 to 3.3 % (root mean square of kernels left out of the fit). What a program holds, the size of arrays
+and the pieces that they lie in explain less, and nothing beside it. HBM-bound fusions of an 8B's step are found at 0.75
+to 0.77 of the nominal rate (vlasenkoalexey/tpu_performance_autoresearch_wiki)."""
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """What a chip reaches of its nominal rates."""
+
+    hbm_read_efficiency: float = 0.93
+    """Share of the nominal bandwidth at which it is read."""
+    hbm_write_efficiency: float = 0.95
+    """The same of writing."""
+    sustained_slowdown: float = 0.25
+    """How much longer bytes take in a program of `SUSTAINED_SECONDS` or more; a training step is one."""
+    mxu_efficiency: float = 0.97
+    """Cycles in which a matrix unit is busy, planned over measured."""
+    bundle_efficiency: float = 0.85
+    """The other cycles, planned over measured: bundles that wait for what they load."""
+    overlap_power: float = 5.0
+    """p of the module's formula: 1 where HBM and core take turns, infinite where the shorter is hidden whole."""
+    copy_seconds: float = 1e-7
+    """Of the core or of the queue, for each copy that is started."""
+    step_seconds: float = 3e-7
+    """The least that a step of a grid takes: the latency of the copy that it waits for."""
+    kernel_seconds: float = 5e-7
+    """Fixed cost of a kernel."""
+
+
+NAMES = tuple(Parameters.__dataclass_fields__)
+
+
+@dataclass(frozen=True)
+class KernelWork:
+    """One execution of a kernel on one core, before the chip's efficiency comes in."""
+
+    core_seconds: float
+    """Bundles of its schedule at the clock; where none was found, products and vector operations at their peaks."""
+    mxu_seconds: float
+    """Of these, the busier matrix unit at work."""
+    copies: tuple[tuple[Transfer, float], ...]
+    """Between HBM and the core, and how often each is started."""
+    steps: float = 1.0
+    """Steps of its grid."""
+    scheduled: bool = True
+    """Whether the compiler's schedule was found."""
+
+    @property
+    def hbm_bytes(self) -> float:
+        """To and from HBM."""
+        return sum(times * copy.size_bytes for copy, times in self.copies)
+
+
+def kernel_work(scheduled: ScheduleTime | None, roofline: RooflineTime | None, bandwidth: float) -> KernelWork | None:
+    """The work of a kernel by its schedule, else by its roofline; None where neither is known.
+
+    Args:
+        scheduled: What its bundles say.
+        roofline: What HLO says.
+        bandwidth: `core_bandwidth`.
+    """
+    if scheduled is not None:
+        return KernelWork(scheduled.bundle_seconds, scheduled.mxu_seconds, scheduled.copies, scheduled.grid_steps)
+    if roofline is None:
+        return None
+    size = round(roofline.hbm_seconds * bandwidth)  # of this core
+    copies = ((Transfer(False, size), 1.0),) if size else ()
+    core = max(roofline.mxu_seconds, roofline.vpu_seconds)
+    return KernelWork(core, roofline.mxu_seconds, copies, scheduled=False)
+
+
+def core_bandwidth(chip: Chip) -> float:
+    """Nominal HBM bytes a second of one TensorCore. Where a chip's cores are one device, a kernel is compiled once and
+    each core runs its part of the grid."""
+    return (chip.hbm_bytes_per_second or 0.0) / (chip.n_cores or 1)
+
+
+def sustained_share(program_seconds: np.ndarray) -> np.ndarray:
+    """How far programs are from short ones, 0, to ones that last, 1.
+
+    Args:
+        program_seconds: What each would take at HBM's full rate.
+    """
+    last = np.log(SUSTAINED_SECONDS / SUSTAINED_FROM_SECONDS)
+    return np.clip(np.log(np.maximum(program_seconds, 1e-9) / SUSTAINED_FROM_SECONDS) / last, 0.0, 1.0)
+
+
+class WorkTable:
+    """Kernels as arrays, so that a fit costs thousands of them at once."""
+
+    def __init__(self, works: Sequence[KernelWork], bandwidth: float) -> None:
+        """The kernels in order.
+
+        Args:
+            works: Their work.
+            bandwidth: `core_bandwidth`.
+        """
+        self.n = len(works)
+        rows = [
+            (number, copy.written, copy.size_bytes, times)
+            for number, work in enumerate(works)
+            for copy, times in work.copies
+        ]
+        columns = np.array(rows, np.float64).reshape(-1, 4).T
+        self.kernel, self.written = columns[0].astype(int), columns[1] > 0
+        size, times = columns[2:]
+        self.seconds = size * times / bandwidth
+        self.copies = np.bincount(self.kernel, times, self.n)
+        self.mxu = np.array([work.mxu_seconds for work in works])
+        self.core = np.array([work.core_seconds for work in works])
+        self.steps = np.array([work.steps for work in works])
+        self.launched = np.array([float(work.scheduled) for work in works])
+        """A kernel without bundles of its own is a scalar or a copy within another."""
+
+    def parts(self, at: Parameters, sustained: float | np.ndarray = 1.0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """(HBM, core, whole) seconds of each kernel.
+
+        Args:
+            at: What the chip reaches.
+            sustained: How far the program of each kernel is from a short one, 0, to one that lasts, 1.
+        """
+        rate = np.where(self.written, at.hbm_write_efficiency, at.hbm_read_efficiency)
+        slower = 1 + at.sustained_slowdown * np.broadcast_to(sustained, self.n)
+        hbm = slower * np.bincount(self.kernel, self.seconds / rate, self.n) + at.copy_seconds * self.copies
+        core = self.mxu / at.mxu_efficiency + np.maximum(0.0, self.core - self.mxu) / at.bundle_efficiency
+        longer = np.maximum(np.maximum(hbm, core), 1e-18)
+        shorter = np.minimum(hbm, core) / longer
+        both = longer * (1 + shorter**at.overlap_power) ** (1 / at.overlap_power)
+        stepped = np.where(self.steps > 1, self.steps * at.step_seconds, 0.0)
+        return hbm, core, np.maximum(both, stepped) + at.kernel_seconds * self.launched
+
+
+@dataclass(frozen=True)
+class KernelTime:
+    """One execution of a kernel, as a chip is expected to run it."""
+
+    seconds: float
+    hbm_seconds: float
+    """Its copies, if nothing else were to do."""
+    core_seconds: float
+    """Its bundles, the same."""
+    bound: str
+    """A key of `BOUNDS`."""
+
+
+BOUNDS = {
+    "hbm": "HBM",
+    "mxu": "matrix unit",
+    "bundles": "other bundles",
+    "latency": "steps of the grid",
+}
+"""What takes a kernel's time -> how a page says it."""
+
+
+def bound_of(work: KernelWork, time: tuple[float, float, float], at: Parameters) -> str:
+    """Which of `BOUNDS` takes the longest."""
+    hbm, core, whole = time
+    if work.steps > 1 and work.steps * at.step_seconds > max(hbm, core):
+        return "latency"
+    if hbm >= core:
+        return "hbm"
+    return "mxu" if work.mxu_seconds / at.mxu_efficiency > core / 2 else "bundles"
+
+
+@dataclass(frozen=True)
+class KindError:
+    """Absolute errors of kernels of one kind that were left out of the fit, as fractions."""
+
+    kernels: int
+    median: float
+    p90: float
+
+
+def record_files(tracking_dir: Path | None = None) -> tuple[Path, ...]:
+    """`kernels.json` of `tracking_dir` and that of the release, as far as they are there."""
+    own = tracking_dir / RECORD_FILE if tracking_dir is not None else None
+    release = next((place for place in (PACKAGED_FILE, CHECKOUT_FILE) if place.is_file()), None)
+    return tuple(path for path in (own, release) if path is not None and path.is_file())
+
+
+def record_digest(tracking_dir: Path | None = None) -> str:
+    """Names what `record_files` hold, for caches of what was estimated with it."""
+    return hashlib.sha256(b"".join(path.read_bytes() for path in record_files(tracking_dir))).hexdigest()
+
+
+@dataclass(frozen=True)
+class ChipModel:
+    """The parameters of a chip, and how well they fit it."""
+
+    chip: str
+    """As in `chip_table.py`."""
+    parameters: Parameters
+    errors: Mapping[str, KindError] = field(default_factory=dict)
+    """What bounds a kernel (`BOUNDS`, or `all`) -> how far off the model is on such kernels."""
+    borrowed: bool = False
+    """Whether the parameters are those of another chip, for want of its own."""
+    links: LinkRates = ASSUMED_RATES
+    """What its collectives reach."""
+    operations: Mapping[str, Mapping[str, KindError]] = field(default_factory=dict)
+    """Operation of a timed kernel (`kernels.json`) -> chip that has timed it -> how far off that chip's model is."""
+
+    def time(self, work: KernelWork, bandwidth: float) -> KernelTime:
+        """One execution of a kernel in a program that lasts, as training steps do.
+
+        Args:
+            work: The kernel.
+            bandwidth: `core_bandwidth`.
+        """
+        hbm, core, whole = (float(part[0]) for part in WorkTable([work], bandwidth).parts(self.parameters))
+        return KernelTime(whole, hbm, core, bound_of(work, (hbm, core, whole), self.parameters))
+
+    def notes(self) -> tuple[str, ...]:
+        """What the reader of an estimate must know of the model."""
+        said = []
+        if self.borrowed:
+            said.append(
+                f"no kernels of {self.chip} are on record: what it reaches of its rates is taken from another chip"
+            )
+        if self.links != ASSUMED_RATES:
+            said.append(
+                f"collectives by `tomat bench chip`: {1e6 * self.links.start_seconds:.3g} us to start, rings at "
+                f"{self.links.ring_efficiency:.0%} of the links"
+            )
+        return tuple(said)
+
+    @staticmethod
+    def load(tracking_dir: Path | None, chip: Chip) -> ChipModel:
+        """The model of a chip from the first of `record_files` to which it was fitted.
+
+        A chip that was fitted in none has the parameters of the one with most kernels there, and says so.
+
+        Raises:
+            TomatError: A record is damaged.
+        """
+        fitted: dict[str, ChipModel] = {}
+        links: dict[str, LinkRates] = {}
+        operations: dict[str, dict[str, KindError]] = {}
+        for path in reversed(record_files(tracking_dir)):
+            models, rates = _recorded(path)
+            fitted |= models
+            links |= rates
+        for one in fitted.values():
+            for operation, errors in one.operations.items():
+                operations.setdefault(operation, {}).update(errors)
+        model = fitted.get(chip.name)
+        if model is None:
+            most = max(fitted.values(), key=lambda model: model.errors["all"].kernels, default=None)
+            model = ChipModel(chip.name, most.parameters if most is not None else Parameters(), borrowed=True)
+        return replace(model, links=links.get(chip.name, ASSUMED_RATES), operations=operations)
+
+
+@dataclass(frozen=True)
+class ParameterOnRecord:
+    """A parameter as fitted."""
+
+    value: float
+    deviation: Amount | None = None
+
+
+class ErrorsOnRecord(TypedDict):
+    """Errors of a group of kernels, as far as plans use them."""
+
+    kernels: Count
+    absolute_error_median: Amount
+    absolute_error_p90: Amount
+
+
+@dataclass(frozen=True)
+class ChipOnRecord:
+    """What `kernels.json` says of a chip, as far as plans use it."""
+
+    fitted: bool
+    parameters: dict[str, ParameterOnRecord]
+    all: ErrorsOnRecord
+    bounds: dict[str, ErrorsOnRecord]
+    collectives: LinkRates | None = None
+    operations: dict[str, ErrorsOnRecord] = field(default_factory=dict)
+    """Records of before had none."""
+
+    def __post_init__(self) -> None:
+        if missing := sorted(set(NAMES) - set(self.parameters)):
+            raise ValueError(f"expected the parameter {missing[0]}")
+
+
+@dataclass(frozen=True)
+class _Record:
+    chips: dict[str, ChipOnRecord]
+
+
+def _recorded(path: Path) -> tuple[dict[str, ChipModel], dict[str, LinkRates]]:
+    """The fitted models of a record and its measured collectives, by chip.
+
+    Raises:
+        TomatError: It is damaged.
+    """
+    how = "Restore it, or delete it and write it again with tomat plan --calibrate --kernels FILE."
+    chips = read_typed(path, _Record, how).chips
+    found = {
+        name: ChipModel(
+            name,
+            Parameters(**{key: chip.parameters[key].value for key in NAMES}),
+            {kind: _error(its) for kind, its in {**chip.bounds, "all": chip.all}.items()},
+            operations={operation: {name: _error(its)} for operation, its in chip.operations.items()},
+        )
+        for name, chip in chips.items()
+        if chip.fitted
+    }
+    return found, {name: chip.collectives for name, chip in chips.items() if chip.collectives is not None}
+
+
+def _error(its: ErrorsOnRecord) -> KindError:
+    return KindError(its["kernels"], its["absolute_error_median"], its["absolute_error_p90"])

@@ -1,0 +1,272 @@
+"""What collectives cost on a slice's links, and how much of it the step waits for.
+
+A ring or torus model. Along every axis a collective spans, bytes move over the chip's links of that axis at once, both
+directions where the axis closes; the worst-placed chip decides (`torus.entrances`). Permutes and all-to-alls are routed
+link by link, the fullest link decides. Each hop adds its latency, and each collective a wait that nothing hides.
+
+`ici_bytes_per_second` is that of all ports (4 in a plane, 6 in a cube) in both directions. What programs reach is 0.9
+of it: https://jax-ml.github.io/scaling-book/tpus gives 45 GB/s each way for a port of v4 and v5e, 90 for v5p and v6e,
+where the data sheets give 50 and 100.
+
+An asynchronous collective runs between its start and its done, beside the kernels that the compiler scheduled there;
+only what is left when the program reaches the done is waited for. Transfers that share a link queue.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from tomat.hardware.chips import Slice
+from tomat.perf.cost.torus import Link, entrances, hops_across, link_loads, participants, places, route
+from tomat.perf.profile.hlo import FREE_OPCODES, HloProgram, Instruction
+from tomat.perf.profile.hlo_costs import COLLECTIVES, base_opcode
+from tomat.perf.profile.hlo_kernels import trip_count
+
+LINK_EFFICIENCY = 0.9
+"""Share of a link's nominal bandwidth that a transfer between two chips reaches; see the module."""
+RING_EFFICIENCY = 236 / 400
+"""The same of collectives that go round: an all-reduce over 16 x 16 v6e reports 236 GB/s of bus bandwidth, of 400 on
+its four links (AI-Hypercomputer/tpu-recipes, microbenchmarks). The one such figure at hand."""
+HOP_SECONDS = 1e-6
+"""Latency of a hop (https://jax-ml.github.io/scaling-book/sharding: "about 1 us")."""
+
+START_SECONDS = 20e-6
+"""What each collective makes the step wait, however much runs beside it: its start, and the barrier between chips that
+are not in step. Windowed einsums show it: collectives take 5.5 % of the 200M pod's step, 36 us for each of its 3,174,
+and 2.1 % of the 1B pod's, 12 us for each of its 10,087 (`docs/tracking/calibration.yaml`)."""
+
+KernelSeconds = Callable[[Instruction], float | None]
+
+
+@dataclass(frozen=True)
+class LinkRates:
+    """What collectives of a chip reach; `tomat bench chip` measures both."""
+
+    start_seconds: float = START_SECONDS
+    """What each makes the step wait."""
+    ring_efficiency: float = RING_EFFICIENCY
+    """Share of the links' nominal bandwidth that those reach that go round."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.start_seconds < 1:
+            raise ValueError(f"a collective starts in {self.start_seconds:g} s; expected 0 to 1")
+        if not 0 < self.ring_efficiency <= 1:
+            raise ValueError(f"rings reach {self.ring_efficiency:g} of the links' bandwidth; expected up to 1")
+
+
+ASSUMED_RATES = LinkRates()
+"""Of chips that `tomat bench chip` has not measured."""
+
+
+def link_bandwidth(slice_: Slice) -> float:
+    """Nominal bytes a second of one link of a TPU, one way."""
+    bandwidth = slice_.chip.ici_bytes_per_second
+    assert bandwidth is not None  # of every TPU
+    return bandwidth / (2 * 2 * len(slice_.topology))
+
+
+@dataclass(frozen=True)
+class CollectiveTime:
+    """One execution of a collective on one chip.
+
+    What is exposed and what is hidden of an async pair add up to its seconds and the start, unless it shares its
+    links or its flight with another: then a wait includes the queue, and time beside other transfers alone is neither.
+    """
+
+    opcode: str
+    """Of the collective itself (`all-gather`, ...), also where a fusion or an async pair wraps it."""
+    n_participants: int
+    """Chips of the largest group."""
+    link_bytes: float
+    """Bytes that one chip sends over its links."""
+    seconds: float
+    exposed_seconds: float
+    """What the step waits; of an async pair, the done's."""
+    hidden_seconds: float
+    """What runs beside other kernels; of an async pair, the start's."""
+    links: frozenset[Link] | None = None
+    """The links a permute uses; None: all of them."""
+
+
+def collective_of(program: HloProgram, instruction: Instruction) -> Instruction | None:
+    """The collective that a kernel is, starts or contains; None for others, and for the done of an async pair."""
+    if instruction.opcode.endswith(("-done", "-update")):
+        return None
+    if base_opcode(instruction.opcode) in COLLECTIVES:
+        return instruction
+    return next((i for i in program.inner(instruction) if base_opcode(i.opcode) in COLLECTIVES), None)
+
+
+def collective_seconds(
+    program: HloProgram, instruction: Instruction, slice_: Slice, rates: LinkRates = ASSUMED_RATES
+) -> CollectiveTime | None:
+    """The cost of a collective on TPUs, all of it exposed; `overlap` tells how much is hidden.
+
+    None where `instruction` holds no collective.
+    """
+    collective = collective_of(program, instruction)
+    if collective is None:
+        return None
+    nominal_rate = link_bandwidth(slice_)
+    where = places(program, slice_)
+    opcode = base_opcode(collective.opcode)
+    operand_bytes = sum(o.shape.byte_count() for o in program.operands(collective))
+    if opcode in ("collective-permute", "collective-broadcast", "all-to-all", "ragged-all-to-all"):
+        if opcode == "collective-permute":
+            pairs = [(p.source, p.target) for p in collective.proto.source_target_pairs if p.source != p.target]
+            size, members = float(operand_bytes), len({p for pair in pairs for p in pair})
+        else:
+            groups = participants(program, collective.proto)
+            members = max(len(group) for group in groups)
+            pairs = [(a, b) for group in groups for a in group for b in group if a != b]
+            size = operand_bytes / members
+        transfers = [(where[a], where[b], size) for a, b in pairs]
+        loads = link_loads(transfers, slice_)
+        hops = max((len(route(a, b, slice_)) for a, b, _ in transfers), default=0)
+        seconds = max(loads.values(), default=0.0) / (nominal_rate * LINK_EFFICIENCY) + hops * HOP_SECONDS
+        sent = size * len(pairs) / max(1, members)
+        return CollectiveTime(opcode, members, sent, seconds, seconds, 0.0, frozenset(loads))
+    groups = participants(program, collective.proto)
+    members = max(len(group) for group in groups)
+    whole, passes = _whole_bytes(program, instruction, collective, operand_bytes, members)
+    sent = passes * whole * (members - 1) / members
+    seconds = 0.0
+    for group in groups:
+        chips = [where[member] for member in group]
+        if len(set(chips)) > 1:
+            hops = hops_across(chips, slice_)
+            rate = entrances(chips, slice_) * nominal_rate * rates.ring_efficiency
+            seconds = max(seconds, sent / rate + passes * hops * HOP_SECONDS)
+    return CollectiveTime(opcode, members, sent, seconds, seconds, 0.0)
+
+
+def _whole_bytes(
+    program: HloProgram, kernel: Instruction, collective: Instruction, operand_bytes: int, members: int
+) -> tuple[float, int]:
+    """Bytes of the whole array, and how often its shards go round: twice for an all-reduce (scatter, then gather)."""
+    opcode = base_opcode(collective.opcode)
+    if opcode == "all-gather":
+        return float(operand_bytes * members), 1
+    if opcode == "reduce-scatter":
+        return float(operand_bytes), 1
+    # XLA:TPU fuses an all-reduce whose result is only sliced into a reduce-scatter.
+    if kernel.opcode == "fusion" and kernel.shape.byte_count() * members <= operand_bytes:
+        return float(operand_bytes), 1
+    return float(operand_bytes), 2
+
+
+def executed_order(program: HloProgram, computation_id: int) -> list[Instruction]:
+    """The instructions of a computation as scheduled; in the module's own order if it is not scheduled.
+
+    The two differ: 87 of the 135 scheduled computations of the 200M step are stored in another order.
+    """
+    sequences = program.module.schedule.sequences
+    if computation_id not in sequences:
+        return program.computations[computation_id]
+    return [program.by_id[i] for i in sequences[computation_id].instruction_ids if i in program.by_id]
+
+
+def overlap(
+    program: HloProgram, kernel_seconds: KernelSeconds, slice_: Slice, rates: LinkRates = ASSUMED_RATES
+) -> dict[str, CollectiveTime]:
+    """Exposed and hidden time of one execution of every collective kernel, by instruction name.
+
+    An async pair has two entries: its start with the hidden part and the bytes, its done with the wait. A fusion that
+    multiplies as well as communicates hides behind its own `kernel_seconds`.
+
+    Args:
+        program: A scheduled module.
+        kernel_seconds: Time of one execution of a kernel that is no collective; None counts as 0 (nothing hides there).
+        slice_: Where it runs.
+        rates: Of its chip.
+    """
+    timeline = _Timeline(program, kernel_seconds, slice_, rates)
+    timeline.run(program.entry_id)
+    return timeline.times
+
+
+@dataclass
+class _Timeline:
+    """Walks computations in the order of execution with a clock, and with the time at which each link is free."""
+
+    program: HloProgram
+    kernel_seconds: KernelSeconds
+    slice: Slice
+    rates: LinkRates
+    times: dict[str, CollectiveTime] = field(default_factory=dict)
+    durations: dict[int, float] = field(default_factory=dict)
+
+    def run(self, computation_id: int) -> float:
+        """Seconds that a computation takes, waits included; a body that several loops share is walked once."""
+        if computation_id in self.durations:
+            return self.durations[computation_id]
+        clock = 0.0
+        free_at: dict[Link | None, float] = {}
+        finish: dict[str, float] = {}
+        worked = 0.0  # the clock without waits
+        worked_at_start: dict[str, float] = {}
+        for instruction in executed_order(self.program, computation_id):
+            if instruction.opcode in FREE_OPCODES:
+                continue
+            started = self._started_by(instruction)
+            if started is not None:
+                if started.name in finish:
+                    transfer = self.times[started.name]
+                    wait = max(0.0, finish[started.name] - clock) + self.rates.start_seconds
+                    hidden = min(transfer.seconds, worked - worked_at_start[started.name])
+                    self.times[started.name] = replace(transfer, exposed_seconds=0.0, hidden_seconds=hidden)
+                    self.times[instruction.name] = replace(
+                        transfer, link_bytes=0.0, seconds=0.0, exposed_seconds=wait, hidden_seconds=0.0
+                    )
+                    clock += wait
+                continue
+            transfer = collective_seconds(self.program, instruction, self.slice, self.rates)
+            if transfer is None:
+                seconds = self._compute(instruction)
+                clock += seconds
+                worked += seconds
+            elif instruction.opcode.endswith("-start"):
+                used: list[Link | None] = [*transfer.links] if transfer.links is not None else [None]
+                busy = [free_at.get(link, 0.0) for link in used] if transfer.links is not None else free_at.values()
+                begin = max([clock, free_at.get(None, 0.0), *busy])
+                finish[instruction.name] = begin + transfer.seconds
+                for link in used:
+                    free_at[link] = finish[instruction.name]
+                worked_at_start[instruction.name] = worked
+                self.times[instruction.name] = transfer
+            else:
+                inner = {i.opcode for i in self.program.inner(instruction)}
+                beside = self._compute(instruction) if inner & {"dot", "convolution"} else 0.0
+                hidden = min(beside, transfer.seconds)
+                exposed = transfer.seconds - hidden + self.rates.start_seconds
+                self.times[instruction.name] = replace(transfer, exposed_seconds=exposed, hidden_seconds=hidden)
+                clock += beside + exposed
+                worked += beside
+        self.durations[computation_id] = clock
+        return clock
+
+    def _started_by(self, instruction: Instruction) -> Instruction | None:
+        """The start that a done or an update of a collective belongs to."""
+        if not instruction.opcode.endswith(("-done", "-update")):
+            return None
+        operands = self.program.operands(instruction)
+        while operands and operands[0].opcode.endswith("-update"):
+            operands = self.program.operands(operands[0])
+        if not operands or collective_of(self.program, operands[0]) is None:
+            return None
+        return operands[0] if instruction.opcode.endswith("-done") else None
+
+    def _compute(self, instruction: Instruction) -> float:
+        """Seconds of what is no collective: loops times their trips, the mean of a conditional's branches."""
+        called = instruction.called_ids
+        if instruction.opcode == "while":
+            trips = trip_count(self.program, instruction)
+            return (1 if trips is None else trips) * (self.run(called[0]) + self.run(called[1]))
+        if instruction.opcode == "conditional":
+            return sum(self.run(branch) for branch in called) / max(1, len(called))
+        if instruction.opcode == "call":
+            return sum(self.run(branch) for branch in called)
+        if instruction.opcode.endswith(("-start", "-done", "-update")):
+            return 0.0  # asynchronous copies run beside the kernels
+        return self.kernel_seconds(instruction) or 0.0

@@ -1,0 +1,349 @@
+"""The schedule the TPU compiler gives an HLO op: VLIW bundles by region, loops and what runs how often.
+
+With ``--xla_jf_dump_to=DIR --xla_jf_dump_llo_text=true`` libtpu writes, for every op that it compiles, a file
+``TIME-OP-NN-final_bundles.txt`` with the bundles in order and their control flow, and another,
+``...-final_hlo-static-per-bundle-utilization.txt``, with the slots each bundle fills. A bundle issues in one cycle
+unless the core waits. What it waits for by itself is not in the final bundles: a run of empty ones before the result of
+a unit is taken out at the end (``packed-bundles-post-ra`` of the same dump still has it). A dump is hundreds of
+megabytes; what is kept here is some kilobytes an op.
+
+The format was read off dumps of libtpu 0.0.46 for v6e, and for v5p and TPU7x where they differ: ``sbr.rel (%p) target =
+$regionN`` is a branch with four delay slots, taken where the predicate holds; a target at or before the branch makes a
+loop, one after it a predicated region. In the 225 ops of the reference 200M step these nest without exception.
+
+`llo_listing.py` reads the same off files that cost the compiler no time.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from tomat.base.errors import TomatError
+from tomat.base.records import typed_text
+from tomat.perf.cost.scalar_code import ScalarCode
+from tomat.perf.cost.transfers import Transfer, TransferReader
+
+BRANCH_DELAY_SLOTS = 4
+"""Bundles after a branch that run whether it is taken or not (the four that follow each `sbr.rel` in the dumps of v5e,
+v5p and v6e). A v4 has one and a TPU7x six, fewer where they are empty: there up to three bundles beside a branch are
+counted in the wrong region."""
+
+_FILE = re.compile(r"(\d+)-(.+)-(\d+)-final_bundles\.txt")
+_UTILISATION = "final_hlo-static-per-bundle-utilization"
+_ADDRESS = re.compile(r" *(0x[0-9a-f]+|0) +(?:[A-Z]{2})?:")
+REGION_START = re.compile(r"(?:Start/End empty|Start) region (\d+)")
+BRANCH = "sbr.rel"
+_BRANCH = re.compile(r"sbr\.rel (?:\((!?)%(p\d+)_p\d+\) )?target = \$region(\d+)")
+_WINDOW = re.compile(r"(input|output) window allocation for operator (input|output) \d+\. The window shape is \S+, ")
+_GRID = re.compile(r"iteration_bounds: \(([\d, ]*)\)")
+
+
+@dataclass(frozen=True)
+class Region:
+    """Bundles that run equally often."""
+
+    kind: str
+    """`body` (the op), `loop` or `branch` (predicated: entered where its predicate allows)."""
+    first_bundle: int
+    bundles: int
+    """Bundles of the region itself; those of `regions` come on top."""
+    slots: tuple[int, ...]
+    """Slots filled in these bundles, by `OpSchedule.units`; empty where the dump has no utilisation."""
+    executions: float | None
+    """Of a loop: its trip count. Of a branch: in which share of the cases it is entered. None where that depends on
+    data or could not be read."""
+    operand: int | None = None
+    """Of a branch: the prefetched operand of the kernel that decides whether it is entered."""
+    entered_for: tuple[int, ...] | None = None
+    """Of a branch that one element of `operand` alone decides: for which of its values 0 to 3 it is entered."""
+    scalar_trips: tuple[int, int, int] | None = None
+    """Of a loop whose bound is a scalar operand of the kernel: its number, the trips where it is 0, those that each
+    unit of it adds."""
+    mxu_cycles: int = 0
+    """Cycles that the busiest matrix unit works on the products issued in these bundles."""
+    transfers: tuple[Transfer, ...] = ()
+    """Copies between HBM and the core that these bundles start."""
+    regions: tuple[Region, ...] = ()
+
+    @property
+    def read_bytes(self) -> int:
+        """Bytes that these bundles ask of HBM (predicated transfers counted in full)."""
+        return sum(each.size_bytes for each in self.transfers if not each.written)
+
+    def walk(self) -> Iterator[Region]:
+        """The region and all in it, in order."""
+        yield self
+        for region in self.regions:
+            yield from region.walk()
+
+
+@dataclass(frozen=True)
+class OpSchedule:
+    """The final schedule of one HLO op."""
+
+    body: Region
+    units: tuple[str, ...] = ()
+    """Names of the slots, such as MXU."""
+    capacity: tuple[int, ...] = ()
+    """Slots of each unit in a bundle."""
+    grid: tuple[int, ...] = ()
+    """Grid of a Pallas kernel (`iteration_bounds` of its transfers), empty for other ops."""
+    has_windows: bool = False
+    """Whether a grid step works on blocks that are copied for it."""
+
+    def executed(
+        self, quantity: Callable[[Region], float], executions: Callable[[Region], float | None] = lambda region: None
+    ) -> float:
+        """`quantity` summed over the regions times how often each runs in one execution of the op.
+
+        `executions` overrides a region's own; where both are None the region counts as entered, and a loop once.
+        """
+
+        def total(region: Region) -> float:
+            times = executions(region)
+            if times is None:
+                times = 1.0 if region.executions is None else region.executions
+            return times * (quantity(region) + sum(total(inner) for inner in region.regions))
+
+        return total(self.body)
+
+
+def write_schedules(path: Path, schedules: Mapping[str, OpSchedule]) -> None:
+    """Write schedules by operation as compressed JSON."""
+    # Level 6 costs 0.1 s for a 200M step and leaves a fifth.
+    content = json.dumps({name: asdict(schedule) for name, schedule in schedules.items()})
+    path.write_bytes(gzip.compress(content.encode(), compresslevel=6, mtime=0))
+
+
+def kept_schedules(path: Path, remedy: str) -> dict[str, OpSchedule]:
+    """The schedules that `write_schedules` wrote.
+
+    Raises:
+        TomatError: It is damaged; the remedy is at its end.
+    """
+    try:
+        content = gzip.decompress(path.read_bytes())
+    except (OSError, EOFError, zlib.error) as error:
+        raise TomatError(f"{path} is damaged ({error}). {remedy}") from None
+    return typed_text(content, dict[str, OpSchedule], path, remedy)
+
+
+def slot_utilisation(schedule: OpSchedule) -> dict[str, float]:
+    """Share of each unit's slots that executed bundles fill; empty where the dump has no utilisation."""
+    executed = schedule.executed(lambda region: region.bundles)
+    if not schedule.units or not executed:
+        return {}
+    return {
+        unit: schedule.executed(lambda region, n=number: region.slots[n]) / (executed * schedule.capacity[number])
+        for number, unit in enumerate(schedule.units)
+    }
+
+
+def read_schedules(llo_dir: Path) -> dict[str, OpSchedule]:
+    """The schedules in a dump, by name of the HLO instruction.
+
+    An op that was compiled more than once has the last of its schedules. Files cut off mid-write are an error.
+
+    Raises:
+        TomatError: `llo_dir` has no final bundles, or a file is not what this reader knows.
+    """
+    newest: dict[str, tuple[tuple[int, int], Path]] = {}
+    utilisation: dict[str, Path] = {}
+    for path in sorted(llo_dir.iterdir()) if llo_dir.is_dir() else ():
+        match = _FILE.fullmatch(path.name)
+        if match and not match[2].endswith("-schedule-analysis"):
+            stamp = (int(match[1]), int(match[3]))
+            if match[2] not in newest or stamp > newest[match[2]][0]:
+                newest[match[2]] = (stamp, path)
+        elif _UTILISATION in path.name:
+            stem = re.sub(rf"-\d+-{_UTILISATION}\.txt$", "", path.name)
+            utilisation[stem] = path
+    if not newest:
+        raise TomatError(
+            f"{llo_dir}: no *-final_bundles.txt. Compile with LIBTPU_INIT_ARGS containing --xla_jf_dump_to=DIR "
+            "--xla_jf_dump_llo_text=true."
+        )
+    return {name: read_schedule(path, utilisation.get(f"{stamp[0]}-{name}")) for name, (stamp, path) in newest.items()}
+
+
+def read_schedule(bundles: Path, utilisation: Path | None) -> OpSchedule:
+    """One op's schedule from its files.
+
+    Raises:
+        TomatError: no bundles, or not as many as the utilisation has rows.
+    """
+    builder = ScheduleBuilder()
+    current = 0
+    with bundles.open(encoding="utf-8", errors="replace") as lines:
+        for line in lines:
+            match = _ADDRESS.match(line)
+            if match:
+                current = int(match[1], 16)
+                builder.n_bundles = max(builder.n_bundles, current + 1)
+            builder.add(current, line)
+            if "region " in line:
+                for number in REGION_START.findall(line):
+                    builder.starts.setdefault(int(number), current)
+            builder.branches(current + 1 + BRANCH_DELAY_SLOTS, line)
+    if not builder.n_bundles:
+        raise TomatError(f"{bundles}: no VLIW bundles. Expected lines such as `0x1a   :  {{ ... }}`.")
+    units, capacity, rows = _read_utilisation(utilisation) if utilisation else ((), (), [])
+    if rows and len(rows) != builder.n_bundles:
+        raise TomatError(
+            f"{bundles}: {builder.n_bundles} bundles, but {len(rows)} rows in its utilisation file. The dump is "
+            "incomplete; compile again."
+        )
+    return builder.schedule(units, capacity, rows)
+
+
+def _read_utilisation(path: Path) -> tuple[tuple[str, ...], tuple[int, ...], list[tuple[int, ...]]]:
+    lines = path.read_text(encoding="utf-8").splitlines()
+    if len(lines) < 4 or "UTILIZATION" not in lines[3]:
+        raise TomatError(f"{path}: expected the slots' names, their capacities and one row a bundle.")
+    units = tuple(name.strip() for name in lines[1].split(","))
+    rows = [tuple(int(n) for n in line.split()) for line in lines[4:] if line.strip()]
+    return units, tuple(int(n) for n in lines[2].split()), rows
+
+
+_PRODUCT = re.compile(r"vmatmul\.([\w.]+)(?:\[\d+\])?\.mxu([0-3])")
+N_MXU = 4
+"""Units of a core, at most."""
+
+
+def product_cycles(forms: str) -> int:
+    """Cycles a matrix unit needs for one `vmatmul`, by the forms that follow the name: 16 rows of bf16, 8 of f32, 32 of
+    s8 (of v6e; on units of 128 x 128 they were not seen, and count as f32).
+
+    Units of 256 x 256 (`mubr`) take two rows a cycle, those of 128 x 128 one; with `lmr` they take 8 rows of bf16. So
+    all units of a chip together reach its peak. Source: the spacing that the compiler itself keeps between products on
+    one unit. v6e: 8 bundles in 21,477 of 23,600 cases of bf16, 4 in 20,009 of 21,300 of f32 (the reference 200M step).
+    TPU7x: 8 in 4,946 of 6,142, 4 in 6,606 of 10,238 (two losses). v5p: 16 in 3,131 of 5,816 (more in most others), 8 in
+    7,822 of 9,520 of f32 and in 6,551 of 9,156 with `lmr` (15 attention kernels). s8 on a v6e: 8 in 1,306 of 1,408 (a
+    product [32768, 1024] x [1024, 4096], which has half the bundles of the same in bf16).
+    """
+    kinds = forms.split(".")
+    wide = ("bf16" in kinds and "lmr" not in kinds) or ("s8" in kinds and "mubr" in kinds)
+    return (8 if wide else 4) if "mubr" in kinds else (16 if wide else 8)
+
+
+class _Span(NamedTuple):
+    """Bundles [first, end) that a branch jumps back over (a loop, repeated while) or passes over (entered where) the
+    predicate holds, or does not if negated."""
+
+    first: int
+    end: int
+    kind: str
+    predicate: str
+    negated: bool
+
+
+class ScheduleBuilder:
+    """Makes a schedule of the lines of one op, and of where its regions begin."""
+
+    def __init__(self) -> None:
+        self.n_bundles = 0
+        self.starts: dict[int, int] = {}
+        """Region -> its first bundle."""
+        self._grid: tuple[int, ...] = ()
+        self._has_windows = False
+        self._branches: list[tuple[int, str, str, int]] = []
+        self._code = ScalarCode()
+        self._products: dict[int, list[int]] = {}
+        self._transfers = TransferReader()
+
+    def add(self, bundle: int, line: str, order: float = 0.0) -> None:
+        """Takes note of what a line of a bundle does, but for its branches.
+
+        Args:
+            bundle: Its number, or the first of its region.
+            line: The text.
+            order: As of `ScalarCode.add`.
+        """
+        self._code.add(bundle, line, order)
+        if "vmatmul" in line:
+            for forms, unit in _PRODUCT.findall(line):
+                cycles = self._products.setdefault(bundle, [0] * N_MXU)
+                cycles[int(unit)] += product_cycles(forms)
+        self._transfers.line(bundle, line)
+        if "window allocation" in line and _WINDOW.search(line):
+            self._has_windows = True
+        if not self._grid and "iteration_bounds" in line:
+            bounds = _GRID.search(line)
+            if bounds:
+                self._grid = tuple(int(n) for n in bounds[1].split(",") if n.strip())
+
+    def branches(self, after: int, line: str) -> None:
+        """Takes note of the branches in a line; `after` is the bundle that follows their delay slots."""
+        if BRANCH in line:
+            for negated, predicate, target in _BRANCH.findall(line):
+                self._branches.append((after, negated, predicate, int(target)))
+
+    def schedule(
+        self, units: tuple[str, ...] = (), capacity: tuple[int, ...] = (), rows: Sequence[tuple[int, ...]] = ()
+    ) -> OpSchedule:
+        """The schedule of what was noted; `rows` are the slots of each of `units` that are filled, by bundle."""
+        return OpSchedule(self._tree(rows), units, capacity, self._grid, self._has_windows)
+
+    def _tree(self, rows: Sequence[tuple[int, ...]]) -> Region:
+        spans: list[_Span] = []
+        for after, negated, predicate, target in self._branches:
+            start = self.starts.get(target)
+            if start is None:
+                continue  # out of the op; seen once in 225 ops, behind its last region
+            if start < after:
+                spans.append(_Span(start, after, "loop", predicate, bool(negated)))
+            elif after < start:  # entered where the branch around it is not taken
+                spans.append(_Span(after, start, "branch", predicate, not negated))
+        spans.sort(key=lambda span: (span.first, -span.end))
+        self._code.loops = [(span.first, span.end) for span in spans if span.kind == "loop"]
+        self._code.regions = [(span.first, span.end) for span in spans if span.kind == "branch"]
+        trips = {s.first: self._code.trip_count(s.first, s.predicate, s.negated) for s in spans if s.kind == "loop"}
+        transfers = self._transfers.transfers(self._code, trips, self._grid)
+
+        def build(span: _Span, inside: list[_Span], given: tuple[tuple[str, bool], ...]) -> Region:
+            executions: float | None = 1.0
+            operand = entered_for = scalar_trips = None
+            if span.kind == "loop":
+                executions = trips[span.first]
+                if executions is None:
+                    scalar_trips = self._code.scalar_trips(span.first, span.predicate, span.negated)
+            elif span.kind == "branch":
+                entered_for = self._code.entered_for(span.predicate, span.negated)
+                executions, operand = self._code.share(span.predicate, span.negated, trips, self._grid, given)
+                if executions is None and operand is None:
+                    executions = self._code.changed_share(span.predicate, self._grid)
+                given = (*given, (span.predicate, span.negated))
+            children: list[Region] = []
+            own: list[int] = []
+            cursor = span.first
+            while inside:
+                head = inside[0]._replace(end=min(inside[0].end, span.end))
+                nested = [s for s in inside[1:] if s.first < head.end]
+                inside = inside[1 + len(nested) :]
+                own += range(cursor, head.first)
+                cursor = head.end
+                children.append(build(head, nested, given))
+            own += range(cursor, span.end)
+            busy = [self._products[b] for b in own if b in self._products]
+            return Region(
+                kind=span.kind,
+                first_bundle=span.first,
+                bundles=len(own),
+                slots=tuple(sum(rows[b][n] for b in own) for n in range(len(rows[0]))) if rows else (),
+                executions=executions,
+                operand=operand,
+                entered_for=entered_for,
+                scalar_trips=scalar_trips,
+                mxu_cycles=max((sum(cycles) for cycles in zip(*busy, strict=True)), default=0),
+                transfers=tuple(transfer for b in own for transfer in transfers.get(b, ())),
+                regions=tuple(children),
+            )
+
+        return build(_Span(0, self.n_bundles, "body", "", False), spans, ())

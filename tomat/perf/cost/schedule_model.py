@@ -1,0 +1,241 @@
+"""Seconds of a TPU kernel from the compiler's own schedule: bundles x how often each region runs.
+
+A bundle takes one cycle. The compiler spaces the products on a matrix unit as far apart as the unit needs, so that its
+occupancy is in the count already: no region of the reference 200M and 1B steps has more `mxu_cycles` than bundles, and
+the densest has 98 % as many. What the count leaves out is waiting, above all for HBM: bundles of those steps come to
+0.25 of XLA's `estimated_cycles` in matmuls, 0.19 in normalisation and rotary and 0.07 in copies. The copies between HBM
+and the core that the bundles start are counted here, and `chip_model.py` says how long the two take together.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tomat.perf.cost.llo import OpSchedule, Region
+from tomat.perf.cost.transfers import Transfer
+from tomat.perf.profile.hlo import HloProgram, Instruction
+from tomat.perf.profile.hlo_values import constant_values, origin
+
+UNCOUNTED_LOOP_SHARE = 0.01
+"""Above this share of an op's executed bundles in loops of unknown trip count (counted once) no time is given."""
+
+
+@dataclass(frozen=True)
+class ScheduleTime:
+    """What an op's schedule says about one execution of it."""
+
+    bundle_seconds: float
+    """Executed bundles, one a cycle."""
+    mxu_seconds: float
+    """The busier matrix unit at work, within `bundle_seconds`."""
+    copies: tuple[tuple[Transfer, float], ...]
+    """Copies between HBM and the core, and how often each is started."""
+    grid_steps: float
+    """Steps of a grid that do something; 1 where there is none."""
+    active_share: float | None
+    """Splash kernels: share of the grid's steps whose block the mask does not empty."""
+    assumed_bundle_share: float
+    """Share of the executed bundles in predicated regions that were taken to be entered, for want of knowing better."""
+    mask_found: bool = True
+    """False for a splash kernel whose mask is no constant that could be found: every block is counted, an upper
+    bound."""
+
+    @property
+    def seconds(self) -> float:
+        """The bundles alone, which is what this model knows."""
+        return self.bundle_seconds
+
+
+def schedule_time(
+    program: HloProgram, instruction: Instruction, schedule: OpSchedule, clock_hz: float
+) -> ScheduleTime | None:
+    """One execution of `instruction` by its schedule; None if the trip count of a loop that matters is unknown.
+
+    Predicated regions that depend on a loop counter or a grid index alone count in their share of the iterations, those
+    of a splash kernel that depend on its mask in the share of its active blocks, all others (the remainders of dynamic
+    slices, what depends on data) as entered each time.
+
+    Args:
+        program: The program, for the constants that the kernel reads.
+        instruction: The op.
+        schedule: Its schedule (`matched_schedules`).
+        clock_hz: Clock of the core.
+    """
+    trips = scalar_trips(program, instruction, schedule)
+    shares = entered_shares(program, instruction, schedule)
+    blocks = mask_blocks(program, instruction, schedule) if not trips else None
+    active = None
+    if blocks is not None:
+        active = sum(b > 0 for b in blocks) / len(blocks) if blocks else 1.0
+
+    def executions(region: Region) -> float | None:
+        if region.first_bundle in trips and region.kind == "loop":
+            return trips[region.first_bundle]
+        return shares.get(id(region), active if region.operand is not None else None)
+
+    def executed(counts: Callable[[Region], bool]) -> float:
+        return schedule.executed(lambda region: region.bundles if counts(region) else 0, executions)
+
+    loops = _inside(
+        schedule,
+        lambda region: region.kind == "loop" and region.executions is None and region.first_bundle not in trips,
+    )
+    entered = _inside(
+        schedule,
+        lambda region: (
+            region.kind == "branch"
+            and region.executions is None
+            and id(region) not in shares
+            and (active is None or region.operand is None)
+        ),
+    )
+    bundles = executed(lambda region: True)
+    if not bundles or executed(lambda region: id(region) in loops) > UNCOUNTED_LOOP_SHARE * bundles:
+        return None
+    copies = tuple(_copies(schedule.body, executions, 1.0 if active is None else active))
+    steps = sum(trips.values()) or math.prod(schedule.grid) * (1.0 if active is None else active)
+    return ScheduleTime(
+        bundle_seconds=bundles / clock_hz,
+        mxu_seconds=schedule.executed(lambda region: region.mxu_cycles, executions) / clock_hz,
+        copies=copies,
+        grid_steps=max(1.0, steps),
+        active_share=active,
+        assumed_bundle_share=executed(lambda region: id(region) in entered) / bundles,
+        mask_found=blocks is None or bool(blocks),
+    )
+
+
+def _copies(
+    region: Region, executions: Callable[[Region], float | None], undecided: float, around: float = 1.0
+) -> Iterator[tuple[Transfer, float]]:
+    """The copies of a region and how often each is started; `undecided` is the share of those that data decide."""
+    times = executions(region)
+    if times is None:
+        times = 1.0 if region.executions is None else region.executions
+    times *= around
+    for copy in region.transfers:
+        started = times * (undecided if copy.share is None else copy.share)
+        if started:
+            yield copy, started
+    for inner in region.regions:
+        yield from _copies(inner, executions, undecided, times)
+
+
+def scalar_trips(program: HloProgram, instruction: Instruction, schedule: OpSchedule) -> dict[int, float]:
+    """Loop (its first bundle) -> trips, of the loops whose bound is a scalar operand that is a constant of the program:
+    the grid of a kernel that goes through the active blocks of its mask alone (tokamax's splash attention)."""
+    operands = program.operands(instruction)
+    found = {}
+    for region in schedule.body.walk():
+        if region.scalar_trips is not None and region.scalar_trips[0] < len(operands):
+            number, base, slope = region.scalar_trips
+            values = constant_integers(program, operands[number])
+            if values is not None and len(values) == 1:
+                found[region.first_bundle] = float(max(0, base + slope * values[0]))
+    return found
+
+
+def entered_shares(program: HloProgram, instruction: Instruction, schedule: OpSchedule) -> dict[int, float]:
+    """Branch (its identity) -> in which share of the blocks of a mask it is entered, of those in which the branches
+    around it are; of the branches that a block's value alone decides, where the mask is a constant of the program.
+
+    tokamax's backward pass has a branch for whole blocks and one for those on the diagonal, each with all the products.
+    """
+    operands = program.operands(instruction)
+    found: dict[int, float] = {}
+
+    def walk(region: Region, around: tuple[bool, ...]) -> None:
+        """`around`: of each block, whether the region is entered; empty where no mask has decided."""
+        if region.entered_for is not None and region.operand is not None and region.operand < len(operands):
+            values = constant_integers(program, operands[region.operand])
+            if values:
+                if len(around) != len(values):
+                    around = (True,) * len(values)
+                inside = tuple(here and value in region.entered_for for here, value in zip(around, values, strict=True))
+                found[id(region)] = sum(inside) / max(1, sum(around))
+                around = inside
+        for inner in region.regions:
+            walk(inner, around)
+
+    walk(schedule.body, ())
+    return found
+
+
+def _inside(schedule: OpSchedule, holds: Callable[[Region], bool]) -> set[int]:
+    """Identities of the regions for which `holds` is true, and of all in them."""
+    return {id(inner) for region in schedule.body.walk() if holds(region) for inner in region.walk()}
+
+
+def mask_blocks(program: HloProgram, instruction: Instruction, schedule: OpSchedule) -> list[int] | None:
+    """For each block of a splash kernel's grid whether its mask leaves something to do there; None for other kernels.
+
+    The kernel reads it from prefetched operand 1 (`block_mask`: 0 for a block that the mask empties, 1 partly masked,
+    2 full; JAX's `splash_attention_mask_info.MaskInfo`), a constant of the program for causal and local masks. Empty
+    where it is not found: every step then counts as active, which `ScheduleTime.mask_found` says.
+    """
+    deciding = [region.operand for region in schedule.body.walk() if region.operand is not None]
+    # The kernels of JAX's splash attention are named so.
+    if not deciding or instruction.custom_call_target != "tpu_custom_call" or "splash_m" not in instruction.op_name:
+        return None
+    operands = program.operands(instruction)
+    return (constant_integers(program, operands[deciding[0]]) if deciding[0] < len(operands) else None) or []
+
+
+def constant_integers(program: HloProgram, instruction: Instruction) -> list[int] | None:
+    """The values of an integer array that is a constant of the program, followed through copies and through loops, one
+    inside another, that hand it on unchanged; None where it is computed."""
+    found = origin(program, instruction)
+    if found[0].opcode == "broadcast" and not found[1]:
+        values = constant_values(origin(program, program.operands(found[0])[0]))
+        return values * found[0].shape.elements if values is not None and len(values) == 1 else None
+    return constant_values(found)
+
+
+def matched_schedules(program: HloProgram, schedules: Mapping[str, OpSchedule]) -> dict[str, OpSchedule]:
+    """The schedule of each instruction of `program` that has one, by name.
+
+    libtpu compiles what occurs more than once (the two halves of a windowed einsum, the recomputed forward of a
+    checkpointed layer) once: an instruction without a schedule of its own has that of an equal one, with the same
+    opcode, operand and result layouts, backend estimate and computation.
+    """
+    by_key: dict[tuple, OpSchedule] = {}
+    waiting: list[tuple[str, tuple]] = []
+    found: dict[str, OpSchedule] = {}
+    for instruction in program.by_id.values():
+        schedule = schedules.get(instruction.name)
+        if schedule is not None:
+            found[instruction.name] = schedule
+            by_key.setdefault(_key(program, instruction), schedule)
+        elif instruction.opcode in ("fusion", "custom-call", "copy", "broadcast", "iota", "convert", "add"):
+            waiting.append((instruction.name, _key(program, instruction)))
+    for name, key in waiting:
+        if key in by_key:
+            found[name] = by_key[key]
+    return found
+
+
+def _key(program: HloProgram, instruction: Instruction) -> tuple:
+    """What two instructions with the same code have in common."""
+
+    def shape(i: Instruction) -> tuple:
+        return tuple(_layout(part) for part in (i.proto.shape.tuple_shapes or (i.proto.shape,)))
+
+    inner = tuple((i.opcode, shape(i)) for i in program.inner(instruction)) if instruction.opcode == "fusion" else ()
+    kernel = instruction.op_name.rsplit("/", 2)[-2:] if instruction.opcode == "custom-call" else ()
+    return (
+        instruction.opcode,
+        instruction.custom_call_target,
+        tuple(kernel),
+        instruction.estimated_cycles,
+        shape(instruction),
+        tuple(shape(o) for o in program.operands(instruction)),
+        inner,
+    )
+
+
+def _layout(proto: Any) -> tuple:
+    layout = proto.layout
+    return (proto.element_type, tuple(proto.dimensions), tuple(layout.minor_to_major), layout.memory_space)

@@ -1,0 +1,293 @@
+"""What the plan said against what pods measured. No estimate is fitted to them: they judge it.
+
+`<tracking_dir>/calibration.yaml` holds measurements kept by hand, `<tracking_dir>/calibration.json` those and the
+runs that `tomat plan --record` added, each beside its prediction. Plans read the latter.
+
+Figures must be finite, and of the size that their unit has: 2,080 where 2.080 s were meant says that plans are a
+thousand times too short.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tomat.base.errors import TomatError
+from tomat.base.layout import CONFIG_FILE, METRICS_FILE
+from tomat.base.records import read_typed
+from tomat.base.reporting import counted, write_json
+from tomat.hardware.chips import Slice, slice_named
+from tomat.hardware.found import FoundDevices
+from tomat.perf.profile.categories import Category
+
+if TYPE_CHECKING:
+    from tomat.train.settings.config import TrainConfig
+
+MEASUREMENTS_FILE = "calibration.yaml"
+RECORD_FILE = "calibration.json"
+PACKAGED_FILE = Path(__file__).with_name("calibration.json")
+"""The record of the release in an installed tomat (`pyproject.toml` puts it there); a checkout has it in `docs`."""
+CHECKOUT_FILE = Path(__file__).parents[3] / "docs" / "tracking" / RECORD_FILE
+
+SHARES = {
+    "attention_share": (Category.ATTENTION_FORWARD, Category.ATTENTION_BACKWARD),
+    "collectives_share": (Category.COLLECTIVES_EXPOSED,),
+    "matmul_share": (Category.MATMUL,),
+}
+"""Shares of a step that a measurement may give, and the categories of the plan that they stand for."""
+
+BOUNDS: dict[str, tuple[float, float, str]] = {
+    "step_seconds": (1e-4, 600.0, "seconds"),
+    "model_seconds": (1e-6, 600.0, "seconds"),
+    "error": (0.0, 10.0, "a fraction of the step"),
+    "hbm_required_gib": (1e-3, 10_000.0, "GiB of one device"),
+    **dict.fromkeys(SHARES, (0.0, 1.0, "a fraction of the step")),
+}
+"""Figures of a row: the least, the most, the unit. The slowest step on record takes 5.76 s, the fastest planned one
+some milliseconds: what is 100 times beyond either is no step of this kind any more, but another unit. The largest need
+on record is 71.87 GiB; 100 times that is MiB."""
+
+RATIO = 10.0
+"""By which factor a measurement may differ from its plan, either way. The pods on record took 1.2 times as long as the
+models say and needed 1 % more than planned; a slip of units is a factor of 60, 1,000 or 1,024."""
+
+COMPARED = (("step_seconds", "model_seconds"), ("hbm_required_gib", "hbm_required_gib"))
+"""(measured, predicted) of the same thing."""
+
+
+@dataclass(frozen=True)
+class CalibrationRow:
+    """One measurement and what the plan says of the same configuration."""
+
+    name: str
+    slice: str
+    source: str
+    """Where the measured figures are from."""
+    measured: Mapping[str, Any]
+    """`fits`, and of `step_seconds`, `hbm_required_gib` and `SHARES` what is known."""
+    predicted: Mapping[str, Any] = field(default_factory=dict)
+    """The same keys, but `model_seconds` for the planned step, and `error` for its range; empty where it was not
+    planned yet."""
+    config_path: str | None = None
+    """The configuration, with `overrides`; None: `config` holds it whole."""
+    overrides: tuple[str, ...] = ()
+    config: Mapping[str, Any] | None = None
+    compiler: str = ""
+    doubted: Mapping[str, str] = field(default_factory=dict)
+    """Measured shares that cannot be, and why: the page says so. Other figures are not doubted, since they
+    decide what is said of plans: a row whose figures cannot be is taken out."""
+
+    @property
+    def step_ratio(self) -> float | None:
+        """Measured step time over that of the cycle models."""
+        measured, predicted = self.measured.get("step_seconds"), self.predicted.get("model_seconds")
+        return measured / predicted if measured and predicted else None
+
+    @property
+    def chip(self) -> str:
+        """Name of the chip."""
+        return slice_named(self.slice).chip.name
+
+    def training_config(self) -> TrainConfig:
+        """The configuration that was measured.
+
+        Raises:
+            TomatError: Its file is missing or is no configuration.
+        """
+        from tomat.train.settings.config import config_from_dict, load_config
+
+        if self.config is not None:
+            return config_from_dict(self.config, source=f"the recorded run {self.name}")
+        # where the tokens lie does not matter to the step
+        return load_config(self.config_path, list(self.overrides))
+
+    def checked(self, where: str) -> CalibrationRow:
+        """This row, if its figures can be.
+
+        Args:
+            where: The file it is from, for the error.
+
+        Raises:
+            TomatError: A field of another type, an unknown slice, or figures that cannot be.
+        """
+        texts = (self.name, self.slice, self.source, self.compiler, self.config_path or "", *self.overrides)
+        if not all(isinstance(text, str) for text in texts) or not isinstance(self.config or {}, Mapping):
+            raise TomatError(f"{where}: the row {self.name!r} has a field of another kind than text.")
+        row = f"{where}: {self.name!r}"
+        _check_figures(self.measured, f"{row}, measured")
+        if self.predicted:
+            _check_figures(self.predicted, f"{row}, predicted")
+        for found, planned in COMPARED:
+            if self.measured.get(found) and self.predicted.get(planned):
+                ratio = self.measured[found] / self.predicted[planned]
+                if not 1 / RATIO <= ratio <= RATIO:
+                    unit = BOUNDS[found][2].split()[0]
+                    raise TomatError(
+                        f"{row}: measured {found} is {self.measured[found]:g}, {ratio:.3g} times the "
+                        f"{self.predicted[planned]:.4g} {unit} that were planned; a factor of {RATIO:g} is a slip of "
+                        f"units. Correct the figure (it is in {unit}), or take the row out."
+                    )
+        if not isinstance(self.doubted, Mapping) or not all(
+            key in SHARES and key in self.measured and isinstance(why, str) for key, why in self.doubted.items()
+        ):
+            raise TomatError(
+                f"{row}: doubted is {self.doubted!r}; expected measured shares ({', '.join(SHARES)}), each with the "
+                "reason as text. Take a row out whose other figures cannot be."
+            )
+        if self.slice:
+            try:
+                slice_named(self.slice)
+            except TomatError as error:
+                raise TomatError(f"{row}: {error}") from None
+        return self
+
+
+def _check_figures(figures: Any, where: str) -> None:
+    """Refuse figures that are none: unknown keys, text, NaN, infinity, what is outside `BOUNDS`, no `fits`."""
+    if not isinstance(figures, Mapping):
+        raise TomatError(f"{where} is {figures!r}; expected a mapping of fits and {', '.join(BOUNDS)}.")
+    for key, value in figures.items():
+        if key == "fits":
+            if not isinstance(value, bool):
+                raise TomatError(f"{where}: fits is {value!r}; expected true or false.")
+            continue
+        if key not in BOUNDS:
+            raise TomatError(f"{where} has the unknown figure {key!r}; expected some of fits, {', '.join(BOUNDS)}.")
+        least, most, unit = BOUNDS[key]
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not number or not math.isfinite(value) or not least <= value <= most:
+            raise TomatError(
+                f"{where}: {key} is {value!r}; expected a number from {least:g} to {most:g}, {unit}. Correct the "
+                "figure, or take the row out."
+            )
+    if "fits" not in figures:
+        raise TomatError(f"{where} does not say whether the step fits; add fits: true or fits: false.")
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """All rows on record."""
+
+    rows: tuple[CalibrationRow, ...]
+
+    @staticmethod
+    def load(tracking_dir: Path) -> Calibration:
+        """The record of `tracking_dir`, else the one that came with tomat.
+
+        Raises:
+            TomatError: The record is damaged, or holds figures that cannot be.
+        """
+        places = (tracking_dir / RECORD_FILE, PACKAGED_FILE, CHECKOUT_FILE)
+        path = next((path for path in places if path.is_file()), None)
+        if path is None:
+            return Calibration(())
+        how = "Restore it, or delete it and write it again with tomat plan --calibrate."
+        rows = read_typed(path, Calibration, how, extra_keys=False).rows
+        return Calibration(tuple(row.checked(str(path)) for row in rows))
+
+    def save(self, tracking_dir: Path) -> None:
+        """Write the record into `tracking_dir`."""
+        write_json(tracking_dir / RECORD_FILE, {"rows": [asdict(row) for row in self.rows]})
+
+    def step_ratios(self, chip: str) -> list[float]:
+        """Measured over planned step time of the runs on `chip`."""
+        return [row.step_ratio for row in self.rows if row.chip == chip and row.step_ratio is not None]
+
+    def notes(self, chip: str) -> tuple[str, ...]:
+        """What the reader of an estimate must know of the parts of a step that no plan can see."""
+        ratios = self.step_ratios(chip)
+        unseen = "the host's gap between steps, waiting of chips for each other and a clock below nominal come on top"
+        if not ratios:
+            return (f"times are estimates; {unseen}: no pod of {chip} is on record to say how much",)
+        return (
+            f"times are estimates; {unseen}: with them {counted(len(ratios), 'pod')} on record took "
+            f"{min(ratios):.2f} to {max(ratios):.2f} of what was planned",
+        )
+
+
+def read_measurements(tracking_dir: Path) -> tuple[list[CalibrationRow], list[str]]:
+    """The measurements kept by hand, and the notes below them.
+
+    Raises:
+        TomatError: The file is missing or damaged, or holds figures that cannot be.
+    """
+    import yaml
+
+    path = tracking_dir / MEASUREMENTS_FILE
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+        rows = [
+            CalibrationRow(
+                name=item["name"],
+                slice="",
+                source=" ".join(item["source"].split()),
+                measured=item["measured"],
+                config_path=item["config_path"],
+                overrides=tuple(item.get("overrides", ())),
+                doubted={key: " ".join(why.split()) for key, why in item.get("doubted", {}).items()},
+            )
+            for item in data["measurements"]
+        ]
+        notes = [" ".join(note.split()) for note in data.get("notes", ())]
+    except (OSError, yaml.YAMLError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise TomatError(
+            f"{path}: cannot be read as measurements ({error!r}); expected a list `measurements` of name, config_path, "
+            "measured and source. Run from a checkout, or give --tracking_dir."
+        ) from None
+    return [row.checked(str(path)) for row in rows], notes
+
+
+def tpu_slice(found: FoundDevices, asked: str | None) -> Slice:
+    """The slice that was measured.
+
+    Args:
+        found: What ran.
+        asked: The configured slice, whose name is kept where it is one of several for the same chips.
+
+    Raises:
+        TomatError: It is none that plans are made for.
+    """
+    slice_ = found.as_slice(asked)
+    if slice_ is None or slice_.libtpu_topology is None:
+        meant = "" if asked is None else f", and {asked} was asked for"
+        raise TomatError(f"it ran on {found}{meant}: no TPU slice, which is what plans are of")
+    return slice_
+
+
+def row_of_run(run_dir: Path) -> CalibrationRow:
+    """A measurement from a run's own folder, of the slice that it ran on: the median of its steady steps.
+
+    Raises:
+        TomatError: No run, a run on no TPU slice or on devices that are not on record, too few steps, or steps that
+            take no plausible time.
+    """
+    from tomat.hardware.mfu import RunTimes
+    from tomat.train.runs.devices import NOT_ON_RECORD, ran_steps
+    from tomat.train.runs.history import read_events
+    from tomat.train.runs.log_lines import read_metrics
+    from tomat.train.settings.config import recorded_config
+
+    config_path, metrics_path = run_dir / CONFIG_FILE, run_dir / METRICS_FILE
+    for path in (config_path, metrics_path):
+        if not path.is_file():
+            raise TomatError(f"{path} does not exist; expected the folder of a run that `tomat train` made.")
+    config = recorded_config(config_path)
+    ran = ran_steps(read_metrics(metrics_path), read_events(run_dir), config.slice)
+    if ran.devices is None:
+        raise TomatError(
+            f"{run_dir}: {NOT_ON_RECORD} (a `start` in history.jsonl says it), so it is no measurement of "
+            f"{config.slice or 'a slice'}; put the run's history back, or keep its figures in {MEASUREMENTS_FILE}."
+        )
+    slice_ = tpu_slice(ran.devices, config.slice)
+    times = RunTimes.from_rows(ran.rows)
+    steps = counted(len(times.steady_step_seconds), "steady step")
+    return CalibrationRow(
+        name=config.run_name,
+        slice=slice_.name,
+        source="; ".join((f"run {config.run_name}, median of {steps}", *ran.notes)),
+        measured={"fits": True, "step_seconds": times.step_percentiles["p50"]},
+        config=config.to_dict(),
+    ).checked(str(run_dir))

@@ -1,0 +1,144 @@
+"""The trainer's step for a mesh of devices that are not there, as StableHLO.
+
+The step is `Trainer._train_step` as `named_jit` wraps it in Levanter 0.2.227, of which this module is the counterpart
+for shapes: `named_jit(...).lower` wants arrays on a mesh of real devices, and with a mesh of described ones any
+operation outside the trace ends in "'Executable' object has no attribute 'local_devices'". So the state is made of
+`ShapeDtypeStruct`s, and the trace sees the mesh's abstract form alone. A test holds the result against what the
+trainer lowers on a mesh of CPU devices.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import equinox as eqx
+import haliax as hax
+import jax
+import jax.numpy as jnp
+import numpy as np
+from haliax.partitioning import ResourceMapping, infer_resource_partitions
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from levanter.tracker import NoopConfig
+from levanter.trainer_state import TrainerState
+
+from tomat.data.density.elements import SYMBOLS
+from tomat.model.any_decoder import environment_of
+from tomat.model.environment import DESCRIPTORS, EnvironmentConfig, EnvironmentTables, PatchAtoms
+from tomat.model.patch_atoms import SIDE, XYZ, atom_axis, kind_axis
+from tomat.train.loader import TokenExample
+from tomat.train.settings.config import TrainConfig
+from tomat.train.step import build_trainer, model_initialiser
+
+
+def stand_in_table(config: TrainConfig) -> np.ndarray | None:
+    """Densities for the codec's bins where no codec is at hand, float32 `[n_density_tokens]`, e/A^3.
+
+    They are constants of the program: their values change no operation, no shape and no layout.
+    """
+    if config.data.sequence_layout.tokens_per_voxel != 1:
+        return None
+    return np.linspace(0, 36, config.data.n_density_tokens, dtype=np.float32)
+
+
+def lower_step(config: TrainConfig, mesh: Mesh, value_table: np.ndarray | None) -> jax.stages.Lowered:
+    """Lower one training step for `mesh`.
+
+    Levanter reads the number of devices from JAX (batch per device, microbatches): the process must show as many as the
+    mesh has (`jax_num_cpu_devices`).
+
+    Args:
+        config: The run.
+        mesh: Devices of a topology or of this machine.
+        value_table: As for `build_trainer`; constants of the program.
+    """
+    trainer_config = config.trainer_config()
+    trainer_config.tracker = NoopConfig()
+    trainer_config._validate_and_set_defaults()
+    environment = environment_of(config.model)
+    tables = None if environment is None or value_table is None else stand_in_tables(environment, value_table)
+    trainer = build_trainer(config, trainer_config, value_table, tables)
+    mapping = trainer.parameter_axis_mapping
+    key = jax.random.PRNGKey(0)
+
+    def initialise() -> TrainerState:
+        return TrainerState.init(
+            trainer.optimizer,
+            model_initialiser(config, key)(),
+            key=key,
+            is_trainable=True,
+            mp=trainer_config.mp,
+            quantization=trainer_config.quantization,
+            model_averaging=trainer_config.model_averaging,
+        )
+
+    batch, position = hax.Axis("batch", config.batch_size), hax.Axis("position", config.seq_len)
+    shape: Any = jax.ShapeDtypeStruct((batch.size, position.size), jnp.int32)
+    tokens = hax.NamedArray(shape, (batch, position))
+    with jax.sharding.use_abstract_mesh(mesh.abstract_mesh), hax.axis_mapping(mapping):
+        state = placed(eqx.filter_eval_shape(initialise), mapping, mesh)
+        example = placed(TokenExample(tokens, _stand_in_atoms(config, batch)), trainer.compute_axis_mapping, mesh)
+        arguments = (state, (example,), {})
+
+        def is_shape(leaf: Any) -> bool:
+            return isinstance(leaf, jax.ShapeDtypeStruct)
+
+        dynamic, static = eqx.partition(arguments, is_shape)
+
+        def run(arguments: Any) -> Any:
+            return trainer._train_step(*eqx.combine(arguments, static), _no_hooks=True)
+
+        out_shapes = eqx.filter(eqx.filter_eval_shape(run, dynamic), is_shape)
+        out_shardings = infer_resource_partitions(out_shapes, mapping, mesh)
+
+        def _train_step(donated: Any, reserved: Any) -> Any:
+            # `named_jit` returns the static parts beside the arrays, which names the results `result[0]...`.
+            return eqx.filter(run(eqx.combine(donated, reserved)), eqx.is_array), ()
+
+        donated, reserved = eqx.partition(dynamic, (True, False, False))
+        jitted = jax.jit(_train_step, donate_argnums=0, out_shardings=(out_shardings, None))
+        return jitted.lower(donated, reserved)
+
+
+def stand_in_tables(environment: EnvironmentConfig, value_table: np.ndarray) -> EnvironmentTables:
+    """Constants of the program too, as `stand_in_table`."""
+    return EnvironmentTables(
+        np.ones((len(SYMBOLS) + 1, environment.basis.n), np.float32),
+        np.ones((len(SYMBOLS) + 1, DESCRIPTORS), np.float32),
+        value_table,
+    )
+
+
+def _stand_in_atoms(config: TrainConfig, batch: hax.Axis) -> PatchAtoms | None:
+    """Shapes of what the loader gives a model with `model.environment` of each row's atoms."""
+    environment = environment_of(config.model)
+    if environment is None:
+        return None
+
+    def shape(dtype: Any, *axes: hax.Axis) -> hax.NamedArray:
+        all_axes = (batch, *axes)
+        array: Any = jax.ShapeDtypeStruct(tuple(axis.size for axis in all_axes), dtype)
+        return hax.NamedArray(array, all_axes)
+
+    atom, kind = atom_axis(environment.max_atoms), kind_axis(environment.max_elements)
+    return PatchAtoms(
+        shape(jnp.float32, atom, XYZ),
+        shape(jnp.int32, atom),
+        shape(jnp.int32, kind),
+        shape(jnp.float32, SIDE, XYZ),
+        shape(jnp.int32, SIDE),
+    )
+
+
+def placed(tree: Any, mapping: ResourceMapping, mesh: Mesh) -> Any:
+    """The shapes of `tree` with the shardings that `mapping` gives them; what has no named axes is replicated."""
+    whole = NamedSharding(mesh, PartitionSpec())
+
+    def place(leaf: Any, sharding: Any) -> Any:
+        if isinstance(leaf, hax.NamedArray):
+            return hax.NamedArray(place(leaf.array, sharding), leaf.axes)
+        if not isinstance(leaf, jax.ShapeDtypeStruct):
+            return leaf
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding if sharding is not None else whole)
+
+    shardings = infer_resource_partitions(tree, mapping, mesh)
+    return jax.tree.map(place, tree, shardings, is_leaf=lambda leaf: isinstance(leaf, hax.NamedArray))

@@ -1,0 +1,233 @@
+"""Compiling in a process of its own: how it is asked, watched and ended, and how it answers.
+
+Apart from its parent because libtpu reads its flags once a process, may abort it, and needs gigabytes that only the end
+of a process gives back. The environment of that process is its own (`topology.py`): nothing that is set where it was
+started decides an answer. It reads its request from a file and says its stages on standard output as JSON lines. What
+it finds goes to a folder of the plan cache that appears whole or not at all. `ask` is the parent's side, `answer` and
+`keep_answer` are the child's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tomat.base.checked_json import with_checksum
+from tomat.base.errors import TomatError
+from tomat.base.reporting import to_jsonable, write_json
+from tomat.base.stages import DONE
+from tomat.hardware.chips import Slice
+from tomat.perf.plan.compile.topology import child_environment
+from tomat.perf.plan.plan_cache import (
+    CACHE_GIB,
+    GIB,
+    PROGRAMS,
+    RESULT_FILE,
+    Kept,
+    evict,
+    keep,
+    open_result,
+    work_folder,
+)
+from tomat.perf.plan.sources import installed_packages, sources_digest
+
+XLA_DUMP, LLO_DUMP = "xla", "llo"
+"""Folders of a request's working directory that the compiler dumps into."""
+
+REFUSED = "refused"
+"""The last thing that a child says whose request cannot be answered."""
+
+POLL_SECONDS = 0.2
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one compile may take. On two cores the reference 200M step takes 2 minutes and 4 GB, the 1B step as much;
+    the fast 200M step, whose layers are not scanned, took 393 s."""
+
+    seconds: float = 1800.0
+    memory_bytes: int = 16 * GIB
+    cache_bytes: int = round(CACHE_GIB * GIB)
+    """What the cache may hold when it is done."""
+
+
+def request_key(request: Any, module: str) -> str:
+    """Names a request for the sources of the child `module`, and for the packages that are installed."""
+    words = json.dumps([request, installed_packages(), sources_digest(module)], sort_keys=True)
+    return hashlib.sha256(words.encode()).hexdigest()[:24]
+
+
+def ask(
+    module: str,
+    request: Mapping[str, Any],
+    slice_: Slice,
+    cache: Path,
+    limits: Limits,
+    *,
+    on_stage: Callable[[str], None] = lambda stage: None,
+    on_removed: Callable[[str], None] = lambda removed: None,
+) -> Kept:
+    """Run `python -m MODULE REQUEST.json` to its end, and open the answer that it left.
+
+    Args:
+        module: Run as a program it calls `answer`.
+        request: For the child, which also gets `programs_dir` and `work_dir`; `libtpu_args` and `xla_flags` in it are
+            the compiler's flags.
+        slice_: What to compile for.
+        cache: A folder that `open_cache` has made ready.
+        limits: Of time and memory, and of the cache.
+        on_stage: Told each stage but the last.
+        on_removed: Told what had to go from the cache for the answer, if something had to.
+
+    Raises:
+        TomatError: The child refused, failed, or passed a limit; or the answer was gone at once.
+    """
+    with work_folder(cache) as work:
+        for name in (LLO_DUMP, XLA_DUMP):
+            (work / name).mkdir()
+        places = {"programs_dir": str(cache / PROGRAMS), "work_dir": str(work)}
+        write_json(work / "request.json", {**request, **places})
+        libtpu_dump, xla_dump = dump_flags(work)
+        libtpu_args = [*request.get("libtpu_args", ()), *libtpu_dump]
+        environment = child_environment(slice_, libtpu_args, [*request.get("xla_flags", ()), *xla_dump])
+        folder = cache / PROGRAMS / _run(module, work, environment, limits, on_stage)
+    opened = open_result(folder)
+    if opened is None:
+        raise TomatError(
+            f"{folder} was removed, or damaged, as soon as it was made. If other plans fill the same cache, "
+            "raise --cache_gib; else give another --cache_dir."
+        )
+    if removed := evict(cache, limits.cache_bytes):
+        on_removed(removed)
+    return opened
+
+
+def _run(module: str, work: Path, environment: dict[str, str], limits: Limits, on_stage: Callable[[str], None]) -> str:
+    """The key of the answer that the child left in the cache."""
+    command = [sys.executable, "-m", module, str(work / "request.json")]
+    last: dict[str, Any] = {"stage": "starting"}
+    with (work / "stderr.txt").open("wb") as errors:
+        child = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True, cwd=work)
+
+        def listen() -> None:
+            assert child.stdout is not None
+            for line in child.stdout:
+                # libraries may print too; a stage is a JSON object of ours
+                if line.startswith('{"stage"'):
+                    last.clear()
+                    last.update(json.loads(line))
+                    if last["stage"] not in (DONE, REFUSED):
+                        on_stage(last["stage"])
+
+        listener = threading.Thread(target=listen, daemon=True)
+        listener.start()
+        try:
+            _watch(child, limits, last)
+        finally:
+            if child.poll() is None:
+                child.kill()
+            child.wait()
+            listener.join(timeout=5)
+    if last["stage"] == REFUSED:
+        raise TomatError(last["message"])
+    if child.returncode != 0 or "key" not in last:
+        tail = (work / "stderr.txt").read_text(encoding="utf-8", errors="replace").strip().splitlines()[-6:]
+        raise TomatError(
+            f"the compiling process ended with status {child.returncode} while {last['stage']}; the end of what it "
+            "said:\n  " + "\n  ".join(line[:300] for line in tail)
+        )
+    return last["key"]
+
+
+def _watch(child: subprocess.Popen[str], limits: Limits, last: dict[str, Any]) -> None:
+    """Wait for the child. Passing a limit is an error, on which the caller ends it."""
+    import psutil
+
+    began = time.monotonic()
+    process = psutil.Process(child.pid)
+    while child.poll() is None:
+        time.sleep(POLL_SECONDS)
+        try:
+            used_bytes = process.memory_info().rss
+        except psutil.Error:
+            continue
+        if used_bytes > limits.memory_bytes:
+            raise TomatError(
+                f"the compile used {used_bytes / GIB:.1f} GiB of this machine's memory, above the limit of "
+                f"{limits.memory_bytes / GIB:.1f} GiB, while {last['stage']}; raise --memory_limit_gib."
+            )
+        if time.monotonic() - began > limits.seconds:
+            raise TomatError(
+                f"the compile took longer than {limits.seconds:.0f} s (it was {last['stage']}); raise "
+                "--time_limit_seconds."
+            )
+
+
+def dump_flags(work: Path) -> tuple[list[str], list[str]]:
+    """(libtpu, XLA) flags that make the compiler leave what is read here, and change nothing in the program.
+
+    The regex keeps the final bundles alone: 0.2 GB instead of 8 GB for the 200M step, and a compile of 121 s instead of
+    more than 200 s.
+    """
+    return (
+        [
+            f"--xla_jf_dump_to={work / LLO_DUMP}",
+            "--xla_jf_dump_llo_text=true",
+            "--xla_jf_emit_annotations=true",
+            "--xla_jf_dump_llo_pass_label_regex=final_bundles|final_hlo-static-per-bundle",
+        ],
+        [
+            f"--xla_dump_to={work / XLA_DUMP}",
+            "--xla_dump_hlo_as_proto",
+            "--xla_dump_hlo_module_re=train_step|decode_",
+        ],
+    )
+
+
+def answer(request_file: str, carry_out: Callable[[dict[str, Any]], None]) -> None:
+    """All of a child: carry out the request.
+
+    Args:
+        request_file: As `ask` wrote it.
+        carry_out: Ends with `keep_answer`, or says which answer the cache had. A TomatError is a refusal.
+    """
+    request = json.loads(Path(request_file).read_text(encoding="utf-8"))
+    threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
+    try:
+        carry_out(request)
+    except TomatError as error:
+        say(REFUSED, message=str(error))
+
+
+def _end_with_parent(parent: int) -> None:
+    """End this process when its parent is gone: nobody would wait for the answer, and a compile takes all cores."""
+    while os.getppid() == parent:
+        time.sleep(1.0)
+    os._exit(1)
+
+
+def keep_answer(result: Mapping[str, Any], part: Path, folder: Path) -> None:
+    """Make `part`, with `result` in it, the answer `folder`, and say so.
+
+    Args:
+        result: As JSON.
+        part: Below the working folder, which goes away with whatever an end by force leaves there; made if missing.
+        folder: Below `programs_dir`; its name is the answer's key.
+    """
+    write_json(part / RESULT_FILE, with_checksum(to_jsonable(result)))
+    keep(part, folder)
+    say(DONE, key=folder.name)
+
+
+def say(stage: str, **details: Any) -> None:
+    """Tell the parent."""
+    print(json.dumps({"stage": stage, **details}), flush=True)

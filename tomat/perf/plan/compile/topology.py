@@ -1,0 +1,186 @@
+"""TPU slices on a machine without a TPU: the compiler, what it must be told, and the mesh of the slice's devices.
+
+libtpu 0.0.46 holds the compiler of every TPU generation and opens none of them while it only compiles. It reads what it
+must know from its own environment variables before JAX is imported, so a compile runs in a process of its own
+(`process.py`) that is started with `child_environment`.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import math
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tomat.base.errors import TomatError
+from tomat.hardware.chips import TPU_SLICES, Slice, slice_named
+
+if TYPE_CHECKING:
+    from jax.sharding import Mesh
+    from levanter.utils.mesh import MeshConfig
+
+    from tomat.train.settings.config import TrainConfig
+
+
+def planned_slice(config: TrainConfig, slice_name: str | None) -> Slice:
+    """The slice to plan for: the one asked for, else the configuration's.
+
+    Raises:
+        TomatError: Neither names one, it is not known, or it has no TPU compiler.
+    """
+    name = slice_name or config.slice
+    if name is None:
+        raise TomatError(
+            "no slice to plan for: the configuration names none; give --slice, for example --slice v6e-16 "
+            f"({', '.join(s for s in TPU_SLICES if s.startswith('v6e'))}, and v5e-N, v5p-N, v4-N)."
+        )
+    found = slice_named(name)
+    if found.libtpu_topology is None:
+        raise TomatError(
+            f"slice '{name}' is not a TPU slice; the step can be compiled without the device for TPUs only."
+        )
+    return found
+
+
+def compiler_version() -> str:
+    """`libtpu 0.0.46`, as installed.
+
+    Raises:
+        TomatError: libtpu is missing, or it is not the one that this jax was released with.
+    """
+    if importlib.util.find_spec("libtpu") is None:
+        raise TomatError("the TPU compiler is not installed; install it with `uv sync --extra plan` (it needs no TPU).")
+    found = importlib.metadata.version("libtpu")
+    for requirement in importlib.metadata.requires("jax") or ():
+        wanted = re.match(r"libtpu==([\d.]+?)(\.\*)?\s*;", requirement)  # of jax' `tpu` extra
+        if wanted is not None and not found.startswith(wanted.group(1)):
+            raise TomatError(
+                f"libtpu {found} is installed, but jax {importlib.metadata.version('jax')} is released with libtpu "
+                f"{wanted.group(1)}: another compiler would plan another program than the pod runs. Install it with "
+                "`uv sync --extra plan`."
+            )
+    return f"libtpu {found}"
+
+
+@dataclass(frozen=True)
+class OtherLibtpu:
+    """A libtpu that is not the installed one."""
+
+    version: str
+    library: Path
+    """Its `libtpu.so`."""
+
+    @property
+    def compiler(self) -> str:
+        """As `compiler_version` writes it."""
+        return f"libtpu {self.version}"
+
+
+PASSED_ON = ("PATH", "HOME", "USER", "LANG", "LC_ALL", "TMPDIR", "PYTHONPATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
+"""Variables that a compiling process has from its parent: what it needs to start, nothing that decides a program."""
+
+WITHHELD = ("JAX_", "XLA_", "LIBTPU_", "TPU_", "PALLAS_", "EQX_", "HALIAX_", "LEVANTER_")
+"""Beginnings of variables that would decide what is traced or compiled; the configuration decides that."""
+
+
+def child_environment(
+    slice_: Slice, libtpu_args: list[str], xla_flags: list[str], other: OtherLibtpu | None = None
+) -> dict[str, str]:
+    """The whole environment of a process that compiles for `slice_`: of this process' own only `PASSED_ON`.
+
+    `TPU_SKIP_MDS_QUERY` keeps libtpu from asking a metadata server which machine this is; `ALLOW_MULTIPLE_LIBTPU_LOAD`
+    lets two compiles run side by side (else: "Internal error when accessing libtpu multi-process lockfile").
+    `TPU_LIBRARY_PATH` is where jax 0.11.1 looks first for the library.
+    """
+    chosen = {} if other is None else {"TPU_LIBRARY_PATH": str(other.library)}
+    return {name: os.environ[name] for name in PASSED_ON if name in os.environ} | {
+        "JAX_PLATFORMS": "cpu",
+        "TPU_SKIP_MDS_QUERY": "1",
+        "TPU_ACCELERATOR_TYPE": slice_.name,
+        "TPU_WORKER_HOSTNAMES": "localhost",
+        "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+        "LIBTPU_INIT_ARGS": " ".join(libtpu_args),
+        "XLA_FLAGS": " ".join(xla_flags),
+        "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1",
+        **chosen,
+    }
+
+
+def withheld_variables() -> list[str]:
+    """Variables set here that would change a step where it runs, and do not reach the compile.
+
+    `JAX_PLATFORMS` is not among them: the compile has its own, and it changes no step.
+    """
+    return sorted(name for name in os.environ if name.startswith(WITHHELD) and name != "JAX_PLATFORMS")
+
+
+def topology_devices(slice_: Slice, compiler: str | None = None) -> list[Any]:
+    """The devices of the slice as the compiler describes them; for a process started with `child_environment`.
+
+    Args:
+        slice_: To describe.
+        compiler: What errors name, where it is not the installed one.
+
+    Raises:
+        TomatError: The compiler does not know the topology, or shows another number of devices than the slice has.
+    """
+    from jax.experimental import topologies
+
+    arguments: dict[str, Any] = {"chips_per_host_bounds": list(slice_.chips_per_host_bounds or ())}
+    if slice_.chip.name == "v4":
+        # A v4 runs with its two cores as one device; the topology's own default shows them as two.
+        arguments["chip_config_name"] = "megacore"
+    try:
+        described = topologies.get_topology_desc(platform="tpu", topology_name=str(slice_.libtpu_topology), **arguments)
+    except Exception as error:  # JaxRuntimeError, of which jax exports no stable name
+        raise TomatError(
+            f"{compiler or compiler_version()} cannot describe {slice_.name} (topology {slice_.libtpu_topology}): "
+            f"{str(error).splitlines()[0]}."
+        ) from error
+    devices = list(described.devices)
+    if len(devices) != slice_.n_devices:
+        raise TomatError(
+            f"{compiler or compiler_version()} shows {len(devices)} devices for {slice_.name}; the table of slices "
+            f"(tomat/hardware/chips.py) says {slice_.n_devices}."
+        )
+    return devices
+
+
+def slice_mesh(config: TrainConfig, devices: list[Any]) -> Mesh:
+    """The mesh that Levanter's trainer makes of these devices, in the order that it gives them on the slice.
+
+    Raises:
+        TomatError: The configured axes do not divide the devices.
+    """
+    from levanter.utils.mesh import create_mesh_from_axis_specs
+
+    ici, dcn = _axis_shapes(config.trainer_config().mesh, len(devices))
+    return create_mesh_from_axis_specs(ici_axes=ici, dcn_axes=dcn, devices=devices)
+
+
+def data_axis_size(config: TrainConfig, n_devices: int) -> int:
+    """Over how many of `n_devices` the trainer splits a batch.
+
+    Raises:
+        TomatError: The configured axes do not divide the devices.
+    """
+    mesh = config.trainer_config().mesh
+    ici, dcn = _axis_shapes(mesh, n_devices)
+    mapped = mesh.resolved_compute_mapping.get("batch", ())
+    axes = (mapped,) if isinstance(mapped, str) else mapped
+    return math.prod(ici.get(axis, 1) * dcn.get(axis, 1) for axis in axes)
+
+
+def _axis_shapes(mesh: MeshConfig, n_devices: int) -> tuple[dict[str, int], dict[str, int]]:
+    """Sizes of the mesh's axes inside a slice, and between slices."""
+    try:
+        ici, dcn = mesh.axis_shapes(n_devices, 1)
+    except ValueError as error:
+        raise TomatError(
+            f"trainer.mesh does not fit {n_devices} devices ({error}); change trainer.mesh.axes or the slice."
+        ) from error
+    return dict(ici), dict(dcn)

@@ -1,0 +1,210 @@
+"""The plan of a prediction: how many patches fit at a time, how long a batch and a cell take, what bounds them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from tomat.base.errors import TomatError
+from tomat.base.reporting import counted
+from tomat.data.density.crystal import Crystal
+from tomat.hardware.chips import Slice
+from tomat.model.any_decoder import environment_of
+from tomat.model.kv_cache import KvCacheDtype, check_kv_cache_dtype
+from tomat.model.patch_atoms import Room
+from tomat.perf.cost.chip_model import ChipModel
+from tomat.perf.cost.estimate import StepEstimate, estimate_step
+from tomat.perf.cost.memory import MemoryReport
+from tomat.perf.cost.support import untimed_share
+from tomat.perf.plan.compile.compiler import CompiledStep, compile_step
+from tomat.perf.plan.compile.decoding import DecoderBatch
+from tomat.perf.plan.compile.process import Limits
+from tomat.perf.plan.compile.topology import data_axis_size
+from tomat.perf.plan.plan import Interval
+from tomat.predict.inference.autoregressive import kept_bytes
+from tomat.predict.inference.memory import SHARE
+from tomat.predict.inference.parallel import atoms_near, tiling
+from tomat.predict.inference.predictor import DecoderName, check_decoder, sequences_to_try
+from tomat.train.settings.config import TrainConfig
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A cell to predict, as far as it decides the programs."""
+
+    grid_shape: tuple[int, int, int]
+    atoms: int
+    patch_shape: tuple[int, int, int]
+    patches: int
+    room: Room
+    notes: tuple[str, ...] = ()
+
+
+def cell_of(config: TrainConfig, grid_shape: tuple[int, int, int], cell: Crystal | int) -> Cell:
+    """The patches of a cell.
+
+    Args:
+        config: Of a run whose model has `environment`.
+        grid_shape: Voxels.
+        cell: The crystal; or only the number of its atoms, of which no more are then taken to be near a patch than the
+            model's rows have room for.
+
+    Raises:
+        TomatError: The layout cannot hold so many atoms, or the model has no `environment`.
+    """
+    environment = environment_of(config.model)
+    if environment is None:
+        check_decoder(config, "parallel")
+    assert environment is not None
+    n_atoms = cell if isinstance(cell, int) else len(cell.atomic_numbers)
+    patch_shape = config.data.sequence_layout.patch_shape(n_atoms)
+    anchors, notes = tiling(grid_shape, patch_shape), []
+    if isinstance(cell, int):
+        room = Room.of(environment)
+        notes.append(
+            f"no structure was given: at most {room.atoms} atoms (model.environment.max_atoms) of {room.elements} "
+            "elements (max_elements) are taken to be near a patch"
+        )
+    else:
+        _, room = atoms_near(environment, cell, anchors, grid_shape, patch_shape)
+    decoded = len(anchors) * prod(patch_shape)
+    if decoded > prod(grid_shape):
+        notes.append(
+            f"patches reach past the cell: {decoded / prod(grid_shape) - 1:.0%} more voxels are decoded than it has"
+        )
+    return Cell(grid_shape, n_atoms, patch_shape, len(anchors), room, tuple(notes))
+
+
+@dataclass(frozen=True)
+class DecoderPlan:
+    """One decoder of one configuration on one slice, for one cell."""
+
+    config: TrainConfig
+    slice_: Slice
+    cell: Cell
+    batch: DecoderBatch
+    compiled: CompiledStep
+    model: ChipModel
+    fits: bool
+    """Whether the batch takes no more than a predictor lets it (`inference.memory.SHARE` of what is free)."""
+
+    @cached_property
+    def step(self) -> StepEstimate | None:
+        """The cycle models on the program of a batch; None where it does not fit."""
+        if not self.fits:
+            return None
+        return estimate_step(
+            self.compiled.program,
+            self.compiled.schedules,
+            self.slice_,
+            title=f"{self.batch.decoder} decoder of {self.config.run_name} on {self.slice_.name}, one batch, planned",
+            model=self.model,
+            notes=("times are estimates of the devices' work; what the host does between batches comes on top",),
+            memory_bytes=self.compiled.memory.by_kind(),
+        )
+
+    @property
+    def kv_cache_bytes(self) -> int | None:
+        """Of the keys and values that a device keeps; None of the parallel decoder, which keeps none."""
+        if self.batch.decoder == "parallel":
+            return None
+        patches = self.batch.patches // data_axis_size(self.config, self.slice_.n_devices)
+        return kept_bytes(self.config, patches, self.batch.kv_cache_dtype)
+
+    @property
+    def batches(self) -> int:
+        """Of the cell."""
+        return -(-self.cell.patches // self.batch.patches)
+
+    @property
+    def batch_seconds(self) -> Interval | None:
+        """Of one batch."""
+        return Interval.of(self.step) if self.step is not None else None
+
+    @property
+    def cell_seconds(self) -> Interval | None:
+        """Of all batches of the cell."""
+        return Interval.of(self.step, self.batches) if self.step is not None else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """For a JSON report: bytes, seconds, fractions; all of one device."""
+        memory, step = self.compiled.memory, self.step
+        batch, cell = self.batch_seconds, self.cell_seconds
+        return {
+            "decoder": self.batch.decoder,
+            "rounds": self.batch.rounds,
+            "kv_cache_dtype": None if self.kv_cache_bytes is None else self.batch.kv_cache_dtype,
+            "kv_cache_bytes": self.kv_cache_bytes,
+            "fits": self.fits,
+            "patches_at_a_time": self.batch.patches,
+            "patches_at_a_time_per_device": self.batch.patches // data_axis_size(self.config, self.slice_.n_devices),
+            "batches": self.batches,
+            "batch_seconds": asdict(batch) if batch is not None else None,
+            "cell_seconds": asdict(cell) if cell is not None else None,
+            "bound": step.supports[0].kind if step is not None else None,
+            "hbm_required_bytes": memory.required_bytes,
+            "hbm_capacity_bytes": memory.capacity_bytes,
+            "memory": memory.to_dict(),
+            "rests_on": [part.to_dict() for part in step.supports] if step is not None else None,
+            "untimed_step_share": untimed_share(step.supports) if step is not None else None,
+            "breakdown": step.breakdown.to_dict() if step is not None else None,
+            "assumed": [one.to_dict() for one in step.assumed] if step is not None else None,
+            "compiler": self.compiled.compiler,
+            "program_key": self.compiled.key,
+            "cached": self.compiled.cached,
+            "compile_seconds": self.compiled.result["compile_seconds"],
+        }
+
+
+def plan_decoder(
+    config: TrainConfig,
+    slice_: Slice,
+    cell: Cell,
+    decoder: DecoderName,
+    rounds: int = 1,
+    kv_cache_dtype: KvCacheDtype = "compute",
+    *,
+    cache_dir: Path | None = None,
+    limits: Limits | None = None,
+    on_stage: Callable[[str], None] = lambda stage: None,
+) -> DecoderPlan:
+    """Compile a decoder for the largest batch that fits, as a predictor finds it, and estimate it.
+
+    Raises:
+        TomatError: A decoder that such a run is not trained for, or as for `compile_step`. That not even one patch a
+            device fits is an answer.
+    """
+    check_decoder(config, decoder, rounds)
+    check_kv_cache_dtype(kv_cache_dtype, decoder)
+    devices = data_axis_size(config, slice_.n_devices)
+    first = patches = sequences_to_try(decoder, cell.patches, devices)
+
+    def compiled_for(patches: int, memory_only: bool) -> tuple[DecoderBatch, CompiledStep]:
+        on_stage(f"{counted(patches, 'patch', 'patches')} at a time")
+        room, n_voxels = cell.room, prod(cell.patch_shape)
+        batch = DecoderBatch(decoder, patches, n_voxels, room.atoms, room.elements, rounds, kv_cache_dtype)
+        how = {"cache_dir": cache_dir, "limits": limits, "on_stage": on_stage}
+        return batch, compile_step(config, slice_, decode=batch, memory_only=memory_only, **how)
+
+    batch, compiled = compiled_for(patches, False)
+    while not _fits(compiled.memory) and patches > devices:
+        patches //= 2
+        # The code, nine tenths of a compile, is made for the one that fits alone.
+        batch, compiled = compiled_for(patches, True)
+    fits = _fits(compiled.memory)
+    if fits and patches < first:
+        batch, compiled = compiled_for(patches, False)
+    model = ChipModel.load(Path(config.tracking_dir), slice_.chip)
+    return DecoderPlan(config, slice_, cell, batch, compiled, model, fits and compiled.fits)
+
+
+def _fits(memory: MemoryReport) -> bool:
+    """Whether a batch takes as little as a predictor lets it, beside arguments that are nearly all parameters."""
+    if memory.memory_space != "hbm":
+        raise TomatError(f"a kernel of the decoder does not fit the memory on the chip ({memory.memory_space}).")
+    there = memory.argument_bytes or 0
+    return memory.required_bytes - there <= SHARE * (memory.capacity_bytes - there)

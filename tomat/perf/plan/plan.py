@@ -1,0 +1,189 @@
+"""The plan of a training step: does it fit, where will its cycles go, which MFU to expect."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tomat.hardware.chips import Slice
+from tomat.hardware.mfu import MFU_KEYS, StepWork, peaks_dict, slice_dict
+from tomat.perf.cost.chip_model import ChipModel
+from tomat.perf.cost.estimate import StepEstimate, estimate_step
+from tomat.perf.cost.llo import slot_utilisation
+from tomat.perf.cost.op_times import PALLAS_TARGET
+from tomat.perf.cost.schedule_model import matched_schedules
+from tomat.perf.cost.support import untimed_share
+from tomat.perf.plan.calibration import Calibration
+from tomat.perf.plan.compile.compiler import CompiledStep, compile_step
+from tomat.perf.plan.compile.process import Limits
+from tomat.perf.profile.breakdown import Breakdown
+
+if TYPE_CHECKING:
+    from tomat.train.settings.config import TrainConfig
+
+
+@dataclass(frozen=True)
+class Interval:
+    """An estimate and the range in which the measured value is expected."""
+
+    estimate: float
+    low: float
+    high: float
+
+    @staticmethod
+    def of(step: StepEstimate, times: int = 1) -> Interval:
+        """Of so many runs of a program; the range is that of its parts (`perf/cost/support.py`)."""
+        seconds, factor = step.breakdown.step_seconds * times, 1 + step.error
+        return Interval(seconds, seconds * (1 / factor), seconds * factor)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One configuration on one slice."""
+
+    config: TrainConfig
+    slice_: Slice
+    compiled: CompiledStep
+    calibration: Calibration
+    """Pods on record: their steps beside their plans."""
+    model: ChipModel
+    work: StepWork
+    """The products of the step by every convention."""
+
+    @cached_property
+    def step(self) -> StepEstimate | None:
+        """The cycle models on the compiled program; None where it does not fit."""
+        if not self.compiled.fits:
+            return None
+        return estimate_step(
+            self.compiled.program,
+            self.compiled.schedules,
+            self.slice_,
+            title=f"{self.config.run_name} on {self.slice_.name}, planned",
+            model=self.model,
+            notes=self.calibration.notes(self.slice_.chip.name),
+            memory_bytes=self.compiled.memory.by_kind(),
+        )
+
+    @property
+    def breakdown(self) -> Breakdown | None:
+        """Where the cycles are expected to go; None where it does not fit."""
+        return self.step.breakdown if self.step is not None else None
+
+    @cached_property
+    def step_seconds(self) -> Interval | None:
+        """Duration of a step, without the host's part."""
+        return Interval.of(self.step) if self.step is not None else None
+
+    @cached_property
+    def utilisation(self) -> dict[str, Interval]:
+        """`MFU_KEYS`, fractions; empty where the step does not fit."""
+        if self.step_seconds is None:
+            return {}
+        on = self.slice_.chip, self.slice_.n_devices
+        at = {bound: self.work.utilisation(seconds, *on) for bound, seconds in asdict(self.step_seconds).items()}
+        # the longest step has the lowest utilisation
+        return {key: Interval(at["estimate"][key], at["high"][key], at["low"][key]) for key in MFU_KEYS}
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the reader must know about the estimate: its error, and what it assumes."""
+        return self.breakdown.notes if self.breakdown is not None else self.calibration.notes(self.slice_.chip.name)
+
+    def pallas_kernels(self) -> list[dict[str, Any]]:
+        """The Pallas kernels of the step: schedule, share of the slots, what binds; longest first."""
+        if self.step is None:
+            return []
+        schedules = matched_schedules(self.compiled.program, self.compiled.schedules)
+        rows = []
+        for name, op in self.step.ops.items():
+            if op.schedule is None or self.compiled.program.by_name[name].custom_call_target != PALLAS_TARGET:
+                continue
+            rows.append(
+                {
+                    "name": name,
+                    "executions": op.executions,
+                    "seconds_per_execution": op.estimate,
+                    "seconds_per_step": (op.estimate or 0.0) * op.executions,
+                    "mxu_busy_seconds": op.schedule.mxu_seconds,
+                    "bound": op.basis,
+                    "active_grid_share": op.schedule.active_share,
+                    "mask_found": op.schedule.mask_found,
+                    "assumed_bundle_share": op.schedule.assumed_bundle_share,
+                    "slot_utilisation": slot_utilisation(schedules[name]),
+                }
+            )
+        return sorted(rows, key=lambda row: -row["seconds_per_step"])
+
+    def to_dict(self) -> dict[str, Any]:
+        """For a JSON report: bytes, seconds, fractions; all of one device but for the utilisation."""
+        from tomat.train.settings.config import config_hash
+
+        memory, seconds = self.compiled.memory, self.step_seconds
+        return {
+            "run_name": self.config.run_name,
+            "fits": self.compiled.fits,
+            "hbm_required_bytes": memory.required_bytes,
+            "hbm_capacity_bytes": memory.capacity_bytes,
+            "step_seconds": asdict(seconds) if seconds is not None else None,
+            **{key: asdict(self.utilisation[key]) if self.utilisation else None for key in MFU_KEYS},
+            "breakdown": self.breakdown.to_dict() if self.breakdown is not None else None,
+            "memory": memory.to_dict(),
+            "models_seconds": self.step.model_table() if self.step is not None else None,
+            "assumed": [one.to_dict() for one in self.step.assumed] if self.step is not None else None,
+            "rests_on": [part.to_dict() for part in self.step.supports] if self.step is not None else None,
+            "untimed_step_share": untimed_share(self.step.supports) if self.step is not None else None,
+            "pallas_kernels": self.pallas_kernels(),
+            "collectives": (
+                {name: asdict(time) for name, time in self.step.collectives.items()} if self.step is not None else None
+            ),
+            "work": self.work.to_dict(),
+            **slice_dict(self.slice_),
+            **peaks_dict(self.work, self.slice_.chip),
+            "compiler": self.compiled.compiler,
+            "program_key": self.compiled.key,
+            "lowered_sha256": self.compiled.result["lowered_sha256"],
+            "config_hash": config_hash(self.config),
+            "cached": self.compiled.cached,
+            "lower_seconds": self.compiled.result["lower_seconds"],
+            "compile_seconds": self.compiled.result["compile_seconds"],
+            "notes": list(self.notes),
+        }
+
+
+def make_plan(
+    config: TrainConfig,
+    slice_: Slice,
+    *,
+    cache_dir: Path | None = None,
+    limits: Limits | None = None,
+    value_table: np.ndarray | None = None,
+    executable: bool = False,
+    on_stage: Callable[[str], None] = lambda stage: None,
+) -> Plan:
+    """Compile the step of `config` for `slice_` (or find it in the cache) and estimate it.
+
+    Raises:
+        TomatError: As for `compile_step`, or a model whose FLOPs are not known (before anything is compiled). That the
+            step does not fit is an answer.
+    """
+    from tomat.train.mfu import step_work
+
+    work = step_work(config, "tpu")
+    calibration = Calibration.load(Path(config.tracking_dir))
+    model = ChipModel.load(Path(config.tracking_dir), slice_.chip)
+    compiled = compile_step(
+        config,
+        slice_,
+        cache_dir=cache_dir,
+        limits=limits,
+        value_table=value_table,
+        executable=executable,
+        on_stage=on_stage,
+    )
+    return Plan(config, slice_, compiled, calibration, model, work)

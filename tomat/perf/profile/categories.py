@@ -1,0 +1,320 @@
+"""What kind of work an operation is: one category, one part of the model, one direction.
+
+Evidence, strongest first: the HLO opcode; the opcodes inside a fused computation; the Python call stack and the scope
+path in the instruction's metadata, weighed by the work of the inner instructions they stand on; the direction of the
+loop body the kernel sits in. Names of operations decide only when a trace holds nothing else.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+from enum import StrEnum
+
+from tomat.perf.profile.hlo import CONTROL_OPCODES, FREE_OPCODES, Frame, HloProgram, Instruction
+from tomat.perf.profile.hlo_costs import COLLECTIVES, base_opcode, instruction_flops
+from tomat.perf.profile.hlo_kernels import executed_kernels
+
+
+class Category(StrEnum):
+    """The rows of a breakdown; their shares sum to the step. `COLLECTIVES_HIDDEN` overlaps others and has share 0."""
+
+    ATTENTION_FORWARD = "attention forward"
+    ATTENTION_BACKWARD = "attention backward"
+    MATMUL = "matmul"
+    LOSS = "loss"
+    ELEMENTWISE = "elementwise fusion"
+    NORM_ROTARY = "normalisation and rotary"
+    EMBEDDING = "embedding"
+    OPTIMIZER = "optimizer"
+    COPIES = "copies and relayout"
+    COLLECTIVES_EXPOSED = "collectives, exposed"
+    COLLECTIVES_HIDDEN = "collectives, hidden"
+    CUSTOM_KERNELS = "custom kernels"
+    CONTROL = "loop control"
+    HOST = "host"
+    IDLE = "idle between steps"
+    UNATTRIBUTED = "unattributed"
+
+
+class Part(StrEnum):
+    """Where in the model an operation belongs."""
+
+    EMBEDDING = "embedding"
+    ATTENTION_PROJECTIONS = "layer: attention projections"
+    ATTENTION_CORE = "layer: attention core"
+    NORM_ROTARY = "layer: normalisation and rotary"
+    MLP = "layer: MLP"
+    LAYER_OTHER = "layer: residual and carries"
+    LOSS = "head and loss"
+    OPTIMIZER = "optimizer"
+    OUTSIDE = "outside the model"
+
+
+class Direction(StrEnum):
+    """Forward pass, backward pass, forward recomputed in the backward pass, or neither."""
+
+    FORWARD = "forward"
+    RECOMPUTE = "recompute"
+    BACKWARD = "backward"
+    NONE = ""
+
+
+MOVEMENT = frozenset(
+    {"copy", "transpose", "reshape", "bitcast", "bitcast-convert", "convert", "broadcast", "slice", "dynamic-slice",
+     "dynamic-update-slice", "concatenate", "pad", "reverse", "gather", "iota", "tuple", "get-tuple-element",
+     "parameter", "constant", "partition-id", "replica-id", "opt-barrier"}
+)  # fmt: skip
+"""A kernel of these alone computes nothing: it moves, converts or lays out."""
+
+HOST_OPCODES = frozenset({"infeed", "outfeed", "send", "recv"})
+HOST_CALLS = re.compile(r"callback|MoveToHost|MoveToDevice|HostExecute|host_compute", re.IGNORECASE)
+MATMUL_CALLS = re.compile(r"gemm|matmul|cublas|onednn|__cudnn\$conv|scaled_dot$", re.IGNORECASE)
+ATTENTION_CALLS = re.compile(r"fmha|flash_?attention|splash", re.IGNORECASE)
+NO_CODE_CALLS = frozenset(
+    {"AllocateBuffer", "ConcatBitcast", "AssumeGatherIndicesInBound", "Sharding", "SPMDFullToShardShape",
+     "SPMDShardToFullShape"}
+)  # fmt: skip
+"""Custom calls for which no machine code is made."""
+
+# Scopes on the path that JAX records (`op_name`); the innermost component that matches decides.
+PATH_RULES: tuple[tuple[re.Pattern[str], Part], ...] = (
+    (re.compile(r"optimizer|optax|adam|apply_updates|clip_by_global_norm", re.IGNORECASE), Part.OPTIMIZER),
+    (re.compile(r"dot_product_attention|splash|flash_attention|softmax_attention|attn_core|_attention_kernel",
+                re.IGNORECASE), Part.ATTENTION_CORE),
+    (re.compile(r"log_softmax|loss|cross_entropy|logsumexp|lm_head|crps|(^|_)emd(_|$)", re.IGNORECASE), Part.LOSS),
+    (re.compile(r"rms_?norm|layer_?norm|rotary|rope", re.IGNORECASE), Part.NORM_ROTARY),
+    (re.compile(r"embedding|^embed$", re.IGNORECASE), Part.EMBEDDING),
+    (re.compile(r"mlp|feed_?forward|ffn", re.IGNORECASE), Part.MLP),
+    (re.compile(r"attention|_compute_qkv|(^|_)[qkvo]_proj", re.IGNORECASE), Part.ATTENTION_PROJECTIONS),
+    (re.compile(r"decoder_?layer|transformer|block$|scan\(layer", re.IGNORECASE), Part.LAYER_OTHER),
+)  # fmt: skip
+
+# Call frames, innermost first: (file patterns, function pattern, part). Files tell what scopes do not: normalisation
+# and rotary code runs under the scope of whoever calls it. Without file patterns a rule is for any file. Programs that
+# were compiled when tomat's loss and attention were in `tomat/train` have those paths in their frames.
+FRAME_RULES: tuple[tuple[tuple[re.Pattern[str], ...], re.Pattern[str], Part], ...] = tuple(
+    (tuple(re.compile(file) for file in files), re.compile(function, re.IGNORECASE), part)
+    for files, function, part in (
+        ((r"/optax/", r"levanter/optim/"), r"", Part.OPTIMIZER),
+        ((r"normalization\.py$",), r"norm|standardize", Part.NORM_ROTARY),  # the same file holds softmax
+        ((r"rotary\.py$",), r"", Part.NORM_ROTARY),
+        (
+            (r"tomat/(model/loss/|loss/|training/loss)\w*\.py$", r"levanter/models/loss\.py$", r"fused_cross_entropy"),
+            r"",
+            Part.LOSS,
+        ),
+        (
+            (
+                r"splash_attention",
+                r"flash_attention",
+                r"tomat/(model|training)/splash\.py$",
+                r"tomat/model/(flash|causal_blocks)\.py$",
+            ),
+            r"",
+            Part.ATTENTION_CORE,
+        ),
+        ((r"tomat/(model|training)/attention\.py$",), r"_attend|flash|_blockwise", Part.ATTENTION_CORE),
+        ((), r"dot_product_attention|softmax_attention", Part.ATTENTION_CORE),
+        ((), r"rms_?norm|layer_?norm|rotary|_rotate_half", Part.NORM_ROTARY),
+        ((), r"cross_entropy|log_softmax|logsumexp|next_token_loss", Part.LOSS),
+        ((r"/embedding\.py$",), r"", Part.EMBEDDING),
+        ((), r"embedding\.embed|^embed$", Part.EMBEDDING),
+        ((), r"mlp|feed_?forward", Part.MLP),
+        ((r"attention\.py$",), r"", Part.ATTENTION_PROJECTIONS),
+        ((), r"decoderlayer", Part.LAYER_OTHER),
+    )
+)
+EARLY_PARTS = frozenset({Part.OPTIMIZER, Part.NORM_ROTARY, Part.ATTENTION_CORE, Part.LOSS})
+"""Parts that a call frame decides before the scope path is asked."""
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """One scope an operation carries: path, call stack (innermost first) and the weight of the work on it."""
+
+    op_name: str
+    frames: tuple[Frame, ...]
+    weight: float
+
+
+@dataclass(frozen=True)
+class Classified:
+    """The verdict on one operation."""
+
+    category: Category
+    part: Part
+    direction: Direction
+
+
+def path_components(op_name: str) -> list[str]:
+    """The scopes of an `op_name`, outermost first, with `jit(f)` and the like opened: `jit(silu)` -> `silu`."""
+    components = []
+    for piece in op_name.split(";")[0].split("/"):
+        while match := re.fullmatch(r"(?:jit|pjit|jvp|transpose|vmap|remat|checkpoint|custom_[a-z]+)\((.*)\)", piece):
+            piece = match.group(1)
+        # haliax names a contraction by its axes ("contract embed -> batch, position"); axes are no scopes
+        if piece and not piece.startswith("contract "):
+            components.append(piece)
+    return components
+
+
+def part_of(op_name: str, frames: tuple[Frame, ...]) -> Part:
+    """The part of the model that a scope path and call stack speak of."""
+    framed = _part_of_frames(frames)
+    if framed in EARLY_PARTS:
+        return framed
+    for component in reversed(path_components(op_name)[:-1] or path_components(op_name)):
+        for pattern, part in PATH_RULES:
+            if pattern.search(component):
+                return part
+    return framed
+
+
+def _part_of_frames(frames: tuple[Frame, ...]) -> Part:
+    for frame in frames:
+        for files, function, part in FRAME_RULES:
+            if (not files or any(file.search(frame.file) for file in files)) and function.search(frame.function):
+                return part
+    return Part.OUTSIDE
+
+
+def direction_of(op_name: str) -> Direction:
+    """The direction that JAX's transforms leave in a path."""
+    if "rematted_computation" in op_name:
+        return Direction.RECOMPUTE
+    if "transpose(" in op_name or re.search(r"_(dq|dkv|bwd)(_|\b)", op_name):
+        return Direction.BACKWARD
+    return Direction.FORWARD if "jvp(" in op_name else Direction.NONE
+
+
+def classify(
+    opcode: str,
+    inner_opcodes: frozenset[str],
+    evidence: list[Evidence],
+    custom_call_target: str = "",
+    surrounding: Direction = Direction.NONE,
+) -> Classified:
+    """Category, part and direction of one operation.
+
+    Args:
+        opcode: of the operation itself.
+        inner_opcodes: of what it is made of; for anything but a fusion, its own.
+        evidence: the scopes of its inner instructions; may be empty.
+        custom_call_target: of a custom call.
+        surrounding: the direction of the computation it sits in, which tells a recomputed forward kernel from the
+            first one: Pallas kernels lose the transforms in their path.
+    """
+    part, direction, path = _vote(evidence)
+    if surrounding in (Direction.BACKWARD, Direction.RECOMPUTE) and direction in (Direction.NONE, Direction.FORWARD):
+        direction = Direction.RECOMPUTE
+    elif direction == Direction.NONE:
+        direction = surrounding
+    if part == Part.OPTIMIZER:
+        direction = Direction.NONE
+    return Classified(_category(opcode, inner_opcodes, part, direction, path, custom_call_target), part, direction)
+
+
+def _vote(evidence: list[Evidence]) -> tuple[Part, Direction, str]:
+    """The part and direction on which most of the work stands, and the heaviest path."""
+    parts: dict[Part, float] = defaultdict(float)
+    directions: dict[Direction, float] = defaultdict(float)
+    for item in evidence:
+        parts[part_of(item.op_name, item.frames)] += item.weight
+        directions[direction_of(item.op_name)] += item.weight
+    informative = {p: w for p, w in parts.items() if p != Part.OUTSIDE} or parts
+    known = {d: w for d, w in directions.items() if d != Direction.NONE} or directions
+    part = max(informative, key=lambda p: (informative[p], p.value), default=Part.OUTSIDE)
+    direction = max(known, key=lambda d: (known[d], d.value), default=Direction.NONE)
+    heaviest = max(evidence, key=lambda e: e.weight, default=None)
+    return part, direction, heaviest.op_name if heaviest else ""
+
+
+def _category(opcode: str, inner: frozenset[str], part: Part, direction: Direction, path: str, target: str) -> Category:
+    work = {base_opcode(o) for o in inner} - FREE_OPCODES
+    if base_opcode(opcode) in COLLECTIVES or work & COLLECTIVES:
+        return Category.COLLECTIVES_EXPOSED
+    if base_opcode(opcode) in HOST_OPCODES or work & HOST_OPCODES or HOST_CALLS.search(target):
+        return Category.HOST
+    if opcode in CONTROL_OPCODES:
+        return Category.CONTROL
+    if target in NO_CODE_CALLS or opcode in FREE_OPCODES:
+        return Category.COPIES
+    if part == Part.EMBEDDING:
+        return Category.EMBEDDING
+    if work and work <= MOVEMENT:
+        return Category.COPIES
+    if part == Part.OPTIMIZER:
+        return Category.OPTIMIZER
+    if part == Part.LOSS:
+        return Category.LOSS
+    if part == Part.ATTENTION_CORE or ATTENTION_CALLS.search(target):
+        return Category.ATTENTION_BACKWARD if direction == Direction.BACKWARD else Category.ATTENTION_FORWARD
+    if work & {"dot", "convolution", "ragged-dot", "scaled-dot"} or MATMUL_CALLS.search(target):
+        return Category.MATMUL
+    if part == Part.NORM_ROTARY:
+        return Category.NORM_ROTARY
+    if opcode == "custom-call":
+        return Category.CUSTOM_KERNELS
+    if not opcode and not path:
+        return Category.UNATTRIBUTED
+    return Category.ELEMENTWISE
+
+
+def gather_evidence(program: HloProgram, instruction: Instruction) -> list[Evidence]:
+    """The scopes of a kernel's inner instructions, weighed by their flops, or their elements where they have none."""
+    evidence = []
+    for inner in program.inner(instruction):
+        names_a_buffer = inner.opcode in ("parameter", "constant", "tuple", "get-tuple-element", "bitcast")
+        if (inner.op_name or inner.frame_id) and not names_a_buffer:
+            weight = max(instruction_flops(program, inner), float(inner.shape.elements))
+            evidence.append(Evidence(inner.op_name, program.frames(inner), weight))
+    if not evidence and (instruction.op_name or instruction.frame_id):
+        evidence.append(Evidence(instruction.op_name, program.frames(instruction), 1.0))
+    return evidence
+
+
+def computation_directions(program: HloProgram) -> dict[int, Direction]:
+    """The direction of each loop body or called computation: what the loop or call is in, for all that runs in it.
+
+    A loop over microbatches holds forward and backward passes and has none; in the backward pass of a loop over layers
+    whatever is not its own is recomputed.
+    """
+    found: dict[int, Direction] = {}
+    for computation_id, instructions in program.computations.items():
+        # A constant that XLA sank into a loop keeps the path of another use: the reference's forward scan holds
+        # constants of its backward pass.
+        paths = [i.op_name for i in instructions if i.op_name and i.opcode not in FREE_OPCODES]
+        around = Counter(direction_of(path.rsplit("/while/body", 1)[0]) for path in paths if "/while/body" in path)
+        within = {direction_of(path) for path in paths} - {Direction.NONE}
+        found[computation_id] = Direction.NONE
+        if computation_id == program.entry_id:
+            continue
+        if around:
+            direction = around.most_common(1)[0][0]
+            found[computation_id] = Direction.BACKWARD if direction == Direction.RECOMPUTE else direction
+        elif within == {Direction.FORWARD} or (len(instructions) > 1 and within and Direction.FORWARD not in within):
+            found[computation_id] = Direction.FORWARD if Direction.FORWARD in within else Direction.BACKWARD
+    return found
+
+
+def classify_program(program: HloProgram) -> dict[str, Classified]:
+    """The verdict on every instruction of a program that can run as a kernel, by instruction name.
+
+    It is that of the instruction's own evidence: `directions.settled` decides what only the sums of a pass tell.
+    """
+    surrounding = computation_directions(program)
+    verdicts: dict[str, Classified] = {}
+    for kernel in executed_kernels(program):
+        instruction = kernel.instruction
+        evidence = gather_evidence(program, instruction)
+        inner = program.inner(instruction)
+        target = next((i.custom_call_target for i in (instruction, *inner) if i.custom_call_target), "")
+        paths = " ".join(e.op_name for e in evidence)
+        around = surrounding[instruction.computation_id]
+        if around == Direction.BACKWARD and direction_of(paths) == Direction.BACKWARD:
+            around = Direction.NONE
+        opcodes = frozenset(i.opcode for i in inner)
+        verdicts[instruction.name] = classify(instruction.opcode, opcodes, evidence, target, around)
+    return verdicts

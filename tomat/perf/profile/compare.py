@@ -1,0 +1,133 @@
+"""Two breakdowns side by side: what each category gained or lost, and whether that is a regression."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from enum import IntEnum
+from typing import Any
+
+from tomat.perf.profile.breakdown import Breakdown
+from tomat.perf.profile.categories import Category
+from tomat.perf.profile.steady import what_else_ran
+
+
+class Verdict(IntEnum):
+    """Of a row and, as the worst of its rows, of a comparison. The exit code of the command is 1 for FAIL, else 0."""
+
+    PASS = 0
+    WARN = 1
+    FAIL = 2
+
+
+@dataclass(frozen=True)
+class Thresholds:
+    """By how much of A's step a category, or the step itself, may grow."""
+
+    warn_percent: float = 2.0
+    fail_percent: float = 5.0
+
+    def verdict(self, growth_percent: float) -> Verdict:
+        """Shrinking always passes."""
+        if growth_percent >= self.fail_percent:
+            return Verdict.FAIL
+        return Verdict.WARN if growth_percent >= self.warn_percent else Verdict.PASS
+
+
+@dataclass(frozen=True)
+class CategoryDelta:
+    """One category in A and B; differences are B - A."""
+
+    category: str
+    a_seconds: float
+    b_seconds: float
+    delta_seconds: float
+    delta_cycles: float | None
+    a_share: float
+    b_share: float
+    delta_points: float
+    """Change of the share, in percentage points."""
+    growth_percent_of_step: float
+    """Change of the time over A's step time."""
+    verdict: Verdict
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """See the module."""
+
+    a: str
+    b: str
+    a_step_seconds: float
+    b_step_seconds: float
+    step_growth_percent: float
+    rows: tuple[CategoryDelta, ...]
+    step_verdict: Verdict
+    notes: tuple[str, ...]
+
+    @property
+    def verdict(self) -> Verdict:
+        """The worst of the step's and the categories'."""
+        return max([self.step_verdict, *(row.verdict for row in self.rows)])
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON with units in the keys."""
+        data = asdict(self)
+        data["rows"] = [{**row, "verdict": Verdict(row["verdict"]).name.lower()} for row in data["rows"]]
+        data["step_verdict"] = self.step_verdict.name.lower()
+        data["verdict"] = self.verdict.name.lower()
+        return data
+
+
+def compare(a: Breakdown, b: Breakdown, thresholds: Thresholds | None = None) -> Comparison:
+    """Category by category, largest change first; a category that only one of the two has counts as 0 in the other."""
+    limits = thresholds or Thresholds()
+    mine = {row.name: row for row in a.categories}
+    theirs = {row.name: row for row in b.categories}
+    nothing = a.group("", ())
+    clock = b.roofs.clock_hz if b.roofs.clock_hz == a.roofs.clock_hz else None
+    rows = []
+    for category in Category:
+        if category not in mine and category not in theirs:
+            continue
+        left, right = mine.get(category, nothing), theirs.get(category, nothing)
+        change = right.seconds - left.seconds
+        growth = 100.0 * change / a.step_seconds if a.step_seconds else 0.0
+        rows.append(
+            CategoryDelta(
+                category=str(category),
+                a_seconds=left.seconds,
+                b_seconds=right.seconds,
+                delta_seconds=change,
+                delta_cycles=change * clock if clock else None,
+                a_share=left.share,
+                b_share=right.share,
+                delta_points=100.0 * (right.share - left.share),
+                growth_percent_of_step=growth,
+                verdict=limits.verdict(growth),
+            )
+        )
+    rows.sort(key=lambda r: (-abs(r.delta_seconds), r.category))
+    growth = 100.0 * (b.step_seconds - a.step_seconds) / a.step_seconds if a.step_seconds else 0.0
+    return Comparison(
+        a=a.title,
+        b=b.title,
+        a_step_seconds=a.step_seconds,
+        b_step_seconds=b.step_seconds,
+        step_growth_percent=growth,
+        rows=tuple(rows),
+        step_verdict=limits.verdict(growth),
+        notes=_differences(a, b),
+    )
+
+
+def _differences(a: Breakdown, b: Breakdown) -> tuple[str, ...]:
+    notes = []
+    if a.roofs.device_kind != b.roofs.device_kind:
+        notes.append(f"different devices: {a.roofs.device_kind or 'unknown'} and {b.roofs.device_kind or 'unknown'}")
+    if a.n_devices != b.n_devices:
+        notes.append(f"different numbers of devices: {a.n_devices} and {b.n_devices}")
+    if a.source != b.source:
+        notes.append(f"{a.source} against {b.source}: one is measured, the other predicted")
+    for name, one in (("A", a), ("B", b)):
+        notes += [f"not in the step of {name}: {text}" for text in what_else_ran(one)]
+    return tuple(notes)

@@ -1,0 +1,252 @@
+"""Floating-point operations and memory traffic of one execution of an HLO kernel, from shapes alone.
+
+Conventions, those of XLA's ``HloCostAnalysis`` so that totals can be compared: a multiply-add is two operations, an
+elementwise operation one per element, a reduction one per input element. Transcendentals are *not* counted as flops.
+Memory traffic counts each operand and result once, and only buffers in HBM: what the compiler placed in VMEM
+(``S(1)``) moves no HBM bytes. An operand that a fusion only slices counts its slices; an update in place counts the
+update.
+"""
+
+from __future__ import annotations
+
+import math
+
+from tomat.hardware.chip_table import Operand
+from tomat.perf.profile.hlo import CONTROL_OPCODES, FREE_OPCODES, HBM_MEMORY_SPACE, HloProgram, Instruction
+
+TRANSCENDENTAL = frozenset(
+    {"exponential", "exponential-minus-one", "log", "log-plus-one", "tanh", "tan", "sine", "cosine", "rsqrt", "sqrt",
+     "cbrt", "logistic", "power", "atan2", "erf"}
+)  # fmt: skip
+ELEMENTWISE = frozenset(
+    {"add", "subtract", "multiply", "divide", "maximum", "minimum", "negate", "abs", "compare", "select", "and", "or",
+     "not", "xor", "clamp", "floor", "ceil", "round-nearest-afz", "round-nearest-even", "remainder", "sign",
+     "shift-left", "shift-right-logical", "shift-right-arithmetic", "popcnt", "count-leading-zeros", "is-finite"}
+)  # fmt: skip
+COLLECTIVES = frozenset(
+    {"all-reduce", "all-gather", "reduce-scatter", "all-to-all", "ragged-all-to-all", "collective-permute",
+     "collective-broadcast"}
+)  # fmt: skip
+
+
+_INT8, _FP8, _F32 = frozenset({2, 6}), frozenset({19, 20, 23, 24, 25, 28, 29}), frozenset({11})
+"""Types of XLA's `PrimitiveType` (xla/xla_data.proto): S8 and U8; F8E5M2, F8E4M3FN, F8E4M3B11FNUZ, F8E5M2FNUZ,
+F8E4M3FNUZ, F8E4M3, F8E3M4; F32."""
+
+
+def base_opcode(opcode: str) -> str:
+    """The opcode without the `-start`, `-update` or `-done` of its asynchronous halves."""
+    for suffix in ("-start", "-update", "-done"):
+        if opcode.endswith(suffix):
+            return opcode.removesuffix(suffix)
+    return opcode
+
+
+def instruction_flops(program: HloProgram, instruction: Instruction) -> float:
+    """Flops of one instruction that is not a fusion."""
+    opcode, out = instruction.opcode, instruction.shape.elements
+    if opcode == "dot":
+        left = program.operands(instruction)[0].shape.dims
+        contracted = math.prod([left[i] for i in instruction.proto.dot_dimension_numbers.lhs_contracting_dimensions])
+        return 2.0 * out * contracted
+    if opcode == "convolution":
+        return _convolution_flops(program, instruction)
+    if opcode in ELEMENTWISE:
+        return float(out)
+    if opcode in ("reduce", "reduce-window", "scatter", "select-and-scatter"):
+        operands = program.operands(instruction)
+        return float(operands[-1].shape.elements if opcode == "scatter" else operands[0].shape.elements)
+    if base_opcode(opcode) in ("all-reduce", "reduce-scatter") and not opcode.endswith("-done"):
+        return float(sum(o.shape.elements for o in program.operands(instruction)))
+    return 0.0
+
+
+def _convolution_flops(program: HloProgram, instruction: Instruction) -> float:
+    """2 x output elements x (kernel window positions that read real input) x input features per group.
+
+    TPU matmuls are convolutions. Those with a window (batched ones, windowed reductions) read padding at the edges or
+    dilated holes, which do not count: the valid positions are counted along each spatial dimension.
+    """
+    left, kernel = program.operands(instruction)[:2]
+    numbers = instruction.proto.convolution_dimension_numbers
+    features = kernel.shape.dims[numbers.kernel_input_feature_dimension]
+    spatial_outputs = 1
+    pairs = 1
+    for axis, window in enumerate(instruction.proto.window.dimensions):
+        size_in = left.shape.dims[numbers.input_spatial_dimensions[axis]]
+        size_out = instruction.shape.dims[numbers.output_spatial_dimensions[axis]]
+        pairs *= valid_positions(window, size_in, size_out)
+        spatial_outputs *= size_out
+    return 2.0 * (instruction.shape.elements / max(1, spatial_outputs)) * pairs * features
+
+
+def valid_positions(window: object, size_in: int, size_out: int) -> int:
+    """Pairs (output position, kernel position) along one dimension that meet an input element."""
+
+    def get(name: str, default: int) -> int:
+        return getattr(window, name) or default  # proto3 leaves ones as zero
+
+    size, stride = get("size", 1), get("stride", 1)
+    dilation, base = get("window_dilation", 1), get("base_dilation", 1)
+    low = int(getattr(window, "padding_low", 0))
+    reach = (size_in - 1) * base
+    if size == 1 and base == 1 and low == 0:
+        return max(0, min(size_out, reach // stride + 1))
+    count = 0
+    for kernel in range(size):
+        offset = kernel * dilation - low
+        # positions o with 0 <= o * stride + offset <= reach and divisible by the base dilation
+        first = max(0, (stride - 1 - offset) // stride)
+        last = min(size_out - 1, (reach - offset) // stride)
+        if base == 1:
+            count += max(0, last - first + 1)
+        else:
+            count += _divisible(first, last, stride, offset, base)
+    return count
+
+
+def _divisible(first: int, last: int, stride: int, offset: int, base: int) -> int:
+    """How many o of first..last have `o * stride + offset` divisible by `base`."""
+    common = math.gcd(stride, base)
+    if offset % common or last < first:
+        return 0
+    period = base // common
+    residue = -(offset // common) * pow(stride // common, -1, period) % period
+    return (last - residue) // period - (first - 1 - residue) // period
+
+
+def kernel_flops(program: HloProgram, instruction: Instruction) -> float | None:
+    """Flops of one execution of a kernel; None for an opaque custom call, whose work HLO does not tell."""
+    if instruction.opcode in FREE_OPCODES or instruction.opcode in CONTROL_OPCODES:
+        return 0.0
+    if instruction.opcode.endswith(("-done", "-update")):
+        return 0.0  # counted at the start
+    if instruction.opcode == "custom-call":
+        if "gemm_backend_config" in instruction.backend_config:
+            return _gemm_flops(program, instruction)
+        estimate = instruction.backend_config.get("custom_call_config", {}).get("cost_estimate", {})
+        return float(estimate["flops"]) if "flops" in estimate else None
+    return sum(instruction_flops(program, inner) for inner in program.inner(instruction))
+
+
+def product_operands(program: HloProgram, product: Instruction) -> Operand:
+    """The type of both operands of a dot, a convolution or a cuBLAS call, as the peak of a chip depends on it."""
+    left, right = (operand.proto.shape.element_type for operand in program.operands(product)[:2])
+    same: dict[Operand, frozenset[int]] = {"int8": _INT8, "fp8": _FP8, "f32": _F32}
+    for kind, types in same.items():
+        if left in types and right in types:
+            return kind
+    return "bf16"
+
+
+def kernel_operands(program: HloProgram, instruction: Instruction) -> Operand:
+    """The type of the operands of most of a kernel's products; bf16 where it has none that HLO tells."""
+    flops: dict[Operand, float] = {"bf16": 0.0}
+    for inner in program.inner(instruction):
+        if inner.opcode in ("dot", "convolution"):
+            kind, done = product_operands(program, inner), instruction_flops(program, inner)
+        elif inner.opcode == "custom-call" and "gemm_backend_config" in inner.backend_config:
+            kind, done = product_operands(program, inner), _gemm_flops(program, inner)
+        else:
+            continue
+        flops[kind] = flops.get(kind, 0.0) + done
+    return max(flops, key=lambda kind: flops[kind])
+
+
+def _gemm_flops(program: HloProgram, instruction: Instruction) -> float:
+    """A cuBLAS call (`__cublas$gemm`, `__cublas$lt$matmul`): its config holds the dot it replaced."""
+    numbers = instruction.backend_config["gemm_backend_config"].get("dot_dimension_numbers", {})
+    left = program.operands(instruction)[0].shape.dims
+    contracted = math.prod([left[int(i)] for i in numbers.get("lhs_contracting_dimensions", [])])
+    result = instruction.shape.parts[0] if instruction.shape.parts else instruction.shape
+    return 2.0 * result.elements * contracted
+
+
+def kernel_hbm_bytes(program: HloProgram, instruction: Instruction) -> float:
+    """Bytes one execution of a kernel reads from and writes to HBM."""
+    opcode = instruction.opcode
+    if opcode in FREE_OPCODES or opcode in CONTROL_OPCODES or opcode.endswith(("-done", "-update")):
+        return 0.0
+    operands = program.operands(instruction)
+    if opcode == "copy-start":  # (destination, source, context)
+        written = instruction.shape.parts[0] if instruction.shape.parts else instruction.shape
+        return float(written.byte_count(HBM_MEMORY_SPACE) + operands[0].shape.byte_count(HBM_MEMORY_SPACE))
+    if opcode in ("dynamic-slice", "slice", "gather"):
+        return float(_sliced(operands[0], instruction) + instruction.shape.byte_count(HBM_MEMORY_SPACE))
+    if opcode == "dynamic-update-slice":
+        return float(operands[1].shape.byte_count(HBM_MEMORY_SPACE) + _sliced(instruction, operands[1]))
+    if opcode == "fusion":
+        return _fusion_bytes(program, instruction, operands)
+    total = instruction.shape.byte_count(HBM_MEMORY_SPACE)
+    for operand in {o.proto.id: o for o in operands}.values():
+        total += operand.shape.byte_count(HBM_MEMORY_SPACE)
+    return float(total)
+
+
+def _sliced(holder: Instruction, window: Instruction) -> int:
+    """Bytes of `window` moved from or to the buffer of `holder`, none if that buffer is not in HBM."""
+    in_hbm = holder.shape.byte_count(HBM_MEMORY_SPACE) > 0
+    return window.shape.byte_count() if in_hbm else 0
+
+
+def _users(program: HloProgram, computation_id: int) -> dict[int, list[Instruction]]:
+    users: dict[int, list[Instruction]] = {}
+    for instruction in program.computations[computation_id]:
+        for operand_id in set(instruction.operand_ids):
+            users.setdefault(operand_id, []).append(instruction)
+    return users
+
+
+def _touched_bytes(program: HloProgram, holder: Instruction, users: dict[int, list[Instruction]]) -> int | None:
+    """Bytes of a fused parameter that its slices read, through bitcasts, padding and nested fusions; None: all."""
+    reads = users.get(holder.proto.id, [])
+    if not reads:
+        return None
+    total = 0
+    for read in reads:
+        if read.opcode in ("bitcast", "pad"):
+            touched = _touched_bytes(program, read, users)
+            if touched is not None and read.opcode == "pad":  # what a slice takes of the padding is not read
+                touched = touched * holder.shape.elements // max(1, read.shape.elements)
+        elif read.opcode in ("dynamic-slice", "slice", "gather") and read.operand_ids[0] == holder.proto.id:
+            touched = read.shape.byte_count()
+        elif read.opcode == "dynamic-update-slice" and read.operand_ids[0] == holder.proto.id:
+            touched = 0
+        elif read.opcode == "fusion" and read.called_ids and read.operand_ids.count(holder.proto.id) == 1:
+            number = read.operand_ids.index(holder.proto.id)
+            inner = next(
+                i
+                for i in program.computations[read.called_ids[0]]
+                if i.opcode == "parameter" and i.proto.parameter_number == number
+            )
+            touched = _touched_bytes(program, inner, _users(program, read.called_ids[0]))
+        else:
+            touched = None
+        if touched is None:
+            return None
+        total += touched
+    return total
+
+
+def _fusion_bytes(program: HloProgram, fusion: Instruction, operands: list[Instruction]) -> float:
+    if not fusion.called_ids:
+        return 0.0
+    users = _users(program, fusion.called_ids[0])
+    total = 0
+    for parameter in program.computations[fusion.called_ids[0]]:
+        if parameter.opcode != "parameter" or parameter.proto.parameter_number >= len(operands):
+            continue
+        operand = operands[parameter.proto.parameter_number]
+        if operand.shape.byte_count(HBM_MEMORY_SPACE) == 0:
+            continue
+        touched = _touched_bytes(program, parameter, users)
+        total += operand.shape.byte_count(HBM_MEMORY_SPACE) if touched is None else touched
+    root = program.root(fusion.called_ids[0])
+    results = program.operands(root) if root is not None and root.opcode == "tuple" else [root]
+    shapes = fusion.shape.parts or (fusion.shape,)
+    for shape, result in zip(shapes, results, strict=False):
+        if result is not None and result.opcode == "dynamic-update-slice" and shape.memory_space == HBM_MEMORY_SPACE:
+            total += program.operands(result)[1].shape.byte_count()
+        else:
+            total += shape.byte_count(HBM_MEMORY_SPACE)
+    return float(total)

@@ -1,0 +1,109 @@
+"""Reads HLO modules from files and bytes: text, `HloModuleProto`, `HloProto`, gzipped or not."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from tomat.base.errors import TomatError
+from tomat.perf.profile.hlo import HloProgram, check_structure
+from tomat.perf.profile.protos import new_message
+from tomat.perf.profile.unpack import read_bytes, unpacked
+
+HLO_SUFFIXES = (".txt", ".hlo", ".hlo.pb", ".txt.gz", ".hlo.gz", ".hlo.pb.gz")
+XPLANE_SUFFIX = ".xplane.pb"
+
+
+def is_hlo_path(path: str) -> bool:
+    """Whether a path names an HLO module rather than a trace."""
+    return path.endswith(HLO_SUFFIXES) or (path.endswith(".pb") and not path.endswith(XPLANE_SUFFIX))
+
+
+def program_from_bytes(data: bytes, origin: str, program_id: int = 0) -> HloProgram:
+    """The program in a serialised `HloProto` or `HloModuleProto`.
+
+    Raises:
+        TomatError: neither of the two can be read out of `data` (`origin` names it in the message).
+    """
+    from google.protobuf.message import DecodeError
+
+    for kind in ("HloProto", "HloModuleProto"):
+        message = new_message(kind)
+        try:
+            message.ParseFromString(data)
+        except DecodeError:
+            continue
+        module = message.hlo_module if kind == "HloProto" else message
+        if module.computations and module.entry_computation_id in {c.id for c in module.computations}:
+            assignment = message.buffer_assignment if kind == "HloProto" else None
+            try:
+                check_structure(module)
+            except ValueError as error:
+                raise TomatError(
+                    f"{origin}: a damaged HLO module ({error}). Write it again, or copy it from where it was written."
+                ) from None
+            return HloProgram(module, program_id, assignment)
+    raise TomatError(
+        f"{origin}: {len(data):,} bytes that are neither an HloProto nor an HloModuleProto with an entry computation. "
+        "Give the optimised module XLA wrote (--xla_dump_to, or compiled.runtime_executable().hlo_modules()[0]), whole."
+    )
+
+
+# jaxlib exposes its HLO bindings nowhere else (jax._src.lib.xla_client wraps the same module).
+_PARSER = """
+import sys
+import jaxlib._hlo
+try:
+    module = jaxlib._hlo.hlo_module_from_text(sys.stdin.buffer.read().decode("utf-8", errors="replace"))
+    sys.stdout.buffer.write(module.as_serialized_hlo_module_proto())
+except Exception as error:
+    print(str(error).strip() or type(error).__name__, file=sys.stderr)
+    sys.exit(1)
+"""
+"""What the process that parses HLO text runs. XLA checks some of it with assertions that end the process: a negative
+size of a tile in the entry's layout is one (jaxlib 0.11.1)."""
+LONGEST_PARSE_SECONDS = 300.0
+"""The text of a step with unrolled layers (8.5 MB, 30,831 instructions) takes 7 s on a busy machine."""
+
+
+def program_from_text(text: str, origin: str) -> HloProgram:
+    """The program of HLO text, read by XLA's parser in a process of its own (0.1 s of CPU time).
+
+    Raises:
+        TomatError: XLA refuses the text (the first line of its reason is in the message), or ends at it.
+    """
+    command = [sys.executable, "-c", _PARSER]
+    try:
+        done = subprocess.run(
+            command, input=text.encode(), capture_output=True, timeout=LONGEST_PARSE_SECONDS, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise TomatError(f"{origin}: XLA has not parsed this HLO text in {LONGEST_PARSE_SECONDS:.0f} s.") from None
+    if done.returncode:
+        lines = done.stderr.decode(errors="replace").strip().splitlines()
+        reason = lines[0] if lines else "it says nothing"
+        if done.returncode < 0:
+            # A failed assertion is `F0000 00:00:... FILE:LINE] ...`, after a line of absl's about logging.
+            fatal = next((line for line in lines if line.startswith("F") and "] " in line), reason)
+            reason = f"its parser ended with {signal.Signals(-done.returncode).name}: {fatal.split('] ', 1)[-1]}"
+        raise TomatError(
+            f"{origin}: not HLO text that XLA can parse ({reason}). Expected `HloModule NAME, ...`, whole."
+        )
+    return program_from_bytes(done.stdout, origin)
+
+
+def load_program(path: Path) -> HloProgram:
+    """The program in a `.txt`/`.hlo` (text) or `.pb` (protocol buffer) file, either gzipped (`.gz`) or not."""
+    data = unpacked(read_bytes(path), str(path), "HLO module")
+    if data.lstrip().startswith(b"HloModule"):
+        return program_from_text(data.decode("utf-8", errors="replace"), str(path))
+    return program_from_bytes(data, str(path))
+
+
+def serialise_program(program: HloProgram) -> bytes:
+    """The program as a serialised `HloProto`, fields that tomat does not read included."""
+    message = new_message("HloProto")
+    message.hlo_module.CopyFrom(program.module)
+    return message.SerializeToString(deterministic=True)

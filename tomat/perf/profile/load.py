@@ -1,0 +1,72 @@
+"""Whatever holds a breakdown, opened: a trace, a run's folder, a compiled program, a plan, a breakdown in JSON."""
+
+import warnings
+from pathlib import Path
+
+from tomat.base.documents import read_json
+from tomat.base.errors import TomatError
+from tomat.base.layout import PROFILER_FOLDER
+from tomat.perf.profile.breakdown import Breakdown, Roofs
+from tomat.perf.profile.hlo import sound_parts
+from tomat.perf.profile.hlo_files import is_hlo_path, load_program
+from tomat.perf.profile.program_breakdown import breakdown_from_program
+from tomat.perf.profile.trace import load_trace
+from tomat.perf.profile.trace_breakdown import breakdown_from_trace
+
+
+def load_breakdown(
+    target: str, *, device_kind: str | None = None, session: str | None = None, program: str | None = None
+) -> Breakdown:
+    """The breakdown of whatever `target` is: a trace, a run's folder, an HLO module, or a breakdown in JSON.
+
+    Args:
+        target: A path, or the URL of a trace.
+        device_kind: JAX's name of the chip, where `target` does not hold it.
+        session: Of a profile directory; default: the newest.
+        program: Of a trace, whose executions are the steps; default: see `main_program`.
+
+    Raises:
+        TomatError: it is none of them, or damaged.
+    """
+    path = Path(target)
+    if "://" not in target and path.is_file():
+        if is_hlo_path(path.name):
+            hlo = load_program(path)
+            _refuse_unknown_chip(target, device_kind)
+            with sound_parts(hlo):
+                return breakdown_from_program(hlo, device_kind=device_kind or "")
+        if path.suffix == ".json" and not path.name.endswith(".trace.json"):
+            data = read_json(path, "Write it again with --json, or copy the trace again.")
+            if isinstance(data, dict) and "traceEvents" not in data:
+                if "program_key" in data:  # a plan
+                    data = data.get("breakdown", {})
+                    if data is None:
+                        raise TomatError(f"{target} is the plan of a step that does not fit; it has no breakdown.")
+                return Breakdown.from_dict(data, target)
+    trace = load_trace(profile_place(target), session=session)
+    return breakdown_from_trace(trace, device_kind=device_kind, program=program)
+
+
+def _refuse_unknown_chip(target: str, device_kind: str | None) -> None:
+    """Stop where a compiled program's times would all be unknown: it does not say which chip it is for."""
+    if not device_kind:
+        raise TomatError(
+            f"{target}: a compiled program does not say which chip it is for; give --device_kind, such as "
+            "'TPU v6 lite'."
+        )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the refusal says it
+        roofs = Roofs.of_device_kind(device_kind)
+    if not roofs.peak_flops_per_second or not roofs.peak_hbm_bytes_per_second:
+        raise TomatError(
+            f"{target}: no peak flops and bandwidth are known of --device_kind '{device_kind}', so its operations have "
+            "no times; give JAX's name of a chip, such as 'TPU v6 lite'."
+        )
+
+
+def profile_place(target: str) -> str:
+    """Where the profile of `target` is: `profiler/` inside a run's folder, else `target` itself."""
+    path = Path(target)
+    if "://" not in target and (path / PROFILER_FOLDER).is_dir():
+        return str(path / PROFILER_FOLDER)
+    return target

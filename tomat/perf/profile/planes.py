@@ -1,0 +1,311 @@
+"""The devices, steps and threads of one host's trace, from its planes, whatever format they were read from.
+
+Planes and lines as JAX and xprof name them: ``/device:TPU:N`` with lines ``XLA Ops``, ``Async XLA Ops``,
+``XLA Modules`` and ``Steps``; ``/device:GPU:N`` with one line a CUDA stream; on a CPU the operations are events of the
+threads in ``/host:CPU`` that carry an ``hlo_op`` stat.
+"""
+
+from __future__ import annotations
+
+import abc
+import math
+import re
+from collections import Counter
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from tomat.perf.profile.damage import refuse_damaged
+from tomat.perf.profile.gpu_executions import GpuExecutions
+from tomat.perf.profile.trace_data import (
+    DeviceTrace,
+    Events,
+    HostTrace,
+    ModuleRun,
+    OpKind,
+    StepMark,
+    program_name_and_id,
+    with_program_of_run,
+)
+
+DEVICE_PLANE = re.compile(r"^/device:(TPU|GPU):\d+$")
+SPARSE_CORE_PLANE = re.compile(r"^/device:TPU:\d+ SparseCore")
+HOST_PLANE = "/host:CPU"
+OPS_LINE, ASYNC_LINE, MODULES_LINE, STEPS_LINE, STREAM = "XLA Ops", "Async XLA Ops", "XLA Modules", "Steps", "Stream"
+COMMAND_BUFFER = "command_buffer"
+"""Begins the `hlo_op` of kernels that XLA launches as a CUDA graph; no instruction has that name."""
+NO_SCOPE = "XlaModule"
+"""The `tf_op` of a kernel on a GPU whose place in the model is not told."""
+MAX_STEP_DIGITS = 18
+"""A step's number with more is none: it may be more than 64 bits hold."""
+
+
+class Plane(abc.ABC):
+    """One plane of a host's trace. Its lines and events are the format's own objects, of which these methods tell."""
+
+    name: str
+    stats: Mapping[str, Any]
+    lines: Sequence[tuple[str, Any]]
+    """(Name, the format's line) of each."""
+    event_count: int
+
+    def __init__(self, host: HostTrace) -> None:
+        """A plane of `host`, which counts its damaged events."""
+        self.host = host
+        self.left_out: Counter[str] = Counter()
+        """Damaged events of this plane, by what is wrong with them."""
+
+    def leave_out(self, wrong: str, count: int = 1) -> None:
+        """Count events that cannot be used."""
+        if count:
+            self.left_out[wrong] += count
+            self.host.left_out[wrong] = self.host.left_out.get(wrong, 0) + count
+
+    @abc.abstractmethod
+    def placed(self, line: Any) -> Iterable[tuple[Any, int, int]]:
+        """(event, start_ps, duration_ps) of a line's sound events."""
+
+    @abc.abstractmethod
+    def label(self, event: Any) -> str:
+        """The name of an event."""
+
+    @abc.abstractmethod
+    def event_stats(self, event: Any) -> Mapping[str, Any]:
+        """What the trace says about an event, by the names of xprof's schema."""
+
+    def short_name(self, event: Any) -> str:
+        """The name of an event as a timeline shows it."""
+        return self.label(event)
+
+    def role(self, event: Any) -> str:
+        """What an event of a host's thread is: `op`, `step` or `span`."""
+        stats = self.event_stats(event)
+        return "op" if "hlo_op" in stats else "step" if "step_num" in stats else "span"
+
+    def kind(self, event: Any) -> OpKind:
+        """What the trace says about the operation of an event."""
+        stats = self.event_stats(event)
+        name = str(stats.get("hlo_op") or self.short_name(event))
+        if name.startswith("%"):  # the whole instruction: `%fusion.3 = bf16[8,128]{1,0} fusion(...)`
+            name = name[1:].split(" ", 1)[0]
+        program, program_id = program_name_and_id(str(stats.get("hlo_module") or ""))
+        program_id = as_integer(stats.get("program_id")) or program_id
+        module = self.host.programs.get(program_id)
+        if "hlo_op" in stats and (name.startswith(COMMAND_BUFFER) or (module and name not in module.by_name)):
+            # Many kernels, launched at once, which only their own names tell apart. AMD's end in `.kd`.
+            kernel = self.label(event).removesuffix(".kd")
+            name = module.by_kernel_name.get(kernel, kernel) if module else kernel
+        op_name = str(stats.get("tf_op") or "").removesuffix(":")
+        return OpKind(
+            name=name,
+            program_id=program_id,
+            program=program or (program_name_and_id(module.name)[0] if module else ""),
+            long_name=str(stats.get("long_name") or self.label(event)),
+            hlo_category=str(stats.get("hlo_category") or ""),
+            op_name="" if op_name == NO_SCOPE else op_name,
+            source=str(stats.get("source") or ""),
+            flops=_amount(stats, "flops", "model_flops"),
+            bytes_accessed=_amount(stats, "bytes_accessed", "raw_bytes_accessed"),
+        )
+
+    def operations(self, line: Any, index: int, kinds: Kinds) -> np.ndarray:
+        """int64 [n, 4] of (kind, start_ps, duration_ps, `index`) of a line's events; `kinds` gets those it lacks."""
+        rows = []
+        for event, start, duration in self.placed(line):
+            number = kinds.number_of(self, event)
+            rows.append((number, start, duration, index))
+            if correlation_id := as_integer(self.event_stats(event).get("correlation_id")):
+                kind = kinds.kinds[number]
+                kinds.kernels.append((correlation_id, kind.program, kind.program_id, start, start + duration))
+        return np.array(rows, dtype=np.int64).reshape(-1, 4)
+
+
+class Kinds:
+    """The kinds of operations of a device in order of appearance."""
+
+    def __init__(self) -> None:
+        self.kinds: list[OpKind] = []
+        self.kernels: list[tuple[int, str, int, int, int]] = []
+        """Of a GPU's kernels, what `GpuExecutions.of_kernels` takes."""
+        self._numbers: dict[Hashable, int] = {}
+
+    def number_of(self, plane: Plane, event: Any, key: Hashable = None) -> int:
+        """The number of an event's kind; events of one `key` are of one, by default those of one name and program."""
+        if key is None:
+            # One CUDA kernel serves many HLO operations, so the kind depends on the event's own stats.
+            stats = plane.event_stats(event)
+            key = (plane.label(event), *(str(stats.get(name, "")) for name in ("hlo_op", "hlo_module", "program_id")))
+        number = self._numbers.setdefault(key, len(self.kinds))
+        if number == len(self.kinds):
+            self.kinds.append(plane.kind(event))
+        return number
+
+
+def read_planes(host: HostTrace, planes: Sequence[Plane]) -> HostTrace:
+    """`host` with the devices, steps and activity of its planes.
+
+    Raises:
+        TomatError: more than a few events of the file or of one device are damaged.
+    """
+    unmarked: list[tuple[DeviceTrace, Kinds]] = []
+    for plane in planes:
+        if DEVICE_PLANE.match(plane.name):
+            device, kinds = _read_device(plane)
+            host.devices.append(device)
+            if kinds.kernels and not device.modules:
+                unmarked.append((device, kinds))
+        elif SPARSE_CORE_PLANE.match(plane.name):
+            host.warnings.append(f"{plane.name} is not part of the breakdown (it runs beside the TensorCore)")
+        refuse_damaged(f"{host.origin}, {plane.name}", plane.left_out, plane.event_count)
+    launched = GpuExecutions() if unmarked else None
+    threads = [plane for plane in planes if plane.name.startswith(HOST_PLANE)]
+    _read_threads(threads, host, as_device=not host.devices, launched=launched)
+    if launched is not None:
+        for device, kinds in unmarked:
+            device.modules = launched.of_kernels(kinds.kernels)
+            device.kinds = with_program_of_run(device.kinds, device.ops, device.modules)
+    host.devices = [device for device in host.devices if len(device.ops)]
+    refuse_damaged(host.origin, host.left_out, host.event_count)
+    return host
+
+
+def _read_device(plane: Plane) -> tuple[DeviceTrace, Kinds]:
+    """A device and its kinds: of a GPU its `Stream` lines, of which xprof derives others with a TPU's names."""
+    operations, transfers = [np.empty((0, 4), np.int64)], [np.empty((0, 4), np.int64)]
+    modules: list[ModuleRun] = []
+    steps: list[StepMark] = []
+    kinds = Kinds()
+    streams = any(name.startswith(STREAM) for name, _ in plane.lines)
+    for index, (name, line) in enumerate(plane.lines):
+        if name == MODULES_LINE:
+            for event, start, duration in plane.placed(line):
+                modules.append(ModuleRun(*program_name_and_id(plane.label(event)), start, start + duration))
+        elif name == STEPS_LINE:
+            for event, start, duration in plane.placed(line):
+                steps.append(_step_mark(plane, event, len(steps), start, duration))
+        elif name.startswith(STREAM) if streams else name == OPS_LINE:
+            operations.append(plane.operations(line, index, kinds))
+        elif name == ASYNC_LINE and not streams:
+            transfers.append(plane.operations(line, index, kinds))
+    ops = Events.build(np.concatenate(operations))
+    modules.sort(key=lambda run: run.start_ps)
+    peak_flops_per_second, peak_hbm_bytes_per_second = _stated_peaks(plane.stats)
+    device = DeviceTrace(
+        host=plane.host.host,
+        name=plane.name,
+        device_kind=_device_kind(plane.stats),
+        peak_flops_per_second=peak_flops_per_second,
+        peak_hbm_bytes_per_second=peak_hbm_bytes_per_second,
+        kinds=with_program_of_run(kinds.kinds, ops, modules),
+        ops=ops,
+        async_ops=Events.build(np.concatenate(transfers)),
+        modules=modules,
+        steps=sorted(steps, key=lambda mark: mark.start_ps),
+    )
+    return device, kinds
+
+
+def _device_kind(stats: Mapping[str, Any]) -> str:
+    """What a plane calls its device; an AMD GPU has a vendor and a version alone."""
+    for stat in ("device_type_string", "device_type", "gpu_device_name", "device_name"):
+        if stats.get(stat):
+            return str(stats[stat])
+    if "compute_cap_major" not in stats:
+        return ""
+    version = f"{stats['compute_cap_major']}.{stats.get('compute_cap_minor', 0)}"
+    return f"{stats.get('device_vendor', '')} GPU, compute capability {version}".strip()
+
+
+def _stated_peaks(stats: Mapping[str, Any]) -> tuple[float | None, float | None]:
+    """FLOP/s and HBM bytes/s that a plane states of its device, None where it states none.
+
+    A TPU's are in 1e12 and 1e9 (libtpu writes 1028.75 and 3686.16 for a core of TPU7x). NVIDIA's bandwidth is in bytes.
+    AMD's is left out: an MI300X states 2,662 GB/s, half of its data sheet.
+    """
+    flops, hbm = _amount(stats, "peak_teraflops_per_second"), _amount(stats, "peak_hbm_bw_gigabytes_per_second")
+    nvidia = _amount(stats, "memory_bandwidth") if stats.get("device_vendor") == "Nvidia" else None
+    return (1e12 * flops if flops else None), (1e9 * hbm if hbm else nvidia or None)
+
+
+def _read_threads(
+    planes: Sequence[Plane], host: HostTrace, as_device: bool, launched: GpuExecutions | None = None
+) -> None:
+    """Host threads: steps and activity; with `as_device` the CPU's HLO operations as well.
+
+    `launched` is told of every event.
+    """
+    kinds = Kinds()
+    rows: dict[int, list[tuple[int, int, int, int]]] = {}
+    runs: dict[tuple[int, int, int], list[int]] = {}
+    names: dict[str, int] = {}
+    spans: list[tuple[int, int, int]] = []
+    lines = [(plane, line) for plane in planes for _, line in plane.lines]
+    for index, (plane, line) in enumerate(lines):
+        for event, start, duration in plane.placed(line):
+            role = plane.role(event)
+            if launched is not None:
+                correlation_id = as_integer(plane.event_stats(event).get("correlation_id"))
+                launched.add(index, plane.label(event), correlation_id, start, start + duration)
+            if role == "span":
+                if duration > 0:
+                    spans.append((names.setdefault(plane.label(event), len(names)), start, start + duration))
+            elif role == "step":
+                host.host_steps.append(_step_mark(plane, event, len(host.host_steps), start, duration))
+            elif as_device:
+                stats, kind = plane.event_stats(event), kinds.number_of(plane, event)
+                ordinal = as_integer(stats.get("device_ordinal"))
+                rows.setdefault(ordinal, []).append((kind, start, duration, index))
+                if "run_id" in stats:  # a JSON trace has none: its executions cannot be told apart
+                    run = (ordinal, kinds.kinds[kind].program_id, as_integer(stats["run_id"]))
+                    span = runs.setdefault(run, [start, start + duration, kind])
+                    span[0], span[1] = min(span[0], start), max(span[1], start + duration)
+    host.host_steps.sort(key=lambda mark: mark.start_ps)
+    host.span_names, host.spans = list(names), np.array(spans, dtype=np.int64).reshape(-1, 3)
+    for ordinal in sorted(rows):
+        modules = [
+            ModuleRun(kinds.kinds[kind].program, program_id, start, end)
+            for (device, program_id, _), (start, end, kind) in runs.items()
+            if device == ordinal
+        ]
+        modules.sort(key=lambda run: run.start_ps)
+        ops = Events.build(rows[ordinal])
+        host.devices.append(DeviceTrace(host.host, f"{HOST_PLANE}:{ordinal}", "cpu", kinds.kinds, ops, modules=modules))
+
+
+def _step_mark(plane: Plane, event: Any, index: int, start: int, duration: int) -> StepMark:
+    """A step by the number that its annotation or its name holds, else by its place in the line."""
+    found = re.search(r"\d+", str(plane.event_stats(event).get("step_num", plane.label(event))), re.ASCII)
+    number = int(found.group()) if found and len(found.group()) <= MAX_STEP_DIGITS else index
+    return StepMark(number, start, start + duration)
+
+
+def as_integer(value: Any) -> int:
+    """A stat's value as an unsigned 64-bit integer, 0 where absent.
+
+    Writers store the same id as int64, uint64 and decimal text.
+    """
+    # never through a float: a TPU's program id is a 64-bit fingerprint
+    try:
+        return int(value or 0) % 2**64
+    except (TypeError, ValueError, OverflowError):
+        return 0
+
+
+def number_or_none(value: Any) -> float | int | None:
+    """A finite number, exact where it is an integer, also as text; None for anything else."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    if not isinstance(value, float | str):
+        return None
+    try:
+        number = float(value)
+    except ValueError:
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _amount(stats: Mapping[str, Any], name: str, else_name: str = "") -> float | None:
+    """A count as the profiler wrote it, None where it wrote none or one that cannot be."""
+    number = number_or_none(stats.get(name, stats.get(else_name)))
+    return float(number) if number is not None and 0 <= number < 1e300 else None

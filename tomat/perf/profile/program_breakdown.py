@@ -1,0 +1,140 @@
+"""A compiled program as a `Breakdown`: the same table as a trace's, with predicted instead of measured time.
+
+Unless the caller knows better, a kernel takes what the compiler says, else what a roofline gives: XLA:TPU writes
+``estimated_cycles`` into the fusions it schedules; what has none is given the larger of flops over peak and HBM bytes
+over bandwidth, at least one cycle. A kernel that neither knows (a Pallas call without a cost estimate, a collective,
+whose time the interconnect decides) has no time, and is reported as unknown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from tomat.perf.profile.breakdown import Breakdown, OpRow, Roofs
+from tomat.perf.profile.categories import Classified
+from tomat.perf.profile.directions import settled
+from tomat.perf.profile.hlo import CONTROL_OPCODES, HloProgram, Instruction
+from tomat.perf.profile.hlo_costs import COLLECTIVES, base_opcode, kernel_hbm_bytes, kernel_operands
+from tomat.perf.profile.hlo_costs import kernel_flops as stated_flops
+from tomat.perf.profile.hlo_kernels import executed_kernels, loop_notes
+
+KernelFigure = Callable[[Instruction], float | None]
+
+
+def breakdown_from_program(
+    program: HloProgram,
+    *,
+    device_kind: str,
+    kernel_seconds: KernelFigure | None = None,
+    hidden_seconds: KernelFigure | None = None,
+    kernel_flops: KernelFigure | None = None,
+    verdicts: dict[str, Classified] | None = None,
+    title: str | None = None,
+    n_devices: int = 1,
+    n_hosts: int = 1,
+) -> Breakdown:
+    """One run of `program` on one device, kernels one after the other, loop bodies times their trip counts.
+
+    Args:
+        program: the optimised module.
+        device_kind: JAX's name of the chip it was compiled for.
+        kernel_seconds: time of one execution of a kernel, None where unknown; default: `compiler_seconds`.
+        hidden_seconds: time that one execution of a collective runs beside other kernels, not part of `kernel_seconds`;
+            None or 0 for other kernels. Default: nothing is hidden.
+        kernel_flops: flops of one execution of a kernel, None where unknown; default: what HLO says.
+        verdicts: what its operations are, by name; default: `settled`.
+        title: default: the program's name.
+        n_devices: devices the program is partitioned over (reported, not used).
+        n_hosts: machines that these devices are in (reported, not used).
+
+    A kernel of unknown time has a row with its flops, bytes and occurrences and no time, and a note says how many those
+    are: the total is then a lower bound.
+    """
+    roofs = Roofs.of_device_kind(device_kind)
+    cost = kernel_seconds or (lambda instruction: compiler_seconds(program, instruction, roofs))
+    decided: list[str] = []
+    if verdicts is None:
+        verdicts, decided = settled(program)
+    rows: list[OpRow] = []
+    unknown: list[str] = []
+    for kernel in executed_kernels(program):
+        instruction = kernel.instruction
+        seconds = cost(instruction)
+        if seconds is None:
+            unknown.append(instruction.name)
+        row = kernel_row(program, instruction, verdicts[instruction.name])
+        if kernel_flops is not None:
+            row = replace(row, flops=kernel_flops(instruction))
+        if seconds == 0.0:
+            # What takes no time of its own runs beside the kernels; its bytes over no time would be no rate.
+            row = replace(row, hbm_bytes=0.0)
+        hidden = (hidden_seconds(instruction) or 0.0) if hidden_seconds is not None else 0.0
+        times = kernel.executions
+        rows.append(row.of_step((seconds or 0.0) * times, hidden * times, times))
+    said = [*loop_notes(program), *decided]
+    if unknown:
+        names = ", ".join(sorted(unknown)[:6])
+        said.append(f"no time is known for {len(unknown)} kernels ({names}): the step is a lower bound")
+    ops = tuple(sorted(rows, key=lambda row: row.name))
+    return Breakdown(
+        title=title or program.name,
+        source="compiled",
+        roofs=roofs,
+        step_seconds=sum(op.seconds for op in ops),
+        ops=ops,
+        n_devices=n_devices,
+        n_hosts=n_hosts,
+        memory_bytes=program.memory_bytes,
+        notes=tuple(said),
+    )
+
+
+def kernel_row(program: HloProgram, instruction: Instruction, verdict: Classified) -> OpRow:
+    """A kernel without time, with the flops and bytes of one execution as HLO tells them."""
+    return OpRow(
+        name=instruction.name,
+        program=program.name,
+        opcode=instruction.opcode,
+        category=verdict.category,
+        part=verdict.part,
+        direction=verdict.direction,
+        occurrences=0.0,
+        seconds=0.0,
+        flops=stated_flops(program, instruction),
+        hbm_bytes=kernel_hbm_bytes(program, instruction),
+        op_name=instruction.op_name,
+        source=program.source(instruction),
+        operands=kernel_operands(program, instruction),
+    )
+
+
+def compiler_seconds(program: HloProgram, instruction: Instruction, roofs: Roofs) -> float | None:
+    """Seconds of one execution, None where neither the compiler nor the roofline knows (see the module)."""
+    if instruction.opcode in CONTROL_OPCODES:
+        return 0.0
+    cycles = instruction.estimated_cycles
+    if cycles is not None and roofs.clock_hz:
+        return cycles / roofs.clock_hz
+    if _communicates(program, instruction):
+        return None
+    seconds = roofline_seconds(program, instruction, roofs)
+    # Nothing takes less: a scalar's bytes over the bandwidth are a third of a cycle, and a rate of 100 %.
+    return max(seconds, 1 / roofs.clock_hz) if seconds and roofs.clock_hz else seconds
+
+
+def _communicates(program: HloProgram, instruction: Instruction) -> bool:
+    """Whether a kernel is, starts or holds a collective; the end of an asynchronous one has no work of its own."""
+    if instruction.opcode.endswith(("-update", "-done")):
+        return False
+    return any(base_opcode(inner.opcode) in COLLECTIVES for inner in program.inner(instruction))
+
+
+def roofline_seconds(program: HloProgram, instruction: Instruction, roofs: Roofs) -> float | None:
+    """max(flops / peak, HBM bytes / bandwidth) of one execution; None for opaque kernels and unknown chips."""
+    flops = stated_flops(program, instruction)
+    if flops is None or not roofs.peak_flops_per_second or not roofs.peak_hbm_bytes_per_second:
+        return None
+    moved = kernel_hbm_bytes(program, instruction)
+    peak = roofs.peak_of(kernel_operands(program, instruction)) or roofs.peak_flops_per_second
+    return max(flops / peak, moved / roofs.peak_hbm_bytes_per_second)

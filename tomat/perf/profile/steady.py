@@ -1,0 +1,279 @@
+"""Which windows of a device are the step undisturbed, and what else ran in them.
+
+A window goes from the beginning of one step to that of the next (`steps.py`). Programs other than the step's may run in
+it, the host may leave the device without work, and the trace may begin or end in the middle of one. The figures of a
+step are the mean of the windows in which none of that happened, and whose duration is an ordinary one.
+
+Where other programs ran in most windows, those count too, without these programs: what is cut out of a window is the
+other program's time with the wait before it, so that one wait stays, as between any two steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+
+from tomat.base.markdown.tables import count, seconds
+from tomat.perf.profile.breakdown import Breakdown, OtherRow, StepClass, WindowRow
+from tomat.perf.profile.damage import MAX_LEFT_OUT_SHARE
+from tomat.perf.profile.steps import StepWindows
+from tomat.perf.profile.trace_data import DeviceTrace, Events
+
+PS_PER_SECOND = 1e12
+STEADY_BAND = 0.25
+"""Steps within this share of the median are `steady`, others `slow` or `fast`."""
+GAP_SHARE = 0.1
+"""A window has a host gap if it is longer than the median one by more than this share of a step, and the time in which
+no device of the host runs anything is so too."""
+CUT_SHARE = MAX_LEFT_OUT_SHARE
+"""Of the operations of every other window, what the first or the last lacks at the least if the trace began or ended in
+it: so many may be damaged and left out."""
+ENOUGH_SHARE = 0.5
+"""Of the whole windows, how many must be undisturbed for the others to be left out."""
+HOST_GAP = "(nothing: a host gap)"
+
+
+class WindowKind(StrEnum):
+    """What a window is: a step of ordinary duration, or why it is none."""
+
+    STEADY = "steady"
+    SLOW = "slow"
+    FAST = "fast"
+    OTHERS = "with another program"
+    GAP = "with a host gap"
+    CUT = "cut off"
+    """The first or the last, with fewer operations than every other: the trace began or ended in it."""
+    EMPTY = "without the program"
+
+
+@dataclass(frozen=True)
+class JudgedWindows:
+    """The windows of one device."""
+
+    intervals: np.ndarray
+    """int64 [n, 2]: disjoint stretches that make up the steady steps, ps."""
+    durations_ps: np.ndarray
+    """float64 [n_steps]: of each steady step."""
+    rows: tuple[WindowRow, ...]
+    """All windows."""
+    others: tuple[OtherRow, ...]
+    """What else ran in all windows, and how long the host left the device without work."""
+    longest_gap: tuple[int, int] | None
+    """Where nothing ran for the longest time in the windows with a host gap, ps."""
+
+    @property
+    def n_steps(self) -> int:
+        return len(self.durations_ps)
+
+
+def busy_time(devices: Sequence[DeviceTrace]) -> np.ndarray:
+    """int64 [n, 2]: disjoint stretches in which any of the devices ran a program or an operation, ps, in order."""
+    found = [_merged(np.concatenate([_runs(device, None), _operations(device, None)])) for device in devices]
+    return _merged(np.concatenate([np.empty((0, 2), np.int64), *found]))
+
+
+def judged_windows(device: DeviceTrace, windows: StepWindows, main: str, host_busy: np.ndarray) -> JudgedWindows:
+    """The windows of a device by what happened in them.
+
+    Args:
+        device: Its operations and executions.
+        windows: Of its steps.
+        main: The program whose execution is a step.
+        host_busy: `busy_time` of all devices of its host: a device that waits for another is no gap of the host.
+    """
+    spans, steps = windows.windows, windows.steps
+    busy = busy_time([device])
+    names = {kind.program for kind in device.kinds} | {run.program for run in device.modules}
+    others = {
+        name: _merged(np.concatenate([_runs(device, name), _operations(device, name)]))
+        for name in sorted(names - {main, ""})
+    }
+    others = {name: found for name, found in others.items() if len(found)}
+    foreign = _merged(np.concatenate([np.empty((0, 2), np.int64), *others.values()]))
+    ours = _runs(device, main) if any(run.program == main for run in device.modules) else _operations(device, main)
+    cut = _without(_with_the_wait_before(foreign, busy, spans), _merged(ours))
+    net = (spans[:, 1] - spans[:, 0] - _covered(cut, spans)) / steps
+    idle = (spans[:, 1] - spans[:, 0] - _covered(host_busy, spans)) / steps
+    kinds, extra_idle = _kinds(net, idle, _operation_counts(device, main, spans) / steps, _covered(foreign, spans) > 0)
+    steady = kinds == WindowKind.STEADY
+    first = int(spans[0, 0])
+    rows = tuple(
+        WindowRow(
+            device=f"{device.host} {device.name}",
+            start_seconds=float(start - first) / PS_PER_SECOND,
+            seconds=float(end - start) / PS_PER_SECOND,
+            step_seconds=float(one_net) / PS_PER_SECOND,
+            steps=int(n),
+            kind=str(kind),
+        )
+        for (start, end), n, one_net, kind in zip(spans, steps, net, kinds, strict=True)
+    )
+    return JudgedWindows(
+        intervals=_without(spans[steady], cut),
+        durations_ps=np.repeat(net[steady], steps[steady]),
+        rows=rows,
+        others=tuple(_other_rows(device, spans, others, extra_idle * steps)),
+        longest_gap=_longest(_without(spans[kinds == WindowKind.GAP], host_busy)),
+    )
+
+
+def window_classes(rows: Sequence[WindowRow]) -> tuple[StepClass, ...]:
+    """The windows by kind, in the order of `WindowKind`, with the whole duration of a step in each."""
+    classes = []
+    for kind in WindowKind:
+        group = [row.seconds / row.steps for row in rows if row.kind == kind for _ in range(row.steps)]
+        if group:
+            p10, p50, p90 = (float(np.percentile(group, q)) for q in (10, 50, 90))
+            classes.append(StepClass(str(kind), len(group), float(np.mean(group)), p10, p50, p90))
+    return tuple(classes)
+
+
+def what_else_ran(breakdown: Breakdown) -> list[str]:
+    """What ran in the windows of a trace and is not in its step, in words, one each."""
+    n_windows = count(len(breakdown.windows) / breakdown.n_devices)
+    found = []
+    for row in breakdown.others:
+        number = count(row.executions)
+        times = "" if row.name == HOST_GAP or not row.executions else "once, " if number == "1" else f"{number} times, "
+        doing = f"; the host was in {row.host_activity}" if row.host_activity else ""
+        found.append(f"{row.name}: {times}{seconds(row.seconds)} in {count(row.windows)} of {n_windows} windows{doing}")
+    return found
+
+
+def of_step(events: Events, is_step: np.ndarray) -> Events:
+    """The events of the step's program and of none; `is_step` is bool [kinds]."""
+    kept = is_step[events.kind]
+    return Events(events.kind[kept], events.start_ps[kept], events.duration_ps[kept], events.line[kept])
+
+
+def _kinds(
+    net: np.ndarray, idle: np.ndarray, counts: np.ndarray, disturbed: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """The `WindowKind` of each window, and by how much its idle time is beyond the median where that is a gap.
+
+    Args:
+        net: float64 [n]: duration of a step without other programs, ps.
+        idle: float64 [n]: of it, in which no device ran anything.
+        counts: Operations of the step's program in a step of each window.
+        disturbed: Whether another program ran in it.
+    """
+    kinds = np.full(len(net), WindowKind.OTHERS, dtype=object)
+    extra = np.zeros(len(net))
+    whole = counts > 0 if (counts > 0).any() else np.ones(len(net), dtype=bool)
+    kinds[~whole] = WindowKind.EMPTY
+    for edge in (0, -1):
+        found = np.flatnonzero(whole)
+        if len(found) > 1 and counts[found[edge]] < (1 - CUT_SHARE) * np.delete(counts[found], edge).min():
+            whole[found[edge]] = False
+            kinds[found[edge]] = WindowKind.CUT
+    clean = whole & ~disturbed
+    if clean.sum() > 1:
+        step, beyond = _lower_median(net[clean]), idle - _lower_median(idle[clean])
+        gap = clean & (np.minimum(beyond, net - step) > GAP_SHARE * step)
+        kinds[gap], extra[gap] = WindowKind.GAP, beyond[gap]
+        whole, clean = whole & ~gap, clean & ~gap
+    usable = clean if clean.sum() >= ENOUGH_SHARE * whole.sum() else whole
+    median = _lower_median(net[usable])
+    kinds[usable] = WindowKind.STEADY
+    kinds[usable & (net > (1 + STEADY_BAND) * median)] = WindowKind.SLOW
+    kinds[usable & (net < (1 - STEADY_BAND) * median)] = WindowKind.FAST
+    return kinds, extra
+
+
+def _lower_median(values: np.ndarray) -> float:
+    """The middle value, of two the lower: of two windows the longer is the one that was disturbed."""
+    return float(np.sort(values)[(len(values) - 1) // 2])
+
+
+def _other_rows(
+    device: DeviceTrace, spans: np.ndarray, others: dict[str, np.ndarray], gaps_ps: np.ndarray
+) -> list[OtherRow]:
+    rows = []
+    for name, intervals in others.items():
+        inside = _covered(intervals, spans)
+        starts = [
+            run.start_ps for run in device.modules if run.program == name and spans[0, 0] <= run.start_ps < spans[-1, 1]
+        ]
+        if inside.any():
+            rows.append(OtherRow(name, len(starts), float(inside.sum()) / PS_PER_SECOND, int((inside > 0).sum())))
+    if gaps_ps.any():
+        n_gaps = int((gaps_ps > 0).sum())
+        rows.append(OtherRow(HOST_GAP, n_gaps, float(gaps_ps.sum()) / PS_PER_SECOND, n_gaps))
+    return rows
+
+
+def _runs(device: DeviceTrace, program: str | None) -> np.ndarray:
+    """int64 [n, 2]: executions of a program, of all for None."""
+    found = [(run.start_ps, run.end_ps) for run in device.modules if program is None or run.program == program]
+    return np.array(found, dtype=np.int64).reshape(-1, 2)
+
+
+def _operations(device: DeviceTrace, program: str | None) -> np.ndarray:
+    """int64 [n, 2]: operations of a program, of all for None."""
+    ops = device.ops
+    if program is not None:
+        ops = of_step(ops, np.array([kind.program == program for kind in device.kinds], dtype=bool))
+    return np.stack([ops.start_ps, ops.start_ps + ops.duration_ps], axis=1)
+
+
+def _operation_counts(device: DeviceTrace, program: str, spans: np.ndarray) -> np.ndarray:
+    """int64 [n]: operations of a program that begin in each window."""
+    starts = np.sort(_operations(device, program)[:, 0])
+    return np.searchsorted(starts, spans[:, 1]) - np.searchsorted(starts, spans[:, 0])
+
+
+def _merged(intervals: np.ndarray) -> np.ndarray:
+    """int64 [m, 2]: the union of intervals as disjoint ones, in order; empty ones are left out."""
+    kept = intervals[intervals[:, 1] > intervals[:, 0]]
+    kept = kept[np.argsort(kept[:, 0], kind="stable")]
+    if not len(kept):
+        return kept
+    ends = np.maximum.accumulate(kept[:, 1])
+    begins = np.concatenate([[True], kept[1:, 0] > ends[:-1]])
+    last = np.append(np.flatnonzero(begins)[1:] - 1, len(kept) - 1)
+    return np.stack([kept[begins, 0], ends[last]], axis=1)
+
+
+def _covered(merged: np.ndarray, spans: np.ndarray) -> np.ndarray:
+    """int64 [n]: how much of each span disjoint intervals cover."""
+    if not len(merged):
+        return np.zeros(len(spans), dtype=np.int64)
+    before = np.concatenate([[0], np.cumsum(merged[:, 1] - merged[:, 0])])
+
+    def until(times: np.ndarray) -> np.ndarray:
+        place = np.searchsorted(merged[:, 0], times, side="right") - 1
+        inside = np.minimum(times, merged[place, 1]) - merged[place, 0]
+        return np.where(place >= 0, before[place] + inside, 0)
+
+    return until(spans[:, 1]) - until(spans[:, 0])
+
+
+def _without(intervals: np.ndarray, holes: np.ndarray) -> np.ndarray:
+    """int64 [m, 2]: what disjoint `holes` leave of disjoint intervals."""
+    if not len(intervals) or not len(holes):
+        return intervals
+    edges = np.unique(np.concatenate([intervals.ravel(), holes.ravel()]))
+    pieces = np.stack([edges[:-1], edges[1:]], axis=1)
+    return pieces[(_covered(intervals, pieces) > 0) & (_covered(holes, pieces) == 0)]
+
+
+def _with_the_wait_before(intervals: np.ndarray, busy: np.ndarray, spans: np.ndarray) -> np.ndarray:
+    """Each interval from the end of what ran before it in its window, where nothing ran until it began."""
+    if not len(intervals):
+        return intervals
+    place = np.searchsorted(busy[:, 0], intervals[:, 0], side="right") - 1  # each lies in one of the busy stretches
+    begins = (busy[place, 0] == intervals[:, 0]) & (place > 0)
+    starts = np.where(begins, busy[np.maximum(place - 1, 0), 1], intervals[:, 0])
+    window = np.searchsorted(spans[:, 0], intervals[:, 0], side="right") - 1
+    starts = np.where(window >= 0, np.maximum(starts, spans[np.maximum(window, 0), 0]), starts)
+    return np.stack([starts, intervals[:, 1]], axis=1)
+
+
+def _longest(intervals: np.ndarray) -> tuple[int, int] | None:
+    if not len(intervals):
+        return None
+    start, end = intervals[np.argmax(intervals[:, 1] - intervals[:, 0])].tolist()
+    return start, end

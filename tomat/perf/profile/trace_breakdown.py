@@ -1,0 +1,334 @@
+"""A trace of real steps as a `Breakdown`."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from dataclasses import replace
+
+import numpy as np
+
+from tomat.base.markdown.tables import quantity
+from tomat.perf.profile.breakdown import Breakdown, GapRow, OpRow, OtherRow, Roofs, WindowRow
+from tomat.perf.profile.categories import (
+    MOVEMENT,
+    Category,
+    Classified,
+    Direction,
+    Evidence,
+    Part,
+    classify,
+)
+from tomat.perf.profile.directions import settled
+from tomat.perf.profile.hlo import CONTROL_OPCODES, Frame, HloProgram, sound_parts
+from tomat.perf.profile.hlo_costs import COLLECTIVES, ELEMENTWISE, TRANSCENDENTAL, base_opcode
+from tomat.perf.profile.hlo_kernels import loop_notes
+from tomat.perf.profile.program_breakdown import kernel_row
+from tomat.perf.profile.steady import HOST_GAP, JudgedWindows, busy_time, judged_windows, of_step, window_classes
+from tomat.perf.profile.steps import step_windows
+from tomat.perf.profile.timeline import Attribution, attribute
+from tomat.perf.profile.trace_data import DeviceTrace, HostTrace, OpKind, Trace, main_program
+
+PS_PER_SECOND = 1e12
+MAX_GAP_ROWS = 10
+
+# What an `hlo_category` (xprof) says about the opcodes inside, for traces without HLO. Keys are matched in order.
+HLO_CATEGORY_OPCODES: tuple[tuple[str, str], ...] = (
+    (r"all-reduce", "all-reduce"), (r"all-gather", "all-gather"), (r"reduce-scatter", "reduce-scatter"),
+    (r"all-to-all", "all-to-all"), (r"collective", "collective-permute"), (r"convolution|dot|matmul", "dot"),
+    (r"data formatting|copy|transpose|broadcast|slice|pad|reshape", "copy"), (r"infeed", "infeed"),
+    (r"outfeed", "outfeed"), (r"host send|send", "send"), (r"host recv|recv", "recv"), (r"while", "while"),
+    (r"conditional", "conditional"), (r"call", "custom-call"), (r"fusion|elementwise|reduce|sort|rng", "add"),
+)  # fmt: skip
+# Last resort, for GPU events that carry no HLO: the kernel's own name.
+KERNEL_NAME_OPCODES: tuple[tuple[str, str], ...] = (
+    (r"nccl.*allreduce", "all-reduce"), (r"nccl.*allgather", "all-gather"), (r"nccl.*reducescatter", "reduce-scatter"),
+    (r"nccl", "collective-permute"),
+    (r"memcpyh2d|memcpyd2h|memcpy.*(htod|dtoh)|copy(hosttodevice|devicetohost)", "send"),
+    (r"memcpy|memset|copydevicetodevice|amd_rocclr_(copy|fill)buffer", "copy"),
+    (r"gemm|cutlass|xmma|cublas|nvjet|cijk_", "dot"),  # the last are those of AMD's Tensile
+)  # fmt: skip
+
+
+def breakdown_from_trace(trace: Trace, *, device_kind: str | None = None, program: str | None = None) -> Breakdown:
+    """The mean of the undisturbed steps of a trace.
+
+    Args:
+        trace: see `load_trace`.
+        device_kind: JAX's name of the chip, where the trace does not hold it (Chrome traces).
+        program: The step's; default: see `main_program`.
+
+    Raises:
+        TomatError: the trace has neither step markers nor program executions that can be used, so that no step can be
+            told from another; or `program` did not run.
+    """
+    main = main_program(trace.devices, program)
+    main_name = main[0] if main else ""
+    ran = [(host, one) for host in trace.hosts for one in host.devices if _runs(one, main_name)]
+    devices = [device for _, device in ran]
+    # By program and name of an operation: its exclusive seconds, hidden seconds and occurrences in all steps, and what
+    # is known of one execution, from HLO or else from the trace's own stats.
+    sums: dict[tuple[str, str], np.ndarray] = defaultdict(lambda: np.zeros(3))
+    known: dict[tuple[str, str], tuple[OpRow, bool]] = {}
+    verdicts: dict[int, tuple[dict[str, Classified], list[str]]] = {}
+    between_seconds = waiting_seconds = 0.0
+    step_times: list[float] = []
+    windows: list[WindowRow] = []
+    others: dict[str, OtherRow] = {}
+    device_steps: list[float] = []
+    most_idle_ps, gaps = -1.0, []
+    notes: set[str] = set()
+    if len(devices) < len(trace.devices):
+        notes.add(f"{len(trace.devices) - len(devices)} device(s) ran nothing of {main_name} and are left out")
+    busy = {host.origin: busy_time(host.devices) for host in trace.hosts}
+    for host, device in ran:
+        table = [_known(kind, trace, verdicts) for kind in device.kinds]
+        steps = step_windows(device, host, main_name, notes)
+        collective = np.array([row.category == Category.COLLECTIVES_EXPOSED for row, _ in table], dtype=bool)
+        executions = np.array([(m.start_ps, m.end_ps) for m in device.modules], dtype=np.int64).reshape(-1, 2)
+        judged = judged_windows(device, steps, main_name, busy[host.origin])
+        is_step = np.array([row.program in (main_name, "") for row, _ in table], dtype=bool)
+        ops, transfers = of_step(device.ops, is_step), of_step(device.async_ops, is_step)
+        result = attribute(ops, transfers, collective, judged.intervals, executions)
+        for (row, from_hlo), exclusive_ps, hidden_ps, occurrences in zip(
+            table, result.exclusive_ps, result.hidden_ps, result.occurrences, strict=True
+        ):
+            key = (row.program, row.name)
+            known.setdefault(key, (row, from_hlo))
+            sums[key] += (exclusive_ps / PS_PER_SECOND, hidden_ps / PS_PER_SECOND, occurrences)
+        between_seconds += result.between_ps / PS_PER_SECOND
+        waiting_seconds += result.waiting_ps / PS_PER_SECOND
+        device_steps.append(result.total_ps / judged.n_steps / PS_PER_SECOND)
+        step_times += [float(d) / PS_PER_SECOND for d in judged.durations_ps]
+        windows += judged.rows
+        _add_others(others, judged, host, len(devices))
+        idle_ps = result.between_ps + result.waiting_ps
+        if idle_ps > most_idle_ps:
+            most_idle_ps, gaps = idle_ps, _gap_rows(result, device, host, judged.n_steps)
+    n_steps = len(step_times)
+    ops = [
+        known[key][0].of_step(float(seconds) / n_steps, float(hidden) / n_steps, float(occurrences) / n_steps)
+        for key, (seconds, hidden, occurrences) in sorted(sums.items())
+        if seconds or occurrences
+    ]
+    if between_seconds > 0:
+        ops.append(_bare_row("(no program running)", Category.IDLE, between_seconds / n_steps))
+    # Sums of float64 picoseconds leave a remainder of either sign around 1e-9 of the step; it belongs here too.
+    if waiting_seconds != 0:
+        ops.append(_bare_row("(program running, no operation)", Category.UNATTRIBUTED, waiting_seconds / n_steps))
+    # 0 where the events of the main program carry no id.
+    main_id = next((k.program_id for d in devices for k in d.kinds if k.program == main_name and k.program_id), 0)
+    hlo = trace.program(main_id, main_name) if main else None
+    blind_seconds = sum(o.seconds for o in ops if o.program and not known[o.program, o.name][1])
+    quality = _quality_notes(ops, blind_seconds, device_steps, hlo)
+    if id(hlo) in verdicts:
+        quality += verdicts[id(hlo)][1]
+    roofs = _roofs(devices, device_kind)
+    if roofs.stated_by_trace:
+        quality.append(_stated_note(roofs))
+    return Breakdown(
+        title=main_name or "trace",
+        source="trace",
+        roofs=roofs,
+        step_seconds=sum(op.seconds for op in ops),
+        ops=tuple(ops),
+        n_devices=len(devices),
+        n_hosts=len(trace.hosts),
+        n_steps=round(n_steps / len(devices)),
+        n_events_left_out=sum(sum(host.left_out.values()) for host in trace.hosts),
+        step_times_seconds=tuple(step_times),
+        step_classes=window_classes(windows),
+        windows=tuple(windows),
+        others=tuple(sorted(others.values(), key=lambda row: (-row.seconds, row.name))),
+        gaps=tuple(gaps),
+        memory_bytes=hlo.memory_bytes if hlo else {},
+        notes=(*trace.notes, *sorted(notes), *quality),
+    )
+
+
+def _runs(device: DeviceTrace, program: str) -> bool:
+    return any(kind.program == program for kind in device.kinds)
+
+
+def _roofs(devices: list[DeviceTrace], device_kind: str | None) -> Roofs:
+    """The peaks of the trace's devices, which `device_kind` names where it is given."""
+    first = next((d for d in devices if d.device_kind), devices[0])
+    stated = None
+    if not device_kind and (first.peak_flops_per_second or first.peak_hbm_bytes_per_second):
+        stated = Roofs("", first.peak_flops_per_second, first.peak_hbm_bytes_per_second)
+    return Roofs.of_device_kind(device_kind or first.device_kind, stated)
+
+
+def _stated_note(roofs: Roofs) -> str:
+    flops, hbm = quantity(roofs.peak_flops_per_second, "FLOP/s"), quantity(roofs.peak_hbm_bytes_per_second, "B/s")
+    named = roofs.device_kind or "the device"
+    return f"{named} is not in the table of chips: its peaks, {flops} and {hbm}, are those that the trace states"
+
+
+def _add_others(others: dict[str, OtherRow], judged: JudgedWindows, host: HostTrace, n_devices: int) -> None:
+    """Add to `others` what else ran on one of the devices, as its share of the mean over all."""
+    for row in judged.others:
+        known = others.get(row.name, OtherRow(row.name, 0.0, 0.0, 0.0))
+        activity = known.host_activity
+        if row.name == HOST_GAP and judged.longest_gap and not activity:
+            activity = _host_activity(host, *judged.longest_gap)
+        others[row.name] = OtherRow(
+            row.name,
+            known.executions + row.executions / n_devices,
+            known.seconds + row.seconds / n_devices,
+            known.windows + row.windows / n_devices,
+            activity,
+        )
+
+
+def _bare_row(name: str, category: Category, seconds: float) -> OpRow:
+    return OpRow(name, "", "", category, Part.OUTSIDE, Direction.NONE, 0.0, seconds)
+
+
+def _known(kind: OpKind, trace: Trace, cache: dict[int, tuple[dict[str, Classified], list[str]]]) -> tuple[OpRow, bool]:
+    """An operation without time, and whether it is known from HLO; `cache` has the verdicts on programs by `id`."""
+    program = trace.program(kind.program_id, kind.program)
+    if program is not None and kind.name in program.by_name:
+        return _known_from_hlo(kind, program, cache), True
+    opcode = _opcode(kind)
+    frames = (Frame(kind.source.rsplit(":", 1)[0], "", 0),) if kind.source else ()
+    evidence = [Evidence(kind.op_name, frames, 1.0)] if kind.op_name or frames else []
+    target = kind.name if opcode == "custom-call" else ""
+    if opcode:
+        verdict = classify(opcode, frozenset({_inner_opcode(kind, opcode)}), evidence, target)
+    else:
+        verdict = Classified(Category.UNATTRIBUTED, Part.OUTSIDE, Direction.NONE)
+    row = OpRow(kind.name, kind.program, opcode, verdict.category, verdict.part, verdict.direction, 0.0, 0.0,
+                flops=kind.flops, hbm_bytes=kind.bytes_accessed, op_name=kind.op_name, source=kind.source)  # fmt: skip
+    return row, False
+
+
+def _known_from_hlo(
+    kind: OpKind, program: HloProgram, cache: dict[int, tuple[dict[str, Classified], list[str]]]
+) -> OpRow:
+    with sound_parts(program):
+        instruction = program.by_name[kind.name]
+        if id(program) not in cache:
+            cache[id(program)] = settled(program)
+        verdict = cache[id(program)][0].get(kind.name)
+        if verdict is None:  # an instruction of a computation that the entry does not reach, such as a host thread's
+            evidence = [Evidence(instruction.op_name, program.frames(instruction), 1.0)]
+            inner = frozenset(i.opcode for i in program.inner(instruction))
+            verdict = classify(instruction.opcode, inner, evidence, instruction.custom_call_target)
+        row = kernel_row(program, instruction, verdict)
+    # A profiler that knows nothing of a kernel's work writes 0.
+    flops = (kind.flops or None) if row.flops is None else row.flops
+    return replace(row, flops=flops, op_name=row.op_name or kind.op_name, source=row.source or kind.source)
+
+
+def _opcode(kind: OpKind) -> str:
+    """The opcode of an operation without HLO: from its printed instruction, its category, its kernel's name."""
+    match = re.search(r"= .*?[\])}] ([a-z][a-z0-9\-]*)\(", kind.long_name)
+    if match:
+        return match.group(1)
+    by_name = _first_match(KERNEL_NAME_OPCODES, kind.name + kind.long_name)
+    if found := _first_match(HLO_CATEGORY_OPCODES, kind.hlo_category) or by_name:
+        return found
+    if kind.op_name:
+        return "fusion"
+    return _opcode_in_name(kind.name) if kind.program else ""
+
+
+def _first_match(table: tuple[tuple[str, str], ...], text: str) -> str:
+    return next((opcode for pattern, opcode in table if re.search(pattern, text.lower())), "")
+
+
+def _opcode_in_name(name: str) -> str:
+    """XLA names an instruction after its opcode and number (`dot.151`) unless a kernel or a user named it.
+
+    A GPU's kernel is `dot_151`.
+    """
+    base = re.sub(r"([._]\d+|\.clone|\.remat)+$", "", name).removeprefix("wrapped_")
+    if base.endswith("fusion") or base in ELEMENTWISE | TRANSCENDENTAL:
+        return "fusion"
+    computing = {"dot", "convolution", "custom-call", "reduce", "sort", "scatter"}
+    known = MOVEMENT | COLLECTIVES | CONTROL_OPCODES | computing
+    return base if base_opcode(base) in known or base in ("copy-start", "copy-done") else ""
+
+
+def _inner_opcode(kind: OpKind, opcode: str) -> str:
+    """For a fusion without HLO, the opcode that its `hlo_category`, its path or the words of its name stand for."""
+    if opcode != "fusion":
+        return opcode
+    if inner := _first_match(HLO_CATEGORY_OPCODES, kind.hlo_category):
+        return inner
+    words = set(re.sub(r"(\.\d+|\.clone)+$", "", kind.name).replace("_fusion", "").split("_"))
+    if "dot_general" in kind.op_name or words & {"dot", "convolution"}:
+        return "dot"
+    return "copy" if words and words <= MOVEMENT else "add"
+
+
+def _gap_rows(result: Attribution, device: DeviceTrace, host: HostTrace, n_steps: int) -> list[GapRow]:
+    """Waits grouped by the operations around them, longest sum first."""
+    gaps = result.gaps
+    length = gaps.end_ps - gaps.start_ps
+    groups: dict[tuple[int, int], list[int]] = defaultdict(list)
+    for index in np.argsort(-length, kind="stable")[:100_000].tolist():
+        groups[int(gaps.before[index]), int(gaps.after[index])].append(index)
+
+    def name(k: int) -> str:
+        return device.kinds[k].name if k >= 0 else "(start of the trace)"
+
+    rows = []
+    for (before, after), members in groups.items():
+        longest = max(members, key=lambda i: int(length[i]))
+        rows.append((float(length[members].sum()), name(before), name(after), len(members), longest))
+    rows.sort(key=lambda r: (-r[0], r[1], r[2]))
+    return [
+        GapRow(
+            before=before,
+            after=after,
+            occurrences=count / n_steps,
+            seconds=total / n_steps / PS_PER_SECOND,
+            longest_seconds=float(length[longest]) / PS_PER_SECOND,
+            host_activity=_host_activity(host, int(gaps.start_ps[longest]), int(gaps.end_ps[longest])),
+        )
+        for total, before, after, count, longest in rows[:MAX_GAP_ROWS]
+        if total > 0
+    ]
+
+
+def _host_activity(host: HostTrace, start_ps: int, end_ps: int) -> str:
+    """The shortest host span that covers at least half of an interval, "" if none does."""
+    name, starts, ends = host.spans.T
+    overlap = np.minimum(ends, end_ps) - np.maximum(starts, start_ps)
+    covering = np.flatnonzero(overlap * 2 >= end_ps - start_ps)
+    if not len(covering):
+        return ""
+    shortest = covering[np.argmin((ends - starts)[covering])]
+    return host.span_names[name[shortest]]
+
+
+def _quality_notes(
+    ops: list[OpRow], blind_seconds: float, device_step_seconds: list[float], program: HloProgram | None
+) -> list[str]:
+    """What a reader should know of the figures.
+
+    Args:
+        ops: Of the mean step.
+        blind_seconds: Of a step, in operations that the trace has no HLO of.
+        device_step_seconds: Mean step of each device.
+        program: The main program, where the trace has its HLO.
+    """
+    notes = []
+    total = sum(o.seconds for o in ops)
+    if program is None:
+        notes.append("the trace holds no HLO (enable_hlo_proto was off): categories come from event stats alone")
+    else:
+        with sound_parts(program):
+            notes += loop_notes(program)
+    if program is not None and blind_seconds > 0.001 * total:
+        notes.append(f"{100 * blind_seconds / total:.1f} % of the time is in operations without HLO")
+    opaque = sorted({o.name for o in ops if o.flops is None and o.program and o.seconds > 0.001 * total})
+    if opaque:
+        notes.append(f"flops unknown for custom calls: {', '.join(opaque[:6])}{' ...' if len(opaque) > 6 else ''}")
+    if len(device_step_seconds) > 1:
+        slow, fast = max(device_step_seconds), min(device_step_seconds)
+        if slow - fast > 0.01 * slow:
+            notes.append(f"mean step over devices: fastest {fast:.6f} s, slowest {slow:.6f} s")
+    return notes

@@ -1,0 +1,124 @@
+"""The same trace through xprof's own converters: per-operation self time and occurrences beside tomat's."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import os
+import shutil
+import tempfile
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from tomat.base.errors import TomatError
+from tomat.perf.profile.hlo_files import XPLANE_SUFFIX
+from tomat.perf.profile.timeline import attribute
+from tomat.perf.profile.trace import load_trace
+from tomat.perf.profile.trace_data import Trace
+
+
+@dataclass(frozen=True)
+class XprofCheck:
+    """The comparison over the whole trace, all devices; an operation that only one side has counts 0 on the other."""
+
+    n_operations: int
+    tomat_self_seconds: float
+    xprof_self_seconds: float
+    largest_difference_seconds: float
+    """Of a single operation."""
+    occurrences_differ: int
+    """Operations that the two have different numbers of executions of."""
+
+
+def require_xprof() -> None:
+    """Stop where there is nothing to compare with.
+
+    Raises:
+        TomatError: xprof is not installed.
+    """
+    if importlib.util.find_spec("xprof") is None:
+        raise TomatError("xprof is not installed; install it with `uv sync --extra xprof`.")
+
+
+def check_against_xprof(path: Path) -> XprofCheck:
+    """Compare a local xplane file or profile directory with xprof's `hlo_stats` of it.
+
+    Raises:
+        TomatError: xprof finds no device operations in it (CPU traces have none), or is not installed, or there is
+            nothing to read.
+    """
+    require_xprof()
+    files = [path] if path.is_file() else sorted(path.rglob(f"*{XPLANE_SUFFIX}"))
+    if not files:
+        raise TomatError(f"{path}: no *{XPLANE_SUFFIX} file; xprof reads nothing else.")
+    theirs = _xprof_ops(files)
+    if not theirs:
+        raise TomatError(f"{path}: xprof finds no device operations in it. Its tables need a TPU or GPU plane.")
+    mine = _tomat_ops(load_trace(path))
+    names = {*mine, *theirs}
+    return XprofCheck(
+        n_operations=len(names),
+        tomat_self_seconds=sum(seconds for seconds, _ in mine.values()),
+        xprof_self_seconds=sum(seconds for seconds, _ in theirs.values()),
+        largest_difference_seconds=max(abs(mine[name][0] - theirs[name][0]) for name in names),
+        occurrences_differ=sum(mine[name][1] != theirs[name][1] for name in names),
+    )
+
+
+def _tomat_ops(trace: Trace) -> defaultdict[str, list[float]]:
+    """(Self time in seconds, executions) of every operation; one window from the first event to the last."""
+    totals: defaultdict[str, list[float]] = defaultdict(lambda: [0.0, 0])
+    for device in trace.devices:
+        ends = device.ops.start_ps + device.ops.duration_ps
+        window = np.array([[device.ops.start_ps.min(), ends.max() + 1]])
+        none = np.zeros(len(device.kinds), dtype=bool)
+        result = attribute(device.ops, device.async_ops, none, window, np.empty((0, 2), np.int64))
+        for kind, ps, n in zip(device.kinds, result.exclusive_ps, result.occurrences, strict=True):
+            totals[kind.name][0] += float(ps) / 1e12
+            totals[kind.name][1] += int(n)
+    return totals
+
+
+def _xprof_ops(files: list[Path]) -> defaultdict[str, list[float]]:
+    """The same by xprof's `hlo_stats`, made on a copy: it writes its caches beside the trace."""
+    from xprof.convert import raw_to_tool_data
+
+    with tempfile.TemporaryDirectory(prefix="tomat-xprof-") as scratch:
+        session = Path(scratch) / "plugins" / "profile" / "session"
+        session.mkdir(parents=True)
+        copies = [str(shutil.copy(file, session / file.name)) for file in files]
+        with _quiet():
+            data, _ = raw_to_tool_data.xspace_to_tool_data(copies, "hlo_stats", {"use_saved_result": False})
+    totals: defaultdict[str, list[float]] = defaultdict(lambda: [0.0, 0])
+    if not data:
+        return totals
+    table = json.loads(data)
+    table = table[0] if isinstance(table, list) else table
+    columns = {column["id"]: index for index, column in enumerate(table["cols"])}
+    for row in table["rows"]:
+        cells = row["c"]
+        name = str(cells[columns["hlo_op_name"]]["v"])
+        if name == "IDLE":
+            continue
+        totals[name][0] += float(cells[columns["total_self_time"]]["v"]) / 1e6
+        totals[name][1] += int(cells[columns["occurrences"]]["v"])
+    return totals
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """xprof's C++ side logs to file descriptor 2 whatever the log level."""
+    saved = os.dup(2)
+    sink = os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(sink, 2)
+        yield
+    finally:
+        os.dup2(saved, 2)
+        os.close(saved)
+        os.close(sink)

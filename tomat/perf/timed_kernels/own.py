@@ -1,0 +1,215 @@
+"""Programs of tomat's own: what `tomat bench chip` times on the device that is there, and what a calibration compiles
+of the rows that it wrote.
+
+A row names the operation, its arrays and its settings; nothing else decides the program. XLA moves work that does not
+change out of a loop (seen in the compiled v6e programs), so only operations that can take what they gave are repeated
+in one, by `loop`, to be longer than their dispatch: `CARRIED`. The others run once: `ONCE`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from tomat.base.errors import TomatError
+from tomat.base.reporting import first_line
+from tomat.perf.timed_kernels.timings import KernelTiming
+
+TIMED_WITH = "timed_with"
+"""The setting that says which JAX and which runtime timed a row; it decides nothing of the program."""
+
+type Arrays = Mapping[str, jax.Array]
+
+_ARRAY = re.compile(r"(bf16|f32)\[(\d+(?:,\d+)*)\]")
+_DTYPES = {"bf16": jnp.bfloat16, "f32": jnp.float32}
+
+
+@dataclass(frozen=True)
+class OwnProgram:
+    """A program that is ready to be lowered: `jax.jit(run, compiler_options=...).lower(arrays)`."""
+
+    run: Callable[[Arrays], Any]
+    arrays: dict[str, jax.ShapeDtypeStruct]
+    compiler_options: dict[str, str]
+
+    def lower(self, sharding: jax.sharding.Sharding) -> jax.stages.Lowered:
+        """The program for the device of `sharding`."""
+        placed = {
+            name: jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=sharding)
+            for name, array in self.arrays.items()
+        }
+        return jax.jit(self.run, compiler_options=self.compiler_options or None).lower(placed)
+
+
+def _matmul_chain(x: jax.Array, up: jax.Array, down: jax.Array) -> dict[str, jax.Array]:
+    # XLA:TPU fuses a product into the next one; the two are to be kernels of their own.
+    return {"x": lax.optimization_barrier(x @ up) @ down}
+
+
+def _add(x: jax.Array, y: jax.Array) -> dict[str, jax.Array]:
+    return {"x": x + y}
+
+
+def _swiglu(gate: jax.Array, up: jax.Array) -> dict[str, jax.Array]:
+    return {"gate": jax.nn.silu(gate) * up}
+
+
+def _rms_norm(x: jax.Array, scale: jax.Array) -> dict[str, jax.Array]:
+    wide = x.astype(jnp.float32)
+    normed = wide * lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + 1e-6)
+    return {"x": (normed * scale).astype(x.dtype)}
+
+
+def _softmax(x: jax.Array) -> dict[str, jax.Array]:
+    return {"x": jax.nn.softmax(x, axis=-1)}
+
+
+def _adam(parameter: jax.Array, mean: jax.Array, square: jax.Array, gradient: jax.Array) -> dict[str, jax.Array]:
+    mean = 0.9 * mean + 0.1 * gradient
+    square = 0.95 * square + 0.05 * jnp.square(gradient)
+    parameter = parameter - 1e-3 * (mean * lax.rsqrt(jnp.abs(square) + 1e-8) + 0.1 * parameter)
+    return {"parameter": parameter, "mean": mean, "square": square}
+
+
+def _splash(q: jax.Array, k: jax.Array, v: jax.Array, *, tiles: Mapping[str, Any]) -> jax.Array:
+    """Causal attention of the model (`model/splash.py`); `q` [B, K, G, S, D], `k` and `v` [B, K, S, D]: B sequences,
+    K key heads, G query heads of each, S positions, D head size."""
+    import haliax as hax
+    from levanter.layers.attention import AttentionMask
+
+    from tomat.model.splash import SplashBlockSizes, splash_attention
+
+    queries = hax.named(q, ("batch", "kv_head", "q_heads_per_group", "position", "head_size"))
+    keys, values = (hax.named(array, ("batch", "kv_head", "key_position", "head_size")) for array in (k, v))
+    blocks = SplashBlockSizes(**tiles)
+    return splash_attention(queries, keys, values, AttentionMask.causal(), blocks, q_is_scaled=True).array
+
+
+def _splash_backward(q: jax.Array, k: jax.Array, v: jax.Array, d_out: jax.Array, *, tiles: Mapping[str, Any]) -> Any:
+    """The forward kernel that keeps its residuals, then the backward: what a step does for a layer that it kept."""
+    return jax.vjp(partial(_splash, tiles=tiles), q, k, v)[1](d_out)
+
+
+CARRIED: Mapping[str, tuple[tuple[str, ...], Callable[..., dict[str, jax.Array]]]] = {
+    "tomat_matmul_chain": (("x", "up", "down"), _matmul_chain),
+    "tomat_add": (("x", "y"), _add),
+    "tomat_swiglu": (("gate", "up"), _swiglu),
+    "tomat_rms_norm": (("x", "scale"), _rms_norm),
+    "tomat_softmax": (("x",), _softmax),
+    "tomat_adam": (("parameter", "mean", "square", "gradient"), _adam),
+}
+"""Operation -> its arrays, and one round of it: those of them that it changes. Settings: `links`, rounds that follow
+each other in one body, and `loop`, how often the body runs; 1 where they are not given."""
+
+ONCE: Mapping[str, tuple[tuple[str, ...], Callable[..., Any]]] = {
+    "tomat_matmul": (("x", "w"), lambda x, w: x @ w),
+    # The gradient of weights: both operands lie with the contracted axis outermost.
+    "tomat_matmul_transposed": (("x", "y"), lambda x, y: x.T @ y),
+    "tomat_copy": (("x",), jnp.copy),
+    "tomat_copy_transposed": (("x",), jnp.transpose),
+    # [B, S, H, D] -> [B, H, S, D].
+    "tomat_copy_heads_first": (("x",), lambda x: x.transpose(0, 2, 1, 3)),
+    "tomat_row_sum": (("x",), lambda x: x.sum(axis=-1)),
+    "tomat_column_sum": (("x",), lambda x: x.sum(axis=0)),
+    "tomat_column_slice": (("x",), lambda x, columns: x[:, :columns]),
+    "tomat_splash_attention": (("q", "k", "v"), _splash),
+    "tomat_splash_attention_backward": (("q", "k", "v", "d_out"), _splash_backward),
+}
+"""Operation -> its arrays, and what it computes. Settings: `columns` of the slice (128 of a float32 array in rows of C
+are pieces of 4 KB, 32 C bytes apart: one tile of 8 x 128 out of C / 128); the tiles of splash attention
+(`SplashBlockSizes`)."""
+
+SPLASH = ("tomat_splash_attention", "tomat_splash_attention_backward")
+"""TPUs alone run them."""
+
+
+def own_program(op: str, arguments: Mapping[str, Any], settings: Mapping[str, Any]) -> OwnProgram:
+    """The program of a row.
+
+    Args:
+        op: Of `CARRIED` or `ONCE`.
+        arguments: Its arrays, as `bf16[1024,4096]`.
+        settings: Of the operation; of all `scoped_vmem_kib`, the fast memory that the compiler may give one kernel
+            (default: its own), and `timed_with`.
+
+    Raises:
+        TomatError: No such operation, array, type or setting.
+    """
+    if op not in CARRIED and op not in ONCE:
+        raise TomatError(f"tomat has no operation {op}; it has {', '.join(sorted((*CARRIED, *ONCE)))}")
+    names = (CARRIED[op] if op in CARRIED else ONCE[op])[0]
+    if set(arguments) != set(names):
+        raise TomatError(f"{op} has the arrays {', '.join(sorted(arguments))}; expected {', '.join(names)}")
+    arrays = {name: _array(name, arguments[name]) for name in names}
+    rest = {name: value for name, value in settings.items() if name != TIMED_WITH}
+    options = {}
+    if "scoped_vmem_kib" in rest:
+        options["xla_tpu_scoped_vmem_limit_kib"] = str(_count(rest, "scoped_vmem_kib"))
+    if op in CARRIED:
+        run = _repeated(CARRIED[op][1], _count(rest, "loop"), _count(rest, "links"))
+    else:
+        given: dict[str, Any] = {}
+        if op in SPLASH:
+            given, rest = {"tiles": rest}, {}
+        elif op == "tomat_column_slice":
+            given = {"columns": _count(rest, "columns")}
+        run = _called(ONCE[op][1], names, given)
+    if rest:
+        raise TomatError(f"{op} has no setting {', '.join(sorted(rest))}")
+    return OwnProgram(run, arrays, options)
+
+
+def _count(settings: dict[str, Any], name: str) -> int:
+    """Take a setting out; 1 where it is not there."""
+    value = settings.pop(name, 1)
+    if type(value) is not int or value < 1:
+        raise TomatError(f"{name} is {value!r}; expected a whole number from 1")
+    return value
+
+
+def lower_own(timing: KernelTiming, device: Any) -> jax.stages.Lowered:
+    """The program of one timing, for `device`, which may be a described one (`topology_devices`).
+
+    Raises:
+        TomatError: As for `own_program`, or JAX cannot lower it.
+    """
+    program = own_program(timing.op, timing.arguments, timing.settings)
+    try:
+        return program.lower(jax.sharding.SingleDeviceSharding(device))
+    except Exception as error:  # whatever JAX and Pallas raise while tracing
+        raise TomatError(f"it cannot be lowered: {first_line(error)}") from error
+
+
+def _array(name: str, text: Any) -> jax.ShapeDtypeStruct:
+    found = _ARRAY.fullmatch(text) if isinstance(text, str) else None
+    if found is None:
+        raise TomatError(f"{name} is {text!r}; expected an array of bf16 or f32, such as bf16[1024,4096]")
+    return jax.ShapeDtypeStruct(tuple(int(size) for size in found[2].split(",")), _DTYPES[found[1]])
+
+
+def _called(function: Callable[..., Any], names: tuple[str, ...], given: Mapping[str, Any]) -> Callable[[Arrays], Any]:
+    return lambda arrays: function(*(arrays[name] for name in names), **given)
+
+
+def _repeated(step: Callable[..., dict[str, jax.Array]], loop: int, links: int) -> Callable[[Arrays], Any]:
+    def body(arrays: Arrays) -> dict[str, jax.Array]:
+        state = step(**arrays)
+        for _ in range(links - 1):
+            # Or XLA would make one kernel of the links.
+            state = step(**{**arrays, **lax.optimization_barrier(state)})
+        return state
+
+    def run(arrays: Arrays) -> dict[str, jax.Array]:
+        if loop == 1:
+            return body(arrays)
+        changed = {name: arrays[name] for name in jax.eval_shape(body, arrays)}
+        return lax.fori_loop(0, loop, lambda _, state: body({**arrays, **state}), changed)
+
+    return run

@@ -1,0 +1,168 @@
+"""Builds the program of a timed kernel as tokamax builds it, for a chip that is not here.
+
+tokamax 0.0.12 lists no operation by name in its public interface, and its calls choose an implementation by the device
+that is there. So the classes of its operations are imported from where they lie; the version is pinned in
+`pyproject.toml` (extra `calibrate`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import inspect
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from tomat.base.errors import TomatError
+from tomat.perf.timed_kernels.formulas import FORMULAS, formula
+from tomat.perf.timed_kernels.kept_backward import attention_backward
+from tomat.perf.timed_kernels.timings import KernelTiming
+
+if TYPE_CHECKING:
+    import jax
+
+OPS = {
+    "dot_product_attention": ("attention.base", "DotProductAttention"),
+    "dot_product_attention_vjp": ("attention.base", "DotProductAttentionVjp"),
+    "xla_chunked_dot_product_attention": ("attention.xla_chunked", "XlaChunkedDotProductAttention"),
+    "pallas_mosaic_tpu_flash_attention": ("attention.pallas_mosaic_tpu", "PallasMosaicTpuFlashAttention"),
+    "pallas_mosaic_tpu_flash_attention_vjp": ("attention.pallas_mosaic_tpu_vjp", "PallasMosaicTpuFlashAttentionVjp"),
+    "linear_softmax_cross_entropy_loss": ("linear_softmax_cross_entropy_loss.base", "LinearSoftmaxCrossEntropyLoss"),
+    "linear_softmax_cross_entropy_loss_vjp": (
+        "linear_softmax_cross_entropy_loss.base", "LinearSoftmaxCrossEntropyLossVjp",
+    ),
+    "pallas_mosaic_tpu_linear_softmax_cross_entropy_loss": (
+        "linear_softmax_cross_entropy_loss.pallas_mosaic_tpu", "PallasMosaicTpuLinearSoftmaxCrossEntropyLoss",
+    ),
+    "pallas_mosaic_tpu_linear_softmax_cross_entropy_loss_vjp": (
+        "linear_softmax_cross_entropy_loss.pallas_mosaic_tpu", "PallasMosaicTpuLinearSoftmaxCrossEntropyLossVjp",
+    ),
+    "gated_linear_unit": ("gated_linear_unit.base", "GatedLinearUnit"),
+    "normalization": ("normalization.base", "Normalization"),
+    "normalization_vjp": ("normalization.base", "NormalizationVjp"),
+    "triangle_multiplication": ("triangle_multiplication.base", "TriangleMultiplication"),
+}  # fmt: skip
+"""Operation of a timing -> module below `tokamax._src.ops`, and class."""
+
+RAGGED = ("ragged_dot", "pallas_mosaic_tpu_ragged_dot")
+"""Products of groups of rows. Which blocks run, the sizes of the groups decide: they are data, and no row says them."""
+
+STATED = {"xla_chunked_dot_product_attention": {"chunk_size": (512, 1024)}}
+"""Fields of an operation that a timing does not say: tokamax's public call has these (0.0.12, `attention/api.py`)."""
+
+DEFAULTS_OF = {
+    "dot_product_attention_vjp": "dot_product_attention",
+    "pallas_mosaic_tpu_flash_attention_vjp": "pallas_mosaic_tpu_flash_attention",
+}
+"""Backward passes, and the operation whose call has the defaults of what their rows leave out: bias, soft cap, dropout.
+tokamax's backward passes have none of their own (0.0.12, `attention/base.py`)."""
+
+DEFAULT_PRECISION = "BF16_BF16_F32"
+"""What `Precision.DEFAULT` of both operands means on a TPU (tokamax 0.0.12, `precision.py`); rows of its first versions
+have the pair."""
+
+
+def no_program(timing: KernelTiming) -> str | None:
+    """Why a timing has no program, as far as its operation says; None for the others."""
+    if timing.op in RAGGED:
+        return "how many of its blocks run depends on the sizes of its groups, which no compile knows"
+    if timing.op not in (*OPS, *FORMULAS):
+        return f"tokamax 0.0.12 has no operation {timing.op}"
+    return None
+
+
+def lower_kernel(timing: KernelTiming, device: Any) -> jax.stages.Lowered:
+    """The program of one timing, for `device`.
+
+    Args:
+        timing: The row.
+        device: One device of a described chip (`topology_devices`).
+
+    Raises:
+        TomatError: tokamax has no such operation, refuses the arguments, or JAX cannot lower them.
+    """
+    import jax
+    from tokamax import benchmarking
+
+    reason = no_program(timing)
+    if reason is not None:
+        raise TomatError(reason)
+    sharding = jax.sharding.SingleDeviceSharding(device)
+    # What Pallas kernels ask for the chip that they are traced for.
+    described = jax.sharding.AbstractDevice(device.device_kind, device.num_cores, platform="tpu")
+    mesh = jax.sharding.AbstractMesh((), (), abstract_device=described)
+    try:
+        with jax.sharding.use_abstract_mesh(mesh):
+            if timing.op in FORMULAS:
+                function, arrays = formula(timing)
+                return jax.jit(function).lower(*_placed(arrays, sharding))
+            operation, arguments = _bound(timing)
+            function, arrays = benchmarking.standardize_function(operation, kwargs=arguments, seed=None)
+            return jax.jit(function).lower(_placed(arrays, sharding))
+    except TomatError:
+        raise
+    except Exception as error:  # whatever the operation and JAX raise while tracing
+        raise TomatError(f"it cannot be lowered: {_first_line(error)}") from error
+
+
+def _placed(arrays: Iterable[Any], sharding: Any) -> list[jax.ShapeDtypeStruct]:
+    import jax
+
+    return [jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=sharding) for array in arrays]
+
+
+def _bound(timing: KernelTiming) -> tuple[Any, dict[str, Any]]:
+    """The operation with its settings, and its arguments as arrays to be."""
+    from tokamax._src import pydantic as adapters
+    from tokamax._src.ops.op import _get_arg_spec_adapter
+
+    there = _class_of(timing.op)
+    # It asks whether the device of this process can run it; the chip is not here.
+    own: dict[str, Any] = {"supported_on": lambda self, device: True}
+    if timing.op == "dot_product_attention_vjp":  # the one operation whose own JAX 0.11 refuses
+        own["_fwd"] = attention_backward(there, _class_of("dot_product_attention"))
+    cls = type(there.__name__, (there,), own)
+    operation = cls(**STATED.get(timing.op, {}))
+    try:
+        if timing.settings:
+            settings = adapters.get_adapter(cls.config_cls).validate_python(dict(timing.settings))
+            operation = dataclasses.replace(operation, config=settings)
+        arguments = _get_arg_spec_adapter(operation).validate_python(_with_presets(timing.arguments))
+    except ValueError as error:  # pydantic's
+        raise TomatError(f"tokamax refuses its arguments: {_first_line(error)}") from None
+    return operation, _defaults(timing.op, operation) | dict(arguments)
+
+
+def _class_of(op: str) -> Any:
+    module, name = OPS[op]
+    return getattr(importlib.import_module(f"tokamax._src.ops.{module}"), name)
+
+
+def _defaults(op: str, operation: Any) -> dict[str, Any]:
+    """What the call of the forward pass has for arguments that a backward pass demands; {} for other operations."""
+    if op not in DEFAULTS_OF:
+        return {}
+    demanded = inspect.signature(operation._fwd).parameters
+    forward = inspect.signature(_class_of(DEFAULTS_OF[op]).bind)
+    return {
+        name: parameter.default
+        for name, parameter in forward.parameters.items()
+        if parameter.default is not inspect.Parameter.empty
+        and name in demanded
+        and demanded[name].default is inspect.Parameter.empty
+    }
+
+
+def _with_presets(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """`arguments` with the precisions of tokamax's first versions as the presets of today."""
+    precision = arguments.get("precision")
+    if not isinstance(precision, list) or not all(isinstance(pair, list) for pair in precision):
+        return dict(arguments)
+    if any(pair != ["DEFAULT", "DEFAULT"] for pair in precision):
+        raise TomatError(f"precision is {precision}; expected DEFAULT pairs or presets such as BF16_BF16_F32")
+    return {**arguments, "precision": [DEFAULT_PRECISION] * len(precision)}
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0][:300] if lines else type(error).__name__

@@ -1,0 +1,79 @@
+"""Changes of a run's configuration, as dotted keys and values: what a search tries and what a row of a sweep sets."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from tomat.base.errors import TomatError
+from tomat.base.overrides import parse_overrides
+
+if TYPE_CHECKING:
+    from tomat.train.settings.config import TrainConfig
+
+
+PLAIN_WORD = re.compile(r"[A-Za-z_][\w./-]*")
+
+
+def override_words(overrides: Mapping[str, Any]) -> list[str]:
+    """`{"model.num_heads": 8}` as the words of a command line, `["--model.num_heads", "8"]`."""
+    # JSON is YAML, which is how the values of overrides are read. A plain word stands bare.
+    words = []
+    for key, value in overrides.items():
+        plain = isinstance(value, str) and PLAIN_WORD.fullmatch(value) and yaml.safe_load(value) == value
+        words += [f"--{key}", value if plain else json.dumps(value, sort_keys=True)]
+    return words
+
+
+def parsed_words(words: list[Any]) -> dict[str, Any]:
+    """The words of a command line as dotted keys and values; the inverse of `override_words`.
+
+    Raises:
+        TomatError: As for `parse_overrides`.
+    """
+    overrides: dict[str, Any] = {}
+    texts = [word if isinstance(word, str) else json.dumps(word) for word in words]
+    while texts:
+        taken, texts = (texts[:1], texts[1:]) if "=" in texts[0] else (texts[:2], texts[2:])
+        value: Any = parse_overrides(taken)
+        key = taken[0].removeprefix("--").partition("=")[0]
+        for part in key.split("."):
+            value = value[part]
+        overrides[key] = value
+    return overrides
+
+
+def changed(config: TrainConfig, overrides: Mapping[str, Any]) -> TrainConfig:
+    """`config` with these keys set.
+
+    Raises:
+        TomatError: As for `load_config`.
+    """
+    import mergedeep
+
+    from tomat.train.settings.config import config_from_dict
+
+    values = mergedeep.merge({}, config.to_dict(), parse_overrides(override_words(overrides)))
+    return config_from_dict(values, source="the changed configuration")
+
+
+def checked_keys(overrides: Any, where: str) -> dict[str, Any]:
+    """`overrides` as dotted keys and values, whichever of the two ways they are written.
+
+    Raises:
+        TomatError: It is neither a mapping nor a list of words.
+    """
+    if overrides is None:
+        return {}
+    if isinstance(overrides, list):
+        return parsed_words(overrides)
+    if isinstance(overrides, Mapping) and all(isinstance(key, str) and key for key in overrides):
+        return {key.removeprefix("--"): value for key, value in overrides.items()}
+    raise TomatError(
+        f"{where} has overrides {overrides!r}; expected a mapping such as {{model.num_heads: 8}} or a list of words "
+        "such as [--model.num_heads, 8]."
+    )

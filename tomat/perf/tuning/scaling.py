@@ -1,0 +1,231 @@
+"""How the lines of a sweep scale over slices, in figures, and where communication takes over.
+
+A line is a recipe on slice after slice; a row of the sweep is a point of every line that it names. Tokens/s are of the
+whole slice, exposed collectives are the time of a step in which a chip does nothing but wait for others.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tomat.base.markdown.tables import percent
+from tomat.perf.profile.categories import Category
+from tomat.perf.tuning.sweep_rows import FITS, SAME, Interval, RowRecord
+
+COLLECTIVES_LIMIT = 0.10
+"""Of the step: from here on communication is called a cost of the slice. A chip in ten then works for nothing, and
+below it no change of communication can gain more than a tenth."""
+
+
+@dataclass(frozen=True)
+class Crossing:
+    """Where the exposed collectives of a line pass `COLLECTIVES_LIMIT`; fractions of the step."""
+
+    line: str
+    shares: Mapping[int, float]
+    """By the number of chips, of the points that have a step time; ascending."""
+    without: Mapping[int, str]
+    """Chips of the points that have none, and why."""
+
+    @property
+    def above(self) -> list[int]:
+        """Numbers of chips with a larger share than the limit."""
+        return [chips for chips, share in self.shares.items() if share > COLLECTIVES_LIMIT]
+
+    @property
+    def sentence(self) -> str:
+        """For the page."""
+        if not self.shares:
+            said = "no step time, so nothing is known of its collectives"
+        elif above := self.above:
+            said = f"exposed collectives pass {percent(COLLECTIVES_LIMIT, 0)} of the step first at "
+            said += f"{_chips(above[0])} ({percent(self.shares[above[0]])})"
+            below = [chips for chips in self.shares if chips > above[0] and chips not in above]
+            said += f", and are below it again at {_listed(below)}" if below else ""
+        else:
+            most = max(self.shares, key=lambda chips: self.shares[chips])
+            said = f"exposed collectives pass {percent(COLLECTIVES_LIMIT, 0)} of the step at none of "
+            said += f"{_listed([*self.shares])}; the most is {percent(self.shares[most])}, at {most:,}"
+        missing = ", ".join(f"{_chips(chips)} ({status})" for chips, status in self.without.items())
+        return f"`{self.line}`: {said}." + (f" Without a step time: {missing}." if missing else "")
+
+
+@dataclass(frozen=True)
+class Contest:
+    """The rows of one number of chips and one batch, those with a step time first, the fastest first."""
+
+    n_chips: int
+    batch_sequences: int
+    sequence_tokens: int
+    rows: Sequence[RowRecord]
+
+    @property
+    def timed(self) -> Sequence[RowRecord]:
+        """Rows with a step time, the most tokens/s first."""
+        return [row for row in self.rows if tokens_per_second(row)]
+
+    @property
+    def lead(self) -> float | None:
+        """Tokens/s of the fastest over those of the next, less 1; None without a next."""
+        if len(self.timed) < 2:
+            return None
+        first, second = (row.estimate("tokens_per_second_per_chip") for row in self.timed[:2])
+        return first / second - 1
+
+    @property
+    def against_interval(self) -> str | None:
+        """How the lead stands against the wider of the two intervals of tokens/s; None without a next."""
+        if len(self.timed) < 2:
+            return None
+        first, second = (row.tokens_per_second_per_chip or {} for row in self.timed[:2])
+        widths = [rate["high"] - rate["low"] for rate in (first, second)]
+        if not all(widths):
+            return "with an error that is not known"
+        within = first["estimate"] - second["estimate"] < max(widths)
+        return "within the interval" if within else "beyond the interval"
+
+    @property
+    def sentence(self) -> str:
+        """For the page."""
+        where = f"{_chips(self.n_chips)}, {self.batch_sequences:,} sequences of {self.sequence_tokens:,}: "
+        timed = self.timed
+        rest = [f"{_lines_of(row)} {_without(row)}" for row in self.rows if row not in timed]
+        if not timed:
+            return f"{where}{', '.join(rest)}."
+        if self.lead is None:
+            said = f"{_lines_of(timed[0])} is the only line" + (" with a step time" if rest else "")
+        elif self.lead < SAME:
+            said = f"{_lines_of(timed[0])} is as fast as {_lines_of(timed[1])} ({percent(self.lead)} more tokens/s)"
+        else:
+            said = f"{_lines_of(timed[0])} is the fastest, {percent(self.lead)} more tokens/s than "
+            said += f"{_lines_of(timed[1])}, {self.against_interval}"
+        return where + "; ".join([said, *rest]) + "."
+
+
+def tokens_per_second(row: RowRecord) -> Interval | None:
+    """Of the whole slice; None without a step time."""
+    rate = row.tokens_per_second_per_chip
+    if not rate or not row.n_chips:
+        return None
+    low, estimate, high = (rate[key] * row.n_chips for key in ("low", "estimate", "high"))
+    return Interval(estimate=estimate, low=low, high=high)
+
+
+def exposed(row: RowRecord) -> tuple[float, float] | None:
+    """(seconds, share of the step) of the collectives beside which nothing runs; None without a step time."""
+    if not row.categories:
+        return None
+    for group in row.categories:
+        if group["name"] == Category.COLLECTIVES_EXPOSED:
+            return group["seconds"], group["share"]
+    return 0.0, 0.0  # a category that does not occur is not listed
+
+
+def lines_of(rows: Sequence[RowRecord]) -> dict[str, list[RowRecord]]:
+    """The points of each line by the number of chips, lines in the order of the rows."""
+    lines: dict[str, list[RowRecord]] = {}
+    for row in rows:
+        for line in row.lines:
+            lines.setdefault(line, []).append(row)
+    return {line: sorted(points, key=lambda row: row.n_chips or math.inf) for line, points in lines.items()}
+
+
+def crossings(rows: Sequence[RowRecord]) -> list[Crossing]:
+    """One for each line."""
+    found = []
+    for line, points in lines_of(rows).items():
+        known = [(row.n_chips, exposed(row), row) for row in points if row.n_chips]
+        shares = {chips: share[1] for chips, share, _ in known if share}
+        found.append(Crossing(line, shares, {chips: _without(row) for chips, share, row in known if not share}))
+    return found
+
+
+def contests(rows: Sequence[RowRecord]) -> list[Contest]:
+    """One for each number of chips and batch, ascending; a row of two lines takes part once."""
+
+    def of(row: RowRecord) -> tuple[int, int, int]:
+        return row.n_chips or 0, row.batch_sequences or 0, row.sequence_tokens or 0
+
+    def order(row: RowRecord) -> tuple[tuple[int, int, int], float, str]:
+        rate = row.tokens_per_second_per_chip
+        return of(row), -rate["estimate"] if rate else math.inf, row.name
+
+    # A configuration that cannot be read has no batch to be compared at.
+    known = sorted((row for row in rows if row.lines and all(of(row))), key=order)
+    return [Contest(*key, tuple(group)) for key, group in itertools.groupby(known, key=of)]
+
+
+def scaling_record(rows: Sequence[RowRecord]) -> dict[str, Any]:
+    """The section in figures, for the record: seconds, fractions, tokens/s of the slice, bytes of one chip."""
+    crossed = {crossing.line: crossing for crossing in crossings(rows)}
+    return {
+        "collectives_limit": COLLECTIVES_LIMIT,
+        "lines": [
+            {
+                "line": line,
+                "points": [_point(row) for row in points],
+                "collectives_pass_at_chips": next(iter(crossed[line].above), None),
+            }
+            for line, points in lines_of(rows).items()
+        ],
+        "fastest": [
+            {
+                "n_chips": one.n_chips,
+                "batch_sequences": one.batch_sequences,
+                "sequence_tokens": one.sequence_tokens,
+                "row": one.timed[0].name,
+                "lines": list(one.timed[0].lines),
+                "next_row": one.timed[1].name if len(one.timed) > 1 else None,
+                "lead": one.lead,
+                "against_interval": one.against_interval,
+            }
+            for one in contests(rows)
+            if one.timed
+        ],
+    }
+
+
+def _point(row: RowRecord) -> dict[str, Any]:
+    time, share = exposed(row) or (None, None)
+    return {
+        "row": row.name,
+        "status": row.status,
+        "slice": row.slice,
+        "n_chips": row.n_chips,
+        "sequences_per_chip": sequences_per_chip(row),
+        "step_seconds": row.step_seconds,
+        "tokens_per_second": tokens_per_second(row),
+        "mfu_full": row.mfu_full,
+        "exposed_collectives_seconds": time,
+        "exposed_collectives_share": share,
+        "hbm_required_bytes": row.hbm_required_bytes or None,
+        "hbm_capacity_bytes": row.hbm_capacity_bytes or None,
+    }
+
+
+def sequences_per_chip(row: RowRecord) -> float | None:
+    """Of the batch; None where the row has no batch or no slice."""
+    return row.batch_sequences / row.n_chips if row.batch_sequences and row.n_chips else None
+
+
+def _chips(count: int) -> str:
+    return f"{count:,} chip" + ("s" if count != 1 else "")
+
+
+def _listed(counts: Sequence[int]) -> str:
+    """`8, 16 and 32 chips`."""
+    *first, last = counts
+    return f"{', '.join(f'{count:,}' for count in first)} and {_chips(last)}" if first else _chips(last)
+
+
+def _lines_of(row: RowRecord) -> str:
+    """A row by the lines that it is a point of."""
+    return " = ".join(f"`{line}`" for line in row.lines)
+
+
+def _without(row: RowRecord) -> str:
+    return row.status if row.status != FITS else "has no step time"

@@ -1,0 +1,356 @@
+"""Searches by compiling: the nearest change with which a step fits, and the largest batch that does.
+
+Nothing is guessed. An estimate only chooses what to compile next, and every answer is a program whose buffers the
+compiler has assigned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import TYPE_CHECKING, Any
+
+from tomat.base.errors import TomatError
+from tomat.perf.plan.compile.topology import data_axis_size
+from tomat.perf.tuning.changes import changed, override_words
+
+if TYPE_CHECKING:
+    from tomat.hardware.chips import Slice
+    from tomat.perf.cost.memory import MemoryReport
+    from tomat.perf.plan.compile.compiler import CompiledStep
+    from tomat.train.settings.config import TrainConfig
+
+Compile = Callable[["TrainConfig", "Slice"], "CompiledStep"]
+OnTry = Callable[[Mapping[str, Any]], None]
+"""Told the overrides that are compiled next."""
+
+MICROBATCH, CHECKPOINTING, SHARDING, TILES, BATCH, TOGETHER = (
+    "microbatch", "checkpointing", "sharding", "attention tiles", "batch", "together"
+)  # fmt: skip
+"""Dimensions of a search. All but `BATCH` leave what is learnt as it is, up to rounding."""
+
+POLICIES_BY_RECOMPUTATION = (
+    "off", "save_matmuls", "save_attention_mlp", "save_qkv_attention", "save_attention", "save_qkv", "full", "offload",
+    "nested",
+)  # fmt: skip
+"""`NAMED_POLICIES` from the lightest recomputation to the heaviest. `offload` computes as much again as `full`, and
+moves each layer's input to the host and back."""
+
+NEVER_NEAREST = frozenset({"save_qkv"})
+"""Keeps three arrays a layer where `save_attention` keeps one, and computes the attention kernel again."""
+
+SHARDINGS = ("replicated", "zero1", "fsdp")
+"""From whole on every chip to split as far as possible."""
+
+HOPELESS = 1.05
+"""A change is not tried if, with temporaries in proportion to the batch, the step is still 5 % too large. Half the
+batch (200M, v6e-16, context 4608, no checkpointing) took what is required from 71.39 to 35.83 GiB, 0.4 % above half."""
+
+MAX_COMPILES = 10
+"""Of `nearest_fits`; the first one of the configuration itself and answers from the cache do not count."""
+MAX_BATCH_COMPILES = 12
+"""Of `largest_batch`, for each policy."""
+BATCH_CAP_FACTOR = 64
+"""`largest_batch` goes no further than this many times the configured batch."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One changed configuration, compiled."""
+
+    dimension: str
+    overrides: Mapping[str, Any]
+    """Dotted keys and values on top of the configuration that was asked about."""
+    fits: bool | None
+    """None: it could not be compiled, see `error`."""
+    required_bytes: int | None = None
+    capacity_bytes: int | None = None
+    compile_seconds: float = 0.0
+    """What the compile took when it was made."""
+    cached: bool = False
+    error: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON with units in the keys; `words` are the overrides as on a command line."""
+        words = " ".join(override_words(self.overrides))
+        return {**asdict(self), "overrides": dict(self.overrides), "words": words}
+
+
+@dataclass
+class _Compiler:
+    """Compiles changed configurations and keeps the account of them."""
+
+    config: TrainConfig
+    slice_: Slice
+    compile: Compile
+    on_try: OnTry
+    trials: list[Trial] = field(default_factory=list)
+
+    @property
+    def compiles(self) -> int:
+        """How many were made so far; answers from the cache are free."""
+        return sum(not trial.cached for trial in self.trials)
+
+    def attempt(self, dimension: str, overrides: Mapping[str, Any]) -> Trial:
+        self.on_try(overrides)
+        try:
+            step = self.compile(changed(self.config, overrides), self.slice_)
+        except TomatError as error:
+            trial = Trial(dimension, overrides, None, error=str(error))
+        else:
+            memory = step.memory
+            trial = Trial(
+                dimension,
+                overrides,
+                step.fits,
+                memory.required_bytes,
+                memory.capacity_bytes,
+                float(step.result.get("compile_seconds", 0.0)),
+                step.cached,
+            )
+        self.trials.append(trial)
+        return trial
+
+
+def nearest_fits(
+    config: TrainConfig,
+    slice_: Slice,
+    compile: Compile,
+    on_try: OnTry = lambda overrides: None,
+    *,
+    compile_whole: Compile | None = None,
+) -> list[Trial]:
+    """The nearest changes with which a step that does not fit would, each found by compiling it.
+
+    One dimension at a time, those first that leave what is learnt unchanged: a smaller microbatch, heavier
+    checkpointing, finer sharding, then a smaller batch. Each stops at its first fit. If none suffices alone, the ends
+    of the first three are tried together.
+
+    Args:
+        config: The run, as it does not fit.
+        slice_: What it is to run on.
+        compile: `compile_step`, with its cache and limits; it may stop when the memory in HBM is known.
+        on_try: Told the overrides before each compile.
+        compile_whole: The same without stopping, for the tiles of kernels; default: `compile`.
+
+    Returns:
+        Every trial in the order made; none if `config` fits.
+
+    Raises:
+        TomatError: `config` itself cannot be compiled.
+    """
+    base = compile(config, slice_)
+    if base.fits:
+        return []
+    compiler = _Compiler(config, slice_, compile, on_try)
+    dimensions = [(name, found) for name, found in _dimensions(config, slice_, base.memory) if found]
+    for place, (dimension, candidates) in enumerate(dimensions):
+        compiler.compile = compile_whole if dimension == TILES and compile_whole is not None else compile
+        # One compile stays for each dimension to come, so that a long one does not hide the others.
+        reserve = len(dimensions) - place - 1
+        for overrides in candidates:
+            if compiler.compiles >= MAX_COMPILES - reserve:
+                break
+            if compiler.attempt(dimension, overrides).fits:
+                break
+    ends = [candidates[-1] for dimension, candidates in dimensions if dimension != BATCH]
+    if len(ends) > 1 and compiler.compiles < MAX_COMPILES and not any(trial.fits for trial in compiler.trials):
+        compiler.attempt(TOGETHER, {key: value for overrides in ends for key, value in overrides.items()})
+    return compiler.trials
+
+
+def _dimensions(config: TrainConfig, slice_: Slice, memory: MemoryReport) -> list[tuple[str, list[dict[str, Any]]]]:
+    """Each dimension's changes, the nearest first."""
+    if memory.memory_space != "hbm":
+        # A kernel's own tiles are too large for the memory on the chip; the batch does not change them.
+        return [(TILES, _smaller_tiles(config))]
+    shards = data_axis_size(config, slice_.n_devices)
+    whole = config.batch_size // shards
+    now = config.trainer.per_device_parallelism
+    now = now if now > 0 else whole
+    smaller = [size for size in _halvings(now, whole) if _could_fit(memory, size / now)]
+    finer = SHARDINGS[SHARDINGS.index(config.sharding) + 1 :]
+    return [
+        (MICROBATCH, [{"trainer.per_device_parallelism": size} for size in smaller]),
+        (CHECKPOINTING, [{"model.gradient_checkpointing": name} for name in _heavier_policies(config)]),
+        (SHARDING, [{"sharding": name} for name in finer] if shards > 1 else []),
+        (BATCH, _smaller_batches(config, shards, memory)),
+    ]
+
+
+def _halvings(size: int, divides: int) -> list[int]:
+    """Divisors of `divides`, each the largest up to half of the one before, from `size` down to 1."""
+    found = []
+    while size > 1:
+        size = next(n for n in range(size // 2, 0, -1) if divides % n == 0)
+        found.append(size)
+    return found
+
+
+def _could_fit(memory: MemoryReport, scale: float) -> bool:
+    """Whether the step could fit with temporaries `scale` times as large, at best; see `HOPELESS`."""
+    fixed = memory.argument_bytes or 0
+    return fixed + (memory.required_bytes - fixed) * scale <= HOPELESS * memory.capacity_bytes
+
+
+def _heavier_policies(config: TrainConfig) -> list[Any]:
+    """Values of `model.gradient_checkpointing` that keep less than the configured one."""
+    from tomat.model.decoder import DensityDecoderConfig
+
+    now = getattr(config.model, "gradient_checkpointing", None)
+    if not isinstance(config.model, DensityDecoderConfig):
+        return [True] if now is False else []
+    name = now if isinstance(now, str) else "full" if now else "off"
+    if not isinstance(now, str | bool):
+        name = "full"  # a policy of Haliax's fields: whatever it keeps, these keep less
+    place = POLICIES_BY_RECOMPUTATION.index(name)
+    return [policy for policy in POLICIES_BY_RECOMPUTATION[place + 1 :] if policy not in NEVER_NEAREST]
+
+
+def _smaller_tiles(config: TrainConfig) -> list[dict[str, Any]]:
+    """The attention kernel's tiles halved, all that are set, until one would pass below a vector register's lanes."""
+    from tomat.model.splash import LANES
+
+    tiles = getattr(config.model, "splash", None)
+    if tiles is None:
+        return []
+    names = [f.name for f in fields(tiles) if f.name.startswith("block_")]
+    sizes = {f"model.splash.{name}": getattr(tiles, name) for name in names if getattr(tiles, name)}
+    found = []
+    while sizes and all(size % (2 * LANES) == 0 for size in sizes.values()):
+        sizes = {name: size // 2 for name, size in sizes.items()}
+        found.append(sizes)
+    return found
+
+
+def _smaller_batches(config: TrainConfig, shards: int, memory: MemoryReport) -> list[dict[str, Any]]:
+    # A configured microbatch decides the memory, whatever the batch.
+    if config.trainer.per_device_parallelism > 0:
+        return []
+    units = config.batch_size // shards
+    sizes = []
+    while units > 1:
+        units //= 2
+        sizes.append(units * shards)
+    return [{"trainer.train_batch_size": s} for s in sizes if _could_fit(memory, s / config.batch_size)]
+
+
+@dataclass(frozen=True)
+class LargestBatch:
+    """The largest batch that fits with one checkpoint policy."""
+
+    policy: Any
+    """Value of `model.gradient_checkpointing`."""
+    unit_sequences: int
+    """Batches are multiples of it: devices of the data axis times the microbatch."""
+    fits: Trial | None
+    """The largest batch that was compiled and fits; None: not even one unit does."""
+    next_up: Trial | None
+    """One unit more, compiled, and does not fit; None: `fits` is the cap, or the search ended before."""
+    trials: tuple[Trial, ...]
+    stopped_by: str = ""
+    """Why the answer may not be the largest: the cap, the number of compiles, or an error."""
+
+    @property
+    def batch_sequences(self) -> int | None:
+        """Sequences of the batch that fits."""
+        return None if self.fits is None else int(self.fits.overrides["trainer.train_batch_size"])
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON with units in the keys."""
+        return {
+            "policy": self.policy if isinstance(self.policy, str | bool) else str(self.policy),
+            "unit_sequences": self.unit_sequences,
+            "batch_sequences": self.batch_sequences,
+            "fits": self.fits.to_dict() if self.fits else None,
+            "next_up": self.next_up.to_dict() if self.next_up else None,
+            "trials": [trial.to_dict() for trial in self.trials],
+            "stopped_by": self.stopped_by,
+        }
+
+
+def largest_batch(
+    config: TrainConfig,
+    slice_: Slice,
+    compile: Compile,
+    policies: Iterable[Any] | None = None,
+    on_try: OnTry = lambda overrides: None,
+) -> list[LargestBatch]:
+    """The largest batch that fits, for each checkpoint policy.
+
+    Two batches are compiled, the next one is read off the line through their bytes, and so on until one that fits and
+    the next multiple, which does not, have both been compiled.
+
+    Args:
+        config: The run; its batch is where the search starts.
+        slice_: What it is to run on.
+        compile: `compile_step`, with its cache and limits.
+        policies: Values of `model.gradient_checkpointing`; default: the configured one alone.
+        on_try: Told the overrides before each compile.
+
+    Raises:
+        TomatError: The configured mesh does not fit the slice, or `BATCH_CAP_FACTOR` batches are less than one unit.
+    """
+    unit = data_axis_size(config, slice_.n_devices) * max(config.trainer.per_device_parallelism, 1)
+    cap = BATCH_CAP_FACTOR * config.batch_size // unit
+    if cap < 1:
+        raise TomatError(
+            f"the largest batch to try is {BATCH_CAP_FACTOR * config.batch_size}, {BATCH_CAP_FACTOR} times "
+            f"trainer.train_batch_size; expected at least {unit}, one sequence for each of the {unit} microbatch "
+            f"places of {slice_.name}. Set a larger trainer.train_batch_size."
+        )
+    now = getattr(config.model, "gradient_checkpointing", None)
+    found = []
+    for policy in [now] if policies is None else policies:
+        # A model without the key keeps what it has.
+        overrides = {} if policy == now else {"model.gradient_checkpointing": policy}
+        compiler = _Compiler(config, slice_, compile, on_try)
+        known, stopped_by = _bisect(compiler, overrides, unit, cap)
+        fit = max((n for n, trial in known.items() if trial.fits), default=0)
+        if fit == cap:
+            stopped_by = f"the cap of {cap * unit} sequences"
+        trials = tuple(compiler.trials)
+        found.append(LargestBatch(policy, unit, known.get(fit), known.get(fit + 1), trials, stopped_by))
+    return found
+
+
+def _bisect(compiler: _Compiler, overrides: Mapping[str, Any], unit: int, cap: int) -> tuple[dict[int, Trial], str]:
+    """The batches compiled with `overrides`, by their units of at most `cap`; and what ended it before the answer."""
+    known: dict[int, Trial] = {}
+    units: int | None = min(max(compiler.config.batch_size // unit, 1), cap)
+    while units is not None:
+        if compiler.compiles >= MAX_BATCH_COMPILES:
+            return known, f"{MAX_BATCH_COMPILES} compiles"
+        trial = compiler.attempt(BATCH, {**overrides, "trainer.train_batch_size": units * unit})
+        if trial.fits is None:
+            return known, f"an error at batch {units * unit}: {trial.error}"
+        known[units] = trial
+        units = _next_units(known, cap)
+    return known, ""
+
+
+def _next_units(known: Mapping[int, Trial], cap: int) -> int | None:
+    """The batch to compile next, in units; None once the answer is known.
+
+    Memory is nearly a straight line in the batch, so the line through the two nearest compiled batches usually names
+    the answer; where it has failed to for three compiles, the bracket is halved.
+    """
+    fit = max((n for n, trial in known.items() if trial.fits), default=0)
+    unfit = min((n for n, trial in known.items() if not trial.fits and n > fit), default=cap + 1)
+    if unfit == fit + 1:
+        return None
+    if len(known) == 1:
+        only = next(iter(known))
+        return min(2 * only, cap) if fit else max(only // 2, 1)
+    between = range(fit + 1, unfit)
+    if len(known) > 5:
+        return (between[0] + between[-1]) // 2
+    # The line through the two compiled batches nearest to the bracket.
+    near = sorted(known, key=lambda n: (min(abs(n - fit), abs(n - unfit)), n))[:2]
+    (low, low_bytes), (high, high_bytes) = sorted((n, known[n].required_bytes or 0) for n in near)
+    capacity = known[low].capacity_bytes or 0
+    slope = (high_bytes - low_bytes) / (high - low)
+    if slope <= 0:  # as with a configured microbatch, which the batch only repeats
+        return between[-1] if fit else between[0]
+    guess = int(low + (capacity - low_bytes) / slope)
+    return min(max(guess, between[0]), between[-1])

@@ -1,0 +1,251 @@
+"""Runs a sweep: every row planned, one after the other or several at once, recorded as it is done.
+
+A row is a plan, and the plan cache keeps its compile: a sweep that was stopped, or that has failed rows, goes on where
+it was when it is started again. `<tracking_dir>/sweeps/<name>.json` is rewritten after each row.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypedDict
+
+from tomat.base.errors import TomatError
+from tomat.base.layout import SWEEPS_DIR
+from tomat.base.markdown.document import write_if_changed
+from tomat.base.records import Count, read_typed
+from tomat.base.reporting import dump_json, to_jsonable
+from tomat.base.stages import Stages
+from tomat.perf.tuning.scaling import scaling_record
+from tomat.perf.tuning.sweep_config import SweepConfig, SweepRow, load_sweep
+from tomat.perf.tuning.sweep_rows import FITS, RowRecord, base_of, failed, planned, ranked, verdict
+
+if TYPE_CHECKING:
+    from tomat.hardware.chips import Slice
+    from tomat.perf.plan.compile.process import Limits
+    from tomat.perf.plan.plan import Plan
+    from tomat.train.settings.config import TrainConfig
+
+RECORD_FORMAT = 1
+
+PlanRow = Callable[["TrainConfig", "Slice", Callable[[str], None]], "Plan"]
+"""(configuration, slice, told the stages) -> the plan; raises TomatError."""
+
+OnRow = Callable[[SweepRow, str], None]
+"""Told of a row what it is doing, and at last its verdict."""
+
+
+def run_sweep(
+    sweep: str | Path,
+    tracking_dir: Path,
+    *,
+    workers: int = 1,
+    cache_dir: Path | None = None,
+    limits: Limits | None = None,
+    only: Sequence[str] = (),
+) -> dict[str, Any]:
+    """Plan every row of a sweep's file and keep the record, saying what each row does.
+
+    Args:
+        sweep: The YAML file (`sweep_config.py`).
+        tracking_dir: Such as `docs/tracking`.
+        workers: Rows at once. A compile keeps two cores busy and takes 4 GB.
+        cache_dir: As for `compile_step`.
+        limits: Of each compile.
+        only: Names of the rows to plan, the others stay as they are on record; empty: all.
+
+    Returns:
+        The record.
+
+    Raises:
+        TomatError: The file cannot be read, or the tracking folder holds a run of the sweep's name.
+    """
+    from tomat.perf.plan.plan import make_plan
+
+    config = load_sweep(sweep)
+
+    def plan_row(row: TrainConfig, slice_: Slice, on_stage: Callable[[str], None]) -> Plan:
+        # The calibration of the folder that the page goes to.
+        row = dataclasses.replace(row, tracking_dir=str(tracking_dir))
+        return make_plan(row, slice_, cache_dir=cache_dir, limits=limits, on_stage=on_stage)
+
+    with Stages() as stages:
+        numbers, n_rows = itertools.count(1), len(set(only)) or len(config.rows)
+
+        def show(row: SweepRow, stage: str) -> None:
+            stages.show(row.name, stage)
+
+        def done(row: SweepRow, said: str) -> None:
+            stages.done(row.name)
+            # Not to standard output: a terminal's live display would wipe the line.
+            stages.say(f"{next(numbers)} of {n_rows}, {row.name}: {said}")
+
+        return plan_rows(config, tracking_dir, plan_row, workers=workers, on_stage=show, on_done=done, only=only)
+
+
+def plan_rows(
+    sweep: SweepConfig,
+    tracking_dir: Path,
+    plan_row: PlanRow,
+    *,
+    workers: int = 1,
+    on_stage: OnRow = lambda row, stage: None,
+    on_done: OnRow = lambda row, verdict: None,
+    only: Sequence[str] = (),
+) -> dict[str, Any]:
+    """Plan the rows of a sweep; each is in the record on disk once it is done.
+
+    A row that raises is recorded as failed, and the sweep goes on. Rows that wait are dropped if the sweep
+    is interrupted; what the record held of them before stays.
+
+    Args:
+        only: Names of the rows to plan; empty: all.
+
+    Returns:
+        The record.
+
+    Raises:
+        TomatError: The tracking folder holds a run of the sweep's name, or a damaged record; or `only` names no row.
+    """
+    sweep.check_rows(only)
+    wanted = [row for row in sweep.rows if not only or row.name in only]
+    path = record_path(tracking_dir, sweep.name)
+    if (tracking_dir / "data" / f"{sweep.name}.json").exists():
+        raise TomatError(
+            f"{tracking_dir} has a run called {sweep.name!r}, whose page the sweep would take; rename the sweep."
+        )
+    earlier = rows_on_record(path)
+    rows: dict[str, RowRecord] = {
+        row.name: dataclasses.replace(earlier[row.name], lines=row.lines)  # no part of what was planned
+        for row in sweep.rows
+        if row.name in earlier and _is_of(earlier[row.name], row)
+    }
+    lock = threading.Lock()
+
+    def keep(row: SweepRow, record: RowRecord) -> None:
+        with lock:
+            rows[row.name] = record
+            write_if_changed(path, dump_json(_record(sweep, rows)))
+            known = list(rows.values())
+        on_done(row, verdict(record, base_of(record, known)))
+
+    def work(row: SweepRow) -> None:
+        if stopping.is_set():
+            return
+        config, slice_ = None, None
+        try:
+            on_stage(row, "reading the configuration")
+            config, slice_ = row.load()
+            plan = plan_row(config, slice_, lambda stage: on_stage(row, stage))
+            record = planned(row, config, slice_, plan)
+        except TomatError as error:
+            record = failed(row, config, slice_, str(error))
+        except Exception as error:  # whatever a model or a library raises, the other rows do not depend on it
+            record = failed(row, config, slice_, f"{type(error).__name__}: {error}")
+        except BaseException:
+            stopping.set()  # before another row begins
+            raise
+        # An interrupt also ends the compiles in progress, which is not their failure.
+        if not stopping.is_set():
+            keep(row, record)
+
+    stopping = threading.Event()
+    _run_pool(work, wanted, workers, stopping)
+    return _record(sweep, rows)
+
+
+def _is_of(record: RowRecord, row: SweepRow) -> bool:
+    """Whether a record is of the step that the row means now."""
+    return row.slice in (None, record.slice) and record.overrides == to_jsonable(row.overrides)
+
+
+def _run_pool(
+    work: Callable[[SweepRow], None], rows: Sequence[SweepRow], workers: int, stopping: threading.Event
+) -> None:
+    """`work` on every row, `workers` at once; threads suffice, since the compiles are processes of their own."""
+    pool = ThreadPoolExecutor(max_workers=workers, thread_name_prefix="sweep")
+    futures = [pool.submit(work, row) for row in rows]
+    try:
+        for future in as_completed(futures):
+            future.result()
+    finally:
+        stopping.set()
+        pool.shutdown(wait=False, cancel_futures=True)
+        while any(future.running() for future in futures):
+            _end_compiles()
+            time.sleep(0.2)
+
+
+def _end_compiles() -> None:
+    """End the compiling processes of this one: deep in the compiler they do not notice an interrupt for minutes."""
+    import psutil
+
+    from tomat.perf.plan.compile.compiler import CHILD_MODULE
+
+    for child in psutil.Process().children():
+        try:
+            if CHILD_MODULE in child.cmdline():
+                child.kill()
+        except psutil.NoSuchProcess:
+            continue
+
+
+def _record(sweep: SweepConfig, rows: Mapping[str, RowRecord]) -> dict[str, Any]:
+    in_order = [rows[row.name] for row in sweep.rows if row.name in rows]
+    record = {
+        "record_format": RECORD_FORMAT,
+        "sweep": sweep.name,
+        "title": sweep.title,
+        "introduction": sweep.introduction,
+        "n_rows": len(sweep.rows),
+        "n_fitting": sum(row.status == FITS for row in in_order),
+        "ranking": [row.name for row in ranked(in_order)],
+        "rows": [row.to_dict() for row in in_order],
+    }
+    if any(row.lines for row in in_order):
+        record["scaling"] = scaling_record(in_order)
+    return to_jsonable(record)
+
+
+def record_path(tracking_dir: Path, name: str) -> Path:
+    """Where the record of the sweep `name` is."""
+    return tracking_dir / SWEEPS_DIR / f"{name}.json"
+
+
+class RowsOnRecord(TypedDict):
+    """The file, as far as a sweep goes on from it."""
+
+    rows: list[RowRecord]
+
+
+class SweepRecord(RowsOnRecord):
+    """The file, as far as its page shows it."""
+
+    sweep: str
+    title: str
+    introduction: str
+    n_rows: Count
+    n_fitting: Count
+
+
+def read_sweep[Record: RowsOnRecord](path: Path, kind: type[Record]) -> Record:
+    """A sweep's record.
+
+    Raises:
+        TomatError: It cannot be read, is damaged, or of another format.
+    """
+    return read_typed(path, kind, "Delete it and run the sweep again.", version=("record_format", RECORD_FORMAT))
+
+
+def rows_on_record(path: Path) -> dict[str, RowRecord]:
+    """The rows of a sweep's record, by name; none where there is no record yet.
+
+    Raises:
+        TomatError: It is damaged, or of another format.
+    """
+    return {row.name: row for row in read_sweep(path, RowsOnRecord)["rows"]} if path.exists() else {}

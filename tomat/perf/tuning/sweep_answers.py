@@ -1,0 +1,133 @@
+"""The answers of a sweep: what came of each question, and what keeps a row's MFU where it is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tomat.base.markdown.tables import UNKNOWN, markdown_table, percent, seconds
+from tomat.perf.tuning.sweep_rows import (
+    FAILED,
+    FITS,
+    OOM,
+    SAME,
+    RowRecord,
+    base_of,
+    gib,
+    ranked,
+    required_text,
+    speedup,
+    verdict,
+)
+
+CHANGES_SHOWN = 3
+NEGLIGIBLE_SHARE = 0.001
+"""Of the step, for a category of an explanation."""
+
+
+def answers_section(rows: Sequence[RowRecord]) -> str:
+    """Every question with its rows' verdicts, and the explanations."""
+    parts = []
+    for question in dict.fromkeys(row.question for row in rows if row.question):
+        parts.append(f"### {question}")
+        parts += [answer(row, base_of(row, rows)) for row in rows if row.question == question]
+    for row in rows:
+        if row.explain:
+            parts += [f"### {row.explain}", explanation(row, rows)]
+    return "\n\n".join(parts) or "No row asks a question."
+
+
+def answer(row: RowRecord, base: RowRecord | None) -> str:
+    """The verdict on a row, with what the ranking does not say: its largest buffer, or what changed since its base."""
+    if row.status == FAILED:
+        return f"`{row.name}` {verdict(row, base)}"
+    is_base = row.status == FITS and row.base is None
+    judged = "fits, and is what other rows are compared with" if is_base else verdict(row, base)
+    said = f"`{row.name}` ({required_text(row)}): {judged}."
+    if row.status == OOM and row.largest_buffers:
+        largest = row.largest_buffers[0]
+        source = f", {largest.source}" if largest.source else ""
+        said += f" The largest buffer is {largest.shape} ({gib(largest.hbm_bytes)}{source})."
+    if base is None or speedup(row, base) is None:
+        return said
+    least = SAME * base.estimate("step_seconds")
+    listed = ", ".join(
+        f"{category} {'+' if change > 0 else '-'}{seconds(abs(change))}"
+        for category, change in category_changes(row, base)[:CHANGES_SHOWN]
+        if abs(change) >= least
+    )
+    if listed:
+        said += f" What changed most, at `{base.name}`'s tokens a step: {listed}."
+    return said
+
+
+def _estimate(row: RowRecord, key: str) -> str:
+    value = row.utilisation(key)
+    return percent(value["estimate"]) if value else UNKNOWN
+
+
+def category_changes(row: RowRecord, base: RowRecord) -> list[tuple[str, float]]:
+    """(category, seconds more than in the base), for as many tokens of a chip as the base's step has; largest first."""
+    mine = {group["name"]: group["seconds"] * base.tokens_per_chip / row.tokens_per_chip for group in row.categories}
+    theirs = {group["name"]: group["seconds"] for group in base.categories}
+    changes = [(name, mine.get(name, 0.0) - theirs.get(name, 0.0)) for name in {*mine, *theirs}]
+    return sorted(changes, key=lambda change: (-abs(change[1]), change[0]))
+
+
+def explanation(row: RowRecord, rows: Sequence[RowRecord]) -> str:
+    """What keeps the utilisation of a row where it is: the peak that each category reaches, and what it leaves."""
+    if row.status != FITS or not row.categories or not row.hfu:
+        return answer(row, base_of(row, rows))
+    hfu = row.hfu["estimate"]
+    groups = [g for g in row.categories if g["share"] >= NEGLIGIBLE_SHARE]
+    table = []
+    for group in sorted(groups, key=lambda g: (-g["share"], g["name"])):
+        fraction = group["flops_fraction"]
+        reached = None if fraction is None else group["share"] * fraction
+        table.append(
+            (
+                group["name"],
+                seconds(group["seconds"]),
+                percent(group["share"]),
+                percent(fraction),
+                percent(reached),
+                percent(None if reached is None else group["share"] - reached),
+            )
+        )
+    header = ("category", "time", "share of the step", "of peak flops in it", "adds to utilisation", "leaves unused")
+    parts = [
+        f"`{row.name}` on {row.slice}: a step of {seconds(row.estimate('step_seconds'))} has MFU full "
+        f"{_estimate(row, 'mfu_full')} and HFU {_estimate(row, 'hfu')}. A category adds its share of the step times "
+        "the part of the peak that it reaches:",
+        markdown_table(header, table),
+    ]
+    unstated = [group["name"] for group in groups if group["flops_fraction"] is None]
+    if unstated:
+        stated = sum(g["share"] * g["flops_fraction"] for g in groups if g["flops_fraction"] is not None)
+        parts.append(
+            f"The program states no flops for {' and '.join(unstated)}; together they add what is missing to the HFU, "
+            f"{percent(max(hfu - stated, 0.0))}."
+        )
+    parts.append(_windowed_sentence(row, rows))
+    return "\n\n".join(parts)
+
+
+def _windowed_sentence(row: RowRecord, rows: Sequence[RowRecord]) -> str:
+    windowed = row.windowed_einsums
+    if not windowed:
+        return "No matmul is cut into a windowed einsum."
+    said = (
+        f"{percent(windowed.share)} of the step ({seconds(windowed.seconds)}) runs in {windowed.n_loops} "
+        f"windowed einsums: {windowed.steps:,.0f} steps whose matmuls sum over as little as "
+        f"{windowed.narrowest_contraction} elements."
+    )
+    without = [
+        other for other in rows if other.base == row.name and other.status == FITS and not other.windowed_einsums
+    ]
+    for other in ranked(without)[:1]:
+        factor = speedup(other, row)
+        if factor is not None:
+            said += (
+                f" `{other.name}` has none, and {factor:.2f} times the tokens/s of a chip at "
+                f"{_estimate(other, 'mfu_full')} MFU full."
+            )
+    return said

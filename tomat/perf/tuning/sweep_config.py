@@ -1,0 +1,291 @@
+"""What a sweep plans: its YAML file as a list of rows, each a training configuration, a slice and a question.
+
+```yaml
+name: mfu-200m                      # of the page and the record
+title: The 200M step, setting by setting
+config_path: ../train/200m-v6e16.yaml   # beside the sweep's file; each row may name another
+overrides: {data.n_density_tokens: 16384}   # of every row
+base: as configured                 # the row that others are compared with; default: the first
+rows:
+  - name: as configured
+  - {name: replicated, question: "Need it be split?", overrides: {sharding: replicated}}
+grid:                               # every combination is a row more
+  sharding: [replicated, zero1]
+  heads:                            # several settings under one name
+    - {name: 16x64, overrides: {model.num_heads: 16, model.num_kv_heads: 16}}
+exclude: [{sharding: zero1, heads: 16x64}]
+```
+
+`line` makes a row a point of a line of the scaling figure (`sweep_scaling.py`), or a list of several: on a row, or on
+grid values of the form `{name, overrides, line}`, where the lines of a combination are those of its values joined:
+`zero1` of one axis and `[8 a chip, 256 in all]` of another make `zero1, 8 a chip` and `zero1, 256 in all`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tomat.base.errors import TomatError
+from tomat.base.layout import RUN_NAME
+from tomat.base.overrides import read_yaml
+from tomat.perf.tuning.changes import checked_keys, override_words
+
+if TYPE_CHECKING:
+    from tomat.hardware.chips import Slice
+    from tomat.train.settings.config import TrainConfig
+
+
+@dataclass(frozen=True)
+class SweepRow:
+    """One step to plan."""
+
+    name: str
+    """Unique in the sweep."""
+    config_path: Path
+    """The training configuration."""
+    overrides: Mapping[str, Any]
+    """Dotted keys and values on top of it."""
+    slice: str | None
+    """None: the configuration's own."""
+    base: str | None
+    """Name of the row that this one is compared with; None: it is compared with none."""
+    question: str = ""
+    """What the row answers; rows with the same text answer it together."""
+    explain: str = ""
+    """A question about the row's own step, answered from where its time goes."""
+    lines: tuple[str, ...] = ()
+    """Of the scaling figure, those that the row is a point of."""
+
+    @property
+    def slice_set(self) -> str | None:
+        """The slice that the sweep's file sets, by `slice` or as an override; None: the configuration's own."""
+        return self.slice or self.overrides.get("slice")
+
+    def load(self) -> tuple[TrainConfig, Slice]:
+        """The configuration and the slice.
+
+        Raises:
+            TomatError: As for `load_config` and `planned_slice`.
+        """
+        from tomat.perf.plan.compile.topology import planned_slice
+        from tomat.train.settings.config import load_config
+
+        config = load_config(self.config_path, override_words(self.overrides))
+        return config, planned_slice(config, self.slice)
+
+
+@dataclass(frozen=True)
+class SweepConfig:
+    """A sweep, its rows in the order of the file, those of the grid last."""
+
+    name: str
+    rows: tuple[SweepRow, ...]
+    title: str = ""
+    introduction: str = ""
+
+    def check_rows(self, only: Iterable[str]) -> None:
+        """Hold names of rows against those that there are.
+
+        Raises:
+            TomatError: A name that no row has.
+        """
+        names = [row.name for row in self.rows]
+        if unknown := sorted(set(only) - set(names)):
+            raise TomatError(f"sweep {self.name} has no row {unknown[0]!r}; rows: {', '.join(names)}.")
+
+    def with_rows(self, only: Collection[str]) -> SweepConfig:
+        """This sweep with the rows of these names and their bases alone; all of it where no name is given.
+
+        Raises:
+            TomatError: A name that no row has.
+        """
+        self.check_rows(only)
+        by_name = {row.name: row for row in self.rows}
+        kept: set[str] = set()
+        for name in only:
+            next_name: str | None = name
+            while next_name is not None and next_name not in kept:
+                kept.add(next_name)
+                next_name = by_name[next_name].base
+        return replace(self, rows=tuple(row for row in self.rows if row.name in kept)) if only else self
+
+
+MAX_ROWS = 1000
+"""Rows of a sweep. Each is a compile of minutes: a thousand are days, and a grid of 40^5 is a slip."""
+
+SWEEP_KEYS = (
+    "name", "config_path", "title", "introduction", "slice", "base", "overrides", "rows", "grid", "exclude"
+)  # fmt: skip
+ROW_KEYS = ("name", "config_path", "overrides", "slice", "base", "question", "explain", "line")
+
+
+def load_sweep(path: str | Path) -> SweepConfig:
+    """Read a sweep.
+
+    Raises:
+        TomatError: A file that cannot be read, an unknown key, a name that is missing, unusable or there twice, a
+            base that is no row, or two points of a line at one number of chips.
+    """
+    path = Path(path)
+    values = read_yaml(path, "sweeps")
+    _check_keys(values, set(SWEEP_KEYS), {"name", "config_path"}, str(path))
+    keys = {"rows": [], "grid": {}, "exclude": []} | {key: one for key, one in values.items() if one is not None}
+    name = keys["name"]
+    if not RUN_NAME.match(str(name)):
+        raise TomatError(f"{path}: name is {name!r}; expected letters, digits, '.', '_' and '-': it names files.")
+    for key in ("rows", "exclude"):
+        if not isinstance(keys[key], list):
+            raise TomatError(f"{path}: {key} is {keys[key]!r}; expected a list.")
+    rows = []
+    for number, row in enumerate(keys["rows"], 1):
+        where = f"{path}: row {number}"
+        if not isinstance(row, Mapping):
+            raise TomatError(f"{where} is {row!r}; expected a mapping with a name and overrides.")
+        _check_keys(row, set(ROW_KEYS), {"name"}, where)
+        rows.append(_row(row, keys, path, where))
+    rows += [_row(row, keys, path, f"{path}: grid") for row in _grid_rows(keys, path)]
+    if not rows:
+        raise TomatError(f"{path} has no rows; give rows, a grid, or both.")
+    names = [row.name for row in rows]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise TomatError(f"{path}: more than one row is called {twice[0]!r}; names tell rows apart.")
+    _check_lines(rows, path)
+    default = keys.get("base") or names[0]
+    based = []
+    for row in rows:
+        base = row.base or default
+        if base not in names:
+            raise TomatError(
+                f"{path}: row {row.name!r} has the base {base!r}, which is no row; rows: {', '.join(names)}."
+            )
+        based.append(replace(row, base=None if base == row.name else base))
+    return SweepConfig(name, tuple(based), keys.get("title") or name, str(keys.get("introduction", "")).strip())
+
+
+def _check_lines(rows: Sequence[SweepRow], path: Path) -> None:
+    """Refuse two rows that would be one line's point at the same number of chips: a line has one step time there."""
+    taken: dict[tuple[str, int], str] = {}
+    for row in rows:
+        n_chips = _chips_of(row) if row.lines else None
+        if n_chips is None:
+            continue
+        for line in row.lines:
+            other = taken.setdefault((line, n_chips), row.name)
+            if other != row.name:
+                raise TomatError(
+                    f"{path}: rows {other!r} and {row.name!r} are both the point of line {line!r} at {n_chips} chips; "
+                    "expected one row for a number of chips. Give one of them another line."
+                )
+
+
+def _chips_of(row: SweepRow) -> int | None:
+    """Chips of a row's slice, without its whole configuration; None where that fails, which the row will say itself."""
+    from tomat.hardware.chips import slice_named
+
+    try:
+        name = row.slice_set or read_yaml(row.config_path).get("slice")
+        return slice_named(str(name)).n_chips
+    except TomatError:
+        return None
+
+
+def _check_keys(values: Mapping[str, Any], known: set[str], needed: set[str], where: str) -> None:
+    unknown = sorted(set(values) - known)
+    if unknown:
+        raise TomatError(f"{where} has the unknown key {unknown[0]!r}; expected some of {', '.join(sorted(known))}.")
+    missing = sorted(key for key in needed if not values.get(key))
+    if missing:
+        raise TomatError(f"{where} has no {missing[0]}; it needs {' and '.join(sorted(needed))}.")
+
+
+def _row(row: Mapping[str, Any], keys: Mapping[str, Any], path: Path, where: str) -> SweepRow:
+    name = str(row["name"])
+    if "\n" in name or "|" in name:
+        raise TomatError(f"{where} is called {name!r}; expected one line without '|', since it stands in a table.")
+    lines = _lines(row.get("line"), f"{where} {name!r}")
+    return SweepRow(
+        name=name,
+        # Beside the file, so that a sweep means the same from wherever it is started.
+        config_path=path.parent / str(row.get("config_path") or keys["config_path"]),
+        overrides=checked_keys(keys.get("overrides"), str(path)) | checked_keys(row.get("overrides"), where),
+        slice=row.get("slice") or keys.get("slice"),
+        base=row.get("base"),
+        question=" ".join(str(row.get("question") or "").split()),
+        explain=" ".join(str(row.get("explain") or "").split()),
+        lines=lines,
+    )
+
+
+def _lines(value: Any, where: str) -> tuple[str, ...]:
+    """`line` as the names of lines: none, one, or a list of them."""
+    if value is None:
+        return ()
+    lines = value if isinstance(value, list) else [value]
+    bad = [line for line in lines if not isinstance(line, str) or not line.strip() or set(line) & set("\n|`")]
+    if bad or not lines or len(set(lines)) < len(lines):
+        raise TomatError(
+            f"{where}: line is {value!r}; expected the name of a line of the scaling figure, or a list of different "
+            "names, each one line of text without '|' and '`', since it stands in a table."
+        )
+    return tuple(lines)
+
+
+def _grid_rows(keys: Mapping[str, Any], path: Path) -> list[dict[str, Any]]:
+    """The combinations of the grid that no entry of `exclude` names."""
+    if not isinstance(keys["grid"], Mapping):
+        raise TomatError(f"{path}: grid is {keys['grid']!r}; expected axes, each with a list of values.")
+    axes: list[list[tuple[str, str, dict[str, Any], tuple[str, ...]]]] = []  # of (axis, label, overrides, lines)
+    for axis, values in keys["grid"].items():
+        if not isinstance(values, list) or not values:
+            raise TomatError(f"{path}: grid.{axis} is {values!r}; expected a list of values.")
+        axes.append([_grid_value(axis, value, path) for value in values])
+    n_rows = len(keys["rows"]) + (math.prod(map(len, axes)) if axes else 0)
+    if n_rows > MAX_ROWS:
+        sizes = " x ".join(str(len(axis)) for axis in axes)
+        raise TomatError(
+            f"{path} has {n_rows:,} rows (a grid of {sizes} and {len(keys['rows'])} of their own); at most "
+            f"{MAX_ROWS:,} can be planned, each for minutes. Take values out of the grid, or make several sweeps."
+        )
+    for entry in keys["exclude"]:
+        if not isinstance(entry, Mapping) or not entry or set(entry) - set(keys["grid"]):
+            raise TomatError(f"{path}: exclude has {entry!r}; expected axes of the grid, each with one of its values.")
+        for axis, value in entry.items():
+            labels = {label for labelled in axes for name, label, *_ in labelled if name == axis}
+            if _label(axis, value) not in labels:
+                raise TomatError(f"{path}: exclude has {axis}: {value!r}; the grid has {', '.join(sorted(labels))}.")
+    rows = []
+    for combination in itertools.product(*axes) if axes else ():
+        labels = {axis: label for axis, label, *_ in combination}
+        if any(all(labels[axis] == _label(axis, value) for axis, value in entry.items()) for entry in keys["exclude"]):
+            continue
+        overrides = {key: value for _, _, part, _ in combination for key, value in part.items()}
+        # A line for every choice of one part from each axis that names any.
+        parts = [lines for *_, lines in combination if lines]
+        line = [", ".join(chosen) for chosen in itertools.product(*parts)] if parts else None
+        rows.append({"name": ", ".join(labels.values()), "overrides": overrides, "line": line})
+    return rows
+
+
+def _grid_value(axis: str, value: Any, path: Path) -> tuple[str, str, dict[str, Any], tuple[str, ...]]:
+    if isinstance(value, Mapping):
+        if set(value) - {"line"} != {"name", "overrides"}:
+            raise TomatError(
+                f"{path}: grid.{axis} holds {dict(value)!r}; expected a plain value of {axis}, or "
+                "{name: ..., overrides: {...}} for several settings under one name, with line: ... if it has one."
+            )
+        where = f"{path}: grid.{axis}"
+        label = str(value["name"])
+        return axis, label, checked_keys(value["overrides"], where), _lines(value.get("line"), f"{where} {label!r}")
+    return axis, _label(axis, value), {axis: value}, ()
+
+
+def _label(axis: str, value: Any) -> str:
+    """A grid value in a row's name: text speaks for itself, a number needs its key."""
+    return value if isinstance(value, str) else f"{axis.rpartition('.')[2]}={json.dumps(value)}"

@@ -1,0 +1,301 @@
+"""One planned row of a sweep in figures: what its record keeps, and how it stands against its base."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, asdict, dataclass, fields, replace
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict, get_args
+
+from msgspec import Meta
+
+from tomat.base.markdown.tables import UNKNOWN, percent
+from tomat.base.records import MAX_FIGURE, Amount, Count, Positive
+from tomat.hardware.mfu import TABLE_UTILISATIONS
+from tomat.perf.cost.buffers import Buffer
+from tomat.perf.cost.support import untimed_share
+from tomat.perf.tuning.sweep_config import SweepRow
+from tomat.perf.tuning.windowed import WindowedEinsums, windowed_einsums
+
+if TYPE_CHECKING:
+    from tomat.hardware.chips import Slice
+    from tomat.perf.plan.plan import Plan
+    from tomat.train.settings.config import TrainConfig
+
+Status = Literal["fits", "does not fit", "failed"]
+"""Of a row."""
+FITS, OOM, FAILED = get_args(Status)
+
+UTILISATION_KEYS = tuple(one.key for one in TABLE_UTILISATIONS)
+KEPT_OPERATIONS = 10
+KEPT_BUFFERS = 5
+SAME = 0.01
+"""A difference of the estimates below this says nothing: "as fast"."""
+
+
+Figure = Annotated[float, Meta(gt=0, le=MAX_FIGURE)]
+
+
+class Interval(TypedDict):
+    """An estimate and its range."""
+
+    estimate: Figure
+    low: Figure
+    high: Figure
+
+
+def _interval(span: Any) -> Interval:
+    return Interval(estimate=span.estimate, low=span.low, high=span.high)
+
+
+class CategoryTime(TypedDict):
+    """A category of a step's operations."""
+
+    name: str
+    seconds: Amount
+    share: Amount
+    hidden_seconds: Amount
+    flops_fraction: Amount | None
+
+
+class OperationTime(TypedDict):
+    """An operation of a step."""
+
+    name: str
+    category: str
+    seconds: Amount
+    source: str
+
+
+@dataclass(frozen=True)
+class RowRecord:
+    """What a sweep's record keeps of a row; seconds, bytes and fractions of one chip's step.
+
+    A row that failed has no more than what is known before it is planned, and the error.
+    """
+
+    name: str
+    question: str
+    explain: str
+    base: str | None
+    overrides: Mapping[str, Any]
+    config_file: str
+    config_hash: str | None
+    model: str | None
+    batch_sequences: Positive | None
+    sequence_tokens: Positive | None
+    slice: str | None
+    n_chips: Positive | None
+    status: Status
+    error: str = ""
+    hbm_required_bytes: Count = 0
+    hbm_capacity_bytes: Count = 0
+    memory_space: str = "hbm"
+    largest_buffers: Sequence[Buffer] = ()
+    """`MemoryReport.largest`, the first `KEPT_BUFFERS`."""
+    step_seconds: Interval | None = None
+    mfu_full: Interval | None = None
+    mfu_causal: Interval | None = None
+    mfu_useful: Interval | None = None
+    hfu: Interval | None = None
+    untimed_step_share: Amount | None = None
+    """Of the step, on kernels that no chip of the slice has timed the like of; None also of records of before."""
+    tokens_per_second_per_chip: Interval | None = None
+    compiler: str | None = None
+    program_key: str | None = None
+    compile_seconds: Amount | None = None
+    notes: Sequence[str] = ()
+    """Of the plan."""
+    categories: Sequence[CategoryTime] = ()
+    """Empty where it does not fit."""
+    top_operations: Sequence[OperationTime] = ()
+    """The longest."""
+    windowed_einsums: WindowedEinsums | None = None
+    lines: Sequence[str] = ()
+    """`SweepRow.lines`."""
+
+    def utilisation(self, key: str) -> Interval | None:
+        """By one of `UTILISATION_KEYS`."""
+        return getattr(self, key)
+
+    def estimate(self, key: str) -> float:
+        """Of an interval that is there: `step_seconds`, a utilisation, `tokens_per_second_per_chip`."""
+        return getattr(self, key)["estimate"]
+
+    @property
+    def tokens_per_chip(self) -> float:
+        """Of one step; of a row whose configuration could be read."""
+        assert self.batch_sequences and self.sequence_tokens and self.n_chips
+        return self.batch_sequences * self.sequence_tokens / self.n_chips
+
+    def to_dict(self) -> dict[str, Any]:
+        """For the record on disk."""
+        values = asdict(self)
+        kept = {key: values[key] for key in KEYS_OF_FAILED} if self.status == FAILED else values
+        # Records of sweeps without lines, and of before kernels without timings were told apart, stay as they are.
+        absent = [key for key in ("lines", "untimed_step_share") if values[key] in ((), [], None)]
+        return {key: value for key, value in (kept | {"lines": self.lines}).items() if key not in absent}
+
+    def __post_init__(self) -> None:
+        if self.status == OOM and not self.hbm_capacity_bytes:
+            raise ValueError("expected hbm_capacity_bytes above 0 of a step that does not fit")
+        if self.categories and self.step_seconds is None:
+            raise ValueError("expected step_seconds of a step with categories")
+        for key in ("step_seconds", "tokens_per_second_per_chip", *UTILISATION_KEYS):
+            span: Interval | None = getattr(self, key)
+            if span is not None and not span["low"] <= span["estimate"] <= span["high"]:
+                raise ValueError(f"expected low, estimate and high of {key} in this order")
+
+
+KEYS_OF_FAILED = (*(one.name for one in fields(RowRecord) if one.default is MISSING), "error")
+"""What a row that failed has on record, and `lines` if it has any."""
+
+
+def described(row: SweepRow, config: TrainConfig | None, slice_: Slice | None) -> dict[str, Any]:
+    """What is known of a row before it is planned, as arguments of `RowRecord`."""
+    from tomat.train.settings.config import config_hash
+
+    return {
+        "name": row.name,
+        "question": row.question,
+        "explain": row.explain,
+        "base": row.base,
+        "overrides": dict(row.overrides),
+        "config_file": row.config_path.name,
+        "config_hash": config_hash(config) if config else None,
+        "model": config.preset if config else None,
+        "batch_sequences": config.batch_size if config else None,
+        "sequence_tokens": config.seq_len if config else None,
+        "slice": slice_.name if slice_ else row.slice,
+        "n_chips": slice_.n_chips if slice_ else None,
+        "lines": row.lines,
+    }
+
+
+def failed(row: SweepRow, config: TrainConfig | None, slice_: Slice | None, error: str) -> RowRecord:
+    """The record of a row that has no answer."""
+    return RowRecord(**described(row, config, slice_), status=FAILED, error=" ".join(error.split()))
+
+
+def planned(row: SweepRow, config: TrainConfig, slice_: Slice, plan: Plan) -> RowRecord:
+    """The record of a row; the same for the same plan, whether it was cached or not."""
+    step, breakdown, compiled = plan.step_seconds, plan.breakdown, plan.compiled
+    tokens = config.batch_size * config.seq_len / slice_.n_chips
+    # The shortest step has the most tokens a second.
+    rate = Interval(estimate=tokens / step.estimate, low=tokens / step.high, high=tokens / step.low) if step else None
+    known = described(row, config, slice_)
+    known |= {key: _interval(plan.utilisation[key]) for key in UTILISATION_KEYS if plan.utilisation}
+    record = RowRecord(
+        **known,
+        status=FITS if compiled.fits else OOM,
+        hbm_required_bytes=compiled.memory.required_bytes,
+        hbm_capacity_bytes=compiled.memory.capacity_bytes,
+        memory_space=compiled.memory.memory_space,
+        largest_buffers=compiled.memory.largest[:KEPT_BUFFERS],
+        step_seconds=_interval(step) if step is not None else None,
+        tokens_per_second_per_chip=rate,
+        untimed_step_share=untimed_share(plan.step.supports) if plan.step is not None else None,
+        compiler=compiled.compiler,
+        program_key=compiled.key,
+        compile_seconds=compiled.result["compile_seconds"],
+        notes=plan.notes,
+    )
+    if breakdown is None:
+        return record
+    seconds = {op.name: op.seconds for op in breakdown.ops}
+    windowed = windowed_einsums(compiled.program, seconds, breakdown.step_seconds)
+    return replace(
+        record,
+        categories=[
+            {key: getattr(group, key) for key in ("name", "seconds", "share", "hidden_seconds", "flops_fraction")}
+            for group in breakdown.categories
+        ],
+        top_operations=[
+            {"name": op.name, "category": str(op.category), "seconds": op.seconds, "source": op.source}
+            for op in breakdown.top(KEPT_OPERATIONS)
+        ],
+        windowed_einsums=windowed,
+    )
+
+
+def ranked(records: Sequence[RowRecord]) -> list[RowRecord]:
+    """The best MFU first; then what does not fit, the smallest overshoot first; then what failed."""
+
+    def order(record: RowRecord) -> tuple[int, float, str]:
+        if record.status == FITS:
+            mfu = record.mfu_full
+            return 0, -(mfu["estimate"] if mfu else 0.0), record.name
+        if record.status == OOM:
+            return 1, record.hbm_required_bytes / record.hbm_capacity_bytes, record.name
+        return 2, 0.0, record.name
+
+    return sorted(records, key=order)
+
+
+def base_of(record: RowRecord, records: Sequence[RowRecord]) -> RowRecord | None:
+    """The record of the row that this one is compared with, if it is there."""
+    return next((other for other in records if other.name == record.base), None)
+
+
+def speedup(record: RowRecord, base: RowRecord | None) -> float | None:
+    """Tokens a second and chip over the base's; None where either has no step time."""
+    mine = record.tokens_per_second_per_chip
+    theirs = base.tokens_per_second_per_chip if base is not None else None
+    return mine["estimate"] / theirs["estimate"] if mine and theirs else None
+
+
+def against_error(record: RowRecord, base: RowRecord) -> str:
+    """How a difference of speed stands against the intervals: `beyond the intervals` where they do not touch."""
+    mine, theirs = record.tokens_per_second_per_chip, base.tokens_per_second_per_chip
+    assert mine is not None and theirs is not None
+    if mine["low"] == mine["high"] or theirs["low"] == theirs["high"]:
+        return "with an error that is not known"
+    apart = mine["low"] > theirs["high"] or mine["high"] < theirs["low"]
+    return "beyond the intervals" if apart else "within the intervals"
+
+
+def verdict(record: RowRecord, base: RowRecord | None) -> str:
+    """How the row stands against its base, in a few words."""
+    if record.status == FAILED:
+        return f"failed: {record.error}"
+    if record.status == OOM:
+        over = record.hbm_required_bytes - record.hbm_capacity_bytes
+        share = percent(over / record.hbm_capacity_bytes, 0)
+        return f"does not fit: {gib(over)}{memory_space(record)} too much ({share})"
+    if record.base is None:
+        return "base"
+    factor = speedup(record, base)
+    if factor is None or base is None:
+        return f"fits; `{record.base}` has no step time to compare with"
+    if abs(factor - 1) < SAME:
+        return f"as fast as `{record.base}` ({factor:.2f}x tokens/s/chip)"
+    words = "faster" if factor > 1 else "slower"
+    return f"{words} than `{record.base}`: {factor:.2f}x tokens/s/chip, {against_error(record, base)}"
+
+
+def gib(count: float) -> str:
+    """Bytes as `31.24 GiB`; below 1 GiB in MiB."""
+    return f"{count / 2**30:.2f} GiB" if abs(count) >= 2**30 else f"{count / 2**20:.1f} MiB"
+
+
+def interval_text(value: Interval | None, show: Callable[[float], str], bare: bool = False) -> str:
+    """`8.7 % (7.5 % to 10.1 %)`, or the estimate alone."""
+    if value is None:
+        return UNKNOWN
+    estimate = show(value["estimate"])
+    return estimate if bare else f"{estimate} ({show(value['low'])} to {show(value['high'])})"
+
+
+def required_text(record: RowRecord) -> str:
+    """`10.10 of 31.24 GiB`."""
+    if record.status == FAILED:
+        return UNKNOWN
+    required, capacity = record.hbm_required_bytes, record.hbm_capacity_bytes
+    if capacity < 2**30:
+        return f"{gib(required)} of {gib(capacity)}{memory_space(record)}"
+    return f"{required / 2**30:.2f} of {gib(capacity)}"
+
+
+def memory_space(record: RowRecord) -> str:
+    """ " of vmem" where it is a kernel's tiles that do not fit, and not the step."""
+    space = record.memory_space
+    return "" if space == "hbm" else f" of {space}"

@@ -1,0 +1,241 @@
+"""Free-running evaluation: whole cells from their structures alone, as a user would have them.
+
+The predictor is given lattice, atoms and the grid's sides. The electron count is the sum of valences that its training
+set has taught it; where that set does not settle them, nothing is scaled. The true density is read
+afterwards, to be compared with.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from tomat.base.errors import TomatError
+from tomat.data.codec.base import DensityCodec
+from tomat.data.density.crystal import Crystal
+from tomat.data.density.grid import DensityGrid
+from tomat.data.density.promolecule import Promolecule
+from tomat.predict.evaluation.baselines import quantise
+from tomat.predict.evaluation.metrics import Spread, headline, nmae, spread
+from tomat.predict.inference.checks import ACCEPTABLE
+from tomat.predict.inference.interface import Predictor, normalised
+from tomat.predict.inference.valences import electron_count
+
+FREE_RUNNING = "free-running, whole cell, structure only"
+"""Stands beside the figures: nothing of the true density was read."""
+
+COLUMNS = (
+    ("model", "free_running_nmae"),
+    ("promolecule", "promolecule_nmae"),
+    ("constant", "constant_nmae"),
+    ("codec floor", "codec_floor_nmae"),
+)
+"""Heading and figure of the table's columns."""
+
+
+@dataclass(frozen=True)
+class FreeRunningMaterial:
+    """Figures of one whole cell; NMAE is the integral of |difference| over that of the true density."""
+
+    material_id: str
+    voxels: int
+    seconds: float
+    """Of the prediction."""
+    electrons_before: float
+    """As predicted, before the density was scaled."""
+    electrons: float | None
+    """Sum of the valences, to which it was scaled; None: the training set does not settle them, and it is as
+    predicted."""
+    free_running_nmae: float
+    promolecule_nmae: float
+    """Of the sum of atoms, scaled to the same count."""
+    constant_nmae: float
+    """Of the same count spread evenly."""
+    codec_floor_nmae: float
+    """Of the true density rounded to the codec."""
+    spread_share: float | None = None
+    """Integral of the standard deviation over samples, over that of the density; None of a single sample."""
+    spread_rank_correlation: float | None = None
+    """Spearman's, over the cell's voxels, between that deviation and the error of the mean."""
+    compound: str = ""
+    """Reduced formula."""
+    flags: tuple[str, ...] = ()
+    """Where the cell or its prediction is outside of what was trained on, in words (`Prediction.flags`)."""
+
+
+@dataclass(frozen=True)
+class FreeRunningResult:
+    """A whole evaluation."""
+
+    settings: Mapping[str, Any]
+    materials: tuple[FreeRunningMaterial, ...]
+
+    def spread(self, name: str) -> Spread:
+        """Spread of one figure over the materials."""
+        return spread([getattr(material, name) for material in self.materials])
+
+    @property
+    def columns(self) -> tuple[tuple[str, str], ...]:
+        """Heading and figure of the table's columns."""
+        return COLUMNS if self.materials[0].spread_share is None else (*COLUMNS, ("spread", "spread_share"))
+
+    @property
+    def spread_says(self) -> dict[str, float] | None:
+        """How well the spread over samples says the error: Spearman's rank correlation over the voxels of a cell (the
+        median cell) and over the cells, and the error over what a Gaussian of that deviation has, its mean absolute
+        value sqrt(2 / pi) sigma (1: the spread is as large as the error). None of single samples."""
+        shares = [m.spread_share for m in self.materials]
+        within = [m.spread_rank_correlation for m in self.materials]
+        if any(each is None for each in shares):
+            return None
+        errors = np.array([m.free_running_nmae for m in self.materials])
+        expected = np.sqrt(2 / np.pi) * np.array(shares, np.float64)
+        return {
+            "rank_correlation_over_voxels": float(np.median(np.array(within, np.float64))),
+            "rank_correlation_over_materials": _rank_correlation(expected, errors),
+            "error_over_expected": float(np.median(errors / expected)),
+        }
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain mapping for JSON."""
+        return {
+            "label": FREE_RUNNING,
+            "settings": dict(self.settings),
+            "over_materials": {name: asdict(self.spread(name)) for _, name in self.columns},
+            "spread_says": self.spread_says,
+            "materials": [asdict(material) for material in self.materials],
+        }
+
+    def headline(self) -> str:
+        """NMAE over materials and by compound."""
+        return headline([(m.material_id, m.compound, m.free_running_nmae) for m in self.materials])
+
+    def _flagged(self) -> str:
+        flagged = [m for m in self.materials if m.flags]
+        if not flagged:
+            return ""
+        return (
+            f" Flagged as unlike the training: {len(flagged)}, such as {flagged[0].material_id}: {flagged[0].flags[0]}."
+        )
+
+    def summary(self) -> str:
+        """The model beside the sum of atoms, and what is flagged, in sentences."""
+        atoms = self.spread("promolecule_nmae")
+        better = sum(m.free_running_nmae < m.promolecule_nmae for m in self.materials)
+        spread_words = ""
+        if (says := self.spread_says) is not None:
+            spread_words = (
+                " The spread over samples goes with the error at a rank correlation of "
+                f"{says['rank_correlation_over_voxels']:.2f} over voxels and "
+                f"{says['rank_correlation_over_materials']:.2f} over materials; errors are "
+                f"{says['error_over_expected']:.1f} times what it says."
+            )
+        return (
+            f"{FREE_RUNNING.capitalize()}: NMAE {self.headline()}. The sum of atoms has a median of "
+            f"{100 * atoms.median:.2f} %, a mean of {100 * atoms.mean:.2f} %; the model is the better one on {better}."
+            f"{self._flagged()}{spread_words}"
+        )
+
+    def table(self, max_rows: int = 20) -> Table:
+        """A Rich table: the first `max_rows` materials, the median and the mean over all, in per cent."""
+        table = Table(
+            title=f"NMAE in % ({FREE_RUNNING})",
+            caption=self.summary(),
+            caption_justify="left",
+            box=SIMPLE_HEAD,
+            padding=(0, 1, 0, 0),
+        )
+        table.add_column("material", overflow="fold")
+        for heading in (*(heading for heading, _ in self.columns), "seconds"):
+            table.add_column(heading, justify="right")
+        for material in self.materials[:max_rows]:
+            table.add_row(*self.row(material))
+        table.add_section()
+        seconds = spread([m.seconds for m in self.materials])
+        for row in ("median", "mean"):
+            shares = (f"{100 * getattr(self.spread(name), row):.2f}" for _, name in self.columns)
+            table.add_row(f"all: {row}", *shares, f"{getattr(seconds, row):.1f}")
+        return table
+
+    def row(self, material: FreeRunningMaterial) -> tuple[str, ...]:
+        """A material as words of a table."""
+        figures = (f"{100 * getattr(material, name):.2f}" for _, name in self.columns)
+        return (material.material_id, *figures, f"{material.seconds:.1f}")
+
+
+def evaluate_free_running(
+    predictor: Predictor,
+    promolecule: Promolecule,
+    codec: DensityCodec,
+    material_ids: Sequence[str],
+    load: Callable[[str], DensityGrid],
+    *,
+    settings: Mapping[str, Any] | None = None,
+    on_material: Callable[[FreeRunningMaterial], None] | None = None,
+    on_patches: Callable[[int, int], None] | None = None,
+) -> FreeRunningResult:
+    """Predict each material from its structure, and compare.
+
+    Args:
+        predictor: Of a run.
+        promolecule: Of its training set; the baseline.
+        codec: Of the run; the floor.
+        material_ids: In the order of the result.
+        load: Gives a material's density.
+        settings: What the result says of itself.
+        on_material: Told each result.
+        on_patches: Told the patches done of a material, and of how many.
+
+    Raises:
+        TomatError: No material, or one that cannot be predicted.
+    """
+    if not material_ids:
+        raise TomatError("no material to evaluate; choose a split or input that has at least one.")
+    found: list[FreeRunningMaterial] = []
+    for name in material_ids:
+        truth = load(name)
+        crystal, shape = Crystal.of(truth), truth.grid_shape
+        learnt = predictor.valences
+        settled = learnt is not None and set(crystal.atomic_numbers.tolist()) <= set(learnt)
+        electrons = electron_count(crystal, None, learnt)[0] if settled else None
+        # Nothing is refused: how far off it is will be seen. A density whose reader was told to accept its distances is
+        # in the evaluation.
+        prediction = predictor.predict(
+            crystal, shape, electrons=electrons, accept=tuple(ACCEPTABLE), on_patches=on_patches
+        )
+        atoms, _ = normalised(promolecule.density(crystal, shape), crystal, electrons)
+        total = prediction.electrons_before if electrons is None else electrons
+        constant = np.full(shape, total / crystal.volume_a3, np.float32)
+        correlation = share = None
+        if prediction.spread is not None:
+            share = float(prediction.spread.sum(dtype=np.float64) / prediction.rho.sum(dtype=np.float64))
+            correlation = _rank_correlation(prediction.spread, np.abs(prediction.rho - truth.rho))
+        material = FreeRunningMaterial(
+            material_id=name,
+            voxels=truth.rho.size,
+            seconds=prediction.seconds,
+            electrons_before=prediction.electrons_before,
+            electrons=electrons,
+            free_running_nmae=nmae(prediction.rho, truth.rho),
+            promolecule_nmae=nmae(atoms, truth.rho),
+            constant_nmae=nmae(constant, truth.rho),
+            codec_floor_nmae=nmae(quantise(truth.rho, codec), truth.rho),
+            spread_share=share,
+            spread_rank_correlation=correlation,
+            compound=truth.formula,
+            flags=tuple(flag["text"] for flag in prediction.flags),
+        )
+        found.append(material)
+        if on_material is not None:
+            on_material(material)
+    return FreeRunningResult(settings or {}, tuple(found))
+
+
+def _rank_correlation(one: np.ndarray, other: np.ndarray) -> float:
+    from scipy.stats import spearmanr
+
+    correlation, _ = spearmanr(one.ravel(), other.ravel())
+    return float(correlation)

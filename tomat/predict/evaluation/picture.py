@@ -1,0 +1,244 @@
+"""One plane of a held-out density: reference, what the model says of it, and their difference."""
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tomat.base.errors import TomatError
+from tomat.base.reporting import replacing
+from tomat.data.density.elements import symbol_of
+from tomat.data.density.grid import DensityGrid
+from tomat.data.tokens.patch import check_encodable
+from tomat.predict.evaluation.free_running import FREE_RUNNING
+from tomat.predict.evaluation.metrics import nmae
+from tomat.predict.evaluation.patches import tiling_anchors
+from tomat.predict.evaluation.result import LABEL
+
+if TYPE_CHECKING:  # JAX and Levanter are needed to compute a plane, not to draw one
+    from levanter.models.lm_model import LmHeadModel
+    from matplotlib.colors import Normalize
+
+    from tomat.predict.evaluation.teacher_forced import TeacherForcedEvaluator
+
+NEAR_PLANE_A = 0.35
+"""Atoms so near to the plane are drawn: about the radius within which a valence density peaks."""
+FORMATS = (".png", ".svg", ".pdf")
+
+
+@dataclass(frozen=True, eq=False)
+class DensityPlane:
+    """The voxels (ix, iy, plane) of a cell."""
+
+    grid: DensityGrid
+    """The cell, with its reference density."""
+    plane: int
+    """Index along c."""
+    predicted: np.ndarray
+    """float32 [nx, ny], e/A^3."""
+    panel: str = "teacher-forced"
+    """Heads the prediction."""
+    label: str = LABEL
+    """What kind of answer it is, in full."""
+    reference_panel: str = "reference (DFT)"
+    """Heads the reference."""
+    difference_panel: str = ""
+    """Heads the difference; empty: `panel` minus reference."""
+
+    @property
+    def reference(self) -> np.ndarray:
+        """float32 [nx, ny], e/A^3, not rounded to the codec."""
+        return self.grid.rho[:, :, self.plane]
+
+
+def _atoms_near(plane: DensityPlane) -> Iterator[tuple[str, tuple[float, float]]]:
+    """Symbol and place in the picture, A, of each atom within `NEAR_PLANE_A` of the plane, once an edge it is on."""
+    grid = plane.grid
+    a, b, _, _, _, gamma_degrees = grid.lattice_parameters
+    gamma = np.deg2rad(gamma_degrees)
+    normal = np.cross(grid.lattice[0], grid.lattice[1])
+    normal /= np.linalg.norm(normal)
+    height = grid.lattice[2]
+    for number, (x, y, z) in zip(grid.atomic_numbers.tolist(), grid.frac_coords.tolist(), strict=True):
+        away = z - plane.plane / grid.grid_shape[2]
+        away -= round(away)
+        if abs(away * float(height @ normal)) > NEAR_PLANE_A:
+            continue
+        # Straight onto the plane: the c axis may lean.
+        foot = (x, y, 0) + away * np.linalg.solve(grid.lattice.T, height - (height @ normal) * normal)
+        for along_a, along_b in np.ndindex(2, 2):
+            s, t = foot[0] % 1 + along_a, foot[1] % 1 + along_b
+            if s <= 1 + 1e-6 and t <= 1 + 1e-6:
+                yield symbol_of(number), (s * a + t * b * np.cos(gamma), t * b * np.sin(gamma))
+
+
+def most_structured_plane(grid: DensityGrid) -> int:
+    """Index along c of the plane whose density varies most (largest standard deviation; the first of equals)."""
+    return int(np.argmax(grid.rho.astype(np.float64).std(axis=(0, 1))))
+
+
+def teacher_forced_plane(
+    evaluator: "TeacherForcedEvaluator", model: "LmHeadModel", grid: DensityGrid, plane: int | None = None
+) -> DensityPlane:
+    """Tile one slab of patches so that the plane lies in the middle of each, and keep that plane.
+
+    Args:
+        evaluator: with the run's codec and layout.
+        model: a causal decoder.
+        grid: the held-out material.
+        plane: index along c; None for `most_structured_plane`.
+
+    Raises:
+        TomatError: no such plane, or a model that does not read a patch to its end.
+    """
+    chosen = most_structured_plane(grid) if plane is None else plane
+    nx, ny, nz = (int(side) for side in grid.grid_shape)
+    if not 0 <= chosen < nz:
+        raise TomatError(f"plane {chosen} is not in the cell, whose planes along c are 0 to {nz - 1}.")
+    px, py, pz = check_encodable(grid, evaluator.layout, evaluator.codec)
+    anchors = tiling_anchors((nx, ny, 1), (px, py, 1))
+    anchors[:, 2] = (chosen - pz // 2) % nz
+    patches = evaluator.patches_at(model, grid, anchors)
+    middle = patches.counted.reshape(patches.reference.shape)[:, :, :, pz // 2]
+    if not middle.all():
+        raise TomatError(
+            f"the model reads {patches.tokens.shape[1]} tokens, too few for whole patches of {px} x {py} x {pz} "
+            "voxels, so a plane cannot be tiled; draw a picture with a model of the layout's full context."
+        )
+    bins = evaluator.predict(model, [patches])[0].median_bin[:, :, :, pz // 2]
+    image = np.empty((nx, ny), dtype=np.float32)
+    for (x, y, _), tile in zip(anchors, evaluator.codec.decode(bins), strict=True):
+        width, height = min(px, nx - x), min(py, ny - y)
+        image[x : x + width, y : y + height] = tile[:width, :height]
+    return DensityPlane(grid, chosen, image)
+
+
+def predicted_plane(predicted: np.ndarray, truth: DensityGrid, plane: int | None = None) -> DensityPlane:
+    """A plane of a whole cell that was predicted from its structure.
+
+    Args:
+        predicted: float32 [nx, ny, nz], e/A^3, on the grid of `truth`.
+        truth: The held-out material.
+        plane: index along c; None for `most_structured_plane`.
+    """
+    chosen = most_structured_plane(truth) if plane is None else plane
+    return DensityPlane(truth, chosen, predicted[:, :, chosen], "predicted from the structure", FREE_RUNNING)
+
+
+def compared_plane(reference: DensityGrid, other: DensityGrid) -> DensityPlane:
+    """The most structured plane of two densities on one grid."""
+    chosen = most_structured_plane(reference)
+    return DensityPlane(
+        reference,
+        chosen,
+        other.rho[:, :, chosen],
+        panel=other.material_id,
+        label=f"{other.material_id} against {reference.material_id}",
+        reference_panel=reference.material_id,
+        difference_panel="difference",
+    )
+
+
+def check_picture(path: str | os.PathLike[str]) -> Path:
+    """Where a picture is to be drawn.
+
+    Raises:
+        TomatError: a file ending that is none of `FORMATS`.
+    """
+    target = Path(path)
+    if target.suffix not in FORMATS:
+        raise TomatError(
+            f"cannot draw to {target}: its ending is {target.suffix!r}, expected one of {', '.join(FORMATS)}."
+        )
+    return target
+
+
+def draw_density(grid: DensityGrid, path: str | os.PathLike[str]) -> Path:
+    """Draw the most structured plane of one density; as `draw_plane`."""
+    chosen = most_structured_plane(grid)
+    plane = DensityPlane(grid, chosen, grid.rho[:, :, chosen], reference_panel="")
+    title = f"{grid.material_id}, plane {chosen} of {grid.grid_shape[2]} along c\natoms within {NEAR_PLANE_A:g} A"
+    return _draw(plane, check_picture(path), _panels(plane)[:1], title)
+
+
+def draw_plane(plane: DensityPlane, path: str | os.PathLike[str]) -> Path:
+    """Draw a plane to a PNG, SVG or PDF file, the same bytes for the same plane.
+
+    Densities share one square-root colour scale, since they span decades between core and bond; the difference has a
+    linear one, symmetric about zero. The plane is drawn in the crystal's own angle, in A.
+
+    Raises:
+        TomatError: a file ending that is none of those three.
+    """
+    error = 100 * nmae(plane.predicted, plane.reference)
+    title = (
+        f"{plane.grid.material_id}, plane {plane.plane} of {plane.grid.grid_shape[2]} along c, "
+        f"NMAE in the plane {error:.2f} %; atoms within {NEAR_PLANE_A:g} A are drawn\n{plane.label}"
+    )
+    return _draw(plane, check_picture(path), _panels(plane), title)
+
+
+Panel = tuple[str, np.ndarray, "Normalize", str, str]
+"""Title, values, colour scale, colours, what the scale says."""
+
+
+def _panels(plane: DensityPlane) -> list[Panel]:
+    """Reference, prediction, difference."""
+    from matplotlib.colors import Normalize, PowerNorm
+
+    difference = plane.predicted - plane.reference
+    top = float(max(plane.reference.max(), plane.predicted.max())) or 1.0
+    limit = float(np.abs(difference).max()) or 1.0
+    density_norm, difference_norm = PowerNorm(0.5, vmin=0.0, vmax=top), Normalize(-limit, limit)
+    density_label = r"density (e/$\mathrm{\AA}^3$), square-root scale"
+    difference_panel = plane.difference_panel or f"{plane.panel} minus reference"
+    return [
+        (plane.reference_panel, plane.reference, density_norm, "viridis", density_label),
+        (plane.panel, plane.predicted, density_norm, "viridis", density_label),
+        (difference_panel, difference, difference_norm, "RdBu_r", r"difference (e/$\mathrm{\AA}^3$)"),
+    ]
+
+
+def _draw(plane: DensityPlane, target: Path, panels: list[Panel], title: str) -> Path:
+    """Draw panels of one plane beside each other."""
+    import matplotlib
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    nx, ny = plane.reference.shape
+    along_a, along_b = np.meshgrid(np.arange(nx + 1) / nx, np.arange(ny + 1) / ny, indexing="ij")
+    length_a, length_b, _, _, _, gamma_degrees = plane.grid.lattice_parameters
+    gamma = np.deg2rad(gamma_degrees)
+    x = along_a * length_a + along_b * length_b * np.cos(gamma)
+    y = along_b * length_b * np.sin(gamma)
+    atoms = list(_atoms_near(plane))
+    # A Figure without pyplot leaves the caller's backend alone. The salt and the missing dates make the bytes repeat.
+    with matplotlib.rc_context({"svg.hashsalt": "tomat", "font.size": 9}):
+        figure = Figure(figsize=(12.5 if len(panels) > 1 else 5.0, 4.4), layout="constrained")
+        FigureCanvasAgg(figure)
+        drawn = figure.subplots(1, len(panels), squeeze=False)[0]
+        for axes, (heading, values, norm, colours, label) in zip(drawn, panels, strict=True):
+            mesh = axes.pcolormesh(x, y, values, norm=norm, cmap=colours, shading="flat", rasterized=True)
+            axes.set_aspect("equal")
+            axes.set_title(heading)
+            axes.set_xlabel(r"$\mathrm{\AA}$")
+            for symbol, (at_x, at_y) in atoms:
+                axes.plot(at_x, at_y, "o", ms=9, mfc="none", mec="white", mew=2.2)
+                axes.plot(at_x, at_y, "o", ms=9, mfc="none", mec="black", mew=0.9)
+                axes.annotate(
+                    symbol,
+                    (at_x, at_y),
+                    xytext=(6, 6),
+                    textcoords="offset points",
+                    fontsize=7,
+                    bbox={"boxstyle": "round,pad=0.1", "fc": "white", "ec": "none", "alpha": 0.7},
+                )
+            figure.colorbar(mesh, ax=axes, orientation="horizontal", label=label, shrink=0.85)
+        figure.suptitle(title)
+        metadata = {".png": {"Software": None}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}[target.suffix]
+        with replacing(target) as temporary:
+            figure.savefig(temporary, dpi=120, metadata=metadata)
+    return target

@@ -1,0 +1,217 @@
+"""One voxel of a patch after another, each told those before it: a dense cache of keys and values, one compiled scan.
+
+The whole sequence, whose density is not known yet, goes through the model once: that fills the cache for the preamble.
+Then every step embeds the id before, with what its position knows of the atoms, and writes one position of the cache.
+The sums over atoms and the head with its prior are computed before the first step.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import cast
+
+import equinox as eqx
+import haliax as hax
+import jax
+import jax.numpy as jnp
+import jmp
+import numpy as np
+from haliax import Axis, NamedArray
+from haliax.partitioning import ResourceMapping
+from levanter.models.lm_model import LmHeadModel
+
+from tomat.base.errors import TomatError
+from tomat.data.tokens.vocabulary import DENSITY_BLOCK_START, DENSITY_START
+from tomat.model.decoder import DensityDecoder, DensityDecoderConfig, DensityTransformer
+from tomat.model.environment import Environment, EnvironmentTables, Sums
+from tomat.model.kv_cache import KvCache, KvCacheDtype, empty_cache, kv_cache_bytes
+from tomat.predict.inference.batches import named_atoms
+from tomat.predict.inference.choice import ChoiceKind, chosen_bins, sequence_keys
+from tomat.train.settings.config import TrainConfig
+
+
+def require_cache(model: LmHeadModel) -> DensityDecoder:
+    """The model, if it can be decoded from a cache.
+
+    Raises:
+        TomatError: It is one of Levanter's own.
+    """
+    if not isinstance(model, DensityDecoder):
+        raise TomatError(
+            f"model.type is {model.config.get_choice_name(type(model.config))}, and only density_decoder keeps keys "
+            "and values for the autoregressive decoder; choose the parallel one."
+        )
+    return model
+
+
+def kept_bytes(config: TrainConfig, patches: int, kv_cache_dtype: KvCacheDtype) -> int:
+    """Bytes of the keys and values of all layers that decoding keeps of so many patches, from their shapes.
+
+    Args:
+        config: Of a run whose model is a `density_decoder`.
+        patches: At a time.
+        kv_cache_dtype: Of the cache.
+    """
+    model = cast(DensityDecoderConfig, config.model_config())
+    compute = config.trainer_config().mp.compute_dtype
+    each = kv_cache_bytes(model.attention_config(), patches, config.seq_len, compute, kv_cache_dtype)
+    return model.num_layers * each
+
+
+class CachedModel(eqx.Module):
+    """A model, and what of it does not change from voxel to voxel, for one batch of patches."""
+
+    model: DensityDecoder
+    """With its layers one by one."""
+    head: NamedArray
+    """[bin, embed]: rows of the density ids; with the prior's columns where there is a prior."""
+    sums: Sums | None
+    """Of all positions; None without environment."""
+    tables: EnvironmentTables | None = eqx.field(static=True)
+    kv_cache_dtype: KvCacheDtype = eqx.field(static=True)
+
+    @staticmethod
+    def of(
+        model: LmHeadModel,
+        batch: dict[str, jax.Array],
+        tables: EnvironmentTables | None,
+        n_bins: int,
+        kv_cache_dtype: KvCacheDtype = "compute",
+    ) -> "CachedModel":
+        """Of a batch of `CellPatches.arrays`."""
+        plain = require_cache(model)
+        # Gathered once, where training has its parameters split over devices: not at each step.
+        whole = hax.shard(eqx.tree_at(lambda m: m.transformer, plain, plain.transformer.unrolled()))
+        head = plain.get_lm_head()[plain.Vocab.name, slice(DENSITY_START, DENSITY_START + n_bins)]
+        sums = None
+        if whole.environment is not None:
+            atoms = named_atoms(batch)
+            if atoms is None or tables is None:
+                raise TomatError("the model has model.environment and was given no atoms; give those of its patches.")
+            sums = whole.environment.sums(_named(batch["tokens"]), atoms, tables)
+            head = whole.environment.wide_head(head, tables, 0)
+        return CachedModel(whole, hax.shard(head), sums, tables, kv_cache_dtype)
+
+    def filled(self, tokens: jax.Array) -> list[KvCache]:
+        """The cache after one pass over whole sequences, int [batch, position]: right wherever ids are known."""
+        return self._whole(tokens)[2]
+
+    def logits(self, ids: jax.Array, position: jax.Array, caches: Sequence[KvCache]) -> tuple[jax.Array, list[KvCache]]:
+        """Of the density bins after one more id.
+
+        Args:
+            ids: int [batch], at `position`.
+            position: int scalar.
+            caches: Of the positions before.
+
+        Returns:
+            float32 [batch, bin], and the cache with this position.
+        """
+        sums = _at(self.sums, position)
+        x, added = self._embedded(_named(ids[:, None]), sums)
+        x, caches = self._transformer.decode_kept(x, caches, position)
+        return self._read(x, added, sums), caches
+
+    def logits_without_cache(self, tokens: jax.Array, position: jax.Array) -> jax.Array:
+        """As `logits`, by a pass over whole sequences, int [batch, position]: what the cache saves."""
+        x, added, _ = self._whole(tokens)
+        return self._read(_at(x, position), _at(added, position), _at(self.sums, position))
+
+    def _whole(self, tokens: jax.Array) -> tuple[NamedArray, NamedArray | None, list[KvCache]]:
+        """Last hidden states, the environment's part of what the layers read, and the cache, of whole sequences."""
+        named = _named(tokens)
+        x, added = self._embedded(named, self.sums)
+        config, Batch = self.model.config, named.resolve_axis("batch")
+        empty = empty_cache(config.attention_config(), Batch, tokens.shape[1], x.dtype, self.kv_cache_dtype)
+        x, caches = self._transformer.decode_kept(x, [empty] * config.num_layers, jnp.zeros((), jnp.int32))
+        return x, added, caches
+
+    def _read(self, x: NamedArray, added: NamedArray | None, sums: Sums | None) -> jax.Array:
+        """Logits of one position: float32 [batch, bin]."""
+        if added is not None and sums is not None and self.tables is not None:
+            x = cast(Environment, self.model.environment).wide_hidden(x, added, sums, self.tables)
+        hidden = x.rearrange(("batch", "position", "embed")).array[:, 0]
+        head = self.head.rearrange((self.model.Vocab.name, "embed")).array.astype(hidden.dtype)
+        return jnp.einsum("be,ke->bk", hidden, head, preferred_element_type=jnp.float32)
+
+    @property
+    def _transformer(self) -> DensityTransformer:
+        return self.model.transformer
+
+    def _embedded(self, ids: NamedArray, sums: Sums | None) -> tuple[NamedArray, NamedArray | None]:
+        """What the layers read, and the environment's part of it."""
+        x, environment = self.model.embeddings.embed(ids), self.model.environment
+        if environment is None or sums is None or self.tables is None:
+            return hax.auto_sharded(x), None
+        added = environment.embedding(ids, sums, self.tables)
+        return hax.auto_sharded(x + added.rearrange(x.axes)), added
+
+
+def _named(ids: jax.Array) -> NamedArray:
+    axes = Axis("batch", ids.shape[0]), Axis("position", ids.shape[1])
+    return hax.auto_sharded(NamedArray(ids, axes))
+
+
+def _at[T](tree: T, position: jax.Array) -> T:
+    """One position of everything in it."""
+    start = cast(int, position)  # haliax says int and takes what is traced
+    return jax.tree.map(lambda x: x["position", hax.ds(start, 1)], tree, is_leaf=_is_named)
+
+
+def _is_named(leaf: object) -> bool:
+    return isinstance(leaf, NamedArray)
+
+
+@eqx.filter_jit
+def decode_autoregressive(
+    model: LmHeadModel,
+    batch: Mapping[str, jax.Array | np.ndarray],
+    tables: EnvironmentTables | None,
+    values: np.ndarray,
+    n_voxels: int,
+    kind: ChoiceKind,
+    temperature: np.ndarray | np.float32,
+    seed: np.ndarray | np.uint32,
+    axis_mapping: ResourceMapping | None,
+    policy: jmp.Policy | None,
+    kv_cache_dtype: KvCacheDtype = "compute",
+) -> tuple[jax.Array, jax.Array]:
+    """A bin for every voxel of a batch of patches, one after another.
+
+    Args:
+        model: A `density_decoder`.
+        batch: Of `CellPatches.arrays`, and int32 [batch] `patch` and `sample`, the numbers that decide what is drawn.
+            All sequences begin their density at the same position, as those of one structure do.
+        tables: Of a model with `environment`.
+        values: float32 [bin], e/A^3: the codec's means.
+        n_voxels: Of a patch.
+        kind: How a bin is taken; `Choice.kind`.
+        temperature: float32 scalar; of what is drawn.
+        seed: int32 scalar; of what is drawn.
+        axis_mapping: Levanter's compute mapping where the model lives on a mesh.
+        policy: Precision.
+        kv_cache_dtype: Of the cache.
+
+    Returns:
+        int32 and float32 [batch, voxel]: bins, and their values in e/A^3.
+
+    Raises:
+        TomatError: Another model.
+    """
+    if policy is not None:
+        model = policy.cast_to_compute(model)
+    with hax.axis_mapping(axis_mapping or {}):
+        arrays = {name: jnp.asarray(array) for name, array in batch.items()}
+        tokens = _named(arrays["tokens"]).array
+        cached = CachedModel.of(model, arrays, tables, len(values), kv_cache_dtype)
+        keys = sequence_keys(jnp.asarray(seed), arrays["patch"], arrays["sample"])
+        # A scalar, not a constant: another structure with another preamble runs the same program.
+        start = jnp.argmax(tokens[0] == DENSITY_BLOCK_START).astype(jnp.int32)
+
+        def step(carry: tuple[jax.Array, list[KvCache]], voxel: jax.Array):
+            ids, caches = carry
+            logits, caches = cached.logits(ids, start + voxel, caches)
+            bins = chosen_bins(logits, kind, jnp.asarray(temperature), keys, voxel)
+            return (bins + DENSITY_START, caches), bins
+
+        first = jnp.full(tokens.shape[:1], DENSITY_BLOCK_START, jnp.int32)
+        _, bins = jax.lax.scan(step, (first, cached.filled(tokens)), jnp.arange(n_voxels, dtype=jnp.int32))
+        return bins.T, jnp.asarray(values)[bins.T]

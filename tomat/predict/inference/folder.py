@@ -1,0 +1,408 @@
+"""Predictions of many structures into a folder: one output and one line each, resumable, one bad one by itself."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+import hashlib
+import json
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, TypedDict
+
+import numpy as np
+from msgspec import Meta
+
+from tomat.base.documents import mapping, parse_json
+from tomat.base.errors import TomatError
+from tomat.base.records import Amount, Count, Positive, Sha256, typed
+from tomat.base.reporting import dump_json, first_line, to_jsonable, write_text
+from tomat.data.density.chgcar import Augmentation, read_augmentation
+from tomat.data.density.crystal import Crystal
+from tomat.data.density.espresso import ReciprocalList, read_reciprocal_list
+from tomat.data.density.outputs import (
+    CHARGE_DENSITY,
+    FORMATS,
+    OutputError,
+    check_augmentation,
+    content_sha256,
+    remove_leftovers,
+    size_bytes,
+    write_density,
+    write_spread,
+)
+from tomat.data.density.rules import DEFAULT_RULES, ReadRules
+from tomat.predict.inference.checks import DISTANCE_TOLERANCE_A, check_structure, spacing_a
+from tomat.predict.inference.grids import GridChoice
+from tomat.predict.inference.interface import OnPatches, Predictor
+from tomat.predict.inference.structures import NoStructureError, StructureFile, formula, read_structure
+from tomat.predict.inference.valences import electron_count
+
+LINES_FILE = "predictions.jsonl"
+"""In the output folder: one JSON object for each structure."""
+
+SPREAD_SUFFIX = ".spread.cube"
+"""Ends the name of the file with the standard deviation over samples, where there are several."""
+
+
+class _Flag(TypedDict):
+    text: str
+
+
+@dataclass(frozen=True)
+class _Failed:
+    """A line of `predictions.jsonl` of a structure that could not be predicted."""
+
+    name: str
+    structure: str
+    error: str
+
+
+@dataclass(frozen=True)
+class _Predicted:
+    """One of a structure that was, as far as it is read again."""
+
+    name: str
+    structure: str
+    output: Annotated[str, Meta(pattern=r"^[^/\\\x00]+$")]
+    formula: str = ""
+    atoms: Positive | None = None
+    grid: tuple[Positive, Positive, Positive] | None = None
+    seconds: Amount | None = None
+    electrons_before: float | None = None
+    electrons: float | None = None
+    electrons_from: str = ""
+    flags: Sequence[_Flag] = ()
+    output_bytes: Count | None = None
+    format: str = ""
+    inputs_sha256: Sha256 | None = None
+    output_sha256: Sha256 | None = None
+    spread_share: Amount | None = None
+    spread_output: Annotated[str, Meta(pattern=r"^[^/\\\x00]+$")] | None = None
+    spread_sha256: Sha256 | None = None
+
+
+NEEDED = {"formula", "grid", "seconds", "electrons_before", "electrons", "electrons_from", "flags", "output_bytes"}
+"""Of a line that a structure is passed over for."""
+
+Line = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What is done with every structure."""
+
+    output: Path
+    grid: GridChoice
+    form: str = "chgcar"
+    """One of `outputs.FORMATS`."""
+    valences: Mapping[int, float] | None = None
+    """Valence electrons by atomic number, before those that the predictor learnt."""
+    augmentation_from: str | None = None
+    """A CHGCAR of the same atoms, whose augmentation occupancies are copied."""
+    vectors_from: str | None = None
+    """For `qe`: a `charge-density.dat` of the same cell, or a folder that holds `NAME.save/charge-density.dat` for each
+    structure."""
+    rules: ReadRules = DEFAULT_RULES
+    accept: tuple[str, ...] = ()
+    """Of `checks.ACCEPTABLE`; how a file is read is in `rules`."""
+    recorded: Mapping[str, Any] = field(default_factory=dict)
+    """Further settings, kept in each line: decoder, samples, seed."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of the structures."""
+
+    lines: list[Line]
+    """Of every structure; of a failed one with the key `error`."""
+    skipped: list[str]
+    """Names of those that were done before."""
+    ignored: dict[str, str]
+    """Files of folders that turned out to hold no structure, and why."""
+
+    @property
+    def failed(self) -> list[Line]:
+        """Lines of those that could not be predicted."""
+        return [line for line in self.lines if "error" in line]
+
+
+def predict_structures(
+    predictor: Predictor,
+    files: Sequence[StructureFile],
+    settings: Settings,
+    *,
+    on_start: Callable[[StructureFile], None] = lambda file: None,
+    on_line: Callable[[Line, bool], None] = lambda line, skipped: None,
+    on_patches: OnPatches | None = None,
+) -> Outcome:
+    """Predict each structure, write its density and its line.
+
+    All are read and checked, and those that are done recognised, before the first is predicted.
+    A structure whose output and line are there, of the same structure and settings, is skipped. One that cannot be
+    predicted gets a line with `error`, and is tried again by the next call. However the process ends, each output is
+    whole or absent.
+
+    Args:
+        on_start: told of each structure before it is read, and again before it is predicted.
+        on_line: told of each line, and whether it was there before.
+        on_patches: told of progress within a structure.
+
+    Raises:
+        OutputError: the folder cannot be written; what was done until then stays.
+        TomatError: another process writes to the folder, or a file that `settings` name cannot be read.
+    """
+    augmentation = None
+    if settings.augmentation_from is not None:
+        augmentation = read_augmentation(settings.augmentation_from, settings.rules)
+    lines: dict[int, Line] = {}
+    skipped: list[str] = []
+    ignored: dict[str, str] = {}
+    with _locked(settings.output):
+        done = _read_lines(settings.output / LINES_FILE)
+
+        def failing_alone(index: int, file: StructureFile, step: Callable[[], Line | None]) -> None:
+            """One step of one structure, whose line it may give."""
+            on_start(file)
+            try:
+                line = step()
+            except NoStructureError as error:
+                if file.in_folder:
+                    ignored[file.path] = str(error)
+                    return
+                line = _failed(file, error)
+            except OutputError:
+                raise
+            except TomatError as error:
+                line = _failed(file, error)
+            except MemoryError:
+                line = _failed(file, TomatError(f"{file.path}: not enough memory. Ask for a coarser grid."))
+            if line is None:
+                return
+            there_before = line is done.get(file.name)
+            if there_before:
+                skipped.append(file.name)
+            else:
+                _append(settings.output / LINES_FILE, line)
+            lines[index] = line
+            on_line(line, there_before)
+
+        missing: dict[int, _Todo] = {}
+        for index, file in enumerate(files):
+
+            def read(index: int = index, file: StructureFile = file) -> Line | None:
+                todo = _checked(predictor, file, settings, augmentation)
+                before = done.get(file.name)
+                if before is not None and before.get("inputs_sha256") == todo.inputs_sha256:
+                    if _is_whole(settings.output, before):
+                        return before
+                missing[index] = todo
+                return None
+
+            failing_alone(index, file, read)
+        for index, todo in missing.items():
+
+            def predict(todo: _Todo = todo) -> Line:
+                return _predict(predictor, todo, settings, augmentation, on_patches)
+
+            failing_alone(index, todo.file, predict)
+    return Outcome([lines[index] for index in sorted(lines)], skipped, ignored)
+
+
+@dataclass(frozen=True, eq=False)
+class _Todo:
+    """A structure that was read and found good, and what its prediction is asked for."""
+
+    file: StructureFile
+    crystal: Crystal
+    notes: list[str]
+    grid_shape: tuple[int, int, int]
+    electrons: float | None
+    electrons_from: str
+    vectors: ReciprocalList | None
+    target: Path
+    inputs_sha256: str
+
+
+def _checked(predictor: Predictor, file: StructureFile, settings: Settings, augmentation: Augmentation | None) -> _Todo:
+    """All that can be known of a structure before it is predicted."""
+    crystal, notes = read_structure(file.path, file.name, settings.rules)
+    check_structure(predictor, crystal, settings.accept)
+    shape = settings.grid.shape(crystal)
+    electrons, electrons_from = electron_count(crystal, settings.valences, predictor.valences)
+    if augmentation is not None:
+        check_augmentation(augmentation, crystal.atomic_numbers, crystal.name)
+    vectors = _vectors(settings, file.name)
+    inputs = {
+        "lattice": crystal.lattice,
+        "atomic_numbers": crystal.atomic_numbers,
+        "frac_coords": crystal.frac_coords,
+        "grid": shape,
+        "electrons": electrons,
+        "format": settings.form,
+        "predictor": predictor.identity,
+        "augmentation": None if augmentation is None else augmentation.lines,
+        "vectors": None if vectors is None else hashlib.sha256(vectors.miller.tobytes()).hexdigest(),
+        "recorded": settings.recorded,
+    }
+    inputs_sha256 = hashlib.sha256(dump_json(inputs).encode()).hexdigest()
+    target = settings.output / f"{file.name}{FORMATS[settings.form]}"
+    return _Todo(file, crystal, notes, shape, electrons, electrons_from, vectors, target, inputs_sha256)
+
+
+def _predict(
+    predictor: Predictor,
+    todo: _Todo,
+    settings: Settings,
+    augmentation: Augmentation | None,
+    on_patches: OnPatches | None,
+) -> Line:
+    """The line of one structure, whose density is written before it."""
+    file, crystal, shape, target, vectors = todo.file, todo.crystal, todo.grid_shape, todo.target, todo.vectors
+    prediction = predictor.predict(
+        crystal, shape, electrons=todo.electrons, accept=settings.accept, on_patches=on_patches
+    )
+    started = time.monotonic()
+    metadata = {"predictor": predictor.identity, **settings.recorded}
+    # Before the density, by which a structure is known to be done.
+    spread = settings.output / f"{file.name}{SPREAD_SUFFIX}"
+    if prediction.spread is not None:
+        write_spread(dataclasses.replace(prediction, rho=prediction.spread), spread)
+    else:
+        spread.unlink(missing_ok=True)
+    write_density(prediction, target, settings.form, augmentation=augmentation, vectors=vectors, metadata=metadata)
+    flags = [*prediction.flags, *({"kind": "file", "text": f"{file.path}: {note}"} for note in todo.notes)]
+    if augmentation is not None:
+        apart = augmentation.crystal.frac_coords - crystal.frac_coords
+        apart_a = float(np.linalg.norm((apart - np.round(apart)) @ crystal.lattice, axis=1).max())
+        if apart_a > DISTANCE_TOLERANCE_A:
+            text = f"the augmentation occupancies are of atoms up to {apart_a:.3f} A from these"
+            flags.append({"kind": "augmentation", "distance_a": apart_a, "text": text})
+    line = {
+        "name": file.name,
+        "structure": file.path,
+        "formula": formula(crystal),
+        "atoms": len(crystal.atomic_numbers),
+        "grid": list(shape),
+        "grid_from": settings.grid.why,
+        "spacing_a": spacing_a(crystal, shape),
+        "seconds": prediction.seconds,
+        "write_seconds": time.monotonic() - started,
+        "electrons_before": prediction.electrons_before,
+        "electrons": prediction.electron_count,
+        "electrons_from": todo.electrons_from,
+        "flags": flags,
+        "output": target.name,
+        "output_bytes": size_bytes(target),
+        "output_sha256": content_sha256(target),
+        "format": settings.form,
+        "augmentation_from": settings.augmentation_from,
+        "predictor": predictor.identity,
+        "inputs_sha256": todo.inputs_sha256,
+        **settings.recorded,
+    }
+    if prediction.spread is not None:
+        # Integral of the standard deviation over samples, over that of the density.
+        line["spread_share"] = float(prediction.spread.sum(dtype=np.float64) / prediction.rho.sum(dtype=np.float64))
+        line["spread_output"] = spread.name
+        line["spread_sha256"] = content_sha256(spread)
+    return line
+
+
+def _failed(file: StructureFile, error: TomatError) -> Line:
+    return {"name": file.name, "structure": file.path, "error": str(error)}
+
+
+def _is_whole(output: Path, line: Line) -> bool:
+    """Whether what a line says was written lies there as written; older lines have only a size."""
+    target = output / line["output"]
+    if line["output_bytes"] != size_bytes(target):
+        return False
+    kept = ((target, line.get("output_sha256")), (output / str(line.get("spread_output")), line.get("spread_sha256")))
+    return all(expected is None or content_sha256(path) == expected for path, expected in kept)
+
+
+def _vectors(settings: Settings, name: str) -> ReciprocalList | None:
+    if settings.vectors_from is None:
+        return None
+    place = Path(settings.vectors_from)
+    return read_reciprocal_list(place / f"{name}.save" / CHARGE_DENSITY if place.is_dir() else place)
+
+
+@contextlib.contextmanager
+def _locked(output: Path) -> Iterator[None]:
+    """The output folder, made if it is not there, to this process alone.
+
+    What a killed process left half-written goes at the start; what a Ctrl-C left that came between the making of its
+    folder and the block that removes it, at the end.
+    """
+
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        folder = os.open(output, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as error:
+        raise OutputError(f"cannot write to {output}: {error.strerror}; expected a folder.") from error
+    try:
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise TomatError(
+                f"another process writes predictions to {output}; wait for it, or name another."
+            ) from error
+        remove_leftovers(output)
+        try:
+            yield
+        finally:
+            remove_leftovers(output)
+    finally:
+        os.close(folder)
+
+
+def read_line(text: str, origin: str) -> Line:
+    """A line of `predictions.jsonl`.
+
+    Raises:
+        TomatError: It is damaged.
+    """
+    remedy = "Run `tomat predict` into the folder again."
+    line = parse_json(text, origin, remedy)
+    typed(line, _Failed if "error" in mapping(line) else _Predicted, origin, remedy)
+    return line
+
+
+def _read_lines(path: Path) -> dict[str, Line]:
+    """The last line of each structure. What else the file holds, such as a line that was cut off, is taken out."""
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+    except OSError as error:
+        raise OutputError(f"cannot read {path}: {first_line(error)}") from error
+    lines: dict[str, Line] = {}
+    for each in text.splitlines():
+        # What a damaged line says is predicted again.
+        with contextlib.suppress(TomatError):
+            line = read_line(each, str(path))
+            if "error" in line or line.keys() >= NEEDED and None not in (line[key] for key in NEEDED):
+                lines.pop(line["name"], None)
+                lines[line["name"]] = line
+    whole = "".join(_as_text(line) for line in lines.values())
+    if whole != text:
+        write_text(path, whole)
+    return lines
+
+
+def _append(path: Path, line: Line) -> None:
+    try:
+        with path.open("a", encoding="utf-8", errors="backslashreplace") as file:
+            file.write(_as_text(line))
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise OutputError(f"cannot write {path}: {error.strerror}.") from error
+
+
+def _as_text(line: Line) -> str:
+    return json.dumps(to_jsonable(line), sort_keys=True) + "\n"

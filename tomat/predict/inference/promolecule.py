@@ -1,0 +1,76 @@
+"""The promolecule as a predictor: what every model has to beat, and of use where there is no model."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from tomat.base.errors import TomatError
+from tomat.data.density.crystal import Crystal
+from tomat.data.density.promolecule import Promolecule
+from tomat.predict.inference.asked import LEARNT, asked_of
+from tomat.predict.inference.checks import PROMOLECULE_DEVIATION
+from tomat.predict.inference.interface import LearntFromDensities, OnPatches, Prediction, say_if_voids_unknown
+
+if TYPE_CHECKING:
+    from pymatgen.core import Structure
+
+
+@dataclass(frozen=True, eq=False)
+class PromoleculePredictor(LearntFromDensities):
+    """A `Predictor` of the sum of atoms.
+
+    Its functions hold no whole number of electrons: in a salt, that of an anion holds a part of the cation's. Valences
+    are those of the densities' own counts.
+    """
+
+    promolecule: Promolecule
+
+    @property
+    def spacing_a(self) -> float | None:
+        """Any is as good: it is a sum of functions."""
+        return None
+
+    @property
+    def usual_deviation(self) -> float:
+        """As `Predictor.usual_deviation`."""
+        return PROMOLECULE_DEVIATION
+
+    @property
+    def identity(self) -> str:
+        """The hash of the promolecule."""
+        return f"promolecule {self.promolecule.sha256}"
+
+    def predict(
+        self,
+        structure: Crystal | Structure | str | os.PathLike[str],
+        grid_shape: tuple[int, int, int] | None = None,
+        *,
+        electrons: float | Literal["learnt"] | None = LEARNT,
+        accept: Collection[str] = (),
+        on_patches: OnPatches | None = None,
+    ) -> Prediction:
+        """As `Predictor.predict`; the whole cell is one patch."""
+        asked = asked_of(self, structure, grid_shape, electrons, accept)
+        rho = self.promolecule.density(asked.crystal, asked.grid_shape)
+        if on_patches is not None:
+            on_patches(1, 1)
+        return asked.answer(rho)
+
+
+def load_promolecule(path: str | os.PathLike[str]) -> PromoleculePredictor:
+    """The promolecule in a file, such as `promolecule.json` beside a codec.
+
+    Raises:
+        TomatError: it cannot be read, is damaged, or something else.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise TomatError(f"{path} cannot be read as a promolecule ({type(error).__name__}: {error}).") from error
+    promolecule = Promolecule.from_text(text, os.fspath(path))
+    say_if_voids_unknown(promolecule, os.fspath(path))
+    return PromoleculePredictor(promolecule)

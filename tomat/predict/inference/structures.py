@@ -1,0 +1,352 @@
+"""Structures to predict, by name: files and folders of them, each read strictly into a `Crystal`.
+
+VASP's files and JSON are read by the readers of `density`, which make nothing up; pymatgen, which puts hydrogen,
+helium, ... where a POSCAR names no element, reads the rest. Of a CHGCAR only the header is read, never the density.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import warnings
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tomat.base.errors import TomatError
+from tomat.base.reporting import first_line
+from tomat.data.density import poscar
+from tomat.data.density.crystal import Crystal
+from tomat.data.density.elements import SYMBOLS, atomic_number, symbol_of
+from tomat.data.density.geometry import check_cell
+from tomat.data.density.limits import (
+    COMPRESSION_ERRORS,
+    MOST_ATOMS,
+    check_atom_count,
+    open_structure,
+    open_text,
+    structure_text,
+)
+from tomat.data.density.number_block import finite_numbers
+from tomat.data.density.rules import DEFAULT_RULES, ReadRules
+from tomat.data.density.structures import structure_from_dict
+from tomat.predict.inference.cif_text import bounded_cif
+
+if TYPE_CHECKING:
+    from pymatgen.core import Structure
+
+VASP_NAMES = ("POSCAR", "CONTCAR", "CHGCAR")
+"""Taken of a folder when a file's name holds one of them."""
+OTHER_VASP_NAMES = ("AECCAR", "CHG", "PARCHG", "LOCPOT", "ELFCAR")
+"""Taken too when the file itself is named: in a folder they lie beside one of the above."""
+PYMATGEN_SUFFIXES = (".cssr", ".xsf", ".res")
+EXPECTED = (
+    "POSCAR*, CONTCAR*, CHGCAR*, *.vasp, *.poscar, *.cif, *.mcif, *.json, *.xyz with a lattice, *.cssr, *.xsf, *.res"
+)
+
+_OTHER_LINES = 1_000
+"""Of a file with one structure, that hold no atom: titles, vectors, comments."""
+
+_D_EXPONENT = re.compile(rb"(\d\.\d*|\.\d+)[dD]([+-]?\d)")
+"""Of a number in double precision, as Fortran writes it."""
+
+_PACKED = (".gz", ".bz2", ".xz")
+
+
+class NoStructureError(TomatError):
+    """A file that holds something else; in a folder it is passed over."""
+
+
+@dataclass(frozen=True)
+class StructureFile:
+    """A file with one structure."""
+
+    name: str
+    """What its outputs are called; no two of a call have the same."""
+    path: str
+    in_folder: bool
+    """It was found in a folder, and not named itself."""
+
+
+def find_structures(paths: Iterable[str]) -> tuple[list[StructureFile], dict[str, str]]:
+    """The structure files among files and folders, by name.
+
+    A structure is called as its file without suffixes; a file just called POSCAR, CONTCAR or CHGCAR as its folder.
+
+    Returns:
+        The files in the order given, those of a folder sorted; and for each file of a folder that is passed over, why.
+
+    Raises:
+        TomatError: a place that does not exist, a file of no known kind, a folder without structures, two files of one
+            name.
+    """
+    found: dict[str, StructureFile] = {}
+    ignored: dict[str, str] = {}
+    for given in paths:
+        place = Path(given)
+        if place.is_dir():
+            inside = sorted(str(each) for each in place.rglob("*") if each.is_file() and not _hidden(each, place))
+            taken = [each for each in inside if _reader(each, named=False) is not None]
+            ignored |= {each: "its name is that of no structure" for each in inside if each not in set(taken)}
+            if not taken:
+                raise TomatError(f"The folder {given} holds no structure; expected {EXPECTED}.")
+        elif not place.exists():
+            raise TomatError(f"There is no file or folder {given}; expected {EXPECTED}, or a folder of such.")
+        elif _reader(given, named=True) is None:
+            raise TomatError(f"{given} is of no known kind; expected {EXPECTED}.")
+        else:
+            taken = [given]
+        for each in taken:
+            file = StructureFile(structure_name(each), each, place.is_dir())
+            if file.name in found and os.path.samefile(found[file.name].path, each):
+                continue
+            if file.name in found:
+                raise TomatError(
+                    f"{found[file.name].path} and {each} would both be called {file.name}; rename one, or name the "
+                    "files to take, such as --structure */CONTCAR."
+                )
+            found[file.name] = file
+    return list(found.values()), ignored
+
+
+def structure_name(path: str) -> str:
+    """`mp-149` for `mp-149.cif`, `mp-149.POSCAR.gz` and `mp-149/POSCAR`."""
+    file = Path(path).absolute()
+    stem = _unpacked(file.name)
+    stem = re.sub(r"\.(vasp|poscar|cif|mcif|json|xyz|cssr|xsf|res)$", "", stem, flags=re.IGNORECASE)
+    for name in VASP_NAMES + OTHER_VASP_NAMES:
+        stem = stem.removesuffix(f".{name}").removeprefix(f"{name}.").removeprefix(f"{name}_")
+    if (not stem or stem in VASP_NAMES + OTHER_VASP_NAMES) and file.parent.name:
+        return file.parent.name
+    return stem
+
+
+def read_structure(
+    path: str | os.PathLike[str], name: str | None = None, rules: ReadRules = DEFAULT_RULES
+) -> tuple[Crystal, list[str]]:
+    """One structure, checked.
+
+    Args:
+        path: a file of a kind that `EXPECTED` names, plain or `.gz`, `.bz2`, `.xz`.
+        name: what to call it; else `structure_name`.
+        rules: elements of a POSCAR that names none; `accept` with `distances` takes atoms however near or far.
+
+    Returns:
+        The crystal, and what its reader had to say of the file.
+
+    Raises:
+        NoStructureError: JSON of something else.
+        TomatError: no file or none of a known kind, a molecule, a site that is not wholly one element, atoms on top of
+            each other, what the reader finds damaged.
+        MemoryError: as it is; it says nothing about the file.
+    """
+    source = os.fspath(path)
+    reader = _reader(source, named=True)
+    if reader is None or not Path(source).is_file():
+        raise TomatError(f"{source} is no structure; expected {EXPECTED}.")
+    try:
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            lattice, numbers, coords = reader(source, rules)
+    except (TomatError, MemoryError):
+        raise
+    except COMPRESSION_ERRORS as error:
+        raise TomatError(f"cannot read {source}: {first_line(error)}") from error
+    except Exception as error:  # of any reader of pymatgen; all mean that this file cannot be read
+        raise TomatError(
+            f"{source} cannot be read as a structure ({type(error).__name__}: {first_line(error)}); it is damaged, or "
+            "holds something else."
+        ) from error
+    crystal = Crystal(lattice, numbers, coords, name or structure_name(source))
+    check_atom_count(len(crystal.atomic_numbers), source)
+    if "distances" not in rules.accept:
+        check_cell(crystal.lattice, crystal.atomic_numbers, crystal.frac_coords, source)
+    unimportant = (DeprecationWarning, PendingDeprecationWarning, ResourceWarning)
+    notes = [first_line(each.message) for each in told if not issubclass(each.category, unimportant)]  # type: ignore[arg-type]  # warnings.WarningMessage.message is typed Warning | str
+    return crystal, list(dict.fromkeys(notes))
+
+
+def check_species_used(paths: Iterable[str], rules: ReadRules) -> None:
+    """Refuse `--species` where every structure names its elements; only VASP's files may name none.
+
+    Raises:
+        TomatError: naming the flag.
+    """
+    paths = list(paths)
+    of_vasp = [path for path in paths if _reader(path, named=True) is _vasp]
+    if rules.species and not of_vasp:
+        raise TomatError(
+            f"--species names {' '.join(rules.species)}, but none of the structures is a POSCAR; other files name "
+            "their elements themselves. Leave it out."
+        )
+    poscar.check_species_used(of_vasp, rules)
+
+
+def crystal_of(structure: Crystal | Structure) -> Crystal:
+    """A structure of pymatgen's, checked as one that is read; a crystal as it is.
+
+    Raises:
+        TomatError: as `read_structure`.
+    """
+    if isinstance(structure, Crystal):
+        return structure
+    name = structure.composition.reduced_formula
+    crystal = Crystal(*structure_from_dict(structure.as_dict(), name), name)
+    check_cell(crystal.lattice, crystal.atomic_numbers, crystal.frac_coords, name)
+    return crystal
+
+
+Parts = tuple[np.ndarray, np.ndarray, np.ndarray]
+"""Lattice, atomic numbers, fractional coordinates."""
+
+
+def _reader(path: str, *, named: bool) -> Callable[[str, ReadRules], Parts] | None:
+    """What reads a file of that name; None for a name of no known kind."""
+    name = _unpacked(Path(path).name)
+    lower = name.lower()
+    if lower.endswith((".cif", ".mcif")):
+        return _cif
+    if lower.endswith(".json"):
+        return _json
+    if lower.endswith(".xyz"):
+        return _xyz
+    if lower.endswith(PYMATGEN_SUFFIXES):
+        return _pymatgen
+    taken = VASP_NAMES + OTHER_VASP_NAMES if named else VASP_NAMES
+    if lower.endswith((".vasp", ".poscar")) or any(kind in name.upper() for kind in taken):
+        return _vasp
+    return None
+
+
+def _vasp(source: str, rules: ReadRules) -> Parts:
+    text = open_text(source)
+    with text.stream:
+        header = poscar.read_header(text)
+        return header.lattice, poscar.species_of(header, Path(source), rules), header.frac_coords
+
+
+def _json(source: str, rules: ReadRules) -> Parts:
+    try:
+        content = json.loads(structure_text(source))
+    except (ValueError, RecursionError) as error:
+        raise TomatError(f"{source} is not JSON ({first_line(error)}); it is damaged.") from error
+    if isinstance(content, dict) and isinstance(content.get("structure"), dict):
+        content = content["structure"]
+    if not isinstance(content, dict) or "sites" not in content:
+        raise NoStructureError(f"{source} holds no structure: expected pymatgen's `lattice` and `sites`.")
+    if "lattice" not in content:
+        raise _molecule(source)
+    return structure_from_dict(content, source)
+
+
+def _xyz(source: str, rules: ReadRules) -> Parts:
+    """Extended XYZ: the second line has `Lattice="ax ay az bx by bz cx cy cz"`, in A, and may name the columns with
+    `Properties=species:S:1:pos:R:3` (libAtoms, https://github.com/libAtoms/extxyz)."""
+    lines = structure_text(source).split("\n")
+    head = lines[1] if len(lines) > 1 else ""
+    lattice = re.search(r'Lattice\s*=\s*"([^"]*)"', head, flags=re.IGNORECASE)
+    if lattice is None:
+        raise _molecule(source)
+    periodic = re.search(r'pbc\s*=\s*"([^"]*)"', head, flags=re.IGNORECASE)
+    if periodic is not None and not set(periodic[1].lower().split()) <= {"t", "true", "1"}:
+        raise TomatError(f"{source} is periodic along {periodic[1]!r} only; expected all three axes.")
+    count = int(lines[0])
+    check_atom_count(count, source)
+    if any(line.strip() for line in lines[2 + count :]):
+        raise TomatError(f"{source} holds more than one structure, or more atoms than the {count} it says.")
+    found = re.search(r"Properties\s*=\s*\"?([\w:]+)", head, flags=re.IGNORECASE)
+    fields = (found[1] if found else "species:S:1:pos:R:3").split(":")
+    starts, column = {}, 0
+    for name, width in zip(fields[::3], fields[2::3], strict=True):
+        starts[name] = column
+        column += int(width)
+    rows = [line.split() for line in lines[2 : 2 + count]]
+    numbers = np.array([atomic_number(row[starts["species"]]) for row in rows])
+    at = starts["pos"]
+    places = np.array([_three(" ".join(row[at : at + 3]), source) for row in rows])
+    axes = lattice[1].split()
+    matrix = np.array([_three(" ".join(axes[start : start + 3]), source) for start in (0, 3, 6)])
+    return matrix, numbers, places @ np.linalg.inv(matrix)
+
+
+def _three(words: str, source: str) -> list[float]:
+    """Three numbers."""
+    values = finite_numbers(words.encode())
+    if values is None or len(values) != 3:
+        raise TomatError(f"{source}: found {words[:60]!r} where three numbers are expected; it is damaged.")
+    return values
+
+
+def _cif(source: str, rules: ReadRules) -> Parts:
+    text = bounded_cif(structure_text(source), source)
+    from pymatgen.io.cif import CifParser
+
+    structures = CifParser.from_str(text).parse_structures(primitive=False, on_error="raise")
+    if len(structures) != 1:
+        raise TomatError(f"{source} holds {len(structures)} structures; expected one a file.")
+    return _parts(structures[0], source)
+
+
+def _pymatgen(source: str, rules: ReadRules) -> Parts:
+    """XSF, CSSR or RES: an atom has a line, and what follows the atoms of an XSF, its densities, is not read."""
+    text = open_structure(source)
+    lines: list[bytes] = []
+    with text.stream:
+        while (line := text.line()) and b"BEGIN_BLOCK_DATAGRID" not in line.upper():
+            lines.append(_D_EXPONENT.sub(rb"\1E\2", line))
+            if len(lines) > MOST_ATOMS + _OTHER_LINES:
+                raise TomatError(
+                    f"{source} has more than {MOST_ATOMS + _OTHER_LINES:,} lines before any grid; expected at most "
+                    f"{MOST_ATOMS:,} atoms, one a line."
+                )
+    from pymatgen.core import Structure
+
+    kind = Path(_unpacked(source)).suffix.lower().removeprefix(".")
+    content = b"".join(lines).decode("utf-8")
+    parts = _parts(Structure.from_str(content, fmt=kind), source)  # type: ignore[arg-type]  # one of PYMATGEN_SUFFIXES
+    # pymatgen takes an XSF that is cut off for one of fewer atoms.
+    stated = re.search(r"^\s*PRIMCOORD[^\n]*\n\s*(\d+)", content, re.MULTILINE) if kind == "xsf" else None
+    if stated is not None and int(stated[1]) != len(parts[1]):
+        raise TomatError(f"{source} says {stated[1]} atoms, and {len(parts[1])} can be read; it is cut off or damaged.")
+    return parts
+
+
+def _parts(structure, source: str) -> Parts:
+    """Of pymatgen's structure."""
+    for index, site in enumerate(structure):
+        if len(site.species) != 1 or abs(site.species.num_atoms - 1) > 1e-6:
+            raise TomatError(
+                f"{source}: site {index + 1} holds {site.species_string}; expected one element, fully occupied. Make "
+                "an ordered cell of it first, such as with pymatgen's OrderDisorderedStructureTransformation."
+            )
+        symbol = getattr(site.specie, "symbol", "")
+        if symbol not in SYMBOLS and symbol not in ("D", "T"):
+            raise TomatError(f"{source}: site {index + 1} holds {site.species_string}, which is no element.")
+    numbers = np.array([atomic_number(site.specie.symbol) for site in structure])
+    return np.array(structure.lattice.matrix), numbers, np.array(structure.frac_coords)
+
+
+def formula(crystal: Crystal) -> str:
+    """Atoms of the cell by element, in the order of atomic numbers: `F2 Sr1`."""
+    numbers, counts = np.unique(crystal.atomic_numbers, return_counts=True)
+    return " ".join(f"{symbol_of(z)}{n}" for z, n in zip(numbers.tolist(), counts.tolist(), strict=True))
+
+
+def _molecule(source: str) -> TomatError:
+    return TomatError(
+        f"{source} has no lattice: it is a molecule. tomat predicts crystals; models that have not learnt from vacuum "
+        "fill a box around a molecule with charge."
+    )
+
+
+def _unpacked(name: str) -> str:
+    """Without the suffix of a compression."""
+    return next((name.removesuffix(suffix) for suffix in _PACKED if name.endswith(suffix)), name)
+
+
+def _hidden(path: Path, below: Path) -> bool:
+    return any(part.startswith(".") for part in path.relative_to(below).parts)

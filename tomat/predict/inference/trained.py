@@ -1,0 +1,137 @@
+"""The model of a run that has trained, or of a folder of weights, and what is needed to use it."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from levanter.models.lm_model import LmHeadModel
+from levanter.utils.tree_utils import inference_mode
+
+from tomat.base.errors import TomatError
+from tomat.base.event_loop import outside_event_loop
+from tomat.base.layout import CODEC_FILE, CONFIG_FILE, PROMOLECULE_FILE
+from tomat.base.reporting import console
+from tomat.data.codec.base import DensityCodec
+from tomat.data.codec.files import load_codec
+from tomat.data.density.promolecule import Promolecule
+from tomat.model.any_decoder import environment_of
+from tomat.model.devices import ignore_absent_tpu
+from tomat.model.environment import EnvironmentTables, environment_tables
+from tomat.predict.inference.found import FoundWeights, find_weights
+from tomat.predict.weights.arrays import model_of
+from tomat.predict.weights.folder import read_weights
+from tomat.predict.weights.packed import check_compressible, with_packed
+from tomat.train.restore import load_weights
+from tomat.train.runs.checkpoints import AVERAGED
+from tomat.train.settings.config import TrainConfig, recorded_config
+from tomat.train.startup import quiet_terminal
+
+
+@dataclass(frozen=True)
+class LoadedRun:
+    """A trained model and what is needed to use it."""
+
+    config: TrainConfig
+    model: LmHeadModel
+    codec: DensityCodec
+    promolecule: Promolecule | None
+    """Of its training data; None: they have none."""
+    step: int
+    weights: str
+    """`averaged` where the run averages its weights (`trainer.model_averaging`), or `of the last step`; and how they
+    were compressed."""
+
+    @cached_property
+    def tables(self) -> EnvironmentTables | None:
+        """The constants of its model's environment; None for a model without.
+
+        Raises:
+            TomatError: The run has no promolecule.
+        """
+        if environment_of(self.config.model) is None:
+            return None
+        if self.promolecule is None:
+            raise TomatError(
+                f"run '{self.config.run_name}' has model.environment and no {PROMOLECULE_FILE} beside its codec; copy "
+                "it from its training set."
+            )
+        return environment_tables(self.promolecule, self.codec.decode(np.arange(self.codec.n_density_tokens), "median"))
+
+    def settings(self, materials_from: str) -> dict[str, Any]:
+        """What a result says of the run, and of where its materials are from."""
+        return {
+            "run": self.config.run_name,
+            "step": self.step,
+            "weights": self.weights,
+            "materials_from": materials_from,
+        }
+
+
+def load_trained(run_dir: str | Path, step: int | None = None, *, packed: bool = False) -> LoadedRun:
+    """The model of a run at its newest checkpoint, or at `step`, with its averaged weights where it has any; or that of
+    a folder that `tomat export` or `tomat compress` wrote.
+
+    Args:
+        run_dir: The run, or the folder.
+        step: Of the checkpoint.
+        packed: To predict with: matrices that the folder has in few bits stay so in memory
+            (`predict/weights/packed.py`). Such a model has no arrays by name.
+
+    Raises:
+        TomatError: No such run, no whole checkpoint, one that does not fit the run's configuration, or a damaged
+            folder.
+    """
+    return load_weights_found(find_weights(run_dir, step), packed=packed)
+
+
+def load_weights_found(found: FoundWeights, *, packed: bool = False) -> LoadedRun:
+    """The model with weights that were found.
+
+    Raises:
+        TomatError: As `load_trained`.
+    """
+    quiet_terminal()
+    ignore_absent_tpu()
+    folder = found.folder
+    config = recorded_config(folder / CONFIG_FILE)
+    if found.checkpoint is None:
+        model = _stored(folder, config, packed)
+    else:
+        model = _checkpoint(found.checkpoint, folder, config)
+    codec, promolecule = load_codec(str(folder / CODEC_FILE)), None
+    if (folder / PROMOLECULE_FILE).exists():
+        promolecule = Promolecule.load(folder / PROMOLECULE_FILE)
+    return LoadedRun(config, inference_mode(model, True), codec, promolecule, found.step, found.kind)
+
+
+def _checkpoint(path: str, folder: Path, config: TrainConfig) -> LmHeadModel:
+    """The model of a run's checkpoint."""
+    trainer = config.trainer_config()
+
+    def load() -> tuple[LmHeadModel, str]:
+        with trainer.use_device_mesh():
+            return load_weights(config, path, trainer.parameter_axis_mapping, trainer.device_mesh)
+
+    try:
+        # Levanter 0.2.227 reads checkpoints with `asyncio.run`, which a notebook's own loop refuses.
+        model, weights = outside_event_loop(load)
+    except (ValueError, KeyError, FileNotFoundError) as error:
+        raise TomatError(f"{path} does not hold the model of {folder / CONFIG_FILE}: {error}") from error
+    if weights == AVERAGED:
+        console.print(f"weights of {path}: averaged, as trainer.model_averaging says.")
+    return model
+
+
+def _stored(folder: Path, config: TrainConfig, packed: bool) -> LmHeadModel:
+    """That of a folder of weights."""
+    stored = read_weights(folder)
+    if stored.quantised:
+        check_compressible(config, str(folder))
+    trainer = config.trainer_config()
+    try:
+        model = model_of(stored.arrays, config, trainer.parameter_axis_mapping, trainer.device_mesh)
+    except TomatError as error:
+        raise TomatError(f"{folder}: {error}") from None
+    return with_packed(model, stored.quantised) if packed else model

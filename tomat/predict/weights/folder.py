@@ -1,0 +1,281 @@
+"""A folder that predicts: weights as safetensors, whole or in few bits, and all that is needed to use them.
+
+`model.safetensors` holds the arrays; `config.yaml`, `codec.json` and `promolecule.json` are those of the run;
+`weights.json` says what the arrays are and has the SHA-256 of each other file; `README.md` is the card. `tomat predict`
+and `tomat eval` take the folder as they take a run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
+
+from tomat.base.checked_json import with_checksum
+from tomat.base.errors import TomatError
+from tomat.base.layout import CODEC_FILE, CONFIG_FILE, EVALUATION_FILE, PAGE_FILE, PROMOLECULE_FILE
+from tomat.base.reporting import first_line, readable_bytes, to_jsonable, write_json, write_text, writing
+from tomat.predict.weights.arrays import PARTS, Part, arrays_sha256, part_of
+from tomat.predict.weights.quantise import Quantised, Scheme, check_offered, quantise
+from tomat.predict.weights.record import AGAIN, ARRAYS_FILE, FORMAT_VERSION, WEIGHTS_FILE, read_weights_record
+
+SEPARATOR = "|"
+"""Between the name of an array and the part of its quantised form; no name has it."""
+
+
+@dataclass(frozen=True)
+class Compression:
+    """What becomes of the matrices."""
+
+    bits: int
+    scheme: Scheme
+    group: int
+    parts: tuple[Part, ...] = PARTS
+    """Of the decoder; the rest stays as it is."""
+    bits_of: tuple[tuple[Part, int], ...] = ()
+    """Parts with other bits than `bits`."""
+
+    def of(self, part: Part) -> int:
+        """Bits of a code in a part."""
+        return dict(self.bits_of).get(part, self.bits)
+
+    def __str__(self) -> str:
+        bits = ", ".join(f"{part} {self.of(part)}" for part in self.parts)
+        return f"{self.scheme}, bits: {bits}, groups of {self.group}"
+
+
+@dataclass(frozen=True)
+class WrittenWeights:
+    """What a folder of weights takes, and how far it is from the run's."""
+
+    weights_bytes: int
+    """Of the arrays as stored."""
+    float32_bytes: int
+    """Of the same arrays, whole."""
+    relative_error: Mapping[str, float]
+    """By array that was quantised here: root of the squared difference over that of the squares."""
+
+
+@dataclass(frozen=True)
+class StoredWeights:
+    """What a folder holds."""
+
+    stored: Mapping[str, np.ndarray | Quantised]
+    step: int
+    weights: str
+    """Of the run, as `LoadedRun.weights` says it, and how it was compressed."""
+    quantised_from: str | None
+    """`arrays_sha256` of the arrays before they were quantised; None: nothing was quantised, or by an earlier tomat."""
+
+    @property
+    def quantised(self) -> dict[str, Quantised]:
+        """Those in few bits."""
+        return {name: its for name, its in self.stored.items() if isinstance(its, Quantised)}
+
+    @property
+    def bytes(self) -> int:
+        """Of all of them, as stored."""
+        few = sum(part.nbytes for its in self.quantised.values() for part in its.arrays().values())
+        return few + sum(its.nbytes for its in self.stored.values() if not isinstance(its, Quantised))
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Of all of them unpacked, by name."""
+        return {name: its.shape for name, its in self.stored.items()}
+
+    @property
+    def arrays(self) -> dict[str, np.ndarray]:
+        """All of them unpacked, by name."""
+        return {name: its.values() if isinstance(its, Quantised) else its for name, its in self.stored.items()}
+
+
+def write_weights(
+    run_dir: Path,
+    arrays: Mapping[str, np.ndarray | Quantised],
+    step: int,
+    weights: str,
+    output: Path,
+    *,
+    compression: Compression | None = None,
+    licence: str | None = None,
+    workers: int = 1,
+    on_array: Callable[[str], None] = lambda name: None,
+) -> WrittenWeights:
+    """Write the folder; it appears whole or not at all.
+
+    Args:
+        run_dir: The run, for its configuration, codec, promolecule and evaluation.
+        arrays: Of its model, by name; what is in few bits already stays as it is.
+        step: Of the checkpoint.
+        weights: Which of its weights, as `LoadedRun.weights`.
+        output: The folder, which must not be there.
+        compression: Of the other matrices; None: the arrays as they are.
+        licence: Of the weights, for the card.
+        workers: Matrices to quantise at once.
+        on_array: Told each array when it is ready.
+
+    Raises:
+        TomatError: `output` is there, or `check_offered` refuses.
+    """
+    if output.exists():
+        raise TomatError(f"{output} is there already; give another folder, or remove it.")
+    if compression is not None:
+        for part in compression.parts:
+            check_offered(compression.of(part), compression.scheme)
+    quantised_from = None
+    if compression is not None:
+        quantised_from = arrays_sha256({n: its for n, its in arrays.items() if not isinstance(its, Quantised)})
+    stored: dict[str, np.ndarray] = {}
+    how: dict[str, Any] = {}
+    errors: dict[str, float] = {}
+
+    def made(item: tuple[str, np.ndarray | Quantised]) -> tuple[str, np.ndarray | Quantised, float]:
+        name, array = item
+        if isinstance(array, Quantised):
+            return name, array, 0.0
+        part = part_of(name, array.shape)
+        if compression is None or part is None or part not in compression.parts:
+            return name, array, 0.0
+        found = quantise(array, compression.of(part), compression.scheme, compression.group)
+        size = float(np.linalg.norm(array))
+        return name, found, float(np.linalg.norm(found.values() - array)) / size if size else 0.0
+
+    with ThreadPoolExecutor(workers) as pool:
+        for name, found, error in pool.map(made, arrays.items()):
+            if isinstance(found, Quantised):
+                stored |= {f"{name}{SEPARATOR}{part}": its for part, its in found.arrays().items()}
+                how[name] = found.description
+                if found is not arrays[name]:
+                    errors[name] = error
+            else:
+                stored[name] = np.ascontiguousarray(found)
+            on_array(name)
+    kind = weights if compression is None else f"{weights}, {compression}"
+    size = sum(array.nbytes for array in stored.values())
+    written = WrittenWeights(size, 4 * sum(math.prod(array.shape) for array in arrays.values()), errors)
+    with _whole(output) as folder:
+        try:
+            save_file(stored, folder / ARRAYS_FILE, metadata={"format": "np"})
+        except SafetensorError as error:  # it says so of a full disk
+            raise TomatError(f"{output} cannot be written: {first_line(error)}. Make room.") from error
+        for name in (CONFIG_FILE, CODEC_FILE, PROMOLECULE_FILE):
+            if (run_dir / name).exists():
+                shutil.copyfile(run_dir / name, folder / name)
+        write_text(folder / PAGE_FILE, _card(run_dir, step, kind, written, licence))
+        values = {
+            "format_version": FORMAT_VERSION,
+            "step": step,
+            "weights": kind,
+            "quantised": how,
+            "quantised_from": quantised_from,
+            "weights_bytes": written.weights_bytes,
+            "float32_bytes": written.float32_bytes,
+            "sha256": {path.name: _sha256(path) for path in sorted(folder.iterdir())},
+        }
+        write_json(folder / WEIGHTS_FILE, with_checksum(to_jsonable(values)))
+    return written
+
+
+def read_weights(folder: Path) -> StoredWeights:
+    """The arrays of a folder.
+
+    Raises:
+        TomatError: It is damaged, is of a later tomat, or another codec or configuration was put into it.
+    """
+    found = read_weights_record(folder)
+    for name, expected in found.sha256.items():
+        if name == PAGE_FILE:  # yours to edit
+            continue
+        path = folder / name
+        if not path.is_file():
+            raise TomatError(f"{path} is missing; write the folder again.")
+        if _sha256(path) != expected:
+            raise TomatError(
+                f"{path} is not the file that was written ({WEIGHTS_FILE} has another SHA-256): it is cut, damaged or "
+                "of another run; write the folder again."
+            )
+    try:
+        stored = load_file(folder / ARRAYS_FILE)
+    except (OSError, SafetensorError) as error:
+        raise TomatError(f"{folder / ARRAYS_FILE} cannot be read ({error}); write the folder again.") from None
+    arrays: dict[str, np.ndarray | Quantised] = {}
+    parts: dict[str, dict[str, np.ndarray]] = {}
+    for name, array in stored.items():
+        name, _, part = name.partition(SEPARATOR)
+        if part:
+            parts.setdefault(name, {})[part] = array
+        else:
+            arrays[name] = array
+    if set(parts) != set(found.quantised):
+        name = min(set(parts) ^ set(found.quantised))
+        raise TomatError(f"{folder / WEIGHTS_FILE} and {ARRAYS_FILE} differ in whether {name} is quantised. {AGAIN}")
+    for name, its in parts.items():
+        try:
+            arrays[name] = Quantised.of_arrays(its, found.quantised[name])
+        except TomatError as error:
+            raise TomatError(f"{folder / ARRAYS_FILE}, {name}: {error} {AGAIN}") from None
+    return StoredWeights(arrays, found.step, found.weights, found.quantised_from)
+
+
+@contextmanager
+def _whole(output: Path) -> Iterator[Path]:
+    """A folder to fill that becomes `output` as the block ends without an error."""
+    with writing(output):
+        output.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=output.parent, prefix=f".{output.name}.") as work:
+            folder = Path(work) / output.name
+            folder.mkdir()
+            yield folder
+            folder.rename(output)
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _card(run_dir: Path, step: int, kind: str, written: WrittenWeights, licence: str | None) -> str:
+    """What the folder is, in the words of its facts."""
+    lines = [
+        f"# {run_dir.resolve().name}",
+        "",
+        "Predicts electron densities of crystals from their structures, with tomat:",
+        "",
+        "```bash",
+        "tomat predict --run THIS_FOLDER --structure POSCAR --output OUT",
+        "```",
+        "",
+        f"- Weights: {kind}, step {step}; {readable_bytes(written.weights_bytes)}, "
+        f"{written.weights_bytes / written.float32_bytes:.3f} of float32.",
+        f"- Data and settings: `{CONFIG_FILE}`; bins `{CODEC_FILE}`, sum of atoms `{PROMOLECULE_FILE}`.",
+        f"- Error: {_error_of(run_dir, compressed=bool(written.relative_error))}",
+        f"- Licence of the weights: {licence or 'not stated by who wrote this folder'}.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _error_of(run_dir: Path, compressed: bool) -> str:
+    """What the run's own evaluation says of whole held-out cells."""
+    try:
+        found = json.loads((run_dir / EVALUATION_FILE).read_text(encoding="utf-8"))["free_running"]
+        over, cells = found["over_materials"]["free_running_nmae"], len(found["materials"])
+        median, mean = over["median"], over["mean"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return f"the run has no {EVALUATION_FILE} with whole predicted cells; `tomat eval --free_running` measures it."
+    before = " before it was compressed; `tomat eval --free_running` measures this folder's" if compressed else ""
+    return (
+        f"NMAE of {cells} held-out cells, predicted from their structures alone: median {100 * median:.2f} %, mean "
+        f"{100 * mean:.2f} %{before}."
+    )

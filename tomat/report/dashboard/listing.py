@@ -1,0 +1,209 @@
+"""The runs of a place as one row each, from the ends of their logs: 200 of them are listed at every look."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import os
+import statistics
+import threading
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import fsspec
+from fsspec.implementations.local import LocalFileSystem
+
+from tomat.base.documents import is_figure, mapping, parse_json, parse_yaml
+from tomat.base.errors import TomatError
+from tomat.base.layout import CONFIG_FILE, HISTORY_FILE, METRICS_FILE
+from tomat.base.reporting import first_line
+from tomat.base.storage import explaining_storage
+from tomat.train.runs.checkpoints import survey
+from tomat.train.runs.devices import asked_but_not_found
+from tomat.train.runs.history import read_history
+from tomat.train.runs.log_lines import Row, parse_metrics
+from tomat.train.runs.record import RunRecord, find_runs
+from tomat.train.runs.summary import MFU_STEPS, RunSummary, summarise
+
+PLAN_FILE = "plan.json"
+"""In a run's folder, if somebody has put it there: `tomat plan --like RUN --json RUN/plan.json`."""
+HEAD_BYTES, TAIL_BYTES = 2**14, 2**16
+"""Of a log: what the first loss, and the last steps and newest validation, are read from."""
+FRESH_SECONDS = 5.0
+"""How long a list is shown to everyone who asks before the place is looked at again."""
+SURVEY_SECONDS = 30.0
+"""How long a run whose files are as they were is taken for the same: a checkpoint may become whole after them."""
+DAMAGED = "damaged"
+"""State of a run whose files cannot be read."""
+
+
+@dataclass(frozen=True)
+class RunRow:
+    """One run."""
+
+    name: str
+    """Of its folder; what it is asked for by."""
+    url: str
+    state: str
+    detail: str
+    """Why, or how long ago it wrote."""
+    summary: RunSummary | None = None
+    """None of a damaged run."""
+    tokens_per_second: float | None = None
+    step_seconds: float | None = None
+    """Medians of the last 50 steps."""
+    planned_step_seconds: float | None = None
+    """The estimate of the plan in its folder; None where there is none."""
+    planned_slice: str | None = None
+    """Of that plan."""
+    ran_as_planned: bool = False
+    """Whether the run is known to have run on that slice, so that the two may be compared."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON, units in the keys."""
+        return {**vars(self), "summary": None if self.summary is None else self.summary.to_dict()}
+
+
+class Listing:
+    """The runs of a place, looked at again when asked, and no more often than every `FRESH_SECONDS`."""
+
+    def __init__(self, place: str) -> None:
+        self.place = place
+        self._lock = threading.Lock()
+        self._rows: dict[str, RunRow] = {}
+        self._looked = float("-inf")
+        self._known: dict[str, tuple[object, float, RunRow]] = {}
+
+    def rows(self) -> dict[str, RunRow]:
+        """Every run by the name of its folder, sorted.
+
+        Raises:
+            TomatError: There is no such place, or it cannot be read.
+        """
+        with self._lock:
+            if time.monotonic() - self._looked >= FRESH_SECONDS:
+                self._rows = {url.rsplit("/", 1)[-1]: self._row(url) for url in find_runs(self.place)}
+                self._looked = time.monotonic()
+            return self._rows
+
+    def look_ahead(self) -> None:
+        """Read all runs before somebody asks; what is wrong is told to who asks."""
+        with contextlib.suppress(TomatError):
+            self.rows()
+
+    def _row(self, url: str) -> RunRow:
+        name = url.rsplit("/", 1)[-1]
+        try:
+            mark = _mark(url)
+            known = self._known.get(url)
+            if known is not None and known[0] == mark and time.monotonic() - known[1] < SURVEY_SECONDS:
+                return known[2]
+            row = _read_row(name, url)
+        except TomatError as error:
+            return RunRow(name, url, DAMAGED, str(error))
+        # Files of one run, written by whatever, must not hide all others.
+        except Exception as error:
+            return RunRow(name, url, DAMAGED, f"{type(error).__name__}: {first_line(error)}")
+        self._known[url] = (mark, time.monotonic(), row)
+        return row
+
+
+def own_path(files: Any, root: str, name: str) -> str:
+    """The path of a run's file, whose links lead nowhere else: what they lead to would be shown to whoever asks.
+
+    Raises:
+        TomatError: They lead out of the run, or to what is no file.
+    """
+    path = f"{root}/{name}"
+    if isinstance(files, LocalFileSystem) and os.path.lexists(path):
+        real = os.path.realpath(path)
+        if not Path(real).is_relative_to(os.path.realpath(root)):
+            raise TomatError(f"{path} is a link that leads out of the run; put the file itself there.")
+        if os.path.exists(real) and not os.path.isfile(real) and not os.path.isdir(real):
+            raise TomatError(f"{path} is no file.")
+    return path
+
+
+def _mark(url: str) -> object:
+    """What is other when a run's small files are."""
+    files, root = fsspec.core.url_to_fs(url)
+    files.invalidate_cache()
+    found = []
+    with explaining_storage(f"{url} cannot be read"):
+        for name in (CONFIG_FILE, METRICS_FILE, HISTORY_FILE, PLAN_FILE):
+            path = own_path(files, root, name)
+            found.append((files.size(path), files.modified(path)) if files.exists(path) else None)
+    return found
+
+
+def _read_row(name: str, url: str) -> RunRow:
+    """
+    Raises:
+        TomatError: One of the run's files cannot be read.
+    """
+    record = _read_ends(url)
+    whole, partial = survey(url, record.temporary_url)
+    summary = summarise(record, whole, len(partial), time.time())
+    row = RunRow(name, url, summary.state, summary.state_detail, summary)
+    planned, slice_name = _planned(url)
+    ran = record.ran
+    return replace(
+        row,
+        tokens_per_second=_median(ran.rows, "tokens_per_second"),
+        step_seconds=_median(ran.rows, "step_seconds"),
+        planned_step_seconds=planned,
+        planned_slice=slice_name,
+        ran_as_planned=slice_name is not None and not asked_but_not_found(ran.devices, slice_name),
+    )
+
+
+def _read_ends(url: str) -> RunRecord:
+    """A run's small files, of a long log the first and the last lines alone."""
+    files, root = fsspec.core.url_to_fs(url)
+    config_url = f"{url}/{CONFIG_FILE}"
+    with explaining_storage(f"{config_url} cannot be read"):
+        config = parse_yaml(files.cat_file(f"{root}/{CONFIG_FILE}"), config_url)
+    if not isinstance(config, dict):
+        raise TomatError(f"{config_url} holds no settings, but {config!r:.80}.")
+    rows: list[Row] = []
+    written = None
+    path = f"{root}/{METRICS_FILE}"
+    with explaining_storage(f"{url}/{METRICS_FILE} cannot be read"):
+        if files.exists(path):
+            modified = files.modified(path)
+            written = (modified if modified.tzinfo else modified.replace(tzinfo=datetime.UTC)).timestamp()
+            size = files.size(path)
+            if size <= HEAD_BYTES + TAIL_BYTES:
+                rows, _ = parse_metrics(files.cat_file(path).decode(errors="replace"))
+            else:
+                head = files.cat_file(path, start=0, end=HEAD_BYTES)
+                tail = files.cat_file(path, start=size - TAIL_BYTES, end=size)
+                # Both are cut inside a line.
+                for part in (head.rpartition(b"\n")[0], tail.partition(b"\n")[2]):
+                    rows += parse_metrics(part.decode(errors="replace"))[0]
+    events, _ = read_history(url)
+    return RunRecord(url, config, rows, (), events, written)
+
+
+def _median(rows: list[Row], name: str) -> float | None:
+    values = [row[name] for row in rows[-MFU_STEPS:] if is_figure(row.get(name))]
+    return statistics.median(values) if values else None
+
+
+def _planned(url: str) -> tuple[float | None, str | None]:
+    """Seconds and slice of the plan in a run's folder.
+
+    Raises:
+        TomatError: There is a plan that cannot be read.
+    """
+    files, root = fsspec.core.url_to_fs(url)
+    plan_url = f"{url}/{PLAN_FILE}"
+    with explaining_storage(f"{plan_url} cannot be read"):
+        if not files.exists(f"{root}/{PLAN_FILE}"):
+            return None, None
+        plan = mapping(parse_json(files.cat_file(f"{root}/{PLAN_FILE}"), plan_url))
+    seconds = mapping(plan.get("step_seconds")).get("estimate")
+    name = plan.get("slice")
+    return float(seconds) if is_figure(seconds) else None, name if isinstance(name, str) else None

@@ -1,0 +1,96 @@
+"""The curves of a run that is being written: each look reads what the log has grown by."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from typing import Any
+
+import fsspec
+
+from tomat.base.layout import METRICS_FILE
+from tomat.base.storage import explaining_storage
+from tomat.report.dashboard.listing import own_path
+from tomat.report.html.metrics import CurveReader, Metrics
+from tomat.report.html.thinning import kept_points
+
+MOST_RUNS = 8
+"""Runs whose curves are kept; of a million steps and 22 metrics they are 0.35 GB."""
+_SEAM_BYTES = 256
+"""Before the place where reading goes on, which must still be there: a resume cuts lines off and writes others."""
+
+
+class LiveLog:
+    """The log of one run."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self._lock = threading.Lock()
+        self._start_over()
+
+    def _start_over(self) -> None:
+        self._reader = CurveReader()
+        self._offset = 0
+        self._seam = b""
+
+    def read(self) -> tuple[str, Metrics]:
+        """What the log holds now.
+
+        Returns:
+            A version, which is another one whenever the log is, and the curves. A last line that is not whole yet is
+            left for the next look.
+
+        Raises:
+            TomatError: The log cannot be read.
+        """
+        files, root = fsspec.core.url_to_fs(self.url)
+        path, written = own_path(files, root, METRICS_FILE), None
+        with self._lock, explaining_storage(f"{self.url}/{METRICS_FILE} cannot be read"):
+            files.invalidate_cache()
+            if not files.exists(path):
+                self._start_over()
+            else:
+                written = files.modified(path).timestamp()
+                size = files.size(path)
+                start = self._offset - len(self._seam)
+                if size < self._offset or files.cat_file(path, start=start, end=self._offset) != self._seam:
+                    self._start_over()
+                self._take(files, path, size)
+            return f"{self._offset}-{written}", self._reader.metrics(written)
+
+    def _take(self, files: Any, path: str, size: int) -> None:
+        with files.open(path, "rb") as file:
+            file.seek(self._offset)
+            while self._offset < size:
+                line = file.readline()
+                if not line.endswith(b"\n"):
+                    return
+                self._reader.feed(line)
+                self._offset += len(line)
+                self._seam = (self._seam + line)[-_SEAM_BYTES:]
+
+
+class LiveLogs:
+    """Logs by URL, the least recently asked for dropped first."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._logs: OrderedDict[str, LiveLog] = OrderedDict()
+
+    def of(self, url: str) -> LiveLog:
+        """The log of a run."""
+        with self._lock:
+            log = self._logs.pop(url, None) or LiveLog(url)
+            self._logs[url] = log
+            while len(self._logs) > MOST_RUNS:
+                self._logs.popitem(last=False)
+            return log
+
+
+def drawn_curves(metrics: Metrics) -> dict[str, dict[str, list[float]]]:
+    """Steps and values of each metric as they are drawn: a long curve thinned, no peak or dip of it lost."""
+    found = {}
+    for name, curve in metrics.curves.items():
+        kept = kept_points(curve.values)
+        found[name] = {"x": curve.steps[kept].tolist(), "y": curve.values[kept].tolist()}
+    return found

@@ -1,0 +1,219 @@
+"""The dashboard's server: what it answers, to whom, and nothing else.
+
+Runs are found by the names that a listing of the place gave, and files of a run by a list of names, so that no path is
+ever made of what is asked for. Only GET and HEAD are answered.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import importlib.resources
+import secrets
+import socket
+import threading
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import fsspec
+import uvicorn
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.middleware.base import BaseHTTPMiddleware
+from starlette.middleware.gzip import GZipMiddleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, RedirectResponse, Response
+from starlette.routing import Route
+
+from tomat.base.errors import RetryableError, TomatError
+from tomat.base.layout import HTML_FILE, LOSS_FIGURE, PAGE_FILE
+from tomat.base.reporting import console, counted, to_jsonable
+from tomat.base.storage import explaining_storage
+from tomat.report.dashboard.listing import Listing, RunRow, own_path
+from tomat.report.dashboard.live import LiveLogs, drawn_curves
+from tomat.report.dashboard.pages import order_of, run_page, runs_page, shown_of
+from tomat.report.html.document import POLICY, asset
+from tomat.report.html.plotly_program import ALWAYS, plotly_program
+from tomat.report.html.tables import facts
+from tomat.train.runs.record import find_runs
+
+LOOPBACK = "127.0.0.1"
+OPEN_FILES = {HTML_FILE: "text/html", PAGE_FILE: "text/plain", LOSS_FIGURE: "image/svg+xml"}
+"""Files of a run that can be opened, and as what."""
+COOKIE = "tomat-token"
+OWN_POLICY = (
+    "default-src 'none'; script-src 'self' 'unsafe-inline'; style-src 'self' 'unsafe-inline'; img-src data: blob:; "
+    "connect-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
+)
+"""Of the dashboard's pages: plotly makes styles and scripts of its own in the page."""
+RUN_POLICY = f"{POLICY}; sandbox allow-scripts allow-downloads; frame-ancestors 'none'"
+"""Of a run's files: they load nothing, and are strangers to the dashboard."""
+
+
+def make_app(place: str, *, host: str = LOOPBACK, token: str | None = None) -> Starlette:
+    """The application for a folder or URL of runs.
+
+    Args:
+        place: What `tomat runs list` takes.
+        host: Address that it is served at; other names in a request are refused, so that no page elsewhere can have a
+            browser read this one under a name of its own.
+        token: What a request must know; None: nothing.
+    """
+    listing, logs = Listing(place), LiveLogs()
+    files: dict[str, tuple[Callable[[], str], str]] = {
+        "page.css": (lambda: asset("page.css"), "text/css"),
+        "page.js": (lambda: asset("page.js"), "text/javascript"),
+        "live.js": (_live_program, "text/javascript"),
+        "plotly.js": (lambda: plotly_program(frozenset({ALWAYS})), "text/javascript"),
+    }
+
+    def find(request: Request) -> RunRow | None:
+        return listing.rows().get(request.path_params["name"])
+
+    def all_runs(request: Request) -> Response:
+        return HTMLResponse(runs_page(place, listing.rows().values()))
+
+    def one_run(request: Request) -> Response:
+        row = find(request)
+        if row is None:
+            return _missing("run")
+        filesystem, root = fsspec.core.url_to_fs(row.url)
+        with explaining_storage(f"{row.url} cannot be read"):
+            there = [
+                name for name in OPEN_FILES if filesystem.exists(f"{root}/{name}") and _own(filesystem, root, name)
+            ]
+        return HTMLResponse(run_page(row, there))
+
+    def one_file(request: Request) -> Response:
+        row, name = find(request), request.path_params["file"]
+        if row is None or name not in OPEN_FILES:
+            return _missing("file")
+        filesystem, root = fsspec.core.url_to_fs(row.url)
+        if not _own(filesystem, root, name):
+            return _missing("file")
+        with explaining_storage(f"{row.url}/{name} cannot be read"):
+            try:
+                content = filesystem.cat_file(f"{root}/{name}")
+            except FileNotFoundError:
+                return _missing("file")
+        return Response(content, media_type=OPEN_FILES[name], headers={"Content-Security-Policy": RUN_POLICY})
+
+    def runs_json(request: Request) -> Response:
+        return JSONResponse({"runs": [to_jsonable(row.to_dict()) for row in listing.rows().values()]})
+
+    def run_json(request: Request) -> Response:
+        row = find(request)
+        if row is None:
+            return JSONResponse({"error": "no such run"}, 404)
+        found = {"run": to_jsonable(row.to_dict()), "shown_html": facts(shown_of(row))}
+        version, metrics = logs.of(row.url).read()
+        if version != request.query_params.get("seen"):
+            found |= {"version": version, "order": order_of(metrics), "curves": drawn_curves(metrics)}
+        return JSONResponse(found)
+
+    def one_asset(request: Request) -> Response:
+        found = files.get(request.path_params["file"])
+        if found is None:
+            return _missing("file")
+        return Response(found[0](), media_type=found[1], headers={"Cache-Control": "max-age=3600"})
+
+    routes = [
+        Route("/", all_runs),
+        Route("/api/", runs_json),
+        Route("/api/run/{name}", run_json),
+        Route("/run/{name}", one_run),
+        Route("/run/{name}/{file}", one_file),
+        Route("/assets/{file}", one_asset),
+    ]
+    names = ["*"] if host in ("0.0.0.0", "::") else [host, "localhost"]
+    middleware = [Middleware(TrustedHostMiddleware, allowed_hosts=names, www_redirect=False)]
+    if token is not None:
+        middleware.append(Middleware(BaseHTTPMiddleware, dispatch=_who_knows(token)))
+    middleware += [Middleware(BaseHTTPMiddleware, dispatch=_closed), Middleware(GZipMiddleware)]
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        # Nobody has to ask first: 200 runs take seconds, and each later look hundredths of one.
+        threading.Thread(target=listing.look_ahead, daemon=True).start()
+        yield
+
+    return Starlette(routes=routes, middleware=middleware, exception_handlers={TomatError: _refused}, lifespan=lifespan)
+
+
+def serve(place: str, *, host: str, port: int, with_token: bool) -> None:
+    """Serve until Ctrl-C.
+
+    Raises:
+        TomatError: There is no run at the place, or others could reach the address and no token is asked for.
+    """
+    if host != LOOPBACK and not with_token:
+        raise TomatError(f"--host is {host}, which others may reach; give --token too, or leave --host out.")
+    found = find_runs(place)
+    token = secrets.token_urlsafe(24) if with_token else None
+    address = f"http://{host}:{port}/" + (f"?token={token}" if token else "")
+    console.print(f"{counted(len(found), 'run')} of {place}: {address}", soft_wrap=True, highlight=False)
+    app = make_app(place, host=host, token=token)
+    # uvicorn ends the process itself, with its own words, where the port is taken.
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise TomatError(f"{host}:{port} cannot be listened at: {error.strerror}. Give another --port.") from None
+    uvicorn.run(app, host=host, port=port, log_level="warning", access_log=False)
+
+
+def _own(files: Any, root: str, name: str) -> bool:
+    """Whether a file is the run's, and not what a link in it leads to."""
+    with contextlib.suppress(TomatError):
+        return bool(own_path(files, root, name))
+    return False
+
+
+def _live_program() -> str:
+    return (importlib.resources.files("tomat.report.dashboard") / "assets" / "live.js").read_text(encoding="utf-8")
+
+
+def _missing(what: str) -> Response:
+    return PlainTextResponse(f"no such {what}\n", 404)
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    status = 503 if isinstance(error, RetryableError) else 500
+    if request.url.path.startswith("/api/"):
+        return JSONResponse({"error": str(error)}, status)
+    return PlainTextResponse(f"{error}\n", status)
+
+
+async def _closed(request: Request, answer) -> Response:
+    """Headers that keep the pages to themselves."""
+    response = await answer(request)
+    for name, value in (
+        ("Content-Security-Policy", OWN_POLICY),
+        ("X-Content-Type-Options", "nosniff"),
+        ("Referrer-Policy", "no-referrer"),
+        ("Cache-Control", "no-store"),
+    ):
+        response.headers.setdefault(name, value)
+    return response
+
+
+def _who_knows(token: str):
+    """Lets those in who know the token: from the address, once, then by a cookie; or as a bearer."""
+
+    def same(given: str | None) -> bool:
+        return given is not None and hmac.compare_digest(given.encode(), token.encode())
+
+    async def check(request: Request, answer) -> Response:
+        bearer = request.headers.get("authorization", "")
+        if same(request.cookies.get(COOKIE)) or same(bearer.removeprefix("Bearer ")):
+            return await answer(request)
+        if same(request.query_params.get("token")):
+            # Out of the address bar and the history.
+            response = RedirectResponse(request.url.remove_query_params("token"), 303)
+            response.set_cookie(COOKIE, token, httponly=True, samesite="strict")
+            return response
+        return PlainTextResponse("give the address that `tomat runs serve` printed, with its token\n", 401)
+
+    return check

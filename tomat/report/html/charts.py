@@ -1,0 +1,195 @@
+"""Charts of a step: its operations by module and by kind, as boxes of their time, and under the roofs of the chip."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+from tomat.perf.profile.breakdown import Breakdown, OpRow
+from tomat.report.html.document import Figure, label
+from tomat.report.pages.figures import COLOURS
+
+PLUMBING = ("while", "body", "cond", "rematted_computation", "checkpoint", "closed_call", "eval_jaxpr", "shard_map")
+"""Scopes that JAX makes and that say nothing of the model."""
+NO_MODULE = "outside the model's modules"
+PARENT = "#c9d0d7"
+"""Colour of boxes that are no operation."""
+LEAST_DRAWN = 5e-5
+"""Share of the step below which an operation is no box of its own in the charts; the table has them all."""
+
+
+def module_path(op: OpRow) -> tuple[str, ...]:
+    """The modules that an operation is in, outermost first: JAX's scopes without its own wrappers and the operation.
+
+    `jit(step)/jvp(Model)/layers/attention/dot_general` is (`Model`, `layers`, `attention`); of the backward pass too,
+    which the direction tells apart.
+    """
+    words = []
+    for scope in op.op_name.split("/")[:-1]:
+        bare = scope
+        while match := re.fullmatch(
+            r"(jit|pjit|jvp|vjp|transpose|vmap|remat|checkpoint|custom_jvp|custom_vjp)\((.*)\)", bare
+        ):
+            bare = "" if match.group(1) in ("jit", "pjit") else match.group(2)
+        if bare and bare not in PLUMBING:
+            words.append(bare)
+    return tuple(words)
+
+
+def _boxes(breakdown: Breakdown, path_of: Any) -> tuple[dict[str, Any], int]:
+    """A tree of boxes for plotly: the step, what `path_of` says above each operation, the operations; and how many
+    operations were too short for a box of their own."""
+    least = LEAST_DRAWN * breakdown.step_seconds
+    ids, labels, parents, values, colours = ["step"], ["step"], [""], [0.0], [PARENT]
+    known = {"step"}
+    small: dict[str, tuple[float, int]] = {}
+    for place, op in enumerate(breakdown.ops):
+        if op.seconds <= 0:
+            continue
+        above = "step"
+        for word in path_of(op):
+            one = f"{above}/{word}"
+            if one not in known:
+                known.add(one)
+                ids.append(one)
+                labels.append(label(word))
+                parents.append(above)
+                values.append(0.0)
+                colours.append(PARENT)
+            above = one
+        if op.seconds < least:
+            time, count = small.get(above, (0.0, 0))
+            small[above] = (time + op.seconds, count + 1)
+            continue
+        ids.append(f"{above}/%{place}")
+        labels.append(label(op.name))
+        parents.append(above)
+        values.append(1e3 * op.seconds)
+        colours.append(COLOURS[op.category])
+    for above, (time, count) in small.items():
+        ids.append(f"{above}/%small")
+        labels.append(f"{count} short operations")
+        parents.append(above)
+        values.append(1e3 * time)
+        colours.append(PARENT)
+    # A parent's own value is 0 and plotly adds up: sums of rounded shares would not quite fit into each other.
+    trace = {
+        "ids": ids,
+        "labels": labels,
+        "parents": parents,
+        "values": values,
+        "branchvalues": "remainder",
+        "marker": {"colors": colours, "line": {"width": 0.5}},
+        "textinfo": "label+percent root",
+        "textfont": {"color": "#1c2530"},
+        "hovertemplate": "%{label}<br>%{value:.4f} ms, %{percentRoot:.2%} of the step<extra></extra>",
+    }
+    return trace, sum(count for _, count in small.values())
+
+
+def flame_chart(breakdown: Breakdown) -> Figure:
+    """The step by direction, module and operation, as a flame chart that hangs from the top."""
+
+    def path(op: OpRow) -> tuple[str, ...]:
+        return (str(op.direction) or "no direction", *(module_path(op) or (NO_MODULE,)))
+
+    trace, small = _boxes(breakdown, path)
+    trace |= {"type": "icicle", "maxdepth": 9, "tiling": {"orientation": "v"}, "leaf": {"opacity": 1}}
+    said = _said(
+        breakdown,
+        small,
+        "The step on top, below it the direction, the model's modules and the operations; "
+        "width is time, colour the kind of operation.",
+    )
+    return Figure("Flame chart: the step by module and operation", [trace], _TIGHT, said, 520)
+
+
+def treemap(breakdown: Breakdown) -> Figure:
+    """The step by kind of operation, part of the model and operation, as nested boxes."""
+    trace, small = _boxes(
+        breakdown, lambda op: (str(op.category), f"{op.part}, {op.direction}" if op.direction else str(op.part))
+    )
+    trace |= {"type": "treemap", "maxdepth": 4, "pathbar": {"visible": True}}
+    said = _said(breakdown, small, "Kinds of operations, in them parts of the model, in them operations; area is time.")
+    return Figure("Treemap: the step by kind, part and operation", [trace], _TIGHT, said, 460)
+
+
+_TIGHT = {"margin": {"l": 4, "r": 4, "t": 8, "b": 4}}
+
+
+def _said(breakdown: Breakdown, small: int, words: str) -> str:
+    top = ", ".join(f"{op.name} {100 * breakdown.group(op.name, [op]).share:.1f} %" for op in breakdown.top(3))
+    short = f" {small:,} operations below {100 * LEAST_DRAWN:g} % are drawn together." if small else ""
+    return f"{words} A click opens a box. Longest operations: {top}.{short} The tables have all of it."
+
+
+def _of_roofs(breakdown: Breakdown, op: OpRow) -> tuple[float, float]:
+    """What an operation reaches of both peaks."""
+    row = breakdown.group(op.name, [op])
+    return row.flops_fraction or 0.0, row.bandwidth_fraction or 0.0
+
+
+def roofline(breakdown: Breakdown) -> Figure | None:
+    """Operations by intensity and rate under the two roofs; None where the chip's peaks are not known."""
+    peak, bandwidth = breakdown.roofs.peak_flops_per_second, breakdown.roofs.peak_hbm_bytes_per_second
+    timed = [op for op in breakdown.ops if op.flops and op.hbm_bytes is not None and op.seconds > 0]
+    if not peak or not bandwidth or not timed:
+        return None
+    ridge = peak / bandwidth
+    intensities = [op.flops / op.hbm_bytes for op in timed if op.flops and op.hbm_bytes]
+    edge = 10 * max([10 * ridge, *intensities])
+    low = min([ridge / 100, *intensities])
+    traces: list[dict[str, Any]] = [
+        {
+            "type": "scatter",
+            "mode": "lines",
+            "name": "roofs",
+            "x": [low, ridge, edge],
+            "y": [low * bandwidth, peak, peak],
+            "line": {"color": "#8a929b", "width": 2},
+            "hoverinfo": "skip",
+        }
+    ]
+    others = {str(op.operands): breakdown.roofs.peak_of(op.operands) for op in timed}
+    for operands, other in sorted(others.items()):
+        if other and other != peak:
+            line = {"color": "#8a929b", "width": 2, "dash": "dot"}
+            x, y = [ridge, other / bandwidth, edge], [peak, other, other]
+            name = f"{operands} products"
+            traces.append({"type": "scatter", "mode": "lines", "name": name, "x": x, "y": y, "line": line})
+    for kind in sorted({str(op.category) for op in timed}):
+        mine = [op for op in timed if op.category == kind]
+        # Area says the share of the step; the least is as large as a pointer can hit.
+        sizes = [max(5.0, 90 * math.sqrt(op.seconds / breakdown.step_seconds)) for op in mine]
+        traces.append(
+            {
+                "type": "scatter",
+                "mode": "markers",
+                "name": kind,
+                "x": [(op.flops or 0) / op.hbm_bytes if op.hbm_bytes else edge for op in mine],
+                "y": [(op.flops or 0) / op.seconds for op in mine],
+                "text": [label(op.name) for op in mine],
+                "customdata": [[1e3 * op.seconds, op.seconds / breakdown.step_seconds] for op in mine],
+                "marker": {"size": sizes, "color": COLOURS[kind], "opacity": 0.75, "line": {"width": 0.5}},
+                "hovertemplate": "%{text}<br>%{customdata[0]:.4f} ms, %{customdata[1]:.2%} of the "
+                "step<br>%{x:.3g} FLOP a byte, %{y:.3s}FLOP/s<extra></extra>",
+            }
+        )
+    layout = {
+        "xaxis": {
+            "type": "log",
+            "title": {"text": "FLOP a byte of HBM (right edge: none moved)"},
+            "exponentformat": "power",
+        },
+        "yaxis": {"type": "log", "title": {"text": "FLOP/s"}, "exponentformat": "SI"},
+        "legend": {"orientation": "h", "y": -0.22},
+    }
+    near = [op for op in timed if max(_of_roofs(breakdown, op)) >= 0.5]
+    share = sum(op.seconds for op in near) / breakdown.step_seconds if breakdown.step_seconds else 0.0
+    said = (
+        f"{len(timed):,} operations of known work; those that reach half of a roof take {100 * share:.1f} % of "
+        f"the step. The roofs meet at {ridge:,.0f} FLOP a byte. Area is the share of the step; the table below has "
+        "both shares of peak."
+    )
+    return Figure("Operations against the chip's roofs", traces, layout, said, 480)

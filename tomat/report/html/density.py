@@ -1,0 +1,275 @@
+"""Densities in a page: surfaces of equal density, slices one can drag, atoms and cell; a reference beside a prediction.
+
+The page holds the values themselves, on a coarser grid where the cell is large, and draws from them: the surfaces by
+marching tetrahedra (`assets/cell_geometry.js`), since plotly's own `isosurface` needs a rectangular grid and most cells
+are none.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tomat.base.errors import TomatError
+from tomat.base.layout import PREDICTED_DENSITY, REFERENCE_DENSITY
+from tomat.data.density.elements import covalent_radius_a, symbol_of
+from tomat.data.density.grid import DensityGrid
+from tomat.data.density.io import open_density
+from tomat.data.density.rules import ReadRules
+from tomat.predict.evaluation.compare import compare_densities
+from tomat.predict.evaluation.metrics import nmae
+from tomat.predict.evaluation.picture import NEAR_PLANE_A, most_structured_plane
+from tomat.report.html.document import Section, details, json_script, paragraph, text, typed
+from tomat.report.html.tables import Column, number, percent, significant, table
+
+MOST_VOXELS = 340_000
+"""Of all grids of a page together: float32 in base 64 are 5.3 bytes each, 1.8 of the page's 8 MB."""
+
+LOOKED_AT = ReadRules(accept=("fractional_electrons", "electrons", "atoms"))
+"""How densities of a page are read: a prediction whose electrons nothing settles has no whole number of them, and one
+that is bad is looked at too; the page says how many electrons there are."""
+
+NOTHING_KEPT = (
+    f"The run's folder holds no densities: `tomat train` leaves {REFERENCE_DENSITY} and {PREDICTED_DENSITY} of "
+    "the first held-out material where it predicts whole cells and draws pictures (evaluation.free_running, "
+    "evaluation.picture). "
+    "Predict one with `tomat predict --run RUN`, and give the output to `tomat page`."
+)
+
+
+@dataclass(frozen=True, eq=False)
+class ShownDensity:
+    """A density, and beside it the reference of the same crystal, on its own grid."""
+
+    name: str
+    density: DensityGrid
+    reference: DensityGrid | None = None
+    note: str = ""
+    """What is said of it besides."""
+
+    @property
+    def grids(self) -> list[DensityGrid]:
+        """Those that the page holds."""
+        return [self.density] if self.reference is None else [self.density, self.reference]
+
+
+def beside(name: str, density: DensityGrid, reference: DensityGrid | None) -> ShownDensity:
+    """A density with its reference, both on one grid.
+
+    Raises:
+        TomatError: They are of other crystals.
+    """
+    if reference is None:
+        return ShownDensity(name, density)
+    compared = compare_densities(reference, density)
+    note = ""
+    if compared.refined:
+        sides = [_sides(grid.grid_shape) for grid in (density, reference)]
+        note = f"The grids differ, {sides[0]} and {sides[1]}: both are interpolated by their Fourier series."
+    return ShownDensity(name, compared.other, compared.reference, note)
+
+
+def kept_density_section(run_url: str) -> Section:
+    """The held-out material whose density and prediction a run has kept.
+
+    Raises:
+        TomatError: One of the files is damaged.
+    """
+    heading = "A held-out density"
+    folder = Path(run_url)
+    paths = [folder / REFERENCE_DENSITY, folder / PREDICTED_DENSITY]
+    if "://" in run_url:
+        return Section(heading, (paragraph("Densities of a run in a bucket are not fetched; give its local folder."),))
+    if not all(path.is_file() for path in paths):
+        return Section(heading, (paragraph(NOTHING_KEPT),))
+    reference, prediction = (open_density(path, rules=LOOKED_AT) for path in paths)
+    shown = beside(f"{reference.formula}, held out of the training", prediction, reference)
+    return Section(heading, densities_html([shown]))
+
+
+def densities_html(shown: Sequence[ShownDensity]) -> tuple[str, ...]:
+    """Figures of densities, one at a time where there are several, with what they say in tables.
+
+    Raises:
+        TomatError: No density.
+    """
+    if not shown:
+        raise TomatError("no density to show; give a folder or a file that holds one.")
+    budget = MOST_VOXELS // sum(len(one.grids) for one in shown)
+    items, notes = [], []
+    for one in shown:
+        thinned = [coarser(grid.rho, budget) for grid in one.grids]
+        items.append(_item(one, thinned))
+        if thinned[0].shape != one.density.grid_shape:
+            notes.append(
+                f"{one.name}: drawn on {_sides(thinned[0].shape)} of {_sides(one.density.grid_shape)} points, "
+                f"1 of {one.density.rho.size / thinned[0].size:.3g} (linear interpolation); figures are of all points."
+            )
+        notes += [f"{one.name}: {one.note}"] if one.note else []
+    panels = ["density"] if all(one.reference is None for one in shown) else ["reference", "prediction", "difference"]
+    payload = {"items": items, "near_plane_a": NEAR_PLANE_A}
+    parts = [
+        _figures_table(shown),
+        f'<div data-density="density-data">{_controls(shown, panels)}{_panels(panels)}</div>',
+        json_script("density-data", payload),
+        *(f'<p class="note">{text(note)}</p>' for note in notes),
+        details("Cells and atoms as tables", "".join(_crystal_tables(one) for one in shown)),
+    ]
+    return tuple(parts)
+
+
+def coarser(values: np.ndarray, most: int) -> np.ndarray:
+    """A periodic grid of at most so many points, by linear interpolation; `values` itself where it has no more.
+
+    Args:
+        values: `[nx, ny, nz]`.
+        most: Points, at least 8.
+
+    Returns:
+        float32. Point `i` of `m` along a side stands where point `i n / m` of `n` stood, as voxels do in the cell.
+    """
+    if values.size <= most:
+        return np.asarray(values, np.float32)
+    factor = (values.size / most) ** (1 / 3)
+    # A side of two points stays: then the others give way.
+    while np.prod(sides := [max(min(side, 2), int(side / factor + 1e-9)) for side in values.shape]) > most:
+        factor *= 1.02
+    found = values.astype(np.float64)
+    for axis, side in enumerate(sides):
+        at = np.arange(side) * values.shape[axis] / side
+        low = np.floor(at).astype(int)
+        weight = (at - low).reshape([-1 if i == axis else 1 for i in range(3)])
+        above = np.take(found, (low + 1) % values.shape[axis], axis)
+        found = np.take(found, low, axis) * (1 - weight) + above * weight
+    return found.astype(np.float32)
+
+
+def _item(one: ShownDensity, thinned: Sequence[np.ndarray]) -> dict[str, Any]:
+    """What the page's program is given of one density."""
+    grid = one.density
+    values = {"density": typed(thinned[0].ravel())} | (
+        {"reference": typed(thinned[1].ravel())} if len(thinned) > 1 else {}
+    )
+    numbers = grid.atomic_numbers.tolist()
+    return {
+        "name": one.name,
+        "shape": list(thinned[0].shape),
+        "plane": round(most_structured_plane(one.reference or grid) * thinned[0].shape[2] / grid.grid_shape[2])
+        % thinned[0].shape[2],
+        "lattice": grid.lattice.tolist(),
+        "values": values,
+        "symbols": [symbol_of(z) for z in numbers],
+        "radii_a": [covalent_radius_a(z) for z in numbers],
+        "frac_coords": grid.frac_coords.tolist(),
+    }
+
+
+def _controls(shown: Sequence[ShownDensity], panels: Sequence[str]) -> str:
+    choice = ""
+    if len(shown) > 1:
+        options = "".join(f'<option value="{i}">{text(one.name)}</option>' for i, one in enumerate(shown))
+        choice = f'<label>Material <select data-role="item">{options}</select></label>'
+    axes = "".join(
+        f'<label><input type="radio" name="density-axis" data-role="axis" value="{i}"{" checked" if i == 2 else ""}> '
+        f"{name}</label>"
+        for i, name in enumerate("abc")
+    )
+    difference = (
+        '<label>Surfaces of the difference <output data-role="difference-said"></output>'
+        '<input type="range" data-role="difference-level" min="0.02" max="0.98" step="0.01" value="0.35"></label>'
+        if "difference" in panels
+        else ""
+    )
+    return (
+        f'<div class="controls">{choice}<fieldset><legend>Slice across</legend>{axes}</fieldset>'
+        '<label>Slice <output data-role="plane-said"></output>'
+        '<input type="range" data-role="plane" min="0" max="0" step="1" value="0"></label>'
+        '<label>Surface of equal density <output data-role="level-said"></output>'
+        '<input type="range" data-role="level" min="0.02" max="0.98" step="0.01" value="0.5"></label>'
+        f"{difference}</div>"
+    )
+
+
+def _panels(panels: Sequence[str]) -> str:
+    words = {
+        "density": "Density",
+        "reference": "Reference",
+        "prediction": "Prediction",
+        "difference": "Prediction minus reference",
+    }
+    drawn = "".join(
+        f"<figure><figcaption>{words[name]}, e/Å³</figcaption>"
+        f'<div class="plot slice" data-panel="{name}" role="img" aria-label="{words[name]}: values on the chosen '
+        f'slice">'
+        f'</div><div class="plot volume" data-panel="{name}" role="img" '
+        f'aria-label="{words[name]}: the cell with its atoms and a surface of equal values"></div></figure>'
+        for name in panels
+    )
+    if "difference" in panels:
+        said = (
+            f"Above a slice through the cell, with the atoms within {NEAR_PLANE_A:g} Å of it; below the cell, with a "
+            "surface of equal density and the slice's outline. Colours of densities are on a square-root scale, one "
+            "for reference and prediction. Of the difference, blue is below the reference and red above it."
+        )
+    else:
+        said = (
+            f"A slice through the cell, with the atoms within {NEAR_PLANE_A:g} Å of it, in colours on a square-root "
+            "scale; then the cell, with a surface of equal density and the slice's outline."
+        )
+    return f'<div class="panels">{drawn}</div><p class="summary">{said} Arrow keys move the sliders.</p>'
+
+
+def _figures_table(shown: Sequence[ShownDensity]) -> str:
+    """Figures of every density, of all of its points."""
+    columns = [
+        Column("material"),
+        Column("formula"),
+        Column("grid"),
+        Column("electrons", number(4)),
+        Column("smallest e/A^3", significant()),
+        Column("mean e/A^3", significant()),
+        Column("largest e/A^3", significant()),
+    ]
+    rows: list[list[object]] = []
+    for one in shown:
+        grid = one.density
+        low, high = float(grid.rho.min()), float(grid.rho.max())
+        mean = grid.electron_count / grid.volume_a3
+        rows.append([one.name, grid.formula, _sides(grid.grid_shape), grid.electron_count, low, mean, high])
+        if one.reference is not None:
+            rows[-1] += [
+                one.reference.electron_count,
+                float(one.reference.rho.max()),
+                nmae(grid.rho, one.reference.rho),
+            ]
+    if any(one.reference is not None for one in shown):
+        columns += [
+            Column("electrons of the reference", number(4)),
+            Column("its largest e/A^3", significant()),
+            Column("NMAE", percent),
+        ]
+        rows = [[*row, *[None] * (len(columns) - len(row))] for row in rows]
+    return table("Figures of all points of the grids", columns, rows)
+
+
+def _crystal_tables(one: ShownDensity) -> str:
+    grid = one.density
+    lattice = [(name, *map(float, row)) for name, row in zip("abc", grid.lattice, strict=True)]
+    sides = [Column("vector"), *(Column(f"{axis}, A", number(6)) for axis in "xyz")]
+    atoms = [
+        (place, symbol_of(z), *map(float, coords))
+        for place, z, coords in zip(itertools.count(1), grid.atomic_numbers.tolist(), grid.frac_coords, strict=False)
+    ]
+    heads = [Column("atom", number(0)), Column("element"), *(Column(f"along {axis}", number(6)) for axis in "abc")]
+    return table(f"Cell of {one.name}", sides, lattice) + table(
+        f"Atoms of {one.name}, in shares of the cell", heads, atoms
+    )
+
+
+def _sides(shape: Sequence[int]) -> str:
+    return " x ".join(map(str, shape))

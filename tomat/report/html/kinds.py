@@ -1,0 +1,132 @@
+"""What a path is the page of: a run, a plan, a profile, a sweep, predictions or one density."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import fsspec
+
+from tomat.base.documents import read_json
+from tomat.base.errors import TomatError
+from tomat.base.layout import CONFIG_FILE, HTML_FILE
+from tomat.base.storage import explaining_storage
+from tomat.data.density.rules import ReadRules
+from tomat.perf.plan.calibration import RECORD_FILE as CALIBRATION_FILE
+from tomat.predict.inference.folder import LINES_FILE
+from tomat.report.html.density import LOOKED_AT
+from tomat.report.html.document import Page
+
+EXPECTED = (
+    "a run's folder or URL, a JSON of `tomat plan` or `tomat profile`, a trace or compiled program, a record of "
+    "a sweep (docs/tracking/sweeps, docs/tracking/lab), calibration.json, a folder of `tomat predict`, or a density"
+)
+
+
+def is_run(target: str) -> bool:
+    """Whether a folder or URL holds a run.
+
+    Raises:
+        TomatError: It cannot be read.
+    """
+    with explaining_storage(f"{target} cannot be read", "Give this user the right to read it."):
+        files, root = fsspec.core.url_to_fs(target)
+        return bool(files.exists(f"{root.rstrip('/')}/{CONFIG_FILE}"))
+
+
+def page_of(
+    target: str,
+    *,
+    reference: str | None = None,
+    device_kind: str | None = None,
+    rules: ReadRules | None = None,
+) -> Page:
+    """The page of whatever `target` is.
+
+    Args:
+        target: See `EXPECTED`.
+        reference: For predictions and densities: what to draw beside them.
+        device_kind: For a compiled program: the chip that it is for.
+        rules: How densities are read; None: as `html.density.LOOKED_AT`.
+
+    Raises:
+        TomatError: It is none of these, or damaged; or a reference goes with something else.
+    """
+    path = Path(target)
+    if "://" not in target and not path.exists():
+        raise TomatError(f"{target} does not exist; expected {EXPECTED}.")
+    if (path / LINES_FILE).is_file():
+        from tomat.report.html.prediction import predictions_page
+
+        return predictions_page(path, reference, rules or LOOKED_AT)
+    if _is_density(target):
+        from tomat.report.html.prediction import density_page
+
+        return density_page(target, reference, rules or LOOKED_AT)
+    if reference is not None:
+        raise TomatError(f"--reference is for a prediction or a density, and {target} is neither; leave it out.")
+    if is_run(target):
+        from tomat.report.html.run import run_page
+
+        return run_page(target.rstrip("/"))
+    return _step_or_sweep(target, path, device_kind)
+
+
+def _step_or_sweep(target: str, path: Path, device_kind: str | None) -> Page:
+    from tomat.perf.profile.load import load_breakdown
+    from tomat.report.html.step import breakdown_page, unfit_page
+
+    if path.suffix == ".json" and path.is_file() and not path.name.endswith(".trace.json"):
+        record = read_json(path, "Write it again with --json.")
+        keys = set(record) if isinstance(record, Mapping) else set()
+        if {"rows", "sweep"} <= keys:
+            from tomat.report.html.sweep import lab_page, sweep_page
+
+            return lab_page(path) if "measured_with" in keys else sweep_page(path)
+        if path.name == CALIBRATION_FILE and "rows" in keys:
+            from tomat.report.html.calibration import calibration_page
+
+            return calibration_page(path)
+        if "program_key" in keys and record.get("breakdown") is None:
+            return unfit_page(record)
+        if "program_key" in keys:
+            return breakdown_page(load_breakdown(target), "plan", report=record)
+        if not {"format_version", "ops"} <= keys and "traceEvents" not in keys:
+            raise TomatError(f"{target} is a JSON of another kind; expected {EXPECTED}.")
+    elif path.is_dir() and not any(path.rglob("*.xplane.pb*")) and not any(path.rglob("*.trace.json*")):
+        raise TomatError(f"{target} is a folder of another kind; expected {EXPECTED}.")
+    return breakdown_page(load_breakdown(target, device_kind=device_kind), "profile")
+
+
+def _is_density(target: str) -> bool:
+    """Whether a file or folder is one of a density. A JSON is told by its keys: plans and records are JSON too."""
+    from tomat.data.density.io import format_name
+
+    name = target.rstrip("/").rsplit("/", 1)[-1]
+    try:
+        form = format_name(target)
+    except TomatError:
+        return False
+    if not name.endswith(".json"):
+        return not name.endswith(".trace.json.gz")
+    if "://" in target:
+        return form != ""
+    record = read_json(Path(target), "Write it again.")
+    return isinstance(record, Mapping) and "data" in record
+
+
+def default_output(target: str) -> Path:
+    """Where the page of `target` goes: `index.html` in a folder, `NAME.html` beside a file.
+
+    Raises:
+        TomatError: The target is a URL.
+    """
+    if "://" in target:
+        raise TomatError(f"{target} is no local place; give a file with --output.")
+    path = Path(target)
+    if path.is_dir() and path.suffix not in (".zarr", ".save"):
+        return path / HTML_FILE
+    name = path.name
+    for end in (".gz", ".bz2", ".xz", ".json", ".cube", ".zarr", ".pb", ".xplane", ".hlo"):
+        name = name.removesuffix(end)
+    return path.with_name(f"{name}.html")

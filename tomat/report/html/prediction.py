@@ -1,0 +1,161 @@
+"""The page of predictions: a folder of `tomat predict`, or one density; beside a reference or alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tomat.base.documents import is_figure
+from tomat.base.errors import TomatError
+from tomat.data.density.find import find_densities
+from tomat.data.density.grid import DensityGrid
+from tomat.data.density.io import open_density
+from tomat.data.density.rules import ReadRules
+from tomat.predict.inference.folder import LINES_FILE, read_line
+from tomat.report.html.density import LOOKED_AT, ShownDensity, beside, densities_html
+from tomat.report.html.document import Page, Section, paragraph
+from tomat.report.html.tables import Column, number, percent, table
+
+MOST_SHOWN = 8
+"""Densities that a page of a folder draws: more would each be on too coarse a grid."""
+UNREADABLE = ("qe",)
+"""Formats of `tomat predict` that tomat does not read by name."""
+
+
+def density_page(path: str, reference: str | None = None, rules: ReadRules = LOOKED_AT) -> Page:
+    """The page of one file of a density.
+
+    Args:
+        path: As `open_density` takes it.
+        reference: Another density of the same crystal; None: none.
+        rules: How they are read.
+
+    Raises:
+        TomatError: One cannot be read, or they are of other crystals.
+    """
+    density = open_density(path, _name(path), rules)
+    other = open_density(reference, _name(reference), rules) if reference is not None else None
+    shown = beside(density.material_id, density, other)
+    lead = paragraph(f"{path}" + (f", against {reference}." if reference is not None else "."))
+    return _page(density.material_id, "density" if other is None else "prediction", [shown], (lead,), ())
+
+
+def predictions_page(folder: Path, reference: str | None = None, rules: ReadRules = LOOKED_AT) -> Page:
+    """The page of a folder of predictions.
+
+    Args:
+        folder: Holds `predictions.jsonl`.
+        reference: A density, or a folder of densities that are called as the structures were.
+        rules: How they are read.
+
+    Raises:
+        TomatError: A line or a density is damaged, or no reference is called as a prediction.
+    """
+    lines = _lines(folder / LINES_FILE)
+    done = [line for line in lines if "error" not in line]
+    readable = [line for line in done if line.get("format") not in UNREADABLE]
+    references = _references(reference, [str(line["name"]) for line in readable], rules)
+    chosen = [line for line in readable if line["name"] in references] if references else readable
+    shown = []
+    for line in chosen[:MOST_SHOWN]:
+        name, path = str(line["name"]), folder / str(line["output"])
+        density = open_density(path, name, rules)
+        shown.append(beside(name, density, references.get(name)))
+    said = f"{len(done):,} predicted, {len(lines) - len(done):,} failed; {folder}."
+    lead = [paragraph(said)]
+    if len(chosen) > MOST_SHOWN:
+        lead.append(
+            paragraph(
+                f"The first {MOST_SHOWN} are drawn. A page of another one: "
+                f"`tomat page {folder / str(chosen[MOST_SHOWN]['output'])}`."
+            )
+        )
+    if not shown:
+        lead.append(paragraph("None of them is in a format that tomat reads as a density, so that none is drawn."))
+    return _page(folder.resolve().name, "prediction", shown, tuple(lead), (_lines_table(lines),))
+
+
+def _page(title: str, kind: str, shown: Sequence[ShownDensity], lead: tuple[str, ...], after: Sequence[str]) -> Page:
+    sections = [Section("Density", densities_html(shown))] if shown else []
+    sections += [Section("All structures", tuple(after))] if after else []
+    figures = {
+        "densities": [
+            {
+                "name": one.name,
+                "electrons": one.density.electron_count,
+                "grid": list(one.density.grid_shape),
+                "has_reference": one.reference is not None,
+            }
+            for one in shown
+        ]
+    }
+    return Page(title, kind, lead, tuple(sections), figures)
+
+
+def _name(path: str) -> str:
+    return str(Path(*Path(path.rstrip("/")).parts[-2:]))
+
+
+def _references(reference: str | None, names: Sequence[str], rules: ReadRules) -> dict[str, DensityGrid]:
+    """The references by the names of the predictions; none where none is given."""
+    if reference is None:
+        return {}
+    found = {file.name: file.path for file in find_densities([reference]).files}
+    if len(found) == 1 and len(names) == 1:
+        return {names[0]: open_density(next(iter(found.values())), rules=rules)}
+    matching = [name for name in names if name in found]
+    if not matching:
+        raise TomatError(
+            f"no density of {reference} is called as a prediction ({', '.join(names[:5])}); found "
+            f"{', '.join(list(found)[:5])}. Give a folder whose files are called as the structures were."
+        )
+    return {name: open_density(found[name], rules=rules) for name in matching[:MOST_SHOWN]}
+
+
+def _lines(path: Path) -> list[Mapping[str, Any]]:
+    """The last line of each structure.
+
+    Raises:
+        TomatError: A line is not one of `tomat predict`.
+    """
+    lines: dict[str, Mapping[str, Any]] = {}
+    for number_, written in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
+        line = read_line(written, f"{path}, line {number_}")
+        lines[str(line["name"])] = line
+    return list(lines.values())
+
+
+def _lines_table(lines: Sequence[Mapping[str, Any]]) -> str:
+    heads = (
+        Column("name"),
+        Column("formula"),
+        Column("atoms", number(0)),
+        Column("grid"),
+        Column("seconds", number(1)),
+        Column("electrons", number(4)),
+        Column("before scaling", number(4)),
+        Column("spread", percent),
+        Column("output"),
+        Column("warnings"),
+    )
+    rows = []
+    for line in lines:
+        flags = "; ".join(str(flag.get("text", "")) for flag in line.get("flags", ()) if isinstance(flag, dict))
+        figures = [
+            line.get(key) if is_figure(line.get(key)) else None
+            for key in ("atoms", "seconds", "electrons", "electrons_before", "spread_share")
+        ]
+        sides = " x ".join(map(str, line.get("grid") or ()))
+        rows.append(
+            (
+                str(line["name"]),
+                str(line.get("formula", "")),
+                figures[0],
+                sides,
+                *figures[1:],
+                str(line.get("output", "")),
+                str(line.get("error") or flags),
+            )
+        )
+    return table("Structures that were predicted", heads, rows)

@@ -1,0 +1,309 @@
+"""The page of a run: how it went, what it learnt, what it predicts, and with which settings."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import fsspec
+import numpy as np
+
+from tomat.base.checked_json import parse_checked
+from tomat.base.documents import is_figure, mapping
+from tomat.base.errors import TomatError
+from tomat.base.layout import CONFIG_FILE, EVALUATION_FILE, METRICS_FILE, PROFILER_FOLDER
+from tomat.base.storage import explaining_storage
+from tomat.predict.evaluation.free_running import COLUMNS as FREE_RUNNING_COLUMNS
+from tomat.predict.evaluation.free_running import FREE_RUNNING
+from tomat.predict.evaluation.metrics import headline
+from tomat.predict.evaluation.result import COLUMNS, LABEL, TeacherForcedResult
+from tomat.report.html.density import kept_density_section
+from tomat.report.html.document import Figure, Page, Section, details, label, paragraph, typed
+from tomat.report.html.metrics import Curve, Metrics, read_curves
+from tomat.report.html.recipe import flat, nearest_recipe
+from tomat.report.html.tables import Column, facts, number, percent, significant, table
+from tomat.report.html.thinning import BUCKETS, kept_points
+from tomat.train.runs.checkpoints import survey
+from tomat.train.runs.devices import devices_sentence, last_devices, ran_steps
+from tomat.train.runs.history import read_events
+from tomat.train.runs.record import RunRecord, read_config
+from tomat.train.runs.summary import run_state
+
+TRAINING_LOSS, VALIDATION_LOSS = "train/loss", "eval/validation/loss"
+UNITS = {"seconds": "s", "tokens_per_second": "tokens/s", "nats": "nats", "e_per_A3": "e/A^3"}
+"""Ends of a metric's name, and what they mean on an axis."""
+FIGURE_HEIGHT = 240
+
+
+def run_page(run_url: str, checkpoints_url: str | None = None) -> Page:
+    """The page of a run's folder or URL.
+
+    Args:
+        run_url: Holds the run's small files.
+        checkpoints_url: Holds its checkpoints; None: the same place. A run that ends writes its page from the local
+            copies of its files, and its checkpoints may be in a bucket.
+
+    Raises:
+        TomatError: It is no run, or one of its files is damaged or cannot be read.
+    """
+    config = read_config(f"{run_url}/{CONFIG_FILE}")
+    events = read_events(run_url)
+    metrics = read_curves(run_url)
+    record = RunRecord(run_url, config, [], (), events, metrics.written_utc)
+    whole, partial = survey(checkpoints_url or run_url, record.temporary_url)
+    state, detail = run_state(record, metrics.steps_done, whole, time.time())
+    evaluation = _evaluation(run_url)
+    lead = [paragraph(config.get("purpose") or "")]
+    if partial:
+        lead.append(paragraph(f"{len(partial)} of its newest checkpoints are not whole.", "warning"))
+    total = record.total_steps
+    shown = {
+        "state": f"{state}: {detail}" if detail else state,
+        "steps": f"{metrics.steps_done:,}" + (f" of {total:,}" if total is not None else ""),
+        "newest whole checkpoint": None if whole is None else f"step {whole.step:,}",
+        "place": checkpoints_url or run_url,
+        "ran on": devices_sentence(last_devices(events), record.asked_slice),
+        "configuration": ", ".join(dict.fromkeys(str(e["configuration"]) for e in events if "configuration" in e)),
+        "traces, in xprof": _xprof_command(run_url),
+    }
+    sections = [
+        Section("State", (facts(shown | _headline(metrics, _ran_since(record, metrics))),)),
+        Section("Curves", tuple(_curves(metrics))),
+        *_evaluation_sections(evaluation),
+        kept_density_section(run_url),
+        Section("Configuration", tuple(_configuration(config))),
+    ]
+    if events:
+        sections.append(Section("History", (_history(events),)))
+    return Page(
+        record.name,
+        "run",
+        tuple(part for part in lead if part),
+        tuple(sections),
+        {
+            "run": record.name,
+            "state": state,
+            "steps_done": metrics.steps_done,
+            "metrics": len(metrics.curves),
+            "log_lines": metrics.lines,
+            "unreadable_log_lines": metrics.unreadable,
+        },
+    )
+
+
+def _xprof_command(run_url: str) -> str | None:
+    """What shows the run's traces event by event (docs/guides/trackers.md); None where it was not profiled."""
+    files, root = fsspec.core.url_to_fs(run_url)
+    with explaining_storage(f"{run_url} cannot be read"):
+        if not files.exists(f"{root}/{PROFILER_FOLDER}"):
+            return None
+    return f"uv run --extra xprof xprof server --logdir {shlex.quote(f'{run_url}/{PROFILER_FOLDER}')}"
+
+
+def _ran_since(record: RunRecord, metrics: Metrics) -> int:
+    """The first of the steps that one figure of speed can be of."""
+    curve = metrics.curves.get("step_seconds")
+    steps = [] if curve is None else [{"step": int(step)} for step in curve.steps]
+    ran = ran_steps(steps, record.events, record.asked_slice).rows
+    return ran[0]["step"] if ran else 0
+
+
+def _headline(metrics: Metrics, ran_since: int) -> dict[str, object]:
+    found: dict[str, object] = {}
+    if TRAINING_LOSS in metrics.curves:
+        losses = metrics.curves[TRAINING_LOSS].values
+        found["training loss"] = f"{losses[0]:.4f} to {losses[-10:].mean():.4f} (mean of the last 10 steps)"
+    if VALIDATION_LOSS in metrics.curves:
+        losses = metrics.curves[VALIDATION_LOSS].values
+        found["validation loss"] = f"{losses[-1]:.4f} (least {losses.min():.4f})"
+    for name, words, unit in (("step_seconds", "step", " s"), ("tokens_per_second", "tokens a second", "")):
+        if name in metrics.curves:
+            # Unlike a mean, unmoved by the steps that compile.
+            curve = metrics.curves[name]
+            values = curve.values[curve.steps >= ran_since]
+            since = "" if len(values) == len(curve.values) else f" from step {ran_since:,} on, as it ran last"
+            if len(values):
+                found[words] = f"{np.median(values):,.4g}{unit} (median{since})"
+    if metrics.unreadable:
+        found["lines of the log that cannot be read"] = (
+            f"{metrics.unreadable:,} of {metrics.lines + metrics.unreadable:,}"
+        )
+    return found
+
+
+def _curves(metrics: Metrics) -> list[str | Figure]:
+    """Losses first; every other metric that changes as a small figure; a table of all."""
+    if not metrics.curves:
+        return [paragraph(f"{METRICS_FILE} holds no line yet.")]
+    thinned = max(len(curve.values) for curve in metrics.curves.values())
+    parts: list[str | Figure] = []
+    if thinned > len(kept_points(np.zeros(thinned))):
+        parts.append(
+            paragraph(
+                f"Curves of many points are thinned: of each of {BUCKETS} stretches the smallest and the largest value "
+                "are drawn, so that every peak and dip is there. Figures in the table are of all points.",
+                "note",
+            )
+        )
+    losses = {name: metrics.curves[name] for name in (TRAINING_LOSS, VALIDATION_LOSS) if name in metrics.curves}
+    if losses:
+        parts.append(_figure("Loss", losses, 340))
+    moving = {
+        name: curve
+        for name, curve in metrics.curves.items()
+        if name not in losses and len(curve.values) > 1 and np.ptp(curve.values) > 0
+    }
+    parts.append('<h3>Every metric that changes</h3><div class="grid">')
+    parts += [_figure(name, {name: curve}, FIGURE_HEIGHT) for name, curve in moving.items()]
+    parts.append("</div>")
+    columns = [
+        Column("metric"),
+        Column("points", number(0)),
+        *(Column(heading, significant(5)) for heading in ("first", "last", "least", "median", "largest")),
+    ]
+    rows = [
+        (
+            name,
+            len(c.values),
+            *(float(v) for v in (c.values[0], c.values[-1], c.values.min(), np.median(c.values), c.values.max())),
+        )
+        for name, c in metrics.curves.items()
+    ]
+    parts.append(table("Metrics of the run, of all points", columns, rows))
+    return parts
+
+
+def _figure(title: str, curves: Mapping[str, Curve], height: int) -> Figure:
+    traces, said = [], []
+    for name, curve in curves.items():
+        kept = kept_points(curve.values)
+        sparse = len(kept) <= 60
+        traces.append(
+            {
+                "type": "scatter",
+                "mode": "lines+markers" if sparse else "lines",
+                "line": {"width": 1.4},
+                "marker": {"size": 5},
+                "name": label(name),
+                "x": typed(curve.steps[kept]),
+                "y": typed(curve.values[kept]),
+                "hovertemplate": "step %{x}: %{y:.6g}<extra></extra>",
+            }
+        )
+        values = curve.values
+        said.append(
+            f"{name}: {values[0]:.4g} at step {curve.steps[0]:,} to {values[-1]:.4g} at step "
+            f"{curve.steps[-1]:,}, least {values.min():.4g}, largest {values.max():.4g}"
+        )
+    unit = next((words for end, words in UNITS.items() if title.endswith(end)), "")
+    layout = {
+        "xaxis": {"title": {"text": "step"}},
+        "yaxis": {"title": {"text": unit}},
+        "showlegend": len(traces) > 1,
+        "legend": {"orientation": "h", "y": 1.08},
+    }
+    positive = all((curve.values > 0).all() for curve in curves.values())
+    return Figure(title, traces, layout, "; ".join(said) + ".", height, positive)
+
+
+def _evaluation(run_url: str) -> Mapping[str, Any]:
+    """The evaluation after the last step; nothing where there was none."""
+    url = f"{run_url}/{EVALUATION_FILE}"
+    files, path = fsspec.core.url_to_fs(url)
+    with explaining_storage(f"{url} cannot be read", "Give this user the right to read it."):
+        try:
+            content = files.cat_file(path)
+        except FileNotFoundError:
+            return {}
+    return parse_checked(content, url, "an evaluation", "Evaluate again with `tomat eval`, or remove it.")[0]
+
+
+def _evaluation_sections(found: Mapping[str, Any]) -> list[Section]:
+    sections = []
+    free = found.get("free_running")
+    if free is not None:
+        words = str(mapping(mapping(free).get("settings")).get("materials_from", ""))
+        shown = _materials_table(free, (*FREE_RUNNING_COLUMNS, ("seconds", "seconds")), FREE_RUNNING)
+        sections.append(
+            Section(
+                "Predicted from their structures", (paragraph(words), _nmae_headline(free, "free_running_nmae"), shown)
+            )
+        )
+    if "materials" in found:
+        TeacherForcedResult.from_dict(found, EVALUATION_FILE)  # refuses a damaged one
+        words = f"A {LABEL}: the model was given the true values of all earlier voxels."
+        shown = _materials_table(found, COLUMNS, LABEL)
+        parts = paragraph(words), _nmae_headline(found, "teacher_forced_nmae_median"), shown
+        sections.append(Section("Teacher-forced evaluation", parts))
+    return sections
+
+
+def _nmae_headline(found: Any, name: str) -> str:
+    """The NMAE over materials and by compound; of materials that `_materials_table` has taken."""
+    rows = [mapping(material) for material in mapping(found).get("materials") or []]
+    if not rows:
+        return ""
+    told = headline([(str(row.get("material_id")), str(row.get("compound") or ""), float(row[name])) for row in rows])
+    return paragraph(f"NMAE: {told}.")
+
+
+def _materials_table(found: Any, columns: tuple[tuple[str, str], ...], caption: str) -> str:
+    """A row a material, and the medians; shares in per cent.
+
+    Raises:
+        TomatError: A material without one of the figures.
+    """
+    rows = []
+    for material in mapping(found).get("materials") or []:
+        values = [mapping(material).get(name) for _, name in columns]
+        if not all(is_figure(value) for value in values):
+            raise TomatError(
+                f"{EVALUATION_FILE}: {mapping(material).get('material_id')!r} has no finite figure for each of "
+                f"{', '.join(name for _, name in columns)}. Evaluate again with `tomat eval`."
+            )
+        rows.append((str(mapping(material).get("material_id")), *values))
+    if not rows:
+        return paragraph("No material was evaluated.")
+    shows = [number(1) if name == "seconds" else percent for _, name in columns]
+    heads = [
+        Column(heading if name == "seconds" else f"{heading}, NMAE" if name.endswith("nmae") else heading, show)
+        for (heading, name), show in zip(columns, shows, strict=True)
+    ]
+    medians = [float(np.median([row[i + 1] for row in rows])) for i in range(len(columns))]
+    footer = ["median", *(show(value) for show, value in zip(shows, medians, strict=True))]
+    return table(caption, [Column("material"), *heads], rows, footer=footer)
+
+
+def _configuration(config: Mapping[str, Any]) -> list[str]:
+    settings = flat(config)
+    parts = []
+    recipe = nearest_recipe(settings)
+    if recipe is not None:
+        differing = recipe.differences(settings)
+        parts.append(
+            paragraph(
+                f"The shipped configuration that is nearest is {recipe.name}: of the {len(recipe.settings)} settings "
+                f"that it makes, {len(differing)} are others here."
+            )
+        )
+        if differing:
+            rows = [(key, str(mine), str(theirs)) for key, (theirs, mine) in sorted(differing.items())]
+            heads = (Column("setting"), Column("this run"), Column(recipe.name))
+            parts.append(table(f"Settings that differ from {recipe.name}", heads, rows))
+    rows = [(key, str(value)) for key, value in sorted(settings.items())]
+    every = table(f"{CONFIG_FILE}, every setting", (Column("setting"), Column("value")), rows)
+    parts.append(details(f"Every setting ({len(rows):,})", every))
+    return parts
+
+
+def _history(events: list[dict[str, Any]]) -> str:
+    rows = []
+    for event in events:
+        rest = {key: value for key, value in event.items() if key not in ("time", "event", "step")}
+        words = ", ".join(f"{key}: {value}" for key, value in rest.items() if value not in (None, {}, ""))
+        step = event.get("step")
+        rows.append((str(event.get("time", ""))[:19], event["event"], step if is_figure(step) else None, words))
+    heads = (Column("time (UTC)"), Column("event"), Column("step", number(0)), Column("details"))
+    return table("What happened to the run", heads, rows)

@@ -1,0 +1,378 @@
+"""`tomat plan --calibrate --kernels FILE`: the model of a chip fitted to kernels that it has timed, with its errors."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, TypedDict
+
+import numpy as np
+from msgspec import Meta
+
+from tomat.base.checked_json import parse_checked
+from tomat.base.documents import mapping, read_json
+from tomat.base.errors import TomatError
+from tomat.base.markdown.document import empty_section, update_document
+from tomat.base.markdown.tables import UNKNOWN, markdown_table, percent
+from tomat.base.progress import progress
+from tomat.base.records import Amount, Count, typed
+from tomat.base.reporting import console, counted, write_json
+from tomat.hardware.chips import slice_named
+from tomat.perf.cost.chip_model import (
+    BOUNDS,
+    NAMES,
+    RECORD_FILE,
+    ChipModel,
+    ChipOnRecord,
+    ErrorsOnRecord,
+    core_bandwidth,
+)
+from tomat.perf.cost.interconnect import LinkRates
+from tomat.perf.plan.compile.compiler import default_cache_dir
+from tomat.perf.plan.plan_cache import RESULT_FILE
+from tomat.perf.timed_kernels.collectives import measured_rates
+from tomat.perf.timed_kernels.compile import SMALLEST_SLICES, CompiledKernel, compile_kernels
+from tomat.perf.timed_kernels.compilers import Compilers
+from tomat.perf.timed_kernels.fit import TimedPrograms, fit
+from tomat.perf.timed_kernels.timings import KernelTiming, RefusedRow, read_timings
+from tomat.perf.timed_kernels.work import ProgramWork, kept_work
+
+PAGE = "kernels.md"
+TEMPLATE = f"""# Kernels that chips have timed, and what the planner says of them
+
+Programs that chips have run, compiled here and costed by the model of a plan (`tomat/perf/cost/chip_model.py`).
+Errors are of kernels left out of the fit, with all of their shape. `tomat plan --calibrate --kernels FILE` compiles
+what is new and rewrites what is between the markers.
+
+{empty_section("summary")}
+
+## The parameters of each chip
+
+{empty_section("parameters")}
+
+## By operation
+
+{empty_section("operations")}
+
+## By what bounds the kernel
+
+{empty_section("bounds")}
+
+## Rows without a program
+
+{empty_section("refused")}
+"""
+
+MEMORY_TOLERANCE = 0.01
+"""Peak memory within this of the compiler's on the day of the measurement counts as right."""
+
+
+FEWEST_TO_FIT = 30
+"""Kernels of a chip below which its parameters are not fitted: three for each parameter. (A choice.)"""
+
+
+@dataclass(frozen=True)
+class TimedProgram:
+    """A timed kernel that was compiled."""
+
+    timing: KernelTiming
+    work: ProgramWork
+    peak_memory_bytes: int
+    compile_seconds: float
+
+    @property
+    def memory_error(self) -> float | None:
+        """Planned over recorded peak memory, minus one; None where the file has none."""
+        recorded = self.timing.peak_memory_bytes
+        return self.peak_memory_bytes / recorded - 1.0 if recorded else None
+
+
+@dataclass(frozen=True)
+class _Compiled:
+    peak_memory_bytes: Count
+    compile_seconds: Amount
+
+
+def timed_program(kernel: CompiledKernel) -> TimedProgram:
+    """What the cache has of a kernel that was compiled.
+
+    Raises:
+        TomatError: It is damaged.
+    """
+    assert kernel.folder is not None
+    how = f"Delete {kernel.folder} and calibrate again."
+    result, _ = parse_checked((kernel.folder / RESULT_FILE).read_bytes(), f"{kernel.folder}", "a timed kernel", how)
+    found = typed(result, _Compiled, kernel.folder / RESULT_FILE, how)
+    work = kept_work(kernel.folder, slice_named(SMALLEST_SLICES[kernel.timing.chip]))
+    return TimedProgram(kernel.timing, work, found.peak_memory_bytes, found.compile_seconds)
+
+
+def calibrate_kernels(
+    file: Path,
+    tracking_dir: Path,
+    *,
+    cache_dir: Path | None = None,
+    chips: Sequence[str] = (),
+    workers: int = 1,
+    compilers: Compilers | None = None,
+    on_kernel: Callable[[CompiledKernel], None] = lambda kernel: None,
+) -> dict[str, Any]:
+    """Compile the kernels of a file of timings, and write the record and the page of their errors.
+
+    Args:
+        file: As `read_timings` takes it; beside it may lie what `tomat bench chip` measured of collectives.
+        tracking_dir: Gets `kernels.json` and `kernels.md`.
+        cache_dir: Of the plan cache; default: `default_cache_dir()`.
+        chips: Only rows of these; empty: of all.
+        workers: Kernels to compile at once.
+        compilers: Such as those that the kernels were timed with; None: the installed one.
+        on_kernel: Told each kernel when it is compiled or found.
+
+    Returns:
+        The record.
+
+    Raises:
+        TomatError: As for `read_timings`, `measured_rates` and `compile_kernels`; or no row of a chip
+            or an operation that is named.
+    """
+    compilers = compilers or Compilers()
+    timings, refused = read_timings(file)
+    collectives = measured_rates(file)
+    present = sorted({timing.chip for timing in timings})
+    unknown = [chip for chip in chips if chip not in present]
+    if unknown:
+        raise TomatError(f"{file} has no row of the chip {unknown[0]}; it has {', '.join(present)}.")
+    timings = [timing for timing in timings if not chips or timing.chip in chips]
+    compilers.require(timing.op for timing in timings)
+    with progress() as bar:
+        task = bar.add_task(f"Compiling {counted(len(timings), 'kernel')}", total=len(timings))
+
+        def tell(kernel: CompiledKernel) -> None:
+            bar.advance(task)
+            on_kernel(kernel)
+
+        cache = cache_dir or default_cache_dir()
+        compiled = compile_kernels(timings, cache, workers=workers, compilers=compilers, on_kernel=tell)
+        programs = [
+            timed_program(kernel)
+            for kernel in bar.track(compiled, description="Reading them")
+            if kernel.folder is not None
+        ]
+        if not programs:
+            raise TomatError(
+                f"{file} has no row that can be compiled; line {compiled[0].timing.line}: {compiled[0].reason}"
+            )
+        by_chip: dict[str, list[TimedProgram]] = defaultdict(list)
+        for program in programs:
+            by_chip[program.timing.chip].append(program)
+        records = {
+            chip: chip_record(chip, kernels, tracking_dir)
+            for chip, kernels in bar.track(sorted(by_chip.items()), description="Fitting the chips")
+        }
+    refused += [RefusedRow(kernel.timing.line, kernel.reason) for kernel in compiled if kernel.folder is None]
+    ops = {kernel.timing.line: f"{kernel.timing.chip} {kernel.timing.op}" for kernel in compiled}
+    kept, kept_refused = _kept(tracking_dir, other_than={timing.chip for timing in timings})
+    for chip, chip_values in records.items():
+        chip_values["compilers"] = {op: compilers.name_of(op) for op in chip_values["operations"]}
+        its = collectives[1] if collectives is not None and collectives[0] == chip else None
+        chip_values["collectives"] = its or kept.get(chip, {}).get("collectives")
+    new_refused = [{"line": row.line, "row": ops.get(row.line, ""), "reason": row.reason} for row in refused]
+    record = {
+        "chips": {**kept, **records},
+        "refused": sorted([*kept_refused, *new_refused], key=lambda row: row["line"]),
+    }
+    write_json(tracking_dir / RECORD_FILE, record)
+    update_document(tracking_dir / PAGE, sections(record), TEMPLATE)
+    console.print(f"wrote {tracking_dir / PAGE}", highlight=False)
+    return record
+
+
+class Summary(ErrorsOnRecord):
+    """As `summary` gives it."""
+
+    absolute_error_largest: Amount
+    error_mean: float
+    memory_right_share: Amount | None
+    unscheduled_pallas_kernels: Count
+
+
+@dataclass(frozen=True)
+class _Chip(ChipOnRecord):
+    all: Summary
+    bounds: dict[str, Summary]
+    operations: dict[str, Summary] = field(kw_only=True)
+    compilers: Annotated[dict[str, str], Meta(min_length=1)] = field(kw_only=True)
+
+
+class _Refused(TypedDict):
+    line: Count
+    row: str
+    reason: str
+
+
+class _Record(TypedDict):
+    chips: dict[str, _Chip]
+    refused: list[_Refused]
+
+
+def _kept(tracking_dir: Path, other_than: Container[str]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """What an earlier calibration found of each chip, and the rows that it refused of chips other than some."""
+    path = tracking_dir / RECORD_FILE
+    if not path.is_file():
+        return {}, []
+    how = "Restore it, or delete it and calibrate again."
+    record = read_json(path, how)
+    for chip in mapping(mapping(record).get("chips")).values():
+        if isinstance(chip, dict) and "compilers" not in chip:
+            # Records of before 2026-11-25 name one of each chip, older ones one of all.
+            one = chip.pop("compiler", None) or record.get("compiler")
+            chip["compilers"] = dict.fromkeys(mapping(chip.get("operations")), one)
+    typed(record, _Record, path, how)
+    others = [row for row in record["refused"] if (chip := row["row"].partition(" ")[0]) and chip not in other_than]
+    return record["chips"], others
+
+
+def chip_record(chip_name: str, programs: Sequence[TimedProgram], tracking_dir: Path) -> dict[str, Any]:
+    """The parameters that explain a chip's kernels best, and how far off they are on kernels left out of the fit.
+
+    Fewer kernels than `FEWEST_TO_FIT` are judged by the parameters on record.
+    """
+    chip = slice_named(SMALLEST_SLICES[chip_name]).chip
+    table = TimedPrograms([(program.timing, program.work) for program in programs], core_bandwidth(chip))
+    fitted = fit(table) if len(programs) >= FEWEST_TO_FIT else None
+    if fitted is not None:
+        at, errors = fitted.parameters, fitted.held_out_errors
+    else:
+        at = ChipModel.load(tracking_dir, chip).parameters
+        errors = table.errors(at)
+    bounds = table.bounds(at)
+    groups = {
+        "operations": [program.timing.op for program in programs],
+        "bounds": bounds,
+    }
+    return {
+        "fitted": fitted is not None,
+        "parameters": {
+            name: {"value": getattr(at, name), "deviation": fitted.deviations[name] if fitted is not None else None}
+            for name in NAMES
+        },
+        "all": summary(programs, errors),
+        **{
+            group: {
+                name: summary(
+                    [program for program, its in zip(programs, of, strict=True) if its == name],
+                    errors[[its == name for its in of]],
+                )
+                for name in sorted(set(of))
+            }
+            for group, of in groups.items()
+        },
+    }
+
+
+def summary(programs: Sequence[TimedProgram], errors: np.ndarray) -> dict[str, Any]:
+    """Errors of a group of kernels, as fractions."""
+    absolute = np.abs(errors)
+    memory = [program.memory_error for program in programs if program.memory_error is not None]
+    return {
+        "kernels": len(programs),
+        "absolute_error_median": float(np.median(absolute)),
+        "absolute_error_p90": float(np.quantile(absolute, 0.9)),
+        "absolute_error_largest": float(absolute.max()),
+        "error_mean": float(errors.mean()),
+        "memory_right_share": float(np.mean(np.abs(memory) < MEMORY_TOLERANCE)) if memory else None,
+        "unscheduled_pallas_kernels": sum(len(program.work.unscheduled_pallas) for program in programs),
+        "compile_seconds_median": float(np.median([program.compile_seconds for program in programs])),
+    }
+
+
+def sections(record: Mapping[str, Any]) -> dict[str, str]:
+    """The generated parts of the page."""
+    return {
+        "summary": _summary_section(record),
+        "parameters": _parameters_section(record),
+        "operations": _table(record, "operations", "operation"),
+        "bounds": _table(record, "bounds", "bound by"),
+        "refused": _refused_section(record),
+    }
+
+
+HEADER = ("kernels", "median error", "p90", "largest", "mean, signed", "memory within 1 %")
+
+
+def _row(values: Mapping[str, Any]) -> tuple[str, ...]:
+    return (
+        f"{values['kernels']:,}",
+        percent(values["absolute_error_median"]),
+        percent(values["absolute_error_p90"]),
+        percent(values["absolute_error_largest"]),
+        f"{100 * values['error_mean']:+.1f} %",
+        UNKNOWN if values["memory_right_share"] is None else percent(values["memory_right_share"]),
+    )
+
+
+def _summary_section(record: Mapping[str, Any]) -> str:
+    rows = [(chip, *_row(values["all"]), _compiled_by(values["compilers"])) for chip, values in record["chips"].items()]
+    parts = [markdown_table(("chip", *HEADER, "compiled by"), rows, "l" + "r" * len(HEADER) + "l")]
+    few = [chip for chip, values in record["chips"].items() if not values["fitted"]]
+    if few:
+        parts.append(f"Too few kernels to fit: {', '.join(few)}, judged by the parameters that were on record.")
+    missing = sum(values["all"]["unscheduled_pallas_kernels"] for values in record["chips"].values())
+    if missing:
+        parts.append(
+            f"Of {counted(missing, 'Pallas kernel')} no schedule was found: their estimate is HBM traffic alone."
+        )
+    return "\n\n".join(parts)
+
+
+def _compiled_by(compilers: Mapping[str, str]) -> str:
+    """`libtpu 0.0.44; normalization: libtpu 0.0.37`: that of most operations, then those that differ."""
+    most, _ = Counter(compilers.values()).most_common(1)[0]
+    return "; ".join([most, *(f"{op}: {other}" for op, other in compilers.items() if other != most)])
+
+
+def _parameters_section(record: Mapping[str, Any]) -> str:
+    chips = record["chips"]
+    rows = [
+        (name.replace("_", " "), *(_with_deviation(values["parameters"][name]) for values in chips.values()))
+        for name in NAMES
+    ]
+    if any(values.get("collectives") for values in chips.values()):
+        rows += [
+            (
+                f"collectives, {name.replace('_', ' ')}",
+                *(f"{its[name]:.3g}" if (its := values.get("collectives")) else UNKNOWN for values in chips.values()),
+            )
+            for name in LinkRates.__dataclass_fields__
+        ]
+    return markdown_table(("parameter", *chips), rows, "l" + "r" * len(chips))
+
+
+def _with_deviation(parameter: Mapping[str, float | None]) -> str:
+    """`0.93 ± 0.01`, in the unit that the parameter's name says."""
+    deviation = parameter.get("deviation")  # a record may lack it, as plans need none
+    return f"{parameter['value']:.3g}" + ("" if deviation is None else f" ± {deviation:.1g}")
+
+
+def _table(record: Mapping[str, Any], group: str, title: str) -> str:
+    rows = [
+        (chip, BOUNDS.get(name) or name, *_row(values))
+        for chip, chip_values in record["chips"].items()
+        for name, values in chip_values[group].items()
+    ]
+    return markdown_table(("chip", title, *HEADER), rows, "ll" + "r" * len(HEADER))
+
+
+def _refused_section(record: Mapping[str, Any]) -> str:
+    if not record["refused"]:
+        return "None."
+    groups: dict[tuple[str, str], list[int]] = defaultdict(list)
+    for row in record["refused"]:
+        groups[row["row"], row["reason"]].append(row["line"])
+    rows = [
+        (str(len(lines)), name or f"line {lines[0]}", reason.replace("|", "\\|"))
+        for (name, reason), lines in sorted(groups.items(), key=lambda item: -len(item[1]))
+    ]
+    return markdown_table(("rows", "operation", "reason"), rows, "rll")

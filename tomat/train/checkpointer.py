@@ -1,0 +1,168 @@
+"""Levanter's checkpointer, so that at every moment the newest whole checkpoint of a run stays whole."""
+
+import datetime
+import logging
+import os
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+from jax.experimental.array_serialization.serialization import GlobalAsyncCheckpointManager
+from levanter.checkpoint import Checkpointer, CheckpointerConfig, CheckpointInterval
+
+from tomat.train.runs.checkpoints import Checkpoint, examine, mark_permanent, remove, unmark
+from tomat.train.runs.checksums import write_checksums
+
+logger = logging.getLogger(__name__)
+
+
+SAVE_TIMEOUT_SECONDS = 1800
+"""How long one host waits for the others to have written; Levanter's own limit."""
+
+
+class ChecksummingManager(GlobalAsyncCheckpointManager):
+    """Writes the checksums of a checkpoint after its last array, of every host, and before its `metadata.json`.
+
+    Levanter 0.2.227 writes `metadata.json` first thing in the callback that it hands to JAX's manager (0.11.1), which
+    calls it on the first process once all have committed, and has no place for anything before it but this.
+    """
+
+    path: str = ""
+    """Folder or URL of the checkpoint that is saved next."""
+
+    def _start_async_commit(self, on_commit_callback: Callable[[], None]) -> None:
+        path = self.path
+
+        def complete() -> None:
+            write_checksums(path)
+            on_commit_callback()
+
+        super()._start_async_commit(complete)
+
+
+class RunCheckpointer(Checkpointer):
+    """Saves as Levanter's does, but never into a folder that has something in it.
+
+    Levanter 0.2.227 writes a step that it has saved already a second time into the same folder (its forced save of the
+    last step), and opens the database that a killed save left behind: killed again there, a whole checkpoint would be
+    lost, or a folder that an older `metadata.json` calls complete would hold two saves mixed.
+
+    Args:
+        config: Levanter's settings, their paths complete.
+        run_id: The run's name.
+        partial: Checkpoints known not to be whole. They are removed after the next complete save.
+        before_save: Called on every process before a save begins.
+    """
+
+    def __init__(
+        self,
+        config: CheckpointerConfig,
+        run_id: str,
+        partial: Sequence[Checkpoint] = (),
+        before_save: Callable[[], None] = lambda: None,
+    ):
+        self._before_save = before_save
+        self._partial = [found.path for found in partial]
+        self._saved: tuple[str, bool] | None = None
+        """Path of the last save and whether it is temporary."""
+        if jax.process_index() == 0:
+            # Before Levanter looks for temporary checkpoints to keep and to remove.
+            for found in partial:
+                unmark(found)
+        super().__init__(
+            base_path=config.expanded_path(run_id),
+            save_interval=config.save_interval,
+            step_policies=[CheckpointInterval(**interval) for interval in config.keep or []],
+            temporary_base_path=config.expanded_temporary_path(run_id),
+            dt_now_injection=_monotonic_now,
+            delete_old_temp_checkpoints=config.delete_old_temp_checkpoints,
+            keep_last_temporary_checkpoints=config.keep_last_temporary_checkpoints,
+            debug=config.debug,
+            write_config=config.write,
+        )
+        self._manager = ChecksummingManager(timeout_secs=SAVE_TIMEOUT_SECONDS)
+
+    def is_due(self, step: int) -> bool:
+        """Whether the settings alone have `step` saved, whatever the clock says; its index, as for `on_step`."""
+        every = self._get_current_step_save_interval(step)
+        return step > 0 and every is not None and step % every == 0
+
+    @property
+    def interval_is_over(self) -> bool:
+        """Whether `on_step` would save by this process's clock."""
+        return bool(self.save_interval) and self._dt_now_injection() - self._last_save_time >= self.save_interval
+
+    def save_checkpoint(
+        self,
+        tree: Any,
+        step: int,
+        destination: str,
+        commit_callback: Callable[[], None] | None = None,
+        *,
+        is_temporary: bool = False,
+        base_path_override: str | None = None,
+    ) -> None:
+        """Save `tree`; a step that is saved already at most becomes permanent."""
+        path = os.path.join(base_path_override if base_path_override is not None else self.base_path, destination)
+        if self._saved is not None and self._saved[0] == path:
+            if self._saved[1] and not is_temporary:
+                self._make_permanent(path, commit_callback)
+                self._saved = (path, False)
+            return
+        self._before_save()
+        if not self._clear(path, step):
+            logger.warning("%s is there and whole; it is left as it is.", path)
+            return
+
+        def committed() -> None:
+            if commit_callback is not None:
+                commit_callback()
+            self._remove_partial(path)
+
+        self._manager.path = path
+        super().save_checkpoint(
+            tree, step, destination, committed, is_temporary=is_temporary, base_path_override=base_path_override
+        )
+        self._saved = (path, is_temporary)
+
+    def _make_permanent(self, path: str, commit_callback: Callable[[], None] | None) -> None:
+        self._manager.wait_until_finished()
+        if jax.process_index() == 0:
+            mark_permanent(path)
+        if commit_callback is not None:
+            commit_callback()
+
+    def _clear(self, path: str, step: int) -> bool:
+        """Remove what a killed process left at `path`, on all hosts before any of them writes; False if it is whole."""
+        clear = True
+        if jax.process_index() == 0:
+            clear = not examine(path, step).whole
+            if clear:
+                remove(path)
+        if jax.process_count() > 1:
+            clear = bool(multihost_utils.broadcast_one_to_all(np.array(clear)))
+        return clear
+
+    def _remove_partial(self, saved: str) -> None:
+        """Remove the checkpoints that were never whole, now that a newer one is."""
+        paths, self._partial = self._partial, []
+        if jax.process_index() != 0:
+            return
+        for path in paths:
+            if path != saved:
+                try:
+                    remove(path)
+                except OSError as error:  # they cost space and nothing else
+                    logger.warning("%s could not be removed: %s", path, error)
+
+
+def _monotonic_now() -> datetime.datetime:
+    """A time that only ever goes on, for `save_interval`; its origin means nothing.
+
+    Levanter's own (0.2.227) is naive local time: a clock set back an hour, or the end of summer time, stops the saves
+    for that hour.
+    """
+    return datetime.datetime.min + datetime.timedelta(seconds=time.monotonic())

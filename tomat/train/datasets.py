@@ -1,0 +1,142 @@
+"""The shard sets a configuration names; for the embedded densities, made on first use."""
+
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+from tomat.base.errors import TomatError
+from tomat.data.codec.base import DensityCodec
+from tomat.data.density.demo.embedded import SPLITS
+from tomat.data.tokens.demo import write_demo_shards
+from tomat.data.tokens.shards import ShardSet, open_shards
+from tomat.model.environment import EnvironmentConfig, EnvironmentTables, environment_tables
+from tomat.train.runs.data_record import Contents
+from tomat.train.settings.config import TrainConfig
+from tomat.train.settings.data import DataConfig
+
+
+@dataclass(frozen=True)
+class Datasets:
+    """The training set and, where there is one, the validation set; both have the same codec and layout."""
+
+    train: ShardSet
+    validation: ShardSet | None
+
+    @property
+    def codec(self) -> DensityCodec:
+        """The codec both sets were tokenised with."""
+        return self.train.codec
+
+    @property
+    def contents(self) -> Contents:
+        """The hashes of both."""
+        return {key: part and part.content_sha256 for key, part in self._by_key.items()}
+
+    @property
+    def urls(self) -> dict[str, str | None]:
+        """Where they lie, by the same keys."""
+        return {key: part and part.url for key, part in self._by_key.items()}
+
+    @property
+    def _by_key(self) -> dict[str, ShardSet | None]:
+        return {"data.train": self.train, "data.validation": self.validation}
+
+
+def open_datasets(config: TrainConfig, local_dir: Path) -> Datasets:
+    """Open the data a run reads, tokenising the embedded densities into `local_dir` first where they are the source.
+
+    Raises:
+        TomatError: A set that is missing, incomplete or corrupt, or that does not match the configuration.
+    """
+    data = config.data
+    if data.source == "embedded":
+        folder = local_dir / "data"
+        train_url, validation_url = (str(folder / split) for split in SPLITS)
+        # Hosts may share a disk, where two that write one set at a time break each other's. So the first writes, and
+        # the others, once it has, what their own disk still lacks: nothing, where they share it.
+        write = partial(
+            write_demo_shards,
+            folder,
+            layout=data.sequence_layout,
+            n_density_tokens=data.n_density_tokens,
+            objective=data.codec_objective,
+            patches_per_material=data.patches_per_material,
+        )
+        if jax.process_index() == 0:
+            write()
+        if jax.process_count() > 1:
+            multihost_utils.sync_global_devices("tomat: the embedded densities are tokenised")
+        if jax.process_index() > 0:
+            write()
+    elif data.source == "folder":
+        # `tomat train` has prepared them, and with them what of the configuration follows from them.
+        folder = local_dir / "data"
+        train_url = str(folder / "train")
+        validation_url = str(folder / "validation") if (folder / "validation").exists() else None
+    else:
+        assert data.train is not None  # or `DataConfig` would have refused it
+        train_url, validation_url = data.train, data.validation
+    train = _checked(open_shards(train_url), data, "data.train")
+    validation = None if validation_url is None else _checked(open_shards(validation_url), data, "data.validation")
+    if validation is not None and validation.codec.sha256 != train.codec.sha256:
+        raise TomatError(
+            f"the codecs of the training and validation sets differ ({train.codec.sha256[:12]} and "
+            f"{validation.codec.sha256[:12]}); tokenise both with the same codec."
+        )
+    if train.rows < config.batch_size:
+        raise TomatError(
+            f"the training set has {train.rows} rows, fewer than one batch of {config.batch_size}; "
+            "lower trainer.train_batch_size or tokenise more patches."
+        )
+    return Datasets(train, validation)
+
+
+def run_tables(datasets: Datasets, environment: EnvironmentConfig | None) -> EnvironmentTables | None:
+    """The constants of a model with `environment`; None for others.
+
+    Raises:
+        TomatError: The training set has no promolecule, or one of other radial functions.
+    """
+    if environment is None:
+        return None
+    promolecule, values = datasets.train.promolecule, value_table(datasets.codec)
+    if promolecule is None or values is None:
+        raise TomatError(
+            f"model.environment needs a promolecule, and {datasets.train.url} has none; tokenise the densities again, "
+            "with a codec of one token a voxel."
+        )
+    if promolecule.basis != environment.basis:
+        raise TomatError(
+            f"the promolecule of {datasets.train.url} has the radial functions {promolecule.basis} and the model has "
+            f"{environment.basis}; set model.environment.basis to the promolecule's."
+        )
+    return environment_tables(promolecule, values)
+
+
+def value_table(codec: DensityCodec) -> np.ndarray | None:
+    """The density that each density id stands for, float32 `[n_density_tokens]`, in e/A^3 (the codec's medians).
+
+    None where a voxel takes more than one token, so that no single id has a density.
+    """
+    if codec.tokens_per_voxel > 1:
+        return None
+    return codec.decode(np.arange(codec.n_density_tokens, dtype=np.uint16), decoder="median")
+
+
+def _checked(shards: ShardSet, data: DataConfig, key: str) -> ShardSet:
+    """`shards`, if its layout and codec are the ones that the configuration compiles a step for."""
+    if shards.layout.name != data.layout:
+        raise TomatError(
+            f"{key} holds layout {shards.layout.name}, the configuration says data.layout={data.layout}; "
+            "set data.layout or use another set."
+        )
+    if shards.codec.n_density_tokens != data.n_density_tokens:
+        raise TomatError(
+            f"{key} was tokenised with {shards.codec.n_density_tokens} density ids, the configuration says "
+            f"data.n_density_tokens={data.n_density_tokens}; set it or use another set."
+        )
+    return shards

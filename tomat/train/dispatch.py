@@ -1,0 +1,158 @@
+"""Steps that are dispatched before the loss of an earlier one is read, so that no device waits for the host.
+
+Levanter's loop (0.2.227) reads every loss at once: the devices have nothing to do while hooks run and the next step is
+dispatched. Here the next steps are queued by then. The compiled step is Levanter's own, so that every number is too.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import levanter.tracker
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from levanter.callbacks import ProgressEvent, StepInfo
+from levanter.trainer import Trainer
+from levanter.trainer_state import TrainerState
+
+from tomat.train.compiled_step import CompiledStep
+from tomat.train.guards.loss import GuardedState
+from tomat.train.loader import TokenExample
+from tomat.train.settings.pause import PauseConfig
+
+_copied = jax.jit(partial(jax.tree.map, jnp.copy))
+_any = jax.jit(jnp.any)
+
+
+@dataclass(frozen=True)
+class ReadState:
+    """What is logged and judged of a step whose state the next step has taken; on the host."""
+
+    step: int
+    """Steps done, as in Levanter's state."""
+    opt_state: GuardedState
+    """Of the optimizer's own state (`inner`) the hyperparameters alone."""
+
+
+@dataclass(frozen=True)
+class _InFlight:
+    """A step that is dispatched and not read; `done` steps are done after it."""
+
+    done: int
+    scalars: Any
+    asked: Any
+    began: float
+    loading_seconds: float
+
+
+def training_steps(
+    trainer: Trainer,
+    state: TrainerState,
+    batches: Iterator[TokenExample],
+    *,
+    ahead: int,
+    pauses_after: Callable[[int], bool],
+    asks: Callable[[], bool],
+    rest: PauseConfig | None = None,
+) -> Iterator[StepInfo[Any]]:
+    """`Trainer.training_steps` with up to `ahead` steps dispatched beyond the one whose loss is read.
+
+    Hooks, log and `StepInfo` come step by step and in order, as without; a hook that raises ends the run, whatever is
+    dispatched by then. Most steps have a `ReadState`. At a pause everything in flight is read, and the last step read
+    has its whole state, from which it may be saved. Pauses come after the first step of a process, which compiles, and
+    after the last one, where `pauses_after` says, and as soon as a process asks.
+
+    `step_duration` goes from the loss before, or from the dispatch where nothing was in flight, to the step's own loss.
+
+    Args:
+        trainer: Entered, without hooks inside the compiled step.
+        state: To begin with; its buffers are taken.
+        batches: Laid out on the devices.
+        ahead: 0: Levanter's own loop.
+        pauses_after: Given how many steps are done, whether to pause there; the same on every process.
+        asks: Whether this process wants a pause. Several hosts make it after the same step, at most `ahead` + 1 steps
+            after those that are dispatched as one of them asks.
+        rest: When the devices are left to others for a while; everything in flight is read before. None: never.
+    """
+    rest = rest or PauseConfig()
+    if ahead == 0:
+        for info in trainer.training_steps(state, batches):
+            yield info
+            _rest(rest, info.next_step)
+        return
+    done = first = int(state.step)
+    take = CompiledStep(trainer, state)
+    flying: deque[_InFlight] = deque()
+    last_read, agreed, alone = 0.0, False, jax.process_count() == 1
+
+    def read(one: _InFlight) -> StepInfo[Any]:
+        nonlocal last_read, agreed
+        loss, metrics, (hyperparams, *judged) = jax.device_get(one.scalars)
+        began, last_read = max(one.began, last_read), time.monotonic()
+        trainer.hooks.emit_event(ProgressEvent.TRAIN_STEP_FINISHED)
+        left: Any = None
+        if flying:
+            left = ReadState(one.done, GuardedState(SimpleNamespace(hyperparams=hyperparams), *judged))
+            agreed = agreed or bool(flying[0].asked)  # an answer older than this loss
+        else:
+            left = take.state
+        info = StepInfo(left, float(loss), last_read - began, _event_handler=trainer.hooks.emit_event)
+        trainer.run_hooks(info)
+        metrics |= {
+            "throughput/hook_time": time.monotonic() - last_read,
+            "throughput/loading_time": one.loading_seconds,
+        }
+        levanter.tracker.log(metrics, step=info.step)
+        return info
+
+    while done < trainer.num_train_steps:
+        began = time.monotonic()
+        if (batch := next(batches, None)) is None:
+            break
+        loading_seconds = time.monotonic() - began
+        asked = _any_process(asks(), trainer.device_mesh)
+        began = time.monotonic()
+        scalars = _dispatch(trainer, take, batch, done)
+        done += 1
+        flying.append(_InFlight(done, scalars, asked, began, loading_seconds))
+        while len(flying) > ahead:
+            yield read(flying.popleft())
+        if done == first + 1 or pauses_after(done) or rest.is_after(done) or agreed or (alone and asks()):
+            while flying:
+                yield read(flying.popleft())
+            agreed = False
+            _rest(rest, done)
+    while flying:
+        yield read(flying.popleft())
+
+
+def _rest(rest: PauseConfig, done: int) -> None:
+    """Leave the devices to others, if there is a pause once so many steps are done."""
+    if rest.is_after(done):
+        time.sleep(rest.seconds)
+
+
+def _dispatch(trainer: Trainer, take: CompiledStep, batch: TokenExample, step: int) -> Any:
+    """What is read of a step, already on its way to the host."""
+    trainer.hooks.emit_event(ProgressEvent.TRAIN_STEP_STARTED)
+    with jax.profiler.StepTraceAnnotation("train", step_num=step):
+        loss, metrics, guarded = take(batch)
+        # Copies, since the next step takes the state's buffers.
+        scalars = (loss, metrics, _copied((guarded.hyperparams, *guarded[1:])))
+    for scalar in jax.tree.leaves(scalars):
+        scalar.copy_to_host_async()
+    return scalars
+
+
+def _any_process(mine: bool, mesh: Mesh) -> Any:
+    """Whether any process says yes, bool `[]`, after the steps dispatched so far; all ask between the same steps."""
+    if jax.process_count() == 1:
+        return np.bool_(mine)
+    everywhere = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
+    return _any(jax.make_array_from_process_local_data(everywhere, np.full(jax.local_device_count(), mine)))

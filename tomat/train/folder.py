@@ -1,0 +1,94 @@
+"""A run's folder: on this machine, and in a bucket where `output_dir` names one."""
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from tomat.base.reporting import writing
+from tomat.train.preemption import StopRequest
+from tomat.train.runs.history import append_event
+from tomat.train.runs.lock import RunLock, hold_run
+from tomat.train.runs.published import fetch, is_remote, publish
+from tomat.train.settings.config import TrainConfig
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """Where one process of a run reads and writes the run's small files."""
+
+    config: TrainConfig
+    path: Path
+    """On a local disk: logs, metrics, profiles."""
+    lock: RunLock = RunLock()
+    """Says whether the run is still this process's to train. Only the first process of a run can lose it."""
+
+    @classmethod
+    def of(cls, config: TrainConfig) -> "RunFolder":
+        """The folder of a run, which need not exist."""
+        remote = is_remote(config.output_dir)
+        return cls(config, Path("runs") / config.run_name if remote else Path(config.run_dir))
+
+    def make(self) -> None:
+        """Make the local folder.
+
+        Raises:
+            TomatError: It cannot be made.
+        """
+        with writing(self.path, "Set --output_dir to a folder that this user may write."):
+            self.path.mkdir(parents=True, exist_ok=True)
+
+    def fetch(self) -> bool:
+        """Copy what another machine has written of the run from its bucket; says whether there was anything.
+
+        Raises:
+            TomatError: The bucket cannot be read.
+        """
+        if not is_remote(self.config.output_dir):
+            return False
+        self.make()
+        return bool(fetch(self.config.run_dir, self.path))
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator["RunFolder"]:
+        """This folder, its run being this process's alone while the context is open; for the first process.
+
+        Raises:
+            TomatError: Another process trains the run; or the place cannot be written.
+        """
+        with hold_run(self.config.run_dir, self.path, self.config.run_name) as lock:
+            yield dataclasses.replace(self, lock=lock)
+
+    def publish(self) -> None:
+        """Bring the files in the bucket up to date, if they are still this process's to write: after an outage another
+        process may have the lease.
+
+        Raises:
+            TomatError: Another process trains the run now, or the bucket cannot be written.
+            RetryableError: The bucket does not answer.
+        """
+        self.lock.confirm()
+        if is_remote(self.config.output_dir) and jax.process_index() == 0:
+            publish(self.config.run_dir, self.path)
+
+    def record(self, event: str, step: int, **details: Any) -> None:
+        """Write an event into the run's history, on the first process; arguments as for `append_event`."""
+        if jax.process_index() == 0:
+            append_event(self.path, event, step, **details)
+
+    @contextlib.contextmanager
+    def recording_early_end(self, stop: StopRequest) -> Iterator[None]:
+        """Write into the history what ends the run before its last step while the context is open."""
+        stop.on_overrun = lambda message: self.record("stop", stop.step, reason=message)
+        try:
+            yield
+        except BaseException as error:
+            if isinstance(error, SystemExit | KeyboardInterrupt) and stop.asked:
+                self.record("preempted", stop.step, cause=stop.cause, saved=not stop.unsaved)
+            else:
+                self.record("stop", stop.step, reason=f"{type(error).__name__}: {error}"[:500])
+            raise

@@ -1,0 +1,161 @@
+"""All hosts of a run were started alike: they compare before anything is computed together, and end together if not.
+
+Hosts with other seeds or learning rates train together without a word, and what comes of it nobody has asked for.
+"""
+
+import hashlib
+import importlib.metadata
+import json
+import os
+import platform
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+
+import jax
+from levanter.utils.jax_utils import multihost_allgather_sync
+
+from tomat.base.documents import flatten
+from tomat.base.errors import TomatError
+from tomat.base.reporting import counted
+from tomat.base.version import commit, source_hash
+from tomat.train.settings.config import TrainConfig
+
+Print = dict[str, str]
+"""What a host was started with: values, the long ones as hashes, by key."""
+
+PACKAGES = ("jax", "jaxlib", "libtpu", "marin-levanter", "marin-haliax", "equinox", "optax", "tensorstore", "tomat")
+"""What computes a step and reads its data."""
+
+FLAG_VARIABLES = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
+
+LEFT_OUT = {
+    "trainer.distributed.process_id": "says which of the hosts it is",
+    "trainer.distributed.local_device_ids": "says which devices of a machine are this process's",
+    "trainer.jax_compilation_cache_dir": "a place on the host's disk; programs are named by their content",
+    "data.train": "a host may have a copy of its own; the content is compared",
+    "data.validation": "as for data.train",
+    "data.input": "as for data.train",
+    "compiler.xla_flags": "compared flag by flag, with those of the environment",
+    "compiler.libtpu_args": "as for compiler.xla_flags",
+    "jax_compilation_cache_dir": "as for trainer.jax_compilation_cache_dir",
+    "jax_dump_ir_to": "a place on the host's disk, which is only written",
+    "jax_cross_host_transfer_socket_address": "the host's own address",
+    "jax_cross_host_transport_addresses": "the host's own addresses",
+    "jax_cuda_visible_devices": "says which devices of a machine are this process's",
+    "jax_oneapi_visible_devices": "as for jax_cuda_visible_devices",
+    "jax_rocm_visible_devices": "as for jax_cuda_visible_devices",
+    "--xla_dump_to": "a place on the host's disk, which is only written",
+    "--xla_gpu_cuda_data_dir": "where the host has its copy of CUDA",
+}
+"""What hosts may differ in, and why."""
+
+LONGEST_VALUE, MOST_NAMED = 70, 8
+"""Characters of a value that is not hashed; differences and hosts that an error names."""
+NO_LIMIT_SECONDS = 86_400.0
+"""Instead of a limit of 0, which means none."""
+
+
+def compare_hosts(config: TrainConfig, beside: Mapping[str, object]) -> None:
+    """Stop all hosts unless they were started with the same configuration, code, flags and packages.
+
+    Args:
+        config: Of this host.
+        beside: What else decides what is trained, by name, such as the flags of the command.
+
+    Raises:
+        TomatError: On every host the same, naming keys, values and hosts; or they cannot be compared.
+    """
+    if jax.process_count() > 1:
+        refuse_differences(config, started_with(config, beside))
+
+
+def refuse_differences(config: TrainConfig, mine: Mapping[str, object]) -> None:
+    """Stop all hosts unless each has the same values. Each must call it.
+
+    Args:
+        config: Decides how long the others are waited for.
+        mine: This host's, by key.
+
+    Raises:
+        TomatError: As for `compare_hosts`.
+    """
+    if jax.process_count() == 1:
+        return
+    seconds = config.guards.startup_hang_seconds or NO_LIMIT_SECONDS
+    said = [platform.node(), {key: shortened(value) for key, value in mine.items()}]
+    try:
+        every = multihost_allgather_sync(said, timeout=seconds)
+        # Nobody leaves, the host with the service that holds the values least of all, before all have read them.
+        multihost_allgather_sync(None, timeout=seconds)
+    except RuntimeError as error:
+        raise TomatError(
+            f"host {jax.process_index()} of {jax.process_count()} cannot compare with the others what it was started "
+            f"with ({' '.join(str(error).split())[:200]}). See how they ended; JAX's own service must run, so leave "
+            "trainer.distributed.initialize_jax_distributed true."
+        ) from None
+    found = differences([name for name, _ in every], [values for _, values in every])
+    if found:
+        more = len(found) - MOST_NAMED
+        raise TomatError(
+            f"the hosts were not started alike: {'; '.join(found[:MOST_NAMED])}"
+            + (f"; and {counted(more, 'more difference')}" if more > 0 else "")
+            + ". Start all of them with the same command, code and packages."
+        )
+
+
+def started_with(config: TrainConfig, beside: Mapping[str, object]) -> dict[str, object]:
+    """What decides what this host computes, by key: configuration, command, code, flags, JAX's options, packages."""
+    settings = {key: value for key, value in flatten(config.to_dict()).items() if key not in LEFT_OUT}
+    options = {f"jax.config.{key}": str(value) for key, value in jax.config.values.items() if key not in LEFT_OUT}
+    flags = {}
+    for variable in FLAG_VARIABLES:
+        for flag in os.environ.get(variable, "").split():
+            name, _, value = flag.partition("=")
+            if name not in LEFT_OUT:
+                flags[f"{variable} {name}"] = value or "set"  # of one that is given twice, XLA takes the last
+    code = {
+        # Without its `-dirty`: a page that a run has written makes a checkout so. Changes are in the hash of its files.
+        "code.commit": commit().removesuffix("-dirty"),
+        "code.files": source_hash(),
+    }
+    return {**settings, **beside, **code, **flags, **options, **{f"package {one}": _version(one) for one in PACKAGES}}
+
+
+def differences(hosts: Sequence[str], prints: Sequence[Mapping[str, str]]) -> list[str]:
+    """What is not the same on all hosts, a phrase for each key.
+
+    Args:
+        hosts: Their names, process by process.
+        prints: What each was started with.
+    """
+    found = []
+    for key in sorted(set().union(*prints)):
+        by_value: dict[str, list[int]] = defaultdict(list)
+        for number, values in enumerate(prints):
+            by_value[values.get(key, "not set")].append(number)
+        if len(by_value) > 1:
+            # The odd ones out first.
+            groups = sorted(by_value.items(), key=lambda group: (len(group[1]), group[1]))
+            found.append(f"{key} is {' and '.join(f'{value} on {_named(hosts, who)}' for value, who in groups)}")
+    return found
+
+
+def _named(hosts: Sequence[str], who: Sequence[int]) -> str:
+    if len(who) > MOST_NAMED:
+        return f"{len(who)} others"
+    return ", ".join(f"host {number} ({hosts[number]})" for number in who)
+
+
+def shortened(value: object) -> str:
+    """A value as JSON, or the begin of a long one and its hash."""
+    text = json.dumps(value, sort_keys=True, default=str)
+    if len(text) <= LONGEST_VALUE:
+        return text
+    return f"{text[: LONGEST_VALUE // 2]}... (sha256 {hashlib.sha256(text.encode()).hexdigest()[:12]})"
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"

@@ -1,0 +1,110 @@
+"""The guards of a run, put together: what refuses to begin, what watches, what ends the run in time.
+
+| guard | module | when |
+|---|---|---|
+| hosts that were started unlike one another | `alike` | as they join, and once the data are open |
+| regions, clocks | `start` | before the first step |
+| room for checkpoints | `room` | before the first step, and wherever it runs out |
+| loss and update | `loss` | every step, before it can be saved |
+| recompilation | `compile` | every step |
+| hang | `hang` | from the start, in a thread |
+
+That a data set is complete is checked as it is opened, and its checksums as it is read (`data/tokens/shards.py`).
+"""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import jax
+from levanter.callbacks.progress_watchdog import ProgressWatchdog
+from levanter.tracker import CompositeTracker
+from levanter.trainer import Trainer
+
+from tomat.base.reporting import warn, writing
+from tomat.train.datasets import Datasets
+from tomat.train.folder import RunFolder
+from tomat.train.guards.compile import RecompileGuard
+from tomat.train.guards.hang import HangGuard
+from tomat.train.guards.loss import BadLossGuard
+from tomat.train.guards.room import check_free_space, checkpoint_bytes, explaining_full_storage
+from tomat.train.guards.start import check_clocks, check_run_regions
+from tomat.train.loader import ShardDataset
+from tomat.train.tracking import JsonLinesTracker
+
+
+class RunGuards:
+    """All guards of one run on this process."""
+
+    def __init__(self, folder: RunFolder):
+        self._folder = folder
+        self._config = folder.config
+        self._hang = HangGuard(folder)
+        self._recompile = RecompileGuard(folder)
+        self._watchdog: ProgressWatchdog | None = None
+        self._log: JsonLinesTracker | None = None
+        self._checkpoint_bytes = 0
+        self._warnings: list[tuple[str, str]] = []
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """Watch for hangs, recompilations and full storage while the context is open."""
+        with ExitStack() as stack:
+            stack.enter_context(
+                explaining_full_storage(self._folder.path, self._config.run_dir, lambda: self._checkpoint_bytes)
+            )
+            self._watchdog = stack.enter_context(self._hang.watching())
+            stack.enter_context(self._recompile.listening())
+            yield
+            self.check_log()
+
+    def check_start(self, datasets: Datasets) -> None:
+        """Refuse regions and clocks that the run must not begin with.
+
+        Raises:
+            TomatError: What was found, and what to do.
+        """
+        warnings = [("clock_skew", text) for text in check_clocks(self._config)]
+        if (across := check_run_regions(self._config, datasets)) is not None:
+            warnings.append(("regions", across))
+        self._warnings = warnings
+        if jax.process_index() == 0:
+            for _, text in warnings:
+                warn(text)
+
+    def record_start(self) -> None:
+        """Write what `check_start` warned of into the run's history; on the first process, once the run goes on."""
+        for name, text in self._warnings:
+            self._folder.record(f"guard:{name}", 0, message=text)
+
+    def attach(self, trainer: Trainer, state: Any, dataset: ShardDataset, datasets: Datasets) -> None:
+        """Put the guards between the steps; before any other hook, since the first that raises stops the rest.
+
+        Raises:
+            TomatError: No room for the run's checkpoints.
+        """
+        self._checkpoint_bytes = checkpoint_bytes(state)
+        if isinstance(trainer.tracker, CompositeTracker):
+            logs = [tracker for tracker in trainer.tracker.loggers if isinstance(tracker, JsonLinesTracker)]
+            self._log = next(iter(logs), None)
+        if jax.process_index() == 0:
+            check_free_space(self._config.output_dir, self._checkpoint_bytes)
+        self._hang.step = int(state.step)
+        trainer.add_hook(BadLossGuard(self._folder, trainer, dataset, datasets.train), every=1)
+        trainer.add_hook(self._recompile, every=1)
+        trainer.add_hook(self._count, every=1)
+        if self._watchdog is not None:
+            trainer.add_hook(self._watchdog, every=1)
+
+    def check_log(self) -> None:
+        """Raise what kept a line of `metrics.jsonl` from being written; before a save, whose log would have a hole.
+
+        Raises:
+            TomatError: Of the file; `active` says more of it if the disk is full.
+        """
+        if self._log is not None and self._log.failure is not None:
+            with writing(self._log.path):
+                raise self._log.failure
+
+    def _count(self, info: Any) -> None:
+        self._hang.step = int(info.next_step)

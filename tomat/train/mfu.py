@@ -1,0 +1,133 @@
+"""What a run's step has to do, from its configuration: the products that `hardware/mfu.py` holds against the chips."""
+
+import warnings
+from math import prod
+
+import jax.numpy as jnp
+
+from tomat.base.errors import TomatError
+from tomat.hardware.chip_table import Operand
+from tomat.hardware.chips import chip_for_device_kind
+from tomat.hardware.executed import (
+    Recomputation,
+    attention_kernels,
+    executed_head_flops,
+    executed_training_products,
+)
+from tomat.hardware.flops import (
+    UsefulTokens,
+    levanter_training_flops,
+    training_products,
+    useful_training_products,
+)
+from tomat.hardware.mfu import LiveMfu, StepWork
+from tomat.hardware.products import OperandTypes
+from tomat.model.any_decoder import int8_matmuls_of
+from tomat.model.decoder import parameter_count
+from tomat.model.shape import decoder_shape
+from tomat.train.settings.config import TrainConfig
+
+TYPICAL_ATOMS = 12
+"""Atoms of the median material of the Materials Project set; the preamble's length follows from them."""
+
+
+def step_work(config: TrainConfig, platform: str, n_atoms: int = TYPICAL_ATOMS) -> StepWork:
+    """The work of a run's step.
+
+    Args:
+        config: The run.
+        platform: "tpu", "gpu" or "cpu"; decides the attention kernel where the configuration names none.
+        n_atoms: Atoms of a typical material, for the useful tokens.
+
+    Raises:
+        TomatError: A model or a setting whose FLOPs are not known.
+    """
+    vocab_size = config.data.model_vocabulary
+    shape = decoder_shape(config.model, vocab_size)
+    density_only = config.loss.vocabulary == "density" and config.loss.preamble_weight == 0
+    rows = config.data.n_density_tokens if density_only else vocab_size
+    seq_len = config.seq_len
+    layout = config.data.sequence_layout
+    patch_shape = layout.patch_shape(n_atoms)
+    n_preamble = min(layout.preamble_tokens(n_atoms, patch_shape), seq_len)
+    useful = UsefulTokens(
+        n_preamble=n_preamble,
+        n_density=min(layout.tokens_per_voxel * prod(patch_shape), seq_len - n_preamble),
+        head_rows=rows,
+        loss_on_preamble=config.loss.preamble_weight > 0,
+    )
+    kernels = attention_kernels(config.model, seq_len, platform)
+    executed = executed_training_products(
+        shape,
+        seq_len,
+        kernels,
+        Recomputation.from_config(config.model, shape, kernels.backend),
+        executed_head_flops(shape, seq_len, rows, config.loss.block_positions, config.loss.kernel),
+    )
+    batch = config.batch_size
+    return StepWork(
+        shape=shape,
+        parameters=parameter_count(config.model_config(), vocab_size),
+        batch_sequences=batch,
+        sequence_tokens=seq_len,
+        useful=useful,
+        full=training_products(shape, seq_len, "full").times(batch),
+        causal=training_products(shape, seq_len, "causal").times(batch),
+        useful_products=useful_training_products(shape, useful).times(batch),
+        executed=executed.times(batch),
+        flops_levanter=batch * levanter_training_flops(shape, seq_len),
+        operands=operand_types(config),
+    )
+
+
+def operand_types(config: TrainConfig) -> OperandTypes:
+    """What the products of a run's step multiply, with whatever it sets of types and precision.
+
+    Raises:
+        TomatError: Products whose peak no table has.
+    """
+    compute = jnp.dtype(config.trainer.mp.compute_dtype)
+    usual: Operand = "f32" if compute == jnp.float32 else "bf16"
+    attention: Operand = "f32" if getattr(config.model, "upcast_attn", False) else usual
+    precision = config.trainer.jax_config.get("jax_default_matmul_precision")
+    if compute.itemsize > 4 or ("f32" in (usual, attention) and precision not in (None, "default", "fastest")):
+        raise TomatError(
+            f"FLOPs of products in {compute.name} (jax_default_matmul_precision {precision}) have no known peak; "
+            "expected trainer.mp to compute in bfloat16, float16 or float32, the last at the default precision."
+        )
+    forward = inputs = weights = usual
+    quantised = config.trainer.quantization
+    if quantised is not None and (quantised.int8 or quantised.fp8):
+        if quantised.targets is not None:
+            raise TomatError(
+                "trainer.quantization.targets takes some of the layers alone, whose FLOPs are not counted apart."
+            )
+        forward = inputs = "int8" if quantised.int8 else "fp8"
+        weights = usual if quantised.int8 else "fp8"  # AQT leaves the gradients of the weights, as tomat's own does
+    products = int8_matmuls_of(config.model)
+    if products is not None:
+        forward = "int8"
+        inputs = "int8" if products == "forward_and_inputs" else usual
+    return OperandTypes(forward, inputs, weights, attention, usual)
+
+
+def live_mfu(config: TrainConfig, device_kind: str, n_devices: int) -> LiveMfu:
+    """What a run logs for each step on the devices at hand.
+
+    An unknown chip, or a model whose FLOPs are not known, warns; the run then logs no MFU.
+
+    Args:
+        config: The run.
+        device_kind: `jax.devices()[0].device_kind`.
+        n_devices: `jax.device_count()`.
+    """
+    tokens = config.batch_size * config.seq_len
+    chip = chip_for_device_kind(device_kind)
+    if chip is None:
+        return LiveMfu(None, tokens, None, n_devices)
+    try:
+        work = step_work(config, "tpu" if device_kind.startswith("TPU") else "gpu")
+    except TomatError as error:
+        warnings.warn(f"no MFU is reported: {error}", stacklevel=2)
+        work = None
+    return LiveMfu(work, tokens, chip, n_devices)

@@ -1,0 +1,219 @@
+"""A run's state, or its weights alone, from a checkpoint.
+
+Two things are decided here that Levanter's loading leaves open. A checkpoint may hold the layers stacked in one array
+(`model.scan_layers`) where the run has them unrolled, or the other way round: the numbers are the same, so they are
+rearranged. And a run with `trainer.model_averaging` has two sets of weights: whatever is not training uses the average.
+"""
+
+import dataclasses
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from haliax import NamedArray
+from haliax.partitioning import ResourceMapping, sharding_for_axis
+from jax.sharding import Mesh
+from jax.tree_util import keystr, tree_flatten_with_path, tree_unflatten
+from jaxtyping import PRNGKeyArray
+from levanter.checkpoint import load_checkpoint
+from levanter.models.lm_model import LmHeadModel
+from levanter.trainer import Trainer
+from levanter.trainer_state import TrainerState
+
+from tomat.base.errors import TomatError
+from tomat.train.runs.checkpoints import AVERAGED, Checkpoint, array_shapes, weights_kind
+from tomat.train.settings.config import TrainConfig
+from tomat.train.step import Subject, model_initialiser
+
+STACKED, BLOCK = ".stacked", ".blocks[{}]"
+"""How the path of an array inside Haliax's `Stacked` and `BlockSeq` (0.2.227) says which layers it holds."""
+
+MODEL_KEY, TRAINING_KEY = 0, 1
+"""What a run's seed is folded with for the weights and the training step."""
+
+
+def initial_state(
+    config: TrainConfig,
+    trainer: Trainer,
+    source: Checkpoint | None,
+    weights: Checkpoint | None,
+    subject: Subject | None = None,
+) -> TrainerState:
+    """The state that a run begins with: a checkpoint's, fresh, or fresh but for the weights of a checkpoint.
+
+    Args:
+        config: The run.
+        trainer: Its trainer, entered.
+        source: Holds the whole state; the checkpoint that the trainer's configuration names.
+        weights: Holds the weights; None where there is a `source`.
+        subject: What is trained where that is not the model of the configuration alone.
+
+    Raises:
+        TomatError: A checkpoint of another model or optimizer, or of one whose layers cannot be rearranged to the run's
+            `model.scan_layers`.
+    """
+    seed_key = jax.random.PRNGKey(config.trainer.seed)
+    training_key, model_key = (jax.random.fold_in(seed_key, number) for number in (TRAINING_KEY, MODEL_KEY))
+    loaded = source or weights
+    try:
+        if subject is not None:
+            # As the argument of a compiled function, so that the first step gets what every later one gets: given as
+            # `model`, the step was compiled twice.
+            begin = jax.tree_util.Partial(lambda model: model, subject.model)
+            return trainer.initial_state(training_key, model_init=begin, is_trainable=subject.is_trainable)
+        if weights is not None:
+            model, _ = load_weights(config, weights.path, trainer.parameter_axis_mapping, trainer.device_mesh)
+            return _begin_with_weights(trainer, training_key, model)
+        stored = config if source is None else _as_stored(config, source.path)
+        if stored is config:
+            return trainer.initial_state(training_key, model_init=model_initialiser(config, model_key))
+        wanted = eqx.filter_eval_shape(
+            lambda: TrainerState.init(
+                trainer.optimizer,
+                model_initialiser(config, model_key)(),
+                key=training_key,
+                mp=trainer.mp,
+                quantization=trainer.config.quantization,
+                model_averaging=trainer.config.model_averaging,
+            )
+        )
+        # Without a name here: `rearrange` is to be the only one that holds it.
+        return rearrange(
+            trainer.initial_state(training_key, model_init=model_initialiser(stored, model_key)),
+            wanted,
+            trainer.parameter_axis_mapping,
+            trainer.device_mesh,
+        )
+    except (ValueError, KeyError, FileNotFoundError) as error:
+        raise TomatError(
+            f"the checkpoint {loaded.path if loaded else ''} does not hold this model and optimizer ({error}); use the "
+            "run's own settings, or another run_name."
+        ) from error
+
+
+def load_weights(
+    config: TrainConfig, checkpoint: str, axis_mapping: ResourceMapping, mesh: Mesh
+) -> tuple[LmHeadModel, str]:
+    """The weights of a checkpoint as a model of `config`, the averaged ones where it has any, and their kind.
+
+    Raises:
+        ValueError, KeyError, FileNotFoundError: The checkpoint holds another model.
+    """
+    key = jax.random.PRNGKey(0)
+    kind = weights_kind(checkpoint)
+    wanted = eqx.filter_eval_shape(model_initialiser(config, key))
+    stored = _as_stored(config, checkpoint)
+
+    def load() -> LmHeadModel:
+        return load_checkpoint(
+            wanted if stored is config else eqx.filter_eval_shape(model_initialiser(stored, key)),
+            checkpoint,
+            subpath="model_averaging/model" if kind == AVERAGED else "model",
+            axis_mapping=axis_mapping,
+            mesh=mesh,
+        )
+
+    return load() if stored is config else rearrange(load(), wanted, axis_mapping, mesh), kind
+
+
+def _begin_with_weights(trainer: Trainer, training_key: PRNGKeyArray, model: LmHeadModel) -> TrainerState:
+    """The trainer's fresh state around weights that are there already."""
+    state = trainer.initial_state(training_key, model=model)
+    if state.model_averaging is None:
+        return state
+    # The average begins as the weights themselves, in the same buffers, which the step may not be given twice.
+    copied = jax.tree.map(lambda leaf: leaf.copy() if eqx.is_array(leaf) else leaf, state.model_averaging)
+    return dataclasses.replace(state, model_averaging=copied)
+
+
+def rearrange(loaded: Any, wanted: Any, axis_mapping: ResourceMapping, mesh: Mesh) -> Any:
+    """`loaded` in the structure of `wanted`, with the arrays of layers stacked or taken apart as that has them.
+
+    One array after another, so that little more than `loaded` is in memory at any time, if nothing else holds it.
+
+    Args:
+        loaded: A model, or a training state, of arrays.
+        wanted: The same with shapes for arrays, and `Stacked` for `BlockSeq` or the other way round.
+        axis_mapping: Where the axes of the result lie.
+        mesh: On which devices.
+
+    Raises:
+        TomatError: Something of a layer has no counterpart in the other form.
+    """
+    leaves = {keystr(path): leaf for path, leaf in tree_flatten_with_path(loaded, is_leaf=_is_named)[0]}
+    del loaded
+    paths, structure = tree_flatten_with_path(wanted, is_leaf=_is_named)
+    shapes = {keystr(path): shape for path, shape in paths}
+    for key in [key for key in leaves if STACKED in key and key not in shapes]:
+        first = key.replace(STACKED, BLOCK.format(0))
+        if first not in shapes:
+            raise _no_counterpart(key)
+        for index, layer in enumerate(_take_apart(leaves.pop(key), shapes[first], axis_mapping, mesh)):
+            leaves[key.replace(STACKED, BLOCK.format(index))] = layer
+    for key in [key for key in shapes if STACKED in key and key not in leaves]:
+        leaves[key] = _stack(leaves, key, shapes[key], axis_mapping, mesh)
+    result = []
+    for key, shape in shapes.items():
+        array = _array(leaves.pop(key, None))
+        if array is None or array.shape != _array(shape).shape:
+            raise _no_counterpart(key)
+        result.append(NamedArray(array, shape.axes) if _is_named(shape) else array)
+    if leaves:
+        raise _no_counterpart(next(iter(leaves)))
+    return tree_unflatten(structure, result)
+
+
+def _as_stored(config: TrainConfig, checkpoint: str) -> TrainConfig:
+    """`config` with the layers as the checkpoint has them; `config` itself where that is no change."""
+    names = list(array_shapes(checkpoint))
+    stacked = any("/stacked/" in name for name in names)
+    unrolled = any("/blocks/0/" in name for name in names)
+    scan_layers = getattr(config.model, "scan_layers", None)
+    if scan_layers is None or stacked == unrolled or scan_layers == stacked:
+        return config
+    return dataclasses.replace(config, model=dataclasses.replace(config.model, scan_layers=stacked))
+
+
+def _is_named(leaf: Any) -> bool:
+    return isinstance(leaf, NamedArray)
+
+
+def _array(leaf: Any) -> Any:
+    return leaf.array if isinstance(leaf, NamedArray) else leaf
+
+
+def _layer_axis(stacked: Any, layer: Any) -> int:
+    """Which axis of `stacked` counts the layers; the first where axes have no names."""
+    if not isinstance(stacked, NamedArray):
+        return 0
+    names = {axis.name for axis in layer.axes}
+    return next(index for index, axis in enumerate(stacked.axes) if axis.name not in names)
+
+
+def _take_apart(stacked: Any, layer: Any, axis_mapping: ResourceMapping, mesh: Mesh) -> list[jax.Array]:
+    axis, array = _layer_axis(stacked, layer), _array(stacked)
+    sharding = sharding_for_axis(layer.axes if isinstance(layer, NamedArray) else (), axis_mapping, mesh)
+
+    def take(x: jax.Array) -> list[jax.Array]:
+        return [jax.lax.index_in_dim(x, i, axis, keepdims=False) for i in range(x.shape[axis])]
+
+    return jax.jit(take, out_shardings=sharding)(array)
+
+
+def _stack(leaves: dict[str, Any], key: str, shape: Any, axis_mapping: ResourceMapping, mesh: Mesh) -> jax.Array:
+    layers = []
+    while (name := key.replace(STACKED, BLOCK.format(len(layers)))) in leaves:
+        layers.append(leaves.pop(name))
+    if not layers:
+        raise _no_counterpart(key)
+    axis = _layer_axis(shape, layers[0])
+    sharding = sharding_for_axis(shape.axes if isinstance(shape, NamedArray) else (), axis_mapping, mesh)
+    return jax.jit(lambda x: jnp.stack(x, axis), out_shardings=sharding)([_array(layer) for layer in layers])
+
+
+def _no_counterpart(name: str) -> TomatError:
+    return TomatError(
+        f"{name} has no counterpart under the other model.scan_layers, which the checkpoint has or the run asks for: "
+        "this state cannot be rearranged. Set model.scan_layers as the run began."
+    )

@@ -1,0 +1,128 @@
+"""Continuing a run as the run it was, and no other.
+
+Four of the first generation's scripts in a row resumed on other data than the run had; the loss spiked and nobody knew
+why. What decides what a model learns may therefore not change under a run's name, unless the change is named; what only
+decides how fast or where it learns may: the keys of `free_keys.py`, and no other.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tomat.base.errors import TomatError
+from tomat.train.free_keys import FREE_KEYS, FREE_MAPPINGS
+from tomat.train.runs.checkpoints import survey
+from tomat.train.runs.published import is_remote
+from tomat.train.runs.record import read_config
+from tomat.train.settings.config import TrainConfig
+
+ADDED_KEYS = {
+    "density_dropout": 0.0,
+    "model.embedding_skip": 0.0,
+    "model.value_mix": 0.0,
+    "model.paired_heads": False,
+    "data.codec_floor": 0.01,
+    "data.validation_share": 0.1,
+    "data.split_seed": 0,
+    "data.species": [],
+    "data.accept": [],
+}
+"""Fixed keys that runs of earlier versions have not on record, and what those did."""
+
+Changes = dict[str, tuple[Any, Any]]
+"""Old and new value by dotted key."""
+
+
+def changed_keys(old: Mapping[str, Any], new: Mapping[str, Any]) -> Changes:
+    """Keys that decide what is learnt and whose value differs, each with its old and new value.
+
+    A key that one side does not have counts as None there, but for `ADDED_KEYS`.
+    """
+    flat_old, flat_new = _flatten(old), _flatten(new)
+    changed = {}
+    for key in sorted(flat_old.keys() | flat_new.keys()):
+        before, after = (flat.get(key, ADDED_KEYS.get(key)) for flat in (flat_old, flat_new))
+        if before != after and not may_change(key):
+            changed[key] = (before, after)
+    return changed
+
+
+def may_change(key: str) -> bool:
+    """Whether a dotted key of the configuration may have another value when a run is resumed."""
+    return key in FREE_KEYS or any(key == one or key.startswith(f"{one}.") for one in FREE_MAPPINGS)
+
+
+def allowed_changes(old: Mapping[str, Any], config: TrainConfig, allow: Sequence[str], what: str) -> Changes:
+    """The changes from `old` to `config`, all of which must be named.
+
+    Args:
+        old: The configuration on record.
+        config: The configuration about to run.
+        allow: Dotted keys that may differ.
+        what: Names the run on record in the error, such as "run 'a' exists".
+
+    Raises:
+        TomatError: With every difference that is not named, one a line; or a key that is no key of the configuration.
+    """
+    new = plain_values(config)
+    changed = changed_keys(old, new)
+    known = _flatten(new).keys() | _flatten(old).keys()
+    for key in allow:
+        if key not in known:
+            below = sorted(name for name in changed if name.startswith(key + "."))
+            hint = f"; below it these differ: {', '.join(below)}" if below else ""
+            raise TomatError(
+                f"--allow_change names '{key}', which is no key of the configuration{hint}. Give each key in full, "
+                "such as optimizer.learning_rate."
+            )
+    refused = {key: values for key, values in changed.items() if key not in allow}
+    if refused:
+        lines = "\n".join(f"  {key}: {before!r} -> {after!r}" for key, (before, after) in refused.items())
+        raise TomatError(
+            f"{what} with another configuration:\n{lines}\n"
+            "Use another run_name, or the values the run began with. A change that is meant is taken by name and "
+            f"recorded: --allow_change {','.join(refused)}"
+        )
+    return changed
+
+
+def refuse_changes(recorded: Path, config: TrainConfig, allow: Sequence[str] = ()) -> Changes:
+    """The changes to the run whose folder this is, all of which must be named.
+
+    Args:
+        recorded: The `config.yaml` in the run's folder; nothing is checked where the run has no checkpoint.
+        config: The configuration about to run.
+        allow: Dotted keys that may differ.
+
+    Raises:
+        TomatError: As for `allowed_changes`; or there are checkpoints and no configuration to compare with, or the
+            run's place cannot be read.
+    """
+    run_url = config.run_dir if is_remote(config.output_dir) else str(recorded.parent)
+    if survey(run_url, config.temporary_checkpoints) == (None, []):
+        return {}
+    if not recorded.exists() or not recorded.read_bytes().strip():
+        raise TomatError(
+            f"run '{config.run_name}' has checkpoints, but {recorded.name} in {run_url} is "
+            f"{'empty' if recorded.exists() else 'missing'}, so that nothing shows whether this is the same run. Put "
+            "it back from a copy (or start the command the run began with under a new run_name, and take the file that "
+            "this writes), or use another run_name."
+        )
+    return allowed_changes(read_config(str(recorded)), config, allow, f"run '{config.run_name}' exists")
+
+
+def plain_values(config: TrainConfig) -> dict[str, Any]:
+    """The configuration as its `config.yaml` holds it, so that tuples and lists compare as what the file has."""
+    return yaml.safe_load(yaml.safe_dump(config.to_dict()))
+
+
+def _flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            flat |= _flatten(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat

@@ -1,0 +1,237 @@
+"""One training run: start or resume, train, and leave a folder that says what happened.
+
+`train` is the whole start as one list, up to the loop of `loop.py`. A run's folder holds what `tomat/base/layout.py`
+names, the folders of its profile and its checkpoints, and Levanter's log.
+"""
+
+import contextlib
+import dataclasses
+from collections.abc import Callable
+
+import jax
+import yaml
+from levanter.trainer_state import TrainerState
+from rich.text import Text
+
+from tomat.base.checked_json import signed
+from tomat.base.errors import TomatError
+from tomat.base.layout import CODEC_FILE, CONFIG_FILE, METRICS_FILE, PROMOLECULE_FILE
+from tomat.base.reporting import console, warn, write_text
+from tomat.data.codec.files import write_codec
+from tomat.data.density.promolecule import Promolecule
+from tomat.model.any_decoder import environment_of
+from tomat.model.devices import found_devices
+from tomat.train.datasets import Datasets, open_datasets, run_tables, value_table
+from tomat.train.folder import RunFolder
+from tomat.train.guards.alike import refuse_differences
+from tomat.train.guards.watch import RunGuards
+from tomat.train.logged import logged
+from tomat.train.loop import TrainingLoop, TrainResult, count_parameters
+from tomat.train.origins import Continuation, Start, plan_start
+from tomat.train.preemption import StopRequest
+from tomat.train.restore import initial_state
+from tomat.train.runs.devices import asked_but_not_found, devices_details
+from tomat.train.runs.history import last_event, read_events
+from tomat.train.runs.log_lines import truncate_metrics
+from tomat.train.runs.run_log import Asked
+from tomat.train.settings.config import TrainConfig, config_hash
+from tomat.train.startup import connect, initialise
+from tomat.train.step import Subject, build_trainer
+from tomat.train.tracking import end_wandb
+
+SUBJECT_EVENT = "subject"
+"""Of the run's history: what is trained, by content."""
+
+
+def train(
+    config: TrainConfig,
+    continuation: Continuation | None = None,
+    stop: StopRequest | None = None,
+    asked: Asked | None = None,
+    open_subject: Callable[[TrainConfig, Datasets], Subject] | None = None,
+) -> TrainResult:
+    """Train until `trainer.num_train_steps`, from the newest whole checkpoint of the run where there is one.
+
+    Args:
+        config: The run.
+        continuation: Allowed changes, a fork, a warm start; None: none of them.
+        stop: Listening already, where a command does more than train; None: SIGTERM and Ctrl-C are listened to here.
+        asked: How the run was asked for, for the log of its output folder; None: by Python.
+        open_subject: Loads what is trained, where that is not the model of the configuration alone (`distillation`).
+
+    Raises:
+        TomatError: Data, configuration, devices or a checkpoint that do not go together, another process that trains
+            the run, or a first loss that is not the configured one.
+        RetryableError: Storage that did not answer.
+    """
+    with contextlib.ExitStack() as process:
+        if stop is None:
+            stop = StopRequest(config.preemption.grace_seconds)
+            process.enter_context(stop.listening())
+
+        # On which devices, and are all hosts of one mind: before anything that one of them alone could stop at.
+        continuation = continuation or Continuation()
+        trainer_config = connect(config, dataclasses.asdict(continuation))
+        stop.take_over()  # the TPU's library has installed a handler of its own
+        if config.preemption.maintenance_notice and jax.default_backend() == "tpu":
+            stop.poll_notices(config.preemption.poll_seconds)
+
+        with stop.limiting_exit_on_error(), contextlib.ExitStack() as run:
+            # Where: the run's folder, with what another machine has written of the run.
+            folder = RunFolder.of(config)
+            folder.fetch()
+
+            # From what, and is it allowed: files are only read, so that a start that is refused changes nothing.
+            plan = plan_start(config, continuation, folder.path)
+            folder.make()
+
+            # Alone. Another process may have gone on with the run before this one had its turn.
+            first = jax.process_index() == 0
+            if first:
+                folder = process.enter_context(folder.locked())
+                if folder.fetch() or plan.is_outdated:
+                    plan = plan_start(config, continuation, folder.path)
+            guards = RunGuards(folder)
+            run.enter_context(guards.active())
+
+            # The data, and with them the checkpoint that all processes begin with.
+            datasets = open_datasets(config, folder.path)
+            refuse_differences(config, _contents(datasets))
+            guards.check_start(datasets)
+            start = plan.settle(datasets)
+
+            # The state. Trackers are opened only now: for a run that cannot go on, TensorBoard would already have
+            # dropped the last steps.
+            initialise(config, trainer_config, folder.path, start.first_step)
+            trainer_config.load_checkpoint = start.source is not None
+            trainer_config.load_checkpoint_path = None if start.source is None else start.source.path
+            tables = run_tables(datasets, environment_of(config.model))
+            if tables is not None and start.first_step > 0:
+                _check_promolecule(datasets, folder)
+            subject = None if open_subject is None else open_subject(config, datasets)
+            if subject is not None:
+                refuse_differences(config, subject.record)
+                _check_subject(subject, start, folder)
+            trainer = run.enter_context(
+                build_trainer(config, trainer_config, value_table(datasets.codec), tables, subject)
+            )
+            run.callback(folder.publish)
+            run.callback(end_wandb, config.trackers.wandb)
+            run.callback(trainer.tracker.finish)
+            state = initial_state(config, trainer, start.source, start.weights, subject)
+
+            # What begins is written down only now: a resume that fails leaves the run as it was.
+            if first:
+                start = _record(start, datasets, guards, folder)
+                if subject is not None and last_event(read_events(folder.path), SUBJECT_EVENT) is None:
+                    folder.record(SUBJECT_EVENT, start.first_step, **subject.record)
+            stop.step = int(state.step)
+            if first and stop.step < config.trainer.num_train_steps:
+                run.enter_context(logged(folder, asked or Asked(), stop.step))
+            run.enter_context(folder.recording_early_end(stop))
+            if first:
+                _announce(datasets, state, start, folder)
+            folder.publish()
+
+            # The steps.
+            if stop.step >= config.trainer.num_train_steps:
+                console.print(f"training is complete: {stop.step} of {config.trainer.num_train_steps} steps are done.")
+                nan = float("nan")
+                return TrainResult(folder.path, stop.step, stop.step, nan, nan, 0.0, count_parameters(state))
+            loop = TrainingLoop(
+                folder=folder,
+                datasets=datasets,
+                start=start,
+                trainer=trainer,
+                state=state,
+                guards=guards,
+                stop=stop,
+            )
+            return loop.run(state)
+
+
+def _contents(datasets: Datasets) -> dict[str, object]:
+    """What hosts must have the same of, by content, wherever each has it."""
+    promolecule = datasets.train.promolecule
+    return {
+        **{f"{key} (content)": sha256 for key, sha256 in datasets.contents.items()},
+        "codec": datasets.codec.sha256,
+        "promolecule": None if promolecule is None else promolecule.sha256,
+    }
+
+
+def _check_promolecule(datasets: Datasets, folder: RunFolder) -> None:
+    """Refuse to go on with another sum of atoms than the one that the model has learnt to correct.
+
+    Raises:
+        TomatError: With both hashes.
+    """
+    path, now = folder.path / PROMOLECULE_FILE, datasets.train.promolecule
+    if now is None or not path.exists():
+        return
+    before = Promolecule.load(path)
+    if before.sha256 != now.sha256:
+        raise TomatError(
+            f"run '{folder.config.run_name}' learnt with the promolecule {before.sha256[:12]} ({path}) and "
+            f"{datasets.train.url} has {now.sha256[:12]}; use the set that it was trained on, or another run_name."
+        )
+
+
+def _check_subject(subject: Subject, start: Start, folder: RunFolder) -> None:
+    """Refuse to go on with another teacher or another begin than the run had, and weights that it has no place for.
+
+    Raises:
+        TomatError: With what differs.
+    """
+    if start.weights is not None:
+        raise TomatError("--warm_start does not go with distillation, which begins with distillation.quantised.")
+    begun = last_event(read_events(folder.path), SUBJECT_EVENT)
+    if begun is None or start.first_step == 0:
+        return
+    for key, now in subject.record.items():
+        if begun.get(key) != now:
+            raise TomatError(
+                f"run '{folder.config.run_name}' began with {key} {begun.get(key)} and finds {now} now; put back what "
+                "it began with, or use another run_name."
+            )
+
+
+def _record(start: Start, datasets: Datasets, guards: RunGuards, folder: RunFolder) -> Start:
+    """Write down what the run begins with; returns the start with a fork's checkpoint copied into the run."""
+    start.record(datasets)
+    guards.record_start()
+    write_text(folder.path / CONFIG_FILE, signed(yaml.safe_dump(folder.config.to_dict(), sort_keys=False)))
+    write_codec(datasets.codec, folder.path / CODEC_FILE)
+    if datasets.train.promolecule is not None:
+        write_text(folder.path / PROMOLECULE_FILE, datasets.train.promolecule.to_text())
+    if start.fork is None:
+        return start
+    # A large checkpoint takes minutes to copy; a machine that goes on with the run must know what it is.
+    folder.publish()
+    return start.with_fork_copied()
+
+
+def _announce(datasets: Datasets, state: TrainerState, start: Start, folder: RunFolder) -> None:
+    """Say what begins, on the terminal and in the run's history; cut the log back to where the run goes on."""
+    config, first_step = folder.config, int(state.step)
+    again = truncate_metrics(folder.path / METRICS_FILE, first_step)
+    before = [event for event in read_events(folder.path) if event["event"] in ("start", "resume", "stop", "preempted")]
+    found = found_devices()
+    details = {**devices_details(found, config.slice), "configuration": config_hash(config)}
+    if not before:
+        folder.record("start", first_step, **details)
+    elif first_step < config.trainer.num_train_steps:
+        # A process that was killed has left no event of its end.
+        after = before[-1]["event"] if before[-1]["event"] in ("stop", "preempted") else "killed"
+        saved = start.checkpoint.path if start.checkpoint is not None else None
+        folder.record("resume", first_step, after=after, checkpoint=saved, steps_again=again, **details)
+    said = (
+        f": {count_parameters(state) / 1e6:,.1f} M parameters, "
+        f"{datasets.train.rows:,} rows of {config.seq_len} tokens, batch {config.batch_size}, loss {config.loss.kind}, "
+        f"{found.words}" + (f", resumed at step {first_step}" if first_step else "")
+    )
+    console.print(Text.assemble("run ", (config.run_name, "bold"), said))
+    if asked_but_not_found(found, config.slice):
+        warn(f"it is meant for {config.slice}, and runs on {found}.")
+    if (warning := config.loss.warning()) is not None:
+        warn(warning)

@@ -1,0 +1,182 @@
+"""Runs beside each other: what differs in their settings, their losses by step, where their time went."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import fsspec
+
+from tomat.base.documents import flatten, is_figure, mapping
+from tomat.base.errors import TomatError
+from tomat.base.layout import CODEC_FILE, CONFIG_FILE
+from tomat.base.reporting import counted, is_or_are
+from tomat.train.runs.data_record import recorded_contents
+from tomat.train.runs.devices import NOT_ON_RECORD, devices_sentence
+from tomat.train.runs.entries import headline
+from tomat.train.runs.figures import Figures, read_evaluation, run_figures, step_breakdown
+from tomat.train.runs.record import RunRecord, read_codec, read_record
+from tomat.train.runs.run_log import NAMES
+
+MOST_RUNS = 8
+"""More lines than one figure can tell apart."""
+WINDOWS = 20
+"""Of the steps, in the table of losses."""
+TRAINING, VALIDATION = "train/loss", "eval/validation/loss"
+SAME_LOSS = ("loss.", "data.vocabulary_rows")
+"""Settings that decide what a loss is; one that differs makes losses incomparable."""
+ONLY_SPEED = ("loss.block_positions", "loss.kernel", "loss.tiles", "loss.interpret")
+"""What lies below them and decides only how it is computed."""
+
+
+@dataclass(frozen=True)
+class RunView:
+    """What a comparison shows of a run."""
+
+    name: str
+    """Unique in the comparison."""
+    url: str
+    setup: Mapping[str, Any]
+    figures: Figures
+    breakdown_seconds: Mapping[str, float]
+    losses: Mapping[int, float]
+    """Of training, by step."""
+    validation: Mapping[int, float]
+    """The same held out."""
+    devices: str = NOT_ON_RECORD
+    """What its speeds are of, and the slice that was asked for where that is another."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two runs or more; the first is what the others are held against."""
+
+    runs: tuple[RunView, ...]
+    settings: Mapping[str, tuple[Any, ...]]
+    """Values, run by run, of each dotted key in which they differ; None where a run does not have it."""
+    not_comparable: tuple[str, ...]
+    """Why their losses must not be held against each other; empty where they may."""
+    common_steps: tuple[int, ...]
+    """Steps that every run has a training loss of."""
+    windows: tuple[tuple[int, int, tuple[float, ...]], ...]
+    """First and last of some common steps, and the mean training loss of each run over them."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """For `--json`, units in the keys."""
+        return {
+            "runs": [
+                {
+                    "name": run.name,
+                    "url": run.url,
+                    "devices": run.devices,
+                    "figures": run.figures,
+                    "breakdown_seconds": run.breakdown_seconds,
+                    "validation_loss_by_step": {str(step): loss for step, loss in run.validation.items()},
+                }
+                for run in self.runs
+            ],
+            "settings_that_differ": {key: list(values) for key, values in self.settings.items()},
+            "losses_comparable": not self.not_comparable,
+            "not_comparable": list(self.not_comparable),
+            "common_steps": len(self.common_steps),
+            "windows": [
+                {"first_step": first, "last_step": last, "training_loss": list(losses)}
+                for first, last, losses in self.windows
+            ],
+        }
+
+
+def compare_runs(urls: Sequence[str]) -> Comparison:
+    """Read runs and hold them against each other.
+
+    Args:
+        urls: Folders or URLs of runs, 2 to `MOST_RUNS`, each once.
+
+    Raises:
+        TomatError: One is no run, or cannot be read; or there are too few, too many, or one twice.
+    """
+    places = [url.rstrip("/") or "/" for url in urls]
+    if not 2 <= len(places) <= MOST_RUNS or len(set(places)) < len(places):
+        raise TomatError(
+            f"{counted(len(places), 'run')} {is_or_are(len(places))} named; expected 2 to {MOST_RUNS}, each once."
+        )
+    records = [_read(url) for url in places]
+    names = _names(records)
+    views = tuple(_view(name, record) for name, record in zip(names, records, strict=True))
+    flat = [{key: value for key, value in flatten(record.config).items() if key not in NAMES} for record in records]
+    keys = sorted(set().union(*flat))
+    settings = {key: tuple(one.get(key) for one in flat) for key in keys}
+    settings = {key: values for key, values in settings.items() if any(value != values[0] for value in values[1:])}
+    common = sorted(set.intersection(*(set(view.losses) for view in views)))
+    return Comparison(
+        views, settings, _not_comparable(records, settings), tuple(common), tuple(_windows(views, common))
+    )
+
+
+def _read(url: str) -> RunRecord:
+    files, root = fsspec.core.url_to_fs(url)
+    if not files.exists(f"{root}/{CONFIG_FILE}"):
+        raise TomatError(
+            f"{url} is not a run: it has no {CONFIG_FILE}; give a folder or URL that `tomat train` made, such as "
+            "runs/demo."
+        )
+    return read_record(url)
+
+
+def _names(records: Sequence[RunRecord]) -> list[str]:
+    names = [record.name for record in records]
+    return names if len(set(names)) == len(names) else [record.url for record in records]
+
+
+def _view(name: str, record: RunRecord) -> RunView:
+    return RunView(
+        name=name,
+        url=record.url,
+        setup=headline(record.config),
+        devices=devices_sentence(record.ran.devices, record.asked_slice),
+        figures=run_figures(record.rows, read_evaluation(record.url), record.ran.rows),
+        breakdown_seconds=step_breakdown(record.rows),
+        losses=_curve(record, TRAINING),
+        validation=_curve(record, VALIDATION),
+    )
+
+
+def _curve(record: RunRecord, key: str) -> dict[int, float]:
+    return {row["step"]: float(row[key]) for row in record.rows if is_figure(row.get(key))}
+
+
+def _windows(views: Sequence[RunView], common: Sequence[int]) -> list[tuple[int, int, tuple[float, ...]]]:
+    """The common steps in at most `WINDOWS` parts of one size, but for the last."""
+    size = max(1, -(-len(common) // WINDOWS))
+    parts = [common[start : start + size] for start in range(0, len(common), size)]
+    return [
+        (part[0], part[-1], tuple(sum(view.losses[step] for step in part) / len(part) for view in views))
+        for part in parts
+    ]
+
+
+def _not_comparable(records: Sequence[RunRecord], settings: Mapping[str, Sequence[Any]]) -> tuple[str, ...]:
+    """What makes a loss of one run mean something else than that of another."""
+    reasons = []
+    codecs = [_codec(record) for record in records]
+    if len(set(codecs)) > 1:
+        sizes = [mapping(record.config.get("data")).get("n_density_tokens") for record in records]
+        reasons.append(
+            f"they have other vocabularies: codecs {', '.join(map(str, codecs))} with {', '.join(map(str, sizes))} "
+            "density ids"
+        )
+    for key in settings:
+        if key.startswith(SAME_LOSS) and not key.startswith(ONLY_SPEED):
+            reasons.append(f"{key} differs: {', '.join(map(str, settings[key]))}")
+    contents = [recorded_contents(record.events) or {} for record in records]
+    for key, words in (("data.train", "training"), ("data.validation", "validation")):
+        hashes = [str(one.get(key) or "not recorded")[:12] for one in contents]
+        if len(set(hashes)) > 1:
+            reasons.append(f"their {words} data differ in content: {', '.join(hashes)}")
+    return tuple(reasons)
+
+
+def _codec(record: RunRecord) -> str:
+    files, root = fsspec.core.url_to_fs(record.url)
+    if not files.exists(f"{root}/{CODEC_FILE}"):
+        return "not recorded"
+    return read_codec(record.url, f"run '{record.name}'").sha256[:12]

@@ -1,0 +1,302 @@
+"""One process trains a run at a time: a locked file in the run's folder, a lease in its bucket.
+
+Two that train the same run write the same log and remove each other's checkpoints. Of several hosts the first holds it.
+
+- In a folder `train.lock` is locked with `flock`: the system lets go of it when the process ends, however it ends.
+- In a bucket `lease.json` is created where there is none, renewed while the run is trained, and deleted at its end,
+  each on the condition that nobody else has written it (`ifGenerationMatch`). Another process watches it, and takes
+  it over if it is not renewed for `LEASE_SECONDS` by the watcher's own clock. No clock of another machine is believed.
+"""
+
+import contextlib
+import datetime
+import fcntl
+import json
+import os
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import tensorstore as ts
+
+from tomat.base.errors import RetryableError, TomatError
+from tomat.base.layout import LEASE_FILE, LOCK_FILE
+from tomat.base.reporting import console, warn, writing
+from tomat.base.storage import Store, explaining_storage
+from tomat.train.runs.published import is_remote
+
+LEASE_SECONDS = 60.0
+"""A lease that is not renewed for so long is given up: the longest that a run waits which follows one that was killed
+on another machine. A TPU slice takes longer to be had again."""
+
+RENEW_SECONDS = 15.0
+"""Between renewals: three may fail."""
+
+LEASE_TRIES = 4
+"""How often a request for the lease is tried, in 3.5 s of waiting."""
+
+
+@dataclass(frozen=True)
+class Holder:
+    """Who trains the run, as it is written down for others to read."""
+
+    process: int
+    host: str
+    machine: str
+    """Names the running system and its process ids, so that "this process is gone" can be said; empty where unknown."""
+    since: str
+    """UTC, by the holder's own clock."""
+    token: str
+    """Different for every start."""
+
+    @classmethod
+    def this_process(cls) -> "Holder":
+        """The holder that this process would be."""
+        now = datetime.datetime.now(datetime.UTC).isoformat(sep=" ", timespec="seconds").removesuffix("+00:00")
+        return cls(os.getpid(), socket.gethostname(), _machine(), f"{now} UTC", uuid.uuid4().hex)
+
+    @classmethod
+    def from_text(cls, text: str | bytes) -> "Holder":
+        """As `to_text` wrote it; unknown fields are left out, missing ones said to be so."""
+        with contextlib.suppress(ValueError, TypeError, KeyError):
+            values = json.loads(text)
+            return cls(*(values[name] for name in ("process", "host", "machine", "since", "token")))
+        return cls(0, "unknown", "", "an unknown time", "")
+
+    def to_text(self) -> str:
+        """JSON text."""
+        return json.dumps(asdict(self)) + "\n"
+
+    def __str__(self) -> str:
+        return f"process {self.process} on host {self.host}, since {self.since}"
+
+    @property
+    def is_gone(self) -> bool:
+        """It ran on this machine, where there is no such process any more."""
+        if not self.machine or self.machine != _machine():
+            return False
+        try:
+            os.kill(self.process, 0)
+        except ProcessLookupError:
+            return True
+        except OSError:
+            return False
+        return False
+
+
+class RunLock:
+    """The lock of a run in a folder, held; `Lease` is that of one in a bucket."""
+
+    def check(self) -> None:
+        """Nothing can take it away."""
+
+    def confirm(self) -> None:
+        """Nothing can take it away."""
+
+
+@contextlib.contextmanager
+def hold_run(run_url: str, run_dir: Path, run_name: str) -> Iterator[RunLock]:
+    """Be the one that trains the run while the context is open; for the first process alone.
+
+    Args:
+        run_url: The run's folder or URL.
+        run_dir: Its local folder, which exists.
+        run_name: For the message.
+
+    Raises:
+        TomatError: Another process trains it, with who and since when; or the place cannot be written.
+    """
+    if not is_remote(run_url):
+        with _locked(run_dir / LOCK_FILE, run_name):
+            yield RunLock()
+        return
+    lease = Lease(run_url, run_name)
+    lease.acquire()
+    try:
+        yield lease
+    finally:
+        lease.release()
+
+
+@contextlib.contextmanager
+def _locked(path: Path, run_name: str) -> Iterator[None]:
+    try:
+        file = path.open("a+", encoding="utf-8")
+    except OSError as error:
+        raise TomatError(
+            f"{path} cannot be written: {error.strerror}. Set --output_dir to a folder that this user may write."
+        ) from error
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            file.seek(0)
+            holder = Holder.from_text(file.read())
+            raise TomatError(
+                f"run '{run_name}' is being trained by {holder} ({path} is locked). Wait for it, stop it "
+                f"(`kill {holder.process}`; it saves first), or use another run_name; the lock ends with its process."
+            ) from error
+        except OSError as error:  # some network file systems have no locks
+            warn(f"{path} cannot be locked ({error.strerror}): make sure that no other process trains this run.")
+        with writing(path):
+            file.truncate(0)
+            file.write(Holder.this_process().to_text())
+            file.flush()
+        yield
+
+
+class Lease(RunLock):
+    """The lease of a run in a bucket.
+
+    Args:
+        run_url: The run's URL.
+        run_name: For the messages.
+        lease_seconds: Without renewal for so long, it is given up.
+        renew_seconds: Between renewals.
+    """
+
+    def __init__(
+        self,
+        run_url: str,
+        run_name: str,
+        lease_seconds: float = LEASE_SECONDS,
+        renew_seconds: float = RENEW_SECONDS,
+    ):
+        self._store = Store(run_url, tries=LEASE_TRIES)
+        self.url = self._store.url + LEASE_FILE
+        self._run_name = run_name
+        self._lease_seconds = lease_seconds
+        self._renew_seconds = renew_seconds
+        self.holder = Holder.this_process()
+        self._generation = b""
+        self._renewals = 0
+        self._lost = ""
+        """Who has it now, once that is somebody else."""
+        self._lock = threading.Lock()
+        self._released = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def acquire(self) -> None:
+        """Get the lease, waiting for an old one to end, and renew it from now on in a thread.
+
+        Raises:
+            TomatError: Another process holds and renews it, or the bucket cannot be written.
+            RetryableError: The bucket does not answer.
+        """
+        first: bytes | None = None
+        since = time.monotonic()
+        while True:
+            found = self._read()
+            generation = found.stamp.generation
+            theirs = None if found.state == "missing" else Holder.from_text(found.value)
+            if theirs is not None and theirs.token != self.holder.token and not theirs.is_gone:
+                if first is None:
+                    first = generation
+                    console.print(
+                        f"{self.url} is held by {theirs}; waiting up to {self._lease_seconds:.0f} s to see whether it "
+                        "is renewed."
+                    )
+                elif generation != first:
+                    raise TomatError(
+                        f"run '{self._run_name}' is being trained by {theirs} ({self.url} has just been renewed). Stop "
+                        "it there, or use another run_name. When it has ended, or "
+                        f"{self._lease_seconds:.0f} s after it was killed, the same command takes over."
+                    )
+                elif time.monotonic() - since >= self._lease_seconds:
+                    console.print(f"{self.url} was not renewed for {self._lease_seconds:.0f} s: taking over.")
+                    theirs = None
+                if theirs is not None:
+                    time.sleep(min(2.0, self._lease_seconds / 10))
+                    continue
+            if self._write(generation):
+                break
+        self._thread = threading.Thread(target=self._renew_until_released, name="lease", daemon=True)
+        self._thread.start()
+
+    def check(self) -> None:
+        """Raise if somebody else has the lease, as far as is known.
+
+        Raises:
+            TomatError: With who has it.
+        """
+        if self._lost:
+            raise TomatError(
+                f"the lease {self.url} of run '{self._run_name}' now belongs to {self._lost}; this process stops, "
+                "without a save, so that one alone trains the run."
+            )
+
+    def confirm(self) -> None:
+        """`check`, and know it: the lease is renewed first, since while a machine is suspended its clock stands still.
+
+        Raises:
+            TomatError: As for `check`.
+            RetryableError: The bucket does not answer, for as long as a lease lasts.
+        """
+        since = time.monotonic()
+        while True:
+            try:
+                self._renew()
+                break
+            except RetryableError:
+                if time.monotonic() - since >= self._lease_seconds:
+                    raise
+            time.sleep(min(1.0, self._lease_seconds / 10))
+        self.check()
+
+    def release(self) -> None:
+        """Let go of the lease. Where the bucket does not answer, it ends by itself."""
+        self._released.set()
+        if self._thread is not None:
+            self._thread.join()
+        with contextlib.suppress(ValueError, OSError):
+            self._store.objects.write(LEASE_FILE, None, if_equal=self._generation).result()
+
+    def _renew_until_released(self) -> None:
+        while not self._released.wait(self._renew_seconds) and not self._lost:
+            # Not answered: `confirm` finds out before it matters.
+            with contextlib.suppress(TomatError):
+                self._renew()
+
+    def _renew(self) -> None:
+        with self._lock:
+            if self._lost or self._write(self._generation):
+                return
+            found = self._read()
+            self._lost = "nobody: it was deleted"
+            if found.state != "missing":
+                self._lost = str(Holder.from_text(found.value))
+
+    def _write(self, generation: bytes) -> bool:
+        """Write the lease if it is still at `generation`; whether it is this process's now."""
+        # Another number each time: the generation in a folder is made of what the file system keeps of it.
+        self._renewals += 1
+        content = json.dumps({**asdict(self.holder), "renewals": self._renewals}).encode()
+        with explaining_storage(f"Cannot write {self.url}", "Give this user the right to write it."):
+            written: Any = self._store.objects.write(LEASE_FILE, content, if_equal=generation).result()
+        if not written.generation:
+            # Refused; or carried out, and refused when TensorStore asked again for want of an answer.
+            found = self._read()
+            if found.state == "missing" or Holder.from_text(found.value).token != self.holder.token:
+                return False
+            self._generation = found.stamp.generation
+        else:
+            self._generation = written.generation
+        return True
+
+    def _read(self) -> ts.KvStore.ReadResult:
+        with explaining_storage(f"Cannot read {self.url}", "Give this user the right to read it."):
+            return self._store.objects.read(LEASE_FILE).result()
+
+
+def _machine() -> str:
+    """Names this start of the system and this space of process ids; empty where the system does not say."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return ""

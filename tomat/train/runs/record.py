@@ -1,0 +1,156 @@
+"""What a run has written about itself, read from its folder or bucket."""
+
+import datetime
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import fsspec
+
+from tomat.base.documents import mapping, parse_yaml
+from tomat.base.errors import TomatError
+from tomat.base.layout import CODEC_FILE, CONFIG_FILE, METRICS_FILE
+from tomat.base.storage import explaining_storage
+from tomat.data.codec.base import DensityCodec
+from tomat.data.codec.files import codec_from_text
+from tomat.train.runs.devices import RanSteps, ran_steps
+from tomat.train.runs.history import REMEDY, read_history
+from tomat.train.runs.log_lines import parse_metrics
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """A run's small files."""
+
+    url: str
+    """Folder or URL, without a final slash."""
+    config: Mapping[str, Any]
+    """`config.yaml`."""
+    rows: list[dict[str, Any]]
+    """The lines of `metrics.jsonl` in the order they were written."""
+    unreadable_lines: tuple[int, ...]
+    """Numbers, from 1, of lines that are no JSON object with a step from 0 to 10^9."""
+    events: list[dict[str, Any]]
+    """`history.jsonl`."""
+    written_utc: float | None
+    """When `metrics.jsonl` was last written, seconds since 1970; None where it has not been."""
+    unreadable_events: tuple[int, ...] = ()
+    """Numbers, from 1, of lines of `history.jsonl` that are no JSON object with an event."""
+
+    @property
+    def name(self) -> str:
+        """The run's name."""
+        return str(self.config.get("run_name") or self.url.rsplit("/", 1)[-1])
+
+    @property
+    def total_steps(self) -> int | None:
+        """Steps the run is to have; None where its configuration does not say."""
+        steps = mapping(self.config.get("trainer")).get("num_train_steps")
+        return steps if isinstance(steps, int) and not isinstance(steps, bool) else None
+
+    @property
+    def asked_slice(self) -> str | None:
+        """The slice that its configuration names, whatever it ran on."""
+        asked = self.config.get("slice")
+        return None if asked is None else str(asked)
+
+    @property
+    def ran(self) -> RanSteps:
+        """The steps that its speeds are of, and the devices that those ran on."""
+        return ran_steps(self.rows, self.events, self.asked_slice)
+
+    @property
+    def temporary_url(self) -> str | None:
+        """Where temporary checkpoints go, if elsewhere."""
+        return temporary_place(self.config, self.name)
+
+
+def temporary_place(config: Mapping[str, Any], run_name: str) -> str | None:
+    """Where a run's configuration sends its temporary checkpoints; None: beside the permanent ones."""
+    base = mapping(mapping(config.get("trainer")).get("checkpointer")).get("temporary_base_path")
+    return f"{str(base).rstrip('/')}/{run_name}" if base else None
+
+
+def find_runs(place: str) -> list[str]:
+    """The runs at `place`: itself, or the folders right below it that hold a `config.yaml`; sorted.
+
+    Raises:
+        TomatError: There is no such place, or no run in it.
+    """
+    place = place.rstrip("/") or "/"
+    files, root = fsspec.core.url_to_fs(place)
+    files.invalidate_cache()
+    with explaining_storage(f"{place} cannot be read", REMEDY):
+        if files.exists(f"{root}/{CONFIG_FILE}"):
+            return [place]
+        try:
+            # A link to a folder is neither file nor directory.
+            below = [entry["name"].rstrip("/") for entry in files.ls(root, detail=True) if entry["type"] != "file"]
+        except (FileNotFoundError, NotADirectoryError) as error:
+            raise TomatError(
+                f"{place} does not exist; give a run's folder or URL, or the one that holds runs."
+            ) from error
+        names = sorted(path.rsplit("/", 1)[-1] for path in below if files.exists(f"{path}/{CONFIG_FILE}"))
+    if not names:
+        raise TomatError(f"{place} holds no run: no folder in it has a {CONFIG_FILE}. Give the `output_dir` of runs.")
+    return [f"{place}/{name}" for name in names]
+
+
+def read_record(url: str) -> RunRecord:
+    """Read a run's small files.
+
+    Raises:
+        TomatError: One of them cannot be read.
+    """
+    files, root = fsspec.core.url_to_fs(url)
+    with explaining_storage(f"{url}/{CONFIG_FILE} cannot be read"):
+        config = mapping(parse_yaml(files.cat_file(f"{root}/{CONFIG_FILE}"), f"{url}/{CONFIG_FILE}"))
+    rows: list[dict[str, Any]] = []
+    unreadable: tuple[int, ...] = ()
+    written = None
+    metrics = f"{root}/{METRICS_FILE}"
+    with explaining_storage(f"{url}/{METRICS_FILE} cannot be read"):
+        if files.exists(metrics):
+            rows, unreadable = parse_metrics(files.cat_file(metrics).decode(errors="replace"))
+            modified = files.modified(metrics)
+            if modified.tzinfo is None:
+                modified = modified.replace(tzinfo=datetime.UTC)
+            written = modified.timestamp()
+    events, unreadable_events = read_history(url)
+    return RunRecord(url, config, rows, unreadable, events, written, unreadable_events)
+
+
+def read_config(path: str) -> dict[str, Any]:
+    """A recorded `config.yaml` as plain values.
+
+    Raises:
+        TomatError: There is none, it cannot be read, or it is not YAML.
+    """
+    content = _content(path, "; name a run that has been started")
+    values = parse_yaml(content, path, "Restore it or use another run_name.")
+    if not isinstance(values, dict):
+        raise TomatError(f"{path} holds no settings, but {values!r:.80}; restore it or use another run_name.")
+    return values
+
+
+def read_codec(run_url: str, whose: str) -> DensityCodec:
+    """The codec of the data that a run was trained on.
+
+    Args:
+        run_url: The run's folder or URL.
+        whose: Names the run in the error.
+
+    Raises:
+        TomatError: It is not on record, or cannot be read.
+    """
+    url = f"{run_url}/{CODEC_FILE}"
+    return codec_from_text(_content(url, f", so that the codec of {whose} is not known; it is needed").decode(), url)
+
+
+def _content(url: str, if_missing: str) -> bytes:
+    files, path = fsspec.core.url_to_fs(url)
+    with explaining_storage(f"{url} cannot be read", REMEDY):
+        try:
+            return files.cat_file(path)
+        except FileNotFoundError as error:
+            raise TomatError(f"{url} does not exist{if_missing}.") from error

@@ -1,0 +1,117 @@
+"""Which tokens a run reads."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from tomat.base.errors import TomatError
+from tomat.data.density.rules import ReadRules
+from tomat.data.tokens.layouts import LAYOUTS, SequenceLayout
+from tomat.data.tokens.shuffle import BlockShuffleConfig
+from tomat.data.tokens.vocabulary import Vocabulary
+
+BUFFERED_BATCHES, MOST_PREFETCHED = 8, 1024
+"""Batches made ahead where nothing is set, and at most."""
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """Which tokens a run reads."""
+
+    source: Literal["embedded", "folder", "shards"] = "shards"
+    """`embedded`: the densities that ship with tomat, tokenised into the run's folder on first use; `folder`: those
+    below `input`, likewise; `shards`: data sets written by `tomat tokenise`."""
+    input: str | None = None
+    """Folder or file of densities (`source: folder`); their content is what a run is known by, not where they lie."""
+    train: str | None = None
+    """Folder or `gs://` URL of the training shard set (`source: shards`)."""
+    validation: str | None = None
+    """Folder or `gs://` URL of the validation shard set (`source: shards`)."""
+    layout: str = "v3-p19"
+    """The sequence layout (`tomat/data/tokens/patch.py`); a shard set with another one is refused."""
+    n_density_tokens: int = 16384
+    """Number of density ids: bins of the Lloyd-Max codec. A shard set with another number is refused. With `source:
+    folder` the most that are taken: how many follows from the densities and `codec_floor`."""
+    vocabulary_rows: int | None = None
+    """Rows of the model's embedding and of its logits; None: the ids of the vocabulary. Rows beyond those belong to no
+    token: padding to a round number, or the vocabulary of another decoder, whose step is to be planned."""
+    seq_len: int | None = None
+    """Tokens per sequence that the model reads; None: the layout's context. Shorter cuts each row."""
+    shuffle: BlockShuffleConfig = BlockShuffleConfig()
+    """How rows are shuffled; no cache is built."""
+    verify_checksums: bool = True
+    """Check the checksum of every block as it is read."""
+    prefetch_batches: int = BUFFERED_BATCHES
+    """Batches made ahead of the step that uses them; 0: each is made when it is asked for."""
+    in_memory: bool = False
+    """Keep every block that has been read; from the second epoch on nothing is read. Else those of two windows of the
+    shuffle are kept."""
+    patches_per_material: int = 64
+    """Patches drawn from each cell (`source: embedded`, `folder`)."""
+    codec_objective: Literal["absolute", "squared"] = "absolute"
+    """What the codec minimises that is fitted to the densities (`source: embedded`, `folder`)."""
+    codec_floor: float = 0.01
+    """NMAE that rounding to the codec's bins may cost (`source: folder`); the fewest bins below it are taken."""
+    validation_share: float = 0.1
+    """Share of the densities that is held out, whole compositions (`source: folder`); 0: none."""
+    split_seed: int = 0
+    """Decides which compositions are held out (`source: folder`)."""
+    species: tuple[str, ...] = ()
+    """Elements of CHGCARs that name none, VASP 4 (`source: folder`), in the order of their counts."""
+    accept: tuple[str, ...] = ()
+    """Refusals of densities that are lifted (`source: folder`): names of `tomat/data/density/rules.py`."""
+
+    def __post_init__(self) -> None:
+        if self.layout not in LAYOUTS:
+            raise TomatError(f"data.layout is '{self.layout}'; expected one of {', '.join(sorted(LAYOUTS))}.")
+        if self.source == "shards" and self.train is None:
+            raise TomatError(
+                "data.source is 'shards' but data.train is not set; give the folder or gs:// URL of a shard set "
+                "(`tomat tokenise` writes one), or set data.source=embedded."
+            )
+        if self.source != "shards" and (self.train or self.validation):
+            raise TomatError(
+                f"data.source is '{self.source}', yet data.train or data.validation is set; to read them, "
+                "use data.source=shards."
+            )
+        if (self.source == "folder") != (self.input is not None):
+            raise TomatError(
+                f"data.source is '{self.source}' and data.input {self.input!r}; data.source=folder needs the folder of "
+                "densities as data.input, no other source takes one."
+            )
+        if not 0 <= self.prefetch_batches <= MOST_PREFETCHED:
+            raise TomatError(
+                f"data.prefetch_batches is {self.prefetch_batches}; expected 0 to {MOST_PREFETCHED}: all are in memory."
+            )
+        if not 0 < self.codec_floor < 1 or not 0 <= self.validation_share < 1:
+            raise TomatError(
+                f"data.codec_floor is {self.codec_floor} and data.validation_share {self.validation_share}; expected "
+                "shares, the first above 0."
+            )
+        ReadRules(self.species, self.accept)
+        context = self.sequence_layout.context
+        if self.seq_len is not None and not 2 <= self.seq_len <= context:
+            raise TomatError(
+                f"data.seq_len is {self.seq_len}; expected 2 to {context}, the context of layout {self.layout}."
+            )
+        if self.n_density_tokens < 2:
+            raise TomatError(f"data.n_density_tokens is {self.n_density_tokens}; expected at least 2.")
+        if self.model_vocabulary < self.vocabulary.size:
+            raise TomatError(
+                f"data.vocabulary_rows is {self.vocabulary_rows:,}; expected at least {self.vocabulary.size:,}, the "
+                f"ids of a vocabulary with {self.n_density_tokens:,} density ids."
+            )
+
+    @property
+    def sequence_layout(self) -> SequenceLayout:
+        """The layout named by `layout`."""
+        return LAYOUTS[self.layout]
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """The vocabulary with `n_density_tokens` density ids."""
+        return Vocabulary(self.n_density_tokens)
+
+    @property
+    def model_vocabulary(self) -> int:
+        """Rows of the model's embedding and of its logits."""
+        return self.vocabulary.size if self.vocabulary_rows is None else self.vocabulary_rows

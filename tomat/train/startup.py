@@ -1,0 +1,152 @@
+"""Bringing the devices up: compiler flags, `jax.distributed`; then, once data, codec and checkpoint have been judged,
+log and trackers."""
+
+import dataclasses
+import importlib.util
+import logging
+import os
+import socket
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+
+import jax
+from levanter.tracker.tensorboard import TensorboardConfig
+from levanter.tracker.tracker import TrackerConfig
+from levanter.trainer import TrainerConfig
+
+from tomat.base.allocator import keep_freed_memory
+from tomat.base.errors import TomatError
+from tomat.base.layout import METRICS_FILE
+from tomat.base.reporting import writing
+from tomat.hardware.chips import slice_named
+from tomat.hardware.found import FoundDevices
+from tomat.model.devices import found_devices, ignore_absent_tpu, join_processes
+from tomat.train.guards.alike import compare_hosts
+from tomat.train.settings.config import TrainConfig
+from tomat.train.tracking import JsonLinesTrackerConfig
+
+
+def connect(config: TrainConfig, beside: Mapping[str, object] | None = None) -> TrainerConfig:
+    """Set the compilers' flags and start `jax.distributed`; the first call that touches a device. Writes nothing.
+
+    Args:
+        config: The run.
+        beside: What else decides what is trained, by name; hosts must agree on it as on the configuration.
+
+    Raises:
+        TomatError: A tracker that is not installed, hosts that were started unlike one another, other devices than the
+            run is meant for, a batch that they cannot share, or memory that is to be kept by a C library that cannot.
+    """
+    trainer_config = config.trainer_config()
+    if config.keep_freed_memory:
+        keep_freed_memory()
+    # The compilers read their flags from the environment at the first device use.
+    flags = {"XLA_FLAGS": config.compiler.xla_flags, "LIBTPU_INIT_ARGS": config.compiler.libtpu_args}
+    for variable, given in flags.items():
+        if given:
+            os.environ[variable] = " ".join([os.environ.get(variable, ""), *given]).strip()
+    # JAX's own service takes SIGTERM in C++, where neither the grace nor a second signal can be told from it.
+    jax.config.update("jax_enable_preemption_service", False)
+    ignore_absent_tpu()
+    # Before any collective: on a pod, `jax.device_count()` is right only after this.
+    join_processes(trainer_config.distributed)
+    trainer_config.distributed = dataclasses.replace(trainer_config.distributed, initialize_jax_distributed=False)
+    # Before what a host alone may stumble over, for which the others would wait.
+    compare_hosts(config, beside or {})
+    refuse_other_devices(config, found_devices())
+    if config.trackers.tensorboard and importlib.util.find_spec("tensorboardX") is None:
+        raise TomatError(
+            "trackers.tensorboard is set, but tensorboardX is not installed; install it with "
+            "`uv sync --extra tensorboard`."
+        )
+    config.check_batch(trainer_config.data_axis_size)
+    return trainer_config
+
+
+def refuse_other_devices(config: TrainConfig, found: FoundDevices) -> None:
+    """Stop a run that is meant for another slice, unless `run_elsewhere` is set.
+
+    Raises:
+        TomatError: With both.
+    """
+    if config.slice is None or config.run_elsewhere:
+        return
+    difference = found.difference(slice_named(config.slice))
+    if difference is not None:
+        raise TomatError(
+            f"run '{config.run_name}' is meant for another slice: {difference}. Start it there, or set --slice to what "
+            "is here (null: whatever is here), or --run_elsewhere true, with which its figures are those of what ran."
+        )
+
+
+def trackers(config: TrainConfig, run_dir: Path, first_step: int) -> tuple[TrackerConfig, ...]:
+    """Where the run's metrics go.
+
+    Args:
+        config: The run.
+        run_dir: Its local folder.
+        first_step: The step that this process is to begin with.
+    """
+    found: list[TrackerConfig] = [JsonLinesTrackerConfig(path=str(run_dir / METRICS_FILE))]
+    if config.trackers.wandb is not None:
+        found.append(dataclasses.replace(config.trackers.wandb, id=config.run_name))
+    if config.trackers.tensorboard:
+        # What a killed process wrote beyond its checkpoint is taken back, or TensorBoard would show those steps twice.
+        found.append(TensorboardConfig(logdir=str(run_dir / "tensorboard"), purge_step=first_step))
+    return tuple(found)
+
+
+def initialise(config: TrainConfig, trainer_config: TrainerConfig, run_dir: Path, first_step: int) -> None:
+    """Start logging and trackers.
+
+    Args:
+        config: The run.
+        trainer_config: From `connect`; its tracker and its folder for logs are set.
+        run_dir: The run's local folder.
+        first_step: The step that this process is to begin with.
+    """
+    trainer_config.tracker = trackers(config, run_dir, first_step)
+    trainer_config.log_dir = run_dir
+    with warnings.catch_warnings():
+        # A second run in one process (a notebook, a test): the tracker of the first one is finished.
+        warnings.filterwarnings("ignore", message="Global tracker is already set")
+        trainer_config.initialize()
+    rename_log(run_dir, config.run_name)
+    quiet_terminal()
+
+
+def rename_log(run_dir: Path, run_name: str) -> None:
+    """Have Levanter's log in `<run_name>.log`.
+
+    Levanter 0.2.227 hands its logging the name with `.log`, which adds `.log` to it (`TrainerConfig.initialize`,
+    `init_logging`), and takes no other name. What earlier starts wrote under that name is moved too.
+    """
+    wrong, right = (run_dir / f"{run_name}{suffix}" for suffix in (".log.log", ".log"))
+    root = logging.getLogger()
+    for handler in list(root.handlers):
+        if isinstance(handler, logging.FileHandler) and Path(handler.baseFilename) == wrong.absolute():
+            renamed = logging.FileHandler(right, mode=handler.mode)
+            renamed.setLevel(handler.level)
+            renamed.setFormatter(handler.formatter)
+            root.removeHandler(handler)
+            handler.close()
+            root.addHandler(renamed)
+    # Hosts that share the folder share the file: one of them takes it away, whole.
+    taken = wrong.with_name(f".{wrong.name}.{socket.gethostname()}.{os.getpid()}")
+    try:
+        wrong.rename(taken)
+    except FileNotFoundError:  # another host has it, or nothing was logged
+        return
+    with writing(right), right.open("ab") as file:
+        file.write(taken.read_bytes())
+    taken.unlink()
+
+
+def quiet_terminal() -> None:
+    """Leave the terminal to the progress bar and to what needs attention; Levanter's own log is in the run's folder."""
+    for handler in logging.getLogger().handlers:
+        if type(handler) is logging.StreamHandler:
+            handler.setLevel(logging.WARNING)
+    # Levanter 0.2.227 warns once for every optional part that a model does not have, some 40 lines for each load.
+    logging.getLogger("levanter.tensorstore_serialization").setLevel(logging.ERROR)

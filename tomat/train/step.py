@@ -1,0 +1,197 @@
+"""The training step: loss, optimizer and Levanter's trainer, built from a `TrainConfig` and nothing else.
+
+The trainer runs this step; the planner compiles the same one for a TPU slice without a TPU.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+import haliax as hax
+import jax
+import jax.numpy as jnp
+import numpy as np
+from haliax import Axis, NamedArray
+from haliax.partitioning import ResourceMapping, pspec_for_axis
+from jaxtyping import PRNGKeyArray
+from levanter.metrics import Metric, ReductionType
+from levanter.models.lm_model import LmHeadModel
+from levanter.trainer import Trainer, TrainerConfig
+
+from tomat.base.errors import TomatError
+from tomat.data.tokens.vocabulary import DENSITY_START, PAD
+from tomat.model.any_decoder import environment_of, hidden_and_head
+from tomat.model.environment import EnvironmentTables
+from tomat.model.loss.config import LossConfig
+from tomat.model.loss.density_loss import density_loss
+from tomat.model.loss.target import DensityTarget
+from tomat.train.guards.loss import guard_updates
+from tomat.train.loader import TokenExample
+from tomat.train.settings.config import TrainConfig
+from tomat.train.state_dtype import with_state_dtype
+
+
+@dataclass(frozen=True, eq=False)
+class DensityLossFunction:
+    """`loss_fn(model, example, key=None) -> (loss, metrics)` as Levanter's trainer calls it."""
+
+    config: LossConfig
+    target: DensityTarget
+    gather_mapping: ResourceMapping | None
+    """Axis mapping under which the parameters are gathered before the forward pass (ZeRO-1); None: left as they are."""
+    environment: EnvironmentTables | None = None
+    """For a model with `model.environment`."""
+    density_dropout: float = 0.0
+    """Share of the rows whose density the model does not read."""
+
+    def __call__(
+        self, model: LmHeadModel, example: TokenExample, *, key: PRNGKeyArray | None = None
+    ) -> tuple[jax.Array, dict[str, Metric]]:
+        """Loss of one (micro)batch, a float32 scalar, and its metrics.
+
+        Args:
+            model: The decoder in compute precision.
+            example: `tokens`, int32 `[batch, position]`, and for a model that reads them `atoms`.
+            key: Randomness of models that use some and of `density_dropout`; None: every row is read whole.
+        """
+        if self.gather_mapping is not None:
+            model = _gathered(model, self.gather_mapping)
+        tokens, unread, key = self.read(example.tokens, key)
+        hidden, head = hidden_and_head(model, tokens, example.atoms, self.environment, key=key)
+        loss, metrics = density_loss(
+            hidden, head, example.tokens, config=self.config, target=self.target, unread=unread
+        )
+        return loss, mean_metrics(metrics)
+
+    def read(
+        self, tokens: NamedArray, key: PRNGKeyArray | None
+    ) -> tuple[NamedArray, NamedArray | None, PRNGKeyArray | None]:
+        """Ids as the model reads them, which rows are without their density (None: no row can be), and the next key.
+
+        Args:
+            tokens: int32 `[batch, position]`.
+            key: Decides which rows; None: every row is read whole.
+        """
+        if self.density_dropout == 0 or key is None:
+            return tokens, None, key
+        rows_key, key = jax.random.split(key)
+        batch = tokens.resolve_axis("batch")
+        # As many as the share says, up to one; which, by chance.
+        more, order = jax.random.split(rows_key)
+        count = jnp.floor(self.density_dropout * batch.size + jax.random.uniform(more))
+        unread = NamedArray(jax.random.permutation(order, batch.size) < count, (batch,))
+        return without_density(tokens, unread), unread, key
+
+
+def mean_metrics(metrics: Mapping[str, jax.Array]) -> dict[str, Metric]:
+    """Metrics as Levanter's trainer takes them: means over sequences, so that their mean over equal microbatches is
+    exact.
+
+    Of `unread_share` and `unread_density_loss` come `density_loss_unread` and `density_loss_read`, the means over
+    either sort of rows of all microbatches: 0 where a step has none, which `unread_share` says.
+    """
+    means = {name: Metric.from_value(value, ReductionType.MEAN) for name, value in metrics.items()}
+    if "unread_share" in metrics:
+        share, unread = metrics["unread_share"], means.pop("unread_density_loss")._value
+        # Levanter 0.2.227 folds the sums and the counts of a mean, and has no public way to give either.
+        means["density_loss_unread"] = Metric(_value=unread, _count=share)
+        means["density_loss_read"] = Metric(_value=metrics["density_loss"] - unread, _count=1.0 - share)
+    return means
+
+
+def without_density(tokens: NamedArray, unread: NamedArray) -> NamedArray:
+    """Ids as a model reads them that is not to know the density of some rows: there density ids are padding.
+
+    Padding stands only behind the end of a sequence otherwise, so that it can mean "not known" within.
+
+    Args:
+        tokens: int [batch, position].
+        unread: bool [batch].
+    """
+    return hax.where(unread & (tokens >= DENSITY_START), PAD, tokens)
+
+
+def _gathered(model: LmHeadModel, mapping: ResourceMapping) -> LmHeadModel:
+    """`model` with each parameter laid out as `mapping` says, which for most of them is whole on every chip.
+
+    `haliax.shard` (0.2.227) states no constraint where no axis is mapped, and leaves it to XLA where to gather: those
+    parameters were gathered layer by layer, forward and backward.
+    """
+
+    def gather(leaf: NamedArray | object) -> NamedArray | object:
+        if not isinstance(leaf, NamedArray):
+            return leaf
+        spec = pspec_for_axis(leaf.axes, mapping)
+        return NamedArray(jax.lax.with_sharding_constraint(leaf.array, spec), leaf.axes)
+
+    return jax.tree.map(gather, model, is_leaf=lambda leaf: isinstance(leaf, NamedArray))
+
+
+@dataclass(frozen=True, eq=False)
+class Subject:
+    """What a run trains where that is not the model of its configuration with weights of its own."""
+
+    model: Any
+    """To begin with, whole; what of it is not trained is taken from here at every start."""
+    is_trainable: Any
+    """True or False for each part of it, as Levanter's trainer takes them."""
+    loss_of: Callable[[DensityLossFunction], Any]
+    """Its loss, of that of the data."""
+    record: Mapping[str, Any]
+    """What it is made of, by content: the same whenever the run goes on."""
+
+
+def density_target(config: TrainConfig, value_table: np.ndarray | None) -> DensityTarget:
+    """What a run predicts.
+
+    Args:
+        config: The run.
+        value_table: float32 `[n_density_tokens]`, e/A^3; None for two tokens per voxel.
+    """
+    data = config.data
+    return DensityTarget(data.n_density_tokens, value_table, tokens_per_voxel=data.sequence_layout.tokens_per_voxel)
+
+
+def build_trainer(
+    config: TrainConfig,
+    trainer_config: TrainerConfig,
+    value_table: np.ndarray | None,
+    environment: EnvironmentTables | None = None,
+    subject: Subject | None = None,
+) -> Trainer:
+    """Levanter's trainer with tomat's loss and the configured optimizer, guarded, without hooks.
+
+    Args:
+        config: The run.
+        trainer_config: `config.trainer_config()`, initialised.
+        value_table: float32 `[n_density_tokens]`, e/A^3; None for two tokens per voxel.
+        environment: For a model with `model.environment`.
+        subject: What is trained, for a run with `distillation`.
+
+    Raises:
+        TomatError: The model has an environment and there are no tables for it; or no subject for a distillation.
+    """
+    if subject is None:
+        config.check_step()
+    if environment_of(config.model) is not None and environment is None:
+        raise TomatError(
+            "model.environment needs a promolecule, and the data have none: tokenise them again, with a codec of one "
+            "token a voxel, or leave model.environment out."
+        )
+    optimizer = config.optimizer.build(trainer_config.num_train_steps)
+    if config.optimizer_state_dtype is not None:
+        optimizer = with_state_dtype(optimizer, config.optimizer_state_dtype)
+    optimizer = guard_updates(optimizer, config.guards)
+    gather = config.trainer_config().compute_axis_mapping if config.sharding == "zero1" else None
+    loss_function = DensityLossFunction(
+        config.loss, density_target(config, value_table), gather, environment, config.density_dropout
+    )
+    loss = loss_function if subject is None else subject.loss_of(loss_function)
+    # Levanter 0.2.227 types the loss with arguments that its trainer never passes.
+    return Trainer(trainer_config, optimizer, cast(Any, loss), add_default_hooks=False)
+
+
+def model_initialiser(config: TrainConfig, key: PRNGKeyArray) -> Callable[[], LmHeadModel]:
+    """A function without arguments that builds the model with freshly drawn weights."""
+    vocab = Axis("vocab", config.data.model_vocabulary)
+    return lambda: config.model_config().build(vocab, key=key)

@@ -5,6 +5,9 @@ A figure that no source gives is None. `chips.py` looks rows up and knows the sl
 Conventions: FLOP/s are dense (NVIDIA prints twice that, for 2:4 sparsity) and accumulate in float32 where the hardware
 makes a difference. `ici_bytes_per_second` is the sum over a chip's links and over both directions, the way Cloud TPU
 states it. GiB is 2**30 bytes.
+
+The peaks of GPUs by type of operand were held on 2026-11-26 against copies of NVIDIA's tables that others keep, named
+in each row's source: NVIDIA's own files were not at hand. All agreed, those with sparsity halved.
 """
 
 from dataclasses import dataclass
@@ -77,6 +80,12 @@ class Chip:
 
 _LIBTPU = "Usable memory: what libtpu 0.0.46 names as available in its out-of-memory error."
 _HOPPER = "NVIDIA H100 Tensor Core GPU Architecture white paper (2022), table 3"
+_A100_CHECKED = (
+    "https://developer.nvidia.com/blog/nvidia-hopper-architecture-in-depth/, table 3, as quoted in NVIDIA's forum"
+)
+_H100_CHECKED = "https://glennklockwood.com/garden/processors/h100"
+_B200_CHECKED = "https://glennklockwood.com/garden/processors/B200"
+_GPUMAP = "https://github.com/lamonoai/gpumap, nvidia/GPU.md"
 
 TPUS = (
     Chip(
@@ -172,7 +181,7 @@ GPUS = (
         peak_f32_flops_per_second=156e12,
         hbm_bytes_per_second=1555e9,
         clock_hz=1.41e9,
-        source="NVIDIA A100 Tensor Core GPU Architecture white paper (2020), tables 4 and 5",
+        source=f"NVIDIA A100 Tensor Core GPU Architecture white paper (2020), tables 4 and 5; checked: {_A100_CHECKED}",
     ),
     Chip(
         name="a100-80gb",
@@ -182,7 +191,7 @@ GPUS = (
         peak_f32_flops_per_second=156e12,
         hbm_bytes_per_second=2039e9,
         clock_hz=1.41e9,
-        source="NVIDIA A100 data sheet (June 2021), A100 80GB SXM",
+        source=f"NVIDIA A100 data sheet (June 2021), A100 80GB SXM; checked: {_A100_CHECKED}",
     ),
     Chip(
         name="a100-80gb-pcie",
@@ -192,7 +201,7 @@ GPUS = (
         peak_f32_flops_per_second=156e12,
         hbm_bytes_per_second=1935e9,
         clock_hz=1.41e9,
-        source="NVIDIA A100 data sheet (June 2021), A100 80GB PCIe",
+        source=f"NVIDIA A100 data sheet (June 2021), A100 80GB PCIe; checked: {_A100_CHECKED}",
     ),
     Chip(
         name="h100",
@@ -203,7 +212,7 @@ GPUS = (
         peak_f32_flops_per_second=494.7e12,
         hbm_bytes_per_second=3352e9,
         clock_hz=1.83e9,
-        source=f"{_HOPPER}, H100 SXM5 (1,830 MHz is its boost clock for tensor cores)",
+        source=f"{_HOPPER}, H100 SXM5 (1,830 MHz is its boost clock for tensor cores); checked: {_H100_CHECKED}",
     ),
     Chip(
         name="h100-pcie",
@@ -214,7 +223,7 @@ GPUS = (
         peak_f32_flops_per_second=378e12,
         hbm_bytes_per_second=2039e9,
         clock_hz=1.62e9,
-        source=f"{_HOPPER}, H100 PCIe (1,620 MHz is its boost clock for tensor cores)",
+        source=f"{_HOPPER}, H100 PCIe (1,620 MHz is its boost clock for tensor cores); checked: {_GPUMAP}",
     ),
     Chip(
         name="h200",
@@ -224,7 +233,8 @@ GPUS = (
         peak_fp8_flops_per_second=1978.9e12,
         peak_f32_flops_per_second=494.7e12,
         hbm_bytes_per_second=4800e9,
-        source="NVIDIA H200 data sheet (2024), H200 SXM: the peaks of the H100 SXM with other memory",
+        source="NVIDIA H200 data sheet (2024), H200 SXM: the peaks of the H100 SXM with other memory; "
+        f"checked: {_H100_CHECKED}, {_GPUMAP}",
     ),
     Chip(
         name="b200",
@@ -234,7 +244,8 @@ GPUS = (
         peak_fp8_flops_per_second=4500e12,
         peak_f32_flops_per_second=1100e12,
         hbm_bytes_per_second=8000e9,
-        source="NVIDIA Blackwell Architecture Technical Brief (2024), HGX B200 at 1,000 W",
+        source="NVIDIA Blackwell Architecture Technical Brief (2024), HGX B200 at 1,000 W (a later table has "
+        f"7.7 TB/s); checked: {_B200_CHECKED}",
     ),
     Chip(
         name="gb200",
@@ -245,7 +256,8 @@ GPUS = (
         peak_f32_flops_per_second=1250e12,
         hbm_bytes_per_second=8000e9,
         chips_per_host=4,
-        source="NVIDIA Blackwell Architecture Technical Brief (2024), one GPU of GB200 NVL72",
+        source="NVIDIA Blackwell Architecture Technical Brief (2024), one GPU of GB200 NVL72; "
+        f"checked: {_B200_CHECKED}",
     ),
     Chip(
         name="l4",
@@ -255,7 +267,7 @@ GPUS = (
         peak_fp8_flops_per_second=242.5e12,
         peak_f32_flops_per_second=60e12,
         hbm_bytes_per_second=300e9,
-        source="NVIDIA L4 data sheet (2023), halved for dense",
+        source=f"NVIDIA L4 data sheet (2023), halved for dense; checked: {_GPUMAP}",
     ),
     Chip(
         name="rtx-5090",
@@ -267,6 +279,6 @@ GPUS = (
         hbm_bytes_per_second=1792e9,
         clock_hz=2.407e9,
         source="NVIDIA RTX Blackwell GPU Architecture white paper (2025), appendix A; bf16 accumulates in float32, "
-        "which GeForce cards do at half the speed of float16",
+        f"which GeForce cards do at half the speed of float16, and fp8 at half that of int8; checked: {_GPUMAP}",
     ),
 )

@@ -7,8 +7,8 @@ from typing import Any
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from tomat.base.markdown.document import empty_section, update_document
-from tomat.base.markdown.tables import UNKNOWN, markdown_table, percent
+from tomat.base.report.document import empty_section, update_document
+from tomat.base.report.formats import UNKNOWN, markdown_table, percent
 from tomat.base.reporting import counted
 
 COLUMNS = {

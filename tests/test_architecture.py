@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "tomat"
 LIGHT_ROOMS = (
     "base",
-    "base/markdown",
+    "base/report",
     "data/density",
     "data/codec",
     "data/tokens",

@@ -10,7 +10,7 @@ from typing import Any
 from rich.text import Text
 
 from tomat.app.plan_step import compile_arguments, stages_of
-from tomat.base.markdown.tables import percent, seconds
+from tomat.base.report.formats import percent, seconds
 from tomat.base.reporting import console
 from tomat.base.stages import DONE
 from tomat.hardware.mfu import slice_dict

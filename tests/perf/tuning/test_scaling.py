@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tomat.base.errors import TomatError
-from tomat.base.markdown.document import find_sections
+from tomat.base.report.document import find_sections
 from tomat.base.reporting import to_jsonable
 from tomat.perf.plan.plan import Plan
 from tomat.perf.tuning.scaling import contests, crossings, lines_of, scaling_record

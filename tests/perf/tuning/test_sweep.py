@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from tomat.base.errors import TomatError
-from tomat.base.markdown.document import find_sections
 from tomat.base.records import typed
+from tomat.base.report.document import find_sections
 from tomat.base.reporting import dump_json
 from tomat.hardware.chips import Slice
 from tomat.perf.cost.chip_model import ChipModel, Parameters

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tomat.base.markdown.tables import percent
+from tomat.base.report.formats import percent
 from tomat.hardware.chips import slice_named
 from tomat.hardware.flops import ModelShape, levanter_training_flops, training_flops
 from tomat.report.pages.report import write_index

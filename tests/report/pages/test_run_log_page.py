@@ -7,7 +7,7 @@ from markdown_it import MarkdownIt
 from small_commands import make_run
 
 from tomat.app.cli import main
-from tomat.base.markdown.document import find_sections
+from tomat.base.report.document import find_sections
 from tomat.report.pages.run_log_page import COMMAND_COLUMNS, wrapped, write_log_page
 from tomat.train.runs.entries import Entry, Log, Piece
 

@@ -16,8 +16,8 @@ from tomat.base.layout import (
     PAGE_FILE,
     PREDICTION_FIGURE,
 )
-from tomat.base.markdown.tables import markdown_table
-from tomat.base.markdown.text import fenced, plain, without_html
+from tomat.base.report.formats import markdown_table
+from tomat.base.report.text import fenced, plain, without_html
 from tomat.base.reporting import replacing, write_text
 from tomat.hardware.mfu import TABLE_UTILISATIONS
 from tomat.train.runs.devices import devices_sentence, last_devices, ran_steps

@@ -14,9 +14,9 @@ from msgspec import Meta
 from tomat.base.checked_json import parse_checked
 from tomat.base.errors import TomatError
 from tomat.base.layout import CONFIG_FILE, EVALUATION_FILE, WEIGHTS_FOLDER
-from tomat.base.markdown.document import empty_section, find_sections, update_document
-from tomat.base.markdown.tables import markdown_table, percent
 from tomat.base.records import Amount, typed
+from tomat.base.report.document import empty_section, find_sections, update_document
+from tomat.base.report.formats import markdown_table, percent
 
 if TYPE_CHECKING:
     from tomat.predict.weights.quantise import Quantised

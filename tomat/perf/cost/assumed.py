@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from tomat.base.markdown.tables import count, percent, seconds
+from tomat.base.report.formats import count, percent, seconds
 from tomat.perf.cost.llo import OpSchedule
 from tomat.perf.cost.op_times import PALLAS_TARGET, OpTimes
 from tomat.perf.profile.breakdown import Breakdown

@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from tomat.base.markdown.tables import percent
+from tomat.base.report.formats import percent
 from tomat.perf.cost.chip_model import BOUNDS, ChipModel
 from tomat.perf.cost.op_times import OpTimes
 from tomat.perf.profile.categories import Category

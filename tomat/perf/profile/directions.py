@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass, replace
 
-from tomat.base.markdown.tables import quantity
+from tomat.base.report.formats import quantity
 from tomat.perf.profile.categories import Classified, Direction, Part, classify_program
 from tomat.perf.profile.hlo import HloProgram
 from tomat.perf.profile.hlo_costs import kernel_flops

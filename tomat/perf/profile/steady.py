@@ -16,7 +16,7 @@ from enum import StrEnum
 
 import numpy as np
 
-from tomat.base.markdown.tables import count, seconds
+from tomat.base.report.formats import count, seconds
 from tomat.perf.profile.breakdown import Breakdown, OtherRow, StepClass, WindowRow
 from tomat.perf.profile.damage import MAX_LEFT_OUT_SHARE
 from tomat.perf.profile.steps import StepWindows

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from tomat.base.markdown.tables import quantity
+from tomat.base.report.formats import quantity
 from tomat.perf.profile.breakdown import Breakdown, GapRow, OpRow, OtherRow, Roofs, WindowRow
 from tomat.perf.profile.categories import (
     MOVEMENT,

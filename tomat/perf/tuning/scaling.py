@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tomat.base.markdown.tables import percent
+from tomat.base.report.formats import percent
 from tomat.perf.profile.categories import Category
 from tomat.perf.tuning.sweep_rows import FITS, SAME, Interval, RowRecord
 

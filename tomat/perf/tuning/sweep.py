@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from tomat.base.errors import TomatError
 from tomat.base.layout import SWEEPS_DIR
-from tomat.base.markdown.document import write_if_changed
 from tomat.base.records import Count, read_typed
+from tomat.base.report.document import write_if_changed
 from tomat.base.reporting import dump_json, to_jsonable
 from tomat.base.stages import Stages
 from tomat.perf.tuning.scaling import scaling_record

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tomat.base.markdown.tables import UNKNOWN, markdown_table, percent, seconds
+from tomat.base.report.formats import UNKNOWN, markdown_table, percent, seconds
 from tomat.perf.tuning.sweep_rows import (
     FAILED,
     FITS,

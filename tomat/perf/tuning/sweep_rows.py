@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict, get_args
 
 from msgspec import Meta
 
-from tomat.base.markdown.tables import UNKNOWN, percent
 from tomat.base.records import MAX_FIGURE, Amount, Count, Positive
+from tomat.base.report.formats import UNKNOWN, percent
 from tomat.hardware.mfu import TABLE_UTILISATIONS
 from tomat.perf.cost.buffers import Buffer
 from tomat.perf.cost.support import untimed_share

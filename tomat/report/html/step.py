@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from tomat.base.markdown.tables import quantity, seconds
 from tomat.base.records import typed
+from tomat.base.report.formats import quantity, seconds
 from tomat.hardware.mfu import UTILISATIONS
 from tomat.perf.cost.memory import read_memory
 from tomat.perf.cost.op_times import MODELS

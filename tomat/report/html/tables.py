@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tomat.base.markdown.tables import UNKNOWN
+from tomat.base.report.formats import UNKNOWN
 from tomat.report.html.document import text
 
 MOST_ROWS = 2_000

@@ -8,8 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tomat.base.markdown.document import empty_section, update_document
-from tomat.base.markdown.tables import UNKNOWN, markdown_table, percent, seconds
+from tomat.base.report.document import empty_section, update_document
+from tomat.base.report.formats import UNKNOWN, markdown_table, percent, seconds
 from tomat.base.reporting import console
 from tomat.perf.cost.op_times import MODELS
 from tomat.perf.plan.calibration import SHARES, Calibration, CalibrationRow, read_measurements

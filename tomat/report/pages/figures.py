@@ -7,7 +7,7 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tomat.base.markdown.document import write_if_changed
+from tomat.base.report.document import write_if_changed
 from tomat.perf.profile.breakdown import Breakdown
 from tomat.perf.profile.categories import Category
 

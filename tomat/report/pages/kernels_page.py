@@ -14,10 +14,10 @@ from msgspec import Meta
 from tomat.base.checked_json import parse_checked
 from tomat.base.documents import mapping, read_json
 from tomat.base.errors import TomatError
-from tomat.base.markdown.document import empty_section, update_document
-from tomat.base.markdown.tables import UNKNOWN, markdown_table, percent
 from tomat.base.progress import progress
 from tomat.base.records import Amount, Count, typed
+from tomat.base.report.document import empty_section, update_document
+from tomat.base.report.formats import UNKNOWN, markdown_table, percent
 from tomat.base.reporting import console, counted, write_json
 from tomat.hardware.chips import slice_named
 from tomat.perf.cost.chip_model import (

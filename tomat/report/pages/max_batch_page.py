@@ -8,10 +8,10 @@ from typing import Any
 
 from rich.table import Table
 
-from tomat.base.markdown.document import empty_section, find_sections, update_document
-from tomat.base.markdown.tables import UNKNOWN, markdown_table, percent
-from tomat.base.markdown.text import plain
 from tomat.base.records import typed
+from tomat.base.report.document import empty_section, find_sections, update_document
+from tomat.base.report.formats import UNKNOWN, markdown_table, percent
+from tomat.base.report.text import plain
 from tomat.base.reporting import console, readable_bytes
 from tomat.measure.lab.max_batch import STATUS_WORDS, Search, policy_word
 from tomat.measure.lab.record import median

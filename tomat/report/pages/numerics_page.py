@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tomat.base.layout import FIGURES_DIR
-from tomat.base.markdown.document import empty_section, update_document
-from tomat.base.markdown.tables import UNKNOWN, count, markdown_table, percent, signed
-from tomat.base.markdown.text import plain
+from tomat.base.report.document import empty_section, update_document
+from tomat.base.report.formats import UNKNOWN, count, markdown_table, percent, signed
+from tomat.base.report.text import plain
 from tomat.base.reporting import write_json
 from tomat.measure.bench.numerics.compare import PairedFigure, SeedFigure
 from tomat.measure.bench.numerics.record import NumericsRecord, VariantRecord

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tomat.base.markdown.tables import (
+from tomat.base.report.formats import (
     UNKNOWN,
     count,
     cycles,

@@ -9,7 +9,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from tomat.base.markdown.tables import percent, seconds
+from tomat.base.report.formats import percent, seconds
 from tomat.base.reporting import console
 from tomat.hardware.mfu import UTILISATIONS
 from tomat.perf.cost.memory import MemoryReport, read_memory

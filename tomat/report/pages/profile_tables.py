@@ -6,7 +6,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from tomat.base.markdown.tables import UNKNOWN, count, percent, quantity, seconds, signed
+from tomat.base.report.formats import UNKNOWN, count, percent, quantity, seconds, signed
 from tomat.base.reporting import console, counted
 from tomat.perf.profile.breakdown import Breakdown
 from tomat.perf.profile.categories import Direction

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 
 from tomat.base.layout import FIGURES_DIR
-from tomat.base.markdown.document import empty_section, find_sections, read_document, update_document
-from tomat.base.markdown.tables import UNKNOWN, markdown_table, percent, signed
-from tomat.base.markdown.text import plain
+from tomat.base.report.document import empty_section, find_sections, read_document, update_document
+from tomat.base.report.formats import UNKNOWN, markdown_table, percent, signed
+from tomat.base.report.text import plain
 from tomat.base.reporting import counted
 from tomat.perf.tuning.changes import override_words
 from tomat.report.pages.figures import draw_svg

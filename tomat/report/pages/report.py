@@ -17,7 +17,9 @@ from msgspec import Meta
 from tomat.base.documents import flatten
 from tomat.base.errors import TomatError
 from tomat.base.layout import CONFIG_FILE, DATA_DIR, FIGURES_DIR, INDEX_FILE, RUN_NAME, SWEEPS_DIR
-from tomat.base.markdown.document import (
+from tomat.base.overrides import read_yaml
+from tomat.base.records import Amount, Count, read_typed
+from tomat.base.report.document import (
     empty_section,
     find_sections,
     read_document,
@@ -25,10 +27,8 @@ from tomat.base.markdown.document import (
     update_document,
     write_if_changed,
 )
-from tomat.base.markdown.tables import UNKNOWN, markdown_table, percent, seconds
-from tomat.base.markdown.text import plain
-from tomat.base.overrides import read_yaml
-from tomat.base.records import Amount, Count, read_typed
+from tomat.base.report.formats import UNKNOWN, markdown_table, percent, seconds
+from tomat.base.report.text import plain
 from tomat.base.reporting import dump_json
 from tomat.hardware.mfu import MFU_KEYS, TABLE_UTILISATIONS
 from tomat.perf.profile.breakdown import Breakdown

@@ -15,9 +15,9 @@ from typing import Any
 import yaml
 
 from tomat.base.documents import mapping
-from tomat.base.markdown.document import empty_section, find_sections, read_document, replace_sections, write_if_changed
-from tomat.base.markdown.tables import UNKNOWN, count, markdown_table, percent
-from tomat.base.markdown.text import code, fenced, plain
+from tomat.base.report.document import empty_section, find_sections, read_document, replace_sections, write_if_changed
+from tomat.base.report.formats import UNKNOWN, count, markdown_table, percent
+from tomat.base.report.text import code, fenced, plain
 from tomat.base.reporting import counted
 from tomat.train.runs.devices import ASKED, devices_of, devices_sentence
 from tomat.train.runs.entries import Entry, Log

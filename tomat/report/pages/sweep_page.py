@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 
 from tomat.base.layout import FIGURES_DIR
-from tomat.base.markdown.document import empty_section, find_sections, update_document
-from tomat.base.markdown.tables import UNKNOWN, markdown_table, percent, seconds
-from tomat.base.markdown.text import plain
 from tomat.base.records import typed
+from tomat.base.report.document import empty_section, find_sections, update_document
+from tomat.base.report.formats import UNKNOWN, markdown_table, percent, seconds
+from tomat.base.report.text import plain
 from tomat.base.reporting import console
 from tomat.hardware.mfu import TABLE_UTILISATIONS
 from tomat.perf.tuning.changes import override_words

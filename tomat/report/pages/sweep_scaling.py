@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tomat.base.layout import FIGURES_DIR
-from tomat.base.markdown.tables import UNKNOWN, markdown_table, percent, seconds
+from tomat.base.report.formats import UNKNOWN, markdown_table, percent, seconds
 from tomat.perf.tuning.scaling import contests, crossings, exposed, lines_of, sequences_per_chip, tokens_per_second
 from tomat.perf.tuning.sweep_rows import FITS, RowRecord, interval_text, required_text
 from tomat.report.pages.figures import draw_svg

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
-from tomat.base.markdown.document import empty_section, find_sections, replace_sections
-from tomat.base.markdown.tables import markdown_table
-from tomat.base.markdown.text import code, fenced, plain, without_html
+from tomat.base.report.document import empty_section, find_sections, replace_sections
+from tomat.base.report.formats import markdown_table
+from tomat.base.report.text import code, fenced, plain, without_html
 
 PARTS = [
     "a", " ", "\n", "\n\n", "`", "```", "~~~", "```html", "|", "\\", "<", ">", "<script>", "</p>", "<!--", "-->",

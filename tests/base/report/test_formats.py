@@ -1,6 +1,6 @@
 import pytest
 
-from tomat.base.markdown.tables import count, cycles, markdown_table, percent, quantity, seconds, signed
+from tomat.base.report.formats import count, cycles, markdown_table, percent, quantity, seconds, signed
 
 
 @pytest.mark.parametrize(

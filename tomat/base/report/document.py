@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from tomat.base.errors import TomatError
-from tomat.base.markdown.text import without_html
+from tomat.base.report.text import without_html
 from tomat.base.reporting import write_text
 
 MARKER = re.compile(r"^<!-- tomat:(begin|end) ([a-z0-9-]+) -->$")

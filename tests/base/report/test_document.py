@@ -3,7 +3,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tomat.base.errors import TomatError
-from tomat.base.markdown.document import (
+from tomat.base.report.document import (
     begin_marker,
     empty_section,
     end_marker,

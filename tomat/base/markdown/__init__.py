@@ -1,1 +1,0 @@
-"""Documents whose figures stand between markers, and Markdown tables."""

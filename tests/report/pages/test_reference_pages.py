@@ -23,7 +23,7 @@ def reference_records() -> list[dict]:
 
 
 def test_the_mfu_of_the_timed_runs_is_what_tomat_computes_of_their_steps():
-    page = (TRACKING / "reference-runs.md").read_text()
+    page = (TRACKING / "archive" / "reference-runs.md").read_text()
     timed = [record for record in reference_records() if record["step_seconds"]]
     assert len(timed) == 2
     for record in timed:
@@ -46,5 +46,6 @@ def test_the_index_lists_the_reference_runs(tmp_path):
     (tmp_path / "data").mkdir()
     for record in reference_records():
         (tmp_path / "data" / f"{record['run']}.json").write_text(json.dumps(record))
-    (tmp_path / "reference-runs.md").write_text((TRACKING / "reference-runs.md").read_text())
-    assert write_index(tmp_path).read_text().count("(reference-runs.md) | reference |") == 4
+    (tmp_path / "archive").mkdir()
+    (tmp_path / "archive" / "reference-runs.md").write_text((TRACKING / "archive" / "reference-runs.md").read_text())
+    assert write_index(tmp_path).read_text().count("(archive/reference-runs.md) | reference |") == 4

@@ -2,7 +2,7 @@
 
 ``<run>.md`` has hand-written parts (hypothesis, verdict, next) and tomat's sections between markers;
 ``data/<run>.json`` is the row of the index and the configuration that later pages are diffed against; ``figures/``
-holds the SVGs. Everything is written from what is passed in: no clock is read, so writing twice changes nothing.
+holds the SVGs. Pages that are not made again lie in ``archive/``. Everything is written from what is passed in: no clock is read, so writing twice changes nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from msgspec import Meta
 
 from tomat.base.documents import flatten
 from tomat.base.errors import TomatError
-from tomat.base.layout import CONFIG_FILE, DATA_DIR, FIGURES_DIR, INDEX_FILE, RUN_NAME, SWEEPS_DIR
+from tomat.base.layout import ARCHIVE_DIR, CONFIG_FILE, DATA_DIR, FIGURES_DIR, INDEX_FILE, RUN_NAME, SWEEPS_DIR
 from tomat.base.overrides import read_yaml
 from tomat.base.records import Amount, Count, read_typed
 from tomat.base.report.document import (
@@ -257,22 +257,29 @@ def _sweeps_section(docs_dir: Path) -> str:
         best = record.ranking[0] if record.n_fitting else UNKNOWN
         n_planned = len(record.rows)
         said = str(record.n_rows) if n_planned == record.n_rows else f"{n_planned} of {record.n_rows} planned"
-        rows.append((f"[{record.title}]({record.sweep}.md)", said, str(record.n_fitting), best))
+        page = _page_of(docs_dir, f"{record.sweep}.md").relative_to(docs_dir).as_posix()
+        rows.append((f"[{record.title}]({page})", said, str(record.n_fitting), best))
     if not rows:
         return ""
     return "## Sweeps\n\n" + markdown_table(("sweep", "rows", "fit", "best MFU"), rows, "lrrl")
 
 
+def _page_of(docs_dir: Path, name: str) -> Path:
+    """A page, in the archive where that alone has it."""
+    archived = docs_dir / ARCHIVE_DIR / name
+    return archived if archived.exists() and not (docs_dir / name).exists() else docs_dir / name
+
+
 def _index_row(record: Record, docs_dir: Path) -> tuple[str, ...]:
     name = record["run"]
-    page = docs_dir / (record.get("page") or f"{name}.md")
+    page = _page_of(docs_dir, record.get("page") or f"{name}.md")
     verdict = record.get("verdict") or ""
     if page.exists() and not verdict:
         verdict = section_text(read_document(page), "Verdict").split("\n")[0]
     share = record.get("largest_category_share")
     category = record.get("largest_category")
     largest = f"{category} {percent(share, 0)}" if category else UNKNOWN
-    link = f"[{name}]({page.name})" if page.exists() else name
+    link = f"[{name}]({page.relative_to(docs_dir).as_posix()})" if page.exists() else name
     return (
         link,
         record["kind"],

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 
 UNKNOWN = "–"
 
@@ -56,3 +57,17 @@ def signed(value: float, digits: int = 2) -> str:
     """With its sign; a value that rounds to zero has a plus."""
     rounded = round(value, digits) + 0.0
     return f"{rounded:+.{digits}f}"
+
+
+def number(digits: int = 3, factor: float = 1.0, unit: str = "") -> Callable[[float], str]:
+    """Writes a number times `factor` with so many decimals and thousands separators."""
+
+    def show(value: float) -> str:
+        return f"{factor * value:,.{digits}f}{unit}" if math.isfinite(value) else str(value)
+
+    return show
+
+
+def significant(digits: int = 4, factor: float = 1.0) -> Callable[[float], str]:
+    """Writes a number times `factor` with so many figures."""
+    return lambda value: f"{factor * value:,.{digits}g}"

@@ -1,7 +1,7 @@
 """Words that are not tomat's own, such as a run's name or purpose, on a Markdown page: shown as they are.
 
-`plain`, `code` and `fenced` put them into a page. `without_html` is what everything passes that is written between
-markers: whatever was put into it, it leaves no HTML and no marker in it.
+`plain`, `inline`, `prose`, `code` and `fenced` put them into a page. `without_html` is what everything passes that is
+written between markers: whatever was put into it, it leaves no HTML and no marker in it.
 """
 
 from __future__ import annotations
@@ -16,9 +16,32 @@ _SPECIAL = re.compile(r"[\\`*\[\]~]|&(?=#?\w+;)|(?<!\w)_|_(?!\w)|(?<!\S)#")
 
 def plain(text: object) -> str:
     """Words as one line of Markdown that shows them letter by letter."""
+    return _not_a_list(inline(text))
+
+
+def inline(text: object) -> str:
+    """The same inside a line, such as in a cell of a table."""
     line = " ".join(str(text).split())
     line = _SPECIAL.sub(lambda found: "&amp;" if found.group() == "&" else f"\\{found.group()}", line)
-    line = line.replace("<", "&lt;")
+    return line.replace("<", "&lt;")
+
+
+def prose(text: object) -> str:
+    """Words as one line of Markdown; what stands between backticks is code."""
+    parts = re.split(r"`([^`\n]+)`", " ".join(str(text).split()))
+    # A space at the edge of a part is one between words and code, which `inline` would drop.
+    shown = [code(part) if place % 2 else _inside(part) for place, part in enumerate(parts)]
+    return _not_a_list("".join(shown))
+
+
+def _inside(part: str) -> str:
+    bare = part.strip()
+    before, after = part[: len(part) - len(part.lstrip())], part[len(part.rstrip()) :]
+    return f"{before}{inline(bare)}{after}" if bare else part
+
+
+def _not_a_list(line: str) -> str:
+    """A line whose first letters begin no list, quotation or heading."""
     return f"\\{line}" if line[:1] in ">+=-" and line else re.sub(r"^(\d+)([.)])(?!\S)", r"\1\\\2", line)
 
 

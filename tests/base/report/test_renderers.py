@@ -1,0 +1,114 @@
+"""A report as Markdown and on the terminal: whatever it was made of, it is text, and no figure of it is lost."""
+
+from xml.etree import ElementTree
+
+import pytest
+from hypothesis import given, settings
+from markdown_reader import hostile, raw_html, read
+
+from tomat.base import reporting
+from tomat.base.errors import TomatError
+from tomat.base.report.formats import number
+from tomat.base.report.markdown import markdown, update_page
+from tomat.base.report.model import (
+    Axis,
+    Chart,
+    Code,
+    Column,
+    Facts,
+    Items,
+    Link,
+    Note,
+    Quoted,
+    Report,
+    Section,
+    Series,
+    State,
+    Table,
+    Verdict,
+)
+from tomat.base.report.svg import chart_svg
+from tomat.base.report.terminal import show
+from tomat.base.report.text import without_html
+
+LOSSES = Chart("Losses", [Series("a", [0, 1], [2.0, 1.0])], Axis("step"), Axis("loss"), "It falls.", "losses.svg")
+
+
+def parts(words: str):
+    columns = [Column("name"), Column("value", number(2, 100, " %")), Column("verdict")]
+    rows = [(words, 0.5, Verdict("fails", State.BAD)), (Code("x"), None, Link("there", "x.md"))]
+    return [
+        f"Some prose: {words}",
+        Quoted(words),
+        Note(words),
+        Items([words]),
+        Facts({"fact": words, "unknown": None}),
+        Table("", columns, rows, footer=("sum", 1.0, "")),
+    ]
+
+
+@settings(max_examples=300, deadline=None)
+@given(hostile)
+def test_words_are_no_html_of_a_page_and_every_letter_of_them_is_seen(words):
+    written = markdown(parts(words))
+    assert not raw_html(without_html(written))
+    seen = read(without_html(written))
+    assert "".join(words.split()) in "".join(seen.text.split())
+    for figure in ("50.00 %", "100.00 %", "fails", "–"):
+        assert figure in seen.text
+    assert "script" not in seen.tags
+
+
+def test_words_are_no_markup_of_the_terminal(monkeypatch, capsys):
+    monkeypatch.setattr(reporting.console, "_width", 200)
+    show(*parts("qa[bold]bq :dog: [/x]"), LOSSES)
+    said = capsys.readouterr().out
+    assert said.count("qa[bold]bq :dog: [/x]") == 6
+    assert "50.00 %" in said and "fails" in said and "losses" not in said.lower()
+
+
+def report(words: str, *more: Section) -> Report:
+    first = Section("Figures", parts(words), "figures", level=3, owns_heading=True)
+    results = Section("Results")
+    verdict = Section("Verdict", by_hand="<!-- What follows. -->")
+    drawn = Section("Drawn", [LOSSES], "drawn")
+    return Report(f"T {words}", [results, first, drawn, verdict, *more])
+
+
+def test_a_page_keeps_what_people_wrote_and_gets_sections_that_it_lacks(tmp_path):
+    page, figures = tmp_path / "page.md", tmp_path / "figures"
+    update_page(page, report("a <b> <!-- tomat:end figures -->"), figures)
+    text = page.read_text()
+    assert text.index("## Results") < text.index("tomat:begin figures") < text.index("### Figures")
+    assert "![Losses](figures/losses.svg)" in text and (figures / "losses.svg").is_file()
+    page.write_text(text.replace("<!-- What follows. -->", "It is so.").replace("## Verdict", "## My verdict"))
+    update_page(page, report("other", Section("Later", ["new"], "later", "**Notes**:")), figures)
+    after = page.read_text()
+    assert "It is so." in after and "## My verdict" in after and "## Verdict\n" not in after
+    assert "other" in after and after.count("## Results") == 1
+    assert after.endswith("## Later\n\n<!-- tomat:begin later -->\nnew\n<!-- tomat:end later -->\n\n**Notes**:\n")
+    stamps = [path.stat().st_mtime_ns for path in (page, figures / "losses.svg")]
+    update_page(page, report("other", Section("Later", ["new"], "later")), figures)
+    assert [path.stat().st_mtime_ns for path in (page, figures / "losses.svg")] == stamps
+
+
+def test_a_page_with_broken_markers_is_left_alone_with_its_charts(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("<!-- tomat:begin figures -->\n")
+    with pytest.raises(TomatError, match="never ends"):
+        update_page(page, report("x"))
+    assert [path.name for path in tmp_path.iterdir()] == ["page.md"]
+
+
+def test_a_chart_is_the_same_bytes_and_names_its_series():
+    points = Series("po$in$ts", [1, 10], [3, 4], "points", "#123456", areas=[0.5, 0.1])
+    bars = [Series(f"kind {share} %", [share], mark="bar") for share in (30, 70)]
+    for series in (
+        [points, Series("line", [1, 10], [3, 4], dotted=True)],
+        bars,
+        [Series("", [1, 2], mark="histogram")],
+    ):
+        chart = Chart("c", series, Axis("x", log=series[0] is points), Axis("y"), "said")
+        drawn = chart_svg(chart)
+        assert drawn == chart_svg(chart) and ElementTree.fromstring(drawn).tag.endswith("svg")
+        assert all(one.name in drawn for one in series)

@@ -1,0 +1,134 @@
+"""A report as Markdown, and as a page that people write in too."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from tomat.base.report.document import (
+    empty_section,
+    find_sections,
+    read_document,
+    replace_sections,
+    write_if_changed,
+)
+from tomat.base.report.formats import markdown_table
+from tomat.base.report.model import (
+    Cell,
+    Chart,
+    Code,
+    Column,
+    Facts,
+    Image,
+    Items,
+    Lines,
+    Link,
+    Note,
+    Part,
+    Quoted,
+    Report,
+    Section,
+    Table,
+    words_of,
+)
+from tomat.base.report.svg import chart_svg
+from tomat.base.report.text import code, fenced, inline, plain, prose
+
+
+def update_page(page: Path, report: Report, figures: Path | None = None) -> Path:
+    """Write the page of a report, or bring it up to date; what people wrote between its sections stays.
+
+    Args:
+        page: The Markdown file.
+        report: Its named sections are tomat's; a page that is there already gets those that it lacks at its end.
+        figures: Folder of the charts' SVGs, in the page's own or below it; None: the page's own.
+
+    Raises:
+        TomatError: The page's markers are broken. Nothing is written then.
+    """
+    folder = page.parent if figures is None else figures
+    prefix = "" if folder == page.parent else f"{folder.relative_to(page.parent).as_posix()}/"
+    is_new = not page.is_file()
+    text = f"# {plain(report.title)}\n" if is_new else read_document(page)
+    known = find_sections(text, str(page))
+    for section in report.sections:
+        if section.name not in known if section.name else is_new:
+            text = f"{text.rstrip()}\n\n{_template(section)}\n"
+    contents = {section.name: section_markdown(section, prefix) for section in report.sections if section.name}
+    text = replace_sections(text, contents, str(page))
+    for section in report.sections:
+        for part in section.parts:
+            if isinstance(part, Chart) and part.file:
+                write_if_changed(folder / part.file, chart_svg(part))
+    write_if_changed(page, text)
+    return page
+
+
+def _template(section: Section) -> str:
+    """A section of a new page, with nothing between its markers."""
+    heading = "" if section.owns_heading else _heading(section)
+    marked = empty_section(section.name) if section.name else ""
+    return "\n\n".join(one for one in (heading, marked, section.by_hand) if one)
+
+
+def _heading(section: Section) -> str:
+    return f"{'#' * section.level} {plain(section.heading)}" if section.heading else ""
+
+
+def section_markdown(section: Section, figures: str = "") -> str:
+    """What stands between the markers of a section.
+
+    Args:
+        section: The section.
+        figures: What comes before the file of a chart in its link: nothing, or a folder and a slash.
+    """
+    heading = _heading(section) if section.owns_heading else ""
+    return "\n\n".join(one for one in (heading, markdown(section.parts, figures)) if one)
+
+
+def markdown(parts: Sequence[Part], figures: str = "") -> str:
+    """Parts of a report as Markdown."""
+    return "\n\n".join(one for one in (_part(part, figures) for part in parts) if one)
+
+
+def _part(part: Part, figures: str) -> str:
+    match part:
+        case str():
+            return prose(part)
+        case Quoted(text):
+            return plain(text)
+        case Note(text, warning):
+            return f"**Warning**: {prose(text)}" if warning else f"Note: {prose(text)}"
+        case Items(texts):
+            return "\n".join(f"- {prose(text)}" for text in texts)
+        case Lines(text, language):
+            return fenced(text, language)
+        case Image(caption, file):
+            return f"![{inline(caption)}]({file})"
+        case Chart():
+            return f"![{inline(part.title)}]({figures}{part.file})" if part.file else ""
+        case Facts():
+            rows = [(inline(name), _cell(value, Column(""))) for name, value in part.known()]
+            return _captioned(part.caption, markdown_table(("", ""), rows, "ll")) if rows else ""
+        case Table():
+            return _captioned(part.caption, _table(part))
+
+
+def _captioned(caption: str, table: str) -> str:
+    return f"{prose(caption)}:\n\n{table}" if caption else table
+
+
+def _table(table: Table) -> str:
+    align = "".join("r" if table.is_right(place) else "l" for place in range(len(table.columns)))
+    rows = [[_cell(value, column) for value, column in zip(row, table.columns, strict=True)] for row in table.rows]
+    if table.footer:
+        footer = [_cell(value, column) for value, column in zip(table.footer, table.columns, strict=True)]
+        rows.append([f"**{footer[0]}**", *footer[1:]])
+    return markdown_table([inline(column.heading) for column in table.columns], rows, align)
+
+
+def _cell(value: Cell, column: Column) -> str:
+    words = words_of(value, column.show)
+    if isinstance(value, Code):
+        return code(words)
+    return f"[{inline(words)}]({value.address})" if isinstance(value, Link) else inline(words)

@@ -1,0 +1,219 @@
+"""What a report says, apart from how it looks.
+
+Every word of it is plain text, whoever wrote it: the renderers (`markdown.py`, `terminal.py`, `report/html`) escape
+it, each in one place, and show as code what stands between backticks in prose.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Literal
+
+from tomat.base.report.formats import UNKNOWN
+
+
+class State(StrEnum):
+    """How a verdict is meant."""
+
+    GOOD = "good"
+    DOUBTFUL = "doubtful"
+    BAD = "bad"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Words that say how something stands."""
+
+    text: str
+    state: State
+
+
+@dataclass(frozen=True)
+class Code:
+    """A name, a path or a value of a program's."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Link:
+    """Words that lead somewhere."""
+
+    text: str
+    address: str
+
+
+Cell = str | int | float | None | Code | Link | Verdict
+"""A value: text letter by letter, a number, or None where nothing is known."""
+
+
+def words_of(value: Cell, show: Callable[[Any], str] = str) -> str:
+    """A value as words, which are not escaped yet."""
+    if value is None:
+        return UNKNOWN
+    return value.text if isinstance(value, Code | Link | Verdict) else show(value)
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of a table."""
+
+    heading: str
+    show: Callable[[Any], str] = str
+    """A value as words, with its unit where the heading has none."""
+    right: bool | None = None
+    """Whether it is flush right; None: where every value is a number."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of values."""
+
+    caption: str
+    columns: Sequence[Column]
+    rows: Sequence[Sequence[Cell]]
+    footer: Sequence[Cell] = ()
+    """A last row that stays where it is, such as sums."""
+
+    def is_right(self, place: int) -> bool:
+        """Whether a column is flush right."""
+        asked = self.columns[place].right
+        if asked is not None:
+            return asked
+        values = [row[place] for row in self.rows]
+        return all(value is None or is_number(value) for value in values) and values != []
+
+
+def is_number(value: object) -> bool:
+    """Whether a value is written by its column and sorts as a number."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Names and what they stand for; what is None or empty is left out."""
+
+    rows: Mapping[str, Cell]
+    caption: str = ""
+
+    def known(self) -> list[tuple[str, Cell]]:
+        """Those that are said."""
+        return [(name, value) for name, value in self.rows.items() if value is not None and value != ""]
+
+
+@dataclass(frozen=True)
+class Quoted:
+    """Somebody's words as a paragraph, letter by letter."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Note:
+    """A remark; a warning is more."""
+
+    text: str
+    warning: bool = False
+
+
+@dataclass(frozen=True)
+class Items:
+    """Paragraphs with a dot before each."""
+
+    texts: Sequence[str]
+
+
+@dataclass(frozen=True)
+class Lines:
+    """Lines of a program or a file."""
+
+    text: str
+    language: str = ""
+
+
+@dataclass(frozen=True)
+class Image:
+    """A picture in a file beside the page."""
+
+    caption: str
+    file: str
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One axis of a chart."""
+
+    label: str
+    log: bool = False
+    from_zero: bool = False
+
+
+@dataclass(frozen=True)
+class Series:
+    """Values that are drawn alike."""
+
+    name: str
+    x: Sequence[float]
+    y: Sequence[float] = ()
+    """Of a histogram none."""
+    mark: Literal["line", "points", "both", "bar", "histogram"] = "line"
+    """`bar`: horizontal, `x` long, stacked on those before."""
+    colour: str = ""
+    areas: Sequence[float] = ()
+    """Of points: shares of a whole."""
+    texts: Sequence[str] = ()
+    """Of points: what they are."""
+    dotted: bool = False
+    faint: bool = False
+    named: bool = True
+    """Whether the legend has it."""
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A drawing of values."""
+
+    title: str
+    series: Sequence[Series]
+    x: Axis
+    y: Axis
+    summary: str
+    """What it shows, as a sentence: a picture is never the only place of what it says."""
+    file: str = ""
+    """Of its SVG, in the folder of the page's figures; a chart without is in pages for a browser alone."""
+    size: tuple[float, float] = (6.0, 4.0)
+    """Inches of the SVG; a page for a browser takes 80 points of its own to an inch."""
+
+
+Part = str | Quoted | Note | Items | Lines | Facts | Table | Chart | Image
+"""A text is a paragraph of prose."""
+
+
+@dataclass(frozen=True)
+class Section:
+    """What stands under one heading."""
+
+    heading: str
+    parts: Sequence[Any] = ()
+    """Of kind `Part`; of a page for a browser also what only `report/html` knows."""
+    name: str = ""
+    """Of its markers in a page that people write in too. Without one it is theirs alone."""
+    by_hand: str = ""
+    """Markdown below the markers of a new page: what people are asked for."""
+    level: int = 2
+    owns_heading: bool = False
+    """Whether the heading stands between the markers, so that it is tomat's."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """A whole document."""
+
+    title: str
+    sections: Sequence[Section]
+    kind: str = ""
+    """`run`, `plan`, ..."""
+    figures: Mapping[str, Any] = field(default_factory=dict)
+    """For `--json`: what it says in figures, units in the keys."""

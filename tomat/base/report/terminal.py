@@ -1,0 +1,74 @@
+"""A report on the terminal."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.box import SIMPLE_HEAD
+from rich.text import Text
+
+from tomat.base.report.model import (
+    Cell,
+    Column,
+    Facts,
+    Items,
+    Lines,
+    Note,
+    Part,
+    Quoted,
+    State,
+    Table,
+    Verdict,
+    words_of,
+)
+from tomat.base.reporting import console, warn
+
+if TYPE_CHECKING:
+    from rich.table import Table as RichTable
+
+STYLES = {State.GOOD: "green", State.DOUBTFUL: "yellow", State.BAD: "bold red"}
+
+
+def show(*parts: Part | Verdict) -> None:
+    """Print parts of a report; charts and pictures are for pages."""
+    for part in parts:
+        match part:
+            case str() | Quoted() | Lines():
+                text = part if isinstance(part, str) else part.text
+                console.print(text, soft_wrap=True, highlight=False)
+            case Verdict():
+                console.print(styled(part))
+            case Note(text, warning):
+                warn(text) if warning else console.print(f"note: {text}", highlight=False)
+            case Items(texts):
+                for text in texts:
+                    console.print(f"  {text}", highlight=False)
+            case Facts() | Table():
+                console.print(rich_table(part))
+
+
+def styled(value: Cell, column: Column | None = None) -> Text:
+    """A value as Rich shows it: no letter of it is markup."""
+    style = STYLES[value.state] if isinstance(value, Verdict) else ""
+    return Text(words_of(value, str if column is None else column.show), style)
+
+
+def rich_table(part: Table | Facts) -> RichTable:
+    """A table that fits 80 columns: words are folded, figures are not."""
+    from rich.table import Table as RichTable
+
+    made = RichTable(title=Text(part.caption) if part.caption else None, box=SIMPLE_HEAD, pad_edge=False,
+                     padding=(0, 1, 0, 0), title_justify="left", show_header=isinstance(part, Table))  # fmt: skip
+    if isinstance(part, Facts):
+        for name, value in part.known():
+            made.add_row(Text(name), styled(value))
+        return made
+    for place, column in enumerate(part.columns):
+        right = part.is_right(place)
+        made.add_column(Text(column.heading), justify="right" if right else "left", no_wrap=right, overflow="fold")
+    for row in part.rows:
+        made.add_row(*(styled(value, column) for value, column in zip(row, part.columns, strict=True)))
+    if part.footer:
+        made.add_section()
+        made.add_row(*(styled(value, column) for value, column in zip(part.footer, part.columns, strict=True)))
+    return made

@@ -206,8 +206,8 @@ def test_files_that_code_and_guides_name_exist():
     assert not missing
 
 
-def test_the_tree_of_the_readme_is_the_tree():
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
+def test_the_tree_of_the_architecture_is_the_tree():
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
     tree = text[text.index("\ntomat/  ") : text.index("\ntokenize/  ")]
     assert re.findall(r"^  (\w+)/ ", tree, flags=re.MULTILINE) == list(
         dict.fromkeys(r.partition("/")[0] for r in rooms())

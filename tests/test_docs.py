@@ -1,12 +1,14 @@
 """The words of README and guides: every command that they show is one that the command line takes."""
 
 import argparse
+import ast
 import importlib
 import importlib.util
 import logging
 import re
 import shlex
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -18,7 +20,7 @@ from tomat.base.errors import TomatError
 from tomat.train.settings.keys import RETOKENIZING, TRAINING, check_words, known_fields
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted(ROOT.glob("*/README.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted(ROOT.glob("[a-z]*/README.md"))]
 SHELL = ("bash", "console", "")
 LAUNCHERS = {
     "train_tomat_tpu.py": ["train"],
@@ -136,16 +138,129 @@ def test_the_examples_of_what_is_added_run(tmp_path, monkeypatch):
         exec(block, names)
 
 
-def site_hooks() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("site_reference", ROOT / "docs" / "reference.py")
+def loaded(path: Path) -> ModuleType:
+    """A module of `docs/`, which is no package."""
+    spec = importlib.util.spec_from_file_location(f"site_{path.stem}", path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
 
+TABLES = loaded(ROOT / "docs" / "tables.py")
+
+
+def test_the_tables_of_verbs_and_keys_are_those_of_the_code():
+    stale = [path.name for path, text in TABLES.written().items() if path.read_text(encoding="utf-8") != text]
+    assert not stale, "uv run python docs/tables.py"
+
+
+SAID_NOW = [
+    path
+    for path in [*PAGES, ROOT / "CONTRIBUTING.md"]
+    if path.parent.name not in ("tracking", "archive") or path.name == "index.md"
+]
+"""Pages that speak of tomat as it is; those of `docs/tracking` speak of the day of their figures."""
+SOURCES = {
+    path: path.read_text(encoding="utf-8")
+    for folder in ("tomat", "profiling", "tests", "tokenize")
+    for path in sorted((ROOT / folder).rglob("*.py"))
+}
+TREE = [
+    path.relative_to(ROOT).as_posix()
+    for path in ROOT.rglob("*")
+    if path.relative_to(ROOT).parts[0] not in (".git", ".venv", "site", "runs")
+]
+FOREIGN_FLAGS = {"--strict", "--extra", "--boot_disk", "--grpc_port"}
+"""Of other commands than tomat's."""
+WRITTEN_BY_LEVANTER = {"model.safetensors"}
+
+
+def is_file(name: str) -> bool:
+    """Whether a file or folder has this name or these last parts, or the code has the name of one that it writes."""
+    name = name.rstrip("/")
+    last = name.rpartition("/")[2]
+    known = any(f"/{path}".endswith(f"/{name}") for path in TREE)
+    written = not name.endswith(".py") and any(f'"{last}"' in text for text in SOURCES.values())
+    return known or written or re.search(r"\b[A-Z]+\b(?!\.md$)|NAME", name) is not None
+
+
+@cache
+def keys_of_a_run() -> set[str]:
+    """Those of tomat, and of Levanter's decoder those that tomat's has from it."""
+    spec = importlib.util.find_spec("levanter")
+    assert spec is not None and spec.submodule_search_locations
+    llama = ast.parse((Path(spec.submodule_search_locations[0]) / "models" / "llama.py").read_text(encoding="utf-8"))
+    (config,) = (node for node in llama.body if isinstance(node, ast.ClassDef) and node.name == "LlamaConfig")
+    inherited = [ast.unparse(node.target) for node in config.body if isinstance(node, ast.AnnAssign)]
+    found = {key.removesuffix(".*") for key, _, _ in TABLES.settings("TrainConfig")}
+    return found | {f"model.{key}" for key in ("type", *inherited)}
+
+
+def is_key(name: str) -> bool:
+    """Whether a key of a run, or a group of keys, has this name; below Levanter's own only the first part counts."""
+    held_elsewhere = ("trainer.", "optimizer.", "model.rope.", "trackers.wandb.")
+    return name in keys_of_a_run() or name.startswith(held_elsewhere)
+
+
+def is_module(name: str) -> bool:
+    """Whether a module or package has this dotted name, or one above it the name as something that it defines."""
+    path = ROOT.joinpath(*name.split("."))
+    if path.is_dir() or path.with_suffix(".py").is_file():
+        return True
+    above, _, last = name.rpartition(".")
+    holder = ROOT.joinpath(*above.split("."))
+    files = [file for file in (holder.with_suffix(".py"), holder / "__init__.py") if file.is_file()]
+    return any(re.search(rf"\b{last}\b", file.read_text(encoding="utf-8")) for file in files)
+
+
+def flags_of(parser: argparse.ArgumentParser) -> Iterator[str]:
+    for action in parser._actions:
+        yield from action.option_strings
+        if isinstance(action, argparse._SubParsersAction):
+            for below in (action.choices or {}).values():
+                yield from flags_of(below)
+
+
+def test_files_keys_flags_verbs_and_modules_that_pages_name_exist():
+    parser = build_parser()
+    verbs = {name.removeprefix("tomat ") for name, _ in TABLES.verbs(parser)}
+    flags = {*flags_of(parser), *FOREIGN_FLAGS}
+    for study in STUDIES:
+        flags |= {*flags_of(importlib.import_module(study.stem).build_parser())}
+    groups = {verb.partition(" ")[0] for verb in verbs if " " in verb}
+    settings = {*(known_fields(TRAINING) or ())}
+    retokenizing = {*(known_fields(RETOKENIZING) or ())}
+    wrong, seen = [], dict.fromkeys(("file", "key", "flag", "verb", "module"), 0)
+    for page in SAID_NOW:
+        text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+        for span in re.findall(r"`([^`\n]+)`", text):
+            first, _, rest = span.removeprefix("tomat ").partition(" ")
+            dotted = re.match(r"(?:--)?([a-z_]+(?:\.\w+)+)(?=$|[:= ]|\.\*)", span)
+            flag = re.match(r"--[a-z][\w-]*(?![\w.-])", span)
+            if re.fullmatch(r"[\w-][\w./-]*(\.(py|md|yaml|json|jsonl|npz|txt|toml|ipynb)|\w/)", span):
+                kind, known = "file", is_file(span)
+            elif re.fullmatch(r"tomat(\.\w+)+(\(.*)?", span):
+                kind, known = "module", is_module(span.partition("(")[0])
+            elif dotted and dotted[1].partition(".")[0] in settings and dotted[1] not in WRITTEN_BY_LEVANTER:
+                kind, known = "key", is_key(dotted[1])
+            elif flag:
+                name = flag[0].replace("-", "_").replace("__", "--", 1)
+                of_a_run = name.removeprefix("--") in settings | retokenizing
+                kind, known = "flag", bool({flag[0], name} & flags) or of_a_run or name.startswith("--xla")
+            elif first in groups and re.match(r"[a-z][\w-]*$", rest):
+                kind, known = "verb", f"{first} {rest}" in verbs
+            else:
+                continue
+            seen[kind] += 1
+            if not known:
+                wrong.append(f"{page.relative_to(ROOT)}: no {kind} `{span}`")
+    assert not wrong, "\n".join(wrong)
+    assert min(seen.values()) > 5, seen
+
+
 def test_the_reference_has_every_module():
-    hooks = site_hooks()
+    hooks = loaded(ROOT / "docs" / "reference.py")
     found = [name for page in hooks.pages().values() for name in page]
     assert {name for name in found if not (ROOT / name.replace(".", "/")).is_dir()} == {
         ".".join(path.relative_to(ROOT).with_suffix("").parts)
@@ -166,11 +281,11 @@ def test_the_reference_has_every_module():
 def test_a_page_that_loads_something_from_elsewhere_is_told(html, told, caplog):
     page = SimpleNamespace(file=SimpleNamespace(src_uri="guides/x.md"))
     with caplog.at_level(logging.WARNING):
-        assert site_hooks().on_post_page(html, page=page) == html
+        assert loaded(ROOT / "docs" / "reference.py").on_post_page(html, page=page) == html
     assert len(caplog.records) == told
 
 
 def test_the_loader_of_formulas_is_left_out_of_notebooks():
     page = SimpleNamespace(file=SimpleNamespace(src_uri="notebooks/x.ipynb"))
     html = '<p>a</p><script data-mkdocs-jupyter-mathjax="{&quot;url&quot;: &quot;https://x&quot;}">\nload()\n</script><p>b</p>'
-    assert site_hooks().on_post_page(html, page=page) == "<p>a</p><p>b</p>"
+    assert loaded(ROOT / "docs" / "reference.py").on_post_page(html, page=page) == "<p>a</p><p>b</p>"

@@ -43,7 +43,7 @@ EXAMPLES = Path(__file__).with_name("examples.txt")
 
 
 def build_parser() -> Parser:
-    """The parser of every verb of every room."""
+    """The parser of every verb."""
     parser = Parser(
         prog="tomat",
         description="Transformers on the electron densities of crystals: data, training, evaluation, performance.",

@@ -13,6 +13,7 @@ import pytest
 from another_libtpu import another_libtpu
 
 from tomat.base.errors import TomatError
+from tomat.base.ports.tokamax import OPS
 from tomat.base.records import typed
 from tomat.perf.cost.llo import OpSchedule, Region
 from tomat.perf.plan.compile.topology import OtherLibtpu
@@ -20,7 +21,7 @@ from tomat.perf.timed_kernels.child import SCHEDULE_FILE
 from tomat.perf.timed_kernels.compile import SMALLEST_SLICES, CompiledKernel, compile_kernels
 from tomat.perf.timed_kernels.compilers import Compilers
 from tomat.perf.timed_kernels.formulas import FORMULAS
-from tomat.perf.timed_kernels.programs import DEFAULTS_OF, OPS, RAGGED, _bound
+from tomat.perf.timed_kernels.programs import DEFAULTS_OF, RAGGED, _bound
 from tomat.perf.timed_kernels.timings import COLUMNS, KernelTiming, read_timings
 from tomat.report.pages.kernels_page import calibrate_kernels, timed_program
 

@@ -1,48 +1,22 @@
 """Builds the program of a timed kernel as tokamax builds it, for a chip that is not here.
 
-tokamax 0.0.12 lists no operation by name in its public interface, and its calls choose an implementation by the device
-that is there. So the classes of its operations are imported from where they lie; the version is pinned in
-`pyproject.toml` (extra `calibrate`).
+The version is pinned in `pyproject.toml` (extra `calibrate`); what is not public of it is in `base/ports/tokamax.py`.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import importlib
 import inspect
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from tomat.base.errors import TomatError
+from tomat.base.ports.tokamax import OPS, bound, class_of
 from tomat.perf.timed_kernels.formulas import FORMULAS, formula
 from tomat.perf.timed_kernels.kept_backward import attention_backward
 from tomat.perf.timed_kernels.timings import KernelTiming
 
 if TYPE_CHECKING:
     import jax
-
-OPS = {
-    "dot_product_attention": ("attention.base", "DotProductAttention"),
-    "dot_product_attention_vjp": ("attention.base", "DotProductAttentionVjp"),
-    "xla_chunked_dot_product_attention": ("attention.xla_chunked", "XlaChunkedDotProductAttention"),
-    "pallas_mosaic_tpu_flash_attention": ("attention.pallas_mosaic_tpu", "PallasMosaicTpuFlashAttention"),
-    "pallas_mosaic_tpu_flash_attention_vjp": ("attention.pallas_mosaic_tpu_vjp", "PallasMosaicTpuFlashAttentionVjp"),
-    "linear_softmax_cross_entropy_loss": ("linear_softmax_cross_entropy_loss.base", "LinearSoftmaxCrossEntropyLoss"),
-    "linear_softmax_cross_entropy_loss_vjp": (
-        "linear_softmax_cross_entropy_loss.base", "LinearSoftmaxCrossEntropyLossVjp",
-    ),
-    "pallas_mosaic_tpu_linear_softmax_cross_entropy_loss": (
-        "linear_softmax_cross_entropy_loss.pallas_mosaic_tpu", "PallasMosaicTpuLinearSoftmaxCrossEntropyLoss",
-    ),
-    "pallas_mosaic_tpu_linear_softmax_cross_entropy_loss_vjp": (
-        "linear_softmax_cross_entropy_loss.pallas_mosaic_tpu", "PallasMosaicTpuLinearSoftmaxCrossEntropyLossVjp",
-    ),
-    "gated_linear_unit": ("gated_linear_unit.base", "GatedLinearUnit"),
-    "normalization": ("normalization.base", "Normalization"),
-    "normalization_vjp": ("normalization.base", "NormalizationVjp"),
-    "triangle_multiplication": ("triangle_multiplication.base", "TriangleMultiplication"),
-}  # fmt: skip
-"""Operation of a timing -> module below `tokamax._src.ops`, and class."""
 
 RAGGED = ("ragged_dot", "pallas_mosaic_tpu_ragged_dot")
 """Products of groups of rows. Which blocks run, the sizes of the groups decide: they are data, and no row says them."""
@@ -113,29 +87,17 @@ def _placed(arrays: Iterable[Any], sharding: Any) -> list[jax.ShapeDtypeStruct]:
 
 def _bound(timing: KernelTiming) -> tuple[Any, dict[str, Any]]:
     """The operation with its settings, and its arguments as arrays to be."""
-    from tokamax._src import pydantic as adapters
-    from tokamax._src.ops.op import _get_arg_spec_adapter
-
-    there = _class_of(timing.op)
+    there = class_of(timing.op)
     # It asks whether the device of this process can run it; the chip is not here.
     own: dict[str, Any] = {"supported_on": lambda self, device: True}
     if timing.op == "dot_product_attention_vjp":  # the one operation whose own JAX 0.11 refuses
-        own["_fwd"] = attention_backward(there, _class_of("dot_product_attention"))
-    cls = type(there.__name__, (there,), own)
-    operation = cls(**STATED.get(timing.op, {}))
+        own["_fwd"] = attention_backward(there, class_of("dot_product_attention"))
+    cls, arguments = type(there.__name__, (there,), own), _with_presets(timing.arguments)
     try:
-        if timing.settings:
-            settings = adapters.get_adapter(cls.config_cls).validate_python(dict(timing.settings))
-            operation = dataclasses.replace(operation, config=settings)
-        arguments = _get_arg_spec_adapter(operation).validate_python(_with_presets(timing.arguments))
+        operation, arrays = bound(cls, STATED.get(timing.op, {}), timing.settings, arguments)
     except ValueError as error:  # pydantic's
         raise TomatError(f"tokamax refuses its arguments: {_first_line(error)}") from None
-    return operation, _defaults(timing.op, operation) | dict(arguments)
-
-
-def _class_of(op: str) -> Any:
-    module, name = OPS[op]
-    return getattr(importlib.import_module(f"tokamax._src.ops.{module}"), name)
+    return operation, _defaults(timing.op, operation) | arrays
 
 
 def _defaults(op: str, operation: Any) -> dict[str, Any]:
@@ -143,7 +105,7 @@ def _defaults(op: str, operation: Any) -> dict[str, Any]:
     if op not in DEFAULTS_OF:
         return {}
     demanded = inspect.signature(operation._fwd).parameters
-    forward = inspect.signature(_class_of(DEFAULTS_OF[op]).bind)
+    forward = inspect.signature(class_of(DEFAULTS_OF[op]).bind)
     return {
         name: parameter.default
         for name, parameter in forward.parameters.items()

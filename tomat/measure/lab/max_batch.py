@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,16 +32,10 @@ from tomat.measure.lab.messages import (
 from tomat.measure.lab.process import RowProcess, described
 from tomat.measure.lab.record import RECORD_FORMAT, Rate, Seconds, record_path, write_record
 from tomat.measure.lab.run import LabConfig, alone_in, request_for
+from tomat.perf.tuning.batch_search import RUNS, Tried, next_size
 from tomat.perf.tuning.changes import override_words
 
 POLICY_KEY = "model.gradient_checkpointing"
-APART = 0.7
-"""Of two probes that a line goes through, the smaller over the larger, at most."""
-BEYOND = 0.02
-"""How far beyond the largest that runs the next probe is, where the line puts the edge still nearer: two measurements
-of a process's memory differ by as much."""
-FURTHEST = 8
-"""A probe beyond all that have run is at most this many times as large as the largest of them."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +78,11 @@ class Search:
         return {probe.microbatch: probe for probe in self.probes}
 
     @property
+    def tried(self) -> dict[int, Tried]:
+        """The same for the search; what an ended process had used is not what its batch needs."""
+        return {size: Tried(one.runs, one.peak_memory_bytes if one.runs else None) for size, one in self.known.items()}
+
+    @property
     def largest(self) -> Probe | None:
         """The largest that runs."""
         return max((probe for probe in self.probes if probe.runs), key=lambda one: one.microbatch, default=None)
@@ -113,45 +112,6 @@ class Search:
 def policy_word(policy: Any) -> str:
     """As on a command line."""
     return {True: "true", False: "false", None: "as the model has it"}.get(policy, str(policy))
-
-
-def next_microbatch(known: Mapping[int, Probe], first: int, most: int, limit_bytes: int | None) -> int | None:
-    """The microbatch to try next, from 1 to `most`; None once the largest that runs and the next one up are known.
-
-    Doubled, or where two have run, read off the line through their memory, which is nearly straight. Where the line
-    puts the edge near the largest that has run, one a little beyond it is tried, so that the edge is between two
-    probes; what is left of the bracket is halved, or cut by the line.
-    """
-    fit = max((size for size, probe in known.items() if probe.runs), default=0)
-    unfit = min((size for size, probe in known.items() if not probe.runs and size > fit), default=most + 1)
-    if unfit == fit + 1:
-        return None
-    if not known:
-        return min(first, most)
-    if not fit:
-        return max(1, min(known) // 2)
-    guess, step = _by_line(known, limit_bytes), max(1, round(BEYOND * fit))
-    if unfit > most:
-        target = 2 * fit if guess is None else max(guess, fit + step)
-        return max(fit + 1, min(target, FURTHEST * fit, most))
-    if guess is not None and unfit - fit > 2 * step and fit <= guess + step < unfit:
-        return max(guess + step, fit + 1)
-    # Every other time, so that a line that names the wrong end of the bracket does not lead through all of it.
-    inside = guess is not None and fit < guess < unfit and len(known) % 2
-    return guess if inside else (fit + unfit) // 2
-
-
-def _by_line(known: Mapping[int, Probe], limit_bytes: int | None) -> int | None:
-    """The largest microbatch below the limit on a line through the largest that has run, and the next one of at most
-    `APART` of it: between neighbours the noise would decide the slope."""
-    ran = ((size, probe.peak_memory_bytes) for size, probe in known.items() if probe.runs)
-    points = sorted((size, used) for size, used in ran if used is not None)
-    if limit_bytes is None or len(points) < 2:
-        return None
-    high, high_bytes = points[-1]
-    low, low_bytes = max((point for point in points if point[0] <= APART * high), default=points[0])
-    slope = (high_bytes - low_bytes) / (high - low)
-    return None if slope <= 0 else int(high + (limit_bytes - high_bytes) / slope)
 
 
 @dataclass
@@ -228,7 +188,7 @@ class MaxBatch:
             raise TomatError(f"--largest is {self.most}; expected at least {unit}, one sequence a microbatch.")
         limit = self.config.limits.memory_bytes
         search.stopped_by = ""
-        while (size := next_microbatch(search.known, first, most, limit)) is not None:
+        while (size := next_size(search.tried, first, most, limit, RUNS)) is not None:
             probe = self._probe(search, size, size * unit)
             label = f"{search.name}, batch {probe.batch_sequences}"
             if probe.status == FAILED:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from tomat.base.errors import TomatError
 from tomat.perf.plan.compile.topology import data_axis_size
+from tomat.perf.tuning.batch_search import Tried, next_size
 from tomat.perf.tuning.changes import changed, override_words
 
 if TYPE_CHECKING:
@@ -278,8 +279,7 @@ def largest_batch(
 ) -> list[LargestBatch]:
     """The largest batch that fits, for each checkpoint policy.
 
-    Two batches are compiled, the next one is read off the line through their bytes, and so on until one that fits and
-    the next multiple, which does not, have both been compiled.
+    The search (`batch_search.py`) ends with one that fits and the next multiple, which does not, both compiled.
 
     Args:
         config: The run; its batch is where the search starts.
@@ -325,32 +325,6 @@ def _bisect(compiler: _Compiler, overrides: Mapping[str, Any], unit: int, cap: i
         if trial.fits is None:
             return known, f"an error at batch {units * unit}: {trial.error}"
         known[units] = trial
-        units = _next_units(known, cap)
+        tried = {size: Tried(bool(one.fits), one.required_bytes) for size, one in known.items()}
+        units = next_size(tried, units, cap, trial.capacity_bytes)
     return known, ""
-
-
-def _next_units(known: Mapping[int, Trial], cap: int) -> int | None:
-    """The batch to compile next, in units; None once the answer is known.
-
-    Memory is nearly a straight line in the batch, so the line through the two nearest compiled batches usually names
-    the answer; where it has failed to for three compiles, the bracket is halved.
-    """
-    fit = max((n for n, trial in known.items() if trial.fits), default=0)
-    unfit = min((n for n, trial in known.items() if not trial.fits and n > fit), default=cap + 1)
-    if unfit == fit + 1:
-        return None
-    if len(known) == 1:
-        only = next(iter(known))
-        return min(2 * only, cap) if fit else max(only // 2, 1)
-    between = range(fit + 1, unfit)
-    if len(known) > 5:
-        return (between[0] + between[-1]) // 2
-    # The line through the two compiled batches nearest to the bracket.
-    near = sorted(known, key=lambda n: (min(abs(n - fit), abs(n - unfit)), n))[:2]
-    (low, low_bytes), (high, high_bytes) = sorted((n, known[n].required_bytes or 0) for n in near)
-    capacity = known[low].capacity_bytes or 0
-    slope = (high_bytes - low_bytes) / (high - low)
-    if slope <= 0:  # as with a configured microbatch, which the batch only repeats
-        return between[-1] if fit else between[0]
-    guess = int(low + (capacity - low_bytes) / slope)
-    return min(max(guess, between[0]), between[-1])

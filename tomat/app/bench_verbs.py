@@ -22,8 +22,8 @@ type Benches = argparse._SubParsersAction[Parser]
 MODULES = {
     "tokenise": "tomat.measure.bench.tokenise",
     "loss": "tomat.measure.bench.loss",
-    "loss-tiles": "tomat.measure.bench.loss_tiles",
-    "attention-tiles": "tomat.measure.bench.attention_tiles",
+    "loss-tiles": "tomat.measure.bench.tiles",
+    "attention-tiles": "tomat.measure.bench.tiles",
     "chip": "tomat.measure.bench.chip",
     "numerics": "tomat.app.workflow.numerics",
     "decode": "tomat.measure.bench.decode",

@@ -5,10 +5,10 @@ import pytest
 
 from tomat.app.cli import main
 from tomat.base.errors import TomatError
-from tomat.measure.bench.attention_tiles import parse_sizes
+from tomat.measure.bench.tiles import parse_tiles
 from tomat.model.attention_tiles import NAMES, TABLE_FILE, load_table, tuned_sizes
 from tomat.model.whole_head import WholeHeadConfig
-from tomat.perf.tuning.attention_tuning import AttentionShape, table_entry, write_entry
+from tomat.perf.tuning.tile_tuning import AttentionShape, table_entry, write_entry
 
 SHAPE = AttentionShape(positions=1024, hidden_dim=512, num_heads=2, num_kv_heads=2)
 
@@ -29,11 +29,11 @@ def test_the_shortest_attention_is_written_in_the_place_of_an_older_one(tmp_path
     refused = {"kernel": "whole_head", "tiles": {}, "refused": "too large"}
     table = tmp_path / "tiles.json"
     rows = [splash, candidate(3.0, 256, 128, 256, 128), candidate(2.0, 512, 256, 512, 256), refused]
-    write_entry(table_entry(SHAPE, rows), table)
-    write_entry(table_entry(AttentionShape(positions=128), [candidate(1.0, 128, 128, 128, 128)]), table)
+    write_entry(SHAPE, table_entry(SHAPE, rows), table)
+    write_entry(SHAPE, table_entry(AttentionShape(positions=128), [candidate(1.0, 128, 128, 128, 128)]), table)
     assert list(tuned_sizes(1024, 256, load_table(table)).values()) == [512, 256, 512, 256]
     assert list(tuned_sizes(100, 256, load_table(table)).values()) == [128] * 4
-    write_entry(table_entry(SHAPE, [candidate(1.5, 512, 128, 512, 128)]), table)
+    write_entry(SHAPE, table_entry(SHAPE, [candidate(1.5, 512, 128, 512, 128)]), table)
     load_table.cache_clear()
     assert len(load_table(table)) == 2
     assert list(tuned_sizes(2048, 256, load_table(table)).values()) == [512, 128, 512, 128]
@@ -52,10 +52,10 @@ def test_sizes_that_are_not_set_are_the_tables():
 
 
 def test_refuses_candidates(tmp_path):
-    with pytest.raises(TomatError, match="holds a head of 1024 positions and size 256 in VMEM and compiles: too large"):
+    with pytest.raises(TomatError, match="compiles for positions 1024, head_size 256, dtype bfloat16: too large"):
         table_entry(SHAPE, [{"kernel": "whole_head", "tiles": {}, "refused": "too large"}])
     with pytest.raises(TomatError, match="--tiles 512,256: expected 4 positive numbers, block,rows,block_bwd,keys_bwd"):
-        parse_sizes("512,256")
+        parse_tiles("512,256", NAMES)
     with pytest.raises(TomatError, match="cannot be read .* write it with `tomat bench attention-tiles`"):
         load_table(tmp_path / "none.json")
 

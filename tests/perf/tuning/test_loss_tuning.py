@@ -5,12 +5,11 @@ import pytest
 
 from tomat.app.cli import main
 from tomat.base.errors import TomatError
-from tomat.measure.bench.loss_tiles import parse_tiles
 from tomat.model.loss.tiles import LossTiles, load_table, tuned_tiles
 from tomat.perf.plan.compile.process import LLO_DUMP
 from tomat.perf.plan.plan_cache import open_cache, open_result
-from tomat.perf.tuning import kernel_plans, loss_child
-from tomat.perf.tuning.loss_tuning import LossShape, table_entry, write_entry
+from tomat.perf.tuning import kernel_measure, tile_tuning
+from tomat.perf.tuning.tile_tuning import LossShape, table_entry, write_entry
 
 SHAPE = LossShape(width=512, density_tokens=1024)
 
@@ -37,10 +36,10 @@ def test_the_shortest_is_written_in_the_place_of_an_older_one(tmp_path):
     refused = {"kernel": "pallas", "tiles": {}, "refused": "too large"}
     rows = [xla, candidate(3.0, 512, 256, 256, 32), candidate(2.0, 512, 256, 512, 32), refused]
     table = tmp_path / "tiles.json"
-    write_entry(table_entry(SHAPE, rows), table)
-    write_entry(table_entry(LossShape(width=64), [candidate(1.0, 64, 64, 128, 16)]), table)
+    write_entry(SHAPE, table_entry(SHAPE, rows), table)
+    write_entry(SHAPE, table_entry(LossShape(width=64), [candidate(1.0, 64, 64, 128, 16)]), table)
     assert tuned_tiles("TPU v6 lite", 512, SHAPE.ids, "bfloat16", load_table(table)) == LossTiles(512, 256, 512, 32)
-    write_entry(table_entry(SHAPE, [candidate(1.5, 512, 128, 512, 32)]), table)
+    write_entry(SHAPE, table_entry(SHAPE, [candidate(1.5, 512, 128, 512, 32)]), table)
     load_table.cache_clear()
     entries = load_table(table)
     assert len(entries) == 2
@@ -53,22 +52,19 @@ def test_the_shortest_is_written_in_the_place_of_an_older_one(tmp_path):
 def test_refuses_candidates():
     with pytest.raises(TomatError, match="none of 1 candidates .* too large"):
         table_entry(SHAPE, [{"kernel": "pallas", "tiles": {}, "refused": "too large"}])
-    with pytest.raises(TomatError, match="expected 4 positive numbers, resident_rows,block_rows,block_ids,chunk_rows"):
-        parse_tiles("4096,256,512")
 
 
 @pytest.mark.parametrize("refused", [False, True])
-def test_a_loss_that_the_compiler_refuses_is_an_answer_too(tmp_path, monkeypatch, capsys, refused):
+def test_a_loss_that_the_compiler_refuses_is_an_answer_too(tmp_path, capsys, refused):
     def measure(request, llo_dump):
         assert llo_dump == tmp_path / LLO_DUMP
         if refused:
             raise TomatError("too large")
         return {"seconds": 1.0}
 
-    monkeypatch.setattr(loss_child, "measured_loss", measure)
     programs = open_cache(tmp_path / "cache")
     request = {"key": "abc", "work_dir": str(tmp_path), "programs_dir": str(programs)}
-    loss_child._compile(request)
+    kernel_measure.keep_measured(request, measure)
     assert json.loads(capsys.readouterr().out.splitlines()[-1]) == {"stage": "done", "key": "abc"}
     opened = open_result(Path(programs) / "abc")
     assert opened is not None and opened[1] == ({"refused": "too large"} if refused else {"seconds": 1.0})
@@ -97,7 +93,7 @@ def test_the_verb_plans_both_and_finds_them_again(tmp_path: Path, monkeypatch, c
     def no_compile(*arguments, **keywords):
         raise AssertionError("compiled again")
 
-    monkeypatch.setattr(kernel_plans, "ask", no_compile)
+    monkeypatch.setattr(tile_tuning, "ask", no_compile)
     assert main([*words.split(), "--json", str(tmp_path / "again.json")]) == 0
     assert (tmp_path / "again.json").read_text() == report_file.read_text()
     assert "pallas" in capsys.readouterr().out

@@ -1,25 +1,26 @@
 """Compiles one attention layer for one chip: `python -m tomat.perf.tuning.attention_child REQUEST.json`.
 
 Value and gradients of projections, norms, rotary embedding and attention of one layer of the decoder, on one device of
-a slice. Started by `attention_tuning.py`; `perf/plan/compile/process.py` says why apart from it.
+a slice. Started by `tile_tuning.py`; `perf/plan/compile/process.py` says why apart from it.
 """
 
 from __future__ import annotations
 
 import sys
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 from tomat.perf.plan.compile.process import answer
 from tomat.perf.tuning.kernel_measure import keep_measured, measure
 
 
-def _compile(request: dict[str, Any]) -> None:
-    keep_measured(request, measured_attention)
-
-
 def lower_attention(request: dict[str, Any], device: Any) -> Any:
-    """The lowered value and gradients (`jax.stages.Lowered`) of a request's layer on one described device."""
+    """The lowered value and gradients (`jax.stages.Lowered`) of a request's layer on one described device.
+
+    Args:
+        request: `batch`, `dtype`, and `model`, keys of `DensityDecoderConfig`.
+        device: Of a topology.
+    """
     import draccus
     import equinox as eqx
     import haliax as hax
@@ -52,22 +53,8 @@ def lower_attention(request: dict[str, Any], device: Any) -> Any:
         return jax.jit(attended).lower(*map(described, (layer, x, x)))
 
 
-def measured_attention(request: dict[str, Any], llo_dump: Path) -> dict[str, Any]:
-    """Planned seconds of a request's layer, and its longest kernels.
-
-    Args:
-        request: `slice_name`, `batch`, `dtype`, and `model`, keys of `DensityDecoderConfig`.
-        llo_dump: Where the compiler was told to write its schedules.
-
-    Raises:
-        TomatError: The compiler refuses it.
-    """
-    from tomat.hardware.chips import slice_named
-    from tomat.perf.plan.compile.topology import topology_devices
-
-    device = topology_devices(slice_named(request["slice_name"]))[0]
-    found = measure(lower_attention(request, device), request["slice_name"], llo_dump, "attention")
-    return found | {"device_kind": device.device_kind}
+def _compile(request: dict[str, Any]) -> None:
+    keep_measured(request, partial(measure, lower_attention, title="attention"))
 
 
 if __name__ == "__main__":

@@ -10,6 +10,9 @@ from typing import Any
 from tomat.base.errors import TomatError
 from tomat.perf.plan.compile.process import LLO_DUMP, keep_answer, say
 
+Lower = Callable[[dict[str, Any], Any], Any]
+"""(request, described device) -> `jax.stages.Lowered`."""
+
 TOP_KERNELS = 8
 """Kernels on record, the longest."""
 
@@ -18,7 +21,7 @@ def keep_measured(request: dict[str, Any], measured: Callable[[dict[str, Any], P
     """Keep what the compiler makes of a request; that it refuses is an answer too.
 
     Args:
-        request: As `kernel_plans.planned` gives it to a child.
+        request: As `tile_tuning.planned` gives it to a child.
         measured: What answers, of the request and of where the compiler was told to write its schedules.
     """
     say("compiling")
@@ -30,18 +33,18 @@ def keep_measured(request: dict[str, Any], measured: Callable[[dict[str, Any], P
     keep_answer(result, work / "part", Path(request["programs_dir"]) / request["key"])
 
 
-def measure(lowered: Any, slice_name: str, llo_dump: Path, title: str) -> dict[str, Any]:
+def measure(lower: Lower, request: dict[str, Any], llo_dump: Path, title: str) -> dict[str, Any]:
     """Planned seconds of a program, by the models of `estimate.py`, and its longest kernels.
 
     Args:
-        lowered: `jax.stages.Lowered`, for devices of the slice.
-        slice_name: Such as `v6e-1`.
+        lower: Lowers what is asked for one device.
+        request: `slice_name`, such as `v6e-1`, and what `lower` takes.
         llo_dump: Where the compiler was told to write its schedules.
         title: Of the program, in messages.
 
     Returns:
-        `seconds`, `categories` (seconds), `flops_by_category`, `kernels`, `temporary_bytes`, `compile_seconds` and
-        `compiler`.
+        `seconds`, `categories` (seconds), `flops_by_category`, `kernels`, `temporary_bytes`, `compile_seconds`,
+        `compiler` and `device_kind`.
 
     Raises:
         TomatError: The compiler refuses it: tiles that do not fit, for example.
@@ -50,9 +53,12 @@ def measure(lowered: Any, slice_name: str, llo_dump: Path, title: str) -> dict[s
     from tomat.perf.cost.estimate import estimate_step
     from tomat.perf.cost.llo import read_schedules, slot_utilisation
     from tomat.perf.cost.schedule_model import matched_schedules
-    from tomat.perf.plan.compile.topology import compiler_version
+    from tomat.perf.plan.compile.topology import compiler_version, topology_devices
     from tomat.perf.profile.hlo_files import program_from_bytes
 
+    slice_ = slice_named(request["slice_name"])
+    device = topology_devices(slice_)[0]
+    lowered = lower(request, device)
     began = time.perf_counter()
     try:
         compiled = lowered.compile()
@@ -63,7 +69,7 @@ def measure(lowered: Any, slice_name: str, llo_dump: Path, title: str) -> dict[s
     program = program_from_bytes(module, f"the compiled {title}")
     schedules = read_schedules(llo_dump)
     matched = matched_schedules(program, schedules)
-    estimate = estimate_step(program, schedules, slice_named(slice_name), title=title)
+    estimate = estimate_step(program, schedules, slice_, title=title)
     kernels = []
     ops = sorted(estimate.ops.values(), key=lambda op: (op.estimate or 0.0) * op.executions, reverse=True)
     for op in ops[:TOP_KERNELS]:
@@ -93,4 +99,5 @@ def measure(lowered: Any, slice_name: str, llo_dump: Path, title: str) -> dict[s
         },
         "flops_by_category": flops,
         "kernels": kernels,
+        "device_kind": device.device_kind,
     }

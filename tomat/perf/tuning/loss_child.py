@@ -1,7 +1,7 @@
 """The process that compiles one loss for one chip: `python -m tomat.perf.tuning.loss_child REQUEST.json`.
 
 Value and gradients of the loss alone, on one device of a slice, with the schedule that the compiler gives it. Started
-by `loss_tuning.py`; `perf/plan/compile/process.py` says why apart from it.
+by `tile_tuning.py`; `perf/plan/compile/process.py` says why apart from it.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ from tomat.perf.plan.compile.process import answer
 from tomat.perf.tuning.kernel_measure import keep_measured, measure
 
 
-def _compile(request: dict[str, Any]) -> None:
-    keep_measured(request, measured_loss)
-
-
 def lower_loss(request: dict[str, Any], device: Any) -> Any:
-    """The lowered value and gradients (`jax.stages.Lowered`) of a request's loss on one described device."""
+    """The lowered value and gradients (`jax.stages.Lowered`) of a request's loss on one described device.
+
+    Args:
+        request: The fields of `LossShape`, and `loss`, the arguments of `LossConfig`.
+        device: Of a topology.
+    """
     import jax
     import jax.numpy as jnp
     import numpy as np
@@ -50,23 +51,12 @@ def lower_loss(request: dict[str, Any], device: Any) -> Any:
         return jax.jit(jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)).lower(*shapes)
 
 
-def measured_loss(request: dict[str, Any], llo_dump: Path) -> dict[str, Any]:
-    """Planned seconds of a request's loss, and its longest kernels.
+def _compile(request: dict[str, Any]) -> None:
+    def measured(request: dict[str, Any], llo_dump: Path) -> dict[str, Any]:
+        found = measure(lower_loss, request, llo_dump, "loss")
+        return found | {"loss_flops": found.pop("flops_by_category").get("loss", 0.0)}
 
-    Args:
-        request: The fields of `LossShape`, and `loss`, the arguments of `LossConfig`.
-        llo_dump: Where the compiler was told to write its schedules.
-
-    Raises:
-        TomatError: The compiler refuses it: tiles that do not fit, for example.
-    """
-    from tomat.hardware.chips import slice_named
-    from tomat.perf.plan.compile.topology import topology_devices
-
-    device = topology_devices(slice_named(request["slice_name"]))[0]
-    found = measure(lower_loss(request, device), request["slice_name"], llo_dump, "loss")
-    flops = found.pop("flops_by_category").get("loss", 0.0)
-    return found | {"device_kind": device.device_kind, "loss_flops": flops}
+    keep_measured(request, measured)
 
 
 if __name__ == "__main__":

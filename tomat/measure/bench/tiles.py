@@ -1,0 +1,144 @@
+"""`tomat bench loss-tiles` and `attention-tiles`: tiles of kernels by the compiler's own schedule, and what they win
+against."""
+
+import argparse
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from tomat.base.errors import TomatError
+from tomat.base.progress import progress
+from tomat.base.reporting import console, write_report
+from tomat.model import attention_tiles
+from tomat.model.loss import tiles as loss_tiles
+from tomat.model.loss.config import LossConfig
+from tomat.model.loss.tiles import LossTiles
+from tomat.model.whole_head import WholeHeadConfig
+from tomat.perf.plan.compile.process import Limits
+from tomat.perf.plan.plan_cache import GIB
+from tomat.perf.tuning.tile_tuning import (
+    AttentionShape,
+    Candidate,
+    LossShape,
+    sizes_text,
+    table_entry,
+    tune,
+    write_entry,
+)
+
+
+def parse_tiles(text: str, names: Sequence[str]) -> dict[str, int]:
+    """`4096,256,512,32` as the sizes of these names.
+
+    Raises:
+        TomatError: It is not one positive number for each size.
+    """
+    sizes = [int(word) for word in text.split(",") if word.strip().isdigit()]
+    if len(sizes) != len(names) or min(sizes) < 1:
+        raise TomatError(f"--tiles {text}: expected {len(names)} positive numbers, {','.join(names)}.")
+    return dict(zip(names, sizes, strict=True))
+
+
+def run(args: argparse.Namespace) -> int:
+    """Compile, print and write."""
+    return (_run_loss if args.benchmark == "loss-tiles" else _run_attention)(args)
+
+
+def _run_loss(args: argparse.Namespace) -> int:
+    shape = LossShape(
+        args.slice,
+        args.batch,
+        args.positions,
+        args.hidden_dim,
+        args.density_tokens,
+        args.dtype,
+        args.kind,
+        args.vocabulary,
+    )
+    tiles = [parse_tiles(text, loss_tiles.NAMES) for text in args.tiles or args.default_tiles]
+    for sizes in tiles:  # what the loss refuses should not cost a compile
+        LossConfig(kind=args.kind, vocabulary=args.vocabulary, kernel="pallas", tiles=LossTiles(**sizes))
+    candidates = [{"kernel": "xla", "block_positions": block} for block in args.block_positions]
+    title = f"{args.kind} over {shape.ids:,} ids, {args.batch} x {args.positions} positions, width {args.hidden_dim}"
+
+    def figures(row: Mapping[str, Any]) -> Iterable[str]:
+        mxu = sum(kernel.get("mxu_seconds", 0.0) for kernel in row["kernels"])
+        return f"{1e3 * row['seconds']:.2f}", f"{100 * mxu / row['seconds']:.0f} %"
+
+    table = _table(f"{title}, {args.dtype}, one chip of {args.slice}: planned, value and gradients",
+                   ("loss", "blocks", "ms", "matrix units busy"))  # fmt: skip
+    _tune(args, shape, [*candidates, *({"kernel": "pallas", "tiles": sizes} for sizes in tiles)], table, figures)
+    return 0
+
+
+def _run_attention(args: argparse.Namespace) -> int:
+    if args.hidden_dim % args.num_heads or args.num_heads % args.num_kv_heads:
+        raise TomatError(
+            f"--hidden_dim {args.hidden_dim} --num_heads {args.num_heads} --num_kv_heads {args.num_kv_heads}: expected "
+            "the width to be a multiple of the heads, and the heads of those of the keys."
+        )
+    shape = AttentionShape(
+        args.slice, args.batch, args.positions, args.hidden_dim, args.num_heads, args.num_kv_heads, args.dtype
+    )
+    tiles = [parse_tiles(text, attention_tiles.NAMES) for text in args.tiles or args.default_tiles]
+    for sizes in tiles:  # what the model refuses should not cost a compile
+        WholeHeadConfig(*sizes.values())
+    candidates = [{"kernel": "splash", "tiles": {"block": block}} for block in args.splash_blocks]
+    title = f"{args.num_heads} heads of {shape.head_size}, {args.num_kv_heads} of keys, {args.batch} x {args.positions}"
+
+    def figures(row: Mapping[str, Any]) -> Iterable[str]:
+        passes = [row["categories"].get(f"attention {name}", 0.0) for name in ("forward", "backward")]
+        total = shape.seconds(row)
+        return (f"{1e3 * value:.2f}" for value in (*passes, total - sum(passes), total))
+
+    table = _table(f"{title} positions, {args.dtype}, one chip of {args.slice}: planned, forward and backward",
+                   ("kernel", "sizes", "forward, ms", "backward, ms", "norms and rest, ms", "sum, ms"))  # fmt: skip
+    _tune(args, shape, [*candidates, *({"kernel": "whole_head", "tiles": sizes} for sizes in tiles)], table, figures)
+    return 0
+
+
+def _table(title: str, columns: Sequence[str]) -> Table:
+    table = Table(title=title)
+    for place, name in enumerate((*columns, "temporaries, GiB")):
+        table.add_column(name, justify="left" if place < 2 else "right")
+    return table
+
+
+def _tune(
+    args: argparse.Namespace,
+    shape: LossShape | AttentionShape,
+    candidates: Sequence[Candidate],
+    table: Table,
+    figures: Any,
+) -> None:
+    """Plan the candidates, print them and why some were refused, and write what is asked for."""
+    cache_dir = args.cache_dir or Path.home() / ".cache" / "tomat" / args.benchmark
+    limits = Limits(args.time_limit_seconds, int(args.memory_limit_gib * GIB), int(args.cache_gib * GIB))
+    with progress() as bar:
+        task = bar.add_task("compiling", total=len(candidates))
+        started = iter(range(len(candidates)))
+        rows = tune(
+            shape,
+            candidates,
+            cache_dir,
+            lambda name: bar.update(task, description=name, completed=next(started)),
+            limits,
+        )
+        bar.update(task, completed=len(candidates))
+    tuned = any(row["kernel"] == shape.KERNEL for row in rows)
+    entry = table_entry(shape, rows) if tuned else None
+    for row in rows:
+        if "refused" in row:
+            table.add_row(row["kernel"], sizes_text(row), "does not compile")
+        else:
+            temporaries = f"{row['temporary_bytes'] / GIB:.2f}"
+            table.add_row(row["kernel"], sizes_text(row), *figures(row), temporaries)
+    console.print(table)
+    for reason in sorted({row["refused"] for row in rows if "refused" in row}):
+        console.print(reason, style="dim", soft_wrap=True)
+    write_report(args.json, {"shape": vars(shape), "candidates": rows})
+    if args.write and entry is not None:
+        write_entry(shape, entry)
+        console.print(f"The table of {args.benchmark.replace('-', ' ')} has the shortest.")

@@ -8,9 +8,12 @@ from typing import TYPE_CHECKING
 from tomat.base.arguments import config_file, count, positive_float, positive_int, report_file, share
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from tomat.base.stages import Stages
     from tomat.measure.lab.max_batch import Probe
     from tomat.measure.lab.messages import Limits
+    from tomat.measure.lab.quality import Quality
     from tomat.measure.lab.record import LabRow
 
 DEFAULT_TRACKING_DIR = Path("docs/tracking")
@@ -258,7 +261,6 @@ def run_max_batch(args: argparse.Namespace) -> int:
 def run_quality(args: argparse.Namespace) -> int:
     """Train a sweep over seeds; status 1 if a run has failed."""
     from tomat.base.reporting import console, write_report
-    from tomat.base.stages import Stages
     from tomat.measure.lab.quality import Quality, seeds_of
     from tomat.measure.lab.record import record_path
     from tomat.perf.tuning.changes import override_words
@@ -270,35 +272,42 @@ def run_quality(args: argparse.Namespace) -> int:
     sweep = load_sweep(args.sweep).with_rows(args.row)
     for row in sweep.rows:
         check_words(row.config_path, override_words(row.overrides))
+    study = Quality(
+        sweep,
+        seeds,
+        args.work_dir or DEFAULT_QUALITY_DIR / sweep.name,
+        record_path(args.tracking_dir, page_path(args.tracking_dir, sweep.name).stem),
+        steps=args.steps,
+        share=args.share,
+        split_seed=args.split_seed,
+    )
+    try:
+        train_study(study)
+    finally:
+        # Stopped or not, what was trained is shown and kept.
+        record = study.record()
+        if any(row["figures"] for row in record["rows"]):
+            console.print(quality_table(record))
+            write_report(args.json, record)
+            console.print(f"wrote {write_quality_page(record, args.tracking_dir)}", highlight=False)
+    return 1 if any(row["failed"] for row in record["rows"]) else 0
+
+
+def train_study(study: "Quality", only: "Sequence[str]" = ()) -> None:
+    """Train what a study lacks, or of it the rows `only`, saying what each run does."""
+    from tomat.base.stages import Stages
+
+    name = study.sweep.name
     with Stages() as stages:
 
         def on_run(run: str, stage: str) -> None:
-            stages.done(sweep.name)
+            stages.done(name)
             if stage == "training":
                 stages.show(run, stage)
             else:
                 stages.done(run)
                 stages.say(f"{run}: {stage}")
 
-        quality = Quality(
-            sweep,
-            seeds,
-            args.work_dir or DEFAULT_QUALITY_DIR / sweep.name,
-            record_path(args.tracking_dir, page_path(args.tracking_dir, sweep.name).stem),
-            steps=args.steps,
-            share=args.share,
-            split_seed=args.split_seed,
-            on_run=on_run,
-        )
-        stages.show(sweep.name, "importing JAX and reading the configurations")
-        try:
-            quality.run()
-        finally:
-            # Stopped or not, what was trained is shown and kept.
-            stages.done(sweep.name)
-            record = quality.record()
-            if any(row["figures"] for row in record["rows"]):
-                console.print(quality_table(record))
-                write_report(args.json, record)
-                console.print(f"wrote {write_quality_page(record, args.tracking_dir)}", highlight=False)
-    return 1 if any(row["failed"] for row in record["rows"]) else 0
+        study.on_run = on_run
+        stages.show(name, "importing JAX and reading the configurations")
+        study.run(only)

@@ -18,10 +18,11 @@ time.sleep(60)
 """
 PARENT = f"""
 import pathlib, sys, types
-from tomat.measure.bench.numerics import runs
+from tomat.measure.lab import quality_runs as runs
+from tomat.measure.lab.run import alone_in
 folder = sys.argv[1]
 runs.tomat_command = lambda *words: [sys.executable, "-c", {CHILD!r}, folder]
-with runs.alone_in(pathlib.Path(folder)) as lock:
+with alone_in(pathlib.Path(folder)) as lock:
     runs.train_run(types.SimpleNamespace(name="one", words=()), pathlib.Path(folder), lock)
 """
 

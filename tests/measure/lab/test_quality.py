@@ -10,10 +10,10 @@ import yaml
 
 from tomat.base.errors import TomatError
 from tomat.data.density.demo.embedded import demo_materials
-from tomat.measure.bench.numerics.runs import FinishedRun, RunFailed
 from tomat.measure.lab import quality as quality_module
 from tomat.measure.lab.quality import Quality, QualityRow, against_base, seeds_of
-from tomat.measure.lab.quality_data import share_data, training_compounds, tuning_overrides
+from tomat.measure.lab.quality_data import check_judged, share_data, training_compounds, tuning_overrides
+from tomat.measure.lab.quality_runs import FinishedRun, RunFailed
 from tomat.perf.tuning.changes import override_words
 from tomat.perf.tuning.sweep_config import load_sweep
 from tomat.report.pages.quality_page import quality_table, write_quality_page
@@ -83,7 +83,7 @@ def test_settings_are_judged_on_training_compounds_alone(tmp_path):
     found = tuning_overrides(config, tmp_path, 0.2, 7)
     assert found["data.source"] == "folder" and (found["data.validation_share"], found["data.split_seed"]) == (0.2, 7)
     with pytest.raises(TomatError, match="by what they say of materials"):
-        tuning_overrides(load_config(DEMO, ["--evaluation.patches_per_material", "0"]), tmp_path, 0.2, 7)
+        check_judged(load_config(DEMO, ["--evaluation.patches_per_material", "0"]), ("embedded", "folder"))
 
 
 def test_runs_share_what_is_tokenised_once_where_they_ask_for_the_same(tmp_path):
@@ -111,21 +111,17 @@ def study(tmp_path, monkeypatch):
         trained.append(run.name)
         if run.name.startswith("breaks"):
             raise RunFailed(f"run {run.name} ended with status 2")
-        folder = Path(run.config.run_dir)
-        folder.mkdir(parents=True)
-        fast = run.name.startswith("fast")
-        (folder / "config.yaml").write_text(yaml.safe_dump({"run_name": run.name}))
-        row = {"train/loss": 2.0, "eval/validation/loss": 2.0, "tokens_per_second": 200.0 if fast else 100.0}
-        lines = [json.dumps({"step": step, **row}) + "\n" for step in range(5)]
-        (folder / "metrics.jsonl").write_text("".join(lines))
-        nmae = {"teacher_forced_nmae_median": {"mean": (0.2 if fast else 0.1) + 0.01 * run.seed}}
-        (folder / "evaluation.json").write_text(
-            json.dumps({"over_materials": nmae, "materials": [{"material_id": "NaCl"}]})
-        )
+        Path(run.config.run_dir).mkdir(parents=True)
 
     def finished(run):
-        there = (Path(run.config.run_dir) / "evaluation.json").exists()
-        return FinishedRun(np.ones(5), 0.1, 0.1, "1 x cpu", 1.0) if there else None
+        if not Path(run.config.run_dir).exists():
+            return None
+        fast = run.name.startswith("fast")
+        figures = {
+            "tokens_per_second_median": 200.0 if fast else 100.0, "validation_loss": 2.0,
+            "held_out_nmae_median": (0.2 if fast else 0.1) + 0.01 * run.seed,
+        }  # fmt: skip
+        return FinishedRun(np.ones(5), figures, ("NaCl",), "1 x cpu")
 
     monkeypatch.setattr(quality_module, "train_run", train)
     monkeypatch.setattr(quality_module, "read_finished", finished)

@@ -1,8 +1,10 @@
-"""`tomat lab quality`: the rows of a sweep trained over seeds, so that what is faster and worse is seen at once.
+"""The rows of a sweep trained over seeds: what is faster and worse (`tomat lab quality`), what is the same but for
+rounding (`tomat bench numerics`).
 
-Each row is trained with each seed, a run in a process of its own (`measure/bench/numerics/runs.py`), seed by seed and
-each time in another order, so that a machine that drifts does so for all rows. A seed decides the initial weights and
-the order of the data: a row and its base of one seed begin alike, and their figures are compared as a pair.
+Each row is trained with each seed, a run in a process of its own (`quality_runs.py`), seed by seed and each time in
+another order, so that a machine that drifts does so for all rows. A seed decides the initial weights and the order of
+the data: a row and its base of one seed begin alike, and their figures are compared as a pair. Of rows that are said to
+be exact or not, whole loss curves are compared too.
 """
 
 from __future__ import annotations
@@ -13,18 +15,19 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from tomat.base.errors import TomatError
 from tomat.base.reporting import first_line, to_jsonable
-from tomat.measure.bench.numerics.runs import RunFailed, alone_in, read_finished, train_run
-from tomat.measure.bench.numerics.variants import PlannedRun
 from tomat.measure.bench.processes import compile_cache
 from tomat.measure.lab.compare import SAME, Difference, Ratio, difference_of, ratio_of
-from tomat.measure.lab.quality_data import share_data, tuning_overrides
+from tomat.measure.lab.curves import CurveComparison, compare_curves, window_means
+from tomat.measure.lab.quality_data import check_judged, share_data, tuning_overrides
+from tomat.measure.lab.quality_runs import PlannedRun, RunFailed, read_finished, train_run
 from tomat.measure.lab.record import write_record
+from tomat.measure.lab.run import alone_in
 from tomat.perf.tuning.changes import override_words
 from tomat.perf.tuning.sweep_config import SweepConfig, SweepRow
-from tomat.train.runs.figures import read_evaluation, run_figures
-from tomat.train.runs.record import read_record
 
 RECORD_FORMAT = 1
 SPEED = "tokens_per_second_median"
@@ -50,7 +53,9 @@ class QualityRow:
     overrides: Mapping[str, Any]
     question: str
     loss_settings: Mapping[str, Any]
-    """Losses of rows that have others are not compared."""
+    """Losses of rows that have others are not compared, but for `block_positions`, which only orders the sums."""
+    exact: bool | None = None
+    """`SweepRow.exact`."""
     figures: dict[int, dict[str, Any]] = field(default_factory=dict)
     """Of `run_figures`, by seed."""
     failed: dict[int, str] = field(default_factory=dict)
@@ -58,6 +63,10 @@ class QualityRow:
     materials: tuple[str, ...] = ()
     """What it was judged by."""
     parameters: int = 0
+    devices: str = ""
+    """Of its last run, such as `1 x cpu`."""
+    losses: dict[int, np.ndarray] = field(default_factory=dict)
+    """Of every step, [steps], by seed; not on record."""
 
     def values(self, key: str) -> dict[int, float]:
         """A figure by seed, where it is known."""
@@ -74,6 +83,8 @@ class Against:
     """Tokens a second over the base's."""
     differences: Mapping[str, Difference]
     """By `QUALITIES`: the row's less the base's."""
+    curves: CurveComparison | None = None
+    """Of a row with the base's loss, where rows are said to be exact or not."""
 
     @property
     def quality(self) -> str:
@@ -99,9 +110,17 @@ def _sense(found: Difference) -> str:
     return SAME if found.within_noise else WORSE if found.mean > 0 else BETTER
 
 
-def against_base(row: QualityRow, base: QualityRow) -> Against:
-    """Hold a row against its base."""
-    same_loss = row.loss_settings == base.loss_settings
+def has_loss_of(row: QualityRow, base: QualityRow) -> bool:
+    """Whether the two minimise one loss, so that their losses can be compared."""
+    mine, theirs = ({**one.loss_settings, "block_positions": None} for one in (row, base))
+    return mine == theirs
+
+
+def against_base(
+    row: QualityRow, base: QualityRow, window_steps: int = 20, first_step_tolerance: float = 1e-5
+) -> Against:
+    """Hold a row against its base; the windows and the tolerance are those of `SweepConfig`."""
+    same_loss = has_loss_of(row, base)
     differences = {}
     for key in QUALITIES:
         mine, theirs = row.values(key), base.values(key)
@@ -111,7 +130,13 @@ def against_base(row: QualityRow, base: QualityRow) -> Against:
             differences[key] = found
     mine, theirs = row.values(SPEED), base.values(SPEED)
     seeds = sorted(mine.keys() & theirs.keys())
-    return Against(tuple(seeds), ratio_of([mine[seed] / theirs[seed] for seed in seeds]), differences)
+    speed = ratio_of([mine[seed] / theirs[seed] for seed in seeds])
+    curves = None
+    both = sorted(row.losses.keys() & base.losses.keys())
+    if row.exact is not None and same_loss and both:
+        of_base, of_row = (np.stack([one.losses[seed] for seed in both]) for one in (base, row))
+        curves = compare_curves(of_base, of_row, window_steps, first_step_tolerance)
+    return Against(tuple(seeds), speed, differences, curves)
 
 
 def seeds_of(text: str) -> list[int]:
@@ -143,7 +168,8 @@ class Quality:
         work_dir: Holds the runs.
         record_file: The file that gets the record.
         steps: Of each run; None: the configuration's.
-        share: Of the training densities that is set aside to judge by.
+        share: Of the embedded training densities that is set aside to judge by; None: nothing is, and the embedded
+            held-out ones judge.
         split_seed: Decides which.
         on_run: Told what is done.
     """
@@ -153,16 +179,20 @@ class Quality:
     work_dir: Path
     record_file: Path
     steps: int | None = None
-    share: float = 0.15
+    share: float | None = 0.15
     split_seed: int = 0
     on_run: OnRun = lambda run, stage: None
     rows: dict[str, QualityRow] = field(default_factory=dict)
     config: dict[str, Any] = field(default_factory=dict)
     """Of the first row: steps, batch, tokens of a sequence, loss and its unit."""
     devices: str = ""
+    _runs: dict[str, list[PlannedRun]] = field(default_factory=dict)
 
-    def run(self) -> dict[str, Any]:
+    def run(self, only: Sequence[str] = ()) -> dict[str, Any]:
         """Train what is not there yet.
+
+        Args:
+            only: Names of the rows to train; empty: all.
 
         Returns:
             The record, which is also on disk after each run.
@@ -172,13 +202,10 @@ class Quality:
         """
         runs = self.plan()
         with alone_in(self.work_dir) as lock:
-            # Every folder is looked at before hours of work, so that one made otherwise is found first.
-            for name, group in runs.items():
-                for run in group:
-                    self._read(name, run)
+            self.read()
             first: PlannedRun | None = None
             for number, seed in enumerate(self.seeds):
-                names = list(self.rows)
+                names = [name for name in self.rows if not only or name in only]
                 for name in (*names[number % len(names) :], *names[: number % len(names)]):
                     run = next(one for one in runs[name] if one.seed == seed)
                     first = first or run
@@ -201,18 +228,21 @@ class Quality:
         """The runs of each row, one a seed.
 
         Raises:
-            TomatError: A configuration that cannot be read, or fewer than two rows.
+            TomatError: A configuration that cannot be read, fewer than two rows, or a row called exact that changes
+                what is learnt.
         """
         from tomat.model.decoder import parameter_count
         from tomat.model.devices import ignore_absent_tpu
 
+        if self._runs:
+            return self._runs
         ignore_absent_tpu()
         if len(self.sweep.rows) < 2:
             raise TomatError(f"sweep {self.sweep.name} has one row; expected at least two, a base and what it may be.")
         runs = {}
         slugs: set[str] = set()
         for row in self.sweep.rows:
-            slug = re.sub(r"[^A-Za-z0-9]+", "-", row.name).strip("-") or "row"
+            slug = re.sub(r"[^A-Za-z0-9._-]+", "-", row.name).strip("-") or "row"
             while slug in slugs:
                 slug += "-2"
             slugs.add(slug)
@@ -220,8 +250,11 @@ class Quality:
             config = runs[row.name][0].config
             self.rows[row.name] = QualityRow(
                 row.name, row.base, to_jsonable(row.overrides), row.question, to_jsonable(asdict(config.loss)),
-                parameters=parameter_count(config.model_config(), config.data.model_vocabulary),
+                exact=row.exact, parameters=parameter_count(config.model_config(), config.data.model_vocabulary),
             )  # fmt: skip
+        for row in self.sweep.rows:
+            if row.exact and row.base:
+                _check_exact(row.name, runs[row.base][0], runs[row.name][0])
         base = next(iter(runs.values()))[0].config
         self.config = {
             "steps": base.trainer.num_train_steps,
@@ -229,10 +262,11 @@ class Quality:
             "sequence_tokens": base.seq_len,
             "loss": base.loss.kind,
             "loss_unit": base.loss.unit,
-            "data": "the embedded training compounds" if self._set_aside else str(base.data.input),
+            "data": "the embedded training compounds" if self._set_aside else str(base.data.input or "as embedded"),
             "validation_share": base.data.validation_share,
             "split_seed": base.data.split_seed,
         }
+        self._runs = runs
         return runs
 
     _set_aside: bool = False
@@ -241,7 +275,9 @@ class Quality:
         from tomat.train.settings.config import load_config
 
         words = override_words(row.overrides)
-        tuned = tuning_overrides(load_config(row.config_path, words), self.work_dir, self.share, self.split_seed)
+        config = load_config(row.config_path, words)
+        check_judged(config, ("embedded",) if self.share is None else ("embedded", "folder"))
+        tuned = {} if self.share is None else tuning_overrides(config, self.work_dir, self.share, self.split_seed)
         self._set_aside = self._set_aside or bool(tuned)
         own: dict[str, Any] = {
             **tuned,
@@ -258,36 +294,62 @@ class Quality:
         config = load_config(row.config_path, words)
         return PlannedRun(seed, ("--config_path", str(row.config_path), *words), config)
 
+    def read(self) -> None:
+        """Take up what has ended, of every row, so that a folder that was made otherwise is found before hours of work.
+
+        Raises:
+            TomatError: As for `read_finished`.
+        """
+        for name, group in self.plan().items():
+            for run in group:
+                self._read(name, run)
+
     def _read(self, name: str, run: PlannedRun) -> None:
-        """Take up what a run has left, if it has ended."""
         found = read_finished(run)
         if found is None:
             return
-        row, url = self.rows[name], run.config.run_dir
-        record, evaluation = read_record(url), read_evaluation(url)
-        row.figures[run.seed] = run_figures(record.rows, evaluation, record.ran.rows)
+        row = self.rows[name]
+        row.figures[run.seed], row.losses[run.seed] = dict(found.figures), found.losses
+        row.materials, row.devices = found.materials, found.devices
         row.failed.pop(run.seed, None)
-        row.materials = tuple(sorted(one["material_id"] for one in evaluation.get("materials", ())))
         self.devices = found.devices
 
     def record(self) -> dict[str, Any]:
         """All figures so far, as JSON."""
+        windows, tolerance = self.sweep.window_steps, self.sweep.first_step_tolerance
+        with_curves = any(row.exact is not None for row in self.rows.values())
         rows = []
         for row in self.rows.values():
-            held = None if row.base is None else against_base(row, self.rows[row.base])
             compared = None
-            if held is not None:
+            if row.base is not None:
+                held = against_base(row, self.rows[row.base], windows, tolerance)
                 compared = {**asdict(held), "quality": held.quality, "verdict": held.verdict}
-            rows.append({**asdict(row), "against_base": compared})
-        return to_jsonable(
-            {
-                "record_format": RECORD_FORMAT,
-                "sweep": self.sweep.name,
-                "title": self.sweep.title,
-                "introduction": self.sweep.introduction,
-                "devices": self.devices,
-                "seeds": list(self.seeds),
-                **self.config,
-                "rows": rows,
-            }
+            values = {**asdict(row), "against_base": compared}
+            losses = values.pop("losses")
+            if with_curves:
+                values["loss_window_means"] = {seed: window_means(one, windows) for seed, one in losses.items()}
+            rows.append(values)
+        record = {
+            "record_format": RECORD_FORMAT,
+            "sweep": self.sweep.name,
+            "title": self.sweep.title,
+            "introduction": self.sweep.introduction,
+            "devices": self.devices,
+            "seeds": list(self.seeds),
+            **self.config,
+            "rows": rows,
+        }
+        if with_curves:
+            steps = self.config["steps"]
+            ends = [*range(windows, steps - windows + 1, windows), steps]
+            record |= {"window_steps": windows, "first_step_tolerance": tolerance, "window_end_steps": ends}
+        return to_jsonable(record)
+
+
+def _check_exact(name: str, base: PlannedRun, row: PlannedRun) -> None:
+    from tomat.train.resume import changed_keys, plain_values
+
+    if changed := changed_keys(plain_values(base.config), plain_values(row.config)):
+        raise TomatError(
+            f"row {name} is called exact, but changes what is learnt: {', '.join(changed)}. Set exact: false."
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +39,20 @@ def training_compounds(folder: Path) -> Path:
     return folder
 
 
+def check_judged(config: TrainConfig, sources: Sequence[str]) -> None:
+    """Hold a configuration to data with densities to be judged by, from one of these sources.
+
+    Raises:
+        TomatError: It reads others, such as shard sets, which hold none; or its evaluation is turned off.
+    """
+    asked = config.evaluation
+    if config.data.source not in sources or asked.patches_per_material < 1:
+        raise TomatError(
+            f"data.source is {config.data.source} and evaluation.patches_per_material {asked.patches_per_material}; "
+            f"expected {' or '.join(sources)}, and at least 1: settings are compared by what they say of materials."
+        )
+
+
 def tuning_overrides(config: TrainConfig, work_dir: Path, share: float, split_seed: int) -> dict[str, Any]:
     """Settings by which a configuration is judged on compounds of its training set that are set aside.
 
@@ -46,17 +61,7 @@ def tuning_overrides(config: TrainConfig, work_dir: Path, share: float, split_se
         work_dir: Gets the folder of the training compounds.
         share: Of the densities that is set aside, whole compositions.
         split_seed: Decides which.
-
-    Raises:
-        TomatError: A configuration that reads shard sets, which hold no densities to be judged by; or whose evaluation
-            is turned off.
     """
-    asked = config.evaluation
-    if config.data.source == "shards" or asked.patches_per_material < 1:
-        raise TomatError(
-            f"data.source is {config.data.source} and evaluation.patches_per_material {asked.patches_per_material}; "
-            "expected embedded or folder, and at least 1: settings are compared by what they say of materials."
-        )
     if config.data.source == "folder":
         return {}
     return {

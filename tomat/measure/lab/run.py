@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from tomat.base.errors import TomatError
 from tomat.base.reporting import to_jsonable, writing
@@ -43,6 +43,8 @@ OF_A_START = (
     "start_seconds", "first_step_seconds", "compile_seconds", "compile_saved_seconds", "compiled_programs",
     "peak_memory_bytes",
 )  # fmt: skip
+
+LOCK_FILE = "lab.lock"
 
 OnRow = Callable[[str, str], None]
 """Told of a row what it is doing; `READY` while it stands by as a base."""
@@ -408,20 +410,20 @@ def same_settings(rows: Sequence[LabRow]) -> list[list[str]]:
 
 
 @contextmanager
-def alone_in(work_dir: Path) -> Iterator[None]:
-    """Nobody else measures in this folder meanwhile.
+def alone_in(work_dir: Path) -> Iterator[IO[str]]:
+    """Nobody else measures or trains in this folder meanwhile; the file that is locked.
 
     Raises:
         TomatError: Somebody does, or the folder cannot be made.
     """
     with writing(work_dir, "Make room, or give another --work_dir."):
         work_dir.mkdir(parents=True, exist_ok=True)
-        file = (work_dir / "lab.lock").open("a")
+        file = (work_dir / LOCK_FILE).open("a")
     with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise TomatError(
-                f"another lab measures in {work_dir} (it holds lab.lock); wait for it, or give another --work_dir."
+                f"another process works in {work_dir} (it holds {LOCK_FILE}); wait for it, or name another folder."
             ) from None
-        yield
+        yield file

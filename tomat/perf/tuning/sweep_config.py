@@ -61,6 +61,8 @@ class SweepRow:
     """A question about the row's own step, answered from where its time goes."""
     lines: tuple[str, ...] = ()
     """Of the scaling figure, those that the row is a point of."""
+    exact: bool | None = None
+    """Whether it is meant to compute its base's numbers, but for rounding; None: it is not held to either."""
 
     @property
     def slice_set(self) -> str | None:
@@ -88,6 +90,17 @@ class SweepConfig:
     rows: tuple[SweepRow, ...]
     title: str = ""
     introduction: str = ""
+    window_steps: int = 20
+    """Of a study of quality with `exact` rows: steps over which losses are averaged before they are compared."""
+    first_step_tolerance: float = 1e-5
+    """Largest relative difference of the first step's loss, which rounding alone may make, of an exact row. The loss of
+    one step rounds to 6e-8 in float32; computing in bfloat16 needs more."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.window_steps, int) or self.window_steps < 1:
+            raise TomatError(f"window_steps is {self.window_steps!r}; expected a whole number from 1.")
+        if not isinstance(self.first_step_tolerance, int | float) or not 0 < self.first_step_tolerance < 1:
+            raise TomatError(f"first_step_tolerance is {self.first_step_tolerance!r}; expected between 0 and 1.")
 
     def check_rows(self, only: Iterable[str]) -> None:
         """Hold names of rows against those that there are.
@@ -119,10 +132,14 @@ class SweepConfig:
 MAX_ROWS = 1000
 """Rows of a sweep. Each is a compile of minutes: a thousand are days, and a grid of 40^5 is a slip."""
 
+EXACT_KEYS = ("window_steps", "first_step_tolerance")
 SWEEP_KEYS = (
-    "name", "config_path", "title", "introduction", "slice", "base", "overrides", "rows", "grid", "exclude"
+    "name", "config_path", "title", "introduction", "slice", "base", "overrides", "rows", "grid", "exclude", *EXACT_KEYS
 )  # fmt: skip
-ROW_KEYS = ("name", "config_path", "overrides", "slice", "base", "question", "explain", "line")
+ROW_KEYS = ("name", "config_path", "overrides", "slice", "base", "question", "explain", "line", "exact")
+VARIANTS_KEYS = ("name", "config_path", "title", "introduction", "overrides", "variants", *EXACT_KEYS)
+BASE = "base"
+"""Of a file of variants: the configuration itself."""
 
 
 def load_sweep(path: str | Path) -> SweepConfig:
@@ -132,8 +149,29 @@ def load_sweep(path: str | Path) -> SweepConfig:
         TomatError: A file that cannot be read, an unknown key, a name that is missing, unusable or there twice, a
             base that is no row, or two points of a line at one number of chips.
     """
-    path = Path(path)
-    values = read_yaml(path, "sweeps")
+    return _sweep_of(read_yaml(path, "sweeps"), Path(path))
+
+
+def load_variants(path: str | Path) -> SweepConfig:
+    """Read the variants of `tomat bench numerics`, a sweep written otherwise: its base is the configuration itself, its
+    other rows are `variants`, each with `name`, `exact`, `reason` (the row's question) and `overrides`.
+
+    Raises:
+        TomatError: As for `load_sweep`; or a variant that does not say whether and why it is exact.
+    """
+    values = read_yaml(path, "numerics")
+    _check_keys(values, set(VARIANTS_KEYS), {"name", "config_path", "variants"}, str(path))
+    rows: list[dict[str, Any]] = [{"name": BASE}]
+    for variant in values.pop("variants"):
+        where = f"{path}: variant {variant.get('name')}"
+        _check_keys(variant, {"name", "exact", "reason", "overrides"}, {"name", "reason"}, where)
+        if not isinstance(variant.get("exact"), bool):
+            raise TomatError(f"{where} has exact: {variant.get('exact')!r}; expected true or false.")
+        rows.append({"question" if key == "reason" else key: value for key, value in variant.items()})
+    return _sweep_of({**values, "rows": rows}, Path(path))
+
+
+def _sweep_of(values: Mapping[str, Any], path: Path) -> SweepConfig:
     _check_keys(values, set(SWEEP_KEYS), {"name", "config_path"}, str(path))
     keys = {"rows": [], "grid": {}, "exclude": []} | {key: one for key, one in values.items() if one is not None}
     name = keys["name"]
@@ -166,7 +204,12 @@ def load_sweep(path: str | Path) -> SweepConfig:
                 f"{path}: row {row.name!r} has the base {base!r}, which is no row; rows: {', '.join(names)}."
             )
         based.append(replace(row, base=None if base == row.name else base))
-    return SweepConfig(name, tuple(based), keys.get("title") or name, str(keys.get("introduction", "")).strip())
+    introduction = str(keys.get("introduction", "")).strip()
+    own = {key: keys[key] for key in EXACT_KEYS if key in keys}
+    try:
+        return SweepConfig(name, tuple(based), keys.get("title") or name, introduction, **own)
+    except TomatError as error:
+        raise TomatError(f"{path}: {error}") from None
 
 
 def _check_lines(rows: Sequence[SweepRow], path: Path) -> None:
@@ -210,6 +253,8 @@ def _row(row: Mapping[str, Any], keys: Mapping[str, Any], path: Path, where: str
     if "\n" in name or "|" in name:
         raise TomatError(f"{where} is called {name!r}; expected one line without '|', since it stands in a table.")
     lines = _lines(row.get("line"), f"{where} {name!r}")
+    if not isinstance(exact := row.get("exact"), bool | None):
+        raise TomatError(f"{where} {name!r} has exact: {exact!r}; expected true or false.")
     return SweepRow(
         name=name,
         # Beside the file, so that a sweep means the same from wherever it is started.
@@ -220,6 +265,7 @@ def _row(row: Mapping[str, Any], keys: Mapping[str, Any], path: Path, where: str
         question=" ".join(str(row.get("question") or "").split()),
         explain=" ".join(str(row.get("explain") or "").split()),
         lines=lines,
+        exact=exact,
     )
 
 

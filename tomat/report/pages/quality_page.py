@@ -1,4 +1,7 @@
-"""The page of a study of quality: each row's speed and errors beside its base's, with intervals, and a figure."""
+"""The page of a study of quality: each row's speed and errors beside its base's, with intervals, and figures.
+
+Rows that are meant to compute the base's numbers (`exact`) have a table of their own.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from rich.table import Table
 
 from tomat.base.layout import FIGURES_DIR
@@ -20,22 +24,20 @@ from tomat.report.pages.figures import draw_svg
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-PAGE_TEMPLATE = """# {title}
-
-{introduction}
-
-## Speed and quality
-
-{quality}
-
-## Every seed
-
-{seeds}
-
-## Verdict
+HEADINGS = {
+    "introduction": "",
+    "exact": "## Meant to be exact",
+    "inexact": "## Not exact",
+    "quality": "## Speed and quality",
+    "seeds": "## Every seed",
+}
+"""Of the page's sections, in order."""
+VERDICT = """## Verdict
 
 <!-- What to do because of it. The text outside tomat's markers is yours. -->
 """
+EXACT_HEADER = ("row", "settings", "why", "first step", "first window", "all steps", "over noise", "verdict",
+                "NMAE - base", "NEMD - base")  # fmt: skip
 
 ERRORS = (
     ("free_running_nmae", "NMAE, from structures alone"),
@@ -51,34 +53,42 @@ def page_path(tracking_dir: Path, name: str) -> Path:
     return tracking_dir / f"quality-{name}.md"
 
 
-def write_quality_page(record: Mapping[str, Any], tracking_dir: Path) -> Path:
-    """Write (or bring up to date) the page of a study, and its figure.
+def write_quality_page(record: Mapping[str, Any], tracking_dir: Path, page: Path | None = None) -> Path:
+    """Write (or bring up to date) the page of a study, and its figures.
 
     Args:
         record: As `Quality.record` gives it.
         tracking_dir: Such as `docs/tracking`.
+        page: Instead of `page_path`.
 
     Raises:
         TomatError: The page's markers are broken. Nothing is written then.
     """
-    page = page_path(tracking_dir, record["sweep"])
+    page = page or page_path(tracking_dir, record["sweep"])
     if page.is_file():
         find_sections(read_document(page), str(page))
-    quality = quality_section(record)
-    figure = f"{FIGURES_DIR}/quality-{record['sweep']}.svg"
-    if _points(record):
-        quality += f"\n\n![Speed against error, both held against the base]({figure})"
-    contents = {
-        "introduction": introduction_section(record),
-        "quality": quality,
-        "seeds": seeds_section(record),
-    }
-    title = f"{record['title'] or record['sweep']}"
-    template = PAGE_TEMPLATE.format(title=plain(title), **{name: empty_section(name) for name in contents})
-    update_document(page, contents, template)
-    if _points(record):
-        draw_svg(tracking_dir / figure, _draw, record, (6.0, 3.6))
+    contents = {"introduction": introduction_section(record)}
+    if "window_end_steps" in record:
+        drawn = {
+            "differences": (_draw_differences, "Relative difference of the loss", (7.0, 3.6)),
+            "curves": (_draw_curves, "Loss curves", (7.0, 3.6)),
+        }
+        contents |= {"exact": exact_section(record), "inexact": quality_section(record)}
+    else:
+        drawn = {"": (_draw, "Speed against error, both held against the base", (6.0, 3.6))} if _points(record) else {}
+        contents |= {"quality": quality_section(record), "seeds": seeds_section(record)}
+    for section, (name, (_, caption, _)) in zip(list(contents)[1:], drawn.items(), strict=False):
+        contents[section] += f"\n\n![{caption}]({_figure(page, name)})"
+    parts = [part for name in contents for part in (HEADINGS[name], empty_section(name)) if part]
+    title = plain(record["title"] or record["sweep"])
+    update_document(page, contents, "\n\n".join([f"# {title}", *parts, VERDICT]))
+    for name, (draw, _, size) in drawn.items():
+        draw_svg(tracking_dir / _figure(page, name), draw, record, size)
     return page
+
+
+def _figure(page: Path, name: str) -> str:
+    return f"{FIGURES_DIR}/{'-'.join(filter(None, [page.stem, name]))}.svg"
 
 
 def introduction_section(record: Mapping[str, Any]) -> str:
@@ -102,25 +112,78 @@ def introduction_section(record: Mapping[str, Any]) -> str:
     )
     if shared := _shared(record):
         trained += f" Every row has {_settings(shared)}."
+    if "window_end_steps" in record:
+        judged += (
+            f"\n\n*Noise*: the standard deviation of the base's loss over its seeds, averaged over windows of "
+            f"{record['window_steps']} steps. A row is *the same* if the mean over seeds of its difference to the base "
+            "is below the noise in every window, and the loss of its first step is the base's but for rounding "
+            f"({record['first_step_tolerance']:.0e})."
+        )
+        missing = [row["name"] for row in record["rows"] if len(row["figures"]) < len(record["seeds"])]
+        judged += f"\n\nNot trained yet: {', '.join(missing)}; the same command goes on." if missing else ""
     return "\n\n".join(filter(None, [str(record["introduction"]), trained, judged]))
 
 
-def quality_section(record: Mapping[str, Any]) -> str:
-    """A line a row: speed, loss, errors, each less the base's with its interval, and the verdict."""
-    errors = [(key, heading) for key, heading in ERRORS if any(_values(row, key) for row in record["rows"])]
-    header = ("row", "settings", "parameters", "tok/s", "against base", "loss", "- base",
-              *(word for _, heading in errors for word in (heading, "- base")), "verdict")  # fmt: skip
+def exact_section(record: Mapping[str, Any]) -> str:
+    """How far each row that is meant to be exact is from the base."""
     body, shared = [], _shared(record)
     for row in record["rows"]:
+        if row["exact"] and row["figures"]:
+            curves = _curves(row)
+            own = {key: value for key, value in row["overrides"].items() if key not in shared}
+            distances = [_relative(curves, f"{what}_relative_difference") for what in ("first_step", "first_window",
+                         "largest")]  # fmt: skip
+            differences = [_difference(row["against_base"], key, 100.0, 2) for key, _ in ERRORS[1:]]
+            over = _relative(curves, "largest_window_difference_over_noise")
+            body.append((row["name"], _settings(own), row["question"], *distances, over, _same(row), *differences))
+    if not body:
+        return "No row of this kind has been trained."
+    text = (
+        "Largest relative difference of the loss to the base of the same seed, in the first step (rounding alone), in "
+        "the first window and in all steps (rounding grows as training goes on); and the largest window difference of "
+        "the mean curve over the noise."
+    )
+    return markdown_table(EXACT_HEADER, body, "lllrrrrlrr") + "\n\n" + text
+
+
+def _curves(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """`CurveComparison` of a row; empty where there is none, or the record is of before."""
+    return (row["against_base"] or {}).get("curves") or {}
+
+
+def _same(row: Mapping[str, Any]) -> str:
+    return "the same" if _curves(row).get("same_curve") else "**not the same**"
+
+
+def _relative(curves: Mapping[str, Any], key: str) -> str:
+    """An infinity, of curves without noise, is null on record."""
+    if key not in curves:
+        return UNKNOWN
+    value = curves[key]
+    return "without noise" if value is None else "0" if value == 0 else f"{value:.1e}"
+
+
+def quality_section(record: Mapping[str, Any]) -> str:
+    """A line for each row that is not meant to be exact: speed, loss, errors, each less the base's with its interval,
+    and the verdict."""
+    rows = [row for row in record["rows"] if not row.get("exact")]
+    why = [row["question"] for row in rows] if "window_end_steps" in record else None
+    errors = [(key, heading) for key, heading in ERRORS if any(_values(row, key) for row in record["rows"])]
+    header = ("row", "settings", *(["why"] if why else []), "parameters", "tok/s", "against base", "loss", "- base",
+              *(word for _, heading in errors for word in (heading, "- base")), "verdict")  # fmt: skip
+    body, shared = [], _shared(record)
+    for row in rows:
         against = row["against_base"]
         own = {key: value for key, value in row["overrides"].items() if key not in shared}
-        cells = [row["name"], _settings(own), f"{row['parameters']:,}", _mean(row, SPEED, "{:,.0f}"), _ratio(against)]
+        cells = [row["name"], _settings(own), *([row["question"]] if why else [])]
+        cells += [f"{row['parameters']:,}", _mean(row, SPEED, "{:,.0f}"), _ratio(against)]
         cells += [_mean(row, LOSS, "{:.4f}"), _difference(against, LOSS, 1.0, 4)]
         for key, _ in errors:
             cells += [_mean(row, key, "{:.2f} %", 100.0), _difference(against, key, 100.0, 2)]
         cells.append(_verdict(row, against))
         body.append(cells)
-    table = markdown_table(header, body, "ll" + "r" * (len(header) - 3) + "l")
+    left = "lll" if why else "ll"
+    table = markdown_table(header, body, left + "r" * (len(header) - len(left) - 1) + "l")
     legend = (
         "Means over seeds. *against base*: tokens a second over the base's, *- base*: less the base's (losses in "
         f"{record['loss_unit']}, errors in percentage points); means of the pairs with Student's 95 % interval. "
@@ -160,15 +223,19 @@ def seeds_section(record: Mapping[str, Any]) -> str:
 def quality_table(record: Mapping[str, Any]) -> Table:
     """The same on the console."""
     table = Table(title=record["title"] or record["sweep"])
-    for name in ("row", "seeds", "tok/s against base", "loss - base", "NMAE - base, points", "verdict"):
+    columns = ["row", "seeds", "tok/s against base", "loss - base", "NMAE - base, points", "verdict"]
+    if with_curves := "window_end_steps" in record:
+        columns[4:4] = ["largest difference", "over noise"]
+    for name in columns:
         table.add_column(name, justify="left" if name in ("row", "verdict") else "right")
     for row in record["rows"]:
-        against = row["against_base"]
+        against, curves = row["against_base"], _curves(row)
         decides = next((key for key, _ in ERRORS if against and key in against["differences"]), ERRORS[0][0])
-        table.add_row(
-            row["name"], str(len(row["figures"])), _ratio(against), _difference(against, LOSS, 1.0, 4),
-            _difference(against, decides, 100.0, 2), _verdict(row, against),
-        )  # fmt: skip
+        cells = [row["name"], str(len(row["figures"])), _ratio(against), _difference(against, LOSS, 1.0, 4)]
+        if with_curves:
+            cells.append(_relative(curves, "largest_relative_difference"))
+            cells.append(_relative(curves, "largest_window_difference_over_noise"))
+        table.add_row(*cells, _difference(against, decides, 100.0, 2), _verdict(row, against))
     return table
 
 
@@ -201,6 +268,8 @@ def _verdict(row: Mapping[str, Any], against: Mapping[str, Any] | None) -> str:
         return f"**failed** with {counted(len(row['failed']), 'seed')}"
     if against is None:
         return "base"
+    if row.get("exact"):
+        return _same(row)
     return against["verdict"] or "too few seeds"
 
 
@@ -238,3 +307,35 @@ def _draw(axes: Axes, record: Mapping[str, Any]) -> None:
         axes.errorbar([x], [y], xerr=wide, yerr=tall, fmt="o", ms=4, lw=1, capsize=2, label=name)
     axes.set(xlabel="tokens a second over the base's", ylabel="NMAE less the base's, points")
     axes.legend(frameon=False, fontsize=7)
+
+
+def _draw_curves(axes: Axes, record: Mapping[str, Any]) -> None:
+    steps, base = record["window_end_steps"], _window_means(record["rows"][0])
+    axes.fill_between(steps, base.min(axis=0), base.max(axis=0), color="#d4d9dd", lw=0, label="base, all seeds")
+    for row in record["rows"]:
+        if _curves(row):
+            axes.plot(steps, _window_means(row).mean(axis=0), _style(row), lw=1, label=row["name"])
+    axes.plot(steps, base.mean(axis=0), color="black", lw=0.8, label="base, mean")
+    axes.set(xlabel="step", ylabel=f"loss, {record['loss_unit']}")
+    axes.legend(frameon=False, fontsize=7, ncols=2)
+
+
+def _draw_differences(axes: Axes, record: Mapping[str, Any]) -> None:
+    steps, base = record["window_end_steps"], _window_means(record["rows"][0])
+    apart = np.ptp(base, axis=0) / base.mean(axis=0)
+    axes.plot(steps, apart, color="black", lw=1.2, label="base: highest less lowest seed")
+    for row in record["rows"]:
+        if curves := _curves(row):
+            relative = np.array(curves["window_relative_differences"])
+            # A logarithm has no place for zero.
+            axes.plot(steps, np.where(relative > 0, relative, np.nan), _style(row), lw=1, label=row["name"])
+    axes.set(xlabel="step", ylabel="relative difference of the loss", yscale="log")
+    axes.legend(frameon=False, fontsize=7, ncols=2)
+
+
+def _window_means(row: Mapping[str, Any]) -> np.ndarray:
+    return np.array([row["loss_window_means"][seed] for seed in row["loss_window_means"]])
+
+
+def _style(row: Mapping[str, Any]) -> str:
+    return "--" if row["exact"] else "-"

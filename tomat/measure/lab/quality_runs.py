@@ -1,28 +1,25 @@
-"""The runs behind the comparison: each a `tomat train` in a process of its own, continued where it was stopped."""
+"""The runs of a study of quality: each a `tomat train` in a process of its own, continued where it was stopped."""
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import subprocess
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
-from tomat.base.checked_json import parse_checked
-from tomat.base.documents import flatten, read_bytes
+from tomat.base.documents import flatten
 from tomat.base.errors import TomatError
 from tomat.base.layout import CONFIG_FILE, EVALUATION_FILE, STOPPED_STATUS
-from tomat.measure.bench.numerics.variants import PlannedRun
 from tomat.measure.bench.processes import end_of, started, tomat_command
-from tomat.predict.evaluation.result import TeacherForcedResult
+from tomat.train.runs.figures import read_evaluation, run_figures
 from tomat.train.runs.record import RunRecord, read_record
 
-LOCK_FILE = "numerics.lock"
-LOGS_DIR = "logs"
+if TYPE_CHECKING:
+    from tomat.train.settings.config import TrainConfig
+
 SETTLED_ELSEWHERE = ("output_dir", "tracking_dir", "purpose")
 """Keys of a configuration that say nothing about how a run computes."""
 OF_THE_FOLDER = ("data.n_density_tokens", "model.environment.max_atoms", "model.environment.max_elements")
@@ -34,19 +31,33 @@ class RunFailed(TomatError):
 
 
 @dataclass(frozen=True)
+class PlannedRun:
+    """One row with one seed."""
+
+    seed: int
+    words: tuple[str, ...]
+    """Of the command line of `tomat train`."""
+    config: TrainConfig
+    """What those words come to."""
+
+    @property
+    def name(self) -> str:
+        """The run's name."""
+        return self.config.run_name
+
+
+@dataclass(frozen=True)
 class FinishedRun:
     """What one run left."""
 
     losses: np.ndarray
     """Training loss of every step, float64 [steps]."""
-    held_out_nmae_median: float
-    """Of the median decoder, teacher-forced, mean over the held-out materials; a fraction."""
-    held_out_nemd: float
-    """Mean over the held-out materials; a fraction."""
+    figures: Mapping[str, Any]
+    """Of `run_figures`."""
+    materials: tuple[str, ...]
+    """What it was judged by."""
     devices: str
     """Such as `1 x cpu`."""
-    train_seconds: float
-    """Wall-clock of its steps, compilation and evaluation included."""
 
 
 def read_finished(run: PlannedRun) -> FinishedRun | None:
@@ -64,20 +75,16 @@ def read_finished(run: PlannedRun) -> FinishedRun | None:
     if len(record.rows) < steps or not (folder / EVALUATION_FILE).exists():
         return None
     losses = {row["step"]: row.get("train/loss") for row in record.rows}
-    missing = [step for step in range(steps) if losses.get(step) is None]
+    missing = [step for step in range(steps) if step not in losses]
     if missing:
         raise TomatError(f"{folder} has no loss of step {missing[0]}; delete the folder and start again.")
-    place = folder / EVALUATION_FILE
-    evaluation = TeacherForcedResult.from_dict(
-        parse_checked(read_bytes(place), str(place), "an evaluation", "Delete it and start again.")[0], place
-    )
-    started = [event for event in record.events if event["event"] in ("start", "resume")]
+    evaluation = read_evaluation(str(folder))
+    begun = [event for event in record.events if event["event"] in ("start", "resume")]
     return FinishedRun(
-        losses=np.array([losses[step] for step in range(steps)], dtype=np.float64),
-        held_out_nmae_median=evaluation.spread("teacher_forced_nmae_median").mean,
-        held_out_nemd=evaluation.spread("teacher_forced_nemd").mean,
-        devices=str(started[-1].get("devices", "")) if started else "",
-        train_seconds=float(sum(row.get("wall_seconds") or 0.0 for row in record.rows)),
+        losses=np.array([losses[step] for step in range(steps)], dtype=np.float64),  # one that is not finite is null
+        figures=run_figures(record.rows, evaluation, record.ran.rows),
+        materials=tuple(sorted(one["material_id"] for one in evaluation.get("materials", ()))),
+        devices=str(begun[-1].get("devices", "")) if begun else "",
     )
 
 
@@ -99,28 +106,6 @@ def _check_settings(run: PlannedRun, record: RunRecord, folder: Path) -> None:
         )
 
 
-def train_all(runs: Sequence[PlannedRun], output_dir: Path, on_run: Callable[[PlannedRun, str], None]) -> None:
-    """Train every run that has not ended, one after the other.
-
-    Args:
-        runs: In order.
-        output_dir: Holds them; only one process trains in it at a time.
-        on_run: Told of each run what becomes of it: `training`, then `done`.
-
-    Raises:
-        TomatError: A run that fails or is stopped, with the end of its log; what is done stays done.
-    """
-    with alone_in(output_dir) as lock:
-        # Every folder is looked at before hours of work, so that one made otherwise is found first.
-        for run in runs:
-            read_finished(run)
-        for run in runs:
-            if read_finished(run) is None:
-                on_run(run, "training")
-                train_run(run, output_dir, lock)
-            on_run(run, "done")
-
-
 def train_run(run: PlannedRun, output_dir: Path, lock: IO[str]) -> None:
     """Train a run, or go on with it, in a process of its own.
 
@@ -133,7 +118,7 @@ def train_run(run: PlannedRun, output_dir: Path, lock: IO[str]) -> None:
         RunFailed: It ended with an error.
         TomatError: It was stopped, and has saved a checkpoint.
     """
-    log = output_dir / LOGS_DIR / f"{run.name}.log"
+    log = output_dir / "logs" / f"{run.name}.log"
     command = tomat_command("train", *run.words)
     # The child holds the lock too: killed alone, this process leaves a run that nobody else may touch yet. Stopped by
     # SIGTERM, the child saves a checkpoint.
@@ -145,21 +130,3 @@ def train_run(run: PlannedRun, output_dir: Path, lock: IO[str]) -> None:
         raise RunFailed(f"run {run.name} ended with status {status}; its log {log} ends:\n{end_of(log)}")
     if read_finished(run) is None:
         raise RunFailed(f"run {run.name} ended without all of its steps and its evaluation; see its log {log}.")
-
-
-@contextlib.contextmanager
-def alone_in(folder: Path) -> Iterator[IO[str]]:
-    """The lock of a folder of runs, held while the context is open.
-
-    Raises:
-        TomatError: Another process holds it.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / LOCK_FILE).open("a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise TomatError(
-                f"another process trains in {folder} (it holds {LOCK_FILE}); wait for it, or name another --output_dir."
-            ) from None
-        yield file

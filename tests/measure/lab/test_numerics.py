@@ -14,10 +14,14 @@ import pytest
 import yaml
 
 from tomat.app.cli import main
-from tomat.measure.bench.numerics.runs import LOCK_FILE
+from tomat.base.errors import TomatError
+from tomat.measure.lab.quality import Quality
+from tomat.measure.lab.run import LOCK_FILE
+from tomat.perf.tuning.sweep_config import BASE, load_variants
 from tomat.train.runs.history import read_events
 
 STEPS = 40
+SHIPPED = Path(__file__).parents[3] / "configs" / "numerics" / "demo.yaml"
 BASE_YAML = {
     "preset": "demo",
     "data": {"source": "embedded", "layout": "v3-p7", "n_density_tokens": 64, "patches_per_material": 2},
@@ -25,7 +29,6 @@ BASE_YAML = {
     "optimizer": {"type": "muon", "learning_rate": 2e-2, "adam_lr": 3e-3, "warmup": 0.1},
     "trainer": {
         "train_batch_size": 2,
-        "num_train_steps": STEPS,
         "mp": "compute=float32,params=float32,output=float32",
         "max_eval_batches": 0,
         "checkpointer": {"save_interval": "1h", "keep": [{"every": 4, "until": None}]},
@@ -35,6 +38,7 @@ BASE_YAML = {
 KV_HEADS = ["--model.num_kv_heads", 1]
 VARIANTS = {
     "name": "tiny",
+    "overrides": {"trainer.num_train_steps": STEPS},
     "config_path": "base.yaml",
     "window_steps": 5,
     "variants": [
@@ -157,5 +161,70 @@ def test_a_folder_that_another_process_trains_in_is_left_alone(folder: Path, tmp
     with (tmp_path / LOCK_FILE).open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         assert bench(folder, "--output_dir", str(tmp_path)) == 2
-    assert "another process trains in" in capsys.readouterr().err
+    assert "another process works in" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == [LOCK_FILE]
+
+
+ONE = VARIANTS["variants"][0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"variants": [{**ONE, "name": "a|b"}]}, "'a|b'"),
+        ({"variants": [{**ONE, "reason": ""}]}, "blocks has no reason"),
+        ({"variants": [ONE, ONE]}, "more than one row is called 'blocks'"),
+        ({"variants": [{**ONE, "name": BASE}]}, "more than one row is called 'base'"),
+        ({"variants": [{**ONE, "overrides": 3}]}, "overrides 3"),
+        ({"variants": [{"name": "a", "reason": "b"}]}, "exact"),
+        ({"name": "a/b"}, "it names files"),
+        ({"window_steps": 0}, "window_steps is 0"),
+        ({"first_step_tolerance": 1.0}, "first_step_tolerance is 1.0"),
+        ({"seeds": 3}, "seeds"),
+    ],
+)
+def test_a_bad_file_is_refused_with_its_name(tmp_path: Path, changes: dict, message: str):
+    path = tmp_path / "variants.yaml"
+    path.write_text(yaml.safe_dump({**VARIANTS, **changes}))
+    with pytest.raises(TomatError) as raised:
+        load_variants(path)
+    assert str(path) in str(raised.value) and message in str(raised.value)
+
+
+def study(path: Path, folder: Path, steps: int | None = None) -> Quality:
+    return Quality(load_variants(path), [0, 4], folder, folder / "record.json", steps=steps, share=None)
+
+
+def test_runs_differ_by_variant_and_seed_alone(folder: Path, tmp_path: Path):
+    runs = study(folder / "tiny.yaml", tmp_path, 50).plan()
+    assert {name: [run.name for run in group] for name, group in runs.items()} == {
+        name: [f"{name}-seed-0", f"{name}-seed-4"] for name in ("base", "blocks", "one-head")
+    }
+    base, heads = runs["base"][1].config, runs["one-head"][1].config
+    assert base.trainer.seed == heads.trainer.seed == 4 and base.trainer.num_train_steps == 50
+    assert (base.model.num_heads, heads.model.num_heads) == (2, 1) and base.data.source == "embedded"
+    assert study(folder / "tiny.yaml", tmp_path).plan()["base"][0].config.trainer.num_train_steps == STEPS
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"variants": [{**ONE, "overrides": {"model.sliding_window": 8}}]}, "is called exact, but changes what is"),
+        ({"overrides": {"evaluation.patches_per_material": 0}}, "evaluation.patches_per_material 0; expected embedded"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused_before_it_is_trained(folder: Path, tmp_path: Path, changes, message):
+    path = folder / "other.yaml"
+    path.write_text(yaml.safe_dump({**VARIANTS, **changes}))
+    with pytest.raises(TomatError, match=message):
+        study(path, tmp_path).plan()
+
+
+def test_the_variants_that_ship_can_be_planned(tmp_path: Path):
+    shipped = study(SHIPPED, tmp_path)
+    runs = shipped.plan()
+    exact = {row.name for row in shipped.sweep.rows if row.exact}
+    assert {"all-exact", "save-attention", "loss-blocks-64"} <= exact
+    assert runs["1x128"][0].config.model.num_heads == 1
+    # A fraction of the run, so that the schedule scales with its steps.
+    assert 0 < runs[BASE][0].config.optimizer.warmup < 1

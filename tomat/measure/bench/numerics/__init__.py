@@ -1,1 +1,0 @@
-"""Variants of a configuration, trained over seeds: which learn the same."""

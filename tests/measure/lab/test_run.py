@@ -284,7 +284,7 @@ def test_two_labs_do_not_share_a_folder(folder):
     second = lab_of(folder, Machine())
     first = lab_of(folder, machine)
     first.on_row = lambda name, stage: second.run()
-    with pytest.raises(TomatError, match="another lab measures"):
+    with pytest.raises(TomatError, match="another process works"):
         first.run()
 
 

@@ -84,7 +84,8 @@ def _run_attention(args: argparse.Namespace) -> int:
     )
     tiles = [parse_tiles(text, attention_tiles.NAMES) for text in args.tiles or args.default_tiles]
     for sizes in tiles:  # what the model refuses should not cost a compile
-        WholeHeadConfig(*sizes.values())
+        block, rows, block_bwd, keys_bwd = sizes.values()
+        WholeHeadConfig(block, rows, block_bwd, keys_bwd)
     candidates = [{"kernel": "splash", "tiles": {"block": block}} for block in args.splash_blocks]
     title = f"{args.num_heads} heads of {shape.head_size}, {args.num_kv_heads} of keys, {args.batch} x {args.positions}"
 

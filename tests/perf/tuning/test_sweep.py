@@ -37,7 +37,7 @@ from tomat.report.pages.sweep_page import pareto_front, write_sweep_page
 from tomat.train.mfu import step_work
 from tomat.train.settings.config import TrainConfig
 
-DATA = Path(__file__).parents[2] / "cost" / "data"
+DATA = Path(__file__).parents[1] / "cost" / "data"
 SWEEPS = Path(__file__).parents[3] / "configs" / "sweeps"
 CAPACITY = round(31.24 * 2**30)
 REFUSED = (

@@ -66,10 +66,3 @@ def bound(
         config = adapters.get_adapter(operation.config_cls).validate_python(dict(settings))
         operation = dataclasses.replace(operation, config=config)
     return operation, dict(_get_arg_spec_adapter(operation).validate_python(dict(arguments)))
-
-
-def attention_gradients(**gradients: Any) -> Any:
-    """What a backward pass of attention gives: `q`, `k`, `v`, `bias`."""
-    from tokamax._src.ops.attention.base import DotProductAttentionGrads
-
-    return DotProductAttentionGrads(**gradients)

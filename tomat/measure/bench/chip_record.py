@@ -20,7 +20,7 @@ from tomat.hardware.chips import chip_for_device_kind
 from tomat.measure.bench.chip_rows import Row
 from tomat.measure.bench.device_timing import RunTimes
 from tomat.perf.timed_kernels.own import TIMED_WITH, OwnProgram, own_program
-from tomat.perf.timed_kernels.timings import COLUMNS
+from tomat.perf.timed_kernels.timings import COLUMNS, read_cells
 
 PEAK_MATMULS = ("tomat_matmul", "tomat_matmul_transposed")
 PEAK_STREAMS = ("tomat_add", "tomat_adam", "tomat_copy", "tomat_row_sum", "tomat_swiglu")
@@ -82,7 +82,7 @@ class Record:
 
     def __init__(self, path: Path, machine: Machine) -> None:
         self.path, self.machine = path, machine
-        self.rows = read_csv(path) if path.exists() else []
+        self.rows = [cells for _, cells in read_cells(path)] if path.exists() else []
 
     def has(self, row: Row) -> bool:
         """Whether this machine's versions have timed it."""
@@ -113,23 +113,6 @@ class Record:
         op, arguments, settings = row
         whole = {**settings, TIMED_WITH: self.machine.versions}
         return {"chip": self.machine.name, "op": op, "shapes": json.dumps(arguments), "settings": json.dumps(whole)}
-
-
-def read_csv(path: Path) -> list[CsvRow]:
-    """The rows of a file of timings, as text.
-
-    Raises:
-        TomatError: It is of something else.
-    """
-    try:
-        with path.open(encoding="utf-8", newline="") as file:
-            table = csv.DictReader(file)
-            if tuple(table.fieldnames or ()) == COLUMNS:
-                return [{name: row[name] or "" for name in COLUMNS} for row in table]
-            found = ", ".join(table.fieldnames or ("none",))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise TomatError(f"{path} cannot be read as CSV of kernel timings ({error}).") from None
-    raise TomatError(f"{path} has the columns {found}; expected {', '.join(COLUMNS)}. Choose another --output.")
 
 
 def _key(cells: CsvRow) -> tuple[str, str]:

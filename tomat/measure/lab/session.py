@@ -26,6 +26,7 @@ import jax.monitoring
 from tomat.base.errors import TomatError
 from tomat.base.memory import peak_memory_bytes
 from tomat.base.reporting import dump_json, first_line
+from tomat.measure.bench.processes import compile_cache
 from tomat.measure.lab.energy import energy_counter
 from tomat.measure.lab.messages import DEVICE, FAILED, OUT_OF_MEMORY, PROCESS, Request
 from tomat.model.any_decoder import environment_of
@@ -276,12 +277,8 @@ def _steps_of(window_seconds: float, warm_seconds: list[float]) -> int:
 
 def _for_the_lab(config: TrainConfig, scratch: Path, cache_dir: str) -> TrainConfig:
     """The same step, with nothing left behind but what it compiled."""
-    cache = {
-        "jax_compilation_cache_dir": cache_dir,
-        "jax_persistent_cache_min_compile_time_secs": 0,
-        "jax_persistent_cache_min_entry_size_bytes": -1,
-    }
-    trainer = dataclasses.replace(config.trainer, jax_config={**config.trainer.jax_config, **cache})
+    jax_config = {**config.trainer.jax_config, **compile_cache(Path(cache_dir))}
+    trainer = dataclasses.replace(config.trainer, jax_config=jax_config)
     return dataclasses.replace(config, output_dir=str(scratch), trackers=TrackersConfig(), trainer=trainer)
 
 

@@ -15,7 +15,6 @@ import jax
 from jax.extend.core import Jaxpr, Literal, Var, jaxpr_as_fun
 
 from tomat.base.errors import TomatError
-from tomat.base.ports.tokamax import attention_gradients
 
 
 def kept_backward(forward: Callable[..., tuple[Any, Any]], *inputs: Any) -> Callable[[Any, Any], tuple[Any, ...]]:
@@ -89,6 +88,6 @@ def attention_backward(backward_op: type, forward_op: type) -> Callable[..., tup
             return made, (q, k, v, bias, made, sums)
 
         d_q, d_k, d_v, d_bias = kept_backward(attend, q, k, v, bias)((q, k, v, bias, out, residuals), dout)
-        return attention_gradients(q=d_q, k=d_k, v=d_v, bias=d_bias), None
+        return {"q": d_q, "k": d_k, "v": d_v, "bias": d_bias}, None
 
     return run

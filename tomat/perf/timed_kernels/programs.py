@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from tomat.base.errors import TomatError
 from tomat.base.ports.tokamax import OPS, bound, class_of
+from tomat.base.reporting import first_line
 from tomat.perf.timed_kernels.formulas import FORMULAS, formula
 from tomat.perf.timed_kernels.kept_backward import attention_backward
 from tomat.perf.timed_kernels.timings import KernelTiming
@@ -76,7 +77,7 @@ def lower_kernel(timing: KernelTiming, device: Any) -> jax.stages.Lowered:
     except TomatError:
         raise
     except Exception as error:  # whatever the operation and JAX raise while tracing
-        raise TomatError(f"it cannot be lowered: {_first_line(error)}") from error
+        raise TomatError(f"it cannot be lowered: {first_line(error)}") from error
 
 
 def _placed(arrays: Iterable[Any], sharding: Any) -> list[jax.ShapeDtypeStruct]:
@@ -96,7 +97,7 @@ def _bound(timing: KernelTiming) -> tuple[Any, dict[str, Any]]:
     try:
         operation, arrays = bound(cls, STATED.get(timing.op, {}), timing.settings, arguments)
     except ValueError as error:  # pydantic's
-        raise TomatError(f"tokamax refuses its arguments: {_first_line(error)}") from None
+        raise TomatError(f"tokamax refuses its arguments: {first_line(error)}") from None
     return operation, _defaults(timing.op, operation) | arrays
 
 
@@ -123,8 +124,3 @@ def _with_presets(arguments: Mapping[str, Any]) -> dict[str, Any]:
     if any(pair != ["DEFAULT", "DEFAULT"] for pair in precision):
         raise TomatError(f"precision is {precision}; expected DEFAULT pairs or presets such as BF16_BF16_F32")
     return {**arguments, "precision": [DEFAULT_PRECISION] * len(precision)}
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0][:300] if lines else type(error).__name__

@@ -84,22 +84,30 @@ def read_timings(path: Path) -> tuple[list[KernelTiming], list[RefusedRow]]:
     Raises:
         TomatError: The file cannot be read, has other columns, or no row that can be.
     """
-    try:
-        with path.open(encoding="utf-8", newline="") as file:
-            table = csv.DictReader(file)
-            if tuple(table.fieldnames or ()) != COLUMNS:
-                raise TomatError(
-                    f"{path} has the columns {', '.join(table.fieldnames or ('none',))}; expected {', '.join(COLUMNS)}."
-                )
-            read = list(_rows([(table.line_num, row) for row in table]))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise TomatError(f"{path} cannot be read as CSV of kernel timings ({error}).") from None
+    read = list(_rows(read_cells(path)))
     timings = [row for row in read if isinstance(row, KernelTiming)]
     refused = [row for row in read if isinstance(row, RefusedRow)]
     if not timings:
         first = f"line {refused[0].line}: {refused[0].reason}" if refused else "there is none below the header"
         raise TomatError(f"{path} has no row that can be used; {first}")
     return timings, refused
+
+
+def read_cells(path: Path) -> list[tuple[int, dict[str, str]]]:
+    """The rows of a file of timings as text, each with its line; a cell that is missing is empty.
+
+    Raises:
+        TomatError: The file cannot be read, or has other columns.
+    """
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            table = csv.DictReader(file)
+            if tuple(table.fieldnames or ()) == COLUMNS:
+                return [(table.line_num, {name: row[name] or "" for name in COLUMNS}) for row in table]
+            found = ", ".join(table.fieldnames or ("none",))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise TomatError(f"{path} cannot be read as CSV of kernel timings ({error}).") from None
+    raise TomatError(f"{path} has the columns {found}; expected {', '.join(COLUMNS)}.")
 
 
 def _rows(table: Sequence[tuple[int, Mapping[str, str]]]) -> Iterator[KernelTiming | RefusedRow]:
@@ -111,14 +119,14 @@ def _rows(table: Sequence[tuple[int, Mapping[str, str]]]) -> Iterator[KernelTimi
             yield RefusedRow(line, str(error))
 
 
-def _in_mebibytes(text: str | None) -> bool:
+def _in_mebibytes(text: str) -> bool:
     """Whether a number of the column `peak_memory_mb` is no whole number of bytes unless it is mebibytes.
 
     One version of tokamax tunes an operation of a chip, and some wrote mebibytes. In the file of 2026-08-21 all rows of
     six operations of TPU7x, 313, are whole bytes as mebibytes alone; those of all others, 1,635, as megabytes.
     """
     try:
-        as_mb, as_mib = (float(text or "") * unit for unit in (10**6, 2**20))
+        as_mb, as_mib = (float(text) * unit for unit in (10**6, 2**20))
     except ValueError:
         return False
     return abs(as_mb - round(as_mb)) > 1e-3 and as_mib.is_integer()
@@ -154,17 +162,17 @@ def _timing(row: Mapping[str, str], line: int, memory_unit_bytes: int) -> Kernel
     )
 
 
-def _number(text: str | None, name: str) -> float:
+def _number(text: str, name: str) -> float:
     try:
-        value = float(text or "")
+        value = float(text)
     except ValueError:
-        raise TomatError(f"{name} is {text!r}; expected a number") from None
+        value = math.nan
     if not math.isfinite(value):
         raise TomatError(f"{name} is {text!r}; expected a finite number")
     return value
 
 
-def _milliseconds(text: str | None, name: str) -> float:
+def _milliseconds(text: str, name: str) -> float:
     value = _number(text, name)
     if not SHORTEST_MS <= value <= LONGEST_MS:
         raise TomatError(
@@ -173,13 +181,13 @@ def _milliseconds(text: str | None, name: str) -> float:
     return value
 
 
-def _object(text: str | None, name: str) -> dict[str, Any]:
+def _object(text: str, name: str) -> dict[str, Any]:
     try:
-        value = json.loads(text or "")
+        value = json.loads(text)
     except ValueError:
         value = None
     if not isinstance(value, dict):
-        raise TomatError(f"{name} is {str(text)[:60]!r}; expected a JSON object")
+        raise TomatError(f"{name} is {text[:60]!r}; expected a JSON object")
     return value
 
 

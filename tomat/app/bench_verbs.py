@@ -25,7 +25,7 @@ MODULES = {
     "loss-tiles": "tomat.measure.bench.tiles",
     "attention-tiles": "tomat.measure.bench.tiles",
     "chip": "tomat.measure.bench.chip",
-    "numerics": "tomat.app.workflow.numerics",
+    "numerics": "tomat.app.workflow.quality",
     "decode": "tomat.measure.bench.decode",
 }
 """Benchmark -> the module whose `run(args)` measures, prints, writes the figures to `args.json`; returns a status."""

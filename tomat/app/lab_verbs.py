@@ -8,12 +8,9 @@ from typing import TYPE_CHECKING
 from tomat.base.arguments import config_file, count, positive_float, positive_int, report_file, share
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from tomat.base.stages import Stages
     from tomat.measure.lab.max_batch import Probe
     from tomat.measure.lab.messages import Limits
-    from tomat.measure.lab.quality import Quality
     from tomat.measure.lab.record import LabRow
 
 DEFAULT_TRACKING_DIR = Path("docs/tracking")
@@ -260,6 +257,7 @@ def run_max_batch(args: argparse.Namespace) -> int:
 
 def run_quality(args: argparse.Namespace) -> int:
     """Train a sweep over seeds; status 1 if a run has failed."""
+    from tomat.app.workflow.quality import train_study
     from tomat.base.reporting import console, write_report
     from tomat.measure.lab.quality import Quality, seeds_of
     from tomat.measure.lab.record import record_path
@@ -291,23 +289,3 @@ def run_quality(args: argparse.Namespace) -> int:
             write_report(args.json, record)
             console.print(f"wrote {write_quality_page(record, args.tracking_dir)}", highlight=False)
     return 1 if any(row["failed"] for row in record["rows"]) else 0
-
-
-def train_study(study: "Quality", only: "Sequence[str]" = ()) -> None:
-    """Train what a study lacks, or of it the rows `only`, saying what each run does."""
-    from tomat.base.stages import Stages
-
-    name = study.sweep.name
-    with Stages() as stages:
-
-        def on_run(run: str, stage: str) -> None:
-            stages.done(name)
-            if stage == "training":
-                stages.show(run, stage)
-            else:
-                stages.done(run)
-                stages.say(f"{run}: {stage}")
-
-        study.on_run = on_run
-        stages.show(name, "importing JAX and reading the configurations")
-        study.run(only)

@@ -59,8 +59,8 @@ CHECKSUM_FILE = "checksums.json"
 RUN_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
 """What a run or sweep may be called whose page is in the tracking folder: its files have that name."""
 DATA_DIR, FIGURES_DIR, SWEEPS_DIR, ARCHIVE_DIR, INDEX_FILE = "data", "figures", "sweeps", "archive", "index.md"
-"""Of the tracking folder: records of runs and plans, SVGs, records of sweeps, pages that are not made again, the table of
-all pages."""
+"""Of the tracking folder: records of runs and plans, SVGs, records of sweeps, pages that are not made again, the table
+of all pages."""
 
 REFUSED_STATUS = 2
 """Exit status of a `TomatError`: the same command would be refused again."""

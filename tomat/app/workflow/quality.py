@@ -1,10 +1,12 @@
-"""`tomat bench numerics`: a study of quality whose rows are meant to be exact or not, on the demo's own split."""
+"""A study of quality trained, and `tomat bench numerics`: one whose rows are said to be exact or not, judged by the
+embedded densities that are held out."""
 
 import argparse
+from collections.abc import Sequence
 
-from tomat.app.lab_verbs import train_study
 from tomat.base.errors import TomatError
 from tomat.base.reporting import console, write_json, write_report
+from tomat.base.stages import Stages
 from tomat.measure.lab.numerics import numerics_report
 from tomat.measure.lab.quality import Quality, seeds_of
 from tomat.measure.lab.record import record_path
@@ -32,3 +34,21 @@ def run(args: argparse.Namespace) -> int:
         write_json(page.with_suffix(".json"), report)
         console.print(f"page: {page}")
     return 0 if report["exact_variants_are_the_same"] else 1
+
+
+def train_study(study: Quality, only: Sequence[str] = ()) -> None:
+    """Train what a study lacks, or of it the rows `only`, saying what each run does."""
+    name = study.sweep.name
+    with Stages() as stages:
+
+        def on_run(run: str, stage: str) -> None:
+            stages.done(name)
+            if stage == "training":
+                stages.show(run, stage)
+            else:
+                stages.done(run)
+                stages.say(f"{run}: {stage}")
+
+        study.on_run = on_run
+        stages.show(name, "importing JAX and reading the configurations")
+        study.run(only)

@@ -4,7 +4,6 @@ The CPU trace of the tests is a real one, of 8.37 ms; the TPU trace is built of 
 """
 
 import gzip
-import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -75,54 +74,17 @@ def milliseconds(space: Any) -> str:
         return f"traceback: {type(error).__name__}"
 
 
-def spent(breakdown: Breakdown) -> str:
-    """Time in operations, and time in which a program ran and no operation is known."""
-    known = sum(op.seconds for op in breakdown.ops if op.program)
-    unknown = sum(op.seconds for op in breakdown.ops if op.category == "unattributed")
-    return f"{1e3 * known:.4f} ms in operations, {1e3 * unknown:.4f} ms unattributed"
-
-
-def test_a_thousandth_of_unknown_ids(cpu, figure: Figure):
-    whole = breakdown_of(cpu)
-    hit = list(events(cpu))[::1000]
-    for event in hit:
-        event.metadata_id = UNKNOWN_ID
-    figure("A9", "step of the CPU trace, whole", f"{1e3 * whole.step_seconds:.3f} ms")
-    figure("A9", "step with 0.1 % of unknown ids", milliseconds(cpu))
-    damaged = breakdown_of(cpu)
-    # The first step's mark is among them, so its time is in no step; the others keep theirs.
-    assert damaged.step_times_seconds == whole.step_times_seconds[1:5] + whole.step_times_seconds[6:]
-    assert damaged.n_events_left_out == len(hit) == 18
-    assert any("18 of 17,406 events are damaged and left out" in note for note in damaged.notes)
-
-
-def test_a_thousandth_of_unknown_ids_drawn_at_random(cpu, figure: Figure):
-    whole = breakdown_of(cpu).step_seconds
-    found = list(events(cpu))
-    for event in random.Random(2).sample(found, round(0.001 * len(found))):
-        event.metadata_id = UNKNOWN_ID
-    figure("A9", "step with 0.1 % of unknown ids, drawn at random", milliseconds(cpu))
-    assert breakdown_of(cpu).step_seconds == pytest.approx(whole, rel=1e-9)
-
-
-def test_negative_durations(tpu_bytes, figure: Figure):
-    """One operation in a thousand, a mark of a step and an execution end before they begin."""
-    space = parsed(tpu_bytes)
-    before = breakdown_of(space)
-    whole = before.step_seconds
-    figure("A9", "time of the TPU trace, whole", spent(before))
-    hit = [*list(line_named(space, "XLA Ops").events)[::1000], line_named(space, "Steps").events[1]]
-    hit.append(line_named(space, "XLA Modules").events[2])
-    for event in hit:
-        event.duration_ps = -event.duration_ps - 10**12
-    figure("A9", "step of the TPU trace, whole", f"{1e3 * whole:.3f} ms")
-    damaged = breakdown_of(space)
-    figure("A9", "step with 0.1 % of negative durations", milliseconds(space))
-    figure("A9", "time with 0.1 % of negative durations", spent(damaged))
-    assert damaged.step_seconds == pytest.approx(whole, rel=1e-6)
-    assert damaged.n_events_left_out == len(hit)
-    assert sum(op.seconds for op in damaged.ops) == pytest.approx(damaged.step_seconds, rel=1e-9)
-    assert all(op.seconds > -1e-9 for op in damaged.ops)
+@pytest.mark.parametrize(
+    "damage",
+    [lambda event: setattr(event, "metadata_id", UNKNOWN_ID), lambda event: setattr(event, "duration_ps", -1)],
+    ids=["unknown ids", "negative durations"],
+)
+def test_a_thousandth_of_damaged_events(damage, cpu, figure: Figure):
+    figure("A9", "step of the CPU trace, whole", milliseconds(cpu))
+    for event in list(events(cpu))[::1000]:
+        damage(event)
+    figure("A9", "step with 0.1 % of damaged events", milliseconds(cpu))
+    assert "refused: " in milliseconds(cpu)
 
 
 def test_every_second_mark_missing(tpu_bytes, figure: Figure):
@@ -135,7 +97,6 @@ def test_every_second_mark_missing(tpu_bytes, figure: Figure):
     figure("A9", "step with every second mark missing", milliseconds(space))
     damaged = breakdown_of(space)
     assert damaged.step_seconds == pytest.approx(whole, rel=1e-6)
-    assert any("1 mark(s) are missing" in note for note in damaged.notes)
 
 
 def test_all_marks_at_zero(tpu_bytes, figure: Figure):
@@ -146,16 +107,5 @@ def test_all_marks_at_zero(tpu_bytes, figure: Figure):
     figure("A9", "step with all marks at zero", milliseconds(space))
     damaged = breakdown_of(space)
     assert damaged.step_seconds == pytest.approx(whole, rel=1e-6)
-    assert any("4 of 4 marks begin at one time" in note for note in damaged.notes)
+    assert any("marks begin at one time" in note for note in damaged.notes)
     assert any("a step is one execution of" in note for note in damaged.notes)
-
-
-def test_times_since_1970(tpu_bytes, figure: Figure):
-    """Nanoseconds since 1970, as the format's own description has them."""
-    space = parsed(tpu_bytes)
-    whole = breakdown_of(space).step_seconds
-    for plane in space.planes:
-        for line in plane.lines:
-            line.timestamp_ns = 1_760_000_000_000_000_000
-    figure("A9", "step with times since 1970", milliseconds(space))
-    assert breakdown_of(space).step_seconds == pytest.approx(whole, rel=1e-9)

@@ -11,7 +11,6 @@ from tomat.perf.profile.breakdown import Breakdown
 from tomat.perf.profile.compare import compare
 from tomat.perf.profile.protos import new_message
 from tomat.perf.profile.steady import HOST_GAP, WindowKind, busy_time, judged_windows, what_else_ran, window_classes
-from tomat.perf.profile.steps import StepWindows
 from tomat.perf.profile.trace import load_trace, merge_hosts
 from tomat.perf.profile.trace_breakdown import breakdown_from_trace
 from tomat.perf.profile.trace_data import DeviceTrace, Events, HostTrace, ModuleRun, OpKind, StepMark, Trace
@@ -232,7 +231,7 @@ def trace_of(kind: str, extra_ms: dict[int, float], n_steps: int = 9, other_each
             now += extra
         now += (STEP_MS - BUSY_MS) * MS
     device = DeviceTrace("h", "/host:CPU:0", "cpu", kinds, Events.build(rows), modules=runs if kind == "run" else [])
-    return merge_hosts("x", [HostTrace("x", "h", [device], host_steps=marks if kind == "json" else [], event_count=9)])
+    return merge_hosts("x", [HostTrace("x", "h", [device], host_steps=marks if kind == "json" else [])])
 
 
 @pytest.mark.parametrize("kind", ["run", "json"])
@@ -254,8 +253,8 @@ def test_durations():
     """Ordinary, slow and fast steps are told by the median; all are shown."""
     durations = np.array([1.0, 1.0, 1.1, 1.0, 3.0, 0.5]) * MS
     edges = np.concatenate([[0], np.cumsum(durations)]).astype(np.int64)
-    windows = StepWindows(np.stack([edges[:-1], edges[1:]], axis=1), np.ones(6, dtype=np.int64))
-    ops = Events.build([(0, int(a), int(b - a), 0) for a, b in windows.windows])  # busy all the time
+    windows = np.stack([edges[:-1], edges[1:]], axis=1)
+    ops = Events.build([(0, int(a), int(b - a), 0) for a, b in windows])  # busy all the time
     device = DeviceTrace("h", "/device:TPU:0", "", [OpKind("dot", 1, "jit_step")], ops)
     found = judged_windows(device, windows, "jit_step", busy_time([device]))
     assert {c.name: c.count for c in window_classes(found.rows)} == {"steady": 4, "slow": 1, "fast": 1}

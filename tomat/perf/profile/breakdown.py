@@ -150,7 +150,7 @@ class WindowRow:
     step_seconds: Amount
     """Of each step in it, without other programs."""
     steps: Count
-    """More than one where marks between are missing."""
+    """1; breakdowns of before have more where marks between were missing."""
     kind: str
     """`steady`, or why the step's figures leave it out (`steady.WindowKind`)."""
 
@@ -219,7 +219,7 @@ class Breakdown:
     memory_bytes: Mapping[str, Count] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     n_events_left_out: Count = 0
-    """Events of the trace that are damaged and in no figure; the notes say why."""
+    """Of breakdowns of before: damaged events of the trace. A trace that has one is refused now."""
 
     @property
     def categories(self) -> tuple[GroupRow, ...]:

@@ -13,17 +13,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from tomat.base.errors import TomatError
-from tomat.perf.profile.damage import (
-    FAR_AWAY,
-    LONGEST_TRACE_PS,
-    MALFORMED,
-    NEGATIVE_DURATION,
-    NO_DURATION,
-    NO_TIME,
-    clock_origin,
-)
 from tomat.perf.profile.planes import Plane, number_or_none, read_planes
-from tomat.perf.profile.trace_data import HostTrace
+from tomat.perf.profile.trace_data import LONGEST_TRACE_PS, HostTrace, damaged
 from tomat.perf.profile.unpack import unpacked
 
 PS_PER_US = 1_000_000
@@ -39,7 +30,7 @@ class _Process(Plane):
 
     def __init__(self, host: HostTrace, name: str) -> None:
         super().__init__(host)
-        self.name, self.stats, self.event_count = name, {}, 0
+        self.name, self.stats = name, {}
         self.lines: list[tuple[str, list[tuple[dict[str, Any], int, int]]]] = []
         self._tracks: dict[Any, list[tuple[dict[str, Any], int, int]]] = {}
 
@@ -68,8 +59,7 @@ def read_chrome_bytes(data: bytes, origin: str) -> HostTrace:
         origin: its path or URL, for messages and the name of the host.
 
     Raises:
-        TomatError: not gzip or JSON, no `traceEvents` in it, times in another unit, or more than a few damaged events.
-            Up to that many are left out and counted.
+        TomatError: not gzip or JSON, no `traceEvents` in it, times in another unit, or a damaged event.
     """
     try:
         document = json.loads(unpacked(data, origin, "JSON trace"))
@@ -81,49 +71,41 @@ def read_chrome_bytes(data: bytes, origin: str) -> HostTrace:
     name = origin.rsplit("/", 1)[-1].split(".trace.json")[0].removesuffix(".json.gz").removesuffix(".json")
     host = HostTrace(origin, name)
     complete = [event for event in events if event.get("ph") == "X"]
-    host.event_count = len(complete)
-    if host.event_count >= MAX_EVENTS_WRITTEN:
-        host.warnings.append(f"{host.event_count:,} events: the writer's limit is reached, so events are missing")
-    return read_planes(host, _processes(host, [event for event in events if event.get("ph") == "M"], complete))
+    if len(complete) >= MAX_EVENTS_WRITTEN:
+        host.warnings.append(f"{len(complete):,} events: the writer's limit is reached, so events are missing")
+    naming = [event for event in events if event.get("ph") == "M"]
+    if not all(_is_formed(event) for event in (*naming, *complete)):
+        raise damaged(origin, "an event has a list where a process, a thread or named arguments are expected")
+    return read_planes(host, _processes(host, naming, complete))
 
 
 def _processes(host: HostTrace, naming: list[dict[str, Any]], complete: list[dict[str, Any]]) -> list[_Process]:
-    """The processes of the trace with the complete events in them, damaged ones counted and left out."""
+    """The processes of the trace with the complete events in them."""
     names: dict[Any, str] = {}
     threads: dict[tuple[Any, Any], str] = {}
-    for event in filter(_is_formed, naming):
+    for event in naming:
         name = str((event.get("args") or {}).get("name", ""))
         if event.get("name") == "process_name":
             names[event.get("pid")] = re.sub(r" \(pid.*\)$", "", name)
         elif event.get("name") == "thread_name":
             threads[event.get("pid"), event.get("tid")] = name
-    times = [number_or_none(event.get("ts")) for event in complete]
-    origin_us = clock_origin([(math.floor(t), 1) for t in times if t is not None], US_PER_DAY)
+    timed = [(event, number_or_none(event.get("ts")), number_or_none(event.get("dur"))) for event in complete]
+    origin_us = math.floor(min((time for _, time, _ in timed if time is not None), default=0))
     if abs(origin_us) > LATEST_US:
         raise TomatError(
             f"{host.origin}: its times, such as {origin_us}, cannot be the microseconds that a Chrome trace has; "
             "nanoseconds since 1970? Divide `ts` and `dur` by 1,000 if they are."
         )
     found: dict[Any, _Process] = {}
-    for event, time in zip(complete, times, strict=True):
-        pid = None if isinstance(event.get("pid"), list | dict) else event.get("pid")
+    for event, time, duration in timed:
+        if time is None or duration is None or duration < 0 or max(time - origin_us, duration) > US_PER_DAY:
+            at, lasts = event.get("ts"), event.get("dur")
+            raise damaged(host.origin, f"an event begins at {at} us and lasts {lasts} us; expected 0 to a day")
+        pid, tid = event.get("pid"), event.get("tid")
         if pid not in found:
             found[pid] = _Process(host, names.get(pid, ""))
-        process, duration = found[pid], number_or_none(event.get("dur"))
-        process.event_count += 1
-        if not _is_formed(event):
-            process.leave_out(MALFORMED)
-        elif time is None:
-            process.leave_out(NO_TIME)
-        elif duration is None:
-            process.leave_out(NO_DURATION)
-        elif duration < 0:
-            process.leave_out(NEGATIVE_DURATION)
-        elif abs(time - origin_us) > US_PER_DAY or duration > US_PER_DAY:
-            process.leave_out(FAR_AWAY)
-        else:
-            start_ps, duration_ps = round((time - origin_us) * PS_PER_US), round(duration * PS_PER_US)
-            process.add(event, threads.get((pid, event.get("tid")), ""), start_ps, duration_ps)
+        start_ps, duration_ps = round((time - origin_us) * PS_PER_US), round(duration * PS_PER_US)
+        found[pid].add(event, threads.get((pid, tid), ""), start_ps, duration_ps)
     return [found[pid] for pid in sorted(found, key=str)]
 
 

@@ -10,13 +10,11 @@ from __future__ import annotations
 import abc
 import math
 import re
-from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from tomat.perf.profile.damage import refuse_damaged
 from tomat.perf.profile.gpu_executions import GpuExecutions
 from tomat.perf.profile.trace_data import (
     DeviceTrace,
@@ -37,8 +35,6 @@ COMMAND_BUFFER = "command_buffer"
 """Begins the `hlo_op` of kernels that XLA launches as a CUDA graph; no instruction has that name."""
 NO_SCOPE = "XlaModule"
 """The `tf_op` of a kernel on a GPU whose place in the model is not told."""
-MAX_STEP_DIGITS = 18
-"""A step's number with more is none: it may be more than 64 bits hold."""
 
 
 class Plane(abc.ABC):
@@ -48,23 +44,17 @@ class Plane(abc.ABC):
     stats: Mapping[str, Any]
     lines: Sequence[tuple[str, Any]]
     """(Name, the format's line) of each."""
-    event_count: int
 
     def __init__(self, host: HostTrace) -> None:
-        """A plane of `host`, which counts its damaged events."""
         self.host = host
-        self.left_out: Counter[str] = Counter()
-        """Damaged events of this plane, by what is wrong with them."""
-
-    def leave_out(self, wrong: str, count: int = 1) -> None:
-        """Count events that cannot be used."""
-        if count:
-            self.left_out[wrong] += count
-            self.host.left_out[wrong] = self.host.left_out.get(wrong, 0) + count
 
     @abc.abstractmethod
     def placed(self, line: Any) -> Iterable[tuple[Any, int, int]]:
-        """(event, start_ps, duration_ps) of a line's sound events."""
+        """(event, start_ps, duration_ps) of a line's events.
+
+        Raises:
+            TomatError: one of them is damaged.
+        """
 
     @abc.abstractmethod
     def label(self, event: Any) -> str:
@@ -146,7 +136,7 @@ def read_planes(host: HostTrace, planes: Sequence[Plane]) -> HostTrace:
     """`host` with the devices, steps and activity of its planes.
 
     Raises:
-        TomatError: more than a few events of the file or of one device are damaged.
+        TomatError: an event is damaged.
     """
     unmarked: list[tuple[DeviceTrace, Kinds]] = []
     for plane in planes:
@@ -157,7 +147,6 @@ def read_planes(host: HostTrace, planes: Sequence[Plane]) -> HostTrace:
                 unmarked.append((device, kinds))
         elif SPARSE_CORE_PLANE.match(plane.name):
             host.warnings.append(f"{plane.name} is not part of the breakdown (it runs beside the TensorCore)")
-        refuse_damaged(f"{host.origin}, {plane.name}", plane.left_out, plane.event_count)
     launched = GpuExecutions() if unmarked else None
     threads = [plane for plane in planes if plane.name.startswith(HOST_PLANE)]
     _read_threads(threads, host, as_device=not host.devices, launched=launched)
@@ -166,7 +155,6 @@ def read_planes(host: HostTrace, planes: Sequence[Plane]) -> HostTrace:
             device.modules = launched.of_kernels(kinds.kernels)
             device.kinds = with_program_of_run(device.kinds, device.ops, device.modules)
     host.devices = [device for device in host.devices if len(device.ops)]
-    refuse_damaged(host.origin, host.left_out, host.event_count)
     return host
 
 
@@ -275,8 +263,8 @@ def _read_threads(
 
 def _step_mark(plane: Plane, event: Any, index: int, start: int, duration: int) -> StepMark:
     """A step by the number that its annotation or its name holds, else by its place in the line."""
-    found = re.search(r"\d+", str(plane.event_stats(event).get("step_num", plane.label(event))), re.ASCII)
-    number = int(found.group()) if found and len(found.group()) <= MAX_STEP_DIGITS else index
+    found = re.search(r"\d{1,18}", str(plane.event_stats(event).get("step_num", plane.label(event))), re.ASCII)
+    number = int(found.group()) if found else index
     return StepMark(number, start, start + duration)
 
 

@@ -18,8 +18,6 @@ import numpy as np
 
 from tomat.base.report.formats import count, seconds
 from tomat.perf.profile.breakdown import Breakdown, OtherRow, StepClass, WindowRow
-from tomat.perf.profile.damage import MAX_LEFT_OUT_SHARE
-from tomat.perf.profile.steps import StepWindows
 from tomat.perf.profile.trace_data import DeviceTrace, Events
 
 PS_PER_SECOND = 1e12
@@ -28,9 +26,9 @@ STEADY_BAND = 0.25
 GAP_SHARE = 0.1
 """A window has a host gap if it is longer than the median one by more than this share of a step, and the time in which
 no device of the host runs anything is so too."""
-CUT_SHARE = MAX_LEFT_OUT_SHARE
+CUT_SHARE = 0.01
 """Of the operations of every other window, what the first or the last lacks at the least if the trace began or ended in
-it: so many may be damaged and left out."""
+it."""
 ENOUGH_SHARE = 0.5
 """Of the whole windows, how many must be undisturbed for the others to be left out."""
 HOST_GAP = "(nothing: a host gap)"
@@ -75,16 +73,15 @@ def busy_time(devices: Sequence[DeviceTrace]) -> np.ndarray:
     return _merged(np.concatenate([np.empty((0, 2), np.int64), *found]))
 
 
-def judged_windows(device: DeviceTrace, windows: StepWindows, main: str, host_busy: np.ndarray) -> JudgedWindows:
+def judged_windows(device: DeviceTrace, spans: np.ndarray, main: str, host_busy: np.ndarray) -> JudgedWindows:
     """The windows of a device by what happened in them.
 
     Args:
         device: Its operations and executions.
-        windows: Of its steps.
+        spans: Of its steps (`step_windows`).
         main: The program whose execution is a step.
         host_busy: `busy_time` of all devices of its host: a device that waits for another is no gap of the host.
     """
-    spans, steps = windows.windows, windows.steps
     busy = busy_time([device])
     names = {kind.program for kind in device.kinds} | {run.program for run in device.modules}
     others = {
@@ -95,9 +92,9 @@ def judged_windows(device: DeviceTrace, windows: StepWindows, main: str, host_bu
     foreign = _merged(np.concatenate([np.empty((0, 2), np.int64), *others.values()]))
     ours = _runs(device, main) if any(run.program == main for run in device.modules) else _operations(device, main)
     cut = _without(_with_the_wait_before(foreign, busy, spans), _merged(ours))
-    net = (spans[:, 1] - spans[:, 0] - _covered(cut, spans)) / steps
-    idle = (spans[:, 1] - spans[:, 0] - _covered(host_busy, spans)) / steps
-    kinds, extra_idle = _kinds(net, idle, _operation_counts(device, main, spans) / steps, _covered(foreign, spans) > 0)
+    net = (spans[:, 1] - spans[:, 0] - _covered(cut, spans)).astype(np.float64)
+    idle = (spans[:, 1] - spans[:, 0] - _covered(host_busy, spans)).astype(np.float64)
+    kinds, extra_idle = _kinds(net, idle, _operation_counts(device, main, spans), _covered(foreign, spans) > 0)
     steady = kinds == WindowKind.STEADY
     first = int(spans[0, 0])
     rows = tuple(
@@ -106,16 +103,16 @@ def judged_windows(device: DeviceTrace, windows: StepWindows, main: str, host_bu
             start_seconds=float(start - first) / PS_PER_SECOND,
             seconds=float(end - start) / PS_PER_SECOND,
             step_seconds=float(one_net) / PS_PER_SECOND,
-            steps=int(n),
+            steps=1,
             kind=str(kind),
         )
-        for (start, end), n, one_net, kind in zip(spans, steps, net, kinds, strict=True)
+        for (start, end), one_net, kind in zip(spans, net, kinds, strict=True)
     )
     return JudgedWindows(
         intervals=_without(spans[steady], cut),
-        durations_ps=np.repeat(net[steady], steps[steady]),
+        durations_ps=net[steady],
         rows=rows,
-        others=tuple(_other_rows(device, spans, others, extra_idle * steps)),
+        others=tuple(_other_rows(device, spans, others, extra_idle)),
         longest_gap=_longest(_without(spans[kinds == WindowKind.GAP], host_busy)),
     )
 
@@ -124,7 +121,7 @@ def window_classes(rows: Sequence[WindowRow]) -> tuple[StepClass, ...]:
     """The windows by kind, in the order of `WindowKind`, with the whole duration of a step in each."""
     classes = []
     for kind in WindowKind:
-        group = [row.seconds / row.steps for row in rows if row.kind == kind for _ in range(row.steps)]
+        group = [row.seconds for row in rows if row.kind == kind]
         if group:
             p10, p50, p90 = (float(np.percentile(group, q)) for q in (10, 50, 90))
             classes.append(StepClass(str(kind), len(group), float(np.mean(group)), p10, p50, p90))

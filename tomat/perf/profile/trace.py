@@ -12,7 +12,6 @@ from typing import Any
 
 from tomat.base.errors import TomatError
 from tomat.perf.profile.chrome import read_chrome_bytes
-from tomat.perf.profile.damage import left_out_note
 from tomat.perf.profile.hlo_files import XPLANE_SUFFIX
 from tomat.perf.profile.trace_data import HostTrace, Trace, main_program
 from tomat.perf.profile.unpack import read_bytes
@@ -111,15 +110,12 @@ def merge_hosts(origin: str, hosts: list[HostTrace], notes: list[str] | None = N
     """
     trace = Trace(origin, hosts, list(notes or []))
     if not trace.devices:
-        planes = "; ".join(f"{h.origin}: {h.event_count:,} events" for h in hosts)
         raise TomatError(
-            f"{origin}: no device timeline ({planes}). Expected a /device:TPU:N or /device:GPU:N plane, or CPU events "
-            "with an hlo_op stat. Profile a step that runs on the accelerator, with the device tracer on."
+            f"{origin}: no device timeline in {len(hosts)} file(s). Expected a /device:TPU:N or /device:GPU:N plane, "
+            "or CPU events with an hlo_op stat. Profile a step that runs on the accelerator, with the device tracer on."
         )
     for host in hosts:
         trace.notes += [f"{host.host}: {w}" for w in host.warnings]
-        if host.left_out:
-            trace.notes.append(f"{host.host}: {left_out_note(host.left_out, host.event_count)}")
         if not host.devices:
             trace.notes.append(f"{host.host}: host without a device plane, it contributes no operations")
     _refuse_mixed_runs(trace)
@@ -127,8 +123,6 @@ def merge_hosts(origin: str, hosts: list[HostTrace], notes: list[str] | None = N
 
 
 def _refuse_mixed_runs(trace: Trace) -> None:
-    if len(trace.hosts) < 2:
-        return
     first = trace.hosts[0]
     for host in trace.hosts[1:]:
         reason = ""
@@ -139,10 +133,8 @@ def _refuse_mixed_runs(trace: Trace) -> None:
             if apart > 0:
                 reason = f"their profiling sessions lie {apart / 1e9:,.1f} s apart"
         mine, theirs = main_program(first.devices), main_program(host.devices)
-        if mine and theirs and mine[0] != theirs[0]:
-            reason = f"they run different programs, {mine[0]} and {theirs[0]}"
-        elif mine and theirs and len(mine[1] ^ theirs[1]) > 0.5 * len(mine[1] | theirs[1]):
-            reason = f"their programs named {mine[0]} share fewer than half of their operations"
+        if mine and theirs and mine != theirs:
+            reason = f"they run different programs, {mine} and {theirs}"
         if first.devices and host.devices and first.devices[0].device_kind != host.devices[0].device_kind:
             reason = f"their devices differ, {first.devices[0].device_kind!r} and {host.devices[0].device_kind!r}"
         if reason:

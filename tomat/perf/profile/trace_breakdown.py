@@ -62,8 +62,7 @@ def breakdown_from_trace(trace: Trace, *, device_kind: str | None = None, progra
         TomatError: the trace has neither step markers nor program executions that can be used, so that no step can be
             told from another; or `program` did not run.
     """
-    main = main_program(trace.devices, program)
-    main_name = main[0] if main else ""
+    main_name = main_program(trace.devices, program)
     ran = [(host, one) for host in trace.hosts for one in host.devices if _runs(one, main_name)]
     devices = [device for _, device in ran]
     # By program and name of an operation: its exclusive seconds, hidden seconds and occurrences in all steps, and what
@@ -118,7 +117,7 @@ def breakdown_from_trace(trace: Trace, *, device_kind: str | None = None, progra
         ops.append(_bare_row("(program running, no operation)", Category.UNATTRIBUTED, waiting_seconds / n_steps))
     # 0 where the events of the main program carry no id.
     main_id = next((k.program_id for d in devices for k in d.kinds if k.program == main_name and k.program_id), 0)
-    hlo = trace.program(main_id, main_name) if main else None
+    hlo = trace.program(main_id, main_name) if main_name else None
     blind_seconds = sum(o.seconds for o in ops if o.program and not known[o.program, o.name][1])
     quality = _quality_notes(ops, blind_seconds, device_steps, hlo)
     if id(hlo) in verdicts:
@@ -135,7 +134,6 @@ def breakdown_from_trace(trace: Trace, *, device_kind: str | None = None, progra
         n_devices=len(devices),
         n_hosts=len(trace.hosts),
         n_steps=round(n_steps / len(devices)),
-        n_events_left_out=sum(sum(host.left_out.values()) for host in trace.hosts),
         step_times_seconds=tuple(step_times),
         step_classes=window_classes(windows),
         windows=tuple(windows),

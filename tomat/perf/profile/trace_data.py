@@ -15,6 +15,16 @@ import numpy as np
 from tomat.base.errors import TomatError
 from tomat.perf.profile.hlo import HloProgram
 
+LONGEST_TRACE_PS = 86_400 * 10**12
+"""A day. Profilers keep seconds; an event further than this from the others, or longer, has a damaged time."""
+
+
+def damaged(place: str, wrong: str) -> TomatError:
+    """The refusal of a trace with damaged events: what is left would be no picture of the step."""
+    return TomatError(
+        f"{place} is damaged: {wrong}. Copy the file again from the host that wrote it, or take the profile again."
+    )
+
 
 @dataclass(frozen=True)
 class OpKind:
@@ -108,10 +118,7 @@ class HostTrace:
     programs: dict[int, HloProgram] = field(default_factory=dict)
     session_ns: tuple[int, int] | None = None
     """Start and stop of the profiling session, Unix nanoseconds."""
-    event_count: int = 0
     warnings: list[str] = field(default_factory=list)
-    left_out: dict[str, int] = field(default_factory=dict)
-    """Events that are damaged and in none of the above: what is wrong with them, and how many."""
 
 
 @dataclass
@@ -164,8 +171,8 @@ LEAST_SHARE = 0.1
 """Of the time of the program with the most, what another one takes that may be the step."""
 
 
-def main_program(devices: list[DeviceTrace], program: str | None = None) -> tuple[str, set[str]] | None:
-    """Name of the program whose executions are the steps, and its operations on the first device that ran it.
+def main_program(devices: list[DeviceTrace], program: str | None = None) -> str:
+    """Name of the program whose executions are the steps; "" where the trace names none.
 
     Of the programs that take the most time, or a tenth of it at the least, in the marks of steps (in all of the trace
     where the devices have none), it is the one whose name does not say that it evaluates (`EVALUATION`), that ran more
@@ -183,7 +190,7 @@ def main_program(devices: list[DeviceTrace], program: str | None = None) -> tupl
         seconds = _seconds_by_program(devices, in_marks=False)
     named = {name: total for name, total in seconds.items() if name and total > 0} or seconds
     if not named:
-        return None
+        return ""
     enough = LEAST_SHARE * max(named.values())
     candidates = [name for name, total in named.items() if total >= enough]
     runs = Counter(run.program for device in devices for run in device.modules)
@@ -192,14 +199,12 @@ def main_program(devices: list[DeviceTrace], program: str | None = None) -> tupl
         evaluates = bool(EVALUATION & set(name.lower().split("_")))
         return not evaluates, runs[name] > 1, named[name] / max(1, runs[name]), name
 
-    name = max(candidates, key=likely)
-    if program is not None:
-        if program not in seconds:
-            ran = ", ".join(sorted(named, key=lambda p: -named[p])[:8])
-            raise TomatError(f"no program {program!r} ran; expected one of {ran}.")
-        name = program
-    first = next(device for device in devices if any(kind.program == name for kind in device.kinds))
-    return name, {kind.name for kind in first.kinds if kind.program == name}
+    if program is None:
+        return max(candidates, key=likely)
+    if program not in seconds:
+        ran = ", ".join(sorted(named, key=lambda p: -named[p])[:8])
+        raise TomatError(f"no program {program!r} ran; expected one of {ran}.")
+    return program
 
 
 def _seconds_by_program(devices: list[DeviceTrace], in_marks: bool) -> dict[str, float]:

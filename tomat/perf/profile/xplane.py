@@ -8,18 +8,10 @@ from typing import Any
 import numpy as np
 
 from tomat.base.errors import TomatError
-from tomat.perf.profile.damage import (
-    FAR_AWAY,
-    LONGEST_TRACE_PS,
-    NEGATIVE_DURATION,
-    NO_TIME,
-    UNKNOWN_METADATA,
-    clock_origin,
-)
 from tomat.perf.profile.hlo_files import program_from_bytes
 from tomat.perf.profile.planes import DEVICE_PLANE, Kinds, Plane, as_integer, read_planes
 from tomat.perf.profile.protos import new_message
-from tomat.perf.profile.trace_data import HostTrace, program_name_and_id
+from tomat.perf.profile.trace_data import LONGEST_TRACE_PS, HostTrace, damaged, program_name_and_id
 
 
 class _XPlane(Plane):
@@ -32,7 +24,6 @@ class _XPlane(Plane):
         self.stat_names: dict[int, str] = {key: value.name for key, value in proto.stat_metadata.items()}
         self.name, self.stats = proto.name, self._named(proto.stats)
         self.lines = [(line.display_name or line.name, line) for line in proto.lines]
-        self.event_count = sum(len(line.events) for line in proto.lines)
         self._labels = {key: value.name or value.display_name for key, value in proto.event_metadata.items()}
         self._metadata_stats: dict[int, dict[str, Any]] = {}
         self._roles: dict[int, str] = {}
@@ -68,25 +59,23 @@ class _XPlane(Plane):
         return role
 
     def placed(self, line: Any) -> Iterator[tuple[Any, int, int]]:
-        kept, starts, durations, _ = self._columns(line)
-        events = line.events if len(kept) == len(line.events) else (line.events[i] for i in kept.tolist())
-        return zip(events, starts.tolist(), durations.tolist(), strict=True)
+        starts, durations, _ = self._columns(line)
+        return zip(line.events, starts.tolist(), durations.tolist(), strict=True)
 
     def operations(self, line: Any, index: int, kinds: Kinds) -> np.ndarray:
         if self.name.startswith("/device:GPU"):
             return super().operations(line, index, kinds)
         # On a TPU the kind of an operation depends on its metadata alone.
-        kept, starts, durations, metadata_ids = self._columns(line)
+        starts, durations, metadata_ids = self._columns(line)
         ids, first, inverse = np.unique(metadata_ids, return_index=True, return_inverse=True)
         numbers = [
-            kinds.number_of(self, line.events[at], key)
-            for key, at in zip(ids.tolist(), kept[first].tolist(), strict=True)
+            kinds.number_of(self, line.events[at], key) for key, at in zip(ids.tolist(), first.tolist(), strict=True)
         ]
         kind = np.array(numbers, dtype=np.int64)[inverse]
-        return np.stack([kind, starts, durations, np.full(len(kept), index)], axis=1)
+        return np.stack([kind, starts, durations, np.full(len(starts), index)], axis=1)
 
-    def _columns(self, line: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """int64 [n] each: which events of a line are sound, their start_ps, duration_ps and metadata ids."""
+    def _columns(self, line: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """int64 [n] each: start_ps, duration_ps and metadata id of a line's events."""
         events = line.events
 
         def column(values: Iterable[int]) -> np.ndarray:
@@ -94,23 +83,22 @@ class _XPlane(Plane):
 
         metadata_ids = column(e.metadata_id for e in events)
         offsets, durations = column(e.offset_ps for e in events), column(e.duration_ps for e in events)
-        # A sum over many events has no place in time.
-        sums = column(e.num_occurrences for e in events) != 0
-        base_ps = (line.timestamp_ns - self.origin_ns) * 1000  # more than 64 bits where the line's time is damaged
-        base_fits = abs(base_ps) <= LONGEST_TRACE_PS
-        shift = base_ps if base_fits else 0
+        shift = (line.timestamp_ns - self.origin_ns) * 1000
+        place = f"{self.host.origin}, {self.name}"
+        if np.isin(metadata_ids, list(self._labels), invert=True).any():
+            raise damaged(
+                place,
+                "events have name metadata that the file does not hold; it may come from a profiler with another "
+                "schema than that of jax 0.11.1",
+            )
         # Offsets are compared before they are added, since a damaged one may be as large as 64 bits hold.
-        far = (offsets > LONGEST_TRACE_PS - shift) | (offsets < -LONGEST_TRACE_PS - shift)
-        far |= (durations > LONGEST_TRACE_PS) | (not base_fits)
-        unknown = np.isin(metadata_ids, list(self._labels), invert=True)
-        good = np.ones(len(events), dtype=bool)
-        for wrong, which in (
-            (UNKNOWN_METADATA, unknown), (NO_TIME, sums), (NEGATIVE_DURATION, durations < 0), (FAR_AWAY, far)
-        ):  # fmt: skip
-            self.leave_out(wrong, int((good & which).sum()))
-            good &= ~which
-        kept = np.flatnonzero(good)
-        return kept, offsets[kept] + shift, durations[kept], metadata_ids[kept]
+        far = (offsets > LONGEST_TRACE_PS) | (offsets < -LONGEST_TRACE_PS) | (abs(shift) > LONGEST_TRACE_PS)
+        if np.any(far | (durations < 0) | (durations > LONGEST_TRACE_PS)):
+            raise damaged(place, "events have a negative duration, or lie or last more than a day from the others")
+        # A sum over many events has no place in time.
+        if any(e.num_occurrences for e in events):
+            raise damaged(place, "events are sums over many and have no time")
+        return offsets + shift, durations, metadata_ids
 
 
 def read_xplane_bytes(data: bytes, origin: str, host_name: str) -> HostTrace:
@@ -122,8 +110,7 @@ def read_xplane_bytes(data: bytes, origin: str, host_name: str) -> HostTrace:
         host_name: of a file that does not name its host.
 
     Raises:
-        TomatError: the file is empty, truncated, not an XSpace, or more than a few of its events are damaged. Up to
-            that many are left out and counted.
+        TomatError: the file is empty, truncated, not an XSpace, or one of its events is damaged.
     """
     from google.protobuf.message import DecodeError
 
@@ -145,19 +132,21 @@ def read_xplane_bytes(data: bytes, origin: str, host_name: str) -> HostTrace:
     host.warnings += [f"profiler: {text}" for text in (*space.errors, *space.warnings)]
     origin_ns = _origin_ns(space.planes)
     planes = [_XPlane(host, proto, origin_ns) for proto in space.planes]
-    host.event_count = sum(plane.event_count for plane in planes)
     for plane in planes:
         _read_session(plane, host)
     return read_planes(host, planes)
 
 
 def _origin_ns(planes: Iterable[Any]) -> int:
-    """The time from which to count: that of the devices' lines, or of all where the CPU is the device."""
-    times: dict[bool, list[tuple[int, int]]] = {True: [], False: []}
+    """The time from which to count: that of the devices' first line, or of all where the CPU is the device.
+
+    Some writers count from 1970, in picoseconds more than 64 bits hold.
+    """
+    times: dict[bool, list[int]] = {True: [], False: []}
     for plane in planes:
         on_device = DEVICE_PLANE.match(plane.name) is not None
-        times[on_device] += [(line.timestamp_ns, len(line.events)) for line in plane.lines if line.events]
-    return clock_origin(times[True] or times[False], LONGEST_TRACE_PS // 1000)
+        times[on_device] += [line.timestamp_ns for line in plane.lines if line.events]
+    return min(times[True] or times[False], default=0)
 
 
 def _read_session(plane: _XPlane, host: HostTrace) -> None:

@@ -25,7 +25,7 @@ from tomat.base.overrides import parse_overrides, read_yaml
 from tomat.hardware.mfu import RunTimes
 from tomat.perf.plan.calibration import Calibration, read_measurements
 from tomat.perf.profile.breakdown import Breakdown, Roofs
-from tomat.perf.profile.compare import compare
+from tomat.perf.profile.two_breakdowns import compare_breakdowns
 from tomat.perf.profile.hlo import HloProgram, Instruction
 from tomat.perf.profile.hlo_files import program_from_text, serialise_program
 from tomat.perf.profile.load import load_breakdown
@@ -121,7 +121,7 @@ def whole_breakdown(breakdown: Breakdown) -> None:
     json.dumps(breakdown.to_dict(), allow_nan=False)
     for section in (memory_section(breakdown), breakdown_section(breakdown, []), operations_section(breakdown)):
         assert section
-    compare(breakdown, breakdown)
+    compare_breakdowns(breakdown, breakdown)
 
 
 def read_file(path: Path, data: bytes, read: Callable[[Path], Any]) -> Any:

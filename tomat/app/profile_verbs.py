@@ -146,7 +146,7 @@ def _parse(args: argparse.Namespace, target: str) -> int:
 def compare_targets(args: argparse.Namespace, a: str, b: str) -> int:
     """Compare two profiles, plans or breakdowns; 1 if the second one regresses beyond `args.fail_percent`."""
     from tomat.base.reporting import write_report
-    from tomat.perf.profile.compare import Thresholds, Verdict, compare
+    from tomat.perf.profile.two_breakdowns import Thresholds, Verdict, compare_breakdowns
     from tomat.perf.profile.load import load_breakdown
     from tomat.report.pages.profile_tables import print_comparison
 
@@ -156,7 +156,7 @@ def compare_targets(args: argparse.Namespace, a: str, b: str) -> int:
         )
     left = load_breakdown(a, device_kind=args.device_kind)
     right = load_breakdown(b, device_kind=args.device_kind)
-    result = compare(left, right, Thresholds(args.warn_percent, args.fail_percent))
+    result = compare_breakdowns(left, right, Thresholds(args.warn_percent, args.fail_percent))
     print_comparison(result)
     write_report(args.json, result.to_dict())
     return 1 if result.verdict == Verdict.FAIL else 0

@@ -8,7 +8,7 @@ import pytest
 from tomat.app.cli import main as tomat
 from tomat.base.errors import TomatError
 from tomat.perf.profile.breakdown import Breakdown
-from tomat.perf.profile.compare import compare
+from tomat.perf.profile.two_breakdowns import compare_breakdowns
 from tomat.perf.profile.protos import new_message
 from tomat.perf.profile.steady import HOST_GAP, WindowKind, busy_time, judged_windows, what_else_ran, window_classes
 from tomat.perf.profile.trace import load_trace, merge_hosts
@@ -178,7 +178,7 @@ def test_what_else_ran_is_named_with_its_time(step_of, tmp_path, capsys):
     assert sum(row.count for row in found.step_classes) == len(found.windows) == 9
     again = Breakdown.from_dict(json.loads(json.dumps(found.to_dict())))
     assert (again.windows, again.others) == (found.windows, found.others)
-    notes = compare(found, step_of(10)).notes
+    notes = compare_breakdowns(found, step_of(10)).notes
     assert any("not in the step of A" in note and EVAL in note and "9.387 ms" in note for note in notes)
     path = tmp_path / "b.json"
     path.write_text(json.dumps(found.to_dict()))

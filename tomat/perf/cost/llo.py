@@ -1,6 +1,6 @@
 """The schedule the TPU compiler gives an HLO op: VLIW bundles by region, loops and what runs how often.
 
-With ``--xla_jf_dump_to=DIR --xla_jf_dump_llo_text=true`` libtpu writes, for every op that it compiles, a file
+Asked to (`base/ports/libtpu.py`), libtpu writes for every op that it compiles a file
 ``TIME-OP-NN-final_bundles.txt`` with the bundles in order and their control flow, and another,
 ``...-final_hlo-static-per-bundle-utilization.txt``, with the slots each bundle fills. A bundle issues in one cycle
 unless the core waits. What it waits for by itself is not in the final bundles: a run of empty ones before the result of
@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tomat.base.errors import TomatError
+from tomat.base.ports.libtpu import FINAL_BUNDLES, UTILISATION, final_bundles_flags
 from tomat.base.records import typed_text
 from tomat.perf.cost.scalar_code import ScalarCode
 from tomat.perf.cost.transfers import Transfer, TransferReader
@@ -35,8 +36,6 @@ BRANCH_DELAY_SLOTS = 4
 v5p and v6e). A v4 has one and a TPU7x six, fewer where they are empty: there up to three bundles beside a branch are
 counted in the wrong region."""
 
-_FILE = re.compile(r"(\d+)-(.+)-(\d+)-final_bundles\.txt")
-_UTILISATION = "final_hlo-static-per-bundle-utilization"
 _ADDRESS = re.compile(r" *(0x[0-9a-f]+|0) +(?:[A-Z]{2})?:")
 REGION_START = re.compile(r"(?:Start/End empty|Start) region (\d+)")
 BRANCH = "sbr.rel"
@@ -157,18 +156,17 @@ def read_schedules(llo_dir: Path) -> dict[str, OpSchedule]:
     newest: dict[str, tuple[tuple[int, int], Path]] = {}
     utilisation: dict[str, Path] = {}
     for path in sorted(llo_dir.iterdir()) if llo_dir.is_dir() else ():
-        match = _FILE.fullmatch(path.name)
+        match, filled = FINAL_BUNDLES.fullmatch(path.name), UTILISATION.fullmatch(path.name)
         if match and not match[2].endswith("-schedule-analysis"):
             stamp = (int(match[1]), int(match[3]))
             if match[2] not in newest or stamp > newest[match[2]][0]:
                 newest[match[2]] = (stamp, path)
-        elif _UTILISATION in path.name:
-            stem = re.sub(rf"-\d+-{_UTILISATION}\.txt$", "", path.name)
-            utilisation[stem] = path
+        elif filled:
+            utilisation[filled[1]] = path
     if not newest:
         raise TomatError(
-            f"{llo_dir}: no *-final_bundles.txt. Compile with LIBTPU_INIT_ARGS containing --xla_jf_dump_to=DIR "
-            "--xla_jf_dump_llo_text=true."
+            f"{llo_dir}: no *-final_bundles.txt. Compile with LIBTPU_INIT_ARGS containing "
+            f"{' '.join(final_bundles_flags('DIR'))}"
         )
     return {name: read_schedule(path, utilisation.get(f"{stamp[0]}-{name}")) for name, (stamp, path) in newest.items()}
 

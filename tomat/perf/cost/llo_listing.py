@@ -19,22 +19,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from tomat.base.errors import TomatError
+from tomat.base.ports.libtpu import LISTING, METADATA, VERSION, listing_flags
 from tomat.perf.cost.llo import BRANCH, BRANCH_DELAY_SLOTS, OpSchedule, ScheduleBuilder
-
-LISTING_FLAGS = (
-    "--xla_jf_dump_llo_text=true",
-    "--xla_jf_emit_annotations=true",
-    "--xla_tpu_add_llo_regions_to_symbol_table=true",
-    "--xla_jf_dump_category_filter=proto,original",
-    "--xla_jf_dump_llo_pass_label_regex=pb-metadata|post-delay-converter",
-)
-"""Flags of libtpu that, with `--xla_jf_dump_to`, make it write these files and no others."""
 
 LISTED_CHIPS = ("v5e", "v5p", "v6e")
 """Chips for which the schedules were compared (see above)."""
 
-_LISTING = re.compile(r"(\d+)-(.+)-(\d+)-post-delay-converter\.txt")
-_METADATA = re.compile(r"(\d+-.+)-\d+-pb-metadata\.txt")
 _NO_OP = ("TLP", "<")
 """Begin the names of what is no HLO op: the program that calls them, and what runs before and after it."""
 _REGION = re.compile(r" *\$region(\d+)[ :][^}]*\}(?: parent=(\d+))?")
@@ -62,7 +52,7 @@ def read_listed_schedules(llo_dir: Path) -> dict[str, OpSchedule]:
     metadata: dict[str, Path] = {}
     listed = False
     for path in sorted(llo_dir.iterdir()) if llo_dir.is_dir() else ():
-        listing, annotated = _LISTING.fullmatch(path.name), _METADATA.fullmatch(path.name)
+        listing, annotated = LISTING.fullmatch(path.name), METADATA.fullmatch(path.name)
         if annotated:
             metadata[annotated[1]] = path
         elif listing:
@@ -74,15 +64,15 @@ def read_listed_schedules(llo_dir: Path) -> dict[str, OpSchedule]:
                 newest[listing[2]] = (stamp, path)
     if not listed:
         raise TomatError(
-            f"{llo_dir}: no *-post-delay-converter.txt. Compile with LIBTPU_INIT_ARGS containing --xla_jf_dump_to=DIR "
-            f"{' '.join(LISTING_FLAGS)}"
+            f"{llo_dir}: no *-post-delay-converter.txt. Compile with LIBTPU_INIT_ARGS containing "
+            f"{' '.join(listing_flags('DIR'))}"
         )
     schedules: dict[str, OpSchedule] = {}
     for name, (stamp, path) in newest.items():
         of_op = metadata.get(f"{stamp[0]}-{name}")
         if of_op is None:
             raise TomatError(
-                f"{path}: no metadata of {name} beside it; libtpu 0.0.46 writes *-pb-metadata.txt of each op."
+                f"{path}: no metadata of {name} beside it; libtpu {VERSION} writes *-pb-metadata.txt of each op."
             )
         schedules[name] = read_listed_schedule(path, of_op)
     return schedules

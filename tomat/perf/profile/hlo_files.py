@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 from tomat.base.errors import TomatError
+from tomat.base.ports.jaxlib import parse_hlo_text
 from tomat.perf.profile.hlo import HloProgram, check_structure
 from tomat.perf.profile.protos import new_message
 from tomat.perf.profile.unpack import read_bytes, unpacked
@@ -51,34 +51,18 @@ def program_from_bytes(data: bytes, origin: str, program_id: int = 0) -> HloProg
     )
 
 
-# jaxlib exposes its HLO bindings nowhere else (jax._src.lib.xla_client wraps the same module).
-_PARSER = """
-import sys
-import jaxlib._hlo
-try:
-    module = jaxlib._hlo.hlo_module_from_text(sys.stdin.buffer.read().decode("utf-8", errors="replace"))
-    sys.stdout.buffer.write(module.as_serialized_hlo_module_proto())
-except Exception as error:
-    print(str(error).strip() or type(error).__name__, file=sys.stderr)
-    sys.exit(1)
-"""
-"""What the process that parses HLO text runs. XLA checks some of it with assertions that end the process: a negative
-size of a tile in the entry's layout is one (jaxlib 0.11.1)."""
 LONGEST_PARSE_SECONDS = 300.0
 """The text of a step with unrolled layers (8.5 MB, 30,831 instructions) takes 7 s on a busy machine."""
 
 
 def program_from_text(text: str, origin: str) -> HloProgram:
-    """The program of HLO text, read by XLA's parser in a process of its own (0.1 s of CPU time).
+    """The program of HLO text, read by XLA's parser.
 
     Raises:
         TomatError: XLA refuses the text (the first line of its reason is in the message), or ends at it.
     """
-    command = [sys.executable, "-c", _PARSER]
     try:
-        done = subprocess.run(
-            command, input=text.encode(), capture_output=True, timeout=LONGEST_PARSE_SECONDS, check=False
-        )
+        done = parse_hlo_text(text, LONGEST_PARSE_SECONDS)
     except subprocess.TimeoutExpired:
         raise TomatError(f"{origin}: XLA has not parsed this HLO text in {LONGEST_PARSE_SECONDS:.0f} s.") from None
     if done.returncode:

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
-import json
-import os
 import shutil
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from tomat.base.errors import TomatError
+from tomat.base.ports.xprof import hlo_stats
 from tomat.perf.profile.hlo_files import XPLANE_SUFFIX
 from tomat.perf.profile.timeline import attribute
 from tomat.perf.profile.trace import load_trace
@@ -86,39 +83,14 @@ def _tomat_ops(trace: Trace) -> defaultdict[str, list[float]]:
 
 def _xprof_ops(files: list[Path]) -> defaultdict[str, list[float]]:
     """The same by xprof's `hlo_stats`, made on a copy: it writes its caches beside the trace."""
-    from xprof.convert import raw_to_tool_data
-
     with tempfile.TemporaryDirectory(prefix="tomat-xprof-") as scratch:
         session = Path(scratch) / "plugins" / "profile" / "session"
         session.mkdir(parents=True)
         copies = [str(shutil.copy(file, session / file.name)) for file in files]
-        with _quiet():
-            data, _ = raw_to_tool_data.xspace_to_tool_data(copies, "hlo_stats", {"use_saved_result": False})
+        rows = hlo_stats(copies)
     totals: defaultdict[str, list[float]] = defaultdict(lambda: [0.0, 0])
-    if not data:
-        return totals
-    table = json.loads(data)
-    table = table[0] if isinstance(table, list) else table
-    columns = {column["id"]: index for index, column in enumerate(table["cols"])}
-    for row in table["rows"]:
-        cells = row["c"]
-        name = str(cells[columns["hlo_op_name"]]["v"])
-        if name == "IDLE":
-            continue
-        totals[name][0] += float(cells[columns["total_self_time"]]["v"]) / 1e6
-        totals[name][1] += int(cells[columns["occurrences"]]["v"])
+    for row in rows:
+        if row["hlo_op_name"] != "IDLE":
+            totals[row["hlo_op_name"]][0] += float(row["total_self_time"]) / 1e6
+            totals[row["hlo_op_name"]][1] += int(row["occurrences"])
     return totals
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """xprof's C++ side logs to file descriptor 2 whatever the log level."""
-    saved = os.dup(2)
-    sink = os.open(os.devnull, os.O_WRONLY)
-    try:
-        os.dup2(sink, 2)
-        yield
-    finally:
-        os.dup2(saved, 2)
-        os.close(saved)
-        os.close(sink)

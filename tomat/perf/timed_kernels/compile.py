@@ -22,9 +22,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tomat.base.errors import TomatError
+from tomat.base.ports.libtpu import listing_flags
 from tomat.base.reporting import write_json
 from tomat.hardware.chips import Slice, slice_named
-from tomat.perf.cost.llo_listing import LISTED_CHIPS, LISTING_FLAGS
+from tomat.perf.cost.llo_listing import LISTED_CHIPS
 from tomat.perf.plan.compile.process import LLO_DUMP, REFUSED, XLA_DUMP, dump_flags
 from tomat.perf.plan.compile.topology import OtherLibtpu, child_environment
 from tomat.perf.plan.plan_cache import RESULT_FILE, open_cache, work_folder
@@ -178,7 +179,7 @@ def _compile_share(
             listed = _is_listed(slice_, other)
             libtpu_args, _ = dump_flags(work)
             if listed:
-                libtpu_args = [f"--xla_jf_dump_to={work / LLO_DUMP}", *LISTING_FLAGS]
+                libtpu_args = listing_flags(work / LLO_DUMP)
             request = {
                 "slice": slice_.name,
                 "compiler": None if other is None else other.compiler,

@@ -2,7 +2,7 @@ import pytest
 
 from tomat.perf.profile.breakdown import Breakdown, OpRow, Roofs
 from tomat.perf.profile.categories import Category, Direction, Part
-from tomat.perf.profile.compare import Thresholds, Verdict, compare
+from tomat.perf.profile.two_breakdowns import Thresholds, Verdict, compare_breakdowns
 
 ROOFS = Roofs("chip", 1.0, 1.0, clock_hz=1000.0)
 
@@ -16,7 +16,7 @@ def of(**seconds: float) -> Breakdown:
 
 
 def test_deltas_in_cycles_and_points():
-    result = compare(of(MATMUL=60.0, LOSS=40.0), of(MATMUL=60.0, LOSS=20.0, OPTIMIZER=1.0))
+    result = compare_breakdowns(of(MATMUL=60.0, LOSS=40.0), of(MATMUL=60.0, LOSS=20.0, OPTIMIZER=1.0))
     rows = {r.category: r for r in result.rows}
     assert rows["loss"].delta_cycles == -20_000
     assert rows["loss"].delta_points == pytest.approx(100 * (20 / 81 - 0.4))
@@ -31,17 +31,17 @@ def test_deltas_in_cycles_and_points():
     ("loss", "verdict"), [(40.0, Verdict.PASS), (41.9, Verdict.PASS), (43.0, Verdict.WARN), (46.0, Verdict.FAIL)]
 )
 def test_verdicts(loss, verdict):
-    assert compare(of(MATMUL=60.0, LOSS=40.0), of(MATMUL=60.0, LOSS=loss)).verdict == verdict
+    assert compare_breakdowns(of(MATMUL=60.0, LOSS=40.0), of(MATMUL=60.0, LOSS=loss)).verdict == verdict
 
 
 def test_a_category_can_fail_although_the_step_does_not():
     a, b = of(MATMUL=50.0, LOSS=50.0), of(MATMUL=40.0, LOSS=60.0)
-    result = compare(a, b)
+    result = compare_breakdowns(a, b)
     assert result.step_verdict == Verdict.PASS and result.verdict == Verdict.FAIL
-    assert compare(a, b, Thresholds(15.0, 20.0)).verdict == Verdict.PASS
+    assert compare_breakdowns(a, b, Thresholds(15.0, 20.0)).verdict == Verdict.PASS
     assert result.to_dict()["verdict"] == "fail"
 
 
 def test_the_same_breakdown_passes():
-    result = compare(of(MATMUL=1.0), of(MATMUL=1.0))
+    result = compare_breakdowns(of(MATMUL=1.0), of(MATMUL=1.0))
     assert result.verdict == Verdict.PASS and all(r.delta_seconds == 0 for r in result.rows)

@@ -78,7 +78,7 @@ class Comparison:
         return data
 
 
-def compare(a: Breakdown, b: Breakdown, thresholds: Thresholds | None = None) -> Comparison:
+def compare_breakdowns(a: Breakdown, b: Breakdown, thresholds: Thresholds | None = None) -> Comparison:
     """Category by category, largest change first; a category that only one of the two has counts as 0 in the other."""
     limits = thresholds or Thresholds()
     mine = {row.name: row for row in a.categories}

@@ -25,12 +25,12 @@ from tomat.base.overrides import parse_overrides, read_yaml
 from tomat.hardware.mfu import RunTimes
 from tomat.perf.plan.calibration import Calibration, read_measurements
 from tomat.perf.profile.breakdown import Breakdown, Roofs
-from tomat.perf.profile.two_breakdowns import compare_breakdowns
 from tomat.perf.profile.hlo import HloProgram, Instruction
 from tomat.perf.profile.hlo_files import program_from_text, serialise_program
 from tomat.perf.profile.load import load_breakdown
 from tomat.perf.profile.program_breakdown import compiler_seconds
 from tomat.perf.profile.protos import new_message
+from tomat.perf.profile.two_breakdowns import compare_breakdowns
 from tomat.perf.tuning.sweep_config import load_sweep
 from tomat.predict.evaluation.partial import PartialResults
 from tomat.predict.evaluation.result import LABEL, MaterialResult, TeacherForcedResult

@@ -146,8 +146,8 @@ def _parse(args: argparse.Namespace, target: str) -> int:
 def compare_targets(args: argparse.Namespace, a: str, b: str) -> int:
     """Compare two profiles, plans or breakdowns; 1 if the second one regresses beyond `args.fail_percent`."""
     from tomat.base.reporting import write_report
-    from tomat.perf.profile.two_breakdowns import Thresholds, Verdict, compare_breakdowns
     from tomat.perf.profile.load import load_breakdown
+    from tomat.perf.profile.two_breakdowns import Thresholds, Verdict, compare_breakdowns
     from tomat.report.pages.profile_tables import print_comparison
 
     if args.warn_percent > args.fail_percent:

@@ -8,12 +8,12 @@ import pytest
 from tomat.app.cli import main as tomat
 from tomat.base.errors import TomatError
 from tomat.perf.profile.breakdown import Breakdown
-from tomat.perf.profile.two_breakdowns import compare_breakdowns
 from tomat.perf.profile.protos import new_message
 from tomat.perf.profile.steady import HOST_GAP, WindowKind, busy_time, judged_windows, what_else_ran, window_classes
 from tomat.perf.profile.trace import load_trace, merge_hosts
 from tomat.perf.profile.trace_breakdown import breakdown_from_trace
 from tomat.perf.profile.trace_data import DeviceTrace, Events, HostTrace, ModuleRun, OpKind, StepMark, Trace
+from tomat.perf.profile.two_breakdowns import compare_breakdowns
 
 MS = 10**9
 """Picoseconds."""

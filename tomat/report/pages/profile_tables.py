@@ -10,8 +10,8 @@ from tomat.base.report.formats import UNKNOWN, count, percent, quantity, seconds
 from tomat.base.reporting import console, counted
 from tomat.perf.profile.breakdown import Breakdown
 from tomat.perf.profile.categories import Direction
-from tomat.perf.profile.two_breakdowns import Comparison, Verdict
 from tomat.perf.profile.steady import what_else_ran
+from tomat.perf.profile.two_breakdowns import Comparison, Verdict
 
 VERDICT_STYLE = {Verdict.PASS: "green", Verdict.WARN: "yellow", Verdict.FAIL: "bold red"}
 

@@ -34,8 +34,8 @@ from tomat.data.density.espresso import (
 from tomat.data.density.geometry import BOHR_A
 from tomat.data.density.grid import DensityGrid
 from tomat.predict.evaluation.metrics import nmae
-from tomat.predict.inference import load
 from tomat.predict.inference.interface import Predictor
+from tomat.predict.inference.predictor import load
 from tomat.predict.inference.promolecule import PromoleculePredictor
 from tomat.predict.inference.valences import electron_count
 

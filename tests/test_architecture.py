@@ -122,8 +122,9 @@ def test_the_list_of_rooms_is_the_list_of_folders():
     assert not [room for room in rooms() if not (PACKAGE / room / "__init__.py").is_file()]
     no_room = {module for module in MODULES if not room_of(module)}
     assert no_room == {"tomat", *(f"tomat.{wing}" for wing in WINGS if wing not in rooms())}
-    # A wing that is no room is a folder of rooms.
-    assert not [module for module in no_room if MODULES[module].read_text(encoding="utf-8").count("import ")]
+    # A wing that is no room is a folder of rooms; tomat itself offers names of several.
+    wings = no_room - {"tomat"}
+    assert not [module for module in wings if MODULES[module].read_text(encoding="utf-8").count("import ")]
 
 
 def test_the_rooms_of_a_wing_stand_together():

@@ -1,3 +1,38 @@
-"""Transformers on the electron densities of crystals, with every cycle of a training step accounted for."""
+"""Transformers on the electron densities of crystals, with every cycle of a training step accounted for.
+
+`import tomat` offers what the first of its names needs: nothing is imported before one of them is used.
+
+- `load(run)`: the predictor of a run, or of a folder that `tomat export` or `tomat compress` wrote.
+- `open_density(path)`: a file of a density, read as a `DensityGrid`.
+- `Promolecule`: a sum of atoms, fitted to densities.
+- `plan(config, slice)`: what a training step takes on a slice that is not there.
+- `profile(path)`: where the time of a step went, from a trace, a run or a compiled program.
+- `mfu(config, slice, step_seconds)`, `mfu(run)`: the utilisation of the chips, by every convention.
+"""
+
+import importlib
 
 __version__ = "0.1.0"
+
+# Their types are in `__init__.pyi`.
+_PLACES = {
+    "DensityGrid": "tomat.data.density.grid.DensityGrid",
+    "Promolecule": "tomat.data.density.promolecule.Promolecule",
+    "load": "tomat.predict.inference.predictor.load",
+    "mfu": "tomat.app.public.mfu",
+    "open_density": "tomat.data.density.io.open_density",
+    "plan": "tomat.app.public.plan",
+    "profile": "tomat.perf.profile.load.load_breakdown",
+}
+
+
+def __getattr__(name):
+    """A public name, imported as it is used (PEP 562)."""
+    if name not in _PLACES:
+        raise AttributeError(f"module 'tomat' has no attribute {name!r}; it offers {', '.join(_PLACES)}")
+    module, _, attribute = _PLACES[name].rpartition(".")
+    return getattr(importlib.import_module(module), attribute)
+
+
+def __dir__():
+    return sorted([*globals(), *_PLACES])

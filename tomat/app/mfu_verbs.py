@@ -1,16 +1,10 @@
 """`tomat mfu`: what share of the chips' peak a step or a run has reached, by every convention at once."""
 
 import argparse
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tomat.base.arguments import config_file, positive_float, positive_int, report_file, run_folder
 from tomat.base.errors import TomatError
-from tomat.base.layout import CONFIG_FILE, METRICS_FILE
-
-if TYPE_CHECKING:
-    from tomat.hardware.chips import Slice
-    from tomat.hardware.mfu import StepWork
-    from tomat.train.settings.config import TrainConfig
 
 
 def register(subparsers: argparse._SubParsersAction) -> None:
@@ -41,6 +35,7 @@ def register(subparsers: argparse._SubParsersAction) -> None:
 
 def run_mfu(args: argparse.Namespace) -> int:
     """Compute, print, and write what was asked for."""
+    from tomat.app.public import mfu
     from tomat.base.reporting import write_report
     from tomat.hardware.chips import slice_named
     from tomat.train.settings.keys import check_words
@@ -55,7 +50,9 @@ def run_mfu(args: argparse.Namespace) -> int:
     check_words(args.config_path, _overrides(args))
     if args.slice is not None:
         slice_named(args.slice)
-    result = _of_run(args) if args.run_dir is not None else _of_config(args)
+    result = mfu(
+        args.run_dir or args.config_path, args.slice, args.step_seconds, overrides=_overrides(args), atoms=args.atoms
+    )
     _print(result)
     write_report(args.json, result)
     return 0
@@ -68,78 +65,6 @@ def _overrides(args: argparse.Namespace) -> list[str]:
     if args.seq_len is not None:
         words += ["--data.seq_len", str(args.seq_len)]
     return words
-
-
-def _work(config: "TrainConfig", platform: str, n_atoms: int | None) -> "StepWork":
-    from tomat.train.mfu import TYPICAL_ATOMS, step_work
-
-    # The layout itself refuses atoms beside which not one voxel fits; some layouts cut the sequence instead.
-    layout = config.data.sequence_layout
-    if n_atoms is not None and layout.preamble_tokens(n_atoms, layout.default_shape) >= config.seq_len:
-        raise TomatError(f"--atoms is {n_atoms}, whose tokens fill a sequence of {config.seq_len:,}; give fewer atoms.")
-    return step_work(config, platform, n_atoms or TYPICAL_ATOMS)
-
-
-def _platform(found: "Slice | None") -> str:
-    return "cpu" if found is None else "tpu" if found.libtpu_topology is not None else "gpu"
-
-
-def _of_config(args: argparse.Namespace) -> dict[str, Any]:
-    from tomat.hardware.chips import slice_named
-    from tomat.hardware.mfu import step_report
-    from tomat.train.settings.config import load_config
-
-    config = load_config(args.config_path, _overrides(args))
-    name = args.slice or config.slice
-    if name is None:
-        raise TomatError(f"{args.config_path} names no slice; give --slice, such as v6e-16.")
-    found = slice_named(name)
-    result = step_report(_work(config, _platform(found), args.atoms), found, args.step_seconds)
-    advice = "Give seconds, and the slice that was measured."
-    _refuse_impossible(result, f"--step_seconds is {args.step_seconds}", advice)
-    return result
-
-
-def _refuse_impossible(result: dict[str, Any], said: str, advice: str) -> None:
-    """Stop at a step that is shorter than its useful work takes at the chips' peak, where the slice is known."""
-    if result["slice"] is not None and result["mfu_useful"] > 1:
-        least_seconds = result["mfu_useful"] * result["step_seconds"]
-        raise TomatError(
-            f"{said}: the useful work of the step alone takes {result['slice']} at least {least_seconds:.3g} s at its "
-            f"peak. {advice}"
-        )
-
-
-def _of_run(args: argparse.Namespace) -> dict[str, Any]:
-    from tomat.hardware.chips import slice_named
-    from tomat.hardware.mfu import RunTimes, run_report
-    from tomat.train.runs.devices import NOT_ON_RECORD, asked_but_not_found, ran_steps
-    from tomat.train.runs.history import read_events
-    from tomat.train.runs.log_lines import read_metrics
-    from tomat.train.settings.config import recorded_config
-
-    metrics_path = args.run_dir / METRICS_FILE
-    if not metrics_path.is_file():
-        raise TomatError(f"{metrics_path} does not exist; expected the folder of a run that `tomat train` made.")
-    config = recorded_config(args.run_dir / CONFIG_FILE, _overrides(args))
-    ran = ran_steps(read_metrics(metrics_path), read_events(args.run_dir), config.slice)
-    notes = list(ran.notes)
-    if ran.devices is not None:
-        if args.slice is not None and asked_but_not_found(ran.devices, args.slice):
-            raise TomatError(f"--slice says {args.slice}, and {args.run_dir} ran on {ran.devices}; leave --slice out.")
-        found, platform = ran.devices.as_slice(args.slice or config.slice), ran.devices.platform
-    else:
-        found = None if args.slice is None else slice_named(args.slice)
-        platform = _platform(found)
-        if args.slice is not None:
-            notes = [f"{NOT_ON_RECORD}: {args.slice} is taken, as --slice says", *notes]
-    times = RunTimes.from_rows(ran.rows)
-    result = run_report(_work(config, platform, args.atoms), times, found)
-    devices = None if ran.devices is None else str(ran.devices)
-    result |= {"devices_that_ran": devices, "asked_slice": config.slice, "notes": notes}
-    said = f"the median step of {metrics_path} is {result['step_seconds']:.3g} s"
-    _refuse_impossible(result, said, f"Give the slice, batch and sequence that {args.run_dir} ran with.")
-    return result
 
 
 def _print(result: dict[str, Any]) -> None:

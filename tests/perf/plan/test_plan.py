@@ -1,6 +1,7 @@
 """A small model planned for a v6e-4 by the real TPU compiler, where it is installed (`uv sync --extra plan`)."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+import tomat
 from tomat.app.cli import main
 from tomat.base.errors import TomatError
 from tomat.perf.cost.chip_model import CHECKOUT_FILE, RECORD_FILE
@@ -79,6 +81,19 @@ def test_the_same_plan_again_compiles_nothing(report, cache):
     # another learning rate is another configuration, and another program
     other = load_config(cache / "small.yaml", ["--run_name", "other", "--trainer.seed", "7"])
     assert compile_step(other, planned_slice(other, "v6e-4"), cache_dir=cache).cached
+
+
+@pytest.mark.slow
+def test_the_example_of_the_guide_is_the_plan_of_the_verb(report, cache):
+    guide = (Path(__file__).parents[3] / "docs" / "guides" / "python.md").read_text()
+    (code,) = [block for block in re.findall(r"^```python\n(.*?)^```", guide, re.M | re.S) if "tomat.plan(" in block]
+    places = {'"30m-v6e4-fast"': repr(str(cache / "small.yaml")), '"plans"': repr(str(cache))}
+    for name, place in places.items():
+        assert name in code
+        code = code.replace(name, place)
+    found = {"tomat": tomat}
+    exec(code, found)
+    assert found["plan"].step_seconds.estimate == report["step_seconds"]["estimate"] and found["plan"].compiled.cached
 
 
 @pytest.mark.slow

@@ -2,8 +2,6 @@
 
 import dataclasses
 import json
-from collections.abc import Collection
-from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -15,9 +13,7 @@ from tomat.base.errors import TomatError
 from tomat.data.density.crystal import Crystal
 from tomat.data.density.promolecule import Promolecule
 from tomat.data.density.voids import nearest_atom_a
-from tomat.predict.inference.asked import LEARNT as OF_TRAINING
-from tomat.predict.inference.asked import asked_of
-from tomat.predict.inference.interface import LearntFromDensities, Prediction
+from tomat.predict.inference.interface import Prediction, Predictor
 from tomat.predict.inference.promolecule import PromoleculePredictor
 from tomat.predict.inference.structures import crystal_of
 
@@ -31,7 +27,7 @@ SHAPE = (12, 14, 16)
 
 
 @dataclasses.dataclass
-class Fills(LearntFromDensities):
+class Fills(Predictor):
     """A model that puts this much everywhere beside the sum of atoms, e/A^3, as one does that knows no vacuum."""
 
     promolecule: Promolecule
@@ -39,20 +35,11 @@ class Fills(LearntFromDensities):
     usual_deviation = 0.01
     identity = "fills"
 
-    def predict(
-        self,
-        structure: Any,
-        grid_shape: tuple[int, int, int] | None = None,
-        *,
-        electrons: float | Literal["learnt"] | None = OF_TRAINING,
-        accept: Collection[str] = (),
-        on_patches: Any = None,
-    ) -> Prediction:
-        asked = asked_of(self, structure, grid_shape, electrons, accept)
-        rho = self.promolecule.density(asked.crystal, asked.grid_shape)
-        held = float(rho.mean()) * asked.crystal.volume_a3
-        whole = 8.0 * (len(asked.crystal.atomic_numbers) // 2) / held
-        return asked.answer(rho * np.float32(whole) + np.float32(self.everywhere))
+    def density(self, crystal, grid_shape, on_patches=None):
+        rho = self.promolecule.density(crystal, grid_shape)
+        held = float(rho.mean()) * crystal.volume_a3
+        whole = 8.0 * (len(crystal.atomic_numbers) // 2) / held
+        return rho * np.float32(whole) + np.float32(self.everywhere), None
 
 
 def cell() -> Crystal:

@@ -1,6 +1,7 @@
 """A trained run as a predictor: whole cells, nothing of the truth, and what it refuses."""
 
 import dataclasses
+import re
 import shutil
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from pymatgen.core import Structure
 from pymatgen.io.vasp import Chgcar
 from tiny_run import DEMO, tiny_run
 
+import tomat
 from tomat.app.cli import main
 from tomat.base.errors import TomatError
 from tomat.data.density.crystal import Crystal
@@ -19,11 +21,11 @@ from tomat.data.density.demo.embedded import load_stored
 from tomat.data.density.grid import DensityGrid
 from tomat.data.density.promolecule import Promolecule
 from tomat.data.density.zarr_store import read_zarr
-from tomat.predict.inference import load, parallel, predictor
+from tomat.predict.inference import parallel, predictor
 from tomat.predict.inference.choice import Choice
 from tomat.predict.inference.described import DescribedRun
 from tomat.predict.inference.parallel import batches, cell_patches
-from tomat.predict.inference.predictor import RunPredictor, can_predict
+from tomat.predict.inference.predictor import RunPredictor, can_predict, load
 from tomat.train.run import train
 from tomat.train.settings.config import load_config
 
@@ -31,6 +33,7 @@ CRYSTAL = Crystal(
     np.array([[2.9, 0.1, 0.0], [0.0, 3.3, 0.2], [0.3, 0.0, 3.7]]), np.array([11, 9]),
     np.array([[0.0, 0.0, 0.0], [0.5, 0.52, 0.5]]), "NaF",
 )  # fmt: skip
+ROOT = Path(__file__).parents[3]
 SHAPE = (15, 16, 18)
 """No multiple of the patch's 7 voxels."""
 
@@ -148,6 +151,34 @@ def test_structures_and_known_outputs_are_looked_at_before_the_model(run_dir, tm
     assert first.stdout.index("over: failed") < first.stdout.index("loading the model")
     assert again.stdout.splitlines()[-1] == "1 []", again.stdout + again.stderr
     assert "good: there already" in again.stdout and "loading the model" not in again.stdout
+
+
+def test_the_examples_of_the_guide_run(run_dir, tmp_path, monkeypatch):
+    """All but the plan, which `tests/perf/plan/test_plan.py` has."""
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "demo").symlink_to(run_dir)
+    Structure(CRYSTAL.lattice, ["Na", "F"], CRYSTAL.frac_coords).to(filename=str(tmp_path / "POSCAR"))
+    shutil.copy(ROOT / "tests" / "fixtures" / "profiles" / "v6e_step.hlo.pb.gz", tmp_path / "step.hlo.pb.gz")
+    monkeypatch.chdir(tmp_path)
+    guide = (ROOT / "docs" / "guides" / "python.md").read_text(encoding="utf-8")
+    found: dict = {}
+    for block in re.findall(r"^```python\n(.*?)^```", guide, flags=re.MULTILINE | re.DOTALL):
+        if "tomat.plan(" not in block:
+            exec(block, found)
+    assert found["coarse"].rho.shape == (9, 8, 7) and found["again"].grid_shape == found["density"].grid_shape
+    assert 0 < found["figures"]["mfu_full"] < 1 and found["breakdown"].step_seconds > 0
+    names = {"DensityGrid", "Promolecule", "load", "mfu", "open_density", "plan", "profile"}
+    assert names <= set(re.findall(r"tomat\.(\w+)", guide)) and names <= set(dir(tomat))
+    with pytest.raises(AttributeError, match="it offers DensityGrid"):
+        tomat.nothing  # noqa: B018  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_tomat_alone_imports_nothing():
+    """In less than 50 ms, which a package of others would take."""
+    code = "import sys; before = set(sys.modules); import tomat; print(sorted(set(sys.modules) - before))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    new = set(re.findall(r"'(\w+)", done.stdout))
+    assert new <= {"tomat", "importlib", "warnings", "_warnings"}, new
 
 
 def test_a_run_is_described_by_the_identity_that_it_loads_with(run_dir, trained, tmp_path):

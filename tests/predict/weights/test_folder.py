@@ -13,7 +13,7 @@ from tiny_run import DEMO, tiny_run
 from tomat.app.cli import main
 from tomat.base.errors import TomatError
 from tomat.data.density.crystal import Crystal
-from tomat.predict.inference import load
+from tomat.predict.inference.predictor import load
 from tomat.predict.inference.trained import load_trained
 from tomat.predict.weights.arrays import named_arrays
 from tomat.predict.weights.folder import ARRAYS_FILE, Compression, read_weights, write_weights

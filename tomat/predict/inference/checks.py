@@ -5,19 +5,18 @@ A flag is an object with `kind`, `text` and the figures behind it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from tomat.base.errors import TomatError
+from tomat.base.reporting import console
 from tomat.data.density.crystal import Crystal
 from tomat.data.density.elements import symbol_of
 from tomat.data.density.geometry import check_cell, shortest_distances_a
+from tomat.data.density.promolecule import Promolecule
 from tomat.data.density.voids import nearest_atom_a, void_radius_a
-
-if TYPE_CHECKING:
-    from tomat.predict.inference.interface import Predictor
 
 ACCEPTABLE = {
     "distances": "atoms however near or far",
@@ -50,7 +49,51 @@ structure files."""
 Flag = dict[str, Any]
 
 
-def check_structure(predictor: Predictor, crystal: Crystal, accept: Collection[str]) -> None:
+class Learnt:
+    """What of a predictor is known from its promolecule, which was fitted to its training densities."""
+
+    promolecule: Promolecule
+    usual_deviation: float
+    """Share by which the electrons of its densities, before they are scaled, differ from a crystal's at most."""
+
+    @property
+    def elements(self) -> tuple[int, ...]:
+        """Atomic numbers that the training had."""
+        return self.promolecule.elements
+
+    @property
+    def shortest_distance_a(self) -> Mapping[tuple[int, int], float] | None:
+        """By pair of atomic numbers, the lower one first: the shortest distance of neighbours in the training, A
+        (`density.geometry.shortest_distances_a`). None: not known."""
+        return self.promolecule.shortest_distance_a or None
+
+    @property
+    def void_radius_a(self) -> float | None:
+        """The farthest that a point of the training's cells is from its nearest atom, A
+        (`density.voids.void_radius_a`). None: not known."""
+        return self.promolecule.void_radius_a
+
+    @property
+    def spacing_a(self) -> float | None:
+        """Median voxel spacing of the training, A. None: any is as good."""
+        return self.promolecule.spacing_a or None
+
+    @property
+    def valences(self) -> Mapping[int, float] | None:
+        """By atomic number: electrons that an atom brings, learnt from the training set. None: not known."""
+        return self.promolecule.valences or None
+
+
+def say_if_voids_unknown(promolecule: Promolecule, place: str) -> None:
+    """Print that vacuum is not checked, where the training's voids are not known."""
+    if promolecule.void_radius_a is None:
+        console.print(
+            f"note: the promolecule of {place} was fitted by an earlier tomat, which did not record how far points of "
+            "its cells were from atoms: vacuum is not flagged, only too many or too few electrons.",
+        )
+
+
+def check_structure(predictor: Learnt, crystal: Crystal, accept: Collection[str]) -> None:
     """Refuse what cannot be predicted, before it is.
 
     Args:
@@ -72,7 +115,7 @@ def check_structure(predictor: Predictor, crystal: Crystal, accept: Collection[s
         check_cell(crystal.lattice, crystal.atomic_numbers, crystal.frac_coords, source)
 
 
-def extrapolations(predictor: Predictor, crystal: Crystal, grid_shape: Sequence[int]) -> list[Flag]:
+def extrapolations(predictor: Learnt, crystal: Crystal, grid_shape: Sequence[int]) -> list[Flag]:
     """Where atoms or grid lie outside of what the predictor was trained on."""
     found: list[Flag] = []
     trained = predictor.shortest_distance_a
@@ -96,7 +139,7 @@ def extrapolations(predictor: Predictor, crystal: Crystal, grid_shape: Sequence[
     return found
 
 
-def vacuum(predictor: Predictor, crystal: Crystal, rho: np.ndarray) -> list[Flag]:
+def vacuum(predictor: Learnt, crystal: Crystal, rho: np.ndarray) -> list[Flag]:
     """Whether the cell has voxels farther from every atom than any of the training was, and the electrons there.
 
     Args:
@@ -120,7 +163,7 @@ def vacuum(predictor: Predictor, crystal: Crystal, rho: np.ndarray) -> list[Flag
 
 
 def normalisation(
-    predictor: Predictor,
+    predictor: Learnt,
     crystal: Crystal,
     before: float,
     electrons: float | None,

@@ -5,10 +5,10 @@ Without JAX, so that structures are checked and known outputs recognised before 
 
 from __future__ import annotations
 
-import os
-from collections.abc import Collection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any
+
+import numpy as np
 
 from tomat.base.errors import TomatError
 from tomat.base.layout import CODEC_FILE, PROMOLECULE_FILE
@@ -16,39 +16,37 @@ from tomat.base.reporting import console
 from tomat.data.codec.files import load_codec
 from tomat.data.density.crystal import Crystal
 from tomat.data.density.promolecule import Promolecule
-from tomat.predict.inference.asked import LEARNT
-from tomat.predict.inference.checks import MODEL_DEVIATION
+from tomat.predict.inference.checks import MODEL_DEVIATION, say_if_voids_unknown
 from tomat.predict.inference.choice import choice_of
 from tomat.predict.inference.found import DecoderName, find_weights, identity_of
-from tomat.predict.inference.interface import (
-    LearntFromDensities,
-    OnPatches,
-    Prediction,
-    Predictor,
-    say_if_voids_unknown,
-)
-
-if TYPE_CHECKING:
-    from pymatgen.core import Structure
+from tomat.predict.inference.interface import OnPatches, Prediction, Predictor
 
 
-class DescribedRun(LearntFromDensities):
+class DescribedRun(Predictor):
     """The predictor of a run, whose model is loaded for the first structure that it predicts.
 
     Args:
         run_dir: The run's folder, or one of weights.
-        step: Of its checkpoint; None: the newest.
-        options: Others of `tomat.predict.inference.predictor.load`.
+        step, rounds, decoder, kv_cache_dtype, drawn: As for `tomat.predict.inference.predictor.load`.
 
     Raises:
         TomatError: No such run, one without a promolecule, or options that do not go together.
     """
 
-    def __init__(self, run_dir: str | Path, step: int | None = None, **options: Any) -> None:
+    usual_deviation = MODEL_DEVIATION
+
+    def __init__(
+        self,
+        run_dir: str | Path,
+        step: int | None = None,
+        *,
+        rounds: int = 1,
+        decoder: DecoderName = "parallel",
+        kv_cache_dtype: Any = None,
+        **drawn: Any,
+    ) -> None:
         self.weights = find_weights(run_dir, step)
-        self.decoder: DecoderName = options.get("decoder", "parallel")
-        drawn = {name: options.get(name) for name in ("choice", "samples", "temperature", "seed")}
-        self.choice = choice_of(self.decoder, **drawn)
+        self.choice = choice_of(decoder, **drawn)
         path = self.weights.folder / PROMOLECULE_FILE
         if not path.exists():
             raise TomatError(
@@ -58,41 +56,33 @@ class DescribedRun(LearntFromDensities):
         self.promolecule = Promolecule.load(path)
         say_if_voids_unknown(self.promolecule, str(self.weights.folder))
         self._codec_sha256 = load_codec(str(self.weights.folder / CODEC_FILE)).sha256
-        self._options, self._loaded = options, None
-
-    @property
-    def usual_deviation(self) -> float:
-        """As `Predictor.usual_deviation`."""
-        return MODEL_DEVIATION
+        self._how = rounds, decoder, self.choice, kv_cache_dtype or "compute"
+        self._loaded: Predictor | None = None
 
     @property
     def identity(self) -> str:
         """That of the predictor which is loaded."""
         found = self.weights
-        options = self._options
-        return identity_of(
-            (found.run_name, found.step, found.kind), self._codec_sha256, self.promolecule, self.decoder,
-            options.get("rounds", 1), self.choice, options.get("kv_cache_dtype") or "compute",
-        )  # fmt: skip
-
-    def predict(
-        self,
-        structure: Crystal | Structure | str | os.PathLike[str],
-        grid_shape: tuple[int, int, int] | None = None,
-        *,
-        electrons: float | Literal["learnt"] | None = LEARNT,
-        accept: Collection[str] = (),
-        on_patches: OnPatches | None = None,
-    ) -> Prediction:
-        """As `Predictor.predict`."""
-        return self.loaded.predict(structure, grid_shape, electrons=electrons, accept=accept, on_patches=on_patches)
+        weights = found.run_name, found.step, found.kind
+        return identity_of(weights, self._codec_sha256, self.promolecule, *self._how)
 
     @property
     def loaded(self) -> Predictor:
         """The predictor with its model."""
         if self._loaded is None:
             console.print(f"loading the model of {self.weights.folder}")
-            from tomat.predict.inference.predictor import load_found
+            from tomat.predict.inference.predictor import RunPredictor
+            from tomat.predict.inference.trained import load_weights_found
 
-            self._loaded = load_found(self.weights, **self._options)
+            self._loaded = RunPredictor(load_weights_found(self.weights, packed=True), *self._how)
         return self._loaded
+
+    def predict(self, *asked: Any, **words: Any) -> Prediction:
+        """As `Predictor.predict`, of whose seconds loading the model is no part."""
+        return self.loaded.predict(*asked, **words)
+
+    def density(
+        self, crystal: Crystal, grid_shape: tuple[int, int, int], on_patches: OnPatches | None = None
+    ) -> tuple[np.ndarray, np.ndarray | None]:
+        """As `Predictor.density`."""
+        return self.loaded.density(crystal, grid_shape, on_patches)

@@ -84,16 +84,12 @@ def identity_of(
     weights: tuple[str, int, str],
     codec_sha256: str,
     promolecule: Promolecule,
-    decoder: DecoderName,
     rounds: int,
+    decoder: DecoderName,
     choice: Choice,
     kv_cache_dtype: str,
 ) -> str:
-    """All that decides the densities of a run, in words.
-
-    Args:
-        weights: Name of the run, step, and kind of weights.
-    """
+    """All that decides the densities of a run, in words; `weights` is the run's name, the step, and their kind."""
     how = f"parallel, rounds {rounds}" if decoder == "parallel" else f"autoregressive, {choice}"
     if kv_cache_dtype != "compute":
         how += f", kv_cache_dtype {kv_cache_dtype}"

@@ -1,22 +1,31 @@
-"""What the rest of the room asks of a predictor, and what one answers."""
+"""A predictor, from a structure to its density: what is asked is checked, the answer scaled and flagged."""
 
 from __future__ import annotations
 
 import os
+import time
+import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from tomat.base.errors import TomatError
-from tomat.base.reporting import console
 from tomat.data.density.crystal import Crystal
 from tomat.data.density.grid import DensityGrid
-from tomat.data.density.promolecule import Promolecule
+from tomat.data.density.rules import ReadRules
+from tomat.predict.inference.checks import Flag, Learnt, check_structure, extrapolations, normalisation, vacuum
+from tomat.predict.inference.grids import choose_grid
+from tomat.predict.inference.structures import crystal_of, read_structure
+from tomat.predict.inference.valences import electron_count
 
 if TYPE_CHECKING:
     from pymatgen.core import Structure
+
+LEARNT: Literal["learnt"] = "learnt"
+"""Electrons: the sum of the valences that the predictor learnt."""
 
 OnPatches = Callable[[int, int], None]
 """Told how many patches of a structure are done, and of how many."""
@@ -37,133 +46,83 @@ class Prediction(DensityGrid):
     """Where structure, grid or density are outside of what the predictor was trained on: objects with `kind`, `text`
     and the figures behind it (`checks.py`). Empty: as the training."""
 
-    @classmethod
-    def of_crystal(
-        cls,
-        rho: np.ndarray,
-        crystal: Crystal,
-        electrons_before: float,
-        seconds: float,
-        spread: np.ndarray | None = None,
-        flags: tuple[Mapping[str, Any], ...] = (),
-    ) -> Prediction:
-        """`rho` float32 `[nx, ny, nz]`, e/A^3, on the grid of a crystal's cell."""
-        return cls(
-            rho, crystal.lattice, crystal.atomic_numbers, crystal.frac_coords, crystal.name,
-            electrons_before=electrons_before, seconds=seconds, spread=spread, flags=flags,
-        )  # fmt: skip
 
-
-class LearntFromDensities:
-    """What of a `Predictor` is known from its promolecule, which was fitted to its training densities."""
-
-    promolecule: Promolecule
-
-    @property
-    def elements(self) -> tuple[int, ...]:
-        """Atomic numbers that the training had."""
-        return self.promolecule.elements
-
-    @property
-    def shortest_distance_a(self) -> Mapping[tuple[int, int], float] | None:
-        """Shortest distances of neighbours in the training, A."""
-        return self.promolecule.shortest_distance_a or None
-
-    @property
-    def void_radius_a(self) -> float | None:
-        """The farthest that a point of the training's cells is from its nearest atom, A."""
-        return self.promolecule.void_radius_a
-
-    @property
-    def spacing_a(self) -> float | None:
-        """Median voxel spacing of the training, A."""
-        return self.promolecule.spacing_a or None
-
-    @property
-    def valences(self) -> Mapping[int, float] | None:
-        """Electrons that an atom of each element brings, learnt from the training set."""
-        return self.promolecule.valences or None
-
-
-def say_if_voids_unknown(promolecule: Promolecule, place: str) -> None:
-    """Print that vacuum is not checked, where the training's voids are not known."""
-    if promolecule.void_radius_a is None:
-        console.print(
-            f"note: the promolecule of {place} was fitted by an earlier tomat, which did not record how far points of "
-            "its cells were from atoms: vacuum is not flagged, only too many or too few electrons.",
-        )
-
-
-class Predictor(Protocol):
+class Predictor(Learnt, ABC):
     """From a crystal to its density. It never sees one."""
 
     @property
-    def elements(self) -> tuple[int, ...]:
-        """Atomic numbers that its training had."""
-        ...
-
-    @property
-    def shortest_distance_a(self) -> Mapping[tuple[int, int], float] | None:
-        """By pair of atomic numbers, the lower one first: the shortest distance of neighbours in its training
-        (`density.geometry.shortest_distances_a`). None: not known."""
-        ...
-
-    @property
-    def spacing_a(self) -> float | None:
-        """Median voxel spacing of its training. None: any is as good."""
-        ...
-
-    @property
-    def void_radius_a(self) -> float | None:
-        """The farthest that any point of its training's cells is from its nearest atom
-        (`density.geometry.void_radius_a`). None: not known."""
-        ...
-
-    @property
-    def usual_deviation(self) -> float:
-        """Share by which the electrons of its densities, before they are scaled, differ from a crystal's at most."""
-        ...
-
-    @property
-    def valences(self) -> Mapping[int, float] | None:
-        """By atomic number: electrons that an atom brings, learnt from the training set. None: not known."""
-        ...
-
-    @property
+    @abstractmethod
     def identity(self) -> str:
         """A hash, or words, of all that decides its densities: weights, decoder, samples, seed."""
-        ...
+
+    @abstractmethod
+    def density(
+        self, crystal: Crystal, grid_shape: tuple[int, int, int], on_patches: OnPatches | None = None
+    ) -> tuple[np.ndarray, np.ndarray | None]:
+        """The density as it is before it is scaled, float `[nx, ny, nz]`, e/A^3; and its standard deviation over
+        samples, None of a single one."""
 
     def predict(
         self,
         structure: Crystal | Structure | str | os.PathLike[str],
         grid_shape: tuple[int, int, int] | None = None,
         *,
-        electrons: float | Literal["learnt"] | None = "learnt",
+        electrons: float | Literal["learnt"] | None = LEARNT,
         accept: Collection[str] = (),
         on_patches: OnPatches | None = None,
     ) -> Prediction:
         """The density on a grid of the cell.
 
+        What the reader of a file has to say of it is a warning and a flag, and so are valences that are not known.
+
         Args:
-            structure: cell and atoms: a crystal, pymatgen's structure, or a file of one.
-            grid_shape: voxels along a, b, c; None: as fine as the training was, 0.065 A where any is as good.
-            electrons: what the density is scaled to integrate to; None leaves it as it is, and so does `learnt`, with
+            structure: Cell and atoms: a crystal, pymatgen's structure, or a file of one.
+            grid_shape: Voxels along a, b, c; None: as fine as the training was, 0.065 A where any is as good.
+            electrons: What the density is scaled to integrate to; None leaves it as it is, and so does `learnt`, with
                 a warning, where no valences were.
-            accept: refusals that are lifted: `distances`, `normalisation` (`checks.ACCEPTABLE`).
-            on_patches: told of progress.
+            accept: Refusals that are lifted: `distances`, `normalisation` (`checks.ACCEPTABLE`).
+            on_patches: Told of progress.
 
         Raises:
-            TomatError: a structure that it cannot predict, or a density that is more than 10 % off the electrons.
+            TomatError: A structure that it cannot predict, or a density that is more than 10 % off the electrons.
         """
-        ...
+        flags: list[Flag] = []
+        if isinstance(structure, (str, os.PathLike)):
+            rules = ReadRules(accept=tuple({"distances"} & set(accept)))
+            crystal, notes = read_structure(structure, rules=rules)
+            for note in notes:
+                flags.append({"kind": "file", "text": f"{os.fspath(structure)}: {note}"})
+                warnings.warn(flags[-1]["text"], stacklevel=2)
+        else:
+            crystal = crystal_of(structure)
+        check_structure(self, crystal, accept)
+        if grid_shape is None:
+            grid_shape = choose_grid(None, None, None, self.spacing_a).shape(crystal)
+        if electrons == LEARNT:
+            electrons, source = electron_count(crystal, None, self.valences)
+            if electrons is None:
+                warnings.warn(f"{crystal.name}: electrons {source}.", stacklevel=2)
+        flags += extrapolations(self, crystal, grid_shape)
+        started = time.monotonic()
+        rho, deviations = self.density(crystal, grid_shape, on_patches)
+        scaled, before = normalised(rho, crystal, electrons)
+        vacuums = vacuum(self, crystal, scaled)
+        scale = normalisation(self, crystal, before, electrons, vacuums, accept)
+        spread = None
+        if deviations is not None:
+            spread = (deviations * np.float32(1.0 if electrons is None else electrons / before)).astype(np.float32)
+        return Prediction(
+            scaled, crystal.lattice, crystal.atomic_numbers, crystal.frac_coords, crystal.name,
+            electrons_before=before, seconds=time.monotonic() - started, spread=spread,
+            flags=(*flags, *vacuums, *scale),
+        )  # fmt: skip
 
 
 def normalised(rho: np.ndarray, crystal: Crystal, electrons: float | None) -> tuple[np.ndarray, float]:
     """`rho` scaled to integrate to `electrons` (None: as it is), float32, and what it integrated to before.
 
     Raises:
-        TomatError: a density without electrons.
+        TomatError: A density without electrons.
     """
     before = float(rho.mean(dtype=np.float64)) * crystal.volume_a3
     if electrons is None:

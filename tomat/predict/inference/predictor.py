@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from math import prod
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any
 
 import haliax as hax
 import numpy as np
@@ -19,19 +18,15 @@ from tomat.data.codec.base import UNIT_E_PER_A3, require_unit
 from tomat.data.density.crystal import Crystal
 from tomat.model.any_decoder import environment_of
 from tomat.model.kv_cache import KvCacheDtype, check_kv_cache_dtype
-from tomat.predict.inference.asked import LEARNT, asked_of
 from tomat.predict.inference.autoregressive import decode_autoregressive, require_cache
-from tomat.predict.inference.checks import MODEL_DEVIATION
+from tomat.predict.inference.checks import MODEL_DEVIATION, say_if_voids_unknown
 from tomat.predict.inference.choice import Choice, ChoiceKind, choice_of
-from tomat.predict.inference.found import DecoderName, FoundWeights, find_weights, identity_of
-from tomat.predict.inference.interface import LearntFromDensities, OnPatches, Prediction, say_if_voids_unknown
+from tomat.predict.inference.found import DecoderName, find_weights, identity_of
+from tomat.predict.inference.interface import OnPatches, Predictor
 from tomat.predict.inference.memory import free_bytes, largest_batch
 from tomat.predict.inference.parallel import batches, cell_patches, decode_parallel, first_rows
 from tomat.predict.inference.trained import LoadedRun, load_weights_found
 from tomat.train.settings.config import TrainConfig
-
-if TYPE_CHECKING:
-    from pymatgen.core import Structure
 
 MOST_SEQUENCES: Mapping[DecoderName, int] = MappingProxyType({"parallel": 16, "autoregressive": 256})
 """Sequences of one device at a time, if there is memory for them: one pass over 16 patches keeps any chip busy, a step
@@ -94,7 +89,7 @@ def sequences_to_try(decoder: DecoderName, n_rows: int, devices: int) -> int:
     return each * devices
 
 
-class RunPredictor(LearntFromDensities):
+class RunPredictor(Predictor):
     """The model of a run.
 
     Args:
@@ -108,6 +103,8 @@ class RunPredictor(LearntFromDensities):
     Raises:
         TomatError: A run that was not trained for this.
     """
+
+    usual_deviation = MODEL_DEVIATION
 
     def __init__(
         self,
@@ -132,35 +129,22 @@ class RunPredictor(LearntFromDensities):
         self._means = run.codec.decode(np.arange(run.codec.n_density_tokens), decoder="mean")
 
     @property
-    def usual_deviation(self) -> float:
-        """As `Predictor.usual_deviation`."""
-        return MODEL_DEVIATION
-
-    @property
     def identity(self) -> str:
         """The run, its step and decoder."""
         run = self.run
-        return identity_of(
-            (run.config.run_name, run.step, run.weights), run.codec.sha256, self.promolecule, self.decoder, self.rounds,
-            self.choice, self.kv_cache_dtype,
-        )  # fmt: skip
+        weights = run.config.run_name, run.step, run.weights
+        how = self.rounds, self.decoder, self.choice, self.kv_cache_dtype
+        return identity_of(weights, run.codec.sha256, self.promolecule, *how)
 
-    def predict(
-        self,
-        structure: Crystal | Structure | str | os.PathLike[str],
-        grid_shape: tuple[int, int, int] | None = None,
-        *,
-        electrons: float | Literal["learnt"] | None = LEARNT,
-        accept: Collection[str] = (),
-        on_patches: OnPatches | None = None,
-    ) -> Prediction:
-        """As `Predictor.predict`.
+    def density(
+        self, crystal: Crystal, grid_shape: tuple[int, int, int], on_patches: OnPatches | None = None
+    ) -> tuple[np.ndarray, np.ndarray | None]:
+        """As `Predictor.density`.
 
         Raises:
-            TomatError: As `asked_of` and `Asked.answer`, or a structure that the layout cannot hold.
+            TomatError: A structure that the layout cannot hold, or not enough memory for a patch on each device.
         """
-        asked = asked_of(self, structure, grid_shape, electrons, accept)
-        patches = cell_patches(self.run, asked.crystal, asked.grid_shape)
+        patches = cell_patches(self.run, crystal, grid_shape)
         trainer = self.run.config.trainer_config()
         samples, n_patches, n_voxels = self.choice.samples, len(patches.anchors), prod(patches.patch_shape)
         rows = np.arange(samples * n_patches, dtype=np.int32)
@@ -179,7 +163,7 @@ class RunPredictor(LearntFromDensities):
                     on_patches(min(len(parts) * size, len(rows)), len(rows))
         values = np.concatenate(parts).reshape(samples, n_patches, n_voxels)
         cells = np.stack([patches.assembled(each) for each in values])
-        return asked.answer(cells.mean(axis=0), cells.std(axis=0, ddof=1) if samples > 1 else None)
+        return cells.mean(axis=0), cells.std(axis=0, ddof=1) if samples > 1 else None
 
     def _arguments(self, model: LmHeadModel, batch: dict[str, np.ndarray], n_voxels: int) -> tuple[Any, ...]:
         """What the decoder is called with."""
@@ -226,7 +210,7 @@ def load(
     seed: int | None = None,
     kv_cache_dtype: KvCacheDtype | None = None,
 ) -> RunPredictor:
-    """The predictor of a run.
+    """The predictor of a run, or of a folder of weights.
 
     Args:
         run_dir: The run's folder.
@@ -242,27 +226,9 @@ def load(
     Raises:
         TomatError: No such run, one whose model cannot predict from a structure, or words that do not go together.
     """
-    drawn = {"choice": choice, "samples": samples, "temperature": temperature, "seed": seed}
-    choice_of(decoder, **drawn)
-    check_kv_cache_dtype(kv_cache_dtype or "compute", decoder)
-    found = find_weights(run_dir, step)
-    loaded = load_found(found, rounds=rounds, decoder=decoder, kv_cache_dtype=kv_cache_dtype, **drawn)
+    chosen = choice_of(decoder, choice, samples, temperature, seed)
+    kept = kv_cache_dtype or "compute"
+    check_kv_cache_dtype(kept, decoder)
+    loaded = RunPredictor(load_weights_found(find_weights(run_dir, step), packed=True), rounds, decoder, chosen, kept)
     say_if_voids_unknown(loaded.promolecule, str(run_dir))
     return loaded
-
-
-def load_found(
-    found: FoundWeights,
-    *,
-    rounds: int = 1,
-    decoder: DecoderName = "parallel",
-    kv_cache_dtype: KvCacheDtype | None = None,
-    **drawn: Any,
-) -> RunPredictor:
-    """The predictor with weights that were found; the rest as for `load`.
-
-    Raises:
-        TomatError: As `load`.
-    """
-    chosen, kept = choice_of(decoder, **drawn), kv_cache_dtype or "compute"
-    return RunPredictor(load_weights_found(found, packed=True), rounds, decoder, chosen, kept)

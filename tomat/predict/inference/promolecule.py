@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+
+import numpy as np
 
 from tomat.base.errors import TomatError
 from tomat.data.density.crystal import Crystal
 from tomat.data.density.promolecule import Promolecule
-from tomat.predict.inference.asked import LEARNT, asked_of
-from tomat.predict.inference.checks import PROMOLECULE_DEVIATION
-from tomat.predict.inference.interface import LearntFromDensities, OnPatches, Prediction, say_if_voids_unknown
-
-if TYPE_CHECKING:
-    from pymatgen.core import Structure
+from tomat.predict.inference.checks import PROMOLECULE_DEVIATION, say_if_voids_unknown
+from tomat.predict.inference.interface import OnPatches, Predictor
 
 
 @dataclass(frozen=True, eq=False)
-class PromoleculePredictor(LearntFromDensities):
+class PromoleculePredictor(Predictor):
     """A `Predictor` of the sum of atoms.
 
     Its functions hold no whole number of electrons: in a salt, that of an anion holds a part of the cation's. Valences
@@ -28,6 +24,7 @@ class PromoleculePredictor(LearntFromDensities):
     """
 
     promolecule: Promolecule
+    usual_deviation = PROMOLECULE_DEVIATION
 
     @property
     def spacing_a(self) -> float | None:
@@ -35,30 +32,18 @@ class PromoleculePredictor(LearntFromDensities):
         return None
 
     @property
-    def usual_deviation(self) -> float:
-        """As `Predictor.usual_deviation`."""
-        return PROMOLECULE_DEVIATION
-
-    @property
     def identity(self) -> str:
         """The hash of the promolecule."""
         return f"promolecule {self.promolecule.sha256}"
 
-    def predict(
-        self,
-        structure: Crystal | Structure | str | os.PathLike[str],
-        grid_shape: tuple[int, int, int] | None = None,
-        *,
-        electrons: float | Literal["learnt"] | None = LEARNT,
-        accept: Collection[str] = (),
-        on_patches: OnPatches | None = None,
-    ) -> Prediction:
-        """As `Predictor.predict`; the whole cell is one patch."""
-        asked = asked_of(self, structure, grid_shape, electrons, accept)
-        rho = self.promolecule.density(asked.crystal, asked.grid_shape)
+    def density(
+        self, crystal: Crystal, grid_shape: tuple[int, int, int], on_patches: OnPatches | None = None
+    ) -> tuple[np.ndarray, None]:
+        """As `Predictor.density`; the whole cell is one patch."""
+        rho = self.promolecule.density(crystal, grid_shape)
         if on_patches is not None:
             on_patches(1, 1)
-        return asked.answer(rho)
+        return rho, None
 
 
 def load_promolecule(path: str | os.PathLike[str]) -> PromoleculePredictor:

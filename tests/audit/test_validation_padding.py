@@ -30,7 +30,8 @@ from tomat.train.hooks import Evaluation
 from tomat.data.tokens.shuffle import BlockShuffleConfig
 from tomat.train.loader import ShardDataset
 from tomat.train.preemption import StopRequest
-from tomat.train.step import build_trainer, model_initialiser
+from tomat.train.restore import model_initialiser
+from tomat.train.step import build_trainer
 from tomat.train.tracking import JsonLinesTrackerConfig
 
 folder, per_device_batches = Path(sys.argv[1]), json.loads(sys.argv[2])

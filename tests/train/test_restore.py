@@ -22,12 +22,11 @@ from tomat.predict.inference.trained import load_trained
 from tomat.train import restore
 from tomat.train.guards.loss import guard_updates
 from tomat.train.origins import Continuation
-from tomat.train.restore import rearrange
+from tomat.train.restore import model_initialiser, rearrange
 from tomat.train.run import train
 from tomat.train.runs.history import read_events
 from tomat.train.runs.log_lines import read_metrics
 from tomat.train.settings.config import TrainConfig, load_config
-from tomat.train.step import model_initialiser
 
 TINY = tiny_run(
     6, 2, "--model.num_layers", "2", "--optimizer.warmup", "2", "--trainer.mp", "f32", "--trainer.model_averaging",

@@ -16,12 +16,12 @@ from tomat.data.density.promolecule import Promolecule
 from tomat.data.tokens.vocabulary import DENSITY_BLOCK_START
 from tomat.model.any_decoder import environment_of
 from tomat.model.environment import environment_tables
-from tomat.model.patch_atoms import Room, filled
+from tomat.model.patch_atoms import Room, filled, named_atoms, stacked_atoms
 from tomat.perf.plan.compile.lowering import lower_step, stand_in_table
-from tomat.predict.inference.batches import named_atoms, stacked_atoms
 from tomat.train.loader import TokenExample
+from tomat.train.restore import model_initialiser
 from tomat.train.settings.config import TrainConfig, load_config
-from tomat.train.step import build_trainer, model_initialiser
+from tomat.train.step import build_trainer
 
 TINY = [
     "--preset", "demo", "--data.source", "embedded", "--data.layout", "v3-p7",

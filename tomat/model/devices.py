@@ -1,9 +1,10 @@
-"""Which of JAX's platforms a run looks at, and whether its process is one of several."""
+"""Which of JAX's platforms a process looks at, whether it is one of several, and whose log its terminal shows."""
 
 from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import logging
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -68,3 +69,12 @@ def join_processes(distributed: DistributedConfig) -> None:
         )
         return
     distributed.initialize()
+
+
+def quiet_terminal() -> None:
+    """Leave the terminal to the progress bar and to what needs attention; Levanter's own log is in the run's folder."""
+    for handler in logging.getLogger().handlers:
+        if type(handler) is logging.StreamHandler:
+            handler.setLevel(logging.WARNING)
+    # Levanter 0.2.227 warns once for every optional part that a model does not have, some 40 lines for each load.
+    logging.getLogger("levanter.tensorstore_serialization").setLevel(logging.ERROR)

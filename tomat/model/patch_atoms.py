@@ -1,10 +1,9 @@
-"""The atoms near the patch of each row, for a model that reads them (`model.environment`)."""
+"""The atoms near patches, for a model that reads them (`model.environment`)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from math import prod
 from typing import cast
 
@@ -15,10 +14,11 @@ from haliax import Axis, NamedArray
 
 from tomat.base.errors import TomatError
 from tomat.data.density.crystal import Crystal
-from tomat.data.tokens.shards import ShardSet
 from tomat.model.environment import EnvironmentConfig, PatchAtoms
 
 XYZ, SIDE = Axis("xyz", 3), Axis("side", 3)
+_ARRAYS = ("positions", "numbers", "kinds", "steps", "shape")
+"""Of `PatchAtoms`, by name."""
 
 
 def atom_axis(size: int) -> Axis:
@@ -55,38 +55,6 @@ def atoms_of_patch(
     edges = steps * (np.array(patch_shape) - 1)[:, None]
     numbers, positions = crystal.near_box(np.asarray(anchor) @ steps, edges, reach_a)
     return numbers, positions, steps
-
-
-class RowAtoms:
-    """The atoms near the patches of a shard set, row by row.
-
-    Args:
-        shards: An open set.
-        config: Of the model.
-
-    Raises:
-        TomatError: An imported set, of which no patch's place is known.
-    """
-
-    def __init__(self, shards: ShardSet, config: EnvironmentConfig) -> None:
-        self.shards, self.config = shards, config
-        self.crystals = shards.crystals
-        self._crystal = lru_cache(maxsize=256)(self.crystals.__getitem__)
-        self._anchors = lru_cache(maxsize=256)(lambda index: shards.manifest.anchors(shards.manifest.materials[index]))
-
-    def __call__(self, row: int) -> PatchAtoms:
-        """Of one row, NumPy arrays in the model's sizes.
-
-        Raises:
-            TomatError: More atoms or elements than the model has room for.
-        """
-        manifest = self.shards.manifest
-        index = int(manifest.material_indices(np.array(row)))
-        material, crystal = manifest.materials[index], self._crystal(index)
-        patch_shape = manifest.layout.patch_shape(len(crystal.atomic_numbers))
-        anchor = self._anchors(index)[row - material.row_start]
-        found = atoms_of_patch(crystal, anchor, material.grid_shape, patch_shape, self.config.basis.cutoff_a)
-        return filled(*found, patch_shape, Room.of(self.config), material.material_id)
 
 
 @dataclass(frozen=True)
@@ -149,3 +117,25 @@ def filled(
         named(steps.astype(np.float32), SIDE, XYZ),
         named(np.array(patch_shape, np.int32), SIDE),
     )
+
+
+def stacked_atoms(patches: Sequence[PatchAtoms]) -> dict[str, np.ndarray]:
+    """Those of many patches, one row a patch, by the names of `PatchAtoms`."""
+    return {key: np.stack([np.asarray(getattr(patch, key).array) for patch in patches]) for key in _ARRAYS}
+
+
+def named_atoms(batch: Mapping[str, jax.Array | np.ndarray]) -> PatchAtoms | None:
+    """Rows of what `stacked_atoms` made, with names; None where there is nothing of it."""
+    if "positions" not in batch:
+        return None
+    n_sequences, n_atoms = batch["numbers"].shape
+    axes = Axis("batch", n_sequences), atom_axis(n_atoms)
+    kind = kind_axis(batch["kinds"].shape[1])
+
+    def named(key: str, *more: Axis) -> NamedArray:
+        return NamedArray(batch[key], more)  # pyright: ignore[reportArgumentType]  # NumPy's too, as jit takes them
+
+    return PatchAtoms(
+        named("positions", *axes, XYZ), named("numbers", *axes), named("kinds", axes[0], kind),
+        named("steps", axes[0], SIDE, XYZ), named("shape", axes[0], SIDE),
+    )  # fmt: skip

@@ -23,12 +23,12 @@ from tomat.base.reporting import console
 from tomat.data.tokens.shards import ShardSet
 from tomat.model.any_decoder import environment_of
 from tomat.model.loss.density_loss import evaluation_sums
-from tomat.model.patch_atoms import RowAtoms
 from tomat.train.datasets import Datasets
 from tomat.train.folder import RunFolder
 from tomat.train.loader import ShardDataset, token_loader
 from tomat.train.phases import PhaseClock
 from tomat.train.preemption import StopRequest
+from tomat.train.row_atoms import RowAtoms
 from tomat.train.settings.config import TrainConfig
 
 DATA_KEY = 2

@@ -6,12 +6,13 @@ rearranged. And a run with `trainer.model_averaging` has two sets of weights: wh
 """
 
 import dataclasses
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from haliax import NamedArray
+from haliax import Axis, NamedArray
 from haliax.partitioning import ResourceMapping, sharding_for_axis
 from jax.sharding import Mesh
 from jax.tree_util import keystr, tree_flatten_with_path, tree_unflatten
@@ -24,7 +25,9 @@ from levanter.trainer_state import TrainerState
 from tomat.base.errors import TomatError
 from tomat.train.runs.checkpoints import AVERAGED, Checkpoint, array_shapes, weights_kind
 from tomat.train.settings.config import TrainConfig
-from tomat.train.step import Subject, model_initialiser
+
+if TYPE_CHECKING:
+    from tomat.train.step import Subject
 
 STACKED, BLOCK = ".stacked", ".blocks[{}]"
 """How the path of an array inside Haliax's `Stacked` and `BlockSeq` (0.2.227) says which layers it holds."""
@@ -38,7 +41,7 @@ def initial_state(
     trainer: Trainer,
     source: Checkpoint | None,
     weights: Checkpoint | None,
-    subject: Subject | None = None,
+    subject: "Subject | None" = None,
 ) -> TrainerState:
     """The state that a run begins with: a checkpoint's, fresh, or fresh but for the weights of a checkpoint.
 
@@ -90,6 +93,12 @@ def initial_state(
             f"the checkpoint {loaded.path if loaded else ''} does not hold this model and optimizer ({error}); use the "
             "run's own settings, or another run_name."
         ) from error
+
+
+def model_initialiser(config: TrainConfig, key: PRNGKeyArray) -> Callable[[], LmHeadModel]:
+    """A function without arguments that builds the model with freshly drawn weights."""
+    vocab = Axis("vocab", config.data.model_vocabulary)
+    return lambda: config.model_config().build(vocab, key=key)
 
 
 def load_weights(

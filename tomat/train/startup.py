@@ -21,7 +21,7 @@ from tomat.base.layout import METRICS_FILE
 from tomat.base.reporting import writing
 from tomat.hardware.chips import slice_named
 from tomat.hardware.found import FoundDevices
-from tomat.model.devices import found_devices, ignore_absent_tpu, join_processes
+from tomat.model.devices import found_devices, ignore_absent_tpu, join_processes, quiet_terminal
 from tomat.train.guards.alike import compare_hosts
 from tomat.train.settings.config import TrainConfig
 from tomat.train.tracking import JsonLinesTrackerConfig
@@ -141,12 +141,3 @@ def rename_log(run_dir: Path, run_name: str) -> None:
     with writing(right), right.open("ab") as file:
         file.write(taken.read_bytes())
     taken.unlink()
-
-
-def quiet_terminal() -> None:
-    """Leave the terminal to the progress bar and to what needs attention; Levanter's own log is in the run's folder."""
-    for handler in logging.getLogger().handlers:
-        if type(handler) is logging.StreamHandler:
-            handler.setLevel(logging.WARNING)
-    # Levanter 0.2.227 warns once for every optional part that a model does not have, some 40 lines for each load.
-    logging.getLogger("levanter.tensorstore_serialization").setLevel(logging.ERROR)

@@ -11,7 +11,7 @@ import haliax as hax
 import jax
 import jax.numpy as jnp
 import numpy as np
-from haliax import Axis, NamedArray
+from haliax import NamedArray
 from haliax.partitioning import ResourceMapping, pspec_for_axis
 from jaxtyping import PRNGKeyArray
 from levanter.metrics import Metric, ReductionType
@@ -189,9 +189,3 @@ def build_trainer(
     loss = loss_function if subject is None else subject.loss_of(loss_function)
     # Levanter 0.2.227 types the loss with arguments that its trainer never passes.
     return Trainer(trainer_config, optimizer, cast(Any, loss), add_default_hooks=False)
-
-
-def model_initialiser(config: TrainConfig, key: PRNGKeyArray) -> Callable[[], LmHeadModel]:
-    """A function without arguments that builds the model with freshly drawn weights."""
-    vocab = Axis("vocab", config.data.model_vocabulary)
-    return lambda: config.model_config().build(vocab, key=key)

@@ -16,8 +16,8 @@ from tomat.data.codec.histogram import DensityHistogram
 from tomat.data.codec.lloyd_max import fit_lloyd_max
 from tomat.predict.weights.arrays import named_arrays
 from tomat.predict.weights.folder import Compression, write_weights
+from tomat.train.restore import model_initialiser
 from tomat.train.settings.config import load_config
-from tomat.train.step import model_initialiser
 
 
 @pytest.fixture(scope="module")

@@ -23,8 +23,8 @@ def run_dir(tmp_path_factory, codec):
     import jax
     from levanter.checkpoint import save_checkpoint
 
+    from tomat.train.restore import model_initialiser
     from tomat.train.settings.config import config_from_dict
-    from tomat.train.step import model_initialiser
 
     folder = tmp_path_factory.mktemp("runs")
     config = config_from_dict(

@@ -20,8 +20,8 @@ from tomat.data.tokens.vocabulary import DENSITY_BLOCK_START, DENSITY_START, PAD
 from tomat.model.any_decoder import hidden_and_head
 from tomat.model.decoder import DensityDecoderConfig
 from tomat.model.environment import EnvironmentConfig, EnvironmentTables, environment_tables
+from tomat.model.patch_atoms import named_atoms
 from tomat.predict.inference.autoregressive import CachedModel, decode_autoregressive
-from tomat.predict.inference.batches import named_atoms
 from tomat.predict.inference.choice import ChoiceKind
 
 BINS, LENGTH, SIDES = 40, 64, (3, 3, 4)

@@ -11,8 +11,8 @@ from tomat.model.any_decoder import causal_activations
 from tomat.predict.weights.arrays import model_of, named_arrays
 from tomat.predict.weights.packed import memory_bytes, module_name, with_packed
 from tomat.predict.weights.quantise import quantise
+from tomat.train.restore import model_initialiser
 from tomat.train.settings.config import load_config
-from tomat.train.step import model_initialiser
 
 
 @pytest.mark.parametrize("scan_layers", ["true", "false"])

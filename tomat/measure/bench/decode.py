@@ -30,8 +30,8 @@ from tomat.predict.inference.autoregressive import CachedModel, decode_autoregre
 from tomat.predict.inference.parallel import cell_patches
 from tomat.predict.inference.predictor import RunPredictor
 from tomat.predict.inference.trained import LoadedRun
+from tomat.train.restore import model_initialiser
 from tomat.train.settings.config import load_config
-from tomat.train.step import model_initialiser
 
 GOAL_WITH_CACHE = 20.0
 """Times as many tokens a second."""

@@ -29,6 +29,7 @@ from tomat.data.tokens.patch import check_encodable
 from tomat.data.tokens.vocabulary import DENSITY_START
 from tomat.model.any_decoder import environment_of, hidden_and_head
 from tomat.model.environment import EnvironmentConfig, EnvironmentTables
+from tomat.model.patch_atoms import named_atoms, stacked_atoms
 from tomat.predict.evaluation.baselines import predict_baselines, quantise
 from tomat.predict.evaluation.decoding import DecodedVoxels, decode_hidden
 from tomat.predict.evaluation.metrics import electron_count, nemd, nmae
@@ -40,7 +41,6 @@ from tomat.predict.evaluation.patches import (
     tiling_anchors,
 )
 from tomat.predict.evaluation.result import MaterialResult, TeacherForcedResult
-from tomat.predict.inference.batches import named_atoms, stacked_atoms
 from tomat.predict.inference.trained import LoadedRun
 
 

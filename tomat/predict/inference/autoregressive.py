@@ -23,7 +23,7 @@ from tomat.data.tokens.vocabulary import DENSITY_BLOCK_START, DENSITY_START
 from tomat.model.decoder import DensityDecoder, DensityDecoderConfig, DensityTransformer
 from tomat.model.environment import Environment, EnvironmentTables, Sums
 from tomat.model.kv_cache import KvCache, KvCacheDtype, empty_cache, kv_cache_bytes
-from tomat.predict.inference.batches import named_atoms
+from tomat.model.patch_atoms import named_atoms
 from tomat.predict.inference.choice import ChoiceKind, chosen_bins, sequence_keys
 from tomat.train.settings.config import TrainConfig
 

@@ -23,8 +23,7 @@ from tomat.data.tokens.patch import encode_rows
 from tomat.data.tokens.vocabulary import DENSITY_BLOCK_START, DENSITY_START, PAD
 from tomat.model.any_decoder import environment_of, hidden_and_head
 from tomat.model.environment import EnvironmentConfig, EnvironmentTables
-from tomat.model.patch_atoms import Room, atoms_of_patch, filled
-from tomat.predict.inference.batches import named_atoms, stacked_atoms
+from tomat.model.patch_atoms import Room, atoms_of_patch, filled, named_atoms, stacked_atoms
 from tomat.predict.inference.trained import LoadedRun
 
 BLOCK_VOXELS = 128

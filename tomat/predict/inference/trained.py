@@ -17,7 +17,7 @@ from tomat.data.codec.base import DensityCodec
 from tomat.data.codec.files import load_codec
 from tomat.data.density.promolecule import Promolecule
 from tomat.model.any_decoder import environment_of
-from tomat.model.devices import ignore_absent_tpu
+from tomat.model.devices import ignore_absent_tpu, quiet_terminal
 from tomat.model.environment import EnvironmentTables, environment_tables
 from tomat.predict.inference.found import FoundWeights, find_weights
 from tomat.predict.weights.arrays import model_of
@@ -26,7 +26,6 @@ from tomat.predict.weights.packed import check_compressible, with_packed
 from tomat.train.restore import load_weights
 from tomat.train.runs.checkpoints import AVERAGED
 from tomat.train.settings.config import TrainConfig, recorded_config
-from tomat.train.startup import quiet_terminal
 
 
 @dataclass(frozen=True)

@@ -24,9 +24,8 @@ from jax.tree_util import keystr, tree_flatten_with_path, tree_unflatten
 from levanter.models.lm_model import LmHeadModel
 
 from tomat.base.errors import TomatError
-from tomat.train.restore import rearrange
+from tomat.train.restore import model_initialiser, rearrange
 from tomat.train.settings.config import TrainConfig
-from tomat.train.step import model_initialiser
 
 Part = Literal["mlp", "attention", "embedding", "environment"]
 PARTS: tuple[Part, ...] = ("mlp", "attention", "embedding", "environment")

@@ -14,8 +14,9 @@ from tomat.base.errors import TomatError
 from tomat.perf.plan.compile.child import set_jax_options
 from tomat.perf.plan.compile.lowering import lower_step, stand_in_table
 from tomat.train.loader import TokenExample
+from tomat.train.restore import model_initialiser
 from tomat.train.settings.config import load_config
-from tomat.train.step import build_trainer, model_initialiser
+from tomat.train.step import build_trainer
 
 TINY = [
     "--preset", "demo", "--data.source", "embedded", "--data.layout", "v3-p7", "--data.n_density_tokens", "64",

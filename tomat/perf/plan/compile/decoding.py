@@ -19,8 +19,8 @@ from tomat.model.kv_cache import KvCacheDtype
 from tomat.perf.plan.compile.lowering import placed, stand_in_tables
 from tomat.predict.inference.autoregressive import decode_autoregressive
 from tomat.predict.inference.parallel import decode_parallel
+from tomat.train.restore import model_initialiser
 from tomat.train.settings.config import TrainConfig
-from tomat.train.step import model_initialiser
 
 
 @dataclass(frozen=True)

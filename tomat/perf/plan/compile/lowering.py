@@ -26,8 +26,9 @@ from tomat.model.any_decoder import environment_of
 from tomat.model.environment import DESCRIPTORS, EnvironmentConfig, EnvironmentTables, PatchAtoms
 from tomat.model.patch_atoms import SIDE, XYZ, atom_axis, kind_axis
 from tomat.train.loader import TokenExample
+from tomat.train.restore import model_initialiser
 from tomat.train.settings.config import TrainConfig
-from tomat.train.step import build_trainer, model_initialiser
+from tomat.train.step import build_trainer
 
 
 def stand_in_table(config: TrainConfig) -> np.ndarray | None:

@@ -10,7 +10,7 @@ from tomat.data.tokens.layouts import SequenceLayout
 from tomat.data.tokens.shards import open_shards
 from tomat.data.tokens.writer import write_shards
 from tomat.model.environment import EnvironmentConfig
-from tomat.model.patch_atoms import RowAtoms
+from tomat.train.row_atoms import RowAtoms
 
 LAYOUT = SequenceLayout("v3-p3", "v3", 3, 96)
 

@@ -68,6 +68,8 @@ def test_the_wheel_holds_every_configuration_and_what_pages_are_made_of(monkeypa
         "tomat/perf/plan/calibration.json",
         "tomat/perf/cost/kernels.json",
         "tomat/data/density/demo_data/index.json",
+        "tomat/__init__.pyi",
+        "tomat/py.typed",
     }
     assert len(wanted) > 20 and wanted <= held
     assert not [name for name in held if name.startswith(("docs/", "tests/", "configs/"))]

@@ -1,6 +1,7 @@
 """The error that an estimate carries, from what pods measured."""
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -135,6 +136,33 @@ def test_damaged_measurements_are_one_clear_error(tmp_path, text):
     with pytest.raises(TomatError, match="calibration.yaml"):
         read_measurements(tmp_path)
     (tmp_path / "calibration.yaml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(TomatError, match="calibration.yaml"):
+        read_measurements(tmp_path)
+
+
+IMPOSSIBLE = {
+    "NaN": {"step_seconds": math.nan},
+    "infinity": {"step_seconds": math.inf},
+    "0 s": {"step_seconds": 0.0},
+    "-2.08 s": {"step_seconds": -2.08},
+    "2,080 s for 2,080 ms": {"step_seconds": 2080.0},
+    "text": {"step_seconds": "2.08"},
+    "a share of 47": {"step_seconds": 2.08, "attention_share": 47.0},
+    "a share of NaN": {"attention_share": math.nan},
+    "bytes for GiB": {"hbm_required_gib": 6.1e9},
+    "an unknown figure": {"step_ms": 2080},
+}
+
+
+@pytest.mark.parametrize("name", IMPOSSIBLE)
+def test_figures_that_cannot_be_are_taken_from_no_file(name, tmp_path):
+    said = {"name": "a", "config_path": "x.yaml", "source": "a test", "measured": {"fits": True} | IMPOSSIBLE[name]}
+    row = said | {"slice": "v6e-16", "overrides": [], "config": None, "compiler": "libtpu 0.0.46",
+                  "predicted": {"fits": True, "model_seconds": 1.75, "hbm_required_gib": 5.7}}  # fmt: skip
+    (tmp_path / "calibration.json").write_text(json.dumps({"rows": [row]}))
+    (tmp_path / "calibration.yaml").write_text(yaml.safe_dump({"measurements": [said]}))
+    with pytest.raises(TomatError, match="calibration.json"):
+        Calibration.load(tmp_path)
     with pytest.raises(TomatError, match="calibration.yaml"):
         read_measurements(tmp_path)
 

@@ -16,6 +16,7 @@ from tomat.perf.cost.chip_model import CHECKOUT_FILE, RECORD_FILE
 from tomat.perf.plan.compile.compiler import compile_step
 from tomat.perf.plan.compile.process import Limits
 from tomat.perf.plan.compile.topology import planned_slice
+from tomat.perf.plan.plan import make_plan
 from tomat.train.settings.config import load_config
 
 pytest.importorskip("libtpu", reason="the TPU compiler is not installed: uv sync --extra plan")
@@ -25,7 +26,10 @@ SMALL = [
     "--model.num_layers", "2", "--model.hidden_dim", "256", "--model.intermediate_dim", "512", "--model.num_heads", "2",
     "--model.num_kv_heads", "2", "--model.head_dim", "128", "--trainer.train_batch_size", "8",
     "--model.attn_backend", "splash", "--model.qk_rotary.kernel", "pallas", "--run_name", "small",
+    "--model.splash", "{block_q: 128, block_kv: 128, block_q_dkv: 128, block_kv_dkv: 128, use_fused_bwd: true}",
 ]  # fmt: skip
+CAUSAL_SHARE = 10 / 16
+"""Of 4 x 4 blocks of 128 positions, those on or below the diagonal."""
 
 
 @pytest.fixture(scope="module")
@@ -70,6 +74,22 @@ def test_a_plan_has_memory_cycles_and_utilisation(report):
     assert report["untimed_step_share"] == pytest.approx(sum(untimed)) and 0 < sum(untimed) < 1
     # two layers, in the forward and in the backward scan
     assert {kernel["executions"] for kernel in report["pallas_kernels"]} == {2.0}
+    assert active_shares(report["pallas_kernels"]) == {CAUSAL_SHARE}
+
+
+def active_shares(kernels: list[dict]) -> set[float]:
+    return {kernel["active_grid_share"] for kernel in kernels if "splash" in kernel["name"]}
+
+
+@pytest.mark.slow
+def test_causal_kernels_of_two_microbatches_are_planned_by_their_active_blocks(cache):
+    """Accumulation puts the scan of the layers into a loop; the mask of attention is behind both."""
+    config = load_config(None, [*SMALL, "--trainer.per_device_parallelism", "1"])
+    plan = make_plan(config, planned_slice(config, "v6e-4"), cache_dir=cache)
+    kernels = [row for row in plan.pallas_kernels() if "splash" in row["name"]]
+    assert active_shares(kernels) == {CAUSAL_SHARE}
+    assert {row["executions"] for row in kernels} == {4.0}  # of two layers
+    assert plan.to_dict()["assumed"] == []
 
 
 @pytest.mark.slow

@@ -1,16 +1,22 @@
 """A child that answers, refuses, fails or takes too long, without a compiler."""
 
 import os
+import signal
+import subprocess
+import sys
+import time
 
+import psutil
 import pytest
 
 from tomat.base.errors import TomatError
 from tomat.hardware.chips import slice_named
+from tomat.perf.plan.compile import process
 from tomat.perf.plan.compile.process import Limits, ask, request_key
-from tomat.perf.plan.plan_cache import Kept, open_cache
+from tomat.perf.plan.plan_cache import Kept, open_cache, remove_abandoned
 
 CHILD = """
-import sys, time
+import os, sys, time
 from pathlib import Path
 from tomat.base.errors import TomatError
 from tomat.perf.plan.compile.process import LLO_DUMP, XLA_DUMP, answer, keep_answer, say
@@ -27,26 +33,33 @@ def carry_out(request):
         time.sleep(60)
     assert (work / LLO_DUMP).is_dir() and (work / XLA_DUMP).is_dir()
     (work / "part").mkdir()
-    keep_answer({"did": request["do"]}, work / "part", Path(request["programs_dir"]) / "key")
+    result = {"did": request["do"], "environment": dict(os.environ)}
+    keep_answer(result, work / "part", Path(request["programs_dir"]) / "key")
 
 answer(sys.argv[1], carry_out)
 """
 
 
 @pytest.fixture
-def asked(tmp_path, monkeypatch):
-    """Asks the child to do something."""
+def child(tmp_path, monkeypatch) -> str:
+    """The name of a module that a new process finds."""
     (tmp_path / "modules").mkdir()
     (tmp_path / "modules" / "child_of_a_test.py").write_text(CHILD)
     paths = [str(tmp_path / "modules"), os.environ.get("PYTHONPATH", "")]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
+    return "child_of_a_test"
+
+
+@pytest.fixture
+def asked(tmp_path, child):
+    """Asks the child to do something."""
     cache = tmp_path / "cache"
     open_cache(cache)
 
     def ask_(do: str, limits: Limits | None = None) -> tuple[Kept, list[str]]:
         stages: list[str] = []
         slice_ = slice_named("v6e-4")
-        answer = ask("child_of_a_test", {"do": do}, slice_, cache, limits or Limits(), on_stage=stages.append)
+        answer = ask(child, {"do": do}, slice_, cache, limits or Limits(), on_stage=stages.append)
         return answer, stages
 
     yield ask_
@@ -56,7 +69,7 @@ def asked(tmp_path, monkeypatch):
 def test_an_answer_is_held_while_it_is_open(asked):
     answer, stages = asked("answer", Limits(cache_bytes=0))
     with answer.lock:
-        assert stages == ["compiling"] and answer.result == {"did": "answer"}
+        assert stages == ["compiling"] and answer.result["did"] == "answer"
         assert answer.folder.name == "key" and (answer.folder / "result.json").exists()
 
 
@@ -78,3 +91,48 @@ def test_a_request_is_named_by_its_content_and_its_childs_sources():
     one = request_key({"a": 1}, "tomat.perf.plan.compile.child")
     assert one == request_key({"a": 1}, "tomat.perf.plan.compile.child")
     assert len({one, request_key({"a": 2}, "tomat.perf.plan.compile.child"), request_key({"a": 1}, "tomat.base")}) == 3
+
+
+def test_an_answer_depends_on_the_packages_that_are_installed(monkeypatch):
+    one = request_key({"a": 1}, "tomat.base")
+    monkeypatch.setattr(process, "installed_packages", lambda: ["jax-99.0"])
+    assert request_key({"a": 1}, "tomat.base") != one
+
+
+def test_nothing_inherited_reaches_the_compile(asked, tmp_path, monkeypatch):
+    foreign = {
+        "JAX_DEFAULT_MATMUL_PRECISION": "highest", "JAX_ENABLE_X64": "1", "EQX_ON_ERROR": "nan",
+        "JAX_COMPILATION_CACHE_DIR": str(tmp_path), "LIBTPU_INIT_ARGS": "--foreign", "XLA_FLAGS": "--foreign",
+        "OF_NOBODY": "1",
+    }  # fmt: skip
+    for name, value in foreign.items():
+        monkeypatch.setenv(name, value)
+    answer, _ = asked("answer")
+    with answer.lock:
+        seen = answer.result["environment"]
+    assert [name for name, value in foreign.items() if value in seen.get(name, "")] == []
+    assert seen["PATH"] == os.environ["PATH"] and seen["TPU_ACCELERATOR_TYPE"] == "v6e-4"
+
+
+ASKER = """
+import sys
+from pathlib import Path
+from tomat.hardware.chips import slice_named
+from tomat.perf.plan.compile.process import Limits, ask
+ask(sys.argv[1], {"do": "wait"}, slice_named("v6e-4"), Path(sys.argv[2]), Limits())
+"""
+
+
+def test_who_asks_is_killed_and_the_child_ends_and_its_folder_goes(child, tmp_path):
+    cache = tmp_path / "cache"
+    open_cache(cache)
+    asker = subprocess.Popen([sys.executable, "-c", ASKER, child, str(cache)])
+    while not (children := psutil.Process(asker.pid).children()) or not list(cache.glob(".work-*/request.json")):
+        assert asker.poll() is None
+        time.sleep(0.02)
+    asker.send_signal(signal.SIGKILL)
+    asker.wait()
+    remove_abandoned(cache)
+    assert not list(cache.glob(".work-*"))
+    psutil.wait_procs(children, timeout=60)
+    assert not [one for one in children if one.is_running()]

@@ -27,16 +27,9 @@ IMPLAUSIBLE = (
 
 
 @pytest.mark.parametrize(("flag", "value"), IMPLAUSIBLE)
-def test_implausible_setting_is_refused(flag, value, figure):
-    error = None
-    try:
+def test_implausible_setting_is_refused(flag, value):
+    with pytest.raises(TomatError, match=flag.removeprefix("--")):
         load_retokenize_config(None, ["--input", "in", "--output", "out", flag, value])
-    except TomatError as refusal:
-        error = refusal
-    figure("A9", f"retokenize {flag} '{value}'", "accepted" if error is None else "refused")
-    assert error is not None
-    # In the message's own words, without the traceback of a decoder.
-    assert flag.removeprefix("--") in str(error)
 
 
 @pytest.mark.parametrize(

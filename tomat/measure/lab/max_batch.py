@@ -66,7 +66,7 @@ class Search:
 
     key: str
     """Names what was asked, the limit included."""
-    policy: Any
+    policy: bool | str | None
     accumulations: Positive
     probes: list[Probe]
     stopped_by: str = ""

@@ -93,7 +93,7 @@ def measure_workers(config: RetokenizeConfig, codec_sha256: str, units: list[Wri
     cores = sorted(os.sched_getaffinity(0))[:2]
     half = len(units) // 2
     halves = [_long_unit(units[:half]), _long_unit(units[half : 2 * half])]
-    write, search = partial(_write, config, codec_sha256), _search
+    write, search = partial(_write, config, codec_sha256), partial(_search, SEARCHES)
     alone, apart = [{cores[0]}], [{core} for core in cores]
     with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool:
 
@@ -136,12 +136,12 @@ def _write(config: RetokenizeConfig, codec_sha256: str, cores: set[int], units: 
     return rows, time.process_time() - began
 
 
-def _search(cores: set[int]) -> None:
+def _search(times: int, cores: set[int]) -> None:
     """Arithmetic and look-ups in 160 kB, which stay in the second-level cache of a core."""
     _hold_to(cores)
     rng = np.random.default_rng(0)
     edges, values = np.sort(rng.random(16_384, dtype=np.float32)), rng.random(8_192, dtype=np.float32)
-    for _ in range(SEARCHES):
+    for _ in range(times):
         np.searchsorted(edges, values)
 
 

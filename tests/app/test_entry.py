@@ -24,8 +24,10 @@ sys.exit(main({words!r}))
 TRAIN = ["train", "--trainer.num_train_steps", "1", "--output_dir"]
 
 
-@pytest.mark.parametrize("times", [1, 2])
-@pytest.mark.parametrize("module", ["tomat.app.cli", "tomat.app.bench_verbs", "jaxlib", "jax._src.dtypes", "levanter"])
+@pytest.mark.parametrize(
+    ("module", "times"),
+    [("tomat.app.cli", 1), ("tomat.app.bench_verbs", 2), ("jaxlib", 1), ("jax._src.dtypes", 2), ("levanter", 1)],
+)
 def test_ctrl_c_during_an_import_is_one_line(module, times, tmp_path):
     code = AT_IMPORT.format(module=module, times=times, words=[*TRAIN, str(tmp_path / "runs")])
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

@@ -2,15 +2,21 @@
 
 import json
 import math
+from functools import partial
 
+import loader_readers
 import pytest
 from loader_readers import READERS, RESUME_STEPS, build_parser
 
 from tomat.app.cli import run_verb
+from tomat.data.codec.lloyd_max import fit_lloyd_max
 
 
 @pytest.mark.slow
-def test_every_reader_reads_every_row(tmp_path):
+def test_every_reader_reads_every_row(tmp_path, monkeypatch):
+    # Here and not in processes of their own, each of which imports Levanter for 10 s.
+    monkeypatch.setattr(loader_readers, "in_own_process", lambda call, *_: call())
+    monkeypatch.setattr(loader_readers, "fit_lloyd_max", partial(fit_lloyd_max, n_bins=64))
     words = ["--rows", "256", "--batch", "16", "--io_block_size", "64", "--window_blocks", "2"]
     report = tmp_path / "loader.json"
     words += ["--data", str(tmp_path / "data"), "--json", str(report)]

@@ -15,9 +15,16 @@ import sys
 import tempfile
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
+from typing import IO, TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import pytest
 
 IMPORTED = ["tomat.train.run", "tomat.data.tokens.demo", "tomat.app.workflow.run_page"]
 LONGEST_REQUEST_BYTES = 1 << 16
+DENSITY_TOKENS = 64
+"""As `tiny_run` asks for."""
 
 
 class Forked:
@@ -27,16 +34,26 @@ class Forked:
         words: Verb and options.
         cwd: Its working folder; that of the tests if none.
         env: Its environment; that of the tests if none. JAX reads its own variables on import, so they must be theirs.
+        before: Python that the process runs first.
+        output: Where both its streams go, instead of what `communicate` gives.
     """
 
-    def __init__(self, *words: object, cwd: Path | None = None, env: dict[str, str] | None = None):
+    def __init__(
+        self,
+        *words: object,
+        cwd: Path | None = None,
+        env: dict[str, str] | None = None,
+        before: str = "",
+        output: IO[str] | None = None,
+    ):
         env = dict(os.environ) if env is None else env
         differing = [name for name in env.keys() | os.environ.keys() if env.get(name) != os.environ.get(name)]
         assert not [name for name in differing if name.startswith("JAX_")], differing
         self.returncode: int | None = None
-        self._output = tempfile.TemporaryFile("w+", encoding="utf-8")
+        self._output = tempfile.TemporaryFile("w+", encoding="utf-8") if output is None else output
         self._status, its_status = os.pipe()
-        request = json.dumps({"words": [*map(str, words)], "cwd": str(cwd or Path.cwd()), "env": env}).encode()
+        asked = {"words": [*map(str, words)], "cwd": str(cwd or Path.cwd()), "env": env, "before": before}
+        request = json.dumps(asked).encode()
         assert len(request) < LONGEST_REQUEST_BYTES
         requests = _server()
         socket.send_fds(requests, [request], [self._output.fileno(), its_status])
@@ -57,17 +74,36 @@ class Forked:
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
 
-    def communicate(self, timeout: float | None = None) -> tuple[str, None]:
-        """Wait for its end; what it wrote to both streams.
+    def wait(self, timeout: float | None = None) -> int | None:
+        """Its exit status, when it has ended.
 
         Raises:
             subprocess.TimeoutExpired: It still runs after `timeout` seconds.
         """
         if self.returncode is None and not select.select([self._status], [], [], timeout)[0]:
             raise subprocess.TimeoutExpired("tomat", timeout or 0.0)
-        self.poll()
+        return self.poll()
+
+    def communicate(self, timeout: float | None = None) -> tuple[str, None]:
+        """Wait for its end as `wait` does; what it wrote to both streams."""
+        self.wait(timeout)
         self._output.seek(0)
         return self._output.read(), None
+
+
+def instead_of_starting(monkeypatch: "pytest.MonkeyPatch") -> list[Forked]:
+    """What `tomat.measure.bench.processes.started` starts is forked; those that it has started."""
+    from tomat.measure.bench import processes
+
+    forked: list[Forked] = []
+
+    def start(command: list[str], stdout: IO[str], env: dict[str, str] | None = None, **_: object) -> Forked:
+        assert command[:3] == processes.tomat_command()
+        forked.append(Forked(*command[3:], env=env, output=stdout))
+        return forked[-1]
+
+    monkeypatch.setattr(processes, "subprocess", SimpleNamespace(**vars(subprocess) | {"Popen": start}))
+    return forked
 
 
 @cache
@@ -89,8 +125,10 @@ def _serve(requests: socket.socket) -> None:
 
     for name in IMPORTED:
         importlib.import_module(name)
-    # Nearly every command trains on the embedded densities; their fit, 2 s of processor time, is kept in the process.
-    importlib.import_module("tomat.data.tokens.demo").fit_demo_promolecule()
+    # Nearly every command trains on the embedded densities; their fits, 4 s of processor time, are kept in the process.
+    demo = importlib.import_module("tomat.data.tokens.demo")
+    demo.fit_demo_promolecule()
+    demo.fit_demo_codec(DENSITY_TOKENS, "absolute")
     # So that collections in the children do not copy the memory that they share.
     gc.freeze()
     # Keepers are not waited for.
@@ -129,6 +167,7 @@ def _become(request: dict, output: int) -> None:
     os.environ.update(request["env"])
     from tomat.app.cli import main
 
+    exec(request["before"], {})
     sys.argv = ["tomat", *request["words"]]
     sys.exit(main(request["words"]))
 

@@ -10,8 +10,6 @@ import os
 import shlex
 import shutil
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +17,9 @@ import jax
 import numpy as np
 import pytest
 import yaml
+from forked import Forked
 from levanter.tracker.tensorboard import TensorboardConfig
-from tiny_run import DEMO, tiny_run, tomat
+from tiny_run import DEMO, tiny_run
 
 from tomat.app.cli import main
 from tomat.base.errors import TomatError
@@ -283,8 +282,7 @@ def test_tensorboard_forgets_what_a_killed_process_wrote_beyond_its_checkpoint(t
 
 
 STOPPED = """
-import os, sys
-from tomat.app.cli import main
+import os
 from tomat.train.tracking import TrainingProgress
 
 update = TrainingProgress.update
@@ -292,12 +290,11 @@ update = TrainingProgress.update
 def interrupted(self, next_step, *args):
     update(self, next_step, *args)
     if next_step == 3:
-        os.kill(os.getpid(), int(sys.argv[1]))
+        os.kill(os.getpid(), {number})
 
 TrainingProgress.update = interrupted
-sys.exit(main(sys.argv[2:]))
 """
-"""`tomat` with a signal to itself after the third step."""
+"""A signal of `tomat` to itself after the third step."""
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
@@ -306,15 +303,15 @@ def test_a_run_that_is_stopped_writes_its_page_and_that_of_its_trace(tmp_path, n
     words = ["train", "--config_path", str(DEMO), *TINY, "--output_dir", str(tmp_path), "--evaluation.picture", "false"]
     words += ["--trainer.profiler", "{enabled: true, start_step: 2, num_steps: 3}"]
     words += ["--tracking_dir", str(tmp_path / "tracking"), "--preemption.grace_seconds", "600"]
-    command = [sys.executable, "-c", STOPPED, str(int(number)), *words]
-    stopped = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert stopped.returncode == status, stopped.stderr
+    stopped = Forked(*words, cwd=tmp_path, before=STOPPED.format(number=int(number)))
+    said, _ = stopped.communicate()
+    assert stopped.returncode == status, said
     assert "attention" in (tmp_path / "tracking" / "demo.md").read_text()
     assert "preempted" in (tmp_path / "demo" / "README.md").read_text()
     newest = newest_whole(str(tmp_path / "demo"))
     assert newest is not None and newest.step == 2
     # What is printed to go on with is the same command.
-    printed = stopped.stdout.partition("the same command continues the run: ")[2]
+    printed = said.partition("the same command continues the run: ")[2]
     assert shlex.split(printed.splitlines()[0])[:4] == ["tomat", *words[:3]]
     assert set(words) <= set(shlex.split(printed))
 
@@ -323,7 +320,9 @@ def test_a_profiled_run_writes_its_tracking_page(tmp_path):
     """In a process of its own: after hundreds of other tests in one process a trace came without its programs."""
     words = ["--trainer.profiler", "{enabled: true, start_step: 2, num_steps: 2}", "--evaluation.picture", "false"]
     words += ["--output_dir", str(tmp_path), "--tracking_dir", str(tmp_path / "tracking")]
-    subprocess.run(tomat("train", "--config_path", DEMO, *TINY, *words), check=True, cwd=tmp_path)
+    profiled = Forked("train", "--config_path", DEMO, *TINY, *words, cwd=tmp_path)
+    said, _ = profiled.communicate()
+    assert profiled.returncode == 0, said
     page = (tmp_path / "tracking" / "demo.md").read_text()
     assert "attention" in page and "optimizer" in page, page
     assert "demo" in (tmp_path / "tracking" / "index.md").read_text()

@@ -1,12 +1,16 @@
 import json
+from functools import partial
 
 import pytest
 
 from tomat.app.cli import main
+from tomat.data.tokens.pipeline.config import RetokenizeConfig
+from tomat.measure.bench import tokenise
 
 
 @pytest.mark.slow
-def test_bench_writes_figures_beside_what_they_are_compared_with(tmp_path):
+def test_bench_writes_figures_beside_what_they_are_compared_with(tmp_path, monkeypatch):
+    monkeypatch.setattr(tokenise, "RetokenizeConfig", partial(RetokenizeConfig, bins=64))  # fitted in a second
     words = ["--materials", "2", "--folder", str(tmp_path), "--json", str(tmp_path / "b.json")]
     assert main(["bench", "tokenise", *words]) == 0
     figures = json.loads((tmp_path / "b.json").read_text())

@@ -1,17 +1,15 @@
-"""`tomat bench numerics` on a decoder of one layer: real runs, one of them killed. About 40 seconds."""
+"""`tomat bench numerics` on a decoder of one layer: real runs, one of them killed."""
 
 import fcntl
 import json
-import os
 import shutil
-import signal
 import threading
 import time
 from pathlib import Path
 
-import psutil
 import pytest
 import yaml
+from forked import Forked, instead_of_starting
 
 from tomat.app.cli import main
 from tomat.base.errors import TomatError
@@ -65,14 +63,12 @@ def one_line(text: str) -> str:
     return " ".join(text.split())
 
 
-def kill_child_after(run_dir: Path, steps: int) -> None:
+def kill_after(run_dir: Path, steps: int, started: list[Forked]) -> None:
     """SIGKILL for the process that trains in `run_dir`, as soon as it has logged so many steps."""
     metrics = run_dir / "metrics.jsonl"
     while not metrics.exists() or metrics.read_text().count("\n") < steps:
         time.sleep(0.005)
-    for child in psutil.Process().children():
-        if "bench" not in child.cmdline() and "train" in child.cmdline():
-            os.kill(child.pid, signal.SIGKILL)
+    started[-1].kill()
 
 
 @pytest.fixture(scope="module")
@@ -80,12 +76,14 @@ def trained(folder: Path) -> Path:
     """The base with both seeds; its first run was killed once on the way."""
     # Without the variants, whose runs would take as long again.
     first = folder / "runs" / "base-seed-3"
-    killer = threading.Thread(target=kill_child_after, args=(first, 10), daemon=True)
-    killer.start()
-    assert bench(folder, "--only", "base") == 2
-    killer.join()
-    assert not (first / "evaluation.json").exists()
-    assert bench(folder, "--only", "base", "--json", str(folder / "base.json")) == 0
+    with pytest.MonkeyPatch.context() as patch:
+        started = instead_of_starting(patch)
+        killer = threading.Thread(target=kill_after, args=(first, 10, started), daemon=True)
+        killer.start()
+        assert bench(folder, "--only", "base") == 2
+        killer.join()
+        assert not (first / "evaluation.json").exists()
+        assert bench(folder, "--only", "base", "--json", str(folder / "base.json")) == 0
     return folder
 
 

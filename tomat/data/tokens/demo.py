@@ -7,7 +7,7 @@ from typing import Literal
 from tomat.base.reporting import console
 from tomat.base.storage import Store
 from tomat.data.codec.histogram import DensityHistogram
-from tomat.data.codec.lloyd_max import fit_lloyd_max
+from tomat.data.codec.lloyd_max import LloydMaxCodec, fit_lloyd_max
 from tomat.data.density.demo.embedded import SPLITS, demo_materials, load_demo
 from tomat.data.density.promolecule import Promolecule, PromoleculeFit
 from tomat.data.tokens.layouts import SequenceLayout
@@ -35,10 +35,7 @@ def write_demo_shards(
     """
     if _is_there(folder, layout, n_density_tokens, patches_per_material):
         return
-    histogram = DensityHistogram()
-    for material in demo_materials("train"):
-        histogram.add(load_demo(material.material_id).rho)
-    codec = fit_lloyd_max(histogram, n_bins=n_density_tokens, objective=objective)
+    codec = fit_demo_codec(n_density_tokens, objective)
     for split in SPLITS:
         store = Store(folder / split)
         plan = read_plan(store)
@@ -78,6 +75,15 @@ def _is_there(folder: Path, layout: SequenceLayout, n_density_tokens: int, patch
                 soft_wrap=True,
             )
     return True
+
+
+@cache
+def fit_demo_codec(n_density_tokens: int, objective: Literal["absolute", "squared"]) -> LloydMaxCodec:
+    """The codec of the embedded training densities; once in a process."""
+    histogram = DensityHistogram()
+    for material in demo_materials("train"):
+        histogram.add(load_demo(material.material_id).rho)
+    return fit_lloyd_max(histogram, n_bins=n_density_tokens, objective=objective)
 
 
 @cache

@@ -124,7 +124,8 @@ class FirstGeneration:
             # Arrow's own are OSError, ValueError, KeyError, IndexError, TypeError or MemoryError too; a name that is no
             # UTF-8 is a UnicodeDecodeError.
             except (OSError, pa.ArrowException, LookupError, ValueError, TypeError) as error:
-                raise TomatError(f"{path} cannot be read ({type(error).__name__}: {error}); fetch it again.") from error
+                said = " ".join(str(error).split())  # Arrow's reasons have several lines
+                raise TomatError(f"{path} cannot be read ({type(error).__name__}: {said}); fetch it again.") from error
 
 
 def _check_columns(schema: Any, path: Path) -> None:

@@ -16,8 +16,9 @@ from tomat.train.folder import RunFolder
 from tomat.train.hooks import Evaluation
 from tomat.train.loader import ShardDataset
 from tomat.train.preemption import StopRequest
+from tomat.train.restore import model_initialiser
 from tomat.train.settings.config import load_config
-from tomat.train.step import build_trainer, model_initialiser
+from tomat.train.step import build_trainer
 from tomat.train.tracking import JsonLinesTrackerConfig
 
 WORDS = [

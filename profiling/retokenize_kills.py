@@ -1,4 +1,4 @@
-"""Re-tokenising killed at random moments, driver or worker, against one unbroken run."""
+"""Re-tokenizing killed at random moments, driver or worker, against one unbroken run."""
 
 import argparse
 import random
@@ -27,7 +27,7 @@ rows, ten begin inside materials."""
 
 def build_parser() -> Parser:
     """What the script takes."""
-    parser = Parser(description="Whether re-tokenising that is killed at random moments ends with the same bytes.")
+    parser = Parser(description="Whether re-tokenizing that is killed at random moments ends with the same bytes.")
     add_flag(parser, "--kill_runs", 20, "runs killed at random moments", type=positive_int, metavar="N")
     add_flag(parser, "--seed", 0, "of the moments", type=count)
     parser.add_argument("--folder", type=Path, help="where to write (default: a temporary folder)")

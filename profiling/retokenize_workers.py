@@ -1,4 +1,4 @@
-"""Two workers against one in the write stage of re-tokenising."""
+"""Two workers against one in the write stage of re-tokenizing."""
 
 import argparse
 import multiprocessing
@@ -34,7 +34,7 @@ SEARCHES = 3_200
 def build_parser() -> Parser:
     """What the script takes."""
     parser = Parser(
-        description="Patches a second that two workers of re-tokenising write, each on a core of its own, beside one, "
+        description="Patches a second that two workers of re-tokenizing write, each on a core of its own, beside one, "
         "and beside what this machine gives to two processes that share nothing."
     )
     add_flag(parser, "--materials", 24, "grids of 100^3", type=positive_int)

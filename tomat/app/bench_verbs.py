@@ -76,8 +76,8 @@ def run(args: argparse.Namespace) -> int:
 def _add_tokenise(benches: Benches) -> None:
     parser = benches.add_parser(
         "tokenise",
-        help="speed and memory of re-tokenising",
-        description="Patches and voxels a second of re-tokenising by one worker, the parts of its work alone, and its "
+        help="speed and memory of re-tokenizing",
+        description="Patches and voxels a second of re-tokenizing by one worker, the parts of its work alone, and its "
         "memory. Two workers against one: `profiling/retokenize_workers.py`; kills: `profiling/retokenize_kills.py`.",
     )
     add_flag(parser, "--materials", 24, "grids of 100^3", type=count)

@@ -1,6 +1,6 @@
 """Configuration files and `--a.b value` overrides as plain nested values, before any dataclass sees them.
 
-Without JAX, so that the configuration of a tokenising worker is read in milliseconds.
+Without JAX, so that the configuration of a tokenizing worker is read in milliseconds.
 """
 
 import re

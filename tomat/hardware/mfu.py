@@ -213,10 +213,10 @@ class RunTimes:
 
         A row has `step_seconds` and `wall_seconds`, and may have `compile_seconds`, `eval_seconds`,
         `checkpoint_seconds`, `profiler_seconds`, and Levanter's `throughput/loading_time` and `throughput/hook_time`
-        (all hooks, evaluation and profiler among them), in seconds. What was compiled lies inside another part: it is
-        taken out of the step as far as that exceeds the median step, then out of the evaluation; the rest was in
-        nobody's time. Loading and hooks while a step ran that had been dispatched ahead cost nothing: they count as far
-        as the wall-clock time has room for them.
+        (all hooks, evaluation and profiler among them), in seconds. Compilation happens inside another part: it is
+        subtracted from the step as far as that exceeds the median step, then from the evaluation; a remainder is not
+        counted. Loading and hooks that ran beside a step dispatched ahead cost nothing: they count only as far as the
+        wall-clock time has room for them.
 
         Raises:
             TomatError: No row has a step time, or a time is not finite, negative or longer than a step can be.

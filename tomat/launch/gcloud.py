@@ -36,7 +36,7 @@ RUNTIME_VERSIONS: Mapping[str, str] = {
 through GKE only (https://cloud.google.com/tpu/docs/queued-resources)."""
 
 STOP_GRACE_SECONDS = 40
-"""What `stop` gives a training: its own grace (`preemption.grace_seconds`, 25), and 15 s for the shell and slow disks."""
+"""What `stop` gives a training: its own 25 s (`preemption.grace_seconds`) and 15 s for the shell and slow disks."""
 
 
 def accelerator_type(tpu_slice: Slice) -> str:

@@ -28,7 +28,7 @@ class Datasets:
 
     @property
     def codec(self) -> DensityCodec:
-        """The codec both sets were tokenised with."""
+        """The codec both sets were tokenized with."""
         return self.train.codec
 
     @property
@@ -47,7 +47,7 @@ class Datasets:
 
 
 def open_datasets(config: TrainConfig, local_dir: Path) -> Datasets:
-    """Open the data a run reads, tokenising the embedded densities into `local_dir` first where they are the source.
+    """Open the data a run reads, tokenizing the embedded densities into `local_dir` first where they are the source.
 
     Raises:
         TomatError: A set that is missing, incomplete or corrupt, or that does not match the configuration.
@@ -69,7 +69,7 @@ def open_datasets(config: TrainConfig, local_dir: Path) -> Datasets:
         if jax.process_index() == 0:
             write()
         if jax.process_count() > 1:
-            multihost_utils.sync_global_devices("tomat: the embedded densities are tokenised")
+            multihost_utils.sync_global_devices("tomat: the embedded densities are tokenized")
         if jax.process_index() > 0:
             write()
     elif data.source == "folder":
@@ -136,7 +136,7 @@ def _checked(shards: ShardSet, data: DataConfig, key: str) -> ShardSet:
         )
     if shards.codec.n_density_tokens != data.n_density_tokens:
         raise TomatError(
-            f"{key} was tokenised with {shards.codec.n_density_tokens} density ids, the configuration says "
+            f"{key} was tokenized with {shards.codec.n_density_tokens} density ids, the configuration says "
             f"data.n_density_tokens={data.n_density_tokens}; set it or use another set."
         )
     return shards

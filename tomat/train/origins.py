@@ -328,7 +328,7 @@ def refuse_codec(run_url: str, codec: DensityCodec, what: str) -> None:
         raise TomatError(
             f"{what} was trained with codec {theirs.sha256[:12]} ({theirs.n_density_tokens} density ids), the data "
             f"have codec {codec.sha256[:12]} ({codec.n_density_tokens} density ids): the same id stands for another "
-            "density in each. Use data tokenised with its codec (`tomat retokenize --codec FILE`)."
+            "density in each. Use data tokenized with its codec (`tomat retokenize --codec FILE`)."
         )
 
 

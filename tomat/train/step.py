@@ -100,9 +100,9 @@ def mean_metrics(metrics: Mapping[str, jax.Array]) -> dict[str, Metric]:
 
 
 def without_density(tokens: NamedArray, unread: NamedArray) -> NamedArray:
-    """Ids as a model reads them that is not to know the density of some rows: there density ids are padding.
+    """Replace the density ids of some rows by padding, so that the model reads these rows without their density.
 
-    Padding stands only behind the end of a sequence otherwise, so that it can mean "not known" within.
+    Elsewhere padding stands only behind the end of a sequence, so inside one it can mean "not known".
 
     Args:
         tokens: int [batch, position].
@@ -132,13 +132,13 @@ class Subject:
     """What a run trains where that is not the model of its configuration with weights of its own."""
 
     model: Any
-    """To begin with, whole; what of it is not trained is taken from here at every start."""
+    """The whole model at the start; parameters that are not trained are taken from here at every start."""
     is_trainable: Any
-    """True or False for each part of it, as Levanter's trainer takes them."""
+    """True or False for each parameter, as Levanter's trainer takes them."""
     loss_of: Callable[[DensityLossFunction], Any]
-    """Its loss, of that of the data."""
+    """Makes the loss that is trained from the loss of the data."""
     record: Mapping[str, Any]
-    """What it is made of, by content: the same whenever the run goes on."""
+    """Hashes of its parts, which must be the same when the run continues."""
 
 
 def density_target(config: TrainConfig, value_table: np.ndarray | None) -> DensityTarget:

@@ -24,7 +24,7 @@ class HeldOut:
 
     names: Sequence[str]
     load: "Callable[[str], DensityGrid]"
-    """Reads one, on the grid that it was tokenised on."""
+    """Reads one, on the grid that it was tokenized on."""
     load_whole: "Callable[[str], DensityGrid]"
     """Reads one on the grid that it is predicted on."""
     words: tuple[str, str]

@@ -38,7 +38,7 @@ LARGEST_GRID = (448, 448, 110)
 PATCHES = 64
 
 FIRST_GENERATION_PATCHES_PER_SECOND = 27.0
-"""The first generation's tokeniser, one core of a machine of this kind, P = 19, M = 64."""
+"""The first generation's tokenizer, one core of a machine of this kind, P = 19, M = 64."""
 TRAINING_MATERIALS = 77_498
 TRAINING_MEDIAN_VOXELS = 1.26e6
 """Materials Project training set; the grids of this benchmark have 1.00e6 voxels."""
@@ -103,7 +103,7 @@ def lattice_of_gaussians(shape: tuple[int, int, int], n_atoms: int, seed: int, n
 
 
 def write_grids(folder: Path, n_materials: int) -> tuple[RetokenizeConfig, SurveyUnit]:
-    """Grids of 100^3 in `folder`: the configuration that re-tokenises them, and all of them to survey.
+    """Grids of 100^3 in `folder`: the configuration that re-tokenizes them, and all of them to survey.
 
     As in a large set, one histogram for many materials.
     """
@@ -160,7 +160,7 @@ def measure_speed(folder: Path, n_materials: int) -> dict[str, Any]:
 
 
 def _plain_encode(grid: DensityGrid, codec: DensityCodec, anchors: np.ndarray) -> None:
-    """The patches of one grid by `np.searchsorted`, no reading, no atoms, no writing: what a plain tokeniser takes."""
+    """The patches of one grid by `np.searchsorted`, no reading, no atoms, no writing: what a plain tokenizer takes."""
     assert isinstance(codec, LloydMaxCodec)
     for anchor in anchors:
         np.searchsorted(codec.edges, grid.patch(anchor, (19, 19, 19)), side="right")

@@ -26,7 +26,7 @@ class Request:
     words: list[str]
     """Overrides, as on a command line."""
     data_dir: str
-    """Holds what the embedded densities are tokenised to."""
+    """Holds what the embedded densities are tokenized to."""
     cache_dir: str
     """Holds compiled programs."""
     scratch_dir: str

@@ -242,7 +242,7 @@ def describe(config_path: str, words: list[str]) -> dict[str, Any]:
 
 
 def data_folder(config: TrainConfig) -> str:
-    """Names what the embedded densities are tokenised to, so that rows with the same data share it."""
+    """Names what the embedded densities are tokenized to, so that rows with the same data share it."""
     import hashlib
 
     data = config.data

@@ -26,7 +26,7 @@ class Choice:
     """How each voxel's bin is taken.
 
     Raises:
-        TomatError: An unknown kind; a temperature or several samples of what is not drawn.
+        TomatError: An unknown kind; a temperature or several samples with a kind other than `sampled`.
     """
 
     kind: ChoiceKind = "median"

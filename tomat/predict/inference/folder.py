@@ -335,10 +335,10 @@ def _vectors(settings: Settings, name: str) -> ReciprocalList | None:
 
 @contextlib.contextmanager
 def _locked(output: Path) -> Iterator[None]:
-    """The output folder, made if it is not there, to this process alone.
+    """Make the output folder if it is not there, and lock it for this process.
 
-    What a killed process left half-written goes at the start; what a Ctrl-C left that came between the making of its
-    folder and the block that removes it, at the end.
+    Unfinished outputs are removed twice: those of a killed process at the start, and at the end one that Ctrl-C left
+    between the creation of its folder and the block that removes it.
     """
 
     try:

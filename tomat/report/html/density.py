@@ -231,9 +231,9 @@ def _figures_table(shown: Sequence[ShownDensity]) -> str:
         Column("formula"),
         Column("grid"),
         Column("electrons", number(4)),
-        Column("smallest e/A^3", significant()),
-        Column("mean e/A^3", significant()),
-        Column("largest e/A^3", significant()),
+        Column("smallest e/Å³", significant()),
+        Column("mean e/Å³", significant()),
+        Column("largest e/Å³", significant()),
     ]
     rows: list[list[object]] = []
     for one in shown:
@@ -250,7 +250,7 @@ def _figures_table(shown: Sequence[ShownDensity]) -> str:
     if any(one.reference is not None for one in shown):
         columns += [
             Column("electrons of the reference", number(4)),
-            Column("its largest e/A^3", significant()),
+            Column("its largest e/Å³", significant()),
             Column("NMAE", percent),
         ]
         rows = [[*row, *[None] * (len(columns) - len(row))] for row in rows]

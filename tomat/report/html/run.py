@@ -32,7 +32,7 @@ from tomat.train.runs.record import RunRecord, read_config
 from tomat.train.runs.summary import run_state
 
 TRAINING_LOSS, VALIDATION_LOSS = "train/loss", "eval/validation/loss"
-UNITS = {"seconds": "s", "tokens_per_second": "tokens/s", "nats": "nats", "e_per_A3": "e/A^3"}
+UNITS = {"seconds": "s", "tokens_per_second": "tokens/s", "nats": "nats", "e_per_A3": "e/Å³"}
 """Ends of a metric's name, and what they mean on an axis."""
 FIGURE_HEIGHT = 240
 

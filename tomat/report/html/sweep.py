@@ -131,7 +131,7 @@ def _pareto(
         {
             "type": "scatter",
             "mode": "lines",
-            "name": "no row has more for less",
+            "name": "faster rows need more memory",
             "line": {"shape": "hv", "color": "#3f9d67"},
             "x": [one.memory_mib for one in on_front],
             "y": [one.speed for one in on_front],

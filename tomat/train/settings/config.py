@@ -245,16 +245,16 @@ class TrainConfig:
             )
 
     def check_step(self) -> None:
-        """Refuse a run whose step is not decided by its configuration alone, where nothing else is there to make it of.
+        """Refuse a run whose step cannot be built from its configuration alone.
 
         Raises:
-            TomatError: It has `distillation`: the step is also of the arrays of a folder and of a teacher.
+            TomatError: It has `distillation`: its step also needs a folder of weights and a teacher.
         """
         if self.distillation is not None:
             raise TomatError(
-                f"run '{self.run_name}' has distillation, whose step is also of the folder "
-                f"{self.distillation.quantised} and of the teacher {self.distillation.teacher}: only `tomat train` "
-                "makes it. With --distillation null it is the step of its model, whole and without a teacher."
+                f"run '{self.run_name}' has distillation, whose step also needs the folder "
+                f"{self.distillation.quantised} and the teacher {self.distillation.teacher}: only `tomat train` "
+                "builds it. Give --distillation null for the step of the model alone."
             )
 
     def model_config(self) -> LmConfig:

@@ -18,7 +18,7 @@ class DataConfig:
     """Which tokens a run reads."""
 
     source: Literal["embedded", "folder", "shards"] = "shards"
-    """`embedded`: the densities that ship with tomat, tokenised into the run's folder on first use; `folder`: those
+    """`embedded`: the densities that ship with tomat, tokenized into the run's folder on first use; `folder`: those
     below `input`, likewise; `shards`: data sets written by `tomat tokenise`."""
     input: str | None = None
     """Folder or file of densities (`source: folder`); their content is what a run is known by, not where they lie."""

@@ -114,7 +114,7 @@ def retokenize(config: RetokenizeConfig, runner: Runner, *, allow_cross_region: 
 
 
 def check_request(config: RetokenizeConfig, store: Store, started: bytes | None, materials: Sequence[Material]) -> None:
-    """See that the output is empty or this very set's; in an empty one, say whose it is from now on.
+    """Check that the output is empty or holds the set of this request; write the request into an empty one.
 
     Raises:
         TomatError: if it holds another set, or something else.

@@ -86,8 +86,8 @@ def ask(
         slice_: What to compile for.
         cache: A folder that `open_cache` has made ready.
         limits: Of time and memory, and of the cache.
-        on_stage: Told each stage but the last.
-        on_removed: Told what had to go from the cache for the answer, if something had to.
+        on_stage: Called with each stage but the last.
+        on_removed: Called with what was removed from the cache to make room for the answer.
 
     Raises:
         TomatError: The child refused, failed, or passed a limit; or the answer was gone at once.

@@ -62,11 +62,7 @@ class Parser(argparse.ArgumentParser):
         return self
 
     def error(self, message: str) -> NoReturn:
-        """Refuse the command line.
-
-        Raises:
-            TomatError: Always.
-        """
+        """Refuse the command line."""
         raise TomatError(f"{message.rstrip('.')}. `{self.prog} --help` says what is expected.")
 
     def _flag_as_declared(self, word: str) -> str:

@@ -36,9 +36,6 @@ def parse_checked(text: str | bytes, source: str, what: str, remedy: str) -> tup
         source: path or URL, named in errors.
         what: what the file should be, such as `a manifest of a shard set`.
         remedy: a sentence that says what to do about a damaged one.
-
-    Raises:
-        TomatError: if it is no JSON object, or its content has another checksum than it says.
     """
     content = parse_json(text, f"{source} is not {what}: it", remedy)
     if not isinstance(content, dict):
@@ -56,11 +53,7 @@ def parse_checked(text: str | bytes, source: str, what: str, remedy: str) -> tup
 
 
 def refuse_unknown_keys(content: Mapping[str, Any], known: frozenset[str], source: str, remedy: str) -> None:
-    """Refuse a key that no version writes, in a file without a checksum: damage may have made it of a known one.
-
-    Raises:
-        TomatError: naming the key.
-    """
+    """Refuse a key that no version writes, in a file without a checksum: damage may have made it of a known one."""
     if unknown := sorted(set(content) - known):
         raise TomatError(f"{source} is damaged: it has no checksum, and an unknown key {unknown[0]!r}. {remedy}")
 

@@ -21,11 +21,7 @@ _FAST_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def parse_json(text: str | bytes, origin: str | Path, remedy: str = "Write it again.") -> Any:
-    """The value of a JSON text.
-
-    Raises:
-        TomatError: it is not JSON; `origin` names it and `remedy` says what to do.
-    """
+    """The value of a JSON text."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -33,20 +29,12 @@ def parse_json(text: str | bytes, origin: str | Path, remedy: str = "Write it ag
 
 
 def read_json(path: Path, remedy: str = "Write it again.") -> Any:
-    """The value in a JSON file.
-
-    Raises:
-        TomatError: it cannot be read, or is not JSON.
-    """
+    """The value in a JSON file."""
     return parse_json(read_bytes(path), path, remedy)
 
 
 def read_bytes(path: Path) -> bytes:
-    """The content of a file.
-
-    Raises:
-        TomatError: It cannot be read.
-    """
+    """The content of a file."""
     try:
         return path.read_bytes()
     except OSError as error:
@@ -71,11 +59,7 @@ def append_whole_line(file: BinaryIO, line: str) -> None:
 
 
 def parse_yaml(text: str | bytes, origin: str | Path, remedy: str = "Restore it.") -> Any:
-    """The value of a YAML text.
-
-    Raises:
-        TomatError: it is not YAML; `origin` names it and `remedy` says what to do.
-    """
+    """The value of a YAML text."""
     try:
         return yaml.load(text, Loader=_FAST_LOADER if _is_shallow(text) else yaml.SafeLoader)
     except YAML_ERRORS as error:

@@ -1,8 +1,14 @@
-"""The most memory that this process has held."""
+"""Memory of this process: the most that it has held, and an allocator told to keep what is freed."""
 
+import ctypes
+import platform
 from pathlib import Path
 
 from tomat.base.errors import TomatError
+
+_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
+"""Parameters of `mallopt`, as glibc's malloc.h numbers them."""
+_NEVER = 2**31 - 1
 
 
 def peak_memory_bytes() -> int:
@@ -20,3 +26,28 @@ def peak_memory_bytes() -> int:
     except FileNotFoundError:
         raise TomatError("The memory of a process is read from /proc/self/status, which only Linux has.") from None
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
+
+
+def keep_freed_memory() -> None:
+    """Keep for this process, from now on, what it frees.
+
+    The CPU client of jaxlib 0.11.1 takes the buffers of each step from `malloc` anew, and glibc gives large ones back
+    to the kernel. A step of a decoder of 4 layers of 128 on 2 sequences of 512 tokens had 8,400 page faults, and took
+    98 to 103 ms; with this it had none, and took 90 to 97. What a thread has beyond a heap of 64 MiB is given back all
+    the same: the demo's step kept its 30,000 faults. One heap for all threads (M_ARENA_MAX) would keep that too, and
+    made the step of a process that had compiled it 20 % slower.
+
+    Raises:
+        TomatError: The C library is not glibc, or does not take it.
+    """
+    library = platform.libc_ver()[0]
+    if library != "glibc":
+        raise TomatError(
+            f"keep_freed_memory is true, and the C library is {library or 'unknown'}; only glibc can be told so: leave "
+            "keep_freed_memory out."
+        )
+    mallopt = ctypes.CDLL(None).mallopt
+    # No mapping of its own for a large buffer, and no end of the heap given back.
+    for parameter, value in ((_M_MMAP_MAX, 0), (_M_TRIM_THRESHOLD, _NEVER)):
+        if mallopt(parameter, value) != 1:
+            raise TomatError(f"keep_freed_memory is true, and mallopt({parameter}, {value}) was refused; leave it out.")

@@ -86,20 +86,12 @@ def typed[T](
 
 
 def typed_text[T](text: str | bytes, kind: type[T], origin: str | Path, remedy: str, **how: Any) -> T:
-    """A JSON text as the type that it was written from; `how` as for `typed`.
-
-    Raises:
-        TomatError: It is not JSON, or as for `typed`.
-    """
+    """A JSON text as the type that it was written from; `how` as for `typed`."""
     return typed(parse_json(text, origin, remedy), kind, origin, remedy, **how)
 
 
 def read_typed[T](path: Path, kind: type[T], remedy: str, **how: Any) -> T:
-    """What a JSON file holds, as the type that it was written from; `how` as for `typed`.
-
-    Raises:
-        TomatError: It cannot be read, or as for `typed_text`.
-    """
+    """What a JSON file holds, as the type that it was written from; `how` as for `typed`."""
     return typed(read_json(path, remedy), kind, path, remedy, **how)
 
 

@@ -131,9 +131,6 @@ def check_regions(
 
     Returns:
         What to say when it is allowed and happens; None when all is in one region.
-
-    Raises:
-        TomatError: naming the regions.
     """
     apart = [
         (first, second)

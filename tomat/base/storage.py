@@ -49,6 +49,26 @@ def store_url(place: str | Path) -> str:
     return text.rstrip("/") + "/"
 
 
+def local_target(folder: Path, relative: str, origin: str) -> Path:
+    """Where a remote object of that name is copied to. A bucket may hold any name, `../../.bashrc` among them: one that
+    leads out of `folder` is refused.
+
+    Args:
+        folder: What it is copied into.
+        relative: Its name from where the copy begins.
+        origin: Names that place in the error.
+    """
+    root = folder.resolve()
+    # No path has a zero byte; the folder itself is refused below.
+    target = root if "\x00" in relative else (root / relative).resolve()
+    if not target.is_relative_to(root) or target == root:
+        raise TomatError(
+            f"{origin}: the name {relative!r} leads out of the folder it would be copied to, so nothing is copied. "
+            "Rename the object."
+        )
+    return target
+
+
 def short_message(error: Exception) -> str:
     """TensorStore's error without its specification and source locations."""
     return str(error).split(" [")[0]
@@ -86,9 +106,6 @@ def explaining_storage(what: str, remedy: str = "") -> Iterator[None]:
     Args:
         what: As for `storage_error`.
         remedy: As for `storage_error`.
-
-    Raises:
-        TomatError: As `storage_error` makes it.
     """
     try:
         yield
@@ -114,14 +131,12 @@ def storage_error(what: str, error: Exception, remedy: str) -> TomatError:
 
 
 class Store:
-    """The objects of one data set, by name.
+    """The objects of one data set, by name. Whatever cannot be read or written is a `TomatError` or, where the storage
+    does not answer, a `RetryableError`.
 
     Args:
         place: folder, or `file://` or `gs://` URL.
         tries: how often a request to a bucket is tried.
-
-    Raises:
-        TomatError: if the place cannot be opened.
     """
 
     def __init__(self, place: str | Path, tries: int = STORAGE_TRIES) -> None:
@@ -131,21 +146,13 @@ class Store:
             self.objects = ts.KvStore.open(self.url, context=self.context).result()
 
     def read(self, name: str) -> bytes | None:
-        """The object's bytes; None if there is none.
-
-        Raises:
-            TomatError: if the place cannot be read.
-        """
+        """The object's bytes; None if there is none."""
         with explaining_storage(f"Cannot read {self.url}{name}"):
             found = self.objects.read(name).result()
         return found.value if found.state == "value" else None
 
     def write(self, name: str, content: bytes) -> None:
-        """Write an object in one step: a reader sees the old or the new one.
-
-        Raises:
-            TomatError: if the place cannot be written.
-        """
+        """Write an object in one step: a reader sees the old or the new one."""
         with explaining_storage(f"Cannot write {self.url}{name}"):
             self.objects.write(name, content).result()
 
@@ -165,22 +172,15 @@ class Store:
                 Path(url2pathname(self.url.removeprefix("file://") + prefix)).rmdir()
 
     def open_array(self) -> ts.TensorStore:
-        """The token array, for reading and writing.
-
-        Raises:
-            TomatError: if there is none.
-        """
+        """The token array, for reading and writing."""
         remedy = "The set is damaged: copy or tokenise it again."
         with explaining_storage(f"Cannot open the token array {self.url}{ARRAY_NAME}", remedy):
             spec = {"driver": "zarr3", "kvstore": self.url + ARRAY_NAME + "/"}
             return ts.open(spec, open=True, context=self.context).result()
 
     def create_array(self, rows: int, context: int, block_rows: int) -> ts.TensorStore:
-        """The token array, uint16 [rows, context], chunks of [block_rows, context]; opened if it is there alike.
-
-        Raises:
-            TomatError: if there is another array, or the place cannot be written.
-        """
+        """The token array, uint16 [rows, context], chunks of [block_rows, context]; opened if it is there, refused if
+        there is another one."""
         metadata = {
             "shape": [rows, context],
             "data_type": "uint16",

@@ -15,9 +15,9 @@ from levanter.tracker.tensorboard import TensorboardConfig
 from levanter.tracker.tracker import TrackerConfig
 from levanter.trainer import TrainerConfig
 
-from tomat.base.allocator import keep_freed_memory
 from tomat.base.errors import TomatError
 from tomat.base.layout import METRICS_FILE
+from tomat.base.memory import keep_freed_memory
 from tomat.base.reporting import writing
 from tomat.hardware.chips import slice_named
 from tomat.hardware.found import FoundDevices

@@ -23,13 +23,13 @@ import tensorstore as ts
 
 from tomat.base.errors import RetryableError, TomatError
 from tomat.base.layout import CHECKPOINT_FOLDER, CHECKSUM_FILE, MANIFEST_FILE, METADATA_FILE, UNMARKED_FILE
-from tomat.base.places import local_target
 from tomat.base.records import Count, typed
 from tomat.base.reporting import warn
 from tomat.base.storage import (
     STORAGE_TRIES,
     Store,
     explaining_storage,
+    local_target,
     retry_context,
     short_message,
     storage_error,

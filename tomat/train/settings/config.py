@@ -173,7 +173,7 @@ class TrainConfig:
     pause: PauseConfig = PauseConfig()
     """When the run leaves its devices to others."""
     keep_freed_memory: bool = False
-    """Memory that is freed stays with the process (`tomat/base/allocator.py`; glibc alone). For CPUs, whose steps get
+    """Memory that is freed stays with the process (`tomat/base/memory.py`; glibc alone). For CPUs, whose steps get
     their buffers from the kernel anew without it; the process stays as large as it ever was."""
     tracking_dir: str = "docs/tracking"
     """Where the page of a profiled run is written."""

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tomat.base.errors import TomatError
-from tomat.base.places import local_target
+from tomat.base.storage import local_target
 
 
 @given(st.lists(st.sampled_from(["..", ".", "a", "b", "", "/", "~"]), max_size=6).map("/".join))

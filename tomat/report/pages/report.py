@@ -2,8 +2,8 @@
 
 ``<run>.md`` has hand-written parts (hypothesis, verdict, next) and tomat's sections between markers;
 ``data/<run>.json`` is the row of the index and the configuration that later pages are diffed against; ``figures/``
-holds the SVGs. Pages that are not made again lie in ``archive/``. Everything is written from what is passed in: no clock
-is read, so writing twice changes nothing.
+holds the SVGs. Pages that are not made again lie in ``archive/``. Everything is written from what is passed in: no
+clock is read, so writing twice changes nothing.
 """
 
 from __future__ import annotations

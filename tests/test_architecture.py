@@ -258,10 +258,14 @@ def test_folders_of_scripts_are_no_packages():
     assert not {path.stem for path in (ROOT / "profiling").glob("*.py")} & sys.stdlib_module_names
 
 
+@cache
 def reached_by(test: Path) -> set[str]:
     """The modules of tomat that a test imports, starts as a process or reaches through those."""
     text = test.read_text(encoding="utf-8")
-    waiting = [module for module in MODULES if re.search(rf"\b{re.escape(module)}\b", text)]
+    named = {
+        dotted[: end.start()] for dotted in re.findall(r"\btomat[\w.]*", text) for end in re.finditer(r"\b", dotted)
+    }
+    waiting = [module for module in MODULES if module in named]
     waiting += [
         f"{package}.{name}"
         for package, names in re.findall(r"from (tomat[\w.]*) import ([^\n(]+)", text)

@@ -1,7 +1,5 @@
 """Which libtpu compiles which operation."""
 
-import shlex
-
 import pytest
 from another_libtpu import another_libtpu
 from calibrate_with_libtpu import build_parser, libtpu_in, read_compilers
@@ -54,7 +52,6 @@ def test_the_script_reads_its_flags_before_anything_is_compiled(other, tmp_path,
     monkeypatch.chdir(tmp_path)
     file = tmp_path / "timings.csv"
     file.write_text("chip\n")
-    assert all(parser.parse_args(shlex.split(line.removeprefix(parser.prog))) for line in parser.examples)
     words = ["--kernels", str(file), "--tracking_dir", str(tmp_path / "tracking")]
     assert run_verb(parser, [*words, "--libtpu", str(tmp_path)]) == 2
     assert "holds no libtpu" in capsys.readouterr().err

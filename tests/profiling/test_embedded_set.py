@@ -1,5 +1,4 @@
 import json
-import shlex
 import sys
 from dataclasses import replace
 
@@ -10,7 +9,7 @@ from embedded_set import _reason_to_discard, build_demo_data, build_parser
 from embedded_set_dft import Calculation
 from embedded_set_recipes import CellRecipe, Distortion
 
-from tomat.app.cli import main, run_verb
+from tomat.app.cli import run_verb
 from tomat.base.errors import TomatError
 from tomat.base.reporting import dump_json
 from tomat.data.density.zarr_store import read_zarr
@@ -103,11 +102,3 @@ def test_an_unknown_cell_is_one_line(tmp_path, capsys):
     assert run_verb(build_parser(), ["--out", str(tmp_path / "set"), "--only", "nothing"]) == 2
     assert capsys.readouterr().err == "error: no recipe for nothing; `tomat demo-data show` lists the cells.\n"
     assert not list(tmp_path.iterdir())
-
-
-def test_the_example_is_taken_and_the_verb_of_before_says_where_it_went(capsys):
-    parser = build_parser()
-    assert all(parser.parse_args(shlex.split(line.removeprefix(parser.prog))) for line in parser.examples)
-    assert main(["demo-data", "build", "--only", "x"]) == 2
-    told = capsys.readouterr().err
-    assert "profiling/embedded_set.py" in told and told.count("\n") == 1

@@ -1,5 +1,4 @@
 import json
-import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -8,10 +7,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from import_first_generation import build_parser, import_first_generation
+from import_first_generation import import_first_generation
 from smooth_grid import smooth_grid
 
-from tomat.app.cli import main
 from tomat.base.errors import TomatError
 from tomat.data.codec.histogram import DensityHistogram
 from tomat.data.codec.lloyd_max import fit_lloyd_max
@@ -149,11 +147,3 @@ def test_the_script_says_a_refusal_in_one_line(tmp_path):
     done = subprocess.run([sys.executable, str(SCRIPT), *words], capture_output=True, text=True)
     assert done.returncode == 2 and done.stderr.count("\n") == 1
     assert done.stderr.startswith(f"error: {tmp_path} is no data set of the first generation")
-
-
-def test_the_example_is_taken_and_the_verb_of_before_says_where_it_went(capsys):
-    parser = build_parser()
-    assert all(parser.parse_args(shlex.split(line.removeprefix(parser.prog))) for line in parser.examples)
-    assert main(["shards", "import", "old"]) == 2
-    told = capsys.readouterr().err
-    assert f"profiling/{SCRIPT.name}" in told and told.count("\n") == 1

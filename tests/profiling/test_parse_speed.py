@@ -1,10 +1,9 @@
 import json
-import shlex
 from pathlib import Path
 
 from parse_speed import build_parser
 
-from tomat.app.cli import main, run_verb
+from tomat.app.cli import run_verb
 
 HLO = Path(__file__).parents[1] / "fixtures" / "profiles" / "v6e_step.hlo.pb.gz"
 
@@ -25,12 +24,3 @@ def test_a_small_bench(tmp_path, capsys):
 def test_too_few_events(capsys):
     assert run("--events", 10) == 2
     assert "expected at least 1,000" in capsys.readouterr().err
-
-
-def test_the_example_is_taken_and_the_benchmark_of_before_says_where_it_went(capsys, monkeypatch):
-    monkeypatch.chdir(HLO.parents[3])
-    parser = build_parser()
-    assert all(parser.parse_args(shlex.split(line.removeprefix(parser.prog))) for line in parser.examples)
-    assert main(["bench", "profile", "--hlo", str(HLO)]) == 2
-    told = capsys.readouterr().err
-    assert "profiling/parse_speed.py" in told and told.count("\n") == 1

@@ -2,11 +2,13 @@
 
 import argparse
 import importlib
+import shlex
 from pathlib import Path
 
 import pytest
+from files_aside import parser_without_files
 
-from tomat.app.cli import run_verb
+from tomat.app.cli import main, run_verb
 from tomat.base.arguments import existing_file, report_file
 
 ROOT = Path(__file__).parents[2]
@@ -29,6 +31,22 @@ def test_a_study_refuses_in_one_line_and_says_what_its_flags_are(study, capsys):
         assert len(action.help or "") > 5 and action.help != argparse.SUPPRESS, action.dest
         assert action.dest != "json" or action.type is report_file
     assert "json" in {action.dest for action in parser._actions}
+    for line in parser.examples:
+        assert parser_without_files(parser).parse_args(shlex.split(line.removeprefix(parser.prog)))
+
+
+@pytest.mark.parametrize(
+    ("words", "study"),
+    [
+        (["demo-data", "build", "--only", "x"], "embedded_set"),
+        (["shards", "import", "old"], "import_first_generation"),
+        (["bench", "profile", "--hlo", "x.hlo.pb"], "parse_speed"),
+    ],
+)
+def test_a_verb_of_before_says_which_study_it_is_now(words, study, capsys):
+    assert main(words) == 2
+    told = capsys.readouterr().err
+    assert f"profiling/{study}.py" in told and told.count("\n") == 1
 
 
 def test_there_are_studies():

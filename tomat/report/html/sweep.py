@@ -2,39 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from tomat.hardware.mfu import TABLE_UTILISATIONS
-from tomat.measure.lab.record import LabRow, ShownRecord, order, read_lab, rows_of_record
+from tomat.base.report.model import Table, words_of
+from tomat.measure.lab.record import ShownRecord, order, read_lab, rows_of_record
 from tomat.measure.lab.record import record_path as lab_record_path
-from tomat.perf.tuning.changes import override_words
 from tomat.perf.tuning.sweep import SweepRecord, read_sweep, rows_on_record
 from tomat.perf.tuning.sweep import record_path as plan_record_path
-from tomat.perf.tuning.sweep_rows import FITS, RowRecord, base_of, ranked, verdict
+from tomat.perf.tuning.sweep_rows import FITS, RowRecord, ranked
 from tomat.report.html.document import Figure, Page, Section, equality, label, paragraph
-from tomat.report.html.tables import Column, number, percent, table
-from tomat.report.pages.lab_page import pareto_front as measured_front
-from tomat.report.pages.lab_page import ratio_text
-from tomat.report.pages.lab_page import verdict as measured_verdict
-from tomat.report.pages.sweep_page import pareto_front as planned_front
-
-MIB = 2**20
-
-
-@dataclass(frozen=True)
-class Point:
-    """A row in the Pareto figure."""
-
-    name: str
-    place: int
-    """In the ranking."""
-    memory_mib: float
-    speed: float
-    low: float
-    high: float
+from tomat.report.html.tables import Column, number, table
+from tomat.report.pages.sweep_tables import (
+    COMPARED,
+    NOT_COMPARED,
+    Pareto,
+    compared_table,
+    measured_pareto,
+    measured_table,
+    planned_pareto,
+    planned_table,
+)
 
 
 def lab_page(path: Path) -> Page:
@@ -45,7 +34,6 @@ def lab_page(path: Path) -> Page:
     """
     record = read_lab(path, ShownRecord)
     rows = order(record["rows"])
-    limits = sorted({row.memory_limit_bytes / MIB for row in rows if row.memory_limit_bytes})
     how = record.get("measured_with", {})
     lead = [
         paragraph(record["introduction"]),
@@ -55,28 +43,15 @@ def lab_page(path: Path) -> Page:
             f"{record.get('n_measured')} of {record.get('n_rows')} rows have an answer."
         ),
     ]
-    places = {row.name: place for place, row in enumerate(rows, 1)}
-    points = [
-        Point(
-            row.name,
-            places[row.name],
-            (row.peak_memory_bytes or 0) / MIB,
-            row.tokens_per_second or 0.0,
-            min(one.tokens_per_second for one in row.windows),
-            max(one.tokens_per_second for one in row.windows),
-        )
-        for row in rows
-        if row.measured and row.windows
-    ]
-    front = [row.name for row in measured_front(rows)]
-    pareto = _pareto(points, front, "peak memory, MiB", "tokens a second", limits, "the smallest and largest window")
+    pareto = measured_pareto(rows)
     plans = rows_on_record(plan_record_path(path.parents[1], record["sweep"])) if path.parent.name == "lab" else {}
     sections = [
-        Section("Speed against memory", (pareto,)),
-        Section("Ranking", (_lab_table(rows),)),
-        Section("Predicted and measured", tuple(_compared(plans, rows))),
+        Section("Speed against memory", (_pareto(pareto),)),
+        Section("Ranking", (_html(measured_table(rows)),)),
+        Section("Predicted and measured", tuple(_compared(compared_table(plans, rows)))),
     ]
-    figures = {"sweep": record["sweep"], "rows": len(rows), "with_an_answer": len(points), "front": front}
+    front = [one.name for one in pareto.front]
+    figures = {"sweep": record["sweep"], "rows": len(rows), "with_an_answer": len(pareto.points), "front": front}
     return Page(record["title"], "measured sweep", tuple(lead), tuple(sections), figures)
 
 
@@ -89,44 +64,35 @@ def sweep_page(path: Path) -> Page:
     record = read_sweep(path, SweepRecord)
     named = {row.name: row for row in record["rows"]}
     rows = ranked(list(named.values()))
-    places = {row.name: place for place, row in enumerate(rows, 1)}
-    points = [
-        Point(
-            row.name,
-            places[row.name],
-            row.hbm_required_bytes / MIB,
-            *(100 * row.mfu_full[key] for key in ("estimate", "low", "high")),
-        )
-        for row in rows
-        if row.status == FITS and row.mfu_full
-    ]
-    limits = sorted({row.hbm_capacity_bytes / MIB for row in rows if row.status == FITS})
-    front = [row.name for row in planned_front(rows)]
-    pareto = _pareto(points, front, "HBM required by a chip, MiB", "MFU full, %", limits, "the intervals of the plans")
+    pareto = planned_pareto(rows)
     measured = rows_of_record(lab_record_path(path.parents[1], record["sweep"])) if path.parent.name == "sweeps" else {}
-    said = f"Planned, not measured. {record['n_fitting']} of {record['n_rows']} rows fit."
     notes = dict.fromkeys(note for row in rows for note in row.notes)
     lead = [
         paragraph(record["introduction"]),
-        paragraph(said),
+        paragraph(f"Planned, not measured. {record['n_fitting']} of {record['n_rows']} rows fit."),
         *(paragraph(f"{note[:1].upper()}{note[1:]}.", "note") for note in notes),
     ]
     sections = [
-        Section("MFU against memory", (pareto,)),
-        Section("Ranking", (_plan_table(rows),)),
+        Section("MFU against memory", (_pareto(pareto),)),
+        Section("Ranking", (_html(planned_table(rows)),)),
         Section("Where the time goes", tuple(_categories(rows))),
-        Section("Predicted and measured", tuple(_compared(named, order(list(measured.values()))))),
+        Section("Predicted and measured", tuple(_compared(compared_table(named, list(measured.values()))))),
     ]
-    figures = {"sweep": record["sweep"], "rows": len(rows), "fitting": len(points), "front": front}
+    front = [one.name for one in pareto.front]
+    figures = {"sweep": record["sweep"], "rows": len(rows), "fitting": len(pareto.points), "front": front}
     return Page(record["title"], "sweep of plans", tuple(lead), tuple(sections), figures)
 
 
-def _pareto(
-    points: Sequence[Point], front: Sequence[str], x: str, y: str, limits: Sequence[float], bars: str
-) -> Figure | str:
-    if not points:
+def _html(made: Table) -> str:
+    columns = [Column(column.heading, column.show) for column in made.columns]
+    rows = [[value if isinstance(value, int | float | None) else words_of(value) for value in row] for row in made.rows]
+    return table(made.caption, columns, rows)
+
+
+def _pareto(pareto: Pareto) -> Figure | str:
+    if not pareto.points:
         return paragraph("No row has an answer yet.")
-    on_front = sorted((one for one in points if one.name in front), key=lambda one: one.memory_mib)
+    points, on_front, shown = pareto.points, pareto.front, pareto.limits_near
     traces: list[dict[str, Any]] = [
         {
             "type": "scatter",
@@ -159,12 +125,9 @@ def _pareto(
             "%{customdata[2]:,.4g})<br>%{x:,.1f} MiB<extra></extra>",
         },
     ]
-    widest = max(one.memory_mib for one in points)
-    # A limit far to the right would press all rows into one corner.
-    shown = [limit for limit in limits if limit < 2 * widest]
     layout = {
-        "xaxis": {"title": {"text": x + (" (dashed: limit)" if shown else "")}, "rangemode": "tozero"},
-        "yaxis": {"title": {"text": y}, "rangemode": "tozero"},
+        "xaxis": {"title": {"text": pareto.x + (" (dashed: limit)" if shown else "")}, "rangemode": "tozero"},
+        "yaxis": {"title": {"text": pareto.y}, "rangemode": "tozero"},
         "shapes": [
             {
                 "type": "line",
@@ -179,98 +142,7 @@ def _pareto(
         ],
         "legend": {"orientation": "h", "y": -0.2},
     }
-    said = (
-        f"Numbers are places in the ranking, bars {bars}. Least memory for the speed: "
-        f"{', '.join(one.name for one in on_front)}."
-    )
-    return Figure(f"{y} against {x}", traces, layout, said, 460)
-
-
-def _settings(overrides: Mapping[str, Any]) -> str:
-    return " ".join(word.removeprefix("--") for word in override_words(dict(sorted(overrides.items()))))
-
-
-def _lab_table(rows: Sequence[LabRow]) -> str:
-    shares = [one for one in TABLE_UTILISATIONS if any(row.mfu for row in rows)]
-    heads = (
-        Column("place", number(0)),
-        Column("row"),
-        Column("batch", number(0)),
-        Column("tokens/s", number(0)),
-        Column("least", number(0)),
-        Column("largest", number(0)),
-        Column("step, ms", number(1, 1e3)),
-        Column("compile, s", number(1)),
-        Column("cached, s", number(1)),
-        Column("peak MiB", number(0, 1 / MIB)),
-        *(Column(one.short, percent) for one in shares),
-        Column("loss", number(4)),
-        Column("against base"),
-        Column("verdict"),
-        Column("settings"),
-    )
-    body = []
-    for place, row in enumerate(rows, 1):
-        rates = [one.tokens_per_second for one in row.windows]
-        body.append(
-            (
-                place,
-                row.name,
-                row.setup.get("batch_sequences"),
-                row.tokens_per_second,
-                min(rates, default=None),
-                max(rates, default=None),
-                row.step_seconds,
-                row.compile_cold_seconds,
-                row.compile_cached_seconds,
-                row.peak_memory_bytes,
-                *(row.mfu.get(one.key) for one in shares),
-                row.setup.get("warm_loss"),
-                ratio_text(row),
-                measured_verdict(row).replace("`", ""),
-                _settings(row.overrides),
-            )
-        )
-    return table("Rows of the sweep, the most tokens a second first; medians of the windows", heads, body)
-
-
-def _plan_table(rows: Sequence[RowRecord]) -> str:
-    heads = (
-        Column("place", number(0)),
-        Column("row"),
-        Column("slice"),
-        Column("batch", number(0)),
-        Column("tokens", number(0)),
-        Column("step, ms", number(1, 1e3)),
-        Column("from", number(1, 1e3)),
-        Column("to", number(1, 1e3)),
-        *(Column(one.short, percent) for one in TABLE_UTILISATIONS),
-        Column("without timings", percent),
-        Column("tokens/s/chip", number(0)),
-        Column("HBM MiB", number(0, 1 / MIB)),
-        Column("verdict"),
-        Column("settings"),
-    )
-    body = []
-    for place, row in enumerate(rows, 1):
-        span, rate = row.step_seconds or {}, row.tokens_per_second_per_chip or {}
-        body.append(
-            (
-                place,
-                row.name,
-                row.slice,
-                row.batch_sequences,
-                row.sequence_tokens,
-                *(span.get(key) for key in ("estimate", "low", "high")),
-                *((row.utilisation(one.key) or {}).get("estimate") for one in TABLE_UTILISATIONS),
-                row.untimed_step_share,
-                rate.get("estimate"),
-                row.hbm_required_bytes or None,
-                verdict(row, base_of(row, rows)).replace("`", ""),
-                _settings(row.overrides),
-            )
-        )
-    return table("Rows of the sweep, the best MFU first", heads, body)
+    return Figure(f"{pareto.y} against {pareto.x}", traces, layout, pareto.summary.replace("`", ""), 460)
 
 
 def _categories(rows: Sequence[RowRecord]) -> Iterator[str | Figure]:
@@ -317,26 +189,13 @@ def _categories(rows: Sequence[RowRecord]) -> Iterator[str | Figure]:
     )
 
 
-def _compared(plans: Mapping[str, RowRecord], rows: Sequence[LabRow]) -> Iterator[str | Figure]:
+def _compared(made: Table) -> Iterator[str | Figure]:
     """Rows that were planned and measured with the same settings."""
-    both = []
-    for row in rows:
-        plan = plans.get(row.name)
-        if (
-            plan is None
-            or not plan.step_seconds
-            or row.step_seconds is None
-            or dict(plan.overrides) != dict(row.overrides)
-        ):
-            continue
-        both.append((row.name, str(plan.slice), plan.step_seconds["estimate"], row.step_seconds))
+    both: Sequence[Any] = made.rows
     if not both:
-        yield paragraph(
-            "No row is on record both as a plan and as a measurement: `tomat plan --sweep` and `tomat lab run` "
-            "of one file, into one tracking folder, make such."
-        )
+        yield paragraph(NOT_COMPARED)
         return
-    top = 1e3 * max(max(one[2:]) for one in both)
+    top = 1e3 * max(max(one[2:4]) for one in both)
     traces = [
         equality(top),
         {
@@ -351,16 +210,5 @@ def _compared(plans: Mapping[str, RowRecord], rows: Sequence[LabRow]) -> Iterato
         },
     ]
     layout = {"xaxis": {"title": {"text": "planned step, ms"}}, "yaxis": {"title": {"text": "measured step, ms"}}}
-    said = (
-        "Plans are for the slice named in the table; on another device, a CPU above all, not even their order "
-        "has to hold."
-    )
-    yield Figure("Planned against measured", traces, layout, said, 420)
-    heads = (
-        Column("row"),
-        Column("planned for"),
-        Column("planned, ms", number(1, 1e3)),
-        Column("measured, ms", number(1, 1e3)),
-        Column("measured / planned", number(2)),
-    )
-    yield table("Steps planned and measured", heads, [(*one, one[3] / one[2]) for one in both])
+    yield Figure("Planned against measured", traces, layout, COMPARED, 420)
+    yield _html(made)

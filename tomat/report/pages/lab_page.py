@@ -4,54 +4,43 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-from rich.table import Table
+from typing import Any
 
 from tomat.base.layout import FIGURES_DIR
 from tomat.base.records import typed
-from tomat.base.report.document import empty_section, find_sections, update_document
-from tomat.base.report.formats import UNKNOWN, markdown_table, percent
-from tomat.base.report.text import plain
-from tomat.base.reporting import console, counted
-from tomat.hardware.mfu import TABLE_UTILISATIONS
+from tomat.base.report.document import find_sections
+from tomat.base.report.formats import number, percent
+from tomat.base.report.markdown import markdown
+from tomat.base.report.model import Column, Image, Note, Table
+from tomat.base.report.terminal import show
+from tomat.base.reporting import counted
 from tomat.measure.lab.compare import SAME
-from tomat.measure.lab.messages import OUT_OF_MEMORY
 from tomat.measure.lab.record import LabRow, median, order
-from tomat.perf.tuning.changes import override_words
 from tomat.perf.tuning.sweep import record_path as plan_record_path
 from tomat.perf.tuning.sweep import rows_on_record
 from tomat.report.pages.figures import draw_svg
+from tomat.report.pages.sweep_tables import (
+    COMPARED,
+    JOULES,
+    MIB,
+    NOT_COMPARED,
+    chosen,
+    compared_table,
+    draw_pareto,
+    measured_pareto,
+    measured_table,
+    measured_verdict,
+    ratio_text,
+    write_sections,
+)
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
-PAGE_TEMPLATE = """# {title}
-
-{introduction}
-
-## Ranking
-
-{ranking}
-
-## Tokens a second against memory
-
-{pareto}
-
-## Hours an epoch
-
-{epochs}
-
-## Planned and measured
-
-{planned}
-
-## Verdict
-
-<!-- What to do because of it. The text outside tomat's markers is yours. -->
-"""
-
-MIB = 2**20
+HEADINGS = {
+    "introduction": "",
+    "ranking": "Ranking",
+    "pareto": "Tokens a second against memory",
+    "epochs": "Hours an epoch",
+    "planned": "Planned and measured",
+}
 BUSY_SHARE = 0.05
 """Of the processors used by others from which a page says that the machine was shared."""
 
@@ -78,9 +67,7 @@ def write_lab_page(record: Mapping[str, Any], tracking_dir: Path, epoch_rows: in
         "epochs": epochs_section(rows, epoch_rows),
         "planned": planned_section(record["sweep"], rows, tracking_dir),
     }
-    template = PAGE_TEMPLATE.format(title=plain(record["title"]), **{name: empty_section(name) for name in contents})
-    update_document(page, contents, template)
-    return page
+    return write_sections(page, record["title"], contents, HEADINGS)
 
 
 def introduction_section(record: Mapping[str, Any], rows: Sequence[LabRow]) -> str:
@@ -107,26 +94,14 @@ def introduction_section(record: Mapping[str, Any], rows: Sequence[LabRow]) -> s
     return f"{record['introduction']}\n\n{said}".strip()
 
 
-def header(rows: Sequence[LabRow]) -> tuple[str, ...]:
-    """Columns of the ranking; of MFU only where a chip's peak is known, of energy only where the devices tell it."""
-    energy = (JOULES, "tokens a J") if any(row.step_joules is not None for row in rows) else ()
-    shares = tuple(one.short for one in TABLE_UTILISATIONS) if any(row.mfu for row in rows) else ()
-    return (
-        "", "run", "batch", "accum", "tokens", "ahead", "shuffle", "optimizer", "dtype", "extra", "tok/s",
-        "step ms", "compile s, cold / cached", "mem peak MiB", "limit MiB", *shares, *energy, "loss", "ok",
-        "against base", "verdict",
-    )  # fmt: skip
-
-
 LEGEND = (
-    "tok/s and step: median of the windows (smallest to largest). accum: microbatches of a step. ahead: steps that are "
-    "dispatched before a loss is read. shuffle: rows of a window of the shuffle. compile: lowering and compiling the "
-    "step's programs; cached, as a later start finds them. mem peak: {memory}. loss: after the warm-up, after as many "
-    "steps in every row. against base: tokens a second over the base's, mean of pairs of windows that were measured "
-    "beside each other, with its 95 % interval, by the row's windows or by what starts of a row differ by in this "
-    "sweep, whichever is wider; *within noise* where that holds 1."
+    "tok/s and step: median of the windows; least and most: the smallest and largest. accum: microbatches of a step. "
+    "ahead: steps that are dispatched before a loss is read. shuffle: rows of a window of the shuffle. compile: "
+    "lowering and compiling the step's programs; cached: as a later start finds them. mem peak: {memory}. loss: after "
+    "the warm-up, after as many steps in every row. against base: tokens a second over the base's, mean of pairs of "
+    "windows that were measured beside each other, with its 95 % interval, by the row's windows or by what starts of a "
+    "row differ by in this sweep, whichever is wider; *within noise* where that holds 1."
 )
-JOULES = "J a step"
 MEMORY_SOURCES = {
     "device": "of the fullest device",
     "process": "resident memory of the process, Python and JAX included (the devices say nothing)",
@@ -135,15 +110,14 @@ MEMORY_SOURCES = {
 
 def ranking_section(rows: Sequence[LabRow], same: Sequence[Sequence[str]]) -> str:
     """Every row, the fastest first."""
-    columns = header(rows)
-    body = [(str(place), *figures(row, columns)) for place, row in enumerate(order(rows), 1)]
+    table = measured_table(rows)
     sources = sorted({row.setup["memory_source"] for row in rows if "memory_source" in row.setup})
     legend = LEGEND.format(memory="; ".join(MEMORY_SOURCES[one] for one in sources) or "not known")
     told = sorted({row.setup["energy_source"] for row in rows if row.setup.get("energy_source")})
-    energy = "" if not told else f"{JOULES}: of {told[0]}." if JOULES in columns else f"Energy: {told[0]}."
+    shown = any(one.heading == JOULES for one in table.columns)
+    energy = "" if not told else f"{JOULES}: of {told[0]}." if shown else f"Energy: {told[0]}."
     notes = [*([energy] if energy else []), *(same_text(rows, names) for names in same)]
-    align = "rl" + "r" * 5 + "lll" + "r" * (len(columns) - 13) + "lll"
-    return markdown_table(columns, body, align) + "\n\n" + " ".join([legend, *notes])
+    return markdown([table, " ".join([legend, *notes])])
 
 
 def same_text(rows: Sequence[LabRow], names: Sequence[str]) -> str:
@@ -159,112 +133,21 @@ def same_text(rows: Sequence[LabRow], names: Sequence[str]) -> str:
     )
 
 
-def figures(row: LabRow, columns: Sequence[str]) -> tuple[str, ...]:
-    """A row's cells after its place."""
-    setup, shown = row.setup, sorted(window.tokens_per_second for window in row.windows)
-    settings = " ".join(word.removeprefix("--") for word in override_words(dict(sorted(row.overrides.items()))))
-    steps = sorted(1e3 * window.step_seconds for window in row.windows)
-    shares = tuple(percent(row.mfu.get(one.key)) for one in TABLE_UTILISATIONS if one.short in columns)
-    peak, limit = row.peak_memory_bytes, row.memory_limit_bytes
-
-    def known(key: str, text: str = "{}") -> str:
-        return UNKNOWN if setup.get(key) is None else text.format(setup[key])
-
-    def range_text(median_value: float | None, values: Sequence[float], digits: int) -> str:
-        if median_value is None:
-            return UNKNOWN
-        return f"{median_value:,.{digits}f} ({values[0]:,.{digits}f} to {values[-1]:,.{digits}f})"
-
-    return (
-        row.name,
-        known("batch_sequences"),
-        known("accumulations"),
-        known("sequence_tokens"),
-        known("dispatch_ahead"),
-        known("shuffle_rows", "{:,}") if setup.get("shuffle_rows") else known("shuffle"),
-        known("optimizer"),
-        known("compute_dtype"),
-        f"`{settings}`" if settings else UNKNOWN,
-        range_text(row.tokens_per_second, shown, 0),
-        range_text(None if row.step_seconds is None else 1e3 * row.step_seconds, steps, 1),
-        f"{_number(row.compile_cold_seconds)} / {_number(row.compile_cached_seconds)}",
-        UNKNOWN if peak is None else f"{peak / MIB:,.0f}",
-        UNKNOWN if limit is None else f"{limit / MIB:,.0f}",
-        *shares,
-        *((_number(row.step_joules), _number(row.tokens_per_joule)) if JOULES in columns else ()),
-        known("warm_loss", "{:.4f}"),
-        "True" if row.measured else "OOM" if row.status == OUT_OF_MEMORY else "False",
-        ratio_text(row),
-        verdict(row),
-    )
-
-
-def _number(value: float | None) -> str:
-    return UNKNOWN if value is None else f"{value:.1f}"
-
-
-def ratio_text(row: LabRow) -> str:
-    """`1.05 (1.02 to 1.08)`."""
-    ratio = row.ratio
-    return UNKNOWN if ratio is None else f"{ratio.mean:.3f} ({ratio.low:.3f} to {ratio.high:.3f})"
-
-
-def verdict(row: LabRow) -> str:
-    """How the row stands, in a few words."""
-    if not row.measured:
-        return f"{row.status}: {row.reason}"
-    if row.base is None:
-        return "base"
-    ratio = row.ratio
-    return f"not compared with `{row.base}`" if ratio is None else f"{ratio.verdict} (`{row.base}`)"
-
-
 def figures_text(row: LabRow) -> str:
     """One line about a row that has just been measured."""
     if not row.measured or row.tokens_per_second is None:
-        return verdict(row)
-    return f"{row.tokens_per_second:,.0f} tokens/s, against its base {ratio_text(row)}: {verdict(row)}"
-
-
-def pareto_front(rows: Sequence[LabRow]) -> list[LabRow]:
-    """Rows than which no other has more tokens a second and less memory, by memory."""
-    front: list[LabRow] = []
-    points = [row for row in rows if row.measured and row.peak_memory_bytes]
-    for row in sorted(points, key=lambda r: (r.peak_memory_bytes or 0, -(r.tokens_per_second or 0.0), r.name)):
-        if not front or (row.tokens_per_second or 0.0) > (front[-1].tokens_per_second or 0.0):
-            front.append(row)
-    return front
+        return measured_verdict(row)
+    return f"{row.tokens_per_second:,.0f} tokens/s, against its base {ratio_text(row)}: {measured_verdict(row)}"
 
 
 def pareto_section(name: str, rows: Sequence[LabRow], tracking_dir: Path) -> str:
     """The figure, and the rows that no other beats in both."""
-    if not pareto_front(rows):
+    pareto = measured_pareto(rows)
+    if not pareto.points:
         return "No row has an answer yet."
-    figure = tracking_dir / FIGURES_DIR / f"{name}-pareto.svg"
-    draw_svg(figure, _draw_pareto, rows, (7.0, 4.2))
-    front = ", ".join(f"`{row.name}`" for row in pareto_front(rows))
-    return (
-        f"![Tokens a second against memory]({FIGURES_DIR}/{figure.name})\n\nNumbers are places in the ranking, bars "
-        f"the smallest and largest window. Least memory for the speed: {front}."
-    )
-
-
-def _draw_pareto(axes: Axes, rows: Sequence[LabRow]) -> None:
-    for place, row in enumerate(order(rows), 1):
-        if not row.measured:
-            continue
-        x, y = (row.peak_memory_bytes or 0) / MIB, row.tokens_per_second or 0.0
-        rates = [window.tokens_per_second for window in row.windows]
-        spread = [[y - min(rates)], [max(rates) - y]]
-        axes.errorbar([x], [y], spread, fmt="o", ms=4, lw=0.8, color="#2b6cb0", ecolor="#a7b0b8")
-        axes.annotate(str(place), (x, y), textcoords="offset points", xytext=(5, 3), fontsize=8)
-    front = pareto_front(rows)
-    memory = [(row.peak_memory_bytes or 0) / MIB for row in front]
-    axes.step(memory, [row.tokens_per_second or 0.0 for row in front], where="post", color="#2f855a", lw=1)
-    for limit in sorted({row.memory_limit_bytes for row in rows if row.memory_limit_bytes}):
-        if limit / MIB < 2 * max(memory):
-            axes.axvline(limit / MIB, color="black", lw=0.8, ls="--")
-    axes.set(xlabel="peak memory, MiB (dashed: limit)", ylabel="tokens a second", ylim=(0, None))
+    figure = f"{FIGURES_DIR}/{name}-pareto.svg"
+    draw_svg(tracking_dir / figure, draw_pareto, pareto, (7.0, 4.2))
+    return markdown([Image("Tokens a second against memory", figure), pareto.summary])
 
 
 def epochs_section(rows: Sequence[LabRow], epoch_rows: int | None) -> str:
@@ -277,58 +160,33 @@ def epochs_section(rows: Sequence[LabRow], epoch_rows: int | None) -> str:
         n_rows = epoch_rows or row.setup["train_rows"]
         tokens = n_rows * row.setup["sequence_tokens"]
         sizes.add((n_rows, row.setup["sequence_tokens"]))
-        assert row.tokens_per_second is not None and row.peak_memory_bytes is not None  # it is measured
+        assert row.tokens_per_second is not None  # it is measured
         hours = tokens / row.tokens_per_second / 3600
-        cells = [str(row.setup[key]) for key in ("batch_sequences", "accumulations")]
-        peak = f"{row.peak_memory_bytes / MIB:,.0f}"
-        body.append((row.name, *cells, f"{row.tokens_per_second:,.0f}", peak, f"{hours:,.3g}"))
-    table = markdown_table(("run", "batch", "accum", "tok/s", "mem peak MiB", "est hours / epoch"), body)
+        cells = (row.setup[key] for key in ("batch_sequences", "accumulations"))
+        body.append((row.name, *cells, row.tokens_per_second, row.peak_memory_bytes, hours))
+    columns = [
+        Column("run"),
+        Column("batch", number(0)),
+        Column("accum", number(0)),
+        Column("tok/s", number(0)),
+        Column("mem peak MiB", number(0, 1 / MIB)),
+        Column("est hours / epoch", lambda hours: f"{hours:,.3g}"),
+    ]
     said = "; ".join(f"{n:,} sequences of {length:,} tokens ({n * length:,} an epoch)" for n, length in sorted(sizes))
-    return f"{table}\n\nOf {said}, padding included; evaluation and checkpoints not."
+    return markdown([Table("", columns, body), f"Of {said}, padding included; evaluation and checkpoints not."])
 
 
 def planned_section(name: str, rows: Sequence[LabRow], tracking_dir: Path) -> str:
     """Rows that have been planned too (`tomat plan --sweep` of the same file), with both figures."""
-    plans = rows_on_record(plan_record_path(tracking_dir, name))
-    body = []
-    for row in order(rows):
-        plan = plans.get(row.name)
-        if plan is None or plan.step_seconds is None or row.step_seconds is None:
-            continue
-        if dict(plan.overrides) != dict(row.overrides):
-            continue
-        planned = plan.estimate("step_seconds")
-        memory = f"{plan.hbm_required_bytes / MIB:,.0f}"
-        body.append(
-            (
-                row.name,
-                str(plan.slice),
-                f"{1e3 * planned:,.1f}",
-                f"{1e3 * row.step_seconds:,.1f}",
-                f"{row.step_seconds / planned:,.2f}",
-                memory,
-                f"{(row.peak_memory_bytes or 0) / MIB:,.0f}",
-            )
-        )
-    if not body:
-        return "No row of this sweep has been planned: `tomat plan --sweep` of the same file does that, for TPUs."
-    columns = ("run", "planned for", "planned step ms", "measured step ms", "measured / planned", "planned MiB",
-               "measured MiB")  # fmt: skip
-    said = "Plans are for the slice named; on another device, a CPU above all, not even their order has to hold."
-    return markdown_table(columns, body, "llrrrrr") + f"\n\n{said}"
+    table = compared_table(rows_on_record(plan_record_path(tracking_dir, name)), rows)
+    return markdown([table, COMPARED] if table.rows else [NOT_COMPARED])
 
 
 def print_ranking(record: Mapping[str, Any]) -> None:
     """The ranking on the console."""
     rows = typed(record["rows"], list[LabRow], "the record", "Run the lab again.")
-    columns = ("tok/s", "step ms", "mem peak MiB", "loss", "against base", "verdict")
-    table = Table(title=record["title"])
-    for heading in ("row", *columns):
-        table.add_column(heading, justify="left" if heading in ("row", "verdict") else "right")
-    names = header(rows)[1:]
-    for row in order(rows):
-        cells = dict(zip(names, figures(row, names), strict=True))
-        table.add_row(row.name, *(cells[heading] for heading in columns))
-    console.print(table)
-    for names in record["same_settings"]:
-        console.print(f"note: {same_text(rows, names)}".replace("`", "'"), highlight=False)
+    shown = ("run", "tok/s", "least", "most", "step ms", "mem peak MiB", "loss", "against base", "verdict")
+    show(
+        chosen(measured_table(rows), shown),
+        *(Note(same_text(rows, names).replace("`", "'")) for names in record["same_settings"]),
+    )

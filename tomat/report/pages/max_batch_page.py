@@ -9,31 +9,15 @@ from typing import Any
 from rich.table import Table
 
 from tomat.base.records import typed
-from tomat.base.report.document import empty_section, find_sections, update_document
+from tomat.base.report.document import find_sections
 from tomat.base.report.formats import UNKNOWN, markdown_table, percent
-from tomat.base.report.text import plain
 from tomat.base.reporting import console, readable_bytes
 from tomat.measure.lab.max_batch import STATUS_WORDS, Search, policy_word
 from tomat.measure.lab.record import median
-from tomat.report.pages.lab_page import BUSY_SHARE, MIB
+from tomat.report.pages.lab_page import BUSY_SHARE
+from tomat.report.pages.sweep_tables import MIB, write_sections
 
-PAGE_TEMPLATE = """# The largest batch: {name}
-
-{introduction}
-
-## Largest
-
-{largest}
-
-## Probes
-
-{probes}
-
-## Verdict
-
-<!-- What to do because of it. The text outside tomat's markers is yours. -->
-"""
-
+HEADINGS = {"introduction": "", "largest": "Largest", "probes": "Probes"}
 HEADER = ("Batch", "Microbatch", "Step(s)", "Memory", "t/s", "Loss", "Status")
 
 
@@ -56,9 +40,7 @@ def write_max_batch_page(record: Mapping[str, Any], tracking_dir: Path) -> Path:
         "largest": largest_section(searches),
         "probes": probes_section(searches),
     }
-    template = PAGE_TEMPLATE.format(name=plain(record["name"]), **{name: empty_section(name) for name in contents})
-    update_document(page, contents, template)
-    return page
+    return write_sections(page, f"The largest batch: {record['name']}", contents, HEADINGS)
 
 
 def introduction_section(record: Mapping[str, Any], searches: list[Search]) -> str:

@@ -14,28 +14,23 @@ import numpy as np
 from rich.table import Table
 
 from tomat.base.layout import FIGURES_DIR
-from tomat.base.report.document import empty_section, find_sections, read_document, update_document
+from tomat.base.report.document import find_sections, read_document
 from tomat.base.report.formats import UNKNOWN, markdown_table, percent, signed
-from tomat.base.report.text import plain
 from tomat.base.reporting import counted
-from tomat.perf.tuning.changes import override_words
 from tomat.report.pages.figures import draw_svg
+from tomat.report.pages.sweep_tables import settings_text, write_sections
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 HEADINGS = {
     "introduction": "",
-    "exact": "## Meant to be exact",
-    "inexact": "## Not exact",
-    "quality": "## Speed and quality",
-    "seeds": "## Every seed",
+    "exact": "Meant to be exact",
+    "inexact": "Not exact",
+    "quality": "Speed and quality",
+    "seeds": "Every seed",
 }
 """Of the page's sections, in order."""
-VERDICT = """## Verdict
-
-<!-- What to do because of it. The text outside tomat's markers is yours. -->
-"""
 EXACT_HEADER = ("row", "settings", "why", "first step", "first window", "all steps", "over noise", "verdict",
                 "NMAE - base", "NEMD - base")  # fmt: skip
 
@@ -79,9 +74,8 @@ def write_quality_page(record: Mapping[str, Any], tracking_dir: Path, page: Path
         contents |= {"quality": quality_section(record), "seeds": seeds_section(record)}
     for section, (name, (_, caption, _)) in zip(list(contents)[1:], drawn.items(), strict=False):
         contents[section] += f"\n\n![{caption}]({_figure(page, name)})"
-    parts = [part for name in contents for part in (HEADINGS[name], empty_section(name)) if part]
-    title = plain(record["title"] or record["sweep"])
-    update_document(page, contents, "\n\n".join([f"# {title}", *parts, VERDICT]))
+    headings = {name: heading for name, heading in HEADINGS.items() if name in contents}
+    write_sections(page, record["title"] or record["sweep"], contents, headings)
     for name, (draw, _, size) in drawn.items():
         draw_svg(tracking_dir / _figure(page, name), draw, record, size)
     return page
@@ -280,8 +274,7 @@ def _shared(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _settings(overrides: Mapping[str, Any]) -> str:
-    words = " ".join(override_words(overrides)).replace("--", "", 1).replace(" --", " ")
-    return f"`{words}`" if words else ""
+    return f"`{settings_text(overrides)}`" if overrides else ""
 
 
 def _points(record: Mapping[str, Any]) -> Sequence[tuple[str, Mapping[str, Any], Mapping[str, Any]]]:

@@ -1,66 +1,35 @@
-"""The page of a sweep: ranking, MFU against memory, where the time goes, answers; and the ranking on the console."""
+"""The page of a sweep of plans: ranking, MFU against memory, where the time goes, answers."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-from rich.table import Table
+from typing import Any
 
 from tomat.base.layout import FIGURES_DIR
 from tomat.base.records import typed
-from tomat.base.report.document import empty_section, find_sections, update_document
+from tomat.base.report.document import find_sections
 from tomat.base.report.formats import UNKNOWN, markdown_table, percent, seconds
-from tomat.base.report.text import plain
-from tomat.base.reporting import console
+from tomat.base.report.markdown import markdown
+from tomat.base.report.model import Image
+from tomat.base.report.terminal import show
 from tomat.hardware.mfu import TABLE_UTILISATIONS
-from tomat.perf.tuning.changes import override_words
 from tomat.perf.tuning.sweep_answers import answers_section
-from tomat.perf.tuning.sweep_rows import (
-    FITS,
-    OOM,
-    RowRecord,
-    base_of,
-    interval_text,
-    ranked,
-    required_text,
-    verdict,
-)
+from tomat.perf.tuning.sweep_rows import FITS, RowRecord, ranked
 from tomat.report.pages.figures import draw_svg
 from tomat.report.pages.report import write_index
 from tomat.report.pages.sweep_scaling import scaling_section
+from tomat.report.pages.sweep_tables import chosen, draw_pareto, planned_pareto, planned_table, write_sections
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+HEADINGS = {
+    "introduction": "",
+    "ranking": "Ranking",
+    "scaling": "",
+    "pareto": "MFU against memory",
+    "shares": "Where the time goes",
+    "answers": "Answers",
+}
 
-PAGE_TEMPLATE = """# {title}
-
-{introduction}
-
-## Ranking
-
-{ranking}
-
-{scaling}## MFU against memory
-
-{pareto}
-
-## Where the time goes
-
-{shares}
-
-## Answers
-
-{answers}
-
-## Verdict
-
-<!-- What to do because of it. The text outside tomat's markers is yours. -->
-"""
-
-HEADER = ("", "row", "settings", "slice", "batch x tokens", "HBM", "step",
-          *(one.short for one in TABLE_UTILISATIONS), "without timings", "largest category", "verdict")  # fmt: skip
 LEGEND = (
     "Planned, not measured. HBM: of one chip, required and available. Intervals are those of a step's parts "
     "(`kernels.md`); the error is largely common to the rows of one model, so their order is surer than their figures. "
@@ -68,7 +37,7 @@ LEGEND = (
     "planned before that was kept)."
 )
 SCALING = "scaling"
-"""Name of the section that only pages of sweeps with lines have."""
+"""Name of the section that only pages of sweeps with lines have; its heading is inside."""
 WINDOW_KEY = "model.sliding_window"
 WINDOW_LEGEND = (
     "MFU counts the pairs in the attention's window, so a sliding window lowers the counted work too: compare such "
@@ -101,14 +70,12 @@ def write_sweep_page(record: Mapping[str, Any], tracking_dir: Path) -> Path:
         "shares": shares_section(rows),
         "answers": answers_section(rows),
     }
-    markers = {name: empty_section(name) for name in contents} | {"scaling": ""}
     if any(row.lines for row in rows):
         contents[SCALING] = scaling_section(record["sweep"], rows, tracking_dir)
-        markers[SCALING] = f"{empty_section(SCALING)}\n\n"
     elif page.exists() and SCALING in find_sections(page.read_text(encoding="utf-8"), str(page)):
         contents[SCALING] = ""  # of lines that the file had before
-    template = PAGE_TEMPLATE.format(title=plain(record["title"]), **markers)
-    update_document(page, contents, template)
+    headings = {name: heading for name, heading in HEADINGS.items() if contents.get(name)}
+    write_sections(page, record["title"], contents, headings)
     write_index(tracking_dir)
     return page
 
@@ -127,30 +94,8 @@ def introduction_section(record: Mapping[str, Any]) -> str:
 def ranking_section(rows: Sequence[RowRecord]) -> str:
     """Every row, the best MFU first."""
     notes = [f"{note[0].upper()}{note[1:]}." for note in dict.fromkeys(n for row in rows for n in row.notes)]
-    body = []
-    for place, row in enumerate(ranked(rows), 1):
-        # In one order, whether the row was planned just now or read from the record, whose keys are sorted.
-        settings = " ".join(override_words(dict(sorted(row.overrides.items())))).replace("--", "")
-        shape = f"{row.batch_sequences} x {row.sequence_tokens}" if row.batch_sequences else UNKNOWN
-        setup = (f"`{settings}`" if settings else UNKNOWN, str(row.slice or UNKNOWN), shape)
-        body.append((str(place), row.name, *setup, *_figures(row, rows, bare=False)))
     legend = [LEGEND, *([WINDOW_LEGEND] if any(WINDOW_KEY in row.overrides for row in rows) else [])]
-    return markdown_table(HEADER, body, "rlllrrrrrrrrll") + "\n\n" + " ".join([*legend, *notes])
-
-
-def _figures(row: RowRecord, rows: Sequence[RowRecord], bare: bool) -> tuple[str, ...]:
-    """A row's cells from its memory on; `bare`: without the intervals of step and MFU."""
-    largest = max(row.categories, key=lambda group: group["seconds"], default=None)
-    full, *others = TABLE_UTILISATIONS
-    return (
-        required_text(row),
-        interval_text(row.step_seconds, seconds, bare),
-        interval_text(row.utilisation(full.key), percent, bare),
-        *(interval_text(row.utilisation(one.key), percent, bare=True) for one in others),
-        percent(row.untimed_step_share),
-        f"{largest['name']} {percent(largest['share'], 0)}" if largest else UNKNOWN,
-        verdict(row, base_of(row, rows)),
-    )
+    return markdown([planned_table(rows), " ".join([*legend, *notes])])
 
 
 def shares_section(rows: Sequence[RowRecord]) -> str:
@@ -172,64 +117,17 @@ def shares_section(rows: Sequence[RowRecord]) -> str:
 
 def pareto_section(name: str, rows: Sequence[RowRecord], tracking_dir: Path) -> str:
     """The figure, and the rows that no other beats in both MFU and memory."""
-    fitting = _points(rows)
-    if not fitting:
+    pareto = planned_pareto(rows)
+    if not pareto.points:
         return "No row fits."
-    figure = tracking_dir / FIGURES_DIR / f"{name}-pareto.svg"
-    draw_svg(figure, _draw_pareto, rows, (7.0, 4.2))
-    front = ", ".join(f"`{row.name}`" for row in pareto_front(rows))
-    return (
-        f"![MFU against HBM]({FIGURES_DIR}/{figure.name})\n\nNumbers are places in the ranking, bars the intervals, "
-        f"crosses rows that do not fit. Least memory for the MFU: {front}."
-    )
-
-
-def _points(rows: Sequence[RowRecord]) -> list[RowRecord]:
-    return [row for row in rows if row.status == FITS and row.mfu_full]
-
-
-def pareto_front(rows: Sequence[RowRecord]) -> list[RowRecord]:
-    """Rows than which no other has more MFU (full) and less memory, by memory."""
-    front: list[RowRecord] = []
-    best = 0.0
-    for row in sorted(_points(rows), key=lambda r: (r.hbm_required_bytes, -r.estimate("mfu_full"), r.name)):
-        if row.estimate("mfu_full") > best:
-            best = row.estimate("mfu_full")
-            front.append(row)
-    return front
-
-
-def _draw_pareto(axes: Axes, rows: Sequence[RowRecord]) -> None:
-    place = {row.name: number for number, row in enumerate(ranked(rows), 1)}
-    for row in _points(rows):
-        x, mfu = row.hbm_required_bytes / 2**30, row.mfu_full or {}
-        y, low, high = (100 * mfu[name] for name in ("estimate", "low", "high"))
-        axes.errorbar([x], [y], [[y - low], [high - y]], fmt="o", ms=4, lw=0.8, color="#2b6cb0", ecolor="#a7b0b8")
-        axes.annotate(str(place[row.name]), (x, y), textcoords="offset points", xytext=(5, 3), fontsize=8)
-    front = pareto_front(rows)
-    axes.step(
-        [row.hbm_required_bytes / 2**30 for row in front],
-        [100 * row.estimate("mfu_full") for row in front],
-        where="post", color="#2f855a", lw=1,
-    )  # fmt: skip
-    for row in rows:
-        if row.status == OOM and row.memory_space == "hbm":
-            x = row.hbm_required_bytes / 2**30
-            axes.plot([x], [0], "x", color="#c53030", clip_on=False)
-            axes.annotate(str(place[row.name]), (x, 0), textcoords="offset points", xytext=(5, 3), fontsize=8)
-    for capacity in sorted({row.hbm_capacity_bytes for row in _points(rows)}):
-        axes.axvline(capacity / 2**30, color="black", lw=0.8, ls="--")
-    axes.set(xlabel="HBM required by a chip, GiB (dashed: available)", ylabel="MFU full, %", ylim=(0, None))
-    axes.set_xlim(left=0)
+    figure = f"{FIGURES_DIR}/{name}-pareto.svg"
+    draw_svg(tracking_dir / figure, draw_pareto, pareto, (7.0, 4.2))
+    return markdown([Image("MFU against HBM", figure), pareto.summary])
 
 
 def print_ranking(record: Mapping[str, Any]) -> None:
     """The ranking on the console."""
-    table = Table(title=record["title"])
-    shares = (one.short for one in TABLE_UTILISATIONS)
-    for heading in ("row", "HBM", "step", *shares, "without timings", "largest category", "verdict"):
-        table.add_column(heading, justify="left" if heading in ("row", "largest category", "verdict") else "right")
     rows = typed(record["rows"], list[RowRecord], "the record", "Run the sweep again.")
-    for row in ranked(rows):
-        table.add_row(row.name, *_figures(row, rows, bare=True))
-    console.print(table)
+    shares = (one.short for one in TABLE_UTILISATIONS)
+    shown = ("row", "HBM MiB", "of MiB", "step ms", *shares, "without timings", "largest category", "verdict")
+    show(chosen(planned_table(rows), shown))

@@ -5,7 +5,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tomat.base.arguments import config_file, count, positive_float, positive_int, report_file, share
+from tomat.base.arguments import add_flag, config_file, count, positive_float, positive_int, report_file, share
 
 if TYPE_CHECKING:
     from tomat.base.stages import Stages
@@ -31,24 +31,18 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         "and beside its base: tokens a second, step time, compile time, memory, and whether a difference is noise. "
         "The same command goes on where it was stopped.",
     )
-    run.add_argument(
-        "sweep",
-        type=config_file("sweeps"),
-        metavar="SWEEP.yaml",
-        help="such as configs/sweeps/lab-demo.yaml or lab-demo",
-    )
-    run.add_argument("--row", action="append", default=[], metavar="NAME", help="only this row; repeatable")
-    run.add_argument("--rounds", type=positive_int, default=2, help="starts of each row (default 2)")
-    run.add_argument("--repeats", type=positive_int, default=4, help="windows of each start (default 4)")
+    _add_sweep(run, "lab-demo", "only this row; repeatable")
+    add_flag(run, "--rounds", 2, "starts of each row", type=positive_int)
+    add_flag(run, "--repeats", 4, "windows of each start", type=positive_int)
     run.add_argument(
         "--epoch_rows", type=positive_int, metavar="N", help="sequences of an epoch (default: of the data trained on)"
     )
     run.add_argument("--again", action="store_true", help="measure anew what is on record")
-    run.add_argument(
-        "--window_seconds", type=positive_float, default=1.0, help="length of a window, at least 2 steps (default 1)"
-    )
-    run.add_argument("--warmup_steps", type=positive_int, default=4, help="after the one that compiles (default 4)")
-    _add_common(run, row_seconds=600.0, steps=None)
+    add_flag(run, "--window_seconds", 1.0, "length of a window, at least 2 steps", type=positive_float)
+    add_flag(run, "--warmup_steps", 4, "after the one that compiles", type=positive_int)
+    run.add_argument("--steps", type=positive_int, help="of a window, instead of --window_seconds")
+    _add_limits(run, row_seconds=600.0)
+    _add_output(run, DEFAULT_WORK_DIR)
     run.set_defaults(run=run_lab)
     largest = verbs.add_parser(
         "max_batch",
@@ -57,20 +51,17 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         "number of accumulations. Every probe is a process of its own. The same command goes on where it was stopped.",
         epilog="Overrides of the configuration (--a.b VALUE) follow.",
     )
-    largest.add_argument(
-        "--config_path",
-        type=config_file("train"),
-        default=DEFAULT_CONFIG,
-        metavar="FILE",
-        help=f"the training configuration, a file or the name of one that ships (default: {DEFAULT_CONFIG})",
-    )
+    text = "the training configuration, a file or the name of one that ships"
+    add_flag(largest, "--config_path", DEFAULT_CONFIG, text, type=config_file("train"), metavar="FILE")
     largest.add_argument("--name", help="of record and page (default: max-batch-CONFIGURATION)")
     largest.add_argument(
         "--policies", default="", metavar="P[,P...]", help="checkpoint policies (default: the configured one)"
     )
-    largest.add_argument("--accumulations", default="1", metavar="N[,N...]", help="microbatches of a step (default 1)")
-    largest.add_argument("--largest", type=positive_int, default=2**16, help="batch to try at most (default 65536)")
-    _add_common(largest, row_seconds=900.0, steps=2)
+    add_flag(largest, "--accumulations", "1", "microbatches of a step", metavar="N[,N...]")
+    add_flag(largest, "--largest", 2**16, "batch to try at most", type=positive_int)
+    add_flag(largest, "--steps", 2, "steps that are timed together", type=positive_int)
+    _add_limits(largest, row_seconds=900.0)
+    _add_output(largest, DEFAULT_WORK_DIR)
     largest.set_defaults(run=run_max_batch, takes_overrides=True)
     quality = verbs.add_parser(
         "quality",
@@ -79,55 +70,34 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         "slower, better or worse, with intervals. Embedded data: training compounds alone, of which some are set aside "
         "to judge by. The same command goes on where it was stopped.",
     )
-    quality.add_argument(
-        "sweep",
-        type=config_file("sweeps"),
-        metavar="SWEEP.yaml",
-        help="such as configs/sweeps/lab-quality.yaml or lab-quality",
-    )
-    quality.add_argument(
-        "--row",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="only this row and its base, and nothing else on the page; repeatable",
-    )
-    quality.add_argument("--seeds", default="0,1,2", metavar="N,N[,N...]", help="one run of each row a seed (0,1,2)")
+    _add_sweep(quality, "lab-quality", "only this row and its base, and nothing else on the page; repeatable")
+    add_flag(quality, "--seeds", "0,1,2", "one run of each row a seed", metavar="N,N[,N...]")
     quality.add_argument("--steps", type=positive_int, metavar="N", help="of each run (default: the configuration's)")
-    quality.add_argument(
-        "--share", type=share, default=0.15, help="of the embedded training densities set aside (default 0.15)"
-    )
-    quality.add_argument("--split_seed", type=count, default=0, metavar="N", help="decides which are (default 0)")
-    quality.add_argument("--tracking_dir", type=Path, default=DEFAULT_TRACKING_DIR, help="gets the record and the page")
-    quality.add_argument("--work_dir", type=Path, help="holds the runs and their log (default: below runs/quality)")
-    quality.add_argument("--json", type=report_file, metavar="FILE", help="also write the record here")
+    add_flag(quality, "--share", 0.15, "of the embedded training densities set aside", type=share)
+    add_flag(quality, "--split_seed", 0, "decides which are", type=count, metavar="N")
+    _add_output(quality, DEFAULT_QUALITY_DIR)
     quality.set_defaults(run=run_quality)
 
 
-def _add_common(parser: argparse.ArgumentParser, row_seconds: float, steps: int | None) -> None:
-    default = "instead of --window_seconds" if steps is None else f"default {steps}"
-    parser.add_argument("--steps", type=positive_int, default=steps, help=f"steps that are timed together ({default})")
-    parser.add_argument(
-        "--row_seconds",
-        type=positive_float,
-        default=row_seconds,
-        help=f"longest that a start of a row may take (default {row_seconds:.0f})",
-    )
-    parser.add_argument(
-        "--memory_limit_gib",
-        type=positive_float,
-        help="most memory of a device; on a CPU of the process, which is ended beyond it",
-    )
-    parser.add_argument("--tracking_dir", type=Path, default=DEFAULT_TRACKING_DIR, help="gets the record and the page")
-    parser.add_argument(
-        "--work_dir", type=Path, help=f"data, compiled programs, logs (default: below {DEFAULT_WORK_DIR})"
-    )
-    parser.add_argument(
-        "--log_dir",
-        default=DEFAULT_LOG_DIR,
-        metavar="DIR",
-        help=f"folder of runs, or URL, whose log gets each row (`tomat runs log`; default {DEFAULT_LOG_DIR})",
-    )
+def _add_sweep(parser: argparse.ArgumentParser, example: str, row: str) -> None:
+    text = f"such as configs/sweeps/{example}.yaml or {example}"
+    parser.add_argument("sweep", type=config_file("sweeps"), metavar="SWEEP.yaml", help=text)
+    parser.add_argument("--row", action="append", default=[], metavar="NAME", help=row)
+
+
+def _add_limits(parser: argparse.ArgumentParser, row_seconds: float) -> None:
+    """What a start may take, and the log that says what became of it."""
+    add_flag(parser, "--row_seconds", row_seconds, "longest that a start of a row may take", type=positive_float)
+    text = "most memory of a device; on a CPU of the process, which is ended beyond it"
+    parser.add_argument("--memory_limit_gib", type=positive_float, help=text)
+    text = "folder of runs, or URL, whose log gets each row (`tomat runs log`)"
+    add_flag(parser, "--log_dir", DEFAULT_LOG_DIR, text, metavar="DIR")
+
+
+def _add_output(parser: argparse.ArgumentParser, work_dir: Path) -> None:
+    add_flag(parser, "--tracking_dir", DEFAULT_TRACKING_DIR, "gets the record and the page", type=Path)
+    text = f"runs or data, compiled programs, logs (default: below {work_dir})"
+    parser.add_argument("--work_dir", type=Path, help=text)
     parser.add_argument("--json", type=report_file, metavar="FILE", help="also write the record here")
 
 

@@ -34,11 +34,7 @@ NEAR_DISPATCH = 5.0
 
 
 def run(args: argparse.Namespace) -> int:
-    """Time what is not in the record yet, then the collectives, and write both files.
-
-    Raises:
-        TomatError: The file is of something else, or cannot be written.
-    """
+    """Time what is not in the record yet, then the collectives, and write both files."""
     console.print("Looking for devices.", highlight=False)
     # Its import takes seconds, of which something should have been said.
     from levanter.distributed import DistributedConfig
@@ -158,11 +154,7 @@ def time_row(machine: Machine, row: Row, *, seconds: float) -> tuple[RunTimes, i
 
 
 def _in_flight(machine: Machine, program: OwnProgram) -> int:
-    """Executions whose results the memory holds beside the operands, two at least: one runs while one is dispatched.
-
-    Raises:
-        TomatError: It does not hold two.
-    """
+    """Executions whose results the memory holds beside the operands, two at least: one runs while one is dispatched."""
     operands, results = traffic_bytes(program)
     if machine.memory_bytes is None:
         return 4

@@ -38,11 +38,7 @@ GOAL_WITH_CACHE = 20.0
 
 
 def run(args: argparse.Namespace) -> int:
-    """Time both pairs in turn, print and write the figures.
-
-    Raises:
-        TomatError: A configuration without `model.environment`.
-    """
+    """Time both pairs in turn, print and write the figures."""
     ignore_absent_tpu()
     run, crystal = fresh_run(str(args.config_path))
     shape = (args.grid,) * 3

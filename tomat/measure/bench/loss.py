@@ -16,11 +16,7 @@ from tomat.model.loss.target import DensityTarget
 
 
 def run(args: argparse.Namespace) -> int:
-    """Compile value and gradient, plain and blocked, and report their temporary memory. Nothing is run.
-
-    Raises:
-        TomatError: fewer than two density bins, or a backend that does not report memory.
-    """
+    """Compile value and gradient, plain and blocked, and report their temporary memory. Nothing is run."""
     ignore_absent_tpu()
     config = LossConfig(kind=args.kind, block_positions=args.block_positions)
     dtype = jnp.dtype(args.dtype)

@@ -30,11 +30,7 @@ from tomat.perf.tuning.tile_tuning import (
 
 
 def parse_tiles(text: str, names: Sequence[str]) -> dict[str, int]:
-    """`4096,256,512,32` as the sizes of these names.
-
-    Raises:
-        TomatError: It is not one positive number for each size.
-    """
+    """`4096,256,512,32` as the sizes of these names."""
     sizes = [int(word) for word in text.split(",") if word.strip().isdigit()]
     if len(sizes) != len(names) or min(sizes) < 1:
         raise TomatError(f"--tiles {text}: expected {len(names)} positive numbers, {','.join(names)}.")

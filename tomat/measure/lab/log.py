@@ -21,9 +21,6 @@ def log_row(output_dir: str, sweep: str, title: str, row: LabRow, asked: Asked) 
         title: Of the sweep.
         row: Measured, or refused.
         asked: How the sweep was asked for; its settings are the row's own.
-
-    Raises:
-        TomatError: The log cannot be written.
     """
     ratio, setup = row.ratio, row.setup
     figures: dict[str, Any] = {
@@ -63,9 +60,6 @@ def log_probe(
         asked: How the search was asked for.
         limits: Of the probe.
         setup: Has the devices that it ran on, and the slice that was asked for (`train/runs/devices.py`).
-
-    Raises:
-        TomatError: The log cannot be written.
     """
     figures = {
         "batch_sequences": probe.batch_sequences,

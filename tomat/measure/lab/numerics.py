@@ -17,11 +17,7 @@ HELD_OUT = ("held_out_nmae_median", "held_out_nemd")
 
 
 def numerics_report(study: Quality) -> dict[str, Any]:
-    """The figures of every row of a study that has ended with all seeds, against the first, which is the base.
-
-    Raises:
-        TomatError: The base has not ended.
-    """
+    """The figures of every row of a study that has ended with all seeds, against the first, which is the base."""
     base, *others = study.rows.values()
     ended = {row.name for row in study.rows.values() if row.figures.keys() >= set(study.seeds)}
     if base.name not in ended:

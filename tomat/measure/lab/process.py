@@ -169,11 +169,7 @@ class RowProcess:
 
 
 def described(config_path: Path, words: Sequence[str]) -> dict[str, Any]:
-    """`session.describe` in a process of its own.
-
-    Raises:
-        TomatError: The configuration cannot be read, or the process died.
-    """
+    """`session.describe` in a process of its own."""
     context = _context()
     connection, theirs = context.Pipe()
     process = context.Process(target=_describe, args=(theirs, str(config_path), list(words)), daemon=True)

@@ -295,11 +295,7 @@ class Quality:
         return PlannedRun(seed, ("--config_path", str(row.config_path), *words), config)
 
     def read(self) -> None:
-        """Take up what has ended, of every row, so that a folder that was made otherwise is found before hours of work.
-
-        Raises:
-            TomatError: As for `read_finished`.
-        """
+        """Take up what has ended; a folder that was made otherwise is found here, before hours of work."""
         for name, group in self.plan().items():
             for run in group:
                 self._read(name, run)

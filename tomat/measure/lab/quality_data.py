@@ -22,11 +22,7 @@ MADE_FILE = "folder.json"
 
 
 def training_compounds(folder: Path) -> Path:
-    """A folder with the embedded densities of the training compounds, as links; the held-out ones are not in it.
-
-    Raises:
-        TomatError: It cannot be made.
-    """
+    """A folder with the embedded densities of the training compounds, as links; the held-out ones are not in it."""
     from tomat.data.density.demo.embedded import DATA_DIR, demo_materials
 
     with writing(folder, "Make room, or give another --work_dir."):

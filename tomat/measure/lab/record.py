@@ -244,11 +244,7 @@ def median(values: Any) -> float | None:
 
 
 def question_key(row: SweepRow) -> str:
-    """Names what a row measures: the text of its configuration, and what it overrides.
-
-    Raises:
-        TomatError: There is no such configuration.
-    """
+    """Names what a row measures: the text of its configuration, and what it overrides."""
     try:
         text = row.config_path.read_bytes()
     except OSError as error:
@@ -263,11 +259,7 @@ def record_path(tracking_dir: Path, name: str) -> Path:
 
 
 def read_lab[Record: LabRecord](path: Path, kind: type[Record]) -> Record:
-    """A record.
-
-    Raises:
-        TomatError: It cannot be read, is damaged, or of another format.
-    """
+    """A record."""
     remedy = "Delete it and run the lab again."
     record = read_typed(path, kind, remedy, version=("record_format", RECORD_FORMAT))
     for row in record["rows"]:
@@ -277,11 +269,7 @@ def read_lab[Record: LabRecord](path: Path, kind: type[Record]) -> Record:
 
 
 def rows_of_record(path: Path) -> dict[str, LabRow]:
-    """The rows on record by name; none where there is no record yet.
-
-    Raises:
-        TomatError: As `read_lab`.
-    """
+    """The rows on record by name; none where there is no record yet."""
     return {row.name: row for row in read_lab(path, LabRecord)["rows"]} if path.exists() else {}
 
 

@@ -411,11 +411,7 @@ def same_settings(rows: Sequence[LabRow]) -> list[list[str]]:
 
 @contextmanager
 def alone_in(work_dir: Path) -> Iterator[IO[str]]:
-    """Nobody else measures or trains in this folder meanwhile; the file that is locked.
-
-    Raises:
-        TomatError: Somebody does, or the folder cannot be made.
-    """
+    """Nobody else measures or trains in this folder meanwhile; the file that is locked."""
     with writing(work_dir, "Make room, or give another --work_dir."):
         work_dir.mkdir(parents=True, exist_ok=True)
         file = (work_dir / LOCK_FILE).open("a")

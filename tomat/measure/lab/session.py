@@ -223,11 +223,7 @@ class _CacheEvents:
 
 
 def describe(config_path: str, words: list[str]) -> dict[str, Any]:
-    """What a search of batches has to know of a configuration on the devices that are here.
-
-    Raises:
-        TomatError: It cannot be read.
-    """
+    """What a search of batches has to know of a configuration on the devices that are here."""
     config = load_config(config_path, words)
     trainer_config = connect(config)
     policy = getattr(config.model, "gradient_checkpointing", None)

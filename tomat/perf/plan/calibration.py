@@ -92,11 +92,7 @@ class CalibrationRow:
         return slice_named(self.slice).chip.name
 
     def training_config(self) -> TrainConfig:
-        """The configuration that was measured.
-
-        Raises:
-            TomatError: Its file is missing or is no configuration.
-        """
+        """The configuration that was measured."""
         from tomat.train.settings.config import config_from_dict, load_config
 
         if self.config is not None:
@@ -209,11 +205,7 @@ class Calibration:
 
 
 def read_measurements(tracking_dir: Path) -> tuple[list[CalibrationRow], list[str]]:
-    """The measurements kept by hand, and the notes below them.
-
-    Raises:
-        TomatError: The file is missing or damaged, or holds figures that cannot be.
-    """
+    """The measurements kept by hand, and the notes below them."""
     import yaml
 
     path = tracking_dir / MEASUREMENTS_FILE

@@ -48,9 +48,6 @@ def open_cache(cache: Path) -> Path:
 
     Returns:
         The folder of its programs.
-
-    Raises:
-        TomatError: It cannot be made.
     """
     programs = cache / PROGRAMS
     try:

@@ -62,11 +62,7 @@ class CompiledKernel:
 
 
 def require_tokamax() -> str:
-    """`tokamax 0.0.12`, as installed.
-
-    Raises:
-        TomatError: It is missing.
-    """
+    """`tokamax 0.0.12`, as installed."""
     if importlib.util.find_spec("tokamax") is None:
         raise TomatError(
             "tokamax, whose programs the timed kernels are, is not installed; install it with "

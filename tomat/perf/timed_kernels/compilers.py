@@ -23,20 +23,12 @@ class Compilers:
         return self.by_op.get(op, self.other)
 
     def name_of(self, op: str) -> str:
-        """`libtpu 0.0.46`.
-
-        Raises:
-            TomatError: As for `compiler_version`.
-        """
+        """`libtpu 0.0.46`."""
         other = self.of(op)
         return compiler_version() if other is None else other.compiler
 
     def require(self, ops: Iterable[str]) -> None:
-        """Refuse a compiler of an operation that there is not.
-
-        Raises:
-            TomatError: `by_op` names one.
-        """
+        """Refuse a compiler of an operation that there is not."""
         there = sorted(set(ops))
         unknown = [op for op in self.by_op if op not in there]
         if unknown:

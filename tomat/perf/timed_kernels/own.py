@@ -175,11 +175,7 @@ def _count(settings: dict[str, Any], name: str) -> int:
 
 
 def lower_own(timing: KernelTiming, device: Any) -> jax.stages.Lowered:
-    """The program of one timing, for `device`, which may be a described one (`topology_devices`).
-
-    Raises:
-        TomatError: As for `own_program`, or JAX cannot lower it.
-    """
+    """The program of one timing, for `device`, which may be a described one (`topology_devices`)."""
     program = own_program(timing.op, timing.arguments, timing.settings)
     try:
         return program.lower(jax.sharding.SingleDeviceSharding(device))

@@ -94,11 +94,7 @@ def read_timings(path: Path) -> tuple[list[KernelTiming], list[RefusedRow]]:
 
 
 def read_cells(path: Path) -> list[tuple[int, dict[str, str]]]:
-    """The rows of a file of timings as text, each with its line; a cell that is missing is empty.
-
-    Raises:
-        TomatError: The file cannot be read, or has other columns.
-    """
+    """The rows of a file of timings as text, each with its line; a cell that is missing is empty."""
     try:
         with path.open(encoding="utf-8", newline="") as file:
             table = csv.DictReader(file)

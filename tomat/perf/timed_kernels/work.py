@@ -27,11 +27,7 @@ class ProgramWork:
 
 
 def kept_work(folder: Path, slice_: Slice) -> ProgramWork:
-    """The work of a program that `compile_kernels` kept.
-
-    Raises:
-        TomatError: A file of the folder is damaged.
-    """
+    """The work of a program that `compile_kernels` kept."""
     schedules = kept_schedules(folder / SCHEDULE_FILE, f"Delete {folder} and calibrate again.")
     program = load_program(folder / PROGRAM_FILE)
     # For the work alone: no parameters of the chip are needed, and there may be none yet.

@@ -30,11 +30,7 @@ def override_words(overrides: Mapping[str, Any]) -> list[str]:
 
 
 def parsed_words(words: list[Any]) -> dict[str, Any]:
-    """The words of a command line as dotted keys and values; the inverse of `override_words`.
-
-    Raises:
-        TomatError: As for `parse_overrides`.
-    """
+    """The words of a command line as dotted keys and values; the inverse of `override_words`."""
     overrides: dict[str, Any] = {}
     texts = [word if isinstance(word, str) else json.dumps(word) for word in words]
     while texts:
@@ -48,11 +44,7 @@ def parsed_words(words: list[Any]) -> dict[str, Any]:
 
 
 def changed(config: TrainConfig, overrides: Mapping[str, Any]) -> TrainConfig:
-    """`config` with these keys set.
-
-    Raises:
-        TomatError: As for `load_config`.
-    """
+    """`config` with these keys set."""
     import mergedeep
 
     from tomat.train.settings.config import config_from_dict

@@ -234,18 +234,10 @@ class SweepRecord(RowsOnRecord):
 
 
 def read_sweep[Record: RowsOnRecord](path: Path, kind: type[Record]) -> Record:
-    """A sweep's record.
-
-    Raises:
-        TomatError: It cannot be read, is damaged, or of another format.
-    """
+    """A sweep's record."""
     return read_typed(path, kind, "Delete it and run the sweep again.", version=("record_format", RECORD_FORMAT))
 
 
 def rows_on_record(path: Path) -> dict[str, RowRecord]:
-    """The rows of a sweep's record, by name; none where there is no record yet.
-
-    Raises:
-        TomatError: It is damaged, or of another format.
-    """
+    """The rows of a sweep's record, by name; none where there is no record yet."""
     return {row.name: row for row in read_sweep(path, RowsOnRecord)["rows"]} if path.exists() else {}

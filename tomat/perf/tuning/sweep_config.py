@@ -70,11 +70,7 @@ class SweepRow:
         return self.slice or self.overrides.get("slice")
 
     def load(self) -> tuple[TrainConfig, Slice]:
-        """The configuration and the slice.
-
-        Raises:
-            TomatError: As for `load_config` and `planned_slice`.
-        """
+        """The configuration and the slice."""
         from tomat.perf.plan.compile.topology import planned_slice
         from tomat.train.settings.config import load_config
 
@@ -103,21 +99,13 @@ class SweepConfig:
             raise TomatError(f"first_step_tolerance is {self.first_step_tolerance!r}; expected between 0 and 1.")
 
     def check_rows(self, only: Iterable[str]) -> None:
-        """Hold names of rows against those that there are.
-
-        Raises:
-            TomatError: A name that no row has.
-        """
+        """Hold names of rows against those that there are."""
         names = [row.name for row in self.rows]
         if unknown := sorted(set(only) - set(names)):
             raise TomatError(f"sweep {self.name} has no row {unknown[0]!r}; rows: {', '.join(names)}.")
 
     def with_rows(self, only: Collection[str]) -> SweepConfig:
-        """This sweep with the rows of these names and their bases alone; all of it where no name is given.
-
-        Raises:
-            TomatError: A name that no row has.
-        """
+        """This sweep with the rows of these names and their bases alone; all of it where no name is given."""
         self.check_rows(only)
         by_name = {row.name: row for row in self.rows}
         kept: set[str] = set()

@@ -27,11 +27,7 @@ from tomat.report.pages.sweep_tables import (
 
 
 def lab_page(path: Path) -> Page:
-    """The page of a lab's record.
-
-    Raises:
-        TomatError: The record, or that of the plans of the same sweep, is damaged.
-    """
+    """The page of a lab's record."""
     record = read_lab(path, ShownRecord)
     rows = order(record["rows"])
     how = record.get("measured_with", {})
@@ -56,11 +52,7 @@ def lab_page(path: Path) -> Page:
 
 
 def sweep_page(path: Path) -> Page:
-    """The page of a sweep of plans.
-
-    Raises:
-        TomatError: The record, or that of the measurements of the same sweep, is damaged.
-    """
+    """The page of a sweep of plans."""
     record = read_sweep(path, SweepRecord)
     named = {row.name: row for row in record["rows"]}
     rows = ranked(list(named.values()))

@@ -108,11 +108,7 @@ def calibrate(
 
 
 def row_with_plan(row: CalibrationRow, plan: Plan) -> CalibrationRow:
-    """A measurement beside what `plan` says of it.
-
-    Raises:
-        TomatError: As for `CalibrationRow.checked`.
-    """
+    """A measurement beside what `plan` says of it."""
     predicted: dict[str, Any] = {
         "fits": plan.compiled.fits,
         "hbm_required_gib": plan.compiled.memory.required_bytes / 2**30,

@@ -96,11 +96,7 @@ class _Compiled:
 
 
 def timed_program(kernel: CompiledKernel) -> TimedProgram:
-    """What the cache has of a kernel that was compiled.
-
-    Raises:
-        TomatError: It is damaged.
-    """
+    """What the cache has of a kernel that was compiled."""
     assert kernel.folder is not None
     how = f"Delete {kernel.folder} and calibrate again."
     result, _ = parse_checked((kernel.folder / RESULT_FILE).read_bytes(), f"{kernel.folder}", "a timed kernel", how)

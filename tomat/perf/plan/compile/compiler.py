@@ -85,11 +85,7 @@ class CompiledStep:
 
     @cached_property
     def schedules(self) -> dict[str, OpSchedule]:
-        """The final schedule of each operation, by the name of its HLO instruction; only of a step that fits.
-
-        Raises:
-            TomatError: The cache's file is damaged.
-        """
+        """The final schedule of each operation, by the name of its HLO instruction; only of a step that fits."""
         from tomat.perf.cost.llo import kept_schedules
 
         return kept_schedules(self.folder / SCHEDULE_FILE, f"Delete {self.folder} and plan again.")

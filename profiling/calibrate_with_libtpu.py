@@ -15,7 +15,7 @@ from tomat.base.arguments import Parser, existing_file, positive_int, report_fil
 from tomat.base.errors import TomatError
 from tomat.base.reporting import write_report
 from tomat.perf.plan.compile.topology import OtherLibtpu
-from tomat.perf.timed_kernels.compilers import Compilers
+from tomat.perf.timed_kernels.compile import Compilers
 from tomat.report.pages.kernels_page import calibrate_kernels
 
 

@@ -7,7 +7,7 @@ from calibrate_with_libtpu import build_parser, libtpu_in, read_compilers
 from tomat.app.cli import run_verb
 from tomat.base.errors import TomatError
 from tomat.perf.plan.compile.topology import compiler_version
-from tomat.perf.timed_kernels.compilers import Compilers
+from tomat.perf.timed_kernels.compile import Compilers
 from tomat.report.pages.kernels_page import _compiled_by
 
 pytest.importorskip("libtpu", reason="the TPU compiler is not installed: uv sync --extra plan")

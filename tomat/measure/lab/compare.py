@@ -42,13 +42,10 @@ def ratio_of(ratios: Sequence[float]) -> Ratio | None:
     A drift of the machine that both halves of a pair saw cancels; what one half alone saw is the noise. Pairs count as
     independent.
     """
-    if len(ratios) < 2:
+    found = difference_of([math.log(ratio) for ratio in ratios])
+    if found is None:
         return None
-    logs = [math.log(ratio) for ratio in ratios]
-    n = len(logs)
-    mean = _mean(logs)
-    half = _student(n - 1) * math.sqrt(sum((one - mean) ** 2 for one in logs) / (n - 1) / n)
-    return Ratio(math.exp(mean), math.exp(mean - half), math.exp(mean + half), n)
+    return Ratio(math.exp(found.mean), math.exp(found.low), math.exp(found.high), found.pairs)
 
 
 @dataclass(frozen=True)

@@ -43,8 +43,8 @@ def log_row(output_dir: str, sweep: str, title: str, row: LabRow, asked: Asked) 
             "against_base_high": ratio.high,
             "verdict": ratio.verdict,
         }
-    _append(output_dir, sweep, title, row.name, row.key, row.status, row.reason, figures, row.overrides, asked,
-            setup)  # fmt: skip
+    names = {"sweep": sweep, "purpose": title, "key": row.key, "settings": row.overrides}
+    append_line(output_dir, LAB, row.name, ROW, **names, **_found(row, figures, asked, setup))
 
 
 def log_probe(
@@ -70,37 +70,19 @@ def log_probe(
         "loss": probe.loss,
     }
     key = f"{name}, {limits.memory_bytes}, {asked.recipe}, {dict(asked.settings)}"
-    _append(output_dir, title, f"Find the largest batch: {title}", name, key, probe.status, probe.reason, figures,
-            asked.settings, asked, setup)  # fmt: skip
+    purpose = f"Find the largest batch: {title}"
+    names = {"sweep": title, "purpose": purpose, "key": key, "settings": asked.settings}
+    append_line(output_dir, LAB, name, ROW, **names, **_found(probe, figures, asked, setup))
 
 
-def _append(
-    output_dir: str,
-    sweep: str,
-    title: str,
-    name: str,
-    key: str,
-    status: str,
-    reason: str,
-    figures: dict[str, Any],
-    settings: Any,
-    asked: Asked,
-    setup: Mapping[str, Any],
-) -> None:
-    append_line(
-        output_dir,
-        LAB,
-        name,
-        ROW,
-        sweep=sweep,
-        purpose=title,
-        key=key,
-        status=status,
-        reason=reason,
-        figures={name: value for name, value in figures.items() if value is not None},
-        settings=settings,
-        command=asked.command,
-        recipe=asked.recipe,
+def _found(row: LabRow | Probe, figures: Mapping[str, Any], asked: Asked, setup: Mapping[str, Any]) -> dict[str, Any]:
+    """What a line says of a row or a probe, whichever it is."""
+    return {
+        "status": row.status,
+        "reason": row.reason,
+        "figures": {name: value for name, value in figures.items() if value is not None},
+        "command": asked.command,
+        "recipe": asked.recipe,
         **{key: setup.get(key) for key in DETAILS},
         **machine(),
-    )
+    }

@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,11 +27,10 @@ from tomat.base.reporting import write_json
 from tomat.hardware.chips import Slice, slice_named
 from tomat.perf.cost.llo_listing import LISTED_CHIPS
 from tomat.perf.plan.compile.process import LLO_DUMP, REFUSED, XLA_DUMP, dump_flags
-from tomat.perf.plan.compile.topology import OtherLibtpu, child_environment
+from tomat.perf.plan.compile.topology import OtherLibtpu, child_environment, compiler_version
 from tomat.perf.plan.plan_cache import RESULT_FILE, open_cache, work_folder
 from tomat.perf.plan.sources import sources_digest
 from tomat.perf.timed_kernels.child import COMPILING, KEPT, OWN, PROGRAM_FILE, REFUSED_KERNEL, SCHEDULE_FILE
-from tomat.perf.timed_kernels.compilers import Compilers
 from tomat.perf.timed_kernels.timings import KernelTiming
 
 if TYPE_CHECKING:
@@ -49,6 +48,32 @@ POLL_SECONDS = 1.0
 
 SMALLEST_SLICES = {"v4": "v4-8", "v5e": "v5e-1", "v5p": "v5p-8", "v6e": "v6e-1", "tpu7x": "tpu7x-8"}
 """The smallest slice of each chip that libtpu 0.0.46 describes; a kernel is compiled for its first device."""
+
+
+@dataclass(frozen=True)
+class Compilers:
+    """Which libtpu compiles which timed operation: the installed one, or those that a study is given
+    (`profiling/calibrate_with_libtpu.py`)."""
+
+    other: OtherLibtpu | None = None
+    """Of every operation that `by_op` does not name; None: the installed one."""
+    by_op: Mapping[str, OtherLibtpu] = field(default_factory=dict)
+
+    def of(self, op: str) -> OtherLibtpu | None:
+        """What compiles an operation; None: the installed libtpu."""
+        return self.by_op.get(op, self.other)
+
+    def name_of(self, op: str) -> str:
+        """`libtpu 0.0.46`."""
+        other = self.of(op)
+        return compiler_version() if other is None else other.compiler
+
+    def require(self, ops: Iterable[str]) -> None:
+        """Refuse a compiler of an operation that there is not."""
+        there = sorted(set(ops))
+        unknown = [op for op in self.by_op if op not in there]
+        if unknown:
+            raise TomatError(f"--libtpu names the operation {unknown[0]}; the rows are of {', '.join(there)}.")
 
 
 @dataclass(frozen=True)

@@ -33,8 +33,7 @@ from tomat.perf.cost.interconnect import LinkRates
 from tomat.perf.plan.compile.compiler import default_cache_dir
 from tomat.perf.plan.plan_cache import RESULT_FILE
 from tomat.perf.timed_kernels.collectives import measured_rates
-from tomat.perf.timed_kernels.compile import SMALLEST_SLICES, CompiledKernel, compile_kernels
-from tomat.perf.timed_kernels.compilers import Compilers
+from tomat.perf.timed_kernels.compile import SMALLEST_SLICES, CompiledKernel, Compilers, compile_kernels
 from tomat.perf.timed_kernels.fit import TimedPrograms, fit
 from tomat.perf.timed_kernels.timings import KernelTiming, RefusedRow, read_timings
 from tomat.perf.timed_kernels.work import ProgramWork, kept_work

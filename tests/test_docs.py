@@ -255,6 +255,10 @@ def test_files_keys_flags_verbs_and_modules_that_pages_name_exist():
             seen[kind] += 1
             if not known:
                 wrong.append(f"{page.relative_to(ROOT)}: no {kind} `{span}`")
+        for block in re.findall(r"^```python\n(.*?)^```$", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE):
+            for package, names in re.findall(r"^from (tomat[\w.]*) import (.+)$", block, flags=re.MULTILINE):
+                imported = [f"{package}.{name.split()[0]}" for name in names.split(",")]
+                wrong += [f"{page.relative_to(ROOT)}: no {name}" for name in imported if not is_module(name)]
     assert not wrong, "\n".join(wrong)
     assert min(seen.values()) > 5, seen
 

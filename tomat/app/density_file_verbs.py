@@ -309,7 +309,7 @@ def run_compare(args: argparse.Namespace) -> int:
 
     from tomat.base.reporting import console, write_report
     from tomat.data.density.io import check_species_apply, open_density
-    from tomat.predict.evaluation.compare import compare_densities
+    from tomat.predict.evaluation.difference import compare_densities
     from tomat.predict.evaluation.picture import check_picture, compared_plane, draw_plane
 
     if args.picture is not None:

@@ -20,12 +20,12 @@ import numpy as np
 from tomat.base.errors import TomatError
 from tomat.base.reporting import first_line, to_jsonable
 from tomat.measure.bench.processes import compile_cache
-from tomat.measure.lab.compare import SAME, Difference, Ratio, difference_of, ratio_of
 from tomat.measure.lab.curves import CurveComparison, compare_curves, window_means
 from tomat.measure.lab.quality_data import check_judged, share_data, tuning_overrides
 from tomat.measure.lab.quality_runs import PlannedRun, RunFailed, read_finished, train_run
 from tomat.measure.lab.record import write_record
 from tomat.measure.lab.run import alone_in
+from tomat.measure.lab.speedup import SAME, Difference, Ratio, difference_of, ratio_of
 from tomat.perf.tuning.changes import override_words
 from tomat.perf.tuning.sweep_config import SweepConfig, SweepRow
 

@@ -16,8 +16,8 @@ from tomat.base.errors import TomatError
 from tomat.base.records import Amount, Count, Positive, read_typed, typed
 from tomat.base.reporting import dump_json, write_json
 from tomat.hardware.mfu import MFU_KEYS
-from tomat.measure.lab.compare import Ratio, StartNoise, ratio_of_starts
 from tomat.measure.lab.messages import MEASURED, Status
+from tomat.measure.lab.speedup import Ratio, StartNoise, ratio_of_starts
 from tomat.perf.tuning.changes import override_words
 from tomat.perf.tuning.sweep_config import SweepRow
 

@@ -22,7 +22,6 @@ from typing import IO, Any
 from tomat.base.errors import TomatError
 from tomat.base.reporting import to_jsonable, writing
 from tomat.hardware.mfu import MFU_KEYS
-from tomat.measure.lab.compare import start_noise
 from tomat.measure.lab.messages import DEVICE, MEASURED, READY, Limits, Request, RowError
 from tomat.measure.lab.process import RowProcess
 from tomat.measure.lab.record import (
@@ -36,6 +35,7 @@ from tomat.measure.lab.record import (
     record_path,
     write_record,
 )
+from tomat.measure.lab.speedup import start_noise
 from tomat.perf.tuning.changes import override_words
 from tomat.perf.tuning.sweep_config import SweepConfig, SweepRow
 

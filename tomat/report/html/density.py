@@ -21,7 +21,7 @@ from tomat.data.density.elements import covalent_radius_a, symbol_of
 from tomat.data.density.grid import DensityGrid
 from tomat.data.density.io import open_density
 from tomat.data.density.rules import ReadRules
-from tomat.predict.evaluation.compare import compare_densities
+from tomat.predict.evaluation.difference import compare_densities
 from tomat.predict.evaluation.metrics import nmae
 from tomat.predict.evaluation.picture import NEAR_PLANE_A, most_structured_plane
 from tomat.report.html.document import Section, details, json_script, paragraph, text, typed

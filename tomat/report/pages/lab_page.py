@@ -14,8 +14,8 @@ from tomat.base.report.markdown import markdown
 from tomat.base.report.model import Column, Image, Note, Table
 from tomat.base.report.terminal import show
 from tomat.base.reporting import counted
-from tomat.measure.lab.compare import SAME
 from tomat.measure.lab.record import LabRow, median, order
+from tomat.measure.lab.speedup import SAME
 from tomat.perf.tuning.sweep import record_path as plan_record_path
 from tomat.perf.tuning.sweep import rows_on_record
 from tomat.report.pages.figures import draw_svg

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tomat.measure.lab.compare import FASTER, SAME, SLOWER, ratio_of, ratio_of_starts, start_noise
+from tomat.measure.lab.speedup import FASTER, SAME, SLOWER, ratio_of, ratio_of_starts, start_noise
 
 
 def ratios(rng: np.random.Generator, faster: float, pairs: int) -> list[float]:

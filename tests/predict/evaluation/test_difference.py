@@ -6,7 +6,7 @@ from small_promolecule import skewed
 
 from tomat.base.errors import TomatError
 from tomat.data.density.grid import DensityGrid
-from tomat.predict.evaluation.compare import compare_densities
+from tomat.predict.evaluation.difference import compare_densities
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ from tomat.data.codec.histogram import DensityHistogram
 from tomat.data.codec.lloyd_max import fit_lloyd_max
 from tomat.data.density.demo.embedded import demo_materials, load_demo
 from tomat.data.tokens.layouts import LAYOUTS
-from tomat.data.tokens.writer import write_shards
+from tomat.data.tokens.pipeline.driver import write_shards
 from tomat.measure.bench.processes import in_own_process
 
 LAYOUT_NAME = "v3-p19"

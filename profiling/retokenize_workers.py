@@ -18,8 +18,7 @@ from tomat.app.cli import run_verb
 from tomat.base.arguments import Parser, add_flag, positive_int, report_file
 from tomat.base.errors import TomatError
 from tomat.base.reporting import write_report
-from tomat.data.tokens.pipeline.config import RetokenizeConfig
-from tomat.data.tokens.pipeline.stages import WriteUnit, survey_unit, write_unit
+from tomat.data.tokens.pipeline.stages import WriteUnit, survey_unit
 from tomat.measure.bench.tokenise import show_figures, start_set, write_grids
 
 UNIT_MATERIALS = 128
@@ -58,16 +57,16 @@ def run(args: argparse.Namespace) -> int:
         raise TomatError("this process may use one core; two workers are compared with one on two.")
     figures: dict[str, Any] = {"cpus": cores, "load_average_1min": os.getloadavg()[0]}
     with tempfile.TemporaryDirectory(dir=args.folder) as name:
-        config, unit = write_grids(Path(name), args.materials)
-        survey_unit(config, unit)
-        codec, _, units = start_set(config, unit)
-        figures |= measure_workers(config, codec.sha256, units, args.rounds)
+        job, unit = write_grids(Path(name), args.materials)
+        survey_unit(job, unit)
+        _, units, write_chunks = start_set(job, unit)
+        figures |= measure_workers(write_chunks, units, args.rounds)
     show_figures(figures)
     write_report(args.json, figures)
     return 0
 
 
-def measure_workers(config: RetokenizeConfig, codec_sha256: str, units: list[WriteUnit], rounds: int) -> dict[str, Any]:
+def measure_workers(write_chunks: Callable[[WriteUnit], int], units: list[WriteUnit], rounds: int) -> dict[str, Any]:
     """The write stage on one worker process and on two, each worker on one core of its own.
 
     The materials are halved. Two workers write a half each; one worker writes both halves, so the work is the same and
@@ -85,15 +84,14 @@ def measure_workers(config: RetokenizeConfig, codec_sha256: str, units: list[Wri
     the fastest of each counts, the one that others disturbed least.
 
     Args:
-        config: of the set, whose plan is in place.
-        codec_sha256: of the plan's codec.
+        write_chunks: writes a unit of the set, whose plan is in place; its rows.
         units: the whole set, at least `LEAST_MATERIALS` materials.
         rounds: how often each takes its turn.
     """
     cores = sorted(os.sched_getaffinity(0))[:2]
     half = len(units) // 2
     halves = [_long_unit(units[:half]), _long_unit(units[half : 2 * half])]
-    write, search = partial(_write, config, codec_sha256), partial(_search, SEARCHES)
+    write, search = partial(_write, write_chunks), partial(_search, SEARCHES)
     alone, apart = [{cores[0]}], [{core} for core in cores]
     with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool:
 
@@ -128,11 +126,11 @@ def _long_unit(units: list[WriteUnit]) -> WriteUnit:
     return WriteUnit(chunks * -(-UNIT_MATERIALS // len(materials)), materials)
 
 
-def _write(config: RetokenizeConfig, codec_sha256: str, cores: set[int], units: list[WriteUnit]) -> tuple[int, float]:
+def _write(write_chunks: Callable[[WriteUnit], int], cores: set[int], units: list[WriteUnit]) -> tuple[int, float]:
     """Write units on the given cores: rows, and CPU seconds of all threads."""
     _hold_to(cores)
     began = time.process_time()
-    rows = sum(write_unit(config, codec_sha256, unit) for unit in units)
+    rows = sum(write_chunks(unit) for unit in units)
     return rows, time.process_time() - began
 
 

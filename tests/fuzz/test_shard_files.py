@@ -36,12 +36,12 @@ from tomat.data.tokens.manifest import ShardManifest, SkippedMaterial, plan_rows
 from tomat.data.tokens.manifest_text import parse_manifest
 from tomat.data.tokens.patch import encode_rows
 from tomat.data.tokens.pipeline.config import load_retokenize_config
-from tomat.data.tokens.pipeline.driver import request_content
+from tomat.data.tokens.pipeline.driver import request_content, write_shards
 from tomat.data.tokens.pipeline.sources import Material
 from tomat.data.tokens.pipeline.stages import Surveyed, SurveyUnit, UnitSurvey
 from tomat.data.tokens.shards import open_shards
 from tomat.data.tokens.vocabulary import Vocabulary
-from tomat.data.tokens.writer import checksum_of_record, record_content, write_shards
+from tomat.data.tokens.writer import checksum_of_record, record_content
 
 damage = sys.modules["fuzz_damage"]
 

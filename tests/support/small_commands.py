@@ -75,8 +75,8 @@ def small_commands(place: Path, word: str) -> dict[str, list[str]]:
     rules = ["--valences", "Li=3,F=7"]
     fit = ["codec", "fit", "--input", density, "--bins", "16", "--output", codec]
     solve = ["promolecule", "fit", "--input", density, "--output", atoms]
-    tokenise = ["tokenise", "--input", density, "--codec", codec, "--layout", "v3-p7", "--patches_per_material", "2"]
-    for words in (convert, [*convert[:-1], structure], fit, solve, [*tokenise, "--output", shards]):
+    tokenize = ["tokenize", "--input", density, "--codec", codec, "--layout", "v3-p7", "--patches_per_material", "2"]
+    for words in (convert, [*convert[:-1], structure], fit, solve, [*tokenize, "--output", shards]):
         assert main(words) == 0, words
     runs = [place / f"{word}-runs" / f"{word}-{number}" for number in (1, 2)]
     for run in runs:
@@ -96,7 +96,7 @@ def small_commands(place: Path, word: str) -> dict[str, list[str]]:
         "codec show": ["codec", "show", codec],
         "promolecule fit": solve,
         "promolecule show": ["promolecule", "show", atoms],
-        "tokenise": [*tokenise, "--output", retold],
+        "tokenize": [*tokenize, "--output", retold],
         "retokenize": [
             "retokenize", "--source", "embedded", "--split", "validation", "--codec", codec, "--layout", "v3-p7",
             "--output", f"{retold}-3", "--patches_per_material", "1", "--workers", "1",

@@ -17,9 +17,9 @@ from tomat.base.errors import TomatError
 from tomat.data.codec.lloyd_max import LloydMaxCodec
 from tomat.data.density.grid import DensityGrid
 from tomat.data.tokens.layouts import SequenceLayout
+from tomat.data.tokens.pipeline.driver import write_shards
 from tomat.data.tokens.shards import ShardSet, open_shards
 from tomat.data.tokens.shuffle import BlockShuffleConfig, ShuffledIndex
-from tomat.data.tokens.writer import write_shards
 from tomat.train.loader import READ_AHEAD_BLOCKS, ShardDataset, token_loader
 
 ALPHA = 1e-4

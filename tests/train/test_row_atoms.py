@@ -7,8 +7,8 @@ from tomat.data.codec.lloyd_max import fit_lloyd_max
 from tomat.data.density.crystal import Crystal
 from tomat.data.density.grid import DensityGrid
 from tomat.data.tokens.layouts import SequenceLayout
+from tomat.data.tokens.pipeline.driver import write_shards
 from tomat.data.tokens.shards import open_shards
-from tomat.data.tokens.writer import write_shards
 from tomat.model.environment import EnvironmentConfig
 from tomat.train.row_atoms import RowAtoms
 

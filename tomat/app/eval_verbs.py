@@ -110,7 +110,7 @@ def run_eval(args: argparse.Namespace) -> int:
         raise TomatError(f"cannot draw to {args.picture}; give a file that ends in {', '.join(FORMATS)}.")
     for place in args.input or ():
         if "://" not in place and not os.path.exists(place):
-            raise TomatError(f"{place} does not exist; --input takes densities that `tomat tokenise` reads too.")
+            raise TomatError(f"{place} does not exist; --input takes densities that `tomat tokenize` reads too.")
     earlier = None if args.against is None else read_report(args.against)
 
     from tomat.app.workflow.bars import evaluate_with_bar, partial_path, predict_with_bar

@@ -127,7 +127,7 @@ def _source(shards: Any, args: argparse.Namespace) -> Callable[[str], Any] | Non
         from tomat.data.density.demo.embedded import demo_materials
 
         named = {entry.material_id for entry in (*shards.manifest.materials, *shards.manifest.skipped)}
-        # What `tomat tokenise --input` wrote says how it was read.
+        # What `tomat tokenize --input` wrote says how it was read.
         known = shards.manifest.read_rules is None and named <= {each.material_id for each in demo_materials()}
         if not known:
             refuse_rules(args.species, args.accept, f"{shards.url}, which does not say where its densities lie")

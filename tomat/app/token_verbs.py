@@ -1,4 +1,4 @@
-"""`tomat tokenise`, `tomat tokens show` and `tomat shards info`; further verbs of the room lie beside it."""
+"""`tomat tokenize`, `tomat tokens show` and `tomat shards info`; further verbs of the room lie beside it."""
 
 import argparse
 import time
@@ -15,15 +15,15 @@ from tomat.data.density.rules import add_rule_flags, refuse_rules, rules_of
 
 def register(subparsers: argparse._SubParsersAction) -> None:
     """Add the verbs of the tokens room."""
-    _register_tokenise(subparsers)
+    _register_tokenize(subparsers)
     register_retokenize(subparsers)
     _register_show(subparsers)
     _register_shards(subparsers)
 
 
-def _register_tokenise(subparsers: argparse._SubParsersAction) -> None:
+def _register_tokenize(subparsers: argparse._SubParsersAction) -> None:
     parser = subparsers.add_parser(
-        "tokenise",
+        "tokenize",
         help="write a shard set from densities, in one process",
         description="Cut patches out of densities and write them as tokens. Stopped and started again with the same "
         "arguments it goes on where it was, and ends with the same bytes.",
@@ -52,7 +52,7 @@ def _register_tokenise(subparsers: argparse._SubParsersAction) -> None:
         help="share of its electrons a material may lose outside the codec, else skipped (default: 0.001)",
     )
     parser.add_argument("--json", type=report_file, metavar="FILE", help="write the figures")
-    parser.set_defaults(run=run_tokenise)
+    parser.set_defaults(run=run_tokenize)
 
 
 def _register_show(subparsers: argparse._SubParsersAction) -> None:
@@ -93,15 +93,15 @@ def _register_shards(subparsers: argparse._SubParsersAction) -> None:
     register_verify(verbs)
 
 
-def run_tokenise(args: argparse.Namespace) -> int:
+def run_tokenize(args: argparse.Namespace) -> int:
     """Write the shard set and print what it holds."""
     from tomat.data.codec.files import load_codec
     from tomat.data.codec.inputs import demo_inputs, path_inputs
     from tomat.data.density.promolecule import Promolecule
     from tomat.data.tokens.clipping import MAX_CLIPPED_SHARE
     from tomat.data.tokens.layouts import layout_named
+    from tomat.data.tokens.pipeline.driver import write_shards
     from tomat.data.tokens.shards import open_shards
-    from tomat.data.tokens.writer import write_shards
 
     layout, codec = layout_named(args.layout), load_codec(args.codec)
     promolecule = None if args.promolecule is None else Promolecule.load(args.promolecule)

@@ -20,6 +20,10 @@ STANDARD_OUTPUT = Path("-")
 """`--json -`: the report goes to standard output, and everything else to standard error."""
 
 
+SPELT_BEFORE = {"tokenise": "tokenize"}
+"""Verbs as they were spelt -> as they are; the old ones go with the release after this one."""
+
+
 class Parser(argparse.ArgumentParser):
     """An `ArgumentParser` that refuses with one `TomatError`, in every verb alike.
 
@@ -72,9 +76,10 @@ class Parser(argparse.ArgumentParser):
         return spelt + equals + value if spelt in self._option_string_actions else word
 
     def _verb_as_declared(self, word: str) -> str:
-        """`demo_data` as `demo-data`, where that is a verb."""
+        """`demo_data` as `demo-data`, and a spelling of before as today's, where that is a verb."""
         verbs = [action.choices for action in self._actions if isinstance(action, argparse._SubParsersAction)]
         spelt = word.replace("_", "-")
+        spelt = SPELT_BEFORE.get(spelt, spelt)
         return spelt if any(spelt in names for names in verbs if names) else word
 
 

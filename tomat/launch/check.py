@@ -228,5 +228,5 @@ def _of_places(launch: TpuLaunch, places: Mapping[str, str | None]) -> Iterator[
             yield _Question(
                 key,
                 _gcloud("the shard set", "storage", "ls", f"{url.rstrip('/')}/manifest.json"),
-                f"{url} holds no whole shard set; `tomat tokenise --output {url}` makes one",
+                f"{url} holds no whole shard set; `tomat tokenize --output {url}` makes one",
             )

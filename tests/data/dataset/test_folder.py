@@ -98,6 +98,25 @@ def test_it_is_made_once_and_goes_on_wherever_it_was_stopped(densities, tmp_path
     assert len(set(read)) == len(read) == 10
 
 
+def test_a_density_is_opened_once_a_stage(densities, tmp_path, monkeypatch):
+    """Survey, fit, rows. Of a held-out density the voxels outside the codec are counted in place of the fit."""
+    opened = []
+
+    def remembered(path, *rest, true=folder.open_density):
+        opened.append(Path(path).name)
+        return true(path, *rest)
+
+    monkeypatch.setattr(folder, "open_density", remembered)
+    monkeypatch.setattr(folder, "CACHE_BYTES", 0)
+    data = prepare(densities, tmp_path)
+    times = {
+        split: {opened.count(Path(data.load.paths[name]).name) for name in names}
+        for split, names in data.splits.items()
+    }
+    # The last two of the count are still in memory when their rows are written.
+    assert times == {"train": {3}, "validation": {2}}
+
+
 def test_other_densities_under_the_same_name_are_refused(densities, tmp_path):
     whole = contents(prepare(densities, tmp_path))
     # Where they lie, what they are called and how they are packed is not what they are.

@@ -111,15 +111,15 @@ def test_broken_objects_are_skipped_by_name(tmp_path, objects, retokenize_config
         assert f"{name}.json.gz" in reason
 
 
-def test_tokenise_and_codec_fit_name_the_file(tmp_path, objects, capsys):
+def test_tokenize_and_codec_fit_name_the_file(tmp_path, objects, capsys):
     codec = tmp_path / "codec.json"
     assert main(["codec", "fit", "--input", str(objects), "--bins", "20", "--output", str(codec)]) == 0
     words = ["--layout", "v3-p7", "--codec", str(codec), "--patches_per_material", "4"]
     fitted = capsys.readouterr().out.replace("\n", " ")
-    assert main(["tokenise", "--input", str(objects), *words, "--output", str(tmp_path / "set")]) == 0
-    tokenised = capsys.readouterr().out.replace("\n", " ")
+    assert main(["tokenize", "--input", str(objects), *words, "--output", str(tmp_path / "set")]) == 0
+    tokenized = capsys.readouterr().out.replace("\n", " ")
     for name in BAD_OBJECTS:
-        for printed in (fitted, tokenised):
+        for printed in (fitted, tokenized):
             assert f"skipped {name}: " in printed and f"{name}.json.gz" in printed
 
 
@@ -185,19 +185,19 @@ def test_memory_that_runs_out_in_a_zarr_group_is_no_fault_of_it(tmp_path, retoke
     again = ["codec", "fit", "--input", folder, "--bins", "20", "--output", str(tmp_path / "other.json")]
     assert main(again) == 2
     assert "Memory ran out while the voxels of mp-0 were counted" in capsys.readouterr().err
-    words = ["tokenise", "--input", folder, "--layout", "v3-p7", "--codec", str(codec)]
+    words = ["tokenize", "--input", folder, "--layout", "v3-p7", "--codec", str(codec)]
     assert main([*words, "--output", str(tmp_path / "tokens")]) == 2
     assert "Memory ran out while mp-0 was checked" in capsys.readouterr().err
     assert not (tmp_path / "other.json").exists() and not (tmp_path / "tokens").exists()
 
 
-def test_an_outage_ends_tokenise_and_codec_fit(tmp_path, tree, codec, monkeypatch, no_waits, capsys):
+def test_an_outage_ends_tokenize_and_codec_fit(tmp_path, tree, codec, monkeypatch, no_waits, capsys):
     """The material is not at fault, so that neither a codec nor a set may be finished without it."""
     write_codec(codec, tmp_path / "codec.json")
     folder = str(tree / "label")
     monkeypatch.setattr(io, "_reader", Reader(OSError(errno.ESTALE, "Stale file handle")))
     assert main(["codec", "fit", "--input", folder, "--bins", "20", "--output", str(tmp_path / "other.json")]) == 75
-    words = ["tokenise", "--input", folder, "--layout", "v3-p7", "--codec", str(tmp_path / "codec.json")]
+    words = ["tokenize", "--input", folder, "--layout", "v3-p7", "--codec", str(tmp_path / "codec.json")]
     assert main([*words, "--output", str(tmp_path / "set")]) == 75
     assert capsys.readouterr().err.count("mp-1.zarr cannot be reached after 7 tries") == 2
     assert not (tmp_path / "other.json").exists() and not (tmp_path / "set").exists()

@@ -10,7 +10,7 @@ import pytest
 from tomat.data.codec.files import write_codec
 from tomat.data.density.grid import DensityGrid
 from tomat.data.tokens.layouts import SequenceLayout
-from tomat.data.tokens.writer import write_shards
+from tomat.data.tokens.pipeline.driver import write_shards
 
 LAYOUT = SequenceLayout("small", "v3", 4, 160)
 
@@ -21,7 +21,7 @@ import numpy as np
 from tomat.data.codec.files import load_codec
 from tomat.data.density.grid import DensityGrid
 from tomat.data.tokens.layouts import SequenceLayout
-from tomat.data.tokens.writer import write_shards
+from tomat.data.tokens.pipeline.driver import write_shards
 
 stored = np.load(sys.argv[2])
 grid = DensityGrid(stored["rho"], stored["lattice"], stored["numbers"], stored["coords"], material_id="a")

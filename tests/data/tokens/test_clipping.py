@@ -143,12 +143,12 @@ def test_negative_values_are_counted_apart(tmp_path, tree, retokenize_config):
     assert {each["material_id"]: each["clipped_voxels"] for each in survey}["mp-1"] == 4
 
 
-def test_tokenise_takes_the_share(tmp_path, tree, narrow, capsys):
+def test_tokenize_takes_the_share(tmp_path, tree, narrow, capsys):
     write_codec(narrow, tmp_path / "codec.json")
-    words = ["tokenise", "--input", tree / "label" / "mp-1.zarr", "--layout", "v3-p7", "--patches_per_material", "2"]
+    words = ["tokenize", "--input", tree / "label" / "mp-1.zarr", "--layout", "v3-p7", "--patches_per_material", "2"]
     words += ["--codec", tmp_path / "codec.json", "--output", tmp_path / "set"]
     assert main([*map(str, words)]) == 2
-    assert "There is nothing to tokenise: 1 material was skipped" in capsys.readouterr().err
+    assert "There is nothing to tokenize: 1 material was skipped" in capsys.readouterr().err
     for bad in ("nan", "-0.1", "1.5"):
         assert main([*map(str, words), "--max_clipped_share", bad]) == 2
         assert "--max_clipped_share: found" in capsys.readouterr().err

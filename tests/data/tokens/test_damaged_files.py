@@ -1,4 +1,4 @@
-"""Files that a half-done re-tokenising left, damaged: one line that names the file and says what to do."""
+"""Files that a half-done re-tokenizing left, damaged: one line that names the file and says what to do."""
 
 import json
 import shutil
@@ -76,7 +76,7 @@ DAMAGE = {
         ("request.json", 3, "Remove .*/set/ and start again"),
         ("progress/00000004", 12, "Remove this file and run the same command again"),
         ("codec.json", 12, "copy it again from where it came from"),
-        ("manifest.json", 12, "Copy or tokenise the set again"),
+        ("manifest.json", 12, "Copy or tokenize the set again"),
     ],
 )
 def test_damaged_file_is_named_with_its_remedy(tmp_path, half_done, whole, name, units, remedy, damage):
@@ -99,7 +99,7 @@ def test_damaged_file_is_named_with_its_remedy(tmp_path, half_done, whole, name,
 
 
 def test_damaged_record_is_written_again_in_one_process(tmp_path, half_done, whole):
-    """`tokenise` reads every finished chunk again; a record that is damaged is no record."""
+    """`tokenize` reads every finished chunk again; a record that is damaged is no record."""
     from tomat.base.storage import Store
     from tomat.data.tokens.writer import chunk_is_written, read_plan
 

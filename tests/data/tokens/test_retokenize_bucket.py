@@ -1,4 +1,4 @@
-"""Re-tokenising from a bucket into a bucket, with requests that fail, and training from what it wrote."""
+"""Re-tokenizing from a bucket into a bucket, with requests that fail, and training from what it wrote."""
 
 import hashlib
 import json

@@ -12,10 +12,10 @@ from tomat.base.errors import TomatError
 from tomat.data.codec.files import write_codec
 from tomat.data.tokens.layouts import SequenceLayout
 from tomat.data.tokens.patch import decode_sequence, encode_sequence
+from tomat.data.tokens.pipeline.driver import write_shards
 from tomat.data.tokens.shards import open_shards
 from tomat.data.tokens.source_check import damaged_chunks
 from tomat.data.tokens.vocabulary import BOS
-from tomat.data.tokens.writer import write_shards
 
 LAYOUT = SequenceLayout("small", "v3", 4, 160)
 M = 10
@@ -184,7 +184,7 @@ def test_other_versions_and_other_parts_are_refused(place, codec):
 
 
 def test_nothing_there_is_refused(tmp_path):
-    with pytest.raises(TomatError, match="tomat tokenise"):
+    with pytest.raises(TomatError, match="tomat tokenize"):
         open_shards(tmp_path / "nowhere")
     assert not (tmp_path / "nowhere").exists()
 

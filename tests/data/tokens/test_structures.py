@@ -17,10 +17,10 @@ from tomat.data.density.radial import RadialBasis
 from tomat.data.tokens.layouts import SequenceLayout
 from tomat.data.tokens.manifest import IMPORTED_ANCHORS
 from tomat.data.tokens.patch import ANGLE_STEP_DEGREES, LENGTH_STEP_A
+from tomat.data.tokens.pipeline.driver import write_shards
 from tomat.data.tokens.shards import open_shards
 from tomat.data.tokens.source_check import compare_with_source
 from tomat.data.tokens.structures import PreambleStructures, Structures, crystal_of_row
-from tomat.data.tokens.writer import write_shards
 
 LAYOUTS = {"v3": SequenceLayout("small", "v3", 4, 160), "v2": SequenceLayout("small-v2", "v2", 4, 170)}
 PROMOLECULE = Promolecule(RadialBasis(5, 4.0), {1: np.arange(5.0), 8: np.ones(5)}, 2)
@@ -142,7 +142,7 @@ def test_lost_damaged_and_other_files_are_refused(write, get_grid, name):
         return len(shards.crystals), shards.promolecule
 
     path.unlink()
-    with pytest.raises(TomatError, match=f"has no {name}, and its manifest has. Copy or tokenise"):
+    with pytest.raises(TomatError, match=f"has no {name}, and its manifest has. Copy or tokenize"):
         read()
     for damaged in (b"", content[: len(content) // 2], content[:60] + b"9999" + content[64:]):
         path.write_bytes(damaged)

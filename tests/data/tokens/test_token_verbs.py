@@ -14,7 +14,7 @@ from tomat.data.codec.files import write_codec
 from tomat.data.density.demo.embedded import demo_materials
 from tomat.data.density.grid import DensityGrid
 from tomat.data.density.zarr_store import write_zarr
-from tomat.data.tokens import writer
+from tomat.data.tokens.pipeline import stages
 from tomat.data.tokens.shards import open_shards
 
 
@@ -40,11 +40,11 @@ def shards(tmp_path, densities, codec):
     write_codec(codec, tmp_path / "codec.json")
     arguments = ["--input", densities, "--layout", "v3-p7", "--codec", tmp_path / "codec.json"]
     arguments += ["--patches_per_material", 40, "--seed", 3, "--split", "train", "--json", tmp_path / "figures.json"]
-    assert run("tokenise", *arguments, "--output", tmp_path / "set") == 0
+    assert run("tokenize", *arguments, "--output", tmp_path / "set") == 0
     return tmp_path / "set"
 
 
-def test_tokenise(tmp_path, shards, capsys):
+def test_tokenize(tmp_path, shards, capsys):
     opened = open_shards(shards)
     assert [m.material_id for m in opened.manifest.materials] == ["mp-0", "mp-1"]
     assert (opened.rows, opened.manifest.split, opened.manifest.seed) == (80, "train", 3)
@@ -52,19 +52,19 @@ def test_tokenise(tmp_path, shards, capsys):
     assert (figures["rows"], figures["materials"], figures["context_tokens"], figures["chunks"]) == (80, 2, 512, 2)
 
 
-def test_tokenise_prints_what_it_skipped(tmp_path, densities, codec, capsys):
+def test_tokenize_prints_what_it_skipped(tmp_path, densities, codec, capsys):
     (densities / "mp-9.json.gz").write_bytes(b"not gzip")
     write_codec(codec, tmp_path / "codec.json")
     arguments = ["--input", densities, "--layout", "v3-p7", "--codec", tmp_path / "codec.json"]
-    run("tokenise", *arguments, "--patches_per_material", 4, "--output", tmp_path / "set")
+    run("tokenize", *arguments, "--patches_per_material", 4, "--output", tmp_path / "set")
     printed = capsys.readouterr().out
     assert "skipped mp-9: " in printed and "1 skipped" in printed
 
 
-def test_tokenise_the_embedded_densities(tmp_path, codec):
+def test_tokenize_the_embedded_densities(tmp_path, codec):
     write_codec(codec, tmp_path / "codec.json")
     arguments = ["--demo", "validation", "--layout", "v3-p7", "--codec", tmp_path / "codec.json"]
-    run("tokenise", *arguments, "--patches_per_material", 2, "--output", tmp_path / "set")
+    run("tokenize", *arguments, "--patches_per_material", 2, "--output", tmp_path / "set")
     manifest = open_shards(tmp_path / "set").manifest
     names = [each.material_id for each in (*manifest.materials, *manifest.skipped)]
     assert set(names) == {material.material_id for material in demo_materials("validation")}
@@ -117,7 +117,7 @@ def test_another_set_in_the_place_is_left_alone(tmp_path, shards, densities):
     before = {path: path.read_bytes() for path in shards.rglob("*") if path.is_file()}
     arguments = ["--input", densities, "--layout", "v3-p7", "--codec", tmp_path / "codec.json", "--output", shards]
     with pytest.raises(TomatError, match="holds another data set"):
-        run("tokenise", *arguments, "--patches_per_material", 7)
+        run("tokenize", *arguments, "--patches_per_material", 7)
     assert before == {path: path.read_bytes() for path in shards.rglob("*") if path.is_file()}
     shutil.rmtree(shards)
 
@@ -135,7 +135,7 @@ def test_one_is_one(tmp_path, densities, codec, capsys):
     """One chunk, one row, one material: no plural in what is said of them."""
     write_codec(codec, tmp_path / "codec.json")
     arguments = ["--input", densities / "mp-0.zarr", "--layout", "v3-p7", "--codec", tmp_path / "codec.json"]
-    run("tokenise", *arguments, "--patches_per_material", 1, "--output", tmp_path / "set")
+    run("tokenize", *arguments, "--patches_per_material", 1, "--output", tmp_path / "set")
     run("shards", "info", tmp_path / "set")
     run("shards", "verify", tmp_path / "set", "--input", densities, "--source", "rho_gga")
     printed = " ".join(capsys.readouterr().out.split())
@@ -151,7 +151,7 @@ def test_verify_finds_the_embedded_densities(tmp_path, codec, capsys):
     """Sets of `--demo` and of trainings on the embedded densities do not say where their densities lie."""
     write_codec(codec, tmp_path / "codec.json")
     arguments = ["--demo", "validation", "--layout", "v3-p7", "--codec", tmp_path / "codec.json", "--split", "mine"]
-    run("tokenise", *arguments, "--patches_per_material", 2, "--output", tmp_path / "set")
+    run("tokenize", *arguments, "--patches_per_material", 2, "--output", tmp_path / "set")
     capsys.readouterr()
     run("shards", "verify", tmp_path / "set")
     printed = " ".join(capsys.readouterr().out.split())
@@ -177,7 +177,7 @@ def test_verify_of_other_sets_asks_where_the_densities_lie(shards, capsys):
 def test_flags_that_could_do_nothing_are_refused(tmp_path, shards, flags):
     codec = ["--layout", "v3-p7", "--codec", tmp_path / "codec.json", "--output", tmp_path / "out"]
     with pytest.raises(TomatError, match="are for --input; they say nothing of the embedded densities. Leave them out"):
-        run("tokenise", "--demo", "train", *codec, *flags)
+        run("tokenize", "--demo", "train", *codec, *flags)
     with pytest.raises(TomatError, match="are for --input; they say nothing of a shard set"):
         run("tokens", "show", shards, *flags)
     assert main(["codec", "fit", "--demo", "--output", str(tmp_path / "out"), *flags]) == 2
@@ -186,8 +186,8 @@ def test_flags_that_could_do_nothing_are_refused(tmp_path, shards, flags):
 
 def test_elements_for_files_that_name_theirs_are_refused(tmp_path, shards, densities):
     codec = ["--layout", "v3-p7", "--codec", tmp_path / "codec.json"]
-    for words in (["tokenise", "--input", densities, "--output", tmp_path / "out"], ["tokens", "show", "--input"]):
-        words = words if words[0] == "tokenise" else [*words, densities / "mp-0.zarr"]
+    for words in (["tokenize", "--input", densities, "--output", tmp_path / "out"], ["tokens", "show", "--input"]):
+        words = words if words[0] == "tokenize" else [*words, densities / "mp-0.zarr"]
         with pytest.raises(TomatError, match="--species names Si, but none of the inputs is a CHGCAR"):
             run(*words, *codec, "--species", "Si")
 
@@ -207,11 +207,11 @@ def unnamed(tmp_path):
     return folder
 
 
-@pytest.mark.parametrize("verb", ["tokenise", "codec fit", "retokenize"])
+@pytest.mark.parametrize("verb", ["tokenize", "codec fit", "retokenize"])
 def test_elements_that_a_file_does_not_name(tmp_path, unnamed, codec, verb, caplog):
     write_codec(codec, tmp_path / "codec.json")
     words = {
-        "tokenise": ["tokenise", "--input", unnamed, "--codec", tmp_path / "codec.json", "--layout", "v3-p7"],
+        "tokenize": ["tokenize", "--input", unnamed, "--codec", tmp_path / "codec.json", "--layout", "v3-p7"],
         "codec fit": ["codec", "fit", "--input", unnamed, "--bins", 50],
         "retokenize": [
             "retokenize",
@@ -247,14 +247,14 @@ def test_elements_that_a_file_does_not_name(tmp_path, unnamed, codec, verb, capl
 
 def test_a_set_goes_on_with_the_elements_it_was_begun_with(tmp_path, unnamed, codec, monkeypatch):
     write_codec(codec, tmp_path / "codec.json")
-    words = ["tokenise", "--input", unnamed, "--codec", tmp_path / "codec.json", "--layout", "v3-p7"]
+    words = ["tokenize", "--input", unnamed, "--codec", tmp_path / "codec.json", "--layout", "v3-p7"]
     words += ["--output", tmp_path / "set", "--patches_per_material", 200]
 
     def stop(*_):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(writer, "chunk_tokens", stop)
+        patch.setattr(stages, "chunk_tokens", stop)
         with pytest.raises(KeyboardInterrupt):
             run(*words, "--species", "Si")
     with pytest.raises(TomatError, match="holds another data set: it differs in species. Remove it"):
@@ -268,3 +268,8 @@ def test_a_set_goes_on_with_the_elements_it_was_begun_with(tmp_path, unnamed, co
     manifest.write_text(json.dumps(with_checksum({key: content[key] for key in content if key != CHECKSUM_KEY})))
     run(*words, "--species", "Si")
     assert open_shards(tmp_path / "set").rows == 200
+
+
+def test_the_verb_as_it_was_spelt_is_taken(capsys):
+    assert main(["tokenise", "--demo", "train"]) == 2
+    assert "tomat tokenize --help" in capsys.readouterr().err

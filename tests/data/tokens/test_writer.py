@@ -9,9 +9,10 @@ from tomat.data.density.crystal import Crystal
 from tomat.data.tokens.clipping import MAX_CLIPPED_SHARE
 from tomat.data.tokens.layouts import SequenceLayout
 from tomat.data.tokens.manifest import plan_rows
+from tomat.data.tokens.pipeline.driver import write_shards
 from tomat.data.tokens.shards import open_shards
 from tomat.data.tokens.structures import Structures
-from tomat.data.tokens.writer import ChunkWriter, chunk_is_written, chunk_tokens, finalise, start_shards, write_shards
+from tomat.data.tokens.writer import ChunkWriter, chunk_is_written, chunk_tokens, finalise, start_shards
 
 LAYOUT = SequenceLayout("small", "v3", 4, 160)
 SETTINGS = {"layout": LAYOUT, "patches_per_material": 10, "seed": 5, "block_rows": 8}
@@ -148,7 +149,7 @@ def test_another_set_is_never_overwritten(tmp_path, grids, codec, whole, change,
     assert files(tmp_path / "whole") == whole
 
 
-def test_material_that_cannot_be_tokenised_is_skipped_with_its_reason(tmp_path, grids, codec):
+def test_material_that_cannot_be_tokenized_is_skipped_with_its_reason(tmp_path, grids, codec):
     place = tmp_path / "set"
     names = ["broken", "a", "crowded", "b"]
     write_shards(place, names, grids, codec=codec, **SETTINGS)
@@ -159,8 +160,8 @@ def test_material_that_cannot_be_tokenised_is_skipped_with_its_reason(tmp_path, 
     write_shards(place, names, grids, codec=codec, **SETTINGS)
 
 
-def test_nothing_is_left_behind_when_nothing_can_be_tokenised(tmp_path, grids, codec):
-    with pytest.raises(TomatError, match="nothing to tokenise"):
+def test_nothing_is_left_behind_when_nothing_can_be_tokenized(tmp_path, grids, codec):
+    with pytest.raises(TomatError, match="nothing to tokenize"):
         write_shards(tmp_path / "set", ["broken"], grids, codec=codec, **SETTINGS)
     assert not (tmp_path / "set").exists()
 

@@ -11,8 +11,8 @@ from tomat.data.codec.histogram import DensityHistogram
 from tomat.data.codec.lloyd_max import fit_lloyd_max
 from tomat.data.density.demo.embedded import demo_materials, load_demo
 from tomat.data.tokens.layouts import LAYOUTS
+from tomat.data.tokens.pipeline.driver import write_shards
 from tomat.data.tokens.shards import open_shards
-from tomat.data.tokens.writer import write_shards
 from tomat.train.datasets import Datasets
 from tomat.train.origins import StartPlan
 from tomat.train.runs.data_record import ContentChanges, RecordedData, recorded_contents

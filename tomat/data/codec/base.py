@@ -69,11 +69,7 @@ class DensityCodec(Protocol):
 
 
 def check_unit(unit: str, source: str) -> None:
-    """Refuse a unit that is none of `UNITS`.
-
-    Raises:
-        TomatError: naming `source`, the unit and the known ones.
-    """
+    """Refuse a unit that is none of `UNITS`."""
     if unit not in UNITS:
         raise TomatError(f"{source} has the unit {unit!r}; expected one of {', '.join(UNITS)}.")
 

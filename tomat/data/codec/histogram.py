@@ -194,11 +194,7 @@ class DensityHistogram:
 
 
 def _check_counts(bins: np.ndarray, counts: np.ndarray, sums: np.ndarray, histogram: DensityHistogram) -> None:
-    """Refuse bins that no densities fill.
-
-    Raises:
-        ValueError: what cannot be.
-    """
+    """Refuse bins that no densities fill."""
     if not bins.ndim == counts.ndim == sums.ndim == 1 or not len(bins) == len(counts) == len(sums):
         raise ValueError(f"bins, counts and sums have the shapes {bins.shape}, {counts.shape} and {sums.shape}")
     if bins.dtype.kind not in "iu" or counts.dtype.kind not in "iu" or sums.dtype.kind != "f":

@@ -1,4 +1,4 @@
-"""Densities to fit or tokenise, by name: files, folders of them, or the embedded ones."""
+"""Densities to fit or tokenize, by name: files, folders of them, or the embedded ones."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass

@@ -10,6 +10,7 @@ import numpy as np
 
 from tomat.base.errors import TomatError
 from tomat.base.records import Positive, Sha256
+from tomat.data.density.crystal import Crystal
 from tomat.data.density.elements import SYMBOLS, symbol_of
 from tomat.data.density.grid import DensityGrid
 from tomat.data.density.poscar import NEIGHBOURS, OF_A_CALCULATION
@@ -66,6 +67,12 @@ class Material:
             sites=tuple(sites.tolist()),
             samples=tuple(float(f"{value:.9g}") for value in samples.tolist()),
         )
+
+    @property
+    def crystal(self) -> Crystal:
+        """Cell and atoms, as they were read."""
+        n, sites = sum(self.atoms.values()), np.array(self.sites)
+        return Crystal(sites[:9].reshape(3, 3), sites[9 + 3 * n :], sites[9 : 9 + 3 * n], self.name)
 
     @property
     def is_whole(self) -> bool:

@@ -1,4 +1,4 @@
-"""A folder of densities as the data of a run: read, split by composition, and tokenised with a codec of its own.
+"""A folder of densities as the data of a run: read, split by composition, and tokenized with a codec of its own.
 
 All of it lies in the run's folder, in `data/`: `survey.jsonl` (what each file is), `folder.json` (what the data are,
 once all files are read), `histogram.npz` and `promolecule.sums` (while they are fitted), `codec.json`,
@@ -30,9 +30,12 @@ from tomat.data.density.grid import DensityGrid
 from tomat.data.density.io import check_species_apply, open_density
 from tomat.data.density.rules import ReadRules
 from tomat.data.tokens.layouts import layout_named
-from tomat.data.tokens.patch import check_grid_encodable
+from tomat.data.tokens.patch import check_crystal_encodable
+from tomat.data.tokens.pipeline.driver import write_shards
+from tomat.data.tokens.pipeline.stages import Findings, Surveyed, UnitSurvey
 from tomat.data.tokens.shards import open_shards
-from tomat.data.tokens.writer import read_plan, write_shards
+from tomat.data.tokens.structures import Structures
+from tomat.data.tokens.writer import read_plan
 
 FOLDER_FILE = "folder.json"
 LOCK_FILE = "data.lock"
@@ -134,13 +137,15 @@ def prepare_folder(place: str, request: FolderRequest, folder: Path, run_name: s
         hashes = hash_files(found.files)
         reader = DensityReader({file.name: file.path for file in found.files}, request.rules)
         layout = layout_named(request.layout)
-
-        def read(file: DensityFile) -> DensityGrid:
-            grid = reader(file.name)
-            check_grid_encodable(grid, layout)
-            return grid
-
-        looked = survey(found.files, hashes, found.ignored, read, folder / SURVEY_FILE, request.rules)
+        looked = survey(
+            found.files,
+            hashes,
+            found.ignored,
+            lambda file: reader(file.name),
+            lambda material: check_crystal_encodable(material.crystal, material.grid_shape, layout),
+            folder / SURVEY_FILE,
+            request.rules,
+        )
         potcars = potcars_beside(file.path for file in found.files if file.path not in looked.ignored)
         looked = looked.without(potcars.paths, potcars.ignored)
         console.print(f"{place}: {looked.words()}", soft_wrap=True)
@@ -149,7 +154,7 @@ def prepare_folder(place: str, request: FolderRequest, folder: Path, run_name: s
         else:
             _refuse_other_content(recorded["materials"], looked, place, run_name)
         reader = DensityReader(_paths(recorded["materials"], looked, found.files), request.rules)
-        return _tokenised(folder, request, recorded, reader, potcars)
+        return _tokenized(folder, request, recorded, reader, potcars)
 
 
 def held_out_by_record(place: str, folder: Path, run_name: str) -> FolderData:
@@ -234,10 +239,10 @@ def _begin(folder: Path, request: FolderRequest, looked: Survey, place: str) -> 
     return content
 
 
-def _tokenised(
+def _tokenized(
     folder: Path, request: FolderRequest, recorded: Mapping[str, Any], reader: DensityReader, potcars: Potcars
 ) -> FolderData:
-    """Fit and tokenise what is not there yet."""
+    """Fit and tokenize what is not there yet."""
     formulas = {each["name"]: each["formula"] for each in recorded["materials"]}
     held = set(recorded["validation_formulas"])
     names = {
@@ -274,6 +279,7 @@ def _tokenised(
                 split=split,
                 read_rules={"species": list(request.species), "accept": sorted(request.accept)},
                 promolecule=promolecule,
+                surveyed=_findings(learnt) if split == "train" else None,
             )
     splits = {split: tuple(each.material_id for each in plan.materials) for split, plan in plans.items() if plan}
     for split, plan in plans.items():
@@ -282,12 +288,27 @@ def _tokenised(
     bins = open_shards(str(folder / "train")).codec.n_density_tokens
     if bins > request.most_bins:
         raise TomatError(
-            f"{folder} was tokenised with {bins:,} density ids, data.n_density_tokens allows {request.most_bins:,}; "
+            f"{folder} was tokenized with {bins:,} density ids, data.n_density_tokens allows {request.most_bins:,}; "
             "use another --run_name."
         )
     data = FolderData(folder, splits, bins, formulas, reader)
     console.print(_split_words(data), soft_wrap=True)
     return data
+
+
+def _findings(materials: Sequence[Material]) -> Findings:
+    """What the survey knows of the densities that the codec is fitted to, of whose voxels none lies outside it."""
+    found = tuple(
+        Surveyed(
+            material_id=each.name,
+            grid_shape=each.grid_shape,
+            n_atoms=sum(each.atoms.values()),
+            n_electrons=each.electrons,
+            clipped_voxels=0,
+        )
+        for each in materials
+    )
+    return Findings(UnitSurvey(found, ()), Structures.of(each.crystal for each in materials))
 
 
 def _split_words(data: FolderData) -> str:

@@ -70,6 +70,7 @@ def survey(
     hashes: Mapping[str, str],
     ignored: Mapping[str, str],
     read: Reader,
+    check: Callable[[Material], object],
     kept: Path,
     rules: ReadRules,
 ) -> Survey:
@@ -79,7 +80,8 @@ def survey(
         files: as they were found.
         hashes: of each, by path.
         ignored: of the search.
-        read: reads and checks one; what it refuses is ignored, with its reason.
+        read: reads one; what it refuses is ignored, with its reason.
+        check: likewise refuses one that was read, now or before.
         kept: file of the answers so far, in a folder that is there.
         rules: that `read` reads by; answers under others are not taken.
 
@@ -104,10 +106,16 @@ def survey(
                     line = {"file_sha256": key, "read_rules": rule_words, "found": words}
                     answers.write(json.dumps(line) + "\n")
                     answers.flush()
+            if isinstance(answer, Material):
+                answer = replace(answer, name=file.name)
+                try:
+                    check(answer)
+                except TomatError as error:
+                    answer = first_line(error)
             if isinstance(answer, str):
                 left_out[file.path] = answer
             else:
-                found.append(replace(answer, name=file.name))
+                found.append(answer)
     return _each_once(found, left_out)
 
 

@@ -136,9 +136,6 @@ def check_atoms_on_density(
         source: named in errors.
         meanings: how many electrons the atoms can bring, by the count; empty where that is not known.
         hint: a sentence on what else the values may be, said where no meaning holds.
-
-    Raises:
-        TomatError: with the share that a sum of atoms leaves, and which other reading of the file would be right.
     """
     found = misfit_of(values, lattice, atomic_numbers, frac_coords)
     if found is None:

@@ -113,9 +113,6 @@ def check_zeros(values: np.ndarray, source: str) -> None:
 
     Args:
         values: `[nx, ny, nz]`.
-
-    Raises:
-        TomatError: with the number of zeros.
     """
     zero = values == 0
     n_zeros = int(np.count_nonzero(zero))
@@ -152,11 +149,7 @@ def plausible_electron_counts(atomic_numbers: np.ndarray) -> tuple[float, float]
 
 
 def check_electrons(grid: DensityGrid, source: str) -> None:
-    """Refuse a density whose integral no set of these atoms has.
-
-    Raises:
-        TomatError: with the count found and the range expected.
-    """
+    """Refuse a density whose integral no set of these atoms has."""
     least, most = plausible_electron_counts(grid.atomic_numbers)
     if grid.atomic_numbers.size and not least <= grid.electron_count <= most:
         raise TomatError(

@@ -205,10 +205,6 @@ def _occupancies(line: bytes, before: int, source: str) -> tuple[int, bool, int]
     """Atom, whether of the imaginary part, and how many values follow, from the line before them.
 
     VASP writes both in four columns each (2I4): 1000 and 1234 are one word, and atom 10,000 is `****`.
-
-    Args:
-        line: stripped.
-        before: the atom before.
     """
     rest = line.removeprefix(_AUGMENTATION)
     imaginary = rest.startswith(_IMAGINARY)

@@ -76,9 +76,6 @@ def check_electron_count(
 
     Returns:
         What the count can mean; empty where that is not known, which was accepted.
-
-    Raises:
-        TomatError: with the count, those that are known, and what was probably done to the values.
     """
     found = float(np.mean(values, dtype=np.float64))
     allowed = earned_tolerance(values, lattice, cube=cube) if tolerance is None else tolerance

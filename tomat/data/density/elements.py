@@ -1,6 +1,6 @@
 """The 118 chemical symbols, and the fewest valence electrons that a pseudopotential leaves an element.
 
-A table of its own, so that a tokenising worker reads a structure without importing pymatgen (about a second).
+A table of its own, so that a tokenizing worker reads a structure without importing pymatgen (about a second).
 """
 
 from collections import Counter

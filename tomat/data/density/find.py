@@ -166,11 +166,7 @@ def _below(given: str, tries: int, not_total: bool) -> tuple[list[str], dict[str
 
 
 def _passed_over(name: str, beside: set[str]) -> str | None:
-    """Why a file of a folder is not taken; None if it is.
-
-    Args:
-        beside: the names in its folder, without suffixes of compression.
-    """
+    """Why a file of a folder is not taken; None if it is."""
     plain = _unpacked(name)
     upper, lower = plain.upper(), plain.lower()
     if kind := kind_of_name(plain):
@@ -189,11 +185,7 @@ def _passed_over(name: str, beside: set[str]) -> str | None:
 
 
 def _named(paths: Mapping[str, str]) -> list[DensityFile]:
-    """Each with a name of its own: folders go before it until it is.
-
-    Args:
-        paths: path to the folder that was searched, whose own name counts only where nothing else tells two apart.
-    """
+    """Each with a name of its own: folders go before it until it is."""
     beside = Counter((PurePosixPath(path).parent, material_name(path)) for path in paths)
     # Two of one folder that differ in their suffix keep it.
     plain = {

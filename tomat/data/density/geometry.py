@@ -95,6 +95,15 @@ def check_cell(lattice: np.ndarray, atomic_numbers: np.ndarray, frac_coords: np.
         )
 
 
+def lattice_parameters(lattice: np.ndarray) -> tuple[float, float, float, float, float, float]:
+    """a, b, c in A and alpha (b, c), beta (a, c), gamma (a, b) in degrees, of rows a, b, c in A."""
+    lengths = np.linalg.norm(lattice, axis=1)
+    unit = lattice / lengths[:, None]
+    cosines = np.clip(np.array([unit[1] @ unit[2], unit[0] @ unit[2], unit[0] @ unit[1]]), -1.0, 1.0)
+    alpha, beta, gamma = np.degrees(np.arccos(cosines))
+    return float(lengths[0]), float(lengths[1]), float(lengths[2]), float(alpha), float(beta), float(gamma)
+
+
 def shortest_distances_a(
     lattice: np.ndarray, atomic_numbers: np.ndarray, frac_coords: np.ndarray
 ) -> dict[tuple[int, int], float]:

@@ -12,6 +12,7 @@ import numpy as np
 
 from tomat.base.errors import TomatError
 from tomat.data.density.elements import SYMBOLS, reduced_formula, symbol_of
+from tomat.data.density.geometry import lattice_parameters
 
 if TYPE_CHECKING:
     from pymatgen.core import Structure
@@ -125,11 +126,7 @@ class DensityGrid:
     @property
     def lattice_parameters(self) -> tuple[float, float, float, float, float, float]:
         """a, b, c in A and alpha (b, c), beta (a, c), gamma (a, b) in degrees."""
-        lengths = np.linalg.norm(self.lattice, axis=1)
-        unit = self.lattice / lengths[:, None]
-        cosines = np.clip(np.array([unit[1] @ unit[2], unit[0] @ unit[2], unit[0] @ unit[1]]), -1.0, 1.0)
-        alpha, beta, gamma = np.degrees(np.arccos(cosines))
-        return float(lengths[0]), float(lengths[1]), float(lengths[2]), float(alpha), float(beta), float(gamma)
+        return lattice_parameters(self.lattice)
 
     @property
     def formula(self) -> str:

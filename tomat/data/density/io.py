@@ -72,11 +72,7 @@ def parts_beside(location: str) -> Parts:
 
 
 def check_species_apply(locations: Iterable[str], rules: ReadRules) -> None:
-    """Refuse elements for densities of which none is a CHGCAR that names none: all others name theirs.
-
-    Raises:
-        TomatError: naming the flag.
-    """
+    """Refuse elements for densities of which none is a CHGCAR that names none: all others name theirs."""
     if not rules.species:
         return
     chgcars = [each for each in locations if is_chgcar(each)]
@@ -120,11 +116,7 @@ def read_density(read: Callable[[], DensityGrid], location: str) -> DensityGrid:
 
 
 def _known_reader(text: str) -> Callable[[str, str | None, ReadRules], DensityGrid]:
-    """As `_reader`.
-
-    Raises:
-        TomatError: for a name of no known kind.
-    """
+    """As `_reader`."""
     reader = _reader(text)
     if reader is None:
         there = "is there, but" if "://" in text or Path(text).exists() else "does not exist, and"

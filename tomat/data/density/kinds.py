@@ -110,9 +110,6 @@ def check_kind(location: str, titles: Iterable[str], accept: Iterable[str]) -> K
 
     Returns:
         What it holds, where it is read nevertheless.
-
-    Raises:
-        TomatError: naming what it holds.
     """
     kind, said = kind_of_name(location), "its name"
     if kind is None:

@@ -180,14 +180,7 @@ def _writing_folder(parent: Path) -> Iterator[Path]:
 
 
 def _lock(folder: Path, *, needed: bool = True) -> int:
-    """An open file that holds the lock of a folder: the system lets go of it when the process ends, however it ends.
-
-    Args:
-        needed: raise where the file system has no locks.
-
-    Raises:
-        BlockingIOError: another holds it.
-    """
+    """An open file that holds the lock of a folder: the system lets go of it when the process ends, however it ends."""
     opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -263,9 +256,6 @@ def check_augmentation(augmentation: Augmentation, atomic_numbers: np.ndarray, n
 
     Args:
         atomic_numbers: of the structure that they are to be written with, which is called `name`.
-
-    Raises:
-        TomatError: with both.
     """
     theirs, ours = augmentation.crystal.atomic_numbers, atomic_numbers
     if not np.array_equal(theirs, ours):

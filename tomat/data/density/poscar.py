@@ -169,9 +169,6 @@ def check_species_used(paths: Iterable[str], rules: ReadRules) -> None:
 
     Args:
         paths: of CHGCARs and POSCARs, of which the headers are read up to the first that names no elements.
-
-    Raises:
-        TomatError: naming the first.
     """
     first = ""
     for path in paths if rules.species else ():

@@ -79,11 +79,7 @@ class Promolecule:
         return table
 
     def check_elements(self, crystal: Crystal) -> None:
-        """Refuse a structure with an element that no fitted density had.
-
-        Raises:
-            TomatError: naming the elements.
-        """
+        """Refuse a structure with an element that no fitted density had."""
         unknown = sorted(set(crystal.atomic_numbers.tolist()) - set(self.coefficients))
         if unknown:
             known = " ".join(symbol_of(number) for number in self.elements)

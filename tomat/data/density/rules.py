@@ -67,11 +67,7 @@ def add_rule_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def refuse_rules(species: Sequence[str] | None, accept: Sequence[str] | None, where: str) -> None:
-    """Refuse `--species` and `--accept` where no density is read that they could act on.
-
-    Raises:
-        TomatError: naming `where`, such as "the embedded densities".
-    """
+    """Refuse `--species` and `--accept` where no density is read that they could act on."""
     if species or accept:
         raise TomatError(f"--species and --accept are for --input; they say nothing of {where}. Leave them out.")
 

@@ -75,11 +75,7 @@ def read_only_store(location: str) -> BoundedStore:
 
 
 def check_array(array: Any, source: str) -> None:
-    """Refuse the shape and the chunks of an array before a chunk is read.
-
-    Raises:
-        TomatError: naming the limit.
-    """
+    """Refuse the shape and the chunks of an array before a chunk is read."""
     check_grid_shape(array.shape, source)
     n_chunks = math.prod(-(-n // side) for n, side in zip(array.shape, array.chunks, strict=True))
     if min(array.chunks) < 1 or math.prod(array.chunks) > MOST_VOXELS or n_chunks > MOST_CHUNKS:

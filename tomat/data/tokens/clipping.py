@@ -92,11 +92,7 @@ def clipped_of(grid: DensityGrid, codec: DensityCodec, material_id: str, max_sha
 
 
 def check_max_clipped_share(share: float) -> None:
-    """Refuse a share that is none.
-
-    Raises:
-        TomatError: naming it.
-    """
+    """Refuse a share that is none."""
     if not 0 <= share <= 1:
         raise TomatError(
             f"max_clipped_share is {share}; expected a share of a material's electrons, 0 to 1 (0 skips every material "

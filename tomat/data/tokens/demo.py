@@ -11,7 +11,8 @@ from tomat.data.codec.lloyd_max import LloydMaxCodec, fit_lloyd_max
 from tomat.data.density.demo.embedded import SPLITS, demo_materials, load_demo
 from tomat.data.density.promolecule import Promolecule, PromoleculeFit
 from tomat.data.tokens.layouts import SequenceLayout
-from tomat.data.tokens.writer import read_plan, stored_promolecule, write_shards
+from tomat.data.tokens.pipeline.driver import write_shards
+from tomat.data.tokens.writer import read_plan, stored_promolecule
 
 SEED = 0
 """Seeds the anchors of the patches: the demo's data are the same in every run."""

@@ -57,11 +57,7 @@ class SkippedMaterial:
 
 
 def check_material_id(material_id: str) -> None:
-    """Refuse a name that is no plain name: whoever writes a file for each material would write it elsewhere.
-
-    Raises:
-        TomatError: naming it.
-    """
+    """Refuse a name that is no plain name: whoever writes a file for each material would write it elsewhere."""
     if material_id in ("", ".", "..") or not material_id.isprintable() or re.search(r"[/\\]", material_id):
         raise TomatError(
             f"A material is called {material_id!r}; expected a name of printable characters without '/' and '\\'. "
@@ -132,7 +128,7 @@ class ShardManifest:
     materials: tuple[MaterialRows, ...]
     """In order of their rows."""
     skipped: tuple[SkippedMaterial, ...] = ()
-    """Materials that cannot be tokenised, each with its reason."""
+    """Materials that cannot be tokenized, each with its reason."""
     clipped: tuple[ClippedMaterial, ...] | None = None
     """The materials with voxels outside the codec; None: not counted (imported, or planned before they were)."""
     max_clipped_share: float | None = None
@@ -221,7 +217,7 @@ class ShardManifest:
         """
         if material.anchors_seed == IMPORTED_ANCHORS:
             raise TomatError(
-                f"The rows of {material.material_id} were imported, and where their patches lie is not known. Tokenise "
+                f"The rows of {material.material_id} were imported, and where their patches lie is not known. Tokenize "
                 "the densities to have it."
             )
         return draw_anchors(material.anchors_seed, material.grid_shape, material.row_end - material.row_start)
@@ -287,7 +283,7 @@ def plan_rows(
     """Lay out the rows of a data set: the manifest, not complete and without checksums.
 
     Args:
-        materials: name and grid shape of each material that can be tokenised, in the order of their rows.
+        materials: name and grid shape of each material that can be tokenized, in the order of their rows.
         layout, codec: of every row.
         patches_per_material: rows of each material, M.
         seed: of the anchors.
@@ -321,7 +317,7 @@ def plan_rows(
         was = "was" if len(skipped) == 1 else "were"
         first = f" The first reason: {skipped[0].material_id}: {skipped[0].reason}" if skipped else ""
         raise TomatError(
-            f"There is nothing to tokenise: {counted(len(skipped), 'material')} {was} skipped, none is left.{first}"
+            f"There is nothing to tokenize: {counted(len(skipped), 'material')} {was} skipped, none is left.{first}"
         )
     return ShardManifest(
         split=split,

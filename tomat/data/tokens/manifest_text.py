@@ -58,7 +58,7 @@ def parse_manifest(text: str | bytes, source: str) -> ShardManifest:
     Raises:
         TomatError: if it is none, of another version, damaged, or contradicts itself; it names `source`.
     """
-    again = "Copy or tokenise the set again."
+    again = "Copy or tokenize the set again."
     content, checked = parse_checked(text, source, "a manifest of a shard set", again)
     try:
         version = content["format_version"], content["vocabulary_version"]
@@ -67,7 +67,7 @@ def parse_manifest(text: str | bytes, source: str) -> ShardManifest:
     if version != (SHARD_FORMAT_VERSION, VOCABULARY_VERSION):
         raise TomatError(
             f"{source} has format version {version[0]} and vocabulary version {version[1]}; this tomat reads "
-            f"{SHARD_FORMAT_VERSION} and {VOCABULARY_VERSION}. Tokenise the set again, or use the tomat that wrote "
+            f"{SHARD_FORMAT_VERSION} and {VOCABULARY_VERSION}. Tokenize the set again, or use the tomat that wrote "
             "it."
         )
     if not checked:
@@ -83,11 +83,7 @@ def parse_manifest(text: str | bytes, source: str) -> ShardManifest:
 
 
 def _values(content: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a manifest from its JSON; what older ones lack is None.
-
-    Raises:
-        LookupError, TypeError, ValueError: what is missing or wrong.
-    """
+    """The fields of a manifest from its JSON; what older ones lack is None."""
     later = ("clipped", "max_clipped_share", "read_rules", "structures_sha256", "promolecule_sha256")
     values: dict[str, Any] = dict.fromkeys(later)
     values |= {key: content[key] for key in _TYPES if key in content}

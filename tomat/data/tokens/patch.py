@@ -5,6 +5,7 @@ into [0, 1); version 2 leaves them and says where the patch lies: OFFSET is its 
 into the cell.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import NoReturn
@@ -15,6 +16,8 @@ from tomat.base.errors import TomatError
 from tomat.base.reporting import counted
 from tomat.data.codec.base import UNIT_RHO_TIMES_VOLUME, Decoder, DensityCodec
 from tomat.data.codec.position import TOKENS_PER_COORDINATE, decode_positions, encode_positions
+from tomat.data.density.crystal import Crystal
+from tomat.data.density.geometry import lattice_parameters
 from tomat.data.density.grid import DensityGrid
 from tomat.data.tokens import vocabulary as v
 from tomat.data.tokens.layouts import PatchShape, SequenceLayout
@@ -40,21 +43,22 @@ def check_encodable(grid: DensityGrid, layout: SequenceLayout, codec: DensityCod
 
 def check_grid_encodable(grid: DensityGrid, layout: SequenceLayout) -> PatchShape:
     """As `check_encodable`, while there is no codec yet."""
-    _grid_and_lattice_integers(grid)
-    _element_ids(grid)
-    return layout.patch_shape(len(grid.atomic_numbers))
+    return check_crystal_encodable(Crystal.of(grid), grid.grid_shape, layout)
 
 
-def _named(grid: DensityGrid) -> str:
-    return f"Material {grid.material_id}" if grid.material_id else "The material"
+def check_crystal_encodable(crystal: Crystal, grid_shape: Sequence[int], layout: SequenceLayout) -> PatchShape:
+    """As `check_grid_encodable`, for a density that was read before: no value of it matters."""
+    _grid_and_lattice_integers(crystal, grid_shape)
+    _element_ids(crystal)
+    return layout.patch_shape(len(crystal.atomic_numbers))
+
+
+def _named(crystal: Crystal) -> str:
+    return f"Material {crystal.name}" if crystal.name else "The material"
 
 
 def check_codec(layout: SequenceLayout, codec: DensityCodec) -> None:
-    """Refuse a codec that makes other tokens a voxel than the layout writes.
-
-    Raises:
-        TomatError: with both numbers.
-    """
+    """Refuse a codec that makes other tokens a voxel than the layout writes."""
     if codec.tokens_per_voxel != layout.tokens_per_voxel:
         raise TomatError(
             f"Layout {layout.name} writes {counted(layout.tokens_per_voxel, 'token')} a voxel, the codec makes "
@@ -63,30 +67,30 @@ def check_codec(layout: SequenceLayout, codec: DensityCodec) -> None:
         )
 
 
-def _grid_and_lattice_integers(grid: DensityGrid) -> tuple[list[int], list[int]]:
-    shape = [int(side) for side in grid.grid_shape]
+def _grid_and_lattice_integers(crystal: Crystal, grid_shape: Sequence[int]) -> tuple[list[int], list[int]]:
+    shape = [int(side) for side in grid_shape]
     if max(shape) >= v.N_INTEGERS:
         raise TomatError(
-            f"{_named(grid)} has a grid of {' x '.join(map(str, shape))} voxels; the vocabulary's integers end at "
+            f"{_named(crystal)} has a grid of {' x '.join(map(str, shape))} voxels; the vocabulary's integers end at "
             f"{v.N_INTEGERS - 1}. Use a coarser grid, or leave this material out."
         )
-    parameters = [float(value) for value in grid.lattice_parameters]
+    parameters = [float(value) for value in lattice_parameters(crystal.lattice)]
     steps = [LENGTH_STEP_A] * 3 + [ANGLE_STEP_DEGREES] * 3
     lattice = [round(value / step) for value, step in zip(parameters, steps, strict=True)]
     if not all(1 <= value < v.N_INTEGERS for value in lattice):
         raise TomatError(
-            f"{_named(grid)} has the lattice a, b, c = {', '.join(f'{p:.2f}' for p in parameters[:3])} A and angles "
+            f"{_named(crystal)} has the lattice a, b, c = {', '.join(f'{p:.2f}' for p in parameters[:3])} A and angles "
             f"{', '.join(f'{p:.1f}' for p in parameters[3:])} degrees; lengths from {LENGTH_STEP_A} to "
             f"{LENGTH_STEP_A * (v.N_INTEGERS - 1):.2f} A can be written. Leave this material out."
         )
     return shape, lattice
 
 
-def _element_ids(grid: DensityGrid) -> np.ndarray:
-    numbers = np.asarray(grid.atomic_numbers, dtype=np.int64)
+def _element_ids(crystal: Crystal) -> np.ndarray:
+    numbers = np.asarray(crystal.atomic_numbers, dtype=np.int64)
     bad = numbers[(numbers < 1) | (numbers > v.N_ELEMENTS)]
     if bad.size:
-        raise TomatError(f"{_named(grid)} has an atom of Z = {bad[0]}; the vocabulary has Z = 1 to {v.N_ELEMENTS}.")
+        raise TomatError(f"{_named(crystal)} has an atom of Z = {bad[0]}; the vocabulary has Z = 1 to {v.N_ELEMENTS}.")
     return numbers - 1 + v.ELEMENT_START
 
 
@@ -125,7 +129,8 @@ def encode_rows(grid: DensityGrid, anchors: np.ndarray, layout: SequenceLayout, 
     v.Vocabulary(codec.n_density_tokens)
     patch_shape = check_encodable(grid, layout, codec)
     n_voxels = prod(patch_shape)
-    shape, lattice = _grid_and_lattice_integers(grid)
+    crystal = Crystal.of(grid)
+    shape, lattice = _grid_and_lattice_integers(crystal, grid.grid_shape)
     anchors = np.asarray(anchors, dtype=np.int64).reshape(-1, 3) % shape
     n_rows, n_atoms = len(anchors), len(grid.atomic_numbers)
 
@@ -143,7 +148,7 @@ def encode_rows(grid: DensityGrid, anchors: np.ndarray, layout: SequenceLayout, 
         [
             [v.BOS, v.GRID_START, *(np.array(shape) + v.INTEGER_START), v.GRID_END],
             [v.LATTICE_START, *(np.array(lattice) + v.INTEGER_START), v.LATTICE_END],
-            [v.ATOMS_START, *_element_ids(grid), v.ATOMS_END, v.POSITIONS_START],
+            [v.ATOMS_START, *_element_ids(crystal), v.ATOMS_END, v.POSITIONS_START],
         ]
     )
     parts = [np.broadcast_to(same, (n_rows, len(same))), positions + v.POSITION_START]

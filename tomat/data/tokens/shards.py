@@ -113,7 +113,7 @@ class ShardSet:
         Raises:
             TomatError: if they are gone, damaged, or of another set.
         """
-        manifest, again = self.manifest, "Copy or tokenise the set again."
+        manifest, again = self.manifest, "Copy or tokenize the set again."
         if manifest.structures_sha256 is None:
             return PreambleStructures(self.url, manifest, self.codec, self.read_rows)
         content, source = Store(self.url).read(STRUCTURES_NAME), self.url + STRUCTURES_NAME
@@ -161,7 +161,7 @@ class ShardSet:
 
     def _checked(self, block: int, result: Callable[[], np.ndarray], verify: bool) -> np.ndarray:
         where = f"Chunk {block} of {self.url}{ARRAY_NAME} (object c/{block}/0)"
-        repair = "Copy this chunk again from where the set came from, or tokenise the set again."
+        repair = "Copy this chunk again from where the set came from, or tokenize the set again."
         with explaining_storage(f"{where} cannot be read", repair):
             rows = result()
         # TensorStore reads a chunk that is not there as zeros, and every row begins with BOS.
@@ -222,7 +222,7 @@ def open_shards(place: str | Path) -> ShardSet:
     content = store.read(MANIFEST_NAME)
     if content is None:
         raise TomatError(
-            f"{store.url} holds no shard set: there is no {MANIFEST_NAME}. Write one with `tomat tokenise`."
+            f"{store.url} holds no shard set: there is no {MANIFEST_NAME}. Write one with `tomat tokenize`."
         )
     manifest = parse_manifest(content, store.url + MANIFEST_NAME)
     if not manifest.complete:
@@ -236,7 +236,7 @@ def open_shards(place: str | Path) -> ShardSet:
     if codec.sha256 != manifest.codec_sha256:
         raise TomatError(
             f"The codec {store.url}{CODEC_NAME} is not the one the set was written with: it hashes to "
-            f"{codec.sha256[:12]}..., the manifest says {manifest.codec_sha256[:12]}... Copy or tokenise the set again."
+            f"{codec.sha256[:12]}..., the manifest says {manifest.codec_sha256[:12]}... Copy or tokenize the set again."
         )
     array = store.open_array()
     expected = ((manifest.rows, manifest.context), "uint16", (manifest.block_rows, manifest.context))
@@ -244,6 +244,6 @@ def open_shards(place: str | Path) -> ShardSet:
     if found != expected:
         raise TomatError(
             f"The array {store.url}{ARRAY_NAME} is {found[1]} {found[0]} in chunks of {found[2]}; the manifest says "
-            f"{expected[1]} {expected[0]} in chunks of {expected[2]}. Copy or tokenise the set again."
+            f"{expected[1]} {expected[0]} in chunks of {expected[2]}. Copy or tokenize the set again."
         )
     return ShardSet(store.url, manifest, codec, array, stored_promolecule(store, manifest))

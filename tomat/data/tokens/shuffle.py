@@ -67,7 +67,7 @@ class ShuffledIndex:
 
     def __init__(self, rows: int, config: BlockShuffleConfig, seed: int):
         if rows < 1:
-            raise TomatError("the data set has no rows; tokenise at least one patch.")
+            raise TomatError("the data set has no rows; tokenize at least one patch.")
         self.rows = rows
         self.config = config
         self.seed = seed

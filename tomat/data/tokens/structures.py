@@ -125,7 +125,7 @@ class PreambleStructures:
         warn(
             f"{url} has no exact structures (written before they were, or imported). They "
             f"are read from its rows, which round the lattice to {LENGTH_STEP_A} A and {ANGLE_STEP_DEGREES} degrees: "
-            "atoms lie off by some hundredths of an angstrom. Tokenise the densities again to have them."
+            "atoms lie off by some hundredths of an angstrom. Tokenize the densities again to have them."
         )
 
     def __len__(self) -> int:

@@ -2,17 +2,16 @@
 
 `start_shards` puts the plan, the codec and what else lies beside it in place, `ChunkWriter` writes chunks and after
 each a small record with its checksum, `finalise` gathers the records into the manifest and says `complete: true`.
-`write_shards` does all three in one process. Stopped anywhere and started again it goes on with the first chunk that
-has no record, and ends with the same bytes.
+`pipeline/driver.py` drives them. Stopped anywhere and started again it goes on with the chunks that have no record, and
+ends with the same bytes.
 """
 
 import hashlib
 import re
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import replace
-from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -20,7 +19,6 @@ import numpy as np
 import tensorstore as ts
 
 from tomat.base.errors import RetryableError, TomatError
-from tomat.base.progress import progress
 from tomat.base.reporting import counted, is_or_are
 from tomat.base.storage import (
     ARRAY_NAME,
@@ -34,15 +32,11 @@ from tomat.base.storage import (
 )
 from tomat.data.codec.base import DensityCodec
 from tomat.data.codec.files import codec_from_text, codec_text
-from tomat.data.density.crystal import Crystal
 from tomat.data.density.grid import DensityGrid
-from tomat.data.density.io import read_density
 from tomat.data.density.promolecule import Promolecule
-from tomat.data.tokens.clipping import MAX_CLIPPED_SHARE, ClippedMaterial, check_max_clipped_share, clipped_of
-from tomat.data.tokens.layouts import SequenceLayout
-from tomat.data.tokens.manifest import DEFAULT_BLOCK_ROWS, ShardManifest, SkippedMaterial, plan_rows
+from tomat.data.tokens.manifest import ShardManifest
 from tomat.data.tokens.manifest_text import parse_manifest
-from tomat.data.tokens.patch import check_encodable, encode_rows
+from tomat.data.tokens.patch import encode_rows
 from tomat.data.tokens.structures import Structures
 
 GetGrid = Callable[[str], DensityGrid]
@@ -105,7 +99,7 @@ def start_shards(
     if found is None and hashes != (plan.structures_sha256, plan.promolecule_sha256):
         raise TomatError("The plan was made with other structures or another promolecule than given; plan again.")
     if found is not None:
-        _check_same(store, found, plan.identity())
+        check_same(store, found, plan.identity())
     else:
         # An array and records without a manifest are left-overs of nobody knows what.
         if store.names(ARRAY_NAME + "/") or store.names(PROGRESS_PREFIX):
@@ -134,7 +128,7 @@ def stored_codec(store: Store) -> DensityCodec:
     """
     content = store.read(CODEC_NAME)
     if content is None:
-        raise TomatError(f"The shard set {store.url} has no {CODEC_NAME}. Copy or tokenise it again.")
+        raise TomatError(f"The shard set {store.url} has no {CODEC_NAME}. Copy or tokenize it again.")
     return codec_from_text(content.decode(errors="replace"), store.url + CODEC_NAME)
 
 
@@ -147,7 +141,7 @@ def stored_promolecule(store: Store, plan: ShardManifest) -> Promolecule | None:
     if plan.promolecule_sha256 is None:
         return None
     content = store.read(PROMOLECULE_NAME)
-    source, again = store.url + PROMOLECULE_NAME, "Copy or tokenise the set again."
+    source, again = store.url + PROMOLECULE_NAME, "Copy or tokenize the set again."
     if content is None:
         raise TomatError(f"The shard set {store.url} has no {PROMOLECULE_NAME}, and its manifest has. {again}")
     found = Promolecule.from_text(content.decode(errors="replace"), source)
@@ -160,11 +154,7 @@ def stored_promolecule(store: Store, plan: ShardManifest) -> Promolecule | None:
 
 
 def check_planned_promolecule(store: Store, plan: ShardManifest, given: bool) -> None:
-    """Refuse a promolecule for a set that was planned without one.
-
-    Raises:
-        TomatError: naming the set.
-    """
+    """Refuse a promolecule for a set that was planned without one."""
     if given and plan.promolecule_sha256 is None:
         raise TomatError(
             f"{store.url} was begun without a promolecule, and goes on without. Leave --promolecule out, or choose "
@@ -172,7 +162,8 @@ def check_planned_promolecule(store: Store, plan: ShardManifest, given: bool) ->
         )
 
 
-def _check_same(store: Store, found: ShardManifest, wanted: dict[str, Any]) -> None:
+def check_same(store: Store, found: ShardManifest, wanted: dict[str, Any]) -> None:
+    """Refuse a set in place whose `identity` is another than the wanted one."""
     differing = [key for key, value in found.identity().items() if wanted.get(key) != value]
     if differing:
         raise TomatError(
@@ -342,99 +333,3 @@ def finalise(place: str | Path | Store) -> ShardManifest:
         store.write(MANIFEST_NAME, plan.to_text().encode())
     store.delete(PROGRESS_PREFIX)
     return plan
-
-
-def write_shards(
-    place: str | Path,
-    material_ids: Iterable[str],
-    get_grid: GetGrid,
-    *,
-    layout: SequenceLayout,
-    codec: DensityCodec,
-    patches_per_material: int,
-    seed: int,
-    split: str = "",
-    block_rows: int = DEFAULT_BLOCK_ROWS,
-    max_clipped_share: float = MAX_CLIPPED_SHARE,
-    read_rules: Mapping[str, Sequence[str]] | None = None,
-    promolecule: Promolecule | None = None,
-) -> ShardManifest:
-    """Tokenise materials into a data set, in this process; goes on where it was stopped.
-
-    Every density is read once before the first token is written, so that one that cannot be tokenised is skipped, with
-    the reason in the manifest, and the rows of the others are known.
-
-    Args:
-        place: folder or `gs://` URL of the data set.
-        material_ids: names of the materials, in the order of their rows.
-        get_grid: reads a density by name.
-        layout, codec, patches_per_material, seed, split, block_rows: as `plan_rows`.
-        max_clipped_share: a material that loses more of its electrons outside the codec is skipped.
-        read_rules: what `get_grid` assumes of the densities, as `plan_rows`.
-        promolecule: laid beside the rows; it decides none.
-
-    Returns:
-        The manifest of the complete set.
-
-    Raises:
-        TomatError: if another data set lies there, nothing can be tokenised, or a density or the place fails.
-    """
-    check_max_clipped_share(max_clipped_share)
-    material_ids = list(material_ids)
-    # A chunk boundary inside a material must not read it twice.
-    read_grid = lru_cache(maxsize=2)(lambda name: read_density(lambda: get_grid(name), f"material {name}"))
-    plan_of = partial(
-        plan_rows,
-        layout=layout,
-        codec=codec,
-        patches_per_material=patches_per_material,
-        seed=seed,
-        split=split,
-        block_rows=block_rows,
-        max_clipped_share=max_clipped_share,
-        read_rules=read_rules,
-        promolecule_sha256=None if promolecule is None else promolecule.sha256,
-    )
-    store = Store(place)
-    plan = read_plan(store)
-    structures = None
-    if plan is not None:
-        check_planned_promolecule(store, plan, promolecule is not None)
-        # The grids, which are not read yet, are no part of what a set is known by.
-        _check_same(store, plan, plan_of([(name, (1, 1, 1)) for name in material_ids]).identity())
-        if plan.complete:
-            return finalise(store)
-    with progress() as bar:
-        if plan is None:
-            entries: list[tuple[str, tuple[int, int, int]]] = []
-            skipped: list[SkippedMaterial] = []
-            clipped: list[ClippedMaterial] = []
-            crystals: list[Crystal] = []
-            for material_id in bar.track(material_ids, description="Checking densities"):
-                try:
-                    grid = read_grid(material_id)
-                    check_encodable(grid, layout, codec)
-                    outside = clipped_of(grid, codec, material_id, max_clipped_share)
-                    crystal = Crystal.of(grid)
-                except RetryableError:
-                    raise
-                except MemoryError as error:
-                    raise TomatError(
-                        f"Memory ran out while {material_id} was checked: {error}. Leave this material out."
-                    ) from error
-                except TomatError as error:
-                    skipped.append(SkippedMaterial(material_id, str(error)))
-                else:
-                    entries.append((material_id, grid.grid_shape))
-                    clipped += [outside] if outside.voxels else []
-                    crystals.append(crystal)
-            structures = Structures.of(crystals)
-            plan = plan_of(entries, skipped=skipped, clipped=clipped, structures_sha256=structures.sha256)
-        start_shards(store, plan, codec, structures, promolecule)
-        records = set(store.names(PROGRESS_PREFIX))
-        for chunk in bar.track(range(plan.n_chunks), description="Tokenising chunks"):
-            if record_name(chunk) not in records or not chunk_is_written(store, plan, chunk):
-                # One by one: whatever stops the next chunk, this one has its record.
-                with ChunkWriter(store, plan) as writer:
-                    writer.write(chunk, chunk_tokens(plan, chunk, planned(read_grid), codec))
-    return finalise(store)

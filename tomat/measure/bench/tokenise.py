@@ -23,12 +23,22 @@ from tomat.data.codec.histogram import DensityHistogram
 from tomat.data.codec.lloyd_max import LloydMaxCodec
 from tomat.data.density.grid import DensityGrid
 from tomat.data.density.zarr_store import write_zarr
-from tomat.data.tokens.manifest import ShardManifest, plan_rows
 from tomat.data.tokens.pipeline.config import RetokenizeConfig
 from tomat.data.tokens.pipeline.driver import retokenize
+from tomat.data.tokens.pipeline.job import ShardJob
 from tomat.data.tokens.pipeline.pool import PoolRunner
 from tomat.data.tokens.pipeline.sources import find_materials
-from tomat.data.tokens.pipeline.stages import SurveyUnit, WriteUnit, fit_codec, survey_unit, write_unit, write_units
+from tomat.data.tokens.pipeline.stages import (
+    Planned,
+    SurveyUnit,
+    WriteUnit,
+    plan_set,
+    stored_findings,
+    survey_unit,
+    unit_survey,
+    unit_writer,
+    write_units,
+)
 from tomat.data.tokens.writer import start_shards
 from tomat.measure.bench.processes import in_own_process
 
@@ -102,8 +112,8 @@ def lattice_of_gaussians(shape: tuple[int, int, int], n_atoms: int, seed: int, n
     return DensityGrid(rho, lattice, np.full(n_atoms, 14), coords, material_id=name)
 
 
-def write_grids(folder: Path, n_materials: int) -> tuple[RetokenizeConfig, SurveyUnit]:
-    """Grids of 100^3 in `folder`: the configuration that re-tokenizes them, and all of them to survey.
+def write_grids(folder: Path, n_materials: int) -> tuple[ShardJob, SurveyUnit]:
+    """Grids of 100^3 in `folder`: the set to make of them, and all of them to survey.
 
     As in a large set, one histogram for many materials.
     """
@@ -111,22 +121,19 @@ def write_grids(folder: Path, n_materials: int) -> tuple[RetokenizeConfig, Surve
     for k in range(n_materials):
         write_zarr(lattice_of_gaussians((SIDE, SIDE, SIDE), 12, k % 4, f"m{k:04d}"), source / f"m{k:04d}.zarr")
     config = RetokenizeConfig(input=str(source), output=str(folder / "one"))
-    return config, SurveyUnit(0, tuple(find_materials(config)))
+    return ShardJob.of(config), SurveyUnit(0, tuple(find_materials(config)))
 
 
-def start_set(config: RetokenizeConfig, surveyed: SurveyUnit) -> tuple[DensityCodec, ShardManifest, list[WriteUnit]]:
-    """Fit the codec of what has been surveyed, plan the set and begin it; what is left to write, by chunk."""
-    store = Store(config.output, config.storage_tries)
-    codec = fit_codec(config, store, [surveyed])
-    plan = plan_rows(
-        [(material.material_id, (SIDE,) * 3) for material in surveyed.materials],
-        layout=config.sequence_layout,
-        codec=codec,
-        patches_per_material=PATCHES,
-        seed=0,
+def start_set(job: ShardJob, surveyed: SurveyUnit) -> tuple[Planned, list[WriteUnit], Callable[[WriteUnit], int]]:
+    """Plan the set of what has been surveyed and begin it; what is left to write, by chunk, and what writes it."""
+    store = Store(job.output, job.storage_tries)
+    new = plan_set(job, [stored_findings(job, store, surveyed, unit_survey(store, surveyed))])
+    start_shards(store, new.plan, new.codec, new.structures, new.promolecule)
+    return (
+        new,
+        write_units(new.plan, surveyed.materials, range(new.plan.n_chunks)),
+        unit_writer(store, job.storage_tries),
     )
-    start_shards(store, plan, codec)
-    return codec, plan, write_units(plan, surveyed.materials, range(plan.n_chunks))
 
 
 def measure_speed(folder: Path, n_materials: int) -> dict[str, Any]:
@@ -134,20 +141,20 @@ def measure_speed(folder: Path, n_materials: int) -> dict[str, Any]:
 
     CPU seconds are those of one process with all its threads; wall time on a shared machine is longer.
     """
-    config, unit = write_grids(folder, n_materials)
+    job, unit = write_grids(folder, n_materials)
     materials = unit.materials
     voxels, patches = n_materials * SIDE**3, n_materials * PATCHES
-    figures = rates("survey_voxels", voxels, lambda: survey_unit(config, unit))
-    codec, plan, chunks = start_set(config, unit)
+    figures = rates("survey_voxels", voxels, lambda: survey_unit(job, unit))
+    new, chunks, write_chunk = start_set(job, unit)
     # A worker reads the plan and the codec once; what it does for hours comes after.
-    write_unit(config, codec.sha256, chunks[0])
-    figures |= rates("write_patches", patches, lambda: [write_unit(config, codec.sha256, unit) for unit in chunks])
+    write_chunk(chunks[0])
+    figures |= rates("write_patches", patches, lambda: [write_chunk(unit) for unit in chunks])
     grid = materials[0].read(1)
     histogram = DensityHistogram()
     figures |= rates("histogram_voxels", 20 * SIDE**3, lambda: [histogram.add(grid.rho) for _ in range(20)])
     figures |= rates("read_materials", n_materials, lambda: [material.read(1) for material in materials])
-    anchors = plan.anchors(plan.materials[0])
-    figures |= rates("numpy_searchsorted_patches", PATCHES, lambda: _plain_encode(grid, codec, anchors))
+    anchors = new.plan.anchors(new.plan.materials[0])
+    figures |= rates("numpy_searchsorted_patches", PATCHES, lambda: _plain_encode(grid, new.codec, anchors))
     write, plain = (figures[f"{what}_patches_per_cpu_second"] for what in ("write", "numpy_searchsorted"))
     return {
         "grid_voxels": SIDE**3,

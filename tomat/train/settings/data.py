@@ -19,7 +19,7 @@ class DataConfig:
 
     source: Literal["embedded", "folder", "shards"] = "shards"
     """`embedded`: the densities that ship with tomat, tokenized into the run's folder on first use; `folder`: those
-    below `input`, likewise; `shards`: data sets written by `tomat tokenise`."""
+    below `input`, likewise; `shards`: data sets written by `tomat tokenize`."""
     input: str | None = None
     """Folder or file of densities (`source: folder`); their content is what a run is known by, not where they lie."""
     train: str | None = None
@@ -66,7 +66,7 @@ class DataConfig:
         if self.source == "shards" and self.train is None:
             raise TomatError(
                 "data.source is 'shards' but data.train is not set; give the folder or gs:// URL of a shard set "
-                "(`tomat tokenise` writes one), or set data.source=embedded."
+                "(`tomat tokenize` writes one), or set data.source=embedded."
             )
         if self.source != "shards" and (self.train or self.validation):
             raise TomatError(

@@ -1,4 +1,4 @@
-"""The stages of re-tokenising: the same bytes whatever happens on the way."""
+"""The stages of re-tokenizing: the same bytes whatever happens on the way."""
 
 import json
 import shutil

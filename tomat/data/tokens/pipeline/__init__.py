@@ -1,1 +1,1 @@
-"""Re-tokenising many materials: survey, fit, write, on a laptop or a cluster."""
+"""Re-tokenizing many materials: survey, fit, write, on a laptop or a cluster."""

@@ -1,4 +1,4 @@
-"""The configuration of re-tokenising: one frozen dataclass, from YAML and `--a.b value` overrides."""
+"""The configuration of re-tokenizing: one frozen dataclass, from YAML and `--a.b value` overrides."""
 
 import dataclasses
 import math

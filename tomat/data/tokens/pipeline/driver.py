@@ -1,15 +1,19 @@
-"""The driver of re-tokenising: takes the stages in order, hands units to a runner, decides whether to go on.
+"""The one way from densities to a shard set: takes the stages in order, hands units to a runner, decides whether to go
+on. `retokenize` takes a configuration and any number of workers, `write_shards` a function that reads densities, in
+this process.
 
-It holds no state: everything that is finished is in the output, so that a driver that is killed and started again finds
-it there.
+The driver holds no state: everything that is finished is in the output, so that a driver that is killed and started
+again finds it there.
 """
 
+import hashlib
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
+from functools import lru_cache, partial
+from pathlib import Path
 from typing import Any, Protocol
 
 from tomat.base.checked_json import parse_checked, refuse_unknown_keys, with_checksum
@@ -19,29 +23,39 @@ from tomat.base.regions import check_regions, known_places
 from tomat.base.reporting import console, counted
 from tomat.base.storage import ARRAY_NAME, MANIFEST_NAME, Store
 from tomat.data.codec.base import DensityCodec
+from tomat.data.density.grid import DensityGrid
 from tomat.data.density.promolecule import Promolecule
-from tomat.data.tokens.manifest import ShardManifest, SkippedMaterial, lined_json, plan_rows
+from tomat.data.tokens.clipping import MAX_CLIPPED_SHARE, check_max_clipped_share
+from tomat.data.tokens.layouts import SequenceLayout
+from tomat.data.tokens.manifest import DEFAULT_BLOCK_ROWS, ShardManifest, SkippedMaterial, lined_json
 from tomat.data.tokens.patch import check_codec
 from tomat.data.tokens.pipeline.config import RetokenizeConfig
-from tomat.data.tokens.pipeline.sources import Material, find_materials
+from tomat.data.tokens.pipeline.job import ShardJob
+from tomat.data.tokens.pipeline.pool import PoolRunner
+from tomat.data.tokens.pipeline.sources import GivenMaterial, Material, find_materials
 from tomat.data.tokens.pipeline.stages import (
     SURVEY_PREFIX,
+    Findings,
+    Planned,
     SurveyUnit,
-    UnitSurvey,
-    codec_before_survey,
-    fit_codec,
-    fit_promolecule,
-    gather_structures,
+    look_at,
     missing_chunks,
-    promolecule_before_survey,
-    request_identity,
+    plan_set,
+    stored_findings,
     survey_unit,
     survey_units,
-    write_unit,
+    unit_survey,
+    unit_writer,
     write_units,
 )
-from tomat.data.tokens.structures import Structures
-from tomat.data.tokens.writer import check_planned_promolecule, finalise, read_plan, start_shards, stored_codec
+from tomat.data.tokens.writer import (
+    check_planned_promolecule,
+    check_same,
+    finalise,
+    read_plan,
+    start_shards,
+    stored_codec,
+)
 
 REQUEST_NAME = "request.json"
 """What the set was asked to be; the first object that is written, and kept."""
@@ -68,8 +82,8 @@ class Runner(Protocol):
 
 
 @dataclass(frozen=True)
-class RetokenizeResult:
-    """What a run did."""
+class WrittenSet:
+    """A complete shard set, and what this process did for it."""
 
     manifest: ShardManifest
     surveyed: int
@@ -80,12 +94,12 @@ class RetokenizeResult:
     write_seconds: float
 
 
-def retokenize(config: RetokenizeConfig, runner: Runner, *, allow_cross_region: bool = False) -> RetokenizeResult:
-    """Write a shard set, or finish one.
+def retokenize(config: RetokenizeConfig, runner: Runner, *, allow_cross_region: bool = False) -> WrittenSet:
+    """Write the shard set that a configuration names, or finish it.
 
     Raises:
         TomatError: if input, output and worker are in different regions and that is not allowed; input or output cannot
-            be reached; the output holds another set; too many materials are skipped; or nothing can be tokenised.
+            be reached; the output holds another set; too many materials are skipped; or nothing can be tokenized.
     """
     store = Store(config.output, config.storage_tries)
     # Also finds out whether the output can be reached, before anything is listed or read.
@@ -94,40 +108,145 @@ def retokenize(config: RetokenizeConfig, runner: Runner, *, allow_cross_region: 
     if message := check_regions(known_places(places, "worker"), allow_cross_region):
         console.print(message)
     materials = find_materials(config)
-    check_request(config, store, started, materials)
-    plan = read_plan(store)
-    surveyed, survey_seconds = 0, 0.0
-    if plan is not None:
-        check_planned_promolecule(store, plan, config.promolecule is not None)
-    if plan is None:
-        began = time.monotonic()
-        plan, codec, structures, promolecule, surveyed = _survey_and_plan(config, store, materials, runner)
-        survey_seconds = time.monotonic() - began
-        start_shards(store, plan, codec, structures, promolecule)
-    elif not plan.complete:
-        start_shards(store, plan, stored_codec(store))
-    began = time.monotonic()
-    rows = _write(config, store, plan, materials, runner)
-    manifest = finalise(store)
+    job = ShardJob.of(config)
+    if config.codec is not None and job.codec is not None:
+        check_codec(job.layout, job.codec)
+    check_request(config, job, store, started, materials)
+
+    def survey() -> tuple[Planned, int]:
+        return _survey_in_store(config, job, store, materials, runner)
+
+    written = _write_set(job, store, read_plan(store), materials, runner, survey, read_again=False)
     store.delete(SURVEY_PREFIX)
-    return RetokenizeResult(manifest, surveyed, rows, survey_seconds, time.monotonic() - began)
+    return written
 
 
-def check_request(config: RetokenizeConfig, store: Store, started: bytes | None, materials: Sequence[Material]) -> None:
+def write_shards(
+    place: str | Path,
+    material_ids: Iterable[str],
+    get_grid: Callable[[str], DensityGrid],
+    *,
+    layout: SequenceLayout,
+    codec: DensityCodec,
+    patches_per_material: int,
+    seed: int,
+    split: str = "",
+    block_rows: int = DEFAULT_BLOCK_ROWS,
+    max_clipped_share: float = MAX_CLIPPED_SHARE,
+    read_rules: Mapping[str, Sequence[str]] | None = None,
+    promolecule: Promolecule | None = None,
+    surveyed: Findings | None = None,
+) -> ShardManifest:
+    """Tokenize materials into a data set, in this process; goes on where it was stopped.
+
+    Every density is read once before the first token is written, so that one that cannot be tokenized is skipped, with
+    the reason in the manifest, and the rows of the others are known; unless it is `surveyed` already.
+
+    Args:
+        place: folder or `gs://` URL of the data set.
+        material_ids: names of the materials, in the order of their rows.
+        get_grid: reads a density by name, and compares its electron count.
+        layout, codec, patches_per_material, seed, split, block_rows: as `plan_rows`.
+        max_clipped_share: a material that loses more of its electrons outside the codec is skipped.
+        read_rules: what `get_grid` assumes of the densities, as `plan_rows`.
+        promolecule: laid beside the rows; it decides none.
+        surveyed: what is known of the materials, all of which can be tokenized.
+
+    Returns:
+        The manifest of the complete set.
+
+    Raises:
+        TomatError: if another data set lies there, nothing can be tokenized, or a density or the place fails.
+    """
+    check_max_clipped_share(max_clipped_share)
+    check_codec(layout, codec)
+    store, runner = Store(place), PoolRunner(1)
+    job = ShardJob(
+        output=store.url,
+        layout=layout,
+        codec=codec,
+        promolecule=promolecule,
+        patches_per_material=patches_per_material,
+        seed=seed,
+        split=split,
+        block_rows=block_rows,
+        max_clipped_share=max_clipped_share,
+        read_rules=read_rules,
+    )
+    # A chunk boundary inside a material must not read it twice.
+    read = lru_cache(maxsize=2)(get_grid)
+    materials = [GivenMaterial(name, f"material {name}", get_grid=read) for name in material_ids]
+    plan = read_plan(store)
+    if plan is not None:
+        # The grids, which are not read yet, are no part of what a set is known by.
+        wanted = job.plan(
+            [(material.material_id, (1, 1, 1)) for material in materials],
+            codec,
+            promolecule_sha256=promolecule and promolecule.sha256,
+        )
+        check_same(store, plan, wanted.identity())
+
+    def survey() -> tuple[Planned, int]:
+        if surveyed is not None:
+            return plan_set(job, [surveyed]), 0
+        found: list[Findings] = []
+
+        def look(unit: SurveyUnit) -> int:
+            found.append(look_at(job, unit))
+            return len(unit.materials)
+
+        _run_survey(runner, look, survey_units(materials), len(materials))
+        return plan_set(job, found), len(materials)
+
+    return _write_set(job, store, plan, materials, runner, survey, read_again=True).manifest
+
+
+def _write_set(
+    job: ShardJob,
+    store: Store,
+    plan: ShardManifest | None,
+    materials: Sequence[Material],
+    runner: Runner,
+    survey: Callable[[], tuple[Planned, int]],
+    *,
+    read_again: bool,
+) -> WrittenSet:
+    """Plan a set, unless it is planned, and write the rows that are missing."""
+    surveyed, began = 0, time.monotonic()
+    if plan is None:
+        new, surveyed = survey()
+        plan = new.plan
+        start_shards(store, plan, new.codec, new.structures, new.promolecule)
+    else:
+        check_planned_promolecule(store, plan, job.promolecule is not None)
+        if not plan.complete:
+            start_shards(store, plan, stored_codec(store) if job.codec is None else job.codec)
+    survey_seconds, began = time.monotonic() - began, time.monotonic()
+    units = write_units(plan, materials, missing_chunks(store, plan, read=read_again))
+    spans = [plan.chunk_rows(chunk) for unit in units for chunk in unit.chunks]
+    rows = sum(stop - start for start, stop in spans)
+    _run_with_bar(
+        runner,
+        unit_writer(store, job.storage_tries),
+        units,
+        "Writing rows",
+        "rows/s",
+        total=plan.rows,
+        done=plan.rows - rows,
+    )
+    return WrittenSet(finalise(store), surveyed, rows, survey_seconds, time.monotonic() - began)
+
+
+def check_request(
+    config: RetokenizeConfig, job: ShardJob, store: Store, started: bytes | None, materials: Sequence[Material]
+) -> None:
     """Check that the output is empty or holds the set of this request; write the request into an empty one.
 
     Raises:
         TomatError: if it holds another set, or something else.
     """
-    codec_sha256 = None
-    if config.codec is not None:
-        codec = codec_before_survey(config)
-        check_codec(config.sequence_layout, codec)
-        codec_sha256 = codec.sha256
-    promolecule = promolecule_before_survey(config)
-    promolecule_sha256 = promolecule and promolecule.sha256
     # By way of JSON, so that tuples and lists compare equal.
-    wanted = json.loads(json.dumps(request_identity(config, materials, codec_sha256, promolecule_sha256)))
+    wanted = json.loads(json.dumps(request_identity(config, job, materials)))
     if started is not None:
         again = f"Remove {store.url} and start again."
         try:
@@ -174,70 +293,61 @@ def request_content(content: bytes, source: str, remedy: str) -> dict[str, Any]:
     return values
 
 
-def _survey_and_plan(
-    config: RetokenizeConfig, store: Store, materials: Sequence[Material], runner: Runner
-) -> tuple[ShardManifest, DensityCodec, Structures, Promolecule | None, int]:
-    """Survey what is not surveyed, refuse if too much is skipped, fit, and lay out the rows.
+def request_identity(config: RetokenizeConfig, job: ShardJob, materials: Sequence[Material]) -> dict[str, Any]:
+    """All that decides the bytes of the set; where the densities lie does not."""
+    names = "\n".join(material.material_id for material in materials)
+    fitted = {"fit": "lloyd_max", "bins": config.bins, "objective": config.objective}
+    return {
+        "layout": config.sequence_layout.to_dict(),
+        "codec": fitted if config.codec is None or job.codec is None else job.codec.sha256,
+        "promolecule": job.promolecule.sha256 if job.promolecule else "fit" if job.fits_promolecule else None,
+        "patches_per_material": config.patches_per_material,
+        "seed": config.seed,
+        "split": config.split,
+        "block_rows": config.block_rows,
+        "electron_tolerance": config.electron_tolerance,
+        "max_clipped_share": config.max_clipped_share,
+        "valences": dict(sorted(config.valences.items())),
+        # Only where given: sets from before these settings stay the same request.
+        **({"species": list(config.species)} if config.species else {}),
+        **({"accept": sorted(config.accept)} if config.accept else {}),
+        "materials": len(materials),
+        "materials_sha256": hashlib.sha256(names.encode()).hexdigest(),
+    }
 
-    Returns:
-        Plan, codec, structures and promolecule, and the number of materials that were surveyed.
-    """
+
+def _survey_in_store(
+    config: RetokenizeConfig, job: ShardJob, store: Store, materials: Sequence[Material], runner: Runner
+) -> tuple[Planned, int]:
+    """Survey what is not surveyed, keeping each unit's findings in the output, and refuse if too much is skipped."""
     units = survey_units(materials)
     records = set(store.names(SURVEY_PREFIX))
-    findings = {
-        unit.index: _finding(store, unit) for unit in units if unit.record.removeprefix(SURVEY_PREFIX) in records
+    surveys = {
+        unit.index: unit_survey(store, unit) for unit in units if unit.record.removeprefix(SURVEY_PREFIX) in records
     }
     # A unit with skipped materials is looked at again: they may have been repaired since. So is an older one, in which
     # voxels outside the codec were not counted, or which left no structures and sums.
     left = [
         unit
         for unit in units
-        if any(name.removeprefix(SURVEY_PREFIX) not in records for name in unit.parts(config))
-        or findings[unit.index].skipped
-        or not (config.fits_codec or all(each.outside_codec for each in findings[unit.index].materials))
+        if any(name.removeprefix(SURVEY_PREFIX) not in records for name in unit.parts(job))
+        or surveys[unit.index].skipped
+        or not (job.codec is None or all(each.outside_codec for each in surveys[unit.index].materials))
     ]
-    _run_with_bar(
-        runner,
-        partial(survey_unit, config),
-        left,
-        "Surveying materials",
-        "materials/s",
-        total=len(materials),
-        done=len(materials) - sum(len(unit.materials) for unit in left),
-    )
-    findings |= {unit.index: _finding(store, unit) for unit in left}
-    found = [material for unit in units for material in findings[unit.index].materials]
-    skipped = [SkippedMaterial(*item) for unit in units for item in findings[unit.index].skipped]
+    _run_survey(runner, partial(survey_unit, job), left, len(materials))
+    surveys |= {unit.index: unit_survey(store, unit) for unit in left}
+    skipped = [SkippedMaterial(*item) for unit in units for item in surveys[unit.index].skipped]
     check_skipped(skipped, len(materials), config.n_skipped_allowed(len(materials)), store.url)
-    if config.fits_codec:
+    if job.codec is None:
         console.print(f"Fitting {config.bins:,} bins")
-    codec = fit_codec(config, store, units)
-    structures = gather_structures(store, units, findings)
-    promolecule = fit_promolecule(config, store, units)
-    plan = plan_rows(
-        [(material.material_id, material.grid_shape) for material in found],
-        layout=config.sequence_layout,
-        codec=codec,
-        patches_per_material=config.patches_per_material,
-        seed=config.seed,
-        split=config.split,
-        skipped=skipped,
-        block_rows=config.block_rows,
-        clipped=[each.outside_codec for each in found if each.outside_codec is not None and each.outside_codec.voxels],
-        max_clipped_share=config.max_clipped_share,
-        structures_sha256=structures.sha256,
-        promolecule_sha256=promolecule and promolecule.sha256,
-    )
-    store.write(SURVEY_NAME, lined_json({"materials": tuple(asdict(material) for material in found)}).encode())
-    return plan, codec, structures, promolecule, sum(len(unit.materials) for unit in left)
+    planned = plan_set(job, (stored_findings(job, store, unit, surveys[unit.index]) for unit in units))
+    found = tuple(asdict(material) for unit in units for material in surveys[unit.index].materials)
+    store.write(SURVEY_NAME, lined_json({"materials": found}).encode())
+    return planned, sum(len(unit.materials) for unit in left)
 
 
 def check_skipped(skipped: Sequence[SkippedMaterial], n_materials: int, allowed: int, url: str) -> None:
-    """Refuse to go on with too many materials skipped.
-
-    Raises:
-        TomatError: with how many, and the first reasons.
-    """
+    """Refuse to go on with too many materials skipped."""
     if len(skipped) > allowed:
         shown = "; ".join(f"{each.material_id}: {each.reason}" for each in skipped[:REASONS_SHOWN])
         more = f"; and {len(skipped) - REASONS_SHOWN} more" if len(skipped) > REASONS_SHOWN else ""
@@ -248,30 +358,11 @@ def check_skipped(skipped: Sequence[SkippedMaterial], n_materials: int, allowed:
         )
 
 
-def _finding(store: Store, unit: SurveyUnit) -> UnitSurvey:
-    content = store.read(unit.record)
-    if content is None:
-        raise TomatError(f"{store.url}{unit.record} is gone although its unit was surveyed. Run the command again.")
-    return UnitSurvey.from_bytes(content, unit, store.url + unit.record)
-
-
-def _write(
-    config: RetokenizeConfig, store: Store, plan: ShardManifest, materials: Sequence[Material], runner: Runner
-) -> int:
-    """Write the chunks that are missing; the number of their rows."""
-    units = write_units(plan, materials, missing_chunks(store, plan))
-    spans = [plan.chunk_rows(chunk) for unit in units for chunk in unit.chunks]
-    rows = sum(stop - start for start, stop in spans)
-    _run_with_bar(
-        runner,
-        partial(write_unit, config, plan.codec_sha256),
-        units,
-        "Writing rows",
-        "rows/s",
-        total=plan.rows,
-        done=plan.rows - rows,
-    )
-    return rows
+def _run_survey(
+    runner: Runner, function: Callable[[SurveyUnit], int], units: Sequence[SurveyUnit], n_materials: int
+) -> None:
+    done = n_materials - sum(len(unit.materials) for unit in units)
+    _run_with_bar(runner, function, units, "Surveying materials", "materials/s", total=n_materials, done=done)
 
 
 def _run_with_bar(

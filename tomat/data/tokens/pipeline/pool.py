@@ -81,9 +81,6 @@ class PoolRunner:
 def _end_with_driver(driver_is_done: Connection) -> None:
     """End this worker when the driver needs it no more, or is gone. A worker waits on a queue whose other end it holds
     itself, so it would otherwise wait for ever after the driver was killed.
-
-    Args:
-        driver_is_done: At its end when the driver has closed the other side.
     """
     parent = multiprocessing.parent_process()
     if parent is None:

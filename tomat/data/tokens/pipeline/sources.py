@@ -1,4 +1,4 @@
-"""Where the densities to tokenise lie: `rho_gga` trees with id list and split, Materials Project objects, CHGCARs, the
+"""Where the densities to tokenize lie: `rho_gga` trees with id list and split, Materials Project objects, CHGCARs, the
 embedded ones.
 
 A material that is broken is its own fault and is skipped; a place that cannot be reached is tried again, and then ends
@@ -6,6 +6,7 @@ the run (`tomat/base/retries.py`).
 """
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -54,6 +55,18 @@ class Material:
         if self.location.startswith("embedded:"):
             return read_density(lambda: load_demo(self.location.removeprefix("embedded:")), self.location)
         return with_retries(lambda: open_density(self.location, self.material_id, self.rules), self.location, tries)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GivenMaterial(Material):
+    """A density that a function of this process reads."""
+
+    get_grid: Callable[[str], DensityGrid]
+    """By name; raises TomatError where that is impossible."""
+
+    def read(self, tries: int) -> DensityGrid:
+        """As `Material.read`; the function knows how often to try."""
+        return read_density(lambda: self.get_grid(self.material_id), self.location)
 
 
 def find_materials(config: RetokenizeConfig) -> tuple[Material, ...]:

@@ -1,4 +1,4 @@
-"""Re-tokenising many materials: the three stages, and the function that does one unit of each.
+"""From densities to a shard set: the three stages, and the function that does one unit of each.
 
 *Survey* reads every density once: grid, structure, electron count, whether it can be written, and, where a codec is to
 be fitted, the histogram of its voxels and the sums that a promolecule is fitted from. *Fit* adds histograms and sums in
@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from io import BytesIO
 from typing import Annotated, Any
 
@@ -24,12 +24,10 @@ from msgspec import Meta
 from tomat.base.checked_json import parse_checked, refuse_unknown_keys, with_checksum
 from tomat.base.errors import RetryableError, TomatError
 from tomat.base.records import Count, Positive, typed
-from tomat.base.storage import ARRAY_NAME, PROGRESS_PREFIX, Store
+from tomat.base.storage import ARRAY_NAME, MANIFEST_NAME, PROGRESS_PREFIX, Store
 from tomat.data.codec.base import DensityCodec
-from tomat.data.codec.files import codec_from_text
 from tomat.data.codec.histogram import DensityHistogram
 from tomat.data.codec.lloyd_max import fit_lloyd_max
-from tomat.data.codec.two_token import TwoTokenCodec
 from tomat.data.density.crystal import Crystal
 from tomat.data.density.electron_count import ELECTRON_TOLERANCE, check_electron_count
 from tomat.data.density.elements import symbol_of
@@ -37,12 +35,13 @@ from tomat.data.density.grid import DensityGrid
 from tomat.data.density.kinds import is_partial
 from tomat.data.density.promolecule import Promolecule, PromoleculeFit
 from tomat.data.tokens.clipping import ClippedMaterial, clipped_of
-from tomat.data.tokens.manifest import ShardManifest
+from tomat.data.tokens.manifest import ShardManifest, SkippedMaterial
+from tomat.data.tokens.manifest_text import parse_manifest
 from tomat.data.tokens.patch import check_grid_encodable
-from tomat.data.tokens.pipeline.config import RetokenizeConfig
-from tomat.data.tokens.pipeline.sources import Material, read_text
+from tomat.data.tokens.pipeline.job import ElectronRules, ShardJob
+from tomat.data.tokens.pipeline.sources import Material
 from tomat.data.tokens.structures import Structures
-from tomat.data.tokens.writer import ChunkWriter, chunk_tokens, planned, read_plan, record_name, stored_codec
+from tomat.data.tokens.writer import ChunkWriter, chunk_is_written, chunk_tokens, planned, record_name, stored_codec
 
 SURVEY_PREFIX = "survey/"
 """An object for each surveyed unit; gone once the set is complete."""
@@ -80,10 +79,10 @@ class SurveyUnit:
         """Name of the object with the sums that a promolecule is fitted from."""
         return f"{SURVEY_PREFIX}{self.index:06d}.promolecule.npz"
 
-    def parts(self, config: RetokenizeConfig) -> list[str]:
+    def parts(self, job: ShardJob) -> list[str]:
         """Names of all that a survey leaves."""
-        fitted = [self.histogram] if config.fits_codec else []
-        fitted += [self.promolecule] if config.fits_promolecule else []
+        fitted = [self.histogram] if job.codec is None else []
+        fitted += [self.promolecule] if job.fits_promolecule else []
         return [self.record, self.structures, *fitted]
 
 
@@ -98,7 +97,7 @@ class WriteUnit:
 
 @dataclass(frozen=True)
 class Surveyed:
-    """A material that can be tokenised."""
+    """A material that can be tokenized."""
 
     material_id: str
     grid_shape: tuple[Positive, Positive, Positive]
@@ -163,7 +162,7 @@ def survey_units(materials: Sequence[Material]) -> list[SurveyUnit]:
     ]
 
 
-def expected_electrons(material: Material, grid: DensityGrid, valences: dict[str, float]) -> float | None:
+def expected_electrons(material: Material, grid: DensityGrid, valences: Mapping[str, float]) -> float | None:
     """The electron count a density should have: what its source states, else the sum of the valences; None where
     neither says."""
     if material.n_electrons is not None:
@@ -174,67 +173,85 @@ def expected_electrons(material: Material, grid: DensityGrid, valences: dict[str
     return None
 
 
-def survey_material(
-    config: RetokenizeConfig, material: Material, grid: DensityGrid, codec: DensityCodec | None
-) -> Surveyed:
-    """Check that a density can be tokenised.
+def check_electrons(rules: ElectronRules, material: Material, grid: DensityGrid) -> None:
+    """Compare the electron count with what source or valences state, else with what pseudopotentials leave.
 
-    Args:
-        codec: the codec, if it is there before the survey.
+    Raises:
+        TomatError: if it is another.
+    """
+    # A part of the electrons has no count to compare with; the reader lets one in only by its name and `accept`.
+    if is_partial(material.location):
+        return
+    # What was clipped is no error of the file's.
+    read = grid.electron_count - grid.clipped_electrons
+    tolerance = min(rules.tolerance * read, ELECTRON_TOLERANCE)
+    expected = expected_electrons(material, grid, rules.valences)
+    if expected is None:
+        check_electron_count(
+            grid.rho * (grid.volume_a3 * read / grid.electron_count),
+            grid.lattice,
+            grid.atomic_numbers,
+            material.location,
+            accept=rules.accept,
+            tolerance=tolerance,
+        )
+    elif abs(read - expected) > tolerance:
+        raise TomatError(
+            f"the density integrates to {read:.4f} electrons, expected {expected:g}: off by "
+            f"{100 * abs(read - expected) / expected:.2f} %, more than {tolerance:.2g} electrons."
+        )
+
+
+def survey_material(job: ShardJob, material: Material, grid: DensityGrid) -> Surveyed:
+    """Check that a density can be tokenized.
 
     Raises:
         TomatError: the reason why it cannot.
     """
-    found = grid.electron_count
-    # A part of the electrons has no count to compare with; the reader lets one in only by its name and `accept`.
-    if not is_partial(material.location):
-        # What was clipped is no error of the file's.
-        read = found - grid.clipped_electrons
-        tolerance = min(config.electron_tolerance * read, ELECTRON_TOLERANCE)
-        expected = expected_electrons(material, grid, config.valences)
-        if expected is None:
-            check_electron_count(
-                grid.rho * (grid.volume_a3 * read / found),
-                grid.lattice,
-                grid.atomic_numbers,
-                material.location,
-                accept=config.accept,
-                tolerance=tolerance,
-            )
-        elif abs(read - expected) > tolerance:
-            raise TomatError(
-                f"the density integrates to {read:.4f} electrons, expected {expected:g}: off by "
-                f"{100 * abs(read - expected) / expected:.2f} %, more than {tolerance:.2g} electrons."
-            )
-    check_grid_encodable(grid, config.sequence_layout)
+    if job.electrons is not None:
+        check_electrons(job.electrons, material, grid)
+    check_grid_encodable(grid, job.layout)
     # A codec that is fitted to these very densities has none of their voxels outside.
-    outside = None if codec is None else clipped_of(grid, codec, material.material_id, config.max_clipped_share)
+    outside = None if job.codec is None else clipped_of(grid, job.codec, material.material_id, job.max_clipped_share)
     return Surveyed(
-        material.material_id, grid.grid_shape, len(grid.atomic_numbers), round(found, 4), grid.clipped_voxels, outside
+        material_id=material.material_id,
+        grid_shape=grid.grid_shape,
+        n_atoms=len(grid.atomic_numbers),
+        n_electrons=round(grid.electron_count, 4),
+        clipped_voxels=grid.clipped_voxels,
+        outside_codec=outside,
     )
 
 
-def survey_unit(config: RetokenizeConfig, unit: SurveyUnit) -> int:
-    """Survey the materials of a unit, and leave the findings in the output.
+@dataclass(frozen=True)
+class Findings:
+    """All that the survey of a unit found."""
 
-    Returns:
-        Number of materials.
+    survey: UnitSurvey
+    structures: Structures
+    """Of `survey.materials`."""
+    histogram: DensityHistogram | None = None
+    """None: no codec is fitted."""
+    promolecule: PromoleculeFit | None = None
+    """None: none is fitted."""
+
+
+def look_at(job: ShardJob, unit: SurveyUnit) -> Findings:
+    """Survey the materials of a unit.
 
     Raises:
-        TomatError: if input or output cannot be reached.
+        TomatError: if the input cannot be reached, or memory runs out.
     """
-    store = Store(config.output, config.storage_tries)
-    histogram = DensityHistogram() if config.fits_codec else None
-    promolecule = PromoleculeFit() if config.fits_promolecule else None
-    codec = None if config.fits_codec else codec_before_survey(config)
+    histogram = DensityHistogram() if job.codec is None else None
+    promolecule = PromoleculeFit() if job.fits_promolecule else None
     crystals: list[Crystal] = []
     found: list[Surveyed] = []
     skipped: list[tuple[str, str]] = []
-    with reading(unit.materials, config.storage_tries) as read:
+    with reading(unit.materials, job.storage_tries) as read:
         for material in unit.materials:
             try:
                 grid = read(material.material_id)
-                surveyed = survey_material(config, material, grid, codec)
+                surveyed = survey_material(job, material, grid)
                 crystal = Crystal.of(grid)
                 if promolecule is not None:
                     promolecule.add(grid)
@@ -255,88 +272,108 @@ def survey_unit(config: RetokenizeConfig, unit: SurveyUnit) -> int:
             else:
                 found.append(surveyed)
                 crystals.append(crystal)
-    store.write(unit.structures, Structures.of(crystals).to_bytes())
-    if promolecule is not None:
-        store.write(unit.promolecule, promolecule.to_bytes())
-    if histogram is not None:
-        store.write(unit.histogram, histogram.to_bytes())
+    return Findings(UnitSurvey(tuple(found), tuple(skipped)), Structures.of(crystals), histogram, promolecule)
+
+
+def survey_unit(job: ShardJob, unit: SurveyUnit) -> int:
+    """Survey the materials of a unit, and leave the findings in the output.
+
+    Returns:
+        Number of materials.
+
+    Raises:
+        TomatError: if input or output cannot be reached.
+    """
+    found = look_at(job, unit)
+    store = Store(job.output, job.storage_tries)
+    store.write(unit.structures, found.structures.to_bytes())
+    if found.promolecule is not None:
+        store.write(unit.promolecule, found.promolecule.to_bytes())
+    if found.histogram is not None:
+        store.write(unit.histogram, found.histogram.to_bytes())
     # Last: the record says that the others are there.
-    store.write(unit.record, UnitSurvey(tuple(found), tuple(skipped)).to_bytes())
+    store.write(unit.record, found.survey.to_bytes())
     return len(unit.materials)
 
 
-def codec_before_survey(config: RetokenizeConfig) -> DensityCodec:
-    """The codec of a set that fits none: the one that is given, or the two-token codec.
+def unit_survey(store: Store, unit: SurveyUnit) -> UnitSurvey:
+    """What a unit's record says.
 
     Raises:
-        TomatError: if it cannot be read.
+        TomatError: if it is gone or damaged.
     """
-    if config.codec is not None:
-        return codec_from_text(read_text(config.codec, config.storage_tries), config.codec)
-    return TwoTokenCodec()
-
-
-def fit_codec(config: RetokenizeConfig, store: Store, units: Iterable[SurveyUnit]) -> DensityCodec:
-    """The codec of the set: the one that is given, or one fitted to the histograms of all units.
-
-    Raises:
-        TomatError: if the codec cannot be read, a histogram is damaged, or there are too few densities to fit one.
-    """
-    if not config.fits_codec:
-        return codec_before_survey(config)
-    total = DensityHistogram()
-    for unit in units:
-        content, source, again = _part(store, unit, unit.histogram)
-        total.merge(DensityHistogram.load(BytesIO(content), source, again))
-    return fit_lloyd_max(total, config.bins, config.objective)
-
-
-def fit_promolecule(config: RetokenizeConfig, store: Store, units: Iterable[SurveyUnit]) -> Promolecule | None:
-    """The promolecule of the set: the one that is given, one fitted to the sums of all units, or None.
-
-    Raises:
-        TomatError: if it cannot be read, or a unit's sums are damaged.
-    """
-    if not config.fits_promolecule:
-        return promolecule_before_survey(config)
-    total = PromoleculeFit()
-    for unit in units:
-        total.merge(PromoleculeFit.from_bytes(*_part(store, unit, unit.promolecule)))
-    return total.solve()
-
-
-def promolecule_before_survey(config: RetokenizeConfig) -> Promolecule | None:
-    """The promolecule that is given; None if none is.
-
-    Raises:
-        TomatError: if it cannot be read.
-    """
-    if config.promolecule is None:
-        return None
-    return Promolecule.from_text(read_text(config.promolecule, config.storage_tries), config.promolecule)
-
-
-def gather_structures(store: Store, units: Iterable[SurveyUnit], findings: Mapping[int, UnitSurvey]) -> Structures:
-    """The structures of all materials that were found good, in the order of their rows.
-
-    Raises:
-        TomatError: if those of a unit are damaged.
-    """
-    parts = []
-    for unit in units:
-        content, source, again = _part(store, unit, unit.structures)
-        names = [material.material_id for material in findings[unit.index].materials]
-        parts.append(Structures.from_bytes(content, source, names, again))
-    return Structures.joined(parts)
-
-
-def _part(store: Store, unit: SurveyUnit, name: str) -> tuple[bytes, str, str]:
-    """An object that a unit's survey left, what to call it, and what to do about a damaged one."""
-    content, source = store.read(name), store.url + name
-    again = f"Remove {store.url}{unit.record} and run the same command again; it surveys these materials again."
+    content = store.read(unit.record)
     if content is None:
-        raise TomatError(f"{source} is gone. {again}")
-    return content, source, again
+        raise TomatError(f"{store.url}{unit.record} is gone although its unit was surveyed. Run the command again.")
+    return UnitSurvey.from_bytes(content, unit, store.url + unit.record)
+
+
+def stored_findings(job: ShardJob, store: Store, unit: SurveyUnit, survey: UnitSurvey) -> Findings:
+    """What `survey_unit` left of a unit, whose record is read already.
+
+    Raises:
+        TomatError: if a part of it is gone or damaged.
+    """
+
+    def part(name: str) -> tuple[bytes, str, str]:
+        content, source = store.read(name), store.url + name
+        again = f"Remove {store.url}{unit.record} and run the same command again; it surveys these materials again."
+        if content is None:
+            raise TomatError(f"{source} is gone. {again}")
+        return content, source, again
+
+    content, source, again = part(unit.structures)
+    names = [material.material_id for material in survey.materials]
+    structures = Structures.from_bytes(content, source, names, again)
+    histogram = promolecule = None
+    if job.codec is None:
+        content, source, again = part(unit.histogram)
+        histogram = DensityHistogram.load(BytesIO(content), source, again)
+    if job.fits_promolecule:
+        promolecule = PromoleculeFit.from_bytes(*part(unit.promolecule))
+    return Findings(survey, structures, histogram, promolecule)
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A shard set before its first row."""
+
+    plan: ShardManifest
+    codec: DensityCodec
+    structures: Structures
+    promolecule: Promolecule | None
+
+
+def plan_set(job: ShardJob, findings: Iterable[Findings]) -> Planned:
+    """Fit codec and promolecule, unless they are given, to the findings of all units in their order; lay out the rows.
+
+    Raises:
+        TomatError: if there is nothing to tokenize, or too few densities to fit a codec.
+    """
+    histogram, sums = DensityHistogram(), PromoleculeFit()
+    found: list[Surveyed] = []
+    skipped: list[SkippedMaterial] = []
+    structures: list[Structures] = []
+    for each in findings:
+        found += each.survey.materials
+        skipped += [SkippedMaterial(*item) for item in each.survey.skipped]
+        structures.append(each.structures)
+        if each.histogram is not None:
+            histogram.merge(each.histogram)
+        if each.promolecule is not None:
+            sums.merge(each.promolecule)
+    codec = job.codec if job.codec is not None else fit_lloyd_max(histogram, job.bins, job.objective)
+    promolecule = sums.solve() if job.fits_promolecule else job.promolecule
+    joined = Structures.joined(structures)
+    plan = job.plan(
+        [(each.material_id, each.grid_shape) for each in found],
+        codec,
+        skipped=skipped,
+        clipped=[each.outside_codec for each in found if each.outside_codec is not None and each.outside_codec.voxels],
+        structures_sha256=joined.sha256,
+        promolecule_sha256=promolecule and promolecule.sha256,
+    )
+    return Planned(plan, codec, joined, promolecule)
 
 
 def write_units(plan: ShardManifest, materials: Sequence[Material], missing: Sequence[int]) -> list[WriteUnit]:
@@ -356,27 +393,43 @@ def write_units(plan: ShardManifest, materials: Sequence[Material], missing: Seq
     return units
 
 
-def missing_chunks(store: Store, plan: ShardManifest) -> list[int]:
-    """The chunks without a record, or whose object is gone. Two listings; `tomat shards verify` reads the content."""
+def missing_chunks(store: Store, plan: ShardManifest, *, read: bool = False) -> list[int]:
+    """The chunks without a record, or whose object is gone: two listings.
+
+    Args:
+        read: also read what is there: one whose rows have another checksum than its record is missing too.
+    """
     if plan.complete:
         return []
     records = set(store.names(PROGRESS_PREFIX))
     objects = set(store.names(f"{ARRAY_NAME}/c/"))
-    return [chunk for chunk in range(plan.n_chunks) if record_name(chunk) not in records or f"{chunk}/0" not in objects]
+    return [
+        chunk
+        for chunk in range(plan.n_chunks)
+        if record_name(chunk) not in records
+        or f"{chunk}/0" not in objects
+        or (read and not chunk_is_written(store, plan, chunk))
+    ]
 
 
 @lru_cache(maxsize=2)
-def _open_set(output: str, tries: int, codec_sha256: str) -> tuple[Store, ShardManifest, DensityCodec, Any]:
+def _open_set(output: str, tries: int, plan_sha256: str) -> tuple[Store, ShardManifest, DensityCodec, Any]:
     """Store, plan, codec and array, read once by a process; the hash keeps it from taking an older set's."""
     store = Store(output, tries)
-    plan = read_plan(store)
-    if plan is None or plan.codec_sha256 != codec_sha256:
+    content = store.read(MANIFEST_NAME)
+    if content is None or hashlib.sha256(content).hexdigest() != plan_sha256:
         raise TomatError(f"The plan in {store.url} has gone or changed while it was carried out. Start again.")
-    return store, plan, stored_codec(store), store.open_array()
+    return store, parse_manifest(content, store.url + MANIFEST_NAME), stored_codec(store), store.open_array()
 
 
-def write_unit(config: RetokenizeConfig, codec_sha256: str, unit: WriteUnit) -> int:
+def write_unit(output: str, tries: int, plan_sha256: str, unit: WriteUnit) -> int:
     """Write the chunks of a unit, each with its record; finished ones are written again with the same bytes.
+
+    Args:
+        output: place of the set, where `start_shards` put the plan.
+        tries: how often a request to a bucket is tried.
+        plan_sha256: of the bytes of that plan.
+        unit: its chunks and their densities.
 
     Returns:
         Number of rows.
@@ -384,14 +437,20 @@ def write_unit(config: RetokenizeConfig, codec_sha256: str, unit: WriteUnit) -> 
     Raises:
         TomatError: if a density or the output fails.
     """
-    store, plan, codec, array = _open_set(config.output, config.storage_tries, codec_sha256)
+    store, plan, codec, array = _open_set(output, tries, plan_sha256)
     rows = 0
-    with reading(unit.materials, config.storage_tries) as read, ChunkWriter(store, plan, array) as writer:
+    with reading(unit.materials, tries) as read, ChunkWriter(store, plan, array) as writer:
         for chunk in unit.chunks:
             writer.write(chunk, chunk_tokens(plan, chunk, planned(read), codec))
             start, stop = plan.chunk_rows(chunk)
             rows += stop - start
     return rows
+
+
+def unit_writer(store: Store, tries: int) -> Callable[[WriteUnit], int]:
+    """`write_unit` for the set whose plan is in place; picklable."""
+    plan_sha256 = hashlib.sha256(store.read(MANIFEST_NAME) or b"").hexdigest()
+    return partial(write_unit, store.url, tries, plan_sha256)
 
 
 @contextmanager
@@ -416,30 +475,3 @@ def reading(materials: Sequence[Material], tries: int) -> Iterator[Callable[[str
             return materials[index].read(tries) if future is None else future.result()
 
         yield read
-
-
-def request_identity(
-    config: RetokenizeConfig,
-    materials: Sequence[Material],
-    codec_sha256: str | None,
-    promolecule_sha256: str | None = None,
-) -> dict[str, Any]:
-    """All that decides the bytes of the set; where the densities lie does not."""
-    names = "\n".join(material.material_id for material in materials)
-    return {
-        "layout": config.sequence_layout.to_dict(),
-        "codec": codec_sha256 or {"fit": "lloyd_max", "bins": config.bins, "objective": config.objective},
-        "promolecule": promolecule_sha256 or ("fit" if config.fits_promolecule else None),
-        "patches_per_material": config.patches_per_material,
-        "seed": config.seed,
-        "split": config.split,
-        "block_rows": config.block_rows,
-        "electron_tolerance": config.electron_tolerance,
-        "max_clipped_share": config.max_clipped_share,
-        "valences": dict(sorted(config.valences.items())),
-        # Only where given: sets from before these settings stay the same request.
-        **({"species": list(config.species)} if config.species else {}),
-        **({"accept": sorted(config.accept)} if config.accept else {}),
-        "materials": len(materials),
-        "materials_sha256": hashlib.sha256(names.encode()).hexdigest(),
-    }

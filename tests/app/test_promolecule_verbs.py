@@ -57,7 +57,7 @@ def test_fit_goes_on_from_its_sums(densities, tmp_path):
     run("fit", "--input", densities, "--output", tmp_path / "c.json")
     assert PromoleculeFit.from_bytes(kept.read_bytes(), "", "").material_ids == ["mp-0", "mp-1", "mp-2"]
     assert (tmp_path / "b.json").read_bytes() == (tmp_path / "c.json").read_bytes()
-    with pytest.raises(TomatError, match="has added mp-0, which is not among the inputs"):
+    with pytest.raises(TomatError, match="has mp-0, which is not among the inputs"):
         run("fit", "--input", densities / "mp-1.zarr", "--sums", kept, "--output", tmp_path / "d.json")
     kept.write_bytes(b"no sums")
     with pytest.raises(TomatError, match="sums.npz is not the sums of a promolecule's fit.* Remove it and fit again."):

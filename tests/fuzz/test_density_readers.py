@@ -150,8 +150,25 @@ def damaged(content, how, rng):
 
 
 SEEDS = st.integers(0, 2**32 - 1)
-STORAGE = st.sampled_from(["bits", "cut", "zeroed", "removed", "inserted"])
-BOUNDED = {"deadline": None, "derandomize": True, "database": None}
+DAMAGE = ("bits", "cut", "zeroed", "removed", "inserted")
+
+
+def tries(tried, name, examples, *inputs):
+    """Calls a function with many inputs, and counts the outcomes that it returns; None: the input was no damage."""
+
+    def run(function):
+        outcomes = Counter()
+
+        @given(st.tuples(*inputs))
+        @settings(max_examples=examples, deadline=None, derandomize=True, database=None)
+        def each(values):
+            if (found := function(*values)) is not None:
+                outcomes[found] += 1
+
+        each()
+        tried(name, outcomes.total(), outcomes["refused"])
+
+    return run
 
 
 def test_whole_files_are_read(tmp_path, stores):
@@ -166,12 +183,9 @@ def test_whole_files_are_read(tmp_path, stores):
 
 
 def test_lines_and_numbers_of_a_chgcar(tmp_path, tried):
-    outcomes = Counter()
+    ways = ["remove", "repeat", "cut", "number", "grid", "counts"]
 
-    @given(
-        st.sampled_from(list(LINES)), st.sampled_from(["remove", "repeat", "cut", "number", "grid", "counts"]), SEEDS
-    )
-    @settings(max_examples=900, **BOUNDED)
+    @tries(tried, "CHGCAR, lines and numbers", 900, st.sampled_from(list(LINES)), st.sampled_from(ways), SEEDS)
     def damage(kind, how, seed):
         rng = np.random.default_rng(seed)
         lines = list(LINES[kind])
@@ -201,18 +215,13 @@ def test_lines_and_numbers_of_a_chgcar(tmp_path, tried):
         (tmp_path / "CHGCAR").write_text("\n".join(lines) + "\n")
         found = outcome(tmp_path / "CHGCAR")
         assert found == "refused" or how in ("remove", "repeat", "cut")
-        outcomes[found] += 1
-
-    damage()
-    tried("CHGCAR, lines and numbers", outcomes.total(), outcomes["refused"])
+        return found
 
 
 def test_cells_of_any_skew(tmp_path, tried):
     """The same lattice by other vectors; the values stay, so that what is read is another density."""
-    outcomes = Counter()
 
-    @given(st.sampled_from([3, 300, 30_000, 300_000]), SEEDS)
-    @settings(max_examples=60, **BOUNDED)
+    @tries(tried, "CHGCAR, skew", 60, st.sampled_from([3, 300, 30_000, 300_000]), SEEDS)
     def skew(largest, seed):
         rng = np.random.default_rng(seed)
         whole = np.eye(3, dtype=int)
@@ -223,24 +232,7 @@ def test_cells_of_any_skew(tmp_path, tried):
         coords = WHOLE.frac_coords @ np.round(np.linalg.inv(whole)) % 1
         lines[8:10] = [" ".join(f"{x:.9f}" for x in row) for row in coords]
         (tmp_path / "CHGCAR").write_text("\n".join(lines) + "\n")
-        outcomes[outcome(tmp_path / "CHGCAR", comparable=False)] += 1
-
-    skew()
-    tried("CHGCAR, skew", outcomes.total(), outcomes["refused"])
-
-
-def test_storage_of_a_plain_chgcar(tmp_path, tried):
-    content = ("\n".join(LINES["spin"]) + "\n").encode()
-    outcomes = Counter()
-
-    @given(STORAGE, SEEDS)
-    @settings(max_examples=500, **BOUNDED)
-    def damage(how, seed):
-        (tmp_path / "CHGCAR").write_bytes(damaged(content, how, np.random.default_rng(seed)))
-        outcomes[outcome(tmp_path / "CHGCAR", comparable=how in ("cut", "zeroed"))] += 1
-
-    damage()
-    tried("CHGCAR, storage", outcomes.total(), outcomes["refused"])
+        return outcome(tmp_path / "CHGCAR", comparable=False)
 
 
 ODD_WORDS = (
@@ -252,13 +244,11 @@ COUNTS += ("2147483648", "9223372036854775808", "1e18", "1e308", "nan", "inf", "
 
 
 def test_lines_and_numbers_of_a_cube(tmp_path, tried):
-    outcomes = Counter()
     path = tmp_path / "a.cube"
 
     ways = ["remove", "repeat", "swap", "cut", "number", "header", "counts", "bohr", "more", "sets", "ghosts"]
 
-    @given(st.sampled_from(ways), SEEDS)
-    @settings(max_examples=1200, **BOUNDED)
+    @tries(tried, "cube, lines and numbers", 1200, st.sampled_from(ways), SEEDS)
     def damage(how, seed):
         rng = np.random.default_rng(seed)
         lines = list(CUBE)
@@ -297,41 +287,8 @@ def test_lines_and_numbers_of_a_cube(tmp_path, tried):
         path.write_text("\n".join(lines) + "\n")
         # What a title says is not read; nor is the nuclear charge of an atom, and zero may be written in many ways.
         found = outcome(path, comparable=how in ("number", "cut", "more", "sets", "ghosts"))
-        outcomes[found] += 1
         assert found == "refused" or how not in ("bohr", "number") or lines == CUBE
-
-    damage()
-    tried("cube, lines and numbers", outcomes.total(), outcomes["refused"])
-
-
-def test_storage_of_a_plain_cube(tmp_path, tried):
-    content = ("\n".join(CUBE) + "\n").encode()
-    outcomes = Counter()
-
-    @given(STORAGE, SEEDS)
-    @settings(max_examples=500, **BOUNDED)
-    def damage(how, seed):
-        (tmp_path / "a.cube").write_bytes(damaged(content, how, np.random.default_rng(seed)))
-        outcomes[outcome(tmp_path / "a.cube", comparable=False)] += 1
-
-    damage()
-    tried("cube, storage", outcomes.total(), outcomes["refused"])
-
-
-@pytest.mark.parametrize("name", ["CHGCAR.gz", "a.cube.gz", "mp-1.json.gz"])
-def test_storage_of_a_compressed_file(tmp_path, tried, name):
-    texts = {"CHGCAR.gz": LINES["total"], "a.cube.gz": CUBE, "mp-1.json.gz": [json.dumps(DOCUMENT)]}
-    content = gzip.compress(("\n".join(texts[name]) + "\n").encode())
-    outcomes = Counter()
-
-    @given(STORAGE, SEEDS)
-    @settings(max_examples=300, **BOUNDED)
-    def damage(how, seed):
-        (tmp_path / name).write_bytes(damaged(content, how, np.random.default_rng(seed)))
-        outcomes[outcome(tmp_path / name)] += 1
-
-    damage()
-    tried(f"{name.removesuffix('.gz')} gzip, storage", outcomes.total(), outcomes["refused"])
+        return found
 
 
 @pytest.mark.parametrize(
@@ -373,10 +330,14 @@ WRONG = [None, "x", "", {}, {"a": 1}, [], [[]], [[[]]], True, 10**400, -(10**400
 
 
 def test_types_and_numbers_of_a_document(tmp_path, tried):
-    outcomes = Counter()
-
-    @given(st.booleans(), st.sampled_from(["replace", "remove", "repeat"]), SEEDS)
-    @settings(max_examples=500, **BOUNDED)
+    @tries(
+        tried,
+        "Materials Project JSON, types and numbers",
+        500,
+        st.booleans(),
+        st.sampled_from(["replace", "remove", "repeat"]),
+        SEEDS,
+    )
     def damage(anywhere, how, seed):
         rng = np.random.default_rng(seed)
         chosen = ALL_PLACES if anywhere else STRUCTURE_PLACES
@@ -392,35 +353,40 @@ def test_types_and_numbers_of_a_document(tmp_path, tried):
         else:
             node.insert(last, node[last])
         (tmp_path / "mp-1.json").write_text(json.dumps(content))
-        outcomes[outcome(tmp_path / "mp-1.json")] += 1
-
-    damage()
-    tried("Materials Project JSON, types and numbers", outcomes.total(), outcomes["refused"])
+        return outcome(tmp_path / "mp-1.json")
 
 
-def test_storage_of_a_plain_document(tmp_path, tried):
-    content = json.dumps(DOCUMENT).encode()
-    outcomes = Counter()
+@pytest.mark.parametrize(
+    ("name", "lines", "comparable"),
+    [
+        ("CHGCAR", LINES["spin"], ("cut", "zeroed")),
+        ("a.cube", CUBE, ()),
+        ("mp-1.json", [json.dumps(DOCUMENT)], ("cut",)),
+        ("CHGCAR.gz", LINES["total"], DAMAGE),
+        ("a.cube.gz", CUBE, DAMAGE),
+        ("mp-1.json.gz", [json.dumps(DOCUMENT)], DAMAGE),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_storage(tmp_path, tried, name, lines, comparable):
+    content = ("\n".join(lines) + "\n").encode()
+    content = gzip.compress(content) if name.endswith(".gz") else content
 
-    @given(STORAGE, SEEDS)
-    @settings(max_examples=300, **BOUNDED)
+    @tries(tried, f"{name}, storage", 400, st.sampled_from(DAMAGE), SEEDS)
     def damage(how, seed):
-        (tmp_path / "mp-1.json").write_bytes(damaged(content, how, np.random.default_rng(seed)))
-        outcomes[outcome(tmp_path / "mp-1.json", comparable=how == "cut")] += 1
-
-    damage()
-    tried("Materials Project JSON, storage", outcomes.total(), outcomes["refused"])
+        (tmp_path / name).write_bytes(damaged(content, how, np.random.default_rng(seed)))
+        return outcome(tmp_path / name, comparable=how in comparable)
 
 
 def test_stores(tmp_path, stores, tried):
-    outcomes = Counter()
-
-    @given(
+    @tries(
+        tried,
+        "Zarr",
+        400,
         st.sampled_from([None, 4]),
-        st.sampled_from(["bits", "cut", "zeroed", "removed", "inserted", "empty", "lost", "swapped", "key", "value"]),
+        st.sampled_from([*DAMAGE, "empty", "lost", "swapped", "key", "value"]),
         SEEDS,
     )
-    @settings(max_examples=400, **BOUNDED)
     def damage(chunks, how, seed):
         rng = np.random.default_rng(seed)
         path = tmp_path / "a.zarr"
@@ -448,10 +414,7 @@ def test_stores(tmp_path, stores, tried):
             victim.write_text(json.dumps(content))
         else:
             victim.write_bytes(damaged(victim.read_bytes(), how, rng))
-        outcomes[outcome(path)] += 1
-
-    damage()
-    tried("Zarr", outcomes.total(), outcomes["refused"])
+        return outcome(path)
 
 
 def swap(one: Path, other: Path) -> None:

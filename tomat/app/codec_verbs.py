@@ -1,16 +1,12 @@
 """`tomat codec fit` and `tomat codec show`."""
 
 import argparse
-import time
 from pathlib import Path
 from typing import Any
 
 from tomat.base.arguments import output_file, positive_int, report_file
-from tomat.base.errors import RetryableError, TomatError
+from tomat.base.errors import TomatError
 from tomat.data.density.rules import add_rule_flags, refuse_rules, rules_of
-
-SAVE_EVERY_SECONDS = 30.0
-"""Between two saves of a growing histogram: a save takes a few tenths of a second."""
 
 
 def register(subparsers: argparse._SubParsersAction) -> None:
@@ -51,7 +47,6 @@ def register(subparsers: argparse._SubParsersAction) -> None:
 
 def run_fit(args: argparse.Namespace) -> int:
     """Count, fit, save, and print the figures."""
-    from tomat.base.progress import progress
     from tomat.base.reporting import console, write_report
     from tomat.data.codec.files import write_codec
     from tomat.data.codec.histogram import DensityHistogram
@@ -66,34 +61,18 @@ def run_fit(args: argparse.Namespace) -> int:
     inputs = demo_inputs("train") if args.demo else path_inputs(args.input, rules_of(args.species, args.accept))
     kept: Path | None = args.histogram
     histogram = DensityHistogram.load(kept) if kept is not None and kept.exists() else DensityHistogram()
-    if extra := sorted(histogram.material_ids - set(inputs.material_ids)):
-        raise TomatError(
-            f"{kept} has counted {extra[0]}, which is not among the inputs. Give the same inputs, or another file."
-        )
-    left = [name for name in inputs.material_ids if name not in histogram.material_ids]
-    saved = time.monotonic()
-    skipped = {}
-    with progress() as bar:
-        for name in bar.track(left, description="Counting voxels"):
-            try:
-                histogram.add(inputs.get_grid(name).rho, name)
-            except RetryableError:
-                raise
-            except MemoryError as error:
-                raise TomatError(
-                    f"Memory ran out while the voxels of {name} were counted: {error}. Leave this material out."
-                ) from error
-            except TomatError as error:
-                skipped[name] = str(error)
-                continue
-            if kept is not None and time.monotonic() - saved > SAVE_EVERY_SECONDS:
-                histogram.save(kept)
-                saved = time.monotonic()
-    if kept is not None:
-        histogram.save(kept)
-    if not histogram.n_voxels:
-        reason = next(iter(skipped.values()), "there is no input")
-        raise TomatError(f"No density could be read, so there is nothing to fit. The first reason: {reason}")
+
+    def save() -> None:
+        if kept is not None:
+            histogram.save(kept)
+
+    skipped = inputs.add_to(
+        lambda name, grid: histogram.add(grid.rho, name),
+        histogram.material_ids,
+        save,
+        what="Counting voxels",
+        kept=kept,
+    )
     console.print(f"Fitting {args.bins:,} bins to {histogram.n_voxels:,} voxels")
     codec = fit_lloyd_max(histogram, args.bins, args.objective)
     write_codec(codec, args.output)

@@ -1,16 +1,11 @@
 """`tomat promolecule fit` and `tomat promolecule show`."""
 
 import argparse
-import time
 from pathlib import Path
 from typing import Any
 
 from tomat.base.arguments import output_file, report_file
-from tomat.base.errors import RetryableError, TomatError
 from tomat.data.density.rules import add_rule_flags, refuse_rules, rules_of
-
-SAVE_EVERY_SECONDS = 30.0
-"""Between two saves of the sums."""
 
 _REMEDY = "Remove it and fit again."
 
@@ -66,30 +61,15 @@ def run_fit(args: argparse.Namespace) -> int:
     fit = PromoleculeFit()
     if kept is not None and kept.exists():
         fit = PromoleculeFit.from_bytes(kept.read_bytes(), str(kept), _REMEDY)
-    if extra := sorted(set(fit.material_ids) - set(inputs.material_ids)):
-        raise TomatError(f"{kept} has added {extra[0]}, which is not among the inputs. Give the same, or another file.")
-    skipped = {}
-    saved = time.monotonic()
+
+    skipped = inputs.add_to(
+        lambda name, grid: fit.add(grid, material_id=name),
+        fit.material_ids,
+        save,
+        what="Adding densities",
+        kept=kept,
+    )
     with progress() as bar:
-        done = set(fit.material_ids)
-        left = [name for name in inputs.material_ids if name not in done]
-        for name in bar.track(left, description="Adding densities"):
-            try:
-                fit.add(inputs.get_grid(name), material_id=name)
-            except RetryableError:
-                raise
-            except MemoryError as error:
-                raise TomatError(f"Memory ran out while {name} was added: {error}. Leave this material out.") from error
-            except TomatError as error:
-                skipped[name] = str(error)
-                continue
-            if time.monotonic() - saved > SAVE_EVERY_SECONDS:
-                save()
-                saved = time.monotonic()
-        save()
-        if not fit.n_materials:
-            reason = next(iter(skipped.values()), "there is no input")
-            raise TomatError(f"No density could be read, so there is nothing to fit. The first reason: {reason}")
         task = bar.add_task(f"Solving for {len(fit.projections)} elements", total=1)
         promolecule = fit.solve()
         bar.advance(task)

@@ -69,7 +69,7 @@ def test_fit_goes_on_from_its_histogram(tmp_path, densities):
     run("codec", "fit", "--input", densities, "--bins", 200, "--output", tmp_path / "c.json")
     assert DensityHistogram.load(kept).material_ids == {"mp-0", "mp-1", "mp-2"}
     assert (tmp_path / "b.json").read_bytes() == (tmp_path / "c.json").read_bytes()
-    with pytest.raises(TomatError, match="has counted mp-0, which is not among the inputs"):
+    with pytest.raises(TomatError, match="has mp-0, which is not among the inputs"):
         run("codec", "fit", "--input", densities / "mp-1.zarr", *arguments, tmp_path / "d.json")
 
 

@@ -178,8 +178,6 @@ def test_hash_covers_all_that_decides_the_ids_and_densities(codec):
         (lambda c: c["medians"].__setitem__(5, c["medians"][5] * (1 + 1e-6)), "damaged codec"),
         (lambda c: c.pop("edges"), "damaged codec"),
         (lambda c: c["means"].reverse(), "codec.json is a damaged codec: .*strictly increasing"),
-        (lambda c: c["edges"].__setitem__(3, 10**400), "damaged codec"),
-        (lambda c: c.update(medians=3), "damaged codec"),
         (lambda c: c.update(unit="bohr"), "codec.json is a damaged codec: .*unit 'bohr'"),
     ],
 )

@@ -63,32 +63,12 @@ def test_a_missing_file(tmp_path):
         read_chgcar(tmp_path / "absent")
 
 
-@pytest.mark.parametrize("share", [0.02, 0.2, 0.5, 0.9])
-def test_a_file_that_ends_early(tmp_path, grid, share):
-    whole = tmp_path / "CHGCAR"
-    write_chgcar(grid, whole)
-    text = whole.read_text()
-    whole.write_text(text[: int(share * len(text))])
-    with pytest.raises(TomatError, match="CHGCAR is not a complete (CHGCAR|structure header)"):
-        read_chgcar(whole)
-
-
 @pytest.mark.parametrize("content", [b"", b"\x00\xff" * 300, b"hello\n" * 40, b"\x1f\x8b broken"])
 def test_a_file_that_is_none(tmp_path, content):
     for name in ("CHGCAR", "CHGCAR.gz"):
         (tmp_path / name).write_bytes(content)
         with pytest.raises(TomatError, match="is not a complete (CHGCAR|structure header)"):
             read_chgcar(tmp_path / name)
-
-
-def test_a_word_among_the_numbers(tmp_path, grid):
-    path = tmp_path / "CHGCAR"
-    write_chgcar(grid, path)
-    lines = path.read_text().splitlines()
-    lines[14] = lines[14].replace(lines[14].split()[1], "*" * 17)
-    path.write_text("\n".join(lines))
-    with pytest.raises(TomatError, match="is not a complete CHGCAR"):
-        read_chgcar(path)
 
 
 def test_values_in_another_unit(tmp_path):

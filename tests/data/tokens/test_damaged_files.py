@@ -65,18 +65,18 @@ DAMAGE = {
 }
 
 
-@pytest.mark.parametrize("damage", DAMAGE)
+# Every damage of every file: tests/fuzz/test_shard_files.py.
 @pytest.mark.parametrize(
-    ("name", "units", "remedy"),
+    ("name", "units", "remedy", "damage"),
     [
-        ("survey/000002.json", 3, "Remove this file and run the same command again"),
-        ("survey/000002.npz", 3, "Remove .*/survey/000002.json and run the same command again"),
-        ("survey/000002.structures.npz", 3, "Remove .*/survey/000002.json and run the same command again"),
-        ("survey/000002.promolecule.npz", 3, "Remove .*/survey/000002.json and run the same command again"),
-        ("request.json", 3, "Remove .*/set/ and start again"),
-        ("progress/00000004", 12, "Remove this file and run the same command again"),
-        ("codec.json", 12, "copy it again from where it came from"),
-        ("manifest.json", 12, "Copy or tokenize the set again"),
+        ("survey/000002.json", 3, "Remove this file and run the same command again", "not a number"),
+        ("survey/000002.npz", 3, "Remove .*/survey/000002.json and run the same command again", "cut"),
+        ("survey/000002.structures.npz", 3, "Remove .*/survey/000002.json and run the same command again", "flipped"),
+        ("survey/000002.promolecule.npz", 3, "Remove .*/survey/000002.json and run the same command again", "empty"),
+        ("request.json", 3, "Remove .*/set/ and start again", "another type"),
+        ("progress/00000004", 12, "Remove this file and run the same command again", "zeroed"),
+        ("codec.json", 12, "copy it again from where it came from", "cut"),
+        ("manifest.json", 12, "Copy or tokenize the set again", "no text"),
     ],
 )
 def test_damaged_file_is_named_with_its_remedy(tmp_path, half_done, whole, name, units, remedy, damage):

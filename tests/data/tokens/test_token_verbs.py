@@ -1,6 +1,5 @@
 import argparse
 import json
-import shutil
 
 import numpy as np
 import pytest
@@ -50,15 +49,6 @@ def test_tokenize(tmp_path, shards, capsys):
     assert (opened.rows, opened.manifest.split, opened.manifest.seed) == (80, "train", 3)
     figures = json.loads((tmp_path / "figures.json").read_text())
     assert (figures["rows"], figures["materials"], figures["context_tokens"], figures["chunks"]) == (80, 2, 512, 2)
-
-
-def test_tokenize_prints_what_it_skipped(tmp_path, densities, codec, capsys):
-    (densities / "mp-9.json.gz").write_bytes(b"not gzip")
-    write_codec(codec, tmp_path / "codec.json")
-    arguments = ["--input", densities, "--layout", "v3-p7", "--codec", tmp_path / "codec.json"]
-    run("tokenize", *arguments, "--patches_per_material", 4, "--output", tmp_path / "set")
-    printed = capsys.readouterr().out
-    assert "skipped mp-9: " in printed and "1 skipped" in printed
 
 
 def test_tokenize_the_embedded_densities(tmp_path, codec):
@@ -111,15 +101,6 @@ def test_show_needs_one_source(shards, densities):
             run("tokens", "show", *arguments)
     with pytest.raises(TomatError, match="needs --codec"):
         run("tokens", "show", "--input", densities / "mp-0.zarr")
-
-
-def test_another_set_in_the_place_is_left_alone(tmp_path, shards, densities):
-    before = {path: path.read_bytes() for path in shards.rglob("*") if path.is_file()}
-    arguments = ["--input", densities, "--layout", "v3-p7", "--codec", tmp_path / "codec.json", "--output", shards]
-    with pytest.raises(TomatError, match="holds another data set"):
-        run("tokenize", *arguments, "--patches_per_material", 7)
-    assert before == {path: path.read_bytes() for path in shards.rglob("*") if path.is_file()}
-    shutil.rmtree(shards)
 
 
 def test_defaults_in_the_help_are_those_of_the_settings():

@@ -1,15 +1,21 @@
 """Densities to fit or tokenize, by name: files, folders of them, or the embedded ones."""
 
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal
 
+from tomat.base.errors import RetryableError, TomatError
+from tomat.base.progress import progress
 from tomat.base.retries import with_retries
 from tomat.data.density.demo.embedded import demo_materials, load_demo
 from tomat.data.density.find import find_densities
 from tomat.data.density.grid import DensityGrid
 from tomat.data.density.io import check_species_apply, open_density, read_density
 from tomat.data.density.rules import DEFAULT_RULES, ReadRules
+
+SAVE_EVERY_SECONDS = 30.0
+"""Between two saves of what was added: each takes a few tenths of a second."""
 
 
 @dataclass(frozen=True)
@@ -21,6 +27,57 @@ class DensityInputs:
     get_grid: Callable[[str], DensityGrid]
     """Reads the density of one, by name; raises TomatError if that is impossible, and RetryableError if its place
     cannot be reached now."""
+
+    def add_to(
+        self,
+        add: Callable[[str, DensityGrid], None],
+        added: Iterable[str],
+        save: Callable[[], None],
+        *,
+        what: str,
+        kept: object,
+    ) -> dict[str, str]:
+        """Add the densities that are not added yet to sums; why others could not be, by name.
+
+        Args:
+            add: adds one, with its name.
+            added: names of those that were.
+            save: keeps the sums; called every `SAVE_EVERY_SECONDS` and at the end.
+            what: stands beside the bar.
+            kept: file of the sums, named in errors.
+
+        Raises:
+            TomatError: if one was added that is none of these, memory runs out, or none can be read.
+        """
+        done = set(added)
+        if extra := sorted(done - set(self.material_ids)):
+            raise TomatError(
+                f"{kept} has {extra[0]}, which is not among the inputs. Give the same inputs, or another file."
+            )
+        skipped: dict[str, str] = {}
+        saved = time.monotonic()
+        with progress() as bar:
+            left = [name for name in self.material_ids if name not in done]
+            for name in bar.track(left, description=what):
+                try:
+                    add(name, self.get_grid(name))
+                except RetryableError:
+                    raise
+                except MemoryError as error:
+                    raise TomatError(
+                        f"Memory ran out while {name} was added: {error}. Leave this material out."
+                    ) from error
+                except TomatError as error:
+                    skipped[name] = str(error)
+                    continue
+                if time.monotonic() - saved > SAVE_EVERY_SECONDS:
+                    save()
+                    saved = time.monotonic()
+        save()
+        if len(skipped) == len(self.material_ids):
+            reason = next(iter(skipped.values()), "there is no input")
+            raise TomatError(f"No density could be read, so there is nothing to fit. The first reason: {reason}")
+        return skipped
 
 
 def demo_inputs(split: Literal["train", "validation"] | None) -> DensityInputs:

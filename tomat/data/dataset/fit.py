@@ -10,14 +10,13 @@ from tomat.base.progress import progress
 from tomat.base.reporting import console, write_bytes, write_text
 from tomat.data.codec.files import load_codec, write_codec
 from tomat.data.codec.histogram import DensityHistogram
+from tomat.data.codec.inputs import SAVE_EVERY_SECONDS
 from tomat.data.codec.lloyd_max import LloydMaxCodec, Objective, fit_lloyd_max
 from tomat.data.density.grid import DensityGrid
 from tomat.data.density.promolecule import Promolecule, PromoleculeFit
 
 HISTOGRAM_FILE, SUMS_FILE = "histogram.npz", "promolecule.sums"
 CODEC_FILE, PROMOLECULE_FILE = "codec.json", "promolecule.json"
-SAVE_EVERY_SECONDS = 30.0
-"""Between two saves of what was added: each takes a few tenths of a second."""
 FEWEST_BINS = 32
 _REMEDY = "Remove it and run the same command again."
 

@@ -17,6 +17,7 @@ import numpy as np
 
 from tomat.base.checked_json import with_checksum
 from tomat.base.errors import TomatError
+from tomat.base.records import Count, Positive, Sha256
 from tomat.base.reporting import counted
 from tomat.data.codec.base import DensityCodec, check_unit
 from tomat.data.tokens.clipping import ClippedMaterial
@@ -39,12 +40,12 @@ class MaterialRows:
     """The rows of one material."""
 
     material_id: str
-    row_start: int
-    row_end: int
+    row_start: Count
+    row_end: Count
     """One past the last row."""
     anchors_seed: str
     """Philox key of the anchors, 32 hexadecimal digits; or `IMPORTED_ANCHORS`."""
-    grid_shape: tuple[int, int, int]
+    grid_shape: tuple[Positive, Positive, Positive]
     """Voxels of the whole cell."""
 
 
@@ -111,17 +112,17 @@ class ShardManifest:
     """Name of the split the set is, such as `train`; may be empty."""
     layout: SequenceLayout
     """The layout of every row."""
-    rows: int
+    rows: Count
     """Rows in all; those that pad the last chunk do not count."""
-    block_rows: int
+    block_rows: Count
     """Rows of a chunk, the block of a shuffle."""
     codec_sha256: str
     """Hash of the codec beside the manifest."""
-    n_density_tokens: int
+    n_density_tokens: Count
     """Ids of the codec."""
     unit: str
     """Unit of the codec's densities."""
-    patches_per_material: int
+    patches_per_material: Count
     """Rows of each material, M."""
     seed: int
     """Seed of the anchors."""
@@ -133,14 +134,14 @@ class ShardManifest:
     """The materials with voxels outside the codec; None: not counted (imported, or planned before they were)."""
     max_clipped_share: float | None = None
     """Share of its electrons that a material may lose outside the codec before it is skipped; None: not counted."""
-    read_rules: Mapping[str, Sequence[str]] | None = None
+    read_rules: Mapping[str, tuple[str, ...]] | None = None
     """What was assumed of the densities: `species` and `accept`, by name. None: not recorded (imported, embedded,
     written by `tomat retokenize`, whose request has them, or planned before they were)."""
-    structures_sha256: str | None = None
+    structures_sha256: Sha256 | None = None
     """Hash of the exact structures beside the manifest; None: there are none (imported, or planned before such)."""
-    promolecule_sha256: str | None = None
+    promolecule_sha256: Sha256 | None = None
     """Hash of the promolecule beside the manifest; None: there is none."""
-    chunk_checksums: tuple[str, ...] = ()
+    chunk_checksums: tuple[Sha256, ...] = ()
     """One for each chunk, as `CHECKSUM` says; empty in a plan."""
     complete: bool = False
     """True once every chunk is written."""

@@ -126,9 +126,8 @@ def test_older_set_goes_on_as_it_can(tmp_path, retokenize_config, whole, stop_af
         retokenize(retokenize_config(place, promolecule=given), PoolRunner(1))
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_any_order_gives_the_same_bytes(tmp_path, retokenize_config, whole, seed):
-    retokenize(retokenize_config(tmp_path / "other"), ShuffledRunner(seed))
+def test_any_order_gives_the_same_bytes(tmp_path, retokenize_config, whole):
+    retokenize(retokenize_config(tmp_path / "other"), ShuffledRunner(0))
     assert files(tmp_path / "other") == whole
 
 
@@ -138,7 +137,7 @@ def test_two_processes_give_the_same_bytes(tmp_path, retokenize_config, whole):
     assert files(tmp_path / "two") == whole
 
 
-@pytest.mark.parametrize("stop_after", [0, 1, 4, 5, 6, 17])
+@pytest.mark.parametrize("stop_after", [0, 4, 5, 17])
 def test_stopped_anywhere_it_goes_on(tmp_path, retokenize_config, whole, stop_after):
     config = retokenize_config(tmp_path / "set")
     stopped = ShuffledRunner(1, stop_after)

@@ -75,11 +75,7 @@ def check_unit(unit: str, source: str) -> None:
 
 
 def require_unit(codec: DensityCodec, unit: str, source: str) -> None:
-    """Refuse to read densities of one unit as the other.
-
-    Raises:
-        TomatError: if the codec's unit is not `unit`.
-    """
+    """Refuse to read densities of one unit as the other."""
     if codec.unit != unit:
         raise TomatError(
             f"The codec was fitted to densities in {codec.unit}, but {source} is in {unit}. Use a codec of that unit, "

@@ -63,11 +63,7 @@ def codec_from_text(text: str, source: str) -> DensityCodec:
 
 
 def load_codec(path: str | os.PathLike[str]) -> DensityCodec:
-    """The codec in the JSON file `path`.
-
-    Raises:
-        TomatError: if the file cannot be read, or is no whole codec of this version.
-    """
+    """The codec in the JSON file `path`."""
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

@@ -36,11 +36,7 @@ def fine_bin_edges(bins: np.ndarray) -> np.ndarray:
 
 @dataclass(eq=False)
 class DensityHistogram:
-    """Counts and sums of densities; grows with `add` and `merge`.
-
-    Raises:
-        TomatError: if the unit is unknown.
-    """
+    """Counts and sums of densities; grows with `add` and `merge`."""
 
     unit: str = UNIT_E_PER_A3
     """Unit of the densities."""
@@ -162,9 +158,6 @@ class DensityHistogram:
             file: its path, or an open file.
             source: what to call it in errors, if not by its path.
             remedy: a sentence that says what to do about one that is damaged.
-
-        Raises:
-            TomatError: if the file cannot be read, or is no histogram of this version.
         """
         source = source or str(file)
         try:

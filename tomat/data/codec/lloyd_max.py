@@ -27,11 +27,7 @@ _CHUNK_VOXELS = 1 << 16
 
 @dataclass(frozen=True, eq=False)
 class LloydMaxCodec:
-    """Bins of density with two reconstruction tables; made by `fit_lloyd_max`.
-
-    Raises:
-        TomatError: if the tables contradict each other.
-    """
+    """Bins of density with two reconstruction tables; made by `fit_lloyd_max`."""
 
     unit: str
     """Unit of the densities."""
@@ -149,9 +145,6 @@ class LloydMaxCodec:
 
         Returns:
             float32 [...], in `unit`.
-
-        Raises:
-            TomatError: if an id is not a bin, or the decoder is unknown.
         """
         if decoder not in DECODERS:
             raise TomatError(f"There is no decoder {decoder!r}; expected one of {', '.join(DECODERS)}.")

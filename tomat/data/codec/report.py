@@ -82,11 +82,7 @@ class Fit:
 
 
 def fit_of(codec: LloydMaxCodec) -> Fit:
-    """How a codec was fitted.
-
-    Raises:
-        TomatError: it does not say so.
-    """
+    """How a codec was fitted."""
     how = "Fit it again with `tomat codec fit`."
     if not codec.fit:
         raise TomatError(f"The codec {codec.sha256[:12]}... does not say how it was fitted. {how}")
@@ -108,9 +104,6 @@ def draw_codec(codec: LloydMaxCodec, path: Path) -> None:
     Args:
         codec: the codec.
         path: the picture, `.svg` or `.png`; the same bytes for the same codec.
-
-    Raises:
-        TomatError: for another suffix.
     """
     if path.suffix not in PICTURE_FORMATS:
         raise TomatError(f"A picture is {' or '.join(PICTURE_FORMATS)}, not {path.name}.")

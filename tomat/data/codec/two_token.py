@@ -90,9 +90,6 @@ class TwoTokenCodec:
 
         Returns:
             float32 [...].
-
-        Raises:
-            TomatError: if an id is out of its range.
         """
         ids = np.asarray(ids, dtype=np.int64)
         coarse, fine = ids[..., 0], ids[..., 1] - N_COARSE

@@ -105,11 +105,7 @@ class Material:
 
 
 def file_sha256(path: str) -> str:
-    """Of all that decides what is read of a density: its bytes, and those of the files that may name its elements.
-
-    Raises:
-        TomatError: a file that cannot be read.
-    """
+    """Of all that decides what is read of a density: its bytes, and those of the files that may name its elements."""
     digest = hashlib.sha256()
     try:
         for place in _read_of(Path(path)):

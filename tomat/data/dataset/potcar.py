@@ -69,9 +69,6 @@ def expected_electrons(grid: DensityGrid, path: str, valences: Mapping[int, floa
     Args:
         path: its file; the POTCAR beside it is read.
         valences: go before it.
-
-    Raises:
-        TomatError: valences that lack an element of the density, and as `valences_beside`.
     """
     numbers = grid.atomic_numbers.tolist()
     if valences:
@@ -90,9 +87,5 @@ def expected_electrons(grid: DensityGrid, path: str, valences: Mapping[int, floa
 
 
 def rules_for(path: str, rules: ReadRules, valences: Mapping[int, float] | None) -> ReadRules:
-    """The rules with the valences of one file: those given, else those of the POTCAR beside it.
-
-    Raises:
-        TomatError: as `valences_beside`.
-    """
+    """The rules with the valences of one file: those given, else those of the POTCAR beside it."""
     return replace(rules, valences=valences or valences_beside(path) or None)

@@ -56,11 +56,7 @@ class Survey:
 
 
 def hash_files(files: Sequence[DensityFile]) -> dict[str, str]:
-    """Hash of each file, by path.
-
-    Raises:
-        TomatError: a file that cannot be read.
-    """
+    """Hash of each file, by path."""
     with progress() as bar:
         return {file.path: file_sha256(file.path) for file in bar.track(files, description="Comparing files")}
 
@@ -132,9 +128,6 @@ def files_of_contents(
 
     Returns:
         Path by material; one that no file holds is not in it.
-
-    Raises:
-        RetryableError, TomatError: as `survey`.
     """
     known = _answers(kept)
     found: dict[str, str] = {}

@@ -80,11 +80,7 @@ class Parts:
 
 
 def read_parts(path: Location) -> Parts:
-    """What a CHGCAR holds beside the total density; it is read to its end.
-
-    Raises:
-        TomatError: no such file, or no complete CHGCAR.
-    """
+    """What a CHGCAR holds beside the total density; it is read to its end."""
     with _opened(os.fspath(path)) as text:
         return _read_values(text, sum(read_header(text).counts))[1]
 
@@ -100,11 +96,7 @@ class Augmentation:
 
 
 def read_grid_shape(path: Location) -> tuple[int, int, int]:
-    """The sides of the grid of a CHGCAR; of its values none is read.
-
-    Raises:
-        TomatError: no such file, or no complete header.
-    """
+    """The sides of the grid of a CHGCAR; of its values none is read."""
     source = os.fspath(path)
     with _opened(source) as text:
         read_header(text)

@@ -79,11 +79,7 @@ def read_cube(path: Location, material_id: str | None = None, rules: ReadRules =
 
 
 def read_cube_parts(path: Location) -> Parts:
-    """What a cube holds beside the total density; of its values none is read.
-
-    Raises:
-        TomatError: no such file, or no complete header.
-    """
+    """What a cube holds beside the total density; of its values none is read."""
     with _opened(os.fspath(path)) as text:
         return Parts(ghost_atoms=_read_header(text).ghosts)
 

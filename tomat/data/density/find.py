@@ -99,11 +99,7 @@ def material_name(path: str) -> str:
 
 
 def densities_below(root: str, suffixes: str | tuple[str, ...], tries: int = STORAGE_TRIES) -> list[str]:
-    """The paths or URLs directly below a folder or URL that end so.
-
-    Raises:
-        TomatError: as `asked`.
-    """
+    """The paths or URLs directly below a folder or URL that end so."""
     entries = asked(root, tries, lambda files, path: files.ls(path, detail=False))
     names = (str(entry).rstrip("/").rsplit("/", 1)[-1] for entry in entries)
     return [f"{root}/{name}" for name in names if name.endswith(suffixes)]

@@ -47,20 +47,12 @@ def open_density(
 
 
 def format_name(location: str) -> str:
-    """What a density of that name is called: "CHGCAR", "cube", ...
-
-    Raises:
-        TomatError: a name of no known kind.
-    """
+    """What a density of that name is called: "CHGCAR", "cube", ..."""
     return FORMAT_NAMES[_known_reader(location.rstrip("/"))]
 
 
 def parts_beside(location: str) -> Parts:
-    """What a file holds beside the total density, of which `open_density` reads no more than that it is whole.
-
-    Raises:
-        TomatError: a name of no known kind, or a file that cannot be read.
-    """
+    """What a file holds beside the total density, of which `open_density` reads no more than that it is whole."""
     text = location.rstrip("/")
     readers = {
         read_chgcar: read_parts,

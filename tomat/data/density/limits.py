@@ -101,11 +101,7 @@ class BoundedText:
         return line
 
     def lines(self, count: int, longest: int) -> bytes:
-        """The next `count` lines together; fewer at the end of the text.
-
-        Raises:
-            TomatError: as `line`.
-        """
+        """The next `count` lines together; fewer at the end of the text."""
         if count <= _FEW_LINES:  # or all that is read ahead would be searched for the end of one line, again and again
             return b"".join(self.line(longest) for _ in range(count))
         found = []

@@ -61,11 +61,7 @@ def read_materials_project(
 
 
 def parts_of_document(location: Location) -> Parts:
-    """What a document holds beside the total density.
-
-    Raises:
-        TomatError: as `read_materials_project`, of what is looked at.
-    """
+    """What a document holds beside the total density."""
     source = os.fspath(location)
     document = _load(source)
     try:

@@ -90,11 +90,7 @@ def read_block(text: BoundedText, n_values: int, what: str, kind: str) -> np.nda
 
 
 def parsed(lines: bytes, source: str, what: str, kind: str) -> np.ndarray:
-    """The numbers in a piece of text, of which every word must be one.
-
-    Raises:
-        TomatError: with the first word that is none.
-    """
+    """The numbers in a piece of text, of which every word must be one."""
     values = _numbers(lines)
     if values is None:
         word = next((word for word in lines.split() if _numbers(word) is None), b"")

@@ -48,11 +48,7 @@ _EXCHANGES = 100
 
 
 def form_of(path: str | os.PathLike[str]) -> str:
-    """The format that the name of a file to be written asks for.
-
-    Raises:
-        TomatError: a name of no kind that is written.
-    """
+    """The format that the name of a file to be written asks for."""
     name = Path(path).name
     plain = name.removesuffix(".gz")
     if name.endswith(".zarr"):

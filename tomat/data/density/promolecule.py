@@ -177,11 +177,7 @@ class Promolecule:
 
     @classmethod
     def from_text(cls, text: str, source: str) -> Promolecule:
-        """Read what `to_text` wrote.
-
-        Raises:
-            TomatError: it is damaged, or something else.
-        """
+        """Read what `to_text` wrote."""
         try:
             values = json.loads(text)
             found = cls(
@@ -205,11 +201,7 @@ class Promolecule:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Promolecule:
-        """The promolecule in a file.
-
-        Raises:
-            TomatError: it cannot be read, or is damaged.
-        """
+        """The promolecule in a file."""
         try:
             text = Path(path).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
@@ -336,9 +328,6 @@ class PromoleculeFit:
             content: the file's.
             source: path or URL, named in errors.
             remedy: a sentence that says what to do about a damaged one.
-
-        Raises:
-            TomatError: it is damaged, or something else.
         """
         arrays = unpack_arrays(content, source, "the sums of a promolecule's fit", remedy)
         try:

@@ -21,11 +21,7 @@ ACCEPTABLE = {
 
 @dataclass(frozen=True)
 class ReadRules:
-    """How densities are read.
-
-    Raises:
-        TomatError: a symbol or a name that does not exist.
-    """
+    """How densities are read."""
 
     species: tuple[str, ...] = ()
     """Elements of a VASP 4 CHGCAR, which names none, in the order of its counts."""

@@ -24,11 +24,7 @@ MATERIALS_SHOWN = 5
 
 @dataclass(frozen=True)
 class ClippedMaterial:
-    """The voxels of one material outside the codec, of its whole cell.
-
-    Raises:
-        ValueError: a number that no count makes.
-    """
+    """The voxels of one material outside the codec, of its whole cell."""
 
     material_id: str
     below_voxels: int

@@ -186,11 +186,7 @@ LAYOUTS: dict[str, SequenceLayout] = {
 
 
 def layout_named(name: str) -> SequenceLayout:
-    """The layout of that name.
-
-    Raises:
-        TomatError: naming the known layouts.
-    """
+    """The layout of that name."""
     if name not in LAYOUTS:
         raise TomatError(f"There is no layout {name!r}; expected one of {', '.join(LAYOUTS)}.")
     return LAYOUTS[name]

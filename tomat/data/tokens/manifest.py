@@ -198,11 +198,7 @@ class ShardManifest:
         return np.array([material.row_end for material in self.materials], dtype=np.int64)
 
     def material_indices(self, rows: np.ndarray) -> np.ndarray:
-        """Index into `materials` of each row; int64, the shape of `rows`.
-
-        Raises:
-            TomatError: if a row is not in the set.
-        """
+        """Index into `materials` of each row; int64, the shape of `rows`."""
         rows = np.asarray(rows, dtype=np.int64)
         if rows.size and not 0 <= rows.min() <= rows.max() < self.rows:
             raise TomatError(

@@ -122,9 +122,6 @@ def encode_rows(grid: DensityGrid, anchors: np.ndarray, layout: SequenceLayout, 
 
     Returns:
         uint16 [n, context].
-
-    Raises:
-        TomatError: as `check_encodable`.
     """
     v.Vocabulary(codec.n_density_tokens)
     patch_shape = check_encodable(grid, layout, codec)

@@ -109,9 +109,6 @@ class ShardSet:
         """The structures of `manifest.materials`, by the same index; read when first asked for.
 
         Of a set without exact ones those of its rows, with a warning.
-
-        Raises:
-            TomatError: if they are gone, damaged, or of another set.
         """
         manifest, again = self.manifest, "Copy or tokenize the set again."
         if manifest.structures_sha256 is None:
@@ -139,9 +136,6 @@ class ShardSet:
         Returns:
             A future of uint16 [rows of the block, context]; its result raises TomatError, naming the chunk, if the
             chunk is missing or damaged.
-
-        Raises:
-            TomatError: if there is no such block.
         """
         if not 0 <= block < self.n_blocks:
             raise TomatError(f"Block {block} was asked for; {self.url} has blocks 0 to {self.n_blocks - 1}.")
@@ -194,11 +188,7 @@ class ShardSet:
         return np.concatenate(rows)[start - first : stop - first]
 
     def material_of_row(self, row: int) -> MaterialRows:
-        """The material a row belongs to.
-
-        Raises:
-            TomatError: if there is no such row.
-        """
+        """The material a row belongs to."""
         return self.manifest.materials[int(self.manifest.material_indices(np.array(row)))]
 
     def anchor_of_row(self, row: int) -> tuple[int, int, int]:

@@ -92,9 +92,6 @@ class Structures:
             source: path or URL, named in errors.
             names: of the materials, in their order.
             remedy: a sentence that says what to do about a damaged one.
-
-        Raises:
-            TomatError: if it is damaged, something else, or of another number of materials.
         """
         arrays = unpack_arrays(content, source, "the structures of materials", remedy)
         try:
@@ -163,9 +160,6 @@ def crystal_of_row(ids: np.ndarray, layout: SequenceLayout, codec: DensityCodec,
         ids: integers [context].
         layout, codec: the row was written with.
         name: of the material.
-
-    Raises:
-        TomatError: if the row is damaged.
     """
     read = decode_sequence(ids, layout, codec)
     a, b, c = read.lattice_parameters[:3]

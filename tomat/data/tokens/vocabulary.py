@@ -91,11 +91,7 @@ class Vocabulary:
         return DENSITY_START + self.n_density_tokens
 
     def name(self, token: int) -> str:
-        """The id in words: `BOS`, `Z14`, `int 64`, `exp 126`, `mant1 7`, `mant2 9`, `rho 8191`.
-
-        Raises:
-            TomatError: if the id is not in the vocabulary.
-        """
+        """The id in words: `BOS`, `Z14`, `int 64`, `exp 126`, `mant1 7`, `mant2 9`, `rho 8191`."""
         if not 0 <= token < self.size:
             raise TomatError(f"Token {token} is not in the vocabulary, whose ids are 0 to {self.size - 1:,}.")
         if token < ELEMENT_START:

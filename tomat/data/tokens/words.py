@@ -19,9 +19,6 @@ def token_runs(ids: np.ndarray, vocabulary: Vocabulary) -> Iterator[tuple[int, l
 
     Yields:
         Position of a block's first token, and the names of its tokens; all padding is one block.
-
-    Raises:
-        TomatError: at an id outside the vocabulary.
     """
     start, names = 0, []
     for place, token in enumerate(np.asarray(ids).tolist()):
@@ -45,9 +42,6 @@ def humanise(ids: np.ndarray, layout: SequenceLayout, codec: DensityCodec, first
         layout: the layout the sequence was written in.
         codec: the codec it was written with.
         first_voxels: number of voxels to spell out.
-
-    Raises:
-        TomatError: if the sequence is not of that layout and codec.
     """
     read = decode_sequence(ids, layout, codec)
     where = "" if read.offset is None else f", first voxel {_triple(read.offset)}"

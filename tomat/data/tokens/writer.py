@@ -59,11 +59,7 @@ def record_content(checksum: str) -> bytes:
 
 
 def checksum_of_record(content: bytes, source: str) -> str:
-    """The checksum in a record. Older ones, without a CRC32, are the checksum alone.
-
-    Raises:
-        TomatError: if the record is damaged.
-    """
+    """The checksum in a record. Older ones, without a CRC32, are the checksum alone."""
     found = re.fullmatch(rb"([0-9a-f]{64})( [0-9a-f]{8})?", content)
     checksum = found.group(1).decode() if found else ""
     if found is None or (found.group(2) is not None and record_content(checksum) != content):
@@ -121,11 +117,7 @@ def read_plan(store: Store) -> ShardManifest | None:
 
 
 def stored_codec(store: Store) -> DensityCodec:
-    """The codec beside a plan.
-
-    Raises:
-        TomatError: if there is none, or it is damaged.
-    """
+    """The codec beside a plan."""
     content = store.read(CODEC_NAME)
     if content is None:
         raise TomatError(f"The shard set {store.url} has no {CODEC_NAME}. Copy or tokenize it again.")
@@ -133,11 +125,7 @@ def stored_codec(store: Store) -> DensityCodec:
 
 
 def stored_promolecule(store: Store, plan: ShardManifest) -> Promolecule | None:
-    """The promolecule beside a plan; None if the plan has none.
-
-    Raises:
-        TomatError: if it is gone, damaged, or another one.
-    """
+    """The promolecule beside a plan; None if the plan has none."""
     if plan.promolecule_sha256 is None:
         return None
     content = store.read(PROMOLECULE_NAME)
@@ -272,9 +260,6 @@ def begin_chunk(
 
     Returns:
         The write under way; its result raises TensorStore's own errors.
-
-    Raises:
-        TomatError: if the place cannot be written.
     """
     start, stop = plan.chunk_rows(chunk)
     if stop - start < plan.block_rows:

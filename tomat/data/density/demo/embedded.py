@@ -40,11 +40,7 @@ def demo_index() -> dict[str, Any]:
 
 
 def demo_materials(split: str | None = None) -> list[DemoMaterial]:
-    """The embedded cells in the order of the index, of one split or of both.
-
-    Raises:
-        TomatError: no such split.
-    """
+    """The embedded cells in the order of the index, of one split or of both."""
     if split is not None and split not in SPLITS:
         raise TomatError(f"The embedded densities have no split {split!r}; expected one of {', '.join(SPLITS)}.")
     return [
@@ -55,11 +51,7 @@ def demo_materials(split: str | None = None) -> list[DemoMaterial]:
 
 
 def load_stored(material_id: str) -> DensityGrid:
-    """One embedded density on the grid it is stored on, the smallest that holds its Fourier series, e/A^3.
-
-    Raises:
-        TomatError: no cell of this name.
-    """
+    """One embedded density on the grid it is stored on, the smallest that holds its Fourier series, e/A^3."""
     _check_known(material_id)
     return read_zarr(DATA_DIR / f"{material_id}.zarr", material_id)
 
@@ -82,9 +74,6 @@ def load_demo(material_id: str) -> DensityGrid:
 
     The interpolation of a plane-wave density is nowhere negative; should rounding make it so, the value is set to zero
     and counted in `clipped_voxels` (0 in every cell shipped).
-
-    Raises:
-        TomatError: no cell of this name.
     """
     shapes = _check_known(material_id)
     grid = load_stored(material_id).refined(shapes[material_id], clip_negative=True)

@@ -20,11 +20,7 @@ from tomat.data.tokens.manifest import DEFAULT_BLOCK_ROWS
 
 @dataclass(frozen=True)
 class RetokenizeConfig:
-    """One shard set: which densities, cut how, written where.
-
-    Raises:
-        TomatError: a value that cannot be.
-    """
+    """One shard set: which densities, cut how, written where."""
 
     input: str = ""
     """Folder or URL (`gs://`, `s3://`) of the densities; nothing for `source: embedded`."""
@@ -169,9 +165,6 @@ def load_retokenize_config(
         config_path: a YAML file; None for the defaults.
         overrides: words of a command line, `["--seed", "3"]`.
         flags: keys given otherwise, over the rest; None values are left out.
-
-    Raises:
-        TomatError: a missing or malformed file, an unknown key, or a value that cannot be.
     """
     import draccus
 

@@ -282,11 +282,7 @@ def rules_without_use(source: str | None) -> tuple[str, ...]:
 
 
 def request_content(content: bytes, source: str, remedy: str) -> dict[str, Any]:
-    """What a request says.
-
-    Raises:
-        TomatError: if it is damaged; ends with the remedy.
-    """
+    """What a request says."""
     values, checked = parse_checked(content, source, "the request of a shard set", remedy)
     if not checked:
         refuse_unknown_keys(values, frozenset({"identity", "source"}), source, remedy)

@@ -57,11 +57,7 @@ class ShardJob:
 
     @classmethod
     def of(cls, config: RetokenizeConfig) -> "ShardJob":
-        """That of a configuration, with the codec and the promolecule that it names.
-
-        Raises:
-            TomatError: if they cannot be read.
-        """
+        """That of a configuration, with the codec and the promolecule that it names."""
         codec = promolecule = None
         if config.codec is not None:
             codec = codec_from_text(read_text(config.codec, config.storage_tries), config.codec)

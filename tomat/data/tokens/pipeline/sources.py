@@ -166,9 +166,5 @@ def _below(place: str, root: str) -> str:
 
 
 def read_text(place: str, tries: int) -> str:
-    """The text at a path or URL.
-
-    Raises:
-        TomatError: if there is none, or it cannot be read.
-    """
+    """The text at a path or URL."""
     return asked(place, tries, lambda files, path: files.cat_file(path).decode())

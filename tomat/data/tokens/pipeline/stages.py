@@ -131,11 +131,7 @@ class UnitSurvey:
 
     @classmethod
     def from_bytes(cls, content: bytes, unit: SurveyUnit, source: str) -> "UnitSurvey":
-        """What `to_bytes` wrote.
-
-        Raises:
-            TomatError: if it is damaged, or of other materials than the unit's.
-        """
+        """What `to_bytes` wrote."""
         again = "Remove this file and run the same command again; it surveys its materials again."
         values, checked = parse_checked(content, source, "the survey of some materials", again)
         if not checked:
@@ -174,11 +170,7 @@ def expected_electrons(material: Material, grid: DensityGrid, valences: Mapping[
 
 
 def check_electrons(rules: ElectronRules, material: Material, grid: DensityGrid) -> None:
-    """Compare the electron count with what source or valences state, else with what pseudopotentials leave.
-
-    Raises:
-        TomatError: if it is another.
-    """
+    """Compare the electron count with what source or valences state, else with what pseudopotentials leave."""
     # A part of the electrons has no count to compare with; the reader lets one in only by its name and `accept`.
     if is_partial(material.location):
         return
@@ -203,11 +195,7 @@ def check_electrons(rules: ElectronRules, material: Material, grid: DensityGrid)
 
 
 def survey_material(job: ShardJob, material: Material, grid: DensityGrid) -> Surveyed:
-    """Check that a density can be tokenized.
-
-    Raises:
-        TomatError: the reason why it cannot.
-    """
+    """Check that a density can be tokenized."""
     if job.electrons is not None:
         check_electrons(job.electrons, material, grid)
     check_grid_encodable(grid, job.layout)
@@ -280,9 +268,6 @@ def survey_unit(job: ShardJob, unit: SurveyUnit) -> int:
 
     Returns:
         Number of materials.
-
-    Raises:
-        TomatError: if input or output cannot be reached.
     """
     found = look_at(job, unit)
     store = Store(job.output, job.storage_tries)
@@ -297,11 +282,7 @@ def survey_unit(job: ShardJob, unit: SurveyUnit) -> int:
 
 
 def unit_survey(store: Store, unit: SurveyUnit) -> UnitSurvey:
-    """What a unit's record says.
-
-    Raises:
-        TomatError: if it is gone or damaged.
-    """
+    """What a unit's record says."""
     content = store.read(unit.record)
     if content is None:
         raise TomatError(f"{store.url}{unit.record} is gone although its unit was surveyed. Run the command again.")
@@ -309,11 +290,7 @@ def unit_survey(store: Store, unit: SurveyUnit) -> UnitSurvey:
 
 
 def stored_findings(job: ShardJob, store: Store, unit: SurveyUnit, survey: UnitSurvey) -> Findings:
-    """What `survey_unit` left of a unit, whose record is read already.
-
-    Raises:
-        TomatError: if a part of it is gone or damaged.
-    """
+    """What `survey_unit` left of a unit, whose record is read already."""
 
     def part(name: str) -> tuple[bytes, str, str]:
         content, source = store.read(name), store.url + name
@@ -433,9 +410,6 @@ def write_unit(output: str, tries: int, plan_sha256: str, unit: WriteUnit) -> in
 
     Returns:
         Number of rows.
-
-    Raises:
-        TomatError: if a density or the output fails.
     """
     store, plan, codec, array = _open_set(output, tries, plan_sha256)
     rows = 0

@@ -9,9 +9,9 @@ import pytest
 
 from tomat.data.codec.lloyd_max import LloydMaxCodec
 from tomat.data.density.grid import DensityGrid
+from tomat.data.tokens.pipeline.driver import write_shards
 from tomat.data.tokens.shards import ShardSet, open_shards
 from tomat.data.tokens.shuffle import BlockShuffleConfig
-from tomat.data.tokens.pipeline.driver import write_shards
 from tomat.train.folder import RunFolder
 from tomat.train.hooks import Evaluation
 from tomat.train.loader import ShardDataset

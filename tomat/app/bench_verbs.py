@@ -112,7 +112,7 @@ def _add_loss_tiles(benches: Benches) -> None:
         help="tune the tiles of the Pallas loss with the TPU compiler",
         description="Compile value and gradients of the loss for one chip of a slice, as XLA's loss in blocks and as "
         "the Pallas loss with different tiles, and compare the times that the compiler's schedules give. Needs "
-        "libtpu, no TPU; one or more minutes a candidate. What was compiled is kept, and found again.",
+        "libtpu, no TPU; one or more minutes a candidate. Compiled programs are kept and found again.",
     )
     add_flag(parser, "--slice", "v6e-1", "one chip of it")
     _add_loss_shape(parser, "cross_entropy")
@@ -131,7 +131,7 @@ def _add_loss_tiles(benches: Benches) -> None:
 
 def _add_compiling(parser: argparse.ArgumentParser, name: str) -> None:
     """Cache and limits of the candidates of a tuning, and whether its best goes into the table."""
-    parser.add_argument("--cache_dir", type=Path, help=f"what was compiled before (default: ~/.cache/tomat/{name})")
+    parser.add_argument("--cache_dir", type=Path, help=f"folder of compiled programs (default: ~/.cache/tomat/{name})")
     add_flag(parser, "--time_limit_seconds", 1800.0, "longest compile", type=positive_float)
     add_flag(parser, "--memory_limit_gib", 16.0, "most memory of this machine", type=positive_float)
     add_flag(parser, "--cache_gib", 2.0, "what the cache may hold", type=positive_float)
@@ -172,11 +172,11 @@ def _add_chip(benches: Benches) -> None:
         help="kernels and collectives on the TPU or GPU that is here, as a record to calibrate plans on",
         description="Time matmuls, fusions, copies and attention kernels on one device and collectives over all, in "
         "about ten minutes. The kernels go into a CSV that `tomat plan --calibrate --kernels` takes, the rest into a "
-        "JSON beside it. What the CSV has of this chip and these versions is not timed again: the same command goes on "
-        "where it was stopped. On a slice of several hosts, start it on all of them.",
+        "JSON beside it. Kernels that the CSV has of this chip and these versions are not timed again: the same "
+        "command goes on where it was stopped. On a slice of several hosts, start it on all of them.",
     )
     add_flag(parser, "--output", Path("chip-timings.csv"), "the timed kernels", type=output_file, metavar="FILE.csv")
-    add_flag(parser, "--minutes", 10.0, "after these, no further kernel is begun", type=positive_float)
+    add_flag(parser, "--minutes", 10.0, "begin no further kernel after so many minutes", type=positive_float)
     parser.add_argument("--quick", action="store_true", help="small sizes only; on a CPU always")
 
 
@@ -203,10 +203,11 @@ def _add_decode(benches: Benches) -> None:
     parser = benches.add_parser(
         "decode",
         help="autoregressive decoding with the cache against without; parallel against autoregressive",
-        description="Tokens a second of the autoregressive decoder, from its cache and by a forward pass for each, "
-        "in turn, and the seconds that a cell takes both decoders. Weights are fresh: speed does not depend on them.",
+        description="Tokens a second of the autoregressive decoder, with its cache and with a forward pass for each "
+        "token, in turn, and the seconds that each of the two decoders takes for a cell. Weights "
+        "are fresh: speed does not depend on them.",
     )
-    text = "of the model and its patches, with model.environment; a file or the name of one that ships"
+    text = "configuration of the model and its patches, with model.environment; a file or the name of one that ships"
     add_flag(parser, "--config_path", "demo", text, type=config_file("train"), metavar="FILE")
     add_flag(parser, "--batch", 1, "patches at a time, with the cache and without", type=positive_int)
     add_flag(parser, "--grid", 28, "voxels along each side of the cell that both decoders predict", type=positive_int)

@@ -50,7 +50,7 @@ def register(subparsers: argparse._SubParsersAction) -> None:
         "convert",
         help="write densities in another format: CHGCAR, cube, Zarr, Materials Project JSON",
         description="Write densities in another format. The total density is kept; of a CHGCAR that becomes a CHGCAR "
-        "the augmentation occupancies too. What is not kept is said.",
+        "the augmentation occupancies too. The command says what it does not keep.",
     )
     source = convert.add_mutually_exclusive_group(required=True)
     source.add_argument("--input", nargs="+", metavar="PATH", help="densities, or folders (also gs://) of them")

@@ -46,7 +46,7 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     source.add_argument(
         "--split",
         choices=("train", "validation"),
-        help="materials of the embedded set (default: validation; for a run on a folder, what it held out of that)",
+        help="materials of the embedded set (default: validation; for a run on a folder, what it held out)",
     )
     source.add_argument(
         "--input",
@@ -81,13 +81,13 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         "--samples",
         type=positive_int,
         metavar="N",
-        help="of the autoregressive decoder: the mean of N, and how well their spread says the error",
+        help="draw N with the autoregressive decoder: their mean, and how well their spread tells the error",
     )
     parser.add_argument("--temperature", type=positive_float, metavar="T", help="of samples (default: 1)")
     parser.add_argument(
         "--kv_cache_dtype",
         choices=("compute", "int8"),
-        help="of the keys and values that the autoregressive decoder keeps (default: compute, that of the model)",
+        help="type of the keys and values that the autoregressive decoder keeps (default: compute, that of the model)",
     )
     parser.add_argument("--json", type=report_file, metavar="FILE", help="write the figures of every material")
     parser.set_defaults(run=run_eval)

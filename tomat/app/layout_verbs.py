@@ -12,8 +12,8 @@ def register_layouts(verbs: argparse._SubParsersAction) -> None:
     parser = verbs.add_parser(
         "layouts",
         help="how much of a context is density",
-        description="For materials of some numbers of atoms: the patch of each layout of a context, what part of the "
-        "context it is, and the same for several cubes packed into one context, which no layout does.",
+        description="Show, for materials of given numbers of atoms, the patch of each layout of a context, its share "
+        "of the context, and the same for several cubes packed into one context, which no layout does.",
     )
     parser.add_argument("--context", type=positive_int, default=8192, help="tokens (default: %(default)s)")
     parser.add_argument(
@@ -27,7 +27,7 @@ def register_layouts(verbs: argparse._SubParsersAction) -> None:
         "--smallest_side",
         type=positive_int,
         default=8,
-        help="of packed cubes, in voxels (default: %(default)s, half an angstrom)",
+        help="smallest side of packed cubes, in voxels (default: %(default)s, half an angstrom)",
     )
     parser.add_argument("--json", type=report_file, metavar="FILE", help="write the figures; shares are fractions")
     parser.set_defaults(run=run_layouts)

@@ -27,10 +27,10 @@ def register(subparsers: argparse._SubParsersAction) -> None:
         help="the page (default: index.html in a folder, NAME.html by a file)",
     )
     parser.add_argument(
-        "--reference", metavar="PATH", help="of a prediction: the density to draw beside it, or a folder of such"
+        "--reference", metavar="PATH", help="density to draw beside a prediction, or a folder of densities"
     )
     add_rule_flags(parser)
-    parser.add_argument("--device_kind", help="of a compiled program: the chip it is for, such as 'TPU v6 lite'")
+    parser.add_argument("--device_kind", help="chip that a compiled program is for, such as 'TPU v6 lite'")
     parser.add_argument("--open", action="store_true", help="show it in the browser of this machine")
     parser.add_argument("--json", type=report_file, metavar="FILE", help="write what the page shows and its bytes")
     parser.set_defaults(run=run_page)

@@ -24,7 +24,7 @@ def register(subparsers: argparse._SubParsersAction) -> None:
         "predict",
         help="electron densities of structures, by a run or a promolecule",
         description="Predict the density of each structure, and write it with a line of predictions.jsonl. Started "
-        "again with the same words it does what is missing. Exit status 1 if a structure could not be predicted.",
+        "again with the same words, it does only what is missing. Exit status 1 if a structure could not be predicted.",
     )
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument(
@@ -84,7 +84,7 @@ def register(subparsers: argparse._SubParsersAction) -> None:
     parser.add_argument(
         "--kv_cache_dtype",
         choices=("compute", "int8"),
-        help="of the keys and values that the autoregressive decoder keeps (default: compute, that of the model)",
+        help="type of the keys and values that the autoregressive decoder keeps (default: compute, that of the model)",
     )
     parser.add_argument("--species", nargs="+", metavar="SYMBOL", help="elements of POSCARs that name none (VASP 4)")
     parser.add_argument(

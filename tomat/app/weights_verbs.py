@@ -57,7 +57,7 @@ def register(subparsers: argparse._SubParsersAction) -> None:
         "small-models",
         help="a run beside its folders in few bits: sizes, errors, seconds; writes the page of them",
         description="Sizes on disk and in memory, errors and seconds of a run and of its folders in few bits, before "
-        "and after distillation. What has no evaluation.json is measured first, as the end of its run would have.",
+        "and after distillation. A folder without evaluation.json is evaluated first, as at the end of its run.",
     )
     compare.add_argument("--run", dest="run_dir", type=run_folder, required=True, metavar="DIR", help="the run")
     compare.add_argument(
@@ -66,7 +66,7 @@ def register(subparsers: argparse._SubParsersAction) -> None:
         type=run_folder,
         required=True,
         metavar="DIR",
-        help="what is held against it: folders of weights, and runs that were distilled",
+        help="folders of weights, and distilled runs, to compare with it",
     )
     compare.add_argument("--page", type=Path, metavar="FILE", help="page to write, docs/tracking/small-models.md")
     compare.add_argument("--about", default="", metavar="TEXT", help="how and where it was measured, for the page")

@@ -291,6 +291,10 @@ def test_lines_and_numbers_of_a_cube(tmp_path, tried):
         return found
 
 
+HUGE = 80 * 2**20
+"""Above the 64 MiB of a line that are read at a time."""
+
+
 @pytest.mark.parametrize(
     "edit",
     [
@@ -298,10 +302,10 @@ def test_lines_and_numbers_of_a_cube(tmp_path, tried):
         lambda lines: [*lines[:3], "645" + lines[3][5:], "645" + lines[4][5:], "645" + lines[5][5:], *lines[6:]],
         lambda lines: [*lines[:3], *("-645" + line[5:] for line in lines[3:6]), *lines[6:]],
         lambda lines: [*lines[:3], "268435456" + lines[3][5:], "1" + lines[4][5:], "1" + lines[5][5:], *lines[6:]],
-        lambda lines: ["x" * 2**27],
-        lambda lines: [*lines[:CUBE_VALUES], " " * 2**27],
-        lambda lines: [*lines[:CUBE_VALUES], "0 " * 2**26],
-        lambda lines: [*lines[:CUBE_VALUES], "1" * 2**27],
+        lambda lines: ["x" * HUGE],
+        lambda lines: [*lines[:CUBE_VALUES], " " * HUGE],
+        lambda lines: [*lines[:CUBE_VALUES], "0 " * (HUGE // 2)],
+        lambda lines: [*lines[:CUBE_VALUES], "1" * HUGE],
         lambda lines: [*lines, *[""] * 2**22],
         lambda lines: [*lines[:CUBE_VALUES], *[""] * 2**22],
     ],

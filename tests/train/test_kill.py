@@ -5,7 +5,6 @@ About a minute: two processes of their own, and one run in this one to compare w
 
 import os
 import signal
-import subprocess
 import time
 from pathlib import Path
 
@@ -13,7 +12,7 @@ import jax
 import numpy as np
 import pytest
 from forked import Forked
-from tiny_run import DEMO, tiny_run, tomat
+from tiny_run import DEMO, tiny_run
 
 from tomat.predict.inference.trained import load_trained
 from tomat.train.hooks import Evaluation
@@ -95,18 +94,16 @@ def test_killed_in_a_commit_the_run_goes_on_from_the_checkpoint_before(unbroken,
 
 def test_told_to_stop_while_it_compiles_it_leaves_nothing_half_done(unbroken, tmp_path):
     # What other tests have compiled would be loaded within a second.
-    environment = {**os.environ, "JAX_ENABLE_COMPILATION_CACHE": "false"}
-    process = subprocess.Popen(
-        tomat(*words(tmp_path)), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
-    )
-    assert process.stdout is not None
-    for line in process.stdout:
-        if line.startswith("run demo"):
-            break
-    process.terminate()
-    output = process.stdout.read()
-    assert process.wait(timeout=60) == 143, output
-    process.stdout.close()
+    uncached = "import jax; jax.config.update('jax_enable_compilation_cache', False)"
+    said = tmp_path / "output"
+    with said.open("w") as file:
+        process = Forked(*words(tmp_path), before=uncached, output=file)
+    while "\nrun demo" not in f"\n{said.read_text()}":
+        assert process.poll() is None, said.read_text()
+        time.sleep(0.01)
+    process.send_signal(signal.SIGTERM)
+    status, output = process.wait(timeout=60), said.read_text()
+    assert status == 143, output
     # Either the compilation was left, or its step was done and saved.
     assert all(found.whole for found in list_checkpoints(str(tmp_path / "demo"))), output
     events = read_events(tmp_path / "demo")

@@ -13,6 +13,7 @@ from tomat.perf.cost.interconnect import (
     overlap,
 )
 from tomat.perf.profile.categories import Category
+from tomat.perf.profile.hlo import HloProgram
 from tomat.perf.profile.hlo_files import program_from_text
 from tomat.perf.profile.program_breakdown import breakdown_from_program
 
@@ -124,11 +125,15 @@ ENTRY e {
 TRANSFER = 8 * MIB / LINK + HOP_SECONDS
 
 
+@pytest.fixture(scope="module")
+def one_transfer() -> HloProgram:
+    return program_from_text(PERMUTES.replace("SECOND", ""), "inline")
+
+
 @settings(max_examples=30, deadline=None)
 @given(st.floats(0, 3e-4))
-def test_a_transfer_hides_behind_what_runs_before_its_done(work_seconds):
-    program = program_from_text(PERMUTES.replace("SECOND", ""), "inline")
-    times = overlap(program, lambda i: work_seconds if i.name == "work" else 1.0, V6E_4)
+def test_a_transfer_hides_behind_what_runs_before_its_done(one_transfer, work_seconds):
+    times = overlap(one_transfer, lambda i: work_seconds if i.name == "work" else 1.0, V6E_4)
     assert set(times) == {"first", "first_done"}
     waited, hidden = times["first_done"].exposed_seconds, times["first"].hidden_seconds
     assert waited == pytest.approx(START_SECONDS + max(0.0, TRANSFER - work_seconds), abs=1e-12)

@@ -228,6 +228,7 @@ def run_max_batch(args: argparse.Namespace) -> int:
 def run_quality(args: argparse.Namespace) -> int:
     """Train a sweep over seeds; status 1 if a run has failed."""
     from tomat.app.workflow.quality import train_study
+    from tomat.base.report.terminal import show
     from tomat.base.reporting import console, write_report
     from tomat.measure.lab.quality import Quality, seeds_of
     from tomat.measure.lab.record import record_path
@@ -255,7 +256,7 @@ def run_quality(args: argparse.Namespace) -> int:
         # Stopped or not, what was trained is shown and kept.
         record = study.record()
         if any(row["figures"] for row in record["rows"]):
-            console.print(quality_table(record))
+            show(quality_table(record))
             write_report(args.json, record)
             console.print(f"wrote {write_quality_page(record, args.tracking_dir)}", highlight=False)
     return 1 if any(row["failed"] for row in record["rows"]) else 0

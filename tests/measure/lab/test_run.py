@@ -2,7 +2,6 @@
 
 import json
 import re
-from pathlib import Path
 
 import pytest
 
@@ -13,16 +12,13 @@ from tomat.measure.lab.max_batch import Probe
 from tomat.measure.lab.messages import FAILED, OUT_OF_MEMORY, TOO_LONG, Limits, RowError
 from tomat.measure.lab.record import LabRow, record_path, rows_of_record
 from tomat.measure.lab.run import Lab, LabConfig
-from tomat.perf.tuning.changes import override_words
 from tomat.perf.tuning.sweep_config import load_sweep
 from tomat.perf.tuning.sweep_rows import FITS, RowRecord
 from tomat.report.pages.lab_page import write_lab_page
 from tomat.report.pages.sweep_tables import measured_pareto
 from tomat.train.runs.entries import read_log
 from tomat.train.runs.run_log import Asked
-from tomat.train.settings.config import load_config
 
-SWEEPS = Path(__file__).parents[3] / "configs" / "sweeps"
 SWEEP = """
 name: small
 config_path: train.yaml
@@ -334,20 +330,6 @@ def test_a_plan_stands_beside_the_measurement_of_its_row(folder):
     measured = rows_of(record)["fast"].step_seconds
     text = write_lab_page(record, folder / "track").read_text()
     assert f"| fast | v6e-1 | 500.0 | {1e3 * measured:,.1f} | {2 * measured:,.2f} | 100 | 1,600 |" in text
-
-
-def test_shipped_sweeps_hold_configurations_that_load():
-    for name, distinct in (("lab-demo", 18), ("lab-same", 1)):
-        sweep = load_sweep(SWEEPS / f"{name}.yaml")
-        rows = {str(row.overrides): row for row in sweep.rows}
-        assert "5 heads" in [row.name for row in sweep.rows] or distinct == 1
-        loaded = [
-            load_config(row.config_path, override_words(row.overrides))
-            for row in rows.values()
-            if row.name != "5 heads"
-        ]
-        # `b8` has its second name.
-        assert len(loaded) == distinct - (name == "lab-demo")
 
 
 def test_no_row_of_the_front_is_beaten_in_both(folder):

@@ -5,6 +5,7 @@ import argparse
 from collections.abc import Sequence
 
 from tomat.base.errors import TomatError
+from tomat.base.report.terminal import show
 from tomat.base.reporting import console, write_json, write_report
 from tomat.base.stages import Stages
 from tomat.measure.lab.numerics import numerics_report
@@ -27,7 +28,7 @@ def run(args: argparse.Namespace) -> int:
     if failed := [why for row in study.rows.values() for why in row.failed.values()]:
         raise TomatError(failed[0])
     record, report = study.record(), numerics_report(study)
-    console.print(quality_table(record))
+    show(quality_table(record))
     write_report(args.json, report)
     if args.docs:
         page = write_quality_page(record, args.tracking_dir, args.tracking_dir / f"{sweep.name}.md")

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from rich.table import Table
 
 from tomat.base.layout import FIGURES_DIR
 from tomat.base.report.document import find_sections, read_document
 from tomat.base.report.formats import UNKNOWN, markdown_table, percent, signed
+from tomat.base.report.model import Column, Table
 from tomat.base.reporting import counted
 from tomat.report.pages.figures import draw_svg
 from tomat.report.pages.sweep_tables import settings_text, write_sections
@@ -164,7 +164,8 @@ def quality_section(record: Mapping[str, Any]) -> str:
     why = [row["question"] for row in rows] if "window_end_steps" in record else None
     errors = [(key, heading) for key, heading in ERRORS if any(_values(row, key) for row in record["rows"])]
     header = ("row", "settings", *(["why"] if why else []), "parameters", "tok/s", "against base", "loss", "- base",
-              *(word for _, heading in errors for word in (heading, "- base")), "verdict")  # fmt: skip
+              *(["over noise"] if why else []), *(word for _, heading in errors for word in (heading, "- base")),
+              "verdict")  # fmt: skip
     body, shared = [], _shared(record)
     for row in rows:
         against = row["against_base"]
@@ -172,6 +173,7 @@ def quality_section(record: Mapping[str, Any]) -> str:
         cells = [row["name"], _settings(own), *([row["question"]] if why else [])]
         cells += [f"{row['parameters']:,}", _mean(row, SPEED, "{:,.0f}"), _ratio(against)]
         cells += [_mean(row, LOSS, "{:.4f}"), _difference(against, LOSS, 1.0, 4)]
+        cells += [_relative(_curves(row), "largest_window_difference_over_noise")] if why else []
         for key, _ in errors:
             cells += [_mean(row, key, "{:.2f} %", 100.0), _difference(against, key, 100.0, 2)]
         cells.append(_verdict(row, against))
@@ -215,22 +217,20 @@ def seeds_section(record: Mapping[str, Any]) -> str:
 
 
 def quality_table(record: Mapping[str, Any]) -> Table:
-    """The same on the console."""
-    table = Table(title=record["title"] or record["sweep"])
-    columns = ["row", "seeds", "tok/s against base", "loss - base", "NMAE - base, points", "verdict"]
+    """The same for the console."""
+    headings = ["row", "seeds", "tok/s against base", "loss - base", "NMAE - base, points", "verdict"]
     if with_curves := "window_end_steps" in record:
-        columns[4:4] = ["largest difference", "over noise"]
-    for name in columns:
-        table.add_column(name, justify="left" if name in ("row", "verdict") else "right")
+        headings[4:4] = ["largest difference", "over noise"]
+    body = []
     for row in record["rows"]:
         against, curves = row["against_base"], _curves(row)
         decides = next((key for key, _ in ERRORS if against and key in against["differences"]), ERRORS[0][0])
-        cells = [row["name"], str(len(row["figures"])), _ratio(against), _difference(against, LOSS, 1.0, 4)]
+        cells = [row["name"], len(row["figures"]), _ratio(against), _difference(against, LOSS, 1.0, 4)]
         if with_curves:
             cells.append(_relative(curves, "largest_relative_difference"))
             cells.append(_relative(curves, "largest_window_difference_over_noise"))
-        table.add_row(*cells, _difference(against, decides, 100.0, 2), _verdict(row, against))
-    return table
+        body.append((*cells, _difference(against, decides, 100.0, 2), _verdict(row, against).replace("*", "")))
+    return Table(record["title"] or record["sweep"], [Column(heading) for heading in headings], body)
 
 
 def _values(row: Mapping[str, Any], key: str) -> list[float]:

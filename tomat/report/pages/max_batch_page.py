@@ -24,10 +24,6 @@ HEADER = ("Batch", "Microbatch", "Step(s)", "Memory", "t/s", "Loss", "Status")
 def write_max_batch_page(record: Mapping[str, Any], tracking_dir: Path) -> Path:
     """Write (or bring up to date) the page of a search.
 
-    Args:
-        record: As `MaxBatch.record` gives it.
-        tracking_dir: Such as `docs/tracking`.
-
     Raises:
         TomatError: The page's markers are broken. Nothing is written then.
     """

@@ -48,10 +48,6 @@ WINDOW_LEGEND = (
 def write_sweep_page(record: Mapping[str, Any], tracking_dir: Path) -> Path:
     """Write (or bring up to date) the page of a sweep, its figure and the index.
 
-    Args:
-        record: As `plan_rows` returns it.
-        tracking_dir: Such as `docs/tracking`.
-
     Returns:
         The page.
 

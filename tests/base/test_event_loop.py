@@ -12,20 +12,19 @@ async def answer():
     return threading.current_thread()
 
 
+def refuse():
+    raise KeyError("x")
+
+
+async def in_a_notebook(work):
+    return outside_event_loop(work)
+
+
 def test_a_loop_is_started_with_and_without_another():
-    async def in_a_notebook():
-        return outside_event_loop(lambda: asyncio.run(answer()))
+    def work():
+        return asyncio.run(answer())
 
-    assert outside_event_loop(lambda: asyncio.run(answer())) is threading.current_thread()
-    assert asyncio.run(in_a_notebook()) is not threading.current_thread()
-
-
-def test_what_is_raised_comes_through():
-    def refuse():
-        raise KeyError("x")
-
-    async def in_a_notebook():
-        outside_event_loop(refuse)
-
+    assert outside_event_loop(work) is threading.current_thread()
+    assert asyncio.run(in_a_notebook(work)) is not threading.current_thread()
     with pytest.raises(KeyError, match="x"):
-        asyncio.run(in_a_notebook())
+        asyncio.run(in_a_notebook(refuse))

@@ -63,7 +63,7 @@ def test_the_wheel_holds_every_configuration_and_what_pages_are_made_of(monkeypa
     with builder.config.set_build_data({"artifacts": [], "force_include": {}, "build_hooks": []}):
         held = {file.distribution_path for file in builder.recurse_included_files()}
     wanted = {f"tomat/{path.relative_to(ROOT)}" for path in (ROOT / "configs").rglob("*.yaml")}
-    wanted |= {str(path.relative_to(ROOT)) for path in (ROOT / "tomat" / "html" / "assets").iterdir()}
+    wanted |= {str(path.relative_to(ROOT)) for path in (ROOT / "tomat" / "report" / "html" / "assets").iterdir()}
     wanted |= {
         "tomat/perf/plan/calibration.json",
         "tomat/perf/cost/kernels.json",

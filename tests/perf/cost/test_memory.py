@@ -5,7 +5,6 @@ import pytest
 
 from tomat.base.errors import TomatError
 from tomat.perf.cost.memory import (
-    COMPILERS_LIST,
     LIVE_AT_PEAK,
     memory_of_compiled,
     memory_of_oom,
@@ -30,43 +29,6 @@ REFUSED = (
     "RESOURCE_EXHAUSTED: Ran out of memory on HBM, the total memory required for HLO temporaries (61.09G) exceeds "
     "available HBM (31.24G). HLO module: jit_step."
 )
-
-# The layout of libtpu's table, as users of older releases posted it (erfanzar/EasyDeL#166, flowpm#27).
-TABLE = """\
-RESOURCE_EXHAUSTED: XLA:TPU compile permanent error. Ran out of memory in memory space hbm. Used 63.80G of 30.75G hbm. \
-Exceeded hbm capacity by 33.05G.
-
-Total hbm usage >= 65.05G:
-    reserved          1.25G
-    program          63.80G
-    arguments       528.00M
-
-Output size 0B; shares 0B with arguments.
-
-Program hbm requirement 63.80G:
-    global            1.14M
-    scoped            4.56M
-    HLO temp         63.79G (100.0% utilization: Unpadded (63.58G) Padded (63.58G), 0.3% fragmentation (210.89M))
-
-  Largest program allocations in hbm:
-
-  1. Size: 32.00G
-     Operator: op_type="FloorMod" op_name="slicewise_79/FloorMod"
-     Shape: s32[8388608,8,4]{2,1,0:T(8,128)}
-     Unpadded size: 1.00G
-     Extra memory due to padding: 31.00G (32.0x expansion)
-     XLA label: %copy.40488 = s32[8388608,8,4]{2,1,0:T(8,128)} copy(s32[8388608,8,4]{0,2,1:T(4,128)} %g.1), metadata={}
-     Allocation type: HLO temp
-     ==========================
-
-  2. Size: 2.00G
-     Operator: op_name="jit(step)/h/0/attention/dot_general" source_file="model/attention.py" source_line=1059
-     Shape: f32[32,4096,4096]{1,2,0:T(8,128)}
-     Unpadded size: 2.00G
-     XLA label: fusion.1265.remat3 = fusion(custom-call.224, custom-call.241), kind=kOutput, calls=fused.957
-     Allocation type: HLO temp
-     ==========================
-"""
 
 
 def dump(name: str) -> bytes:
@@ -114,21 +76,6 @@ def test_a_refusal_gets_its_bytes_from_the_dump():
     # Batch x 1024 and the two weights, bf16, on one chip of four.
     assert report.argument_bytes == 2_097_152 // 4 * 1024 * 2 + 2 * 6 * 1024 * 4096 * 2
     assert report.largest[0].source == "model.py:7"
-
-
-def test_the_table_of_older_releases():
-    report = memory_of_oom(TABLE)
-    assert report is not None
-    assert (report.required_bytes, report.capacity_bytes) == (round(63.80 * GIB), round(30.75 * GIB))
-    assert report.argument_bytes == 528 * 2**20
-    assert report.temporary_bytes == round(63.79 * GIB)
-    assert report.largest_are == COMPILERS_LIST
-    padded, attention = report.largest
-    assert (padded.hbm_bytes, padded.logical_bytes) == (32 * GIB, GIB)
-    assert (padded.instruction, padded.opcode, padded.source) == ("copy.40488", "copy", "")
-    assert attention.instruction == "fusion.1265.remat3"
-    assert (attention.opcode, attention.source) == ("fusion", "model/attention.py:1059")
-    assert attention.op_name == "jit(step)/h/0/attention/dot_general"
 
 
 @pytest.mark.parametrize(

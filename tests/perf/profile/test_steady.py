@@ -149,8 +149,10 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("marks", [None, without_marks, all_marked], ids=["marks", "executions", "all marked"])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    ("case", "marks"),
+    [*((case, None) for case in CASES), ("all of it", without_marks), ("all of it", all_marked)],
+)
 def test_the_step_stays(case, marks, step_of, plain):
     """The mean of all windows was up to three times the step, and 16 % below it with a cut one."""
     n_steps, changes = CASES[case]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tomat.base.records import Count
-from tomat.perf.profile.hlo import HBM_MEMORY_SPACE, HloProgram, Instruction, Shape
+from tomat.perf.profile.hlo import HBM_MEMORY_SPACE, PRIMITIVE_TYPES, UNKNOWN_TYPE, HloProgram, Instruction, Shape
 from tomat.perf.profile.protos import new_message
 
 LARGEST_COUNT = 24
@@ -22,14 +22,6 @@ STRETCHES = 240
 
 ALLOCATE, FREE, SHARE = 0, 1, 2
 """`HeapSimulatorTrace.Event.Kind` (xla/service/hlo.proto)."""
-
-# `PrimitiveType` of xla/xla_data.proto, as HLO text spells it.
-TYPE_NAMES: dict[int, str] = {
-    1: "pred", 2: "s8", 3: "s16", 4: "s32", 5: "s64", 6: "u8", 7: "u16", 8: "u32", 9: "u64", 10: "f16", 11: "f32",
-    12: "f64", 13: "tuple", 14: "opaque", 15: "c64", 16: "bf16", 17: "token", 18: "c128", 19: "f8e5m2",
-    20: "f8e4m3fn", 21: "s4", 22: "u4", 23: "f8e4m3b11fnuz", 24: "f8e5m2fnuz", 25: "f8e4m3fnuz", 26: "s2", 27: "u2",
-    28: "f8e4m3", 29: "f8e3m4", 30: "s1", 31: "u1", 32: "f4e2m1fn", 33: "f8e8m0fnu",
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -54,7 +46,7 @@ def shape_text(shape: Any) -> str:
     """A `ShapeProto` as HLO text spells it, layout and tiles included."""
     if shape.tuple_shapes:
         return "(" + ", ".join(shape_text(part) for part in shape.tuple_shapes) + ")"
-    text = f"{TYPE_NAMES.get(shape.element_type, '?')}[{','.join(map(str, shape.dimensions))}]"
+    text = f"{PRIMITIVE_TYPES.get(shape.element_type, UNKNOWN_TYPE)[0]}[{','.join(map(str, shape.dimensions))}]"
     tiles = "".join(f"({','.join(map(str, tile.dimensions))})" for tile in shape.layout.tiles)
     space = f"S({shape.layout.memory_space})" if shape.layout.memory_space else ""
     minor_to_major = ",".join(map(str, shape.layout.minor_to_major))

@@ -125,12 +125,7 @@ class WorkTable:
     """Kernels as arrays, so that a fit costs thousands of them at once."""
 
     def __init__(self, works: Sequence[KernelWork], bandwidth: float) -> None:
-        """The kernels in order.
-
-        Args:
-            works: Their work.
-            bandwidth: `core_bandwidth`.
-        """
+        """The kernels in order; `bandwidth` as of `core_bandwidth`."""
         self.n = len(works)
         rows = [
             (number, copy.written, copy.size_bytes, times)
@@ -324,11 +319,7 @@ class _Record:
 
 
 def _recorded(path: Path) -> tuple[dict[str, ChipModel], dict[str, LinkRates]]:
-    """The fitted models of a record and its measured collectives, by chip.
-
-    Raises:
-        TomatError: It is damaged.
-    """
+    """The fitted models of a record and its measured collectives, by chip."""
     how = "Restore it, or delete it and write it again with tomat plan --calibrate --kernels FILE."
     chips = read_typed(path, _Record, how).chips
     found = {

@@ -40,7 +40,6 @@ _ADDRESS = re.compile(r" *(0x[0-9a-f]+|0) +(?:[A-Z]{2})?:")
 REGION_START = re.compile(r"(?:Start/End empty|Start) region (\d+)")
 BRANCH = "sbr.rel"
 _BRANCH = re.compile(r"sbr\.rel (?:\((!?)%(p\d+)_p\d+\) )?target = \$region(\d+)")
-_WINDOW = re.compile(r"(input|output) window allocation for operator (input|output) \d+\. The window shape is \S+, ")
 _GRID = re.compile(r"iteration_bounds: \(([\d, ]*)\)")
 
 
@@ -94,8 +93,6 @@ class OpSchedule:
     """Slots of each unit in a bundle."""
     grid: tuple[int, ...] = ()
     """Grid of a Pallas kernel (`iteration_bounds` of its transfers), empty for other ops."""
-    has_windows: bool = False
-    """Whether a grid step works on blocks that are copied for it."""
 
     def executed(
         self, quantity: Callable[[Region], float], executions: Callable[[Region], float | None] = lambda region: None
@@ -153,22 +150,37 @@ def read_schedules(llo_dir: Path) -> dict[str, OpSchedule]:
     Raises:
         TomatError: `llo_dir` has no final bundles, or a file is not what this reader knows.
     """
+    found = newest_files(llo_dir, FINAL_BUNDLES, UTILISATION, final_bundles_flags("DIR"))
+    return {name: read_schedule(*files) for name, files in found.items() if not name.endswith("-schedule-analysis")}
+
+
+def newest_files(
+    llo_dir: Path, pattern: re.Pattern[str], pattern_beside: re.Pattern[str], flags: list[str]
+) -> dict[str, tuple[Path, Path | None]]:
+    """Of each op in a dump its last file of one kind, and the one of another kind that was written with it.
+
+    Args:
+        llo_dir: The dump.
+        pattern: Of names of the files; matches (time, op, number of the pass).
+        pattern_beside: Of those beside them; matches `TIME-OP`.
+        flags: Of libtpu, that make it write both.
+
+    Raises:
+        TomatError: `llo_dir` has no such file.
+    """
     newest: dict[str, tuple[tuple[int, int], Path]] = {}
-    utilisation: dict[str, Path] = {}
+    beside: dict[str, Path] = {}
     for path in sorted(llo_dir.iterdir()) if llo_dir.is_dir() else ():
-        match, filled = FINAL_BUNDLES.fullmatch(path.name), UTILISATION.fullmatch(path.name)
-        if match and not match[2].endswith("-schedule-analysis"):
+        if match := pattern.fullmatch(path.name):
             stamp = (int(match[1]), int(match[3]))
             if match[2] not in newest or stamp > newest[match[2]][0]:
                 newest[match[2]] = (stamp, path)
-        elif filled:
-            utilisation[filled[1]] = path
+        elif match := pattern_beside.fullmatch(path.name):
+            beside[match[1]] = path
     if not newest:
-        raise TomatError(
-            f"{llo_dir}: no *-final_bundles.txt. Compile with LIBTPU_INIT_ARGS containing "
-            f"{' '.join(final_bundles_flags('DIR'))}"
-        )
-    return {name: read_schedule(path, utilisation.get(f"{stamp[0]}-{name}")) for name, (stamp, path) in newest.items()}
+        ending = pattern.pattern.rpartition(")-")[2].replace("\\", "")
+        raise TomatError(f"{llo_dir}: no *-{ending}. Compile with LIBTPU_INIT_ARGS containing {' '.join(flags)}")
+    return {name: (path, beside.get(f"{stamp[0]}-{name}")) for name, (stamp, path) in newest.items()}
 
 
 def read_schedule(bundles: Path, utilisation: Path | None) -> OpSchedule:
@@ -250,7 +262,6 @@ class ScheduleBuilder:
         self.starts: dict[int, int] = {}
         """Region -> its first bundle."""
         self._grid: tuple[int, ...] = ()
-        self._has_windows = False
         self._branches: list[tuple[int, str, str, int]] = []
         self._code = ScalarCode()
         self._products: dict[int, list[int]] = {}
@@ -270,8 +281,6 @@ class ScheduleBuilder:
                 cycles = self._products.setdefault(bundle, [0] * N_MXU)
                 cycles[int(unit)] += product_cycles(forms)
         self._transfers.line(bundle, line)
-        if "window allocation" in line and _WINDOW.search(line):
-            self._has_windows = True
         if not self._grid and "iteration_bounds" in line:
             bounds = _GRID.search(line)
             if bounds:
@@ -287,7 +296,7 @@ class ScheduleBuilder:
         self, units: tuple[str, ...] = (), capacity: tuple[int, ...] = (), rows: Sequence[tuple[int, ...]] = ()
     ) -> OpSchedule:
         """The schedule of what was noted; `rows` are the slots of each of `units` that are filled, by bundle."""
-        return OpSchedule(self._tree(rows), units, capacity, self._grid, self._has_windows)
+        return OpSchedule(self._tree(rows), units, capacity, self._grid)
 
     def _tree(self, rows: Sequence[tuple[int, ...]]) -> Region:
         spans: list[_Span] = []

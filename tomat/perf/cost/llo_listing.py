@@ -20,7 +20,7 @@ from pathlib import Path
 
 from tomat.base.errors import TomatError
 from tomat.base.ports.libtpu import LISTING, METADATA, VERSION, listing_flags
-from tomat.perf.cost.llo import BRANCH, BRANCH_DELAY_SLOTS, OpSchedule, ScheduleBuilder
+from tomat.perf.cost.llo import BRANCH, BRANCH_DELAY_SLOTS, OpSchedule, ScheduleBuilder, newest_files
 
 LISTED_CHIPS = ("v5e", "v5p", "v6e")
 """Chips for which the schedules were compared (see above)."""
@@ -48,33 +48,15 @@ def read_listed_schedules(llo_dir: Path) -> dict[str, OpSchedule]:
     Raises:
         TomatError: `llo_dir` has no listing, an op has no metadata, or a file is not what this reader knows.
     """
-    newest: dict[str, tuple[tuple[int, int], Path]] = {}
-    metadata: dict[str, Path] = {}
-    listed = False
-    for path in sorted(llo_dir.iterdir()) if llo_dir.is_dir() else ():
-        listing, annotated = LISTING.fullmatch(path.name), METADATA.fullmatch(path.name)
-        if annotated:
-            metadata[annotated[1]] = path
-        elif listing:
-            listed = True
-            if listing[2].startswith(_NO_OP):
-                continue
-            stamp = (int(listing[1]), int(listing[3]))
-            if listing[2] not in newest or stamp > newest[listing[2]][0]:
-                newest[listing[2]] = (stamp, path)
-    if not listed:
-        raise TomatError(
-            f"{llo_dir}: no *-post-delay-converter.txt. Compile with LIBTPU_INIT_ARGS containing "
-            f"{' '.join(listing_flags('DIR'))}"
-        )
     schedules: dict[str, OpSchedule] = {}
-    for name, (stamp, path) in newest.items():
-        of_op = metadata.get(f"{stamp[0]}-{name}")
-        if of_op is None:
+    for name, (listing, metadata) in newest_files(llo_dir, LISTING, METADATA, listing_flags("DIR")).items():
+        if name.startswith(_NO_OP):
+            continue
+        if metadata is None:
             raise TomatError(
-                f"{path}: no metadata of {name} beside it; libtpu {VERSION} writes *-pb-metadata.txt of each op."
+                f"{listing}: no metadata of {name} beside it; libtpu {VERSION} writes *-pb-metadata.txt of each op."
             )
-        schedules[name] = read_listed_schedule(path, of_op)
+        schedules[name] = read_listed_schedule(listing, metadata)
     return schedules
 
 

@@ -3,9 +3,8 @@
 libtpu 0.0.46 refuses with one line: "Ran out of memory on HBM, the total memory required for HLO temporaries (35.64G)
 exceeds available HBM (31.24G)". That total is *not* the temporaries alone: for the 200M model on v6e-16 (batch 64,
 context 4608, no checkpointing) its buffer assignment holds 38,062,899,808 bytes of temporaries, 203,272,192 of
-arguments, 163,840 of constants and 1,216 of outputs, together 35.64 GiB. Older releases, and the paths of this one that
-find out later, print "Used 36.01G of 31.25G hbm", a table and the largest allocations. Both are read here. G is 2**30
-bytes throughout.
+arguments, 163,840 of constants and 1,216 of outputs, together 35.64 GiB. The paths of it that find out later print
+"Used 36.01G of 31.25G hbm". G is 2**30 bytes throughout.
 
 The line names no buffer; the buffer assignment, which ``--xla_dump_to`` writes before the compiler gives up, does.
 """
@@ -18,13 +17,12 @@ from typing import Any
 
 from tomat.base.errors import TomatError
 from tomat.base.records import Amount, Count, typed
-from tomat.perf.cost.buffers import LARGEST_COUNT, Buffer, read_assignment
+from tomat.perf.cost.buffers import Buffer, read_assignment
 
 ROUNDING_BYTES = 2**30 // 100
 """Messages print two decimals of a GiB."""
 
 LIVE_AT_PEAK = "live at the peak"
-COMPILERS_LIST = "as the compiler lists them"
 
 _UNITS = {"": 1, "B": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _SIZE = r"(-?\d+(?:\.\d+)?)\s*([KMGT]?)i?B?"
@@ -59,7 +57,7 @@ class MemoryReport:
     """Arguments and the buffers live together when most are: `required_bytes` without fragmentation."""
     largest: tuple[Buffer, ...] = ()
     largest_are: str = ""
-    """What `largest` holds: `LIVE_AT_PEAK` or `COMPILERS_LIST`."""
+    """What `largest` holds: `LIVE_AT_PEAK`; "" where there is no buffer assignment."""
     timeline: tuple[tuple[Amount, Count], ...] = ()
     """Bytes in use along the schedule: (share of its allocations and frees, bytes), the largest of each stretch; empty
     where there is no buffer assignment."""
@@ -122,17 +120,7 @@ def memory_of_oom(message: str, hlo_proto: bytes | None = None) -> MemoryReport 
         if abs(required - assigned["required_bytes"]) > ROUNDING_BYTES:
             assigned["required_bytes"] = required
         return MemoryReport(fits=False, capacity_bytes=capacity, largest_are=LIVE_AT_PEAK, **assigned)
-    listed = tuple(_listed_buffers(message))
-    return MemoryReport(
-        fits=False,
-        required_bytes=required,
-        capacity_bytes=capacity,
-        argument_bytes=_row(message, "arguments"),
-        temporary_bytes=_row(message, "HLO temp"),
-        largest=listed[:LARGEST_COUNT],
-        largest_are=COMPILERS_LIST if listed else "",
-        memory_space=space,
-    )
+    return MemoryReport(fits=False, required_bytes=required, capacity_bytes=capacity, memory_space=space)
 
 
 def memory_of_compiled(hlo_proto: bytes, capacity_bytes: int, program_bytes: int | None = None) -> MemoryReport:
@@ -163,37 +151,3 @@ def memory_of_compiled(hlo_proto: bytes, capacity_bytes: int, program_bytes: int
 
 def _bytes(figure: str, unit: str) -> int:
     return round(float(figure) * _UNITS[unit])
-
-
-def _row(message: str, name: str) -> int | None:
-    """A row of the tables of what is used; None where it is missing or says "unknown size"."""
-    match = re.search(rf"^\s*{name}\s+{_SIZE}", message, re.MULTILINE)
-    return _bytes(match.group(1), match.group(2)) if match else None
-
-
-def _listed_buffers(message: str) -> list[Buffer]:
-    """The numbered entries under "Largest program allocations in hbm"."""
-    listed = []
-    for entry in re.split(r"^\s*\d+\. (?=Size: )", message, flags=re.MULTILINE)[1:]:
-        size = re.match(rf"Size: {_SIZE}", entry)
-        if size is None:
-            continue
-        unpadded = re.search(rf"^\s*Unpadded size: {_SIZE}", entry, re.MULTILINE)
-        shape = re.search(r"^\s*Shape: (.+?)\s*$", entry, re.MULTILINE)
-        label = re.search(r"^\s*XLA label: %?([\w.\-]+) = (?:.*?[\s}\])])?([\w\-]+)\(", entry, re.MULTILINE)
-        path = re.search(r'op_name="([^"]*)"', entry)
-        file = re.search(r'source_file="([^"]*)"', entry)
-        line = re.search(r"source_line=(\d+)", entry)
-        allocated = _bytes(size.group(1), size.group(2))
-        listed.append(
-            Buffer(
-                hbm_bytes=allocated,
-                logical_bytes=_bytes(unpadded.group(1), unpadded.group(2)) if unpadded else allocated,
-                shape=shape.group(1) if shape else "",
-                instruction=label.group(1) if label else "",
-                opcode=label.group(2) if label else "",
-                op_name=path.group(1) if path else "",
-                source=f"{file.group(1)}:{line.group(1)}" if file and line else "",
-            )
-        )
-    return listed

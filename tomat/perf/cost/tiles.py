@@ -13,7 +13,7 @@ from math import prod
 from typing import Any
 
 from tomat.hardware.chip_table import Chip, Operand
-from tomat.perf.profile.hlo import BITS_PER_ELEMENT, HloProgram, Instruction
+from tomat.perf.profile.hlo import PRIMITIVE_TYPES, UNKNOWN_TYPE, HloProgram, Instruction
 from tomat.perf.profile.hlo_costs import instruction_flops, product_operands, valid_positions
 
 SUBLANES, LANES = 8, 128
@@ -41,7 +41,7 @@ def padded_bytes(shape: Any, memory_space: int) -> int:
         return sum(padded_bytes(part, memory_space) for part in shape.tuple_shapes)
     if shape.layout.memory_space != memory_space:
         return 0
-    return padded_elements(shape) * BITS_PER_ELEMENT.get(shape.element_type, 0) // 8
+    return padded_elements(shape) * PRIMITIVE_TYPES.get(shape.element_type, UNKNOWN_TYPE)[1] // 8
 
 
 @dataclass(frozen=True)

@@ -18,12 +18,16 @@ from typing import Any
 
 from tomat.base.errors import TomatError
 
-# Bits per element by `PrimitiveType` number (xla/xla_data.proto). Sub-byte types are packed.
-BITS_PER_ELEMENT: dict[int, int] = {
-    1: 8, 2: 8, 3: 16, 4: 32, 5: 64, 6: 8, 7: 16, 8: 32, 9: 64, 10: 16, 11: 32, 12: 64, 15: 64, 16: 16, 18: 128,
-    19: 8, 20: 8, 21: 4, 22: 4, 23: 8, 24: 8, 25: 8, 26: 2, 27: 2, 28: 8, 29: 8, 30: 1, 31: 1, 32: 4, 33: 8, 35: 6,
-    36: 6,
+# `PrimitiveType` (xla/xla_data.proto): number -> (name in HLO text, bits of an element). Sub-byte types are packed.
+PRIMITIVE_TYPES: dict[int, tuple[str, int]] = {
+    1: ("pred", 8), 2: ("s8", 8), 3: ("s16", 16), 4: ("s32", 32), 5: ("s64", 64), 6: ("u8", 8), 7: ("u16", 16),
+    8: ("u32", 32), 9: ("u64", 64), 10: ("f16", 16), 11: ("f32", 32), 12: ("f64", 64), 13: ("tuple", 0),
+    14: ("opaque", 0), 15: ("c64", 64), 16: ("bf16", 16), 17: ("token", 0), 18: ("c128", 128), 19: ("f8e5m2", 8),
+    20: ("f8e4m3fn", 8), 21: ("s4", 4), 22: ("u4", 4), 23: ("f8e4m3b11fnuz", 8), 24: ("f8e5m2fnuz", 8),
+    25: ("f8e4m3fnuz", 8), 26: ("s2", 2), 27: ("u2", 2), 28: ("f8e4m3", 8), 29: ("f8e3m4", 8), 30: ("s1", 1),
+    31: ("u1", 1), 32: ("f4e2m1fn", 4), 33: ("f8e8m0fnu", 8), 35: ("f6e2m3fn", 6), 36: ("f6e3m2fn", 6),
 }  # fmt: skip
+UNKNOWN_TYPE = ("?", 0)
 HBM_MEMORY_SPACE = 0
 """Layout memory space of ordinary device memory; on a TPU `S(1)` is VMEM, `S(2)` sync flags, `S(5)` the host."""
 
@@ -273,7 +277,8 @@ def short_path(path: str) -> str:
 def _shape(proto: Any) -> Shape:
     if proto.tuple_shapes:
         return Shape((), 0, HBM_MEMORY_SPACE, tuple(_shape(p) for p in proto.tuple_shapes))
-    return Shape(tuple(proto.dimensions), BITS_PER_ELEMENT.get(proto.element_type, 0), proto.layout.memory_space)
+    _, bits = PRIMITIVE_TYPES.get(proto.element_type, UNKNOWN_TYPE)
+    return Shape(tuple(proto.dimensions), bits, proto.layout.memory_space)
 
 
 def _instruction(proto: Any, computation_id: int) -> Instruction:

@@ -12,7 +12,15 @@ from __future__ import annotations
 import math
 
 from tomat.hardware.chip_table import Operand
-from tomat.perf.profile.hlo import CONTROL_OPCODES, FREE_OPCODES, HBM_MEMORY_SPACE, HloProgram, Instruction
+from tomat.perf.profile.hlo import (
+    CONTROL_OPCODES,
+    FREE_OPCODES,
+    HBM_MEMORY_SPACE,
+    PRIMITIVE_TYPES,
+    UNKNOWN_TYPE,
+    HloProgram,
+    Instruction,
+)
 
 TRANSCENDENTAL = frozenset(
     {"exponential", "exponential-minus-one", "log", "log-plus-one", "tanh", "tan", "sine", "cosine", "rsqrt", "sqrt",
@@ -27,11 +35,6 @@ COLLECTIVES = frozenset(
     {"all-reduce", "all-gather", "reduce-scatter", "all-to-all", "ragged-all-to-all", "collective-permute",
      "collective-broadcast"}
 )  # fmt: skip
-
-
-_INT8, _FP8, _F32 = frozenset({2, 6}), frozenset({19, 20, 23, 24, 25, 28, 29}), frozenset({11})
-"""Types of XLA's `PrimitiveType` (xla/xla_data.proto): S8 and U8; F8E5M2, F8E4M3FN, F8E4M3B11FNUZ, F8E5M2FNUZ,
-F8E4M3FNUZ, F8E4M3, F8E3M4; F32."""
 
 
 def base_opcode(opcode: str) -> str:
@@ -131,12 +134,18 @@ def kernel_flops(program: HloProgram, instruction: Instruction) -> float | None:
 
 def product_operands(program: HloProgram, product: Instruction) -> Operand:
     """The type of both operands of a dot, a convolution or a cuBLAS call, as the peak of a chip depends on it."""
-    left, right = (operand.proto.shape.element_type for operand in program.operands(product)[:2])
-    same: dict[Operand, frozenset[int]] = {"int8": _INT8, "fp8": _FP8, "f32": _F32}
-    for kind, types in same.items():
-        if left in types and right in types:
-            return kind
-    return "bf16"
+    kinds: set[Operand] = {operand_type(operand) for operand in program.operands(product)[:2]}
+    return kinds.pop() if len(kinds) == 1 else "bf16"
+
+
+def operand_type(operand: Instruction) -> Operand:
+    """What an operand counts as; what has no peak of its own counts as bf16."""
+    name, _ = PRIMITIVE_TYPES.get(operand.proto.shape.element_type, UNKNOWN_TYPE)
+    if name in ("s8", "u8"):
+        return "int8"
+    if name == "f32":
+        return "f32"
+    return "fp8" if name.startswith("f8") and name != "f8e8m0fnu" else "bf16"
 
 
 def kernel_operands(program: HloProgram, instruction: Instruction) -> Operand:

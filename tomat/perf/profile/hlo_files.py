@@ -6,11 +6,12 @@ import signal
 import subprocess
 from pathlib import Path
 
+from tomat.base.documents import read_bytes
 from tomat.base.errors import TomatError
 from tomat.base.ports.jaxlib import parse_hlo_text
 from tomat.perf.profile.hlo import HloProgram, check_structure
 from tomat.perf.profile.protos import new_message
-from tomat.perf.profile.unpack import read_bytes, unpacked
+from tomat.perf.profile.unpack import unpacked
 
 HLO_SUFFIXES = (".txt", ".hlo", ".hlo.pb", ".txt.gz", ".hlo.gz", ".hlo.pb.gz")
 XPLANE_SUFFIX = ".xplane.pb"

@@ -151,11 +151,8 @@ def _kinds(
 ) -> tuple[np.ndarray, np.ndarray]:
     """The `WindowKind` of each window, and by how much its idle time is beyond the median where that is a gap.
 
-    Args:
-        net: float64 [n]: duration of a step without other programs, ps.
-        idle: float64 [n]: of it, in which no device ran anything.
-        counts: Operations of the step's program in a step of each window.
-        disturbed: Whether another program ran in it.
+    By its duration without other programs (`net`, ps), the time in which no device ran anything (`idle`), the number of
+    the program's operations and whether another program ran in it.
     """
     kinds = np.full(len(net), WindowKind.OTHERS, dtype=object)
     extra = np.zeros(len(net))

@@ -10,11 +10,11 @@ import re
 from pathlib import Path
 from typing import Any
 
+from tomat.base.documents import read_bytes
 from tomat.base.errors import TomatError
 from tomat.perf.profile.chrome import read_chrome_bytes
 from tomat.perf.profile.hlo_files import XPLANE_SUFFIX
 from tomat.perf.profile.trace_data import HostTrace, Trace, main_program
-from tomat.perf.profile.unpack import read_bytes
 from tomat.perf.profile.xplane import read_xplane_bytes
 
 SESSION_GLOB = "plugins/profile/*"
@@ -46,7 +46,7 @@ def load_trace(origin: str | Path, *, session: str | None = None) -> Trace:
     if not path.is_file():
         found = [str(file) for file in path.rglob("*") if file.name.endswith(SESSION_SUFFIXES) and file.is_file()]
         files = _session_files(location, found, session, notes)
-    return merge_hosts(location, [_read_file(file, read_bytes(file)) for file in files], notes)
+    return merge_hosts(location, [_read_file(file, read_bytes(Path(file))) for file in files], notes)
 
 
 def _listed(url: str) -> tuple[Any, list[str]]:

@@ -305,14 +305,7 @@ def _host_activity(host: HostTrace, start_ps: int, end_ps: int) -> str:
 def _quality_notes(
     ops: list[OpRow], blind_seconds: float, device_step_seconds: list[float], program: HloProgram | None
 ) -> list[str]:
-    """What a reader should know of the figures.
-
-    Args:
-        ops: Of the mean step.
-        blind_seconds: Of a step, in operations that the trace has no HLO of.
-        device_step_seconds: Mean step of each device.
-        program: The main program, where the trace has its HLO.
-    """
+    """What a reader should know of the figures; `blind_seconds` are in operations that the trace has no HLO of."""
     notes = []
     total = sum(o.seconds for o in ops)
     if program is None:

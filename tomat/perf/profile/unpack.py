@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import io
 import zlib
-from pathlib import Path
 
 from tomat.base.errors import TomatError
 
@@ -15,18 +14,6 @@ MAX_RATIO = 100
 zeros have 1,030."""
 MAX_UNPACKED_BYTES = 2**30
 """Four times what the profiler's limit of 1 M events takes as JSON (about 250 bytes each)."""
-
-
-def read_bytes(path: str | Path) -> bytes:
-    """The content of a local file.
-
-    Raises:
-        TomatError: it cannot be read.
-    """
-    try:
-        return Path(path).read_bytes()
-    except OSError as error:
-        raise TomatError(f"{path}: cannot be read ({error}).") from None
 
 
 def unpacked(data: bytes, origin: str, what: str) -> bytes:

@@ -67,8 +67,8 @@ ROW = GOOD["ops"][0]
     ("change", "reason"),
     [
         ({"format_version": 99}, "not a breakdown of format 1"),
-        ({"device": {}}, "x.json is damaged"),
-        ({"ops": [{**ROW, "category": "new"}]}, "x.json is damaged"),
+        ({"device": {}}, "is damaged"),
+        ({"ops": [{**ROW, "category": "new"}]}, "is damaged"),
         ({"ops": [ROW, {**ROW, "name": "twice"}]}, "its operations take 2.0 s and the step 1.0 s"),
         *(({"step_seconds": figure}, "step_seconds is") for figure in (float("nan"), float("inf"), None, "1", True)),
         *(({"ops": [{**ROW, "seconds": figure}]}, r"ops.0..seconds is") for figure in (float("nan"), None, "1", True)),

@@ -22,6 +22,7 @@ from trace_builder import build_xspace
 from tomat.app.eval_verbs import read_report
 from tomat.base.errors import TomatError
 from tomat.base.overrides import parse_overrides, read_yaml
+from tomat.base.report.markdown import markdown
 from tomat.hardware.mfu import RunTimes
 from tomat.perf.plan.calibration import Calibration, read_measurements
 from tomat.perf.profile.breakdown import Breakdown, Roofs
@@ -34,7 +35,7 @@ from tomat.perf.profile.two_breakdowns import compare_breakdowns
 from tomat.perf.tuning.sweep_config import load_sweep
 from tomat.predict.evaluation.partial import PartialResults
 from tomat.predict.evaluation.result import LABEL, MaterialResult, TeacherForcedResult
-from tomat.report.pages.page_sections import breakdown_section, memory_section, operations_section
+from tomat.report.pages.page_sections import breakdown_parts, memory_part, operations_parts
 from tomat.report.pages.report import read_record, write_index
 from tomat.train.runs.history import read_events
 from tomat.train.runs.log_lines import read_metrics
@@ -119,8 +120,8 @@ def whole_breakdown(breakdown: Breakdown) -> None:
     shares = sum(row.share for row in breakdown.categories)
     assert breakdown.step_seconds == 0 or breakdown.source != "trace" or abs(shares - 1) < 1e-6
     json.dumps(breakdown.to_dict(), allow_nan=False)
-    for section in (memory_section(breakdown), breakdown_section(breakdown, []), operations_section(breakdown)):
-        assert section
+    for parts in ([memory_part(breakdown)], breakdown_parts(breakdown, "x"), operations_parts(breakdown)):
+        assert markdown(parts)
     compare_breakdowns(breakdown, breakdown)
 
 

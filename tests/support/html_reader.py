@@ -1,6 +1,7 @@
 """A page of `tomat page` as a program reads it: its elements, its data, and whether it would load anything."""
 
 import base64
+import html
 import json
 from html.parser import HTMLParser
 from typing import Any
@@ -87,7 +88,7 @@ def read_page(written: str) -> HtmlReader:
     assert len(written.encode()) < 8_000_000
     assert [one for one in reader.references if not one.startswith("#")] == []
     assert not {"link", "iframe", "object", "embed", "base", "img"} & set(reader.tags)
-    assert "default-src 'none'" in written.partition("</head>")[0].replace("&#x27;", "'")
+    assert "default-src 'none'" in html.unescape(written.partition("</head>")[0])
     assert len(set(reader.ids)) == len(reader.ids)
     for figure in reader.figures:
         go.Figure(figure)  # plotly's own schema refuses a key or a value that it does not know

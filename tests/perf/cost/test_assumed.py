@@ -6,13 +6,14 @@ from typing import Any
 
 import pytest
 
+from tomat.base.report.markdown import markdown
 from tomat.hardware.chips import slice_named
 from tomat.perf.cost.chip_model import ChipModel, Parameters
 from tomat.perf.cost.estimate import StepEstimate, estimate_step
 from tomat.perf.cost.llo import OpSchedule, Region, read_schedules
 from tomat.perf.cost.memory import MemoryReport
 from tomat.perf.profile.hlo_files import program_from_text
-from tomat.report.pages.page_sections import memory_section, setup_section
+from tomat.report.pages.page_sections import memory_part, setup_facts
 
 DUMP = Path(__file__).parent / "data" / "llo"
 SPLASH = "splash_mha_fwd_residuals.14"
@@ -130,11 +131,10 @@ def test_the_page_has_the_hosts_of_the_slice_and_the_memory_of_the_report(schedu
     breakdown = estimate(schedules, memory_bytes=report.by_kind()).breakdown
     assert sum(breakdown.memory_bytes.values()) == report.required_bytes
     record = dict.fromkeys(("commit", "date", "config_hash", "slice", "batch_sequences", "sequence_tokens"))
-    assert "16 on 4 host(s)" in setup_section({"kind": "predicted", **record}, breakdown)
-    text = memory_section(breakdown)
-    assert (
-        "| temporaries | 5.000 GiB |" in text and "| sum | 7.000 GiB |" in text and "| constants | 1.000 GiB |" in text
-    )
+    assert "16 on 4 host(s)" in str(setup_facts({"kind": "predicted", **record}, breakdown))
+    text = markdown([memory_part(breakdown)])
+    for row in ("| temporaries | 5.000 GiB |", "| **sum** | 7.000 GiB |", "| constants | 1.000 GiB |"):
+        assert row in text
     assert MemoryReport(False, 9, 8).by_kind() == {"others": 9}
 
 

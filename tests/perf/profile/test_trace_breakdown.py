@@ -12,7 +12,7 @@ from tomat.perf.profile.protos import new_message
 from tomat.perf.profile.trace import load_trace
 from tomat.perf.profile.trace_breakdown import breakdown_from_trace
 from tomat.perf.profile.xplane import read_xplane_bytes
-from tomat.report.pages.page_sections import setup_section
+from tomat.report.pages.page_sections import setup_facts
 
 
 @pytest.fixture(scope="module")
@@ -210,7 +210,7 @@ def test_a_chip_that_is_not_in_the_table_has_the_peaks_that_its_trace_states(tpu
     assert matmul.flops_fraction == pytest.approx((matmul.flops or 0) / matmul.seconds / 1028.75e12)
     assert any("TPU v9 Mega is not in the table" in note and "the trace states" in note for note in found.notes)
     assert Breakdown.from_dict(found.to_dict()).roofs == found.roofs
-    assert "as the trace states them" in setup_section(RECORD, found)
+    assert "as the trace states them" in str(setup_facts(RECORD, found))
     assert tomat(["profile", str(path), "--top", "0"]) == 0
     assert "1.03 PFLOP/s and 3.69 TB/s, are those that the trace states" in " ".join(capsys.readouterr().out.split())
 
@@ -220,7 +220,7 @@ def test_a_chip_of_which_nothing_is_known_has_no_peaks(tpu_bytes, tmp_path):
     path.write_bytes(with_stats(tpu_bytes(n_devices=1), device_type_string="TPU v9 Micro"))
     with pytest.warns(UserWarning, match="'TPU v9 Micro'.*no MFU"):
         found = breakdown_from_trace(load_trace(path))
-    assert found.roofs == Roofs("TPU v9 Micro") and "not in the table of chips" in setup_section(RECORD, found)
+    assert found.roofs == Roofs("TPU v9 Micro") and "not in the table of chips" in str(setup_facts(RECORD, found))
 
 
 RECORD = dict.fromkeys(

@@ -8,14 +8,15 @@ from hypothesis import strategies as st
 from leaning_density import density
 
 from tomat.base.errors import TomatError
+from tomat.base.report.model import Report, Section
 from tomat.predict.evaluation.metrics import nmae
 from tomat.report.html import density as module
-from tomat.report.html.density import ShownDensity, beside, coarser, densities_html
-from tomat.report.html.document import Page, Section, page_html
+from tomat.report.html.density import ShownDensity, beside, coarser, density_parts
+from tomat.report.html.document import page_html
 
 
 def shown(*items):
-    return read_page(page_html(Page("page", "prediction", (), (Section("Density", densities_html(items)),))))
+    return read_page(page_html(Report("page", (Section("Density", density_parts(items)),))))
 
 
 @settings(max_examples=40, deadline=None)
@@ -70,4 +71,4 @@ def test_other_grids_are_put_on_one_and_other_crystals_refused():
     with pytest.raises(TomatError, match="lattices that differ"):
         beside("x", other, moved)
     with pytest.raises(TomatError, match="no density"):
-        densities_html([])
+        density_parts([])

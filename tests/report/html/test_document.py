@@ -10,18 +10,17 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from tomat.base.errors import TomatError
+from tomat.base.report.model import Report, Section
 from tomat.report.html.document import (
     DENSITY_PROGRAMS,
     Figure,
-    Page,
-    Section,
-    asset,
     json_script,
     page_html,
     paragraph,
     typed,
     write_page,
 )
+from tomat.report.html.templates import asset
 
 FIGURE = Figure(
     "A <b>figure</b>", [{"type": "scatter", "y": typed(np.arange(3.0))}], {}, "It rises & ends.", scales=True
@@ -29,8 +28,8 @@ FIGURE = Figure(
 HOSTILE = '</script><script>alert("x")</script> & <!-- \'"'
 
 
-def page(*parts: str | Figure) -> Page:
-    return Page(HOSTILE, "run", (paragraph(HOSTILE),), (Section(HOSTILE, parts),))
+def page(*parts: str | Figure) -> Report:
+    return Report(HOSTILE, (Section("", (HOSTILE,)), Section(HOSTILE, parts)), "run")
 
 
 def test_a_page_stands_alone_and_escapes_what_it_is_given():

@@ -5,11 +5,14 @@ import re
 
 import pytest
 from html_reader import read_page
+from markupsafe import Markup
 from py_mini_racer import MiniRacer
 
+from tomat.base.report.model import Report, Section
 from tomat.report.html import plotly_program as module
-from tomat.report.html.document import DENSITY_KINDS, Figure, Page, Section, asset, page_html
+from tomat.report.html.document import DENSITY_KINDS, Figure, page_html
 from tomat.report.html.plotly_program import plotly_program, whole_program
+from tomat.report.html.templates import asset
 
 BROWSER = """
 var any = new Proxy(function () {}, {
@@ -54,5 +57,5 @@ def test_a_page_has_the_kinds_of_its_figures_and_densities():
     drawn = set(re.findall(r'{type: "(\w+)"|push\(\{type: "(\w+)"', asset("density.js")))
     assert {one or other for one, other in drawn} == {"scatter", *DENSITY_KINDS}
     figure = Figure("boxes", [{"type": "treemap"}, {"y": [1]}], {}, "Boxes.")
-    written = page_html(Page("x", "run", (), (Section("x", (figure, '<div data-density="x"></div>')),)))
+    written = page_html(Report("x", (Section("x", (figure, Markup('<div data-density="x"></div>'))),)))
     assert read_page(written).figures and plotly_program(frozenset({"treemap", "scatter", *DENSITY_KINDS})) in written

@@ -7,7 +7,7 @@ import yaml
 from tomat.base.errors import TomatError
 from tomat.perf.profile.breakdown import Breakdown, OpRow, Roofs
 from tomat.perf.profile.categories import Category, Direction, Part
-from tomat.report.pages.page_sections import memory_section
+from tomat.report.pages.page_sections import memory_part
 from tomat.report.pages.report import flatten, read_record, write_index, write_run_page
 
 CONFIG = {
@@ -175,10 +175,10 @@ def test_a_page_that_is_no_text_is_left_alone(tmp_path, breakdown):
 def test_the_memory_section_says_how_to_get_what_is_missing(breakdown):
     from dataclasses import replace
 
-    trace = memory_section(replace(breakdown, memory_bytes={}, source="trace"))
+    trace = str(memory_part(replace(breakdown, memory_bytes={}, source="trace")))
     assert "is not known" in trace and "`tomat plan`" in trace and "enable_hlo_proto" in trace
-    compiled = memory_section(replace(breakdown, memory_bytes={}, source="compiled"))
-    assert "--xla_dump_to" in compiled and "No profile was taken." in memory_section(None)
+    compiled = str(memory_part(replace(breakdown, memory_bytes={}, source="compiled")))
+    assert "--xla_dump_to" in compiled and memory_part(None) == "No profile was taken."
 
 
 def test_a_sweep_that_is_not_whole_says_how_many_rows_are_planned(tmp_path):

@@ -71,3 +71,7 @@ def number(digits: int = 3, factor: float = 1.0, unit: str = "") -> Callable[[fl
 def significant(digits: int = 4, factor: float = 1.0) -> Callable[[float], str]:
     """Writes a number times `factor` with so many figures."""
     return lambda value: f"{factor * value:,.{digits}g}"
+
+
+share = number(2, 100.0, " %")
+"""Writes a fraction in per cent, with two decimals."""

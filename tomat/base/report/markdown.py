@@ -131,4 +131,6 @@ def _cell(value: Cell, column: Column) -> str:
     words = words_of(value, column.show)
     if isinstance(value, Code):
         return code(words)
+    if column.prose:
+        return prose(words)
     return f"[{inline(words)}]({value.address})" if isinstance(value, Link) else inline(words)

@@ -51,8 +51,8 @@ Cell = str | int | float | None | Code | Link | Verdict
 
 def words_of(value: Cell, show: Callable[[Any], str] = str) -> str:
     """A value as words, which are not escaped yet."""
-    if value is None:
-        return UNKNOWN
+    if value is None or isinstance(value, str):
+        return UNKNOWN if value is None else value
     return value.text if isinstance(value, Code | Link | Verdict) else show(value)
 
 
@@ -62,9 +62,11 @@ class Column:
 
     heading: str
     show: Callable[[Any], str] = str
-    """A value as words, with its unit where the heading has none."""
+    """A number as words, with its unit where the heading has none."""
     right: bool | None = None
     """Whether it is flush right; None: where every value is a number."""
+    prose: bool = False
+    """Whether its texts are prose, with code between backticks."""
 
 
 @dataclass(frozen=True)
@@ -85,9 +87,17 @@ class Table:
         values = [row[place] for row in self.rows]
         return all(value is None or is_number(value) for value in values) and values != []
 
+    def chosen(self, *headings: str) -> Table:
+        """The same with some of its columns, in the order of their headings; without its caption."""
+        names = [column.heading for column in self.columns]
+        places = [names.index(heading) for heading in headings]
+        rows = [[row[place] for place in places] for row in self.rows]
+        footer = [self.footer[place] for place in places] if self.footer else ()
+        return Table("", [self.columns[place] for place in places], rows, footer)
+
 
 def is_number(value: object) -> bool:
-    """Whether a value is written by its column and sorts as a number."""
+    """Whether a value sorts as a number."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
@@ -185,6 +195,8 @@ class Chart:
     """Of its SVG, in the folder of the page's figures; a chart without is in pages for a browser alone."""
     size: tuple[float, float] = (6.0, 4.0)
     """Inches of the SVG; a page for a browser takes 80 points of its own to an inch."""
+    scales: bool = False
+    """Whether a page for a browser offers a logarithmic scale of its values."""
 
 
 Part = str | Quoted | Note | Items | Lines | Facts | Table | Chart | Image

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tomat.base.report.document import write_if_changed
 from tomat.base.report.model import Chart, Series
 
 if TYPE_CHECKING:
@@ -31,6 +33,12 @@ def drawn_svg(draw: Callable[[Any], None], size: tuple[float, float], n_panels: 
         figure.savefig(buffer, format="svg", metadata={"Date": None})
         plt.close(figure)
     return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines()) + "\n"
+
+
+def draw_svg(path: Path, draw: Any, subject: Any, size: tuple[float, float], n_panels: int = 1) -> Path:
+    """Write what `draw(axes, subject)` draws, as `drawn_svg`, unless the file holds it already."""
+    write_if_changed(path, drawn_svg(lambda axes: draw(axes, subject), size, n_panels))
+    return path
 
 
 def chart_svg(chart: Chart) -> str:

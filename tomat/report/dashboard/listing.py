@@ -61,6 +61,13 @@ class RunRow:
     ran_as_planned: bool = False
     """Whether the run is known to have run on that slice, so that the two may be compared."""
 
+    @property
+    def measured_over_planned(self) -> float | None:
+        """Of the step; None where it did not run as planned, or one of the two is not known."""
+        if not self.ran_as_planned or self.step_seconds is None or not self.planned_step_seconds:
+            return None
+        return self.step_seconds / self.planned_step_seconds
+
     def to_dict(self) -> dict[str, Any]:
         """For JSON, units in the keys."""
         return {**vars(self), "summary": None if self.summary is None else self.summary.to_dict()}

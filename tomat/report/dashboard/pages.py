@@ -3,27 +3,39 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 from urllib.parse import quote
 
+from markupsafe import Markup
+
 from tomat import __version__
+from tomat.base.report.formats import number, share, significant
+from tomat.base.report.model import Cell, Column, Facts, Link, Note, Table
 from tomat.report.dashboard.listing import PLAN_FILE, RunRow
-from tomat.report.html.document import paragraph, text
+from tomat.report.html.document import parts_html
 from tomat.report.html.metrics import Metrics
-from tomat.report.html.tables import Column, facts, number, percent, significant, table
+from tomat.report.html.tables import facts_html
+from tomat.report.html.templates import rendered
 
 LIVE_SECONDS = 5
 """Between two questions of a page."""
 FIRST = ("train/loss", "eval/validation/loss", "tokens_per_second", "step_seconds", "mfu_full")
 """Metrics that are drawn above the others."""
+RUN_BODY = """<p><a href="/">All runs</a></p>
+{links}
+<div id="shown" aria-live="off">{facts}</div>
+<p id="told" class="note" role="status">reading the log, which takes a while of a long one</p>
+<h2>Curves</h2><div id="curves" class="grid"></div>
+<noscript>The curves need JavaScript.</noscript>"""
 
 
 def runs_page(place: str, rows: Iterable[RunRow]) -> str:
     """Every run of a place."""
-    heads = (
-        Column("run", link=run_address),
+    columns = (
+        Column("run"),
         Column("state"),
-        Column("since, or why", _shortened),
+        Column("since, or why"),
         Column("step", number(0)),
         Column("of", number(0)),
         Column("loss", number(4)),
@@ -32,31 +44,28 @@ def runs_page(place: str, rows: Iterable[RunRow]) -> str:
         Column("step, s", significant()),
         Column("planned, s", significant()),
         Column("step / plan", number(2)),
-        Column("MFU", percent),
+        Column("MFU", share),
         Column("ran on"),
         Column("interruptions", number(0)),
     )
-    body = [_cells(row) for row in rows]
     lead = (
         "Losses are means of the last ten steps; speeds and MFU medians of the last 50. Interruptions are those that a "
         f"run went on after. Planned is the estimate of a {PLAN_FILE} in the run's folder: "
         "`tomat plan --like RUN --json RUN/plan.json`; a step is held against it where the run ran on its "
         "slice."
     )
-    return _document(place, "runs", "runs", paragraph(lead, "note") + table(f"Runs of {place}", heads, body))
+    table = Table(f"Runs of {place}", columns, [_cells(row) for row in rows])
+    return _document(place, "runs", parts_html([Note(lead), table]))
 
 
-def _cells(row: RunRow) -> tuple[object, ...]:
+def _cells(row: RunRow) -> tuple[Cell, ...]:
+    # The run's own page has all of why it ended.
+    first = Link(row.name, run_address(row.name)), row.state, textwrap.shorten(row.detail, 40, placeholder=" ...")
     one = row.summary
     if one is None:
-        return (row.name, row.state, row.detail, *[None] * 11)
-    ratio = None
-    if row.ran_as_planned and row.step_seconds is not None and row.planned_step_seconds:
-        ratio = row.step_seconds / row.planned_step_seconds
+        return (*first, *[None] * 11)
     return (
-        row.name,
-        row.state,
-        row.detail,
+        *first,
         one.steps_done,
         one.steps_total,
         one.last_loss,
@@ -64,16 +73,11 @@ def _cells(row: RunRow) -> tuple[object, ...]:
         row.tokens_per_second,
         row.step_seconds,
         row.planned_step_seconds,
-        ratio,
+        row.measured_over_planned,
         one.mfu,
         one.devices,
         one.survived,
     )
-
-
-def _shortened(detail: str) -> str:
-    """The run's own page has all of it."""
-    return textwrap.shorten(detail, 40, placeholder=" ...")
 
 
 def run_address(name: str) -> str:
@@ -88,42 +92,42 @@ def run_page(row: RunRow, files: Sequence[str]) -> str:
         row: The run.
         files: Names of its files that can be opened.
     """
-    links = " ".join(f'<a href="{run_address(row.name)}/{quote(name)}">{text(name)}</a>' for name in files)
-    body = [
-        '<p><a href="/">All runs</a></p>',
-        f'<p class="note">Its own pages: {links}</p>' if links else "",
-        f'<div id="shown" aria-live="off">{facts(shown_of(row))}</div>',
-        '<p id="told" class="note" role="status">reading the log, which takes a while of a long one</p>',
-        '<h2>Curves</h2><div id="curves" class="grid"></div>',
-        "<noscript>The curves need JavaScript.</noscript>",
-    ]
-    return _document(row.name, "run", "run", "".join(body), address=run_address(row.name))
+    address = run_address(row.name)
+    link = Markup(' <a href="{}/{}">{}</a>')
+    links = Markup("").join(link.format(address, quote(name), name) for name in files)
+    own = Markup('<p class="note">Its own pages:{}</p>').format(links) if links else ""
+    body = Markup(RUN_BODY).format(links=own, facts=facts_html(facts_of(row)))
+    return _document(row.name, "run", body, address)
 
 
-def shown_of(row: RunRow) -> Mapping[str, object]:
+def facts_of(row: RunRow) -> Facts:
     """The figures of a run, in words."""
-    shown: dict[str, object] = {"state": f"{row.state}: {row.detail}" if row.detail else row.state, "place": row.url}
     one = row.summary
+    state = f"{row.state}: {row.detail}" if row.detail else row.state
     if one is None:
-        return shown
+        return Facts({"state": state, "place": row.url})
+
+    def words(value: float | None, show: Callable[[Any], str]) -> str | None:
+        return None if value is None else show(value)
+
     total = "" if one.steps_total is None else f" of {one.steps_total:,}"
-    shown["steps"] = f"{one.steps_done:,}{total}"
-    if one.last_whole_step is not None:
-        shown["newest whole checkpoint"] = f"step {one.last_whole_step:,}"
-    shown["ran on"] = one.devices
     planned = "planned step, s" + (f" ({row.planned_slice})" if row.planned_slice else "")
-    for label, value, show in (
-        ("training loss", one.last_loss, number(4)),
-        ("validation loss", one.validation_loss, number(4)),
-        ("tokens a second", row.tokens_per_second, number(0)),
-        ("step, s", row.step_seconds, significant()),
-        (planned, row.planned_step_seconds, significant()),
-        ("MFU", one.mfu, percent),
-        ("interruptions", one.survived, number(0)),
-    ):
-        if value is not None:
-            shown[label] = show(value)
-    return shown
+    return Facts(
+        {
+            "state": state,
+            "place": row.url,
+            "steps": f"{one.steps_done:,}{total}",
+            "newest whole checkpoint": words(one.last_whole_step, "step {:,}".format),
+            "ran on": one.devices,
+            "training loss": words(one.last_loss, number(4)),
+            "validation loss": words(one.validation_loss, number(4)),
+            "tokens a second": words(row.tokens_per_second, number(0)),
+            "step, s": words(row.step_seconds, significant()),
+            planned: words(row.planned_step_seconds, significant()),
+            "MFU": words(one.mfu, share),
+            "interruptions": words(one.survived, number(0)),
+        }
+    )
 
 
 def order_of(metrics: Metrics) -> list[str]:
@@ -131,30 +135,7 @@ def order_of(metrics: Metrics) -> list[str]:
     return [name for name in FIRST if name in metrics.curves] + [n for n in metrics.curves if n not in FIRST]
 
 
-def _document(title: str, kind: str, page: str, body: str, *, address: str = "/") -> str:
-    return "\n".join(
-        [
-            "<!doctype html>",
-            '<html lang="en">',
-            "<head>",
-            '<meta charset="utf-8">',
-            '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            '<meta name="color-scheme" content="light dark">',
-            f"<title>{text(title)} - tomat {text(kind)}</title>",
-            '<link rel="stylesheet" href="/assets/page.css">',
-            '<link rel="icon" href="data:,">',
-            "</head>",
-            f'<body data-page="{page}" data-api="/api{text(address)}" data-seconds="{LIVE_SECONDS}">',
-            '<a class="skip" href="#content">Skip to the content</a>',
-            f'<header><div><p class="kind">tomat {text(kind)}</p><h1>{text(title)}</h1></div>',
-            '<button type="button" id="theme" aria-live="polite">Dark</button></header>',
-            f'<main id="content">{body}</main>',
-            f"<footer><p>tomat {text(__version__)}. Read only.</p></footer>",
-            # `page.js` looks for plotly's program in the page; here it is a file of its own, read before.
-            '<script type="text/plain" id="plotly-program"></script>',
-            *(f'<script defer src="/assets/{name}"></script>' for name in ("plotly.js", "page.js", "live.js")),
-            "</body>",
-            "</html>",
-            "",
-        ]
+def _document(title: str, kind: str, body: Markup, address: str = "/") -> str:
+    return rendered(
+        "live.html", title=title, kind=kind, body=body, api=f"/api{address}", seconds=LIVE_SECONDS, version=__version__
     )

@@ -32,10 +32,11 @@ from tomat.base.reporting import console, counted, to_jsonable
 from tomat.base.storage import explaining_storage
 from tomat.report.dashboard.listing import Listing, RunRow, own_path
 from tomat.report.dashboard.live import LiveLogs, drawn_curves
-from tomat.report.dashboard.pages import order_of, run_page, runs_page, shown_of
-from tomat.report.html.document import POLICY, asset
+from tomat.report.dashboard.pages import facts_of, order_of, run_page, runs_page
+from tomat.report.html.document import POLICY
 from tomat.report.html.plotly_program import ALWAYS, plotly_program
-from tomat.report.html.tables import facts
+from tomat.report.html.tables import facts_html
+from tomat.report.html.templates import asset
 from tomat.train.runs.record import find_runs
 
 LOOPBACK = "127.0.0.1"
@@ -106,7 +107,7 @@ def make_app(place: str, *, host: str = LOOPBACK, token: str | None = None) -> S
         row = find(request)
         if row is None:
             return JSONResponse({"error": "no such run"}, 404)
-        found = {"run": to_jsonable(row.to_dict()), "shown_html": facts(shown_of(row))}
+        found = {"run": to_jsonable(row.to_dict()), "shown_html": facts_html(facts_of(row))}
         version, metrics = logs.of(row.url).read()
         if version != request.query_params.get("seen"):
             found |= {"version": version, "order": order_of(metrics), "curves": drawn_curves(metrics)}

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
+from tomat.base.report.formats import number
+from tomat.base.report.formats import share as percent
+from tomat.base.report.model import Column, Report, Section, Table
 from tomat.perf.plan.calibration import SHARES, Calibration, CalibrationRow
-from tomat.report.html.document import Figure, Page, Section, equality, label, paragraph
-from tomat.report.html.tables import Column, number, percent, table
+from tomat.report.html.document import Figure, equality, label, paragraph
 
 Pair = tuple[str, float, float, float]
 """Name, planned, measured, and the fraction by which the plan may be off."""
 
 
-def calibration_page(path: Path) -> Page:
+def calibration_page(path: Path) -> Report:
     """The page of a `calibration.json`.
 
     Raises:
@@ -39,10 +42,11 @@ def calibration_page(path: Path) -> Page:
         Section("Memory", tuple(_compared(memory, "HBM of a device", "GiB"))),
         Section("All figures", (_table(rows),)),
     )
-    return Page("Plans and measurements", "calibration", (lead,), sections, {"rows": len(rows), "steps": len(steps)})
+    figures = {"rows": len(rows), "steps": len(steps)}
+    return Report("Plans and measurements", (Section("", (lead,)), *sections), "calibration", figures)
 
 
-def _compared(pairs: Sequence[Pair], what: str, unit: str) -> Iterator[str | Figure]:
+def _compared(pairs: Sequence[Pair], what: str, unit: str) -> Iterator[Any]:
     if not pairs:
         yield paragraph("No row has both.")
         return
@@ -79,7 +83,7 @@ def _compared(pairs: Sequence[Pair], what: str, unit: str) -> Iterator[str | Fig
     yield Figure(f"Planned against measured: {what}", traces, layout, said, 400)
 
 
-def _table(rows: Sequence[CalibrationRow]) -> str:
+def _table(rows: Sequence[CalibrationRow]) -> Table:
     columns = [
         Column("measured"),
         Column("slice"),
@@ -111,4 +115,4 @@ def _table(rows: Sequence[CalibrationRow]) -> str:
                 "; ".join(f"{key}: {why}" for key, why in row.doubted.items()),
             )
         )
-    return table("Measurements on record, and their plans", [*columns, Column("source"), Column("doubted")], body)
+    return Table("Measurements on record, and their plans", [*columns, Column("source"), Column("doubted")], body)

@@ -1,14 +1,13 @@
-"""Charts of a step: its operations by module and by kind, as boxes of their time, and under the roofs of the chip."""
+"""Charts of a step that only plotly draws: its operations by module and by kind, as boxes of their time."""
 
 from __future__ import annotations
 
-import math
 import re
 from typing import Any
 
 from tomat.perf.profile.breakdown import Breakdown, OpRow
 from tomat.report.html.document import Figure, label
-from tomat.report.pages.figures import COLOURS
+from tomat.report.step import COLOURS
 
 PLUMBING = ("while", "body", "cond", "rematted_computation", "checkpoint", "closed_call", "eval_jaxpr", "shard_map")
 """Scopes that JAX makes and that say nothing of the model."""
@@ -122,74 +121,3 @@ def _said(breakdown: Breakdown, small: int, words: str) -> str:
     top = ", ".join(f"{op.name} {100 * breakdown.group(op.name, [op]).share:.1f} %" for op in breakdown.top(3))
     short = f" {small:,} operations below {100 * LEAST_DRAWN:g} % are drawn together." if small else ""
     return f"{words} A click opens a box. Longest operations: {top}.{short} The tables have all of it."
-
-
-def _of_roofs(breakdown: Breakdown, op: OpRow) -> tuple[float, float]:
-    """What an operation reaches of both peaks."""
-    row = breakdown.group(op.name, [op])
-    return row.flops_fraction or 0.0, row.bandwidth_fraction or 0.0
-
-
-def roofline(breakdown: Breakdown) -> Figure | None:
-    """Operations by intensity and rate under the two roofs; None where the chip's peaks are not known."""
-    peak, bandwidth = breakdown.roofs.peak_flops_per_second, breakdown.roofs.peak_hbm_bytes_per_second
-    timed = [op for op in breakdown.ops if op.flops and op.hbm_bytes is not None and op.seconds > 0]
-    if not peak or not bandwidth or not timed:
-        return None
-    ridge = peak / bandwidth
-    intensities = [op.flops / op.hbm_bytes for op in timed if op.flops and op.hbm_bytes]
-    edge = 10 * max([10 * ridge, *intensities])
-    low = min([ridge / 100, *intensities])
-    traces: list[dict[str, Any]] = [
-        {
-            "type": "scatter",
-            "mode": "lines",
-            "name": "roofs",
-            "x": [low, ridge, edge],
-            "y": [low * bandwidth, peak, peak],
-            "line": {"color": "#8a929b", "width": 2},
-            "hoverinfo": "skip",
-        }
-    ]
-    others = {str(op.operands): breakdown.roofs.peak_of(op.operands) for op in timed}
-    for operands, other in sorted(others.items()):
-        if other and other != peak:
-            line = {"color": "#8a929b", "width": 2, "dash": "dot"}
-            x, y = [ridge, other / bandwidth, edge], [peak, other, other]
-            name = f"{operands} products"
-            traces.append({"type": "scatter", "mode": "lines", "name": name, "x": x, "y": y, "line": line})
-    for kind in sorted({str(op.category) for op in timed}):
-        mine = [op for op in timed if op.category == kind]
-        # Area says the share of the step; the least is as large as a pointer can hit.
-        sizes = [max(5.0, 90 * math.sqrt(op.seconds / breakdown.step_seconds)) for op in mine]
-        traces.append(
-            {
-                "type": "scatter",
-                "mode": "markers",
-                "name": kind,
-                "x": [(op.flops or 0) / op.hbm_bytes if op.hbm_bytes else edge for op in mine],
-                "y": [(op.flops or 0) / op.seconds for op in mine],
-                "text": [label(op.name) for op in mine],
-                "customdata": [[1e3 * op.seconds, op.seconds / breakdown.step_seconds] for op in mine],
-                "marker": {"size": sizes, "color": COLOURS[kind], "opacity": 0.75, "line": {"width": 0.5}},
-                "hovertemplate": "%{text}<br>%{customdata[0]:.4f} ms, %{customdata[1]:.2%} of the "
-                "step<br>%{x:.3g} FLOP a byte, %{y:.3s}FLOP/s<extra></extra>",
-            }
-        )
-    layout = {
-        "xaxis": {
-            "type": "log",
-            "title": {"text": "FLOP a byte of HBM (right edge: none moved)"},
-            "exponentformat": "power",
-        },
-        "yaxis": {"type": "log", "title": {"text": "FLOP/s"}, "exponentformat": "SI"},
-        "legend": {"orientation": "h", "y": -0.22},
-    }
-    near = [op for op in timed if max(_of_roofs(breakdown, op)) >= 0.5]
-    share = sum(op.seconds for op in near) / breakdown.step_seconds if breakdown.step_seconds else 0.0
-    said = (
-        f"{len(timed):,} operations of known work; those that reach half of a roof take {100 * share:.1f} % of "
-        f"the step. The roofs meet at {ridge:,.0f} FLOP a byte. Area is the share of the step; the table below has "
-        "both shares of peak."
-    )
-    return Figure("Operations against the chip's roofs", traces, layout, said, 480)

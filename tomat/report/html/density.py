@@ -17,6 +17,8 @@ import numpy as np
 
 from tomat.base.errors import TomatError
 from tomat.base.layout import PREDICTED_DENSITY, REFERENCE_DENSITY
+from tomat.base.report.formats import number, share, significant
+from tomat.base.report.model import Column, Note, Section, Table
 from tomat.data.density.elements import covalent_radius_a, symbol_of
 from tomat.data.density.grid import DensityGrid
 from tomat.data.density.io import open_density
@@ -24,8 +26,8 @@ from tomat.data.density.rules import ReadRules
 from tomat.predict.evaluation.difference import compare_densities
 from tomat.predict.evaluation.metrics import nmae
 from tomat.predict.evaluation.picture import NEAR_PLANE_A, most_structured_plane
-from tomat.report.html.document import Section, details, json_script, paragraph, text, typed
-from tomat.report.html.tables import Column, number, percent, significant, table
+from tomat.report.html.document import details, json_script, typed
+from tomat.report.html.templates import rendered
 
 MOST_VOXELS = 340_000
 """Of all grids of a page together: float32 in base 64 are 5.3 bytes each, 1.8 of the page's 8 MB."""
@@ -40,6 +42,14 @@ NOTHING_KEPT = (
     "evaluation.picture). "
     "Predict one with `tomat predict --run RUN`, and give the output to `tomat page`."
 )
+
+
+PANELS = {
+    "density": "Density",
+    "reference": "Reference",
+    "prediction": "Prediction",
+    "difference": "Prediction minus reference",
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,15 +94,15 @@ def kept_density_section(run_url: str) -> Section:
     folder = Path(run_url)
     paths = [folder / REFERENCE_DENSITY, folder / PREDICTED_DENSITY]
     if "://" in run_url:
-        return Section(heading, (paragraph("Densities of a run in a bucket are not fetched; give its local folder."),))
+        return Section(heading, ("Densities of a run in a bucket are not fetched; give its local folder.",))
     if not all(path.is_file() for path in paths):
-        return Section(heading, (paragraph(NOTHING_KEPT),))
+        return Section(heading, (NOTHING_KEPT,))
     reference, prediction = (open_density(path, rules=LOOKED_AT) for path in paths)
     shown = beside(f"{reference.formula}, held out of the training", prediction, reference)
-    return Section(heading, densities_html([shown]))
+    return Section(heading, density_parts([shown]))
 
 
-def densities_html(shown: Sequence[ShownDensity]) -> tuple[str, ...]:
+def density_parts(shown: Sequence[ShownDensity]) -> list[Any]:
     """Figures of densities, one at a time where there are several, with what they say in tables.
 
     Raises:
@@ -111,16 +121,17 @@ def densities_html(shown: Sequence[ShownDensity]) -> tuple[str, ...]:
                 f"1 of {one.density.rho.size / thinned[0].size:.3g} (linear interpolation); figures are of all points."
             )
         notes += [f"{one.name}: {one.note}"] if one.note else []
-    panels = ["density"] if all(one.reference is None for one in shown) else ["reference", "prediction", "difference"]
-    payload = {"items": items, "near_plane_a": NEAR_PLANE_A}
-    parts = [
+    compared = any(one.reference is not None for one in shown)
+    panels = ("reference", "prediction", "difference") if compared else ("density",)
+    names = [one.name for one in shown]
+    viewer = rendered("density.html", names=names, panels={name: PANELS[name] for name in panels}, near=NEAR_PLANE_A)
+    return [
         _figures_table(shown),
-        f'<div data-density="density-data">{_controls(shown, panels)}{_panels(panels)}</div>',
-        json_script("density-data", payload),
-        *(f'<p class="note">{text(note)}</p>' for note in notes),
-        details("Cells and atoms as tables", "".join(_crystal_tables(one) for one in shown)),
+        viewer,
+        json_script("density-data", {"items": items, "near_plane_a": NEAR_PLANE_A}),
+        *map(Note, notes),
+        details("Cells and atoms as tables", *(table for one in shown for table in _crystal_tables(one))),
     ]
-    return tuple(parts)
 
 
 def coarser(values: np.ndarray, most: int) -> np.ndarray:
@@ -169,62 +180,7 @@ def _item(one: ShownDensity, thinned: Sequence[np.ndarray]) -> dict[str, Any]:
     }
 
 
-def _controls(shown: Sequence[ShownDensity], panels: Sequence[str]) -> str:
-    choice = ""
-    if len(shown) > 1:
-        options = "".join(f'<option value="{i}">{text(one.name)}</option>' for i, one in enumerate(shown))
-        choice = f'<label>Material <select data-role="item">{options}</select></label>'
-    axes = "".join(
-        f'<label><input type="radio" name="density-axis" data-role="axis" value="{i}"{" checked" if i == 2 else ""}> '
-        f"{name}</label>"
-        for i, name in enumerate("abc")
-    )
-    difference = (
-        '<label>Surfaces of the difference <output data-role="difference-said"></output>'
-        '<input type="range" data-role="difference-level" min="0.02" max="0.98" step="0.01" value="0.35"></label>'
-        if "difference" in panels
-        else ""
-    )
-    return (
-        f'<div class="controls">{choice}<fieldset><legend>Slice across</legend>{axes}</fieldset>'
-        '<label>Slice <output data-role="plane-said"></output>'
-        '<input type="range" data-role="plane" min="0" max="0" step="1" value="0"></label>'
-        '<label>Surface of equal density <output data-role="level-said"></output>'
-        '<input type="range" data-role="level" min="0.02" max="0.98" step="0.01" value="0.5"></label>'
-        f"{difference}</div>"
-    )
-
-
-def _panels(panels: Sequence[str]) -> str:
-    words = {
-        "density": "Density",
-        "reference": "Reference",
-        "prediction": "Prediction",
-        "difference": "Prediction minus reference",
-    }
-    drawn = "".join(
-        f"<figure><figcaption>{words[name]}, e/Å³</figcaption>"
-        f'<div class="plot slice" data-panel="{name}" role="img" aria-label="{words[name]}: values on the chosen '
-        f'slice">'
-        f'</div><div class="plot volume" data-panel="{name}" role="img" '
-        f'aria-label="{words[name]}: the cell with its atoms and a surface of equal values"></div></figure>'
-        for name in panels
-    )
-    if "difference" in panels:
-        said = (
-            f"Above a slice through the cell, with the atoms within {NEAR_PLANE_A:g} Å of it; below the cell, with a "
-            "surface of equal density and the slice's outline. Colours of densities are on a square-root scale, one "
-            "for reference and prediction. Of the difference, blue is below the reference and red above it."
-        )
-    else:
-        said = (
-            f"A slice through the cell, with the atoms within {NEAR_PLANE_A:g} Å of it, in colours on a square-root "
-            "scale; then the cell, with a surface of equal density and the slice's outline."
-        )
-    return f'<div class="panels">{drawn}</div><p class="summary">{said} Arrow keys move the sliders.</p>'
-
-
-def _figures_table(shown: Sequence[ShownDensity]) -> str:
+def _figures_table(shown: Sequence[ShownDensity]) -> Table:
     """Figures of every density, of all of its points."""
     columns = [
         Column("material"),
@@ -235,7 +191,7 @@ def _figures_table(shown: Sequence[ShownDensity]) -> str:
         Column("mean e/Å³", significant()),
         Column("largest e/Å³", significant()),
     ]
-    rows: list[list[object]] = []
+    rows: list[list[Any]] = []
     for one in shown:
         grid = one.density
         low, high = float(grid.rho.min()), float(grid.rho.max())
@@ -251,13 +207,13 @@ def _figures_table(shown: Sequence[ShownDensity]) -> str:
         columns += [
             Column("electrons of the reference", number(4)),
             Column("its largest e/Å³", significant()),
-            Column("NMAE", percent),
+            Column("NMAE", share),
         ]
         rows = [[*row, *[None] * (len(columns) - len(row))] for row in rows]
-    return table("Figures of all points of the grids", columns, rows)
+    return Table("Figures of all points of the grids", columns, rows)
 
 
-def _crystal_tables(one: ShownDensity) -> str:
+def _crystal_tables(one: ShownDensity) -> list[Table]:
     grid = one.density
     lattice = [(name, *map(float, row)) for name, row in zip("abc", grid.lattice, strict=True)]
     sides = [Column("vector"), *(Column(f"{axis}, A", number(6)) for axis in "xyz")]
@@ -266,9 +222,10 @@ def _crystal_tables(one: ShownDensity) -> str:
         for place, z, coords in zip(itertools.count(1), grid.atomic_numbers.tolist(), grid.frac_coords, strict=False)
     ]
     heads = [Column("atom", number(0)), Column("element"), *(Column(f"along {axis}", number(6)) for axis in "abc")]
-    return table(f"Cell of {one.name}", sides, lattice) + table(
-        f"Atoms of {one.name}, in shares of the cell", heads, atoms
-    )
+    return [
+        Table(f"Cell of {one.name}", sides, lattice),
+        Table(f"Atoms of {one.name}, in shares of the cell", heads, atoms),
+    ]
 
 
 def _sides(shape: Sequence[int]) -> str:

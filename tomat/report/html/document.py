@@ -8,20 +8,23 @@ from __future__ import annotations
 
 import base64
 import html
-import importlib.resources
 import json
-import re
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from markupsafe import Markup
 
 from tomat import __version__
 from tomat.base.errors import TomatError
+from tomat.base.report.model import Chart, Facts, Items, Lines, Note, Quoted, Report, Series, Table
 from tomat.base.reporting import readable_bytes, to_jsonable, write_text
 from tomat.report.html.plotly_program import ALWAYS, plotly_program
+from tomat.report.html.tables import facts_html, table_html
+from tomat.report.html.templates import asset, prose, rendered
 
 MOST_BYTES = 8_000_000
 """Of a page. plotly's program is 1.0 to 1.7 MB of it."""
@@ -58,34 +61,6 @@ class Figure:
     """Whether the page offers a logarithmic scale of its values."""
 
 
-@dataclass(frozen=True)
-class Section:
-    """What stands under one heading."""
-
-    heading: str
-    parts: tuple[str | Figure, ...]
-    """HTML, and figures."""
-
-
-@dataclass(frozen=True)
-class Page:
-    """A whole document."""
-
-    title: str
-    kind: str
-    """`run`, `plan`, ...: stands above the title."""
-    lead: tuple[str, ...]
-    """HTML before the first heading."""
-    sections: tuple[Section, ...]
-    figures: Mapping[str, Any] = field(default_factory=dict)
-    """For `--json`: what the page shows, in figures with units in their keys."""
-
-
-def text(value: object) -> str:
-    """Anything as HTML text: `<`, `&` and quotes escaped; also for attributes in double quotes."""
-    return html.escape(str(value), quote=True)
-
-
 def equality(top: float) -> dict[str, Any]:
     """The trace of a plot of two figures on which they are equal, from 0 to `top`."""
     return {
@@ -104,20 +79,15 @@ def label(value: object) -> str:
     return html.escape(str(value), quote=False)
 
 
-def prose(words: object) -> str:
-    """Plain text as HTML; what stands between backticks is code."""
-    return re.sub(r"`([^`\n]+)`", r"<code>\1</code>", text(words))
-
-
-def paragraph(words: object, kind: str = "") -> str:
+def paragraph(words: object, kind: str = "") -> Markup:
     """A paragraph of plain text; nothing of no words. `kind`: `note` or `warning`."""
-    css = f' class="{kind}"' if kind else ""
-    return f"<p{css}>{prose(words)}</p>" if str(words) else ""
+    css = Markup(' class="{}"').format(kind) if kind else ""
+    return Markup("<p{}>{}</p>").format(css, prose(words)) if str(words) else Markup("")
 
 
-def details(summary: str, content: str) -> str:
-    """HTML that opens on a click or a key."""
-    return f"<details><summary>{text(summary)}</summary>{content}</details>"
+def details(summary: str, *parts: Any) -> Markup:
+    """Parts that open on a click or a key."""
+    return Markup("<details><summary>{}</summary>{}</details>").format(summary, parts_html(parts))
 
 
 def typed(values: np.ndarray | Sequence[float]) -> dict[str, Any]:
@@ -133,104 +103,144 @@ def typed(values: np.ndarray | Sequence[float]) -> dict[str, Any]:
     return found if array.ndim == 1 else found | {"shape": ", ".join(map(str, array.shape))}
 
 
-def json_script(name: str, value: Any) -> str:
+def json_script(name: str, value: Any) -> Markup:
     """Data in the page, found by the name. No text in it can end the element: `<` is written as its escape."""
     body = json.dumps(to_jsonable(value), separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
-    return f'<script type="application/json" id="{text(name)}">{body}</script>'
+    return Markup('<script type="application/json" id="{}">{}</script>').format(name, Markup(body))
 
 
-def page_html(page: Page) -> str:
+def parts_html(parts: Sequence[Any]) -> Markup:
+    """Parts of a report; `Markup` as it is. What a page shows besides, it does by plotly's figures."""
+    return Markup("\n").join(_part_html(part) for part in parts)
+
+
+def _part_html(part: Any) -> Markup:
+    match part:
+        case Markup():
+            return part
+        case str():
+            return paragraph(part)
+        case Quoted(text):
+            return Markup("<p>{}</p>").format(text)
+        case Note(text, warning):
+            return paragraph(text, "warning" if warning else "note")
+        case Items(texts):
+            return Markup("<ul>{}</ul>").format(Markup("").join(Markup("<li>{}</li>").format(prose(t)) for t in texts))
+        case Lines(text):
+            return Markup("<pre>{}</pre>").format(text)
+        case Facts():
+            return facts_html(part)
+        case Table():
+            return table_html(part)
+    raise TypeError(f"a page cannot show a {type(part).__name__}")
+
+
+def page_html(report: Report) -> str:
     """The document.
 
     Raises:
         TomatError: It would be larger than `MOST_BYTES`.
     """
-    contents, body, number, kinds = [], [], 0, {ALWAYS}
-    for place, section in enumerate(page.sections, 1):
-        anchor = f"section-{place}"
-        contents.append(f'<li><a href="#{anchor}">{text(section.heading)}</a></li>')
-        body.append(f'<section id="{anchor}" aria-labelledby="{anchor}-h">')
-        body.append(f'<h2 id="{anchor}-h">{text(section.heading)}</h2>')
+    sections, n_figures, kinds = [], 0, {ALWAYS}
+    for place, section in enumerate(report.sections, 1):
+        parts = []
         for part in section.parts:
-            if isinstance(part, Figure):
-                number += 1
-                kinds |= {trace.get("type", ALWAYS) for trace in part.data}
-                body.append(_figure_html(f"figure-{number}", part))
-            else:
-                body.append(part)
-        body.append("</section>")
-    density = any("data-density" in part for part in body)
+            figure = plotly_figure(part) if isinstance(part, Chart) else part
+            if isinstance(figure, Figure):
+                n_figures += 1
+                kinds |= {trace.get("type", ALWAYS) for trace in figure.data}
+                figure = _figure_html(f"figure-{n_figures}", figure)
+            parts.append(figure)
+        sections.append({"place": place, "heading": section.heading, "html": parts_html(parts)})
+    density = any("data-density" in section["html"] for section in sections)
     kinds |= set(DENSITY_KINDS if density else ())
-    written = "\n".join(
-        [
-            "<!doctype html>",
-            '<html lang="en">',
-            "<head>",
-            '<meta charset="utf-8">',
-            f'<meta http-equiv="Content-Security-Policy" content="{text(POLICY)}">',
-            '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            '<meta name="color-scheme" content="light dark">',
-            f"<title>{text(page.title)} - tomat {text(page.kind)}</title>",
-            f"<style>\n{asset('page.css')}</style>",
-            "</head>",
-            "<body>",
-            '<a class="skip" href="#content">Skip to the content</a>',
-            "<header>",
-            f'<div><p class="kind">tomat {text(page.kind)}</p><h1>{text(page.title)}</h1></div>',
-            '<button type="button" id="theme" aria-live="polite">Dark</button>',
-            "</header>",
-            f'<nav aria-label="Sections"><ul>{"".join(contents)}</ul></nav>',
-            '<main id="content">',
-            *page.lead,
-            *body,
-            "</main>",
-            f"<footer><p>Written by tomat {text(__version__)}. The page holds all that it shows and loads nothing.</p>",
-            "</footer>",
-            _script("page.js"),
-            *([_script(name) for name in DENSITY_PROGRAMS] if density else []),
-            f'<script type="text/plain" id="plotly-program">\n{plotly_program(frozenset(kinds))}\n</script>',
-            "</body>",
-            "</html>",
-            "",
-        ]
+    written = rendered(
+        "standalone.html",
+        title=report.title,
+        kind=report.kind,
+        sections=sections,
+        policy=POLICY,
+        style=Markup(asset("page.css")),
+        version=__version__,
+        programs=[Markup(asset(name)) for name in ("page.js", *(DENSITY_PROGRAMS if density else ()))],
+        plotly=Markup(plotly_program(frozenset(kinds))),
     )
     size = len(written.encode("utf-8", errors="backslashreplace"))
     if size > MOST_BYTES:
         raise TomatError(
-            f"the page of {page.title} would have {readable_bytes(size)}, more than the "
+            f"the page of {report.title} would have {readable_bytes(size)}, more than the "
             f"{readable_bytes(MOST_BYTES)} that a browser opens at once; give less of it."
         )
-    return written
+    return str(written)
 
 
-def write_page(path: Path, page: Page) -> int:
+def write_page(path: Path, report: Report) -> int:
     """Write the document in one step; returns its bytes.
 
     Raises:
         TomatError: It is too large, or the file cannot be written. Nothing is written then.
     """
-    written = page_html(page)
-    write_text(path, written)
+    write_text(path, page_html(report))
     return path.stat().st_size
 
 
-def asset(name: str) -> str:
-    """A file of `assets/`: the page's style and its own programs."""
-    return (importlib.resources.files("tomat.report.html") / "assets" / name).read_text(encoding="utf-8")
+def plotly_figure(chart: Chart) -> Figure:
+    """A chart as plotly draws it."""
+    traces = [trace for series in chart.series for trace in [_trace(series, chart)]]
+    layout: dict[str, Any] = {
+        name: {"title": {"text": label(axis.label)}, **({"type": "log", "exponentformat": "power"} if axis.log else {}),
+               **({"rangemode": "tozero"} if axis.from_zero else {})}
+        for name, axis in (("xaxis", chart.x), ("yaxis", chart.y))
+    }  # fmt: skip
+    layout |= {"showlegend": sum(series.named for series in chart.series) > 1}
+    layout["legend"] = {"orientation": "h", "y": -0.25, "traceorder": "normal"}
+    if any(series.mark == "bar" for series in chart.series):
+        layout |= {"barmode": "stack", "yaxis": {"visible": False}}
+    return Figure(chart.title, traces, layout, chart.summary, round(80 * chart.size[1]), chart.scales)
 
 
-def _script(name: str) -> str:
-    return f"<script>\n{asset(name)}</script>"
+def _trace(series: Series, chart: Chart) -> dict[str, Any]:
+    common: dict[str, Any] = {"name": label(series.name), "showlegend": series.named}
+    colour = {"color": series.colour} if series.colour else {}
+    if series.mark == "histogram":
+        return common | {"type": "histogram", "x": list(series.x), "nbinsx": 40, "marker": colour}
+    if series.mark == "bar":
+        hover = f"{label(series.name)}: %{{x:.2f}}<extra></extra>"
+        return common | {"type": "bar", "orientation": "h", "x": list(series.x), "y": [""], "marker": colour,
+                         "hovertemplate": hover}  # fmt: skip
+    marker = colour | {"size": 5}
+    if series.areas:
+        # Area says the share; the least is as large as a pointer can hit.
+        marker |= {"size": [max(5.0, 90 * math.sqrt(area)) for area in series.areas], "opacity": 0.75,
+                   "line": {"width": 0.5}}  # fmt: skip
+    line = colour | {"width": 1 if series.faint else 1.6} | ({"dash": "dot"} if series.dotted else {})
+    modes = {"line": "lines", "points": "markers", "both": "lines+markers"}
+    trace = common | {"type": "scatter", "mode": modes[series.mark], "x": values(series.x), "y": values(series.y)}
+    trace |= {"marker": marker} if series.mark != "line" else {}
+    trace |= {"line": line} if series.mark != "points" else {}
+    trace |= {"opacity": 0.3} if series.faint else {}
+    if series.texts:
+        trace |= {"text": [label(text) for text in series.texts], "hovertemplate": "%{text}<extra></extra>"}
+    return trace
 
 
-def _figure_html(name: str, figure: Figure) -> str:
-    scale = (
-        f'<label class="scale"><input type="checkbox" data-log="{name}"> logarithmic</label>' if figure.scales else ""
-    )
-    return (
-        f'<figure class="drawn"><figcaption><b>{text(figure.title)}</b>{scale}</figcaption>'
-        f'<div class="plot" id="{name}" data-figure="{name}-data" style="height:{figure.height}px" role="img" '
-        f'aria-label="{text(figure.title)}. {text(figure.summary)}"></div>'
-        f'<p class="summary">{prose(figure.summary)}</p>'
-        f"{json_script(f'{name}-data', {'data': figure.data, 'layout': figure.layout})}</figure>"
+def values(given: Any) -> Any:
+    """Values of a trace: of an array its bytes, which is shorter."""
+    return typed(given) if isinstance(given, np.ndarray) else list(given)
+
+
+def _figure_html(name: str, figure: Figure) -> Markup:
+    scale = Markup('<label class="scale"><input type="checkbox" data-log="{}"> logarithmic</label>').format(name)
+    return Markup(
+        '<figure class="drawn"><figcaption><b>{title}</b>{scale}</figcaption>'
+        '<div class="plot" id="{name}" data-figure="{name}-data" style="height:{height}px" role="img" '
+        'aria-label="{title}. {summary}"></div><p class="summary">{prose}</p>{data}</figure>'
+    ).format(
+        title=figure.title,
+        scale=scale if figure.scales else "",
+        name=name,
+        height=figure.height,
+        summary=figure.summary,
+        prose=prose(figure.summary),
+        data=json_script(f"{name}-data", {"data": figure.data, "layout": figure.layout}),
     )

@@ -10,12 +10,12 @@ import fsspec
 from tomat.base.documents import read_json
 from tomat.base.errors import TomatError
 from tomat.base.layout import CONFIG_FILE, HTML_FILE
+from tomat.base.report.model import Report
 from tomat.base.storage import explaining_storage
 from tomat.data.density.rules import ReadRules
 from tomat.perf.plan.calibration import RECORD_FILE as CALIBRATION_FILE
 from tomat.predict.inference.folder import LINES_FILE
 from tomat.report.html.density import LOOKED_AT
-from tomat.report.html.document import Page
 
 EXPECTED = (
     "a run's folder or URL, a JSON of `tomat plan` or `tomat profile`, a trace or compiled program, a record of "
@@ -40,7 +40,7 @@ def page_of(
     reference: str | None = None,
     device_kind: str | None = None,
     rules: ReadRules | None = None,
-) -> Page:
+) -> Report:
     """The page of whatever `target` is.
 
     Args:
@@ -72,7 +72,7 @@ def page_of(
     return _step_or_sweep(target, path, device_kind)
 
 
-def _step_or_sweep(target: str, path: Path, device_kind: str | None) -> Page:
+def _step_or_sweep(target: str, path: Path, device_kind: str | None) -> Report:
     from tomat.perf.profile.load import load_breakdown
     from tomat.report.html.step import breakdown_page, unfit_page
 

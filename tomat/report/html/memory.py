@@ -2,30 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from typing import Any
 
+from tomat.base.report.formats import number
+from tomat.base.report.model import Column, Facts, Table
 from tomat.base.reporting import readable_bytes
 from tomat.perf.cost.buffers import Buffer
 from tomat.perf.cost.memory import MemoryReport
-from tomat.report.html.document import Figure, Section, label, paragraph
-from tomat.report.html.tables import Column, facts, number, table
+from tomat.report.html.document import Figure, label
 
 GIB = 2**30
 MIB = 2**20
 
 
-def memory_section(memory: MemoryReport | None, by_kind: Mapping[str, int]) -> Section:
-    """The section of a plan, or of a profile that knows only the kinds.
-
-    Args:
-        memory: Of a plan.
-        by_kind: Bytes by kind, where there is no plan.
-    """
-    if memory is None:
-        rows = [(name, size) for name, size in by_kind.items()]
-        return Section(
-            "Memory", (table("Memory of a device", (Column("kind"), Column("MiB", number(1, 1 / MIB))), rows),)
-        )
+def memory_parts(memory: MemoryReport) -> list[Any]:
+    """Whether a plan fits, what its memory is made of, and what is live when most of it is used."""
     over = -memory.headroom_bytes
     said = {
         "verdict": "fits" if memory.fits else f"does not fit: {readable_bytes(over)} too much",
@@ -38,16 +30,14 @@ def memory_section(memory: MemoryReport | None, by_kind: Mapping[str, int]) -> S
         "live at the peak": _bytes(memory.peak_bytes),
         "holes in the heap": _bytes(memory.fragmentation_bytes),
     }
-    parts: list[str | Figure] = [facts(said)]
+    parts: list[Any] = [Facts(said)]
     if memory.timeline:
         parts.append(_timeline(memory))
     elif memory.fits:
-        parts.append(
-            paragraph("The plan does not hold its memory over the schedule: an earlier tomat made it. Plan again.")
-        )
+        parts.append("The plan does not hold its memory over the schedule: an earlier tomat made it. Plan again.")
     if memory.largest:
         parts += [_peak(memory), _buffers(memory.largest, memory.largest_are)]
-    return Section("Memory", tuple(parts))
+    return parts
 
 
 def _bytes(count: int | None) -> str | None:
@@ -117,7 +107,7 @@ def _peak(memory: MemoryReport) -> Figure:
     )
 
 
-def _buffers(buffers: Sequence[Buffer], caption: str) -> str:
+def _buffers(buffers: Sequence[Buffer], caption: str) -> Table:
     heads = (
         Column("buffer"),
         Column("MiB", number(2, 1 / MIB)),
@@ -130,4 +120,4 @@ def _buffers(buffers: Sequence[Buffer], caption: str) -> str:
         (f"{i}. {b.instruction or b.opcode}", b.hbm_bytes, b.logical_bytes, b.shape, b.op_name, b.source)
         for i, b in enumerate(buffers, 1)
     ]
-    return table(f"Largest buffers, {caption}", heads, rows)
+    return Table(f"Largest buffers, {caption}", heads, rows)

@@ -8,14 +8,14 @@ from typing import Any
 
 from tomat.base.documents import is_figure
 from tomat.base.errors import TomatError
+from tomat.base.report.formats import number, share
+from tomat.base.report.model import Column, Report, Section, Table
 from tomat.data.density.find import find_densities
 from tomat.data.density.grid import DensityGrid
 from tomat.data.density.io import open_density
 from tomat.data.density.rules import ReadRules
 from tomat.predict.inference.folder import LINES_FILE, read_line
-from tomat.report.html.density import LOOKED_AT, ShownDensity, beside, densities_html
-from tomat.report.html.document import Page, Section, paragraph
-from tomat.report.html.tables import Column, number, percent, table
+from tomat.report.html.density import LOOKED_AT, ShownDensity, beside, density_parts
 
 MOST_SHOWN = 8
 """Densities that a page of a folder draws: more would each be on too coarse a grid."""
@@ -23,7 +23,7 @@ UNREADABLE = ("qe",)
 """Formats of `tomat predict` that tomat does not read by name."""
 
 
-def density_page(path: str, reference: str | None = None, rules: ReadRules = LOOKED_AT) -> Page:
+def density_page(path: str, reference: str | None = None, rules: ReadRules = LOOKED_AT) -> Report:
     """The page of one file of a density.
 
     Args:
@@ -37,11 +37,11 @@ def density_page(path: str, reference: str | None = None, rules: ReadRules = LOO
     density = open_density(path, _name(path), rules)
     other = open_density(reference, _name(reference), rules) if reference is not None else None
     shown = beside(density.material_id, density, other)
-    lead = paragraph(f"{path}" + (f", against {reference}." if reference is not None else "."))
-    return _page(density.material_id, "density" if other is None else "prediction", [shown], (lead,), ())
+    lead = f"{path}, against {reference}." if reference is not None else f"{path}."
+    return _page(density.material_id, "density" if other is None else "prediction", [shown], [lead], ())
 
 
-def predictions_page(folder: Path, reference: str | None = None, rules: ReadRules = LOOKED_AT) -> Page:
+def predictions_page(folder: Path, reference: str | None = None, rules: ReadRules = LOOKED_AT) -> Report:
     """The page of a folder of predictions.
 
     Args:
@@ -63,22 +63,21 @@ def predictions_page(folder: Path, reference: str | None = None, rules: ReadRule
         density = open_density(path, name, rules)
         shown.append(beside(name, density, references.get(name)))
     said = f"{len(done):,} predicted, {len(lines) - len(done):,} failed; {folder}."
-    lead = [paragraph(said)]
+    lead = [said]
     if len(chosen) > MOST_SHOWN:
         lead.append(
-            paragraph(
-                f"The first {MOST_SHOWN} are drawn. A page of another one: "
-                f"`tomat page {folder / str(chosen[MOST_SHOWN]['output'])}`."
-            )
+            f"The first {MOST_SHOWN} are drawn. A page of another one: "
+            f"`tomat page {folder / str(chosen[MOST_SHOWN]['output'])}`."
         )
     if not shown:
-        lead.append(paragraph("None of them is in a format that tomat reads as a density, so that none is drawn."))
-    return _page(folder.resolve().name, "prediction", shown, tuple(lead), (_lines_table(lines),))
+        lead.append("None of them is in a format that tomat reads as a density, so that none is drawn.")
+    return _page(folder.resolve().name, "prediction", shown, lead, (_lines_table(lines),))
 
 
-def _page(title: str, kind: str, shown: Sequence[ShownDensity], lead: tuple[str, ...], after: Sequence[str]) -> Page:
-    sections = [Section("Density", densities_html(shown))] if shown else []
-    sections += [Section("All structures", tuple(after))] if after else []
+def _page(title: str, kind: str, shown: Sequence[ShownDensity], lead: Sequence[str], after: Sequence[Table]) -> Report:
+    sections = [Section("", lead)]
+    sections += [Section("Density", density_parts(shown))] if shown else []
+    sections += [Section("All structures", after)] if after else []
     figures = {
         "densities": [
             {
@@ -90,7 +89,7 @@ def _page(title: str, kind: str, shown: Sequence[ShownDensity], lead: tuple[str,
             for one in shown
         ]
     }
-    return Page(title, kind, lead, tuple(sections), figures)
+    return Report(title, sections, kind, figures)
 
 
 def _name(path: str) -> str:
@@ -126,7 +125,7 @@ def _lines(path: Path) -> list[Mapping[str, Any]]:
     return list(lines.values())
 
 
-def _lines_table(lines: Sequence[Mapping[str, Any]]) -> str:
+def _lines_table(lines: Sequence[Mapping[str, Any]]) -> Table:
     heads = (
         Column("name"),
         Column("formula"),
@@ -135,7 +134,7 @@ def _lines_table(lines: Sequence[Mapping[str, Any]]) -> str:
         Column("seconds", number(1)),
         Column("electrons", number(4)),
         Column("before scaling", number(4)),
-        Column("spread", percent),
+        Column("spread", share),
         Column("output"),
         Column("warnings"),
     )
@@ -158,4 +157,4 @@ def _lines_table(lines: Sequence[Mapping[str, Any]]) -> str:
                 str(line.get("error") or flags),
             )
         )
-    return table("Structures that were predicted", heads, rows)
+    return Table("Structures that were predicted", heads, rows)

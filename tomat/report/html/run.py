@@ -9,21 +9,23 @@ from typing import Any
 
 import fsspec
 import numpy as np
+from markupsafe import Markup
 
 from tomat.base.checked_json import parse_checked
 from tomat.base.documents import is_figure, mapping
 from tomat.base.errors import TomatError
 from tomat.base.layout import CONFIG_FILE, EVALUATION_FILE, METRICS_FILE, PROFILER_FOLDER
+from tomat.base.report.formats import number, share, significant
+from tomat.base.report.model import Code, Column, Facts, Note, Report, Section, Table
 from tomat.base.storage import explaining_storage
 from tomat.predict.evaluation.free_running import COLUMNS as FREE_RUNNING_COLUMNS
 from tomat.predict.evaluation.free_running import FREE_RUNNING
 from tomat.predict.evaluation.metrics import headline
 from tomat.predict.evaluation.result import COLUMNS, LABEL, TeacherForcedResult
 from tomat.report.html.density import kept_density_section
-from tomat.report.html.document import Figure, Page, Section, details, label, paragraph, typed
+from tomat.report.html.document import Figure, details, label, typed
 from tomat.report.html.metrics import Curve, Metrics, read_curves
 from tomat.report.html.recipe import flat, nearest_recipe
-from tomat.report.html.tables import Column, facts, number, percent, significant, table
 from tomat.report.html.thinning import BUCKETS, kept_points
 from tomat.train.runs.checkpoints import survey
 from tomat.train.runs.devices import devices_sentence, last_devices, ran_steps
@@ -37,7 +39,7 @@ UNITS = {"seconds": "s", "tokens_per_second": "tokens/s", "nats": "nats", "e_per
 FIGURE_HEIGHT = 240
 
 
-def run_page(run_url: str, checkpoints_url: str | None = None) -> Page:
+def run_page(run_url: str, checkpoints_url: str | None = None) -> Report:
     """The page of a run's folder or URL.
 
     Args:
@@ -55,9 +57,9 @@ def run_page(run_url: str, checkpoints_url: str | None = None) -> Page:
     whole, partial = survey(checkpoints_url or run_url, record.temporary_url)
     state, detail = run_state(record, metrics.steps_done, whole, time.time())
     evaluation = _evaluation(run_url)
-    lead = [paragraph(config.get("purpose") or "")]
+    lead: list[Any] = [str(config.get("purpose") or "")]
     if partial:
-        lead.append(paragraph(f"{len(partial)} of its newest checkpoints are not whole.", "warning"))
+        lead.append(Note(f"{len(partial)} of its newest checkpoints are not whole.", warning=True))
     total = record.total_steps
     shown = {
         "state": f"{state}: {detail}" if detail else state,
@@ -69,19 +71,19 @@ def run_page(run_url: str, checkpoints_url: str | None = None) -> Page:
         "traces, in xprof": _xprof_command(run_url),
     }
     sections = [
-        Section("State", (facts(shown | _headline(metrics, _ran_since(record, metrics))),)),
-        Section("Curves", tuple(_curves(metrics))),
+        Section("", lead),
+        Section("State", (Facts(shown | _headline(metrics, _ran_since(record, metrics))),)),
+        Section("Curves", _curves(metrics)),
         *_evaluation_sections(evaluation),
         kept_density_section(run_url),
-        Section("Configuration", tuple(_configuration(config))),
+        Section("Configuration", _configuration(config)),
     ]
     if events:
         sections.append(Section("History", (_history(events),)))
-    return Page(
+    return Report(
         record.name,
+        sections,
         "run",
-        tuple(part for part in lead if part),
-        tuple(sections),
         {
             "run": record.name,
             "state": state,
@@ -110,8 +112,8 @@ def _ran_since(record: RunRecord, metrics: Metrics) -> int:
     return ran[0]["step"] if ran else 0
 
 
-def _headline(metrics: Metrics, ran_since: int) -> dict[str, object]:
-    found: dict[str, object] = {}
+def _headline(metrics: Metrics, ran_since: int) -> dict[str, str]:
+    found: dict[str, str] = {}
     if TRAINING_LOSS in metrics.curves:
         losses = metrics.curves[TRAINING_LOSS].values
         found["training loss"] = f"{losses[0]:.4f} to {losses[-10:].mean():.4f} (mean of the last 10 steps)"
@@ -133,18 +135,17 @@ def _headline(metrics: Metrics, ran_since: int) -> dict[str, object]:
     return found
 
 
-def _curves(metrics: Metrics) -> list[str | Figure]:
+def _curves(metrics: Metrics) -> list[Any]:
     """Losses first; every other metric that changes as a small figure; a table of all."""
     if not metrics.curves:
-        return [paragraph(f"{METRICS_FILE} holds no line yet.")]
+        return [f"{METRICS_FILE} holds no line yet."]
     thinned = max(len(curve.values) for curve in metrics.curves.values())
-    parts: list[str | Figure] = []
+    parts: list[Any] = []
     if thinned > len(kept_points(np.zeros(thinned))):
         parts.append(
-            paragraph(
+            Note(
                 f"Curves of many points are thinned: of each of {BUCKETS} stretches the smallest and the largest value "
-                "are drawn, so that every peak and dip is there. Figures in the table are of all points.",
-                "note",
+                "are drawn, so that every peak and dip is there. Figures in the table are of all points."
             )
         )
     losses = {name: metrics.curves[name] for name in (TRAINING_LOSS, VALIDATION_LOSS) if name in metrics.curves}
@@ -155,9 +156,9 @@ def _curves(metrics: Metrics) -> list[str | Figure]:
         for name, curve in metrics.curves.items()
         if name not in losses and len(curve.values) > 1 and np.ptp(curve.values) > 0
     }
-    parts.append('<h3>Every metric that changes</h3><div class="grid">')
+    parts.append(Markup('<h3>Every metric that changes</h3><div class="grid">'))
     parts += [_figure(name, {name: curve}, FIGURE_HEIGHT) for name, curve in moving.items()]
-    parts.append("</div>")
+    parts.append(Markup("</div>"))
     columns = [
         Column("metric"),
         Column("points", number(0)),
@@ -171,7 +172,7 @@ def _curves(metrics: Metrics) -> list[str | Figure]:
         )
         for name, c in metrics.curves.items()
     ]
-    parts.append(table("Metrics of the run, of all points", columns, rows))
+    parts.append(Table("Metrics of the run, of all points", columns, rows))
     return parts
 
 
@@ -227,15 +228,13 @@ def _evaluation_sections(found: Mapping[str, Any]) -> list[Section]:
         words = str(mapping(mapping(free).get("settings")).get("materials_from", ""))
         shown = _materials_table(free, (*FREE_RUNNING_COLUMNS, ("seconds", "seconds")), FREE_RUNNING)
         sections.append(
-            Section(
-                "Predicted from their structures", (paragraph(words), _nmae_headline(free, "free_running_nmae"), shown)
-            )
+            Section("Predicted from their structures", (words, _nmae_headline(free, "free_running_nmae"), shown))
         )
     if "materials" in found:
         TeacherForcedResult.from_dict(found, EVALUATION_FILE)  # refuses a damaged one
         words = f"A {LABEL}: the model was given the true values of all earlier voxels."
         shown = _materials_table(found, COLUMNS, LABEL)
-        parts = paragraph(words), _nmae_headline(found, "teacher_forced_nmae_median"), shown
+        parts = words, _nmae_headline(found, "teacher_forced_nmae_median"), shown
         sections.append(Section("Teacher-forced evaluation", parts))
     return sections
 
@@ -246,10 +245,10 @@ def _nmae_headline(found: Any, name: str) -> str:
     if not rows:
         return ""
     told = headline([(str(row.get("material_id")), str(row.get("compound") or ""), float(row[name])) for row in rows])
-    return paragraph(f"NMAE: {told}.")
+    return f"NMAE: {told}."
 
 
-def _materials_table(found: Any, columns: tuple[tuple[str, str], ...], caption: str) -> str:
+def _materials_table(found: Any, columns: tuple[tuple[str, str], ...], caption: str) -> Table | str:
     """A row a material, and the medians; shares in per cent.
 
     Raises:
@@ -265,40 +264,37 @@ def _materials_table(found: Any, columns: tuple[tuple[str, str], ...], caption: 
             )
         rows.append((str(mapping(material).get("material_id")), *values))
     if not rows:
-        return paragraph("No material was evaluated.")
-    shows = [number(1) if name == "seconds" else percent for _, name in columns]
+        return "No material was evaluated."
     heads = [
-        Column(heading if name == "seconds" else f"{heading}, NMAE" if name.endswith("nmae") else heading, show)
-        for (heading, name), show in zip(columns, shows, strict=True)
+        Column(heading, number(1))
+        if name == "seconds"
+        else Column(f"{heading}, NMAE" if name.endswith("nmae") else heading, share)
+        for heading, name in columns
     ]
     medians = [float(np.median([row[i + 1] for row in rows])) for i in range(len(columns))]
-    footer = ["median", *(show(value) for show, value in zip(shows, medians, strict=True))]
-    return table(caption, [Column("material"), *heads], rows, footer=footer)
+    return Table(caption, [Column("material"), *heads], rows, ["median", *medians])
 
 
-def _configuration(config: Mapping[str, Any]) -> list[str]:
+def _configuration(config: Mapping[str, Any]) -> list[Any]:
     settings = flat(config)
-    parts = []
+    parts: list[Any] = []
     recipe = nearest_recipe(settings)
     if recipe is not None:
         differing = recipe.differences(settings)
         parts.append(
-            paragraph(
-                f"The shipped configuration that is nearest is {recipe.name}: of the {len(recipe.settings)} settings "
-                f"that it makes, {len(differing)} are others here."
-            )
+            f"The shipped configuration that is nearest is {recipe.name}: of the {len(recipe.settings)} settings "
+            f"that it makes, {len(differing)} are others here."
         )
         if differing:
-            rows = [(key, str(mine), str(theirs)) for key, (theirs, mine) in sorted(differing.items())]
+            rows = [(Code(key), str(mine), str(theirs)) for key, (theirs, mine) in sorted(differing.items())]
             heads = (Column("setting"), Column("this run"), Column(recipe.name))
-            parts.append(table(f"Settings that differ from {recipe.name}", heads, rows))
+            parts.append(Table(f"Settings that differ from {recipe.name}", heads, rows))
     rows = [(key, str(value)) for key, value in sorted(settings.items())]
-    every = table(f"{CONFIG_FILE}, every setting", (Column("setting"), Column("value")), rows)
-    parts.append(details(f"Every setting ({len(rows):,})", every))
-    return parts
+    every = Table(f"{CONFIG_FILE}, every setting", (Column("setting"), Column("value")), rows)
+    return [*parts, details(f"Every setting ({len(rows):,})", every)]
 
 
-def _history(events: list[dict[str, Any]]) -> str:
+def _history(events: list[dict[str, Any]]) -> Table:
     rows = []
     for event in events:
         rest = {key: value for key, value in event.items() if key not in ("time", "event", "step")}
@@ -306,4 +302,4 @@ def _history(events: list[dict[str, Any]]) -> str:
         step = event.get("step")
         rows.append((str(event.get("time", ""))[:19], event["event"], step if is_figure(step) else None, words))
     heads = (Column("time (UTC)"), Column("event"), Column("step", number(0)), Column("details"))
-    return table("What happened to the run", heads, rows)
+    return Table("What happened to the run", heads, rows)

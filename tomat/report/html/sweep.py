@@ -6,14 +6,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from tomat.base.report.model import Table, words_of
+from tomat.base.report.formats import number
+from tomat.base.report.model import Column, Report, Section, Table
 from tomat.measure.lab.record import ShownRecord, order, read_lab, rows_of_record
 from tomat.measure.lab.record import record_path as lab_record_path
 from tomat.perf.tuning.sweep import SweepRecord, read_sweep, rows_on_record
 from tomat.perf.tuning.sweep import record_path as plan_record_path
 from tomat.perf.tuning.sweep_rows import FITS, RowRecord, ranked
-from tomat.report.html.document import Figure, Page, Section, equality, label, paragraph
-from tomat.report.html.tables import Column, number, table
+from tomat.report.html.document import Figure, equality, label, paragraph
 from tomat.report.pages.sweep_tables import (
     COMPARED,
     NOT_COMPARED,
@@ -26,7 +26,7 @@ from tomat.report.pages.sweep_tables import (
 )
 
 
-def lab_page(path: Path) -> Page:
+def lab_page(path: Path) -> Report:
     """The page of a lab's record."""
     record = read_lab(path, ShownRecord)
     rows = order(record["rows"])
@@ -43,15 +43,15 @@ def lab_page(path: Path) -> Page:
     plans = rows_on_record(plan_record_path(path.parents[1], record["sweep"])) if path.parent.name == "lab" else {}
     sections = [
         Section("Speed against memory", (_pareto(pareto),)),
-        Section("Ranking", (_html(measured_table(rows)),)),
+        Section("Ranking", (measured_table(rows),)),
         Section("Predicted and measured", tuple(_compared(compared_table(plans, rows)))),
     ]
     front = [one.name for one in pareto.front]
     figures = {"sweep": record["sweep"], "rows": len(rows), "with_an_answer": len(pareto.points), "front": front}
-    return Page(record["title"], "measured sweep", tuple(lead), tuple(sections), figures)
+    return Report(record["title"], [Section("", lead), *sections], "measured sweep", figures)
 
 
-def sweep_page(path: Path) -> Page:
+def sweep_page(path: Path) -> Report:
     """The page of a sweep of plans."""
     record = read_sweep(path, SweepRecord)
     named = {row.name: row for row in record["rows"]}
@@ -66,19 +66,13 @@ def sweep_page(path: Path) -> Page:
     ]
     sections = [
         Section("MFU against memory", (_pareto(pareto),)),
-        Section("Ranking", (_html(planned_table(rows)),)),
+        Section("Ranking", (planned_table(rows),)),
         Section("Where the time goes", tuple(_categories(rows))),
         Section("Predicted and measured", tuple(_compared(compared_table(named, list(measured.values()))))),
     ]
     front = [one.name for one in pareto.front]
     figures = {"sweep": record["sweep"], "rows": len(rows), "fitting": len(pareto.points), "front": front}
-    return Page(record["title"], "sweep of plans", tuple(lead), tuple(sections), figures)
-
-
-def _html(made: Table) -> str:
-    columns = [Column(column.heading, column.show) for column in made.columns]
-    rows = [[value if isinstance(value, int | float | None) else words_of(value) for value in row] for row in made.rows]
-    return table(made.caption, columns, rows)
+    return Report(record["title"], [Section("", lead), *sections], "sweep of plans", figures)
 
 
 def _pareto(pareto: Pareto) -> Figure | str:
@@ -137,12 +131,12 @@ def _pareto(pareto: Pareto) -> Figure | str:
     return Figure(f"{pareto.y} against {pareto.x}", traces, layout, pareto.summary.replace("`", ""), 460)
 
 
-def _categories(rows: Sequence[RowRecord]) -> Iterator[str | Figure]:
+def _categories(rows: Sequence[RowRecord]) -> Iterator[Any]:
     shown = [row for row in rows if row.status == FITS and row.categories]
     if not shown:
         yield paragraph("No row fits.")
         return
-    from tomat.report.pages.figures import COLOURS
+    from tomat.report.step import COLOURS
 
     names: dict[str, float] = {}
     for row in shown:
@@ -174,14 +168,14 @@ def _categories(rows: Sequence[RowRecord]) -> Iterator[str | Figure]:
     )
     yield Figure("The step by kind of operation", traces, layout, said, 200 + 26 * len(shown))
     heads = (Column("row"), *(Column(f"{name}, ms", number(2, 1e3)) for name in kept))
-    yield table(
+    yield Table(
         "Time of a step by kind of operation",
         heads,
         [(row.name, *(one.get(name) for name in kept)) for row, one in zip(shown, mine, strict=True)],
     )
 
 
-def _compared(made: Table) -> Iterator[str | Figure]:
+def _compared(made: Table) -> Iterator[Any]:
     """Rows that were planned and measured with the same settings."""
     both: Sequence[Any] = made.rows
     if not both:
@@ -203,4 +197,4 @@ def _compared(made: Table) -> Iterator[str | Figure]:
     ]
     layout = {"xaxis": {"title": {"text": "planned step, ms"}}, "yaxis": {"title": {"text": "measured step, ms"}}}
     yield Figure("Planned against measured", traces, layout, COMPARED, 420)
-    yield _html(made)
+    yield (made)

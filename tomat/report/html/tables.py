@@ -2,121 +2,61 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
 
-from tomat.base.report.formats import UNKNOWN
-from tomat.report.html.document import text
+from markupsafe import Markup
+
+from tomat.base.report.model import Cell, Code, Column, Facts, Link, Table, Verdict, is_number, words_of
+from tomat.report.html.templates import prose, rendered
 
 MOST_ROWS = 2_000
 """Of a table: 10 columns of them are 1 MB."""
 FILTER_FROM = 8
 """Rows from which a table has a field to filter by."""
-
 LONG = 60
 """Rows from which a table is laid out only as it comes into view."""
-
-Cell = object
-"""Text, or a number: `show` of the column says how it is written, and it sorts by its value."""
+FLUSH_RIGHT = Markup(' class="n"')
 
 
-@dataclass(frozen=True)
-class Column:
-    """One column."""
-
-    heading: str
-    show: Callable[[Any], str] = str
-    """A value as words; None is written as a dash and sorts last."""
-    link: Callable[[Any], str] | None = None
-    """Where a value leads to; None: nowhere."""
-
-
-def number(digits: int = 3, factor: float = 1.0, unit: str = "") -> Callable[[Any], str]:
-    """Writes a number times `factor` with so many decimals and thousands separators."""
-
-    def show(value: Any) -> str:
-        return f"{factor * value:,.{digits}f}{unit}" if math.isfinite(value) else str(value)
-
-    return show
-
-
-def significant(digits: int = 4, factor: float = 1.0) -> Callable[[Any], str]:
-    """Writes a number times `factor` with so many figures."""
-    return lambda value: f"{factor * value:,.{digits}g}"
-
-
-percent = number(2, 100.0, " %")
-
-
-def table(
-    caption: str, columns: Sequence[Column], rows: Sequence[Sequence[Cell]], *, footer: Sequence[str] = ()
-) -> str:
-    """A table as HTML.
-
-    Args:
-        caption: What it is of.
-        columns: Left to right.
-        rows: Each a value a column: text, a number, or None where nothing is known.
-        footer: Cells of a last line that stays where it is, such as medians.
-
-    Returns:
-        HTML. Of more than `MOST_ROWS` rows the first, which is said.
-    """
-    shown, left_out = rows[:MOST_ROWS], max(0, len(rows) - MOST_ROWS)
-    numeric = [all(_is_number(row[i]) or row[i] is None for row in shown) for i in range(len(columns))]
-    head = "".join(
-        f'<th scope="col" aria-sort="none"{_side(numeric[i])}><button '
-        f'type="button">{text(column.heading)}</button></th>'
-        for i, column in enumerate(columns)
-    )
-    body = "".join(
-        "<tr>"
-        + "".join(_cell(column, value, numeric[i]) for i, (column, value) in enumerate(zip(columns, row, strict=True)))
-        + "</tr>"
-        for row in shown
-    )
-    foot = "".join(f"<td{_side(numeric[i])}>{text(cell)}</td>" for i, cell in enumerate(footer))
-    tools = ""
-    if len(shown) >= FILTER_FROM:
-        tools = (
-            '<p class="tools"><label>Filter <input type="search" placeholder="words, all of them" '
-            f'autocomplete="off"></label> <output aria-live="polite">{len(shown):,} rows</output></p>'
-        )
-    long = " long" if len(shown) >= LONG else ""
-    said = f" The first {MOST_ROWS:,} of {len(rows):,} rows." if left_out else ""
-    return (
-        f'<div class="table">{tools}<div class="scroll{long}" tabindex="0" role="region" aria-label="{text(caption)}">'
-        f"<table><caption>{text(caption + said)}</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody>"
-        + (f"<tfoot><tr>{foot}</tr></tfoot>" if footer else "")
-        + "</table></div></div>"
+def table_html(table: Table) -> Markup:
+    """A table; of more than `MOST_ROWS` rows the first, which is said."""
+    rows, left_out = table.rows[:MOST_ROWS], max(0, len(table.rows) - MOST_ROWS)
+    sides = [FLUSH_RIGHT if table.is_right(place) else Markup("") for place in range(len(table.columns))]
+    said = f" The first {MOST_ROWS:,} of {len(table.rows):,} rows." if left_out else ""
+    return rendered(
+        "table.html",
+        caption=table.caption + said,
+        heads=[(column.heading, side) for column, side in zip(table.columns, sides, strict=True)],
+        rows=[_cells(table.columns, row, sides) for row in rows],
+        footer=_cells(table.columns, table.footer, sides) if table.footer else "",
+        filter_from=FILTER_FROM,
+        long=LONG,
     )
 
 
-def facts(rows: Mapping[str, object]) -> str:
-    """Names and values without a heading; what is None is left out."""
-    lines = "".join(
-        f'<tr><th scope="row">{text(name)}</th><td>{text(value)}</td></tr>'
-        for name, value in rows.items()
-        if value is not None and value != ""
-    )
-    return f'<table class="facts"><tbody>{lines}</tbody></table>' if lines else ""
+def facts_html(facts: Facts) -> Markup:
+    """Names and values without a heading; nothing where none is known."""
+    row = Markup('<tr><th scope="row">{}</th><td>{}</td></tr>')
+    lines = Markup("").join(row.format(name, cell_html(value)) for name, value in facts.known())
+    return Markup('<table class="facts"><tbody>{}</tbody></table>').format(lines) if lines else lines
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+def cell_html(value: Cell, column: Column | None = None) -> Markup:
+    """A value, escaped."""
+    words = words_of(value, str if column is None else column.show)
+    match value:
+        case Code():
+            return Markup("<code>{}</code>").format(words)
+        case Link(_, address):
+            return Markup('<a href="{}">{}</a>').format(address, words)
+        case Verdict(_, state):
+            return Markup('<b class="{}">{}</b>').format(state, words)
+    return prose(words) if column is not None and column.prose else Markup.escape(words)
 
 
-def _side(numeric: bool) -> str:
-    return ' class="n"' if numeric else ""
-
-
-def _cell(column: Column, value: Cell, numeric: bool) -> str:
-    if value is None:
-        return f"<td{_side(numeric)}>{UNKNOWN}</td>"
-    sort = f' data-v="{value}"' if _is_number(value) else ""
-    words = text(column.show(value))
-    if column.link is not None:
-        words = f'<a href="{text(column.link(value))}">{words}</a>'
-    return f"<td{_side(numeric)}{sort}>{words}</td>"
+def _cells(columns: Sequence[Column], row: Sequence[Cell], sides: Sequence[Markup]) -> Markup:
+    cells = []
+    for column, value, side in zip(columns, row, sides, strict=True):
+        key = Markup(' data-v="{}"').format(value) if is_number(value) else ""
+        cells.append(Markup("<td{}{}>{}</td>").format(side, key, cell_html(value, column)))
+    return Markup("").join(cells)

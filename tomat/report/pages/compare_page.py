@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from tomat.base.report.document import empty_section, find_sections, read_document, update_document
 from tomat.base.report.formats import UNKNOWN, markdown_table, percent
+from tomat.base.report.svg import draw_svg
 from tomat.base.report.text import plain
 from tomat.base.reporting import counted
-from tomat.report.pages.figures import draw_svg
 from tomat.report.pages.run_log_page import result_rows
 from tomat.train.runs.compare import Comparison, RunView
 

@@ -12,13 +12,13 @@ from tomat.base.report.document import find_sections
 from tomat.base.report.formats import number, percent
 from tomat.base.report.markdown import markdown
 from tomat.base.report.model import Column, Image, Note, Table
+from tomat.base.report.svg import draw_svg
 from tomat.base.report.terminal import show
 from tomat.base.reporting import counted
 from tomat.measure.lab.record import LabRow, median, order
 from tomat.measure.lab.speedup import SAME
 from tomat.perf.tuning.sweep import record_path as plan_record_path
 from tomat.perf.tuning.sweep import rows_on_record
-from tomat.report.pages.figures import draw_svg
 from tomat.report.pages.sweep_tables import (
     COMPARED,
     JOULES,

@@ -16,8 +16,8 @@ from tomat.base.layout import FIGURES_DIR
 from tomat.base.report.document import find_sections, read_document
 from tomat.base.report.formats import UNKNOWN, markdown_table, percent, signed
 from tomat.base.report.model import Column, Table
+from tomat.base.report.svg import draw_svg
 from tomat.base.reporting import counted
-from tomat.report.pages.figures import draw_svg
 from tomat.report.pages.sweep_tables import settings_text, write_sections
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ clock is read, so writing twice changes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypedDict, get_args
@@ -20,27 +20,20 @@ from tomat.base.errors import TomatError
 from tomat.base.layout import ARCHIVE_DIR, CONFIG_FILE, DATA_DIR, FIGURES_DIR, INDEX_FILE, RUN_NAME, SWEEPS_DIR
 from tomat.base.overrides import read_yaml
 from tomat.base.records import Amount, Count, read_typed
-from tomat.base.report.document import (
-    empty_section,
-    find_sections,
-    read_document,
-    section_text,
-    update_document,
-    write_if_changed,
-)
-from tomat.base.report.formats import UNKNOWN, markdown_table, percent, seconds
-from tomat.base.report.text import plain
+from tomat.base.report.document import find_sections, read_document, section_text, write_if_changed
+from tomat.base.report.formats import percent, seconds
+from tomat.base.report.markdown import update_page
+from tomat.base.report.model import Cell, Column, Link, Part, Report, Section, Table
 from tomat.base.reporting import dump_json
 from tomat.hardware.mfu import MFU_KEYS, TABLE_UTILISATIONS
 from tomat.perf.profile.breakdown import Breakdown
-from tomat.report.pages.figures import draw_figures
 from tomat.report.pages.page_sections import (
-    breakdown_section,
-    differences_section,
-    memory_section,
-    mfu_section,
-    operations_section,
-    setup_section,
+    breakdown_parts,
+    differences,
+    memory_part,
+    mfu_parts,
+    operations_parts,
+    setup_facts,
 )
 
 RECORD_FORMAT = 1
@@ -48,47 +41,12 @@ Kind = Literal["measured", "predicted", "reference"]
 KINDS = get_args(Kind)
 RECORD_MFU_KEYS = (*MFU_KEYS, "tokens_per_second_per_chip", "untimed_step_share")
 
-PAGE_TEMPLATE = """# {title}
-
-## Hypothesis
-
-<!-- Why this run: what is expected to change, by how much, and why. -->
-
-## Setup
-
-{setup}
-
-{differences}
-
-## Results
-
-{mfu}
-
-{memory}
-
-{breakdown}
-
-{operations}
-
-## Verdict
-
-<!-- What it showed, with the figure that decides it. Negative results stay. -->
-
-## Next
-
-<!-- What to try because of it. -->
-"""
-
-INDEX_TEMPLATE = """# Runs and plans
-
-Every run, plan and reference figure on record. tomat rewrites the table; a run's verdict is the first line under
-`## Verdict` of its page. MFU is a share of the slice's peak for what is multiplied: *full* counts every query against
-every key, *causal* the pairs the mask leaves, *useful* no padding and no logits without a loss, *HFU* what the program
-multiplies. *Without timings* is the share of a planned step that rests on kernels which no chip of its kind has timed
-(–: planned before that was kept).
-
-{runs}
-"""
+INTRODUCTION = """Every run, plan and reference figure on record. tomat rewrites the table; a run's verdict is the first
+line under `## Verdict` of its page. MFU is a share of the slice's peak for what is multiplied: *full* counts every
+query against every key, *causal* the pairs the mask leaves, *useful* no padding and no logits without a loss, *HFU*
+what the program multiplies. *Without timings* is the share of a planned step that rests on kernels which no chip of its
+kind has timed (–: planned before that was kept)."""
+"""Of the index, as Markdown."""
 
 
 def write_run_page(
@@ -147,24 +105,44 @@ def write_run_page(
         "config_hash": config_hash,
         **_record_figures(breakdown, mfu_report or {}, settings),
     }
-    for path in (page, index):  # before anything is written
-        if path.exists():
-            find_sections(read_document(path), str(path))
-    figures = draw_figures(breakdown, docs_dir / FIGURES_DIR, name) if breakdown else []
-    links = [(caption, f"{FIGURES_DIR}/{path.name}") for caption, path in figures]
-    contents = {
-        "setup": setup_section(record, breakdown),
-        "differences": differences_section(settings, base),
-        "mfu": mfu_section(mfu_report),
-        "memory": memory_section(breakdown),
-        "breakdown": breakdown_section(breakdown, links),
-        "operations": operations_section(breakdown),
-    }
-    template = PAGE_TEMPLATE.format(title=plain(name), **{key: empty_section(key) for key in contents})
-    update_document(page, contents, template)
+    if index.exists():  # before anything is written
+        find_sections(read_document(index), str(index))
+    update_page(page, _page(name, record, settings, base, breakdown, mfu_report), docs_dir / FIGURES_DIR)
     write_if_changed(docs_dir / DATA_DIR / f"{name}.json", dump_json(record))
     write_index(docs_dir)
     return page
+
+
+def _page(
+    name: str,
+    record: Mapping[str, Any],
+    settings: Mapping[str, Any],
+    base: Record | None,
+    breakdown: Breakdown | None,
+    mfu_report: Mapping[str, Any] | None,
+) -> Report:
+    """The parts that people write stand in it too, as what they are asked for."""
+
+    def results(heading: str, marker: str, parts: Sequence[Part]) -> Section:
+        return Section(heading, parts, marker, level=3, owns_heading=True)
+
+    why = "<!-- Why this run: what is expected to change, by how much, and why. -->"
+    verdict = "<!-- What it showed, with the figure that decides it. Negative results stay. -->"
+    return Report(
+        name,
+        (
+            Section("Hypothesis", by_hand=why),
+            Section("Setup", [setup_facts(record, breakdown)], "setup"),
+            Section("", [differences(settings, base)], "differences"),
+            Section("Results"),
+            results("MFU", "mfu", mfu_parts(mfu_report)),
+            results("HBM", "memory", [memory_part(breakdown)]),
+            results("Where the cycles went", "breakdown", breakdown_parts(breakdown, name)),
+            results("Top operations", "operations", operations_parts(breakdown)),
+            Section("Verdict", by_hand=verdict),
+            Section("Next", by_hand="<!-- What to try because of it. -->"),
+        ),
+    )
 
 
 class _Named(TypedDict):
@@ -221,17 +199,16 @@ def write_index(docs_dir: Path) -> Path:
     records.sort(key=lambda r: r["run"])
     records.sort(key=lambda r: r.get("date") or "", reverse=True)
     records.sort(key=lambda r: KINDS.index(r["kind"]))
-    shares = (one.short for one in TABLE_UTILISATIONS)
-    header = ("run", "kind", "model", "slice", "batch", "tokens", "step", *shares,
-              "without timings", "largest category", "verdict")  # fmt: skip
+    settings = [Column(name) for name in ("run", "kind", "model", "slice", "batch", "tokens")]
+    shares = [Column(one.short, percent) for one in TABLE_UTILISATIONS] + [Column("without timings", percent)]
+    said = [Column("largest category"), Column("verdict", prose=True)]
+    columns = [*settings, Column("step", seconds), *shares, *said]
     rows = [_index_row(record, docs_dir) for record in records]
-    table = markdown_table(header, rows, "llll" + "r" * 8 + "ll") if rows else "No run is on record yet."
-    template = INDEX_TEMPLATE.format(runs=empty_section("runs"))
-    contents = {"runs": table}
-    if sweeps := _sweeps_section(docs_dir):
-        contents["sweeps"] = sweeps
-    update_document(docs_dir / INDEX_FILE, contents, template)
-    return docs_dir / INDEX_FILE
+    table = Table("", columns, rows) if rows else "No run is on record yet."
+    sections = [Section("", by_hand=INTRODUCTION), Section("", [table], "runs")]
+    if sweeps := _sweeps(docs_dir):
+        sections.append(Section("Sweeps", [sweeps], "sweeps", owns_heading=True))
+    return update_page(docs_dir / INDEX_FILE, Report("Runs and plans", sections))
 
 
 @dataclass(frozen=True)
@@ -250,19 +227,18 @@ class SweepEntry:
             raise ValueError("expected a ranking where rows fit")
 
 
-def _sweeps_section(docs_dir: Path) -> str:
+def _sweeps(docs_dir: Path) -> Table | None:
     """Links to the sweeps of plans (`tomat/perf/tuning/sweep.py`) whose records are in `docs_dir/sweeps`."""
     rows = []
     for path in sorted((docs_dir / SWEEPS_DIR).glob("*.json")):
         record = read_typed(path, SweepEntry, "Delete it and run the sweep again.")
-        best = record.ranking[0] if record.n_fitting else UNKNOWN
         n_planned = len(record.rows)
         said = str(record.n_rows) if n_planned == record.n_rows else f"{n_planned} of {record.n_rows} planned"
+        best = record.ranking[0] if record.n_fitting else None
         page = _page_of(docs_dir, f"{record.sweep}.md").relative_to(docs_dir).as_posix()
-        rows.append((f"[{record.title}]({page})", said, str(record.n_fitting), best))
-    if not rows:
-        return ""
-    return "## Sweeps\n\n" + markdown_table(("sweep", "rows", "fit", "best MFU"), rows, "lrrl")
+        rows.append((Link(record.title, page), said, record.n_fitting, best))
+    columns = (Column("sweep"), Column("rows", right=True), Column("fit"), Column("best MFU"))
+    return Table("", columns, rows) if rows else None
 
 
 def _page_of(docs_dir: Path, name: str) -> Path:
@@ -271,28 +247,25 @@ def _page_of(docs_dir: Path, name: str) -> Path:
     return archived if archived.exists() and not (docs_dir / name).exists() else docs_dir / name
 
 
-def _index_row(record: Record, docs_dir: Path) -> tuple[str, ...]:
+def _index_row(record: Record, docs_dir: Path) -> tuple[Cell, ...]:
     name = record["run"]
     page = _page_of(docs_dir, record.get("page") or f"{name}.md")
     verdict = record.get("verdict") or ""
     if page.exists() and not verdict:
         verdict = section_text(read_document(page), "Verdict").split("\n")[0]
-    share = record.get("largest_category_share")
     category = record.get("largest_category")
-    largest = f"{category} {percent(share, 0)}" if category else UNKNOWN
-    link = f"[{name}]({page.relative_to(docs_dir).as_posix()})" if page.exists() else name
     return (
-        link,
+        Link(name, page.relative_to(docs_dir).as_posix()) if page.exists() else name,
         record["kind"],
-        str(record.get("model") or UNKNOWN),
-        str(record.get("slice") or UNKNOWN),
-        str(record.get("batch_sequences") or UNKNOWN),
-        str(record.get("sequence_tokens") or UNKNOWN),
-        seconds(record.get("step_seconds")),
-        *(percent(record.get(one.key)) for one in TABLE_UTILISATIONS),
-        percent(record.get("untimed_step_share")),
-        largest,
-        verdict or UNKNOWN,
+        record.get("model"),
+        record.get("slice"),
+        record.get("batch_sequences") or None,
+        record.get("sequence_tokens") or None,
+        record.get("step_seconds"),
+        *(record.get(one.key) for one in TABLE_UTILISATIONS),
+        record.get("untimed_step_share"),
+        f"{category} {percent(record.get('largest_category_share'), 0)}" if category else None,
+        verdict or None,
     )
 
 

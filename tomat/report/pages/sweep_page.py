@@ -12,11 +12,11 @@ from tomat.base.report.document import find_sections
 from tomat.base.report.formats import UNKNOWN, markdown_table, percent, seconds
 from tomat.base.report.markdown import markdown
 from tomat.base.report.model import Image
+from tomat.base.report.svg import draw_svg
 from tomat.base.report.terminal import show
 from tomat.hardware.mfu import TABLE_UTILISATIONS
 from tomat.perf.tuning.sweep_answers import answers_section
 from tomat.perf.tuning.sweep_rows import FITS, RowRecord, ranked
-from tomat.report.pages.figures import draw_svg
 from tomat.report.pages.report import write_index
 from tomat.report.pages.sweep_scaling import scaling_section
 from tomat.report.pages.sweep_tables import chosen, draw_pareto, planned_pareto, planned_table, write_sections

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from tomat.base.layout import FIGURES_DIR
 from tomat.base.report.formats import UNKNOWN, markdown_table, percent, seconds
+from tomat.base.report.svg import draw_svg
 from tomat.perf.tuning.scaling import contests, crossings, exposed, lines_of, sequences_per_chip, tokens_per_second
 from tomat.perf.tuning.sweep_rows import FITS, RowRecord, interval_text, required_text
-from tomat.report.pages.figures import draw_svg
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -1,0 +1,298 @@
+"""What is said of a step, measured or planned, wherever it is shown: facts, tables and charts of its breakdown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from tomat.base.report.formats import count, cycles, number, percent, quantity, seconds, signed
+from tomat.base.report.model import Axis, Cell, Chart, Column, Facts, Series, State, Table, Verdict
+from tomat.perf.profile.breakdown import Breakdown, GroupRow, OpRow
+from tomat.perf.profile.categories import Category
+from tomat.perf.profile.steady import WindowKind, what_else_ran
+from tomat.perf.profile.two_breakdowns import Comparison
+from tomat.perf.profile.two_breakdowns import Verdict as Judged
+
+# One colour a category, so that pages can be compared at a glance: blues attention, greens matmul and loss, oranges
+# elementwise work, purples parameters, reds communication, greys time without work.
+COLOURS: dict[str, str] = {
+    Category.ATTENTION_FORWARD: "#2b6cb0",
+    Category.ATTENTION_BACKWARD: "#1a4a80",
+    Category.MATMUL: "#2f855a",
+    Category.LOSS: "#68a063",
+    Category.ELEMENTWISE: "#dd8a33",
+    Category.NORM_ROTARY: "#e8b76a",
+    Category.EMBEDDING: "#8a63b0",
+    Category.OPTIMIZER: "#b39ac9",
+    Category.COPIES: "#b8a068",
+    Category.COLLECTIVES_EXPOSED: "#c53030",
+    Category.COLLECTIVES_HIDDEN: "#e39a9a",
+    Category.CUSTOM_KERNELS: "#3d8f93",
+    Category.CONTROL: "#a7b0b8",
+    Category.HOST: "#6b7680",
+    Category.IDLE: "#d4d9dd",
+    Category.UNATTRIBUTED: "#ece4e4",
+}
+SMALLEST_SHARE = 0.0005
+"""Of the step, for a point of the roofline."""
+GIB = 2**30
+_STATES = {Judged.PASS: State.GOOD, Judged.WARN: State.DOUBTFUL, Judged.FAIL: State.BAD}
+
+
+def step_facts(breakdown: Breakdown) -> Facts:
+    """How long the step takes, on what, and how much work it is."""
+    roofs, hosts = breakdown.roofs, f" on {breakdown.n_hosts:,} host(s)"
+    flops, moved = _total(op.flops for op in breakdown.ops), _total(op.hbm_bytes for op in breakdown.ops)
+    return Facts(
+        {
+            "step": seconds(breakdown.step_seconds),
+            "device": roofs.device_kind or "not known",
+            "devices": f"{breakdown.n_devices:,}{hosts}",
+            "steps read": breakdown.n_steps if breakdown.source == "trace" else None,
+            "operations": f"{len(breakdown.ops):,}",
+            "compute": None if flops is None else f"{quantity(flops, 'FLOP')} a step",
+            "HBM traffic": None if moved is None else f"{quantity(moved, 'B')} a step",
+        }
+    )
+
+
+def step_notes(breakdown: Breakdown) -> list[str]:
+    """What ran beside the step, and what is to be known of its figures."""
+    return [*(f"not in the step: {text}" for text in what_else_ran(breakdown)), *breakdown.notes]
+
+
+def groups_table(rows: Sequence[GroupRow], first: str) -> Table:
+    """Categories or parts, one row each, and their sum."""
+    columns = (
+        Column(first),
+        Column("occurrences", count),
+        Column("cycles", cycles),
+        Column("time", seconds),
+        Column("share", percent),
+        Column("hidden", seconds),
+        Column("flops", quantity),
+        Column("HBM bytes", lambda value: quantity(value, "B")),
+        Column("of peak flops", percent),
+        Column("of bandwidth", percent),
+        Column("bound"),
+    )
+    body = [
+        (row.name, row.occurrences, row.cycles, row.seconds, row.share, row.hidden_seconds or None, row.flops,
+         row.hbm_bytes, row.flops_fraction, row.bandwidth_fraction, str(row.bound))
+        for row in rows
+    ]  # fmt: skip
+    time, share = sum(row.seconds for row in rows), sum(row.share for row in rows)
+    total: list[Cell] = ["step", "", _total(row.cycles for row in rows), time, share, *[""] * 6]
+    return Table("", columns, body, total)
+
+
+def operations_table(breakdown: Breakdown, top: int) -> Table:
+    """The operations with the most time."""
+    ops = breakdown.top(top)
+    columns = (
+        Column("operation"),
+        Column("category"),
+        Column("part"),
+        Column("direction"),
+        Column("occurrences", count),
+        Column("time", seconds),
+        Column("share", percent),
+        Column("of peak flops", percent),
+        Column("of bandwidth", percent),
+        Column("bound"),
+        Column("HBM bytes", lambda value: quantity(value, "B")),
+        Column("flops", quantity),
+        Column("source"),
+        Column("scope"),
+    )
+    rows = [_operation(breakdown, op) for op in ops]
+    share = percent(sum(op.seconds for op in ops) / breakdown.step_seconds if breakdown.step_seconds else None)
+    said = f"The {len(ops)} of {len(breakdown.ops)} operations with the most time, {share} of the step"
+    return Table(said, columns, rows)
+
+
+def _operation(breakdown: Breakdown, op: OpRow) -> tuple[Cell, ...]:
+    row = breakdown.group(op.name, [op])
+    return (
+        op.name,
+        str(op.category),
+        str(op.part),
+        str(op.direction),
+        op.occurrences,
+        op.seconds,
+        row.share,
+        row.flops_fraction,
+        row.bandwidth_fraction,
+        str(row.bound),
+        op.hbm_bytes,
+        op.flops,
+        op.source or None,
+        op.op_name,
+    )
+
+
+def windows_table(breakdown: Breakdown) -> Table:
+    """The windows of a trace by kind."""
+    figures = [Column(name, seconds) for name in ("mean", "p10", "p50", "p90")]
+    rows = [
+        (c.name, c.count, c.mean_seconds, c.p10_seconds, c.p50_seconds, c.p90_seconds) for c in breakdown.step_classes
+    ]
+    caption = (
+        "All windows (times devices), each from the beginning of a step to that of the next; the step is the mean of "
+        "the steady ones"
+    )
+    return Table(caption, (Column("windows"), Column("count", count), *figures), rows)
+
+
+def waits_table(breakdown: Breakdown) -> Table:
+    """Where the device waited."""
+    columns = (
+        Column("after"),
+        Column("before"),
+        Column("occurrences", count),
+        Column("time", seconds),
+        Column("longest", seconds),
+        Column("the host was in"),
+    )
+    rows = [
+        (gap.before, gap.after, gap.occurrences, gap.seconds, gap.longest_seconds, gap.host_activity or None)
+        for gap in breakdown.gaps
+    ]
+    return Table("Waits of the device with the longest total, per step", columns, rows)
+
+
+def memory_table(breakdown: Breakdown) -> Table:
+    """Buffers of the main program on one device, by kind."""
+    capacity = breakdown.roofs.hbm_bytes
+    total = sum(breakdown.memory_bytes.values())
+    rows = [
+        (name, size, size / capacity if capacity else None)
+        for name, size in [*sorted(breakdown.memory_bytes.items()), ("sum", total)]
+    ]
+    columns = (Column("buffers"), Column("bytes", number(3, 1 / GIB, " GiB")), Column("of capacity", percent))
+    return Table("Buffers of the main program on one device", columns, rows[:-1], rows[-1])
+
+
+def comparison_table(result: Comparison) -> Table:
+    """Two steps, category by category, the largest difference first."""
+    columns = (
+        Column("category"),
+        Column("A", seconds),
+        Column("B", seconds),
+        Column("cycles", lambda value: signed(value, 0)),
+        Column("points", signed),
+        Column("of A's step", lambda value: f"{signed(value)} %"),
+        Column("verdict"),
+    )
+    rows = [
+        (row.category, row.a_seconds, row.b_seconds, row.delta_cycles, row.delta_points, row.growth_percent_of_step,
+         judged(row.verdict))
+        for row in result.rows
+    ]  # fmt: skip
+    return Table(f"{result.a} -> {result.b}", columns, rows)
+
+
+def judged(verdict: Judged) -> Verdict:
+    """A verdict of `tomat profile diff` in its word."""
+    return Verdict(verdict.name.lower(), _STATES[verdict])
+
+
+def step_charts(breakdown: Breakdown, stem: str = "") -> list[Chart]:
+    """The charts that the breakdown has data for; `stem` is that of their files."""
+    charts = [shares_chart(breakdown), roofline_chart(breakdown), times_chart(breakdown)]
+    return [replace(one, file=f"{stem}-{one.file}") for one in charts if one is not None]
+
+
+def shares_chart(breakdown: Breakdown) -> Chart:
+    """The step as one bar, by category."""
+    rows = [row for row in breakdown.categories if row.share > 0]
+    series = [
+        Series(f"{row.name} {100 * row.share:.1f} %", [100 * row.share], mark="bar", colour=COLOURS[row.name])
+        for row in rows
+    ]
+    largest = sorted(rows, key=lambda row: -row.seconds)[:4]
+    said = "Largest: " + ", ".join(f"{row.name} {100 * row.share:.1f} %" for row in largest) + "."
+    title = "Share of the step by category"
+    return Chart(title, series, Axis("% of the step"), Axis(""), said, "shares.svg", (7.5, 1.9))
+
+
+def roofline_chart(breakdown: Breakdown) -> Chart | None:
+    """Operations by intensity and rate under the roofs; None where the chip's peaks or the work are not known."""
+    peak, bandwidth = breakdown.roofs.peak_flops_per_second, breakdown.roofs.peak_hbm_bytes_per_second
+    known = [op for op in breakdown.ops if op.flops and op.hbm_bytes is not None and op.seconds > 0]
+    timed = [op for op in known if op.seconds >= SMALLEST_SHARE * breakdown.step_seconds]
+    if not peak or not bandwidth or not timed:
+        return None
+    ridge = peak / bandwidth
+    intensities = [op.flops / op.hbm_bytes for op in timed if op.flops and op.hbm_bytes]
+    # What stays in VMEM moves no HBM bytes; it stands at the right edge.
+    edge, low = 10 * max([10 * ridge, *intensities]), min([ridge / 100, *intensities])
+    series = [Series("roofs", [low, ridge, edge], [low * bandwidth, peak, peak], colour="#8a929b", named=False)]
+    for operands, other in sorted({str(op.operands): breakdown.roofs.peak_of(op.operands) for op in timed}.items()):
+        if other and other != peak:
+            x, y = [ridge, other / bandwidth, edge], [peak, other, other]
+            series.append(Series(f"{operands} products", x, y, colour="#8a929b", dotted=True))
+    for kind in sorted({str(op.category) for op in timed}):
+        mine = [op for op in timed if op.category == kind]
+        series.append(
+            Series(
+                kind,
+                [(op.flops or 0) / op.hbm_bytes if op.hbm_bytes else edge for op in mine],
+                [(op.flops or 0) / op.seconds for op in mine],
+                "points",
+                COLOURS[kind],
+                [op.seconds / breakdown.step_seconds for op in mine],
+                [_point(breakdown, op) for op in mine],
+            )
+        )
+    near = [op for op in known if max(_of_roofs(breakdown, op)) >= 0.5]
+    share = percent(sum(op.seconds for op in near) / breakdown.step_seconds)
+    said = (
+        f"{len(known):,} operations of known work; those that reach half of a roof take {share} of the step. The roofs "
+        f"meet at {ridge:,.0f} FLOP a byte. Area is the share of the step, and operations below "
+        f"{100 * SMALLEST_SHARE:g} % of it are not drawn."
+    )
+    x, y = Axis("flops per HBM byte (right edge: none moved)", log=True), Axis("flops per second", log=True)
+    return Chart("Operations against the chip's roofs", series, x, y, said, "roofline.svg")
+
+
+def _point(breakdown: Breakdown, op: OpRow) -> str:
+    share, rate = percent(op.seconds / breakdown.step_seconds), quantity((op.flops or 0) / op.seconds, "FLOP/s")
+    return f"{op.name}: {seconds(op.seconds)}, {share} of the step, {rate}"
+
+
+def _of_roofs(breakdown: Breakdown, op: OpRow) -> tuple[float, float]:
+    """What an operation reaches of both peaks."""
+    row = breakdown.group(op.name, [op])
+    return row.flops_fraction or 0.0, row.bandwidth_fraction or 0.0
+
+
+def times_chart(breakdown: Breakdown) -> Chart | None:
+    """How often a step took how long; None of a single one."""
+    times = breakdown.step_times_seconds
+    if len(times) < 2:
+        return None
+    series = [Series("steps", [1e3 * time for time in times], mark="histogram", colour="#2b6cb0")]
+    said = f"{len(times):,} steps from {seconds(min(times))} to {seconds(max(times))}."
+    return Chart("Step times", series, Axis("step time, ms"), Axis("steps x devices"), said, "steps.svg", (6.0, 2.4))
+
+
+def windows_chart(breakdown: Breakdown) -> Chart | None:
+    """Every window where it began; None of a breakdown that kept none."""
+    if len(breakdown.windows) < 2:
+        return None
+    series = []
+    for kind in WindowKind:
+        rows = [one for one in breakdown.windows if one.kind == kind]
+        x, y = [1e3 * one.start_seconds for one in rows], [1e3 * one.seconds / one.steps for one in rows]
+        texts = [f"{one.device}: {seconds(one.seconds / one.steps)}, {kind}" for one in rows]
+        series += [Series(f"{len(rows):,} {kind}", x, y, "points", texts=texts)] if rows else []
+    said = f"{', '.join(one.name for one in series)}."
+    title = "All windows, from the beginning of a step to that of the next"
+    return Chart(title, series, Axis("begins at, ms"), Axis("step, ms", from_zero=True), said, size=(6.0, 3.2))
+
+
+def _total(values: Iterable[float | None]) -> Any:
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None
